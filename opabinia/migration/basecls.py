@@ -17,7 +17,7 @@ from opabinia.config.tree import Node
 from opabinia.migration import python_literals, yacs
 from opabinia.migration.foreign_config import ForeignConfig, as_node, leaves, set_value
 from opabinia.migration.recipe import Recipe, Reference, convert_pixel_stats, duration, duration_in, lookup
-from opabinia.migration.tables.basecls import DEFAULTS, FAMILIES, KINDS, MODELS, OPTIMIZERS, PER, PLAIN_DECAY, REASONS
+from opabinia.migration.tables.basecls import DEFAULTS, FAMILIES, KINDS, MODELS, OPTIMIZERS, PER, REASONS
 
 
 def convert(file: Path, gpus: int, overrides: Sequence[str] = ()) -> Recipe:
@@ -40,8 +40,7 @@ def convert(file: Path, gpus: int, overrides: Sequence[str] = ()) -> Recipe:
     tree = _apply_overrides(parsed.tree, overrides)
     defaults = {**DEFAULTS, **FAMILIES[parsed.base]}
     recipe = Recipe(ForeignConfig("basecls", str(file), dict(leaves(tree)), defaults, REASONS))
-    for code in parsed.code:
-        recipe.note(f"{code} is code, which is not executed: basecls' default is used")
+    recipe.foreign.check_code((*defaults, "model.name"))
     if gpus > 1:
         recipe.note(
             f"batch size and learning rate are per GPU in basecls: the recipe has the totals of {gpus} GPUs (--gpus)"
@@ -73,7 +72,10 @@ def _model(recipe: Recipe) -> None:
     model = models[0] if models else recipe.variable("model", name, "model.name")
     if not models:
         recipe.note(f"model.name: timm has no {name}: set vars.model to one of its models")
-    recipe.put("task.backbone", {"name": "timm", "model": model}, "model.name")
+    backbone: dict[str, Any] = {"name": "timm", "model": model}
+    if groups := re.fullmatch(r"(?:se_)?resnext152_(\d+)x(\d+)d", name):
+        backbone["options"] = {"cardinality": int(groups[1]), "base_width": int(groups[2])}
+    recipe.put("task.backbone", backbone, "model.name")
     size = foreign("preprocess.img_size")
     if name.startswith(("vit", "swin")) and not name.endswith(f"_{size}"):
         recipe.put("task.backbone.options", {"img_size": size}, "preprocess.img_size")
@@ -210,6 +212,9 @@ def _training(recipe: Recipe, gpus: int) -> None:
     recipe.convert("log_every_n_iter", "train.log_every")
     recipe.convert("seed", "seed")
     recipe.convert("save_every_n_epoch", "checkpoint.every", lambda value: _period(value, foreign("solver.max_epoch")))
+    recipe.convert(
+        "save_every_n_epoch", "checkpoint.keep", lambda value: _checkpoints(foreign("solver.max_epoch"), value)
+    )
     recipe.convert("eval_every_n_epoch", "evaluate.every", lambda value: _period(value, 0))
     if foreign("amp.enabled"):
         recipe.put("train.precision", "fp16", "amp.enabled")
@@ -235,6 +240,13 @@ def _optimizer(recipe: Recipe) -> None:
         recipe.put("optimizer.exclude_1d", False)
 
 
+def _checkpoints(epochs: float, period: float) -> int:
+    """Return the number of checkpoints of a training, all of which basecls keeps."""
+    if period <= 0:
+        raise ValueError(f"{show(period)} is not a number of epochs; expected more than 0")
+    return max(1, math.ceil(epochs / period))
+
+
 def _period(value: float, never: float) -> str:
     """Return a number of epochs as a duration; ``never`` replaces an infinite one."""
     return duration(never if value == math.inf else value, "ep")
@@ -246,9 +258,8 @@ def _decay(recipe: Recipe) -> None:
     The first matching pair applies.
     """
     foreign = recipe.foreign
-    value = foreign("solver.weight_decay")
-    value = PLAIN_DECAY if value is None else value
-    *pairs, default = value if isinstance(value, list) else [value]
+    value = foreign.untyped("solver.weight_decay")
+    *pairs, default = value if isinstance(value, list) and value else [value]
     if isinstance(default, bool) or not isinstance(default, int | float):
         raise foreign.problem("solver.weight_decay", f"{show(value)}: expected a number, or pairs and a number")
     recipe.put("optimizer.weight_decay", default, "solver.weight_decay")

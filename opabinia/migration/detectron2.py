@@ -1,10 +1,11 @@
-"""Conversion of detectron2's configs of detectors with feature pyramids.
+"""Conversion of detectron2's configs of RetinaNets and R-CNNs.
 
 For keys that a config does not set, the recipe gets detectron2's defaults (:data:`DEFAULTS`), not Opabinia's.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,17 +25,17 @@ from opabinia.migration.recipe import (
     lookup,
 )
 from opabinia.migration.tables.detectron2 import (
-    BACKBONES,
     DEFAULTS,
+    DEPTHS,
+    HEADS,
     LOSSES,
     METRICS,
+    NECKS,
     NORMS,
     REASONS,
     RESNETS,
     UNSUPPORTED_VALUES,
 )
-
-_LEVELS = 5
 
 
 def convert(file: Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -53,24 +54,24 @@ def convert(file: Path, overrides: Sequence[str] = ()) -> Recipe:
     recipe = Recipe(ForeignConfig("detectron2", str(file), dict(leaves(tree)), DEFAULTS, REASONS))
     if any(path.endswith("._target_") for path, _ in leaves(tree)):
         raise ConfigError(Problem(str(file), "model", "is a LazyConfig, which refers to detectron2's code"))
-    dense = _architecture(recipe)
+    detector = _architecture(recipe)
+    _unsupported(recipe)
     convert_pixel_stats(
         recipe,
         *("INPUT.FORMAT", "MODEL.PIXEL_MEAN", "MODEL.PIXEL_STD"),
         weights="init reverses the input channels of detectron2's weights; init.channel_order overrides this",
     )
-    _backbone(recipe, dense)
-    if dense:
-        recipe.convert("MODEL.ANCHOR_GENERATOR.OFFSET", "task.detector.offset")
+    _backbone(recipe)
+    _anchors(recipe, detector)
+    if detector == "retinanet":
         recipe.convert_section("MODEL.RETINANET", "task.detector", RETINANET)
+        recipe.put("task.detector.loss_normalizer", "running_mean")
         recipe.convert("TEST.DETECTIONS_PER_IMAGE", "task.detector.max_detections")
     else:
-        _regions(recipe)
-    _anchors(recipe, dense)
+        _regions(recipe, detector)
     _data(recipe)
     _training(recipe)
     _evaluation(recipe)
-    _unsupported_values(recipe)
     recipe.finish()
     return recipe
 
@@ -84,29 +85,25 @@ LAZY = (
 # --- model ------------------------------------------------------------------------------------------------------------
 
 
-def _architecture(recipe: Recipe) -> bool:
-    """Convert the detector's type and its neck; return whether it is RetinaNet."""
+def _architecture(recipe: Recipe) -> str:
+    """Convert the detector's type and its neck; return its name."""
     foreign = recipe.foreign
     name, neck = foreign("MODEL.META_ARCHITECTURE"), foreign("MODEL.BACKBONE.NAME")
-    if name not in ("GeneralizedRCNN", "RetinaNet"):
-        raise foreign.problem(
-            "MODEL.META_ARCHITECTURE", f"{show(name)} is not supported", "supported: GeneralizedRCNN, RetinaNet"
-        )
-    if neck not in BACKBONES:
-        raise foreign.problem(
-            "MODEL.BACKBONE.NAME",
-            f"{show(neck)} is not supported, nor are heads without a feature pyramid (C4, DC5)",
-            f"supported: {', '.join(BACKBONES)}",
-        )
-    dense: bool = name == "RetinaNet"
+    detectors = {"RetinaNet": "retinanet", "ProposalNetwork": "rpn"}
+    if name != "GeneralizedRCNN" and name not in detectors:
+        supported = f"supported: GeneralizedRCNN, {', '.join(detectors)}"
+        raise foreign.problem("MODEL.META_ARCHITECTURE", f"{show(name)} is not supported", supported)
+    if neck not in NECKS:
+        raise foreign.problem("MODEL.BACKBONE.NAME", f"{show(neck)} is not supported", f"supported: {', '.join(NECKS)}")
+    detector = detectors.get(name) or _rcnn_name(recipe)
     recipe.put("task.name", "detection")
     recipe.put("task.backbone", {})
-    detector = "retinanet" if dense else _rcnn_name(recipe)
     recipe.put("task.detector.name", detector, "MODEL.META_ARCHITECTURE")
-    recipe.put("task.detector.neck.name", BACKBONES[neck], "MODEL.BACKBONE.NAME")
-    recipe.convert("MODEL.FPN.OUT_CHANNELS", "task.detector.neck.channels")
-    recipe.convert("MODEL.FPN.NORM", "task.detector.neck.norm", lookup(NORMS))
-    return dense
+    recipe.put("task.detector.neck.name", NECKS[neck], "MODEL.BACKBONE.NAME")
+    if NECKS[neck] != "no_neck":
+        recipe.convert("MODEL.FPN.OUT_CHANNELS", "task.detector.neck.channels")
+        recipe.convert("MODEL.FPN.NORM", "task.detector.neck.norm", lookup(NORMS))
+    return detector
 
 
 def _rcnn_name(recipe: Recipe) -> str:
@@ -116,38 +113,56 @@ def _rcnn_name(recipe: Recipe) -> str:
     heads = foreign("MODEL.ROI_HEADS.NAME")
     if masks and keypoints:
         raise foreign.problem("MODEL.KEYPOINT_ON", "masks and keypoints in one detector are not supported")
-    if heads == "CascadeROIHeads":
-        if keypoints:
-            raise foreign.problem("MODEL.KEYPOINT_ON", "a cascade with keypoints is not supported")
-        return "cascade_rcnn"
-    if heads != "StandardROIHeads":
-        supported = "supported: StandardROIHeads, CascadeROIHeads"
+    if heads not in ("StandardROIHeads", "CascadeROIHeads", "Res5ROIHeads") or (
+        keypoints and heads != "StandardROIHeads"
+    ):
+        supported = "supported: StandardROIHeads; CascadeROIHeads and Res5ROIHeads, without keypoints"
         raise foreign.problem("MODEL.ROI_HEADS.NAME", f"{show(heads)} is not supported", supported)
+    box_head = foreign("MODEL.ROI_BOX_HEAD.NAME")
+    if heads != "Res5ROIHeads" and box_head not in ("FastRCNNConvFCHead", ""):
+        supported = "supported: FastRCNNConvFCHead"
+        raise foreign.problem("MODEL.ROI_BOX_HEAD.NAME", f"{show(box_head)} is not supported", supported)
+    if heads == "CascadeROIHeads":
+        return "cascade_rcnn"
     return "mask_rcnn" if masks else "keypoint_rcnn" if keypoints else "faster_rcnn"
 
 
-def _backbone(recipe: Recipe, dense: bool) -> None:
+def _backbone(recipe: Recipe) -> None:
     foreign = recipe.foreign
     size_keys = ("MODEL.RESNETS.DEPTH", "MODEL.RESNETS.NUM_GROUPS", "MODEL.RESNETS.WIDTH_PER_GROUP")
-    size = tuple(foreign(key) for key in size_keys)
-    if size not in RESNETS:
-        message = f"no supported ResNet has depth, groups and width {show(list(size))}"
-        raise foreign.problem(size_keys[0], message, f"supported: {', '.join(sorted(set(RESNETS.values())))}")
-    model, norm = RESNETS[size], foreign("MODEL.RESNETS.NORM")
-    is_resnet = model.startswith("resnet")  # and not a ResNeXt
-    backbone: dict[str, Any] = {"name": "resnet" if is_resnet else "timm", "model": model}
-    if is_resnet:
-        backbone |= {"last_stride": 2, "stride_in_1x1": foreign("MODEL.RESNETS.STRIDE_IN_1X1")}
-    elif foreign("MODEL.RESNETS.STRIDE_IN_1X1"):
-        recipe.skip("MODEL.RESNETS.STRIDE_IN_1X1", "ResNeXts have the stride in their 3 x 3 convolutions")
-    if norm == "GN" and is_resnet:
+    depth, groups, width = (foreign(key) for key in size_keys)
+    if depth not in DEPTHS:
+        raise foreign.problem(size_keys[0], f"{show(depth)} is not supported", f"supported: {show(list(DEPTHS))}")
+    model = RESNETS.get((depth, groups, width))
+    backbone: dict[str, Any] = {"name": "resnet", "model": model or f"resnet{depth}", "last_stride": 2}
+    if model is None and (groups, width) != (1, 64):
+        backbone["options"] = {"cardinality": groups, "base_width": width}
+    if foreign("MODEL.RESNETS.RES5_DILATION") == 2:
+        backbone |= {"last_stride": 1, "last_dilation": 2}
+    if depth >= 50:
+        backbone["stride_in_1x1"] = foreign("MODEL.RESNETS.STRIDE_IN_1X1")
+    norm = foreign("MODEL.RESNETS.NORM")
+    if norm == "GN":
         backbone["norm"] = "group"
-    recipe.put("task.backbone", backbone, *size_keys, "MODEL.RESNETS.STRIDE_IN_1X1", "MODEL.RESNETS.NORM")
+    elif norm not in ("FrozenBN", "BN", "SyncBN", "nnSyncBN", "naiveSyncBN"):
+        recipe.refuse("MODEL.RESNETS.NORM", f"{show(norm)} is not supported")
+    if foreign("MODEL.RESNETS.RES2_OUT_CHANNELS") != (256 if depth >= 50 else 64):
+        recipe.refuse("MODEL.RESNETS.RES2_OUT_CHANNELS", "other widths of ResNets are not supported")
+    keys = ("MODEL.RESNETS.RES5_DILATION", "MODEL.RESNETS.STRIDE_IN_1X1", "MODEL.RESNETS.NORM")
+    recipe.put("task.backbone", backbone, *size_keys, *keys)
+    _deformable(recipe)
     recipe.convert("MODEL.BACKBONE.FREEZE_AT", "task.freeze_stages")
     recipe.put("task.freeze_norms", norm == "FrozenBN", "MODEL.RESNETS.NORM")
-    if norm not in ("FrozenBN", "BN", "SyncBN", "nnSyncBN") and not (norm == "GN" and is_resnet):
-        recipe.skip("MODEL.RESNETS.NORM", "this backbone only has batch norms")
     _weights(recipe)
+
+
+def _deformable(recipe: Recipe) -> None:
+    foreign, section = recipe.foreign, "MODEL.RESNETS"
+    stages = [number for number, deform in enumerate(foreign(f"{section}.DEFORM_ON_PER_STAGE"), 1) if deform]
+    if stages:
+        recipe.put("task.backbone.deformable.stages", stages, f"{section}.DEFORM_ON_PER_STAGE")
+        recipe.convert(f"{section}.DEFORM_MODULATED", "task.backbone.deformable.modulated")
+        recipe.convert(f"{section}.DEFORM_NUM_GROUPS", "task.backbone.deformable.groups")
 
 
 def _weights(recipe: Recipe) -> None:
@@ -159,21 +174,53 @@ def _weights(recipe: Recipe) -> None:
             recipe.note(f"weights are not downloaded: fetch {weights}, and set vars.weights to the file")
 
 
-def _regions(recipe: Recipe) -> None:
+def _regions(recipe: Recipe, detector: str) -> None:
     """Convert proposals, pooling and heads of an R-CNN."""
     foreign = recipe.foreign
-    cascade = foreign("MODEL.ROI_HEADS.NAME") == "CascadeROIHeads"
     recipe.convert_section("MODEL.RPN", "task.detector.proposals", PROPOSALS)
     recipe.convert("MODEL.PROPOSAL_GENERATOR.MIN_SIZE", "task.detector.proposals.min_size")
+    if detector == "rpn":
+        return
+    recipe.convert("MODEL.ROI_HEADS.IN_FEATURES", "task.detector.pooling.num_levels", len)
     recipe.convert_section("MODEL.ROI_BOX_HEAD", "task.detector.pooling", POOLING)
-    recipe.convert_section("MODEL", "task.detector.box", {**BOX, **(FIRST_CASCADE_STAGE if cascade else {})})
+    recipe.convert_section("MODEL", "task.detector.box", BOX)
+    last_stage = foreign("MODEL.ROI_HEADS.NAME") == "Res5ROIHeads"
+    if last_stage:
+        recipe.put("task.detector.pooling.last_stage", True, "MODEL.ROI_HEADS.NAME")
+        recipe.put("task.detector.box.num_fc", 0, "MODEL.ROI_HEADS.NAME")
+    else:
+        recipe.convert_section("MODEL.ROI_BOX_HEAD", "task.detector.box", BOX_LAYERS)
     recipe.convert("TEST.DETECTIONS_PER_IMAGE", "task.detector.box.max_detections")
-    if cascade:
+    if detector == "cascade_rcnn":
+        recipe.convert_section("MODEL", "task.detector.box", FIRST_CASCADE_STAGE)
         recipe.convert_section("MODEL.ROI_BOX_CASCADE_HEAD", "task.detector", LATER_CASCADE_STAGES)
     if foreign("MODEL.MASK_ON"):
         recipe.convert_section("MODEL.ROI_MASK_HEAD", "task.detector.mask", MASK)
+        if last_stage:  # masks have the features of the boxes
+            recipe.convert("MODEL.ROI_BOX_HEAD.POOLER_RESOLUTION", "task.detector.mask.resolution")
+            recipe.put("task.detector.mask.sampling_ratio", None)
+        else:
+            _same_pooling(recipe, "MODEL.ROI_MASK_HEAD")
     if foreign("MODEL.KEYPOINT_ON"):
-        recipe.convert_section("MODEL.ROI_KEYPOINT_HEAD", "task.detector.keypoint", KEYPOINT)
+        _keypoints(recipe)
+
+
+def _keypoints(recipe: Recipe) -> None:
+    foreign, section = recipe.foreign, "MODEL.ROI_KEYPOINT_HEAD"
+    recipe.convert_section(section, "task.detector.keypoint", KEYPOINT)
+    _same_pooling(recipe, section)
+    key = f"{section}.NORMALIZE_LOSS_BY_VISIBLE_KEYPOINTS"
+    if not foreign(key):
+        samples = foreign("MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE") * foreign("MODEL.ROI_HEADS.POSITIVE_FRACTION")
+        keypoints = samples * foreign(f"{section}.NUM_KEYPOINTS")
+        recipe.put("task.detector.keypoint.keypoints_per_image", keypoints, key, f"{section}.NUM_KEYPOINTS")
+
+
+def _same_pooling(recipe: Recipe, section: str) -> None:
+    """Refuse a head that pools in another way than the box head."""
+    key = f"{section}.POOLER_TYPE"
+    if recipe.foreign(key) != recipe.foreign("MODEL.ROI_BOX_HEAD.POOLER_TYPE"):
+        recipe.refuse(key, "must be that of ROI_BOX_HEAD: task.detector.pooling.aligned is of all heads")
 
 
 def _second_item(values: Any) -> Any:
@@ -201,6 +248,9 @@ PROPOSALS: Table = {
     "post_nms_topk_test": "POST_NMS_TOPK_TEST",
     "nms_threshold": "NMS_THRESH",
     "num_convs": ("CONV_DIMS", len),
+    "bbox_reg_weights": "BBOX_REG_WEIGHTS",
+    "loss_weight": "LOSS_WEIGHT",
+    "box_loss_weight": "BBOX_REG_LOSS_WEIGHT",
 }
 POOLING: Table = {
     "sampling_ratio": "POOLER_SAMPLING_RATIO",
@@ -208,10 +258,6 @@ POOLING: Table = {
 }
 BOX: Table = {
     "resolution": "ROI_BOX_HEAD.POOLER_RESOLUTION",
-    "num_convs": "ROI_BOX_HEAD.NUM_CONV",
-    "norm": ("ROI_BOX_HEAD.NORM", lookup(NORMS)),
-    "num_fc": "ROI_BOX_HEAD.NUM_FC",
-    "fc_dim": "ROI_BOX_HEAD.FC_DIM",
     "class_agnostic": "ROI_BOX_HEAD.CLS_AGNOSTIC_BBOX_REG",
     "batch_size_per_image": "ROI_HEADS.BATCH_SIZE_PER_IMAGE",
     "positive_fraction": "ROI_HEADS.POSITIVE_FRACTION",
@@ -219,8 +265,17 @@ BOX: Table = {
     "bbox_reg_weights": "ROI_BOX_HEAD.BBOX_REG_WEIGHTS",
     "box_loss": ("ROI_BOX_HEAD.BBOX_REG_LOSS_TYPE", lookup(LOSSES)),
     "smooth_l1_beta": "ROI_BOX_HEAD.SMOOTH_L1_BETA",
+    "box_loss_weight": "ROI_BOX_HEAD.BBOX_REG_LOSS_WEIGHT",
+    "train_on_predictions": "ROI_BOX_HEAD.TRAIN_ON_PRED_BOXES",
     "score_threshold": "ROI_HEADS.SCORE_THRESH_TEST",
     "nms_threshold": "ROI_HEADS.NMS_THRESH_TEST",
+}
+BOX_LAYERS: Table = {
+    "num_convs": "NUM_CONV",
+    "conv_dim": "CONV_DIM",
+    "norm": ("NORM", lookup(NORMS)),
+    "num_fc": "NUM_FC",
+    "fc_dim": "FC_DIM",
 }
 FIRST_CASCADE_STAGE: Table = {
     "foreground_iou": ("ROI_BOX_CASCADE_HEAD.IOUS", first_item),
@@ -231,15 +286,19 @@ LATER_CASCADE_STAGES: Table = {
     "later_bbox_reg_weights": ("BBOX_REG_WEIGHTS", lambda values: values[1:]),
 }
 MASK: Table = {
+    "sampling_ratio": "POOLER_SAMPLING_RATIO",
     "resolution": "POOLER_RESOLUTION",
     "num_convs": "NUM_CONV",
     "channels": "CONV_DIM",
     "norm": ("NORM", lookup(NORMS)),
+    "class_agnostic": "CLS_AGNOSTIC_MASK",
 }
 KEYPOINT: Table = {
+    "sampling_ratio": "POOLER_SAMPLING_RATIO",
     "resolution": "POOLER_RESOLUTION",
     "num_convs": ("CONV_DIMS", len),
     "channels": ("CONV_DIMS", _common_value),
+    "loss_weight": "LOSS_WEIGHT",
 }
 RETINANET: Table = {
     "norm": ("NORM", lookup({"": "none", "GN": "group"})),
@@ -262,35 +321,68 @@ SOLVER: Table = {
 }
 
 
-def _anchors(recipe: Recipe, dense: bool) -> None:
+_FEATURES = {
+    "fpn": ["p2", "p3", "p4", "p5", "p6"],
+    "fpn_p3_p7": ["p3", "p4", "p5", "p6", "p7"],
+}
+"""Names of the output levels of necks."""
+
+
+def _anchors(recipe: Recipe, detector: str) -> None:
+    """Convert anchors, and check the feature maps that they and the regions belong to."""
+    neck = recipe.config["task"]["detector"]["neck"]["name"]
+    dense, source = detector == "retinanet", "MODEL.ANCHOR_GENERATOR"
+    if not dense:
+        _features(recipe, detector, neck)
     section = "task.detector" if dense else "task.detector.proposals"
-    source_section = "MODEL.ANCHOR_GENERATOR"
+    levels = len(_FEATURES.get(neck, [""]))
     if dense:
-        recipe.convert(
-            f"{source_section}.SIZES", f"{section}.scales_per_octave", lambda levels: len(first_item(levels))
-        )
-        recipe.convert(f"{source_section}.SIZES", f"{section}.anchor_sizes", _octaves)
+        recipe.convert(f"{source}.SIZES", f"{section}.scales_per_octave", lambda sizes: len(first_item(sizes)))
+    convert_sizes = _octaves if dense else _sizes_of_levels
+    recipe.convert(f"{source}.SIZES", f"{section}.anchor_sizes", lambda sizes: convert_sizes(_each(sizes, levels)))
+    recipe.convert(f"{source}.ASPECT_RATIOS", f"{section}.aspect_ratios", _common_value)
+    recipe.convert(f"{source}.OFFSET", f"{section}.offset")
+
+
+def _features(recipe: Recipe, detector: str, neck: str) -> None:
+    """Refuse feature maps that the neck does not give to proposals or regions."""
+    foreign = recipe.foreign
+    key, region_key = "MODEL.RPN.IN_FEATURES", "MODEL.ROI_HEADS.IN_FEATURES"
+    proposals, regions = foreign(key), foreign(region_key)
+    has_heads = detector != "rpn"
+    if neck == "no_neck":
+        expected = ["res4" if has_heads and foreign("MODEL.ROI_HEADS.NAME") == "Res5ROIHeads" else "res5"]
     else:
-        recipe.convert(f"{source_section}.SIZES", f"{section}.anchor_sizes", _sizes_of_levels)
-    recipe.convert(f"{source_section}.ASPECT_RATIOS", f"{section}.aspect_ratios", _common_value)
+        expected = _FEATURES[neck]
+        if has_heads and foreign("MODEL.ROI_HEADS.NAME") == "Res5ROIHeads":
+            recipe.refuse("MODEL.ROI_HEADS.NAME", "'Res5ROIHeads' does not fit a feature pyramid")
+    if proposals != expected:
+        recipe.refuse(key, f"{show(proposals)} is not supported", f"supported with this backbone: {show(expected)}")
+    if has_heads and (not regions or regions != expected[: len(regions)]):
+        recipe.refuse(region_key, f"{show(regions)}: expected the first of {show(expected)}")
 
 
-def _sizes_of_levels(levels: Any) -> list[Any]:
-    if len(levels) != _LEVELS or any(not isinstance(sizes, list) or len(sizes) != 1 for sizes in levels):
-        raise ValueError(f"{show(levels)}: expected one size for each of the {_LEVELS} feature maps")
-    return [sizes[0] for sizes in levels]
+def _each(values: Any, levels: int) -> Any:
+    """Return the values of each level; those of a single one are for all levels."""
+    if not isinstance(values, list) or len(values) not in (1, levels) or not all(isinstance(v, list) for v in values):
+        raise ValueError(f"{show(values)}: expected a list for each of the {levels} feature maps, or one for all")
+    return values * levels if len(values) == 1 else values
+
+
+def _sizes_of_levels(levels: Any) -> Any:
+    return [sizes[0] for sizes in levels] if all(len(sizes) == 1 for sizes in levels) else levels
 
 
 def _octaves(levels: Any) -> list[Any]:
     """Return the smallest size of each feature map; its other sizes must divide the octave above it evenly."""
+    if not all(levels):
+        raise ValueError(f"{show(levels)}: expected at least one size for each feature map")
     for sizes in levels:
         steps = len(sizes)
         expected = [sizes[0] * 2 ** (number / steps) for number in range(steps)]
         wrong = any(abs(size - target) > 1e-3 * target for size, target in zip(sizes, expected, strict=True))
-        if not sizes or len(levels) != _LEVELS or wrong:
-            raise ValueError(
-                f"{show(levels)}: expected sizes that divide an octave, for each of {_LEVELS} feature maps"
-            )
+        if wrong:
+            raise ValueError(f"{show(levels)}: expected sizes that divide an octave")
     return [sizes[0] for sizes in levels]
 
 
@@ -395,7 +487,8 @@ def _sampler(recipe: Recipe) -> None:
     elif name == "RandomSubsetTrainingSampler":
         sampler = {"name": "subset", "fraction": foreign("DATALOADER.RANDOM_SUBSET_RATIO")}
     elif name != "TrainingSampler":
-        recipe.skip("DATALOADER.SAMPLER_TRAIN", "see opabinia config list sampler")
+        supported = "supported: TrainingSampler, RepeatFactorTrainingSampler, RandomSubsetTrainingSampler"
+        recipe.refuse("DATALOADER.SAMPLER_TRAIN", f"{show(name)} is not supported", supported)
     if foreign("DATALOADER.ASPECT_RATIO_GROUPING"):
         sampler = {"name": "aspect_ratio_batches", **({"sampler": sampler} if sampler else {})}
     if sampler:
@@ -411,12 +504,13 @@ def _training(recipe: Recipe) -> None:
     recipe.convert_section("SOLVER", "optimizer", SOLVER)
     recipe.convert("SOLVER.MAX_ITER", "train.length", duration_in("it"))
     recipe.convert("SOLVER.CHECKPOINT_PERIOD", "checkpoint.every", duration_in("it"))
+    recipe.put("checkpoint.keep", _checkpoints(recipe), "SOLVER.CHECKPOINT_PERIOD", "SOLVER.MAX_ITER")
     _groups(recipe)
     _schedule(recipe)
     if foreign("SOLVER.AMP.ENABLED"):
         recipe.put("train.precision", "fp16", "SOLVER.AMP.ENABLED")
-    if "SyncBN" in foreign("MODEL.RESNETS.NORM") or "SyncBN" in foreign("MODEL.FPN.NORM"):
-        recipe.put("train.sync_batch_norm", True, "MODEL.RESNETS.NORM", "MODEL.FPN.NORM")
+    if synchronized := [key for key in _norm_keys(recipe) if "SyncBN" in foreign(key)]:
+        recipe.put("train.sync_batch_norm", True, *synchronized)
     if foreign("CUDNN_BENCHMARK"):
         recipe.put("train.cudnn_benchmark", True, "CUDNN_BENCHMARK")
     if world_size := foreign("SOLVER.REFERENCE_WORLD_SIZE"):
@@ -427,10 +521,30 @@ def _training(recipe: Recipe) -> None:
         recipe.put("seed", foreign("SEED"), "SEED")
 
 
+def _checkpoints(recipe: Recipe) -> int:
+    """Return the number of checkpoints of a training, all of which detectron2 keeps."""
+    period, length = recipe.foreign("SOLVER.CHECKPOINT_PERIOD"), recipe.foreign("SOLVER.MAX_ITER")
+    return max(1, math.ceil(length / period)) if period > 0 else 1
+
+
+def _norm_keys(recipe: Recipe) -> list[str]:
+    """Return the keys of the norms that the model has."""
+    foreign = recipe.foreign
+    detector = recipe.config["task"]["detector"]
+    keys = {
+        "MODEL.RESNETS.NORM": True,
+        "MODEL.FPN.NORM": detector["neck"]["name"] != "no_neck",
+        "MODEL.RETINANET.NORM": detector["name"] == "retinanet",
+        "MODEL.ROI_BOX_HEAD.NORM": detector.get("box", {}).get("num_convs", 0) > 0,
+        "MODEL.ROI_MASK_HEAD.NORM": detector.get("mask", {}).get("num_convs", 0) > 0,
+    }
+    return [key for key, present in keys.items() if present and foreign(key)]
+
+
 def _groups(recipe: Recipe) -> None:
     """Convert weight decay and learning rates of norms, unless all norms are frozen, and of biases."""
     foreign = recipe.foreign
-    has_trained_norms = foreign("MODEL.RESNETS.NORM") != "FrozenBN" or bool(foreign("MODEL.FPN.NORM"))
+    has_trained_norms = any(foreign(key) != "FrozenBN" for key in _norm_keys(recipe))
     rules: list[dict[str, Any]] = []
     if has_trained_norms and foreign("SOLVER.WEIGHT_DECAY_NORM") != foreign("SOLVER.WEIGHT_DECAY"):
         rules.append({"kind": "norm", "weight_decay": foreign("SOLVER.WEIGHT_DECAY_NORM")})
@@ -455,13 +569,19 @@ def _schedule(recipe: Recipe) -> None:
         recipe.convert("SOLVER.GAMMA", "schedule.gamma")
         if len(steps) < len(foreign("SOLVER.STEPS")):
             recipe.note("SOLVER.STEPS: milestones after the end of the training are dropped")
+    elif name == "WarmupStepWithFixedGammaLR":
+        decays, end = foreign("SOLVER.NUM_DECAYS"), foreign("SOLVER.MAX_ITER")
+        steps = [duration(number * math.ceil(end / (decays + 1)), "it") for number in range(1, decays + 1)]
+        recipe.put("schedule", {"name": "multi_step", "milestones": steps}, "SOLVER.NUM_DECAYS", "SOLVER.MAX_ITER")
+        recipe.convert("SOLVER.GAMMA", "schedule.gamma")
     elif name == "WarmupCosineLR":
         end = recipe.ratio("SOLVER.BASE_LR_END", "SOLVER.BASE_LR")
         recipe.put("schedule", {"name": "cosine", "end": end}, "SOLVER.LR_SCHEDULER_NAME", "SOLVER.BASE_LR_END")
     else:
-        supported = "supported: WarmupMultiStepLR, WarmupCosineLR"
+        supported = "supported: WarmupMultiStepLR, WarmupCosineLR, WarmupStepWithFixedGammaLR"
         raise foreign.problem("SOLVER.LR_SCHEDULER_NAME", f"{show(name)} is not supported", supported)
-    recipe.put("schedule.warmup", duration(warmup, "it"), "SOLVER.WARMUP_ITERS")
+    warmup = min(warmup, math.ceil(foreign("SOLVER.MAX_ITER")))
+    recipe.put("schedule.warmup", duration(warmup, "it"), "SOLVER.WARMUP_ITERS", "SOLVER.MAX_ITER")
     recipe.put("schedule.warmup_factor", factor, "SOLVER.WARMUP_FACTOR")
     recipe.convert("SOLVER.WARMUP_METHOD", "schedule.warmup_mode", lookup({"linear": "linear", "constant": "constant"}))
     if not foreign("SOLVER.RESCALE_INTERVAL"):
@@ -488,7 +608,9 @@ def clipping(recipe: Recipe) -> dict[str, Any]:
 def _evaluation(recipe: Recipe) -> None:
     foreign = recipe.foreign
     recipe.convert("TEST.EVAL_PERIOD", "evaluate.every", duration_in("it"))
-    if sigmas := foreign("TEST.KEYPOINT_OKS_SIGMAS"):
+    if recipe.config["task"]["detector"]["name"] == "rpn":
+        recipe.put("task.evaluator", "proposal_recall", "MODEL.META_ARCHITECTURE")
+    elif sigmas := foreign("TEST.KEYPOINT_OKS_SIGMAS"):
         recipe.put("task.evaluator", {"name": "coco", "sigmas": sigmas}, "TEST.KEYPOINT_OKS_SIGMAS")
     if foreign("TEST.AUG.ENABLED"):
         base_size = foreign("INPUT.MIN_SIZE_TEST") or 800
@@ -499,30 +621,49 @@ def _evaluation(recipe: Recipe) -> None:
         every = foreign("TEST.EVAL_PERIOD") or foreign("SOLVER.MAX_ITER")
         hook = {"every": duration(every, "it"), "batches": foreign("TEST.PRECISE_BN.NUM_ITER")}
         recipe.put("hooks.precise_bn", hook, "TEST.PRECISE_BN.NUM_ITER", "TEST.EVAL_PERIOD")
-    if expected := foreign("TEST.EXPECTED_RESULTS"):
-        recipe.put("hooks.expected_scores.scores", _expected(recipe, expected), "TEST.EXPECTED_RESULTS")
+    if expected := _expected(recipe, foreign("TEST.EXPECTED_RESULTS")):
+        recipe.put("hooks.expected_scores.scores", expected, "TEST.EXPECTED_RESULTS")
 
 
 def _expected(recipe: Recipe, results: list[Any]) -> dict[str, list[float]]:
-    """Convert expected scores and their tolerances from percent to fractions."""
+    """Convert expected scores and their tolerances from percent to fractions.
+
+    With test-time augmentation these are the scores with it (``bbox_TTA``), otherwise those without.
+    """
+    key = "TEST.EXPECTED_RESULTS"
+    augmented = recipe.foreign("TEST.AUG.ENABLED")
+    prefix = "val0" if isinstance(recipe.config["data"]["val"], list) else "val"
     scores = {}
     for result in results:
         match result:
-            case [
-                ("bbox" | "segm" | "keypoints") as kind,
-                str(metric),
-                int() | float() as score,
-                int() | float() as tolerance,
-            ]:
-                scores[f"val/{METRICS[kind]}{metric}"] = [round(score / 100, 6), round(tolerance / 100, 6)]
+            case [str(task), str(metric), int() | float() as score, int() | float() as tolerance]:
+                kind = task.removesuffix("_TTA")
+                if kind not in METRICS:
+                    recipe.skip_part(key, result, f"{task} is not evaluated here")
+                elif augmented != task.endswith("_TTA"):
+                    recipe.skip_part(key, result, f"evaluated {'with' if augmented else 'without'} augmentation")
+                else:
+                    name = re.sub(r"^(AR)@|^(AR.)@1000$", r"\1\2", metric)
+                    scores[f"{prefix}/{METRICS[kind]}{name}"] = [round(score / 100, 6), round(tolerance / 100, 6)]
             case _:
                 message = f"{show(result)}: expected [task, metric, score, tolerance]"
-                raise recipe.foreign.problem("TEST.EXPECTED_RESULTS", message)
+                raise recipe.foreign.problem(key, message)
     return scores
 
 
-def _unsupported_values(recipe: Recipe) -> None:
+def _unsupported(recipe: Recipe) -> None:
+    """Refuse values that detectors here cannot have, and keys of the model that detectron2 itself does not know."""
+    foreign = recipe.foreign
+    architecture = foreign("MODEL.META_ARCHITECTURE")
+    active = {
+        **{section: architecture in names.split() for section, names in HEADS.items()},
+        "MODEL.ROI_MASK_HEAD": foreign("MODEL.MASK_ON"),
+        "MODEL.ROI_KEYPOINT_HEAD": foreign("MODEL.KEYPOINT_ON"),
+    }
     for path, why in UNSUPPORTED_VALUES.items():
-        if path in recipe.foreign and recipe.foreign(path) != DEFAULTS[path]:
-            recipe.skip(path, why)
-            recipe.note(f"{path} is not supported: {why}")
+        if active.get(path.rpartition(".")[0], True) and path in foreign and foreign(path) != DEFAULTS[path]:
+            remedy = f"{path}={show(DEFAULTS[path])} after the file converts the rest"
+            recipe.refuse(path, f"{show(foreign(path))} is not supported: {why}", remedy)
+    for path in foreign.keys("MODEL"):
+        if path not in DEFAULTS and not any(path == key or path.startswith(f"{key}.") for key in REASONS):
+            recipe.refuse(path, "is no key of detectron2 itself: the code that reads it is not known here")

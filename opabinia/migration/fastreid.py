@@ -21,10 +21,14 @@ from opabinia.migration.tables.fastreid import (
     METRIC_LOSSES,
     METRICS,
     NORMS,
+    OPEN_SOURCES,
     POOLINGS,
     REASONS,
+    REFUSED,
+    RESNET_KEYS,
     RESNETS,
     SOURCES,
+    STRIDED,
     TIMM_MODELS,
     WARMUPS,
 )
@@ -44,8 +48,12 @@ def convert(file: Path, overrides: Sequence[str] = ()) -> Recipe:
     recipe = Recipe(ForeignConfig("FastReID", str(file), dict(leaves(tree)), DEFAULTS, REASONS))
     _architecture(recipe)
     _backbone(recipe)
-    _head(recipe)
-    _losses(recipe)
+    if _is_classifier(recipe):
+        _classifier(recipe)
+    else:
+        _head(recipe)
+        _losses(recipe)
+        _retrieval(recipe)
     recipe.convert("MODEL.PIXEL_MEAN", "task.mean", to_unit_range)
     recipe.convert("MODEL.PIXEL_STD", "task.std", to_unit_range)
     _data(recipe)
@@ -83,12 +91,15 @@ EXPANSION: Table = {"k": "QE_K", "alpha": "ALPHA", "times": "QE_TIME"}
 def _architecture(recipe: Recipe) -> None:
     foreign = recipe.foreign
     name = foreign("MODEL.META_ARCHITECTURE")
+    _refuse(recipe, "MODEL.META_ARCHITECTURE")
+    _refuse(recipe, "MODEL.HEADS.NAME")
     tasks = {"Baseline": "reid", "MGN": "mgn", "MoCo": "reid", "Distiller": "reid"}
+    if _is_classifier(recipe):
+        tasks = {"Baseline": "classification"}
     recipe.convert("MODEL.META_ARCHITECTURE", "task.name", lookup(tasks))
-    if foreign("MODEL.HEADS.NAME") != "EmbeddingHead":
+    if foreign("MODEL.HEADS.NAME") not in ("EmbeddingHead", "ClasHead"):
         message = f"{show(foreign('MODEL.HEADS.NAME'))} is not supported"
-        allowed = "supported: EmbeddingHead; for ClasHead use the task classification"
-        raise foreign.problem("MODEL.HEADS.NAME", message, allowed)
+        raise foreign.problem("MODEL.HEADS.NAME", message, "supported: EmbeddingHead, ClasHead")
     if name == "MoCo":
         recipe.put("task.cross_batch_memory", {"margin": 0.25, "gamma": 32.0})
         recipe.convert("MODEL.QUEUE_SIZE", "task.cross_batch_memory.size")
@@ -96,6 +107,16 @@ def _architecture(recipe: Recipe) -> None:
         _teachers(recipe)
     if weights := foreign("MODEL.WEIGHTS"):
         recipe.put("init.weights", recipe.variable("weights", weights, "MODEL.WEIGHTS"))
+
+
+def _refuse(recipe: Recipe, key: str) -> None:
+    """Raise ConfigError with the reason if the value is a name of :data:`REFUSED`."""
+    if reason := REFUSED.get(str(name := recipe.foreign(key))):
+        raise recipe.foreign.problem(key, f"{show(name)} is not supported: {reason}")
+
+
+def _is_classifier(recipe: Recipe) -> bool:
+    return bool(recipe.foreign("MODEL.HEADS.NAME") == "ClasHead")
 
 
 def _teachers(recipe: Recipe) -> None:
@@ -118,11 +139,12 @@ def _teachers(recipe: Recipe) -> None:
 def _backbone(recipe: Recipe) -> None:
     foreign = recipe.foreign
     name, depth = foreign("MODEL.BACKBONE.NAME"), "MODEL.BACKBONE.DEPTH"
+    _refuse(recipe, "MODEL.BACKBONE.NAME")
     recipe.put("task.backbone", {}, "MODEL.BACKBONE.NAME")
-    if name == "build_resnet_backbone":
+    if name in RESNETS:
         recipe.put("task.backbone.name", "resnet")
-        recipe.convert(depth, "task.backbone.model", lookup(RESNETS))
-        _resnet(recipe)
+        recipe.convert(depth, "task.backbone.model", lookup(RESNETS[name]))
+        _resnet(recipe, name)
     elif name == "build_vit_backbone":
         recipe.put("task.backbone.name", "vit")
         recipe.convert(depth, "task.backbone.model", lookup({"base": "vit_base_patch16_224"}))
@@ -131,18 +153,37 @@ def _backbone(recipe: Recipe) -> None:
     elif name in TIMM_MODELS:
         recipe.put("task.backbone.name", "timm")
         recipe.convert(depth, "task.backbone.model", lookup(TIMM_MODELS[name]))
+        _timm(recipe, name)
     else:
-        supported = ", ".join(["build_resnet_backbone", "build_vit_backbone", *TIMM_MODELS])
+        supported = ", ".join([*RESNETS, "build_vit_backbone", *TIMM_MODELS])
         raise foreign.problem("MODEL.BACKBONE.NAME", f"{show(name)} is not supported", f"supported: {supported}")
     _pretrained(recipe)
 
 
-def _resnet(recipe: Recipe) -> None:
-    recipe.convert_section("MODEL.BACKBONE", "task.backbone", RESNET)
-    if recipe.foreign("MODEL.BACKBONE.NORM") == "syncBN":
+def _resnet(recipe: Recipe, name: str) -> None:
+    """Convert the options that FastReID reads for this builder function."""
+    foreign = recipe.foreign
+    options = {key: source for key, source in RESNET.items() if key in RESNET_KEYS[name]}
+    recipe.convert_section("MODEL.BACKBONE", "task.backbone", options)
+    recipe.put("task.backbone.convention", "fastreid", "MODEL.BACKBONE.NAME")
+    if foreign("MODEL.BACKBONE.NORM") == "syncBN":
         recipe.put("train.sync_batch_norm", True, "MODEL.BACKBONE.NORM")
-    if recipe.foreign("MODEL.BACKBONE.WITH_NL"):
-        recipe.note("non-local blocks have half the channels inside; those of FastReID have one")
+    deep = (name, foreign("MODEL.BACKBONE.DEPTH")) == ("build_resnext_backbone", "101x")
+    if deep and foreign("MODEL.BACKBONE.WITH_NL"):
+        recipe.note("the third stage has nine non-local blocks, that of FastReID's ResNeXt-101 three")
+
+
+def _timm(recipe: Recipe, name: str) -> None:
+    foreign, norm = recipe.foreign, "MODEL.BACKBONE.NORM"
+    if foreign(norm) == "syncBN":
+        recipe.put("train.sync_batch_norm", True, norm)
+    elif foreign(norm) != "BN":
+        message = f"{show(foreign(norm))} is only supported for ResNets"
+        raise foreign.problem(norm, message, "supported: BN, syncBN")
+    if foreign("MODEL.BACKBONE.LAST_STRIDE") == 1 and name in STRIDED:
+        recipe.note("MODEL.BACKBONE.LAST_STRIDE is 1: dropped, the last stage of timm's model has stride 2")
+    elif name not in STRIDED:
+        recipe.skip("MODEL.BACKBONE.LAST_STRIDE", "FastReID's backbone of this name does not use it")
 
 
 def _pretrained(recipe: Recipe) -> None:
@@ -152,10 +193,12 @@ def _pretrained(recipe: Recipe) -> None:
     recipe.put("task.backbone.pretrained", pretrained and not file, "MODEL.BACKBONE.PRETRAIN")
     if pretrained and file and not foreign("MODEL.WEIGHTS"):
         weights = recipe.variable("weights", file, "MODEL.BACKBONE.PRETRAIN_PATH")
-        recipe.put("init", {"weights": weights, "target_prefix": "backbone"})
+        added = {"partial": True} if foreign("MODEL.BACKBONE.WITH_NL") else {}  # layers that pretrained files lack
+        recipe.put("init", {"weights": weights, "target_prefix": "backbone", **added})
     elif file:
         recipe.skip("MODEL.BACKBONE.PRETRAIN_PATH", "FastReID does not use it in this config")
-    if pretrained and not file and (foreign("MODEL.BACKBONE.WITH_IBN") or foreign("MODEL.BACKBONE.WITH_SE")):
+    backbone = recipe.config["task"]["backbone"]
+    if pretrained and not file and (backbone.get("ibn") or backbone.get("se")):
         recipe.note(
             "FastReID has pretrained weights for IBN and SE; Opabinia uses those of the plain ResNet (see init.weights)"
         )
@@ -172,13 +215,33 @@ def _head(recipe: Recipe) -> None:
         recipe.convert("MODEL.HEADS.WITH_BNNECK", "task.neck", lambda enabled: "batch" if enabled else None)
     if foreign("MODEL.HEADS.NORM") == "syncBN":
         recipe.put("train.sync_batch_norm", True, "MODEL.HEADS.NORM")
-    elif foreign("MODEL.HEADS.NORM") != "BN":
-        recipe.skip("MODEL.HEADS.NORM", "the neck is always a batch norm")
+    elif foreign("MODEL.HEADS.NORM") != "BN" and foreign("MODEL.HEADS.WITH_BNNECK"):
+        name = show(foreign("MODEL.HEADS.NORM"))
+        raise foreign.problem("MODEL.HEADS.NORM", f"{name} is not supported", "supported: BN, syncBN")
     recipe.convert("MODEL.HEADS.NECK_FEAT", "task.metric_feature", lookup({"before": "before", "after": "after"}))
     recipe.convert("MODEL.HEADS.CLS_LAYER", "task.head.name", lookup(HEADS))
     recipe.convert("MODEL.HEADS.SCALE", "task.head.scale")
     if foreign("MODEL.HEADS.CLS_LAYER") != "Linear":
         recipe.convert("MODEL.HEADS.MARGIN", "task.head.margin")
+
+
+def _classifier(recipe: Recipe) -> None:
+    """Convert ClasHead, which must be a linear layer on averaged features."""
+    foreign, section = recipe.foreign, "MODEL.HEADS"
+    average = ("GlobalAvgPool", "FastGlobalAvgPool")
+    plain = {"POOL_LAYER": average, "CLS_LAYER": ("Linear",), "WITH_BNNECK": (False,), "EMBEDDING_DIM": (0,)}
+    for key, values in plain.items():
+        if (value := foreign(f"{section}.{key}")) not in values:
+            supported = f"supported: {', '.join(show(choice) for choice in values)}"
+            raise foreign.problem(f"{section}.{key}", f"{show(value)} is not supported with ClasHead", supported)
+    recipe.note("the classifier has biases; that of FastReID has none")
+    if foreign("MODEL.LOSSES.NAME") != ["CrossEntropyLoss"]:
+        name = show(foreign("MODEL.LOSSES.NAME"))
+        supported = "supported with ClasHead: CrossEntropyLoss"
+        raise foreign.problem("MODEL.LOSSES.NAME", f"{name} is not supported", supported)
+    recipe.put("task.loss", _cross_entropy(recipe), "MODEL.LOSSES.NAME", "MODEL.LOSSES.CE.EPSILON")
+    if foreign("MODEL.LOSSES.CE.SCALE") != 1:
+        recipe.skip("MODEL.LOSSES.CE.SCALE", "the loss of a classification is not scaled")
 
 
 def _losses(recipe: Recipe) -> None:
@@ -191,7 +254,7 @@ def _losses(recipe: Recipe) -> None:
     recipe.put("task.metric_losses", metric, "MODEL.LOSSES.NAME")
     for name in names:
         if name not in METRIC_LOSSES and name != "CrossEntropyLoss":
-            recipe.note(f"MODEL.LOSSES.NAME: {show(name)} is dropped; FastReID does not use it either")
+            recipe.skip_part("MODEL.LOSSES.NAME", name, "FastReID does not use it either")
 
 
 def _cross_entropy(recipe: Recipe) -> dict[str, Any]:
@@ -224,8 +287,13 @@ def _metric_loss(recipe: Recipe, section: str) -> dict[str, Any]:
 def _data(recipe: Recipe) -> None:
     foreign = recipe.foreign
     split = "all" if foreign("DATASETS.COMBINEALL") else "train"
-    sources = [{**_source(recipe, name), "split": split} for name in foreign("DATASETS.NAMES")]
-    source = sources[0] if len(sources) == 1 else {"name": "concat_identities", "sources": sources}
+    if _is_classifier(recipe):
+        sources = [_image_folder(recipe, name, "train") for name in foreign("DATASETS.NAMES")]
+        recipe.skip("DATASETS.COMBINEALL", "set vars to a folder that holds all images")
+    else:
+        sources = [{**_source(recipe, name), "split": split} for name in foreign("DATASETS.NAMES")]
+    several = "concat" if _is_classifier(recipe) else "concat_identities"
+    source = sources[0] if len(sources) == 1 else {"name": several, "sources": sources}
     recipe.put("data.train.source", source, "DATASETS.NAMES", "DATASETS.COMBINEALL")
     recipe.put("data.train.transforms", _augmentations(recipe), *_augmentation_keys(recipe))
     val_transforms = _resize(recipe, "TEST")
@@ -233,7 +301,7 @@ def _data(recipe: Recipe) -> None:
         val_transforms.append({"name": "CenterCrop", "size": foreign("INPUT.CROP.SIZE")})
     names = foreign("DATASETS.TESTS")
     val_sets: list[dict[str, Any]] = [
-        {"source": {**_source(recipe, name), "split": "test"}, "transforms": val_transforms} for name in names
+        {"source": _test_source(recipe, name), "transforms": val_transforms} for name in names
     ]
     if len(val_sets) > 1:
         val_sets = [{"prefix": str(name).lower(), **val_set} for name, val_set in zip(names, val_sets, strict=True)]
@@ -245,10 +313,27 @@ def _data(recipe: Recipe) -> None:
         recipe.put("data.mix", [{"name": "random_patch", "probability": foreign("INPUT.RPT.PROB")}], "INPUT.RPT.PROB")
 
 
+def _test_source(recipe: Recipe, name: Any) -> dict[str, Any]:
+    if _is_classifier(recipe):
+        return _image_folder(recipe, name, "val")
+    return {**_source(recipe, name), "split": "test"}
+
+
+def _image_folder(recipe: Recipe, name: Any, split: str) -> dict[str, Any]:
+    variable = _variable_name(name)
+    recipe.note(f"the dataset {show(name)} becomes a folder with a subfolder for each class: set vars")
+    return {"name": "image_folder", "root": recipe.variable(f"{variable}_{split}", f"path/to/{variable}/{split}")}
+
+
+def _variable_name(name: Any) -> str:
+    return re.sub(r"\W", "_", str(name)).lower() or "data"
+
+
 def _source(recipe: Recipe, name: Any) -> dict[str, Any]:
     if source := SOURCES.get(str(name)):
-        return {**source, "root": recipe.variable(source["name"], f"path/to/{source['name']}")}
-    variable = re.sub(r"\W", "_", str(name)).lower() or "data"
+        variable = _variable_name(name) if source["name"] in OPEN_SOURCES else source["name"]
+        return {**source, "root": recipe.variable(variable, f"path/to/{variable}")}
+    variable = _variable_name(name)
     recipe.note(
         f"the dataset {show(name)} is not known: write a list of its images (opabinia config list source identities)"
     )
@@ -389,11 +474,18 @@ def _freeze_hook(recipe: Recipe) -> None:
         recipe.note(f"MODEL.FREEZE_LAYERS: {', '.join(others)} have other names in Opabinia; see the hook freeze")
 
 
+def _has_biases(recipe: Recipe) -> bool:
+    """Whether a bias is trained: neck and heads have none, so with frozen norms there may be no bias at all."""
+    backbone = recipe.config["task"]["backbone"]
+    added = backbone.get("ibn") or backbone.get("non_local")
+    return backbone.get("norm") != "frozen" or bool(added) or _is_classifier(recipe)
+
+
 def _groups(recipe: Recipe) -> None:
     foreign = recipe.foreign
     default_decay = foreign("SOLVER.WEIGHT_DECAY")
     rules: list[dict[str, Any]] = []
-    for kind in ("norm", "bias"):
+    for kind in ("norm", "bias") if _has_biases(recipe) else ("norm",):
         decay = foreign(f"SOLVER.WEIGHT_DECAY_{kind.upper()}")
         factor = foreign("SOLVER.BIAS_LR_FACTOR") if kind == "bias" else 1
         if decay != default_decay or factor != 1:
@@ -429,8 +521,27 @@ def _schedule(recipe: Recipe) -> None:
 
 def _evaluation(recipe: Recipe) -> None:
     foreign = recipe.foreign
-    evaluator = "task.evaluator"
+    every = max(0, foreign("TEST.EVAL_PERIOD"))
+    recipe.put("evaluate.every", duration(every, "ep"), "TEST.EVAL_PERIOD")
+    recipe.convert("TEST.IMS_PER_BATCH", "evaluate.batch_size")
+    if foreign("TEST.PRECISE_BN.ENABLED"):
+        hook = {"every": duration(max(1, every), "ep"), "batches": foreign("TEST.PRECISE_BN.NUM_ITER")}
+        recipe.put("hooks.precise_bn", hook, "TEST.PRECISE_BN.NUM_ITER", "TEST.EVAL_PERIOD")
+
+
+def _retrieval(recipe: Recipe) -> None:
+    """Convert the evaluation: a retrieval with the keys of ``TEST``, or recall where all test images are queries."""
+    foreign, evaluator = recipe.foreign, "task.evaluator"
+    names = [SOURCES.get(str(name), {}).get("name") for name in foreign("DATASETS.TESTS")]
+    if names and all(name in OPEN_SOURCES for name in names):
+        recipe.put(f"{evaluator}.name", "recall", "DATASETS.TESTS")
+        recipe.convert("TEST.METRIC", f"{evaluator}.metric", lookup(METRICS))
+        recipe.convert("TEST.RECALLS", f"{evaluator}.ks")
+        recipe.convert("TEST.FLIP.ENABLED", "task.flip_test")
+        return
     recipe.put(f"{evaluator}.name", "retrieval")
+    if "TEST.RECALLS" in foreign:
+        recipe.convert("TEST.RECALLS", f"{evaluator}.ranks")
     recipe.convert("TEST.METRIC", f"{evaluator}.metric", lookup(METRICS))
     recipe.convert("TEST.FLIP.ENABLED", "task.flip_test")
     if foreign("TEST.ROC.ENABLED"):
@@ -445,9 +556,3 @@ def _evaluation(recipe: Recipe) -> None:
             recipe.put(f"{evaluator}.rerank.lambda_value", 0.0, "TEST.METRIC")
         else:
             recipe.convert("TEST.RERANK.LAMBDA", f"{evaluator}.rerank.lambda_value")
-    every = max(0, foreign("TEST.EVAL_PERIOD"))
-    recipe.put("evaluate.every", duration(every, "ep"), "TEST.EVAL_PERIOD")
-    recipe.convert("TEST.IMS_PER_BATCH", "evaluate.batch_size")
-    if foreign("TEST.PRECISE_BN.ENABLED"):
-        hook = {"every": duration(max(1, every), "ep"), "batches": foreign("TEST.PRECISE_BN.NUM_ITER")}
-        recipe.put("hooks.precise_bn", hook, "TEST.PRECISE_BN.NUM_ITER", "TEST.EVAL_PERIOD")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from opabinia.config.errors import ConfigError, Problem, show
 from opabinia.config.tree import Node
+
+NO_EQUIVALENT = "no equivalent"
+"""The reason why a key that no table mentions is not converted."""
 
 
 class SourceValue(NamedTuple):
@@ -19,6 +22,10 @@ class SourceValue(NamedTuple):
 
     value: Any
     where: str
+
+
+class Code(str):
+    """The text of an expression that is not executed, as a placeholder for its value."""
 
 
 class UnconvertedKey(NamedTuple):
@@ -72,14 +79,31 @@ class ForeignConfig:
         Raises:
             ConfigError: the value has another type than the system's default.
         """
-        self._read.add(path)
-        default = self._defaults.get(path, default)
-        if path not in self._written:
-            return default
-        value, where = self._written[path]
-        if expected := _expected_type(value, default):
-            raise ConfigError(Problem(where, path, f"expected {expected}, got {show(value)}"))
+        value = self.untyped(path, default)
+        expected = _expected_type(value, self._defaults.get(path, default)) if path in self._written else ""
+        if expected:
+            raise self.problem(path, f"expected {expected}, got {show(value)}")
         return value
+
+    def untyped(self, path: str, default: Any = None) -> Any:
+        """Return the value at a path as :meth:`__call__` does; it may have another type than the system's default."""
+        self._read.add(path)
+        return self._written[path].value if path in self._written else self._defaults.get(path, default)
+
+    def check_code(self, paths: Iterable[str]) -> None:
+        """Check that none of the values at these paths is computed by code.
+
+        Raises:
+            ConfigError: with all that are.
+        """
+        computed = {path: self._written[path].value for path in paths if path in self._written}
+        problems = [
+            Problem(self.where(path), path, f"is code, which is not executed: {value}", allowed=f"add {path}=VALUE")
+            for path, value in computed.items()
+            if isinstance(value, Code)
+        ]
+        if problems:
+            raise ConfigError(problems)
 
     def __contains__(self, path: str) -> bool:
         """Return whether the files contain this key (null included) or section."""
@@ -95,6 +119,17 @@ class ForeignConfig:
         if _expected_type(value, 0.0):
             raise self.problem(path, f"expected a number, got {show(value)}")
         return value
+
+    def numbers(self, path: str) -> list[Any]:
+        """Return the list of numbers at a path; empty if it is not set.
+
+        Raises:
+            ConfigError: the value is something else.
+        """
+        values = self(path) or []
+        if not isinstance(values, list) or any(_expected_type(value, 0.0) for value in values):
+            raise self.problem(path, f"expected a list of numbers, got {show(values)}")
+        return values
 
     def keys(self, section: str) -> list[str]:
         """Return the full paths of all keys in the files below a section."""
@@ -123,7 +158,7 @@ class ForeignConfig:
         for length in range(len(parts), 0, -1):
             if reason := self._reasons.get(".".join(parts[:length])):
                 return reason
-        return "has no effect in this config" if path in self._defaults else "no equivalent"
+        return "has no effect in this config" if path in self._defaults else NO_EQUIVALENT
 
 
 def _expected_type(value: Any, default: Any) -> str:

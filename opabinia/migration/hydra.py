@@ -12,6 +12,9 @@ from opabinia.migration.foreign_config import merge_trees, set_value
 
 MAX_FILES = 30
 
+_INTEGER = re.compile(r"[-+]?\d+(_\d+)+")
+"""Integers with underscores, which YAML 1.1 has."""
+
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 
 
@@ -139,6 +142,8 @@ def _resolve_references(node: Node, root: Node, depth: int = 0) -> Node:
         return Node({key: _resolve_references(child, root, depth) for key, child in node.value.items()}, node.where)
     if isinstance(node.value, list):
         return Node([_resolve_references(child, root, depth) for child in node.value], node.where)
+    if isinstance(node.value, str) and _INTEGER.fullmatch(node.value):
+        return Node(int(node.value), node.where)
     match = _REFERENCE.fullmatch(node.value) if isinstance(node.value, str) else None
     if not match:
         return node

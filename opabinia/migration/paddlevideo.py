@@ -1,4 +1,4 @@
-"""Conversion of PaddleVideo's SlowFast configs, with or without multigrid training."""
+"""Conversion of PaddleVideo's configs for video classification: SlowFast, TSN, TSM and Video Swin."""
 
 from __future__ import annotations
 
@@ -7,18 +7,29 @@ from pathlib import Path
 from typing import Any
 
 from opabinia.config.errors import ConfigError, Problem, show
-from opabinia.config.tree import Node, read_file, read_text
+from opabinia.config.tree import Node, read_text, shown_path, text_of
 from opabinia.migration.foreign_config import ForeignConfig, SourceValue, set_value
-from opabinia.migration.recipe import Recipe
+from opabinia.migration.recipe import Recipe, to_unit_range
 
-BACKBONE = "ResNetSlowFast"
+SLOWFAST, SWIN = "ResNetSlowFast", "SwinTransformer3D"
+
+RESNETS: dict[str, tuple[str, str]] = {
+    "ResNet": ("resnet{}", "none"),
+    "ResNetTSM": ("resnet{}", "tsm"),
+    "ResNetTweaksTSN": ("resnet{}d", "none"),
+    "ResNetTweaksTSM": ("resnet{}d", "tsm"),
+}
+"""timm's name of an image network with so many layers, and the shift of its channels, by PaddleVideo's name."""
+
+SWINS = {(96, 6): "swin3d_t", (96, 18): "swin3d_s", (128, 18): "swin3d_b"}
+"""torchvision's names by the embedding dimension and the depth of the third stage."""
 
 LONG_CYCLE = [{"value": value} for value in ([0.25, 0.7071], [0.5, 0.7071], [0.5, 1], [1, 1])]
 """PaddleVideo's default."""
 
 BY_DATA = "follows from the data or the model"
 REASONS = {
-    "OPTIMIZER.name": "always SGD with momentum",
+    "OPTIMIZER.name": "SGD with momentum",
     "OPTIMIZER.weight_decay.name": "always L2",
     "OPTIMIZER.learning_rate.name": "follows from the other keys",
     "OPTIMIZER.learning_rate.max_epoch": "the key epochs is used",
@@ -27,6 +38,18 @@ REASONS = {
     "MODEL.backbone.width_per_group": BY_DATA,
     "MODEL.backbone.bn_norm_type": "see shapes.bn_base_size",
     "MODEL.head": BY_DATA,
+    "MODEL.runtime_cfg": "predictions are averaged probabilities",
+    "MODEL.backbone.num_seg": "follows from the clips",
+    "MODEL.backbone.data_format": "see train.channels_last",
+    "MODEL.backbone.drop_path_rate": "torchvision's networks have their own",
+    "MODEL.backbone.pretrained": "weights of Paddle cannot be read",
+    "INFERENCE": "see opabinia predict",
+    "log_interval": "see train.log_every",
+    "DATASET.valid_batch_size": "see evaluate.batch_size",
+    "DATASET.test_batch_size": "see evaluate.batch_size",
+    "PIPELINE.train.decode": "videos are always decoded by PyAV",
+    "PIPELINE.train.sample": "clips are sampled by the transform clip",
+    "PIPELINE.train.transform": "see the transforms of the recipe",
     "METRIC": "follows from the task",
     "model_name": "the run's name is --name",
     "log_level": "see train.log_every",
@@ -34,7 +57,7 @@ REASONS = {
     "PIPELINE.train.transform.Image2Array": "clips are arrays",
     "PIPELINE.train.transform.PackOutput": "the model slowfast splits its pathways",
     "PIPELINE.train.transform.Normalization.tensor_shape": BY_DATA,
-    "PIPELINE.valid": "validation uses center clips with the sizes of training",
+    "PIPELINE.valid": "validation uses center clips and crops",
     "PIPELINE.test": "views have the sizes of training",
     "MULTIGRID.default_batch_size": "PaddleVideo sets it at run time",
     "MULTIGRID.default_temporal_size": "PaddleVideo sets it at run time",
@@ -57,11 +80,18 @@ def convert(file: Path, gpus: int, overrides: Sequence[str] = ()) -> Recipe:
     Raises:
         ConfigError: the config cannot be read, its model is not supported, or a required value is missing.
     """
-    tree = _read(file, overrides)
+    repeated: list[str] = []
+    tree = _read(file, overrides, repeated)
     foreign = ForeignConfig("PaddleVideo", str(file), dict(_leaves(tree)), {}, REASONS)
-    if (name := foreign("MODEL.backbone.name")) != BACKBONE:
-        raise foreign.problem("MODEL.backbone.name", f"{show(name)} is not supported", f"supported: {BACKBONE}")
+    name = foreign("MODEL.backbone.name")
+    if name not in (SLOWFAST, SWIN, *RESNETS):
+        supported = f"supported: {', '.join((SLOWFAST, *RESNETS, SWIN))}"
+        raise foreign.problem("MODEL.backbone.name", f"{show(name)} is not supported", supported)
+    if "PIPELINE.train" not in foreign:
+        raise foreign.problem("PIPELINE.train", "this config does not train")
     recipe = Recipe(foreign)
+    for text in repeated:
+        recipe.note(f"a repeated key: {text}")
     _task(recipe)
     _data(recipe, gpus)
     _optimizer(recipe)
@@ -71,14 +101,17 @@ def convert(file: Path, gpus: int, overrides: Sequence[str] = ()) -> Recipe:
         recipe.put("hooks.precise_bn", hook, "PRECISEBN.preciseBN_interval", "PRECISEBN.num_iters_preciseBN")
     recipe.put("train.length", f"{foreign.number('epochs')}ep", "epochs")
     recipe.put("evaluate.every", f"{foreign('val_interval', 1)}ep", "val_interval")
+    if (period := foreign("save_interval")) is not None:
+        recipe.put("checkpoint.every", f"{period}ep", "save_interval")
     recipe.note("validation uses center clips and crops; PaddleVideo's configs use random ones")
     recipe.finish()
     return recipe
 
 
-def _read(file: Path, overrides: Sequence[str]) -> Node:
+def _read(file: Path, overrides: Sequence[str], repeated: list[str]) -> Node:
     problems: list[Problem] = []
-    tree = read_file(file, problems)
+    text, place = text_of(file, problems), shown_path(file)
+    tree = None if text is None else read_text(text, problems, lambda line: f"{place}:{line}", repeated)
     for text in overrides:
         where = f"command line: {text[:80]}"
         key, equals, value = text.partition("=")
@@ -93,11 +126,18 @@ def _read(file: Path, overrides: Sequence[str]) -> Node:
 
 
 def _leaves(node: Node, path: str = "") -> Iterator[tuple[str, SourceValue]]:
-    """Yield every value with its path; lists of transforms with one name each are treated as mappings."""
+    """Yield every value with its path; lists of transforms with one name each are treated as mappings, in which a name
+    that occurs again gets the number of its position: ``Scale 2``."""
     sections: Any = node.value
-    if isinstance(sections, list) and all(isinstance(item.value, dict) and len(item.value) == 1 for item in sections):
-        steps = {name: child for item in sections for name, child in item.value.items()}
-        sections = steps if len(steps) == len(sections) else sections
+    one_name = isinstance(sections, list) and all(
+        isinstance(item.value, dict) and len(item.value) == 1 for item in sections
+    )
+    if one_name and path.endswith("transform"):
+        steps: dict[str, Node] = {}
+        for number, item in enumerate(sections):
+            ((name, child),) = item.value.items()
+            steps[f"{name} {number}" if name in steps else name] = child
+        sections = steps
     if not isinstance(sections, Mapping) or not sections:
         yield path, SourceValue(node.plain(), node.where)
         return
@@ -109,67 +149,192 @@ def _leaves(node: Node, path: str = "") -> Iterator[tuple[str, SourceValue]]:
 
 
 def _task(recipe: Recipe) -> None:
-    keys = {"depth": "depth", "alpha": "alpha", "beta": "beta", "fusion_kernel": "fusion_kernel_sz"}
+    foreign, name = recipe.foreign, recipe.foreign("MODEL.backbone.name")
+    build = {SLOWFAST: _slowfast, SWIN: _swin}.get(name, _frames)
     recipe.put("task.name", "video")
-    recipe.put("task.backbone.name", "slowfast", "MODEL.backbone.name")
-    for key, source_key in keys.items():
-        _convert_if_set(recipe, f"MODEL.backbone.{source_key}", f"task.backbone.{key}")
-    recipe.put("task.dropout", recipe.foreign("MODEL.head.dropout_rate", 0.5), "MODEL.head.dropout_rate")
-    for name in ("mean", "std"):
-        _convert_if_set(recipe, f"PIPELINE.train.transform.Normalization.{name}", f"task.{name}")
+    recipe.put("task.backbone", build(recipe), "MODEL.backbone.name")
+    dropout = foreign("MODEL.head.dropout_rate", foreign("MODEL.head.drop_ratio", 0.5))
+    recipe.put("task.dropout", dropout, "MODEL.head.dropout_rate", "MODEL.head.drop_ratio")
+    if smoothing := foreign("MODEL.head.ls_eps"):
+        recipe.put("task.loss", {"name": "cross_entropy", "label_smoothing": smoothing}, "MODEL.head.ls_eps")
+    for key in ("mean", "std"):
+        source_key = f"PIPELINE.train.transform.Normalization.{key}"
+        if (value := foreign(source_key)) is not None:
+            in_pixels = isinstance(value, list) and any(isinstance(one, float | int) and one > 1 for one in value)
+            recipe.put(f"task.{key}", to_unit_range(value) if in_pixels else value, source_key)
 
 
-def _convert_if_set(recipe: Recipe, source_key: str, key: str) -> None:
-    if (value := recipe.foreign(source_key)) is not None:
-        recipe.put(key, value, source_key)
+def _slowfast(recipe: Recipe) -> dict[str, Any]:
+    keys = {"depth": "depth", "alpha": "alpha", "beta": "beta", "fusion_kernel": "fusion_kernel_sz"}
+    values = {key: recipe.foreign(f"MODEL.backbone.{source_key}") for key, source_key in keys.items()}
+    return {"name": "slowfast", **{key: value for key, value in values.items() if value is not None}}
+
+
+def _frames(recipe: Recipe) -> dict[str, Any]:
+    """Return an image network on the frames of a clip."""
+    foreign = recipe.foreign
+    model, shift = RESNETS[foreign("MODEL.backbone.name")]
+    depth = foreign("MODEL.backbone.depth", foreign("MODEL.backbone.layers", 50))
+    if depth not in (18, 34, 50, 101, 152):
+        raise foreign.problem("MODEL.backbone.depth", f"{show(depth)} is not supported", "supported: 18 to 152")
+    segments = foreign("MODEL.backbone.num_seg", 8)
+    if shift == "tsm" and segments != 8:
+        message = f"1 / {segments} of the channels would be shifted; tsm shifts an eighth"
+        raise foreign.problem("MODEL.backbone.num_seg", message)
+    backbone: dict[str, Any] = {"name": "timm", "model": model.format(depth)}
+    weights = str(foreign("MODEL.backbone.pretrained") or "")
+    if "TSM" in weights or "TSN" in weights:
+        recipe.note(f"weights of Paddle cannot be read: set vars.weights to {weights} in another format")
+        recipe.put("init.weights", recipe.variable("weights", weights, "MODEL.backbone.pretrained"))
+        recipe.put("init.target_prefix", "backbone")
+    elif weights:
+        recipe.note(f"the weights of ImageNet are timm's, instead of {weights}")
+        backbone["pretrained"] = True
+    return {"name": "tsn", "backbone": backbone, **({"shift": shift} if shift != "none" else {})}
+
+
+def _swin(recipe: Recipe) -> dict[str, Any]:
+    foreign = recipe.foreign
+    where = "MODEL.backbone."
+    depths, heads, dim = (foreign(f"{where}{key}") for key in ("depths", "num_heads", "embed_dim"))
+    third = depths[2] if isinstance(depths, list) and len(depths) == 4 else None
+    model = SWINS.get((dim, third)) if isinstance(dim, int) and isinstance(third, int) else None
+    if model is None or heads != [dim // 32 * 2**stage for stage in range(4)]:
+        raise foreign.problem(f"{where}depths", f"{show(depths)} of {show(dim)} are not those of Swin T, S or B")
+    expected = {
+        "patch_size": [2, 4, 4],
+        "window_size": [8, 7, 7],
+        "mlp_ratio": 4.0,
+        "qkv_bias": True,
+        "qk_scale": "None",
+    }
+    expected |= {"patch_norm": True, "drop_rate": 0.0, "attn_drop_rate": 0.0}
+    for key, value in expected.items():
+        if foreign(f"{where}{key}", value) not in (value, None):
+            raise foreign.problem(f"{where}{key}", f"{show(foreign(where + key))} is not {show(value)}")
+    if weights := foreign(f"{where}pretrained"):
+        recipe.note(f"weights of Paddle cannot be read: training does not start from {weights}; see init")
+        recipe.skip(f"{where}pretrained", "weights of Paddle cannot be read")
+    return {"name": "torchvision_video", "model": model}
 
 
 def _data(recipe: Recipe, gpus: int) -> None:
     foreign = recipe.foreign
-    steps, sampler = "PIPELINE.train.transform", "PIPELINE.train.decode_sampler"
-    stride = foreign(f"{sampler}.sampling_rate")
-    clip = {"name": "clip", "frames": foreign.number(f"{sampler}.num_frames")}
-    clip |= {"stride": stride} if stride is not None else {}
-    size = foreign.number(f"{steps}.MultiCrop.target_size")
-    sides = [foreign.number(f"{steps}.JitterScale.{end}") for end in ("min_size", "max_size")]
-    train_transforms = [clip, {"name": "scale_jitter", "size": size, "scale": sides}]
-    flip = f"{steps}.RandomFlip"
-    if flip in foreign:
-        probability = foreign(f"{flip}.p")
-        foreign(flip)
-        train_transforms.append(
-            {"name": "clip_flip", **({"probability": probability} if probability is not None else {})}
-        )
-    val_transforms = [{**clip, "position": "middle"}, {"name": "three_crop", "size": size}]
+    clip = _clip(foreign, "train")
+    train_transforms = [clip, *_crops(recipe)]
+    steps = "PIPELINE.train.transform"
+    if f"{steps}.RandomFlip" in foreign:
+        probability = foreign(f"{steps}.RandomFlip.p")
+        foreign(f"{steps}.RandomFlip")
+        flip = {"name": "clip_flip", **({"probability": probability} if probability is not None else {})}
+        train_transforms.append(flip)
+    val_clip = _clip(foreign, "valid" if "PIPELINE.valid" in foreign else "train")
+    val_transforms = [{**val_clip, "position": "middle"}, _three_crop(foreign, "valid", train_transforms[1]["size"])]
+    keys = [key for key in foreign.keys("PIPELINE.train") if key.endswith(("num_frames", "num_seg", "target_size"))]
     recipe.put("data.train.source", _source(recipe, "train"), "DATASET.train.file_path")
-    recipe.put("data.train.transforms", train_transforms, f"{sampler}.num_frames", f"{steps}.MultiCrop.target_size")
+    recipe.put("data.train.transforms", train_transforms, *keys)
     val_sets: list[dict[str, Any]] = [{"source": _source(recipe, "valid"), "transforms": val_transforms}]
-    clips, crops = (foreign(f"DATASET.test.num_{name}") for name in ("ensemble_views", "spatial_crops"))
-    if clips is not None and crops is not None:
-        views = {"name": "video_views", "source": _source(recipe, "test"), "clips": clips, "crops": crops}
-        val_sets.append({"prefix": "views", "every": "0ep", "source": views, "transforms": val_transforms})
+    if views := _views(recipe):
+        look = [val_transforms[0], _three_crop(foreign, "test", train_transforms[1]["size"])]
+        val_sets.append({"prefix": "views", "every": "0ep", "source": views, "transforms": look})
     recipe.put("data.val", val_sets, "DATASET.valid.file_path", "DATASET.test.num_ensemble_views")
     gpu_batch = foreign.number("DATASET.batch_size")
-    recipe.put("data.batch_size", gpu_batch * gpus, "DATASET.batch_size")
+    total = foreign("GRADIENT_ACCUMULATION.global_batch_size")
+    if total is None:
+        recipe.put("data.batch_size", gpu_batch * gpus, "DATASET.batch_size")
+        recipe.note(f"data.batch_size: {gpu_batch} samples per GPU on {gpus} GPUs are {gpu_batch * gpus} in total")
+    else:
+        recipe.put("data.batch_size", total, "GRADIENT_ACCUMULATION.global_batch_size")
+        recipe.put("train.micro_batch_size", gpu_batch, "DATASET.batch_size")
     recipe.put("data.num_workers", foreign("DATASET.num_workers", 0), "DATASET.num_workers")
-    recipe.note(f"data.batch_size: {gpu_batch} samples per GPU on {gpus} GPUs are {gpu_batch * gpus} in total")
+    if (mix := foreign("MIX.name")) is not None:
+        if mix not in ("Mixup", "Cutmix"):
+            raise foreign.problem("MIX.name", f"{show(mix)} is not supported", "supported: Mixup, Cutmix")
+        recipe.put("data.mix", [{"name": mix.lower(), "alpha": foreign.number("MIX.alpha")}], "MIX.name", "MIX.alpha")
+
+
+def _clip(foreign: ForeignConfig, split: str) -> dict[str, Any]:
+    """Return the transform that samples the frames."""
+    sampler = f"PIPELINE.{split}.decode_sampler"
+    if sampler in foreign:
+        stride = foreign(f"{sampler}.sampling_rate")
+        clip = {"name": "clip", "frames": foreign.number(f"{sampler}.num_frames")}
+        return clip | ({"stride": stride} if stride is not None else {})
+    sampler = f"PIPELINE.{split}.sample"
+    segments, length = foreign.number(f"{sampler}.num_seg"), foreign.number(f"{sampler}.seg_len")
+    if length > 1 and segments > 1:
+        raise foreign.problem(f"{sampler}.seg_len", f"{segments} segments of {length} frames are not supported")
+    if length > 1:
+        return {"name": "clip", "frames": length, "stride": foreign(f"{sampler}.frame_interval", 1)}
+    if foreign(f"{sampler}.dense_sample"):  # from 64 consecutive frames
+        return {"name": "clip", "frames": segments, "stride": 64 // segments}
+    return {"name": "clip", "frames": segments, "sampling": "uniform"}
+
+
+def _crops(recipe: Recipe) -> list[dict[str, Any]]:
+    """Return the transform that resizes and crops clips of training."""
+    foreign, steps = recipe.foreign, "PIPELINE.train.transform"
+    if f"{steps}.JitterScale" in foreign:
+        sides = [foreign.number(f"{steps}.JitterScale.{end}") for end in ("min_size", "max_size")]
+        return [{"name": "scale_jitter", "size": foreign.number(f"{steps}.MultiCrop.target_size"), "scale": sides}]
+    if f"{steps}.RandomResizedCrop" in foreign:
+        size = foreign(f"{steps}.RandomResizedCrop.target_size")
+        last = [key for key in foreign.keys(steps) if key.endswith(".short_size")]
+        return [{"name": "RandomResizedCrop", "size": size or foreign.number(last[-1] if last else f"{steps}.Scale")}]
+    side = foreign.number(f"{steps}.MultiScaleCrop.target_size")
+    size = foreign(f"{steps}.RandomCrop.target_size", side)
+    recipe.note("MultiScaleCrop: crops have any size between the largest and the smallest, instead of one of four")
+    return [{"name": "scale_jitter", "size": size, "scale": [side, round(side / 0.66)]}]
+
+
+def _three_crop(foreign: ForeignConfig, split: str, size: int) -> dict[str, Any]:
+    """Return the transform that resizes and crops clips of an evaluation."""
+    steps = f"PIPELINE.{split}.transform"
+    for name in ("CenterCrop", "UniformCrop"):
+        size = _number(foreign, f"{steps}.{name}.target_size", size)
+    short = _number(foreign, f"{steps}.Scale.short_size", 0)
+    return {"name": "three_crop", "size": size, **({"short_side": short} if short > size else {})}
+
+
+def _views(recipe: Recipe) -> dict[str, Any] | None:
+    """Return the source of several views for the test; None if it has one."""
+    foreign = recipe.foreign
+    clips, crops = (foreign(f"DATASET.test.num_{name}") for name in ("ensemble_views", "spatial_crops"))
+    if clips is None and "PIPELINE.test.transform.UniformCrop" in foreign:
+        dense = (foreign("PIPELINE.test.sample.seg_len") or 1) > 1
+        clips, crops = foreign.number("PIPELINE.test.sample.num_seg") if dense else 1, 3
+    for name in ("TenCrop", "GroupFullResSample"):
+        if f"PIPELINE.test.transform.{name}" in foreign:
+            recipe.note(f"the test's {name} is not converted: see video_views for several views of a video")
+    if clips is None or crops is None:
+        return None
+    return {"name": "video_views", "source": _source(recipe, "test"), "clips": clips, "crops": crops}
 
 
 def _source(recipe: Recipe, split: str) -> dict[str, Any]:
-    files = {
-        "file": recipe.foreign(f"DATASET.{split}.file_path"),
-        "root": recipe.foreign(f"DATASET.{split}.data_prefix"),
-    }
-    return {"name": "video_list", **{key: value for key, value in files.items() if value is not None}}
+    foreign = recipe.foreign
+    where = f"DATASET.{split}"
+    files = {"file": foreign(f"{where}.file_path"), "root": foreign(f"{where}.data_prefix") or None}
+    suffix, form = foreign(f"{where}.suffix"), foreign(f"{where}.format")
+    if form == "FrameDataset":
+        source = {"name": "frame_folders", **files, "pattern": suffix}
+    else:
+        source = {"name": "video_list", **files, "suffix": suffix}
+    return {key: value for key, value in source.items() if value is not None}
 
 
 def _optimizer(recipe: Recipe) -> None:
     """Set ``optimizer``, ``schedule`` and, for multigrid training, ``shapes``."""
     foreign, rate = recipe.foreign, "OPTIMIZER.learning_rate"
-    steps = _numbers(foreign, f"{rate}.steps")
+    _update_rule(recipe)
+    if foreign(f"{rate}.name") == "PiecewiseDecay":
+        return _piecewise(recipe)
+    steps = foreign.numbers(f"{rate}.steps")
     base = f"{rate}.step_base_lr" if steps else f"{rate}.cosine_base_lr"
-    lr, gamma = foreign.number(base), foreign(f"{rate}.gamma", 0.1)
-    lrs = _numbers(foreign, f"{rate}.lrs")
+    if foreign(f"{rate}.name") == "CustomWarmupCosineStepDecay":
+        base = f"{rate}.base_lr"
+    lr, gamma = foreign.number(base), _number(foreign, f"{rate}.gamma", 0.1)
+    lrs = foreign.numbers(f"{rate}.lrs")
     if not lr:
         raise foreign.problem(base, "must not be 0")
     if any(abs(factor - gamma**power) > 1e-6 * factor for power, factor in enumerate(lrs)):
@@ -177,37 +342,68 @@ def _optimizer(recipe: Recipe) -> None:
     cycles = _cycles(foreign)
     long_cycle = cycles.get("long_cycle")
     # The first shape has larger batches and, by the same factor, a higher learning rate.
-    first_factor = round(1 / (long_cycle[0][0] * long_cycle[0][1] ** 2)) if long_cycle else 1
+    first_factor = max(1, round(1 / (long_cycle[0][0] * long_cycle[0][1] ** 2))) if long_cycle else 1
     schedule: dict[str, Any] = {"name": "cosine", "warmup_rule": "sliced"}
     if cycles:
         recipe.put("shapes", _shapes(foreign, steps, gamma, cycles), "MULTIGRID.LONG_CYCLE", "MULTIGRID.SHORT_CYCLE")
         schedule = {"name": "constant"}
     elif steps:
         schedule = {"name": "multi_step", "milestones": [f"{step}ep" for step in steps[1:]], "gamma": gamma}
-    warmup = {
-        "warmup": f"{foreign(f'{rate}.warmup_epochs', 0)}ep",
-        "warmup_factor": foreign(f"{rate}.warmup_start_lr", lr) / (lr * first_factor),
-    }
+    epochs = _number(foreign, f"{rate}.warmup_epochs", _number(foreign, f"{rate}.warmup_iters", 0))
+    start = _number(foreign, f"{rate}.warmup_start_lr", lr * _number(foreign, f"{rate}.warmup_ratio", 1.0))
+    warmup = {"warmup": f"{epochs}ep", "warmup_factor": start / (lr * first_factor)}
     recipe.put("schedule", {**schedule, **warmup}, *foreign.keys(rate))
-    recipe.put("optimizer.name", "sgd")
     recipe.put("optimizer.lr", lr, base)
-    keys = {
-        "momentum": ("momentum", 0.9),
-        "nesterov": ("use_nesterov", False),
-        "weight_decay": ("weight_decay.value", 0.0),
-    }
-    for key, (source_key, default) in keys.items():
-        recipe.put(f"optimizer.{key}", foreign(f"OPTIMIZER.{source_key}", default), f"OPTIMIZER.{source_key}")
 
 
-def _numbers(foreign: ForeignConfig, path: str) -> list[Any]:
-    """Return a list of numbers; empty if it is not set."""
-    values = foreign(path) or []
-    if not isinstance(values, list) or any(
-        isinstance(value, bool) or not isinstance(value, int | float) for value in values
-    ):
-        raise foreign.problem(path, f"expected a list of numbers, got {show(values)}")
-    return values
+def _update_rule(recipe: Recipe) -> None:
+    """Set the optimizer without its learning rate, and gradient clipping."""
+    foreign = recipe.foreign
+    name = foreign("OPTIMIZER.name", "Momentum")
+    if name == "AdamW":
+        recipe.put("optimizer.name", "adamw", "OPTIMIZER.name")
+        betas = [foreign(f"OPTIMIZER.beta{number}", beta) for number, beta in ((1, 0.9), (2, 0.999))]
+        recipe.put("optimizer.betas", betas, "OPTIMIZER.beta1", "OPTIMIZER.beta2")
+        recipe.put("optimizer.weight_decay", foreign("OPTIMIZER.weight_decay", 0.01), "OPTIMIZER.weight_decay")
+        if names := str(foreign("OPTIMIZER.no_weight_decay_name") or "").split():
+            rules = [{"pattern": name, "weight_decay": 0.0} for name in names]
+            recipe.put("param_groups.rules", rules, "OPTIMIZER.no_weight_decay_name")
+    elif name == "Momentum":
+        recipe.put("optimizer.name", "sgd")
+        keys = {
+            "momentum": ("momentum", 0.9),
+            "nesterov": ("use_nesterov", False),
+            "weight_decay": ("weight_decay.value", 0.0),
+        }
+        for key, (source_key, default) in keys.items():
+            recipe.put(f"optimizer.{key}", foreign(f"OPTIMIZER.{source_key}", default), f"OPTIMIZER.{source_key}")
+    else:
+        raise foreign.problem("OPTIMIZER.name", f"{show(name)} is not supported", "supported: Momentum, AdamW")
+    if (clip := foreign("OPTIMIZER.grad_clip.name")) is not None:
+        if clip != "ClipGradByGlobalNorm":
+            raise foreign.problem("OPTIMIZER.grad_clip.name", f"{show(clip)} is not supported: ClipGradByGlobalNorm is")
+        norm = foreign.number("OPTIMIZER.grad_clip.value")
+        recipe.put("train.step", {"name": "standard", "clip_norm": norm}, "OPTIMIZER.grad_clip.value")
+
+
+def _piecewise(recipe: Recipe) -> None:
+    """Convert learning rates between boundaries, which must have a common factor."""
+    foreign, rate = recipe.foreign, "OPTIMIZER.learning_rate"
+    boundaries, values = foreign.numbers(f"{rate}.boundaries"), foreign.numbers(f"{rate}.values")
+    if len(values) != len(boundaries) + 1 or not values[0]:
+        raise foreign.problem(f"{rate}.values", f"{show(values)} for {show(boundaries)}: expected one more")
+    gamma = values[1] / values[0] if boundaries else 1.0
+    if any(abs(value - values[0] * gamma**power) > 1e-6 * value for power, value in enumerate(values)):
+        raise foreign.problem(f"{rate}.values", f"{show(values)} have no common factor")
+    milestones = [f"{boundary}ep" for boundary in boundaries]
+    schedule = {"name": "multi_step", "milestones": milestones, "gamma": float(f"{gamma:.6g}")}
+    recipe.put("schedule", schedule, f"{rate}.boundaries", f"{rate}.values")
+    recipe.put("optimizer.lr", values[0], f"{rate}.values")
+
+
+def _number(foreign: ForeignConfig, path: str, default: float) -> Any:
+    """Return the number at a path; ``default`` if it is not set."""
+    return foreign.number(path) if path in foreign else default
 
 
 def _cycles(foreign: ForeignConfig) -> dict[str, Any]:
@@ -215,7 +411,12 @@ def _cycles(foreign: ForeignConfig) -> dict[str, Any]:
     long, short = (bool(foreign(f"MULTIGRID.{name}_CYCLE", False)) for name in ("LONG", "SHORT"))
     path = "MULTIGRID.long_cycle_factors"
     factors = [entry.get("value") for entry in foreign(path, LONG_CYCLE) if isinstance(entry, dict)]
-    if any(not isinstance(pair, list) or len(pair) != 2 or not all(pair) for pair in factors):
+    numbers = [
+        [value for value in pair if isinstance(value, int | float) and value]
+        for pair in factors
+        if isinstance(pair, list)
+    ]
+    if any(len(pair) != 2 for pair in numbers) or numbers != factors:
         raise foreign.problem(path, f"{show(factors)}: expected pairs of numbers")
     short_factors = foreign("MULTIGRID.short_cycle_factors") or [0.5, 0.7071]
     return (
@@ -232,5 +433,6 @@ def _shapes(foreign: ForeignConfig, steps: Any, gamma: float, cycles: Mapping[st
         "gamma": gamma,
         "epoch_factor": foreign("MULTIGRID.epoch_factor", 1.5),
         "bn_base_size": foreign("MULTIGRID.bn_base_size", 8),
+        "evaluations": foreign("MULTIGRID.EVAL_FREQ"),
         **cycles,
     }

@@ -1,6 +1,6 @@
 """Reader of Python configs that parses literals, ``dict(...)`` and arithmetic without executing code.
 
-Other expressions are reported.
+Names are replaced by the literals that the file assigns to them. Other expressions become :class:`Code`.
 """
 
 from __future__ import annotations
@@ -8,13 +8,14 @@ from __future__ import annotations
 import ast
 import math
 import operator
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from opabinia.config.errors import ConfigError, Problem
 from opabinia.config.tree import Node, shown_path, text_of
-from opabinia.migration.foreign_config import as_node, merge_trees
+from opabinia.migration.foreign_config import Code, as_node, merge_trees
 
 MAX_DEPTH = 40
 
@@ -29,12 +30,10 @@ class Config(NamedTuple):
     Attributes:
         tree: the values.
         base: name of the base class that the file imports; empty if there is none.
-        code: expressions that are not literals, as "file.py:12: the expression".
     """
 
     tree: Node
     base: str
-    code: list[str]
 
 
 def read(file: Path, class_name: str = "Cfg") -> Config:
@@ -48,29 +47,31 @@ def read(file: Path, class_name: str = "Cfg") -> Config:
         ConfigError: the file cannot be read, is not valid Python, or has no class.
     """
     where = shown_path(file)
-    module = _parse(file, where)
+    module = parse(file, where)
     classes = {node.name: node for node in module.body if isinstance(node, ast.ClassDef)}
     if not classes:
         raise ConfigError(Problem(where, "", "has no class, so it is not a config of basecls"))
-    values = {
-        target.id: node.value
-        for node in module.body
-        if isinstance(node, ast.Assign)
-        for target in node.targets
-        if isinstance(target, ast.Name)
-    }
-    reader = _Reader(where)
+    reader = _Reader(where, _assignments(module))
     tree, name, seen = Node({}, where), class_name if class_name in classes else list(classes)[-1], set[str]()
     while name in classes and name not in seen:
         seen.add(name)
         argument = _init_argument(classes[name])
-        own = reader.node(values[argument], 1) if argument in values else Node({}, where)
+        own = Node({}, where) if argument is None else reader.node(argument, 1)
+        if not isinstance(own.value, dict):
+            raise ConfigError(
+                Problem(own.where, "", f"the values of {name} are computed by code, which is not executed")
+            )
         tree = merge_trees(own, tree)
         name = next((base.id for base in classes[name].bases if isinstance(base, ast.Name)), "")
-    return Config(tree, name if name not in classes else "", reader.code)
+    return Config(tree, name if name not in classes else "")
 
 
-def _parse(file: Path, where: str) -> ast.Module:
+def parse(file: Path, where: str) -> ast.Module:
+    """Parse a Python file, which is named ``where`` in messages.
+
+    Raises:
+        ConfigError: the file cannot be read or is not valid Python.
+    """
     problems: list[Problem] = []
     text = text_of(file, problems)
     if text is None:
@@ -83,21 +84,43 @@ def _parse(file: Path, where: str) -> ast.Module:
         raise ConfigError(Problem(where, "", f"cannot be read as Python: {error}")) from error
 
 
-def _init_argument(class_node: ast.ClassDef) -> str:
-    """Return the name of the dictionary that a class passes to its base class: ``super().__init__(_cfg)``."""
+def _assignments(module: ast.Module) -> dict[str, ast.expr | None]:
+    """Return the expressions assigned to names at the top level of a file.
+
+    None stands for values that depend on the flow of the program: names assigned more than once, in a loop or by
+    ``+=``, and objects of which an item is assigned or a method is called.
+    """
+    values: dict[str, ast.expr | None] = {}
+    for node in module.body:
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            values |= {target.id: node.value for target in targets if isinstance(target, ast.Name)}
+    stores: Counter[str] = Counter()
+    for child in ast.walk(module):
+        match child:
+            case ast.Name(id=name, ctx=ast.Store()):
+                stores[name] += 1
+            case (
+                ast.Subscript(value=ast.Name(id=name), ctx=ast.Store() | ast.Del())
+                | ast.Call(func=ast.Attribute(value=ast.Name(id=name)))
+            ):
+                stores[name] += 2
+    return values | {name: None for name, count in stores.items() if count > 1 or name not in values}
+
+
+def _init_argument(class_node: ast.ClassDef) -> ast.expr | None:
+    """Return the argument of ``super().__init__(_cfg)``; None if there is none, or if it is a parameter."""
     for node in ast.walk(class_node):
-        if (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Attribute)
-            and node.func.attr == "__init__"
-            and node.args
-            and isinstance(node.args[0], ast.Name)
-        ):
-            return node.args[0].id
-    return ""
+        match node:
+            case ast.FunctionDef(args=ast.arguments(args=parameters)):
+                own = {parameter.arg for parameter in parameters}
+            case ast.Call(func=ast.Attribute(attr="__init__"), args=[argument, *_]):
+                is_parameter = isinstance(argument, ast.Name) and argument.id in own
+                return None if is_parameter else argument
+    return None
 
 
-_OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
@@ -108,24 +131,24 @@ _OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 class _Reader:
     """Converts expressions to nodes."""
 
-    def __init__(self, where: str) -> None:
-        self.code: list[str] = []
+    def __init__(self, where: str, assigned: Mapping[str, ast.expr | None]) -> None:
         self._where = where
+        self._assigned = assigned
 
     def node(self, expression: ast.expr, depth: int) -> Node:
         """Convert a dictionary to a mapping and other expressions to values."""
         where = f"{self._where}:{expression.lineno}"
         if depth > MAX_DEPTH:
             raise ConfigError(Problem(where, "", f"nested more than {MAX_DEPTH} levels deep"))
+        if isinstance(expression, ast.Name) and (assigned := self._assigned.get(expression.id)) is not None:
+            return self.node(assigned, depth + 1)
         items = self._items(expression)
         if items is not None:
-            nodes = {key: self.node(value, depth + 1) for key, value in items.items()}
-            return Node({key: node for key, node in nodes.items() if node.value is not Ellipsis}, where)
+            return Node({key: self.node(value, depth + 1) for key, value in items.items()}, where)
         try:
             return as_node(self._value(expression, depth), where)
         except (ValueError, TypeError, ZeroDivisionError, OverflowError):
-            self.code.append(f"{where}: {ast.unparse(expression)[:100]}")
-            return Node(..., where)
+            return Node(Code(ast.unparse(expression)[:100]), where)
 
     def _items(self, expression: ast.expr) -> dict[str, ast.expr] | None:
         """Return the keys and values of ``{...}`` and ``dict(...)``; None for other expressions."""
@@ -153,12 +176,14 @@ class _Reader:
                 return value
             case ast.Tuple(elts=items) | ast.List(elts=items):
                 return [self._value(item, depth + 1) for item in items]
-            case ast.Name(id=name):
+            case ast.Name(id=name) if name not in self._assigned:
                 return Name(name)
+            case ast.Name(id=name) if (assigned := self._assigned[name]) is not None:
+                return self._value(assigned, depth + 1)
             case ast.UnaryOp(op=ast.USub(), operand=operand):
                 return -self._number(operand, depth)
-            case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
-                return _OPERATORS[type(op)](self._number(left, depth), self._number(right, depth))
+            case ast.BinOp(left=left, op=op, right=right) if type(op) in OPERATORS:
+                return OPERATORS[type(op)](self._number(left, depth), self._number(right, depth))
             case ast.Call(func=ast.Name(id="float"), args=[ast.Constant(value="inf" | "-inf" as text)], keywords=[]):
                 return float(text)
         raise ValueError("not a literal")

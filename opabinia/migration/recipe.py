@@ -5,15 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from opabinia.config.errors import ConfigError, Problem, printable, show
+from opabinia.config.errors import ConfigError, Problem, show
 from opabinia.config.text import dump_with_references
-from opabinia.migration.foreign_config import ForeignConfig, UnconvertedKey
+from opabinia.migration.foreign_config import NO_EQUIVALENT, ForeignConfig, UnconvertedKey
+from opabinia.runtime.text import printable
 
 SECTIONS = (
     *("vars", "init", "task", "distill", "data", "shapes", "optimizer", "param_groups", "schedule", "schedules"),
     *("train", "ema", "evaluate", "checkpoint", "hooks", "seed"),
 )
 """The order of sections in a recipe."""
+
+
+EFFECTS = (
+    ("model", "loss", "head", "backbone", "kd", "distillation"),
+    ("data", "input", "preprocess", "augment", "pipeline"),
+    ("optim", "solver", "schedule", "lr"),
+    ("test", "eval", "metric", "svm"),
+)
+"""Beginnings of sections of other systems' configs, those with the largest effect on results first."""
 
 
 class Reference(str):
@@ -103,9 +113,18 @@ class Recipe:
         """Report a part of a value, such as an entry of a list, as not converted."""
         self._skipped.append(UnconvertedKey(source_key, part, self.foreign.where(source_key), why))
 
+    def dropped(self) -> list[UnconvertedKey]:
+        """Return the keys in the files whose absence may change results, those of the model first."""
+        unknown = [key for key in self.foreign.unread() if key.why == NO_EQUIVALENT]
+        return sorted([*self._skipped, *unknown], key=lambda key: _rank(key.path))
+
     def unconverted(self) -> list[UnconvertedKey]:
-        """Return all keys in the files that are not converted."""
-        return [*self._skipped, *self.foreign.unread()]
+        """Return all keys in the files that are not converted: first :meth:`dropped`, then those without effect."""
+        return [*self.dropped(), *(key for key in self.foreign.unread() if key.why != NO_EQUIVALENT)]
+
+    def refuse(self, source_key: str, message: str, allowed: str = "") -> None:
+        """Collect an error about a value, for :meth:`finish`."""
+        self._problems += self.foreign.problem(source_key, message, allowed).problems
 
     def finish(self) -> None:
         """Complete the conversion.
@@ -117,20 +136,30 @@ class Recipe:
             raise ConfigError(dict.fromkeys(self._problems))
 
     def text(self) -> str:
-        """Return YAML: notes, the recipe, the origins of its values and the keys that are not converted."""
+        """Return YAML: notes and dropped keys, the recipe, the origins of its values, the keys that are not needed."""
         ordered = {name: self.config[name] for name in SECTIONS if name in self.config}
         origins = [f"  {key} = {self._origin(source_keys)}" for key, source_keys in self._origins.items()]
+        dropped = [f"  {key}" for key in self.dropped()]
+        headline = ["Dropped, the most important first:", *dropped] if dropped else []
         parts = [
-            _comment([f"From {self.foreign.file}, a config of {self.foreign.system}.", *self.notes]),
+            _comment([f"From {self.foreign.file}, a config of {self.foreign.system}.", *headline, *self.notes]),
             dump_with_references(_escape_references(ordered)).rstrip(),
             _comment(["Origins of the values:", *origins]),
         ]
-        if unconverted := self.unconverted():
-            parts.append(_comment(["Not converted:", *(f"  {key}" for key in unconverted)]))
+        if unneeded := self.unconverted()[len(dropped) :]:
+            parts.append(_comment(["Not needed:", *(f"  {key}" for key in unneeded)]))
         return "\n\n".join(parts) + "\n"
 
     def _origin(self, source_keys: tuple[str, ...]) -> str:
-        return ", ".join(f"{key} {show(self.foreign(key), 100)} ({self.foreign.where(key)})" for key in source_keys)
+        return ", ".join(
+            f"{key} {show(self.foreign.untyped(key), 100)} ({self.foreign.where(key)})" for key in source_keys
+        )
+
+
+def _rank(path: str) -> int:
+    """Return the place of a key's section in :data:`EFFECTS`."""
+    section = path.partition(".")[0].lower()
+    return next((number for number, names in enumerate(EFFECTS) if section.startswith(names)), len(EFFECTS))
 
 
 def _comment(lines: Sequence[str]) -> str:

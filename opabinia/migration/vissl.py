@@ -5,7 +5,6 @@ For keys that a config does not set, the recipe gets VISSL's defaults (:data:`DE
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,11 @@ from opabinia.config.errors import ConfigError, Problem, show
 from opabinia.migration import hydra, vissl_transforms
 from opabinia.migration import vissl_schedules as schedules
 from opabinia.migration import vissl_tasks as tasks
-from opabinia.migration.foreign_config import ForeignConfig, leaves
+from opabinia.migration import vissl_tools as tools
+from opabinia.migration.foreign_config import ForeignConfig, SourceValue, leaves
 from opabinia.migration.recipe import Recipe, Reference, duration, duration_in, lookup
-from opabinia.migration.tables.vissl import DECAY, DEFAULTS, LR, OPTIMIZERS, REASONS, RESNETS, TRANSFORMERS
+from opabinia.migration.tables.vissl import DECAY, DEFAULTS, LR, MULTI_LABEL, OPTIMIZERS, REASONS, REFUSED_LOSSES
+from opabinia.migration.vissl_trunks import Trunk
 
 
 def convert(file: Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -31,23 +32,35 @@ def convert(file: Path, overrides: Sequence[str] = ()) -> Recipe:
     """
     tree = hydra.read(file, overrides)
     root = tree.value.get("config", tree)
-    written = {re.sub(r"^MODEL\.TRUNK\.TRUNK_PARAMS\.", "MODEL.TRUNK.", path): value for path, value in leaves(root)}
+    written = {path.replace(".TRUNK.TRUNK_PARAMS.", ".TRUNK."): value for path, value in leaves(root)}
+    if engine := tree.value.get("engine_name"):
+        written["engine_name"] = SourceValue(engine.plain(), engine.where)
     foreign = ForeignConfig("VISSL", str(file), written, DEFAULTS, REASONS)
     recipe = Recipe(foreign)
-    if "LOSS.name" not in foreign:
-        reason = ": this file has CRITERION, a key of an older VISSL" if "CRITERION" in foreign else ""
-        raise ConfigError(Problem(str(file), "LOSS.name", f"is missing{reason}"))
+    if "CRITERION" in foreign:
+        raise ConfigError(Problem(str(file), "CRITERION", "this key is of an older VISSL; now it is LOSS"))
+    if not any(section in foreign for section in ("DATA", "MODEL", "LOSS")):
+        raise ConfigError(Problem(str(file), "", "has no key below DATA, MODEL or LOSS, as a config of VISSL has"))
     training = _transforms(recipe, "TRAIN")
-    method = _method(recipe, training)
+    tool = tools.method(recipe)
+    method = tool or _method(recipe, training)
     method(recipe)
     _trunk(recipe, training)
     _pixel_stats(recipe, training)
-    _data(recipe, training, method)
-    _optimizer(recipe)
-    _training(recipe)
+    if method is not tools.instance_retrieval:
+        _data(recipe, training, method)
+    if tool is None:
+        _optimizer(recipe)
+        _training(recipe)
+    else:
+        recipe.put("optimizer", "sgd")
+        recipe.put("train.length", "1ep")
     recipe.finish()
     return recipe
 
+
+JIGSAW = {"ShuffleImgPatches", "ImgPatchesFromTensor", "ImgPilToPatchesAndImage"}
+"""Transforms of Jigsaw and PIRL."""
 
 # --- method -----------------------------------------------------------------------------------------------------------
 
@@ -67,10 +80,12 @@ def _method(recipe: Recipe, training: vissl_transforms.Views) -> Callable[[Recip
     """Return the function that converts the task."""
     foreign = recipe.foreign
     name = foreign("LOSS.name")
-    if "ShuffleImgPatches" in training.unsupported:
+    if JIGSAW.intersection(training.unsupported):
         raise foreign.problem(
-            "DATA.TRAIN.TRANSFORMS", "Jigsaw and PIRL are not supported", f"supported: {', '.join(tasks.METHODS)}"
+            "DATA.TRAIN.TRANSFORMS", "Jigsaw and PIRL are not supported: images are not cut into tiles"
         )
+    if reason := REFUSED_LOSSES.get(name):
+        raise foreign.problem("LOSS.name", f"{show(name)} is not supported: {reason}")
     if name not in tasks.METHODS:
         raise foreign.problem("LOSS.name", f"{show(name)} is not supported", f"supported: {', '.join(tasks.METHODS)}")
     if tasks.METHODS[name] is tasks.classification and training.rotated:
@@ -83,80 +98,16 @@ def _method(recipe: Recipe, training: vissl_transforms.Views) -> Callable[[Recip
 
 def _trunk(recipe: Recipe, training: vissl_transforms.Views) -> None:
     foreign = recipe.foreign
-    name = foreign("MODEL.TRUNK.NAME")
-    if name == "resnet":
-        _resnet(recipe)
-    elif name == "vision_transformer":
-        _transformer(recipe, training)
-    else:
-        model: str | Reference | None = _timm_model(foreign, name)
-        if model is None:
-            model = recipe.variable("model", "resnet50", "MODEL.TRUNK.NAME")
-            recipe.note(f"MODEL.TRUNK.NAME: {show(name)} is not supported: set vars.model to a model of timm")
-        recipe.put("task.backbone", {"name": "timm", "model": model}, "MODEL.TRUNK.NAME")
+    if (order := foreign("MODEL.INPUT_TYPE")) != "rgb":
+        raise foreign.problem("MODEL.INPUT_TYPE", f"{show(order)} is not supported", "supported: rgb")
+    trunk = Trunk(recipe, "MODEL.TRUNK", training)
+    recipe.put("task.backbone", trunk.backbone(), "MODEL.TRUNK.NAME", *trunk.source_keys())
+    if trunk.sharded or foreign("MODEL.FSDP_CONFIG.AUTO_SETUP_FSDP"):
+        recipe.put("train.parallel", "fsdp", "MODEL.TRUNK.NAME")
+    key = "MODEL.ACTIVATION_CHECKPOINTING.USE_ACTIVATION_CHECKPOINTING"
+    if foreign(key):
+        recipe.put("train.activation_checkpointing", True, key)
     _weights(recipe)
-
-
-def _timm_model(foreign: ForeignConfig, name: str) -> str | None:
-    """Return timm's name of an EfficientNet or RegNet that the config gives by name; else None."""
-    if name == "efficientnet" and (match := re.search(r"b\d$", _efficientnet_name(foreign).lower())):
-        return f"efficientnet_{match[0]}"
-    regnet = str(foreign("MODEL.TRUNK.REGNET.name"))
-    if name == "regnet" and (match := re.fullmatch(r"regnet_([xy])_(\d+)(mf|gf)", regnet)):
-        size = int(match[2]) // 100 if match[3] == "mf" else int(match[2]) * 10
-        return f"regnet{match[1]}_{size:03}"
-    return None
-
-
-def _efficientnet_name(foreign: ForeignConfig) -> str:
-    section = "MODEL.TRUNK.EFFICIENT_NETS"
-    return str(foreign(f"{section}.model_version") or foreign(f"{section}.model_name"))
-
-
-def _resnet(recipe: Recipe) -> None:
-    foreign, section = recipe.foreign, "MODEL.TRUNK.RESNETS"
-    size = tuple(foreign(f"{section}.{key}") for key in ("DEPTH", "GROUPS", "WIDTH_PER_GROUP"))
-    if size not in RESNETS or foreign(f"{section}.WIDTH_MULTIPLIER") != 1:
-        sizes = f"{show(list(size))} times {foreign(f'{section}.WIDTH_MULTIPLIER')}"
-        raise foreign.problem(
-            f"{section}.DEPTH", f"no supported ResNet has depth, groups and width {sizes}", ", ".join(RESNETS.values())
-        )
-    norm, stride = foreign(f"{section}.NORM"), foreign(f"{section}.LAYER4_STRIDE")
-    model = RESNETS[size]
-    backbone: dict[str, Any] = {"name": "timm", "model": model}
-    if norm == "GroupNorm" or stride != 2:
-        norms = {"norm": "group"} if norm == "GroupNorm" else {}
-        backbone = {"name": "resnet", "model": model, "last_stride": stride, **norms}
-    elif norm != "BatchNorm":
-        recipe.skip(f"{section}.NORM", "ResNets have batch or group norms")
-    recipe.put(
-        "task.backbone", backbone, *(f"{section}.{key}" for key in ("DEPTH", "GROUPS", "WIDTH_PER_GROUP", "NORM"))
-    )
-
-
-def _transformer(recipe: Recipe, training: vissl_transforms.Views) -> None:
-    foreign, section = recipe.foreign, "MODEL.TRUNK.VISION_TRANSFORMERS"
-    keys = ("HIDDEN_DIM", "NUM_LAYERS", "NUM_HEADS")
-    image_size, patch = foreign(f"{section}.IMAGE_SIZE"), foreign(f"{section}.PATCH_SIZE")
-    match = re.fullmatch(r"vit_([bl])_?(\d+)", str(foreign(f"{section}.name")))
-    size = tuple(foreign(f"{section}.{key}") for key in keys)
-    if match:
-        size, patch = {"b": (768, 12, 12), "l": (1024, 24, 16)}[match[1]], int(match[2])
-    if size not in TRANSFORMERS:
-        supported = ", ".join(f"{show(list(known))} {name}" for known, name in TRANSFORMERS.items())
-        raise foreign.problem(
-            f"{section}.HIDDEN_DIM",
-            f"no supported transformer has width, depth and heads {show(list(size))}",
-            supported,
-        )
-    options = {"img_size": image_size, **({"dynamic_img_size": True} if training.num_views > 2 else {})}
-    backbone = {
-        "name": "timm",
-        "model": f"vit_{TRANSFORMERS[size]}_patch{patch}_224",
-        "drop_path": foreign(f"{section}.DROP_PATH_RATE"),
-        "options": options,
-    }
-    recipe.put("task.backbone", backbone, *(f"{section}.{key}" for key in (*keys, "PATCH_SIZE", "DROP_PATH_RATE")))
 
 
 def _weights(recipe: Recipe) -> None:
@@ -178,7 +129,7 @@ def _pixel_stats(recipe: Recipe, training: vissl_transforms.Views) -> None:
 def _data(recipe: Recipe, training: vissl_transforms.Views, method: Callable[[Recipe], None]) -> None:
     foreign = recipe.foreign
     world = foreign("DISTRIBUTED.NUM_NODES") * foreign("DISTRIBUTED.NUM_PROC_PER_NODE")
-    labeled = method is tasks.classification
+    labeled = method in LABELED
     source = _source(recipe, "TRAIN", labeled)
     if method in (tasks.deepcluster, tasks.npid):
         source = {"name": "indexed", "source": source}
@@ -187,6 +138,7 @@ def _data(recipe: Recipe, training: vissl_transforms.Views, method: Callable[[Re
     if method is tasks.npid and not training.num_views:
         steps = [{"name": "views", "views": [{"transforms": steps}]}]
     recipe.put("data.train.transforms", steps)
+    _mixing(recipe)
     if "DATA.TEST" in foreign and foreign("TEST_MODEL"):
         val_transforms = _transforms(recipe, "TEST").steps
         recipe.put(
@@ -204,8 +156,36 @@ def _data(recipe: Recipe, training: vissl_transforms.Views, method: Callable[[Re
     recipe.convert("DATA.TRAIN.DROP_LAST", "data.drop_last")
     if (limit := foreign("DATA.TRAIN.DATA_LIMIT")) > 0:
         section = "DATA.TRAIN.DATA_LIMIT_SAMPLING"
-        options = {"stratified": foreign(f"{section}.IS_BALANCED"), "subset_seed": foreign(f"{section}.SEED")}
-        recipe.put("data.sampler", {"name": "subset", "num_samples": limit, **options}, "DATA.TRAIN.DATA_LIMIT")
+        options = (
+            {"stratified": False, "equal_classes": True} if foreign(f"{section}.IS_BALANCED") else {"stratified": False}
+        )
+        sampler = {"name": "subset", "num_samples": limit, **options, "subset_seed": foreign(f"{section}.SEED")}
+        recipe.put("data.sampler", sampler, "DATA.TRAIN.DATA_LIMIT")
+
+
+LABELED = (tasks.classification, tasks.distillation, *tools.TOOLS.values(), *tools.ENGINES.values())
+"""Conversion functions of tasks that need labels."""
+
+
+def _mixing(recipe: Recipe) -> None:
+    """Convert mixup and cutmix; other collation follows from the views."""
+    foreign, key = recipe.foreign, "DATA.TRAIN.COLLATE_FUNCTION"
+    name = foreign(key)
+    values = {path.rpartition(".")[2]: foreign(path) for path in foreign.keys(f"{key}_PARAMS")}
+    if name not in ("cutmixup_collator", "mixup_collator") or recipe.config["task"]["name"] != "classification":
+        if "mixup" in str(name):
+            recipe.skip(key, "views of self-supervised learning are not mixed")
+        return
+    per = {"batch": "batch", "pair": "pair", "elem": "sample"}.get(values.get("mode", "batch"), "batch")
+    alphas = {"mixup": values.get("mixup_alpha", 1.0), "cutmix": values.get("cutmix_alpha", 0.0)}
+    mixes = [{"name": mix, "alpha": alpha, "per": per} for mix, alpha in alphas.items() if alpha]
+    cutmix = values.get("switch_prob", 0.5)
+    weights = {"weights": [round(1 - cutmix, 6), cutmix]} if len(mixes) == 2 else {}
+    if mixes:
+        mix = {"name": "one_of", "mixes": mixes, "probability": values.get("prob", 1.0), **weights}
+        recipe.put("data.mix", [mix], key, *foreign.keys(f"{key}_PARAMS"))
+    if smoothing := values.get("label_smoothing"):
+        recipe.put("task.loss.label_smoothing", smoothing, f"{key}_PARAMS.label_smoothing")
 
 
 def _source(recipe: Recipe, split: str, labeled: bool) -> dict[str, Any]:
@@ -225,6 +205,11 @@ def _source(recipe: Recipe, split: str, labeled: bool) -> dict[str, Any]:
         recipe.note(f"the path of {show(names)} is in VISSL's catalog: set vars.{folder}")
     if len(paths) > 1 or len(names) > 1:
         recipe.note(f"DATA.{split}: only the first of several datasets is used; see the source concat")
+    if labeled and str(names[0] if names else "").startswith(MULTI_LABEL):
+        recipe.note(
+            f"images of {show(names)} have several labels: write a list of them (opabinia config list source table)"
+        )
+        return {"name": "table", "file": recipe.variable(folder, f"path/to/{folder}.csv"), "multi_label": True}
     if kinds[0] != "disk_folder":
         recipe.note(
             f"DATA.{split}.DATA_SOURCES: {show(kinds[0])} is replaced by a folder; see opabinia config list source"
@@ -270,8 +255,14 @@ def _optimizer(recipe: Recipe) -> None:
 def _groups(recipe: Recipe) -> None:
     foreign = recipe.foreign
     kinds = {"norm": "OPTIMIZER.regularize_bn", "bias": "OPTIMIZER.regularize_bias"}
+    if (constructor := foreign("OPTIMIZER.param_group_constructor")) == "lr_decay":
+        recipe.convert("OPTIMIZER.layer_wise_lr_decay.decay", "param_groups.layer_decay")
+    elif constructor == "dino":
+        recipe.note("OPTIMIZER.param_group_constructor: dino does not decay norms and biases")
+    elif constructor != "default":
+        recipe.skip("OPTIMIZER.param_group_constructor", "see param_groups.rules")
     rules: list[dict[str, Any]] = [
-        {"kind": kind, "weight_decay": 0.0} for kind, key in kinds.items() if not foreign(key)
+        {"kind": kind, "weight_decay": 0.0} for kind, key in kinds.items() if not foreign(key) or constructor == "dino"
     ]
     names = foreign("OPTIMIZER.non_regularized_parameters")
     if any("pos_embed" in str(name) or "class_token" in str(name) or "cls_token" in str(name) for name in names):

@@ -35,9 +35,15 @@ def learning_rate(recipe: Recipe, scaled: bool) -> Curve:
 
 
 def _required_keys(name: str) -> tuple[str, ...]:
-    return {"multistep": ("values", "milestones"), "step": ("values",), "constant": ("value",)}.get(
-        name, ("start_value", "end_value")
-    )
+    return {
+        "multistep": ("values", "milestones"),
+        "step": ("values",),
+        "constant": ("value",),
+        "cosine_warm_restart": ("start_value", "end_value", *_RESTART_KEYS),
+    }.get(name, ("start_value", "end_value"))
+
+
+_RESTART_KEYS = ("restart_interval_length", "wave_type", "is_adaptive", "lr_multiplier")
 
 
 def interval(update_interval: Any) -> str:
@@ -91,10 +97,27 @@ def _curve(recipe: Recipe, section: Mapping[str, Any], span: tuple[float, float]
         return Curve(start, {"name": name, "end": ratio(end, start)})
     if name == "constant":
         return Curve(_number(recipe, section, "value"), {"name": "constant"})
+    if name == "cosine_warm_restart":
+        return _restarts(recipe, section, span or (0.0, 1.0))
     if name in ("multistep", "step"):
         return _stepped(recipe, section, span or (0.0, 1.0))
-    supported = "supported: cosine, multistep, step, constant, linear"
+    supported = "supported: cosine, cosine_warm_restart, multistep, step, constant, linear"
     raise recipe.foreign.problem(f"{LR}.name", f"{show(name)} is not supported", supported)
+
+
+def _restarts(recipe: Recipe, section: Mapping[str, Any], span: tuple[float, float]) -> Curve:
+    """Convert a cosine with warm restarts after every fraction of the schedule."""
+    start, end = _number(recipe, section, "start_value"), _number(recipe, section, "end_value")
+    cycle = (
+        _number(recipe, section, "restart_interval_length") * span[1] * recipe.foreign.number("OPTIMIZER.num_epochs")
+    )
+    schedule = {"name": "cosine_restarts", "cycle": duration(cycle, "ep"), "end": ratio(end, start)}
+    schedule["wave_type"] = section.get("wave_type") or "half"
+    if section.get("is_adaptive"):
+        schedule["peaks"] = "cosine"
+    elif multiplier := section.get("lr_multiplier"):
+        schedule["cycle_decay"] = multiplier
+    return Curve(start, schedule)
 
 
 def _stepped(recipe: Recipe, section: Mapping[str, Any], span: tuple[float, float]) -> Curve:

@@ -7,6 +7,8 @@ from typing import Any
 
 from opabinia.migration.recipe import Recipe, Table, duration, duration_in, lookup
 from opabinia.migration.tables.vissl import STAGES
+from opabinia.migration.vissl_transforms import NO_VIEWS
+from opabinia.migration.vissl_trunks import Trunk
 
 TABLES: dict[str, Table] = {
     "simclr": {"temperature": "temperature"},
@@ -16,6 +18,8 @@ TABLES: dict[str, Table] = {
         "epsilon": "epsilon",
         "iterations": "num_iters",
         "assign": ("crops_for_assign", len),
+    },
+    "swav_loss": {
         "hard": ("temp_hard_assignment_iters", duration_in("it")),
     },
     "deepcluster": {
@@ -33,6 +37,21 @@ TABLES: dict[str, Table] = {
         "center_momentum": "ema_center",
     },
     "barlow_twins": {"off_diagonal": "lambda_", "scale": "scale_loss"},
+    "ibot": {
+        "momentum": "teacher_momentum",
+        "temperature": "student_temp",
+        "warmup_teacher_temperature": "warmup_teacher_temp",
+        "teacher_temperature": "teacher_temp",
+        "warmup_patch_temperature": "warmup_teacher_patch_temp",
+        "patch_temperature": "teacher_patch_temp",
+        "teacher_warmup": ("warmup_teacher_temp_epochs", duration_in("ep")),
+        "patch_warmup": ("warmup_teacher_temp_epochs", duration_in("ep")),
+        "center_momentum": "center_momentum",
+        "patch_center_momentum": "center_momentum2",
+        "image_weight": "lambda1",
+        "patch_weight": "lambda2",
+        "masking_start": ("mim_start_epoch", duration_in("ep")),
+    },
     "npid": {
         "loss": ("loss_type", lookup({"nce": "nce", "cross_entropy": "info_nce"})),
         "negatives": "negative_sampling_params.num_negatives",
@@ -64,8 +83,15 @@ def moco(recipe: Recipe) -> None:
 
 def swav(recipe: Recipe) -> None:
     """Convert SwAV."""
-    foreign, queue = recipe.foreign, "LOSS.swav_loss.queue"
+    foreign, section = recipe.foreign, f"LOSS.{recipe.foreign('LOSS.name')}"
+    queue = f"{section}.queue"
     _task(recipe, "swav")
+    if section == "LOSS.swav_loss":
+        recipe.convert_section(section, "task", TABLES["swav_loss"])
+    else:
+        recipe.convert(f"{section}.momentum", "task.momentum")
+        if foreign(f"{section}.momentum_eval_mode_iter_start"):
+            recipe.skip(f"{section}.momentum_eval_mode_iter_start", "the teacher's norms stay in training mode")
     if head := _heads(recipe, "swav_head"):
         _dimensions(recipe, head[0].get("dims"), "hidden", "projection")
         if clusters := head[0].get("num_clusters"):
@@ -93,6 +119,42 @@ def dino(recipe: Recipe) -> None:
             case [outputs]:
                 recipe.put("task.outputs", outputs, source)
     _frozen(recipe, "task.freeze_last_layer")
+
+
+def ibot(recipe: Recipe) -> None:
+    """Convert iBOT."""
+    _task(recipe, "ibot")
+    if head := _heads(recipe, "ibot_head"):
+        source, keys = "MODEL.HEAD.PARAMS", head[0]
+        outputs = keys.get("out_dim", 8192)
+        recipe.put("task.outputs", outputs, source)
+        recipe.put("task.patch_outputs", keys.get("patch_out_dim", outputs), source)
+        recipe.put("task.separate_heads", not keys.get("shared_head", False), source)
+        recipe.put("task.norm_last_layer", bool(keys.get("normalize_last_layer", True)), source)
+    recipe.note("masked blocks have the paper's aspect ratios; those of VISSL are larger, as it takes no logarithm")
+    _frozen(recipe, "task.freeze_last_layer")
+
+
+def distillation(recipe: Recipe) -> None:
+    """Convert the distillation of a classifier."""
+    foreign, section = recipe.foreign, "LOSS.distillation_loss"
+    classification(recipe)
+    share = foreign.number(f"{section}.soft_target_alpha")
+    kind = str(foreign(f"{section}.loss_type", "kl_divergence")).lower()
+    features = [part[0] for part in foreign("MODEL.HEAD.PARAMS") if isinstance(part, list) and part] == ["identity"]
+    recipe.put("distill.task_weight", round(1 - share, 6), f"{section}.soft_target_alpha")
+    if features and kind == "mse":
+        weights = {"logits_weight": 0.0, "features_weight": share, "features_loss": "mse"}
+    else:
+        losses = {"kl_divergence": "soft", "cross_entropy": "soft", "mse": "mse"}
+        recipe.convert(f"{section}.loss_type", "distill.logits_loss", lambda _: lookup(losses)(kind))
+        weights = {"logits_weight": share, "temperature": foreign.number(f"{section}.temperature")}
+    for key, value in weights.items():
+        recipe.put(f"distill.{key}", value, f"{section}.soft_target_alpha", f"{section}.temperature")
+    teacher = "DISTILLATION.TEACHER_MODEL"
+    recipe.put("distill.backbone", Trunk(recipe, f"{teacher}.TRUNK", NO_VIEWS).backbone(), f"{teacher}.TRUNK.NAME")
+    weights_key = f"{teacher}.WEIGHTS_INIT.PARAMS_FILE"
+    recipe.put("distill.weights", recipe.variable("teacher", foreign(weights_key), weights_key))
 
 
 def barlow_twins(recipe: Recipe) -> None:
@@ -158,7 +220,11 @@ def _layers(recipe: Recipe) -> None:
 def _heads(recipe: Recipe, kind: str) -> list[Mapping[str, Any]]:
     """Return the keys of all parts of the head if all are of this kind; else report the head as not converted."""
     parts = recipe.foreign("MODEL.HEAD.PARAMS")
-    keys = [part[1] for part in parts if isinstance(part, list) and len(part) == 2 and part[0] == kind]
+    keys = [
+        part[1]
+        for part in parts
+        if isinstance(part, list) and len(part) == 2 and str(part[0]).removesuffix("_fsdp") == kind
+    ]
     if not keys or len(keys) != len(parts) or not all(isinstance(part, dict) for part in keys):
         recipe.skip("MODEL.HEAD.PARAMS", f"not a sequence of {kind}; the task has its own head")
         return []
@@ -206,8 +272,11 @@ METHODS: dict[str, Callable[[Recipe], None]] = {
     "multicrop_simclr_info_nce_loss": simclr,
     "moco_loss": moco,
     "swav_loss": swav,
+    "swav_momentum_loss": swav,
     "deepclusterv2_loss": deepcluster,
     "dino_loss": dino,
+    "ibot_loss": ibot,
+    "distillation_loss": distillation,
     "barlow_twins_loss": barlow_twins,
     "nce_loss_with_memory": npid,
     "cross_entropy_multiple_output_single_target": classification,

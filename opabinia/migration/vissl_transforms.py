@@ -33,6 +33,17 @@ class Views(NamedTuple):
     rotated: bool
     unsupported: list[str]
 
+    @property
+    def several_sizes(self) -> bool:
+        """Whether views are cropped to several sizes."""
+        views = self.steps[-1]["views"] if self.num_views else []
+        sizes = {show(step["size"]) for view in views for step in view["transforms"] if "size" in step}
+        return len(sizes) > 1
+
+
+NO_VIEWS = Views([], 0, None, None, False, [])
+"""The views of a model that is not trained."""
+
 
 def read(transforms: list[Any]) -> Views:
     """Convert a list of transforms.
@@ -52,6 +63,9 @@ def read(transforms: list[Any]) -> Views:
             views = _start_views(transform)
         elif name == "ImgPilMultiCropRandomApply":
             unsupported += _apply_per_view(transform, views)
+        elif name == "MaskedImageModeling":
+            for view in views[:2]:
+                view.append(_patch_mask(transform))
         elif name == "ImgRotatePil":
             rotated = True
         elif name == "Normalize":
@@ -59,7 +73,7 @@ def read(transforms: list[Any]) -> Views:
         elif name in CONVERTERS:
             for view in views or [common]:
                 view += CONVERTERS[name](transform)
-        elif name != "ToTensor":
+        elif name not in ("ToTensor", "MNISTImgPil2RGB"):  # images are read with three channels
             unsupported.append(name)
     steps = [*common, {"name": "views", "views": _group_views(views)}] if views else common
     return Views(steps, len(views), normalize.get("mean"), normalize.get("std"), rotated, unsupported)
@@ -174,6 +188,25 @@ def _rand_augment(transform: Mapping[str, Any]) -> Steps:
     return [{"name": "timm_policy", "policy": f"rand-m{magnitude}-n{layers}-mstd{std}{increasing}"}]
 
 
+def _patch_mask(transform: Mapping[str, Any]) -> Step:
+    """Convert iBOT's masks: one of two shares of patches, of which the first masks none.
+
+    Raises:
+        ValueError: the shares are others.
+    """
+    means, spreads = transform.get("pred_ratio_mean", [0.3]), transform.get("pred_ratio_var", [0.0])
+    match means, spreads:
+        case [float() | int() as mean], [float() | int() as spread]:
+            none = 0.0
+        case [0, float() | int() as mean], [0, float() | int() as spread]:
+            none = 0.5
+        case _:
+            raise ValueError(f"pred_ratio_mean {show(means)}: expected one share, or 0 and another one")
+    ratio = [round(mean - spread, 6), round(mean + spread, 6)]
+    patch = transform.get("patch_size", 16)
+    return {"name": "block_patch_mask", "patch_size": patch, "mask_ratio": ratio, "no_mask_probability": none}
+
+
 CONVERTERS: dict[str, Callable[[Mapping[str, Any]], Steps]] = {
     "RandomResizedCrop": _resize("RandomResizedCrop", "scale", "ratio"),
     "Resize": _resize("Resize"),
@@ -188,5 +221,6 @@ CONVERTERS: dict[str, Callable[[Mapping[str, Any]], Steps]] = {
         {"name": "RandomSolarize", "threshold": 128, "p": transform.get("p", 0.5)}
     ],
     "RandAugment": _rand_augment,
+    "RandomErasing": _same_keys("RandomErasing", "p", "scale", "ratio", "value"),
 }
 """Converters of the supported transforms, by VISSL's names."""

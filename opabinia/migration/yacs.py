@@ -23,18 +23,19 @@ _OCTAVES = re.compile(
 """The only supported Python expression, of detectron2's configs: RetinaNet's three anchor sizes per octave."""
 
 
-def read(file: Path, overrides: Sequence[str] = ()) -> Node:
+def read(file: Path, overrides: Sequence[str] = (), repeated: list[str] | None = None) -> Node:
     """Read a file with its bases and overrides.
 
     Args:
         file: the YAML file; ``_BASE_`` in it names one or several other files, relative to it.
         overrides: changes such as ``SOLVER.BASE_LR=0.01``.
+        repeated: see :func:`opabinia.config.tree.read_text`.
 
     Raises:
         ConfigError: a file cannot be read, includes itself, or contains tags that would execute code.
     """
     problems: list[Problem] = []
-    files = _Files(problems)
+    files = _Files(problems, repeated)
     tree = files.load(file, ())
     for text in overrides:
         tree = _apply_override(tree, text, problems)
@@ -46,8 +47,8 @@ def read(file: Path, overrides: Sequence[str] = ()) -> Node:
 class _Files:
     """Reads files and their bases."""
 
-    def __init__(self, problems: list[Problem]) -> None:
-        self._problems = problems
+    def __init__(self, problems: list[Problem], repeated: list[str] | None) -> None:
+        self._problems, self._repeated = problems, repeated
         self._count = 0
 
     def load(self, file: Path, children: tuple[Path, ...]) -> Node:
@@ -58,7 +59,7 @@ class _Files:
             raise ConfigError(Problem(where, "_BASE_", f"more than {MAX_FILES} files"))
         if (text := text_of(file, self._problems)) is None:
             return Node({}, where)
-        tree = read_text(_expand_octaves(text), self._problems, lambda line: f"{where}:{line}")
+        tree = read_text(_expand_octaves(text), self._problems, lambda line: f"{where}:{line}", self._repeated)
         if tree is None or tree.value is None or tree.value is BROKEN:
             return Node({}, where)
         if not isinstance(tree.value, dict):

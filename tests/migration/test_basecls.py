@@ -83,19 +83,73 @@ class Cfg(Short):
     config = resolve(convert_text(tmp_path, text, 1), tmp_path)
     assert (config["data"]["batch_size"], str(config["train"]["length"])) == (8, "7ep")
     assert [str(milestone) for milestone in config["schedule"]["milestones"]] == ["3ep", "5ep"]
-    assert len(config["data"]["train"]["transforms"]) == 2
+    names = [step["name"] for step in config["data"]["train"]["transforms"]]
+    assert names == ["RandomResizedCrop", "RandomHorizontalFlip", "RandomErasing"]
 
 
-def test_code_is_reported_and_not_executed(tmp_path: Path) -> None:
+def test_code_is_refused_and_not_executed(tmp_path: Path) -> None:
     before = f"import os\nopen({str(tmp_path / 'run')!r}, 'w')\n"
     body = (
-        'model=dict(name="resnet50"), batch_size=os.cpu_count(), solver=dict(basic_lr=[1 for _ in "ab"], max_epoch=9)'
+        'model=dict(name="resnet50"), batch_size=os.cpu_count(), solver=dict(basic_lr=[1 for _ in "ab"], max_epoch=9), '
+        "own=os.name"
     )
-    recipe = convert_text(tmp_path, config_of("ResNetConfig", body, before))
-    assert not (tmp_path / "run").exists()
+    text = config_of("ResNetConfig", body, before)
+    with pytest.raises(ConfigError) as caught:
+        convert_text(tmp_path, text)
+    assert "own.py:6: batch_size: is code, which is not executed: os.cpu_count(); add batch_size=VALUE" in str(
+        caught.value
+    )
+    assert [problem.path for problem in caught.value.problems] == ["batch_size", "solver.basic_lr"]
+    recipe = convert_text(tmp_path, text, 8, "batch_size=32", "solver.basic_lr=0.1")
     assert recipe.config["data"]["batch_size"] == 256 and recipe.config["train"]["length"] == "9ep"
-    notes = [note for note in recipe.notes if "is code, which is not executed" in note]
-    assert len(notes) == 2 and "own.py:6: os.cpu_count()" in notes[0]
+    assert str(recipe.unconverted()[0]).startswith("own = 'os.name' (")
+    assert not (tmp_path / "run").exists()
+
+
+def test_names_of_literals_are_replaced_by_their_values(tmp_path: Path) -> None:
+    before = "LR: float = 0.05\nMEAN = (103.5, 116.3, 123.7)\nSOLVER = dict(max_epoch=7)\nNAME = 'resnet50'"
+    body = "model=dict(name=NAME), preprocess=dict(img_mean=MEAN), solver=SOLVER, batch_size=SIZE"
+    text = config_of("ResNetConfig", body, f"{before}\nSIZE = 2 * 8").replace(
+        "dict(max_epoch=7)", "dict(basic_lr=LR*2)"
+    )
+    config = resolve(convert_text(tmp_path, text, 1), tmp_path)
+    assert (config["optimizer"]["lr"], config["data"]["batch_size"]) == (0.1, 16)
+    assert config["task"]["backbone"]["model"] == "resnet50" and config["task"]["mean"][2] == round(103.5 / 255, 8)
+    for change in ("LR += 1", "if x:\n    LR = 0.1", "for LR in (1, 2): pass"):
+        with pytest.raises(ConfigError, match=r"solver\.basic_lr: is code, which is not executed: LR"):
+            convert_text(tmp_path, config_of("ResNetConfig", "solver=dict(basic_lr=LR)", f"LR = 0.05\n{change}"))
+    for change in ("_cfg['batch_size'] = 4", "_cfg.update(x)"):
+        changed = config_of("ResNetConfig", "batch_size=2").replace("\nclass", f"\n{change}\nclass")
+        with pytest.raises(ConfigError, match="the values of Cfg are computed by code"):
+            convert_text(tmp_path, changed)
+
+
+def test_the_argument_of_init_may_be_the_values_themselves(tmp_path: Path) -> None:
+    text = """
+from basecls.configs import RegNetConfig
+class Cfg(RegNetConfig):
+    def __init__(self, values_or_file=None):
+        super().__init__(dict(batch_size=8, model=dict(name="regnety_004")))
+"""
+    assert resolve(convert_text(tmp_path, text, 1), tmp_path)["data"]["batch_size"] == 8
+
+
+@pytest.mark.parametrize("family", ["BaseConfig", "ResNetConfig", "ViTConfig"])
+def test_weight_decay_may_be_a_number_or_pairs(family: str, tmp_path: Path) -> None:
+    text = config_of(family, 'model=dict(name="resnet50")')
+    config = resolve(convert_text(tmp_path, text, 1, "solver.weight_decay=0.02"), tmp_path)
+    assert config["optimizer"]["weight_decay"] == 0.02 and not config["param_groups"]
+    config = resolve(convert_text(tmp_path, text, 1, 'solver.weight_decay=((0, "bias"), 0.02)'), tmp_path)
+    assert [(rule["kind"], rule["weight_decay"]) for rule in config["param_groups"]["rules"]] == [("bias", 0)]
+
+
+def test_resnets_have_the_recipe_of_regnets(tmp_path: Path) -> None:
+    config = resolve(convert_text(tmp_path, config_of("ResNetConfig", 'model=dict(name="resnet50")')), tmp_path)
+    assert (str(config["train"]["length"]), config["task"]["loss"]["label_smoothing"]) == ("300ep", 0.1)
+    assert (str(config["checkpoint"]["every"]), config["checkpoint"]["keep"]) == ("10ep", 30)
+    names = [step["name"] for step in config["data"]["train"]["transforms"]]
+    assert names[2:] == ["timm_policy", "RandomErasing"] and config["data"]["mix"]
+    assert (config["optimizer"]["weight_decay"], config["ema"]["decay"]) == (2e-5, 0.99998)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -128,10 +182,24 @@ def test_models_that_timm_does_not_have(tmp_path: Path) -> None:
     assert (config["schedule"]["name"], str(config["schedule"]["warmup"])) == ("linear", "0ep")
 
 
+def test_resnext152_is_a_resnet152_with_groups(tmp_path: Path) -> None:
+    backbone = convert_text(tmp_path, config_of("ResNetConfig", 'model=dict(name="se_resnext152_32x8d")')).config
+    expected = {"name": "timm", "model": "seresnet152", "options": {"cardinality": 32, "base_width": 8}}
+    assert backbone["task"]["backbone"] == expected
+
+
+@pytest.mark.parametrize(("every", "keep"), [("1e999", 1), (7, 43), (400, 1)])
+def test_all_checkpoints_are_kept(every: Any, keep: int, tmp_path: Path) -> None:
+    recipe = convert_text(
+        tmp_path, config_of("ResNetConfig", f'model=dict(name="resnet50"), save_every_n_epoch={every}')
+    )
+    assert recipe.config["checkpoint"]["keep"] == keep
+
+
 def test_overrides(tmp_path: Path) -> None:
     text = config_of("ResNetConfig", 'model=dict(name="resnet50")')
     recipe = convert_text(
-        tmp_path, text, 2, "solver.basic_lr=1", "augments.mixup.mixup_alpha=0.2", "loss.name=BinaryCrossEntropy"
+        tmp_path, text, 2, "solver.basic_lr=1", "augments.mixup.cutmix_alpha=0.0", "loss.name=BinaryCrossEntropy"
     )
     config = resolve(recipe, tmp_path)
     assert config["optimizer"]["lr"] == 2 and config["data"]["mix"][0]["name"] == "mixup"

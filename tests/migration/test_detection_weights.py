@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pickle
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -213,7 +215,7 @@ def test_classes_of_coco_in_other_layers() -> None:
     assert select_coco_classes("h.cls_score.bias", numbers, torch.empty(80)) is None
 
 
-def test_other_classes_are_left_out_and_told(tmp_path: Path) -> None:
+def test_other_classes_are_left_out_and_reported(tmp_path: Path) -> None:
     torch.save(torchvisions("mask_rcnn").state_dict(), tmp_path / "a.pth")
     task = our_task("mask_rcnn", DatasetInfo(samples=1, classes=("x",), boxes=True, masks=True))
     before = {name: one.clone() for name, one in task.state_dict().items()}
@@ -499,6 +501,66 @@ def by_place(values: Tensor, each: int) -> Tensor:
     return values[0].unflatten(0, (-1, each)).permute(2, 3, 0, 1).flatten(0, 2)
 
 
+def zoo_with_norms(norm: str) -> Zoo:
+    """Mask R-CNN as trained from scratch with group norm or SyncBN, or with large scale jitter: two convolutions that
+    propose, four before one layer in the box head, and norms everywhere but there."""
+    zoo = Zoo("mask")
+    for name in [name for name in zoo.arrays if re.search(r"rpn_head\.conv\.|box_head|mask_fcn|fpn_", name)]:
+        del zoo.arrays[name]
+    levels = [f"backbone.fpn_{layer}{level}" for layer in ("lateral", "output") for level in range(2, 6)]
+    for name in levels:
+        zoo.normed(
+            name, 32, 32 if "output" in name else 4 * (8, 8, 16, 16)[int(name[-1]) - 2], 3 if "output" in name else 1
+        )
+    for place in (0, 1):
+        zoo.conv(f"proposal_generator.rpn_head.conv.conv{place}", 32, 32, 3)
+    for place in range(1, 5):
+        zoo.normed(f"roi_heads.box_head.conv{place}", 32, 32, 3)
+        zoo.normed(f"roi_heads.mask_head.mask_fcn{place}", 256, 32 if place == 1 else 256, 3)
+    zoo.layer("roi_heads.box_head.fc1", WIDTH, 32 * 49)
+    if norm == "group":
+        head = r"fpn_|box_head|mask_head"
+        zoo.arrays = {
+            name: array for name, array in zoo.arrays.items() if not (re.search(head, name) and "running" in name)
+        }
+    return zoo
+
+
+@pytest.mark.parametrize("norm", ["group", "batch"])
+def test_heads_with_norms_compute_what_they_are_for(tmp_path: Path, norm: Any) -> None:
+    zoo = zoo_with_norms(norm)
+    detector = partial(
+        mask_rcnn,
+        neck=partial(fpn, channels=32, norm=norm),
+        proposals=ProposalOptions(num_convs=2),
+        pooling=PoolingOptions(),
+        box=BoxOptions(num_convs=4, num_fc=1, norm=norm, fc_dim=WIDTH),
+        mask=MaskOptions(norm=norm),
+    )
+    backbone = partial(resnet, last_stride=2, options={"layers": [2, 1, 1, 1], "channels": [8, 8, 16, 16]})
+    task: Any = Detection(FACTS, backbone=backbone, detector=detector).eval()
+    report = loaded(task, zoo.write(tmp_path / "a.pkl"), strict=True)
+    assert len(report.loaded) == len(zoo.arrays)
+    reference = Reference(zoo.arrays)
+
+    def row(names: Sequence[str], values: Tensor) -> Tensor:
+        for name in names:
+            weight, bias = (reference.arrays[f"{name}.norm.{kind}"] for kind in ("weight", "bias"))
+            convolved = reference.conv(name, values)
+            values = F.relu(
+                F.group_norm(convolved, 32, weight, bias) if norm == "group" else reference.normed(name, values)
+            )
+        return values
+
+    box, mask, pooled = task.detector.box.layers, task.detector.others["mask"], torch.randn(2, 32, 7, 7)
+    with torch.no_grad():
+        hidden = row([f"roi_heads.box_head.conv{place}" for place in range(1, 5)], pooled).flatten(1)
+        expected = F.relu(reference.linear("roi_heads.box_head.fc1", hidden))
+        torch.testing.assert_close(box.head(pooled), expected, atol=1e-4, rtol=1e-4)
+        expected = row([f"roi_heads.mask_head.mask_fcn{place}" for place in range(1, 5)], pooled)
+        torch.testing.assert_close(mask.layers(pooled), expected, atol=1e-4, rtol=1e-4)
+
+
 @pytest.mark.slow
 def test_a_file_of_true_size_is_read_and_fits(tmp_path: Path) -> None:
     """Mask R-CNN R50-FPN: 44 million numbers."""
@@ -548,6 +610,17 @@ def test_retinanet_with_norms_is_known() -> None:
     assert [name.partition("conv.")[2] for name in list(translate_weights(given).weights)[1:]] == [
         f"{block}.{place}.weight" for block in range(4) for place in (0, 1)
     ]
+
+
+@pytest.mark.slow
+def test_training_knows_the_names_of_others(tmp_path: Path) -> None:
+    """Also where a cached catalog leaves the modules of all other parts out."""
+    program = (
+        "import opabinia.training.session as session, opabinia.models.weights.translation as translation; "
+        "print(len(translation._formats))"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert int(run.stdout) > 10
 
 
 # --- ResNets of detectron2's zoo --------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ MODEL:
   BACKBONE: {NAME: build_retinanet_resnet_fpn_backbone}
   ANCHOR_GENERATOR:
     SIZES: !!python/object/apply:eval ["[[x, x * 2**(1.0/3), x * 2**(2.0/3) ] for x in [32, 64, 128, 256, 512 ]]"]
-  RETINANET: {SMOOTH_L1_LOSS_BETA: 0.0, NUM_CONVS: 2}
+  RETINANET: {SMOOTH_L1_LOSS_BETA: 0.0}
 SOLVER: {MAX_ITER: 90000}
 """
 
@@ -97,7 +97,7 @@ def test_retinanet_with_the_supported_expression(tmp_path: Path) -> None:
     detector = resolve(recipe, tmp_path)["task"]["detector"]
     assert detector["neck"]["name"] == "fpn_p3_p7" and detector["smooth_l1_beta"] == 0
     assert (detector["scales_per_octave"], detector["anchor_sizes"]) == (3, [32, 64, 128, 256, 512])
-    assert unconverted(recipe)["MODEL.RETINANET.NUM_CONVS"] == "the head has four convolutions"
+    assert detector["loss_normalizer"] == "running_mean"
     assert recipe.config["vars"] == {
         "train_images": "path/to/train", "train_file": "path/to/instances_train.json",
         "val_images": "path/to/val", "val_file": "path/to/instances_val.json",
@@ -126,14 +126,17 @@ SOLVER:
 TEST:
   EVAL_PERIOD: 5000
   AUG: {ENABLED: True, MIN_SIZES: [400, 1200]}
-  EXPECTED_RESULTS: [[bbox, AP, 38.5, 0.2]]
+  EXPECTED_RESULTS: [[bbox_TTA, AP, 38.5, 0.2], [bbox, AP, 37.5, 0.2], [sem_seg, mIoU, 40, 1]]
   DETECTIONS_PER_IMAGE: 300
 DATALOADER: {SAMPLER_TRAIN: RepeatFactorTrainingSampler, REPEAT_THRESHOLD: 0.001}
 DATASETS: {TRAIN: [lvis_v1_train], TEST: [lvis_v1_val]}
 INPUT: {CROP: {ENABLED: True}, RANDOM_FLIP: none}
 SEED: 3
 """
-    config = resolve(convert_text(tmp_path, own), tmp_path)
+    recipe = convert_text(tmp_path, own)
+    config = resolve(recipe, tmp_path)
+    dropped = [str(key) for key in recipe.dropped()]
+    assert len(dropped) == 2 and dropped[0].endswith("evaluated with augmentation")
     assert (config["schedule"]["name"], config["schedule"]["end"]) == ("cosine", 0.1)
     assert config["train"]["step"]["clip_each"] == 0.5 and config["train"]["precision"] == "fp16"
     assert (config["train"]["reference_world_size"], config["seed"]) == (8, 3)
@@ -162,10 +165,18 @@ def test_milestones_after_the_end_and_overrides(tmp_path: Path) -> None:
             "MODEL: {META_ARCHITECTURE: PanopticFPN}",
             "META_ARCHITECTURE: 'PanopticFPN' is not supported; supported: GeneralizedRCNN",
         ),
-        ("MODEL: {BACKBONE: {NAME: build_resnet_backbone}}", "heads without a feature pyramid"),
-        ("MODEL: {ROI_HEADS: {NAME: Res5ROIHeads}}", "'Res5ROIHeads' is not supported"),
+        ("MODEL: {BACKBONE: {NAME: build_hrnet_backbone}}", "NAME: 'build_hrnet_backbone' is not supported"),
+        ("MODEL: {ROI_HEADS: {NAME: Res5ROIHeads}}", "'Res5ROIHeads' does not fit a feature pyramid"),
+        ("MODEL: {ROI_HEADS: {NAME: PointRendROIHeads}}", "'PointRendROIHeads' is not supported"),
+        ("MODEL: {MASK_ON: True, ROI_MASK_HEAD: {NAME: PointRendMaskHead}}", "NAME: 'PointRendMaskHead' is not supp"),
+        ("MODEL: {POINT_HEAD: {NAME: StandardPointHead}}", "POINT_HEAD.NAME: is no key of detectron2 itself"),
+        ("MODEL: {ROI_BOX_HEAD: {USE_FED_LOSS: True}}", "USE_FED_LOSS=false after the file converts the rest"),
+        ("MODEL: {PROPOSAL_GENERATOR: {NAME: PrecomputedProposals}}", "proposals come from an RPN"),
+        ("MODEL: {RPN: {IN_FEATURES: [p2, p3]}}", "supported with this backbone"),
+        ("MODEL: {KEYPOINT_ON: True, ROI_KEYPOINT_HEAD: {POOLER_TYPE: ROIAlign}}", "must be that of ROI_BOX_HEAD"),
+        ("DATALOADER: {SAMPLER_TRAIN: OwnSampler}", "'OwnSampler' is not supported; supported: TrainingSampler"),
         ("MODEL: {MASK_ON: True, KEYPOINT_ON: True}", "masks and keypoints in one detector"),
-        ("MODEL: {RESNETS: {DEPTH: 77}}", "no supported ResNet has depth, groups and width"),
+        ("MODEL: {RESNETS: {DEPTH: 77}}", "DEPTH: 77 is not supported"),
         ("SOLVER: {BASE_LR: fast}", "SOLVER.BASE_LR: expected a number, got 'fast'"),
         ("SOLVER: {MAX_ITER: 0.5}", "SOLVER.MAX_ITER: 0.5 is not a number of steps"),
         (
@@ -174,7 +185,7 @@ def test_milestones_after_the_end_and_overrides(tmp_path: Path) -> None:
         ),
         ("SOLVER: {LR_SCHEDULER_NAME: Own}", "'Own' is not supported"),
         ("SOLVER: {LR_SCHEDULER_NAME: WarmupCosineLR, BASE_LR: 0}", "SOLVER.BASE_LR: must not be 0"),
-        ("MODEL: {ANCHOR_GENERATOR: {SIZES: [[32, 64]]}}", "expected one size for each of the 5 feature maps"),
+        ("MODEL: {ANCHOR_GENERATOR: {SIZES: [[32], [64]]}}", "expected a list for each of the 5 feature maps"),
         ("MODEL: {FPN: {NORM: XN}}", "'XN' is not supported; supported"),
         ("INPUT: {MIN_SIZE_TRAIN: [a, b]}", "INPUT.MIN_SIZE_TRAIN: expected a list such as"),
         ("TEST: {EXPECTED_RESULTS: [[box, AP]]}", "task, metric, score, tolerance"),
@@ -186,7 +197,7 @@ def test_unsupported_values_are_rejected(own: str, message: str, tmp_path: Path)
     assert "own.yaml:2" in str(caught.value)
 
 
-def test_several_mistakes_are_told_at_once(tmp_path: Path) -> None:
+def test_several_mistakes_are_reported_at_once(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         convert_text(tmp_path, "MODEL: {FPN: {NORM: XN}, ROI_BOX_HEAD: {NORM: YN}}")
     assert [problem.path for problem in caught.value.problems] == ["MODEL.FPN.NORM", "MODEL.ROI_BOX_HEAD.NORM"]
@@ -197,3 +208,68 @@ def test_lazy_configs_are_code(tmp_path: Path) -> None:
         convert(write_files(tmp_path, {"lazy.py": "model = 1"}))
     with pytest.raises(ConfigError, match="LazyConfig"):
         convert(write_files(tmp_path, {"lazy.yaml": "model: {_target_: detectron2.modeling.RetinaNet}"}))
+
+
+C4 = """
+MODEL:
+  MASK_ON: True
+  ROI_HEADS: {NAME: Res5ROIHeads}
+DATASETS: {TRAIN: [coco_2017_train], TEST: [coco_2017_val, coco_2017_val_100]}
+TEST: {EXPECTED_RESULTS: [[bbox, AP, 35, 1]]}
+SOLVER: {MAX_ITER: 300, CHECKPOINT_PERIOD: 50}
+"""
+
+
+def test_c4(tmp_path: Path) -> None:
+    config = resolve(convert(write_files(tmp_path, {"c4.yaml": C4})), tmp_path)
+    detector = config["task"]["detector"]
+    assert detector["name"] == "mask_rcnn" and detector["neck"]["name"] == "no_neck"
+    assert (detector["pooling"]["last_stage"], detector["pooling"]["num_levels"]) == (True, 1)
+    assert (detector["box"]["num_fc"], detector["box"]["resolution"]) == (0, 14)
+    assert (detector["mask"]["num_convs"], detector["mask"]["resolution"]) == (0, 14)
+    assert detector["proposals"]["anchor_sizes"] == [[32, 64, 128, 256, 512]]
+    # The warm-up ends with the training, all checkpoints are kept, and expected scores are those of the first set.
+    assert str(config["schedule"]["warmup"]) == "300it" and config["checkpoint"]["keep"] == 6
+    assert config["hooks"]["expected_scores"]["scores"] == {"val0/AP": [0.35, 0.01]}
+
+
+def test_dc5(tmp_path: Path) -> None:
+    dc5 = """
+MODEL:
+  RESNETS: {OUT_FEATURES: [res5], RES5_DILATION: 2}
+  RPN: {IN_FEATURES: [res5]}
+  ROI_HEADS: {NAME: StandardROIHeads, IN_FEATURES: [res5]}
+  ROI_BOX_HEAD: {NAME: FastRCNNConvFCHead, NUM_FC: 2, POOLER_RESOLUTION: 7}
+"""
+    task = resolve(convert(write_files(tmp_path, {"dc5.yaml": dc5})), tmp_path)["task"]
+    assert (task["backbone"]["last_stride"], task["backbone"]["last_dilation"]) == (1, 2)
+    assert task["detector"]["neck"]["name"] == "no_neck" and not task["detector"]["pooling"]["last_stage"]
+
+
+def test_proposal_network(tmp_path: Path) -> None:
+    own = "MODEL: {META_ARCHITECTURE: ProposalNetwork}\nTEST: {EXPECTED_RESULTS: [[box_proposals, AR@1000, 57, 1]]}"
+    config = resolve(convert_text(tmp_path, own), tmp_path)
+    assert (config["task"]["detector"]["name"], config["task"]["evaluator"]["name"]) == ("rpn", "proposal_recall")
+    assert config["hooks"]["expected_scores"]["scores"] == {"val/AR1000": [0.57, 0.01]}
+
+
+def test_losses_and_layers_of_heads(tmp_path: Path) -> None:
+    own = """
+MODEL:
+  KEYPOINT_ON: True
+  RPN: {LOSS_WEIGHT: 0.5, BBOX_REG_LOSS_WEIGHT: 2.0}
+  ROI_BOX_HEAD: {BBOX_REG_LOSS_WEIGHT: 3.0, NUM_CONV: 4, NUM_FC: 1, CONV_DIM: 128, NORM: GN}
+  ROI_KEYPOINT_HEAD: {LOSS_WEIGHT: 4.0, NORMALIZE_LOSS_BY_VISIBLE_KEYPOINTS: False, POOLER_SAMPLING_RATIO: 2}
+  RESNETS: {DEPTH: 152, NUM_GROUPS: 32, WIDTH_PER_GROUP: 8, STRIDE_IN_1X1: False,
+            DEFORM_ON_PER_STAGE: [False, True, True, True]}
+"""
+    config = resolve(convert_text(tmp_path, own), tmp_path)
+    detector, backbone = config["task"]["detector"], config["task"]["backbone"]
+    assert (detector["proposals"]["loss_weight"], detector["proposals"]["box_loss_weight"]) == (0.5, 2)
+    assert (detector["box"]["box_loss_weight"], detector["box"]["conv_dim"]) == (3, 128)
+    assert (detector["keypoint"]["loss_weight"], detector["keypoint"]["keypoints_per_image"]) == (4, 17 * 128)
+    assert detector["keypoint"]["sampling_ratio"] == 2 and detector["pooling"]["sampling_ratio"] == 0
+    assert backbone["options"] == {"cardinality": 32, "base_width": 8} and backbone["model"] == "resnet152"
+    assert backbone["deformable"]["stages"] == [2, 3, 4]
+    # The group norms of the box head are trained, and decay like all norms.
+    assert [(rule["kind"], rule["weight_decay"]) for rule in config["param_groups"]["rules"]] == [("norm", 0)]

@@ -127,16 +127,102 @@ TEST: {METRIC: euclidean, FLIP: {ENABLED: True}, AQE: {ENABLED: True, QE_K: 7}, 
     assert config["task"]["flip_test"] and config["task"]["loss"] is None
     assert [str(teacher["run"]) for teacher in config["distill"]["teachers"]] == ["path/to/run", "path/to/run"]
     assert config["distill"]["temperature"] == 16 and config["distill"]["ema_teacher"]["decay"] == 0.999
-    assert any("'FocalLoss' is dropped" in note for note in recipe.notes) and "KD.MODEL_WEIGHTS" in unconverted(recipe)
+    dropped = {key.path: key.value for key in recipe.dropped()}
+    assert dropped["MODEL.LOSSES.NAME"] == "FocalLoss" and "KD.MODEL_WEIGHTS" in unconverted(recipe)
+
+
+@pytest.mark.parametrize(
+    ("backbone", "model", "options"),
+    [
+        ("NAME: build_resnext_backbone, DEPTH: 101x, WITH_IBN: True", "resnext101_32x4d", {"ibn": True, "se": False}),
+        ("NAME: build_resnest_backbone, DEPTH: 50x, WITH_IBN: True", "resnest50d", {"ibn": False, "norm": "batch"}),
+        ("NAME: build_resnet_backbone_distill, DEPTH: 34x, WITH_SE: True", "resnet34.tv_in1k", {"se": True}),
+    ],
+)
+def test_resnets_keep_their_last_stride_and_variations(
+    backbone: str, model: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    recipe = convert_text(tmp_path, f"MODEL: {{BACKBONE: {{{backbone}}}}}\n")
+    built = resolve(recipe, tmp_path)["task"]["backbone"]
+    assert (built["name"], built["model"], built["last_stride"]) == ("resnet", model, 1)
+    assert {key: built[key] for key in options} == options
+    if "resnest" in model:
+        assert unconverted(recipe)["MODEL.BACKBONE.WITH_IBN"] == "FastReID's backbone of this name does not use it"
+
+
+def test_strides_that_timm_does_not_have_are_reported(tmp_path: Path) -> None:
+    recipe = convert_text(tmp_path, "MODEL: {BACKBONE: {NAME: build_regnet_backbone, DEPTH: 800y}}\n")
+    assert resolve(recipe, tmp_path)["task"]["backbone"]["model"] == "regnety_008"
+    assert any("LAST_STRIDE is 1: dropped" in note for note in recipe.notes)
+
+
+def test_retrieval_with_frozen_norms(tmp_path: Path) -> None:
+    """A ResNet with frozen norms and this head have no bias that a rule could be for."""
+    own = """
+MODEL: {BACKBONE: {NORM: FrozenBN}, HEADS: {NORM: syncBN, POOL_LAYER: GeneralizedMeanPooling}}
+SOLVER: {WEIGHT_DECAY_BIAS: 0.}
+TEST: {RECALLS: [1, 10]}
+DATASETS: {NAMES: [SOP], TESTS: [NAME]}
+"""
+    config = resolve(convert_text(tmp_path, own.replace("NAME]", "SOP]")), tmp_path)
+    assert config["param_groups"] is None
+    assert config["data"]["train"]["source"]["name"] == "online_products"
+    assert config["task"]["evaluator"] == {"name": "recall", "metric": "cosine", "ks": [1, 10]}
+    shop = resolve(convert_text(tmp_path, own.replace("NAME]", "InShop]")), tmp_path)
+    assert shop["task"]["evaluator"]["ranks"] == [1, 10] and shop["data"]["val"]["source"]["name"] == "in_shop"
+    cub = convert_text(tmp_path, own.replace("SOP", "CUB").replace("NAME]", "CUB, Cars196]"))
+    assert cub.config["vars"] == {"cub": "path/to/cub", "cars196": "path/to/cars196"}
+
+
+def test_veri_wild(tmp_path: Path) -> None:
+    own = "DATASETS: {NAMES: [VeRiWild], TESTS: [SmallVeRiWild, LargeVeRiWild]}\n"
+    config = resolve(convert_text(tmp_path, own), tmp_path)
+    assert [val_set["source"]["test_size"] for val_set in config["data"]["val"]] == [3000, 10000]
+
+
+def test_a_classifier(tmp_path: Path) -> None:
+    own = """
+MODEL:
+  HEADS: {NAME: ClasHead, WITH_BNNECK: False, POOL_LAYER: FastGlobalAvgPool}
+  LOSSES:
+    NAME: ("CrossEntropyLoss",)
+DATALOADER: {SAMPLER_TRAIN: TrainingSampler}
+DATASETS: {NAMES: [Hymenoptera], TESTS: [Hymenoptera]}
+"""
+    recipe = convert_text(tmp_path, own)
+    config = resolve(recipe, tmp_path)
+    assert config["task"]["name"] == "classification" and config["task"]["loss"]["label_smoothing"] == 0.1
+    assert config["data"]["train"]["source"]["name"] == config["data"]["val"]["source"]["name"] == "image_folder"
+    assert recipe.config["vars"]["hymenoptera_val"] == "path/to/hymenoptera/val"
+
+
+def test_what_is_dropped_comes_first_and_by_effect(tmp_path: Path) -> None:
+    own = "TEST: {OWN: 1}\nSOLVER: {OWN: 2}\nMODEL: {OWN: 3}\nINPUT: {OWN: 4}\nOUTPUT_DIR: logs\n"
+    recipe = convert_text(tmp_path, own)
+    names = ["MODEL.OWN", "INPUT.OWN", "SOLVER.OWN", "TEST.OWN"]
+    assert [key.path for key in recipe.dropped()] == names
+    assert [key.path for key in recipe.unconverted()] == [*names, "MODEL.BACKBONE.FEAT_DIM", "OUTPUT_DIR"]
+    lines = recipe.text().splitlines()
+    assert lines[1] == "# Dropped, the most important first:" and lines[2].startswith("#   MODEL.OWN = 3 (")
+    assert lines[-1].startswith("#   OUTPUT_DIR")
 
 
 @pytest.mark.parametrize(
     ("own", "message"),
     [
-        ("MODEL: {META_ARCHITECTURE: PartialBaseline}", "'PartialBaseline' is not supported; supported: 'Baseline'"),
+        (
+            "MODEL: {META_ARCHITECTURE: PartialBaseline}",
+            "'PartialBaseline' is not supported: images are compared by one",
+        ),
+        ("MODEL: {META_ARCHITECTURE: Own}", "'Own' is not supported; supported: 'Baseline'"),
         ("MODEL: {BACKBONE: {NAME: build_osnet_backbone}}", "'build_osnet_backbone' is not supported"),
         ("MODEL: {BACKBONE: {DEPTH: 51x}}", "'51x' is not supported"),
-        ("MODEL: {HEADS: {NAME: AttrHead}}", "'AttrHead' is not supported"),
+        ("MODEL: {HEADS: {NAME: AttrHead}}", "'AttrHead' is not supported: its norms of the features"),
+        ("MODEL: {HEADS: {NAME: OwnHead}}", "'OwnHead' is not supported; supported: EmbeddingHead, ClasHead"),
+        ("MODEL: {HEADS: {NORM: GN}}", "MODEL.HEADS.NORM: 'GN' is not supported; supported: BN, syncBN"),
+        ("MODEL: {HEADS: {NAME: ClasHead}}", "MODEL.HEADS.WITH_BNNECK: true is not supported with ClasHead"),
+        ("MODEL: {BACKBONE: {NAME: build_effnet_backbone, DEPTH: b0, NORM: GN}}", "'GN' is only supported for ResNets"),
+        ("MODEL: {BACKBONE: {NAME: build_regnet_backbone, DEPTH: regnetx_200mf}}", "supported: '200x', '400x'"),
         ("MODEL: {HEADS: {CLS_LAYER: linear}}", "'linear' is not supported; supported: 'Linear'"),
         ("DATALOADER: {SAMPLER_TRAIN: Own}", "'Own' is not supported"),
         ("SOLVER: {SCHED: OneCycle}", "'OneCycle' is not supported"),

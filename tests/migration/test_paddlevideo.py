@@ -1,5 +1,6 @@
 """Conversion of PaddleVideo configs, and the keys that are not converted."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -142,3 +143,161 @@ def test_unsupported_values_are_rejected(change: tuple[str, str], message: str, 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     done: Any = CliRunner().invoke(app, ["config", "import", "paddlevideo", str(tmp_path / "no.yaml")])
     assert done.exit_code == 2 and "there is no such file" in done.stderr
+
+
+def test_the_factors_of_the_long_cycle_are_those_of_the_config(tmp_path: Path) -> None:
+    config = convert(write_config(tmp_path, MULTIGRID.replace("{value: [0.5, 1]}", "{value: [0.5, 0.9]}")), 8).config
+    assert config["shapes"]["long_cycle"] == [[0.25, 0.7071], [0.5, 0.7071], [0.5, 0.9], [1, 1]]
+
+
+# The values of configs/recognition/tsm/tsm_k400_videos.yaml.
+TSM = """
+MODEL:
+  framework: "Recognizer2D"
+  backbone: {name: "ResNetTSM", pretrained: "data/ResNet50_pretrain.pdparams", num_seg: 8, depth: 50}
+  head: {name: "TSMHead", num_classes: 400, in_channels: 2048, drop_ratio: 0.5, std: 0.001}
+DATASET:
+  batch_size: 16
+  num_workers: 4
+  train: {format: "VideoDataset", data_prefix: "data/k400/videos", file_path: "data/k400/train.list"}
+  valid: {format: "VideoDataset", data_prefix: "data/k400/videos", file_path: "data/k400/val.list"}
+  test: {format: "VideoDataset", data_prefix: "data/k400/videos", file_path: "data/k400/val.list"}
+PIPELINE:
+  train:
+    decode: {name: "VideoDecoder", backend: "decord"}
+    sample: {name: "Sampler", num_seg: 8, seg_len: 1, valid_mode: False, select_left: True}
+    transform:
+      - MultiScaleCrop: {target_size: 224, allow_duplication: True}
+      - RandomFlip:
+      - Image2Array:
+      - Normalization: {mean: [0.485, 0.456, 0.406], std: [0.229, 0.224, 0.225]}
+  valid:
+    decode: {name: "VideoDecoder", backend: "decord"}
+    sample: {name: "Sampler", num_seg: 8, seg_len: 1, valid_mode: True, select_left: True}
+    transform:
+      - Scale: {short_size: 256, fixed_ratio: False}
+      - CenterCrop: {target_size: 224}
+      - Image2Array:
+OPTIMIZER:
+  name: 'Momentum'
+  momentum: 0.9
+  learning_rate: {name: 'PiecewiseDecay', boundaries: [20, 40], values: [0.02, 0.002, 0.0002]}
+  weight_decay: {name: 'L2', value: 0.0001}
+  grad_clip: {name: 'ClipGradByGlobalNorm', value: 20.0}
+METRIC: {name: 'CenterCropMetric'}
+model_name: "TSM"
+log_interval: 20
+save_interval: 10
+epochs: 50
+"""
+
+SWIN_CHANGES = {
+    '{name: "ResNetTSM", pretrained: "data/ResNet50_pretrain.pdparams", num_seg: 8, depth: 50}': (
+        '{name: "SwinTransformer3D", embed_dim: 96, depths: [2, 2, 18, 2], num_heads: [3, 6, 12, 24], '
+        "patch_size: [2, 4, 4], window_size: [8, 7, 7], mlp_ratio: 4., qk_scale: None}"
+    ),
+    "num_seg: 8, seg_len: 1, valid_mode: False": "num_seg: 1, seg_len: 32, frame_interval: 2, valid_mode: False",
+    "num_seg: 8, seg_len: 1, valid_mode: True": "num_seg: 1, seg_len: 32, frame_interval: 2, valid_mode: True",
+    "- MultiScaleCrop: {target_size: 224, allow_duplication: True}": (
+        "- Scale: {short_size: 256}\n      - RandomResizedCrop: {backend: cv2}\n      - Scale: {short_size: 224}"
+    ),
+    "[0.485, 0.456, 0.406], std: [0.229, 0.224, 0.225]": "[123.675, 116.28, 103.53], std: [58.395, 57.12, 57.375]",
+    "name: 'Momentum'\n  momentum: 0.9": (
+        "name: AdamW\n  beta1: 0.9\n  beta2: 0.99\n  no_weight_decay_name: norm relative_position_bias_table"
+    ),
+    "{name: 'PiecewiseDecay', boundaries: [20, 40], values: [0.02, 0.002, 0.0002]}": (
+        "{name: CustomWarmupCosineStepDecay, warmup_iters: 2.5, warmup_ratio: 0.1, "
+        "min_lr: 0, base_lr: 1e-4, max_epoch: 30}"
+    ),
+    "{name: 'L2', value: 0.0001}": "0.02",
+    "METRIC:": "GRADIENT_ACCUMULATION: {global_batch_size: 64}\nMETRIC:",
+}
+
+
+def checked(folder: Path, text: str) -> dict[str, Any]:
+    recipe = convert(write_config(folder, text), 8)
+    (folder / "recipe.yaml").write_text(recipe.text(), encoding="utf-8")
+    resolved = check(compose(folder / "recipe.yaml"), catalog())
+    assert not resolved.warnings
+    return resolved.config
+
+
+def test_tsm(tmp_path: Path) -> None:
+    config = checked(tmp_path, TSM)
+    backbone = config["task"]["backbone"]
+    assert (backbone["shift"], backbone["backbone"]["model"], backbone["backbone"]["pretrained"]) == (
+        "tsm",
+        "resnet50",
+        True,
+    )
+    clip, jitter, _ = config["data"]["train"]["transforms"]
+    assert (clip["frames"], clip["sampling"], jitter["scale"]) == (8, "uniform", [224, 339])
+    look = config["data"]["val"][0]["transforms"]
+    assert (look[0]["position"], look[1]["size"], look[1]["short_side"]) == ("middle", 224, 256)
+    assert config["data"]["batch_size"] == 128 and config["train"]["step"]["clip_norm"] == 20
+    schedule = config["schedule"]
+    assert (schedule["milestones"], schedule["gamma"], config["optimizer"]["lr"]) == (["20ep", "40ep"], 0.1, 0.02)
+
+
+def test_tsn_with_a_changed_resnet_on_frames(tmp_path: Path) -> None:
+    text = (
+        TSM.replace("ResNetTSM", "ResNetTweaksTSN")
+        .replace(", depth: 50", ", layers: 101")
+        .replace("num_seg: 8, l", "l")
+    )
+    text = text.replace('"VideoDataset"', "FrameDataset, suffix: 'img_{:05}.jpg'").replace(
+        "drop_ratio", "ls_eps: 0.1, drop_ratio"
+    )
+    config = checked(tmp_path, text + "MIX: {name: Mixup, alpha: 0.2}\n")
+    assert config["task"]["backbone"]["backbone"]["model"] == "resnet101d"
+    assert config["data"]["train"]["source"]["pattern"] == "img_{:05}.jpg"
+    assert config["task"]["loss"]["label_smoothing"] == 0.1 and config["data"]["mix"][0]["alpha"] == 0.2
+
+
+def test_video_swin(tmp_path: Path) -> None:
+    text = TSM
+    for old, new in SWIN_CHANGES.items():
+        assert old in text, old
+        text = text.replace(old, new)
+    config = checked(tmp_path, text)
+    assert config["task"]["backbone"]["model"] == "swin3d_s"
+    assert config["task"]["mean"] == pytest.approx([0.485, 0.456, 0.406])
+    clip, crop, _ = config["data"]["train"]["transforms"]
+    assert (clip["frames"], clip["stride"], crop["size"]) == (32, 2, 224)
+    assert (config["data"]["batch_size"], config["train"]["micro_batch_size"]) == (64, 16)
+    assert (config["optimizer"]["betas"], config["optimizer"]["weight_decay"]) == ([0.9, 0.99], 0.02)
+    schedule = config["schedule"]
+    assert (schedule["warmup"], schedule["warmup_factor"]) == ("2.5ep", pytest.approx(0.1))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("num_seg: 8, depth", "num_seg: 16, depth"), "tsm shifts an eighth"),
+        (("num_seg: 8, seg_len: 1", "num_seg: 8, seg_len: 4"), "8 segments of 4 frames are not supported"),
+        (("0.002, 0.0002]", "0.002, 0.0001]"), "have no common factor"),
+        (("ClipGradByGlobalNorm", "ClipGradByValue"), "'ClipGradByValue' is not supported"),
+    ],
+    ids=["shift", "segments", "rates", "clipping"],
+)
+def test_unsupported_values_of_tsm_are_rejected(change: tuple[str, str], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        convert(write_config(tmp_path, TSM.replace(*change)), 8)
+
+
+@pytest.mark.slow
+def test_all_configs_of_paddlevideo(tmp_path: Path) -> None:
+    """The table in docs/coming_from/paddlevideo.md, of PaddlePaddle/PaddleVideo at ed245e9."""
+    checkout = os.environ.get("OPABINIA_PADDLEVIDEO")
+    if checkout is None:
+        pytest.skip("OPABINIA_PADDLEVIDEO is not the folder of a checkout")
+    files = sorted(Path(checkout).glob("configs/recognition/**/*.y*ml"))
+    accepted = []
+    for file in files:
+        try:
+            convert(file, 8)
+        except ConfigError:
+            continue
+        checked(tmp_path, file.read_text(encoding="utf-8"))
+        accepted.append(file)
+    assert (len(files), len(accepted)) == (47, 18), accepted

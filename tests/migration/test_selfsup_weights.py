@@ -68,6 +68,25 @@ RESNETS: dict[str, tuple[Callable[[State], Any], str]] = {
         "DINO's",
     ),
     "lightly": (as_row, "lightly's"),
+    "lightly_simclr": (
+        lambda state: {"state_dict": {**as_row(state), "projection_head.layers.0.weight": torch.rand(512, 512)}},
+        "lightly's",
+    ),
+    "lightly_moco": (
+        lambda state: {
+            **as_row(state),
+            **under("backbone_momentum.")({name: one + 1 for name, one in state.items()}),
+            "projection_head_momentum.layers.0.weight": torch.rand(512, 512),
+        },
+        "lightly's",
+    ),
+    "lightly_dino": (
+        lambda state: (
+            two("student_backbone.", "teacher_backbone.")(state)
+            | {"student_head.last_layer.weight_v": torch.rand(64, 256)}
+        ),
+        "lightly's",
+    ),
     "ours": (two("backbone.model.", "teacher.backbone.model."), ""),
 }
 
@@ -84,7 +103,7 @@ def test_a_resnet_of_another_system(system: str, tmp_path: Path) -> None:
     assert all(torch.equal(found[name], tensor) for name, tensor in state.items())
 
 
-@pytest.mark.parametrize("system", ["moco", "moco_v3", "dino", "ours"])
+@pytest.mark.parametrize("system", ["moco", "moco_v3", "dino", "lightly_moco", "lightly_dino", "ours"])
 def test_the_network_that_follows_is_taken_when_asked_for(system: str, tmp_path: Path) -> None:
     state = state_of("resnet18")
     torch.save(RESNETS[system][0](state), tmp_path / "file.pth")

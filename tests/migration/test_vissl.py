@@ -5,10 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from opabinia.config import ConfigError
 from opabinia.contracts import Clock
 from opabinia.migration.vissl import convert
+from opabinia.models.backbones.resnet import resnet
+from opabinia.models.backbones.timm import timm
 from opabinia.optim import schedules
 from opabinia.runtime.durations import Duration
 from tests.migration.recipes import resolve, unconverted, write_files
@@ -218,7 +221,7 @@ def value_of(section: dict[str, Any]) -> Any:
 
     def made(section: dict[str, Any]) -> Any:
         keys = {key: value for key, value in section.items() if key != "name"}
-        keys |= {key: Duration.parse(str(keys[key])) for key in ("warmup", "delay")}
+        keys |= {key: Duration.parse(str(keys[key])) for key in ("warmup", "delay", "cycle") if key in keys}
         if "schedules" in keys:
             keys["schedules"] = [made(one) for one in keys["schedules"]]
         return lambda clock: getattr(schedules, section["name"])(clock, **keys)
@@ -252,18 +255,244 @@ def test_config_groups_defaults_and_references(tmp_path: Path) -> None:
     assert recipe.config["task"]["backbone"]["model"] == "resnet18" and recipe.config["data"]["num_workers"] == 7
 
 
+TRUNKS: dict[str, tuple[str, dict[str, Any]]] = {
+    "resnet, RESNETS: {DEPTH: 50, WIDTH_MULTIPLIER: 4}": ("resnet50", {"name": "resnet", "width_multiplier": 4}),
+    "resnet, RESNETS: {GROUPS: 32, WIDTH_PER_GROUP: 8}": (
+        "resnet50",
+        {"options": {"cardinality": 32, "base_width": 8}},
+    ),
+    "resnet, RESNETS: {DEPTH: 101, GROUPS: 32, WIDTH_PER_GROUP: 8}": ("resnext101_32x8d", {"options": None}),
+    "xcit, XCIT: {PATCH_SIZE: 8, HIDDEN_DIM: 512, ETA: 0.00001}": (
+        "xcit_small_12_p16_224",
+        {"drop_path": 0.05, "options": {"patch_size": 8, "embed_dim": 512, "eta": 0.00001, "depth": 12}},
+    ),
+    "convit, VISION_TRANSFORMERS: {NUM_HEADS: 9, HIDDEN_DIM: 576}": (
+        "convit_base",
+        {"options": {"embed_dim": 64, "num_heads": 9, "local_up_to_layer": 10, "qkv_bias": False}},
+    ),
+    "swin_transformer, SWIN_TRANSFORMER: {EMBED_DIM: 128}": (
+        "swin_tiny_patch4_window7_224",
+        {"options": {"embed_dim": 128, "window_size": 7, "depths": [2, 2, 6, 2]}},
+    ),
+    "beit, BEIT: {QKV_BIAS: True, INIT_VALUES: 0.1}": (
+        "beit_base_patch16_224",
+        {"options": {"qkv_bias": True, "global_pool": "avg", "init_values": 0.1}},
+    ),
+    "convnext, CONVNEXT: {DEPTH: [3, 3, 9, 3]}": ("convnext_small", {"options": {"depths": [3, 3, 9, 3]}}),
+    "regnet, REGNET: {name: regnet_y_400mf}": ("regnety_004", {}),
+    "regnet, REGNET: {depth: 27, w_0: 456, w_a: 160.83, w_m: 2.52, group_width: 264}": ("regnety_1280", {}),
+    "mobilenetv3_tv": ("mobilenetv3_large_100", {}),
+    "efficientnet, EFFICIENT_NETS: {model_version: B3}": ("efficientnet_b3", {}),
+    "vision_transformer, VISION_TRANSFORMERS: {HIDDEN_DIM: 2560, NUM_HEADS: 32, MLP_DIM: 7_680, QKV_BIAS: True}": (
+        "vit_base_patch16_224",
+        {"options": {"embed_dim": 2560, "num_heads": 32, "mlp_ratio": 3.0, "patch_size": 16}},
+    ),
+    "vision_transformer, VISION_TRANSFORMERS: {CLASSIFIER: gap}": (
+        "vit_base_patch16_224",
+        {"options": {"qkv_bias": False, "global_pool": "avg", "img_size": 224}},
+    ),
+}
+
+
+@pytest.mark.parametrize("trunk", TRUNKS)
+def test_trunks_become_models_of_timm_of_the_same_size(trunk: str, tmp_path: Path) -> None:
+    model, keys = TRUNKS[trunk]
+    text = config_of("{name: simclr_info_nce_loss}").replace(
+        "{NAME: resnet, RESNETS: {DEPTH: 50}}", f"{{NAME: {trunk}}}"
+    )
+    backbone = resolve(convert_text(tmp_path, text), tmp_path)["task"]["backbone"]
+    assert backbone["model"] == model
+    for key, value in keys.items():
+        assert (value.items() <= backbone[key].items()) if isinstance(value, dict) else backbone[key] == value
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trunk", TRUNKS)
+def test_trunks_can_be_built(trunk: str, tmp_path: Path) -> None:
+    text = config_of("{name: simclr_info_nce_loss}").replace("NAME: resnet, RESNETS: {DEPTH: 50}", f"NAME: {trunk}")
+    keys = convert_text(tmp_path, text).config["task"]["backbone"]
+    build = {"timm": timm, "resnet": resnet}[keys.pop("name")]
+    with torch.device("meta"):
+        assert build(3, **keys).out_channels > 0
+
+
+def test_an_unknown_trunk_is_a_required_variable(tmp_path: Path) -> None:
+    text = config_of("{name: simclr_info_nce_loss}").replace("NAME: resnet", "NAME: own_trunk")
+    recipe = convert_text(tmp_path, text)
+    assert recipe.config["vars"]["model"] is None and "'own_trunk' is not known" in "".join(recipe.notes)
+    with pytest.raises(ConfigError, match=r"task\.backbone\.model: "):
+        resolve(recipe, tmp_path)
+
+
+def test_sharded_trunks_train_with_fsdp(tmp_path: Path) -> None:
+    head = '[["dino_head_fsdp", {"num_clusters": [100]}]]'
+    trunk = "vision_transformer_fsdp, VISION_TRANSFORMERS: {CHECKPOINT_BLOCK: True, HIDDEN_DIM: 384, NUM_HEADS: 6}"
+    text = config_of("{name: dino_loss}", MULTI, head).replace("NAME: resnet, RESNETS: {DEPTH: 50}", f"NAME: {trunk}")
+    config = resolve(convert_text(tmp_path, text), tmp_path)
+    assert config["train"]["parallel"]["name"] == "fsdp" and config["train"]["activation_checkpointing"]
+    assert config["task"]["outputs"] == 100 and config["task"]["backbone"]["options"]["dynamic_img_size"]
+
+
+def test_ibot(tmp_path: Path) -> None:
+    head = '[["ibot_head", {"out_dim": 64, "shared_head": True, "normalize_last_layer": False}]]'
+    steps = MULTI + ", {name: MaskedImageModeling, pred_ratio_mean: [0.0, 0.3], pred_ratio_var: [0.0, 0.2]}"
+    text = config_of("{name: ibot_loss, ibot_loss: {lambda2: 2.0}}", steps, head)
+    trunk = "NAME: vision_transformer, VISION_TRANSFORMERS: {MASKED_IMAGE_MODELING: {NAME: ibot}}"
+    recipe = convert_text(tmp_path, text.replace("NAME: resnet, RESNETS: {DEPTH: 50}", trunk))
+    config = resolve(recipe, tmp_path)
+    task = config["task"]
+    assert (task["outputs"], task["patch_outputs"], task["separate_heads"]) == (64, 64, False)
+    assert (task["teacher_temperature"], task["patch_temperature"], task["patch_weight"]) == (0.04, 0.07, 2)
+    masks = [view["transforms"][-1] for view in config["data"]["train"]["transforms"][0]["views"]]
+    assert [mask["name"] for mask in masks] == ["block_patch_mask", "block_patch_mask", "random_gaussian_blur"]
+    assert (masks[0]["mask_ratio"], masks[0]["no_mask_probability"]) == ([0.1, 0.5], 0.5)
+    assert "MODEL.TRUNK.VISION_TRANSFORMERS.MASKED_IMAGE_MODELING.NAME" not in {key.path for key in recipe.dropped()}
+
+
+def test_deit_has_its_augmentations(tmp_path: Path) -> None:
+    steps = "{name: RandomResizedCrop, size: 224}, {name: ToTensor}, {name: RandomErasing, p: 0.25}"
+    collator = """    COLLATE_FUNCTION: cutmixup_collator
+      COLLATE_FUNCTION_PARAMS: {mixup_alpha: 0.8, cutmix_alpha: 1.0, prob: 0.9, switch_prob: 0.3, mode: elem,
+        label_smoothing: 0.1, num_classes: 1000}
+      TRANSFORMS:"""
+    text = config_of("{name: cross_entropy_multiple_output_single_target}", steps)
+    recipe = convert_text(tmp_path, text.replace("    TRANSFORMS:", collator, 1))
+    config = resolve(recipe, tmp_path)
+    assert config["data"]["train"]["transforms"][-1]["p"] == 0.25 and config["task"]["loss"]["label_smoothing"] == 0.1
+    [mix] = config["data"]["mix"]
+    assert (mix["probability"], mix["weights"], mix["mixes"][0]["alpha"]) == (0.9, [0.7, 0.3], 0.8)
+    assert [(part["name"], part["per"]) for part in mix["mixes"]] == [("mixup", "sample"), ("cutmix", "sample")]
+    assert recipe.dropped() == []
+
+
+def test_a_balanced_subset_has_equal_classes(tmp_path: Path) -> None:
+    limit = "DATA_LIMIT: 100, DATA_LIMIT_SAMPLING: {IS_BALANCED: True, SEED: 3}"
+    text = config_of("{name: cross_entropy_multiple_output_single_target}", "{name: RandomResizedCrop, size: 224}")
+    text = text.replace(
+        "      LABEL_TYPE", f"      {limit.replace(', DATA_LIMIT_S', chr(10) + '      DATA_LIMIT_S')}\n      LABEL_TYPE"
+    )
+    sampler = resolve(convert_text(tmp_path, text), tmp_path)["data"]["sampler"]
+    assert (sampler["num_samples"], sampler["equal_classes"], sampler["subset_seed"]) == (100, True, 3)
+
+
+def test_distillation(tmp_path: Path) -> None:
+    loss = "{name: distillation_loss, distillation_loss: {soft_target_alpha: 0.3, temperature: 10.0}}"
+    teacher = "  DISTILLATION: {TEACHER_MODEL: {TRUNK: {NAME: regnet, REGNET: {name: regnet_y_16gf}}}}"
+    text = config_of(loss, "{name: RandomResizedCrop, size: 224}", '[["mlp", {"dims": [2048, 1000]}]]', more=teacher)
+    config = resolve(convert_text(tmp_path, text), tmp_path)
+    distill = config["distill"]
+    assert distill["backbone"]["model"] == "regnety_160" and config["task"]["backbone"]["model"] == "resnet50"
+    assert (distill["task_weight"], distill["logits_weight"], distill["temperature"]) == (0.7, 0.3, 10)
+    assert config["data"]["train"]["source"]["name"] == "image_folder"
+    features = text.replace('[["mlp", {"dims": [2048, 1000]}]]', "[[identity, {}]]").replace(
+        "0.3,", "1.0, loss_type: mse,"
+    )
+    distill = resolve(convert_text(tmp_path, features), tmp_path)["distill"]
+    assert (distill["features_weight"], distill["logits_weight"], distill["features_loss"]) == (1, 0, "mse")
+
+
+TOOL = """
+ENGINE
+config:
+  DATA:
+    TRAIN: {LABEL_SOURCES: [disk_folder], TRANSFORMS: [{name: Resize, size: 256}, {name: CenterCrop, size: 224}]}
+    TEST: {LABEL_SOURCES: [disk_folder], TRANSFORMS: [{name: Resize, size: 256}, {name: CenterCrop, size: 224}]}
+  MODEL:
+    WEIGHTS_INIT: {PARAMS_FILE: some.torch}
+    FEATURE_EVAL_SETTINGS:
+      EVAL_MODE_ON: True
+      LINEAR_EVAL_FEAT_POOL_OPS_MAP: [[res4, [AvgPool2d, [8, 8]]], [res5, [AvgPool2d, [6, 6]]]]
+  SECTION
+"""
+
+
+@pytest.mark.parametrize(
+    ("section", "evaluator", "options"),
+    [
+        ("NEAREST_NEIGHBOR: {TOPK: 20}", "knn", {"k": 20, "temperature": 0.1, "normalize": False}),
+        (
+            "SVM: {costs: {costs_list: [1.0], base: 2.0, power_range: [0, 2]}}",
+            "linear_svm",
+            {"costs": [1, 1, 2], "folds": 3, "layer": "backbone.model.layer4"},
+        ),
+        (
+            "LOW_SHOT_BENCHMARK: {LOGISTIC_REGRESSION: {LAMBDA: [1.0, 0.1]}}",
+            "low_shot",
+            {"regularization": 1},
+        ),
+        ("CLUSTERFIT: {NUM_CLUSTERS: 7}", "clustering", {"k": 7}),
+    ],
+)
+def test_benchmarks_of_features(section: str, evaluator: str, options: dict[str, Any], tmp_path: Path) -> None:
+    recipe = convert_text(tmp_path, TOOL.replace("ENGINE", "").replace("SECTION", section))
+    config = resolve(recipe, tmp_path)
+    assert config["task"]["name"] == "classification" and config["hooks"]["freeze"]["pattern"] == "^backbone"
+    assert {key: config["evaluate"]["evaluators"][evaluator]["evaluator"][key] for key in options} == options
+    assert config["init"]["target_prefix"] == "backbone" and any("--weights" in note for note in recipe.notes)
+
+
+def test_extraction_and_tools_without_an_equivalent(tmp_path: Path) -> None:
+    text = TOOL.replace("SECTION", "EXTRACT_FEATURES: {OUTPUT_DIR: x}")
+    recipe = convert_text(tmp_path, text.replace("ENGINE", "engine_name: extract_features"))
+    assert resolve(recipe, tmp_path)["task"]["name"] == "classification"
+    assert any("opabinia extract" in note for note in recipe.notes) and recipe.dropped() == []
+    with pytest.raises(ConfigError, match="'extract_cluster' is not supported: images are not assigned"):
+        convert_text(tmp_path, text.replace("ENGINE", "engine_name: extract_cluster"))
+    with pytest.raises(ConfigError, match="GEO_LOCALIZATION: 'GEO_LOCALIZATION' is not supported"):
+        convert_text(tmp_path, TOOL.replace("ENGINE", "").replace("SECTION", "GEO_LOCALIZATION: {A: 1}"))
+
+
+def test_instance_retrieval(tmp_path: Path) -> None:
+    section = "IMG_RETRIEVAL: {FEATS_PROCESSING_TYPE: rmac, N_PCA: 64, RESIZE_IMG: 224, EVAL_DATASET_NAME: copydays}"
+    text = TOOL.replace("ENGINE", "").replace("SECTION", section)
+    config = resolve(convert_text(tmp_path, text), tmp_path)
+    assert (config["task"]["pooling"]["name"], config["task"]["neck"]) == ("rmac", None)
+    assert config["task"]["evaluator"] == {"name": "instance_retrieval", "components": 64}
+    assert (
+        config["data"]["val"]["source"]["split"] == "test" and config["data"]["val"]["transforms"][0]["max_size"] == 224
+    )
+
+
+def test_restarts_are_those_of_vissl(tmp_path: Path) -> None:
+    """Every 34 epochs a cosine begins at the value that the cosine of the whole training has there."""
+    lr = "{name: cosine_warm_restart, start_value: 2.0, end_value: 0.02, WAVE, restart_interval_length: 0.34}"
+    text = config_of("{name: simclr_info_nce_loss}", optimizer=f"param_schedulers: {{lr: {lr}}}")
+    wave = "update_interval: step, wave_type: half, is_adaptive: True"
+    config = resolve(convert_text(tmp_path, text.replace("WAVE", wave)), tmp_path)
+    value = value_of(config["schedule"])
+    assert config["optimizer"]["lr"] == 2.0
+    for step in (0, 300, 339, 340, 500, 680, 999):
+        where, begin = step / 1000, 0.34 * (step // 340)
+        peak = 0.02 + 1.98 * (1 + math.cos(math.pi * begin)) / 2
+        expected = 0.02 + (peak - 0.02) * (1 + math.cos(math.pi * (where - begin) / 0.34)) / 2
+        assert 2 * value(step) == pytest.approx(expected, abs=1e-4), step
+    decaying = convert_text(tmp_path, text.replace("WAVE", "wave_type: full, is_adaptive: False, lr_multiplier: 0.5"))
+    schedule = resolve(decaying, tmp_path)["schedule"]
+    assert (schedule["wave_type"], schedule["cycle_decay"], schedule["peaks"]) == ("full", 0.5, "decay")
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        (config_of("{name: msn_loss}"), "LOSS.name: 'msn_loss' is not supported: VISSL's is a stub"),
+        (config_of("{name: own_loss}"), "LOSS.name: 'own_loss' is not supported; supported: simclr"),
         (
-            config_of("{name: swav_momentum_loss}"),
-            "LOSS.name: 'swav_momentum_loss' is not supported; supported: simclr",
+            config_of("{name: nce_loss_with_memory}", "{name: ImgPilToPatchesAndImage}"),
+            "Jigsaw and PIRL are not supported",
         ),
         (config_of("{name: CrossEntropyLoss}", "{name: ShuffleImgPatches}"), "Jigsaw and PIRL are not supported"),
-        (config_of("{name: moco_loss}").replace("LOSS:", "CRITERION:"), "this file has CRITERION, a key of an older"),
+        (config_of("{name: moco_loss}").replace("LOSS:", "CRITERION:"), "CRITERION: this key is of an older VISSL"),
+        (config_of("{name: moco_loss}").replace("DEPTH: 50", "DEPTH: 51"), r"51 is not supported; supported: \(18, 34"),
+        (config_of("{name: moco_loss}").replace("DEPTH: 50", "NORM: LayerNorm"), "'LayerNorm' is not supported"),
+        (config_of("{name: moco_loss}").replace("NAME: resnet", "NAME: alexnet_bvlc"), "timm has no AlexNet"),
+        (config_of("{name: moco_loss}").replace("TRUNK:", "INPUT_TYPE: lab\n    TRUNK:"), "'lab' is not supported"),
         (
-            config_of("{name: moco_loss}").replace("DEPTH: 50", "DEPTH: 50, WIDTH_MULTIPLIER: 2"),
-            "no supported ResNet has",
+            config_of("{name: swav_loss}", MULTI).replace("NAME: resnet", "NAME: convit"),
+            "timm's ConViT takes views of one size",
+        ),
+        (
+            config_of("{name: moco_loss}").replace("NAME: resnet", "NAME: regnet, REGNET: {depth: 3, w_0: 24}"),
+            "timm has no RegNetY of depth, w_0",
         ),
         (config_of("{name: moco_loss}", "{size: 3}"), "TRANSFORMS: {size: 3} is not a transform"),
         (config_of("{name: moco_loss}", "{name: ImgReplicatePil, num_times: 1000000}"), "views from 1 to 100"),

@@ -53,7 +53,7 @@ DEFAULTS: dict[str, Any] = {
     "solver.basic_lr": 0.0125,
     "solver.lr_min_factor": 0.0,
     "solver.momentum": 0.9,
-    "solver.weight_decay": None,
+    "solver.weight_decay": 1e-4,
     "solver.nesterov": False,
     "solver.betas": [0.9, 0.999],
     "solver.always_adapt": False,
@@ -80,9 +80,6 @@ DEFAULTS: dict[str, Any] = {
     "seed": 42,
 }
 """Defaults of ``BaseConfig`` for the keys that are converted."""
-
-PLAIN_DECAY = 1e-4
-"""``solver.weight_decay`` of ``BaseConfig``."""
 
 _PRECISE_BN = {"bn.precise_every_n_epoch": 1}
 
@@ -124,9 +121,25 @@ _EFFNET = {
     "model_ema.momentum": 0.99998,
 }
 
+_REGNET = {
+    **_PRECISE_BN,
+    **_STRONG,
+    **_COSINE,
+    **_EMA,
+    "test.crop_pct": 224 / 232,
+    "augments.rand_aug.magnitude": 7,
+    "augments.rand_erase.prob": 0.1,
+    "augments.mixup.mixup_alpha": 0.2,
+    "augments.mixup.cutmix_alpha": 1.0,
+    "solver.basic_lr": 0.025,
+    "solver.weight_decay": [[0, "bias"], [0, NORM], 2e-5],
+    "solver.max_epoch": 300,
+    "model_ema.momentum": 0.99998,
+}
+
 FAMILIES: dict[str, dict[str, Any]] = {
     "BaseConfig": {},
-    "ResNetConfig": {**_PRECISE_BN, **_COSINE, "solver.basic_lr": 0.025, "solver.weight_decay": 5e-5},
+    "ResNetConfig": _REGNET,
     "HRNetConfig": {**_PRECISE_BN, **_COSINE, "solver.basic_lr": 0.025, "solver.weight_decay": 5e-5},
     "VGGConfig": {
         **_PRECISE_BN,
@@ -134,21 +147,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "solver.basic_lr": 0.025,
         "solver.weight_decay": [[0, "bias"], [0, NORM], 5e-5],
     },
-    "RegNetConfig": {
-        **_PRECISE_BN,
-        **_STRONG,
-        **_COSINE,
-        **_EMA,
-        "test.crop_pct": 224 / 232,
-        "augments.rand_aug.magnitude": 7,
-        "augments.rand_erase.prob": 0.1,
-        "augments.mixup.mixup_alpha": 0.2,
-        "augments.mixup.cutmix_alpha": 1.0,
-        "solver.basic_lr": 0.025,
-        "solver.weight_decay": [[0, "bias"], [0, NORM], 2e-5],
-        "solver.max_epoch": 300,
-        "model_ema.momentum": 0.99998,
-    },
+    "RegNetConfig": _REGNET,
     "EffNetConfig": _EFFNET,
     "EffNetLiteConfig": {
         **_EFFNET,
@@ -229,6 +228,8 @@ REASONS = {
 MODELS: tuple[tuple[str, str], ...] = (
     (r"(resnet\d+d?|wide_resnet\d+_2|resnext50_32x4d|resnext101_(32x4d|32x8d|64x4d))", r"\1"),
     (r"se_(resnet\d+|resnext50_32x4d|resnext101_(32x4d|32x8d|64x4d))", r"se\1"),
+    (r"resnext152_\d+x\d+d", "resnet152"),
+    (r"se_resnext152_\d+x\d+d", "seresnet152"),
     (r"(regnet[xy]_\d{3})", r"\1"),
     (r"effnet_b(\d)_lite", r"efficientnet_lite\1"),
     (r"effnet_(b\d|l2)", r"efficientnet_\1"),

@@ -126,6 +126,7 @@ DEFAULTS: dict[str, Any] = {
     "TEST.RERANK.LAMBDA": 0.3,
     "TEST.PRECISE_BN.ENABLED": False,
     "TEST.PRECISE_BN.NUM_ITER": 300,
+    "TEST.RECALLS": [1, 2, 4, 8, 16, 32],
     "CUDNN_BENCHMARK": False,
 }
 """FastReID's defaults of the keys that are converted."""
@@ -135,39 +136,74 @@ REASONS = {
     "MODEL.DEVICE": "train.device; auto uses a GPU if there is one",
     "MODEL.BACKBONE.FEAT_DIM": "follows from the backbone",
     "MODEL.BACKBONE.SIE_COE": "FastReID never uses it; see task.camera_embedding_scale",
-    "MODEL.BACKBONE.WITH_IBN": "only supported for ResNets",
-    "MODEL.BACKBONE.WITH_SE": "only supported for ResNets",
-    "MODEL.BACKBONE.WITH_NL": "only supported for ResNets",
-    "MODEL.BACKBONE.LAST_STRIDE": "only supported for ResNets",
-    "MODEL.BACKBONE.NORM": "only supported for ResNets",
+    "MODEL.BACKBONE.WITH_IBN": "FastReID's backbone of this name does not use it",
+    "MODEL.BACKBONE.WITH_SE": "FastReID's backbone of this name does not use it",
+    "MODEL.BACKBONE.WITH_NL": "FastReID's backbone of this name does not use it",
     "MODEL.HEADS.NUM_CLASSES": "follows from the data",
     "MODEL.HEADS.MARGIN": "a linear head has none",
     "MODEL.LOSSES.FL": "FastReID never uses it; see task.loss: {name: focal}",
     "TEST.PRECISE_BN.DATASET": "always the training set",
     "OUTPUT_DIR": "--out",
+    # Keys of FastReID's projects.
+    "TEST.THRES": "attributes are scored at probability 0.5",
+    "TEST.SAVE_DISTMAT": "opabinia predict --gallery writes the nearest images",
+    "SOLVER.FREEZE_FC_ITERS": "FastReID never uses it",
 }
 
-RESNETS = {f"{depth}x": f"resnet{depth}.tv_in1k" for depth in (18, 34, 50, 101)}
+_RESNEXTS = {"50x": "resnext50_32x4d", "101x": "resnext101_32x4d"}
+_RESNESTS = {"50x": "resnest50d", "101x": "resnest101e", "200x": "resnest200e", "269x": "resnest269e"}
+_DEPTHS = {f"{depth}x": f"resnet{depth}.tv_in1k" for depth in (18, 34, 50, 101)}
+
+RESNETS: dict[str, dict[str, str]] = {
+    "build_resnet_backbone": _DEPTHS,
+    "build_resnet_backbone_distill": _DEPTHS,
+    "build_resnext_backbone": _RESNEXTS,
+    "build_resnest_backbone": _RESNESTS,
+}
+"""timm's names of the models of the backbone ``resnet``, by builder function and depth."""
+
+RESNET_KEYS: dict[str, tuple[str, ...]] = {
+    "build_resnet_backbone": ("last_stride", "ibn", "se", "non_local", "norm"),
+    "build_resnet_backbone_distill": ("last_stride", "ibn", "se", "non_local", "norm"),
+    "build_resnext_backbone": ("last_stride", "ibn", "non_local", "norm"),
+    "build_resnest_backbone": ("last_stride", "norm"),
+}
+"""The options of the backbone ``resnet`` that each builder function reads."""
 
 TIMM_MODELS: dict[str, dict[str, str]] = {
-    "build_resnext_backbone": {"50x": "resnext50_32x4d", "101x": "resnext101_32x4d"},
-    "build_resnest_backbone": {
-        "50x": "resnest50d",
-        "101x": "resnest101e",
-        "200x": "resnest200e",
-        "269x": "resnest269e",
-    },
     "build_regnet_backbone": {
-        f"regnet{kind}_{size}mf": f"regnet{kind}_{size // 100:03}"
+        f"{size}{kind}": f"regnet{kind}_{size // 100:03}"
         for kind in "xy"
-        for size in (200, 400, 600, 800, 1600, 3200, 4000, 6400)
+        for size in (200, 400, 800, 1600, 3200, 4000, 6400)
     },
     "build_effnet_backbone": {f"b{number}": f"efficientnet_b{number}" for number in range(6)},
     "build_repvgg_backbone": {
         name: f"repvgg_{name.lower()}" for name in ("A0", "A1", "A2", "B0", "B1", "B1g4", "B2", "B2g4", "B3", "B3g4")
     },
+    "build_mobilenetv2_backbone": {
+        f"{width}x": f"mobilenetv2_{round(float(width) * 100):03}" for width in ("1.0", "0.75", "0.5", "0.35")
+    },
+    "build_mobilenetv3_backbone": {"Large": "mobilenetv3_large_100", "Small": "mobilenetv3_small_100"},
 }
 """timm's names by builder function and depth."""
+
+STRIDED = ("build_regnet_backbone", "build_repvgg_backbone", "build_effnet_backbone")
+"""Builder functions that read LAST_STRIDE; timm's models of these names have a last stage of stride 2."""
+
+REFUSED = {
+    "build_osnet_backbone": "timm has no OSNet",
+    "build_shufflenetv2_backbone": "timm has no ShuffleNet",
+    "build_iresnet_backbone": "timm has no ResNet with PReLU (IResNet)",
+    "build_resnetIR_backbone": "it is not part of FastReID",
+    "AttrHead": "its norms of the features and the logits are not available",
+    "DSRHead": "images are compared by one vector each, not by reconstructing one feature map from another",
+    "FaceHead": "its training sets are record files (.rec), its test sets lists of pairs",
+    "FaceBaseline": "its training sets are record files (.rec), its test sets lists of pairs",
+    "PartialBaseline": "images are compared by one vector each, not by reconstructing one feature map from another",
+    "AttrBaseline": "its norms of the features and the logits are not available",
+    "DistillerOverhaul": "feature maps between the stages are not distilled; see distill.features_weight",
+}
+"""Names of FastReID and its projects that are refused, with the reason."""
 
 NORMS = {"BN": "batch", "syncBN": "batch", "FrozenBN": "frozen", "GN": "group"}
 
@@ -201,4 +237,15 @@ SOURCES: dict[str, dict[str, Any]] = {
     "SmallVehicleID": {"name": "vehicleid", "test_size": 800},
     "MediumVehicleID": {"name": "vehicleid", "test_size": 1600},
     "LargeVehicleID": {"name": "vehicleid", "test_size": 2400},
+    "VeRiWild": {"name": "veri_wild", "test_size": 10000},
+    "SmallVeRiWild": {"name": "veri_wild", "test_size": 3000},
+    "MediumVeRiWild": {"name": "veri_wild", "test_size": 5000},
+    "LargeVeRiWild": {"name": "veri_wild", "test_size": 10000},
+    "InShop": {"name": "in_shop"},
+    "SOP": {"name": "online_products"},
+    "CUB": {"name": "class_folders"},
+    "Cars196": {"name": "class_folders"},
 }
+
+OPEN_SOURCES = ("online_products", "class_folders")
+"""Sources whose test images are queries and gallery at once."""

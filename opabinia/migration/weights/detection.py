@@ -44,9 +44,11 @@ def _number(before: str, after: str, *, times: int = 1, plus: int = 0) -> Callab
 
 
 _RESNET: Rules = (
-    (r"^(backbone\.bottom_up\.)?stem\.", BACKBONE),
-    (r"^(?:backbone\.bottom_up\.)?res(\d)\.", _number(f"{BACKBONE}layer", ".", plus=-1)),
+    (r"^(backbone\.(bottom_up\.)?)?stem\.", BACKBONE),
+    # Without a pyramid there is no bottom_up, and the last stage may be in roi_heads.
+    (r"^(?:backbone\.(?:bottom_up\.)?|roi_heads\.)?res(\d)\.", _number(f"{BACKBONE}layer", ".", plus=-1)),
     (rf"^({re.escape(BACKBONE)}.*)conv(\d)\.norm\.", r"\1bn\2."),
+    (rf"^({re.escape(BACKBONE)}.*)conv2_offset\.", r"\1conv2.offset."),
     (rf"^({re.escape(BACKBONE)}.*)shortcut\.norm\.", r"\1downsample.1."),
     (rf"^({re.escape(BACKBONE)}.*)shortcut\.", r"\1downsample.0."),
 )
@@ -54,12 +56,17 @@ _RESNET: Rules = (
 _DETECTRON2: Rules = (
     *_RESNET,
     (r"^backbone\.top_block\.", "detector.neck.fpn.extra_blocks."),
-    (r"^proposal_generator\.rpn_head\.conv\.", "detector.rpn.head.conv.0.0."),
+    (
+        r"^proposal_generator\.rpn_head\.conv\.(?:conv(\d)\.)?",
+        lambda match: f"detector.rpn.head.conv.{match[1] or 0}.0.",
+    ),
     (r"^proposal_generator\.rpn_head\.objectness_logits\.", "detector.rpn.head.cls_logits."),
     (r"^proposal_generator\.rpn_head\.anchor_deltas\.", "detector.rpn.head.bbox_pred."),
     (r"^roi_heads\.box_(head|predictor)\.(\d)\.", r"detector.box.stages.\2.\1."),
     (r"^roi_heads\.box_(head|predictor)\.", r"detector.box.layers.\1."),
-    (r"(?<=\.head\.)fc(\d)\.", _number("fc", ".", plus=5)),
+    (r"(?<=\.head\.)conv(\d)\.norm\.", _number("", ".1.", plus=-1)),
+    (r"(?<=\.head\.)conv(\d)\.", _number("", ".0.", plus=-1)),
+    (r"^roi_heads\.mask_head\.mask_fcn(\d)\.norm\.", _number("detector.others.mask.layers.", ".1.", plus=-1)),
     (r"^roi_heads\.mask_head\.mask_fcn(\d)\.", _number("detector.others.mask.layers.", ".0.", plus=-1)),
     (r"^roi_heads\.mask_head\.deconv\.", "detector.others.mask.predictor.conv5_mask."),
     (r"^roi_heads\.mask_head\.predictor\.", "detector.others.mask.predictor.mask_fcn_logits."),
@@ -84,7 +91,11 @@ def translate_detectron2(weights: Weights) -> dict[str, Tensor]:
         for layer, block in (("lateral", "inner_blocks"), ("output", "layer_blocks"))
         for norm, index in ((r"norm\.", 1), ("", 0))
     ]
-    renamed = rename_weights(kept, (*pyramid, *_DETECTRON2))
+    box_layers = " ".join(kept)
+    convs, fcs = (len(set(re.findall(rf"box_head\.(?:\d\.)?({kind}\d)\.", box_layers))) for kind in ("conv", "fc"))
+    # Two layers alone have names, others numbers, with a ReLU after each and a Flatten before the first.
+    fc = _number("fc", ".", plus=5) if (convs, fcs) == (0, 2) else _number("", ".", times=2, plus=convs - 1)
+    renamed = rename_weights(kept, (*pyramid, *_DETECTRON2, (r"(?<=\.head\.)fc(\d)\.", fc)))
     return renamed if any("bbox_ctrness" in name for name in renamed) else _group_into_blocks(renamed)
 
 
@@ -195,6 +206,7 @@ _RT_DETR: Rules = (
 
 register_weight_format(
     WeightFormat("backbone.bottom_up.", "detectron2's names", "bgr", translate_detectron2),
+    WeightFormat("backbone.res2.", "detectron2's names", "bgr", translate_detectron2),
     WeightFormat("res2.0.", "detectron2's names", "rgb", translate_detectron2),
     WeightFormat("res_conv1_bn_", "Caffe2's names", "bgr", translate_caffe2),
     WeightFormat("backbone.body.", "torchvision's names", "rgb", translate_torchvision),

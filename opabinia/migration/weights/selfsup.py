@@ -39,11 +39,13 @@ DINO: Rules = (
 """Whole checkpoints of DINO, iBOT and DINOv2; files of a backbone alone have timm's names."""
 
 LIGHTLY: Rules = (
-    (r"^backbone\.0\.", f"{BACKBONE}conv1."),
-    (r"^backbone\.1\.", f"{BACKBONE}bn1."),
-    (r"^backbone\.([4-7])\.", lambda match: f"{BACKBONE}layer{int(match[1]) - 3}."),
+    (r"^(student_)?backbone\.(vit\.)?", BACKBONE),
+    (r"^(teacher_backbone|backbone_momentum)\.(vit\.)?", TEACHER),
+    (r"(?<=backbone\.model\.)0\.", "conv1."),
+    (r"(?<=backbone\.model\.)1\.", "bn1."),
+    (r"(?<=backbone\.model\.)([4-7])\.", lambda match: f"layer{int(match[1]) - 3}."),
 )
-"""ResNets as sequences of their children, which its examples make of torchvision's."""
+"""Modules of its examples. ResNets are sequences of their children, which the examples make of torchvision's."""
 
 
 def translate_dinov2(weights: Weights) -> dict[str, Tensor]:
@@ -60,9 +62,13 @@ register_weight_format(
     WeightFormat("trunk.", "VISSL's names", "rgb", partial(rename_weights, rules=VISSL)),
     WeightFormat("encoder_q.", "MoCo's names", "rgb", partial(rename_weights, rules=MOCO)),
     WeightFormat("base_encoder.", "MoCo's names", "rgb", partial(rename_weights, rules=MOCO)),
+    # Before SwAV's, which has a projection head, too.
+    *(
+        WeightFormat(prefix, "lightly's names", "rgb", partial(rename_weights, rules=LIGHTLY))
+        for prefix in ("backbone.4.0.conv1.", "backbone.vit.", "backbone_momentum.", "student_backbone.")
+    ),
     WeightFormat("projection_head.", "SwAV's names", "rgb", partial(rename_weights, rules=SWAV)),
     WeightFormat("student.module.backbone.", "DINO's names", "rgb", partial(rename_weights, rules=DINO)),
-    WeightFormat("backbone.4.0.conv1.", "lightly's names", "rgb", partial(rename_weights, rules=LIGHTLY)),
     WeightFormat("register_tokens", "DINOv2's names", "rgb", translate_dinov2),
     WeightFormat("blocks.0.mlp.w12.", "DINOv2's names", "rgb", translate_dinov2),
 )

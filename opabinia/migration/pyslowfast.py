@@ -1,0 +1,341 @@
+"""Conversion of PySlowFast's configs for video classification."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from opabinia.config.errors import show
+from opabinia.migration.foreign_config import ForeignConfig, leaves
+from opabinia.migration.recipe import Recipe, Reference, lookup
+from opabinia.migration.tables.pyslowfast import DEFAULTS, MVITS, REASONS, REFUSED, X3D_DEPTHS
+from opabinia.migration.yacs import read
+
+NETWORKS = {
+    **dict.fromkeys(("SlowFast", "PTVSlowFast"), ("slowfast",)),
+    **dict.fromkeys(("ResNet", "PTVResNet"), ("slow", "c2d", "i3d", "slow_c2d")),
+    "ResNet_nopool": ("c2d",),
+    **dict.fromkeys(("X3D", "PTVX3D"), ("x3d",)),
+    **dict.fromkeys(("MViT", "PTVMViT"), ("mvit",)),
+}
+"""The values of ``MODEL.ARCH`` that are supported, by ``MODEL.MODEL_NAME``."""
+
+DATASETS = ("kinetics", "ssv2", "charades")
+
+
+def convert(file: Path, overrides: Sequence[str] = ()) -> Recipe:
+    """Convert a config of PySlowFast.
+
+    Args:
+        file: the YAML file; ``TRAIN.BATCH_SIZE`` is the total of a machine.
+        overrides: changes such as ``SOLVER.BASE_LR=0.05``.
+
+    Raises:
+        ConfigError: the config cannot be read, or it is for another task or network than are supported.
+    """
+    repeated: list[str] = []
+    # null is allowed for every key; there it means that there is no value.
+    written = {key: value for key, value in leaves(read(file, overrides, repeated)) if value.value is not None}
+    foreign = ForeignConfig("PySlowFast", str(file), written, DEFAULTS, REASONS)
+    if str(foreign("TRAIN.DATASET")).removeprefix("ptv") not in DATASETS:
+        message = f"{show(foreign('TRAIN.DATASET'))} is not supported"
+        raise foreign.problem("TRAIN.DATASET", message, f"supported: {', '.join(DATASETS)}")
+    for key, expected, message in REFUSED:
+        if (value := foreign(key)) != expected:
+            raise foreign.problem(key, f"{show(value)}: {message}")
+    recipe = Recipe(foreign)
+    for text in repeated:
+        recipe.note(f"a repeated key: {text}")
+    recipe.put("task.name", "video")
+    _backbone(recipe)
+    _task(recipe)
+    _data(recipe)
+    _optimizer(recipe)
+    _run(recipe)
+    recipe.finish()
+    return recipe
+
+
+# --- the network ------------------------------------------------------------------------------------------------------
+
+
+def _backbone(recipe: Recipe) -> None:
+    foreign = recipe.foreign
+    name, arch = foreign("MODEL.MODEL_NAME"), foreign("MODEL.ARCH")
+    if arch not in NETWORKS.get(name, ()):
+        known = ", ".join(dict.fromkeys(known for names in NETWORKS.values() for known in names))
+        raise foreign.problem("MODEL.ARCH", f"{show(arch)} of {show(name)} is not supported", f"supported: {known}")
+    for key, expected in (("SPATIAL_STRIDES", [1, 2, 2, 2]), ("SPATIAL_DILATIONS", [1, 1, 1, 1])):
+        if any(
+            value != plain for stage, plain in zip(foreign(f"RESNET.{key}"), expected, strict=False) for value in stage
+        ):
+            raise foreign.problem(f"RESNET.{key}", f"{show(foreign(f'RESNET.{key}'))} are not {expected}")
+    if any(blocks for stage in foreign("NONLOCAL.LOCATION") for blocks in stage):
+        raise foreign.problem("NONLOCAL.LOCATION", "non-local blocks are not supported")
+    build = {"slowfast": _slowfast, "x3d": _x3d, "mvit": _mvit}.get(arch, _resnet)
+    recipe.put("task.backbone", build(recipe), "MODEL.MODEL_NAME", "MODEL.ARCH")
+    if arch != "mvit":
+        recipe.put("task.backbone.zero_init_last", foreign("RESNET.ZERO_INIT_FINAL_BN"), "RESNET.ZERO_INIT_FINAL_BN")
+
+
+def _slowfast(recipe: Recipe) -> dict[str, Any]:
+    foreign = recipe.foreign
+    keys = {"alpha": "ALPHA", "beta": "BETA_INV", "fusion_kernel": "FUSION_KERNEL_SZ"}
+    backbone = {"name": "slowfast", "depth": _depth(foreign)}
+    backbone |= {key: foreign(f"SLOWFAST.{source}") for key, source in keys.items()}
+    backbone["fusion_ratio"] = foreign("SLOWFAST.FUSION_CONV_CHANNEL_RATIO")
+    counts = _temporal_blocks(foreign)
+    return backbone | ({} if backbone["depth"] == 50 or counts[2] >= 23 else {"temporal_blocks": counts})
+
+
+def _temporal_blocks(foreign: ForeignConfig) -> list[int]:
+    """Return the number of blocks with temporal kernels of each stage, alike in all pathways."""
+    stages = foreign("RESNET.NUM_BLOCK_TEMP_KERNEL")
+    if len(stages) != 4 or any(len(stage) not in (1, 2) or stage[0] != stage[-1] for stage in stages):
+        message = f"{show(stages)}: expected four stages, whose pathways do not differ"
+        raise foreign.problem("RESNET.NUM_BLOCK_TEMP_KERNEL", message)
+    return [int(stage[0]) for stage in stages]
+
+
+def _resnet(recipe: Recipe) -> dict[str, Any]:
+    foreign = recipe.foreign
+    arch, depth = foreign("MODEL.ARCH"), _depth(foreign)
+    temporal = _temporal_blocks(foreign)
+    if depth == 101 and temporal[2] < 23 and arch in ("slow", "i3d"):
+        raise foreign.problem("RESNET.NUM_BLOCK_TEMP_KERNEL", f"{show(temporal)}: {arch} has temporal kernels in all")
+    if arch == "slow_c2d" or foreign("MODEL.MODEL_NAME") == "ResNet_nopool":
+        return {"name": "c2d", "depth": depth, "temporal_pool": False}
+    return {"name": arch, "depth": depth}
+
+
+def _depth(foreign: ForeignConfig) -> int:
+    if (depth := foreign("RESNET.DEPTH")) not in (50, 101):
+        raise foreign.problem("RESNET.DEPTH", f"{show(depth)} is not supported", "supported: 50, 101")
+    return int(depth)
+
+
+def _x3d(recipe: Recipe) -> dict[str, Any]:
+    foreign = recipe.foreign
+    factors = tuple(foreign(f"X3D.{name}_FACTOR") for name in ("WIDTH", "DEPTH", "BOTTLENECK"))
+    if factors[0] != 2.0 or factors[1] not in X3D_DEPTHS or factors[2] != 2.25:
+        raise foreign.problem("X3D.DEPTH_FACTOR", f"{show(list(factors))} are not the factors of X3D XS to L")
+    return {"name": "x3d", "size": X3D_DEPTHS[factors[1]]}
+
+
+def _mvit(recipe: Recipe) -> dict[str, Any]:
+    """Return torchvision's MViT with these values; others have no counterpart."""
+    foreign = recipe.foreign
+    for model, values in MVITS.items():
+        if all(foreign(key) == value for key, value in values.items()):
+            for key in foreign.keys("MVIT"):
+                foreign(key)
+            return {"name": "torchvision_video", "model": model}
+    key = "MVIT.DEPTH"
+    raise foreign.problem(key, "this MViT is not supported", "supported: B 16x4 (v1) and v2 S 16x4, of 224 pixels")
+
+
+def _task(recipe: Recipe) -> None:
+    foreign = recipe.foreign
+    recipe.convert("MODEL.DROPOUT_RATE", "task.dropout")
+    losses = {"cross_entropy": "cross_entropy", "soft_cross_entropy": "cross_entropy"}
+    losses |= dict.fromkeys(("bce", "bce_logit"), "binary_cross_entropy")
+    recipe.convert("MODEL.LOSS_FUNC", "task.loss.name", lookup(losses))
+    if foreign("MIXUP.ENABLE"):
+        recipe.convert("MIXUP.LABEL_SMOOTH_VALUE", "task.loss.label_smoothing")
+    recipe.convert("DATA.ENSEMBLE_METHOD", "task.merge", lookup({"sum": "mean", "max": "max"}))
+    recipe.convert("DATA.MEAN", "task.mean")
+    recipe.convert("DATA.STD", "task.std")
+    if weights := foreign("TRAIN.CHECKPOINT_FILE_PATH"):
+        recipe.put("init.weights", recipe.variable("weights", weights, "TRAIN.CHECKPOINT_FILE_PATH"))
+        recipe.put("init.target_prefix", "backbone")
+        if foreign("DATA.REVERSE_INPUT_CHANNEL"):
+            recipe.put("init.channel_order", "bgr", "DATA.REVERSE_INPUT_CHANNEL")
+        foreign("TRAIN.CHECKPOINT_TYPE")
+
+
+# --- data -------------------------------------------------------------------------------------------------------------
+
+
+def _data(recipe: Recipe) -> None:
+    foreign = recipe.foreign
+    name = str(foreign("TRAIN.DATASET")).removeprefix("ptv")
+    uniform = name == "ssv2"
+    clip: dict[str, Any] = {"name": "clip", "frames": foreign("DATA.NUM_FRAMES")}
+    clip |= (
+        {"sampling": "uniform"}
+        if uniform
+        else {"stride": foreign("DATA.SAMPLING_RATE"), "fps": foreign("DATA.TARGET_FPS")}
+    )
+    if uniform:
+        recipe.skip("DATA.SAMPLING_RATE", "a frame is taken from each segment of the video")
+    look = [{**clip, "position": "middle"}, {"name": "three_crop", "size": foreign("DATA.TEST_CROP_SIZE")}]
+    clips, crops = foreign("TEST.NUM_ENSEMBLE_VIEWS"), foreign("TEST.NUM_SPATIAL_CROPS")
+    views = {"name": "video_views", "source": _source(recipe, name, "val"), "clips": clips, "crops": crops}
+    keys = ("DATA.NUM_FRAMES", "DATA.TRAIN_CROP_SIZE")
+    recipe.put("data.train.source", _source(recipe, name, "train"), "TRAIN.DATASET")
+    recipe.put("data.train.transforms", [clip, *_augmentation(recipe)], *keys)
+    val = {"source": _source(recipe, name, "val"), "transforms": look}
+    recipe.put("data.val", [val, {"prefix": "views", "every": "0ep", "source": views, "transforms": look}])
+    shards = foreign("NUM_SHARDS")
+    recipe.put("data.batch_size", foreign.number("TRAIN.BATCH_SIZE") * shards, "TRAIN.BATCH_SIZE", "NUM_SHARDS")
+    recipe.convert("DATA_LOADER.NUM_WORKERS", "data.num_workers")
+    if foreign("AUG.ENABLE") and (repeats := foreign("AUG.NUM_SAMPLE")) > 1:
+        recipe.put("data.sampler", {"name": "repeated", "num_repeats": repeats}, "AUG.NUM_SAMPLE")
+    if foreign("MIXUP.ENABLE"):
+        alphas = {"mixup": foreign("MIXUP.ALPHA"), "cutmix": foreign("MIXUP.CUTMIX_ALPHA")}
+        mixes = [{"name": mix, "alpha": alpha} for mix, alpha in alphas.items() if alpha]
+        recipe.put("data.mix", [{"name": "one_of", "mixes": mixes}], "MIXUP.ALPHA", "MIXUP.CUTMIX_ALPHA")
+        for key in ("MIXUP.PROB", "MIXUP.SWITCH_PROB"):
+            if foreign(key) != {"MIXUP.PROB": 1.0, "MIXUP.SWITCH_PROB": 0.5}[key]:
+                recipe.skip(key, "every batch is mixed, by mixup and cutmix in turn at random")
+    recipe.note("validation uses the middle clip and crop; PySlowFast's uses random ones")
+
+
+def _source(recipe: Recipe, name: str, split: str) -> dict[str, Any]:
+    """Return the list of a split in the folder that PySlowFast calls ``PATH_TO_DATA_DIR``."""
+    foreign = recipe.foreign
+    root = recipe.variable("root", foreign("DATA.PATH_TO_DATA_DIR") or f"path/to/{name}", "DATA.PATH_TO_DATA_DIR")
+    videos = recipe.variable("videos", foreign("DATA.PATH_PREFIX") or f"path/to/{name}/videos", "DATA.PATH_PREFIX")
+    if name == "ssv2":
+        file = f"{root}/something-something-v2-{'validation' if split == 'val' else split}.json"
+        labels = Reference(f"{root}/something-something-v2-labels.json")
+        return {"name": "video_list", "file": Reference(file), "root": videos, "class_file": labels}
+    source = {"name": "video_list", "file": Reference(f"{root}/{split}.csv"), "root": videos}
+    if name == "charades":
+        recipe.note("charades: train.csv and val.csv have lines such as 'v/46GP8.mp4 92,147'; PySlowFast lists frames")
+        return {**source, "multi_label": True}
+    if (separator := foreign("DATA.PATH_LABEL_SEPARATOR")) != " ":
+        source["separator"] = separator
+    return source
+
+
+def _augmentation(recipe: Recipe) -> list[Any]:
+    foreign = recipe.foreign
+    size, area = foreign("DATA.TRAIN_CROP_SIZE"), foreign("DATA.TRAIN_JITTER_SCALES_RELATIVE")
+    augments = foreign("AUG.ENABLE")
+    if area:
+        ratio = foreign("DATA.TRAIN_JITTER_ASPECT_RELATIVE")
+        steps: list[Any] = [
+            {"name": "RandomResizedCrop", "size": size, "scale": area, **({"ratio": ratio} if ratio else {})}
+        ]
+        if augments:
+            steps[0]["interpolation"] = foreign("AUG.INTERPOLATION")
+        recipe.skip("DATA.TRAIN_JITTER_SCALES", "crops have an area relative to the frame")
+    else:
+        steps = [{"name": "scale_jitter", "size": size, "scale": foreign("DATA.TRAIN_JITTER_SCALES")}]
+        if foreign("DATA.INV_UNIFORM_SAMPLE"):
+            steps[0]["inverse_uniform"] = True
+    if foreign("DATA.RANDOM_FLIP"):
+        steps.append("clip_flip")
+    if not augments:
+        return steps
+    if match := re.match(r"rand-m(\d+)-n(\d+)", str(foreign("AUG.AA_TYPE"))):
+        # timm's magnitudes go up to 10, torchvision's to 30.
+        steps.append({"name": "RandAugment", "num_ops": int(match[2]), "magnitude": 3 * int(match[1])})
+        recipe.note("RandAugment: torchvision's, with a magnitude of 30 for timm's 10")
+    elif foreign("AUG.AA_TYPE"):
+        raise foreign.problem("AUG.AA_TYPE", f"{show(foreign('AUG.AA_TYPE'))} is not supported; such as rand-m7-n4")
+    if probability := foreign("AUG.RE_PROB"):
+        steps.append({"name": "RandomErasing", "p": probability, "scale": [0.02, 0.333], "value": 116})
+        recipe.note("RandomErasing: rectangles are gray; PySlowFast's are noise")
+    return steps
+
+
+# --- optimization -----------------------------------------------------------------------------------------------------
+
+
+def _optimizer(recipe: Recipe) -> None:
+    foreign = recipe.foreign
+    method = foreign("SOLVER.OPTIMIZING_METHOD")
+    if method not in ("sgd", "adam", "adamw"):
+        raise foreign.problem("SOLVER.OPTIMIZING_METHOD", f"{show(method)} is not supported", "sgd, adam, adamw")
+    recipe.put("optimizer.name", method, "SOLVER.OPTIMIZING_METHOD")
+    lr = foreign.number("SOLVER.BASE_LR")
+    if not lr:
+        raise foreign.problem("SOLVER.BASE_LR", "must not be 0")
+    shards = foreign("NUM_SHARDS") if foreign("SOLVER.BASE_LR_SCALE_NUM_SHARDS") else 1
+    recipe.put("optimizer.lr", lr * shards, "SOLVER.BASE_LR", "SOLVER.BASE_LR_SCALE_NUM_SHARDS")
+    recipe.convert("SOLVER.WEIGHT_DECAY", "optimizer.weight_decay")
+    if method == "sgd":
+        recipe.convert("SOLVER.MOMENTUM", "optimizer.momentum")
+        recipe.convert("SOLVER.NESTEROV", "optimizer.nesterov")
+    else:
+        recipe.convert("SOLVER.BETAS", "optimizer.betas")
+        recipe.skip("SOLVER.MOMENTUM", f"{method} has none")
+    rules: list[dict[str, Any]] = [{"kind": "norm", "weight_decay": foreign("BN.WEIGHT_DECAY")}]
+    if foreign("SOLVER.ZERO_WD_1D_PARAM"):
+        rules = [{"kind": "1d", "weight_decay": 0.0}]
+    recipe.put("param_groups.rules", rules, "BN.WEIGHT_DECAY", "SOLVER.ZERO_WD_1D_PARAM")
+    if foreign("SOLVER.LAYER_DECAY") != 1:
+        recipe.convert("SOLVER.LAYER_DECAY", "param_groups.layer_decay")
+    _schedule(recipe, lr * shards)
+
+
+def _schedule(recipe: Recipe, lr: float) -> None:
+    foreign = recipe.foreign
+    long, short = foreign("MULTIGRID.LONG_CYCLE"), foreign("MULTIGRID.SHORT_CYCLE")
+    policy = foreign("SOLVER.LR_POLICY")
+    schedule: dict[str, Any] = {"name": "constant"}
+    first_factor = 1.0
+    if policy == "cosine":
+        rule = {} if foreign("SOLVER.COSINE_AFTER_WARMUP") else {"warmup_rule": "sliced"}
+        schedule = {"name": "cosine", **rule, "end": foreign("SOLVER.COSINE_END_LR") / foreign("SOLVER.BASE_LR")}
+    elif policy == "steps_with_relative_lrs":
+        steps, rates = foreign.numbers("SOLVER.STEPS"), foreign.numbers("SOLVER.LRS")
+        gamma = rates[1] / rates[0] if len(rates) > 1 and rates[0] else 0.1
+        if len(rates) < len(steps) or any(abs(rate - gamma**n) > 1e-6 for n, rate in enumerate(rates[: len(steps)])):
+            raise foreign.problem("SOLVER.LRS", f"{show(rates)} are not powers of one factor, one for each of STEPS")
+        if long or short:
+            factors = foreign("MULTIGRID.LONG_CYCLE_FACTORS") if long else []
+            first_factor = round(1 / (factors[0][0] * factors[0][1] ** 2)) if factors else 1.0
+            recipe.put("shapes", _multigrid(foreign, steps, gamma, factors), *foreign.keys("MULTIGRID"))
+        else:
+            milestones = [f"{step}ep" for step in steps[1:]]
+            schedule = {"name": "multi_step", "milestones": milestones, "gamma": gamma, "warmup_rule": "sliced"}
+    else:
+        raise foreign.problem(
+            "SOLVER.LR_POLICY", f"{show(policy)} is not supported", "supported: cosine, steps_with_relative_lrs"
+        )
+    if warmup := foreign("SOLVER.WARMUP_EPOCHS"):
+        start = foreign("SOLVER.WARMUP_START_LR") / (foreign("SOLVER.BASE_LR") * first_factor)
+        schedule |= {"warmup": f"{warmup:g}ep", "warmup_factor": float(f"{min(start, 1.0):.6g}")}
+    recipe.put("schedule", schedule, "SOLVER.LR_POLICY", "SOLVER.WARMUP_EPOCHS", "SOLVER.WARMUP_START_LR")
+
+
+def _multigrid(foreign: ForeignConfig, steps: Sequence[Any], gamma: float, factors: Sequence[Any]) -> dict[str, Any]:
+    short = foreign("MULTIGRID.SHORT_CYCLE_FACTORS") if foreign("MULTIGRID.SHORT_CYCLE") else []
+    return {
+        "name": "multigrid",
+        "frames": foreign("DATA.NUM_FRAMES"),
+        "size": foreign("DATA.TRAIN_CROP_SIZE"),
+        "milestones": list(steps[1:]),
+        "gamma": gamma,
+        "epoch_factor": foreign("MULTIGRID.EPOCH_FACTOR"),
+        "bn_base_size": foreign("MULTIGRID.BN_BASE_SIZE"),
+        "long_cycle": [list(pair) for pair in factors],
+        "short_cycle": list(short),
+        "evaluations": foreign("MULTIGRID.EVAL_FREQ") if factors else None,
+    }
+
+
+def _run(recipe: Recipe) -> None:
+    foreign = recipe.foreign
+    recipe.put("train.length", f"{foreign.number('SOLVER.MAX_EPOCH')}ep", "SOLVER.MAX_EPOCH")
+    recipe.put("evaluate.every", f"{foreign('TRAIN.EVAL_PERIOD')}ep", "TRAIN.EVAL_PERIOD")
+    recipe.put("checkpoint.every", f"{foreign('TRAIN.CHECKPOINT_PERIOD')}ep", "TRAIN.CHECKPOINT_PERIOD")
+    if foreign("BN.USE_PRECISE_STATS"):
+        every, batches = f"{foreign('TRAIN.EVAL_PERIOD')}ep", foreign("BN.NUM_BATCHES_PRECISE")
+        hook = {"name": "precise_bn", "every": every, "batches": batches}
+        recipe.put("hooks.precise_bn", hook, "BN.USE_PRECISE_STATS", "BN.NUM_BATCHES_PRECISE")
+    if foreign("MODEL.DETACH_FINAL_FC"):
+        recipe.put("hooks.freeze", {"name": "freeze", "pattern": "^backbone"}, "MODEL.DETACH_FINAL_FC")
+    if foreign("BN.NORM_TYPE") == "sync_batchnorm" and "shapes" not in recipe.config:
+        recipe.put("train.sync_batch_norm", True, "BN.NORM_TYPE")
+        recipe.skip("BN.NUM_SYNC_DEVICES", "norms are synchronized over all ranks")
+    if foreign("TRAIN.MIXED_PRECISION"):
+        recipe.put("train.precision", "fp16", "TRAIN.MIXED_PRECISION")
+    if clip := foreign("SOLVER.CLIP_GRAD_L2NORM"):
+        recipe.put("train.step", {"name": "standard", "clip_norm": clip}, "SOLVER.CLIP_GRAD_L2NORM")
+    recipe.convert("RNG_SEED", "seed")

@@ -1,0 +1,112 @@
+"""Tables for OpenMMLab's configs: sections, keys of the 2.x generation, optimizers and schedules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+RUNTIME = "not part of a recipe"
+
+REASONS: dict[str, str] = {
+    **dict.fromkeys(
+        ("default_scope", "vis_backends", "visualizer", "log_processor", "log_level", "resume", "work_dir"), RUNTIME
+    ),
+    **dict.fromkeys(("default_hooks", "env_cfg", "val_cfg", "test_cfg", "launcher", "find_unused_parameters"), RUNTIME),
+    "test_dataloader": "the test set; see opabinia eval with data.val",
+    "test_evaluator": "of the test set",
+    "train_dataloader.persistent_workers": RUNTIME,
+    "train_dataloader.pin_memory": RUNTIME,
+    "train_dataloader.sampler": "the order of the data is always shuffled",
+    "train_dataloader.collate_fn": RUNTIME,
+    "train_dataloader.drop_last": "the incomplete last batch of an epoch is dropped in training",
+    "val_dataloader": "an evaluation gives the same scores for any batch size and sampler",
+    "val_evaluator": "metrics follow from the task",
+    "auto_scale_lr": "the batch size decides",
+    "train_cfg": RUNTIME,
+    "randomness": RUNTIME,
+    "optim_wrapper.type": RUNTIME,
+    "optim_wrapper.loss_scale": "the scale of fp16 is adapted",
+    "optim_wrapper.constructor": "follows from param_groups",
+    "optim_wrapper.clip_grad": RUNTIME,
+}
+
+SECTIONS: dict[str, str] = dict.fromkeys(
+    (
+        *("model", "data_preprocessor", "train_dataloader", "val_dataloader", "test_dataloader", "val_evaluator"),
+        *("test_evaluator", "train_cfg", "val_cfg", "test_cfg", "param_scheduler", "optim_wrapper", "auto_scale_lr"),
+        *("default_hooks", "custom_hooks", "env_cfg", "load_from", "resume", "randomness", "default_scope"),
+        *("vis_backends", "visualizer", "log_processor", "log_level", "tta_model", "tta_pipeline", "work_dir"),
+        *("find_unused_parameters", "custom_imports"),
+    ),
+    "",
+)
+"""The names that a training reads; all others are variables of the config."""
+
+MOVED: dict[str, str] = {
+    "data.samples_per_gpu": "train_dataloader.batch_size",
+    "data.workers_per_gpu": "train_dataloader.num_workers",
+    "data.train": "train_dataloader.dataset",
+    "data.val": "val_dataloader.dataset",
+    "data.train_dataloader.samples_per_gpu": "train_dataloader.batch_size",
+    "optimizer": "optim_wrapper.optimizer",
+    "optimizer_config.grad_clip": "optim_wrapper.clip_grad",
+    "runner.max_epochs": "train_cfg.max_epochs",
+    "runner.max_iters": "train_cfg.max_iters",
+    "total_epochs": "train_cfg.max_epochs",
+    "evaluation.interval": "train_cfg.val_interval",
+    "checkpoint_config": "default_hooks.checkpoint",
+    "log_config.interval": "default_hooks.logger.interval",
+    "cudnn_benchmark": "env_cfg.cudnn_benchmark",
+    "model.pretrained": "model.backbone.init_cfg.checkpoint",
+}
+"""Keys of the 2.x generation with those of the 3.x generation."""
+
+OPTIMIZERS: dict[str, tuple[str, dict[str, tuple[str, Any]]]] = {
+    "SGD": (
+        "sgd",
+        {"momentum": ("momentum", 0.0), "weight_decay": ("weight_decay", 0.0), "nesterov": ("nesterov", False)},
+    ),
+    **{
+        name: (own, {"betas": ("betas", [0.9, 0.999]), "eps": ("eps", 1e-8), "weight_decay": ("weight_decay", decay)})
+        for name, own, decay in (("AdamW", "adamw", 0.01), ("Adam", "adam", 0.0))
+    },
+    "Lamb": (
+        "lamb",
+        {"betas": ("betas", [0.9, 0.999]), "eps": ("eps", 1e-6), "weight_decay": ("weight_decay", 0.0)},
+    ),
+    "RMSprop": (
+        "rmsprop",
+        {
+            "alpha": ("alpha", 0.99),
+            "momentum": ("momentum", 0.0),
+            "eps": ("eps", 1e-8),
+            "weight_decay": ("weight_decay", 0.0),
+        },
+    ),
+}
+"""Optimizers with their names here, and their options with torch's defaults."""
+
+SCHEDULES: dict[str, str] = {
+    "MultiStepLR": "multi_step",
+    "StepLR": "step",
+    "CosineAnnealingLR": "cosine",
+    "PolyLR": "polynomial",
+    "LinearLR": "linear",
+    "ConstantLR": "constant",
+}
+
+WARMUPS: dict[str, tuple[str, str, float]] = {
+    "LinearLR": ("linear", "start_factor", 1 / 3),
+    "ConstantLR": ("constant", "factor", 1 / 3),
+}
+"""Schedules that warm up, with the mode here, the key of their factor and its default."""
+
+CUSTOM_KEYS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "backbone": ("^backbone", ("",)),
+    "head": ("^head", ("",)),
+    "cls_token": ("cls_token", ("vit_", "deit")),
+    "pos_embed": ("pos_embed", ("vit_", "deit")),
+    "absolute_pos_embed": ("absolute_pos_embed", ()),
+    "relative_position_bias_table": ("relative_position_bias_table", ("swin_",)),
+    "bias": ("bias$", ("",)),
+}
+"""Parts of parameter names with their patterns here, and the beginnings of the networks that have such parameters."""

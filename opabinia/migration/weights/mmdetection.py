@@ -1,0 +1,87 @@
+"""Weights of MMDetection 2 and 3: Faster, Mask and Cascade R-CNN and RetinaNet on ResNets with a feature pyramid.
+
+Settings that no file contains: ``task.mean`` and ``task.std`` of its preprocessing; for models of style ``caffe``
+``init.channel_order: bgr`` and ``stride_in_1x1: true`` of the backbone ``resnet``; for RetinaNet ``relu_before_p7:
+false`` of the neck ``fpn_p3_p7``. Its other heads (FCOS with a factor for each level, three mask heads of Cascade Mask
+R-CNN) are not available here.
+
+No files of its model zoo were available for testing: names and shapes are those of its public sources.
+"""
+
+from __future__ import annotations
+
+import re
+from math import isqrt
+
+from torch import Tensor
+
+from opabinia.migration.weights.names import Rules, rename_weights
+from opabinia.models.weights.translation import BACKBONE, WeightFormat, Weights, register_weight_format
+
+_DETECTORS: Rules = (
+    (r"^backbone\.", BACKBONE),
+    (r"^neck\.lateral_convs\.(\d)", r"detector.neck.fpn.inner_blocks.\1"),
+    (r"^neck\.fpn_convs\.(\d)", r"detector.neck.fpn.layer_blocks.\1"),
+    (r"^rpn_head\.rpn_conv\.(?=weight|bias)", "detector.rpn.head.conv.0.0."),
+    (r"^rpn_head\.rpn_conv\.(\d)", r"detector.rpn.head.conv.\1"),
+    (r"^rpn_head\.rpn_cls\.", "detector.rpn.head.cls_logits."),
+    (r"^rpn_head\.rpn_reg\.", "detector.rpn.head.bbox_pred."),
+    (r"^roi_head\.bbox_head\.(\d)\.", r"detector.box.stages.\1."),
+    (r"^roi_head\.bbox_head\.", "detector.box.layers."),
+    (r"(?<=\.)fc_cls\.", "predictor.cls_score."),
+    (r"(?<=\.)fc_reg\.", "predictor.bbox_pred."),
+    (r"(?<=\.)shared_convs\.(\d)", r"head.\1"),
+    (r"^roi_head\.mask_head\.convs\.(\d)", r"detector.others.mask.layers.\1"),
+    (r"^roi_head\.mask_head\.upsample\.", "detector.others.mask.predictor.conv5_mask."),
+    (r"^roi_head\.mask_head\.conv_logits\.", "detector.others.mask.predictor.mask_fcn_logits."),
+    (r"^bbox_head\.cls_convs\.(\d)", r"detector.head.classification_head.conv.\1"),
+    (r"^bbox_head\.reg_convs\.(\d)", r"detector.head.regression_head.conv.\1"),
+    (r"^bbox_head\.retina_cls\.", "detector.head.classification_head.cls_logits."),
+    (r"^bbox_head\.retina_reg\.", "detector.head.regression_head.bbox_reg."),
+)
+
+
+def translate_mmdetection(weights: Weights) -> dict[str, Tensor]:
+    """Translate a detector of MMDetection."""
+    numbers = {kind: _numbers(weights, kind) for kind in ("lateral_convs", "shared_convs", "shared_fcs")}
+    laterals, convs, fcs = (len(found) for found in numbers.values())
+    # Two layers alone have names, others numbers, with a ReLU after each and a Flatten before the first.
+    named = (convs, fcs) == (0, 2)
+
+    def fc(match: re.Match[str]) -> str:
+        number = int(match[1])
+        return f"head.fc{number + 6}" if named else f"head.{2 * number + convs + 1}"
+
+    rules: Rules = (
+        *_DETECTORS,
+        (r"(?<=\.)shared_fcs\.(\d)", fc),
+        (r"(?<=neck\.fpn\.)layer_blocks\.(\d)\.conv\.", lambda match: _pyramid_layer(int(match[1]), laterals)),
+        (r"^(detector\..*)\.conv\.(?=weight|bias)", r"\1.0."),
+        (r"^(detector\..*)\.(?:bn|gn)\.", r"\1.1."),
+    )
+    renamed = rename_weights(weights, rules)
+    boxes = renamed.get("detector.head.regression_head.bbox_reg.bias")
+    for name, tensor in renamed.items():
+        if boxes is not None and re.search(r"(cls_logits|bbox_reg)\.\w+$", name):
+            renamed[name] = _scales_first(tensor, len(boxes) // 4)
+    return renamed
+
+
+def _numbers(weights: Weights, kind: str) -> set[str]:
+    return {number for name in weights for number in re.findall(rf"\.{kind}\.(\d)\.", name)}
+
+
+def _pyramid_layer(number: int, laterals: int) -> str:
+    """Return the name of a convolution of the pyramid; those after the laterals make its coarser levels."""
+    return f"layer_blocks.{number}.0." if number < laterals else f"extra_blocks.p{number - laterals + 6}."
+
+
+def _scales_first(tensor: Tensor, anchors: int) -> Tensor:
+    """Order the rows of ``anchors`` anchors, which are those of each aspect ratio in all sizes there, by size here."""
+    ratios = isqrt(anchors)
+    if ratios**2 != anchors:
+        return tensor
+    return tensor.view(ratios, ratios, -1, *tensor.shape[1:]).transpose(0, 1).flatten(0, 2)
+
+
+register_weight_format(WeightFormat("neck.lateral_convs.", "MMDetection's names", "rgb", translate_mmdetection))
