@@ -130,6 +130,33 @@ def vehicleid(root: Path) -> None:
         (root / "train_test_split" / f"{name}.txt").write_text("".join(lines), encoding="utf-8")
 
 
+def veri_wild(root: Path) -> None:
+    """VeRi-Wild with its smallest test set."""
+    cameras = ["id/image;Camera ID;Time;Model;Type;Color\n"]
+    lists: dict[str, list[str]] = {"train_list": [], "test_3000_query": [], "test_3000": []}
+    for shot in shots((*TRAINED, *SEARCHED)):
+        name = f"{shot.identity:05d}/{shot.identity:05d}{shot.number}"
+        save(root / "images" / f"{name}.jpg", shot)
+        cameras.append(f"{name};{shot.camera};2018-03-11 11:05:00;Audi;SUV;white\n")
+        test = "test_3000" if shot.number else "test_3000_query"
+        lists["train_list" if shot.identity in TRAINED else test].append(f"{name}\n")
+    (root / "train_test_split").mkdir(parents=True)
+    for list_name, lines in {"vehicle_info": cameras, **lists}.items():
+        (root / "train_test_split" / f"{list_name}.txt").write_text("".join(lines), encoding="utf-8")
+
+
+def in_shop(root: Path) -> None:
+    """In-shop Clothes Retrieval."""
+    lines = ["48\n", "image_name item_id evaluation_status\n"]
+    for shot in shots((*TRAINED, *SEARCHED)):
+        split = "train" if shot.identity in TRAINED else "gallery" if shot.number else "query"
+        item = f"id_{shot.identity:08d}"
+        path = f"img/WOMEN/Dresses/{item}/{shot.number:02d}_1_front.jpg"
+        save(root / path, shot)
+        lines.append(f"{path} {item} {split}\n")
+    (root / "list_eval_partition.txt").write_text("".join(lines), encoding="utf-8")
+
+
 def class_folders(root: Path) -> None:
     """A folder for each identity, as in CUB-200-2011."""
     for shot in shots((*TRAINED, *SEARCHED)):

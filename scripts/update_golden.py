@@ -50,7 +50,7 @@ _REID = (
 )
 _COCO = (
     *("train.precision=fp32", "vars.pretrained=false", "vars.batch=2", "vars.short=[48, 64]", "vars.test=48"),
-    "vars.longest=64",
+    *("vars.longest=64", "task.freeze_random=true"),
 )
 _RCNN = (*_COCO, "task.detector.proposals.batch_size_per_image=16", "task.detector.box.batch_size_per_image=16")
 _FILMS = (

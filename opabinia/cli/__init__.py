@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -27,16 +28,35 @@ def _run(given: Sequence[str]) -> None:
     from opabinia.runtime.elastic_agent import terminate_with_agent
     from opabinia.runtime.signals import exit_on_signals
 
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors != "backslashreplace":
+            stream.reconfigure(errors="backslashreplace")  # names of files need not be valid UTF-8
     exit_on_signals()
     terminate_with_agent()
     # Before torch is imported: its C++ warnings when another rank ends help nobody.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    sys.meta_path.insert(0, _LoadingNotice())
     # Plug-ins may be in the working directory, as with python -m; last, so that they shadow nothing.
     sys.path.append(os.getcwd())
     try:
         app(args=with_resume_value([without_dashes(word) for word in given]))
     except KeyboardInterrupt:
         raise SystemExit(130) from None
+
+
+class _LoadingNotice:
+    """An import hook that shows ``loading PyTorch`` on a terminal, where the next output overwrites it: it takes
+    seconds."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        """Find nothing; print the notice when ``torch`` is imported."""
+        if name == "torch":
+            from opabinia.runtime.quiet import is_quiet
+            from opabinia.runtime.slurm import launched_rank
+
+            sys.meta_path.remove(self)
+            if sys.stderr.isatty() and not is_quiet() and not launched_rank(os.environ):
+                print("loading PyTorch", end="\r", file=sys.stderr, flush=True)
 
 
 def __getattr__(name: str) -> Any:

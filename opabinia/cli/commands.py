@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from typing import Annotated, Any
 
 import typer
@@ -32,7 +34,14 @@ from opabinia.runtime.version import __version__
 
 
 class Program(TyperGroup):
-    """The root command. It names the override where an option of another training system is given."""
+    """The root command. Help texts are wrapped at the width of the terminal, not where docstrings break; and it names
+    the override where an option of another training system is given."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        command = super().get_command(ctx, cmd_name)
+        for each in [] if command is None else [command, *getattr(command, "commands", {}).values()]:
+            each.help = re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.cleandoc(each.help or ""))
+        return command
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         ctx.meta["words"] = list(args)

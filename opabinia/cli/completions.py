@@ -180,6 +180,7 @@ def _parts(given: Sequence[str], word: str) -> list[str]:
 _BY_METAVAR: dict[str, Callable[[Sequence[str], str], list[str]]] = {
     "RECIPE": _recipes,
     "RUN": _runs,
+    "RUN|RECIPE": lambda given, word: _runs(given, word) or _recipes(given, word),
     "KEY": _overrides,
     "FAMILY": _parts,
     "NAME": _parts,

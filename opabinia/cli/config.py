@@ -171,8 +171,11 @@ def list_parts(
 @app.command("import")
 def import_config(
     system: Annotated[
-        Literal["basecls", "detectron2", "fastreid", "paddlevideo", "vissl"],
-        typer.Argument(metavar="SYSTEM", help="basecls, detectron2, fastreid, paddlevideo or vissl."),
+        Literal["basecls", "detectron2", "fastreid", "mmdetection", "mmpretrain", "paddlevideo", "pyslowfast", "vissl"],
+        typer.Argument(
+            metavar="SYSTEM",
+            help="basecls, detectron2, fastreid, mmdetection, mmpretrain, paddlevideo, pyslowfast or vissl.",
+        ),
     ],
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The config.")],
     overrides: Annotated[
@@ -184,7 +187,7 @@ def import_config(
             "--gpus",
             "--cards",
             min=1,
-            help="Number of GPUs, for basecls and PaddleVideo, whose batch size is per GPU (8).",
+            help="Number of GPUs, for basecls, OpenMMLab and PaddleVideo, whose batch size is per GPU (8).",
         ),
     ] = None,
     out: Annotated[

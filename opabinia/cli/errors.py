@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from reprlib import repr as shortened
 from typing import TYPE_CHECKING, NoReturn
 
 from opabinia.runtime.elastic_agent import report_exit_status
@@ -34,6 +36,8 @@ def report_errors() -> Iterator[None]:
         silent = on_all_ranks and launched_rank(os.environ) > 0
         if isinstance(error, ConfigError):
             leave(2, "" if silent else "\n".join(str(problem) for problem in error.problems))
+        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+            leave(2, "" if silent else f"{shortened(str(error.filename))}: the path is too long")
         # Errors whose text is enough have an exit status; anything else is a crash.
         status = getattr(error, "exit_status", None)
         if isinstance(status, int):

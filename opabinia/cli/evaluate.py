@@ -8,14 +8,26 @@ from typing import Annotated
 import typer
 
 from opabinia.cli.errors import report_errors
-from opabinia.cli.options import AsJson, Checkpoint, Endpoint, Nnodes, NodeRank, Nproc, Overrides, Quiet, Run, Weights
+from opabinia.cli.options import (
+    AsJson,
+    Checkpoint,
+    Endpoint,
+    Nnodes,
+    NodeRank,
+    Nproc,
+    Overrides,
+    Quiet,
+    RunOrRecipe,
+    WeightsOrFile,
+)
 from opabinia.cli.outcome import best_of, best_text, in_json, print_json, words_of
 from opabinia.cli.processes import layout, run_in_many
+from opabinia.cli.weights import open_run
 from opabinia.runtime.quiet import quiet_terminal
 
 
 def evaluate(
-    run: Run,
+    run: RunOrRecipe,
     overrides: Overrides = None,
     split: Annotated[
         str, typer.Option(metavar="A,B", help="Evaluate only these validation sets; default: all of the run.")
@@ -28,7 +40,7 @@ def evaluate(
         str | None, typer.Option(help="Name of other data's scores; default: of the folder or file.", metavar="NAME")
     ] = None,
     checkpoint: Checkpoint = "best",
-    weights: Weights = None,
+    weights: WeightsOrFile = None,
     evaluator: Annotated[
         list[str] | None,
         typer.Option(
@@ -42,13 +54,15 @@ def evaluate(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Evaluate a checkpoint of a run on its validation data, or on other data.
+    """Evaluate a checkpoint of a run, or a recipe with weights from a file, on its validation data, or on other data.
 
     opabinia eval runs/classification/digits/default --checkpoint last
 
     opabinia eval runs/classification/image_folder/default --data path/to/test
 
     opabinia eval runs/classification/digits/default --nproc 2
+
+    opabinia eval detection/coco/mask_rcnn_r50_1x --weights model_final.pkl vars.root=coco
 
     opabinia eval runs/classification/digits/default --evaluator linear_probe --evaluator knn
     """
@@ -57,18 +71,23 @@ def evaluate(
         from opabinia.config.paths import check_input_paths, check_run_data
 
         check_input_paths([data] if data else [])
-        check_run_data(run, overrides, [] if data else ["data.val"])
+        folder, chosen = open_run(run, overrides, None if weights == "both" else weights)
+        which = "both" if weights == "both" else chosen
+        check_run_data(folder, overrides, [] if data else ["data.val"])
         ranks = layout(nproc, nnodes, node_rank, rdzv_endpoint, max_restarts=0)
-        given = {"--checkpoint": checkpoint, "--split": split, "--data": data, "--name": name, "--weights": weights}
+        given = {"--checkpoint": checkpoint, "--split": split, "--data": data, "--name": name, "--weights": which}
         words = [word for option, value in given.items() if value for word in (option, str(value))]
-        run_in_many(ranks, ["eval", str(run), *overrides, *words, *words_of(quiet, as_json)])
+        run_in_many(ranks, ["eval", str(folder), *overrides, *words, *words_of(quiet, as_json)])
         from opabinia.cli.tables import print_scores
         from opabinia.training.launch import evaluate as scores_of
 
         splits = [prefix.strip() for prefix in split.split(",") if prefix.strip()]
-        scores = scores_of(run, overrides, checkpoint=checkpoint, weights=weights, splits=splits, data=data, name=name)
+        scores = scores_of(
+            *(folder, overrides),
+            checkpoint=checkpoint, weights=which, splits=splits, data=data, name=name,
+        )  # fmt: skip
         if as_json:
-            print_json({"run": str(run), "checkpoint": checkpoint, "scores": in_json(scores)})
+            print_json({"run": str(folder), "checkpoint": checkpoint, "scores": in_json(scores)})
         else:
-            best = best_of(run) if checkpoint == "best" else None
-            print_scores(f"{run} ({best_text(best) if best else checkpoint})", scores)
+            best = best_of(folder) if checkpoint == "best" else None
+            print_scores(f"{folder} ({best_text(best) if best else checkpoint})", scores)

@@ -8,11 +8,12 @@ from typing import Annotated, Literal
 import typer
 
 from opabinia.cli.errors import report_errors
-from opabinia.cli.options import Checkpoint, Overrides, Run, Weights
+from opabinia.cli.options import Checkpoint, Classes, Overrides, RunOrRecipe, WeightsOrFile
+from opabinia.cli.weights import open_run
 
 
 def export(
-    run: Run,
+    run: RunOrRecipe,
     overrides: Overrides = None,
     form: Annotated[
         Literal["onnx", "torch", "huggingface"],
@@ -23,9 +24,10 @@ def export(
         float, typer.Option(min=0, help="Largest allowed difference from the outputs of the original.")
     ] = 1e-4,
     checkpoint: Checkpoint = "best",
-    weights: Weights = None,
+    weights: WeightsOrFile = None,
+    classes: Classes = None,
 ) -> None:
-    """Export the model of a run, and compare the outputs of the exported file with the original.
+    """Export the model of a run, or of a recipe with weights from a file, and compare its outputs with the original.
 
     opabinia export runs/classification/digits/default
 
@@ -34,9 +36,7 @@ def export(
     opabinia export runs/classification/digits/default --format huggingface --out my-digits/
     """
     with report_errors():
-        from opabinia.config.paths import check_run_folder
-
-        check_run_folder(run)
+        folder, chosen = open_run(run, overrides, weights, classes)
         from opabinia.inference.export import export as write
 
-        write(run, out, overrides or [], form=form, tolerance=tolerance, checkpoint=checkpoint, weights=weights)
+        write(folder, out, overrides or [], form=form, tolerance=tolerance, checkpoint=checkpoint, weights=chosen)

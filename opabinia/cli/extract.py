@@ -17,14 +17,15 @@ from opabinia.cli.options import (
     NodeRank,
     Nproc,
     Overrides,
-    Run,
-    Weights,
+    RunOrRecipe,
+    WeightsOrFile,
 )
 from opabinia.cli.processes import layout, run_in_many
+from opabinia.cli.weights import open_run
 
 
 def extract(
-    run: Run,
+    run: RunOrRecipe,
     overrides: Overrides = None,
     split: Annotated[
         str,
@@ -45,7 +46,7 @@ def extract(
         Literal["npy", "parquet"], typer.Option("--format", help="One file per column, or one table.")
     ] = "npy",
     checkpoint: Checkpoint = "best",
-    weights: Weights = None,
+    weights: WeightsOrFile = None,
     device: Device = None,
     nproc: Nproc = None,
     nnodes: Nnodes = None,
@@ -59,6 +60,8 @@ def extract(
 
     opabinia extract runs/classification/digits/default --split train,val
 
+    opabinia extract classification/image_folder --weights dino.pth init.partial=true vars.root=photos
+
     opabinia extract runs/classification/digits/default --layers trunk,layer3,head --format parquet
 
     opabinia extract runs/classification/digits/default --split all --nproc 2 evaluate.batch_size=64
@@ -67,19 +70,20 @@ def extract(
         from opabinia.config.paths import check_run_data
 
         keys = {"train": ["data.train"], "all": ["data.train", "data.val"]}
-        check_run_data(run, overrides or [], [key for name in _names(split) for key in keys.get(name, ["data.val"])])
+        folder, chosen = open_run(run, overrides, weights)
+        check_run_data(folder, overrides or [], [key for name in _names(split) for key in keys.get(name, ["data.val"])])
         words = ["--split", split, "--layers", layers, "--format", form, "--checkpoint", checkpoint]
         words += ["--out", str(out)] if out is not None else []
         words += ["--device", device] if device is not None else []
-        words += ["--weights", weights] if weights is not None else []
+        words += ["--weights", chosen] if chosen is not None else []
         ranks = layout(nproc, nnodes, node_rank, rdzv_endpoint, max_restarts)
-        run_in_many(ranks, ["extract", str(run), *(overrides or []), *words])
+        run_in_many(ranks, ["extract", str(folder), *(overrides or []), *words])
         from opabinia.inference.extract import extract as write
 
         write(
-            *(run, out, overrides or []),
+            *(folder, out, overrides or []),
             splits=_names(split), layers=_names(layers), form=form,
-            checkpoint=checkpoint, weights=weights, device=device,
+            checkpoint=checkpoint, weights=chosen, device=device,
         )  # fmt: skip
 
 

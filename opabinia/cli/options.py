@@ -12,12 +12,28 @@ Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Changes to the config, such as optimizer.lr=0.1")
 ]
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
+RunOrRecipe = Annotated[
+    str, typer.Argument(metavar="RUN|RECIPE", help="A run folder; with --weights FILE a recipe.", show_default=False)
+]
 RunsFolder = Annotated[Path, typer.Option(help="Folder of the runs: OUT/RECIPE/NAME.")]
 
 Checkpoint = Annotated[str, typer.Option(help="best, last, or the path of a checkpoint.")]
 Weights = Annotated[
-    Literal["raw", "ema"] | None,
-    typer.Option(help="Raw weights or their EMA; default: the better ones in the run (eval: both)."),
+    Literal["raw", "ema"] | None, typer.Option(help="Raw weights or their EMA; default: the better ones in the run.")
+]
+WeightsOrFile = Annotated[
+    str | None,
+    typer.Option(
+        "--weights",
+        metavar="raw|ema|FILE",
+        help="Raw weights or their EMA; default: the better ones in the run. FILE: weights for the model of a recipe.",
+    ),
+]
+Classes = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Class names of --weights FILE, one a line; default: of the data.")
+]
+Changes = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A change to the recipe of --weights FILE.")
 ]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, mps or auto; default: as in training.")]
 Gallery = Annotated[

@@ -8,11 +8,13 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from opabinia.runtime.json_files import InvalidFile, MetricsLine, read_json_lines
 from opabinia.runtime.slurm import launched_rank
+from opabinia.runtime.weighted_scores import weighted_score
 
 if TYPE_CHECKING:
     from opabinia.contracts import NextCommand
@@ -55,11 +57,12 @@ def best_of(folder: Path) -> dict[str, Any] | None:
 
     The score is ``checkpoint.best``, or the first score of the evaluation.
     """
-    pointer = folder / "checkpoints" / "best"
-    if not pointer.is_file():
+    from opabinia.engine.checkpointing.manager import read_pointer, step_of
+
+    checkpoint = read_pointer(folder / "checkpoints", "best")
+    if checkpoint is None:
         return None
-    checkpoint = folder / "checkpoints" / pointer.read_text(encoding="utf-8").strip()
-    step = int(checkpoint.name.removeprefix("step-"))
+    step = step_of(checkpoint)
     metric, score = _score_at(folder, step, _config_of(folder)["checkpoint"]["best"])
     return {"checkpoint": str(checkpoint), "step": step, "metric": metric, "score": score}
 
@@ -72,21 +75,27 @@ def best_text(best: Mapping[str, Any]) -> str:
 
 def _score_at(folder: Path, step: int, metric: str | None) -> tuple[str | None, float | None]:
     """Read the score ``metric`` (None: the first one) of a step from the metrics log."""
-    for text in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
-        line = json.loads(text)
-        if line["step"] == step and "time/step" not in line:
-            for name, value in line.items():
-                if name == metric or (metric is None and "/" in name):
-                    return name, value
-    return metric, None
+    lines = [line for line in _metrics(folder) if line["step"] == step and "time/step" not in line]
+    scores = {name: value for line in reversed(lines) for name, value in line.items() if isinstance(value, float)}
+    metric = metric or next(iter(dict.fromkeys(name for line in lines for name in line if "/" in name)), None)
+    return metric, None if metric is None else weighted_score(metric, scores)
 
 
 def training_metrics(folder: Path) -> dict[str, float]:
     """Return the last values of the training metrics (``train/loss`` ...) in a run's metrics log."""
-    path = folder / "metrics.jsonl"
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    last: dict[str, float] = next((line for text in reversed(lines) if "train/loss" in (line := json.loads(text))), {})
+    last: Mapping[str, Any] = next((line for line in reversed(_metrics(folder)) if "train/loss" in line), {})
     return {name: value for name, value in last.items() if name.startswith("train/")}
+
+
+def _metrics(folder: Path) -> Sequence[Mapping[str, Any]]:
+    """Return the lines of the metrics log; none, with a warning, if it is missing or damaged."""
+    try:
+        return list(read_json_lines(folder / "metrics.jsonl", MetricsLine))
+    except InvalidFile as error:
+        from opabinia.runtime.log import log
+
+        log.warning("%s", error)
+        return []
 
 
 def _config_of(folder: Path) -> dict[str, Any]:
@@ -98,9 +107,11 @@ def _config_of(folder: Path) -> dict[str, Any]:
 
 def _has_labels(folder: Path) -> bool:
     """Return whether the training data had classes, as the last checkpoint says."""
-    last = folder / "checkpoints" / "last"
-    state = last.with_name(last.read_text(encoding="utf-8").strip()) / "state.json" if last.is_file() else last
-    return state.is_file() and bool(json.loads(state.read_text(encoding="utf-8"))["facts"]["classes"])
+    from opabinia.engine.checkpointing.checkpoint import read_state
+    from opabinia.engine.checkpointing.manager import read_pointer
+
+    last = read_pointer(folder / "checkpoints", "last")
+    return last is not None and bool(read_state(last)["facts"].classes)
 
 
 def print_ending(folder: Path) -> None:

@@ -3,36 +3,64 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from opabinia.cli.errors import option_error, report_errors
-from opabinia.cli.options import Checkpoint, Device, Gallery, Nearest, Rerank, Run, Weights
+from opabinia.cli.options import (
+    Changes,
+    Checkpoint,
+    Classes,
+    Device,
+    Gallery,
+    Nearest,
+    Rerank,
+    RunOrRecipe,
+    WeightsOrFile,
+)
+from opabinia.cli.weights import open_run
+
+Paths = Annotated[list[Path] | None, typer.Argument(metavar="PATH...", help="Images or videos, and folders of them.")]
+Out = Annotated[Path | None, typer.Option(help="Output folder; default: RUN/predictions, or RUN/predictions/SET.")]
+Split = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SET", help="Predict this validation set (auto: the first) and draw it with its ground truth."
+    ),
+]
+MaxImages = Annotated[int, typer.Option("--max-images", "--most", min=1, help="Number of images of --split.")]
+Score = Annotated[float, typer.Option(min=0, max=1, help="Lowest score of the detections that are drawn.")]
+Explain = Annotated[bool, typer.Option("--explain", help="Overlay a Grad-CAM heat map on each image.")]
+Every = Annotated[
+    str | None, typer.Option(metavar="SECONDS", help="Predict a window of each video every so often, such as 1s.")
+]
+Window = Annotated[
+    str | None, typer.Option(metavar="SECONDS", help="Length of the windows; default: of a clip, or --every.")
+]
+Features = Annotated[
+    bool, typer.Option("--features", help="With --every: write the windows' embeddings, features.npy.")
+]
 
 
 def predict(
-    run: Run,
-    paths: Annotated[
-        list[Path] | None, typer.Argument(metavar="PATH...", help="Images or videos, and folders of them.")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Output folder; default: RUN/predictions, or RUN/predictions/SET.")
-    ] = None,
+    run: RunOrRecipe,
+    paths: Paths = None,
+    out: Out = None,
     gallery: Gallery = None,
     nearest: Nearest = 10,
     rerank: Rerank = False,
-    split: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SET", help="Predict this validation set (auto: the first) and draw it with its ground truth."
-        ),
-    ] = None,
-    max_images: Annotated[int, typer.Option("--max-images", "--most", min=1, help="Number of images of --split.")] = 60,
-    score: Annotated[float, typer.Option(min=0, max=1, help="Lowest score of the detections that are drawn.")] = 0.5,
-    explain: Annotated[bool, typer.Option("--explain", help="Overlay a Grad-CAM heat map on each image.")] = False,
+    split: Split = None,
+    max_images: MaxImages = 60,
+    score: Score = 0.5,
+    explain: Explain = False,
+    every: Every = None,
+    window: Window = None,
+    features: Features = False,
     checkpoint: Checkpoint = "best",
-    weights: Weights = None,
+    weights: WeightsOrFile = None,
+    classes: Classes = None,
+    changes: Changes = None,
     device: Device = None,
 ) -> None:
     """Predict images or videos: a table, predictions.jsonl, and a sheet with the predictions drawn.
@@ -47,40 +75,70 @@ def predict(
 
     opabinia predict runs/reid/digits/default query/ --gallery gallery/ --explain
 
+    With --weights FILE: the model of a recipe, without training.
+
+    opabinia predict detection/coco/fcos_r50_1x photos/ --weights fcos.pth --classes coco.txt
+
+    With --every: long videos, a line with start and end for each window.
+
+    opabinia predict runs/video/digits/default long.mp4 --every 1s --window 4s
+
     With --split: images of a validation set, ground truth next to predictions, the worst first; videos as strips,
     wrong ones framed in red, correct ones in green.
 
     opabinia predict runs/detection/digits/default --split val
     """
     with report_errors():
-        if (split is None) == (not paths):
-            raise option_error("", "give images or videos, or --split for those of the run's data")
-        if rerank and not gallery:
-            raise option_error("--rerank", "it re-ranks the images of --gallery")
-        from opabinia.config.paths import check_input_paths, check_run_folder
+        _check_modes(paths, split, gallery, rerank)
+        seconds = _window_seconds(every, window, features, excluded=bool(gallery or explain or split))
+        from opabinia.config.paths import check_input_paths
 
-        check_run_folder(run)
         check_input_paths([*(paths or []), *([gallery] if gallery else [])])
+        folder, chosen = open_run(run, changes, weights, classes)
         from opabinia.inference import predict as prediction
 
-        folder = out or run / "predictions"
+        files, results = paths or [], out or folder / "predictions"
+        model: dict[str, Any] = {"checkpoint": checkpoint, "weights": chosen, "device": device}
         if split is not None:
             from opabinia.inference.compare import compare
             from opabinia.inference.splits import resolve_split
             from opabinia.training.run_folder import resolve
 
-            split = resolve_split(resolve(run), split)
-            compare(
-                *(run, split, out or folder / split),
-                max_images=max_images, min_score=score, checkpoint=checkpoint, weights=weights, device=device,
-            )  # fmt: skip
+            split = resolve_split(resolve(folder), split)
+            compare(folder, split, out or results / split, max_images=max_images, min_score=score, **model)
+        elif every is not None:
+            from opabinia.inference.windows import predict_windows
+
+            predict_windows(folder, files, results, **seconds, features=features, **model)
         elif gallery is None:
-            prediction.predict(
-                *(run, paths or [], folder),
-                explain=explain, min_score=score, checkpoint=checkpoint, weights=weights, device=device,
-            )  # fmt: skip
+            prediction.predict(folder, files, results, explain=explain, min_score=score, **model)
         else:
-            prediction.retrieve(
-                *(run, paths or [], gallery, folder),
-                nearest=nearest, rerank=rerank, explain=explain, checkpoint=checkpoint, weights=weights, device=device,
-            )  # fmt: skip
+            options: dict[str, Any] = {"nearest": nearest, "rerank": rerank, "explain": explain}
+            prediction.retrieve(folder, files, gallery, results, **options, **model)
+
+
+def _check_modes(paths: list[Path] | None, split: str | None, gallery: Path | None, rerank: bool) -> None:
+    if (split is None) == (not paths):
+        raise option_error("", "give images or videos, or --split for those of the run's data")
+    if rerank and not gallery:
+        raise option_error("--rerank", "it re-ranks the images of --gallery")
+
+
+def _window_seconds(every: str | None, window: str | None, features: bool, *, excluded: bool) -> dict[str, Any]:
+    """Return the values of ``--every`` and ``--window`` in seconds."""
+    if every is None and (window is not None or features):
+        raise option_error("--window" if window else "--features", "it belongs to --every: add it")
+    if every is not None and excluded:
+        raise option_error("--every", "windows of videos have no gallery, heat maps or ground truth")
+    given = {"every": every, "window": window}
+    return {name: _seconds(f"--{name}", text) for name, text in given.items() if text}
+
+
+def _seconds(option: str, text: str) -> float:
+    try:
+        seconds = float(text.strip().removesuffix("s"))
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise option_error(option, f"{text} is not a number of seconds above 0, such as 1s or 0.5")
+    return seconds

@@ -7,11 +7,12 @@ from typing import Annotated
 import typer
 
 from opabinia.cli.errors import report_errors
-from opabinia.cli.options import Checkpoint, Device, Gallery, Run, Weights
+from opabinia.cli.options import Changes, Checkpoint, Classes, Device, Gallery, RunOrRecipe, WeightsOrFile
+from opabinia.cli.weights import open_run
 
 
 def serve(
-    run: Run,
+    run: RunOrRecipe,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 accepts other machines.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free port.")] = 8000,
     gallery: Gallery = None,
@@ -19,7 +20,9 @@ def serve(
     max_megapixels: Annotated[float, typer.Option(min=0.001, help="Largest image or video frame in megapixels.")] = 50,
     max_waiting: Annotated[int, typer.Option(min=0, help="Requests in the queue; more are rejected (503).")] = 16,
     checkpoint: Checkpoint = "best",
-    weights: Weights = None,
+    weights: WeightsOrFile = None,
+    classes: Classes = None,
+    changes: Changes = None,
     device: Device = None,
 ) -> None:
     """Serve predictions over HTTP: images or videos in, JSON out, and a page for dropping images.
@@ -34,12 +37,13 @@ def serve(
         from opabinia.inference.serving.address import check_libraries, open_socket
 
         check_libraries()
+        folder, chosen = open_run(run, changes, weights, classes)
         with open_socket(host, port) as listener:
             from opabinia.inference.serving.limits import Limits
             from opabinia.inference.serving.server import serve as run_server
 
             limits = Limits(round(max_mb * 1e6), round(max_megapixels * 1e6), max_waiting)
             run_server(
-                *(run, listener),
-                host=host, limits=limits, gallery=gallery, checkpoint=checkpoint, weights=weights, device=device,
+                *(folder, listener),
+                host=host, limits=limits, gallery=gallery, checkpoint=checkpoint, weights=chosen, device=device,
             )  # fmt: skip

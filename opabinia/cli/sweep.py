@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -188,21 +190,28 @@ class _Series:
         runs = rank_trials(self.record.runs, metric, better)
         keys = [axis.key for axis in self.space.axes]
         names = list(dict.fromkeys([metric, *(name for run in runs for name in run.scores or {})] if metric else []))
-        shown = names[:MAX_SCORES]
         failed = ["failed"] if any(run.failed is not None for run in runs) else []
-        rows = []
-        for run in runs:
-            scores = [_number((run.scores or {}).get(name)) for name in shown]
-            reason = [_short(run.failed or "")] if failed else []
-            rows.append([run.name, *(run.changes[key] for key in keys), *scores, *reason])
-        print_cells(["run", *keys, *shown, *failed], rows)
+
+        def rows(shown: Sequence[str]) -> Iterator[list[str]]:
+            yield ["run", *keys, *shown, *failed]
+            for run in runs:
+                scores = [_number((run.scores or {}).get(name)) for name in shown]
+                reason = [_short(run.failed or "")] if failed else []
+                yield [run.name, *(str(run.changes[key]) for key in keys), *scores, *reason]
+
+        shown = names[:MAX_SCORES]
+        room = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
+        while len(shown) > 1 and sum(3 + max(map(len, column)) for column in zip(*rows(shown), strict=True)) >= room:
+            shown.pop()
+        head, *lines = rows(shown)
+        print_cells(head, lines)
         if len(names) > len(shown):
             print(f"{len(names) - len(shown)} more scores: {self.path}")
         if metric_value(runs[0], metric) is None:
             print(f"{self.path}: no run has a score to compare by")
             raise SystemExit(1)
         print(f"best by {metric} ({better}, after its last step): {self.path.parent / runs[0].name}")
-        print(f"again: {self._command(runs[0])}")
+        print(f"train it again: {self._command(runs[0])}")
 
     def outcome(self) -> dict[str, Any]:
         """Return the runs, best first, and the metric, as JSON values."""

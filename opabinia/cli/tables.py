@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -54,19 +55,25 @@ def print_step(folder: Path) -> None:
 
 
 def print_scores(title: str, scores: Mapping[str, float]) -> None:
-    """Print scores, one per row, and where they come from; on rank 0 only.
+    """Print scores, and where they come from; on rank 0 only.
 
-    If EMA weights were evaluated, a column has the weights of each score: ``raw`` or ``ema``.
+    Metrics are rows. Scores of several datasets, or of raw and EMA weights, are columns: ``val``, ``val_ema``.
+    Outside a terminal, a line of CSV has all values in their order, for ``grep ^csv log.txt`` and a spreadsheet.
     """
     if launched_rank(os.environ):
         return
-    has_ema = any("_ema/" in name for name in scores)
-    table = Table("metric", "value", *["weights"] * has_ema)
-    for name, value in scores.items():
-        table.add_row(name, f"{value:.4f}", *["ema" if "_ema/" in name else "raw"] * has_ema)
-    # One line to paste into a spreadsheet, with the rows above as columns.
-    csv = ",".join(["csv", *(f"{value:.6g}" for value in scores.values())])
-    print_table(table, title, csv, cut=True)
+    columns = list(dict.fromkeys(name.partition("/")[0] for name in scores))
+    if len(columns) > 1:
+        table = Table("metric", *columns)
+        for metric in dict.fromkeys(name.partition("/")[2] for name in scores):
+            values = (scores.get(f"{column}/{metric}") for column in columns)
+            table.add_row(metric, *("" if value is None else f"{value:.4f}" for value in values))
+    else:
+        table = Table("metric", "value")
+        for name, value in scores.items():
+            table.add_row(name, f"{value:.4f}")
+    csv = [",".join(["csv", *(f"{value:.6g}" for value in scores.values())])]
+    print_table(table, title, *([] if sys.stdout.isatty() else csv), cut=True)
 
 
 def print_benchmark(result: Mapping[str, Any]) -> None:

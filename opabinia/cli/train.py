@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -26,6 +27,10 @@ from opabinia.cli.options import (
 from opabinia.cli.outcome import words_of
 from opabinia.cli.processes import layout, run_in_many
 from opabinia.runtime.quiet import quiet_terminal
+from opabinia.runtime.slurm import launched_rank
+
+if TYPE_CHECKING:
+    from opabinia.config import Resolved
 
 
 def train(
@@ -79,16 +84,7 @@ def train(
             )
             _check_unused("--nproc", many, "remove it: --seeds trains in one process")
             return train_seeds(recipe, overrides or [], seeds, out=out, name=name, as_json=as_json)
-        resolved = None
-        if resume is None:
-            # Errors are reported at once, from cached signatures, before seconds of imports.
-            from opabinia.config import catalog, check, compose
-            from opabinia.config.paths import check_paths
-
-            tree = compose(recipe, overrides or [])
-            parts = catalog(tree.plugins)
-            resolved = check(tree, parts)
-            check_paths(resolved, parts)
+        resolved = _check_at_once(recipe, overrides or [], out, name, resume)
         if many is not None:
             resume_words = [] if resume is None else ["--resume", resume]
             output = words_of(quiet, as_json)
@@ -105,6 +101,26 @@ def train(
         _print_result(folder, scores, quiet, as_json)
 
 
+def _check_at_once(recipe: str, overrides: list[str], out: Path, name: str, resume: str | None) -> Resolved | None:
+    """Report errors before seconds of imports; return the config of a new run, from cached signatures.
+
+    Raises:
+        ConfigError: the config of a new run is wrong, its data is missing, or there is no run to resume.
+    """
+    from opabinia.config import catalog, check, compose
+    from opabinia.config.paths import check_paths, check_resumable, folder_for, holds_run
+
+    if resume is None:
+        tree = compose(recipe, overrides)
+        parts = catalog(tree.plugins)
+        resolved = check(tree, parts)
+        check_paths(resolved, parts)
+        return resolved
+    if resume != "auto" and launched_rank(os.environ) == 0:
+        check_resumable(Path(recipe) if holds_run(Path(recipe)) else folder_for(recipe, out, name))
+    return None
+
+
 def _print_result(folder: Path, scores: dict[str, float], quiet: bool, as_json: bool) -> None:
     """Print how a run has ended, and the next commands."""
     from opabinia.cli.outcome import outcome, print_ending, print_json, training_metrics
@@ -116,7 +132,7 @@ def _print_result(folder: Path, scores: dict[str, float], quiet: bool, as_json: 
             leave_report(folder)
         return print_json(outcome(folder, scores))
     if scores:
-        print_scores(f"{folder} (after its last step; opabinia eval takes the best checkpoint)", scores)
+        print_scores(f"{folder} (after its last step)", scores)
     else:
         print_scores(f"{folder} (no validation data: metrics of the last training steps)", training_metrics(folder))
     with redirect_stdout(io.StringIO() if quiet else sys.stdout):

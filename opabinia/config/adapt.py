@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import Enum
 from functools import reduce
 from operator import or_
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, Union
 
 from opabinia.config.types import Part, Unsupported, spec_of
@@ -21,7 +22,13 @@ DTYPES = ("uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "fl
 _LISTS = (list, abc.Sequence, abc.Iterable, abc.Collection, abc.MutableSequence)
 
 
-def adapt(cls: type[Any], runtime: Collection[str] = (), *, family: str = "transform") -> Callable[..., Any]:
+def adapt(
+    cls: type[Any],
+    runtime: Collection[str] = (),
+    *,
+    family: str = "transform",
+    narrower: Mapping[str, Any] = MappingProxyType({}),
+) -> Callable[..., Any]:
     """Return a callable that creates a ``cls`` and has a closed, typed signature, so that it can be registered::
 
         register.optimizer(name="sgd")(adapt(torch.optim.SGD, runtime=("params",)))
@@ -35,6 +42,7 @@ def adapt(cls: type[Any], runtime: Collection[str] = (), *, family: str = "trans
         cls: the class.
         runtime: names of the parameters that are passed at run time; they become the first, positional-only parameters.
         family: the family of parts for parameters that are functions.
+        narrower: types of parameters whose own types accept what cannot be meant, by name.
 
     Raises:
         TypeError: the type of a parameter has no YAML values, or ``runtime`` names a parameter that does not exist.
@@ -55,7 +63,8 @@ def adapt(cls: type[Any], runtime: Collection[str] = (), *, family: str = "trans
         if name in runtime:
             continue
         narrow = _Narrow(f"adapt({cls.__name__}): parameter {name!r}", family)
-        annotation, default = narrow(hints.get(name, parameter.annotation), parameter), _plain_default(parameter)
+        hint = narrower.get(name, hints.get(name, parameter.annotation))
+        annotation, default = narrow(hint, parameter), _plain_default(parameter)
         originals[name] = narrow.originals
         adapted.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default))
 

@@ -10,6 +10,7 @@ import importlib.util
 import json
 import platform
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,9 @@ ROOT = "opabinia.training.builtin_parts"  # importing it registers every built-i
 GROUP = "opabinia.parts"
 PACKAGE = Path(__file__).resolve().parent.parent
 LIBRARIES = ("opabinia", "torch", "torchvision", "timm", "pydantic")
+SLOW_IMPORT = 10.0
+"""Seconds after which the import of a plug-in is reported: it may be blocked."""
+
 MAX_CACHES = 8  # of other versions and plugins
 
 Entries = Mapping[str, Mapping[str, Entry]]
@@ -105,10 +109,15 @@ def live_catalog(plugins: Sequence[str] = ()) -> Catalog:
     importlib.import_module(ROOT)
     failed: dict[str, str] = {}
     for name in [*_entry_points(), *plugins]:
+        notice = threading.Timer(SLOW_IMPORT, print, [f"still importing the plug-in {name}"], {"file": sys.stderr})
+        notice.daemon = True
+        notice.start()
         try:
             importlib.import_module(name)
         except (Exception, SystemExit) as error:  # a plugin may fail in any way; none may end in a traceback
             failed[name] = _reason(error)
+        finally:
+            notice.cancel()
     return Catalog.of(register, failed, plugins)
 
 

@@ -70,6 +70,8 @@ class _Check:
             path = next((path for path, node in self.places.items() if node.value == name), ("plugins",))
             self._complain(path[:1], f"the plugin {name!r} cannot be imported: {reason}")
         config = self._arguments(entry, keys, ())
+        if (reason := _fixed_size(config)) and config.get("shapes"):
+            self._complain(("shapes",), reason)
         if self.problems:
             raise ConfigError(sorted(self.problems, key=_reading_order))
         config |= {key: list(self.tree.plugins) for key, names in plugins.items() if names}
@@ -211,6 +213,9 @@ class _Check:
         spec = parameter.spec
         if spec["kind"] == "part" and not spec.get("name"):
             allowed += f"; {_known(spec['family'], self.catalog.names(spec['family']))}"
+        name = self.places.get((*path, "name"))
+        if name and f"{dotted((*path, 'name'))}=" in name.where:
+            allowed += f"; another name drops the keys of the one before: give {dotted(path)} as a whole"
         self._complain((*path, parameter.name), "missing", allowed=allowed)
 
     def _mismatch(self, spec: Spec, value: Any, path: Path) -> None:
@@ -262,6 +267,24 @@ def _with_default_name(parameter: Parameter, value: Any) -> Any:
     if isinstance(value, dict) and "name" not in value and isinstance(default, dict) and "name" in default:
         return {**default, **value}
     return value
+
+
+_FIXED_SIZES = {
+    "views": "each view has a size of its own; write it into the transforms of the views",
+    "random_patch_mask": "masks have a patch for each of the image as it was when they were drawn",
+    "block_patch_mask": "masks have a patch for each of the image as it was when they were drawn",
+    "detection": "boxes do not follow; take resize_shortest_edge with several sizes among the transforms",
+}
+"""Why ``shapes``, which resizes whole batches, is not for tasks and transforms of these names."""
+
+
+def _fixed_size(config: dict[str, Any]) -> str:
+    """Return why batches of this config cannot be resized; an empty text if they can."""
+    train = (config.get("data") or {}).get("train")
+    transforms = train.get("transforms") if isinstance(train, dict) else None
+    transforms = transforms if isinstance(transforms, list) else []  # a config with mistakes may hold anything
+    names = [part["name"] for part in (config.get("task"), *transforms) if isinstance(part, dict) and "name" in part]
+    return next((_FIXED_SIZES[name] for name in names if name in _FIXED_SIZES), "")
 
 
 def _known(family: str, names: list[str], limit: int = 12) -> str:

@@ -11,13 +11,16 @@ from typing import Any
 
 from opabinia.config.catalog import Catalog
 from opabinia.config.errors import Problem, listing, nearest, show
-from opabinia.config.merge import Merger
+from opabinia.config.merge import Merger, without_delete
 from opabinia.config.references import nearest_path, resolve, targets
 from opabinia.config.text import dump
 from opabinia.config.tree import BROKEN, MAX_DEPTH, Node, read_file, read_text, shown_path
 
 BUILT = "built in Python"
 """The place of values that come from no file."""
+
+MAX_FILES = 200
+"""Files of which a config may be composed, counting repeated ones."""
 
 PACKAGED = Path(__file__).resolve().parent.parent / "recipes"
 SUFFIXES = (".yaml", ".yml")
@@ -176,7 +179,7 @@ class _Layers:
         root = self.file.merged(merger) if self.file else Node({}, self.where)
         for keys, value in self.overrides:
             root = merger.put(root, keys, value, merger.top, (), problems)
-        root = merger.modernize(root, merger.top)
+        root = without_delete(merger.modernize(root, merger.top))
         root = self._resolve_references(root, merger, problems)
         plugins = _plugins(root, problems)
         return Tree(name, root, tuple(problems), plugins, self.complete, merger.warnings, self)
@@ -246,6 +249,9 @@ class _Files:
                 self._complain(item, "is a recipe's name or path, or a list of them", show(item.plain()))
             elif (base := self._find(item, path)) is None:
                 pass
+            elif len(children) > MAX_DEPTH or len(self.read) > MAX_FILES:
+                self._complain(item, f"the recipe has more than {MAX_DEPTH} levels of bases, or {MAX_FILES} in all")
+                return
             elif base.absolute() in children:
                 chain = " -> ".join(map(shown_path, (*children, base)))
                 self._complain(item, f"leads back to itself: {chain}")

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from opabinia.runtime.text import printable
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -48,11 +50,6 @@ class ConfigError(Exception):
 
     def __reduce__(self) -> tuple[type[ConfigError], tuple[tuple[Problem, ...]]]:
         return type(self), (self.problems,)
-
-
-def printable(text: str) -> str:
-    """Escape line breaks and other characters that cannot be printed on one line."""
-    return text if text.isprintable() else "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 def show(value: Any, limit: int = 60) -> str:

@@ -17,6 +17,10 @@ Path = tuple[Any, ...]
 Section = dict[str, Node]
 
 
+DELETE = "_delete_"
+"""The key of a mapping that replaces that of the base instead of merging, as in MMEngine: ``_delete_: true``."""
+
+
 class Position(NamedTuple):
     """A place in a config.
 
@@ -58,7 +62,8 @@ class Merger:
         return tuple(self._warnings)
 
     def merge(self, base: Node, over: Node, position: Position | None, path: Path = ()) -> Node:
-        """Return ``over`` on top of ``base``: mappings merge, unless ``name`` changes; everything else replaces.
+        """Return ``over`` on top of ``base``: mappings merge, unless ``name`` changes or they say ``_delete_: true``;
+        everything else replaces.
 
         A bare string counts as ``{name: string}`` if the other side is a mapping.
         """
@@ -216,6 +221,8 @@ class Merger:
 
     def _replaces(self, lower: Section, upper: Section, position: Position | None, path: Path) -> bool:
         """Whether ``upper`` is another part than ``lower``."""
+        if DELETE in upper and upper[DELETE].value is True:
+            return True
         if "name" not in upper:
             return False
         if "name" not in lower:  # a bare string over a mapping of plain values
@@ -232,6 +239,16 @@ class Merger:
 
     def _warn(self, where: str, old: str, new: str) -> None:
         self._warnings[deprecated(where, old, new)] = None
+
+
+def without_delete(node: Node) -> Node:
+    """Return a merged tree without the keys ``_delete_``."""
+    if isinstance(node.value, list):
+        return Node([without_delete(item) for item in node.value], node.where, node.via)
+    if isinstance(node.value, dict):
+        section = {key: without_delete(child) for key, child in node.value.items() if key != DELETE}
+        return Node(section, node.where, node.via)
+    return node
 
 
 def _arm(position: Position | None, kind: str) -> Spec | None:

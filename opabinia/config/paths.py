@@ -12,7 +12,7 @@ from opabinia.config.catalog import Catalog
 from opabinia.config.catalog import catalog as catalog_of
 from opabinia.config.check import Resolved, check
 from opabinia.config.compose import compose
-from opabinia.config.errors import ConfigError, Problem, listing
+from opabinia.config.errors import ConfigError, Problem, listing, nearest
 from opabinia.config.references import dotted
 from opabinia.config.registry import Entry
 from opabinia.config.types import Spec
@@ -31,13 +31,41 @@ def check_run_name(name: str) -> None:
         raise ConfigError(Problem("command line", "--name", message))
 
 
+def folder_for(recipe: str | Path, out: Path, name: str) -> Path:
+    """Return ``<out>/<recipe>/<name>``; a YAML file is named without its suffix, and for a run folder it is
+    the folder ``name`` beside it."""
+    path = Path(recipe)
+    if holds_run(path):
+        return path.parent / name
+    return out / (path.stem if path.suffix in (".yaml", ".yml") else path) / name
+
+
+def holds_run(folder: Path) -> bool:
+    """Return whether a run has begun in ``folder``."""
+    return (folder / "config.yaml").exists()
+
+
+def check_resumable(folder: Path) -> None:
+    """Check that there is a run folder to resume.
+
+    Raises:
+        ConfigError: there is none; the runs beside it are named.
+    """
+    if folder.is_dir():
+        return
+    runs = sorted(path.parent.name for path in folder.parent.glob("*/config.yaml"))
+    known = f"runs in {folder.parent}: {listing(runs)}" if runs else ""
+    message = f"there is no run {folder} to resume; --resume auto resumes or begins it, as a job script needs"
+    raise ConfigError(Problem("command line", "--resume", message, "", nearest(folder.name, runs), known))
+
+
 def check_run_folder(folder: Path) -> None:
     """Check that a run has begun in ``folder``.
 
     Raises:
         ConfigError: it has not; runs in its subfolders are named.
     """
-    if (folder / "config.yaml").exists():
+    if holds_run(folder):
         return
     runs = sorted(str(path.parent) for path in folder.glob("*/config.yaml")) if folder.is_dir() else []
     known = f"runs in it: {listing(runs)}" if runs else ""

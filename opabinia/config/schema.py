@@ -6,6 +6,7 @@ from typing import Any
 
 from opabinia.config.catalog import Catalog
 from opabinia.config.errors import ConfigError, Problem, listing
+from opabinia.config.merge import DELETE
 from opabinia.config.registry import Entry
 from opabinia.config.types import parts_in
 from opabinia.config.validate import PART
@@ -81,7 +82,8 @@ def _object(entry: Entry) -> Schema:
         properties[old] = {**properties[new], "description": f"deprecated: use {new}", "deprecated": True}
     if entry.family not in ("section", "command"):
         names = {"enum": [entry.name, *entry.aliases]} if entry.aliases else {"const": entry.name}
-        properties = {"name": {**names, "description": entry.doc}, **properties}
+        replaces = {"type": "boolean", "description": "replace the section of the base instead of merging with it"}
+        properties = {"name": {**names, "description": entry.doc}, DELETE: replaces, **properties}
     return {"type": "object", "description": entry.doc, "properties": properties, "additionalProperties": False}
 
 

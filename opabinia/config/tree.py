@@ -105,9 +105,11 @@ def scalar(text: str) -> Any:
 
 
 def shown_path(path: Path) -> str:
-    """Return a path for messages: relative to the working directory if inside it."""
+    """Return a path for messages: relative to the working directory if inside it; of a packaged recipe
+    ``opabinia/recipes/video/folder.yaml``, wherever the package is installed."""
     try:
-        return str(path.absolute().relative_to(Path.cwd()))
+        package = Path(__file__).resolve().parents[1]
+        return str(path.absolute().relative_to(package.parent if path.is_relative_to(package) else Path.cwd()))
     except (ValueError, OSError):
         return str(path)
 
@@ -141,16 +143,20 @@ def text_of(path: Path, problems: list[Problem]) -> str | None:
         return None
 
 
-def read_text(text: str, problems: list[Problem], where: Callable[[int], str]) -> Node | None:
+def read_text(
+    text: str, problems: list[Problem], where: Callable[[int], str], repeated: list[str] | None = None
+) -> Node | None:
     """Return the tree of a YAML text; None, with a problem, if it cannot be read.
 
     Args:
         text: one YAML document.
         problems: new ones are appended.
         where: returns the place of a line, given its number (from 1).
+        repeated: for files of systems in which a repeated key replaces the earlier one: it is used, and a description
+            is appended. None: a repeated key is a problem.
     """
     try:
-        return _Reader(text, problems, where).document()
+        return _Reader(text, problems, where, repeated).document()
     except _Stop as stop:
         problems.append(Problem(where(stop.line), "", str(stop)))
     except yaml.reader.ReaderError as error:
@@ -185,10 +191,13 @@ class _Stop(Exception):
 class _Reader:
     """Turns PyYAML's events into nodes. Events are read one by one, so that limits apply before a YAML bomb expands."""
 
-    def __init__(self, text: str, problems: list[Problem], where: Callable[[int], str]) -> None:
+    def __init__(
+        self, text: str, problems: list[Problem], where: Callable[[int], str], repeated: list[str] | None
+    ) -> None:
         self.events: Iterator[Any] = yaml.parse(text, Loader=yaml.SafeLoader)
         self.problems = problems
         self.where = where
+        self.repeated = repeated
         self.anchors: dict[str, Node | None] = {}  # None: being read
         self.count = 0
 
@@ -269,9 +278,11 @@ class _Reader:
                     written = show(Node(key, "").plain())
                     quoted = f"; put it in quotes: '{show(key)}'" if not isinstance(key, dict | list) else ""
                     self._complain(line, f"the key {written} is not text{quoted}")
-            elif key in items:
+            elif key in items and self.repeated is None:
                 self._complain(line, f"the key {show(key)} is already given in line {lines[key]}")
             else:
+                if key in items and self.repeated is not None:
+                    self.repeated.append(f"{self.where(line)}: {show(key)} replaces the one in line {lines[key]}")
                 # a problem with a section points at its key
                 items[key], lines[key] = Node(value.value, self.where(line)), line
         return items

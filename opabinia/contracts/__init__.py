@@ -93,6 +93,7 @@ from opabinia.contracts.sources import LabeledSource as LabeledSource
 from opabinia.contracts.sources import MultiLabelSource as MultiLabelSource
 from opabinia.contracts.sources import NamedSource as NamedSource
 from opabinia.contracts.sources import QuerySource as QuerySource
+from opabinia.contracts.sources import RelabelingSource as RelabelingSource
 from opabinia.contracts.sources import ShardedSource as ShardedSource
 from opabinia.contracts.sources import SizedSource as SizedSource
 from opabinia.contracts.sources import Source as Source

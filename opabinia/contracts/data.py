@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Annotated, Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
+from annotated_types import Ge, Interval
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -71,8 +72,8 @@ class DatasetInfo:
         frequencies: ``r``, ``c`` or ``f`` (rare, common, frequent) for each class (LVIS); empty if unknown.
     """
 
-    samples: int
-    channels: int = 3
+    samples: Annotated[int, Ge(0)]
+    channels: Annotated[int, Interval(ge=1, le=1024)] = 3
     classes: tuple[str, ...] = ()
     multi_label: bool = False
     cameras: int = 0

@@ -72,12 +72,18 @@ class Detector(nn.Module):
         max_detections: maximum number of detections per image.
         masks: whether it predicts instance masks.
         keypoints: whether it predicts keypoints.
+        last_stage_on_regions: whether the backbone's last stage is to run on regions: see :meth:`use_last_stage`.
     """
 
+    last_stage_on_regions: bool = False
     size_multiple: int = 32
     max_detections: int = 100
     masks: bool = False
     keypoints: bool = False
+
+    def use_last_stage(self, stage: nn.Module) -> None:
+        """Take the backbone's last stage. It stays a child of the backbone, and is not one of the detector."""
+        raise NotImplementedError
 
     def pyramid(self, maps: Sequence[Tensor]) -> list[Tensor]:
         """Return the feature maps that the methods below take, given those of the backbone (from fine to coarse)."""

@@ -16,9 +16,9 @@ Predictions = Mapping[str, Tensor]
 
 Detectors give at most D detections per image, best first, in pixels of the original image: ``boxes`` (B x D x 4: left,
 top, right, bottom), ``scores`` (B x D), ``labels`` (int64, B x D; -1 pads images with fewer detections), ``masks``
-(B x D x S x S: the probability that a pixel belongs to the object, with the box stretched to S x S), ``keypoints``
-(B x D x P x 3: x, y, score). Losses of the batch, if its ground truth is known, are ``losses/<name>`` (the same
-number B times)."""
+(B x D x S x S: the probability that a pixel belongs to the object, with the box stretched to S x S) and with these
+``image_size`` (int64, B x 2: height and width of the original image), ``keypoints`` (B x D x P x 3: x, y, score).
+Losses of the batch, if its ground truth is known, are ``losses/<name>`` (the same number B times)."""
 
 EMBEDDING = "embedding"
 """The name of a task's features; every other layer name is the name of a module."""

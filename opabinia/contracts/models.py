@@ -116,6 +116,15 @@ class Backbone(nn.Module):
         """Return the feature maps (B x M x h x w each, channels first) of the levels of :meth:`enable_multi_scale`."""
         raise NotImplementedError
 
+    def split_last_stage(self) -> nn.Module:
+        """Return the last stage, from the feature maps of the level before to its own, for detectors that run it on
+        regions. :meth:`pyramid_features` then ends with the level before. Called after :meth:`enable_multi_scale`.
+
+        Raises:
+            ValueError: its last stage cannot be run by itself.
+        """
+        raise ValueError(f"{type(self).__name__} has no last stage that could run on regions; use a ResNet")
+
     def grid(self, size: tuple[int, int]) -> tuple[int, int]:
         """Return the number of patches along the height and the width of an image.
 

@@ -129,11 +129,13 @@ class BatchSchedule:
         stages: one after the other; the last one continues to the end of the run.
         length: of the run, which may end before or after the stages.
         baseline: length of the run that this one replaces, for comparison; None: the length in the config.
+        evaluations: epochs after which the run is evaluated, instead of ``evaluate.every``; None: as that says.
     """
 
     stages: tuple[Stage, ...]
     length: Duration
     baseline: Duration | None = None
+    evaluations: tuple[int, ...] | None = None
 
 
 class Loader(Protocol):

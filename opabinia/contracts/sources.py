@@ -172,3 +172,11 @@ class ImageClassesSource(Source, Protocol, metaclass=OptionalMeta):
     @property
     def present(self) -> Sequence[Indices]:
         """For each of N images the classes in it, each once (int64)."""
+
+
+@runtime_checkable
+class RelabelingSource(Source, Protocol, metaclass=OptionalMeta):
+    """A source of annotated objects whose classes can be changed, to unite it with other sources."""
+
+    def relabeled(self, classes: tuple[str, ...], new_labels: Indices) -> Source:
+        """Return the same images with other classes; ``new_labels`` has the new label of each of its classes."""

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -295,6 +296,8 @@ class Task(nn.Module):
         min_samples_per_rank: smallest number of samples per process that a step can train on.
         size_multiple: images of a batch may differ in size; they are padded at the right and bottom to the largest of
             them, rounded up to a multiple of this. None: all images have the same size.
+        needs_weights: why a training cannot begin with the weights that the task is built with: it needs a config
+            section ``init``. Empty: it can.
         takes_video: samples are videos, of which transforms make clips; the inference commands then take video files.
         drawings_folder: name of the folder of drawn predictions, see :meth:`save_drawing`.
         predicts_embedding_only: ``predict`` returns the vectors of ``trunk``; heads take part in training only.
@@ -304,6 +307,7 @@ class Task(nn.Module):
     compares_samples_of_class: bool = False
     min_samples_per_rank: int = 1
     size_multiple: int | None = None
+    needs_weights: str = ""
     takes_video: bool = False
     drawings_folder: str = "images"
     predicts_embedding_only: bool = False
@@ -462,11 +466,12 @@ class Task(nn.Module):
         Args:
             run: the run folder.
         """
+        needed = "" if find_spec("onnx") else " (needs pip install 'opabinia[export]')"
         commands = [
             NextCommand(["opabinia", "eval", str(run)], "evaluate the best checkpoint", "validation"),
             NextCommand(["opabinia", "predict", str(run), "IMAGES/"], "predict images and draw the results"),
             NextCommand(["opabinia", "report", str(run)], "write a page with curves and images"),
-            NextCommand(["opabinia", "export", str(run)], "write the model as ONNX"),
+            NextCommand(["opabinia", "export", str(run)], f"write the model as ONNX{needed}"),
         ]
         if cls.features is not Task.features:
             words = ["opabinia", "extract", str(run)]

@@ -22,6 +22,7 @@ import re
 import signal
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -58,6 +59,9 @@ from opabinia.data.sampling.permutation import Order
 from opabinia.runtime.log import log
 from opabinia.runtime.seeds import ANOTHER, MIX, REPLACEMENT, SAMPLE, hash32, preserve_generators, seed_sample
 from opabinia.runtime.signals import STOP_SIGNALS
+
+# Runs state at their start that they have more workers than cores; torch repeats it for each loader, without the key.
+warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
 
 
 class DataError(ValueError):

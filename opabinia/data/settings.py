@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
-from annotated_types import Ge, MinLen
+from annotated_types import Interval, MinLen
 
 from opabinia.config import register
 from opabinia.contracts import CombiningTransform, Count, EncodedSource, MixPart, SamplerPart, SourcePart, TransformPart
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     PlaceOrAuto: TypeAlias = Literal["workers", "device"]
 else:
     CountOrAuto = Count | Literal["auto"]
-    WorkersOrAuto = Annotated[int, Ge(0)] | Literal["auto"]
+    WorkersOrAuto = Annotated[int, Interval(ge=0, le=1024)] | Literal["auto"]
     PlaceOrAuto = Literal["workers", "device", "auto"]
 
 

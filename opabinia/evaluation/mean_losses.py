@@ -53,7 +53,8 @@ def validation_loss(dataset_info: DatasetInfo, /) -> MeanLosses:
     """The loss of a self-supervised task on validation data, whose transforms end with ``views_and_image``.
 
     The random numbers of its views depend only on the seed and the position of a sample, so evaluations are comparable.
-    Methods with a memory of earlier batches (MoCo, SwAV, DINO, iBOT, DeepCluster, NPID) have no such loss.
+    Temperatures and other schedules are those of the first step. DeepCluster and NPID, which keep an entry of every
+    training image, have no such loss.
 
     Args:
         dataset_info: of the validation data.

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from PIL import ImageOps
+from typing_extensions import TypedDict
 
 from opabinia.config import ConfigError, Problem
 from opabinia.contracts import Comparison, DrawOptions, EncodedSource, NamedSource, Sample, Source
@@ -17,6 +17,7 @@ from opabinia.inference.load import load
 from opabinia.inference.predictor import Predictor
 from opabinia.inference.splits import open_split
 from opabinia.runtime.files import disk_errors
+from opabinia.runtime.json_files import read_json
 from opabinia.runtime.log import logging_to
 from opabinia.runtime.progress import progress_bar
 from opabinia.training.run_folder import resolve
@@ -134,11 +135,38 @@ def evenly_spaced(items: Sequence[T], count: int) -> Iterator[T]:
     return (items[position * len(items) // count] for position in range(count))
 
 
-def evaluation_details(run: Path, evaluation: str) -> dict[str, Any]:
+class _Sample(TypedDict):
+    id: str
+
+
+class _Detections(TypedDict):
+    min_score: float
+
+
+class _Query(TypedDict):
+    query: str
+    nearest: list[str]
+    right: list[bool]
+    AP: float
+    first_match: int
+
+
+class _Queries(TypedDict, total=False):
+    worst: list[_Query]
+    others: list[_Query]
+
+
+class _Details(TypedDict, total=False):
+    worst: list[_Sample]
+    counted: _Detections
+    retrieval: _Queries
+    confusion: list[tuple[int, int, int]]
+
+
+def evaluation_details(run: Path, evaluation: str) -> _Details:
     """Return the tables of the last evaluation (``details.json``); empty if there was none."""
     path = run / "eval" / evaluation / "details.json"
-    details: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.is_file() else {}
-    return details
+    return read_json(path, _Details) if path.is_file() else {}
 
 
 def worst_samples(run: Path, evaluation: str, source: Source) -> list[int]:

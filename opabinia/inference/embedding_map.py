@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
@@ -17,14 +16,17 @@ from numpy.typing import NDArray
 from PIL import Image
 from rich.console import Console
 from torch import Tensor
+from typing_extensions import TypedDict
 
 from opabinia.config import ConfigError, Problem
 from opabinia.contracts import Source
 from opabinia.data.loader import DataError
 from opabinia.evaluation.retrieval.whitening import whitening
 from opabinia.inference.extract import ABOUT, extract
+from opabinia.inference.feature_files import load_array
 from opabinia.inference.splits import ALL, AUTO, open_split, resolve_split
 from opabinia.runtime.files import disk_errors
+from opabinia.runtime.json_files import InvalidFile, read_json
 from opabinia.runtime.log import log, logging_to
 from opabinia.runtime.progress import progress_bar
 from opabinia.training.run_folder import holds_run, resolve
@@ -37,6 +39,11 @@ METHOD_NAMES: dict[Method, str] = {"pca": "principal components", "tsne": "t-SNE
 
 SAMPLES, NEIGHBORS, SIZE = 10, 9, 94
 """Rows and neighbors per row of the sheet below the map, and side of an image in pixels."""
+
+
+class _About(TypedDict, total=False):
+    run: str
+    split: str
 
 
 class EmbeddingSet(NamedTuple):
@@ -101,8 +108,11 @@ def draw_map(
             where, where / "map" / split, splits=[split], checkpoint=checkpoint, weights=weights, device=device
         )
     embeddings = read_embeddings(folder, column, max_samples)
-    source = find_source(embeddings)
+    with logging_to(None):
+        source = find_source(embeddings)
     names = getattr(source, "classes", ()) or [str(number) for number in range(int(embeddings.labels.max()) + 1)]
+    if len(names) <= (largest := int(embeddings.labels.max())):
+        raise InvalidFile(f"{folder / 'labels.npy'}: there is a label {largest}, and the data has {len(names)} classes")
     out = out or folder / f"map-{method}.png"
     with progress_bar(f"map by {METHOD_NAMES[method]}", 2, unit="parts") as bar:
         image = draw_scatter(embeddings, names, method)
@@ -132,17 +142,20 @@ def read_embeddings(folder: Path, column: str, max_samples: int) -> EmbeddingSet
     if not path.is_file():
         arrays = ", ".join(sorted(file.stem for file in folder.glob("*.npy"))) or "none"
         raise ConfigError(Problem("command line", "--column", f"there is no {path}; arrays there: {arrays}"))
-    rows = np.load(path, mmap_mode="r")
+    rows = load_array(path)
     if len(rows) < 3:
         raise DataError(f"{path} has {len(rows)} samples; a map needs three or more")
     count = min(max_samples, len(rows))
     numbers = np.arange(count) * len(rows) // count
     features = torch.from_numpy(rows[numbers].reshape(len(numbers), -1).astype(np.float32))
     labels_file = folder / "labels.npy"
-    labels = np.load(labels_file, mmap_mode="r")[numbers] if labels_file.is_file() else np.zeros((0, 0))
+    all_labels = load_array(labels_file) if labels_file.is_file() else np.zeros((len(rows), 0))
+    if len(all_labels) != len(rows):
+        raise InvalidFile(f"{labels_file}: {len(all_labels)} labels for {len(rows)} samples")
+    labels = all_labels[numbers]
     if labels.ndim != 1:
         labels = np.full(len(numbers), -1)
-    about = json.loads((folder / ABOUT).read_text("utf-8"))
+    about = read_json(folder / ABOUT, _About)
     return EmbeddingSet(F.normalize(features, dim=1), labels.astype(np.int64), numbers, len(rows), about)
 
 
@@ -150,15 +163,14 @@ def find_source(embeddings: EmbeddingSet) -> Source | None:
     """Open the source of the samples; None, with a warning, if it no longer exists or has changed."""
     run = Path(embeddings.about.get("run", ""))
     reason = f"{run} is not a run any more"
-    if holds_run(run):
-        try:
+    try:
+        if holds_run(run):
             source = open_split(resolve(run), str(embeddings.about.get("split", "val")))
-        except ConfigError as error:
-            reason = str(error)
-        else:
             if len(source) == embeddings.total:
                 return source
             reason = f"the data of {run} has {len(source)} samples, but the features are of {embeddings.total}"
+    except (ConfigError, OSError) as error:
+        reason = str(error)
     log.warning("the map has no class names and no images: %s", reason)
     return None
 

@@ -17,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import TypedDict
 
 from opabinia.config import ConfigError, Problem, Resolved, flatten
 from opabinia.config.build import errors_at
@@ -40,6 +41,7 @@ from opabinia.runtime.files import (
     temporary_folder,
     write_atomic,
 )
+from opabinia.runtime.json_files import InvalidFile, read_json
 from opabinia.runtime.log import log, logging_to
 from opabinia.runtime.process_group import process_group
 from opabinia.runtime.processes import from_rank_zero, gather, is_rank_zero, rank, world_size
@@ -55,6 +57,7 @@ LABEL_FILES = {"label": "labels", "camera": "cameras", "view": "views", "query":
 """Sample keys that are written beside features and ids where the data has them, and the names of their files."""
 
 ABOUT = "about.json"
+CLASSES = "classes.json"
 
 _RESUMES = "the same command resumes from what is written"
 
@@ -75,9 +78,10 @@ def extract(
 
     All datasets are read with validation transforms. Files have a row for each of N samples: ``features.npy`` (float32,
     N x D), or with ``layers`` a file named after each; ``labels.npy`` (int64, N; float32, N x K, of multi-label data)
-    and, of identities, ``cameras.npy``, ``views.npy``, ``queries.npy``; ``ids.json``. As Parquet these are the columns
-    of one ``features.parquet``, features being lists of fixed length. ``about.json`` describes where they come from and
-    counts samples, also those that could not be read.
+    and, of identities, ``cameras.npy``, ``views.npy``, ``queries.npy``; ``ids.json``, such as file names. As Parquet
+    these are the columns of one ``features.parquet``, features being lists of fixed length. ``classes.json`` has the
+    name of each label, a class or an identity (labels of identities count anew in every dataset); ``about.json``
+    describes where they come from and counts samples, also those that could not be read.
 
     Processes take turns at shards of some batches each, which are kept in a hidden folder beside ``out`` until all are
     complete and are then merged. So memory does not grow with N, the disk holds the features twice at the end, and the
@@ -268,7 +272,7 @@ def prepare_shards(job: ExtractJob, locks: ExitStack, form: Format) -> list[int]
         log.info("%s is finished: nothing to do", out)
         return None
     remove_leftovers(job.shards)
-    before = _read_json(job.shards / ABOUT)
+    before = _read_about(job.shards)
     if before != job.about:
         if any(job.shard_folders()):
             old, new = flatten(before), flatten(job.about)
@@ -285,19 +289,23 @@ def prepare_shards(job: ExtractJob, locks: ExitStack, form: Format) -> list[int]
 
 
 def _is_up_to_date(job: ExtractJob, form: Format) -> bool:
-    about = _read_json(job.out / ABOUT)
+    about = _read_about(job.out)
     if not about or {**about, **job.about, "format": form} != about:
         return False
     files = [(job.out / name, size) for name, size in about.get("files", {}).items()]
     return all(path.is_file() and path.stat().st_size == size for path, size in files)
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+class _About(TypedDict, total=False):
+    files: dict[str, int]
+
+
+def _read_about(folder: Path) -> Mapping[str, Any]:
+    """Return the description of features; empty, so that they are computed again, if it is missing or damaged."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return read_json(folder / ABOUT, _About)
+    except InvalidFile:
         return {}
-    return content if isinstance(content, dict) else {}
 
 
 def _check_shared_disk(job: ExtractJob, numbers: Iterable[int]) -> None:
@@ -396,6 +404,8 @@ def merge(job: ExtractJob, run: Path, form: Format) -> None:
                 NpyFiles(temporary) if form == "npy" else Parquet(temporary),
             )
             skipped = len(job.reader.source) - count
+            if classes := list(job.reader.source.classes):
+                (temporary / CLASSES).write_text(json.dumps(classes, indent=0) + "\n", "utf-8")
             sizes = {path.name: path.stat().st_size for path in sorted(temporary.iterdir())}
             about = {"run": str(run), **job.about, "format": form, "samples": count, "skipped": skipped}
             (temporary / ABOUT).write_text(json.dumps({**about, "files": sizes}, indent=1) + "\n", "utf-8")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 
 from opabinia.contracts import DataMismatch
+from opabinia.runtime.json_files import InvalidFile, read_json
 
 IDS = "ids"
 
@@ -98,12 +99,29 @@ def _describe_row(values: NDArray[Any]) -> str:
     return f"{' x '.join(map(str, values.shape[1:])) or 'one'} {values.dtype}"
 
 
+def load_array(path: Path) -> NDArray[Any]:
+    """Map an array file of at least one dimension into memory.
+
+    Raises:
+        InvalidFile: it cannot be read, or holds objects or a single number.
+    """
+    try:
+        array: Any = np.load(path, mmap_mode="r")
+    except (OSError, ValueError, EOFError, SyntaxError, OverflowError, MemoryError) as error:
+        raise InvalidFile(f"{path}: not a valid array: {str(error).splitlines()[0]}") from error
+    if not isinstance(array, np.ndarray) or array.ndim == 0 or array.dtype.kind not in "biuf":
+        raise InvalidFile(f"{path}: not an array of numbers")
+    return cast(NDArray[Any], array)
+
+
 def read_rows(folder: Path, rows: int = 256) -> Iterator[FeatureRows]:
     """Yield the rows that :class:`NpyFiles` has written, some at a time; they are never all in memory."""
-    ids = json.loads((folder / f"{IDS}.json").read_text(encoding="utf-8"))
+    ids = read_json(folder / f"{IDS}.json", list[str])
     if not ids:
         return
-    columns = {path.stem: np.load(path, mmap_mode="r") for path in sorted(folder.glob("*.npy"))}
+    columns = {path.stem: load_array(path) for path in sorted(folder.glob("*.npy"))}
+    if wrong := [name for name, values in columns.items() if len(values) != len(ids)]:
+        raise InvalidFile(f"{folder / wrong[0]}.npy: {len(columns[wrong[0]])} rows for {len(ids)} ids")
     for first in range(0, len(ids), rows):
         part = slice(first, first + rows)
         yield FeatureRows({name: values[part] for name, values in columns.items()}, ids[part])

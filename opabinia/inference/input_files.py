@@ -1,15 +1,18 @@
-"""Image and video files that inference commands take."""
+"""Image and video files that inference commands take, and the predictions that they write."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from opabinia.config import ConfigError, Problem
 from opabinia.contracts import Sample
 from opabinia.data.decoding.images import EXTENSIONS
 from opabinia.data.loader import DataError
 from opabinia.inference.predictor import Predictor
+from opabinia.runtime.files import disk_errors, write_atomic
 
 MAX_BATCH_BYTES = 512_000_000
 """A batch ends early when its decoded images have this size: they are kept for drawing."""
@@ -74,6 +77,17 @@ def read_batches(predictor: Predictor, paths: Sequence[Path], errors: list[str])
             batch, size = InputBatch(), 0
     if batch:
         yield batch
+
+
+def write_lines(out: Path, lines: Sequence[Mapping[str, Any]]) -> None:
+    """Write ``predictions.jsonl``, a line of JSON each, to the folder ``out``.
+
+    Raises:
+        DiskError: it cannot be written.
+    """
+    with disk_errors(out):
+        out.mkdir(parents=True, exist_ok=True)
+        write_atomic(out / "predictions.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
 
 
 def raise_skipped(errors: Sequence[str], count: int) -> None:

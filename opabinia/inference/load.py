@@ -1,4 +1,4 @@
-"""From a run folder to a model that is ready for inference."""
+"""From a run folder, or a recipe and a file of weights, to a model that is ready for inference."""
 
 from __future__ import annotations
 
@@ -14,28 +14,33 @@ def load(
     overrides: Sequence[str] = (),
     *,
     checkpoint: str = "best",
-    weights: Weights | None = None,
+    weights: Weights | Path | str | None = None,
+    classes: Sequence[str] = (),
     device: str | None = None,
 ) -> Predictor:
-    """Load the trained model of a run for inference. The data it was trained on is not needed.
+    """Load the trained model of a run for inference, for which the data it was trained on is not needed, or the model
+    of a recipe with the weights of a file.
 
     Args:
-        folder: the run folder.
+        folder: the run folder, or with a file as ``weights`` the recipe.
         overrides: ``key=value``.
         checkpoint: ``best`` (or ``last`` where there is no best), ``last``, or a checkpoint's name or path.
         weights: ``raw``, or ``ema`` for their moving average; None: those with the better score in the run, see
-            :func:`opabinia.training.trained_model.choose_weights`.
+            :func:`opabinia.training.trained_model.choose_weights`. Or a file: a checkpoint of ours, torchvision's,
+            timm's, or of a system whose names are known (:mod:`opabinia.migration.weights`).
+        classes: names of the classes of the weights in a file; empty: those of the recipe's data.
         device: ``cpu``, ``cuda``, ``mps`` or ``auto``; None takes the device of the run's config.
 
     Raises:
-        ConfigError: there is no such run, checkpoint or EMA, or it is damaged.
+        ConfigError: there is no such run, checkpoint or EMA, or it is damaged; or a file does not fit the recipe.
 
     Example::
 
         predictor = opabinia.load("runs/classification/digits/default")
         predictor("three.png").readable["top"][0]      # {"class": "3", "probability": 0.998}
+        predictor = opabinia.load("detection/coco/fcos_r50_1x", weights="fcos.pth", classes=names)
     """
-    trained = load_trained(folder, overrides, checkpoint=checkpoint, weights=weights, device=device)
+    trained = load_trained(folder, overrides, checkpoint=checkpoint, weights=weights, classes=classes, device=device)
     return Predictor(
         trained.task,
         trained.transforms,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,10 @@ from torch import Tensor
 
 from opabinia.config import ConfigError, Problem
 from opabinia.contracts import DrawOptions
-from opabinia.inference.input_files import InputBatch, find_files, raise_skipped, read_batches
+from opabinia.inference.input_files import InputBatch, find_files, raise_skipped, read_batches, write_lines
 from opabinia.inference.load import load
 from opabinia.inference.predictor import Predictor
-from opabinia.runtime.files import disk_errors, write_atomic
+from opabinia.runtime.files import disk_errors
 from opabinia.runtime.log import logging_to
 from opabinia.runtime.progress import progress_bar
 from opabinia.training.trained_model import Weights
@@ -86,7 +85,7 @@ def predict(
                     sheets.add(drawn or to_pil(original["image"]), "\n".join([path.name, *caption]))
                 lines.append({"path": str(path), **prediction.readable})
     sheets.write()
-    _write_lines(out, lines)
+    write_lines(out, lines)
     print(f"{len(lines)} {kind}; predictions.jsonl{drawings} are in {out}")
     raise_skipped(errors, len(files))
 
@@ -154,10 +153,10 @@ def retrieve(
                 frames = [None, *(match.verdict for match in matches)]
                 sheet = contact_sheet(images, captions, columns=len(images), size=120, frames=frames)
                 _save(out / "sheets" / f"{len(lines):05d}-{path.stem}.png", sheet)
-                first = f"{matches[0].path} {matches[0].distance:.3f}" if matches else "nothing else"
-                print(f"{path}  {first}")
+                first = f"{matches[0].path}, distance {matches[0].distance:.3f}" if matches else "none"
+                print(f"{path}  nearest: {first}")
                 lines.append({"path": str(path), "nearest": [match.to_json() for match in matches]})
-    _write_lines(out, lines)
+    write_lines(out, lines)
     print(f"{len(lines)} images; predictions.jsonl and sheets are in {out}")
     raise_skipped(errors, len(queries) + len(others))
 
@@ -180,12 +179,6 @@ def _save(path: Path, image: Image.Image) -> None:
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         image.save(path)
-
-
-def _write_lines(out: Path, lines: Sequence[Mapping[str, Any]]) -> None:
-    with disk_errors(out):
-        out.mkdir(parents=True, exist_ok=True)
-        write_atomic(out / "predictions.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
 
 
 class _Sheets:

@@ -47,6 +47,22 @@ class Prediction(dict[str, Tensor]):
         super().__init__(tensors)
         self.readable = readable
 
+    @property
+    def instance_masks(self) -> Tensor:
+        """Masks of the detections in pixels of the original image (bool, D x H x W), in the order of
+        ``readable["detections"]``; ``self["masks"]`` are within the boxes.
+
+        Raises:
+            ValueError: the detector predicts no masks.
+        """
+        from opabinia.contracts.masks import decode_rle
+
+        if "masks" not in self:
+            raise ValueError("the model predicts no masks")
+        height, width = self["image_size"].tolist()
+        masks = [decode_rle(row["mask"], (height, width)) for row in self.readable["detections"]]
+        return torch.from_numpy(np.array(masks, dtype=bool).reshape(-1, height, width))
+
     def __repr__(self) -> str:
         return f"Prediction({self.readable})"
 

@@ -181,7 +181,7 @@ def _queries(run: Path, evaluation: str, source: Source) -> list[Gallery]:
     if not isinstance(source, NamedSource):
         return []
     details = compare.evaluation_details(run, evaluation).get("retrieval", {})
-    selected: dict[str, list[Mapping[str, Any]]] = {
+    selected: dict[str, Sequence[Mapping[str, Any]]] = {
         "Queries, from the worst to the best": details.get("others", [])[:QUERIES],
         "The worst queries": details.get("worst", [])[:QUERIES],
     }
@@ -223,8 +223,8 @@ def _predictions(run: Path, evaluation: str, source: Source, predictor: Predicto
         chosen = list(dict.fromkeys([*suspects, *indices]))
         with progress_bar("predict", len(chosen)) as bar:
             outcomes = list(map(partial(_outcome, source), chosen, bar.track(_predict(source, chosen, predictor))))
-        samples = sum(count for _, _, count in cells)
-        return _mistakes(source, [outcome for outcome in outcomes if outcome is not None], samples, confusions)
+        total = sum(count for _, _, count in cells)
+        return _mistakes(source, [outcome for outcome in outcomes if outcome is not None], total, confusions)
     if EMBEDDING not in first:
         return _captions(source, round_robin(labels, indices, SHOWN), predictor)
     embeddings = list[Tensor]()
@@ -319,7 +319,9 @@ def _mistakes(
     worst = [_outcome_image(source, outcome) for outcome in wrong[:SHOWN]]
     least_sure = [_outcome_image(source, outcome) for outcome in unsure[: SHOWN // 2]]
     galleries = [
-        Gallery("Most wrong", [GalleryRow(worst)], f"{counted}; the most confident first"),
+        Gallery(
+            "Most wrong", [GalleryRow(worst)], f"{counted}; largest margin of the predicted over the true class first"
+        ),
         Gallery("Most confused", [row for row in rows if row.images], counted),
         Gallery("Right, but least sure", [GalleryRow(least_sure)], f"of {len(outcomes):,} predicted samples"),
     ]

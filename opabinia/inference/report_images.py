@@ -31,7 +31,7 @@ FORMAT = 5
 
 MAX_COUNTED_CLASSES = 1000
 
-UNREADABLE = (OSError, ValueError, DataError)
+UNREADABLE = (OSError, ValueError, LookupError, DataError)
 
 
 @dataclass

@@ -93,6 +93,32 @@ def norm_factory(norm: Norm, channels: int) -> Callable[[int], nn.Module] | None
     return {"none": None, "batch": nn.BatchNorm2d, "group": partial(GroupNorm, _GROUPS)}[norm]
 
 
+class NoNeck(Neck):
+    """The last feature map of a backbone.
+
+    Args:
+        levels: the backbone's levels.
+    """
+
+    def __init__(self, levels: Sequence[Level]) -> None:
+        super().__init__()
+        self.out_levels = (levels[-1],)
+
+    def forward(self, maps: Sequence[Tensor]) -> list[Tensor]:
+        """Return the last of the feature maps."""
+        return [maps[-1]]
+
+
+@register.neck
+def no_neck(levels: Sequence[Level], /) -> Neck:
+    """Only the backbone's last feature map, unchanged: detectors without a feature pyramid (ResNet-C4, ResNet-DC5).
+
+    Args:
+        levels: the backbone's levels.
+    """
+    return NoNeck(levels)
+
+
 @register.neck
 def fpn(levels: Sequence[Level], /, *, channels: Count = 256, norm: Norm = "none") -> Neck:
     """Feature pyramid of R-CNNs: P2 to P5 of strides 4 to 32, and P6, every second position of P5 (Lin et al. 2017,
@@ -109,8 +135,19 @@ def fpn(levels: Sequence[Level], /, *, channels: Count = 256, norm: Norm = "none
     return Pyramid(levels, (4, 8, 16, 32), channels, norm, LastLevelMaxPool(), (64,))
 
 
+class LastLevelsWithoutRelu(LastLevelP6P7):  # type: ignore[misc]
+    """Two coarser levels by convolutions with nothing between them, as in MMDetection's RetinaNet."""
+
+    def forward(self, p: list[Tensor], c: list[Tensor], names: list[str]) -> tuple[list[Tensor], list[str]]:
+        """Append the levels to the pyramid ``p``; the first is made from the last of the backbone's levels ``c``."""
+        first = self.p6(c[-1])
+        return [*p, first, self.p7(first)], [*names, "p6", "p7"]
+
+
 @register.neck
-def fpn_p3_p7(levels: Sequence[Level], /, *, channels: Count = 256, norm: Norm = "none") -> Neck:
+def fpn_p3_p7(
+    levels: Sequence[Level], /, *, channels: Count = 256, norm: Norm = "none", relu_before_p7: bool = True
+) -> Neck:
     """Feature pyramid of RetinaNet: P3 to P5 of strides 8 to 32, P6 and P7 by convolutions with stride 2, the first of
     them on the backbone's last feature map (Lin et al. 2017, Focal loss, section 4, footnote 2).
 
@@ -118,11 +155,12 @@ def fpn_p3_p7(levels: Sequence[Level], /, *, channels: Count = 256, norm: Norm =
         levels: the backbone's levels, ending with strides 8, 16, 32.
         channels: of each level; the default is the paper's.
         norm: after each convolution but the last two; ``group`` has 32 groups. The paper has none.
+        relu_before_p7: P7 is made from the positive part of P6, as in the paper; MMDetection's RetinaNet has none.
 
     Raises:
         ValueError: the backbone has no such levels, or channels are not divisible into groups.
     """
-    extra = LastLevelP6P7(levels[-1].channels, channels)
+    extra = (LastLevelP6P7 if relu_before_p7 else LastLevelsWithoutRelu)(levels[-1].channels, channels)
     extra.use_P5 = False  # torchvision uses P5 if the numbers of channels happen to be equal
     return Pyramid(levels, (8, 16, 32), channels, norm, extra, (64, 128))
 

@@ -286,10 +286,14 @@ def split_batch_norms(model: nn.Module, splits: int, group: dist.ProcessGroup | 
     return len(norms)
 
 
-def freeze_batch_norms(model: nn.Module) -> None:
-    """Replace every batch norm within a model by a :class:`FrozenBatchNorm` with its statistics and its parameters,
-    which are no longer trained."""
-    _replace(model, lambda norm: _convert(norm, FrozenBatchNorm, FrozenBatchNormAct).requires_grad_(False))
+def freeze_batch_norms(model: nn.Module, *, trained_weights: bool = False) -> None:
+    """Replace every batch norm within a model by a :class:`FrozenBatchNorm` with its statistics and its parameters.
+
+    Args:
+        model: a network.
+        trained_weights: the parameters are still trained (MMDetection's ``norm_eval``).
+    """
+    _replace(model, lambda norm: _convert(norm, FrozenBatchNorm, FrozenBatchNormAct).requires_grad_(trained_weights))
 
 
 def convert_group_norm(model: nn.Module, groups: int = 32) -> None:

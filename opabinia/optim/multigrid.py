@@ -233,6 +233,21 @@ def rows(grid: Multigrid) -> tuple[Row, ...]:
     return tuple(result)
 
 
+def evaluation_epochs(grid: Multigrid, evaluations: int) -> tuple[int, ...]:
+    """Return the epochs after which to evaluate: in each row at its end and every ``epochs // evaluations + 1`` epochs
+    before (PySlowFast's ``MULTIGRID.EVAL_FREQ``).
+
+    Example: 3 in a first row of 73 epochs: 23, 48, 73.
+    """
+    ends = [row.end for row in rows(grid)]
+    return tuple(
+        epoch
+        for start, end in pairwise([0, *ends])
+        for epoch in range(start + 1, end + 1)
+        if (end - epoch) % ((end - start) // evaluations + 1) == 0
+    )
+
+
 def learning_rates(grid: Multigrid) -> tuple[tuple[int, float], ...]:
     """Return pairs of an epoch and the factor of the baseline's initial learning rate from that epoch on.
 

@@ -70,11 +70,13 @@ def temporary_file(path: Path) -> Iterator[Path]:
 def write_atomic(path: Path, content: bytes | str) -> None:
     """Write ``content`` to ``path`` so that a reader sees either the old content or the new one; create its folder.
 
+    In text, bytes of file names that are not valid UTF-8 are escaped.
+
     Raises:
         DiskError: it failed; the old content is unchanged.
     """
     with temporary_file(path) as temporary:
-        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+        temporary.write_bytes(content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content)
 
 
 @contextmanager
@@ -169,8 +171,10 @@ def split_folder(path: Path) -> Path:
 
 
 def describe_missing(path: Path, limit: int = 8) -> str:
-    """Return the nearest existing parent of a missing path, and the first names in it, as text for an error."""
+    """Return the nearest existing parent of a missing path, and the first names in it, as text for an error; names with
+    the suffix of the path come first."""
     parent = next(parent for parent in path.expanduser().absolute().parents if parent.is_dir())
-    names = sorted(entry.name for entry in parent.iterdir() if not entry.name.startswith("."))
+    visible = (entry.name for entry in parent.iterdir() if not entry.name.startswith("."))
+    names = sorted(visible, key=lambda name: (not name.endswith(path.suffix), name))
     more = ", ..." if len(names) > limit else ""
     return f"the nearest existing folder is {parent}, which holds {', '.join(names[:limit]) or 'nothing'}{more}"

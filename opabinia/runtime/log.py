@@ -11,6 +11,7 @@ from pathlib import Path
 from opabinia.runtime.files import disk_errors
 from opabinia.runtime.processes import is_rank_zero, rank
 from opabinia.runtime.quiet import is_quiet
+from opabinia.runtime.text import printable
 
 log = logging.getLogger("opabinia")
 
@@ -22,7 +23,7 @@ def logging_to(folder: Path | None, *, terminal: bool = True) -> Iterator[None]:
     if folder is not None:
         name = "train.log" if is_rank_zero() else f"train.rank{rank()}.log"
         with disk_errors(folder / name):
-            handlers.append(logging.FileHandler(folder / name, encoding="utf-8"))
+            handlers.append(logging.FileHandler(folder / name, encoding="utf-8", errors="backslashreplace"))
         handlers[0].setFormatter(logging.Formatter("%(asctime)s %(levelname).1s %(message)s", "%m-%d %H:%M:%S"))
     if terminal and is_rank_zero():
         handlers.append(_Terminal())
@@ -51,6 +52,9 @@ class _Terminal(logging.StreamHandler):  # type: ignore[type-arg]
         if not getattr(record, "file_only", False):
             self.stream = sys.stderr  # looked up for every line because a progress bar replaces it
             super().emit(record)
+
+    def format(self, record: logging.LogRecord) -> str:
+        return "\n".join(map(printable, super().format(record).split("\n")))  # files may hold terminal codes
 
 
 def log_to_file(title: str, text: str) -> None:

@@ -16,7 +16,7 @@ from opabinia.engine.hooks.order import check_hooks
 from opabinia.engine.loop.evaluate import requested_layers
 from opabinia.engine.loop.layer_outputs import predict_with_layers
 from opabinia.training.loaders import log_device_transforms, plan_training
-from opabinia.training.model import Models, check_model, make_optimizer, make_step
+from opabinia.training.model import Models, check_initial_weights, check_model, make_optimizer, make_step
 from opabinia.training.samples import first_samples
 from opabinia.training.session import TrainingRun, all_schedules, build_model
 from opabinia.training.validation import make_best, plan_evaluation
@@ -41,6 +41,7 @@ def dry_run(parts: Mapping[str, Any]) -> None:
     with errors_at("task"), torch.device("meta"):
         run.task(dataset_info)
     model = build_model(run.task, dataset_info, 0, run.init, run.distill)
+    check_initial_weights(model, run.init)
     check_model(model, training, plan, data)
     with errors_at("hooks"):
         check_hooks(run.hooks or {})

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from opabinia.config import ConfigError, Problem
-from opabinia.contracts import Run
+from opabinia.contracts import Clock, Run
 from opabinia.data import Data
 from opabinia.engine.checkpointing.checkpoint import Snapshot
 from opabinia.engine.loggers.metrics_log import MetricsLogger
 from opabinia.engine.loop.evaluate import ValidationSet, evaluation_run, needs_training_data
 from opabinia.engine.loop.hook_dispatch import HookDispatcher
 from opabinia.training.model import Models, place, set_up
-from opabinia.training.trained_model import dataset_info_from, trained_task
+from opabinia.training.trained_model import trained_task
 from opabinia.training.validation import plan_evaluation
 
 
@@ -46,9 +46,9 @@ def evaluate(
     def plan(data: Data, classes: Sequence[str]) -> list[ValidationSet]:
         return plan_evaluation(models, data, settings, seed, device, training.precision, classes).validation
 
-    validation = plan(data, dataset_info_from(snapshot).classes)
+    validation = plan(data, snapshot.state["facts"].classes)
     if any(needs_training_data(task, val_set) for val_set in validation):
         data = replace(data, train=training_data().train)
         validation = plan(data, data.train.source.classes)
-    run = Run(task, MetricsLogger(None), folder)
+    run = Run(task, MetricsLogger(None), folder, clock=Clock(step=snapshot.step))
     return evaluation_run(run, HookDispatcher(parts["hooks"] or {}), validation, device)

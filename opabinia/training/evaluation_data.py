@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired
+
+from typing_extensions import TypedDict
 
 from opabinia.config import ConfigError, Problem, Resolved
 from opabinia.config.errors import listing, nearest
 from opabinia.engine.loop.evaluate import write_json
+from opabinia.runtime.json_files import read_json
 from opabinia.training.run_folder import validation_sets
 
 PATH_KEYS = ("root", "file", "data")
@@ -20,6 +21,10 @@ PATH_KEYS = ("root", "file", "data")
 
 IDENTITY = ("data", "checkpoint", "weights", "overrides")
 """Values in ``scores.json`` in which two evaluations differ; one replaces another only if all are the same."""
+
+
+class _Scores(TypedDict):
+    earlier: NotRequired[list[dict[str, Any]]]
 
 
 def choose_sets(
@@ -182,9 +187,8 @@ def write_scores(folder: Path, about: Mapping[str, Any], scores: Mapping[str, fl
             ``weights``, ``overrides``.
         scores: by name.
     """
-    file, before = folder / "scores.json", dict[str, Any]()
-    with suppress(OSError, ValueError):
-        before = json.loads(file.read_text(encoding="utf-8"))
+    file = folder / "scores.json"
+    before = read_json(file, _Scores) if file.exists() else _Scores()
     results = [before, *before.pop("earlier", [])] if before else []
     earlier = [result for result in results if any(result.get(key) != about[key] for key in IDENTITY)]
     write_json(file, {**about, **scores, **({"earlier": earlier} if earlier else {})})

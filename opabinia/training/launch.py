@@ -9,19 +9,19 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from opabinia.config import ConfigError, Problem, Resolved, config_of, dump, flatten
 from opabinia.config.compose import PACKAGED
-from opabinia.config.errors import listing, nearest
-from opabinia.config.paths import check_run_name
+from opabinia.config.paths import check_resumable, check_run_name
 from opabinia.config.text import describe_source
 from opabinia.engine.checkpointing.checkpoint import BadCheckpoint, Snapshot, WeightsMismatch, read_checkpoint
 from opabinia.engine.checkpointing.manager import list_checkpoints, load_latest_checkpoint, read_pointer
-from opabinia.engine.hooks.expected_scores import UnexpectedScore
+from opabinia.engine.hooks.expected_scores import UnexpectedScore, check_scores
 from opabinia.engine.loop.nonfinite import NonFiniteError
 from opabinia.runtime.elastic_agent import is_restart, launch_id
 from opabinia.runtime.files import disk_errors, exclusive_lock, remove_leftovers, write_atomic
+from opabinia.runtime.json_files import read_json
 from opabinia.runtime.log import log, log_to_file, logging_to
 from opabinia.runtime.process_group import process_group
 from opabinia.runtime.processes import from_rank_zero, is_rank_zero, world_size
@@ -35,6 +35,7 @@ from opabinia.training.run_folder import (
     LAST,
     build_parts,
     chosen_checkpoint,
+    folder_for,
     holds_run,
     process_group_options,
     read_chosen,
@@ -77,10 +78,9 @@ def run_folder_of(recipe: str | Path | TrainingRun, out: Path, name: str, resume
     check_run_name(name)
     if isinstance(recipe, TrainingRun):
         return out / name
-    path = Path(recipe)
-    if (path / "config.yaml").is_file():
-        return path if resume is not None else path.parent / name
-    return out / (path.stem if path.suffix in (".yaml", ".yml") else path) / name
+    if resume is not None and holds_run(Path(recipe)):
+        return Path(recipe)
+    return folder_for(recipe, out, name)
 
 
 def holds_results(folder: Path) -> bool:
@@ -113,6 +113,7 @@ def train(
     Raises:
         ConfigError: the config is wrong, the folder holds a run and ``resume`` is None, or there is no run to resume.
         Stopped: a signal or a limit ended the run early; it has saved.
+        UnexpectedScore: the scores of the complete run are not those that its config expects.
 
     Example::
 
@@ -146,6 +147,9 @@ def train(
         _log_differences(planned.before, planned.config)
         if planned.scores is not None:
             log.info("%s is finished: nothing to do", folder)
+            for hook in (planned.config["hooks"] or {}).values():
+                if hook["name"] == "expected_scores":
+                    check_scores(planned.scores, hook["scores"])
             return folder, planned.scores
         log_to_file("config as written", _as_written(recipe, overrides))
         tuned = autotune(planned.config["data"], partial(build_parts, replace(resolved, config=planned.config)))
@@ -234,11 +238,8 @@ def _take_folder(folder: Path, resume: str | None, held: ExitStack) -> str | Non
         resume = LAST
     if resume == AUTO:
         resume = LAST
-    elif resume is not None and not folder.is_dir():
-        runs = sorted(path.parent.name for path in folder.parent.glob("*/config.yaml"))
-        known = f"runs in {folder.parent}: {listing(runs)}" if runs else ""
-        message = f"there is no run {folder} to resume; --resume auto resumes or begins it, as a job script needs"
-        raise ConfigError(Problem("command line", "--resume", message, "", nearest(folder.name, runs), known))
+    elif resume is not None:
+        check_resumable(folder)
     _check_not_overwritten(folder, resume)
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -286,8 +287,7 @@ def _final_scores(
         return None
     if before["train"]["length"] != now["train"]["length"] or snapshot.step < snapshot.state["total_steps"]:
         return None
-    scores: dict[str, float] = json.loads(results.read_text(encoding="utf-8"))
-    return scores
+    return read_json(results, dict[str, float])
 
 
 def _saved_config(folder: Path) -> dict[str, Any] | None:
@@ -352,7 +352,8 @@ def _begin(
     """Write the files that make the folder this run; called when everything is built, before the first step."""
     if not is_rank_zero():
         return
-    (folder / "results.json").unlink(missing_ok=True)
+    with disk_errors(folder / "results.json"):
+        (folder / "results.json").unlink(missing_ok=True)
     if snapshot is not None:
         write_atomic(folder / "checkpoints" / LAST, f"step-{snapshot.step:08d}\n")
     write_atomic(folder / "config.yaml", dump(config))
@@ -370,11 +371,8 @@ def _write_results(folder: Path, scores: Mapping[str, float]) -> None:
 
 def _saved_overrides(folder: Path) -> list[str]:
     """The overrides with which the run began: a resume need not repeat them."""
-    try:
-        saved = json.loads((folder / "overrides.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return []
-    return [text for text in saved if isinstance(text, str)] if isinstance(saved, list) else []
+    file = folder / "overrides.json"
+    return read_json(file, list[str]) if file.exists() else []
 
 
 def _log_differences(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> None:
@@ -400,7 +398,7 @@ def evaluate(
     overrides: Sequence[str] = (),
     *,
     checkpoint: str = "best",
-    weights: Weights | None = None,
+    weights: Weights | Literal["both"] | None = None,
     splits: Sequence[str] = (),
     data: Path | None = None,
     name: str | None = None,
@@ -411,7 +409,7 @@ def evaluate(
         folder: the run folder.
         overrides: ``key=value``.
         checkpoint: ``best`` (``last`` where there is none), ``last``, or a checkpoint's name or path.
-        weights: ``raw`` or ``ema``; None takes ``evaluate.weights`` of the config: by default both.
+        weights: ``raw``, ``ema`` or ``both``; None: see :func:`opabinia.training.trained_model.choose_weights`.
         splits, data, name: the data, see :func:`opabinia.training.evaluation_data.choose_sets`.
 
     Raises:
@@ -422,10 +420,9 @@ def evaluate(
     trained = resolve(folder) if overrides else resolved
     resolved = choose_sets(resolved, trained, splits=splits, data=data, name=name)
     snapshot = read_chosen(path)
-    if weights is not None:
-        choose_weights(path, snapshot, "both", weights)
-        section = {**resolved.config["evaluate"], "weights": weights}
-        resolved = replace(resolved, config={**resolved.config, "evaluate": section})
+    settings = resolved.config["evaluate"]
+    chosen = weights if weights == "both" else choose_weights(path, snapshot, settings["weights"], weights)
+    resolved = replace(resolved, config={**resolved.config, "evaluate": {**settings, "weights": chosen}})
     with process_group(**process_group_options(resolved.config)), logging_to(None):
         for warning in resolved.warnings:
             log.warning("%s", warning)

@@ -131,7 +131,7 @@ def plan_training(
                     "data.sampler may group samples by data.batch_size (%d), but shapes has batches of %s",
                     *(data.batch_size, listing([str(size) for size in sizes])),
                 )
-            plan = StagedPlan(len(sampler), schedule.stages, schedule.length, data.drop_last)
+            plan = StagedPlan(len(sampler), schedule.stages, schedule.length, data.drop_last, schedule.evaluations)
     return TrainingBatches(data, dataset_info, sampler, plan, seed)
 
 

@@ -67,11 +67,30 @@ def make_task(task: Callable[[DatasetInfo], Task], dataset_info: DatasetInfo, se
         return task(dataset_info)
 
 
+def check_initial_weights(task: Task, init: Any) -> None:
+    """Check that a new training has the weights that it needs.
+
+    Args:
+        task: the model.
+        init: config section; None without.
+
+    Raises:
+        ConfigError: the task cannot begin with its own weights, and there are no others.
+    """
+    if init is None and task.needs_weights:
+        raise ConfigError(Problem("", "task", task.needs_weights))
+
+
+MAX_STEPS = 10**9
+"""Steps of a run: at a thousand in a second they take twelve days."""
+
+
 def check_model(task: Task, train: Training, plan: Plan, data: Data) -> None:
     """Check that every rank can train the model on its share of each batch.
 
     Raises:
-        ConfigError: a micro-batch or the share of a rank is too small for the losses of the task.
+        ConfigError: a micro-batch or the share of a rank is too small for the losses of the task, or the run has more
+            than :data:`MAX_STEPS` steps.
     """
     if task.compares_samples_of_class and data.sampler is None:
         log.warning("data.sampler: losses compare samples of a class, of which a batch may hold few; see `identities`")
@@ -84,7 +103,10 @@ def check_model(task: Task, train: Training, plan: Plan, data: Data) -> None:
         raise ConfigError(Problem("", "train.micro_batch_size", message))
     if not plan.total_steps:
         return
-    last_steps = {min(plan.epoch_start(epoch + 1), plan.total_steps) - 1 for epoch in range(plan.epochs)}
+    if plan.total_steps > MAX_STEPS:
+        raise ConfigError(Problem("", "train.length", f"more than {MAX_STEPS:,} steps cannot be meant"))
+    epochs = {*range(0, plan.epochs, 1 + plan.epochs // 10_000), plan.epochs - 1}
+    last_steps = {min(plan.epoch_start(epoch + 1), plan.total_steps) - 1 for epoch in epochs}
     smallest = min((plan.row(step) for step in {0, *last_steps}), key=lambda row: row.count)
     share = min(len(smallest.share(rank, world_size())) for rank in range(world_size()))
     if share < task.min_samples_per_rank:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
 from opabinia.config import ConfigError, Problem
-from opabinia.engine.checkpointing.checkpoint import BadCheckpoint, Snapshot, read_checkpoint
+from opabinia.engine.checkpointing.checkpoint import BadCheckpoint, Snapshot, read_checkpoint, read_state
 from opabinia.engine.checkpointing.manager import list_checkpoints, step_of
 from opabinia.engine.hooks.record_step import RecordStep, StepRecorded
 from opabinia.engine.loop.hook_dispatch import current_key
@@ -79,8 +78,8 @@ def _skipped_batches(folder: Path) -> set[int]:
     """Return the batches that the run has skipped, according to its newest checkpoint."""
     newest = list_checkpoints(folder / "checkpoints")[-1:]
     try:
-        return set(json.loads((newest[0] / "state.json").read_text(encoding="utf-8"))["left_out"]) if newest else set()
-    except (OSError, ValueError, KeyError):
+        return set(read_state(newest[0]).get("left_out", ())) if newest else set()
+    except BadCheckpoint:
         return set()
 
 

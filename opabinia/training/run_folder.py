@@ -9,6 +9,8 @@ from typing import Any
 
 from opabinia.config import ConfigError, Problem, Resolved, build, catalog, check, compose
 from opabinia.config.paths import check_run_folder
+from opabinia.config.paths import folder_for as folder_for
+from opabinia.config.paths import holds_run as holds_run
 from opabinia.engine.checkpointing.checkpoint import BadCheckpoint, Snapshot, read_checkpoint, save_tensors
 from opabinia.engine.checkpointing.manager import list_checkpoints, read_pointer
 from opabinia.runtime.files import temporary_file
@@ -74,11 +76,6 @@ def build_parts(resolved: Resolved, **values: int | str) -> partial[Any]:
 def process_group_options(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return how the ranks of a complete config join a process group."""
     return {**(config["train"]["distributed"] or {}), "device": config["train"]["device"]}
-
-
-def holds_run(folder: Path) -> bool:
-    """Return whether a run has begun in ``folder``."""
-    return (folder / "config.yaml").exists()
 
 
 def chosen_checkpoint(folder: Path, checkpoint: str) -> Path:

@@ -46,6 +46,7 @@ from opabinia.engine.loggers.metrics_log import MetricsLogger
 from opabinia.engine.loggers.tensorboard import TensorBoard
 from opabinia.engine.loggers.terminal import Terminal
 from opabinia.engine.loop.trainer import Trainer
+from opabinia.migration import weights as weights_of_others  # noqa: F401 (registers their names)
 from opabinia.models.weights.init import Init, initialize
 from opabinia.optim.ema import Ema, slow_average_warning
 from opabinia.optim.groups import ParamGroups
@@ -60,6 +61,7 @@ from opabinia.tasks.distillation import Distill, add_teachers, build_teacher, em
 from opabinia.training.loaders import TrainingBatches, log_device_transforms, plan_training, splits_norms
 from opabinia.training.model import (
     Models,
+    check_initial_weights,
     check_model,
     compile_modules,
     make_optimizer,
@@ -182,6 +184,8 @@ class TrainingRun:
 
         init = None if session.resume else self.init  # a resumed run has its own weights
         model = build_model(self.task, batches.dataset_info, seed, init, self.distill)
+        if session.resume is None:
+            check_initial_weights(model, init)
         check_model(model, self.train, batches.plan, self.data)
         # Before it is sharded: afterwards a rank holds a part of each parameter only.
         summary = self._summary(session.title, model, batches, device, threads, start) if is_rank_zero() else []
@@ -244,7 +248,9 @@ class TrainingRun:
                 user=self.hooks or {},
                 metrics_log=LogSamples() if self.train.log_samples else LogMetrics(self.train.log_every),
                 save=SaveCheckpoint(self.checkpoint.every),
-                evaluate=Evaluate(self.evaluate.every, own_periods),
+                evaluate=Evaluate(
+                    self.evaluate.every, own_periods, plan.evaluations if isinstance(plan, StagedPlan) else None
+                ),
                 save_best=make_best(self.checkpoint.best, evaluation.scores),
                 ema=ema_hook,
                 timer=Timer(),

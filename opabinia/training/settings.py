@@ -95,7 +95,7 @@ class Training:
     on_nonfinite: Literal["stop", "skip", "rollback"] = "stop"
     deterministic: bool = False
     cudnn_benchmark: bool = False
-    num_threads: Count | None = None
+    num_threads: Annotated[int, Interval(ge=1, le=1024)] | None = None
     log_every: Count = 20
     log_by: Literal["mean", "median"] = "mean"
     log_samples: bool = False
@@ -153,8 +153,8 @@ class Checkpointing:
     Args:
         every: the period, in hours too (``1.5h``); the end of the run is always saved.
         keep: number of newest checkpoints to keep; the best one is kept in addition.
-        best: the score that selects the best checkpoint; null takes the first score of the first validation set, of
-            the EMA weights if they are evaluated.
+        best: the score that selects the best checkpoint, or a weighted sum: ``0.5*val/rank1 + 0.5*val/mAP``; null
+            takes the first score of the first validation set, of the EMA weights if they are evaluated.
     """
 
     every: Annotated[Duration, Units("ep", "it", "h")] = Duration(1, "ep")

@@ -12,6 +12,7 @@ from opabinia.contracts import Batch, DatasetInfo, Plan, Task
 from opabinia.data import Data
 from opabinia.data.sampling.batches import StagedPlan
 from opabinia.runtime.durations import Duration
+from opabinia.runtime.resources import cores
 from opabinia.training.flops import FlopCount, count_forward_flops
 from opabinia.training.settings import Training
 
@@ -89,10 +90,12 @@ def describe_data(data: Data, dataset_info: DatasetInfo) -> str:
 
 
 def describe_device(device: torch.device, training: Training, processes: int, threads: int, workers: int) -> str:
-    """Describe the hardware and its use, such as ``cpu, fp32; 2 processes, each with 1 thread and 4 workers``."""
+    """Describe the hardware and its use, such as ``cpu, fp32; 2 processes, each with 1 thread and 4 workers``; more
+    workers than cores are pointed out."""
     name = f"{device.type} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else device.type
     compiled = ", compiled" if training.compile else ""
-    each = f"{_plural(threads, 'thread')} and {_plural(workers, 'worker')}"
+    crowded = f" (data.num_workers; {_plural(cores(), 'core')})" if workers > cores() else ""
+    each = f"{_plural(threads, 'thread')} and {_plural(workers, 'worker')}{crowded}"
     all_processes = f"{_plural(processes, 'process', 'es')}, {'each with ' if processes > 1 else ''}{each}"
     return f"{name}, {training.precision}{compiled}; {all_processes}"
 

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 
 from opabinia.config import ConfigError, Problem, build, register
 from opabinia.contracts import DatasetInfo, Task, TaskPart, Transform, TransformPart
-from opabinia.engine.checkpointing.checkpoint import Snapshot
-from opabinia.engine.loggers.metrics_log import from_json_numbers
+from opabinia.engine.checkpointing.checkpoint import BestState, Snapshot
 from opabinia.models.projectors import without_projectors
+from opabinia.models.weights.download import replacing_weights
+from opabinia.runtime.json_files import MetricsLine, check_fields, read_json_lines
 from opabinia.runtime.log import log
+from opabinia.runtime.weighted_scores import weighted_score
 from opabinia.training.model import make_task, place, set_up
 from opabinia.training.run_folder import chosen_checkpoint, read_chosen, resolve, validation_sets, views_of
 from opabinia.training.settings import Evaluation, Training
@@ -81,7 +83,7 @@ def predictor(
     return TrainedModel(
         task=place(trained_task(task, snapshot, weights), train, where),
         transforms=transforms,
-        dataset_info=dataset_info_from(snapshot),
+        dataset_info=snapshot.state["facts"],
         channels=snapshot.state.get("source_channels", 3),
         device=where,
         precision=train.precision,
@@ -91,21 +93,14 @@ def predictor(
     )
 
 
-def dataset_info_from(snapshot: Snapshot) -> DatasetInfo:
-    """Return the description of the data that a checkpoint was trained on."""
-    facts: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in snapshot.state["facts"].items()
-    }
-    return DatasetInfo(**facts)
-
-
 def trained_task(task: Callable[[DatasetInfo], Task], snapshot: Snapshot, weights: Weights = "raw") -> Task:
     """Build the task with weights of a checkpoint.
 
     Raises:
         ConfigError: the weights do not fit.
     """
-    model = make_task(task, dataset_info_from(snapshot), snapshot.state["seed"])
+    with replacing_weights():
+        model = make_task(task, snapshot.state["facts"], snapshot.state["seed"])
     try:
         model.load_state_dict(without_projectors(snapshot.tensors["ema" if weights == "ema" else "model"]))
     except RuntimeError as error:
@@ -138,28 +133,27 @@ def choose_weights(path: Path, snapshot: Snapshot, evaluated: str, asked: Weight
     chosen: Weights = "raw" if evaluated == "raw" else "ema"
     reason = f"evaluate.weights is {evaluated}"
     if evaluated == "both":
-        best = snapshot.state["hooks"].get("save_best", {})
-        dataset, _, name = best.get("metric", "").partition("/")
-        raw, ema = (f"{dataset.removesuffix('_ema')}{suffix}/{name}" for suffix in ("", "_ema"))
-        scores = _newest_values(path.parent.parent / "metrics.jsonl", (raw, ema), snapshot.step)
+        saved = snapshot.state["hooks"].get("save_best", {})
+        best = check_fields(saved, BestState, f"{path / 'state.json'}: hooks: save_best")
+        raw, ema = (re.sub(r"(_ema)?/", f"{suffix}/", best.get("metric", "")) for suffix in ("", "_ema"))
+        scores = _newest_values(path.parent.parent / "metrics.jsonl", snapshot.step)
+        raw_score, ema_score = (weighted_score(metric, scores) for metric in (raw, ema))
         reason = "the scores of both are not known"
-        if len(scores) == 2:
-            sign = -1 if best["better"] == "min" else 1
-            chosen = "raw" if sign * scores[raw] > sign * scores[ema] else "ema"
-            reason = f"{ema} is {scores[ema]:.4f}, {raw} {scores[raw]:.4f}"
+        if raw_score is not None and ema_score is not None:
+            sign = -1 if best.get("better") == "min" else 1
+            chosen = "raw" if sign * raw_score > sign * ema_score else "ema"
+            reason = f"{ema} is {ema_score:.4f}, {raw} {raw_score:.4f}"
     log.info("using the %s weights: %s (--weights raw|ema)", "EMA" if chosen == "ema" else "raw", reason)
     return chosen
 
 
-def _newest_values(file: Path, names: Sequence[str], step: int) -> Mapping[str, float]:
+def _newest_values(file: Path, step: int) -> Mapping[str, float]:
     """The newest finite values of a metrics log up to a step, by name."""
-    values: dict[str, float] = {}
-    if file.is_file():
-        with file.open(encoding="utf-8") as lines:
-            for line in lines:
-                if any(f'"{name}"' in line for name in names) and (found := json.loads(line))["step"] <= step:
-                    values |= from_json_numbers({name: found[name] for name in names if name in found})
-    return {name: value for name, value in values.items() if math.isfinite(value)}
+    values: dict[str, Any] = {}
+    for line in read_json_lines(file, MetricsLine) if file.is_file() else ():
+        if line["step"] <= step:
+            values |= line
+    return {name: value for name, value in values.items() if isinstance(value, float) and math.isfinite(value)}
 
 
 def load_trained(
@@ -167,23 +161,33 @@ def load_trained(
     overrides: Sequence[str] = (),
     *,
     checkpoint: str = "best",
-    weights: Weights | None = None,
+    weights: Weights | Path | str | None = None,
+    classes: Sequence[str] = (),
     device: str | None = None,
 ) -> TrainedModel:
-    """Build the trained model of a run. The data it was trained on is not needed.
+    """Build the trained model of a run, for which the data it was trained on is not needed, or the model of a recipe
+    with the weights of a file.
 
     Args:
-        folder: the run folder.
+        folder: the run folder, or with a file as ``weights`` the recipe.
         overrides: ``key=value``.
         checkpoint: ``best`` (without one the last), ``last``, or a checkpoint's name or path.
-        weights: ``raw`` or ``ema``; None: see :func:`choose_weights`.
+        weights: ``raw`` or ``ema``; None: see :func:`choose_weights`; or a file.
+        classes: of the weights in a file, see :func:`opabinia.training.imported_weights.read_snapshot`.
         device: ``cpu``, ``cuda``, ``mps`` or ``auto``; None takes what the run's config says.
 
     Raises:
-        ConfigError: there is no run or no such checkpoint, or it is damaged.
+        ConfigError: there is no run or no such checkpoint, or it is damaged; or the weights of the file do not fit.
     """
-    path = chosen_checkpoint(Path(folder), checkpoint)
-    resolved = resolve(folder, overrides)
+    if weights is None or weights in ("raw", "ema"):
+        path = chosen_checkpoint(Path(folder), checkpoint)
+        resolved, snapshot = resolve(folder, overrides), read_chosen(path)
+        chosen = choose_weights(path, snapshot, resolved.config["evaluate"]["weights"], cast("Weights | None", weights))
+    else:
+        from opabinia.training.imported_weights import read_snapshot, resolve_with_weights
+
+        resolved, chosen = resolve_with_weights(folder, overrides, Path(weights)), "raw"
+        snapshot = read_snapshot(resolved, classes)
     config = resolved.config
     sets = validation_sets(config)
     parts = {
@@ -194,7 +198,5 @@ def load_trained(
         "evaluate": config["evaluate"],
         "plugins": config.get("plugins"),
     }
-    snapshot = read_chosen(path)
-    weights = choose_weights(path, snapshot, config["evaluate"]["weights"], weights)
-    trained: TrainedModel = build(parts, None, "predictor", resolved.origins)(snapshot, device, weights)
+    trained: TrainedModel = build(parts, None, "predictor", resolved.origins)(snapshot, device, chosen)
     return trained

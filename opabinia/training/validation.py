@@ -22,6 +22,7 @@ from opabinia.evaluation.representation.feature_bank import FeatureBankEvaluator
 from opabinia.runtime.durations import Duration
 from opabinia.runtime.log import log
 from opabinia.runtime.processes import rank, world_size
+from opabinia.runtime.weighted_scores import score_weights
 from opabinia.training.model import Models
 from opabinia.training.samples import read_dataset_info
 from opabinia.training.settings import Evaluation
@@ -193,14 +194,25 @@ def available_scores(task: Task, validation: Sequence[ValidationSet], classes: S
 def make_best(metric: str | None, scores: Mapping[str, str]) -> SaveBest | None:
     """Return the hook that keeps the best checkpoint; None where nothing is evaluated.
 
+    Args:
+        metric: a score or a weighted sum of scores (:mod:`opabinia.runtime.weighted_scores`); None takes the first.
+        scores: those that evaluations compute, with their better direction.
+
     Raises:
-        ConfigError: no evaluator computes ``metric``.
+        ConfigError: no evaluator computes a score of ``metric``, or some are to be high and others low.
     """
     if metric is None and not scores:
         return None
     metric = metric or next(iter(scores))
-    if metric not in scores:
-        message = f"no evaluation computes the score {metric!r}"
-        known = f"scores: {listing(list(scores)) or 'none'}"
-        raise ConfigError(Problem("", "checkpoint.best", message, "", nearest(metric, scores), known))
-    return SaveBest(metric, scores[metric])
+    with errors_at("checkpoint.best"):
+        weights = score_weights(metric)
+    for name in weights:
+        if name not in scores:
+            message = f"no evaluation computes the score {name!r}"
+            known = f"scores: {listing(list(scores)) or 'none'}"
+            raise ConfigError(Problem("", "checkpoint.best", message, "", nearest(name, scores), known))
+    directions = {"max" if (scores[name] == "max") == (weight > 0) else "min" for name, weight in weights.items()}
+    if len(directions) > 1:
+        message = f"{metric}: some of these scores are to be high and others low; subtract the latter"
+        raise ConfigError(Problem("", "checkpoint.best", message))
+    return SaveBest(metric, directions.pop())

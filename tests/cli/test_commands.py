@@ -1,6 +1,7 @@
 """The commands on a run of six steps: what they print, what they leave, and their exit status."""
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -135,7 +136,7 @@ def refused(ended: Ended, *messages: str) -> None:
     assert ended.out == ""
 
 
-def test_all_mistakes_in_a_config_are_told(opabinia: Opabinia, tmp_path: Path) -> None:
+def test_all_mistakes_in_a_config_are_reported(opabinia: Opabinia, tmp_path: Path) -> None:
     ended = opabinia("train", RECIPE, "optimiser=sgd", "data.batch_size=0", "train.length=5", "--out", tmp_path)
     refused(ended, "optimiser", "did you mean 'optimizer'?", "data.batch_size", "train.length", "12ep")
     assert len(ended.err.splitlines()) == 3
@@ -154,6 +155,13 @@ def test_all_mistakes_in_a_config_are_told(opabinia: Opabinia, tmp_path: Path) -
         (["train", RECIPE, "data.val.transforms.0.size=-1"], "Resize: RuntimeError: "),
         (["train", RECIPE, "checkpoint.best=val/top2"], "val/top2"),
         (["train", "classification/image_folder"], "data.train.source"),
+        (["train", RECIPE, "train.num_threads=1000000"], "train.num_threads: expected an integer >= 1 and <= 1024"),
+        (["train", RECIPE, "data.num_workers=100000"], "data.num_workers: expected an integer >= 0 and <= 1024"),
+        (["train", RECIPE, "data.train.transforms=[{name: RandAugment, num_ops: 100000000}]"], "num_ops: expected an"),
+        (["train", RECIPE, "task.std=[0]"], "task.std: every value must be above 0"),
+        (["train", "x" * 300], "there is no such recipe"),
+        (["train", "x" * 300, "--resume"], "the path is too long"),
+        (["eval", "a/" * 3000], "the path is too long"),
         (["eval", "nowhere"], "there is no folder nowhere"),
         (["train"], "Missing argument 'RECIPE'"),
         (["train", RECIPE, "--nmae", "a"], "--nmae"),
@@ -185,7 +193,7 @@ def test_a_gpu_that_is_not_there(opabinia: Opabinia, tmp_path: Path, monkeypatch
     refused(ended, "train.device: 'cuda' is not available", "use 'cpu' or 'auto'")
 
 
-def test_a_broken_picture(opabinia: Opabinia, tmp_path: Path) -> None:
+def test_a_broken_image(opabinia: Opabinia, tmp_path: Path) -> None:
     for split in ("train", "val"):
         for name in ("cat", "dog"):
             (tmp_path / split / name).mkdir(parents=True)
@@ -236,3 +244,17 @@ def test_the_origin_of_every_value_is_shown(opabinia: Opabinia, monkeypatch: pyt
             key = [key for key in path.split(".") if not key.isdigit()][-1]
             assert f"{key}:" in written[int(number) - 1]
     assert {origin for _, _, origin in shown} >= {"signature's default", f"{recipe}:7"}
+
+
+def test_names_of_files_that_are_not_utf8_are_printed_and_written(
+    opabinia: Opabinia, six_steps: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "images").mkdir()
+    names = [os.fsdecode(os.fsencode(tmp_path) + name) for name in (b"/images/a\xff.png", b"/images/b\xfe.png")]
+    Image.new("L", (8, 8)).save(names[0])
+    Path(names[1]).write_bytes(b"no image")
+    ended = opabinia("predict", six_steps, tmp_path / "images", "--out", tmp_path / "out")
+    assert ended.status == 2 and "a\\udcff.png  " in ended.out
+    assert "b\\udcfe.png cannot be decoded" in ended.err and "Traceback" not in ended.err
+    (line,) = (tmp_path / "out/predictions.jsonl").read_text().splitlines()
+    assert json.loads(line)["path"] == names[0]

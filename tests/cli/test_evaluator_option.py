@@ -20,7 +20,7 @@ def test_further_evaluators_by_name(opabinia: Command, six_steps: Path, tmp_path
     assert "val/knn_top1" in ended.out
 
 
-def test_an_evaluator_that_is_not_there_is_told_with_the_nearest(opabinia: Command, six_steps: Path) -> None:
+def test_an_evaluator_that_is_not_there_is_reported_with_the_nearest(opabinia: Command, six_steps: Path) -> None:
     ended = opabinia("eval", six_steps, "--measure", "linear_prob")
     assert ended.status == 2
     assert "there is no evaluator of this name (found 'linear_prob'); did you mean 'linear_probe'?" in ended.err

@@ -65,6 +65,13 @@ def test_nothing_heavy_is_imported_for_any_help(helped: dict[str, Any]) -> None:
     assert "typer" in helped["imported"] and not HEAVY & set(helped["imported"])
 
 
+def test_paragraphs_are_wrapped_at_the_width_of_the_terminal(helped: dict[str, Any]) -> None:
+    text = helped["texts"][[path for path, _ in COMMANDS].index(("predict",))]
+    lines = [line.strip() for line in text.partition("With --gallery")[2].split("\n \n")[0].strip().splitlines()]
+    paragraph = lines[: lines.index("")]
+    assert len(paragraph) > 1 and all(len(line) > 60 for line in paragraph[1:-1]), paragraph
+
+
 @pytest.mark.parametrize("number", range(len(COMMANDS)), ids=[" ".join(path) or "opabinia" for path, _ in COMMANDS])
 def test_help(helped: dict[str, Any], number: int) -> None:
     (path, command), text = COMMANDS[number], helped["texts"][number]

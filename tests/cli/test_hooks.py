@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from opabinia.engine.checkpointing.checkpoint import load_tensors
+from opabinia.runtime.shards import load_safetensors
 from opabinia.training import launch
 from tests.cli.conftest import Ended
 
@@ -22,7 +22,7 @@ def trained(folder: Path, *overrides: str) -> tuple[Path, dict[str, float]]:
 
 
 def tensors(folder: Path, name: str = "model") -> dict[str, torch.Tensor]:
-    return load_tensors(folder / "checkpoints" / "step-00000006" / f"{name}.safetensors")
+    return load_safetensors(folder / "checkpoints" / "step-00000006" / f"{name}.safetensors")
 
 
 @pytest.mark.slow
@@ -48,7 +48,7 @@ def test_a_missing_dataset_is_reported_before_the_first_step(tmp_path: Path) -> 
 def test_a_linear_probe(tmp_path: Path) -> None:
     hooks = "hooks={probe: {name: freeze, pattern: ^backbone}}"
     folder, _ = trained(tmp_path, hooks)
-    first = load_tensors(folder / "checkpoints" / "step-00000003" / "model.safetensors")
+    first = load_safetensors(folder / "checkpoints" / "step-00000003" / "model.safetensors")
     last = tensors(folder)
     moved = {name.split(".")[0] for name in first if not torch.equal(first[name], last[name])}
     assert moved == {"head"}
@@ -72,6 +72,9 @@ def test_scores_that_are_not_as_expected_end_with_status_1(opabinia: Callable[..
     assert "val/top1 is 0." in ended.err and "val/AP is missing" in ended.err and "Traceback" not in ended.err
     results = json.loads((tmp_path / "classification/digits/default/results.json").read_text())
     assert results["val/top1"] < 0.9
+    again = opabinia("train", "classification/digits", *SMALL, hooks, "--out", str(tmp_path), "--resume")
+    assert again.status == 1, "nothing is trained, but the scores are still not as expected"
+    assert "is finished: nothing to do" in again.err and "val/AP is missing" in again.err
 
 
 def test_a_freeze_pattern_without_a_match_is_reported(opabinia: Callable[..., Ended], tmp_path: Path) -> None:

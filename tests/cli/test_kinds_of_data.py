@@ -93,7 +93,7 @@ class Wrong(Digits):
 
 
 @pytest.mark.parametrize("label", [-1, 10])
-def test_labels_out_of_range_are_told_before_the_first_step(label: int) -> None:
+def test_labels_out_of_range_are_reported_before_the_first_step(label: int) -> None:
     with pytest.raises(ConfigError, match=rf"Wrong: sample 7 has the label {label}, expected 0 to 9 for 10 classes"):
         read_dataset_info(Stream(source=Wrong(label)))
     assert read_dataset_info(Stream(source=Digits())) == DatasetInfo(1437, 1, tuple("0123456789"))
@@ -107,7 +107,7 @@ def test_labels_out_of_range_are_told_before_the_first_step(label: int) -> None:
     ],
     ids=["mixed", "diverged"],
 )
-def test_what_turns_out_on_the_way_is_told(
+def test_what_turns_out_on_the_way_is_reported(
     changes: list[str], message: str, tmp_path: Path, opabinia: Callable[..., Ended]
 ) -> None:
     ended = opabinia("train", "reid/digits", *SMALL, "data.batch_size=16", *changes, "--out", tmp_path)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from opabinia.cli import main
+from opabinia.cli import _LoadingNotice, main
 from opabinia.cli.tables import print_scores
 from opabinia.runtime import progress
 from tests.runtime.pseudo_terminal import SIZES, Shown, on_terminal
@@ -67,10 +67,22 @@ def test_the_end_of_an_evaluation(run: Path, capsys: pytest.CaptureFixture[str])
     shown = shown_by("eval", run, columns=120, rows=40)
     assert "metric" in shown.text and "value" in shown.text and "weights" not in shown.text
     assert re.search(r"\(best val/top1 0\.\d{4} at step 6\)", " ".join(shown.lines))
-    print_scores("a run", {"val_ema/top1": 0.5, "val/top1": 0.25})
-    rows = [re.findall(r"[\w./]+", line) for line in capsys.readouterr().out.splitlines()]
-    assert ["metric", "value", "weights"] in rows
-    assert ["val_ema/top1", "0.5000", "ema"] in rows and ["val/top1", "0.2500", "raw"] in rows
+    assert "csv," not in shown.text
+    print_scores("a run", {"val_ema/top1": 0.5, "val_ema/top5": 1, "val/top1": 0.25, "val/top5": 0.75})
+    lines = capsys.readouterr().out.splitlines()
+    rows = [re.findall(r"[\w./]+", line) for line in lines]
+    assert ["metric", "val_ema", "val"] in rows
+    assert ["top1", "0.5000", "0.2500"] in rows and ["top5", "1.0000", "0.7500"] in rows
+    assert lines[-2:] == ["a run", "csv,0.5,1,0.25,0.75"]
+
+
+def test_loading_pytorch_is_announced_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "meta_path", [_LoadingNotice()])
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    sys.meta_path[0].find_spec("numpy", None)
+    assert sys.meta_path and capsys.readouterr().err == ""
+    sys.meta_path[0].find_spec("torch", None)
+    assert not sys.meta_path and capsys.readouterr().err == "loading PyTorch\r"
 
 
 def test_commands_and_purposes_do_not_wrap(run: Path) -> None:

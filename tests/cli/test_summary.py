@@ -9,8 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from opabinia.contracts import Task
+from opabinia.runtime.durations import Duration
+from opabinia.training import summary
 from opabinia.training.flops import FlopCount, count_forward_flops, to_meta
-from opabinia.training.summary import describe_flops, describe_parameters, format_si, run_title
+from opabinia.training.settings import Training
+from opabinia.training.summary import describe_device, describe_flops, describe_parameters, format_si, run_title
 
 
 class Net(Task):
@@ -44,7 +47,7 @@ def test_what_cannot_be_counted_without_values_is_left_out() -> None:
     assert describe_flops(found) == "at least 13.8 kFLOP per sample (forward)"
 
 
-def test_a_model_that_takes_nothing_of_a_sample_is_told_without() -> None:
+def test_a_model_that_takes_nothing_of_a_sample_is_reported_without() -> None:
     assert count_forward_flops(Net(), {"id": ["a"]}) is None
 
 
@@ -66,7 +69,7 @@ def test_a_copy_without_values_takes_no_memory() -> None:
     assert {one.device.type for one in net.parameters()} == {"cpu"}
 
 
-def test_parameters_that_do_not_learn_are_told() -> None:
+def test_parameters_that_do_not_learn_are_reported() -> None:
     net = Net()
     assert describe_parameters(net) == "170 parameters"
     net.conv.requires_grad_(False)
@@ -97,3 +100,10 @@ def test_the_summary_stands_in_the_log(six_steps: Path) -> None:
         "length  6it: 1437 samples, 6 steps of 16 (90 per epoch); from step 0",
     ):
         assert log.count(f"I {line}\n") == 1
+
+
+@pytest.mark.parametrize(("workers", "words"), [(2, "2 workers"), (4, "4 workers (data.num_workers; 2 cores)")])
+def test_more_workers_than_cores_are_pointed_out(workers: int, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(summary, "cores", lambda: 2)
+    training = Training(length=Duration.parse("1ep"))
+    assert describe_device(torch.device("cpu"), training, 1, 1, workers).endswith(f"1 thread and {words}")

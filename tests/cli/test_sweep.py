@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
+from opabinia.cli import main
 from opabinia.training import launch
 from tests.cli.conftest import Ended
+from tests.runtime.pseudo_terminal import on_terminal
 
 RECIPE = "classification/digits"
 SMALL = [
@@ -165,7 +167,7 @@ def test_a_sweep_with_a_run_that_fails(opabinia: Opabinia, tmp_path: Path, inter
     assert table[2][-1] == runs[2]["failed"][:76] + " ..."
     assert f"best by val/top1 (max, after its last step): {out / 's-000'}\n" in ended.out
 
-    again = re.search(r"^again: opabinia (.*)$", ended.out, re.MULTILINE)
+    again = re.search(r"^train it again: opabinia (.*)$", ended.out, re.MULTILINE)
     assert again
     assert opabinia(*shlex.split(again[1])).status == 0
     assert results(out / "s-000-again") == runs[0]["scores"]
@@ -175,6 +177,7 @@ def test_a_sweep_with_a_run_that_fails(opabinia: Opabinia, tmp_path: Path, inter
     assert "s.json: belongs to a sweep with another space" in ended.err
 
 
+@pytest.mark.slow
 def test_a_random_sweep_of_runs_that_draw_their_seed(opabinia: Opabinia, tmp_path: Path) -> None:
     out = tmp_path / "classification" / "digits"
     words = [*SMALL, "seed=null", "optimizer.lr=log(1e-4..1e-1)"]
@@ -188,7 +191,7 @@ def test_a_random_sweep_of_runs_that_draw_their_seed(opabinia: Opabinia, tmp_pat
     assert [row[0] for row in rows(ended.out)] == sorted(values, key=lambda name: values[name])
     assert [row[2] for row in rows(ended.out)] == [f"{value:.4f}" for value in sorted(values.values())]
     best = min(values, key=lambda name: values[name])
-    again = re.search(r"^again: opabinia (.*)$", ended.out, re.MULTILINE)
+    again = re.search(r"^train it again: opabinia (.*)$", ended.out, re.MULTILINE)
     assert again
     assert opabinia(*shlex.split(again[1])).status == 0
     assert results(out / f"{best}-again")["val/nll"] == values[best]
@@ -198,6 +201,10 @@ def test_a_random_sweep_of_runs_that_draw_their_seed(opabinia: Opabinia, tmp_pat
     assert "--metric: the runs have no score 'val/top2'; did you mean 'val/top" in ended.err
     ended = opabinia("sweep", RECIPE, *words, "--random", 2, *options, "--better", "max")
     assert [row[2] for row in rows(ended.out)] == [f"{value:.4f}" for value in sorted(values.values())[::-1]]
+    shown = on_terminal(lambda: main([*map(str, ("sweep", RECIPE, *words, "--random", 2, *options))]), columns=60)
+    table = [line for line in shown.lines if line.startswith("│")]
+    assert len(table) == 2 and all(line.count("│") > 3 and line.endswith("│") and len(line) <= 60 for line in table)
+    assert "more scores" in shown.text
 
 
 def test_a_sweep_without_scores(opabinia: Opabinia, tmp_path: Path) -> None:
@@ -239,7 +246,7 @@ def test_wrong_sweeps(opabinia: Opabinia, tmp_path: Path, arguments: list[str], 
     assert not list(tmp_path.iterdir())
 
 
-def test_all_mistakes_of_all_points_are_told_before_the_first_run(opabinia: Opabinia, tmp_path: Path) -> None:
+def test_all_mistakes_of_all_points_are_reported_before_the_first_run(opabinia: Opabinia, tmp_path: Path) -> None:
     ended = opabinia("sweep", RECIPE, "optimizer.lr=0.1,x", "train.length=2it,4", "sed=1", "--out", tmp_path)
     assert (ended.status, ended.out) == (2, "")
     assert len(ended.err.splitlines()) == 3

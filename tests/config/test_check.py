@@ -5,6 +5,7 @@ from typing import Annotated, Any
 import pytest
 
 from opabinia.config import Catalog, ConfigError, Part, Resolved, check, compose
+from opabinia.config import catalog as builtin_catalog
 from opabinia.config.registry import Register
 from opabinia.runtime.durations import Duration
 from tests.config.toys import CATALOG, RECIPE, SchedulePart
@@ -222,6 +223,12 @@ def test_missing_keys(problems: Callable[..., list[str]]) -> None:
     ]
 
 
+def test_another_name_alone_is_named_as_the_reason_of_missing_keys(problems: Callable[..., list[str]]) -> None:
+    (problem,) = problems(RECIPE, "data.transforms.1.name=crop")
+    assert "data.transforms.1.size: missing; " in problem
+    assert problem.endswith("another name drops the keys of the one before: give data.transforms.1 as a whole")
+
+
 def test_missing_keys_are_not_reported_if_a_file_is_missing(problems: Callable[..., list[str]]) -> None:
     (problem,) = problems("base: nothing.yaml")
     assert "there is no such file" in problem
@@ -290,3 +297,16 @@ def test_unsupported_names_are_in_the_catalog() -> None:
     register = Register()
     register.transform.mark_unsupported("Lambda", "takes a function")
     assert Catalog.of(register).unsupported["transform"] == {"Lambda": "takes a function"}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "reason"),
+    [
+        ("detection/digits", "boxes do not follow"),
+        ("selfsup/digits_simclr", "each view has a size of its own"),
+        ("selfsup/digits_mae", "masks have a patch for each"),
+    ],
+)
+def test_batch_shapes_are_refused_where_samples_would_not_follow(recipe: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=f"shapes: {reason}"):
+        check(compose(recipe, ["shapes={name: progressive, start: 16, end: 32}"]), builtin_catalog())

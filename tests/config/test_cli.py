@@ -36,7 +36,7 @@ def test_check_says_so_when_all_is_well() -> None:
     assert lines("check", "r.yaml") == ["r.yaml: no problems"]
 
 
-def test_check_tells_all_problems_on_stderr() -> None:
+def test_check_reports_all_problems_on_stderr() -> None:
     result = run("check", "r.yaml", "data.batch_size=0", "optimizer.lrr=1")
     assert result.exit_code == 2
     assert result.stdout == ""

@@ -87,6 +87,12 @@ def test_bases_have_bases(write: Write) -> None:
     assert value("a.yaml") == {"x": "a", "y": "b", "z": "c", "w": "d"}
 
 
+def test_packaged_recipes_are_shown_alike_in_every_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in (tmp_path, Path("/")):
+        monkeypatch.chdir(folder)
+        assert compose("video/folder").root.where.startswith("opabinia/recipes/video/folder.yaml")
+
+
 def test_origins_survive_merging(write: Write) -> None:
     write(base="a:\n  x: 1\n  y: 1\n", mine="base: base.yaml\na:\n  y: 2\n")
     a = put_together("mine.yaml", "a.z=3").root.value["a"].value
@@ -139,6 +145,10 @@ def test_a_missing_base_has_a_suggestion(write: Write) -> None:
         ("null", "{x: 1}", {"x": 1}),
         ("1", "{x: 1}", {"x": 1}),
         ("{x: 1}", "[1]", [1]),
+        ("{name: sgd, lr: 1}", "{_delete_: true, name: sgd, momentum: 2}", {"name": "sgd", "momentum": 2}),
+        ("{x: {y: 1, z: 1}, w: 1}", "{x: {_delete_: true, y: 2}}", {"x": {"y": 2}, "w": 1}),
+        ("{x: 1}", "{_delete_: false, y: 1}", {"x": 1, "y": 1}),
+        ("1", "{_delete_: true, y: 1}", {"y": 1}),
     ],
 )
 def test_merging(write: Write, base: str, over: str, merged: Any) -> None:
@@ -181,6 +191,7 @@ RECIPE = (
         (["text="], "text", None),
         (["text='12'"], "text", "12"),
         (["vars.x=3", "y=${vars.x}"], "y", 3),
+        (["optimizer={_delete_: true, name: sgd, momentum: 1}"], "optimizer", {"name": "sgd", "momentum": 1}),
     ],
 )
 def test_overrides(write: Write, overrides: list[str], path: str, expected: Any) -> None:
@@ -263,3 +274,14 @@ def test_nested_deeper_than_the_limit_by_merging(write: Write) -> None:
     write(mine="a: " + "{a: " * 30 + "1" + "}" * 30)
     (problem,) = problems("mine.yaml", ".".join("a" * 32) + "=" + "[" * 20 + "]" * 20)
     assert problem.endswith("nested more than 40 levels deep")
+
+
+def test_a_chain_of_bases_that_is_too_long_or_too_wide_is_one_problem(tmp_path: Path) -> None:
+    for number in range(400):
+        (tmp_path / f"{number}.yaml").write_text(f"base: {number + 1}.yaml\n")
+    (problem,) = compose(tmp_path / "0.yaml").problems
+    assert "more than 40 levels of bases" in str(problem)
+    for number in range(30):  # 2^30 files
+        (tmp_path / f"{number}.yaml").write_text(f"base: [{number + 1}.yaml, {number + 1}.yaml]\n")
+    (tmp_path / "30.yaml").write_text("seed: 1\n")
+    assert "or 200 in all" in str(compose(tmp_path / "0.yaml").problems[0])

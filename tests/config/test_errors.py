@@ -11,7 +11,7 @@ def test_a_problem_is_one_line() -> None:
     assert str(Problem("", "", "nothing", allowed="there is more")) == "nothing; there is more"
 
 
-def test_an_error_tells_all_and_survives_pickling() -> None:
+def test_an_error_reports_all_and_survives_pickling() -> None:
     error = ConfigError([Problem("a", "", "one"), Problem("b", "", "two")])
     assert str(error) == "a: one\nb: two"
     again = pickle.loads(pickle.dumps(error))

@@ -65,6 +65,7 @@ def test_paths_in_parts_of_parts_are_found(tmp_path: Path) -> None:
 WRONG_PATHS = {
     "config check classification/image_folder vars.root=no": "there is no no/train",
     "train classification/image_folder vars.root=no": "there is no no/train",
+    "train classification/digits --resume --name no": "--resume: there is no run runs/classification/digits/no to",
     "eval no": "there is no folder no",
     "eval . data.val.source=images data.val.source.root=no": "data.val.source.root: there is no no",
     "extract . data.val.source=images data.val.source.root=no": "data.val.source.root: there is no no",

@@ -7,7 +7,7 @@ import pytest
 from pycocotools import mask as coco_mask
 from pycocotools.coco import COCO
 
-from opabinia.contracts.masks import compress_rle, decode_rle, encode_rle
+from opabinia.contracts.masks import compress_rle, decode_rle, encode_rle, mask_outlines
 
 SIZE = (60, 90)
 
@@ -53,3 +53,25 @@ def test_run_lengths_are_those_of_pycocotools(first: bool) -> None:
 def test_invalid_run_lengths_are_reported(segment: Any) -> None:
     with pytest.raises(ValueError):
         decode_rle(segment, SIZE)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_outlines_surround_exactly_the_pixels(seed: int) -> None:
+    """Of masks without holes; parts that touch at corners and the borders of the image are included."""
+    generator = np.random.default_rng(seed)
+    mask = (generator.random((9, 12)) < 0.3 + 0.05 * seed).astype(np.uint8)
+    filled = decode_rle(mask_outlines(mask), mask.shape)
+    assert (filled >= mask).all(), "no pixel is lost"
+    again = decode_rle(mask_outlines(filled), mask.shape)
+    assert np.array_equal(again, filled), "without holes nothing changes"
+
+
+def test_outlines_of_corners_and_holes() -> None:
+    assert mask_outlines(np.array([[0, 1], [0, 1]], np.uint8)) == [[1, 0, 2, 0, 2, 2, 1, 2]]
+    crossing = [[1, 0], [0, 1]]
+    assert mask_outlines(np.array(crossing, np.uint8)) == [[0, 0, 1, 0, 1, 1, 0, 1], [1, 1, 2, 1, 2, 2, 1, 2]]
+    assert mask_outlines(np.array(crossing, np.uint8)[:, ::-1]) == [[1, 0, 2, 0, 2, 1, 1, 1], [0, 1, 1, 1, 1, 2, 0, 2]]
+    ring = np.ones((3, 3), np.uint8)
+    ring[1, 1] = 0
+    assert mask_outlines(ring) == [[0, 0, 3, 0, 3, 3, 0, 3]]
+    assert mask_outlines(np.zeros((2, 2), np.uint8)) == []

@@ -420,7 +420,8 @@ def test_workers_end_after_their_main_process_is_killed(warm_server: Server) -> 
     assert all_gone(pids, 15)
 
 
-@pytest.mark.parametrize("end", ["", pytest.param("loader.close()", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["", "loader.close()"])
 def test_a_pass_dropped_in_the_middle_does_not_hang_at_exit(end: str) -> None:
     with program(f"next(batches)\n{SHOW_WORKERS}\n{end}") as process:
         pids = pids_from(process)

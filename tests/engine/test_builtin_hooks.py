@@ -66,6 +66,12 @@ def test_best_marks_every_new_best(better: str, scores: list[float | None], expe
     assert marked(better, scores) == expected
 
 
+def test_best_by_a_weighted_sum() -> None:
+    hook = SaveBest("val/x + 2*val/y", "max")  # val/y is -val/x
+    assert marked("max", [0.3, 0.1, 0.2, 0.05], hook) == [1, 2, 4]
+    assert marked("max", [0.1], SaveBest("val/x + val/z", "max")) == []
+
+
 def test_best_continues_from_its_state() -> None:
     hook = SaveBest("val/x", "max")
     marked("max", [0.1, 0.5], hook)

@@ -24,7 +24,6 @@ from opabinia.engine.checkpointing import checkpoint
 from opabinia.engine.checkpointing.checkpoint import (
     BadCheckpoint,
     Snapshot,
-    load_tensors,
     read_checkpoint,
     save_tensors,
     write_checkpoint,
@@ -37,14 +36,15 @@ from opabinia.engine.checkpointing.manager import (
 )
 from opabinia.engine.checkpointing.optimizer_state import load_optimizer_state, optimizer_state
 from opabinia.runtime.files import DiskError, remove_leftovers
-from tests.engine.toys import same_tensors
+from opabinia.runtime.shards import load_safetensors
+from tests.engine.toys import run_state, same_tensors
 
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
 
 
 def snapshot(step: int, **state: Any) -> Snapshot:
     tensors = {"model": {"w": torch.full((3, 4), float(step))}, "optimizer": {"w.step": torch.tensor(float(step))}}
-    return Snapshot(step, tensors, {"step": step, "seed": 1, **state})
+    return Snapshot(step, tensors, {**run_state(step), **state})
 
 
 def checkpoints(folder: Path, keep: int = 2) -> tuple[CheckpointManager, Callable[[int], Path]]:
@@ -98,7 +98,7 @@ TENSORS = {
 def test_a_tensor_round_trip_is_exact(tmp_path: Path, make: Callable[[], Tensor]) -> None:
     tensor = make()
     save_tensors(tmp_path / "t", {"x": tensor})
-    found = load_tensors(tmp_path / "t")["x"]
+    found = load_safetensors(tmp_path / "t")["x"]
     assert found.dtype == tensor.dtype
     assert found.shape == tensor.shape
     assert found.is_contiguous()
@@ -111,13 +111,13 @@ def test_tensors_that_share_memory(tmp_path: Path) -> None:
     tensors = {name: make() for name, make in TENSORS.items() if name != "not numbers"}
     shared = {"whole": BASE, "first": BASE[0], "turned": BASE.permute(2, 0, 1), "again": BASE, "flat": BASE.view(-1)}
     save_tensors(tmp_path / "t", {**tensors, **shared})
-    assert same_tensors(load_tensors(tmp_path / "t"), {**tensors, **shared})
+    assert same_tensors(load_safetensors(tmp_path / "t"), {**tensors, **shared})
 
 
 def test_tied_tensors_are_written_once_and_tied_again(tmp_path: Path) -> None:
     big = torch.randn(1000)
     save_tensors(tmp_path / "tied", {"a": big, "b": big, "c": big.view(-1)})
-    found = load_tensors(tmp_path / "tied")
+    found = load_safetensors(tmp_path / "tied")
     assert (tmp_path / "tied").stat().st_size < 5000
     assert found["a"] is found["b"] is found["c"]
     assert torch.equal(found["a"], big)
@@ -131,7 +131,7 @@ def test_a_view_is_saved_without_the_rest_of_its_memory(tmp_path: Path) -> None:
 def test_empty_tensors_are_not_tied(tmp_path: Path) -> None:
     """They have no memory, so all of them have the same address."""
     save_tensors(tmp_path / "t", {"a": torch.empty(0), "b": torch.empty(0), "c": torch.empty(2, 0)})
-    found = load_tensors(tmp_path / "t")
+    found = load_safetensors(tmp_path / "t")
     assert found["a"] is not found["b"]
     assert found["c"].shape == (2, 0)
 
@@ -196,11 +196,14 @@ def test_a_restored_optimizer_continues_exactly(
     optimizer = make(model.parameters())
     train(model, optimizer, 3)
     tensors, plain = optimizer_state(model, optimizer)
-    write_checkpoint(tmp_path / "step-00000003", Snapshot(3, {"model": model.state_dict(), "optimizer": tensors}, {}))
+    write_checkpoint(
+        tmp_path / "step-00000003", Snapshot(3, {"model": model.state_dict(), "optimizer": tensors}, run_state(3))
+    )
     plain = json.loads(json.dumps(plain))
     train(model, optimizer, 3)
 
-    saved = {name: load_tensors(tmp_path / "step-00000003" / f"{name}.safetensors") for name in ("model", "optimizer")}
+    folder = tmp_path / "step-00000003"
+    saved = {name: load_safetensors(folder / f"{name}.safetensors") for name in ("model", "optimizer")}
     other = net(layout)
     other.load_state_dict(saved["model"])
     resumed = make(other.parameters())
@@ -328,8 +331,42 @@ def test_a_disk_that_cannot_be_read_is_a_damaged_checkpoint(whole: Path, monkeyp
         read_checkpoint(whole)
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("files", [], "files: input should be a valid dictionary"),
+        ("files", {"model.safetensors": {}}, "files.model.safetensors.bytes: field required"),
+        ("files", {"/etc/passwd": {"bytes": 1, "sha256": ""}}, "files./etc/passwd.*: string should match pattern"),
+        ("files", {"../x.safetensors": {"bytes": 1, "sha256": ""}}, "string should match pattern"),
+        ("step", "text", "step: input should be a valid integer"),
+        ("step", -1, "step: input should be greater than or equal to 0"),
+        ("step", None, "step: input should be a valid integer"),
+        ("samples", 2**70, "samples: input should be less than"),
+        ("seed", 2**70, "seed: input should be less than"),
+        ("facts", {}, "facts.samples: field required"),
+        ("facts", {"samples": 3, "classes": 5}, "facts.classes: input should be a valid tuple"),
+        ("hooks", {"a": 5}, "hooks.a: input should be a valid dictionary"),
+        ("journal", {"offset": 0, "pending": [[1]]}, "journal.pending.0.1: field required"),
+        ("due", ["a"], "due.*at least 2 items"),
+        ("optimizer", {"no dot": 1}, "optimizer.no dot.*: string should match pattern"),
+    ],
+)
+def test_a_signed_state_with_a_wrong_field_is_refused_by_its_name(
+    whole: Path, field: str, value: Any, message: str
+) -> None:
+    state = json.loads((whole / "state.json").read_text())
+    del state["checksum"]
+    (whole / "state.json").write_bytes(checkpoint._encode_state({**state, field: value}))
+    with pytest.raises(BadCheckpoint, match=rf"state\.json: .*{message}"):
+        read_checkpoint(whole)
+    del state[field]
+    (whole / "state.json").write_bytes(checkpoint._encode_state(state))
+    with pytest.raises(BadCheckpoint, match=rf"state\.json: {field}: field required"):
+        read_checkpoint(whole)
+
+
 def test_a_later_format_is_an_error(whole: Path) -> None:
-    state = {**read_checkpoint(whole).state, "format": 2}
+    state = {**json.loads((whole / "state.json").read_text()), "format": 2}
     del state["checksum"]
     (whole / "state.json").write_bytes(checkpoint._encode_state(state))
     with pytest.raises(BadCheckpoint, match=r"state.json: format 2; this version reads format 1"):
@@ -347,8 +384,8 @@ def test_a_later_format_is_an_error(whole: Path) -> None:
     ids=str,
 )
 def test_any_json_state_round_trips(tmp_path: Path, state: dict[str, Any]) -> None:
-    write_checkpoint(tmp_path / "step-00000001", snapshot(1, hooks=state))
-    assert read_checkpoint(tmp_path / "step-00000001").state["hooks"] == json.loads(json.dumps(state))
+    write_checkpoint(tmp_path / "step-00000001", snapshot(1, hooks={"a": state}))
+    assert read_checkpoint(tmp_path / "step-00000001").state["hooks"]["a"] == json.loads(json.dumps(state))
 
 
 # --- the latest -------------------------------------------------------------------------------------------------------
@@ -507,7 +544,7 @@ class Moving:
 
     def capture(self) -> Snapshot:
         tensors = {"w": self.weight, "tied": self.weight, "turned": self.weight.view(10, 100).T}
-        return Snapshot(self.step, {"model": tensors, "optimizer": {}}, {"step": self.step, "state": self.state})
+        return Snapshot(self.step, {"model": tensors, "optimizer": {}}, {**run_state(self.step), "state": self.state})
 
 
 def test_later_changes_are_not_saved(tmp_path: Path, stuck: Stuck) -> None:
@@ -677,7 +714,7 @@ def at_every_point(begin: Callable[[], Callable[[], object]]) -> Iterator[int]:
         turn += 1
 
 
-@pytest.mark.parametrize("keep", [1, 2])
+@pytest.mark.parametrize("keep", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_killed_at_any_point_of_a_save_there_is_a_valid_checkpoint(tmp_path: Path, keep: int) -> None:
     def begin() -> Callable[[], object]:
         shutil.rmtree(tmp_path / "run", ignore_errors=True)

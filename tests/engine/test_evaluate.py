@@ -291,6 +291,20 @@ def test_tables_and_files_are_in_the_folder_of_the_set(tmp_path: Path) -> None:
     assert 0 <= hits <= 4
 
 
+@pytest.mark.parametrize(
+    ("content", "kept"), [('{"step": 3, "samples": 7}', True), ('{"step": 4}', False), ("{", False), ("", False)]
+)
+def test_an_evaluation_only_run_keeps_results_of_another_step(tmp_path: Path, content: str, kept: bool) -> None:
+    details = tmp_path / "eval/val/details.json"
+    details.parent.mkdir(parents=True)
+    details.write_text(content)
+    run = replace(make_run(MetricsLogger(None), folder=tmp_path), optimizer=None)
+    evaluate_all(run, HookDispatcher({}), [replace(validation("val", 4), task=Listed())], CPU)
+    folder = details.parent / "step-00000004" if kept else details.parent
+    assert json.loads((folder / "details.json").read_text()) == {"step": 4, "samples": 4}
+    assert (folder / "results.json").is_file() and (details.read_text() == content) == kept
+
+
 def test_only_rank_zero_writes_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: Listing, states: Sequence[Any]) -> dict[str, Any]:
         raise AssertionError("called on another rank")

@@ -2,6 +2,8 @@
 
 from fractions import Fraction
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import assume, given
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 
 from opabinia.contracts import Clock
 from opabinia.data.sampling.batches import ConstantPlan
+from opabinia.engine.hooks.evaluate import Evaluate
 from opabinia.engine.hooks.periods import period_ended
 from opabinia.runtime.durations import Duration
 
@@ -61,3 +64,18 @@ def test_epochs_at_every_multiple_once(steps_per_epoch: int, total: int, thousan
 
 def test_nothing_is_due_before_the_first_step() -> None:
     assert not period_ended(Clock(step=0, total_steps=0), Duration(1, "it"))
+
+
+def test_evaluations_after_given_epochs() -> None:
+    plan = ConstantPlan(2, 1, Duration(5, "ep"))
+    hook = Evaluate(Duration(1, "ep"), {"views": Duration(2, "ep")}, epochs=(3,))
+    evaluated: dict[int, list[str]] = {}
+    for step in range(11):
+
+        def evaluate(accepts: Any, step: int = step) -> None:
+            evaluated[step] = [name for name in ("val", "views") if accepts(name)]
+
+        run: Any = SimpleNamespace(clock=Clock.at(plan, step), evaluate=evaluate)
+        if hook.is_due(run):
+            hook.act(run)
+    assert evaluated == {4: ["views"], 6: ["val"], 8: ["views"], 10: ["val", "views"]}

@@ -38,6 +38,18 @@ from opabinia.engine.loop.trainer import Trainer
 from opabinia.evaluation.classification.topk import TopK
 from opabinia.runtime.durations import Duration
 
+RUN = {"seed": 5, "global_batch_size": 8, "facts": {"samples": 40}, "world_size": 1, "threads": 1, "versions": {}}
+"""The values that a run adds to the state of its trainer."""
+
+
+def run_state(step: int) -> dict[str, Any]:
+    """The state of a checkpoint in which nothing has happened."""
+    counters = dict.fromkeys(("samples", "epoch", "total_steps"), step)
+    empty: dict[str, Any] = {name: {} for name in ("scores", "hooks", "optimizer", "train_step")}
+    journal = {"offset": 0, "pending": []}
+    return {**RUN, "step": step, **counters, **empty, "journal": journal, "due": None, "optimizer_kind": "SGD"}
+
+
 CPU = torch.device("cpu")
 FACTS = DatasetInfo(samples=8, channels=1, classes=("a", "b", "c"))
 EVENTS = ("start", "before_phase", "before_step", "after_backward", "after_step", "after_phase", "finish")
@@ -189,7 +201,7 @@ class Setup:
             folder=self.folder,
             device=CPU,
             keep=self.keep,
-            metadata={"seed": 5},
+            metadata=RUN,
             interrupted=self.interrupted,
         )
         latest = load_latest_checkpoint(self.folder / "checkpoints") if resume else None

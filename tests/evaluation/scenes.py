@@ -26,7 +26,7 @@ COCO_NAMES["segm"] = COCO_NAMES["bbox"]
 
 
 class Scene(NamedTuple):
-    """A image, and D objects found in it."""
+    """An image, and D objects found in it."""
 
     ground_truth: GroundTruth
     boxes: torch.Tensor

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from opabinia.contracts import DataMismatch, DatasetInfo, GroundTruth
-from opabinia.evaluation.detection.coco import PREFIXES, Coco, evaluate_files
+from opabinia.evaluation.detection.coco import PREFIXES, Coco, ProposalRecall, evaluate_files
 from tests.evaluation.scenes import FACTS, HEIGHT, WIDTH, Scene, coco_file, pycocotools, scene, seen
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "detection" / "coco"
@@ -74,7 +74,29 @@ def test_files_are_read_and_lists_left_alone(tmp_path: Path) -> None:
     assert evaluate_files(tmp_path / "ground_truth", str(tmp_path / "results")) == found
 
 
-def test_results_of_a_image_that_is_not_there() -> None:
+def test_ids_may_be_text(tmp_path: Path) -> None:
+    case = EXPECTED["val2014_100/bbox"]
+    ground_truth, results = golden(case["gt"]), golden(case["dt"])
+    for rows, keys in (
+        (ground_truth["images"], ("id",)),
+        (ground_truth["categories"], ("id",)),
+        (ground_truth["annotations"], ("id", "image_id", "category_id")),
+        (results, ("image_id", "category_id")),
+    ):
+        for row in rows:
+            row |= {key: f"no {row[key]:012d}" for key in keys}
+    results.append({**results[0], "category_id": "unknown", "score": 1.0})
+    assert evaluate_files(ground_truth, results) == pytest.approx(case["stats"], **close)
+
+
+def test_objects_without_an_area_have_no_size() -> None:
+    ground_truth = coco_file([scene(1, np.random.default_rng(0), 2, 0)])
+    del ground_truth["annotations"][0]["area"]
+    with pytest.raises(ValueError, match="1 of 2 annotations have no area, by which objects are small, medium"):
+        evaluate_files(ground_truth, [])
+
+
+def test_results_of_an_image_that_is_not_there() -> None:
     ground_truth = coco_file([scene(1, np.random.default_rng(0), 2, 0)])
     with pytest.raises(ValueError, match="not in the ground truth, such as 7"):
         evaluate_files(ground_truth, [{"image_id": 7, "category_id": 1, "bbox": [0, 0, 1, 1], "score": 1}])
@@ -341,3 +363,22 @@ def test_tables() -> None:
     assert np.mean(curves["0.75"]) == pytest.approx(scores["AP75"])
     assert np.mean(curves["0.5:0.95"]) == pytest.approx(scores["AP"])
     assert len(curves["recall"]) == len(curves["0.5"]) == 101
+
+
+def test_the_recall_of_proposals_ignores_classes() -> None:
+    """Of two objects one is found by the best proposal (IoU 1), the other by the 150th; all proposals have label 0."""
+    boxes = [[0.0, 0, 40, 40], [100, 100, 40, 39]]
+    areas, ids = np.array([1600.0, 1560]), np.arange(2)
+    truth = GroundTruth("a", (150, 200), ids, np.array(boxes), np.array([1, 2]), areas, np.zeros(2, bool))
+    proposals = torch.zeros(1, 151, 4)
+    proposals[0, :, 2:] = 1
+    proposals[0, 0], proposals[0, 149] = torch.tensor([0.0, 0, 40, 40]), torch.tensor([100.0, 100, 140, 139])
+    evaluator = ProposalRecall(FACTS)
+    predictions = {
+        "boxes": proposals,
+        "scores": torch.linspace(1, 0.1, 151)[None],
+        "labels": torch.zeros(1, 151, dtype=torch.int64),
+    }
+    evaluator.update(predictions, {"id": ["a"], "ground_truth": [truth]})
+    scores = evaluator.compute([evaluator.state()])
+    assert (scores["AR1000"], scores["AR100"]) == (1, 0.5) and next(iter(evaluator.better)) == "AR1000"

@@ -72,5 +72,5 @@ def test_many_samples_are_evaluated_by_some_at_even_distances(monkeypatch: pytes
     assert scores["rank"] == pytest.approx(float(effective_rank(vectors[::2])))
 
 
-def test_one_sample_tells_nothing() -> None:
+def test_one_sample_reports_nothing() -> None:
     assert scored(lambda: Collapse(FACTS), [], batches(torch.ones(1, 3), None))[0] == {}

@@ -193,7 +193,7 @@ def test_two_processes_give_the_scores_of_one() -> None:
     assert one.compute([one.state()]) == parts[0].compute([part.state() for part in parts])
 
 
-def test_no_training_samples_are_told_and_no_samples_give_no_scores() -> None:
+def test_no_training_samples_are_reported_and_no_samples_give_no_scores() -> None:
     evaluator = InstanceRetrieval(DatasetInfo(samples=80))
     assert evaluator.compute([evaluator.state()]) == {}
     evaluator.update(*batch(*pairs()))

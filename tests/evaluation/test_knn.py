@@ -72,7 +72,7 @@ def test_scores_are_the_same_on_any_number_of_processes(processes: int, monkeypa
     assert scores.keys() == {"knn_top1"} and 0.5 < scores["knn_top1"] < 1
 
 
-def test_top5_is_told_of_more_than_five_classes() -> None:
+def test_top5_is_reported_of_more_than_five_classes() -> None:
     dataset_info = DatasetInfo(samples=7, classes=tuple("abcdefg"))
     known = batches(*around(torch.eye(7), 2, 0.0))
     scores, _ = scored(lambda: Knn(dataset_info, k=1), known, known)

@@ -125,7 +125,7 @@ def test_several_labels_are_evaluated_by_average_precision() -> None:
     assert 0.9 < scores["linear_mAP"] <= 1
 
 
-def test_top5_is_told_of_more_than_five_classes() -> None:
+def test_top5_is_reported_of_more_than_five_classes() -> None:
     dataset_info = DatasetInfo(samples=7, classes=tuple("abcdefg"))
     known = batches(*around(torch.eye(7), 6, 0.1))
     scores, _ = scored(lambda: LinearProbe(dataset_info, learning_rates=[0.1], **SHORT), known, known)

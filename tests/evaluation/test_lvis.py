@@ -19,7 +19,7 @@ AREAS = {"": (0, 1e10), "s": (0, 32**2), "m": (32**2, 96**2), "l": (96**2, 1e10)
 
 
 def scenes_of(seed: int, images: int = 6, found: int = 30) -> list[Scene]:
-    """Nothing is known of some classes in a image, of others that they are not there, of others not all objects."""
+    """Nothing is known of some classes in an image, of others that they are not there, of others not all objects."""
     random = np.random.default_rng(seed)
     result = []
     for number in range(1, images + 1):
@@ -121,7 +121,7 @@ def test_beside_the_rules(seed: int) -> None:
 
 
 def test_the_best_of_all_classes_together() -> None:
-    """Three objects of a class are left of a image's twenty, when these have the highest scores."""
+    """Three objects of a class are left of an image's twenty, when these have the highest scores."""
     scenes = scenes_of(3, images=4, found=20)
     few, states = Lvis(LVIS, max_detections=3), [seen(Lvis(LVIS), scenes, kinds=())]
     cut = [
@@ -136,7 +136,7 @@ def test_the_best_of_all_classes_together() -> None:
 
 
 def test_what_is_not_evaluated_changes_nothing() -> None:
-    """A class that is neither in a image nor known to be absent."""
+    """A class that is neither in an image nor known to be absent."""
     scenes = scenes_of(1)
     for number, one in enumerate(scenes):
         known = {*one.ground_truth.labels.tolist(), *one.ground_truth.absent}

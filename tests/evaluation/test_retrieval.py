@@ -24,7 +24,7 @@ from opabinia.evaluation.retrieval.distances import (
     smallest,
     tile_size,
 )
-from opabinia.evaluation.retrieval.ranking import Matches, rank, ranks_on_cpu, ranks_on_gpu
+from opabinia.evaluation.retrieval.ranking import ListedMatches, Matches, rank, ranks_on_cpu, ranks_on_gpu
 from opabinia.evaluation.retrieval.retrieval import (
     RANKS,
     evaluate,
@@ -33,7 +33,7 @@ from opabinia.evaluation.retrieval.retrieval import (
     recall,
     single_shot,
 )
-from opabinia.evaluation.retrieval.retrieval_evaluators import Expansion, Recall, Rerank, Retrieval
+from opabinia.evaluation.retrieval.retrieval_evaluators import Expansion, Recall, RepeatedGallery, Rerank, Retrieval
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "fastreid"
 FACTS = DatasetInfo(samples=0, queries=True)
@@ -524,6 +524,38 @@ def test_the_evaluator_gives_what_evaluate_gives() -> None:
     assert shown["others"][0] == shown["worst"][0] and others[-1] > np.median(others)
 
 
+def test_random_galleries_are_an_evaluator() -> None:
+    given = set_of_people()
+    q = given["query"]
+    sides = [given[key][side] for key in ("embedding", "label", "camera") for side in (q, ~q)]
+    keys: dict[str, Any] = {"ranks": (1, 4), "repeats": 3, "seed": 5}
+    expected = {
+        "single_shot": single_shot(*sides, **keys),
+        "random_gallery": random_galleries(given["embedding"], given["label"], **keys),
+    }
+    for protocol, scores in expected.items():
+        found, _ = fed(lambda protocol=protocol: RepeatedGallery(FACTS, protocol=protocol, **keys), 2, given)
+        assert found == {f"{protocol}_{name}": scores[name] for name in ("mAP", "rank1", "rank4")}
+    RepeatedGallery(DatasetInfo(samples=0), protocol="random_gallery")
+    with pytest.raises(ValueError, match="protocol single_shot: the data has no queries"):
+        RepeatedGallery(DatasetInfo(samples=0), protocol="single_shot")
+
+
+def test_precision_of_the_nearest() -> None:
+    """Of the revisited Oxford and Paris datasets: a query with two matches at ranks 1 and 3, one with a match at 2."""
+    matrix = np.array([[0.1, 0.2, 0.3, 0.4], [0.1, 0.2, 0.3, 0.4]])
+    ranking = rank(MatrixDistances(matrix), ListedMatches([[0, 2], [1]]))
+    assert ranking.precision_at(1) == (1 + 0) / 2
+    assert ranking.precision_at(2) == (1 / 2 + 1 / 2) / 2
+    assert ranking.precision_at(10) == pytest.approx((2 / 3 + 1 / 2) / 2)
+    with pytest.raises(ValueError, match="ranks count from 1"):
+        ranking.precision_at(0)
+    found, _ = fed(lambda: Retrieval(FACTS, precision_at=(1, 5)), 2, set_of_people())
+    assert (
+        found["precision@1"] == found["rank1"] and Retrieval(FACTS, precision_at=(1, 5)).better.keys() == found.keys()
+    )
+
+
 def test_the_table_shows_what_was_found_first() -> None:
     given = {
         "embedding": np.array([[1, 0], [1, 0], [0.9, 0.1], [0.5, 0.5], [0, 1]], np.float32),
@@ -601,7 +633,7 @@ def test_a_source_holds_one_tile() -> None:
     assert source._buffer.shape == (1024, 300)
 
 
-def test_recall_tells_that_it_looks_past_queries(caplog: pytest.LogCaptureFixture) -> None:
+def test_recall_reports_that_it_looks_past_queries(caplog: pytest.LogCaptureFixture) -> None:
     Recall(replace(FACTS, queries=False))
     assert not caplog.records
     Recall(FACTS)

@@ -79,6 +79,19 @@ def scores_of(images: Sequence[ImageResult], year: int = 2012) -> dict[str, floa
     return Voc(PLAIN, year=year).compute([list(images)])  # type: ignore[arg-type]
 
 
+def test_ious_below_a_half() -> None:
+    evaluator, plain = Voc(PLAIN, ious=[0.3, 0.125]), Voc(PLAIN)
+    scenes = scenes_of(3)
+    states = [seen(evaluator, scenes, kinds=())]
+    scores = evaluator.compute(states)
+    assert list(evaluator.better) == ["AP50", "AP75", "AP30", "AP12.5", "AP"]
+    assert plain.compute([seen(plain, scenes, kinds=())]).items() < scores.items()
+    expected = [by_the_kit(sorted_images(states), label, 0.3, 2012) for label in range(5)]
+    assert scores["AP30"] == pytest.approx(np.mean([value for value in expected if value is not None]))
+    row = evaluator.details(states)["per_class"][0]
+    assert list(row) == ["class", "objects", *evaluator.better]
+
+
 def test_averages_by_hand() -> None:
     right = np.array([1, 0, 1])
     assert area_under_curve(right, 2) == pytest.approx((1 + 2 / 3) / 2)

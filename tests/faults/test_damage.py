@@ -55,7 +55,7 @@ def folder(stopped_at_17: Path, tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("name", "damage"),
     [
-        pytest.param(name, damage, marks=() if damage == flip or name == FILES[0] else pytest.mark.slow)
+        pytest.param(name, damage, marks=() if damage == flip else pytest.mark.slow)
         for name, damage in product(FILES, (flip, cut, empty, Path.unlink))
     ],
 )

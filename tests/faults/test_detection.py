@@ -100,9 +100,8 @@ def found_in(folder: Path) -> list[dict[str, float]]:
     ]
 
 
-@pytest.mark.parametrize(
-    "moment", ["after_backward 6", pytest.param("before_phase evaluate 5", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["after_backward 6", "before_phase evaluate 5"])
 def test_killed_and_resumed_with_other_workers(
     server: Server, detection: Path, whole: Path, tmp_path: Path, moment: str
 ) -> None:
@@ -147,8 +146,9 @@ def test_the_same_scores_on_any_number_of_processes(server: Server, whole: Path)
 def test_the_first_loss_is_the_same_on_two_processes(detect: Detect) -> None:
     """Where neither batch norm nor padding looks at what else is in a batch."""
     fcos = "task.detector={name: fcos, neck: {name: fpn_p3_p7, channels: 64}, num_convs: 1}"
-    alike = ("task.freeze_norms=true", "data.train.transforms.2.probability=1", "data.train.transforms.1.probability=0")
-    short = (fcos, *alike, "train.length=3it", "evaluate.every=0it")
+    frozen = ("task.freeze_norms=true", "task.freeze_random=true")
+    alike = ("data.train.transforms.2.probability=1", "data.train.transforms.1.probability=0")
+    short = (fcos, *frozen, *alike, "train.length=3it", "evaluate.every=0it")
     one, two = (steps(detect(f"on{processes}", processes, *short)) for processes in (1, 2))
     for mine, other in zip(two, one, strict=True):
         assert mine["sample_ids"] == other["sample_ids"]

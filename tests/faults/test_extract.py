@@ -31,7 +31,7 @@ def expected(warm_server: Server, run: Path, tmp_path_factory: pytest.TempPathFa
     out = tmp_path_factory.mktemp("undisturbed") / "out"
     warm_server.run("extract", str(run), "--split", "all", "--layers", LAYERS, "--out", str(out))
     found = contents(out)
-    assert len(found) == 12 and {"val/trunk.npy", "train/ids.json"} <= found.keys()
+    assert len(found) == 14 and {"val/trunk.npy", "train/ids.json", "val/classes.json"} <= found.keys()
     return found
 
 

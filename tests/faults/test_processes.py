@@ -70,7 +70,7 @@ def started(
     return programs
 
 
-@pytest.mark.parametrize("way", [by_tcp, pytest.param(by_file, marks=pytest.mark.slow), by_slurm])
+@pytest.mark.parametrize("way", [*(pytest.param(way, marks=pytest.mark.slow) for way in (by_tcp, by_file)), by_slurm])
 def test_however_they_find_each_other(server: Server, recipe: Path, pair: Outcome, tmp_path: Path, way: Way) -> None:
     first, second = started(server, way, tmp_path, recipe, "train.num_threads=1")
     first.expect(0)
@@ -93,7 +93,7 @@ def test_a_folder_in_use_is_refused_once(server: Server, recipe: Path, tmp_path:
     assert (second.out, second.err) == ("", "")
 
 
-def test_an_error_of_one_process_is_told_by_that_one(server: Server, recipe: Path, tmp_path: Path) -> None:
+def test_an_error_of_one_process_is_reported_by_that_one(server: Server, recipe: Path, tmp_path: Path) -> None:
     first, second = started(server, by_env, tmp_path, recipe, environment={BROKEN: "61"})
     second.wait()
     first.wait()
@@ -259,7 +259,7 @@ def test_workers_outlive_no_agent(launch: Start, pair: Outcome) -> None:
 
 
 @pytest.mark.slow
-def test_an_error_that_would_come_again_is_told_once_and_not_tried_again(launch: Start) -> None:
+def test_an_error_that_would_come_again_is_reported_once_and_not_tried_again(launch: Start) -> None:
     program = launch(environment={BROKEN: "61"})
     program.expect(2)
     assert program.err.count("error: sample 61, SomeDigits: OSError: the disk is on fire") == 1
@@ -275,7 +275,7 @@ def test_a_crash_that_comes_again_ends_with_1(launch: Start) -> None:
 
 
 @pytest.mark.slow
-def test_a_wrong_config_is_told_before_anything_starts(launch: Start) -> None:
+def test_a_wrong_config_is_reported_before_anything_starts(launch: Start) -> None:
     program = launch("data.val.source=no_such_part", "optimizer.lr=fast")
     program.expect(2)
     assert len(program.err.splitlines()) == 2
@@ -292,7 +292,7 @@ def test_a_run_of_another_launch_is_not_gone_on_with(launch: Start) -> None:
 
 
 @pytest.mark.slow
-def test_a_port_that_is_taken_is_told(recipe: Path, tmp_path: Path) -> None:
+def test_a_port_that_is_taken_is_reported(recipe: Path, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         options = ["--out", str(tmp_path), "--nproc", "2", "--rdzv-endpoint", f"127.0.0.1:{port}"]

@@ -63,6 +63,7 @@ def test_there_is_no_such_step(server: Server, alone: Path, step: str, message: 
     assert message in program.err and "Traceback" not in program.err
 
 
+@pytest.mark.slow
 def test_weights_in_many_files_become_one(server: Server, trained: Trained, tmp_path: Path) -> None:
     folder = trained("sharded", 2, "train.parallel=fsdp", "ema={momentum: 0.9}")
     for weights in ("model", "ema"):

@@ -1,4 +1,4 @@
-"""Asked to stop: saved, told by the exit status, and gone on with as if nothing had happened."""
+"""Asked to stop: saved, reported by the exit status, and gone on with as if nothing had happened."""
 
 import json
 import signal
@@ -40,7 +40,7 @@ def test_sigusr1_is_obeyed_like_sigterm(server: Server, recipe: Path, tmp_path: 
     assert last_step(tmp_path / "faults" / "default") == 7
 
 
-@pytest.mark.parametrize("step", [*(pytest.param(step, marks=pytest.mark.slow) for step in (7, 12)), 15, 30])
+@pytest.mark.parametrize("step", [*(pytest.param(step, marks=pytest.mark.slow) for step in (7, 12, 30)), 15])
 def test_sigterm_saves_and_the_rest_follows(
     server: Server, recipe: Path, undisturbed: Outcome, tmp_path: Path, step: int
 ) -> None:
@@ -92,6 +92,7 @@ def test_a_second_signal_stops_at_once(server: Server, recipe: Path, undisturbed
     assert_same(Outcome.of(folder), undisturbed)
 
 
+@pytest.mark.slow
 def test_a_second_signal_in_the_middle_of_a_save(
     server: Server, recipe: Path, undisturbed: Outcome, tmp_path: Path
 ) -> None:

@@ -28,7 +28,8 @@ seed: 3
 """
 
 
-@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
 def test_a_step_has_the_same_views_when_it_is_done_again(server: Server, tmp_path: Path, workers: int) -> None:
     (tmp_path / "views.yaml").write_text(RECIPE)
     server.run("train", str(tmp_path / "views.yaml"), "--out", str(tmp_path), f"data.num_workers={workers}")

@@ -1,4 +1,4 @@
-"""Loader workers end with their run, however it ends; what goes wrong in them is told."""
+"""Loader workers end with their run, however it ends; what goes wrong in them is reported."""
 
 import os
 import signal

@@ -12,6 +12,7 @@ from opabinia.data.sampling.batches import StagedPlan
 from opabinia.optim.multigrid import (
     Multigrid,
     Shape,
+    evaluation_epochs,
     learning_rates,
     mean_batch,
     norm,
@@ -59,6 +60,16 @@ def test_long_cycles(name: str) -> None:
     assert list(steps) == case["lr_steps"]
     assert list(factors) == case["relative_lrs"]
     assert rows(grid)[-1].end == case["max_epoch"]
+
+
+def test_evaluations_in_each_row() -> None:
+    """PySlowFast's ``EVAL_FREQ: 3``, executed; it counts epochs from 0."""
+    expected = [
+        *(22, 47, 72, 83, 96, 109, 119, 130, 141, 145, 151, 157, 172, 188, 204, 211, 219, 227, 233, 240, 247, 250, 254),
+        *(258, 268, 279, 290, 295, 301, 307, 311, 316, 321, 322, 325, 328, 337, 347, 357),
+    ]
+    grid = grid_of(CASES["sf_kinetics_8x8_R50_stepwise_multigrid"])
+    assert [epoch - 1 for epoch in evaluation_epochs(grid, 3)] == expected
 
 
 @pytest.mark.parametrize("name", SHORT)
@@ -132,9 +143,7 @@ def test_what_goes_with_a_shape(name: str, number: int) -> None:
         assert len(stretch.turns) == 1
         return
     crops = phase["short_cycle_crops"]
-    if (
-        grid.size == 32 and crops[0] == 112
-    ):  # PaddleVideo reads 224 from nowhere: crops of 112 and 158 of pictures of 32
+    if grid.size == 32 and crops[0] == 112:  # PaddleVideo reads 224 from nowhere: crops of 112 and 158 of images of 32
         crops = [16, 23, crops[2]]
     assert [turn.batch_size for turn in stretch.turns] == [size * world for size in sizes]
     assert [turn.size for turn in stretch.turns] == crops

@@ -77,6 +77,7 @@ MINIMAL: dict[tuple[str, str], dict[str, Any]] = {
     ("schedule", "multi_step"): {"milestones": ["3it", "1ep"]},
     ("schedule", "piecewise"): {"times": ["1it", "1ep"], "values": [0.5, 1]},
     ("schedule", "step"): {"every": "1ep"},
+    ("section", "deformable"): {"stages": [4]},
     ("section", "data"): {"train": {"source": "digits"}, "batch_size": 2},
     ("section", "init"): {"weights": "x.pth"},
     ("section", "evaluator_run"): {"evaluator": "knn"},
@@ -101,6 +102,7 @@ MINIMAL: dict[tuple[str, str], dict[str, Any]] = {
     ("source", "identities"): {"file": "LIST"},  # likewise
     ("source", "market1501"): {"root": "MARKET1501"},  # likewise
     ("source", "msmt17"): {"root": "MSMT17"},  # likewise
+    ("source", "in_shop"): {"root": "IN_SHOP"},  # likewise
     ("source", "indexed"): {"source": "digits"},
     ("source", "online_products"): {"root": "ONLINE_PRODUCTS"},  # likewise
     ("source", "packed_videos"): {"root": "PACKED_FILMS"},  # likewise
@@ -109,6 +111,7 @@ MINIMAL: dict[tuple[str, str], dict[str, Any]] = {
     ("source", "table"): {"file": "TABLE"},  # likewise
     ("source", "vehicleid"): {"root": "VEHICLEID"},  # likewise
     ("source", "veri"): {"root": "VERI"},  # likewise
+    ("source", "veri_wild"): {"root": "VERI_WILD"},  # likewise
     ("source", "video_list"): {"file": "FILMS"},  # likewise
     ("source", "videos"): {"root": "FILM_FOLDERS"},  # likewise
     ("source", "video_views"): {"source": "moving_digits"},
@@ -176,6 +179,7 @@ NOT_FOR_IMAGES = {
     **dict.fromkeys(("copy_paste", "mixup_boxes", "mosaic"), "combines several samples"),
     "RandomIoUCrop": "needs boxes",
     "clip": "takes frames of videos",
+    "frame_differences": "takes clips",
     "SanitizeBoundingBoxes": "needs boxes",
 }
 
@@ -265,12 +269,14 @@ SMALL_DATA = (
     small_data.coco,
     small_data.cuhk03,
     small_data.identities,
+    small_data.in_shop,
     small_data.market1501,
     small_data.msmt17,
     small_data.online_products,
     small_data.roboflow,
     small_data.vehicleid,
     small_data.veri,
+    small_data.veri_wild,
     small_data.voc,
     small_data.yolo,
 )

@@ -1,4 +1,4 @@
-"""Embeddings as a picture: where points lie, which neighbours are shown, and what cannot be drawn."""
+"""Embeddings as an image: where points lie, which neighbours are shown, and what cannot be drawn."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ def digits(tmp_path: Path) -> Path:
     return features_of(tmp_path / "features", pixels, source.labels, run=str(run))
 
 
-def test_a_map_with_names_and_pictures(digits: Path, tmp_path: Path) -> None:
+def test_a_map_with_names_and_images(digits: Path, tmp_path: Path) -> None:
     out = draw_map(digits, tmp_path / "deep" / "map.png")
     assert out == tmp_path / "deep" / "map.png"
     with Image.open(out) as picture:
@@ -233,7 +233,7 @@ def test_without_the_run_there_is_a_map_all_the_same(tmp_path: Path, caplog: pyt
     assert "no class names and no images: nowhere is not a run any more" in caplog.text
 
 
-def test_data_that_has_changed_shows_no_pictures(digits: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_data_that_has_changed_shows_no_images(digits: Path, caplog: pytest.LogCaptureFixture) -> None:
     np.save(digits / "features.npy", np.load(digits / "features.npy")[:300])
     np.save(digits / "labels.npy", np.load(digits / "labels.npy")[:300])
     with caplog.at_level(logging.WARNING), Image.open(draw_map(digits)) as picture:

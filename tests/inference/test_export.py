@@ -37,7 +37,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def images() -> Tensor:
-    """Five validation pictures as the model takes them."""
+    """Five validation images as the model takes them."""
     source = Digits(split="val")
     grey = torch.stack([source[number]["image"] for number in range(5)])
     return nn.functional.interpolate(grey.float(), 32, mode="bilinear").round().to(torch.uint8)
@@ -86,7 +86,7 @@ def test_the_model_card_has_scores_classes_and_usage(layout: Path) -> None:
 
 @pytest.mark.slow
 def test_a_task_that_is_more_than_its_backbone_keeps_its_names(tmp_path: Path) -> None:
-    # Without validation data pictures are drawn.
+    # Without validation data images are drawn.
     run, _ = launch.train("reid/digits", [*SMALL, "train.length=1it", "data.val=null"], out=tmp_path)
     folder = export(run, form="huggingface")
     assert folder == run / "export" / "hugging_face"

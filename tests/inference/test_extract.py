@@ -59,7 +59,9 @@ def test_every_sample_once_and_in_order(run: Path, predictor: Predictor, split: 
     about = json.loads((out / "about.json").read_text())
     assert (about["samples"], about["skipped"], about["split"]) == (len(source), 0, split)
     assert about["checkpoint"].startswith("step-") and about["layers"] == {"features": "embedding"}
-    assert sorted(path.name for path in out.iterdir()) == ["about.json", "features.npy", "ids.json", "labels.npy"]
+    assert json.loads((out / "classes.json").read_text()) == list("0123456789")
+    names = ["about.json", "classes.json", "features.npy", "ids.json", "labels.npy"]
+    assert sorted(path.name for path in out.iterdir()) == names
 
 
 def test_layers_have_a_file_each(run: Path, predictor: Predictor, tmp_path: Path) -> None:
@@ -111,7 +113,7 @@ def test_several_sets_have_a_folder_each(run: Path, tmp_path: Path, splits: list
     assert [len(np.load(tmp_path / "out" / name / "labels.npy")) for name in ("train", "val")] == [1437, 360]
 
 
-def test_pictures_that_evaluations_keep_are_taken_from_there(
+def test_images_that_evaluations_keep_are_taken_from_there(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "kept"))
@@ -157,7 +159,7 @@ def test_what_was_extracted_is_kept_when_it_is_the_same(
     (out / "features.npy").write_bytes(b"")
     assert extract(run, out) == [out] and files(out) == first, "unless something is missing"
     extract(run, out, layers=["trunk"])
-    assert sorted(files(out)) == ["about.json", "ids.json", "labels.npy", "trunk.npy"]
+    assert sorted(files(out)) == ["about.json", "classes.json", "ids.json", "labels.npy", "trunk.npy"]
     assert list(tmp_path.iterdir()) == [out]
 
 
@@ -183,7 +185,7 @@ def spoiling(monkeypatch: pytest.MonkeyPatch, *numbers: int) -> list[str]:
     return ids
 
 
-def test_features_that_are_no_numbers_are_told_and_what_was_good_is_kept(
+def test_features_that_are_no_numbers_are_reported_and_what_was_good_is_kept(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (good,) = extract(run, tmp_path / "good")
@@ -243,7 +245,7 @@ def test_what_was_begun_of_something_else_is_not_gone_on_with(
     ],
     ids=["split", "splits", "none", "layer", "layers", "file", "checkpoint"],
 )
-def test_what_is_not_there_is_told_before_anything_is_read(
+def test_what_is_not_there_is_reported_before_anything_is_read(
     run: Path, tmp_path: Path, options: dict[str, Any], told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Digits, "__getitem__", None)

@@ -1,4 +1,4 @@
-"""Looking for pictures among others: predictions with a gallery, verdicts by name, heat maps."""
+"""Looking for images among others: predictions with a gallery, verdicts by name, heat maps."""
 
 import json
 from collections.abc import Mapping
@@ -42,7 +42,7 @@ def predictor(run: Path) -> Predictor:
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """``gallery`` with a folder for each digit, and three pictures in ``queries`` named as Market-1501's are."""
+    """``gallery`` with a folder for each digit, and three images in ``queries`` named as Market-1501's are."""
     folder = tmp_path_factory.mktemp("pictures")
     source = Digits(split="val")
     for number in range(43):
@@ -73,7 +73,7 @@ def searched(paths: list[Path], features: Tensor, root: Path) -> Gallery:
     ],
     ids=lambda value: str(value) if isinstance(value, str) else "",
 )
-def test_names_tell_whose_a_picture_is(path: str, expected: Identity) -> None:
+def test_names_tell_whose_an_image_is(path: str, expected: Identity) -> None:
     assert identity_from_path(Path(path), Path("g")) == expected
 
 
@@ -94,7 +94,7 @@ def test_verdicts() -> None:
     assert verdicts("photo.jpg") == [None] * 6
 
 
-def test_a_picture_does_not_find_itself(tmp_path: Path) -> None:
+def test_an_image_does_not_find_itself(tmp_path: Path) -> None:
     names = [tmp_path / "a.jpg", tmp_path / "b.jpg", tmp_path / "c.jpg"]
     gallery = searched(names, torch.eye(3), tmp_path)
     (found,) = gallery.nearest([tmp_path / "x" / ".." / "b.jpg"], torch.eye(3)[1:2], 2)
@@ -259,7 +259,7 @@ def test_heat_maps_are_drawn(run: Path, pictures: Path, tmp_path: Path, capsys: 
         assert one.tobytes() != other.tobytes()
 
 
-def test_broken_pictures_are_told_and_the_others_done(run: Path, pictures: Path, tmp_path: Path) -> None:
+def test_broken_images_are_reported_and_the_others_done(run: Path, pictures: Path, tmp_path: Path) -> None:
     (tmp_path / "gallery").mkdir()
     (tmp_path / "gallery" / "broken.png").write_text("no picture")
     query = pictures / "queries" / "41.png"
@@ -291,7 +291,7 @@ def test_captions_shorten_long_lists() -> None:
 def test_frames_have_the_colour_of_the_verdict() -> None:
     pictures = [Image.new("RGB", (20, 10), (1, 2, 3))] * 4
     paper = contact_sheet(pictures, ["one\ntwo"] * 4, columns=4, size=20, frames=["right", "wrong", "junk", None])
-    colours = [paper.getpixel((number * 32 + 6, 6 + 4)) for number in range(4)]  # right above each picture
+    colours = [paper.getpixel((number * 32 + 6, 6 + 4)) for number in range(4)]  # right above each image
     assert colours[:3] == list(FRAME_COLORS.values()) and colours[3] not in FRAME_COLORS.values()
     assert {paper.getpixel((number * 32 + 16, 16)) for number in range(4)} == {(1, 2, 3)}
 

@@ -78,5 +78,5 @@ def test_a_score_without_maps_is_reported() -> None:
     ("count", "size", "grid"),
     [(196, (224, 224), (14, 14)), (210, (256, 128), (21, 10)), (128, (256, 128), (16, 8)), (50, (32, 64), (5, 10))],
 )
-def test_tokens_lie_as_the_picture_does(count: int, size: tuple[int, int], grid: tuple[int, int]) -> None:
+def test_tokens_lie_as_the_image_does(count: int, size: tuple[int, int], grid: tuple[int, int]) -> None:
     assert token_grid(count, size) == grid

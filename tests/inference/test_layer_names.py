@@ -100,7 +100,7 @@ def test_what_is_not_clear_is_reported(task: Task, name: str, told: str) -> None
         LayerFeatures(task, {"column": name})
 
 
-def test_all_mistakes_are_told_at_once() -> None:
+def test_all_mistakes_are_reported_at_once() -> None:
     with pytest.raises(ConfigError) as error:
         resolve_layer_names(Twins(), ["nothing", "left", "layer1"])
     assert len(error.value.problems) == 2

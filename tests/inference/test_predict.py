@@ -54,7 +54,7 @@ def test_what_is_predicted_is_what_was_evaluated(run: Path, predictor: Predictor
     assert found[0]["probabilities"].sum() == pytest.approx(1, abs=1e-5)
 
 
-def test_every_kind_of_picture_gives_the_same(predictor: Predictor, folder: Path) -> None:
+def test_every_kind_of_image_gives_the_same(predictor: Predictor, folder: Path) -> None:
     path = sorted(folder.glob("*.png"))[0]
     image = Image.open(path)
     array = np.array(image)
@@ -111,7 +111,7 @@ def test_predicting_disturbs_no_generator(predictor: Predictor, folder: Path) ->
     ],
     ids=str,
 )
-def test_what_is_no_picture_is_reported(predictor: Predictor, picture: Any, told: str) -> None:
+def test_what_is_no_image_is_reported(predictor: Predictor, picture: Any, told: str) -> None:
     with pytest.raises(ValueError, match=told):
         predictor(picture)
 

@@ -53,7 +53,7 @@ def gallery(tmp_path: Path) -> Path:
 def ask(
     run: Path, gallery: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., tuple[dict[str, Any], int]]:
-    """The answer to a query, and how many pictures had to be embedded for it."""
+    """The answer to a query, and how many images had to be embedded for it."""
     embedded: list[int] = []
     plain = Predictor.embeddings
 
@@ -150,7 +150,7 @@ def test_somebody_elses_file_is_not_overwritten(ask: Ask, gallery: Path) -> None
     assert mine.read_text() == "years of work"
 
 
-def test_broken_pictures(
+def test_broken_images(
     ask: Ask, run: Path, gallery: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     (gallery / "broken.png").write_text("no picture")

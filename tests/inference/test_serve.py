@@ -1,5 +1,6 @@
 """A server as a process of its own, asked over HTTP."""
 
+import asyncio
 import http.client
 import json
 import os
@@ -16,7 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pytest
@@ -126,7 +128,7 @@ def test_what_is_said_is_what_the_predictor_says(run: Path, server: Server, tmp_
     assert server.post(digit(0)).said["predictions"][0]["top"] == said["predictions"][0]["top"]
 
 
-def test_it_tells_what_it_is(server: Server) -> None:
+def test_it_reports_what_it_is(server: Server) -> None:
     said = server.get("/model").said
     assert (said["name"], said["task"], said["takes"]) == ("digits/default", "classification", "images")
     assert said["classes"] == list("0123456789")
@@ -141,7 +143,7 @@ def test_it_tells_what_it_is(server: Server) -> None:
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
-def test_what_is_no_picture_is_refused(server: Server) -> None:
+def test_what_is_no_image_is_refused(server: Server) -> None:
     for content, wanted, words in [
         (b"just some words", 415, "is not an image (BMP, GIF, JPEG"),
         (b"", 422, "empty"),
@@ -159,7 +161,7 @@ def test_what_is_no_picture_is_refused(server: Server) -> None:
     assert server.post(digit(0)).status == 200
 
 
-def test_a_picture_of_200_megapixels_is_refused_undecoded(server: Server) -> None:
+def test_an_image_of_200_megapixels_is_refused_undecoded(server: Server) -> None:
     bomb = empty_png(20_000, 10_000)
     assert len(bomb) < 2_000_000
     began = time.monotonic()
@@ -215,10 +217,105 @@ def test_many_at_once_are_answered_or_told_to_come_again(server: Server) -> None
     assert server.get("/health").said["requests"] == 0
 
 
+@pytest.mark.slow
+def test_a_hundred_at_once_each_get_their_own_answer(server: Server) -> None:
+    alone = [server.post(digit(number)).said for number in range(10)]
+    assert len({json.dumps(said) for said in alone}) == 10
+
+    def ask(number: int) -> Any:
+        while (answer := server.post(digit(number % 10))).status == 503:
+            time.sleep(0.02)
+        return answer
+
+    with ThreadPoolExecutor(100) as many:
+        answers = list(many.map(ask, range(100)))
+    assert answers == [Answer(200, alone[number % 10]) for number in range(100)]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"--edge",
+        b"--edge--",
+        b"--edge\r\n\r\n\r\n--edge--\r\n",
+        b"--edge\r\nContent-Disposition: form-data\r\n\r\nx\r\n--edge--\r\n",
+        b'--edge\r\nContent-Disposition: form-data; name="file"; filename="a.png"\r\n\r\nno end',
+        b'--edge\r\nContent-Disposition: form-data; name="file"\r\n\r\na field\r\n--edge--\r\n',
+        b"--edge\r\n" + b"X: " + b"y" * 100_000 + b"\r\n\r\nx\r\n--edge--\r\n",
+        b"--edge\r\nContent-Disposition: form-data; name=\xff\xfe; filename=\xff\r\n\r\nx\r\n--edge--\r\n",
+        b"--other\r\n" * 1000,
+        bytes(range(256)) * 40,
+    ],
+    ids=range(11),
+)
+def test_a_malformed_form_is_refused(server: Server, body: bytes) -> None:
+    status, said = server.post(body, **{"Content-Type": "multipart/form-data; boundary=edge"})
+    assert status in (415, 422) and list(said) == ["error"], said
+    assert server.get("/health") == (200, {"status": "ok", "requests": 0})
+
+
+@pytest.mark.parametrize("boundary", ["x" * 10_000, '""'])
+def test_a_strange_boundary_is_refused(server: Server, boundary: str) -> None:
+    assert server.post(b"nonsense", **{"Content-Type": f"multipart/form-data; boundary={boundary}"}).status == 422
+
+
+def test_a_slow_body_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("fastapi", reason="fastapi is absent: pip install 'opabinia[serve]'")
+    from starlette.requests import Request
+
+    from opabinia.inference.serving import app
+
+    monkeypatch.setattr(app, "BODY_TIMEOUT", 0.05)
+    parts = iter([{"type": "http.request", "body": b"the first bytes", "more_body": True}])
+
+    async def receive() -> Any:
+        for part in parts:
+            return part
+        await asyncio.sleep(60)
+
+    service = app.Service(cast(Any, SimpleNamespace(limits=Limits())), {})
+    request = Request({"type": "http", "headers": [], "method": "POST", "path": "/predict"}, receive)
+    with pytest.raises(RequestError, match="did not arrive within") as refused:
+        asyncio.run(service.predict(request))
+    assert refused.value.status == 408 and service.pending == 0
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_requests(server: Server) -> None:
+    def resident() -> int:
+        return int(Path(f"/proc/{server.process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    pictures = [digit(number, "JPEG", 400) for number in range(10)]
+    for number in range(100):
+        assert server.post(pictures[number % 10]).status == 200
+    before = resident()
+    for number in range(500):
+        assert server.post(pictures[number % 10]).status == 200
+    assert resident() < before + 30_000_000
+
+
+@pytest.mark.slow
+def test_a_server_that_is_stopped_answers_or_closes(run: Path, server: Server) -> None:
+    large = digit(0, "JPEG", 1500)
+
+    def ask(_: int) -> int:
+        try:
+            return stopped.form([("large.jpg", large)]).status
+        except (OSError, http.client.HTTPException):
+            return 0
+
+    with started(run) as stopped, ThreadPoolExecutor(20) as many:
+        asked = [many.submit(ask, number) for number in range(20)]
+        time.sleep(0.3)
+        stopped.process.send_signal(signal.SIGTERM)
+        assert {one.result() for one in asked} <= {0, 200, 500, 503}
+
+
 # --- without a server -------------------------------------------------------------------------------------------------
 
 
-def test_kinds_are_told_by_content(tmp_path: Path) -> None:
+def test_kinds_are_reported_by_content(tmp_path: Path) -> None:
     for kind in ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM"):
         check_image(Upload("x.txt", digit(0, kind)), Limits())
     for content in (b"<svg xmlns='...'/>", b"%PDF-1.7", b"RIFF____AVI ", b"MZ"):
@@ -254,7 +351,7 @@ def test_what_is_wrong_is_said_before_anything_is_loaded(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_films(tmp_path: Path) -> None:
+def test_videos(tmp_path: Path) -> None:
     pytest.importorskip("fastapi", reason="fastapi is absent: pip install 'opabinia[serve]'")
     run, _ = launch.train("video/digits", [*SMALL, "train.length=1it", "data.batch_size=4"], out=tmp_path)
     with started(run) as server:

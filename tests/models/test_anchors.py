@@ -90,7 +90,7 @@ def test_anchors_made_in_inference_mode_take_part_in_training() -> None:
 @pytest.mark.parametrize(
     ("sizes", "complaint"), [([[8]], "1 lists for 2 levels"), ([[8], [16, 32]], "the same number")]
 )
-def test_sizes_that_do_not_fit_the_levels_are_told(sizes: list[list[float]], complaint: str) -> None:
+def test_sizes_that_do_not_fit_the_levels_are_reported(sizes: list[list[float]], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         AnchorGrid(sizes, [1.0], [4, 8])
 
@@ -140,7 +140,7 @@ def test_matching_agrees_with_torchvisions_also_at_the_thresholds(low: float, hi
     assert torch.where(found.labels == 1, found.indices, found.labels - 1).tolist() == expected.tolist()
 
 
-def test_without_things_all_is_background() -> None:
+def test_without_objects_all_is_background() -> None:
     found = match_anchors(torch.zeros(0, 5), 0.3, 0.7, low_quality=True)
     assert found.labels.tolist() == found.indices.tolist() == [0] * 5
 

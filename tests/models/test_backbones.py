@@ -232,7 +232,7 @@ def test_depths_of_a_vit_by_name() -> None:
     assert depths["model.norm.weight"] == 6
 
 
-def test_a_model_that_timm_does_not_layer_tells_no_depths() -> None:
+def test_a_model_that_timm_does_not_layer_reports_no_depths() -> None:
     with (
         torch.device("meta"),
         pytest.raises(ValueError, match="the depths of the layers of TimmBackbone are not known"),

@@ -144,7 +144,7 @@ def test_an_edited_gradient_goes_on_and_is_seen(net: Net) -> None:
 
 
 @pytest.mark.parametrize("edit", ["edit", "edit_gradient"])
-def test_an_edit_that_forgets_to_return_is_told(net: Net, edit: str) -> None:
+def test_an_edit_that_forgets_to_return_is_reported(net: Net, edit: str) -> None:
     forgets: Any = {edit: lambda name, value: None}
     with pytest.raises(TypeError, match=f"{edit} returned None for 'neck'"), capture(net, ["neck"], **forgets):
         net(IMAGES).sum().backward()
@@ -198,7 +198,7 @@ def test_a_layer_that_is_computed_again_is_seen_once(net: Net) -> None:
     assert torch.equal(seen["neck"].gradient, net.head.weight.detach().sum(0).expand(6, 5))
 
 
-def test_unknown_names_are_told_with_near_ones(net: Net) -> None:
+def test_unknown_names_are_reported_with_near_ones(net: Net) -> None:
     with (
         pytest.raises(ValueError, match=r"no layer 'nekc'; near: neck; .*'0'; near: body.0; .*'zzz'; near: none"),
         capture(net, ["nekc", "0", "head", "zzz"]),
@@ -207,7 +207,7 @@ def test_unknown_names_are_told_with_near_ones(net: Net) -> None:
     assert hooks_on(net) == 0
 
 
-def test_a_layer_that_was_not_called_is_told(net: Net) -> None:
+def test_a_layer_that_was_not_called_is_reported(net: Net) -> None:
     with capture(net, ["head"]) as seen:
         net.neck(torch.ones(1, 4))
     with pytest.raises(LookupError, match="'head' was not called"):
@@ -286,12 +286,13 @@ assert os.wait()[1] == 0
 """
 
 
+@pytest.mark.slow
 def test_on_two_processes(warm_server: Server, tmp_path: Path) -> None:
     """DDP and FSDP: names are the task's, numbers those of a model alone, edits reach the exchange."""
     warm_server.run(str(tmp_path / "store"), code=PROCESSES, seconds=200)
 
 
-# --- pictures -------------------------------------------------------------------------------------------------------
+# --- images -----------------------------------------------------------------------------------------------------------
 
 
 def test_kernels_in_colour_and_in_grey(net: Net) -> None:

@@ -44,7 +44,7 @@ def images_of(count: int) -> Tensor:
 
 
 def targets_of(counts: list[int]) -> list[Target]:
-    """So many things in each image, inside it."""
+    """So many objects in each image, inside it."""
     generator = torch.Generator().manual_seed(3)
     targets = []
     for count in counts:
@@ -215,7 +215,7 @@ def test_half_precision_computes_losses_and_boxes_in_full(name: str, dtype: torc
 
 @every
 @torch.no_grad()
-def test_things_lie_in_their_image_best_first_and_not_too_many(name: str) -> None:
+def test_objects_lie_in_their_image_best_first_and_not_too_many(name: str) -> None:
     torch.manual_seed(0)
     detector = DETECTORS[name](score_threshold=0.0, max_detections=7)
     learned(detector)
@@ -283,7 +283,7 @@ def test_points_outside_learn_nothing_however_near() -> None:
     assert learners(points_of(8, 16), [[21.0, 21, 23, 23]]) == [[]]
 
 
-def test_the_smaller_of_two_things_is_learned() -> None:
+def test_the_smaller_of_two_objects_is_learned() -> None:
     large, small = learners(points_of(8, 16), [[0.0, 0, 40, 40], [8, 8, 32, 24]])
     assert small == [[x, y, 8] for y in (12, 20) for x in (12, 20, 28)]
     assert large == [[x, 28, 8] for x in (12, 20, 28)]
@@ -363,7 +363,7 @@ def test_anchors_of_retinanet_are_those_of_the_paper() -> None:
     ],
     ids=["channels", "thresholds", "sizes"],
 )
-def test_what_does_not_go_together_is_told(name: str, keys: dict[str, Any], complaint: str) -> None:
+def test_what_does_not_go_together_is_reported(name: str, keys: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         DETECTORS[name](**keys)
 

@@ -282,7 +282,7 @@ def test_small_images_have_as_many_queries_as_places() -> None:
     assert all(value.isfinite() for value in losses.values())
 
 
-def test_more_things_than_queries_are_no_error() -> None:
+def test_more_objects_than_queries_are_no_error() -> None:
     boxes = [[float(x), 4.0, x + 8.0, 30.0] for x in range(20)]
     losses = made().losses(drawn_maps(), SHAPE, SIZES, [wanted(*boxes), EMPTY[0]])
     assert all(value.isfinite() for value in losses.values())
@@ -345,7 +345,7 @@ def test_a_vision_transformer_takes_a_neck() -> None:
 
 
 @pytest.mark.parametrize(("channels", "heads"), [(20, 8), (18, 6)])
-def test_channels_that_cannot_be_divided_are_told(channels: int, heads: int) -> None:
+def test_channels_that_cannot_be_divided_are_reported(channels: int, heads: int) -> None:
     with pytest.raises(
         ValueError, match=rf"channels: a multiple of 4 and of attention_heads \({heads}\), not {channels}"
     ):

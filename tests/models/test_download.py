@@ -54,6 +54,18 @@ def test_offline_mode_makes_no_attempt(no_network: list[Any], monkeypatch: pytes
     assert no_network == []
 
 
+@pytest.mark.parametrize(
+    "make",
+    [lambda: timm(3, model=MODEL, pretrained=True), lambda: TorchvisionVideo(3, model="r3d_18", pretrained=True)],
+)
+def test_weights_that_a_checkpoint_replaces_are_not_downloaded(no_network: list[Any], make: Callable[[], Any]) -> None:
+    """A trained model is loaded on a machine without internet; its preprocessing is that of the pretrained weights."""
+    with download.replacing_weights():
+        backbone = make()
+    assert backbone.preprocessing is not None and backbone.trained_classes in (1000, 400)
+    assert no_network == [] and not download.are_replaced()
+
+
 def test_cached_weights_need_no_connection(no_network: list[Any], tmp_path: Path) -> None:
     snapshot = tmp_path / "hub" / f"models--timm--{MODEL}" / "snapshots" / "abc"
     snapshot.mkdir(parents=True)

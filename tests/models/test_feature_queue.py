@@ -74,7 +74,7 @@ def test_a_queue_may_begin_with_drawn_vectors() -> None:
     assert not VectorQueue(16, 200).features.any()
 
 
-def test_it_tells_where_vectors_were_put() -> None:
+def test_it_reports_where_vectors_were_put() -> None:
     queue = VectorQueue(2, 5)
     assert queue.push(torch.ones(3, 2)).tolist() == [0, 1, 2]
     assert queue.push(torch.ones(4, 2)).tolist() == [3, 4, 0, 1]

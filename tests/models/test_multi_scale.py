@@ -54,7 +54,7 @@ def gradients(net: nn.Module, maps: list[Tensor]) -> dict[str, Tensor | None]:
 
 
 @every
-def test_maps_are_as_told_and_every_parameter_is_trained_by_them(model: str) -> None:
+def test_maps_are_as_reported_and_every_parameter_is_trained_by_them(model: str) -> None:
     net = made(model)
     before = {name: one.shape for name, one in net.state_dict().items()}
     levels = net.enable_multi_scale()
@@ -129,7 +129,7 @@ def test_the_map_of_a_plain_transformer_is_the_one_that_is_pooled() -> None:
 @pytest.mark.filterwarnings("ignore:torch.searchsorted", "ignore:Using a non-tuple sequence")  # timm's resizing
 @torch.no_grad()
 def test_windows_of_a_swin_made_for_small_images_are_those_of_large_ones() -> None:
-    """timm makes windows as small as the maps; detection pictures are larger."""
+    """timm makes windows as small as the maps; detection images are larger."""
     net = made("swin_tiny_patch4_window7_224", img_size=64)
     net.enable_multi_scale()
     full = made("swin_tiny_patch4_window7_224")
@@ -154,7 +154,7 @@ def test_what_has_no_maps_is_refused() -> None:
         MultiScaleFeatures(nn.Sequential())
 
 
-def test_a_model_of_one_size_tells_it() -> None:
+def test_a_model_of_one_size_reports_it() -> None:
     net = timm(3, model="test_vit_relpos")
     assert net.enable_multi_scale() == [Level(net.out_channels, 16)]
     assert net.pyramid_features(images(160, 160))[0].shape == (2, net.out_channels, 10, 10)

@@ -211,7 +211,7 @@ def test_a_backbone_without_the_maps_is_refused(neck: Any, strides: list[int], m
 
 
 @pytest.mark.parametrize("neck", [fpn, fpn_p3_p7, fpn_p3_p7_from_p5, SimplePyramid], ids=lambda one: one.__name__)
-def test_every_parameter_gets_a_gradient_and_pictures_may_be_small(neck: Any) -> None:
+def test_every_parameter_gets_a_gradient_and_images_may_be_small(neck: Any) -> None:
     levels = PLAIN if neck is SimplePyramid else LEVELS
     own: Neck = neck(levels, channels=8).to(memory_format=torch.channels_last)
     pyramid = own([one.to(memory_format=torch.channels_last) for one in maps_of(levels, 32, 32)])

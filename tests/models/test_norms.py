@@ -160,6 +160,17 @@ def test_frozen_norms_learn_nothing() -> None:
     assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
 
 
+def test_norms_with_frozen_statistics_train_their_weights() -> None:
+    model, images = trained(WITH_ACT), torch.rand(4, 3, 64, 64)
+    evaluated = model(images)
+    norms.freeze_batch_norms(model, trained_weights=True)
+    output = model.train()(images)
+    torch.testing.assert_close(output, evaluated)
+    output.sum().backward()
+    frozen = [module for module in model.modules() if isinstance(module, FrozenBatchNorm)]
+    assert frozen and all(param.grad is not None for module in frozen for param in module.parameters())
+
+
 def test_a_single_value_of_a_group_is_normalised_alone_as_in_company() -> None:
     norm = norms.GroupNorm(4, 4)
     torch.nn.init.normal_(norm.bias)

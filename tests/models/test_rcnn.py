@@ -139,7 +139,7 @@ def test_heads_can_have_convolutions_and_norms(variant: str) -> None:
 
 
 @each
-def test_what_is_told_beside_the_losses_has_detectron2s_names(name: str) -> None:
+def test_what_is_reported_beside_the_losses_has_detectron2s_names(name: str) -> None:
     said = made(name).losses(pyramid(), SHAPE, SIZES, [full(), empty()])
     rpn = {"loss_rpn_cls", "loss_rpn_loc", "rpn/num_pos_anchors", "rpn/num_neg_anchors"}
     samples = {"roi_head/num_fg_samples", "roi_head/num_bg_samples"}
@@ -265,12 +265,12 @@ def test_masks_and_keypoints_are_refused_where_there_are_none() -> None:
     ],
     ids=["sizes", "overlaps", "maps", "stages", "classes"],
 )
-def test_what_does_not_fit_is_told(name: str, changes: dict[str, Any], says: str) -> None:
+def test_what_does_not_fit_is_reported(name: str, changes: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         made(name, **changes)
 
 
-def test_a_picture_without_masks_or_keypoints_is_told() -> None:
+def test_an_image_without_masks_or_keypoints_is_reported() -> None:
     bare = full()._replace(masks=None, keypoints=None)
     with pytest.raises(ValueError, match="without masks"):
         made("mask_rcnn").losses(pyramid(), SHAPE, SIZES, [bare, bare])
@@ -447,7 +447,7 @@ def test_draws_are_fair() -> None:
     torch.testing.assert_close(hits / 600, torch.tensor([1, 0.25, 0.25, 0.25, 0.25, 1]), atol=0.08, rtol=0)
 
 
-def test_regions_are_things_from_half_an_overlap_on() -> None:
+def test_regions_are_objects_from_half_an_overlap_on() -> None:
     """Golden: 0.49, 0.5 and 0.51 are background, thing, thing."""
     target = Target(torch.tensor([[0.0, 0, 100, 100]]), torch.tensor([1]))
     boxes = torch.tensor([[0.0, 0, 100, 49], [0, 0, 100, 50], [0, 0, 100, 51]])
@@ -499,7 +499,7 @@ def test_losses_of_proposals_are_means_over_the_quota() -> None:
     assert [said[f"rpn/num_{kind}_anchors"].item() for kind in ("pos", "neg")] == [2, 2]
 
 
-def test_losses_of_boxes_and_what_is_told_beside_them() -> None:
+def test_losses_of_boxes_and_what_is_reported_beside_them() -> None:
     layers = BoxLayers(1, 2, BoxOptions(fc_dim=4), (10, 10, 5, 5))
     boxes = torch.tensor([[0.0, 0, 10, 10]]).repeat(4, 1)
     goals = boxes.clone()
@@ -605,6 +605,28 @@ def test_later_stages_learn_from_what_fits_better() -> None:
     assert [said[f"stage{number}/roi_head/num_fg_samples"].item() for number in (1, 2)] == [2, 1]
 
 
+def test_losses_of_stages_are_weighted() -> None:
+    later: Any = ((0.6, 0.7), ((20, 20, 10, 10), (30, 30, 15, 15)), PoolingOptions())
+    even = CascadeHead(LEVELS, 3, BoxOptions(fc_dim=4), *later)
+    weighted = CascadeHead(LEVELS, 3, BoxOptions(fc_dim=4), *later, [1, 0.5, 0.25])
+    weighted.load_state_dict(even.state_dict())
+    target = Target(torch.tensor([[0.0, 0, 100, 100]]), torch.tensor([1]))
+    regions = [label_regions(torch.tensor([[0.0, 0, 100, 75]]), target, 0.5, 3)]
+    gradients = []
+    for head, factors in ((even, (1, 1, 1)), (weighted, (1, 0.5, 0.25))):
+        maps = [level.requires_grad_() for level in pyramid(1)]
+        losses = head.losses(maps, [(128, 128)], regions, [target])
+        unit = even.losses(maps, [(128, 128)], regions, [target])
+        for number, factor in enumerate(factors):
+            name = f"loss_cls_stage{number}"
+            assert losses[name].item() == pytest.approx(unit[name].item() * factor)
+        gradients.append(torch.autograd.grad(losses["loss_cls_stage0"], maps[0])[0])
+    # Gradients of features are divided by the number of stages only without weights.
+    torch.testing.assert_close(gradients[0] * 3, gradients[1])
+    with pytest.raises(ValueError, match="stage_loss_weights has 2 of 3 stages"):
+        CascadeHead(LEVELS, 3, BoxOptions(fc_dim=4), *later, [1, 0.5])
+
+
 # --- it learns --------------------------------------------------------------------------------------------------------
 
 
@@ -629,7 +651,7 @@ class Strided(nn.Module):
 
 
 def squares() -> tuple[Tensor, list[Target]]:
-    """Two squares in each of four pictures, a red one and a green one, each with its mask."""
+    """Two squares in each of four images, a red one and a green one, each with its mask."""
     images = 0.1 * torch.randn(4, 3, 64, 64)
     targets = []
     for image in images:

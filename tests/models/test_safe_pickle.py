@@ -49,7 +49,7 @@ def test_arrays_of_every_protocol(tmp_path: Path, protocol: int) -> None:
         assert found["model"][name].flags.writeable
 
 
-def test_plain_things_beside_them(tmp_path: Path) -> None:
+def test_plain_objects_beside_them(tmp_path: Path) -> None:
     plain = {"list": [1, 2.5, "x", None, True], "ordered": collections.OrderedDict(b=1, a=2), 3: b"bytes", "n": 10**30}
     found = read_pickle(written(tmp_path / "a.pkl", {**plain, "scalar": np.float32(1.5), "set": {7}, "t": (1, 2)}))
     assert found == {**plain, "ordered": {"b": 1, "a": 2}, "scalar": 1.5, "set": [7], "t": [1, 2]}
@@ -285,11 +285,11 @@ def test_a_file_that_is_cut_short_gives_one_clear_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"no pickle", b"GIF89a", b"]."], ids=["empty", "text", "picture", "list"])
-def test_what_is_no_pickle_of_a_dictionary_is_told(tmp_path: Path, content: bytes) -> None:
+def test_what_is_no_pickle_of_a_dictionary_is_reported(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(ValueError, match=r"a\.pkl: (is no pickle, or a damaged one|it holds no dictionary of arrays)"):
         read_pickle(written(tmp_path / "a.pkl", content))
 
 
-def test_a_dictionary_without_arrays_is_told(tmp_path: Path) -> None:
+def test_a_dictionary_without_arrays_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"a\.pkl: there are no tensors in it"):
         read_weights(written(tmp_path / "a.pkl", {"model": {"x": 1}}))

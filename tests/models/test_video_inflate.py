@@ -70,7 +70,7 @@ def test_kernels(frames: int) -> None:
         inflate_kernel(mean, frames)
 
 
-def test_it_tells_what_became_of_weights() -> None:
+def test_it_reports_what_became_of_weights() -> None:
     state = {"conv.weight": torch.ones(2, 3, 3, 3), "bn.weight": torch.ones(2), "fc.weight": torch.ones(4, 2)}
     wanted = {"conv.weight": (2, 3, 5, 3, 3), "bn.weight": (2,), "bn.bias": (2,), "fc.weight": (4, 8)}
     found = inflate_weights(state, wanted)

@@ -122,7 +122,7 @@ def test_frames_of_a_clip_are_in_one_part_of_the_batch() -> None:
         torch.testing.assert_close(together[part::2], net(clips[part::2]), rtol=1e-4, atol=1e-5)
 
 
-def test_what_the_network_for_images_tells_is_passed_on() -> None:
+def test_what_the_network_for_images_reports_is_passed_on() -> None:
     net = made("resnet18")
     assert net.depths() == {f"frames.{name}": depth for name, depth in net.frames.depths().items()}
     net.checkpoint_activations()
@@ -145,3 +145,13 @@ def test_changed_resnets_are_shifted_too() -> None:
     net = Tsn(3, backbone=changed, shift="tsm")
     output: Tensor = net(torch.rand(2, 3, 4, 32, 32))
     assert output.isfinite().all()
+
+
+@torch.no_grad()
+def test_an_export_takes_any_number_of_clips() -> None:
+    net, batch = made(shift="tsm"), {0: torch.export.Dim("batch", min=1)}
+    exported = torch.export.export(net, (torch.rand(2, 3, 4, 32, 32),), dynamic_shapes=(batch,))
+    program: Any = exported.module()
+    for count in (1, 3):
+        clips = torch.rand(count, 3, 4, 32, 32)
+        torch.testing.assert_close(program(clips), net(clips))

@@ -4,9 +4,11 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import timm as timm_library
 import torch
@@ -19,6 +21,7 @@ from torch import Tensor, nn
 from opabinia.engine.checkpointing.checkpoint import Snapshot, save_tensors, write_checkpoint
 from opabinia.models.backbones.timm import TimmBackbone, timm
 from opabinia.models.weights.init import Init, initialize, load_matching, read_weights
+from tests.engine.toys import run_state
 
 State = dict[str, Tensor]
 
@@ -116,7 +119,7 @@ def a_run(folder: Path, *, ema: State | None = None) -> tuple[State, State]:
     states = drawn(Net, 0).state_dict(), drawn(Net, 1).state_dict()
     for step, state in zip((1, 2), states, strict=True):
         tensors = {"model": state, **({"ema": ema} if ema else {})}
-        write_checkpoint(folder / "checkpoints" / f"step-{step:08d}", Snapshot(step, tensors, {"step": step}))
+        write_checkpoint(folder / "checkpoints" / f"step-{step:08d}", Snapshot(step, tensors, run_state(step)))
     (folder / "checkpoints" / "last").write_text("step-00000002\n")
     (folder / "checkpoints" / "best").write_text("step-00000001\n")
     return states
@@ -165,13 +168,31 @@ def test_nothing_in_a_file_is_run(tmp_path: Path, zipped: bool) -> None:
     assert not mark.exists()
 
 
+@pytest.mark.parametrize("zipped", [True, False])
+def test_metadata_of_training_scripts_is_read_as_plain_data(tmp_path: Path, zipped: bool) -> None:
+    """A full checkpoint of DINO has its arguments; others have a best score of NumPy."""
+    state = drawn(Net, 0).state_dict()
+    arguments = argparse.Namespace(lr=0.1, output_dir=Path("out"), crops=[96, 224])
+    metadata = {"args": arguments, "best": np.float64(0.7), "scores": np.arange(3.0), "epoch": 3}
+    torch.save({"model": state, **metadata}, tmp_path / "a.pth", _use_new_zipfile_serialization=zipped)
+    assert_same(read_weights(tmp_path / "a.pth"), state)
+
+
+def test_arrays_of_objects_are_refused_beside_tensors(tmp_path: Path) -> None:
+    mark = tmp_path / "it ran"
+    torch.save({"model": {"a": torch.ones(1)}, "x": np.array([Harmful(mark)])}, tmp_path / "a.pth")
+    with pytest.raises(ValueError, match=r"a.pth: "):
+        read_weights(tmp_path / "a.pth")
+    assert not mark.exists()
+
+
 @pytest.mark.parametrize(
     "content",
     [
-        lambda state: {"model": state, "args": argparse.Namespace(lr=0.1)},
+        lambda state: {"model": state, "args": Fraction(1, 10)},
         # Each imports torch in a program of its own.
-        pytest.param(lambda state: {"state_dict": state, "args": argparse.Namespace(lr=0.1)}, marks=pytest.mark.slow),
-        pytest.param(lambda state: {**state, "args": argparse.Namespace(lr=0.1)}, marks=pytest.mark.slow),
+        pytest.param(lambda state: {"state_dict": state, "args": Fraction(1, 10)}, marks=pytest.mark.slow),
+        pytest.param(lambda state: {**state, "args": Fraction(1, 10)}, marks=pytest.mark.slow),
     ],
 )
 def test_the_command_that_a_refusal_names_converts_the_file(tmp_path: Path, content: Any) -> None:
@@ -179,7 +200,7 @@ def test_the_command_that_a_refusal_names_converts_the_file(tmp_path: Path, cont
     folder = tmp_path / "with a space"
     folder.mkdir()
     torch.save(content(state), folder / "old.pth")
-    with pytest.raises(ValueError, match=r"refused: it holds argparse.Namespace") as caught:
+    with pytest.raises(ValueError, match=r"refused: it holds fractions.Fraction") as caught:
         read_weights(folder / "old.pth")
     assert "\n" not in str(caught.value)  # the log shows messages on one line
     python, *arguments = shlex.split(str(caught.value).partition("do no harm: ")[2])
@@ -333,6 +354,22 @@ def test_a_coincidence_is_no_fit() -> None:
         load_matching(model, source)
 
 
+@pytest.mark.parametrize("target_prefix", ["", "backbone"])
+def test_a_backbone_is_filled_as_a_whole_or_not_at_all(tmp_path: Path, target_prefix: str) -> None:
+    """A ResNet-18 has stages whose tensors have the names and shapes of a smaller network."""
+    torch.save(timm_library.create_model("resnet18").state_dict(), tmp_path / "a.pth")
+    task = nn.ModuleDict({"backbone": timm(3, model="resnet18", options={"layers": [3, 2, 2, 2]})})
+    before = {name: tensor.clone() for name, tensor in task.state_dict().items()}
+    message = r"a.pth: 10 of 130 tensors of the backbone are not filled.*partial: true(.|\n)*missing .*layer1\.2\.conv1"
+    with pytest.raises(ValueError, match=message):
+        initialize(task, Init(weights=tmp_path / "a.pth", target_prefix=target_prefix))
+    assert_same(task.state_dict(), before)
+    report = initialize(task, Init(weights=tmp_path / "a.pth", target_prefix=target_prefix, partial=True))
+    assert len(report.loaded) == 120 and len(report.missing) == 10
+    only = Init(weights=tmp_path / "a.pth", target_prefix=target_prefix, include="layer4")
+    assert not initialize(task, only).missing
+
+
 # --- shapes -----------------------------------------------------------------------------------------------------------
 
 
@@ -381,7 +418,7 @@ def test_position_embeddings_are_resized_as_timm_does(options: dict[str, Any]) -
 
 
 class Positions(nn.Module):
-    """Somebody else's model: no grid is told."""
+    """Somebody else's model: no grid is reported."""
 
     def __init__(self, tokens: int) -> None:
         super().__init__()
@@ -468,7 +505,7 @@ def test_strict_does_not_go_on_with_what_is_left(tmp_path: Path) -> None:
         initialize(Net(9), Init(weights=tmp_path, strict=True))
 
 
-def test_mistakes_in_init_are_told(tmp_path: Path) -> None:
+def test_mistakes_in_init_are_reported(tmp_path: Path) -> None:
     a_run(tmp_path)
     with pytest.raises(ValueError, match="target_prefix: the task has no 'bakbone'; it has: backbone, head"):
         initialize(Net(), Init(weights=tmp_path, target_prefix="bakbone"))

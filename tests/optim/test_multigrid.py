@@ -58,7 +58,7 @@ def test_without_gamma_the_learning_rate_follows_the_batch_alone() -> None:
     assert {factor for _, factor in learning_rates(replace(KINETICS, gamma=1))} == {8, 4, 2, 1}
 
 
-def test_pictures_have_no_frames() -> None:
+def test_images_have_no_frames() -> None:
     grid = Multigrid(20, 64, 32, None, (12,), long_cycle=((1, 0.71), (1, 1)))
     assert long_shapes(grid) == ((2, 1, 23), (1, 1, 32))
     validate(grid)

@@ -11,11 +11,12 @@ from torch import nn
 from opabinia.config import Catalog, ConfigError, Resolved, build, check, compose, dump, register
 from opabinia.config.registry import Entry
 from opabinia.config.types import Parameter
-from opabinia.engine.checkpointing.checkpoint import load_tensors, save_tensors
+from opabinia.engine.checkpointing.checkpoint import save_tensors
 from opabinia.engine.checkpointing.optimizer_state import load_optimizer_state, optimizer_state
 from opabinia.engine.loop.nonfinite import init_momentum_buffers
 from opabinia.optim.lars import Lars
 from opabinia.optim.optimizers import NAMES, TIMM_NAMES, fuse
+from opabinia.runtime.shards import load_safetensors
 
 DOOR = Entry("command", "door", lambda part: part, (Parameter("part", {"kind": "part", "family": "optimizer"}),))
 CATALOG = Catalog({"optimizer": register.entries["optimizer"], "command": {"door": DOOR}})
@@ -86,7 +87,7 @@ def test_a_restored_state_continues_bit_identically(name: str, made: Callable[..
     save_tensors(tmp_path / "state", tensors)
     resumed.load_state_dict(stopped.state_dict())
     second = made(name, lr=0.05)(resumed.parameters())
-    load_optimizer_state(resumed, second, load_tensors(tmp_path / "state"), plain)
+    load_optimizer_state(resumed, second, load_safetensors(tmp_path / "state"), plain)
     train(resumed, second, 3)
     assert torch.equal(straight.weight, resumed.weight)
 

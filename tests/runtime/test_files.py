@@ -75,7 +75,8 @@ def test_disk_errors_do_not_change_other_errors() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "expected"), [("größer\n", "größer\n".encode()), (b"\x00\xff", b"\x00\xff"), ("", b"")]
+    ("content", "expected"),
+    [("größer\n", "größer\n".encode()), (b"\x00\xff", b"\x00\xff"), ("", b""), ("\udcff", rb"\udcff")],
 )
 def test_write_atomic(tmp_path: Path, content: str | bytes, expected: bytes) -> None:
     path = tmp_path / "file"

@@ -1,7 +1,8 @@
-"""The task of detection: what it makes of batches, and where in pictures its answers lie."""
+"""The task of detection: what it makes of batches, and where in images its answers lie."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -25,6 +26,7 @@ from opabinia.contracts import (
     Target,
 )
 from opabinia.data.collate import collate
+from opabinia.inference.predictor import Prediction
 from opabinia.tasks.detection import Detection
 from opabinia.tasks.detection.task import (
     ReadableDetections,
@@ -140,10 +142,10 @@ def rows(found: Predictions, image: int) -> list[list[float]]:
     return found["boxes"][image][found["labels"][image] >= 0].tolist()  # type: ignore[no-any-return]
 
 
-# --- where things are -------------------------------------------------------------------------------------------------
+# --- where objects are ------------------------------------------------------------------------------------------------
 
 
-def test_boxes_are_in_the_pixels_of_the_picture_as_it_was_read() -> None:
+def test_boxes_are_in_the_pixels_of_the_image_as_it_was_read() -> None:
     found = detection().predict(batch_of(*TWO))
     assert found["boxes"].shape == (2, 3, 4)
     assert rows(found, 0) == [[2, 3, 6, 7]]
@@ -152,12 +154,12 @@ def test_boxes_are_in_the_pixels_of_the_picture_as_it_was_read() -> None:
     assert found["scores"].tolist() == [[0.75, 0, 0], [0.75, 0, 0]]
 
 
-def test_boxes_are_cut_off_at_the_edges_of_the_picture() -> None:
+def test_boxes_are_cut_off_at_the_edges_of_the_image() -> None:
     found = Detections(torch.tensor([[-1.0, 2, 9, 20]]), torch.ones(1), torch.zeros(1, dtype=torch.int64))
     assert scale_to_original(found, (8, 8), (16, 8)).boxes.tolist() == [[0, 4, 8, 16]]
 
 
-def test_keypoints_follow_the_picture_too() -> None:
+def test_keypoints_follow_the_image_too() -> None:
     points = torch.tensor([[[1.0, 2.0, 0.5]]])
     found = Detections(torch.zeros(1, 4), torch.ones(1), torch.zeros(1, dtype=torch.int64), None, points)
     assert scale_to_original(found, (4, 4), (8, 12)).keypoints.tolist() == [[[3, 4, 0.5]]]  # type: ignore[union-attr]
@@ -176,7 +178,7 @@ def test_what_lies_outside_of_an_image_is_known() -> None:
     assert mask[:, 0].int().tolist() == [[[1, 1, 1], [1, 1, 1]], [[1, 1, 0], [0, 0, 0]]]
 
 
-def test_a_picture_without_anything_has_no_rows() -> None:
+def test_an_image_without_anything_has_no_rows() -> None:
     found = detection().predict(batch_of(sample((8, 8), None)))
     assert found["labels"].tolist() == [[-1, -1, -1]]
     assert detection().readable({name: value[0] for name, value in found.items()}) == {"detections": []}
@@ -197,6 +199,23 @@ def test_people_read_classes_scores_and_boxes() -> None:
     assert said == {"detections": [{"class": "bar", "score": 0.75, "box": [2.0, 3.0, 6.0, 7.0]}]}
 
 
+def test_masks_are_readable_in_pixels_of_the_original_image() -> None:
+    found = {
+        "labels": torch.tensor([1, -1]),
+        "scores": torch.tensor([0.75, 0.0]),
+        "boxes": torch.tensor([[1.0, 0.0, 3.0, 2.0], [0.0, 0.0, 0.0, 0.0]]),
+        "masks": torch.ones(2, 4, 4),
+        "image_size": torch.tensor([3, 4]),
+    }
+    prediction = Prediction(found, detection().readable(found))
+    assert prediction.instance_masks.int().tolist() == [[[0, 1, 1, 0], [0, 1, 1, 0], [0, 0, 0, 0]]]
+    row = json.loads(json.dumps(prediction.readable))["detections"][0]
+    assert row["polygons"] == [[1, 0, 3, 0, 3, 2, 1, 2]] and row["mask"]["size"] == [3, 4]
+    assert prediction["masks"].shape == (2, 4, 4), "the tensors are as before"
+    with pytest.raises(ValueError, match="predicts no masks"):
+        Prediction({}, {}).instance_masks  # noqa: B018
+
+
 # --- what is to be learned --------------------------------------------------------------------------------------------
 
 
@@ -210,7 +229,7 @@ def test_targets_are_those_of_the_batch() -> None:
     assert target.keypoints is not None and target.keypoints.tolist() == [[[1, 2, 2]]]
 
 
-def test_losses_and_numbers_of_the_detector_are_told_by_name() -> None:
+def test_losses_and_numbers_of_the_detector_are_reported_by_name() -> None:
     said = detection()(batch_of(*TWO), Clock())
     assert float(said["loss_box"].detach()) == 18 + 7
     assert float(said["count"]) == 2

@@ -1,4 +1,4 @@
-"""A detector from its run to pictures: Python, the command line, and what other commands make of it."""
+"""A detector from its run to images: Python, the command line, and what other commands make of it."""
 
 import json
 from pathlib import Path
@@ -74,7 +74,7 @@ def boxes(found: Prediction) -> torch.Tensor:
 # --- from Python ------------------------------------------------------------------------------------------------------
 
 
-def test_pictures_of_any_size_alone_and_together(predictor: Predictor, folder: Path) -> None:
+def test_images_of_any_size_alone_and_together(predictor: Predictor, folder: Path) -> None:
     paths = sorted(folder.glob("*.png"))
     together = predictor(paths)
     for path, found in zip(paths, together, strict=True):
@@ -84,7 +84,7 @@ def test_pictures_of_any_size_alone_and_together(predictor: Predictor, folder: P
         assert torch.allclose(alone["scores"], found["scores"], atol=1e-5)
 
 
-def test_boxes_are_in_the_pixels_of_the_picture(predictor: Predictor, folder: Path) -> None:
+def test_boxes_are_in_the_pixels_of_the_image(predictor: Predictor, folder: Path) -> None:
     """The model sees both at the same size."""
     with Image.open(folder / "a.png") as image:
         large = image.resize((256, 256), Image.Resampling.NEAREST)
@@ -123,7 +123,7 @@ def test_blue_green_red(tmp_path: Path) -> None:
 # --- the predict command ----------------------------------------------------------------------------------------------
 
 
-def test_the_command_writes_things_and_draws_them(run: Path, folder: Path, tmp_path: Path) -> None:
+def test_the_command_writes_objects_and_draws_them(run: Path, folder: Path, tmp_path: Path) -> None:
     done = command("predict", run, folder, "--out", tmp_path, "--score", "0.011")
     assert done.exit_code == 0, done.output
     lines = [json.loads(line) for line in (tmp_path / "predictions.jsonl").read_text().splitlines()]
@@ -199,7 +199,7 @@ def test_classes_are_compared_too_and_pixels_without_labels_are_not(tmp_path: Pa
 # --- other commands ---------------------------------------------------------------------------------------------------
 
 
-def test_pictures_are_compared_by_their_embedding(run: Path, folder: Path, tmp_path: Path) -> None:
+def test_images_are_compared_by_their_embedding(run: Path, folder: Path, tmp_path: Path) -> None:
     done = command("extract", run, "--split", "val", "--out", tmp_path / "features")
     assert done.exit_code == 0, done.output
     assert np.load(tmp_path / "features" / "features.npy").shape == (6, 96)
@@ -210,7 +210,7 @@ def test_pictures_are_compared_by_their_embedding(run: Path, folder: Path, tmp_p
     assert len(json.loads((tmp_path / "near" / "predictions.jsonl").read_text())["nearest"]) == 2
 
 
-def test_an_embedding_does_not_depend_on_the_pictures_beside(predictor: Predictor, folder: Path) -> None:
+def test_an_embedding_does_not_depend_on_the_images_beside(predictor: Predictor, folder: Path) -> None:
     samples = [predictor.sample(path) for path in sorted(folder.glob("*.png"))]
     together = predictor.embeddings(samples)
     for one, expected in zip(samples, together, strict=True):

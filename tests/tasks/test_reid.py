@@ -138,7 +138,7 @@ def test_camera_embeddings_are_used() -> None:
     assert task.side.table.grad.abs().sum() > 0
 
 
-def test_what_nobody_tells_of_an_image_is_the_mean_of_all_there_is() -> None:
+def test_what_nobody_reports_of_an_image_is_the_mean_of_all_there_is() -> None:
     side = CameraEmbedding(cameras=2, views=3, width=4, scale=2.0)
     table, count = 2.0 * side.table.view(2, 3, 4), 5
     camera, view, batch = torch.tensor([0, 1, 1, 0, 1]), torch.tensor([2, 0, 1, 1, 2]), {"image": torch.zeros(count)}

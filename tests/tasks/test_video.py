@@ -54,7 +54,7 @@ def test_any_shape(frames: int, size: int) -> None:
     assert all(one.grad is not None and one.grad.isfinite().all() for one in task.parameters())
 
 
-def test_views_of_a_film_are_merged() -> None:
+def test_views_of_a_video_are_merged() -> None:
     task, batch = make().eval(), clips()
     batch["label"] = torch.tensor([0, 0, 1, 1, 2, 2])
     judge = task.evaluators(FACTS)[0]

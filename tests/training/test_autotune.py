@@ -118,7 +118,7 @@ def test_a_batch_suits_the_sampler() -> None:
 # --- configs ----------------------------------------------------------------------------------------------------------
 
 
-# --- where pictures are changed ---------------------------------------------------------------------------------------
+# --- where images are changed -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_a_batch_suits_the_sampler() -> None:
         pytest.param(2, (2.0, 1.0, 0.0), (1.9, 0.5, 0.45), "workers", id="hardly quicker"),
     ],
 )
-def test_pictures_are_changed_where_it_takes_less_time(
+def test_images_are_changed_where_it_takes_less_time(
     hands: int, workers: tuple[float, float, float], device: tuple[float, float, float], place: str
 ) -> None:
     quick, (slow, other) = tried(0.1, 0.1, 0.1), (tried(*workers), tried(*device))
@@ -150,7 +150,7 @@ def test_numbers_stand_in_the_place_of_auto_only() -> None:
     assert config["data"]["batch_size"] == "auto", "the given one stays"
 
 
-def test_who_does_not_train_is_told() -> None:
+def test_who_does_not_train_is_reported() -> None:
     with pytest.raises(ConfigError, match=r"data\.batch_size: auto is tuned by `opabinia train`"):
         replace_auto(resolve("classification/digits", ["data.batch_size=auto"]).config)
     found = replace_auto(resolve("classification/digits", ["data.num_workers=auto"]).config)

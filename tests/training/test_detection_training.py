@@ -1,4 +1,4 @@
-"""What the engine promises holds for detectors: empty pictures, pieces of a batch, averages, hooks, losses by name."""
+"""What the engine promises holds for detectors: empty images, pieces of a batch, averages, hooks, losses by name."""
 
 import json
 from pathlib import Path
@@ -97,7 +97,7 @@ def empty(split: str) -> str:
 
 
 @pytest.mark.parametrize("detector", DETECTORS)
-def test_every_loss_is_told_by_its_name(data: Path, tmp_path: Path, detector: str) -> None:
+def test_every_loss_is_reported_by_its_name(data: Path, tmp_path: Path, detector: str) -> None:
     run = train(data, tmp_path, f"task.detector={DETECTORS[detector]}")
     first, *_, last = lines(run)
     for line, prefix in ((first, "train/"), (last, "val/")):
@@ -111,7 +111,7 @@ def test_every_loss_is_told_by_its_name(data: Path, tmp_path: Path, detector: st
 
 
 @pytest.mark.parametrize("detector", DETECTORS)
-def test_pictures_without_anything_in_them(data: Path, tmp_path: Path, detector: str) -> None:
+def test_images_without_anything_in_them(data: Path, tmp_path: Path, detector: str) -> None:
     """Whole batches of them are trained and evaluated; what is not there has no score."""
     run = train(data, tmp_path, f"task.detector={DETECTORS[detector]}", empty("train"), empty("val"))
     *steps, last = lines(run)
@@ -122,8 +122,14 @@ def test_pictures_without_anything_in_them(data: Path, tmp_path: Path, detector:
 
 
 def test_pieces_of_a_batch_learn_the_same(data: Path, tmp_path: Path) -> None:
-    """FCOS divides by the positive points of what goes through at once, so pictures are as good as alike."""
-    same = ("task.freeze_norms=true", "train.length=1it", "evaluate.every=0it", "train.step.name=standard")
+    """FCOS divides by the positive points of what goes through at once, so images are as good as alike."""
+    same = (
+        "task.freeze_norms=true",
+        "task.freeze_random=true",
+        "train.length=1it",
+        "evaluate.every=0it",
+        "train.step.name=standard",
+    )
     whole, pieces = (
         lines(train(data, tmp_path, *same, *more, name=name))[0]
         for name, more in (("whole", ()), ("pieces", ("train.micro_batch_size=2",)))
@@ -142,7 +148,7 @@ def test_the_average_of_weights_is_evaluated(data: Path, tmp_path: Path) -> None
 
 
 def test_half_precision(data: Path, tmp_path: Path) -> None:
-    """Of pictures so large that no map has one pixel alone: there oneDNN's gradient of a stride of 2 is no number."""
+    """Of images so large that no map has one pixel alone: there oneDNN's gradient of a stride of 2 is no number."""
     large = "data.train.transforms=[{name: resize_shortest_edge, short_edge_length: 96}]"
     for detector in ("fcos", "mask_rcnn"):
         how = (f"task.detector={DETECTORS[detector]}", large, "data.val=null")
@@ -152,7 +158,7 @@ def test_half_precision(data: Path, tmp_path: Path) -> None:
         assert losses[0] == pytest.approx(losses[1], rel=0.05) and losses[0] != losses[1]
 
 
-def test_pictures_that_cannot_be_read_are_passed_over(data: Path, tmp_path: Path) -> None:
+def test_images_that_cannot_be_read_are_passed_over(data: Path, tmp_path: Path) -> None:
     root = tmp_path / "broken"
     small_data.coco2017(root)
     (root / "train2017" / "000000000001.png").write_bytes(b"no picture")
@@ -180,7 +186,7 @@ def test_the_best_checkpoint_by_any_score(data: Path, tmp_path: Path, score: str
     assert scores[step] == best
 
 
-def test_a_score_that_no_evaluation_gives_is_told(data: Path, tmp_path: Path) -> None:
+def test_a_score_that_no_evaluation_gives_is_reported(data: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no evaluation computes the score 'val/mAP'; did you mean 'val/AP'"):
         train(data, tmp_path, "checkpoint.best=val/mAP")
 

@@ -67,7 +67,7 @@ def names(prefix: str, *groups: set[str]) -> set[str]:
     return {f"{prefix}/{name}" for group in groups for name in group}
 
 
-def test_measures_have_periods_of_their_own_and_are_told_of_averaged_weights_too(whole: Path) -> None:
+def test_measures_have_periods_of_their_own_and_are_reported_of_averaged_weights_too(whole: Path) -> None:
     found = scores(whole)
     seldom = names("val", OWN, COLLAPSE, KNN) | names("val_ema", OWN, COLLAPSE, KNN)
     often = names("val", KNN) | names("val_ema", KNN)
@@ -109,7 +109,7 @@ def test_a_measure_of_one_set(recipe: Path) -> None:
     ],
     ids=["twice", "another set", "another name", "another layer", "nothing held out", "no shots"],
 )
-def test_what_cannot_be_measured_is_told_before_the_first_step(recipe: Path, change: str, message: str) -> None:
+def test_what_cannot_be_measured_is_reported_before_the_first_step(recipe: Path, change: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         launch.train(str(recipe), [change], out=recipe.parent, name="wrong")
     assert not (recipe.parent / "measured" / "wrong" / "config.yaml").exists()
@@ -117,7 +117,7 @@ def test_what_cannot_be_measured_is_told_before_the_first_step(recipe: Path, cha
         dry_run.dry_run(launch.build_parts(launch.resolve(str(recipe), [change])).keywords)
 
 
-def test_a_layer_that_is_not_used_is_told_by_a_rehearsal(recipe: Path) -> None:
+def test_a_layer_that_is_not_used_is_reported_by_a_rehearsal(recipe: Path) -> None:
     """As a projector, which self-supervised learning throws away."""
     changes = [
         "task={name: simclr, backbone: tiny, mean: [0.3], std: [0.38]}",
@@ -148,7 +148,7 @@ def test_classes_that_the_training_data_has_not_cannot_be_learned(recipe: Path) 
 
 
 def test_a_finished_run_is_measured_as_it_was_in_training(whole: Path) -> None:
-    found = launch.evaluate(whole, checkpoint="last")
+    found = launch.evaluate(whole, checkpoint="last", weights="both")
     assert found == json.loads((whole / "results.json").read_text())
 
 

@@ -8,7 +8,7 @@ import torch
 
 import opabinia
 from opabinia.config import ConfigError
-from opabinia.engine.checkpointing.checkpoint import load_tensors
+from opabinia.runtime.shards import load_safetensors
 from opabinia.training import launch
 
 SMALL = ["train.length=4it", "schedule.warmup=1it", "data.batch_size=16", "data.num_workers=0", "loggers=[]"]
@@ -26,7 +26,7 @@ def losses(folder: Path) -> list[dict[str, float]]:
 
 
 def weights(folder: Path, step: int = 4) -> dict[str, torch.Tensor]:
-    return load_tensors(folder / "checkpoints" / f"step-{step:08d}" / "model.safetensors")
+    return load_safetensors(folder / "checkpoints" / f"step-{step:08d}" / "model.safetensors")
 
 
 def test_a_run_begins_where_another_ended(teacher: Path, tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_only_the_backbone_if_asked(teacher: Path, tmp_path: Path) -> None:
     assert heads and all(torch.equal(found[key], drawn[key]) for key in heads)
 
 
-def test_weights_that_cannot_be_used_are_told(tmp_path: Path) -> None:
+def test_weights_that_cannot_be_used_are_reported(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"init: .*there is no such file or folder"):
         launch.train("classification/digits", [*SMALL, f"init.weights={tmp_path / 'no.pth'}"], out=tmp_path)
     with pytest.raises(ConfigError, match="init: target_prefix: the task has no 'backbon'"):
@@ -60,7 +60,7 @@ def test_a_run_teaches(teacher: Path, tmp_path: Path) -> None:
     line = losses(folder)[0]
     assert {"train/distill_logits_loss", "train/distill_features_loss"} <= line.keys()
     assert not any("teacher" in name for name in weights(folder))
-    assert launch.evaluate(folder, checkpoint="last") == scores
+    assert launch.evaluate(folder, checkpoint="last", weights="both") == scores
     assert opabinia.load(folder).classes == tuple("0123456789")
 
 
@@ -80,7 +80,7 @@ def test_a_run_and_the_students_average_teach_together(teacher: Path, tmp_path: 
     distill = f"distill={{teachers: [{{run: {teacher}}}, {{run: {teacher}}}], average: {{momentum: 0.5}}}}"
     changes = [*SMALL, distill, "checkpoint.every=2it", "checkpoint.keep=9"]
     folder, scores = launch.train("classification/digits", changes, out=tmp_path)
-    before, average = weights(folder), load_tensors(folder / "checkpoints" / "step-00000004" / "task.0.safetensors")
+    before, average = weights(folder), load_safetensors(folder / "checkpoints" / "step-00000004" / "task.0.safetensors")
     assert before.keys() == average.keys() == weights(teacher, 40).keys()
     assert any(not torch.equal(value, before[name]) for name, value in average.items())
     lines = [line["train/loss"] for line in losses(folder)]
@@ -90,7 +90,7 @@ def test_a_run_and_the_students_average_teach_together(teacher: Path, tmp_path: 
     assert again == scores
     assert [line["train/loss"] for line in losses(folder)] == lines
     assert all(torch.equal(value, before[name]) for name, value in weights(folder).items())
-    resumed = load_tensors(folder / "checkpoints" / "step-00000004" / "task.0.safetensors")
+    resumed = load_safetensors(folder / "checkpoints" / "step-00000004" / "task.0.safetensors")
     assert all(torch.equal(value, average[name]) for name, value in resumed.items())
 
 

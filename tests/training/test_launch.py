@@ -1,6 +1,7 @@
 """What a command does around a run: folders, resuming, what may change and what may not."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ from opabinia.config import ConfigError
 from opabinia.contracts import Clock, DatasetInfo, Hook, Phase, Run
 from opabinia.engine.checkpointing.checkpoint import read_checkpoint
 from opabinia.training import launch
-from opabinia.training.trained_model import dataset_info_from
 
 SMALL = ("train.device=cpu", "data.num_workers=0", "data.batch_size=16", "loggers=[]", "train.num_threads=1")
 
@@ -31,9 +31,16 @@ def problem(action: Any) -> str:
     return str(only)
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs")
+    return train(out, "train.length=4it", "checkpoint={every: 2it}", "optimizer.lr=0.002")[0]
+
+
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return train(tmp_path, "train.length=4it", "checkpoint={every: 2it}", "optimizer.lr=0.002")[0]
+def folder(finished: Path, tmp_path: Path) -> Path:
+    """A copy of a finished run."""
+    return Path(shutil.copytree(finished, tmp_path / finished.relative_to(finished.parents[2])))
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -109,7 +116,7 @@ def test_a_new_run_with_the_config_of_another_lies_beside_it(folder: Path) -> No
     assert other == folder.parent / "other"
 
 
-def test_going_back_tells_what_it_costs_and_keeps_the_best_honest(folder: Path) -> None:
+def test_going_back_reports_what_it_costs_and_keeps_the_best_honest(folder: Path) -> None:
     older = folder / "checkpoints" / "step-00000002"
     launch.train(str(folder), ["train.length=6it"], resume=str(older))
     log = (folder / "train.log").read_text()
@@ -162,13 +169,13 @@ def test_an_optimizer_that_keeps_another_state_begins_without(folder: Path) -> N
 def test_the_checkpoint_knows_where_it_is(folder: Path) -> None:
     state = read_checkpoint(folder / "checkpoints" / "step-00000004").state
     assert (state["step"], state["epoch"], state["position"], state["samples"]) == (4, 0, 64, 64)
-    assert dataset_info_from(read_checkpoint(folder / "checkpoints" / "step-00000004")) == DatasetInfo(
+    assert read_checkpoint(folder / "checkpoints" / "step-00000004").state["facts"] == DatasetInfo(
         samples=1437, channels=1, classes=tuple("0123456789")
     )
     assert Clock(step=4).step == state["step"]
 
 
-def test_all_constructors_that_refuse_are_told(tmp_path: Path) -> None:
+def test_all_constructors_that_refuse_are_reported(tmp_path: Path) -> None:
     overrides = ["train.source={name: image_folder, root: no/where}", "val.source={name: image_folder, root: nor/here}"]
     resolved = launch.resolve("classification/digits", [f"data.{one}" for one in overrides])
     with pytest.raises(ConfigError) as caught:

@@ -1,4 +1,4 @@
-"""The batches of a run as rows and as a picture, without a run; numbers by hand, and those of the authors' code."""
+"""The batches of a run as rows and as an image, without a run; numbers by hand, and those of the authors' code."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_past_the_end_the_last_row_goes_on() -> None:
     assert table.rows[-1].end == 40
 
 
-def test_pictures_that_grow() -> None:
+def test_images_that_grow() -> None:
     table = made(progressive, length=Duration(4, "ep"), start=32, end=64, multiple=32, until=0.5)
     assert [(line.begin, line.end) for line in table.rows] == [(0, 1), (1, 4)]
     assert [line.step_cost for line in table.rows] == pytest.approx([0.25, 1])
@@ -94,10 +94,10 @@ def test_no_steps_are_refused() -> None:
         preview_of_plan(plan, plan)
 
 
-# --- as a picture -----------------------------------------------------------------------------------------------------
+# --- as an image ------------------------------------------------------------------------------------------------------
 
 
-def test_a_picture_of_all_kinds() -> None:
+def test_an_image_of_all_kinds() -> None:
     plain = ConstantPlan(100, 10, Duration(3, "ep"))
     panels = {
         "clips": (made(multigrid, size=32, frames=16, milestones=MARKS), 4),

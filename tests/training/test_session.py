@@ -1,4 +1,4 @@
-"""The composition root: what does not fit together is told before the first step."""
+"""The composition root: what does not fit together is reported before the first step."""
 
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,12 @@ def test_a_rehearsal_runs_on_the_cpu_whatever_the_recipe_asks_for() -> None:
     rehearse("train.device=cuda")
 
 
+def test_frozen_random_weights_are_an_error() -> None:
+    overrides = [*SMALL, "task.freeze_stages=1", "task.freeze_norms=true"]
+    with pytest.raises(ConfigError, match="task: freeze_stages and freeze_norms would freeze random weights: load"):
+        dry_run.dry_run(launch.build_parts(launch.resolve("detection/digits", overrides)).keywords)
+
+
 def test_mixed_batches_pass_a_rehearsal() -> None:
     rehearse("data.mix=[mixup]")
 
@@ -36,6 +42,9 @@ def test_mixed_batches_pass_a_rehearsal() -> None:
     ("overrides", "path", "text"),
     [
         (["checkpoint.best=val/top2"], "checkpoint.best", "scores: val/top1, val/top5"),
+        (["checkpoint.best=val/top1 + val/top2"], "checkpoint.best", "no evaluation computes the score 'val/top2'"),
+        (["checkpoint.best=val/top1 val/top5"], "checkpoint.best", "neither a score nor a sum such as 0.5*val/rank1"),
+        (["checkpoint.best=val/top1 - val/top5"], "checkpoint.best", "some of these scores are to be high and others"),
         (["task.backbone.model=test_resnt"], "task.backbone.model", "test_resnet"),
         (["task.backbone.options={widht: 3}"], "task.backbone.options", "refuses"),
         (["task.mean=[0.1,0.2]"], "task.mean", "2 values for images of 1 channels"),
@@ -71,7 +80,7 @@ def test_mixed_batches_pass_a_rehearsal() -> None:
         (["data.val.transforms.0={name: RGB}"], "data.val", "3 channels, those of training 1"),
     ],
 )
-def test_what_does_not_fit_is_told(overrides: list[str], path: str, text: str) -> None:
+def test_what_does_not_fit_is_reported(overrides: list[str], path: str, text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         rehearse(*overrides)
     (problem,) = caught.value.problems
@@ -98,14 +107,14 @@ def test_an_evaluation_has_the_layout_of_the_training(tmp_path: Path) -> None:
     """Other kernels would give other last bits."""
     overrides = [*SMALL, "train.length=5it", "train.channels_last=true", "ema.decay=0.5", "loggers=[]"]
     folder, scores = launch.train("classification/digits", overrides, out=tmp_path)
-    assert launch.evaluate(folder, checkpoint="last") == scores
+    assert launch.evaluate(folder, checkpoint="last", weights="both") == scores
 
 
 def test_a_run_gives_its_final_scores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, scores = launch.train("classification/digits", [*SMALL, "train.length=3it", "loggers=[]"], out=tmp_path)
     names = ("top1", "top5", "mean_recall", "macro_f1", "ece", "nll")
     assert list(scores) == [f"val/{name}" for name in names]
-    assert launch.evaluate(folder, checkpoint="last") == scores
+    assert launch.evaluate(folder, checkpoint="last", weights="both") == scores
     log = (folder / "train.log").read_text()
     for expected in ("rank 0 of 1", "torch ", "git ", "command ", "lr: 0.004", "TimmBackbone", "label_smoothing=0.1"):
         assert expected in log, expected

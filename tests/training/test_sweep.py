@@ -10,6 +10,7 @@ import pytest
 
 from opabinia.config import ConfigError
 from opabinia.runtime.files import DiskError, FolderInUse
+from opabinia.runtime.json_files import InvalidFile
 from opabinia.runtime.signals import Stopped
 from opabinia.training.sweep.record import Record, Trial, choose_metric, metric_direction, rank_trials
 from opabinia.training.sweep.runs import check_configs, run_trial
@@ -284,7 +285,7 @@ def test_the_record_of_another_sweep(record: Record, message: str, tmp_path: Pat
 )
 def test_files_that_are_not_records(text: str, tmp_path: Path) -> None:
     (tmp_path / "sweep.json").write_text(text)
-    with pytest.raises(ConfigError, match=r"sweep\.json: (cannot be read|is not the record of a sweep)"):
+    with pytest.raises(InvalidFile, match=r"sweep\.json: (not valid JSON|input should be|runs\.0: input should be)"):
         Record("d", [], "grid", None).load_runs(tmp_path / "sweep.json")
 
 

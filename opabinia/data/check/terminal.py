@@ -9,6 +9,7 @@ from rich.table import Table
 
 from opabinia.data.check.checks import DataReport
 from opabinia.data.check.statistics import DatasetStatistics, Range
+from opabinia.runtime.text import printable
 
 MAX_CASES = 5
 """Cases that are listed per finding."""
@@ -20,7 +21,7 @@ MAX_CLASSES = 40
 def print_report(report: DataReport, console: Console) -> None:
     """Print a table for each dataset, one of all findings, and the first cases of each."""
     for name, dataset in report.datasets.items():
-        table = Table(_printable(name), "count")
+        table = Table(printable(name), "count")
         for label, value in summary_rows(dataset).items():
             table.add_row(label, f"{value}")
         console.print(table)
@@ -37,7 +38,7 @@ def print_report(report: DataReport, console: Console) -> None:
         for case in finding.cases[:MAX_CASES]:
             samples = [f"{sample.dataset}: {sample}" if several else f"{sample}" for sample in case[:MAX_CASES]]
             more = f" and {len(case) - MAX_CASES} more" if len(case) > MAX_CASES else ""
-            console.print(f"  {_printable(' = '.join(samples))}{more}", markup=False, soft_wrap=True)
+            console.print(f"  {printable(' = '.join(samples))}{more}", markup=False, soft_wrap=True)
         if finding.count > MAX_CASES:
             console.print(f"  and {finding.count - min(MAX_CASES, len(finding.cases))} more")
 
@@ -92,14 +93,9 @@ def _class_table(dataset: DatasetStatistics) -> Table:
     return table
 
 
-def _printable(text: str) -> str:
-    """Escape control characters and invalid ones: names come from untrusted disks and could steer the terminal."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
-
-
 def _cell(text: str) -> str:
     """Escape text for a table cell of rich, which takes brackets for styles."""
-    return _printable(text).replace("[", r"\[")
+    return printable(text).replace("[", r"\[")
 
 
 def _range(values: Range) -> str:

@@ -86,10 +86,10 @@ class DecoderPass:
         """
         wanted_times = {self._times[number] for number in self.pending}
         for packet in chain(read_packets(self.container, self.stream), [None]):  # None flushes the decoder
-            if packet is not None:
-                if packet.is_corrupt:
-                    continue
-                if not self.index.counted and self._is_too_late(packet):
+            if packet is not None and not self.index.counted:
+                if packet.is_corrupt and frame_number(self._times, packet.pts) is None:
+                    continue  # the end of a file that is cut off
+                if self._is_too_late(packet):
                     return
             unwanted = self._skips and packet is not None and packet.pts not in wanted_times
             self.stream.codec_context.skip_frame = "NONREF" if unwanted else "DEFAULT"

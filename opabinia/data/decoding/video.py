@@ -31,7 +31,10 @@ if TYPE_CHECKING:
 
     from opabinia.data.decoding.video_index import VideoIndex
 
-EXTENSIONS = (".mp4", ".m4v", ".mov", ".avi", ".webm", ".mkv", ".mpeg", ".mpg", ".gif")
+EXTENSIONS = (
+    *(".mp4", ".m4v", ".mov", ".avi", ".webm", ".mkv", ".mpeg", ".mpg", ".gif"),
+    *(".wmv", ".asf", ".flv", ".f4v", ".ts", ".mts", ".m2ts", ".ogv", ".vob", ".3gp", ".mjpeg"),
+)
 """File extensions of videos, for searching folders."""
 
 _FORMATS = {1: "gray", 3: "rgb24"}
@@ -53,6 +56,8 @@ class VideoFile:
     Args:
         path: the file.
         channels: 3 for color, 1 for gray.
+        start: use the frames from this time on, in seconds after the first frame, by the times of the frames.
+        end: use the frames before this time; None: all.
 
     Example::
 
@@ -60,24 +65,28 @@ class VideoFile:
         clip = video.read(range(100, 164, 4), short_side=256)   # uint8, 16 x 3 x 256 x 455
     """
 
-    def __init__(self, path: str | os.PathLike[str], channels: Channels = 3) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], channels: Channels = 3, *, start: float = 0.0, end: float | None = None
+    ) -> None:
         self.path = os.fspath(path)
         self._channels = channels
+        self.start, self.end = start, end
         self._open: tuple[InputContainer, VideoStream] | None = None
         self._at_start = False  # whether nothing has been read since it was opened
         self._size: tuple[int, int] | None = None
 
     @property
     def frames(self) -> int:
-        return len(self._index().times)
+        return len(self._numbers())
 
     @property
     def seconds(self) -> float:
-        return self._index().seconds
+        return self.frames / self.fps
 
     @property
     def fps(self) -> float:
-        return self.frames / self.seconds
+        index = self._index()
+        return len(index.times) / index.seconds
 
     @property
     def size(self) -> tuple[int, int]:
@@ -89,7 +98,8 @@ class VideoFile:
 
     def read(self, indices: Sequence[int], short_side: int | None = None) -> Tensor:
         with closing(self):
-            positions = clip_positions(indices, self.frames, self.path)
+            numbers = self._numbers()
+            positions = {numbers[i]: where for i, where in clip_positions(indices, len(numbers), self.path).items()}
             buffer = _ClipBuffer(positions, self._channels, short_side)
             self._decode(list(positions), buffer.add)
         return buffer.clip()
@@ -101,6 +111,15 @@ class VideoFile:
             self._open = None
 
     # --- index and position ---
+
+    def _numbers(self) -> range:
+        """Return the numbers in the file of the frames from the start to the end, at least one."""
+        index = self._index()
+        first = index.first_number(self.start)
+        stop = len(index.times) if self.end is None else index.first_number(self.end)
+        if first == len(index.times):
+            raise ValueError(f"{self.path} has {index.seconds:.2f} seconds; none of its frames is after {self.start:g}")
+        return range(first, max(stop, first + 1))
 
     def _key(self) -> tuple[str, int, int]:
         status = os.stat(self.path)

@@ -28,6 +28,7 @@ class VideoIndex:
         times: of the frames, in display order (int64, N, in units of the stream).
         keys: numbers of the key frames, at which a decoder can start (int64, ascending; the first is 0).
         seconds: duration.
+        unit: of the times, in seconds.
         table: whether it comes from the container's table, which has times in decoding order only: frames are assumed
             to be evenly spaced, and the decoded frames must agree.
         counted: whether frames have no times of their own, so that they can only be numbered by decoding from the
@@ -37,8 +38,13 @@ class VideoIndex:
     times: NDArray[np.int64]
     keys: NDArray[np.int64]
     seconds: float
+    unit: float
     table: bool = False
     counted: bool = False
+
+    def first_number(self, seconds: float) -> int:
+        """Return the number of the first frame that is displayed at this time after the first frame, or later."""
+        return int(np.searchsorted(self.times, self.times[0] + round(seconds / self.unit)))
 
 
 def frame_number(times: list[int], time: int | None) -> int | None:
@@ -112,15 +118,16 @@ def _describe_content(start: bytes, error: Exception) -> str:
     return f"is not a readable video: {getattr(error, 'strerror', None) or error}"
 
 
-def read_packets(container: InputContainer, stream: VideoStream) -> Iterator[Packet[VideoStream]]:
-    """Yield all packets from the current position, up to the first one that cannot be read."""
+def read_packets(container: InputContainer, *streams: VideoStream) -> Iterator[Packet[VideoStream]]:
+    """Yield all packets of these streams, or of all, from the current position, up to the first one that cannot be
+    read."""
     import av
 
     # IndexError: a broken transport stream in which a stream first appears in the middle, which PyAV does not expect.
     with suppress(av.error.FFmpegError, IndexError):
-        for packet in container.demux(stream):
+        for packet in container.demux(*streams):
             if packet.size:
-                yield packet
+                yield packet  # type: ignore[misc]  # without streams, also those of other types
 
 
 # --- building the index -----------------------------------------------------------------------------------------------
@@ -140,25 +147,32 @@ def index_from_table(container: InputContainer, stream: VideoStream, file_size: 
     if step <= 0 or (np.diff(times) != step).any() or discarded.any() or ends.max() > file_size or not keys[0]:
         return None
     display_times = stream.start_time + step * np.arange(len(times), dtype=np.int64)
-    return VideoIndex(display_times, np.flatnonzero(keys), float(len(times) * step * stream.time_base), table=True)
+    unit = float(stream.time_base)
+    return VideoIndex(display_times, np.flatnonzero(keys), len(times) * step * unit, unit, table=True)
 
 
 def index_from_packets(path: str, container: InputContainer, stream: VideoStream) -> VideoIndex:
-    """Read all packets, without decoding them."""
-    times: list[int | None] = []
-    keys: list[bool] = []
-    truncated = False
-    for packet in read_packets(container, stream):
-        if packet.is_corrupt:
-            truncated = True
-        elif not packet.is_discard:  # a discarded packet is decoded, but not displayed
-            times.append(packet.pts)
-            keys.append(packet.is_keyframe)
-    claimed = stream.frames
+    """Read all packets, without decoding them.
+
+    A packet that is marked as corrupt ends a file that is cut off; where others follow, as between concatenated
+    transport streams, only their numbering is interrupted.
+    """
+    # Without the contents, which may be large.
+    packets = [
+        (packet.pts, packet.is_keyframe, packet.is_discard, packet.is_corrupt)
+        for packet in read_packets(container, stream)
+    ]
+    ends_early = bool(packets) and packets[-1][3]
+    missing = 0 if container.format.name == "gif" else stream.frames - len(packets)
+    if container.format.name == "avi":  # it counts intervals, in which there may be no frame
+        missing = missing if _exceeds_file(path) else 0
+    packets = packets[: len(packets) - ends_early]
+    times = [time for time, _, discarded, _ in packets if not discarded]  # others are decoded, but not displayed
+    keys = [is_key for _, is_key, discarded, _ in packets if not discarded]
     if not times:
-        raise ValueError(f"{path} has a video stream without frames" + (": it is cut off" if truncated else ""))
-    if truncated or (claimed > len(times) and container.format.name != "gif"):
-        of = f" of {claimed}" if claimed > len(times) else ""
+        raise ValueError(f"{path} has a video stream without frames" + (": it is cut off" if ends_early else ""))
+    if ends_early or missing > 0:
+        of = f" of {stream.frames}" if missing > 0 else ""
         warn_damaged(path, f"is cut off; the first {len(times)} frames{of} are used")
     known = [time for time in times if time is not None]
     if len(set(known)) < len(times) or _has_no_times(container, stream):
@@ -170,15 +184,31 @@ def index_from_packets(path: str, container: InputContainer, stream: VideoStream
     if len(display_times) > 1:
         seconds = float(display_times[-1] - display_times[0] + np.median(np.diff(display_times))) * unit
     seconds = seconds or _duration(container, stream, len(display_times))
-    if container.duration and "matroska" in container.format.name and seconds < 0.8 * container.duration / 1e6:
-        warn_damaged(path, f"is cut off; the first {seconds:.1f} of {container.duration / 1e6:.1f} seconds are used")
-    return VideoIndex(display_times, np.union1d(starts, [0]), seconds)
+    claimed = (container.duration or 0) / 1e6 if "matroska" in container.format.name else 0.0  # of the longest stream
+    if seconds < 0.8 * claimed and _last_time(path) < 0.8 * claimed:
+        warn_damaged(path, f"is cut off; the first {seconds:.1f} of {claimed:.1f} seconds are used")
+    return VideoIndex(display_times, np.union1d(starts, [0]), seconds, unit)
+
+
+def _exceeds_file(path: str) -> bool:
+    """Return whether the size in the header of a RIFF file (AVI) is larger than the file."""
+    with open(path, "rb") as file:
+        return int.from_bytes(file.read(8)[4:], "little") + 8 > os.stat(path).st_size
+
+
+def _last_time(path: str) -> float:
+    """Return the last time of all streams of a file, in seconds."""
+    container, _ = open_video(path)
+    with container:
+        return max(
+            (float(packet.pts * packet.time_base) for packet in read_packets(container) if packet.pts), default=0.0
+        )
 
 
 def counted_index(frames: int, seconds: float) -> VideoIndex:
     """Return the index of frames that can only be counted from the start."""
     numbers = np.arange(frames, dtype=np.int64)
-    return VideoIndex(numbers, numbers[:1], seconds, counted=True)
+    return VideoIndex(numbers, numbers[:1], seconds, seconds / frames, counted=True)
 
 
 def _has_no_times(container: InputContainer, stream: VideoStream) -> bool:

@@ -11,7 +11,17 @@ from annotated_types import Interval, MinLen
 from opabinia.config import register
 from opabinia.contracts import BatchSchedule, BatchShape, Count, Fraction, Positive, RunSpec, Stage
 from opabinia.data.sampling.batches import ConstantPlan
-from opabinia.optim.multigrid import LONG_CYCLE, SHORT_CYCLE, Multigrid, Norm, Stretch, norm, stretches, validate
+from opabinia.optim.multigrid import (
+    LONG_CYCLE,
+    SHORT_CYCLE,
+    Multigrid,
+    Norm,
+    Stretch,
+    evaluation_epochs,
+    norm,
+    stretches,
+    validate,
+)
 from opabinia.runtime.durations import Duration
 
 Factor = Annotated[float, Interval(gt=0, le=1)]
@@ -86,6 +96,7 @@ def multigrid(
     size_multiple: Count = 1,
     bn_base_size: Count | None = 8,
     drop_empty: bool = False,
+    evaluations: Count | None = None,
 ) -> BatchSchedule:
     """Multigrid training: many cheap epochs first, few exact ones last; batch size, frames and image size change
     together (Wu et al. 2020).
@@ -115,6 +126,8 @@ def multigrid(
             share of a process is split, smaller shares of neighboring processes are combined. null: all samples of a
             process.
         drop_empty: drop rows that have no epochs after rounding, instead of raising.
+        evaluations: about so many in each row of the schedule, evenly spaced, the last at its end; ``evaluate.every``
+            then has no effect on validation sets without a period of their own (PySlowFast has 3). null: by that.
 
     Raises:
         ValueError: ``train.length`` is not in whole epochs; or the baseline and the cycles do not fit
@@ -139,7 +152,9 @@ def multigrid(
     validate(grid, spec.world, empty=drop_empty)
     planned = [stretch for stretch in stretches(grid) if stretch.epochs]
     length = spec.length if epochs else Duration(sum(stretch.epochs for stretch in planned), "ep")
-    return BatchSchedule(_stages(planned, grid, spec.world, bn_base_size), length, Duration(grid.epochs, "ep"))
+    stages = _stages(planned, grid, spec.world, bn_base_size)
+    at = evaluation_epochs(grid, evaluations) if evaluations else None
+    return BatchSchedule(stages, length, Duration(grid.epochs, "ep"), at)
 
 
 def _stages(planned: Sequence[Stretch], grid: Multigrid, world: int, bn_base_size: int | None) -> tuple[Stage, ...]:

@@ -101,6 +101,7 @@ class StagedPlan:
         stages: one after the other; the last one continues to the end of the run.
         length: of the run; epochs, and fractions of them, are those of the stages.
         drop_last: drop the incomplete batch at the end of each epoch.
+        evaluations: see :class:`opabinia.contracts.BatchSchedule`.
 
     Raises:
         ValueError: there are no samples or stages, or a stage has no epochs or (with ``drop_last``) no complete batch.
@@ -112,6 +113,7 @@ class StagedPlan:
     stages: tuple[Stage, ...]
     length: Duration
     drop_last: bool = False
+    evaluations: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.samples < 1:

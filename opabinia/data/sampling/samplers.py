@@ -271,6 +271,7 @@ class Subset:
         num_samples: of the subset, instead of a fraction.
         stratified: take this fraction of every class, and at least one sample; with ``num_samples`` each class gets its
             share as nearly as integers allow.
+        equal_classes: with ``num_samples``, take the same number of every class (VISSL's balanced subsets).
         subset_seed: chooses the samples; not the run's seed, so that runs are compared on the same samples.
 
     Raises:
@@ -287,19 +288,25 @@ class Subset:
         fraction: Share = 0.1,
         num_samples: Count | None = None,
         stratified: bool = True,
+        equal_classes: bool = False,
         subset_seed: int = 0,
     ) -> None:
         self._seed = seed
         if num_samples is not None and num_samples > len(source):
             raise ValueError(f"num_samples: {num_samples} of {len(source)} samples")
-        if stratified and not isinstance(source, LabeledSource):
-            raise ValueError(
-                f"stratified: {type(source).__name__} does not know the labels of its samples; set it to false"
-            )
-        groups = _by_class(source) if stratified else [np.arange(len(source))]
+        if equal_classes and num_samples is None:
+            raise ValueError("equal_classes: it belongs to num_samples")
+        if (stratified or equal_classes) and not isinstance(source, LabeledSource):
+            key = "equal_classes" if equal_classes else "stratified"
+            raise ValueError(f"{key}: {type(source).__name__} does not know the labels of its samples; set it to false")
+        groups = _by_class(source) if stratified or equal_classes else [np.arange(len(source))]
         sizes = [len(group) for group in groups]
         if num_samples is None:
             takes = [min(size, max(1, round(size * fraction))) for size in sizes]
+        elif equal_classes:
+            takes = apportion(num_samples, [1] * len(sizes))
+            if few := [source.classes[number] for number, size in enumerate(sizes) if takes[number] > size]:
+                raise ValueError(f"equal_classes: classes have fewer than {max(takes)} samples: {', '.join(few[:5])}")
         else:
             takes = apportion(num_samples, sizes)
         chosen = [

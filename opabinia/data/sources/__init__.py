@@ -16,6 +16,7 @@ from opabinia.data.sources.frame_folders import FrameFolders as FrameFolders
 from opabinia.data.sources.hugging_face import HuggingFace as HuggingFace
 from opabinia.data.sources.identity_table import identity_table as identity_table
 from opabinia.data.sources.idx import Idx as Idx
+from opabinia.data.sources.in_shop import in_shop as in_shop
 from opabinia.data.sources.indexed import Indexed as Indexed
 from opabinia.data.sources.market1501 import dukemtmc as dukemtmc
 from opabinia.data.sources.market1501 import market1501 as market1501
@@ -32,6 +33,7 @@ from opabinia.data.sources.unlabeled import Images as Images
 from opabinia.data.sources.unlabeled import Unlabeled as Unlabeled
 from opabinia.data.sources.vehicleid import vehicleid as vehicleid
 from opabinia.data.sources.veri import veri as veri
+from opabinia.data.sources.veri_wild import veri_wild as veri_wild
 from opabinia.data.sources.video_lists import VideoList as VideoList
 from opabinia.data.sources.video_views import VideoViews as VideoViews
 from opabinia.data.sources.videos import Videos as Videos

@@ -63,12 +63,14 @@ class AnnotationArrays(NamedTuple):
         )
         box_array = np.array(boxes, dtype=np.float64).reshape(-1, 4)
         area_array = np.array(areas, dtype=np.float64)
+        with np.errstate(over="ignore"):  # boxes of any size; those beyond the image are errors
+            box_areas = box_array[:, 2] * box_array[:, 3]
         return cls(
             np.array(images, dtype=np.int64),
             np.array(ids, dtype=np.int64),
             box_array,
             np.array(labels, dtype=np.int64),
-            np.where(np.isnan(area_array), box_array[:, 2] * box_array[:, 3], area_array),
+            np.where(np.isnan(area_array), box_areas, area_array),
             np.array(crowd, dtype=bool),
             np.array(trainable, dtype=bool),
             np.array(segments, dtype=np.int64) if segmentations else None,

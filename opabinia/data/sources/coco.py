@@ -23,8 +23,10 @@ from opabinia.data.sources import annotation_errors as kinds
 from opabinia.data.sources.annotation_arrays import AnnotationArrays, AnnotationRow, SegmentationArrays
 from opabinia.data.sources.annotation_errors import Broken, ErrorCollector
 from opabinia.data.sources.detection_base import AnnotatedImages, DetectionListing, Empty, build_source, pick_classes
+from opabinia.data.sources.file_names import printable
 from opabinia.data.sources.folder import existing_folder
 from opabinia.data.sources.list_files import raise_for_invalid
+from opabinia.runtime.files import describe_missing
 from opabinia.runtime.log import log
 
 
@@ -44,7 +46,9 @@ def coco(
     """Images with bounding boxes in the format of COCO or LVIS.
 
     Category ids become labels from 0 in the order of the ids. Crowds are not trained on. Images without ``file_name``
-    (LVIS) are located by the end of their ``coco_url``: ``train2017/000000391895.jpg``. Keypoints in the file are
+    (LVIS) are located by the end of their ``coco_url``: ``train2017/000000391895.jpg``; LVIS v0.5's names of COCO 2014
+    are replaced by those in the URL (detectron2's rule). A file without ``annotations`` (COCO's test-dev) has images to
+    predict only. Keypoints in the file are
     pixel indices, those of a sample positions in the image: half a pixel is added, as in detectron2. A sample's id is
     its path below the root.
 
@@ -141,7 +145,7 @@ def _find_placeholder(categories: Sequence[Mapping[str, Any]]) -> Mapping[str, A
 def _read(file: Path) -> dict[str, Any]:
     """Read a COCO file and check that its three lists have objects with the required keys."""
     if not file.is_file():
-        raise ValueError(f"there is no file {file}")
+        raise ValueError(f"there is no file {file}; {describe_missing(file)}")
     try:
         content = json.loads(file.read_bytes())
     except json.JSONDecodeError as error:
@@ -152,6 +156,7 @@ def _read(file: Path) -> dict[str, Any]:
         raise ValueError(f"{file} cannot be read: {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{file} holds a {type(content).__name__}; expected an object with {', '.join(_LISTS)}")
+    content = {"annotations": [], **content} if "categories" in content else content
     for name, keys in _LISTS.items():
         if name not in content:
             present = ", ".join(map(str, content)) or "nothing"
@@ -168,6 +173,9 @@ def _read(file: Path) -> dict[str, Any]:
     return content
 
 
+_MAX_SIDE = 2**24
+"""Pixels; larger sides are no sizes of images."""
+
 _LISTS = {
     "images": ("id", "width", "height"),
     "annotations": ("id", "image_id", "category_id", "bbox"),
@@ -183,7 +191,8 @@ def _make_listing(
     ids = Counter(category["id"] for category in categories)
     if duplicates := [number for number, count in ids.items() if count > 1]:
         raise ValueError(f"{file} has two categories with the id {duplicates[0]}")
-    selected = pick_classes(file, [str(category["name"]) for category in categories], classes)
+    names = [_printable(category["name"]) for category in categories]
+    selected = pick_classes(file, names, classes)
     chosen = [categories[index] for index in selected]
     keypoint_names = _keypoint_names(file, chosen) if keypoints else []
     errors = ErrorCollector()
@@ -201,27 +210,39 @@ def _make_listing(
         sizes=np.array([(image["height"], image["width"]) for image in images], dtype=np.int64).reshape(-1, 2),
         image_ids=np.array([image["id"] for image in images], dtype=np.int64),
         annotations=AnnotationArrays.from_rows(rows, segmentations=masks, num_keypoints=len(keypoint_names)),
-        classes=[str(category["name"]) for category in chosen],
+        classes=[names[index] for index in selected],
         category_ids=[category["id"] for category in chosen],
         errors=errors,
         frequencies=[category["frequency"] for category in chosen] if is_lvis else (),
         keypoints=keypoint_names,
         segmentations=segmentations,
-        absent=_image_classes(images, "neg_category_ids", labels),
-        not_exhaustive=_image_classes(images, "not_exhaustive_category_ids", labels),
+        absent=_image_classes(file, images, "neg_category_ids", labels),
+        not_exhaustive=_image_classes(file, images, "not_exhaustive_category_ids", labels),
     )
 
 
+def _printable(name: Any) -> str:
+    """Return a name as text that can be written anywhere: JSON may hold halves of characters."""
+    return printable(str(name).encode("utf-8", "surrogatepass"))
+
+
 def _check_id(file: Path, noun: str, value: Any) -> int:
-    if type(value) is not int:
-        raise ValueError(f"{file}: {noun} id {value!r} is not an integer")
+    if type(value) is not int or not -(2**63) <= value < 2**63:
+        raise ValueError(f"{file}: {noun} id {value!r:.60} is not an integer of 64 bits")
     return value
 
 
 def _file_name(file: Path, image: Mapping[str, Any]) -> str:
-    name = image.get("file_name") or "/".join(str(image.get("coco_url", "")).split("/")[-2:])
+    url = str(image.get("coco_url", "")).split("/")
+    name = image.get("file_name") or "/".join(url[-2:])
+    if "neg_category_ids" in image and str(name).startswith("COCO_") and url[-1]:  # the URL is that of 2017
+        name = url[-1]
     if not name or not isinstance(name, str):
         raise ValueError(f"{file}: image {image['id']} has neither file_name nor coco_url")
+    try:
+        os.fsencode(name)
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{file}: image {image['id']}: {name!a:.60} is not a file name") from error
     return name
 
 
@@ -232,7 +253,7 @@ def _select_images(
     invalid = [
         f"image {image['id']}: {image['width']!r} x {image['height']!r}"
         for image in images
-        if any(type(image[side]) is not int or image[side] < 1 for side in ("width", "height"))
+        if any(type(image[side]) is not int or not 1 <= image[side] < _MAX_SIDE for side in ("width", "height"))
     ]
     raise_for_invalid(file, invalid, len(images), "sizes in pixels")
     selected: list[dict[str, Any]] = []
@@ -252,15 +273,26 @@ def _select_images(
     return selected, index_of
 
 
-def _image_classes(images: Sequence[Mapping[str, Any]], key: str, labels: Mapping[Any, int]) -> list[list[int]] | None:
+def _image_classes(
+    file: Path, images: Sequence[Mapping[str, Any]], key: str, labels: Mapping[Any, int]
+) -> list[list[int]] | None:
     """Return the labels of the categories that LVIS lists with each image under ``key``."""
     if not any(key in image for image in images):
         return None
+    invalid = [
+        f"image {image['id']}: {image[key]!r:.60}"
+        for image in images
+        if key in image and not (isinstance(image[key], list) and all(type(number) is int for number in image[key]))
+    ]
+    raise_for_invalid(f"{file}, {key}", invalid, len(images), "lists of category ids")
     return [[label for number in image.get(key, ()) if (label := labels.get(number, -1)) >= 0] for image in images]
 
 
 def _keypoint_names(file: Path, categories: Sequence[Mapping[str, Any]]) -> list[str]:
-    names = {tuple(map(str, category["keypoints"])) for category in categories if category.get("keypoints")}
+    with_keypoints = [category for category in categories if category.get("keypoints")]
+    invalid = [f"{row['id']}: {row['keypoints']!r:.60}" for row in with_keypoints if type(row["keypoints"]) is not list]
+    raise_for_invalid(f"{file}, keypoints of categories", invalid, len(categories), "lists of names")
+    names = {tuple(map(_printable, category["keypoints"])) for category in with_keypoints}
     if len(names) != 1:
         reason = "categories with different keypoints" if names else "no category with keypoints"
         raise ValueError(f"{file} has {reason}; expected the same names in all, such as [nose, left_eye, right_eye]")
@@ -309,7 +341,7 @@ class _AnnotationReader:
         value = annotation[key]
         if isinstance(value, int | float | str) and value in index_of:
             return index_of[value]
-        self._add_error(kind, annotation, f"{key} {value!r}")
+        self._add_error(kind, annotation, f"{key} {value!r:.60}")
         return -1
 
     def _add_error(self, kind: str, annotation: Mapping[str, Any], value: str) -> None:

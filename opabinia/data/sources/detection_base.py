@@ -5,6 +5,7 @@ An annotation file is read into a :class:`DetectionListing`; :func:`build_source
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 from collections.abc import Sequence
@@ -193,6 +194,22 @@ class AnnotatedImages:
         )
         objects = f"{len(self.annotations.ids)} things of {len(self.classes)} classes"
         return f"{len(self)} pictures with {objects}, {digest}"
+
+    def relabeled(self, classes: tuple[str, ...], new_labels: Indices) -> AnnotatedImages:
+        """Return the same images with other classes (:class:`opabinia.contracts.RelabelingSource`); their
+        ``category_ids`` count from 1."""
+        result = copy.copy(self)
+        result.classes, result.frequencies = classes, ()
+        result.category_ids = tuple(range(1, len(classes) + 1))
+        result.annotations = self.annotations._replace(labels=new_labels[self.annotations.labels])
+        result.present = RaggedArray(np.unique(new_labels[present]) for present in self.present)
+        if self._not_exhaustive is not None:
+            result._not_exhaustive = RaggedArray(np.unique(new_labels[labels]) for labels in self._not_exhaustive)
+        if self._absent is not None:  # of merged classes all are
+            merged = np.bincount(new_labels, minlength=len(classes))
+            counts = (np.bincount(new_labels[labels], minlength=len(classes)) for labels in self._absent)
+            result._absent = RaggedArray(np.flatnonzero((merged > 0) & (merged == count)) for count in counts)
+        return result
 
     def _annotations_of(self, index: int) -> AnnotationArrays:
         return self.annotations.take(slice(self._ends[index - 1] if index else 0, self._ends[index]))

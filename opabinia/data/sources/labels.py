@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -103,7 +104,8 @@ def encode_labels(
 
 
 def read_classes(classes: list[str] | None, class_file: Path | None) -> list[str] | None:
-    """Return class names, from a list or from a file with a name per line (or ``index name``, in order).
+    """Return class names, from a list or from a file with a name per line (or ``index name``, in order), or from a
+    .json with the index of each name.
 
     Raises:
         ValueError: both are given, or the file cannot be read.
@@ -112,8 +114,29 @@ def read_classes(classes: list[str] | None, class_file: Path | None) -> list[str
         return classes
     if classes is not None:
         raise ValueError("classes and class_file exclude each other; give one of them")
+    if class_file.suffix.lower() == ".json":
+        return _classes_by_index(class_file.expanduser())
     lines = [line for _, line in read_lines(class_file.expanduser())]
     parts = [line.split(maxsplit=1) for line in lines]
     if all(len(part) == 2 and part[0] == str(i) for i, part in enumerate(parts)):
         return [part[1] for part in parts]
     return lines
+
+
+def _classes_by_index(file: Path) -> list[str]:
+    """Read a JSON object with the index of each class.
+
+    Raises:
+        ValueError: the file cannot be read, or the indices are not 0, 1, 2 ...
+    """
+    try:
+        indices = json.loads(file.read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{file} cannot be read: {error}") from error
+    if not isinstance(indices, dict) or {str(index) for index in indices.values()} != set(
+        map(str, range(len(indices)))
+    ):
+        raise ValueError(
+            f"{file}: expected an object with the index of each class, from 0 to the number of classes - 1"
+        )
+    return sorted(indices, key=lambda name: int(indices[name]))

@@ -14,6 +14,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from opabinia.runtime.files import describe_missing
+
 Row = tuple[str, dict[str, Any]]
 """Location of a row, such as ``line 3``, and its values by column."""
 
@@ -26,7 +28,7 @@ def read_rows(file: Path, columns: Sequence[str]) -> Iterator[Row]:
             line.
     """
     if not file.is_file():
-        raise ValueError(f"there is no file {file}")
+        raise ValueError(f"there is no file {file}; {describe_missing(file)}")
     readers = {".csv": _csv_rows, ".tsv": _csv_rows, ".jsonl": _json_rows, ".ndjson": _json_rows}
     reader = {**readers, ".parquet": _parquet_rows}.get(file.suffix.lower())
     if reader is None:
@@ -65,7 +67,7 @@ def _json_rows(file: Path, columns: Sequence[str]) -> Iterator[Row]:
                 continue
             try:
                 row = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise ValueError(f"{file}, line {number}: not JSON: {error}") from error
             if not isinstance(row, dict):
                 raise ValueError(f"{file}, line {number}: expected an object, not {type(row).__name__}")
@@ -103,7 +105,7 @@ def cell_text(value: Any, where: str) -> str:
     """Return the text or number in a cell, as text.
 
     Raises:
-        ValueError: it is empty, NaN, a list or an object; the text begins with ``where``.
+        ValueError: it is empty, NaN, a list, an object or half a character; the text begins with ``where``.
     """
     if isinstance(value, list):
         raise ValueError(f"{where} is a list, expected one value; several labels need multi_label: true")
@@ -113,6 +115,10 @@ def cell_text(value: Any, where: str) -> str:
     text = "" if missing else str(value).strip()
     if not text:
         raise ValueError(f"{where} is empty")
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{where} is {text!a}, which is no text: {error.reason}") from error
     if text.lower() == "nan":
         raise ValueError(f"{where} is {text}, expected a name or a number")
     return text
@@ -125,7 +131,7 @@ def read_lines(file: Path) -> list[tuple[str, str]]:
         ValueError: the file cannot be read or is empty.
     """
     if not file.is_file():
-        raise ValueError(f"there is no file {file}")
+        raise ValueError(f"there is no file {file}; {describe_missing(file)}")
     try:
         text = file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:

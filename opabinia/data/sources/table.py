@@ -12,7 +12,7 @@ from annotated_types import MinLen
 
 from opabinia.config import register
 from opabinia.contracts import Channels, InputPath, Sample
-from opabinia.data.sources.file_names import short_digest, sort_names
+from opabinia.data.sources.file_names import printable, short_digest, sort_names
 from opabinia.data.sources.folder import ImageFiles
 from opabinia.data.sources.labels import class_indices, multi_hot
 from opabinia.data.sources.list_files import cell_text, check_files_exist, read_rows
@@ -94,9 +94,10 @@ class Table(ImageFiles):
 def _split_labels(value: Any, where: str, separator: str | None) -> list[str]:
     """Return the labels in a cell; with a separator several or none."""
     if separator is None or isinstance(value, dict):
-        return [cell_text(value, where)]
-    if isinstance(value, list):
-        return [cell_text(label, where) for label in value]
-    if value is None or not str(value).strip():
-        return []
-    return [cell_text(label, where) for label in str(value).split(separator)]
+        cells = [value]
+    elif isinstance(value, list):
+        cells = value
+    else:
+        cells = str(value).split(separator) if value is not None and str(value).strip() else []
+    # JSON may hold names of files, and so of folders, that are not valid UTF-8.
+    return [printable(os.fsencode(cell_text(cell, where))) for cell in cells]

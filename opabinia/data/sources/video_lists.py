@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from math import isfinite
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from opabinia.config import register
-from opabinia.contracts import Channels, InputPath
+from opabinia.contracts import Channels, InputPath, Video
+from opabinia.data.decoding.video import VideoFile
 from opabinia.data.sources.labels import encode_labels, read_classes
 from opabinia.data.sources.list_files import cell_text, raise_for_invalid, read_lines, read_rows
 from opabinia.data.sources.videos import VideoFiles
@@ -17,11 +21,18 @@ from opabinia.runtime.log import log
 
 
 class _Entry(NamedTuple):
-    """An entry of a list: its location, candidate paths of which one must exist, labels as written."""
+    """An entry of a list: its location, candidate paths of which one must exist, labels as written, and the part of the
+    video between two times."""
 
     location: str
     paths: list[str]
     labels: list[str]
+    span: tuple[float, float | None] | None = None
+
+    def name(self, path: str) -> str:
+        """Return the path, with the times as in W3C's media fragments."""
+        times = [f"{time:g}" for time in self.span or () if time is not None]
+        return f"{path}#t={','.join(times)}" if times else path
 
 
 @register.source(renamed={"directed": "flip_sensitive_classes"})
@@ -29,19 +40,25 @@ class VideoList(VideoFiles):
     """Videos and labels as a list, in one of these formats:
 
     - lines of a path and a label (PaddleVideo, mmaction2, SlowFast): ``v/1.mp4 4``, divided by the last separator;
-    - .csv or .tsv with a header line that has ``path`` and ``label``;
+    - the same with several labels (mmaction2, with ``multi_label``): ``v/1.mp4 1 3 5``;
+    - .csv or .tsv with a header line that has ``path`` and ``label``; with ``start`` and ``end`` too, in seconds, an
+      entry is this part of the video (an empty ``end``: up to its end), and a video may have several;
+    - the .json of Something-Something: a list of objects with ``id`` and ``template`` (or ``label``). Videos are called
+      ``<id>.webm`` or ``<id>.mp4``, and ``class_file`` is its labels.json;
     - the csv of Kinetics: ``label,youtube_id,time_start,time_end,split``. Videos are called
       ``<youtube_id>_<start>_<end>.mp4`` with six digits each, in the root or in a folder with the label's name.
 
-    Labels are names, or integers from 0. A sample's id is its path.
+    Labels are names, or integers from 0. A sample's id is its path, of a part with its times: ``v/1.mp4#t=1.5,4``.
 
     Args:
         file: the list.
         root: the folder that the paths are relative to; the list's own folder when not given.
+        suffix: added to each path of a list of lines, such as ``.avi``.
         separator: between path and label; when not given a comma in .csv files that have one in every line, else
             whitespace.
         classes: names in the order of their numbers; those that occur (0 to the largest number) when not given.
-        class_file: instead of ``classes``: a file with a name per line, or ``number name``.
+        class_file: instead of ``classes``: a file with a name per line, or ``number name``, or .json with the number of
+            each name.
         multi_label: a video may have several labels, or none: ``v/1.mp4 3,5``.
         label_separator: between several labels.
         split: of Kinetics: the entries to use; all when not given.
@@ -50,8 +67,8 @@ class VideoList(VideoFiles):
         flip_sensitive_classes: classes whose mirror image belongs to another class; ``clip_flip`` does not flip them.
 
     Raises:
-        ValueError: an entry has no label or an unknown one, a video is missing or listed twice, or no entry is left.
-            The text names file and line.
+        ValueError: an entry has no label or an unknown one, a video (or the same part of it) is missing or listed
+            twice, or no entry is left. The text names file and line.
     """
 
     def __init__(
@@ -59,6 +76,7 @@ class VideoList(VideoFiles):
         *,
         file: InputPath,
         root: InputPath | None = None,
+        suffix: str = "",
         separator: str | None = None,
         classes: list[str] | None = None,
         class_file: InputPath | None = None,
@@ -74,13 +92,24 @@ class VideoList(VideoFiles):
         if missing == "leave_out":
             log.warning("missing: leave_out is deprecated, write missing: skip")
         entries = list(_read_entries(file, separator, label_separator if multi_label else None, split))
+        if suffix:
+            entries = [entry._replace(paths=[path + suffix for path in entry.paths]) for entry in entries]
         if not entries:
             raise ValueError(f"{file} lists no videos" + (f" of split {split!r}" if split else ""))
         locations, labels = [entry.location for entry in entries], [entry.labels for entry in entries]
         encoded, names = encode_labels(file, locations, labels, read_classes(classes, class_file), multi_label)
         found = _find_videos(file, self.root, entries, skip_missing=missing != "error")
-        paths, kept = list(map(os.fsencode, found)), list(found.values())
-        super().__init__(paths, encoded[kept], names, channels, flip_sensitive_classes)
+        kept = [entry for entry, _ in found.values()]
+        super().__init__(list(map(os.fsencode, found)), encoded[kept], names, channels, flip_sensitive_classes)
+        self._spans = {
+            name: (path, entries[entry].span) for name, (entry, path) in found.items() if entries[entry].span
+        }
+
+    def video(self, index: int) -> Video:
+        path, span = self._spans.get(os.fsdecode(self._names[index]), ("", None))
+        if span is None:
+            return super().video(index)
+        return VideoFile(os.path.join(self.root, path), self.channels, start=span[0], end=span[1])
 
 
 def _read_entries(
@@ -99,12 +128,18 @@ def _read_entries(
         for location, row in read_rows(file, ("path", "label")):
             path = cell_text(row["path"], f"{file}, {location}: path")
             labels = _split_labels(str(row["label"] or ""), f"{file}, {location}", label_separator)
-            yield _Entry(location, [path], labels)
+            yield _Entry(location, [path], labels, _read_span(row, f"{file}, {location}"))
+        return
+    if file.suffix.lower() == ".json":
+        yield from _read_something(file)
         return
     lines = read_lines(file)
     if separator is None and file.suffix.lower() == ".csv" and label_separator != ",":
         separator = "," if all("," in line for _, line in lines) else None
     for location, line in lines:
+        if separator is None and label_separator == "," and (match := re.fullmatch(r"(.+?\S)\s+([\d,\s]+)", line)):
+            yield _Entry(location, [match[1]], re.findall(r"\d+", match[2]))
+            continue
         path, *rest = line.rsplit(separator, 1)
         if label_separator is None and not rest:
             expected = f"a path, {separator or 'whitespace'}, a label"
@@ -128,24 +163,62 @@ def _read_kinetics(file: Path, split: str | None) -> Iterator[_Entry]:
         yield _Entry(location, paths, [label])
 
 
+def _read_span(row: Mapping[str, Any], where: str) -> tuple[float, float | None] | None:
+    """Return start and end in the columns of these names; None without.
+
+    Raises:
+        ValueError: they are not such times.
+    """
+    texts = [str(row.get(name) or "").strip() for name in ("start", "end")]
+    if not any(texts):
+        return None
+    try:
+        start, end = (float(text) if text else None for text in texts)
+    except ValueError as error:
+        raise ValueError(f"{where}: start and end must be seconds: {error}") from error
+    start = start or 0.0
+    if not isfinite(start) or start < 0 or (end is not None and not start < end < float("inf")):
+        raise ValueError(
+            f"{where}: a part from {start:g} to {texts[1] or 'the end'} is empty; expected 0 <= start < end"
+        )
+    return start, end
+
+
+def _read_something(file: Path) -> Iterator[_Entry]:
+    """Read a list of Something-Something (Goyal et al. 2017): its classes are templates without their brackets."""
+    try:
+        rows = json.loads(file.read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{file} cannot be read: {error}") from error
+    for number, row in enumerate(rows if isinstance(rows, list) else [rows]):
+        where = f"{file}, entry {number}"
+        if not isinstance(row, dict) or "id" not in row or not {"template", "label"} & set(row):
+            raise ValueError(f"{where}: expected an object with id and template (or label)")
+        label = cell_text(row.get("template", row.get("label")), f"{where}: template")
+        name = cell_text(row["id"], f"{where}: id")
+        yield _Entry(f"entry {number}", [f"{name}.webm", f"{name}.mp4"], [re.sub(r"[\[\]]", "", label)])
+
+
 def _split_labels(text: str, where: str, separator: str | None) -> list[str]:
     if separator is None:
         return [cell_text(text, f"{where}: label")]
     return [label.strip() for label in text.split(separator) if label.strip()]
 
 
-def _find_videos(file: Path, root: Path, entries: Sequence[_Entry], *, skip_missing: bool) -> dict[str, int]:
-    """Return the paths of the videos that exist, each with the index of its entry."""
-    found: dict[str, int] = {}
+def _find_videos(
+    file: Path, root: Path, entries: Sequence[_Entry], *, skip_missing: bool
+) -> dict[str, tuple[int, str]]:
+    """Return the names of the videos that exist, each with the index of its entry and its path."""
+    found: dict[str, tuple[int, str]] = {}
     missing = []
-    for index, (location, candidates, _) in enumerate(entries):
-        path = next((path for path in candidates if os.path.isfile(os.path.join(root, path))), None)
+    for index, entry in enumerate(entries):
+        path = next((path for path in entry.paths if os.path.isfile(os.path.join(root, path))), None)
         if path is None:
-            missing.append(f"{candidates[0]} ({location})")
-        elif path in found:
-            raise ValueError(f"{file} lists {path} twice: {entries[found[path]].location} and {location}")
+            missing.append(f"{entry.paths[0]} ({entry.location})")
+        elif (name := entry.name(path)) in found:
+            raise ValueError(f"{file} lists {name} twice: {entries[found[name][0]].location} and {entry.location}")
         else:
-            found[path] = index
+            found[name] = index, path
     if missing and skip_missing and found:
         log.warning("%s: %d of %d videos are missing in %s and skipped", file, len(missing), len(entries), root)
     else:

@@ -89,8 +89,9 @@ class VideoFiles(VideoSource):
 class Videos(VideoFiles):
     """Videos in one folder per class (``root/juggling/001.mp4``), including subfolders, without hidden files.
 
-    mp4, m4v, mov, avi, webm, mkv, mpeg, mpg and gif, in lower or upper case. Classes and files are sorted. A sample's
-    id is its path below the root. Nothing is decoded until the transform ``clip`` requests frames.
+    mp4, m4v, mov, avi, webm, mkv, mpeg, mpg, gif, wmv, asf, flv, f4v, ts, mts, m2ts, ogv, vob, 3gp and mjpeg, in lower
+    or upper case. Classes and files are sorted. A sample's id is its path below the root. Nothing is decoded until the
+    transform ``clip`` requests frames.
 
     Args:
         root: the folder that holds the class folders.

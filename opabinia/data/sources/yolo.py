@@ -19,6 +19,7 @@ from opabinia.data.sources.annotation_errors import Broken, ErrorCollector
 from opabinia.data.sources.detection_base import AnnotatedImages, DetectionListing, Empty, build_source, pick_classes
 from opabinia.data.sources.folder import is_image_file
 from opabinia.data.sources.image_headers import files_exist, read_sizes
+from opabinia.runtime.files import describe_missing
 
 
 @register.source
@@ -90,10 +91,10 @@ def yolo(
 def _read_yaml(data: Path) -> tuple[dict[str, Any], dict[int, str]]:
     """Return the content, and the names of the classes by their number, ascending."""
     if not data.is_file():
-        raise ValueError(f"there is no file {data}")
+        raise ValueError(f"there is no file {data}; {describe_missing(data)}")
     try:
         content = yaml.safe_load(data.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{data} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict) or "names" not in content:
         raise ValueError(f"{data} has no 'names'; expected train, val and names")
@@ -109,7 +110,7 @@ def _read_yaml(data: Path) -> tuple[dict[str, Any], dict[int, str]]:
 def _list_images(data: Path, content: Mapping[str, Any], split: str, root: Path, errors: ErrorCollector) -> list[bytes]:
     """Return the paths below the root of the images of a split, each once."""
     if not content.get(split):
-        splits = ", ".join(key for key in ("train", "val", "test") if content.get(key)) or "none"
+        splits = ", ".join(key for key in ("train", "val", "valid", "validation", "test") if content.get(key)) or "none"
         raise ValueError(f"{data} has no split {split!r}; splits: {splits}")
     entries = content[split] if isinstance(content[split], list) else [content[split]]
     names: dict[bytes, None] = {}
@@ -130,10 +131,11 @@ def _find_images(data: Path, root: Path, entry: str) -> list[bytes]:
         walk = os.walk(os.fsencode(path), followlinks=True)
         files = sorted(os.path.join(folder, name) for folder, _, names in walk for name in names if is_image_file(name))
     elif path.is_file():
-        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        text = path.read_text(encoding="utf-8", errors="surrogateescape")  # names need not be valid UTF-8
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
         files = [os.fsencode((path.parent if line.startswith("./") else root) / line) for line in lines]
     else:
-        raise ValueError(f"{data}: there is no {path}")
+        raise ValueError(f"{data}: there is no {path}; {describe_missing(path)}")
     if not files:
         raise ValueError(f"{data}: {path} has no images")
     return [os.path.relpath(file, os.fsencode(root)) for file in files]

@@ -210,6 +210,24 @@ def clip_flip(sample: Sample, /, *, probability: Fraction = 0.5) -> Sample:
     return {**sample, "image": F.horizontal_flip(sample["image"])}
 
 
+@register.transform(name="frame_differences")
+def frame_differences(sample: Sample, /) -> Sample:
+    """Replace each frame of a clip by its difference to the frame before (Wang et al. 2016, TSN, section 3.2: RGB
+    difference): half of it plus 128, so that 128 is no motion. The first frame becomes 128. After ``clip``, before
+    changes of color.
+
+    Raises:
+        ValueError: the sample is no clip of uint8.
+    """
+    image = sample["image"]
+    if image.ndim != 4 or image.dtype != torch.uint8:
+        raise ValueError("frame_differences takes clips (uint8, T x C x H x W); put clip before it")
+    frames = image.to(torch.int16)
+    differences = torch.cat([torch.zeros_like(frames[:1]), frames[1:] - frames[:-1]])
+    halved = (differences.div(2, rounding_mode="floor") + 128).to(torch.uint8)
+    return {**sample, "image": tv_tensors.wrap(halved.as_subclass(torch.Tensor), like=image)}
+
+
 def _covering_size(size: tuple[int, int], short: int, crop: tuple[int, int]) -> tuple[int, int]:
     """Return height and width with a shorter side of ``short``, or more if the crop would not fit."""
     sides = shortest_edge_size(*size, short)

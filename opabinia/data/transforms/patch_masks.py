@@ -108,6 +108,8 @@ def _uniform(low: float, high: float) -> float:
 
 def _grid(sample: Sample, patch_size: int) -> tuple[int, int]:
     """Return the number of rows and columns of patches."""
+    if "image" not in sample:
+        raise ValueError("patches are masked in an image; of several views, this belongs to the transforms of a view")
     height, width = sample["image"].shape[-2:]
     if height % patch_size or width % patch_size:
         raise ValueError(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from functools import wraps
-from typing import Any
+from typing import Annotated, Any
 
+from annotated_types import Interval
 from torchvision.transforms import v2
 
 from opabinia.config import adapt, register
@@ -54,6 +55,9 @@ _REPLACEMENTS = (
 """Used instead of torchvision's transforms of the same names."""
 
 
+_TYPES = {"RandAugment": {"num_ops": Annotated[int, Interval(ge=0, le=100)]}}
+
+
 def _dropping_empty_objects(make: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(make)
     def wrapper(**arguments: Any) -> instances.DropEmptyObjects:
@@ -65,4 +69,4 @@ def _dropping_empty_objects(make: Callable[..., Any]) -> Callable[..., Any]:
 _CLASSES = dict(inspect.getmembers(v2, inspect.isclass)) | {cls.__name__: cls for cls in _REPLACEMENTS}
 for _name, _class in _CLASSES.items():
     if issubclass(_class, v2.Transform) and _name not in EXCLUDED:
-        register.transform(name=_name)(_dropping_empty_objects(adapt(_class)))
+        register.transform(name=_name)(_dropping_empty_objects(adapt(_class, narrower=_TYPES.get(_name, {}))))

@@ -19,22 +19,26 @@ import shutil
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, NotRequired
 
-from safetensors import safe_open
+from annotated_types import Interval, Len
+from pydantic import StringConstraints
 from torch import Tensor
+from typing_extensions import TypedDict
 
+from opabinia.contracts import DatasetInfo
 from opabinia.engine.checkpointing import sharded
 from opabinia.engine.checkpointing.buffers import memory_key
 from opabinia.runtime.files import disk_errors, replace_folder, temporary_folder
-from opabinia.runtime.shards import ShardedTensors
+from opabinia.runtime.json_files import InvalidFile, check_fields, parse_json
+from opabinia.runtime.shards import ShardedTensors, load_safetensors
 
 FORMAT = 1
 _CONSEQUENCE = "earlier checkpoints are complete"
 
 
-class BadCheckpoint(ValueError):
-    """A checkpoint is incomplete or damaged. The message names the file and the problem."""
+class BadCheckpoint(InvalidFile):
+    """A checkpoint is incomplete or damaged. The message names the file, the field and the problem."""
 
 
 class WeightsMismatch(ValueError):
@@ -54,6 +58,63 @@ class Snapshot:
     step: int
     tensors: Mapping[str, Mapping[str, Tensor]]
     state: Mapping[str, Any]
+
+
+# --- the schema of state.json -----------------------------------------------------------------------------------------
+
+Counter = Annotated[int, Interval(ge=0, lt=2**63)]
+
+_RelativeFile = Annotated[str, StringConstraints(pattern=r"^([^/.][^/]*/)?[^/.][^/]*\.safetensors$")]
+
+
+class _FileRecord(TypedDict):
+    bytes: Counter
+    sha256: str
+
+
+class _Journal(TypedDict):
+    offset: Counter
+    pending: list[tuple[Counter, dict[str, float]]]
+
+
+class BestState(TypedDict, total=False):
+    """The state of the hook ``save_best``."""
+
+    best: float
+    step: int
+    fresh: float
+    metric: str
+    better: Literal["max", "min"]
+
+
+class _State(TypedDict):
+    """Fields that are read; those of the first version may be missing where a default is right."""
+
+    files: dict[_RelativeFile, _FileRecord]
+    step: Counter
+    samples: Counter
+    epoch: Counter
+    total_steps: Counter
+    scores: dict[str, float]
+    journal: _Journal
+    due: Annotated[list[str], Len(2, 2)] | None
+    hooks: dict[str, dict[str, Any]]
+    optimizer: dict[Annotated[str, StringConstraints(pattern=r"\.")], Any]
+    optimizer_kind: str
+    train_step: dict[str, Any]
+    left_out: NotRequired[list[Counter]]
+
+
+class _RunState(_State):
+    """With the description of a run that was built from a config."""
+
+    seed: Annotated[int, Interval(ge=-(2**63), lt=2**63)]
+    global_batch_size: Annotated[int, Interval(ge=1, lt=2**63)]
+    facts: DatasetInfo
+    source_channels: NotRequired[Literal[1, 3]]
+    world_size: Counter
+    threads: Counter
+    versions: dict[str, str]
 
 
 # --- tensors ----------------------------------------------------------------------------------------------------------
@@ -77,14 +138,6 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
             unique[name] = unique[name].clone()
         storages.add(storage.data_ptr())
     sharded.write_tensors(path, unique, {"aliases": json.dumps(aliases)})
-
-
-def load_tensors(path: Path) -> dict[str, Tensor]:
-    """Read a file written by :func:`save_tensors`, to the CPU."""
-    with safe_open(path, framework="pt") as file:
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-        aliases = json.loads((file.metadata() or {}).get("aliases", "{}"))
-    return {**tensors, **{name: tensors[other] for name, other in aliases.items()}}
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------
@@ -187,35 +240,47 @@ def read_checkpoint(path: Path) -> Snapshot:
     Raises:
         BadCheckpoint: a file is missing, truncated or changed, or has another format.
     """
-    state = _read_state(path / "state.json")
-    for name, record in state["files"].items():
-        file = path / name
-        try:
+    state, file = read_state(path), path
+    try:
+        for name, record in state["files"].items():
+            file = path / name
             size = file.stat().st_size
             if size != record["bytes"]:
                 raise BadCheckpoint(f"{file}: {size} bytes instead of {record['bytes']} (truncated?)")
             if _sha256(file) != record["sha256"]:
                 raise BadCheckpoint(f"{file}: damaged (its checksum does not match)")
-        except OSError as error:  # missing, or on a failing disk
-            raise BadCheckpoint(f"{file}: {error.strerror}") from error
-    return Snapshot(state["step"], _load_files(path, state["files"]), state)
+        return Snapshot(state["step"], _load_files(path, state["files"]), state)
+    except OSError as error:  # missing, or on a failing disk
+        raise BadCheckpoint(f"{file}: {error.strerror}") from error
+    except InvalidFile as error:
+        raise BadCheckpoint(str(error)) from error
 
 
-def _read_state(path: Path) -> dict[str, Any]:
+def read_state(checkpoint: Path) -> dict[str, Any]:
+    """Read and check ``state.json`` of a checkpoint; its tensors are not verified.
+
+    Raises:
+        BadCheckpoint: the file is missing, damaged, has another format, or a field does not fit its schema.
+    """
+    path = checkpoint / "state.json"
     try:
         raw = path.read_bytes()
     except OSError as error:
         raise BadCheckpoint(f"{path}: {error.strerror}") from error
     try:
-        state: Any = json.loads(raw)
-        valid = isinstance(state, dict) and _encode_state({k: v for k, v in state.items() if k != "checksum"}) == raw
+        state = parse_json(raw, dict[str, Any], str(path))
+        is_whole = _encode_state({key: value for key, value in state.items() if key != "checksum"}) == raw
     except (ValueError, RecursionError):
-        valid = False
-    if not valid:
+        is_whole = False
+    if not is_whole:
         raise BadCheckpoint(f"{path}: damaged (its checksum does not match)")
-    if state["format"] != FORMAT:
-        raise BadCheckpoint(f"{path}: format {state['format']}; this version reads format {FORMAT}")
-    return dict(state)
+    if state.get("format") != FORMAT:
+        raise BadCheckpoint(f"{path}: format {state.get('format')!r}; this version reads format {FORMAT}")
+    is_of_config = not _RunState.__annotations__.keys().isdisjoint(state.keys() - _State.__annotations__.keys())
+    try:
+        return dict(check_fields(state, _RunState if is_of_config else _State, str(path)))
+    except InvalidFile as error:
+        raise BadCheckpoint(str(error)) from error
 
 
 def _load_files(path: Path, names: Iterable[str]) -> dict[str, Mapping[str, Tensor]]:
@@ -226,5 +291,5 @@ def _load_files(path: Path, names: Iterable[str]) -> dict[str, Mapping[str, Tens
         if folder:  # a sharded tensor file is a folder
             shards.setdefault(folder, []).append(path / name)
         else:
-            tensors[file.removesuffix(".safetensors")] = load_tensors(path / name)
+            tensors[file.removesuffix(".safetensors")] = load_safetensors(path / name)
     return {**tensors, **{name: ShardedTensors(files) for name, files in shards.items()}}

@@ -34,7 +34,7 @@ from opabinia.runtime.processes import from_rank_zero, rank, world_size
 _SHARD_TIMEOUT = 1800.0
 """Seconds that rank 0 waits for the shards of the other processes."""
 
-_NAME = re.compile(r"step-(\d{8,})")
+_NAME = re.compile(r"step-(\d{8,18})", re.ASCII)
 
 
 def list_checkpoints(folder: Path) -> list[Path]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
-from opabinia.contracts import Run
+from opabinia.contracts import Clock, Run
 from opabinia.engine.hooks.periods import Periodic, period_ended
 from opabinia.runtime.durations import Duration
 
@@ -15,16 +15,30 @@ class Evaluate(Periodic):
     Args:
         every: the period.
         own: periods of the validation sets that have their own, by name.
+        epochs: the other sets are evaluated after these epochs and at the end, instead of periodically; None: all as
+            the periods say.
     """
 
-    def __init__(self, every: Duration, own: Mapping[str, Duration] | None = None) -> None:
+    def __init__(
+        self, every: Duration, own: Mapping[str, Duration] | None = None, epochs: Collection[int] | None = None
+    ) -> None:
         super().__init__(every)
         self._own = dict(own or {})
+        self._epochs = None if epochs is None else frozenset(epochs)
 
     def is_due(self, run: Run) -> bool:
         """Return whether any set is due."""
-        return super().is_due(run) or any(period_ended(run.clock, period) for period in self._own.values())
+        return self._ended(run.clock) or any(period_ended(run.clock, period) for period in self._own.values())
 
     def act(self, run: Run) -> None:
         """Evaluate on the sets that are due."""
-        run.evaluate(lambda name: period_ended(run.clock, self._own.get(name, self.every)))
+        clock = run.clock
+        run.evaluate(lambda name: period_ended(clock, self._own[name]) if name in self._own else self._ended(clock))
+
+    def _ended(self, clock: Clock) -> bool:
+        """Return whether the sets without a period of their own are due."""
+        if self._epochs is None:
+            return period_ended(clock, self.every)
+        return (clock.step > 0 and clock.step >= clock.total_steps) or (
+            clock.epoch_step == 0 and clock.epoch in self._epochs
+        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Annotated
 
@@ -44,11 +44,21 @@ class ExpectedScores(Hook):
         Raises:
             UnexpectedScore: it names every score that is not as expected.
         """
-        if how == "done" and (wrong := differences(run.scores, self.scores)):
-            raise UnexpectedScore("unexpected scores: " + "; ".join(wrong), run.scores)
+        if how == "done":
+            check_scores(run.scores, self.scores)
 
 
-def differences(scores: Mapping[str, float], expected: Mapping[str, tuple[float, float]]) -> list[str]:
+def check_scores(scores: Mapping[str, float], expected: Mapping[str, Sequence[float]]) -> None:
+    """Compare final scores with expected values and tolerances.
+
+    Raises:
+        UnexpectedScore: it names every score that is not as expected.
+    """
+    if wrong := differences(scores, expected):
+        raise UnexpectedScore("unexpected scores: " + "; ".join(wrong), scores)
+
+
+def differences(scores: Mapping[str, float], expected: Mapping[str, Sequence[float]]) -> list[str]:
     """Describe each score that is missing, not finite, or differs by more than its tolerance.
 
     Numbers are compared as the decimals that people wrote: 38.7 is 38.5 +- 0.2, which it is not in binary.

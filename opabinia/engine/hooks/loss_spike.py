@@ -11,6 +11,7 @@ from annotated_types import Ge, Gt
 
 from opabinia.config import register
 from opabinia.contracts import Hook, Run
+from opabinia.runtime.json_files import check_fields
 from opabinia.runtime.log import log
 
 
@@ -46,5 +47,10 @@ class LossSpike(Hook):
         return {"past": list(self._past)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
-        self._past = deque(state["past"], self._past.maxlen)
+        """Restore :meth:`state_dict`.
+
+        Raises:
+            InvalidFile: a field is wrong.
+        """
+        past = check_fields(state, dict[str, list[float]], "state.json: hooks: loss_spike").get("past", [])
+        self._past = deque(past, self._past.maxlen)

@@ -6,15 +6,18 @@ import math
 from typing import Any
 
 from opabinia.contracts import Hook, Phase, Run
-from opabinia.engine.loggers.metrics_log import from_json_numbers, to_json_numbers
+from opabinia.engine.checkpointing.checkpoint import BestState
+from opabinia.engine.loggers.metrics_log import to_json_numbers
+from opabinia.runtime.json_files import check_fields
 from opabinia.runtime.log import log
+from opabinia.runtime.weighted_scores import weighted_score
 
 
 class SaveBest(Hook):
     """Points ``checkpoints/best`` to the checkpoint with the best value of one score; the first of equal ones stays.
 
     Args:
-        metric: the score, such as ``val/top1``.
+        metric: the score, such as ``val/top1``, or a weighted sum: ``0.5*val/rank1 + 0.5*val/mAP``.
         better: "max" or "min".
     """
 
@@ -47,7 +50,7 @@ class SaveBest(Hook):
     def after_phase(self, run: Run, phase: Phase) -> None:
         """Record a new score; compare it when all evaluations of this step are done."""
         if phase.kind == "evaluate":
-            self._new_score = run.scores.get(self.metric)
+            self._new_score = weighted_score(self.metric, run.scores)
         else:
             self._compare(run)
 
@@ -73,6 +76,10 @@ class SaveBest(Hook):
         return {**numbers, "metric": self.metric, "better": self.better}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
-        values = from_json_numbers({name: state.get(name) for name in ("best", "step", "fresh")})
-        self._best, self._step, self._new_score = values["best"], values["step"], values["fresh"]
+        """Restore :meth:`state_dict`.
+
+        Raises:
+            InvalidFile: a field is wrong.
+        """
+        saved = check_fields(state, BestState, "state.json: hooks: save_best")
+        self._best, self._step, self._new_score = saved.get("best"), saved.get("step"), saved.get("fresh")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from typing_extensions import TypedDict
 
 from opabinia.contracts import (
     Batch,
@@ -34,6 +35,8 @@ from opabinia.engine.loop.prefetch import PrefetchedBatch, lookahead, prefetch, 
 from opabinia.runtime.device import autocast
 from opabinia.runtime.durations import Duration
 from opabinia.runtime.files import write_atomic
+from opabinia.runtime.json_files import InvalidFile, read_json
+from opabinia.runtime.log import log
 from opabinia.runtime.processes import any_rank, gather, is_rank_zero
 from opabinia.runtime.progress import PhaseBar, progress_bar
 
@@ -237,7 +240,8 @@ def evaluate_all(
     """Evaluate each dataset in a phase of its own; write a line per dataset and update ``run.scores``.
 
     Lines are written when all sets are done: an evaluation that is stopped leaves none and is repeated as a whole.
-    Tables are written to ``eval/<set>/details.json`` in the run folder, files of evaluators beside them.
+    Tables are written to ``eval/<set>/details.json`` in the run folder, files of evaluators beside them. An
+    evaluation-only run keeps those of another step: it writes to ``eval/<set>/step-00000500``.
     """
     lines: list[dict[str, float]] = []
     results: dict[str, EvaluationResult] = {}
@@ -257,11 +261,26 @@ def evaluate_all(
     if is_rank_zero():
         for name, result in results.items():
             folder = run.folder / "eval" / name
-            if result.details:
+            if run.optimizer is None and _saved_step(folder) not in (None, run.clock.step):
+                folder = folder / f"step-{run.clock.step:08d}"
+                log.info("%s has the results of another step: tables and files are in %s", folder.parent, folder)
+            if result.details or result.files:
                 write_json(folder / "details.json", {"step": run.clock.step, **result.details})
             for file, values in result.files.items():
                 write_json(folder / file, values, indent=None)
     return {name: score for result in results.values() for name, score in result.scores.items()}
+
+
+class _Details(TypedDict, total=False):
+    step: int
+
+
+def _saved_step(folder: Path) -> int | None:
+    """Return the step of the results in ``eval/<set>``; None if there are none or they are damaged."""
+    try:
+        return read_json(folder / "details.json", _Details).get("step")
+    except InvalidFile:
+        return None
 
 
 def write_json(path: Path, values: Any, *, indent: int | None = 1) -> None:

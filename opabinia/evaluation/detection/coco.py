@@ -74,7 +74,8 @@ def evaluate_files(
         Scores without ground-truth objects (-1 in pycocotools) are omitted.
 
     Raises:
-        ValueError: a file is not such JSON, ``kind`` is unknown, or results refer to unknown images.
+        ValueError: a file is not such JSON, ``kind`` is unknown, annotations have no area, or results refer to unknown
+            images.
     """
     if kind not in PREFIXES:
         raise ValueError(f"kind {kind!r}: expected one of {', '.join(PREFIXES)}")
@@ -88,9 +89,34 @@ def evaluate_files(
     if unknown:
         raise ValueError(f"results refer to images that are not in the ground truth, such as {min(unknown)}")
     numbers = sorted(max_detections or (_MAX_DETECTIONS_WITH_KEYPOINTS if kind == "keypoints" else _MAX_DETECTIONS))
+    without = sum("area" not in row for row in content["annotations"])
+    if without:
+        count = len(content["annotations"])
+        raise ValueError(f"{without} of {count} annotations have no area, by which objects are small, medium or large")
     copied = {name: list(map(dict, content[name])) for name in _LISTS}  # the library writes into its arguments
-    tables = precision_recall(copied, list(map(dict, detections)), kind, numbers, sigmas)
+    copied_results = list(map(dict, detections))
+    _renumber(copied["images"], [(copied["annotations"], "image_id"), (copied_results, "image_id")])
+    _renumber(copied["categories"], [(copied["annotations"], "category_id"), (copied_results, "category_id")])
+    _renumber(copied["annotations"], [])
+    tables = precision_recall(copied, copied_results, kind, numbers, sigmas)
     return mean_scores(tables, kind, numbers)
+
+
+def _renumber(rows: Annotations, references: Sequence[tuple[Annotations, str]]) -> None:
+    """Replace ids that are not integers, which the library cannot compare, by numbers from 1 in
+    the order of their text, which pycocotools sorts by, in place.
+
+    Args:
+        rows: objects with an ``id``.
+        references: rows that refer to them, and the key.
+    """
+    keyed = [(rows, "id"), *references]
+    if all(isinstance(row[key], int) for keyed_rows, key in keyed for row in keyed_rows):
+        return
+    number_of = {name: number for number, name in enumerate(sorted({str(row["id"]) for row in rows}), 1)}
+    for keyed_rows, key in keyed:
+        for row in keyed_rows:
+            row[key] = number_of.get(str(row[key]), 0)  # 0: an unknown class
 
 
 def _read(content: Any) -> Any:
@@ -308,6 +334,37 @@ class Coco(CocoEvaluator):
         return {
             f"coco_{PREFIXES[kind]}results.json": coco_results(images, kind, image_ids, category_ids) for kind in tables
         }
+
+
+@register.evaluator
+class ProposalRecall(DetectionEvaluator):
+    """Average recall of boxes whatever their class, of the detector ``rpn``: ``AR1000`` of the best 1000 boxes of an
+    image, ``AR100`` of the best 100, and ``ARs``, ``ARm``, ``ARl`` of small, medium and large objects among 1000.
+
+    These are detectron2's AR@1000, AR@100, ARs@1000 ... as COCO computes them; detectron2's matching differs a little.
+
+    Args:
+        dataset_info: facts about the data.
+    """
+
+    def __init__(self, dataset_info: DatasetInfo, /) -> None:
+        super().__init__(dataset_info, None)
+        self.better = dict.fromkeys(["AR1000", "AR100", "ARs", "ARm", "ARl"], "max")
+
+    def _evaluate(self, images: Sequence[ImageResult]) -> dict[str, float]:
+        if not images:
+            return {}
+        ground_truth, results = coco_ground_truth(images, self._dataset_info, "bbox"), coco_results(images, "bbox")
+        for row in (*ground_truth["annotations"], *results):
+            row["category_id"] = 0
+        ground_truth["categories"] = ground_truth["categories"][:1]
+        scores = mean_scores(precision_recall(ground_truth, results, "bbox", [100, 1000]), "bbox", [100, 1000])
+        return {name: scores[name] for name in self.better if name in scores}
+
+    def compute(self, states: Sequence[list[ImageResult]]) -> dict[str, float]:
+        """Return the scores; those without ground-truth objects are omitted."""
+        scores: dict[str, float] = self._results(states)[1]
+        return scores
 
 
 def _per_class(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from annotated_types import Gt, Lt
 from numpy.typing import NDArray
 
 from opabinia.config import register
@@ -38,19 +39,31 @@ class Voc(DetectionEvaluator):
         dataset_info: facts about the data.
         year: 2007: the mean of the precisions at recalls 0, 0.1 ... 1; 2012: the area under precision over recall.
         confidence: minimum score of the detections in the error tables; null: that with the highest F1 of the set.
+        ious: further IoUs with a score of their own: ``[0.3]`` adds ``AP30``, for objects of which the place matters
+            more than the size.
     """
 
     def __init__(
-        self, dataset_info: DatasetInfo, /, *, year: Literal[2007, 2012] = 2012, confidence: Fraction | None = None
+        self,
+        dataset_info: DatasetInfo,
+        /,
+        *,
+        year: Literal[2007, 2012] = 2012,
+        confidence: Fraction | None = None,
+        ious: list[Annotated[float, Gt(0), Lt(1)]] | None = None,
     ) -> None:
         super().__init__(dataset_info, confidence)
         self._average = eleven_point_average if year == 2007 else area_under_curve
-        self.better = {"AP50": "max", "AP75": "max", "AP": "max"}
+        self._thresholds = [*THRESHOLDS.tolist(), *(ious or [])]
+        self._columns = {"AP50": 0, "AP75": 5}
+        self._columns |= {f"AP{100 * iou:g}": len(THRESHOLDS) + number for number, iou in enumerate(ious or [])}
+        self.better = dict.fromkeys([*self._columns, "AP"], "max")
 
     def _evaluate(self, images: Sequence[ImageResult]) -> Floats:
-        """Return AP of each class at each threshold (K x 10); NaN for a class without objects."""
+        """Return AP of each class at the ten thresholds and the further ones (K x 10 or more); NaN for a class without
+        objects."""
         classes = range(len(self._dataset_info.classes))
-        precisions = np.full((len(classes), len(THRESHOLDS)), np.nan)
+        precisions = np.full((len(classes), len(self._thresholds)), np.nan)
         if not images:
             return precisions
         labels, scores, ious, objects = _nearest_objects(images)
@@ -59,18 +72,18 @@ class Voc(DetectionEvaluator):
         for label in classes:
             rows = np.flatnonzero(labels == label)
             rows = rows[np.argsort(-scores[rows], kind="stable")]
-            for column, threshold in enumerate(THRESHOLDS if counts[label] else ()):
-                right = _right(ious[rows], objects[rows], difficult, float(threshold))
+            for column, threshold in enumerate(self._thresholds if counts[label] else ()):
+                right = _right(ious[rows], objects[rows], difficult, threshold)
                 precisions[label, column] = self._average(right[right >= 0], counts[label])
         return precisions
 
     def compute(self, states: Sequence[list[ImageResult]]) -> dict[str, float]:
-        """Return the three scores; none without objects."""
+        """Return the scores; none without objects."""
         precisions = self._results(states)[1]
         valid = precisions[~np.isnan(precisions[:, 0])]
         if not len(valid):
             return {}
-        return {"AP50": float(valid[:, 0].mean()), "AP75": float(valid[:, 5].mean()), "AP": float(valid.mean())}
+        return {name: float(values.mean()) for name, values in self._of_name(valid).items()}
 
     def details(self, states: Sequence[list[ImageResult]]) -> dict[str, Any]:
         """Return the tables; null for a class without objects."""
@@ -80,9 +93,14 @@ class Voc(DetectionEvaluator):
         classes = self._dataset_info.classes
         rows = []
         for name, count, values in zip(classes, count_objects(images, len(classes)), precisions, strict=True):
-            means = {"AP50": float(values[0]), "AP75": float(values[5]), "AP": float(values.mean())}
+            means = {name: float(own.mean()) for name, own in self._of_name(values).items()}
             rows.append({"class": name, "objects": count} | (means if count else dict.fromkeys(means)))
         return {"per_class": rows, **error_tables(images, len(classes), self._confidence)}
+
+    def _of_name(self, precisions: Floats) -> dict[str, Floats]:
+        """Return the columns of each score (of an array whose last dimension are thresholds)."""
+        named = {name: precisions[..., column] for name, column in self._columns.items()}
+        return {**named, "AP": precisions[..., : len(THRESHOLDS)]}
 
 
 def _nearest_objects(images: Sequence[ImageResult]) -> list[NDArray[Any]]:

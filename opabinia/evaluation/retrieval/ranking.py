@@ -263,6 +263,19 @@ class Ranking:
             raise ValueError(f"ranks count from 1, not {k}")
         return float((self.first_ranks <= k).mean())
 
+    def precision_at(self, k: int) -> float:
+        """Return the mean over queries of the share of matches among the k nearest, or among those up to the last match
+        if these are fewer (rule of the revisited Oxford and Paris datasets, Radenović et al. 2018).
+
+        Raises:
+            ValueError: ``k`` is below 1.
+        """
+        if k < 1:
+            raise ValueError(f"ranks count from 1, not {k}")
+        nearest = np.minimum(self.ranks[self._starts + self.lengths - 1], k)
+        right = np.add.reduceat(self.ranks <= np.repeat(nearest, self.lengths), self._starts, dtype=np.int64)
+        return float((right / nearest).mean())
+
     def mean_at_r(self, weights: NDArray[Any]) -> float:
         """Return the mean over queries of the sum of the ``weights`` of those of its R matches that are among its R
         nearest images, over R."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -17,7 +17,15 @@ from opabinia.contracts import Batch, Count, DataMismatch, DatasetInfo, Fraction
 from opabinia.evaluation.representation.feature_bank import Batches, EmbeddingEvaluator, Rows, concatenate, rows_of
 from opabinia.evaluation.retrieval.distances import Distances, FeatureDistances, Metric, smallest
 from opabinia.evaluation.retrieval.ranking import Matches, Ranking, distance_blocks, rank
-from opabinia.evaluation.retrieval.retrieval import RANKS, Variant, distances_of, leave_one_out, recall
+from opabinia.evaluation.retrieval.retrieval import (
+    RANKS,
+    Variant,
+    distances_of,
+    leave_one_out,
+    random_galleries,
+    recall,
+    single_shot,
+)
 from opabinia.evaluation.retrieval.verification import roc
 from opabinia.evaluation.retrieval.whitening import whitening
 
@@ -81,6 +89,7 @@ class Retrieval(EmbeddingEvaluator):
         rerank: k-reciprocal re-ranking; null: none.
         query_expansion: of queries and gallery; null: none.
         roc: compute the true positive rates of pairs at false positive rates of 1e-4, 1e-3 and 1e-2.
+        precision_at: k of ``precision@k``, see :meth:`opabinia.evaluation.retrieval.ranking.Ranking.precision_at`.
 
     Raises:
         ValueError: the data is not split into queries and gallery.
@@ -96,13 +105,10 @@ class Retrieval(EmbeddingEvaluator):
         rerank: Rerank | None = None,
         query_expansion: Expansion | None = None,
         roc: bool = False,
+        precision_at: Sequence[Count] = (),
     ) -> None:
         super().__init__()
-        if not dataset_info.queries:
-            raise ValueError(
-                "retrieval: the data has no queries and gallery; where every image is searched among all others, the "
-                "evaluator is `recall`"
-            )
+        _check_queries("retrieval", dataset_info)
         self._metric: Metric = metric
         self._ranks, self._roc = tuple(ranks), roc
         self._variants: dict[str, tuple[Rerank | None, Expansion | None]] = {"": (None, None)}
@@ -112,7 +118,8 @@ class Retrieval(EmbeddingEvaluator):
             self._variants["qe_"] = (None, query_expansion)
         if rerank and query_expansion:
             self._variants["qe_rerank_"] = (rerank, query_expansion)
-        self._names = ["mAP", *(f"rank{k}" for k in ranks), "mINP"]
+        self._precision_at = tuple(precision_at)
+        self._names = ["mAP", *(f"rank{k}" for k in ranks), "mINP", *(f"precision@{k}" for k in precision_at)]
         self.better = {f"{prefix}{name}": "max" for prefix in self._variants for name in self._names}
         self.better |= dict.fromkeys(_ROC.values(), "max") if roc else {}
         self._ranked: tuple[Rows, Tensor, Tensor, Matches, Ranking] | None = None
@@ -129,6 +136,7 @@ class Retrieval(EmbeddingEvaluator):
             steps = [asdict(step) if step else None for step in options]
             ranking = rank(distances_of(query, gallery, self._metric, *steps), matches)
             all_scores = ranking.scores(self._ranks)
+            all_scores |= {f"precision@{k}": ranking.precision_at(k) for k in self._precision_at}
             scores |= {f"{prefix}{name}": all_scores[name] for name in self._names}
             if not prefix:
                 self._ranked = rows, query, gallery, matches, ranking
@@ -191,6 +199,71 @@ def _nearest(source: Distances, matches: Matches, k: int) -> Iterator[list[int]]
         values, columns = smallest(block.distances.nan_to_num(torch.inf), k)
         for row, finite in zip(columns.cpu(), values.isfinite().cpu(), strict=True):
             yield row[finite].tolist()
+
+
+@register.evaluator
+class RepeatedGallery(EmbeddingEvaluator):
+    """Mean metrics over random galleries with one image of each identity: ``single_shot_mAP``,
+    ``single_shot_rank1`` ... or ``random_gallery_mAP`` ...
+
+    ``single_shot`` draws them from the gallery of the data (CUHK03, Li et al. 2014), see
+    :func:`opabinia.evaluation.retrieval.retrieval.single_shot`; ``random_gallery`` from all images, the others are
+    queries (VehicleID, Liu et al. 2016), see :func:`opabinia.evaluation.retrieval.retrieval.random_galleries`.
+
+    Args:
+        dataset_info: facts about the data.
+        protocol: which of the two.
+        metric: of the features; euclidean and squared_euclidean rank alike.
+        ranks: k of the shares of queries with a match among the k nearest.
+        repeats: number of galleries.
+        seed: of their choice.
+
+    Raises:
+        ValueError: ``single_shot``, and the data is not split into queries and gallery.
+    """
+
+    def __init__(
+        self,
+        dataset_info: DatasetInfo,
+        /,
+        *,
+        protocol: Literal["single_shot", "random_gallery"] = "single_shot",
+        metric: Metric = "cosine",
+        ranks: Sequence[Count] = RANKS,
+        repeats: Count = 10,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        if protocol == "single_shot":
+            _check_queries("repeated_gallery with protocol single_shot", dataset_info)
+        self._protocol = protocol
+        self._options: dict[str, Any] = {"metric": metric, "ranks": tuple(ranks), "seed": seed, "repeats": repeats}
+        self.better = {f"{protocol}_{name}": "max" for name in ("mAP", *(f"rank{k}" for k in ranks))}
+
+    def _scores(self, rows: Rows) -> dict[str, float]:
+        """Return the metrics of all processes' images.
+
+        Raises:
+            ValueError: no query has a match.
+        """
+        features = torch.from_numpy(rows.features).to(self.device)
+        if self._protocol == "random_gallery":
+            scores = random_galleries(features, rows.known_labels(), **self._options)
+        else:
+            query, gallery, matches = _split(rows, features)
+            ids = matches.query_ids, matches.gallery_ids
+            sides = (rows.queries, ~rows.queries)
+            cameras = () if rows.cameras is None else [rows.cameras[side] for side in sides]
+            scores = single_shot(query, gallery, *ids, *cameras, **self._options)
+        return {name: scores[name.removeprefix(f"{self._protocol}_")] for name in self.better}
+
+
+def _check_queries(name: str, dataset_info: DatasetInfo) -> None:
+    if not dataset_info.queries:
+        raise ValueError(
+            f"{name}: the data has no queries and gallery; where every image is searched among all others, the "
+            "evaluator is `recall`"
+        )
 
 
 @register.evaluator

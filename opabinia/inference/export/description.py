@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from opabinia.config import Resolved
+from opabinia.engine.checkpointing.checkpoint import read_state
 from opabinia.inference.predictor import Predictor
 from opabinia.models.layers import Normalize
+from opabinia.runtime.json_files import read_json
 from opabinia.runtime.version import __version__
 from opabinia.training.run_folder import validation_sets
 
@@ -83,15 +85,10 @@ def describe(run: Path, checkpoint: Path, resolved: Resolved, predictor: Predict
         mean=_numbers(normalize.mean) if normalize else (),
         std=_numbers(normalize.std) if normalize else (),
         transforms=list(sets[0]["transforms"]) if sets else [],
-        scores=_read_json(run / "results.json"),
-        step=int(_read_json(checkpoint / "state.json").get("step", 0)),
+        scores=read_json(results, dict[str, float]) if (results := run / "results.json").is_file() else {},
+        step=read_state(checkpoint)["step"],
     )
 
 
 def _numbers(values: Tensor) -> tuple[float, ...]:
     return tuple(round(value, 6) for value in values.flatten().tolist())
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return content

@@ -14,14 +14,17 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 from torch import Tensor
+from typing_extensions import TypedDict
 
 from opabinia.config import ConfigError, Problem, dump
 from opabinia.data.loader import DataError
+from opabinia.engine.checkpointing.checkpoint import read_state
 from opabinia.inference.input_files import find_files, raise_skipped
 from opabinia.inference.load import load
 from opabinia.inference.predictor import Predictor
 from opabinia.inference.retrieval.gallery import Gallery, embed_files
 from opabinia.runtime.files import DiskError, disk_errors, flush_to_disk, write_atomic
+from opabinia.runtime.json_files import InvalidFile, read_json
 from opabinia.runtime.log import log, logging_to
 from opabinia.runtime.progress import progress_bar
 from opabinia.training.run_folder import chosen_checkpoint, resolve, validation_sets
@@ -92,10 +95,12 @@ def search(
                 line = {"path": str(query), "nearest": [match.to_json() for match in matches]}
                 print(json.dumps(line), flush=True)
             else:
-                table = Table("", Column(Text(f"image in {folder}"), overflow="fold"), "distance", "")
+                # Where file names give identities.
+                verdict = ["verdict"] if any(match.verdict for match in matches) else []
+                table = Table("", Column(Text(f"image in {folder}"), overflow="fold"), "distance", *verdict)
                 for number, match in enumerate(matches, 1):
                     name = Text(os.path.relpath(match.path, folder))
-                    table.add_row(str(number), name, f"{match.distance:.4f}", match.verdict or "")
+                    table.add_row(str(number), name, f"{match.distance:.4f}", *[match.verdict or ""] * len(verdict))
                 console.print(Text(str(query)), soft_wrap=True)
                 console.print(table)
     raise_skipped(errors, len(query_files))
@@ -117,6 +122,13 @@ def import_faiss() -> Any:
 # --- the index ------------------------------------------------------------------------------------------------------
 
 
+class _Description(TypedDict):
+    format: int
+    checksum: str
+    of: dict[str, Any]
+    pictures: list[str]
+
+
 def describe_index(run: Path, checkpoint: Path, weights: str, gallery: Path, paths: Sequence[Path]) -> Contents:
     """Return the inputs of an index, as in its ``.json`` file; if they change, it is rebuilt.
 
@@ -133,10 +145,9 @@ def describe_index(run: Path, checkpoint: Path, weights: str, gallery: Path, pat
         "precision": config["train"]["precision"],
         "weights": weights,
     }
-    state = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
     stats = [(path, path.stat()) for path in paths]
     return {
-        "checkpoint": state["checksum"],
+        "checkpoint": read_state(checkpoint)["checksum"],
         "prepared": _digest(dump(preprocessing)),
         "gallery": str(gallery),
         "files": [[os.fspath(path), stat.st_size, stat.st_mtime_ns] for path, stat in stats],
@@ -169,15 +180,14 @@ def open_gallery(file: Path, contents: Contents, predictor: Predictor, root: Pat
 def _load_index(file: Path, contents: Contents) -> tuple[list[Path], Any] | None:
     """Return images and index from the disk; None if they are missing, outdated or damaged."""
     try:
-        description = json.loads(_description_file(file).read_text(encoding="utf-8"))
         checksum = _checksum(file)
+        description = read_json(_description_file(file), _Description)
+        if (description["format"], description["checksum"]) != (FORMAT, checksum):
+            raise InvalidFile(f"{file}: its checksum or format does not match")
     except FileNotFoundError:
         return None
-    except ValueError:
-        description = None
-    is_ours = isinstance(description, dict) and description.get("format") == FORMAT
-    if not is_ours or description.get("checksum") != checksum:
-        log.warning("%s is damaged; rebuilding it", file)
+    except (InvalidFile, OSError) as error:
+        log.warning("rebuilding the index: %s", error)
         return None
     changed = [key for key, value in contents.items() if description["of"].get(key) != value]
     if changed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from opabinia.contracts import Sample
 from opabinia.data.decoding.images import decode_bytes
+from opabinia.data.sources.file_names import printable
 from opabinia.evaluation.retrieval.distances import nearest
 from opabinia.inference.input_files import find_files
 from opabinia.inference.predictor import Predictor
@@ -41,7 +43,8 @@ class ServedGallery:
         readable, self._features = embed_gallery(predictor, paths, folder, errors)
         for message in errors:
             log.warning("skipped: %s", message)
-        self.files = {path.relative_to(folder).as_posix(): path for path in readable}
+        # Names need not be valid UTF-8; answers are.
+        self.files = {printable(os.fsencode(path.relative_to(folder).as_posix())): path for path in readable}
         self._names, self._count = list(self.files), min(count, len(readable))
 
     def nearest(self, embeddings: Tensor) -> list[list[dict[str, Any]]]:

@@ -52,10 +52,15 @@ class MultiScaleFeatures(nn.Module):
         self._norm = len(self._indices) == 1
         net.prune_intermediate_layers(self._indices, prune_norm=not self._norm)
 
+    def drop_last(self) -> None:
+        """End with the level before the last; later stages are not computed."""
+        self._indices.pop()
+        self.out_levels.pop()
+
     def forward(self, net: Any, images: Tensor) -> list[Tensor]:
         """The model and images (B x C x H x W) to feature maps (B x M x h x w), from fine to coarse."""
         maps: list[Tensor] = net.forward_intermediates(
-            images, indices=self._indices, norm=self._norm, output_fmt="NCHW", intermediates_only=True
+            images, indices=self._indices, norm=self._norm, output_fmt="NCHW", stop_early=True, intermediates_only=True
         )
         return maps
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from timm.layers.blur_pool import BlurPool2d
 from timm.layers.squeeze_excite import SEModule
+from timm.models.resnest import ResNestBottleneck
 from timm.models.resnet import BasicBlock, Bottleneck, ResNet
 from torch import Tensor, nn
 
 from opabinia.config import register
 from opabinia.contracts import Backbone, Count, Fraction
 from opabinia.models import norms
+from opabinia.models.backbones.deformable import DeformableOptions, add_deformable_convolutions
 from opabinia.models.backbones.timm import TimmBackbone, timm
 
 
@@ -49,13 +52,15 @@ class NonLocal(nn.Module):
     Its norm has weight 0 at first, so that a pretrained model initially computes the same.
 
     Args:
-        channels: C; queries, keys and values have half as many.
+        channels: C.
+        inner: of queries, keys and values; None: half as many.
     """
 
-    def __init__(self, channels: int) -> None:
+    def __init__(self, channels: int, inner: int | None = None) -> None:
         super().__init__()
-        self.theta, self.phi, self.g = (nn.Conv2d(channels, channels // 2, 1) for _ in range(3))
-        self.out = nn.Conv2d(channels // 2, channels, 1)
+        inner = inner or channels // 2
+        self.theta, self.phi, self.g = (nn.Conv2d(channels, inner, 1) for _ in range(3))
+        self.out = nn.Conv2d(inner, channels, 1)
         self.norm = nn.BatchNorm2d(channels)
         nn.init.zeros_(self.norm.weight)
 
@@ -68,6 +73,21 @@ class NonLocal(nn.Module):
         return output
 
 
+class DotProductNonLocal(NonLocal):
+    """Residual attention whose weights are dot products divided by the number of positions (Wang et al. 2018, section
+    3.3, dot product), on one channel, as in FastReID."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels, inner=1)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """B x C x H x W of the same shape."""
+        query, key, value = (conv(input).flatten(2) for conv in (self.theta, self.phi, self.g))
+        attended = (value @ key.transpose(1, 2)) @ query / query.shape[2]
+        output: Tensor = input + self.norm(self.out(attended.unflatten(2, input.shape[2:])))
+        return output
+
+
 @register.backbone(renamed={"stem_reduction": "stem_stride"})
 def resnet(
     channels: int,
@@ -76,14 +96,18 @@ def resnet(
     model: str = "resnet50",
     pretrained: bool = False,
     last_stride: Literal[1, 2] = 1,
+    last_dilation: Literal[1, 2] = 1,
     stem_stride: Literal[1, 2, 4] = 4,
+    width_multiplier: Count = 1,
     stride_in_1x1: bool = False,
     ibn: bool = False,
     se: bool = False,
     non_local: bool = False,
     norm: Literal["batch", "frozen", "group", "ghost"] = "batch",
     ghost_splits: Count | None = None,
+    deformable: DeformableOptions | None = None,
     drop_path: Fraction = 0.0,
+    convention: Literal["timm", "fastreid"] = "timm",
     options: dict[str, Any] | None = None,
 ) -> Backbone:
     """ResNet of the timm library with the variations of re-identification.
@@ -96,21 +120,27 @@ def resnet(
         pretrained: download timm's weights. Layers added below have none; a replaced norm keeps its weights.
         last_stride: 1 removes the stride of the fourth stage (Luo et al. 2019, section 3.4): 256 x 128 pixels give a
             feature map of 16 x 8 instead of 8 x 4. Detection needs 2.
+        last_dilation: 2 dilates the fourth stage, with ``last_stride: 1`` (ResNet-DC5, detectron2's RES5_DILATION).
         stem_stride: stride of the first stage's feature maps. 2 removes the max pooling before it, 1 also the stride of
             the first convolution (Chen et al. 2020, appendix B.9): for images of 100 pixels or less.
-        stride_in_1x1: the first convolution of a bottleneck has the stride of its stage, not the second, as in Caffe2
-            and the original paper (He et al. 2016): detectron2's weights MSRA/R-50 and R-101, and models trained from
-            them, need it.
+        width_multiplier: multiplies the channels of every layer, also of the stem (SimCLR's and SwAV's 2x, 4x, 5x);
+            there are no weights to download. timm's ``wide_resnet50_2`` is another model, wide inside its blocks only.
+        stride_in_1x1: the first convolution of a bottleneck has the stride, not the second (He et al. 2016; Caffe2):
+            detectron2's weights MSRA/R-50 and R-101, and models trained from them, need it.
         ibn: the first norm of every block is half instance norm, in the first three stages (Pan et al. 2018, IBN-a).
         se: squeeze-and-excitation in every block, without biases, with a sixteenth of the channels (Hu et al. 2018).
         non_local: non-local attention after the last half of the blocks of the second stage (one to two) and of the
-            third stage (one to nine) (Wang et al. 2018). These are FastReID's 2 and 3 blocks of ResNet-50 and 2 and 9
-            of ResNet-101.
+            third (one to nine) (Wang et al. 2018): FastReID's 2 and 3 blocks of ResNet-50, 2 and 9 of ResNet-101.
         norm: ``batch``; ``frozen``: fixed statistics and weights; ``group``: 32 channel groups (Wu and He 2018);
             ``ghost``: batch norm over parts of the batch (Hoffer et al. 2017). For synchronized batch norm see
             ``train.sync_batch_norm``.
         ghost_splits: number of parts of a process's batch for ``ghost``.
+        deformable: deformable convolutions (Dai et al. 2017).
         drop_path: stochastic depth (Huang et al. 2016): probability to skip a residual branch.
+        convention: ``fastreid`` computes the features of FastReID's networks, for its weights: the max pooling of a
+            plain ResNet's stem has no padding and rounds up; non-local attention is a dot product on one channel; a
+            ResNeSt with ``last_stride: 1`` dilates the fourth stage from its second block on, and keeps the average
+            pooling of its first.
         options: further keyword arguments of the model in timm.
 
     Raises:
@@ -118,11 +148,57 @@ def resnet(
     """
     if (norm == "ghost") != (ghost_splits is not None):
         raise ValueError("ghost_splits: it belongs to norm: ghost, neither works without the other")
+    backbone = _build(channels, model, pretrained, drop_path, width_multiplier, options)
+    net = backbone.model
+    _change_strides(net, convention, width_multiplier, stem_stride, stride_in_1x1, last_stride, last_dilation)
+    if deformable is not None:
+        add_deformable_convolutions(net, deformable)
+    if ibn:
+        _add_instance_norms(net)
+    if norm == "frozen":  # before layers are added, which must be trained
+        norms.freeze_batch_norms(net)
+    _add_attention(net, se, non_local, NonLocal if convention == "timm" else DotProductNonLocal)
+    if norm == "group":
+        norms.convert_group_norm(net)
+    if ghost_splits is not None:
+        norms.convert_ghost_batch_norm(net, ghost_splits)
+    return backbone
+
+
+def _build(
+    channels: int,
+    model: str,
+    pretrained: bool,
+    drop_path: float,
+    width_multiplier: int,
+    options: dict[str, Any] | None,
+) -> TimmBackbone:
+    """Build timm's ResNet, of a multiple of its width."""
+    if width_multiplier > 1 and pretrained:
+        raise ValueError("width_multiplier: there are no pretrained weights of other widths")
+    wide = {"channels": [width_multiplier * width for width in (64, 128, 256, 512)]} if width_multiplier > 1 else {}
+    options = {**(options or {}), **wide} or None
     backbone = timm(channels, model=model, pretrained=pretrained, drop_path=drop_path, options=options)
     assert isinstance(backbone, TimmBackbone)
     net = backbone.model
     if not isinstance(net, ResNet):
         raise ValueError(f"model: timm's {model!r} is a {type(net).__name__}, not a ResNet; the backbone timm takes it")
+    return backbone
+
+
+def _change_strides(
+    net: Any,
+    convention: str,
+    width_multiplier: int,
+    stem_stride: int,
+    stride_in_1x1: bool,
+    last_stride: int,
+    last_dilation: int,
+) -> None:
+    if convention == "fastreid":
+        _set_stem_pooling(net)
+    if width_multiplier > 1:
+        _widen_stem(net, width_multiplier)
     if stem_stride < 4:
         _set_stem_stride(net, stem_stride)
     if stride_in_1x1:
@@ -130,19 +206,31 @@ def resnet(
     if last_stride == 1:
         drop_last_stride(net)
         net.feature_info[4]["reduction"] = net.feature_info[3]["reduction"]
-    if ibn:
-        _add_instance_norms(net)
-    if norm == "frozen":  # before layers are added, which must be trained
-        norms.freeze_batch_norms(net)
-    if se:
-        _add_squeeze_excitation(net)
-    if non_local:
-        _add_non_local(net)
-    if norm == "group":
-        norms.convert_group_norm(net)
-    if ghost_splits is not None:
-        norms.convert_ghost_batch_norm(net, ghost_splits)
-    return backbone
+    if last_dilation == 2:
+        if last_stride == 2:
+            raise ValueError("last_dilation: 2 takes the place of the stride of the fourth stage: set last_stride: 1")
+        for module in net.layer4.modules():
+            if isinstance(module, nn.Conv2d) and module.kernel_size == (3, 3):
+                module.dilation = module.padding = (2, 2)
+    if convention == "fastreid" and last_stride == 1:
+        _dilate_split_attention(net)
+
+
+def _set_stem_pooling(net: Any) -> None:
+    """Pool as FastReID's plain ResNets do; its ResNeXts and ResNeSts pool as timm's."""
+    block = net.layer1[0]
+    if isinstance(block, BasicBlock | Bottleneck) and block.conv2.groups == 1 and isinstance(net.conv1, nn.Conv2d):
+        net.maxpool = nn.MaxPool2d(3, stride=2, ceil_mode=True)
+
+
+def _dilate_split_attention(net: Any) -> None:
+    """Dilate the fourth stage of a ResNeSt from its second block on, and average in the first block at stride 1."""
+    first, *rest = net.layer4
+    if not isinstance(first, ResNestBottleneck):
+        return
+    first.avd_last = nn.AvgPool2d(3, stride=1, padding=1)
+    for block in rest:
+        block.conv2.conv.dilation = block.conv2.conv.padding = (2, 2)
 
 
 def drop_last_stride(net: Any) -> None:
@@ -153,6 +241,30 @@ def drop_last_stride(net: Any) -> None:
             module.stride = (1, 1)
         elif isinstance(module, nn.AvgPool2d | BlurPool2d) and module.stride not in (1, (1, 1)):
             block.set_submodule(name, nn.Identity())
+
+
+def _widen_stem(net: Any, multiplier: int) -> None:
+    """Replace the stem, which has 64 channels in timm whatever the width of the stages."""
+    if not isinstance(net.conv1, nn.Conv2d):
+        raise ValueError("width_multiplier: not for models with a stem of several convolutions")
+    width = multiplier * net.conv1.out_channels
+    net.conv1 = _with_channels(net.conv1, net.conv1.in_channels, width)
+    net.bn1 = type(net.bn1)(width)
+    first = net.layer1[0]
+    first.conv1 = _with_channels(first.conv1, width, first.conv1.out_channels)
+    if width == net.feature_info[1]["num_chs"]:
+        first.downsample = None  # of basic blocks, as the stage has the width of the stem
+    else:
+        first.downsample[0] = _with_channels(first.downsample[0], width, first.downsample[0].out_channels)
+    net.feature_info[0]["num_chs"] = width
+
+
+def _with_channels(conv: nn.Conv2d, in_channels: int, out_channels: int) -> nn.Conv2d:
+    """Return a new convolution like this one, of other widths, with timm's initialization."""
+    options = {"stride": conv.stride, "padding": conv.padding, "bias": False}
+    layer = nn.Conv2d(in_channels, out_channels, conv.kernel_size, **options)  # type: ignore[arg-type]
+    nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+    return layer
 
 
 def _set_stem_stride(net: Any, stride: int) -> None:
@@ -183,6 +295,13 @@ def _add_instance_norms(net: Any) -> None:
         block.bn1 = IBN(norm)
 
 
+def _add_attention(net: Any, se: bool, non_local: bool, attention: type[nn.Module]) -> None:
+    if se:
+        _add_squeeze_excitation(net)
+    if non_local:
+        _add_non_local(net, attention)
+
+
 def _add_squeeze_excitation(net: Any) -> None:
     for number, stage in enumerate((net.layer1, net.layer2, net.layer3, net.layer4), start=1):
         for block in stage:
@@ -191,7 +310,7 @@ def _add_squeeze_excitation(net: Any) -> None:
             block.se = SEModule(net.feature_info[number]["num_chs"], bias=False)
 
 
-def _add_non_local(net: Any) -> None:
+def _add_non_local(net: Any, layer: Callable[[int], nn.Module]) -> None:
     for number, stage, max_blocks in ((2, net.layer2, 2), (3, net.layer3, 9)):
         count = max(1, min(max_blocks, len(stage) // 2))
         for block in stage[len(stage) - count :]:
@@ -199,7 +318,7 @@ def _add_non_local(net: Any) -> None:
             if last is None:
                 raise ValueError(f"non_local: not for {type(block).__name__}, only for the blocks of plain ResNets")
             # Inside the block's last layer, so that no other weight changes its name.
-            attention = NonLocal(net.feature_info[number]["num_chs"])
+            attention = layer(net.feature_info[number]["num_chs"])
             setattr(block, last, nn.Sequential(OrderedDict(act=getattr(block, last), non_local=attention)))
 
 

@@ -11,13 +11,14 @@ from typing import Any
 import timm as timm_library
 import torch
 from timm.models._manipulate import checkpoint_seq, group_with_matcher
+from timm.models.resnet import ResNet
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from opabinia.config import register
 from opabinia.contracts import Backbone, DataMismatch, Fraction, Level, Preprocessing, Tokens
 from opabinia.models.backbones.multi_scale import MultiScaleFeatures, allow_any_size, freeze_stages
-from opabinia.models.weights.download import UnavailableWeights, pretrained_weights
+from opabinia.models.weights.download import UnavailableWeights, are_replaced, pretrained_weights
 
 
 class TimmClassifier(nn.Module):
@@ -203,6 +204,22 @@ class TimmBackbone(Backbone):
             ) from error
         return maps
 
+    def split_last_stage(self) -> nn.Module:
+        """Return the fourth stage of a ResNet; see :meth:`opabinia.contracts.Backbone.split_last_stage`.
+
+        Raises:
+            ValueError: this is no ResNet whose last two stages have strides 16 and 32.
+        """
+        assert self.multi_scale is not None, "enable_multi_scale() comes first"
+        strides = [level.stride for level in self.multi_scale.out_levels]
+        if not isinstance(self.model, ResNet) or strides[-2:] != [16, 32]:
+            raise ValueError(
+                "running the last stage on regions needs a ResNet whose last feature maps have strides 16 and 32 "
+                f"(last_stride: 2); this is a {type(self.model).__name__} with strides {', '.join(map(str, strides))}"
+            )
+        self.multi_scale.drop_last()
+        return self.model.get_submodule("layer4")
+
     def freeze_stages(self, count: int) -> None:
         """Freeze the stem and the first ``count - 1`` stages, blocks in a plain transformer.
 
@@ -312,8 +329,9 @@ def timm(
     if not pretrained:
         kwargs["num_classes"] = 0
     try:
-        with _weights_of(model, kwargs) if pretrained else nullcontext():
-            net: Any = timm_library.create_model(model, pretrained=pretrained, in_chans=channels, **kwargs)
+        load = pretrained and not are_replaced()
+        with _weights_of(model, kwargs) if load else nullcontext():
+            net: Any = timm_library.create_model(model, pretrained=load, in_chans=channels, **kwargs)
     except UnavailableWeights:
         raise
     except Exception as error:  # timm validates arguments in many ways, also by assertions and failed lookups

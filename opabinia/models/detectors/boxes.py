@@ -44,9 +44,10 @@ class BoxOptions:
 
     Args:
         resolution: side of the square that a region is pooled to.
-        num_convs: convolutions before the fully connected layers, with the channels of the neck.
+        num_convs: convolutions before the fully connected layers.
+        conv_dim: channels of each; null: as many as the neck has.
         norm: after each of these.
-        num_fc: fully connected hidden layers.
+        num_fc: fully connected hidden layers; 0: the mean over the region's positions (ResNet-C4).
         fc_dim: width of each.
         class_agnostic: one box per region instead of one per class; null: in a cascade only.
         foreground_iou: regions that overlap an object this much or more are assigned to it, others are background.
@@ -55,16 +56,20 @@ class BoxOptions:
         bbox_reg_weights: factors of encoded boxes: shifts to the right and down, width, height.
         box_loss: loss of the boxes, see :func:`opabinia.models.detectors.anchors.box_regression_loss`.
         smooth_l1_beta: of ``smooth_l1``; 0 is L1 (torchvision: 1/9).
+        box_loss_weight: factor of the box loss.
         score_threshold: detections with this score or less are dropped.
         nms_threshold: of two detections of one class with a higher IoU the one with the lower score is dropped.
         max_detections: per image.
         min_size: detections whose width or height, in pixels, is not larger are dropped (torchvision: 0.01).
+        train_on_predictions: mask and keypoint heads are trained on the boxes that are predicted for regions, not on
+            the regions (detectron2's TRAIN_ON_PRED_BOXES). These boxes are computed once more for it.
     """
 
     resolution: Count = 7
     num_convs: Annotated[int, Ge(0)] = 0
+    conv_dim: Count | None = None
     norm: Norm = "none"
-    num_fc: Count = 2
+    num_fc: Annotated[int, Ge(0)] = 2
     fc_dim: Count = 1024
     class_agnostic: bool | None = None
     foreground_iou: Fraction = 0.5
@@ -73,10 +78,12 @@ class BoxOptions:
     bbox_reg_weights: BoxWeights = (10, 10, 5, 5)
     box_loss: BoxLoss = "smooth_l1"
     smooth_l1_beta: NonNegative = 0
+    box_loss_weight: NonNegative = 1
     score_threshold: Fraction = 0.05
     nms_threshold: Fraction = 0.5
     max_detections: Count = 100
     min_size: NonNegative = 0
+    train_on_predictions: bool = False
 
 
 class BoxPredictor(nn.Module):
@@ -122,8 +129,11 @@ def hidden_layers(channels: int, options: BoxOptions) -> nn.Module:
         layers = TwoMLPHead(channels * options.resolution**2, options.fc_dim)
     else:
         size = (channels, options.resolution, options.resolution)
-        convs, fcs = [channels] * options.num_convs, [options.fc_dim] * options.num_fc
-        layers = FastRCNNConvFCHead(size, convs, fcs, norm_factory(options.norm, channels))
+        width = options.conv_dim or channels
+        convs, fcs = [width] * options.num_convs, [options.fc_dim] * options.num_fc
+        layers = FastRCNNConvFCHead(size, convs, fcs, norm_factory(options.norm, width))
+        if not fcs:
+            layers = nn.Sequential(*list(layers.children())[:-1], nn.AdaptiveAvgPool2d(1), nn.Flatten())
     for layer in layers.modules():
         if isinstance(layer, nn.Linear):
             nn.init.kaiming_uniform_(layer.weight, a=1)
@@ -145,7 +155,9 @@ class BoxLayers(nn.Module):
         super().__init__()
         self.options, self.classes, self.weights = options, classes, weights
         self.head = hidden_layers(channels, options)
-        self.predictor = BoxPredictor(options.fc_dim, classes, options.class_agnostic)
+        conv_width = options.conv_dim if options.num_convs and options.conv_dim else channels
+        width = options.fc_dim if options.num_fc else conv_width
+        self.predictor = BoxPredictor(width, classes, options.class_agnostic)
 
     def forward(self, pooled: Tensor) -> BoxPredictions:
         """Predict from the pooled features of regions (R x M x S x S)."""
@@ -170,7 +182,7 @@ class BoxLayers(nn.Module):
         correct, num_foreground = (predicted == labels).float(), foreground.sum().clamp(min=1)
         return {
             "loss_cls": F.cross_entropy(logits, labels, reduction="sum") / count,
-            "loss_box_reg": (box_losses * foreground).sum() / count,
+            "loss_box_reg": options.box_loss_weight * (box_losses * foreground).sum() / count,
             "fast_rcnn/cls_accuracy": correct.sum() / count,
             "fast_rcnn/fg_cls_accuracy": (correct * foreground).sum() / num_foreground,
             "fast_rcnn/false_negative": ((predicted == self.classes) * foreground).sum() / num_foreground,
@@ -194,7 +206,7 @@ class BoxHead(nn.Module):
         super().__init__()
         self.options = options
         self.pool = RegionPool(levels, options.resolution, pooling)
-        self.layers = BoxLayers(levels[0].channels, classes, options, options.bbox_reg_weights)
+        self.layers = BoxLayers(self.pool.out_channels, classes, options, options.bbox_reg_weights)
 
     def losses(
         self, maps: Sequence[Tensor], sizes: Sizes, regions: Sequence[Regions], targets: Sequence[Target]
@@ -202,6 +214,17 @@ class BoxHead(nn.Module):
         """See :meth:`BoxLayers.losses`."""
         predictions = self.layers(self.pool(maps, [image.boxes for image in regions]))
         return self.layers.losses(predictions, concat_regions(regions))
+
+    @torch.no_grad()
+    def refine(self, maps: Sequence[Tensor], regions: Sequence[Regions]) -> list[Regions]:
+        """Replace the boxes of regions by those that are predicted for their class."""
+        every = concat_regions(regions)
+        predictions = self.layers(self.pool(maps, [image.boxes for image in regions]))
+        boxes = self.layers.boxes(predictions, every.boxes)
+        column = every.labels.clamp(max=boxes.shape[1] - 1)
+        refined = boxes[torch.arange(len(column), device=column.device), column]
+        counts = [len(image.boxes) for image in regions]
+        return [image._replace(boxes=own) for image, own in zip(regions, torch.split(refined, counts), strict=True)]
 
     def detect(self, maps: Sequence[Tensor], sizes: Sizes, proposals: Sequence[Tensor]) -> list[Detections]:
         """Detect objects in each image from its proposals (N x 4)."""

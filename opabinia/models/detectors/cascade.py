@@ -37,10 +37,12 @@ class CascadeHead(nn.Module):
         ious: foreground IoU of each later stage.
         weights: of the box coding of each later stage.
         pooling: see :class:`PoolingOptions`.
+        stage_loss_weights: factors of the losses of each stage, without the division of gradients; None: detectron2's
+            rule, factors of 1 with it.
 
     Raises:
-        ValueError: the numbers of weights and IoUs differ, boxes are to be per class, or the neck has fewer levels than
-            are pooled from.
+        ValueError: the numbers of weights and IoUs differ, boxes are to be per class, masks are to be trained on
+            predicted boxes, or the neck has fewer levels than are pooled from.
     """
 
     def __init__(
@@ -51,17 +53,24 @@ class CascadeHead(nn.Module):
         ious: Sequence[float],
         weights: Sequence[BoxWeights],
         pooling: PoolingOptions,
+        stage_loss_weights: Sequence[float] | None = None,
     ) -> None:
         super().__init__()
+        if stage_loss_weights is not None and len(stage_loss_weights) != len(ious) + 1:
+            raise ValueError(f"stage_loss_weights has {len(stage_loss_weights)} of {len(ious) + 1} stages")
         if len(ious) != len(weights):
             raise ValueError(f"later_ious has {len(ious)} stages, later_bbox_reg_weights {len(weights)}")
         if options.class_agnostic is False:
             raise ValueError("class_agnostic: boxes of a cascade are class-agnostic; write true or null")
+        if options.train_on_predictions:
+            raise ValueError("train_on_predictions: masks of a cascade are trained on its proposals")
         self.options = replace(options, class_agnostic=True)
         self.classes, self.ious = classes, ious
+        self.gradient_scale = 1 / (len(ious) + 1) if stage_loss_weights is None else 1.0
+        self.stage_loss_weights = stage_loss_weights or [1.0] * (len(ious) + 1)
         self.pool = RegionPool(levels, options.resolution, pooling)
         self.stages = nn.ModuleList(
-            BoxLayers(levels[0].channels, classes, self.options, stage_weights)
+            BoxLayers(self.pool.out_channels, classes, self.options, stage_weights)
             for stage_weights in (options.bbox_reg_weights, *weights)
         )
 
@@ -74,7 +83,9 @@ class CascadeHead(nn.Module):
         for number, stage in enumerate(self._stages):
             boxes = [image.boxes for image in regions]
             predictions = self._predict(stage, maps, boxes)
-            losses |= add_stage(number, stage.losses(predictions, concat_regions(regions)))
+            weight = self.stage_loss_weights[number]
+            values = stage.losses(predictions, concat_regions(regions))
+            losses |= add_stage(number, {k: v * weight if "loss" in k else v for k, v in values.items()})
             if number < len(self.ious):
                 refined = self._refine(stage, predictions, boxes, sizes)
                 regions = [
@@ -102,7 +113,7 @@ class CascadeHead(nn.Module):
         return cast("list[BoxLayers]", list(self.stages))
 
     def _predict(self, stage: BoxLayers, maps: Sequence[Tensor], boxes: Sequence[Tensor]) -> BoxPredictions:
-        predictions: BoxPredictions = stage(scale_gradient(self.pool(maps, boxes), 1 / len(self.stages)))
+        predictions: BoxPredictions = stage(scale_gradient(self.pool(maps, boxes), self.gradient_scale))
         return predictions
 
     def _refine(

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
+from annotated_types import Ge
 from torch import Tensor, nn
 from torchvision.models.detection.keypoint_rcnn import KeypointRCNNHeads, KeypointRCNNPredictor
-from torchvision.models.detection.roi_heads import keypointrcnn_loss
+from torchvision.models.detection.roi_heads import keypointrcnn_loss, keypoints_to_heatmap
 
 from opabinia.config import register
-from opabinia.contracts import Count, Detections, Level, Target
+from opabinia.contracts import Count, Detections, Level, NonNegative, Positive, Target
 from opabinia.models.detectors.regions import PoolingOptions, RegionPool, Regions, foreground_regions
 
 
@@ -23,13 +25,20 @@ class KeypointOptions:
 
     Args:
         resolution: side of the square that a region is pooled to; heatmaps have four times that side.
+        sampling_ratio: see :class:`PoolingOptions`; null: as for the boxes.
         num_convs: convolutions before the one that doubles the resolution.
         channels: of each.
+        loss_weight: factor of the loss.
+        keypoints_per_image: the loss is divided by the number of images times this number; null: by the number of
+            visible keypoints.
     """
 
     resolution: Count = 14
+    sampling_ratio: Annotated[int, Ge(0)] | None = None
     num_convs: Count = 8
     channels: Count = 512
+    loss_weight: NonNegative = 1
+    keypoints_per_image: Positive | None = None
 
 
 class KeypointHead(nn.Module):
@@ -53,9 +62,9 @@ class KeypointHead(nn.Module):
         self, levels: Sequence[Level], classes: int, points: int, options: KeypointOptions, pooling: PoolingOptions
     ) -> None:
         super().__init__()
-        self.classes = classes
-        self.pool = RegionPool(levels, options.resolution, pooling)
-        self.layers = KeypointRCNNHeads(levels[0].channels, [options.channels] * options.num_convs)
+        self.classes, self.options = classes, options
+        self.pool = RegionPool(levels, options.resolution, pooling.with_sampling_ratio(options.sampling_ratio))
+        self.layers = KeypointRCNNHeads(self.pool.out_channels, [options.channels] * options.num_convs)
         self.predictor = KeypointRCNNPredictor(options.channels, points)
 
     def _logits(self, maps: Sequence[Tensor], boxes: Sequence[Tensor]) -> Tensor:
@@ -66,8 +75,8 @@ class KeypointHead(nn.Module):
     def losses(
         self, maps: Sequence[Tensor], regions: Sequence[Regions], targets: Sequence[Target]
     ) -> dict[str, Tensor]:
-        """``loss_keypoint``, the mean over all keypoints that are visible and inside their region, and the number of
-        regions per image that have such keypoints."""
+        """``loss_keypoint``, the mean over all keypoints that are visible and inside their region (see
+        ``keypoints_per_image``), and the number of regions per image that have such keypoints."""
         keypoints = [target.keypoints for target in targets if target.keypoints is not None]
         if len(keypoints) < len(targets):
             raise ValueError("an image without keypoints came to a detector that learns them")
@@ -76,9 +85,20 @@ class KeypointHead(nn.Module):
             for image, known in zip(foreground_regions(regions, self.classes), keypoints, strict=True)
         ]
         boxes = [image.boxes for image in samples]
-        loss = keypointrcnn_loss(self._logits(maps, boxes), boxes, keypoints, [image.matched for image in samples])
+        logits = self._logits(maps, boxes)
+        loss = keypointrcnn_loss(logits, boxes, keypoints, [image.matched for image in samples])
+        if divisor := self.options.keypoints_per_image:
+            side = logits.shape[-1]
+            valid = [
+                keypoints_to_heatmap(known[image.matched], image.boxes, side)[1].sum()
+                for image, known in zip(samples, keypoints, strict=True)
+            ]
+            loss = loss * torch.stack(valid).sum() / (divisor * len(targets))
         count = sum(map(len, boxes)) / len(boxes)
-        return {"loss_keypoint": loss, "keypoint_head/num_fg_samples": loss.new_tensor(count)}
+        return {
+            "loss_keypoint": self.options.loss_weight * loss,
+            "keypoint_head/num_fg_samples": loss.new_tensor(count),
+        }
 
     def describe(self, maps: Sequence[Tensor], detections: Sequence[Detections]) -> list[Detections]:
         """Add keypoints (D x P x 3). This waits for the device once, for the sizes of the boxes."""

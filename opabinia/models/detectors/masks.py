@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
+from annotated_types import Ge
 from torch import Tensor, nn
 from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
 from torchvision.ops import roi_align
@@ -24,21 +26,25 @@ class MaskOptions:
 
     Args:
         resolution: side of the square that a region is pooled to; masks have twice as many pixels.
+        sampling_ratio: see :class:`PoolingOptions`; null: as for the boxes.
         num_convs: convolutions before the one that doubles the resolution.
         channels: of each.
         norm: after each.
+        class_agnostic: one mask per region instead of one per class.
         soft_targets: the target of a pixel that the object covers in part is that part (torchvision), not 0 or 1.
     """
 
     resolution: Count = 14
-    num_convs: Count = 4
+    sampling_ratio: Annotated[int, Ge(0)] | None = None
+    num_convs: Annotated[int, Ge(0)] = 4
     channels: Count = 256
     norm: Norm = "none"
+    class_agnostic: bool = False
     soft_targets: bool = False
 
 
 class MaskHead(nn.Module):
-    """One mask for each class, of which that of the predicted class is used.
+    """One mask for each class, of which that of the predicted class is used, or one for all.
 
     Its weights have torchvision's names (``layers.0.0``, ``predictor.conv5_mask``, ``predictor.mask_fcn_logits``), but
     there is no mask of the background: the first row of torchvision's last layer is dropped. detectron2's
@@ -57,15 +63,18 @@ class MaskHead(nn.Module):
     def __init__(self, levels: Sequence[Level], classes: int, options: MaskOptions, pooling: PoolingOptions) -> None:
         super().__init__()
         self.options, self.classes = options, classes
-        self.pool = RegionPool(levels, options.resolution, pooling)
+        self.pool = RegionPool(levels, options.resolution, pooling.with_sampling_ratio(options.sampling_ratio))
         norm = norm_factory(options.norm, options.channels)
-        self.layers = MaskRCNNHeads(levels[0].channels, [options.channels] * options.num_convs, 1, norm)
-        self.predictor = MaskRCNNPredictor(options.channels, options.channels, classes)
+        width, masks = self.pool.out_channels, 1 if options.class_agnostic else classes
+        self.layers = MaskRCNNHeads(width, [options.channels] * options.num_convs, 1, norm)
+        self.predictor = MaskRCNNPredictor(options.channels if options.num_convs else width, options.channels, masks)
         nn.init.normal_(self.predictor.mask_fcn_logits.weight, std=0.001)
 
     def _logits(self, maps: Sequence[Tensor], boxes: Sequence[Tensor], labels: Tensor) -> Tensor:
         """Compute the masks of the given classes (R x S x S)."""
         logits: Tensor = self.predictor(self.layers(self.pool(maps, boxes))).float()
+        if self.options.class_agnostic:
+            return logits[:, 0]
         return logits[torch.arange(len(labels), device=labels.device), labels]
 
     def losses(

@@ -28,13 +28,24 @@ from typing import cast
 from torch import Tensor, nn
 
 from opabinia.config import register
-from opabinia.contracts import DatasetInfo, Detections, Detector, Fraction, Level, Neck, NeckPart, Sizes, Target
+from opabinia.contracts import (
+    DatasetInfo,
+    Detections,
+    Detector,
+    Fraction,
+    Level,
+    Neck,
+    NeckPart,
+    NonNegative,
+    Sizes,
+    Target,
+)
 from opabinia.models.detectors.anchors import BoxWeights
 from opabinia.models.detectors.boxes import BoxHead, BoxOptions
 from opabinia.models.detectors.cascade import CascadeHead
 from opabinia.models.detectors.keypoints import KeypointHead, KeypointOptions
 from opabinia.models.detectors.masks import MaskHead, MaskOptions
-from opabinia.models.detectors.regions import PoolingOptions, count_regions, sample_regions
+from opabinia.models.detectors.regions import PoolingOptions, RegionPool, count_regions, sample_regions
 from opabinia.models.detectors.rpn import ProposalOptions, RegionProposals
 from opabinia.models.necks import fpn
 
@@ -61,6 +72,13 @@ class Rcnn(Detector):
         self.classes = classes
         self.max_detections = box.options.max_detections
         self.masks, self.keypoints = "mask" in others, "keypoint" in others
+        self._pools = [module for module in self.modules() if isinstance(module, RegionPool)]
+        self.last_stage_on_regions = self._pools[0].options.last_stage
+
+    def use_last_stage(self, stage: nn.Module) -> None:
+        """Run the backbone's last stage on pooled regions."""
+        for pool in self._pools:
+            pool.stage = (stage,)
 
     @property
     def _others(self) -> list[MaskHead | KeypointHead]:
@@ -82,6 +100,8 @@ class Rcnn(Detector):
         sampling = box.foreground_iou, box.batch_size_per_image, box.positive_fraction, self.classes
         regions = [sample_regions(*image, *sampling) for image in zip(proposals, targets, strict=True)]
         losses |= count_regions(regions, self.classes) | self.box.losses(maps, sizes, regions, targets)
+        if box.train_on_predictions and isinstance(self.box, BoxHead):
+            regions = self.box.refine(maps, regions)
         for head in self._others:
             losses |= head.losses(maps, regions, targets)
         return losses
@@ -126,7 +146,8 @@ def faster_rcnn(
     Raises:
         ValueError: the neck does not have as many levels as there are anchor sizes, or fewer than are pooled from.
     """
-    return _build_rcnn(neck(levels), len(dataset_info.classes), proposals, pooling, box)
+    pyramid, region_levels = _build_neck(neck, levels, pooling)
+    return _build_rcnn(pyramid, region_levels, len(dataset_info.classes), proposals, pooling, box)
 
 
 @register.detector
@@ -155,9 +176,9 @@ def mask_rcnn(
     Raises:
         ValueError: the training data has no masks, or see :func:`faster_rcnn`.
     """
-    pyramid = neck(levels)
-    head = build_mask_head(pyramid.out_levels, dataset_info, mask, pooling)
-    return _build_rcnn(pyramid, len(dataset_info.classes), proposals, pooling, box, mask=head)
+    pyramid, region_levels = _build_neck(neck, levels, pooling)
+    head = build_mask_head(region_levels, dataset_info, mask, pooling)
+    return _build_rcnn(pyramid, region_levels, len(dataset_info.classes), proposals, pooling, box, mask=head)
 
 
 @register.detector
@@ -193,9 +214,10 @@ def keypoint_rcnn(
             "keypoint_rcnn learns keypoints, and the training data has none: take a source that has them, such as "
             "coco with a file of keypoints, or the detector faster_rcnn"
         )
-    pyramid, classes = neck(levels), len(dataset_info.classes)
-    head = KeypointHead(pyramid.out_levels, classes, len(dataset_info.keypoints), keypoint, pooling)
-    return _build_rcnn(pyramid, classes, proposals, pooling, box, keypoint=head)
+    pyramid, region_levels = _build_neck(neck, levels, pooling)
+    classes = len(dataset_info.classes)
+    head = KeypointHead(region_levels, classes, len(dataset_info.keypoints), keypoint, pooling)
+    return _build_rcnn(pyramid, region_levels, classes, proposals, pooling, box, keypoint=head)
 
 
 @register.detector(renamed={"later_overlaps": "later_ious", "later_weights": "later_bbox_reg_weights"})
@@ -210,6 +232,7 @@ def cascade_rcnn(
     box: BoxOptions,
     later_ious: tuple[Fraction, ...] = (0.6, 0.7),
     later_bbox_reg_weights: tuple[BoxWeights, ...] = ((20, 20, 10, 10), (30, 30, 15, 15)),
+    stage_loss_weights: tuple[NonNegative, ...] | None = None,
     mask: MaskOptions | None = None,
 ) -> Detector:
     """Cascade R-CNN (Cai and Vasconcelos 2018) with a feature pyramid, as in detectron2, with instance masks or
@@ -226,26 +249,44 @@ def cascade_rcnn(
         box: options of the box heads; ``foreground_iou`` and ``bbox_reg_weights`` are those of the first stage.
         later_ious: foreground IoU of each later stage.
         later_bbox_reg_weights: factors of encoded boxes in each later stage.
+        stage_loss_weights: factors of the losses of each stage, such as the ``[1, 0.5, 0.25]`` of the paper and
+            MMDetection; null: detectron2's rule, factors of 1, with gradients of features divided by the number of
+            stages.
         mask: options of the mask head; null: no instance masks.
 
     Raises:
         ValueError: ``mask`` is given and the training data has no masks, the numbers of later IoUs and weights differ,
             boxes are to be per class, or see :func:`faster_rcnn`.
     """
-    pyramid = neck(levels)
-    out_levels, classes = pyramid.out_levels, len(dataset_info.classes)
-    head = CascadeHead(out_levels, classes, box, later_ious, later_bbox_reg_weights, pooling)
+    pyramid, region_levels = _build_neck(neck, levels, pooling)
+    classes = len(dataset_info.classes)
+    head = CascadeHead(region_levels, classes, box, later_ious, later_bbox_reg_weights, pooling, stage_loss_weights)
     others: dict[str, nn.Module] = {}
     if mask is not None:
-        others["mask"] = build_mask_head(out_levels, dataset_info, mask, pooling)
-    return Rcnn(pyramid, RegionProposals(out_levels, proposals), head, others, classes)
+        others["mask"] = build_mask_head(region_levels, dataset_info, mask, pooling)
+    return Rcnn(pyramid, RegionProposals(pyramid.out_levels, proposals), head, others, classes)
+
+
+def _build_neck(neck: NeckPart, levels: Sequence[Level], pooling: PoolingOptions) -> tuple[Neck, tuple[Level, ...]]:
+    """Return the neck, and the levels for :class:`RegionPool`."""
+    if not pooling.last_stage:
+        pyramid = neck(levels)
+        return pyramid, pyramid.out_levels
+    pyramid = neck(levels[:-1])
+    return pyramid, (*pyramid.out_levels, levels[-1])
 
 
 def _build_rcnn(
-    neck: Neck, classes: int, proposals: ProposalOptions, pooling: PoolingOptions, box: BoxOptions, **others: nn.Module
+    neck: Neck,
+    region_levels: Sequence[Level],
+    classes: int,
+    proposals: ProposalOptions,
+    pooling: PoolingOptions,
+    box: BoxOptions,
+    **others: nn.Module,
 ) -> Rcnn:
     rpn = RegionProposals(neck.out_levels, proposals)
-    return Rcnn(neck, rpn, BoxHead(neck.out_levels, classes, box, pooling), others, classes)
+    return Rcnn(neck, rpn, BoxHead(region_levels, classes, box, pooling), others, classes)
 
 
 def build_mask_head(

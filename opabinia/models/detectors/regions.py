@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, NamedTuple
 
 import torch
@@ -32,6 +32,9 @@ class PoolingOptions:
         sampling_ratio: samples per cell of the square in each direction; 0 takes one per position of the feature map
             (torchvision: 2).
         aligned: positions of a feature map are the centers of its cells, not their corners (torchvision: false).
+        last_stage: the backbone's last stage runs on pooled regions instead of images (ResNet-C4; Ren et al. 2015, He
+            et al. 2016; detectron2's Res5ROIHeads). It needs a ResNet, ``num_levels: 1`` and the neck ``no_neck``;
+            detectron2 has ``resolution: 14`` and ``num_fc: 0`` of the boxes, and ``num_convs: 0`` of the masks.
     """
 
     num_levels: Count = 4
@@ -39,15 +42,25 @@ class PoolingOptions:
     canonical_level: Count = 4
     sampling_ratio: Annotated[int, Ge(0)] = 0
     aligned: bool = True
+    last_stage: bool = False
+
+    def with_sampling_ratio(self, sampling_ratio: int | None) -> PoolingOptions:
+        """Return the options with another sampling ratio; None keeps it."""
+        return self if sampling_ratio is None else replace(self, sampling_ratio=sampling_ratio)
 
 
 class RegionPool(nn.Module):
-    """RoIAlign, with each region pooled from the level that suits its size.
+    """RoIAlign, with each region pooled from the level that suits its size, and the backbone's last stage if it is to
+    run on regions.
 
     Args:
-        levels: of the neck.
-        side: S, of the output squares.
+        levels: of the neck; with ``last_stage`` also that of the backbone's last stage, at the end.
+        side: S, of the pooled squares; the last stage halves it.
         options: see :class:`PoolingOptions`.
+
+    Attributes:
+        out_channels: of the output.
+        stage: the last stage, in a tuple, so that it is not a child; empty without one.
 
     Raises:
         ValueError: the neck has fewer levels than ``num_levels``.
@@ -58,6 +71,8 @@ class RegionPool(nn.Module):
         if len(levels) < options.num_levels:
             raise ValueError(f"num_levels: {options.num_levels} levels to pool from, and the neck has {len(levels)}")
         self.side, self.options = side, options
+        self.out_channels = levels[-1 if options.last_stage else 0].channels
+        self.stage: tuple[nn.Module, ...] = ()
         self.strides = [level.stride for level in levels[: options.num_levels]]
 
     def forward(self, maps: Sequence[Tensor], boxes: Sequence[Tensor]) -> Tensor:
@@ -75,6 +90,8 @@ class RegionPool(nn.Module):
             sampling = options.sampling_ratio, options.aligned
             squares = roi_align(level_map.float(), rois[rows], self.side, 1 / stride, *sampling)
             pooled[rows] = squares.to(pooled.dtype)
+        for stage in self.stage:
+            pooled = stage(pooled)
         return pooled
 
 

@@ -9,7 +9,7 @@ need ``convention: torchvision``, and those of its first version ``neck: fpn_p3_
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +40,7 @@ from opabinia.models.detectors.dense import (
     is_top1,
 )
 from opabinia.models.necks import fpn_p3_p7, norm_factory
+from opabinia.runtime.collectives import mean_over_samples
 
 
 @register.detector(name="retinanet", renamed={**DENSE_RENAMED, **ANCHORS_RENAMED, "scales": "scales_per_octave"})
@@ -47,8 +48,8 @@ class RetinaNet(DenseDetector):
     """RetinaNet (Lin et al. 2017, Focal loss for dense object detection).
 
     The losses of an image are divided by its own positive anchors, as in the paper (section 4.1) and in torchvision,
-    and averaged over images, so that results do not depend on the number of processes or on gradient accumulation.
-    detectron2 divides by a running mean over steps, which would have to be saved and synchronized.
+    and averaged over images, so that results do not depend on gradient accumulation. detectron2 divides by a running
+    mean over steps: ``loss_normalizer: running_mean``.
 
     Args:
         neck: makes the feature pyramid.
@@ -68,6 +69,8 @@ class RetinaNet(DenseDetector):
         gamma: of the focal loss.
         box_loss: loss of the boxes, see :func:`opabinia.models.detectors.anchors.box_regression_loss`.
         smooth_l1_beta: of ``smooth_l1``; 0 is L1.
+        loss_normalizer: the losses of an image are divided by the number of its positive anchors (``image``), or by
+            the ``running_mean`` of that number over images and forward passes, see :class:`RunningMean`.
         score_threshold: detections with this score or less are dropped.
         nms_threshold: of two detections of one class with a higher IoU the one with the lower score is dropped.
         pre_nms_topk: candidates of each level that go into suppression, the best ones.
@@ -99,6 +102,7 @@ class RetinaNet(DenseDetector):
         gamma: NonNegative = 2.0,
         box_loss: BoxLoss = "smooth_l1",
         smooth_l1_beta: NonNegative = 0.1,
+        loss_normalizer: Literal["image", "running_mean"] = "image",
         score_threshold: Fraction = 0.05,
         nms_threshold: Fraction = 0.5,
         pre_nms_topk: Count = 1000,
@@ -120,6 +124,7 @@ class RetinaNet(DenseDetector):
         self.head = nn.ModuleDict({"classification_head": classification, "regression_head": regression})
         self.background_iou, self.foreground_iou, self.alpha, self.gamma = background_iou, foreground_iou, alpha, gamma
         self.box_loss, self.smooth_l1_beta = box_loss, smooth_l1_beta
+        self.running_positives = RunningMean() if loss_normalizer == "running_mean" else None
 
     def _predict(self, maps: Sequence[Tensor], shape: tuple[int, int]) -> Predictions:
         logits, deltas = self.head["classification_head"](maps), self.head["regression_head"](maps)
@@ -146,6 +151,9 @@ class RetinaNet(DenseDetector):
             beta=self.smooth_l1_beta,
         )
         divisors = counts.clamp(min=1)
+        if self.running_positives is not None:
+            positives = mean_over_samples(counts.sum().clamp(min=1), images)
+            divisors = self.running_positives(positives, 100 / images)
         return {
             "loss_cls": (class_losses.sum(dim=1) / divisors).mean(),
             "loss_box_reg": ((box_losses.view_as(positive) * positive).sum(dim=1) / divisors).mean(),
@@ -153,6 +161,34 @@ class RetinaNet(DenseDetector):
             "num_neg_anchors": (assigned.labels == NEGATIVE).sum() / images,
             "fg_accuracy": is_top1(logits, classes).sum() / counts.sum().clamp(min=1),
         }
+
+
+class RunningMean(nn.Module):
+    """Exponential moving average of a number, with momentum 0.9 as in detectron2's RetinaNet; saved with the weights.
+
+    Attributes:
+        value: the average (0-d); 0 before the first training step.
+    """
+
+    value: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("value", torch.zeros(()))
+
+    @torch.no_grad()
+    def forward(self, number: Tensor, initial: float) -> Tensor:
+        """Update the average in training, and return it.
+
+        Args:
+            number: 0-d.
+            initial: the average before the first step.
+        """
+        average = torch.where(self.value > 0, self.value, initial)
+        if self.training:
+            average = 0.9 * average + 0.1 * number
+            self.value.copy_(average)
+        return average
 
 
 class AnchorTargets(NamedTuple):

@@ -13,18 +13,32 @@ from torchvision.models.detection.rpn import RPNHead
 from torchvision.ops import batched_nms, box_iou, clip_boxes_to_image
 
 from opabinia.config import register
-from opabinia.contracts import Count, Fraction, Level, NonNegative, Positive, Sizes, Target
+from opabinia.contracts import (
+    Count,
+    DatasetInfo,
+    Detections,
+    Detector,
+    Fraction,
+    Level,
+    NeckPart,
+    NonNegative,
+    Positive,
+    Sizes,
+    Target,
+)
 from opabinia.models.detectors.anchors import (
     ANCHORS_RENAMED,
     POSITIVE,
     AnchorGrid,
     BoxLoss,
+    BoxWeights,
     Convention,
     box_regression_loss,
     decode_boxes,
     match_anchors,
 )
 from opabinia.models.detectors.regions import draw_samples, exceeds_size
+from opabinia.models.necks import fpn
 
 
 @register.section(
@@ -48,8 +62,9 @@ class ProposalOptions:
 
     Args:
         anchor_sizes: square roots of the areas of anchors, in pixels: one for each level of the neck, from fine to
-            coarse; null takes 8 strides, detectron2's 32 to 512.
+            coarse, or a list of equal length for each; null takes 8 strides, detectron2's 32 to 512.
         aspect_ratios: height / width of anchors.
+        offset: of the first anchor, in strides: 0 (detectron2, torchvision) or 0.5, the center of its cell.
         num_convs: convolutions before the predictions.
         convention: of the anchors. ``torchvision``, for its weights, has corners on whole pixels, computes strides from
             the sizes of the batch and the feature maps, rounded down, and ranks proposals by probabilities, which
@@ -61,6 +76,9 @@ class ProposalOptions:
         positive_fraction: largest share of positive anchors among them.
         box_loss: loss of the boxes, see :func:`opabinia.models.detectors.anchors.box_regression_loss`.
         smooth_l1_beta: of ``smooth_l1``; 0 is L1 (torchvision: 1/9).
+        bbox_reg_weights: factors of encoded boxes: shifts to the right and down, width, height.
+        loss_weight: factor of both losses.
+        box_loss_weight: further factor of the box loss.
         pre_nms_topk_train: proposals of each level that go into suppression, in training.
         pre_nms_topk_test: the same in evaluation.
         post_nms_topk_train: proposals of an image after suppression, in training.
@@ -69,8 +87,9 @@ class ProposalOptions:
         min_size: proposals whose width or height, in pixels, is not larger are dropped (torchvision: 0.001).
     """
 
-    anchor_sizes: list[Positive] | None = None
+    anchor_sizes: list[Positive] | list[list[Positive]] | None = None
     aspect_ratios: tuple[Positive, ...] = (0.5, 1, 2)
+    offset: Fraction = 0.0
     num_convs: Count = 1
     convention: Convention = "detectron2"
     background_iou: Fraction = 0.3
@@ -79,6 +98,9 @@ class ProposalOptions:
     positive_fraction: Fraction = 0.5
     box_loss: BoxLoss = "smooth_l1"
     smooth_l1_beta: NonNegative = 0
+    bbox_reg_weights: BoxWeights = (1, 1, 1, 1)
+    loss_weight: NonNegative = 1
+    box_loss_weight: NonNegative = 1
     pre_nms_topk_train: Count = 2000
     pre_nms_topk_test: Count = 1000
     post_nms_topk_train: Count = 1000
@@ -125,7 +147,11 @@ class RegionProposals(nn.Module):
         strides = [level.stride for level in levels]
         sizes = [8.0 * stride for stride in strides] if options.anchor_sizes is None else options.anchor_sizes
         self._anchors = AnchorGrid(
-            [(size,) for size in sizes], options.aspect_ratios, strides, convention=options.convention
+            [size if isinstance(size, list) else [size] for size in sizes],
+            options.aspect_ratios,
+            strides,
+            offset=options.offset,
+            convention=options.convention,
         )
         self.head = RPNHead(levels[0].channels, self._anchors.num_anchors, options.num_convs)
 
@@ -150,10 +176,11 @@ class RegionProposals(nn.Module):
         ]
         objectness, boxes, positive, negative = torch.stack(sums).sum(dim=0).unbind()
         count = len(targets) * self.options.batch_size_per_image
+        weight = self.options.loss_weight
         return {
             # Predictions that are not finite must show, whichever anchors were sampled.
-            "loss_rpn_cls": objectness / count + 0 * logits.sum(),
-            "loss_rpn_loc": boxes / count + 0 * deltas.sum(),
+            "loss_rpn_cls": weight * objectness / count + 0 * logits.sum(),
+            "loss_rpn_loc": weight * self.options.box_loss_weight * boxes / count + 0 * deltas.sum(),
             "rpn/num_pos_anchors": positive.detach() / len(targets),
             "rpn/num_neg_anchors": negative.detach() / len(targets),
         }
@@ -168,13 +195,27 @@ class RegionProposals(nn.Module):
         objectness = F.binary_cross_entropy_with_logits(logits[rows], positive, reduction="none")
         anchors = anchors[rows]
         boxes = target.boxes[matches.indices[rows]] if len(target.boxes) else anchors
-        box_losses = box_regression_loss(deltas[rows], anchors, boxes, options.box_loss, beta=options.smooth_l1_beta)
+        box_losses = box_regression_loss(
+            deltas[rows],
+            anchors,
+            boxes,
+            options.box_loss,
+            beta=options.smooth_l1_beta,
+            weights=options.bbox_reg_weights,
+        )
         values = torch.stack([objectness, box_losses * positive, positive, 1 - positive])
         return (values * valid.float()).sum(dim=1)
 
-    @torch.no_grad()
     def propose(self, output: RpnOutput, sizes: Sizes, pre_nms_topk: int, post_nms_topk: int) -> list[Tensor]:
-        """Return the proposals of each image (N x 4), best first. Suppression waits for the device.
+        """Return the boxes of :meth:`scored_proposals`."""
+        return [boxes for boxes, _ in self.scored_proposals(output, sizes, pre_nms_topk, post_nms_topk)]
+
+    @torch.no_grad()
+    def scored_proposals(
+        self, output: RpnOutput, sizes: Sizes, pre_nms_topk: int, post_nms_topk: int
+    ) -> list[tuple[Tensor, Tensor]]:
+        """Return the proposals of each image (N x 4) and their probabilities (N), best first. Suppression waits
+        for the device.
 
         Args:
             output: of :meth:`forward`.
@@ -182,7 +223,9 @@ class RegionProposals(nn.Module):
             pre_nms_topk: proposals of each level that go into suppression.
             post_nms_topk: proposals of an image after suppression, at most.
         """
-        best = [_top_proposals(*level, pre_nms_topk) for level in zip(*output, strict=True)]
+        best = [
+            _top_proposals(*level, pre_nms_topk, self.options.bbox_reg_weights) for level in zip(*output, strict=True)
+        ]
         scores, boxes = (torch.cat(values, dim=1) for values in zip(*best, strict=True))
         if self.options.convention == "torchvision":
             scores = scores.sigmoid()
@@ -191,14 +234,66 @@ class RegionProposals(nn.Module):
         for image_boxes, image_scores, size in zip(boxes, scores, sizes, strict=True):
             clipped = clip_boxes_to_image(image_boxes, size)
             large = exceeds_size(clipped, self.options.min_size)
-            clipped = clipped[large]
-            kept = batched_nms(clipped, image_scores[large], levels[large], self.options.nms_threshold)
-            proposals.append(clipped[kept][:post_nms_topk])
+            clipped, image_scores = clipped[large], image_scores[large]
+            kept = batched_nms(clipped, image_scores, levels[large], self.options.nms_threshold)[:post_nms_topk]
+            probabilities = image_scores if self.options.convention == "torchvision" else image_scores.sigmoid()
+            proposals.append((clipped[kept], probabilities[kept]))
         return proposals
 
 
-def _top_proposals(logits: Tensor, deltas: Tensor, anchors: Tensor, count: int) -> tuple[Tensor, Tensor]:
+@register.detector(name="rpn")
+class ProposalNetwork(Detector):
+    """A region proposal network by itself (Ren et al. 2015, section 3.1; detectron2's ProposalNetwork).
+
+    Its detections are objects of any class, all with label 0: evaluate them with ``proposal_recall``.
+
+    Args:
+        levels: the backbone's levels.
+        dataset_info: of the training data.
+        neck: makes the feature pyramid.
+        proposals: options of the region proposals; there are ``post_nms_topk_test`` detections per image.
+
+    Raises:
+        ValueError: see :class:`RegionProposals`.
+    """
+
+    def __init__(
+        self,
+        levels: Sequence[Level],
+        dataset_info: DatasetInfo,
+        /,
+        *,
+        neck: NeckPart = fpn,
+        proposals: ProposalOptions,
+    ) -> None:
+        super().__init__()
+        self.neck = neck(levels)
+        self.rpn = RegionProposals(self.neck.out_levels, proposals)
+        self.max_detections = proposals.post_nms_topk_test
+
+    def pyramid(self, maps: Sequence[Tensor]) -> list[Tensor]:
+        """Return the neck's feature maps."""
+        pyramid: list[Tensor] = self.neck(maps)
+        return pyramid
+
+    def losses(
+        self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Sizes, targets: Sequence[Target]
+    ) -> dict[str, Tensor]:
+        """See :meth:`RegionProposals.losses`."""
+        return self.rpn.losses(self.rpn(maps, shape), targets)
+
+    def detect(self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Sizes) -> list[Detections]:
+        """Return the proposals of each image with their probabilities, best first."""
+        options = self.rpn.options
+        output = self.rpn(maps, shape)
+        proposals = self.rpn.scored_proposals(output, sizes, options.pre_nms_topk_test, options.post_nms_topk_test)
+        return [Detections(boxes, scores, torch.zeros_like(scores, dtype=torch.int64)) for boxes, scores in proposals]
+
+
+def _top_proposals(
+    logits: Tensor, deltas: Tensor, anchors: Tensor, count: int, weights: BoxWeights
+) -> tuple[Tensor, Tensor]:
     """Return logits (B x N) and boxes (B x N x 4) of the ``count`` best anchors of a level."""
     logits, rows = logits.topk(min(count, logits.shape[1]), dim=1)
     deltas = deltas.gather(1, rows[..., None].expand(-1, -1, 4))
-    return logits, decode_boxes(deltas.flatten(0, 1), anchors[rows].flatten(0, 1)).view_as(deltas)
+    return logits, decode_boxes(deltas.flatten(0, 1), anchors[rows].flatten(0, 1), weights).view_as(deltas)

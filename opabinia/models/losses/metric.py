@@ -151,6 +151,44 @@ def supervised_contrastive(
     return scale * (losses.sum() / (counts > 0).sum().clamp(min=1))
 
 
+@register.metric_loss
+def multi_similarity(
+    features: Tensor,
+    labels: Tensor,
+    /,
+    *,
+    alpha: Positive = 2.0,
+    beta: Positive = 50.0,
+    base: float = 0.5,
+    epsilon: NonNegative = 0.1,
+    scale: NonNegative = 1.0,
+) -> Tensor:
+    """Multi-similarity loss: soft sums over the informative pairs of a sample (Wang et al. 2019, eq. 10 to 15).
+
+    A negative counts if its cosine is above that of the hardest positive minus ``epsilon``, a positive if its cosine is
+    below that of the hardest negative plus ``epsilon``. The mean is over all B samples; one without such a positive and
+    such a negative counts 0.
+
+    Args:
+        features: B x D.
+        labels: identities (int64, B).
+        alpha: scale of the cosines of positives (the paper's).
+        beta: scale of the cosines of negatives (the paper's; the authors' code has 40).
+        base: cosine at which pairs weigh half (the authors' code; lambda in the paper).
+        epsilon: margin of the mining (the paper's).
+        scale: multiplies the loss.
+    """
+    cosines, positive, negative = _within_batch(features, labels)
+    hardest_positive = -_masked_max(-cosines, positive)[:, None]
+    hardest_negative = _masked_max(cosines, negative)[:, None]
+    has_both = (positive.any(1) & negative.any(1))[:, None]
+    negative &= (cosines + epsilon > hardest_positive) & has_both
+    positive &= (cosines - epsilon < hardest_negative) & has_both
+    pull = F.softplus(_masked(-alpha * (cosines - base), positive).logsumexp(1)) / alpha
+    push = F.softplus(_masked(beta * (cosines - base), negative).logsumexp(1)) / beta
+    return scale * (pull + push).where(positive.any(1) & negative.any(1), 0).mean()
+
+
 def cross_batch_memory_loss(
     features: Tensor,
     labels: Tensor,

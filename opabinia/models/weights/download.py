@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from threading import Event, Thread
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -15,6 +16,25 @@ from huggingface_hub import constants, try_to_load_from_cache
 
 HUB_FILES = ("model.safetensors", "pytorch_model.bin", "open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 """Names of weights in a repository of the Hugging Face Hub, as timm looks for them."""
+
+
+_replaced: ContextVar[bool] = ContextVar("replaced", default=False)
+
+
+@contextmanager
+def replacing_weights() -> Iterator[None]:
+    """Build models inside without pretrained weights, whose place a checkpoint is about to take; all else that
+    ``pretrained`` decides stays: preprocessing, width of the classifier."""
+    token = _replaced.set(True)
+    try:
+        yield
+    finally:
+        _replaced.reset(token)
+
+
+def are_replaced() -> bool:
+    """Return whether the weights of a model that is built now are about to be replaced."""
+    return _replaced.get()
 
 
 class UnavailableWeights(ValueError):

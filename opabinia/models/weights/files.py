@@ -5,7 +5,6 @@ No file can execute code when it is read.
 
 from __future__ import annotations
 
-import json
 import pickle
 import re
 import shlex
@@ -16,11 +15,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from opabinia.models.weights.safe_pickle import read_pickle
-from opabinia.runtime.shards import ShardedTensors
+from opabinia.models.weights.safe_pickle import load_tensors, read_pickle
+from opabinia.runtime.shards import ShardedTensors, load_safetensors
 
 _WRAPPERS = (
     *("state_dict", "model_state_dict", "model_state", "model", "module", "network", "net", "weights", "params"),
@@ -49,11 +47,11 @@ def read_weights(path: Path, *, ema: bool = False) -> dict[str, Tensor]:
         ValueError: there is no such file, it is damaged, holds more than plain data, or has no averaged weights.
     """
     if path.is_dir():
-        weights = _read_checkpoint(_find_checkpoint(path), ema)
+        weights = _read_checkpoint(find_checkpoint(path), ema)
     elif not path.is_file():
         raise ValueError(f"{path}: there is no such file or folder")
     elif path.suffix == ".safetensors":
-        weights = _read_safetensors(path)
+        weights = load_safetensors(path)
     else:
         # torch.save writes zip archives, under any name.
         is_pickle = path.suffix == ".pkl" and not zipfile.is_zipfile(path)
@@ -67,7 +65,7 @@ def read_weights(path: Path, *, ema: bool = False) -> dict[str, Tensor]:
     return weights
 
 
-def _find_checkpoint(folder: Path) -> Path:
+def find_checkpoint(folder: Path) -> Path:
     """Return the checkpoint that a folder is or contains."""
     if _has_tensors(folder, "model"):
         return folder
@@ -87,10 +85,7 @@ def _has_tensors(folder: Path, name: str) -> bool:
 def _read_tensors(folder: Path, name: str) -> dict[str, Tensor]:
     """Read a file of a checkpoint, or the files in its folder if it is sharded."""
     shards = sorted((folder / name).glob("*.safetensors"))
-    try:
-        return dict(ShardedTensors(shards)) if shards else _read_safetensors(folder / f"{name}.safetensors")
-    except (SafetensorError, OSError, KeyError) as error:
-        raise ValueError(f"{folder / name}: cannot be read: {error}") from error
+    return dict(ShardedTensors(shards)) if shards else load_safetensors(folder / f"{name}.safetensors")
 
 
 def _read_checkpoint(folder: Path, ema: bool) -> dict[str, Tensor]:
@@ -106,17 +101,6 @@ def _read_checkpoint(folder: Path, ema: bool) -> dict[str, Tensor]:
     return {name: averaged.get(name, tensor) for name, tensor in weights.items()}
 
 
-def _read_safetensors(path: Path) -> dict[str, Tensor]:
-    try:
-        with safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-            # Our checkpoints store tied tensors once.
-            aliases = json.loads((file.metadata() or {}).get("aliases", "{}"))
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"{path}: cannot be read: {error}") from error
-    return {**tensors, **{name: tensors[other] for name, other in aliases.items()}}
-
-
 def _to_tensors(content: Any) -> Any:
     if isinstance(content, Mapping):
         return {key: _to_tensors(value) for key, value in content.items()}
@@ -125,7 +109,7 @@ def _to_tensors(content: Any) -> Any:
 
 def _torch_load(path: Path) -> Any:
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        return load_tensors(path)
     # Files that torch.save did not write fail in many ways.
     except (RuntimeError, EOFError, OSError, ValueError, LookupError, AttributeError, TypeError) as error:
         raise ValueError(f"{path}: cannot be read: {type(error).__name__}: {error}") from error

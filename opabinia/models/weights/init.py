@@ -43,6 +43,8 @@ class Init:
         ema: use averaged weights.
         channel_order: color channel order of the file's first convolution: ``rgb`` or ``bgr``; it is converted to RGB.
             null: ``bgr`` for detectron2's and Caffe2's names, otherwise ``rgb``.
+        partial: accept a file that does not fill the whole backbone, such as plain weights for a network with added
+            layers; without it this is an error, since a backbone of another architecture could be filled in part.
         strict: raise an error if anything does not fit.
     """
 
@@ -52,6 +54,7 @@ class Init:
     include: str | None = None
     ema: bool = False
     channel_order: ChannelOrder | None = None
+    partial: bool = False
     strict: bool = False
 
 
@@ -59,7 +62,8 @@ def initialize(task: nn.Module, init: Init) -> LoadReport:
     """Fill ``task`` with the weights of ``init``.
 
     Raises:
-        ValueError: the file cannot be read, nothing of it fits, or with ``strict`` not everything does.
+        ValueError: the file cannot be read, nothing of it fits, a tensor of the backbone is not filled and not
+            ``partial``, or with ``strict`` not everything fits. The task is unchanged, except with ``strict``.
     """
     try:
         part = task.get_submodule(init.target_prefix)
@@ -71,8 +75,11 @@ def initialize(task: nn.Module, init: Init) -> LoadReport:
     source = init.source_prefix
     if source is None:
         source = init.target_prefix if any(name.startswith(prefix) for name in weights) else ""
+    backbone = "" if "backbone" in init.target_prefix.split(".") else "backbone."
     try:
-        report = load_matching(part, weights, source_prefix=source, include=init.include)
+        report = load_matching(
+            part, weights, source_prefix=source, include=init.include, required=None if init.partial else backbone
+        )
     except ValueError as error:
         raise ValueError(f"{init.weights}: {error}") from error
     report = replace(report, translated=translated)
@@ -129,7 +136,12 @@ class LoadReport:
 
 
 def load_matching(
-    model: nn.Module, weights: Mapping[str, Tensor], *, source_prefix: str = "", include: str | None = None
+    model: nn.Module,
+    weights: Mapping[str, Tensor],
+    *,
+    source_prefix: str = "",
+    include: str | None = None,
+    required: str | None = None,
 ) -> LoadReport:
     """Copy tensors of the same name and shape into ``model``, whatever the prefixes of names on either side.
 
@@ -140,9 +152,10 @@ def load_matching(
     Args:
         source_prefix: the part of ``weights`` to use, such as ``encoder_q``; the rest is ignored.
         include: a regular expression; only tensors of the model with a match in their name are filled.
+        required: a prefix of the model's names; all tensors with it (of those in ``include``) must be filled.
 
     Raises:
-        ValueError: nothing fits, or it fits in several ways.
+        ValueError: nothing fits, not all that is required does, or it fits in several ways; the model is unchanged.
     """
     start = f"{source_prefix.rstrip('.')}." if source_prefix else ""
     given = {name: tensor for name, tensor in weights.items() if name.startswith(start) and not _is_computed(name)}
@@ -152,39 +165,59 @@ def load_matching(
     wanted = _filter_names(include, targets)
     prefixes, matches = _match_names(given, targets)
     sources = {name: given[matches[name]] for name in wanted if name in matches}
-    resized, other_shape = _copy_tensors(model, targets, sources)
-    loaded = tuple(name for name in sources if name not in other_shape)
-    if all(_is_counter(name) for name in loaded):
+    fitting, resized, other_shape = _adapt_shapes(model, targets, sources)
+    if all(_is_counter(name) for name in fitting):
         other = f"; of another shape: {_list_first(map(' '.join, other_shape.items()))}" if other_shape else ""
         raise ValueError(f"nothing fits: the file has {_list_first(given)}; the model has {_list_first(wanted)}{other}")
     used = set(matches.values())
-    return LoadReport(
+    report = LoadReport(
         prefixes=prefixes,
-        loaded=loaded,
+        loaded=tuple(fitting),
         resized=resized,
         # Old files lack the counters of batch norms; no output depends on them.
         missing=tuple(name for name in wanted if name not in matches and not _is_counter(name)),
         unexpected=tuple(name for name in given if name not in used),
         other_shape=other_shape,
     )
+    if required is not None:
+        _check_filled(report, required)
+    for name, tensor in fitting.items():
+        targets[name].copy_(tensor)
+    return report
 
 
-def _copy_tensors(
+def _check_filled(report: LoadReport, prefix: str) -> None:
+    """Check that all tensors whose names begin with ``prefix`` are loaded.
+
+    Raises:
+        ValueError: some are not.
+    """
+    unfilled = [name for name in (*report.missing, *report.other_shape) if name.startswith(prefix)]
+    if unfilled:
+        total = len(unfilled) + sum(name.startswith(prefix) for name in report.loaded)
+        raise ValueError(
+            f"{len(unfilled)} of {total} tensors of the backbone are not filled, so none is loaded: the file has "
+            f"another architecture, or another part of it is meant (source_prefix, target_prefix); partial: true loads "
+            f"what fits: {report}"
+        )
+
+
+def _adapt_shapes(
     model: nn.Module, targets: Mapping[str, Tensor], sources: Mapping[str, Tensor]
-) -> tuple[dict[str, str], dict[str, str]]:
-    """Copy ``sources`` to ``targets``; return both shapes of resized tensors, and of those that do not fit."""
-    resized, other_shape = {}, {}
+) -> tuple[dict[str, Tensor], dict[str, str], dict[str, str]]:
+    """Return ``sources`` in the shapes of ``targets``, both shapes of resized tensors, and of those that do not fit."""
+    fitting, resized, other_shape = {}, {}, {}
     for name, source in sources.items():
         target = targets[name]
-        shapes = " -> ".join("x".join(map(str, tensor.shape)) or "number" for tensor in (source, target))
         adapted = source if source.shape == target.shape else _resize(model, name, source, target)
+        shapes = " -> ".join("x".join(map(str, tensor.shape)) or "number" for tensor in (source, target))
         if adapted is None:
             other_shape[name] = shapes
             continue
         if adapted is not source:
             resized[name] = shapes
-        target.copy_(adapted)
-    return resized, other_shape
+        fitting[name] = adapted
+    return fitting, resized, other_shape
 
 
 def _filter_names(pattern: str | None, names: Iterable[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Read pickles of NumPy arrays without executing their code.
+"""Read pickles of NumPy arrays, and metadata in files of torch.save, without executing their code.
 
 A pickle is a program that names functions and calls them. Here every allowed name is listed, and resolves not to a
 function of NumPy or Python but to a stub that only stores its arguments. Shapes, types and bytes are validated before
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
@@ -43,6 +44,18 @@ def read_pickle(path: Path) -> dict[Any, Any]:
     if not isinstance(content, dict):
         raise ValueError(f"{path}: it holds no dictionary of arrays")
     return content
+
+
+def load_tensors(path: Path) -> Any:
+    """Read a file of torch.save on the CPU. Beside what ``weights_only`` accepts it may hold ``argparse.Namespace``,
+    paths and NumPy's arrays and numbers, as other systems' training scripts save them; these become stubs.
+
+    Raises:
+        pickle.UnpicklingError: it holds more than plain data.
+        Exception: of many kinds: it is no such file, or damaged.
+    """
+    with torch.serialization.safe_globals(_METADATA):
+        return torch.load(path, map_location="cpu", weights_only=True)
 
 
 class Refused(pickle.UnpicklingError):
@@ -153,6 +166,21 @@ def _allowed() -> Iterator[tuple[tuple[str, str], _Function]]:
 
 _ALLOWED: Mapping[tuple[str, str], _Function] = dict(_allowed())
 """The names that a pickle may use, by module and name; modules differ between NumPy 2 and older versions."""
+
+
+class _Namespace:
+    """An ``argparse.Namespace``: attributes, which are ignored."""
+
+
+_METADATA: list[Any] = [
+    (_Namespace, "argparse.Namespace"),
+    *((_Function(lambda *parts: "/".join(map(str, parts))), f"pathlib.{kind}Path") for kind in ("Posix", "Windows")),
+    (_DType, "numpy.dtype"),
+    (_ALLOWED["numpy", "ndarray"], "numpy.ndarray"),
+    *((_PendingArray, f"numpy.{core}.multiarray._reconstruct") for core in ("core", "_core")),
+    *((_ALLOWED["numpy.core.multiarray", "scalar"], f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")),
+]
+"""Stubs, and the names for which they stand in files of torch.save."""
 
 
 def _resolve(content: Any, depth: int) -> Any:

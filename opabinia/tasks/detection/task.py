@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import ceil
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from PIL import Image
@@ -34,7 +34,9 @@ from opabinia.contracts import (
     Target,
     Task,
 )
+from opabinia.contracts.masks import decode_rle, mask_outlines
 from opabinia.evaluation.detection.coco import Coco
+from opabinia.evaluation.detection.rle import paste_masks
 from opabinia.evaluation.mean_losses import MeanLosses
 from opabinia.models import norms
 from opabinia.models.backbones.module import build_backbone
@@ -68,6 +70,9 @@ class Detection(Task):
         freeze_stages: number of frozen stages of the backbone, counted from the stem (detectron2's FREEZE_AT, there 2);
             for pretrained backbones.
         freeze_norms: batch norms of the backbone keep their statistics and weights; for pretrained backbones.
+            ``statistics``: only their statistics, as MMDetection's ``norm_eval``.
+        freeze_random: accept frozen stages or norms of a backbone with random weights; otherwise a training with them
+            and without ``init`` is an error.
         mean: channel means of images in 0..1; null: see :func:`opabinia.models.layers.build_normalization`.
         std: channel standard deviations, likewise.
         size_multiple: sides of a padded batch are multiples of it; null takes what the detector needs.
@@ -87,7 +92,8 @@ class Detection(Task):
         backbone: BackbonePart,
         detector: DetectorPart,
         freeze_stages: int = 0,
-        freeze_norms: bool = False,
+        freeze_norms: bool | Literal["statistics"] = False,
+        freeze_random: bool = False,
         mean: list[float] | None = None,
         std: list[float] | None = None,
         size_multiple: Count | None = None,
@@ -104,11 +110,18 @@ class Detection(Task):
         self.normalize = build_normalization(net.preprocessing, dataset_info.channels, mean, std)
         levels = net.enable_multi_scale()
         if freeze_norms:
-            norms.freeze_batch_norms(net)
+            norms.freeze_batch_norms(net, trained_weights=freeze_norms == "statistics")
         if freeze_stages:
             net.freeze_stages(freeze_stages)
+        if (freeze_stages or freeze_norms) and net.preprocessing is None and not freeze_random:
+            self.needs_weights = (
+                "freeze_stages and freeze_norms would freeze random weights: load weights with init.weights or "
+                "backbone.pretrained, set both to 0 and false, or set freeze_random: true"
+            )
         self.backbone = net
         self.detector = detector(levels, dataset_info)
+        if self.detector.last_stage_on_regions:
+            self.detector.use_last_stage(net.split_last_stage())
         self.size_multiple = self._multiple = size_multiple or self.detector.size_multiple
         self.test_time_augmentation = test_time_augmentation
         self._validation_loss, self._evaluator = validation_loss, evaluator
@@ -143,6 +156,8 @@ class Detection(Task):
             detections = self.detector.describe(maps, _shape(images), sizes, detections)
         detections = list(map(scale_to_original, detections, sizes, batch["original_size"]))
         rows = stack_detections(detections, self.detector.max_detections)
+        if "masks" in rows:
+            rows["image_size"] = torch.tensor(batch["original_size"])
         return rows | (self._losses(maps, batch) if with_losses else {})
 
     def _losses(self, maps: Sequence[Tensor], batch: Batch) -> dict[str, Tensor]:
@@ -158,9 +173,16 @@ class Detection(Task):
 
     def readable(self, prediction: Mapping[str, Tensor]) -> dict[str, Any]:
         """Return ``detections``, each with ``class``, ``score``, ``box`` (left, top, right, bottom) and, if there are
-        any, ``keypoints`` (x, y and score by name)."""
+        any, ``keypoints`` (x, y and score by name), ``mask`` (COCO's compressed run-length encoding of the original
+        image) and ``polygons`` (its outlines, see :func:`opabinia.contracts.masks.mask_outlines`)."""
         detections = []
-        for index in range(int((prediction["labels"] >= 0).sum())):
+        count = int((prediction["labels"] >= 0).sum())
+        masks: list[dict[str, Any]] = []
+        if "masks" in prediction:
+            height, width = prediction["image_size"].tolist()
+            arrays = prediction["masks"][:count].numpy(), prediction["boxes"][:count].numpy()
+            masks = [{"size": [height, width], "counts": text} for text in paste_masks(*arrays, (height, width))]
+        for index in range(count):
             detection = {
                 "class": self.dataset_info.classes[int(prediction["labels"][index])],
                 "score": round(float(prediction["scores"][index]), 4),
@@ -172,6 +194,9 @@ class Detection(Task):
                     name: [round(value, 2) for value in point]
                     for name, point in zip(self.dataset_info.keypoints, points, strict=True)
                 }
+            if masks:
+                mask = masks[index]
+                detection |= {"mask": mask, "polygons": mask_outlines(decode_rle(mask, mask["size"]))}
             detections.append(detection)
         return ReadableDetections(detections=detections)
 

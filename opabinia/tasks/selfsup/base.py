@@ -57,13 +57,13 @@ class SelfSupervised(Task):
 
     Attributes:
         export_backbone: whether :attr:`trunk` is the backbone of the ``student`` or of its momentum ``teacher``.
-        pure_loss: whether ``forward`` depends on nothing but the batch and the weights, so that it can be computed on
-            validation data, too; False with a memory of earlier batches.
+        has_validation_loss: whether ``forward`` takes images that are not trained on; False if every training image has
+            an entry of its own in a memory. Memories of earlier batches are read then and change after steps only.
         min_samples_per_rank: 2, because losses that compare images and batch norms learn nothing from a single image.
     """
 
     export_backbone: Literal["teacher", "student"] = "student"
-    pure_loss = True
+    has_validation_loss = True
     min_samples_per_rank = 2
     predicts_embedding_only = True
 
@@ -142,7 +142,8 @@ class SelfSupervised(Task):
         return cast(Tensor, batch["index"])
 
     def predict(self, batch: Batch) -> Predictions:
-        """Return ``embedding`` (B x D), the trunk's vectors, and ``losses/...`` if the batch also has views or masks.
+        """Return ``embedding`` (B x D), the trunk's vectors, and ``losses/...`` if the batch also has views or masks:
+        ``losses/loss`` and, if it is a sum, its parts.
 
         Raises:
             DataMismatch: the batch has views instead of images.
@@ -152,13 +153,15 @@ class SelfSupervised(Task):
                 f"{type(self).__name__} is evaluated on whole images, not on views; use views in data.train only"
             )
         embedding = self.trunk(self.normalize(batch["image"])).float()
-        count, has_views = len(embedding), "views" in batch or "patch_mask" in batch
-        if not self.pure_loss or not has_views or count < self.min_samples_per_rank:
+        has_views = "views" in batch or "patch_mask" in batch
+        # len() would export as a constant batch size.
+        if not self.has_validation_loss or not has_views or (count := len(embedding)) < self.min_samples_per_rank:
             return {"embedding": embedding}
         with local_batches():
             values = self(batch, Clock())
-        losses = {f"losses/{name}": value.expand(count) for name, value in values.items() if "loss" in name}
-        return {"embedding": embedding, **losses}
+        losses = {name: value for name, value in values.items() if "loss" in name}
+        losses.setdefault("loss", torch.stack(list(losses.values())).sum())
+        return {"embedding": embedding, **{f"losses/{name}": value.expand(count) for name, value in losses.items()}}
 
     def features(self, batch: Batch) -> dict[str, Tensor]:
         """Return ``embedding`` (B x D)."""

@@ -118,7 +118,7 @@ class DeepCluster(SelfSupervised):
 
     seen: Tensor
 
-    pure_loss = False
+    has_validation_loss = False
 
     def __init__(
         self,

@@ -61,8 +61,6 @@ class DINO(SelfSupervised):
         std: channel standard deviations, likewise.
     """
 
-    pure_loss = False
-
     def __init__(
         self,
         dataset_info: DatasetInfo,

@@ -94,8 +94,6 @@ class IBot(SelfSupervised):
         ValueError: the backbone has no patches.
     """
 
-    pure_loss = False
-
     def __init__(
         self,
         dataset_info: DatasetInfo,

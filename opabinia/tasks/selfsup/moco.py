@@ -50,7 +50,6 @@ class MoCo(SelfSupervised):
     """
 
     requires_full_batch = True
-    pure_loss = False
 
     def __init__(
         self,
@@ -81,7 +80,7 @@ class MoCo(SelfSupervised):
             DataMismatch: the batch of all processes is larger than the queue.
         """
         query_view, key_view = self.views(batch, 2)
-        if self._norms_differ:
+        if self.training and self._norms_differ:
             shuffled, unshuffle = shuffle_between_ranks(key_view, hash32(DEALT, clock.step))
             keys = unshuffle(self.teacher(shuffled))
         else:

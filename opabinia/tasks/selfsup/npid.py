@@ -44,7 +44,7 @@ class NPID(SelfSupervised):
     """
 
     requires_full_batch = True
-    pure_loss = False
+    has_validation_loss = False
 
     log_normalizer: Tensor
 

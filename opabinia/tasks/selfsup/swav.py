@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Unpack
+from typing import Unpack, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from opabinia.config import register
-from opabinia.contracts import BackbonePart, Batch, Clock, Count, DatasetInfo, Hook, NonNegative, Positive
+from opabinia.contracts import BackbonePart, Batch, Clock, Count, DatasetInfo, Fraction, Hook, NonNegative, Positive
 from opabinia.evaluation.representation.collapse import spread
 from opabinia.models.backbones.module import build_backbone
 from opabinia.models.feature_queue import VectorQueue as VectorQueue
@@ -26,6 +26,7 @@ from opabinia.models.projectors import mlp
 from opabinia.models.prototypes import Prototypes
 from opabinia.runtime.durations import Duration
 from opabinia.tasks.selfsup.base import SelfSupervised, SharedOptions, forward_by_size, gather_views
+from opabinia.tasks.selfsup.momentum_teacher import MomentumTeacher, UpdateTeacher
 from opabinia.tasks.step_hooks import AfterStep, FreezeFirstSteps
 
 Scores = tuple[Tensor, ...]
@@ -71,6 +72,8 @@ class SwAV(SelfSupervised):
         freeze: initial period in which prototypes are frozen (appendix A.1; the authors' code has 313 steps, an epoch
             of ImageNet in batches of 4,096).
         queue: earlier embeddings that take part in balancing; null: none.
+        momentum: share of a momentum teacher that a step keeps; the teacher's prototypes and embeddings give the
+            assignments (VISSL's swav_momentum_loss, 0.99). null: the network itself gives them.
         evaluators: of the embeddings; null takes ``knn`` if every image has one label.
         mean: channel means of images in 0..1; null: see :func:`opabinia.models.layers.build_normalization`.
         std: channel standard deviations, likewise.
@@ -80,7 +83,6 @@ class SwAV(SelfSupervised):
     """
 
     requires_full_batch = True
-    pure_loss = False
 
     def __init__(
         self,
@@ -99,6 +101,7 @@ class SwAV(SelfSupervised):
         hard: Duration = Duration(0, "it"),
         freeze: Duration = Duration(1, "ep"),
         queue: SwavQueue | None = None,
+        momentum: Fraction | None = None,
         **options: Unpack[SharedOptions],
     ) -> None:
         super().__init__(dataset_info, build_backbone(backbone, dataset_info.channels), **options)
@@ -106,7 +109,10 @@ class SwAV(SelfSupervised):
         self.projector = mlp([width, hidden or width, projection])
         self.prototypes = Prototypes(projection, prototypes)
         self.queues = nn.ModuleList(VectorQueue(projection, queue.length) for _ in range(assign) if queue)
+        if momentum is not None:
+            self.teacher = MomentumTeacher(backbone=self.backbone, projector=self.projector, prototypes=self.prototypes)
         self.assign, self.temperature, self.epsilon = assign, temperature, epsilon
+        self.momentum = momentum
         self.iterations, self.power = iterations, power
         self._hard, self._freeze, self._queue = hard, freeze, queue
         self._newest: list[Tensor] = []
@@ -115,15 +121,18 @@ class SwAV(SelfSupervised):
         """Return ``loss``; ``std``, the spread of embeddings (1 even, 0 collapsed); ``entropy`` of the shares of the
         prototypes without balancing (1: equal shares)."""
         views = self.views(batch, min_count=max(self.assign, 2))
-        embeddings = forward_by_size(lambda images: self.projector(self.backbone(images)), views)
-        embeddings = [F.normalize(vectors.float(), dim=1) for vectors in embeddings]
-        gathered = gather_views([vectors.detach() for vectors in embeddings[: self.assign]], batch["id"])
-        self._newest = gathered
-        scores = self._scores(embeddings)
+        embeddings = self._embed(self, views)
+        scores = self._scores(self, embeddings)
         with torch.no_grad():
-            scores_of_all = self._scores(self._with_queue(gathered, clock))
+            source = self if self.momentum is None else self.teacher
+            own = embeddings if source is self else self._embed(source, views[: self.assign])
+            gathered = gather_views([vectors.detach() for vectors in own[: self.assign]], batch["id"])
+            own_scores = self._scores(source, own[: self.assign])
+            scores_of_all = self._scores(source, self._with_queue(gathered, clock))
+        self._newest = gathered
         hard = clock.step < clock.steps(self._hard)
-        losses = [self._loss(*head_scores, hard) for head_scores in zip(scores, scores_of_all, strict=True)]
+        heads = zip(scores, own_scores, scores_of_all, strict=True)
+        losses = [self._loss(*head_scores, hard) for head_scores in heads]
         shares = [sinkhorn(first[: len(gathered[0])], self.epsilon, 0).mean(0) for first, *_ in scores_of_all]
         return {
             "loss": torch.stack(losses).mean(),
@@ -131,15 +140,29 @@ class SwAV(SelfSupervised):
             "entropy": torch.stack([normalized_entropy(share) for share in shares]).mean(),
         }
 
-    def _scores(self, views: Sequence[Tensor]) -> list[Scores]:
-        """Return cosines of each view (B x D) with the prototypes of each head."""
-        return list(zip(*map(self.prototypes, views), strict=True))
+    @staticmethod
+    def _embed(network: nn.Module, views: Sequence[Tensor]) -> list[Tensor]:
+        """Return the embedding of each view (B x D, of length 1), by this task or its teacher."""
+        backbone, projector = network.get_submodule("backbone"), network.get_submodule("projector")
+        embeddings = forward_by_size(lambda images: cast(Tensor, projector(backbone(images))), views)
+        return [F.normalize(vectors.float(), dim=1) for vectors in embeddings]
 
-    def _loss(self, scores: Scores, scores_of_all: Scores, hard: bool) -> Tensor:
-        """Return the loss of one head from scores of this process's views, and of all processes' assigning views and
-        queue."""
+    @staticmethod
+    def _scores(network: nn.Module, views: Sequence[Tensor]) -> list[Scores]:
+        """Return cosines of each view (B x D) with the prototypes of each head, of this task or its teacher."""
+        return list(zip(*map(network.get_submodule("prototypes"), views), strict=True))
+
+    def _loss(self, scores: Scores, own_scores: Scores, scores_of_all: Scores, hard: bool) -> Tensor:
+        """Return the loss of one head.
+
+        Args:
+            scores: of this process's views.
+            own_scores: of its assigning views.
+            scores_of_all: of the assigning views of all processes and the queue.
+            hard: each sample is assigned to a single prototype.
+        """
         assignments = []
-        for local, balanced in zip(scores, scores_of_all, strict=False):
+        for local, balanced in zip(own_scores, scores_of_all, strict=True):
             potentials = prototype_potentials(balanced, self.epsilon, self.iterations, self.power)
             assignments.append(assign_prototypes(local, potentials, self.epsilon, hard=hard))
         return swapped_prediction(scores, assignments, self.temperature)
@@ -162,9 +185,12 @@ class SwAV(SelfSupervised):
             queue.push(torch.where(finite, embeddings, 0))
 
     def hooks(self, dataset_info: DatasetInfo) -> list[Hook]:
-        """Return hooks that freeze prototypes at first, normalize them, and update the queues."""
+        """Return hooks that freeze prototypes at first, normalize them, and update queues and teacher."""
+        parts = [self.backbone, self.projector, self.prototypes]
+        teacher = [] if self.momentum is None else [UpdateTeacher(self.teacher, parts, self.momentum)]
         return [
             FreezeFirstSteps(self.prototypes, self._freeze),
             AfterStep(self.prototypes.normalize),
             AfterStep(self.update_queues),
+            *teacher,
         ]

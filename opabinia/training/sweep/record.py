@@ -10,9 +10,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import TypedDict
+
 from opabinia.config import ConfigError, Problem
-from opabinia.config.errors import listing, nearest, show
+from opabinia.config.errors import listing, nearest
 from opabinia.runtime.files import write_atomic
+from opabinia.runtime.json_files import check_fields, read_json
+from opabinia.runtime.weighted_scores import weighted_score
 from opabinia.training.sweep.trials import Better, SearchMethod, TrialParams
 
 
@@ -36,6 +40,10 @@ class Trial:
     def done(self) -> bool:
         """True if the run is finished or has failed."""
         return self.scores is not None or self.failed is not None
+
+
+class _Runs(TypedDict):
+    runs: list[Trial]
 
 
 @dataclass
@@ -68,40 +76,23 @@ class Record:
         """Load the trials of the same sweep from ``path``, if the file exists.
 
         Raises:
-            ConfigError: the file belongs to another sweep or is not a record.
+            ConfigError: the file belongs to another sweep.
+            InvalidFile: it is damaged.
         """
         if not path.exists():
             return
-        saved = read_json(path)
+        saved = read_json(path, dict[str, Any])
         for key in ("recipe", "space", "how", "seed"):
             if saved.get(key) != getattr(self, key):
                 old, new = _as_text(saved.get(key)), _as_text(getattr(self, key))
                 name = "search method" if key == "how" else key
                 message = f"belongs to a sweep with another {name} ({old}, not {new}): choose another --name"
                 raise ConfigError(Problem(str(path), "", message))
-        try:
-            self.runs = [Trial(**run) for run in saved["runs"]]
-        except (KeyError, TypeError) as error:
-            raise ConfigError(Problem(str(path), "", "is not the record of a sweep")) from error
+        self.runs = check_fields(saved, _Runs, str(path))["runs"]
 
 
 def _as_text(value: Any) -> str:
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read the object in a JSON file.
-
-    Raises:
-        ConfigError: the file cannot be read or contains something else.
-    """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(Problem(str(path), "", f"cannot be read: {error}")) from error
-    if not isinstance(content, dict):
-        raise ConfigError(Problem(str(path), "", f"cannot be read: expected a JSON object, got {show(content)}"))
-    return content
 
 
 def metric_direction(metric: str) -> Better:
@@ -115,7 +106,7 @@ def choose_metric(metric: str | None, scores: Mapping[str, float], option: str =
     Raises:
         ConfigError: no score has this name.
     """
-    if metric is None or metric in scores:
+    if metric is None or weighted_score(metric, scores) is not None:
         return metric or next(iter(scores), None)
     message = f"the runs have no score {metric!r}"
     known = f"scores: {listing(list(scores)) or 'none'}"
@@ -136,5 +127,5 @@ def rank_trials(runs: Iterable[Trial], metric: str | None, better: Better) -> li
 
 def metric_value(run: Trial, metric: str | None) -> float | None:
     """Return the value of a metric; None if it is missing or not finite."""
-    value = (run.scores or {}).get(metric) if metric else None
+    value = weighted_score(metric, run.scores or {}) if metric else None
     return value if value is not None and math.isfinite(value) else None

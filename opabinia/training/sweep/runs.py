@@ -11,8 +11,8 @@ from pathlib import Path
 from opabinia.config import Catalog, ConfigError, Problem, Resolved, catalog, check, compose, flatten
 from opabinia.config.errors import listing, show
 from opabinia.runtime.files import DiskError, FolderInUse
+from opabinia.runtime.json_files import read_json
 from opabinia.runtime.signals import Stopped
-from opabinia.training.sweep.record import read_json
 
 
 def check_configs(recipe: str, changes: Iterable[Sequence[str]]) -> list[Resolved]:
@@ -82,7 +82,7 @@ def read_results(folder: Path) -> dict[str, float] | None:
     results = folder / "results.json"
     if not results.is_file():
         return None
-    return {name: float(value) for name, value in read_json(results).items()}
+    return read_json(results, dict[str, float])
 
 
 def train_or_resume(recipe: str, overrides: Sequence[str], *, out: Path, name: str) -> dict[str, float]:

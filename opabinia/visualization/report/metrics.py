@@ -72,7 +72,7 @@ def read_metrics(path: Path) -> RunMetrics:
         if step is None:
             metrics.broken += 1
             continue
-        hours += _seconds(row, step - previous) / 3600
+        hours += number_of(_seconds(row, step - previous) / 3600) or 0.0
         previous = step
         for name, value in row.items():
             if name in _POSITION or isinstance(value, bool) or not isinstance(value, int | float):
@@ -85,7 +85,7 @@ def read_metrics(path: Path) -> RunMetrics:
 
 
 def _rows(path: Path, metrics: RunMetrics) -> Iterator[dict[str, Any]]:
-    with suppress(FileNotFoundError), path.open(encoding="utf-8", errors="replace") as file:
+    with suppress(OSError), path.open(encoding="utf-8", errors="replace") as file:
         for text in file:
             try:
                 row = json.loads(text)

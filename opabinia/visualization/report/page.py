@@ -66,8 +66,7 @@ def write_report(folders: Sequence[Path], out: Path | None = None) -> Path:
         DiskError: the file cannot be written.
     """
     out = out or default_path(folders)
-    content = page_of(folders)
-    write_atomic(out, content)
+    write_atomic(out, page_of(folders))
     return out
 
 
@@ -179,7 +178,7 @@ def _summary(run: RunData) -> str:
 
 def _score_tables(chapters: Sequence[Chapter]) -> list[Table]:
     """Return tables for each task: a row for each score, a column for each run and each checkpoint that was evaluated
-    separately; and the data of each evaluation."""
+    separately; and one of the data of each evaluation."""
     by_task: dict[str, list[Chapter]] = {}
     for chapter in chapters:
         by_task.setdefault(chapter.run.task, []).append(chapter)
@@ -194,15 +193,18 @@ def _score_tables(chapters: Sequence[Chapter]) -> list[Table]:
         rows = [(name, *(values.get(name) for _, values in columns)) for name in names]
         titles = ("score", *(title for title, _ in columns))
         tables += [Table(task if len(by_task) > 1 else "", titles, rows, max_rows=16)] if rows else []
-        evaluations = [
-            (f"{chapter.letter}: {row['scores']}" if len(chapters) > 1 else row["scores"], row)
-            for chapter in group
-            for row in chapter.run.evaluations
-        ]
-        keys = [key for key in EVALUATION_KEYS if any(row.get(key) for _, row in evaluations)]
-        places = [(name, *(row.get(key, "") for key in keys)) for name, row in evaluations]
-        tables += [Table("Data of these scores", ("scores", *keys), places, max_rows=16)] if rows and places else []
-    return tables
+    evaluations = [
+        (f"{chapter.letter}: {row['scores']}" if len(chapters) > 1 else row["scores"], row)
+        for chapter in chapters
+        for row in chapter.run.evaluations
+    ]
+    keys = [key for key in EVALUATION_KEYS if any(row.get(key) for _, row in evaluations)]
+    places = [(name, *(row.get(key, "") for key in keys)) for name, row in evaluations]
+    return (
+        [*tables, Table("Data of these scores", ("scores", *keys), places, max_rows=16)]
+        if tables and places
+        else tables
+    )
 
 
 def _all_tasks_differ(chapters: Sequence[Chapter]) -> bool:

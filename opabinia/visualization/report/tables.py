@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from opabinia.visualization.report.blocks import Block, Chart, Line, Matrix, Table
-from opabinia.visualization.report.untrusted_json import dict_of, dicts_of, number_of
+from opabinia.visualization.report.untrusted_json import dict_of, dicts_of, finite, number_of
 
 MAX_CLASSES = 30
 """A confusion matrix of more classes is too fine to read; the most frequent errors are then a table only."""
@@ -106,7 +106,7 @@ def _is_class_share(name: str, values: Sequence[Any]) -> bool:
 
 
 def _calibration(rows: Any, classes: Classes) -> list[Block]:
-    bins = sorted((float(row["confidence"]), float(row["accuracy"])) for row in dicts_of(rows))
+    bins = sorted((finite(row["confidence"]), finite(row["accuracy"])) for row in dicts_of(rows))
     lines = [
         Line("measured", [y for _, y in bins], [x for x, _ in bins]),
         Line("perfect", [0.0, 1.0], [0.0, 1.0], style=1),
@@ -116,7 +116,7 @@ def _calibration(rows: Any, classes: Classes) -> list[Block]:
 
 def _precision_recall(value: Any, classes: Classes) -> list[Block]:
     table = dict_of(value)
-    x = [float(recall) for recall in table["recall"]]
+    x = [finite(recall) for recall in table["recall"]]
     lines = [
         Line(f"IoU {name}", [number_of(precision) for precision in table[name]], x, style=style)
         for style, name in enumerate(name for name in table if name != "recall")

@@ -13,12 +13,15 @@ MAX_BYTES = 64_000_000
 
 
 def read_json(path: Path, notes: list[str]) -> Any:
-    """Return the value in a file; None if there is no such file, or, with a note, if it cannot be read."""
+    """Return the value in a file; None if there is no such file, or, with a note, if it cannot be read.
+
+    Infinite numbers and NaN, which a page cannot show, are null.
+    """
     text = read_text(path, notes)
     if text is None:
         return None
     try:
-        return json.loads(text)
+        return json.loads(text, parse_constant=lambda _: None, parse_float=lambda number: number_of(float(number)))
     except (ValueError, RecursionError):
         notes.append(f"{path.name} is not valid JSON and is omitted")
         return None
@@ -56,6 +59,13 @@ def dicts_of(value: Any) -> Iterator[dict[str, Any]]:
 def texts_of(value: Any) -> list[str]:
     """Return the strings in ``value``, if it is a list."""
     return [item for item in list_of(value) if isinstance(item, str)]
+
+
+def finite(value: Any) -> float:
+    """Return a finite number; raise ``ValueError`` for anything else."""
+    if (number := number_of(value)) is None:
+        raise ValueError(f"not a finite number: {value!r:.60}")
+    return number
 
 
 def number_of(value: Any) -> float | None:

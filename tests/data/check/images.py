@@ -9,7 +9,7 @@ from PIL import Image
 
 
 def drawn(number: int, size: tuple[int, int] = (128, 96)) -> Image.Image:
-    """A image of soft blobs (width, height), another for each number."""
+    """An image of soft blobs (width, height), another for each number."""
     cells = np.random.default_rng(number).integers(0, 256, (6, 8, 3), dtype=np.uint8)
     return Image.fromarray(cells).resize(size, Image.Resampling.BICUBIC)
 

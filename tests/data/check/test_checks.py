@@ -312,7 +312,7 @@ class _Slow:
         return {"image": torch.full((1, 9, 9), index, dtype=torch.uint8), "id": f"{index}.png"}
 
 
-def test_ctrl_c_tells_what_was_found_so_far() -> None:
+def test_ctrl_c_reports_what_was_found_so_far() -> None:
     assert threading.current_thread() is threading.main_thread()
     report = check(_Slow())
     assert report.stopped and report.datasets["train"].read == 20 and report.datasets["train"].samples == 60

@@ -49,7 +49,7 @@ def elements(page: str) -> _Elements:
 
 @pytest.fixture
 def odd(tmp_path: Path) -> DataReport:
-    """A image twice in training, with names of every kind, once in validation, and a text."""
+    """An image twice in training, with names of every kind, once in validation, and a text."""
     save(tmp_path / "train" / "<i>a<i>" / ODD, 1)
     save(tmp_path / "train" / "<i>a<i>" / "two words.png", 1)
     save(tmp_path / "train" / "b" / "text.png", 2).write_text("no picture")

@@ -284,7 +284,7 @@ def logged(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixtur
         yield caplog
 
 
-def test_the_log_tells_where_it_is_and_how_large(root: Path, home: Path, logged: pytest.LogCaptureFixture) -> None:
+def test_the_log_reports_where_it_is_and_how_large(root: Path, home: Path, logged: pytest.LogCaptureFixture) -> None:
     batches(with_cache(ImageFolder(root=root), "disk", None, "train"))
     logged.clear()
     with_cache(ImageFolder(root=root), "disk", None, "train")

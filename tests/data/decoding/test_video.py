@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import av
 import numpy as np
 import pytest
 import torch
@@ -225,11 +226,67 @@ def test_a_video_that_is_cut_off_has_the_frames_that_are_there(
         assert sum("is cut off" in message for message in logged()) == 1, logged()
 
 
+def trimmed(path: Path, source: Path, start: int) -> Path:
+    """What ``ffmpeg -ss`` with ``-c copy`` writes: an edit list hides the frames before the start."""
+    with av.open(str(source)) as container, av.open(str(path), "w") as result:
+        stream = container.streams.video[0]
+        container.seek(start, stream=stream)
+        copied = result.add_stream_from_template(stream)
+        for packet in container.demux(stream):
+            if packet.size and packet.pts is not None and packet.dts is not None:
+                packet.pts, packet.dts, packet.stream = packet.pts - start, packet.dts - start, copied
+                result.mux(packet)
+    return path
+
+
+def with_long_sound(path: Path) -> Path:
+    with av.open(str(path), "w") as container:
+        stream, tone = container.add_stream("libx264", rate=25), container.add_stream("aac", rate=8000)
+        stream.height, stream.width, stream.pix_fmt = 48, 64, "yuv420p"
+        for frame in pictures(10):
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
+        container.mux(stream.encode())
+        for second in range(3):
+            silence = av.AudioFrame.from_ndarray(np.zeros((1, 8000), dtype=np.float32), format="fltp", layout="mono")
+            silence.sample_rate, silence.pts = 8000, 8000 * second
+            container.mux(tone.encode(silence))
+        container.mux(tone.encode())
+    return path
+
+
+def concatenated(path: Path) -> Path:
+    parts = [write(path.with_name(f"{count}.ts"), count, gop=12) for count in (30, 25)]
+    path.write_bytes(b"".join(part.read_bytes() for part in parts))
+    return path
+
+
+PAUSED = [40 * number + 500 * (number > 8) for number in range(20)]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda folder: trimmed(folder / "edit_list.mp4", write(folder / "film.mp4", 40, gop=12), 7680),
+        lambda folder: write(folder / "paused.avi", 20, codec="mpeg4", b_frames=0, times=PAUSED),
+        lambda folder: with_long_sound(folder / "sound.mkv"),
+        lambda folder: concatenated(folder / "concatenated.ts"),
+    ],
+    ids=["edit list", "variable rate", "longer sound", "concatenated"],
+)
+def test_healthy_videos_are_not_called_cut_off(
+    make: Callable[[Path], Path], tmp_path: Path, logged: Callable[[], list[str]]
+) -> None:
+    path = make(tmp_path)
+    all_frames = decoded(path)
+    film = VideoFile(path)
+    assert film.frames == len(all_frames) and not logged()
+    for numbers in (list(range(len(all_frames))), [len(all_frames) - 2], [1, 9, len(all_frames) - 1]):
+        assert np.array_equal(read(path, numbers), all_frames[numbers])
+
+
 def test_frames_that_are_broken_are_as_the_one_before(tmp_path: Path, logged: Callable[[], list[str]]) -> None:
     path = write(tmp_path / "film.mp4", 60, gop=12)
     before = decoded(path)
-    import av
-
     with av.open(str(path)) as container:
         entries = [(one.pos, one.size) for one in container.streams.video[0].index_entries]
     content = bytearray(path.read_bytes())
@@ -247,8 +304,6 @@ def test_frames_that_are_broken_are_as_the_one_before(tmp_path: Path, logged: Ca
 
 def test_a_video_without_any_good_frame_raises(tmp_path: Path) -> None:
     path = write(tmp_path / "film.mp4", 20)
-    import av
-
     with av.open(str(path)) as container:
         entries = [(one.pos, one.size) for one in container.streams.video[0].index_entries]
     content = bytearray(path.read_bytes())

@@ -224,6 +224,12 @@ def test_a_subset_of_so_many() -> None:
     assert len(epoch(s.Subset(source, 0, BATCH, num_samples=7))) == 7
     assert len(set(epoch(s.Subset(source, 0, BATCH, num_samples=7, stratified=False)))) == 7
     assert sorted(epoch(s.Subset(source, 0, BATCH, num_samples=100))) == list(range(100))
+    equal = s.Subset(source, 0, BATCH, num_samples=10, equal_classes=True)
+    assert np.bincount(source.labels[epoch(equal)]).tolist() == [4, 3, 3]
+    with pytest.raises(ValueError, match="equal_classes: classes have fewer than 21 samples: c"):
+        s.Subset(source, 0, BATCH, num_samples=63, equal_classes=True)
+    with pytest.raises(ValueError, match="equal_classes: it belongs to num_samples"):
+        s.Subset(source, 0, BATCH, equal_classes=True)
     with pytest.raises(ValueError, match="num_samples: 101 of 100 samples"):
         s.Subset(source, 0, BATCH, num_samples=101)
 

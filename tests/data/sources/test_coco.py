@@ -234,6 +234,20 @@ def test_lvis(root: Path) -> None:
     assert coco(root=root.parent, file=file, classes=["block"])[2]["ground_truth"].absent == ()
 
 
+def test_lvis_names_of_2014_are_those_of_the_url(root: Path) -> None:
+    def as_lvis(content: Content) -> None:
+        for image in content["images"]:
+            image["coco_url"] = f"http://images.example.org/{root.name}/{image['file_name']}"
+            image |= {"file_name": f"COCO_val2014_{image['file_name']}", "neg_category_ids": []}
+
+    assert read(root, as_lvis)[1]["id"] == "1.png"
+
+
+def test_a_file_without_annotations_has_images_to_predict(root: Path) -> None:
+    source = read(root, lambda content: content.pop("annotations"))
+    assert len(source) == 4 and source.classes == ("block", "bar") and len(source[1]["boxes"]) == 0
+
+
 # --- broken objects ---------------------------------------------------------------------------------------------------
 
 
@@ -386,6 +400,7 @@ def test_the_first_ten_are_reported_and_all_are_counted(root: Path) -> None:
         (b"", r"not complete JSON: Expecting value, line 1, column 1"),
         (b"[]", "holds a list; expected an object with images, annotations, categories"),
         (b'{"images": []}', "has no 'annotations'; expected images, annotations, categories, found images"),
+        (b'{"images": [], "annotations": []}', "has no 'categories'; expected"),
         (b'{"images": {}, "annotations": [], "categories": []}', "'images' is a dict; expected a list"),
         (
             b'{"images": [{"id": 1}], "annotations": [], "categories": []}',
@@ -411,8 +426,31 @@ def test_a_file_of_another_structure_is_reported(tmp_path: Path, content: bytes,
     assert str(tmp_path / "a.json") in str(told.value)
 
 
+@pytest.mark.parametrize(
+    ("section", "change", "message"),
+    [
+        ("images", {"id": 2**63}, r"image id 9223372036854775808 is not an integer of 64 bits"),
+        ("images", {"width": 10**30}, "sizes in pixels"),
+        ("images", {"file_name": "\ud800.png"}, r"image 10: '\\ud800\.png' is not a file name"),
+        ("images", {"neg_category_ids": 3}, r"neg_category_ids: 1 of 4 are not lists of category ids: image 10: 3"),
+        ("images", {"not_exhaustive_category_ids": [[1]]}, r"not_exhaustive_category_ids: 1 of 4 are not lists of"),
+        ("annotations", {"id": -(10**30)}, "annotation id -1000000000000000000000000000000 is not an integer of 64"),
+        ("annotations", {"image_id": 10**100}, r"unknown images: image 1.*, annotation 1\d+: image_id 10{59}\. "),
+        ("categories", {"keypoints": 1.5}, r"keypoints of categories: 1 of 2 are not lists of names: 7: 1\.5"),
+    ],
+)
+def test_values_that_fit_no_array_are_reported(root: Path, section: str, change: Content, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read(root, lambda content: content[section][0].update(change), keypoints=section == "categories")
+
+
+def test_names_with_halves_of_characters_can_be_written(root: Path) -> None:
+    source = read(root, lambda content: content["categories"][0].update(name="a\ud800"))
+    assert source.classes[1] == r"a\xed\xa0\x80" and source.fingerprint()
+
+
 def test_wrong_places_are_reported(root: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"there is no file .*none\.json"):
+    with pytest.raises(ValueError, match=r"there is no file .*none\.json; .* which holds "):
         coco(root=root, file=root / "none.json")
     with pytest.raises(ValueError, match="there is no folder"):
         coco(root=root / "none", file=root / "annotations.json")
@@ -421,7 +459,7 @@ def test_wrong_places_are_reported(root: Path, tmp_path: Path) -> None:
         coco(root=root / "empty", file=root / "annotations.json", broken="drop")
 
 
-def test_a_image_of_another_size_is_reported_when_it_is_read(root: Path) -> None:
+def test_an_image_of_another_size_is_reported_when_it_is_read(root: Path) -> None:
     source = read(root)
     Image.new("RGB", (48, 64)).save(root / "2.png")
     with pytest.raises(ValueError, match=r"2\.png has 48 x 64 pixels, .*annotations\.json says 64 x 48"):
@@ -470,7 +508,10 @@ def test_a_class_without_objects_is_no_false_category(exported: Path) -> None:
 
 
 def test_a_missing_split_is_reported(exported: Path) -> None:
-    with pytest.raises(ValueError, match=r"there is no file .*test.*_annotations\.coco\.json"):
+    with pytest.raises(
+        ValueError,
+        match=r"there is no file .*test.*_annotations\.coco\.json; .* holds train",
+    ):
         roboflow(root=exported, split="test")
 
 

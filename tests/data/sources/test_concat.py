@@ -15,8 +15,12 @@ from opabinia.config import build, check, compose, live_catalog
 from opabinia.config.catalog import Catalog
 from opabinia.config.registry import Entry
 from opabinia.config.types import Parameter
-from opabinia.data.sources import Concat, ConcatIdentities, Digits, ImageFolder, Synthetic
+from opabinia.data import Stream
+from opabinia.data.check.checks import run_checks
+from opabinia.data.sources import Concat, ConcatIdentities, Digits, ImageFolder, Synthetic, coco, voc
 from opabinia.data.sources.reid_base import IdentityFiles, ReidImage, ReidSplit
+from opabinia.training.samples import read_dataset_info
+from scripts import small_data
 
 
 class Plain:
@@ -90,6 +94,77 @@ def test_sources_nest_in_a_config(tmp_path: Path) -> None:
     assert (len(part), part.starts) == (1797, [0, len(Digits())])
 
 
+# --- united classes ---------------------------------------------------------------------------------------------------
+
+
+def test_classes_are_united_by_name_and_renamed() -> None:
+    first, second = Synthetic(samples=6, classes=3), Synthetic(samples=6, classes=3)
+    second.classes = ("2", "dog", "cat")
+    united: Any = Concat(sources=[first, second], classes="union", class_map={"dog": "0"})
+    assert united.classes == ("0", "1", "2", "cat") and united.labels.tolist() == [0, 1, 2] * 2 + [2, 0, 3] * 2
+    assert [united[index]["label"] for index in range(12)] == united.labels.tolist()
+    assert united.batch(np.arange(12))["label"].tolist() == united.labels.tolist()
+    assert united.fingerprint() != Concat(sources=[first, second], classes="union").fingerprint()
+    assert torch.equal(pickle.loads(pickle.dumps(united))[7]["image"], united[7]["image"])
+    given = Concat(sources=[second], classes=["cat", "dog", "1", "2"])
+    assert given.labels.tolist() == [3, 1, 0] * 2 and given.classes == ("cat", "dog", "1", "2")
+    merged = Concat(sources=[first], class_map={"1": "0", "2": "many"})
+    assert merged.classes == ("0", "many") and merged.labels.tolist() == [0, 0, 1] * 2
+
+
+def test_united_labels_of_several_classes() -> None:
+    source: Any = Synthetic(samples=2, classes=3)
+    source.multi_label, source.labels = True, np.array([[1, 0, 0], [0, 1, 1]], dtype=np.float32)
+    merged = Concat(sources=[source], classes=["b", "a"], class_map={"0": "a", "1": "a", "2": "b"})
+    assert merged.labels.tolist() == [[0, 1], [1, 1]]
+
+
+def test_names_that_are_no_class_are_reported() -> None:
+    with pytest.raises(ValueError, match=r"class_map: the union of the sources has no class '12'; there is"):
+        Concat(sources=[Synthetic()], class_map={"12": "0"})
+    with pytest.raises(ValueError, match=r"sources\.0 has other classes .*missing: none; new: 2, 3, 4, 5, 6"):
+        Concat(sources=[Synthetic()], classes=["0", "1"])
+
+
+# --- objects ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def scenes(tmp_path: Path) -> Path:
+    small_data.coco(tmp_path / "coco")
+    small_data.voc(tmp_path / "voc")
+    return tmp_path
+
+
+def test_objects_of_several_formats_are_trained_together(scenes: Path) -> None:
+    first = coco(root=scenes / "coco", file=scenes / "coco/annotations.json")
+    second = voc(root=scenes / "voc")
+    united = Concat(sources=[first, second], classes="union")
+    assert united.classes == ("block", "bar") and united.has_boxes and not united.has_masks and not united.keypoints
+    for index in range(4):
+        own, other = united[index], united[4 + index]
+        assert torch.equal(own["boxes"], other["boxes"]) and torch.equal(own["labels"], other["labels"])
+        ground_truth = other["ground_truth"]
+        assert ground_truth.labels.tolist() == own["ground_truth"].labels.tolist()
+        assert ground_truth.image_id == other["id"] == f"1/{second.id(index)}" == united.id(4 + index)
+        assert united.present[index].tolist() == united.present[4 + index].tolist() == own["labels"].unique().tolist()
+    assert united.sizes.tolist() == [[48, 64]] * 8
+    info = read_dataset_info(Stream(source=united))
+    assert info.boxes and info.classes == ("block", "bar") and info.category_ids == (3, 7)
+    both, alone = (run_checks({"train": source}).datasets["train"] for source in (united, first))
+    assert both.boxes is not None and alone.boxes is not None
+    assert both.boxes.per_class == {name: 2 * count for name, count in alone.boxes.per_class.items()}
+    assert sum(both.per_class.values()) == 2 * sum(map(len, first.present))
+
+
+def test_objects_with_and_without_masks_are_not_mixed(scenes: Path) -> None:
+    with_masks = coco(root=scenes / "coco", file=scenes / "coco/annotations.json", masks=True)
+    with pytest.raises(ValueError, match=r"sources\.1 has masks: False, the first one True"):
+        Concat(sources=[with_masks, coco(root=scenes / "coco", file=scenes / "coco/annotations.json")])
+    both = Concat(sources=[with_masks, with_masks])
+    assert both.has_masks and both[5]["masks"].shape == with_masks[1]["masks"].shape and both.category_ids == (3, 7)
+
+
 # --- identities -------------------------------------------------------------------------------------------------------
 
 
@@ -131,6 +206,13 @@ def test_identities_of_two_sets_are_different_people(street: IdentityFiles, yard
         "view": 0,
     }
     assert joined.fingerprint() != ConcatIdentities(sources=[yard, street]).fingerprint()
+
+
+def test_identities_may_be_shared(street: IdentityFiles, yard: IdentityFiles) -> None:
+    joined = ConcatIdentities(sources=[street, yard], shared_identities=True)
+    assert joined.classes == ("anna", "ben", "carl") and joined.labels.tolist() == [0, 1, 1, 0, 2]
+    assert joined.cameras is not None and joined.cameras.tolist() == [0, 2, 0, 4, 3]
+    assert [joined[index]["label"] for index in range(5)] == joined.labels.tolist()
 
 
 def test_joined_identities_are_joined_again(street: IdentityFiles, yard: IdentityFiles) -> None:

@@ -21,11 +21,13 @@ from opabinia.data.sources import (
     cuhk03,
     dukemtmc,
     identity_table,
+    in_shop,
     market1501,
     msmt17,
     online_products,
     vehicleid,
     veri,
+    veri_wild,
 )
 from opabinia.data.sources.reid_base import Split
 from scripts import small_data
@@ -226,6 +228,8 @@ LAYOUTS: dict[str, Any] = {
     "cuhk03": (cuhk03, small_data.cuhk03, "cuhk03", 2),
     "veri": (veri, small_data.veri, "VeRi", 20),
     "vehicleid": (vehicleid, small_data.vehicleid, "VehicleID_V1.0", 0),
+    "veri_wild": (veri_wild, small_data.veri_wild, "VERI-Wild", 174),
+    "in_shop": (in_shop, small_data.in_shop, "InShop", 0),
 }
 
 
@@ -250,6 +254,26 @@ def test_queries_and_gallery(name: str, tmp_path: Path) -> None:
             assert sorted({int(camera) for camera in one.cameras}) == [0, 1]
     ids = [test[index]["id"] for index in range(len(test))]
     assert len(set(ids)) == 16 and (tmp_path / folder / ids[0]).is_file()
+
+
+def test_veri_wild_needs_the_camera_of_every_image(tmp_path: Path) -> None:
+    small_data.veri_wild(tmp_path)
+    file = tmp_path / "train_test_split" / "vehicle_info.txt"
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(lines[:5]))
+    with pytest.raises(ValueError, match=r"train_list.txt: 28 of 32 are not images of vehicle_info.txt: 00002/000020"):
+        veri_wild(root=tmp_path)
+    file.write_text("".join([lines[0], "00001/000010;175;x\n"]))
+    with pytest.raises(ValueError, match=r"1 of 1 are not vehicle/image;camera, 1 to 174;...: 00001/000010;175;x"):
+        veri_wild(root=tmp_path)
+
+
+def test_in_shop_has_three_splits(tmp_path: Path) -> None:
+    small_data.in_shop(tmp_path)
+    file = tmp_path / "list_eval_partition.txt"
+    file.write_text(file.read_text() + "img/x.jpg id_1 test\n")
+    with pytest.raises(ValueError, match=r"1 of 49 are not an image, its piece and train, query or gallery: line 51"):
+        in_shop(root=tmp_path)
 
 
 def test_msmt17_has_images_for_validation(tmp_path: Path) -> None:
@@ -300,7 +324,7 @@ def test_bad_lists_are_reported(tmp_path: Path) -> None:
         msmt17(root=tmp_path)
 
 
-def test_cuhk03_tells_what_it_wants(tmp_path: Path) -> None:
+def test_cuhk03_reports_what_it_wants(tmp_path: Path) -> None:
     small_data.cuhk03(tmp_path)
     assert cuhk03(root=tmp_path).classes[0] == "1_001"
     with pytest.raises(ValueError, match=r"no file .*splits_new_detected\.json; torchreid .*cuhk-03\.mat.*not read"):

@@ -74,7 +74,7 @@ def test_a_video_is_the_readers_own(val: MovingDigits) -> None:
     assert torch.equal(val[3]["video"].read([0, 5]), before)
 
 
-def test_single_frames_tell_nothing_and_motion_tells_all() -> None:
+def test_single_frames_tell_nothing_and_motion_reports_all() -> None:
     train = {name: array[:1500] for name, array in load_videos("train").items()}
     val = load_videos("val")
 

@@ -48,7 +48,7 @@ def test_a_whole_digit_is_the_brightest_object_in_its_image() -> None:
     assert middles.min() < 9 and middles.max() > SIDE - 9, "anywhere"
 
 
-def test_a_image_is_the_readers_own(val: PlacedDigits) -> None:
+def test_an_image_is_the_readers_own(val: PlacedDigits) -> None:
     before = val[3]["image"].clone()
     val[3]["image"].zero_()
     assert torch.equal(val[3]["image"], before)

@@ -36,7 +36,7 @@ def picture(value: int, kind: str = "png") -> bytes:
 
 
 def numbered(numbers: Iterable[int], classes: int = 3) -> Members:
-    """A image filled with its number, and as its label the remainder of that."""
+    """An image filled with its number, and as its label the remainder of that."""
     return [
         member
         for number in numbers
@@ -251,7 +251,7 @@ def test_json_that_makes_no_sense(tmp_path: Path, content: bytes, message: str) 
 
 @pytest.mark.parametrize("left", [0, 300, 512, 530, 1024, 1536, 3072, 4000])
 def test_a_shard_that_is_cut_short(tmp_path: Path, left: int) -> None:
-    """In a header, in a image, in a label, or between two members: it never passes for a smaller one."""
+    """In a header, in an image, in a label, or between two members: it never passes for a smaller one."""
     path = write(tmp_path / "s.tar", numbered([1, 2]))
     assert left < 4096 + 1024  # four members of two blocks each, and the end
     os.truncate(path, left)

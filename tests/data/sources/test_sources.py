@@ -110,7 +110,7 @@ def test_chosen_classes_in_their_order(pets: Path) -> None:
     assert [source[i]["label"] for i in range(len(source))] == [0, 0, 1, 1, 1]
 
 
-def test_the_fingerprint_tells_what_is_there(pets: Path) -> None:
+def test_the_fingerprint_reports_what_is_there(pets: Path) -> None:
     before = ImageFolder(root=pets).fingerprint()
     assert ImageFolder(root=pets).fingerprint() == before
     assert ImageFolder(root=pets, classes=["dog", "cat", "Zebra"]).fingerprint() != before

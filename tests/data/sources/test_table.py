@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -110,8 +111,22 @@ def test_broken_files_are_reported(folder: Path) -> None:
         (folder / name).write_bytes(content)
         with pytest.raises(ValueError, match=message):
             Table(file=folder / name)
-    with pytest.raises(ValueError, match="there is no file"):
+    with pytest.raises(ValueError, match=r"there is no file .*; the nearest existing folder is .*, which holds "):
         Table(file=folder / "none.csv")
+
+
+def test_names_that_are_not_utf8_are_read_and_written(folder: Path) -> None:
+    (folder / "a/1.png").rename(os.fsdecode(os.fsencode(folder) + b"/a/\xff.png"))
+    file = written(folder, "jsonl", [{"path": "a/\udcff.png", "label": "\udcff"}])
+    table = Table(file=file)
+    assert table[0]["id"] == r"a/\xff.png" and table.classes == (r"\xff",) and table.fingerprint()
+    for name, where in ((r"\\ud800", "path"), (r"\\ud800", "label")):
+        row = {"path": "a/2.png", "label": "x", where: "\ud800"}
+        with pytest.raises(ValueError, match=rf"line 1: {where} is '{name}', which is no text"):
+            Table(file=written(folder, "jsonl", [row]))
+    file.write_text("[" * 100_000)
+    with pytest.raises(ValueError, match="line 1: not JSON: maximum recursion depth"):
+        Table(file=file)
 
 
 def test_a_broken_parquet_file_is_reported(folder: Path) -> None:

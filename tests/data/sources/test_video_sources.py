@@ -46,6 +46,13 @@ def test_class_folders(tmp_path: Path) -> None:
     assert len(chosen) == 2 and chosen.fingerprint() != source.fingerprint()
 
 
+def test_folders_of_every_kind_of_video(tmp_path: Path) -> None:
+    names = [f"run/{name}" for name in ("1.wmv", "2.flv", "3.ts", "4.ogv", "5.vob", "6.3gp", "7.M2TS")]
+    films(tmp_path, *names)
+    source = Videos(root=tmp_path)
+    assert [source.id(index) for index in range(len(source))] == names
+
+
 def test_what_is_wrong_with_folders_is_reported(tmp_path: Path) -> None:
     films(tmp_path, "run/a.mp4", "jump/note.txt")
     with pytest.raises(ValueError, match=r"jump has no video \(\.mp4"):
@@ -133,6 +140,71 @@ def test_the_csv_of_kinetics(tmp_path: Path) -> None:
     assert len(listed(tmp_path, text, "k.csv", missing="skip", split="val")) == 1
     with pytest.raises(ValueError, match="no videos of split 'test'"):
         listed(tmp_path, text, "k.csv", split="test")
+
+
+def test_parts_of_videos(tmp_path: Path) -> None:
+    write(tmp_path / "a.mp4", 50, gop=10)  # 25 frames per second
+    text = "path,start,end,label\na.mp4,0.4,1.2,run\na.mp4,1.0,1.6,jump\na.mp4,1.6,,run\na.mp4,,,jump\n"
+    source = listed(tmp_path, text, "parts.csv")
+    assert [source.id(index) for index in range(4)] == ["a.mp4#t=0.4,1.2", "a.mp4#t=1,1.6", "a.mp4#t=1.6", "a.mp4"]
+    assert source.labels.tolist() == [1, 0, 1, 0]
+    whole = VideoFile(tmp_path / "a.mp4").read(range(50))
+    for index, (first, stop) in enumerate([(10, 30), (25, 40), (40, 50), (0, 50)]):
+        video = source[index]["video"]
+        assert isinstance(video, Video)
+        assert (video.frames, video.fps) == (stop - first, 25) and video.seconds == pytest.approx((stop - first) / 25)
+        assert torch.equal(video.read(range(stop - first)), whole[first:stop])
+    with pytest.raises(ValueError, match=r"has frames 0 to 19; there is no frame 20"):
+        source[0]["video"].read([20])
+    assert listed(tmp_path, text.replace("0.4", "0.5"), "parts.csv").fingerprint() != source.fingerprint()
+
+
+def test_parts_follow_the_times_of_frames(tmp_path: Path) -> None:
+    write(tmp_path / "a.mkv", 20, times=[40 * number + 1000 * (number > 9) for number in range(20)])
+    source = listed(tmp_path, "path,start,end,label\na.mkv,0.36,1.5,run\na.mkv,9,10,run\n", "parts.csv")
+    assert torch.equal(source[0]["video"].read([0, 2]), VideoFile(tmp_path / "a.mkv").read([9, 11]))
+    with pytest.raises(ValueError, match=r"a\.mkv has 1\.8\d seconds; none of its frames is after 9"):
+        source[1]["video"].read([0])
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("a.mp4,2,1,run", "line 2: a part from 2 to 1 is empty"),
+        ("a.mp4,x,1,run", "line 2: start and end must be seconds"),
+        ("a.mp4,-1,1,run", "0 <= start < end"),
+        ("a.mp4,nan,1,run", "0 <= start < end"),
+        ("a.mp4,0,1,run\na.mp4,0.0,1.0,jump", r"lists a\.mp4#t=0,1 twice: line 2 and line 3"),
+    ],
+)
+def test_parts_that_are_none_are_reported(row: str, message: str, tmp_path: Path) -> None:
+    films(tmp_path, "a.mp4")
+    with pytest.raises(ValueError, match=message):
+        listed(tmp_path, f"path,start,end,label\n{row}\n", "parts.csv")
+
+
+def test_lists_of_mmaction2_with_several_labels(tmp_path: Path) -> None:
+    films(tmp_path, "v 1/a.mp4", "b.mp4")
+    source = listed(tmp_path, "v 1/a.mp4 1 3 5\nb.mp4 0\n", multi_label=True)
+    assert source.labels.nonzero()[1].tolist() == [1, 3, 5, 0] and source.id(0) == "v 1/a.mp4"
+
+
+def test_the_json_of_something_something(tmp_path: Path) -> None:
+    films(tmp_path, "7.webm", "9.mp4")
+    (tmp_path / "labels.json").write_text('{"Holding something": "1", "Moving something up": "0"}')
+    text = (
+        '[{"id": "7", "label": "moving a cup up", "template": "Moving [something] up", "placeholders": ["a cup"]},'
+        '{"id": "9", "template": "Holding [something]"}]'
+    )
+    source = listed(tmp_path, text, "train.json", class_file=tmp_path / "labels.json")
+    assert source.classes == ("Moving something up", "Holding something")
+    assert (source.labels.tolist(), source.id(0), source.id(1)) == ([0, 1], "7.webm", "9.mp4")
+    for broken, message in (("{", "cannot be read"), ('[{"id": 3}]', "entry 0: expected an object with id and templ")):
+        with pytest.raises(ValueError, match=message):
+            listed(tmp_path, broken, "train.json")
+    (tmp_path / "labels.json").write_text('{"a": 1}')
+    with pytest.raises(ValueError, match="index of each class"):
+        listed(tmp_path, text, "train.json", class_file=tmp_path / "labels.json")
 
 
 @pytest.mark.parametrize(

@@ -137,7 +137,7 @@ def test_entities_are_refused_in_any_encoding() -> None:
 
 
 def test_missing_files_of_voc_are_reported(devkit: Path) -> None:
-    with pytest.raises(ValueError, match=r"there is no file .*val\.txt"):
+    with pytest.raises(ValueError, match=r"there is no file .*val\.txt; .* which holds .*\.txt"):
         voc(root=devkit, split="val")
     (devkit / "ImageSets" / "Main" / "train.txt").write_text("1\n2\n2\n7\n")
     with pytest.raises(
@@ -253,7 +253,10 @@ def test_what_is_broken_in_yolo_is_reported(export: Path, line: str, message: st
     ("text", "message"),
     [
         ("names: [block, bar]\nval: images/train\n", "has no split 'train'; splits: val"),
-        ("train: images/no\nnames: [block, bar]\n", r"there is no .*images/no"),
+        (
+            "train: images/no\nnames: [block, bar]\n",
+            r"there is no .*images/no; .* which holds ",
+        ),
         ("train: labels\nnames: [block, bar]\n", "labels has no image"),
         ("train: images/train\n", "has no 'names'"),
         ("train: images/train\nnames: {a: b}\n", "names is {'a': 'b'}; expected a list of names, or names by number"),

@@ -16,7 +16,7 @@ from opabinia.data.collate import collate
 from opabinia.data.decoding import video
 from opabinia.data.decoding.frames import VideoInMemory
 from opabinia.data.decoding.video import VideoFile
-from opabinia.data.transforms.clips import Clip, ShortSideJitter, clip_flip, three_crop
+from opabinia.data.transforms.clips import Clip, ShortSideJitter, clip_flip, frame_differences, three_crop
 from tests.data.videos import write
 
 
@@ -237,3 +237,12 @@ def test_clips_make_a_batch() -> None:
     assert batch["image"][:, :, 0, 0, 0].tolist() == [[3, 4, 5], [1, 2, 3]]
     views = collate([clip(film(9) | {"view": ((number, 4), (1, 3))}) for number in range(2)])
     assert [one.tolist() for one in views["view"][0]] == [[0, 1], [4, 4]]
+
+
+def test_differences_of_frames() -> None:
+    clip = torch.tensor([[0, 255], [255, 0], [255, 3]], dtype=torch.uint8).view(3, 1, 1, 2)
+    result = frame_differences({"image": tv_tensors.Video(clip), "label": 1})
+    assert isinstance(result["image"], tv_tensors.Video) and result["label"] == 1
+    assert result["image"].flatten(1).tolist() == [[128, 128], [255, 0], [128, 129]]
+    with pytest.raises(ValueError, match="takes clips"):
+        frame_differences({"image": torch.zeros(3, 4, 4)})

@@ -92,3 +92,9 @@ def test_ratios_ascend() -> None:
         block_patch_mask(sample(), patch_size=8, mask_ratio=(0.5, 0.1))
     with pytest.raises(ValueError, match="min_aspect"):
         block_patch_mask(sample(), patch_size=8, min_aspect=0.0)
+
+
+@pytest.mark.parametrize("mask", [block_patch_mask, random_patch_mask])
+def test_views_have_no_image_to_mask(mask: Any) -> None:
+    with pytest.raises(ValueError, match="of several views, this belongs to the transforms of a view"):
+        mask({"views": (), "id": "one"}, patch_size=16)

@@ -19,6 +19,7 @@ from opabinia.models.losses.metric import (
     cosface,
     count_pairs,
     cross_batch_memory_loss,
+    multi_similarity,
     supervised_contrastive,
     triplet,
 )
@@ -34,6 +35,7 @@ LOSSES: dict[str, Loss] = {
     "circle": circle,
     "cosface": cosface,
     "supervised contrastive": supervised_contrastive,
+    "multi-similarity": multi_similarity,
 }
 every = pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
 LABELS = torch.tensor([0, 1, 0, 2, 2, 1, 0, 5])
@@ -193,6 +195,23 @@ def plain_contrastive(features: Tensor, labels: Tensor, temperature: float) -> f
     return sum(found) / len(found)
 
 
+def plain_multi_similarity(features: Tensor, labels: Tensor, alpha: float, beta: float, base: float) -> float:
+    unit = features / features.norm(dim=1, keepdim=True)
+    cosines, total = (unit @ unit.T).tolist(), 0.0
+    for row, label in enumerate(labels.tolist()):
+        others = [index for index in range(len(labels)) if index != row]
+        positives = [cosines[row][index] for index in others if labels[index] == label]
+        negatives = [cosines[row][index] for index in others if labels[index] != label]
+        if not positives or not negatives:
+            continue
+        chosen = [cosine for cosine in positives if cosine - 0.1 < max(negatives)]
+        pushed = [cosine for cosine in negatives if cosine + 0.1 > min(positives)]
+        if chosen and pushed:
+            total += math.log(1 + sum(math.exp(-alpha * (cosine - base)) for cosine in chosen)) / alpha
+            total += math.log(1 + sum(math.exp(beta * (cosine - base)) for cosine in pushed)) / beta
+    return total / len(labels)
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_losses_by_plain_loops(seed: int) -> None:
     features = some(seed)
@@ -202,6 +221,10 @@ def test_losses_by_plain_loops(seed: int) -> None:
         assert circle(features, LABELS, margin=margin, gamma=gamma).item() == pytest.approx(expected, rel=1e-5)
         expected = plain_cosface(features, LABELS, margin, gamma)
         assert cosface(features, LABELS, margin=margin, gamma=gamma).item() == pytest.approx(expected, rel=1e-5)
+    for alpha, beta, base in ((2.0, 50.0, 0.5), (1.0, 4.0, 1.0)):
+        expected = plain_multi_similarity(features, LABELS, alpha, beta, base)
+        loss = multi_similarity(features, LABELS, alpha=alpha, beta=beta, base=base)
+        assert loss.item() == pytest.approx(expected, rel=1e-5)
     for temperature in (0.1, 1.0):
         expected = plain_contrastive(features, LABELS, temperature)
         loss = supervised_contrastive(features, LABELS, temperature=temperature)

@@ -218,7 +218,7 @@ def test_what_does_not_fit_is_reported(keys: dict[str, Any], batch: Batch, messa
         deepcluster(**keys)(batch, Clock())
 
 
-def test_more_clusters_than_images_are_told_before_anything_is_computed() -> None:
+def test_more_clusters_than_images_are_reported_before_anything_is_computed() -> None:
     asked: list[tuple[str, int]] = []
     with pytest.raises(DataMismatch, match=r"task\.prototypes: 49 clusters cannot be made of 48 images"):
         deepcluster(prototypes=[49]).hooks(FACTS)[0].before_phase(run_at(Clock(), asked), TRAIN)

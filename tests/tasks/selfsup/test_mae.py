@@ -98,7 +98,7 @@ def test_it_learns() -> None:
     assert sum(losses[-10:]) < 0.85 * sum(losses[:10])
 
 
-def test_pictures_of_several_sizes() -> None:
+def test_images_of_several_sizes() -> None:
     task = make({"dynamic_img_size": True})
     for size in (32, 48, 32):
         assert task(batch_of(size=size), Clock())["loss"].isfinite()

@@ -15,7 +15,7 @@ from opabinia.models.losses.clustering import sinkhorn
 from opabinia.models.prototypes import Prototypes
 from opabinia.runtime.durations import Duration
 from opabinia.tasks.selfsup.swav import SwAV, SwavQueue
-from tests.tasks.selfsup.views import at, batch_of, make
+from tests.tasks.selfsup.views import FACTS, at, batch_of, make, trained
 
 
 def swav(**keys: Any) -> SwAV:
@@ -216,3 +216,14 @@ def test_it_learns_and_does_not_collapse() -> None:
     assert last["loss"] < 0.75 * first["loss"]
     assert last["loss"] < 0.8 * math.log(10), "what says nothing has log 10"
     assert last["entropy"] > 0.75 and last["std"] > 0.4
+
+
+def test_a_teacher_that_keeps_nothing_gives_the_same_assignments() -> None:
+    """With momentum 0 the teacher is the network itself; with more, its own older prototypes give the assignments."""
+    plain, same, slow = (make(SwAV, prototypes=[6], momentum=momentum) for momentum in (None, 0.0, 0.9))
+    losses = [[said["loss"] for said in trained(task, 4, hooks=task.hooks(FACTS)[1:])] for task in (plain, same, slow)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert losses[2][0] == pytest.approx(losses[0][0], rel=1e-5)
+    assert losses[2][3] != pytest.approx(losses[0][3], rel=1e-5)
+    assert not any(param.requires_grad for param in slow.teacher.parameters())
+    assert not any(name.startswith("teacher.") for name in plain.state_dict())

@@ -138,7 +138,7 @@ def test_keys_of_a_config_are_filtered(opened: Open, make: Make) -> None:
     assert page.locator(".config tbody tr:visible").all_inner_texts() == ["optimizer.lr\t0.01"]
 
 
-def test_a_image_is_enlarged_and_closed_by_keys(opened: Open, make: Make) -> None:
+def test_an_image_is_enlarged_and_closed_by_keys(opened: Open, make: Make) -> None:
     run = make()
     (run / "pictures").mkdir()
     Image.new("RGB", (40, 20), (200, 10, 10)).save(run / "pictures" / "0.webp", "WEBP")

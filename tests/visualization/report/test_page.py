@@ -271,7 +271,7 @@ def command(*arguments: object) -> Any:
     return CliRunner().invoke(app, ["report", *map(str, arguments)])
 
 
-def test_the_command_tells_where_the_page_is(make: Make, tmp_path: Path) -> None:
+def test_the_command_reports_where_the_page_is(make: Make, tmp_path: Path) -> None:
     one, other = make("one"), make("other")
     done = command(one, other, "--no-pictures", "--out", tmp_path / "both.html")
     assert done.exit_code == 0, done.output

@@ -1,4 +1,4 @@
-"""Images for the report: which samples are shown, what is told where the data is gone, and what a page takes."""
+"""Images for the report: which samples are shown, what is reported where the data is gone, and what a page takes."""
 
 from __future__ import annotations
 

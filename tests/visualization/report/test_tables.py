@@ -67,7 +67,7 @@ def test_retrieval_has_its_curve() -> None:
         {"clusters": [{"samples": 2}]},
     ],
 )
-def test_what_is_not_understood_is_told(details: dict[str, Any]) -> None:
+def test_what_is_not_understood_is_reported(details: dict[str, Any]) -> None:
     blocks, notes = made(details)
     assert not blocks
     assert len(notes) == 1 and "is unknown" in notes[0]

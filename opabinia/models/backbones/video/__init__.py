@@ -1,5 +1,7 @@
 """Clip backbones: B x C x T x H x W to one vector each."""
 
+from opabinia.models.backbones.video.resnet3d import c2d as c2d
+from opabinia.models.backbones.video.resnet3d import i3d as i3d
 from opabinia.models.backbones.video.resnet3d import resnet3d as resnet3d
 from opabinia.models.backbones.video.resnet3d import slow as slow
 from opabinia.models.backbones.video.slowfast import SlowFast as SlowFast

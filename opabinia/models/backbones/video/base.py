@@ -95,7 +95,7 @@ class FramePool(nn.Module):
             flat = F.max_pool2d(maps.flatten(1, 2), 3, 2, 1)
             return flat.unflatten(1, maps.shape[1:3])  # type: ignore[no-untyped-call,no-any-return]
         frames = F.max_pool2d(maps.transpose(1, 2).flatten(0, 1), 3, 2, 1)
-        pooled: Tensor = frames.unflatten(0, (len(maps), maps.shape[2])).transpose(1, 2)  # type: ignore[no-untyped-call]
+        pooled: Tensor = frames.unflatten(0, (-1, maps.shape[2])).transpose(1, 2)  # type: ignore[no-untyped-call]
         return pooled
 
 

@@ -96,13 +96,13 @@ class StageSpec:
     Attributes:
         width: of its blocks; bottlenecks give four times as many channels.
         blocks: number of blocks.
-        frames: temporal size of the kernels.
+        frames: temporal sizes of the kernels, which the blocks take in turn.
         stride: frames, rows, columns.
     """
 
     width: int
     blocks: int
-    frames: int
+    frames: tuple[int, ...]
     stride: Kernel
 
 
@@ -118,9 +118,20 @@ def build_stage(inputs: int, spec: StageSpec, *, bottlenecks: bool, conv_type: C
     block = Bottleneck3d if bottlenecks else partial(BasicBlock3d, conv_type=conv_type)
     blocks: list[nn.Module] = []
     for index in range(spec.blocks):
-        blocks.append(block(inputs, spec.width, spec.frames, (1, 1, 1) if index else spec.stride))
+        frames = spec.frames[index % len(spec.frames)]
+        blocks.append(block(inputs, spec.width, frames, (1, 1, 1) if index else spec.stride))
         inputs = spec.width * (Bottleneck3d if bottlenecks else BasicBlock3d).expansion
     return nn.Sequential(*blocks)
+
+
+def halve_frames(maps: Tensor) -> Tensor:
+    """Max pooling of every two frames; the last one of an odd number is dropped, unless it is the only one. (torch's
+    3-d pooling has no deterministic gradient on GPUs.)"""
+    if maps.shape[2] < 2:
+        return maps
+    pairs = maps[:, :, : maps.shape[2] // 2 * 2].unflatten(2, (-1, 2))  # type: ignore[no-untyped-call]
+    pooled: Tensor = pairs.amax(3)
+    return pooled
 
 
 class ResNet3d(ClipBackbone):
@@ -133,6 +144,7 @@ class ResNet3d(ClipBackbone):
         stages: from the first on.
         bottlenecks: bottlenecks instead of basic blocks.
         pool: max pooling after the stem, which halves height and width.
+        temporal_pool: max pooling after the first stage, which halves the number of frames.
         conv_type: of all spatiotemporal convolutions.
         zero_init_last: see :func:`opabinia.models.backbones.video.base.init_weights`.
     """
@@ -145,6 +157,7 @@ class ResNet3d(ClipBackbone):
         stages: Sequence[StageSpec],
         bottlenecks: bool = False,
         pool: bool = False,
+        temporal_pool: bool = False,
         conv_type: ConvType = "3d",
         zero_init_last: bool = True,
     ) -> None:
@@ -159,7 +172,7 @@ class ResNet3d(ClipBackbone):
             self.add_module(f"layer{number}", build_stage(width, spec, bottlenecks=bottlenecks, conv_type=conv_type))
             width = spec.width * expansion
             self.layers += [(f"layer{number}.{block}",) for block in range(spec.blocks)]
-        self._num_stages = len(stages)
+        self._num_stages, self._temporal_pool = len(stages), temporal_pool
         init_weights(self, zero_init_last=zero_init_last)
 
     def clip_maps(self, clips: Tensor) -> Tensor:
@@ -168,6 +181,8 @@ class ResNet3d(ClipBackbone):
         maps: Tensor = self.maxpool(F.relu(self.bn1(self.conv1(clips)), inplace=True))
         for number in range(1, self._num_stages + 1):
             maps = self.run_blocks(self.get_submodule(f"layer{number}"), maps)
+            if self._temporal_pool and number == 1:
+                maps = halve_frames(maps)
         return maps
 
     def vectors(self, clips: Tensor) -> Tensor:
@@ -246,7 +261,7 @@ def resnet3d(
     if conv_type == "2+1d" and block == "bottleneck":
         raise ValueError("conv_type: bottlenecks are factorized already; 2+1d is for basic blocks")
     stages = [
-        StageSpec(width=width, blocks=count, frames=side, stride=(stride, 2, 2) if number else (stride, 1, 1))
+        StageSpec(width=width, blocks=count, frames=(side,), stride=(stride, 2, 2) if number else (stride, 1, 1))
         for number, (width, count, side, stride) in enumerate(zip(widths, *per_stage.values(), strict=True))
     ]
     net = ResNet3d(
@@ -258,6 +273,11 @@ def resnet3d(
         conv_type=conv_type,
         zero_init_last=zero_init_last,
     )
+    return _inflated(net, channels, pretrained_2d, inflation)
+
+
+def _inflated(net: ResNet3d, channels: int, pretrained_2d: str | None, inflation: Inflation) -> ResNet3d:
+    """Fill a network with inflated image weights, if there are some."""
     if pretrained_2d:
         load_image_weights(net, channels, pretrained_2d, inflation)
     return net
@@ -296,12 +316,89 @@ def slow(
     Raises:
         ValueError: those weights do not fill the network.
     """
+    kernels = ((1,), (1,), (1,), (3,), (3,))
+    net = _bottleneck_resnet3d(channels, depth, kernels, zero_init_last=zero_init_last)
+    return _inflated(net, channels, pretrained_2d, inflation)
+
+
+@register.backbone
+def i3d(
+    channels: int,
+    /,
+    *,
+    depth: Literal[50, 101] = 50,
+    zero_init_last: bool = True,
+    pretrained_2d: str | None = None,
+    inflation: Inflation = "mean",
+) -> Backbone:
+    """I3D, an inflated ResNet (Carreira and Zisserman 2017; Wang et al. 2018, Non-local Neural Networks, table 1):
+    temporal kernels of 5 frames in the stem and of 3 in every second bottleneck or more, and pooling of every two
+    frames after the first stage. As in PySlowFast the stem keeps all frames.
+
+    With 50 layers and 400 classes it has 28.04 million weights.
+
+    Args:
+        channels: channels of the frames.
+        depth: number of layers.
+        zero_init_last: the last norm of every block has weight 0 at first (Goyal et al. 2017, section 5.1).
+        pretrained_2d: timm's name of a 2-d ResNet with the same blocks and widths, see ``slow``.
+        inflation: of those weights, see ``slow``.
+
+    Raises:
+        ValueError: those weights do not fill the network.
+    """
+    kernels = ((5,), (3,), (3, 1), (3, 1), (1, 3))
+    net = _bottleneck_resnet3d(channels, depth, kernels, temporal_pool=True, zero_init_last=zero_init_last)
+    return _inflated(net, channels, pretrained_2d, inflation)
+
+
+@register.backbone
+def c2d(
+    channels: int,
+    /,
+    *,
+    depth: Literal[50, 101] = 50,
+    temporal_pool: bool = True,
+    zero_init_last: bool = True,
+    pretrained_2d: str | None = None,
+) -> Backbone:
+    """C2D, a ResNet of single frames whose only temporal layers are poolings (Wang et al. 2018, Non-local Neural
+    Networks, table 1). With 50 layers and 400 classes it has 24.33 million weights.
+
+    Args:
+        channels: channels of the frames.
+        depth: number of layers.
+        temporal_pool: max pooling of every two frames after the first stage.
+        zero_init_last: the last norm of every block has weight 0 at first (Goyal et al. 2017, section 5.1).
+        pretrained_2d: timm's name of a 2-d ResNet with the same blocks and widths, see ``slow``.
+
+    Raises:
+        ValueError: those weights do not fill the network.
+    """
+    kernels = ((1,),) * 5
+    net = _bottleneck_resnet3d(channels, depth, kernels, temporal_pool=temporal_pool, zero_init_last=zero_init_last)
+    return _inflated(net, channels, pretrained_2d, "mean")
+
+
+def _bottleneck_resnet3d(
+    channels: int,
+    depth: Literal[50, 101],
+    frames: tuple[tuple[int, ...], ...],
+    *,
+    temporal_pool: bool = False,
+    zero_init_last: bool,
+) -> ResNet3d:
+    """Build a ResNet with 50 or 101 layers; ``frames`` are the temporal sizes of the kernels of stem and stages."""
     stages = [
-        StageSpec(width=64 * 2**i, blocks=count, frames=1 if i < 2 else 3, stride=(1, 2, 2) if i else (1, 1, 1))
+        StageSpec(width=64 * 2**i, blocks=count, frames=frames[i + 1], stride=(1, 2, 2) if i else (1, 1, 1))
         for i, count in enumerate(STAGE_DEPTHS[depth])
     ]
-    stem = (64, (1, 7, 7), (1, 2, 2))
-    net = ResNet3d(channels, stem=stem, stages=stages, bottlenecks=True, pool=True, zero_init_last=zero_init_last)
-    if pretrained_2d:
-        load_image_weights(net, channels, pretrained_2d, inflation)
-    return net
+    return ResNet3d(
+        channels,
+        stem=(64, (frames[0][0], 7, 7), (1, 2, 2)),
+        stages=stages,
+        bottlenecks=True,
+        pool=True,
+        temporal_pool=temporal_pool,
+        zero_init_last=zero_init_last,
+    )

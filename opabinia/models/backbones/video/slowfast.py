@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Literal
 
 import torch
@@ -23,6 +25,7 @@ class Pathway(nn.Module):
         stem_frames: temporal size of the first kernel.
         frames: temporal sizes of the kernels of the four stages.
         blocks: numbers of blocks of the stages.
+        temporal_blocks: numbers of blocks of the stages that have these kernels; others see single frames.
         lateral: channels that are concatenated from the other pathway before each stage.
     """
 
@@ -34,6 +37,7 @@ class Pathway(nn.Module):
         stem_frames: int,
         frames: tuple[int, ...],
         blocks: tuple[int, ...],
+        temporal_blocks: Sequence[int],
         lateral: tuple[int, ...] = (0, 0, 0, 0),
     ) -> None:
         super().__init__()
@@ -43,7 +47,8 @@ class Pathway(nn.Module):
         inputs = width
         for i in range(4):
             stride: Kernel = (1, 2, 2) if i else (1, 1, 1)
-            spec = StageSpec(width=width * 2**i, blocks=blocks[i], frames=frames[i], stride=stride)
+            kernels = tuple(frames[i] if block < temporal_blocks[i] else 1 for block in range(blocks[i]))
+            spec = StageSpec(width=width * 2**i, blocks=blocks[i], frames=kernels, stride=stride)
             self.add_module(f"layer{i + 1}", build_stage(inputs + lateral[i], spec, bottlenecks=True))
             inputs = spec.width * Bottleneck3d.expansion
         self.channels = inputs
@@ -62,16 +67,18 @@ class Fusion(nn.Module):
         outputs: channels that the slow pathway gets.
         kernel: temporal size.
         alpha: temporal stride.
+        norm: batch norm and ReLU after the convolution.
     """
 
-    def __init__(self, inputs: int, outputs: int, kernel: int, alpha: int) -> None:
+    def __init__(self, inputs: int, outputs: int, kernel: int, alpha: int, norm: bool) -> None:
         super().__init__()
         self.conv = convolution(inputs, outputs, (kernel, 1, 1), (alpha, 1, 1))
-        self.bn = nn.BatchNorm3d(outputs)
+        self.bn = nn.BatchNorm3d(outputs) if norm else None
 
     def forward(self, maps: Tensor) -> Tensor:
         """B x M x T x h x w to B x M' x ceil(T / alpha) x h x w."""
-        return F.relu(self.bn(self.conv(maps)), inplace=True)
+        fused: Tensor = self.conv(maps)
+        return fused if self.bn is None else F.relu(self.bn(fused), inplace=True)
 
 
 @register.backbone(name="slowfast", renamed={"zero_init": "zero_init_last"})
@@ -92,6 +99,11 @@ class SlowFast(ClipBackbone):
             1 / 8).
         fusion_kernel: temporal size of the convolutions from the fast to the slow pathway; an odd number.
         fusion_ratio: ratio of their output channels to their input channels.
+        fusion_norm: batch norm and ReLU after these convolutions; false for weights of mmaction2.
+        slow_frames: frames of the slow pathway: ``even``: from the first to the last at equal distances (PySlowFast);
+            ``strided``: each alpha-th from the first on (mmaction2).
+        temporal_blocks: in each of the four stages the first so many blocks have temporal kernels (PySlowFast's 16x8
+            of 101 layers: [3, 4, 6, 3]); null: all.
         zero_init_last: the last norm of every block has weight 0 at first (Goyal et al. 2017, section 5.1).
 
     Raises:
@@ -108,6 +120,9 @@ class SlowFast(ClipBackbone):
         beta: Count = 8,
         fusion_kernel: Count = 7,
         fusion_ratio: Count = 2,
+        fusion_norm: bool = True,
+        slow_frames: Literal["even", "strided"] = "even",
+        temporal_blocks: tuple[Count, Count, Count, Count] | None = None,
         zero_init_last: bool = True,
     ) -> None:
         if 64 % beta:
@@ -117,16 +132,18 @@ class SlowFast(ClipBackbone):
                 f"fusion_kernel: a kernel has a center, so it is an odd number such as 7, not {fusion_kernel}"
             )
         blocks, narrow = STAGE_DEPTHS[depth], 64 // beta
+        temporal = temporal_blocks or blocks
         # Outputs of the fast pathway's stem and first three stages, which are fused before each slow stage.
         fast_channels = (narrow, *(narrow * 2**i * Bottleneck3d.expansion for i in range(3)))
         lateral = tuple(fusion_ratio * count for count in fast_channels)
-        slow = Pathway(channels, width=64, stem_frames=1, frames=(1, 1, 3, 3), blocks=blocks, lateral=lateral)
-        fast = Pathway(channels, width=narrow, stem_frames=5, frames=(3, 3, 3, 3), blocks=blocks)
+        make = partial(Pathway, channels, blocks=blocks, temporal_blocks=temporal)
+        slow = make(width=64, stem_frames=1, frames=(1, 1, 3, 3), lateral=lateral)
+        fast = make(width=narrow, stem_frames=5, frames=(3, 3, 3, 3))
         super().__init__(slow.channels + fast.channels)
-        self.alpha = alpha
+        self.alpha, self._strided = alpha, slow_frames == "strided"
         self.slow, self.fast = slow, fast
         self.fusions = nn.ModuleList(
-            Fusion(inputs, outputs, fusion_kernel, alpha)
+            Fusion(inputs, outputs, fusion_kernel, alpha, fusion_norm)
             for inputs, outputs in zip(fast_channels, lateral, strict=True)
         )
         self.layers = [("slow.conv1", "slow.bn1", "fast.conv1", "fast.bn1", "fusions.0")]
@@ -138,7 +155,10 @@ class SlowFast(ClipBackbone):
 
     def vectors(self, clips: Tensor) -> Tensor:
         """B x C x T x H x W to B x D."""
-        slow, fast = self.slow.stem(clips[:, :, slow_frames(clips.shape[2], self.alpha)]), self.fast.stem(clips)
+        slow_clips = (
+            clips[:, :, :: self.alpha] if self._strided else clips[:, :, slow_frames(clips.shape[2], self.alpha)]
+        )
+        slow, fast = self.slow.stem(slow_clips), self.fast.stem(clips)
         for number, fusion in enumerate(self.fusions, start=1):
             slow = torch.cat([slow, fusion(fast)], dim=1)
             slow = self.run_blocks(self.slow.get_submodule(f"layer{number}"), slow)

@@ -14,7 +14,7 @@ from opabinia.config import register
 from opabinia.contracts import DataMismatch, Preprocessing
 from opabinia.models.backbones.timm import fit_channels
 from opabinia.models.backbones.video.base import ClipBackbone, format_shape, global_pool
-from opabinia.models.weights.download import pretrained_weights
+from opabinia.models.weights.download import are_replaced, pretrained_weights
 
 Name = Literal["r3d_18", "mc3_18", "r2plus1d_18", "s3d", "mvit_v1_b", "mvit_v2_s", "swin3d_t", "swin3d_s", "swin3d_b"]
 
@@ -39,8 +39,9 @@ class TorchvisionVideo(ClipBackbone):
 
     def __init__(self, channels: int, /, *, model: Name, pretrained: bool = False) -> None:
         weights = models.get_model_weights(model).DEFAULT if pretrained else None
-        with pretrained_weights(f"torchvision's {model!r}", weights.url) if weights else nullcontext():
-            net = models.get_model(model, weights=weights)
+        load = None if are_replaced() else weights
+        with pretrained_weights(f"torchvision's {model!r}", load.url) if load else nullcontext():
+            net = models.get_model(model, weights=load)
         if channels != 3:
             _adapt_channels(net, channels)
         classifier = remove_classifier(net)

@@ -122,7 +122,7 @@ class Tsn(ClipBackbone):
             if isinstance(module, ShiftedConv2d):
                 module.frames = count
         vectors = self.frames(clips.permute(2, 0, 1, 3, 4).flatten(0, 1))
-        mean: Tensor = vectors.unflatten(0, (count, len(clips))).mean(0)
+        mean: Tensor = vectors.unflatten(0, (count, -1)).mean(0)  # len() would fix the batch size of an export
         return mean
 
     def make_head(self, classes: int) -> nn.Module:

@@ -24,7 +24,7 @@
     if (value === null || value === undefined) return "–";
     const size = Math.abs(value);
     return Number.isInteger(value) && size < 1e9 ? String(value)
-      : size !== 0 && (size < 1e-3 || size >= 1e5) ? value.toExponential(3) : String(+value.toPrecision(4));
+      : size !== 0 && (size < 1e-3 || size >= 1e5) ? value.toExponential(3).replace(/\.?0+e/, "e") : String(+value.toPrecision(4));
   };
 
   const brief = (value) => {

@@ -1,0 +1,41 @@
+"""The first argument of commands that use a model: a run folder, or a recipe whose weights are in a file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from opabinia.cli.errors import option_error
+
+if TYPE_CHECKING:
+    from opabinia.training.trained_model import Weights
+
+
+def open_run(
+    run: str, overrides: Sequence[str] | None, weights: str | None, classes: Path | None = None
+) -> tuple[Path, Weights | None]:
+    """Return the run folder, and which of its weights to use. For weights in a file the run folder is written.
+
+    Args:
+        run: a run folder, or a recipe if ``weights`` is a file.
+        overrides: ``key=value`` of the recipe.
+        weights: ``raw``, ``ema``, a file, or None for the better ones.
+        classes: file with the class names of the weights, one a line.
+
+    Raises:
+        ConfigError: there is no such run, recipe or file, or the weights do not fit.
+    """
+    from opabinia.config.compose import packaged_names
+    from opabinia.config.paths import check_input_paths, check_run_folder
+
+    if weights is None or weights in ("raw", "ema"):
+        if not Path(run).is_dir() and (Path(run).is_file() or run in packaged_names()):
+            raise option_error("", f"{run} is a recipe: give the folder of one of its runs, or --weights FILE")
+        check_run_folder(Path(run))
+        return Path(run), cast("Weights | None", weights)
+    check_input_paths([Path(weights), *([classes] if classes else [])])
+    from opabinia.training.imported_weights import import_weights
+
+    lines = classes.read_text(encoding="utf-8").splitlines() if classes else []
+    return import_weights(run, overrides or [], Path(weights), classes=[line for line in lines if line]), "raw"

@@ -1,0 +1,157 @@
+"""Weights without a run, such as a file of another system, in the model that a recipe describes."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, replace
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Literal
+
+from opabinia.config import ConfigError, Problem, Resolved, build, dump
+from opabinia.config.build import errors_at
+from opabinia.contracts import DatasetInfo
+from opabinia.engine.checkpointing.checkpoint import Snapshot, read_checkpoint, write_checkpoint
+from opabinia.migration import weights as weights_of_others  # noqa: F401 (registers their names)
+from opabinia.models.weights.download import replacing_weights
+from opabinia.models.weights.files import find_checkpoint
+from opabinia.models.weights.init import Init, initialize
+from opabinia.runtime.environment import library_versions
+from opabinia.runtime.files import disk_errors, exclusive_lock, write_atomic
+from opabinia.runtime.log import log, logging_to
+from opabinia.training.model import make_task
+from opabinia.training.run_folder import LAST, build_parts, folder_for, holds_run, resolve, validation_sets
+from opabinia.training.samples import read_dataset_info
+
+Channels = Literal[1, 3]
+
+
+def import_weights(
+    recipe: str | Path,
+    overrides: Sequence[str],
+    weights: Path,
+    *,
+    classes: Sequence[str] = (),
+    out: Path = Path("runs"),
+) -> Path:
+    """Write a run folder whose only checkpoint, of step 0, has the given weights, so that every command can use them.
+
+    Args:
+        recipe: a packaged recipe, a YAML file or a run folder.
+        overrides: ``key=value``; ``init.source_prefix``, ``init.partial`` and so on say how to read the file.
+        weights: a file or folder, see :class:`opabinia.models.weights.init.Init`.
+        classes: see :func:`read_snapshot`.
+        out: the run folder is ``<out>/<recipe>/<file>-<digest of the file's path, size and time, and of the config>``.
+
+    Returns:
+        The run folder; one that exists is not written again.
+
+    Raises:
+        ConfigError: the config is wrong, or the weights do not fit; see :func:`read_snapshot`.
+    """
+    resolved = resolve_with_weights(recipe, overrides, weights)
+    path, config = weights.expanduser().resolve(), dump(resolved.config)
+    identity = [str(path), path.stat().st_size, path.stat().st_mtime_ns, config, *classes]
+    digest = blake2b(json.dumps(identity).encode(), digest_size=3).hexdigest()
+    name = f"{path.parent.name}-{path.name}" if path.is_dir() else path.stem
+    folder = folder_for(recipe, out, re.sub(r"[^\w.-]", "_", f"{name}-{digest}"))
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    with exclusive_lock(folder), logging_to(None):
+        if not holds_run(folder):
+            snapshot = read_snapshot(resolved, classes)
+            state = {**snapshot.state, "facts": asdict(snapshot.state["facts"])}
+            write_checkpoint(folder / "checkpoints" / "step-00000000", replace(snapshot, state=state))
+            write_atomic(folder / "checkpoints" / LAST, "step-00000000\n")
+            write_atomic(folder / "overrides.json", json.dumps(list(overrides), indent=1) + "\n")
+            write_atomic(folder / "origins.json", json.dumps(dict(resolved.origins), indent=1) + "\n")
+            write_atomic(folder / "config.yaml", config)
+        log.info("%s has the weights of %s", folder, weights)
+    return folder
+
+
+def resolve_with_weights(recipe: str | Path, overrides: Sequence[str], weights: Path) -> Resolved:
+    """Return the config of a recipe with these weights as ``init``, instead of its own and for the whole model.
+
+    Raises:
+        ConfigError: there is no such file, or the config is wrong.
+    """
+    path = weights.expanduser().resolve()
+    if not path.exists():
+        raise ConfigError(Problem("command line", "--weights", f"there is no file or folder {weights}"))
+    return resolve(recipe, ["init=null", f"init.weights={json.dumps(str(path))}", *overrides])
+
+
+def read_snapshot(resolved: Resolved, classes: Sequence[str] = ()) -> Snapshot:
+    """Return the model of a config with the weights of ``init``, as the checkpoint of a run before its first step.
+
+    The model is built for the data that the weights were trained on: for a checkpoint of ours that which it names,
+    otherwise the training data of the config, or, where that does not exist, the first validation set that does.
+
+    Args:
+        resolved: the config; its ``init`` names the file.
+        classes: names of the classes in the order of the weights, which were trained on color images; with them no
+            data is needed.
+
+    Raises:
+        ConfigError: the weights do not fill the model (without ``init.partial``), or there is no such data.
+    """
+    config = resolved.config
+    sections = {key: config.get(key) for key in ("task", "train", "evaluate", "plugins")}
+    task = build(sections, None, "predictor", resolved.origins).keywords["task"]
+    with errors_at("init"):
+        init = Init(**{**config["init"], "weights": Path(config["init"]["weights"])})
+        dataset_info, channels = _trained_on(resolved, init.weights, classes)
+        with nullcontext() if init.partial else replacing_weights():
+            model = make_task(task, dataset_info, config["seed"] or 0)
+        report = initialize(model, init)
+        prefix = f"{init.target_prefix}." if init.target_prefix else ""
+        filled = {f"{prefix}{name}" for name in report.loaded}
+        initial = [name for name, _ in model.named_parameters() if name not in filled]
+        if initial and not init.partial:
+            raise ValueError(
+                f"{len(initial)} parameters are not filled, so results would be random: {', '.join(initial[:5])}; "
+                f"init.partial=true accepts this, for features of the backbone; {init.weights}: {report}"
+            )
+    log.info("init: %s", report)
+    counters = dict.fromkeys(("step", "samples", "epoch", "total_steps"), 0)
+    emptied: dict[str, Any] = {"scores": {}, "hooks": {}, "optimizer": {}, "train_step": {}, "optimizer_kind": ""}
+    state = {
+        **counters,
+        **emptied,
+        "seed": config["seed"] or 0,
+        "global_batch_size": 1,
+        "facts": dataset_info,
+        "source_channels": channels,
+        "journal": {"offset": 0, "pending": []},
+        "due": None,
+        "world_size": 1,
+        "threads": 1,
+        "versions": library_versions(),
+    }
+    return Snapshot(0, {"model": model.state_dict()}, state)
+
+
+def _trained_on(resolved: Resolved, weights: Path, classes: Sequence[str]) -> tuple[DatasetInfo, Channels]:
+    """Describe the data that the weights were trained on, and its images before the transforms."""
+    if classes:
+        return DatasetInfo(samples=0, classes=tuple(classes), boxes=True, masks=True), 3
+    checkpoint = find_checkpoint(weights) if weights.is_dir() else weights.parent
+    if (checkpoint / "state.json").is_file():
+        state = read_checkpoint(checkpoint).state
+        return state["facts"], state.get("source_channels", 3)
+    data, problems = resolved.config["data"], list[Problem]()
+    for stream in (data["train"], *validation_sets(resolved.config)):
+        section: Mapping[str, Any] = {**data, "train": {key: stream[key] for key in data["train"]}, "val": None}
+        try:
+            parts = build_parts(replace(resolved, config={**resolved.config, "data": {**section, "sampler": None}}))
+        except ConfigError as error:
+            problems += error.problems
+            continue
+        opened = parts.keywords["data"].train
+        return read_dataset_info(opened), opened.source.channels
+    message = "the number of classes is unknown: the data of the recipe does not exist"
+    raise ConfigError([Problem("", "data", message, "", "", "give --classes FILE, with a name a line"), *problems])

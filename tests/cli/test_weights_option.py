@@ -1,0 +1,91 @@
+"""Commands on a recipe with weights from a file: nothing was trained, and no data need exist."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+
+from opabinia import ConfigError, load
+from opabinia.cli.weights import open_run
+from opabinia.training.imported_weights import import_weights
+from tests.cli.conftest import SIX_STEPS, Ended
+
+Opabinia = Callable[..., Ended]
+RECIPE = "classification/digits"
+TIMM = ["task.backbone={name: timm, model: test_resnet}", "train.device=cpu"]
+DIGITS = [str(number) for number in range(10)]
+
+
+@pytest.fixture
+def weights(six_steps: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The weights of a run as a file without a run; the commands write to an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    checkpoint = (six_steps / "checkpoints" / "last").read_text().strip()
+    return Path(
+        shutil.copy(six_steps / "checkpoints" / checkpoint / "model.safetensors", tmp_path / "mine.safetensors")
+    )
+
+
+def test_eval_extract_and_predict_of_a_file(opabinia: Opabinia, weights: Path, six_steps: Path, tmp_path: Path) -> None:
+    changes = [change for change in SIX_STEPS if change.partition(".")[0] in ("task", "data", "train")]
+    ended = opabinia("eval", RECIPE, "--weights", weights, *changes, "--json")
+    assert ended.status == 0, ended.err
+    scores = json.loads((six_steps / "results.json").read_text())
+    assert json.loads(ended.out)["scores"] == pytest.approx(scores)
+    (folder,) = (tmp_path / "runs" / RECIPE).iterdir()
+    assert folder.name.startswith("mine-")
+    assert opabinia("extract", RECIPE, "--weights", weights, *changes).status == 0
+    assert len(np.load(folder / "features" / "val" / "features.npy")) == 360
+    Image.new("L", (8, 8), 200).save(tmp_path / "a.png")
+    words = [word for change in changes for word in ("--set", change)]
+    assert opabinia("predict", RECIPE, tmp_path / "a.png", "--weights", weights, *words).status == 0
+    assert len((folder / "predictions" / "predictions.jsonl").read_text().splitlines()) == 1
+    assert list((tmp_path / "runs" / RECIPE).iterdir()) == [folder], "the same file and config: the same folder"
+
+
+@torch.no_grad()
+def test_weights_of_timm_compute_what_they_do_there(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = timm.create_model("test_resnet", num_classes=10).eval()
+    torch.save({"state_dict": net.state_dict()}, tmp_path / "net.pth")
+    # No data is opened, nor need it exist.
+    predictor = load(RECIPE, [*TIMM, "data.train.source={name: image_folder, root: nix}"], weights=tmp_path / "net.pth",
+                     classes=DIGITS)  # fmt: skip
+    image = torch.randint(0, 256, (3, 8, 8), dtype=torch.uint8)
+    sample = predictor.sample(image)
+    normalized = predictor.task.get_submodule("normalize")(sample["image"][None])
+    torch.testing.assert_close(predictor(image)["logits"], net(normalized)[0], atol=1e-5, rtol=1e-5)
+
+
+def test_weights_that_do_not_fill_the_model_are_refused(tmp_path: Path) -> None:
+    net = timm.create_model("test_resnet", num_classes=7, in_chans=1)
+    torch.save(net.state_dict(), tmp_path / "net.pth")
+    with pytest.raises(ConfigError, match=r"2 parameters are not filled.*head\.\S+weight.*init\.partial=true"):
+        load(RECIPE, TIMM, weights=tmp_path / "net.pth")
+    load(RECIPE, [*TIMM, "init.partial=true"], weights=tmp_path / "net.pth")
+    with pytest.raises(ConfigError, match=r"the number of classes is unknown(.|\n)*--classes FILE(.|\n)*nix"):
+        missing = "{name: image_folder, root: nix}"
+        load(
+            RECIPE, [*TIMM, f"data.train.source={missing}", f"data.val.source={missing}"], weights=tmp_path / "net.pth"
+        )
+
+
+def test_a_recipe_needs_weights_and_weights_a_file(opabinia: Opabinia, tmp_path: Path) -> None:
+    for command in ("eval", "extract", "export"):
+        ended = opabinia(command, RECIPE)
+        assert ended.status == 2 and f"{RECIPE} is a recipe: give the folder of one of its runs" in ended.err
+        ended = opabinia(command, RECIPE, "--weights", tmp_path / "nix.pth")
+        assert ended.status == 2 and "there is no file or folder" in ended.err
+
+
+def test_class_names_are_read_from_a_file(weights: Path, tmp_path: Path) -> None:
+    (tmp_path / "classes.txt").write_text("\n".join(DIGITS))
+    folder, chosen = open_run(RECIPE, SIX_STEPS, str(weights), tmp_path / "classes.txt")
+    assert chosen == "raw" and load(folder).classes == tuple(DIGITS)
+    assert import_weights(RECIPE, SIX_STEPS, weights, classes=DIGITS) == folder.relative_to(".")
