@@ -35,7 +35,8 @@ def _run(given: Sequence[str]) -> None:
     terminate_with_agent()
     # Before torch is imported: its C++ warnings when another rank ends help nobody.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    sys.meta_path.insert(0, _LoadingNotice())
+    if "torch" not in sys.modules:
+        sys.meta_path.insert(0, _LoadingNotice())
     # Plug-ins may be in the working directory, as with python -m; last, so that they shadow nothing.
     sys.path.append(os.getcwd())
     try:

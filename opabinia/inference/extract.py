@@ -80,7 +80,7 @@ def extract(
     N x D), or with ``layers`` a file named after each; ``labels.npy`` (int64, N; float32, N x K, of multi-label data)
     and, of identities, ``cameras.npy``, ``views.npy``, ``queries.npy``; ``ids.json``, such as file names. As Parquet
     these are the columns of one ``features.parquet``, features being lists of fixed length. ``classes.json`` has the
-    name of each label, a class or an identity (labels of identities count anew in every dataset); ``about.json``
+    name of each label, a class or an identity (labels of identities begin at 0 in every dataset); ``about.json``
     describes where they come from and counts samples, also those that could not be read.
 
     Processes take turns at shards of some batches each, which are kept in a hidden folder beside ``out`` until all are

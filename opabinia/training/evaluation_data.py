@@ -13,7 +13,8 @@ from typing_extensions import TypedDict
 from opabinia.config import ConfigError, Problem, Resolved
 from opabinia.config.errors import listing, nearest
 from opabinia.engine.loop.evaluate import write_json
-from opabinia.runtime.json_files import read_json
+from opabinia.runtime.json_files import InvalidFile, read_json
+from opabinia.runtime.log import log
 from opabinia.training.run_folder import validation_sets
 
 PATH_KEYS = ("root", "file", "data")
@@ -187,8 +188,11 @@ def write_scores(folder: Path, about: Mapping[str, Any], scores: Mapping[str, fl
             ``weights``, ``overrides``.
         scores: by name.
     """
-    file = folder / "scores.json"
-    before = read_json(file, _Scores) if file.exists() else _Scores()
+    file, before = folder / "scores.json", _Scores()
+    try:
+        before = read_json(file, _Scores) if file.exists() else before
+    except InvalidFile as error:  # an evaluation may have taken hours
+        log.warning("%s; it is replaced", error)
     results = [before, *before.pop("earlier", [])] if before else []
     earlier = [result for result in results if any(result.get(key) != about[key] for key in IDENTITY)]
     write_json(file, {**about, **scores, **({"earlier": earlier} if earlier else {})})

@@ -133,6 +133,13 @@ def test_scores_of_other_checkpoints_and_weights_stay(tmp_path: Path) -> None:
     assert written == {**second, "val/top1": 0.7, "earlier": [{**first, "val/top1": 0.6}]}
 
 
+def test_a_damaged_file_costs_no_evaluation(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "scores.json").write_text('{"earlier": 3}')
+    write_scores(tmp_path, {"data": "x", "checkpoint": "last", "weights": "raw", "overrides": []}, {"val/top1": 0.5})
+    assert json.loads((tmp_path / "scores.json").read_text())["val/top1"] == 0.5
+    assert "scores.json: earlier: input should be a valid list" in caplog.text
+
+
 def test_sources_are_described_by_their_place() -> None:
     source = {"name": "coco", **COCO, "classes": None}
     assert describe_source(source) == "coco, root a/val, file a/annotations/instances_val.json"

@@ -127,7 +127,7 @@ class SwAV(SelfSupervised):
             source = self if self.momentum is None else self.teacher
             own = embeddings if source is self else self._embed(source, views[: self.assign])
             gathered = gather_views([vectors.detach() for vectors in own[: self.assign]], batch["id"])
-            own_scores = self._scores(source, own[: self.assign])
+            own_scores = scores if source is self else self._scores(source, own)
             scores_of_all = self._scores(source, self._with_queue(gathered, clock))
         self._newest = gathered
         hard = clock.step < clock.steps(self._hard)
@@ -157,12 +157,12 @@ class SwAV(SelfSupervised):
 
         Args:
             scores: of this process's views.
-            own_scores: of its assigning views.
+            own_scores: of its assigning views, by the network that assigns; others may follow.
             scores_of_all: of the assigning views of all processes and the queue.
             hard: each sample is assigned to a single prototype.
         """
         assignments = []
-        for local, balanced in zip(own_scores, scores_of_all, strict=True):
+        for local, balanced in zip(own_scores, scores_of_all, strict=False):
             potentials = prototype_potentials(balanced, self.epsilon, self.iterations, self.power)
             assignments.append(assign_prototypes(local, potentials, self.epsilon, hard=hard))
         return swapped_prediction(scores, assignments, self.temperature)
