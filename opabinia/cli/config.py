@@ -171,10 +171,20 @@ def list_parts(
 @app.command("import")
 def import_config(
     system: Annotated[
-        Literal["basecls", "detectron2", "fastreid", "mmdetection", "mmpretrain", "paddlevideo", "pyslowfast", "vissl"],
+        Literal[
+            "basecls",
+            "detectron2",
+            "fastreid",
+            "mmaction",
+            "mmdetection",
+            "mmpretrain",
+            "paddlevideo",
+            "pyslowfast",
+            "vissl",
+        ],
         typer.Argument(
             metavar="SYSTEM",
-            help="basecls, detectron2, fastreid, mmdetection, mmpretrain, paddlevideo, pyslowfast or vissl.",
+            help="basecls, detectron2, fastreid, mmaction, mmdetection, mmpretrain, paddlevideo, pyslowfast or vissl.",
         ),
     ],
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The config.")],

@@ -89,5 +89,5 @@ def evaluate(
         if as_json:
             print_json({"run": str(folder), "checkpoint": checkpoint, "scores": in_json(scores)})
         else:
-            best = best_of(folder) if checkpoint == "best" else None
+            best = best_of(folder, overrides) if checkpoint == "best" else None
             print_scores(f"{folder} ({best_text(best) if best else checkpoint})", scores)

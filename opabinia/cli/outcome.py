@@ -52,18 +52,22 @@ def outcome(folder: Path, scores: Mapping[str, float]) -> dict[str, Any]:
     }
 
 
-def best_of(folder: Path) -> dict[str, Any] | None:
+def best_of(folder: Path, overrides: Sequence[str] = ()) -> dict[str, Any] | None:
     """Return the best checkpoint of a run with the score that selected it; None if there is none.
 
     The score is ``checkpoint.best``, or the first score of the evaluation.
+
+    Raises:
+        ConfigError: the saved config with these overrides is wrong.
     """
     from opabinia.engine.checkpointing.manager import read_pointer, step_of
+    from opabinia.training.run_folder import resolve
 
     checkpoint = read_pointer(folder / "checkpoints", "best")
     if checkpoint is None:
         return None
     step = step_of(checkpoint)
-    metric, score = _score_at(folder, step, _config_of(folder)["checkpoint"]["best"])
+    metric, score = _score_at(folder, step, resolve(folder, overrides).config["checkpoint"]["best"])
     return {"checkpoint": str(checkpoint), "step": step, "metric": metric, "score": score}
 
 
@@ -98,13 +102,6 @@ def _metrics(folder: Path) -> Sequence[Mapping[str, Any]]:
         return []
 
 
-def _config_of(folder: Path) -> dict[str, Any]:
-    from opabinia.config import compose
-
-    config: dict[str, Any] = compose(folder).root.plain()
-    return config
-
-
 def _has_labels(folder: Path) -> bool:
     """Return whether the training data had classes, as the last checkpoint says."""
     from opabinia.engine.checkpointing.checkpoint import read_state
@@ -135,13 +132,14 @@ def next_commands(folder: Path) -> list[NextCommand]:
     longer training."""
     from opabinia.config import catalog
     from opabinia.contracts import NextCommand, Task
+    from opabinia.training.run_folder import resolve
 
-    config = _config_of(folder)
+    config = resolve(folder).config
     parts = catalog(config.get("plugins") or ())
     entry = parts.find("task", str(config["task"]["name"]))
     part = None if entry is None else parts.load(entry)
     task = part if isinstance(part, type) and issubclass(part, Task) else Task
-    validation = config["data"].get("val") or []
+    validation = config["data"]["val"] or []
     has = {"": True, "validation": bool(validation), "labels": bool(validation) and _has_labels(folder)}
     return [
         *(command for command in task.next_commands(folder) if has[command.needs]),

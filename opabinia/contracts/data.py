@@ -62,6 +62,7 @@ class DatasetInfo:
         channels: channels of an image (1 gray, 3 color).
         classes: class names; the index is the label. Empty if there are none.
         multi_label: whether a sample may belong to several classes, or to none.
+        label_shares: share of the samples that have each label, of multi-label data; empty if unknown.
         cameras: number of cameras; 0 if unknown.
         views: number of viewpoints; 0 if unknown.
         queries: whether the dataset is split into queries and gallery.
@@ -70,6 +71,7 @@ class DatasetInfo:
         keypoints: names of an object's keypoints; empty if there are none.
         category_ids: the id of each class in the annotation file; results are written with it.
         frequencies: ``r``, ``c`` or ``f`` (rare, common, frequent) for each class (LVIS); empty if unknown.
+        image_counts: number of images with objects of each class; empty if unknown.
     """
 
     samples: Annotated[int, Ge(0)]
@@ -84,6 +86,8 @@ class DatasetInfo:
     keypoints: tuple[str, ...] = ()
     category_ids: tuple[int, ...] = ()
     frequencies: tuple[str, ...] = ()
+    label_shares: tuple[float, ...] = ()
+    image_counts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

@@ -101,6 +101,15 @@ class Backbone(nn.Module):
         """
         raise ValueError(f"{type(self).__name__} has no feature maps")
 
+    def vectors_and_maps(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the feature vectors (B x D) and the feature maps (B x M x h x w) from one forward pass.
+
+        Raises:
+            ValueError: this backbone has no feature maps.
+        """
+        maps = self.feature_maps(images)
+        return maps.mean((2, 3)), maps
+
     def enable_multi_scale(self) -> list[Level]:
         """Prepare for :meth:`pyramid_features`: remove the layers that only the pooled vector needs.
 

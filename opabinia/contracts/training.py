@@ -345,6 +345,13 @@ class Task(nn.Module):
         """Return the hooks that the method itself needs, such as the update of a momentum teacher."""
         return []
 
+    def attach_teachers(self, load: Callable[[Path], Task]) -> None:
+        """Called once before training, also of a resumed run: build frozen teachers, which nothing else needs.
+
+        Args:
+            load: returns the trained task of a run folder.
+        """
+
     def weights_loaded(self, names: Collection[str]) -> None:
         """Called after pretrained weights have been loaded into the tensors ``names``: re-synchronize tensors that
         started as copies of them (EMA or momentum teachers)."""

@@ -42,6 +42,23 @@ def mixup(batch: Batch, dataset_info: DatasetInfo, /, *, alpha: NonNegative = 0.
 
 
 @register.mix
+def mixup_images(batch: Batch, dataset_info: DatasetInfo, /, *, alpha: NonNegative = 1.0, per: Per = "batch") -> Batch:
+    """Blend each image with that of another sample of the batch; labels stay. For distillation: a teacher's features of
+    the blend are the targets (Beyer et al. 2022, Knowledge distillation: A good teacher is patient and consistent).
+
+    Args:
+        alpha: as in mixup; 1 draws the weight uniformly.
+        per: as in mixup.
+
+    Raises:
+        ValueError: there are views instead of images.
+    """
+    images = _images(batch)
+    weights = _draw_weights(len(images), alpha, per)
+    return {**batch, "image": blend(float_images(images), _draw_partners(len(images), per), weights)}
+
+
+@register.mix
 def cutmix(batch: Batch, dataset_info: DatasetInfo, /, *, alpha: NonNegative = 1.0, per: Per = "batch") -> Batch:
     """Paste a rectangle of another sample's image into each image; labels are mixed by its area.
 

@@ -10,9 +10,17 @@ from typing import Any, Literal
 from opabinia.config.errors import ConfigError, Problem
 from opabinia.migration.recipe import Recipe
 
-System = Literal["basecls", "detectron2", "fastreid", "mmdetection", "mmpretrain", "paddlevideo", "pyslowfast", "vissl"]
+System = Literal[
+    "basecls", "detectron2", "fastreid", "mmaction", "mmdetection", "mmpretrain", "paddlevideo", "pyslowfast", "vissl"
+]
 
-DEFAULT_GPUS: dict[str, int | None] = {"basecls": 8, "mmdetection": None, "mmpretrain": None, "paddlevideo": 8}
+DEFAULT_GPUS: dict[str, int | None] = {
+    "basecls": 8,
+    "mmaction": None,
+    "mmdetection": None,
+    "mmpretrain": None,
+    "paddlevideo": 8,
+}
 """Systems whose configs give the batch size per GPU, with the number of GPUs that is assumed by default; None: follows
 from the config."""
 

@@ -184,6 +184,7 @@ def _regions(recipe: Recipe, detector: str) -> None:
     recipe.convert("MODEL.ROI_HEADS.IN_FEATURES", "task.detector.pooling.num_levels", len)
     recipe.convert_section("MODEL.ROI_BOX_HEAD", "task.detector.pooling", POOLING)
     recipe.convert_section("MODEL", "task.detector.box", BOX)
+    _class_loss(recipe)
     last_stage = foreign("MODEL.ROI_HEADS.NAME") == "Res5ROIHeads"
     if last_stage:
         recipe.put("task.detector.pooling.last_stage", True, "MODEL.ROI_HEADS.NAME")
@@ -203,6 +204,17 @@ def _regions(recipe: Recipe, detector: str) -> None:
             _same_pooling(recipe, "MODEL.ROI_MASK_HEAD")
     if foreign("MODEL.KEYPOINT_ON"):
         _keypoints(recipe)
+
+
+def _class_loss(recipe: Recipe) -> None:
+    section = "MODEL.ROI_BOX_HEAD"
+    federated, sigmoid = recipe.foreign(f"{section}.USE_FED_LOSS"), recipe.foreign(f"{section}.USE_SIGMOID_CE")
+    loss = "federated" if federated else "sigmoid" if sigmoid else "softmax"
+    recipe.put("task.detector.box.class_loss", loss, f"{section}.USE_FED_LOSS", f"{section}.USE_SIGMOID_CE")
+    if federated:
+        recipe.convert_section(section, "task.detector.box", FEDERATED)
+        if not sigmoid:
+            recipe.refuse(f"{section}.USE_FED_LOSS", "needs USE_SIGMOID_CE=True, as in detectron2")
 
 
 def _keypoints(recipe: Recipe) -> None:
@@ -269,6 +281,10 @@ BOX: Table = {
     "train_on_predictions": "ROI_BOX_HEAD.TRAIN_ON_PRED_BOXES",
     "score_threshold": "ROI_HEADS.SCORE_THRESH_TEST",
     "nms_threshold": "ROI_HEADS.NMS_THRESH_TEST",
+}
+FEDERATED: Table = {
+    "federated_classes": "FED_LOSS_NUM_CLASSES",
+    "federated_power": "FED_LOSS_FREQ_WEIGHT_POWER",
 }
 BOX_LAYERS: Table = {
     "num_convs": "NUM_CONV",

@@ -16,12 +16,14 @@ from opabinia.migration.detectron2 import clipping
 from opabinia.migration.foreign_config import ForeignConfig, leaves
 from opabinia.migration.recipe import Recipe, Table, duration, duration_in, lookup, to_unit_range
 from opabinia.migration.tables.fastreid import (
+    ATTRIBUTE_SOURCES,
     DEFAULTS,
     HEADS,
     METRIC_LOSSES,
     METRICS,
     NORMS,
     OPEN_SOURCES,
+    OWN_MODELS,
     POOLINGS,
     REASONS,
     REFUSED,
@@ -29,6 +31,7 @@ from opabinia.migration.tables.fastreid import (
     RESNETS,
     SOURCES,
     STRIDED,
+    TASKS,
     TIMM_MODELS,
     WARMUPS,
 )
@@ -48,8 +51,11 @@ def convert(file: Path, overrides: Sequence[str] = ()) -> Recipe:
     recipe = Recipe(ForeignConfig("FastReID", str(file), dict(leaves(tree)), DEFAULTS, REASONS))
     _architecture(recipe)
     _backbone(recipe)
-    if _is_classifier(recipe):
+    head = recipe.foreign("MODEL.HEADS.NAME")
+    if head == "ClasHead":
         _classifier(recipe)
+    elif head == "AttrHead":
+        _attributes(recipe)
     else:
         _head(recipe)
         _losses(recipe)
@@ -93,13 +99,10 @@ def _architecture(recipe: Recipe) -> None:
     name = foreign("MODEL.META_ARCHITECTURE")
     _refuse(recipe, "MODEL.META_ARCHITECTURE")
     _refuse(recipe, "MODEL.HEADS.NAME")
-    tasks = {"Baseline": "reid", "MGN": "mgn", "MoCo": "reid", "Distiller": "reid"}
-    if _is_classifier(recipe):
-        tasks = {"Baseline": "classification"}
-    recipe.convert("MODEL.META_ARCHITECTURE", "task.name", lookup(tasks))
-    if foreign("MODEL.HEADS.NAME") not in ("EmbeddingHead", "ClasHead"):
-        message = f"{show(foreign('MODEL.HEADS.NAME'))} is not supported"
-        raise foreign.problem("MODEL.HEADS.NAME", message, "supported: EmbeddingHead, ClasHead")
+    if (head := foreign("MODEL.HEADS.NAME")) not in TASKS:
+        supported = f"supported: {', '.join(TASKS)}"
+        raise foreign.problem("MODEL.HEADS.NAME", f"{show(head)} is not supported", supported)
+    recipe.convert("MODEL.META_ARCHITECTURE", "task.name", lookup(TASKS[head]))
     if name == "MoCo":
         recipe.put("task.cross_batch_memory", {"margin": 0.25, "gamma": 32.0})
         recipe.convert("MODEL.QUEUE_SIZE", "task.cross_batch_memory.size")
@@ -116,7 +119,11 @@ def _refuse(recipe: Recipe, key: str) -> None:
 
 
 def _is_classifier(recipe: Recipe) -> bool:
-    return bool(recipe.foreign("MODEL.HEADS.NAME") == "ClasHead")
+    return recipe.foreign("MODEL.HEADS.NAME") in ("ClasHead", "AttrHead")
+
+
+def _is_face(recipe: Recipe) -> bool:
+    return bool(recipe.foreign("MODEL.META_ARCHITECTURE") == "FaceBaseline")
 
 
 def _teachers(recipe: Recipe) -> None:
@@ -154,8 +161,14 @@ def _backbone(recipe: Recipe) -> None:
         recipe.put("task.backbone.name", "timm")
         recipe.convert(depth, "task.backbone.model", lookup(TIMM_MODELS[name]))
         _timm(recipe, name)
+    elif name in OWN_MODELS:
+        own, models = OWN_MODELS[name]
+        recipe.put("task.backbone.name", own)
+        recipe.convert(depth, "task.backbone.model", lookup(models))
+        _own_backbone(recipe, name)
+        return
     else:
-        supported = ", ".join([*RESNETS, "build_vit_backbone", *TIMM_MODELS])
+        supported = ", ".join([*RESNETS, "build_vit_backbone", *TIMM_MODELS, *OWN_MODELS])
         raise foreign.problem("MODEL.BACKBONE.NAME", f"{show(name)} is not supported", f"supported: {supported}")
     _pretrained(recipe)
 
@@ -173,13 +186,40 @@ def _resnet(recipe: Recipe, name: str) -> None:
         recipe.note("the third stage has nine non-local blocks, that of FastReID's ResNeXt-101 three")
 
 
-def _timm(recipe: Recipe, name: str) -> None:
+def _own_backbone(recipe: Recipe, name: str) -> None:
+    """Convert the options of OSNet, ShuffleNet and IResNet."""
+    foreign = recipe.foreign
+    _batch_norm(recipe)
+    recipe.skip("MODEL.BACKBONE.LAST_STRIDE", "FastReID's backbone of this name does not use it")
+    if name == "build_osnet_backbone":
+        recipe.convert("MODEL.BACKBONE.WITH_IBN", "task.backbone.ibn")
+    elif name != "build_shufflenetv2_backbone":
+        recipe.convert("MODEL.BACKBONE.DROPOUT", "task.backbone.dropout")
+        size = foreign("INPUT.SIZE_TRAIN")
+        recipe.put("task.backbone.image_size", size if len(size) == 2 else [112, 112], "INPUT.SIZE_TRAIN")
+    if name == "build_resnetIR_backbone":
+        recipe.convert("MODEL.BACKBONE.WITH_SE", "task.backbone.se")
+        recipe.note("build_resnetIR_backbone is not part of FastReID: replaced by IResNet of this depth")
+    if foreign("MODEL.BACKBONE.PRETRAIN") and not foreign("MODEL.WEIGHTS"):
+        file = foreign("MODEL.BACKBONE.PRETRAIN_PATH") or "path/to/pretrained.pth"
+        recipe.note("MODEL.BACKBONE.PRETRAIN: set the file of the pretrained weights in vars")
+        weights = recipe.variable("weights", file, "MODEL.BACKBONE.PRETRAIN_PATH")
+        recipe.put("init", {"weights": weights, "target_prefix": "backbone.module"}, "MODEL.BACKBONE.PRETRAIN")
+
+
+def _batch_norm(recipe: Recipe) -> None:
+    """Convert the norm of a backbone that has batch norms only."""
     foreign, norm = recipe.foreign, "MODEL.BACKBONE.NORM"
     if foreign(norm) == "syncBN":
         recipe.put("train.sync_batch_norm", True, norm)
     elif foreign(norm) != "BN":
         message = f"{show(foreign(norm))} is only supported for ResNets"
         raise foreign.problem(norm, message, "supported: BN, syncBN")
+
+
+def _timm(recipe: Recipe, name: str) -> None:
+    foreign = recipe.foreign
+    _batch_norm(recipe)
     if foreign("MODEL.BACKBONE.LAST_STRIDE") == 1 and name in STRIDED:
         recipe.note("MODEL.BACKBONE.LAST_STRIDE is 1: dropped, the last stage of timm's model has stride 2")
     elif name not in STRIDED:
@@ -221,27 +261,52 @@ def _head(recipe: Recipe) -> None:
     recipe.convert("MODEL.HEADS.NECK_FEAT", "task.metric_feature", lookup({"before": "before", "after": "after"}))
     recipe.convert("MODEL.HEADS.CLS_LAYER", "task.head.name", lookup(HEADS))
     recipe.convert("MODEL.HEADS.SCALE", "task.head.scale")
+    if _is_face(recipe) and foreign("MODEL.HEADS.PFC.ENABLED"):
+        recipe.convert("MODEL.HEADS.PFC.SAMPLE_RATE", "task.sampled_classes")
+        recipe.put("train.step", {"name": "standard", "clip_norm": 5}, "MODEL.HEADS.PFC.ENABLED")
+        recipe.note(
+            "task.sampled_classes: class weights are replicated on all ranks, weight decay and momentum also act on "
+            "classes that are not sampled, and gradients are clipped with the classifier's (FastFace's: without)"
+        )
     if foreign("MODEL.HEADS.CLS_LAYER") != "Linear":
         recipe.convert("MODEL.HEADS.MARGIN", "task.head.margin")
 
 
+AVERAGE = ("GlobalAvgPool", "FastGlobalAvgPool")
+
+
+def _require(recipe: Recipe, head: str, allowed: dict[str, tuple[Any, ...]]) -> None:
+    """Raise ConfigError if a key of MODEL has another value than the head of this name supports."""
+    for key, values in allowed.items():
+        if (value := recipe.foreign(f"MODEL.{key}")) not in values:
+            supported = f"supported: {', '.join(show(choice) for choice in values)}"
+            raise recipe.foreign.problem(f"MODEL.{key}", f"{show(value)} is not supported with {head}", supported)
+
+
 def _classifier(recipe: Recipe) -> None:
     """Convert ClasHead, which must be a linear layer on averaged features."""
-    foreign, section = recipe.foreign, "MODEL.HEADS"
-    average = ("GlobalAvgPool", "FastGlobalAvgPool")
-    plain = {"POOL_LAYER": average, "CLS_LAYER": ("Linear",), "WITH_BNNECK": (False,), "EMBEDDING_DIM": (0,)}
-    for key, values in plain.items():
-        if (value := foreign(f"{section}.{key}")) not in values:
-            supported = f"supported: {', '.join(show(choice) for choice in values)}"
-            raise foreign.problem(f"{section}.{key}", f"{show(value)} is not supported with ClasHead", supported)
+    foreign = recipe.foreign
+    linear = {"HEADS.CLS_LAYER": ("Linear",), "HEADS.WITH_BNNECK": (False,), "HEADS.EMBEDDING_DIM": (0,)}
+    _require(recipe, "ClasHead", {"HEADS.POOL_LAYER": AVERAGE, **linear})
     recipe.note("the classifier has biases; that of FastReID has none")
-    if foreign("MODEL.LOSSES.NAME") != ["CrossEntropyLoss"]:
-        name = show(foreign("MODEL.LOSSES.NAME"))
-        supported = "supported with ClasHead: CrossEntropyLoss"
-        raise foreign.problem("MODEL.LOSSES.NAME", f"{name} is not supported", supported)
+    _require(recipe, "ClasHead", {"LOSSES.NAME": (["CrossEntropyLoss"],)})
     recipe.put("task.loss", _cross_entropy(recipe), "MODEL.LOSSES.NAME", "MODEL.LOSSES.CE.EPSILON")
     if foreign("MODEL.LOSSES.CE.SCALE") != 1:
         recipe.skip("MODEL.LOSSES.CE.SCALE", "the loss of a classification is not scaled")
+
+
+def _attributes(recipe: Recipe) -> None:
+    """Convert FastAttr's head, norms around a linear layer on averaged features, its loss and its evaluator."""
+    foreign = recipe.foreign
+    linear = {"HEADS.CLS_LAYER": ("Linear",), "HEADS.WITH_BNNECK": (True,), "HEADS.EMBEDDING_DIM": (0,)}
+    norms = {"HEADS.NORM": ("BN", "syncBN"), "LOSSES.NAME": (["BinaryCrossEntropyLoss"],)}
+    _require(recipe, "AttrHead", {"HEADS.POOL_LAYER": AVERAGE, **linear, **norms})
+    if foreign("MODEL.HEADS.NORM") == "syncBN":
+        recipe.put("train.sync_batch_norm", True, "MODEL.HEADS.NORM")
+    recipe.convert("MODEL.LOSSES.BCE.WEIGHT_ENABLED", "task.weighted")
+    recipe.convert("TEST.THRES", "task.threshold")
+    if foreign("MODEL.LOSSES.BCE.SCALE") != 1:
+        recipe.skip("MODEL.LOSSES.BCE.SCALE", "the loss of a classification is not scaled")
 
 
 def _losses(recipe: Recipe) -> None:
@@ -287,11 +352,13 @@ def _metric_loss(recipe: Recipe, section: str) -> dict[str, Any]:
 def _data(recipe: Recipe) -> None:
     foreign = recipe.foreign
     split = "all" if foreign("DATASETS.COMBINEALL") else "train"
-    if _is_classifier(recipe):
-        sources = [_image_folder(recipe, name, "train") for name in foreign("DATASETS.NAMES")]
+    if foreign("MODEL.HEADS.NAME") == "ClasHead":
         recipe.skip("DATASETS.COMBINEALL", "set vars to a folder that holds all images")
-    else:
-        sources = [{**_source(recipe, name), "split": split} for name in foreign("DATASETS.NAMES")]
+    names = foreign("DATASETS.NAMES")
+    if _is_face(recipe) and foreign("DATASETS.REC_PATH"):
+        names = [Path(foreign("DATASETS.REC_PATH")).stem]  # then FastFace ignores DATASETS.NAMES
+        recipe.note("DATASETS.REC_PATH: write the images of the record file into a folder for each identity: set vars")
+    sources = [_train_source(recipe, name, split) for name in names]
     several = "concat" if _is_classifier(recipe) else "concat_identities"
     source = sources[0] if len(sources) == 1 else {"name": several, "sources": sources}
     recipe.put("data.train.source", source, "DATASETS.NAMES", "DATASETS.COMBINEALL")
@@ -313,10 +380,38 @@ def _data(recipe: Recipe) -> None:
         recipe.put("data.mix", [{"name": "random_patch", "probability": foreign("INPUT.RPT.PROB")}], "INPUT.RPT.PROB")
 
 
+def _train_source(recipe: Recipe, name: Any, split: str) -> dict[str, Any]:
+    if _is_classifier(recipe):
+        return _classified_source(recipe, name, "train")
+    if _is_face(recipe):
+        return {"name": "class_folders", "root": _data_variable(recipe, name), "split": "all"}
+    return {**_source(recipe, name), "split": split}
+
+
 def _test_source(recipe: Recipe, name: Any) -> dict[str, Any]:
     if _is_classifier(recipe):
-        return _image_folder(recipe, name, "val")
+        return _classified_source(recipe, name, "val")
+    if _is_face(recipe):
+        recipe.note(f"the dataset {show(name)} becomes a list of pairs (opabinia config list source image_pairs)")
+        return {"name": "image_pairs", "file": _data_variable(recipe, name, ".csv")}
     return {**_source(recipe, name), "split": "test"}
+
+
+def _classified_source(recipe: Recipe, name: Any, split: str) -> dict[str, Any]:
+    """Return a source of images with classes or attributes."""
+    if recipe.foreign("MODEL.HEADS.NAME") == "ClasHead":
+        return _image_folder(recipe, name, split)
+    if source := ATTRIBUTE_SOURCES.get(str(name)):
+        return {
+            "name": source, "root": _data_variable(recipe, name), "split": "test" if split == "val" else split,
+        }  # fmt: skip
+    recipe.note(f"the dataset {show(name)} is not known: write a list of its images with their attributes")
+    return {"name": "table", "file": _data_variable(recipe, f"{name}_{split}", ".csv"), "multi_label": True}
+
+
+def _data_variable(recipe: Recipe, name: Any, suffix: str = "") -> str:
+    variable = _variable_name(name)
+    return recipe.variable(variable, f"path/to/{variable}{suffix}")
 
 
 def _image_folder(recipe: Recipe, name: Any, split: str) -> dict[str, Any]:
@@ -532,6 +627,10 @@ def _evaluation(recipe: Recipe) -> None:
 def _retrieval(recipe: Recipe) -> None:
     """Convert the evaluation: a retrieval with the keys of ``TEST``, or recall where all test images are queries."""
     foreign, evaluator = recipe.foreign, "task.evaluator"
+    if _is_face(recipe):
+        recipe.put(f"{evaluator}.name", "verification", "DATASETS.TESTS")
+        recipe.convert("TEST.FLIP.ENABLED", "task.flip_test")
+        return
     names = [SOURCES.get(str(name), {}).get("name") for name in foreign("DATASETS.TESTS")]
     if names and all(name in OPEN_SOURCES for name in names):
         recipe.put(f"{evaluator}.name", "recall", "DATASETS.TESTS")

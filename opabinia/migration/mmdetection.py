@@ -103,9 +103,6 @@ def _architecture(recipe: Recipe) -> str:
         supported = f"supported: {', '.join(DETECTORS)}"
         raise foreign.problem("model.type", f"{show(name)} is not supported", supported)
     detector = DETECTORS[name]
-    if detector == "cascade_rcnn" and "model.roi_head.mask_head" in foreign:
-        message = "a cascade with a mask head for every stage is not supported: Opabinia's has one mask head"
-        raise foreign.problem("model.roi_head.mask_head.type", message)
     if detector == "faster_rcnn" and "model.roi_head.mask_head" in foreign:
         detector = "mask_rcnn"
     recipe.put("task.name", "detection")
@@ -288,15 +285,20 @@ def _dense_head(recipe: Recipe, detector: str) -> None:
 
 def _fcos(recipe: Recipe) -> None:
     foreign, section, target = recipe.foreign, "model.bbox_head", "task.detector"
-    for key in ("center_sampling", "norm_on_bbox", "centerness_on_reg"):
-        if not foreign(f"{section}.{key}"):
-            recipe.refuse(f"{section}.{key}", "only True is supported: Opabinia's FCOS has all later improvements")
-    if (loss := foreign(f"{section}.loss_bbox.type")) != "GIoULoss":
-        recipe.refuse(f"{section}.loss_bbox.type", f"{show(loss)} is not supported", "supported: GIoULoss")
-    recipe.convert(f"{section}.center_sample_radius", f"{target}.center_sampling_radius")
+    radius = foreign(f"{section}.center_sample_radius") if foreign(f"{section}.center_sampling") else None
+    keys = (f"{section}.center_sampling", f"{section}.center_sample_radius")
+    recipe.put(f"{target}.center_sampling_radius", radius, *keys)
+    recipe.convert(f"{section}.norm_on_bbox", f"{target}.distances", lookup({True: "strides", False: "exponential"}))
+    recipe.convert(
+        f"{section}.centerness_on_reg", f"{target}.centerness_branch", lookup({True: "box", False: "class"})
+    )
+    losses = {"IoULoss": "iou", "GIoULoss": "giou"}
+    recipe.convert(f"{section}.loss_bbox.type", f"{target}.box_loss", lookup(losses))
+    recipe.put(f"{target}.weight_boxes", True)
+    recipe.put(f"{target}.level_factors", True)
     recipe.convert(f"{section}.stacked_convs", f"{target}.num_convs")
     recipe.put(f"{target}.norm", lookup({"GN": "group"})(foreign(f"{section}.norm_cfg.type", "GN")))
-    recipe.skip("model.bbox_head.type", "its learned scale of each level is not there; scores are roots of products")
+    recipe.note("scores of FCOS are the roots of those of MMDetection: their order is the same, thresholds are not")
 
 
 def _nms(recipe: Recipe, section: str) -> Any:
@@ -327,7 +329,7 @@ def _regions(recipe: Recipe, detector: str) -> None:
     recipe.put(f"{target}.box.score_threshold", foreign(f"{test}.score_thr", 0.05), f"{test}.score_thr")
     recipe.put(f"{target}.box.nms_threshold", _nms(recipe, f"{test}.nms"), f"{test}.nms.iou_threshold")
     recipe.put(f"{target}.box.max_detections", foreign(f"{test}.max_per_img", 100), f"{test}.max_per_img")
-    if detector == "mask_rcnn":
+    if "model.roi_head.mask_head" in foreign:
         _masks(recipe)
 
 
@@ -428,13 +430,16 @@ def _cascade(recipe: Recipe) -> None:
     later = [[float(f"{value:.6g}") for value in values] for values in coding[1:]]
     recipe.put("task.detector.later_bbox_reg_weights", later)
     recipe.convert("model.roi_head.stage_loss_weights", "task.detector.stage_loss_weights")
-    first = {key: value for key, value in _stage(recipe, heads, 0).items() if "target_stds" not in key}
-    for number in stages[1:]:
-        for key, value in _stage(recipe, heads, number).items():
-            if "target_stds" not in key and first.get(key) != value:
-                recipe.refuse(f"{heads}.{number}.{key}", f"{show(value)}: stages must have the same layers and losses")
-    for number in stages[1:]:
-        _stage(recipe, rcnn, number)
+    recipe.put("task.detector.score_average", "logits", "model.roi_head.type")
+    recipe.note("later stages of the cascade are trained on the regions of the first, there on new samples of them")
+    if "model.roi_head.mask_head" in foreign:
+        recipe.put("task.detector.num_mask_heads", len(stages), "model.roi_head.num_stages")
+    for section in (heads, rcnn):
+        first = _stage(recipe, section, 0)
+        for number in stages[1:]:
+            for key, value in _stage(recipe, section, number).items():
+                if not key.endswith(("target_stds", "_iou_thr", "min_pos_iou")) and first.get(key) != value:
+                    recipe.refuse(f"{section}.{number}.{key}", f"{show(value)}: only IoUs and coding may differ")
 
 
 def _stage(recipe: Recipe, section: str, number: int) -> dict[str, Any]:
@@ -518,7 +523,7 @@ def _sources(recipe: Recipe, dataset: dict[str, Any], split: str) -> list[dict[s
     empty |= {"classes": [classes] if isinstance(classes, str) else classes} if classes else {}
     if kind == "VOCDataset":
         return [{**source, **empty} for source in _voc(recipe, dataset)]
-    masks = {"masks": True} if recipe.config["task"]["detector"]["name"] == "mask_rcnn" else {}
+    masks = {"masks": True} if "mask" in recipe.config["task"]["detector"] else {}
     if kind in ("CocoDataset", "LVISV1Dataset", "LVISV05Dataset", "LVISDataset") and dataset.get("ann_file"):
         if kind != "CocoDataset":
             recipe.put("task.evaluator", "lvis", key)

@@ -22,6 +22,7 @@ from opabinia.migration.openmmlab_training import (
     modernize,
     refuse_unread,
     report_malformed,
+    with_pixel_stats,
 )
 from opabinia.migration.recipe import Recipe, Reference, lookup, to_unit_range
 from opabinia.migration.tables.mmpretrain import (
@@ -49,7 +50,7 @@ def convert(file: Path, gpus: int | None = None, overrides: Sequence[str] = ()) 
         ConfigError: the config cannot be read, is not an image classifier's, or has a value that is not supported.
     """
     with report_malformed(file):
-        tree = _with_normalization(modernize(openmmlab.read(file, overrides)))
+        tree = _with_list_of_augments(with_pixel_stats(modernize(openmmlab.read(file, overrides))))
         recipe = build_recipe("mmpretrain", file, tree, DEFAULTS, REASONS)
         foreign = recipe.foreign
         if (kind := foreign("model.type")) != "ImageClassifier":
@@ -75,17 +76,8 @@ def convert(file: Path, gpus: int | None = None, overrides: Sequence[str] = ()) 
     return recipe
 
 
-def _with_normalization(tree: Node) -> Node:
-    """Return a config whose pixel statistics are in ``data_preprocessor``, not in ``model`` or in a step."""
-    if (node := at(tree, "model.data_preprocessor")) is not None:
-        tree = set_value(tree, ["data_preprocessor"], openmmlab.merge(at(tree, "data_preprocessor") or node, node))
-    pipeline = at(tree, "train_dataloader.dataset.pipeline")
-    for step in pipeline.value if pipeline is not None and isinstance(pipeline.value, list) else []:
-        kind = at(step, "type")
-        if kind is not None and kind.value == "Normalize":
-            tree = openmmlab.merge(
-                tree, Node({"data_preprocessor": Node({**step.value, "type": kind}, step.where)}, "")
-            )
+def _with_list_of_augments(tree: Node) -> Node:
+    """Return a config whose ``model.train_cfg.augments`` is a list."""
     augments = at(tree, "model.train_cfg.augments")
     if augments is not None and isinstance(augments.value, dict):
         tree = set_value(tree, ["model", "train_cfg", "augments"], Node([augments], augments.where))

@@ -15,7 +15,7 @@ from typing import Any
 from opabinia.config.errors import ConfigError, Problem, show
 from opabinia.config.tree import Node
 from opabinia.migration.foreign_config import ForeignConfig, as_node, leaves, set_value
-from opabinia.migration.openmmlab import only
+from opabinia.migration.openmmlab import merge, only
 from opabinia.migration.recipe import Recipe, duration
 from opabinia.migration.tables.openmmlab import (
     CUSTOM_KEYS,
@@ -43,12 +43,18 @@ def modernize(tree: Node) -> Node:
     for old, new in MOVED.items():
         if (node := at(tree, old)) is not None:
             tree = set_value(tree, new.split("."), node)
-    if (node := at(tree, "optim_wrapper.optimizer.paramwise_cfg")) is not None:
-        tree = set_value(tree, ["optim_wrapper", "paramwise_cfg"], node)
+    if (optimizer := at(tree, "optim_wrapper.optimizer")) is not None and isinstance(optimizer.value, dict):
+        options = dict(optimizer.value)
+        for key in {"constructor", "paramwise_cfg"} & set(options):
+            tree = set_value(tree, ["optim_wrapper", key], options.pop(key))
+        tree = set_value(tree, ["optim_wrapper", "optimizer"], Node(options, optimizer.where))
     if (node := at(tree, "fp16")) is not None and node.value is not None:
         tree = set_value(tree, ["optim_wrapper", "type"], Node("AmpOptimWrapper", node.where))
     if (node := at(tree, "lr_config")) is not None and isinstance(node.value, dict):
         tree = set_value(tree, ["param_scheduler"], as_node(_schedulers(node.plain()), node.where))
+    constructor, rules = at(tree, "optim_wrapper.constructor"), at(tree, "optim_wrapper.paramwise_cfg")
+    if constructor is not None and rules is not None and constructor.value == "SwinOptimWrapperConstructor":
+        tree = set_value(tree, ["optim_wrapper", "paramwise_cfg"], Node({"custom_keys": rules}, rules.where))
     if (node := at(tree, "optim_wrapper.paramwise_cfg.custom_keys")) is not None:  # its keys contain dots
         keys = Node(
             [Node([Node(key, value.where), value], value.where) for key, value in node.value.items()], node.where
@@ -82,6 +88,21 @@ def _schedulers(config: dict[str, Any]) -> list[dict[str, Any]]:
             curve |= {new: config[old]} if old in config else {}
         items.append(curve)
     return items
+
+
+def with_pixel_stats(tree: Node) -> Node:
+    """Return a config whose pixel statistics are in ``data_preprocessor``, not in the model or a pipeline."""
+    if (node := at(tree, "model.data_preprocessor")) is not None:
+        model = tree.value["model"]
+        rest = Node({key: child for key, child in model.value.items() if key != "data_preprocessor"}, model.where)
+        tree = set_value(tree, ["model"], rest)
+        tree = set_value(tree, ["data_preprocessor"], merge(at(tree, "data_preprocessor") or node, node))
+    pipeline = at(tree, "train_dataloader.dataset.pipeline")
+    for step in pipeline.value if pipeline is not None and isinstance(pipeline.value, list) else []:
+        kind = at(step, "type")
+        if kind is not None and kind.value == "Normalize":
+            tree = merge(tree, Node({"data_preprocessor": Node({**step.value, "type": kind}, step.where)}, ""))
+    return tree
 
 
 def build_recipe(system: str, file: Path, tree: Node, defaults: dict[str, Any], reasons: dict[str, str]) -> Recipe:
@@ -233,7 +254,7 @@ def _rules(recipe: Recipe) -> None:
             recipe.skip_part(f"{section}.custom_keys", name, "see param_groups.rules: pattern")
             continue
         pattern, networks = CUSTOM_KEYS[name.strip(".")]
-        if not recipe.config["task"]["backbone"]["model"].startswith(networks):
+        if not str(recipe.config["task"]["backbone"].get("model", "")).startswith(networks):
             continue  # the shared schedules of transformers name parameters that other networks lack
         rule: dict[str, Any] = {"pattern": pattern}
         if "decay_mult" in options:
@@ -285,7 +306,10 @@ def _curve(recipe: Recipe, curve: dict[str, Any], passes: int, length: float) ->
         raise recipe.foreign.problem("param_scheduler", f"{show(name)} is not supported", supported)
     end = curve.get("eta_min_ratio", curve.get("eta_min", 0.0) / (recipe.config["optimizer"]["lr"] or 1))
     span = curve.get("T_max", curve.get("total_iters"))
-    if span is not None and abs(span * factor + curve.get("begin", 0) * factor - length) > 1e-6:
+    rest = 0 if span is None else (span + curve.get("begin", 0)) * factor - length
+    if rest > 1e-6 and name == "CosineAnnealingLR":  # the training ends before the curve
+        return {"name": "cosine_restarts", "cycle": duration(span * factor, unit), "end": float(f"{end:.6g}")}
+    if abs(rest) > 1e-6:
         raise recipe.foreign.problem("param_scheduler", f"{name} ends at {show(span)}, the training does not")
     match name:
         case "MultiStepLR":

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from opabinia.config.errors import show
 from opabinia.migration.foreign_config import ForeignConfig, leaves
 from opabinia.migration.recipe import Recipe, Reference, lookup
-from opabinia.migration.tables.pyslowfast import DEFAULTS, MVITS, REASONS, REFUSED, X3D_DEPTHS
+from opabinia.migration.tables.pyslowfast import (
+    DEFAULTS,
+    IMAGE_MVITS,
+    MVIT_VERSIONS,
+    MVITS,
+    PLAIN_MVIT,
+    REASONS,
+    REFUSED,
+    X3D_DEPTHS,
+)
 from opabinia.migration.yacs import read
 
 NETWORKS = {
@@ -22,7 +32,10 @@ NETWORKS = {
 }
 """The values of ``MODEL.ARCH`` that are supported, by ``MODEL.MODEL_NAME``."""
 
-DATASETS = ("kinetics", "ssv2", "charades")
+STAGE_DEPTHS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3)}
+"""Blocks of the stages of a ResNet, by its depth."""
+
+DATASETS = ("kinetics", "ssv2", "charades", IMAGES := "imagenet")
 
 
 def convert(file: Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -48,10 +61,16 @@ def convert(file: Path, overrides: Sequence[str] = ()) -> Recipe:
     recipe = Recipe(foreign)
     for text in repeated:
         recipe.note(f"a repeated key: {text}")
-    recipe.put("task.name", "video")
-    _backbone(recipe)
+    if foreign("TRAIN.DATASET") == IMAGES:
+        recipe.put("task.name", "classification")
+        recipe.put("task.backbone", _image_backbone(recipe), "MODEL.MODEL_NAME", "MODEL.ARCH")
+        _image_data(recipe)
+    else:
+        recipe.put("task.name", "video")
+        _backbone(recipe)
+        _data(recipe)
     _task(recipe)
-    _data(recipe)
+    _loading(recipe)
     _optimizer(recipe)
     _run(recipe)
     recipe.finish()
@@ -72,12 +91,23 @@ def _backbone(recipe: Recipe) -> None:
             value != plain for stage, plain in zip(foreign(f"RESNET.{key}"), expected, strict=False) for value in stage
         ):
             raise foreign.problem(f"RESNET.{key}", f"{show(foreign(f'RESNET.{key}'))} are not {expected}")
-    if any(blocks for stage in foreign("NONLOCAL.LOCATION") for blocks in stage):
-        raise foreign.problem("NONLOCAL.LOCATION", "non-local blocks are not supported")
     build = {"slowfast": _slowfast, "x3d": _x3d, "mvit": _mvit}.get(arch, _resnet)
     recipe.put("task.backbone", build(recipe), "MODEL.MODEL_NAME", "MODEL.ARCH")
+    _non_local(recipe)
     if arch != "mvit":
         recipe.put("task.backbone.zero_init_last", foreign("RESNET.ZERO_INIT_FINAL_BN"), "RESNET.ZERO_INIT_FINAL_BN")
+
+
+def _non_local(recipe: Recipe) -> None:
+    """Set the non-local blocks of the first pathway; the fast one has none in PySlowFast's configs."""
+    foreign, (slow, *fast) = recipe.foreign, zip(*recipe.foreign("NONLOCAL.LOCATION"), strict=True)
+    if not any((*slow, *sum(fast, ()))):
+        return
+    location, kind = "NONLOCAL.LOCATION", "NONLOCAL.INSTANTIATION"
+    if any(sum(fast, ())) or recipe.config["task"]["backbone"]["name"] not in ("slow", "c2d", "i3d", "slowfast"):
+        raise foreign.problem(location, f"{show(foreign(location))}: non-local blocks are for ResNets' first pathway")
+    recipe.put("task.backbone.non_local", list(slow), location)
+    recipe.convert(kind, "task.backbone.non_local_type", lookup({name: name for name in ("softmax", "dot_product")}))
 
 
 def _slowfast(recipe: Recipe) -> dict[str, Any]:
@@ -86,24 +116,29 @@ def _slowfast(recipe: Recipe) -> dict[str, Any]:
     backbone = {"name": "slowfast", "depth": _depth(foreign)}
     backbone |= {key: foreign(f"SLOWFAST.{source}") for key, source in keys.items()}
     backbone["fusion_ratio"] = foreign("SLOWFAST.FUSION_CONV_CHANNEL_RATIO")
-    counts = _temporal_blocks(foreign)
-    return backbone | ({} if backbone["depth"] == 50 or counts[2] >= 23 else {"temporal_blocks": counts})
+    for key, counts in zip(("temporal_blocks", "fast_temporal_blocks"), _temporal_blocks(foreign), strict=True):
+        if counts != list(STAGE_DEPTHS[backbone["depth"]]) or "temporal_blocks" in backbone:
+            backbone[key] = counts
+    return backbone
 
 
-def _temporal_blocks(foreign: ForeignConfig) -> list[int]:
-    """Return the number of blocks with temporal kernels of each stage, alike in all pathways."""
+def _temporal_blocks(foreign: ForeignConfig) -> tuple[list[int], list[int]]:
+    """Return the number of blocks with temporal kernels of each stage, of the slow and of the fast pathway."""
     stages = foreign("RESNET.NUM_BLOCK_TEMP_KERNEL")
-    if len(stages) != 4 or any(len(stage) not in (1, 2) or stage[0] != stage[-1] for stage in stages):
-        message = f"{show(stages)}: expected four stages, whose pathways do not differ"
-        raise foreign.problem("RESNET.NUM_BLOCK_TEMP_KERNEL", message)
-    return [int(stage[0]) for stage in stages]
+    if len(stages) != 4 or any(len(stage) not in (1, 2) for stage in stages):
+        raise foreign.problem("RESNET.NUM_BLOCK_TEMP_KERNEL", f"{show(stages)}: expected four stages")
+    depths = STAGE_DEPTHS[_depth(foreign)]
+    slow, fast = (
+        [min(int(stage[pathway]), depth) for stage, depth in zip(stages, depths, strict=True)] for pathway in (0, -1)
+    )
+    return slow, fast
 
 
 def _resnet(recipe: Recipe) -> dict[str, Any]:
     foreign = recipe.foreign
     arch, depth = foreign("MODEL.ARCH"), _depth(foreign)
-    temporal = _temporal_blocks(foreign)
-    if depth == 101 and temporal[2] < 23 and arch in ("slow", "i3d"):
+    temporal, _ = _temporal_blocks(foreign)
+    if temporal != list(STAGE_DEPTHS[depth]) and arch in ("slow", "i3d"):
         raise foreign.problem("RESNET.NUM_BLOCK_TEMP_KERNEL", f"{show(temporal)}: {arch} has temporal kernels in all")
     if arch == "slow_c2d" or foreign("MODEL.MODEL_NAME") == "ResNet_nopool":
         return {"name": "c2d", "depth": depth, "temporal_pool": False}
@@ -125,15 +160,55 @@ def _x3d(recipe: Recipe) -> dict[str, Any]:
 
 
 def _mvit(recipe: Recipe) -> dict[str, Any]:
-    """Return torchvision's MViT with these values; others have no counterpart."""
+    """Return torchvision's MViT with these values, whose weights can be downloaded, or one of its blocks."""
     foreign = recipe.foreign
+    if (source := foreign("MVIT.POOL_KV_STRIDE")) or foreign("MVIT.PATCH_2D"):
+        key = "MVIT.POOL_KV_STRIDE" if source else "MVIT.PATCH_2D"
+        raise foreign.problem(key, f"{show(foreign(key))}: MViTs of clips have an adaptive stride")
+    for key, expected in PLAIN_MVIT.items():
+        if (value := foreign(key)) != expected:
+            raise foreign.problem(key, f"{show(value)} is not supported", f"supported: {show(expected)}")
     for model, values in MVITS.items():
         if all(foreign(key) == value for key, value in values.items()):
-            for key in foreign.keys("MVIT"):
-                foreign(key)
             return {"name": "torchvision_video", "model": model}
-    key = "MVIT.DEPTH"
-    raise foreign.problem(key, "this MViT is not supported", "supported: B 16x4 (v1) and v2 S 16x4, of 224 pixels")
+    relative = foreign("MVIT.REL_POS_SPATIAL")
+    for key, expected in MVIT_VERSIONS[relative].items():
+        if (value := foreign(key)) != expected:
+            message = f"{show(value)} with MVIT.REL_POS_SPATIAL {show(relative)} is not supported"
+            raise foreign.problem(key, message, f"supported: {show(expected)}")
+    size, kv_stride = foreign("DATA.TRAIN_CROP_SIZE"), foreign("MVIT.POOL_KV_STRIDE_ADAPTIVE") or [1, 1, 1]
+    return {
+        "name": "mvit",
+        "clip": [foreign("DATA.NUM_FRAMES"), size, size],
+        "version": 2 if relative else 1,
+        "width": foreign("MVIT.EMBED_DIM"),
+        "heads": foreign("MVIT.NUM_HEADS"),
+        "blocks": _mvit_stages(foreign, all_blocks=relative),
+        "expansion": "attention" if foreign("MVIT.DIM_MUL_IN_ATT") else "mlp",
+        "kv_stride": kv_stride[-1],
+        "pool_kernel": foreign("MVIT.POOL_KVQ_KERNEL"),
+        "patch": foreign("MVIT.PATCH_KERNEL"),
+        "patch_stride": foreign("MVIT.PATCH_STRIDE"),
+        "pool": "mean" if foreign("MVIT.USE_MEAN_POOLING") else "token",
+        "drop_path": foreign("MVIT.DROPPATH_RATE"),
+    }
+
+
+def _mvit_stages(foreign: ForeignConfig, *, all_blocks: bool) -> list[int]:
+    """Return the number of blocks of each stage; ``all_blocks``: queries are pooled in all of them."""
+    depth, doubled = foreign("MVIT.DEPTH"), foreign("MVIT.DIM_MUL")
+    first = [index for index, _ in doubled]
+    strides = {index: [1, 2, 2] if index in first else [1, 1, 1] for index in (range(depth) if all_blocks else first)}
+    pools = [[index, *stride] for index, stride in strides.items()]
+    for key, expected in (
+        ("MVIT.DIM_MUL", [[index, 2.0] for index in first]),
+        ("MVIT.HEAD_MUL", doubled),
+        ("MVIT.POOL_Q_STRIDE", pools),
+    ):
+        if foreign(key) != expected:
+            message = f"{show(foreign(key))}: expected that stages double channels and heads and halve height and width"
+            raise foreign.problem(key, message)
+    return [end - start for start, end in pairwise([0, *first, depth])]
 
 
 def _task(recipe: Recipe) -> None:
@@ -144,7 +219,8 @@ def _task(recipe: Recipe) -> None:
     recipe.convert("MODEL.LOSS_FUNC", "task.loss.name", lookup(losses))
     if foreign("MIXUP.ENABLE"):
         recipe.convert("MIXUP.LABEL_SMOOTH_VALUE", "task.loss.label_smoothing")
-    recipe.convert("DATA.ENSEMBLE_METHOD", "task.merge", lookup({"sum": "mean", "max": "max"}))
+    if foreign("TRAIN.DATASET") != IMAGES:
+        recipe.convert("DATA.ENSEMBLE_METHOD", "task.merge", lookup({"sum": "mean", "max": "max"}))
     recipe.convert("DATA.MEAN", "task.mean")
     recipe.convert("DATA.STD", "task.std")
     if weights := foreign("TRAIN.CHECKPOINT_FILE_PATH"):
@@ -178,6 +254,12 @@ def _data(recipe: Recipe) -> None:
     recipe.put("data.train.transforms", [clip, *_augmentation(recipe)], *keys)
     val = {"source": _source(recipe, name, "val"), "transforms": look}
     recipe.put("data.val", [val, {"prefix": "views", "every": "0ep", "source": views, "transforms": look}])
+    recipe.note("validation uses the middle clip and crop; PySlowFast's uses random ones")
+
+
+def _loading(recipe: Recipe) -> None:
+    """Set batches, workers, repeated augmentation, mixup and cutmix."""
+    foreign = recipe.foreign
     shards = foreign("NUM_SHARDS")
     recipe.put("data.batch_size", foreign.number("TRAIN.BATCH_SIZE") * shards, "TRAIN.BATCH_SIZE", "NUM_SHARDS")
     recipe.convert("DATA_LOADER.NUM_WORKERS", "data.num_workers")
@@ -190,7 +272,6 @@ def _data(recipe: Recipe) -> None:
         for key in ("MIXUP.PROB", "MIXUP.SWITCH_PROB"):
             if foreign(key) != {"MIXUP.PROB": 1.0, "MIXUP.SWITCH_PROB": 0.5}[key]:
                 recipe.skip(key, "every batch is mixed, by mixup and cutmix in turn at random")
-    recipe.note("validation uses the middle clip and crop; PySlowFast's uses random ones")
 
 
 def _source(recipe: Recipe, name: str, split: str) -> dict[str, Any]:
@@ -231,16 +312,62 @@ def _augmentation(recipe: Recipe) -> list[Any]:
         steps.append("clip_flip")
     if not augments:
         return steps
-    if match := re.match(r"rand-m(\d+)-n(\d+)", str(foreign("AUG.AA_TYPE"))):
+    if match := re.match(r"rand-m(\d+)(?:-n(\d+))?", str(foreign("AUG.AA_TYPE"))):
         # timm's magnitudes go up to 10, torchvision's to 30.
-        steps.append({"name": "RandAugment", "num_ops": int(match[2]), "magnitude": 3 * int(match[1])})
+        steps.append({"name": "RandAugment", "num_ops": int(match[2] or 2), "magnitude": 3 * int(match[1])})
         recipe.note("RandAugment: torchvision's, with a magnitude of 30 for timm's 10")
     elif foreign("AUG.AA_TYPE"):
         raise foreign.problem("AUG.AA_TYPE", f"{show(foreign('AUG.AA_TYPE'))} is not supported; such as rand-m7-n4")
-    if probability := foreign("AUG.RE_PROB"):
-        steps.append({"name": "RandomErasing", "p": probability, "scale": [0.02, 0.333], "value": 116})
-        recipe.note("RandomErasing: rectangles are gray; PySlowFast's are noise")
-    return steps
+    return [*steps, *_erasing(recipe)]
+
+
+def _image_backbone(recipe: Recipe) -> dict[str, Any]:
+    """Return timm's network of images with these values."""
+    foreign = recipe.foreign
+    name, arch = foreign("MODEL.MODEL_NAME"), foreign("MODEL.ARCH")
+    if (name, arch) == ("ResNet", "2d"):
+        return {"name": "timm", "model": f"resnet{_depth(foreign)}", "options": {"zero_init_last": True}}
+    for model, values in IMAGE_MVITS.items() if (name, arch) == ("MViT", "mvit") else ():
+        if all(foreign(key) == value for key, value in values.items()):
+            for key in foreign.keys("MVIT"):
+                foreign(key)
+            options = {"options": {"global_pool": "avg"}} if "vit_" in model[:4] else {}
+            return {"name": "timm", "model": model, "drop_path": foreign("MVIT.DROPPATH_RATE"), **options}
+    supported = f"supported: ResNets and MViTs with the values of {', '.join(IMAGE_MVITS)}"
+    raise foreign.problem("MODEL.ARCH", f"{show(arch)} of {show(name)} with these values is not supported", supported)
+
+
+def _image_data(recipe: Recipe) -> None:
+    """Set folders of images and their transforms: those of ResNets, or with ``AUG.ENABLE`` timm's."""
+    foreign = recipe.foreign
+    size, augments = foreign("DATA.TRAIN_CROP_SIZE"), foreign("AUG.ENABLE")
+    root = recipe.variable("root", foreign("DATA.PATH_TO_DATA_DIR") or "path/to/imagenet", "DATA.PATH_TO_DATA_DIR")
+    crop = {"name": "RandomResizedCrop", "size": size, "interpolation": "bilinear"}
+    look = {"name": "resize_and_crop", "size": size, "crop": 0.875, "interpolation": "bilinear"}
+    if area := foreign("DATA.TRAIN_JITTER_SCALES_RELATIVE"):
+        crop |= {"scale": area, "ratio": foreign("DATA.TRAIN_JITTER_ASPECT_RELATIVE") or [0.75, 4 / 3]}
+    steps: list[dict[str, Any]] = [crop, {"name": "RandomHorizontalFlip"}]
+    if augments:
+        crop["interpolation"], look["interpolation"] = foreign("AUG.INTERPOLATION"), "bicubic"
+        steps += [{"name": "timm_policy", "policy": policy}] if (policy := foreign("AUG.AA_TYPE")) else []
+        steps += _erasing(recipe)
+        recipe.skip("AUG.COLOR_JITTER", "PySlowFast ignores it with AUG.AA_TYPE")
+    else:
+        steps.append({"name": "pca_lighting"})
+    if (tested := foreign("DATA.TEST_CROP_SIZE")) != size:
+        recipe.note(
+            f"validation crops {size} pixels of {round(size / 0.875)}; PySlowFast resizes to {size} for {tested}"
+        )
+    for split, transforms in (("train", steps), ("val", [look])):
+        source = {"name": "image_folder", "root": Reference(f"{root}/{split}")}
+        recipe.put(f"data.{split}", {"source": source, "transforms": transforms}, "DATA.TRAIN_CROP_SIZE")
+
+
+def _erasing(recipe: Recipe) -> list[dict[str, Any]]:
+    if not (probability := recipe.foreign("AUG.RE_PROB")):
+        return []
+    recipe.note("RandomErasing: rectangles are gray; PySlowFast's are noise")
+    return [{"name": "RandomErasing", "p": probability, "scale": [0.02, 0.333], "value": 116}]
 
 
 # --- optimization -----------------------------------------------------------------------------------------------------

@@ -151,10 +151,39 @@ def distillation(recipe: Recipe) -> None:
         weights = {"logits_weight": share, "temperature": foreign.number(f"{section}.temperature")}
     for key, value in weights.items():
         recipe.put(f"distill.{key}", value, f"{section}.soft_target_alpha", f"{section}.temperature")
+    for key, value in _teacher(recipe).items():
+        recipe.put(f"distill.{key}", value, "DISTILLATION.TEACHER_MODEL.TRUNK.NAME")
+
+
+def feature_distillation(recipe: Recipe) -> None:
+    """Convert the distillation of the projections of DINO, iBOT, MSN or SwAV to that of the features before them."""
+    foreign = recipe.foreign
+    section = f"LOSS.{foreign('LOSS.name')}"
+    recipe.put("task.name", "distillation", "LOSS.name")
+    weights = {"pooled_weight": f"{section}.lambda1", "dense_weight": f"{section}.lambda2"}
+    for key, path in weights.items():
+        recipe.put(f"task.{key}", foreign(path, 1.0 if key == "pooled_weight" else 0.0), path)
+    recipe.put("task.loss", "cosine")
+    recipe.skip("LOSS.name", "features before the heads are compared by cosine, not assignments to prototypes after them")
+    if "swav" in section:
+        count, source = (2 if foreign(f"{section}.use_two_crops_for_teacher", True) else 1), "use_two_crops_for_teacher"
+    else:
+        source = "num_global_crops" if "ibot" in section else "teacher_num_crops"
+        count = foreign(f"{section}.{source}", 2)
+    recipe.put("task.teacher_views", count, f"{section}.{source}")
+    if foreign(f"{section}.swapped_assignment", False):
+        recipe.skip(f"{section}.swapped_assignment", "a view of the teacher is the target of the same view")
+    recipe.skip("MODEL.HEAD.PARAMS", "the student has a linear projection to the width of the teacher's features")
     teacher = "DISTILLATION.TEACHER_MODEL"
-    recipe.put("distill.backbone", Trunk(recipe, f"{teacher}.TRUNK", NO_VIEWS).backbone(), f"{teacher}.TRUNK.NAME")
-    weights_key = f"{teacher}.WEIGHTS_INIT.PARAMS_FILE"
-    recipe.put("distill.weights", recipe.variable("teacher", foreign(weights_key), weights_key))
+    if f"{teacher}.HEAD.PARAMS" in foreign:
+        recipe.skip(f"{teacher}.HEAD.PARAMS", "features before the teacher's head are learned")
+    recipe.put("task.teacher", _teacher(recipe), f"{teacher}.TRUNK.NAME")
+
+
+def _teacher(recipe: Recipe) -> dict[str, Any]:
+    key = "DISTILLATION.TEACHER_MODEL.WEIGHTS_INIT.PARAMS_FILE"
+    backbone = Trunk(recipe, "DISTILLATION.TEACHER_MODEL.TRUNK", NO_VIEWS).backbone()
+    return {"backbone": backbone, "weights": recipe.variable("teacher", recipe.foreign(key), key)}
 
 
 def barlow_twins(recipe: Recipe) -> None:
@@ -277,6 +306,7 @@ METHODS: dict[str, Callable[[Recipe], None]] = {
     "dino_loss": dino,
     "ibot_loss": ibot,
     "distillation_loss": distillation,
+    **{f"{name}_distillation_loss": feature_distillation for name in ("dino", "ibot", "msn", "swav")},
     "barlow_twins_loss": barlow_twins,
     "nce_loss_with_memory": npid,
     "cross_entropy_multiple_output_single_target": classification,

@@ -164,6 +164,24 @@ def _describe(weight: Tensor, scale: float) -> str:
     return f"features={features}, classes={classes}, scale={scale:g}"
 
 
+def sample_classes(labels: Tensor, classes: int, share: float, seed: int) -> Tensor:
+    """Choose the classes that a step learns from: those of its batch and random others (An et al. 2021, Partial FC,
+    section 3.2).
+
+    Args:
+        labels: of the whole batch (int64, B).
+        classes: K.
+        share: of the classes that is chosen, unless the batch has more.
+        seed: of the choice.
+
+    Returns: the chosen classes, sorted (int64, S).
+    """
+    present = labels.unique()
+    scores = torch.rand(classes, generator=torch.Generator().manual_seed(seed)).to(labels.device)
+    scores[present] = 2
+    return scores.topk(max(len(present), round(share * classes))).indices.sort().values
+
+
 # --- parts ----------------------------------------------------------------------------------------------------------
 
 

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 
+def plural(count: int, word: str, ending: str = "s") -> str:
+    """Return a number with its noun, such as ``1 step``, ``2 steps`` or ``3 processes``."""
+    return f"{count} {word}{'' if count == 1 else ending}"
+
+
 def printable(text: str) -> str:
     """Escape line breaks, terminal codes and other characters that cannot be printed on one line."""
     return text if text.isprintable() else "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)

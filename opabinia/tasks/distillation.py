@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from opabinia.contracts import (
     BackbonePart,
     Batch,
     Clock,
+    DataMismatch,
     DatasetInfo,
     Fraction,
     Hook,
@@ -33,14 +35,35 @@ from opabinia.models.losses.distillation import FeaturesLoss, LogitsLoss, featur
 from opabinia.models.projectors import PROJECTOR
 from opabinia.models.weights.files import read_weights
 from opabinia.models.weights.init import load_matching
+from opabinia.models.weights.translation import translate_weights
 from opabinia.optim.ema import WeightAverage
 from opabinia.optim.schedules import constant
 from opabinia.runtime.processes import all_reduce_mean, world_size
 
 
+@register.section(name="frozen_teacher")
+@dataclass(frozen=True, kw_only=True)
+class FrozenTeacher:
+    """A teacher: the model of a run, or a backbone.
+
+    Args:
+        run: folder of a run whose model is the teacher.
+        backbone: a backbone, such as a pretrained timm model.
+        weights: file with weights of that backbone; names of other systems are translated as in ``init``.
+        mean: channel means of images in 0..1 for that backbone; null takes those of its pretraining.
+        std: channel standard deviations, likewise.
+    """
+
+    run: Path | None = None
+    backbone: BackbonePart | None = None
+    weights: Path | None = None
+    mean: list[float] | None = None
+    std: list[float] | None = None
+
+
 @register.section(name="teacher")
 @dataclass(frozen=True, kw_only=True)
-class Teacher:
+class Teacher(FrozenTeacher):
     """A teacher: the model of a run, or a backbone with its classifier.
 
     Args:
@@ -53,11 +76,6 @@ class Teacher:
         teacher_features: name of the teacher's module whose output are its features: vectors, tokens or feature maps.
     """
 
-    run: Path | None = None
-    backbone: BackbonePart | None = None
-    weights: Path | None = None
-    mean: list[float] | None = None
-    std: list[float] | None = None
     teacher_logits: str = "head"
     teacher_features: str = "backbone"
 
@@ -141,7 +159,7 @@ class ImageTeacher(nn.Sequential):
 
 
 def build_teacher(
-    teacher: Teacher, dataset_info: DatasetInfo, load: Callable[[Path], nn.Module], *, logits: bool
+    teacher: FrozenTeacher, dataset_info: DatasetInfo, load: Callable[[Path], nn.Module], *, logits: bool
 ) -> nn.Module:
     """Build the model of a teacher.
 
@@ -171,7 +189,7 @@ def build_teacher(
     return _build_image_teacher(teacher, teacher.backbone, dataset_info, logits)
 
 
-def _build_image_teacher(teacher: Teacher, build: Any, dataset_info: DatasetInfo, logits: bool) -> ImageTeacher:
+def _build_image_teacher(teacher: FrozenTeacher, build: Any, dataset_info: DatasetInfo, logits: bool) -> ImageTeacher:
     backbone = build(dataset_info.channels)
     preprocessing, classes = backbone.preprocessing, len(dataset_info.classes)
     if teacher.weights is None and preprocessing is None:
@@ -185,10 +203,39 @@ def _build_image_teacher(teacher: Teacher, build: Any, dataset_info: DatasetInfo
     normalize = build_normalization(preprocessing, dataset_info.channels, teacher.mean, teacher.std)
     model = ImageTeacher(OrderedDict(normalize=normalize, backbone=backbone, head=head))
     if teacher.weights is not None:
-        report = load_matching(model, read_weights(teacher.weights))
+        report = load_matching(model, translate_weights(read_weights(teacher.weights)).weights)
         if report.missing or report.other_shape:
             raise ValueError(f"weights: they do not fill the teacher; {teacher.weights}: {report}")
     return model
+
+
+class CheckTeachers(Hook):
+    """Check that a resumed run has the teachers that it began with: checkpoints hold a digest of their weights.
+
+    Args:
+        teachers: frozen models.
+    """
+
+    def __init__(self, teachers: Sequence[nn.Module]) -> None:
+        digest = blake2b(digest_size=8)
+        for name, tensor in (item for teacher in teachers for item in teacher.state_dict().items()):
+            digest.update(name.encode() + tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        self._digest = digest.hexdigest()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the digest."""
+        return {"teachers": self._digest}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Compare the digest of a checkpoint.
+
+        Raises:
+            DataMismatch: it differs.
+        """
+        if state.get("teachers") != self._digest:
+            raise DataMismatch(
+                "the teacher has other weights than when the checkpoint was saved; restore them, or begin a new run"
+            )
 
 
 class UpdateEmaTeacher(Hook):
@@ -267,11 +314,12 @@ class DistilledTask(Task):
         return _combine_losses(losses, settings.task_weight, added)
 
     def hooks(self, dataset_info: DatasetInfo) -> list[Hook]:
-        """Return the hooks of the task, and the update of its EMA teacher."""
+        """Return the hooks of the task, the update of its EMA teacher, and the check of the others."""
         hooks, teacher = super().hooks(dataset_info), ema_teacher(self)
-        if teacher is None or self._distillation.settings.ema_teacher is None:
-            return hooks
-        return [*hooks, UpdateEmaTeacher(self, teacher, self._distillation.settings.ema_teacher.decay)]
+        if teacher is not None and self._distillation.settings.ema_teacher is not None:
+            hooks = [*hooks, UpdateEmaTeacher(self, teacher, self._distillation.settings.ema_teacher.decay)]
+        frozen = [teacher.model for teacher in self._distillation.teachers if teacher.name != _EMA]
+        return [*hooks, CheckTeachers(frozen)] if frozen else hooks
 
     def extra_repr(self) -> str:
         """Return the teachers, so that the log shows them with the model."""

@@ -27,10 +27,10 @@ from opabinia.evaluation.representation import clustering, collapse, knn, linear
 from opabinia.evaluation.retrieval import retrieval_evaluators
 from opabinia.migration import weights
 from opabinia.models import detectors, heads, necks, pooling
-from opabinia.models.backbones import resnet, timm, video, vit
+from opabinia.models.backbones import iresnet, osnet, resnet, shufflenet, timm, video, vit
 from opabinia.models.losses import binary, cross_entropy, metric
 from opabinia.optim import lars, optimizers
 from opabinia.optim import schedules as schedule_parts
-from opabinia.tasks import classification, detection, reid, selfsup
+from opabinia.tasks import attributes, classification, detection, reid, selfsup
 from opabinia.tasks import video as video_task
 from opabinia.training import session, trained_model

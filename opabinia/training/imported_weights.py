@@ -14,7 +14,7 @@ from typing import Any, Literal
 from opabinia.config import ConfigError, Problem, Resolved, build, dump
 from opabinia.config.build import errors_at
 from opabinia.contracts import DatasetInfo
-from opabinia.engine.checkpointing.checkpoint import Snapshot, read_checkpoint, write_checkpoint
+from opabinia.engine.checkpointing.checkpoint import RunState, Snapshot, read_checkpoint, write_checkpoint
 from opabinia.migration import weights as weights_of_others  # noqa: F401 (registers their names)
 from opabinia.models.weights.download import replacing_weights
 from opabinia.models.weights.files import find_checkpoint
@@ -117,22 +117,13 @@ def read_snapshot(resolved: Resolved, classes: Sequence[str] = ()) -> Snapshot:
                 f"init.partial=true accepts this, for features of the backbone; {init.weights}: {report}"
             )
     log.info("init: %s", report)
-    counters = dict.fromkeys(("step", "samples", "epoch", "total_steps"), 0)
-    emptied: dict[str, Any] = {"scores": {}, "hooks": {}, "optimizer": {}, "train_step": {}, "optimizer_kind": ""}
-    state = {
-        **counters,
-        **emptied,
-        "seed": config["seed"] or 0,
-        "global_batch_size": 1,
-        "facts": dataset_info,
-        "source_channels": channels,
-        "journal": {"offset": 0, "pending": []},
-        "due": None,
-        "world_size": 1,
-        "threads": 1,
-        "versions": library_versions(),
-    }
-    return Snapshot(0, {"model": model.state_dict()}, state)
+    state = RunState(
+        step=0, samples=0, epoch=0, total_steps=0,
+        scores={}, hooks={}, optimizer={}, optimizer_kind="", train_step={}, files={}, due=None,
+        journal={"offset": 0, "pending": []}, facts=dataset_info, source_channels=channels, seed=config["seed"] or 0,
+        global_batch_size=1, world_size=1, threads=1, versions=library_versions(),
+    )  # fmt: skip
+    return Snapshot(0, {"model": model.state_dict()}, dict(state))
 
 
 def _trained_on(resolved: Resolved, weights: Path, classes: Sequence[str]) -> tuple[DatasetInfo, Channels]:

@@ -14,6 +14,7 @@ from opabinia.contracts import (
     FingerprintedSource,
     GlobalBatch,
     IdentitySource,
+    ImageClassesSource,
     LabeledSource,
     MultiLabelSource,
     QuerySource,
@@ -71,11 +72,14 @@ def read_dataset_info(stream: Stream, *, skip: bool = False) -> DatasetInfo:
     queries = source.queries if isinstance(source, QuerySource) else ()
     identity = source if isinstance(source, IdentitySource) else None
     detection = source if isinstance(source, DetectionSource) else None
+    multi_label = isinstance(source, MultiLabelSource) and source.multi_label
+    labels = source.labels if multi_label and len(source) and isinstance(source, LabeledSource) else None
     return DatasetInfo(
         samples=len(source),
         channels=channels,
         classes=tuple(source.classes),
-        multi_label=isinstance(source, MultiLabelSource) and source.multi_label,
+        multi_label=multi_label,
+        label_shares=() if labels is None else tuple(np.asarray(labels).mean(0, dtype=np.float64).tolist()),
         cameras=identity.camera_count if identity else 0,
         views=identity.view_count if identity else 0,
         queries=len(np.unique(queries)) == 2,  # all are queries, or none: there is no gallery
@@ -84,7 +88,13 @@ def read_dataset_info(stream: Stream, *, skip: bool = False) -> DatasetInfo:
         keypoints=tuple(detection.keypoints) if detection else (),
         category_ids=tuple(detection.category_ids) if detection else (),
         frequencies=tuple(detection.frequencies) if detection else (),
+        image_counts=_image_counts(source) if isinstance(source, ImageClassesSource) else (),
     )
+
+
+def _image_counts(source: ImageClassesSource) -> tuple[int, ...]:
+    present = np.concatenate([np.zeros(0, dtype=np.int64), *source.present])
+    return tuple(np.bincount(present, minlength=len(source.classes)).tolist())
 
 
 def _check_labels(source: Source) -> None:

@@ -375,6 +375,12 @@ def build_model(
         ConfigError: the task refuses the data, or the weights or teachers do not fit.
     """
     model = make_task(task, dataset_info, seed)
+
+    def load(run: Path) -> Task:
+        return load_trained(run, device="cpu").task
+
+    with errors_at("task.teacher"):
+        model.attach_teachers(load)
     if init is not None:
         with errors_at("init"):
             log.info("init: %s", initialize(model, init))
@@ -383,7 +389,6 @@ def build_model(
     with errors_at("distill"):
         needs_logits = distill.logits_weight > 0
         teachers = [
-            build_teacher(teacher, dataset_info, lambda run: load_trained(run, device="cpu").task, logits=needs_logits)
-            for teacher in distill.fixed_teachers
+            build_teacher(teacher, dataset_info, load, logits=needs_logits) for teacher in distill.fixed_teachers
         ]
         return add_teachers(model, teachers, distill)

@@ -13,6 +13,7 @@ from opabinia.data import Data
 from opabinia.data.sampling.batches import StagedPlan
 from opabinia.runtime.durations import Duration
 from opabinia.runtime.resources import cores
+from opabinia.runtime.text import plural
 from opabinia.training.flops import FlopCount, count_forward_flops
 from opabinia.training.settings import Training
 
@@ -86,7 +87,7 @@ def describe_data(data: Data, dataset_info: DatasetInfo) -> str:
     word = "identities" if dataset_info.cameras or dataset_info.queries else "classes"
     classes = f" of {len(dataset_info.classes)} {word}" if dataset_info.classes else ""
     validation = [f"{stream.prefix}: {len(stream.source)}" for stream in data.validation]
-    return "; ".join([f"{dataset_info.samples} samples{classes}", *validation])
+    return "; ".join([f"{plural(dataset_info.samples, 'sample')}{classes}", *validation])
 
 
 def describe_device(device: torch.device, training: Training, processes: int, threads: int, workers: int) -> str:
@@ -94,14 +95,10 @@ def describe_device(device: torch.device, training: Training, processes: int, th
     workers than cores are pointed out."""
     name = f"{device.type} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else device.type
     compiled = ", compiled" if training.compile else ""
-    crowded = f" (data.num_workers; {_plural(cores(), 'core')})" if workers > cores() else ""
-    each = f"{_plural(threads, 'thread')} and {_plural(workers, 'worker')}{crowded}"
-    all_processes = f"{_plural(processes, 'process', 'es')}, {'each with ' if processes > 1 else ''}{each}"
+    crowded = f" (data.num_workers; {plural(cores(), 'core')})" if workers > cores() else ""
+    each = f"{plural(threads, 'thread')} and {plural(workers, 'worker')}{crowded}"
+    all_processes = f"{plural(processes, 'process', 'es')}, {'each with ' if processes > 1 else ''}{each}"
     return f"{name}, {training.precision}{compiled}; {all_processes}"
-
-
-def _plural(count: int, word: str, ending: str = "s") -> str:
-    return f"{count} {word}{'' if count == 1 else ending}"
 
 
 def describe_length(
@@ -113,8 +110,8 @@ def describe_length(
     stages = plan.stages if isinstance(plan, StagedPlan) else ()
     sizes = _range([shape.samples for stage in stages for shape in stage.cycle] or [data.batch_size])
     share = f", {data.batch_size // processes} per process," if processes > 1 else ""
-    steps = f"{plan.total_steps} steps of {sizes}{share} ({_range(epochs)} per epoch)"
-    return f"{length}: {dataset_info.samples} samples, {steps}; from step {start}"
+    steps = f"{plural(plan.total_steps, 'step')} of {sizes}{share} ({_range(epochs)} per epoch)"
+    return f"{length}: {plural(dataset_info.samples, 'sample')}, {steps}; from step {start}"
 
 
 def _range(numbers: Sequence[int]) -> str:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opabinia.contracts import Batch, DatasetInfo, Mix
-from opabinia.data.batch_mixing import blend, cutmix, float_images, mixup, one_of, soft_labels
+from opabinia.data.batch_mixing import blend, cutmix, float_images, mixup, mixup_images, one_of, soft_labels
 from opabinia.runtime.seeds import seed_sample
 
 FACTS = DatasetInfo(samples=10, classes=("a", "b", "c", "d"))
@@ -67,6 +67,16 @@ def test_float_images_stay_in_their_range() -> None:
 def test_without_classes(mix: Mix) -> None:
     with pytest.raises(ValueError, match="has no 'label'"):
         mix(batch_of([0]), DatasetInfo(samples=1))
+
+
+def test_images_alone_are_mixed_as_with_labels() -> None:
+    batch = batch_of([1, 2, 3])
+    seed_sample(5)
+    expected = mixup(batch, FACTS, alpha=1.0)["image"]
+    del batch["label"]
+    seed_sample(5)
+    mixed = mixup_images(batch, DatasetInfo(samples=3))
+    assert torch.equal(mixed["image"], expected) and "label" not in mixed
 
 
 # --- each pair, each sample -------------------------------------------------------------------------------------------

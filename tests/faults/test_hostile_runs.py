@@ -12,6 +12,7 @@ from random import Random
 
 import pytest
 import typer.main
+import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -140,6 +141,13 @@ def check(whole: Path, out: Path, seed: int, commands: tuple[str, ...]) -> None:
         assert err.strip(), case
     allowed = MAY_WRITE[words]
     assert not [name for name in changed if not name.startswith(allowed) or name.startswith("..")], f"{case}: {changed}"
+
+
+def test_sections_that_a_saved_config_lacks_have_their_defaults(whole: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(whole, tmp_path / "run"))
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    (folder / "config.yaml").write_text(yaml.safe_dump({key: config[key] for key in config if key != "checkpoint"}))
+    assert command("eval", str(folder))[0] == 0
 
 
 @settings(max_examples=200, suppress_health_check=list(HealthCheck), deadline=None, database=None)

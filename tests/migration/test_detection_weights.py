@@ -742,7 +742,7 @@ def before_version_5(name: str) -> str:
 
 @pytest.mark.parametrize("names", [str, before_version_5], ids=["present", "before"])
 def test_rt_detr_of_the_library_finds_what_it_finds_there(tmp_path: Path, names: Callable[[str], str]) -> None:
-    from opabinia.models.detectors.detr import RTDetr
+    from opabinia.models.detectors.rt_detr import RTDetr
 
     model = library_model()
     torch.save({names(name): one for name, one in model.state_dict().items()}, tmp_path / "a.pth")

@@ -150,6 +150,17 @@ SEED: 3
     assert config["task"]["detector"]["box"]["max_detections"] == 300
 
 
+def test_the_federated_loss(tmp_path: Path) -> None:
+    own = """
+MODEL: {ROI_BOX_HEAD: {USE_SIGMOID_CE: True, USE_FED_LOSS: True, FED_LOSS_NUM_CLASSES: 30}}
+DATASETS: {TRAIN: [lvis_v1_train], TEST: [lvis_v1_val]}
+"""
+    box = resolve(convert_text(tmp_path, own), tmp_path)["task"]["detector"]["box"]
+    assert (box["class_loss"], box["federated_classes"], box["federated_power"]) == ("federated", 30, 0.5)
+    sigmoid = convert_text(tmp_path, own, "MODEL.ROI_BOX_HEAD.USE_FED_LOSS=False")
+    assert sigmoid.config["task"]["detector"]["box"]["class_loss"] == "sigmoid"
+
+
 def test_milestones_after_the_end_and_overrides(tmp_path: Path) -> None:
     recipe = convert_text(tmp_path, "", "SOLVER.MAX_ITER=70000", "INPUT.FORMAT=RGB", "MODEL.PIXEL_MEAN=[255.0, 0, 0]")
     config = resolve(recipe, tmp_path)
@@ -170,7 +181,7 @@ def test_milestones_after_the_end_and_overrides(tmp_path: Path) -> None:
         ("MODEL: {ROI_HEADS: {NAME: PointRendROIHeads}}", "'PointRendROIHeads' is not supported"),
         ("MODEL: {MASK_ON: True, ROI_MASK_HEAD: {NAME: PointRendMaskHead}}", "NAME: 'PointRendMaskHead' is not supp"),
         ("MODEL: {POINT_HEAD: {NAME: StandardPointHead}}", "POINT_HEAD.NAME: is no key of detectron2 itself"),
-        ("MODEL: {ROI_BOX_HEAD: {USE_FED_LOSS: True}}", "USE_FED_LOSS=false after the file converts the rest"),
+        ("MODEL: {ROI_BOX_HEAD: {USE_FED_LOSS: True}}", "needs USE_SIGMOID_CE=True, as in detectron2"),
         ("MODEL: {PROPOSAL_GENERATOR: {NAME: PrecomputedProposals}}", "proposals come from an RPN"),
         ("MODEL: {RPN: {IN_FEATURES: [p2, p3]}}", "supported with this backbone"),
         ("MODEL: {KEYPOINT_ON: True, ROI_KEYPOINT_HEAD: {POOLER_TYPE: ROIAlign}}", "must be that of ROI_BOX_HEAD"),

@@ -19,16 +19,16 @@ from tests.migration.test_defaults import differences, unmentioned
 def test_fastreid_defaults() -> None:
     original = originals.read("fastreid")["defaults"]
     assert differences(fastreid.DEFAULTS, original) == {}
-    # Of projects that are refused, and NAIC20's filter of its own dataset.
-    projects = {"MODEL.LOSSES.BCE": "", "MODEL.HEADS.PFC": "", "MODEL.BACKBONE.DROPOUT": "", "TEST.DSR": ""}
-    projects |= {"DATASETS.REC_PATH": "", "DATASETS.RM_LT": ""}
+    # Of a project that is refused, and NAIC20's filter of its own dataset.
+    projects = {"TEST.DSR": "", "DATASETS.RM_LT": ""}
     assert unmentioned(original, fastreid.DEFAULTS, fastreid.REASONS, projects) == []
 
 
 def test_every_part_of_fastreid_is_converted_or_refused() -> None:
     facts = originals.read("fastreid")
     names, refused = facts["names"], set(fastreid.REFUSED)
-    builders = {**fastreid.RESNETS, **fastreid.TIMM_MODELS}
+    own = {name: models for name, (_, models) in fastreid.OWN_MODELS.items() if name != "build_resnetIR_backbone"}
+    builders = {**fastreid.RESNETS, **fastreid.TIMM_MODELS, **own}
     assert set(names["BACKBONE_REGISTRY"]) - {"MyBackbone"} == {"build_vit_backbone", *builders} | (
         refused & set(names["BACKBONE_REGISTRY"])
     )
@@ -40,9 +40,9 @@ def test_every_part_of_fastreid_is_converted_or_refused() -> None:
     for name, depths in facts["depths"].items():
         if name in builders:
             assert sorted(builders[name]) == sorted(set(depths) - set(without_weights.get(name, []))), name
-    assert set(names["META_ARCH_REGISTRY"]) - refused == {"Baseline", "MGN", "MoCo", "Distiller"}
-    assert set(names["REID_HEADS_REGISTRY"]) - refused == {"EmbeddingHead", "ClasHead"}
-    assert set(fastreid.SOURCES) <= set(names["DATASET_REGISTRY"])
+    assert set(names["META_ARCH_REGISTRY"]) - refused == {name for tasks in fastreid.TASKS.values() for name in tasks}
+    assert set(names["REID_HEADS_REGISTRY"]) - refused == set(fastreid.TASKS)
+    assert {*fastreid.SOURCES, *fastreid.ATTRIBUTE_SOURCES} <= set(names["DATASET_REGISTRY"])
 
 
 DROPPED_BY_VISSL = (

@@ -32,6 +32,7 @@ OURS: dict[str, Callable[..., Detector]] = {
     "faster": partial(faster_rcnn, **OPTIONS),
     "mask": partial(mask_rcnn, **OPTIONS, mask=MaskOptions()),
     "cascade": partial(cascade_rcnn, **OPTIONS),
+    "cascade_mask": partial(cascade_rcnn, **OPTIONS, mask=MaskOptions(), num_mask_heads=3),
     "convolutions": partial(
         faster_rcnn, **{**OPTIONS, "box": BoxOptions(num_convs=4, num_fc=1, norm="group", fc_dim=WIDTH)}
     ),
@@ -58,18 +59,19 @@ def shapes(name: str) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield "rpn_head.rpn_conv", (CHANNELS, CHANNELS, 3, 3)
     yield "rpn_head.rpn_cls", (3, CHANNELS, 1, 1)
     yield "rpn_head.rpn_reg", (12, CHANNELS, 1, 1)
-    for stage in ("0.", "1.", "2.") if name == "cascade" else ("",):
+    stages = ("0.", "1.", "2.") if name.startswith("cascade") else ("",)
+    for stage in stages:
         head = f"roi_head.bbox_head.{stage}"
         yield f"{head}shared_fcs.0", (WIDTH, CHANNELS * 49)
         if name != "convolutions":
             yield f"{head}shared_fcs.1", (WIDTH, WIDTH)
         yield f"{head}fc_cls", (K + 1, WIDTH)
         yield f"{head}fc_reg", (4 if stage else 4 * K, WIDTH)
-    if name == "mask":
+    for stage in stages if name.endswith("mask") else ():
         for number in range(4):
-            yield f"roi_head.mask_head.convs.{number}.conv", (256, 256 if number else CHANNELS, 3, 3)
-        yield "roi_head.mask_head.upsample", (256, 256, 2, 2)
-        yield "roi_head.mask_head.conv_logits", (K, 256, 1, 1)
+            yield f"roi_head.mask_head.{stage}convs.{number}.conv", (256, 256 if number else CHANNELS, 3, 3)
+        yield f"roi_head.mask_head.{stage}upsample", (256, 256, 2, 2)
+        yield f"roi_head.mask_head.{stage}conv_logits", (K, 256, 1, 1)
 
 
 def file_of(name: str) -> dict[str, Tensor]:

@@ -211,20 +211,35 @@ def test_caffe_weights_expect_bgr(tmp_path: Path) -> None:
     assert (config["init"]["weights"], config["init"]["channel_order"]) == ("path/to/resnet50_caffe", "bgr")
 
 
-def test_a_cascade_has_weights_of_stages(tmp_path: Path) -> None:
+def cascade(mask: str = "", second: str = "") -> str:
     heads = ", ".join(
         HEAD.replace("0.1, 0.1, 0.2, 0.2", stds).replace("agnostic=False", "agnostic=True")
         for stds in ("0.1, 0.1, 0.2, 0.2", "0.05, 0.05, 0.1, 0.1")
     )
     rcnn = ", ".join(
-        f"dict({ASSIGNER.format(iou, iou)}, sampler=dict(type='RandomSampler', num=512))" for iou in (0.5, 0.6)
+        f"dict({ASSIGNER.format(iou, iou)}, sampler=dict(type='RandomSampler', num=512{more}))"
+        for iou, more in ((0.5, ""), (0.6, second))
     )
-    body = f"""model = dict(type='CascadeRCNN', roi_head=dict(_delete_=True, type='CascadeRoIHead', num_stages=2,
-    stage_loss_weights=[1, 0.5], bbox_roi_extractor={EXTRACTOR.format(7)}, bbox_head=[{heads}]),
+    return f"""model = dict(type='CascadeRCNN', roi_head=dict(_delete_=True, type='CascadeRoIHead', num_stages=2,
+    stage_loss_weights=[1, 0.5], bbox_roi_extractor={EXTRACTOR.format(7)}, bbox_head=[{heads}]{mask}),
     train_cfg=dict(rcnn=[{rcnn}]))"""
-    detector = resolve(detection(tmp_path, body), tmp_path)["task"]["detector"]
+
+
+def test_a_cascade_has_weights_of_stages(tmp_path: Path) -> None:
+    config = resolve(detection(tmp_path, cascade()), tmp_path)
+    detector = config["task"]["detector"]
+    assert (detector["mask"], detector["score_average"]) == (None, "logits")
+    assert "masks" not in config["data"]["train"]["source"] or not config["data"]["train"]["source"]["masks"]
     assert (detector["stage_loss_weights"], detector["later_ious"]) == ([1, 0.5], [0.6])
     assert detector["later_bbox_reg_weights"] == [[20, 20, 10, 10]] and detector["box"]["class_agnostic"]
+    mask = f""", mask_roi_extractor={EXTRACTOR.format(14)},
+        mask_head=dict(type='FCNMaskHead', num_convs=4, in_channels=256, conv_out_channels=128, num_classes=80)"""
+    config = resolve(detection(tmp_path, cascade(mask)), tmp_path)
+    detector = config["task"]["detector"]
+    assert (detector["mask"]["channels"], detector["num_mask_heads"]) == (128, 2)
+    assert config["data"]["train"]["source"]["masks"]
+    with pytest.raises(ConfigError, match=r"rcnn\.1\.sampler\.pos_fraction: 0.5: only IoUs and coding may differ"):
+        detection(tmp_path, cascade(second=", pos_fraction=0.5"))
 
 
 RETINANET = f"""model = dict(_delete_=True, type='RetinaNet', {BACKBONE},
@@ -254,7 +269,7 @@ def test_a_retinanet_and_gpus(tmp_path: Path) -> None:
     ("body", "message"),
     [
         ("model = dict(type='YOLOX')", "'YOLOX' is not supported; supported: FasterRCNN"),
-        ("model = dict(type='CascadeRCNN')", "a mask head for every stage is not supported"),
+        ("model = dict(type='CascadeRCNN')", "bbox_head.0.type: null is not supported"),
         ("model = dict(backbone=dict(type='PyramidVisionTransformer'))", "supported: ResNet, ResNeXt, RegNet"),
         ("model = dict(backbone=dict(plugins=[dict(cfg=dict(type='ContextBlock'))]))", "plugins"),
         ("model = dict(train_cfg=dict(rcnn=dict(sampler=dict(type='OHEMSampler'))))", "'OHEMSampler' is not supported"),

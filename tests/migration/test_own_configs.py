@@ -73,7 +73,7 @@ EXPECTED: dict[System, dict[str, int]] = {
         "MODEL.PROPOSAL_GENERATOR.NAME": 3,
         "MODEL.RPN.IN_FEATURES": 1,
     },
-    "fastreid": {"": 62, "MODEL.META_ARCHITECTURE": 8},
+    "fastreid": {"": 69, "MODEL.META_ARCHITECTURE": 1},
     "mmdetection": {
         "": 169,
         "model.roi_head.mask_head.type": 26,

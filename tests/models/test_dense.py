@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.parallel import DistributedDataParallel
@@ -143,6 +144,54 @@ def test_losses_and_gradients_are_torchvisions(name: str, counts: list[int]) -> 
 
 def losses_of(said: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: value for name, value in said.items() if "loss" in name}
+
+
+def test_the_first_form_of_fcos_is_mmdetections() -> None:
+    """Of 2019: all points within a box, distances in pixels as exponents, their factor on each level, -log IoU weighted
+    by centerness, which comes from the branch of the classes."""
+    options: Any = {"center_sampling_radius": None, "distances": "exponential", "level_factors": True}
+    options |= {"centerness_branch": "class", "box_loss": "iou", "weight_boxes": True}
+    torch.manual_seed(0)
+    detector: Any = DETECTORS["fcos"](**options)
+    factors = detector.head["scales"]
+    for number, factor in enumerate(factors):
+        nn.init.constant_(factor, 0.5 + number / 4)
+    classes, boxes = detector.head["classification_head"], detector.head["regression_head"]
+    nn.init.constant_(boxes.bbox_reg.bias, 3.0)
+    nn.init.normal_(boxes.bbox_ctrness.weight)
+    maps, target = detector.pyramid(Body().maps(images_of(1))), targets_of([3])[0]
+    found = losses_of(detector.losses(maps, SHAPE, [SHAPE], [target]))
+    weights, losses, centerness_losses = [], [], []
+    for number, (level, stride) in enumerate(zip(maps, (8, 16, 32, 64, 128), strict=True)):
+        distances = (boxes.bbox_reg(boxes.conv(level)) * factors[number]).exp()[0]
+        centerness = boxes.bbox_ctrness(classes.conv(level))[0, 0]
+        low, high = (0 if stride == 8 else 4 * stride), (math.inf if stride == 128 else 8 * stride)
+        for row in range(level.shape[2]):
+            for column in range(level.shape[3]):
+                point = torch.tensor([column + 0.5, row + 0.5]).repeat(2) * stride
+                sides = (target.boxes - point) * torch.tensor([-1, -1, 1, 1])
+                inside = (sides.amin(1) > 0) & (sides.amax(1) >= low) & (sides.amax(1) <= high)
+                if not inside.any():
+                    continue
+                areas = (target.boxes[:, 2:] - target.boxes[:, :2]).prod(1).where(inside, math.inf)
+                left, top, right, bottom = sides[areas.argmin()]
+                ratio = min(left, right) * min(top, bottom) / (max(left, right) * max(top, bottom))
+                own = distances[:, row, column]
+                shared = torch.minimum(own, sides[areas.argmin()])
+                overlap = (shared[0] + shared[2]) * (shared[1] + shared[3])
+                union = (own[0] + own[2]) * (own[1] + own[3]) + areas.min() - overlap
+                weights.append(ratio.sqrt())
+                losses.append(-(overlap / union).log())
+                chosen = F.binary_cross_entropy_with_logits(centerness[row, column], weights[-1])
+                centerness_losses.append(chosen)
+    weight = torch.stack(weights)
+    assert len(weights) > 30
+    torch.testing.assert_close(found["loss_box_reg"], (weight * torch.stack(losses)).sum() / weight.sum())
+    torch.testing.assert_close(found["loss_centerness"], torch.stack(centerness_losses).mean())
+    sum(found.values()).backward()  # type: ignore[union-attr]
+    assert all(parameter.grad is not None for parameter in detector.parameters())
+    empty = losses_of(detector.losses(maps, SHAPE, [SHAPE], targets_of([0])))
+    assert empty["loss_box_reg"] == 0 and empty["loss_cls"].isfinite()
 
 
 # --- what a detector promises -----------------------------------------------------------------------------------------

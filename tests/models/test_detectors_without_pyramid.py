@@ -224,7 +224,7 @@ def test_masks_trained_on_predicted_boxes() -> None:
     head.layers.predictor.bbox_pred.bias.data = torch.tensor([0.0] * 4 + [1.0, 0, 0, 0] + [0.0] * 4)
     boxes = torch.tensor([[10.0, 10, 30, 30], [10, 10, 30, 30]])
     regions = Regions(boxes, torch.tensor([1, 2]), torch.tensor([0, 0]), boxes)
-    [refined] = head.refine([maps(LEVELS)[0][:1]], [regions])
+    _, [[refined]] = head.losses([maps(LEVELS)[0][:1]], SIZES[:1], [regions], targets()[:1])
     assert refined.boxes.tolist() == [[12, 10, 32, 30], [10, 10, 30, 30]] and refined.labels is regions.labels
     seen: list[Tensor] = []
     mask_head: Any = detector.others["mask"]

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torchvision.ops import box_iou
 
 from opabinia.contracts import DatasetInfo, Detections, Detector, Level, Target
-from opabinia.models.detectors import detr
-from opabinia.models.detectors.detr import RTDetr
+from opabinia.models.detectors import queries
+from opabinia.models.detectors.rt_detr import RTDetr
 from opabinia.models.necks import SimplePyramid
 
 pytest.importorskip("transformers", reason="the extra detr is not installed")
@@ -106,7 +106,7 @@ def test_parts_of_a_batch_on_many_processes_count_as_the_whole(monkeypatch: pyte
     many = wanted(*([float(x), 4.0, x + 20.0, 30.0] for x in range(7)))
     targets = [many, TARGETS[1]]
     whole = detector.losses(maps, SHAPE, SIZES, targets)
-    monkeypatch.setattr(detr, "mean_over_samples", lambda total, samples: torch.tensor(8 / 2))
+    monkeypatch.setattr(queries, "mean_over_samples", lambda total, samples: torch.tensor(8 / 2))
     parts = [detector.losses([one[[n]] for one in maps], SHAPE, [SIZES[n]], [targets[n]]) for n in range(2)]
     for name, value in whole.items():
         assert (parts[0][name] + parts[1][name]).item() / 2 == pytest.approx(value.item(), rel=1e-5), name
@@ -333,7 +333,7 @@ def test_a_vision_transformer_takes_a_neck() -> None:
     with pytest.raises(ValueError, match=r"strides 8, 16, 32, and the backbone gives 16; .* neck: \{name: simple_pyr"):
         RTDetr(levels, FACTS, **SMALL)
     with pytest.raises(
-        ValueError, match=r"neck: it gives feature maps of strides 4, 8, 16, 32, 64; rt_detr takes 8, 16, 32"
+        ValueError, match=r"neck: it gives feature maps of strides 4, 8, 16, 32, 64; the detector takes 8, 16, 32"
     ):
         RTDetr(levels, FACTS, neck=SimplePyramid, **SMALL)
     detector: Detector = RTDetr(

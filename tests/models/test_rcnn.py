@@ -20,8 +20,14 @@ from torchvision.models.detection.roi_heads import RoIHeads
 from torchvision.models.detection.rpn import RegionProposalNetwork, RPNHead
 from torchvision.ops import MultiScaleRoIAlign, box_iou
 
-from opabinia.contracts import DatasetInfo, Detections, Detector, Level, Neck, Target
-from opabinia.models.detectors.boxes import BoxLayers, BoxOptions, BoxPredictions, postprocess
+from opabinia.contracts import DataMismatch, DatasetInfo, Detections, Detector, Level, Neck, Target
+from opabinia.models.detectors.boxes import (
+    BoxLayers,
+    BoxOptions,
+    BoxPredictions,
+    draw_federated_classes,
+    postprocess,
+)
 from opabinia.models.detectors.cascade import CascadeHead, scale_gradient
 from opabinia.models.detectors.keypoints import KeypointOptions, heatmaps_to_keypoints
 from opabinia.models.detectors.masks import MaskHead, MaskOptions
@@ -190,7 +196,7 @@ def test_nothing_is_found_where_nothing_is_proposed(name: str) -> None:
     box: Any = detector.box
     assert [len(one.boxes) for one in box.detect(pyramid(), SIZES, nowhere)] == [0, 0]
     regions = [sample_regions(one, empty(), 0.5, 8, 0.25, 3) for one in nowhere]
-    losses = box.losses(pyramid(), SIZES, regions, [empty()] * 2)
+    losses, _ = box.losses(pyramid(), SIZES, regions, [empty()] * 2)
     assert total(losses) == 0
     total(losses).backward()  # type: ignore[no-untyped-call]
     assert all(one.grad is not None and one.grad.eq(0).all() for one in box.parameters())
@@ -500,7 +506,7 @@ def test_losses_of_proposals_are_means_over_the_quota() -> None:
 
 
 def test_losses_of_boxes_and_what_is_reported_beside_them() -> None:
-    layers = BoxLayers(1, 2, BoxOptions(fc_dim=4), (10, 10, 5, 5))
+    layers = BoxLayers(1, replace(FACTS, classes=("cat", "dog")), BoxOptions(fc_dim=4), (10, 10, 5, 5))
     boxes = torch.tensor([[0.0, 0, 10, 10]]).repeat(4, 1)
     goals = boxes.clone()
     goals[0] = torch.tensor([2.0, 2, 12, 14])  # coded [2, 3, 0, 0.9116]
@@ -579,7 +585,7 @@ def test_gradients_are_shared_among_stages() -> None:
 def test_a_cascade_means_scores_and_moves_boxes() -> None:
     """Stage by stage the box moves by a tenth of its width, and its score is 0.9, 0.6 and 0.3."""
     head = CascadeHead(
-        LEVELS, 1, BoxOptions(fc_dim=4), (0.6, 0.7), ((20, 20, 10, 10), (30, 30, 15, 15)), PoolingOptions()
+        LEVELS, replace(FACTS, classes=("cat",)), BoxOptions(fc_dim=4), (0.6, 0.7), ((20, 20, 10, 10), (30, 30, 15, 15)), PoolingOptions()
     )
     stages: Any = head.stages
     for stage, score in zip(stages, (0.9, 0.6, 0.3), strict=True):
@@ -594,29 +600,29 @@ def test_a_cascade_means_scores_and_moves_boxes() -> None:
 
 def test_later_stages_learn_from_what_fits_better() -> None:
     head = CascadeHead(
-        LEVELS, 3, BoxOptions(fc_dim=4), (0.6, 0.7), ((20, 20, 10, 10), (30, 30, 15, 15)), PoolingOptions()
+        LEVELS, FACTS, BoxOptions(fc_dim=4), (0.6, 0.7), ((20, 20, 10, 10), (30, 30, 15, 15)), PoolingOptions()
     )
     stages: Any = head.stages
     for stage in stages:
         nn.init.zeros_(stage.predictor.bbox_pred.weight)
     target = Target(torch.tensor([[0.0, 0, 100, 100]]), torch.tensor([1]))
     boxes = torch.tensor([[0.0, 0, 100, 55], [0, 0, 100, 65], [0, 0, 100, 75]])
-    said = head.losses(pyramid(1), [(128, 128)], [label_regions(boxes, target, 0.5, 3)], [target])
+    said, _ = head.losses(pyramid(1), [(128, 128)], [label_regions(boxes, target, 0.5, 3)], [target])
     assert [said[f"stage{number}/roi_head/num_fg_samples"].item() for number in (1, 2)] == [2, 1]
 
 
 def test_losses_of_stages_are_weighted() -> None:
     later: Any = ((0.6, 0.7), ((20, 20, 10, 10), (30, 30, 15, 15)), PoolingOptions())
-    even = CascadeHead(LEVELS, 3, BoxOptions(fc_dim=4), *later)
-    weighted = CascadeHead(LEVELS, 3, BoxOptions(fc_dim=4), *later, [1, 0.5, 0.25])
+    even = CascadeHead(LEVELS, FACTS, BoxOptions(fc_dim=4), *later)
+    weighted = CascadeHead(LEVELS, FACTS, BoxOptions(fc_dim=4), *later, [1, 0.5, 0.25])
     weighted.load_state_dict(even.state_dict())
     target = Target(torch.tensor([[0.0, 0, 100, 100]]), torch.tensor([1]))
     regions = [label_regions(torch.tensor([[0.0, 0, 100, 75]]), target, 0.5, 3)]
     gradients = []
     for head, factors in ((even, (1, 1, 1)), (weighted, (1, 0.5, 0.25))):
         maps = [level.requires_grad_() for level in pyramid(1)]
-        losses = head.losses(maps, [(128, 128)], regions, [target])
-        unit = even.losses(maps, [(128, 128)], regions, [target])
+        losses, _ = head.losses(maps, [(128, 128)], regions, [target])
+        unit, _ = even.losses(maps, [(128, 128)], regions, [target])
         for number, factor in enumerate(factors):
             name = f"loss_cls_stage{number}"
             assert losses[name].item() == pytest.approx(unit[name].item() * factor)
@@ -624,7 +630,76 @@ def test_losses_of_stages_are_weighted() -> None:
     # Gradients of features are divided by the number of stages only without weights.
     torch.testing.assert_close(gradients[0] * 3, gradients[1])
     with pytest.raises(ValueError, match="stage_loss_weights has 2 of 3 stages"):
-        CascadeHead(LEVELS, 3, BoxOptions(fc_dim=4), *later, [1, 0.5])
+        CascadeHead(LEVELS, FACTS, BoxOptions(fc_dim=4), *later, [1, 0.5])
+
+
+def test_a_mask_head_for_every_stage() -> None:
+    detector: Any = made("cascade_mask", num_mask_heads=3, stage_loss_weights=(1, 0.5, 0))
+    maps, targets = pyramid(), [full(), empty()]
+    losses = detector.losses(maps, SHAPE, SIZES, targets)
+    assert "loss_mask" not in losses and losses["loss_mask_stage0"] > 0 and losses["loss_mask_stage2"] == 0
+    total(losses).backward()  # type: ignore[no-untyped-call]
+    assert all(parameter.grad is not None for parameter in detector.parameters())
+    # Each is trained on the regions of its own stage.
+    regions = [[label_regions(full().boxes[:rows], full(), 0.5, 3)] for rows in (1, 2, 1)]
+    image = [level[:1] for level in maps]
+    masks = detector.others["mask"]
+    by_stage = masks.losses(image, regions, [full()])
+    for number, factor in enumerate((1, 0.5, 0)):
+        own = masks.stages[number].losses(image, [regions[number]], [full()])["loss_mask"]
+        torch.testing.assert_close(by_stage[f"loss_mask_stage{number}"], factor * own)
+    objects = (full().boxes, torch.ones(2), full().labels)
+    detections = [Detections(*objects), Detections(*(values[:0] for values in objects))]
+    described = masks.describe(maps, detections)
+    means = sum(head.describe(maps, detections)[0].masks for head in masks.stages) / 3
+    torch.testing.assert_close(described[0].masks, means)
+    assert described[1].masks.shape == (0, 28, 28)
+    with pytest.raises(ValueError, match="num_mask_heads is 2: expected 1, or 3"):
+        made("cascade_mask", num_mask_heads=2)
+
+
+def test_means_of_logits_are_mmdetections() -> None:
+    later: Any = ((0.6,), ((20, 20, 10, 10),), PoolingOptions(), None)
+    for average, expected in (("probabilities", (0.9 + 0.5) / 2), ("logits", 0.75)):  # of the odds 9 and 1 comes 3
+        head: Any = CascadeHead(LEVELS, replace(FACTS, classes=("cat",)), BoxOptions(fc_dim=4), *later, average)
+        for stage, score in zip(head.stages, (0.9, 0.5), strict=True):
+            nn.init.zeros_(stage.predictor.cls_score.weight)
+            stage.predictor.cls_score.bias.data = torch.tensor([score, 1 - score]).log()
+        [found] = head.detect(pyramid(1), SIZES[:1], [torch.tensor([[10.0, 10, 30, 40]])])
+        assert found.scores.tolist() == pytest.approx([expected])
+
+
+def test_the_federated_loss_is_detectron2s() -> None:
+    """Binary cross-entropy over the classes of the regions and others drawn by the root of their frequency."""
+    classes = tuple(map(str, range(40)))
+    info = DatasetInfo(samples=100, classes=classes, boxes=True, image_counts=tuple(range(40)))
+    boxes = torch.tensor([[0.0, 0, 10, 10]]).repeat(5, 1)
+    labels = torch.tensor([3, 7, 3, 40, 0])
+    regions = Regions(boxes, labels, torch.zeros(5, dtype=torch.int64), boxes)
+    torch.manual_seed(0)
+    logits = torch.randn(5, 41)
+    weights = torch.tensor([*range(40), 0.0]).sqrt()
+    targets = F.one_hot(labels, 41)[:, :40].float()
+    every = F.binary_cross_entropy_with_logits(logits[:, :40], targets, reduction="none")
+    for count in (10, 3):  # of 3 classes and the background
+        head = BoxLayers(1, info, BoxOptions(fc_dim=4, class_loss="federated", federated_classes=count), (10, 10, 5, 5))
+        torch.manual_seed(1)
+        loss = head.losses(BoxPredictions(logits, torch.zeros(5, 160)), regions)["loss_cls"]
+        torch.manual_seed(1)
+        probabilities = weights.index_fill(0, labels, 0)
+        others = torch.multinomial(probabilities, max(count - 4, 1))[: max(count - 4, 0)]
+        columns = torch.cat([labels.unique()[:-1], others])
+        assert len(columns) == max(count - 1, 3)
+        torch.testing.assert_close(loss, every[:, columns].sum() / 5)
+    # The other classes of small data are all drawn; probabilities are sigmoids, and need no numbers of images.
+    assert draw_federated_classes(labels, weights, 500).tolist() == [True] * 40
+    assert not head.state_dict().keys() & {"class_weights"}
+    sigmoid = BoxLayers(1, replace(info, image_counts=()), BoxOptions(fc_dim=4, class_loss="sigmoid"), (10, 10, 5, 5))
+    predictions = BoxPredictions(logits, torch.zeros(5, 160))
+    torch.testing.assert_close(sigmoid.scores(predictions), logits.sigmoid())
+    torch.testing.assert_close(sigmoid.losses(predictions, regions)["loss_cls"], every.sum() / 5)
+    with pytest.raises(DataMismatch, match="numbers of images"):
+        draw_federated_classes(labels, torch.zeros(1), 3)
 
 
 # --- it learns --------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from opabinia.contracts import Backbone, Batch, Clock, DatasetInfo, Run, Task
-from opabinia.models.heads import arcface
+from opabinia.models.heads import arcface, sample_classes
 from opabinia.models.losses.cross_entropy import cross_entropy
 from opabinia.models.losses.metric import circle, triplet
 from opabinia.models.pooling import Gem
@@ -211,3 +211,32 @@ def test_mixed_labels_are_refused() -> None:
     batch = batch_of()
     with pytest.raises(ValueError, match="one identity"):
         make()({**batch, "label": F.one_hot(batch["label"], 4).float()}, Clock())
+
+
+# --- sampled classes --------------------------------------------------------------------------------------------------
+
+
+def test_a_step_learns_from_the_classes_of_its_batch_and_random_others() -> None:
+    chosen = sample_classes(torch.tensor([7, 3, 7]), 20, 0.25, 0)
+    assert len(chosen) == 5 and {3, 7} <= set(chosen.tolist()) and chosen.tolist() == sorted(chosen.tolist())
+    assert not torch.equal(chosen, sample_classes(torch.tensor([7, 3, 7]), 20, 0.25, 1))
+    assert sample_classes(torch.tensor([7, 3, 7]), 20, 0.0, 0).tolist() == [3, 7]
+
+
+def test_sampled_classes_by_hand() -> None:
+    info = DatasetInfo(samples=16, classes=tuple(map(str, range(40))))
+    task = make(info, sampled_classes=0.25, head=partial(arcface, margin=0.3))
+    batch = {**batch_of(), "label": torch.tensor([5, 5, 9, 9, 31, 31, 30, 30])}
+    losses = task(batch, Clock(step=3))
+    losses["cross_entropy_loss"].backward()
+    chosen = sample_classes(batch["label"], 40, 0.25, 3)
+    assert task.head is not None and isinstance(task.head.weight, nn.Parameter) and task.head.weight.grad is not None
+    assert task.head.weight.grad.any(1).nonzero().flatten().tolist() == chosen.tolist()
+    # The same network with these classes alone.
+    part = make(DatasetInfo(samples=16, classes=tuple("abcdefghij")), head=partial(arcface, margin=0.3))
+    state = task.state_dict()
+    part.load_state_dict({**state, "head.weight": state["head.weight"][chosen]})
+    whole = part({**batch, "label": torch.searchsorted(chosen, batch["label"])}, Clock())
+    torch.testing.assert_close(losses, whole)
+    with pytest.raises(ValueError, match="needs a loss, and a head with one weight vector per class"):
+        make(sampled_classes=0.5, loss=None, metric_losses=[triplet])

@@ -16,6 +16,7 @@ from opabinia.data.sources.frame_folders import FrameFolders as FrameFolders
 from opabinia.data.sources.hugging_face import HuggingFace as HuggingFace
 from opabinia.data.sources.identity_table import identity_table as identity_table
 from opabinia.data.sources.idx import Idx as Idx
+from opabinia.data.sources.image_pairs import ImagePairs as ImagePairs
 from opabinia.data.sources.in_shop import in_shop as in_shop
 from opabinia.data.sources.indexed import Indexed as Indexed
 from opabinia.data.sources.market1501 import dukemtmc as dukemtmc
@@ -25,6 +26,9 @@ from opabinia.data.sources.msmt17 import msmt17 as msmt17
 from opabinia.data.sources.online_products import class_folders as class_folders
 from opabinia.data.sources.online_products import online_products as online_products
 from opabinia.data.sources.packed_videos import PackedVideos as PackedVideos
+from opabinia.data.sources.pedestrian_attributes import dukemtmc_attributes as dukemtmc_attributes
+from opabinia.data.sources.pedestrian_attributes import market1501_attributes as market1501_attributes
+from opabinia.data.sources.pedestrian_attributes import pa100k as pa100k
 from opabinia.data.sources.placed_digits import PlacedDigits as PlacedDigits
 from opabinia.data.sources.shards import Shards as Shards
 from opabinia.data.sources.synthetic import Synthetic as Synthetic

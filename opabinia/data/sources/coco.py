@@ -23,7 +23,7 @@ from opabinia.data.sources import annotation_errors as kinds
 from opabinia.data.sources.annotation_arrays import AnnotationArrays, AnnotationRow, SegmentationArrays
 from opabinia.data.sources.annotation_errors import Broken, ErrorCollector
 from opabinia.data.sources.detection_base import AnnotatedImages, DetectionListing, Empty, build_source, pick_classes
-from opabinia.data.sources.file_names import printable
+from opabinia.data.sources.file_names import decode_name
 from opabinia.data.sources.folder import existing_folder
 from opabinia.data.sources.list_files import raise_for_invalid
 from opabinia.runtime.files import describe_missing
@@ -223,7 +223,7 @@ def _make_listing(
 
 def _printable(name: Any) -> str:
     """Return a name as text that can be written anywhere: JSON may hold halves of characters."""
-    return printable(str(name).encode("utf-8", "surrogatepass"))
+    return decode_name(str(name).encode("utf-8", "surrogatepass"))
 
 
 def _check_id(file: Path, noun: str, value: Any) -> int:

@@ -25,7 +25,7 @@ from opabinia.data.decoding.images import read_image
 from opabinia.data.sources import annotation_errors as kinds
 from opabinia.data.sources.annotation_arrays import AnnotationArrays, RaggedArray, SegmentationArrays
 from opabinia.data.sources.annotation_errors import Broken, ErrorCase, ErrorCollector, check_errors
-from opabinia.data.sources.file_names import FileNames, printable, short_digest
+from opabinia.data.sources.file_names import FileNames, decode_name, short_digest
 from opabinia.data.sources.image_headers import files_exist
 from opabinia.data.sources.labels import select_classes
 from opabinia.runtime.log import log
@@ -156,7 +156,7 @@ class AnnotatedImages:
 
     def id(self, index: int) -> str:
         """Return the path of an image below the root."""
-        return printable(self.name(index))
+        return decode_name(self.name(index))
 
     def name(self, index: int) -> bytes:
         """Return the path of an image below the root, as the file system has it."""

@@ -35,7 +35,7 @@ class FileNames:
         return self._bytes.tobytes() + self._ends.tobytes()
 
 
-def printable(name: bytes) -> str:
+def decode_name(name: bytes) -> str:
     """Return a file name as text that can be written anywhere, whatever its bytes are."""
     return name.decode("utf-8", "backslashreplace")
 

@@ -11,7 +11,7 @@ import numpy as np
 from opabinia.config import register
 from opabinia.contracts import Channels, Indices, InputPath, Sample
 from opabinia.data.decoding.images import EXTENSIONS, EncodedImage, decode_sample
-from opabinia.data.sources.file_names import FileNames, printable, short_digest
+from opabinia.data.sources.file_names import FileNames, decode_name, short_digest
 from opabinia.data.sources.labels import select_classes
 from opabinia.runtime.files import describe_missing, split_folder
 from opabinia.runtime.log import log
@@ -44,7 +44,7 @@ class ImageFiles:
 
     def id(self, index: int) -> str:
         """Return the path of an image below the root."""
-        return printable(self._names[index])
+        return decode_name(self._names[index])
 
 
 @register.source

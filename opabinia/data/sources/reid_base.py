@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from opabinia.contracts import Channels, Sample
 from opabinia.data.decoding.images import EXTENSIONS, EncodedImage, decode_sample
-from opabinia.data.sources.file_names import FileNames, printable, short_digest, sort_names
+from opabinia.data.sources.file_names import FileNames, decode_name, short_digest, sort_names
 from opabinia.data.sources.folder import existing_folder, is_image_file
 from opabinia.data.sources.list_files import raise_for_invalid
 
@@ -101,7 +101,7 @@ class IdentityImages:
 
     def id(self, index: int) -> str:
         """Return the path of an image below the root."""
-        return printable(self._names[index])
+        return decode_name(self._names[index])
 
     def fingerprint(self) -> str:
         """Return a text that changes with the identities, the names, cameras, views and queries, and their order."""
@@ -247,9 +247,9 @@ def _read_folder(root: Path, folder: str, cameras: int) -> list[ReidImage]:
     images: list[ReidImage] = []
     invalid: list[str] = []
     for name in names:
-        match = re.match(r"(-1|\d+)_c(\d+)", printable(name))
+        match = re.match(r"(-1|\d+)_c(\d+)", decode_name(name))
         if match is None or not 1 <= int(match[2]) <= cameras:
-            invalid.append(printable(name))
+            invalid.append(decode_name(name))
         elif match[1] != "-1":
             images.append(ReidImage(os.fsencode(folder) + b"/" + name, f"{int(match[1]):04d}", int(match[2]) - 1))
     expected = f"<identity>_c<camera, 1 to {cameras}>..., such as 0002_c1s1_000451_03.jpg"

@@ -4,22 +4,55 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import torch
 from annotated_types import MinLen
+from numpy.typing import NDArray
 
 from opabinia.config import register
 from opabinia.contracts import Channels, InputPath, Sample
-from opabinia.data.sources.file_names import printable, short_digest, sort_names
+from opabinia.data.sources.file_names import decode_name, short_digest, sort_names
 from opabinia.data.sources.folder import ImageFiles
 from opabinia.data.sources.labels import class_indices, multi_hot
 from opabinia.data.sources.list_files import cell_text, check_files_exist, read_rows
 
 
+class LabeledFiles(ImageFiles):
+    """Image files with one label each (int64, N), or with several (float32 of 0 and 1, N x K).
+
+    Args:
+        root: the folder that names are relative to.
+        names: of the files, as the file system has them.
+        classes: class names.
+        labels: of the images.
+        channels: 3 for color, 1 for gray; images are converted.
+    """
+
+    def __init__(
+        self, root: Path, names: Sequence[bytes], classes: Sequence[str], labels: NDArray[Any], channels: Channels
+    ) -> None:
+        super().__init__(root, names, channels)
+        self.classes, self.labels = tuple(classes), labels
+        self.multi_label = labels.ndim == 2
+
+    def encoded(self, index: int) -> Sample:
+        """Return the sample with its image not yet decoded."""
+        sample = super().encoded(index)
+        label = torch.from_numpy(self.labels[index].copy()) if self.multi_label else int(self.labels[index])
+        return {**sample, "label": label}
+
+    def fingerprint(self) -> str:
+        """Return a text that changes with the classes, the paths, the labels and their order."""
+        digest = short_digest(self._names.tobytes(), self.labels.tobytes(), "\0".join(self.classes).encode())
+        return f"{len(self)} pictures of {len(self.classes)} classes, {digest}"
+
+
 @register.source
-class Table(ImageFiles):
+class Table(LabeledFiles):
     """Images and labels as a list: .csv or .tsv with a header line, .jsonl with an object per line, or .parquet (needs
     the extra ``opabinia[tables]``).
 
@@ -52,8 +85,7 @@ class Table(ImageFiles):
         separator: Annotated[str, MinLen(1)] = "|",
         channels: Channels = 3,
     ) -> None:
-        file = file.expanduser()
-        self.file, self.multi_label = file, multi_label
+        self.file = file = file.expanduser()
         locations: list[str] = []
         paths: list[str] = []
         labels: list[list[str]] = []
@@ -63,32 +95,21 @@ class Table(ImageFiles):
             labels.append(_split_labels(row[label], f"{file}, {location}: {label}", separator if multi_label else None))
         if not paths:
             raise ValueError(f"{file} lists no images")
-        super().__init__((root or file.parent).expanduser(), [os.fsencode(name) for name in paths], channels)
         if classes is None:
             classes = sort_names({name for names in labels for name in names})
-        self.classes = tuple(classes)
-        if not self.classes:
+        if not classes:
             raise ValueError(f"{file}: no image has a label in the column {label!r}, and classes is empty")
-        by_name = class_indices(self.classes)
+        by_name = class_indices(classes)
         if unknown := Counter(name for names in labels for name in names if name not in by_name):
             entries = list(zip(locations, labels, strict=True))
             first = {name: location for location, names in reversed(entries) for name in names}
             listed = ", ".join(f"{name!r} ({times} times, {first[name]})" for name, times in unknown.most_common(5))
-            raise ValueError(f"{file}: labels that are none of the {len(self.classes)} classes: {listed}")
+            raise ValueError(f"{file}: labels that are none of the {len(classes)} classes: {listed}")
         numbers = [[by_name[name] for name in names] for names in labels]
-        self.labels: Any = multi_hot(numbers, len(by_name)) if multi_label else np.array(numbers, dtype=np.int64)[:, 0]
-        check_files_exist(file, self.root, list(zip(locations, paths, strict=True)))
-
-    def encoded(self, index: int) -> Sample:
-        """Return the sample with its image not yet decoded."""
-        sample = super().encoded(index)
-        label = torch.from_numpy(self.labels[index].copy()) if self.multi_label else int(self.labels[index])
-        return {**sample, "label": label}
-
-    def fingerprint(self) -> str:
-        """Return a text that changes with the classes, the paths, the labels and their order."""
-        digest = short_digest(self._names.tobytes(), self.labels.tobytes(), "\0".join(self.classes).encode())
-        return f"{len(self)} pictures of {len(self.classes)} classes, {digest}"
+        encoded: Any = multi_hot(numbers, len(by_name)) if multi_label else np.array(numbers, dtype=np.int64)[:, 0]
+        root = (root or file.parent).expanduser()
+        super().__init__(root, [os.fsencode(name) for name in paths], classes, encoded, channels)
+        check_files_exist(file, root, list(zip(locations, paths, strict=True)))
 
 
 def _split_labels(value: Any, where: str, separator: str | None) -> list[str]:
@@ -100,4 +121,4 @@ def _split_labels(value: Any, where: str, separator: str | None) -> list[str]:
     else:
         cells = str(value).split(separator) if value is not None and str(value).strip() else []
     # JSON may hold names of files, and so of folders, that are not valid UTF-8.
-    return [printable(os.fsencode(cell_text(cell, where))) for cell in cells]
+    return [decode_name(os.fsencode(cell_text(cell, where))) for cell in cells]

@@ -13,7 +13,7 @@ import torch
 from opabinia.config import register
 from opabinia.contracts import Channels, InputPath, Sample, Video
 from opabinia.data.decoding.video import EXTENSIONS, VideoFile
-from opabinia.data.sources.file_names import FileNames, printable, short_digest
+from opabinia.data.sources.file_names import FileNames, decode_name, short_digest
 from opabinia.data.sources.folder import find_class_files
 from opabinia.data.sources.labels import check_class
 
@@ -68,7 +68,7 @@ class VideoSource:
 
     def id(self, index: int) -> str:
         """Return the path of a video, as written."""
-        return printable(self._names[index])
+        return decode_name(self._names[index])
 
     def fingerprint(self) -> str:
         """Return a text that changes with the classes, the names, the labels and their order."""

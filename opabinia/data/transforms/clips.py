@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from annotated_types import Ge, MinLen
 from torchvision import tv_tensors
 from torchvision.transforms.v2 import functional as F
 
@@ -166,6 +168,59 @@ class ShortSideJitter:
         if self.inverse_uniform:
             return round(1 / (1 / high + share * (1 / low - 1 / high)))
         return round(low + share * (high - low))
+
+
+@register.transform(name="multi_scale_crop")
+@dataclass(frozen=True, kw_only=True)
+class MultiScaleCrop:
+    """Crop a rectangle whose sides are random fractions of the shorter side, at a random one of some positions, and
+    resize it (Wang et al. 2016, Temporal Segment Networks, section 3.2: corner cropping and scale jittering).
+
+    If the batch needs a shape (``shapes``), that has the size of the output.
+
+    Args:
+        size: height and width of the output, in pixels.
+        scales: fractions of the shorter side; height and width are drawn separately.
+        max_distort: how many places in ``scales`` height and width may differ by.
+        positions: ``corners``: the four corners and the center; ``grid``: these, the middles of the edges and the
+            centers of the quarters (13 in all); ``random``: any.
+        interpolation: used to resize, with antialiasing.
+
+    Example: of a frame of 240 x 320 crops of 240, 210, 180 or 158 pixels, of sides at most one place apart.
+    """
+
+    size: Count
+    scales: Annotated[Sequence[Positive], MinLen(1)] = (1.0, 0.875, 0.75, 0.66)
+    max_distort: Annotated[int, Ge(0)] = 1
+    positions: Literal["corners", "grid", "random"] = "corners"
+    interpolation: Interpolation = "bilinear"
+
+    def __call__(self, sample: Sample) -> Sample:
+        """Return a random crop of the sample."""
+        size, shape = image_size(sample), sample.get("shape")
+        places = range(len(self.scales))
+        pairs = [(row, column) for row in places for column in places if abs(row - column) <= self.max_distort]
+        crop = [min(side, int(min(size) * self.scales[i])) for side, i in zip(size, _draw(pairs), strict=True)]
+        margins = [whole - side for whole, side in zip(size, crop, strict=True)]
+        if self.positions == "random":
+            top, left = (random_below(margin + 1) for margin in margins)
+        else:
+            top, left = (
+                quarters * (margin // 4)
+                for quarters, margin in zip(_draw(_POSITIONS[self.positions]), margins, strict=True)
+            )
+        output = list(shape[-2:] if shape else (self.size, self.size))
+        mode = F.InterpolationMode(self.interpolation)
+        return {**sample, "image": F.resized_crop(sample["image"], top, left, *crop, output, mode)}
+
+
+_CORNERS = ((0, 0), (0, 4), (4, 0), (4, 4), (2, 2))
+_POSITIONS = {"corners": _CORNERS, "grid": (*_CORNERS, (2, 0), (2, 4), (4, 2), (0, 2), (1, 1), (1, 3), (3, 1), (3, 3))}
+"""Rows and columns in quarters of the margins."""
+
+
+def _draw(pairs: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    return pairs[random_below(len(pairs))]
 
 
 @register.transform(name="three_crop", renamed={"short": "short_side"})

@@ -105,7 +105,7 @@ class _State(TypedDict):
     left_out: NotRequired[list[Counter]]
 
 
-class _RunState(_State):
+class RunState(_State):
     """With the description of a run that was built from a config."""
 
     seed: Annotated[int, Interval(ge=-(2**63), lt=2**63)]
@@ -276,9 +276,9 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
         raise BadCheckpoint(f"{path}: damaged (its checksum does not match)")
     if state.get("format") != FORMAT:
         raise BadCheckpoint(f"{path}: format {state.get('format')!r}; this version reads format {FORMAT}")
-    is_of_config = not _RunState.__annotations__.keys().isdisjoint(state.keys() - _State.__annotations__.keys())
+    is_of_config = not RunState.__annotations__.keys().isdisjoint(state.keys() - _State.__annotations__.keys())
     try:
-        return dict(check_fields(state, _RunState if is_of_config else _State, str(path)))
+        return dict(check_fields(state, RunState if is_of_config else _State, str(path)))
     except InvalidFile as error:
         raise BadCheckpoint(str(error)) from error
 

@@ -12,6 +12,7 @@ import torch
 from opabinia.contracts import Batch, Hook, Phase, Run
 from opabinia.runtime.log import log
 from opabinia.runtime.resources import cores
+from opabinia.runtime.text import plural
 
 WORKER_MARGIN = 1.25
 """Workers to use, as a multiple of those that just keep up: some batches take longer to read."""
@@ -89,13 +90,13 @@ def describe_bottleneck(times: StepTimes, cheaper_reading: Sequence[str] = (), f
 
 
 def _data_bound(times: StepTimes, cheaper_reading: Sequence[str]) -> str:
-    readers = f"{times.workers} worker{'s' * (times.workers > 1)}" if times.workers else "the training process"
+    readers = plural(times.workers, "worker") if times.workers else "the training process"
     text = (
         f"waited for data {times.data / times.step:.0%} of the time (reading a batch takes {times.read:.2g} s in "
         f"{readers}, training on it {times.computing:.2g} s): "
     )
     needed = max(1, workers_needed(times.read, times.computing))
-    has = f"each process has {times.cores} core{'s' * (times.cores > 1)}"
+    has = f"each process has {plural(times.cores, 'core')}"
     others = f"; so might {_join_or(cheaper_reading)}" if cheaper_reading else ""
     if needed > times.workers and needed <= times.cores:
         return f"{text}data.num_workers: {needed} would keep up ({has}){others}"

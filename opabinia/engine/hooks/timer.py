@@ -6,6 +6,7 @@ import time
 
 from opabinia.contracts import Hook, Phase, Run
 from opabinia.runtime.log import log
+from opabinia.runtime.text import plural
 
 
 class Timer(Hook):
@@ -31,6 +32,5 @@ class Timer(Hook):
         if steps:
             total = time.monotonic() - self._started
             per_step = (total - self._evaluating) / steps
-            log.info(
-                "%d steps in %.1f s, %.1f s of it evaluation; %.4f s per step", steps, total, self._evaluating, per_step
-            )
+            count = plural(steps, "step")
+            log.info("%s in %.1f s, %.1f s of it evaluation; %.4f s per step", count, total, self._evaluating, per_step)

@@ -117,6 +117,28 @@ class MultiLabel:
         }
 
 
+class AttributeRecognition(MultiLabel):
+    """Scores of :func:`attribute_scores` (``mA``, ``accuracy``, ``precision``, ``recall``, ``f1``) and of
+    :class:`MultiLabel`.
+
+    Args:
+        classes: names of the K attributes.
+        threshold: minimum probability of a predicted attribute.
+    """
+
+    def __init__(self, classes: Sequence[str], threshold: float = 0.5) -> None:
+        super().__init__(classes)
+        self.better = {**dict.fromkeys(("mA", "accuracy", "precision", "recall", "f1"), "max"), **self.better}
+        self._threshold = threshold
+
+    def compute(self, states: Sequence[Any]) -> dict[str, float]:
+        """Return the scores; none without labels."""
+        scores = super().compute(states)
+        logits, labels = (torch.from_numpy(np.concatenate(column)) for column in zip(*states, strict=True))
+        attributes = attribute_scores(logits.sigmoid(), labels.double(), threshold=self._threshold)
+        return {**attributes, **scores} if scores else {}
+
+
 def _f1(counts: NDArray[Any]) -> NDArray[Any]:
     hits, predicted, true = counts
     f1: NDArray[Any] = 2 * hits / np.maximum(1, predicted + true)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from annotated_types import Ge
 from torch import Tensor
 
 from opabinia.config import register
@@ -26,7 +27,7 @@ from opabinia.evaluation.retrieval.retrieval import (
     recall,
     single_shot,
 )
-from opabinia.evaluation.retrieval.verification import roc
+from opabinia.evaluation.retrieval.verification import pairs, roc
 from opabinia.evaluation.retrieval.whitening import whitening
 
 log = logging.getLogger("opabinia")
@@ -296,6 +297,39 @@ class Recall(EmbeddingEvaluator):
         features = torch.from_numpy(rows.features).to(self.device)
         scores = recall(features, rows.known_labels(), self._ks, metric=self._metric)
         return {name: scores[name] for name in self.better}
+
+
+@register.evaluator
+class Verification(EmbeddingEvaluator):
+    """Accuracy of deciding whether two images show the same identity: ``verification_accuracy``, the mean over folds
+    (protocol of LFW); see :func:`opabinia.evaluation.retrieval.verification.pairs`.
+
+    Embeddings are scaled to length 1. Samples 2i and 2i + 1 are a pair, as the source ``image_pairs`` has them.
+
+    Args:
+        dataset_info: facts about the data.
+        folds: number of folds.
+    """
+
+    def __init__(self, dataset_info: DatasetInfo, /, *, folds: Annotated[int, Ge(2)] = 10) -> None:
+        super().__init__()
+        self.better = {"verification_accuracy": "max"}
+        self._folds = folds
+
+    def _scores(self, rows: Rows) -> dict[str, float]:
+        """Return the accuracy on all processes' pairs.
+
+        Raises:
+            DataMismatch: samples are no pairs, or there are fewer pairs than folds.
+        """
+        labels, features = rows.known_labels(), F.normalize(torch.from_numpy(rows.features), dim=1)
+        count = len(labels) // 2
+        if len(labels) % 2 or labels.ndim != 1 or not np.array_equal(labels[0::2], 2 * np.arange(count)):
+            raise DataMismatch("verification: consecutive samples must be pairs; the source is image_pairs")
+        if count < self._folds:
+            raise DataMismatch(f"verification: {count} pairs do not make {self._folds} folds; set `folds`")
+        result = pairs(features[0::2], features[1::2], labels[0::2] == labels[1::2], folds=self._folds)
+        return {"verification_accuracy": result["accuracy"]}
 
 
 @register.evaluator

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from opabinia.contracts import Sample
 from opabinia.data.decoding.images import decode_bytes
-from opabinia.data.sources.file_names import printable
+from opabinia.data.sources.file_names import decode_name
 from opabinia.evaluation.retrieval.distances import nearest
 from opabinia.inference.input_files import find_files
 from opabinia.inference.predictor import Predictor
@@ -44,7 +44,7 @@ class ServedGallery:
         for message in errors:
             log.warning("skipped: %s", message)
         # Names need not be valid UTF-8; answers are.
-        self.files = {printable(os.fsencode(path.relative_to(folder).as_posix())): path for path in readable}
+        self.files = {decode_name(os.fsencode(path.relative_to(folder).as_posix())): path for path in readable}
         self._names, self._count = list(self.files), min(count, len(readable))
 
     def nearest(self, embeddings: Tensor) -> list[list[dict[str, Any]]]:

@@ -18,6 +18,7 @@ DEFAULTS: dict[str, Any] = {
     "MODEL.BACKBONE.WITH_IBN": False,
     "MODEL.BACKBONE.WITH_SE": False,
     "MODEL.BACKBONE.WITH_NL": False,
+    "MODEL.BACKBONE.DROPOUT": 0.0,
     "MODEL.BACKBONE.STRIDE_SIZE": [16, 16],
     "MODEL.BACKBONE.DROP_PATH_RATIO": 0.1,
     "MODEL.BACKBONE.DROP_RATIO": 0.0,
@@ -33,6 +34,8 @@ DEFAULTS: dict[str, Any] = {
     "MODEL.HEADS.CLS_LAYER": "Linear",
     "MODEL.HEADS.MARGIN": 0.0,
     "MODEL.HEADS.SCALE": 1,
+    "MODEL.HEADS.PFC.ENABLED": False,
+    "MODEL.HEADS.PFC.SAMPLE_RATE": 0.1,
     "MODEL.LOSSES.NAME": ["CrossEntropyLoss"],
     "MODEL.LOSSES.CE.EPSILON": 0.0,
     "MODEL.LOSSES.CE.ALPHA": 0.2,
@@ -47,6 +50,8 @@ DEFAULTS: dict[str, Any] = {
     "MODEL.LOSSES.COSFACE.MARGIN": 0.25,
     "MODEL.LOSSES.COSFACE.GAMMA": 128,
     "MODEL.LOSSES.COSFACE.SCALE": 1.0,
+    "MODEL.LOSSES.BCE.WEIGHT_ENABLED": True,
+    "MODEL.LOSSES.BCE.SCALE": 1.0,
     "KD.MODEL_CONFIG": [],
     "KD.MODEL_WEIGHTS": [],
     "KD.EMA.ENABLED": False,
@@ -80,6 +85,7 @@ DEFAULTS: dict[str, Any] = {
     "INPUT.RPT.PROB": 0.5,
     "DATASETS.NAMES": ["Market1501"],
     "DATASETS.TESTS": ["Market1501"],
+    "DATASETS.REC_PATH": "",
     "DATASETS.COMBINEALL": False,
     "DATALOADER.SAMPLER_TRAIN": "TrainingSampler",
     "DATALOADER.NUM_INSTANCE": 4,
@@ -126,6 +132,7 @@ DEFAULTS: dict[str, Any] = {
     "TEST.RERANK.LAMBDA": 0.3,
     "TEST.PRECISE_BN.ENABLED": False,
     "TEST.PRECISE_BN.NUM_ITER": 300,
+    "TEST.THRES": 0.5,
     "TEST.RECALLS": [1, 2, 4, 8, 16, 32],
     "CUDNN_BENCHMARK": False,
 }
@@ -145,7 +152,7 @@ REASONS = {
     "TEST.PRECISE_BN.DATASET": "always the training set",
     "OUTPUT_DIR": "--out",
     # Keys of FastReID's projects.
-    "TEST.THRES": "attributes are scored at probability 0.5",
+    "DATASETS.REC_PATH": "read by FastFace only",
     "TEST.SAVE_DISTMAT": "opabinia predict --gallery writes the nearest images",
     "SOLVER.FREEZE_FC_ITERS": "FastReID never uses it",
 }
@@ -190,17 +197,30 @@ TIMM_MODELS: dict[str, dict[str, str]] = {
 STRIDED = ("build_regnet_backbone", "build_repvgg_backbone", "build_effnet_backbone")
 """Builder functions that read LAST_STRIDE; timm's models of these names have a last stage of stride 2."""
 
+_IRESNETS = {f"{depth}x": f"iresnet{depth}" for depth in (18, 34, 50, 100, 200)}
+
+OWN_MODELS: dict[str, tuple[str, dict[str, str]]] = {
+    "build_osnet_backbone": ("osnet", {f"x{width}": f"osnet_x{width}" for width in ("1_0", "0_75", "0_5", "0_25")}),
+    "build_shufflenetv2_backbone": (
+        "shufflenet",
+        {f"{width}x": f"shufflenet_v2_x{width.replace('.', '_')}" for width in ("0.5", "1.0", "1.5", "2.0")},
+    ),
+    "build_iresnet_backbone": ("iresnet", _IRESNETS),
+    "build_resnetIR_backbone": ("iresnet", _IRESNETS),
+}
+"""Our backbones and their models, by builder function and depth."""
+
+TASKS: dict[str, dict[str, str]] = {
+    "EmbeddingHead": {"Baseline": "reid", "MGN": "mgn", "MoCo": "reid", "Distiller": "reid", "FaceBaseline": "reid"},
+    "ClasHead": {"Baseline": "classification"},
+    "AttrHead": {"AttrBaseline": "attributes"},
+    "FaceHead": {"FaceBaseline": "reid"},
+}
+"""Our tasks by head and architecture."""
+
 REFUSED = {
-    "build_osnet_backbone": "timm has no OSNet",
-    "build_shufflenetv2_backbone": "timm has no ShuffleNet",
-    "build_iresnet_backbone": "timm has no ResNet with PReLU (IResNet)",
-    "build_resnetIR_backbone": "it is not part of FastReID",
-    "AttrHead": "its norms of the features and the logits are not available",
     "DSRHead": "images are compared by one vector each, not by reconstructing one feature map from another",
-    "FaceHead": "its training sets are record files (.rec), its test sets lists of pairs",
-    "FaceBaseline": "its training sets are record files (.rec), its test sets lists of pairs",
     "PartialBaseline": "images are compared by one vector each, not by reconstructing one feature map from another",
-    "AttrBaseline": "its norms of the features and the logits are not available",
     "DistillerOverhaul": "feature maps between the stages are not distilled; see distill.features_weight",
 }
 """Names of FastReID and its projects that are refused, with the reason."""
@@ -245,6 +265,12 @@ SOURCES: dict[str, dict[str, Any]] = {
     "SOP": {"name": "online_products"},
     "CUB": {"name": "class_folders"},
     "Cars196": {"name": "class_folders"},
+}
+
+ATTRIBUTE_SOURCES = {
+    "PA100K": "pa100k",
+    "Market1501Attr": "market1501_attributes",
+    "DukeMTMCAttr": "dukemtmc_attributes",
 }
 
 OPEN_SOURCES = ("online_products", "class_folders")

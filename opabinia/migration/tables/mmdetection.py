@@ -40,6 +40,7 @@ HEADS: dict[str, dict[str, Any]] = {
 BOX_LOSSES: dict[str, tuple[str, float]] = {
     "L1Loss": ("smooth_l1", 0.0),
     "SmoothL1Loss": ("smooth_l1", 1.0),
+    "IoULoss": ("iou", 0.0),
     "GIoULoss": ("giou", 0.0),
     "DIoULoss": ("diou", 0.0),
     "CIoULoss": ("ciou", 0.0),
@@ -69,6 +70,7 @@ DEFAULTS: dict[str, Any] = {
     "model.bbox_head.center_sampling": False,
     "model.bbox_head.centerness_on_reg": False,
     "model.bbox_head.center_sample_radius": 1.5,
+    "model.bbox_head.loss_bbox.type": "IoULoss",
     "model.roi_head.mask_head.num_convs": 4,
     "model.roi_head.mask_head.conv_out_channels": 256,
     "model.roi_head.mask_head.class_agnostic": False,

@@ -43,9 +43,11 @@ SECTIONS: dict[str, str] = dict.fromkeys(
 
 MOVED: dict[str, str] = {
     "data.samples_per_gpu": "train_dataloader.batch_size",
+    "data.videos_per_gpu": "train_dataloader.batch_size",
     "data.workers_per_gpu": "train_dataloader.num_workers",
     "data.train": "train_dataloader.dataset",
     "data.val": "val_dataloader.dataset",
+    "data.test": "test_dataloader.dataset",
     "data.train_dataloader.samples_per_gpu": "train_dataloader.batch_size",
     "optimizer": "optim_wrapper.optimizer",
     "optimizer_config.grad_clip": "optim_wrapper.clip_grad",
@@ -106,7 +108,8 @@ CUSTOM_KEYS: dict[str, tuple[str, tuple[str, ...]]] = {
     "cls_token": ("cls_token", ("vit_", "deit")),
     "pos_embed": ("pos_embed", ("vit_", "deit")),
     "absolute_pos_embed": ("absolute_pos_embed", ()),
-    "relative_position_bias_table": ("relative_position_bias_table", ("swin_",)),
+    "relative_position_bias_table": ("relative_position_bias_table", ("swin",)),
+    "norm": ("norm", ("swin", "vit_", "deit")),
     "bias": ("bias$", ("",)),
 }
 """Parts of parameter names with their patterns here, and the beginnings of the networks that have such parameters."""

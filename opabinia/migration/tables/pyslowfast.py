@@ -57,12 +57,24 @@ DEFAULTS: dict[str, Any] = {
     "MVIT.DEPTH": 16,
     "MVIT.DIM_MUL": [],
     "MVIT.DIM_MUL_IN_ATT": False,
+    "MVIT.DROPOUT_RATE": 0.0,
+    "MVIT.DROPPATH_RATE": 0.1,
     "MVIT.EMBED_DIM": 96,
     "MVIT.HEAD_MUL": [],
+    "MVIT.LAYER_SCALE_INIT_VALUE": 0.0,
+    "MVIT.MLP_RATIO": 4.0,
     "MVIT.MODE": "conv",
+    "MVIT.NORM_STEM": False,
     "MVIT.NUM_HEADS": 1,
+    "MVIT.PATCH_2D": False,
+    "MVIT.PATCH_KERNEL": [3, 7, 7],
+    "MVIT.PATCH_STRIDE": [2, 4, 4],
     "MVIT.POOL_FIRST": False,
+    "MVIT.POOL_KVQ_KERNEL": None,
+    "MVIT.POOL_KV_STRIDE": [],
     "MVIT.POOL_KV_STRIDE_ADAPTIVE": None,
+    "MVIT.POOL_Q_STRIDE": [],
+    "MVIT.QKV_BIAS": True,
     "MVIT.REL_POS_SPATIAL": False,
     "MVIT.REL_POS_TEMPORAL": False,
     "MVIT.RESIDUAL_POOLING": False,
@@ -70,6 +82,9 @@ DEFAULTS: dict[str, Any] = {
     "MVIT.SEP_POS_EMBED": False,
     "MVIT.SEPARATE_QKV": False,
     "MVIT.USE_ABS_POS": True,
+    "MVIT.USE_FIXED_SINCOS_POS": False,
+    "MVIT.USE_MEAN_POOLING": False,
+    "NONLOCAL.INSTANTIATION": "dot_product",
     "NONLOCAL.LOCATION": [[[]], [[]], [[]], [[]]],
     "NUM_SHARDS": 1,
     "RESNET.DEPTH": 50,
@@ -123,20 +138,46 @@ DEFAULTS: dict[str, Any] = {
 X3D_DEPTHS = {2.2: "M", 5.0: "L"}
 """Sizes of X3D by their depth factor. XS and S are networks like M."""
 
+PLAIN_MVIT = {
+    "MVIT.CLS_EMBED_ON": True,
+    "MVIT.DROPOUT_RATE": 0.0,
+    "MVIT.LAYER_SCALE_INIT_VALUE": 0.0,
+    "MVIT.MLP_RATIO": 4.0,
+    "MVIT.MODE": "conv",
+    "MVIT.NORM_STEM": False,
+    "MVIT.POOL_FIRST": False,
+    "MVIT.QKV_BIAS": True,
+    "MVIT.SEPARATE_QKV": False,
+    "MVIT.USE_FIXED_SINCOS_POS": False,
+}
+"""The only supported values of MViTs of clips."""
+
+MVIT_VERSIONS: dict[bool, dict[str, bool]] = {
+    False: {
+        "MVIT.REL_POS_TEMPORAL": False,
+        "MVIT.RESIDUAL_POOLING": False,
+        "MVIT.SEP_POS_EMBED": True,
+        "MVIT.USE_ABS_POS": True,
+    },
+    True: {"MVIT.REL_POS_TEMPORAL": True, "MVIT.RESIDUAL_POOLING": True, "MVIT.USE_ABS_POS": False},
+}
+"""The supported values of MViTs with and without relative positions."""
+
 _MVIT = {
     "DATA.NUM_FRAMES": 16,
     "DATA.TRAIN_CROP_SIZE": 224,
     "DATA.TEST_CROP_SIZE": 224,
-    "MVIT.CLS_EMBED_ON": True,
     "MVIT.DEPTH": 16,
     "MVIT.DIM_MUL": [[1, 2.0], [3, 2.0], [14, 2.0]],
+    "MVIT.DROPPATH_RATE": 0.2,
     "MVIT.EMBED_DIM": 96,
     "MVIT.HEAD_MUL": [[1, 2.0], [3, 2.0], [14, 2.0]],
-    "MVIT.MODE": "conv",
     "MVIT.NUM_HEADS": 1,
-    "MVIT.POOL_FIRST": False,
+    "MVIT.PATCH_KERNEL": [3, 7, 7],
+    "MVIT.PATCH_STRIDE": [2, 4, 4],
+    "MVIT.POOL_KVQ_KERNEL": [3, 3, 3],
     "MVIT.POOL_KV_STRIDE_ADAPTIVE": [1, 8, 8],
-    "MVIT.SEPARATE_QKV": False,
+    "MVIT.USE_MEAN_POOLING": False,
 }
 
 MVITS: dict[str, dict[str, Any]] = {
@@ -151,6 +192,26 @@ MVITS: dict[str, dict[str, Any]] = {
     },
 }
 """The values of torchvision's MViTs."""
+
+_IMAGE_MVIT = {
+    "MVIT.CLS_EMBED_ON": False,
+    "MVIT.EMBED_DIM": 96,
+    "MVIT.PATCH_2D": True,
+    "MVIT.RESIDUAL_POOLING": True,
+    "MVIT.USE_ABS_POS": False,
+    "MVIT.REL_POS_SPATIAL": True,
+    "MVIT.DIM_MUL_IN_ATT": True,
+}
+_IMAGE_VIT = {"MVIT.PATCH_KERNEL": [16, 16], "MVIT.PATCH_2D": True, "MVIT.USE_MEAN_POOLING": True, "MVIT.DIM_MUL": []}
+
+IMAGE_MVITS: dict[str, dict[str, Any]] = {
+    "mvitv2_tiny": {**_IMAGE_MVIT, "MVIT.DEPTH": 10, "MVIT.DIM_MUL": [[1, 2.0], [3, 2.0], [8, 2.0]]},
+    "mvitv2_small": {**_IMAGE_MVIT, "MVIT.DEPTH": 16, "MVIT.DIM_MUL": [[1, 2.0], [3, 2.0], [14, 2.0]]},
+    "mvitv2_base": {**_IMAGE_MVIT, "MVIT.DEPTH": 24, "MVIT.DIM_MUL": [[2, 2.0], [5, 2.0], [21, 2.0]]},
+    "vit_base_patch16_224": {**_IMAGE_VIT, "MVIT.DEPTH": 12, "MVIT.EMBED_DIM": 768},
+    "vit_large_patch16_224": {**_IMAGE_VIT, "MVIT.DEPTH": 24, "MVIT.EMBED_DIM": 1024},
+}
+"""The values of timm's vision transformers."""
 
 REFUSED: tuple[tuple[str, Any, str], ...] = (
     ("DETECTION.ENABLE", False, "spatio-temporal detection (AVA) is not supported"),
@@ -183,7 +244,7 @@ REASONS = {
     "LOG_PERIOD": "see train.log_every",
     "MODEL.HEAD_ACT": "follows from the loss",
     "MODEL.NUM_CLASSES": _DATA,
-    "NONLOCAL": "there are no non-local blocks",
+    "NONLOCAL": "blocks have one group and pool 2 x 2 positions",
     "NUM_GPUS": "data.batch_size is the total",
     "OUTPUT_DIR": "the run folder is --out",
     "RESNET": _DATA,

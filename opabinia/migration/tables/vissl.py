@@ -286,6 +286,10 @@ _INFERRED = {
     "ibot_loss": ("num_global_crops", "num_local_crops", "out_dim", "patch_out_dim", "num_epochs"),
 }
 
+_ASSIGNMENTS = "of assignments to prototypes; features before the heads are compared"
+
+REASONS |= {f"LOSS.{name}_distillation_loss": _ASSIGNMENTS for name in ("dino", "ibot", "msn", "swav")}
+
 REASONS |= {f"LOSS.{loss}.{key}": "follows from data and task" for loss, keys in _INFERRED.items() for key in keys}
 
 RESNET_DEPTHS = (18, 34, 50, 101, 152, 200)
@@ -318,13 +322,7 @@ REFUSED_TOOLS = {
 }
 """Sections and engines of tools that are refused, with the reason."""
 
-_STUDENT = "the projections of a teacher of another architecture are not distilled; see the task dino or swav"
-
 REFUSED_LOSSES = {
-    "dino_distillation_loss": _STUDENT,
-    "ibot_distillation_loss": _STUDENT,
-    "msn_distillation_loss": _STUDENT,
-    "swav_distillation_loss": _STUDENT,
     "msn_loss": "VISSL's is a stub that compares the sums of the outputs",
     "clusterfit_loss": "see opabinia extract",
 }

@@ -1,9 +1,8 @@
-"""Weights of MMDetection 2 and 3: Faster, Mask and Cascade R-CNN and RetinaNet on ResNets with a feature pyramid.
+"""Weights of MMDetection 2 and 3: Faster, Mask and Cascade R-CNN, RetinaNet and FCOS on ResNets with a feature pyramid.
 
 Settings that no file contains: ``task.mean`` and ``task.std`` of its preprocessing; for models of style ``caffe``
 ``init.channel_order: bgr`` and ``stride_in_1x1: true`` of the backbone ``resnet``; for RetinaNet ``relu_before_p7:
-false`` of the neck ``fpn_p3_p7``. Its other heads (FCOS with a factor for each level, three mask heads of Cascade Mask
-R-CNN) are not available here.
+false`` of the neck ``fpn_p3_p7``; for a cascade ``score_average: logits``, with masks also ``num_mask_heads``.
 
 No files of its model zoo were available for testing: names and shapes are those of its public sources.
 """
@@ -31,13 +30,17 @@ _DETECTORS: Rules = (
     (r"(?<=\.)fc_cls\.", "predictor.cls_score."),
     (r"(?<=\.)fc_reg\.", "predictor.bbox_pred."),
     (r"(?<=\.)shared_convs\.(\d)", r"head.\1"),
-    (r"^roi_head\.mask_head\.convs\.(\d)", r"detector.others.mask.layers.\1"),
-    (r"^roi_head\.mask_head\.upsample\.", "detector.others.mask.predictor.conv5_mask."),
-    (r"^roi_head\.mask_head\.conv_logits\.", "detector.others.mask.predictor.mask_fcn_logits."),
+    (r"^roi_head\.mask_head\.(\d)\.", r"detector.others.mask.stages.\1."),
+    (r"^roi_head\.mask_head\.", "detector.others.mask."),
+    (r"(?<=\.)convs\.(\d)", r"layers.\1"),
+    (r"(?<=\.)upsample\.", "predictor.conv5_mask."),
+    (r"(?<=\.)conv_logits\.", "predictor.mask_fcn_logits."),
     (r"^bbox_head\.cls_convs\.(\d)", r"detector.head.classification_head.conv.\1"),
     (r"^bbox_head\.reg_convs\.(\d)", r"detector.head.regression_head.conv.\1"),
-    (r"^bbox_head\.retina_cls\.", "detector.head.classification_head.cls_logits."),
-    (r"^bbox_head\.retina_reg\.", "detector.head.regression_head.bbox_reg."),
+    (r"^bbox_head\.(retina|conv)_cls\.", "detector.head.classification_head.cls_logits."),
+    (r"^bbox_head\.(retina|conv)_reg\.", "detector.head.regression_head.bbox_reg."),
+    (r"^bbox_head\.conv_centerness\.", "detector.head.regression_head.bbox_ctrness."),
+    (r"^bbox_head\.scales\.(\d)\.scale$", r"detector.head.scales.\1"),
 )
 
 
@@ -52,7 +55,12 @@ def translate_mmdetection(weights: Weights) -> dict[str, Tensor]:
         number = int(match[1])
         return f"head.fc{number + 6}" if named else f"head.{2 * number + convs + 1}"
 
+    def branch(match: re.Match[str]) -> str:
+        return f"{match[1]}.{3 * int(match[2]) + (match[3] == 'gn')}."  # a convolution, a norm, a ReLU
+
+    fcos: Rules = ((r"^(bbox_head\.\w+_convs)\.(\d)\.(conv|gn)\.", branch),)
     rules: Rules = (
+        *(fcos if "bbox_head.conv_centerness.weight" in weights else ()),
         *_DETECTORS,
         (r"(?<=\.)shared_fcs\.(\d)", fc),
         (r"(?<=neck\.fpn\.)layer_blocks\.(\d)\.conv\.", lambda match: _pyramid_layer(int(match[1]), laterals)),

@@ -1,6 +1,7 @@
-"""Weights of FastReID: its ResNets, ResNeXts and ResNeSts with IBN, SE and non-local blocks, its heads, and MGN.
+"""Weights of FastReID: its ResNets, ResNeXts and ResNeSts with IBN, SE and non-local blocks, OSNets, ShuffleNets and
+IResNets, its heads, and MGN.
 
-The backbone must be ``resnet`` with ``convention: fastreid``, as ``opabinia config import fastreid`` writes it. The
+A ResNet must be ``resnet`` with ``convention: fastreid``, as ``opabinia config import fastreid`` writes it. The
 features are then those of FastReID's own networks, to 1e-5: ``python -m scripts.fastreid_features CHECKOUT``.
 """
 
@@ -32,7 +33,7 @@ _MGN: Rules = (
 """The backbone is a sequence that ends with the first block of the third stage; branches are sequences of the rest."""
 
 _BASELINE: Rules = (
-    (r"^backbone\.", BACKBONE),
+    (r"^backbone\.(?!module\.)", BACKBONE),
     (r"\.non_local\.W\.0\.", ".non_local.out."),
     (r"\.non_local\.W\.1\.", ".non_local.norm."),
     (r"^heads\.", ""),
@@ -58,6 +59,8 @@ def translate_fastreid(weights: Weights) -> dict[str, Tensor]:
         for name, tensor in renamed.items()
     }
     is_mgn = any(name.startswith("b1_head.") for name in renamed)
+    if any(re.search(r"^backbone\..*(\.gate\.|first_conv|prelu)", name) for name in renamed):
+        renamed = {name.replace("backbone.", "backbone.module.", 1): tensor for name, tensor in renamed.items()}
     renamed = rename_weights(renamed, (*(_MGN if is_mgn else _BASELINE), *_LAYERS))
     for name, tensor in renamed.items():
         if re.search(r"(^|\.)embedding\.weight$", name):

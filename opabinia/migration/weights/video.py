@@ -44,7 +44,9 @@ def _pyslowfast_rules(pathways: tuple[str, ...], first: int) -> Rules:
 
     return (
         (r"^s1\.pathway(\d)_stem\.", lambda match: f"{NET}{pathways[int(match[1])]}"),
-        (r"^s(\d)\.pathway(\d)_res(\d+)\.", block),
+        (r"(_nonlocal\d+)\.(?:conv_)?", r"\1.non_local."),
+        (r"\.non_local\.bn\.", ".non_local.norm."),
+        (r"^s(\d)\.pathway(\d)_(?:res|nonlocal)(\d+)\.", block),
         (r"^s(\d)_fuse\.conv_f2s\.", lambda match: f"{NET}fusions.{int(match[1]) - 1}.conv."),
         (r"^s(\d)_fuse\.bn\.", lambda match: f"{NET}fusions.{int(match[1]) - 1}.bn."),
         (r"\.branch1\.", ".downsample.0."),
@@ -169,6 +171,7 @@ def translate_video_swin(weights: Weights) -> dict[str, Tensor]:
 register_weight_format(
     WeightFormat("s1.pathway0_stem.", "PySlowFast's names", "rgb", translate_pyslowfast),
     WeightFormat("blocks.0.attn.norm_k.", "PySlowFast's names", "rgb", translate_mvit),
+    WeightFormat("pos_embed_spatial", "PySlowFast's names", "rgb", translate_mvit),
     WeightFormat("backbone.blocks.0.attn.norm_k.", "mmaction2's names", "rgb", translate_mvit),
     WeightFormat("backbone.layers.0.blocks.0.attn.relative_", "mmaction2's names", "rgb", translate_video_swin),
     *(

@@ -106,7 +106,15 @@ class TimmBackbone(Backbone):
         Raises:
             ValueError: the features of this model before its pooling have no spatial grid; or see :meth:`forward`.
         """
-        features = self._features(images, offset)
+        return self._to_maps(self._features(images, offset), images.shape[-2:])
+
+    def vectors_and_maps(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """B x C x H x W to B x D and feature maps; see :meth:`forward` and :meth:`feature_maps`."""
+        features = self._features(images, None)
+        return self.model.forward_head(features), self._to_maps(features, images.shape[-2:])  # type: ignore[operator]
+
+    def _to_maps(self, features: Tensor, size: Sequence[int]) -> Tensor:
+        """Return features before the pooling of images of a size (H, W) as maps (B x M x h x w)."""
         net: Any = self.model
         if features.ndim == 4:
             channels_last = getattr(net, "output_fmt", "NCHW") == "NHWC"
@@ -114,7 +122,7 @@ class TimmBackbone(Backbone):
         grid = getattr(getattr(net, "patch_embed", None), "dynamic_feat_size", None)
         if grid is None or features.ndim != 3:
             raise ValueError(f"timm's {type(net).__name__} gives no feature maps")
-        height, width = grid(images.shape[-2:])
+        height, width = grid(size)
         patches = features[:, getattr(net, "num_prefix_tokens", 0) :]
         return patches.transpose(1, 2).reshape(len(patches), -1, height, width)
 

@@ -18,8 +18,8 @@ from torchvision.models.detection._utils import BoxCoder
 BoxWeights = tuple[float, float, float, float]
 """Factors of the four numbers of an encoded box: shifts to the right and down, width and height."""
 
-IouLoss = Literal["giou", "diou", "ciou"]
-BoxLoss = Literal["smooth_l1", "giou", "diou", "ciou"]
+IouLoss = Literal["iou", "giou", "diou", "ciou"]
+BoxLoss = Literal["smooth_l1", "iou", "giou", "diou", "ciou"]
 
 Convention = Literal["detectron2", "torchvision"]
 """The library whose anchors are used. torchvision's, for its weights, have corners on whole pixels, and their strides
@@ -260,14 +260,14 @@ _EPS = 1e-7
 
 
 def iou_loss(boxes: Tensor, targets: Tensor, kind: IouLoss) -> Tensor:
-    """Compute 1 - IoU of predicted and ground-truth boxes (... x 4 each, to ...) plus a penalty.
+    """Compute 1 - IoU of predicted and ground-truth boxes (... x 4 each, to ...) plus a penalty, or -log IoU.
 
     The numbers are torchvision's, whose functions select the overlapping boxes, which waits for the device.
 
     Args:
         boxes: predictions.
         targets: ground truth, of positive width and height.
-        kind: of the penalty: ``giou`` (Rezatofighi et al. 2019), the share of the smallest enclosing box that neither
+        kind: ``iou`` (Yu et al. 2016), -log IoU of at least 1e-6; or the penalty: ``giou`` (Rezatofighi et al. 2019), the share of the smallest enclosing box that neither
             covers; ``diou`` (Zheng et al. 2020), the squared distance of the centers over the squared diagonal of that
             box; ``ciou`` (the same), plus the difference of the aspect ratios.
 
@@ -279,6 +279,8 @@ def iou_loss(boxes: Tensor, targets: Tensor, kind: IouLoss) -> Tensor:
     intersection = _area((ends - starts).clamp(min=0))
     union = _area(size) + _area(target_size) - intersection
     iou = intersection / (union + _EPS)
+    if kind == "iou":
+        return -iou.clamp(min=1e-6).log()
     if kind == "giou":
         hull = _area(hull_size)
         return 1 - iou + (hull - union) / (hull + _EPS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,17 @@ from torchvision.models.detection.faster_rcnn import FastRCNNConvFCHead, TwoMLPH
 from torchvision.ops import batched_nms, clip_boxes_to_image
 
 from opabinia.config import register
-from opabinia.contracts import Count, Detections, Fraction, Level, NonNegative, Sizes, Target
+from opabinia.contracts import (
+    Count,
+    DataMismatch,
+    DatasetInfo,
+    Detections,
+    Fraction,
+    Level,
+    NonNegative,
+    Sizes,
+    Target,
+)
 from opabinia.models.detectors.anchors import BoxLoss, BoxWeights, box_regression_loss, decode_boxes
 from opabinia.models.detectors.regions import PoolingOptions, RegionPool, Regions, concat_regions, exceeds_size
 from opabinia.models.necks import Norm, norm_factory
@@ -54,6 +64,13 @@ class BoxOptions:
         batch_size_per_image: regions sampled per image for the loss.
         positive_fraction: largest share of foreground regions among them.
         bbox_reg_weights: factors of encoded boxes: shifts to the right and down, width, height.
+        class_loss: ``softmax``: cross-entropy over the classes and the background; ``sigmoid``: binary cross-entropy,
+            summed over the classes; ``federated`` (Zhou et al. 2021, section 3.3; detectron2's USE_FED_LOSS): the same
+            for the classes of a batch's regions and for others drawn by frequency, because no image of LVIS is
+            annotated for all classes.
+        federated_classes: of ``federated``: number of classes in a batch, the background included; more if the batch
+            has more.
+        federated_power: a class is drawn with a probability proportional to its number of images to this power.
         box_loss: loss of the boxes, see :func:`opabinia.models.detectors.anchors.box_regression_loss`.
         smooth_l1_beta: of ``smooth_l1``; 0 is L1 (torchvision: 1/9).
         box_loss_weight: factor of the box loss.
@@ -62,7 +79,7 @@ class BoxOptions:
         max_detections: per image.
         min_size: detections whose width or height, in pixels, is not larger are dropped (torchvision: 0.01).
         train_on_predictions: mask and keypoint heads are trained on the boxes that are predicted for regions, not on
-            the regions (detectron2's TRAIN_ON_PRED_BOXES). These boxes are computed once more for it.
+            the regions (detectron2's TRAIN_ON_PRED_BOXES).
     """
 
     resolution: Count = 7
@@ -76,6 +93,9 @@ class BoxOptions:
     batch_size_per_image: Count = 512
     positive_fraction: Fraction = 0.25
     bbox_reg_weights: BoxWeights = (10, 10, 5, 5)
+    class_loss: Literal["softmax", "sigmoid", "federated"] = "softmax"
+    federated_classes: Count = 50
+    federated_power: NonNegative = 0.5
     box_loss: BoxLoss = "smooth_l1"
     smooth_l1_beta: NonNegative = 0
     box_loss_weight: NonNegative = 1
@@ -146,14 +166,19 @@ class BoxLayers(nn.Module):
 
     Args:
         channels: of the feature maps.
-        classes: K.
+        dataset_info: of the training data, with K classes.
         options: see :class:`BoxOptions`.
         weights: of the box coding.
     """
 
-    def __init__(self, channels: int, classes: int, options: BoxOptions, weights: BoxWeights) -> None:
+    class_weights: Tensor
+
+    def __init__(self, channels: int, dataset_info: DatasetInfo, options: BoxOptions, weights: BoxWeights) -> None:
         super().__init__()
+        classes = len(dataset_info.classes)
         self.options, self.classes, self.weights = options, classes, weights
+        counts = torch.tensor([*dataset_info.image_counts, 0], dtype=torch.float32)  # 0: of the background
+        self.register_buffer("class_weights", counts**options.federated_power * (counts > 0), persistent=False)
         self.head = hidden_layers(channels, options)
         conv_width = options.conv_dim if options.num_convs and options.conv_dim else channels
         width = options.fc_dim if options.num_fc else conv_width
@@ -166,6 +191,22 @@ class BoxLayers(nn.Module):
     def boxes(self, predictions: BoxPredictions, regions: Tensor) -> Tensor:
         """Decode the boxes of regions (R x 4): R x K x 4, or R x 1 x 4 if class-agnostic."""
         return decode_boxes(predictions.deltas, regions, self.weights).view(predictions.boxes_per_region.shape)
+
+    def scores(self, predictions: BoxPredictions) -> Tensor:
+        """Return the probabilities of the classes and the background (R x K + 1)."""
+        logits = predictions.logits
+        return logits.softmax(dim=1) if self.options.class_loss == "softmax" else logits.sigmoid()
+
+    def _class_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the sum of the class losses of all regions."""
+        kind = self.options.class_loss
+        if kind == "softmax":
+            return F.cross_entropy(logits, labels, reduction="sum")
+        targets = F.one_hot(labels, self.classes + 1).to(logits)
+        losses = F.binary_cross_entropy_with_logits(logits, targets, reduction="none")[:, :-1]
+        if kind == "federated":
+            losses = losses * draw_federated_classes(labels, self.class_weights, self.options.federated_classes)
+        return losses.sum()
 
     def losses(self, predictions: BoxPredictions, regions: Regions) -> dict[str, Tensor]:
         """``loss_cls`` and ``loss_box_reg``, both means over all regions including background, the accuracy of the
@@ -181,7 +222,7 @@ class BoxLayers(nn.Module):
         predicted = logits.argmax(dim=1)
         correct, num_foreground = (predicted == labels).float(), foreground.sum().clamp(min=1)
         return {
-            "loss_cls": F.cross_entropy(logits, labels, reduction="sum") / count,
+            "loss_cls": self._class_loss(logits, labels) / count,
             "loss_box_reg": options.box_loss_weight * (box_losses * foreground).sum() / count,
             "fast_rcnn/cls_accuracy": correct.sum() / count,
             "fast_rcnn/fg_cls_accuracy": (correct * foreground).sum() / num_foreground,
@@ -189,12 +230,38 @@ class BoxLayers(nn.Module):
         }
 
 
+def draw_federated_classes(labels: Tensor, weights: Tensor, count: int) -> Tensor:
+    """Return the classes that the federated loss is summed over: those of the regions, and others drawn without
+    replacement until there are ``count``, the background included (bool, K; detectron2). This waits for the device.
+
+    Args:
+        labels: of regions (int64, R); K is background.
+        weights: of the classes and of the background, which is 0 (K + 1).
+        count: number of classes.
+
+    Raises:
+        DataMismatch: the numbers of images, which the weights are made of, are not known.
+    """
+    if len(weights) == 1:
+        raise DataMismatch(
+            "class_loss: federated draws classes by their numbers of images, which this training data does not have: "
+            "take a source of annotation files, such as coco, or class_loss: sigmoid"
+        )
+    chosen = torch.zeros_like(weights, dtype=torch.bool)
+    chosen[labels] = True
+    others = weights.masked_fill(chosen, 0)
+    missing = min(count - int(chosen.sum()), int(others.count_nonzero()))
+    if missing > 0:
+        chosen[torch.multinomial(others, missing)] = True
+    return chosen[:-1]
+
+
 class BoxHead(nn.Module):
     """The box head of Faster R-CNN.
 
     Args:
         levels: of the neck.
-        classes: K.
+        dataset_info: of the training data.
         options: see :class:`BoxOptions`.
         pooling: see :class:`PoolingOptions`.
 
@@ -202,24 +269,26 @@ class BoxHead(nn.Module):
         ValueError: the neck has fewer levels than are pooled from.
     """
 
-    def __init__(self, levels: Sequence[Level], classes: int, options: BoxOptions, pooling: PoolingOptions) -> None:
+    def __init__(
+        self, levels: Sequence[Level], dataset_info: DatasetInfo, options: BoxOptions, pooling: PoolingOptions
+    ) -> None:
         super().__init__()
         self.options = options
         self.pool = RegionPool(levels, options.resolution, pooling)
-        self.layers = BoxLayers(self.pool.out_channels, classes, options, options.bbox_reg_weights)
+        self.layers = BoxLayers(self.pool.out_channels, dataset_info, options, options.bbox_reg_weights)
 
     def losses(
         self, maps: Sequence[Tensor], sizes: Sizes, regions: Sequence[Regions], targets: Sequence[Target]
-    ) -> dict[str, Tensor]:
-        """See :meth:`BoxLayers.losses`."""
+    ) -> tuple[dict[str, Tensor], list[Sequence[Regions]]]:
+        """Return the losses (see :meth:`BoxLayers.losses`), and the regions that other heads are trained on."""
         predictions = self.layers(self.pool(maps, [image.boxes for image in regions]))
-        return self.layers.losses(predictions, concat_regions(regions))
+        losses = self.layers.losses(predictions, concat_regions(regions))
+        return losses, [self._refine(predictions, regions) if self.options.train_on_predictions else regions]
 
     @torch.no_grad()
-    def refine(self, maps: Sequence[Tensor], regions: Sequence[Regions]) -> list[Regions]:
+    def _refine(self, predictions: BoxPredictions, regions: Sequence[Regions]) -> list[Regions]:
         """Replace the boxes of regions by those that are predicted for their class."""
         every = concat_regions(regions)
-        predictions = self.layers(self.pool(maps, [image.boxes for image in regions]))
         boxes = self.layers.boxes(predictions, every.boxes)
         column = every.labels.clamp(max=boxes.shape[1] - 1)
         refined = boxes[torch.arange(len(column), device=column.device), column]
@@ -231,7 +300,7 @@ class BoxHead(nn.Module):
         predictions = self.layers(self.pool(maps, proposals))
         counts = [len(boxes) for boxes in proposals]
         boxes = torch.split(self.layers.boxes(predictions, torch.cat(list(proposals))), counts)
-        scores = torch.split(predictions.logits.softmax(dim=1), counts)
+        scores = torch.split(self.layers.scores(predictions), counts)
         return [postprocess(*image, self.options) for image in zip(boxes, scores, sizes, strict=True)]
 
 

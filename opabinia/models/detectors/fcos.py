@@ -3,7 +3,7 @@
 Parameters of the head have torchvision's names: ``head.classification_head.conv.{0,3,6,9}`` (convolutions),
 ``conv.{1,4,7,10}`` (norms), ``cls_logits``; ``head.regression_head.conv...``, ``bbox_reg``, ``bbox_ctrness``. In
 detectron2 these are ``head.cls_subnet.{0,1,3,4,6,7,9,10}`` (conv.n is subnet.n), ``head.cls_score``,
-``head.bbox_subnet``, ``head.bbox_pred`` and ``head.ctrness``. Weights of both need ``offset: 0``, torchvision's also
+``head.bbox_subnet``, ``head.bbox_pred`` and ``head.ctrness``. ``head.scales.{0,1,2,3,4}`` are the factors of levels. Weights of both need ``offset: 0``, torchvision's also
 ``convention: torchvision``.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +21,7 @@ from torchvision.models.detection.fcos import FCOSClassificationHead, FCOSRegres
 
 from opabinia.config import register
 from opabinia.contracts import Count, DatasetInfo, Fraction, Level, NeckPart, NonNegative, Positive, Sizes, Target
-from opabinia.models.detectors.anchors import AnchorGrid, Convention, iou_loss
+from opabinia.models.detectors.anchors import AnchorGrid, Convention, IouLoss, iou_loss
 from opabinia.models.detectors.dense import (
     DENSE_RENAMED,
     DenseDetector,
@@ -43,8 +43,8 @@ PIXEL_CODER = BoxLinearCoder(normalize_by_size=False)
 
 @register.detector(renamed={**DENSE_RENAMED, "convs": "num_convs", "radius": "center_sampling_radius"})
 class Fcos(DenseDetector):
-    """FCOS (Tian et al. 2019) with its authors' later improvements (section 3 of their paper of 2022): center sampling,
-    generalized IoU loss, distances in strides, and centerness predicted by the box branch.
+    """FCOS (Tian et al. 2019), by default with its authors' later improvements (section 3 of their paper of 2022):
+    center sampling, generalized IoU loss, distances in strides, and centerness predicted by the box branch.
 
     Losses are divided by the positive points of the batch of all processes, or by its images if these are more, so
     that results do not depend on the number of processes.
@@ -54,7 +54,15 @@ class Fcos(DenseDetector):
         num_convs: convolutions of each of the two branches.
         norm: after each of them.
         prior_probability: initial probability of every class.
-        center_sampling_radius: points up to this many strides from the center of an object are assigned to it.
+        center_sampling_radius: points up to this many strides from the center of an object are assigned to it; null:
+            all points within its box (2019).
+        distances: ``strides``: predicted in strides, negative ones are 0; ``exponential``: logarithms of pixels (2019).
+        level_factors: the predicted distances of each level are multiplied by a learned factor (both papers,
+            MMDetection).
+        centerness_branch: the branch that predicts centerness, ``box`` or ``class`` (2019).
+        box_loss: see :func:`opabinia.models.detectors.anchors.iou_loss`; ``iou`` is that of 2019.
+        weight_boxes: box losses are weighted by the centerness of their points (the authors' code, MMDetection);
+            false: equally (torchvision, detectron2).
         offset: of the first point, in strides: the paper's 0.5 is the center of its cell; 0 is torchvision's and
             detectron2's.
         convention: of the points. ``torchvision``, for its weights, computes strides from the sizes of the batch and
@@ -80,7 +88,12 @@ class Fcos(DenseDetector):
         num_convs: Count = 4,
         norm: HeadNorm = "group",
         prior_probability: Probability = 0.01,
-        center_sampling_radius: Positive = 1.5,
+        center_sampling_radius: Positive | None = 1.5,
+        distances: Literal["strides", "exponential"] = "strides",
+        level_factors: bool = False,
+        centerness_branch: Literal["box", "class"] = "box",
+        box_loss: IouLoss = "giou",
+        weight_boxes: bool = False,
         offset: Fraction = 0.5,
         convention: Convention = "detectron2",
         alpha: Fraction = 0.25,
@@ -97,15 +110,31 @@ class Fcos(DenseDetector):
         regression = FCOSRegressionHead(channels, 1, num_convs, norm_layer)
         self.head = nn.ModuleDict({"classification_head": classification, "regression_head": regression})
         strides = [level.stride for level in self.neck.out_levels]
+        if level_factors:
+            self.head["scales"] = nn.ParameterList(torch.ones(()) for _ in strides)
+        self.distances, self.centerness_branch = distances, centerness_branch
+        self.box_loss: IouLoss = box_loss
+        self.weight_boxes = weight_boxes
         self.grid = AnchorGrid([[stride] for stride in strides], [1.0], strides, offset=offset, convention=convention)
         self.center_sampling_radius, self.alpha, self.gamma = center_sampling_radius, alpha, gamma
 
     def _predict(self, maps: Sequence[Tensor], shape: tuple[int, int]) -> Predictions:
         """Run the head: boxes are encoded as distances in strides, anchors are points, as boxes of the stride's
         size."""
-        distances, centerness = self.head["regression_head"](maps)
-        logits = self.head["classification_head"](maps)
-        return logits, distances.float(), self.grid(maps, shape), centerness.squeeze(2)
+        classes, boxes = self.head["classification_head"], self.head["regression_head"]
+        points = self.grid(maps, shape)
+        levels = []
+        for number, level in enumerate(maps):
+            class_features, box_features = classes.conv(level), boxes.conv(level)
+            raw = _rows(boxes.bbox_reg(box_features)).float()
+            if "scales" in self.head:
+                raw = raw * self.head["scales"][number]
+            stride = (points[number][:, 2:] - points[number][:, :2]).repeat(1, 2)
+            distances = raw.relu() if self.distances == "strides" else raw.exp() / stride
+            centerness = boxes.bbox_ctrness(box_features if self.centerness_branch == "box" else class_features)
+            levels.append((_rows(classes.cls_logits(class_features)), distances, _rows(centerness).squeeze(2)))
+        logits, distances, centerness = (torch.cat(parts, dim=1) for parts in zip(*levels, strict=True))
+        return logits, distances, points, centerness
 
     def losses(
         self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Sizes, targets: Sequence[Target]
@@ -119,17 +148,25 @@ class Fcos(DenseDetector):
         positives_per_image = mean_over_samples(positive.sum(), len(targets))
         count = positives_per_image.clamp(min=1) * len(targets)
         # Positive points are not selected, which would wait for the device: the others are multiplied by 0.
-        box_losses = iou_loss(CODER.decode(distances, anchors), assigned.boxes, "giou")
-        centerness_losses = F.binary_cross_entropy_with_logits(
-            centerness.float(), centerness_targets(anchors, assigned.boxes), reduction="none"
-        )
+        box_losses = iou_loss(CODER.decode(distances, anchors), assigned.boxes, self.box_loss)
+        wanted = centerness_targets(anchors, assigned.boxes)
+        weights, divisor = positive, count
+        if self.weight_boxes:
+            weights = wanted * positive
+            divisor = mean_over_samples(weights.sum(), len(targets)).clamp(min=1e-6) * len(targets)
+        centerness_losses = F.binary_cross_entropy_with_logits(centerness.float(), wanted, reduction="none")
         return {
             "loss_cls": focal_loss(logits, assigned.classes, self.alpha, self.gamma).sum() / count,
-            "loss_box_reg": (box_losses * positive).sum() / count,
+            "loss_box_reg": (box_losses * weights).sum() / divisor,
             "loss_centerness": (centerness_losses * positive).sum() / count,
             "num_pos_anchors": positives_per_image,
             "fg_accuracy": is_top1(logits, assigned.classes).sum() / count,
         }
+
+
+def _rows(values: Tensor) -> Tensor:
+    """Return a row for each position: B x C x h x w as B x h w x C."""
+    return values.flatten(2).transpose(1, 2)
 
 
 class PointTargets(NamedTuple):
@@ -141,7 +178,9 @@ class PointTargets(NamedTuple):
 
 
 @torch.no_grad()
-def assign_points(points: Sequence[Tensor], targets: Sequence[Target], center_sampling_radius: float) -> PointTargets:
+def assign_points(
+    points: Sequence[Tensor], targets: Sequence[Target], center_sampling_radius: float | None
+) -> PointTargets:
     """Assign each point to the smallest object that contains it, whose center is near, and whose farthest side is
     within the range of its level (Tian et al. 2019, section 3.2).
 
@@ -151,7 +190,8 @@ def assign_points(points: Sequence[Tensor], targets: Sequence[Target], center_sa
     Args:
         points: of each level, from fine to coarse, as boxes of the stride's size (N x 4).
         targets: of each image.
-        center_sampling_radius: largest horizontal and vertical distance from the center of the object, in strides.
+        center_sampling_radius: largest horizontal and vertical distance from the center of the object, in strides;
+            None: any.
 
     Example: of [0, 0, 40, 40] the points of stride 8 with x and y in 12, 20 and 28 are positive at radius 1.5.
     """
@@ -168,8 +208,10 @@ def assign_points(points: Sequence[Tensor], targets: Sequence[Target], center_sa
             continue
         sides = PIXEL_CODER.encode(anchors.unsqueeze(1), target.boxes.unsqueeze(0))
         distance = sides.amax(dim=2)
-        shift = (sides[..., :2] - sides[..., 2:]).abs().amax(dim=2) / 2
-        allowed = (sides.amin(dim=2) > 0) & (shift < center_sampling_radius * strides.unsqueeze(1))
+        allowed = sides.amin(dim=2) > 0
+        if center_sampling_radius is not None:
+            shift = (sides[..., :2] - sides[..., 2:]).abs().amax(dim=2) / 2
+            allowed &= shift < center_sampling_radius * strides.unsqueeze(1)
         allowed &= (distance >= nearest.unsqueeze(1)) & (distance <= farthest.unsqueeze(1))
         areas = (target.boxes[:, 2:] - target.boxes[:, :2]).prod(dim=1)
         smallest, indices = areas.expand_as(distance).masked_fill(~allowed, math.inf).min(dim=1)

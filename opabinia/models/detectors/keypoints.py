@@ -73,16 +73,17 @@ class KeypointHead(nn.Module):
         return logits
 
     def losses(
-        self, maps: Sequence[Tensor], regions: Sequence[Regions], targets: Sequence[Target]
+        self, maps: Sequence[Tensor], regions: Sequence[Sequence[Regions]], targets: Sequence[Target]
     ) -> dict[str, Tensor]:
         """``loss_keypoint``, the mean over all keypoints that are visible and inside their region (see
-        ``keypoints_per_image``), and the number of regions per image that have such keypoints."""
+        ``keypoints_per_image``), and the number of regions per image that have such keypoints; arguments as in
+        :meth:`MaskHead.losses`."""
         keypoints = [target.keypoints for target in targets if target.keypoints is not None]
         if len(keypoints) < len(targets):
             raise ValueError("an image without keypoints came to a detector that learns them")
         samples = [
             image.at(_contains_visible(image.boxes, known[image.matched]))
-            for image, known in zip(foreground_regions(regions, self.classes), keypoints, strict=True)
+            for image, known in zip(foreground_regions(regions[0], self.classes), keypoints, strict=True)
         ]
         boxes = [image.boxes for image in samples]
         logits = self._logits(maps, boxes)

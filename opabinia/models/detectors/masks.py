@@ -78,11 +78,17 @@ class MaskHead(nn.Module):
         return logits[torch.arange(len(labels), device=labels.device), labels]
 
     def losses(
-        self, maps: Sequence[Tensor], regions: Sequence[Regions], targets: Sequence[Target]
+        self, maps: Sequence[Tensor], regions: Sequence[Sequence[Regions]], targets: Sequence[Target]
     ) -> dict[str, Tensor]:
         """``loss_mask``, the mean over the pixels of all masks, the pixel accuracy, and the shares of false positive
-        and false negative pixels (0 where there are no such pixels)."""
-        foreground = foreground_regions(regions, self.classes)
+        and false negative pixels (0 where there are no such pixels).
+
+        Args:
+            maps: of the neck.
+            regions: of each image, by stages of the box head; the first is used (detectron2).
+            targets: one per image.
+        """
+        foreground = foreground_regions(regions[0], self.classes)
         boxes = [image.boxes for image in foreground]
         logits = self._logits(maps, boxes, concat_regions(foreground).labels)
         masks = torch.cat(
@@ -113,7 +119,11 @@ class MaskHead(nn.Module):
 
     def describe(self, maps: Sequence[Tensor], detections: Sequence[Detections]) -> list[Detections]:
         """Add masks (D x S x S): the probability of each pixel to belong to the object."""
+        masks = self.probabilities(maps, detections)
+        return [image._replace(masks=mask) for image, mask in zip(detections, masks, strict=True)]
+
+    def probabilities(self, maps: Sequence[Tensor], detections: Sequence[Detections]) -> Sequence[Tensor]:
+        """Return the masks of the detections of each image (D x S x S)."""
         labels = torch.cat([image.labels for image in detections])
         logits = self._logits(maps, [image.boxes for image in detections], labels)
-        masks = torch.split(logits.sigmoid(), [len(image.boxes) for image in detections])
-        return [image._replace(masks=mask) for image, mask in zip(detections, masks, strict=True)]
+        return torch.split(logits.sigmoid(), [len(image.boxes) for image in detections])

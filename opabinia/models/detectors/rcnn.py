@@ -7,7 +7,7 @@ Rules and defaults are detectron2's. The weights are named
     box.layers.head.fc6, fc7                      box.stages.0.head.fc6 ... in a cascade
     box.layers.predictor.cls_score, bbox_pred     box.stages.0.predictor.cls_score ... in a cascade
     others.mask.layers.0.0 ... 3.0                with instance masks
-    others.mask.predictor.conv5_mask, mask_fcn_logits
+    others.mask.predictor.conv5_mask, mask_fcn_logits       others.mask.stages.0 ... with a mask head for every stage
     others.keypoint.layers.0, 2 ... 14            with keypoints
     others.keypoint.predictor.kps_score_lowres
 
@@ -29,6 +29,7 @@ from torch import Tensor, nn
 
 from opabinia.config import register
 from opabinia.contracts import (
+    Count,
     DatasetInfo,
     Detections,
     Detector,
@@ -42,7 +43,7 @@ from opabinia.contracts import (
 )
 from opabinia.models.detectors.anchors import BoxWeights
 from opabinia.models.detectors.boxes import BoxHead, BoxOptions
-from opabinia.models.detectors.cascade import CascadeHead
+from opabinia.models.detectors.cascade import CascadeHead, CascadeMasks, ScoreAverage
 from opabinia.models.detectors.keypoints import KeypointHead, KeypointOptions
 from opabinia.models.detectors.masks import MaskHead, MaskOptions
 from opabinia.models.detectors.regions import PoolingOptions, RegionPool, count_regions, sample_regions
@@ -81,8 +82,8 @@ class Rcnn(Detector):
             pool.stage = (stage,)
 
     @property
-    def _others(self) -> list[MaskHead | KeypointHead]:
-        return cast("list[MaskHead | KeypointHead]", list(self.others.values()))
+    def _others(self) -> list[MaskHead | CascadeMasks | KeypointHead]:
+        return cast("list[MaskHead | CascadeMasks | KeypointHead]", list(self.others.values()))
 
     def pyramid(self, maps: Sequence[Tensor]) -> list[Tensor]:
         """The neck's feature maps."""
@@ -99,11 +100,10 @@ class Rcnn(Detector):
         proposals = self.rpn.propose(output, sizes, options.pre_nms_topk_train, options.post_nms_topk_train)
         sampling = box.foreground_iou, box.batch_size_per_image, box.positive_fraction, self.classes
         regions = [sample_regions(*image, *sampling) for image in zip(proposals, targets, strict=True)]
-        losses |= count_regions(regions, self.classes) | self.box.losses(maps, sizes, regions, targets)
-        if box.train_on_predictions and isinstance(self.box, BoxHead):
-            regions = self.box.refine(maps, regions)
+        box_losses, by_stage = self.box.losses(maps, sizes, regions, targets)
+        losses |= count_regions(regions, self.classes) | box_losses
         for head in self._others:
-            losses |= head.losses(maps, regions, targets)
+            losses |= head.losses(maps, by_stage, targets)
         return losses
 
     def detect(self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Sizes) -> list[Detections]:
@@ -147,7 +147,7 @@ def faster_rcnn(
         ValueError: the neck does not have as many levels as there are anchor sizes, or fewer than are pooled from.
     """
     pyramid, region_levels = _build_neck(neck, levels, pooling)
-    return _build_rcnn(pyramid, region_levels, len(dataset_info.classes), proposals, pooling, box)
+    return _build_rcnn(pyramid, region_levels, dataset_info, proposals, pooling, box)
 
 
 @register.detector
@@ -178,7 +178,7 @@ def mask_rcnn(
     """
     pyramid, region_levels = _build_neck(neck, levels, pooling)
     head = build_mask_head(region_levels, dataset_info, mask, pooling)
-    return _build_rcnn(pyramid, region_levels, len(dataset_info.classes), proposals, pooling, box, mask=head)
+    return _build_rcnn(pyramid, region_levels, dataset_info, proposals, pooling, box, mask=head)
 
 
 @register.detector
@@ -217,7 +217,7 @@ def keypoint_rcnn(
     pyramid, region_levels = _build_neck(neck, levels, pooling)
     classes = len(dataset_info.classes)
     head = KeypointHead(region_levels, classes, len(dataset_info.keypoints), keypoint, pooling)
-    return _build_rcnn(pyramid, region_levels, classes, proposals, pooling, box, keypoint=head)
+    return _build_rcnn(pyramid, region_levels, dataset_info, proposals, pooling, box, keypoint=head)
 
 
 @register.detector(renamed={"later_overlaps": "later_ious", "later_weights": "later_bbox_reg_weights"})
@@ -233,7 +233,9 @@ def cascade_rcnn(
     later_ious: tuple[Fraction, ...] = (0.6, 0.7),
     later_bbox_reg_weights: tuple[BoxWeights, ...] = ((20, 20, 10, 10), (30, 30, 15, 15)),
     stage_loss_weights: tuple[NonNegative, ...] | None = None,
+    score_average: ScoreAverage = "probabilities",
     mask: MaskOptions | None = None,
+    num_mask_heads: Count = 1,
 ) -> Detector:
     """Cascade R-CNN (Cai and Vasconcelos 2018) with a feature pyramid, as in detectron2, with instance masks or
     without.
@@ -252,19 +254,29 @@ def cascade_rcnn(
         stage_loss_weights: factors of the losses of each stage, such as the ``[1, 0.5, 0.25]`` of the paper and
             MMDetection; null: detectron2's rule, factors of 1, with gradients of features divided by the number of
             stages.
-        mask: options of the mask head; null: no instance masks.
+        score_average: scores are the mean of the stages' probabilities (the paper, detectron2), or the probabilities of
+            their mean logits (MMDetection).
+        mask: options of the mask heads; null: no instance masks.
+        num_mask_heads: 1 is trained on the regions of the first stage (detectron2); as many as there are stages are
+            each trained on the regions of theirs, and masks are the mean of their probabilities (Cai and Vasconcelos
+            2019, section 5; MMDetection).
 
     Raises:
         ValueError: ``mask`` is given and the training data has no masks, the numbers of later IoUs and weights differ,
-            boxes are to be per class, or see :func:`faster_rcnn`.
+            boxes are to be per class, there are other mask heads than one or one for each stage, or see
+            :func:`faster_rcnn`.
     """
     pyramid, region_levels = _build_neck(neck, levels, pooling)
-    classes = len(dataset_info.classes)
-    head = CascadeHead(region_levels, classes, box, later_ious, later_bbox_reg_weights, pooling, stage_loss_weights)
+    coding = later_ious, later_bbox_reg_weights
+    head = CascadeHead(region_levels, dataset_info, box, *coding, pooling, stage_loss_weights, score_average)
+    if num_mask_heads not in (1, len(head.stages)):
+        raise ValueError(f"num_mask_heads is {num_mask_heads}: expected 1, or {len(head.stages)} as there are stages")
     others: dict[str, nn.Module] = {}
     if mask is not None:
-        others["mask"] = build_mask_head(region_levels, dataset_info, mask, pooling)
-    return Rcnn(pyramid, RegionProposals(pyramid.out_levels, proposals), head, others, classes)
+        masks = [build_mask_head(region_levels, dataset_info, mask, pooling) for _ in range(num_mask_heads)]
+        others["mask"] = masks[0] if num_mask_heads == 1 else CascadeMasks(masks, head.stage_loss_weights)
+    rpn = RegionProposals(pyramid.out_levels, proposals)
+    return Rcnn(pyramid, rpn, head, others, len(dataset_info.classes))
 
 
 def _build_neck(neck: NeckPart, levels: Sequence[Level], pooling: PoolingOptions) -> tuple[Neck, tuple[Level, ...]]:
@@ -279,14 +291,15 @@ def _build_neck(neck: NeckPart, levels: Sequence[Level], pooling: PoolingOptions
 def _build_rcnn(
     neck: Neck,
     region_levels: Sequence[Level],
-    classes: int,
+    dataset_info: DatasetInfo,
     proposals: ProposalOptions,
     pooling: PoolingOptions,
     box: BoxOptions,
     **others: nn.Module,
 ) -> Rcnn:
     rpn = RegionProposals(neck.out_levels, proposals)
-    return Rcnn(neck, rpn, BoxHead(region_levels, classes, box, pooling), others, classes)
+    head = BoxHead(region_levels, dataset_info, box, pooling)
+    return Rcnn(neck, rpn, head, others, len(dataset_info.classes))
 
 
 def build_mask_head(

@@ -63,6 +63,22 @@ def multi_output_binary_cross_entropy(outputs: Sequence[Tensor], targets: Tensor
     return torch.stack(losses).sum()
 
 
+def frequency_weighted_binary_cross_entropy(logits: Tensor, targets: Tensor, shares: Sequence[float]) -> Tensor:
+    """Binary cross entropy whose terms have the weight exp(1 - share) for positive and exp(share) for negative labels,
+    averaged over samples and classes (Li et al. 2015, DeepMAR, equation 3, as in FastReID's FastAttr).
+
+    Args:
+        logits: B x K.
+        targets: 1 for each positive label (float, B x K).
+        shares: share of the training samples that have each label (K).
+
+    Example: logits [0, 0], targets [1, 0], shares [0.2, 0.2]: (e^0.8 + e^0.2) / 2 * 0.6931 = 1.1946.
+    """
+    share = torch.tensor(shares, dtype=logits.dtype, device=logits.device)
+    weights = torch.where(targets > 0.5, 1 - share, share).exp()
+    return F.binary_cross_entropy_with_logits(logits, targets.to(logits.dtype), weights)
+
+
 @register.loss
 def binary_focal(logits: Tensor, targets: Tensor, /, *, gamma: NonNegative = 2.0, alpha: Fraction = 0.25) -> Tensor:
     """Binary focal loss, summed over classes (Lin et al. 2017).

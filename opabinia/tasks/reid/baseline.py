@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from opabinia.config import register
 from opabinia.contracts import (
@@ -26,10 +28,10 @@ from opabinia.contracts import (
     Positive,
 )
 from opabinia.models.backbones.module import build_backbone
-from opabinia.models.heads import linear
+from opabinia.models.heads import linear, sample_classes
 from opabinia.models.layers import BNNeck
 from opabinia.models.losses.cross_entropy import cross_entropy
-from opabinia.runtime.collectives import gather_batch
+from opabinia.runtime.collectives import gather_batch, gather_rows
 from opabinia.tasks.reid.base import Reidentification, accuracy, identity_labels, part_name, reduction_layer
 from opabinia.tasks.reid.cross_batch_memory import CrossBatchMemory, QueueMemory
 from opabinia.tasks.step_hooks import AfterStep
@@ -56,6 +58,8 @@ class Baseline(Reidentification):
         head: the classifier.
         loss: of its logits (B x K) and the identities (B); null: metric losses only.
         loss_scale: multiplies the loss.
+        sampled_classes: share of the identities that the classifier of a step has: those of the batch, and random
+            others (An et al. 2021, Partial FC: 0.1 for a million identities); null: all. ``top1`` is among these.
         metric_losses: of features and identities; each has a ``scale``.
         cross_batch_memory: a queue of features of earlier batches to compare with; null: none.
         flip_test: evaluate the mean of the features of an image and of its mirror image.
@@ -79,6 +83,7 @@ class Baseline(Reidentification):
         head: HeadPart = linear,
         loss: LossPart | None = cross_entropy,
         loss_scale: NonNegative = 1.0,
+        sampled_classes: Fraction | None = None,
         metric_losses: list[MetricLossPart] = [],  # noqa: B006 (never changed)
         cross_batch_memory: CrossBatchMemory | None = None,
         flip_test: bool = False,
@@ -103,6 +108,9 @@ class Baseline(Reidentification):
         self.neck = make_neck(neck, width)
         self.dropout = nn.Dropout(dropout)
         self.head = None if loss is None else head(width, len(dataset_info.classes))
+        if sampled_classes is not None and not isinstance(getattr(self.head, "weight", None), nn.Parameter):
+            raise ValueError("sampled_classes: it needs a loss, and a head with one weight vector per class")
+        self.sampled_classes = sampled_classes
         self.loss, self.loss_scale, self.metric_feature = loss, loss_scale, metric_feature
         self.memory = None if cross_batch_memory is None else QueueMemory(cross_batch_memory, width)
 
@@ -113,9 +121,9 @@ class Baseline(Reidentification):
         after = self.neck(before)
         values = {}
         if self.head is not None and self.loss is not None:
-            logits = self.head(self.dropout(after))
-            loss = self.loss(self.head.with_margin(logits, labels), labels)
-            values = {f"{part_name(self.loss)}_loss": self.loss_scale * loss, "top1": accuracy(logits, labels)}
+            logits, targets = self._classify(self.dropout(after), labels, batch["id"], clock.step)
+            loss = self.loss(self.head.with_margin(logits, targets), targets)
+            values = {f"{part_name(self.loss)}_loss": self.loss_scale * loss, "top1": accuracy(logits, targets)}
         if not self.requires_full_batch:
             return values
         features = before if self.metric_feature == "before" else after
@@ -149,6 +157,16 @@ class Baseline(Reidentification):
     def hooks(self, dataset_info: DatasetInfo) -> list[Hook]:
         """Return the hook that enqueues the features of each step, if there is a cross-batch memory."""
         return [] if self.memory is None else [AfterStep(self.memory.update)]
+
+    def _classify(self, features: Tensor, labels: Tensor, ids: Sequence[str], step: int) -> tuple[Tensor, Tensor]:
+        """Return logits (B x S) of all or of the sampled classes, and the labels among these."""
+        assert self.head is not None
+        if self.sampled_classes is None:
+            return self.head(features), labels
+        weight = self.head.get_parameter("weight")
+        chosen = sample_classes(gather_rows(labels, ids), len(weight), self.sampled_classes, step)
+        logits: Tensor = functional_call(self.head, {"weight": weight[chosen]}, (features,))
+        return logits, torch.searchsorted(chosen, labels)
 
     def _features_before_neck(self, batch: Batch) -> Tensor:
         inputs = [self.normalize(batch["image"])]

@@ -4,6 +4,7 @@ from opabinia.tasks.selfsup import barlow_twins as barlow_twins
 from opabinia.tasks.selfsup import byol as byol
 from opabinia.tasks.selfsup import deepcluster as deepcluster
 from opabinia.tasks.selfsup import dino as dino
+from opabinia.tasks.selfsup import distillation as distillation
 from opabinia.tasks.selfsup import ibot as ibot
 from opabinia.tasks.selfsup import mae as mae
 from opabinia.tasks.selfsup import moco as moco

@@ -143,7 +143,7 @@ def _chapter(letter: str, run: RunData, budget: ByteBudget) -> Chapter:
 
 def _data_blocks(run: RunData, index: dict[str, Any]) -> list[Block]:
     """Return a table of the training data's facts, and counts by class if there are some."""
-    omitted = ("classes", "category_ids", "frequencies", "keypoints")
+    omitted = ("classes", "category_ids", "frequencies", "keypoints", "label_shares", "image_counts")
     facts = ((key, value) for key, value in run.dataset_info.items() if value and key not in omitted)
     rows = [(key.replace("_", " "), _fact(value)) for key, value in facts]
     if classes := texts_of(run.dataset_info.get("classes")):

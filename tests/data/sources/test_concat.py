@@ -154,7 +154,8 @@ def test_objects_of_several_formats_are_trained_together(scenes: Path) -> None:
     both, alone = (run_checks({"train": source}).datasets["train"] for source in (united, first))
     assert both.boxes is not None and alone.boxes is not None
     assert both.boxes.per_class == {name: 2 * count for name, count in alone.boxes.per_class.items()}
-    assert sum(both.per_class.values()) == 2 * sum(map(len, first.present))
+    assert info.image_counts == tuple(both.per_class.values())
+    assert sum(info.image_counts) == 2 * sum(map(len, first.present))
 
 
 def test_objects_with_and_without_masks_are_not_mixed(scenes: Path) -> None:

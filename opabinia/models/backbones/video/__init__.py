@@ -1,5 +1,6 @@
 """Clip backbones: B x C x T x H x W to one vector each."""
 
+from opabinia.models.backbones.video.mvit import Mvit as Mvit
 from opabinia.models.backbones.video.resnet3d import c2d as c2d
 from opabinia.models.backbones.video.resnet3d import i3d as i3d
 from opabinia.models.backbones.video.resnet3d import resnet3d as resnet3d

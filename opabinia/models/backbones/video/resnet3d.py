@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated, Literal
 
 import torch.nn.functional as F
@@ -24,6 +23,7 @@ from opabinia.models.backbones.video.base import (
     shortcut_projection,
 )
 from opabinia.models.backbones.video.inflate import Inflation, load_image_weights
+from opabinia.models.backbones.video.non_local import NonLocal3d, NonLocalBlocks, NonLocalType
 
 
 class BasicBlock3d(nn.Module):
@@ -63,11 +63,14 @@ class Bottleneck3d(nn.Module):
         width: a quarter of the channels of the output.
         frames: temporal size of the first kernel.
         stride: of the block.
+        non_local: kind of the non-local block that follows, if any.
     """
 
     expansion = 4
 
-    def __init__(self, inputs: int, width: int, frames: int, stride: Kernel) -> None:
+    def __init__(
+        self, inputs: int, width: int, frames: int, stride: Kernel, non_local: NonLocalType | None = None
+    ) -> None:
         super().__init__()
         outputs = width * self.expansion
         self.conv1 = convolution(inputs, width, (frames, 1, 1), (stride[0], 1, 1))
@@ -77,13 +80,15 @@ class Bottleneck3d(nn.Module):
         self.conv3 = convolution(width, outputs, (1, 1, 1))
         self.bn3 = nn.BatchNorm3d(outputs)
         self.downsample = shortcut_projection(inputs, outputs, stride)
+        self.non_local: nn.Module = NonLocal3d(outputs, non_local) if non_local else nn.Identity()
 
     def forward(self, maps: Tensor) -> Tensor:
         """B x M x t x h x w to B x M' x t' x h' x w'."""
         shortcut = maps if self.downsample is None else self.downsample(maps)
         maps = F.relu(self.bn1(self.conv1(maps)), inplace=True)
         maps = F.relu(self.bn2(self.conv2(maps)), inplace=True)
-        return F.relu(self.bn3(self.conv3(maps)) + shortcut, inplace=True)
+        output: Tensor = self.non_local(F.relu(self.bn3(self.conv3(maps)) + shortcut, inplace=True))
+        return output
 
 
 # --- stages ---------------------------------------------------------------------------------------------------------
@@ -98,12 +103,16 @@ class StageSpec:
         blocks: number of blocks.
         frames: temporal sizes of the kernels, which the blocks take in turn.
         stride: frames, rows, columns.
+        non_local: indices of the bottlenecks that a non-local block follows.
+        non_local_type: of these blocks.
     """
 
     width: int
     blocks: int
     frames: tuple[int, ...]
     stride: Kernel
+    non_local: Sequence[int] = ()
+    non_local_type: NonLocalType = "softmax"
 
 
 def build_stage(inputs: int, spec: StageSpec, *, bottlenecks: bool, conv_type: ConvType = "3d") -> nn.Sequential:
@@ -114,12 +123,22 @@ def build_stage(inputs: int, spec: StageSpec, *, bottlenecks: bool, conv_type: C
         spec: of the stage.
         bottlenecks: bottlenecks instead of basic blocks.
         conv_type: of basic blocks.
+
+    Raises:
+        ValueError: a non-local block is to follow a block that does not exist.
     """
-    block = Bottleneck3d if bottlenecks else partial(BasicBlock3d, conv_type=conv_type)
+    if missing := [index for index in spec.non_local if not 0 <= index < spec.blocks]:
+        raise ValueError(
+            f"non_local: a stage of {spec.blocks} blocks has indices 0 to {spec.blocks - 1}, not {missing}"
+        )
     blocks: list[nn.Module] = []
     for index in range(spec.blocks):
-        frames = spec.frames[index % len(spec.frames)]
-        blocks.append(block(inputs, spec.width, frames, (1, 1, 1) if index else spec.stride))
+        frames, stride = spec.frames[index % len(spec.frames)], (1, 1, 1) if index else spec.stride
+        if bottlenecks:
+            attention = spec.non_local_type if index in spec.non_local else None
+            blocks.append(Bottleneck3d(inputs, spec.width, frames, stride, attention))
+        else:
+            blocks.append(BasicBlock3d(inputs, spec.width, frames, stride, conv_type))
         inputs = spec.width * (Bottleneck3d if bottlenecks else BasicBlock3d).expansion
     return nn.Sequential(*blocks)
 
@@ -293,6 +312,8 @@ def slow(
     /,
     *,
     depth: Literal[50, 101] = 50,
+    non_local: NonLocalBlocks = ((), (), (), ()),
+    non_local_type: NonLocalType = "softmax",
     zero_init_last: bool = True,
     pretrained_2d: str | None = None,
     inflation: Inflation = "mean",
@@ -306,6 +327,9 @@ def slow(
     Args:
         channels: channels of the frames.
         depth: number of layers.
+        non_local: for each of the four stages the indices, from 0, of the blocks that a non-local block follows (Wang
+            et al. 2018), such as [[], [1, 3], [1, 3, 5], []].
+        non_local_type: weights of its positions: softmax, or dot products divided by the number of positions.
         zero_init_last: the last norm of every block has weight 0 at first (Goyal et al. 2017, section 5.1).
         pretrained_2d: timm's name of a 2-d ResNet with the same blocks and widths, such as ``resnet50.tv_in1k``, whose
             weights are downloaded and inflated (Carreira and Zisserman 2017, I3D). null: random weights. (``init``
@@ -314,10 +338,12 @@ def slow(
             middle frame and 0 elsewhere, so that the network begins as one of single frames.
 
     Raises:
-        ValueError: those weights do not fill the network.
+        ValueError: those weights do not fill the network, or a block of ``non_local`` does not exist.
     """
     kernels = ((1,), (1,), (1,), (3,), (3,))
-    net = _bottleneck_resnet3d(channels, depth, kernels, zero_init_last=zero_init_last)
+    net = _bottleneck_resnet3d(
+        channels, depth, kernels, non_local=non_local, non_local_type=non_local_type, zero_init_last=zero_init_last
+    )
     return _inflated(net, channels, pretrained_2d, inflation)
 
 
@@ -327,6 +353,9 @@ def i3d(
     /,
     *,
     depth: Literal[50, 101] = 50,
+    frame_stride: Count = 1,
+    non_local: NonLocalBlocks = ((), (), (), ()),
+    non_local_type: NonLocalType = "softmax",
     zero_init_last: bool = True,
     pretrained_2d: str | None = None,
     inflation: Inflation = "mean",
@@ -340,15 +369,28 @@ def i3d(
     Args:
         channels: channels of the frames.
         depth: number of layers.
+        frame_stride: frames from one position of the stem to the next; 4 for that of mmaction2, whose convolution and
+            pooling halve the frames (in training its statistics are of twice as many frames).
+        non_local: indices of the blocks of each stage that a non-local block follows, see ``slow``.
+        non_local_type: weights of its positions, see ``slow``.
         zero_init_last: the last norm of every block has weight 0 at first (Goyal et al. 2017, section 5.1).
         pretrained_2d: timm's name of a 2-d ResNet with the same blocks and widths, see ``slow``.
         inflation: of those weights, see ``slow``.
 
     Raises:
-        ValueError: those weights do not fill the network.
+        ValueError: those weights do not fill the network, or a block of ``non_local`` does not exist.
     """
     kernels = ((5,), (3,), (3, 1), (3, 1), (1, 3))
-    net = _bottleneck_resnet3d(channels, depth, kernels, temporal_pool=True, zero_init_last=zero_init_last)
+    net = _bottleneck_resnet3d(
+        channels,
+        depth,
+        kernels,
+        frame_stride=frame_stride,
+        temporal_pool=True,
+        non_local=non_local,
+        non_local_type=non_local_type,
+        zero_init_last=zero_init_last,
+    )
     return _inflated(net, channels, pretrained_2d, inflation)
 
 
@@ -359,6 +401,8 @@ def c2d(
     *,
     depth: Literal[50, 101] = 50,
     temporal_pool: bool = True,
+    non_local: NonLocalBlocks = ((), (), (), ()),
+    non_local_type: NonLocalType = "softmax",
     zero_init_last: bool = True,
     pretrained_2d: str | None = None,
 ) -> Backbone:
@@ -369,14 +413,24 @@ def c2d(
         channels: channels of the frames.
         depth: number of layers.
         temporal_pool: max pooling of every two frames after the first stage.
+        non_local: indices of the blocks of each stage that a non-local block follows, see ``slow``.
+        non_local_type: weights of its positions, see ``slow``.
         zero_init_last: the last norm of every block has weight 0 at first (Goyal et al. 2017, section 5.1).
         pretrained_2d: timm's name of a 2-d ResNet with the same blocks and widths, see ``slow``.
 
     Raises:
-        ValueError: those weights do not fill the network.
+        ValueError: those weights do not fill the network, or a block of ``non_local`` does not exist.
     """
     kernels = ((1,),) * 5
-    net = _bottleneck_resnet3d(channels, depth, kernels, temporal_pool=temporal_pool, zero_init_last=zero_init_last)
+    net = _bottleneck_resnet3d(
+        channels,
+        depth,
+        kernels,
+        temporal_pool=temporal_pool,
+        non_local=non_local,
+        non_local_type=non_local_type,
+        zero_init_last=zero_init_last,
+    )
     return _inflated(net, channels, pretrained_2d, "mean")
 
 
@@ -384,18 +438,28 @@ def _bottleneck_resnet3d(
     channels: int,
     depth: Literal[50, 101],
     frames: tuple[tuple[int, ...], ...],
+    non_local: NonLocalBlocks,
+    non_local_type: NonLocalType,
     *,
+    frame_stride: int = 1,
     temporal_pool: bool = False,
     zero_init_last: bool,
 ) -> ResNet3d:
     """Build a ResNet with 50 or 101 layers; ``frames`` are the temporal sizes of the kernels of stem and stages."""
     stages = [
-        StageSpec(width=64 * 2**i, blocks=count, frames=frames[i + 1], stride=(1, 2, 2) if i else (1, 1, 1))
+        StageSpec(
+            width=64 * 2**i,
+            blocks=count,
+            frames=frames[i + 1],
+            stride=(1, 2, 2) if i else (1, 1, 1),
+            non_local=non_local[i],
+            non_local_type=non_local_type,
+        )
         for i, count in enumerate(STAGE_DEPTHS[depth])
     ]
     return ResNet3d(
         channels,
-        stem=(64, (frames[0][0], 7, 7), (1, 2, 2)),
+        stem=(64, (frames[0][0], 7, 7), (frame_stride, 2, 2)),
         stages=stages,
         bottlenecks=True,
         pool=True,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from opabinia.config import register
 from opabinia.contracts import Count
 from opabinia.models.backbones.video.base import ClipBackbone, FramePool, Kernel, convolution, global_pool, init_weights
+from opabinia.models.backbones.video.non_local import NonLocalBlocks, NonLocalType
 from opabinia.models.backbones.video.resnet3d import STAGE_DEPTHS, Bottleneck3d, StageSpec, build_stage
 
 
@@ -27,6 +28,8 @@ class Pathway(nn.Module):
         blocks: numbers of blocks of the stages.
         temporal_blocks: numbers of blocks of the stages that have these kernels; others see single frames.
         lateral: channels that are concatenated from the other pathway before each stage.
+        non_local: for each stage the indices of the blocks that a non-local block follows.
+        non_local_type: of these blocks.
     """
 
     def __init__(
@@ -39,6 +42,8 @@ class Pathway(nn.Module):
         blocks: tuple[int, ...],
         temporal_blocks: Sequence[int],
         lateral: tuple[int, ...] = (0, 0, 0, 0),
+        non_local: NonLocalBlocks = ((), (), (), ()),
+        non_local_type: NonLocalType = "softmax",
     ) -> None:
         super().__init__()
         self.conv1 = convolution(channels, width, (stem_frames, 7, 7), (1, 2, 2))
@@ -48,7 +53,14 @@ class Pathway(nn.Module):
         for i in range(4):
             stride: Kernel = (1, 2, 2) if i else (1, 1, 1)
             kernels = tuple(frames[i] if block < temporal_blocks[i] else 1 for block in range(blocks[i]))
-            spec = StageSpec(width=width * 2**i, blocks=blocks[i], frames=kernels, stride=stride)
+            spec = StageSpec(
+                width=width * 2**i,
+                blocks=blocks[i],
+                frames=kernels,
+                stride=stride,
+                non_local=non_local[i],
+                non_local_type=non_local_type,
+            )
             self.add_module(f"layer{i + 1}", build_stage(inputs + lateral[i], spec, bottlenecks=True))
             inputs = spec.width * Bottleneck3d.expansion
         self.channels = inputs
@@ -104,10 +116,14 @@ class SlowFast(ClipBackbone):
             ``strided``: each alpha-th from the first on (mmaction2).
         temporal_blocks: in each of the four stages the first so many blocks have temporal kernels (PySlowFast's 16x8
             of 101 layers: [3, 4, 6, 3]); null: all.
+        fast_temporal_blocks: the same for the fast pathway; null: as in the slow one.
+        non_local: for each of the four stages of the slow pathway the indices, from 0, of the blocks that a non-local
+            block follows (Wang et al. 2018), such as [[], [1, 3], [1, 3, 5], []].
+        non_local_type: weights of its positions: softmax, or dot products divided by the number of positions.
         zero_init_last: the last norm of every block has weight 0 at first (Goyal et al. 2017, section 5.1).
 
     Raises:
-        ValueError: ``beta`` does not divide 64, or ``fusion_kernel`` is even.
+        ValueError: ``beta`` does not divide 64, ``fusion_kernel`` is even, or a block of ``non_local`` does not exist.
     """
 
     def __init__(
@@ -123,6 +139,9 @@ class SlowFast(ClipBackbone):
         fusion_norm: bool = True,
         slow_frames: Literal["even", "strided"] = "even",
         temporal_blocks: tuple[Count, Count, Count, Count] | None = None,
+        fast_temporal_blocks: tuple[Count, Count, Count, Count] | None = None,
+        non_local: NonLocalBlocks = ((), (), (), ()),
+        non_local_type: NonLocalType = "softmax",
         zero_init_last: bool = True,
     ) -> None:
         if 64 % beta:
@@ -136,9 +155,12 @@ class SlowFast(ClipBackbone):
         # Outputs of the fast pathway's stem and first three stages, which are fused before each slow stage.
         fast_channels = (narrow, *(narrow * 2**i * Bottleneck3d.expansion for i in range(3)))
         lateral = tuple(fusion_ratio * count for count in fast_channels)
-        make = partial(Pathway, channels, blocks=blocks, temporal_blocks=temporal)
-        slow = make(width=64, stem_frames=1, frames=(1, 1, 3, 3), lateral=lateral)
-        fast = make(width=narrow, stem_frames=5, frames=(3, 3, 3, 3))
+        make = partial(Pathway, channels, blocks=blocks)
+        attention: Any = {"non_local": non_local, "non_local_type": non_local_type}
+        slow = make(
+            width=64, stem_frames=1, frames=(1, 1, 3, 3), temporal_blocks=temporal, lateral=lateral, **attention
+        )
+        fast = make(width=narrow, stem_frames=5, frames=(3, 3, 3, 3), temporal_blocks=fast_temporal_blocks or temporal)
         super().__init__(slow.channels + fast.channels)
         self.alpha, self._strided = alpha, slow_frames == "strided"
         self.slow, self.fast = slow, fast

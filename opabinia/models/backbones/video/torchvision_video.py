@@ -43,13 +43,13 @@ class TorchvisionVideo(ClipBackbone):
         with pretrained_weights(f"torchvision's {model!r}", load.url) if load else nullcontext():
             net = models.get_model(model, weights=load)
         if channels != 3:
-            _adapt_channels(net, channels)
+            adapt_channels(net, channels)
         classifier = remove_classifier(net)
         super().__init__(classifier.in_features)
         self.name, self.model = model, net
         self.preprocessing = _preprocessing(weights, channels) if weights else None
         self.trained_classes = classifier.out_features if pretrained else 0
-        self.layers = [tuple(f"model.{prefix}" for prefix in prefixes) for prefixes in _layers(net)]
+        self.layers = [tuple(f"model.{prefix}" for prefix in prefixes) for prefixes in layer_prefixes(net)]
         # In a tuple it is not a child: it is saved and trained only where make_head returns it.
         self._trained_head: tuple[nn.Linear | None] = (classifier if pretrained else None,)
 
@@ -107,7 +107,7 @@ def remove_classifier(model: Any) -> nn.Linear:
     return linear
 
 
-def _layers(model: Any) -> list[tuple[str, ...]]:
+def layer_prefixes(model: Any) -> list[tuple[str, ...]]:
     """Prefixes of parameter names, from the stem on; see :class:`ClipBackbone`."""
     if hasattr(model, "layer4"):
         stages = [(number, getattr(model, f"layer{number}")) for number in range(1, 5)]
@@ -126,7 +126,7 @@ def _layers(model: Any) -> list[tuple[str, ...]]:
     return [(f"features.{i}",) for i, part in enumerate(model.features) if next(part.parameters(), None) is not None]
 
 
-def _adapt_channels(net: nn.Module, channels: int) -> None:
+def adapt_channels(net: nn.Module, channels: int) -> None:
     """Adapt the first convolution and its weights to the channels of the frames, as timm does."""
     path, first = next((name, module) for name, module in net.named_modules() if isinstance(module, nn.Conv3d))
     options = {name: getattr(first, name) for name in ("kernel_size", "stride", "padding")}

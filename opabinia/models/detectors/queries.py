@@ -1,0 +1,128 @@
+"""What detectors with object queries have in common: matching, losses of all layers, detections without suppression."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torchvision.ops import box_convert, clip_boxes_to_image
+
+from opabinia.contracts import Detections, Detector, Sizes, Target
+from opabinia.models.losses.set_prediction import Objects, Pairs, Prediction, match_queries, move_pairs
+from opabinia.runtime.collectives import mean_over_samples, world_size
+
+
+class Outputs(NamedTuple):
+    """Predictions of a detector for a batch.
+
+    Attributes:
+        last: of the last layer.
+        earlier: of the layers before it and of the encoder; empty without objects to compare them with.
+        denoising: of all layers for the denoising queries; empty without any.
+        denoising_pairs: denoising queries and the objects that they are made from.
+        denoising_groups: number of queries per object.
+    """
+
+    last: Prediction
+    earlier: Sequence[Prediction] = ()
+    denoising: Sequence[Prediction] = ()
+    denoising_pairs: Pairs | None = None
+    denoising_groups: int = 1
+
+
+class QueryDetector(Detector):
+    """A detector whose queries are matched with objects. Subclasses give :meth:`_predict` and :meth:`_layer_losses`.
+
+    Hungarian matching runs on the CPU, once for all layers: a training step waits for the device.
+    """
+
+    groups: int = 1
+    """Number of groups of queries; each object is matched with a query of each group."""
+
+    def losses(
+        self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Sizes, targets: Sequence[Target]
+    ) -> dict[str, Tensor]:
+        """Return the losses of the last layer; ``loss_auxiliary``, their sum over the encoder and earlier layers; and,
+        with denoising queries, ``loss_denoising``, their sum over these. All are divided by the number of objects in
+        the batch of all processes, or by 1."""
+        objects = collect_objects(targets, shape)
+        outputs = self._predict(maps, shape, sizes, objects)
+        number = objects.boxes.new_tensor(float(len(objects.labels)))
+        count = global_count(number, len(targets)) * self.groups
+        layers = [outputs.last, *outputs.earlier]
+        pairs = move_pairs(match_queries(layers, objects, groups=self.groups), objects.boxes.device)
+        losses, *others = (
+            self._layer_losses(layer, matched, objects, count) for layer, matched in zip(layers, pairs, strict=True)
+        )
+        losses["loss_auxiliary"] = add_losses(others, count)
+        if outputs.denoising_pairs is not None:
+            found, number = outputs.denoising_pairs, count * outputs.denoising_groups
+            denoising = [self._layer_losses(layer, found, objects, number) for layer in outputs.denoising]
+            losses["loss_denoising"] = add_losses(denoising, count)
+        return losses
+
+    def _predict(
+        self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Sizes, objects: Objects | None = None
+    ) -> Outputs:
+        """Return predictions of the last layer; with ``objects`` also those of all others and of denoising queries."""
+        raise NotImplementedError
+
+    def _layer_losses(self, prediction: Prediction, pairs: Pairs, objects: Objects, count: Tensor) -> dict[str, Tensor]:
+        """Return the weighted losses of a layer by name."""
+        raise NotImplementedError
+
+    def detect(self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Sizes) -> list[Detections]:
+        """Return the pairs of query and class with the highest scores, without suppression."""
+        logits, fractions = (values.float() for values in self._predict(maps, shape, sizes).last)
+        scores, pairs = logits.sigmoid().flatten(1).topk(min(self.max_detections, logits[0].numel()))
+        classes = logits.shape[-1]
+        best = fractions.gather(1, (pairs // classes).unsqueeze(-1).expand(-1, -1, 4))
+        height, width = shape
+        boxes = box_convert(best, "cxcywh", "xyxy") * best.new_tensor([width, height, width, height])
+        images = zip(boxes, scores, pairs % classes, sizes, strict=True)
+        return [Detections(clip_boxes_to_image(box, size), score, label) for box, score, label, size in images]
+
+
+def collect_objects(targets: Sequence[Target], shape: tuple[int, int]) -> Objects:
+    """Return the objects of a batch, their boxes as fractions of the padded images (height and width: ``shape``)."""
+    height, width = shape
+    boxes = torch.cat([target.boxes for target in targets])
+    fractions = box_convert(boxes / boxes.new_tensor([width, height, width, height]), "xyxy", "cxcywh")
+    return Objects(torch.cat([target.labels for target in targets]), fractions, [len(one.labels) for one in targets])
+
+
+def global_count(count: Tensor, images: int) -> Tensor:
+    """Return the number of objects, or pairs, by which the losses of this process are divided, so that their mean over
+    processes is the sum over the global batch divided by the number in it, or by 1.
+
+    Args:
+        count: of this process (0-d).
+        images: of this process.
+    """
+    least = 1 / world_size() if torch.is_grad_enabled() else 1
+    return (mean_over_samples(count, images) * images).clamp(min=least)
+
+
+def add_losses(layers: Sequence[Mapping[str, Tensor]], like: Tensor) -> Tensor:
+    """Return the sum of all losses of some layers; 0 if there are none (a tensor as ``like``)."""
+    return sum((value for losses in layers for value in losses.values()), torch.zeros_like(like))
+
+
+def import_transformers(detector: str, model: str) -> Any:
+    """Import a model's module of the transformers library, which has the classes of its layers and config.
+
+    Args:
+        detector: its name, for the message.
+        model: such as ``rt_detr_v2``.
+
+    Raises:
+        ValueError: the library is not installed.
+    """
+    try:
+        import_module("transformers")
+        return import_module(f"transformers.models.{model}.modeling_{model}")
+    except ImportError as error:
+        raise ValueError(f"{detector} needs the transformers library: pip install 'opabinia[detr]'") from error
