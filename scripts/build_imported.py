@@ -1,8 +1,8 @@
-"""Import all configs of another system's checkout, and try each in small on generated data, like `config check --build`.
+"""Import all configs of another system's checkout, and try each on generated data, like `config check --build`.
 
     python -m scripts.build_imported detectron2 path/to/detectron2 [--limit 60] [--only PATTERN]
 
-Everything is built: networks first on the meta device, datasets, transforms, optimizer, schedules, evaluators. One batch
+Everything is built: the network on the meta device, datasets, transforms, optimizer, schedules, evaluators. One batch
 goes through the transforms. The first config of each network of at most ``--limit`` million parameters also loads
 weights, trains one step and predicts.
 
@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import re
 import shutil
 import tempfile
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
 
 from opabinia.config import ConfigError, build, catalog, check, compose
 from opabinia.migration import System, convert
@@ -36,6 +38,7 @@ from opabinia.training.session import TrainingRun, all_schedules
 from opabinia.training.validation import make_best, plan_evaluation
 from scripts import small_data
 from tests.migration.test_own_configs import FILES
+
 CONFIGS = FILES | {
     "paddlevideo": lambda checkout: checkout.glob("configs/recognition/**/*.y*ml"),
     "pyslowfast": lambda checkout: checkout.glob("configs/**/*.yaml"),
@@ -70,24 +73,31 @@ def write_data(root: Path) -> None:
         for number in numbers:
             for frame, shot in enumerate(shot for repeat in range(6) for shot in small_data.shots([number + 1])):
                 small_data.save(root / f"videos/frames/{number}/{frame + 1:05d}.jpg", shot)
-    images = sorted((root / "class_folders").rglob("*.png"))
-    lines = [f"{image.relative_to(root / 'class_folders')},{image.parent.name}\n" for image in images]
-    (root / "class_folders/list.csv").write_text("path,label\n" + "".join(lines), encoding="utf-8")
+    lines = []
+    for image in sorted((root / "class_folders").rglob("*.png")):
+        folder = root / "image_folder" / image.parent.name
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.open(image).resize((64, 48)).save(folder / f"{image.stem}_0.png")
+        for number in range(1, 25):  # some samplers take a thousand images
+            os.link(folder / f"{image.stem}_0.png", folder / f"{image.stem}_{number}.png")
+        lines.append(f"{folder.name}/{image.stem}_0.png,{folder.name}\n")
+    (root / "image_folder/list.csv").write_text("path,label\n" + "".join(lines), encoding="utf-8")
 
 
 def stand_in(source: dict[str, Any], root: Path, split: str) -> dict[str, Any]:
     """Return the source's options that name its data, for the generated dataset."""
     file = str(source.get("file"))
-    folders = {"images": "class_folders", "image_folder": "class_folders", "dukemtmc": "market1501"}
+    folders = {"images": "image_folder", "dukemtmc": "market1501"}
     match source["name"]:
         case "coco":
             kind = "lvis_v0.5_" if "lvis" in file else "person_keypoints_" if "keypoints" in file else "instances_"
             suffix = split if "lvis" in kind else f"{split}2017"
-            return {"root": root / f"coco/{split}2017", "file": root / f"coco/annotations/{kind}{suffix}.json"}
+            files = {"root": root / f"coco/{split}2017", "file": root / f"coco/annotations/{kind}{suffix}.json"}
+            return files | {"classes": None}
         case "identities":
             return {"file": root / "identities/list.csv"}
         case "table":
-            return {"file": root / "class_folders/list.csv"}
+            return {"file": root / "image_folder/list.csv"}
         case "video_list":
             return {"file": root / f"videos/{split}.csv", "root": root / "videos", "class_file": None, "suffix": ""}
         case "frame_folders":
@@ -189,6 +199,7 @@ def results(system: System, checkout: Path, only: str, root: Path, limit: int) -
 
 
 def main() -> None:
+    """Print the errors of configs, and a table of how many have each result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("system", choices=sorted(CONFIGS))
     parser.add_argument("checkout", type=Path)

@@ -27,13 +27,28 @@ from opabinia.migration import fastreid as importer
 from tests.migration.fastreid_models import CLASSES, FIXTURE, draw_weights, features, images
 
 WHOLE = ("bagtricks_R50", "bagtricks_S50", "AGW_R50", "AGW_R101-ibn", "sbs_R50-ibn", "sbs_S50", "mgn_R50-ibn")
-SMALL = {
+BACKBONE = "MODEL.BACKBONE.NAME"
+FLATTENED = ["MODEL.HEADS.POOL_LAYER=Flatten", "MODEL.HEADS.EMBEDDING_DIM=64", "INPUT.SIZE_TRAIN=[97,48]"]
+
+
+def depth(name: str, width: int) -> list[str]:
+    """Return the changes to another size of a backbone."""
+    return [f"MODEL.BACKBONE.DEPTH={name}", f"MODEL.BACKBONE.FEAT_DIM={width}"]
+
+
+SMALL: dict[str, tuple[list[int] | None, list[str]]] = {
     "bagtricks_R50": ([1, 2, 2, 1], ["MODEL.BACKBONE.WITH_SE=True", "MODEL.HEADS.EMBEDDING_DIM=64"]),
     "sbs_R50-ibn": ([1, 2, 2, 1], []),
     "bagtricks_S50": ([1, 1, 1, 2], []),
     "mgn_R50-ibn": ([1, 1, 2, 3], []),
+    "bagtricks_R50 osnet": (
+        None,
+        [f"{BACKBONE}=build_osnet_backbone", *depth("x0_25", 128), "MODEL.BACKBONE.WITH_IBN=True"],
+    ),
+    "bagtricks_R50 shufflenet": (None, [f"{BACKBONE}=build_shufflenetv2_backbone", *depth("0.5x", 1024)]),
+    "bagtricks_R50 iresnet": (None, [f"{BACKBONE}=build_iresnet_backbone", *depth("18x", 512 * 7 * 3), *FLATTENED]),
 }
-"""Numbers of blocks, and further changes, of the networks in the fixture."""
+"""Numbers of blocks (None: the usual ones), and further changes, of the networks in the fixture."""
 
 
 @contextmanager
@@ -60,6 +75,8 @@ def theirs(file: Path, changes: list[str]) -> nn.Module:
     config: Any = import_module("fastreid.config").get_cfg()
     config.merge_from_file(str(file))
     config.merge_from_list([word for change in changes for word in change.split("=")])
+    if "DROPOUT" not in config.MODEL.BACKBONE:
+        config.MODEL.BACKBONE.DROPOUT = 0.0  # FastFace's own key
     config.MODEL.DEVICE, config.MODEL.BACKBONE.PRETRAIN, config.MODEL.HEADS.NUM_CLASSES = "cpu", False, len(CLASSES)
     model: nn.Module = import_module("fastreid.modeling.meta_arch").build_model(config)
     return model.eval()
@@ -69,7 +86,8 @@ def imported(file: Path, changes: list[str], blocks: list[int] | None) -> dict[s
     """Return the task section that our importer makes of a config."""
     task: dict[str, Any] = importer.convert(file, changes).config["task"]
     options = {"options": {"layers": blocks}} if blocks else {}
-    return {**task, "backbone": {**task["backbone"], "pretrained": False, **options}}
+    pretrained = {"pretrained": False} if "pretrained" in task["backbone"] else {}
+    return {**task, "backbone": {**task["backbone"], **pretrained, **options}}
 
 
 @torch.no_grad()
@@ -90,15 +108,16 @@ def main(checkout: Path) -> None:
     """Print the differences of whole networks and write the fixture."""
     for name in ("Mapping", "MutableMapping"):  # of old Python
         setattr(collections, name, getattr(collections.abc, name))
-    sys.path.insert(0, str(checkout))
+    sys.path[:0] = [str(checkout), str(checkout / "projects" / "FastFace" / "fastface" / "modeling")]
+    import_module("iresnet")  # registers the backbone
     folder = checkout / "configs" / "Market1501"
     run = partial(compare, changes=[], blocks=None)
     for name in WHOLE:
         print(f"{name}: largest relative difference {run(folder / f'{name}.yml')[2]:.1e}", flush=True)
     cases = {}
     for name, (blocks, changes) in SMALL.items():
-        case, expected, difference = compare(folder / f"{name}.yml", changes, blocks)
-        print(f"{name} with {blocks} blocks: {difference:.1e}", flush=True)
+        case, expected, difference = compare(folder / f"{name.split()[0]}.yml", changes, blocks)
+        print(f"{name} with {blocks or 'all'} blocks: {difference:.1e}", flush=True)
         cases[name] = {**case, "features": [[round(value, 7) for value in row[::97]] for row in expected.tolist()]}
     FIXTURE.write_text(json.dumps(cases, separators=(",", ":")) + "\n", encoding="utf-8")
 

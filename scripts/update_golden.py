@@ -135,8 +135,12 @@ SMALLER = {
         "data.batch_size=4",
     ),
     "video/omniglot_strokes": ("data.batch_size=4",),
+    "selfsup/distillation": (_TINY, "train.channels_last=false", "vars.batch=4", "vars.size=64", "vars.val_fraction=0"),
     "selfsup/fashion_mnist": ("data.batch_size=16",),
-    **{f"selfsup/digits_{name}": ("data.batch_size=16",) for name in ("simclr", "vicreg", "barlow_twins")},
+    **{
+        f"selfsup/digits_{name}": ("data.batch_size=16",)
+        for name in ("simclr", "vicreg", "barlow_twins", "distillation")
+    },
     "detection/digits": ("data.batch_size=4",),
     "detection/digits_mask": ("data.batch_size=4",),
     # Ten batches of 64 photographs take minutes on a small machine.
@@ -174,6 +178,8 @@ def smaller(recipe: str, folder: Path) -> list[str]:
     if recipe in DATA:
         DATA[recipe](folder)
         overrides.append(f"vars.root={json.dumps(str(folder))}")
+    if recipe in TEACHERS:
+        overrides.append(f"vars.teacher={json.dumps(save_teacher(folder, TEACHERS[recipe]))}")
     return overrides
 
 
@@ -220,6 +226,22 @@ def save_pictures(root: Path) -> None:
                 Image.fromarray(pixels).save(folder / f"{number}.png")  # no loss, unlike JPEG
 
 
+TEACHERS = {"selfsup/digits_distillation": 1, "selfsup/distillation": 3}
+"""Recipes with a trained teacher, for which a small one is generated, and the channels of their images."""
+
+
+def save_teacher(folder: Path, channels: int) -> dict[str, object]:
+    """Save a small network of random weights; return the config of the teacher."""
+    import timm
+    import torch
+
+    torch.manual_seed(0)
+    folder.mkdir(exist_ok=True, parents=True)
+    torch.save(timm.create_model("test_resnet", in_chans=channels).state_dict(), folder / "teacher.pth")
+    backbone = {"name": "timm", "model": "test_resnet", "pretrained": False, "options": None}
+    return {"run": None, "backbone": backbone, "weights": str(folder / "teacher.pth")}
+
+
 def save_idx(root: Path) -> None:
     """Generated pictures of ten classes in the form of MNIST's files."""
     import numpy as np
@@ -243,6 +265,7 @@ DATA = {
     "classification/fashion_mnist": save_idx,
     "classification/image_folder": save_pictures,
     "selfsup/images": save_pictures,
+    "selfsup/distillation": save_pictures,
     "selfsup/fashion_mnist": save_idx,
     "reid/grocery": small_data.market1501,
     **{f"reid/market1501/{name}": small_data.market1501 for name in ("bot", "agw", "sbs", "mgn", "vit")},

@@ -8,7 +8,8 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,27 +80,27 @@ def best_text(best: Mapping[str, Any]) -> str:
 
 def _score_at(folder: Path, step: int, metric: str | None) -> tuple[str | None, float | None]:
     """Read the score ``metric`` (None: the first one) of a step from the metrics log."""
-    lines = [line for line in _metrics(folder) if line["step"] == step and "time/step" not in line]
-    scores = {name: value for line in reversed(lines) for name, value in line.items() if isinstance(value, float)}
-    metric = metric or next(iter(dict.fromkeys(name for line in lines for name in line if "/" in name)), None)
+    newest = takewhile(lambda line: line["step"] >= step, _metrics(folder))
+    lines = [line for line in newest if line["step"] == step and "time/step" not in line]
+    scores = {name: value for line in lines for name, value in line.items() if isinstance(value, float)}
+    metric = metric or next((name for line in reversed(lines) for name in line if "/" in name), None)
     return metric, None if metric is None else weighted_score(metric, scores)
 
 
 def training_metrics(folder: Path) -> dict[str, float]:
     """Return the last values of the training metrics (``train/loss`` ...) in a run's metrics log."""
-    last: Mapping[str, Any] = next((line for line in reversed(_metrics(folder)) if "train/loss" in line), {})
+    last: Mapping[str, Any] = next((line for line in _metrics(folder) if "train/loss" in line), {})
     return {name: value for name, value in last.items() if name.startswith("train/")}
 
 
-def _metrics(folder: Path) -> Sequence[Mapping[str, Any]]:
-    """Return the lines of the metrics log; none, with a warning, if it is missing or damaged."""
+def _metrics(folder: Path) -> Iterator[Mapping[str, Any]]:
+    """Yield the lines of the metrics log, newest first; with a warning none from a damaged one on."""
     try:
-        return list(read_json_lines(folder / "metrics.jsonl", MetricsLine))
+        yield from read_json_lines(folder / "metrics.jsonl", MetricsLine)
     except InvalidFile as error:
         from opabinia.runtime.log import log
 
         log.warning("%s", error)
-        return []
 
 
 def _has_labels(folder: Path) -> bool:

@@ -26,6 +26,7 @@ from opabinia.cli.options import (
 )
 from opabinia.cli.outcome import words_of
 from opabinia.cli.processes import layout, run_in_many
+from opabinia.runtime.elastic_agent import is_restart
 from opabinia.runtime.quiet import quiet_terminal
 from opabinia.runtime.slurm import launched_rank
 
@@ -84,7 +85,7 @@ def train(
             )
             _check_unused("--nproc", many, "remove it: --seeds trains in one process")
             return train_seeds(recipe, overrides or [], seeds, out=out, name=name, as_json=as_json)
-        resolved = _check_at_once(recipe, overrides or [], out, name, resume)
+        resolved = _check_at_once(recipe, overrides or [], out, name, resume, many.node_rank if many else 0)
         if many is not None:
             resume_words = [] if resume is None else ["--resume", resume]
             output = words_of(quiet, as_json)
@@ -101,22 +102,28 @@ def train(
         _print_result(folder, scores, quiet, as_json)
 
 
-def _check_at_once(recipe: str, overrides: list[str], out: Path, name: str, resume: str | None) -> Resolved | None:
+def _check_at_once(
+    recipe: str, overrides: list[str], out: Path, name: str, resume: str | None, node_rank: int
+) -> Resolved | None:
     """Report errors before seconds of imports; return the config of a new run, from cached signatures.
 
     Raises:
-        ConfigError: the config of a new run is wrong, its data is missing, or there is no run to resume.
+        ConfigError: the config of a new run is wrong, its data is missing, its folder holds a run, or there is no run
+            to resume.
     """
     from opabinia.config import catalog, check, compose
-    from opabinia.config.paths import check_paths, check_resumable, folder_for, holds_run
+    from opabinia.config.paths import check_not_overwritten, check_paths, check_resumable, folder_for, holds_run
 
+    leads = launched_rank(os.environ) == node_rank == 0
     if resume is None:
         tree = compose(recipe, overrides)
         parts = catalog(tree.plugins)
         resolved = check(tree, parts)
         check_paths(resolved, parts)
+        if leads and not is_restart():
+            check_not_overwritten(folder_for(recipe, out, name))
         return resolved
-    if resume != "auto" and launched_rank(os.environ) == 0:
+    if resume != "auto" and leads:
         check_resumable(Path(recipe) if holds_run(Path(recipe)) else folder_for(recipe, out, name))
     return None
 

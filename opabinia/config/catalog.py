@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import importlib
 import importlib.metadata
@@ -14,7 +15,6 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,7 @@ class Catalog:
         unsupported = {family: dict(names) for family, names in register.unsupported.items()}
         return cls(entries, failed or {}, unsupported, tuple(plugins))
 
-    @cached_property
+    @functools.cached_property
     def old_names(self) -> frozenset[str]:
         """All old names of parts and parameters."""
         entries = [entry for entries in self.entries.values() for entry in entries.values()]
@@ -160,8 +160,9 @@ def _overlay(cached: Catalog, live: Catalog) -> Catalog:
     return Catalog(entries, {}, unsupported, cached.plugins)
 
 
-def _entry_points() -> list[str]:
-    return sorted({point.module for point in importlib.metadata.entry_points(group=GROUP)})
+@functools.cache  # reads a file of every installed package
+def _entry_points() -> tuple[str, ...]:
+    return tuple(sorted({point.module for point in importlib.metadata.entry_points(group=GROUP)}))
 
 
 def _reason(error: BaseException) -> str:

@@ -45,6 +45,19 @@ def holds_run(folder: Path) -> bool:
     return (folder / "config.yaml").exists()
 
 
+def check_not_overwritten(folder: Path) -> None:
+    """Check that a new run would overwrite nothing in its folder.
+
+    Raises:
+        ConfigError: there is a checkpoint, or metrics.
+    """
+    metrics = folder / "metrics.jsonl"
+    saved = any(re.fullmatch(r"step-\d{8,18}", path.name) for path in (folder / "checkpoints").glob("step-*"))
+    if saved or (metrics.is_file() and metrics.stat().st_size > 0):
+        message = f"{folder} holds a run, which is never overwritten: --resume continues it, --name begins another"
+        raise ConfigError(Problem("command line", "", message))
+
+
 def check_resumable(folder: Path) -> None:
     """Check that there is a run folder to resume.
 

@@ -17,7 +17,7 @@ from opabinia.config.tree import Node
 from opabinia.migration import python_literals, yacs
 from opabinia.migration.foreign_config import ForeignConfig, as_node, leaves, set_value
 from opabinia.migration.recipe import Recipe, Reference, convert_pixel_stats, duration, duration_in, lookup
-from opabinia.migration.tables.basecls import DEFAULTS, FAMILIES, KINDS, MODELS, OPTIMIZERS, PER, REASONS
+from opabinia.migration.tables.basecls import DEFAULTS, FAMILIES, MODELS, OPTIMIZERS, PARAMETERS, PER, REASONS
 
 
 def convert(file: Path, gpus: int, overrides: Sequence[str] = ()) -> Recipe:
@@ -255,9 +255,10 @@ def _period(value: float, never: float) -> str:
 def _decay(recipe: Recipe) -> None:
     """Convert the weight decay: a number, or pairs of a number and a kind of parameters, then the default.
 
-    The first matching pair applies.
+    The first matching pair applies. ResMLPs have affine layers in place of norms, so pairs for norms match nothing.
     """
     foreign = recipe.foreign
+    without_norms = str(foreign("model.name")).startswith("resmlp")
     value = foreign.untyped("solver.weight_decay")
     *pairs, default = value if isinstance(value, list) and value else [value]
     if isinstance(default, bool) or not isinstance(default, int | float):
@@ -267,11 +268,13 @@ def _decay(recipe: Recipe) -> None:
     for pair in reversed(pairs):
         if not isinstance(pair, list) or len(pair) != 2 or not isinstance(pair[0], int | float):
             raise foreign.problem("solver.weight_decay", f"{show(pair)}: expected a number and a kind of parameters")
-        kind = KINDS.get(str(pair[1]))
-        if kind is None:
+        parameters = PARAMETERS.get(str(pair[1]))
+        if parameters is None:
             recipe.skip_part("solver.weight_decay", [pair[0], str(pair[1])], "see param_groups.rules: pattern")
-        elif {"kind": kind, "weight_decay": pair[0]} not in rules:
-            rules.append({"kind": kind, "weight_decay": pair[0]})
+        elif without_norms and parameters == {"kind": "norm"}:
+            continue
+        elif parameters | {"weight_decay": pair[0]} not in rules:
+            rules.append(parameters | {"weight_decay": pair[0]})
     if rules:
         recipe.put("param_groups.rules", rules, "solver.weight_decay")
 

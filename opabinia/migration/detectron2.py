@@ -367,7 +367,10 @@ def _features(recipe: Recipe, detector: str, neck: str) -> None:
     proposals, regions = foreign(key), foreign(region_key)
     has_heads = detector != "rpn"
     if neck == "no_neck":
-        expected = ["res4" if has_heads and foreign("MODEL.ROI_HEADS.NAME") == "Res5ROIHeads" else "res5"]
+        c4 = foreign("MODEL.ROI_HEADS.NAME") == "Res5ROIHeads" if has_heads else proposals == ["res4"]
+        expected = ["res4" if c4 else "res5"]
+        if not has_heads:
+            recipe.put("task.detector.last_stage", not c4, key)
     else:
         expected = _FEATURES[neck]
         if has_heads and foreign("MODEL.ROI_HEADS.NAME") == "Res5ROIHeads":

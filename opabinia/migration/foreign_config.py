@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from opabinia.config.errors import ConfigError, Problem, show
@@ -196,10 +196,18 @@ def merge_trees(base: Node, override: Node) -> Node:
     return Node({**base.value, **merged}, override.where)
 
 
-def set_value(node: Node | None, keys: list[str], value: Node) -> Node:
-    """Return a tree with the value at the path ``keys``."""
+def set_value(node: Node | None, keys: Sequence[str | int], value: Node) -> Node:
+    """Return a tree with the value at the path ``keys``; numbers are indices of lists.
+
+    Raises:
+        IndexError: there is no such item.
+    """
     if not keys:
         return value
+    if isinstance(keys[0], int):
+        items = list(node.value) if node is not None and isinstance(node.value, list) else []
+        items[keys[0]] = set_value(items[keys[0]], keys[1:], value)
+        return Node(items, value.where)
     children = node.value if node is not None and isinstance(node.value, dict) else {}
     return Node({**children, keys[0]: set_value(children.get(keys[0]), keys[1:], value)}, value.where)
 

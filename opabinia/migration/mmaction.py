@@ -277,6 +277,8 @@ def _weights(recipe: Recipe) -> None:
             continue
         convert_weights(recipe, key, rgb=True)
         recipe.put("init.target_prefix", "backbone")
+        if "non_local" in recipe.config["task"]["backbone"]:
+            recipe.put("init.partial", True)
 
 
 def _blending(recipe: Recipe) -> None:
@@ -284,7 +286,7 @@ def _blending(recipe: Recipe) -> None:
     names = {"MixupBlending": "mixup", "CutmixBlending": "cutmix"}
     for section in ("data_preprocessor.blending", "model.train_cfg.blending"):
         foreign = recipe.foreign
-        if section not in foreign:
+        if section not in foreign or (section in foreign.keys("data_preprocessor") and foreign.untyped(section) is None):
             continue
         given = {path.rpartition(".")[2]: foreign.untyped(path) for path in foreign.keys(section)}
         augments = given["augments"] if given.get("type") == "RandomBatchAugment" else [given]

@@ -23,6 +23,7 @@ from opabinia.migration.openmmlab_training import (
     modernize,
     refuse_unread,
     report_malformed,
+    with_pixel_stats,
 )
 from opabinia.migration.recipe import Recipe, Reference, lookup, to_unit_range
 from opabinia.migration.tables.mmdetection import (
@@ -52,35 +53,22 @@ def convert(file: Path, gpus: int | None = None, overrides: Sequence[str] = ()) 
         ConfigError: the config cannot be read, or its model or a value is not supported.
     """
     with report_malformed(file):
-        tree = _number_stages(_with_normalization(modernize(openmmlab.read(file, overrides))))
+        tree = _number_stages(with_pixel_stats(modernize(openmmlab.read(file, overrides))))
         recipe = build_recipe("mmdetection", file, tree, DEFAULTS, REASONS)
         detector = _architecture(recipe)
         _pixels(recipe)
         _backbone(recipe)
-        _neck(recipe)
+        _neck(recipe, detector)
         if detector in ("retinanet", "fcos"):
             _dense_head(recipe, detector)
         else:
             _regions(recipe, detector)
-        refuse_unread(recipe, "model", ALLOWED)
+        for section in ("model", "data_preprocessor"):
+            refuse_unread(recipe, section, ALLOWED)
         passes = _data(recipe)
         convert_training(recipe, gpus, passes)
     recipe.finish()
     return recipe
-
-
-def _with_normalization(tree: Node) -> Node:
-    """Return a config whose pixel statistics are in ``model.data_preprocessor``, not in a step of the pipeline."""
-    dataset = at(tree, "train_dataloader.dataset")
-    while dataset is not None and (inner := at(dataset, "dataset")) is not None:
-        dataset = inner
-    pipeline = at(dataset, "pipeline") if dataset is not None else None
-    for step in pipeline.value if pipeline is not None and isinstance(pipeline.value, list) else []:
-        if isinstance(step.value, dict) and at(step, "type") is not None and step.value["type"].value == "Normalize":
-            for old, new in {"mean": "mean", "std": "std", "to_rgb": "bgr_to_rgb"}.items():
-                if old in step.value:
-                    tree = set_value(tree, ["model", "data_preprocessor", new], step.value[old])
-    return tree
 
 
 def _number_stages(tree: Node) -> Node:
@@ -112,8 +100,8 @@ def _architecture(recipe: Recipe) -> str:
 
 
 def _pixels(recipe: Recipe) -> None:
-    foreign, section = recipe.foreign, "model.data_preprocessor"
-    rgb = foreign(f"{section}.bgr_to_rgb", False)
+    foreign, section = recipe.foreign, "data_preprocessor"
+    rgb = foreign(f"{section}.bgr_to_rgb", foreign(f"{section}.to_rgb", False))
     for key in ("mean", "std"):
         recipe.convert(f"{section}.{key}", f"task.{key}", lambda values: to_unit_range(values)[:: 1 if rgb else -1])
     if not rgb:
@@ -182,11 +170,14 @@ def _deformable(recipe: Recipe) -> None:
     return None
 
 
-def _neck(recipe: Recipe) -> None:
+def _neck(recipe: Recipe, detector: str) -> None:
     foreign, section = recipe.foreign, "model.neck"
+    if foreign(f"{section}.type") is None and detector not in ("retinanet", "fcos"):
+        return _no_neck(recipe, detector)
     if foreign(f"{section}.type") != "FPN":
-        message = f"{show(foreign(f'{section}.type'))} is not supported"
-        raise foreign.problem(f"{section}.type", message, "supported: FPN (no C4, no DC5)")
+        raise foreign.problem(
+            f"{section}.type", f"{show(foreign(f'{section}.type'))} is not supported", "supported: FPN"
+        )
     extra, start = foreign.untyped(f"{section}.add_extra_convs", False), foreign(f"{section}.start_level")
     relu = foreign(f"{section}.relu_before_extra_convs")
     names: dict[tuple[Any, int, bool], str] = {
@@ -206,6 +197,33 @@ def _neck(recipe: Recipe) -> None:
     recipe.convert(f"{section}.out_channels", "task.detector.neck.channels")
     if norm := foreign(f"{section}.norm_cfg.type"):
         recipe.put("task.detector.neck.norm", lookup(NORMS)(norm), f"{section}.norm_cfg.type")
+    return None
+
+
+def _no_neck(recipe: Recipe, detector: str) -> None:
+    """Convert the two kinds of detectors without a feature pyramid, ResNet-C4 and ResNet-DC5."""
+    foreign, section, head = recipe.foreign, "model.backbone", "model.roi_head.shared_head"
+    keys = [f"{section}.{name}" for name in ("num_stages", "strides", "dilations", "out_indices")]
+    layout = [foreign.untyped(key) for key in keys]
+    recipe.put("task.detector.neck.name", "no_neck")
+    if detector != "rpn":
+        recipe.put("task.detector.pooling.num_levels", 1)
+    if layout == [3, [1, 2, 2], [1, 1, 1], [2]]:
+        key = "last_stage" if detector == "rpn" else "pooling.last_stage"
+        recipe.put(f"task.detector.{key}", detector != "rpn", *keys)
+        expected = {"type": "ResLayer", "stage": 3, "stride": 2, "dilation": 1}
+        expected |= {name: foreign(f"{section}.{name}") for name in ("depth", "style", "norm_eval")}
+        expected |= {f"norm_cfg.{name}": foreign(f"{section}.norm_cfg.{name}") for name in ("type", "requires_grad")}
+        for name, value in expected.items():
+            if detector != "rpn" and foreign.untyped(f"{head}.{name}", value) != value:
+                recipe.refuse(f"{head}.{name}", f"{show(foreign(f'{head}.{name}'))}: expected {show(value)}, as before")
+    elif layout == [4, [1, 2, 2, 1], [1, 1, 1, 2], [3]]:
+        recipe.put("task.backbone.last_stride", 1, *keys)
+        recipe.put("task.backbone.last_dilation", 2, *keys)
+    else:
+        recipe.refuse(keys[3], f"{show(layout)}: without a neck ResNet-C4 and ResNet-DC5 are supported")
+    if foreign("model.rpn_head.feat_channels") != foreign("model.rpn_head.in_channels"):
+        recipe.refuse("model.rpn_head.feat_channels", "must be in_channels")
 
 
 def _anchors(recipe: Recipe, section: str, target: str) -> None:
@@ -289,9 +307,7 @@ def _fcos(recipe: Recipe) -> None:
     keys = (f"{section}.center_sampling", f"{section}.center_sample_radius")
     recipe.put(f"{target}.center_sampling_radius", radius, *keys)
     recipe.convert(f"{section}.norm_on_bbox", f"{target}.distances", lookup({True: "strides", False: "exponential"}))
-    recipe.convert(
-        f"{section}.centerness_on_reg", f"{target}.centerness_branch", lookup({True: "box", False: "class"})
-    )
+    recipe.convert(f"{section}.centerness_on_reg", f"{target}.centerness_branch", lookup({True: "box", False: "class"}))
     losses = {"IoULoss": "iou", "GIoULoss": "giou"}
     recipe.convert(f"{section}.loss_bbox.type", f"{target}.box_loss", lookup(losses))
     recipe.put(f"{target}.weight_boxes", True)
@@ -314,6 +330,7 @@ def _nms(recipe: Recipe, section: str) -> Any:
 def _regions(recipe: Recipe, detector: str) -> None:
     _proposals(recipe)
     if detector == "rpn":
+        recipe.put("task.evaluator", "proposal_recall", "model.type")
         return
     foreign, section, target = recipe.foreign, "model.roi_head", "task.detector"
     pooling = f"{section}.bbox_roi_extractor.roi_layer"
@@ -393,6 +410,8 @@ def _box_head(recipe: Recipe, section: str) -> None:
             "num_convs": foreign(f"{section}.num_shared_convs", 0),
             "num_fc": foreign(f"{section}.num_shared_fcs", 0),
         }
+    if kind == "BBoxHead" and not foreign(f"{section}.with_avg_pool", False):
+        recipe.refuse(f"{section}.with_avg_pool", "only True is supported, with BBoxHead")
     if layers is None:
         raise foreign.problem(f"{section}.type", f"{show(kind)} is not supported", f"supported: {', '.join(HEADS)}")
     for key, value in layers.items():
@@ -449,8 +468,14 @@ def _stage(recipe: Recipe, section: str, number: int) -> dict[str, Any]:
 
 def _masks(recipe: Recipe) -> None:
     foreign, section, target = recipe.foreign, "model.roi_head.mask_head", "task.detector.mask"
-    pooling = "model.roi_head.mask_roi_extractor.roi_layer"
-    recipe.put(f"{target}.resolution", foreign(f"{pooling}.output_size", 14), f"{pooling}.output_size")
+    own, boxes = (f"model.roi_head.{kind}_roi_extractor.roi_layer" for kind in ("mask", "bbox"))
+    pooling = own if own in foreign else boxes
+    resolution = foreign(f"{pooling}.output_size", 14)
+    recipe.put(f"{target}.resolution", resolution, f"{pooling}.output_size")
+    rcnn = "model.train_cfg.rcnn.0" if "model.train_cfg.rcnn.0" in foreign else "model.train_cfg.rcnn"
+    size = resolution if recipe.config["task"]["detector"]["pooling"].get("last_stage") else 2 * resolution
+    if foreign(f"{rcnn}.mask_size", size) != size:
+        recipe.refuse(f"{rcnn}.mask_size", f"{show(foreign(f'{rcnn}.mask_size'))}: masks have {size} x {size} pixels")
     recipe.put(f"{target}.sampling_ratio", foreign(f"{pooling}.sampling_ratio", 0), f"{pooling}.sampling_ratio")
     if foreign(f"{pooling}.aligned", True) != recipe.config["task"]["detector"]["pooling"]["aligned"]:
         recipe.refuse(

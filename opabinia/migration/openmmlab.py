@@ -131,7 +131,11 @@ class _Values:
             case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
                 self.names[name] = self.evaluate(value, 1)
             case ast.Assign(targets=[ast.Attribute() as target], value=value) if keys := self._keys(target):
-                self.base = set_value(self.base, keys, self.evaluate(value, 1))
+                node = self.evaluate(value, 1)
+                try:
+                    self.base = set_value(self.base, keys, node)
+                except IndexError as error:
+                    raise self._error(statement) from error
             case ast.Delete(targets=[ast.Name(id=name)]):
                 self.names.pop(name, None)
             case ast.Expr(value=ast.Constant()) | ast.Pass():
@@ -186,13 +190,15 @@ class _Values:
                 return Node([self._with(name, value, item, depth) for value in self._items(values, depth)], where)
         return None
 
-    def _keys(self, expression: ast.expr) -> list[str]:
-        """Return the keys of ``_base_.key.key``; none of other attributes."""
+    def _keys(self, expression: ast.expr) -> list[str | int]:
+        """Return the keys of ``_base_.key[0].key``; none of other attributes."""
         match expression:
             case ast.Attribute(value=ast.Name(id="_base_"), attr=key):
                 return [key]
             case ast.Attribute(value=value, attr=key) if keys := self._keys(value):
                 return [*keys, key]
+            case ast.Subscript(value=value, slice=ast.Constant(value=int(index))) if keys := self._keys(value):
+                return [*keys, index]
         return []
 
     def _items(self, expression: ast.expr, depth: int) -> list[Node]:
@@ -230,11 +236,11 @@ class _Values:
                 return Node(-_number(self.evaluate(operand, depth + 1).plain()), where)
             case ast.BinOp(left=left, op=op, right=right):
                 return self._binary(self.evaluate(left, depth + 1), op, self.evaluate(right, depth + 1), where)
-            case ast.Subscript(value=value, slice=ast.Constant(value=key)):
-                return self.evaluate(value, depth + 1).value[key]  # type: ignore[no-any-return]
             case ast.Subscript(value=value, slice=ast.Slice() as bounds):
                 parts: list[Any] = [part and self.evaluate(part, depth + 1).value for part in _bounds(bounds)]
                 return Node(self._items(value, depth)[slice(*parts)], where)
+            case ast.Subscript(value=value, slice=key):
+                return self.evaluate(value, depth + 1).value[self.evaluate(key, depth + 1).value]  # type: ignore[no-any-return]
             case ast.Call(func=ast.Name(id=name), args=[argument], keywords=[]) if name in _FUNCTIONS:
                 return as_node(_FUNCTIONS[name](self.evaluate(argument, depth + 1).plain()), where)
             case ast.JoinedStr(values=parts):

@@ -97,7 +97,10 @@ def with_pixel_stats(tree: Node) -> Node:
         rest = Node({key: child for key, child in model.value.items() if key != "data_preprocessor"}, model.where)
         tree = set_value(tree, ["model"], rest)
         tree = set_value(tree, ["data_preprocessor"], merge(at(tree, "data_preprocessor") or node, node))
-    pipeline = at(tree, "train_dataloader.dataset.pipeline")
+    dataset = at(tree, "train_dataloader.dataset")
+    while dataset is not None and (inner := at(dataset, "dataset")) is not None:
+        dataset = inner
+    pipeline = at(dataset, "pipeline") if dataset is not None else None
     for step in pipeline.value if pipeline is not None and isinstance(pipeline.value, list) else []:
         kind = at(step, "type")
         if kind is not None and kind.value == "Normalize":
@@ -202,8 +205,7 @@ def convert_training(recipe: Recipe, gpus: int | None, passes: int = 1) -> None:
         recipe.put("seed", seed, "randomness.seed")
     if foreign("env_cfg.cudnn_benchmark", False):
         recipe.put("train.cudnn_benchmark", True, "env_cfg.cudnn_benchmark")
-    if log_every := foreign("default_hooks.logger.interval"):
-        recipe.put("train.log_every", log_every, "default_hooks.logger.interval")
+    recipe.convert("default_hooks.logger.interval", "train.log_every")
 
 
 def _length(recipe: Recipe, passes: int) -> tuple[str, float]:
@@ -280,14 +282,18 @@ def _schedule(recipe: Recipe, passes: int, unit: str, length: float) -> None:
     curve = curves[0] if curves else {"type": "ConstantLR", "factor": 1.0}
     warmup = warmups[0] if warmups else {}
     recipe.put("schedule", _curve(recipe, curve, passes, length), key)
+    changing = [warmup] if SCHEDULES[curve["type"]] in ("multi_step", "step", "constant") else [warmup, curve]
+    by_epoch = [item for item in changing if item and _changes_by_epoch(item)]
+    if by_epoch and unit == "ep" and len(by_epoch) == sum(map(bool, changing)):
+        recipe.put("schedule.interval", "epoch")
+    elif by_epoch:
+        recipe.skip_part(key, by_epoch[0]["type"], "changes with every step here, with every epoch there")
     if warmup:
         _warmup(recipe, warmup, curve, passes)
-    by_step = not curve.get("by_epoch", True) or curve.get("convert_to_iter_based", False)
-    if curve["type"] in SCHEDULES and SCHEDULES[curve["type"]] != "multi_step" and not by_step and unit == "ep":
-        if warmup and (not warmup.get("by_epoch", True) or warmup.get("convert_to_iter_based", False)):
-            recipe.skip_part(key, curve["type"], "changes with every step here, with every epoch there")
-        else:
-            recipe.put("schedule.interval", "epoch")
+
+
+def _changes_by_epoch(item: dict[str, Any]) -> bool:
+    return bool(item.get("by_epoch", True)) and not item.get("convert_to_iter_based", False)
 
 
 def _schedulers_of(recipe: Recipe) -> list[dict[str, Any]]:
@@ -304,7 +310,7 @@ def _curve(recipe: Recipe, curve: dict[str, Any], passes: int, length: float) ->
     if name not in SCHEDULES:
         supported = f"supported: {', '.join(SCHEDULES)}"
         raise recipe.foreign.problem("param_scheduler", f"{show(name)} is not supported", supported)
-    end = curve.get("eta_min_ratio", curve.get("eta_min", 0.0) / (recipe.config["optimizer"]["lr"] or 1))
+    end = curve.get("eta_min_ratio") or (curve.get("eta_min") or 0.0) / (recipe.config["optimizer"]["lr"] or 1)
     span = curve.get("T_max", curve.get("total_iters"))
     rest = 0 if span is None else (span + curve.get("begin", 0)) * factor - length
     if rest > 1e-6 and name == "CosineAnnealingLR":  # the training ends before the curve
@@ -330,12 +336,17 @@ def _curve(recipe: Recipe, curve: dict[str, Any], passes: int, length: float) ->
 def _warmup(recipe: Recipe, warmup: dict[str, Any], curve: dict[str, Any], passes: int) -> None:
     by_epoch = warmup.get("by_epoch", True)
     unit, factor = ("ep", passes) if by_epoch else ("it", 1)
-    recipe.put("schedule.warmup", duration(warmup["end"] * factor, unit), "param_scheduler")
+    own_curve = SCHEDULES[curve["type"]] not in ("multi_step", "step", "constant")
+    end, begin = warmup["end"], curve.get("begin", 0)
+    if recipe.config["schedule"].get("interval") == "epoch" and end > 1:
+        end -= 1  # there the last of these epochs has the full learning rate
+        if own_curve and begin:
+            recipe.put("schedule.delay", duration(begin * factor, unit))
+    recipe.put("schedule.warmup", duration(end * factor, unit), "param_scheduler")
     mode, key, default = WARMUPS[warmup["type"]]
     recipe.put("schedule.warmup_mode", mode)
     recipe.put("schedule.warmup_factor", float(f"{warmup.get(key, default):.6g}"))
-    begin = curve.get("begin", 0)
-    if SCHEDULES[curve["type"]] not in ("multi_step", "step", "constant") and begin != warmup["end"]:
+    if own_curve and begin != warmup["end"]:
         if begin:
             raise recipe.foreign.problem("param_scheduler", "the schedule must begin at 0 or at the end of the warm-up")
         recipe.put("schedule.warmup_rule", "whole")
@@ -346,8 +357,10 @@ def _warmup(recipe: Recipe, warmup: dict[str, Any], curve: dict[str, Any], passe
 
 def _checkpoints(recipe: Recipe, passes: int, length: float) -> None:
     foreign, section = recipe.foreign, "default_hooks.checkpoint"
-    interval = foreign(f"{section}.interval", 1)
+    interval = foreign(f"{section}.interval", -1 if section in foreign else 1)
     by_epoch = foreign(f"{section}.by_epoch", True)
+    if interval <= 0:  # the last one only
+        return recipe.put("checkpoint", {"every": recipe.config["train"]["length"], "keep": 1}, f"{section}.interval")
     every = interval * passes if by_epoch else interval
     recipe.put("checkpoint.every", duration(every, "ep" if by_epoch else "it"), f"{section}.interval")
     keep = foreign(f"{section}.max_keep_ckpts", -1)

@@ -1,4 +1,4 @@
-"""Conversion of PaddleVideo's configs for video classification: SlowFast, TSN, TSM and Video Swin."""
+"""Conversion of PaddleVideo's configs for video classification: SlowFast, TSN, TSM, Video Swin and TimeSformer."""
 
 from __future__ import annotations
 
@@ -18,8 +18,16 @@ RESNETS: dict[str, tuple[str, str]] = {
     "ResNetTSM": ("resnet{}", "tsm"),
     "ResNetTweaksTSN": ("resnet{}d", "none"),
     "ResNetTweaksTSM": ("resnet{}d", "tsm"),
+    "PPTSM_MobileNetV2": ("mobilenetv2_100", "tsm"),
+    "PPTSM_MobileNetV3": ("mobilenetv3_large_100", "tsm"),
 }
 """timm's name of an image network with so many layers, and the shift of its channels, by PaddleVideo's name."""
+
+TIMESFORMERS = {"VisionTransformer": "vit_base_patch16_224", "VisionTransformer_tweaks": "vit_base_patch16_224_miil"}
+"""timm's name of the image network with the original's weights, by PaddleVideo's name of a TimeSformer."""
+
+DROPOUTS = {"PPTSM_MobileNetV2": 0.0, "PPTSM_MobileNetV3": 0.2, **dict.fromkeys(TIMESFORMERS, 0.0)}
+"""Dropout before the classifier of networks whose heads have no key for it."""
 
 SWINS = {(96, 6): "swin3d_t", (96, 18): "swin3d_s", (128, 18): "swin3d_b"}
 """torchvision's names by the embedding dimension and the depth of the third stage."""
@@ -84,8 +92,10 @@ def convert(file: Path, gpus: int, overrides: Sequence[str] = ()) -> Recipe:
     tree = _read(file, overrides, repeated)
     foreign = ForeignConfig("PaddleVideo", str(file), dict(_leaves(tree)), {}, REASONS)
     name = foreign("MODEL.backbone.name")
-    if name not in (SLOWFAST, SWIN, *RESNETS):
-        supported = f"supported: {', '.join((SLOWFAST, *RESNETS, SWIN))}"
+    if (networks := foreign("MODEL.models")) is not None:
+        raise foreign.problem("MODEL.models", f"{show(networks)}: mutual learning of several networks is not supported")
+    if name not in (SLOWFAST, SWIN, *RESNETS, *TIMESFORMERS):
+        supported = f"supported: {', '.join((SLOWFAST, *RESNETS, SWIN, *TIMESFORMERS))}"
         raise foreign.problem("MODEL.backbone.name", f"{show(name)} is not supported", supported)
     if "PIPELINE.train" not in foreign:
         raise foreign.problem("PIPELINE.train", "this config does not train")
@@ -150,10 +160,10 @@ def _leaves(node: Node, path: str = "") -> Iterator[tuple[str, SourceValue]]:
 
 def _task(recipe: Recipe) -> None:
     foreign, name = recipe.foreign, recipe.foreign("MODEL.backbone.name")
-    build = {SLOWFAST: _slowfast, SWIN: _swin}.get(name, _frames)
+    build = {SLOWFAST: _slowfast, SWIN: _swin, **dict.fromkeys(TIMESFORMERS, _timesformer)}.get(name, _frames)
     recipe.put("task.name", "video")
     recipe.put("task.backbone", build(recipe), "MODEL.backbone.name")
-    dropout = foreign("MODEL.head.dropout_rate", foreign("MODEL.head.drop_ratio", 0.5))
+    dropout = foreign("MODEL.head.dropout_rate", foreign("MODEL.head.drop_ratio", DROPOUTS.get(name, 0.5)))
     recipe.put("task.dropout", dropout, "MODEL.head.dropout_rate", "MODEL.head.drop_ratio")
     if smoothing := foreign("MODEL.head.ls_eps"):
         recipe.put("task.loss", {"name": "cross_entropy", "label_smoothing": smoothing}, "MODEL.head.ls_eps")
@@ -218,6 +228,22 @@ def _swin(recipe: Recipe) -> dict[str, Any]:
     return {"name": "torchvision_video", "model": model}
 
 
+def _timesformer(recipe: Recipe) -> dict[str, Any]:
+    foreign = recipe.foreign
+    where, size = "MODEL.backbone.", foreign("MODEL.backbone.img_size", 224)
+    expected = {"patch_size": 16, "embed_dim": 768, "depth": 12, "num_heads": 12, "mlp_ratio": 4, "epsilon": 1e-6}
+    for key, value in {**expected, "attention_type": "divided_space_time"}.items():
+        if foreign(f"{where}{key}", value) not in (value, str(value)):
+            raise foreign.problem(f"{where}{key}", f"{show(foreign(where + key))} is not {show(value)}")
+    backbone = {"name": "timesformer", "model": TIMESFORMERS[foreign(f"{where}name")]}
+    if weights := foreign(f"{where}pretrained"):
+        recipe.note(f"the weights of ImageNet are timm's, instead of {weights}")
+        backbone["pretrained"] = True
+    options = {"img_size": size, "qkv_bias": foreign(f"{where}qkv_bias", False)}
+    drop_path = foreign(f"{where}drop_path_rate", 0.1)
+    return {**backbone, "frames": foreign(f"{where}num_seg", 8), "drop_path": drop_path, "options": options}
+
+
 def _data(recipe: Recipe, gpus: int) -> None:
     foreign = recipe.foreign
     clip = _clip(foreign, "train")
@@ -248,9 +274,14 @@ def _data(recipe: Recipe, gpus: int) -> None:
         recipe.put("train.micro_batch_size", gpu_batch, "DATASET.batch_size")
     recipe.put("data.num_workers", foreign("DATASET.num_workers", 0), "DATASET.num_workers")
     if (mix := foreign("MIX.name")) is not None:
-        if mix not in ("Mixup", "Cutmix"):
-            raise foreign.problem("MIX.name", f"{show(mix)} is not supported", "supported: Mixup, Cutmix")
-        recipe.put("data.mix", [{"name": mix.lower(), "alpha": foreign.number("MIX.alpha")}], "MIX.name", "MIX.alpha")
+        if mix not in ("Mixup", "Cutmix", "VideoMix"):
+            raise foreign.problem("MIX.name", f"{show(mix)} is not supported", "supported: Mixup, Cutmix, VideoMix")
+        names = ("mixup", "cutmix") if mix == "VideoMix" else (mix.lower(),)
+        keys = [f"MIX.{name}_alpha" if mix == "VideoMix" else "MIX.alpha" for name in names]
+        mixes = [{"name": name, "alpha": foreign.number(key)} for name, key in zip(names, keys, strict=True)]
+        if _number(foreign, "MIX.cutmix_prob", 0.5) != 0.5:
+            recipe.skip("MIX.cutmix_prob", "mixup and cutmix are equally frequent")
+        recipe.put("data.mix", mixes if len(mixes) == 1 else [{"name": "one_of", "mixes": mixes}], "MIX.name", *keys)
 
 
 def _clip(foreign: ForeignConfig, split: str) -> dict[str, Any]:
@@ -266,6 +297,8 @@ def _clip(foreign: ForeignConfig, split: str) -> dict[str, Any]:
         raise foreign.problem(f"{sampler}.seg_len", f"{segments} segments of {length} frames are not supported")
     if length > 1:
         return {"name": "clip", "frames": length, "stride": foreign(f"{sampler}.frame_interval", 1)}
+    if foreign(f"{sampler}.linspace_sample"):  # of PyAV's decoder: from as many frames as with a stride of 32 at 30 fps
+        return {"name": "clip", "frames": segments, "stride": 32, "fps": 30}
     if foreign(f"{sampler}.dense_sample"):  # from 64 consecutive frames
         return {"name": "clip", "frames": segments, "stride": 64 // segments}
     return {"name": "clip", "frames": segments, "sampling": "uniform"}
@@ -276,7 +309,8 @@ def _crops(recipe: Recipe) -> list[dict[str, Any]]:
     foreign, steps = recipe.foreign, "PIPELINE.train.transform"
     if f"{steps}.JitterScale" in foreign:
         sides = [foreign.number(f"{steps}.JitterScale.{end}") for end in ("min_size", "max_size")]
-        return [{"name": "scale_jitter", "size": foreign.number(f"{steps}.MultiCrop.target_size"), "scale": sides}]
+        crop = "RandomCrop" if f"{steps}.RandomCrop" in foreign else "MultiCrop"
+        return [{"name": "scale_jitter", "size": foreign.number(f"{steps}.{crop}.target_size"), "scale": sides}]
     if f"{steps}.RandomResizedCrop" in foreign:
         size = foreign(f"{steps}.RandomResizedCrop.target_size")
         last = [key for key in foreign.keys(steps) if key.endswith(".short_size")]
@@ -292,7 +326,7 @@ def _three_crop(foreign: ForeignConfig, split: str, size: int) -> dict[str, Any]
     steps = f"PIPELINE.{split}.transform"
     for name in ("CenterCrop", "UniformCrop"):
         size = _number(foreign, f"{steps}.{name}.target_size", size)
-    short = _number(foreign, f"{steps}.Scale.short_size", 0)
+    short = _number(foreign, f"{steps}.Scale.short_size", _number(foreign, f"{steps}.JitterScale.min_size", 0))
     return {"name": "three_crop", "size": size, **({"short_side": short} if short > size else {})}
 
 
@@ -329,6 +363,11 @@ def _optimizer(recipe: Recipe) -> None:
     _update_rule(recipe)
     if foreign(f"{rate}.name") == "PiecewiseDecay":
         return _piecewise(recipe)
+    if foreign(f"{rate}.name") == "MultiStepDecay":
+        milestones = [f"{epoch}ep" for epoch in foreign.numbers(f"{rate}.milestones")]
+        schedule = {"name": "multi_step", "milestones": milestones, "gamma": foreign.number(f"{rate}.gamma")}
+        recipe.put("schedule", schedule, f"{rate}.milestones", f"{rate}.gamma")
+        return recipe.put("optimizer.lr", foreign.number(f"{rate}.learning_rate"), f"{rate}.learning_rate")
     steps = foreign.numbers(f"{rate}.steps")
     base = f"{rate}.step_base_lr" if steps else f"{rate}.cosine_base_lr"
     if foreign(f"{rate}.name") == "CustomWarmupCosineStepDecay":
@@ -433,6 +472,7 @@ def _shapes(foreign: ForeignConfig, steps: Any, gamma: float, cycles: Mapping[st
         "gamma": gamma,
         "epoch_factor": foreign("MULTIGRID.epoch_factor", 1.5),
         "bn_base_size": foreign("MULTIGRID.bn_base_size", 8),
+        "drop_empty": True,  # as there
         "evaluations": foreign("MULTIGRID.EVAL_FREQ"),
         **cycles,
     }

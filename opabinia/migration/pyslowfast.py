@@ -265,7 +265,7 @@ def _loading(recipe: Recipe) -> None:
     recipe.convert("DATA_LOADER.NUM_WORKERS", "data.num_workers")
     if foreign("AUG.ENABLE") and (repeats := foreign("AUG.NUM_SAMPLE")) > 1:
         recipe.put("data.sampler", {"name": "repeated", "num_repeats": repeats}, "AUG.NUM_SAMPLE")
-    if foreign("MIXUP.ENABLE"):
+    if foreign("MIXUP.ENABLE") and foreign("MIXUP.PROB"):
         alphas = {"mixup": foreign("MIXUP.ALPHA"), "cutmix": foreign("MIXUP.CUTMIX_ALPHA")}
         mixes = [{"name": mix, "alpha": alpha} for mix, alpha in alphas.items() if alpha]
         recipe.put("data.mix", [{"name": "one_of", "mixes": mixes}], "MIXUP.ALPHA", "MIXUP.CUTMIX_ALPHA")
@@ -351,7 +351,6 @@ def _image_data(recipe: Recipe) -> None:
         crop["interpolation"], look["interpolation"] = foreign("AUG.INTERPOLATION"), "bicubic"
         steps += [{"name": "timm_policy", "policy": policy}] if (policy := foreign("AUG.AA_TYPE")) else []
         steps += _erasing(recipe)
-        recipe.skip("AUG.COLOR_JITTER", "PySlowFast ignores it with AUG.AA_TYPE")
     else:
         steps.append({"name": "pca_lighting"})
     if (tested := foreign("DATA.TEST_CROP_SIZE")) != size:
@@ -443,6 +442,7 @@ def _multigrid(foreign: ForeignConfig, steps: Sequence[Any], gamma: float, facto
         "bn_base_size": foreign("MULTIGRID.BN_BASE_SIZE"),
         "long_cycle": [list(pair) for pair in factors],
         "short_cycle": list(short),
+        "drop_empty": True,  # as there
         "evaluations": foreign("MULTIGRID.EVAL_FREQ") if factors else None,
     }
 
@@ -461,6 +461,8 @@ def _run(recipe: Recipe) -> None:
     if foreign("BN.NORM_TYPE") == "sync_batchnorm" and "shapes" not in recipe.config:
         recipe.put("train.sync_batch_norm", True, "BN.NORM_TYPE")
         recipe.skip("BN.NUM_SYNC_DEVICES", "norms are synchronized over all ranks")
+    if foreign("MODEL.ACT_CHECKPOINT"):
+        recipe.put("train.activation_checkpointing", True, "MODEL.ACT_CHECKPOINT")
     if foreign("TRAIN.MIXED_PRECISION"):
         recipe.put("train.precision", "fp16", "TRAIN.MIXED_PRECISION")
     if clip := foreign("SOLVER.CLIP_GRAD_L2NORM"):

@@ -164,7 +164,9 @@ def feature_distillation(recipe: Recipe) -> None:
     for key, path in weights.items():
         recipe.put(f"task.{key}", foreign(path, 1.0 if key == "pooled_weight" else 0.0), path)
     recipe.put("task.loss", "cosine")
-    recipe.skip("LOSS.name", "features before the heads are compared by cosine, not assignments to prototypes after them")
+    recipe.skip(
+        "LOSS.name", "features before the heads are compared by cosine, not assignments to prototypes after them"
+    )
     if "swav" in section:
         count, source = (2 if foreign(f"{section}.use_two_crops_for_teacher", True) else 1), "use_two_crops_for_teacher"
     else:

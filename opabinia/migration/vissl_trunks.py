@@ -9,6 +9,7 @@ from typing import Any
 from opabinia.config.errors import show
 from opabinia.migration.recipe import Recipe
 from opabinia.migration.tables.vissl import (
+    ANYNETS,
     DEFAULTS,
     EFFICIENT_NETS,
     REFUSED_TRUNKS,
@@ -201,19 +202,34 @@ def _efficientnet(trunk: Trunk) -> dict[str, Any]:
 
 def _regnet(trunk: Trunk) -> dict[str, Any]:
     name = trunk("REGNET.name")
+    if name == "anynet":
+        stages = tuple(tuple(trunk(f"REGNET.{key}") or ()) for key in ("depths", "widths", "group_widths"))
+        if stages not in ANYNETS:
+            trunk.refuse("REGNET.widths", f"{show(list(stages[1]))} are not the widths of a RegNet's stages")
+        return _timm(ANYNETS[stages])
     if name is None:
-        size = tuple(trunk(f"REGNET.{key}") for key in ("depth", "w_0", "w_a", "w_m", "group_width"))
-        if size not in REGNET_SIZES:
-            trunk.refuse(
-                "REGNET.depth", f"timm has no RegNetY of depth, w_0, w_a, w_m and group_width {show(list(size))}"
-            )
-        return _timm(REGNET_SIZES[size])
+        return _regnet_of_size(trunk)
     match = re.fullmatch(r"regnet_([xy])_(\d+)(mf|gf)", str(name))
     if not match:
         trunk.refuse("REGNET.name", f"{show(name)} is not supported", "supported: regnet_y_16gf and the like")
     assert match
     size_in_100mf = int(match[2]) // 100 if match[3] == "mf" else int(match[2]) * 10
     return _timm(f"regnet{match[1]}_{size_in_100mf:03}")
+
+
+def _regnet_of_size(trunk: Trunk) -> dict[str, Any]:
+    keys = {"depth": "depth", "initial_width": "w_0", "slope": "w_a", "multiplier": "w_m", "group_width": "group_width"}
+    size = trunk.values("REGNET", keys)
+    if model := REGNET_SIZES.get(tuple(size.values())):
+        return _timm(model)
+    if None in size.values():
+        trunk.refuse("REGNET", f"a RegNet is defined by {', '.join(keys.values())}, or by its name")
+    kind = trunk("REGNET.block_type")
+    if str(kind).lower() != "res_bottleneck_block":
+        trunk.refuse("REGNET.block_type", f"{show(kind)} is not supported", "supported: res_bottleneck_block")
+    options = {"bottleneck_ratio": "bottleneck_multiplier", "stem_width": "stem_width"}
+    se_ratio = trunk("REGNET.se_ratio") if trunk("REGNET.use_se") else 0.0
+    return {"name": "regnet", **size, **trunk.values("REGNET", options), "se_ratio": se_ratio}
 
 
 def _mobilenet(trunk: Trunk) -> dict[str, Any]:

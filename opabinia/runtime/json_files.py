@@ -78,7 +78,9 @@ def check_fields(value: Any, schema: type[T], place: str) -> T:
 
 
 def read_json_lines(path: Path, schema: type[T]) -> Iterator[T]:
-    """Yield the value of each line of a JSON Lines file, without a last one that is still being written.
+    """Yield the value of each line of a JSON Lines file, the last one first, without one that is still being written.
+
+    A line is parsed when it is asked for: what is newest in a long log is found at once.
 
     Raises:
         InvalidFile: see :func:`read_json`; the line is named, too.
@@ -87,7 +89,7 @@ def read_json_lines(path: Path, schema: type[T]) -> Iterator[T]:
         lines = path.read_bytes().split(b"\n")[:-1]
     except OSError as error:
         raise InvalidFile(f"{path}: {error.strerror}") from error
-    for number, line in enumerate(lines, 1):
+    for number, line in reversed(list(enumerate(lines, 1))):
         yield parse_json(line, schema, f"{path}:{number}")
 
 

@@ -27,7 +27,7 @@ from opabinia.evaluation.representation import clustering, collapse, knn, linear
 from opabinia.evaluation.retrieval import retrieval_evaluators
 from opabinia.migration import weights
 from opabinia.models import detectors, heads, necks, pooling
-from opabinia.models.backbones import iresnet, osnet, resnet, shufflenet, timm, video, vit
+from opabinia.models.backbones import iresnet, osnet, regnet, resnet, shufflenet, timm, video, vit, windowed_dinov2
 from opabinia.models.losses import binary, cross_entropy, metric
 from opabinia.optim import lars, optimizers
 from opabinia.optim import schedules as schedule_parts

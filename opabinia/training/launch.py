@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from opabinia.config import ConfigError, Problem, Resolved, config_of, dump, flatten
 from opabinia.config.compose import PACKAGED
-from opabinia.config.paths import check_resumable, check_run_name
+from opabinia.config.paths import check_not_overwritten, check_resumable, check_run_name
 from opabinia.config.text import describe_source
 from opabinia.engine.checkpointing.checkpoint import BadCheckpoint, Snapshot, WeightsMismatch, read_checkpoint
 from opabinia.engine.checkpointing.manager import list_checkpoints, load_latest_checkpoint, read_pointer
@@ -81,12 +81,6 @@ def run_folder_of(recipe: str | Path | TrainingRun, out: Path, name: str, resume
     if resume is not None and holds_run(Path(recipe)):
         return Path(recipe)
     return folder_for(recipe, out, name)
-
-
-def holds_results(folder: Path) -> bool:
-    """Return whether ``folder`` has a checkpoint or metrics that another run must not overwrite."""
-    metrics = folder / "metrics.jsonl"
-    return bool(list_checkpoints(folder / "checkpoints")) or (metrics.is_file() and metrics.stat().st_size > 0)
 
 
 def train(
@@ -240,21 +234,17 @@ def _take_folder(folder: Path, resume: str | None, held: ExitStack) -> str | Non
         resume = LAST
     elif resume is not None:
         check_resumable(folder)
-    _check_not_overwritten(folder, resume)
+    else:
+        check_not_overwritten(folder)
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "checkpoints").mkdir(exist_ok=True)
     held.enter_context(exclusive_lock(folder))
-    _check_not_overwritten(folder, resume)  # another process may have been faster
+    if resume is None:
+        check_not_overwritten(folder)  # another process may have been faster
     remove_leftovers(folder)
     remove_leftovers(folder / "checkpoints")
     return resume
-
-
-def _check_not_overwritten(folder: Path, resume: str | None) -> None:
-    if resume is None and holds_results(folder):
-        message = f"{folder} holds a run, which is never overwritten: --resume continues it, --name begins another"
-        raise ConfigError(Problem("command line", "", message))
 
 
 def _plan(folder: Path, resume: str | None, snapshot: Snapshot | None, config: dict[str, Any]) -> _Planned:

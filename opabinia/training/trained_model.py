@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import torch
 
@@ -136,8 +136,7 @@ def choose_weights(path: Path, snapshot: Snapshot, evaluated: str, asked: Weight
         saved = snapshot.state["hooks"].get("save_best", {})
         best = check_fields(saved, BestState, f"{path / 'state.json'}: hooks: save_best")
         raw, ema = (re.sub(r"(_ema)?/", f"{suffix}/", best.get("metric", "")) for suffix in ("", "_ema"))
-        scores = _newest_values(path.parent.parent / "metrics.jsonl", snapshot.step)
-        raw_score, ema_score = (weighted_score(metric, scores) for metric in (raw, ema))
+        raw_score, ema_score = _newest_scores(path.parent.parent / "metrics.jsonl", snapshot.step, [raw, ema])
         reason = "the scores of both are not known"
         if raw_score is not None and ema_score is not None:
             sign = -1 if best.get("better") == "min" else 1
@@ -147,13 +146,17 @@ def choose_weights(path: Path, snapshot: Snapshot, evaluated: str, asked: Weight
     return chosen
 
 
-def _newest_values(file: Path, step: int) -> Mapping[str, float]:
-    """The newest finite values of a metrics log up to a step, by name."""
-    values: dict[str, Any] = {}
-    for line in read_json_lines(file, MetricsLine) if file.is_file() else ():
+def _newest_scores(file: Path, step: int, metrics: Sequence[str]) -> list[float | None]:
+    """Read the newest scores in a metrics log up to a step; None: a score is unknown or not finite."""
+    scores: list[float | None] = [None] * len(metrics)
+    values: dict[str, float] = {}
+    for line in read_json_lines(file, MetricsLine) if file.is_file() and all(metrics) else ():
         if line["step"] <= step:
-            values |= line
-    return {name: value for name, value in values.items() if isinstance(value, float) and math.isfinite(value)}
+            values = {name: value for name, value in line.items() if isinstance(value, float)} | values
+            scores = [weighted_score(metric, values) for metric in metrics]
+            if None not in scores:
+                break
+    return [score if score is not None and math.isfinite(score) else None for score in scores]
 
 
 def load_trained(

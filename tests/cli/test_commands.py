@@ -46,8 +46,9 @@ def test_train(opabinia: Opabinia, tmp_path: Path) -> None:
     assert (folder / "checkpoints" / "last").read_text() == "step-00000002\n"
 
 
-def test_a_run_is_not_overwritten(opabinia: Opabinia, six_steps: Path) -> None:
+def test_a_run_is_not_overwritten(opabinia: Opabinia, six_steps: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = contents(six_steps)
+    monkeypatch.setattr("opabinia.training.launch.train", None)  # checked before torch is imported for the training
     ended = opabinia("train", RECIPE, "--out", six_steps.parents[2])
     assert ended.status == 2
     assert f"{six_steps} holds a run, which is never overwritten: --resume continues it" in ended.err

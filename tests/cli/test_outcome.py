@@ -42,6 +42,7 @@ def test_one_json_object(opabinia: Opabinia, own_run: Path) -> None:
     assert told["run"] == str(own_run) and told["scores"] == final(own_run)
     assert told["report"] == str(own_run / "report.html")
     assert told["best"]["metric"] == "val/top1" and Path(told["best"]["checkpoint"]).is_dir()
+    assert "best val/top1" not in ended.err, "the best score is shown once"
     assert "step 7/7" in ended.err and "the report is in" in ended.err
 
 

@@ -14,7 +14,11 @@ import sys
 import threading
 import time
 import traceback
+import weakref
+from functools import cache
 from typing import Any
+
+import typer.main
 
 WARM = (
     *("opabinia.cli", "opabinia.training.launch", "torch.utils.tensorboard.writer", "rich.live", "sklearn.datasets"),
@@ -23,12 +27,18 @@ WARM = (
 
 
 def warm() -> None:
-    """Do once what every program would begin with: the imports, a check of a config and the templates of the report."""
+    """Do once what every program would begin with: the imports, the command line's parser, a check of a config and the
+    templates of the report; and leave out what torch does at exit."""
     for module in WARM:
         importlib.import_module(module)
+    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        finalizer.atexit = False
+    typer.main.get_command = cache(typer.main.get_command)
+    from opabinia.cli.commands import app
     from opabinia.config import catalog, check, compose
     from opabinia.visualization.report.templating import template
 
+    typer.main.get_command(app)
     check(compose("classification/digits"), catalog())
     page = template("page.html")
     for name in ("base.html", "blocks.html"):

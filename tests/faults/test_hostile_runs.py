@@ -1,8 +1,10 @@
 """Every file of a run folder damaged in every way: exit status 0 or 2, a clear message, no other file changed."""
 
+import importlib.metadata
 import logging
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from functools import cache
@@ -94,9 +96,10 @@ def command(*words: str) -> tuple[int, str]:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A finished run with everything that commands write into its folder."""
-    log = logging.getLogger("opabinia")
-    before, get_command = (log.propagate, log.level), typer.main.get_command
-    typer.main.get_command = cache(get_command)  # half of the time of a cheap command
+    patch, log = pytest.MonkeyPatch(), logging.getLogger("opabinia")
+    for function in (typer.main.get_command, importlib.metadata.entry_points):  # most of the time of a cheap command
+        patch.setattr(sys.modules[function.__module__], function.__name__, cache(function))
+    before = (log.propagate, log.level)
     out = tmp_path_factory.mktemp("whole")
     (out / "tiny.yaml").write_text(RECIPE)
     assert command("train", str(out / "tiny.yaml"), "--out", str(out / "runs"))[0] == 0
@@ -107,7 +110,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         picture.unlink()
     yield folder
     log.propagate, log.level = before
-    typer.main.get_command = get_command
+    patch.undo()
 
 
 def check(whole: Path, out: Path, seed: int, commands: tuple[str, ...]) -> None:

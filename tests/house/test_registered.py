@@ -6,6 +6,7 @@ needs a check of its parts in ``FAMILY_CHECKS``.
 
 from __future__ import annotations
 
+import copy
 import inspect
 import json
 import math
@@ -53,6 +54,8 @@ from opabinia.data.sources import Concat, Digits, Videos
 from opabinia.engine.loop.step import total_loss
 from opabinia.optim.schedules import constant
 from opabinia.runtime.durations import Duration
+from opabinia.tasks.distillation import FrozenTeacher
+from opabinia.tasks.selfsup.distillation import Distillation
 from scripts import small_data
 from tests.data.videos import write as write_film
 
@@ -64,6 +67,7 @@ IDENTITY = [{"name": "Identity"}]
 TINY = {"name": "timm", "model": "test_resnet"}
 TINY_VIT = {"name": "timm", "model": "test_vit", "options": {"img_size": 32}}
 MINIMAL: dict[tuple[str, str], dict[str, Any]] = {
+    ("backbone", "regnet"): {"depth": 8, "initial_width": 8, "slope": 8, "multiplier": 2, "group_width": 8},
     ("backbone", "timm"): {"model": "test_resnet"},
     ("backbone", "torchvision_video"): {"model": "mc3_18"},
     ("backbone", "tsn"): {"backbone": TINY},
@@ -127,6 +131,7 @@ MINIMAL: dict[tuple[str, str], dict[str, Any]] = {
     ("task", "deepcluster"): {"backbone": TINY},
     ("task", "detection"): {"backbone": TINY, "detector": "fcos"},
     ("task", "dino"): {"backbone": TINY},
+    ("task", "distillation"): {"backbone": TINY},
     ("task", "ibot"): {"backbone": TINY_VIT},
     ("task", "mae"): {"backbone": TINY_VIT},
     ("task", "mgn"): {"backbone": {"name": "timm", "model": "resnet10t", "options": {"output_stride": 8}}},
@@ -398,6 +403,9 @@ def task_works(make: Callable[[DatasetInfo], Task], folder: Path) -> None:
     task = make(dataset_info)
     if getattr(getattr(task, "backbone", None), "clips", False):
         batch["image"] = torch.stack([batch["image"]] * 4, 1)
+    if isinstance(task, Distillation):  # its defaults have no teacher
+        task._settings = FrozenTeacher(run=folder)
+    task.attach_teachers(lambda run: copy.deepcopy(task))
     total_loss(task(batch, CLOCK))[0].backward()  # type: ignore[no-untyped-call]
     assert any(parameter.grad is not None for parameter in task.parameters())
     with torch.no_grad():

@@ -14,9 +14,10 @@ import urllib.request
 import zlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from io import BytesIO
 from pathlib import Path
+from threading import Thread
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
@@ -279,6 +280,46 @@ def test_a_slow_body_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RequestError, match="did not arrive within") as refused:
         asyncio.run(service.predict(request))
     assert refused.value.status == 408 and service.pending == 0
+
+
+def test_slow_uploads_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("fastapi", reason="fastapi is absent: pip install 'opabinia[serve]'")
+    uvicorn = pytest.importorskip("uvicorn", reason="uvicorn is absent: pip install 'opabinia[serve]'")
+    from opabinia.inference.serving import app
+
+    class Sizes:
+        limits = Limits(waiting=1)
+
+        def __call__(self, uploads: Sequence[Upload]) -> list[int]:
+            return [len(upload.content) for upload in uploads]
+
+    service = app.Service(cast(Any, Sizes()), {})
+    head = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 8\r\n\r\n"
+    with socket.create_server(("127.0.0.1", 0)) as listener, ExitStack() as lines:
+        http_server = uvicorn.Server(uvicorn.Config(app.make_app(service, None), log_level="critical"))
+        thread = Thread(target=http_server.run, args=([listener],))
+        thread.start()
+
+        def ask(body: bytes) -> http.client.HTTPResponse:
+            line = lines.enter_context(socket.create_connection(listener.getsockname()))
+            line.sendall(head + body)
+            return lines.enter_context(http.client.HTTPResponse(line))
+
+        def status_of(answer: http.client.HTTPResponse) -> int:
+            answer.begin()
+            return answer.status
+
+        slow = [ask(b"some") for _ in range(2)]
+        while service.pending < 2:
+            time.sleep(0.001)
+        assert status_of(ask(b"complete")) == 503
+        monkeypatch.setattr(app, "CROWDED_BODY_TIMEOUT", 0)
+        assert status_of(ask(b"complete")) == 200
+        assert status_of(slow[0]) == 408
+        http_server.should_exit = True
+        lines.close()
+        thread.join()
+    assert service.pending == 0 and not service.arriving
 
 
 @pytest.mark.slow

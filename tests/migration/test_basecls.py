@@ -1,10 +1,12 @@
 """Conversion of basecls configs, which are Python files, without executing them."""
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
 
 from opabinia.config import ConfigError
 from opabinia.migration.basecls import convert
@@ -141,6 +143,14 @@ def test_weight_decay_may_be_a_number_or_pairs(family: str, tmp_path: Path) -> N
     assert config["optimizer"]["weight_decay"] == 0.02 and not config["param_groups"]
     config = resolve(convert_text(tmp_path, text, 1, 'solver.weight_decay=((0, "bias"), 0.02)'), tmp_path)
     assert [(rule["kind"], rule["weight_decay"]) for rule in config["param_groups"]["rules"]] == [("bias", 0)]
+
+
+def test_weight_decay_of_a_resmlp_is_that_of_its_own_layers(tmp_path: Path) -> None:
+    config = resolve(convert_text(tmp_path, config_of("ResMLPConfig", 'model=dict(name="resmlp_s12")')), tmp_path)
+    rules = [rule["kind"] or rule["pattern"] for rule in config["param_groups"]["rules"]]
+    assert rules == [r"\.(alpha|beta)$", r"\.ls\d$", "bias"], "there are no norms"
+    names = [name for name, _ in timm.create_model("resmlp_12_224").named_parameters()]
+    assert [sum(bool(re.search(rule, name)) for name in names) for rule in rules[:2]] == [50, 24]
 
 
 def test_resnets_have_the_recipe_of_regnets(tmp_path: Path) -> None:

@@ -262,6 +262,10 @@ def test_proposal_network(tmp_path: Path) -> None:
     config = resolve(convert_text(tmp_path, own), tmp_path)
     assert (config["task"]["detector"]["name"], config["task"]["evaluator"]["name"]) == ("rpn", "proposal_recall")
     assert config["hooks"]["expected_scores"]["scores"] == {"val/AR1000": [0.57, 0.01]}
+    for stage, last in (("res4", False), ("res5", True)):
+        own = f"MODEL: {{META_ARCHITECTURE: ProposalNetwork, RPN: {{IN_FEATURES: [{stage}]}}}}"
+        detector = resolve(convert(write_files(tmp_path, {"c4.yaml": own})), tmp_path)["task"]["detector"]
+        assert (detector["last_stage"], detector["neck"]["name"]) == (last, "no_neck")
 
 
 def test_losses_and_layers_of_heads(tmp_path: Path) -> None:

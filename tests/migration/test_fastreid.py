@@ -196,6 +196,65 @@ DATASETS: {NAMES: [Hymenoptera], TESTS: [Hymenoptera]}
     assert recipe.config["vars"]["hymenoptera_val"] == "path/to/hymenoptera/val"
 
 
+def test_attributes(tmp_path: Path) -> None:
+    own = """
+MODEL:
+  META_ARCHITECTURE: AttrBaseline
+  HEADS: {NAME: AttrHead, POOL_LAYER: FastGlobalAvgPool, NUM_CLASSES: 26}
+  LOSSES: {NAME: [BinaryCrossEntropyLoss], BCE: {WEIGHT_ENABLED: False, SCALE: 2.0}}
+DATALOADER: {SAMPLER_TRAIN: TrainingSampler}
+DATASETS: {NAMES: [PA100K], TESTS: [PA100K, Own]}
+TEST: {THRES: 0.4}
+"""
+    recipe = convert_text(tmp_path, own)
+    config = resolve(recipe, tmp_path)
+    task = config["task"]
+    assert (task["name"], task["weighted"], task["threshold"]) == ("attributes", False, 0.4)
+    train = config["data"]["train"]["source"]
+    assert (train["name"], train["split"]) == ("pa100k", "train")
+    pa100k, other = (val_set["source"] for val_set in config["data"]["val"])
+    assert (pa100k["split"], other["name"], other["multi_label"]) == ("test", "table", True)
+    assert [key.path for key in recipe.dropped()] == ["MODEL.LOSSES.BCE.SCALE"]
+
+
+def test_faces(tmp_path: Path) -> None:
+    own = """
+MODEL:
+  META_ARCHITECTURE: FaceBaseline
+  BACKBONE: {NAME: build_resnetIR_backbone, DEPTH: 100x, WITH_SE: True, PRETRAIN: False}
+  HEADS: {NAME: FaceHead, EMBEDDING_DIM: 512, POOL_LAYER: Flatten, CLS_LAYER: CosSoftmax, SCALE: 64, MARGIN: 0.4,
+          PFC: {ENABLED: True, SAMPLE_RATE: 0.2}}
+  LOSSES: {NAME: [CrossEntropyLoss]}
+INPUT: {SIZE_TRAIN: [0,], SIZE_TEST: [0,], REA: {ENABLED: False}, PADDING: {ENABLED: False}}
+DATALOADER: {SAMPLER_TRAIN: TrainingSampler}
+DATASETS: {REC_PATH: /data/faces/train.rec, NAMES: [MS1MV2], TESTS: [CFP_FP, LFW]}
+"""
+    recipe = convert_text(tmp_path, own)
+    config = resolve(recipe, tmp_path)
+    task = config["task"]
+    assert task["backbone"] == {
+        "name": "iresnet", "model": "iresnet100", "image_size": [112, 112], "se": True, "dropout": 0.0,
+    }  # fmt: skip
+    assert (task["pooling"], task["embedding"], task["sampled_classes"]) == (None, 512, 0.2)
+    assert (task["head"]["name"], task["evaluator"]) == ("cosface", {"name": "verification", "folds": 10})
+    assert config["data"]["train"]["source"]["name"] == "class_folders"
+    assert [val_set["source"]["name"] for val_set in config["data"]["val"]] == ["image_pairs"] * 2
+    assert recipe.config["vars"] == {"train": "path/to/train", "cfp_fp": "path/to/cfp_fp.csv", "lfw": "path/to/lfw.csv"}
+    assert any("build_resnetIR_backbone is not part of FastReID" in note for note in recipe.notes)
+
+
+def test_small_backbones(tmp_path: Path) -> None:
+    recipe = convert_text(tmp_path, "MODEL: {BACKBONE: {NAME: build_osnet_backbone, DEPTH: x0_25, WITH_IBN: True}}\n")
+    config = resolve(recipe, tmp_path)
+    assert config["task"]["backbone"] == {"name": "osnet", "model": "osnet_x0_25", "ibn": True}
+    assert recipe.config["init"]["target_prefix"] == "backbone.module"
+    assert recipe.config["vars"]["weights"] == "path/to/pretrained.pth"
+    own = "MODEL: {BACKBONE: {NAME: build_shufflenetv2_backbone, DEPTH: 1.5x, NORM: syncBN, PRETRAIN: False}}\n"
+    config = resolve(convert_text(tmp_path, own), tmp_path)
+    assert config["task"]["backbone"] == {"name": "shufflenet", "model": "shufflenet_v2_x1_5"}
+    assert config["train"]["sync_batch_norm"]
+
+
 def test_what_is_dropped_comes_first_and_by_effect(tmp_path: Path) -> None:
     own = "TEST: {OWN: 1}\nSOLVER: {OWN: 2}\nMODEL: {OWN: 3}\nINPUT: {OWN: 4}\nOUTPUT_DIR: logs\n"
     recipe = convert_text(tmp_path, own)
@@ -217,7 +276,10 @@ def test_what_is_dropped_comes_first_and_by_effect(tmp_path: Path) -> None:
         ("MODEL: {META_ARCHITECTURE: Own}", "'Own' is not supported; supported: 'Baseline'"),
         ("MODEL: {BACKBONE: {NAME: build_osnet_backbone}}", "'50x' is not supported; supported: 'x1_0'"),
         ("MODEL: {BACKBONE: {DEPTH: 51x}}", "'51x' is not supported"),
-        ("MODEL: {HEADS: {NAME: AttrHead}}", "'Baseline' is not supported; supported: 'AttrBaseline'"),
+        (
+            "MODEL: {HEADS: {NAME: AttrHead}}",
+            r"\['CrossEntropyLoss', 'TripletLoss'\] is not supported with",
+        ),
         ("MODEL: {HEADS: {NAME: OwnHead}}", "'OwnHead' is not supported; supported: EmbeddingHead, ClasHead"),
         ("MODEL: {HEADS: {NORM: GN}}", "MODEL.HEADS.NORM: 'GN' is not supported; supported: BN, syncBN"),
         ("MODEL: {HEADS: {NAME: ClasHead}}", "MODEL.HEADS.WITH_BNNECK: true is not supported with ClasHead"),

@@ -14,7 +14,7 @@ CASES: dict[str, Any] = json.loads(FIXTURE.read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if "mgn" in name else ()) for name in CASES]
+    "name", [pytest.param(name, marks=pytest.mark.slow if "mgn" in name or "iresnet" in name else ()) for name in CASES]
 )
 def test_features_are_those_of_fastreid(name: str) -> None:
     case = CASES[name]

@@ -14,12 +14,13 @@ from opabinia.contracts import DatasetInfo, Detector
 from opabinia.migration import weights as weights_of_others  # noqa: F401 (registers their names)
 from opabinia.models.backbones.timm import timm
 from opabinia.models.detectors.boxes import BoxOptions
+from opabinia.models.detectors.fcos import Fcos
 from opabinia.models.detectors.masks import MaskOptions
 from opabinia.models.detectors.rcnn import cascade_rcnn, faster_rcnn, mask_rcnn
 from opabinia.models.detectors.regions import PoolingOptions
 from opabinia.models.detectors.retinanet import RetinaNet
 from opabinia.models.detectors.rpn import ProposalOptions
-from opabinia.models.necks import fpn, fpn_p3_p7
+from opabinia.models.necks import fpn, fpn_p3_p7, fpn_p3_p7_from_p5, no_neck
 from opabinia.models.weights.init import Init, initialize
 from opabinia.tasks.classification import Classification
 from opabinia.tasks.detection import Detection
@@ -36,6 +37,14 @@ OURS: dict[str, Callable[..., Detector]] = {
     "convolutions": partial(
         faster_rcnn, **{**OPTIONS, "box": BoxOptions(num_convs=4, num_fc=1, norm="group", fc_dim=WIDTH)}
     ),
+    "c4": partial(
+        faster_rcnn,
+        neck=no_neck,
+        proposals=ProposalOptions(anchor_sizes=[[32.0, 64.0, 128.0, 256.0, 512.0]]),
+        pooling=PoolingOptions(last_stage=True, num_levels=1),
+        box=BoxOptions(num_fc=0, resolution=14),
+    ),
+    "fcos": partial(Fcos, neck=partial(fpn_p3_p7_from_p5, channels=CHANNELS), level_factors=True),
     "retinanet": partial(RetinaNet, neck=partial(fpn_p3_p7, channels=CHANNELS, relu_before_p7=False)),
 }
 
@@ -43,18 +52,28 @@ OURS: dict[str, Callable[..., Detector]] = {
 def shapes(name: str) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Names of the layers of MMDetection's detector, and the shapes of their weights; all have biases."""
     widths = (64, 128, 256, 512)
-    finest = 1 if name == "retinanet" else 0
-    for number, width in enumerate(widths[finest:]):
+    if name == "c4":
+        yield "rpn_head.rpn_conv", (256, 256, 3, 3)
+        yield "rpn_head.rpn_cls", (15, 256, 1, 1)
+        yield "rpn_head.rpn_reg", (60, 256, 1, 1)
+        yield "roi_head.bbox_head.fc_cls", (K + 1, 512)
+        yield "roi_head.bbox_head.fc_reg", (4 * K, 512)
+        return
+    dense = name in ("retinanet", "fcos")
+    for number, width in enumerate(widths[1 if dense else 0 :]):
         yield f"neck.lateral_convs.{number}.conv", (CHANNELS, width, 1, 1)
         yield f"neck.fpn_convs.{number}.conv", (CHANNELS, CHANNELS, 3, 3)
-    if name == "retinanet":
-        yield "neck.fpn_convs.3.conv", (CHANNELS, 512, 3, 3)
+    if dense:
+        yield "neck.fpn_convs.3.conv", (CHANNELS, 512 if name == "retinanet" else CHANNELS, 3, 3)
         yield "neck.fpn_convs.4.conv", (CHANNELS, CHANNELS, 3, 3)
         for branch in ("cls_convs", "reg_convs"):
             for number in range(4):
                 yield f"bbox_head.{branch}.{number}.conv", (CHANNELS, CHANNELS, 3, 3)
-        yield "bbox_head.retina_cls", (9 * K, CHANNELS, 3, 3)
-        yield "bbox_head.retina_reg", (9 * 4, CHANNELS, 3, 3)
+        kind, anchors = ("retina", 9) if name == "retinanet" else ("conv", 1)
+        yield f"bbox_head.{kind}_cls", (anchors * K, CHANNELS, 3, 3)
+        yield f"bbox_head.{kind}_reg", (anchors * 4, CHANNELS, 3, 3)
+        if name == "fcos":
+            yield "bbox_head.conv_centerness", (1, CHANNELS, 3, 3)
         return
     yield "rpn_head.rpn_conv", (CHANNELS, CHANNELS, 3, 3)
     yield "rpn_head.rpn_cls", (3, CHANNELS, 1, 1)
@@ -79,11 +98,17 @@ def file_of(name: str) -> dict[str, Tensor]:
     weights = {f"backbone.{key}": one for key, one in create_model("resnet18", num_classes=0).state_dict().items()}
     for layer, shape in shapes(name):
         weights |= {f"{layer}.weight": torch.randn(shape), f"{layer}.bias": torch.randn(shape[0])}
+        if name == "fcos" and "_convs" in layer and "bbox" in layer:
+            weights |= {f"{layer[:-4]}gn.{kind}": torch.randn(CHANNELS) for kind in ("weight", "bias")}
+    if name == "fcos":
+        weights |= {f"bbox_head.scales.{level}.scale": torch.tensor(1.0 + level) for level in range(5)}
     if name == "convolutions":
         for number in range(4):
             head = f"roi_head.bbox_head.shared_convs.{number}"
             weights[f"{head}.conv.weight"] = torch.randn(CHANNELS, CHANNELS, 3, 3)
             weights |= {f"{head}.gn.{kind}": torch.randn(CHANNELS) for kind in ("weight", "bias")}
+    if name == "c4":
+        return {key.replace("backbone.layer4", "roi_head.shared_head.layer4"): one for key, one in weights.items()}
     return weights
 
 
@@ -111,6 +136,25 @@ def test_anchors_of_a_retinanet_of_mmdetection(tmp_path: Path) -> None:
     )
     here = head.bbox_reg(values).unflatten(1, (3, 3, 4))  # sizes, ratios
     torch.testing.assert_close(here, there.unflatten(1, (3, 3, 4)).transpose(1, 2))
+    # In ResNet-C4 these are five sizes of three ratios.
+    task, weights = task_with("c4", tmp_path / "b.pth"), file_of("c4")
+    rows = weights["rpn_head.rpn_reg.bias"].view(3, 5, 4).transpose(0, 1).flatten()
+    assert torch.equal(task.detector.rpn.head.bbox_pred.bias, rows)
+
+
+@torch.no_grad()
+def test_branches_and_factors_of_fcos(tmp_path: Path) -> None:
+    task, weights = task_with("fcos", tmp_path / "a.pth"), file_of("fcos")
+    head = task.detector.head
+    assert [factor.item() for factor in head["scales"]] == [1, 2, 3, 4, 5]
+    for branch, ours in (("cls", "classification_head"), ("reg", "regression_head")):
+        assert torch.equal(head[ours].conv[6].weight, weights[f"bbox_head.{branch}_convs.2.conv.weight"])
+        assert torch.equal(head[ours].conv[7].bias, weights[f"bbox_head.{branch}_convs.2.gn.bias"])
+
+
+@torch.no_grad()
+def test_the_last_levels_of_a_retinanet_of_mmdetection(tmp_path: Path) -> None:
+    task, weights = task_with("retinanet", tmp_path / "a.pth").eval(), file_of("retinanet")
     maps = [torch.randn(1, width, side, side) for width, side in ((128, 8), (256, 4), (512, 2))]
     levels = task.detector.neck(maps)
     last = torch.conv2d(levels[3], weights["neck.fpn_convs.4.conv.weight"], weights["neck.fpn_convs.4.conv.bias"], 2, 1)

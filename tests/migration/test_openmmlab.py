@@ -29,12 +29,15 @@ pipeline = [dict(type='A', size={{_base_.size}}), *()] if False else 0
 model = dict(head=dict(_delete_=True, width=2), stages=[3])
 pipeline = [dict(type='A', size={{_base_.size}}), dict(type='B', **_base_.model.head)]
 _base_.extra.value = 5
+_base_.schedule[1].milestones = [8, _base_.schedule[1].milestones[0]]
 """
     first = "size = (4, 2)\nmodel = dict(head=dict(depth=1), stages=[1, 2], name='net')\nextra = dict(value=1)"
+    first += "\nschedule = [dict(by_epoch=True), dict(milestones=[3], gamma=0.1)]"
     assert read(tmp_path, own, first=first, second="lr = 0.1") == {
         "size": [4, 2],
         "lr": 0.1,
         "extra": {"value": 5},
+        "schedule": [{"by_epoch": True}, {"milestones": [8, 3], "gamma": 0.1}],
         "model": {"head": {"width": 2}, "stages": [3], "name": "net"},
         "pipeline": [{"type": "A", "size": [4, 2]}, {"type": "B", "depth": 1}],
     }
@@ -72,6 +75,7 @@ del mean
             "x = [1, 2]\n" + "".join(f"x{i + 1 or ''} = [x{i or ''}] * 2\n" for i in range(40)).replace("x0", "x"),
             "more than",
         ),
+        ("_base_.steps[7].size = 3", ":1: is code"),
         ("_base_ = 'own.py'", "includes itself"),
         ("_base_ = 'mmdet::x.py'", "expected the path of a file"),
         ("_base_ = './missing.py'", "there is no such file"),
@@ -211,6 +215,16 @@ def test_caffe_weights_expect_bgr(tmp_path: Path) -> None:
     assert (config["init"]["weights"], config["init"]["channel_order"]) == ("path/to/resnet50_caffe", "bgr")
 
 
+def test_pixel_statistics_of_the_second_generation(tmp_path: Path) -> None:
+    """A step of the pipeline of the innermost dataset."""
+    steps = "dict(type='LoadImageFromFile'), dict(type='Normalize', mean=[127.5, 0, 0], std=[51.0] * 3, to_rgb={})"
+    for rgb, mean in ((True, [0.5, 0, 0]), (False, [0, 0, 0.5])):
+        body = f"""model = dict(data_preprocessor=None)
+train_dataloader = dict(dataset=dict(dataset=dict(pipeline=[{steps.format(rgb)}])))"""
+        task = resolve(detection(tmp_path, body), tmp_path)["task"]
+        assert (task["mean"], task["std"]) == (mean, [0.2] * 3)
+
+
 def cascade(mask: str = "", second: str = "") -> str:
     heads = ", ".join(
         HEAD.replace("0.1, 0.1, 0.2, 0.2", stds).replace("agnostic=False", "agnostic=True")
@@ -265,6 +279,64 @@ def test_a_retinanet_and_gpus(tmp_path: Path) -> None:
     assert "the batch size is that of 4 GPUs; --gpus sets another number" in recipe.notes
 
 
+def test_fcos_of_both_papers(tmp_path: Path) -> None:
+    body = RETINANET.replace("RetinaNet", "FCOS").replace("'RetinaHead'", "'FCOSHead'").replace("on_input", "on_output")
+    start, end = body.index("    anchor_generator"), body.index("    loss_cls")
+    body = body[:start] + "    strides=[8, 16, 32, 64, 128], {}\n" + body[end:]
+    body = body.replace("num_outs=5", "num_outs=5, relu_before_extra_convs=True")
+    for more, loss, expected in (
+        ("", "IoULoss", (None, "exponential", "class", "iou")),
+        (
+            "center_sampling=True, norm_on_bbox=True, centerness_on_reg=True,",
+            "GIoULoss",
+            (1.5, "strides", "box", "giou"),
+        ),
+    ):
+        text = body.replace("{}", more).replace("type='SmoothL1Loss', beta=0.11", f"type='{loss}'")
+        detector = resolve(detection(tmp_path, text), tmp_path)["task"]["detector"]
+        keys = ("center_sampling_radius", "distances", "centerness_branch", "box_loss")
+        assert tuple(detector[key] for key in keys) == expected
+        assert (detector["level_factors"], detector["weight_boxes"], detector["norm"]) == (True, True, "group")
+
+
+SHARED = """roi_head=dict(shared_head=dict(type='ResLayer', depth=50, stage=3, stride={}, dilation=1, style='pytorch',
+        norm_cfg=dict(type='BN', requires_grad=True), norm_eval=True),
+    bbox_roi_extractor=dict(roi_layer=dict(output_size=14), featmap_strides=[16]), mask_roi_extractor=None,
+    bbox_head=dict(type='BBoxHead', with_avg_pool=True, in_channels=2048),
+    mask_head=dict(num_convs=0, in_channels=2048)), train_cfg=dict(rcnn=dict(mask_size=14))"""
+WITHOUT_NECK = """model = dict({type}neck=None, backbone=dict({layout}), rpn_head=dict(in_channels={width}, feat_channels={width},
+    anchor_generator=dict(scales=[2, 4, 8, 16, 32], strides=[16])), {more})"""
+STAGES = "num_stages=3, strides=(1, 2, 2), dilations=(1, 1, 1), out_indices=(2, )"
+DILATED = "strides=(1, 2, 2, 1), dilations=(1, 1, 1, 2), out_indices=(3, )"
+
+
+def test_detectors_without_a_pyramid(tmp_path: Path) -> None:
+    def task(**parts: Any) -> Any:
+        text = WITHOUT_NECK.format(**{"type": "", "layout": STAGES, "width": 1024, "more": SHARED.format(2), **parts})
+        return resolve(detection(tmp_path, text), tmp_path)["task"]
+
+    c4 = task()["detector"]
+    assert c4["neck"] == {"name": "no_neck"} and c4["proposals"]["anchor_sizes"] == [[32, 64, 128, 256, 512]]
+    assert (c4["pooling"]["last_stage"], c4["pooling"]["num_levels"]) == (True, 1)
+    assert (c4["box"]["num_fc"], c4["box"]["resolution"]) == (0, 14)
+    assert (c4["mask"]["num_convs"], c4["mask"]["resolution"]) == (0, 14)
+    dc5 = task(layout=DILATED, width=2048, more="roi_head=dict(bbox_roi_extractor=dict(featmap_strides=[16]))")
+    assert (dc5["backbone"]["last_stride"], dc5["backbone"]["last_dilation"]) == (1, 2)
+    assert (dc5["detector"]["box"]["num_fc"], dc5["detector"]["pooling"]["last_stage"]) == (2, False)
+    rpn = task(type="type='RPN', ", more="roi_head=None, train_cfg=dict(rcnn=None), test_cfg=dict(rcnn=None)")
+    assert (rpn["detector"]["last_stage"], rpn["evaluator"]["name"]) == (False, "proposal_recall")
+    for parts, message in (
+        ({"more": SHARED.format(1)}, "shared_head.stride: 1: expected 2"),
+        ({"layout": "out_indices=(3, )"}, "ResNet-C4 and ResNet-DC5 are supported"),
+        (
+            {"more": SHARED.format(2).replace("mask_size=14", "mask_size=28")},
+            "mask_size: 28: masks have 14 x 14 pixels",
+        ),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            task(**parts)
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [
@@ -274,7 +346,7 @@ def test_a_retinanet_and_gpus(tmp_path: Path) -> None:
         ("model = dict(backbone=dict(plugins=[dict(cfg=dict(type='ContextBlock'))]))", "plugins"),
         ("model = dict(train_cfg=dict(rcnn=dict(sampler=dict(type='OHEMSampler'))))", "'OHEMSampler' is not supported"),
         ("model = dict(test_cfg=dict(rcnn=dict(nms=dict(type='soft_nms'))))", "'soft_nms' is not supported"),
-        ("model = dict(roi_head=dict(bbox_head=dict(loss_bbox=dict(type='IoULoss'))))", "'IoULoss' is not supported"),
+        ("model = dict(roi_head=dict(bbox_head=dict(loss_bbox=dict(type='Novel'))))", "'Novel' is not supported"),
         ("model = dict(neck=dict(type='PAFPN'))", "'PAFPN' is not supported"),
         ("optim_wrapper = dict(optimizer=dict(type='Novel'))", "'Novel' is not supported; supported: SGD"),
         ("param_scheduler = [dict(type='Novel')]", "'Novel' is not supported"),

@@ -1,8 +1,8 @@
 """The configs that other systems come with: how many are converted, and why the others are refused.
 
-The folders of checkouts are named by OPABINIA_BASECLS, OPABINIA_DETECTRON2, OPABINIA_FASTREID, OPABINIA_MMDETECTION,
-OPABINIA_MMPRETRAIN and OPABINIA_VISSL; without them the tests are skipped. Such configs written by hand are in
-``test_basecls.py`` and so on.
+The folders of checkouts are named by OPABINIA_BASECLS, OPABINIA_DETECTRON2, OPABINIA_FASTREID, OPABINIA_MMACTION,
+OPABINIA_MMDETECTION, OPABINIA_MMPRETRAIN and OPABINIA_VISSL; without them the tests are skipped. Such configs written by
+hand are in ``test_basecls.py`` and so on.
 """
 
 import os
@@ -60,6 +60,7 @@ FILES: dict[System, Callable[[Path], Iterable[Path]]] = {
     "basecls": lambda checkout: checkout.glob("zoo/public/*/*.py"),
     "detectron2": lambda checkout: checkout.glob("configs/**/*.yaml"),
     "fastreid": fastreid_files,
+    "mmaction": lambda checkout: checkout.glob("configs/recognition/**/*.py"),
     "mmdetection": files_of(f"{DETECTORS} scratch resnet_strikes_back"),
     "mmpretrain": files_of(f"{CLASSIFIERS} vision_transformer swin_transformer"),
     "vissl": vissl_files,
@@ -68,34 +69,42 @@ FILES: dict[System, Callable[[Path], Iterable[Path]]] = {
 EXPECTED: dict[System, dict[str, int]] = {
     "basecls": {"": 139},
     "detectron2": {
-        "": 76,
+        "": 77,
         "MODEL.META_ARCHITECTURE": 12,
         "MODEL.PROPOSAL_GENERATOR.NAME": 3,
-        "MODEL.RPN.IN_FEATURES": 1,
     },
     "fastreid": {"": 69, "MODEL.META_ARCHITECTURE": 1},
+    "mmaction": {
+        "": 48,
+        "model.backbone.type": 51,
+        "model.backbone.arch": 6,
+        "model.cls_head.type": 5,
+        "code": 3,
+        "model.backbone.non_local": 3,
+        "model.backbone.in_channels": 2,
+        "train_dataloader": 2,
+        "model.backbone.inflate": 1,
+        "model.backbone.non_local_cfg.mode": 1,
+        "model.backbone.dim_mul_in_attention": 1,
+        "model.type": 1,
+        "model.backbone.slow_pathway.depth": 1,
+    },
     "mmdetection": {
-        "": 169,
-        "model.roi_head.mask_head.type": 26,
-        "model.neck.type": 7,
-        "model.bbox_head.center_sampling": 6,
+        "": 212,
         "model.type": 3,
         "model.roi_head.bbox_roi_extractor.roi_layer.type": 2,
-        "model.roi_head.bbox_head.loss_bbox.type": 2,
-        "code": 2,
+        "model.roi_head.bbox_head.loss_bbox.type": 1,
         "model.rpn_head.type": 1,
         "model.train_cfg.rcnn.sampler.type": 1,
         "model.test_cfg.rcnn.nms.type": 1,
-        "model.bbox_head.norm_on_bbox": 1,
         "model.bbox_head.dcn_on_last_conv": 1,
         "model.backbone.dcn.type": 1,
     },
-    "mmpretrain": {"": 121, "param_scheduler": 1, "code": 1},
+    "mmpretrain": {"": 122, "code": 1},
     "vissl": {
-        "": 172,
-        "LOSS.name": 11,
+        "": 184,
+        "LOSS.name": 2,
         "MODEL.TRUNK.NAME": 4,
-        "MODEL.TRUNK.REGNET.depth": 3,
         "DATA.TRAIN.TRANSFORMS": 3,
         "DATA.TRAIN.DATASET_NAMES": 2,
         "MODEL.TRUNK.VISION_TRANSFORMERS.HIDDEN_DIM": 1,

@@ -95,6 +95,7 @@ def test_values_are_converted(tmp_path: Path) -> None:
     # 0.01 of 0.8, the learning rate of the first shape, whose batches are eight times as large.
     assert config["schedule"] == {"name": "constant", "warmup": "34ep", "warmup_factor": pytest.approx(0.0125)}
     assert config["shapes"]["milestones"] == [94, 154, 196] and config["shapes"]["long_cycle"][0] == [0.25, 0.7071]
+    assert config["shapes"]["drop_empty"]
     assert config["hooks"]["precise_bn"] == {"name": "precise_bn", "every": "10ep", "batches": 200}
     assert (config["train"]["length"], config["evaluate"]["every"]) == ("239ep", "10ep")
 

@@ -137,6 +137,7 @@ def test_multigrid(tmp_path: Path) -> None:
     assert (shapes["frames"], shapes["size"], shapes["milestones"]) == (32, 224, [94, 154, 196])
     assert shapes["long_cycle"][0] == pytest.approx([0.25, 0.5**0.5]) and len(shapes["short_cycle"]) == 2
     assert config["schedule"]["name"] == "constant" and shapes["evaluations"] == 3
+    assert shapes["drop_empty"], "rows without an epoch after rounding are passed over"
     assert config["schedule"]["warmup_factor"] == pytest.approx(0.0125), "of the rate of the first shape, 8 times 0.1"
     plain = checked(tmp_path, converted(tmp_path, SLOWFAST, STEPS))
     assert plain["schedule"]["milestones"] == ["94ep", "154ep", "196ep"] and plain["shapes"] is None

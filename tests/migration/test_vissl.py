@@ -281,6 +281,8 @@ TRUNKS: dict[str, tuple[str, dict[str, Any]]] = {
     "convnext, CONVNEXT: {DEPTH: [3, 3, 9, 3]}": ("convnext_small", {"options": {"depths": [3, 3, 9, 3]}}),
     "regnet, REGNET: {name: regnet_y_400mf}": ("regnety_004", {}),
     "regnet, REGNET: {depth: 27, w_0: 456, w_a: 160.83, w_m: 2.52, group_width: 264}": ("regnety_1280", {}),
+    "regnet, REGNET: {name: anynet, depths: [2, 4, 11, 1], widths: [224, 448, 1232, 3024], group_widths: "
+    "[112, 112, 112, 112]}": ("regnety_160", {}),
     "mobilenetv3_tv": ("mobilenetv3_large_100", {}),
     "efficientnet, EFFICIENT_NETS: {model_version: B3}": ("efficientnet_b3", {}),
     "vision_transformer, VISION_TRANSFORMERS: {HIDDEN_DIM: 2560, NUM_HEADS: 32, MLP_DIM: 7_680, QKV_BIAS: True}": (
@@ -391,6 +393,35 @@ def test_distillation(tmp_path: Path) -> None:
     assert (distill["features_weight"], distill["logits_weight"], distill["features_loss"]) == (1, 0, "mse")
 
 
+def test_regnets_of_other_sizes_are_those_of_timm(tmp_path: Path) -> None:
+    text = config_of("{name: moco_loss}").replace(
+        "NAME: resnet", "NAME: regnet, REGNET: {depth: 20, w_0: 240, w_a: 115.89, w_m: 2.53, group_width: 232}"
+    )
+    backbone = resolve(convert_text(tmp_path, text), tmp_path)["task"]["backbone"]
+    assert backbone.pop("name") == "regnet" and backbone.pop("drop_path") == 0
+    assert backbone == {
+        **{"depth": 20, "initial_width": 240, "slope": 115.89, "multiplier": 2.53, "group_width": 232},
+        **{"bottleneck_ratio": 1.0, "se_ratio": 0.25, "stem_width": 32},
+    }
+
+
+@pytest.mark.parametrize(
+    ("loss", "expected"),
+    [
+        ("{name: dino_distillation_loss, dino_distillation_loss: {teacher_num_crops: 3}}", (3, 1.0, 0.0)),
+        ("{name: ibot_distillation_loss, ibot_distillation_loss: {lambda1: 0.5, lambda2: 2}}", (2, 0.5, 2.0)),
+        ("{name: swav_distillation_loss, swav_distillation_loss: {use_two_crops_for_teacher: false}}", (1, 1.0, 0.0)),
+    ],
+)
+def test_distillation_of_projections_becomes_that_of_features(tmp_path: Path, loss: str, expected: Any) -> None:
+    teacher = "  DISTILLATION: {TEACHER_MODEL: {TRUNK: {NAME: regnet, REGNET: {name: regnet_y_16gf}}}}"
+    recipe = convert_text(tmp_path, config_of(loss, MULTI, more=teacher))
+    task = resolve(recipe, tmp_path)["task"]
+    assert (task["teacher_views"], task["pooled_weight"], task["dense_weight"]) == expected
+    assert task["teacher"]["backbone"]["model"] == "regnety_160" and task["loss"] == "cosine"
+    assert recipe.dropped()[0].path == "LOSS.name" and "not assignments to prototypes" in recipe.dropped()[0].why
+
+
 TOOL = """
 ENGINE
 config:
@@ -492,7 +523,7 @@ def test_restarts_are_those_of_vissl(tmp_path: Path) -> None:
         ),
         (
             config_of("{name: moco_loss}").replace("NAME: resnet", "NAME: regnet, REGNET: {depth: 3, w_0: 24}"),
-            "timm has no RegNetY of depth, w_0",
+            "a RegNet is defined by depth, w_0, w_a, w_m, group_width, or by its name",
         ),
         (config_of("{name: moco_loss}", "{size: 3}"), "TRANSFORMS: {size: 3} is not a transform"),
         (config_of("{name: moco_loss}", "{name: ImgReplicatePil, num_times: 1000000}"), "views from 1 to 100"),

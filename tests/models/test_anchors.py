@@ -205,6 +205,14 @@ def test_losses_of_overlap_are_fvcores(kind: Literal["giou", "diou", "ciou"]) ->
     close(found, [GOLDEN["overlap"][kind]])
 
 
+def test_the_logarithm_of_the_overlap() -> None:
+    boxes = torch.tensor([[0.0, 0, 2, 2], [0, 0, 1, 1]], requires_grad=True)
+    found = iou_loss(boxes, torch.tensor([[1.0, 1, 3, 3], [5, 5, 6, 6]]), "iou")
+    close(found.detach(), [math.log(7), -math.log(1e-6)], 1e-5)
+    found.sum().backward()  # type: ignore[no-untyped-call]
+    assert boxes.grad is not None and boxes.grad.isfinite().all()
+
+
 @pytest.mark.parametrize(
     ("kind", "theirs"),
     [("giou", generalized_box_iou_loss), ("diou", distance_box_iou_loss), ("ciou", complete_box_iou_loss)],

@@ -249,6 +249,16 @@ def test_a_proposal_network() -> None:
     found = detector.detect(maps(LEVELS), (64, 96), SIZES)
     assert [len(image.boxes) for image in found] == [7, 7] and not found[0].labels.any()
     assert ((found[0].scores[:-1] - found[0].scores[1:]) >= 0).all() and (found[0].scores < 1).all()
+    # Of ResNet-C4: the last stage neither runs nor learns.
+    info = replace(FACTS, masks=False)
+    detector_part = partial(ProposalNetwork, neck=no_neck, proposals=options, last_stage=False)
+    task = Detection(info, backbone=partial(resnet, model="test_resnet", last_stride=2), detector=detector_part)
+    learned = [name for name, parameter in task.named_parameters() if parameter.requires_grad]
+    assert task.detector.neck.out_levels[0].stride == 16 and not any(".layer4." in name for name in learned)
+    values = task({**batch(), "masks": [None, None]}, None)
+    sum(value for name, value in values.items() if "loss" in name).backward()
+    parameters = dict(task.named_parameters())
+    assert all(parameters[name].grad is not None for name in learned)
 
 
 def test_a_running_mean_is_detectron2s() -> None:

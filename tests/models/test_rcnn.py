@@ -585,7 +585,12 @@ def test_gradients_are_shared_among_stages() -> None:
 def test_a_cascade_means_scores_and_moves_boxes() -> None:
     """Stage by stage the box moves by a tenth of its width, and its score is 0.9, 0.6 and 0.3."""
     head = CascadeHead(
-        LEVELS, replace(FACTS, classes=("cat",)), BoxOptions(fc_dim=4), (0.6, 0.7), ((20, 20, 10, 10), (30, 30, 15, 15)), PoolingOptions()
+        LEVELS,
+        replace(FACTS, classes=("cat",)),
+        BoxOptions(fc_dim=4),
+        (0.6, 0.7),
+        ((20, 20, 10, 10), (30, 30, 15, 15)),
+        PoolingOptions(),
     )
     stages: Any = head.stages
     for stage, score in zip(stages, (0.9, 0.6, 0.3), strict=True):

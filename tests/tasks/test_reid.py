@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from opabinia.contracts import Backbone, Batch, Clock, DatasetInfo, Run, Task
-from opabinia.models.heads import arcface, sample_classes
+from opabinia.models.heads import arcface, cosface, sample_classes
 from opabinia.models.losses.cross_entropy import cross_entropy
-from opabinia.models.losses.metric import circle, triplet
+from opabinia.models.losses.metric import circle, proxy_anchor, triplet
 from opabinia.models.pooling import Gem
 from opabinia.tasks.reid.baseline import Baseline, CameraEmbedding
 from opabinia.tasks.reid.cross_batch_memory import CrossBatchMemory
@@ -240,3 +240,10 @@ def test_sampled_classes_by_hand() -> None:
     torch.testing.assert_close(losses, whole)
     with pytest.raises(ValueError, match="needs a loss, and a head with one weight vector per class"):
         make(sampled_classes=0.5, loss=None, metric_losses=[triplet])
+
+
+def test_proxies_are_compared_with_the_whole_batch() -> None:
+    task = make(loss=proxy_anchor, head=partial(cosface, scale=32.0, margin=0.0))
+    assert task.requires_full_batch and not task.compares_samples_of_class
+    losses, logits = task(batch_of(), Clock()), task.embed_and_classify(batch_of())["logits"]
+    torch.testing.assert_close(losses["proxy_anchor_loss"], proxy_anchor(logits, batch_of()["label"]))

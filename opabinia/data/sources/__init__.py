@@ -8,6 +8,7 @@ from opabinia.data.sources.coco import roboflow as roboflow
 from opabinia.data.sources.concat import Concat as Concat
 from opabinia.data.sources.concat import ConcatIdentities as ConcatIdentities
 from opabinia.data.sources.cuhk03 import cuhk03 as cuhk03
+from opabinia.data.sources.cuhk03_archive import Cuhk03Archive as Cuhk03Archive
 from opabinia.data.sources.digit_scenes import DigitScenes as DigitScenes
 from opabinia.data.sources.digit_views import DigitViews as DigitViews
 from opabinia.data.sources.digits import Digits as Digits
@@ -30,6 +31,7 @@ from opabinia.data.sources.pedestrian_attributes import dukemtmc_attributes as d
 from opabinia.data.sources.pedestrian_attributes import market1501_attributes as market1501_attributes
 from opabinia.data.sources.pedestrian_attributes import pa100k as pa100k
 from opabinia.data.sources.placed_digits import PlacedDigits as PlacedDigits
+from opabinia.data.sources.revisited import Revisited as Revisited
 from opabinia.data.sources.shards import Shards as Shards
 from opabinia.data.sources.synthetic import Synthetic as Synthetic
 from opabinia.data.sources.table import Table as Table

@@ -43,8 +43,8 @@ def cuhk03(
     file = root / f"splits_new_{boxes}.json"
     if not file.is_file():
         raise ValueError(
-            f"there is no file {file}; torchreid and FastReID write it, and the images, from cuhk-03.mat and "
-            "cuhk03_new_protocol_config_*.mat, which this source does not read"
+            f"there is no file {file}; torchreid and FastReID write it, and the images, from cuhk-03.mat, which the "
+            "source cuhk03_archive reads"
         )
     try:
         (content,) = json.loads(file.read_text(encoding="utf-8"))

@@ -38,11 +38,11 @@ def pa100k(
     """
     root = dataset_root(root, "PA-100K")
     file = root / "annotation.mat"
-    content = _read_mat(file)
+    content = read_mat(file)
     try:
-        names = [f"data/{name}" for name in content[f"{split}_images_name"]]
+        names = [f"data/{name}" for name in np.atleast_1d(content[f"{split}_images_name"])]
         labels = np.asarray(content[f"{split}_label"], np.float32).reshape(len(names), -1)
-        classes = [str(name) for name in content["attributes"]]
+        classes = [str(name) for name in np.atleast_1d(content["attributes"])]
     except (KeyError, ValueError, TypeError) as error:
         raise ValueError(f"{file} has no images, labels and attributes of PA-100K: {error}") from error
     check_files_exist(file, root, [(f"{split} {index}", name) for index, name in enumerate(names)])
@@ -91,15 +91,15 @@ def _identity_attributes(
     folders = {subset: [folder] for subset, folder in MARKET_FOLDERS.items()}
     images = read_folders(root, folders, subset, cameras, channels, {"0000"})
     try:
-        tables = _read_mat(file)[name]
+        tables = read_mat(file)[name]
         table = tables[split]
-        rows = {f"{int(identity):04d}": row for row, identity in enumerate(table["image_index"])}
+        rows = {f"{int(identity):04d}": row for row, identity in enumerate(np.atleast_1d(table["image_index"]))}
         # Both splits must give the same classes.
         counts = {key: max(int(np.max(part[key])) for part in tables.values()) for key in table if key != "image_index"}
         columns: dict[str, NDArray[Any]] = {}
         for key, values in sorted(counts.items()):
             wanted = {key: 2} if values == 2 else {f"{key}={value}": value for value in range(1, values + 1)}
-            columns |= {label: np.asarray(table[key]) == value for label, value in wanted.items()}
+            columns |= {label: np.atleast_1d(table[key]) == value for label, value in wanted.items()}
         by_identity = np.stack(list(columns.values()), 1).astype(np.float32)
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{file} has no attributes by identity ({name}.{split}): {error}") from error
@@ -111,7 +111,7 @@ def _identity_attributes(
     return LabeledFiles(root, [os.fsencode(images.id(index)) for index in kept], list(columns), labels, channels)
 
 
-def _read_mat(file: Path) -> dict[str, Any]:
+def read_mat(file: Path) -> dict[str, Any]:
     """Read a MATLAB file (version 7 or before) as nested dictionaries.
 
     Raises:

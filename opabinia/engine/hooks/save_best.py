@@ -65,9 +65,10 @@ class SaveBest(Hook):
         run.checkpoints.mark_best(run.clock.step)
 
     def finish(self, run: Run, how: str | BaseException) -> None:
-        """Log the best score."""
+        """Log the best score; of a complete run the command prints it, with the checkpoint."""
         if self._best is not None:
-            log.info("best %s %.4f at step %d", self.metric, self._best, self._step)
+            extra = {"file_only": how == "done"}
+            log.info("best %s %.4f at step %d", self.metric, self._best, self._step, extra=extra)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the best score so far, its step, a score that is not compared yet, and the name of the score."""

@@ -17,7 +17,7 @@ from opabinia.config import register
 from opabinia.contracts import Batch, Count, DataMismatch, DatasetInfo, Fraction, Indices, NonNegative, Predictions
 from opabinia.evaluation.representation.feature_bank import Batches, EmbeddingEvaluator, Rows, concatenate, rows_of
 from opabinia.evaluation.retrieval.distances import Distances, FeatureDistances, Metric, smallest
-from opabinia.evaluation.retrieval.ranking import Matches, Ranking, distance_blocks, rank
+from opabinia.evaluation.retrieval.ranking import ListedMatches, Matches, Ranking, distance_blocks, rank
 from opabinia.evaluation.retrieval.retrieval import (
     RANKS,
     Variant,
@@ -330,6 +330,54 @@ class Verification(EmbeddingEvaluator):
             raise DataMismatch(f"verification: {count} pairs do not make {self._folds} folds; set `folds`")
         result = pairs(features[0::2], features[1::2], labels[0::2] == labels[1::2], folds=self._folds)
         return {"verification_accuracy": result["accuracy"]}
+
+
+@register.evaluator
+class Revisited(EmbeddingEvaluator):
+    """Metrics of the revisited Oxford and Paris datasets (Radenović et al. 2018, section 3.2): ``medium_mAP`` and
+    ``hard_mAP``, the same of ``easy``, and ``medium_mP@10``, the precision at 10, likewise.
+
+    ``easy`` matches are the easy images, and hard ones are ignored; ``medium`` both; ``hard`` the hard images, and easy
+    ones are ignored. Junk is always ignored; a query without a match is in no mean. AP is the trapezoidal area under
+    precision over recall.
+
+    Args:
+        dataset_info: facts about the data, which must be that of the source ``revisited``.
+        metric: of the features; euclidean and squared_euclidean rank alike.
+
+    Raises:
+        ValueError: the data is not split into queries and gallery.
+    """
+
+    def __init__(self, dataset_info: DatasetInfo, /, *, metric: Metric = "cosine") -> None:
+        super().__init__()
+        _check_queries("revisited", dataset_info)
+        self._metric: Metric = metric
+        names = (f"{setup}_{name}" for name in ("mAP", "mP@10") for setup in _REVISITED)
+        self.better = dict.fromkeys(names, "max")
+
+    def _scores(self, rows: Rows) -> dict[str, float]:
+        """Return the metrics of all processes' queries in all processes' gallery.
+
+        Raises:
+            DataMismatch: the labels are not those of the source ``revisited``, or no query has a match.
+        """
+        labels, queries = rows.known_labels(), rows.queries
+        if labels.ndim != 2 or labels.shape[1] != queries.sum():
+            raise DataMismatch("revisited: a label needs a value for each query; the source is revisited")
+        query, gallery = (torch.from_numpy(rows.features[side]).to(self.device) for side in (queries, ~queries))
+        relevance = labels[~queries].T
+        scores: dict[str, float] = {}
+        for setup, (matches, ignored) in _REVISITED.items():
+            listed = ([np.flatnonzero(np.isin(row, values)) for row in relevance] for values in (matches, ignored))
+            ranking = rank(FeatureDistances(query, gallery, self._metric), ListedMatches(*listed))
+            scores[f"{setup}_mAP"] = float(ranking.trapezoidal_precisions.mean())
+            scores[f"{setup}_mP@10"] = ranking.precision_at(10)
+        return {name: scores[name] for name in self.better}
+
+
+_REVISITED = {"medium": ([1, 2], [3]), "hard": ([2], [1, 3]), "easy": ([1], [2, 3])}
+"""Labels (1 easy, 2 hard, 3 junk) of the matches and of the ignored images, by setup."""
 
 
 @register.evaluator

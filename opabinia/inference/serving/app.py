@@ -25,6 +25,9 @@ FILES = {"/": "index.html", "/page.css": "page.css", "/page.js": "page.js"}
 BODY_TIMEOUT = 60
 """Seconds in which a request's body must arrive."""
 
+CROWDED_BODY_TIMEOUT = 5
+"""The same once other requests are refused for it."""
+
 MAX_DRAINED = 64_000_000
 """Bytes of a refused body that are read and discarded: many clients read no answer before they have sent all."""
 
@@ -51,6 +54,7 @@ class Service:
         self.inference, self.about = inference, about
         self.limits = inference.limits
         self.pending = 0
+        self.arriving: dict[asyncio.Timeout, float] = {}  # the bodies that are read, with their start, oldest first
         self.worker = ThreadPoolExecutor(1, "model")
 
     async def predict(self, request: Request) -> Response:
@@ -60,7 +64,7 @@ class Service:
             RequestError: there are too many requests (503), the body is too slow (408), too large (413) or empty
                 (422), or see :class:`opabinia.inference.serving.inference.Inference`.
         """
-        if self.pending > self.limits.waiting:
+        if self.pending > self.limits.waiting and not self._stop_slow_body():
             raise RequestError(503, f"{self.pending} requests are waiting; try again in a second")
         self.pending += 1
         try:
@@ -70,17 +74,30 @@ class Service:
             self.pending -= 1
         return JSONResponse({"predictions": results})
 
+    def _stop_slow_body(self) -> bool:
+        """Stop waiting for the oldest body if it is slow; return whether there was one."""
+        timeout, start = next(iter(self.arriving.items()), (None, 0.0))
+        now = asyncio.get_running_loop().time()
+        if timeout is None or now - start < CROWDED_BODY_TIMEOUT:
+            return False
+        del self.arriving[timeout]
+        timeout.reschedule(now)
+        return True
+
     async def _uploads(self, request: Request) -> list[Upload]:
         length = request.headers.get("content-length", "")
         check_body_size(int(length) if length.isdecimal() else 0, self.limits)
+        clock, timeout, body = asyncio.get_running_loop().time, asyncio.timeout(BODY_TIMEOUT), bytearray()
+        start = self.arriving[timeout] = clock()
         try:
-            async with asyncio.timeout(BODY_TIMEOUT):
-                body = bytearray()
+            async with timeout:
                 async for part in request.stream():
                     check_body_size(len(body) + len(part), self.limits)
                     body += part
         except TimeoutError as error:
-            raise RequestError(408, f"the request did not arrive within {BODY_TIMEOUT} s") from error
+            raise RequestError(408, f"the request did not arrive within {clock() - start:.0f} s") from error
+        finally:
+            self.arriving.pop(timeout, None)
         uploads = await parse_uploads(request, bytes(body))
         if not uploads or not all(upload.content for upload in uploads):
             raise RequestError(422, "a file of the request is empty" if uploads else "there is no file in the request")
@@ -197,12 +214,14 @@ def make_app(service: Service, hosts: frozenset[str] | None) -> FastAPI:
 
 
 def _error(status: int, text: str) -> Response:
-    return JSONResponse({"error": " ".join(text.split())}, status, {"Retry-After": "1"} if status == 503 else None)
+    headers = {503: {"Retry-After": "1"}, 408: {"Connection": "close"}}.get(status)
+    return JSONResponse({"error": " ".join(text.split())}, status, headers)
 
 
 async def _answer_refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
-    await drain(request)
+    if error.status != 408:  # its body has been waited for
+        await drain(request)
     return _error(error.status, str(error))
 
 

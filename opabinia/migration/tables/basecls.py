@@ -252,12 +252,15 @@ OPTIMIZERS = {name: name for name in ("sgd", "adam", "adamw", "lamb", "lars")}
 
 PER = {"batch": "batch", "pair": "pair", "elem": "sample"}
 
-KINDS = {
-    "bias": "bias",
-    "bn": "norm",
-    "NORM_TYPES": "norm",
-    "pos_embed": "embedding",
-    "cls_token": "embedding",
-    "abs_pos_embed": "embedding",
+PARAMETERS: dict[str, dict[str, Any]] = {
+    "bias": {"kind": "bias"},
+    "bn": {"kind": "norm"},
+    "NORM_TYPES": {"kind": "norm"},
+    "pos_embed": {"kind": "embedding"},
+    "cls_token": {"kind": "embedding"},
+    "abs_pos_embed": {"kind": "embedding"},
+    "rel_pos_bias_table": {"kind": "embedding"},
+    "gamma": {"pattern": r"\.ls\d$"},
+    "Affine": {"pattern": r"\.(alpha|beta)$"},
 }
-"""Kinds of parameters in ``param_groups.rules`` by basecls' names."""
+"""Parameters in ``param_groups.rules`` by basecls' names."""

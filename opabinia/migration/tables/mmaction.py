@@ -39,6 +39,10 @@ _RESNET3D = {
     "non_local": [0, 0, 0, 0],
     "zero_init_residual": True,
 }
+_LATERAL = {
+    **{"lateral_inv": False, "lateral_norm": False, "fusion_kernel": 5, "lateral_infl": 2},
+    "lateral_activate": [1, 1, 1, 1],
+}
 _SLOW = {"conv1_kernel": [1, 7, 7], "inflate": [0, 0, 1, 1], "with_pool2": False, "lateral": False}
 
 CLASSES: dict[str, dict[str, Any]] = {
@@ -51,7 +55,7 @@ CLASSES: dict[str, dict[str, Any]] = {
     },
     "ResNet3d": _RESNET3D,
     "ResNet2Plus1d": _RESNET3D,
-    "ResNet3dSlowOnly": {**_RESNET3D, **_SLOW},
+    "ResNet3dSlowOnly": {**_RESNET3D, **_LATERAL, **_SLOW, "speed_ratio": 8, "channel_ratio": 8},
     "ResNet3dSlowFast": {"resample_rate": 8, "speed_ratio": 8, "channel_ratio": 8},
     "X3D": {
         **{"gamma_w": 1.0, "gamma_b": 1.0, "gamma_d": 1.0, "in_channels": 3, "num_stages": 4, "frozen_stages": -1},
@@ -61,14 +65,14 @@ CLASSES: dict[str, dict[str, Any]] = {
     "SwinTransformer3D": {
         **{"patch_size": [2, 4, 4], "in_channels": 3, "window_size": [8, 7, 7], "mlp_ratio": 4.0, "qkv_bias": True},
         **{"qk_scale": None, "drop_rate": 0.0, "attn_drop_rate": 0.0, "drop_path_rate": 0.1, "patch_norm": True},
-        **{"frozen_stages": -1, "out_indices": [3], "pretrained2d": True},
+        **{"frozen_stages": -1, "out_indices": [3], "pretrained2d": True, "out_after_downsample": False},
     },
     "MViT": {
         **{"arch": "base", "spatial_size": 224, "temporal_size": 16, "in_channels": 3, "drop_path_rate": 0.0},
         **{"use_abs_pos_embed": False, "pool_kernel": [3, 3, 3], "dim_mul": 2, "head_mul": 2},
         **{"adaptive_kv_stride": [1, 8, 8], "rel_pos_embed": True, "residual_pooling": True},
         **{"dim_mul_in_attention": True, "with_cls_token": True, "output_cls_token": True, "mlp_ratio": 4.0},
-        "qkv_bias": True,
+        **{"qkv_bias": True, "out_scales": -1, "interpolate_mode": "trilinear", "rel_pos_zero_init": False},
     },
     "BaseHead": {"multi_class": False, "label_smooth_eps": 0.0, "average_clips": None},
     "TSNHead": {"spatial_type": "avg", "dropout_ratio": 0.4},
@@ -127,8 +131,7 @@ CHANGEABLE: dict[str, tuple[str, ...]] = {
 
 PATHWAY: dict[str, Any] = {
     **{key: value for key, value in _RESNET3D.items() if key not in ("depth", "base_channels", "conv1_kernel")},
-    **{"lateral_norm": False, "lateral_inv": False, "fusion_kernel": 5, "lateral_infl": 2},
-    "lateral_activate": [1, 1, 1, 1],
+    **_LATERAL,
 }
 """Options of both pathways of SlowFast, with the supported values; ``with_pool2`` has no effect there."""
 

@@ -34,6 +34,7 @@ NORMS: dict[str, str] = {"BN": "batch", "SyncBN": "batch", "MMSyncBN": "batch", 
 HEADS: dict[str, dict[str, Any]] = {
     "Shared2FCBBoxHead": {"num_convs": 0, "num_fc": 2},
     "Shared4Conv1FCBBoxHead": {"num_convs": 4, "num_fc": 1},
+    "BBoxHead": {"num_convs": 0, "num_fc": 0},
 }
 """Box heads with their layers."""
 
@@ -57,6 +58,10 @@ DEFAULTS: dict[str, Any] = {
     "model.backbone.style": "pytorch",
     "model.backbone.norm_cfg.type": "BN",
     "model.backbone.norm_cfg.requires_grad": True,
+    "model.backbone.num_stages": 4,
+    "model.backbone.strides": [1, 2, 2, 2],
+    "model.backbone.dilations": [1, 1, 1, 1],
+    "model.backbone.out_indices": [0, 1, 2, 3],
     "model.neck.out_channels": 256,
     "model.neck.start_level": 0,
     "model.neck.relu_before_extra_convs": False,
@@ -75,8 +80,8 @@ DEFAULTS: dict[str, Any] = {
     "model.roi_head.mask_head.conv_out_channels": 256,
     "model.roi_head.mask_head.class_agnostic": False,
     "model.roi_head.stage_loss_weights": [1],
-    "model.data_preprocessor.mean": [0.0, 0.0, 0.0],
-    "model.data_preprocessor.std": [1.0, 1.0, 1.0],
+    "data_preprocessor.mean": [0.0, 0.0, 0.0],
+    "data_preprocessor.std": [1.0, 1.0, 1.0],
 }
 """Defaults of MMDetection's classes (3.3)."""
 
@@ -89,6 +94,7 @@ ALLOWED: dict[str, tuple[Any, ...]] = {
             "nms",
             "FPN",
             "DetDataPreprocessor",
+            "Normalize",
             "RetinaHead",
             "FCOSHead",
             "Pretrained",
@@ -107,7 +113,7 @@ ALLOWED: dict[str, tuple[Any, ...]] = {
     "num_stages": (3, 4),
     "out_indices": ([0, 1, 2, 3],),
     "strides": ([4, 8, 16, 32, 64], [8, 16, 32, 64, 128]),
-    "featmap_strides": ([4, 8, 16, 32],),
+    "featmap_strides": ([4, 8, 16, 32], [16]),
     "debug": (),
     "pos_weight": (-1,),
     "neg_pos_ub": (-1,),
@@ -115,7 +121,6 @@ ALLOWED: dict[str, tuple[Any, ...]] = {
     "match_low_quality": (),
     "gpu_assign_thr": (),
     "add_gt_as_proposals": (),
-    "mask_size": (28,),
     "mask_thr_binary": (0.5,),
     "pad_size_divisor": (1, 32),
     "pad_mask": (),
@@ -146,6 +151,6 @@ PIPELINE_NO_EFFECT = {
 """Steps of a pipeline that sources, batches and tasks do."""
 
 REASONS: dict[str, str] = {
-    "model.data_preprocessor": "batches are padded as the detector needs",
+    "data_preprocessor": "batches are padded as the detector needs",
     "train_dataloader.batch_sampler": "see data.sampler",
 }

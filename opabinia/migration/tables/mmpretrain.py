@@ -42,10 +42,11 @@ NETWORKS: dict[str, str] = {
     "MobileNetV2 1.0": "mobilenetv2_100",
     **{f"DenseNet {depth}": f"densenet{depth}" for depth in (121, 161, 169, 201)},
     **{
-        f"Res2Net 50 {scales} {width}": f"res2net50_{width}w_{scales}s"
+        f"Res2Net 50 {scales} {width} False False": f"res2net50_{width}w_{scales}s"
         for scales, width in ((4, 26), (6, 26), (8, 26), (8, 14), (2, 48))
     },
-    "Res2Net 101 4 26": "res2net101_26w_4s",
+    "Res2Net 101 4 26 False False": "res2net101_26w_4s",
+    **{f"Res2Net {depth} 4 26 True True": f"res2net{depth}d" for depth in (50, 101)},
 }
 """timm's names by MMPretrain's class and the options in :data:`SIZE_KEYS`."""
 
@@ -60,7 +61,7 @@ SIZE_KEYS: dict[str, tuple[tuple[str, Any], ...]] = {
     "MobileNetV3": (("arch", "small"),),
     "MobileNetV2": (("widen_factor", 1.0),),
     "DenseNet": (("arch", "121"),),
-    "Res2Net": (("depth", 50), ("scales", 4), ("base_width", 26)),
+    "Res2Net": (("depth", 50), ("scales", 4), ("base_width", 26), ("deep_stem", True), ("avg_down", True)),
 }
 """Options that choose the network, with their defaults."""
 

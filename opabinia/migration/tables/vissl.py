@@ -34,6 +34,10 @@ _TRUNKS: dict[str, dict[str, Any]] = {
     "CONVNEXT": {"DEPTH": [3, 3, 27, 3], "DIMS": [96, 192, 384, 768], "DROP_PATH_RATE": 0.0},
     "CONVIT": {"N_GPSA_LAYERS": 10, "CLASS_TOKEN_IN_LOCAL_LAYERS": False, "LOCALITY_STRENGTH": 1.0},
     "MOBILE_NET": {"NAME": "mobilenetv3_large_100"},
+    "REGNET": {
+        **{"bottleneck_multiplier": 1.0, "stem_width": 32, "block_type": "res_bottleneck_block"},
+        **{"use_se": True, "se_ratio": 0.25},
+    },
 }
 """Defaults of the trunks, by section of MODEL.TRUNK."""
 
@@ -315,6 +319,9 @@ REGNET_SIZES = {
     (27, 640, 230.83, 2.53, 373): "regnety_2560",
 }
 """timm's names of the RegNetY that VISSL gives by depth, w_0, w_a, w_m and width of a group (SEER)."""
+
+ANYNETS = {((2, 4, 11, 1), (224, 448, 1232, 3024), (112, 112, 112, 112)): "regnety_160"}
+"""timm's names of the ``anynet`` that VISSL gives by depths, widths and group widths of their stages."""
 
 REFUSED_TOOLS = {
     "GEO_LOCALIZATION": "classes are not mapped to places on earth",

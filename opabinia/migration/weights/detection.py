@@ -1,4 +1,4 @@
-"""Weights of detection systems: detectron2, Caffe2's ResNets, torchvision's detectors, RT-DETR.
+"""Weights of detection systems: detectron2, Caffe2's ResNets, torchvision's detectors.
 
 The names in Opabinia's detectors are listed in their docstrings; of backbones only ResNets are supported, those of timm
 (``timm``, ``resnet``), whose names are torchvision's.
@@ -9,19 +9,15 @@ The following must be set in the config, since no file contains it:
   ``last_stride: 2``; ``task.mean: [0.485, 0.456, 0.406]`` and ``task.std: [0.00392157]`` (their pixels are 0 to 255
   minus the mean, divided by 1). Its X-101: the stride as in timm, ``std: [0.229, 0.224, 0.225]``.
 * torchvision's: its conventions, see :mod:`opabinia.models.detectors.rcnn`.
-* RT-DETR's R50 and R101: backbones ``resnet50d`` and ``resnet101d``, ``task.mean: [0]``, ``task.std: [1]``, images
-  resized to 640 x 640 whatever their aspect ratio.
 
-Tested: torchvision's detectors of this version with random weights, which give the same detections here; RT-DETR of the
-transformers library, likewise. No files of detectron2's model zoo were available for testing: the names and shapes are
-those of its public sources.
+Tested: torchvision's detectors of this version with random weights, which give the same detections here. No files of
+detectron2's model zoo were available for testing: the names and shapes are those of its public sources.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -182,37 +178,12 @@ def translate_torchvision(weights: Weights) -> dict[str, Tensor]:
     return renamed
 
 
-# --- RT-DETR of the transformers library ------------------------------------------------------------------------------
-
-_STEM = "model.backbone.model.embedder.embedder."
-_RT_DETR: Rules = (
-    # As the library itself renames weights saved before its version 5.
-    (r"(?<=self_attn\.)out_proj\.", "o_proj."),
-    (r"(layers\.\d+)\.(fc[12])\.", r"\1.mlp.\2."),
-    (r"^model\.encoder\.encoder\.", "model.encoder.aifi."),
-    # ResNet-D, which has three convolutions in its stem and pools in its shortcuts.
-    (rf"^{re.escape(_STEM)}(\d)\.convolution\.", _number(f"{BACKBONE}conv1.", ".", times=3)),
-    (rf"^{re.escape(_STEM)}([01])\.normalization\.", _number(f"{BACKBONE}conv1.", ".", times=3, plus=1)),
-    (rf"^{re.escape(_STEM)}2\.normalization\.", f"{BACKBONE}bn1."),
-    (r"^model\.backbone\.model\.encoder\.stages\.(\d)\.layers\.", _number(f"{BACKBONE}layer", ".", plus=1)),
-    (r"(?<=\.)layer\.(\d)\.convolution\.", _number("conv", ".", plus=1)),
-    (r"(?<=\.)layer\.(\d)\.normalization\.", _number("bn", ".", plus=1)),
-    (r"\.shortcut\.(1\.)?convolution\.", ".downsample.1."),
-    (r"\.shortcut\.(1\.)?normalization\.", ".downsample.2."),
-    (r"^(class|bbox)_embed\.", r"model.decoder.\1_embed."),  # the same layers under a second name
-    (r"^model\.", "detector."),
-)
-
-
 register_weight_format(
     WeightFormat("backbone.bottom_up.", "detectron2's names", "bgr", translate_detectron2),
     WeightFormat("backbone.res2.", "detectron2's names", "bgr", translate_detectron2),
     WeightFormat("res2.0.", "detectron2's names", "rgb", translate_detectron2),
     WeightFormat("res_conv1_bn_", "Caffe2's names", "bgr", translate_caffe2),
     WeightFormat("backbone.body.", "torchvision's names", "rgb", translate_torchvision),
-    WeightFormat(
-        "model.encoder_input_proj.", "the transformers library's names", "rgb", partial(rename_weights, rules=_RT_DETR)
-    ),
 )
 
 # --- classes of COCO --------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Weights of MMDetection 2 and 3: Faster, Mask and Cascade R-CNN, RetinaNet and FCOS on ResNets with a feature pyramid.
+"""Weights of MMDetection 2 and 3: Faster, Mask and Cascade R-CNN, RetinaNet and FCOS on ResNets.
 
 Settings that no file contains: ``task.mean`` and ``task.std`` of its preprocessing; for models of style ``caffe``
 ``init.channel_order: bgr`` and ``stride_in_1x1: true`` of the backbone ``resnet``; for RetinaNet ``relu_before_p7:
@@ -10,7 +10,6 @@ No files of its model zoo were available for testing: names and shapes are those
 from __future__ import annotations
 
 import re
-from math import isqrt
 
 from torch import Tensor
 
@@ -18,7 +17,7 @@ from opabinia.migration.weights.names import Rules, rename_weights
 from opabinia.models.weights.translation import BACKBONE, WeightFormat, Weights, register_weight_format
 
 _DETECTORS: Rules = (
-    (r"^backbone\.", BACKBONE),
+    (r"^(backbone|roi_head\.shared_head)\.", BACKBONE),
     (r"^neck\.lateral_convs\.(\d)", r"detector.neck.fpn.inner_blocks.\1"),
     (r"^neck\.fpn_convs\.(\d)", r"detector.neck.fpn.layer_blocks.\1"),
     (r"^rpn_head\.rpn_conv\.(?=weight|bias)", "detector.rpn.head.conv.0.0."),
@@ -68,9 +67,9 @@ def translate_mmdetection(weights: Weights) -> dict[str, Tensor]:
         (r"^(detector\..*)\.(?:bn|gn)\.", r"\1.1."),
     )
     renamed = rename_weights(weights, rules)
-    boxes = renamed.get("detector.head.regression_head.bbox_reg.bias")
+    boxes = renamed.get("detector.head.regression_head.bbox_reg.bias", renamed.get("detector.rpn.head.bbox_pred.bias"))
     for name, tensor in renamed.items():
-        if boxes is not None and re.search(r"(cls_logits|bbox_reg)\.\w+$", name):
+        if boxes is not None and re.search(r"(head\.cls_logits|bbox_reg|rpn\.head\.bbox_pred)\.\w+$", name):
             renamed[name] = _scales_first(tensor, len(boxes) // 4)
     return renamed
 
@@ -85,11 +84,11 @@ def _pyramid_layer(number: int, laterals: int) -> str:
 
 
 def _scales_first(tensor: Tensor, anchors: int) -> Tensor:
-    """Order the rows of ``anchors`` anchors, which are those of each aspect ratio in all sizes there, by size here."""
-    ratios = isqrt(anchors)
-    if ratios**2 != anchors:
+    """Order the rows of anchors, which are those of each of three aspect ratios in all sizes there, by size here."""
+    if anchors % 3:  # points
         return tensor
-    return tensor.view(ratios, ratios, -1, *tensor.shape[1:]).transpose(0, 1).flatten(0, 2)
+    return tensor.view(3, anchors // 3, -1, *tensor.shape[1:]).transpose(0, 1).flatten(0, 2)
 
 
-register_weight_format(WeightFormat("neck.lateral_convs.", "MMDetection's names", "rgb", translate_mmdetection))
+for prefix in ("neck.lateral_convs.", "rpn_head.rpn_conv."):
+    register_weight_format(WeightFormat(prefix, "MMDetection's names", "rgb", translate_mmdetection))

@@ -6,10 +6,12 @@ network                        backbone
 SlowFast                       ``slowfast``, with the file's ``depth``, ``alpha`` and ``fusion_kernel``; mmaction2's
                                also with ``fusion_norm: false`` and ``slow_frames: strided``
 Slow, SlowOnly                 ``slow``
-C2D, I3D (PySlowFast's)        ``c2d``, ``i3d``
+C2D, I3D (PySlowFast's)        ``c2d``, ``i3d``; with ``non_local`` and ``non_local_type``, as ``slow``, ``slowfast``
 X3D                            ``x3d``
 TSN, TSM                       ``{name: tsn, backbone: {name: timm, model: resnet50}}``, with ``shift: tsm``
 MViT v1 B 16x4, v2 S 16x4      ``{name: torchvision_video, model: mvit_v1_b}`` and ``mvit_v2_s``
+MViT of other sizes            ``mvit``
+TimeSformer (its authors')     ``timesformer``
 Video Swin                     ``{name: torchvision_video, model: swin3d_t}`` ...
 =============================  ====================================================================================
 
@@ -168,7 +170,17 @@ def translate_video_swin(weights: Weights) -> dict[str, Tensor]:
     return rename_weights(weights, _SWIN)
 
 
+_TIMESFORMER: Rules = ((r"^model\.", ""), (r"^(?!head\.)", f"{NET}model."), (r"^head\.", HEAD))
+
+
+def translate_timesformer(weights: Weights) -> dict[str, Tensor]:
+    """Translate TimeSformers of their authors."""
+    return rename_weights(weights, _TIMESFORMER)
+
+
 register_weight_format(
+    WeightFormat("time_embed", "TimeSformer's names", "rgb", translate_timesformer),
+    WeightFormat("model.time_embed", "TimeSformer's names", "rgb", translate_timesformer),
     WeightFormat("s1.pathway0_stem.", "PySlowFast's names", "rgb", translate_pyslowfast),
     WeightFormat("blocks.0.attn.norm_k.", "PySlowFast's names", "rgb", translate_mvit),
     WeightFormat("pos_embed_spatial", "PySlowFast's names", "rgb", translate_mvit),

@@ -267,11 +267,13 @@ def iou_loss(boxes: Tensor, targets: Tensor, kind: IouLoss) -> Tensor:
     Args:
         boxes: predictions.
         targets: ground truth, of positive width and height.
-        kind: ``iou`` (Yu et al. 2016), -log IoU of at least 1e-6; or the penalty: ``giou`` (Rezatofighi et al. 2019), the share of the smallest enclosing box that neither
-            covers; ``diou`` (Zheng et al. 2020), the squared distance of the centers over the squared diagonal of that
-            box; ``ciou`` (the same), plus the difference of the aspect ratios.
+        kind: ``iou``, -log IoU, of at least 1e-6 (Yu et al. 2016); or the penalty: ``giou`` (Rezatofighi et al. 2019),
+            the share of the smallest enclosing box that neither covers; ``diou`` (Zheng et al. 2020), the squared
+            distance of the centers over the squared diagonal of that box; ``ciou`` (the same), plus the difference of
+            the aspect ratios.
 
-    Example: [0, 0, 2, 2] for [1, 1, 3, 3] is 1.0794 as ``giou`` and 0.9683 as ``diou`` and ``ciou``.
+    Example: [0, 0, 2, 2] for [1, 1, 3, 3] is 1.9459 as ``iou``, 1.0794 as ``giou`` and 0.9683 as ``diou`` and
+    ``ciou``.
     """
     size, target_size = boxes[..., 2:] - boxes[..., :2], targets[..., 2:] - targets[..., :2]
     ends, starts = torch.minimum(boxes[..., 2:], targets[..., 2:]), torch.maximum(boxes[..., :2], targets[..., :2])

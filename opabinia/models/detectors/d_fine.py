@@ -126,7 +126,9 @@ class DFine(HybridDetector):
         library = import_transformers("d_fine", "d_fine")
         check_width(channels, attention_heads)
         if len(decoder_n_points) != len(strides):
-            raise ValueError(f"decoder_n_points: one number for each of the {len(strides)} strides")
+            raise ValueError(
+                f"decoder_n_points: one number for each of the {len(strides)} strides, not {len(decoder_n_points)}"
+            )
         config = library.DFineConfig(
             num_labels=len(dataset_info.classes),
             feat_strides=list(strides),

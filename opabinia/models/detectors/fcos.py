@@ -3,8 +3,8 @@
 Parameters of the head have torchvision's names: ``head.classification_head.conv.{0,3,6,9}`` (convolutions),
 ``conv.{1,4,7,10}`` (norms), ``cls_logits``; ``head.regression_head.conv...``, ``bbox_reg``, ``bbox_ctrness``. In
 detectron2 these are ``head.cls_subnet.{0,1,3,4,6,7,9,10}`` (conv.n is subnet.n), ``head.cls_score``,
-``head.bbox_subnet``, ``head.bbox_pred`` and ``head.ctrness``. ``head.scales.{0,1,2,3,4}`` are the factors of levels. Weights of both need ``offset: 0``, torchvision's also
-``convention: torchvision``.
+``head.bbox_subnet``, ``head.bbox_pred`` and ``head.ctrness``. ``head.scales.{0,1,2,3,4}`` are the factors of levels.
+Weights of both need ``offset: 0``, torchvision's also ``convention: torchvision``.
 """
 
 from __future__ import annotations

@@ -11,7 +11,16 @@ from torch import Tensor
 from torchvision.ops import box_convert, clip_boxes_to_image
 
 from opabinia.contracts import Detections, Detector, Sizes, Target
-from opabinia.models.losses.set_prediction import Objects, Pairs, Prediction, match_queries, move_pairs
+from opabinia.models.losses.set_prediction import (
+    ClassCost,
+    Costs,
+    Objects,
+    Pairs,
+    Prediction,
+    focal_class_cost,
+    match_queries,
+    move_pairs,
+)
 from opabinia.runtime.collectives import mean_over_samples, world_size
 
 
@@ -24,6 +33,7 @@ class Outputs(NamedTuple):
         denoising: of all layers for the denoising queries; empty without any.
         denoising_pairs: denoising queries and the objects that they are made from.
         denoising_groups: number of queries per object.
+        groups: of the other queries; each object is matched with a query of each group.
     """
 
     last: Prediction
@@ -31,16 +41,20 @@ class Outputs(NamedTuple):
     denoising: Sequence[Prediction] = ()
     denoising_pairs: Pairs | None = None
     denoising_groups: int = 1
+    groups: int = 1
 
 
 class QueryDetector(Detector):
     """A detector whose queries are matched with objects. Subclasses give :meth:`_predict` and :meth:`_layer_losses`.
 
     Hungarian matching runs on the CPU, once for all layers: a training step waits for the device.
+
+    Attributes:
+        costs, class_cost: of matching.
     """
 
-    groups: int = 1
-    """Number of groups of queries; each object is matched with a query of each group."""
+    costs: Costs = Costs()
+    class_cost: ClassCost = staticmethod(focal_class_cost)
 
     def losses(
         self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Sizes, targets: Sequence[Target]
@@ -51,9 +65,10 @@ class QueryDetector(Detector):
         objects = collect_objects(targets, shape)
         outputs = self._predict(maps, shape, sizes, objects)
         number = objects.boxes.new_tensor(float(len(objects.labels)))
-        count = global_count(number, len(targets)) * self.groups
+        count = global_count(number, len(targets)) * outputs.groups
         layers = [outputs.last, *outputs.earlier]
-        pairs = move_pairs(match_queries(layers, objects, groups=self.groups), objects.boxes.device)
+        matches = match_queries(layers, objects, self.costs, self.class_cost, outputs.groups)
+        pairs = move_pairs(matches, objects.boxes.device)
         losses, *others = (
             self._layer_losses(layer, matched, objects, count) for layer, matched in zip(layers, pairs, strict=True)
         )
@@ -74,11 +89,16 @@ class QueryDetector(Detector):
         """Return the weighted losses of a layer by name."""
         raise NotImplementedError
 
+    def _scores(self, logits: Tensor) -> Tensor:
+        """Return the scores of the classes (B x Q x K)."""
+        return logits.sigmoid()
+
     def detect(self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Sizes) -> list[Detections]:
         """Return the pairs of query and class with the highest scores, without suppression."""
         logits, fractions = (values.float() for values in self._predict(maps, shape, sizes).last)
-        scores, pairs = logits.sigmoid().flatten(1).topk(min(self.max_detections, logits[0].numel()))
-        classes = logits.shape[-1]
+        by_class = self._scores(logits)
+        scores, pairs = by_class.flatten(1).topk(min(self.max_detections, by_class[0].numel()))
+        classes = by_class.shape[-1]
         best = fractions.gather(1, (pairs // classes).unsqueeze(-1).expand(-1, -1, 4))
         height, width = shape
         boxes = box_convert(best, "cxcywh", "xyxy") * best.new_tensor([width, height, width, height])

@@ -252,6 +252,7 @@ class ProposalNetwork(Detector):
         dataset_info: of the training data.
         neck: makes the feature pyramid.
         proposals: options of the region proposals; there are ``post_nms_topk_test`` detections per image.
+        last_stage: false: the backbone's last stage does not run, and is frozen (ResNet-C4, with the neck ``no_neck``).
 
     Raises:
         ValueError: see :class:`RegionProposals`.
@@ -265,11 +266,17 @@ class ProposalNetwork(Detector):
         *,
         neck: NeckPart = fpn,
         proposals: ProposalOptions,
+        last_stage: bool = True,
     ) -> None:
         super().__init__()
-        self.neck = neck(levels)
+        self.neck = neck(levels if last_stage else levels[:-1])
+        self.last_stage_on_regions = not last_stage
         self.rpn = RegionProposals(self.neck.out_levels, proposals)
         self.max_detections = proposals.post_nms_topk_test
+
+    def use_last_stage(self, stage: nn.Module) -> None:
+        """Freeze the backbone's last stage, which there are no regions for."""
+        stage.requires_grad_(False)
 
     def pyramid(self, maps: Sequence[Tensor]) -> list[Tensor]:
         """Return the neck's feature maps."""

@@ -24,18 +24,22 @@ _DEPTH = 2
 """Levels of nested containers: a wrapper of the weights, and the weights by name."""
 
 
-def read_pickle(path: Path) -> dict[Any, Any]:
+def read_pickle(path: Path, depth: int = _DEPTH) -> dict[Any, Any]:
     """Read a pickled dictionary of arrays, dictionaries, lists, strings and numbers. Tuples and sets become lists; more
     deeply nested containers are dropped.
 
     Pickles of Python 2 are supported; their strings are decoded as Latin-1, as the bytes of arrays are.
+
+    Args:
+        path: the file.
+        depth: levels of nested containers that are kept.
 
     Raises:
         ValueError: it needs anything else, is damaged, or holds no dictionary.
     """
     try:
         # In memory: lengths stated in a file cannot exceed the file.
-        content = _resolve(_Unpickler(io.BytesIO(path.read_bytes()), encoding="latin1").load(), _DEPTH)
+        content = _resolve(_Unpickler(io.BytesIO(path.read_bytes()), encoding="latin1").load(), depth)
     except Refused as error:
         raise ValueError(f"{path}: refused: {error}") from error
     # A truncated pickle, or another file, can fail in any way.

@@ -31,6 +31,7 @@ from opabinia.models.backbones.module import build_backbone
 from opabinia.models.heads import linear, sample_classes
 from opabinia.models.layers import BNNeck
 from opabinia.models.losses.cross_entropy import cross_entropy
+from opabinia.models.losses.metric import compares_samples
 from opabinia.runtime.collectives import gather_batch, gather_rows
 from opabinia.tasks.reid.base import Reidentification, accuracy, identity_labels, part_name, reduction_layer
 from opabinia.tasks.reid.cross_batch_memory import CrossBatchMemory, QueueMemory
@@ -99,7 +100,8 @@ class Baseline(Reidentification):
         pooled = net.map_channels if pooling is not None else net.out_channels
         width = embedding or pooled
         super().__init__(dataset_info, net, mean, std, metric_losses, evaluator, flip_test)
-        self.requires_full_batch |= cross_batch_memory is not None
+        self.gathers_logits = compares_samples(loss)
+        self.requires_full_batch |= cross_batch_memory is not None or self.gathers_logits
         self.compares_samples_of_class |= cross_batch_memory is not None
         self.backbone = net
         self.pooling = None if pooling is None else pooling(net.map_channels)
@@ -122,6 +124,8 @@ class Baseline(Reidentification):
         values = {}
         if self.head is not None and self.loss is not None:
             logits, targets = self._classify(self.dropout(after), labels, batch["id"], clock.step)
+            if self.gathers_logits:
+                logits, targets = gather_batch(logits, targets, batch["id"])
             loss = self.loss(self.head.with_margin(logits, targets), targets)
             values = {f"{part_name(self.loss)}_loss": self.loss_scale * loss, "top1": accuracy(logits, targets)}
         if not self.requires_full_batch:

@@ -77,21 +77,31 @@ class NPID(SelfSupervised):
             DataMismatch: the batch has no indices of images.
         """
         views, indices = self.views(batch, min_count=1), self.image_indices(batch)
-        # Entries to compare with, the same on every process.
-        sampled = torch.randint(self.dataset_info.samples, (self.negatives,), device=views[0].device)
-        broadcast_from_rank_zero([sampled])
-        negatives = self.memory.vectors[sampled]
+        negatives = self._sample_negatives(views[0].device)
         vectors = torch.cat(forward_by_size(lambda images: self.projector(self.backbone(images)), views))
         queries, indices = gather_batch(vectors, indices.repeat(len(views)), batch["id"] * len(views))
+        log_normalizer = self._current_log_normalizer(queries, indices, negatives)
+        self._newest = indices, queries.detach(), log_normalizer
+        return {"loss": self._compare(queries, indices, negatives, log_normalizer), "std": spread(queries)}
+
+    def _sample_negatives(self, device: torch.device) -> Tensor:
+        """Return entries of the memory bank to compare with (K x D), the same on every process."""
+        sampled = torch.randint(self.dataset_info.samples, (self.negatives,), device=device)
+        broadcast_from_rank_zero([sampled])
+        return self.memory.vectors[sampled]
+
+    def _current_log_normalizer(self, queries: Tensor, indices: Tensor, negatives: Tensor) -> Tensor:
+        """Return the logarithm of the normalizer: that of the first batch, estimated if this is the first."""
         keys = self.memory.vectors[indices]
         estimate = estimate_log_normalizer(queries, keys, negatives, self.dataset_info.samples, self.temperature)
-        log_normalizer = torch.where(self.log_normalizer.isfinite(), self.log_normalizer, estimate)
-        self._newest = indices, queries.detach(), log_normalizer
+        return torch.where(self.log_normalizer.isfinite(), self.log_normalizer, estimate)
+
+    def _compare(self, queries: Tensor, indices: Tensor, negatives: Tensor, log_normalizer: Tensor) -> Tensor:
+        """Return the loss of queries (B x D) of the images with these indices."""
+        keys = self.memory.vectors[indices]
         if self.loss == "nce":
-            loss = memory_nce(queries, keys, negatives, log_normalizer, self.dataset_info.samples, self.temperature)
-        else:
-            loss = info_nce(queries, keys, negatives, self.temperature)
-        return {"loss": loss, "std": spread(queries)}
+            return memory_nce(queries, keys, negatives, log_normalizer, self.dataset_info.samples, self.temperature)
+        return info_nce(queries, keys, negatives, self.temperature)
 
     def hooks(self, dataset_info: DatasetInfo) -> list[Hook]:
         """Return the update of the memory bank."""

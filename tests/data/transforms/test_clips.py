@@ -16,7 +16,14 @@ from opabinia.data.collate import collate
 from opabinia.data.decoding import video
 from opabinia.data.decoding.frames import VideoInMemory
 from opabinia.data.decoding.video import VideoFile
-from opabinia.data.transforms.clips import Clip, ShortSideJitter, clip_flip, frame_differences, three_crop
+from opabinia.data.transforms.clips import (
+    Clip,
+    MultiScaleCrop,
+    ShortSideJitter,
+    clip_flip,
+    frame_differences,
+    three_crop,
+)
 from tests.data.videos import write
 
 
@@ -171,6 +178,34 @@ def test_a_shape_says_how_large_a_crop_is() -> None:
         sample = transform(clip_of(24, 30) | {"shape": shape})
         assert sample["image"].shape == (4, 3, *shape[1:])
     assert transform(clip_of(24, 30) | {"shape": None})["image"].shape == (4, 3, 16, 16)
+
+
+def test_crops_of_several_scales_lie_at_fixed_positions() -> None:
+    """A crop's corners are the extremes of a clip whose pixels are their own coordinates."""
+    rows, columns = torch.meshgrid(torch.arange(32), torch.arange(40), indexing="ij")
+    pixels = torch.stack([rows, columns, rows]).expand(2, 3, 32, 40).to(torch.uint8)
+    drawn: dict[str, set[tuple[int, ...]]] = {}
+    for positions in ("corners", "grid"):
+        crop = MultiScaleCrop(size=8, scales=(1, 0.5, 0.25), positions=positions, interpolation="nearest")
+        torch.manual_seed(0)
+        boxes = set()
+        for _ in range(1200):
+            image = crop({"image": tv_tensors.Video(pixels)})["image"]
+            assert image.shape == (2, 3, 8, 8) and torch.equal(image[0], image[1])
+            row, column = image[0, 0, :, 0].tolist(), image[0, 1, 0].tolist()
+            height, width = (line[1] - line[0] for line in (row, column))
+            boxes.add((row[0], column[0], height * 8, width * 8))
+        drawn[positions] = boxes
+    # Of 32, 16 and 8 pixels, one step apart at most.
+    assert {box[2:] for box in drawn["corners"]} == {(a, b) for a in (32, 16, 8) for b in (32, 16, 8)} - {
+        (32, 8),
+        (8, 32),
+    }
+    small = {kind: sorted(box[:2] for box in boxes if box[2:] == (16, 16)) for kind, boxes in drawn.items()}
+    assert {(top // 4, left // 6) for top, left in small["corners"]} == {(0, 0), (0, 4), (2, 2), (4, 0), (4, 4)}
+    assert len(small["grid"]) == 13
+    shaped = MultiScaleCrop(size=8)({"image": tv_tensors.Video(pixels), "shape": (2, 6, 4)})
+    assert shaped["image"].shape == (2, 3, 6, 4)
 
 
 def test_crops_of_views_lie_along_the_longer_side() -> None:

@@ -20,6 +20,7 @@ from opabinia.models.losses.metric import (
     count_pairs,
     cross_batch_memory_loss,
     multi_similarity,
+    proxy_anchor,
     supervised_contrastive,
     triplet,
 )
@@ -386,3 +387,23 @@ def test_gradients_flow_to_what_is_compared_only(loss: Any, within: Loss) -> Non
     within(b, same).backward()  # type: ignore[no-untyped-call]
     assert a.grad is not None and b.grad is not None and b.grad.abs().sum() > 0.1
     torch.testing.assert_close(2 * a.grad, b.grad)
+
+
+# --- proxies ----------------------------------------------------------------------------------------------------------
+
+
+def test_proxies_by_the_formulas_of_the_papers() -> None:
+    """Numbers of pytorch-metric-learning 2.9: ProxyAnchorLoss, and ProxyNCALoss with softmax_scale 9."""
+    generator = torch.Generator().manual_seed(0)
+    features, proxies = (torch.randn(size, 5, generator=generator, dtype=torch.float64) for size in (6, 4))
+    labels = torch.tensor([0, 0, 1, 2, 2, 2])
+    cosines = torch.nn.functional.normalize(features) @ torch.nn.functional.normalize(proxies).T
+    pull = [sum(math.exp(-32 * (cosines[i, k] - 0.1)) for i in range(6) if labels[i] == k) for k in range(4)]
+    push = [sum(math.exp(32 * (cosines[i, k] + 0.1)) for i in range(6) if labels[i] != k) for k in range(4)]
+    expected = sum(math.log1p(x) for x in pull[:3]) / 3 + sum(math.log1p(x) for x in push) / 4
+    assert proxy_anchor(32 * cosines, labels).item() == pytest.approx(expected) == pytest.approx(20.87030881)
+    # ProxyNCA++ (Teh et al. 2020, equation 6) is cross entropy of cosines with scale 18: exp(-9 d^2) = c exp(18 cos).
+    assert cross_entropy(18 * cosines, labels).item() == pytest.approx(1.78105365)
+    logits = (32 * cosines[:2]).requires_grad_()
+    proxy_anchor(logits, labels[:2]).backward()  # one class is without others, three are without samples
+    assert logits.grad is not None and logits.grad.isfinite().all()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
+from timm.models._efficientnet_blocks import InvertedResidual
 from timm.models.resnet import BasicBlock, Bottleneck
 from torch import Tensor, nn
 
@@ -56,24 +57,30 @@ class ShiftedConv2d(nn.Conv2d):
 def add_temporal_shifts(model: nn.Module) -> list[ShiftedConv2d]:
     """Shift the input of the first convolution of residual blocks, not that of the shortcut (residual shift).
 
-    As in the authors' code this is done in every block, or in every second one if a stage has 23 blocks or more.
+    As in the authors' code this is done in every block, or in every second one if a stage has 23 blocks or more. Of
+    MobileNets these are the inverted residuals with a shortcut.
 
     Raises:
-        ValueError: the model has no residual blocks of timm's ResNets.
+        ValueError: the model has no residual blocks of timm's ResNets or MobileNets.
     """
-    blocks = [module for module in model.modules() if isinstance(module, BasicBlock | Bottleneck)]
-    if not blocks or not all(type(block.conv1) is nn.Conv2d for block in blocks):
+    first = {
+        module: "conv_pw" if isinstance(module, InvertedResidual) else "conv1"
+        for module in model.modules()
+        if isinstance(module, BasicBlock | Bottleneck) or (isinstance(module, InvertedResidual) and module.has_skip)
+    }
+    if not first or not all(type(getattr(block, name)) is nn.Conv2d for block, name in first.items()):
         raise ValueError(
-            "shift: tsm is for the residual blocks of timm's ResNets, such as resnet50, and this backbone has none"
+            "shift: tsm is for the residual blocks of timm's ResNets and MobileNets, such as resnet50; this backbone has "
+            "none"
         )
     stages = [module for module in model.modules() if isinstance(module, nn.Sequential)]
-    longest = max((sum(child in blocks for child in stage) for stage in stages), default=0)
+    longest = max((sum(child in first for child in stage) for stage in stages), default=0)
     every = 2 if longest >= 23 else 1
     shifted = []
     for stage in stages:
-        for block in [child for child in stage if child in blocks][::every]:
-            block.conv1 = _with_shift(block.conv1)
-            shifted.append(block.conv1)
+        for block in [child for child in stage if child in first][::every]:
+            shifted.append(_with_shift(getattr(block, first[block])))
+            setattr(block, first[block], shifted[-1])
     return shifted
 
 
@@ -98,7 +105,7 @@ class Tsn(ClipBackbone):
         backbone: the image backbone; its pretrained weights are used unchanged.
         shift: ``tsm``: in residual blocks an eighth of the channels comes from the previous frame and another from the
             next one, which models motion without additional weights or multiply-adds (Lin et al. 2019, TSM, residual
-            shift); for timm's ResNets. ``none``: frames are independent.
+            shift); for timm's ResNets and MobileNets. ``none``: frames are independent.
 
     Raises:
         ValueError: the backbone takes clips itself, or has no residual blocks to shift in.

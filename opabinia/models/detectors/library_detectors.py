@@ -1,0 +1,418 @@
+"""Detectors that are whole models of the transformers library on our backbones: DETR, Deformable DETR, RF-DETR."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from opabinia.config import register
+from opabinia.contracts import Count, DataMismatch, DatasetInfo, Fraction, Level, NonNegative, Sizes
+from opabinia.models.detectors.queries import Outputs, QueryDetector, global_count, import_transformers
+from opabinia.models.detectors.rt_detr import check_width
+from opabinia.models.losses.set_prediction import (
+    ClassCost,
+    Costs,
+    Objects,
+    Pairs,
+    Prediction,
+    box_losses,
+    focal_class_cost,
+    iou_aware_loss,
+    no_object_cross_entropy,
+    query_focal_loss,
+    softmax_class_cost,
+)
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """How the predictions of a model are compared with objects.
+
+    Attributes:
+        class_loss: of a layer; its last argument is the number of objects.
+        class_cost: of matching.
+        costs: of matching.
+        weights: of the class loss, the L1 loss and the generalized IoU loss of boxes.
+    """
+
+    class_loss: Callable[[Prediction, Pairs, Objects, Tensor], Tensor]
+    class_cost: ClassCost
+    costs: Costs
+    weights: tuple[float, float, float]
+
+
+class LibraryDetector(QueryDetector):
+    """A model of the transformers library whose backbone is ours: it is given feature maps, and its predictions are
+    compared by our losses. The library masks the padding.
+
+    Args:
+        model: the library's model for object detection.
+        backbone: name of the :class:`opabinia.models.detectors.library_maps.GivenMaps` in it.
+        levels: indices of the feature maps that it takes.
+        criterion: its losses and costs.
+        max_detections: per image.
+    """
+
+    def __init__(self, model: Any, backbone: str, levels: slice, criterion: Criterion, max_detections: int) -> None:
+        super().__init__()
+        # The library calls this function with the predictions of all layers.
+        model.loss_function = _keep_predictions
+        self.model = model
+        self._backbone, self._levels, self._criterion = backbone, levels, criterion
+        self.costs, self.class_cost = criterion.costs, criterion.class_cost
+        self.max_detections = max_detections
+
+    def _predict(
+        self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Sizes, objects: Objects | None = None
+    ) -> Outputs:
+        if objects is None:
+            output = self._run(maps, shape, sizes)
+            return Outputs(Prediction(output.logits, output.pred_boxes))
+        layers: list[Prediction] = self._run(maps, shape, sizes, labels=[]).auxiliary_outputs
+        return Outputs(layers[0], layers[1:])
+
+    def _run(self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Sizes, **options: Any) -> Any:
+        """Return the library's output for feature maps."""
+        device = maps[-1].device
+        ends = torch.tensor(sizes).to(device, non_blocking=True)
+        rows, columns = (torch.arange(side, device=device) for side in shape)
+        mask = (rows < ends[:, :1])[:, :, None] & (columns < ends[:, 1:])[:, None, :]
+        backbone = self.model.get_submodule(self._backbone)
+        backbone.maps = maps[self._levels]
+        try:
+            pixels = maps[-1].new_zeros(()).expand(len(sizes), 3, *shape)
+            return self.model(pixels, pixel_mask=mask.long(), **options)
+        finally:
+            backbone.maps = ()
+
+    def _layer_losses(self, prediction: Prediction, pairs: Pairs, objects: Objects, count: Tensor) -> dict[str, Tensor]:
+        box, giou = box_losses(prediction, pairs, objects, count)
+        losses = self._criterion.class_loss(prediction, pairs, objects, count), box, giou
+        names = ("loss_ce", "loss_bbox", "loss_giou")
+        rows = zip(names, losses, self._criterion.weights, strict=True)
+        return {name: loss * weight for name, loss, weight in rows}
+
+
+def _keep_predictions(
+    logits: Tensor,
+    labels: Any,
+    device: Any,
+    boxes: Tensor,
+    config: Any,
+    all_logits: Tensor,
+    all_boxes: Tensor,
+    first_logits: Tensor | None = None,
+    first_boxes: Tensor | None = None,
+    **others: Any,
+) -> tuple[None, None, list[Prediction]]:
+    """Return the predictions of all layers, the last one first, in the place of the library's loss.
+
+    Args:
+        logits, labels, device, boxes, config, others: not needed.
+        all_logits, all_boxes: of the decoder's layers (L x B x Q x ...).
+        first_logits, first_boxes: of the encoder (B x Q x ...).
+    """
+    layers = [Prediction(*layer) for layer in zip(all_logits.flip(0), all_boxes.flip(0), strict=True)]
+    if first_logits is not None and first_boxes is not None:
+        layers.append(Prediction(first_logits, first_boxes))
+    return None, None, layers
+
+
+class GroupDetector(LibraryDetector):
+    """A :class:`LibraryDetector` with groups of queries, which are selected from the positions of the feature maps."""
+
+    def _predict(
+        self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Sizes, objects: Objects | None = None
+    ) -> Outputs:
+        positions, queries = maps[-1].shape[-2] * maps[-1].shape[-1], self.model.config.num_queries
+        if positions < queries:
+            raise DataMismatch(
+                f"images of {shape[0]} x {shape[1]} have {positions} positions, and rf_detr selects num_queries = "
+                f"{queries} of them; set task.detector.num_queries to less, or use larger images"
+            )
+        outputs = super()._predict(maps, shape, sizes, objects)
+        return outputs._replace(groups=outputs.last.logits.shape[1] // queries)
+
+
+class SoftmaxDetector(LibraryDetector):
+    """DETR: the last class is "no object", and each query gives its best class only.
+
+    The predictions of the decoder's earlier layers are computed here: with its ``auxiliary_loss`` the library would
+    normalize the output of each layer before the next, which changes the network.
+    """
+
+    def _predict(
+        self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Sizes, objects: Objects | None = None
+    ) -> Outputs:
+        output = self._run(maps, shape, sizes, output_hidden_states=objects is not None)
+        last = Prediction(output.logits, output.pred_boxes)
+        if objects is None:
+            return Outputs(last)
+        states = [self.model.model.decoder.layernorm(state) for state in output.decoder_hidden_states[1:-1]]
+        head, boxes = self.model.class_labels_classifier, self.model.bbox_predictor
+        return Outputs(last, [Prediction(head(state), boxes(state).sigmoid()) for state in states])
+
+    def _scores(self, logits: Tensor) -> Tensor:
+        scores = logits.softmax(-1)[..., :-1]
+        return scores.where(scores == scores.amax(-1, keepdim=True), 0)
+
+
+@register.detector
+def detr(
+    levels: Sequence[Level],
+    dataset_info: DatasetInfo,
+    /,
+    *,
+    channels: Count = 256,
+    num_queries: Count = 100,
+    encoder_layers: Count = 6,
+    decoder_layers: Count = 6,
+    attention_heads: Count = 8,
+    ffn_dim: Count = 2048,
+    dropout: Fraction = 0.1,
+    no_object_weight: NonNegative = 0.1,
+    box_weight: NonNegative = 5.0,
+    giou_weight: NonNegative = 2.0,
+) -> LibraryDetector:
+    """DETR of the transformers library (the extra ``opabinia[detr]``; Carion et al. 2020) on the coarsest feature map.
+
+    Losses: ``loss_ce``, divided by the weights of all queries, ``loss_bbox`` and ``loss_giou``, divided by the number
+    of objects in the batch of all processes; ``loss_auxiliary``, their sum over the earlier layers.
+
+    Args:
+        levels: of the backbone.
+        dataset_info: of the training data, for its classes.
+        channels: of encoder and decoder; a multiple of ``attention_heads`` and 4.
+        num_queries: number of object queries, and the largest number of detections.
+        encoder_layers: transformer layers.
+        decoder_layers: transformer layers.
+        attention_heads: of every attention layer.
+        ffn_dim: width of the feed-forward networks.
+        dropout: in encoder and decoder.
+        no_object_weight: of "no object" in the cross entropy.
+        box_weight: of the L1 loss of boxes, which are fractions of the padded image.
+        giou_weight: of the generalized IoU loss.
+
+    Raises:
+        ValueError: the transformers library is not installed, or ``channels`` cannot be divided.
+    """
+    library = import_transformers("detr", "detr")
+    from opabinia.models.detectors.library_maps import GivenMapsConfig
+
+    check_width(channels, attention_heads)
+    config = library.DetrConfig(
+        backbone_config=GivenMapsConfig(channels=[levels[-1].channels]),
+        num_labels=len(dataset_info.classes),
+        num_queries=num_queries,
+        d_model=channels,
+        encoder_layers=encoder_layers,
+        decoder_layers=decoder_layers,
+        encoder_attention_heads=attention_heads,
+        decoder_attention_heads=attention_heads,
+        encoder_ffn_dim=ffn_dim,
+        decoder_ffn_dim=ffn_dim,
+        dropout=dropout,
+    )
+
+    def class_loss(prediction: Prediction, pairs: Pairs, objects: Objects, count: Tensor) -> Tensor:
+        total, weights = no_object_cross_entropy(prediction, pairs, objects, no_object_weight)
+        return total / global_count(weights, len(prediction.logits))
+
+    costs = Costs(label=1.0, box=box_weight, giou=giou_weight)
+    criterion = Criterion(class_loss, softmax_class_cost, costs, (1.0, box_weight, giou_weight))
+    model = library.DetrForObjectDetection(config)
+    _init_linear(model.model.encoder, model.model.decoder)
+    return SoftmaxDetector(model, "model.backbone.model", slice(-1, None), criterion, num_queries)
+
+
+@register.detector
+def deformable_detr(
+    levels: Sequence[Level],
+    dataset_info: DatasetInfo,
+    /,
+    *,
+    channels: Count = 256,
+    num_queries: Count = 300,
+    num_levels: Count = 4,
+    encoder_layers: Count = 6,
+    decoder_layers: Count = 6,
+    attention_heads: Count = 8,
+    sampling_points: Count = 4,
+    ffn_dim: Count = 1024,
+    dropout: Fraction = 0.1,
+    refine_boxes: bool = False,
+    class_weight: NonNegative = 2.0,
+    box_weight: NonNegative = 5.0,
+    giou_weight: NonNegative = 2.0,
+    max_detections: Count = 100,
+) -> LibraryDetector:
+    """Deformable DETR of the transformers library (the extra ``opabinia[detr]``; Zhu et al. 2021), without its
+    two-stage variant, whose loss of the encoder the library does not have.
+
+    Losses, divided by the number of objects in the batch of all processes: ``loss_ce`` (focal loss), ``loss_bbox``,
+    ``loss_giou``; ``loss_auxiliary``, their sum over the earlier layers.
+
+    Args:
+        levels: of the backbone; the last three are used.
+        dataset_info: of the training data, for its classes.
+        channels: of encoder and decoder; a multiple of ``attention_heads`` and 32.
+        num_queries: number of object queries.
+        num_levels: feature maps; those that the backbone does not have are made from its coarsest one.
+        encoder_layers: transformer layers.
+        decoder_layers: transformer layers.
+        attention_heads: of every attention layer.
+        sampling_points: per head, query and feature map.
+        ffn_dim: width of the feed-forward networks.
+        dropout: in encoder and decoder.
+        refine_boxes: every layer of the decoder refines the boxes of the one before.
+        class_weight: of the focal loss, and of its cost in matching.
+        box_weight: of the L1 loss of boxes, which are fractions of the padded image.
+        giou_weight: of the generalized IoU loss.
+        max_detections: per image.
+
+    Raises:
+        ValueError: the transformers library is not installed, or ``channels`` cannot be divided.
+    """
+    library = import_transformers("deformable_detr", "deformable_detr")
+    from opabinia.models.detectors.library_maps import GivenMapsConfig
+
+    if channels % math.lcm(32, attention_heads):
+        raise ValueError(f"channels: a multiple of 32 and of attention_heads ({attention_heads}), not {channels}")
+    given = levels[-min(3, num_levels) :]
+    config = library.DeformableDetrConfig(
+        backbone_config=GivenMapsConfig(channels=[level.channels for level in given]),
+        num_labels=len(dataset_info.classes),
+        num_queries=num_queries,
+        num_feature_levels=num_levels,
+        d_model=channels,
+        encoder_layers=encoder_layers,
+        decoder_layers=decoder_layers,
+        encoder_attention_heads=attention_heads,
+        decoder_attention_heads=attention_heads,
+        encoder_n_points=sampling_points,
+        decoder_n_points=sampling_points,
+        encoder_ffn_dim=ffn_dim,
+        decoder_ffn_dim=ffn_dim,
+        dropout=dropout,
+        with_box_refine=refine_boxes,
+        auxiliary_loss=True,
+    )
+    costs = Costs(label=class_weight, box=box_weight, giou=giou_weight)
+    criterion = Criterion(query_focal_loss, focal_class_cost, costs, (class_weight, box_weight, giou_weight))
+    model = library.DeformableDetrForObjectDetection(config)
+    _init_deformable_heads(model)
+    return LibraryDetector(model, "model.backbone.model", slice(-len(given), None), criterion, max_detections)
+
+
+@register.detector
+def rf_detr(
+    levels: Sequence[Level],
+    dataset_info: DatasetInfo,
+    /,
+    *,
+    channels: Count = 256,
+    num_queries: Count = 300,
+    num_groups: Count = 13,
+    decoder_layers: Count = 3,
+    self_attention_heads: Count = 8,
+    cross_attention_heads: Count = 16,
+    sampling_points: Count = 2,
+    ffn_dim: Count = 2048,
+    projector_blocks: Count = 3,
+    dropout: Fraction = 0.0,
+    class_weight: NonNegative = 1.0,
+    box_weight: NonNegative = 5.0,
+    giou_weight: NonNegative = 2.0,
+    max_detections: Count = 100,
+) -> LibraryDetector:
+    """RF-DETR of the transformers library (the extra ``opabinia[detr]``; Robinson et al. 2025, whose decoder is that of
+    Chen et al. 2024, LW-DETR) on the feature maps of a vision transformer.
+
+    Losses, divided by the number of objects in the batch of all processes: ``loss_ce`` (see
+    :func:`opabinia.models.losses.set_prediction.iou_aware_loss`), ``loss_bbox``, ``loss_giou``; ``loss_auxiliary``,
+    their sum over the encoder and the earlier layers. In training each object is matched with a query of every group;
+    evaluation uses the first group.
+
+    Args:
+        levels: of the backbone; those with the stride of the last one are used, such as several layers of a vision
+            transformer (``task.backbone.name: windowed_dinov2``).
+        dataset_info: of the training data, for its classes.
+        channels: of the decoder; a multiple of 4 and of both numbers of heads.
+        num_queries: number of object queries of a group.
+        num_groups: groups of queries (Chen et al. 2023, Group DETR).
+        decoder_layers: transformer layers.
+        self_attention_heads: of the self-attention layers.
+        cross_attention_heads: of the deformable attention layers.
+        sampling_points: per head and query.
+        ffn_dim: width of the feed-forward networks.
+        projector_blocks: blocks of the convolutional projector before the decoder.
+        dropout: in the decoder.
+        class_weight: of the classification loss.
+        box_weight: of the L1 loss of boxes, which are fractions of the padded image.
+        giou_weight: of the generalized IoU loss.
+        max_detections: per image.
+
+    Raises:
+        ValueError: the transformers library is not installed, ``channels`` cannot be divided, or the levels differ in
+            channels.
+    """
+    library = import_transformers("rf_detr", "rf_detr")
+    from opabinia.models.detectors.library_maps import GivenMaps, GivenMapsConfig
+
+    check_width(channels, math.lcm(self_attention_heads, cross_attention_heads))
+    given = [level for level in levels if level.stride == levels[-1].stride]
+    widths = [level.channels for level in given]
+    if len(set(widths)) > 1:
+        raise ValueError(f"rf_detr takes feature maps of the same number of channels, not {widths}")
+    replaced = library.RfDetrDinov2Config(
+        hidden_size=widths[0],
+        num_hidden_layers=len(given),
+        num_attention_heads=1,
+        image_size=14,
+        num_windows=1,
+        out_indices=list(range(1, len(given) + 1)),
+    )
+    config = library.RfDetrConfig(
+        backbone_config=replaced,
+        num_labels=len(dataset_info.classes),
+        d_model=channels,
+        num_queries=num_queries,
+        group_detr=num_groups,
+        decoder_layers=decoder_layers,
+        decoder_self_attention_heads=self_attention_heads,
+        decoder_cross_attention_heads=cross_attention_heads,
+        decoder_n_points=sampling_points,
+        decoder_ffn_dim=ffn_dim,
+        c2f_num_blocks=projector_blocks,
+        dropout=dropout,
+        auxiliary_loss=True,
+    )
+    costs = Costs(label=2.0, box=box_weight, giou=giou_weight)
+    criterion = Criterion(iou_aware_loss, focal_class_cost, costs, (class_weight, box_weight, giou_weight))
+    model = library.RfDetrForObjectDetection(config)
+    model.model.backbone.backbone = GivenMaps(GivenMapsConfig(channels=widths))
+    return GroupDetector(model, "model.backbone.backbone", slice(-len(given), None), criterion, max_detections)
+
+
+@torch.no_grad()
+def _init_deformable_heads(model: Any) -> None:
+    """Initialize the heads as the authors do: every class has a probability of 0.01, boxes begin at their reference."""
+    for scores in model.class_embed:
+        nn.init.constant_(scores.bias, -math.log(99))
+    for boxes in model.bbox_embed:
+        nn.init.zeros_(boxes.layers[-1].weight)
+        nn.init.zeros_(boxes.layers[-1].bias)
+    model.bbox_embed[0].layers[-1].bias[2:] = -2.0  # width and height of about 0.12
+
+
+def _init_linear(*parts: nn.Module) -> None:
+    """Initialize the weights of linear layers as DETR's authors: Glorot's uniform distribution."""
+    for part in parts:
+        for layer in part.modules():
+            if isinstance(layer, nn.Linear):
+                nn.init.xavier_uniform_(layer.weight)

@@ -1,0 +1,121 @@
+"""Jigsaw puzzles (Noroozi and Favaro 2016)."""
+
+from __future__ import annotations
+
+from itertools import permutations as all_permutations
+from typing import Unpack
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from opabinia.config import register
+from opabinia.contracts import BackbonePart, Batch, Clock, Count, DataMismatch, DatasetInfo
+from opabinia.evaluation.representation.collapse import spread
+from opabinia.models.backbones.module import build_backbone
+from opabinia.models.losses.cross_entropy import cross_entropy
+from opabinia.tasks.selfsup.base import SelfSupervised, SharedOptions
+
+GRID = 3
+PATCHES = GRID**2
+
+
+@register.task(name="jigsaw")
+class Jigsaw(SelfSupervised):
+    """Jigsaw puzzles: classify in which of some permutations the nine patches of an image are shuffled.
+
+    Noroozi and Favaro 2016, Unsupervised Learning of Visual Representations by Solving Jigsaw Puzzles. It learns from
+    square images, or from any number of square views of each. The defaults are those of VISSL, whose backbone is a
+    ResNet and sees a patch at a time; patches are cut at random places of their cells, so that their edges do not
+    reveal the order.
+
+    Args:
+        backbone: maps patches to vectors.
+        permutations: number of permutations, K, chosen far apart; see :func:`distant_permutations`.
+        permutation_seed: of their choice.
+        gap: pixels by which a patch is smaller than its cell (a third of the image).
+        hidden: width of a patch's projection.
+        evaluators: of the embeddings; null takes ``knn`` if every image has one label.
+        mean: channel means of images in 0..1; null: see :func:`opabinia.models.layers.build_normalization`.
+        std: channel standard deviations, likewise.
+    """
+
+    permutations: Tensor
+
+    def __init__(
+        self,
+        dataset_info: DatasetInfo,
+        /,
+        *,
+        backbone: BackbonePart,
+        permutations: Count = 2000,
+        permutation_seed: int = 0,
+        gap: Count = 21,
+        hidden: Count = 1000,
+        **options: Unpack[SharedOptions],
+    ) -> None:
+        super().__init__(dataset_info, build_backbone(backbone, dataset_info.channels), **options)
+        self.gap = gap
+        self.register_buffer("permutations", distant_permutations(permutations, permutation_seed))
+        width = self.backbone.out_channels
+        self.projector = nn.Sequential(nn.Linear(width, hidden), nn.BatchNorm1d(hidden), nn.ReLU(inplace=True))
+        self.head = nn.Linear(PATCHES * hidden, permutations)
+
+    def forward(self, batch: Batch, clock: Clock) -> dict[str, Tensor]:
+        """Return ``loss``; ``top1``, the accuracy (1 / K by chance); and ``std``, the spread of vectors: 1 even, 0
+        collapsed."""
+        images = self.views(batch, min_count=1) if "views" in batch else [self.normalize(batch["image"])]
+        self.check_batch_size(len(images[0]))
+        patches = torch.cat([cut_patches(view, self.gap) for view in images])
+        classes = torch.randint(len(self.permutations), (len(patches),), device=patches.device)
+        shuffled = patches.gather(1, self.permutations[classes].view(-1, PATCHES, 1, 1, 1).expand_as(patches))
+        vectors = self.backbone(shuffled.flatten(0, 1))
+        logits = self.head(self.projector(vectors).view(len(patches), -1))
+        top1 = (logits.argmax(1) == classes).float().mean()
+        return {"loss": cross_entropy(logits, classes), "top1": top1, "std": spread(vectors)}
+
+
+def cut_patches(images: Tensor, gap: int) -> Tensor:
+    """Cut images (B x C x H x W) into nine patches, row by row (B x 9 x C x p x p).
+
+    A patch is ``gap`` pixels smaller than its cell, p = H // 3 - gap, at a random place of it; the places are the same
+    for all images of the batch.
+
+    Raises:
+        DataMismatch: the images are not square, or patches would have no pixels.
+    """
+    height, width = images.shape[2:]
+    cell, size = height // GRID, height // GRID - gap
+    if height != width or size < 1:
+        raise DataMismatch(
+            f"patches are cut from square images of more than {GRID * gap} pixels, not {height} x {width}; resize them "
+            "in data.train.transforms, or set a smaller gap"
+        )
+    places = torch.randint(gap + 1, (PATCHES, 2)).tolist()
+    corners = [(number // GRID * cell + y, number % GRID * cell + x) for number, (y, x) in enumerate(places)]
+    return torch.stack([images[:, :, top : top + size, left : left + size] for top, left in corners], 1)
+
+
+def distant_permutations(count: int, seed: int = 0) -> Tensor:
+    """Choose permutations of nine patches that are far apart (int64, K x 9): each next one has the largest mean Hamming
+    distance to those before (Noroozi and Favaro 2016, algorithm 1); the first one and ties are drawn.
+
+    Args:
+        count: K.
+        seed: of the choice.
+
+    Raises:
+        ValueError: there are not so many.
+    """
+    table = np.array(list(all_permutations(range(PATCHES))), dtype=np.uint8)
+    if count > len(table):
+        raise ValueError(f"permutations: {count} of {PATCHES} patches; there are {len(table)}")
+    columns = np.ascontiguousarray(table[np.random.default_rng(seed).permutation(len(table))].T)
+    distances = np.zeros(columns.shape[1], dtype=np.int32)
+    chosen: list[int] = []
+    for _ in range(count):
+        chosen.append(int(distances.argmax()))
+        for column in columns:
+            distances += column != column[chosen[-1]]
+        distances[chosen[-1]] = np.iinfo(np.int32).min // 2
+    return torch.from_numpy(columns[:, chosen].T.astype(np.int64))
