@@ -8,7 +8,7 @@ weights, trains one step and predicts.
 
 Stand-ins: the generated datasets of :mod:`scripts.small_data` in place of the config's own, batches of at most 16,
 random weights in place of files and of pretrained weights, ``resnet18`` where a timm model is to be chosen, and images
-of an eighth of the size for detection.
+of an eighth of the size for detection. A teacher that is a run of another config is omitted.
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import timm
 import torch
 from PIL import Image
 
 from opabinia.config import ConfigError, build, catalog, check, compose
+from opabinia.engine.hooks.order import check_hooks
 from opabinia.migration import System, convert
 from opabinia.training.dry_run import dry_run
 from opabinia.training.loaders import plan_training
@@ -81,11 +83,14 @@ def write_data(root: Path) -> None:
         for number in range(1, 25):  # some samplers take a thousand images
             os.link(folder / f"{image.stem}_0.png", folder / f"{image.stem}_{number}.png")
         lines.append(f"{folder.name}/{image.stem}_0.png,{folder.name}\n")
+    paths = [line.partition(",")[0] for line in lines]
+    pairs = [f"{paths[0]},{paths[number]},{int(number < 4)}\n" for number in range(1, 8)]
+    (root / "image_folder/pairs.csv").write_text("first,second,same\n" + "".join(pairs), encoding="utf-8")
     (root / "image_folder/list.csv").write_text("path,label\n" + "".join(lines), encoding="utf-8")
 
 
 def stand_in(source: dict[str, Any], root: Path, split: str) -> dict[str, Any]:
-    """Return the source's options that name its data, for the generated dataset."""
+    """Return the source's options that name its data, for the generated dataset; with ``name`` it is another source."""
     file = str(source.get("file"))
     folders = {"images": "image_folder", "dukemtmc": "market1501"}
     match source["name"]:
@@ -94,6 +99,10 @@ def stand_in(source: dict[str, Any], root: Path, split: str) -> dict[str, Any]:
             suffix = split if "lvis" in kind else f"{split}2017"
             files = {"root": root / f"coco/{split}2017", "file": root / f"coco/annotations/{kind}{suffix}.json"}
             return files | {"classes": None}
+        case "market1501_attributes" | "dukemtmc_attributes" | "pa100k":
+            return {"name": "table", "file": root / "image_folder/list.csv", "multi_label": True}
+        case "image_pairs":
+            return {"file": root / "image_folder/pairs.csv"}
         case "identities":
             return {"file": root / "identities/list.csv"}
         case "table":
@@ -114,7 +123,9 @@ def replace_sources(value: Any, root: Path, split: str) -> Any:
         return value
     value = {key: replace_sources(item, root, split) for key, item in value.items()}
     if value.keys() & {"root", "file"} and "name" in value:
-        value |= {key: str(path) if path else path for key, path in stand_in(value, root, split).items()}
+        options = stand_in(value, root, split)
+        value = {} if "name" in options else value  # another source
+        value |= {key: str(item) if isinstance(item, Path) else item for key, item in options.items()}
     return value
 
 
@@ -128,6 +139,15 @@ def changed(value: Any, change: Callable[[str, Any], Any], key: str = "") -> Any
     return [changed(item, change, key) for item in value] if isinstance(value, list) else change(key, value)
 
 
+def with_random_teacher(distill: dict[str, Any] | None, root: Path) -> dict[str, Any] | None:
+    """Return the config section with a teacher of random weights; None without, or if the teacher is a run."""
+    if not distill or not distill.get("weights"):
+        return None
+    classes = len(list((root / "image_folder").glob("*/")))
+    torch.save(timm.create_model(distill["backbone"]["model"], num_classes=classes).state_dict(), root / "teacher.pth")
+    return distill | {"weights": str(root / "teacher.pth")}
+
+
 def small(config: dict[str, Any], root: Path) -> dict[str, Any]:
     """Return a complete config with stand-ins for its data and weights."""
     data = dict(config["data"])
@@ -136,9 +156,13 @@ def small(config: dict[str, Any], root: Path) -> dict[str, Any]:
         if config["task"]["name"] == "detection":
             data[split] = changed(data[split], lambda _, v: v // 8 if type(v) is int and v >= 100 else v)
     data["batch_size"] = min(data["batch_size"], 16)
-    task = changed(config["task"], lambda key, value: False if key == "pretrained" else value)
-    train = config["train"] | {"micro_batch_size": None}
-    return {key: value for key, value in config.items() if key != "vars"} | {"data": data, "task": task, "train": train}
+    changes = {
+        "data": data,
+        "task": changed(config["task"], lambda key, value: False if key == "pretrained" else value),
+        "train": config["train"] | {"micro_batch_size": None},
+        "distill": with_random_teacher(config["distill"], root),
+    }
+    return {key: value for key, value in config.items() if key != "vars"} | changes
 
 
 def try_config(config: dict[str, Any], origins: Any, root: Path, limit: int) -> str:
@@ -147,21 +171,20 @@ def try_config(config: dict[str, Any], origins: Any, root: Path, limit: int) -> 
     Raises:
         ConfigError: a run would end with this error.
     """
-    parts = build(small(config, root) | {"init": None}, origins=origins).keywords
-    run = TrainingRun(**parts)
+    changed_config = small(config, root)
+    run = TrainingRun(**build(changed_config | {"init": None}, origins=origins).keywords)
     batches = plan_training(run.data, run.train.length, run.shapes, 0)
     with torch.device("meta"):
         model = run.task(batches.dataset_info)
     if sum(param.numel() for param in model.parameters()) <= limit:
-        weights = root / "weights.pth"
-        needed = config["init"] or model.needs_weights or small(config, root)["task"] != config["task"]
-        if needed:
-            torch.save(run.task(batches.dataset_info).state_dict(), weights)
-            init = (config["init"] or {}) | {"weights": str(weights)}
-            parts = build(small(config, root) | {"init": init}, origins=origins).keywords
-        dry_run(parts)
+        init = config["init"]
+        if init or model.needs_weights or changed_config["task"] != config["task"]:
+            torch.save(run.task(batches.dataset_info).state_dict(), root / "weights.pth")
+            init = (init or {}) | {"weights": str(root / "weights.pth")}
+        dry_run(build(changed_config | {"init": init}, origins=origins).keywords)
         return "trained"
     check_model(model, run.train, batches.plan, run.data)
+    check_hooks(run.hooks or {})
     make_optimizer(run.optimizer, model, run.param_groups, run.train, run.data.batch_size)
     all_schedules(run.schedule, run.schedules, batches.plan)
     for stream in (run.data.train, *run.data.validation):
@@ -199,7 +222,7 @@ def results(system: System, checkout: Path, only: str, root: Path, limit: int) -
 
 
 def main() -> None:
-    """Print the errors of configs, and a table of how many have each result."""
+    """Print the result of each config, and a table of how many have each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("system", choices=sorted(CONFIGS))
     parser.add_argument("checkout", type=Path)
@@ -212,8 +235,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         write_data(Path(folder))
         for file, result in results(options.system, options.checkout, options.only, Path(folder), options.limit):
-            if result not in ("refused", "built", "trained"):
-                print(f"{file.relative_to(options.checkout)}: {result}", flush=True)
+            print(f"{file.relative_to(options.checkout)}: {result}", flush=True)
             counts[" ".join(result.split())[:120]] += 1
     print(f"\n{options.system}: {counts.total()} configs\n| result | configs |\n|---|---|")
     for result, count in counts.most_common():

@@ -52,6 +52,7 @@ _COCO = (
     *("train.precision=fp32", "vars.pretrained=false", "vars.batch=2", "vars.short=[48, 64]", "vars.test=48"),
     *("vars.longest=64", "task.freeze_random=true"),
 )
+_D_FINE = ("train.precision=fp32", "task.detector.ffn_dim=64", "task.detector.channels=64")
 _RCNN = (*_COCO, "task.detector.proposals.batch_size_per_image=16", "task.detector.box.batch_size_per_image=16")
 _FILMS = (
     *("train.precision=fp32", "train.channels_last=false", "train.cudnn_benchmark=false", "data.batch_size=4"),
@@ -106,6 +107,19 @@ SMALLER = {
     "detection/coco/fcos_r50_1x": _COCO,
     "detection/coco/retinanet_r50_1x": _COCO,
     "detection/coco/rt_detr_r50": (*_COCO, "vars.size=[64, 64]"),
+    **{
+        f"detection/coco/d_fine_{size}": (*_COCO, *_D_FINE, "vars.size=[64, 64]", "train.sync_batch_norm=false")
+        for size in "sl"
+    },
+    "detection/coco/rf_detr_small": (*_COCO, "vars.size=[64, 64]", "task.detector.num_queries=16", "init=null"),
+    **{f"detection/coco/{name}_r50": (*_COCO, "task.detector.ffn_dim=64") for name in ("detr", "deformable_detr")},
+    "detection/finetune": (
+        *_D_FINE,
+        "vars.size=[64, 64]",
+        "init=null",
+        "train.channels_last=false",
+        "data.batch_size=4",
+    ),
     "detection/coco_format": (
         *("train.channels_last=false", "data.batch_size=4", "vars.short=[48, 64]", "vars.test=48", "vars.longest=64"),
     ),
@@ -273,7 +287,7 @@ DATA = {
     "reid/veri/sbs": small_data.veri,
     "reid/online_products/normalised_softmax": small_data.online_products,
     **{recipe: small_data.coco2017 for recipe in SMALLER if recipe.startswith(("detection/coco/", "detection/lvis/"))},
-    **dict.fromkeys(("detection/bccd", "detection/coco_format"), small_data.coco_folders),
+    **dict.fromkeys(("detection/bccd", "detection/coco_format", "detection/finetune"), small_data.coco_folders),
 }
 """Recipes that train on data which does not come along, and what generates some for them below ``vars.root``."""
 

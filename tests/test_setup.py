@@ -52,9 +52,8 @@ def test_what_make_installs_is_pinned(line: str) -> None:
         assert asked.specifier.contains(str(pin.specifier)[2:]), f"{pin} is not what pyproject.toml asks for: {line}"
 
 
-@pytest.mark.parametrize("pin", PINS, ids=str)
-def test_no_pin_is_a_beta_version(pin: Requirement) -> None:
-    assert not Version(str(pin.specifier)[2:]).is_prerelease
+def test_no_pin_is_a_beta_version() -> None:
+    assert [str(pin) for pin in PINS if Version(str(pin.specifier)[2:]).is_prerelease] == []
 
 
 @pytest.mark.parametrize("name", ["torch", "torchvision"])

@@ -101,12 +101,16 @@ def pack(
 
 
 def _data(recipe: str, overrides: list[str], *, lenient: bool = False) -> Data:
-    """The data of a recipe; ``lenient``: without broken annotations."""
-    from opabinia.config import build
+    """The data of a recipe, which may be without the sections that only a training needs; ``lenient``: without broken
+    annotations."""
+    from opabinia.config import build, compose, flatten
     from opabinia.runtime.log import log
     from opabinia.training.run_folder import resolve, with_values
 
-    resolved = resolve(recipe, overrides)
+    unused = {"optimizer": "sgd", "train.length": "1ep", "data.batch_size": "1"}
+    given = flatten(compose(recipe, overrides).root.plain())
+    absent = [key for key in unused if not any(f"{name}.".startswith(f"{key}.") for name in given)]
+    resolved = resolve(recipe, [*(f"{key}={unused[key]}" for key in absent), *overrides])
     config = with_values(resolved.config, batch_size=1, num_workers=0, augment_on="workers")  # unused here
     config["data"] = _lenient(config["data"]) if lenient else config["data"]
     log.disabled = lenient  # the sources warn of what they drop; here it is reported once, and completely

@@ -450,6 +450,8 @@ def _source(recipe: Recipe, name: Any, split: str) -> dict[str, Any]:
         folder = recipe.variable(f"voc{match[1]}", f"path/to/VOC{match[1]}")
         recipe.put("task.evaluator", {"name": "voc", "year": int(match[1])})
         return {"name": "voc", "root": folder, "split": match[2]}
+    if str(name).startswith("cityscapes_fine_instance_seg"):
+        recipe.note("instances of Cityscapes are evaluated by COCO's AP, which is not that of cityscapesScripts")
     recipe.note(f"the dataset {show(name)} is registered in code: set its image folder and annotation file in vars")
     return _custom_source(recipe, split)
 

@@ -284,9 +284,10 @@ def _weights(recipe: Recipe) -> None:
 def _blending(recipe: Recipe) -> None:
     """Convert mixup and CutMix, one of which is drawn for each batch."""
     names = {"MixupBlending": "mixup", "CutmixBlending": "cutmix"}
+    foreign = recipe.foreign
     for section in ("data_preprocessor.blending", "model.train_cfg.blending"):
-        foreign = recipe.foreign
-        if section not in foreign or (section in foreign.keys("data_preprocessor") and foreign.untyped(section) is None):
+        if not foreign.keys(section):
+            foreign.untyped(section)  # None
             continue
         given = {path.rpartition(".")[2]: foreign.untyped(path) for path in foreign.keys(section)}
         augments = given["augments"] if given.get("type") == "RandomBatchAugment" else [given]

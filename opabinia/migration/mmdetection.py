@@ -263,7 +263,8 @@ def _box_loss(recipe: Recipe, section: str, target: str) -> None:
 def _coding(recipe: Recipe, section: str, target: str) -> None:
     """Convert the scales of encoded boxes, of which Opabinia has the inverse."""
     key = f"{section}.bbox_coder.target_stds"
-    stds = recipe.foreign(key, [1.0, 1.0, 1.0, 1.0])
+    box_head = "roi_head" in section and f"{section}.bbox_coder" not in recipe.foreign
+    stds = recipe.foreign(key, [0.1, 0.1, 0.2, 0.2] if box_head else [1.0, 1.0, 1.0, 1.0])
     recipe.put(target, [float(f"{1 / std:.6g}") for std in stds], key)
 
 

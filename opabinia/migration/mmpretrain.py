@@ -237,12 +237,12 @@ def _random_crop(recipe: Recipe, key: str, step: dict[str, Any]) -> list[dict[st
     if efficient:
         recipe.note("EfficientNetRandomCrop becomes RandomResizedCrop, which draws its rectangles in another way")
     crop: dict[str, Any] = {"name": "RandomResizedCrop", "size": _side(step.get("scale", step.get("size")))}
-    for own, names in {
-        "scale": ("crop_ratio_range", "scale_range"),
-        "ratio": ("aspect_ratio_range", "ratio_range"),
-    }.items():
-        given = [step[name] for name in names if name in step]
-        crop |= {own: given[0]} if given else {}
+    for own, names, default in (
+        ("scale", ("crop_ratio_range", "scale_range"), [0.08, 1.0]),
+        ("ratio", ("aspect_ratio_range", "ratio_range"), [3 / 4, 4 / 3]),
+    ):
+        given = next((step[name] for name in names if name in step), default)
+        crop[own] = [float(f"{end:.6g}") for end in given]
     return [{**crop, "interpolation": step.get("interpolation", "bicubic" if efficient else "bilinear")}]
 
 

@@ -205,7 +205,8 @@ def convert_training(recipe: Recipe, gpus: int | None, passes: int = 1) -> None:
         recipe.put("seed", seed, "randomness.seed")
     if foreign("env_cfg.cudnn_benchmark", False):
         recipe.put("train.cudnn_benchmark", True, "env_cfg.cudnn_benchmark")
-    recipe.convert("default_hooks.logger.interval", "train.log_every")
+    key = "default_hooks.logger.interval"
+    recipe.put("train.log_every", foreign(key, 10), key)
 
 
 def _length(recipe: Recipe, passes: int) -> tuple[str, float]:

@@ -47,6 +47,7 @@ REASONS = {
     "MODEL.backbone.bn_norm_type": "see shapes.bn_base_size",
     "MODEL.head": BY_DATA,
     "MODEL.runtime_cfg": "predictions are averaged probabilities",
+    "MODEL.backbone.in_channels": BY_DATA,
     "MODEL.backbone.num_seg": "follows from the clips",
     "MODEL.backbone.data_format": "see train.channels_last",
     "MODEL.backbone.drop_path_rate": "torchvision's networks have their own",

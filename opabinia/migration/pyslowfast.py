@@ -100,13 +100,14 @@ def _backbone(recipe: Recipe) -> None:
 
 def _non_local(recipe: Recipe) -> None:
     """Set the non-local blocks of the first pathway; the fast one has none in PySlowFast's configs."""
-    foreign, (slow, *fast) = recipe.foreign, zip(*recipe.foreign("NONLOCAL.LOCATION"), strict=True)
-    if not any((*slow, *sum(fast, ()))):
+    foreign, location, kind = recipe.foreign, "NONLOCAL.LOCATION", "NONLOCAL.INSTANTIATION"
+    stages = foreign(location)
+    if not any(blocks for stage in stages for blocks in stage):
         return
-    location, kind = "NONLOCAL.LOCATION", "NONLOCAL.INSTANTIATION"
-    if any(sum(fast, ())) or recipe.config["task"]["backbone"]["name"] not in ("slow", "c2d", "i3d", "slowfast"):
-        raise foreign.problem(location, f"{show(foreign(location))}: non-local blocks are for ResNets' first pathway")
-    recipe.put("task.backbone.non_local", list(slow), location)
+    takes_blocks = recipe.config["task"]["backbone"]["name"] in ("slow", "c2d", "i3d", "slowfast")
+    if not takes_blocks or any(blocks for stage in stages for blocks in stage[1:]):
+        raise foreign.problem(location, f"{show(stages)}: non-local blocks are for ResNets' first pathway")
+    recipe.put("task.backbone.non_local", [stage[0] for stage in stages], location)
     recipe.convert(kind, "task.backbone.non_local_type", lookup({name: name for name in ("softmax", "dot_product")}))
 
 
@@ -168,22 +169,25 @@ def _mvit(recipe: Recipe) -> dict[str, Any]:
     for key, expected in PLAIN_MVIT.items():
         if (value := foreign(key)) != expected:
             raise foreign.problem(key, f"{show(value)} is not supported", f"supported: {show(expected)}")
+    relative, adaptive = foreign("MVIT.REL_POS_SPATIAL"), "MVIT.POOL_KV_STRIDE_ADAPTIVE"
+    if (kv_stride := foreign(adaptive) or [1, 1, 1]) not in [[1, side, side] for side in (1, 2, 4, 8, 16)]:
+        raise foreign.problem(adaptive, f"{show(kv_stride)} is not supported", "such as [1, 8, 8]")
+    blocks = _mvit_stages(foreign, all_blocks=relative)
     for model, values in MVITS.items():
         if all(foreign(key) == value for key, value in values.items()):
             return {"name": "torchvision_video", "model": model}
-    relative = foreign("MVIT.REL_POS_SPATIAL")
     for key, expected in MVIT_VERSIONS[relative].items():
         if (value := foreign(key)) != expected:
             message = f"{show(value)} with MVIT.REL_POS_SPATIAL {show(relative)} is not supported"
             raise foreign.problem(key, message, f"supported: {show(expected)}")
-    size, kv_stride = foreign("DATA.TRAIN_CROP_SIZE"), foreign("MVIT.POOL_KV_STRIDE_ADAPTIVE") or [1, 1, 1]
+    size = foreign("DATA.TRAIN_CROP_SIZE")
     return {
         "name": "mvit",
         "clip": [foreign("DATA.NUM_FRAMES"), size, size],
         "version": 2 if relative else 1,
         "width": foreign("MVIT.EMBED_DIM"),
         "heads": foreign("MVIT.NUM_HEADS"),
-        "blocks": _mvit_stages(foreign, all_blocks=relative),
+        "blocks": blocks,
         "expansion": "attention" if foreign("MVIT.DIM_MUL_IN_ATT") else "mlp",
         "kv_stride": kv_stride[-1],
         "pool_kernel": foreign("MVIT.POOL_KVQ_KERNEL"),
@@ -196,18 +200,18 @@ def _mvit(recipe: Recipe) -> dict[str, Any]:
 
 def _mvit_stages(foreign: ForeignConfig, *, all_blocks: bool) -> list[int]:
     """Return the number of blocks of each stage; ``all_blocks``: queries are pooled in all of them."""
-    depth, doubled = foreign("MVIT.DEPTH"), foreign("MVIT.DIM_MUL")
-    first = [index for index, _ in doubled]
-    strides = {index: [1, 2, 2] if index in first else [1, 1, 1] for index in (range(depth) if all_blocks else first)}
-    pools = [[index, *stride] for index, stride in strides.items()]
-    for key, expected in (
-        ("MVIT.DIM_MUL", [[index, 2.0] for index in first]),
-        ("MVIT.HEAD_MUL", doubled),
-        ("MVIT.POOL_Q_STRIDE", pools),
-    ):
-        if foreign(key) != expected:
-            message = f"{show(foreign(key))}: expected that stages double channels and heads and halve height and width"
-            raise foreign.problem(key, message)
+    depth, doubled = int(foreign("MVIT.DEPTH")), foreign("MVIT.DIM_MUL")
+    first = [pair[0] for pair in doubled if isinstance(pair, list) and pair and isinstance(pair[0], int)]
+    expected = {
+        "MVIT.DIM_MUL": [[block, 2.0] for block in first],
+        "MVIT.HEAD_MUL": doubled,
+        "MVIT.POOL_Q_STRIDE": [
+            [block, 1, *[2 if block in first else 1] * 2] for block in (range(depth) if all_blocks else first)
+        ],
+    }
+    for key, values in expected.items():
+        if (value := foreign(key)) != values:
+            raise foreign.problem(key, f"{show(value)}: stages double channels and heads and halve height and width")
     return [end - start for start, end in pairwise([0, *first, depth])]
 
 

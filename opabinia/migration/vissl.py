@@ -59,9 +59,6 @@ def convert(file: Path, overrides: Sequence[str] = ()) -> Recipe:
     return recipe
 
 
-JIGSAW = {"ShuffleImgPatches", "ImgPatchesFromTensor", "ImgPilToPatchesAndImage"}
-"""Transforms of Jigsaw and PIRL."""
-
 # --- method -----------------------------------------------------------------------------------------------------------
 
 
@@ -80,16 +77,14 @@ def _method(recipe: Recipe, training: vissl_transforms.Views) -> Callable[[Recip
     """Return the function that converts the task."""
     foreign = recipe.foreign
     name = foreign("LOSS.name")
-    if JIGSAW.intersection(training.unsupported):
-        raise foreign.problem(
-            "DATA.TRAIN.TRANSFORMS", "Jigsaw and PIRL are not supported: images are not cut into tiles"
-        )
     if reason := REFUSED_LOSSES.get(name):
         raise foreign.problem("LOSS.name", f"{show(name)} is not supported: {reason}")
     if name not in tasks.METHODS:
         raise foreign.problem("LOSS.name", f"{show(name)} is not supported", f"supported: {', '.join(tasks.METHODS)}")
-    if tasks.METHODS[name] is tasks.classification and training.rotated:
-        return tasks.rotation
+    if pretext := tasks.PRETEXTS.get((tasks.METHODS[name], training.pretext)):
+        return pretext
+    if training.pretext:
+        raise foreign.problem("LOSS.name", f"{show(name)} is not supported with transforms of {training.pretext}")
     return tasks.METHODS[name]
 
 
@@ -131,7 +126,7 @@ def _data(recipe: Recipe, training: vissl_transforms.Views, method: Callable[[Re
     world = foreign("DISTRIBUTED.NUM_NODES") * foreign("DISTRIBUTED.NUM_PROC_PER_NODE")
     labeled = method in LABELED
     source = _source(recipe, "TRAIN", labeled)
-    if method in (tasks.deepcluster, tasks.npid):
+    if method in (tasks.deepcluster, tasks.npid, tasks.pirl):
         source = {"name": "indexed", "source": source}
     recipe.put("data.train.source", source, "DATA.TRAIN.DATASET_NAMES", "DATA.TRAIN.DATA_PATHS")
     steps = training.steps

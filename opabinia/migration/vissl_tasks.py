@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from opabinia.config.errors import show
 from opabinia.migration.recipe import Recipe, Table, duration, duration_in, lookup
 from opabinia.migration.tables.vissl import STAGES
 from opabinia.migration.vissl_transforms import NO_VIEWS
@@ -202,6 +203,53 @@ def npid(recipe: Recipe) -> None:
     _projector(recipe, "", "projection")
 
 
+def pirl(recipe: Recipe) -> None:
+    """Convert PIRL."""
+    foreign, section = recipe.foreign, "LOSS.nce_loss_with_memory"
+    recipe.put("task.name", "pirl", "LOSS.name", "DATA.TRAIN.TRANSFORMS")
+    recipe.convert_section(section, "task", TABLES["npid"])
+    recipe.convert(f"{section}.memory_params.embedding_dim", "task.projection")
+    match foreign(f"{section}.loss_weights"):
+        case [float() | int() as transformed, float() | int() as image] if abs(transformed + image - 1) < 1e-6:
+            recipe.put("task.transformed_weight", transformed, f"{section}.loss_weights")
+        case weights:
+            recipe.refuse(f"{section}.loss_weights", f"{show(weights)} is not supported", "two weights with the sum 1")
+    if any(len(widths) > 2 for widths in _mlp_widths(foreign("MODEL.HEAD.PARAMS"))):
+        recipe.skip("MODEL.HEAD.PARAMS", "the task's projections are linear")
+    recipe.note("photometric changes are drawn for each view, in VISSL for each patch")
+
+
+def jigsaw(recipe: Recipe) -> None:
+    """Convert jigsaw puzzles."""
+    foreign, transforms = recipe.foreign, "DATA.TRAIN.TRANSFORMS"
+    recipe.put("task.name", "jigsaw", "LOSS.name", transforms)
+    gap, cell = 21, 85
+    for step in foreign(transforms):
+        gap, size = step.get("patch_jitter", gap), step.get("size")
+        cell = size // 3 if isinstance(size, int) and size > 2 else cell
+    if not isinstance(gap, int) or not 0 <= gap < cell:
+        raise foreign.problem(transforms, f"patch_jitter: {show(gap)} is not supported", f"pixels below {cell}")
+    recipe.put("task.gap", round(gap / cell, 4), transforms)
+    match _mlp_widths(foreign("MODEL.HEAD.PARAMS")):
+        case [[_, hidden], [_, permutations]]:
+            recipe.put("task.hidden", hidden, "MODEL.HEAD.PARAMS")
+            recipe.put("task.permutations", permutations, "MODEL.HEAD.PARAMS")
+        case widths:
+            reason = f"{show(widths)} is not supported"
+            raise foreign.problem("MODEL.HEAD.PARAMS", reason, "an mlp of two widths for a patch, one for all")
+    recipe.skip_part(transforms, "ShuffleImgPatches", "permutations are not read but chosen by the same rule")
+
+
+def _mlp_widths(parts: Any) -> list[list[Any]]:
+    """Return the widths of every ``mlp`` in a (nested) list of a head's parts."""
+    match parts:
+        case [str(name), {"dims": list(widths)}] if name.removesuffix("_fsdp") == "mlp":
+            return [widths]
+        case list():
+            return [widths for part in parts for widths in _mlp_widths(part)]
+    return []
+
+
 def rotation(recipe: Recipe) -> None:
     """Convert rotation prediction."""
     recipe.put("task.name", "rotation", "LOSS.name", "DATA.TRAIN.TRANSFORMS")
@@ -316,3 +364,10 @@ METHODS: dict[str, Callable[[Recipe], None]] = {
     "bce_logits_multiple_output_single_target": classification,
 }
 """Conversion functions by ``LOSS.name``."""
+
+PRETEXTS: dict[tuple[Callable[[Recipe], None], str], Callable[[Recipe], None]] = {
+    (classification, "rotation"): rotation,
+    (classification, "jigsaw"): jigsaw,
+    (npid, "pirl"): pirl,
+}
+"""Conversion functions of pretext tasks, by that of the loss and the kind of transforms."""

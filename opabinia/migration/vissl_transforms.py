@@ -22,7 +22,7 @@ class Views(NamedTuple):
         num_views: number of views of an image; 0 without views.
         mean: mean of the pixels, if the list normalizes them.
         std: their standard deviation, likewise.
-        rotated: whether images are rotated for rotation prediction.
+        pretext: ``rotation``, ``jigsaw`` or ``pirl`` if images are rotated or cut into patches; empty otherwise.
         unsupported: names of transforms that are not supported.
     """
 
@@ -30,7 +30,7 @@ class Views(NamedTuple):
     num_views: int
     mean: list[float] | None
     std: list[float] | None
-    rotated: bool
+    pretext: str
     unsupported: list[str]
 
     @property
@@ -41,7 +41,13 @@ class Views(NamedTuple):
         return len(sizes) > 1
 
 
-NO_VIEWS = Views([], 0, None, None, False, [])
+PRETEXTS = {
+    **{"ImgRotatePil": "rotation", "ImgPatchesFromTensor": "jigsaw", "ShuffleImgPatches": "jigsaw"},
+    "ImgPilToPatchesAndImage": "pirl",
+}
+"""Pretext tasks by the transforms of their images."""
+
+NO_VIEWS = Views([], 0, None, None, "", [])
 """The views of a model that is not trained."""
 
 
@@ -54,45 +60,56 @@ def read(transforms: list[Any]) -> Views:
     common: Steps = []
     views: list[Steps] = []
     normalize: Mapping[str, Any] = {}
-    rotated, unsupported = False, []
+    pretext, unsupported = "", []
     for transform in transforms:
         if not isinstance(transform, dict) or not isinstance(transform.get("name"), str):
             raise ValueError(f"{show(transform)} is not a transform: expected {{name: ..., ...}}")
         name = transform["name"]
-        if name in ("ImgReplicatePil", "ImgPilToMultiCrop"):
+        pretext = PRETEXTS.get(name, pretext)
+        if name in PRETEXTS and transform.get("num_patches", 9) != 9:
+            raise ValueError(f"num_patches: {show(transform['num_patches'])} is not supported; supported: 9")
+        if name in ("ImgReplicatePil", "ImgPilToMultiCrop", "ImgPilToPatchesAndImage"):
             views = _start_views(transform)
         elif name == "ImgPilMultiCropRandomApply":
             unsupported += _apply_per_view(transform, views)
         elif name == "MaskedImageModeling":
             for view in views[:2]:
                 view.append(_patch_mask(transform))
-        elif name == "ImgRotatePil":
-            rotated = True
         elif name == "Normalize":
             normalize = transform
         elif name in CONVERTERS:
             for view in views or [common]:
                 view += CONVERTERS[name](transform)
-        elif name not in ("ToTensor", "MNISTImgPil2RGB"):  # images are read with three channels
+        elif name not in ("ToTensor", "MNISTImgPil2RGB", *PRETEXTS):  # images are read with three channels
             unsupported.append(name)
     steps = [*common, {"name": "views", "views": _group_views(views)}] if views else common
-    return Views(steps, len(views), normalize.get("mean"), normalize.get("std"), rotated, unsupported)
+    return Views(steps, len(views), normalize.get("mean"), normalize.get("std"), pretext, unsupported)
 
 
 def _start_views(transform: Mapping[str, Any]) -> list[Steps]:
     """Return the first transforms of every view."""
     if transform["name"] == "ImgReplicatePil":
         return [[] for _ in range(_count(transform.get("num_times", 2)))]
+    if transform["name"] == "ImgPilToPatchesAndImage":
+        kinds = (("image", 224, [0.08, 1.0]), ("patches", 255, [0.6, 1.0]))
+        return [
+            [_crop(transform.get(f"crop_size_{kind}", size), transform.get(f"crop_scale_{kind}", scale))]
+            for kind, size, scale in kinds
+        ]
     sizes, counts, scales = (transform.get(key) for key in ("size_crops", "num_crops", "crop_scales"))
     lists = [sizes, counts, scales]
     if any(not isinstance(values, list) or len(values) != len(sizes or []) for values in lists):
         raise ValueError(f"{show(transform)}: size_crops, num_crops and crop_scales must be lists of the same length")
     assert isinstance(sizes, list) and isinstance(counts, list) and isinstance(scales, list)
     return [
-        [{"name": "RandomResizedCrop", "size": size, "scale": scale}]
+        [_crop(size, scale)]
         for size, count, scale in zip(sizes, counts, scales, strict=True)
         for _ in range(_count(count))
     ]
+
+
+def _crop(size: Any, scale: Any) -> Step:
+    return {"name": "RandomResizedCrop", "size": size, "scale": scale}
 
 
 def _count(value: Any) -> int:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
 
-from opabinia.config import ConfigError, Problem
 from opabinia.config.build import errors_at
-from opabinia.contracts import Batch, Clock, DataMismatch
+from opabinia.contracts import Clock
 from opabinia.engine.hooks.order import check_hooks
 from opabinia.engine.loop.evaluate import requested_layers
 from opabinia.engine.loop.layer_outputs import predict_with_layers
 from opabinia.training.loaders import log_device_transforms, plan_training
 from opabinia.training.model import Models, check_initial_weights, check_model, make_optimizer, make_step
-from opabinia.training.samples import first_samples
+from opabinia.training.samples import batch_errors, first_samples
 from opabinia.training.session import TrainingRun, all_schedules, build_model
 from opabinia.training.validation import make_best, plan_evaluation
 
@@ -57,7 +55,8 @@ def dry_run(parts: Mapping[str, Any]) -> None:
         for mix in data.mix:
             batch = mix(batch, dataset_info)
     row = replace(first, count=len(batch["id"]))
-    _forward(lambda: step(batch, row, Clock.at(plan, 0), lambda: None), batch)
+    with batch_errors(batch, "task"):
+        step(batch, row, Clock.at(plan, 0), lambda: None)
 
     evaluate = replace(run.evaluate, batch_size=None)
     device = torch.device("cpu")
@@ -68,15 +67,5 @@ def dry_run(parts: Mapping[str, Any]) -> None:
     ]
     for stream in data.validation:
         batch = first_samples(stream, 2, skip=skip, size_multiple=model.size_multiple)
-        _forward(partial(predict_with_layers, model.eval(), batch, requested_layers(model, evaluators)), batch)
-
-
-def _forward(forward: Callable[[], object], batch: Batch) -> None:
-    """Run a forward pass; report a batch that the model cannot take with its shape."""
-    try:
-        forward()
-    except (RuntimeError, ValueError, IndexError, TypeError, AssertionError) as error:
-        images = [batch["image"]] if "image" in batch else batch.get("views", ())
-        shape = " and ".join(dict.fromkeys(str(tuple(image.shape)) for image in images)) or "?"
-        text = str(error) if isinstance(error, DataMismatch) else f"{type(error).__name__}: {error}"
-        raise ConfigError(Problem("", "task", f"a batch of shape {shape} does not go through: {text}")) from error
+        with batch_errors(batch, "data.val"):
+            predict_with_layers(model.eval(), batch, requested_layers(model, evaluators))

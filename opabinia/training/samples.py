@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Literal
 
 import numpy as np
@@ -9,6 +11,7 @@ import numpy as np
 from opabinia.config import ConfigError, Problem
 from opabinia.contracts import (
     Batch,
+    DataMismatch,
     DatasetInfo,
     DetectionSource,
     FingerprintedSource,
@@ -54,6 +57,22 @@ def first_samples(
         if batch is not None:
             return batch
     raise DataError(f"none of the {samples} samples can be read")
+
+
+@contextmanager
+def batch_errors(batch: Batch, key: str) -> Iterator[None]:
+    """Report a batch that a task does not take, with its shape, as an error of the config at ``key``.
+
+    Raises:
+        ConfigError: the block has raised an error about the batch.
+    """
+    try:
+        yield
+    except (RuntimeError, ValueError, IndexError, TypeError, AssertionError) as error:
+        images = [batch["image"]] if "image" in batch else batch.get("views", ())
+        shape = " and ".join(dict.fromkeys(str(tuple(image.shape)) for image in images)) or "?"
+        text = str(error) if isinstance(error, DataMismatch) else f"{type(error).__name__}: {error}"
+        raise ConfigError(Problem("", key, f"a batch of shape {shape} does not go through: {text}")) from error
 
 
 def read_dataset_info(stream: Stream, *, skip: bool = False) -> DatasetInfo:

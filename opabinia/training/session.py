@@ -82,7 +82,7 @@ from opabinia.training.summary import (
     use_first_view,
 )
 from opabinia.training.trained_model import load_trained
-from opabinia.training.validation import EvaluationPlan, make_best, plan_evaluation
+from opabinia.training.validation import EvaluationPlan, check_validation_samples, make_best, plan_evaluation
 
 
 @dataclass(frozen=True)
@@ -201,6 +201,7 @@ class TrainingRun:
         evaluation = plan_evaluation(
             models, self.data, self.evaluate, seed, device, self.train.precision, batches.dataset_info.classes
         )
+        check_validation_samples(model, self.data, device, self.train.precision)
         if self.train.compile:
             compile_modules(model, device)
         hooks = self._hooks(models, batches, evaluation, ema_hook, device)

@@ -17,14 +17,17 @@ from opabinia.data import Data
 from opabinia.data.decoding.cache import with_cache
 from opabinia.data.loader import BatchReader, Loader, evaluation_requests
 from opabinia.engine.hooks.save_best import SaveBest
-from opabinia.engine.loop.evaluate import ValidationSet, requested_layers
+from opabinia.engine.loop.evaluate import ValidationSet, evaluation_mode, requested_layers
+from opabinia.engine.loop.prefetch import to_device
 from opabinia.evaluation.representation.feature_bank import FeatureBankEvaluator
+from opabinia.runtime.device import autocast
 from opabinia.runtime.durations import Duration
 from opabinia.runtime.log import log
 from opabinia.runtime.processes import rank, world_size
+from opabinia.runtime.seeds import preserve_generators
 from opabinia.runtime.weighted_scores import score_weights
 from opabinia.training.model import Models
-from opabinia.training.samples import read_dataset_info
+from opabinia.training.samples import batch_errors, first_samples, read_dataset_info
 from opabinia.training.settings import Evaluation
 
 MakeEvaluators = Callable[[Task, DatasetInfo], list[Evaluator]]
@@ -137,6 +140,20 @@ def _validation_sets(
         message = f"{duplicate!r} is the name of two evaluations; give the evaluator another name"
         raise ConfigError(Problem("", "evaluate.evaluators", message))
     return validation
+
+
+def check_validation_samples(task: Task, data: Data, device: torch.device, precision: str) -> None:
+    """Predict the first samples of each validation set with a self-supervised task: views that do not fit are reported
+    before the first step, not by the first evaluation.
+
+    Raises:
+        ConfigError: the task does not take them.
+    """
+    for stream in (stream for stream in data.validation if task.predicts_embedding_only and len(stream.source)):
+        with preserve_generators(), evaluation_mode(task), torch.no_grad(), autocast(device, precision):
+            batch = first_samples(stream, 2, skip=data.on_error == "skip", size_multiple=task.size_multiple)
+            with batch_errors(batch, "data.val"):
+                task.predict(to_device(batch, device))
 
 
 def _task_and_additional(

@@ -41,7 +41,13 @@ golden too (``test_configs.py``)."""
 FEW_STEPS = 4
 """Two updates of every average, queue and memory; `make test-all` compares all steps."""
 
-NEEDS = {"detection/coco/rt_detr_r50": "transformers"}
+NEEDS = {
+    **{f"detection/coco/{name}_r50": "transformers" for name in ("rt_detr", "detr", "deformable_detr")},
+    **{
+        f"detection/{name}": "transformers"
+        for name in ("coco/d_fine_s", "coco/d_fine_l", "coco/rf_detr_small", "finetune")
+    },
+}
 """Libraries that are extras."""
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
+
+from tests.faults.programs import Server
 
 ROOT = Path(__file__).resolve().parents[2]
 MAX_FILES = 15
@@ -57,11 +57,8 @@ main(["train", "classification/digits", f"optimizer.lr={VALUE}", "data.num_worke
 """
 
 
-def test_a_value_passes_few_files(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", TRACE, str(ROOT), str(tmp_path)]
-    result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
-    assert result.returncode == 0, result.stderr
-    lines = result.stdout.splitlines()
+def test_a_value_passes_few_files(warm_server: Server, tmp_path: Path) -> None:
+    lines = warm_server.run(str(ROOT), str(tmp_path), code=TRACE).out.splitlines()
     files = [line.partition(" ")[0] for line in lines]
     path = [file for file in files if file.endswith(".py") and file not in COPIES]
     assert 5 < len(path) <= MAX_FILES, path

@@ -65,21 +65,22 @@ def origin_of(node: ast.ImportFrom, source: str) -> str:
     return resolve_name("." * node.level + (node.module or ""), source.rpartition(".")[0])
 
 
-def reexports(source: str, text: str) -> set[str]:
+def reexports(source: str, tree: ast.Module) -> set[str]:
     """``opabinia.config.adapt`` is a function that hides the module of that name."""
-    nodes = (node for node in ast.parse(text).body if isinstance(node, ast.ImportFrom))
+    nodes = (node for node in tree.body if isinstance(node, ast.ImportFrom))
     elsewhere = (node for node in nodes if f"{origin_of(node, source)}.__init__" != source)
     return {f"{source.removesuffix('.__init__')}.{alias.name}" for node in elsewhere for alias in node.names}
 
 
 def imports(sources: Sources) -> Iterator[Import]:
-    hiding = {name for source, text in sources.items() for name in reexports(source, text)}
+    trees = {source: ast.parse(text) for source, text in sources.items()}
+    hiding = {name for source, tree in trees.items() for name in reexports(source, tree)}
 
     def module(name: str) -> str | None:
         return next((key for key in (name, f"{name}.__init__") if key in sources), None)
 
-    for source, text in sources.items():
-        for node in ast.walk(ast.parse(text)):
+    for source, tree in trees.items():
+        for node in ast.walk(tree):
             if isinstance(node, ast.Import):
                 for alias in node.names:
                     yield Import(source, module(alias.name) or alias.name, None)

@@ -93,13 +93,14 @@ checkpoint_config = dict(interval=5, max_keep_ckpts=3)
     assert {key: first[key] for key in new} == new
 
 
-def test_sampling_and_crops_of_segments(tmp_path: Path) -> None:
-    body = """train_pipeline = [dict(type='SampleFrames', clip_len=1, num_clips=8), dict(type='DecordDecode'),
+SEGMENTS = """train_pipeline = [dict(type='SampleFrames', clip_len=1, num_clips=8), dict(type='DecordDecode'),
     dict(type='Resize', scale=(-1, 256)),
     dict(type='MultiScaleCrop', input_size=224, scales=(1, 0.875, 0.75, 0.66), random_crop=False, max_wh_scale_gap=1,
          num_fixed_crops=13),
     dict(type='Resize', scale=(224, 224), keep_ratio=False),
     dict(type='Flip', flip_ratio=0.5, flip_label_map={86: 87, 87: 86}), dict(type='ColorJitter')]
+param_scheduler = [dict(type='LinearLR', start_factor=0.1, by_epoch=True, begin=0, end=5),
+    dict(type='MultiStepLR', begin=0, end=100, by_epoch=True, milestones=[40, 80], gamma=0.1)]
 test_pipeline = [dict(type='SampleFrames', clip_len=1, num_clips=8, twice_sample=True, test_mode=True),
     dict(type='Resize', scale=(-1, 256)), dict(type='ThreeCrop', crop_size=256)]
 train_dataloader = dict(batch_size=16, num_workers=8, dataset=dict(type='RawframeDataset', ann_file='train.txt',
@@ -108,7 +109,10 @@ test_dataloader = dict(dataset=dict(type='RawframeDataset', ann_file='val.txt', 
 optim_wrapper = dict(constructor='TSMOptimWrapperConstructor', paramwise_cfg=dict(fc_lr5=True),
     optimizer=dict(type='SGD', lr=0.02, momentum=0.9, weight_decay=0.0005))
 """
-    recipe = imported(tmp_path, body + model("dict(type='ResNetTSM', depth=50)", "TSMHead", recognizer="2D"))
+
+
+def test_sampling_and_crops_of_segments(tmp_path: Path) -> None:
+    recipe = imported(tmp_path, SEGMENTS + model("dict(type='ResNetTSM', depth=50)", "TSMHead", recognizer="2D"))
     config = resolve(recipe, tmp_path)
     backbone = config["task"]["backbone"]
     assert (backbone["name"], backbone["shift"], backbone["backbone"]["model"]) == ("tsn", "tsm", "resnet50")
@@ -120,6 +124,8 @@ optim_wrapper = dict(constructor='TSMOptimWrapperConstructor', paramwise_cfg=dic
     source = train["source"]
     assert (source["pattern"], source["flip_sensitive_classes"]) == ("img_{:05}.jpg", ["86", "87"])
     assert (config["data"]["val"][1]["source"]["clips"], config["data"]["val"][1]["source"]["crops"]) == (2, 3)
+    # The warm-up changes at the beginning of an epoch, and the fifth has the full rate (mmengine).
+    assert (str(config["schedule"]["warmup"]), config["schedule"]["interval"]) == ("4ep", "epoch")
     rules = {rule["pattern"]: rule["lr_factor"] for rule in config["param_groups"]["rules"]}
     assert rules == {None: 1.0, "^head.*weight$": 5, "^head.*bias$": 10}
 
@@ -171,6 +177,7 @@ NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
     "dict(type='SwinTransformer3D', arch='base', pretrained='a')": ("I3DHead", {"model": "swin3d_b"}),
     "dict(type='timm.swin_base_patch4_window7_224', pretrained=True)": ("TSNHead", {"name": "tsn"}),
     "dict(type='mmpretrain.MobileOne', arch='s4')": ("TSNHead", {"name": "tsn"}),
+    "dict(type='mmpretrain.Res2Net', depth=50)": ("TSNHead", {"name": "tsn"}),
 }
 
 
@@ -185,6 +192,8 @@ def test_networks(tmp_path: Path) -> None:
             assert recipe.config["init"]["partial"]
         if "Swin" in backbone and "3D" in backbone:
             assert "not inflated" in unconverted(recipe)["model.backbone.pretrained"]
+        if "Res2Net" in backbone:  # whose default is the deep stem
+            assert config["backbone"]["model"] == "res2net50d"
         if "MobileOne" in backbone:
             assert recipe.config["vars"]["model"] == "MobileOne"
 

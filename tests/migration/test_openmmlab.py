@@ -304,8 +304,8 @@ SHARED = """roi_head=dict(shared_head=dict(type='ResLayer', depth=50, stage=3, s
     bbox_roi_extractor=dict(roi_layer=dict(output_size=14), featmap_strides=[16]), mask_roi_extractor=None,
     bbox_head=dict(type='BBoxHead', with_avg_pool=True, in_channels=2048),
     mask_head=dict(num_convs=0, in_channels=2048)), train_cfg=dict(rcnn=dict(mask_size=14))"""
-WITHOUT_NECK = """model = dict({type}neck=None, backbone=dict({layout}), rpn_head=dict(in_channels={width}, feat_channels={width},
-    anchor_generator=dict(scales=[2, 4, 8, 16, 32], strides=[16])), {more})"""
+WITHOUT_NECK = """model = dict({type}neck=None, backbone=dict({layout}), rpn_head=dict(in_channels={width},
+    feat_channels={width}, anchor_generator=dict(scales=[2, 4, 8, 16, 32], strides=[16])), {more})"""
 STAGES = "num_stages=3, strides=(1, 2, 2), dilations=(1, 1, 1), out_indices=(2, )"
 DILATED = "strides=(1, 2, 2, 1), dilations=(1, 1, 1, 2), out_indices=(3, )"
 

@@ -1,8 +1,8 @@
 """The configs that other systems come with: how many are converted, and why the others are refused.
 
 The folders of checkouts are named by OPABINIA_BASECLS, OPABINIA_DETECTRON2, OPABINIA_FASTREID, OPABINIA_MMACTION,
-OPABINIA_MMDETECTION, OPABINIA_MMPRETRAIN and OPABINIA_VISSL; without them the tests are skipped. Such configs written by
-hand are in ``test_basecls.py`` and so on.
+OPABINIA_MMDETECTION, OPABINIA_MMPRETRAIN and OPABINIA_VISSL; without them the tests are skipped. Such configs written
+by hand are in ``test_basecls.py`` and so on.
 """
 
 import os
@@ -102,10 +102,9 @@ EXPECTED: dict[System, dict[str, int]] = {
     },
     "mmpretrain": {"": 122, "code": 1},
     "vissl": {
-        "": 184,
+        "": 187,
         "LOSS.name": 2,
         "MODEL.TRUNK.NAME": 4,
-        "DATA.TRAIN.TRANSFORMS": 3,
         "DATA.TRAIN.DATASET_NAMES": 2,
         "MODEL.TRUNK.VISION_TRANSFORMERS.HIDDEN_DIM": 1,
         "GEO_LOCALIZATION": 1,

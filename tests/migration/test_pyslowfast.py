@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,13 +75,23 @@ MVIT:
   EMBED_DIM: 96
   DIM_MUL: [[1, 2.0], [3, 2.0], [14, 2.0]]
   HEAD_MUL: [[1, 2.0], [3, 2.0], [14, 2.0]]
+  POOL_Q_STRIDE: Q_STRIDES
   POOL_KV_STRIDE_ADAPTIVE: [1, 8, 8]
+  POOL_KVQ_KERNEL: [3, 3, 3]
   PATCH_KERNEL: (3, 7, 7)
+  DROPPATH_RATE: 0.2
   DIM_MUL_IN_ATT: True
   RESIDUAL_POOLING: True
 AUG: {NUM_SAMPLE: 2, ENABLE: True, AA_TYPE: rand-m7-n4-mstd0.5-inc1, INTERPOLATION: bicubic, RE_PROB: 0.25}
 MIXUP: {ENABLE: True, ALPHA: 0.8, CUTMIX_ALPHA: 1.0}
 """
+
+
+def with_strides(depth: int, first: Sequence[int]) -> str:
+    strides = [[block, 1, *[2 if block in first else 1] * 2] for block in range(depth)]
+    return MVIT.replace("Q_STRIDES", str(strides))
+
+
 MVIT_CHANGES = {
     "NUM_FRAMES: 32": "NUM_FRAMES: 16",
     "TEST_CROP_SIZE: 256": "TEST_CROP_SIZE: 224\n  TRAIN_JITTER_SCALES_RELATIVE: [0.08, 1.0]",
@@ -144,7 +155,7 @@ def test_multigrid(tmp_path: Path) -> None:
 
 
 def test_mvit(tmp_path: Path) -> None:
-    config = checked(tmp_path, converted(tmp_path, SLOWFAST + MVIT, MVIT_CHANGES))
+    config = checked(tmp_path, converted(tmp_path, SLOWFAST + with_strides(16, (1, 3, 14)), MVIT_CHANGES))
     assert config["task"]["backbone"]["model"] == "mvit_v2_s"
     assert config["task"]["loss"]["label_smoothing"] == 0.1
     names = [step["name"] for step in config["data"]["train"]["transforms"]]
@@ -156,16 +167,71 @@ def test_mvit(tmp_path: Path) -> None:
     assert config["data"]["val"][1]["source"]["crops"] == 1
 
 
+IMAGES = {  # configs/ImageNet/RES_R50.yaml
+    "DATASET: kinetics, BATCH_SIZE: 64, EVAL": "DATASET: imagenet, BATCH_SIZE: 256, EVAL",
+    "ARCH: slowfast, MODEL_NAME: SlowFast": "ARCH: 2d, MODEL_NAME: ResNet",
+    "TEST_CROP_SIZE: 256": "TEST_CROP_SIZE: 256\n  TRAIN_JITTER_SCALES_RELATIVE: [0.08, 1.0]",
+}
+
+
+def test_images_are_classified(tmp_path: Path) -> None:
+    recipe = converted(tmp_path, SLOWFAST, IMAGES)
+    config = checked(tmp_path, recipe)
+    assert (config["task"]["name"], config["task"]["backbone"]["model"]) == ("classification", "resnet50")
+    names = [step["name"] for step in config["data"]["train"]["transforms"]]
+    assert names == ["RandomResizedCrop", "RandomHorizontalFlip", "pca_lighting"]
+    assert config["data"]["train"]["source"]["root"] == "path/to/imagenet/train"
+    assert any("PySlowFast resizes to 224 for 256" in note for note in recipe.notes)
+    vit = {"PATCH_KERNEL": "[16, 16]", "PATCH_2D": "True", "USE_MEAN_POOLING": "True", "EMBED_DIM": "768"}
+    text = SLOWFAST + "MVIT: {DEPTH: 12, " + ", ".join(f"{key}: {value}" for key, value in vit.items()) + "}\n"
+    text += "AUG: {ENABLE: True, AA_TYPE: rand-m9-mstd0.5-inc1}\n"
+    to_vit = {**IMAGES, "ARCH: slowfast, MODEL_NAME: SlowFast": "ARCH: mvit, MODEL_NAME: MViT"}
+    config = checked(tmp_path, converted(tmp_path, text, to_vit))
+    assert config["task"]["backbone"]["model"] == "vit_base_patch16_224"
+    assert config["data"]["train"]["transforms"][2]["policy"] == "rand-m9-mstd0.5-inc1"
+
+
+def test_mvits_of_other_sizes(tmp_path: Path) -> None:
+    """MVITv2_B_32x3, and a ViT as in k400_VIT_B_16x4_FT; mixup with probability 0 is none."""
+    stages = "[[2, 2.0], [5, 2.0], [21, 2.0]]"
+    base = (
+        with_strides(24, (2, 5, 21))
+        .replace("[[1, 2.0], [3, 2.0], [14, 2.0]]", stages)
+        .replace("DEPTH: 16", "DEPTH: 24")
+    )
+    base = base.replace("MIXUP: {ENABLE: True", "MIXUP: {ENABLE: True, PROB: 0.0").replace("-n4", "")
+    config = checked(tmp_path, converted(tmp_path, SLOWFAST + base, MVIT_CHANGES))
+    backbone = config["task"]["backbone"]
+    assert (backbone["name"], backbone["blocks"], backbone["clip"]) == ("mvit", [2, 3, 16, 3], [16, 224, 224])
+    assert (backbone["version"], backbone["expansion"], backbone["kv_stride"]) == (2, "attention", 8)
+    assert config["data"]["mix"] == [] and config["data"]["train"]["transforms"][3]["num_ops"] == 2
+    vit = """
+MVIT: {PATCH_KERNEL: [2, 16, 16], PATCH_STRIDE: [2, 16, 16], EMBED_DIM: 768, NUM_HEADS: 12, DEPTH: 12,
+       SEP_POS_EMBED: True, USE_MEAN_POOLING: True}
+"""
+    backbone = checked(tmp_path, converted(tmp_path, SLOWFAST + vit, MVIT_CHANGES))["task"]["backbone"]
+    assert (backbone["version"], backbone["blocks"], backbone["pool_kernel"]) == (1, [12], None)
+    assert (backbone["patch"], backbone["kv_stride"], backbone["pool"]) == ([2, 16, 16], 1, "mean")
+    for old, new in {"DEPTH: 12": "MODE: max", "SEP_POS_EMBED: True": "SEP_POS_EMBED: False"}.items():
+        with pytest.raises(ConfigError, match=rf"MVIT.{new.split(':')[0]}: .* is not supported"):
+            converted(tmp_path, SLOWFAST + vit.replace(old, new), MVIT_CHANGES)
+
+
 @pytest.mark.parametrize(
     ("changes", "key", "value"),
     [
+        (
+            {"LOCATION: [[[], []], [[], []]": "LOCATION: [[[], []], [[1, 3], []]"},
+            *("non_local", [[], [1, 3], [], []]),
+        ),
+        ({"DEPTH: 50": "DEPTH: 101", "[6, 6]": "[6, 23]"}, "fast_temporal_blocks", [3, 4, 23, 3]),
         ({"ARCH: slowfast, MODEL_NAME: SlowFast": "ARCH: i3d, MODEL_NAME: ResNet"}, "name", "i3d"),
         ({"ARCH: slowfast, MODEL_NAME: SlowFast": "ARCH: slow, MODEL_NAME: PTVResNet"}, "name", "slow"),
         ({"ARCH: slowfast, MODEL_NAME: SlowFast": "ARCH: slow_c2d, MODEL_NAME: ResNet"}, "temporal_pool", False),
         ({"DEPTH: 50": "DEPTH: 101"}, "temporal_blocks", [3, 4, 6, 3]),
         ({"DEPTH: 50": "DEPTH: 101", "[6, 6]": "[23, 23]"}, "temporal_blocks", None),
     ],
-    ids=["i3d", "slow", "c2d", "101 50", "101 101"],
+    ids=["non-local", "101 50 101", "i3d", "slow", "c2d", "101 50", "101 101"],
 )
 def test_networks(changes: dict[str, str], key: str, value: Any, tmp_path: Path) -> None:
     assert checked(tmp_path, converted(tmp_path, SLOWFAST, changes))["task"]["backbone"][key] == value
@@ -198,7 +264,7 @@ def test_the_last_of_repeated_keys_is_used_and_noted(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"DATASET: kinetics, BATCH": "DATASET: ava, BATCH"}, "TRAIN.DATASET: 'ava' is not supported"),
-        ({"[[[], []], [[], []], [[], []]": "[[[], []], [[], []], [[1, 3], []]"}, "non-local blocks are not supported"),
+        ({"[[[], []], [[], []], [[], []]": "[[[], []], [[], []], [[], [1, 3]]"}, "non-local blocks are for ResNets"),
         ({"MODEL_NAME: SlowFast": "MODEL_NAME: PTVCSN"}, "'slowfast' of 'PTVCSN' is not supported"),
         ({"DILATIONS: [[1, 1], [1, 1], [1, 1], [1, 1]]": "DILATIONS: [[1, 1], [1, 1], [1, 1], [2, 2]]"}, "DILATIONS"),
         ({"BASE_LR: 0.1": "BASE_LR: fast"}, "SOLVER.BASE_LR: expected a number, got 'fast'"),
@@ -228,4 +294,4 @@ def test_all_configs_of_pyslowfast(tmp_path: Path) -> None:
             continue
         checked(tmp_path, recipe)
         accepted[file.relative_to(checkout).parts[1]] += 1
-    assert len(files) == 109 and sum(accepted.values()) == 54, accepted
+    assert len(files) == 109 and sum(accepted.values()) == 81, accepted

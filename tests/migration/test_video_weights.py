@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import opabinia.migration.weights  # noqa: F401
 from opabinia.contracts import Backbone
 from opabinia.models.backbones.timm import timm
-from opabinia.models.backbones.video import SlowFast, TorchvisionVideo, Tsn, X3d, c2d, i3d, slow
+from opabinia.models.backbones.video import Mvit, SlowFast, TimeSformer, TorchvisionVideo, Tsn, X3d, c2d, i3d, slow
 from opabinia.models.weights.init import LoadReport, load_matching
 from opabinia.models.weights.translation import translate_weights
 
@@ -117,6 +117,24 @@ def test_resnets_of_pyslowfast(make: Callable[..., Any], kernels: list[list[int]
     load(Net(make), of_pyslowfast([(64, kernels)]))
 
 
+def test_non_local_blocks_of_pyslowfast() -> None:
+    names = {
+        f"{layer}.{kind}": None
+        for layer in ("conv_theta", "conv_phi", "conv_g", "conv_out")
+        for kind in ("weight", "bias")
+    }
+    net, shapes = Net(slow, non_local=((), (1,), (0,), ())), of_pyslowfast([(64, SLOW)])
+    for block, channels in (("s3.pathway0_nonlocal1", 512), ("s4.pathway0_nonlocal0", 1024)):
+        for name in names:
+            wide = name.startswith("conv_out")
+            sizes = (channels, channels // 2) if wide else (channels // 2, channels)
+            shapes[f"{block}.{name}"] = (*sizes, 1, 1, 1) if name.endswith("weight") else sizes[:1]
+        shapes |= norm(f"{block}.bn", channels)
+    _, weights, _ = load(net.to_empty(device="cpu"), shapes)
+    assert same(net, "backbone.layer2.1.non_local.theta.weight", weights, "s3.pathway0_nonlocal1.conv_theta.weight")
+    assert same(net, "backbone.layer3.0.non_local.norm.bias", weights, "s4.pathway0_nonlocal0.bn.bias")
+
+
 def renamed(net: Net, rules: Sequence[tuple[str, str]], linear: Sequence[str] = ()) -> Shapes:
     """The shapes of our own tensors under other names; ``linear`` ones as convolutions of one position."""
     shapes: Shapes = {}
@@ -191,6 +209,8 @@ MVIT_MMACTION = [
     (r"^backbone\.norm\.", "backbone.norm3."),
     (r"^backbone\.head\.1", "cls_head.fc_cls"),
 ]
+TIMESFORMER = [(r"^backbone\.model\.", "model."), (r"^head\.1", "model.head")]
+VIT = {"version": 1, "width": 48, "heads": 3, "blocks": [2], "patch": (2, 16, 16), "patch_stride": (2, 16, 16)}
 SWIN_MMACTION = [
     (r"backbone\.model\.", "backbone."),
     (r"features\.0\.", "layers.0.blocks."),
@@ -231,13 +251,28 @@ def frames_of(shift: str) -> Callable[..., Any]:
         (TorchvisionVideo, {"model": "mvit_v2_s"}, MVIT_PYSLOWFAST),
         (TorchvisionVideo, {"model": "mvit_v1_b"}, MVIT_PYSLOWFAST),
         (TorchvisionVideo, {"model": "mvit_v2_s"}, MVIT_MMACTION),
+        (Mvit, {**VIT, "kv_stride": 1, "pool_kernel": None}, MVIT_PYSLOWFAST),
+        (TimeSformer, {"model": "vit_tiny_patch16_224", "options": {"depth": 2}}, TIMESFORMER),
         (TorchvisionVideo, {"model": "swin3d_t"}, SWIN_MMACTION),
         (slow, {}, CONV_MODULES),
         (SlowFast, {"fusion_norm": False, "slow_frames": "strided"}, CONV_MODULES),
         (frames_of("none"), {}, CONV_MODULES),
         (frames_of("tsm"), {}, TSM),
     ],
-    ids=["x3d", "x3d mm", "mvit", "mvit v1", "mvit mm", "swin mm", "slowonly mm", "slowfast mm", "tsn mm", "tsm mm"],
+    ids=[
+        "x3d",
+        "x3d mm",
+        "mvit",
+        "mvit v1",
+        "mvit mm",
+        "vit",
+        "timesformer",
+        "swin mm",
+        "slowonly mm",
+        "slowfast mm",
+        "tsn mm",
+        "tsm mm",
+    ],
 )
 def test_others(make: Callable[..., Any], options: dict[str, Any], rules: Sequence[tuple[str, str]]) -> None:
     net = Net(make, **options)

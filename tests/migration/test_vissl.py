@@ -422,6 +422,24 @@ def test_distillation_of_projections_becomes_that_of_features(tmp_path: Path, lo
     assert recipe.dropped()[0].path == "LOSS.name" and "not assignments to prototypes" in recipe.dropped()[0].why
 
 
+def test_jigsaw_and_pirl(tmp_path: Path) -> None:
+    head = "[[mlp, {dims: [2048, 500]}], [siamese_concat_view, {num_towers: 9}], [mlp, {dims: [4500, 100]}]]"
+    patches = "{name: RandomCrop, size: 255}, {name: ImgPatchesFromTensor, patch_jitter: 15}, {name: ShuffleImgPatches}"
+    recipe = convert_text(tmp_path, config_of("{name: CrossEntropyLoss}", patches, head))
+    task = resolve(recipe, tmp_path)["task"]
+    assert (task["name"], task["permutations"], task["hidden"], task["gap"]) == ("jigsaw", 100, 500, 0.1765)
+    head = "[[[mlp, {dims: [2048, 64]}], [mlp, {dims: [576, 64]}]], [[mlp, {dims: [2048, 64]}]]]"
+    settings = "{loss_weights: [0.3, 0.7], memory_params: {embedding_dim: 64}}"
+    loss = f"{{name: nce_loss_with_memory, nce_loss_with_memory: {settings}}}"
+    text = config_of(loss, "{name: ImgPilToPatchesAndImage, crop_size_image: 128}, {name: RandomHorizontalFlip}", head)
+    config = resolve(convert_text(tmp_path, text), tmp_path)
+    assert (config["task"]["name"], config["task"]["projection"]) == ("pirl", 64)
+    assert (config["task"]["transformed_weight"], config["task"]["negatives"]) == (0.3, 16000)
+    [views] = config["data"]["train"]["transforms"]
+    assert [view["transforms"][0]["size"] for view in views["views"]] == [128, 255]
+    assert config["data"]["train"]["source"]["name"] == "indexed"
+
+
 TOOL = """
 ENGINE
 config:
@@ -508,10 +526,13 @@ def test_restarts_are_those_of_vissl(tmp_path: Path) -> None:
         (config_of("{name: msn_loss}"), "LOSS.name: 'msn_loss' is not supported: VISSL's is a stub"),
         (config_of("{name: own_loss}"), "LOSS.name: 'own_loss' is not supported; supported: simclr"),
         (
-            config_of("{name: nce_loss_with_memory}", "{name: ImgPilToPatchesAndImage}"),
-            "Jigsaw and PIRL are not supported",
+            config_of("{name: moco_loss}", "{name: ImgPilToPatchesAndImage}"),
+            "LOSS.name: 'moco_loss' is not supported with transforms of pirl",
         ),
-        (config_of("{name: CrossEntropyLoss}", "{name: ShuffleImgPatches}"), "Jigsaw and PIRL are not supported"),
+        (config_of("{name: CrossEntropyLoss}", "{name: ImgPatchesFromTensor, num_patches: 4}"), "supported: 9"),
+        (config_of("{name: CrossEntropyLoss}", "{name: ImgPatchesFromTensor}", "[[mlp, 3]]"), "an mlp of two widths"),
+        (config_of("{name: CrossEntropyLoss}", "{name: ImgPatchesFromTensor, patch_jitter: x}"), "pixels below 85"),
+        (config_of("{name: nce_loss_with_memory}", "{name: ImgPilToPatchesAndImage}"), "two weights with the sum 1"),
         (config_of("{name: moco_loss}").replace("LOSS:", "CRITERION:"), "CRITERION: this key is of an older VISSL"),
         (config_of("{name: moco_loss}").replace("DEPTH: 50", "DEPTH: 51"), r"51 is not supported; supported: \(18, 34"),
         (config_of("{name: moco_loss}").replace("DEPTH: 50", "NORM: LayerNorm"), "'LayerNorm' is not supported"),

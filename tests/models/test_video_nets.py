@@ -15,8 +15,20 @@ from torch import Tensor, nn
 from torchvision import models
 
 from opabinia.contracts import Backbone, DataMismatch
-from opabinia.models.backbones.video import SlowFast, TorchvisionVideo, X3d, c2d, i3d, resnet3d, slow, torchvision_video
+from opabinia.models.backbones.video import (
+    Mvit,
+    SlowFast,
+    TimeSformer,
+    TorchvisionVideo,
+    X3d,
+    c2d,
+    i3d,
+    resnet3d,
+    slow,
+    torchvision_video,
+)
 from opabinia.models.backbones.video.base import ClipBackbone, FramePool, convolution
+from opabinia.models.backbones.video.non_local import NonLocal3d
 from opabinia.models.backbones.video.slowfast import slow_frames
 from opabinia.models.backbones.video.torchvision_video import MVIT_SIZE, S3D_MIN_SIZE
 
@@ -30,6 +42,16 @@ SMALL: dict[str, Callable[[int], Backbone]] = {
         channels, widths=[4, 8], blocks=[1, 1], block="bottleneck", temporal_kernels=[1, 3], stem_pool=True
     ),
 }
+VIT: Any = {"version": 1, "patch": (2, 16, 16), "patch_stride": (2, 16, 16), "kv_stride": 1, "pool_kernel": None}
+TINY_VIT: Any = {"img_size": 32, "embed_dim": 24, "depth": 2, "num_heads": 3}
+TRANSFORMERS: dict[str, Callable[[int], Backbone]] = {
+    "mvit": lambda channels: Mvit(channels, clip=(4, 32, 32), width=16, blocks=[1, 2], kv_stride=2),
+    "mvit v1": lambda channels: Mvit(
+        channels, clip=(4, 32, 32), version=1, width=16, blocks=[1, 2], expansion="mlp", pool="mean"
+    ),
+    "timesformer": lambda channels: TimeSformer(channels, model="vit_tiny_patch16_224", frames=4, options=TINY_VIT),
+}
+NON_LOCAL: Any = {"non_local": ((), (1, 3), (1, 3, 5), ())}
 LARGE: dict[str, Callable[[int], Backbone]] = {
     "slow": slow,
     "slowfast": SlowFast,
@@ -165,6 +187,30 @@ def test_slowfast_of_101_layers() -> None:
     assert counted(net, (32, 64, 64))[0] == pytest.approx(62.83, rel=1e-3)
 
 
+def test_weights_of_pyslowfasts_own_networks() -> None:
+    """The number of parameters of PySlowFast's models at 287ec00 with these configs, counted by running its code."""
+    expected: dict[Callable[[int], Backbone], int] = {
+        lambda channels: c2d(channels, **NON_LOCAL): 31_686_096,  # C2D_NLN_8x8_R50
+        lambda channels: i3d(channels, **NON_LOCAL): 35_401_936,  # I3D_NLN_8x8_R50
+        lambda channels: slow(channels, **NON_LOCAL, non_local_type="dot_product"): 39_812_560,  # SLOW_NLN_8x8_R50
+        lambda channels: SlowFast(channels, fusion_kernel=5, **NON_LOCAL): 41_838_680,  # SLOWFAST_NLN_8x8_R50
+        lambda channels: SlowFast(
+            channels, depth=101, fusion_kernel=5, temporal_blocks=(3, 4, 6, 3), fast_temporal_blocks=(3, 4, 23, 3)
+        ): 53_914_072,  # SLOWFAST_8x8_R101_50_101
+        lambda channels: Mvit(
+            channels, clip=(32, 224, 224), version=1, blocks=[2, 3, 16, 3], expansion="mlp", pool_kernel=None
+        ): 53_115_280,  # MVIT_B_32x3_CONV
+        lambda channels: Mvit(channels, clip=(32, 224, 224), blocks=[2, 3, 16, 3]): 51_230_128,  # MVITv2_B_32x3
+        lambda channels: Mvit(channels, expansion="mlp", pool="mean"): 36_475_120,  # k400_MVITv2_S_16x4_FT
+        lambda channels: Mvit(
+            channels, **VIT, width=768, heads=12, blocks=[12], pool="mean"
+        ): 86_702_224,  # k400_VIT_B_16x4_FT
+    }
+    for make, count in expected.items():
+        net = made(make, device="meta")
+        assert sum(param.numel() for param in net.parameters()) + 400 * (net.out_channels + 1) == count
+
+
 def test_the_smallest_has_a_quarter_of_a_million_weights() -> None:
     assert sum(one.numel() for one in resnet3d(3).parameters()) == 225_712
 
@@ -264,6 +310,64 @@ def test_depths_go_up_block_by_block() -> None:
     both = made(SlowFast, device="meta").depths()
     assert both["fast.layer2.1.bn1.weight"] == both["slow.layer2.1.bn1.weight"] == 5
     assert both["fusions.0.bn.weight"] == 0 and both["fusions.1.bn.weight"] == 3
+
+
+# --- transformers and non-local blocks --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_transformers(name: str) -> None:
+    net, clips = made(TRANSFORMERS[name]).train(), torch.rand(2, 3, 4, 32, 32)
+    with torch.no_grad():  # projections that begin with 0 teach the layers before them nothing in the first step
+        for parameter in net.parameters():
+            parameter.add_(0.01 * torch.randn_like(parameter))
+    gradients = []
+    for recompute in (False, True):
+        net.zero_grad()
+        if recompute:
+            net.checkpoint_activations()
+        net(clips).square().sum().backward()
+        unused = [key for key, parameter in net.named_parameters() if parameter.grad is None]
+        assert not unused
+        gradients.append([parameter.grad for parameter in net.parameters() if parameter.grad is not None])
+    for gradient, again in zip(*gradients, strict=True):
+        torch.testing.assert_close(gradient, again)
+    depths = net.depths()
+    assert set(depths.values()) == set(range(max(depths.values()) + 1))
+    if name == "mvit v1":
+        with pytest.raises(DataMismatch, match="this MViT takes clips of 4 x 32 x 32 only"):
+            net(clips[:, :, :2])
+    else:
+        assert net(clips[:, :, :2]).shape == (2, net.out_channels)
+
+
+def test_timesformer_begins_as_its_image_network() -> None:
+    """Without time: a clip that repeats a frame has the features of the frame, apart from the first block."""
+    net = made(TRANSFORMERS["timesformer"]).eval()
+    net.get_parameter("model.blocks.0.temporal_fc.weight").data.zero_()
+    frame = torch.rand(1, 3, 1, 32, 32)
+    torch.testing.assert_close(net(frame.expand(-1, -1, 4, -1, -1)), net(frame))
+    assert not torch.allclose(net(frame), net(frame + 0.1))
+    with pytest.raises(ValueError, match="resnet18 is no plain vision transformer"):
+        TimeSformer(3, model="resnet18")
+
+
+@torch.no_grad()
+def test_non_local_blocks() -> None:
+    block, maps = NonLocal3d(6, "softmax").eval(), torch.randn(2, 6, 3, 4, 5)
+    torch.testing.assert_close(block(maps), maps)  # its norm begins with weight 0
+    nn.init.ones_(block.norm.weight)
+    queries, pooled = block.theta(maps), nn.functional.max_pool3d(maps, (1, 2, 2))
+    products = torch.einsum("bcthw,bcsyx->bthwsyx", queries, block.phi(pooled))
+    for kind in ("softmax", "dot_product"):
+        block.kind = kind  # type: ignore[assignment]
+        count = pooled[0, 0].numel()
+        weights = (products / 3**0.5).flatten(4).softmax(4) if kind == "softmax" else products.flatten(4) / count
+        attended = torch.einsum("bthwp,bcp->bcthw", weights, block.g(pooled).flatten(2))
+        torch.testing.assert_close(block(maps), maps + block.norm(block.out(attended)))
+    assert block(maps[..., :1, :1]).shape == (2, 6, 3, 1, 1)
+    with pytest.raises(ValueError, match=r"non_local: a stage has the blocks 0 to 2, not \[3\]"):
+        made(lambda channels: slow(channels, non_local=((3,), (), (), ())), device="meta")
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------

@@ -130,10 +130,18 @@ def test_what_the_network_for_images_reports_is_passed_on() -> None:
     assert net.out_channels == 512 and net.trained_classes == 0 and net.preprocessing is None
 
 
+def test_inverted_residuals_with_a_shortcut_are_shifted() -> None:
+    """As in PaddleVideo's PP-TSM on MobileNetV2: ten of its 17 blocks have a shortcut."""
+    net = Tsn(3, backbone=of_timm("mobilenetv2_035"), shift="tsm")
+    shifted = [name for name, module in net.named_modules() if isinstance(module, ShiftedConv2d)]
+    assert len(shifted) == 10 and shifted[0] == "frames.model.blocks.1.1.conv_pw"
+    assert net.state_dict().keys() == Tsn(3, backbone=of_timm("mobilenetv2_035")).state_dict().keys()
+
+
 def test_refusals() -> None:
     with pytest.raises(ValueError, match="backbone: it takes clips itself"):
         Tsn(3, backbone=lambda channels: resnet3d(channels))
-    for model in ("test_vit", "test_efficientnet"):
+    for model in ("test_vit", "test_convnext"):
         with pytest.raises(ValueError, match=r"shift: tsm is for .* such as resnet50"):
             made(model, "tsm")
 

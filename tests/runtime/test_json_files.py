@@ -67,7 +67,9 @@ def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
 def test_lines_are_named_and_an_unfinished_one_is_ignored(tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
     file.write_text('{"step": 1, "loss": 2}\n{"step": 2}\n{"ste')
-    assert list(read_json_lines(file, MetricsLine)) == [{"step": 1, "loss": 2}, {"step": 2}]
+    assert list(read_json_lines(file, MetricsLine)) == [{"step": 2}, {"step": 1, "loss": 2}]
+    file.write_text("damaged\n" * 100_000 + '{"step": 2}\n')
+    assert next(read_json_lines(file, MetricsLine)) == {"step": 2}, "a line that is not asked for is not parsed"
     file.write_text('{"step": 1}\n{"step": null}\n')
     with pytest.raises(InvalidFile, match=r"metrics\.jsonl:2: step: input should be a valid integer"):
         list(read_json_lines(file, MetricsLine))

@@ -1,5 +1,6 @@
 """The composition root: what does not fit together is reported before the first step."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,7 @@ def test_mixed_batches_pass_a_rehearsal() -> None:
             "SimCLR needs at least 2 samples per rank, and of the batch of 1 at step",
         ),
         (["optimizer.lr=-1"], "optimizer", "Invalid learning rate"),
+        (["train.length=99999999999ep"], "train.length", "more than 1,000,000,000 steps cannot be meant"),
         (["data.drop_last=true", "data.batch_size=2000"], "data", "1437 samples do not fill one batch of 2000"),
         (["data.val.transforms.0={name: RGB}"], "data.val", "3 channels, those of training 1"),
     ],
@@ -86,6 +88,22 @@ def test_what_does_not_fit_is_reported(overrides: list[str], path: str, text: st
     (problem,) = caught.value.problems
     assert problem.path == path
     assert text in str(problem)
+
+
+def test_validation_views_are_checked_before_the_first_step(tmp_path: Path) -> None:
+    views = [{"count": 1, "transforms": []}]
+    for transform, text in [
+        ({"name": "views", "views": views}, "is evaluated on whole images, not on views"),
+        (
+            {"name": "views_and_image", "views": views, "image": []},
+            r"learns from 2 views.* of an image; data\.val\.transforms gives 1",
+        ),
+    ]:
+        task = "task={name: simclr, backbone: {name: timm, model: test_resnet}}"
+        overrides = [*SMALL, task, f"data.val.transforms={json.dumps([transform])}"]
+        with pytest.raises(ConfigError, match=f"data.val: a batch of shape .* does not go through: SimCLR {text}"):
+            launch.train("classification/digits", overrides, out=tmp_path)
+    assert not list(tmp_path.rglob("config.yaml")), "the folder of a refused run is as it was"
 
 
 def test_facts_are_those_of_transformed_samples() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -95,6 +96,19 @@ class EvaluationResult:
     files: dict[str, Any]
 
 
+@contextmanager
+def evaluation_mode(task: Task) -> Iterator[None]:
+    """Put a task in evaluation mode. Each of its modules ends in the mode it was in before: frozen norms and teachers
+    stay in evaluation mode while the task is in training."""
+    modes = [(module, module.training) for module in task.modules()]
+    task.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
 def evaluate(
     task: Task,
     validation: ValidationSet,
@@ -120,25 +134,18 @@ def evaluate(
     learners = [evaluator for evaluator in evaluators if isinstance(evaluator, LearningEvaluator)]
     predict = partial(_predict, task, requested_layers(task, evaluators), device, should_stop, sharded)
     skipped_before = validation.loader.num_skipped
-    # Modes are restored one by one: frozen norms and teachers stay in evaluation mode while the task is in training.
-    modes = [(module, module.training) for module in task.modules()]
-    task.eval()
-    try:
-        # Not inference_mode: tensors that a module caches in its first forward pass must be usable for backward later.
-        with torch.no_grad(), autocast(device, validation.precision):
-            if learners and validation.training is not None:
-                with progress_bar(f"fit {validation.name}", validation.training_samples) as bar:
-                    for predictions, batch in predict(validation.training, bar):
-                        for learner in learners:
-                            learner.learn(predictions, batch)
-                validation.training.close()  # its workers would idle until the next evaluation
-            with progress_bar(f"eval {validation.name}", validation.dataset_info.samples) as bar:
-                for predictions, batch in predict(validation.loader, bar):
-                    for evaluator in evaluators:
-                        evaluator.update(predictions, batch)
-    finally:
-        for module, training in modes:
-            module.training = training
+    # Not inference_mode: tensors that a module caches in its first forward pass must be usable for backward later.
+    with evaluation_mode(task), torch.no_grad(), autocast(device, validation.precision):
+        if learners and validation.training is not None:
+            with progress_bar(f"fit {validation.name}", validation.training_samples) as bar:
+                for predictions, batch in predict(validation.training, bar):
+                    for learner in learners:
+                        learner.learn(predictions, batch)
+            validation.training.close()  # its workers would idle until the next evaluation
+        with progress_bar(f"eval {validation.name}", validation.dataset_info.samples) as bar:
+            for predictions, batch in predict(validation.loader, bar):
+                for evaluator in evaluators:
+                    evaluator.update(predictions, batch)
     result = EvaluationResult({}, {}, {})
     prefix = validation.prefix or validation.name
     for evaluator in evaluators:

@@ -225,7 +225,7 @@ METRICS = {"bbox": "", "segm": "mask_", "keypoints": "keypoint_", "box_proposals
 UNSUPPORTED_VALUES = {
     "MODEL.FPN.FUSE_TYPE": "feature maps are added",
     "MODEL.RPN.HEAD_NAME": "only the standard RPN head is supported",
-    "MODEL.PROPOSAL_GENERATOR.NAME": "proposals come from an RPN",
+    "MODEL.PROPOSAL_GENERATOR.NAME": "proposals come from an RPN, precomputed ones are not read",
     "MODEL.LOAD_PROPOSALS": "precomputed proposals are not supported",
     "MODEL.ANCHOR_GENERATOR.NAME": "rotated anchors are not supported",
     "MODEL.RPN.BOUNDARY_THRESH": "anchors outside the image are kept",

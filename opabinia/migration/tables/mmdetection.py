@@ -131,6 +131,7 @@ ALLOWED: dict[str, tuple[Any, ...]] = {
     "std": (),
     "layer": (),
     "conv_bias": ("auto", True),
+    "clip_border": (True,),
     "min_bbox_size": (0,),
     "with_cp": (),
     "pretrained": (),

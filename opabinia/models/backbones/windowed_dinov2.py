@@ -15,7 +15,7 @@ from opabinia.contracts import Backbone, Count, DataMismatch, Fraction, Level
 class WindowedDinov2(Backbone):
     """DINOv2 of the transformers library (the extra ``opabinia[detr]``) with windows, as RF-DETR's backbone (Robinson
     et al. 2025): the image is divided into ``num_windows`` x ``num_windows`` windows, and only the layers whose output
-    is used attend to all of them. Defaults are those of RF-DETR's base model.
+    is used attend to all of them. Defaults are those of RF-DETR's small model.
 
     Weights are RF-DETR's, by ``init.weights``; those of DINOv2 have the same names without the windows.
 
@@ -43,9 +43,9 @@ class WindowedDinov2(Backbone):
         width: Count = 384,
         depth: Count = 12,
         heads: Count = 6,
-        patch_size: Count = 14,
-        image_size: Count = 518,
-        num_windows: Count = 4,
+        patch_size: Count = 16,
+        image_size: Count = 512,
+        num_windows: Count = 2,
         num_registers: int = 0,
         layers: Sequence[Count] = (3, 6, 9, 12),
         drop_path: Fraction = 0.0,

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from pathlib import Path
 from threading import Event, Thread
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import torch
-from huggingface_hub import constants, try_to_load_from_cache
+from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
+from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
 
 HUB_FILES = ("model.safetensors", "pytorch_model.bin", "open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 """Names of weights in a repository of the Hugging Face Hub, as timm looks for them."""
@@ -79,6 +82,37 @@ def pretrained_weights(
         raise UnavailableWeights(f"pretrained: the weights of {name} cannot be loaded: {error}; {remedy}") from error
     finally:
         constants.HF_HUB_OFFLINE = offline
+
+
+def hub_file(name: str) -> Path:
+    """Return the local path of a repository's weights on the Hugging Face Hub: from the cache, else after a download.
+
+    Args:
+        name: the repository, such as ``ustc-community/dfine-small-coco``; ``NAME@REVISION`` for one of its revisions.
+
+    Raises:
+        UnavailableWeights: they are not in the cache and cannot be downloaded.
+    """
+    repository, _, revision = name.partition("@")
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", repository):
+        raise UnavailableWeights(f"hf:{name}: a repository of the Hugging Face Hub is named OWNER/NAME")
+    for file in HUB_FILES[:2]:
+        found = try_to_load_from_cache(repository, file, revision=revision or None)
+        if isinstance(found, str):
+            return Path(found)
+    page = f"{constants.ENDPOINT}/{repository}/resolve/{revision or 'main'}/{HUB_FILES[0]}"
+    remedy = f"download {page} on another machine, and give the path of the file instead"
+    if constants.HF_HUB_OFFLINE or not can_connect(constants.ENDPOINT):
+        reason = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "there is no connection to the hub"
+        raise UnavailableWeights(f"hf:{name}: the weights are not in the cache, and {reason}; {remedy}")
+    for file in HUB_FILES[:2]:
+        try:
+            return Path(hf_hub_download(repository, file, revision=revision or None))
+        except EntryNotFoundError:
+            continue
+        except (HfHubHTTPError, OSError, ValueError) as error:
+            raise UnavailableWeights(f"hf:{name}: {str(error).splitlines()[0]}; {remedy}") from error
+    raise UnavailableWeights(f"hf:{name}: the repository has neither {HUB_FILES[0]} nor {HUB_FILES[1]}")
 
 
 def can_connect(url: str, seconds: float = 4.0) -> bool:

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from opabinia.models.weights.download import hub_file
 from opabinia.models.weights.safe_pickle import load_tensors, read_pickle
 from opabinia.runtime.shards import ShardedTensors, load_safetensors
 
@@ -30,6 +31,10 @@ _AVERAGED = ("state_dict_ema", "model_ema", "ema_state_dict", "model_ema_state_d
 """Keys under which they keep averaged weights."""
 
 
+HUB = "hf:"
+"""Prefix of the names of repositories of the Hugging Face Hub."""
+
+
 def read_weights(path: Path, *, ema: bool = False) -> dict[str, Tensor]:
     """Read tensors by name, on the CPU.
 
@@ -40,12 +45,14 @@ def read_weights(path: Path, *, ema: bool = False) -> dict[str, Tensor]:
     Args:
         path: a file (.safetensors, ``torch.save``: .pth, .pt, .bin, .tar, or a pickle of NumPy arrays: .pkl, as
             detectron2 and Caffe2 write it), a checkpoint folder, or a run folder, of which the best checkpoint is read,
-            or the last one if none is marked.
+            or the last one if none is marked; ``hf:OWNER/NAME`` is a repository of the Hugging Face Hub.
         ema: read averaged weights.
 
     Raises:
         ValueError: there is no such file, it is damaged, holds more than plain data, or has no averaged weights.
     """
+    if str(path).startswith(HUB):
+        path = hub_file(str(path).removeprefix(HUB))
     if path.is_dir():
         weights = _read_checkpoint(find_checkpoint(path), ema)
     elif not path.is_file():

@@ -35,6 +35,7 @@ class Init:
     Args:
         weights: a run folder, a checkpoint in it, or a file: .safetensors, .pth, .pt, .bin, .tar, .pkl. Names of
             detectron2, torchvision's detectors and other systems are translated (:mod:`opabinia.migration.weights`).
+            ``hf:OWNER/NAME`` is a repository of the Hugging Face Hub, which is downloaded once.
         target_prefix: the part of the task to initialize, such as ``backbone``; if the file has such a part, too, only
             that is used. Empty: the whole task.
         source_prefix: the part of the file to use, such as ``encoder_q``; null finds the one that fits.

@@ -157,8 +157,11 @@ class SelfSupervised(Task):
         # len() would export as a constant batch size.
         if not self.has_validation_loss or not has_views or (count := len(embedding)) < self.min_samples_per_rank:
             return {"embedding": embedding}
-        with local_batches():
-            values = self(batch, Clock())
+        try:
+            with local_batches():
+                values = self(batch, Clock())
+        except DataMismatch as error:
+            raise DataMismatch(str(error).replace("data.train.", "data.val.")) from error
         losses = {name: value for name, value in values.items() if "loss" in name}
         losses.setdefault("loss", torch.stack(list(losses.values())).sum())
         return {"embedding": embedding, **{f"losses/{name}": value.expand(count) for name, value in losses.items()}}

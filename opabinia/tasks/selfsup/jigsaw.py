@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import permutations as all_permutations
 from typing import Unpack
 
 import numpy as np
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from opabinia.config import register
-from opabinia.contracts import BackbonePart, Batch, Clock, Count, DataMismatch, DatasetInfo
+from opabinia.contracts import BackbonePart, Batch, Clock, Count, DataMismatch, DatasetInfo, Fraction
 from opabinia.evaluation.representation.collapse import spread
 from opabinia.models.backbones.module import build_backbone
 from opabinia.models.losses.cross_entropy import cross_entropy
@@ -18,6 +17,8 @@ from opabinia.tasks.selfsup.base import SelfSupervised, SharedOptions
 
 GRID = 3
 PATCHES = GRID**2
+CANDIDATES = 50_000
+"""Permutations of which :func:`distant_permutations` chooses."""
 
 
 @register.task(name="jigsaw")
@@ -33,7 +34,7 @@ class Jigsaw(SelfSupervised):
         backbone: maps patches to vectors.
         permutations: number of permutations, K, chosen far apart; see :func:`distant_permutations`.
         permutation_seed: of their choice.
-        gap: pixels by which a patch is smaller than its cell (a third of the image).
+        gap: share of a cell (a third of the image) by which a patch is smaller: VISSL's 64 of 85 pixels.
         hidden: width of a patch's projection.
         evaluators: of the embeddings; null takes ``knn`` if every image has one label.
         mean: channel means of images in 0..1; null: see :func:`opabinia.models.layers.build_normalization`.
@@ -50,7 +51,7 @@ class Jigsaw(SelfSupervised):
         backbone: BackbonePart,
         permutations: Count = 2000,
         permutation_seed: int = 0,
-        gap: Count = 21,
+        gap: Fraction = 0.25,
         hidden: Count = 1000,
         **options: Unpack[SharedOptions],
     ) -> None:
@@ -75,42 +76,42 @@ class Jigsaw(SelfSupervised):
         return {"loss": cross_entropy(logits, classes), "top1": top1, "std": spread(vectors)}
 
 
-def cut_patches(images: Tensor, gap: int) -> Tensor:
+def cut_patches(images: Tensor, gap: float) -> Tensor:
     """Cut images (B x C x H x W) into nine patches, row by row (B x 9 x C x p x p).
 
-    A patch is ``gap`` pixels smaller than its cell, p = H // 3 - gap, at a random place of it; the places are the same
-    for all images of the batch.
+    A patch is smaller than its cell by a share ``gap``, and lies at a random place of it; the places are the same for
+    all images of the batch.
 
     Raises:
         DataMismatch: the images are not square, or patches would have no pixels.
     """
     height, width = images.shape[2:]
-    cell, size = height // GRID, height // GRID - gap
+    cell, size = height // GRID, round(height // GRID * (1 - gap))
     if height != width or size < 1:
         raise DataMismatch(
-            f"patches are cut from square images of more than {GRID * gap} pixels, not {height} x {width}; resize them "
-            "in data.train.transforms, or set a smaller gap"
+            f"patches are cut from square images of some pixels, not {height} x {width} with a gap of {gap}; crop or "
+            "resize them to a square in data.train.transforms"
         )
-    places = torch.randint(gap + 1, (PATCHES, 2)).tolist()
+    places = torch.randint(cell - size + 1, (PATCHES, 2)).tolist()
     corners = [(number // GRID * cell + y, number % GRID * cell + x) for number, (y, x) in enumerate(places)]
     return torch.stack([images[:, :, top : top + size, left : left + size] for top, left in corners], 1)
 
 
 def distant_permutations(count: int, seed: int = 0) -> Tensor:
-    """Choose permutations of nine patches that are far apart (int64, K x 9): each next one has the largest mean Hamming
-    distance to those before (Noroozi and Favaro 2016, algorithm 1); the first one and ties are drawn.
+    """Choose permutations of nine patches that are far apart (int64, K x 9): of :data:`CANDIDATES` drawn ones each next
+    one has the largest mean Hamming distance to those before (Noroozi and Favaro 2016, algorithm 1).
 
     Args:
         count: K.
-        seed: of the choice.
+        seed: of the choice, which depends on nothing else.
 
     Raises:
-        ValueError: there are not so many.
+        ValueError: ``count`` is too large.
     """
-    table = np.array(list(all_permutations(range(PATCHES))), dtype=np.uint8)
-    if count > len(table):
-        raise ValueError(f"permutations: {count} of {PATCHES} patches; there are {len(table)}")
-    columns = np.ascontiguousarray(table[np.random.default_rng(seed).permutation(len(table))].T)
+    drawn = np.random.default_rng(seed).random((CANDIDATES, PATCHES)).argsort(1)
+    columns = np.ascontiguousarray(np.unique(drawn, axis=0).T.astype(np.uint8))
+    if count > columns.shape[1]:
+        raise ValueError(f"permutations: {count} is too many; at most {columns.shape[1]}")
     distances = np.zeros(columns.shape[1], dtype=np.int32)
     chosen: list[int] = []
     for _ in range(count):

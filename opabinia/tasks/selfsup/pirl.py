@@ -30,7 +30,7 @@ class PIRL(NPID):
     Args:
         backbone: maps images and patches to vectors.
         pretext: ``jigsaw`` shuffles nine patches of the view; ``rotation`` turns it by 0, 90, 180 or 270 degrees.
-        gap: pixels by which a patch is smaller than its cell.
+        gap: share of its cell by which a patch is smaller.
         transformed_weight: weight of the loss of the transformed view; that of the image has the rest.
         projection: width of the projections.
         loss: as in ``npid``.
@@ -49,7 +49,7 @@ class PIRL(NPID):
         *,
         backbone: BackbonePart,
         pretext: Literal["jigsaw", "rotation"] = "jigsaw",
-        gap: Count = 21,
+        gap: Fraction = 0.25,
         transformed_weight: Fraction = 0.5,
         projection: Count = 128,
         loss: Literal["nce", "info_nce"] = "nce",

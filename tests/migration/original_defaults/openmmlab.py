@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ LIBRARIES = ("mmcv", "mmengine")
 
 
 class _Class(NamedTuple):
-    """Base classes as (package, name), parameters with their defaults, and arguments that the base class always gets."""
+    """Base classes as (package, name), parameters with their defaults, and arguments that the bases always get."""
 
     bases: list[tuple[str, str]]
     parameters: dict[str, ast.expr]
@@ -89,10 +90,8 @@ def _inherited(packages: dict[str, dict[str, _Class]], package: str, name: str) 
 
 def _literals(parameters: dict[str, ast.expr]) -> Iterator[tuple[str, Any]]:
     for name, expression in parameters.items():
-        try:
+        with suppress(ValueError):  # those that are computed when the class is defined
             yield name, literal(expression)
-        except ValueError:
-            pass  # computed when the class is defined
 
 
 def literal(node: ast.expr) -> Any:

@@ -128,9 +128,7 @@ def build_stage(inputs: int, spec: StageSpec, *, bottlenecks: bool, conv_type: C
         ValueError: a non-local block is to follow a block that does not exist.
     """
     if missing := [index for index in spec.non_local if not 0 <= index < spec.blocks]:
-        raise ValueError(
-            f"non_local: a stage of {spec.blocks} blocks has indices 0 to {spec.blocks - 1}, not {missing}"
-        )
+        raise ValueError(f"non_local: a stage has the blocks 0 to {spec.blocks - 1}, not {missing}")
     blocks: list[nn.Module] = []
     for index in range(spec.blocks):
         frames, stride = spec.frames[index % len(spec.frames)], (1, 1, 1) if index else spec.stride

@@ -55,7 +55,7 @@ class DividedAttention(nn.Module):
         return tokens[:, :1], tokens[:, 1:].unflatten(1, (frames, count))
 
 
-@register.backbone
+@register.backbone(name="timesformer")
 class TimeSformer(ClipBackbone):
     """TimeSformer with divided space-time attention (Bertasius et al. 2021) on any of timm's plain vision transformers
     with a class token. With ViT-B/16 and 400 classes it has 121.57 million weights (of 8 frames).
