@@ -1,4 +1,6 @@
-"""Conversion of MMPretrain's (and MMClassification's) configs of image classifiers. They are parsed, not executed.
+"""Conversion of MMPretrain's (and MMClassification's) configs of image classifiers and self-supervised methods.
+
+They are parsed, not executed.
 
 For keys that a config does not set, the recipe gets the defaults of MMPretrain's classes, not Opabinia's. Networks are
 timm's of the same name; those that timm does not have are a variable.
@@ -14,6 +16,7 @@ from opabinia.config.errors import show
 from opabinia.config.tree import Node
 from opabinia.migration import openmmlab
 from opabinia.migration.foreign_config import set_value
+from opabinia.migration.mmpretrain_selfsup import METHODS, convert_method
 from opabinia.migration.openmmlab_training import (
     at,
     build_recipe,
@@ -53,8 +56,9 @@ def convert(file: Path, gpus: int | None = None, overrides: Sequence[str] = ()) 
         tree = _with_list_of_augments(with_pixel_stats(modernize(openmmlab.read(file, overrides))))
         recipe = build_recipe("mmpretrain", file, tree, DEFAULTS, REASONS)
         foreign = recipe.foreign
-        if (kind := foreign("model.type")) != "ImageClassifier":
-            raise foreign.problem("model.type", f"{show(kind)} is not supported", "supported: ImageClassifier")
+        if (kind := foreign("model.type")) not in ("ImageClassifier", *METHODS):
+            supported = f"supported: ImageClassifier, {', '.join(METHODS)}"
+            raise foreign.problem("model.type", f"{show(kind)} is not supported", supported)
         recipe.put("task.name", "classification")
         rgb = foreign("data_preprocessor.to_rgb", False) or str(foreign("train_dataloader.dataset.type")).startswith(
             "CIFAR"
@@ -67,10 +71,13 @@ def convert(file: Path, gpus: int | None = None, overrides: Sequence[str] = ()) 
         if not foreign("load_from"):
             convert_weights(recipe, "model.backbone.init_cfg.checkpoint", rgb)
         _network(recipe)
-        _head(recipe)
-        _mixes(recipe)
-        refuse_unread(recipe, "model", ALLOWED)
-        _data(recipe)
+        _data(recipe, ("train", "val") if kind == "ImageClassifier" else ("train",))
+        if kind == "ImageClassifier":
+            _head(recipe)
+            _mixes(recipe)
+            refuse_unread(recipe, "model", ALLOWED)
+        else:
+            convert_method(recipe)
         convert_training(recipe, gpus)
     recipe.finish()
     return recipe
@@ -168,9 +175,9 @@ def _mixes(recipe: Recipe) -> None:
 # --- data -------------------------------------------------------------------------------------------------------------
 
 
-def _data(recipe: Recipe) -> None:
+def _data(recipe: Recipe, splits: Sequence[str]) -> None:
     foreign = recipe.foreign
-    for split in ("train", "val"):
+    for split in splits:
         section = f"{split}_dataloader.dataset"
         kind, root = foreign(f"{section}.type"), foreign(f"{section}.data_root")
         if kind in ("ImageNet", "ImageNet21k", "CustomDataset") and root:
@@ -301,6 +308,31 @@ def _lighting(recipe: Recipe, key: str, step: dict[str, Any]) -> list[dict[str, 
     return [{"name": "pca_lighting", "std": float(f"{step.get('alphastd', 0.1) * step['eigval'][0] / 55.4625:.3g}")}]
 
 
+def _multi_view(recipe: Recipe, key: str, step: dict[str, Any]) -> list[dict[str, Any]]:
+    counts, pipelines = step["num_views"], step["transforms"]
+    counts = counts if isinstance(counts, list) else [counts]
+    pairs = zip(counts, pipelines, strict=False)
+    return [{"name": "views", "views": [{"transforms": _transforms(recipe, key, p), "count": n} for n, p in pairs]}]
+
+
+def _random_apply(recipe: Recipe, key: str, step: dict[str, Any]) -> list[dict[str, Any]]:
+    steps = step["transforms"] if isinstance(step["transforms"], list) else [step["transforms"]]
+    return [{"name": "RandomApply", "transforms": _transforms(recipe, key, steps), "p": step.get("prob", 0.5)}]
+
+
+def _blur(recipe: Recipe, key: str, step: dict[str, Any]) -> list[dict[str, Any]]:
+    if step.get("magnitude_std") != "inf" or "magnitude_range" not in step:
+        recipe.refuse(key, "GaussianBlur is supported with magnitude_range and magnitude_std='inf' only")
+        return []
+    probability = step.get("prob", 0.5)
+    return [{"name": "random_gaussian_blur", "probability": probability, "sigma": step["magnitude_range"]}]
+
+
+def _solarize(recipe: Recipe, key: str, step: dict[str, Any]) -> list[dict[str, Any]]:
+    probability = step.get("prob", 0.5)
+    return [{"name": "RandomSolarize", "threshold": step["thr"], "p": probability}] if probability else []
+
+
 _STEPS: dict[str, Callable[[Recipe, str, dict[str, Any]], list[dict[str, Any]]]] = {
     "RandomResizedCrop": _random_crop,
     "EfficientNetRandomCrop": _random_crop,
@@ -312,5 +344,10 @@ _STEPS: dict[str, Callable[[Recipe, str, dict[str, Any]], list[dict[str, Any]]]]
     "Lighting": _lighting,
     "EfficientNetCenterCrop": _efficient_center_crop,
     "RandomCrop": _padded_crop,
+    "MultiView": _multi_view,
+    "RandomApply": _random_apply,
+    "GaussianBlur": _blur,
+    "Solarize": _solarize,
+    "RandomGrayscale": lambda recipe, key, step: [{"name": "RandomGrayscale", "p": step.get("prob", 0.1)}],
     "CenterCrop": lambda recipe, key, step: [{"name": "CenterCrop", "size": _side(step["crop_size"])}],
 }

@@ -252,7 +252,17 @@ def _rules(recipe: Recipe) -> None:
     if (factor := foreign(f"{section}.bias_lr_mult", 1.0)) != 1:
         rules.append({"kind": "bias", "lr_factor": factor})
         rules.append({"kind": "norm", "pattern": "bias$", "lr_factor": 1 / factor})  # not of norms
-    for name, options in foreign(f"{section}.custom_keys") or []:
+    custom = dict(foreign(f"{section}.custom_keys") or [])
+    if any(norm in custom and custom[norm] == custom.get("bias") for norm in ("bn", "ln")):  # of all vectors
+        vectors = custom["bias"]
+        rules.append({"kind": "1d", "lr_factor": vectors.get("lr_mult", 1.0)})
+        if "decay_mult" in vectors:
+            rules[-1]["weight_decay"] = decay * vectors["decay_mult"]
+        custom = {name: options for name, options in custom.items() if name not in ("bn", "ln", "bias", "downsample.1")}
+    if foreign("optim_wrapper.optimizer.type") == "LARS":
+        excluded = any("lars_exclude" in options for _, options in foreign(f"{section}.custom_keys") or [])
+        recipe.put("optimizer.exclude_1d", excluded, f"{section}.custom_keys")
+    for name, options in custom.items():
         if name.strip(".") not in CUSTOM_KEYS:
             recipe.skip_part(f"{section}.custom_keys", name, "see param_groups.rules: pattern")
             continue
@@ -264,6 +274,8 @@ def _rules(recipe: Recipe) -> None:
             rule["weight_decay"] = decay * options["decay_mult"]
         if options.get("lr_mult", 1) != 1:
             rule["lr_factor"] = options["lr_mult"]
+        if options.get("fix_lr"):
+            rule["constant_lr"] = True
         rules.append(rule)
     if rules:
         keys = foreign.keys(section)
@@ -399,8 +411,8 @@ def _hooks(recipe: Recipe, passes: int) -> None:
                 batches = max(1, hook.get("num_samples", 8192) // recipe.config["data"]["batch_size"])
                 every = duration(hook.get("interval", 1) * passes, "ep")
                 recipe.put("hooks.precise_bn", {"every": every, "batches": batches}, key)
-            case {"type": "NumClassCheckHook" | "CheckInvalidLossHook"}:
-                pass  # checked always
+            case {"type": "NumClassCheckHook" | "CheckInvalidLossHook" | "SwAVHook" | "SimSiamHook"}:
+                pass  # checked always, or converted with the model
             case _:
                 recipe.skip_part(key, hook, "no equivalent")
 

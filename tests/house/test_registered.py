@@ -68,6 +68,8 @@ TINY = {"name": "timm", "model": "test_resnet"}
 TINY_VIT = {"name": "timm", "model": "test_vit", "options": {"img_size": 32}}
 MINIMAL: dict[tuple[str, str], dict[str, Any]] = {
     ("backbone", "regnet"): {"depth": 8, "initial_width": 8, "slope": 8, "multiplier": 2, "group_width": 8},
+    ("backbone", "mvit"): {"width": 16, "blocks": [1, 1]},
+    ("backbone", "timesformer"): {"model": "test_vit"},
     ("backbone", "timm"): {"model": "test_resnet"},
     ("backbone", "torchvision_video"): {"model": "mc3_18"},
     ("backbone", "tsn"): {"backbone": TINY},

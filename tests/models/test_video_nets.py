@@ -338,7 +338,7 @@ def test_transformers(name: str) -> None:
         with pytest.raises(DataMismatch, match="this MViT takes clips of 4 x 32 x 32 only"):
             net(clips[:, :, :2])
     else:
-        assert net(clips[:, :, :2]).shape == (2, net.out_channels)
+        assert net(clips[:, :, :2, :16]).shape == (2, net.out_channels)
 
 
 def test_timesformer_begins_as_its_image_network() -> None:
@@ -348,6 +348,8 @@ def test_timesformer_begins_as_its_image_network() -> None:
     frame = torch.rand(1, 3, 1, 32, 32)
     torch.testing.assert_close(net(frame.expand(-1, -1, 4, -1, -1)), net(frame))
     assert not torch.allclose(net(frame), net(frame + 0.1))
+    with pytest.raises(DataMismatch, match="frames of 32 x 24 do not divide into patches of 16 x 16"):
+        net(frame[..., :24])
     with pytest.raises(ValueError, match="resnet18 is no plain vision transformer"):
         TimeSformer(3, model="resnet18")
 

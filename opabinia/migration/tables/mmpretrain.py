@@ -25,6 +25,10 @@ NETWORKS: dict[str, str] = {
         for size in ("s", "b", "l", "small", "base", "large")
     },
     **{f"SwinTransformer {size}": f"swin_{size}_patch4_window7_224" for size in ("tiny", "small", "base", "large")},
+    **{f"MAEViT {size[0]} 16": f"vit_{size}_patch16_224" for size in ("base", "large")},
+    "MAEViT h 14": "vit_huge_patch14_224",
+    **{f"MoCoV3ViT {size} 16": f"vit_{size}_patch16_224" for size in ("base", "large")},
+    "MoCoV3ViT mocov3-small 16": "vit_small_patch16_224",
     **{f"ConvNeXt {size}": f"convnext_{size}" for size in ("atto", "femto", "pico", "nano")},
     **{f"ConvNeXt {size}": f"convnext_{size}" for size in ("tiny", "small", "base", "large", "xlarge")},
     **{
@@ -54,6 +58,8 @@ SIZE_KEYS: dict[str, tuple[tuple[str, Any], ...]] = {
     **dict.fromkeys(("ResNet", "ResNetV1c", "ResNetV1d", "SEResNet"), (("depth", 50),)),
     **dict.fromkeys(("ResNeXt", "SEResNeXt"), (("depth", 50), ("groups", 32), ("width_per_group", 4))),
     **dict.fromkeys(("VisionTransformer", "DeiT3"), (("arch", "base"), ("patch_size", 16))),
+    "MAEViT": (("arch", "b"), ("patch_size", 16)),
+    "MoCoV3ViT": (("arch", "base"), ("patch_size", 16)),
     "SwinTransformer": (("arch", "tiny"),),
     "ConvNeXt": (("arch", "tiny"),),
     "RegNet": (("arch", ""),),

@@ -75,6 +75,15 @@ OPTIMIZERS: dict[str, tuple[str, dict[str, tuple[str, Any]]]] = {
         "lamb",
         {"betas": ("betas", [0.9, 0.999]), "eps": ("eps", 1e-6), "weight_decay": ("weight_decay", 0.0)},
     ),
+    "LARS": (
+        "lars",
+        {
+            "momentum": ("momentum", 0),
+            "weight_decay": ("weight_decay", 0),
+            "nesterov": ("nesterov", False),
+            "eta": ("trust_coefficient", 0.001),
+        },
+    ),
     "RMSprop": (
         "rmsprop",
         {
@@ -111,5 +120,7 @@ CUSTOM_KEYS: dict[str, tuple[str, tuple[str, ...]]] = {
     "relative_position_bias_table": ("relative_position_bias_table", ("swin",)),
     "norm": ("norm", ("swin", "vit_", "deit")),
     "bias": ("bias$", ("",)),
+    "mask_token": ("mask_token", ("vit_",)),
+    "predictor": ("^predictor", ("",)),
 }
 """Parts of parameter names with their patterns here, and the beginnings of the networks that have such parameters."""

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from opabinia.config import register
-from opabinia.contracts import Count, Fraction
+from opabinia.contracts import Count, DataMismatch, Fraction
+from opabinia.models.backbones.multi_scale import allow_any_size
 from opabinia.models.backbones.timm import TimmBackbone, timm
-from opabinia.models.backbones.video.base import ClipBackbone
+from opabinia.models.backbones.video.base import ClipBackbone, format_shape
 
 
 class DividedAttention(nn.Module):
@@ -58,13 +59,14 @@ class DividedAttention(nn.Module):
 @register.backbone(name="timesformer")
 class TimeSformer(ClipBackbone):
     """TimeSformer with divided space-time attention (Bertasius et al. 2021) on any of timm's plain vision transformers
-    with a class token. With ViT-B/16 and 400 classes it has 121.57 million weights (of 8 frames).
+    with a class token, for clips of any length, and any size that its patches divide: positions are interpolated. With
+    ViT-B/16 and 400 classes it has 121.57 million weights.
 
     Args:
         channels: channels of the frames.
         model: timm's name of the vision transformer of images.
         pretrained: download its weights; attention over time begins with those of the attention over space.
-        frames: of the positions over time; clips of another length take the nearest ones.
+        frames: number of positions over time; clips of another length take the nearest ones.
         drop_path: stochastic depth of the last block (Huang et al. 2016).
         options: further options of the model in timm, such as ``{img_size: 256}``.
 
@@ -90,6 +92,7 @@ class TimeSformer(ClipBackbone):
                 f"model: {model} is no plain vision transformer with a class token, such as vit_base_patch16_224"
             )
         super().__init__(net.out_channels)
+        allow_any_size(vit)
         width = vit.embed_dim
         vit.blocks = nn.ModuleList(
             DividedAttention(block, width, identity=index > 0) for index, block in enumerate(vit.blocks)
@@ -102,8 +105,16 @@ class TimeSformer(ClipBackbone):
         self.layers[-1] += ("model.norm", "model.fc_norm")
 
     def vectors(self, clips: Tensor) -> Tensor:
-        """B x C x T x H x W to B x D."""
+        """B x C x T x H x W to B x D.
+
+        Raises:
+            DataMismatch: the patches do not divide the frames.
+        """
         vit, frames = self.model, clips.shape[2]
+        patch = vit.patch_embed.patch_size
+        if any(side % length for side, length in zip(clips.shape[3:], patch, strict=True)):
+            sides = format_shape(clips.shape[3:])
+            raise DataMismatch(f"TimeSformer: frames of {sides} do not divide into patches of {format_shape(patch)}")
         tokens = vit.norm_pre(vit._pos_embed(vit.patch_embed(clips.transpose(1, 2).flatten(0, 1))))
         tokens = tokens.unflatten(0, (-1, frames))
         times = vit.time_embed.transpose(1, 2)
