@@ -108,9 +108,11 @@ def stand_in(source: dict[str, Any], root: Path, split: str) -> dict[str, Any]:
         case "table":
             return {"file": root / "image_folder/list.csv"}
         case "video_list":
-            return {"file": root / f"videos/{split}.csv", "root": root / "videos", "class_file": None, "suffix": ""}
+            files = {"file": root / f"videos/{split}.csv", "root": root / "videos", "class_file": None, "suffix": ""}
+            return files | {"flip_sensitive_classes": None}  # these have other names
         case "frame_folders":
-            return {"file": root / f"videos/{split}_frames.txt", "root": root / "videos", "pattern": "{:05}.jpg"}
+            files = {"file": root / f"videos/{split}_frames.txt", "root": root / "videos", "pattern": "{:05}.jpg"}
+            return files | {"flip_sensitive_classes": None}
         case name:
             return {"root": root / folders.get(name, name)}
 
@@ -155,7 +157,7 @@ def small(config: dict[str, Any], root: Path) -> dict[str, Any]:
         data[split] = replace_sources(data[split], root, split)
         if config["task"]["name"] == "detection":
             data[split] = changed(data[split], lambda _, v: v // 8 if type(v) is int and v >= 100 else v)
-    data["batch_size"] = min(data["batch_size"], 16)
+    data |= {"batch_size": min(data["batch_size"], 16), "num_workers": 0}
     changes = {
         "data": data,
         "task": changed(config["task"], lambda key, value: False if key == "pretrained" else value),
@@ -211,7 +213,11 @@ def results(system: System, checkout: Path, only: str, root: Path, limit: int) -
         overrides = ["vars.model=resnet18"] if "${vars.model}" in recipe.text() else []
         try:
             resolved = check(compose(root / "recipe.yaml", overrides), parts)
-            network = json.dumps({key: resolved.config["task"].get(key) for key in ("name", "backbone", "detector")})
+            network = json.dumps(
+                {key: resolved.config["task"].get(key) for key in ("name", "backbone", "detector")}
+                | {"distill": resolved.config["distill"]},
+                default=str,
+            )
             step = limit * 10**6 * (network not in networks)
             networks.add(network)
             yield file, try_config(resolved.config, resolved.origins, root, step)

@@ -40,7 +40,8 @@ OPTIONS = DrawOptions(min_score=0.5, side=LARGE, text=16)
 
 @dataclass(frozen=True)
 class GalleryImage:
-    """An image with its text; ``verdict`` is a key of :data:`opabinia.visualization.drawing.FRAME_COLORS`, or None."""
+    """An image with its text; ``verdict`` is a key of :data:`opabinia.visualization.drawing.FRAME_COLORS`, ``drawn``
+    (on white), or None."""
 
     image: Image.Image
     text: str
@@ -350,7 +351,9 @@ def _embedding_galleries(
     note = f"{len(indices)} of {len(source):,} samples; at most {MAX_MARKED_CLASSES} classes have a mark of their own"
     methods: tuple[maps.Method, ...] = ("pca", "tsne")
     scatters = [
-        GalleryImage(_shrink(maps.draw_scatter(embeddings, names, method), WIDE), f"by {maps.METHOD_NAMES[method]}")
+        GalleryImage(
+            _shrink(maps.draw_scatter(embeddings, names, method), WIDE), f"by {maps.METHOD_NAMES[method]}", "drawn"
+        )
         for method in methods
     ]
     rows = [

@@ -255,9 +255,9 @@ def _rules(recipe: Recipe) -> None:
     custom = dict(foreign(f"{section}.custom_keys") or [])
     if any(norm in custom and custom[norm] == custom.get("bias") for norm in ("bn", "ln")):  # of all vectors
         vectors = custom["bias"]
-        rules.append({"kind": "1d", "lr_factor": vectors.get("lr_mult", 1.0)})
-        if "decay_mult" in vectors:
-            rules[-1]["weight_decay"] = decay * vectors["decay_mult"]
+        rules.append({"kind": "1d", "weight_decay": decay * vectors.get("decay_mult", 1.0)})
+        if "lr_mult" in vectors:
+            rules[-1]["lr_factor"] = vectors["lr_mult"]
         custom = {name: options for name, options in custom.items() if name not in ("bn", "ln", "bias", "downsample.1")}
     if foreign("optim_wrapper.optimizer.type") == "LARS":
         excluded = any("lars_exclude" in options for _, options in foreign(f"{section}.custom_keys") or [])

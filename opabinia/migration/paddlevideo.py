@@ -236,7 +236,7 @@ def _timesformer(recipe: Recipe) -> dict[str, Any]:
     for key, value in {**expected, "attention_type": "divided_space_time"}.items():
         if foreign(f"{where}{key}", value) not in (value, str(value)):
             raise foreign.problem(f"{where}{key}", f"{show(foreign(where + key))} is not {show(value)}")
-    backbone = {"name": "timesformer", "model": TIMESFORMERS[foreign(f"{where}name")]}
+    backbone: dict[str, Any] = {"name": "timesformer", "model": TIMESFORMERS[foreign(f"{where}name")]}
     if weights := foreign(f"{where}pretrained"):
         recipe.note(f"the weights of ImageNet are timm's, instead of {weights}")
         backbone["pretrained"] = True
@@ -366,8 +366,8 @@ def _optimizer(recipe: Recipe) -> None:
         return _piecewise(recipe)
     if foreign(f"{rate}.name") == "MultiStepDecay":
         milestones = [f"{epoch}ep" for epoch in foreign.numbers(f"{rate}.milestones")]
-        schedule = {"name": "multi_step", "milestones": milestones, "gamma": foreign.number(f"{rate}.gamma")}
-        recipe.put("schedule", schedule, f"{rate}.milestones", f"{rate}.gamma")
+        rule = {"name": "multi_step", "milestones": milestones, "gamma": foreign.number(f"{rate}.gamma")}
+        recipe.put("schedule", rule, f"{rate}.milestones", f"{rate}.gamma")
         return recipe.put("optimizer.lr", foreign.number(f"{rate}.learning_rate"), f"{rate}.learning_rate")
     steps = foreign.numbers(f"{rate}.steps")
     base = f"{rate}.step_base_lr" if steps else f"{rate}.cosine_base_lr"

@@ -29,6 +29,7 @@ NETWORKS = {
     "ResNet_nopool": ("c2d",),
     **dict.fromkeys(("X3D", "PTVX3D"), ("x3d",)),
     **dict.fromkeys(("MViT", "PTVMViT"), ("mvit",)),
+    "PTVCSN": ("csn",),
 }
 """The values of ``MODEL.ARCH`` that are supported, by ``MODEL.MODEL_NAME``."""
 
@@ -91,7 +92,7 @@ def _backbone(recipe: Recipe) -> None:
             value != plain for stage, plain in zip(foreign(f"RESNET.{key}"), expected, strict=False) for value in stage
         ):
             raise foreign.problem(f"RESNET.{key}", f"{show(foreign(f'RESNET.{key}'))} are not {expected}")
-    build = {"slowfast": _slowfast, "x3d": _x3d, "mvit": _mvit}.get(arch, _resnet)
+    build = {"slowfast": _slowfast, "x3d": _x3d, "mvit": _mvit, "csn": _csn}.get(arch, _resnet)
     recipe.put("task.backbone", build(recipe), "MODEL.MODEL_NAME", "MODEL.ARCH")
     _non_local(recipe)
     if arch != "mvit":
@@ -112,13 +113,13 @@ def _non_local(recipe: Recipe) -> None:
 
 
 def _slowfast(recipe: Recipe) -> dict[str, Any]:
-    foreign = recipe.foreign
+    foreign, depth = recipe.foreign, _depth(recipe.foreign)
     keys = {"alpha": "ALPHA", "beta": "BETA_INV", "fusion_kernel": "FUSION_KERNEL_SZ"}
-    backbone = {"name": "slowfast", "depth": _depth(foreign)}
+    backbone: dict[str, Any] = {"name": "slowfast", "depth": depth}
     backbone |= {key: foreign(f"SLOWFAST.{source}") for key, source in keys.items()}
     backbone["fusion_ratio"] = foreign("SLOWFAST.FUSION_CONV_CHANNEL_RATIO")
     for key, counts in zip(("temporal_blocks", "fast_temporal_blocks"), _temporal_blocks(foreign), strict=True):
-        if counts != list(STAGE_DEPTHS[backbone["depth"]]) or "temporal_blocks" in backbone:
+        if counts != list(STAGE_DEPTHS[depth]) or "temporal_blocks" in backbone:
             backbone[key] = counts
     return backbone
 
@@ -150,6 +151,18 @@ def _depth(foreign: ForeignConfig) -> int:
     if (depth := foreign("RESNET.DEPTH")) not in (50, 101):
         raise foreign.problem("RESNET.DEPTH", f"{show(depth)} is not supported", "supported: 50, 101")
     return int(depth)
+
+
+def _csn(recipe: Recipe) -> dict[str, Any]:
+    return {
+        "name": "resnet3d",
+        "widths": [64, 128, 256, 512],
+        "blocks": list(STAGE_DEPTHS[_depth(recipe.foreign)]),
+        "block": "depthwise",
+        "temporal_strides": [1, 2, 2, 2],
+        "stem_kernel": [3, 7, 7],
+        "stem_pool": True,
+    }
 
 
 def _x3d(recipe: Recipe) -> dict[str, Any]:

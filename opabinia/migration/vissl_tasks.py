@@ -223,6 +223,7 @@ def jigsaw(recipe: Recipe) -> None:
     """Convert jigsaw puzzles."""
     foreign, transforms = recipe.foreign, "DATA.TRAIN.TRANSFORMS"
     recipe.put("task.name", "jigsaw", "LOSS.name", transforms)
+    gap: Any
     gap, cell = 21, 85
     for step in foreign(transforms):
         gap, size = step.get("patch_jitter", gap), step.get("size")

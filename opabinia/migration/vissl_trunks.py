@@ -203,10 +203,11 @@ def _efficientnet(trunk: Trunk) -> dict[str, Any]:
 def _regnet(trunk: Trunk) -> dict[str, Any]:
     name = trunk("REGNET.name")
     if name == "anynet":
-        stages = tuple(tuple(trunk(f"REGNET.{key}") or ()) for key in ("depths", "widths", "group_widths"))
-        if stages not in ANYNETS:
-            trunk.refuse("REGNET.widths", f"{show(list(stages[1]))} are not the widths of a RegNet's stages")
-        return _timm(ANYNETS[stages])
+        stages = [trunk(f"REGNET.{key}") for key in ("depths", "widths", "group_widths")]
+        model = next((model for model, known in ANYNETS.items() if known == stages), None)
+        if model is None:
+            trunk.refuse("REGNET.widths", f"{show(stages[1])} are not the widths of a RegNet's stages")
+        return _timm(str(model))
     if name is None:
         return _regnet_of_size(trunk)
     match = re.fullmatch(r"regnet_([xy])_(\d+)(mf|gf)", str(name))
@@ -220,10 +221,10 @@ def _regnet(trunk: Trunk) -> dict[str, Any]:
 def _regnet_of_size(trunk: Trunk) -> dict[str, Any]:
     keys = {"depth": "depth", "initial_width": "w_0", "slope": "w_a", "multiplier": "w_m", "group_width": "group_width"}
     size = trunk.values("REGNET", keys)
+    if not all(isinstance(value, int | float) for value in size.values()):
+        trunk.refuse("REGNET", f"a RegNet is defined by {', '.join(keys.values())}, or by its name")
     if model := REGNET_SIZES.get(tuple(size.values())):
         return _timm(model)
-    if None in size.values():
-        trunk.refuse("REGNET", f"a RegNet is defined by {', '.join(keys.values())}, or by its name")
     kind = trunk("REGNET.block_type")
     if str(kind).lower() != "res_bottleneck_block":
         trunk.refuse("REGNET.block_type", f"{show(kind)} is not supported", "supported: res_bottleneck_block")

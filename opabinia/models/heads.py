@@ -176,7 +176,7 @@ def sample_classes(labels: Tensor, classes: int, share: float, seed: int) -> Ten
 
     Returns: the chosen classes, sorted (int64, S).
     """
-    present = labels.unique()
+    present = torch.unique(labels)
     scores = torch.rand(classes, generator=torch.Generator().manual_seed(seed)).to(labels.device)
     scores[present] = 2
     return scores.topk(max(len(present), round(share * classes))).indices.sort().values

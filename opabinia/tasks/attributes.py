@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from functools import partial
 
-from torch import nn
+from torch import Tensor, nn
 
 from opabinia.config import register
-from opabinia.contracts import BackbonePart, DatasetInfo, Evaluator, Fraction
+from opabinia.contracts import BackbonePart, Batch, DatasetInfo, Evaluator, Fraction
 from opabinia.evaluation.classification.multilabel import AttributeRecognition
 from opabinia.models.heads import linear
 from opabinia.models.layers import BNNeck
 from opabinia.models.losses.binary import binary_cross_entropy, frequency_weighted_binary_cross_entropy
-from opabinia.tasks.classification import Classification
+from opabinia.tasks.classification_base import ClassificationBase
 
 
 @register.task(name="attributes")
-class Attributes(Classification):
+class Attributes(ClassificationBase):
     """Attribute recognition (FastReID's FastAttr): multi-label classification with batch norms of features and logits,
     and a loss that weights labels by their frequency.
 
@@ -50,9 +50,7 @@ class Attributes(Classification):
         std: list[float] | None = None,
     ) -> None:
         if not dataset_info.multi_label:
-            raise ValueError(
-                "attributes: images have one label each in this data; the task is classification"
-            )
+            raise ValueError("attributes: images have one label each in this data; the task is classification")
         if weighted and not dataset_info.label_shares:
             raise ValueError("weighted: the source does not know its labels without reading images; set it to false")
         shares = dataset_info.label_shares
@@ -61,6 +59,11 @@ class Attributes(Classification):
         width, count = self.backbone.out_channels, len(dataset_info.classes)
         self.head = nn.Sequential(BNNeck(width), nn.Dropout(dropout), linear(width, count), nn.BatchNorm1d(count))
         self._threshold = threshold
+
+    def embed(self, batch: Batch) -> Tensor:
+        """Return the backbone's vectors (B x D) of ``image``."""
+        features: Tensor = self.backbone(self.normalize(batch["image"]))
+        return features
 
     def evaluators(self, dataset_info: DatasetInfo) -> list[Evaluator]:
         """Return the evaluator; the headline is mA.

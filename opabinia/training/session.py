@@ -57,7 +57,8 @@ from opabinia.runtime.log import log, log_to_file
 from opabinia.runtime.processes import is_rank_zero, rank, world_size
 from opabinia.runtime.seeds import draw_seed, preserve_generators
 from opabinia.runtime.signals import Stopped
-from opabinia.tasks.distillation import Distill, add_teachers, build_teacher, ema_teacher
+from opabinia.tasks.distillation import Distill, add_teachers, ema_teacher
+from opabinia.tasks.teachers import build_teacher
 from opabinia.training.loaders import TrainingBatches, log_device_transforms, plan_training, splits_norms
 from opabinia.training.model import (
     Models,

@@ -48,6 +48,14 @@ def test_a_sound_set(opabinia: Command, recipe: Path) -> None:
     assert done.err == ""
 
 
+def test_a_recipe_that_has_only_a_task_and_data(opabinia: Command, tmp_path: Path) -> None:
+    file = tmp_path / "only.yaml"
+    task = "task: {name: classification, backbone: {name: timm, model: test_resnet}}"
+    file.write_text(f"{task}\ndata: {{train: {{source: {{name: digits, split: val}}}}}}\n")
+    done = opabinia("data", "check", file, "--limit", 8, "--workers", 0)
+    assert (done.status, done.err) == (0, "")
+
+
 def test_broken_objects_are_reported_and_end_with_2(opabinia: Command, recipe: Path) -> None:
     edit(recipe, bbox=[9, 5, -4, 6])
     done = opabinia("data", "check", recipe, NO_VAL)

@@ -45,16 +45,16 @@ from contextlib import redirect_stdout, suppress
 from opabinia.cli import main
 texts, sys.argv[0] = [], "opabinia"
 for words in json.loads(sys.argv[1]):
-    with redirect_stdout(io.StringIO()) as told, suppress(SystemExit):
+    with redirect_stdout(io.StringIO()) as reported, suppress(SystemExit):
         main([*words, "--help"])
-    texts.append(told.getvalue())
+    texts.append(reported.getvalue())
 print(json.dumps({"texts": texts, "imported": list(sys.modules)}))
 """
 
 
 @pytest.fixture(scope="module")
 def helped() -> dict[str, Any]:
-    """What each command tells, and what a program has imported that has told all of it."""
+    """What each command tells, and what a program has imported that has reported all of it."""
     words = json.dumps([path for path, _ in COMMANDS])
     done = subprocess.run([sys.executable, "-c", ALL_HELP, words], capture_output=True, text=True, check=True)
     found: dict[str, Any] = json.loads(done.stdout)
@@ -106,7 +106,7 @@ def test_a_warm_check_of_a_config_imports_no_torch(tmp_path: Path) -> None:
     assert (cold.returncode, warm.returncode, wrong.returncode) == (0, 0, 2)
     assert "pydantic" in imported(warm.stderr)
     assert not imported(warm.stderr) & HEAVY
-    told = [line for line in wrong.stderr.splitlines() if not line.startswith("import time:")]
-    assert len(told) == 1, "one line and no traceback"
-    assert told[0].startswith("error: wrong.yaml: there is no such file")
+    reported = [line for line in wrong.stderr.splitlines() if not line.startswith("import time:")]
+    assert len(reported) == 1, "one line and no traceback"
+    assert reported[0].startswith("error: wrong.yaml: there is no such file")
     assert wrong.stdout == ""

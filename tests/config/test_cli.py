@@ -125,8 +125,10 @@ def test_schema_is_json() -> None:
 
 def test_schema_as_a_file_and_recipes_that_name_it(tmp_path: Path) -> None:
     place = tmp_path / "mine" / "opabinia.schema.json"
-    told = lines("schema", "--out", str(place))
-    assert told == ["first line of a recipe in the same folder: # yaml-language-server: $schema=opabinia.schema.json"]
+    printed = lines("schema", "--out", str(place))
+    assert printed == [
+        "first line of a recipe in the same folder: # yaml-language-server: $schema=opabinia.schema.json"
+    ]
     assert json.loads(place.read_text())["title"] == "opabinia train"
     below = tmp_path / "mine" / "a" / "b.yaml"
     assert _with_schema(below, "x: 1\n") == "# yaml-language-server: $schema=../opabinia.schema.json\nx: 1\n"

@@ -52,7 +52,7 @@ def test_the_first_components_are_those_that_vary_most() -> None:
     directions = whitening(vectors, 2).directions
     assert directions.shape == (2, 3)
     assert directions.abs().argmax(1).tolist() == [1, 2]
-    assert (directions.gather(1, directions.abs().argmax(1, keepdim=True)) > 0).all(), "the side is told"
+    assert (directions.gather(1, directions.abs().argmax(1, keepdim=True)) > 0).all(), "the side is known"
 
 
 def test_few_vectors_have_few_directions() -> None:
@@ -146,8 +146,8 @@ def test_lists_that_do_not_fit_are_reported(positives: Any, junk: Any, text: str
 
 
 def batch(features: Tensor, labels: list[int], first: int = 0, queries: list[bool] | None = None) -> Any:
-    told = {"label": torch.tensor(labels), "id": [str(first + number) for number in range(len(labels))]}
-    return {"embedding": features}, told | ({} if queries is None else {"query": torch.tensor(queries)})
+    truth = {"label": torch.tensor(labels), "id": [str(first + number) for number in range(len(labels))]}
+    return {"embedding": features}, truth | ({} if queries is None else {"query": torch.tensor(queries)})
 
 
 def pairs(count: int = 40, width: int = 16) -> tuple[Tensor, list[int]]:

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TRACE = "OPABINIA_TEST_TRACE"
 """File to which the hook ``trace`` of :mod:`tests.faults.parts` writes."""
 PAUSE = "OPABINIA_TEST_PAUSE"
-"""Where the program waits until it is told to go on: a line of the trace, or ``val sample 40``."""
+"""Where the program waits until it may go on: a line of the trace, or ``val sample 40``."""
 CRASH = "OPABINIA_TEST_CRASH"
 """A line of the trace at which it fails."""
 BROKEN = "OPABINIA_TEST_BROKEN"

@@ -108,11 +108,11 @@ def meets_a_stranger(found: Import) -> bool:
 
 
 def joins_tasks(found: Import) -> bool:
-    """A task imports no other task; ``distillation`` wraps any task; ``*_base`` and two helper modules are shared."""
+    """A task imports no other task; ``distillation`` wraps any task; ``*_base`` and three helper modules are shared."""
     if not room(found.source) == room(found.target) == "tasks":
         return False
     source, target = found.source.split(".")[2], found.target.split(".")[2]
-    shared = target.endswith("_base") or target in ("dataset_checks", "step_hooks")
+    shared = target.endswith("_base") or target in ("dataset_checks", "step_hooks", "teachers")
     return not shared and source not in {target, "distillation", "__init__"}
 
 

@@ -54,8 +54,8 @@ from opabinia.data.sources import Concat, Digits, Videos
 from opabinia.engine.loop.step import total_loss
 from opabinia.optim.schedules import constant
 from opabinia.runtime.durations import Duration
-from opabinia.tasks.distillation import FrozenTeacher
 from opabinia.tasks.selfsup.distillation import Distillation
+from opabinia.tasks.teachers import FrozenTeacher
 from scripts import small_data
 from tests.data.videos import write as write_film
 
@@ -67,8 +67,10 @@ IDENTITY = [{"name": "Identity"}]
 TINY = {"name": "timm", "model": "test_resnet"}
 TINY_VIT = {"name": "timm", "model": "test_vit", "options": {"img_size": 32}}
 MINIMAL: dict[tuple[str, str], dict[str, Any]] = {
+    ("backbone", "iresnet"): {"image_size": [64, 64]},
+    ("backbone", "shufflenet"): {"model": "shufflenet_v2_x0_5"},
     ("backbone", "regnet"): {"depth": 8, "initial_width": 8, "slope": 8, "multiplier": 2, "group_width": 8},
-    ("backbone", "mvit"): {"width": 16, "blocks": [1, 1]},
+    ("backbone", "mvit"): {"blocks": [1, 1]},
     ("backbone", "timesformer"): {"model": "test_vit"},
     ("backbone", "timm"): {"model": "test_resnet"},
     ("backbone", "torchvision_video"): {"model": "mc3_18"},
@@ -703,6 +705,17 @@ LARGE = ("barlow_twins", "vicreg", "cascade_rcnn", "keypoint_rcnn")
 """Parts that are large by default (projectors of 8,192 values, several heads) and take two to five seconds each."""
 
 
+ATTRIBUTES, PAIRS = "tests/data/sources/test_pedestrian_attributes.py", "tests/data/sources/test_image_pairs.py"
+TESTED_ELSEWHERE = {
+    "attributes": "needs data with several labels: tests/tasks/test_attributes.py",
+    **dict.fromkeys(("pa100k", "market1501_attributes", "dukemtmc_attributes"), f"needs a MATLAB file: {ATTRIBUTES}"),
+    **dict.fromkeys(("image_pairs", "verification"), f"needs pairs: {PAIRS}"),
+    "revisited": "needs lists of matches: tests/data/sources/test_revisited.py",
+    "cuhk03_archive": "needs an extra: tests/data/sources/test_cuhk03_archive.py",
+}
+"""Parts that fit none of the checks, with the reason and the file of their tests."""
+
+
 NEED_TRANSFORMERS = ("rt_detr", "d_fine", "detr", "deformable_detr", "rf_detr", "windowed_dinov2")
 
 
@@ -716,6 +729,8 @@ def test_the_defaults_build_and_work(entry: Entry, tmp_path: Path, data_folder: 
     assert entry.family in FAMILY_CHECKS, f"FAMILY_CHECKS needs a check of the family {entry.family!r}"
     if (entry.family, entry.name) == ("source", "hugging_face"):
         pytest.skip("needs a dataset in the library's own format: tests/data/test_hugging_face.py creates one")
+    if entry.name in TESTED_ELSEWHERE:
+        pytest.skip(TESTED_ELSEWHERE[entry.name])
     if entry.name in NEED_TRANSFORMERS:
         pytest.importorskip("transformers", reason="the extra detr is not installed")
     if entry.family == "logger" and entry.name in ("wandb", "mlflow"):

@@ -233,7 +233,7 @@ def test_what_was_begun_of_something_else_is_not_gone_on_with(
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"splits": ["vall"]}, r"--split: there is no 'vall'; did you mean 'val'\? sets: train, val"),
         ({"splits": ["val", "test"]}, r"--split: there is no 'test'; sets: train, val"),
@@ -246,10 +246,10 @@ def test_what_was_begun_of_something_else_is_not_gone_on_with(
     ids=["split", "splits", "none", "layer", "layers", "file", "checkpoint"],
 )
 def test_what_is_not_there_is_reported_before_anything_is_read(
-    run: Path, tmp_path: Path, options: dict[str, Any], told: str, monkeypatch: pytest.MonkeyPatch
+    run: Path, tmp_path: Path, options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Digits, "__getitem__", None)
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         extract(run, tmp_path / "out", **options)
     assert not list(tmp_path.iterdir())
 

@@ -73,7 +73,7 @@ def test_a_table_has_the_same_rows_in_groups(
 
 @pytest.mark.parametrize("form", [NpyFiles, Parquet])
 @pytest.mark.parametrize(
-    ("other", "told"),
+    ("other", "message"),
     [
         (
             np.ones((2, 3), np.float32),
@@ -85,7 +85,7 @@ def test_a_table_has_the_same_rows_in_groups(
     ids=["length", "type", "shape"],
 )
 def test_rows_of_another_length_are_reported(
-    tmp_path: Path, form: type[NpyFiles] | type[Parquet], other: np.ndarray, told: str
+    tmp_path: Path, form: type[NpyFiles] | type[Parquet], other: np.ndarray, message: str
 ) -> None:
     """Otherwise they would run into each other."""
     if form is Parquet:
@@ -93,6 +93,6 @@ def test_rows_of_another_length_are_reported(
     first = FeatureRows({"features": np.ones((2, 2), np.float32)}, ["a", "b"])
     writer = form(tmp_path)
     writer.append(first)
-    with pytest.raises(DataMismatch, match=told):
+    with pytest.raises(DataMismatch, match=message):
         writer.append(FeatureRows({"features": other}, ["c", "d"]))
     writer.close()

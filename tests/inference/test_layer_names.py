@@ -84,7 +84,7 @@ class Twins(Task):
 
 
 @pytest.mark.parametrize(
-    ("task", "name", "told"),
+    ("task", "name", "message"),
     [
         (Plain(), "layer3", r"--layers: there is no layer 'layer3'; similar: layer\d, layer\d"),
         (Plain(), "backbone.0.layer22", "similar: backbone.0.layer2, backbone.0.layer1"),
@@ -95,8 +95,8 @@ class Twins(Task):
     ],
     ids=["missing", "misspelt", "projector", "several", "no trunk", "no head"],
 )
-def test_what_is_not_clear_is_reported(task: Task, name: str, told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_what_is_not_clear_is_reported(task: Task, name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         LayerFeatures(task, {"column": name})
 
 
@@ -140,15 +140,15 @@ def test_what_a_layer_gives_becomes_one_row_a_sample() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("idle", "does not use layer 'idle'"),
         ("total", "'total' does not output one row per sample"),
         ("embedding", "Nested has no embedding; name its layers"),
     ],
 )
-def test_layers_that_are_of_no_use_are_reported(name: str, told: str) -> None:
-    with pytest.raises(DataMismatch, match=told):
+def test_layers_that_are_of_no_use_are_reported(name: str, message: str) -> None:
+    with pytest.raises(DataMismatch, match=message):
         LayerFeatures(Nested(), {"column": name})(BATCH)
 
 

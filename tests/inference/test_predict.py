@@ -99,7 +99,7 @@ def test_predicting_disturbs_no_generator(predictor: Predictor, folder: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("picture", "told"),
+    ("picture", "message"),
     [
         (np.zeros((4, 4)), "an array is uint8, H x W or H x W x 3"),
         (np.zeros((4, 4, 2), dtype=np.uint8), "an array is uint8"),
@@ -111,8 +111,8 @@ def test_predicting_disturbs_no_generator(predictor: Predictor, folder: Path) ->
     ],
     ids=str,
 )
-def test_what_is_no_image_is_reported(predictor: Predictor, picture: Any, told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_what_is_no_image_is_reported(predictor: Predictor, picture: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         predictor(picture)
 
 

@@ -124,9 +124,9 @@ def no_json(gallery: Path) -> None:
 def test_what_has_changed_makes_it_anew(ask: Ask, gallery: Path, change: Callable[[Path], None]) -> None:
     ask()
     change(gallery)
-    pictures = len(list(gallery.rglob("*.png")))
+    stored = len(list(gallery.rglob("*.png")))
     answer, embedded = ask(nearest=99)
-    assert embedded == pictures + 1 and len(answer["nearest"]) == pictures
+    assert embedded == stored + 1 and len(answer["nearest"]) == stored
     assert ask(nearest=99) == (answer, 1)
 
 
@@ -153,7 +153,7 @@ def test_somebody_elses_file_is_not_overwritten(ask: Ask, gallery: Path) -> None
 def test_broken_images(
     ask: Ask, run: Path, gallery: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    (gallery / "broken.png").write_text("no picture")
+    (gallery / "broken.png").write_text("no image")
     assert len(ask(nearest=99)[0]["nearest"]) == 20
     caplog.clear()
     assert ask()[1] == 1, "it is not tried again as long as it stays as it is"

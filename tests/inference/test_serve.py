@@ -66,7 +66,7 @@ class Server(NamedTuple):
 
 @contextmanager
 def started(run: Path, *options: str) -> Iterator[Server]:
-    """A server on a free port, which ends as it should when it is told to."""
+    """A server on a free port, which ends as it should when it is refusal to."""
     program = [sys.executable, "-m", "opabinia", "serve", str(run), "--port", "0", *options]
     with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
@@ -372,7 +372,7 @@ def test_kinds_are_reported_by_content(tmp_path: Path) -> None:
 
 
 def test_what_is_wrong_is_said_before_anything_is_loaded(tmp_path: Path) -> None:
-    def told(*options: str, blocked: str = "") -> str:
+    def refusal(*options: str, blocked: str = "") -> str:
         hide = (
             f"import importlib.util as u; f = u.find_spec; u.find_spec = lambda n: None if n == {blocked!r} else f(n)"
         )
@@ -381,11 +381,11 @@ def test_what_is_wrong_is_said_before_anything_is_loaded(tmp_path: Path) -> None
         assert done.returncode == 2 and "Traceback" not in done.stderr
         return done.stderr
 
-    assert "serving needs fastapi: pip install 'opabinia[serve]'" in told(str(tmp_path), blocked="fastapi")
+    assert "serving needs fastapi: pip install 'opabinia[serve]'" in refusal(str(tmp_path), blocked="fastapi")
     pytest.importorskip("fastapi", reason="fastapi is absent: pip install 'opabinia[serve]'")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        assert f"cannot listen at 127.0.0.1:{port}: Address already in use" in told(str(tmp_path), "--port", port)
+        assert f"cannot listen at 127.0.0.1:{port}: Address already in use" in refusal(str(tmp_path), "--port", port)
 
 
 # --- other models -----------------------------------------------------------------------------------------------------

@@ -31,9 +31,9 @@ OPTIONS: dict[str, Any] = {"neck": partial(fpn, channels=CHANNELS), "proposals":
 OPTIONS |= {"pooling": PoolingOptions(), "box": BoxOptions(fc_dim=WIDTH)}
 OURS: dict[str, Callable[..., Detector]] = {
     "faster": partial(faster_rcnn, **OPTIONS),
-    "mask": partial(mask_rcnn, **OPTIONS, mask=MaskOptions()),
+    "mask": partial(mask_rcnn, **OPTIONS, mask=MaskOptions(channels=CHANNELS)),
     "cascade": partial(cascade_rcnn, **OPTIONS),
-    "cascade_mask": partial(cascade_rcnn, **OPTIONS, mask=MaskOptions(), num_mask_heads=3),
+    "cascade_mask": partial(cascade_rcnn, **OPTIONS, mask=MaskOptions(channels=CHANNELS), num_mask_heads=3),
     "convolutions": partial(
         faster_rcnn, **{**OPTIONS, "box": BoxOptions(num_convs=4, num_fc=1, norm="group", fc_dim=WIDTH)}
     ),
@@ -51,20 +51,20 @@ OURS: dict[str, Callable[..., Detector]] = {
 
 def shapes(name: str) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Names of the layers of MMDetection's detector, and the shapes of their weights; all have biases."""
-    widths = (64, 128, 256, 512)
+    widths = (32, 48, 192, 96)
     if name == "c4":
-        yield "rpn_head.rpn_conv", (256, 256, 3, 3)
-        yield "rpn_head.rpn_cls", (15, 256, 1, 1)
-        yield "rpn_head.rpn_reg", (60, 256, 1, 1)
-        yield "roi_head.bbox_head.fc_cls", (K + 1, 512)
-        yield "roi_head.bbox_head.fc_reg", (4 * K, 512)
+        yield "rpn_head.rpn_conv", (192, 192, 3, 3)
+        yield "rpn_head.rpn_cls", (15, 192, 1, 1)
+        yield "rpn_head.rpn_reg", (60, 192, 1, 1)
+        yield "roi_head.bbox_head.fc_cls", (K + 1, 96)
+        yield "roi_head.bbox_head.fc_reg", (4 * K, 96)
         return
     dense = name in ("retinanet", "fcos")
     for number, width in enumerate(widths[1 if dense else 0 :]):
         yield f"neck.lateral_convs.{number}.conv", (CHANNELS, width, 1, 1)
         yield f"neck.fpn_convs.{number}.conv", (CHANNELS, CHANNELS, 3, 3)
     if dense:
-        yield "neck.fpn_convs.3.conv", (CHANNELS, 512 if name == "retinanet" else CHANNELS, 3, 3)
+        yield "neck.fpn_convs.3.conv", (CHANNELS, 96 if name == "retinanet" else CHANNELS, 3, 3)
         yield "neck.fpn_convs.4.conv", (CHANNELS, CHANNELS, 3, 3)
         for branch in ("cls_convs", "reg_convs"):
             for number in range(4):
@@ -88,14 +88,14 @@ def shapes(name: str) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield f"{head}fc_reg", (4 if stage else 4 * K, WIDTH)
     for stage in stages if name.endswith("mask") else ():
         for number in range(4):
-            yield f"roi_head.mask_head.{stage}convs.{number}.conv", (256, 256 if number else CHANNELS, 3, 3)
-        yield f"roi_head.mask_head.{stage}upsample", (256, 256, 2, 2)
-        yield f"roi_head.mask_head.{stage}conv_logits", (K, 256, 1, 1)
+            yield f"roi_head.mask_head.{stage}convs.{number}.conv", (CHANNELS, CHANNELS, 3, 3)
+        yield f"roi_head.mask_head.{stage}upsample", (CHANNELS, CHANNELS, 2, 2)
+        yield f"roi_head.mask_head.{stage}conv_logits", (K, CHANNELS, 1, 1)
 
 
 def file_of(name: str) -> dict[str, Tensor]:
     torch.manual_seed(0)
-    weights = {f"backbone.{key}": one for key, one in create_model("resnet18", num_classes=0).state_dict().items()}
+    weights = {f"backbone.{key}": one for key, one in create_model("test_resnet", num_classes=0).state_dict().items()}
     for layer, shape in shapes(name):
         weights |= {f"{layer}.weight": torch.randn(shape), f"{layer}.bias": torch.randn(shape[0])}
         if name == "fcos" and "_convs" in layer and "bbox" in layer:
@@ -114,7 +114,7 @@ def file_of(name: str) -> dict[str, Tensor]:
 
 def task_with(name: str, file: Path) -> Any:
     info = DatasetInfo(samples=1, classes=CLASSES, boxes=True, masks=True)
-    task = Detection(info, backbone=partial(timm, model="resnet18"), detector=OURS[name])
+    task = Detection(info, backbone=partial(timm, model="test_resnet"), detector=OURS[name])
     torch.save({"meta": {"mmdet_version": "3.0.0"}, "state_dict": file_of(name)}, file)
     assert initialize(task, Init(weights=file, strict=True)).translated == "MMDetection's names"
     return task
@@ -155,15 +155,15 @@ def test_branches_and_factors_of_fcos(tmp_path: Path) -> None:
 @torch.no_grad()
 def test_the_last_levels_of_a_retinanet_of_mmdetection(tmp_path: Path) -> None:
     task, weights = task_with("retinanet", tmp_path / "a.pth").eval(), file_of("retinanet")
-    maps = [torch.randn(1, width, side, side) for width, side in ((128, 8), (256, 4), (512, 2))]
+    maps = [torch.randn(1, width, side, side) for width, side in ((48, 8), (192, 4), (96, 2))]
     levels = task.detector.neck(maps)
     last = torch.conv2d(levels[3], weights["neck.fpn_convs.4.conv.weight"], weights["neck.fpn_convs.4.conv.bias"], 2, 1)
     torch.testing.assert_close(levels[4], last)
 
 
 def test_the_backbone_of_a_classifier_of_mmpretrain_has_torchvisions_names(tmp_path: Path) -> None:
-    net = create_model("resnet18", num_classes=K).state_dict()
+    net = create_model("test_resnet", num_classes=K).state_dict()
     renamed = {f"backbone.{key}".replace("backbone.fc.", "head.fc."): tensor for key, tensor in net.items()}
     torch.save({"state_dict": renamed}, tmp_path / "a.pth")
-    task = Classification(DatasetInfo(samples=1, classes=CLASSES), backbone=partial(timm, model="resnet18"))
+    task = Classification(DatasetInfo(samples=1, classes=CLASSES), backbone=partial(timm, model="test_resnet"))
     assert len(initialize(task, Init(weights=tmp_path / "a.pth")).missing) == 2

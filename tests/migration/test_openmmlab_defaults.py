@@ -20,7 +20,7 @@ from opabinia.migration.foreign_config import as_node
 from opabinia.migration.tables import mmaction
 from opabinia.migration.tables.openmmlab import OPTIMIZERS, SECTIONS
 from tests.migration import original_defaults as originals
-from tests.migration import test_mmaction, test_openmmlab
+from tests.migration import test_mmaction, test_mmpretrain_selfsup, test_openmmlab
 from tests.migration.original_defaults import openmmlab as facts
 
 TSM = test_mmaction.model("dict(type='ResNetTSM', depth=50)", "TSMHead", recognizer="2D")
@@ -31,6 +31,10 @@ CONFIGS: list[tuple[System, str]] = [
     ("mmaction", test_mmaction.BASE + test_mmaction.SEGMENTS + TSM),
     ("mmaction", test_mmaction.BASE + SWIN),
     ("mmpretrain", test_openmmlab.CLASSIFIER),
+    *(
+        ("mmpretrain", f"{test_mmpretrain_selfsup.BASE}model = dict({model}{']' if 'hooks' in model else ')'}")
+        for model, _ in test_mmpretrain_selfsup.METHODS.values()
+    ),
     ("mmdetection", MASK_RCNN),
     ("mmdetection", MASK_RCNN + test_openmmlab.RETINANET.replace("_delete_=True, ", "")),
 ]

@@ -49,7 +49,8 @@ def vissl_files(checkout: Path) -> Iterator[Path]:
 
 DETECTORS = "faster_rcnn mask_rcnn cascade_rcnn retinanet fcos rpn pascal_voc dcn dcnv2 gn regnet lvis strong_baselines"
 CLASSIFIERS = "resnet resnext seresnet regnet res2net densenet mobilenet_v2 mobilenet_v3 efficientnet convnext deit3"
-"""Folders of the architectures that Opabinia has."""
+METHODS = "mocov2 mocov3 simclr byol simsiam swav barlowtwins mae densecl"
+"""Folders of the architectures and methods that Opabinia has, and DenseCL."""
 
 
 def files_of(folders: str) -> Callable[[Path], Iterable[Path]]:
@@ -62,7 +63,7 @@ FILES: dict[System, Callable[[Path], Iterable[Path]]] = {
     "fastreid": fastreid_files,
     "mmaction": lambda checkout: checkout.glob("configs/recognition/**/*.py"),
     "mmdetection": files_of(f"{DETECTORS} scratch resnet_strikes_back"),
-    "mmpretrain": files_of(f"{CLASSIFIERS} vision_transformer swin_transformer"),
+    "mmpretrain": files_of(f"{CLASSIFIERS} vision_transformer swin_transformer {METHODS}"),
     "vissl": vissl_files,
 }
 
@@ -100,7 +101,7 @@ EXPECTED: dict[System, dict[str, int]] = {
         "model.bbox_head.dcn_on_last_conv": 1,
         "model.backbone.dcn.type": 1,
     },
-    "mmpretrain": {"": 122, "code": 1},
+    "mmpretrain": {"": 147, "model.backbone.type": 6, "code": 1, "model.type": 1},
     "vissl": {
         "": 187,
         "LOSS.name": 2,

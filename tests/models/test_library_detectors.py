@@ -121,9 +121,9 @@ def test_detections_lie_in_the_image_and_copies_give_the_same(name: str) -> None
 def test_earlier_layers_of_detr_are_those_of_a_smaller_one() -> None:
     detector, maps = built("detr")
     objects = Objects(torch.zeros(0, dtype=torch.int64), torch.zeros(0, 4), [0, 0])
-    (earlier,) = detector.eval()._predict(maps, SHAPE, SIZES, objects).earlier
+    (earlier,) = detector.eval()._predict(maps, SHAPE, torch.tensor(SIZES), objects).earlier
     del detector.model.model.decoder.layers[1:]
-    torch.testing.assert_close(earlier, detector._predict(maps, SHAPE, SIZES).last)
+    torch.testing.assert_close(earlier, detector._predict(maps, SHAPE, torch.tensor(SIZES)).last)
 
 
 def test_a_query_of_detr_gives_one_class() -> None:

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 import timm as timm_library
 import torch
@@ -10,11 +12,8 @@ from opabinia.models.backbones.regnet import regnet
 def test_the_sizes_of_the_paper_are_timms_networks(model: str) -> None:
     cfg = model_cfgs[model]
     with torch.device("meta"):
-        backbone = regnet(
-            3,
-            **{"depth": cfg.depth, "initial_width": cfg.w0, "slope": cfg.wa, "multiplier": cfg.wm},
-            **{"group_width": cfg.group_size, "se_ratio": cfg.se_ratio},
-        )
+        keys: dict[str, Any] = {"depth": cfg.depth, "initial_width": cfg.w0, "slope": cfg.wa, "multiplier": cfg.wm}
+        backbone = regnet(3, **keys, group_width=cfg.group_size, se_ratio=cfg.se_ratio)
         expected = timm_library.create_model(model, num_classes=0)
     shapes = {name: value.shape for name, value in backbone.model.state_dict().items()}  # type: ignore[union-attr]
     assert shapes == {name: value.shape for name, value in expected.state_dict().items()}

@@ -188,11 +188,11 @@ def found(warm_server: Server, tmp_path_factory: pytest.TempPathFactory) -> Foun
     folders = {world: tmp_path_factory.mktemp("processes") for world in WORLDS}
     names = {world: str(folder) for world, folder in folders.items()}
     warm_server.run(code=f"from {__name__} import each_together; each_together({names})", seconds=200)
-    told = {
+    reports = {
         world: [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world)]
         for world, folder in folders.items()
     }
-    return told.__getitem__
+    return reports.__getitem__
 
 
 many = pytest.mark.parametrize("world", WORLDS)
@@ -253,13 +253,13 @@ def queue_alone() -> list[int]:
 
 @many
 def test_rows_are_shuffled_between_ranks_and_returned(found: Found, world: int) -> None:
-    told = [one["dealt"] for one in found(world)]
-    everything = [number for one in told for number in one["own"]]
+    reports = [one["dealt"] for one in found(world)]
+    everything = [number for one in reports for number in one["own"]]
     for name in ("dealt", "with another seed"):
-        assert sorted(number for one in told for number in one[name]) == sorted(everything)
-        assert any(one[name] != one["own"] for one in told)
-    assert any(one["dealt"] != one["with another seed"] for one in told)
-    for one in told:
+        assert sorted(number for one in reports for number in one[name]) == sorted(everything)
+        assert any(one[name] != one["own"] for one in reports)
+    assert any(one["dealt"] != one["with another seed"] for one in reports)
+    for one in reports:
         assert len(one["dealt"]) == len(one["own"])
         assert one["back"] == [number + 0.5 for number in one["own"]]
 
@@ -281,10 +281,10 @@ def test_it_can_be_compiled(found: Found, world: int) -> None:
 def test_the_mean_over_samples_is_global_in_training(found: Found, world: int) -> None:
     counts = [rank + 1 for rank in range(world)]
     for rank, one in enumerate(found(world)):
-        told = one["numbers"]
-        assert told["learned"] == [pytest.approx(sum(count * count for count in counts) / sum(counts))]
-        assert told["evaluated"] == [rank + 1]
-        assert told["alone"] == ([1.5] if rank else [])
+        reports = one["numbers"]
+        assert reports["learned"] == [pytest.approx(sum(count * count for count in counts) / sum(counts))]
+        assert reports["evaluated"] == [rank + 1]
+        assert reports["alone"] == ([1.5] if rank else [])
 
 
 def test_a_single_process_gathers_nothing() -> None:

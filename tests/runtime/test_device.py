@@ -46,7 +46,7 @@ def test_the_device_is_that_of_the_local_rank(
 
 
 @pytest.mark.parametrize(
-    ("gpus", "build", "rank", "told"),
+    ("gpus", "build", "rank", "message"),
     [
         (0, "13.0", 0, "'cuda' is not available: no GPU or driver was found; use 'cpu' or 'auto'"),
         (0, None, 0, "'cuda' is not available: this torch build has no CUDA; use 'cpu' or 'auto'"),
@@ -54,10 +54,10 @@ def test_the_device_is_that_of_the_local_rank(
     ],
 )
 def test_missing_devices_are_reported(
-    monkeypatch: pytest.MonkeyPatch, gpus: int, build: str | None, rank: int, told: str
+    monkeypatch: pytest.MonkeyPatch, gpus: int, build: str | None, rank: int, message: str
 ) -> None:
     pretend(monkeypatch, gpus=gpus, build=build, rank=rank)
-    with pytest.raises(ValueError, match=f"^{told}$"):
+    with pytest.raises(ValueError, match=f"^{message}$"):
         choose_device("cuda")
 
 

@@ -37,7 +37,7 @@ def test_hours_only_where_they_are_allowed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "unit", "told"),
+    ("value", "unit", "message"),
     [
         (1.5, "it", "a whole number, not 1.5"),
         (-1, "ep", "at least 0, not -1"),
@@ -46,8 +46,8 @@ def test_hours_only_where_they_are_allowed() -> None:
         (1, "min", "unknown unit 'min'; use one of ep, it, h"),
     ],
 )
-def test_invalid_durations(value: float, unit: str, told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_invalid_durations(value: float, unit: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         Duration(value, unit)
 
 

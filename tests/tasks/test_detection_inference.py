@@ -134,10 +134,10 @@ def test_the_command_writes_objects_and_draws_them(run: Path, folder: Path, tmp_
         assert {thing["class"] for thing in line["detections"]} <= set("0123456789")
     sizes = []
     for path in sorted((tmp_path / "images").iterdir()):
-        with Image.open(path) as picture:
-            sizes.append((path.name, picture.size))
-            colours = {colour for _, colour in picture.getcolors(1 << 20) or ()}
-        assert any(len(set(colour)) > 1 for colour in colours), "something is drawn on a grey picture"
+        with Image.open(path) as drawing:
+            sizes.append((path.name, drawing.size))
+            colours = {colour for _, colour in drawing.getcolors(1 << 20) or ()}
+        assert any(len(set(colour)) > 1 for colour in colours), "something is drawn on a grey drawing"
     assert sizes == [("00000-a.png", (512, 512)), ("00001-b.png", (512, 256)), ("00002-c.png", (512, 320))]
     assert (tmp_path / "sheet-1.png").is_file()
 
@@ -145,8 +145,8 @@ def test_the_command_writes_objects_and_draws_them(run: Path, folder: Path, tmp_
 def test_nothing_is_drawn_of_what_is_not_sure(run: Path, folder: Path, tmp_path: Path) -> None:
     done = command("predict", run, folder / "a.png", "--out", tmp_path, "--score", "1")
     assert done.exit_code == 0 and "a.png  nothing" in done.output
-    with Image.open(tmp_path / "images" / "00000-a.png") as picture:
-        assert all(len(set(colour)) == 1 for _, colour in picture.getcolors(1 << 20) or ())
+    with Image.open(tmp_path / "images" / "00000-a.png") as drawing:
+        assert all(len(set(colour)) == 1 for _, colour in drawing.getcolors(1 << 20) or ())
     assert json.loads((tmp_path / "predictions.jsonl").read_text())["detections"]
 
 
@@ -159,8 +159,8 @@ def test_what_is_there_beside_what_is_found_the_worst_first(run: Path, tmp_path:
     others = [name for name in (f"{number:06d}" for number in range(6)) if name not in worst]
     assert found == [*worst, *others][:4]
     assert "val/000000.png  ground truth: " in command("predict", run, "--split", "val", "--out", tmp_path).output
-    with Image.open(tmp_path / "images" / f"00000-{found[0]}.png") as picture:
-        assert picture.width > 2 * 512
+    with Image.open(tmp_path / "images" / f"00000-{found[0]}.png") as drawing:
+        assert drawing.width > 2 * 512
 
 
 def test_the_training_data_can_be_drawn_too(run: Path, tmp_path: Path) -> None:

@@ -17,14 +17,13 @@ from opabinia.models.projectors import without_projectors
 from opabinia.tasks import distillation
 from opabinia.tasks.classification import Classification
 from opabinia.tasks.distillation import (
-    CheckTeachers,
     Distill,
     DistilledTask,
     EmaTeacher,
     Teacher,
-    build_teacher,
     ema_teacher,
 )
+from opabinia.tasks.teachers import CheckTeachers, build_teacher
 
 CLASSES = ("cat", "dog", "emu", "fox")
 FACTS = DatasetInfo(samples=8, channels=3, classes=CLASSES)

@@ -161,10 +161,10 @@ def test_half_precision(data: Path, tmp_path: Path) -> None:
 def test_images_that_cannot_be_read_are_passed_over(data: Path, tmp_path: Path) -> None:
     root = tmp_path / "broken"
     small_data.coco2017(root)
-    (root / "train2017" / "000000000001.png").write_bytes(b"no picture")
-    (root / "val2017" / "000000000025.png").write_bytes(b"no picture")
+    (root / "train2017" / "000000000001.png").write_bytes(b"no image")
+    (root / "val2017" / "000000000025.png").write_bytes(b"no image")
     with pytest.raises(Exception, match=r"000000000001\.png cannot be decoded"):
-        train(root, tmp_path, "train.length=6it", "data.val=null", name="told")
+        train(root, tmp_path, "train.length=6it", "data.val=null", name="refused")
     run = train(root, tmp_path, "train.length=6it", "data.on_error=skip", "evaluate.every=6it")
     assert lines(run)[-1]["val/skipped"] == 1
     assert "skipped: sample" in (run / "train.log").read_text()

@@ -58,7 +58,7 @@ def scores(folder: Path) -> dict[int, dict[str, float]]:
         line: dict[str, Any] = json.loads(text)
         own = {name: value for name, value in line.items() if name.startswith(("val", "other"))}
         if own:
-            assert not own.keys() & found.get(line["step"], {}).keys(), "told twice"
+            assert not own.keys() & found.get(line["step"], {}).keys(), "logged twice"
             found.setdefault(line["step"], {}).update(own)
     return found
 

@@ -101,19 +101,19 @@ def test_an_image_of_all_kinds() -> None:
     plain = ConstantPlan(100, 10, Duration(3, "ep"))
     panels = {
         "clips": (made(multigrid, size=32, frames=16, milestones=MARKS), 4),
-        "pictures": (made(progressive, start=32, end=64), 3),
+        "images": (made(progressive, start=32, end=64), 3),
         "nothing": (preview_of_plan(plain, plain), 2),
     }
     heights = {name: draw_preview(table, constant).height for name, (table, _) in panels.items()}
-    one = heights["pictures"] - heights["nothing"]
-    assert heights["clips"] - heights["pictures"] == one > 0
+    one = heights["images"] - heights["nothing"]
+    assert heights["clips"] - heights["images"] == one > 0
 
 
 def test_a_panel_shows_its_lines() -> None:
     """A line at the top for the first half, at the bottom for the second."""
     panel = ChartPanel("size", [[(0, 20.0), (5, 20.0), (5, 1.0), (10, 1.0)]])
-    picture = line_chart([panel], title="a title", across="epochs", end=10, marks=[5])
-    blue = (np.asarray(picture) == (0, 114, 178)).all(2)
+    chart = line_chart([panel], title="a title", across="epochs", end=10, marks=[5])
+    blue = (np.asarray(chart) == (0, 114, 178)).all(2)
     left, right = (np.flatnonzero(blue[:, side].any(1)) for side in (slice(100, 400), slice(550, 850)))
     assert len(left) == len(right) == 2, "two pixels wide, and straight"
     assert left.max() < right.min()

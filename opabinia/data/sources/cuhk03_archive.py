@@ -22,7 +22,7 @@ Boxes = Literal["labeled", "detected"]
 
 @register.source(name="cuhk03_archive")
 class Cuhk03Archive(IdentityImages):
-    """CUHK03 (Li et al. 2014) from ``cuhk-03.mat``, without unpacking it (needs the extra ``opabinia[cuhk03]``).
+    """CUHK03 (Li et al. 2014) from ``cuhk-03.mat``, without unpacking it (needs the extra ``opabinia[matlab]``).
 
     With a ``test_set`` by the first protocol: the images of its 100 persons by the first camera are queries, those by
     the second the gallery, and all other persons are for training; the evaluator ``repeated_gallery`` draws single
@@ -79,7 +79,7 @@ def _open(file: Path) -> Any:
     try:
         import h5py
     except ImportError as error:
-        raise ValueError(f"{file}: reading it needs h5py: pip install 'opabinia[cuhk03]'") from error
+        raise ValueError(f"{file}: reading it needs h5py: pip install 'opabinia[matlab]'") from error
     try:
         return h5py.File(file)
     except OSError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
 from typing import Any
 
 import numpy as np
@@ -67,7 +67,7 @@ class Revisited:
         return len(self._names)
 
     def __getitem__(self, index: int) -> Sample:
-        path = self.root / Path(self._names[index])
+        path = os.fsencode(self.root / self._names[index])
         sample: dict[str, Any] = decode_sample({"image": EncodedImage.file(path, 3), "id": self.id(index)})
         count = len(self._boxes)
         if index < count:

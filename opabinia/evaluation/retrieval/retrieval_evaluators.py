@@ -369,7 +369,9 @@ class Revisited(EmbeddingEvaluator):
         relevance = labels[~queries].T
         scores: dict[str, float] = {}
         for setup, (matches, ignored) in _REVISITED.items():
-            listed = ([np.flatnonzero(np.isin(row, values)) for row in relevance] for values in (matches, ignored))
+            listed = [
+                [np.flatnonzero(np.isin(row, values)).tolist() for row in relevance] for values in (matches, ignored)
+            ]
             ranking = rank(FeatureDistances(query, gallery, self._metric), ListedMatches(*listed))
             scores[f"{setup}_mAP"] = float(ranking.trapezoidal_precisions.mean())
             scores[f"{setup}_mP@10"] = ranking.precision_at(10)

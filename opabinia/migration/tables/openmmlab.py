@@ -120,7 +120,7 @@ CUSTOM_KEYS: dict[str, tuple[str, tuple[str, ...]]] = {
     "relative_position_bias_table": ("relative_position_bias_table", ("swin",)),
     "norm": ("norm", ("swin", "vit_", "deit")),
     "bias": ("bias$", ("",)),
-    "mask_token": ("mask_token", ("vit_",)),
+    "mask_token": ("mask_token", ()),  # a vector here
     "predictor": ("^predictor", ("",)),
 }
 """Parts of parameter names with their patterns here, and the beginnings of the networks that have such parameters."""

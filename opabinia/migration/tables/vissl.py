@@ -323,8 +323,8 @@ REGNET_SIZES = {
 }
 """timm's names of the RegNetY that VISSL gives by depth, w_0, w_a, w_m and width of a group (SEER)."""
 
-ANYNETS = {((2, 4, 11, 1), (224, 448, 1232, 3024), (112, 112, 112, 112)): "regnety_160"}
-"""timm's names of the ``anynet`` that VISSL gives by depths, widths and group widths of their stages."""
+ANYNETS = {"regnety_160": [[2, 4, 11, 1], [224, 448, 1232, 3024], [112, 112, 112, 112]]}
+"""Depths, widths and group widths of the stages of ``anynet`` in VISSL's configs, by timm's names."""
 
 REFUSED_TOOLS = {
     "GEO_LOCALIZATION": "classes are not mapped to places on earth",

@@ -9,7 +9,8 @@ from timm.layers.squeeze_excite import SEModule
 from torch import Tensor, nn
 
 from opabinia.config import register
-from opabinia.contracts import Count, DataMismatch, Fraction
+from opabinia.contracts import Backbone, Count, DataMismatch, Fraction
+from opabinia.models.backbones.module import ModuleBackbone
 
 BLOCKS = {
     "iresnet18": (2, 2, 2, 2),
@@ -106,11 +107,11 @@ def iresnet(
     channels: int,
     /,
     *,
+    image_size: tuple[Count, Count],
     model: Literal["iresnet18", "iresnet34", "iresnet50", "iresnet100", "iresnet200"] = "iresnet50",
-    image_size: tuple[Count, Count] = (112, 112),
     se: bool = False,
     dropout: Fraction = 0.0,
-) -> nn.Module:
+) -> Backbone:
     """IResNet for face recognition (Deng et al. 2019, ArcFace, section 3.1): no pooling, an ``embedding`` of the task
     ``reid`` reduces the flattened feature map.
 
@@ -118,9 +119,9 @@ def iresnet(
 
     Args:
         channels: channels of the images.
+        image_size: height and width of the images, usually 112; others are refused.
         model: number of layers.
-        image_size: height and width of the images; others are refused.
         se: squeeze and excitation in every block.
         dropout: of the feature maps.
     """
-    return IResNet(channels, BLOCKS[model], image_size, se, dropout)
+    return ModuleBackbone(IResNet(channels, BLOCKS[model], image_size, se, dropout), channels)

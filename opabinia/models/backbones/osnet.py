@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from opabinia.config import register
+from opabinia.contracts import Backbone
+from opabinia.models.backbones.module import ModuleBackbone
 
 CHANNELS = {
     "osnet_x1_0": (64, 256, 384, 512),
@@ -54,7 +57,7 @@ class LightConv(nn.Module):
 
     def forward(self, maps: Tensor) -> Tensor:
         """Return feature maps of the same shape."""
-        return self.bn(self.conv2(self.conv1(maps))).relu()
+        return F.relu(self.bn(self.conv2(self.conv1(maps))))
 
 
 class Gate(nn.Module):
@@ -67,7 +70,8 @@ class Gate(nn.Module):
 
     def forward(self, maps: Tensor) -> Tensor:
         """Return weighted feature maps."""
-        return maps * self.fc2(self.fc1(maps.mean((2, 3), keepdim=True)).relu()).sigmoid()
+        weights: Tensor = self.fc2(self.fc1(maps.mean((2, 3), keepdim=True)).relu()).sigmoid()
+        return maps * weights
 
 
 class OmniScaleBlock(nn.Module):
@@ -141,7 +145,7 @@ def osnet(
     *,
     model: Literal["osnet_x1_0", "osnet_x0_75", "osnet_x0_5", "osnet_x0_25"] = "osnet_x1_0",
     ibn: bool = False,
-) -> nn.Module:
+) -> Backbone:
     """OSNet, a small network for re-identification (Zhou et al. 2019): 1.9 million parameters at width 1.
 
     Pretrained weights of torchreid and FastReID load with ``init: {weights: FILE, target_prefix: backbone.module}``.
@@ -151,4 +155,4 @@ def osnet(
         model: width of the network.
         ibn: instance norms in the stem and after the blocks of the first stage (OSNet-IBN).
     """
-    return OSNet(channels, CHANNELS[model], ibn)
+    return ModuleBackbone(OSNet(channels, CHANNELS[model], ibn), channels)

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from opabinia.config import register
+from opabinia.contracts import Backbone
+from opabinia.models.backbones.module import ModuleBackbone
 
 CHANNELS = {
     "shufflenet_v2_x0_5": (48, 96, 192, 1024),
@@ -88,7 +90,7 @@ def shufflenet(
     /,
     *,
     model: Literal["shufflenet_v2_x0_5", "shufflenet_v2_x1_0", "shufflenet_v2_x1_5", "shufflenet_v2_x2_0"],
-) -> nn.Module:
+) -> Backbone:
     """ShuffleNet V2 (Ma et al. 2018), as its authors and FastReID have it.
 
     Their pretrained weights load with ``init: {weights: FILE, target_prefix: backbone.module}``.
@@ -97,4 +99,4 @@ def shufflenet(
         channels: channels of the images.
         model: width of the network.
     """
-    return ShuffleNet(channels, CHANNELS[model])
+    return ModuleBackbone(ShuffleNet(channels, CHANNELS[model]), channels)

@@ -16,6 +16,7 @@ from opabinia.models.detectors.queries import (
     collect_objects,
     global_count,
     import_transformers,
+    sizes_as_tensor,
 )
 from opabinia.models.detectors.rt_detr import (
     HybridDetector,
@@ -179,7 +180,7 @@ class DFine(HybridDetector):
             nn.init.zeros_(head.layers[-1].bias)
 
     def _predict(
-        self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Sizes, objects: Objects | None = None
+        self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Tensor, objects: Objects | None = None
     ) -> Outputs:
         _, output, _ = self._decode(maps, shape, sizes, objects)
         return Outputs(unbind_layers(output.intermediate_logits, output.intermediate_reference_points)[-1])
@@ -190,7 +191,8 @@ class DFine(HybridDetector):
         """See :class:`DFine`."""
         objects = collect_objects(targets, shape)
         self.decoder.training = True  # of this module alone: it then gives the outputs of all layers
-        first, output, denoising = self._decode(maps, shape, sizes, objects)
+        places = sizes_as_tensor(sizes, objects.boxes.device)
+        first, output, denoising = self._decode(maps, shape, places, objects)
         values = (
             output.intermediate_logits,
             output.intermediate_reference_points,

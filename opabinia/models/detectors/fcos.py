@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -121,14 +121,15 @@ class Fcos(DenseDetector):
     def _predict(self, maps: Sequence[Tensor], shape: tuple[int, int]) -> Predictions:
         """Run the head: boxes are encoded as distances in strides, anchors are points, as boxes of the stride's
         size."""
-        classes, boxes = self.head["classification_head"], self.head["regression_head"]
+        heads: Any = self.head
+        classes, boxes = heads["classification_head"], heads["regression_head"]
         points = self.grid(maps, shape)
         levels = []
         for number, level in enumerate(maps):
             class_features, box_features = classes.conv(level), boxes.conv(level)
             raw = _rows(boxes.bbox_reg(box_features)).float()
-            if "scales" in self.head:
-                raw = raw * self.head["scales"][number]
+            if "scales" in heads:
+                raw = raw * heads["scales"][number]
             stride = (points[number][:, 2:] - points[number][:, :2]).repeat(1, 2)
             distances = raw.relu() if self.distances == "strides" else raw.exp() / stride
             centerness = boxes.bbox_ctrness(box_features if self.centerness_branch == "box" else class_features)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from opabinia.config import register
-from opabinia.contracts import Count, DataMismatch, DatasetInfo, Fraction, Level, NonNegative, Sizes
+from opabinia.contracts import Count, DataMismatch, DatasetInfo, Fraction, Level, NonNegative
 from opabinia.models.detectors.queries import Outputs, QueryDetector, global_count, import_transformers
 from opabinia.models.detectors.rt_detr import check_width
 from opabinia.models.losses.set_prediction import (
@@ -68,7 +68,7 @@ class LibraryDetector(QueryDetector):
         self.max_detections = max_detections
 
     def _predict(
-        self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Sizes, objects: Objects | None = None
+        self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Tensor, objects: Objects | None = None
     ) -> Outputs:
         if objects is None:
             output = self._run(maps, shape, sizes)
@@ -76,16 +76,14 @@ class LibraryDetector(QueryDetector):
         layers: list[Prediction] = self._run(maps, shape, sizes, labels=[]).auxiliary_outputs
         return Outputs(layers[0], layers[1:])
 
-    def _run(self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Sizes, **options: Any) -> Any:
+    def _run(self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Tensor, **options: Any) -> Any:
         """Return the library's output for feature maps."""
-        device = maps[-1].device
-        ends = torch.tensor(sizes).to(device, non_blocking=True)
-        rows, columns = (torch.arange(side, device=device) for side in shape)
-        mask = (rows < ends[:, :1])[:, :, None] & (columns < ends[:, 1:])[:, None, :]
+        rows, columns = (torch.arange(side, device=sizes.device) for side in shape)
+        mask = (rows < sizes[:, :1])[:, :, None] & (columns < sizes[:, 1:])[:, None, :]
         backbone = self.model.get_submodule(self._backbone)
         backbone.maps = maps[self._levels]
         try:
-            pixels = maps[-1].new_zeros(()).expand(len(sizes), 3, *shape)
+            pixels = maps[-1].new_zeros(()).expand(sizes.shape[0], 3, *shape)
             return self.model(pixels, pixel_mask=mask.long(), **options)
         finally:
             backbone.maps = ()
@@ -127,7 +125,7 @@ class GroupDetector(LibraryDetector):
     """A :class:`LibraryDetector` with groups of queries, which are selected from the positions of the feature maps."""
 
     def _predict(
-        self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Sizes, objects: Objects | None = None
+        self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Tensor, objects: Objects | None = None
     ) -> Outputs:
         positions, queries = maps[-1].shape[-2] * maps[-1].shape[-1], self.model.config.num_queries
         if positions < queries:
@@ -147,7 +145,7 @@ class SoftmaxDetector(LibraryDetector):
     """
 
     def _predict(
-        self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Sizes, objects: Objects | None = None
+        self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Tensor, objects: Objects | None = None
     ) -> Outputs:
         output = self._run(maps, shape, sizes, output_hidden_states=objects is not None)
         last = Prediction(output.logits, output.pred_boxes)

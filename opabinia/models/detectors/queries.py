@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torchvision.ops import box_convert, clip_boxes_to_image
+from torchvision.ops import box_convert
 
 from opabinia.contracts import Detections, Detector, Sizes, Target
 from opabinia.models.losses.set_prediction import (
@@ -63,7 +63,7 @@ class QueryDetector(Detector):
         with denoising queries, ``loss_denoising``, their sum over these. All are divided by the number of objects in
         the batch of all processes, or by 1."""
         objects = collect_objects(targets, shape)
-        outputs = self._predict(maps, shape, sizes, objects)
+        outputs = self._predict(maps, shape, sizes_as_tensor(sizes, objects.boxes.device), objects)
         number = objects.boxes.new_tensor(float(len(objects.labels)))
         count = global_count(number, len(targets)) * outputs.groups
         layers = [outputs.last, *outputs.earlier]
@@ -80,9 +80,15 @@ class QueryDetector(Detector):
         return losses
 
     def _predict(
-        self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Sizes, objects: Objects | None = None
+        self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Tensor, objects: Objects | None = None
     ) -> Outputs:
-        """Return predictions of the last layer; with ``objects`` also those of all others and of denoising queries."""
+        """Return predictions of the last layer; with ``objects`` also those of all others and of denoising queries.
+
+        Args:
+            maps, shape: see :meth:`losses`.
+            sizes: height and width of each image (int64, B x 2).
+            objects: see above.
+        """
         raise NotImplementedError
 
     def _layer_losses(self, prediction: Prediction, pairs: Pairs, objects: Objects, count: Tensor) -> dict[str, Tensor]:
@@ -95,15 +101,30 @@ class QueryDetector(Detector):
 
     def detect(self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Sizes) -> list[Detections]:
         """Return the pairs of query and class with the highest scores, without suppression."""
+        batch = self.detect_batch(maps, shape, sizes_as_tensor(sizes, maps[-1].device))
+        return [Detections(*rows) for rows in zip(batch.boxes, batch.scores, batch.labels, strict=True)]
+
+    def detect_batch(self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Tensor) -> Detections:
+        """Return the same number of detections for each of B images: boxes (B x D x 4), scores and labels (B x D).
+
+        Args:
+            maps, shape: see :meth:`losses`.
+            sizes: height and width of each image (int64, B x 2).
+        """
         logits, fractions = (values.float() for values in self._predict(maps, shape, sizes).last)
         by_class = self._scores(logits)
-        scores, pairs = by_class.flatten(1).topk(min(self.max_detections, by_class[0].numel()))
-        classes = by_class.shape[-1]
+        classes, count = by_class.shape[-1], by_class.shape[1] * by_class.shape[2]
+        scores, pairs = by_class.flatten(1).topk(min(self.max_detections, count))
         best = fractions.gather(1, (pairs // classes).unsqueeze(-1).expand(-1, -1, 4))
         height, width = shape
         boxes = box_convert(best, "cxcywh", "xyxy") * best.new_tensor([width, height, width, height])
-        images = zip(boxes, scores, pairs % classes, sizes, strict=True)
-        return [Detections(clip_boxes_to_image(box, size), score, label) for box, score, label, size in images]
+        ends = sizes.flip(1).repeat(1, 2).unsqueeze(1).to(boxes.dtype)
+        return Detections(boxes.clamp(min=0).minimum(ends), scores, pairs % classes)
+
+
+def sizes_as_tensor(sizes: Sizes, device: torch.device) -> Tensor:
+    """Return height and width of each image (int64, B x 2)."""
+    return torch.tensor(sizes).to(device, non_blocking=True)
 
 
 def collect_objects(targets: Sequence[Target], shape: tuple[int, int]) -> Objects:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Annotated, Any, NamedTuple
 
+import numpy as np
 import torch
 from annotated_types import Ge
 from torch import Tensor, nn
@@ -126,12 +127,12 @@ class HybridDetector(QueryDetector):
         return losses
 
     def _decode(
-        self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Sizes, objects: Objects | None
+        self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Tensor, objects: Objects | None
     ) -> tuple[Prediction, Any, Denoising | None]:
         """Return the encoder's predictions for the queries, the decoder's output for the denoising queries (if there
         are ``objects`` to make them from) and the queries after them, and the denoising queries."""
         memory, shapes = self._encode(maps)
-        anchors, inside = _anchors(shapes, shape, sizes, memory.device)
+        anchors, inside = _anchors(shapes, shape, sizes)
         memory = memory * inside.unsqueeze(-1)
         first, content, box_logits = self._select_queries(memory, anchors, inside)
         denoising = self._make_denoising(objects, box_logits.shape[1]) if objects is not None else None
@@ -143,7 +144,8 @@ class HybridDetector(QueryDetector):
             encoder_hidden_states=memory,
             encoder_attention_mask=denoising.mask if denoising else None,
             reference_points=box_logits.detach(),
-            spatial_shapes=torch.tensor(shapes),  # stays on the CPU, where the library compares it with a number
+            # Objects, since the library compares their products with a number: of tensors, a graph would do so, too.
+            spatial_shapes=np.array(shapes, dtype=object),
             spatial_shapes_list=shapes,
         )
         return first, output, denoising
@@ -314,7 +316,7 @@ class RTDetr(HybridDetector):
         return library.RTDetrV2MLPPredictionHead(width, width, 4, 3)
 
     def _predict(
-        self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Sizes, objects: Objects | None = None
+        self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Tensor, objects: Objects | None = None
     ) -> Outputs:
         first, output, denoising = self._decode(maps, shape, sizes, objects)
         values = output.intermediate_logits, output.intermediate_reference_points
@@ -391,19 +393,17 @@ def _init_transformer(part: nn.Module) -> None:
                 nn.init.xavier_uniform_(layer.weight, gain=0.5**0.5)
 
 
-def _anchors(
-    shapes: Sequence[tuple[int, int]], shape: tuple[int, int], sizes: Sizes, device: torch.device
-) -> tuple[Tensor, Tensor]:
+def _anchors(shapes: Sequence[tuple[int, int]], shape: tuple[int, int], sizes: Tensor) -> tuple[Tensor, Tensor]:
     """Return a box around each position of the feature maps (N x 4: center, width and height as fractions of the padded
     image), with sides of 0.05 on the finest level and twice that on each coarser one; and whether the position lies in
     the image (bool, B x N)."""
-    levels = []
+    levels, device = [], sizes.device
     for number, (height, width) in enumerate(shapes):
         y = (torch.arange(height, device=device) + 0.5) / height
         x = (torch.arange(width, device=device) + 0.5) / width
         centers = torch.cartesian_prod(y, x).flip(1)
         levels.append(torch.cat([centers, torch.full_like(centers, 0.05 * 2**number)], 1))
     anchors = torch.cat(levels)
-    ends = torch.tensor([[width / shape[1], height / shape[0]] for height, width in sizes])
-    inside = (anchors[:, :2] < ends.to(device, non_blocking=True)[:, None]).all(-1)
+    ends = sizes.flip(1) / torch.tensor(shape, device=device).flip(0)
+    inside = (anchors[:, :2] < ends[:, None]).all(-1)
     return anchors, inside

@@ -1,5 +1,5 @@
-"""Export of one-stage detectors: non-maximum suppression with static shapes, by the same rule as in
-:mod:`opabinia.models.detectors.dense`."""
+"""Export of detectors: non-maximum suppression with static shapes, by the same rule as in
+:mod:`opabinia.models.detectors.dense`, and none for detectors with queries."""
 
 from __future__ import annotations
 
@@ -39,6 +39,21 @@ class DenseDetector(Protocol):
     def candidates(self, maps: Sequence[Tensor], shape: tuple[int, int]) -> list[Candidates]: ...
 
 
+@runtime_checkable
+class BatchDetector(Protocol):
+    """A detector with the same number of detections in every image, without suppression, such as those with queries.
+
+    Attributes:
+        max_detections: maximum number of detections per image.
+    """
+
+    max_detections: int
+
+    def pyramid(self, maps: Sequence[Tensor]) -> list[Tensor]: ...
+
+    def detect_batch(self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Tensor) -> Detections: ...
+
+
 class DetectionExport(ExportModule):
     """Detections in images of one size: ``boxes`` (B x D x 4: left, top, right, bottom, in pixels of the image),
     ``scores`` (B x D) and ``labels`` (int64, B x D; -1 pads images with fewer detections), best first.
@@ -61,11 +76,11 @@ class DetectionExport(ExportModule):
                 "task.test_time_augmentation: an exported graph sees an image in one size; export with "
                 "task.test_time_augmentation=null"
             )
-        if not isinstance(self.detector, DenseDetector):
+        if not isinstance(self.detector, DenseDetector | BatchDetector):
             raise ValueError(
                 f"task.detector: {type(self.detector).__name__} works image by image, so its shapes are not static; "
-                "fcos and retinanet can be exported, and every detector in the Hugging Face layout (--format "
-                "huggingface)"
+                "fcos, retinanet and the detectors with queries (d_fine, rt_detr ...) can be exported, and every "
+                "detector in the Hugging Face layout (--format huggingface)"
             )
 
     def forward(self, image: Tensor, image_sizes: Tensor) -> Predictions:  # type: ignore[override]
@@ -75,11 +90,20 @@ class DetectionExport(ExportModule):
         columns = torch.arange(width).view(1, 1, -1) < image_sizes[:, 1:, None]
         images = self.normalize(image) * (rows & columns).unsqueeze(1)
         detector = self.detector
-        assert isinstance(detector, DenseDetector), "check_static() comes first"
-        candidates = detector.candidates(detector.pyramid(self.backbone.pyramid_features(images)), (height, width))
-        detections = suppress_static(
-            candidates, image_sizes, detector.score_threshold, detector.nms_threshold, detector.max_detections
-        )
+        maps = detector.pyramid(self.backbone.pyramid_features(images))
+        if isinstance(detector, BatchDetector):
+            detections = pad_detections(
+                detector.detect_batch(maps, (height, width), image_sizes), detector.max_detections
+            )
+        else:
+            assert isinstance(detector, DenseDetector), "check_static() comes first"
+            detections = suppress_static(
+                detector.candidates(maps, (height, width)),
+                image_sizes,
+                detector.score_threshold,
+                detector.nms_threshold,
+                detector.max_detections,
+            )
         return {"boxes": detections.boxes, "scores": detections.scores, "labels": detections.labels}
 
     def inputs(self, samples: Sequence[Sample]) -> dict[str, Tensor]:
@@ -101,6 +125,16 @@ class DetectionExport(ExportModule):
         """See :func:`detection_difference`."""
         threshold = self.detector.score_threshold if isinstance(self.detector, DenseDetector) else 0.0
         return detection_difference(expected, actual, threshold)
+
+
+def pad_detections(detections: Detections, count: int) -> Detections:
+    """Pad the detections of each image (B x D ...) to ``count`` with label -1."""
+    missing = count - detections.labels.shape[1]
+    return Detections(
+        F.pad(detections.boxes, (0, 0, 0, missing)),
+        F.pad(detections.scores, (0, missing)),
+        F.pad(detections.labels, (0, missing), value=-1),
+    )
 
 
 def suppress_static(

@@ -16,8 +16,8 @@ from opabinia.evaluation.representation.collapse import spread
 from opabinia.models.backbones.module import build_backbone
 from opabinia.models.losses.distillation import FeaturesLoss, features_loss
 from opabinia.models.projectors import PROJECTOR
-from opabinia.tasks.distillation import CheckTeachers, FrozenTeacher, build_teacher
 from opabinia.tasks.selfsup.base import SelfSupervised, SharedOptions, view_size_errors
+from opabinia.tasks.teachers import CheckTeachers, FrozenTeacher, build_teacher
 
 
 @register.task(name="distillation")
@@ -47,7 +47,7 @@ class Distillation(SelfSupervised):
         std: channel standard deviations, likewise.
 
     Raises:
-        ValueError: both weights are 0, the teacher does not fit (see :func:`opabinia.tasks.distillation.build_teacher`)
+        ValueError: both weights are 0, the teacher does not fit (see :func:`opabinia.tasks.teachers.build_teacher`)
             or a network has no feature maps.
     """
 
@@ -150,7 +150,7 @@ class _Teacher:
     """A frozen teacher, no submodule of its student: neither trained, saved nor copied with it.
 
     Args:
-        model: a task or an :class:`opabinia.tasks.distillation.ImageTeacher`.
+        model: a task or an :class:`opabinia.tasks.teachers.ImageTeacher`.
 
     Raises:
         ValueError: it has no backbone of images.
@@ -161,7 +161,8 @@ class _Teacher:
         trunk = model.trunk if isinstance(model, Task) else self.model.backbone
         if not isinstance(trunk, Backbone) or trunk.clips:
             raise ValueError(f"run: the trunk of {type(model).__name__} gives no features of images")
-        self.trunk, self.normalize = trunk, self.model.normalize
+        self.trunk = trunk
+        self.normalize: Any = self.model.normalize
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Teacher:
         return self

@@ -41,6 +41,8 @@ class Jigsaw(SelfSupervised):
         std: channel standard deviations, likewise.
     """
 
+    has_validation_loss = False  # puzzles are drawn in training
+
     permutations: Tensor
 
     def __init__(
@@ -106,17 +108,18 @@ def distant_permutations(count: int, seed: int = 0) -> Tensor:
         seed: of the choice, which depends on nothing else.
 
     Raises:
-        ValueError: ``count`` is too large.
+        ValueError: ``count`` is above a fifth of the candidates.
     """
+    if count > CANDIDATES // 5:
+        raise ValueError(f"permutations: {count} is too many; at most {CANDIDATES // 5}")
     drawn = np.random.default_rng(seed).random((CANDIDATES, PATCHES)).argsort(1)
-    columns = np.ascontiguousarray(np.unique(drawn, axis=0).T.astype(np.uint8))
-    if count > columns.shape[1]:
-        raise ValueError(f"permutations: {count} is too many; at most {columns.shape[1]}")
-    distances = np.zeros(columns.shape[1], dtype=np.int32)
+    columns = np.ascontiguousarray(drawn.T.astype(np.uint8))
+    distances = np.zeros(CANDIDATES, dtype=np.int32)
     chosen: list[int] = []
     for _ in range(count):
         chosen.append(int(distances.argmax()))
+        step = np.zeros(CANDIDATES, dtype=np.int32)
         for column in columns:
-            distances += column != column[chosen[-1]]
-        distances[chosen[-1]] = np.iinfo(np.int32).min // 2
+            step += column != column[chosen[-1]]
+        distances += np.where(step == 0, np.iinfo(np.int32).min // 2, step)  # the same one is not chosen again
     return torch.from_numpy(columns[:, chosen].T.astype(np.int64))

@@ -92,8 +92,10 @@ class PIRL(NPID):
         if self.pretext == "rotation":
             turns = torch.randint(4, (len(views),), device=views.device)
             rotated = torch.stack(quarter_turns([views]))[turns, images]
-            return self.puzzle_projector(self.transformed_projector(self.backbone(rotated)))
+            projected: Tensor = self.transformed_projector(self.backbone(rotated))
+            return projected
         order = torch.rand(len(views), PATCHES, device=views.device).argsort(1)
         patches = cut_patches(views, self.gap)[images[:, None], order]
         projections = self.transformed_projector(self.backbone(patches.flatten(0, 1)))
-        return self.puzzle_projector(projections.view(len(views), -1))
+        joined: Tensor = self.puzzle_projector(projections.view(len(views), -1))
+        return joined

@@ -97,7 +97,7 @@ class ReportImage:
         content: a data URI.
         text: below it.
         size: width and height in pixels.
-        verdict: ``right``, ``wrong``, ``junk``, or empty.
+        verdict: ``right``, ``wrong``, ``junk``, ``drawn`` (on white; its colors follow the page), or empty.
     """
 
     content: str

@@ -18,7 +18,7 @@ FOLDER, INDEX = "pictures", "index.json"
 MAX_BYTES, MAX_BYTES_OF_IMAGE = 6_000_000, 1_500_000
 """Limits for all images on a page, and for one."""
 
-VERDICTS = ("right", "wrong", "junk")
+VERDICTS = ("right", "wrong", "junk", "drawn")
 
 
 class ByteBudget:

@@ -9,6 +9,7 @@ the types that occur in the configs of the tests. To write it again from folders
 from __future__ import annotations
 
 import ast
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -48,7 +49,8 @@ def class_defaults(folders: Iterable[Path], types: dict[str, set[str]]) -> dict[
 
 
 def _classes(file: Path, package: str) -> Iterator[tuple[str, _Class]]:
-    module = ast.parse(file.read_text(encoding="utf-8"))
+    with warnings.catch_warnings(action="ignore"):  # about their escapes
+        module = ast.parse(file.read_text(encoding="utf-8"))
     imported = {
         alias.asname or alias.name: (package if node.level else str(node.module).partition(".")[0], alias.name)
         for node in ast.walk(module)

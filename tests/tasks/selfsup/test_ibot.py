@@ -34,8 +34,8 @@ def make(**keys: Any) -> IBot:
 def batch_of(images: int = 6, small: int = 1, seed: int = 1) -> Batch:
     """Two large views with masks, the first image's hiding nothing, and small ones."""
     torch.manual_seed(seed)
-    pictures = torch.nn.functional.interpolate(torch.rand(images, 3, 4, 4), size=(32, 32), mode="bicubic").clamp(0, 1)
-    large = [(pictures + 0.05 * torch.randn_like(pictures)).clamp(0, 1) for _ in range(2)]
+    pixels = torch.nn.functional.interpolate(torch.rand(images, 3, 4, 4), size=(32, 32), mode="bicubic").clamp(0, 1)
+    large = [(pixels + 0.05 * torch.randn_like(pixels)).clamp(0, 1) for _ in range(2)]
     views = (*large, *(large[number % 2][:, :, :16, 8:24] for number in range(small)))
 
     def mask(image: Tensor, none: bool) -> Tensor:

@@ -25,7 +25,7 @@ def test_permutations_are_far_apart_and_depend_on_the_seed() -> None:
     assert (distant_permutations(12, seed=4).numpy() != chosen).any()
     distances = (chosen[:, None] != chosen).sum(2)
     assert distances.sum() / (12 * 11) > 8.5, "8 by chance, 8.59 at most"
-    with pytest.raises(ValueError, match="permutations: 100000 is too many; at most"):
+    with pytest.raises(ValueError, match="permutations: 100000 is too many; at most 10000"):
         distant_permutations(100_000)
 
 
@@ -107,7 +107,7 @@ def test_both_learn() -> None:
     pirl = make(PIRL, replace(FACTS, samples=64), projection=8, negatives=20, temperature=0.5)
     for task, momentum in ((jigsaw, 0.9), (pirl, 0.0)):
         optimizer, losses = torch.optim.SGD(task.parameters(), lr=0.03, momentum=momentum), []
-        for step in range(60):
+        for step in range(48):
             torch.manual_seed(step)
             values = task(numbered(16 * (step % 4), seed=step % 4), CLOCK)
             loss = sum(value for name, value in values.items() if "loss" in name)
@@ -115,6 +115,6 @@ def test_both_learn() -> None:
             loss.backward()
             optimizer.step()
             for hook in task.hooks(FACTS):
-                hook.after_step(at(step + 1, 60))
+                hook.after_step(at(step + 1, 48))
             losses.append(loss.item())
-        assert sum(losses[-8:]) < 0.9 * sum(losses[:8]), type(task).__name__
+        assert sum(losses[-8:]) < 0.95 * sum(losses[:8]), type(task).__name__

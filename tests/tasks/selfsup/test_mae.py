@@ -29,9 +29,9 @@ def batch_of(images: int = 8, size: int = 32, patch_size: int = 8, seed: int = 1
     """Pictures whose corners tell all the rest, of which a quarter is seen."""
     torch.manual_seed(seed)
     patterns = torch.nn.functional.interpolate(torch.rand(images, 3, 2, 2), size=(size, size), mode="bilinear")
-    pictures = (patterns * 255).byte()
-    masks = [random_patch_mask({"image": one}, patch_size=patch_size)["patch_mask"] for one in pictures]
-    return {"image": pictures, "patch_mask": torch.stack(masks), "id": [str(number) for number in range(images)]}
+    pixels = (patterns * 255).byte()
+    masks = [random_patch_mask({"image": one}, patch_size=patch_size)["patch_mask"] for one in pixels]
+    return {"image": pixels, "patch_mask": torch.stack(masks), "id": [str(number) for number in range(images)]}
 
 
 @pytest.mark.parametrize("norm_pixels", [True, False])

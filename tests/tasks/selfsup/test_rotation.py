@@ -20,7 +20,7 @@ def test_a_turn_takes_the_right_edge_up() -> None:
 
 
 def one_by_one(task: Rotation, images: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean loss, and how often the turn is told right."""
+    """The mean loss, and how often the turn is predicted right."""
     losses, right = [], []
     for image in task.normalize(images):
         for turn in range(4):

@@ -33,6 +33,7 @@ def test_images_of_each_task(recipe: str, overrides: list[str], titles: set[str]
         {"Map of embeddings"} if "Nearest neighbors" in titles else set()
     )
     page = write_report([run]).read_text()
+    assert ("class=drawn" in page) == ("Map of embeddings" in page), "maps are drawn on white"
     assert all(title in page for title in titles)
     assert len(page) < 10_000_000
 

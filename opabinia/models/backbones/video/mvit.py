@@ -23,18 +23,18 @@ class Mvit(ClipBackbone):
     """MViT (Fan et al. 2021) and MViTv2 (Li et al. 2022) of any size; a single stage without pooling is a ViT with
     patches of space and time and separate positions, as in PySlowFast.
 
-    The defaults are MViTv2-S. B is ``blocks: [2, 3, 16, 3]``, L is ``width: 144, heads: 2, blocks: [2, 6, 36, 4]``;
+    MViTv2-S is ``blocks: [1, 2, 11, 2]``, B ``[2, 3, 16, 3]``, L ``[2, 6, 36, 4]`` with ``width: 144, heads: 2``;
     ViT-B is ``version: 1, width: 768, heads: 12, blocks: [12], patch: [2, 16, 16], patch_stride: [2, 16, 16],
     kv_stride: 1, pool_kernel: null``. Version 2 takes clips of any size, version 1 those of ``clip`` only.
 
     Args:
         channels: channels of the frames.
+        blocks: number of blocks of each stage; stages after the first one halve height and width.
         clip: frames, height and width of the clips that the tables of positions are made for.
         version: 1: absolute positions; 2: relative positions, and queries are pooled in every block and added to the
             output of the attention.
         width: channels of the first stage; each stage has twice as many channels and heads as that before.
         heads: of the first stage.
-        blocks: number of blocks of each stage; stages after the first one halve height and width.
         expansion: layer that doubles the channels between stages: the ``attention`` of the first block of a stage
             (MViTv2), or the ``mlp`` of the last block before it (MViT).
         kv_stride: spatial stride of keys and values in the first stage, half of it in each following one.
@@ -50,11 +50,11 @@ class Mvit(ClipBackbone):
         channels: int,
         /,
         *,
+        blocks: Annotated[Sequence[Count], MinLen(1)],
         clip: Size = (16, 224, 224),
         version: Literal[1, 2] = 2,
         width: Count = 96,
         heads: Count = 1,
-        blocks: Annotated[Sequence[Count], MinLen(1)] = (1, 2, 11, 2),
         expansion: Literal["attention", "mlp"] = "attention",
         kv_stride: Count = 8,
         pool_kernel: Size | None = (3, 3, 3),
@@ -94,7 +94,7 @@ class Mvit(ClipBackbone):
             stochastic_depth_prob=drop_path if len(stages) > 1 else 0.0,
             patch_embed_kernel=patch,
             patch_embed_stride=patch_stride,
-            patch_embed_padding=tuple(k // 2 if k > s else 0 for k, s in zip(patch, patch_stride, strict=True)),  # type: ignore[arg-type]
+            patch_embed_padding=tuple(k // 2 if k > s else 0 for k, s in zip(patch, patch_stride, strict=True)),
         )
         if channels != 3:
             adapt_channels(net, channels)

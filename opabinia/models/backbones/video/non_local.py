@@ -46,4 +46,5 @@ class NonLocal3d(nn.Module):
         else:  # the product of keys and values first: it has no size of positions times positions
             attended = query @ (key.transpose(1, 2) @ value) / key.shape[1]
         output: Tensor = self.out(attended.transpose(1, 2).unflatten(2, maps.shape[2:]))  # type: ignore[no-untyped-call]
-        return maps + self.norm(output)
+        residual: Tensor = maps + self.norm(output)
+        return residual

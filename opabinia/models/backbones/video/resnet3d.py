@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Literal
 
 import torch.nn.functional as F
@@ -64,18 +65,34 @@ class Bottleneck3d(nn.Module):
         frames: temporal size of the first kernel.
         stride: of the block.
         non_local: kind of the non-local block that follows, if any.
+        depthwise: the temporal kernel and stride are in the second convolution, which is depth-wise (Tran et al. 2019,
+            ir-CSN).
     """
 
     expansion = 4
 
     def __init__(
-        self, inputs: int, width: int, frames: int, stride: Kernel, non_local: NonLocalType | None = None
+        self,
+        inputs: int,
+        width: int,
+        frames: int,
+        stride: Kernel,
+        non_local: NonLocalType | None = None,
+        *,
+        depthwise: bool = False,
     ) -> None:
         super().__init__()
         outputs = width * self.expansion
-        self.conv1 = convolution(inputs, width, (frames, 1, 1), (stride[0], 1, 1))
+        if depthwise:
+            first: nn.Module = convolution(inputs, width, (1, 1, 1))
+            padding = (frames // 2, 1, 1)
+            second: nn.Module = nn.Conv3d(width, width, (frames, 3, 3), stride, padding, groups=width, bias=False)
+        else:
+            first = convolution(inputs, width, (frames, 1, 1), (stride[0], 1, 1))
+            second = convolution(width, width, (1, 3, 3), (1, *stride[1:]))
+        self.conv1 = first
         self.bn1 = nn.BatchNorm3d(width)
-        self.conv2 = convolution(width, width, (1, 3, 3), (1, *stride[1:]))
+        self.conv2 = second
         self.bn2 = nn.BatchNorm3d(width)
         self.conv3 = convolution(width, outputs, (1, 1, 1))
         self.bn3 = nn.BatchNorm3d(outputs)
@@ -105,6 +122,7 @@ class StageSpec:
         stride: frames, rows, columns.
         non_local: indices of the bottlenecks that a non-local block follows.
         non_local_type: of these blocks.
+        depthwise: bottlenecks have their temporal kernels in depth-wise convolutions.
     """
 
     width: int
@@ -113,6 +131,7 @@ class StageSpec:
     stride: Kernel
     non_local: Sequence[int] = ()
     non_local_type: NonLocalType = "softmax"
+    depthwise: bool = False
 
 
 def build_stage(inputs: int, spec: StageSpec, *, bottlenecks: bool, conv_type: ConvType = "3d") -> nn.Sequential:
@@ -134,7 +153,7 @@ def build_stage(inputs: int, spec: StageSpec, *, bottlenecks: bool, conv_type: C
         frames, stride = spec.frames[index % len(spec.frames)], (1, 1, 1) if index else spec.stride
         if bottlenecks:
             attention = spec.non_local_type if index in spec.non_local else None
-            blocks.append(Bottleneck3d(inputs, spec.width, frames, stride, attention))
+            blocks.append(Bottleneck3d(inputs, spec.width, frames, stride, attention, depthwise=spec.depthwise))
         else:
             blocks.append(BasicBlock3d(inputs, spec.width, frames, stride, conv_type))
         inputs = spec.width * (Bottleneck3d if bottlenecks else BasicBlock3d).expansion
@@ -224,7 +243,7 @@ def resnet3d(
     *,
     widths: Annotated[Sequence[Count], MinLen(1)] = (16, 32, 64),
     blocks: Sequence[Count] = (1, 1, 1),
-    block: Literal["basic", "bottleneck"] = "basic",
+    block: Literal["basic", "bottleneck", "depthwise"] = "basic",
     conv_type: ConvType = "3d",
     temporal_kernels: Sequence[Count] | None = None,
     temporal_strides: Sequence[Count] | None = None,
@@ -247,7 +266,7 @@ def resnet3d(
         widths: of the stages; bottlenecks give four times as many channels. The stem has the first stage's.
         blocks: number of blocks of each stage.
         block: ``basic``: two spatiotemporal convolutions; ``bottleneck``: a temporal and a spatial convolution with
-            fewer channels between them.
+            fewer channels between them; ``depthwise``: one with a depth-wise convolution (Tran et al. 2019, ir-CSN).
         conv_type: ``2+1d`` factorizes each convolution into a spatial and a temporal one (R(2+1)D).
         temporal_kernels: temporal size of the kernels, for each stage, odd numbers; null: 3.
         temporal_strides: for each stage; null: 1, which keeps all frames.
@@ -275,17 +294,18 @@ def resnet3d(
     for name, sides in (("temporal_kernels", per_stage["temporal_kernels"]), ("stem_kernel", stem_kernel)):
         if not all(side % 2 for side in sides):
             raise ValueError(f"{name}: kernels have a center, so their sides are odd numbers, not {list(sides)}")
-    if conv_type == "2+1d" and block == "bottleneck":
+    if conv_type == "2+1d" and block != "basic":
         raise ValueError("conv_type: bottlenecks are factorized already; 2+1d is for basic blocks")
+    make = partial(StageSpec, depthwise=block == "depthwise")
     stages = [
-        StageSpec(width=width, blocks=count, frames=(side,), stride=(stride, 2, 2) if number else (stride, 1, 1))
+        make(width=width, blocks=count, frames=(side,), stride=(stride, 2, 2) if number else (stride, 1, 1))
         for number, (width, count, side, stride) in enumerate(zip(widths, *per_stage.values(), strict=True))
     ]
     net = ResNet3d(
         channels,
         stem=(widths[0], stem_kernel, stem_stride),
         stages=stages,
-        bottlenecks=block == "bottleneck",
+        bottlenecks=block != "basic",
         pool=stem_pool,
         conv_type=conv_type,
         zero_init_last=zero_init_last,

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timm.layers import trunc_normal_
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -39,7 +38,7 @@ class DividedAttention(nn.Module):
         if identity:
             nn.init.zeros_(self.temporal_fc.weight)
         else:
-            trunc_normal_(self.temporal_fc.weight, std=0.02)
+            nn.init.trunc_normal_(self.temporal_fc.weight, std=0.02)
 
     def forward(self, token: Tensor, patches: Tensor) -> tuple[Tensor, Tensor]:
         """Map the class token (B x 1 x D) and the patches (B x T x N x D) to the same."""
@@ -64,7 +63,7 @@ class TimeSformer(ClipBackbone):
 
     Args:
         channels: channels of the frames.
-        model: timm's name of the vision transformer of images.
+        model: timm's name of the vision transformer of images, such as ``vit_base_patch16_224``.
         pretrained: download its weights; attention over time begins with those of the attention over space.
         frames: number of positions over time; clips of another length take the nearest ones.
         drop_path: stochastic depth of the last block (Huang et al. 2016).
@@ -79,7 +78,7 @@ class TimeSformer(ClipBackbone):
         channels: int,
         /,
         *,
-        model: str = "vit_base_patch16_224",
+        model: str,
         pretrained: bool = False,
         frames: Count = 8,
         drop_path: Fraction = 0.0,
@@ -87,7 +86,8 @@ class TimeSformer(ClipBackbone):
     ) -> None:
         net = timm(channels, model=model, pretrained=pretrained, drop_path=drop_path, options=options)
         vit: Any = net.model if isinstance(net, TimmBackbone) else None
-        if not isinstance(vit, VisionTransformer) or vit.num_prefix_tokens != 1 or vit.cls_token is None:
+        is_plain = isinstance(vit, VisionTransformer) and vit.num_prefix_tokens == 1 and vit.cls_token is not None
+        if not is_plain:
             raise ValueError(
                 f"model: {model} is no plain vision transformer with a class token, such as vit_base_patch16_224"
             )
@@ -98,7 +98,7 @@ class TimeSformer(ClipBackbone):
             DividedAttention(block, width, identity=index > 0) for index, block in enumerate(vit.blocks)
         )
         vit.register_parameter("time_embed", nn.Parameter(torch.zeros(1, frames, width)))
-        self.model = vit
+        self.model: Any = vit
         self.preprocessing = net.preprocessing
         stem = ("model.cls_token", "model.pos_embed", "model.time_embed", "model.patch_embed", "model.norm_pre")
         self.layers = [stem, *((f"model.blocks.{index}",) for index in range(len(vit.blocks)))]

@@ -70,8 +70,8 @@ def add_temporal_shifts(model: nn.Module) -> list[ShiftedConv2d]:
     }
     if not first or not all(type(getattr(block, name)) is nn.Conv2d for block, name in first.items()):
         raise ValueError(
-            "shift: tsm is for the residual blocks of timm's ResNets and MobileNets, such as resnet50; this backbone has "
-            "none"
+            "shift: tsm is for the residual blocks of timm's ResNets and MobileNets, such as resnet50, and this "
+            "backbone has none"
         )
     stages = [module for module in model.modules() if isinstance(module, nn.Sequential)]
     longest = max((sum(child in first for child in stage) for stage in stages), default=0)

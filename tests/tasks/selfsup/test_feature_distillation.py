@@ -12,9 +12,9 @@ from torch import nn
 from opabinia.contracts import Clock, DataMismatch
 from opabinia.models.backbones.timm import timm
 from opabinia.models.projectors import without_projectors
-from opabinia.tasks.distillation import FrozenTeacher
 from opabinia.tasks.selfsup.distillation import Distillation
 from opabinia.tasks.selfsup.simclr import SimCLR
+from opabinia.tasks.teachers import FrozenTeacher
 from tests.tasks.selfsup.views import FACTS, Small, at, batch_of, make, trained
 
 RUN = Path("runs/teacher")
@@ -46,23 +46,23 @@ def test_losses_compare_each_view_with_those_of_the_teacher(loss: Any) -> None:
     task = with_teacher(resnet, vit, loss=loss, pooled_weight=0.5, dense_weight=2.0).eval()
     views = images(), images().flip(3), images()[..., :16, :16]
     found = task({"views": views, "id": list("abcd")}, Clock())
-    compare = {
+    compare: Any = {
         "cosine": lambda s, t, dim: 1 - F.cosine_similarity(s, t, dim=dim).mean(),
         "mse": lambda s, t, dim: (s - t).square().mean(),
         "smooth_l1": lambda s, t, dim: F.smooth_l1_loss(s, t),
     }[loss]
     [teacher] = task._teachers
+    pooled_layer, dense_layer = (task.get_submodule(f"distill_projector_{kind}") for kind in ("pooled", "dense"))
     targets = [teacher.trunk.vectors_and_maps((view - 0.4) / 0.2) for view in views[:2]]
     students = [task.backbone.vectors_and_maps((view - 0.5) / 0.25) for view in views]
     pooled = [
-        compare(task.distill_projector_pooled(students[number][0]), targets[target][0], 1)
+        compare(pooled_layer(students[number][0]), targets[target][0], 1)
         for number, target in ((0, 0), (1, 1), (2, 0), (2, 1))
     ]
     torch.testing.assert_close(found["pooled_loss"], 0.5 * torch.stack(pooled).mean())
     dense = []
     for (_, maps), (_, target) in zip(students, targets, strict=False):
-        weight, bias = task.distill_projector_dense.weight, task.distill_projector_dense.bias
-        projected = F.conv2d(maps, weight[:, :, None, None], bias)
+        projected = dense_layer(maps.movedim(1, -1)).movedim(-1, 1)
         dense.append(compare(F.interpolate(projected, target.shape[2:], mode="bilinear"), target, 1))
     torch.testing.assert_close(found["dense_loss"], 2 * torch.stack(dense).mean())
     assert not any(param.requires_grad for param in teacher.model.parameters())
@@ -84,7 +84,7 @@ def test_vectors_and_maps_are_those_of_single_calls() -> None:
 
 
 def test_it_learns_and_a_resume_is_exact() -> None:
-    keys = {"pooled_weight": 1.0, "dense_weight": 0.0, "loss": "cosine"}
+    keys: dict[str, Any] = {"pooled_weight": 1.0, "dense_weight": 0.0, "loss": "cosine"}
     whole, first = with_teacher(Small, Small, **keys), with_teacher(Small, Small, **keys)
     losses = [said["total"] for said in trained(whole, 24)]
     assert sum(losses[-4:]) < 0.5 * sum(losses[:4])

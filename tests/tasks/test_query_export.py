@@ -1,0 +1,71 @@
+"""Detectors with queries as graphs of static shapes, for any number of images."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.export import Dim
+
+from opabinia.contracts import DatasetInfo
+from opabinia.models.backbones.timm import timm
+from opabinia.models.detectors.d_fine import DFine
+from opabinia.models.detectors.library_detectors import deformable_detr, detr, rf_detr
+from opabinia.models.detectors.rt_detr import RTDetr
+from opabinia.tasks.detection import Detection
+
+pytest.importorskip("transformers", reason="the extra detr is not installed")
+
+SMALL: dict[str, Any] = {"num_queries": 20, "decoder_layers": 2, "ffn_dim": 48, "channels": 32}
+HEADS = {"attention_heads": 4}
+DETECTORS = {
+    "rt_detr": partial(RTDetr, **SMALL, **HEADS),
+    "d_fine": partial(DFine, **SMALL, **HEADS),
+    "detr": partial(detr, encoder_layers=1, **SMALL, **HEADS),
+    "deformable_detr": partial(deformable_detr, encoder_layers=1, **SMALL, **HEADS),
+    "rf_detr": partial(
+        rf_detr, **{**SMALL, "num_queries": 4}, num_groups=3, self_attention_heads=4, cross_attention_heads=4
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["torch", "onnx"])
+@pytest.mark.parametrize("name", DETECTORS)
+def test_the_graph_detects_what_the_task_detects(name: str, form: str, tmp_path: Path) -> None:
+    if form == "onnx":
+        for library in ("onnx", "onnxscript", "onnxruntime"):
+            pytest.importorskip(library, reason="the extra export is not installed")
+    torch.manual_seed(0)
+    task = Detection(
+        DatasetInfo(samples=1, classes=("circle", "square"), boxes=True),
+        backbone=partial(timm, model="test_resnet"),
+        detector=DETECTORS[name],
+        mean=[0.5],
+        std=[0.5],
+    ).eval()
+    module = task.export_module()
+    module.check_static()
+    sizes = torch.tensor([[96, 128], [90, 100], [64, 64]])
+    inputs = {"image": torch.rand(3, 3, 96, 128), "image_sizes": sizes}
+    expected = module.expected(inputs)
+    assert (expected["labels"] >= 0).any()
+    with torch.no_grad():
+        batch = Dim("batch", min=1)
+        program = torch.export.export(module.eval(), (), inputs, dynamic_shapes={key: {0: batch} for key in inputs})
+    if form == "torch":
+        run = program.module()
+    else:
+        from opabinia.inference.export.files import _read_onnx
+
+        graph: Any = torch.onnx.export(program, dynamo=True, output_names=list(expected), verbose=False)
+        graph.save(tmp_path / "model.onnx", external_data=False)
+        run = _read_onnx(tmp_path / "model.onnx")  # type: ignore[assignment]
+
+    def first(values: Any, count: int) -> dict[str, Tensor]:
+        return {key: value[:count] for key, value in values.items()}
+
+    for count in (1, 3):
+        assert module.difference(first(expected, count), run(**first(inputs, count))) < 1e-4
