@@ -30,7 +30,7 @@ from opabinia.migration.tables.mmaction import (
     DEFAULTS,
     HEADS,
     I3D_INFLATE,
-    MVIT_DROP_PATH,
+    MVITS,
     PATHWAY,
     REASONS,
     SWIN_DROP_PATH,
@@ -124,10 +124,13 @@ def _depth(recipe: Recipe, options: Options, *supported: int) -> int:
 
 
 def _frames(recipe: Recipe, options: Options) -> Options:
-    """Return a ResNet on the frames of a clip: TSN, TSM."""
-    depth = _depth(recipe, options, 18, 34, 50, 101, 152)
+    """Return a ResNet or MobileNet on the frames of a clip: TSN, TSM."""
+    if recipe.foreign(f"{BACKBONE}.type") == "MobileNetV2TSM":
+        model = "mobilenetv2_100"
+    else:
+        model = f"resnet{_depth(recipe, options, 18, 34, 50, 101, 152)}"
     shift = {"shift": "tsm"} if options.get("is_shift") else {}
-    return {"name": "tsn", "backbone": {"name": "timm", "model": f"resnet{depth}"}, **shift}
+    return {"name": "tsn", "backbone": {"name": "timm", "model": model}, **shift}
 
 
 def _c2d(recipe: Recipe, options: Options) -> Options:
@@ -223,17 +226,19 @@ def _swin(recipe: Recipe, options: Options) -> Options:
 
 
 def _mvit(recipe: Recipe, options: Options) -> Options:
-    if (options["arch"], options["temporal_size"]) != ("small", 16):
-        message = f"{show(options['arch'])} for {show(options['temporal_size'])} frames is not supported"
-        raise recipe.foreign.problem(f"{BACKBONE}.arch", message, "supported: small, for 16 frames")
-    if options["drop_path_rate"] != MVIT_DROP_PATH:
-        recipe.skip(f"{BACKBONE}.drop_path_rate", f"torchvision's network has {MVIT_DROP_PATH}")
-    return {"name": "torchvision_video", "model": "mvit_v2_s"}
+    if options["arch"] not in MVITS:
+        message = f"{show(options['arch'])} is not supported"
+        raise recipe.foreign.problem(f"{BACKBONE}.arch", message, f"supported: {', '.join(MVITS)}")
+    clip, drop_path = [options["temporal_size"], *[options["spatial_size"]] * 2], options["drop_path_rate"]
+    if (options["arch"], clip, drop_path) == ("small", [16, 224, 224], 0.2):
+        return {"name": "torchvision_video", "model": "mvit_v2_s"}
+    return {"name": "mvit", **MVITS[options["arch"]], "clip": clip, "drop_path": drop_path}
 
 
 _BUILDERS: dict[str, Callable[[Recipe, Options], Options]] = {
     "ResNet": _frames,
     "ResNetTSM": _frames,
+    "MobileNetV2TSM": _frames,
     "C2D": _c2d,
     "ResNet3d": _i3d,
     "ResNet3dSlowOnly": _slow,

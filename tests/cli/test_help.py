@@ -54,7 +54,7 @@ print(json.dumps({"texts": texts, "imported": list(sys.modules)}))
 
 @pytest.fixture(scope="module")
 def helped() -> dict[str, Any]:
-    """What each command tells, and what a program has imported that has reported all of it."""
+    """The help of each command, and what a program has imported that has printed all of it."""
     words = json.dumps([path for path, _ in COMMANDS])
     done = subprocess.run([sys.executable, "-c", ALL_HELP, words], capture_output=True, text=True, check=True)
     found: dict[str, Any] = json.loads(done.stdout)

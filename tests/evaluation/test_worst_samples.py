@@ -31,8 +31,6 @@ def test_of_a_large_set_only_the_worst_are_kept() -> None:
         for evaluator in (whole, parts[number % 2]):
             evaluator.update({"probabilities": probabilities[rows]}, {"label": torch.zeros(100).long(), "id": ids})
             assert len(evaluator.state()) == MAX_SAMPLES
-    details_of_all = whole.details([whole.state()])
-    assert [int(one["id"]) for one in details_of_all["worst"]] == shares[:, 0].argsort(stable=True)[
-        :MAX_SAMPLES
-    ].tolist()
-    assert whole.details([one.state() for one in parts]) == details_of_all
+    summary = whole.details([whole.state()])
+    assert [int(one["id"]) for one in summary["worst"]] == shares[:, 0].argsort(stable=True)[:MAX_SAMPLES].tolist()
+    assert whole.details([one.state() for one in parts]) == summary

@@ -176,6 +176,7 @@ MINIMAL: dict[tuple[str, str], dict[str, Any]] = {
     ("transform", "resize_and_crop"): {"size": 16},
     ("transform", "resize_and_crops"): {"size": 16},
     ("transform", "resize_shortest_edge"): {"short_edge_length": 16},
+    ("transform", "multi_scale_crop"): {"size": 16},
     ("transform", "scale_jitter"): {"size": 16},
     ("transform", "three_crop"): {"size": 16},
     ("transform", "views"): {"views": [{"transforms": IDENTITY}]},

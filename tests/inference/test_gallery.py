@@ -261,7 +261,7 @@ def test_heat_maps_are_drawn(run: Path, pictures: Path, tmp_path: Path, capsys: 
 
 def test_broken_images_are_reported_and_the_others_done(run: Path, pictures: Path, tmp_path: Path) -> None:
     (tmp_path / "gallery").mkdir()
-    (tmp_path / "gallery" / "broken.png").write_text("no picture")
+    (tmp_path / "gallery" / "broken.png").write_text("no image")
     query = pictures / "queries" / "41.png"
     with pytest.raises(DataError, match=r"none of the 1 files in .*gallery can be read; .*broken.png cannot"):
         predict.retrieve(run, [query], tmp_path / "gallery", tmp_path / "out")
@@ -298,7 +298,7 @@ def test_frames_have_the_colour_of_the_verdict() -> None:
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_heat_leaves_cold_places_grey_and_turns_hot_ones_red(channels: int) -> None:
-    picture = overlay_heatmap(torch.full((channels, 1, 3), 100, dtype=torch.uint8), torch.tensor([[0, 0.5, 1.0]]))
-    (cold, middle, hot) = (picture.getpixel((column, 0)) for column in range(3))
+    heatmap = overlay_heatmap(torch.full((channels, 1, 3), 100, dtype=torch.uint8), torch.tensor([[0, 0.5, 1.0]]))
+    (cold, middle, hot) = (heatmap.getpixel((column, 0)) for column in range(3))
     assert cold == (100, 100, 100)
     assert middle[1] == max(middle) and hot[0] == max(hot)  # type: ignore[index, type-var, arg-type]

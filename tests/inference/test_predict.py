@@ -47,8 +47,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_what_is_predicted_is_what_was_evaluated(run: Path, predictor: Predictor, folder: Path) -> None:
     source = Digits(split="val")
-    pictures = [source[number]["image"] for number in range(len(source))]
-    found = predictor(pictures)
+    images = [source[number]["image"] for number in range(len(source))]
+    found = predictor(images)
     right = [one["logits"].argmax() == source[number]["label"] for number, one in enumerate(found)]
     assert sum(map(int, right)) / len(source) == launch.evaluate(run)["val/top1"]
     assert found[0]["probabilities"].sum() == pytest.approx(1, abs=1e-5)
@@ -99,7 +99,7 @@ def test_predicting_disturbs_no_generator(predictor: Predictor, folder: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("picture", "message"),
+    ("given", "message"),
     [
         (np.zeros((4, 4)), "an array is uint8, H x W or H x W x 3"),
         (np.zeros((4, 4, 2), dtype=np.uint8), "an array is uint8"),
@@ -111,9 +111,9 @@ def test_predicting_disturbs_no_generator(predictor: Predictor, folder: Path) ->
     ],
     ids=str,
 )
-def test_what_is_no_image_is_reported(predictor: Predictor, picture: Any, message: str) -> None:
+def test_what_is_no_image_is_reported(predictor: Predictor, given: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        predictor(picture)
+        predictor(given)
 
 
 def test_an_unknown_color_order_is_reported(predictor: Predictor) -> None:

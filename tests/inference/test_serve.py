@@ -66,7 +66,7 @@ class Server(NamedTuple):
 
 @contextmanager
 def started(run: Path, *options: str) -> Iterator[Server]:
-    """A server on a free port, which ends as it should when it is refusal to."""
+    """A server on a free port, which ends as it should when it is asked to."""
     program = [sys.executable, "-m", "opabinia", "serve", str(run), "--port", "0", *options]
     with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None

@@ -76,9 +76,9 @@ EXPECTED: dict[System, dict[str, int]] = {
     },
     "fastreid": {"": 69, "MODEL.META_ARCHITECTURE": 1},
     "mmaction": {
-        "": 48,
-        "model.backbone.type": 51,
-        "model.backbone.arch": 6,
+        "": 53,
+        "model.backbone.type": 50,
+        "model.backbone.arch": 2,
         "model.cls_head.type": 5,
         "code": 3,
         "model.backbone.non_local": 3,

@@ -1,4 +1,4 @@
-"""Jobs in the background: in order, told when they fail, met by no fork, and in the way of no exit."""
+"""Jobs in the background: in order, reported when they fail, met by no fork, and in the way of no exit."""
 
 import os
 import signal

@@ -137,7 +137,7 @@ def test_the_command_writes_objects_and_draws_them(run: Path, folder: Path, tmp_
         with Image.open(path) as drawing:
             sizes.append((path.name, drawing.size))
             colours = {colour for _, colour in drawing.getcolors(1 << 20) or ()}
-        assert any(len(set(colour)) > 1 for colour in colours), "something is drawn on a grey drawing"
+        assert any(len(set(colour)) > 1 for colour in colours), "something is drawn on a grey image"
     assert sizes == [("00000-a.png", (512, 512)), ("00001-b.png", (512, 256)), ("00002-c.png", (512, 320))]
     assert (tmp_path / "sheet-1.png").is_file()
 

@@ -53,6 +53,10 @@ CLASSES: dict[str, dict[str, Any]] = {
         **{"is_shift": True, "non_local": [0, 0, 0, 0], "shift_div": 8, "shift_place": "blockres"},
         "temporal_pool": False,
     },
+    "MobileNetV2TSM": {
+        **{"is_shift": True, "shift_div": 8, "widen_factor": 1.0, "out_indices": [7], "frozen_stages": -1},
+        "norm_eval": False,
+    },
     "ResNet3d": _RESNET3D,
     "ResNet2Plus1d": _RESNET3D,
     "ResNet3dSlowOnly": {**_RESNET3D, **_LATERAL, **_SLOW, "speed_ratio": 8, "channel_ratio": 8},
@@ -119,13 +123,14 @@ CLASSES["DenseSampleFrames"] |= CLASSES["SampleFrames"]
 CHANGEABLE: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("ResNet", "C2D"), ("depth",)),
     "ResNetTSM": ("depth", "is_shift"),
+    "MobileNetV2TSM": ("is_shift",),
     "ResNet3d": ("conv1_kernel", "conv1_stride_t", "pool1_stride_t", "inflate", "non_local", "zero_init_residual"),
     "ResNet3dSlowOnly": ("depth", "non_local", "zero_init_residual"),
     "ResNet2Plus1d": ("depth", "temporal_strides", "zero_init_residual"),
     "ResNet3dSlowFast": ("resample_rate", "speed_ratio", "channel_ratio"),
     "X3D": ("gamma_w", "gamma_b", "gamma_d", "zero_init_residual"),
     "SwinTransformer3D": ("drop_path_rate", "pretrained2d"),
-    "MViT": ("arch", "temporal_size", "drop_path_rate"),
+    "MViT": ("arch", "spatial_size", "temporal_size", "drop_path_rate"),
 }
 """Options of backbones that may differ from their defaults."""
 
@@ -140,8 +145,16 @@ HEADS = ("TSNHead", "TSMHead", "I3DHead", "SlowFastHead", "X3DHead", "MViTHead")
 SWINS = {"t": "t", "tiny": "t", "s": "s", "small": "s", "b": "b", "base": "b"}
 """The last letter of torchvision's names of Video Swin."""
 
-SWIN_DROP_PATH, MVIT_DROP_PATH = 0.1, 0.2
+SWIN_DROP_PATH = 0.1
 """Of torchvision's networks, which cannot be changed."""
+
+MVITS: dict[str, dict[str, Any]] = {
+    "tiny": {"blocks": [1, 2, 5, 2]},
+    "small": {"blocks": [1, 2, 11, 2]},
+    "base": {"blocks": [2, 3, 16, 3]},
+    "large": {"blocks": [2, 6, 36, 4], "width": 144, "heads": 2},
+}
+"""Options of ``mvit`` by architecture."""
 
 X3D_DEPTHS = {2.2: "M", 5.0: "L"}
 
