@@ -107,8 +107,9 @@ def load_array(path: Path) -> NDArray[Any]:
     """
     try:
         array: Any = np.load(path, mmap_mode="r")
-    except (OSError, ValueError, EOFError, SyntaxError, OverflowError, MemoryError) as error:
-        raise InvalidFile(f"{path}: not a valid array: {str(error).splitlines()[0]}") from error
+    except Exception as error:  # a header is parsed as Python source, which can fail in any way
+        reason = str(error) or type(error).__name__
+        raise InvalidFile(f"{path}: not a valid array: {reason.splitlines()[0]}") from error
     if not isinstance(array, np.ndarray) or array.ndim == 0 or array.dtype.kind not in "biuf":
         raise InvalidFile(f"{path}: not an array of numbers")
     return cast(NDArray[Any], array)

@@ -292,7 +292,7 @@ def _schedule(recipe: Recipe, passes: int, unit: str, length: float) -> None:
     if len(curves) > 1 or len(warmups) > 1:
         names = ", ".join(str(item.get("type")) for item in items)
         raise foreign.problem(key, f"{names}: expected a warm-up and one more schedule")
-    curve = curves[0] if curves else {"type": "ConstantLR", "factor": 1.0}
+    curve: dict[str, Any] = curves[0] if curves else {"type": "ConstantLR", "factor": 1.0}
     warmup = warmups[0] if warmups else {}
     recipe.put("schedule", _curve(recipe, curve, passes, length), key)
     changing = [warmup] if SCHEDULES[curve["type"]] in ("multi_step", "step", "constant") else [warmup, curve]
@@ -326,7 +326,7 @@ def _curve(recipe: Recipe, curve: dict[str, Any], passes: int, length: float) ->
     end = curve.get("eta_min_ratio") or (curve.get("eta_min") or 0.0) / (recipe.config["optimizer"]["lr"] or 1)
     span = curve.get("T_max", curve.get("total_iters"))
     rest = 0 if span is None else (span + curve.get("begin", 0)) * factor - length
-    if rest > 1e-6 and name == "CosineAnnealingLR":  # the training ends before the curve
+    if span is not None and rest > 1e-6 and name == "CosineAnnealingLR":  # the training ends before the curve
         return {"name": "cosine_restarts", "cycle": duration(span * factor, unit), "end": float(f"{end:.6g}")}
     if abs(rest) > 1e-6:
         raise recipe.foreign.problem("param_scheduler", f"{name} ends at {show(span)}, the training does not")

@@ -56,6 +56,8 @@ def convert(file: Path, overrides: Sequence[str] = ()) -> Recipe:
     if str(foreign("TRAIN.DATASET")).removeprefix("ptv") not in DATASETS:
         message = f"{show(foreign('TRAIN.DATASET'))} is not supported"
         raise foreign.problem("TRAIN.DATASET", message, f"supported: {', '.join(DATASETS)}")
+    if foreign("MODEL.MODEL_NAME") == "ContrastiveModel":
+        raise foreign.problem("MODEL.MODEL_NAME", "contrastive pretraining on videos is not supported")
     for key, expected, message in REFUSED:
         if (value := foreign(key)) != expected:
             raise foreign.problem(key, f"{show(value)}: {message}")

@@ -8,7 +8,8 @@ import pytest
 
 from opabinia.contracts import DataMismatch
 from opabinia.inference import feature_files
-from opabinia.inference.feature_files import FeatureRows, NpyFiles, Parquet, read_rows
+from opabinia.inference.feature_files import FeatureRows, NpyFiles, Parquet, load_array, read_rows
+from opabinia.runtime.json_files import InvalidFile
 
 IDS = ['"0\n', "1, ü", "c/2\\.png", "\udcff3", "  4 "]
 """Of files with odd names, one of them no UTF-8."""
@@ -36,6 +37,21 @@ def test_arrays_are_as_numpy_reads_them(tmp_path: Path) -> None:
     assert features.tolist() == [[number, number] for number in range(5)]
     assert np.load(tmp_path / "cameras.npy").tolist() == [0, 1, 0, 1, 0]
     assert json.loads((tmp_path / "ids.json").read_text()) == IDS
+
+
+def test_a_damaged_header_is_reported(tmp_path: Path) -> None:
+    file = tmp_path / "features.npy"
+    np.save(file, np.zeros((2, 3), np.float32))
+    for old, new in [
+        (b"(2, 3)", b"(2, (3"),
+        (b"}", b" "),
+        (b"'shape'", b"'shape\n"),
+        (b"<f4", b"|O8"),
+        (b"(2", b"\xff2"),
+    ]:
+        (tmp_path / "damaged.npy").write_bytes(file.read_bytes().replace(old, new, 1))
+        with pytest.raises(InvalidFile, match=r"damaged\.npy: not a"):
+            load_array(tmp_path / "damaged.npy")
 
 
 @pytest.mark.parametrize("rows", [1, 2, 5, 100])

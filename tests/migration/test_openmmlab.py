@@ -428,7 +428,7 @@ def test_unknown_networks_are_a_variable(tmp_path: Path) -> None:
     assert recipe.config["vars"]["model"] == "LeViT"
     assert any("no equivalent of LeViT is known" in note for note in recipe.notes)
     for override, message in {
-        "model.type=MAE": "supported: ImageClassifier",
+        "model.type=DenseCL": "supported: ImageClassifier",
         "model.head.type=ArcFaceClsHead": "'ArcFaceClsHead' is not supported",
         "model.head.loss.type=SeesawLoss": "'SeesawLoss' is not supported",
     }.items():

@@ -266,6 +266,10 @@ def test_the_last_of_repeated_keys_is_used_and_noted(tmp_path: Path) -> None:
     [
         ({"DATASET: kinetics, BATCH": "DATASET: ava, BATCH"}, "TRAIN.DATASET: 'ava' is not supported"),
         ({"[[[], []], [[], []], [[], []]": "[[[], []], [[], []], [[], [1, 3]]"}, "non-local blocks are for ResNets"),
+        (
+            {"MODEL_NAME: SlowFast": "MODEL_NAME: ContrastiveModel"},
+            "contrastive pretraining on videos is not supported",
+        ),
         ({"MODEL_NAME: SlowFast": "MODEL_NAME: PTVR2plus1D"}, "'slowfast' of 'PTVR2plus1D' is not supported"),
         ({"DILATIONS: [[1, 1], [1, 1], [1, 1], [1, 1]]": "DILATIONS: [[1, 1], [1, 1], [1, 1], [2, 2]]"}, "DILATIONS"),
         ({"BASE_LR: 0.1": "BASE_LR: fast"}, "SOLVER.BASE_LR: expected a number, got 'fast'"),
@@ -273,7 +277,7 @@ def test_the_last_of_repeated_keys_is_used_and_noted(tmp_path: Path) -> None:
         ({"cosine": "exponential"}, "SOLVER.LR_POLICY: 'exponential' is not supported"),
         ({"NUM_SHARDS: 1": "DETECTION: {ENABLE: True}"}, "spatio-temporal detection"),
     ],
-    ids=["ava", "non-local", "csn", "dilation", "text", "zero", "policy", "detection"],
+    ids=["ava", "non-local", "contrastive", "r2plus1d", "dilation", "text", "zero", "policy", "detection"],
 )
 def test_unsupported_values_are_rejected(changes: dict[str, str], message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from opabinia.contracts import DatasetInfo, Level, Target
 from opabinia.models.detectors.d_fine import DFine
-from opabinia.models.losses.set_prediction import (
+from opabinia.models.detectors.set_prediction import (
     Costs,
     Objects,
     Pairs,

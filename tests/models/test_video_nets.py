@@ -219,6 +219,12 @@ def test_the_smallest_has_a_quarter_of_a_million_weights() -> None:
     assert sum(one.numel() for one in resnet3d(3).parameters()) == 225_712
 
 
+def test_the_stem_of_i3d_may_skip_frames() -> None:
+    """mmaction2's: 32 frames are 8 after the stem, and 4 after the pooling of the first stage."""
+    net: Any = made(lambda channels: i3d(channels, frame_stride=4), device="meta").eval()
+    assert net.clip_maps(torch.zeros(1, 3, 32, 64, 64, device="meta")).shape == (1, 2048, 4, 2, 2)
+
+
 def test_two_convolutions_have_the_weights_of_one() -> None:
     """Tran et al. 2018, section 3.5."""
     whole = made(lambda channels: resnet3d(channels, **R2PLUS1D), device="meta")

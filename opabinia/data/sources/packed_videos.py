@@ -127,7 +127,7 @@ class _PackedVideo(FrameSequence):
             records: NDArray[np.void] = np.load(BytesIO(content), allow_pickle=False)
             if records.dtype != FRAME_RECORD or records.shape != (self.frames,):
                 raise ValueError(f"{records.shape} of {records.dtype}")
-        except (OSError, ValueError, EOFError) as error:
+        except Exception as error:  # NumPy parses the header as Python source, which can fail in any way
             raise ValueError(f"{self.path}: the shard has changed since it was written ({error})") from error
         return records
 

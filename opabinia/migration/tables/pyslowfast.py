@@ -216,7 +216,7 @@ IMAGE_MVITS: dict[str, dict[str, Any]] = {
 
 REFUSED: tuple[tuple[str, Any, str], ...] = (
     ("DETECTION.ENABLE", False, "spatio-temporal detection (AVA) is not supported"),
-    ("MASK.ENABLE", False, "masked pretraining on videos is not supported"),
+    ("MASK.ENABLE", False, "masked pretraining is not supported"),
     ("MVIT.REV.ENABLE", False, "reversible MViTs are not supported"),
     ("RESNET.STRIDE_1X1", False, "the stride of a block is in its 3 x 3 convolution"),
     ("RESNET.NUM_GROUPS", 1, "grouped convolutions are not supported"),

@@ -27,6 +27,7 @@ from opabinia.contracts import (
 )
 from opabinia.models.detectors.anchors import BoxLoss, BoxWeights, box_regression_loss, decode_boxes
 from opabinia.models.detectors.regions import PoolingOptions, RegionPool, Regions, concat_regions, exceeds_size
+from opabinia.models.detectors.suppression import Candidates, suppress_static
 from opabinia.models.necks import Norm, norm_factory
 
 
@@ -303,6 +304,13 @@ class BoxHead(nn.Module):
         scores = torch.split(self.layers.scores(predictions), counts)
         return [postprocess(*image, self.options) for image in zip(boxes, scores, sizes, strict=True)]
 
+    def detect_batch(self, maps: Sequence[Tensor], sizes: Tensor, proposals: Tensor) -> Detections:
+        """Detect objects in B images of some sizes (int64, B x 2) from their proposals (B x N x 4; empty boxes give no
+        detections): see :func:`postprocess_batch`."""
+        predictions = self.layers(self.pool(maps, proposals))
+        boxes = self.layers.boxes(predictions, proposals.flatten(0, 1))
+        return postprocess_batch(boxes, self.layers.scores(predictions), sizes, self.options)
+
 
 def postprocess(boxes: Tensor, scores: Tensor, size: tuple[int, int], options: BoxOptions) -> Detections:
     """Return the detections of one image, above the score threshold and after non-maximum suppression per class.
@@ -321,3 +329,20 @@ def postprocess(boxes: Tensor, scores: Tensor, size: tuple[int, int], options: B
     boxes, scores = boxes[rows, labels], scores[rows, labels]
     kept = batched_nms(boxes, scores, labels, options.nms_threshold)[: options.max_detections]
     return Detections(boxes[kept], scores[kept], labels[kept])
+
+
+def postprocess_batch(boxes: Tensor, scores: Tensor, sizes: Tensor, options: BoxOptions) -> Detections:
+    """Return the detections of :func:`postprocess` for B images, with static shapes: see :func:`suppress_static`.
+
+    Args:
+        boxes: the same number for each image (R x K x 4, or R x 1 x 4).
+        scores: R x K + 1, the background last.
+        sizes: height and width of each image (int64, B x 2).
+        options: thresholds.
+    """
+    scores = scores[:, :-1]
+    labels = torch.arange(scores.shape[1], device=scores.device).expand_as(scores)
+    values = scores, labels, boxes.expand(-1, scores.shape[1], -1)
+    candidates = Candidates(*(rows.reshape(len(sizes), -1, *rows.shape[2:]) for rows in values))
+    thresholds = options.score_threshold, options.nms_threshold, options.max_detections, options.min_size
+    return suppress_static([candidates], sizes, *thresholds)

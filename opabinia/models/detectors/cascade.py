@@ -12,8 +12,8 @@ from torchvision.ops import clip_boxes_to_image
 
 from opabinia.contracts import DatasetInfo, Detections, Level, Sizes, Target
 from opabinia.models.detectors.anchors import BoxWeights
-from opabinia.models.detectors.boxes import BoxLayers, BoxOptions, BoxPredictions, postprocess
-from opabinia.models.detectors.masks import MaskHead
+from opabinia.models.detectors.boxes import BoxLayers, BoxOptions, BoxPredictions, postprocess, postprocess_batch
+from opabinia.models.detectors.masks import MaskHead, Masks
 from opabinia.models.detectors.regions import (
     PoolingOptions,
     RegionPool,
@@ -23,6 +23,7 @@ from opabinia.models.detectors.regions import (
     exceeds_size,
     label_regions,
 )
+from opabinia.models.detectors.suppression import clip_boxes
 
 ScoreAverage = Literal["probabilities", "logits"]
 
@@ -110,21 +111,33 @@ class CascadeHead(nn.Module):
             predictions = self._predict(stage, maps, boxes)
             boxes = self._refine(stage, predictions, boxes, sizes)
             by_stage.append(predictions)
-        if self.score_average == "logits":
-            mean_logits = torch.stack([stage.logits for stage in by_stage]).mean(dim=0)
-            by_stage = [by_stage[-1]._replace(logits=mean_logits)]
-        scores = torch.stack([self._stages[0].scores(predictions) for predictions in by_stage]).mean(dim=0)
-        mean = torch.split(scores, [len(image) for image in boxes])
+        mean = torch.split(self._mean_scores(by_stage), [len(image) for image in boxes])
         return [
             postprocess(image[:, None], score, size, self.options)
             for image, score, size in zip(boxes, mean, sizes, strict=True)
         ]
 
+    def detect_batch(self, maps: Sequence[Tensor], sizes: Tensor, proposals: Tensor) -> Detections:
+        """Detect objects in B images; see :meth:`BoxHead.detect_batch`."""
+        boxes, by_stage = proposals, []
+        for stage in self._stages:
+            predictions = self._predict(stage, maps, boxes)
+            boxes = clip_boxes(stage.boxes(predictions, boxes.flatten(0, 1)).view_as(boxes), sizes)
+            by_stage.append(predictions)
+        return postprocess_batch(boxes.flatten(0, 1)[:, None], self._mean_scores(by_stage), sizes, self.options)
+
+    def _mean_scores(self, by_stage: Sequence[BoxPredictions]) -> Tensor:
+        """Return the scores of regions as the mean over stages (R x K + 1)."""
+        if self.score_average == "logits":
+            mean_logits = torch.stack([stage.logits for stage in by_stage]).mean(dim=0)
+            by_stage = [by_stage[-1]._replace(logits=mean_logits)]
+        return torch.stack([self._stages[0].scores(predictions) for predictions in by_stage]).mean(dim=0)
+
     @property
     def _stages(self) -> list[BoxLayers]:
         return cast("list[BoxLayers]", list(self.stages))
 
-    def _predict(self, stage: BoxLayers, maps: Sequence[Tensor], boxes: Sequence[Tensor]) -> BoxPredictions:
+    def _predict(self, stage: BoxLayers, maps: Sequence[Tensor], boxes: Sequence[Tensor] | Tensor) -> BoxPredictions:
         predictions: BoxPredictions = stage(scale_gradient(self.pool(maps, boxes), self.gradient_scale))
         return predictions
 
@@ -137,7 +150,7 @@ class CascadeHead(nn.Module):
         return [clip_boxes_to_image(image, size) for image, size in zip(images, sizes, strict=True)]
 
 
-class CascadeMasks(nn.Module):
+class CascadeMasks(Masks):
     """A mask head for each stage, trained on its regions (Cai and Vasconcelos 2019, section 5; MMDetection). Masks are
     the means of the probabilities of all stages within the final boxes.
 
@@ -163,11 +176,9 @@ class CascadeMasks(nn.Module):
             losses |= add_stage(number, head.losses(maps, regions[number:], targets), weight)
         return losses
 
-    def describe(self, maps: Sequence[Tensor], detections: Sequence[Detections]) -> list[Detections]:
-        """Add masks, see :meth:`MaskHead.describe`."""
-        by_stage = [head.probabilities(maps, detections) for head in self._stages]
-        masks = [torch.stack(stages).mean(dim=0) for stages in zip(*by_stage, strict=True)]
-        return [image._replace(masks=mask) for image, mask in zip(detections, masks, strict=True)]
+    def probabilities(self, maps: Sequence[Tensor], boxes: Sequence[Tensor] | Tensor, labels: Tensor) -> Tensor:
+        """Return the mean over stages, see :meth:`Masks.probabilities`."""
+        return torch.stack([head.probabilities(maps, boxes, labels) for head in self._stages]).mean(dim=0)
 
 
 def scale_gradient(values: Tensor, scale: float) -> Tensor:

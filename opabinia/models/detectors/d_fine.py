@@ -10,6 +10,11 @@ from torch import Tensor, nn
 
 from opabinia.config import register
 from opabinia.contracts import Count, DatasetInfo, Fraction, Level, NeckPart, NonNegative, Positive, Sizes, Target
+from opabinia.models.detectors.box_distributions import (
+    fine_grained_localization_loss,
+    localization_distillation_losses,
+    side_distances,
+)
 from opabinia.models.detectors.queries import (
     Outputs,
     add_losses,
@@ -24,12 +29,7 @@ from opabinia.models.detectors.rt_detr import (
     split_queries,
     unbind_layers,
 )
-from opabinia.models.losses.box_distributions import (
-    fine_grained_localization_loss,
-    localization_distillation_losses,
-    side_distances,
-)
-from opabinia.models.losses.set_prediction import (
+from opabinia.models.detectors.set_prediction import (
     Objects,
     Pairs,
     Prediction,
@@ -51,9 +51,9 @@ class DFine(HybridDetector):
     padding and initialization are as in ``rt_detr``.
 
     Losses are the authors': boxes of all layers are regressed towards the objects with which most layers match a query
-    (:func:`opabinia.models.losses.set_prediction.unite_pairs`), and earlier layers learn the distributions of the last
-    one. The library differs there: it compares each layer's distributions with the boxes of the layer before, and has
-    no such loss for the last layer. ``loss_vfl``, ``loss_bbox``, ``loss_giou`` and ``loss_fgl`` of the last layer;
+    (:func:`opabinia.models.detectors.set_prediction.unite_pairs`), and earlier layers learn the distributions of the
+    last one. The library differs there: it compares each layer's distributions with the boxes of the layer before, and
+    has no such loss for the last layer. ``loss_vfl``, ``loss_bbox``, ``loss_giou`` and ``loss_fgl`` of the last layer;
     ``loss_auxiliary``, their sum, with the distillation of distributions, over all others; ``loss_denoising``, likewise
     over the denoising queries.
 

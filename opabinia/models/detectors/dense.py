@@ -10,9 +10,10 @@ from typing import Annotated, Literal, NamedTuple
 import torch
 from annotated_types import Interval
 from torch import Tensor
-from torchvision.ops import batched_nms, sigmoid_focal_loss
+from torchvision.ops import sigmoid_focal_loss
 
 from opabinia.contracts import Detections, Detector, Level, NeckPart, Sizes
+from opabinia.models.detectors.suppression import Candidates, suppress, suppress_static
 
 HeadNorm = Literal["none", "group"]
 
@@ -88,14 +89,6 @@ def split_levels(
     ]
 
 
-class Candidates(NamedTuple):
-    """The best predictions for B images before suppression: scores and labels (B x D), boxes (B x D x 4)."""
-
-    scores: Tensor
-    labels: Tensor
-    boxes: Tensor
-
-
 def top_candidates(level: HeadOutput, decode: Decode, count: int) -> Candidates:
     """Return the pairs of an anchor and a class with the highest scores on one level, at most ``count`` per image.
 
@@ -122,31 +115,6 @@ def _scores(logits: Tensor, centerness: Tensor | None) -> Tensor:
 def _gather_rows(values: Tensor, rows: Tensor) -> Tensor:
     """Select rows (B x M) of B x N x C."""
     return values.gather(1, rows.unsqueeze(2).expand(-1, -1, values.shape[2]))
-
-
-def suppress(
-    levels: Sequence[Candidates], sizes: Sizes, score_threshold: float, nms_threshold: float, max_detections: int
-) -> list[Detections]:
-    """Suppress overlapping candidates per class, clipped to the images. This waits for the device.
-
-    Scores that are NaN are kept, so that they are noticed.
-
-    Args:
-        levels: candidates of each level.
-        sizes: of the images.
-        score_threshold: candidates with this score or less are dropped.
-        nms_threshold: of two boxes of one class with a higher IoU the one with the lower score is dropped.
-        max_detections: at most so many per image.
-    """
-    scores, labels, boxes = (torch.cat(parts, dim=1) for parts in zip(*levels, strict=True))
-    ends = torch.tensor([(width, height) * 2 for height, width in sizes]).to(boxes.device, non_blocking=True)
-    boxes = boxes.clamp(min=0).minimum(ends.unsqueeze(1))
-    results = []
-    for above, *image in zip(~(scores <= score_threshold), boxes, scores, labels, strict=True):
-        image_boxes, image_scores, image_labels = (values[above] for values in image)
-        kept = batched_nms(image_boxes, image_scores, image_labels, nms_threshold)[:max_detections]
-        results.append(Detections(image_boxes[kept], image_scores[kept], image_labels[kept]))
-    return results
 
 
 class DenseDetector(Detector):
@@ -182,6 +150,11 @@ class DenseDetector(Detector):
         """Detections of each image; see :func:`top_candidates` for their scores."""
         candidates = self.candidates(maps, shape)
         return suppress(candidates, sizes, self.score_threshold, self.nms_threshold, self.max_detections)
+
+    def detect_batch(self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Tensor) -> Detections:
+        """Detections of B images with static shapes; see :func:`suppress_static`."""
+        thresholds = self.score_threshold, self.nms_threshold, self.max_detections
+        return suppress_static(self.candidates(maps, shape), sizes, *thresholds)
 
     def candidates(self, maps: Sequence[Tensor], shape: tuple[int, int]) -> list[Candidates]:
         """The best predictions of each level, before suppression."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Annotated
 
 import torch
 import torch.nn.functional as F
 from annotated_types import Ge
 from torch import Tensor, nn
+from torch._higher_order_ops.scan import scan
 from torchvision.models.detection.keypoint_rcnn import KeypointRCNNHeads, KeypointRCNNPredictor
 from torchvision.models.detection.roi_heads import keypointrcnn_loss, keypoints_to_heatmap
 
@@ -67,7 +69,7 @@ class KeypointHead(nn.Module):
         self.layers = KeypointRCNNHeads(self.pool.out_channels, [options.channels] * options.num_convs)
         self.predictor = KeypointRCNNPredictor(options.channels, points)
 
-    def _logits(self, maps: Sequence[Tensor], boxes: Sequence[Tensor]) -> Tensor:
+    def _logits(self, maps: Sequence[Tensor], boxes: Sequence[Tensor] | Tensor) -> Tensor:
         """Compute heatmaps (R x P x S x S), contiguous, as torchvision's loss flattens them."""
         logits: Tensor = self.predictor(self.layers(self.pool(maps, boxes))).float().contiguous()
         return logits
@@ -108,6 +110,14 @@ class KeypointHead(nn.Module):
         per_image = torch.split(keypoints, list(map(len, boxes)))
         return [image._replace(keypoints=points) for image, points in zip(detections, per_image, strict=True)]
 
+    def describe_batch(self, maps: Sequence[Tensor], shape: tuple[int, int], detections: Detections) -> Detections:
+        """Add keypoints (B x D x P x 3) to those of B images in a batch of height and width ``shape``; padding has
+        0."""
+        labels = detections.labels
+        logits = self._logits(maps, detections.boxes)
+        points = heatmaps_to_keypoints_batch(logits.view(*labels.shape, *logits.shape[1:]), detections.boxes, shape)
+        return detections._replace(keypoints=points * (labels >= 0)[..., None, None])
+
 
 def _contains_visible(boxes: Tensor, keypoints: Tensor) -> Tensor:
     """Return which boxes (N x 4) contain one of their visible keypoints (N x P x 3)."""
@@ -140,3 +150,52 @@ def heatmaps_to_keypoints(logits: Tensor, boxes: Tensor) -> Tensor:
     points = (torch.stack(positions) + 0.5) * (sides / pixels)[:, None] + boxes[:, None, :2]
     scores = (torch.stack(highest) - logits.flatten(2).logsumexp(dim=2)).exp()
     return torch.cat([points, scores[..., None]], dim=2)
+
+
+def heatmaps_to_keypoints_batch(logits: Tensor, boxes: Tensor, shape: tuple[int, int]) -> Tensor:
+    """Find the keypoints of :func:`heatmaps_to_keypoints` with static shapes: B x D x P x 3.
+
+    The D-th heatmaps of all images are resized at once, by matrices with as many rows as the batch is high and wide.
+
+    Args:
+        logits: B x D x P x S x S.
+        boxes: within their images (B x D x 4).
+        shape: height and width of the batch.
+    """
+    sides = (boxes[..., 2:] - boxes[..., :2]).clamp(min=1)
+    pixels = sides.ceil()
+    length, (height, width) = logits.shape[-1], shape
+
+    def highest(carry: Tensor, row: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        heatmaps, (columns, rows) = row[0], row[1].unbind(1)
+        down, across = (
+            bicubic_matrices(count, length, most)[:, None] for count, most in ((rows, height), (columns, width))
+        )
+        resized = down @ heatmaps @ across.transpose(2, 3)
+        inside = (torch.arange(height)[:, None] < rows[:, None, None]) & (torch.arange(width) < columns[:, None, None])
+        value, index = resized.where(inside[:, None], -inf).flatten(2).max(dim=2)
+        return carry.clone(), (value, index)
+
+    _, (values, indices) = scan(highest, logits.new_zeros(1), (logits.transpose(0, 1), pixels.transpose(0, 1)))
+    values, indices = values.transpose(0, 1), indices.transpose(0, 1)
+    positions = torch.stack([indices % width, indices // width], dim=-1)
+    points = (positions + 0.5) * (sides / pixels)[:, :, None] + boxes[:, :, None, :2]
+    scores = (values - logits.flatten(3).logsumexp(dim=3)).exp()
+    return torch.cat([points, scores[..., None]], dim=3)
+
+
+def bicubic_matrices(pixels: Tensor, length: int, most: int) -> Tensor:
+    """Return matrices (B x ``most`` x ``length``) that resize columns of a length to B numbers of pixels, as
+    :func:`torch.nn.functional.interpolate` does (cubic convolution with a = -0.75; Keys 1981, equation 4); further rows
+    are to be ignored."""
+    positions = (torch.arange(most) + 0.5) * (length / pixels[:, None]) - 0.5
+    first = positions.floor() - 1
+    matrices = torch.zeros(())
+    for offset in range(4):
+        distance = (positions - first - offset).abs()
+        near = (1.25 * distance - 2.25) * distance.square() + 1
+        far = ((-0.75 * distance + 3.75) * distance - 6) * distance + 3
+        weights = torch.where(distance <= 1, near, far)
+        sources = (first + offset).clamp(0, length - 1)
+        matrices = matrices + weights[..., None] * (sources[..., None] == torch.arange(length))
+    return matrices

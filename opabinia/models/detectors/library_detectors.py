@@ -14,7 +14,7 @@ from opabinia.config import register
 from opabinia.contracts import Count, DataMismatch, DatasetInfo, Fraction, Level, NonNegative
 from opabinia.models.detectors.queries import Outputs, QueryDetector, global_count, import_transformers
 from opabinia.models.detectors.rt_detr import check_width
-from opabinia.models.losses.set_prediction import (
+from opabinia.models.detectors.set_prediction import (
     ClassCost,
     Costs,
     Objects,
@@ -199,21 +199,14 @@ def detr(
     Raises:
         ValueError: the transformers library is not installed, or ``channels`` cannot be divided.
     """
-    library = import_transformers("detr", "detr")
-    from opabinia.models.detectors.library_maps import GivenMapsConfig
-
+    library, maps = import_transformers("detr", "detr"), _import_maps()
     check_width(channels, attention_heads)
     config = library.DetrConfig(
-        backbone_config=GivenMapsConfig(channels=[levels[-1].channels]),
+        backbone_config=maps.GivenMapsConfig(channels=[levels[-1].channels]),
         num_labels=len(dataset_info.classes),
         num_queries=num_queries,
         d_model=channels,
-        encoder_layers=encoder_layers,
-        decoder_layers=decoder_layers,
-        encoder_attention_heads=attention_heads,
-        decoder_attention_heads=attention_heads,
-        encoder_ffn_dim=ffn_dim,
-        decoder_ffn_dim=ffn_dim,
+        **_transformer(encoder_layers, decoder_layers, attention_heads, ffn_dim),
         dropout=dropout,
     )
 
@@ -276,35 +269,28 @@ def deformable_detr(
     Raises:
         ValueError: the transformers library is not installed, or ``channels`` cannot be divided.
     """
-    library = import_transformers("deformable_detr", "deformable_detr")
-    from opabinia.models.detectors.library_maps import GivenMapsConfig
-
+    library, maps = import_transformers("deformable_detr", "deformable_detr"), _import_maps()
     if channels % math.lcm(32, attention_heads):
         raise ValueError(f"channels: a multiple of 32 and of attention_heads ({attention_heads}), not {channels}")
-    given = levels[-min(3, num_levels) :]
+    channels_given = [level.channels for level in levels[-min(3, num_levels) :]]
     config = library.DeformableDetrConfig(
-        backbone_config=GivenMapsConfig(channels=[level.channels for level in given]),
+        backbone_config=maps.GivenMapsConfig(channels=channels_given),
         num_labels=len(dataset_info.classes),
         num_queries=num_queries,
         num_feature_levels=num_levels,
         d_model=channels,
-        encoder_layers=encoder_layers,
-        decoder_layers=decoder_layers,
-        encoder_attention_heads=attention_heads,
-        decoder_attention_heads=attention_heads,
+        **_transformer(encoder_layers, decoder_layers, attention_heads, ffn_dim),
         encoder_n_points=sampling_points,
         decoder_n_points=sampling_points,
-        encoder_ffn_dim=ffn_dim,
-        decoder_ffn_dim=ffn_dim,
         dropout=dropout,
         with_box_refine=refine_boxes,
         auxiliary_loss=True,
     )
-    costs = Costs(label=class_weight, box=box_weight, giou=giou_weight)
-    criterion = Criterion(query_focal_loss, focal_class_cost, costs, (class_weight, box_weight, giou_weight))
+    weights = (class_weight, box_weight, giou_weight)
+    criterion = Criterion(query_focal_loss, focal_class_cost, Costs(*weights), weights)
     model = library.DeformableDetrForObjectDetection(config)
     _init_deformable_heads(model)
-    return LibraryDetector(model, "model.backbone.model", slice(-len(given), None), criterion, max_detections)
+    return LibraryDetector(model, "model.backbone.model", slice(-len(channels_given), None), criterion, max_detections)
 
 
 @register.detector
@@ -332,7 +318,7 @@ def rf_detr(
     Chen et al. 2024, LW-DETR) on the feature maps of a vision transformer.
 
     Losses, divided by the number of objects in the batch of all processes: ``loss_ce`` (see
-    :func:`opabinia.models.losses.set_prediction.iou_aware_loss`), ``loss_bbox``, ``loss_giou``; ``loss_auxiliary``,
+    :func:`opabinia.models.detectors.set_prediction.iou_aware_loss`), ``loss_bbox``, ``loss_giou``; ``loss_auxiliary``,
     their sum over the encoder and the earlier layers. In training each object is matched with a query of every group;
     evaluation uses the first group.
 
@@ -359,24 +345,11 @@ def rf_detr(
         ValueError: the transformers library is not installed, ``channels`` cannot be divided, or the levels differ in
             channels.
     """
-    library = import_transformers("rf_detr", "rf_detr")
-    from opabinia.models.detectors.library_maps import GivenMaps, GivenMapsConfig
-
+    library, maps = import_transformers("rf_detr", "rf_detr"), _import_maps()
     check_width(channels, math.lcm(self_attention_heads, cross_attention_heads))
-    given = [level for level in levels if level.stride == levels[-1].stride]
-    widths = [level.channels for level in given]
-    if len(set(widths)) > 1:
-        raise ValueError(f"rf_detr takes feature maps of the same number of channels, not {widths}")
-    replaced = library.RfDetrDinov2Config(
-        hidden_size=widths[0],
-        num_hidden_layers=len(given),
-        num_attention_heads=1,
-        image_size=14,
-        num_windows=1,
-        out_indices=list(range(1, len(given) + 1)),
-    )
+    widths = [level.channels for level in levels if level.stride == levels[-1].stride]
     config = library.RfDetrConfig(
-        backbone_config=replaced,
+        backbone_config=_placeholder_config(library, widths),
         num_labels=len(dataset_info.classes),
         d_model=channels,
         num_queries=num_queries,
@@ -393,8 +366,40 @@ def rf_detr(
     costs = Costs(label=2.0, box=box_weight, giou=giou_weight)
     criterion = Criterion(iou_aware_loss, focal_class_cost, costs, (class_weight, box_weight, giou_weight))
     model = library.RfDetrForObjectDetection(config)
-    model.model.backbone.backbone = GivenMaps(GivenMapsConfig(channels=widths))
-    return GroupDetector(model, "model.backbone.backbone", slice(-len(given), None), criterion, max_detections)
+    model.model.backbone.backbone = maps.GivenMaps(maps.GivenMapsConfig(channels=widths))
+    return GroupDetector(model, "model.backbone.backbone", slice(-len(widths), None), criterion, max_detections)
+
+
+def _import_maps() -> Any:
+    """Import the stand-in for backbones, which needs the library."""
+    from opabinia.models.detectors import library_maps
+
+    return library_maps
+
+
+def _transformer(encoder_layers: int, decoder_layers: int, heads: int, ffn_dim: int) -> dict[str, int]:
+    """Return the numbers of encoder and decoder under the library's names."""
+    encoder = {"encoder_layers": encoder_layers, "encoder_attention_heads": heads, "encoder_ffn_dim": ffn_dim}
+    decoder = {"decoder_layers": decoder_layers, "decoder_attention_heads": heads, "decoder_ffn_dim": ffn_dim}
+    return encoder | decoder
+
+
+def _placeholder_config(library: Any, widths: Sequence[int]) -> Any:
+    """Return the config of a small vision transformer with outputs of these widths, which is replaced at once.
+
+    Raises:
+        ValueError: the widths differ.
+    """
+    if len(set(widths)) > 1:
+        raise ValueError(f"rf_detr takes feature maps of the same number of channels, not {widths}")
+    return library.RfDetrDinov2Config(
+        hidden_size=widths[0],
+        num_hidden_layers=len(widths),
+        num_attention_heads=1,
+        image_size=14,
+        num_windows=1,
+        out_indices=list(range(1, len(widths) + 1)),
+    )
 
 
 @torch.no_grad()

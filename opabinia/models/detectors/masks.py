@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
@@ -43,7 +44,34 @@ class MaskOptions:
     soft_targets: bool = False
 
 
-class MaskHead(nn.Module):
+class Masks(nn.Module):
+    """Base class of heads that predict the masks of detections."""
+
+    @abstractmethod
+    def probabilities(self, maps: Sequence[Tensor], boxes: Sequence[Tensor] | Tensor, labels: Tensor) -> Tensor:
+        """Return the probability of each pixel to belong to the object (R x S x S).
+
+        Args:
+            maps: of the neck.
+            boxes: see :meth:`RegionPool.forward`.
+            labels: of all R boxes.
+        """
+
+    def describe(self, maps: Sequence[Tensor], detections: Sequence[Detections]) -> list[Detections]:
+        """Add masks (D x S x S) to the detections of each image."""
+        labels = torch.cat([image.labels for image in detections])
+        boxes = [image.boxes for image in detections]
+        masks = torch.split(self.probabilities(maps, boxes, labels), list(map(len, boxes)))
+        return [image._replace(masks=mask) for image, mask in zip(detections, masks, strict=True)]
+
+    def describe_batch(self, maps: Sequence[Tensor], shape: tuple[int, int], detections: Detections) -> Detections:
+        """Add masks (B x D x S x S) to those of B images in a batch of height and width ``shape``; padding has 0."""
+        labels = detections.labels
+        masks = self.probabilities(maps, detections.boxes, labels.clamp(min=0).flatten())
+        return detections._replace(masks=masks.view(*labels.shape, *masks.shape[1:]) * (labels >= 0)[..., None, None])
+
+
+class MaskHead(Masks):
     """One mask for each class, of which that of the predicted class is used, or one for all.
 
     Its weights have torchvision's names (``layers.0.0``, ``predictor.conv5_mask``, ``predictor.mask_fcn_logits``), but
@@ -70,7 +98,7 @@ class MaskHead(nn.Module):
         self.predictor = MaskRCNNPredictor(options.channels if options.num_convs else width, options.channels, masks)
         nn.init.normal_(self.predictor.mask_fcn_logits.weight, std=0.001)
 
-    def _logits(self, maps: Sequence[Tensor], boxes: Sequence[Tensor], labels: Tensor) -> Tensor:
+    def _logits(self, maps: Sequence[Tensor], boxes: Sequence[Tensor] | Tensor, labels: Tensor) -> Tensor:
         """Compute the masks of the given classes (R x S x S)."""
         logits: Tensor = self.predictor(self.layers(self.pool(maps, boxes))).float()
         if self.options.class_agnostic:
@@ -117,13 +145,6 @@ class MaskHead(nn.Module):
         covered: Tensor = roi_align(masks, rois, side, 1.0, 0, aligned=self.pool.options.aligned)[:, 0]
         return covered if self.options.soft_targets else (covered >= 0.5).to(covered)
 
-    def describe(self, maps: Sequence[Tensor], detections: Sequence[Detections]) -> list[Detections]:
-        """Add masks (D x S x S): the probability of each pixel to belong to the object."""
-        masks = self.probabilities(maps, detections)
-        return [image._replace(masks=mask) for image, mask in zip(detections, masks, strict=True)]
-
-    def probabilities(self, maps: Sequence[Tensor], detections: Sequence[Detections]) -> Sequence[Tensor]:
-        """Return the masks of the detections of each image (D x S x S)."""
-        labels = torch.cat([image.labels for image in detections])
-        logits = self._logits(maps, [image.boxes for image in detections], labels)
-        return torch.split(logits.sigmoid(), [len(image.boxes) for image in detections])
+    def probabilities(self, maps: Sequence[Tensor], boxes: Sequence[Tensor] | Tensor, labels: Tensor) -> Tensor:
+        """Return masks, see :meth:`Masks.probabilities`."""
+        return self._logits(maps, boxes, labels).sigmoid()

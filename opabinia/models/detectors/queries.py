@@ -11,7 +11,8 @@ from torch import Tensor
 from torchvision.ops import box_convert
 
 from opabinia.contracts import Detections, Detector, Sizes, Target
-from opabinia.models.losses.set_prediction import (
+from opabinia.models.detectors.set_prediction import (
+    COSTS,
     ClassCost,
     Costs,
     Objects,
@@ -53,7 +54,7 @@ class QueryDetector(Detector):
         costs, class_cost: of matching.
     """
 
-    costs: Costs = Costs()
+    costs: Costs = COSTS
     class_cost: ClassCost = staticmethod(focal_class_cost)
 
     def losses(

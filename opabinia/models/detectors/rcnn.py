@@ -71,7 +71,7 @@ class Rcnn(Detector):
         self.neck, self.rpn, self.box = neck, rpn, box
         self.others = nn.ModuleDict(others)
         self.classes = classes
-        self.max_detections = box.options.max_detections
+        self.max_detections, self.score_threshold = box.options.max_detections, box.options.score_threshold
         self.masks, self.keypoints = "mask" in others, "keypoint" in others
         self._pools = [module for module in self.modules() if isinstance(module, RegionPool)]
         self.last_stage_on_regions = self._pools[0].options.last_stage
@@ -112,6 +112,17 @@ class Rcnn(Detector):
         output = self.rpn(maps, shape)
         proposals = self.rpn.propose(output, sizes, options.pre_nms_topk_test, options.post_nms_topk_test)
         return self.box.detect(maps, sizes, proposals)
+
+    def detect_batch(self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Tensor) -> Detections:
+        """Detections of B images of some sizes (int64, B x 2) with masks and keypoints and static shapes: padded with
+        label -1."""
+        options = self.rpn.options
+        topk = options.pre_nms_topk_test, options.post_nms_topk_test
+        proposals = self.rpn.propose_batch(self.rpn(maps, shape), sizes, *topk).boxes
+        detections = self.box.detect_batch(maps, sizes, proposals)
+        for head in self._others:
+            detections = head.describe_batch(maps, shape, detections)
+        return detections
 
     def describe(
         self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Sizes, detections: Sequence[Detections]

@@ -75,10 +75,10 @@ class RegionPool(nn.Module):
         self.stage: tuple[nn.Module, ...] = ()
         self.strides = [level.stride for level in levels[: options.num_levels]]
 
-    def forward(self, maps: Sequence[Tensor], boxes: Sequence[Tensor]) -> Tensor:
-        """Pool the features (R x M x S x S) of the boxes of all images (N x 4 each, R in all) from feature maps
-        (B x M x h x w). The features of boxes that are not finite are NaN."""
-        rois = convert_boxes_to_roi_format(list(boxes))
+    def forward(self, maps: Sequence[Tensor], boxes: Sequence[Tensor] | Tensor) -> Tensor:
+        """Pool the features (R x M x S x S) of the boxes of all images (N x 4 each, R in all; or B x N x 4) from
+        feature maps (B x M x h x w). The features of boxes that are not finite are NaN."""
+        rois = _boxes_to_rois(boxes)
         lowest = int(math.log2(self.strides[0]))
         highest, options = lowest + len(self.strides) - 1, self.options
         levels = assign_levels(rois[:, 1:], lowest, highest, options.canonical_size, options.canonical_level)
@@ -93,6 +93,15 @@ class RegionPool(nn.Module):
         for stage in self.stage:
             pooled = stage(pooled)
         return pooled
+
+
+def _boxes_to_rois(boxes: Sequence[Tensor] | Tensor) -> Tensor:
+    """Put the number of its image before each box (R x 5). Boxes in one tensor may be of any number of images in an
+    exported graph."""
+    if not isinstance(boxes, Tensor):
+        return convert_boxes_to_roi_format(list(boxes))
+    images = torch.arange(len(boxes), device=boxes.device).view(-1, 1, 1).expand(-1, boxes.shape[1], 1)
+    return torch.cat([images.to(boxes.dtype), boxes], dim=2).flatten(0, 1)
 
 
 def exceeds_size(boxes: Tensor, min_size: float) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import NamedTuple
 
 import torch
@@ -38,6 +39,7 @@ from opabinia.models.detectors.anchors import (
     match_anchors,
 )
 from opabinia.models.detectors.regions import draw_samples, exceeds_size
+from opabinia.models.detectors.suppression import clip_boxes, nms_batch
 from opabinia.models.necks import fpn
 
 
@@ -223,12 +225,8 @@ class RegionProposals(nn.Module):
             pre_nms_topk: proposals of each level that go into suppression.
             post_nms_topk: proposals of an image after suppression, at most.
         """
-        best = [
-            _top_proposals(*level, pre_nms_topk, self.options.bbox_reg_weights) for level in zip(*output, strict=True)
-        ]
+        best = self._best(output, pre_nms_topk)
         scores, boxes = (torch.cat(values, dim=1) for values in zip(*best, strict=True))
-        if self.options.convention == "torchvision":
-            scores = scores.sigmoid()
         levels = torch.cat([torch.full_like(logits[0], level) for level, (logits, _) in enumerate(best)])
         proposals = []
         for image_boxes, image_scores, size in zip(boxes, scores, sizes, strict=True):
@@ -236,9 +234,38 @@ class RegionProposals(nn.Module):
             large = exceeds_size(clipped, self.options.min_size)
             clipped, image_scores = clipped[large], image_scores[large]
             kept = batched_nms(clipped, image_scores, levels[large], self.options.nms_threshold)[:post_nms_topk]
-            probabilities = image_scores if self.options.convention == "torchvision" else image_scores.sigmoid()
-            proposals.append((clipped[kept], probabilities[kept]))
+            proposals.append((clipped[kept], self._probabilities(image_scores[kept])))
         return proposals
+
+    def propose_batch(self, output: RpnOutput, sizes: Tensor, pre_nms_topk: int, post_nms_topk: int) -> Detections:
+        """Return the proposals of :meth:`scored_proposals` with static shapes: boxes (B x N x 4), probabilities and
+        labels (B x N), 0 or, for padding, which are empty boxes, -1.
+
+        Args:
+            output, pre_nms_topk, post_nms_topk: see there.
+            sizes: height and width of each image (int64, B x 2).
+        """
+        ranks, clipped = [], []
+        for level_scores, level_boxes in self._best(output, pre_nms_topk):
+            level_boxes = clip_boxes(level_boxes, sizes)
+            level_scores = level_scores.masked_fill(~exceeds_size(level_boxes, self.options.min_size), -inf)
+            kept = nms_batch(level_boxes, level_scores, self.options.nms_threshold)
+            ranks.append(level_scores.masked_fill(~kept, -inf))
+            clipped.append(level_boxes)
+        scores, rows = torch.cat(ranks, dim=1).topk(min(post_nms_topk, sum(level.shape[1] for level in ranks)))
+        boxes = torch.cat(clipped, dim=1).gather(1, rows[..., None].expand(-1, -1, 4))
+        valid = scores > -inf
+        return Detections(boxes * valid[..., None], self._probabilities(scores).where(valid, 0), valid.long() - 1)
+
+    def _best(self, output: RpnOutput, count: int) -> list[tuple[Tensor, Tensor]]:
+        """Return scores to rank by (B x N) and boxes (B x N x 4) of the ``count`` best anchors of each level."""
+        levels = [_top_proposals(*level, count, self.options.bbox_reg_weights) for level in zip(*output, strict=True)]
+        if self.options.convention == "torchvision":
+            return [(logits.sigmoid(), boxes) for logits, boxes in levels]
+        return levels
+
+    def _probabilities(self, scores: Tensor) -> Tensor:
+        return scores if self.options.convention == "torchvision" else scores.sigmoid()
 
 
 @register.detector(name="rpn")
@@ -295,6 +322,13 @@ class ProposalNetwork(Detector):
         output = self.rpn(maps, shape)
         proposals = self.rpn.scored_proposals(output, sizes, options.pre_nms_topk_test, options.post_nms_topk_test)
         return [Detections(boxes, scores, torch.zeros_like(scores, dtype=torch.int64)) for boxes, scores in proposals]
+
+    def detect_batch(self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Tensor) -> Detections:
+        """Return the detections of B images with static shapes; see :meth:`RegionProposals.propose_batch`."""
+        options = self.rpn.options
+        return self.rpn.propose_batch(
+            self.rpn(maps, shape), sizes, options.pre_nms_topk_test, options.post_nms_topk_test
+        )
 
 
 def _top_proposals(

@@ -18,7 +18,7 @@ from opabinia.models.detectors.queries import (
     QueryDetector,
     import_transformers,
 )
-from opabinia.models.losses.set_prediction import (
+from opabinia.models.detectors.set_prediction import (
     Objects,
     Pairs,
     Prediction,

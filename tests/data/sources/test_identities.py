@@ -327,7 +327,7 @@ def test_bad_lists_are_reported(tmp_path: Path) -> None:
 def test_cuhk03_reports_what_it_wants(tmp_path: Path) -> None:
     small_data.cuhk03(tmp_path)
     assert cuhk03(root=tmp_path).classes[0] == "1_001"
-    with pytest.raises(ValueError, match=r"no file .*splits_new_detected\.json; torchreid .*cuhk-03\.mat.*cuhk03_archive"):
+    with pytest.raises(ValueError, match=r"no file .*splits_new_detected\.json; .*cuhk-03\.mat.*cuhk03_archive"):
         cuhk03(root=tmp_path, boxes="detected")
     file = tmp_path / "splits_new_labeled.json"
     whole = json.loads(file.read_text())

@@ -5,7 +5,9 @@ import pytest
 from PIL import Image
 from scipy.io import savemat
 
+from opabinia.data.settings import Stream
 from opabinia.data.sources import market1501_attributes, pa100k
+from opabinia.training.samples import read_dataset_info
 
 
 def write_image(path: Path) -> None:
@@ -25,6 +27,7 @@ def test_pa100k(tmp_path: Path) -> None:
 
     source = pa100k(root=tmp_path, split="val")
     assert source.classes == ("Female", "Hat", "Bag") and source.multi_label
+    assert read_dataset_info(Stream(source=source)).label_shares == (0.5, 0.0, 1.0)
     assert source[0]["label"].tolist() == [1, 0, 1] and source[1]["id"] == "data/2.jpg"
     (tmp_path / "PA-100K" / "data" / "2.jpg").unlink()
     with pytest.raises(ValueError, match=r"annotation\.mat: 1 of 2 images are not in"):

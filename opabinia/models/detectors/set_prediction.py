@@ -1,5 +1,5 @@
-"""Losses of set prediction: each object is matched with one query, and the other queries learn to find nothing (Carion
-et al. 2020, DETR).
+"""Set prediction, its matching and losses: each object is matched with one query, and the other queries learn to find
+nothing (Carion et al. 2020, DETR).
 
 Boxes are center, width and height as fractions of the image (N x 4). Every loss is a sum divided by ``count``, the
 number of objects; :func:`opabinia.runtime.collectives.mean_over_samples` gives that of the batch of all processes.
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -89,11 +90,15 @@ class Costs(NamedTuple):
     giou: float = 2.0
 
 
+COSTS = Costs()
+"""Of Deformable DETR and its successors."""
+
+
 @torch.no_grad()
 def match_queries(
     layers: Sequence[Prediction],
     objects: Objects,
-    costs: Costs = Costs(),
+    costs: Costs = COSTS,
     class_cost: ClassCost = focal_class_cost,
     groups: int = 1,
 ) -> list[Pairs]:
@@ -121,7 +126,7 @@ def match_queries(
     matches = []
     for layer in torch.stack(matrices).cpu().numpy():
         size, found = layer.shape[1] // groups, []
-        for image, (start, end) in enumerate(zip(ends, ends[1:], strict=False)):
+        for image, (start, end) in enumerate(pairwise(ends)):
             for first in range(0, size * groups, size):
                 queries, numbers = linear_sum_assignment(layer[image, first : first + size, start:end])
                 found.append(np.stack([np.full_like(queries, image), queries + first, numbers + start]))

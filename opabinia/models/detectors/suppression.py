@@ -1,0 +1,116 @@
+"""Non-maximum suppression image by image, and its counterparts with static shapes for exported graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch._higher_order_ops.scan import scan
+from torchvision.ops import batched_nms, nms
+
+from opabinia.contracts import Detections, Sizes
+from opabinia.models.detectors.regions import exceeds_size
+
+
+class Candidates(NamedTuple):
+    """The best predictions for B images before suppression: scores and labels (B x D), boxes (B x D x 4)."""
+
+    scores: Tensor
+    labels: Tensor
+    boxes: Tensor
+
+
+def suppress(
+    levels: Sequence[Candidates], sizes: Sizes, score_threshold: float, nms_threshold: float, max_detections: int
+) -> list[Detections]:
+    """Suppress overlapping candidates per class, clipped to the images. This waits for the device.
+
+    Scores that are NaN are kept, so that they are noticed.
+
+    Args:
+        levels: candidates of each level.
+        sizes: of the images.
+        score_threshold: candidates with this score or less are dropped.
+        nms_threshold: of two boxes of one class with a higher IoU the one with the lower score is dropped.
+        max_detections: at most so many per image.
+    """
+    scores, labels, boxes = (torch.cat(parts, dim=1) for parts in zip(*levels, strict=True))
+    ends = torch.tensor([(width, height) * 2 for height, width in sizes]).to(boxes.device, non_blocking=True)
+    boxes = boxes.clamp(min=0).minimum(ends.unsqueeze(1))
+    results = []
+    for above, *image in zip(~(scores <= score_threshold), boxes, scores, labels, strict=True):
+        image_boxes, image_scores, image_labels = (values[above] for values in image)
+        kept = batched_nms(image_boxes, image_scores, image_labels, nms_threshold)[:max_detections]
+        results.append(Detections(image_boxes[kept], image_scores[kept], image_labels[kept]))
+    return results
+
+
+def clip_boxes(boxes: Tensor, sizes: Tensor) -> Tensor:
+    """Clip the boxes of B images (B x N x 4) to their heights and widths (int64, B x 2)."""
+    ends = sizes.flip(1).repeat(1, 2).unsqueeze(1).to(boxes.dtype)
+    return boxes.clamp(min=0).minimum(ends)
+
+
+def nms_batch(boxes: Tensor, scores: Tensor, nms_threshold: float) -> Tensor:
+    """Return which boxes of B images remain after suppression (bool, B x N), with static shapes.
+
+    One call of :func:`torchvision.ops.nms`, with the boxes of each image shifted away from those of the others; its
+    time grows with the square of the number of images.
+
+    Args:
+        boxes: clipped to the images (B x N x 4).
+        scores: B x N.
+        nms_threshold: of two boxes with a higher IoU the one with the lower score is dropped.
+    """
+    shifts = torch.arange(len(boxes), device=boxes.device).view(-1, 1, 1) * (boxes.amax() + 1)
+    kept = nms((boxes + shifts).flatten(0, 1), scores.flatten(), nms_threshold)
+    return torch.zeros_like(scores, dtype=torch.bool).flatten().index_fill(0, kept, True).view_as(scores)
+
+
+def suppress_static(
+    levels: Sequence[Candidates],
+    sizes: Tensor,
+    score_threshold: float,
+    nms_threshold: float,
+    max_detections: int,
+    min_size: float = -1.0,
+) -> Detections:
+    """Suppress candidates as :func:`suppress` does; each image has ``max_detections``, padded with label -1.
+
+    So many times the best remaining candidate is taken and those of its class that overlap with it are suppressed.
+    This keeps what :func:`torchvision.ops.batched_nms` keeps first, without shapes that depend on the scores.
+
+    Args:
+        levels: candidates of each level.
+        sizes: height and width of each image (int64, B x 2).
+        score_threshold, nms_threshold, max_detections: see :func:`suppress`.
+        min_size: candidates whose width or height, in pixels, is not larger are dropped; none if it is negative.
+
+    Returns:
+        boxes B x D x 4, scores B x D, labels int64 B x D.
+    """
+    scores, labels, boxes = (torch.cat(parts, dim=1) for parts in zip(*levels, strict=True))
+    boxes = clip_boxes(boxes, sizes)
+    areas = (boxes[..., 2:] - boxes[..., :2]).prod(2)
+
+    def take_best(remaining: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
+        index = remaining.argmax(1, keepdim=True)
+        box = boxes.gather(1, index.unsqueeze(2).expand(-1, -1, 4))
+        sides = torch.minimum(box[..., 2:], boxes[..., 2:]) - torch.maximum(box[..., :2], boxes[..., :2])
+        intersections = sides.clamp(min=0).prod(2)
+        overlaps = intersections / (areas.gather(1, index) + areas - intersections) > nms_threshold
+        suppressed = overlaps & (labels == labels.gather(1, index))
+        taken = torch.where(remaining.gather(1, index) < 0, -1, index)
+        return remaining.masked_fill(suppressed, -1.0).scatter(1, index, -1.0), taken
+
+    dropped = (scores <= score_threshold) | ~exceeds_size(boxes, min_size)
+    _, taken = scan(take_best, scores.masked_fill(dropped, -1.0), torch.zeros(max_detections, 1))
+    indices = taken.squeeze(2).t()
+    valid, indices = indices >= 0, indices.clamp(min=0)
+    return Detections(
+        boxes.gather(1, indices.unsqueeze(2).expand(-1, -1, 4)) * valid.unsqueeze(2),
+        scores.gather(1, indices) * valid,
+        labels.gather(1, indices).masked_fill(~valid, -1),
+    )
