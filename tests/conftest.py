@@ -54,24 +54,6 @@ def pytest_unconfigure() -> None:
         shutil.rmtree(CACHE, ignore_errors=True)
 
 
-# --- collection: pytest rewrites the asserts of every module, and caches it ------------------------------------------
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Let every second worker begin at the other end: each finds half of the modules in the cache."""
-    tests = ROOT / "tests"
-    is_second = os.environ.get("PYTEST_XDIST_WORKER", "gw0")[-1] in "13579"
-    if is_second and [Path(argument).resolve() for argument in config.args] == [tests]:
-        paths = sorted(tests.glob("[a-z]*"), reverse=True)
-        config.args = [str(path) for path in paths if path.is_dir() or path.name.startswith("test_")]
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Restore the order, which all workers must have in common."""
-    items.sort(key=lambda item: item.path)
-
-
 # --- memory: networks lie in circles, which would wait long, and the C library keeps what it is given back -----------
 
 gc.disable()  # during the imports, whose modules stay

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -10,6 +11,13 @@ import typer
 from opabinia.cli.errors import report_errors
 from opabinia.cli.options import Checkpoint, Classes, Overrides, RunOrRecipe, WeightsOrFile
 from opabinia.cli.weights import open_run
+
+
+class Precision(StrEnum):
+    """Reduced precisions of an ONNX file."""
+
+    FP16 = "fp16"
+    INT8 = "int8"
 
 
 def export(
@@ -23,6 +31,26 @@ def export(
     tolerance: Annotated[
         float, typer.Option(min=0, help="Largest allowed difference from the outputs of the original.")
     ] = 1e-4,
+    evaluate: Annotated[
+        bool, typer.Option("--evaluate", help="Evaluate the ONNX file on the first validation set; print a table.")
+    ] = False,
+    precision: Annotated[
+        list[Precision] | None,
+        typer.Option(help="Write the ONNX file in this precision, too, and evaluate it; repeatable."),
+    ] = None,
+    max_drop: Annotated[
+        float | None,
+        typer.Option(
+            min=0, help="Largest allowed drop of the score; default: 0.001, for INT8 0.02.", show_default=False
+        ),
+    ] = None,
+    calibration_images: Annotated[
+        int, typer.Option(min=1, help="Training images from which INT8 takes the ranges of activations.")
+    ] = 128,
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATTERN", help="Layers that stay in FP32, such as 'head.*'; repeatable."),
+    ] = None,
     checkpoint: Checkpoint = "best",
     weights: WeightsOrFile = None,
     classes: Classes = None,
@@ -33,10 +61,20 @@ def export(
 
     opabinia export runs/detection/digits/default --format torch --out detector.pt2
 
+    opabinia export runs/classification/digits/default --evaluate --precision fp16 --precision int8
+
     opabinia export runs/classification/digits/default --format huggingface --out my-digits/
     """
     with report_errors():
         folder, chosen = open_run(run, overrides, weights, classes)
+        from opabinia.inference.export import Measured
         from opabinia.inference.export import export as write
 
-        write(folder, out, overrides or [], form=form, tolerance=tolerance, checkpoint=checkpoint, weights=chosen)
+        measured = None
+        if evaluate or precision or exclude or max_drop is not None:
+            precisions = list(dict.fromkeys(item.value for item in precision or []))
+            measured = Measured(precisions, max_drop, calibration_images, exclude or [])
+        write(
+            *(folder, out, overrides or []),
+            form=form, tolerance=tolerance, checkpoint=checkpoint, weights=chosen, measured=measured,
+        )  # fmt: skip

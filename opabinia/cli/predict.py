@@ -9,7 +9,6 @@ import typer
 
 from opabinia.cli.errors import option_error, report_errors
 from opabinia.cli.options import (
-    Changes,
     Checkpoint,
     Classes,
     Device,
@@ -41,6 +40,17 @@ Window = Annotated[
 Features = Annotated[
     bool, typer.Option("--features", help="With --every: write the windows' embeddings, features.npy.")
 ]
+Changes = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="A change to the config, such as data.val.transforms=[]."),
+]
+Tile = Annotated[
+    int | None,
+    typer.Option(metavar="PIXELS", min=1, help="Detect objects in overlapping tiles of this side; for large images."),
+]
+Overlap = Annotated[
+    float | None, typer.Option(metavar="SHARE", help="Overlap of the tiles, as a share of their side; default: 0.2.")
+]
 
 
 def predict(
@@ -57,6 +67,8 @@ def predict(
     every: Every = None,
     window: Window = None,
     features: Features = False,
+    tile: Tile = None,
+    overlap: Overlap = None,
     checkpoint: Checkpoint = "best",
     weights: WeightsOrFile = None,
     classes: Classes = None,
@@ -83,6 +95,10 @@ def predict(
 
     opabinia predict runs/video/digits/default long.mp4 --every 1s --window 4s
 
+    With --tile: objects in large images. Each tile is a forward pass; duplicates at their borders are merged.
+
+    opabinia predict runs/detection/mine/default aerial.png --tile 1024 --overlap 0.2
+
     With --split: images of a validation set, ground truth next to predictions, the worst first; videos as strips,
     wrong ones framed in red, correct ones in green.
 
@@ -98,13 +114,16 @@ def predict(
         from opabinia.inference import predict as prediction
 
         files, results = paths or [], out or folder / "predictions"
-        model: dict[str, Any] = {"checkpoint": checkpoint, "weights": chosen, "device": device}
+        overrides = _tile_overrides(tile, overlap, excluded=bool(gallery or every))
+        if weights in (None, "raw", "ema"):  # those of a recipe with a file of weights are in its run folder
+            overrides = [*(changes or []), *overrides]
+        model: dict[str, Any] = {"overrides": overrides, "checkpoint": checkpoint, "weights": chosen, "device": device}
         if split is not None:
             from opabinia.inference.compare import compare
             from opabinia.inference.splits import resolve_split
             from opabinia.training.run_folder import resolve
 
-            split = resolve_split(resolve(folder), split)
+            split = resolve_split(resolve(folder, overrides), split)
             compare(folder, split, out or results / split, max_images=max_images, min_score=score, **model)
         elif every is not None:
             from opabinia.inference.windows import predict_windows
@@ -122,6 +141,17 @@ def _check_modes(paths: list[Path] | None, split: str | None, gallery: Path | No
         raise option_error("", "give images or videos, or --split for those of the run's data")
     if rerank and not gallery:
         raise option_error("--rerank", "it re-ranks the images of --gallery")
+
+
+def _tile_overrides(tile: int | None, overlap: float | None, *, excluded: bool) -> list[str]:
+    """Return ``--tile`` and ``--overlap`` as changes to the config."""
+    given = {"--tile": tile, "--overlap": overlap}
+    option = next((option for option, value in given.items() if value is not None), None)
+    if option and excluded:
+        raise option_error(option, "tiles are for object detection, not for --gallery or --every")
+    if tile is None:
+        return [] if overlap is None else [f"task.tiles.overlap={overlap}"]
+    return [f"task.tiles={{size: {tile}{'' if overlap is None else f', overlap: {overlap}'}}}"]
 
 
 def _window_seconds(every: str | None, window: str | None, features: bool, *, excluded: bool) -> dict[str, Any]:

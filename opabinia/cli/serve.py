@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from opabinia.cli.errors import report_errors
-from opabinia.cli.options import Changes, Checkpoint, Classes, Device, Gallery, RunOrRecipe, WeightsOrFile
+from opabinia.cli.errors import option_error, report_errors
+from opabinia.cli.options import Changes, Checkpoint, Classes, Device, Gallery, WeightsOrFile
 from opabinia.cli.weights import open_run
 
 
 def serve(
-    run: RunOrRecipe,
+    run: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN|RECIPE|FILE.onnx",
+            show_default=False,
+            help="A run folder, an exported file, or with --weights FILE a recipe.",
+        ),
+    ],
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 accepts other machines.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free port.")] = 8000,
     gallery: Gallery = None,
@@ -32,12 +40,19 @@ def serve(
     curl -F file=@three.png http://127.0.0.1:8000/predict
 
     opabinia serve runs/reid/digits/default --gallery gallery/ --port 8080
+
+    opabinia serve runs/classification/digits/default/export/model.onnx
     """
     with report_errors():
         from opabinia.inference.serving.address import check_libraries, open_socket
 
         check_libraries()
-        folder, chosen = open_run(run, changes, weights, classes)
+        if run.endswith(".onnx") and Path(run).is_file():
+            if checkpoint != "best" or weights or classes or changes or device:
+                raise option_error("", f"{run} is an exported file, with its own weights, classes and transforms")
+            folder, chosen = Path(run), None
+        else:
+            folder, chosen = open_run(run, changes, weights, classes)
         with open_socket(host, port) as listener:
             from opabinia.inference.serving.limits import Limits
             from opabinia.inference.serving.server import serve as run_server

@@ -26,9 +26,8 @@ from opabinia.cli.options import (
 )
 from opabinia.cli.outcome import words_of
 from opabinia.cli.processes import layout, run_in_many
-from opabinia.runtime.elastic_agent import is_restart
 from opabinia.runtime.quiet import quiet_terminal
-from opabinia.runtime.slurm import launched_rank
+from opabinia.runtime.slurm import is_step, launched_rank
 
 if TYPE_CHECKING:
     from opabinia.config import Resolved
@@ -120,7 +119,8 @@ def _check_at_once(
         parts = catalog(tree.plugins)
         resolved = check(tree, parts)
         check_paths(resolved, parts)
-        if leads and not is_restart():
+        # Others of several processes would wait for one that ends here: they check together, in the run.
+        if leads and "WORLD_SIZE" not in os.environ and not is_step(os.environ):
             check_not_overwritten(folder_for(recipe, out, name))
         return resolved
     if resume != "auto" and leads:

@@ -74,6 +74,7 @@ class Backbone(nn.Module):
         preprocessing: expected by its pretrained weights; None without such weights.
         trained_classes: number of classes of the classifier that came with its weights; 0 without one.
         clips: whether it takes clips (B x C x T x H x W, T frames) instead of images.
+        needs_weights: see :class:`opabinia.contracts.Task`.
     """
 
     clips: bool = False
@@ -83,6 +84,7 @@ class Backbone(nn.Module):
     patch_size: tuple[int, int] | None = None
     preprocessing: Preprocessing | None = None
     trained_classes: int = 0
+    needs_weights: str = ""
 
     def forward(self, images: Tensor, offset: Tensor | None = None) -> Tensor:
         """Return feature vectors (B x D).

@@ -34,6 +34,7 @@ def compare(
     *,
     max_images: int = 60,
     min_score: float = 0.5,
+    overrides: Sequence[str] = (),
     checkpoint: str = "best",
     weights: Weights | None = None,
     device: str | None = None,
@@ -48,6 +49,7 @@ def compare(
         out: the folder to write.
         max_images: number of samples.
         min_score: of detections that are drawn.
+        overrides: ``key=value``, changes to the run's config.
         checkpoint: see :func:`opabinia.load`.
         weights: likewise.
         device: likewise.
@@ -57,8 +59,8 @@ def compare(
         DataError: some samples could not be read; the others are drawn.
     """
     with logging_to(None):
-        predictor = load(run, checkpoint=checkpoint, weights=weights, device=device)
-        source = open_split(resolve(run), split)
+        predictor = load(run, overrides, checkpoint=checkpoint, weights=weights, device=device)
+        source = open_split(resolve(run, overrides), split)
     folder, options = out / "images", DrawOptions(min_score=min_score)
     errors = list[str]()
     indices = select_samples(predictor, run, evaluation_name(run, split, predictor), source, max_images)

@@ -37,6 +37,7 @@ def predict(
     *,
     explain: bool = False,
     min_score: float = 0.5,
+    overrides: Sequence[str] = (),
     checkpoint: str = "best",
     weights: Weights | None = None,
     device: str | None = None,
@@ -53,6 +54,7 @@ def predict(
         out: the folder to write.
         explain: also write each image with a heatmap of the evidence for its prediction to ``explained``.
         min_score: of detections that are drawn and printed; predictions.jsonl has all of them.
+        overrides: ``key=value``, changes to the run's config.
         checkpoint: see :func:`opabinia.load`.
         weights: likewise.
         device: likewise.
@@ -62,7 +64,7 @@ def predict(
         DataError: some files could not be read; everything else is written.
     """
     with logging_to(None):
-        predictor = load(run, checkpoint=checkpoint, weights=weights, device=device)
+        predictor = load(run, overrides, checkpoint=checkpoint, weights=weights, device=device)
     files = list(find_files(paths, videos=predictor.takes_video))
     options, task, errors = DrawOptions(min_score=min_score), predictor.task, list[str]()
     kind, drawings = ("videos", ", strips and clips") if predictor.takes_video else ("images", " and sheets")
@@ -99,6 +101,7 @@ def retrieve(
     nearest: int = 10,
     rerank: bool = False,
     explain: bool = False,
+    overrides: Sequence[str] = (),
     checkpoint: str = "best",
     weights: Weights | None = None,
     device: str | None = None,
@@ -118,6 +121,7 @@ def retrieve(
         nearest: maximum number of matches per query.
         rerank: re-rank them, see :meth:`opabinia.inference.retrieval.gallery.Gallery.with_reranking`.
         explain: also write each query with a heatmap of the evidence for its similarity to the nearest match.
+        overrides: ``key=value``, changes to the run's config.
         checkpoint: see :func:`opabinia.load`.
         weights: likewise.
         device: likewise.
@@ -130,7 +134,7 @@ def retrieve(
     from opabinia.inference.retrieval.gallery import Gallery, embed_files, embed_gallery
 
     with logging_to(None):
-        predictor = load(run, checkpoint=checkpoint, weights=weights, device=device)
+        predictor = load(run, overrides, checkpoint=checkpoint, weights=weights, device=device)
     queries = list(find_files(paths, videos=predictor.takes_video))
     others = list(find_files([gallery], videos=predictor.takes_video))
     errors = list[str]()

@@ -31,6 +31,7 @@ def predict_windows(
     every: float,
     window: float | None = None,
     features: bool = False,
+    overrides: Sequence[str] = (),
     checkpoint: str = "best",
     weights: Weights | None = None,
     device: str | None = None,
@@ -48,6 +49,7 @@ def predict_windows(
         window: their length in seconds; None: ``every``, or the length of a clip if that is longer.
         features: also write the embeddings of the windows to ``features.npy`` (float32, N x D, of length 1), a row for
             each line.
+        overrides: ``key=value``, changes to the run's config.
         checkpoint: see :func:`opabinia.load`.
         weights: likewise.
         device: likewise.
@@ -57,7 +59,7 @@ def predict_windows(
         DataError: some windows could not be read; everything else is written.
     """
     with logging_to(None):
-        predictor = load(run, checkpoint=checkpoint, weights=weights, device=device)
+        predictor = load(run, overrides, checkpoint=checkpoint, weights=weights, device=device)
     if not predictor.takes_video:
         raise ConfigError(Problem("command line", "--every", "the model of this run takes images, not videos"))
     files = list(find_files(paths, videos=True))

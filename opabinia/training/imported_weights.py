@@ -16,6 +16,7 @@ from opabinia.config.build import errors_at
 from opabinia.contracts import DatasetInfo
 from opabinia.engine.checkpointing.checkpoint import RunState, Snapshot, read_checkpoint, write_checkpoint
 from opabinia.migration import weights as weights_of_others  # noqa: F401 (registers their names)
+from opabinia.models.lora import is_adapter
 from opabinia.models.weights.download import replacing_weights
 from opabinia.models.weights.files import find_checkpoint
 from opabinia.models.weights.init import Init, initialize
@@ -110,7 +111,7 @@ def read_snapshot(resolved: Resolved, classes: Sequence[str] = ()) -> Snapshot:
         report = initialize(model, init)
         prefix = f"{init.target_prefix}." if init.target_prefix else ""
         filled = {f"{prefix}{name}" for name in report.loaded}
-        initial = [name for name, _ in model.named_parameters() if name not in filled]
+        initial = [name for name, _ in model.named_parameters() if name not in filled and not is_adapter(name)]
         if initial and not init.partial:
             raise ValueError(
                 f"{len(initial)} parameters are not filled, so results would be random: {', '.join(initial[:5])}; "

@@ -75,10 +75,11 @@ def check_initial_weights(task: Task, init: Any) -> None:
         init: config section; None without.
 
     Raises:
-        ConfigError: the task cannot begin with its own weights, and there are no others.
+        ConfigError: the task, or a backbone in it, cannot begin with its own weights, and there are no others.
     """
-    if init is None and task.needs_weights:
-        raise ConfigError(Problem("", "task", task.needs_weights))
+    parts = [module for module in task.modules() if isinstance(module, Task | Backbone) and module.needs_weights]
+    if init is None and parts:
+        raise ConfigError(Problem("", "task", parts[0].needs_weights))
 
 
 MAX_STEPS = 10**9

@@ -93,6 +93,16 @@ def predictor(
     )
 
 
+@register.command
+def preprocessing(*, transforms: Sequence[TransformPart] = ()) -> list[Transform]:
+    """Return the transforms of an exported file's images, which its description has.
+
+    Args:
+        transforms: of the validation data.
+    """
+    return list(transforms)
+
+
 def trained_task(task: Callable[[DatasetInfo], Task], snapshot: Snapshot, weights: Weights = "raw") -> Task:
     """Build the task with weights of a checkpoint.
 

@@ -19,10 +19,10 @@ from opabinia.data.sources import Digits
 from opabinia.inference.export import export
 from opabinia.inference.export.job import ExportMismatch
 from opabinia.models.backbones import timm as backbones
-from opabinia.models.detectors.dense import Candidates, suppress
 from opabinia.models.detectors.fcos import Fcos
+from opabinia.models.detectors.suppression import Candidates, suppress, suppress_static
 from opabinia.models.weights.files import read_weights
-from opabinia.tasks.detection.export import detection_difference, suppress_static
+from opabinia.tasks.detection.export import detection_difference
 from opabinia.tasks.detection.task import Detection
 from opabinia.tasks.detection.test_time_augmentation import TestTimeAugmentation
 from opabinia.training import launch
@@ -225,6 +225,12 @@ def test_detections_are_compared_with_their_counterparts() -> None:
     assert detection_difference(some, detections((1, 0.9, 1), (30, 0.9, 2), (0, 0, -1)), 0.05) == inf
     assert detection_difference(some, detections((0, 0.8, 1), (30, 0.9, 2), (0, 0, -1)), 0.05) == inf
     assert detection_difference(some, detections((0, 0.9, 3), (30, 0.9, 2), (0, 0, -1)), 0.05) == inf
+    for name, shape in (("masks", (1, 3, 4, 4)), ("keypoints", (1, 3, 2, 3))):
+        expected = some | {name: torch.full(shape, 0.5)}
+        assert detection_difference(expected, some | {name: torch.full(shape, 0.5004)}, 0.05) == pytest.approx(
+            4e-4, 1e-3
+        )
+        assert detection_difference(expected, some | {name: torch.full(shape, 0.6)}, 0.05) == inf
     # what is missing because it was at the threshold
     assert detection_difference(some, detections((0, 0.9, 1), (30, 0.9, 2), (60, 0.0504, 1)), 0.05) == 0
     # one of 25 where either may have suppressed the other
@@ -262,7 +268,7 @@ def test_what_is_there_stays(run: Path, tmp_path: Path) -> None:
 def test_detectors_without_static_shapes_are_refused() -> None:
     dataset_info = DatasetInfo(samples=4, classes=("a", "b"), boxes=True)
     backbone = partial(backbones.timm, model="test_resnet")
-    with pytest.raises(ValueError, match=r"Detector works image by image.*fcos and retinanet can be exported"):
+    with pytest.raises(ValueError, match=r"Detector has no detect_batch.*the detectors of Opabinia can be exported"):
         other = Detection(dataset_info, backbone=backbone, detector=lambda levels, dataset_info: Detector())
         other.export_module().check_static()
     with pytest.raises(ValueError, match=r"export with task.test_time_augmentation=null"):

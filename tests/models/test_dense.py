@@ -22,9 +22,10 @@ from torchvision.ops.feature_pyramid_network import FeaturePyramidNetwork, LastL
 
 from opabinia.contracts import DatasetInfo, Detections, Detector, GlobalBatch, Level, Target
 from opabinia.models.detectors.anchors import _cached_anchors, grid_anchors
-from opabinia.models.detectors.dense import Candidates, HeadOutput, is_top1, split_levels, suppress, top_candidates
+from opabinia.models.detectors.dense import HeadOutput, is_top1, split_levels, top_candidates
 from opabinia.models.detectors.fcos import Fcos, assign_points, centerness_targets
 from opabinia.models.detectors.retinanet import RetinaNet
+from opabinia.models.detectors.suppression import Candidates, suppress
 from opabinia.models.necks import fpn, fpn_p3_p7_from_p5
 from tests.faults.programs import Server
 

@@ -29,7 +29,7 @@ from opabinia.models.detectors.boxes import (
     postprocess,
 )
 from opabinia.models.detectors.cascade import CascadeHead, scale_gradient
-from opabinia.models.detectors.keypoints import KeypointOptions, heatmaps_to_keypoints
+from opabinia.models.detectors.keypoints import KeypointOptions, heatmaps_to_keypoints, heatmaps_to_keypoints_batch
 from opabinia.models.detectors.masks import MaskHead, MaskOptions
 from opabinia.models.detectors.rcnn import cascade_rcnn, faster_rcnn, keypoint_rcnn, mask_rcnn
 from opabinia.models.detectors.regions import (
@@ -180,6 +180,33 @@ def test_it_finds_and_describes(name: str) -> None:
         )
         assert (one.keypoints is None) == ("keypoint" not in name)
         assert one.keypoints is None or one.keypoints.shape == (count, 3, 3)
+
+
+def test_static_shapes_give_the_same_detections() -> None:
+    weights_of_torchvision = replace(SMALL, convention="torchvision", min_size=12, post_nms_topk_test=300)
+    corners = PoolingOptions(aligned=False, sampling_ratio=2)
+    changed = {
+        "proposals": weights_of_torchvision,
+        "pooling": corners,
+        "box": replace(BOX, min_size=15, nms_threshold=0.1),
+    }
+    cases: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in ALL]
+    cases += [("cascade_mask", {"num_mask_heads": 3, "score_average": "logits"}), ("mask_rcnn", changed)]
+    maps = pyramid()
+    for name, changes in cases:
+        detector: Any = made(name, **changes).eval()
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+            expected = detector.describe(maps, SHAPE, SIZES, detector.detect(maps, SHAPE, SIZES))
+            found = detector.detect_batch(maps, SHAPE, torch.tensor(SIZES))
+        counts = [len(image.labels) for image in expected]
+        assert min(counts) > 10 and (min(counts) < 100 or changes is not changed)
+        for field, values in found._asdict().items():
+            assert (values is None) == (getattr(expected[0], field) is None), (name, field)
+            for index, count in enumerate(counts if values is not None else ()):
+                torch.testing.assert_close(
+                    values[index, :count], getattr(expected[index], field), msg=f"{name} {field}"
+                )
+                assert (values[index, count:] == (-1 if field == "labels" else 0)).all()
 
 
 @each
@@ -488,6 +515,10 @@ def test_proposals_are_suppressed_by_level_and_cut() -> None:
     assert found.tolist() == [other, box, box]
     assert rpn.propose(guesses, SIZES[:1], pre_nms_topk=10, post_nms_topk=2)[0].tolist() == [other, box]
     assert rpn.propose(guesses, SIZES[:1], pre_nms_topk=1, post_nms_topk=10)[0].tolist() == [other]
+    static = rpn.propose_batch(guesses, torch.tensor(SIZES[:1]), pre_nms_topk=10, post_nms_topk=10)
+    assert static.boxes[0].tolist() == [other, box, box, [0.0] * 4, [0.0] * 4]
+    assert static.labels[0].tolist() == [0, 0, 0, -1, -1]
+    assert static.scores[0].tolist() == pytest.approx([0.982, 0.953, 0.731, 0, 0], abs=1e-3)
 
 
 def test_losses_of_proposals_are_means_over_the_quota() -> None:
@@ -571,6 +602,18 @@ def test_peaks_are_where_the_maps_are_highest() -> None:
     assert heatmaps_to_keypoints(logits[:0], boxes[:0]).shape == (0, 1, 3)
     lost = heatmaps_to_keypoints(logits, torch.stack([boxes[0], torch.full((4,), math.nan)]))
     assert torch.equal(lost[0], found[0]) and lost[1, :, :2].isnan().all()
+
+
+def test_peaks_with_static_shapes() -> None:
+    """Boxes smaller than a pixel, as large as the image, and in between."""
+    generator = torch.Generator().manual_seed(0)
+    corners = (torch.rand(2, 8, 2, generator=generator) * torch.tensor([100.0, 70])).repeat(1, 1, 2)
+    boxes = corners + F.pad(torch.rand(2, 8, 2, generator=generator) * 25, (2, 0))
+    boxes[0, 0], boxes[1, 1] = torch.tensor([0.0, 0, 128, 96]), torch.tensor([3.0, 4, 3.2, 4.6])
+    logits = torch.randn(2, 8, 3, 14, 14, generator=generator)
+    with torch.compiler.set_stance("force_eager"):
+        found = heatmaps_to_keypoints_batch(logits, boxes, SHAPE)
+    torch.testing.assert_close(found.flatten(0, 1), heatmaps_to_keypoints(logits.flatten(0, 1), boxes.flatten(0, 1)))
 
 
 def test_gradients_are_shared_among_stages() -> None:

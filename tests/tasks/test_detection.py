@@ -36,6 +36,7 @@ from opabinia.tasks.detection.task import (
     targets_from,
 )
 from opabinia.tasks.detection.test_time_augmentation import TestTimeAugmentation, mirror
+from opabinia.tasks.detection.tiles import Tiles, merge_tiles, move_to_image, tile_starts
 
 FACTS = DatasetInfo(samples=4, channels=1, classes=("dot", "bar"), boxes=True)
 SIDE = 8
@@ -309,6 +310,107 @@ def test_masks_of_views_are_turned_back_and_averaged() -> None:
     assert plain["masks"][0, 0, 0].tolist() == pytest.approx([0.8, 0.6])
     assert torch.allclose(views["masks"], plain["masks"])
     assert views["keypoints"][0, 0].tolist() == [[2, 2, 1]]
+
+
+# --- tiles ------------------------------------------------------------------------------------------------------------
+
+
+class EachDot(Halves):
+    """Finds one box for each bright value: above 2 it is of the second class, its score is the fraction."""
+
+    max_detections = 4
+
+    def _found(self, values: Tensor, size: tuple[int, int]) -> Detections:
+        rows = []
+        for value in (values + 0.2).unique().tolist():
+            if value > 0.5:
+                y, x = ((values + 0.2) == value).nonzero().unbind(1)
+                rows.append((x.min(), y.min(), x.max() + 1, y.max() + 1, value % 1, value > 2))
+        found = torch.tensor(rows).view(-1, 6)
+        return Detections(found[:, :4], found[:, 4], found[:, 5].long())
+
+
+def scene_of(*boxes: tuple[int, int, int, int, float], size: tuple[int, int] = (40, 60)) -> dict[str, Any]:
+    one = sample(size, None)
+    for left, top, right, bottom, value in boxes:
+        one["image"][0, top:bottom, left:right] = value
+    return one
+
+
+def test_detections_of_tiles_are_those_of_the_whole_image() -> None:
+    """Objects within one tile, within several, and such that a border cuts and the next tile shows as a whole; images
+    smaller than a tile and without objects; masks and keypoints move along. Whatever the batch of tiles."""
+    scenes = [
+        scene_of((1, 2, 5, 5, 1.5), (13, 13, 18, 18, 1.75), (50, 30, 60, 40, 2.25), (30, 14, 37, 17, 2.875)),
+        scene_of((3, 0, 9, 4, 1.5), size=(7, 11)),
+        scene_of(),
+        scene_of((33, 1, 37, 6, 2.5), size=(9, 44)),
+    ]
+    whole = detection(EachDot).predict(batch_of(*scenes))
+    for batch_size in (1, 5):
+        tiles = Tiles(size=16, overlap=0.5, batch_size=batch_size, max_detections=6)
+        tiled = detection(EachDot, tiles=tiles).predict(batch_of(*scenes))
+        assert tiled["labels"].shape == (4, 6)
+        assert not [name for name in tiled if name.startswith("losses/")]
+        for number in range(4):
+            count = int((whole["labels"][number] >= 0).sum())
+            order = whole["scores"][number, :count].argsort(descending=True)
+            for name in ("boxes", "scores", "labels", "masks", "keypoints"):
+                assert torch.equal(tiled[name][number, :count], whole[name][number][order]), (number, name)
+            assert (tiled["labels"][number, count:] == -1).all()
+
+
+def test_complete_boxes_replace_cut_ones() -> None:
+    """Of a class; and not two complete ones next to each other. A box that no tile shows as a whole is kept."""
+    boxes = [
+        [0.0, 0, 10, 10],
+        [4.0, 0, 16, 10],
+        [20.0, 0, 30, 10],
+        [21.0, 0, 27, 10],
+        [22.0, 0, 30, 10],
+        [50, 0, 60, 9],
+    ]
+    scores, labels = torch.tensor([0.9, 0.8, 0.5, 0.9, 0.7, 0.3]), torch.tensor([0, 0, 0, 1, 0, 0])
+    rows = Detections(torch.tensor(boxes), scores, labels)
+    by_tile = [Detections(*(values[part] for values in rows[:3])) for part in (slice(0, 3), slice(3, 6))]
+    cut = [torch.tensor([False, False, False]), torch.tensor([True, True, True])]
+    kept = merge_tiles(by_tile, cut, Tiles(size=32))
+    assert kept.scores.tolist() == pytest.approx([0.9, 0.9, 0.8, 0.5, 0.3])
+    assert kept.masks is None and kept.labels.tolist() == [0, 1, 0, 0, 0]
+    assert merge_tiles(by_tile, cut, Tiles(size=32, max_detections=2)).scores.tolist() == pytest.approx([0.9, 0.9])
+    tile = Detections(torch.tensor([[0.0, 4, 8, 12], [8.0, 8, 16, 16], [4.0, 4, 9, 9]]), torch.ones(3), labels[:3])
+    moved, is_cut = move_to_image(tile, (24, 0), (16, 16), (40, 40))
+    assert moved.boxes[0].tolist() == [24, 4, 32, 12] and is_cut.tolist() == [True, True, False]
+    assert move_to_image(tile, (24, 24), (16, 16), (40, 40))[1].tolist() == [True, False, False]
+
+
+def test_tiles_cover_the_image() -> None:
+    assert tile_starts(1000, Tiles(size=400, overlap=0.25)) == [0, 300, 600]
+    assert tile_starts(1001, Tiles(size=400, overlap=0.25)) == [0, 300, 600, 601]
+    assert tile_starts(800, Tiles(size=400, overlap=0)) == [0, 400]
+    assert tile_starts(30, Tiles(size=400)) == tile_starts(400, Tiles(size=400)) == [0]
+
+
+def test_tiles_that_cannot_be() -> None:
+    with pytest.raises(ValueError, match=r"tiles.size: 3 is below 4, the detector's smallest"):
+        detection(tiles=Tiles(size=3))
+    shrunk = [{**scene_of(size=(8, 8)), "original_size": (80, 80)}]
+    with pytest.warns(UserWarning, match=r"resize 80 x 80 to 8 x 8, a single tile; .*data.val.transforms=\[\]"):
+        detection(tiles=Tiles(size=16)).predict(batch_of(*shrunk))
+
+
+class BothClasses(Brightest):
+    """Finds two objects that overlap, of different classes, and one on its own."""
+
+    def _found(self, values: Tensor, size: tuple[int, int]) -> Detections:
+        boxes = torch.tensor([[0.0, 0, 10, 10], [3.0, 0, 10, 10], [20.0, 20, 24, 24]])
+        return Detections(boxes, torch.tensor([0.5, 0.75, 0.25]), torch.tensor([0, 1, 0]))
+
+
+def test_suppression_across_classes() -> None:
+    for class_agnostic_nms, scores in ((None, [0.5, 0.75, 0.25]), (0.6, [0.75, 0.25]), (0.75, [0.75, 0.5, 0.25])):
+        found = detection(BothClasses, class_agnostic_nms=class_agnostic_nms).predict(batch_of(scene_of()))
+        assert found["scores"][0][found["labels"][0] >= 0].tolist() == scores
 
 
 # --- what does not fit ------------------------------------------------------------------------------------------------

@@ -16,10 +16,15 @@ from torchvision.transforms.v2 import functional as F
 from torchvision.transforms.v2.functional._geometry import _compute_resized_output_size
 
 from opabinia.config import register
-from opabinia.contracts import Count, Positive, Sample
+from opabinia.contracts import Count, Fraction, Positive, Sample
 from opabinia.data.decoding.images import Box, LazyImage, decode_sample, planar
 from opabinia.data.sample_keys import has_annotations, ignore_value, map_keys
-from opabinia.data.transforms.instances import boxes_from_masks, drop_empty_objects, has_only_image
+from opabinia.data.transforms.instances import (
+    boxes_from_masks,
+    drop_empty_objects,
+    has_only_image,
+    select_objects,
+)
 from opabinia.data.transforms.sizes import check_range, image_size, random_below
 
 Pixel = Annotated[int, Interval(ge=0, le=255)]
@@ -30,13 +35,17 @@ CropKind = Literal["relative", "relative_range", "absolute", "absolute_range"]
 class RandomCrop:
     """Crop a rectangle at a random position; objects outside are dropped (detectron2's RandomCrop).
 
-    With masks, boxes become the tightest ones around the rest of each mask.
+    With masks, boxes become the tightest ones around the rest of each mask. ``kind: absolute`` with ``size: [1024,
+    1024]`` gives tiles of large images.
 
     Args:
         kind: ``relative``: ``size`` is the crop's share of height and width; ``relative_range``: the minimum of these
             shares, the maximum is 1; ``absolute``: height and width in pixels; ``absolute_range``: minimum and maximum
             of both, in pixels. A crop is never larger than the image.
         size: two numbers (default: detectron2's).
+        object_probability: probability that the crop is placed around an object, drawn at random, for images that are
+            mostly empty; other crops lie anywhere.
+        min_visible: objects are dropped if less than this share of their box, or mask, is in the crop.
 
     Raises:
         ValueError: a share above 1, pixels that are not integers, or a range whose minimum is above its maximum.
@@ -44,7 +53,14 @@ class RandomCrop:
     Example: ``relative`` of (0.5, 0.25) crops 51 x 51 out of 101 x 203.
     """
 
-    def __init__(self, *, kind: CropKind = "relative_range", size: tuple[Positive, Positive] = (0.9, 0.9)) -> None:
+    def __init__(
+        self,
+        *,
+        kind: CropKind = "relative_range",
+        size: tuple[Positive, Positive] = (0.9, 0.9),
+        object_probability: Fraction = 0.0,
+        min_visible: Fraction = 0.0,
+    ) -> None:
         if kind.startswith("relative") and max(size) > 1:
             raise ValueError(f"size: {kind} takes shares of the image, at most 1, not {list(size)}")
         if kind.startswith("absolute") and not all(float(side).is_integer() for side in size):
@@ -52,13 +68,19 @@ class RandomCrop:
         if kind == "absolute_range":
             check_range("size", size)
         self._kind, self._size = kind, size
+        self._object_probability, self._min_visible = object_probability, min_visible
 
     def __call__(self, sample: Sample) -> Sample:
         """Return a random crop of the sample."""
         height, width = image_size(sample)
         crop_height, crop_width = self.size(height, width)
-        top, left = random_below(height - crop_height + 1), random_below(width - crop_width + 1)
-        return _crop(sample, top, left, crop_height, crop_width)
+        boxes = sample.get("boxes", ())
+        if len(boxes) and self._object_probability and float(torch.rand(())) < self._object_probability:
+            left, top, right, bottom = boxes[random_below(len(boxes))].round().int().tolist()
+            place = _random_start(top, bottom, crop_height, height), _random_start(left, right, crop_width, width)
+        else:
+            place = random_below(height - crop_height + 1), random_below(width - crop_width + 1)
+        return _crop(sample, *place, crop_height, crop_width, self._min_visible)
 
     def size(self, height: int, width: int) -> tuple[int, int]:
         """Return height and width of a crop of an image of this size, drawn where there is a range."""
@@ -75,6 +97,13 @@ class RandomCrop:
 def _random_length(minimum: float, maximum: float, side: int) -> int:
     low, high = min(int(minimum), side), min(int(maximum), side)
     return low + random_below(high - low + 1)
+
+
+def _random_start(low: int, high: int, length: int, side: int) -> int:
+    """Draw the start of a crop of some length within 0 to ``side`` that contains ``low`` to ``high``, or lies within
+    them if it is shorter."""
+    first, last = sorted((max(0, high - length), min(low, side - length)))
+    return first + random_below(last - first + 1)
 
 
 @register.transform(name="fixed_size_crop")
@@ -100,9 +129,19 @@ def fixed_size_crop(sample: Sample, /, *, size: tuple[Count, Count] = (1024, 102
     return _apply(sample, lambda key, value: F.pad(value, padding, fill=fills.get(key, 0)))
 
 
-def _crop(sample: Sample, top: int, left: int, height: int, width: int) -> Sample:
+def _crop(sample: Sample, top: int, left: int, height: int, width: int, min_visible: float = 0.0) -> Sample:
     cropped = _apply(sample, lambda _, value: F.crop(value, top, left, height, width))
+    if min_visible and "boxes" in sample:
+        cropped = select_objects(cropped, _object_areas(cropped) >= min_visible * _object_areas(sample))
     return boxes_from_masks(drop_empty_objects(cropped))
+
+
+def _object_areas(sample: Sample) -> Tensor:
+    """Return the areas of the masks, or else boxes, of the N objects, in pixels (N)."""
+    if "masks" in sample:
+        return sample["masks"].as_subclass(Tensor).flatten(1).sum(1)
+    boxes = sample["boxes"].as_subclass(Tensor)
+    return (boxes[:, 2:] - boxes[:, :2]).prod(1)
 
 
 def _apply(sample: Sample, function: Callable[[str, Any], Any]) -> Sample:

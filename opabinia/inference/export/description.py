@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,6 +37,9 @@ class Description:
         value_range: of its values.
         mean, std: of images in 0 to 1, by which the model normalizes them itself; empty if it does not.
         transforms: of the validation data, as in the config; their result is ``image``.
+        resize: what they come to: ``crop`` (the shorter side is resized, and the center cropped), ``stretch``, ``fit``
+            (a detector's: within ``size``) or ``shrink`` (likewise, smaller images keep their size).
+        crop: share of the resized shorter side that is cropped.
         scores: of the run's last evaluation.
         step: of the checkpoint.
         version: of this library.
@@ -50,6 +55,8 @@ class Description:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     transforms: list[dict[str, Any]]
+    resize: str
+    crop: float
     scores: dict[str, float]
     step: int
     version: str = __version__
@@ -73,6 +80,10 @@ def describe(run: Path, checkpoint: Path, resolved: Resolved, predictor: Predict
         image: inputs (B x ... x C x H x W).
     """
     sets = validation_sets(resolved.config)
+    transforms = list(sets[0]["transforms"]) if sets else []
+    resize, crop = resize_rule(transforms, min(image.shape[-2:]))
+    if predictor.task.size_multiple:
+        resize = "fit" if transforms else "shrink"
     normalize = next((module for module in predictor.task.modules() if isinstance(module, Normalize)), None)
     return Description(
         name="/".join(run.resolve().parts[-2:]),
@@ -84,10 +95,23 @@ def describe(run: Path, checkpoint: Path, resolved: Resolved, predictor: Predict
         value_range=_RANGES.get(image.dtype, "as the transforms give it"),
         mean=_numbers(normalize.mean) if normalize else (),
         std=_numbers(normalize.std) if normalize else (),
-        transforms=list(sets[0]["transforms"]) if sets else [],
+        transforms=transforms,
+        resize=resize,
+        crop=crop,
         scores=read_json(results, dict[str, float]) if (results := run / "results.json").is_file() else {},
         step=read_state(checkpoint)["step"],
     )
+
+
+def resize_rule(transforms: Sequence[Mapping[str, Any]], side: int) -> tuple[str, float]:
+    """Return ``resize`` and ``crop`` of a :class:`Description` for transforms that give images of this shorter side."""
+    for transform in transforms:
+        if transform["name"] == "resize_and_crop":
+            return "crop", transform["crop"]
+        size = transform.get("size") if transform["name"] == "Resize" else None
+        if size is not None and np.size(size) == 1:
+            return "crop", min(1.0, side / int(np.ravel(size)[0]))
+    return "stretch", 1.0
 
 
 def _numbers(values: Tensor) -> tuple[float, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -9,15 +10,23 @@ from typing import Literal
 
 import torch
 from rich.console import Console
+from torch import Tensor
 
-from opabinia.config import ConfigError, Problem
+from opabinia.config import ConfigError, Problem, Resolved
+from opabinia.data.collate import collate
+from opabinia.inference.export import predict_script
 from opabinia.inference.export.description import describe
+from opabinia.inference.export.evaluate import open_evaluation, score_table
+from opabinia.inference.export.exported_task import ExportedTask
 from opabinia.inference.export.files import check_onnx_libraries, write_file
 from opabinia.inference.export.hugging_face import write_layout
-from opabinia.inference.export.job import ExportJob
-from opabinia.inference.export.samples import select_samples
+from opabinia.inference.export.job import ExportJob, ExportMismatch
+from opabinia.inference.export.measured_files import Measured, measure_files
+from opabinia.inference.export.samples import select_samples, split_samples
 from opabinia.inference.load import load
-from opabinia.runtime.files import disk_errors
+from opabinia.inference.predictor import Predictor
+from opabinia.models.lora import merge_adapters
+from opabinia.runtime.files import disk_errors, write_atomic
 from opabinia.runtime.log import logging_to
 from opabinia.runtime.progress import progress_bar
 from opabinia.training.run_folder import chosen_checkpoint, resolve
@@ -39,6 +48,7 @@ def export(
     tolerance: float = 1e-4,
     checkpoint: str = "best",
     weights: Weights | None = None,
+    measured: Measured | None = None,
 ) -> Path:
     """Write a run's model for use elsewhere, read it back, compare it with the original, and then put it in place.
 
@@ -55,6 +65,8 @@ def export(
         tolerance: largest allowed difference, relative to the largest magnitude of an output where that is above 1.
         checkpoint: see :func:`opabinia.load`.
         weights: likewise.
+        measured: evaluate the ONNX file on the first validation set, and write other precisions; files whose score
+            drops by more than allowed are not kept.
 
     Returns:
         the path that was written.
@@ -65,8 +77,15 @@ def export(
         ExportMismatch: the model that was read back differs from the original by more.
     """
     path = out or run / "export" / NAMES[form]
-    if path.exists():
-        raise ConfigError(Problem("command line", "--out", f"{path} exists already; remove it, or give another path"))
+    paths = {"exported": path}
+    for precision in measured.precisions if measured else ():
+        paths[precision] = path.with_suffix(f".{precision}.onnx")
+    for existing in filter(Path.exists, paths.values()):
+        message = f"{existing} exists already; remove it, or give another path"
+        raise ConfigError(Problem("command line", "--out", message))
+    if measured and form != "onnx":
+        message = "only ONNX files are evaluated and quantized: --format onnx"
+        raise ConfigError(Problem("command line", "--evaluate", message))
     if form == "onnx":
         check_onnx_libraries()
     folder = chosen_checkpoint(run, checkpoint)
@@ -74,6 +93,7 @@ def export(
         predictor = load(run, overrides, checkpoint=str(folder), weights=weights, device="cpu")
         resolved = resolve(run, overrides)
         samples, origin = select_samples(resolved, predictor, COMPARED)
+    merge_adapters(predictor.task)
     module = predictor.task.export_module()
     try:
         if form != "huggingface":
@@ -82,16 +102,54 @@ def export(
     except ValueError as error:
         raise ConfigError(Problem("", "", str(error))) from error
     job = ExportJob(module, inputs, describe(run, folder, resolved, predictor, inputs["image"]))
-    with disk_errors(path), torch.no_grad(), progress_bar(f"export {form}", 2, unit="steps") as bar:
+    with disk_errors(path), torch.no_grad():
         path.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(prefix=".", dir=path.parent) as temporary_folder:
             temporary = Path(temporary_folder) / path.name
-            if form == "huggingface":
-                lines = write_layout(temporary, run, resolved.config, job, tolerance)
-            else:
-                lines = write_file(form, temporary, job, tolerance, origin, bar)
-            bar.update(2)
-            temporary.rename(path)
-    size = sum(file.stat().st_size for file in [path, *path.rglob("*")] if file.is_file())
-    Console(highlight=False).print(f"{path} ({size / 1e6:.1f} MB)", *lines, sep="\n", soft_wrap=True)
+            with progress_bar(f"export {form}", 2, unit="steps") as bar:
+                if form == "huggingface":
+                    lines = write_layout(temporary, run, resolved.config, job, tolerance)
+                else:
+                    lines = write_file(form, temporary, job, tolerance, origin, bar)
+                bar.update(2)
+            files, errors = {"exported": temporary}, list[str]()
+            if measured:
+                evaluation = open_evaluation(resolved, folder, predictor)
+                calibration = calibration_inputs(resolved, predictor, measured, ExportedTask(temporary))
+                results = measure_files(temporary, job, evaluation, measured, calibration)
+                files, errors = results.files, results.errors
+                Console(highlight=False).print(score_table(results.rows, evaluation.metric))
+            for name, file in files.items():
+                file.rename(paths[name])
+            if form == "onnx" and files and not (script := path.with_name("predict.py")).exists():
+                write_atomic(script, inspect.getsource(predict_script))
+    console = Console(highlight=False)
+    for written in (paths[name] for name in files):
+        size = sum(file.stat().st_size for file in [written, *written.rglob("*")] if file.is_file())
+        console.print(f"{written} ({size / 1e6:.1f} MB)", soft_wrap=True)
+    console.print(*lines, sep="\n", soft_wrap=True)
+    if errors:
+        raise ExportMismatch("\n".join(errors) + "\nno such file was written")
     return path
+
+
+def calibration_inputs(
+    resolved: Resolved, predictor: Predictor, measured: Measured, exported: ExportedTask
+) -> list[dict[str, Tensor]]:
+    """Return images of the training split, read with the validation transforms, as inputs of an exported graph; none
+    where INT8 is not asked for.
+
+    Raises:
+        ConfigError: the split has no images, or they cannot be read.
+    """
+    if "int8" not in measured.precisions:
+        return []
+    try:
+        samples = split_samples(resolved, "train", measured.calibration_images)
+    except (OSError, ValueError) as error:
+        message = f"INT8 needs images of the training split for its calibration: {error}"
+        raise ConfigError(Problem("", "data.train", message)) from error
+    if not samples:
+        message = "INT8 needs images of the training split for its calibration, and it has none"
+        raise ConfigError(Problem("", "data.train", message))
+    return [exported.inputs(collate([sample], predictor.task.size_multiple)) for sample in samples]

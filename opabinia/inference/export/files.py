@@ -16,6 +16,7 @@ from torch.export import Dim, ExportedProgram
 
 from opabinia.config import ConfigError, Problem
 from opabinia.inference.export.description import Description
+from opabinia.inference.export.exported_task import ExportedTask
 from opabinia.inference.export.job import ExportJob, check_difference
 from opabinia.runtime.progress import PhaseBar
 
@@ -66,7 +67,7 @@ def write_file(
     bar.advance()
     run: Callable[..., Mapping[str, Tensor]]
     if form == "onnx":
-        reader, run = f"onnxruntime {metadata.version('onnxruntime')}", _read_onnx(path)
+        reader, run = f"onnxruntime {metadata.version('onnxruntime')}", ExportedTask(path).run
     else:
         reader, run = f"torch {torch.__version__}", torch.export.load(path).module()
     sizes = (1, len(job.inputs["image"]))
@@ -85,22 +86,6 @@ def _write_onnx(path: Path, program: ExportedProgram, description: Description, 
     exported.model.producer_name, exported.model.producer_version = "opabinia", description.version
     exported.model.metadata_props.update(description.metadata())
     exported.save(path, external_data=False)
-
-
-def _read_onnx(path: Path) -> Callable[..., Mapping[str, Tensor]]:
-    """Return the function in an ONNX file, from inputs to outputs by name; onnxruntime computes it on the CPU."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
-    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    names = [output.name for output in session.get_outputs()]
-
-    def run(**inputs: Tensor) -> Mapping[str, Tensor]:
-        outputs = session.run(names, {name: value.numpy() for name, value in inputs.items()})
-        return {name: torch.from_numpy(value) for name, value in zip(names, outputs, strict=True)}
-
-    return run
 
 
 def _first(tensors: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:

@@ -29,7 +29,10 @@ def select_samples(resolved: Resolved, predictor: Predictor, count: int) -> tupl
         count: number of samples.
     """
     try:
-        samples = _validation_samples(resolved, count)
+        sets = validation_sets(resolved.config)
+        if not sets:
+            raise ValueError("the run has no validation set")
+        samples = split_samples(resolved, sets[0]["prefix"], count)
         return samples, f"{len(samples)} samples of the validation data"
     except (ConfigError, DataError, OSError, ValueError) as error:
         logging.getLogger("opabinia").info("the validation data cannot be read: %s", error)
@@ -40,18 +43,14 @@ def select_samples(resolved: Resolved, predictor: Predictor, count: int) -> tupl
     return [predictor.sample(image) for image in images], origin
 
 
-def _validation_samples(resolved: Resolved, count: int) -> list[Sample]:
-    """Return samples of the first validation set.
+def split_samples(resolved: Resolved, split: str, count: int) -> list[Sample]:
+    """Return ``image`` of samples at even distances from a split, read with validation transforms.
 
     Raises:
-        ConfigError: there is no such set, or its data does not exist.
+        ConfigError: there is no such split, or its data does not exist.
         DataError: a sample cannot be read.
     """
-    sets = validation_sets(resolved.config)
-    if not sets:
-        raise ValueError("the run has no validation set")
-    split = select_split(resolved, sets[0]["prefix"])
-    stream: ValidationStream = build_parts(split).keywords["data"].validation[0]
+    stream: ValidationStream = build_parts(select_split(resolved, split)).keywords["data"].validation[0]
     total = len(stream.source)
     reader = BatchReader(stream.source, stream.transforms)
     samples: list[Sample] = []

@@ -10,6 +10,7 @@ from pathlib import Path
 import uvicorn
 from PIL import Image
 
+from opabinia.inference.export.exported_task import ExportedTask, load_exported
 from opabinia.inference.load import load
 from opabinia.inference.serving.app import Service, make_app
 from opabinia.inference.serving.inference import Inference, ServedGallery
@@ -36,7 +37,7 @@ def serve(
     """Answer requests with a run's model until the process is stopped.
 
     Args:
-        run: the run folder.
+        run: the run folder, or an exported ONNX file.
         listening: a listening socket (:func:`opabinia.inference.serving.address.open_socket`).
         host: the address that it listens at.
         limits: of uploads.
@@ -46,16 +47,22 @@ def serve(
         device: likewise.
 
     Raises:
-        ConfigError: there is no such run, checkpoint or gallery.
+        ConfigError: there is no such run, checkpoint or gallery, or the file was not exported.
     """
     with logging_to(None):
-        predictor = load(run, checkpoint=checkpoint, weights=weights, device=device)
+        if run.suffix == ".onnx":
+            predictor = load_exported(run)
+            assert isinstance(predictor.task, ExportedTask)
+            task = predictor.task.metadata["task"]
+        else:
+            predictor = load(run, checkpoint=checkpoint, weights=weights, device=device)
+            task = resolve(run).config["task"]["name"]
         served_gallery = ServedGallery(predictor, gallery) if gallery is not None else None
     # PIL refuses images of twice this size itself; where it would only warn, limits.py refuses them.
     Image.MAX_IMAGE_PIXELS = limits.pixels
     warnings.simplefilter("ignore", Image.DecompressionBombWarning)
     logging.getLogger("python_multipart").setLevel(logging.ERROR)  # the client gets the error message
-    name, task = "/".join(run.resolve().parts[-2:]), resolve(run).config["task"]["name"]
+    name = "/".join(run.resolve().parts[-2:])
     about = {
         "name": name,
         "task": task,

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from opabinia.config import register
 from opabinia.contracts import Backbone, DataMismatch, Fraction, Level, Preprocessing, Tokens
 from opabinia.models.backbones.multi_scale import MultiScaleFeatures, allow_any_size, freeze_stages
+from opabinia.models.lora import Lora, insert_adapters
 from opabinia.models.weights.download import UnavailableWeights, are_replaced, pretrained_weights
 
 
@@ -309,6 +310,7 @@ def timm(
     pretrained: bool = False,
     drop_path: Fraction = 0.0,
     options: dict[str, Any] | None = None,
+    lora: Lora | None = None,
 ) -> Backbone:
     """Any model of the timm library, pooled and without classifier.
 
@@ -319,9 +321,11 @@ def timm(
         drop_path: stochastic depth (Huang et al. 2016): probability to skip a residual branch.
         options: further keyword arguments of the model in timm, for example ``{global_pool: avg}``,
             ``{img_size: 192}``, ``{drop_rate: 0.1}``.
+        lora: freezes the model and trains low-rank adapters instead; null trains the model.
 
     Raises:
-        ValueError: timm has no such model, the model refuses an option, or its weights cannot be downloaded.
+        ValueError: timm has no such model, the model refuses an option, its weights cannot be downloaded, or
+            adapters do not fit (:func:`opabinia.models.lora.insert_adapters`).
     """
     if not timm_library.is_model(model):
         near = difflib.get_close_matches(model, timm_library.list_models(), n=3)
@@ -350,7 +354,10 @@ def timm(
         raise ValueError(f"{cause}: timm's {model!r} refuses: {type(error).__name__}: {error}{remedy}") from error
     # Models with a layer between pooling and classifier have a head_hidden_size.
     width = int(getattr(net, "head_hidden_size", None) or net.num_features)
-    return TimmBackbone(net, width, _preprocessing(net.pretrained_cfg, channels) if pretrained else None)
+    backbone = TimmBackbone(net, width, _preprocessing(net.pretrained_cfg, channels) if pretrained else None)
+    if lora is not None:
+        insert_adapters(backbone, lora)
+    return backbone
 
 
 def _weights_of(model: str, options: Mapping[str, Any]) -> AbstractContextManager[None]:

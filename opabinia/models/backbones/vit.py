@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from opabinia.config import register
 from opabinia.contracts import Backbone, Count, DataMismatch, Fraction
 from opabinia.models.backbones.timm import TimmBackbone, timm
+from opabinia.models.lora import Lora, insert_adapters
 
 
 class OverlappingPatchEmbed(nn.Module):
@@ -77,6 +78,7 @@ def vit(
     drop_path: Fraction = 0.1,
     dropout: Fraction = 0.0,
     attention_dropout: Fraction = 0.0,
+    lora: Lora | None = None,
 ) -> Backbone:
     """Vision transformer of the timm library that gives its class token (He et al. 2021, TransReID, section 3.1).
 
@@ -91,9 +93,11 @@ def vit(
             at the first one; FastReID's default.
         dropout: of the tokens, after the position embedding and after each layer.
         attention_dropout: of the attention weights.
+        lora: freezes the model and trains low-rank adapters instead; null trains the model.
 
     Raises:
-        ValueError: the model is not such a transformer of timm, or image, patch and stride do not fit together.
+        ValueError: the model is not such a transformer of timm, image, patch and stride do not fit together, or
+            adapters do not fit (:func:`opabinia.models.lora.insert_adapters`).
     """
     rates = {"pos_drop_rate": dropout, "proj_drop_rate": dropout, "attn_drop_rate": attention_dropout}
     options = {name: rate for name, rate in rates.items() if rate}
@@ -106,6 +110,8 @@ def vit(
             f"model: timm's {model!r} is no plain vision transformer with a class token; the backbone timm takes it"
         )
     _replace_patch_embed(net, image_size, stride or net.patch_embed.patch_size)
+    if lora is not None:
+        insert_adapters(backbone, lora)
     return backbone
 
 

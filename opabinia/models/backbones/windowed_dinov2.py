@@ -9,6 +9,7 @@ from torch import Tensor
 
 from opabinia.config import register
 from opabinia.contracts import Backbone, Count, DataMismatch, Fraction, Level
+from opabinia.models.lora import Lora, insert_adapters
 
 
 @register.backbone(name="windowed_dinov2")
@@ -30,9 +31,12 @@ class WindowedDinov2(Backbone):
         num_registers: register tokens.
         layers: numbers of the layers, from 1, whose output is used, normalized.
         drop_path: of the last layer; others get less, in proportion to their depth.
+        lora: freezes the model and trains low-rank adapters instead, for example with
+            ``targets: [q_proj, v_proj]``.
 
     Raises:
-        ValueError: the transformers library is not installed, or a number in ``layers`` is above ``depth``.
+        ValueError: the transformers library is not installed, a number in ``layers`` is above ``depth``, or
+            adapters do not fit (:func:`opabinia.models.lora.insert_adapters`).
     """
 
     def __init__(
@@ -49,6 +53,7 @@ class WindowedDinov2(Backbone):
         num_registers: int = 0,
         layers: Sequence[Count] = (3, 6, 9, 12),
         drop_path: Fraction = 0.0,
+        lora: Lora | None = None,
     ) -> None:
         try:
             from transformers.models.rf_detr import modeling_rf_detr as library
@@ -74,6 +79,8 @@ class WindowedDinov2(Backbone):
         self.model: Any = library.RfDetrDinov2Backbone(config)
         self.out_channels = self.map_channels = width
         self._multiple, self._stride, self._depth = patch_size * num_windows, patch_size, depth
+        if lora is not None:
+            insert_adapters(self, lora)
 
     def forward(self, images: Tensor, offset: Tensor | None = None) -> Tensor:
         """Return the mean over the last of the feature maps (B x D)."""

@@ -137,7 +137,7 @@ class BoxPredictions(NamedTuple):
     @property
     def boxes_per_region(self) -> Tensor:
         """The deltas as R x K x 4 or R x 1 x 4, where R may be 0."""
-        return self.deltas.view(len(self.deltas), self.deltas.shape[1] // 4, 4)
+        return self.deltas.view(self.deltas.shape[0], self.deltas.shape[1] // 4, 4)
 
 
 def hidden_layers(channels: int, options: BoxOptions) -> nn.Module:
@@ -343,6 +343,6 @@ def postprocess_batch(boxes: Tensor, scores: Tensor, sizes: Tensor, options: Box
     scores = scores[:, :-1]
     labels = torch.arange(scores.shape[1], device=scores.device).expand_as(scores)
     values = scores, labels, boxes.expand(-1, scores.shape[1], -1)
-    candidates = Candidates(*(rows.reshape(len(sizes), -1, *rows.shape[2:]) for rows in values))
+    candidates = Candidates(*(rows.reshape(sizes.shape[0], -1, *rows.shape[2:]) for rows in values))
     thresholds = options.score_threshold, options.nms_threshold, options.max_detections, options.min_size
     return suppress_static([candidates], sizes, *thresholds)

@@ -169,7 +169,8 @@ class DFine(HybridDetector):
         return nn.Identity() if channels == width else super()._decoder_projection(channels, width)
 
     def _box_head(self, library: Any, width: int) -> nn.Module:
-        return library.DFineMLP(width, width, 4 * (self._config.max_num_bins + 1), 3)
+        head: nn.Module = library.DFineMLP(width, width, 4 * (self._config.max_num_bins + 1), 3)
+        return head
 
     def _init_weights(self) -> None:
         super()._init_weights()

@@ -166,7 +166,7 @@ def heatmaps_to_keypoints_batch(logits: Tensor, boxes: Tensor, shape: tuple[int,
     pixels = sides.ceil()
     length, (height, width) = logits.shape[-1], shape
 
-    def highest(carry: Tensor, row: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    def highest(carry: Tensor, row: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         heatmaps, (columns, rows) = row[0], row[1].unbind(1)
         down, across = (
             bicubic_matrices(count, length, most)[:, None] for count, most in ((rows, height), (columns, width))
@@ -174,13 +174,12 @@ def heatmaps_to_keypoints_batch(logits: Tensor, boxes: Tensor, shape: tuple[int,
         resized = down @ heatmaps @ across.transpose(2, 3)
         inside = (torch.arange(height)[:, None] < rows[:, None, None]) & (torch.arange(width) < columns[:, None, None])
         value, index = resized.where(inside[:, None], -inf).flatten(2).max(dim=2)
-        return carry.clone(), (value, index)
+        return carry.clone(), torch.stack([(index % width).float(), (index // width).float(), value], dim=-1)
 
-    _, (values, indices) = scan(highest, logits.new_zeros(1), (logits.transpose(0, 1), pixels.transpose(0, 1)))
-    values, indices = values.transpose(0, 1), indices.transpose(0, 1)
-    positions = torch.stack([indices % width, indices // width], dim=-1)
-    points = (positions + 0.5) * (sides / pixels)[:, :, None] + boxes[:, :, None, :2]
-    scores = (values - logits.flatten(3).logsumexp(dim=3)).exp()
+    _, stacked = scan(highest, logits.new_zeros(1), (logits.transpose(0, 1), pixels.transpose(0, 1)))
+    peaks = stacked.transpose(0, 1)
+    points = (peaks[..., :2] + 0.5) * (sides / pixels)[:, :, None] + boxes[:, :, None, :2]
+    scores = (peaks[..., 2] - logits.flatten(3).logsumexp(dim=3)).exp()
     return torch.cat([points, scores[..., None]], dim=3)
 
 

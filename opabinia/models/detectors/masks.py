@@ -103,7 +103,7 @@ class MaskHead(Masks):
         logits: Tensor = self.predictor(self.layers(self.pool(maps, boxes))).float()
         if self.options.class_agnostic:
             return logits[:, 0]
-        return logits[torch.arange(len(labels), device=labels.device), labels]
+        return logits[torch.arange(labels.shape[0], device=labels.device), labels]
 
     def losses(
         self, maps: Sequence[Tensor], regions: Sequence[Sequence[Regions]], targets: Sequence[Target]

@@ -22,7 +22,8 @@ from opabinia.models.detectors.set_prediction import (
     match_queries,
     move_pairs,
 )
-from opabinia.runtime.collectives import mean_over_samples, world_size
+from opabinia.runtime.collectives import mean_over_samples
+from opabinia.runtime.processes import world_size
 
 
 class Outputs(NamedTuple):
@@ -145,7 +146,8 @@ def global_count(count: Tensor, images: int) -> Tensor:
         images: of this process.
     """
     least = 1 / world_size() if torch.is_grad_enabled() else 1
-    return (mean_over_samples(count, images) * images).clamp(min=least)
+    number: Tensor = mean_over_samples(count, images) * images
+    return number.clamp(min=least)
 
 
 def add_losses(layers: Sequence[Mapping[str, Tensor]], like: Tensor) -> Tensor:

@@ -84,7 +84,7 @@ class RegionPool(nn.Module):
         levels = assign_levels(rois[:, 1:], lowest, highest, options.canonical_size, options.canonical_level)
         # Boxes that are not finite belong to no level.
         levels = levels.where(rois.isfinite().all(dim=1), -1)
-        pooled = maps[0].new_full((len(rois), maps[0].shape[1], self.side, self.side), math.nan)
+        pooled = maps[0].new_full((rois.shape[0], maps[0].shape[1], self.side, self.side), math.nan)
         for level, (level_map, stride) in enumerate(zip(maps, self.strides, strict=False), lowest):
             rows = torch.where(levels == level)[0]
             sampling = options.sampling_ratio, options.aligned
@@ -100,7 +100,7 @@ def _boxes_to_rois(boxes: Sequence[Tensor] | Tensor) -> Tensor:
     exported graph."""
     if not isinstance(boxes, Tensor):
         return convert_boxes_to_roi_format(list(boxes))
-    images = torch.arange(len(boxes), device=boxes.device).view(-1, 1, 1).expand(-1, boxes.shape[1], 1)
+    images = torch.arange(boxes.shape[0], device=boxes.device).view(-1, 1, 1).expand(-1, boxes.shape[1], 1)
     return torch.cat([images.to(boxes.dtype), boxes], dim=2).flatten(0, 1)
 
 

@@ -162,7 +162,7 @@ class RegionProposals(nn.Module):
         logits, deltas = self.head(list(maps))
         return RpnOutput(
             [level.permute(0, 2, 3, 1).flatten(1).float() for level in logits],
-            [level.permute(0, 2, 3, 1).reshape(len(level), -1, 4).float() for level in deltas],
+            [level.permute(0, 2, 3, 1).reshape(level.shape[0], -1, 4).float() for level in deltas],
             self._anchors(maps, shape),
         )
 

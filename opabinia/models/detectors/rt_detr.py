@@ -181,7 +181,7 @@ class HybridDetector(QueryDetector):
         config, counts = self._config, list(objects.counts)
         if not config.num_denoising or not sum(counts):
             return None
-        columns = zip(objects.labels.split(counts), objects.boxes.split(counts), strict=True)
+        columns = zip(torch.split(objects.labels, counts), torch.split(objects.boxes, counts), strict=True)
         content, boxes, mask, meta = self._denoising_queries(
             targets=[{"class_labels": labels, "boxes": boxes} for labels, boxes in columns],
             num_classes=config.num_labels,
@@ -194,7 +194,9 @@ class HybridDetector(QueryDetector):
         groups = meta["dn_num_group"]
         device = objects.labels.device
         images = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts) * groups)
-        numbers = [number for part in torch.arange(sum(counts)).split(counts) for number in part.tolist() * groups]
+        numbers = [
+            number for part in torch.split(torch.arange(sum(counts)), counts) for number in part.tolist() * groups
+        ]
         pairs = Pairs(images.to(device), torch.cat(meta["dn_positive_idx"]), torch.tensor(numbers, device=device))
         return Denoising(content, boxes, mask, pairs, groups)
 
@@ -313,7 +315,8 @@ class RTDetr(HybridDetector):
         self.max_detections = max_detections
 
     def _box_head(self, library: Any, width: int) -> nn.Module:
-        return library.RTDetrV2MLPPredictionHead(width, width, 4, 3)
+        head: nn.Module = library.RTDetrV2MLPPredictionHead(width, width, 4, 3)
+        return head
 
     def _predict(
         self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Tensor, objects: Objects | None = None

@@ -148,7 +148,7 @@ def unite_pairs(matches: Sequence[Pairs]) -> Pairs:
 def move_pairs(matches: Sequence[Pairs], device: torch.device) -> list[Pairs]:
     """Return the pairs on a device, by one copy that the host does not wait for."""
     rows = torch.cat([torch.stack(pairs) for pairs in matches], 1).to(device, non_blocking=True)
-    return [Pairs(*part) for part in rows.split([len(pairs.objects) for pairs in matches], 1)]
+    return [Pairs(*part) for part in torch.split(rows, [len(pairs.objects) for pairs in matches], 1)]
 
 
 def matched_iou(boxes: Tensor, expected: Tensor) -> Tensor:
@@ -157,7 +157,8 @@ def matched_iou(boxes: Tensor, expected: Tensor) -> Tensor:
     inner = (torch.minimum(first[:, 2:], second[:, 2:]) - torch.maximum(first[:, :2], second[:, :2])).clamp(min=0)
     areas = [(values[:, 2:] - values[:, :2]).prod(1) for values in (first, second)]
     shared = inner.prod(1)
-    return shared / (areas[0] + areas[1] - shared)
+    iou: Tensor = shared / (areas[0] + areas[1] - shared)
+    return iou
 
 
 def varifocal_loss(
@@ -181,7 +182,8 @@ def query_focal_loss(
     """Focal loss of all queries and classes (Deformable DETR)."""
     targets = torch.zeros_like(prediction.logits)
     targets[pairs.images, pairs.queries, objects.labels[pairs.objects]] = 1
-    return sigmoid_focal_loss(prediction.logits, targets, alpha, gamma, reduction="sum") / count
+    total: Tensor = sigmoid_focal_loss(prediction.logits, targets, alpha, gamma, reduction="sum")
+    return total / count
 
 
 def iou_aware_loss(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch._higher_order_ops.scan import scan
 from torchvision.ops import batched_nms, nms
@@ -64,9 +66,11 @@ def nms_batch(boxes: Tensor, scores: Tensor, nms_threshold: float) -> Tensor:
         scores: B x N.
         nms_threshold: of two boxes with a higher IoU the one with the lower score is dropped.
     """
-    shifts = torch.arange(len(boxes), device=boxes.device).view(-1, 1, 1) * (boxes.amax() + 1)
-    kept = nms((boxes + shifts).flatten(0, 1), scores.flatten(), nms_threshold)
-    return torch.zeros_like(scores, dtype=torch.bool).flatten().index_fill(0, kept, True).view_as(scores)
+    shifts = torch.arange(boxes.shape[0], device=boxes.device).view(-1, 1, 1) * (boxes.max() + 1)
+    # torchvision's declaration of nms for graphs promises at least two boxes: two empty ones are added.
+    rows, row_scores = F.pad((boxes + shifts).flatten(0, 1), (0, 0, 0, 2)), F.pad(scores.flatten(), (0, 2), value=-inf)
+    kept = nms(rows, row_scores, nms_threshold)
+    return torch.zeros_like(row_scores, dtype=torch.bool).index_fill(0, kept, True)[:-2].view_as(scores)
 
 
 def suppress_static(

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from opabinia.models.lora import merge_tensors
 from opabinia.models.weights.download import hub_file
 from opabinia.models.weights.safe_pickle import load_tensors, read_pickle
 from opabinia.runtime.shards import ShardedTensors, load_safetensors
@@ -40,7 +41,7 @@ def read_weights(path: Path, *, ema: bool = False) -> dict[str, Tensor]:
 
     Wrappers of the weights in other systems' files (``model``, ``state_dict`` ...) are removed, and so are the prefixes
     of DataParallel and torch.compile. If a file holds several sets of weights (``teacher`` and ``student``), all are
-    returned, with their key as prefix.
+    returned, with their key as prefix. Adapters (LoRA) are merged into the weights beside them.
 
     Args:
         path: a file (.safetensors, ``torch.save``: .pth, .pt, .bin, .tar, or a pickle of NumPy arrays: .pkl, as
@@ -69,7 +70,7 @@ def read_weights(path: Path, *, ema: bool = False) -> dict[str, Tensor]:
         weights = {name.removeprefix("module."): tensor for name, tensor in weights.items()}
     if not weights:
         raise ValueError(f"{path}: there are no tensors in it")
-    return weights
+    return merge_tensors(weights)
 
 
 def find_checkpoint(folder: Path) -> Path:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from opabinia.config import register
 from opabinia.contracts import Task
 from opabinia.models.backbones.video.inflate import inflate_kernel
+from opabinia.models.lora import plain_names
 from opabinia.models.weights.files import read_weights
 from opabinia.models.weights.translation import ChannelOrder, adapt_shape, translate_weights
 
@@ -148,7 +149,8 @@ def load_matching(
 
     Position embeddings and tables of relative positions are resized and a first convolution is adapted to its channels,
     as timm does; 2-d kernels are inflated to 3-d ones (:func:`opabinia.models.backbones.video.inflate.inflate_kernel`);
-    other tensors of another shape (a classifier of other classes) are skipped.
+    other tensors of another shape (a classifier of other classes) are skipped. A model with adapters (LoRA) is filled
+    like one without; adapters stay unchanged.
 
     Args:
         source_prefix: the part of ``weights`` to use, such as ``encoder_q``; the rest is ignored.
@@ -162,7 +164,9 @@ def load_matching(
     given = {name: tensor for name, tensor in weights.items() if name.startswith(start) and not _is_computed(name)}
     if not given:
         raise ValueError(f"source_prefix: no name begins with {start!r}; names: {_list_first(weights)}")
-    targets = {name: tensor for name, tensor in model.state_dict().items() if not _is_computed(name)}
+    state = model.state_dict()
+    names = plain_names(state)
+    targets = {plain: state[name] for plain, name in names.items() if not _is_computed(plain)}
     wanted = _filter_names(include, targets)
     prefixes, matches = _match_names(given, targets)
     sources = {name: given[matches[name]] for name in wanted if name in matches}
@@ -173,7 +177,7 @@ def load_matching(
     used = set(matches.values())
     report = LoadReport(
         prefixes=prefixes,
-        loaded=tuple(fitting),
+        loaded=tuple(names[name] for name in fitting),
         resized=resized,
         # Old files lack the counters of batch norms; no output depends on them.
         missing=tuple(name for name in wanted if name not in matches and not _is_counter(name)),

@@ -16,6 +16,13 @@ UNMATCHED_SHARE = 0.05
 """Share of detections that may have no counterpart: where two overlap and their scores are equal but for rounding,
 either may suppress the other, and with it what the other one would have suppressed."""
 
+REFUSED = {
+    "test_time_augmentation": "an exported graph sees an image in one size",
+    "tiles": "an exported graph sees one tile",
+    "class_agnostic_nms": "an exported graph suppresses boxes of the same class only",
+}
+"""Options of the task that change its predictions and are no part of a graph."""
+
 
 @runtime_checkable
 class BatchDetector(Protocol):
@@ -52,11 +59,9 @@ class DetectionExport(ExportModule):
         self.normalize, self.backbone, self.detector = normalize, backbone, detector
 
     def check_static(self) -> None:
-        if self.task.test_time_augmentation is not None:
-            raise ValueError(
-                "task.test_time_augmentation: an exported graph sees an image in one size; export with "
-                "task.test_time_augmentation=null"
-            )
+        for key, reason in REFUSED.items():
+            if getattr(self.task, key) is not None:
+                raise ValueError(f"task.{key}: {reason}; export with task.{key}=null")
         if not isinstance(self.detector, BatchDetector):
             raise ValueError(
                 f"task.detector: {type(self.detector).__name__} has no detect_batch, so its shapes are not static; the "

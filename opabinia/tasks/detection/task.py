@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 from PIL import Image
 from torch import Tensor
+from torchvision.ops import nms
 
 from opabinia.config import register
 from opabinia.contracts import (
@@ -27,6 +28,7 @@ from opabinia.contracts import (
     Evaluator,
     EvaluatorPart,
     ExportModule,
+    Fraction,
     NextCommand,
     Predictions,
     Sample,
@@ -43,6 +45,7 @@ from opabinia.models.backbones.module import build_backbone
 from opabinia.models.layers import build_normalization
 from opabinia.tasks.dataset_checks import check_channels, check_classes
 from opabinia.tasks.detection.test_time_augmentation import TestTimeAugmentation, detect_augmented
+from opabinia.tasks.detection.tiles import Tiles, detect_tiled, select_detections, warn_of_single_tiles
 
 
 class ReadableDetections(dict[str, Any]):
@@ -76,12 +79,16 @@ class Detection(Task):
         mean: channel means of images in 0..1; null: see :func:`opabinia.models.layers.build_normalization`.
         std: channel standard deviations, likewise.
         size_multiple: sides of a padded batch are multiples of it; null takes what the detector needs.
-        validation_loss: compute the losses on validation data, too (``val/loss``).
+        validation_loss: compute the losses on validation data, too (``val/loss``); not with ``tiles``.
         test_time_augmentation: predict from several scales and mirrored images; null predicts from the image as it is.
+        tiles: predict from overlapping tiles, for large images; null predicts from the whole image. Training tiles are
+            those of the transform ``random_crop``.
+        class_agnostic_nms: of predicted boxes that overlap by more than this IoU only the best is kept, whatever their
+            classes; null: suppression, if the detector has one, is per class.
         evaluator: null takes ``coco``.
 
     Raises:
-        ValueError: the training data has no boxes, or no classes.
+        ValueError: the training data has no boxes, or no classes; tiles are smaller than the detector needs.
     """
 
     def __init__(
@@ -99,6 +106,8 @@ class Detection(Task):
         size_multiple: Count | None = None,
         validation_loss: bool = True,
         test_time_augmentation: TestTimeAugmentation | None = None,
+        tiles: Tiles | None = None,
+        class_agnostic_nms: Fraction | None = None,
         evaluator: EvaluatorPart | None = None,
     ) -> None:
         super().__init__()
@@ -123,8 +132,11 @@ class Detection(Task):
         if self.detector.last_stage_on_regions:
             self.detector.use_last_stage(net.split_last_stage())
         self.size_multiple = self._multiple = size_multiple or self.detector.size_multiple
-        self.test_time_augmentation = test_time_augmentation
-        self._validation_loss, self._evaluator = validation_loss, evaluator
+        if tiles is not None and tiles.size < self._multiple:
+            raise ValueError(f"tiles.size: {tiles.size} is below {self._multiple}, the detector's smallest image side")
+        self.test_time_augmentation, self.tiles = test_time_augmentation, tiles
+        self.class_agnostic_nms = class_agnostic_nms
+        self._validation_loss, self._evaluator = validation_loss and tiles is None, evaluator
 
     def _levels(self, images: Tensor, sizes: Sizes) -> list[Tensor]:
         """Return the backbone's feature maps of a padded batch; padding is 0 after normalization, as in detectron2."""
@@ -147,18 +159,30 @@ class Detection(Task):
         ``losses/...`` if the batch has boxes."""
         images, sizes = batch["image"], batch["image_sizes"]
         with_losses = self._validation_loss and "boxes" in batch
-        augmentation = self.test_time_augmentation
-        maps = self._pyramid(images, sizes) if with_losses or augmentation is None else []
-        if augmentation is not None:
-            detections = detect_augmented(self.detector, self._pyramid, images, sizes, augmentation, self._multiple)
+        maps = self._pyramid(images, sizes) if with_losses else None
+        if self.tiles is None:
+            detections, count = self._detect(images, sizes, maps), self.detector.max_detections
         else:
-            detections = self.detector.detect(maps, _shape(images), sizes)
-            detections = self.detector.describe(maps, _shape(images), sizes, detections)
+            warn_of_single_tiles(sizes, batch["original_size"], self.tiles)
+            detections = detect_tiled(self._detect, images, sizes, self.tiles, self._multiple)
+            count = self.tiles.max_detections
+        if self.class_agnostic_nms is not None:
+            kept = [nms(rows.boxes.float(), rows.scores.float(), self.class_agnostic_nms) for rows in detections]
+            detections = list(map(select_detections, detections, kept))
         detections = list(map(scale_to_original, detections, sizes, batch["original_size"]))
-        rows = stack_detections(detections, self.detector.max_detections)
+        rows = stack_detections(detections, count)
         if "masks" in rows:
             rows["image_size"] = torch.tensor(batch["original_size"])
-        return rows | (self._losses(maps, batch) if with_losses else {})
+        return rows | (self._losses(maps, batch) if maps is not None else {})
+
+    def _detect(self, images: Tensor, sizes: Sizes, maps: list[Tensor] | None = None) -> list[Detections]:
+        """Return the detections in a padded batch, from its feature maps where these are known."""
+        augmentation = self.test_time_augmentation
+        if augmentation is not None:
+            return detect_augmented(self.detector, self._pyramid, images, sizes, augmentation, self._multiple)
+        maps = self._pyramid(images, sizes) if maps is None else maps
+        detections = self.detector.detect(maps, _shape(images), sizes)
+        return self.detector.describe(maps, _shape(images), sizes, detections)
 
     def _losses(self, maps: Sequence[Tensor], batch: Batch) -> dict[str, Tensor]:
         images, sizes = batch["image"], batch["image_sizes"]

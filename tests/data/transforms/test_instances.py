@@ -295,6 +295,37 @@ def test_a_crop_is_where_its_pixels_are() -> None:
     assert len(places) == 20
 
 
+def test_a_crop_can_be_placed_around_an_object() -> None:
+    """A small object lies in each such crop, and of one that is larger the crop shows nothing else."""
+    starts = set()
+    for seed in range(40):
+        seed_sample(seed)
+        crop = RandomCrop(kind="absolute", size=(10, 12), object_probability=1.0)
+        result = crop(sample([[50, 30, 54, 36]]))
+        (box,) = result["boxes"].tolist()
+        assert (box[2] - box[0], box[3] - box[1]) == (4, 6) and result["masks"].sum() == 24
+        starts.add((box[0], box[1]))
+        assert crop(sample([[4, 2, 40, 38]]))["boxes"].tolist() == [[0, 0, 12, 10]]
+        assert not len(crop(sample([]))["boxes"])
+    assert {left for left, _ in starts} == set(range(2, 9)) and {top for _, top in starts} == set(range(5))
+
+
+def test_objects_of_which_little_is_left_are_dropped() -> None:
+    """Of four objects of 10 x 10 in a row 0, 4, 6 and 10 columns are in the crop; half of the third one's mask is."""
+    boxes = [[0, 0, 10, 10], [4, 10, 14, 20], [6, 20, 16, 30], [20, 0, 30, 10]]
+    before = sample(boxes)
+    before["masks"][2, 20:30, 14:16] = 0  # four of eight columns are visible
+    crop = {"kind": "absolute", "size": (40, 50)}
+    seed = next(seed for seed in range(400) if seed_sample(seed) or RandomCrop(**crop)(before)["labels"][0] == 1)  # type: ignore[arg-type, func-returns-value]
+    for min_visible, expected in ((0.0, [1, 2, 3]), (0.45, [2, 3]), (0.55, [3])):
+        seed_sample(seed)
+        result = RandomCrop(**crop, min_visible=min_visible)(before)  # type: ignore[arg-type]
+        assert result["labels"].tolist() == expected
+        assert_in_order(result)
+    seed_sample(seed)
+    assert RandomCrop(**crop, min_visible=0.55)(without_masks(before))["labels"].tolist() == [2, 3]  # type: ignore[arg-type]
+
+
 def without_masks(of: Sample) -> Sample:
     return {key: value for key, value in of.items() if key != "masks"}
 

@@ -21,7 +21,9 @@ async function showModel() {
   byId("name").textContent = model.name;
   const classes = model.classes.length ? `, ${model.classes.length} classes` : "";
   const gallery = model.gallery ? `, ${model.gallery} images in the gallery` : "";
-  byId("about").textContent = `${model.task}${classes}${gallery}, ${(model.parameters / 1e6).toFixed(1)} million parameters, on ${model.device}`;
+  // An exported file does not count them.
+  const parameters = model.parameters ? `, ${(model.parameters / 1e6).toFixed(1)} million parameters` : "";
+  byId("about").textContent = `${model.task}${classes}${gallery}${parameters}, on ${model.device}`;
   byId("invitation").textContent = `Drop ${model.takes} here`;
   byId("files").accept = model.takes === "videos" ? "video/*,image/gif" : "image/*";
   byId("limits").textContent = `Up to ${model.limits.bytes / 1e6} MB and ${model.limits.pixels / 1e6} megapixels each. They stay on the machine that this server runs on.`;

@@ -1,4 +1,4 @@
-"""Detectors with queries as graphs of static shapes, for any number of images."""
+"""Detectors with queries and R-CNNs as graphs of static shapes, for any number of images."""
 
 from functools import partial
 from pathlib import Path
@@ -10,14 +10,32 @@ from torch import Tensor
 from torch.export import Dim
 
 from opabinia.contracts import DatasetInfo
+from opabinia.inference.export.exported_task import ExportedTask
 from opabinia.models.backbones.timm import timm
+from opabinia.models.detectors.boxes import BoxOptions
 from opabinia.models.detectors.d_fine import DFine
+from opabinia.models.detectors.keypoints import KeypointOptions
 from opabinia.models.detectors.library_detectors import deformable_detr, detr, rf_detr
+from opabinia.models.detectors.masks import MaskOptions
+from opabinia.models.detectors.rcnn import cascade_rcnn, keypoint_rcnn, mask_rcnn
+from opabinia.models.detectors.regions import PoolingOptions
+from opabinia.models.detectors.rpn import ProposalNetwork, ProposalOptions
 from opabinia.models.detectors.rt_detr import RTDetr
+from opabinia.models.necks import fpn
 from opabinia.tasks.detection import Detection
 
-pytest.importorskip("transformers", reason="the extra detr is not installed")
-
+PROPOSALS: dict[str, Any] = {
+    "neck": partial(fpn, channels=16),
+    "proposals": ProposalOptions(pre_nms_topk_test=100, post_nms_topk_test=40),
+}
+REGIONS = {**PROPOSALS, "pooling": PoolingOptions(), "box": BoxOptions(fc_dim=32, max_detections=10)}
+MASKS = MaskOptions(num_convs=1, channels=16)
+R_CNNS = {
+    "rpn": partial(ProposalNetwork, **PROPOSALS),
+    "mask_rcnn": partial(mask_rcnn, **REGIONS, mask=MASKS),
+    "keypoint_rcnn": partial(keypoint_rcnn, **REGIONS, keypoint=KeypointOptions(num_convs=1, channels=16)),
+    "cascade_rcnn": partial(cascade_rcnn, **REGIONS, mask=MASKS, num_mask_heads=3),
+}
 SMALL: dict[str, Any] = {"num_queries": 20, "decoder_layers": 2, "ffn_dim": 48, "channels": 32}
 HEADS = {"attention_heads": 4}
 DETECTORS = {
@@ -33,16 +51,18 @@ DETECTORS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["torch", "onnx"])
-@pytest.mark.parametrize("name", DETECTORS)
+@pytest.mark.parametrize("name", [*DETECTORS, *R_CNNS])
 def test_the_graph_detects_what_the_task_detects(name: str, form: str, tmp_path: Path) -> None:
     if form == "onnx":
         for library in ("onnx", "onnxscript", "onnxruntime"):
             pytest.importorskip(library, reason="the extra export is not installed")
+    if name in DETECTORS:
+        pytest.importorskip("transformers", reason="the extra detr is not installed")
     torch.manual_seed(0)
     task = Detection(
-        DatasetInfo(samples=1, classes=("circle", "square"), boxes=True),
+        DatasetInfo(samples=1, classes=("circle", "square"), boxes=True, masks=True, keypoints=("top", "bottom")),
         backbone=partial(timm, model="test_resnet"),
-        detector=DETECTORS[name],
+        detector={**DETECTORS, **R_CNNS}[name],
         mean=[0.5],
         std=[0.5],
     ).eval()
@@ -58,11 +78,9 @@ def test_the_graph_detects_what_the_task_detects(name: str, form: str, tmp_path:
     if form == "torch":
         run = program.module()
     else:
-        from opabinia.inference.export.files import _read_onnx
-
         graph: Any = torch.onnx.export(program, dynamo=True, output_names=list(expected), verbose=False)
         graph.save(tmp_path / "model.onnx", external_data=False)
-        run = _read_onnx(tmp_path / "model.onnx")  # type: ignore[assignment]
+        run = ExportedTask(tmp_path / "model.onnx").run  # type: ignore[assignment]
 
     def first(values: Any, count: int) -> dict[str, Tensor]:
         return {key: value[:count] for key, value in values.items()}

@@ -1,0 +1,172 @@
+"""Evaluation of exported files: the score on the whole first validation set, file size, latency and throughput."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from rich.table import Table
+from torch import Tensor
+
+from opabinia.config import ConfigError, Problem, Resolved
+from opabinia.contracts import DatasetInfo, Evaluator, LayersEvaluator, Task
+from opabinia.data import Data
+from opabinia.engine.checkpointing.checkpoint import read_state
+from opabinia.engine.loop.evaluate import ValidationSet, evaluate, needs_training_data
+from opabinia.inference.export.exported_task import ExportedTask
+from opabinia.inference.export.job import ExportJob
+from opabinia.inference.predictor import Predictor
+from opabinia.inference.splits import select_split
+from opabinia.runtime.weighted_scores import weighted_score
+from opabinia.training.model import Models
+from opabinia.training.run_folder import build_parts, validation_sets
+from opabinia.training.validation import make_best, plan_evaluation
+
+SECONDS = 2.0
+"""Time in which latency and throughput are measured, each."""
+
+
+class Speed(NamedTuple):
+    """Speed of a model on this machine's CPU.
+
+    Attributes:
+        p50, p90: percentiles of the latency of one sample, in seconds.
+        throughput: samples per second in batches of those that the export compares.
+    """
+
+    p50: float
+    p90: float
+    throughput: float
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The evaluation of a run's first validation set.
+
+    Attributes:
+        task: the original.
+        validation: the set.
+        metric: the run's main score, or a weighted sum of scores.
+        sign: 1 if high values are better, else -1.
+    """
+
+    task: Task
+    validation: ValidationSet
+    metric: str
+    sign: int
+
+    def score(self, task: Task) -> float:
+        """Return the score of a task, the original or an exported one.
+
+        Raises:
+            ConfigError: the score is not one of predictions.
+        """
+        device = torch.device("cpu")
+        value = weighted_score(self.metric, evaluate(task, self.validation, device).scores)
+        if value is None:
+            message = f"{self.metric} is not computed from predictions; an exported file has no other scores"
+            raise ConfigError(Problem("command line", "--evaluate", message, "", "checkpoint.best=SCORE"))
+        return value
+
+
+def open_evaluation(resolved: Resolved, checkpoint: Path, predictor: Predictor) -> Evaluation:
+    """Open the first validation set of a run, for the task and for what is exported of it.
+
+    Evaluators that read layers are omitted: an exported file has no layers.
+
+    Args:
+        resolved: the run's config.
+        checkpoint: its folder.
+        predictor: has the trained task, on the CPU.
+
+    Raises:
+        ConfigError: there is no validation set, or its data does not exist, or it has no scores.
+    """
+    sets = validation_sets(resolved.config)
+    if not sets:
+        raise ConfigError(Problem("", "data.val", "there is no validation set to evaluate the exported file on"))
+    prefix, task = sets[0]["prefix"], predictor.task
+    parts = build_parts(select_split(resolved, prefix)).keywords
+    evaluators = {
+        name: replace(evaluator, every=None)
+        for name, evaluator in (parts["evaluate"].evaluators or {}).items()
+        if evaluator.on in (None, prefix)
+    }
+    settings = replace(parts["evaluate"], evaluators=evaluators)
+
+    def plan(data: Data, classes: Sequence[str]) -> tuple[ValidationSet, dict[str, str]]:
+        seed = read_state(checkpoint)["seed"]
+        planned = plan_evaluation(Models(task), data, settings, seed, torch.device("cpu"), "fp32", classes)
+        return planned.validation[0], planned.scores
+
+    validation, scores = plan(parts["data"], predictor.classes)
+    if needs_training_data(task, validation):
+        data = replace(parts["data"], train=build_parts(resolved).keywords["data"].train)
+        validation, scores = plan(data, data.train.source.classes)
+
+    def evaluators_of_predictions(_: Task, dataset_info: DatasetInfo) -> list[Evaluator]:
+        found = validation.evaluators(task, dataset_info)
+        return [evaluator for evaluator in found if not isinstance(evaluator, LayersEvaluator)]
+
+    metric = (parts["checkpoint"].best or "").replace("_ema/", "/")
+    best = make_best(metric if weighted_score(metric, dict.fromkeys(scores, 0.0)) is not None else None, scores)
+    if best is None:
+        raise ConfigError(Problem("", "data.val", f"{prefix} has no scores to compare exported files by"))
+    own = replace(validation, evaluators=evaluators_of_predictions)
+    return Evaluation(task, own, best.metric, 1 if best.better == "max" else -1)
+
+
+def measure_speed(run: Callable[..., Mapping[str, Tensor]], inputs: Mapping[str, Tensor]) -> Speed:
+    """Measure a function of inputs by name, which hold a row per sample."""
+    one = {name: value[:1] for name, value in inputs.items()}
+    latencies, batches = _times(run, one), _times(run, inputs)
+    p50, p90 = np.quantile(latencies, [0.5, 0.9]).tolist()
+    return Speed(p50, p90, len(inputs["image"]) / float(np.median(batches)))
+
+
+def _times(run: Callable[..., object], inputs: Mapping[str, Tensor]) -> list[float]:
+    """Return seconds of some runs, after two that are not measured."""
+    times: list[float] = []
+    end = time.perf_counter() + SECONDS
+    while len(times) < 5 or (len(times) < 200 and time.perf_counter() < end):
+        started = time.perf_counter()
+        run(**inputs)
+        times.append(time.perf_counter() - started)
+    return times[2:]
+
+
+class Row(NamedTuple):
+    """A model in the table: its score, size in bytes and speed."""
+
+    name: str
+    score: float
+    size: int
+    speed: Speed
+
+
+def measure_original(evaluation: Evaluation, job: ExportJob) -> Row:
+    """Measure the trained task, computed by torch on the CPU."""
+    size = sum(value.nbytes for value in evaluation.task.state_dict().values())
+    speed = measure_speed(lambda **inputs: job.module.expected(inputs), job.inputs)
+    return Row("original", evaluation.score(evaluation.task), size, speed)
+
+
+def measure_file(name: str, path: Path, evaluation: Evaluation, job: ExportJob) -> Row:
+    """Measure an ONNX file, computed by onnxruntime on the CPU."""
+    task = ExportedTask(path)
+    return Row(name, evaluation.score(task), path.stat().st_size, measure_speed(task.run, job.inputs))
+
+
+def score_table(rows: Sequence[Row], metric: str) -> Table:
+    """Return a table of models; differences are from the first."""
+    result = Table("model", metric, "difference", "MB", "p50 ms", "p90 ms", "samples/s")
+    for row in rows:
+        difference = "" if row is rows[0] else f"{row.score - rows[0].score:+.4f}"
+        speed = (f"{row.speed.p50 * 1e3:.2f}", f"{row.speed.p90 * 1e3:.2f}", f"{row.speed.throughput:.0f}")
+        result.add_row(row.name, f"{row.score:.4f}", difference, f"{row.size / 1e6:.2f}", *speed)
+    return result

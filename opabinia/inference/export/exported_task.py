@@ -1,0 +1,130 @@
+"""An ONNX file in place of a trained task: the same predictions by name, computed by onnxruntime."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from opabinia.config import ConfigError, Problem, build
+from opabinia.contracts import Batch, DatasetInfo, Detections, Predictions, Task
+from opabinia.data.loader import DataError
+from opabinia.inference.predictor import Predictor
+from opabinia.tasks.classification import Classification
+from opabinia.tasks.detection.task import Detection, scale_to_original, stack_detections
+
+
+class ExportedTask(Task):
+    """The predictions of an exported ONNX file, which evaluators take like those of the original.
+
+    Args:
+        path: of the file.
+
+    Attributes:
+        metadata: of the file, as texts.
+        size: height and width of the images that it takes.
+        dataset_info: the classes and channels of its images.
+    """
+
+    def __init__(self, path: Path) -> None:
+        import onnxruntime
+
+        super().__init__()
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads, options.log_severity_level = torch.get_num_threads(), 3
+        self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        self._outputs = [output.name for output in self._session.get_outputs()]
+        shapes = {value.name: value.shape for value in self._session.get_inputs()}
+        batch_size, *_, channels, height, width = shapes["image"]
+        self._batch_size = batch_size if isinstance(batch_size, int) else None
+        self.metadata: dict[str, str] = self._session.get_modelmeta().custom_metadata_map
+        self.size = (height, width)
+        self.dims = len(shapes["image"])
+        self.size_multiple = 1 if "image_sizes" in shapes else None
+        classes = tuple(json.loads(self.metadata.get("classes", "[]")))
+        self.takes_video = self.dims == 5
+        self.dataset_info = DatasetInfo(samples=0, channels=channels, classes=classes, boxes="image_sizes" in shapes)
+
+    def run(self, **inputs: Tensor) -> dict[str, Tensor]:
+        """Return the outputs for inputs by name (a row per sample); where the graph has a fixed number of samples, as
+        many at a time."""
+        count = len(inputs["image"])
+        step = self._batch_size or count
+        parts = [
+            self._session.run(
+                self._outputs, {name: value[start : start + step].numpy() for name, value in inputs.items()}
+            )
+            for start in range(0, count, step)
+        ]
+        columns: list[Any] = list(zip(*parts, strict=True))
+        return {
+            name: torch.cat([torch.from_numpy(values) for values in column])
+            for name, column in zip(self._outputs, columns, strict=True)
+        }
+
+    def inputs(self, batch: Batch) -> dict[str, Tensor]:
+        """Return a collated batch as inputs of the graph; a detector's images are padded to its size.
+
+        Raises:
+            DataError: an image has another size than the graph takes.
+        """
+        image = batch["image"]
+        sizes = batch.get("image_sizes") if self.size_multiple else None
+        shape = tuple(image.shape[-2:])
+        missing = [side - given for side, given in zip(self.size, shape, strict=True)]
+        if image.ndim != self.dims or (min(missing) < 0 if sizes else any(missing)):
+            given = " x ".join(map(str, image.shape[1:]))
+            message = f"the exported model takes one view of {self.size[0]} x {self.size[1]} pixels, not {given}"
+            raise DataError(f"{message}; end data.val.transforms with that size")
+        if not sizes:
+            return {"image": image}
+        return {"image": F.pad(image, (0, missing[1], 0, missing[0])), "image_sizes": torch.tensor(sizes)}
+
+    def predict(self, batch: Batch) -> Predictions:
+        """Return the predictions that the original gives for the batch; detections in pixels of the original images.
+
+        Raises:
+            DataError: see :meth:`inputs`.
+        """
+        outputs = self.run(**self.inputs(batch))
+        if "boxes" not in outputs:
+            return outputs
+        images = [
+            Detections(**{name: outputs[name][index] for name in Detections._fields if name in outputs})
+            for index in range(len(outputs["boxes"]))
+        ]
+        scaled = list(map(scale_to_original, images, batch["image_sizes"], batch["original_size"]))
+        rows = stack_detections(scaled, outputs["labels"].shape[1])
+        return {**rows, "image_size": torch.tensor(batch["original_size"])} if "masks" in rows else rows
+
+    def readable(self, prediction: Mapping[str, Tensor]) -> dict[str, Any]:
+        """Return the prediction as the task that was exported returns it."""
+        original: Any = (
+            Detection if "boxes" in prediction else Classification if "probabilities" in prediction else Task
+        )
+        readable: dict[str, Any] = original.readable(self, prediction)
+        return readable
+
+
+def load_exported(path: Path) -> Predictor:
+    """Load an exported ONNX file for inference on the CPU, with the transforms that its metadata describes.
+
+    Raises:
+        ConfigError: the file is not an ONNX file of ``opabinia export``, or libraries are missing.
+    """
+    if find_spec("onnxruntime") is None:
+        raise ConfigError(Problem("command line", "", "ONNX needs onnxruntime: pip install 'opabinia[export]'"))
+    try:
+        task = ExportedTask(path)
+        transforms = json.loads(task.metadata["transforms"])
+    except Exception as error:  # onnxruntime has types of its own
+        message = f"{path} is not an ONNX file of opabinia export: {str(error).splitlines()[0]}"
+        raise ConfigError(Problem("command line", "", message)) from error
+    build_transforms = build({"transforms": transforms}, command="preprocessing")
+    return Predictor(task, build_transforms(), task.dataset_info, channels=1 if task.dataset_info.channels == 1 else 3)

@@ -1,0 +1,93 @@
+"""Exported files whose score is measured: FP32 and, if asked for, FP16 and INT8."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from opabinia.inference.export.evaluate import Evaluation, Row, measure_file, measure_original
+from opabinia.inference.export.job import ExportJob
+from opabinia.inference.export.precision import layer_names, output_layers, write_fp16, write_int8
+
+MAX_DROP = {"exported": 0.001, "fp16": 0.001, "int8": 0.02}
+"""Largest allowed drop of the score, by row of the table."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Options of an evaluated export.
+
+    Attributes:
+        precisions: ``fp16`` and ``int8``, written as well as FP32.
+        max_drop: largest allowed drop of the score; None: :data:`MAX_DROP`.
+        calibration_images: number of training images from which INT8 takes the ranges of activations.
+        exclude: patterns of layers that stay in FP32.
+    """
+
+    precisions: Sequence[str] = ()
+    max_drop: float | None = None
+    calibration_images: int = 128
+    exclude: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class MeasuredFiles:
+    """Files that were written and measured.
+
+    Attributes:
+        rows: of the table, the original first.
+        files: within the tolerance, by name of the row.
+        errors: of the others.
+    """
+
+    rows: list[Row]
+    files: dict[str, Path]
+    errors: list[str]
+
+
+def measure_files(
+    exported: Path,
+    job: ExportJob,
+    evaluation: Evaluation,
+    options: Measured,
+    calibration: Iterable[Mapping[str, Tensor]],
+) -> MeasuredFiles:
+    """Write the asked-for precisions of an FP32 file, evaluate all, and compare their scores with the original.
+
+    INT8 that drops by more than allowed is written again with the output layers in FP32.
+
+    Args:
+        exported: the FP32 file; the others are written in its folder.
+        job: the model.
+        evaluation: of the first validation set.
+        options: see :class:`Measured`.
+        calibration: inputs for INT8.
+    """
+    result = MeasuredFiles([measure_original(evaluation, job)], {}, [])
+    original = result.rows[0].score
+    for name in ("exported", *options.precisions):
+        path = exported if name == "exported" else exported.with_name(f"{name}.onnx")
+        allowed = MAX_DROP[name] if options.max_drop is None else options.max_drop
+        for patterns in [options.exclude, [*options.exclude, *output_layers(exported)]]:
+            if name == "fp16":
+                write_fp16(exported, path, patterns)
+            elif name == "int8":
+                write_int8(exported, path, patterns, calibration)
+            row = measure_file(name, path, evaluation, job)
+            drop = evaluation.sign * (original - row.score)
+            if drop <= allowed or name == "exported":
+                break
+        result.rows.append(row)
+        if drop <= allowed:
+            result.files[name] = path
+            continue
+        message = (
+            f"{name}: {evaluation.metric} is {row.score:.4f}, {drop:.4f} worse than the original; allowed is "
+            f"{allowed:g} (--max-drop)"
+        )
+        hint = f"; keep layers in FP32 with --exclude: {', '.join(layer_names(exported).values())}"
+        result.errors.append(message if name == "exported" else message + hint)
+    return result

@@ -1,0 +1,66 @@
+"""Predict images with an exported model: ``python predict.py FILE.onnx IMAGE ...``
+
+Needs onnxruntime, NumPy and Pillow. Of a video model the images are the frames of one clip.
+"""
+
+import json
+import sys
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageOps
+
+
+def main(path: str, *files: str) -> None:
+    """Print the predictions for image files, one line of JSON each."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    about = session.get_modelmeta().custom_metadata_map
+    height, width = json.loads(about["size"])
+    classes, crop = json.loads(about["classes"]), json.loads(about["crop"])
+    filter_ = Image.Resampling.BICUBIC if "bicubic" in about["transforms"] else Image.Resampling.BILINEAR
+
+    def read(file: str) -> tuple[Any, tuple[int, int], float]:
+        """Return the pixels, the size without padding, and the factor by which a detector's image was resized."""
+        image = ImageOps.exif_transpose(Image.open(file)).convert("RGB" if about["channels"] == "3" else "L")
+        factor = min(width / image.width, height / image.height, 1.0 if about["resize"] == "shrink" else float("inf"))
+        if about["resize"] in ("fit", "shrink"):
+            image = image.resize((round(image.width * factor), round(image.height * factor)), filter_)
+        elif about["resize"] == "crop":
+            image = ImageOps.fit(image, (width, height), filter_, bleed=(1 - crop) / 2)
+        else:
+            image = image.resize((width, height), filter_)
+        pixels = np.zeros((height, width, int(about["channels"])), np.uint8)
+        pixels[: image.height, : image.width] = np.asarray(image).reshape(image.height, image.width, -1)
+        array = pixels.transpose(2, 0, 1)
+        values = array if about["dtype"] == "uint8" else array.astype(np.float32) / 255
+        return values, (image.height, image.width), factor
+
+    shapes = {value.name: value.shape for value in session.get_inputs()}
+    images = [read(file) for file in files]
+    if len(shapes["image"]) == 5:
+        frames = np.linspace(0, len(images) - 1, shapes["image"][1]).round().astype(int)
+        images = [(np.stack([images[index][0] for index in frames]), images[0][1], 1.0)]
+    for file, (image, size, factor) in zip(files, images, strict=False):
+        inputs = {"image": image[None], "image_sizes": np.array([size])}
+        names = [output.name for output in session.get_outputs()]
+        outputs = dict(zip(names, session.run(names, {name: inputs[name] for name in shapes}), strict=True))
+        prediction = describe({name: rows[0] for name, rows in outputs.items()}, classes, factor)
+        print(json.dumps({"path": file, **prediction}))
+
+
+def describe(outputs: dict[str, Any], classes: list[str], factor: float) -> dict[str, Any]:
+    """Return a prediction as JSON values; boxes (left, top, right, bottom) are in pixels of the image file."""
+    if "boxes" in outputs:
+        rows = zip(outputs["labels"], outputs["scores"].tolist(), (outputs["boxes"] / factor).tolist(), strict=True)
+        kept = [{"class": classes[label], "score": score, "box": box} for label, score, box in rows if label >= 0]
+        return {"detections": kept}
+    if "probabilities" in outputs:
+        best = int(outputs["probabilities"].argmax())
+        return {"class": classes[best], "probability": float(outputs["probabilities"][best])}
+    return {name: rows.tolist() for name, rows in outputs.items()}
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

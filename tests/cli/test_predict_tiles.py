@@ -1,0 +1,36 @@
+"""``opabinia predict --tile``: changes to the config of a run, checked like all others."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from opabinia.cli.predict import _tile_overrides
+from tests.cli.conftest import Ended
+
+
+def test_tiles_that_do_not_fit_are_refused(opabinia: Callable[..., Ended], six_steps: Path, tmp_path: Path) -> None:
+    image = tmp_path / "a.png"
+    Image.new("L", (8, 8)).save(image)
+    for words, message in (
+        (["--tile", "8"], "task.tiles: unknown key"),
+        (["--tile", "8", "--gallery", tmp_path], "--tile: tiles are for object detection, not for --gallery"),
+        (["--overlap", "0.1", "--every", "1s"], "--overlap: tiles are for object detection"),
+        (["--set", "task.no_such_key=1"], "task.no_such_key: unknown key"),  # of a run folder, too
+    ):
+        ended = opabinia("predict", six_steps, image, *words)
+        assert ended.status == 2 and message in ended.err and ended.err.count("\n") == 1, ended.err
+
+
+@pytest.mark.parametrize(
+    ("tile", "overlap", "expected"),
+    [
+        (None, None, []),
+        (256, None, ["task.tiles={size: 256}"]),
+        (256, 0.1, ["task.tiles={size: 256, overlap: 0.1}"]),
+        (None, 0.1, ["task.tiles.overlap=0.1"]),
+    ],
+)
+def test_options_are_keys(tile: int | None, overlap: float | None, expected: list[str]) -> None:
+    assert _tile_overrides(tile, overlap, excluded=False) == expected

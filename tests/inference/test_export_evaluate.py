@@ -1,0 +1,162 @@
+"""Exported files that are evaluated, reduced in precision, predicted with a script of three libraries, and served."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import opabinia
+from opabinia.config import ConfigError
+from opabinia.data.loader import DataError
+from opabinia.data.sources import Digits
+from opabinia.inference.export import Measured, evaluate, export
+from opabinia.inference.export.description import resize_rule
+from opabinia.inference.export.exported_task import ExportedTask, load_exported
+from opabinia.inference.export.job import ExportMismatch
+from opabinia.inference.export.precision import excluded_nodes, layer_names, output_layers, write_fp16, write_int8
+from opabinia.inference.serving.inference import Inference
+from opabinia.inference.serving.limits import Limits, Upload
+from opabinia.training import launch
+
+SMALL = ["data.num_workers=0", "loggers=[]", "data.batch_size=16", "evaluate.every=1000ep", "train.length=30it"]
+
+
+@pytest.fixture
+def graph(tmp_path: Path) -> Path:
+    """A file: images / 255, convolution, ReLU, a convolution that is read twice: sigmoid, and x 1,000 like boxes."""
+    onnx: Any = pytest.importorskip("onnx", reason="onnx is absent: pip install 'opabinia[export]'")
+    pytest.importorskip("onnxruntime")
+    make, numpy, FLOAT = onnx.helper.make_node, onnx.numpy_helper.from_array, onnx.TensorProto.FLOAT
+    values = np.random.default_rng(0).normal(size=(4, 4, 3, 3)).astype(np.float32)
+    pads = {"pads": [1, 1, 1, 1]}
+    nodes = [
+        make("Cast", ["image"], ["pixels"], name="cast", to=FLOAT),
+        make("Div", ["pixels", "scale"], ["scaled"], name="div"),
+        make("Conv", ["scaled", "task.body.weight"], ["features"], name="first", **pads),
+        make("Relu", ["features"], ["positive"], name="relu"),
+        make("Conv", ["positive", "task.head.cls.weight"], ["logits"], name="second", **pads),
+        make("Sigmoid", ["logits"], ["probabilities"], name="sigmoid"),
+        make("Mul", ["logits", "thousand"], ["boxes_"], name="mul"),
+    ]
+    inputs = [onnx.helper.make_tensor_value_info("image", onnx.TensorProto.UINT8, ["batch", 3, 8, 8])]
+    outputs = [
+        onnx.helper.make_tensor_value_info(name, FLOAT, ["batch", 4, 8, 8]) for name in ("probabilities", "boxes_")
+    ]
+    weights = [
+        numpy(np.float32(255), "scale"),
+        numpy(np.float32(1000), "thousand"),
+        numpy(values[:, :3], "task.body.weight"),
+        numpy(values, "task.head.cls.weight"),
+    ]
+    made = onnx.helper.make_graph(nodes, "graph", inputs, outputs, weights)
+    model = onnx.helper.make_model(made, opset_imports=[onnx.helper.make_opsetid("", 20)])
+    model.ir_version = 10
+    onnx.save(model, tmp_path / "graph.onnx")
+    return tmp_path / "graph.onnx"
+
+
+def test_layers_are_between_pre_and_post_processing(graph: Path) -> None:
+    assert layer_names(graph) == {"first": "body", "second": "head.cls"}
+    assert output_layers(graph) == ["head.cls"]
+    assert excluded_nodes(graph, []) == ["cast", "div", "sigmoid", "mul"]
+    assert excluded_nodes(graph, ["head.*"]) == ["cast", "div", "second", "sigmoid", "mul"]
+    with pytest.raises(ConfigError, match=r"--exclude: no layer is named 'neck\.\*'.*layers: body, head\.cls"):
+        excluded_nodes(graph, ["neck.*"])
+
+
+def test_reduced_precisions_keep_names_types_and_about_the_values(graph: Path) -> None:
+    import onnx
+
+    image = torch.randint(0, 256, (2, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    expected = ExportedTask(graph).run(image=image)
+    write_fp16(graph, half := graph.with_name("half.onnx"), [])
+    write_int8(graph, integers := graph.with_name("int8.onnx"), ["body"], [{"image": image[:1]}, {"image": image[1:]}])
+    onnx.checker.check_model(str(half))
+    for path, tolerance in ((half, 0.01), (integers, 0.2)):
+        actual = ExportedTask(path).run(image=image)
+        assert actual.keys() == expected.keys()
+        assert all(value.dtype == torch.float32 for value in actual.values())
+        error = (actual["probabilities"] - expected["probabilities"]).abs().max()
+        assert 0 < error < tolerance, path
+    # FP32 after the last layer: large outputs are exactly the products of its results
+    nodes = {node.name: node for node in onnx.load(half).graph.node}
+    assert list(nodes["first"].input) == ["scaled_fp16", "task.body.weight_fp16"]
+    assert list(nodes["mul"].input) == ["logits", "thousand"]
+    types = [node.op_type for node in onnx.load(integers).graph.node]
+    assert types.count("Conv") == 2 and types.count("QuantizeLinear") == 2
+
+
+def test_images_of_another_size_are_refused(graph: Path) -> None:
+    with pytest.raises(DataError, match=r"one view of 8 x 8 pixels, not 3 x 8 x 9; end data.val.transforms with"):
+        ExportedTask(graph).predict({"image": torch.zeros(1, 3, 8, 9, dtype=torch.uint8)})
+    task = ExportedTask(graph)
+    task.size_multiple = 1  # a detector: padded at the right and bottom
+    inputs = task.inputs({"image": torch.ones(1, 3, 6, 8, dtype=torch.uint8), "image_sizes": [(6, 7)]})
+    assert inputs["image"].shape == (1, 3, 8, 8) and inputs["image"].sum() == 3 * 6 * 8
+    assert inputs["image_sizes"].tolist() == [[6, 7]]
+
+
+def test_transforms_as_one_resize() -> None:
+    assert resize_rule([{"name": "resize_and_crop", "size": 224, "crop": 0.875}], 224) == ("crop", 0.875)
+    assert resize_rule([{"name": "Resize", "size": [256]}, {"name": "CenterCrop", "size": 192}], 192) == ("crop", 0.75)
+    assert resize_rule([{"name": "Resize", "size": [128, 64]}], 64) == ("stretch", 1.0)
+    assert resize_rule([], 64) == ("stretch", 1.0)
+
+
+@pytest.mark.slow
+def test_evaluated_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("onnxruntime", reason="onnxruntime is absent: pip install 'opabinia[export]'")
+    monkeypatch.setattr(evaluate, "SECONDS", 0.0)
+    run, _ = launch.train("classification/digits", SMALL, out=tmp_path)
+    with pytest.raises(ExportMismatch, match=r"exported: val/top1 is 0\.\d+, 0\.0000 worse(.|\n)*int8"):
+        export(run, measured=Measured(["int8"], max_drop=-1.0, calibration_images=4))
+    assert list((run / "export").iterdir()) == []
+    with pytest.raises(ConfigError, match=r"only ONNX files are evaluated"):
+        export(run, form="torch", measured=Measured())
+    capsys.readouterr()
+    path = export(run, measured=Measured(["fp16", "int8"], max_drop=0.05, calibration_images=32))
+    rows = [line.split("│") for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
+    assert [row[1].strip() for row in rows] == ["original", "exported", "fp16", "int8"]
+    scores = [float(row[2]) for row in rows]
+    assert scores[0] == scores[1]
+    names = ["model.fp16.onnx", "model.int8.onnx", "model.onnx", "predict.py"]
+    assert sorted(file.name for file in path.parent.iterdir()) == names
+    path.unlink()
+    with pytest.raises(ConfigError, match=r"model\.int8\.onnx exists already"):
+        export(run, measured=Measured(["int8"]))
+
+
+@pytest.mark.slow
+def test_the_script_needs_three_libraries(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime", reason="onnxruntime is absent: pip install 'opabinia[export]'")
+    run, _ = launch.train("classification/digits", SMALL, out=tmp_path)
+    path = export(run)
+    source = Digits(split="val")
+    files = [tmp_path / f"{number}.png" for number in range(3)]
+    for number, file in enumerate(files):
+        Image.fromarray(source[number]["image"][0].numpy()).save(file)
+    blocked = "import sys, runpy; sys.modules.update(torch=None, torchvision=None, opabinia=None, onnx=None)"
+    code = f"{blocked}; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    command = [sys.executable, "-c", code, str(path.with_name("predict.py")), str(path), *map(str, files)]
+    lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    predictor = opabinia.load(run)
+    for line, prediction in zip(map(json.loads, lines), predictor(list(files)), strict=True):
+        best = prediction.readable["top"][0]
+        assert line["class"] == best["class"]
+        assert line["probability"] == pytest.approx(best["probability"], abs=0.02)
+    served = Inference(load_exported(path), Limits(bytes=10**6, pixels=10**6, waiting=1))
+    (result,) = served([Upload("0.png", files[0].read_bytes())])
+    expected = predictor(files[0]).readable["top"][0]
+    assert result["path"] == "0.png" and len(result["top"]) == 5
+    assert result["top"][0] == {
+        "class": expected["class"],
+        "probability": pytest.approx(expected["probability"], abs=1e-4),
+    }
+    with pytest.raises(ConfigError, match=r"predict.py is not an ONNX file of opabinia export"):
+        load_exported(path.with_name("predict.py"))
