@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from PIL import Image
 
@@ -32,6 +33,7 @@ SETTINGS = {
 EVALUATE = """
 import resource, sys
 from pathlib import Path
+from typing import Any
 from opabinia.training.launch import evaluate
 scores = evaluate(Path(sys.argv[1]), sys.argv[2:], name="tiled")
 print(scores["tiled/AP"], scores["tiled/AP50"], resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2)
@@ -43,7 +45,8 @@ def write_scenes(folder: Path, count: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     digits, labels = load_digits()
     numbers = split_digits(labels)["val"]
-    images, annotations = [], []
+    images: list[dict[str, Any]] = []
+    annotations: list[dict[str, Any]] = []
     for index in range(count):
         scene = make_scene(digits[numbers], hash32(4096, index), side=SIDE, max_objects=MAX_OBJECTS)
         Image.fromarray(scene.image).save(folder / f"{index}.png")

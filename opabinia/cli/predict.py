@@ -114,17 +114,11 @@ def predict(
         from opabinia.inference import predict as prediction
 
         files, results = paths or [], out or folder / "predictions"
-        overrides = _tile_overrides(tile, overlap, excluded=bool(gallery or every))
-        if weights in (None, "raw", "ema"):  # those of a recipe with a file of weights are in its run folder
-            overrides = [*(changes or []), *overrides]
+        own = changes if changes and weights in (None, "raw", "ema") else []  # with a file they are in its run folder
+        overrides = [*own, *_tile_overrides(tile, overlap, excluded=bool(gallery or every))]
         model: dict[str, Any] = {"overrides": overrides, "checkpoint": checkpoint, "weights": chosen, "device": device}
         if split is not None:
-            from opabinia.inference.compare import compare
-            from opabinia.inference.splits import resolve_split
-            from opabinia.training.run_folder import resolve
-
-            split = resolve_split(resolve(folder, overrides), split)
-            compare(folder, split, out or results / split, max_images=max_images, min_score=score, **model)
+            _compare(folder, split, out, max_images=max_images, min_score=score, **model)
         elif every is not None:
             from opabinia.inference.windows import predict_windows
 
@@ -132,8 +126,18 @@ def predict(
         elif gallery is None:
             prediction.predict(folder, files, results, explain=explain, min_score=score, **model)
         else:
-            options: dict[str, Any] = {"nearest": nearest, "rerank": rerank, "explain": explain}
-            prediction.retrieve(folder, files, gallery, results, **options, **model)
+            model |= {"nearest": nearest, "rerank": rerank, "explain": explain}
+            prediction.retrieve(folder, files, gallery, results, **model)
+
+
+def _compare(folder: Path, split: str, out: Path | None, *, overrides: list[str], **options: Any) -> None:
+    """Predict a validation set of the run and draw it with its ground truth."""
+    from opabinia.inference.compare import compare
+    from opabinia.inference.splits import resolve_split
+    from opabinia.training.run_folder import resolve
+
+    split = resolve_split(resolve(folder, overrides), split)
+    compare(folder, split, out or folder / "predictions" / split, overrides=overrides, **options)
 
 
 def _check_modes(paths: list[Path] | None, split: str | None, gallery: Path | None, rerank: bool) -> None:

@@ -50,6 +50,7 @@ DETECTORS = {
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # torch warns its own developers
 @pytest.mark.parametrize("form", ["torch", "onnx"])
 @pytest.mark.parametrize("name", [*DETECTORS, *R_CNNS])
 def test_the_graph_detects_what_the_task_detects(name: str, form: str, tmp_path: Path) -> None:
@@ -80,7 +81,7 @@ def test_the_graph_detects_what_the_task_detects(name: str, form: str, tmp_path:
     else:
         graph: Any = torch.onnx.export(program, dynamo=True, output_names=list(expected), verbose=False)
         graph.save(tmp_path / "model.onnx", external_data=False)
-        run = ExportedTask(tmp_path / "model.onnx").run  # type: ignore[assignment]
+        run = ExportedTask(tmp_path / "model.onnx").run
 
     def first(values: Any, count: int) -> dict[str, Tensor]:
         return {key: value[:count] for key, value in values.items()}

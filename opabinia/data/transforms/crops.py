@@ -139,8 +139,9 @@ def _crop(sample: Sample, top: int, left: int, height: int, width: int, min_visi
 def _object_areas(sample: Sample) -> Tensor:
     """Return the areas of the masks, or else boxes, of the N objects, in pixels (N)."""
     if "masks" in sample:
-        return sample["masks"].as_subclass(Tensor).flatten(1).sum(1)
-    boxes = sample["boxes"].as_subclass(Tensor)
+        masks: Tensor = sample["masks"].as_subclass(Tensor)
+        return masks.flatten(1).sum(1)
+    boxes: Tensor = sample["boxes"].as_subclass(Tensor)
     return (boxes[:, 2:] - boxes[:, :2]).prod(1)
 
 

@@ -13,6 +13,7 @@ from rich.console import Console
 from torch import Tensor
 
 from opabinia.config import ConfigError, Problem, Resolved
+from opabinia.contracts import ExportModule, Sample
 from opabinia.data.collate import collate
 from opabinia.inference.export import predict_script
 from opabinia.inference.export.description import describe
@@ -76,16 +77,8 @@ def export(
             exported in this format.
         ExportMismatch: the model that was read back differs from the original by more.
     """
-    path = out or run / "export" / NAMES[form]
-    paths = {"exported": path}
-    for precision in measured.precisions if measured else ():
-        paths[precision] = path.with_suffix(f".{precision}.onnx")
-    for existing in filter(Path.exists, paths.values()):
-        message = f"{existing} exists already; remove it, or give another path"
-        raise ConfigError(Problem("command line", "--out", message))
-    if measured and form != "onnx":
-        message = "only ONNX files are evaluated and quantized: --format onnx"
-        raise ConfigError(Problem("command line", "--evaluate", message))
+    paths = target_paths(out or run / "export" / NAMES[form], form, measured)
+    path = paths["exported"]
     if form == "onnx":
         check_onnx_libraries()
     folder = chosen_checkpoint(run, checkpoint)
@@ -95,12 +88,7 @@ def export(
         samples, origin = select_samples(resolved, predictor, COMPARED)
     merge_adapters(predictor.task)
     module = predictor.task.export_module()
-    try:
-        if form != "huggingface":
-            module.check_static()
-        inputs = module.inputs(samples)
-    except ValueError as error:
-        raise ConfigError(Problem("", "", str(error))) from error
+    inputs = export_inputs(module, samples, static=form != "huggingface")
     job = ExportJob(module, inputs, describe(run, folder, resolved, predictor, inputs["image"]))
     with disk_errors(path), torch.no_grad():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -123,14 +111,51 @@ def export(
                 file.rename(paths[name])
             if form == "onnx" and files and not (script := path.with_name("predict.py")).exists():
                 write_atomic(script, inspect.getsource(predict_script))
-    console = Console(highlight=False)
-    for written in (paths[name] for name in files):
-        size = sum(file.stat().st_size for file in [written, *written.rglob("*")] if file.is_file())
-        console.print(f"{written} ({size / 1e6:.1f} MB)", soft_wrap=True)
-    console.print(*lines, sep="\n", soft_wrap=True)
+    print_written([paths[name] for name in files], lines)
     if errors:
         raise ExportMismatch("\n".join(errors) + "\nno such file was written")
     return path
+
+
+def target_paths(path: Path, form: Form, measured: Measured | None) -> dict[str, Path]:
+    """Return the paths to write: of ``exported``, which is ``path``, and by precision.
+
+    Raises:
+        ConfigError: one of them exists, or the format has no other precisions.
+    """
+    paths = {"exported": path}
+    for precision in measured.precisions if measured else ():
+        paths[precision] = path.with_suffix(f".{precision}.onnx")
+    for existing in filter(Path.exists, paths.values()):
+        message = f"{existing} exists already; remove it, or give another path"
+        raise ConfigError(Problem("command line", "--out", message))
+    if measured and form != "onnx":
+        message = "only ONNX files are evaluated and quantized: --format onnx"
+        raise ConfigError(Problem("command line", "--evaluate", message))
+    return paths
+
+
+def export_inputs(module: ExportModule, samples: Sequence[Sample], *, static: bool) -> dict[str, Tensor]:
+    """Return transformed samples as inputs of the function that is exported; ``static`` checks that it can be a graph.
+
+    Raises:
+        ConfigError: it cannot, or the samples differ in size.
+    """
+    try:
+        if static:
+            module.check_static()
+        return module.inputs(samples)
+    except ValueError as error:
+        raise ConfigError(Problem("", "", str(error))) from error
+
+
+def print_written(paths: Sequence[Path], lines: Sequence[str]) -> None:
+    """Print the paths that were written, with their sizes, and further lines."""
+    console = Console(highlight=False)
+    for path in paths:
+        size = sum(file.stat().st_size for file in [path, *path.rglob("*")] if file.is_file())
+        console.print(f"{path} ({size / 1e6:.1f} MB)", soft_wrap=True)
+    console.print(*lines, sep="\n", soft_wrap=True)
 
 
 def calibration_inputs(

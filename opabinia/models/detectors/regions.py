@@ -99,7 +99,8 @@ def _boxes_to_rois(boxes: Sequence[Tensor] | Tensor) -> Tensor:
     """Put the number of its image before each box (R x 5). Boxes in one tensor may be of any number of images in an
     exported graph."""
     if not isinstance(boxes, Tensor):
-        return convert_boxes_to_roi_format(list(boxes))
+        rois: Tensor = convert_boxes_to_roi_format(list(boxes))
+        return rois
     images = torch.arange(boxes.shape[0], device=boxes.device).view(-1, 1, 1).expand(-1, boxes.shape[1], 1)
     return torch.cat([images.to(boxes.dtype), boxes], dim=2).flatten(0, 1)
 

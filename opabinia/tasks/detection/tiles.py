@@ -6,7 +6,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from annotated_types import Interval
@@ -109,7 +109,8 @@ def merge_tiles(by_tile: Sequence[Detections], cut_by_tile: Sequence[Tensor], ti
         cut_by_tile: which boxes their tile's border cuts (bool, D each).
         tiles: settings.
     """
-    merged = Detections(*(None if rows[0] is None else torch.cat(rows) for rows in zip(*by_tile, strict=True)))
+    columns: list[Any] = [None if rows[0] is None else torch.cat(rows) for rows in zip(*by_tile, strict=True)]
+    merged = Detections(*columns)
     boxes, scores, labels, cut = merged.boxes.float(), merged.scores, merged.labels, torch.cat(list(cut_by_tile))
     tile = torch.cat([torch.full_like(rows.labels, number) for number, rows in enumerate(by_tile)])
     ranks = scores.float() * torch.where(cut, CUT_WEIGHT, 1.0)
@@ -126,7 +127,8 @@ def merge_tiles(by_tile: Sequence[Detections], cut_by_tile: Sequence[Tensor], ti
 
 def select_detections(detections: Detections, kept: Tensor) -> Detections:
     """Return the detections at some indices (int64, N)."""
-    return Detections(*(None if values is None else values[kept] for values in detections))
+    columns: list[Any] = [None if values is None else values[kept] for values in detections]
+    return Detections(*columns)
 
 
 def warn_of_single_tiles(sizes: Sizes, originals: Sizes, tiles: Tiles) -> None:
