@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,7 +53,7 @@ def measure_files(
     job: ExportJob,
     evaluation: Evaluation,
     options: Measured,
-    calibration: Iterable[Mapping[str, Tensor]],
+    calibration: Sequence[Mapping[str, Tensor]],
 ) -> MeasuredFiles:
     """Write the asked-for precisions of an FP32 file, evaluate all, and compare their scores with the original.
 

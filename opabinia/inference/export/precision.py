@@ -101,8 +101,8 @@ def write_fp16(source: Path, target: Path, patterns: Sequence[str]) -> None:
     """Write an ONNX file with layers and what is between them in FP16 (:data:`_HALF`), the rest and inputs and outputs
     in FP32.
 
-    Values between two FP32 nodes are never rounded, such as coordinates of boxes in pixels: the converters of
-    onnxruntime and onnxconverter-common round the outputs of all nodes.
+    Values between two FP32 nodes are never rounded, such as coordinates of boxes in pixels; onnxruntime's converter
+    rounds the outputs of all nodes.
 
     Args:
         source: the FP32 file.

@@ -114,7 +114,7 @@ def merge_tiles(by_tile: Sequence[Detections], cut_by_tile: Sequence[Tensor], ti
     boxes, scores, labels, cut = merged.boxes.float(), merged.scores, merged.labels, torch.cat(list(cut_by_tile))
     tile = torch.cat([torch.full_like(rows.labels, number) for number, rows in enumerate(by_tile)])
     ranks = scores.float() * torch.where(cut, CUT_WEIGHT, 1.0)
-    kept = batched_nms(boxes, ranks, labels, tiles.iou)
+    kept = batched_nms(boxes, ranks, labels, tiles.iou)[: 2 * tiles.max_detections]  # bounds the memory of the pairs
     part, complete = kept[cut[kept]].unsqueeze(1), kept[~cut[kept]]
     ends = torch.minimum(boxes[part, 2:], boxes[complete, 2:])
     intersections = (ends - torch.maximum(boxes[part, :2], boxes[complete, :2])).clamp(min=0).prod(2)
