@@ -59,6 +59,8 @@ def test_full_when_a_checkpoint_is_saved(
 ) -> None:
     """Without anything that writes between; full at the first byte, in the middle and at the end."""
     program = trained_to(server, "after_backward 9", recipe, disk, "train.log_every=999", "loggers=[]")
+    last = disk / "faults" / "default" / "checkpoints" / "last"
+    program.until(lambda: last.is_file() and last.read_text().strip() == "step-00000008")  # written in the background
     ballast = fill(disk, leave=leave)
     program.go_on()
     program.expect(1)
