@@ -384,6 +384,17 @@ def test_complete_boxes_replace_cut_ones() -> None:
     assert move_to_image(tile, (24, 24), (16, 16), (40, 40))[1].tolist() == [True, False, False]
 
 
+def test_many_boxes_of_many_tiles_take_little_memory() -> None:
+    """Pairs of all 20,000 cut and complete boxes would take gigabytes."""
+    corners = 50.0 * torch.arange(20_000)[:, None] + torch.zeros(1, 4)
+    boxes = corners + torch.tensor([0.0, 0.0, 20.0, 20.0])
+    rows = [
+        Detections(part, torch.rand(len(part)), torch.zeros(len(part), dtype=torch.int64)) for part in boxes.chunk(4)
+    ]
+    cut = [torch.arange(len(one.boxes)) % 2 == 0 for one in rows]
+    assert len(merge_tiles(rows, cut, Tiles(size=32, max_detections=10)).boxes) == 10
+
+
 def test_tiles_cover_the_image() -> None:
     assert tile_starts(1000, Tiles(size=400, overlap=0.25)) == [0, 300, 600]
     assert tile_starts(1001, Tiles(size=400, overlap=0.25)) == [0, 300, 600, 601]
