@@ -28,7 +28,7 @@ from opabinia.config.tree import shown_path
 from opabinia.config.types import Spec, describe
 from opabinia.config.validate import blame, place_parts
 
-FUNCTION_FAMILIES = ("loss", "metric_loss", "schedule", "transform", "mix", "command")
+FUNCTION_FAMILIES = ("loss", "segmentation_loss", "metric_loss", "schedule", "transform", "mix", "command")
 
 
 @dataclass(frozen=True, repr=False)

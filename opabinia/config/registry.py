@@ -148,7 +148,9 @@ class Register:
     pooling: Family
     head: Family
     detector: Family
+    decoder: Family
     loss: Family
+    segmentation_loss: Family
     metric_loss: Family
     optimizer: Family
     schedule: Family

@@ -1,7 +1,8 @@
 """Contracts between the packages: data types, protocols and base classes. Read this first.
 
 ``engine``, ``data`` and ``tasks`` never import each other; they meet here and are combined in ``training``. Best read
-in this order: ``data``, ``sources``, ``plans``, ``clock``, ``evaluation``, ``training``, ``models``, ``detectors``.
+in this order: ``data``, ``sources``, ``plans``, ``clock``, ``evaluation``, ``training``, ``models``, ``detectors``,
+``segmentation``.
 ``ranges`` and ``parts`` are types for signatures.
 
 Shapes in this package: B samples of a batch, C channels, H height, W width, K classes, D features.
@@ -48,6 +49,7 @@ from opabinia.contracts.models import Preprocessing as Preprocessing
 from opabinia.contracts.models import Tokens as Tokens
 from opabinia.contracts.models import non_memory_buffers as non_memory_buffers
 from opabinia.contracts.parts import BackbonePart as BackbonePart
+from opabinia.contracts.parts import DecoderPart as DecoderPart
 from opabinia.contracts.parts import DetectorPart as DetectorPart
 from opabinia.contracts.parts import EvaluatorPart as EvaluatorPart
 from opabinia.contracts.parts import HeadPart as HeadPart
@@ -62,6 +64,7 @@ from opabinia.contracts.parts import ParallelPart as ParallelPart
 from opabinia.contracts.parts import PoolingPart as PoolingPart
 from opabinia.contracts.parts import SamplerPart as SamplerPart
 from opabinia.contracts.parts import SchedulePart as SchedulePart
+from opabinia.contracts.parts import SegmentationLossPart as SegmentationLossPart
 from opabinia.contracts.parts import ShapesPart as ShapesPart
 from opabinia.contracts.parts import SourcePart as SourcePart
 from opabinia.contracts.parts import StepPart as StepPart
@@ -81,6 +84,9 @@ from opabinia.contracts.ranges import InputPath as InputPath
 from opabinia.contracts.ranges import NonNegative as NonNegative
 from opabinia.contracts.ranges import NormOrder as NormOrder
 from opabinia.contracts.ranges import Positive as Positive
+from opabinia.contracts.segmentation import IGNORE_LABEL as IGNORE_LABEL
+from opabinia.contracts.segmentation import GroundTruthMap as GroundTruthMap
+from opabinia.contracts.segmentation import SegmentationDecoder as SegmentationDecoder
 from opabinia.contracts.sources import BatchSource as BatchSource
 from opabinia.contracts.sources import CameraSource as CameraSource
 from opabinia.contracts.sources import ConcatenatedSource as ConcatenatedSource
@@ -94,6 +100,7 @@ from opabinia.contracts.sources import MultiLabelSource as MultiLabelSource
 from opabinia.contracts.sources import NamedSource as NamedSource
 from opabinia.contracts.sources import QuerySource as QuerySource
 from opabinia.contracts.sources import RelabelingSource as RelabelingSource
+from opabinia.contracts.sources import SegmentationSource as SegmentationSource
 from opabinia.contracts.sources import ShardedSource as ShardedSource
 from opabinia.contracts.sources import SizedSource as SizedSource
 from opabinia.contracts.sources import Source as Source

@@ -27,8 +27,9 @@ and 1, N x H x W) and ``keypoints`` (a ``tv_tensors.KeyPoints``: float32, N x P 
 image). ``original_size`` is the (height, width) of the image as read, ``ground_truth`` (:class:`GroundTruth`) what
 evaluators compare with. Objects that must not be trained on (crowds) are in ``ground_truth`` only.
 
-Other dense labels: a ``tv_tensors.Mask`` of H x W (a map), such as ``mask``, a segmentation map of class labels with
-255 for pixels without a label.
+Segmentation: ``mask`` (a ``tv_tensors.Mask``: uint8, H x W), the class of each pixel, 255 for pixels without a label,
+and ``ground_truth_map`` (:class:`opabinia.contracts.GroundTruthMap`), what evaluators compare with. Panoptic data has
+the objects of countable classes as detection data, too. Other dense labels are a ``tv_tensors.Mask`` of H x W, too.
 
 The type of a value decides what is transformed and collated with the image: ``tv_tensors.BoundingBoxes``, ``KeyPoints``
 and ``Mask`` of N x H x W have a row for each object, a ``Mask`` of H x W is a map. Other tensors with a row for each
@@ -68,6 +69,9 @@ class DatasetInfo:
         queries: whether the dataset is split into queries and gallery.
         boxes: whether samples have bounding boxes.
         masks: whether they have instance masks.
+        maps: whether they have segmentation maps.
+        thing_labels: labels of the classes with countable objects, of panoptic data; empty if unknown.
+        colors: color of each class (red, green, blue, 0 to 255) for drawing; empty if the dataset has none.
         keypoints: names of an object's keypoints; empty if there are none.
         category_ids: the id of each class in the annotation file; results are written with it.
         frequencies: ``r``, ``c`` or ``f`` (rare, common, frequent) for each class (LVIS); empty if unknown.
@@ -83,6 +87,9 @@ class DatasetInfo:
     queries: bool = False
     boxes: bool = False
     masks: bool = False
+    maps: bool = False
+    thing_labels: tuple[int, ...] = ()
+    colors: tuple[tuple[int, int, int], ...] = ()
     keypoints: tuple[str, ...] = ()
     category_ids: tuple[int, ...] = ()
     frequencies: tuple[str, ...] = ()

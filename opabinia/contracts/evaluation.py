@@ -18,6 +18,10 @@ Detectors give at most D detections per image, best first, in pixels of the orig
 top, right, bottom), ``scores`` (B x D), ``labels`` (int64, B x D; -1 pads images with fewer detections), ``masks``
 (B x D x S x S: the probability that a pixel belongs to the object, with the box stretched to S x S) and with these
 ``image_size`` (int64, B x 2: height and width of the original image), ``keypoints`` (B x D x P x 3: x, y, score).
+Segmentation gives maps of the original images, padded at the right and bottom to the largest of the batch, with
+``image_size``: ``segmentation`` (uint8, B x H x W: the class of each pixel, 255 in the padding); panoptic segmentation
+also ``segments`` (int32, B x H x W: the number of the segment of each pixel from 1, 0 for none), ``segment_labels``
+(int64, B x S: the class of segment 1, 2 ...; -1 pads images with fewer segments) and ``segment_scores`` (B x S).
 Losses of the batch, if its ground truth is known, are ``losses/<name>`` (the same number B times)."""
 
 EMBEDDING = "embedding"

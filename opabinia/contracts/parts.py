@@ -16,6 +16,7 @@ from opabinia.contracts.detectors import Detector, Neck
 from opabinia.contracts.evaluation import Evaluator
 from opabinia.contracts.models import Backbone, Head, Level
 from opabinia.contracts.plans import BatchSchedule, RunSpec
+from opabinia.contracts.segmentation import SegmentationDecoder
 from opabinia.contracts.sources import Source
 from opabinia.contracts.training import Hook, Logger, ParallelTask, Step, StepOptions, Task
 
@@ -40,7 +41,13 @@ NeckPart = Annotated[Callable[[Sequence[Level]], Neck], Part("neck")]
 DetectorPart = Annotated[Callable[[Sequence[Level], DatasetInfo], Detector], Part("detector")]
 """Built with the levels of the neck and the dataset info of the training data."""
 
+DecoderPart = Annotated[Callable[[Sequence[Level], int], SegmentationDecoder], Part("decoder")]
+"""Built with the levels of the backbone and the number of classes."""
+
 LossPart = Annotated[Callable[[Tensor, Tensor], Tensor], Part("loss")]
+
+SegmentationLossPart = Annotated[Callable[[Tensor, Tensor], Tensor], Part("segmentation_loss")]
+"""A loss of logits (B x K x H x W) and classes of pixels (int64, B x H x W; 255 is ignored); 0-d."""
 
 MetricLossPart = Annotated[Callable[[Tensor, Tensor], Tensor], Part("metric_loss")]
 """A loss of features (B x D) and labels (B) of the batch of all ranks."""

@@ -166,6 +166,21 @@ class DetectionSource(Source, Protocol, metaclass=OptionalMeta):
 
 
 @runtime_checkable
+class SegmentationSource(Source, Protocol, metaclass=OptionalMeta):
+    """A source of images with a segmentation map. A class that inherits from it gets the values below as defaults.
+
+    Attributes:
+        has_maps: whether samples have a segmentation map.
+        thing_labels: of panoptic data, the labels of the classes with countable objects; empty if unknown.
+        colors: the color of each class, red, green, blue (0 to 255), for drawing; empty takes a palette of its own.
+    """
+
+    has_maps: bool = True
+    thing_labels: Sequence[int] = ()
+    colors: Sequence[tuple[int, int, int]] = ()
+
+
+@runtime_checkable
 class ImageClassesSource(Source, Protocol, metaclass=OptionalMeta):
     """A source of annotated objects that knows the classes in each image, for samplers that repeat rare classes."""
 

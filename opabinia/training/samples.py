@@ -21,6 +21,7 @@ from opabinia.contracts import (
     LabeledSource,
     MultiLabelSource,
     QuerySource,
+    SegmentationSource,
     Source,
 )
 from opabinia.data import Stream
@@ -91,6 +92,7 @@ def read_dataset_info(stream: Stream, *, skip: bool = False) -> DatasetInfo:
     queries = source.queries if isinstance(source, QuerySource) else ()
     identity = source if isinstance(source, IdentitySource) else None
     detection = source if isinstance(source, DetectionSource) else None
+    segmentation = source if isinstance(source, SegmentationSource) else None
     multi_label = isinstance(source, MultiLabelSource) and source.multi_label
     labels = source.labels if multi_label and len(source) and isinstance(source, LabeledSource) else None
     return DatasetInfo(
@@ -104,6 +106,9 @@ def read_dataset_info(stream: Stream, *, skip: bool = False) -> DatasetInfo:
         queries=len(np.unique(queries)) == 2,  # all are queries, or none: there is no gallery
         boxes=detection.has_boxes if detection else False,
         masks=detection.has_masks if detection else False,
+        maps=segmentation.has_maps if segmentation else False,
+        thing_labels=tuple(segmentation.thing_labels) if segmentation else (),
+        colors=tuple(segmentation.colors) if segmentation else (),
         keypoints=tuple(detection.keypoints) if detection else (),
         category_ids=tuple(detection.category_ids) if detection else (),
         frequencies=tuple(detection.frequencies) if detection else (),

@@ -27,10 +27,10 @@ from opabinia.contracts import (
 )
 from opabinia.data.collate import collate
 from opabinia.inference.predictor import Prediction
+from opabinia.tasks.dense_prediction import image_area
 from opabinia.tasks.detection import Detection
 from opabinia.tasks.detection.task import (
     ReadableDetections,
-    image_area,
     scale_to_original,
     stack_detections,
     targets_from,

@@ -6,7 +6,6 @@ import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import ceil
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,16 +33,13 @@ from opabinia.contracts import (
     Sample,
     Sizes,
     Target,
-    Task,
 )
 from opabinia.contracts.masks import decode_rle, mask_outlines
 from opabinia.evaluation.detection.coco import Coco
 from opabinia.evaluation.detection.rle import paste_masks
 from opabinia.evaluation.mean_losses import MeanLosses
-from opabinia.models import norms
-from opabinia.models.backbones.module import build_backbone
-from opabinia.models.layers import build_normalization
 from opabinia.tasks.dataset_checks import check_channels, check_classes
+from opabinia.tasks.dense_prediction import DensePrediction
 from opabinia.tasks.detection.test_time_augmentation import TestTimeAugmentation, detect_augmented
 from opabinia.tasks.detection.tiles import Tiles, detect_tiled, select_detections, warn_of_single_tiles
 
@@ -62,7 +58,7 @@ class ReadableDetections(dict[str, Any]):
 
 
 @register.task(name="detection", renamed={"views": "test_time_augmentation"})
-class Detection(Task):
+class Detection(DensePrediction):
     """Object detection: a backbone and a detector, which brings its neck and its losses.
 
     Evaluated by COCO average precision of boxes, and of masks and keypoints where detector and data have them.
@@ -110,27 +106,13 @@ class Detection(Task):
         class_agnostic_nms: Fraction | None = None,
         evaluator: EvaluatorPart | None = None,
     ) -> None:
-        super().__init__()
         if not dataset_info.boxes or not dataset_info.classes:
             missing = "boxes: take a source with boxes, such as coco" if not dataset_info.boxes else "classes"
             raise ValueError(f"detection learns from bounding boxes; the training data has no {missing}")
-        self.dataset_info = dataset_info
-        net = build_backbone(backbone, dataset_info.channels)
-        self.normalize = build_normalization(net.preprocessing, dataset_info.channels, mean, std)
-        levels = net.enable_multi_scale()
-        if freeze_norms:
-            norms.freeze_batch_norms(net, trained_weights=freeze_norms == "statistics")
-        if freeze_stages:
-            net.freeze_stages(freeze_stages)
-        if (freeze_stages or freeze_norms) and net.preprocessing is None and not freeze_random:
-            self.needs_weights = (
-                "freeze_stages and freeze_norms would freeze random weights: load weights with init.weights or "
-                "backbone.pretrained, set both to 0 and false, or set freeze_random: true"
-            )
-        self.backbone = net
-        self.detector = detector(levels, dataset_info)
+        super().__init__(dataset_info, backbone, freeze_stages, freeze_norms, freeze_random, mean, std)
+        self.detector = detector(self.levels, dataset_info)
         if self.detector.last_stage_on_regions:
-            self.detector.use_last_stage(net.split_last_stage())
+            self.detector.use_last_stage(self.backbone.split_last_stage())
         self.size_multiple = self._multiple = size_multiple or self.detector.size_multiple
         if tiles is not None and tiles.size < self._multiple:
             raise ValueError(f"tiles.size: {tiles.size} is below {self._multiple}, the detector's smallest image side")
@@ -138,16 +120,9 @@ class Detection(Task):
         self.class_agnostic_nms = class_agnostic_nms
         self._validation_loss, self._evaluator = validation_loss and tiles is None, evaluator
 
-    def _levels(self, images: Tensor, sizes: Sizes) -> list[Tensor]:
-        """Return the backbone's feature maps of a padded batch; padding is 0 after normalization, as in detectron2."""
-        normalized = self.normalize(images)
-        if any(size != tuple(images.shape[-2:]) for size in sizes):
-            normalized = normalized * image_area(images, sizes)
-        return self.backbone.pyramid_features(normalized)
-
     def _pyramid(self, images: Tensor, sizes: Sizes) -> list[Tensor]:
         """Return the feature maps that the detector reads."""
-        return self.detector.pyramid(self._levels(images, sizes))
+        return self.detector.pyramid(self.feature_maps(images, sizes))
 
     def forward(self, batch: Batch, clock: Clock) -> dict[str, Tensor]:
         """Return the detector's losses under their own names, and what it logs beside them."""
@@ -223,15 +198,6 @@ class Detection(Task):
                 detection |= {"mask": mask, "polygons": mask_outlines(decode_rle(mask, mask["size"]))}
             detections.append(detection)
         return ReadableDetections(detections=detections)
-
-    def features(self, batch: Batch) -> dict[str, Tensor]:
-        """Return ``embedding``: the mean over the backbone's coarsest feature maps (B x M), without padding."""
-        sizes, shape = batch["image_sizes"], _shape(batch["image"])
-        coarsest = self._levels(batch["image"], sizes)[-1]
-        rows, columns = _shape(coarsest)
-        areas = [(ceil(height * rows / shape[0]), ceil(width * columns / shape[1])) for height, width in sizes]
-        means = [maps[:, :height, :width].mean((1, 2)) for maps, (height, width) in zip(coarsest, areas, strict=True)]
-        return {"embedding": torch.stack(means)}
 
     def evaluators(self, dataset_info: DatasetInfo) -> list[Evaluator]:
         """Return the configured evaluator, or COCO's; and the mean losses.
@@ -326,13 +292,6 @@ def targets_from(batch: Batch) -> list[Target]:
         keypoints = [torch.cat([points, visibility.to(points.dtype).unsqueeze(-1)], -1) for points, visibility in pairs]
     columns = batch["boxes"], batch["labels"], batch.get("masks", absent), keypoints
     return [Target(*row) for row in zip(*columns, strict=True)]
-
-
-def image_area(images: Tensor, sizes: Sizes) -> Tensor:
-    """Return which pixels of a padded batch (B x C x H x W) belong to images (bool, B x 1 x H x W)."""
-    ends = torch.tensor(sizes).to(images.device, non_blocking=True)
-    height, width = (torch.arange(side, device=images.device) for side in images.shape[-2:])
-    return ((height < ends[:, :1])[:, :, None] & (width < ends[:, 1:])[:, None, :]).unsqueeze(1)
 
 
 def scale_to_original(detections: Detections, size: tuple[int, int], original: tuple[int, int]) -> Detections:

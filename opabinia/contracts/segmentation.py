@@ -1,0 +1,62 @@
+"""Segmentation: the ground truth of an image, and the decoders that classify pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+IGNORE_LABEL = 255
+"""The value of pixels without a label in a segmentation map; classes are 0 to 254."""
+
+
+@dataclass(frozen=True, eq=False)
+class GroundTruthMap:
+    """The segmentation of an image, in pixels of the original image, as evaluators need it.
+
+    Attributes:
+        image_id: the image's id or name.
+        labels: class of each pixel; 255 for pixels that are not evaluated (uint8, H x W).
+        segments: of panoptic data, the number of the segment of each pixel, from 1; 0 belongs to none (int32, H x W).
+        segment_labels: of panoptic data, the class of segment 1, 2 ... (int64, S).
+        crowd: of panoptic data, whether a segment stands for several objects (bool, S).
+    """
+
+    image_id: int | str
+    labels: NDArray[np.uint8]
+    segments: NDArray[np.int32] | None = None
+    segment_labels: NDArray[np.int64] | None = None
+    crowd: NDArray[np.bool_] | None = None
+
+
+class SegmentationDecoder(nn.Module):
+    """Predicts the class of each pixel from the feature maps of a backbone. Built with the levels of the backbone and
+    the number of classes K.
+
+    Attributes:
+        size_multiple: the sides of padded images are multiples of this.
+        own_losses: whether :meth:`losses` replaces the losses of the task, as in mask classification.
+    """
+
+    size_multiple: int = 32
+    own_losses: bool = False
+
+    def forward(self, maps: Sequence[Tensor]) -> Tensor:
+        """Return the logits of each pixel (B x K x h x w, at any resolution; the task resizes them).
+
+        Args:
+            maps: of the levels, from fine to coarse.
+        """
+        raise NotImplementedError
+
+    def losses(self, maps: Sequence[Tensor], targets: Tensor) -> dict[str, Tensor]:
+        """Return losses (their names contain "loss") and other numbers to log, all 0-d.
+
+        Args:
+            maps: of the levels, from fine to coarse.
+            targets: class of each pixel of the padded batch; 255 is ignored (int64, B x H x W).
+        """
+        raise NotImplementedError

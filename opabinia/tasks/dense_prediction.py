@@ -1,0 +1,85 @@
+"""The base class of tasks that predict from the feature maps of padded images: detection and segmentation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from opabinia.contracts import BackbonePart, Batch, DatasetInfo, Sizes, Task
+from opabinia.models import norms
+from opabinia.models.backbones.module import build_backbone
+from opabinia.models.layers import build_normalization
+
+
+class DensePrediction(Task):
+    """Read feature maps of several strides from a backbone, whose first stages and norms may be frozen.
+
+    Args:
+        dataset_info: of the training data.
+        backbone: maps images to feature maps of several strides.
+        freeze_stages: number of frozen stages of the backbone, counted from the stem.
+        freeze_norms: batch norms of the backbone keep their statistics and weights; ``statistics``: only these.
+        freeze_random: accept frozen stages or norms of a backbone with random weights.
+        mean, std: of images in 0..1; see :func:`opabinia.models.layers.build_normalization`.
+
+    Attributes:
+        levels: of the backbone's feature maps, from fine to coarse.
+    """
+
+    def __init__(
+        self,
+        dataset_info: DatasetInfo,
+        backbone: BackbonePart,
+        freeze_stages: int,
+        freeze_norms: bool | Literal["statistics"],
+        freeze_random: bool,
+        mean: Sequence[float] | None,
+        std: Sequence[float] | None,
+    ) -> None:
+        super().__init__()
+        self.dataset_info = dataset_info
+        net = build_backbone(backbone, dataset_info.channels)
+        self.normalize = build_normalization(net.preprocessing, dataset_info.channels, mean, std)
+        self.levels = net.enable_multi_scale()
+        if freeze_norms:
+            norms.freeze_batch_norms(net, trained_weights=freeze_norms == "statistics")
+        if freeze_stages:
+            net.freeze_stages(freeze_stages)
+        if (freeze_stages or freeze_norms) and net.preprocessing is None and not freeze_random:
+            self.needs_weights = (
+                "freeze_stages and freeze_norms would freeze random weights: load weights with init.weights or "
+                "backbone.pretrained, set both to 0 and false, or set freeze_random: true"
+            )
+        self.backbone = net
+
+    def feature_maps(self, images: Tensor, sizes: Sizes) -> list[Tensor]:
+        """Return the backbone's feature maps of a padded batch; padding is 0 after normalization, as in detectron2.
+
+        Args:
+            images: B x C x H x W.
+            sizes: height and width of each image in it.
+        """
+        normalized = self.normalize(images)
+        if any(size != tuple(images.shape[-2:]) for size in sizes):
+            normalized = normalized * image_area(images, sizes)
+        return self.backbone.pyramid_features(normalized)
+
+    def features(self, batch: Batch) -> dict[str, Tensor]:
+        """Return ``embedding``: the mean over the backbone's coarsest feature maps (B x M), without padding."""
+        sizes, shape = batch["image_sizes"], batch["image"].shape[-2:]
+        coarsest = self.feature_maps(batch["image"], sizes)[-1]
+        rows, columns = coarsest.shape[-2:]
+        areas = [(ceil(height * rows / shape[0]), ceil(width * columns / shape[1])) for height, width in sizes]
+        means = [maps[:, :height, :width].mean((1, 2)) for maps, (height, width) in zip(coarsest, areas, strict=True)]
+        return {"embedding": torch.stack(means)}
+
+
+def image_area(images: Tensor, sizes: Sizes) -> Tensor:
+    """Return which pixels of a padded batch (B x C x H x W) belong to images (bool, B x 1 x H x W)."""
+    ends = torch.tensor(sizes).to(images.device, non_blocking=True)
+    height, width = (torch.arange(side, device=images.device) for side in images.shape[-2:])
+    return ((height < ends[:, :1])[:, :, None] & (width < ends[:, 1:])[:, None, :]).unsqueeze(1)
