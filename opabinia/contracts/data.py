@@ -21,11 +21,13 @@ Classification: ``label`` (int; float32 of 0 and 1, K, of multi-label data). Ide
 ``view`` (int, from 0; if known) and, in retrieval data, ``query`` (bool): True for a query, False for the gallery.
 
 Detection, for N objects, in pixels of ``image``: ``boxes`` (a ``tv_tensors.BoundingBoxes``: float32, N x 4: left, top,
-right, bottom), ``labels`` (int64, N) instead of ``label``; if annotated ``masks`` (a ``tv_tensors.Mask``: uint8 of 0
-and 1, N x H x W) and ``keypoints`` (a ``tv_tensors.KeyPoints``: float32, N x P x 2) with ``visibility`` (int64, N x P:
-0 unknown, 1 hidden, 2 visible) and ``flip_pairs`` (list of P: the index of each keypoint's counterpart in a mirrored
-image). ``original_size`` is the (height, width) of the image as read, ``ground_truth`` (:class:`GroundTruth`) what
-evaluators compare with. Objects that must not be trained on (crowds) are in ``ground_truth`` only.
+right, bottom; oriented ones N x 5, torchvision's ``CXCYWHR``: center x, center y, width, height, counterclockwise
+rotation in degrees, not clipped to the image), ``labels`` (int64, N) instead of ``label``; if annotated ``masks`` (a
+``tv_tensors.Mask``: uint8 of 0 and 1, N x H x W) and ``keypoints`` (a ``tv_tensors.KeyPoints``: float32, N x P x 2)
+with ``visibility`` (int64, N x P: 0 unknown, 1 hidden, 2 visible) and ``flip_pairs`` (list of P: the index of each
+keypoint's counterpart in a mirrored image). ``original_size`` is the (height, width) of the image as read,
+``ground_truth`` (:class:`GroundTruth`) what evaluators compare with. Objects that must not be trained on (crowds) are
+in ``ground_truth`` only.
 
 Segmentation: ``mask`` (a ``tv_tensors.Mask``: uint8, H x W), the class of each pixel, 255 for pixels without a label,
 and ``ground_truth_map`` (:class:`opabinia.contracts.GroundTruthMap`), what evaluators compare with. Panoptic data has
@@ -72,6 +74,7 @@ class DatasetInfo:
         maps: whether they have segmentation maps.
         thing_labels: labels of the classes with countable objects, of panoptic data; empty if unknown.
         colors: color of each class (red, green, blue, 0 to 255) for drawing; empty if the dataset has none.
+        oriented: whether the boxes are oriented (rotated): N x 5 in samples, see :data:`Sample`.
         keypoints: names of an object's keypoints; empty if there are none.
         category_ids: the id of each class in the annotation file; results are written with it.
         frequencies: ``r``, ``c`` or ``f`` (rare, common, frequent) for each class (LVIS); empty if unknown.
@@ -95,6 +98,7 @@ class DatasetInfo:
     frequencies: tuple[str, ...] = ()
     label_shares: tuple[float, ...] = ()
     image_counts: tuple[int, ...] = ()
+    oriented: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,15 +109,18 @@ class GroundTruth:
         image_id: the image's id or name in the annotation file.
         size: height and width of the original image.
         ids: ids of the annotations in the file (int64, N).
-        boxes: left, top, width, height (float64, N x 4).
+        boxes: left, top, width, height (float64, N x 4); of oriented boxes the upright box around the corners.
         labels: class labels (int64, N).
         areas: in pixels (float64, N).
-        crowd: whether the annotation stands for several objects (bool, N).
+        crowd: whether the annotation stands for several objects, or is marked difficult: it is not trained on and
+            ignored in evaluation (bool, N).
         segments: for each object polygons (lists of x, y, x, y ...) or run-length encoding ({"size": [height, width],
             "counts": ...}), as in COCO; None if there are none.
         keypoints: x, y, visibility (float64, N x P x 3).
         absent: classes that are known not to be in the image (LVIS).
         not_exhaustive: classes of which not all objects are annotated (LVIS).
+        corners: x, y of the four corners of oriented boxes as annotated, in order around the object, which need not be
+            an exact rectangle (float64, N x 4 x 2); None for upright boxes.
     """
 
     image_id: int | str
@@ -127,6 +134,7 @@ class GroundTruth:
     keypoints: NDArray[np.float64] | None = None
     absent: tuple[int, ...] = ()
     not_exhaustive: tuple[int, ...] = ()
+    corners: NDArray[np.float64] | None = None
 
 
 @runtime_checkable

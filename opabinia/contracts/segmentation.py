@@ -37,11 +37,11 @@ class SegmentationDecoder(nn.Module):
     the number of classes K.
 
     Attributes:
-        size_multiple: the sides of padded images are multiples of this.
+        min_samples_per_rank: smallest number of images per process that it can train on.
         own_losses: whether :meth:`losses` replaces the losses of the task, as in mask classification.
     """
 
-    size_multiple: int = 32
+    min_samples_per_rank: int = 1
     own_losses: bool = False
 
     def forward(self, maps: Sequence[Tensor]) -> Tensor:

@@ -181,6 +181,14 @@ class SegmentationSource(Source, Protocol, metaclass=OptionalMeta):
 
 
 @runtime_checkable
+class OrientedSource(Source, Protocol, metaclass=OptionalMeta):
+    """A :class:`DetectionSource` that says whether its boxes are oriented (rotated); without it, they are upright."""
+
+    @property
+    def oriented(self) -> bool: ...
+
+
+@runtime_checkable
 class ImageClassesSource(Source, Protocol, metaclass=OptionalMeta):
     """A source of annotated objects that knows the classes in each image, for samplers that repeat rare classes."""
 

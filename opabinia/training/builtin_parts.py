@@ -25,12 +25,14 @@ from opabinia.evaluation import mean_losses
 from opabinia.evaluation.detection import coco, lvis, voc
 from opabinia.evaluation.representation import clustering, collapse, knn, linear_probe, linear_svm, low_shot
 from opabinia.evaluation.retrieval import retrieval_evaluators
+from opabinia.evaluation.segmentation import panoptic, semantic
 from opabinia.migration import weights
-from opabinia.models import detectors, heads, necks, pooling
+from opabinia.models import decoders, detectors, heads, necks, pooling
 from opabinia.models.backbones import iresnet, osnet, regnet, resnet, shufflenet, timm, video, vit, windowed_dinov2
-from opabinia.models.losses import binary, cross_entropy, metric
+from opabinia.models.losses import binary, cross_entropy, metric, segmentation
 from opabinia.optim import lars, optimizers
 from opabinia.optim import schedules as schedule_parts
 from opabinia.tasks import attributes, classification, detection, reid, selfsup
+from opabinia.tasks import segmentation as segmentation_task
 from opabinia.tasks import video as video_task
 from opabinia.training import session, trained_model

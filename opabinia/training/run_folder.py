@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,7 @@ def chosen_checkpoint(folder: Path, checkpoint: str) -> Path:
     """Return the folder of a run's checkpoint.
 
     Args:
-        folder: the run folder.
+        folder: the run folder; one that was exported for the Hugging Face Hub is its own only checkpoint.
         checkpoint: ``best`` (``last`` where there is none), ``last``, a name such as ``step-00000500``, or a path.
 
     Raises:
@@ -91,7 +92,9 @@ def chosen_checkpoint(folder: Path, checkpoint: str) -> Path:
     check_run_folder(folder)
     checkpoints = folder / "checkpoints"
     path: Path | None = checkpoints / checkpoint
-    if checkpoint in ("best", LAST):
+    if checkpoint in ("best", LAST) and (folder / "state.json").is_file():
+        path = folder
+    elif checkpoint in ("best", LAST):
         path = read_pointer(checkpoints, checkpoint) or (
             read_pointer(checkpoints, LAST) if checkpoint == "best" else None
         )
@@ -106,15 +109,21 @@ def chosen_checkpoint(folder: Path, checkpoint: str) -> Path:
 
 
 def read_chosen(path: Path) -> Snapshot:
-    """Read the checkpoint that was named on the command line.
+    """Read the checkpoint that was named on the command line; tensors that were exported under the names of another
+    library (``names`` of the state) get their own.
 
     Raises:
         ConfigError: it is damaged.
     """
     try:
-        return read_checkpoint(path)
+        snapshot = read_checkpoint(path)
     except BadCheckpoint as error:
         raise ConfigError(Problem("command line", "--checkpoint", str(error))) from error
+    names, files = snapshot.state.get("names"), snapshot.tensors
+    if not names:
+        return snapshot
+    own = {name: files["model"][exported] for name, exported in names.items()}
+    return replace(snapshot, tensors={"model": {**files.get("rest", {}), **own}})
 
 
 def merge(folder: Path, out: Path, *, checkpoint: str = "best", weights: str = "raw") -> None:

@@ -20,6 +20,7 @@ from opabinia.contracts import (
     ImageClassesSource,
     LabeledSource,
     MultiLabelSource,
+    OrientedSource,
     QuerySource,
     SegmentationSource,
     Source,
@@ -106,6 +107,7 @@ def read_dataset_info(stream: Stream, *, skip: bool = False) -> DatasetInfo:
         queries=len(np.unique(queries)) == 2,  # all are queries, or none: there is no gallery
         boxes=detection.has_boxes if detection else False,
         masks=detection.has_masks if detection else False,
+        oriented=isinstance(source, OrientedSource) and source.oriented,
         maps=segmentation.has_maps if segmentation else False,
         thing_labels=tuple(segmentation.thing_labels) if segmentation else (),
         colors=tuple(segmentation.colors) if segmentation else (),

@@ -103,6 +103,7 @@ def resnet(
     ibn: bool = False,
     se: bool = False,
     non_local: bool = False,
+    first_projection: bool = False,
     norm: Literal["batch", "frozen", "group", "ghost"] = "batch",
     ghost_splits: Count | None = None,
     deformable: DeformableOptions | None = None,
@@ -131,6 +132,8 @@ def resnet(
         se: squeeze-and-excitation in every block, without biases, with a sixteenth of the channels (Hu et al. 2018).
         non_local: non-local attention after the last half of the blocks of the second stage (one to two) and of the
             third (one to nine) (Wang et al. 2018): FastReID's 2 and 3 blocks of ResNet-50, 2 and 9 of ResNet-101.
+        first_projection: the first block has a projection shortcut, a 1 x 1 convolution and a norm, also in models of
+            basic blocks (ResNet-D): the ResNet-18 and 34 of RT-DETR. The convolution is the identity at first.
         norm: ``batch``; ``frozen``: fixed statistics and weights; ``group``: 32 channel groups (Wu and He 2018);
             ``ghost``: batch norm over parts of the batch (Hoffer et al. 2017). For synchronized batch norm see
             ``train.sync_batch_norm``.
@@ -150,6 +153,8 @@ def resnet(
         raise ValueError("ghost_splits: it belongs to norm: ghost, neither works without the other")
     backbone = _build(channels, model, pretrained, drop_path, width_multiplier, options)
     net = backbone.model
+    if first_projection:
+        _add_first_projection(net)
     _change_strides(net, convention, width_multiplier, stem_stride, stride_in_1x1, last_stride, last_dilation)
     if deformable is not None:
         add_deformable_convolutions(net, deformable)
@@ -184,6 +189,16 @@ def _build(
     if not isinstance(net, ResNet):
         raise ValueError(f"model: timm's {model!r} is a {type(net).__name__}, not a ResNet; the backbone timm takes it")
     return backbone
+
+
+def _add_first_projection(net: Any) -> None:
+    """Add the shortcut that RT-DETR's ResNet-18 and 34 have, with the names of timm's other shortcuts."""
+    block, width = net.layer1[0], net.feature_info[1]["num_chs"]
+    if block.downsample is not None:
+        raise ValueError("first_projection: the first block of this model has a projection shortcut already")
+    convolution = nn.Conv2d(width, width, 1, bias=False)
+    nn.init.dirac_(convolution.weight)
+    block.downsample = nn.Sequential(nn.Identity(), convolution, nn.BatchNorm2d(width))
 
 
 def _change_strides(

@@ -29,7 +29,7 @@ DENSE_RENAMED = {
 """Former names of parameters."""
 
 Decode = Callable[[Tensor, Tensor], Tensor]
-"""Map encoded boxes and their anchors (N x 4 each) to boxes (N x 4)."""
+"""Map encoded boxes and their anchors (N x 4 each) to boxes (N x 4); those of rotated boxes have 5 columns."""
 
 
 def focal_loss(logits: Tensor, classes: Tensor, alpha: float, gamma: float) -> Tensor:
@@ -104,7 +104,7 @@ def top_candidates(level: HeadOutput, decode: Decode, count: int) -> Candidates:
     classes = level.logits.shape[2]
     rows = rows.gather(1, pairs // classes)
     boxes = decode(_gather_rows(level.deltas, rows).flatten(0, 1), level.anchors[rows].flatten(0, 1))
-    return Candidates(scores, pairs % classes, boxes.view(*rows.shape, 4))
+    return Candidates(scores, pairs % classes, boxes.view(*rows.shape, -1))
 
 
 def _scores(logits: Tensor, centerness: Tensor | None) -> Tensor:

@@ -31,6 +31,7 @@ from opabinia.models.detectors.dense import (
     focal_loss,
     is_top1,
 )
+from opabinia.models.detectors.rotated_boxes import box_areas, to_box_frame
 from opabinia.models.necks import fpn_p3_p7_from_p5, norm_factory
 from opabinia.runtime.collectives import mean_over_samples
 
@@ -127,15 +128,24 @@ class Fcos(DenseDetector):
         levels = []
         for number, level in enumerate(maps):
             class_features, box_features = classes.conv(level), boxes.conv(level)
-            raw = _rows(boxes.bbox_reg(box_features)).float()
-            if "scales" in heads:
-                raw = raw * heads["scales"][number]
-            stride = (points[number][:, 2:] - points[number][:, :2]).repeat(1, 2)
-            distances = raw.relu() if self.distances == "strides" else raw.exp() / stride
+            distances = self._regress(box_features, number, points[number])
             centerness = boxes.bbox_ctrness(box_features if self.centerness_branch == "box" else class_features)
-            levels.append((_rows(classes.cls_logits(class_features)), distances, _rows(centerness).squeeze(2)))
+            levels.append((rows(classes.cls_logits(class_features)), distances, rows(centerness).squeeze(2)))
         logits, distances, centerness = (torch.cat(parts, dim=1) for parts in zip(*levels, strict=True))
         return logits, distances, points, centerness
+
+    def _regress(self, features: Tensor, level: int, points: Tensor) -> Tensor:
+        """Return the encoded boxes of the points of a level (B x N x 4), given features of the box branch."""
+        heads: Any = self.head
+        raw = rows(heads["regression_head"].bbox_reg(features)).float()
+        if "scales" in heads:
+            raw = raw * heads["scales"][level]
+        strides = (points[:, 2:] - points[:, :2]).repeat(1, 2)
+        return raw.relu() if self.distances == "strides" else raw.exp() / strides
+
+    def _box_losses(self, encoded: Tensor, points: Tensor, targets: Tensor) -> Tensor:
+        """Return the loss of the box of each point (B x N), given points (N x 4) and their objects (B x N x 4)."""
+        return iou_loss(CODER.decode(encoded, points), targets, self.box_loss)
 
     def losses(
         self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Sizes, targets: Sequence[Target]
@@ -149,7 +159,7 @@ class Fcos(DenseDetector):
         positives_per_image = mean_over_samples(positive.sum(), len(targets))
         count = positives_per_image.clamp(min=1) * len(targets)
         # Positive points are not selected, which would wait for the device: the others are multiplied by 0.
-        box_losses = iou_loss(CODER.decode(distances, anchors), assigned.boxes, self.box_loss)
+        box_losses = self._box_losses(distances, anchors, assigned.boxes)
         wanted = centerness_targets(anchors, assigned.boxes)
         weights, divisor = positive, count
         if self.weight_boxes:
@@ -165,14 +175,14 @@ class Fcos(DenseDetector):
         }
 
 
-def _rows(values: Tensor) -> Tensor:
+def rows(values: Tensor) -> Tensor:
     """Return a row for each position: B x C x h x w as B x h w x C."""
     return values.flatten(2).transpose(1, 2)
 
 
 class PointTargets(NamedTuple):
-    """Targets of the N points of B images: classes (int64, B x N; -1: background) and boxes (B x N x 4; any box of
-    positive size for background)."""
+    """Targets of the N points of B images: classes (int64, B x N; -1: background) and boxes (B x N x 4, or x 5 of
+    rotated boxes; any box of positive size for background)."""
 
     classes: Tensor
     boxes: Tensor
@@ -205,20 +215,28 @@ def assign_points(
     for target in targets:  # image by image: all points times all objects of a batch would take too much memory
         if not len(target.boxes):
             classes.append(target.labels.new_full((len(anchors),), -1))
-            boxes.append(anchors)
+            boxes.append(F.pad(anchors, (0, target.boxes.shape[1] - 4)))
             continue
-        sides = PIXEL_CODER.encode(anchors.unsqueeze(1), target.boxes.unsqueeze(0))
+        sides = box_distances(anchors.unsqueeze(1), target.boxes.unsqueeze(0))
         distance = sides.amax(dim=2)
         allowed = sides.amin(dim=2) > 0
         if center_sampling_radius is not None:
             shift = (sides[..., :2] - sides[..., 2:]).abs().amax(dim=2) / 2
             allowed &= shift < center_sampling_radius * strides.unsqueeze(1)
         allowed &= (distance >= nearest.unsqueeze(1)) & (distance <= farthest.unsqueeze(1))
-        areas = (target.boxes[:, 2:] - target.boxes[:, :2]).prod(dim=1)
-        smallest, indices = areas.expand_as(distance).masked_fill(~allowed, math.inf).min(dim=1)
+        smallest, indices = box_areas(target.boxes).expand_as(distance).masked_fill(~allowed, math.inf).min(dim=1)
         classes.append(target.labels[indices].masked_fill(smallest.isinf(), -1))
         boxes.append(target.boxes[indices])
     return PointTargets(torch.stack(classes), torch.stack(boxes))
+
+
+def box_distances(anchors: Tensor, boxes: Tensor) -> Tensor:
+    """Return the distances in pixels from points, as boxes of the stride's size (... x 4), to the left, top, right and
+    bottom side of boxes (... x 4; ... x 5: of rotated boxes in their own frame), negative outside (... x 4)."""
+    if boxes.shape[-1] == 4:
+        return PIXEL_CODER.encode(anchors, boxes)
+    positions = to_box_frame((anchors[..., :2] + anchors[..., 2:]) / 2, boxes)
+    return torch.cat([boxes[..., 2:4] / 2 + positions, boxes[..., 2:4] / 2 - positions], -1)
 
 
 @torch.no_grad()
@@ -227,11 +245,11 @@ def centerness_targets(anchors: Tensor, boxes: Tensor) -> Tensor:
 
     Args:
         anchors: N points, as boxes of the stride's size (N x 4).
-        boxes: B x N x 4.
+        boxes: B x N x 4, or x 5.
 
     Example: distances of 2 to the left, 8 to the right and 5 to the other sides: the root of 2/8, 0.5.
     """
-    sides = CODER.encode(anchors, boxes).clamp(min=0).view(*boxes.shape[:2], 2, 2)
+    sides = box_distances(anchors, boxes).clamp(min=0).view(*boxes.shape[:2], 2, 2)
     near, far = sides.aminmax(dim=2)
     centerness: Tensor = (near / far).prod(dim=2).sqrt()
     return centerness

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -220,8 +220,8 @@ class RTDetr(HybridDetector):
 
     A hybrid encoder fuses feature maps of strides 8, 16 and 32, the positions with the highest scores become queries,
     and a decoder refines these into boxes; Hungarian matching assigns them to objects (Zhao et al. 2024, RT-DETR; Lv
-    et al. 2024, RT-DETRv2, without discrete sampling). Layers and losses are the library's; the initialization is that
-    of the authors' code. Defaults are those of the authors' R50 model.
+    et al. 2024, RT-DETRv2). Layers and losses are the library's; the initialization is that of the authors' code.
+    Defaults are those of the authors' R50 model.
 
     Layers have the library's names. Unlike in the library, positions in the padding of a batch are neither queries nor
     attended to. Hungarian matching runs on the CPU, once for all layers: a training step waits for the device.
@@ -242,6 +242,9 @@ class RTDetr(HybridDetector):
         decoder_layers: refinement steps of the boxes.
         attention_heads: of every attention layer.
         decoder_n_points: sampling points per head, query and feature map in deformable attention.
+        sampling: of the feature maps at these points. ``grid_sample`` interpolates; ``discrete`` takes the nearest
+            position, for runtimes without that operator (RT-DETRv2). It has no gradient for the offsets of the points,
+            which are frozen: the authors fine-tune a model that was trained with ``grid_sample``.
         ffn_dim: width of the feed-forward networks.
         hidden_expansion: width of the encoder's convolutional blocks over ``channels``; the authors' R18 model has 0.5.
         dropout: in encoder and decoder.
@@ -275,6 +278,7 @@ class RTDetr(HybridDetector):
         decoder_layers: Count = 6,
         attention_heads: Count = 8,
         decoder_n_points: Count = 4,
+        sampling: Literal["grid_sample", "discrete"] = "grid_sample",
         ffn_dim: Count = 1024,
         hidden_expansion: Positive = 1.0,
         dropout: Fraction = 0.0,
@@ -300,6 +304,7 @@ class RTDetr(HybridDetector):
             encoder_attention_heads=attention_heads,
             decoder_attention_heads=attention_heads,
             decoder_n_points=decoder_n_points,
+            decoder_method="default" if sampling == "grid_sample" else sampling,
             encoder_ffn_dim=ffn_dim,
             decoder_ffn_dim=ffn_dim,
             hidden_expansion=float(hidden_expansion),
@@ -313,6 +318,9 @@ class RTDetr(HybridDetector):
         )
         super().__init__(levels, neck, library, config)
         self.max_detections = max_detections
+        if sampling == "discrete":
+            for layer in self.decoder.layers:
+                layer.encoder_attn.sampling_offsets.requires_grad_(False)
 
     def _box_head(self, library: Any, width: int) -> nn.Module:
         head: nn.Module = library.RTDetrV2MLPPredictionHead(width, width, 4, 3)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
@@ -84,35 +84,53 @@ def pretrained_weights(
         constants.HF_HUB_OFFLINE = offline
 
 
-def hub_file(name: str) -> Path:
-    """Return the local path of a repository's weights on the Hugging Face Hub: from the cache, else after a download.
+def hub_file(name: str, files: Sequence[str] = HUB_FILES[:2]) -> Path:
+    """Return the local path of a repository's file on the Hugging Face Hub: from the cache, else after a download.
 
     Args:
         name: the repository, such as ``ustc-community/dfine-small-coco``; ``NAME@REVISION`` for one of its revisions.
+        files: names of the file, the first that there is; by default those of weights.
 
     Raises:
-        UnavailableWeights: they are not in the cache and cannot be downloaded.
+        UnavailableWeights: it is not in the cache and cannot be downloaded.
     """
     repository, _, revision = name.partition("@")
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", repository):
         raise UnavailableWeights(f"hf:{name}: a repository of the Hugging Face Hub is named OWNER/NAME")
-    for file in HUB_FILES[:2]:
+    for file in files:
         found = try_to_load_from_cache(repository, file, revision=revision or None)
         if isinstance(found, str):
             return Path(found)
-    page = f"{constants.ENDPOINT}/{repository}/resolve/{revision or 'main'}/{HUB_FILES[0]}"
+    page = f"{constants.ENDPOINT}/{repository}/resolve/{revision or 'main'}/{files[0]}"
     remedy = f"download {page} on another machine, and give the path of the file instead"
     if constants.HF_HUB_OFFLINE or not can_connect(constants.ENDPOINT):
         reason = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "there is no connection to the hub"
-        raise UnavailableWeights(f"hf:{name}: the weights are not in the cache, and {reason}; {remedy}")
-    for file in HUB_FILES[:2]:
+        raise UnavailableWeights(f"hf:{name}: {files[0]} is not in the cache, and {reason}; {remedy}")
+    for file in files:
         try:
             return Path(hf_hub_download(repository, file, revision=revision or None))
         except EntryNotFoundError:
             continue
         except (HfHubHTTPError, OSError, ValueError) as error:
             raise UnavailableWeights(f"hf:{name}: {str(error).splitlines()[0]}; {remedy}") from error
-    raise UnavailableWeights(f"hf:{name}: the repository has neither {HUB_FILES[0]} nor {HUB_FILES[1]}")
+    raise UnavailableWeights(f"hf:{name}: the repository has no {' and no '.join(files)}")
+
+
+def hub_folder(name: str) -> Path:
+    """Return the local folder of a model that ``opabinia export --format huggingface`` wrote and that is on the Hugging
+    Face Hub: from the cache, else after a download.
+
+    Args:
+        name: see :func:`hub_file`.
+
+    Raises:
+        UnavailableWeights: it is not in the cache and cannot be downloaded, or the repository holds no such model.
+    """
+    folder = hub_file(name, ["state.json"]).parent
+    same_revision = f"{name.partition('@')[0]}@{folder.name}"
+    for file in ("config.yaml", *read_json(folder / "state.json", _State)["files"]):
+        hub_file(same_revision, [file])
+    return folder
 
 
 def can_connect(url: str, seconds: float = 4.0) -> bool:

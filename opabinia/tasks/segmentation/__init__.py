@@ -1,0 +1,3 @@
+"""Semantic segmentation: one task for all decoders."""
+
+from opabinia.tasks.segmentation.task import Segmentation as Segmentation

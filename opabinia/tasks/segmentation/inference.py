@@ -1,0 +1,132 @@
+"""Inference of segmentation: sliding windows, several scales and mirrored images, and maps of the original images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import Annotated
+
+import torch
+import torch.nn.functional as F
+from annotated_types import Interval
+from torch import Tensor
+
+from opabinia.config import register
+from opabinia.contracts import IGNORE_LABEL, Count, Sizes
+from opabinia.tasks.detection.test_time_augmentation import TestTimeAugmentation, mirror
+
+PixelLogits = Callable[[Tensor, Sizes], Tensor]
+"""Maps a padded batch (B x C x H x W) and the sizes of its images to logits of its pixels (B x K x H x W)."""
+
+
+@register.section(name="sliding_window")
+@dataclass(frozen=True, kw_only=True)
+class SlidingWindow:
+    """Windows that cover each image; the logits of pixels in several of them are averaged.
+
+    Args:
+        size: height and width of the windows, in pixels of the image as the transforms give it; those of the training
+            crops.
+        overlap: of neighboring windows, as a share of their sides. mmsegmentation's stride of 341 for windows of 512 is
+            0.334, its 513 for 769 is 0.333.
+        batch_size: windows in a forward pass.
+    """
+
+    size: tuple[Count, Count]
+    overlap: Annotated[float, Interval(ge=0, lt=1)] = 1 / 3
+    batch_size: Count = 4
+
+
+def window_starts(length: int, size: int, overlap: float) -> list[int]:
+    """Return the starts of windows along a side; they are evenly spaced, and the last one ends with the image."""
+    if length <= size:
+        return [0]
+    stride = max(1, round(size * (1 - overlap)))
+    return [*range(0, length - size, stride), length - size]
+
+
+def slide(logits: PixelLogits, images: Tensor, sizes: Sizes, window: SlidingWindow, multiple: int) -> Tensor:
+    """Return logits (B x K x H x W) of a padded batch, computed in windows; 0 in the padding.
+
+    Args:
+        logits: of a batch of windows, whose sides are padded to ``multiple``.
+        images, sizes: the batch and the sizes of its images.
+        window: settings.
+        multiple: see above.
+    """
+    results = []
+    for padded, image_size in zip(images, sizes, strict=True):
+        height, width = (min(side, limit) for side, limit in zip(image_size, window.size, strict=True))
+        rows, columns = (
+            window_starts(side, limit, window.overlap) for side, limit in zip(image_size, window.size, strict=True)
+        )
+        corners = [(top, left) for top in rows for left in columns]
+        total: Tensor | None = None
+        count = images.new_zeros(images.shape[-2:], dtype=torch.float32)
+        for start in range(0, len(corners), window.batch_size):
+            batch = corners[start : start + window.batch_size]
+            crops = torch.stack([padded[:, top : top + height, left : left + width] for top, left in batch])
+            found = logits(F.pad(crops, (0, -width % multiple, 0, -height % multiple)), [(height, width)] * len(batch))
+            if total is None:
+                total = found.new_zeros(found.shape[1], *images.shape[-2:])
+            for (top, left), values in zip(batch, found, strict=True):
+                total[:, top : top + height, left : left + width] += values[:, :height, :width]
+                count[top : top + height, left : left + width] += 1
+        assert total is not None
+        results.append(total / count.clamp(min=1))
+    return torch.stack(results)
+
+
+def average_views(
+    logits: PixelLogits, images: Tensor, sizes: Sizes, augmentation: TestTimeAugmentation, multiple: int
+) -> Tensor:
+    """Return the log of the mean probability (B x K x H x W) over scaled and mirrored views of a padded batch.
+
+    Args:
+        logits: of a view, whose sides are padded to ``multiple``.
+        images, sizes: the batch and the sizes of its images.
+        augmentation: scales and mirroring; its ``iou`` is not used.
+        multiple: see above.
+    """
+    images = images if images.is_floating_point() else images.float() / 255
+    height, width = images.shape[-2:]
+    total: Tensor | None = None
+    views = 0
+    for scale in augmentation.scales:
+        new = (max(1, round(height * scale)), max(1, round(width * scale)))
+        inner = [(max(1, ceil(h * new[0] / height)), max(1, ceil(w * new[1] / width))) for h, w in sizes]
+        view = F.interpolate(images, size=new, mode="bilinear", antialias=True) if scale != 1 else images
+        view = F.pad(view, (0, -new[1] % multiple, 0, -new[0] % multiple))
+        for flipped in (False, True) if augmentation.flip else (False,):
+            found = logits(mirror(view, inner) if flipped else view, inner)
+            found = (mirror(found, inner) if flipped else found)[..., : new[0], : new[1]]
+            found = F.interpolate(found.float(), size=(height, width), mode="bilinear").softmax(1)
+            total, views = found if total is None else total + found, views + 1
+    assert total is not None
+    return (total / views).clamp(min=torch.finfo(total.dtype).tiny).log()
+
+
+def original_maps(logits: Tensor, sizes: Sizes, originals: Sizes) -> Tensor:
+    """Return the class of each pixel of the original images, padded with 255 at the right and bottom to the largest of
+    them (uint8, B x H x W).
+
+    Args:
+        logits: of the pixels of a padded batch (B x K x H x W).
+        sizes: height and width of each image in it.
+        originals: of the images that they were resized from.
+    """
+    shape = [max(sides) for sides in zip(*originals, strict=True)]
+    maps = logits.new_full((len(logits), *shape), IGNORE_LABEL, dtype=torch.uint8)
+    for values, (height, width), (rows, columns), row in zip(logits, sizes, originals, maps, strict=True):
+        values = values[None, :, :height, :width].float()
+        if (height, width) != (rows, columns):
+            values = F.interpolate(values, size=(rows, columns), mode="bilinear", align_corners=False)
+        row[:rows, :columns] = values[0].argmax(0)
+    return maps
+
+
+def crop_map(prediction: Tensor, image_size: Sequence[int]) -> Tensor:
+    """Return the map of one image (h x w) without the padding of its batch (H x W)."""
+    height, width = (int(side) for side in image_size)
+    return prediction[:height, :width]

@@ -1,0 +1,290 @@
+"""Semantic segmentation: the class of each pixel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor
+
+from opabinia.config import register
+from opabinia.contracts import (
+    IGNORE_LABEL,
+    BackbonePart,
+    Batch,
+    Clock,
+    Count,
+    DatasetInfo,
+    DecoderPart,
+    DrawOptions,
+    Evaluator,
+    EvaluatorPart,
+    ExportModule,
+    NonNegative,
+    Predictions,
+    Sample,
+    SegmentationLossPart,
+    Sizes,
+)
+from opabinia.evaluation.mean_losses import MeanLosses
+from opabinia.evaluation.segmentation.semantic import Semantic
+from opabinia.models.decoders.layers import resize_like
+from opabinia.models.losses.segmentation import pixel_cross_entropy
+from opabinia.runtime.files import disk_errors
+from opabinia.tasks.dataset_checks import check_channels, check_classes
+from opabinia.tasks.dense_prediction import DensePrediction
+from opabinia.tasks.detection.test_time_augmentation import TestTimeAugmentation
+from opabinia.tasks.segmentation.inference import SlidingWindow, average_views, crop_map, original_maps, slide
+
+
+@register.task(name="segmentation")
+class Segmentation(DensePrediction):
+    """Semantic segmentation: a backbone and a decoder, trained with cross entropy of the pixels or other losses.
+
+    Evaluated by mean intersection over union on the original images.
+
+    Args:
+        backbone: maps images to feature maps: of several strides for most decoders, of one (a plain vision transformer)
+            for ``linear``.
+        decoder: maps feature maps to classes of pixels: ``fpn``, ``deeplabv3plus``, ``upernet``, ``segformer``,
+            ``linear`` ...
+        losses: their sum is trained, each with its ``weight``; null takes cross entropy, or the decoder's own losses.
+        auxiliary: a second decoder, for training only, such as ``{name: fcn, level: 2}``.
+        auxiliary_weight: of its losses.
+        freeze_stages: number of frozen stages of the backbone, counted from the stem; for pretrained backbones.
+        freeze_norms: batch norms of the backbone keep their statistics and weights; ``statistics``: only these.
+        freeze_random: accept frozen stages or norms of a backbone with random weights; otherwise a training with them
+            and without ``init`` is an error.
+        mean: channel means of images in 0..1; null: see :func:`opabinia.models.layers.build_normalization`.
+        std: channel standard deviations, likewise.
+        size_multiple: sides of a padded batch are multiples of it; null takes the backbone's largest stride.
+        validation_loss: compute the losses on validation data, too (``val/loss``).
+        test_time_augmentation: predict from several scales and mirrored images; null predicts from the image as it is.
+        sliding_window: predict in windows of the size of the training crops; null predicts from the whole image.
+        evaluator: null takes ``semantic``.
+
+    Raises:
+        ValueError: the training data has no segmentation maps, or fewer than two classes; ``losses`` or ``auxiliary``
+            are given for a decoder with losses of its own.
+    """
+
+    def __init__(
+        self,
+        dataset_info: DatasetInfo,
+        /,
+        *,
+        backbone: BackbonePart,
+        decoder: DecoderPart,
+        losses: list[SegmentationLossPart] | None = None,
+        auxiliary: DecoderPart | None = None,
+        auxiliary_weight: NonNegative = 0.4,
+        freeze_stages: int = 0,
+        freeze_norms: bool | Literal["statistics"] = False,
+        freeze_random: bool = False,
+        mean: list[float] | None = None,
+        std: list[float] | None = None,
+        size_multiple: Count | None = None,
+        validation_loss: bool = True,
+        test_time_augmentation: TestTimeAugmentation | None = None,
+        sliding_window: SlidingWindow | None = None,
+        evaluator: EvaluatorPart | None = None,
+    ) -> None:
+        if not dataset_info.maps:
+            raise ValueError(
+                "segmentation learns from segmentation maps; the training data has none: take a source with maps, such "
+                "as segmentation_folder"
+            )
+        classes = len(dataset_info.classes)
+        if not 2 <= classes <= IGNORE_LABEL:
+            raise ValueError(f"segmentation needs 2 to {IGNORE_LABEL} classes; the training data has {classes}")
+        super().__init__(dataset_info, backbone, freeze_stages, freeze_norms, freeze_random, mean, std)
+        self.decoder = decoder(self.levels, classes)
+        self.auxiliary = auxiliary(self.levels, classes) if auxiliary else None
+        if self.decoder.own_losses and (losses or auxiliary):
+            raise ValueError(
+                f"losses, auxiliary: {type(self.decoder).__name__} has losses of its own; set both to null"
+            )
+        self.losses = list(losses or [pixel_cross_entropy])
+        self.auxiliary_weight = auxiliary_weight
+        self.size_multiple = self._multiple = size_multiple or self.levels[-1].stride
+        self.min_samples_per_rank = max(
+            part.min_samples_per_rank for part in (self.decoder, self.auxiliary) if part is not None
+        )
+        self.test_time_augmentation, self.sliding_window = test_time_augmentation, sliding_window
+        self._validation_loss, self._evaluator = validation_loss, evaluator
+
+    def extra_repr(self) -> str:
+        """Return the losses, so that the log shows them with the model."""
+        return "" if self.decoder.own_losses else f"(losses): {self.losses}"
+
+    def forward(self, batch: Batch, clock: Clock) -> dict[str, Tensor]:
+        """Return ``loss_<name>`` of each loss, ``loss_auxiliary`` and ``pixel_accuracy``; or the decoder's own."""
+        targets = batch["mask"].long()
+        maps = self.feature_maps(batch["image"], batch["image_sizes"])
+        if self.decoder.own_losses:
+            return self.decoder.losses(maps, targets)
+        logits = resize_like(self.decoder(maps), targets)
+        values = self._losses(logits, targets)
+        if self.auxiliary is not None:
+            auxiliary = self._losses(resize_like(self.auxiliary(maps), targets), targets)
+            values["loss_auxiliary"] = self.auxiliary_weight * torch.stack(list(auxiliary.values())).sum()
+        labeled = targets != IGNORE_LABEL
+        correct = (logits.detach().argmax(1) == targets) & labeled
+        return values | {"pixel_accuracy": correct.sum() / labeled.sum().clamp(min=1)}
+
+    def _losses(self, logits: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        names = [getattr(loss, "func", loss).__name__.removeprefix("pixel_") for loss in self.losses]
+        return {f"loss_{name}": loss(logits, targets) for name, loss in zip(names, self.losses, strict=True)}
+
+    def _plain_logits(self, images: Tensor, sizes: Sizes) -> Tensor:
+        """Return the logits of the pixels of a padded batch from one forward pass (B x K x H x W)."""
+        return resize_like(self.decoder(self.feature_maps(images, sizes)), images)
+
+    def _window_logits(self, images: Tensor, sizes: Sizes) -> Tensor:
+        """Return them from windows, if there are any."""
+        if self.sliding_window is None:
+            return self._plain_logits(images, sizes)
+        return slide(self._plain_logits, images, sizes, self.sliding_window, self._multiple)
+
+    def logits(self, images: Tensor, sizes: Sizes) -> Tensor:
+        """Return the logits of the pixels of a padded batch (B x K x H x W), as the options of inference say.
+
+        Args:
+            images: B x C x H x W.
+            sizes: height and width of each image in it.
+        """
+        if self.test_time_augmentation is None:
+            return self._window_logits(images, sizes)
+        return average_views(self._window_logits, images, sizes, self.test_time_augmentation, self._multiple)
+
+    def predict(self, batch: Batch) -> Predictions:
+        """Return ``segmentation`` and ``image_size`` (see :data:`opabinia.contracts.Predictions`), and ``losses/...``
+        if the batch has maps."""
+        images, sizes = batch["image"], batch["image_sizes"]
+        logits = self.logits(images, sizes)
+        rows = {
+            "segmentation": original_maps(logits, sizes, batch["original_size"]),
+            "image_size": torch.tensor(batch["original_size"]),
+        }
+        if not self._validation_loss or "mask" not in batch or self.decoder.own_losses:
+            return rows
+        losses = self._losses(logits, batch["mask"].long())
+        losses = {"loss": torch.stack(list(losses.values())).sum(), **losses}
+        return rows | {f"losses/{name}": value.expand(len(sizes)) for name, value in losses.items()}
+
+    def readable(self, prediction: Mapping[str, Tensor]) -> dict[str, Any]:
+        """Return ``classes``: those in the image, each with its ``share`` of the pixels, largest first."""
+        labels = crop_map(prediction["segmentation"], prediction["image_size"].tolist())
+        counts = labels.flatten().bincount(minlength=len(self.dataset_info.classes)).tolist()
+        shares = {name: count / labels.numel() for name, count in zip(self.dataset_info.classes, counts, strict=True)}
+        present = sorted((name for name, share in shares.items() if share), key=shares.__getitem__, reverse=True)
+        return {"classes": [{"class": name, "share": round(shares[name], 4)} for name in present]}
+
+    def evaluators(self, dataset_info: DatasetInfo) -> list[Evaluator]:
+        """Return the configured evaluator, or ``semantic``; and the mean losses.
+
+        Raises:
+            ValueError: the dataset has no maps, or other classes or channels than the training data.
+        """
+        check_channels(dataset_info, self.dataset_info)
+        if not dataset_info.maps:
+            raise ValueError("it has no segmentation maps to compare with")
+        check_classes(dataset_info, self.dataset_info)
+        evaluators = [(self._evaluator or Semantic)(dataset_info)]
+        with_losses = self._validation_loss and not self.decoder.own_losses
+        return [*evaluators, MeanLosses()] if with_losses else evaluators
+
+    def caption(self, readable: Mapping[str, Any], *, min_score: float = 0.5) -> list[str]:
+        """Return the three largest classes with their shares of the pixels."""
+        return [f"{row['class']} {row['share']:.1%}" for row in readable["classes"][:3]]
+
+    def ground_truth_caption(self, sample: Sample, classes: Sequence[str]) -> list[str]:
+        """Return the three largest annotated classes with their shares of the pixels."""
+        labels = sample["mask"].flatten()
+        counts = labels[labels != IGNORE_LABEL].bincount(minlength=len(classes))
+        values, numbers = counts.topk(min(3, len(classes)))
+        pairs = zip(numbers.tolist(), values.tolist(), strict=True)
+        return [f"{classes[number]} {count / labels.numel():.1%}" for number, count in pairs if count]
+
+    def draw(
+        self, sample: Sample, prediction: Mapping[str, Tensor], options: DrawOptions = DrawOptions()
+    ) -> Image.Image:
+        """Return the image with the color of the predicted class of each pixel."""
+        from opabinia.visualization.segmentation import draw_map
+
+        labels = crop_map(prediction["segmentation"], prediction["image_size"].tolist())
+        return draw_map(sample["image"], labels, self.dataset_info.colors, options.side)
+
+    def draw_ground_truth(
+        self, sample: Sample, classes: Sequence[str], options: DrawOptions = DrawOptions()
+    ) -> Image.Image | None:
+        """Return the image with the color of the annotated class of each pixel."""
+        from opabinia.visualization.segmentation import draw_map
+
+        if "mask" not in sample:
+            return None
+        return draw_map(sample["image"], sample["mask"], self.dataset_info.colors, options.side)
+
+    def save_drawing(
+        self,
+        folder: Path,
+        name: str,
+        sample: Sample,
+        prediction: Mapping[str, Tensor],
+        options: DrawOptions = DrawOptions(),
+    ) -> Image.Image:
+        """Write the drawing, and ``maps/NAME.png``: the predicted class of each pixel as gray value.
+
+        Raises:
+            DiskError: a file cannot be written.
+        """
+        drawn = super().save_drawing(folder, name, sample, prediction, options)
+        labels = crop_map(prediction["segmentation"], prediction["image_size"].tolist())
+        path = folder / "maps" / f"{name}.png"
+        with disk_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(labels.numpy()).save(path)
+        assert drawn is not None
+        return drawn
+
+    def explain(self, batch: Batch) -> Tensor:
+        """Refuse: a map shows the class of every pixel.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError("a segmentation map shows where its classes come from; there is nothing else to explain")
+
+    def export_module(self) -> ExportModule:
+        """Return segmentation of images of one size; see :class:`SegmentationExport`."""
+        return SegmentationExport(self)
+
+
+class SegmentationExport(ExportModule):
+    """Maps of images of one size: ``segmentation`` (uint8, B x H x W: the class of each pixel) and ``logits``
+    (B x K x H x W)."""
+
+    def check_static(self) -> None:
+        for key in ("test_time_augmentation", "sliding_window"):
+            if getattr(self.task, key) is not None:
+                raise ValueError(f"task.{key}: an exported graph sees an image once; export with task.{key}=null")
+
+    def forward(self, image: Tensor) -> Predictions:
+        """Return predictions by the names above."""
+        task = self.task
+        logits = task.decoder(task.backbone.pyramid_features(task.normalize(image)))
+        logits = F.interpolate(logits, size=image.shape[-2:], mode="bilinear", align_corners=False)
+        return {"segmentation": logits.argmax(1).to(torch.uint8), "logits": logits}
+
+    @torch.no_grad()
+    def expected(self, inputs: Mapping[str, Tensor]) -> Predictions:
+        logits = self.task.logits(inputs["image"], [tuple(inputs["image"].shape[-2:])] * len(inputs["image"]))
+        return {"segmentation": logits.argmax(1).to(torch.uint8), "logits": logits}
+
+    def difference(self, expected: Mapping[str, Tensor], actual: Mapping[str, Tensor]) -> float:
+        """Return the largest relative difference of logits; classes differ only where two logits are nearly equal."""
+        return super().difference({"logits": expected["logits"]}, actual)
