@@ -86,6 +86,7 @@ from opabinia.contracts.ranges import NormOrder as NormOrder
 from opabinia.contracts.ranges import Positive as Positive
 from opabinia.contracts.segmentation import IGNORE_LABEL as IGNORE_LABEL
 from opabinia.contracts.segmentation import GroundTruthMap as GroundTruthMap
+from opabinia.contracts.segmentation import MaskTargets as MaskTargets
 from opabinia.contracts.segmentation import SegmentationDecoder as SegmentationDecoder
 from opabinia.contracts.sources import BatchSource as BatchSource
 from opabinia.contracts.sources import CameraSource as CameraSource

@@ -29,7 +29,8 @@ class Target(NamedTuple):
     """The annotated objects of one image, in its pixels.
 
     Attributes:
-        boxes: left, top, right, bottom (float32, N x 4), of positive width and height; N may be 0.
+        boxes: left, top, right, bottom (float32, N x 4), of positive width and height; N may be 0. Oriented ones N x 5,
+            see :data:`Sample`.
         labels: class labels from 0 (int64, N).
         masks: uint8 of 0 and 1, N x H x W of the padded batch; None if unknown.
         keypoints: x, y, visibility (float32, N x P x 3); those with visibility above 0 are trained. None if unknown.
@@ -45,7 +46,7 @@ class Detections(NamedTuple):
     """The D detections of one image, in its pixels, best first.
 
     Attributes:
-        boxes: left, top, right, bottom (D x 4).
+        boxes: left, top, right, bottom (D x 4); oriented ones D x 5, see :data:`Sample`.
         scores: from 0 to 1 (D).
         labels: class labels from 0 (int64, D).
         masks: D x S x S, see :data:`Predictions`; None if the detector predicts none.
@@ -72,6 +73,7 @@ class Detector(nn.Module):
         max_detections: maximum number of detections per image.
         masks: whether it predicts instance masks.
         keypoints: whether it predicts keypoints.
+        oriented: whether its boxes are oriented (rotated).
         last_stage_on_regions: whether the backbone's last stage is to run on regions: see :meth:`use_last_stage`.
     """
 
@@ -80,6 +82,7 @@ class Detector(nn.Module):
     max_detections: int = 100
     masks: bool = False
     keypoints: bool = False
+    oriented: bool = False
 
     def use_last_stage(self, stage: nn.Module) -> None:
         """Take the backbone's last stage. It stays a child of the backbone, and is not one of the detector."""

@@ -15,9 +15,10 @@ Predictions = Mapping[str, Tensor]
 """A model's output for a batch, one row per sample in every tensor: ``logits`` (B x K), ``embedding`` (B x D) ...
 
 Detectors give at most D detections per image, best first, in pixels of the original image: ``boxes`` (B x D x 4: left,
-top, right, bottom), ``scores`` (B x D), ``labels`` (int64, B x D; -1 pads images with fewer detections), ``masks``
-(B x D x S x S: the probability that a pixel belongs to the object, with the box stretched to S x S) and with these
-``image_size`` (int64, B x 2: height and width of the original image), ``keypoints`` (B x D x P x 3: x, y, score).
+top, right, bottom; oriented ones B x D x 5, see :data:`Sample`), ``scores`` (B x D), ``labels`` (int64, B x D; -1 pads
+images with fewer detections), ``masks`` (B x D x S x S: the probability that a pixel belongs to the object, with the
+box stretched to S x S) and with these ``image_size`` (int64, B x 2: height and width of the original image),
+``keypoints`` (B x D x P x 3: x, y, score).
 Segmentation gives maps of the original images, padded at the right and bottom to the largest of the batch, with
 ``image_size``: ``segmentation`` (uint8, B x H x W: the class of each pixel, 255 in the padding); panoptic segmentation
 also ``segments`` (int32, B x H x W: the number of the segment of each pixel from 1, 0 for none), ``segment_labels``
@@ -67,7 +68,8 @@ class FilesEvaluator(Evaluator, Protocol, metaclass=OptionalMeta):
     """An evaluator that writes files of its own beside ``details.json``."""
 
     def files(self, states: Sequence[Any]) -> dict[str, Any]:
-        """Return JSON-serializable values by file name. Called after ``compute``, on rank 0 only."""
+        """Return JSON-serializable values by file name, texts for names that end with ``.txt``. Called after
+        ``compute``, on rank 0 only."""
 
 
 @runtime_checkable

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +33,18 @@ class GroundTruthMap:
     crowd: NDArray[np.bool_] | None = None
 
 
+class MaskTargets(NamedTuple):
+    """The segments of an image that mask classification is trained with.
+
+    Attributes:
+        labels: their classes (int64, N).
+        masks: their pixels (uint8 of 0 and 1, N x H x W of the padded batch).
+    """
+
+    labels: Tensor
+    masks: Tensor
+
+
 class SegmentationDecoder(nn.Module):
     """Predicts the class of each pixel from the feature maps of a backbone. Built with the levels of the backbone and
     the number of classes K.
@@ -52,11 +65,11 @@ class SegmentationDecoder(nn.Module):
         """
         raise NotImplementedError
 
-    def losses(self, maps: Sequence[Tensor], targets: Tensor) -> dict[str, Tensor]:
+    def losses(self, maps: Sequence[Tensor], segments: Sequence[MaskTargets]) -> dict[str, Tensor]:
         """Return losses (their names contain "loss") and other numbers to log, all 0-d.
 
         Args:
             maps: of the levels, from fine to coarse.
-            targets: class of each pixel of the padded batch; 255 is ignored (int64, B x H x W).
+            segments: of each image: in semantic segmentation one of each class, otherwise one of each object, too.
         """
         raise NotImplementedError

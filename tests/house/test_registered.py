@@ -29,6 +29,7 @@ from opabinia.config import Catalog, ConfigError, build, check, compose, dump, j
 from opabinia.config.registry import Entry, Family, Register
 from opabinia.config.types import Parameter
 from opabinia.contracts import (
+    IGNORE_LABEL,
     Batch,
     BatchSchedule,
     Clock,
@@ -37,6 +38,7 @@ from opabinia.contracts import (
     Detector,
     GlobalBatch,
     GroundTruth,
+    GroundTruthMap,
     Head,
     Hook,
     Level,
@@ -44,6 +46,7 @@ from opabinia.contracts import (
     Predictions,
     RunSpec,
     Sample,
+    SegmentationDecoder,
     Source,
     StepOptions,
     Target,
@@ -53,6 +56,7 @@ from opabinia.data.decoding.pack import pack
 from opabinia.data.sampling.batches import ConstantPlan, StagedPlan
 from opabinia.data.sources import Concat, Digits, Videos
 from opabinia.engine.loop.step import total_loss
+from opabinia.models.losses.mask_classification import semantic_segments
 from opabinia.optim.schedules import constant
 from opabinia.runtime.durations import Duration
 from opabinia.tasks.selfsup.distillation import Distillation
@@ -137,6 +141,8 @@ MINIMAL: dict[tuple[str, str], dict[str, Any]] = {
     ("task", "byol"): {"backbone": TINY},
     ("task", "classification"): {"backbone": TINY},
     ("task", "deepcluster"): {"backbone": TINY},
+    ("section", "sliding_window"): {"size": [64, 64]},
+    ("task", "segmentation"): {"backbone": TINY, "decoder": "linear"},
     ("task", "detection"): {"backbone": TINY, "detector": "fcos"},
     ("task", "dino"): {"backbone": TINY},
     ("task", "distillation"): {"backbone": TINY},
@@ -381,7 +387,7 @@ def batch_of(count: int = 4) -> Batch:
 
 def with_objects(batch: Batch) -> Batch:
     """Return the batch with one object in each image but the first, which is empty: a small, a medium and a large one
-    according to the ground truth."""
+    according to the ground truth; and with segmentation maps."""
     boxes = [torch.tensor([[4.0, 2, 4 + 6 * number, 20]] if number else []).view(-1, 4) for number in range(4)]
     labels = [torch.full((len(one),), 3) for one in boxes]
     ground_truth = [
@@ -397,7 +403,11 @@ def with_objects(batch: Batch) -> Batch:
         for number, (name, one, of_image) in enumerate(zip(batch["id"], boxes, labels, strict=True))
     ]
     sizes = {"image_sizes": [(32, 32)] * 4, "original_size": [(32, 32)] * 4}
-    return {**batch, **sizes, "boxes": boxes, "labels": labels, "ground_truth": ground_truth}
+    mask = (torch.arange(4 * 32 * 32).reshape(4, 32, 32) // 32 % 11).to(torch.uint8)
+    mask[mask == 10] = IGNORE_LABEL
+    maps = [GroundTruthMap(name, labels.numpy()) for name, labels in zip(batch["id"], mask, strict=True)]
+    objects = {"boxes": boxes, "labels": labels, "ground_truth": ground_truth}
+    return {**batch, **sizes, **objects, "mask": mask, "ground_truth_map": maps}
 
 
 class Line(Task):
@@ -413,7 +423,7 @@ class Line(Task):
 
 def task_works(make: Callable[[DatasetInfo], Task], folder: Path) -> None:
     """With labels, sample indices, boxes and views; tasks ignore those that they do not need."""
-    dataset_info, batch = replace(FACTS, boxes=True), with_objects(batch_of())
+    dataset_info, batch = replace(FACTS, boxes=True, maps=True), with_objects(batch_of())
     batch["views"] = (batch["image"], batch["image"].flip(-1))
     batch["patch_mask"] = torch.tensor([[True, False, True, True]] * 4)  # of 32 x 32 pixels in patches of 16
     batch["patch_masks"] = (batch["patch_mask"],) * 2
@@ -540,6 +550,35 @@ def detector_works(make: Callable[[Sequence[Level], DatasetInfo], Detector], fol
             assert one.boxes.shape == (len(one.labels), 4) and len(one.labels) == len(one.scores) <= count
             assert one.masks is None or len(one.masks) == len(one.labels)
             assert one.keypoints is None or one.keypoints.shape == (len(one.labels), 2, 3)
+
+
+def decoder_works(make: Callable[[Sequence[Level], int], SegmentationDecoder], folder: Path) -> None:
+    levels = [Level(6, 4), Level(8, 8), Level(12, 16), Level(16, 32)]
+    decoder = make(levels, 5)
+    maps = [torch.rand(2, channels, 64 // stride, 96 // stride) for channels, stride in levels]
+    targets = with_objects(batch_of())["mask"][:2].long().repeat(1, 2, 3) % 5
+    if decoder.own_losses:
+        losses = decoder.losses(maps, semantic_segments(targets, IGNORE_LABEL))
+    else:
+        losses = {"loss": decoder(maps).square().mean()}
+    assert all(value.shape == () and value.isfinite() for value in losses.values())
+    total_loss(losses)[0].backward()  # type: ignore[no-untyped-call]
+    assert [name for name, one in decoder.named_parameters() if one.requires_grad and one.grad is None] == []
+    assert decoder.eval()(maps).shape[:2] == (2, 5)
+
+
+def segmentation_loss_works(loss: Callable[[Tensor, Tensor], Tensor], folder: Path) -> None:
+    """With and without labeled pixels."""
+    logits = torch.randn(2, 4, 6, 7, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    targets = torch.arange(84).reshape(2, 6, 7) % 4
+    targets[0, 0] = IGNORE_LABEL
+    for labels, is_positive in ((targets, True), (torch.full_like(targets, IGNORE_LABEL), False)):
+        logits.grad = None
+        value = loss(logits, labels)
+        assert value.shape == () and bool(value > 0) == is_positive
+        value.backward()  # type: ignore[no-untyped-call]
+        assert logits.grad is not None
+        assert logits.grad.isfinite().all() and bool(logits.grad.any()) == is_positive
 
 
 def loss_works(loss: Callable[[Tensor, Tensor], Tensor], folder: Path) -> None:
@@ -691,6 +730,8 @@ FAMILY_CHECKS: dict[str, Callable[[Any, Path], None]] = {
     "head": head_works,
     "neck": neck_works,
     "detector": detector_works,
+    "decoder": decoder_works,
+    "segmentation_loss": segmentation_loss_works,
     "loss": loss_works,
     "metric_loss": metric_loss_works,
     "optimizer": optimizer_works,
@@ -723,7 +764,7 @@ TESTED_ELSEWHERE = {
 """Parts that fit none of the checks, with the reason and the file of their tests."""
 
 
-NEED_TRANSFORMERS = ("rt_detr", "d_fine", "detr", "deformable_detr", "rf_detr", "windowed_dinov2")
+NEED_TRANSFORMERS = ("rt_detr", "d_fine", "detr", "deformable_detr", "rf_detr", "windowed_dinov2", "mask2former")
 
 
 @pytest.mark.parametrize(

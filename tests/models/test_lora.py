@@ -166,9 +166,11 @@ def test_a_run_is_resumed_and_exported(tmp_path: Path) -> None:
     folder = export(run, form="huggingface")
     assert not any("lora" in name or "base_layer" in name for name in load_safetensors(folder / "model.safetensors"))
     model: Any = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    restored = opabinia.load(folder).task
     graph = torch.export.load(export(run, form="torch"))
     assert not any("lora" in name for name in graph.state_dict)
     with torch.no_grad():
         logits = task.predict({"image": images})["logits"]
         torch.testing.assert_close(model(task.normalize(images)), logits, atol=1e-5, rtol=0)
+        torch.testing.assert_close(restored.predict({"image": images})["logits"], logits, atol=1e-5, rtol=0)
         torch.testing.assert_close(graph.module()(image=images)["logits"], logits, atol=1e-5, rtol=0)

@@ -342,6 +342,17 @@ def test_of_another_width_only_counters_would_fit() -> None:
         load_matching(Net(), weights)
 
 
+def test_stages_of_another_width_do_not_fill_each_other() -> None:
+    """The file's first stage is as wide as the second one of the model, and so on."""
+
+    def stages(*widths: int) -> nn.Module:
+        layers = {f"layer{n}": nn.Sequential(nn.Conv2d(w, w, 1), nn.BatchNorm2d(w)) for n, w in enumerate(widths)}
+        return nn.ModuleDict({"backbone": nn.ModuleDict(layers)})
+
+    with pytest.raises(ValueError, match=r"nothing fits.*of another shape: backbone.layer0.0.weight 8x8x1x1 -> 4x4x1x1"):
+        load_matching(stages(4, 8, 16), stages(8, 16, 32).state_dict())
+
+
 def test_a_coincidence_is_no_fit() -> None:
     """Networks of other families share a few names and shapes; that is not what anybody means."""
     source = {f"layers.{number}.norm.weight": torch.ones(7) for number in range(20)}

@@ -10,4 +10,5 @@ from opabinia.models.detectors.rcnn import faster_rcnn as faster_rcnn
 from opabinia.models.detectors.rcnn import keypoint_rcnn as keypoint_rcnn
 from opabinia.models.detectors.rcnn import mask_rcnn as mask_rcnn
 from opabinia.models.detectors.retinanet import RetinaNet as RetinaNet
+from opabinia.models.detectors.rotated_fcos import RotatedFcos as RotatedFcos
 from opabinia.models.detectors.rt_detr import RTDetr as RTDetr

@@ -130,14 +130,15 @@ class Fcos(DenseDetector):
             class_features, box_features = classes.conv(level), boxes.conv(level)
             distances = self._regress(box_features, number, points[number])
             centerness = boxes.bbox_ctrness(box_features if self.centerness_branch == "box" else class_features)
-            levels.append((rows(classes.cls_logits(class_features)), distances, rows(centerness).squeeze(2)))
+            logits = flatten_positions(classes.cls_logits(class_features))
+            levels.append((logits, distances, flatten_positions(centerness).squeeze(2)))
         logits, distances, centerness = (torch.cat(parts, dim=1) for parts in zip(*levels, strict=True))
         return logits, distances, points, centerness
 
     def _regress(self, features: Tensor, level: int, points: Tensor) -> Tensor:
         """Return the encoded boxes of the points of a level (B x N x 4), given features of the box branch."""
         heads: Any = self.head
-        raw = rows(heads["regression_head"].bbox_reg(features)).float()
+        raw = flatten_positions(heads["regression_head"].bbox_reg(features)).float()
         if "scales" in heads:
             raw = raw * heads["scales"][level]
         strides = (points[:, 2:] - points[:, :2]).repeat(1, 2)
@@ -175,7 +176,7 @@ class Fcos(DenseDetector):
         }
 
 
-def rows(values: Tensor) -> Tensor:
+def flatten_positions(values: Tensor) -> Tensor:
     """Return a row for each position: B x C x h x w as B x h w x C."""
     return values.flatten(2).transpose(1, 2)
 

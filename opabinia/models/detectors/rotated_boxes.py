@@ -1,8 +1,8 @@
 """Geometry of rotated boxes (oriented object detection).
 
 A rotated box is torchvision's ``CXCYWHR``: center x, center y, width, height, and the angle in degrees by which the
-width is turned counterclockwise from the x-axis of the image; detectron2's ``XYWHA_ABS`` is the same. Functions for both
-kinds of boxes tell them apart by their columns: 4 (left, top, right, bottom) or 5.
+width is turned counterclockwise from the x-axis of the image; detectron2's ``XYWHA_ABS`` is the same. Functions for
+both kinds of boxes distinguish them by their columns: 4 (left, top, right, bottom) or 5.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def box_corners(boxes: Tensor) -> Tensor:
 
 
 def to_box_frame(points: Tensor, boxes: Tensor) -> Tensor:
-    """Return the positions of points (... x 2) relative to the centers of rotated boxes (... x 5), along their width and
-    height (... x 2)."""
+    """Return the positions of points (... x 2) relative to the centers of rotated boxes (... x 5), along their width
+    and height (... x 2)."""
     shifts = points - boxes[..., :2]
     return torch.stack([(shifts * axis).sum(-1) for axis in box_axes(boxes[..., 4])], -1)
 
@@ -108,8 +108,8 @@ def intersection_areas(polygons: Tensor, boxes: Tensor) -> Tensor:
     end = torch.minimum(torch.maximum(x.roll(-1, -1), -half_width), half_width)
     slope = rise / run.masked_fill(run.abs() < _TINY, 1)
     first, last = y + (start - x) * slope, y + (end - x) * slope
-    heights = _mean_above(first + half_height, last + half_height) - _mean_above(first - half_height, last - half_height)
-    return ((end - start) * heights).sum(-1).abs()
+    above = _mean_above(first + half_height, last + half_height)
+    return ((end - start) * (above - _mean_above(first - half_height, last - half_height))).sum(-1).abs()
 
 
 def _mean_above(first: Tensor, last: Tensor) -> Tensor:
@@ -132,20 +132,17 @@ def aligned_iou(polygons: Tensor, boxes: Tensor) -> Tensor:
     return intersections / unions.clamp(min=_TINY)
 
 
-def rotated_iou(boxes: Tensor, polygons: Tensor) -> Tensor:
-    """Return the intersection over union of all rotated boxes (N x 5) and simple polygons (M x K x 2), such as the
-    corners of boxes (float64, N x M).
+def rotated_intersections(boxes: Tensor, polygons: Tensor) -> Tensor:
+    """Return the areas in which rotated boxes (N x 5) and simple polygons (M x K x 2) intersect (float64, N x M).
 
     Pairs whose upright boxes do not overlap are 0 without further computation, as in DOTA's development kit.
-
-    Example: two squares with the same center, one of them turned by 45 degrees: 0.7071.
     """
     boxes, polygons = boxes.double(), polygons.double()
-    ious = boxes.new_zeros(len(boxes), len(polygons))
+    areas = boxes.new_zeros(len(boxes), len(polygons))
     near = _overlapping(upright_boxes(boxes), enclosing_boxes(polygons))
     for rows, columns in (pairs.unbind(1) for pairs in near.nonzero().split(_MAX_PAIRS)):
-        ious[rows, columns] = aligned_iou(polygons[columns], boxes[rows])
-    return ious
+        areas[rows, columns] = intersection_areas(polygons[columns], boxes[rows])
+    return areas
 
 
 def _overlapping(boxes: Tensor, others: Tensor) -> Tensor:

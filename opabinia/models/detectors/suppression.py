@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from math import inf
 from typing import NamedTuple
 
@@ -10,10 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch._higher_order_ops.scan import scan
-from torchvision.ops import batched_nms, nms
+from torchvision.ops import nms
 
 from opabinia.contracts import Detections, Sizes
 from opabinia.models.detectors.regions import exceeds_size
+from opabinia.models.detectors.rotated_boxes import aligned_iou, box_corners, box_nms
 
 
 class Candidates(NamedTuple):
@@ -27,7 +29,7 @@ class Candidates(NamedTuple):
 def suppress(
     levels: Sequence[Candidates], sizes: Sizes, score_threshold: float, nms_threshold: float, max_detections: int
 ) -> list[Detections]:
-    """Suppress overlapping candidates per class, clipped to the images. This waits for the device.
+    """Suppress overlapping candidates per class; upright ones are clipped to the images. This waits for the device.
 
     Scores that are NaN are kept, so that they are noticed.
 
@@ -39,18 +41,20 @@ def suppress(
         max_detections: at most so many per image.
     """
     scores, labels, boxes = (torch.cat(parts, dim=1) for parts in zip(*levels, strict=True))
-    ends = torch.tensor([(width, height) * 2 for height, width in sizes]).to(boxes.device, non_blocking=True)
-    boxes = boxes.clamp(min=0).minimum(ends.unsqueeze(1))
+    boxes = clip_boxes(boxes, torch.tensor(sizes).to(boxes.device, non_blocking=True))
     results = []
     for above, *image in zip(~(scores <= score_threshold), boxes, scores, labels, strict=True):
         image_boxes, image_scores, image_labels = (values[above] for values in image)
-        kept = batched_nms(image_boxes, image_scores, image_labels, nms_threshold)[:max_detections]
+        kept = box_nms(image_boxes, image_scores, image_labels, nms_threshold)[:max_detections]
         results.append(Detections(image_boxes[kept], image_scores[kept], image_labels[kept]))
     return results
 
 
 def clip_boxes(boxes: Tensor, sizes: Tensor) -> Tensor:
-    """Clip the boxes of B images (B x N x 4) to their heights and widths (int64, B x 2)."""
+    """Clip the boxes of B images (B x N x 4) to their heights and widths (int64, B x 2); rotated boxes (B x N x 5) are
+    returned as they are."""
+    if boxes.shape[-1] == 5:
+        return boxes
     ends = sizes.flip(1).repeat(1, 2).unsqueeze(1).to(boxes.dtype)
     return boxes.clamp(min=0).minimum(ends)
 
@@ -93,28 +97,41 @@ def suppress_static(
         min_size: candidates whose width or height, in pixels, is not larger are dropped; none if it is negative.
 
     Returns:
-        boxes B x D x 4, scores B x D, labels int64 B x D.
+        boxes B x D x 4, or x 5 as they are given, scores B x D, labels int64 B x D.
     """
     scores, labels, boxes = (torch.cat(parts, dim=1) for parts in zip(*levels, strict=True))
     boxes = clip_boxes(boxes, sizes)
-    areas = (boxes[..., 2:] - boxes[..., :2]).prod(2)
+    iou_with = _iou_with(boxes)
 
     def take_best(remaining: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
         index = remaining.argmax(1, keepdim=True)
-        box = boxes.gather(1, index.unsqueeze(2).expand(-1, -1, 4))
-        sides = torch.minimum(box[..., 2:], boxes[..., 2:]) - torch.maximum(box[..., :2], boxes[..., :2])
-        intersections = sides.clamp(min=0).prod(2)
-        overlaps = intersections / (areas.gather(1, index) + areas - intersections) > nms_threshold
-        suppressed = overlaps & (labels == labels.gather(1, index))
+        box = boxes.gather(1, index.unsqueeze(2).expand(-1, -1, boxes.shape[2]))
+        suppressed = (iou_with(box) > nms_threshold) & (labels == labels.gather(1, index))
         taken = torch.where(remaining.gather(1, index) < 0, -1, index)
         return remaining.masked_fill(suppressed, -1.0).scatter(1, index, -1.0), taken
 
-    dropped = (scores <= score_threshold) | ~exceeds_size(boxes, min_size)
+    dropped = scores <= score_threshold
+    if boxes.shape[2] == 4:
+        dropped = dropped | ~exceeds_size(boxes, min_size)
     _, taken = scan(take_best, scores.masked_fill(dropped, -1.0), torch.zeros(max_detections, 1))
     indices = taken.squeeze(2).t()
     valid, indices = indices >= 0, indices.clamp(min=0)
     return Detections(
-        boxes.gather(1, indices.unsqueeze(2).expand(-1, -1, 4)) * valid.unsqueeze(2),
+        boxes.gather(1, indices.unsqueeze(2).expand(-1, -1, boxes.shape[2])) * valid.unsqueeze(2),
         scores.gather(1, indices) * valid,
         labels.gather(1, indices).masked_fill(~valid, -1),
     )
+
+
+def _iou_with(boxes: Tensor) -> Callable[[Tensor], Tensor]:
+    """Return a function of one box per image (B x 1 x 4 or x 5): its IoU with all these boxes (B x N)."""
+    if boxes.shape[2] == 5:
+        return partial(aligned_iou, box_corners(boxes))
+    areas = (boxes[..., 2:] - boxes[..., :2]).prod(2)
+
+    def iou_with(box: Tensor) -> Tensor:
+        sides = torch.minimum(box[..., 2:], boxes[..., 2:]) - torch.maximum(box[..., :2], boxes[..., :2])
+        intersections: Tensor = sides.clamp(min=0).prod(2)
+        return intersections / ((box[..., 2:] - box[..., :2]).prod(2) + areas - intersections)
+
+    return iou_with

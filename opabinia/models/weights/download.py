@@ -5,21 +5,28 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 from threading import Event, Thread
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import torch
 from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
+from pydantic import StringConstraints
+from typing_extensions import TypedDict
+
+from opabinia.runtime.json_files import read_json
 
 HUB_FILES = ("model.safetensors", "pytorch_model.bin", "open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 """Names of weights in a repository of the Hugging Face Hub, as timm looks for them."""
 
+HUB = "hf:"
+"""Prefix of the names of repositories of the Hugging Face Hub."""
 
 _replaced: ContextVar[bool] = ContextVar("replaced", default=False)
 
@@ -114,6 +121,10 @@ def hub_file(name: str, files: Sequence[str] = HUB_FILES[:2]) -> Path:
         except (HfHubHTTPError, OSError, ValueError) as error:
             raise UnavailableWeights(f"hf:{name}: {str(error).splitlines()[0]}; {remedy}") from error
     raise UnavailableWeights(f"hf:{name}: the repository has no {' and no '.join(files)}")
+
+
+class _State(TypedDict):
+    files: dict[Annotated[str, StringConstraints(pattern=r"^\w+\.safetensors$")], Any]
 
 
 def hub_folder(name: str) -> Path:

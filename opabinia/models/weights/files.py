@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from opabinia.models.lora import merge_tensors
-from opabinia.models.weights.download import hub_file
+from opabinia.models.weights.download import HUB, hub_file
 from opabinia.models.weights.safe_pickle import load_tensors, read_pickle
 from opabinia.runtime.shards import ShardedTensors, load_safetensors
 
@@ -30,10 +30,6 @@ _WRAPPERS = (
 
 _AVERAGED = ("state_dict_ema", "model_ema", "ema_state_dict", "model_ema_state_dict", "ema_model", "ema", "params_ema")
 """Keys under which they keep averaged weights."""
-
-
-HUB = "hf:"
-"""Prefix of the names of repositories of the Hugging Face Hub."""
 
 
 def read_weights(path: Path, *, ema: bool = False) -> dict[str, Tensor]:

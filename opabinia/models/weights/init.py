@@ -283,7 +283,7 @@ def _main_prefixes(given: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -
     names and the same shape have a vote.
 
     Among equal pairs, the one that keeps names unchanged wins: a run may have a second network like the first
-    (``backbone``, ``teacher.backbone``).
+    (``backbone``, ``teacher.backbone``). It also wins if more names are equal, whatever their shapes.
 
     Raises:
         ValueError: several other pairs have most votes.
@@ -301,6 +301,8 @@ def _main_prefixes(given: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -
     if not votes:
         return None
     best = max(votes.values())
+    if len(given.keys() & targets.keys()) > best:
+        return "", ""  # the same network of another width
     winners = sorted(pair for pair, count in votes.items() if count == best)
     if 10 * best < min(len(given), len(targets)):
         return None  # a coincidence

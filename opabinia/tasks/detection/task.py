@@ -12,7 +12,6 @@ from typing import Any, Literal
 import torch
 from PIL import Image
 from torch import Tensor
-from torchvision.ops import nms
 
 from opabinia.config import register
 from opabinia.contracts import (
@@ -37,7 +36,9 @@ from opabinia.contracts import (
 from opabinia.contracts.masks import decode_rle, mask_outlines
 from opabinia.evaluation.detection.coco import Coco
 from opabinia.evaluation.detection.rle import paste_masks
+from opabinia.evaluation.detection.rotated import DotaMap
 from opabinia.evaluation.mean_losses import MeanLosses
+from opabinia.models.detectors.rotated_boxes import box_corners, box_nms, scale_boxes
 from opabinia.tasks.dataset_checks import check_channels, check_classes
 from opabinia.tasks.dense_prediction import DensePrediction
 from opabinia.tasks.detection.test_time_augmentation import TestTimeAugmentation, detect_augmented
@@ -61,7 +62,8 @@ class ReadableDetections(dict[str, Any]):
 class Detection(DensePrediction):
     """Object detection: a backbone and a detector, which brings its neck and its losses.
 
-    Evaluated by COCO average precision of boxes, and of masks and keypoints where detector and data have them.
+    Evaluated by COCO average precision of boxes, and of masks and keypoints where detector and data have them; oriented
+    boxes by DOTA's mean average precision.
 
     Args:
         backbone: maps images to feature maps of several strides.
@@ -81,10 +83,11 @@ class Detection(DensePrediction):
             those of the transform ``random_crop``.
         class_agnostic_nms: of predicted boxes that overlap by more than this IoU only the best is kept, whatever their
             classes; null: suppression, if the detector has one, is per class.
-        evaluator: null takes ``coco``.
+        evaluator: null takes ``coco``, with oriented boxes ``dota_map``.
 
     Raises:
-        ValueError: the training data has no boxes, or no classes; tiles are smaller than the detector needs.
+        ValueError: the training data has no boxes, or no classes; its boxes are oriented and those of the detector are
+            not, or the reverse; tiles are smaller than the detector needs.
     """
 
     def __init__(
@@ -111,6 +114,13 @@ class Detection(DensePrediction):
             raise ValueError(f"detection learns from bounding boxes; the training data has no {missing}")
         super().__init__(dataset_info, backbone, freeze_stages, freeze_norms, freeze_random, mean, std)
         self.detector = detector(self.levels, dataset_info)
+        if self.detector.oriented != dataset_info.oriented:
+            raise ValueError(
+                "the boxes of the training data are oriented, those of this detector are not: take rotated_fcos"
+                if dataset_info.oriented
+                else "this detector predicts oriented boxes, those of the training data are not: take fcos, or a source "
+                "of oriented boxes such as dota"
+            )
         if self.detector.last_stage_on_regions:
             self.detector.use_last_stage(self.backbone.split_last_stage())
         self.size_multiple = self._multiple = size_multiple or self.detector.size_multiple
@@ -142,7 +152,10 @@ class Detection(DensePrediction):
             detections = detect_tiled(self._detect, images, sizes, self.tiles, self._multiple)
             count = self.tiles.max_detections
         if self.class_agnostic_nms is not None:
-            kept = [nms(rows.boxes.float(), rows.scores.float(), self.class_agnostic_nms) for rows in detections]
+            kept = [
+                box_nms(rows.boxes, rows.scores, torch.zeros_like(rows.labels), self.class_agnostic_nms)
+                for rows in detections
+            ]
             detections = list(map(select_detections, detections, kept))
         detections = list(map(scale_to_original, detections, sizes, batch["original_size"]))
         rows = stack_detections(detections, count)
@@ -171,7 +184,8 @@ class Detection(DensePrediction):
         return {f"losses/{name}": value.expand(len(sizes)) for name, value in losses.items()}
 
     def readable(self, prediction: Mapping[str, Tensor]) -> dict[str, Any]:
-        """Return ``detections``, each with ``class``, ``score``, ``box`` (left, top, right, bottom) and, if there are
+        """Return ``detections``, each with ``class``, ``score``, ``box`` (left, top, right, bottom; oriented: center x,
+        center y, width, height, counterclockwise angle in degrees, and ``corners``, four of x and y) and, if there are
         any, ``keypoints`` (x, y and score by name), ``mask`` (COCO's compressed run-length encoding of the original
         image) and ``polygons`` (its outlines, see :func:`opabinia.contracts.masks.mask_outlines`)."""
         detections = []
@@ -187,6 +201,9 @@ class Detection(DensePrediction):
                 "score": round(float(prediction["scores"][index]), 4),
                 "box": [round(value, 2) for value in prediction["boxes"][index].tolist()],
             }
+            if len(detection["box"]) == 5:
+                corners = box_corners(prediction["boxes"][index]).tolist()
+                detection["corners"] = [[round(value, 2) for value in corner] for corner in corners]
             if "keypoints" in prediction:
                 points = prediction["keypoints"][index].tolist()
                 detection["keypoints"] = {
@@ -200,14 +217,19 @@ class Detection(DensePrediction):
         return ReadableDetections(detections=detections)
 
     def evaluators(self, dataset_info: DatasetInfo) -> list[Evaluator]:
-        """Return the configured evaluator, or COCO's; and the mean losses.
+        """Return the configured evaluator, or COCO's, or DOTA's for oriented boxes; and the mean losses.
 
         Raises:
-            ValueError: the dataset has no boxes, or other classes, keypoints or channels than the training data.
+            ValueError: the dataset has no boxes or other ones than the detector, or other classes, keypoints or
+                channels than the training data.
         """
         check_channels(dataset_info, self.dataset_info)
         if not dataset_info.boxes:
             raise ValueError("it has no boxes to compare with")
+        if dataset_info.oriented != self.detector.oriented:
+            kinds = ["upright", "oriented"]
+            evaluated, trained = kinds[dataset_info.oriented], kinds[self.detector.oriented]
+            raise ValueError(f"its boxes are {evaluated}, those of the detector {trained}")
         check_classes(dataset_info, self.dataset_info)
         if self.detector.keypoints and dataset_info.keypoints not in ((), self.dataset_info.keypoints):
             evaluated, trained = _shortened(dataset_info.keypoints), _shortened(self.dataset_info.keypoints)
@@ -217,7 +239,8 @@ class Detection(DensePrediction):
             masks=dataset_info.masks and self.detector.masks,
             keypoints=dataset_info.keypoints if self.detector.keypoints else (),
         )
-        evaluators = [(self._evaluator or Coco)(evaluated_info)]
+        evaluator = self._evaluator or (DotaMap if dataset_info.oriented else Coco)
+        evaluators: list[Evaluator] = [evaluator(evaluated_info)]
         return [*evaluators, MeanLosses()] if self._validation_loss else evaluators
 
     def caption(self, readable: Mapping[str, Any], *, min_score: float = 0.5) -> list[str]:
@@ -295,11 +318,16 @@ def targets_from(batch: Batch) -> list[Target]:
 
 
 def scale_to_original(detections: Detections, size: tuple[int, int], original: tuple[int, int]) -> Detections:
-    """Convert detections in an image of ``size`` (height, width) to pixels of the original that it was resized from."""
+    """Convert detections in an image of ``size`` (height, width) to pixels of the original that it was resized from.
+
+    Upright boxes are clipped to the image.
+    """
     (height, width), (original_height, original_width) = size, original
     factors = detections.boxes.new_tensor([original_width / width, original_height / height])
-    ends = detections.boxes.new_tensor([original_width, original_height])
-    boxes = (detections.boxes.view(-1, 2, 2) * factors).clamp(min=0).minimum(ends).view(-1, 4)
+    ends = detections.boxes.new_tensor([original_width, original_height] * 2)
+    boxes = scale_boxes(detections.boxes, factors)
+    if boxes.shape[1] == 4:
+        boxes = boxes.clamp(min=0).minimum(ends)
     points = detections.keypoints
     if points is not None:
         points = torch.cat([points[..., :2] * factors, points[..., 2:]], -1)

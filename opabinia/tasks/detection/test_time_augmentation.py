@@ -10,11 +10,11 @@ import torch
 from annotated_types import MinLen
 from torch import Tensor
 from torch.nn.functional import pad
-from torchvision.ops import batched_nms
 from torchvision.transforms.v2.functional import resize
 
 from opabinia.config import register
 from opabinia.contracts import Detections, Detector, Fraction, Positive, Sizes
+from opabinia.models.detectors.rotated_boxes import box_nms, mirror_boxes, scale_boxes
 
 Pyramid = Callable[[Tensor, Sizes], list[Tensor]]
 """Maps a padded batch (B x C x H x W) and the sizes of its images to the feature maps that the detector reads."""
@@ -103,34 +103,34 @@ def mirror(images: Tensor, sizes: Sizes) -> Tensor:
 
 def _detect(detector: Detector, view: View) -> list[Detections]:
     """Return detections in a view, in pixels of the batch."""
+    detections = detector.detect(view.maps, view.shape, view.sizes)
+    boxes = [_flip_boxes(rows.boxes, view, size) for rows, size in zip(detections, view.sizes, strict=True)]
     return [
-        detections._replace(boxes=_flip_boxes(detections.boxes, view, size) / _box_factors(detections.boxes, view))
-        for detections, size in zip(detector.detect(view.maps, view.shape, view.sizes), view.sizes, strict=True)
+        rows._replace(boxes=scale_boxes(flipped, 1 / _factors(rows, view)))
+        for rows, flipped in zip(detections, boxes, strict=True)
     ]
 
 
-def _box_factors(boxes: Tensor, view: View) -> Tensor:
-    return boxes.new_tensor(view.factors).repeat(2)
+def _factors(detections: Detections, view: View) -> Tensor:
+    """Return the width and height of a view relative to the batch (2)."""
+    return detections.boxes.new_tensor(view.factors)
 
 
 def _flip_boxes(boxes: Tensor, view: View, size: tuple[int, int]) -> Tensor:
-    """Convert boxes (N x 4) between a mirrored view and the image; other views leave them as they are."""
-    if not view.flipped:
-        return boxes
-    left, top, right, bottom = boxes.unbind(1)
-    return torch.stack([size[1] - right, top, size[1] - left, bottom], 1)
+    """Convert boxes between a mirrored view and the image; other views leave them as they are."""
+    return mirror_boxes(boxes, size[1]) if view.flipped else boxes
 
 
 def _merge_boxes(detections: Sequence[Detections], iou: float, count: int) -> Detections:
     boxes, scores, labels = (torch.cat(column) for column in list(zip(*detections, strict=True))[:3])
-    kept = batched_nms(boxes.float(), scores.float(), labels, iou)[:count]
+    kept = box_nms(boxes, scores, labels, iou)[:count]
     return Detections(boxes[kept], scores[kept], labels[kept])
 
 
 def _describe(detector: Detector, view: View, merged: Sequence[Detections]) -> list[Detections]:
     """Add the masks and keypoints that a view gives to detections in pixels of the batch."""
     in_view = [
-        detections._replace(boxes=_flip_boxes(detections.boxes * _box_factors(detections.boxes, view), view, size))
+        detections._replace(boxes=_flip_boxes(scale_boxes(detections.boxes, _factors(detections, view)), view, size))
         for detections, size in zip(merged, view.sizes, strict=True)
     ]
     described = detector.describe(view.maps, view.shape, view.sizes, in_view)

@@ -12,10 +12,10 @@ import torch
 from annotated_types import Interval
 from torch import Tensor
 from torch.nn.functional import pad
-from torchvision.ops import batched_nms
 
 from opabinia.config import register
 from opabinia.contracts import Count, Detections, Fraction, Sizes
+from opabinia.models.detectors.rotated_boxes import box_nms, move_boxes, upright_boxes
 
 CUT_WEIGHT = 0.5
 """Factor of the score of a box cut by a tile's border when it is ranked; the tile next to it may have all of it."""
@@ -89,20 +89,21 @@ def move_to_image(
         corner: left and top of the tile in the image.
         tile_size, image_size: height and width.
     """
-    boxes, points, margin = rows.boxes, rows.keypoints, max(tile_size) / 64
+    boxes, points, margin = upright_boxes(rows.boxes), rows.keypoints, max(tile_size) / 64
     origin, end, image_end = (boxes.new_tensor(pair) for pair in (corner, tile_size[::-1], image_size[::-1]))
     cut = (boxes[:, :2] <= margin) & (origin > 0)
     cut |= (boxes[:, 2:] >= end - margin) & (origin + end < image_end)
     if points is not None:
         points = torch.cat([points[..., :2] + origin, points[..., 2:]], -1)
-    return rows._replace(boxes=boxes + origin.repeat(2), keypoints=points), cut.any(1)
+    return rows._replace(boxes=move_boxes(rows.boxes, origin), keypoints=points), cut.any(1)
 
 
 def merge_tiles(by_tile: Sequence[Detections], cut_by_tile: Sequence[Tensor], tiles: Tiles) -> Detections:
     """Return the detections of all tiles without duplicates, best first.
 
     Suppression is per class, by the score, of cut boxes by :data:`CUT_WEIGHT` times their score. Then cut boxes that a
-    complete box of another tile covers are dropped if they rank lower.
+    complete box of another tile covers are dropped if they rank lower; of oriented boxes the upright boxes around them
+    are compared.
 
     Args:
         by_tile: in pixels of the image.
@@ -111,10 +112,11 @@ def merge_tiles(by_tile: Sequence[Detections], cut_by_tile: Sequence[Tensor], ti
     """
     columns: list[Any] = [None if rows[0] is None else torch.cat(rows) for rows in zip(*by_tile, strict=True)]
     merged = Detections(*columns)
-    boxes, scores, labels, cut = merged.boxes.float(), merged.scores, merged.labels, torch.cat(list(cut_by_tile))
+    boxes, scores, labels = upright_boxes(merged.boxes.float()), merged.scores, merged.labels
+    cut = torch.cat(list(cut_by_tile))
     tile = torch.cat([torch.full_like(rows.labels, number) for number, rows in enumerate(by_tile)])
     ranks = scores.float() * torch.where(cut, CUT_WEIGHT, 1.0)
-    kept = batched_nms(boxes, ranks, labels, tiles.iou)[: 2 * tiles.max_detections]  # bounds the memory of the pairs
+    kept = box_nms(merged.boxes, ranks, labels, tiles.iou)[: 2 * tiles.max_detections]  # bounds the memory of the pairs
     part, complete = kept[cut[kept]].unsqueeze(1), kept[~cut[kept]]
     ends = torch.minimum(boxes[part, 2:], boxes[complete, 2:])
     intersections = (ends - torch.maximum(boxes[part, :2], boxes[complete, :2])).clamp(min=0).prod(2)

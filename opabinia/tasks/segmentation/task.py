@@ -33,6 +33,7 @@ from opabinia.contracts import (
 from opabinia.evaluation.mean_losses import MeanLosses
 from opabinia.evaluation.segmentation.semantic import Semantic
 from opabinia.models.decoders.layers import resize_like
+from opabinia.models.losses.mask_classification import semantic_segments
 from opabinia.models.losses.segmentation import pixel_cross_entropy
 from opabinia.runtime.files import disk_errors
 from opabinia.tasks.dataset_checks import check_channels, check_classes
@@ -126,7 +127,7 @@ class Segmentation(DensePrediction):
         targets = batch["mask"].long()
         maps = self.feature_maps(batch["image"], batch["image_sizes"])
         if self.decoder.own_losses:
-            return self.decoder.losses(maps, targets)
+            return self.decoder.losses(maps, semantic_segments(targets, IGNORE_LABEL))
         logits = resize_like(self.decoder(maps), targets)
         values = self._losses(logits, targets)
         if self.auxiliary is not None:

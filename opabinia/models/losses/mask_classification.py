@@ -1,0 +1,164 @@
+"""Losses of mask classification: each segment is matched with one query, which learns its class and its mask (Cheng et
+al. 2021, MaskFormer; the points and weights are those of Cheng et al. 2022, Mask2Former, sections 3.3 and 4.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from opabinia.contracts import MaskTargets
+from opabinia.models.detectors.queries import global_count
+from opabinia.models.detectors.set_prediction import Pairs, move_pairs
+
+
+class QueryMasks(NamedTuple):
+    """Predictions of the Q queries of B images by one layer.
+
+    Attributes:
+        logits: of K classes and "no segment" (B x Q x (K + 1)).
+        masks: logits of the pixels (B x Q x h x w).
+    """
+
+    logits: Tensor
+    masks: Tensor
+
+
+@dataclass(frozen=True)
+class MaskCriterion:
+    """Weights and points of the losses.
+
+    Attributes:
+        class_weight, mask_weight, dice_weight: of the losses, and of their costs in matching.
+        no_object_weight: of "no segment" in the cross entropy.
+        num_points: at which masks are compared.
+        oversampling: times as many points are drawn to choose the uncertain ones from.
+        importance: share of the points that are uncertain ones.
+    """
+
+    class_weight: float = 2.0
+    mask_weight: float = 5.0
+    dice_weight: float = 5.0
+    no_object_weight: float = 0.1
+    num_points: int = 12544
+    oversampling: float = 3.0
+    importance: float = 0.75
+
+    def losses(self, layers: Sequence[QueryMasks], segments: Sequence[MaskTargets]) -> list[dict[str, Tensor]]:
+        """Return ``loss_ce``, ``loss_mask`` and ``loss_dice`` of each layer (0-d), with their weights.
+
+        The masks' losses are divided by the number of segments in the batch of all processes, the cross entropy by the
+        weights of all queries in it.
+
+        Args:
+            layers: with the same queries.
+            segments: of each image.
+        """
+        matches = self.match(layers, segments)
+        return [self._layer(layer, pairs, segments) for layer, pairs in zip(layers, matches, strict=True)]
+
+    @torch.no_grad()
+    def match(self, layers: Sequence[QueryMasks], segments: Sequence[MaskTargets]) -> list[Pairs]:
+        """Match queries and segments of each layer so that the sum of the costs is minimal. The costs of all layers are
+        moved to the CPU at once. The objects of a pair are counted over the batch, image by image."""
+        from scipy.optimize import linear_sum_assignment
+
+        costs = [self._cost(layer, image, row) for layer in layers for image, row in enumerate(segments)]
+        flat = torch.cat([cost.flatten() for cost in costs]).cpu()
+        matrices = iter(flat.split([cost.numel() for cost in costs]))
+        shapes = iter([cost.shape for cost in costs])
+        matches = []
+        for _ in layers:
+            rows, first = [], 0
+            for image, row in enumerate(segments):
+                queries, found = linear_sum_assignment(next(matrices).view(next(shapes)).numpy())
+                columns = [
+                    torch.full((len(queries),), image),
+                    torch.from_numpy(queries),
+                    torch.from_numpy(found + first),
+                ]
+                rows.append(torch.stack([column.long() for column in columns]))
+                first += len(row.labels)
+            matches.append(Pairs(*torch.cat(rows, 1)))
+        return move_pairs(matches, layers[0].logits.device)
+
+    def _cost(self, layer: QueryMasks, image: int, segments: MaskTargets) -> Tensor:
+        """Return the cost of assigning each of N segments of an image to each query (Q x N)."""
+        masks = layer.masks[image].float()
+        points = torch.rand(1, self.num_points, 2, device=masks.device)
+        predicted = sample_points(masks[None], points)[0]
+        true = sample_points(segments.masks[None].float(), points)[0]
+        positive, negative = F.softplus(-predicted), F.softplus(predicted)
+        mask_cost = (positive @ true.T + negative @ (1 - true).T) / self.num_points
+        probabilities = predicted.sigmoid()
+        overlap = 2 * probabilities @ true.T
+        dice_cost = 1 - (overlap + 1) / (probabilities.sum(1)[:, None] + true.sum(1)[None] + 1)
+        class_cost = -layer.logits[image].float().softmax(-1)[:, segments.labels]
+        cost = self.mask_weight * mask_cost + self.class_weight * class_cost + self.dice_weight * dice_cost
+        return cost.nan_to_num(*[torch.finfo(cost.dtype).max] * 3)
+
+    def _layer(self, layer: QueryMasks, pairs: Pairs, segments: Sequence[MaskTargets]) -> dict[str, Tensor]:
+        labels = torch.cat([row.labels for row in segments])
+        logits = layer.logits.float()
+        classes = torch.full(logits.shape[:2], logits.shape[2] - 1, dtype=torch.int64, device=logits.device)
+        classes[pairs.images, pairs.queries] = labels[pairs.objects]
+        weights = torch.ones(logits.shape[2], device=logits.device)
+        weights[-1] = self.no_object_weight
+        entropies = F.cross_entropy(logits.transpose(1, 2), classes, weights, reduction="sum")
+        cross_entropy = entropies / global_count(weights[classes].sum(), len(logits))
+        count = global_count(logits.new_tensor(float(len(labels))), len(logits))
+        mask, dice = self._mask_losses(layer.masks[pairs.images, pairs.queries].float(), pairs, segments)
+        return {
+            "loss_ce": self.class_weight * cross_entropy,
+            "loss_mask": self.mask_weight * mask / count,
+            "loss_dice": self.dice_weight * dice / count,
+        }
+
+    def _mask_losses(self, masks: Tensor, pairs: Pairs, segments: Sequence[MaskTargets]) -> tuple[Tensor, Tensor]:
+        """Return the sums of the cross entropy and the dice loss of matched masks (M x h x w) at drawn points."""
+        if not len(masks):
+            return masks.sum(), masks.sum()
+        true = torch.cat([row.masks for row in segments])[pairs.objects]
+        with torch.no_grad():
+            points = self._points(masks)
+            true_values = sample_points(true[:, None].float(), points)[:, 0]
+        values = sample_points(masks[:, None], points)[:, 0]
+        entropy = F.binary_cross_entropy_with_logits(values, true_values, reduction="none").mean(1).sum()
+        probabilities = values.sigmoid()
+        overlap = 2 * (probabilities * true_values).sum(1)
+        dice = 1 - (overlap + 1) / (probabilities.sum(1) + true_values.sum(1) + 1)
+        return entropy, dice.sum()
+
+    def _points(self, masks: Tensor) -> Tensor:
+        """Draw the points at which M masks are compared (M x P x 2): uncertain ones, and others at random (Kirillov et
+        al. 2020, PointRend, section 3.1)."""
+        uncertain = int(self.importance * self.num_points)
+        drawn = torch.rand(len(masks), int(self.num_points * self.oversampling), 2, device=masks.device)
+        chosen = sample_points(masks[:, None], drawn)[:, 0].abs().topk(uncertain, dim=1, largest=False).indices
+        points = drawn.gather(1, chosen[..., None].expand(-1, -1, 2))
+        return torch.cat([points, torch.rand(len(masks), self.num_points - uncertain, 2, device=masks.device)], 1)
+
+
+def sample_points(maps: Tensor, points: Tensor) -> Tensor:
+    """Return the values of maps (B x M x h x w) at points (B x P x 2: x and y from 0 to 1), as B x M x P."""
+    sampled = F.grid_sample(maps, 2 * points[:, :, None] - 1, mode="bilinear", align_corners=False)
+    return sampled.squeeze(3)
+
+
+def semantic_segments(targets: Tensor, ignored: int) -> list[MaskTargets]:
+    """Return one segment for each class in each map.
+
+    Args:
+        targets: class of each pixel (int64, B x H x W).
+        ignored: the value of pixels without a class.
+    """
+    rows = []
+    for target in targets:
+        labels = target.unique()
+        labels = labels[labels != ignored]
+        rows.append(MaskTargets(labels, (target == labels[:, None, None]).to(torch.uint8)))
+    return rows

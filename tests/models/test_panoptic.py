@@ -1,0 +1,83 @@
+"""Panoptic maps from instances and from mask classifiers: the results of detectron2 and Mask2Former."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from opabinia.contracts import Detections
+from opabinia.contracts.masks import decode_rle
+from opabinia.evaluation.detection.rle import paste_masks
+from opabinia.models.panoptic import (
+    Segments,
+    classify_pixels,
+    combine_instances,
+    merge_masks,
+    paste_mask,
+    stack_segments,
+    top_instances,
+)
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "segmentation"
+EXPECTED: dict[str, Any] = json.loads((GOLDEN / "expected.json").read_text())
+
+
+def golden(case: str) -> dict[str, torch.Tensor]:
+    maps = np.load(GOLDEN / "maps.npz")
+    return {name.split("/")[1]: torch.from_numpy(maps[name]) for name in maps.files if name.startswith(f"{case}/")}
+
+
+def test_instances_and_pixels_combine_as_in_detectron2() -> None:
+    case, expected = golden("instances"), EXPECTED["instances"]
+    boxes = torch.tensor([[0.0, 0, 40, 40]]).expand(12, 4)
+    labels = case["semantic"].masked_fill(case["semantic"] == 0, 255)
+    detections = Detections(boxes, case["scores"], case["labels"], case["masks"].float())
+    segments = combine_instances(detections, labels, min_score=0.3, max_overlap=0.5, min_area=40)
+    assert segments.map.tolist() == expected["segments"]
+    assert segments.labels.tolist() == [row["category_id"] for row in expected["info"]]
+    assert segments.scores.tolist() == pytest.approx([row.get("score", 1.0) for row in expected["info"]])
+    assert len({row["isthing"] for row in expected["info"]}) == 2
+
+
+def test_queries_merge_as_in_mask2former() -> None:
+    case, expected = golden("queries"), EXPECTED["queries"]
+    segments = merge_masks(**case, thing_labels=[1, 3], min_score=0.6, min_visible=0.7)
+    assert segments.map.tolist() == expected["segments"]
+    assert segments.labels.tolist() == expected["labels"]
+    scores = classify_pixels(case["class_logits"][None], case["mask_logits"][None])[0]
+    assert scores.mean((1, 2)).tolist() == pytest.approx(expected["semantic"])
+    masks, scores, labels = top_instances(**case, thing_labels=[1, 3], count=20)
+    found = list(zip(scores.tolist(), labels.tolist(), masks.sum((1, 2)).tolist(), strict=True))
+    columns = (expected[f"instance_{name}"] for name in ("scores", "labels", "areas"))
+    published = sorted(zip(*columns, strict=True), reverse=True)
+    assert [row[1:] for row in published] == [row[1:] for row in found]
+    assert [row[0] for row in published] == pytest.approx([row[0] for row in found])
+
+
+def test_masks_are_pasted_as_in_the_evaluation() -> None:
+    generator = torch.Generator().manual_seed(0)
+    masks = torch.rand(9, 7, 7, generator=generator)
+    corners = torch.rand(9, 4, generator=generator) * 30 - 5
+    boxes = torch.cat([corners[:, :2], corners[:, :2] + corners[:, 2:].abs()], 1)
+    encoded = paste_masks(masks.numpy(), boxes.numpy(), (20, 24))
+    for mask, box, text in zip(masks, boxes, encoded, strict=True):
+        expected = decode_rle({"size": [20, 24], "counts": text}, (20, 24))
+        assert np.array_equal(paste_mask(mask, box, (20, 24)).numpy(), expected)
+
+
+def test_images_without_segments() -> None:
+    none = Detections(torch.zeros(0, 4), torch.zeros(0), torch.zeros(0, dtype=torch.int64), torch.zeros(0, 7, 7))
+    empty = combine_instances(none, torch.full((2, 3), 255, dtype=torch.uint8))
+    assert not empty.map.any() and not len(empty.labels)
+    unsure = merge_masks(torch.zeros(2, 3), torch.zeros(2, 4, 2), [0])
+    assert not unsure.map.any() and unsure.map.dtype == torch.int32
+    full = Segments(torch.tensor([[1, 0], [2, 2]], dtype=torch.int32), torch.tensor([3, 0]), torch.tensor([0.5, 1]))
+    rows = stack_segments([empty, full])
+    assert rows["image_size"].tolist() == [[2, 3], [2, 2]]
+    assert rows["segmentation"][1].tolist() == [[3, 255, 255], [0, 0, 255]]
+    assert (rows["segmentation"][0] == 255).all()
+    assert rows["segments"][1].tolist() == [[1, 0, 0], [2, 2, 0]]
+    assert rows["segment_labels"].tolist() == [[-1, -1], [3, 0]]
