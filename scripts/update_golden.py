@@ -150,6 +150,9 @@ SMALLER = {
     ),
     "video/omniglot_strokes": ("data.batch_size=4",),
     "selfsup/distillation": (_TINY, "train.channels_last=false", "vars.batch=4", "vars.size=64", "vars.val_fraction=0"),
+    "selfsup/crops": (
+        *(_TINY, "train.channels_last=false", "vars.batch=4", "vars.crop=32", "vars.short=48", "vars.val_fraction=0"),
+    ),
     "selfsup/fashion_mnist": ("data.batch_size=16",),
     **{
         f"selfsup/digits_{name}": ("data.batch_size=16",)
@@ -280,6 +283,7 @@ DATA = {
     "classification/image_folder": save_pictures,
     "selfsup/images": save_pictures,
     "selfsup/distillation": save_pictures,
+    "selfsup/crops": save_pictures,
     "selfsup/fashion_mnist": save_idx,
     "reid/grocery": small_data.market1501,
     **{f"reid/market1501/{name}": small_data.market1501 for name in ("bot", "agw", "sbs", "mgn", "vit")},

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from opabinia.cli.errors import report_errors
+from opabinia.cli.errors import option_error, report_errors
 from opabinia.cli.options import Checkpoint, Classes, Overrides, RunOrRecipe, WeightsOrFile
 from opabinia.cli.weights import open_run
 
 
 class Precision(StrEnum):
-    """Reduced precisions of an ONNX file."""
+    """Reduced precisions of an ONNX or OpenVINO model."""
 
     FP16 = "fp16"
     INT8 = "int8"
@@ -24,19 +25,23 @@ def export(
     run: RunOrRecipe,
     overrides: Overrides = None,
     form: Annotated[
-        Literal["onnx", "torch", "huggingface"],
-        typer.Option("--format", help="ONNX, torch.export (.pt2), or a folder in the layout of the Hugging Face Hub."),
+        Literal["onnx", "openvino", "torch", "huggingface"],
+        typer.Option(
+            "--format",
+            help="ONNX, OpenVINO, torch.export (.pt2), or a folder in the layout of the Hugging Face Hub.",
+        ),
     ] = "onnx",
     out: Annotated[Path | None, typer.Option(help="Output path; default: RUN/export/model.onnx or the like.")] = None,
     tolerance: Annotated[
         float, typer.Option(min=0, help="Largest allowed difference from the outputs of the original.")
     ] = 1e-4,
     evaluate: Annotated[
-        bool, typer.Option("--evaluate", help="Evaluate the ONNX file on the first validation set; print a table.")
+        bool,
+        typer.Option("--evaluate", help="Evaluate what is exported on the first validation set; print a table."),
     ] = False,
     precision: Annotated[
         list[Precision] | None,
-        typer.Option(help="Write the ONNX file in this precision, too, and evaluate it; repeatable."),
+        typer.Option(help="Write the model in this precision, too, and evaluate it; repeatable."),
     ] = None,
     max_drop: Annotated[
         float | None,
@@ -51,6 +56,15 @@ def export(
         list[str] | None,
         typer.Option(metavar="PATTERN", help="Layers that stay in FP32, such as 'head.*'; repeatable."),
     ] = None,
+    push: Annotated[
+        str | None,
+        typer.Option(metavar="OWNER/NAME", help="With --format huggingface: upload the folder, after confirmation."),
+    ] = None,
+    public: Annotated[bool, typer.Option("--public", help="Everybody may read what is uploaded.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Upload without confirmation, for scripts.")] = False,
+    license: Annotated[
+        str, typer.Option(metavar="NAME", help="License in the model card, such as apache-2.0.", show_default=False)
+    ] = "",
     checkpoint: Checkpoint = "best",
     weights: WeightsOrFile = None,
     classes: Classes = None,
@@ -64,8 +78,11 @@ def export(
     opabinia export runs/classification/digits/default --evaluate --precision fp16 --precision int8
 
     opabinia export runs/classification/digits/default --format huggingface --out my-digits/
+
+    opabinia export runs/classification/digits/default --format huggingface --push OWNER/NAME
     """
     with report_errors():
+        _check_push(form, push, public or yes, license, asks=not yes)
         folder, chosen = open_run(run, overrides, weights, classes)
         from opabinia.inference.export import Measured
         from opabinia.inference.export import export as write
@@ -74,7 +91,28 @@ def export(
         if evaluate or precision or exclude or max_drop is not None:
             precisions = list(dict.fromkeys(item.value for item in precision or []))
             measured = Measured(precisions, max_drop, calibration_images, exclude or [])
-        write(
+        if push:
+            from opabinia.inference.export.hub_upload import describe_upload, find_destination, upload
+
+            destination = find_destination(push, public=public)
+        path = write(
             *(folder, out, overrides or []),
-            form=form, tolerance=tolerance, checkpoint=checkpoint, weights=chosen, measured=measured,
+            form=form, tolerance=tolerance, checkpoint=checkpoint, weights=chosen, measured=measured, license=license,
         )  # fmt: skip
+        if push:
+            print(*describe_upload(path, destination), sep="\n")
+            if not yes and not typer.confirm("Upload this?"):
+                print(f"nothing was uploaded; {path} stays")
+                return
+            upload(path, destination)
+            print(f"uploaded: {destination.url}; opabinia.load('hf:{push}')")
+
+
+def _check_push(form: str, push: str | None, is_configured: bool, license: str, *, asks: bool) -> None:
+    """Check the options of the Hugging Face layout before anything is computed."""
+    if form != "huggingface" and (push or license):
+        raise option_error("--push" if push else "--license", "it needs --format huggingface")
+    if push is None and is_configured:
+        raise option_error("--public, --yes", "they belong to --push: add it")
+    if push and asks and not sys.stdin.isatty():
+        raise option_error("--push", "there is no terminal for the confirmation; --yes uploads without one")

@@ -13,7 +13,10 @@ Overrides = Annotated[
 ]
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 RunOrRecipe = Annotated[
-    str, typer.Argument(metavar="RUN|RECIPE", help="A run folder; with --weights FILE a recipe.", show_default=False)
+    str,
+    typer.Argument(
+        metavar="RUN|RECIPE", help="A run folder, or hf:OWNER/NAME; with --weights FILE a recipe.", show_default=False
+    ),
 ]
 RunsFolder = Annotated[Path, typer.Option(help="Folder of the runs: OUT/RECIPE/NAME.")]
 

@@ -19,8 +19,12 @@ from opabinia.cli.options import (
     WeightsOrFile,
 )
 from opabinia.cli.weights import open_run
+from opabinia.runtime.addresses import is_live
 
-Paths = Annotated[list[Path] | None, typer.Argument(metavar="PATH...", help="Images or videos, and folders of them.")]
+Paths = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="PATH...", help="Images or videos, and folders of them; URLs, cameras.", show_default=False),
+]
 Out = Annotated[Path | None, typer.Option(help="Output folder; default: RUN/predictions, or RUN/predictions/SET.")]
 Split = Annotated[
     str | None,
@@ -32,10 +36,18 @@ MaxImages = Annotated[int, typer.Option("--max-images", "--most", min=1, help="N
 Score = Annotated[float, typer.Option(min=0, max=1, help="Lowest score of the detections that are drawn.")]
 Explain = Annotated[bool, typer.Option("--explain", help="Overlay a Grad-CAM heat map on each image.")]
 Every = Annotated[
-    str | None, typer.Option(metavar="SECONDS", help="Predict a window of each video every so often, such as 1s.")
+    str | None,
+    typer.Option(
+        metavar="SECONDS",
+        help="Predict a window (with a model of images a frame) of each video every so often.",
+    ),
 ]
 Window = Annotated[
     str | None, typer.Option(metavar="SECONDS", help="Length of the windows; default: of a clip, or --every.")
+]
+MaxFrames = Annotated[
+    int | None,
+    typer.Option(metavar="N", min=1, help="With a model of images: frames of each video."),
 ]
 Features = Annotated[
     bool, typer.Option("--features", help="With --every: write the windows' embeddings, features.npy.")
@@ -67,6 +79,7 @@ def predict(
     every: Every = None,
     window: Window = None,
     features: Features = False,
+    max_frames: MaxFrames = None,
     tile: Tile = None,
     overlap: Overlap = None,
     checkpoint: Checkpoint = "best",
@@ -95,6 +108,12 @@ def predict(
 
     opabinia predict runs/video/digits/default long.mp4 --every 1s --window 4s
 
+    Models of images take videos, URLs and cameras frame by frame, and draw their predictions on a video.
+
+    opabinia predict runs/detection/mine/default traffic.mp4 --every 0.2s
+
+    opabinia predict runs/detection/mine/default rtsp://camera.local/stream --max-frames 1000
+
     With --tile: objects in large images. Each tile is a forward pass; duplicates at their borders are merged.
 
     opabinia predict runs/detection/mine/default aerial.png --tile 1024 --overlap 0.2
@@ -109,25 +128,28 @@ def predict(
         seconds = _window_seconds(every, window, features, excluded=bool(gallery or explain or split))
         from opabinia.config.paths import check_input_paths
 
-        check_input_paths([*(paths or []), *([gallery] if gallery else [])])
+        inputs: Any = paths or []
+        check_input_paths([*(Path(path) for path in inputs if not is_live(path)), *([gallery] if gallery else [])])
         folder, chosen = open_run(run, changes, weights, classes)
         from opabinia.inference import predict as prediction
 
-        files, results = paths or [], out or folder / "predictions"
+        results = out or folder / "predictions"
         own = changes if changes and weights in (None, "raw", "ema") else []  # with a file they are in its run folder
-        overrides = [*own, *_tile_overrides(tile, overlap, excluded=bool(gallery or every))]
+        overrides = [*own, *_tile_overrides(tile, overlap, excluded=gallery is not None)]
         model: dict[str, Any] = {"overrides": overrides, "checkpoint": checkpoint, "weights": chosen, "device": device}
         if split is not None:
             _compare(folder, split, out, max_images=max_images, min_score=score, **model)
         elif every is not None:
             from opabinia.inference.windows import predict_windows
 
-            predict_windows(folder, files, results, **seconds, features=features, **model)
+            model |= {"features": features, "max_frames": max_frames, "min_score": score}
+            predict_windows(folder, inputs, results, **seconds, **model)
         elif gallery is None:
-            prediction.predict(folder, files, results, explain=explain, min_score=score, **model)
+            model |= {"explain": explain, "max_frames": max_frames, "min_score": score}
+            prediction.predict(folder, inputs, results, **model)
         else:
             model |= {"nearest": nearest, "rerank": rerank, "explain": explain}
-            prediction.retrieve(folder, files, gallery, results, **model)
+            prediction.retrieve(folder, list(map(Path, inputs)), gallery, results, **model)
 
 
 def _compare(folder: Path, split: str, out: Path | None, *, overrides: list[str], **options: Any) -> None:
@@ -140,7 +162,7 @@ def _compare(folder: Path, split: str, out: Path | None, *, overrides: list[str]
     compare(folder, split, out or folder / "predictions" / split, overrides=overrides, **options)
 
 
-def _check_modes(paths: list[Path] | None, split: str | None, gallery: Path | None, rerank: bool) -> None:
+def _check_modes(paths: list[str] | None, split: str | None, gallery: Path | None, rerank: bool) -> None:
     if (split is None) == (not paths):
         raise option_error("", "give images or videos, or --split for those of the run's data")
     if rerank and not gallery:
@@ -152,7 +174,7 @@ def _tile_overrides(tile: int | None, overlap: float | None, *, excluded: bool) 
     given = {"--tile": tile, "--overlap": overlap}
     option = next((option for option, value in given.items() if value is not None), None)
     if option and excluded:
-        raise option_error(option, "tiles are for object detection, not for --gallery or --every")
+        raise option_error(option, "tiles are for object detection, not for --gallery")
     if tile is None:
         return [] if overlap is None else [f"task.tiles.overlap={overlap}"]
     return [f"task.tiles={{size: {tile}{'' if overlap is None else f', overlap: {overlap}'}}}"]

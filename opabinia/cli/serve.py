@@ -16,9 +16,9 @@ def serve(
     run: Annotated[
         str,
         typer.Argument(
-            metavar="RUN|RECIPE|FILE.onnx",
+            metavar="RUN|RECIPE|EXPORTED",
             show_default=False,
-            help="A run folder, an exported file, or with --weights FILE a recipe.",
+            help="A run folder, an exported ONNX file or OpenVINO folder, or with --weights FILE a recipe.",
         ),
     ],
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 accepts other machines.")] = "127.0.0.1",
@@ -47,9 +47,9 @@ def serve(
         from opabinia.inference.serving.address import check_libraries, open_socket
 
         check_libraries()
-        if run.endswith(".onnx") and Path(run).is_file():
+        if (run.endswith(".onnx") and Path(run).is_file()) or Path(run, "model.xml").is_file():
             if checkpoint != "best" or weights or classes or changes or device:
-                raise option_error("", f"{run} is an exported file, with its own weights, classes and transforms")
+                raise option_error("", f"{run} is an exported model, with its own weights, classes and transforms")
             folder, chosen = Path(run), None
         else:
             folder, chosen = open_run(run, changes, weights, classes)

@@ -18,7 +18,8 @@ def open_run(
     """Return the run folder, and which of its weights to use. For weights in a file the run folder is written.
 
     Args:
-        run: a run folder, or a recipe if ``weights`` is a file.
+        run: a run folder, or one that was exported to the Hugging Face Hub: ``hf:OWNER/NAME``, which is downloaded;
+            a recipe if ``weights`` is a file.
         overrides: ``key=value`` of the recipe.
         weights: ``raw``, ``ema``, a file, or None for the better ones.
         classes: file with the class names of the weights, one a line.
@@ -30,6 +31,10 @@ def open_run(
     from opabinia.config.paths import check_input_paths, check_run_folder
 
     if weights is None or weights in ("raw", "ema"):
+        if run.startswith("hf:"):
+            from opabinia.training.run_folder import copy_downloaded_run
+
+            return copy_downloaded_run(run), cast("Weights | None", weights)
         if not Path(run).is_dir() and (Path(run).is_file() or run in packaged_names()):
             raise option_error("", f"{run} is a recipe: give the folder of one of its runs, or --weights FILE")
         check_run_folder(Path(run))

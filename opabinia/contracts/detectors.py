@@ -75,9 +75,11 @@ class Detector(nn.Module):
         keypoints: whether it predicts keypoints.
         oriented: whether its boxes are oriented (rotated).
         last_stage_on_regions: whether the backbone's last stage is to run on regions: see :meth:`use_last_stage`.
+        pyramid_levels: of the feature maps that :meth:`pyramid` returns; empty if other parts must not use them.
     """
 
     last_stage_on_regions: bool = False
+    pyramid_levels: Sequence[Level] = ()
     size_multiple: int = 32
     max_detections: int = 100
     masks: bool = False

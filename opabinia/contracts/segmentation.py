@@ -51,7 +51,8 @@ class SegmentationDecoder(nn.Module):
 
     Attributes:
         min_samples_per_rank: smallest number of images per process that it can train on.
-        own_losses: whether :meth:`losses` replaces the losses of the task, as in mask classification.
+        own_losses: whether :meth:`losses` replaces the losses of the task, as in mask classification; then it also has
+            :meth:`query_masks`.
     """
 
     min_samples_per_rank: int = 1
@@ -71,5 +72,14 @@ class SegmentationDecoder(nn.Module):
         Args:
             maps: of the levels, from fine to coarse.
             segments: of each image: in semantic segmentation one of each class, otherwise one of each object, too.
+        """
+        raise NotImplementedError
+
+    def query_masks(self, maps: Sequence[Tensor]) -> Sequence[tuple[Tensor, Tensor]]:
+        """Return the predictions of all layers, the last one first: logits of each query's class (B x Q x (K + 1), the
+        last one is no segment) and of its pixels (B x Q x h x w).
+
+        Args:
+            maps: of the levels, from fine to coarse.
         """
         raise NotImplementedError

@@ -62,7 +62,8 @@ def _without_empty_boxes(sample: Sample) -> dict[str, Tensor]:
     objects = object_tensors(sample)
     if "boxes" not in objects:
         return objects
-    kept = (objects["boxes"][:, 2:] > objects["boxes"][:, :2]).all(1)
+    boxes = objects["boxes"]
+    kept = ((boxes[:, 2:] > boxes[:, :2]) if boxes.shape[1] == 4 else boxes[:, 2:4] > 0).all(1)
     return objects if kept.all() else {key: value[kept] for key, value in objects.items()}
 
 

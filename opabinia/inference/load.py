@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from opabinia.inference.predictor import Predictor
+from opabinia.models.weights.download import HUB
+from opabinia.training.run_folder import downloaded_run
 from opabinia.training.trained_model import Weights, load_trained
 
 
@@ -22,7 +24,8 @@ def load(
     of a recipe with the weights of a file.
 
     Args:
-        folder: the run folder, or with a file as ``weights`` the recipe.
+        folder: the run folder, or one that ``opabinia export --format huggingface`` wrote; ``hf:OWNER/NAME`` is such a
+            folder on the Hugging Face Hub, downloaded once; with a file as ``weights`` the recipe.
         overrides: ``key=value``.
         checkpoint: ``best`` (or ``last`` where there is no best), ``last``, or a checkpoint's name or path.
         weights: ``raw``, or ``ema`` for their moving average; None: those with the better score in the run, see
@@ -32,14 +35,18 @@ def load(
         device: ``cpu``, ``cuda``, ``mps`` or ``auto``; None takes the device of the run's config.
 
     Raises:
-        ConfigError: there is no such run, checkpoint or EMA, or it is damaged; or a file does not fit the recipe.
+        ConfigError: there is no such run, checkpoint or EMA, or it is damaged or cannot be downloaded; or a file does
+            not fit the recipe.
 
     Example::
 
         predictor = opabinia.load("runs/classification/digits/default")
         predictor("three.png").readable["top"][0]      # {"class": "3", "probability": 0.998}
+        predictor = opabinia.load("hf:OWNER/NAME")
         predictor = opabinia.load("detection/coco/fcos_r50_1x", weights="fcos.pth", classes=names)
     """
+    if str(folder).startswith(HUB):
+        folder = downloaded_run(str(folder))
     trained = load_trained(folder, overrides, checkpoint=checkpoint, weights=weights, classes=classes, device=device)
     return Predictor(
         trained.task,

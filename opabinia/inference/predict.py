@@ -12,6 +12,8 @@ from torch import Tensor
 
 from opabinia.config import ConfigError, Problem
 from opabinia.contracts import DrawOptions
+from opabinia.data.decoding.streams import is_video
+from opabinia.inference.frames import predict_frames
 from opabinia.inference.input_files import InputBatch, find_files, raise_skipped, read_batches, write_lines
 from opabinia.inference.load import load
 from opabinia.inference.predictor import Predictor
@@ -32,17 +34,21 @@ EXPLAINED = 256
 
 def predict(
     run: Path,
-    paths: Sequence[Path],
+    paths: Sequence[Path | str],
     out: Path,
     *,
     explain: bool = False,
     min_score: float = 0.5,
+    max_frames: int | None = None,
     overrides: Sequence[str] = (),
     checkpoint: str = "best",
     weights: Weights | None = None,
     device: str | None = None,
 ) -> None:
     """Print and write predictions of images and of all images in folders; of videos if the task learns from clips.
+
+    If videos, URLs or cameras are named and the task takes images, their frames are predicted, see
+    :func:`opabinia.inference.frames.predict_frames`.
 
     ``predictions.jsonl`` has one line per file with its ``path`` and the task's readable prediction; ``sheet-1.png``
     and so on show the images. The drawings of the task are written next to it: ``images`` of a detector, ``strips`` and
@@ -54,6 +60,7 @@ def predict(
         out: the folder to write.
         explain: also write each image with a heatmap of the evidence for its prediction to ``explained``.
         min_score: of detections that are drawn and printed; predictions.jsonl has all of them.
+        max_frames: of each video of which a model of images predicts the frames; None: all.
         overrides: ``key=value``, changes to the run's config.
         checkpoint: see :func:`opabinia.load`.
         weights: likewise.
@@ -65,7 +72,17 @@ def predict(
     """
     with logging_to(None):
         predictor = load(run, overrides, checkpoint=checkpoint, weights=weights, device=device)
-    files = list(find_files(paths, videos=predictor.takes_video))
+    streams = [str(path) for path in paths if is_video(str(path))]
+    if streams and not predictor.takes_video:
+        if explain or len(streams) < len(paths):
+            message = "frames of videos have no heat maps, and images and videos are predicted in separate commands"
+            raise ConfigError(Problem("command line", "--explain" if explain else "", message))
+        predict_frames(predictor, streams, out, max_frames=max_frames, min_score=min_score)
+        return
+    if max_frames:
+        message = "it is for models of images on videos, URLs and cameras"
+        raise ConfigError(Problem("command line", "--max-frames", message))
+    files = list(find_files([Path(path) for path in paths], videos=predictor.takes_video))
     options, task, errors = DrawOptions(min_score=min_score), predictor.task, list[str]()
     kind, drawings = ("videos", ", strips and clips") if predictor.takes_video else ("images", " and sheets")
     lines: list[dict[str, Any]] = []

@@ -10,8 +10,10 @@ import numpy as np
 
 from opabinia.config import ConfigError, Problem
 from opabinia.contracts import Sample, Transform
+from opabinia.data.decoding.streams import is_video
 from opabinia.data.decoding.video import VideoFile
 from opabinia.data.transforms.clips import Clip
+from opabinia.inference.frames import predict_frames
 from opabinia.inference.input_files import find_files, raise_skipped, write_lines
 from opabinia.inference.load import load
 from opabinia.inference.predictor import Predictor
@@ -25,12 +27,14 @@ FEATURES = "features.npy"
 
 def predict_windows(
     run: Path,
-    paths: Sequence[Path],
+    paths: Sequence[Path | str],
     out: Path,
     *,
     every: float,
     window: float | None = None,
     features: bool = False,
+    max_frames: int | None = None,
+    min_score: float = 0.5,
     overrides: Sequence[str] = (),
     checkpoint: str = "best",
     weights: Weights | None = None,
@@ -40,29 +44,36 @@ def predict_windows(
 
     ``predictions.jsonl`` has one line per window with ``path``, ``start`` and ``end`` in seconds and the task's
     readable prediction. Windows are predicted like whole videos, with the transforms and views of the validation data.
+    A model of images predicts a frame each time, see :func:`opabinia.inference.frames.predict_frames`.
 
     Args:
         run: the run folder.
-        paths: videos, and folders of them.
+        paths: videos, and folders of them; of a model of images videos, URLs and cameras.
         out: the folder to write.
         every: seconds from the start of a window to that of the next one.
         window: their length in seconds; None: ``every``, or the length of a clip if that is longer.
         features: also write the embeddings of the windows to ``features.npy`` (float32, N x D, of length 1), a row for
             each line.
+        max_frames, min_score: of a model of images, see :func:`opabinia.inference.frames.predict_frames`.
         overrides: ``key=value``, changes to the run's config.
         checkpoint: see :func:`opabinia.load`.
         weights: likewise.
         device: likewise.
 
     Raises:
-        ConfigError: there is no such run, checkpoint, file or folder, or the model takes images.
+        ConfigError: there is no such run, checkpoint, file or folder, or the model takes images and a path is none of a
+            video, or windows of them are asked for.
         DataError: some windows could not be read; everything else is written.
     """
     with logging_to(None):
         predictor = load(run, overrides, checkpoint=checkpoint, weights=weights, device=device)
     if not predictor.takes_video:
-        raise ConfigError(Problem("command line", "--every", "the model of this run takes images, not videos"))
-    files = list(find_files(paths, videos=True))
+        if window or features or not all(is_video(str(path)) for path in paths):
+            message = "the model of this run takes images: give videos, URLs or cameras, and no --window or --features"
+            raise ConfigError(Problem("command line", "--every", message))
+        names = [str(path) for path in paths]
+        return predict_frames(predictor, names, out, every=every, max_frames=max_frames, min_score=min_score)
+    files = list(find_files([Path(path) for path in paths], videos=True))
     errors, lines, rows = list[str](), list[dict[str, Any]](), list[Any]()
     with progress_bar("predict", len(files), unit="videos") as bar:
         for file in bar.track(files):

@@ -41,10 +41,17 @@ class Stopped(Exception):
 
 
 class StopSignal:
-    """Remembers the first stop signal: ``signum`` is None until it arrives."""
+    """Remembers the first stop signal: ``signum`` is None until it arrives.
+
+    Args:
+        action: what happens then, for the message.
+    """
 
     signum: int | None = None
     _since = 0.0
+
+    def __init__(self, action: str = "saving after this step") -> None:
+        self.action = action
 
     @property
     def reason(self) -> str | None:
@@ -69,7 +76,7 @@ class StopSignal:
         if os.environ.get("RANK", "0") == "0":
             # Not print: a handler may have interrupted one.
             with suppress(OSError):
-                os.write(2, f"\n{self.reason}: saving after this step; a second signal stops at once\n".encode())
+                os.write(2, f"\n{self.reason}: {self.action}; a second signal stops at once\n".encode())
 
     def on_later(self, signum: int) -> None:
         """Stop at once."""

@@ -22,7 +22,7 @@ from opabinia.engine.hooks import (
 )
 from opabinia.engine.loggers import mlflow, wandb
 from opabinia.evaluation import mean_losses
-from opabinia.evaluation.detection import coco, lvis, voc
+from opabinia.evaluation.detection import coco, lvis, score_calibration, voc
 from opabinia.evaluation.representation import clustering, collapse, knn, linear_probe, linear_svm, low_shot
 from opabinia.evaluation.retrieval import retrieval_evaluators
 from opabinia.evaluation.segmentation import panoptic, semantic

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,7 +15,8 @@ from opabinia.config.paths import folder_for as folder_for
 from opabinia.config.paths import holds_run as holds_run
 from opabinia.engine.checkpointing.checkpoint import BadCheckpoint, Snapshot, read_checkpoint, save_tensors
 from opabinia.engine.checkpointing.manager import list_checkpoints, read_pointer
-from opabinia.runtime.files import temporary_file
+from opabinia.models.weights.download import HUB, hub_folder
+from opabinia.runtime.files import disk_errors, temporary_file, temporary_folder
 from opabinia.runtime.resources import cores
 
 LAST = "last"
@@ -77,6 +79,33 @@ def build_parts(resolved: Resolved, **values: int | str) -> partial[Any]:
 def process_group_options(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return how the ranks of a complete config join a process group."""
     return {**(config["train"]["distributed"] or {}), "device": config["train"]["device"]}
+
+
+def downloaded_run(name: str) -> Path:
+    """Return the local folder of ``hf:OWNER/NAME``, a model that was exported to the Hugging Face Hub; it is a run
+    folder to be read only.
+
+    Raises:
+        ConfigError: it cannot be downloaded, or the repository holds no such model.
+    """
+    try:
+        return hub_folder(name.removeprefix(HUB))
+    except ValueError as error:
+        raise ConfigError(Problem("command line", "", str(error))) from error
+
+
+def copy_downloaded_run(name: str, out: Path = Path("runs")) -> Path:
+    """Copy ``hf:OWNER/NAME`` to ``<out>/OWNER/NAME-<revision>``, where commands may write results, and return that.
+
+    Raises:
+        ConfigError: see :func:`downloaded_run`.
+    """
+    downloaded = downloaded_run(name)
+    folder = out / f"{name.removeprefix(HUB).partition('@')[0]}-{downloaded.name[:7]}"
+    if not holds_run(folder):
+        with disk_errors(folder), temporary_folder(folder) as temporary:
+            shutil.copytree(downloaded, temporary, dirs_exist_ok=True)
+    return folder
 
 
 def chosen_checkpoint(folder: Path, checkpoint: str) -> Path:

@@ -91,6 +91,7 @@ class DrawnObject:
         label: class label; it selects the color.
         text: written at the box.
         box: left, top, right, bottom, in pixels of the image.
+        corners: x, y of each corner of an oriented box, which is drawn instead.
         mask: pixels of the object (bool, H x W).
         points: x, y of each visible keypoint.
     """
@@ -100,6 +101,7 @@ class DrawnObject:
     box: Sequence[float]
     mask: NDArray[np.bool_] | None = None
     points: Sequence[tuple[float, float]] = ()
+    corners: Sequence[tuple[float, float]] = ()
 
     @property
     def color(self) -> tuple[int, int, int]:
@@ -128,8 +130,10 @@ def draw_objects(image: Tensor, objects: Sequence[DrawnObject], *, side: int = 5
     draw = ImageDraw.Draw(drawn)
     for item in ordered:
         left, top, right, bottom = (value * factor for value in item.box)
-        # An image may be one pixel wide, and a predicted box anywhere.
-        draw.rectangle((left, top, max(left, right), max(top, bottom)), outline=item.color, width=width)
+        if item.corners:
+            draw.polygon([(x * factor, y * factor) for x, y in item.corners], outline=item.color, width=width)
+        else:  # an image may be one pixel wide, and a predicted box anywhere
+            draw.rectangle((left, top, max(left, right), max(top, bottom)), outline=item.color, width=width)
         for x, y in item.points:
             draw.circle((x * factor, y * factor), 1.5 * width, fill=item.color, outline=_BACKGROUND)
     for item in ordered:  # above the box if there is room, else inside, and never cut off

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from fractions import Fraction
-from io import BytesIO
-from itertools import chain, groupby, islice, pairwise
+from itertools import groupby, islice, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 from torch import Tensor
 
 from opabinia.contracts import Sample, Video
-from opabinia.runtime.files import write_atomic
+from opabinia.runtime.files import temporary_file
 from opabinia.visualization.drawing import COLORS, FRAME_COLORS, side_by_side, stack_vertically, text_color, to_pil
 
 MAX_FRAMES, FRAME_HEIGHT, MIN_WIDTH = 8, 128, 560
 """Maximum number of frames of a clip in a strip, their height, and the minimum width of strips, which leaves room for
 text."""
+
+CODECS = ("libx264", "libopenh264", "mpeg4")
+"""Encoders of written videos: H.264, or MPEG-4 where FFmpeg was built without it."""
 
 CLIP_SIDE = 256
 """Shorter side of written clips in pixels."""
@@ -151,45 +153,69 @@ def write_clip(path: Path, video: Video, clips: Sequence[SampledClip]) -> None:
     Raises:
         OSError, ValueError: the video cannot be read, or the file cannot be written.
     """
-    frames = (frame for clip in clips for frame in _labeled_frames(video, clip))
-    content = _encode_mp4(frames, _frame_rate(video.fps, clips[0].frames))
-    write_atomic(path, content)
+    rate = _frame_rate(video.fps, clips[0].frames)
+    with write_video(path, rate, 1 / rate) as write:
+        frames = ((clip, frame) for clip in clips for frame in video.read(clip.frames, CLIP_SIDE))
+        for number, (clip, frame) in enumerate(frames):
+            text = "\n".join(filter(None, (clip.name, clip.text)))
+            write(draw_label(to_pil(frame), text, COLORS[clip.label % len(COLORS)]), number)
 
 
-def _labeled_frames(video: Video, clip: SampledClip) -> Iterator[NDArray[Any]]:
-    """Yield the frames of a clip (uint8, H x W x 3), tiny ones enlarged, with its name and text in the upper left
-    corner."""
-    text = "\n".join(filter(None, (clip.name, clip.text)))
-    color = COLORS[clip.label % len(COLORS)]
-    for frame in video.read(clip.frames, CLIP_SIDE):
-        image = to_pil(frame)
-        factor = max(1, CLIP_SIDE // min(image.size))
-        image = image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
-        draw = ImageDraw.Draw(image)
-        for size in range(max(10, min(image.size) // 14), 7, -1):  # as large as the width allows
-            font = ImageFont.load_default(size)
-            _, _, right, bottom = draw.textbbox((0, 0), text, font=font)
-            if right + 8 <= image.width:
-                break
-        draw.rectangle((0, 0, right + 8, bottom + 6), fill=color)
-        draw.text((4, 2), text, fill=text_color(color), font=font)
-        # The codec needs even sides.
-        yield np.pad(np.asarray(image), ((0, image.height % 2), (0, image.width % 2), (0, 0)), mode="edge")
+def draw_label(image: Image.Image, text: str, color: tuple[int, int, int] = COLORS[0]) -> Image.Image:
+    """Return an image, enlarged by a whole factor if it is tiny, with a text on a color in the upper left corner."""
+    factor = max(1, CLIP_SIDE // min(image.size))
+    image = image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
+    draw = ImageDraw.Draw(image)
+    for size in range(max(10, min(image.size) // 14), 7, -1):  # as large as the width allows
+        font = ImageFont.load_default(size)
+        _, _, right, bottom = draw.textbbox((0, 0), text, font=font)
+        if right + 8 <= image.width:
+            break
+    draw.rectangle((0, 0, right + 8, bottom + 6), fill=color)
+    draw.text((4, 2), text, fill=text_color(color), font=font)
+    return image
 
 
-def _encode_mp4(frames: Iterator[NDArray[Any]], frame_rate: Fraction) -> bytes:
-    """Return an mp4 file of frames of equal size."""
+@contextmanager
+def write_video(path: Path, rate: Fraction, time_base: Fraction) -> Iterator[Callable[[Image.Image, int], None]]:
+    """Write a video (mp4): yield a function that adds an image at a time, in units of ``time_base``.
+
+    The first of :data:`CODECS` that PyAV's FFmpeg can encode is used. All images get the size of the first.
+
+    Args:
+        path: of the file.
+        rate: usual number of images per second.
+        time_base: seconds; the times must increase.
+
+    Raises:
+        DiskError: the file cannot be written.
+    """
     import av
 
-    content = BytesIO()
-    first = next(frames)
-    with av.open(content, "w", format="mp4") as container:
-        stream = container.add_stream("libx264", rate=frame_rate, options={"crf": "18"})
-        stream.pix_fmt, (stream.height, stream.width) = "yuv420p", first.shape[:2]
-        for pixels in chain([first], frames):
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
+    codec = next(name for name in CODECS if name in av.codecs_available)
+    with temporary_file(path) as temporary, av.open(str(temporary), "w", format="mp4") as container:
+        stream: Any = container.add_stream(codec, rate=rate)
+        stream.codec_context.time_base = stream.time_base = time_base
+        stream.pix_fmt = "yuv420p"
+        if codec == "libx264":
+            stream.options = {"crf": "18"}
+        else:
+            stream.bit_rate = 8_000_000
+        size: list[tuple[int, int]] = []
+
+        def write(image: Image.Image, time: int) -> None:
+            if not size:
+                size.append(image.size)
+                stream.width, stream.height = image.width + image.width % 2, image.height + image.height % 2
+            pixels = np.asarray(image if image.size == size[0] else image.resize(size[0]))
+            # The codec needs even sides.
+            pixels = np.pad(pixels, ((0, image.height % 2), (0, image.width % 2), (0, 0)), mode="edge")
+            frame = av.VideoFrame.from_ndarray(pixels, format="rgb24")
+            frame.pts, frame.time_base = time, time_base
+            container.mux(stream.encode(frame))
+
+        yield write
         container.mux(stream.encode())
-    return content.getvalue()
 
 
 def _frame_rate(fps: float, numbers: Sequence[int]) -> Fraction:

@@ -60,7 +60,7 @@ def test_samples_with_different_keys() -> None:
 # --------------------------------------------------------------------------------
 
 
-def things(height: int, width: int, boxes: list[list[float]], name: str = "one", *, channels: int = 3) -> Sample:
+def make_sample(height: int, width: int, boxes: list[list[float]], name: str = "one", *, channels: int = 3) -> Sample:
     """A white image with these objects in it, each of another class."""
     count, size = len(boxes), (height, width)
     return {
@@ -77,11 +77,11 @@ def things(height: int, width: int, boxes: list[list[float]], name: str = "one",
     }
 
 
-def pictures() -> list[Sample]:
+def make_samples() -> list[Sample]:
     return [
-        things(30, 40, [[0.0, 0, 9, 9], [5, 5, 5, 20], [1, 2, 30, 4], [8, 9, 7, 12]], "a"),
-        things(50, 20, [], "b"),
-        things(33, 33, [[3.0, 3, 4, 4]], "c"),
+        make_sample(30, 40, [[0.0, 0, 9, 9], [5, 5, 5, 20], [1, 2, 30, 4], [8, 9, 7, 12]], "a"),
+        make_sample(50, 20, [], "b"),
+        make_sample(33, 33, [[3.0, 3, 4, 4]], "c"),
     ]
 
 
@@ -98,12 +98,12 @@ def test_detectron2s_padding() -> None:
 @pytest.mark.parametrize(("multiple", "size"), [(1, (50, 40)), (8, (56, 40)), (50, (50, 50))])
 @pytest.mark.parametrize("channels", [1, 3])
 def test_a_side_is_the_next_multiple(multiple: int, size: tuple[int, int], channels: int) -> None:
-    samples = [things(30, 40, [], channels=channels), things(50, 20, [], channels=channels)]
+    samples = [make_sample(30, 40, [], channels=channels), make_sample(50, 20, [], channels=channels)]
     assert collate(samples, multiple)["image"].shape == (2, channels, *size)
 
 
 def test_a_batch_of_images_with_objects() -> None:
-    samples = pictures()
+    samples = make_samples()
     batch = collate(samples, 32)
     assert batch.keys() == {*samples[0], "image_sizes"}
     assert batch["image"].shape == (3, 3, 64, 64) and type(batch["image"]) is Tensor
@@ -119,7 +119,7 @@ def test_a_batch_of_images_with_objects() -> None:
 
 
 def test_objects_without_area_go_with_all_their_keys() -> None:
-    batch = collate(pictures(), 32)
+    batch = collate(make_samples(), 32)
     assert batch["boxes"][0].tolist() == [[0, 0, 9, 9], [1, 2, 30, 4]]
     assert batch["labels"][0].tolist() == [0, 2]
     assert batch["keypoints"][0].tolist() == [[[0, 1], [2, 3]], [[8, 9], [10, 11]]]
@@ -127,7 +127,7 @@ def test_objects_without_area_go_with_all_their_keys() -> None:
 
 
 def test_a_batch_in_which_there_is_nothing() -> None:
-    batch = collate([things(30, 40, []), things(20, 50, [[5.0, 5, 5, 9]])], 32)
+    batch = collate([make_sample(30, 40, []), make_sample(20, 50, [[5.0, 5, 5, 9]])], 32)
     assert [[tuple(one.shape) for one in batch[key]] for key in OBJECT_KEYS] == [
         [(0, 4)] * 2,
         [(0,)] * 2,
@@ -140,7 +140,7 @@ def test_a_batch_in_which_there_is_nothing() -> None:
 
 def test_images_of_which_nothing_is_known() -> None:
     """As they are predicted."""
-    sample = {key: things(30, 40, [])[key] for key in ("image", "id", "original_size")}
+    sample = {key: make_sample(30, 40, [])[key] for key in ("image", "id", "original_size")}
     batch = collate([sample, sample], 16)
     assert batch.keys() == {"image", "id", "original_size", "image_sizes"}
     assert batch["image"].shape == (2, 3, 32, 48)
@@ -150,27 +150,27 @@ def test_images_of_which_nothing_is_known() -> None:
     ("other", "message"),
     [
         (
-            things(4, 5, [], "grey", channels=1),
+            make_sample(4, 5, [], "grey", channels=1),
             "a has 3 x 30 x 40 of torch.uint8, grey has 1 x 4 x 5 of torch.uint8; RGB",
         ),
-        ({**things(4, 5, [], "float"), "image": torch.zeros(3, 4, 5)}, "float has 3 x 4 x 5 of torch.float32"),
+        ({**make_sample(4, 5, [], "float"), "image": torch.zeros(3, 4, 5)}, "float has 3 x 4 x 5 of torch.float32"),
     ],
     ids=["channels", "type"],
 )
 def test_images_that_differ_in_more_than_size(other: Sample, message: str) -> None:
     with pytest.raises(ValueError, match=f"'image' differs in more than its size: .*{message}"):
-        collate([pictures()[0], other], 32)
+        collate([make_samples()[0], other], 32)
 
 
 def test_places_would_not_follow_a_batch_that_is_resized() -> None:
     with pytest.raises(ValueError, match="boxes do not follow; take resize_shortest_edge"):
-        resize_batch(collate(pictures(), 32), (64, 64))
+        resize_batch(collate(make_samples(), 32), (64, 64))
 
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_micro_batches_of_objects(size: int) -> None:
     """Each piece has what belongs to its samples, also where an image has as many objects as the batch has images."""
-    samples = [things(30, 40, [[0.0, 0, 9, 9]] * 3, "x"), *pictures()[1:]]
+    samples = [make_sample(30, 40, [[0.0, 0, 9, 9]] * 3, "x"), *make_samples()[1:]]
     batch = collate(samples, 32)
     pieces = list(split_micro_batches(batch, size))
     assert [count for _, count in pieces] == ([1, 1, 1] if size == 1 else [2, 1])

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def pictures(count: int, height: int = 48, width: int = 64) -> NDArray[np.uint8]:
+def make_frames(count: int, height: int = 48, width: int = 64) -> NDArray[np.uint8]:
     """Frames that differ everywhere (uint8, N x H x W x 3): a pattern that moves, in noise."""
     random = np.random.default_rng(count)
     pattern = random.integers(0, 256, (height // 8 + count, width // 8 + count, 3), dtype=np.uint8)
@@ -50,8 +50,8 @@ def write(
         if rotation:
             stream.set_display_rotation(rotation)  # type: ignore[union-attr]
         tone = container.add_stream("aac", rate=8000) if sound else None
-        for number, picture in enumerate(pictures(count, *size)):
-            frame = av.VideoFrame.from_ndarray(picture, format="rgb24")
+        for number, pixels in enumerate(make_frames(count, *size)):
+            frame = av.VideoFrame.from_ndarray(pixels, format="rgb24")
             if times is not None:
                 frame.pts, frame.time_base = times[number], Fraction(1, 1000)
             container.mux(stream.encode(frame))  # type: ignore[union-attr]

@@ -36,6 +36,7 @@ NOT_RUN = {
     r"docker ": "a Docker engine",
     r"srun ": "SLURM; tests/runtime/test_slurm.py covers its environment variables",
     r"opabinia .*--weights (?!raw|ema|both)": "a file of weights; tests/cli/test_weights_option.py has one",
+    r"opabinia train selfsup/distillation": "the weights of a large teacher; tests/tasks has small ones",
     r"opabinia .*--nnodes": "several machines; tests/faults/test_hosts.py simulates them on one",
 }
 """Commands that no test runs as written; their arguments are parsed all the same."""

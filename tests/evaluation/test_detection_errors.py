@@ -9,9 +9,9 @@ from opabinia.contracts import GroundTruth
 from opabinia.evaluation.detection.base import ImageResult
 from opabinia.evaluation.detection.detection_errors import (
     best_min_score,
-    box_iou,
     confusion,
     error_tables,
+    image_iou,
     match_detections,
     worst_images,
 )
@@ -141,7 +141,8 @@ def test_a_detection_in_a_crowd_does_not_lower_the_best_score() -> None:
 
 
 def test_overlaps_by_hand() -> None:
-    found = box_iou(np.array([HERE, [5, 0, 5, 10]]), np.array([[5.0, 0, 15, 10], ELSEWHERE, [5, 5, 5, 5]]))
+    there: list[Row] = [(CAT, [5.0, 0, 15, 10]), (CAT, ELSEWHERE), (CAT, [5, 5, 5, 5])]
+    found = image_iou(image(there, [(CAT, HERE, 0.9), (CAT, [5, 0, 5, 10], 0.9)]))
     assert found == pytest.approx(np.array([[1 / 3, 0, 0], [0, 0, 0]]))
 
 

@@ -62,7 +62,7 @@ from opabinia.runtime.durations import Duration
 from opabinia.tasks.selfsup.distillation import Distillation
 from opabinia.tasks.teachers import FrozenTeacher
 from scripts import small_data
-from tests.data.videos import write as write_film
+from tests.data.videos import write as write_video
 
 CATALOG = live_catalog()
 ENTRIES = sorted(
@@ -121,21 +121,21 @@ MINIMAL: dict[tuple[str, str], dict[str, Any]] = {
     ("source", "in_shop"): {"root": "IN_SHOP"},  # likewise
     ("source", "indexed"): {"source": "digits"},
     ("source", "online_products"): {"root": "ONLINE_PRODUCTS"},  # likewise
-    ("source", "packed_videos"): {"root": "PACKED_FILMS"},  # likewise
+    ("source", "packed_videos"): {"root": "PACKED_VIDEOS"},  # likewise
     ("source", "roboflow"): {"root": "ROBOFLOW"},  # likewise
     ("source", "shards"): {"files": "SHARD"},  # likewise
     ("source", "table"): {"file": "TABLE"},  # likewise
     ("source", "vehicleid"): {"root": "VEHICLEID"},  # likewise
     ("source", "veri"): {"root": "VERI"},  # likewise
     ("source", "veri_wild"): {"root": "VERI_WILD"},  # likewise
-    ("source", "video_list"): {"file": "FILMS"},  # likewise
-    ("source", "videos"): {"root": "FILM_FOLDERS"},  # likewise
+    ("source", "video_list"): {"file": "VIDEO_LIST"},  # likewise
+    ("source", "videos"): {"root": "VIDEO_FOLDERS"},  # likewise
     ("source", "video_views"): {"source": "moving_digits"},
     ("source", "voc"): {"root": "VOC"},  # likewise
     ("source", "yolo"): {"data": "YOLO_FILE"},  # likewise
     ("source", "idx"): {"root": "IDX"},  # a folder that the test makes
-    ("source", "image_folder"): {"root": "PICTURES"},  # likewise
-    ("source", "images"): {"root": "PICTURES"},  # likewise
+    ("source", "image_folder"): {"root": "IMAGES"},  # likewise
+    ("source", "images"): {"root": "IMAGES"},  # likewise
     ("source", "unlabeled"): {"source": "digits"},
     ("task", "barlow_twins"): {"backbone": TINY},
     ("task", "byol"): {"backbone": TINY},
@@ -314,16 +314,16 @@ SMALL_DATA = (
 
 @pytest.fixture(scope="session")
 def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("pictures")
+    root = tmp_path_factory.mktemp("images")
     for make in SMALL_DATA:
         make(root / f".{make.__name__}")  # hidden: no folder of a class
     for number, name in enumerate(["cat", "dog"]):
         (root / name).mkdir()
         Image.new("RGB", (20, 16), (number * 200, 90, 30)).save(root / name / "one.png")
     for name in ("jump", "run"):
-        write_film(root / ".films" / name / "one.mp4", 2)
-    (root / ".films" / "films.txt").write_text("jump/one.mp4 0\nrun/one.mp4 1\n")
-    pack(Videos(root=root / ".films"), root / ".packed")
+        write_video(root / ".videos" / name / "one.mp4", 2)
+    (root / ".videos" / "videos.txt").write_text("jump/one.mp4 0\nrun/one.mp4 1\n")
+    pack(Videos(root=root / ".videos"), root / ".packed")
     (root / ".frames.txt").write_text("cat 1 0\ndog 1 1\n")
     (root / "list.csv").write_text("path,label\ncat/one.png,cat\ndog/one.png,dog\n")
     with tarfile.open(root / "shard.tar", "w") as shard:
@@ -359,11 +359,11 @@ def build_default(entry: Entry, folder: Path, data_folder: Path) -> Any:
     required = [p.name for p in entry.parameters if p.required and not CATALOG.fills_itself(p.spec)]
     keys = MINIMAL.get((entry.family, entry.name), {})
     assert keys.keys() == set(required), f"MINIMAL needs values for these keys of {label(entry)}: {required}"
-    paths = {"PICTURES": str(data_folder), "IDX": str(data_folder / "cat"), "TABLE": str(data_folder / "list.csv")}
+    paths = {"IMAGES": str(data_folder), "IDX": str(data_folder / "cat"), "TABLE": str(data_folder / "list.csv")}
     paths["SHARD"] = str(data_folder / "shard.tar")
-    paths["FILMS"] = str(data_folder / ".films" / "films.txt")
-    paths["FILM_FOLDERS"] = str(data_folder / ".films")
-    paths["PACKED_FILMS"] = str(data_folder / ".packed")
+    paths["VIDEO_LIST"] = str(data_folder / ".videos" / "videos.txt")
+    paths["VIDEO_FOLDERS"] = str(data_folder / ".videos")
+    paths["PACKED_VIDEOS"] = str(data_folder / ".packed")
     paths["FRAMES"] = str(data_folder / ".frames.txt")
     paths["COCO_FILE"] = str(data_folder / ".coco" / "annotations.json")
     paths["YOLO_FILE"] = str(data_folder / ".yolo" / "data.yaml")

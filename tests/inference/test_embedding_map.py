@@ -106,9 +106,9 @@ def test_umap_is_asked_for_where_it_is_not_there(tmp_path: Path) -> None:
 # --- the drawing ------------------------------------------------------------------------------------------------------
 
 
-def tints(picture: Image.Image) -> set[int]:
+def tints(image: Image.Image) -> set[int]:
     """Which of the colours are on it."""
-    pixels = np.asarray(picture)
+    pixels = np.asarray(image)
     return {number for number, tint in enumerate(drawing._TINTS) if (pixels == tint).all(2).any()}
 
 
@@ -188,12 +188,12 @@ def test_the_nearest_by_cosine_stand_beside_a_sample(monkeypatch: pytest.MonkeyP
     found = found._replace(numbers=np.array([5, 7, 9, 11, 13, 15]))
     source = Asked()
     above = Image.new("RGB", (50, 30))
-    picture = add_neighbors(above, found, source, ["cat", "dog"])
+    image = add_neighbors(above, found, source, ["cat", "dog"])
     assert source.asked == [5, 7, 9, 15, 9, 7, 5, 15], "the first cat, the first dog, and theirs"
     ((_, captions), keys) = sheets[0]
     assert captions[:2] == ["cat", f"cat\n{np.cos(0.1):.2f}"] and captions[4] == "dog"
     assert keys["frames"] == [None, "right", "wrong", "wrong", None, "wrong", "wrong", "right"]
-    assert picture.height > above.height + 2 * 94
+    assert image.height > above.height + 2 * 94
 
 
 def test_samples_of_many_classes_and_of_none() -> None:
@@ -219,8 +219,8 @@ def digits(tmp_path: Path) -> Path:
 def test_a_map_with_names_and_images(digits: Path, tmp_path: Path) -> None:
     out = draw_map(digits, tmp_path / "deep" / "map.png")
     assert out == tmp_path / "deep" / "map.png"
-    with Image.open(out) as picture:
-        assert picture.width == 1080 and picture.height > 720 + 10 * 94
+    with Image.open(out) as image:
+        assert image.width == 1080 and image.height > 720 + 10 * 94
     assert draw_map(digits, max_samples=50).name == "map-pca.png"
 
 
@@ -228,16 +228,16 @@ def test_without_the_run_there_is_a_map_all_the_same(tmp_path: Path, caplog: pyt
     folder = features_of(tmp_path / "features", *groups())
     with caplog.at_level(logging.WARNING):
         out = draw_map(folder)
-    with Image.open(out) as picture:
-        assert picture.size == (1080, 720) and tints(picture) == {0, 1, 2}
+    with Image.open(out) as image:
+        assert image.size == (1080, 720) and tints(image) == {0, 1, 2}
     assert "no class names and no images: nowhere is not a run any more" in caplog.text
 
 
 def test_data_that_has_changed_shows_no_images(digits: Path, caplog: pytest.LogCaptureFixture) -> None:
     np.save(digits / "features.npy", np.load(digits / "features.npy")[:300])
     np.save(digits / "labels.npy", np.load(digits / "labels.npy")[:300])
-    with caplog.at_level(logging.WARNING), Image.open(draw_map(digits)) as picture:
-        assert picture.height == 720
+    with caplog.at_level(logging.WARNING), Image.open(draw_map(digits)) as image:
+        assert image.height == 720
     assert "has 360 samples, but the features are of 300" in caplog.text
 
 
@@ -253,8 +253,8 @@ def test_several_labels_or_none_are_no_class(tmp_path: Path) -> None:
     features, _ = groups()
     several = features_of(tmp_path / "several", features, np.ones((36, 2), np.float32))
     assert (read_embeddings(several, "features", 100).labels == -1).all()
-    with Image.open(draw_map(features_of(tmp_path / "none", features))) as picture:
-        assert tints(picture) == set()
+    with Image.open(draw_map(features_of(tmp_path / "none", features))) as image:
+        assert tints(image) == set()
 
 
 def test_what_cannot_be_drawn_is_reported(tmp_path: Path) -> None:

@@ -2,26 +2,32 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import fields
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import timm
 import torch
+import yaml
 from torch import Tensor, nn
 
 import opabinia
 from opabinia.config import ConfigError
-from opabinia.contracts import DatasetInfo, Detector, relative_difference
+from opabinia.contracts import DatasetInfo, Detector, ExportModule, relative_difference
 from opabinia.data.sources import Digits
 from opabinia.inference.export import export
-from opabinia.inference.export.job import ExportMismatch
+from opabinia.inference.export.description import Description
+from opabinia.inference.export.files import LIBRARIES, write_file
+from opabinia.inference.export.job import ExportJob, ExportMismatch
+from opabinia.inference.export.runtimes import open_runtime
 from opabinia.models.backbones import timm as backbones
 from opabinia.models.detectors.fcos import Fcos
 from opabinia.models.detectors.suppression import Candidates, suppress, suppress_static
 from opabinia.models.weights.files import read_weights
+from opabinia.runtime.progress import progress_bar
 from opabinia.tasks.detection.export import detection_difference
 from opabinia.tasks.detection.task import Detection
 from opabinia.tasks.detection.test_time_augmentation import TestTimeAugmentation
@@ -64,8 +70,44 @@ def test_timm_reads_a_classifier(run: Path, layout: Path, images: Tensor) -> Non
     assert config["label_names"] == list("0123456789")
 
 
+def test_the_folder_is_loaded_like_its_run(run: Path, layout: Path, images: Tensor) -> None:
+    task, restored = opabinia.load(run).task, opabinia.load(layout).task
+    assert restored.state_dict().keys() == task.state_dict().keys()
+    assert torch.equal(restored.predict({"image": images})["logits"], task.predict({"image": images})["logits"])
+    assert read_weights(layout).keys() == timm.create_model("test_resnet").state_dict().keys()
+    again = export(layout, layout.with_name("again"), form="huggingface")
+    assert (again / "model.safetensors").read_bytes() == (layout / "model.safetensors").read_bytes()
+    scores = json.loads((run / "results.json").read_text())
+    assert json.loads((again / "state.json").read_text())["scores"] == scores
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("recipe", "backbone"),
+    [
+        ("classification/digits", "{name: resnet, model: resnet10t}"),
+        ("selfsup/digits_byol", "{name: timm, model: test_resnet}"),
+        ("detection/digits", "{name: timm, model: resnet10t}"),
+        ("video/digits", ""),
+    ],
+)
+def test_folders_of_other_models_are_loaded(recipe: str, backbone: str, tmp_path: Path) -> None:
+    other = ["task.backbone=null", f"task.backbone={backbone}"] if backbone else []
+    without = [] if recipe.startswith("video") else ["data.val=null"]
+    run, _ = launch.train(recipe, [*SMALL, "train.length=1it", *without, *other], out=tmp_path)
+    folder = export(run, tmp_path / "exported", form="huggingface")  # compares
+    own, restored = opabinia.load(run).task.state_dict(), opabinia.load(folder).task.state_dict()
+    assert own.keys() == restored.keys() and all(torch.equal(own[name], restored[name]) for name in own)
+    if recipe.startswith("selfsup"):
+        assert (folder / "rest.safetensors").is_file()
+        timm.create_model(f"local-dir:{folder}", pretrained=True)
+
+
 def test_the_model_card_has_scores_classes_and_usage(layout: Path) -> None:
     card = (layout / "README.md").read_text()
+    metadata = yaml.safe_load(card.split("---")[1])
+    assert metadata["model-index"][0]["results"][0]["dataset"]["name"] == "digits, val"
+    assert "up to step 4; `val` is digits, val." in card and 'opabinia.load("PATH")' in card
     scores = json.loads((layout / "preprocessor_config.json").read_text())
     assert scores["image_mean"] == [0.3]
     assert scores["transforms"][0]["name"] == "Resize"
@@ -81,6 +123,7 @@ def test_the_model_card_has_scores_classes_and_usage(layout: Path) -> None:
         "config.yaml",
         "model.safetensors",
         "preprocessor_config.json",
+        "state.json",
     ]
 
 
@@ -176,6 +219,35 @@ def test_a_detector_with_suppression_in_it(detector: str, tmp_path: Path) -> Non
     assert (
         detection_difference({name: original[name] for name in found}, found, detected.detector.score_threshold) < 1e-4
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["torch", "onnx", "openvino"])
+def test_a_batch_size_that_cannot_vary(form: Literal["torch", "onnx", "openvino"], tmp_path: Path) -> None:
+    for library in LIBRARIES.get(form, ()):
+        pytest.importorskip(library, reason="the extra openvino is absent")
+
+    class Loop(ExportModule):
+        def forward(self, image: Tensor) -> dict[str, Tensor]:
+            return {"sums": torch.stack([image[index].sum() for index in range(int(image.shape[0]))])}
+
+        def expected(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            return self.forward(**inputs)
+
+    about: dict[str, Any] = {field.name: "" for field in fields(Description)}
+    job = ExportJob(Loop(nn.Identity()), {"image": torch.rand(3, 1, 4, 4)}, Description(**about))
+    path = tmp_path / ("folder" if form == "openvino" else "file")
+    with progress_bar("export", 2, unit="steps") as bar:
+        lines = write_file(form, path, job, 1e-4, "3 samples", bar)
+    assert "batch: 1; torch cannot trace the model for any number of samples" in lines
+    assert "in batches of 1: largest" in lines[-1]
+    if form == "torch":
+        extra = {"opabinia.json": ""}
+        torch.export.load(path, extra_files=extra)
+        assert json.loads(extra["opabinia.json"])["batch_size"] == "1"
+    else:
+        runtime = open_runtime(path)
+        assert (runtime.metadata["batch_size"], list(runtime.shapes["image"])) == ("1", [1, 1, 4, 4])
 
 
 # --- suppression and comparison ---------------------------------------------------------------------------------------

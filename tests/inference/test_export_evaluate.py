@@ -10,18 +10,21 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 
 import opabinia
-from opabinia.config import ConfigError
+from opabinia.config import ConfigError, Problem
+from opabinia.contracts import ExportModule
 from opabinia.data.loader import DataError
 from opabinia.data.sources import Digits
-from opabinia.inference.export import Measured, evaluate, export
+from opabinia.inference.export import Measured, evaluate, export, samples
 from opabinia.inference.export.description import resize_rule
 from opabinia.inference.export.exported_task import ExportedTask, load_exported
 from opabinia.inference.export.job import ExportMismatch
 from opabinia.inference.export.precision import excluded_nodes, layer_names, output_layers, write_fp16, write_int8
 from opabinia.inference.serving.inference import Inference
 from opabinia.inference.serving.limits import Limits, Upload
+from opabinia.tasks.detection.export import DetectionExport
 from opabinia.training import launch
 
 SMALL = ["data.num_workers=0", "loggers=[]", "data.batch_size=16", "evaluate.every=1000ep", "train.length=30it"]
@@ -102,6 +105,45 @@ def test_images_of_another_size_are_refused(graph: Path) -> None:
     assert inputs["image_sizes"].tolist() == [[6, 7]]
 
 
+def test_calibration_images_are_those_that_the_graph_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def images(count: int, height: int) -> list[Any]:
+        return [{"image": torch.full((1, height, 8), index, dtype=torch.uint8)} for index in range(count)]
+
+    def calibrate(module: ExportModule, found: Any) -> list[dict[str, torch.Tensor]]:
+        def split_samples(*_: object) -> Any:
+            if isinstance(found, Exception):
+                raise found
+            return found
+
+        monkeypatch.setattr(samples, "split_samples", split_samples)
+        resolved: Any = None
+        return samples.calibration_inputs(resolved, module, images(2, 8), 3)
+
+    task: Any = nn.Identity()
+    task.size_multiple = None
+    detector: Any = DetectionExport(task, *[nn.Identity()] * 3)  # type: ignore[arg-type]
+    (*_, last) = rows = calibrate(ExportModule(task), images(3, 8))
+    assert len(rows) == 3 and last["image"].shape == (1, 1, 8, 8) and (last["image"] == 2).all()
+    (row,) = calibrate(detector, images(1, 5))
+    assert row["image"].shape == (1, 1, 8, 8) and row["image_sizes"].tolist() == [[5, 8]]
+    twice = ConfigError([Problem("", name, "cells/ has no images") for name in ("data.train", "data.val")])
+    for module, found, reason in (
+        (ExportModule(task), [], "the split has no images"),
+        (ExportModule(task), twice, "cells/ has no images"),
+        (ExportModule(task), OSError("cells/1.png: gone"), "cells/1.png: gone"),
+        (
+            ExportModule(task),
+            images(1, 9),
+            r"images of several sizes \(\(1, 8, 8\), \(1, 9, 8\)\).*takes one; end them with",
+        ),
+        (detector, images(1, 9), "9 x 8 pixels; the graph takes 8 x 8: end data.val.transforms with that size"),
+    ):
+        message = f"^data.train: INT8 is calibrated with images of the training split: .*{reason}"
+        with pytest.raises(ConfigError, match=message) as error:
+            calibrate(module, found)
+        assert len(error.value.problems) == 1
+
+
 def test_transforms_as_one_resize() -> None:
     assert resize_rule([{"name": "resize_and_crop", "size": 224, "crop": 0.875}], 224) == ("crop", 0.875)
     assert resize_rule([{"name": "Resize", "size": [256]}, {"name": "CenterCrop", "size": 192}], 192) == ("crop", 0.75)
@@ -117,8 +159,13 @@ def test_evaluated_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
     with pytest.raises(ExportMismatch, match=r"exported: val/top1 is 0\.\d+, 0\.0000 worse(.|\n)*int8"):
         export(run, measured=Measured(["int8"], max_drop=-1.0, calibration_images=4))
     assert list((run / "export").iterdir()) == []
-    with pytest.raises(ConfigError, match=r"only ONNX files are evaluated"):
+    with pytest.raises(ConfigError, match=r"only ONNX and OpenVINO models are evaluated"):
         export(run, form="torch", measured=Measured())
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError, match=r"INT8 is calibrated with .*: .*empty has no folders") as error:
+        folder = f"data.train.source={{name: image_folder, root: {tmp_path / 'empty'}}}"
+        export(run, None, [folder], measured=Measured(["int8"]))
+    assert len(error.value.problems) == 1
     capsys.readouterr()
     path = export(run, measured=Measured(["fp16", "int8"], max_drop=0.05, calibration_images=32))
     rows = [line.split("│") for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
@@ -130,6 +177,31 @@ def test_evaluated_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
     path.unlink()
     with pytest.raises(ConfigError, match=r"model\.int8\.onnx exists already"):
         export(run, measured=Measured(["int8"]))
+
+
+@pytest.mark.slow
+def test_folders_of_openvino(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("openvino", reason="OpenVINO is absent: pip install 'opabinia[openvino]'")
+    monkeypatch.setattr(evaluate, "SECONDS", 0.0)
+    run, _ = launch.train("classification/digits", SMALL, out=tmp_path)
+    measured = Measured(["fp16", "int8"], max_drop=0.05, calibration_images=32)
+    path = export(run, form="openvino", measured=measured)
+    assert path == run / "export" / "openvino"
+    folders = sorted(path.parent.iterdir())
+    assert [folder.name for folder in folders] == ["openvino", "openvino.fp16", "openvino.int8"]
+    assert all(sorted(file.name for file in folder.iterdir()) == ["model.bin", "model.xml"] for folder in folders)
+    sizes = [(folder / "model.bin").stat().st_size for folder in folders]
+    assert sizes[1] < 0.51 * sizes[0] and sizes[2] < 0.3 * sizes[0]
+    predictor = load_exported(path)
+    task: Any = predictor.task
+    assert (task.metadata["task"], task.metadata["batch_size"]) == ("classification", "dynamic")
+    assert json.loads(task.metadata["classes"]) == list("0123456789")
+    image = predictor.sample(Digits(split="val")[0]["image"])["image"][None]
+    with torch.no_grad():
+        expected = opabinia.load(run).task.predict({"image": image})["logits"]
+    assert torch.allclose(task.run(image=image)["logits"], expected, atol=1e-4)
+    with pytest.raises(ConfigError, match=r"is not an OpenVINO folder of opabinia export"):
+        load_exported(tmp_path)
 
 
 @pytest.mark.slow

@@ -117,15 +117,15 @@ def test_images_that_evaluations_keep_are_taken_from_there(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "kept"))
-    (tmp_path / "pictures" / "all").mkdir(parents=True)
+    (tmp_path / "images" / "all").mkdir(parents=True)
     for number in range(12):
         pixels = np.random.default_rng(number).integers(0, 256, (8, 8), dtype=np.uint8)
-        Image.fromarray(pixels).save(tmp_path / "pictures" / "all" / f"{number}.png")
-    pictures = f"data.val.source={{name: image_folder, root: {tmp_path / 'pictures'}, channels: 1}}"
-    extract(run, tmp_path / "decoded", [pictures])
-    extract(run, tmp_path / "keeping", [pictures, "data.cache=disk"])
+        Image.fromarray(pixels).save(tmp_path / "images" / "all" / f"{number}.png")
+    source = f"data.val.source={{name: image_folder, root: {tmp_path / 'images'}, channels: 1}}"
+    extract(run, tmp_path / "decoded", [source])
+    extract(run, tmp_path / "keeping", [source, "data.cache=disk"])
     monkeypatch.setattr(decode, "decode_bytes", None)
-    extract(run, tmp_path / "kept of them", [pictures, "data.cache=disk"])
+    extract(run, tmp_path / "kept of them", [source, "data.cache=disk"])
     found = [files(tmp_path / name)["features.npy"] for name in ("decoded", "keeping", "kept of them")]
     assert found[0] == found[1] == found[2]
 

@@ -41,9 +41,9 @@ def predictor(run: Path) -> Predictor:
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """``gallery`` with a folder for each digit, and three images in ``queries`` named as Market-1501's are."""
-    folder = tmp_path_factory.mktemp("pictures")
+    folder = tmp_path_factory.mktemp("images")
     source = Digits(split="val")
     for number in range(43):
         sample = source[number]
@@ -73,7 +73,7 @@ def searched(paths: list[Path], features: Tensor, root: Path) -> Gallery:
     ],
     ids=lambda value: str(value) if isinstance(value, str) else "",
 )
-def test_names_tell_whose_an_image_is(path: str, expected: Identity) -> None:
+def test_names_have_the_identity(path: str, expected: Identity) -> None:
     assert identity_from_path(Path(path), Path("g")) == expected
 
 
@@ -214,16 +214,16 @@ def test_only_candidates_are_reranked(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- the command ----------------------------------------------------------------------------------------------------
 
 
-def test_the_nearest_are_written_and_drawn(run: Path, predictor: Predictor, pictures: Path, tmp_path: Path) -> None:
-    gallery = sorted((pictures / "gallery").rglob("*.png"))
-    query = pictures / "queries" / "41.png"
-    predict.retrieve(run, [query, gallery[5]], pictures / "gallery", tmp_path, nearest=4)
+def test_the_nearest_are_written_and_drawn(run: Path, predictor: Predictor, images: Path, tmp_path: Path) -> None:
+    gallery = sorted((images / "gallery").rglob("*.png"))
+    query = images / "queries" / "41.png"
+    predict.retrieve(run, [query, gallery[5]], images / "gallery", tmp_path, nearest=4)
     first, second = (json.loads(line) for line in (tmp_path / "predictions.jsonl").read_text().splitlines())
     own, others = (predictor.embeddings([predictor.sample(path) for path in some]) for some in ([query], gallery))
     similarity, order = (others @ own[0]).sort(descending=True, stable=True)
     assert [one["path"] for one in first["nearest"]] == [str(gallery[number]) for number in order[:4]]
     assert [one["distance"] for one in first["nearest"]] == pytest.approx((1 - similarity[:4]).tolist(), abs=2e-6)
-    assert {one["verdict"] for one in first["nearest"]} == {None}, "nobody tells whose it is"
+    assert {one["verdict"] for one in first["nearest"]} == {None}, "its identity is unknown"
     assert second["path"] not in [one["path"] for one in second["nearest"]]
     digit = Path(second["path"]).parent.name
     expected = ["right" if Path(one["path"]).parent.name == digit else "wrong" for one in second["nearest"]]
@@ -234,23 +234,23 @@ def test_the_nearest_are_written_and_drawn(run: Path, predictor: Predictor, pict
     assert {FRAME_COLORS[verdict] in colours for verdict in expected} == {True}
 
 
-def test_sheets_are_reranked(run: Path, pictures: Path, tmp_path: Path) -> None:
-    runner, words = CliRunner(), ["predict", str(run), str(pictures / "queries"), "--nearest", "5"]
+def test_sheets_are_reranked(run: Path, images: Path, tmp_path: Path) -> None:
+    runner, words = CliRunner(), ["predict", str(run), str(images / "queries"), "--nearest", "5"]
     ended = runner.invoke(app, [*words, "--rerank"])
     assert (ended.exit_code, "--rerank: it re-ranks the images of --gallery" in ended.output) == (2, True)
     lines = {}
     for name, options in (("plain", []), ("reranked", ["--rerank"])):
-        out = ["--gallery", str(pictures / "gallery"), "--out", str(tmp_path / name)]
+        out = ["--gallery", str(images / "gallery"), "--out", str(tmp_path / name)]
         assert runner.invoke(app, [*words, *out, *options]).exit_code == 0
         lines[name] = (tmp_path / name / "predictions.jsonl").read_text()
         assert len(list((tmp_path / name / "sheets").iterdir())) == 3
     assert lines["plain"] != lines["reranked"]
 
 
-def test_heat_maps_are_drawn(run: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    queries = sorted((pictures / "queries").glob("*.png"))
+def test_heat_maps_are_drawn(run: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    queries = sorted((images / "queries").glob("*.png"))
     predict.predict(run, queries, tmp_path / "classes", explain=True)
-    predict.retrieve(run, queries[:1], pictures / "gallery", tmp_path / "near", explain=True)
+    predict.retrieve(run, queries[:1], images / "gallery", tmp_path / "near", explain=True)
     drawn = sorted((tmp_path / "classes" / "explained").iterdir())
     assert [path.name for path in drawn] == ["00000-40.png", "00001-41.png", "00002-42.png"]
     with Image.open(drawn[0]) as one, Image.open(tmp_path / "near" / "explained" / "00000-40.png") as other:
@@ -259,10 +259,10 @@ def test_heat_maps_are_drawn(run: Path, pictures: Path, tmp_path: Path, capsys: 
         assert one.tobytes() != other.tobytes()
 
 
-def test_broken_images_are_reported_and_the_others_done(run: Path, pictures: Path, tmp_path: Path) -> None:
+def test_broken_images_are_reported_and_the_others_done(run: Path, images: Path, tmp_path: Path) -> None:
     (tmp_path / "gallery").mkdir()
     (tmp_path / "gallery" / "broken.png").write_text("no image")
-    query = pictures / "queries" / "41.png"
+    query = images / "queries" / "41.png"
     with pytest.raises(DataError, match=r"none of the 1 files in .*gallery can be read; .*broken.png cannot"):
         predict.retrieve(run, [query], tmp_path / "gallery", tmp_path / "out")
     (tmp_path / "gallery" / "whole.png").write_bytes(query.read_bytes())
@@ -273,8 +273,8 @@ def test_broken_images_are_reported_and_the_others_done(run: Path, pictures: Pat
     assert found["distance"] == pytest.approx(0, abs=1e-5) and found["path"].endswith("whole.png")
 
 
-def test_a_gallery_of_the_query_alone_explains_nothing(run: Path, pictures: Path, tmp_path: Path) -> None:
-    query = pictures / "queries" / "41.png"
+def test_a_gallery_of_the_query_alone_explains_nothing(run: Path, images: Path, tmp_path: Path) -> None:
+    query = images / "queries" / "41.png"
     predict.retrieve(run, [query], query, tmp_path / "out")
     with pytest.raises(ConfigError, match="no image but the query itself"):
         predict.retrieve(run, [query], query, tmp_path / "out", explain=True)
@@ -289,8 +289,8 @@ def test_captions_shorten_long_lists() -> None:
 
 
 def test_frames_have_the_colour_of_the_verdict() -> None:
-    pictures = [Image.new("RGB", (20, 10), (1, 2, 3))] * 4
-    paper = contact_sheet(pictures, ["one\ntwo"] * 4, columns=4, size=20, frames=["right", "wrong", "junk", None])
+    images = [Image.new("RGB", (20, 10), (1, 2, 3))] * 4
+    paper = contact_sheet(images, ["one\ntwo"] * 4, columns=4, size=20, frames=["right", "wrong", "junk", None])
     colours = [paper.getpixel((number * 32 + 6, 6 + 4)) for number in range(4)]  # right above each image
     assert colours[:3] == list(FRAME_COLORS.values()) and colours[3] not in FRAME_COLORS.values()
     assert {paper.getpixel((number * 32 + 16, 16)) for number in range(4)} == {(1, 2, 3)}

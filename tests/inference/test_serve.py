@@ -152,7 +152,7 @@ def test_what_is_no_image_is_refused(server: Server) -> None:
         (digit(0, "PNG", 200)[:-60], 422, "broken"),
         (b"\x89PNG\r\n\x1a\nnothing else", 422, "broken"),
     ]:
-        status, said = server.form([("picture.jpg", content)])
+        status, said = server.form([("image.jpg", content)])
         assert (status, list(said)) == (wanted, ["error"])
         assert words in said["error"] and "\n" not in said["error"] and "Traceback" not in said["error"]
     assert server.post(b"").status == 422
@@ -179,10 +179,10 @@ def test_an_image_of_200_megapixels_is_refused_undecoded(server: Server) -> None
 
 def test_a_body_that_is_too_large_is_not_kept(server: Server) -> None:
     assert server.post(bytes(21_000_000)) == (413, {"error": "the request is larger than 20 MB"})
-    # In pieces whose number nobody tells.
+    # Chunked: the length is not known in advance.
     pieces = (bytes(1_000_000) for _ in range(30))
     assert server.post(pieces, **{"Transfer-Encoding": "chunked"}).status == 413
-    # Told, but never sent: the answer does not wait.
+    # Announced, but never sent: the answer does not wait.
     with socket.create_connection(server.address.removeprefix("http://").split(":")) as line:
         heads = ["POST /predict HTTP/1.1", "Host: localhost", "Expect: 100-continue", "Content-Length: 99999999999"]
         line.sendall("\r\n".join([*heads, "", ""]).encode())
@@ -206,7 +206,7 @@ def memory_of_this_process() -> int:
     return memory(os.getpid())
 
 
-def test_many_at_once_are_answered_or_told_to_come_again(server: Server) -> None:
+def test_many_requests_at_once_are_answered_or_refused_for_now(server: Server) -> None:
     large = digit(0, "JPEG", 1500)
     with ThreadPoolExecutor(50) as many:
         answers = list(many.map(lambda _: server.form([("large.jpg", large)]), range(50)))
@@ -327,12 +327,12 @@ def test_memory_does_not_grow_with_requests(server: Server) -> None:
     def resident() -> int:
         return int(Path(f"/proc/{server.process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
-    pictures = [digit(number, "JPEG", 400) for number in range(10)]
+    images = [digit(number, "JPEG", 400) for number in range(10)]
     for number in range(100):
-        assert server.post(pictures[number % 10]).status == 200
+        assert server.post(images[number % 10]).status == 200
     before = resident()
     for number in range(500):
-        assert server.post(pictures[number % 10]).status == 200
+        assert server.post(images[number % 10]).status == 200
     assert resident() < before + 30_000_000
 
 
@@ -399,18 +399,18 @@ def test_videos(tmp_path: Path) -> None:
         frames = [Image.fromarray(np.full((32, 32), 8 * number, np.uint8)) for number in range(20)]
         content = BytesIO()
         frames[0].save(content, "GIF", save_all=True, append_images=frames[1:])
-        status, said = server.form([("film.gif", content.getvalue())])
+        status, said = server.form([("video.gif", content.getvalue())])
         assert status == 200 and len(said["predictions"][0]["top"]) == 5
-        assert server.form([("film.mp4", digit(0))]).status == 415
+        assert server.form([("video.mp4", digit(0))]).status == 415
 
 
 @pytest.mark.slow
 def test_neighbours_in_a_gallery(run: Path, tmp_path: Path) -> None:
     pytest.importorskip("fastapi", reason="fastapi is absent: pip install 'opabinia[serve]'")
-    pictures = tmp_path / "gallery" / "in side"
-    pictures.mkdir(parents=True)
+    images = tmp_path / "gallery" / "in side"
+    images.mkdir(parents=True)
     for number in range(4):
-        (pictures / f"{number}.png").write_bytes(digit(number))
+        (images / f"{number}.png").write_bytes(digit(number))
     with started(run, "--gallery", str(tmp_path / "gallery")) as server:
         found = server.post(digit(2)).said["predictions"][0]["nearest"]
         assert found[0] == {"path": "in side/2.png", "distance": pytest.approx(0, abs=1e-5)}

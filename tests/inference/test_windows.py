@@ -53,5 +53,5 @@ def test_windows_are_predicted(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 def test_windows_are_of_videos(tmp_path: Path) -> None:
     image_run = RUN.parents[1] / "classification" / "run"
-    with pytest.raises(ConfigError, match="takes images, not videos"):
+    with pytest.raises(ConfigError, match="takes images: give videos, URLs"):
         predict_windows(image_run, [tmp_path], tmp_path / "out", every=1.0)

@@ -22,6 +22,7 @@ from opabinia.models.detectors.retinanet import RetinaNet
 from opabinia.models.detectors.rpn import ProposalOptions
 from opabinia.models.necks import fpn, fpn_p3_p7, fpn_p3_p7_from_p5, no_neck
 from opabinia.models.weights.init import Init, initialize
+from opabinia.models.weights.translation import translate_weights
 from opabinia.tasks.classification import Classification
 from opabinia.tasks.detection import Detection
 
@@ -100,6 +101,7 @@ def file_of(name: str) -> dict[str, Tensor]:
         weights |= {f"{layer}.weight": torch.randn(shape), f"{layer}.bias": torch.randn(shape[0])}
         if name == "fcos" and "_convs" in layer and "bbox" in layer:
             weights |= {f"{layer[:-4]}gn.{kind}": torch.randn(CHANNELS) for kind in ("weight", "bias")}
+            del weights[f"{layer}.bias"]
     if name == "fcos":
         weights |= {f"bbox_head.scales.{level}.scale": torch.tensor(1.0 + level) for level in range(5)}
     if name == "convolutions":
@@ -150,6 +152,15 @@ def test_branches_and_factors_of_fcos(tmp_path: Path) -> None:
     for branch, ours in (("cls", "classification_head"), ("reg", "regression_head")):
         assert torch.equal(head[ours].conv[6].weight, weights[f"bbox_head.{branch}_convs.2.conv.weight"])
         assert torch.equal(head[ours].conv[7].bias, weights[f"bbox_head.{branch}_convs.2.gn.bias"])
+        assert not head[ours].conv[6].bias.any()
+
+
+def test_offsets_of_deformable_convolutions_are_known() -> None:
+    given = {
+        name: torch.zeros(1)
+        for name in ("neck.lateral_convs.0.conv.weight", "backbone.layer3.0.conv2.conv_offset.bias")
+    }
+    assert "backbone.model.layer3.0.conv2.offset.bias" in translate_weights(given).weights
 
 
 @torch.no_grad()

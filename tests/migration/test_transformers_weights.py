@@ -14,6 +14,7 @@ from torch import Tensor
 
 from opabinia.contracts import DatasetInfo
 from opabinia.migration.weights import transformers as formats
+from opabinia.models.backbones.resnet import resnet
 from opabinia.models.backbones.timm import timm
 from opabinia.models.backbones.windowed_dinov2 import WindowedDinov2
 from opabinia.models.detectors.d_fine import DFine
@@ -40,6 +41,16 @@ def rt_detr_model() -> Any:
         embedding_size=64, hidden_sizes=[32, 32, 64, 64], depths=[2, 1, 1, 1], out_indices=[2, 3, 4]
     )
     config = library.RTDetrV2Config(backbone_config=body, encoder_in_channels=[32, 64, 64], **HYBRID)
+    return library.RTDetrV2ForObjectDetection(config)
+
+
+def rt_detr_v2_model() -> Any:
+    """RT-DETRv2 with discrete sampling on a ResNet of basic blocks, as the S model."""
+    body = library.RTDetrResNetConfig(
+        embedding_size=64, hidden_sizes=[64, 72, 80, 96], depths=[1, 2, 1, 1], layer_type="basic", out_indices=[2, 3, 4]
+    )
+    sizes = {"encoder_in_channels": [72, 80, 96], "decoder_n_points": 3, "hidden_expansion": 0.5}
+    config = library.RTDetrV2Config(backbone_config=body, decoder_method="discrete", **sizes, **HYBRID)
     return library.RTDetrV2ForObjectDetection(config)
 
 
@@ -103,6 +114,17 @@ def of_version_4(name: str) -> str:
 RESNET_D = partial(timm, model="resnet50d", options={"layers": [2, 1, 1, 1], "channels": [8, 8, 16, 16]})
 MODELS: dict[str, tuple[Callable[[], Any], Any, Any]] = {
     "rt_detr": (rt_detr_model, RESNET_D, partial(RTDetr, **SMALL, **HEADS)),
+    "rt_detr_v2": (
+        rt_detr_v2_model,
+        partial(
+            resnet,
+            model="resnet18d",
+            last_stride=2,
+            first_projection=True,
+            options={"layers": [1, 2, 1, 1], "channels": [64, 72, 80, 96]},
+        ),
+        partial(RTDetr, sampling="discrete", decoder_n_points=3, hidden_expansion=0.5, **SMALL, **HEADS),
+    ),
     "d_fine": (
         d_fine_model,
         partial(timm, model="hgnetv2_b0"),

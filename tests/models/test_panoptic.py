@@ -45,6 +45,7 @@ def test_instances_and_pixels_combine_as_in_detectron2() -> None:
 def test_queries_merge_as_in_mask2former() -> None:
     case, expected = golden("queries"), EXPECTED["queries"]
     segments = merge_masks(**case, thing_labels=[1, 3], min_score=0.6, min_visible=0.7)
+    assert len(merge_masks(**case, thing_labels=range(4), min_score=0.6, min_visible=0.7).labels) > len(segments.labels)
     assert segments.map.tolist() == expected["segments"]
     assert segments.labels.tolist() == expected["labels"]
     scores = classify_pixels(case["class_logits"][None], case["mask_logits"][None])[0]

@@ -349,7 +349,9 @@ def test_stages_of_another_width_do_not_fill_each_other() -> None:
         layers = {f"layer{n}": nn.Sequential(nn.Conv2d(w, w, 1), nn.BatchNorm2d(w)) for n, w in enumerate(widths)}
         return nn.ModuleDict({"backbone": nn.ModuleDict(layers)})
 
-    with pytest.raises(ValueError, match=r"nothing fits.*of another shape: backbone.layer0.0.weight 8x8x1x1 -> 4x4x1x1"):
+    with pytest.raises(
+        ValueError, match=r"nothing fits.*of another shape: backbone.layer0.0.weight 8x8x1x1 -> 4x4x1x1"
+    ):
         load_matching(stages(4, 8, 16), stages(8, 16, 32).state_dict())
 
 

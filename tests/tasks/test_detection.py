@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torchvision.ops import box_convert
 
 from opabinia.contracts import (
     Backbone,
@@ -19,6 +21,7 @@ from opabinia.contracts import (
     DatasetInfo,
     Detections,
     Detector,
+    DrawOptions,
     GroundTruth,
     Level,
     Predictions,
@@ -26,7 +29,10 @@ from opabinia.contracts import (
     Target,
 )
 from opabinia.data.collate import collate
+from opabinia.evaluation.detection.coco import Coco
+from opabinia.evaluation.detection.rotated import DotaMap
 from opabinia.inference.predictor import Prediction
+from opabinia.models.detectors.rotated_boxes import upright_boxes
 from opabinia.tasks.dense_prediction import image_area
 from opabinia.tasks.detection import Detection
 from opabinia.tasks.detection.task import (
@@ -117,7 +123,7 @@ def sample(
     size: tuple[int, int],
     box: tuple[int, int, int, int] | None,
     name: str = "a",
-    picture: tuple[int, int] | None = None,
+    original_size: tuple[int, int] | None = None,
 ) -> dict[str, Any]:
     image = torch.zeros(1, *size)
     if box is not None:
@@ -128,7 +134,7 @@ def sample(
         name, size, nothing.astype(int), nothing.reshape(0, 4), nothing.astype(int), nothing, nothing > 0
     )
     labels = torch.ones(len(boxes), dtype=torch.int64)
-    found = {"image": image, "boxes": boxes, "labels": labels, "id": name, "original_size": picture or size}
+    found = {"image": image, "boxes": boxes, "labels": labels, "id": name, "original_size": original_size or size}
     return {**found, "ground_truth": ground_truth}
 
 
@@ -136,7 +142,7 @@ def batch_of(*samples: dict[str, Any]) -> Batch:
     return collate(samples, 4)
 
 
-TWO = (sample((8, 8), (2, 3, 6, 7)), sample((5, 11), (1, 0, 4, 2), "b", picture=(10, 33)))
+TWO = (sample((8, 8), (2, 3, 6, 7)), sample((5, 11), (1, 0, 4, 2), "b", original_size=(10, 33)))
 
 
 def rows(found: Predictions, image: int) -> list[list[float]]:
@@ -422,6 +428,67 @@ def test_suppression_across_classes() -> None:
     for class_agnostic_nms, scores in ((None, [0.5, 0.75, 0.25]), (0.6, [0.75, 0.25]), (0.75, [0.75, 0.5, 0.25])):
         found = detection(BothClasses, class_agnostic_nms=class_agnostic_nms).predict(batch_of(scene_of()))
         assert found["scores"][0][found["labels"][0] >= 0].tolist() == scores
+
+
+# --- oriented boxes ---------------------------------------------------------------------------------------------------
+
+
+class Turned(Brightest):
+    """The boxes of ``EachDot`` as oriented ones, turned by 90 degrees."""
+
+    oriented = True
+    max_detections = 4
+
+    def _found(self, values: Tensor, size: tuple[int, int]) -> Detections:
+        found = EachDot._found(self, values, size)  # type: ignore[arg-type]
+        x, y, width, height = box_convert(found.boxes, "xyxy", "cxcywh").unbind(1)
+        return found._replace(boxes=torch.stack([x, y, height, width, torch.full_like(x, 90)], 1))
+
+
+ORIENTED = replace(FACTS, oriented=True)
+
+
+def test_oriented_boxes_are_where_the_same_upright_ones_are() -> None:
+    """In an image that was resized, in tiles, in mirrored and larger views, suppressed across classes."""
+    scenes = [scene_of((1, 2, 5, 5, 1.5), (13, 13, 18, 18, 1.75), (50, 30, 60, 40, 2.25), (30, 14, 37, 17, 2.875))]
+    scenes[0]["original_size"] = (80, 120)
+    for options in (
+        {},
+        {"tiles": Tiles(size=16, overlap=0.5)},
+        {"test_time_augmentation": TestTimeAugmentation(scales=[1.0])},
+        {"class_agnostic_nms": 0.5},
+    ):
+        found = detection(Turned, ORIENTED, validation_loss=False, **options).predict(batch_of(*scenes))
+        expected = detection(EachDot, validation_loss=False, **options).predict(batch_of(*scenes))
+        count = int((expected["labels"] >= 0).sum())
+        assert count == 4 and torch.equal(found["labels"], expected["labels"]), options
+        assert torch.equal(found["scores"], expected["scores"])
+        torch.testing.assert_close(upright_boxes(found["boxes"][0, :count]), expected["boxes"][0, :count])
+
+
+def test_oriented_boxes_are_readable_and_drawn() -> None:
+    task = detection(Turned, ORIENTED)
+    boxes = torch.tensor([[[10.0, 10, 12, 6, 30]]])
+    found = {"boxes": boxes, "scores": torch.tensor([[0.9]]), "labels": torch.tensor([[1]])}
+    row = {name: values[0] for name, values in found.items()}
+    (read,) = task.readable(row)["detections"]
+    assert read["box"] == [10, 10, 12, 6, 30]
+    assert read["corners"] == [[3.3, 10.4], [13.7, 4.4], [16.7, 9.6], [6.3, 15.6]]
+    drawn = np.asarray(task.draw({"image": torch.zeros(1, 20, 20)}, row, DrawOptions(side=20, text=1)))
+    assert drawn[4:6, 13].any() and not drawn[15, 16].any(), "a corner of the box, not one of the box around it"
+
+
+def test_oriented_data_and_detectors_go_together() -> None:
+    with pytest.raises(ValueError, match=r"training data are oriented, .* take rotated_fcos"):
+        detection(dataset_info=ORIENTED)
+    with pytest.raises(ValueError, match="training data are upright: take fcos"):
+        detection(Turned)
+    with pytest.raises(ValueError, match="its boxes are upright, those of the detector oriented"):
+        detection(Turned, ORIENTED).evaluators(FACTS)
+    evaluator, _ = detection(Turned, ORIENTED).evaluators(ORIENTED)
+    assert isinstance(evaluator, DotaMap)
+    with pytest.raises(ValueError, match=r"its boxes are oriented: task\.evaluator is dota_map"):
+        detection(Turned, ORIENTED, evaluator=Coco).evaluators(ORIENTED)
 
 
 # --- what does not fit ------------------------------------------------------------------------------------------------

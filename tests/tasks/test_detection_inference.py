@@ -98,12 +98,12 @@ def test_boxes_are_in_the_pixels_of_the_image(predictor: Predictor, folder: Path
 
 def test_what_people_read(predictor: Predictor, folder: Path) -> None:
     found = predictor(folder / "a.png")
-    things = found.readable["detections"]
-    assert len(things) == int((found["labels"] >= 0).sum()) > 0
-    for number, thing in enumerate(things):
-        assert thing["class"] == predictor.classes[int(found["labels"][number])]
-        assert thing["box"] == pytest.approx(found["boxes"][number].tolist(), abs=0.01)
-    assert [one["score"] for one in things] == sorted((one["score"] for one in things), reverse=True)
+    detections = found.readable["detections"]
+    assert len(detections) == int((found["labels"] >= 0).sum()) > 0
+    for number, detection in enumerate(detections):
+        assert detection["class"] == predictor.classes[int(found["labels"][number])]
+        assert detection["box"] == pytest.approx(found["boxes"][number].tolist(), abs=0.01)
+    assert [one["score"] for one in detections] == sorted((one["score"] for one in detections), reverse=True)
 
 
 def test_blue_green_red(tmp_path: Path) -> None:
@@ -129,9 +129,9 @@ def test_the_command_writes_objects_and_draws_them(run: Path, folder: Path, tmp_
     lines = [json.loads(line) for line in (tmp_path / "predictions.jsonl").read_text().splitlines()]
     assert [Path(line["path"]).name for line in lines] == ["a.png", "b.png", "c.png"]
     for line, (width, height) in zip(lines, ((128, 128), (256, 128), (128, 80)), strict=True):
-        corners = np.array([thing["box"] for thing in line["detections"]])
+        corners = np.array([detection["box"] for detection in line["detections"]])
         assert (corners >= 0).all() and (corners[:, 2] <= width).all() and (corners[:, 3] <= height).all()
-        assert {thing["class"] for thing in line["detections"]} <= set("0123456789")
+        assert {detection["class"] for detection in line["detections"]} <= set("0123456789")
     sizes = []
     for path in sorted((tmp_path / "images").iterdir()):
         with Image.open(path) as drawing:
@@ -173,14 +173,14 @@ def test_the_training_data_can_be_drawn_too(run: Path, tmp_path: Path) -> None:
     ("arguments", "said"),
     [
         ((), "give images or videos, or --split for those of the run's data"),
-        (("PICTURE", "--split", "val"), "give images or videos, or --split for those of the run's data"),
+        (("IMAGE", "--split", "val"), "give images or videos, or --split for those of the run's data"),
         (("--split", "test"), "there is no 'test'"),
-        (("PICTURE", "--explain"), "a detector's boxes show where its predictions come from"),
+        (("IMAGE", "--explain"), "a detector's boxes show where its predictions come from"),
     ],
     ids=["neither", "both", "another set", "explain"],
 )
 def test_what_cannot_be_done_is_reported(run: Path, folder: Path, arguments: tuple[str, ...], said: str) -> None:
-    words = [str(folder / "a.png") if word == "PICTURE" else word for word in arguments]
+    words = [str(folder / "a.png") if word == "IMAGE" else word for word in arguments]
     done = command("predict", run, *words)
     assert done.exit_code == 2 and said in done.output and "Traceback" not in done.output
 

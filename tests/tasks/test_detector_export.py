@@ -1,5 +1,6 @@
 """Detectors with queries and R-CNNs as graphs of static shapes, for any number of images."""
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,13 @@ from opabinia.models.detectors.library_detectors import deformable_detr, detr, r
 from opabinia.models.detectors.masks import MaskOptions
 from opabinia.models.detectors.rcnn import cascade_rcnn, keypoint_rcnn, mask_rcnn
 from opabinia.models.detectors.regions import PoolingOptions
+from opabinia.models.detectors.rotated_fcos import RotatedFcos
 from opabinia.models.detectors.rpn import ProposalNetwork, ProposalOptions
 from opabinia.models.detectors.rt_detr import RTDetr
-from opabinia.models.necks import fpn
+from opabinia.models.necks import fpn, fpn_p3_p7_from_p5
 from opabinia.tasks.detection import Detection
 
+INFO = DatasetInfo(samples=1, classes=("circle", "square"), boxes=True, masks=True, keypoints=("top", "bottom"))
 PROPOSALS: dict[str, Any] = {
     "neck": partial(fpn, channels=16),
     "proposals": ProposalOptions(pre_nms_topk_test=100, post_nms_topk_test=40),
@@ -35,6 +38,16 @@ R_CNNS = {
     "mask_rcnn": partial(mask_rcnn, **REGIONS, mask=MASKS),
     "keypoint_rcnn": partial(keypoint_rcnn, **REGIONS, keypoint=KeypointOptions(num_convs=1, channels=16)),
     "cascade_rcnn": partial(cascade_rcnn, **REGIONS, mask=MASKS, num_mask_heads=3),
+}
+DENSE = {
+    "rotated_fcos": partial(
+        RotatedFcos,
+        neck=partial(fpn_p3_p7_from_p5, channels=32),
+        num_convs=1,
+        prior_probability=0.1,
+        pre_nms_topk=20,
+        max_detections=10,
+    ),
 }
 SMALL: dict[str, Any] = {"num_queries": 20, "decoder_layers": 2, "ffn_dim": 48, "channels": 32}
 HEADS = {"attention_heads": 4}
@@ -52,7 +65,7 @@ DETECTORS = {
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # torch warns its own developers
 @pytest.mark.parametrize("form", ["torch", "onnx"])
-@pytest.mark.parametrize("name", [*DETECTORS, *R_CNNS])
+@pytest.mark.parametrize("name", [*DETECTORS, *R_CNNS, *DENSE])
 def test_the_graph_detects_what_the_task_detects(name: str, form: str, tmp_path: Path) -> None:
     if form == "onnx":
         for library in ("onnx", "onnxscript", "onnxruntime"):
@@ -61,9 +74,9 @@ def test_the_graph_detects_what_the_task_detects(name: str, form: str, tmp_path:
         pytest.importorskip("transformers", reason="the extra detr is not installed")
     torch.manual_seed(0)
     task = Detection(
-        DatasetInfo(samples=1, classes=("circle", "square"), boxes=True, masks=True, keypoints=("top", "bottom")),
+        replace(INFO, oriented=name == "rotated_fcos"),
         backbone=partial(timm, model="test_resnet"),
-        detector={**DETECTORS, **R_CNNS}[name],
+        detector={**DETECTORS, **R_CNNS, **DENSE}[name],
         mean=[0.5],
         std=[0.5],
     ).eval()

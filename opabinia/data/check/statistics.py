@@ -15,6 +15,7 @@ from opabinia.contracts import CameraSource, IdentitySource, QuerySource, Source
 from opabinia.data.check.datasets import concatenate, single_labels
 from opabinia.data.check.scan import VideoLength
 from opabinia.data.sources.detection_base import AnnotatedImages, clip_boxes
+from opabinia.data.sources.oriented_boxes import min_area_boxes
 
 TINY = 2.0
 """Pixels: a box with a shorter side is called tiny."""
@@ -168,8 +169,11 @@ def box_statistics(classes: Sequence[str], sources: Sequence[Source]) -> BoxStat
 
 
 def box_sides(source: AnnotatedImages) -> NDArray[np.float64]:
-    """Return width and height of the visible part of each object to train on (M x 2)."""
+    """Return width and height of the visible part of each object to train on, of oriented boxes those of all of it
+    (M x 2)."""
     annotations = source.annotations.take(source.annotations.trainable)
+    if annotations.corners is not None:
+        return min_area_boxes(annotations.corners)[:, 2:4]
     corners = clip_boxes(annotations.boxes, source.sizes[annotations.image_indices])
     return np.asarray(corners[:, 2:] - corners[:, :2], dtype=np.float64)
 

@@ -37,7 +37,8 @@ EXTENSIONS = (
 )
 """File extensions of videos, for searching folders."""
 
-_FORMATS = {1: "gray", 3: "rgb24"}
+FORMATS = {1: "gray", 3: "rgb24"}
+"""FFmpeg's pixel formats by number of channels."""
 
 
 _MAX_INDICES = 4096
@@ -168,7 +169,7 @@ class VideoFile:
         def on_frame(number: int, frame: VideoFrame) -> None:
             if self._size is None:
                 size = (frame.height, frame.width)
-                self._size = size[::-1] if _quarter_turns(frame) % 2 else size
+                self._size = size[::-1] if quarter_turns(frame) % 2 else size
             deliver(number, frame)
 
         index = self._index()
@@ -232,12 +233,12 @@ class _ClipBuffer:
         """Write frame ``number`` to its positions. All frames get the size of the first."""
         if self._pixels is None:
             self._size = downscaled_size(frame.height, frame.width, self._short_side)
-            self._turns = _quarter_turns(frame)
+            self._turns = quarter_turns(frame)
             upright = self._size[::-1] if self._turns % 2 else self._size
             length = sum(map(len, self._positions.values()))
             self._pixels = np.empty((length, *upright, self._channels), dtype=np.uint8)
         height, width = self._size
-        converted = self._reformatter.reformat(frame, width, height, _FORMATS[self._channels], threads=1)
+        converted = self._reformatter.reformat(frame, width, height, FORMATS[self._channels], threads=1)
         pixels = converted.to_ndarray().reshape(height, width, self._channels)
         first, *others = self._positions[number]
         self._pixels[first] = np.rot90(pixels, self._turns)
@@ -250,6 +251,6 @@ class _ClipBuffer:
         return torch.from_numpy(self._pixels).permute(0, 3, 1, 2)
 
 
-def _quarter_turns(frame: VideoFrame) -> int:
+def quarter_turns(frame: VideoFrame) -> int:
     """Return the number of counterclockwise quarter turns that make a frame upright."""
     return round(int(frame.rotation) / 90) % 4

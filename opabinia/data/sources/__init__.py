@@ -5,6 +5,7 @@ Shared by several formats: ``*_base``, ``folder``, ``in_memory``, ``list_files``
 
 from opabinia.data.sources.coco import coco as coco
 from opabinia.data.sources.coco import roboflow as roboflow
+from opabinia.data.sources.coco_panoptic import coco_panoptic as coco_panoptic
 from opabinia.data.sources.concat import Concat as Concat
 from opabinia.data.sources.concat import ConcatIdentities as ConcatIdentities
 from opabinia.data.sources.cuhk03 import cuhk03 as cuhk03
@@ -12,6 +13,7 @@ from opabinia.data.sources.cuhk03_archive import Cuhk03Archive as Cuhk03Archive
 from opabinia.data.sources.digit_scenes import DigitScenes as DigitScenes
 from opabinia.data.sources.digit_views import DigitViews as DigitViews
 from opabinia.data.sources.digits import Digits as Digits
+from opabinia.data.sources.dota import dota as dota
 from opabinia.data.sources.folder import ImageFolder as ImageFolder
 from opabinia.data.sources.frame_folders import FrameFolders as FrameFolders
 from opabinia.data.sources.hugging_face import HuggingFace as HuggingFace
@@ -24,6 +26,8 @@ from opabinia.data.sources.market1501 import dukemtmc as dukemtmc
 from opabinia.data.sources.market1501 import market1501 as market1501
 from opabinia.data.sources.moving_digits import MovingDigits as MovingDigits
 from opabinia.data.sources.msmt17 import msmt17 as msmt17
+from opabinia.data.sources.object_maps import ObjectMaps as ObjectMaps
+from opabinia.data.sources.object_maps import digit_maps as digit_maps
 from opabinia.data.sources.online_products import class_folders as class_folders
 from opabinia.data.sources.online_products import online_products as online_products
 from opabinia.data.sources.packed_videos import PackedVideos as PackedVideos
@@ -32,6 +36,11 @@ from opabinia.data.sources.pedestrian_attributes import market1501_attributes as
 from opabinia.data.sources.pedestrian_attributes import pa100k as pa100k
 from opabinia.data.sources.placed_digits import PlacedDigits as PlacedDigits
 from opabinia.data.sources.revisited import Revisited as Revisited
+from opabinia.data.sources.segmentation_folder import segmentation_folder as segmentation_folder
+from opabinia.data.sources.segmentation_presets import ade20k as ade20k
+from opabinia.data.sources.segmentation_presets import cityscapes as cityscapes
+from opabinia.data.sources.segmentation_presets import coco_stuff as coco_stuff
+from opabinia.data.sources.segmentation_presets import voc_segmentation as voc_segmentation
 from opabinia.data.sources.shards import Shards as Shards
 from opabinia.data.sources.synthetic import Synthetic as Synthetic
 from opabinia.data.sources.table import Table as Table

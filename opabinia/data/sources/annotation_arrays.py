@@ -41,6 +41,7 @@ class AnnotationArrays(NamedTuple):
         trainable: whether it is trained on (bool, M).
         segmentations: rows in the :class:`SegmentationArrays` (int64, M); None if they are not read.
         keypoints: x, y, visibility (float64, M x P x 3); None if they are not read.
+        corners: x, y of the four corners of oriented boxes (float64, M x 4 x 2); None for upright boxes.
     """
 
     image_indices: Indices
@@ -52,6 +53,7 @@ class AnnotationArrays(NamedTuple):
     trainable: NDArray[np.bool_]
     segmentations: Indices | None = None
     keypoints: NDArray[np.float64] | None = None
+    corners: NDArray[np.float64] | None = None
 
     @classmethod
     def from_rows(

@@ -21,24 +21,29 @@ BAD_BOX = "boxes that are not four finite numbers"
 FLAT_BOX = "boxes without area"
 CUT_BOX = "boxes that extend beyond the image"
 OUTSIDE_BOX = "boxes outside the image"
+OUTSIDE_CENTER = "oriented boxes whose center is outside the image"
 BAD_SEGMENTATION = "segmentations that are neither polygons of three or more points nor RLE of the image's size"
 CUT_SEGMENTATION = "segmentations that extend beyond the image"
 NO_SEGMENTATION = "objects without a segmentation"
 BAD_KEYPOINTS = "keypoint lists of the wrong length"
 BAD_LINE = "lines that are neither a box nor a polygon"
+BAD_CORNERS = "lines that are not x1 y1 ... x4 y4 class difficult"
 BAD_LABELS = "label files that cannot be read"
 UNKNOWN_CLASS = "unknown classes"
 UNKNOWN_IMAGE = "unknown images"
 DUPLICATE_IMAGE = "images that are listed more than once"
 DUPLICATE_ID = "ids that are used more than once"
 MISSING = "missing images"
+MISSING_MAP = "images without a label map"
+BAD_SEGMENT = "segments whose id is used twice in their image, or not 1 to 16777215"
 UNREADABLE = "images that cannot be read"
 WRONG_SIZE = "images of another size than annotated"
 UNREADABLE_VIDEO = "videos that cannot be read"
 DAMAGED_VIDEO = "damaged videos"
 
 _FIXED_BY_CLIP = {
-    *(BAD_BOX, FLAT_BOX, CUT_BOX, OUTSIDE_BOX, BAD_SEGMENTATION, CUT_SEGMENTATION, NO_SEGMENTATION, BAD_KEYPOINTS)
+    *(BAD_BOX, FLAT_BOX, CUT_BOX, OUTSIDE_BOX, OUTSIDE_CENTER),
+    *(BAD_SEGMENTATION, CUT_SEGMENTATION, NO_SEGMENTATION, BAD_KEYPOINTS),
 }
 
 

@@ -22,7 +22,14 @@ from opabinia.contracts.masks import compress_rle
 from opabinia.data.sources import annotation_errors as kinds
 from opabinia.data.sources.annotation_arrays import AnnotationArrays, AnnotationRow, SegmentationArrays
 from opabinia.data.sources.annotation_errors import Broken, ErrorCollector
-from opabinia.data.sources.detection_base import AnnotatedImages, DetectionListing, Empty, build_source, pick_classes
+from opabinia.data.sources.detection_base import (
+    AnnotatedImages,
+    DetectionListing,
+    Empty,
+    build_source,
+    check_not_both,
+    pick_classes,
+)
 from opabinia.data.sources.file_names import decode_name
 from opabinia.data.sources.folder import existing_folder
 from opabinia.data.sources.list_files import raise_for_invalid
@@ -36,6 +43,7 @@ def coco(
     root: InputPath,
     file: InputPath,
     masks: bool = False,
+    oriented: bool = False,
     keypoints: bool = False,
     classes: list[str] | None = None,
     empty: Empty = "keep",
@@ -56,6 +64,7 @@ def coco(
         root: the folder that image names are relative to.
         file: the JSON file, with ``images``, ``annotations`` and ``categories``.
         masks: read segmentations (polygons or RLE); every object must have one.
+        oriented: oriented boxes: the rectangles of minimum area around the segmentations; without ``masks``.
         keypoints: read keypoints; their names are in the categories.
         classes: names of the categories to use, in the order of their labels; all of them when not given.
         empty: ``drop`` drops images without objects to train on, as detectron2 does in training.
@@ -67,18 +76,22 @@ def coco(
         channels: 3 for color, 1 for gray; images are converted.
 
     Raises:
-        ValueError: the file is not such a JSON file, or has errors that ``broken`` does not allow.
+        ValueError: the file is not such a JSON file, or has errors that ``broken`` does not allow; or both masks and
+            oriented boxes are asked for.
     """
     file = file.expanduser()
+    check_not_both(masks, oriented)
     gc_enabled = gc.isenabled()
     # Millions of small objects are allocated and none is in a reference cycle: searching for cycles would take half
     # of the time.
     gc.disable()
     try:
-        listing = _make_listing(_read(file), file, root, masks=masks, keypoints=keypoints, classes=classes)
+        content = read_lists(file)
+        listing = _make_listing(content, file, root, masks=masks or oriented, keypoints=keypoints, classes=classes)
     finally:
         if gc_enabled:
             gc.enable()
+    listing = listing.with_oriented_boxes() if oriented else listing
     return build_source(listing, broken=broken, empty=empty, min_keypoints=min_keypoints, channels=channels)
 
 
@@ -114,13 +127,13 @@ def roboflow(
     root = existing_folder(root, "root is the folder that holds train, valid and test")
     files = {name: root / name / "_annotations.coco.json" for name in ("train", "valid", "test")}
     file = files[split]
-    content = _read(file)
+    content = read_lists(file)
     placeholder = _find_placeholder(content["categories"])
     if placeholder is not None and not any(
         row.get("category_id") == placeholder["id"]
         for path in files.values()
         if path == file or path.is_file()
-        for row in (content if path == file else _read(path))["annotations"]
+        for row in (content if path == file else read_lists(path))["annotations"]
     ):
         number, name = placeholder["id"], placeholder["name"]
         log.info("%s: category %s, %r, is a placeholder without annotations: dropped", file, number, name)
@@ -142,8 +155,19 @@ def _find_placeholder(categories: Sequence[Mapping[str, Any]]) -> Mapping[str, A
 # --- the file ---------------------------------------------------------------------------------------------------------
 
 
-def _read(file: Path) -> dict[str, Any]:
-    """Read a COCO file and check that its three lists have objects with the required keys."""
+_LISTS: Mapping[str, Sequence[str]] = {
+    "images": ("id", "width", "height"),
+    "annotations": ("id", "image_id", "category_id", "bbox"),
+    "categories": ("id", "name"),
+}
+
+
+def read_lists(file: Path, lists: Mapping[str, Sequence[str]] = _LISTS) -> dict[str, Any]:
+    """Read a COCO file and check that it has these lists of objects with these keys.
+
+    Raises:
+        ValueError: it does not, or cannot be read.
+    """
     if not file.is_file():
         raise ValueError(f"there is no file {file}; {describe_missing(file)}")
     try:
@@ -155,12 +179,12 @@ def _read(file: Path) -> dict[str, Any]:
     except (ValueError, OSError, RecursionError) as error:
         raise ValueError(f"{file} cannot be read: {error}") from error
     if not isinstance(content, dict):
-        raise ValueError(f"{file} holds a {type(content).__name__}; expected an object with {', '.join(_LISTS)}")
+        raise ValueError(f"{file} holds a {type(content).__name__}; expected an object with {', '.join(lists)}")
     content = {"annotations": [], **content} if "categories" in content else content
-    for name, keys in _LISTS.items():
+    for name, keys in lists.items():
         if name not in content:
             present = ", ".join(map(str, content)) or "nothing"
-            raise ValueError(f"{file} has no {name!r}; expected {', '.join(_LISTS)}, found {present}")
+            raise ValueError(f"{file} has no {name!r}; expected {', '.join(lists)}, found {present}")
         rows = content[name]
         if not isinstance(rows, list):
             raise ValueError(f"{file}: {name!r} is a {type(rows).__name__}; expected a list")
@@ -176,27 +200,20 @@ def _read(file: Path) -> dict[str, Any]:
 _MAX_SIDE = 2**24
 """Pixels; larger sides are no sizes of images."""
 
-_LISTS = {
-    "images": ("id", "width", "height"),
-    "annotations": ("id", "image_id", "category_id", "bbox"),
-    "categories": ("id", "name"),
-}
-
-
 def _make_listing(
     content: Mapping[str, Any], file: Path, root: Path, *, masks: bool, keypoints: bool, classes: Sequence[str] | None
 ) -> DetectionListing:
     root = existing_folder(root, "root is the folder that holds the images")
-    categories = sorted(content["categories"], key=lambda category: _check_id(file, "category", category["id"]))
+    categories = sorted(content["categories"], key=lambda category: check_id(file, "category", category["id"]))
     ids = Counter(category["id"] for category in categories)
     if duplicates := [number for number, count in ids.items() if count > 1]:
         raise ValueError(f"{file} has two categories with the id {duplicates[0]}")
-    names = [_printable(category["name"]) for category in categories]
+    names = [printable_name(category["name"]) for category in categories]
     selected = pick_classes(file, names, classes)
     chosen = [categories[index] for index in selected]
     keypoint_names = _keypoint_names(file, chosen) if keypoints else []
     errors = ErrorCollector()
-    images, index_of = _select_images(file, content["images"], errors)
+    images, index_of = select_images(file, content["images"], errors)
     labels: dict[Any, int] = dict.fromkeys(ids, -1) | {category["id"]: label for label, category in enumerate(chosen)}
     segmentations = SegmentationArrays() if masks else None
     reader = _AnnotationReader(file, images, index_of, labels, segmentations, len(keypoint_names), errors)
@@ -206,7 +223,7 @@ def _make_listing(
     return DetectionListing(
         file=file,
         root=root,
-        names=[os.fsencode(_file_name(file, image)) for image in images],
+        names=[os.fsencode(file_name(file, image)) for image in images],
         sizes=np.array([(image["height"], image["width"]) for image in images], dtype=np.int64).reshape(-1, 2),
         image_ids=np.array([image["id"] for image in images], dtype=np.int64),
         annotations=AnnotationArrays.from_rows(rows, segmentations=masks, num_keypoints=len(keypoint_names)),
@@ -221,18 +238,28 @@ def _make_listing(
     )
 
 
-def _printable(name: Any) -> str:
+def printable_name(name: Any) -> str:
     """Return a name as text that can be written anywhere: JSON may hold halves of characters."""
     return decode_name(str(name).encode("utf-8", "surrogatepass"))
 
 
-def _check_id(file: Path, noun: str, value: Any) -> int:
+def check_id(file: Path, noun: str, value: Any) -> int:
+    """Return an id.
+
+    Raises:
+        ValueError: it is not an integer of 64 bits.
+    """
     if type(value) is not int or not -(2**63) <= value < 2**63:
         raise ValueError(f"{file}: {noun} id {value!r:.60} is not an integer of 64 bits")
     return value
 
 
-def _file_name(file: Path, image: Mapping[str, Any]) -> str:
+def file_name(file: Path, image: Mapping[str, Any]) -> str:
+    """Return the path of an image below the root.
+
+    Raises:
+        ValueError: the file does not say.
+    """
     url = str(image.get("coco_url", "")).split("/")
     name = image.get("file_name") or "/".join(url[-2:])
     if "neg_category_ids" in image and str(name).startswith("COCO_") and url[-1]:  # the URL is that of 2017
@@ -246,7 +273,7 @@ def _file_name(file: Path, image: Mapping[str, Any]) -> str:
     return name
 
 
-def _select_images(
+def select_images(
     file: Path, images: Sequence[dict[str, Any]], errors: ErrorCollector
 ) -> tuple[list[dict[str, Any]], dict[Any, int]]:
     """Return images with a unique id and name, and the index of each id; -1 for dropped images."""
@@ -260,7 +287,7 @@ def _select_images(
     index_of: dict[Any, int] = {}
     id_of: dict[str, int] = {}
     for image in images:
-        number, name = _check_id(file, "image", image["id"]), _file_name(file, image)
+        number, name = check_id(file, "image", image["id"]), file_name(file, image)
         if name in id_of:
             errors.add(kinds.DUPLICATE_IMAGE, name, "", f"as image {id_of[name]} and {number}")
             index_of.setdefault(number, -1)
@@ -292,7 +319,7 @@ def _keypoint_names(file: Path, categories: Sequence[Mapping[str, Any]]) -> list
     with_keypoints = [category for category in categories if category.get("keypoints")]
     invalid = [f"{row['id']}: {row['keypoints']!r:.60}" for row in with_keypoints if type(row["keypoints"]) is not list]
     raise_for_invalid(f"{file}, keypoints of categories", invalid, len(categories), "lists of names")
-    names = {tuple(map(_printable, category["keypoints"])) for category in with_keypoints}
+    names = {tuple(map(printable_name, category["keypoints"])) for category in with_keypoints}
     if len(names) != 1:
         reason = "categories with different keypoints" if names else "no category with keypoints"
         raise ValueError(f"{file} has {reason}; expected the same names in all, such as [nose, left_eye, right_eye]")
@@ -318,7 +345,7 @@ class _AnnotationReader:
         image = self._look_up(self.index_of, annotation, "image_id", kinds.UNKNOWN_IMAGE)
         if image < 0 or label < 0:
             return None
-        number = _check_id(self.file, "annotation", annotation["id"])
+        number = check_id(self.file, "annotation", annotation["id"])
         if number in self._seen:
             self._add_error(kinds.DUPLICATE_ID, annotation, "used before")
             return None
@@ -347,7 +374,7 @@ class _AnnotationReader:
     def _add_error(self, kind: str, annotation: Mapping[str, Any], value: str) -> None:
         number = annotation["image_id"]
         index = self.index_of.get(number, -1) if isinstance(number, int | float | str) else -1
-        name = f"image {number}" if index < 0 else _file_name(self.file, self.images[index])
+        name = f"image {number}" if index < 0 else file_name(self.file, self.images[index])
         self.errors.add(kind, name, f"annotation {annotation['id']}", value)
 
     def _add_segmentation(self, annotation: Mapping[str, Any], image: int) -> int | None:

@@ -147,6 +147,7 @@ class Concat(ConcatBase):
         if all(isinstance(source, DetectionSource) for source in parts):
             self.has_boxes, self.has_masks, self.keypoints = first.has_boxes, first.has_masks, first.keypoints
             self.category_ids, self.frequencies = first.category_ids, first.frequencies
+            self.oriented = getattr(first, "oriented", False)
         if all(isinstance(source, LabeledSource) for source in parts):
             self.labels = np.concatenate([np.asarray(source.labels) for source in parts])
         if all(isinstance(source, SizedSource) for source in parts):
@@ -276,7 +277,7 @@ def _check_same_kind(first: Source, other: Source, number: int, names: list[str]
         )
     if _is_multi_label(first) != _is_multi_label(other):
         differences.append("has another kind of labels (one or several) than the first one")
-    for name, default in (("has_boxes", False), ("has_masks", False), ("keypoints", ())):
+    for name, default in (("has_boxes", False), ("has_masks", False), ("oriented", False), ("keypoints", ())):
         wanted, own = getattr(first, name, default), getattr(other, name, default)
         if own != wanted:
             noun = name.removeprefix("has_")

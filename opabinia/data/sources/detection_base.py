@@ -28,6 +28,7 @@ from opabinia.data.sources.annotation_errors import Broken, ErrorCase, ErrorColl
 from opabinia.data.sources.file_names import FileNames, decode_name, short_digest
 from opabinia.data.sources.image_headers import files_exist
 from opabinia.data.sources.labels import select_classes
+from opabinia.data.sources.oriented_boxes import from_segmentations, min_area_boxes
 from opabinia.runtime.log import log
 
 Empty = Literal["keep", "drop"]
@@ -35,6 +36,9 @@ Empty = Literal["keep", "drop"]
 
 ROUNDING = 1.0
 """Pixels that a box may extend beyond its image: rounding, not an error."""
+
+_ROUNDED_AREA = 1e-6
+"""Square pixels that an oriented box of no area may have by rounding."""
 
 PIXEL_CENTER = 0.5
 """Files have the index of a keypoint's pixel, samples its position in the image (detectron2's rule)."""
@@ -74,6 +78,12 @@ class DetectionListing:
     not_exhaustive: Sequence[Sequence[int]] | None = None
     noun: str = "annotation"
 
+    def with_oriented_boxes(self) -> DetectionListing:
+        """Return the listing with the rectangles of minimum area around its segmentations in place of these."""
+        assert self.segmentations is not None
+        annotations = from_segmentations(self.annotations, self.segmentations, self.sizes)
+        return replace(self, annotations=annotations, segmentations=None)
+
     def select_images(self, kept: NDArray[np.bool_]) -> DetectionListing:
         """Return the listing with some of the images (bool, N) and their objects."""
         if kept.all():
@@ -95,9 +105,9 @@ class AnnotatedImages:
     """Images with bounding boxes (:class:`opabinia.contracts.DetectionSource`), made by
     :func:`build_source`.
 
-    A sample holds ``image``, ``boxes`` (clipped to the image), ``labels``, ``id`` (the path below the root),
-    ``original_size``, ``ground_truth`` (the boxes as they are in the file, including crowds, which are not among the
-    others) and, if requested, ``masks`` and ``keypoints`` with ``visibility`` and ``flip_pairs``.
+    A sample holds ``image``, ``boxes`` (upright ones clipped to the image), ``labels``, ``id`` (the path below the
+    root), ``original_size``, ``ground_truth`` (the boxes as they are in the file, including crowds, which are not among
+    the others) and, if requested, ``masks`` and ``keypoints`` with ``visibility`` and ``flip_pairs``.
 
     Args:
         listing: the content of a file, its errors fixed.
@@ -110,6 +120,7 @@ class AnnotatedImages:
         errors: the errors that were fixed.
         file, root, noun: of the listing.
         has_boxes, has_masks, keypoints, category_ids, frequencies: as in :class:`opabinia.contracts.DetectionSource`.
+        oriented: as in :class:`opabinia.contracts.OrientedSource`.
     """
 
     has_boxes = True
@@ -121,6 +132,7 @@ class AnnotatedImages:
         self.classes, self.category_ids = tuple(listing.classes), tuple(listing.category_ids)
         self.frequencies, self.keypoints = tuple(listing.frequencies), tuple(listing.keypoints)
         self.has_masks = listing.segmentations is not None
+        self.oriented = annotations.corners is not None
         self.sizes = listing.sizes
         self.annotations = annotations.take(np.argsort(annotations.image_indices, kind="stable"))
         trained = annotations.take(annotations.trainable)
@@ -180,6 +192,7 @@ class AnnotatedImages:
             crowd=annotations.crowd,
             segments=segments,
             keypoints=annotations.keypoints,
+            corners=annotations.corners,
             absent=() if self._absent is None else tuple(self._absent[index].tolist()),
             not_exhaustive=() if self._not_exhaustive is None else tuple(self._not_exhaustive[index].tolist()),
         )
@@ -234,10 +247,21 @@ def make_sample(
         flip_pairs: see :func:`flip_pairs`.
     """
     size = ground_truth.size
-    boxes = torch.from_numpy(clip_boxes(ground_truth.boxes[trainable], size).astype(np.float32))
+    if ground_truth.corners is None:
+        boxes = tv_tensors.BoundingBoxes(
+            clip_boxes(ground_truth.boxes[trainable], size), format="XYXY", canvas_size=size, dtype=torch.float32
+        )
+    else:  # torchvision would clip them to other boxes
+        boxes = tv_tensors.BoundingBoxes(
+            min_area_boxes(ground_truth.corners[trainable]),
+            format="CXCYWHR",
+            canvas_size=size,
+            clamping_mode=None,
+            dtype=torch.float32,
+        )
     sample: Sample = {
         "image": tv_tensors.Image(image),
-        "boxes": tv_tensors.BoundingBoxes(boxes, format="XYXY", canvas_size=size),
+        "boxes": boxes,
         "labels": torch.from_numpy(ground_truth.labels[trainable]),
         "id": sample_id,
         "original_size": size,
@@ -261,7 +285,8 @@ def build_source(
 ) -> AnnotatedImages:
     """Check a listing, raise or fix its errors, and return its source.
 
-    A box that extends beyond its image by at most a pixel is rounded, not broken: it is clipped silently.
+    A box that extends beyond its image by at most a pixel is rounded, not broken: it is clipped silently. Oriented
+    boxes are not clipped; they may extend beyond their image, but their centers must be in it.
 
     Args:
         listing: the content of a file; more errors are added to it.
@@ -342,16 +367,32 @@ def pick_classes(file: object, names: Sequence[str], classes: Sequence[str] | No
     return select_classes(file, names, classes)
 
 
+def check_not_both(masks: bool, oriented: bool) -> None:
+    """Check that not both masks and oriented boxes are asked for: crops would make boxes upright ones of masks.
+
+    Raises:
+        ValueError: they are.
+    """
+    if masks and oriented:
+        raise ValueError("oriented: oriented boxes have no masks; remove masks: true")
+
+
 def _find_broken(listing: DetectionListing) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Add objects with broken boxes or segmentations to the errors. Return which of them extend beyond their image, and
     which have no area in it (bool, M)."""
     annotations = listing.annotations
     sizes, boxes = listing.sizes[annotations.image_indices], annotations.boxes
-    has_area: NDArray[np.bool_] = np.asarray((boxes[:, 2:] > 0).all(1))
-    clipped = clip_boxes(boxes, sizes)
-    inside: NDArray[np.bool_] = has_area & np.asarray((clipped[:, 2:] > clipped[:, :2]).all(1))
     corners = np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], 1)
-    cut = inside & _extends_beyond(corners, sizes)
+    if annotations.corners is None:
+        outside_kind, has_area = kinds.OUTSIDE_BOX, np.asarray((boxes[:, 2:] > 0).all(1))
+        clipped = clip_boxes(boxes, sizes)
+        inside = has_area & np.asarray((clipped[:, 2:] > clipped[:, :2]).all(1))
+        cut = inside & _extends_beyond(corners, sizes)
+    else:
+        outside_kind, has_area = kinds.OUTSIDE_CENTER, annotations.areas > _ROUNDED_AREA
+        centers = boxes[:, :2] + boxes[:, 2:] / 2
+        inside = has_area & np.asarray(((centers >= 0) & (centers <= sizes[:, ::-1])).all(1))
+        cut = np.zeros_like(inside)
 
     def make_case(names: str, values: NDArray[np.float64], corners: NDArray[np.float64], row: int) -> ErrorCase:
         height, width = sizes[row]
@@ -361,7 +402,7 @@ def _find_broken(listing: DetectionListing) -> tuple[NDArray[np.bool_], NDArray[
         return ErrorCase(name, f"{listing.noun} {annotations.ids[row]}", value, (left, top, right, bottom))
 
     box_case = partial(make_case, "left, top, width, height", boxes, corners)
-    for kind, rows in ((kinds.FLAT_BOX, ~has_area), (kinds.OUTSIDE_BOX, has_area & ~inside), (kinds.CUT_BOX, cut)):
+    for kind, rows in ((kinds.FLAT_BOX, ~has_area), (outside_kind, has_area & ~inside), (kinds.CUT_BOX, cut)):
         listing.errors.add_rows(kind, np.flatnonzero(rows).tolist(), box_case)
     if listing.segmentations is not None and annotations.segmentations is not None:
         bounds = listing.segmentations.bounds()[annotations.segmentations]

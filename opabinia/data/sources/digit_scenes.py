@@ -13,7 +13,7 @@ from opabinia.config import register
 from opabinia.contracts import GroundTruth, Sample
 from opabinia.contracts.masks import encode_rle
 from opabinia.data.sampling.samplers import uniform
-from opabinia.data.sources.detection_base import make_sample
+from opabinia.data.sources.detection_base import check_not_both, make_sample
 from opabinia.data.sources.digit_rendering import Bytes, Floats, interpolate, rotation, to_bytes
 from opabinia.data.sources.digits import Arrays, Split, load_cached, load_digits, split_digits
 from opabinia.runtime.seeds import hash32
@@ -37,12 +37,19 @@ class DigitScenes:
     mask. Its keypoints are the centers of its top and bottom rows and of its leftmost and rightmost columns; if another
     digit covers them, they are hidden (visibility 1).
 
+    With ``rotated`` the digits are rotated by up to 90 degrees either way (a 6 stays different from a 9), and the boxes
+    are oriented: rectangles in the direction of the digit around its visible pixels.
+
     Digits: E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI Machine Learning Repository, 1998.
 
     Args:
         split: train or val.
         masks: whether samples have instance masks.
         keypoints: whether samples have keypoints.
+        rotated: rotated digits with oriented boxes, without masks.
+
+    Raises:
+        ValueError: both masks and oriented boxes are asked for.
     """
 
     channels = 1
@@ -51,16 +58,22 @@ class DigitScenes:
     frequencies = ()
     has_boxes = True
 
-    def __init__(self, *, split: Split = "train", masks: bool = False, keypoints: bool = False) -> None:
-        scenes = load_scenes(split)
-        self.has_masks = masks
+    def __init__(
+        self, *, split: Split = "train", masks: bool = False, keypoints: bool = False, rotated: bool = False
+    ) -> None:
+        check_not_both(masks, rotated)
+        scenes = load_scenes(split, rotated=rotated)
+        self.has_masks, self.oriented = masks, rotated
         self.keypoints = KEYPOINTS if keypoints else ()
         self.sizes = np.full((SCENES[split], 2), SIDE)
         self._split = split
         self._images = torch.from_numpy(scenes["images"]).unsqueeze(1)
         self._owners = scenes["owners"]
-        self._labels, self._boxes = scenes["labels"].astype(np.int64), scenes["boxes"].astype(np.int64)
+        self._labels, self._boxes = scenes["labels"].astype(np.int64), scenes["boxes"].astype(np.float64)
         self._points = scenes["points"].astype(np.int64)
+        if rotated:
+            self._corners = scenes["corners"]
+            self._boxes = np.concatenate([self._corners.min(1), self._corners.max(1)], 1)
         self._ends = np.cumsum(scenes["counts"], dtype=np.int64)
         self.present = [np.unique(self._labels[self._rows(index)]) for index in range(len(self))]
 
@@ -72,7 +85,7 @@ class DigitScenes:
         rows = self._rows(index)
         numbers = np.arange(1, rows.stop - rows.start + 1, dtype=np.uint8)
         owned = self._owners[index] == numbers[:, None, None]
-        boxes = self._boxes[rows].astype(np.float64)
+        boxes = self._boxes[rows]
         ground_truth = GroundTruth(
             image_id=index,
             size=(SIDE, SIDE),
@@ -83,6 +96,7 @@ class DigitScenes:
             crowd=np.zeros(len(owned), dtype=bool),
             segments=[encode_rle(mask) for mask in owned] if self.has_masks else None,
             keypoints=self._points[rows].astype(np.float64) if self.keypoints else None,
+            corners=self._corners[rows] if self.oriented else None,
         )
         image = self._images[index].clone()  # a transform may work in place
         masks = owned.astype(np.uint8) if self.has_masks else None
@@ -94,7 +108,7 @@ class DigitScenes:
 
     def fingerprint(self) -> str:
         """Return a text that changes with the images."""
-        return f"{_VERSION} {self._split}"
+        return f"{_VERSION} {self._split}{' rotated' * self.oriented}"
 
     def _rows(self, index: int) -> slice:
         """Return the rows of a scene's digits among those of all scenes."""
@@ -104,12 +118,13 @@ class DigitScenes:
 # --- rendering --------------------------------------------------------------------------------------------------------
 
 
-def load_scenes(split: Split) -> Arrays:
-    """Return all scenes of a split from the cache folder; all arrays are uint8.
+def load_scenes(split: Split, *, rotated: bool = False) -> Arrays:
+    """Return all scenes of a split from the cache folder; all arrays are uint8, but for ``corners``.
 
     ``images`` (N x 128 x 128); ``owners`` (N x 128 x 128): the number of the object of the scene, from 1, that a pixel
     belongs to, or 0; ``counts`` (N): objects per scene; and, for the objects of all scenes, ``labels``, ``boxes`` (4:
-    left, top, right, bottom) and ``points`` (4 x 3: column, row, visibility as in COCO).
+    left, top, right, bottom) and ``points`` (4 x 3: column, row, visibility as in COCO), of rotated digits also
+    ``corners`` (float64, 4 x 2: x, y).
 
     Rendering takes some seconds, reading the cached file some milliseconds.
     """
@@ -118,9 +133,10 @@ def load_scenes(split: Split) -> Arrays:
         digits, labels = load_digits()
         numbers = split_digits(labels)[split]
         keys = (hash32(_KEY, list(SCENES).index(split), number) for number in range(SCENES[split]))
-        scenes = [make_scene(digits[numbers], key) for key in keys]
+        scenes = [make_scene(digits[numbers], key, rotated=rotated) for key in keys]
         instances = [instance for scene in scenes for instance in scene.instances]
-        return {
+        corners = {"corners": np.array([instance.corners for instance in instances])} if rotated else {}
+        return corners | {
             "images": np.stack([scene.image for scene in scenes]),
             "owners": np.stack([scene.owners for scene in scenes]),
             "counts": np.array([len(scene.instances) for scene in scenes], dtype=np.uint8),
@@ -129,18 +145,20 @@ def load_scenes(split: Split) -> Arrays:
             "points": np.array([instance.points for instance in instances], dtype=np.uint8),
         }
 
-    return load_cached(f"{_VERSION}-{split}.npz", render)
+    return load_cached(f"{_VERSION}-{'rotated-' * rotated}{split}.npz", render)
 
 
 _Box = tuple[int, int, int, int]
 
 
 class Instance(NamedTuple):
-    """A digit in a scene: its index, box (left, top, right, bottom) and keypoints (column, row, visibility)."""
+    """A digit in a scene: its index, box (left, top, right, bottom), keypoints (column, row, visibility), and the
+    corners of its oriented box (4 x 2: x, y)."""
 
     digit: int
     box: _Box
     points: list[tuple[int, int, int]]
+    corners: Floats
 
 
 class Scene(NamedTuple):
@@ -152,13 +170,15 @@ class Scene(NamedTuple):
 
 
 class _Glyph(NamedTuple):
-    """A digit to be put into a scene: ink (0 to 1) in a square, its upper left corner and its brightness."""
+    """A digit to be put into a scene: ink (0 to 1) in a square, its upper left corner, its brightness, and cosine and
+    sine of its rotation."""
 
     digit: int
     ink: Floats
     top: int
     left: int
     brightness: float
+    rotation: tuple[float, float]
 
     @property
     def region(self) -> tuple[slice, slice]:
@@ -180,7 +200,9 @@ _MIN_VISIBLE = 0.9
 _MAX_OVERLAP = 0.2
 
 
-def make_scene(digits: Bytes, key: int, *, side: int = SIDE, max_objects: int = MAX_OBJECTS) -> Scene:
+def make_scene(
+    digits: Bytes, key: int, *, side: int = SIDE, max_objects: int = MAX_OBJECTS, rotated: bool = False
+) -> Scene:
     """Render a scene, the same on every machine.
 
     Args:
@@ -188,6 +210,7 @@ def make_scene(digits: Bytes, key: int, *, side: int = SIDE, max_objects: int = 
         key: of the random numbers, 32 bits.
         side: of the image, in pixels; digits have the same size in all.
         max_objects: maximum number of digits, at most 255.
+        rotated: rotate digits by up to 90 degrees instead of up to 11.
     """
     count = 1 + int(uniform(hash32(key, 0), np.arange(1))[0] * max_objects)
     drawn = uniform(hash32(key, 1), np.arange(7 * 6 * max_objects)).reshape(-1, 7)
@@ -195,7 +218,7 @@ def make_scene(digits: Bytes, key: int, *, side: int = SIDE, max_objects: int = 
     owners = np.zeros((side, side), dtype=np.uint8)
     glyphs: list[_Glyph] = []
     for row in drawn.tolist():
-        glyph = _make_glyph(digits, row, side)
+        glyph = _make_glyph(digits, row, side, rotated=rotated)
         if any(_overlap(glyph.box, other.box) > _MAX_OVERLAP for other in glyphs):
             continue
         covered = owners.copy()
@@ -222,20 +245,20 @@ def _background(key: int, side: int) -> Floats:
     return clouds
 
 
-def _make_glyph(digits: Bytes, drawn: list[float], scene_side: int) -> _Glyph:
+def _make_glyph(digits: Bytes, drawn: list[float], scene_side: int, *, rotated: bool) -> _Glyph:
     """Render a digit from seven random numbers in 0 to 1."""
     which, height, turn, shear, brightness, top, left = drawn
     digit = int(which * len(digits))
     scale = (24 + 32 * height) / 8
-    cosine, sine = rotation(0.2 * turn - 0.1)
-    side = int(10 * scale)  # a rotated digit needs more space than its 8 x 8
+    cosine, sine = rotation(2 * turn - 1 if rotated else 0.2 * turn - 0.1)
+    side = int((12 if rotated else 10) * scale)  # a rotated digit needs more space than its 8 x 8
     centered = np.arange(side) - (side - 1) / 2
     x, y = centered[None, None, :], centered[None, :, None]
     u, v = (cosine * x - sine * y) / scale, (sine * x + cosine * y) / scale
     gray = interpolate(digits[digit : digit + 1], v + 3.5, u + (0.4 * shear - 0.2) * v + 3.5)[0] / 255
     ink = np.clip((gray - 0.3) / 0.3, 0, 1)  # sharper edges
     free = scene_side - side + 1
-    return _Glyph(digit, ink, int(top * free), int(left * free), 160 + 95 * brightness)
+    return _Glyph(digit, ink, int(top * free), int(left * free), 160 + 95 * brightness, (cosine, sine))
 
 
 def _overlap(box: _Box, other: _Box) -> float:
@@ -247,7 +270,18 @@ def _overlap(box: _Box, other: _Box) -> float:
 
 def _make_instance(owners: Bytes, number: int, glyph: _Glyph) -> Instance:
     points = [(column, row, 2 if owners[row, column] == number else 1) for column, row in _extremes(glyph)]
-    return Instance(glyph.digit, _bounds(owners == number), points)
+    rows, columns = np.nonzero(owners == number)
+    return Instance(glyph.digit, _bounds(owners == number), points, _corners(rows, columns, *glyph.rotation))
+
+
+def _corners(rows: NDArray[np.int64], columns: NDArray[np.int64], cosine: float, sine: float) -> Floats:
+    """Return the corners (4 x 2: x, y) of the tightest box around pixels, rotated counterclockwise by the angle with
+    this cosine and sine."""
+    x, y = columns[:, None] + [0, 1, 1, 0], rows[:, None] + [0, 0, 1, 1]
+    along, across = cosine * x - sine * y, sine * x + cosine * y
+    u = np.array([along.min(), along.max()])[[0, 1, 1, 0]]
+    v = np.array([across.min(), across.max()])[[0, 0, 1, 1]]
+    return np.stack([cosine * u + sine * v, cosine * v - sine * u], 1)
 
 
 def _bounds(mask: NDArray[np.bool_]) -> _Box:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import zipfile
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ _SPLIT_KEY = hash32(1797)  # fixed, so that a run's seed does not change the spl
 
 Split = Literal["train", "val"]
 
-Arrays = dict[str, NDArray[np.uint8]]
+Arrays = dict[str, NDArray[Any]]
 
 
 @register.source

@@ -16,7 +16,14 @@ from opabinia.contracts import Channels, InputPath
 from opabinia.data.sources import annotation_errors as kinds
 from opabinia.data.sources.annotation_arrays import AnnotationArrays, AnnotationRow, SegmentationArrays
 from opabinia.data.sources.annotation_errors import Broken, ErrorCollector
-from opabinia.data.sources.detection_base import AnnotatedImages, DetectionListing, Empty, build_source, pick_classes
+from opabinia.data.sources.detection_base import (
+    AnnotatedImages,
+    DetectionListing,
+    Empty,
+    build_source,
+    check_not_both,
+    pick_classes,
+)
 from opabinia.data.sources.folder import is_image_file
 from opabinia.data.sources.image_headers import files_exist, read_sizes
 from opabinia.runtime.files import describe_missing
@@ -29,6 +36,7 @@ def yolo(
     split: str = "train",
     root: InputPath | None = None,
     masks: bool = False,
+    oriented: bool = False,
     classes: list[str] | None = None,
     empty: Empty = "keep",
     broken: Broken = "error",
@@ -46,6 +54,8 @@ def yolo(
         split: its key to use: ``train``, ``val``, ``test``.
         root: the folder that its paths are relative to; its ``path``, or else its own folder, when not given.
         masks: read polygons; every line must have one.
+        oriented: oriented boxes (Ultralytics' OBB): the rectangles of minimum area around the polygons; without
+            ``masks``.
         classes: names of the classes to use, in the order of their labels; all of them when not given.
         empty: ``drop`` drops images without objects to train on.
         broken: handling of broken annotations: ``error`` raises; ``clip`` clips to the image and drops objects without
@@ -54,8 +64,9 @@ def yolo(
 
     Raises:
         ValueError: ``data.yaml`` is invalid, there are no images or no labels, or there are errors that ``broken`` does
-            not allow.
+            not allow; or both masks and oriented boxes are asked for.
     """
+    check_not_both(masks, oriented)
     data = data.expanduser()
     content, names = _read_yaml(data)
     root = root.expanduser() if root else data.parent / Path(str(content.get("path") or ".")).expanduser()
@@ -69,7 +80,7 @@ def yolo(
     errors = ErrorCollector()
     images = _list_images(data, content, split, root, errors)
     sizes = read_sizes(root, images, errors)
-    segmentations = SegmentationArrays() if masks else None
+    segmentations = SegmentationArrays() if masks or oriented else None
     listing = DetectionListing(
         file=data,
         root=root,
@@ -82,6 +93,7 @@ def yolo(
         segmentations=segmentations,
         noun="line",
     )
+    listing = listing.with_oriented_boxes() if oriented else listing
     return build_source(listing, broken=broken, empty=empty, channels=channels)
 
 

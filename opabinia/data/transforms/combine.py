@@ -17,8 +17,9 @@ from torchvision.transforms.v2 import functional as F
 from opabinia.config import register
 from opabinia.contracts import Count, Fraction, NonNegative, Positive, Sample
 from opabinia.data.sample_keys import map_keys, object_tensors
-from opabinia.data.transforms.instances import drop_empty_objects, tight_boxes
+from opabinia.data.transforms.instances import drop_empty_objects, is_oriented, tight_boxes, visible_shares
 from opabinia.data.transforms.sizes import resize_masks
+from opabinia.models.detectors.rotated_boxes import move_boxes, scale_boxes
 
 Objects = dict[str, Tensor]
 """Annotations of the objects in a sample (``boxes``, ``labels`` ...): tensors with a row for each object."""
@@ -32,9 +33,11 @@ class _CombiningTransform:
 
     Attributes:
         required_keys: keys that samples must have.
+        combines_maps: whether it combines maps, too.
     """
 
     required_keys: ClassVar[Sequence[str]] = ("boxes",)
+    combines_maps: ClassVar[bool] = False
     probability: float
 
     def __call__(self, sample: Sample) -> NoReturn:
@@ -57,7 +60,7 @@ class _CombiningTransform:
         for key in self.required_keys:
             if key not in sample:
                 raise ValueError(f"{type(self).__name__} needs {key} of the objects, which this data does not have")
-        if maps := map_keys(sample):
+        if (maps := map_keys(sample)) and not self.combines_maps:
             raise ValueError(f"{type(self).__name__} does not combine maps such as {maps[0]!r}")
         return self._combine(sample, another) if np.random.random() < self.probability else sample
 
@@ -110,7 +113,8 @@ class Mosaic(_CombiningTransform):
             height, width = (max(1, round(gain * size * side / longer)) for side in tile["image"].shape[-2:])
             top, left = meeting[0] - height * (corner < 2), meeting[1] - width * (corner % 2 == 0)
             objects, share = canvas.paste(tile, (height, width), (top, left))
-            sides = objects["boxes"][:, 2:] - objects["boxes"][:, :2]
+            boxes = objects["boxes"]
+            sides = boxes[:, 2:4] if is_oriented(boxes) else boxes[:, 2:] - boxes[:, :2]
             parts.append(_select(objects, (sides > self.min_side).all(1) & (share > self.min_area)))
         return _join(sample, canvas.image, parts)
 
@@ -153,7 +157,7 @@ class CopyPaste(_CombiningTransform):
     Ghiasi et al., Simple Copy-Paste is a Strong Data Augmentation Method for Instance Segmentation, CVPR 2021, whose
     images went through large-scale jitter before and are not blurred at the seams. If the images differ in size, what
     lies outside this one is clipped. Covered pixels are removed from the masks; objects that lose pixels get the box of
-    their mask, and covered keypoints become hidden (visibility 1).
+    their mask, and covered keypoints become hidden (visibility 1). Segmentation maps get the labels of pasted objects.
 
     Args:
         paste_probability: of each object of the other image; the paper takes a random subset, and with 0.5 all subsets
@@ -164,6 +168,7 @@ class CopyPaste(_CombiningTransform):
     """
 
     required_keys: ClassVar[Sequence[str]] = ("boxes", "masks")
+    combines_maps: ClassVar[bool] = True
 
     paste_probability: Fraction = 0.5
     min_visible: Fraction = 0.0
@@ -176,7 +181,14 @@ class CopyPaste(_CombiningTransform):
         pasted, _ = canvas.paste({**other, **_select(object_tensors(other), chosen)}, other["image"].shape[-2:])
         cover = pasted["masks"].bool().any(0)
         image = torch.where(cover, canvas.image, sample["image"].as_subclass(Tensor))
-        return _join(sample, image, [self._cover(object_tensors(sample), cover), pasted])
+        maps = {key: self._paste_map(sample[key], other[key], cover) for key in map_keys(sample)}
+        return _join(sample | maps, image, [self._cover(object_tensors(sample), cover), pasted])
+
+    def _paste_map(self, values: Tensor, other: Tensor, cover: Tensor) -> Tensor:
+        """Return a map (H x W) with the values of another one, of any size, where ``cover`` (bool, H x W) is True."""
+        aligned = F.crop(other, 0, 0, *cover.shape).as_subclass(Tensor)
+        pasted: Tensor = tv_tensors.wrap(torch.where(cover, aligned, values.as_subclass(Tensor)), like=values)
+        return pasted
 
     def _cover(self, objects: Objects, cover: Tensor) -> Objects:
         """Return the visible rest of objects below ``cover`` (bool, H x W)."""
@@ -216,7 +228,8 @@ class _Canvas:
         column).
 
         Returns:
-            its objects on the canvas, clipped, and the share of each box that is left (float32, N).
+            its objects on the canvas, clipped, and the share of each box that is left (float32, N). Oriented boxes are
+            not clipped; their share is 0 if their center is outside the window.
         """
         (height, width), (top, left) = size, corner
         first_row, first_column, end_row, end_column = self._window
@@ -231,7 +244,9 @@ class _Canvas:
             resized = F.resize(image, list(size), F.InterpolationMode.BILINEAR, antialias=True)
             self.image[:, rows, columns] = resized[:, *inside]
         objects = object_tensors(sample)
-        boxes = objects["boxes"] * scale.repeat(2) + offset.repeat(2)
+        objects["boxes"] = boxes = move_boxes(scale_boxes(objects["boxes"], scale), offset)
+        if is_oriented(boxes):
+            return objects, visible_shares(boxes, (first_column, first_row, end_column, end_row))
         low, high = torch.tensor([first_column, first_row]), torch.tensor([end_column, end_row])
         objects["boxes"] = clipped = boxes.clamp(low.repeat(2), high.repeat(2))
         if "masks" in objects:
@@ -267,7 +282,7 @@ def _join(first: Sample, image: Tensor, parts: Sequence[Objects]) -> Sample:
     size = (image.shape[-2], image.shape[-1])
     objects = {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
     joined = {**first, **objects, "image": tv_tensors.Image(image)}
-    joined["boxes"] = tv_tensors.BoundingBoxes(objects["boxes"], format="XYXY", canvas_size=size)
+    joined["boxes"] = tv_tensors.wrap(objects["boxes"], like=first["boxes"], canvas_size=size)
     if "masks" in objects:
         joined["masks"] = tv_tensors.Mask(objects["masks"])
     if "keypoints" in objects:

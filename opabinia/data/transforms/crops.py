@@ -23,9 +23,13 @@ from opabinia.data.transforms.instances import (
     boxes_from_masks,
     drop_empty_objects,
     has_only_image,
+    image_window,
+    is_oriented,
     select_objects,
+    visible_shares,
 )
 from opabinia.data.transforms.sizes import check_range, image_size, random_below
+from opabinia.models.detectors.rotated_boxes import box_areas, upright_boxes
 
 Pixel = Annotated[int, Interval(ge=0, le=255)]
 CropKind = Literal["relative", "relative_range", "absolute", "absolute_range"]
@@ -45,7 +49,10 @@ class RandomCrop:
         size: two numbers (default: detectron2's).
         object_probability: probability that the crop is placed around an object, drawn at random, for images that are
             mostly empty; other crops lie anywhere.
-        min_visible: objects are dropped if less than this share of their box, or mask, is in the crop.
+        min_visible: objects are dropped if less than this share of their box, or mask, is in the crop. Of an oriented
+            box the center must be in the crop, too.
+        category_max_ratio: of segmentation maps: draw again, up to ten times, until the crop has several classes and
+            none has this share of the labeled pixels or more (mmsegmentation uses 0.75).
 
     Raises:
         ValueError: a share above 1, pixels that are not integers, or a range whose minimum is above its maximum.
@@ -60,6 +67,7 @@ class RandomCrop:
         size: tuple[Positive, Positive] = (0.9, 0.9),
         object_probability: Fraction = 0.0,
         min_visible: Fraction = 0.0,
+        category_max_ratio: Fraction = 1.0,
     ) -> None:
         if kind.startswith("relative") and max(size) > 1:
             raise ValueError(f"size: {kind} takes shares of the image, at most 1, not {list(size)}")
@@ -69,18 +77,38 @@ class RandomCrop:
             check_range("size", size)
         self._kind, self._size = kind, size
         self._object_probability, self._min_visible = object_probability, min_visible
+        self._category_max_ratio = category_max_ratio
 
     def __call__(self, sample: Sample) -> Sample:
-        """Return a random crop of the sample."""
+        """Return a random crop of the sample.
+
+        Raises:
+            ValueError: ``category_max_ratio`` is given and the sample has no map.
+        """
+        if self._category_max_ratio == 1:
+            return _crop(sample, *self._draw(sample), self._min_visible)
+        if "mask" not in sample:
+            raise ValueError("category_max_ratio is for samples with a segmentation map")
+        for _ in range(10):
+            box = self._draw(sample)
+            labels = F.crop(sample["mask"].as_subclass(Tensor), *box)
+            pixels = labels[labels != ignore_value("mask")].long().bincount()
+            if (pixels > 0).sum() > 1 and pixels.max() < self._category_max_ratio * pixels.sum():
+                break
+        return _crop(sample, *box, self._min_visible)
+
+    def _draw(self, sample: Sample) -> tuple[int, int, int, int]:
+        """Draw top, left, height and width of a crop."""
         height, width = image_size(sample)
         crop_height, crop_width = self.size(height, width)
         boxes = sample.get("boxes", ())
         if len(boxes) and self._object_probability and float(torch.rand(())) < self._object_probability:
-            left, top, right, bottom = boxes[random_below(len(boxes))].round().int().tolist()
+            chosen = random_below(len(boxes))
+            left, top, right, bottom = upright_boxes(boxes[chosen : chosen + 1])[0].round().int().tolist()
             place = _random_start(top, bottom, crop_height, height), _random_start(left, right, crop_width, width)
         else:
             place = random_below(height - crop_height + 1), random_below(width - crop_width + 1)
-        return _crop(sample, *place, crop_height, crop_width, self._min_visible)
+        return *place, crop_height, crop_width
 
     def size(self, height: int, width: int) -> tuple[int, int]:
         """Return height and width of a crop of an image of this size, drawn where there is a range."""
@@ -137,12 +165,13 @@ def _crop(sample: Sample, top: int, left: int, height: int, width: int, min_visi
 
 
 def _object_areas(sample: Sample) -> Tensor:
-    """Return the areas of the masks, or else boxes, of the N objects, in pixels (N)."""
+    """Return the areas of the masks, or else of the boxes within the image, of the N objects, in pixels (N)."""
     if "masks" in sample:
         masks: Tensor = sample["masks"].as_subclass(Tensor)
         return masks.flatten(1).sum(1)
     boxes: Tensor = sample["boxes"].as_subclass(Tensor)
-    return (boxes[:, 2:] - boxes[:, :2]).prod(1)
+    shares = visible_shares(boxes, image_window(sample["image"])) if is_oriented(boxes) else 1
+    return box_areas(boxes) * shares
 
 
 def _apply(sample: Sample, function: Callable[[str, Any], Any]) -> Sample:
@@ -284,7 +313,13 @@ class RandomIoUCrop(v2.RandomIoUCrop):  # type: ignore[misc]
         super().__init__(min_scale, max_scale, min_aspect_ratio, max_aspect_ratio, sampler_options, trials)
 
     def forward(self, sample: Sample) -> Sample:
-        """Return a random crop of the sample."""
+        """Return a random crop of the sample.
+
+        Raises:
+            ValueError: its boxes are oriented.
+        """
+        if "boxes" in sample and is_oriented(sample["boxes"]):
+            raise ValueError("RandomIoUCrop takes upright boxes; random_crop takes oriented ones")
         empty = "boxes" in sample and not len(sample["boxes"])
         if empty or self.min_scale * min(image_size(sample)) < 1:
             return sample

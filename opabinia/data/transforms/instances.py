@@ -17,7 +17,8 @@ from torchvision.transforms.v2 import functional as F
 
 from opabinia.config import register
 from opabinia.contracts import Fraction, Sample, Transform
-from opabinia.data.sample_keys import object_tensors
+from opabinia.data.sample_keys import ignore_value, map_keys, object_tensors
+from opabinia.models.detectors.rotated_boxes import box_areas, intersection_areas
 
 
 def select_objects(sample: Sample, kept: Tensor) -> Sample:
@@ -28,7 +29,7 @@ def select_objects(sample: Sample, kept: Tensor) -> Sample:
 
 def drop_empty_objects(sample: Sample) -> Sample:
     """Drop objects whose box has no area or whose mask has no pixel, and mark keypoints outside the image unknown
-    (detectron2's rules)."""
+    (detectron2's rules). Oriented boxes, which are not clipped, are dropped if their center is outside the image."""
     if "boxes" not in sample:
         return sample
     if "keypoints" in sample:
@@ -37,15 +38,50 @@ def drop_empty_objects(sample: Sample) -> Sample:
         inside = ((keypoints >= 0) & (keypoints <= keypoints.new_tensor([width, height]))).all(-1)
         sample = sample | {"visibility": sample["visibility"] * inside}
     boxes = sample["boxes"].as_subclass(Tensor)
-    kept = (boxes[:, 2:] > boxes[:, :2]).all(1)
+    if is_oriented(boxes):
+        kept = _contains_centers(image_window(sample["image"]), boxes)
+    else:
+        kept = (boxes[:, 2:] > boxes[:, :2]).all(1)
     if "masks" in sample:
         kept &= sample["masks"].as_subclass(Tensor).flatten(1).amax(1) > 0  # for uint8 twice as fast as any()
     return sample if kept.all() else select_objects(sample, kept)
 
 
+# --- oriented boxes ---------------------------------------------------------------------------------------------------
+
+Window = tuple[int, int, int, int]
+"""Part of an image: left, top, right, bottom."""
+
+
+def is_oriented(boxes: Tensor) -> bool:
+    """Return whether boxes are oriented: N x 5 (``CXCYWHR``) instead of N x 4."""
+    return boxes.shape[1] == 5
+
+
+def image_window(image: Tensor) -> Window:
+    """Return the whole image (... x H x W) as a window."""
+    return 0, 0, image.shape[-1], image.shape[-2]
+
+
+def visible_shares(boxes: Tensor, window: Window) -> Tensor:
+    """Return the share of each oriented box (N x 5; N) that is in a window, 0 if its center is not."""
+    left, top, right, bottom = window
+    corners = boxes.new_tensor([[left, top], [right, top], [right, bottom], [left, bottom]])
+    return intersection_areas(corners, boxes) / box_areas(boxes) * _contains_centers(window, boxes)
+
+
+def _contains_centers(window: Window, boxes: Tensor) -> Tensor:
+    centers = boxes[:, :2]
+    return ((centers >= centers.new_tensor(window[:2])) & (centers <= centers.new_tensor(window[2:]))).all(1)
+
+
+# --- transforms -------------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class DropEmptyObjects:
-    """Apply a transform, then :func:`drop_empty_objects` if it changed the boxes.
+    """Apply a transform, then :func:`drop_empty_objects` if it changed the boxes. What it fills in maps with 0 gets
+    their ignore value.
 
     Attributes:
         transform: returns boxes that it does not change as the same object.
@@ -63,8 +99,16 @@ class DropEmptyObjects:
         return getattr(self.transform, "of_encoded", None)
 
     def __call__(self, sample: Sample) -> Sample:
-        result = self.transform(sample)
+        maps = {key: ignore_value(key) for key in map_keys(sample)}
+        result = self.transform(sample | {key: _shift(sample[key], -ignored) for key, ignored in maps.items()})
+        result |= {key: _shift(result[key], ignored) for key, ignored in maps.items()}
         return result if result.get("boxes") is sample.get("boxes") else drop_empty_objects(result)
+
+
+def _shift(values: Tensor, offset: int) -> Tensor:
+    """Add to the values of a map; those of uint8 wrap around."""
+    shifted: Tensor = tv_tensors.wrap(values.as_subclass(Tensor) + offset, like=values)
+    return shifted
 
 
 @register.transform(name="boxes_from_masks")
@@ -92,7 +136,8 @@ def _extent(used: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class SanitizeBoundingBoxes(v2.SanitizeBoundingBoxes):  # type: ignore[misc]
-    """Drop objects whose box is too small or not within the image (torchvision's, for all annotations of objects).
+    """Drop objects whose box is too small or not within the image (torchvision's, for all annotations of objects); of
+    oriented boxes those whose center is outside.
 
     Args:
         min_size: minimum width and height, in pixels, at least 1.
@@ -110,7 +155,12 @@ class SanitizeBoundingBoxes(v2.SanitizeBoundingBoxes):  # type: ignore[misc]
         """
         if "boxes" not in sample:
             raise ValueError("the sample has no boxes")
-        _, kept = F.sanitize_bounding_boxes(sample["boxes"], min_size=self.min_size, min_area=self.min_area)
+        boxes = sample["boxes"]
+        if is_oriented(boxes):
+            plain = boxes.as_subclass(Tensor)
+            kept = (plain[:, 2:4] >= self.min_size).all(1) & (box_areas(plain) >= self.min_area)
+            return drop_empty_objects(select_objects(sample, kept))
+        _, kept = F.sanitize_bounding_boxes(boxes, min_size=self.min_size, min_area=self.min_area)
         return select_objects(sample, kept)
 
 

@@ -8,6 +8,7 @@ from functools import wraps
 from typing import Annotated, Any
 
 from annotated_types import Interval
+from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 from opabinia.config import adapt, register
@@ -61,6 +62,8 @@ _TYPES = {"RandAugment": {"num_ops": Annotated[int, Interval(ge=0, le=100)]}}
 def _dropping_empty_objects(make: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(make)
     def wrapper(**arguments: Any) -> instances.DropEmptyObjects:
+        if "fill" in arguments:  # of the image; outside it no object has pixels
+            arguments["fill"] = {tv_tensors.Mask: 0, "others": arguments["fill"]}
         return instances.DropEmptyObjects(make(**arguments))
 
     return wrapper

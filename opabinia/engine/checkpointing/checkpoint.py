@@ -106,12 +106,14 @@ class _State(TypedDict):
 
 
 class RunState(_State):
-    """With the description of a run that was built from a config."""
+    """With the description of a run that was built from a config; ``names`` maps those of a model's tensors to other
+    names in an exported file."""
 
     seed: Annotated[int, Interval(ge=-(2**63), lt=2**63)]
     global_batch_size: Annotated[int, Interval(ge=1, lt=2**63)]
     facts: DatasetInfo
     source_channels: NotRequired[Literal[1, 3]]
+    names: NotRequired[dict[str, str]]
     world_size: Counter
     threads: Counter
     versions: dict[str, str]

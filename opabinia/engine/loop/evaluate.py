@@ -274,7 +274,10 @@ def evaluate_all(
             if result.details or result.files:
                 write_json(folder / "details.json", {"step": run.clock.step, **result.details})
             for file, values in result.files.items():
-                write_json(folder / file, values, indent=None)
+                if file.endswith(".txt"):
+                    write_atomic(folder / file, values)
+                else:
+                    write_json(folder / file, values, indent=None)
     return {name: score for result in results.values() for name, score in result.scores.items()}
 
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from opabinia.contracts import Batch, DataMismatch, DatasetInfo, GroundTruth, Predictions
 from opabinia.contracts.masks import compress_rle
 from opabinia.evaluation.detection.rle import Floats, paste_masks
+from opabinia.models.detectors.rotated_boxes import upright_boxes
 
 Ints = NDArray[np.int64]
 
@@ -26,7 +27,7 @@ class ImageResult(NamedTuple):
     Attributes:
         name: id of the sample.
         ground_truth: segments are compressed RLE, None for objects without a mask.
-        boxes: left, top, right, bottom (D x 4).
+        boxes: left, top, right, bottom (D x 4); oriented ones D x 5.
         scores: D.
         labels: class labels (D).
         masks: compressed RLE of each detection; None if the detector predicts no masks.
@@ -67,9 +68,20 @@ class DetectionEvaluator:
         dataset_info: facts about the data.
         confidence: minimum score of the detections in the error tables; null: that with the highest F1 of the set.
         masks: whether masks are evaluated; otherwise they are dropped.
+
+    Attributes:
+        oriented: whether it evaluates oriented (rotated) boxes.
+
+    Raises:
+        ValueError: the boxes of the data are oriented, and not those of the evaluator, or the reverse.
     """
 
+    oriented = False
+
     def __init__(self, dataset_info: DatasetInfo, confidence: float | None, masks: bool = False) -> None:
+        if dataset_info.oriented != self.oriented:
+            kind, evaluators = ("oriented", "dota_map") if dataset_info.oriented else ("upright", "coco or voc")
+            raise ValueError(f"its boxes are {kind}: task.evaluator is {evaluators}")
         self._dataset_info, self._confidence, self._masks = dataset_info, confidence, masks
         self._images: list[ImageResult] = []
         self._cached: tuple[Any, list[ImageResult], Any] | None = None
@@ -142,7 +154,7 @@ def check_only_resized(batch: Batch) -> None:
     ):
         annotated = to_corners(ground_truth.boxes[~ground_truth.crowd]) / (original_size * 2)[::-1]
         if len(boxes) == len(annotated):  # otherwise some were dropped, or cut away
-            shifts = boxes.cpu().numpy() / (image_size * 2)[::-1] - annotated
+            shifts = upright_boxes(boxes).cpu().numpy() / (image_size * 2)[::-1] - annotated
             moved += (np.abs(shifts).max(1, initial=0) > _MAX_SHIFT).tolist()
     if sum(moved) > max(len(moved) / 2, 3):
         raise DataMismatch(

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from opabinia.evaluation.detection.base import ImageResult, Ints, to_corners
 from opabinia.evaluation.detection.rle import Floats
+from opabinia.models.detectors.rotated_boxes import box_areas, polygon_areas, rotated_intersections
 
 _MIN_IOU = 0.5
 _MAX_IMAGES = 100
@@ -32,12 +34,23 @@ class MatchedImage(NamedTuple):
     false: list[int]
 
 
-def box_iou(detected: Floats, annotated: Floats) -> Floats:
-    """Return the intersection over union (D x N) of boxes, left, top, right, bottom (D x 4 and N x 4); 0 if both are
-    empty."""
-    intersection = _intersection(detected, annotated)
-    union = _areas(detected)[:, None] + _areas(annotated) - intersection
-    return intersection / np.maximum(union, np.finfo(np.float64).tiny)
+def image_iou(image: ImageResult) -> Floats:
+    """Return the intersection over union of all detections and objects of an image (D x N); 0 if both are empty."""
+    intersections, detected, annotated = _image_areas(image)
+    unions = detected[:, None] + annotated - intersections
+    return intersections / np.maximum(unions, np.finfo(np.float64).tiny)
+
+
+def _image_areas(image: ImageResult) -> tuple[Floats, Floats, Floats]:
+    """Return the areas of the intersections of detections and objects (D x N), of detections (D), of objects (N)."""
+    if image.ground_truth.corners is not None:
+        boxes, polygons = torch.from_numpy(image.boxes).double(), torch.from_numpy(image.ground_truth.corners)
+        areas = rotated_intersections(boxes, polygons), box_areas(boxes), polygon_areas(polygons)
+        return areas[0].numpy(), areas[1].numpy(), areas[2].numpy()
+    detected, annotated = image.boxes.astype(np.float64), to_corners(image.ground_truth.boxes)
+    ends = np.minimum(detected[:, None, 2:], annotated[None, :, 2:])
+    sides = ends - np.maximum(detected[:, None, :2], annotated[None, :, :2])
+    return sides.clip(0).prod(2), _areas(detected), _areas(annotated)
 
 
 def match_detections(image: ImageResult, confidence: float) -> MatchedImage:
@@ -56,7 +69,7 @@ def match_detections(image: ImageResult, confidence: float) -> MatchedImage:
         if row not in object_of and column not in matched:
             object_of[row] = column
             matched.add(column)
-    ignored = _in_crowd(confident)
+    ignored = in_crowd(confident)
     pairs = [(int(classes[column]), int(labels[row])) for row, column in object_of.items()]
     return MatchedImage(
         right=[true for true, predicted in pairs if true == predicted],
@@ -69,14 +82,14 @@ def match_detections(image: ImageResult, confidence: float) -> MatchedImage:
 def _overlaps(image: ImageResult) -> tuple[Floats, Ints]:
     """Return the IoU of detections and objects without crowds (D x N), and the classes of these objects (N)."""
     objects = ~image.ground_truth.crowd
-    iou = box_iou(image.boxes.astype(np.float64), to_corners(image.ground_truth.boxes)[objects])
-    return iou, image.ground_truth.labels[objects]
+    return image_iou(image)[:, objects], image.ground_truth.labels[objects]
 
 
-def _in_crowd(image: ImageResult) -> NDArray[np.bool_]:
+def in_crowd(image: ImageResult) -> NDArray[np.bool_]:
     """Return whether at least half of each detection lies in a crowd of its class (D)."""
-    boxes, crowd = image.boxes.astype(np.float64), image.ground_truth.crowd
-    inside = _intersection(boxes, to_corners(image.ground_truth.boxes)[crowd]) >= _MIN_IOU * _areas(boxes)[:, None]
+    crowd = image.ground_truth.crowd
+    intersections, detected, _ = _image_areas(image)
+    inside = intersections[:, crowd] >= _MIN_IOU * detected[:, None]
     ignored: NDArray[np.bool_] = (inside & (image.labels[:, None] == image.ground_truth.labels[crowd])).any(1)
     return ignored
 
@@ -87,17 +100,17 @@ def best_min_score(images: Sequence[ImageResult]) -> float:
     A detection is right if it has an IoU of at least 0.5 with an object of its class that no detection with a higher
     score has matched. Of several such scores the highest is returned.
     """
-    counted = [image.select(~_in_crowd(image)) for image in images]
+    counted = [image.select(~in_crowd(image)) for image in images]
     scores = np.concatenate([image.scores for image in counted])
     order = np.argsort(-scores, kind="stable")
-    scores, right = scores[order], np.concatenate([_right(image) for image in counted])[order]
+    scores, right = scores[order], np.concatenate([right_detections(image) for image in counted])[order]
     objects = sum(int((~image.ground_truth.crowd).sum()) for image in images)
     f1 = 2 * np.cumsum(right) / (np.arange(1, len(scores) + 1) + objects)
     f1[:-1][scores[1:] == scores[:-1]] = 0  # a minimum admits all detections with its score
     return float(scores[f1.argmax()]) if right.any() else 0.5
 
 
-def _right(image: ImageResult) -> NDArray[np.bool_]:
+def right_detections(image: ImageResult) -> NDArray[np.bool_]:
     """Return whether each detection matches an object of its class (D); higher scores choose first."""
     iou, classes = _overlaps(image)
     iou = np.where(image.labels[:, None] == classes, iou, 0.0)
@@ -172,11 +185,4 @@ def worst_images(
 
 def _areas(boxes: Floats) -> Floats:
     areas: Floats = (boxes[:, 2:] - boxes[:, :2]).clip(0).prod(1)
-    return areas
-
-
-def _intersection(detected: Floats, annotated: Floats) -> Floats:
-    starts = np.maximum(detected[:, None, :2], annotated[None, :, :2])
-    ends = np.minimum(detected[:, None, 2:], annotated[None, :, 2:])
-    areas: Floats = (ends - starts).clip(0).prod(2)
     return areas

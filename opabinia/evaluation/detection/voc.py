@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from opabinia.config import register
 from opabinia.contracts import DatasetInfo, Fraction
-from opabinia.evaluation.detection.base import DetectionEvaluator, ImageResult, Ints, to_corners
-from opabinia.evaluation.detection.detection_errors import box_iou, count_objects, error_tables
+from opabinia.evaluation.detection.base import DetectionEvaluator, ImageResult, Ints
+from opabinia.evaluation.detection.detection_errors import count_objects, error_tables, image_iou
 from opabinia.evaluation.detection.rle import Floats
 
 THRESHOLDS = np.arange(50, 100, 5) / 100
@@ -112,7 +112,7 @@ def _nearest_objects(images: Sequence[ImageResult]) -> list[NDArray[Any]]:
         ground_truth = image.ground_truth
         best_iou, best_object = np.zeros(len(image.labels)), np.full(len(image.labels), -1)
         if len(ground_truth.labels) and len(image.labels):
-            ious = box_iou(image.boxes.astype(np.float64), to_corners(ground_truth.boxes))
+            ious = image_iou(image)
             ious[image.labels[:, None] != ground_truth.labels] = -1
             best_iou = ious.max(1)
             best_object = np.where(best_iou >= 0, ious.argmax(1) + offset, -1)

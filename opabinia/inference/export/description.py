@@ -14,6 +14,7 @@ from torch import Tensor
 
 from opabinia.config import Resolved
 from opabinia.engine.checkpointing.checkpoint import read_state
+from opabinia.engine.loggers.metrics_log import from_json_numbers
 from opabinia.inference.predictor import Predictor
 from opabinia.models.layers import Normalize
 from opabinia.runtime.json_files import read_json
@@ -40,8 +41,9 @@ class Description:
         resize: what they come to: ``crop`` (the shorter side is resized, and the center cropped), ``stretch``, ``fit``
             (a detector's: within ``size``) or ``shrink`` (likewise, smaller images keep their size).
         crop: share of the resized shorter side that is cropped.
-        scores: of the run's last evaluation.
+        scores: of the last evaluation up to the checkpoint, or of the run's last one.
         step: of the checkpoint.
+        batch_size: number of samples that the graph takes: ``dynamic``, or the only one.
         version: of this library.
     """
 
@@ -59,6 +61,7 @@ class Description:
     crop: float
     scores: dict[str, float]
     step: int
+    batch_size: str = "dynamic"
     version: str = __version__
 
     def metadata(self) -> dict[str, str]:
@@ -84,6 +87,8 @@ def describe(run: Path, checkpoint: Path, resolved: Resolved, predictor: Predict
     resize, crop = resize_rule(transforms, min(image.shape[-2:]))
     if predictor.task.size_multiple:
         resize = "fit" if transforms else "shrink"
+    state, results = read_state(checkpoint), run / "results.json"
+    final = read_json(results, dict[str, float]) if results.is_file() else {}
     normalize = next((module for module in predictor.task.modules() if isinstance(module, Normalize)), None)
     return Description(
         name="/".join(run.resolve().parts[-2:]),
@@ -98,8 +103,8 @@ def describe(run: Path, checkpoint: Path, resolved: Resolved, predictor: Predict
         transforms=transforms,
         resize=resize,
         crop=crop,
-        scores=read_json(results, dict[str, float]) if (results := run / "results.json").is_file() else {},
-        step=read_state(checkpoint)["step"],
+        scores=from_json_numbers(state["scores"]) or final,
+        step=state["step"],
     )
 
 

@@ -19,6 +19,7 @@ from opabinia.data import Data
 from opabinia.engine.checkpointing.checkpoint import read_state
 from opabinia.engine.loop.evaluate import ValidationSet, evaluate, needs_training_data
 from opabinia.inference.export.exported_task import ExportedTask
+from opabinia.inference.export.files import total_size
 from opabinia.inference.export.job import ExportJob
 from opabinia.inference.predictor import Predictor
 from opabinia.inference.splits import select_split
@@ -157,9 +158,9 @@ def measure_original(evaluation: Evaluation, job: ExportJob) -> Row:
 
 
 def measure_file(name: str, path: Path, evaluation: Evaluation, job: ExportJob) -> Row:
-    """Measure an ONNX file, computed by onnxruntime on the CPU."""
+    """Measure an ONNX file or a folder of OpenVINO, computed by its runtime on the CPU."""
     task = ExportedTask(path)
-    return Row(name, evaluation.score(task), path.stat().st_size, measure_speed(task.run, job.inputs))
+    return Row(name, evaluation.score(task), total_size(path), measure_speed(task.run, job.inputs))
 
 
 def score_table(rows: Sequence[Row], metric: str) -> Table:

@@ -12,20 +12,17 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from opabinia.config import ConfigError, Problem, Resolved
+from opabinia.config import ConfigError, Problem
 from opabinia.contracts import ExportModule, Sample
-from opabinia.data.collate import collate
 from opabinia.inference.export import predict_script
 from opabinia.inference.export.description import describe
 from opabinia.inference.export.evaluate import open_evaluation, score_table
-from opabinia.inference.export.exported_task import ExportedTask
-from opabinia.inference.export.files import check_onnx_libraries, write_file
+from opabinia.inference.export.files import check_libraries, total_size, write_file
 from opabinia.inference.export.hugging_face import write_layout
 from opabinia.inference.export.job import ExportJob, ExportMismatch
 from opabinia.inference.export.measured_files import Measured, measure_files
-from opabinia.inference.export.samples import select_samples, split_samples
+from opabinia.inference.export.samples import calibration_inputs, select_samples
 from opabinia.inference.load import load
-from opabinia.inference.predictor import Predictor
 from opabinia.models.lora import merge_adapters
 from opabinia.runtime.files import disk_errors, write_atomic
 from opabinia.runtime.log import logging_to
@@ -33,8 +30,10 @@ from opabinia.runtime.progress import progress_bar
 from opabinia.training.run_folder import chosen_checkpoint, resolve
 from opabinia.training.trained_model import Weights
 
-Form = Literal["onnx", "torch", "huggingface"]
-NAMES: Mapping[Form, str] = {"onnx": "model.onnx", "torch": "model.pt2", "huggingface": "hugging_face"}
+Form = Literal["onnx", "openvino", "torch", "huggingface"]
+NAMES: Mapping[Form, str] = {
+    **{"onnx": "model.onnx", "openvino": "openvino", "torch": "model.pt2", "huggingface": "hugging_face"}
+}
 
 COMPARED = 8
 """Number of samples on which models are compared."""
@@ -50,12 +49,14 @@ def export(
     checkpoint: str = "best",
     weights: Weights | None = None,
     measured: Measured | None = None,
+    license: str = "",
 ) -> Path:
     """Write a run's model for use elsewhere, read it back, compare it with the original, and then put it in place.
 
     ``onnx`` and ``torch`` write one file: the function from images, as the validation transforms give them, to
-    predictions by name (:meth:`opabinia.contracts.Task.export_module`), for any number of samples. ``huggingface``
-    writes a folder: weights, config, model card.
+    predictions by name (:meth:`opabinia.contracts.Task.export_module`). ``openvino`` writes the same as a folder with
+    ``model.xml`` and ``model.bin``. ``huggingface`` writes a folder: weights, config, model card; it is also a run
+    folder for :func:`opabinia.load` and the commands.
 
     Args:
         run: the run folder.
@@ -66,8 +67,9 @@ def export(
         tolerance: largest allowed difference, relative to the largest magnitude of an output where that is above 1.
         checkpoint: see :func:`opabinia.load`.
         weights: likewise.
-        measured: evaluate the ONNX file on the first validation set, and write other precisions; files whose score
-            drops by more than allowed are not kept.
+        measured: evaluate the ONNX or OpenVINO model on the first validation set, and write other precisions; files
+            whose score drops by more than allowed are not kept.
+        license: of the model card, by its name on the hub, such as ``apache-2.0``; empty leaves it open.
 
     Returns:
         the path that was written.
@@ -79,8 +81,7 @@ def export(
     """
     paths = target_paths(out or run / "export" / NAMES[form], form, measured)
     path = paths["exported"]
-    if form == "onnx":
-        check_onnx_libraries()
+    check_libraries(form)
     folder = chosen_checkpoint(run, checkpoint)
     with logging_to(None):
         predictor = load(run, overrides, checkpoint=str(folder), weights=weights, device="cpu")
@@ -90,21 +91,24 @@ def export(
     module = predictor.task.export_module()
     inputs = export_inputs(module, samples, static=form != "huggingface")
     job = ExportJob(module, inputs, describe(run, folder, resolved, predictor, inputs["image"]))
+    evaluation, calibration = None, list[dict[str, Tensor]]()
+    if measured:
+        evaluation = open_evaluation(resolved, folder, predictor)
+        if "int8" in measured.precisions:
+            calibration = calibration_inputs(resolved, module, samples, measured.calibration_images)
     with disk_errors(path), torch.no_grad():
         path.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(prefix=".", dir=path.parent) as temporary_folder:
-            temporary = Path(temporary_folder) / path.name
+            temporary = Path(temporary_folder) / f"exported{path.suffix}"
             with progress_bar(f"export {form}", 2, unit="steps") as bar:
                 if form == "huggingface":
-                    lines = write_layout(temporary, run, resolved.config, job, tolerance)
+                    lines = write_layout(temporary, folder, resolved.config, job, tolerance, license)
                 else:
                     lines = write_file(form, temporary, job, tolerance, origin, bar)
                 bar.update(2)
             files, errors = {"exported": temporary}, list[str]()
-            if measured:
-                evaluation = open_evaluation(resolved, folder, predictor)
-                calibration = calibration_inputs(resolved, predictor, measured, ExportedTask(temporary))
-                results = measure_files(temporary, job, evaluation, measured, calibration)
+            if evaluation and measured and (form == "onnx" or form == "openvino"):
+                results = measure_files(form, temporary, job, evaluation, measured, calibration)
                 files, errors = results.files, results.errors
                 Console(highlight=False).print(score_table(results.rows, evaluation.metric))
             for name, file in files.items():
@@ -125,12 +129,12 @@ def target_paths(path: Path, form: Form, measured: Measured | None) -> dict[str,
     """
     paths = {"exported": path}
     for precision in measured.precisions if measured else ():
-        paths[precision] = path.with_suffix(f".{precision}.onnx")
+        paths[precision] = path.with_suffix(f".{precision}{path.suffix}")
     for existing in filter(Path.exists, paths.values()):
         message = f"{existing} exists already; remove it, or give another path"
         raise ConfigError(Problem("command line", "--out", message))
-    if measured and form != "onnx":
-        message = "only ONNX files are evaluated and quantized: --format onnx"
+    if measured and form not in ("onnx", "openvino"):
+        message = "only ONNX and OpenVINO models are evaluated and quantized: --format onnx"
         raise ConfigError(Problem("command line", "--evaluate", message))
     return paths
 
@@ -153,28 +157,5 @@ def print_written(paths: Sequence[Path], lines: Sequence[str]) -> None:
     """Print the paths that were written, with their sizes, and further lines."""
     console = Console(highlight=False)
     for path in paths:
-        size = sum(file.stat().st_size for file in [path, *path.rglob("*")] if file.is_file())
-        console.print(f"{path} ({size / 1e6:.1f} MB)", soft_wrap=True)
+        console.print(f"{path} ({total_size(path) / 1e6:.1f} MB)", soft_wrap=True)
     console.print(*lines, sep="\n", soft_wrap=True)
-
-
-def calibration_inputs(
-    resolved: Resolved, predictor: Predictor, measured: Measured, exported: ExportedTask
-) -> list[dict[str, Tensor]]:
-    """Return images of the training split, read with the validation transforms, as inputs of an exported graph; none
-    where INT8 is not asked for.
-
-    Raises:
-        ConfigError: the split has no images, or they cannot be read.
-    """
-    if "int8" not in measured.precisions:
-        return []
-    try:
-        samples = split_samples(resolved, "train", measured.calibration_images)
-    except (OSError, ValueError) as error:
-        message = f"INT8 needs images of the training split for its calibration: {error}"
-        raise ConfigError(Problem("", "data.train", message)) from error
-    if not samples:
-        message = "INT8 needs images of the training split for its calibration, and it has none"
-        raise ConfigError(Problem("", "data.train", message))
-    return [exported.inputs(collate([sample], predictor.task.size_multiple)) for sample in samples]

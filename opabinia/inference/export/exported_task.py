@@ -1,4 +1,4 @@
-"""An ONNX file in place of a trained task: the same predictions by name, computed by onnxruntime."""
+"""An exported graph in place of a trained task: the same predictions by name, computed by its runtime."""
 
 from __future__ import annotations
 
@@ -15,35 +15,32 @@ from torch import Tensor
 from opabinia.config import ConfigError, Problem, build
 from opabinia.contracts import Batch, DatasetInfo, Detections, Predictions, Task
 from opabinia.data.loader import DataError
+from opabinia.inference.export.runtimes import open_runtime
 from opabinia.inference.predictor import Predictor
 from opabinia.tasks.classification import Classification
 from opabinia.tasks.detection.task import Detection, scale_to_original, stack_detections
 
 
 class ExportedTask(Task):
-    """The predictions of an exported ONNX file, which evaluators take like those of the original.
+    """The predictions of an exported graph, which evaluators take like those of the original.
 
     Args:
-        path: of the file.
+        path: of the ONNX file, or of the folder of OpenVINO.
 
     Attributes:
-        metadata: of the file, as texts.
+        runtime: has read it.
+        metadata: of the graph, as texts.
         size: height and width of the images that it takes.
         dataset_info: the classes and channels of its images.
     """
 
     def __init__(self, path: Path) -> None:
-        import onnxruntime
-
         super().__init__()
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads, options.log_severity_level = torch.get_num_threads(), 3
-        self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        self._outputs = [output.name for output in self._session.get_outputs()]
-        shapes = {value.name: value.shape for value in self._session.get_inputs()}
-        batch_size, *_, channels, height, width = shapes["image"]
+        self.runtime = open_runtime(path)
+        self.metadata, shapes = self.runtime.metadata, self.runtime.shapes
+        batch_size, *_ = shapes["image"]
         self._batch_size = batch_size if isinstance(batch_size, int) else None
-        self.metadata: dict[str, str] = self._session.get_modelmeta().custom_metadata_map
+        channels, height, width = map(int, shapes["image"][-3:])
         self.size = (height, width)
         self.dims = len(shapes["image"])
         self.size_multiple = 1 if "image_sizes" in shapes else None
@@ -57,15 +54,13 @@ class ExportedTask(Task):
         count = len(inputs["image"])
         step = self._batch_size or count
         parts = [
-            self._session.run(
-                self._outputs, {name: value[start : start + step].numpy() for name, value in inputs.items()}
-            )
+            self.runtime({name: value[start : start + step].numpy() for name, value in inputs.items()})
             for start in range(0, count, step)
         ]
         columns: list[Any] = list(zip(*parts, strict=True))
         return {
             name: torch.cat([torch.from_numpy(values) for values in column])
-            for name, column in zip(self._outputs, columns, strict=True)
+            for name, column in zip(self.runtime.outputs, columns, strict=True)
         }
 
     def inputs(self, batch: Batch) -> dict[str, Tensor]:
@@ -113,18 +108,22 @@ class ExportedTask(Task):
 
 
 def load_exported(path: Path) -> Predictor:
-    """Load an exported ONNX file for inference on the CPU, with the transforms that its metadata describes.
+    """Load an exported ONNX file, or a folder of OpenVINO, for inference on the CPU, with the transforms that its
+    metadata describes.
 
     Raises:
-        ConfigError: the file is not an ONNX file of ``opabinia export``, or libraries are missing.
+        ConfigError: the path is not one of ``opabinia export``, or its library is missing.
     """
-    if find_spec("onnxruntime") is None:
-        raise ConfigError(Problem("command line", "", "ONNX needs onnxruntime: pip install 'opabinia[export]'"))
+    kind, library, extra = (
+        ("folder", "openvino", "openvino") if path.is_dir() else ("ONNX file", "onnxruntime", "export")
+    )
+    if find_spec(library) is None:
+        raise ConfigError(Problem("command line", "", f"{path} needs {library}: pip install 'opabinia[{extra}]'"))
     try:
         task = ExportedTask(path)
         transforms = json.loads(task.metadata["transforms"])
-    except Exception as error:  # onnxruntime has types of its own
-        message = f"{path} is not an ONNX file of opabinia export: {str(error).splitlines()[0]}"
+    except Exception as error:  # the libraries have types of their own
+        message = f"{path} is not an {kind} of opabinia export: {str(error).splitlines()[0]}"
         raise ConfigError(Problem("command line", "", message)) from error
     build_transforms = build({"transforms": transforms}, command="preprocessing")
     return Predictor(task, build_transforms(), task.dataset_info, channels=1 if task.dataset_info.channels == 1 else 3)

@@ -1,49 +1,60 @@
-"""Models as single files: ONNX, and torch.export's .pt2; each is read back and compared with the original."""
+"""Models as graphs: ONNX, OpenVINO, and torch.export's .pt2; each is read back and compared with the original."""
 
 from __future__ import annotations
 
 import json
 import warnings
 from collections.abc import Callable, Mapping
-from importlib import metadata
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch._dynamo.exc import UserError
 from torch.export import Dim, ExportedProgram
 
 from opabinia.config import ConfigError, Problem
+from opabinia.contracts import ExportModule
 from opabinia.inference.export.description import Description
 from opabinia.inference.export.exported_task import ExportedTask
 from opabinia.inference.export.job import ExportJob, check_difference
+from opabinia.inference.export.runtimes import XML, import_openvino
 from opabinia.runtime.progress import PhaseBar
 
 DESCRIPTION = "opabinia.json"
 """Name of the file in a .pt2 that has the description."""
 
+_ONNX = ("onnx", "onnxruntime", "onnxscript")
+LIBRARIES = {"onnx": _ONNX, "openvino": (*_ONNX, "openvino")}
+"""Libraries of a format that are extras."""
 
-def check_onnx_libraries() -> None:
-    """Check for the libraries that ONNX needs, before anything is computed.
+
+def check_libraries(form: str) -> None:
+    """Check for the libraries that ONNX and OpenVINO need, before anything is computed.
 
     Raises:
         ConfigError: one is missing.
     """
-    for name in ("onnx", "onnxruntime", "onnxscript"):
+    for name in LIBRARIES.get(form, ()):
         if find_spec(name) is None:
-            message = f"ONNX needs {name}: pip install 'opabinia[export]'"
+            title, extra = ("OpenVINO", "openvino") if form == "openvino" else ("ONNX", "export")
+            message = f"{title} needs {name}: pip install 'opabinia[{extra}]'"
             raise ConfigError(Problem("command line", "--format", message))
 
 
 def write_file(
-    form: Literal["onnx", "torch"], path: Path, job: ExportJob, tolerance: float, origin: str, bar: PhaseBar
+    form: Literal["onnx", "openvino", "torch"], path: Path, job: ExportJob, tolerance: float, origin: str, bar: PhaseBar
 ) -> list[str]:
-    """Write the graph for any number of samples, read it back and compare it; return lines to print.
+    """Write the graph, read it back and compare it; return lines to print.
+
+    The graph takes any number of samples, or one if torch cannot trace the model otherwise. OpenVINO's is converted
+    from an ONNX file, which stays next to it (:func:`onnx_source`).
 
     Args:
         form: of the file.
-        path: of the file.
+        path: of the file, or of OpenVINO's folder.
         job: the model, with inputs of two samples or more: torch would take a batch size of one for a constant.
         tolerance: see :func:`opabinia.inference.export.export`.
         origin: description of the inputs.
@@ -53,31 +64,43 @@ def write_file(
         ExportMismatch: the model that was read back differs by more.
     """
     expected = job.module.expected(job.inputs)
-    batch = Dim("batch", min=1)
+    sizes, description = (1, len(job.inputs["image"])), job.description
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch and onnxscript warn their own developers here
-        program = torch.export.export(
-            job.module.eval(), (), dict(job.inputs), dynamic_shapes={name: {0: batch} for name in job.inputs}
-        )
-        if form == "onnx":
-            _write_onnx(path, program, job.description, list(expected))
-        else:
-            text = json.dumps(job.description.metadata(), ensure_ascii=False, indent=1)
+        try:
+            program = trace(job.module, job.inputs, Dim("batch", min=1))
+        except UserError:
+            program = trace(job.module, _first(job.inputs, 1), None)
+            sizes, description = (1,), replace(description, batch_size="1")
+        if form == "torch":
+            text = json.dumps(description.metadata(), ensure_ascii=False, indent=1)
             torch.export.save(program, path, extra_files={DESCRIPTION: text})
+        else:
+            _write_onnx(onnx_source(form, path), program, description, list(expected))
     bar.advance()
     run: Callable[..., Mapping[str, Tensor]]
-    if form == "onnx":
-        reader, run = f"onnxruntime {metadata.version('onnxruntime')}", ExportedTask(path).run
-    else:
+    if form == "torch":
         reader, run = f"torch {torch.__version__}", torch.export.load(path).module()
-    sizes = (1, len(job.inputs["image"]))
+    else:
+        if form == "openvino":
+            write_openvino(onnx_source(form, path), path)
+        task = ExportedTask(path)
+        reader, run = task.runtime.version, task.run
     difference = max(job.module.difference(_first(expected, size), run(**_first(job.inputs, size))) for size in sizes)
     check_difference(difference, tolerance, reader)
+    batches = " and ".join(map(str, sizes))
     return [
         *(_shape_line("inputs", job.inputs), _shape_line("outputs", expected)),
-        f"{reader} and the original on {origin}, in batches of {sizes[0]} and {sizes[1]}: largest difference "
-        f"{difference:.1e} (at most {tolerance:.0e})",
+        *(["batch: 1; torch cannot trace the model for any number of samples"] if len(sizes) == 1 else []),
+        f"{reader} and the original on {origin}, in batches of {batches}: largest difference {difference:.1e} (at most "
+        f"{tolerance:.0e})",
     ]
+
+
+def trace(module: ExportModule, inputs: Mapping[str, Tensor], batch: Dim | None) -> ExportedProgram:
+    """Trace a model with ``batch`` as its number of samples; None: that of the inputs."""
+    shapes = {name: {0: batch} if batch else None for name in inputs}
+    return torch.export.export(module.eval(), (), dict(inputs), dynamic_shapes=shapes)
 
 
 def _write_onnx(path: Path, program: ExportedProgram, description: Description, outputs: list[str]) -> None:
@@ -86,6 +109,34 @@ def _write_onnx(path: Path, program: ExportedProgram, description: Description, 
     exported.model.producer_name, exported.model.producer_version = "opabinia", description.version
     exported.model.metadata_props.update(description.metadata())
     exported.save(path, external_data=False)
+
+
+def onnx_source(form: str, path: Path) -> Path:
+    """Return the ONNX file that OpenVINO's folder at ``path`` is converted from; for ``onnx`` the path itself."""
+    return path if form == "onnx" else path.with_name("source.onnx")
+
+
+def write_openvino(source: Path, folder: Path, *, half: bool = False) -> None:
+    """Write an ONNX file as OpenVINO's ``model.xml`` and ``model.bin``, with its properties in ``rt_info/opabinia``.
+
+    Args:
+        source: the ONNX file.
+        folder: is made, or its files are replaced.
+        half: store weights in FP16; OpenVINO selects the precision of the computation when it loads them.
+    """
+    import onnx
+
+    openvino = import_openvino()
+    model = openvino.Core().read_model(source)
+    for item in onnx.load(source).metadata_props:
+        model.set_rt_info(item.value, ["opabinia", item.key])
+    folder.mkdir(exist_ok=True)
+    openvino.save_model(model, folder / XML, compress_to_fp16=half)
+
+
+def total_size(path: Path) -> int:
+    """Return the size of a file, or of all files in a folder, in bytes."""
+    return sum(file.stat().st_size for file in [path, *path.rglob("*")] if file.is_file())
 
 
 def _first(tensors: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:

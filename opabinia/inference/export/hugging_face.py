@@ -1,8 +1,10 @@
-"""Models as folders in the layout of the Hugging Face hub: weights, config, preprocessing, model card.
+"""Models as folders in the layout of the Hugging Face Hub: weights, config, preprocessing, model card.
 
-If the predictions are those of a timm model, pooled and with its classifier, timm reads the folder with
-``timm.create_model("local-dir:PATH", pretrained=True)``. Other tasks keep their own weight names, with their backbone,
-if it is timm's, in such a folder inside.
+Every folder is also one that :func:`opabinia.load` and the commands read like a run folder: ``config.yaml`` is the
+config of the run and ``state.json`` makes the folder its checkpoint. If the predictions are those of a timm model,
+pooled and with its classifier, the weights have timm's names and ``timm.create_model("local-dir:PATH",
+pretrained=True)`` reads them; tensors that timm's model lacks are in ``rest.safetensors``. Other tasks keep their own
+names, with their backbone, if it is timm's, in such a folder inside.
 """
 
 from __future__ import annotations
@@ -10,86 +12,125 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import timm
-import torch
 from torch import Tensor, nn
 
+from opabinia.config import dump
 from opabinia.contracts import Task, relative_difference
-from opabinia.engine.checkpointing.checkpoint import save_tensors
+from opabinia.engine.checkpointing.checkpoint import Snapshot, read_state, save_tensors, write_checkpoint
+from opabinia.engine.loggers.metrics_log import to_json_numbers
 from opabinia.inference.export.description import Description
 from opabinia.inference.export.job import ExportJob, check_difference
 from opabinia.inference.export.model_card import model_card
+from opabinia.inference.load import load
 from opabinia.models.backbones.timm import TimmBackbone, TimmClassifier
-from opabinia.models.weights.files import read_weights
 
-WEIGHTS, CONFIG, PREPROCESSING, CARD = "model.safetensors", "config.json", "preprocessor_config.json", "README.md"
+CONFIG, PREPROCESSING, CARD = "config.json", "preprocessor_config.json", "README.md"
 BACKBONE = "backbone"
 
 _RESAMPLE = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3, "box": 4, "hamming": 5}
 """Pillow's numbers, as transformers writes them."""
 
 
-def write_layout(folder: Path, run: Path, config: Mapping[str, Any], job: ExportJob, tolerance: float) -> list[str]:
-    """Write the folder, read its weights back and compare; return lines to print.
+def write_layout(
+    folder: Path, checkpoint: Path, config: Mapping[str, Any], job: ExportJob, tolerance: float, license: str
+) -> list[str]:
+    """Write the folder, read it back and compare; return lines to print.
 
     Args:
         folder: does not exist yet.
-        run: the run folder.
+        checkpoint: the folder that the model is from.
         config: of the run, complete.
-        job: the model.
+        job: the model, with adapters merged into its weights.
         tolerance: see :func:`opabinia.inference.export.export`.
+        license: its name on the hub; empty leaves it open.
 
     Raises:
         ExportMismatch: the model that was read back differs by more.
     """
-    folder.mkdir()
     task, description = job.module.task, job.description
-    weights = _timm_weights(task)
     section = config["task"].get("backbone")
     if not isinstance(section, Mapping) or section.get("name") != "timm":
         section = None
-    in_timm = weights is not None and section is not None
-    if weights is not None and section is not None:
-        write_timm(folder, section, weights, description)
+    names = {} if section is None else _timm_names(task)
+    snapshot = _snapshot(checkpoint, task, names, description)
+    write_checkpoint(folder, snapshot)
+    (folder / "config.yaml").write_text(dump({**config, "task": _without_adapters(config["task"])}), encoding="utf-8")
+    _write_json(folder / PREPROCESSING, preprocessing(description))
+    card = model_card(description, config, in_timm=bool(names), license=license)
+    (folder / CARD).write_text(card, encoding="utf-8")
+    expected = job.module.expected(job.inputs)
+    restored = load(folder, device="cpu").task.export_module().expected(job.inputs)
+    difference = job.module.difference(expected, restored)
+    check_difference(difference, tolerance, "opabinia.load")
+    lines = [f"opabinia.load('PATH'): largest difference {difference:.1e}"]
+    backbone = getattr(task, "backbone", None)
+    if section is not None and names:
+        write_timm_config(folder, section, snapshot.tensors["model"], description)
         model: Any = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
-        expected = job.module.expected(job.inputs)
         actual = model(task.normalize(job.inputs["image"]))
         difference = relative_difference(expected["logits" if "logits" in expected else "embedding"], actual)
-        lines = [f"timm.create_model('local-dir:PATH', pretrained=True): largest difference {difference:.1e}"]
         check_difference(difference, tolerance, f"timm {timm.__version__}")
-    else:
-        _write_own(folder, task, description)
-        lines = ["the weights have their own names; load them with opabinia train PATH/config.yaml init.weights=..."]
-        backbone = getattr(task, "backbone", None)
-        if section is not None and isinstance(backbone, TimmBackbone):
-            lines.append(_write_backbone(folder / BACKBONE, section, backbone, description))
-    _write_json(folder / PREPROCESSING, preprocessing(description))
-    shutil.copyfile(run / "config.yaml", folder / "config.yaml")
-    (folder / CARD).write_text(model_card(description, config, in_timm=in_timm), encoding="utf-8")
+        return [*lines, f"timm.create_model('local-dir:PATH', pretrained=True): largest difference {difference:.1e}"]
+    about = {"library_name": "opabinia", "task": description.task, "num_classes": len(description.classes)}
+    about |= {"id2label": dict(enumerate(description.classes)), "input_size": description.size}
+    _write_json(folder / CONFIG, about)
+    if section is not None and isinstance(backbone, TimmBackbone):
+        lines.append(_write_backbone(folder / BACKBONE, section, backbone, description))
     return lines
 
 
-def _timm_weights(task: Task) -> dict[str, Tensor] | None:
-    """Return weights under timm's names, if a timm model, with its classifier, is all that the task predicts with."""
+def _snapshot(checkpoint: Path, task: Task, names: Mapping[str, str], description: Description) -> Snapshot:
+    """Return the checkpoint to write: ``model`` and ``rest`` (see :func:`read_chosen`), and no state of the training.
+
+    Args:
+        checkpoint: the folder that the model is from.
+        task: the model.
+        names: of its tensors in timm; empty without.
+        description: of the model.
+    """
+    state, tensors = read_state(checkpoint), task.state_dict()
+    files = {"model": {names.get(name, name): tensors[name] for name in names or tensors}}
+    if names and (rest := {name: tensor for name, tensor in tensors.items() if name not in names}):
+        files["rest"] = rest
+    cleared = {"hooks": {}, "optimizer": {}, "train_step": {}, "journal": {"offset": 0, "pending": []}}
+    described = {"facts": asdict(state["facts"]), "scores": to_json_numbers(description.scores), "names": dict(names)}
+    return Snapshot(description.step, files, {**state, **cleared, **described})
+
+
+def _without_adapters(section: Any) -> Any:
+    """Return a part of a config without LoRA, whose adapters are merged into the weights."""
+    if isinstance(section, Mapping):
+        return {key: None if key == "lora" else _without_adapters(value) for key, value in section.items()}
+    return section
+
+
+def _timm_names(task: Task) -> dict[str, str]:
+    """Map the task's tensors to timm's names, if a timm model, with its classifier, is all that the task predicts with;
+    otherwise return none."""
     if not isinstance(task.trunk, TimmBackbone):
-        return None
-    weights = dict(task.trunk.model.state_dict())
-    if task.predicts_embedding_only:
-        return weights
-    head = getattr(task, "head", None)
-    layers = [layer for layer in head if not isinstance(layer, nn.Dropout)] if isinstance(head, nn.Sequential) else []
-    if len(layers) == 1 and isinstance(layers[0], TimmClassifier):
-        return weights | dict(layers[0].state_dict())
-    return None
+        return {}
+    parts = [task.trunk.model]
+    if not task.predicts_embedding_only:
+        head = getattr(task, "head", None)
+        layers = (
+            [layer for layer in head if not isinstance(layer, nn.Dropout)] if isinstance(head, nn.Sequential) else []
+        )
+        if len(layers) != 1 or not isinstance(layers[0], TimmClassifier):
+            return {}
+        parts.append(layers[0])
+    paths = {module: path for path, module in task.named_modules()}
+    return {f"{paths[part]}.{name}": name for part in parts for name in part.state_dict()}
 
 
-def write_timm(
+def write_timm_config(
     folder: Path, section: Mapping[str, Any], weights: Mapping[str, Tensor], description: Description
 ) -> None:
-    """Write weights and config as timm reads them.
+    """Write the config with which timm reads the weights.
 
     Args:
         folder: exists.
@@ -105,7 +146,6 @@ def write_timm(
     classes = 0 if set(weights) <= set(features.state_dict()) else len(description.classes)
     model: Any = timm.create_model(section["model"], in_chans=description.channels, num_classes=classes, **options)
     model.load_state_dict(weights)  # all of it, or an error
-    save_tensors(folder / WEIGHTS, model.state_dict())
     resized = _resize_settings(description)
     about = {
         "architecture": section["model"],
@@ -129,27 +169,13 @@ def write_timm(
     _write_json(folder / CONFIG, about)
 
 
-def _write_own(folder: Path, task: nn.Module, description: Description) -> None:
-    """Write a task's weights under their own names, and read them back.
-
-    Raises:
-        ExportMismatch: they are not the same.
-    """
-    weights = task.state_dict()
-    save_tensors(folder / WEIGHTS, weights)
-    saved = read_weights(folder / WEIGHTS)
-    same = saved.keys() <= weights.keys() and all(torch.equal(saved[name], weights[name]) for name in saved)
-    check_difference(0.0 if same else float("inf"), 0.0, "safetensors")
-    about = {"library_name": "opabinia", "task": description.task, "num_classes": len(description.classes)}
-    about |= {"id2label": dict(enumerate(description.classes)), "input_size": description.size}
-    _write_json(folder / CONFIG, about)
-
-
 def _write_backbone(folder: Path, section: Mapping[str, Any], backbone: TimmBackbone, description: Description) -> str:
     """Write a task's backbone for timm, if it is complete; return a line to print."""
     folder.mkdir()
+    weights = backbone.model.state_dict()
     try:
-        write_timm(folder, section, backbone.model.state_dict(), description)
+        write_timm_config(folder, section, weights, description)
+        save_tensors(folder / "model.safetensors", weights)
         timm.create_model(f"local-dir:{folder}", pretrained=True)
     except RuntimeError:
         shutil.rmtree(folder)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from torch import Tensor
 
 from opabinia.inference.export.evaluate import Evaluation, Row, measure_file, measure_original
+from opabinia.inference.export.files import onnx_source, write_openvino
 from opabinia.inference.export.job import ExportJob
 from opabinia.inference.export.precision import layer_names, output_layers, write_fp16, write_int8
 
@@ -49,6 +51,7 @@ class MeasuredFiles:
 
 
 def measure_files(
+    form: Literal["onnx", "openvino"],
     exported: Path,
     job: ExportJob,
     evaluation: Evaluation,
@@ -60,6 +63,7 @@ def measure_files(
     INT8 that drops by more than allowed is written again with the output layers in FP32.
 
     Args:
+        form: of the files.
         exported: the FP32 file; the others are written in its folder.
         job: the model.
         evaluation: of the first validation set.
@@ -67,15 +71,13 @@ def measure_files(
         calibration: inputs for INT8.
     """
     result = MeasuredFiles([measure_original(evaluation, job)], {}, [])
-    original = result.rows[0].score
+    original, source = result.rows[0].score, onnx_source(form, exported)
     for name in ("exported", *options.precisions):
-        path = exported if name == "exported" else exported.with_name(f"{name}.onnx")
+        path = exported if name == "exported" else exported.with_name(f"{name}{exported.suffix}")
         allowed = MAX_DROP[name] if options.max_drop is None else options.max_drop
-        for patterns in [options.exclude, [*options.exclude, *output_layers(exported)]]:
-            if name == "fp16":
-                write_fp16(exported, path, patterns)
-            elif name == "int8":
-                write_int8(exported, path, patterns, calibration)
+        for patterns in [options.exclude, [*options.exclude, *output_layers(source)]]:
+            if name != "exported":
+                write_reduced(name, form, source, path, patterns, calibration)
             row = measure_file(name, path, evaluation, job)
             drop = evaluation.sign * (original - row.score)
             if drop <= allowed or name == "exported":
@@ -88,6 +90,36 @@ def measure_files(
             f"{name}: {evaluation.metric} is {row.score:.4f}, {drop:.4f} worse than the original; allowed is "
             f"{allowed:g} (--max-drop)"
         )
-        hint = f"; keep layers in FP32 with --exclude: {', '.join(layer_names(exported).values())}"
+        hint = f"; keep layers in FP32 with --exclude: {', '.join(layer_names(source).values())}"
         result.errors.append(message if name == "exported" else message + hint)
     return result
+
+
+def write_reduced(
+    precision: str,
+    form: Literal["onnx", "openvino"],
+    source: Path,
+    target: Path,
+    patterns: Sequence[str],
+    calibration: Sequence[Mapping[str, Tensor]],
+) -> None:
+    """Write an ONNX file in ``fp16`` or ``int8``, as ONNX or for OpenVINO, which has its own rule for FP16.
+
+    Args:
+        precision: see above.
+        form: likewise.
+        source: the FP32 file.
+        target: the file or folder to write.
+        patterns: see :func:`opabinia.inference.export.precision.excluded_nodes`; not for OpenVINO in FP16.
+        calibration: inputs for INT8.
+    """
+    if form == "openvino" and precision == "fp16":
+        write_openvino(source, target, half=True)
+        return
+    file = target if form == "onnx" else target.with_name(f"{precision}.onnx")
+    if precision == "fp16":
+        write_fp16(source, file, patterns)
+    else:
+        write_int8(source, file, patterns, calibration)
+    if form == "openvino":
+        write_openvino(file, target)

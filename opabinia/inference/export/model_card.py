@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from math import isfinite
+from pathlib import Path
 from typing import Any
 
+import yaml
+
 from opabinia.inference.export.description import Description
+from opabinia.training.run_folder import validation_sets
 
 _PIPELINES = {
     "classification": "image-classification",
@@ -15,23 +20,32 @@ _PIPELINES = {
 }
 """The hub's pipeline tags by task; other tasks give features."""
 
+_SOURCE_KEYS = ("root", "file", "data", "dataset", "split")
 
-def model_card(description: Description, config: Mapping[str, Any], *, in_timm: bool) -> str:
-    """Return the text of a model card (Markdown).
+
+def model_card(description: Description, config: Mapping[str, Any], *, in_timm: bool, license: str = "") -> str:
+    """Return the text of a model card (Markdown), whose first lines are the metadata that the hub reads.
 
     Args:
         description: of the model.
         config: of the run, complete.
         in_timm: whether timm reads the folder.
+        license: its name on the hub; empty leaves it open.
     """
+    pipeline, name = _PIPELINES.get(description.task, "image-feature-extraction"), _plain(description.name)
+    metadata: dict[str, Any] = {"library_name": "timm" if in_timm else "opabinia", "pipeline_tag": pipeline}
+    metadata |= {"tags": ["opabinia"]}
+    sources = {section["prefix"]: _source(section["source"]) for section in validation_sets(config)}
+    results = [_result(prefix, source, pipeline, description.scores) for prefix, source in sources.items()]
+    if results := [result for result in results if result["metrics"]]:
+        metadata["model-index"] = [{"name": name, "results": results}]
+    named = f"license: {_plain(license)}" if license else "# license: yours to choose, such as apache-2.0"
     parts = [
-        f"---\nlibrary_name: {'timm' if in_timm else 'opabinia'}\n"
-        f"pipeline_tag: {_PIPELINES.get(description.task, 'image-feature-extraction')}\n"
-        "# license: yours to choose, such as apache-2.0\ntags: [opabinia]\n---",
-        f"# {_plain(description.name)}",
+        f"---\n{named}\n{yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True)}---",
+        f"# {name}",
         f"A model of the task `{description.task}`, trained with Opabinia {description.version} for "
         f"{description.step:,} steps.",
-        "## Scores\n\n" + _scores(description.scores),
+        "## Scores\n\n" + _scores(description, sources),
         "## Data\n\n" + _data(description, config),
         "## Use\n\n" + _use(description, in_timm=in_timm),
         "## To be filled in\n\nIntended use, limitations and license (`license` in the first lines): only you know "
@@ -40,18 +54,37 @@ def model_card(description: Description, config: Mapping[str, Any], *, in_timm: 
     return "\n\n".join(parts) + "\n"
 
 
-def _scores(scores: Mapping[str, float]) -> str:
-    if not scores:
+def _result(prefix: str, source: str, pipeline: str, scores: Mapping[str, float]) -> dict[str, Any]:
+    """Return the scores of a validation set in the format of the hub's ``model-index``."""
+    metrics = [
+        {"type": name.removeprefix(f"{prefix}/"), "name": name, "value": round(value, 6)}
+        for name, value in scores.items()
+        if name.startswith((f"{prefix}/", f"{prefix}_ema/")) and isfinite(value)
+    ]
+    return {"task": {"type": pipeline}, "dataset": {"name": source, "type": source.split(",")[0]}, "metrics": metrics}
+
+
+def _source(section: Mapping[str, Any]) -> str:
+    """Return the name of a source, and its split, folder and file without the folders that they are in."""
+    if isinstance(section.get("source"), Mapping):
+        return f"{section['name']} of {_source(section['source'])}"
+    values = [section["name"], *(Path(str(section[key])).name for key in _SOURCE_KEYS if section.get(key))]
+    return _plain(", ".join(map(str, dict.fromkeys(values))))
+
+
+def _scores(description: Description, sources: Mapping[str, str]) -> str:
+    if not description.scores:
         return "There has been no evaluation."
-    rows = [f"| `{_plain(name)}` | {value:.4f} |" for name, value in scores.items()]
-    return "\n".join(["The last evaluation of the run.", "", "| score | value |", "|---|---|", *rows])
+    sets = ", ".join(f"`{prefix}` is {source}" for prefix, source in sources.items())
+    rows = [f"| `{_plain(name)}` | {value:.4f} |" for name, value in description.scores.items()]
+    text = f"The last evaluation of the run up to step {description.step:,}; {sets or 'without validation data'}."
+    return "\n".join([text, "", "| score | value |", "|---|---|", *rows])
 
 
 def _data(description: Description, config: Mapping[str, Any]) -> str:
     height, width = description.size
-    source = config["data"]["train"]["source"]
     lines = [
-        f"- source: `{_plain(str(source['name'] if isinstance(source, Mapping) else source))}`",
+        f"- trained on: `{_source(config['data']['train']['source'])}`",
         f"- images: {height} x {width}, {description.channels} channel{'s' if description.channels > 1 else ''}, "
         f"{description.dtype}, values {description.value_range}; mean {list(description.mean)}, standard deviation "
         f"{list(description.std)} of values in 0 to 1",
@@ -67,6 +100,13 @@ def _names(classes: Sequence[str], count: int = 20) -> str:
 
 
 def _use(description: Description, *, in_timm: bool) -> str:
+    video = description.task == "video"
+    code = (
+        'import opabinia\n\npredictor = opabinia.load("PATH")    # this folder, or hf:OWNER/NAME\n'
+        f'predictor("{"video.mp4" if video else "image.jpg"}").readable'
+    )
+    parts = [f"```python\n{code}\n```", "`pip install opabinia`. All commands take the folder, too, such as "
+             "`opabinia predict PATH FILES` and `opabinia eval PATH`."]  # fmt: skip
     if in_timm:
         classifies = description.task in _PIPELINES
         what = "logits, in the order of `label_names` in config.json" if classifies else "features"
@@ -77,10 +117,9 @@ def _use(description: Description, *, in_timm: bool) -> str:
             "transform = create_transform(**resolve_data_config(model.pretrained_cfg))\n"
             f"model(transform(image)[None])    # a PIL image of mode {mode}; {what}"
         )
-        return f"```python\n{code}\n```"
-    code = "opabinia train PATH/config.yaml init.weights=PATH/model.safetensors      # starts from these weights"
+        return "\n\n".join([*parts, f"```python\n{code}\n```"])
     transforms = "\n".join(json.dumps(transform, ensure_ascii=False) for transform in description.transforms) or "[]"
-    return f"```\n{code}\n```\n\nThe preprocessing is in preprocessor_config.json:\n\n```json\n{transforms}\n```"
+    return "\n\n".join([*parts, f"The preprocessing:\n\n```json\n{transforms}\n```"])
 
 
 def _plain(text: str) -> str:

@@ -51,9 +51,11 @@ def main(path: str, *files: str) -> None:
 
 
 def describe(outputs: dict[str, Any], classes: list[str], factor: float) -> dict[str, Any]:
-    """Return a prediction as JSON values; boxes (left, top, right, bottom) are in pixels of the image file."""
+    """Return a prediction as JSON values; boxes (left, top, right, bottom; oriented: center x, center y, width, height,
+    angle) are in pixels of the image file."""
     if "boxes" in outputs:
-        rows = zip(outputs["labels"], outputs["scores"].tolist(), (outputs["boxes"] / factor).tolist(), strict=True)
+        boxes = outputs["boxes"] / np.array([factor] * 4 + [1.0])[: outputs["boxes"].shape[-1]]
+        rows = zip(outputs["labels"], outputs["scores"].tolist(), boxes.tolist(), strict=True)
         kept = [{"class": classes[label], "score": score, "box": box} for label, score, box in rows if label >= 0]
         return {"detections": kept}
     if "probabilities" in outputs:

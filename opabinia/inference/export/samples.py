@@ -1,14 +1,16 @@
-"""Samples on which an exported model is compared with the original: from the validation data, or else random."""
+"""Samples for the comparison of an exported model with the original, and for the calibration of INT8."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from opabinia.config import ConfigError, Resolved
-from opabinia.contracts import GlobalBatch, Sample
+from opabinia.config import ConfigError, Problem, Resolved
+from opabinia.contracts import ExportModule, GlobalBatch, Sample
 from opabinia.data import ValidationStream
 from opabinia.data.loader import BatchReader, DataError, Request
 from opabinia.inference.predictor import Predictor
@@ -60,3 +62,34 @@ def split_samples(resolved: Resolved, split: str, count: int) -> list[Sample]:
         if batch is not None:
             samples.append({"image": batch["image"][0]})
     return samples
+
+
+def calibration_inputs(
+    resolved: Resolved, module: ExportModule, compared: Sequence[Sample], count: int
+) -> list[dict[str, Tensor]]:
+    """Return images of the training split, read with the validation transforms, as inputs of a graph, one at a time.
+
+    Args:
+        resolved: the run's config.
+        module: the model.
+        compared: samples of the graph's size.
+        count: maximum number of images.
+
+    Raises:
+        ConfigError: the split has no images, they cannot be read, or they have another size than the graph takes.
+    """
+    reason = "the split has no images"
+    try:
+        samples = split_samples(resolved, "train", count)
+        expected, actual = module.inputs(compared)["image"], module.inputs([*compared, *samples])
+        if actual["image"].shape[1:] != expected.shape[1:]:
+            largest, size = (" x ".join(map(str, image.shape[-2:])) for image in (actual["image"], expected))
+            reason, samples = f"{largest} pixels; the graph takes {size}: end data.val.transforms with that size", []
+    except ConfigError as error:  # reported for training and validation data, which the split stands for
+        reason, samples = error.problems[0].message, []
+    except (OSError, ValueError) as error:
+        reason, samples = str(error), []
+    if not samples:
+        raise ConfigError(Problem("", "data.train", f"INT8 is calibrated with images of the training split: {reason}"))
+    rows = range(len(expected), len(actual["image"]))
+    return [{name: value[row : row + 1] for name, value in actual.items()} for row in rows]

@@ -11,6 +11,7 @@ import uvicorn
 from PIL import Image
 
 from opabinia.inference.export.exported_task import ExportedTask, load_exported
+from opabinia.inference.export.runtimes import XML
 from opabinia.inference.load import load
 from opabinia.inference.serving.app import Service, make_app
 from opabinia.inference.serving.inference import Inference, ServedGallery
@@ -37,7 +38,7 @@ def serve(
     """Answer requests with a run's model until the process is stopped.
 
     Args:
-        run: the run folder, or an exported ONNX file.
+        run: the run folder, or an exported ONNX file or folder of OpenVINO.
         listening: a listening socket (:func:`opabinia.inference.serving.address.open_socket`).
         host: the address that it listens at.
         limits: of uploads.
@@ -50,7 +51,7 @@ def serve(
         ConfigError: there is no such run, checkpoint or gallery, or the file was not exported.
     """
     with logging_to(None):
-        if run.suffix == ".onnx":
+        if run.suffix == ".onnx" or (run / XML).is_file():
             predictor = load_exported(run)
             assert isinstance(predictor.task, ExportedTask)
             task = predictor.task.metadata["task"]

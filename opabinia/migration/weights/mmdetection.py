@@ -4,13 +4,15 @@ Settings that no file contains: ``task.mean`` and ``task.std`` of its preprocess
 ``init.channel_order: bgr`` and ``stride_in_1x1: true`` of the backbone ``resnet``; for RetinaNet ``relu_before_p7:
 false`` of the neck ``fpn_p3_p7``; for a cascade ``score_average: logits``, with masks also ``num_mask_heads``.
 
-No files of its model zoo were available for testing: names and shapes are those of its public sources.
+Tested with models of MMDetection 3.3.0 with random weights, which give the same detections here; no file of its model
+zoo was available.
 """
 
 from __future__ import annotations
 
 import re
 
+import torch
 from torch import Tensor
 
 from opabinia.migration.weights.names import Rules, rename_weights
@@ -18,6 +20,9 @@ from opabinia.models.weights.translation import BACKBONE, WeightFormat, Weights,
 
 _DETECTORS: Rules = (
     (r"^(backbone|roi_head\.shared_head)\.", BACKBONE),
+    (rf"^({re.escape(BACKBONE)}.*)\bgn(?=\d\.)", r"\1bn"),  # group norms keep their names in ours
+    (r"(?<=\.conv2)\.conv_offset\.", ".offset."),
+    (r"^bbox_head\.(?=rpn_)", "rpn_head."),  # of an RPN alone
     (r"^neck\.lateral_convs\.(\d)", r"detector.neck.fpn.inner_blocks.\1"),
     (r"^neck\.fpn_convs\.(\d)", r"detector.neck.fpn.layer_blocks.\1"),
     (r"^rpn_head\.rpn_conv\.(?=weight|bias)", "detector.rpn.head.conv.0.0."),
@@ -71,6 +76,9 @@ def translate_mmdetection(weights: Weights) -> dict[str, Tensor]:
     for name, tensor in renamed.items():
         if boxes is not None and re.search(r"(head\.cls_logits|bbox_reg|rpn\.head\.bbox_pred)\.\w+$", name):
             renamed[name] = _scales_first(tensor, len(boxes) // 4)
+    for name in [name for name in renamed if re.search(r"_head\.conv\.\d+\.weight$", name)]:  # of FCOS, before a norm
+        if renamed[name].ndim == 4:
+            renamed.setdefault(f"{name.removesuffix('weight')}bias", torch.zeros(len(renamed[name])))
     return renamed
 
 

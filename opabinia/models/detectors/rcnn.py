@@ -75,6 +75,7 @@ class Rcnn(Detector):
         self.masks, self.keypoints = "mask" in others, "keypoint" in others
         self._pools = [module for module in self.modules() if isinstance(module, RegionPool)]
         self.last_stage_on_regions = self._pools[0].options.last_stage
+        self.pyramid_levels = () if self.last_stage_on_regions else neck.out_levels
 
     def use_last_stage(self, stage: nn.Module) -> None:
         """Run the backbone's last stage on pooled regions."""

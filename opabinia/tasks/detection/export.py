@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from opabinia.contracts import Backbone, Detections, Detector, ExportModule, Predictions, Sample, Task
+from opabinia.tasks.detection.score_calibration import ScoreMaps
 
 UNMATCHED_SHARE = 0.05
 """Share of detections that may have no counterpart: where two overlap and their scores are equal but for rounding,
@@ -79,6 +80,9 @@ class DetectionExport(ExportModule):
         maps = detector.pyramid(self.backbone.pyramid_features(images))
         detections = detector.detect_batch(maps, (height, width), image_sizes)
         padded = pad_detections(detections, detector.max_detections)
+        if isinstance(score_maps := self.task.score_maps, ScoreMaps):
+            padded = padded._replace(scores=score_maps(padded.scores, padded.labels))
+            padded = sort_detections(padded)
         return {name: values for name, values in padded._asdict().items() if values is not None}
 
     def inputs(self, samples: Sequence[Sample]) -> dict[str, Tensor]:
@@ -99,6 +103,16 @@ class DetectionExport(ExportModule):
     def difference(self, expected: Mapping[str, Tensor], actual: Mapping[str, Tensor]) -> float:
         """See :func:`detection_difference`."""
         return detection_difference(expected, actual, getattr(self.detector, "score_threshold", 0.0))
+
+
+def sort_detections(detections: Detections) -> Detections:
+    """Return the detections of each image (B x D ...) in the order of their scores, best first."""
+    order = detections.scores.argsort(1, descending=True)
+    columns = [
+        None if values is None else values.gather(1, order.view(*order.shape, *[1] * (values.ndim - 2)).expand_as(values))
+        for values in detections
+    ]
+    return Detections(*columns)
 
 
 def pad_detections(detections: Detections, count: int) -> Detections:

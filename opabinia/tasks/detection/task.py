@@ -41,6 +41,7 @@ from opabinia.evaluation.mean_losses import MeanLosses
 from opabinia.models.detectors.rotated_boxes import box_corners, box_nms, scale_boxes
 from opabinia.tasks.dataset_checks import check_channels, check_classes
 from opabinia.tasks.dense_prediction import DensePrediction
+from opabinia.tasks.detection.score_calibration import ScoreMaps
 from opabinia.tasks.detection.test_time_augmentation import TestTimeAugmentation, detect_augmented
 from opabinia.tasks.detection.tiles import Tiles, detect_tiled, select_detections, warn_of_single_tiles
 
@@ -83,6 +84,8 @@ class Detection(DensePrediction):
             those of the transform ``random_crop``.
         class_agnostic_nms: of predicted boxes that overlap by more than this IoU only the best is kept, whatever their
             classes; null: suppression, if the detector has one, is per class.
+        score_calibration: slope and offset by class of the map from scores to precisions that the evaluator
+            ``score_calibration`` fits: ``eval/val/score_calibration.json`` in the run folder; null: scores as they are.
         evaluator: null takes ``coco``, with oriented boxes ``dota_map``.
 
     Raises:
@@ -107,6 +110,7 @@ class Detection(DensePrediction):
         test_time_augmentation: TestTimeAugmentation | None = None,
         tiles: Tiles | None = None,
         class_agnostic_nms: Fraction | None = None,
+        score_calibration: dict[str, tuple[float, float]] | None = None,
         evaluator: EvaluatorPart | None = None,
     ) -> None:
         if not dataset_info.boxes or not dataset_info.classes:
@@ -116,10 +120,10 @@ class Detection(DensePrediction):
         self.detector = detector(self.levels, dataset_info)
         if self.detector.oriented != dataset_info.oriented:
             raise ValueError(
-                "the boxes of the training data are oriented, those of this detector are not: take rotated_fcos"
+                "the boxes of the training data are oriented, those of this detector upright: take rotated_fcos"
                 if dataset_info.oriented
-                else "this detector predicts oriented boxes, those of the training data are not: take fcos, or a source "
-                "of oriented boxes such as dota"
+                else "this detector predicts oriented boxes, those of the training data are upright: take fcos, or "
+                "data with oriented boxes"
             )
         if self.detector.last_stage_on_regions:
             self.detector.use_last_stage(self.backbone.split_last_stage())
@@ -128,6 +132,7 @@ class Detection(DensePrediction):
             raise ValueError(f"tiles.size: {tiles.size} is below {self._multiple}, the detector's smallest image side")
         self.test_time_augmentation, self.tiles = test_time_augmentation, tiles
         self.class_agnostic_nms = class_agnostic_nms
+        self.score_maps = None if score_calibration is None else ScoreMaps(score_calibration, dataset_info.classes)
         self._validation_loss, self._evaluator = validation_loss and tiles is None, evaluator
 
     def _pyramid(self, images: Tensor, sizes: Sizes) -> list[Tensor]:
@@ -157,6 +162,9 @@ class Detection(DensePrediction):
                 for rows in detections
             ]
             detections = list(map(select_detections, detections, kept))
+        if self.score_maps is not None:
+            detections = [rows._replace(scores=self.score_maps(rows.scores, rows.labels)) for rows in detections]
+            detections = [select_detections(rows, rows.scores.argsort(descending=True)) for rows in detections]
         detections = list(map(scale_to_original, detections, sizes, batch["original_size"]))
         rows = stack_detections(detections, count)
         if "masks" in rows:

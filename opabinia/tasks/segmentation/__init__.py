@@ -1,3 +1,4 @@
-"""Semantic segmentation: one task for all decoders."""
+"""Semantic and panoptic segmentation: one task for all models of each."""
 
+from opabinia.tasks.segmentation.panoptic import Panoptic as Panoptic
 from opabinia.tasks.segmentation.task import Segmentation as Segmentation

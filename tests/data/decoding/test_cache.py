@@ -36,7 +36,7 @@ from tests.data.decoding.test_reduced import photograph
 from tests.faults.programs import mounted
 from tests.faults.test_disk import can_mount, fill
 
-PICTURES = 10
+IMAGES = 10
 TRAINING: Sequence[Transform] = (
     RandomResizedCrop(size=32),
     v2.RandomHorizontalFlip(),
@@ -47,7 +47,7 @@ TRAINING: Sequence[Transform] = (
 def filled(root: Path) -> Path:
     """Images of several sizes and kinds, two of which lie otherwise in memory when they are decoded."""
     (root / "cat").mkdir(parents=True)
-    for number in range(PICTURES):
+    for number in range(IMAGES):
         image = photograph(number, 120 + 7 * number, 150 - 5 * number)
         kind = "png" if number in (3, 7) else "jpg"
         image.save(root / "cat" / f"{number}.{kind}", quality=90)
@@ -115,8 +115,8 @@ def test_shrunk_pixels_do_not_depend_on_what_is_there(root: Path, home: Path) ->
     assert_same(batches(with_cache(ImageFolder(root=root), "ram", 40, "train")), without)
     full = batches(ImageFolder(root=root), reduced=False)
     assert not torch.equal(without[0]["image"], full[0]["image"])
-    picture = ImageFolder(root=root).encoded(0)["image"]
-    assert decode_shrunk(picture, 40).shape == (3, 50, 40) and decode_shrunk(picture, 1000).shape == (3, 150, 120)
+    image = ImageFolder(root=root).encoded(0)["image"]
+    assert decode_shrunk(image, 40).shape == (3, 50, 40) and decode_shrunk(image, 1000).shape == (3, 150, 120)
 
 
 def test_evaluations_are_the_same(root: Path, home: Path) -> None:
@@ -124,7 +124,7 @@ def test_evaluations_are_the_same(root: Path, home: Path) -> None:
     source = with_cache(plain, "ram", None, "val")
     blur = v2.GaussianBlur(5, sigma=1.0)  # convolutions round otherwise where pixels lie otherwise
     for _ in range(2):
-        for index in range(PICTURES):
+        for index in range(IMAGES):
             result, expected = source[index], plain[index]
             assert result["image"].stride() == expected["image"].stride()
             assert torch.equal(result["image"], expected["image"])
@@ -142,7 +142,7 @@ def test_what_a_sample_gets_is_its_own(root: Path, home: Path) -> None:
 def test_sources_that_join_others(root: Path, home: Path) -> None:
     plain = Indexed(source=Concat(sources=[Unlabeled(source=ImageFolder(root=root)), Images(root=root)]))
     source = with_cache(plain, "ram", None, "train")
-    for index in (2, PICTURES + 3, 2):
+    for index in (2, IMAGES + 3, 2):
         result, expected = source[index], plain[index]
         assert (result["id"], result["index"]) == (expected["id"], index) and result.keys() == expected.keys()
         assert torch.equal(result["image"], expected["image"])
@@ -180,7 +180,7 @@ def damaged(path: Path, kind: str) -> None:
     else:
         place = {"header": 3, "count": 18, "entries": 64 + 5, "pixels": len(content) // 2}[kind]
         step = {"header": 1000, "count": 1000, "entries": 48, "pixels": 4096}[kind]
-        end = 64 + 48 * PICTURES if kind == "entries" else len(content)
+        end = 64 + 48 * IMAGES if kind == "entries" else len(content)
         for at in range(place, end, step):
             content[at] ^= 0x55
             if kind in ("header", "count"):
@@ -240,12 +240,12 @@ def fills_half(root: Path, meeting: Path, rank: int) -> None:
     os.environ["LOCAL_RANK"] = str(rank)
     plain = ImageFolder(root=root)
     source = with_cache(plain, "ram", None, "train")
-    for index in range(rank, PICTURES, 2):
+    for index in range(rank, IMAGES, 2):
         assert torch.equal(source[index]["image"], plain[index]["image"])
     dist.barrier()
     monkey = pytest.MonkeyPatch()
     monkey.setattr("opabinia.data.decoding.cache.decode_shrunk", None)
-    for index in range(PICTURES):
+    for index in range(IMAGES):
         assert torch.equal(source[index]["image"], plain[index]["image"])
     dist.barrier()
 
@@ -268,7 +268,7 @@ def test_memory_is_given_back(root: Path) -> None:
 
 
 def test_who_gets_a_copy_of_it_shares_its_memory() -> None:
-    file = memory_file(PICTURES, "train")
+    file = memory_file(IMAGES, "train")
     file.add(1, b"s" * 16, np.full((2, 3, 3), 7, dtype=np.uint8))
     other: PixelFile = pickle.loads(pickle.dumps(file))
     result = other.find(1, b"s" * 16)
@@ -305,14 +305,14 @@ def test_a_folder_that_cannot_be_written(
 def test_no_more_space_is_logged_once(root: Path, tmp_path: Path, logged: pytest.LogCaptureFixture) -> None:
     room = iter([True])
     path = tmp_path / "some.pixels"
-    disk_file(path, PICTURES)
-    file = PixelFile(path, PICTURES, "some", lambda size: next(room, False))
+    disk_file(path, IMAGES)
+    file = PixelFile(path, IMAGES, "some", lambda size: next(room, False))
     big = np.zeros((2000, 3000, 3), dtype=np.uint8)
     for number in range(4):
         file.add(number, bytes([number]) * 16, big)
     assert [file.find(number, bytes([number]) * 16) is not None for number in range(4)] == [True, False, False, False]
-    (told_once,) = logged.messages
-    assert told_once.startswith("data.cache: some is full: there is no more space;")
+    (message,) = logged.messages
+    assert message.startswith("data.cache: some is full: there is no more space;")
 
 
 @pytest.mark.skipif(not can_mount(), reason="mounting a small file system needs root")

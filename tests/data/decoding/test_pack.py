@@ -32,7 +32,7 @@ from tests.data.videos import write
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Five videos that differ in length, and one with an uneven rate."""
-    root = tmp_path_factory.mktemp("films")
+    root = tmp_path_factory.mktemp("videos")
     for number in range(5):
         write(root / ("jump", "run")[number % 2] / f"{number}.mp4", 9 + 5 * number)
     write(root / "run" / "uneven.mp4", 12, times=np.cumsum(np.arange(12) * 9 + 20).tolist())
@@ -47,15 +47,15 @@ def two_in_a_shard(monkeypatch: pytest.MonkeyPatch) -> None:
 class Listening:
     """A video that notes which frames it is asked for."""
 
-    def __init__(self, film: Any) -> None:
-        self._film, self.asked = film, [film.path][:0]
+    def __init__(self, video: Any) -> None:
+        self._video, self.asked = video, [video.path][:0]
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._film, name)
+        return getattr(self._video, name)
 
     def read(self, indices: Sequence[int], short_side: int | None = None) -> Tensor:
         self.asked = list(indices)
-        result: Tensor = self._film.read(indices, short_side)
+        result: Tensor = self._video.read(indices, short_side)
         return result
 
 
@@ -76,15 +76,15 @@ def test_samples_and_clips_are_the_same(root: Path, tmp_path: Path) -> None:
         assert [one[key] for key in ("id", "label", "flip_changes_label")] == [
             other[key] for key in ("id", "label", "flip_changes_label")
         ]
-        films = [Listening(one["video"]), Listening(other["video"])]
+        videos = [Listening(one["video"]), Listening(other["video"])]
         for name in ("frames", "fps", "seconds", "size"):
-            assert getattr(films[0], name) == getattr(films[1], name)
+            assert getattr(videos[0], name) == getattr(videos[1], name)
         for seed in range(4):
             clips = []
-            for film, sample in zip(films, (one, other), strict=True):
+            for video, sample in zip(videos, (one, other), strict=True):
                 torch.manual_seed(seed)
-                clips.append(rates({**sample, "video": film})["image"].float())
-            assert films[0].asked == films[1].asked
+                clips.append(rates({**sample, "video": video})["image"].float())
+            assert videos[0].asked == videos[1].asked
             assert (clips[0] - clips[1]).abs().mean() < 8, "apart from what JPEG loses of noise"
 
 
@@ -104,28 +104,28 @@ def test_batches_are_the_same(root: Path, tmp_path: Path) -> None:
 
 
 def test_it_is_read_more_quickly(tmp_path: Path) -> None:
-    path = write(tmp_path / "films" / "run" / "long.mp4", 200)
-    pack(Videos(root=tmp_path / "films"), tmp_path / "packed")
-    (film,) = [sample["video"] for sample in PackedVideos(root=tmp_path / "packed")]  # type: ignore[attr-defined]
+    path = write(tmp_path / "videos" / "run" / "long.mp4", 200)
+    pack(Videos(root=tmp_path / "videos"), tmp_path / "packed")
+    (video,) = [sample["video"] for sample in PackedVideos(root=tmp_path / "packed")]  # type: ignore[attr-defined]
 
-    def seconds(film: Any) -> float:
+    def seconds(video: Any) -> float:
         began = time.thread_time()
-        film.read(range(170, 198, 4))
+        video.read(range(170, 198, 4))
         return time.thread_time() - began
 
-    assert 3 * min(seconds(film) for _ in range(3)) < min(seconds(VideoFile(path)) for _ in range(3))
+    assert 3 * min(seconds(video) for _ in range(3)) < min(seconds(VideoFile(path)) for _ in range(3))
 
 
 def test_frames_are_as_small_as_asked_and_plain_jpegs(root: Path, tmp_path: Path) -> None:
     pack(VideoViews(source=Videos(root=root), clips=3, crops=3), tmp_path / "packed", size=24)
     packed = PackedVideos(root=tmp_path / "packed", channels=1)
-    assert len(packed) == 6 and packed[0]["video"].size == (24, 32), "films, not views"
+    assert len(packed) == 6 and packed[0]["video"].size == (24, 32), "videos, not views"
     assert packed[5]["video"].read([3, 0, 3]).shape == (3, 1, 24, 32)
     assert packed[5]["video"].read([1], short_side=12).shape == (1, 1, 12, 16)
     with tarfile.open(tmp_path / "packed" / "00002.tar") as tar:
         names = tar.getnames()
-        picture = tar.extractfile("00000005/000011.jpg")
-        assert picture is not None and picture.read(2) == b"\xff\xd8"
+        image = tar.extractfile("00000005/000011.jpg")
+        assert image is not None and image.read(2) == b"\xff\xd8"
     frames = packed[4]["video"].frames
     assert names[: frames + 1] == [f"00000004/{number:06d}.jpg" for number in range(frames)] + ["00000004.npy"]
 
@@ -141,8 +141,8 @@ class Gradients:
     def __getitem__(self, index: int) -> Sample:
         rows, columns = torch.meshgrid(torch.arange(16), torch.arange(24), indexing="ij")
         frames = [(8 * rows + 4 * columns + 9 * number + index).to(torch.uint8) for number in range(5 + index)]
-        film = VideoInMemory(torch.stack(frames)[:, None] // 2, fps=7.0 + index)
-        return {"video": film, "label": index % 2, "flip_changes_label": index % 2 == 1, "id": f"film {index}"}
+        video = VideoInMemory(torch.stack(frames)[:, None] // 2, fps=7.0 + index)
+        return {"video": video, "label": index % 2, "flip_changes_label": index % 2 == 1, "id": f"video {index}"}
 
 
 def test_gray_videos_in_memory(tmp_path: Path) -> None:
@@ -150,9 +150,9 @@ def test_gray_videos_in_memory(tmp_path: Path) -> None:
     packed = PackedVideos(root=tmp_path / "packed")
     assert (packed.channels, packed.classes, packed.labels.tolist()) == (1, ("a", "b"), [0, 1, 0])
     assert [sample["flip_changes_label"] for sample in map(packed.__getitem__, range(3))] == [False, True, False]
-    original, film = Gradients()[2]["video"], packed[2]["video"]
-    assert (film.frames, film.fps, packed.id(2)) == (7, 9.0, "film 2")
-    assert (film.read(range(7)).float() - original.read(range(7)).float()).abs().mean() < 4
+    original, video = Gradients()[2]["video"], packed[2]["video"]
+    assert (video.frames, video.fps, packed.id(2)) == (7, 9.0, "video 2")
+    assert (video.read(range(7)).float() - original.read(range(7)).float()).abs().mean() < 4
     chosen = PackedVideos(root=tmp_path / "packed", flip_sensitive_classes=["a"])
     assert [sample["flip_changes_label"] for sample in map(chosen.__getitem__, range(3))] == [True, False, True]
 
@@ -166,12 +166,12 @@ def test_several_labels(root: Path, tmp_path: Path) -> None:
 
 
 def test_it_goes_on_where_it_was_stopped(root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    films = tmp_path / "films"
-    for film in root.glob("*/*.mp4"):
-        (films / film.parent.name).mkdir(parents=True, exist_ok=True)
-        (films / film.parent.name / film.name).write_bytes(film.read_bytes())
-    (films / "run" / "3.mp4").write_bytes(b"")
-    source, packed = Videos(root=films), tmp_path / "packed"
+    videos = tmp_path / "videos"
+    for video in root.glob("*/*.mp4"):
+        (videos / video.parent.name).mkdir(parents=True, exist_ok=True)
+        (videos / video.parent.name / video.name).write_bytes(video.read_bytes())
+    (videos / "run" / "3.mp4").write_bytes(b"")
+    source, packed = Videos(root=videos), tmp_path / "packed"
     with pytest.raises(DataMismatch, match=r"video 4: .*3\.mp4 is empty: it has 0 bytes"):
         pack(source, packed)
     done = packed / "00000.tar"
@@ -209,9 +209,9 @@ def test_damaged_files_raise(root: Path, tmp_path: Path) -> None:
     refused(r"00001\.tar is missing")
     place = known["films"]["place"][2]
     shard.write_bytes(bytes(len(whole)))
-    film = PackedVideos(root=folder)[2]["video"]
+    video = PackedVideos(root=folder)[2]["video"]
     with pytest.raises(ValueError, match=r"00001\.tar, jump/4\.mp4: the shard has changed since it was written"):
-        film.read([0])
+        video.read([0])
     shard.write_bytes(bytes(1024) + whole[1024:place] + whole[place:])
     with pytest.raises(ValueError, match=r"00001\.tar, jump/4\.mp4: frame 0 cannot be decoded"):
         PackedVideos(root=folder)[2]["video"].read([0])

@@ -38,40 +38,40 @@ def photograph(seed: int = 0, width: int = WIDTH, height: int = HEIGHT) -> Image
 def encoded(image: Image.Image, kind: str = "JPEG", channels: int = 3, **options: object) -> EncodedImage:
     content = BytesIO()
     image.save(content, kind, **options)
-    return EncodedImage(content.getvalue(), "picture", channels)  # type: ignore[arg-type]
+    return EncodedImage(content.getvalue(), "image", channels)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_in_full_size_pixels_are_the_same(channels: int) -> None:
-    picture = encoded(photograph(), channels=channels, quality=90)
-    assert picture.size == (HEIGHT, WIDTH)
+    image = encoded(photograph(), channels=channels, quality=90)
+    assert image.size == (HEIGHT, WIDTH)
     box = Box(20, 31, 100, 60)
-    part = picture.crop(box, (90, 60))
+    part = image.crop(box, (90, 60))
     assert part.dtype == torch.uint8
-    assert torch.equal(part, picture.decode()[:, 20:120, 31:91])
+    assert torch.equal(part, image.decode()[:, 20:120, 31:91])
 
 
 @pytest.mark.parametrize("subsampling", [0, 1, 2])
 @pytest.mark.parametrize("way", [{}, {"restart_marker_blocks": 5}, {"progressive": True}, {"optimize": True}], ids=str)
 def test_above_where_decoding_stops_pixels_are_the_same(subsampling: int, way: dict[str, object]) -> None:
     """Also where colors are stored in half the size, and take something from the row below."""
-    picture = encoded(photograph(), quality=90, subsampling=subsampling, **way)
+    image = encoded(photograph(), quality=90, subsampling=subsampling, **way)
     for factor in (1, 2, 4, 8):
-        full = picture._decode_above(HEIGHT, factor)
+        full = image._decode_above(HEIGHT, factor)
         assert full.shape == (-(-HEIGHT // factor), -(-WIDTH // factor), 3)
         for row in range(1, HEIGHT + 1, 3):
-            some = picture._decode_above(row, factor)
+            some = image._decode_above(row, factor)
             kept = round(row / factor)
             assert len(some) >= kept and np.array_equal(some[:kept], full[:kept])
-    stopped = picture._decode_above(10, 1)
+    stopped = image._decode_above(10, 1)
     assert len(stopped) == (HEIGHT if "progressive" in way else 16)
 
 
 @pytest.mark.parametrize(("factor", "least"), [(2, (60, 61)), (4, (30, 45)), (8, (10, 10))])
 def test_smaller_sizes_are_chosen_so_that_they_cover_what_is_wanted(factor: int, least: tuple[int, int]) -> None:
-    picture = encoded(photograph(), quality=90)
+    image = encoded(photograph(), quality=90)
     box = Box(8, 16, 160, 184)
-    part = picture.crop(box, least)
+    part = image.crop(box, least)
     assert part.shape == (3, 160 // factor, 184 // factor)
     assert part.shape[1] >= least[0] and part.shape[2] >= least[1]
 
@@ -79,14 +79,14 @@ def test_smaller_sizes_are_chosen_so_that_they_cover_what_is_wanted(factor: int,
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("size", [12, 24, 48])
 def test_a_crop_is_the_same_up_to_half_a_pixel(size: int, channels: int) -> None:
-    """The tolerance that docs/data_loading.md tells: ends are rounded to whole pixels of the smaller image, and beyond
+    """The tolerance that docs/data_loading.md states: ends are rounded to whole pixels of the smaller image, and beyond
     that pixels differ by less than 3 of 255 on average (here: edges, much noise)."""
     transform, differences = RandomResizedCrop(size=size), []
     for seed in range(12):
-        picture = encoded(photograph(seed), channels=channels, quality=90)
-        sample: Sample = {"image": picture, "label": 1, "id": "a"}
+        image = encoded(photograph(seed), channels=channels, quality=90)
+        sample: Sample = {"image": image, "label": 1, "id": "a"}
         seed_sample(seed)
-        box = Box(**transform.make_params([picture.decode()]))
+        box = Box(**transform.make_params([image.decode()]))
         drawn = torch.rand(1)
         seed_sample(seed)
         reduced = transform.of_encoded(sample)
@@ -96,7 +96,7 @@ def test_a_crop_is_the_same_up_to_half_a_pixel(size: int, channels: int) -> None
         top, left, bottom, right = (
             round(end / factor) * factor for end in (box.top, box.left, box.top + box.height, box.left + box.width)
         )
-        full = F.resize(picture.decode()[:, top:bottom, left:right], [size, size], antialias=True)
+        full = F.resize(image.decode()[:, top:bottom, left:right], [size, size], antialias=True)
         differences.append((reduced["image"].float() - full.float()).abs().mean().item())
     assert np.mean(differences) < 3 and max(differences) < 6
 
@@ -148,9 +148,9 @@ def test_where_no_crop_fits_it_is_the_one_in_the_middle(height: int, width: int)
 
 
 def test_images_with_objects_are_cut_with_them() -> None:
-    picture = tv_tensors.Image(torch.zeros(3, 40, 40, dtype=torch.uint8))
+    image = tv_tensors.Image(torch.zeros(3, 40, 40, dtype=torch.uint8))
     box = tv_tensors.BoundingBoxes([[0, 0, 40, 40]], format="XYXY", canvas_size=(40, 40))  # type: ignore[call-overload]
-    result = RandomResizedCrop(size=8)({"image": picture, "boxes": box})
+    result = RandomResizedCrop(size=8)({"image": image, "boxes": box})
     assert result["image"].shape == (3, 8, 8) and result["boxes"].tolist() == [[0, 0, 8, 8]]
 
 
@@ -171,7 +171,7 @@ def turned(image: Image.Image, orientation: int) -> EncodedImage:
 
 
 @pytest.mark.parametrize(
-    "picture",
+    "image",
     [
         pytest.param(encoded(photograph(), "PNG"), id="png"),
         pytest.param(encoded(photograph(), "WEBP", lossless=True), id="webp"),
@@ -179,31 +179,29 @@ def turned(image: Image.Image, orientation: int) -> EncodedImage:
         pytest.param(turned(photograph(), 6), id="turned"),
     ],
 )
-def test_others_are_decoded_as_a_whole(picture: EncodedImage) -> None:
-    assert picture.size is None
+def test_others_are_decoded_as_a_whole(image: EncodedImage) -> None:
+    assert image.size is None
     transform = RandomResizedCrop(size=20)
     seed_sample(3)
-    result = transform.of_encoded({"image": picture})["image"]
+    result = transform.of_encoded({"image": image})["image"]
     seed_sample(3)
-    assert torch.equal(result, transform({"image": tv_tensors.Image(picture.decode())})["image"])
+    assert torch.equal(result, transform({"image": tv_tensors.Image(image.decode())})["image"])
 
 
 def test_exif_that_turns_nothing_is_no_hindrance() -> None:
     assert turned(photograph(), 1).size == (HEIGHT, WIDTH)
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"\xff\xd8\xff", b"\xff\xd8\xff\xe0 no picture"], ids=["empty", "head", "text"]
-)
+@pytest.mark.parametrize("content", [b"", b"\xff\xd8\xff", b"\xff\xd8\xff\xe0 no image"], ids=["empty", "head", "text"])
 def test_what_is_no_image_is_named(content: bytes) -> None:
-    with pytest.raises(ValueError, match=r"picture cannot be decoded"):
-        RandomResizedCrop(size=20).of_encoded({"image": EncodedImage(content, "picture", 3)})
+    with pytest.raises(ValueError, match=r"image cannot be decoded"):
+        RandomResizedCrop(size=20).of_encoded({"image": EncodedImage(content, "image", 3)})
 
 
 def test_what_torchvision_decodes_of_a_broken_one_is_taken() -> None:
     """Data that end early are gray from there on, or an error: the same as decoded in full."""
-    picture = encoded(photograph(), quality=90)
-    broken = EncodedImage(picture.content[: len(picture.content) // 2], "picture", 3)
+    image = encoded(photograph(), quality=90)
+    broken = EncodedImage(image.content[: len(image.content) // 2], "image", 3)
     outcomes = []
     for take in (lambda: broken.crop(Box(0, 0, HEIGHT, WIDTH), (HEIGHT, WIDTH)), broken.decode):
         try:

@@ -15,7 +15,7 @@ from opabinia.contracts import Video
 from opabinia.data.decoding import seeking, video, video_index
 from opabinia.data.decoding.frames import FrameFolder, VideoInMemory
 from opabinia.data.decoding.video import VideoFile
-from tests.data.videos import decoded, pictures, write, write_sound
+from tests.data.videos import decoded, make_frames, write, write_sound
 
 UNEVEN = np.cumsum(np.random.default_rng(0).integers(10, 90, 40)).tolist()
 OPEN = {"x264-params": "open-gop=1:bframes=3:keyint=12:scenecut=0"}
@@ -70,12 +70,12 @@ def read(path: Path, numbers: Sequence[int]) -> Any:
 def test_frames_are_those_of_a_decoding_from_start_to_end(name: str, tmp_path: Path) -> None:
     path = write(tmp_path / name, 40, **KINDS[name])
     all_frames = decoded(path)
-    film = VideoFile(path)
-    assert isinstance(film, Video)
-    assert (film.frames, film.size) == (len(all_frames), all_frames.shape[1:3])
+    reader = VideoFile(path)
+    assert isinstance(reader, Video)
+    assert (reader.frames, reader.size) == (len(all_frames), all_frames.shape[1:3])
     seconds = (UNEVEN[-1] - UNEVEN[0] + 40) / 1000 if name.startswith("uneven") else 40 / 25
-    assert film.seconds == pytest.approx(seconds, abs=0.05)
-    assert film.fps == pytest.approx(40 / film.seconds)
+    assert reader.seconds == pytest.approx(seconds, abs=0.05)
+    assert reader.fps == pytest.approx(40 / reader.seconds)
     random = np.random.default_rng(0)
     asked = [[0], [39], [7, 7, 3, 30, 3], list(range(5, 38, 4)), list(range(40))]
     asked += [random.integers(0, 40, random.integers(1, 5)).tolist() for _ in range(8)]
@@ -97,7 +97,7 @@ def packets_decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_only_what_is_needed_is_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write(tmp_path / "film.mp4", 120, gop=12, b_frames=0)
+    path = write(tmp_path / "video.mp4", 120, gop=12, b_frames=0)
     assert VideoFile(path).frames == 120
     seen = packets_decoded(monkeypatch)
     read(path, [62])
@@ -109,60 +109,60 @@ def test_only_what_is_needed_is_decoded(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_unreferenced_frames_are_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write(tmp_path / "film.mp4", 60, codec="mpeg4", gop=60, b_frames=2)
+    path = write(tmp_path / "video.mp4", 60, codec="mpeg4", gop=60, b_frames=2)
     seen = packets_decoded(monkeypatch)
     read(path, [50])
     assert len(seen) < 25
 
 
 def test_it_opens_when_asked_and_closes_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write(tmp_path / "film.mp4", 20)
+    path = write(tmp_path / "video.mp4", 20)
     opened = []
     real = video.open_video
     monkeypatch.setattr(video, "open_video", lambda path: opened.append(path) or real(path))  # type: ignore[func-returns-value]
-    film = VideoFile(path)
+    reader = VideoFile(path)
     assert not opened
-    assert film.frames == 20 and film._open is not None
-    first = film.read([1, 2])
-    assert film._open is None and len(opened) == 1, "what was opened to count serves to read"
-    assert torch.equal(film.read([1, 2]), first)
+    assert reader.frames == 20 and reader._open is not None
+    first = reader.read([1, 2])
+    assert reader._open is None and len(opened) == 1, "what was opened to count serves to read"
+    assert torch.equal(reader.read([1, 2]), first)
     again = VideoFile(path)
     assert again.frames == 20 and len(opened) == 2, "how many frames a file has is known by then"
-    with pytest.raises(ValueError, match=r"film\.mp4 has frames 0 to 19; there is no frame 20"):
-        film.read([3, 20])
-    assert film._open is None
-    with pytest.raises(ValueError, match=r"film\.mp4: the list of frames is empty"):
-        film.read([])
+    with pytest.raises(ValueError, match=r"video\.mp4 has frames 0 to 19; there is no frame 20"):
+        reader.read([3, 20])
+    assert reader._open is None
+    with pytest.raises(ValueError, match=r"video\.mp4: the list of frames is empty"):
+        reader.read([])
 
 
 def test_one_thread_decodes(tmp_path: Path) -> None:
-    container, stream = video.open_video(str(write(tmp_path / "film.mp4", 5)))
+    container, stream = video.open_video(str(write(tmp_path / "video.mp4", 5)))
     assert stream.codec_context.thread_count == 1
     container.close()
 
 
 @pytest.mark.parametrize(("angle", "turns"), [(90, 1), (180, 2), (-90, 3)])
 def test_videos_come_upright(angle: int, turns: int, tmp_path: Path) -> None:
-    path = write(tmp_path / "film.mp4", 6, rotation=angle)
+    path = write(tmp_path / "video.mp4", 6, rotation=angle)
     stored = decoded(path)[[4, 1]]
-    film = VideoFile(path)
-    assert film.size == ((64, 48) if turns % 2 else (48, 64))
+    reader = VideoFile(path)
+    assert reader.size == ((64, 48) if turns % 2 else (48, 64))
     upright = np.rot90(stored, turns, axes=(1, 2))  # anticlockwise, as FFmpeg counts
-    assert np.array_equal(film.read([4, 1]).permute(0, 2, 3, 1).numpy(), upright)
+    assert np.array_equal(reader.read([4, 1]).permute(0, 2, 3, 1).numpy(), upright)
 
 
 def test_videos_are_shrunk_while_they_are_decoded(tmp_path: Path) -> None:
-    film = VideoFile(write(tmp_path / "film.mp4", 6, rotation=90))
-    small = film.read([3, 0], short_side=24)
+    reader = VideoFile(write(tmp_path / "video.mp4", 6, rotation=90))
+    small = reader.read([3, 0], short_side=24)
     assert small.shape == (2, 3, 32, 24)
-    large = film.read([3, 0], short_side=100)
+    large = reader.read([3, 0], short_side=100)
     assert large.shape == (2, 3, 64, 48), "never enlarged"
     means = torch.nn.functional.avg_pool2d(large.float(), 2)
     assert (means - small).abs().mean() < 12
 
 
 def test_videos_may_be_gray(tmp_path: Path) -> None:
-    path = write(tmp_path / "film.mp4", 4)
+    path = write(tmp_path / "video.mp4", 4)
     grey = VideoFile(path, channels=1).read([2])
     assert grey.shape == (1, 1, 48, 64)
     weights = torch.tensor([0.299, 0.587, 0.114]).view(3, 1, 1)
@@ -174,7 +174,7 @@ def test_videos_may_be_gray(tmp_path: Path) -> None:
 
 def test_files_that_are_no_videos_raise_with_their_name(tmp_path: Path) -> None:
     (tmp_path / "empty.mp4").write_bytes(b"")
-    (tmp_path / "text.mp4").write_text("this is no film, ça alors\n" * 30, encoding="utf-8")
+    (tmp_path / "text.mp4").write_text("this is no video, ça alors\n" * 30, encoding="utf-8")
     (tmp_path / "noise.mp4").write_bytes(np.random.default_rng(0).bytes(3000))
     write_sound(tmp_path / "sound.mp4")
     whole = write(tmp_path / "whole.mp4", 30).read_bytes()
@@ -189,25 +189,25 @@ def test_files_that_are_no_videos_raise_with_their_name(tmp_path: Path) -> None:
         "strange": "has a video codec that FFmpeg cannot decode",
     }
     for name, message in expected.items():
-        film = VideoFile(tmp_path / f"{name}.mp4")
-        for ask in (lambda film: film.frames, lambda film: film.read([0])):
+        reader = VideoFile(tmp_path / f"{name}.mp4")
+        for ask in (lambda reader: reader.frames, lambda reader: reader.read([0])):
             with pytest.raises(ValueError, match=rf"{name}\.mp4 {message}"):
-                ask(film)
+                ask(reader)
     with pytest.raises(FileNotFoundError, match=r"gone\.mp4"):
         _ = VideoFile(tmp_path / "gone.mp4").frames
 
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_videos_of_a_frame_or_two(count: int, tmp_path: Path) -> None:
-    path = write(tmp_path / "film.mp4", count)
-    film = VideoFile(path)
-    assert film.frames == count and film.seconds > 0 and film.fps > 0
+    path = write(tmp_path / "video.mp4", count)
+    reader = VideoFile(path)
+    assert reader.frames == count and reader.seconds > 0 and reader.fps > 0
     assert np.array_equal(read(path, [count - 1, 0, 0]), decoded(path)[[count - 1, 0, 0]])
 
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("film.mp4", {"movflags": "faststart"}), ("film.mkv", {}), ("film.mpeg", {}), ("film.avi", {})],
+    [("video.mp4", {"movflags": "faststart"}), ("video.mkv", {}), ("video.mpeg", {}), ("video.avi", {})],
 )
 def test_a_video_that_is_cut_off_has_the_frames_that_are_there(
     name: str, options: dict[str, str], tmp_path: Path, logged: Callable[[], list[str]]
@@ -216,13 +216,13 @@ def test_a_video_that_is_cut_off_has_the_frames_that_are_there(
     path = write(tmp_path / name, 60, codec=codec, gop=12, format_options=options)
     before = decoded(path)
     path.write_bytes(path.read_bytes()[: int(path.stat().st_size * 0.6)])
-    film = VideoFile(path)
-    assert 5 < film.frames < 55
-    numbers = list(range(film.frames))
+    reader = VideoFile(path)
+    assert 5 < reader.frames < 55
+    numbers = list(range(reader.frames))
     result = read(path, numbers)
     assert np.array_equal(result[:-3], before[: len(result) - 3])
     assert np.array_equal(read(path, numbers[-1:] * 2), result[-1:].repeat(2, 0)), "however it is asked for"
-    if not name.endswith("mpeg"):  # it has no header that would tell
+    if not name.endswith("mpeg"):  # it has no header with the number
         assert sum("is cut off" in message for message in logged()) == 1, logged()
 
 
@@ -243,7 +243,7 @@ def with_long_sound(path: Path) -> Path:
     with av.open(str(path), "w") as container:
         stream, tone = container.add_stream("libx264", rate=25), container.add_stream("aac", rate=8000)
         stream.height, stream.width, stream.pix_fmt = 48, 64, "yuv420p"
-        for frame in pictures(10):
+        for frame in make_frames(10):
             container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
         container.mux(stream.encode())
         for second in range(3):
@@ -266,7 +266,7 @@ PAUSED = [40 * number + 500 * (number > 8) for number in range(20)]
 @pytest.mark.parametrize(
     "make",
     [
-        lambda folder: trimmed(folder / "edit_list.mp4", write(folder / "film.mp4", 40, gop=12), 7680),
+        lambda folder: trimmed(folder / "edit_list.mp4", write(folder / "video.mp4", 40, gop=12), 7680),
         lambda folder: write(folder / "paused.avi", 20, codec="mpeg4", b_frames=0, times=PAUSED),
         lambda folder: with_long_sound(folder / "sound.mkv"),
         lambda folder: concatenated(folder / "concatenated.ts"),
@@ -278,14 +278,14 @@ def test_healthy_videos_are_not_called_cut_off(
 ) -> None:
     path = make(tmp_path)
     all_frames = decoded(path)
-    film = VideoFile(path)
-    assert film.frames == len(all_frames) and not logged()
+    reader = VideoFile(path)
+    assert reader.frames == len(all_frames) and not logged()
     for numbers in (list(range(len(all_frames))), [len(all_frames) - 2], [1, 9, len(all_frames) - 1]):
         assert np.array_equal(read(path, numbers), all_frames[numbers])
 
 
 def test_frames_that_are_broken_are_as_the_one_before(tmp_path: Path, logged: Callable[[], list[str]]) -> None:
-    path = write(tmp_path / "film.mp4", 60, gop=12)
+    path = write(tmp_path / "video.mp4", 60, gop=12)
     before = decoded(path)
     with av.open(str(path)) as container:
         entries = [(one.pos, one.size) for one in container.streams.video[0].index_entries]
@@ -293,24 +293,24 @@ def test_frames_that_are_broken_are_as_the_one_before(tmp_path: Path, logged: Ca
     for position, size in entries[36:]:  # from a key frame on
         content[position : position + size] = b"\xff" * size
     path.write_bytes(content)
-    film = VideoFile(path)
-    assert film.frames == 60
+    reader = VideoFile(path)
+    assert reader.frames == 60
     for numbers in ([30, 50, 58], [58], [40, 41]):
-        result = film.read(numbers).permute(0, 2, 3, 1).numpy()
+        result = reader.read(numbers).permute(0, 2, 3, 1).numpy()
         assert np.array_equal(result, before[[min(number, 35) for number in numbers]])
     messages = [message for message in logged() if "cannot be decoded" in message]
-    assert len(messages) == 1 and "film.mp4" in messages[0]
+    assert len(messages) == 1 and "video.mp4" in messages[0]
 
 
 def test_a_video_without_any_good_frame_raises(tmp_path: Path) -> None:
-    path = write(tmp_path / "film.mp4", 20)
+    path = write(tmp_path / "video.mp4", 20)
     with av.open(str(path)) as container:
         entries = [(one.pos, one.size) for one in container.streams.video[0].index_entries]
     content = bytearray(path.read_bytes())
     for position, size in entries:
         content[position : position + size] = b"\xff" * size
     path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"film\.mp4 (is broken|is not a readable video)"):
+    with pytest.raises(ValueError, match=r"video\.mp4 (is broken|is not a readable video)"):
         VideoFile(path).read([3, 12])
 
 
@@ -318,35 +318,35 @@ def test_a_video_without_any_good_frame_raises(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_images_is_a_video(tmp_path: Path) -> None:
-    frames = pictures(5)
+    frames = make_frames(5)
     for number, frame in enumerate(frames):
         Image.fromarray(frame).save(tmp_path / f"{number}.png")
-    film = FrameFolder(str(tmp_path), [f"{number}.png" for number in range(5)], fps=10)
-    assert isinstance(film, Video)
-    assert (film.frames, film.seconds, film.fps, film.size) == (5, 0.5, 10, (48, 64))
-    assert np.array_equal(film.read([4, 0, 4]).permute(0, 2, 3, 1).numpy(), frames[[4, 0, 4]])
-    assert film.read([1], short_side=24).shape == (1, 3, 24, 32)
+    reader = FrameFolder(str(tmp_path), [f"{number}.png" for number in range(5)], fps=10)
+    assert isinstance(reader, Video)
+    assert (reader.frames, reader.seconds, reader.fps, reader.size) == (5, 0.5, 10, (48, 64))
+    assert np.array_equal(reader.read([4, 0, 4]).permute(0, 2, 3, 1).numpy(), frames[[4, 0, 4]])
+    assert reader.read([1], short_side=24).shape == (1, 3, 24, 32)
     Image.fromarray(frames[0][:40]).save(tmp_path / "3.png")
     with pytest.raises(ValueError, match=r"frames differ in size: 0\.png has 48 x 64, 3\.png has 40 x 64"):
-        film.read([0, 3])
+        reader.read([0, 3])
     with pytest.raises(ValueError, match="there is no frame 5"):
-        film.read([5])
+        reader.read([5])
     with pytest.raises(ValueError, match="holds no images"):
         FrameFolder(str(tmp_path), [])
 
 
 def test_an_array_is_a_video() -> None:
-    pixels = torch.from_numpy(pictures(5)).permute(0, 3, 1, 2)
-    film = VideoInMemory(pixels, fps=5)
-    assert isinstance(film, Video)
-    assert (film.frames, film.seconds, film.size) == (5, 1.0, (48, 64))
-    result = film.read([3, 3])
+    pixels = torch.from_numpy(make_frames(5)).permute(0, 3, 1, 2)
+    reader = VideoInMemory(pixels, fps=5)
+    assert isinstance(reader, Video)
+    assert (reader.frames, reader.seconds, reader.size) == (5, 1.0, (48, 64))
+    result = reader.read([3, 3])
     assert torch.equal(result, pixels[[3, 3]])
     result.zero_()
     assert pixels[3].any(), "a transform may work in place"
-    assert film.read([1], short_side=24).shape == (1, 3, 24, 32)
+    assert reader.read([1], short_side=24).shape == (1, 3, 24, 32)
     with pytest.raises(ValueError, match="there is no frame -1"):
-        film.read([-1])
+        reader.read([-1])
 
 
 @pytest.mark.shared

@@ -18,10 +18,10 @@ from opabinia.data.sources import FrameFolders, VideoList, Videos, VideoViews
 from opabinia.data.sources.moving_digits import MovingDigits
 from opabinia.data.transforms.clips import Clip, ShortSideJitter
 from opabinia.runtime.durations import Duration
-from tests.data.videos import pictures, write, write_sound
+from tests.data.videos import make_frames, write, write_sound
 
 
-def films(root: Path, *names: str) -> None:
+def write_videos(root: Path, *names: str) -> None:
     """Files whose content nobody looks at."""
     for name in names:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -32,7 +32,9 @@ def films(root: Path, *names: str) -> None:
 
 
 def test_class_folders(tmp_path: Path) -> None:
-    films(tmp_path, "run/b.AVI", "run/deep/a.mp4", "run/note.txt", "run/.hidden.mp4", "jump/1.webm", "jump/2.Mov")
+    write_videos(
+        tmp_path, "run/b.AVI", "run/deep/a.mp4", "run/note.txt", "run/.hidden.mp4", "jump/1.webm", "jump/2.Mov"
+    )
     source = Videos(root=tmp_path, flip_sensitive_classes=["run"])
     assert isinstance(source, Source)
     assert source.classes == ("jump", "run")
@@ -48,13 +50,13 @@ def test_class_folders(tmp_path: Path) -> None:
 
 def test_folders_of_every_kind_of_video(tmp_path: Path) -> None:
     names = [f"run/{name}" for name in ("1.wmv", "2.flv", "3.ts", "4.ogv", "5.vob", "6.3gp", "7.M2TS")]
-    films(tmp_path, *names)
+    write_videos(tmp_path, *names)
     source = Videos(root=tmp_path)
     assert [source.id(index) for index in range(len(source))] == names
 
 
 def test_what_is_wrong_with_folders_is_reported(tmp_path: Path) -> None:
-    films(tmp_path, "run/a.mp4", "jump/note.txt")
+    write_videos(tmp_path, "run/a.mp4", "jump/note.txt")
     with pytest.raises(ValueError, match=r"jump has no video \(\.mp4"):
         Videos(root=tmp_path)
     with pytest.raises(ValueError, match="flip_sensitive_classes: the source has no class 'rum'; there is run"):
@@ -65,8 +67,8 @@ def test_what_is_wrong_with_folders_is_reported(tmp_path: Path) -> None:
 
 def test_videos_are_read(tmp_path: Path) -> None:
     write(tmp_path / "run" / "a.mp4", 12)
-    film = Videos(root=tmp_path, channels=1)[0]["video"]
-    assert film.read([0, 11]).shape == (2, 1, 48, 64)
+    video = Videos(root=tmp_path, channels=1)[0]["video"]
+    assert video.read([0, 11]).shape == (2, 1, 48, 64)
 
 
 # --- lists ------------------------------------------------------------------------------------------------------------
@@ -89,7 +91,7 @@ def listed(tmp_path: Path, text: str, name: str = "list.txt", **keys: Any) -> Vi
     ],
 )
 def test_lists(name: str, text: str, keys: dict[str, Any], tmp_path: Path) -> None:
-    films(tmp_path, "v/a b.mp4", "v/c.mp4")
+    write_videos(tmp_path, "v/a b.mp4", "v/c.mp4")
     source = listed(tmp_path, text, name, **keys)
     assert isinstance(source, Source)
     assert [source.id(index) for index in range(2)] == ["v/a b.mp4", "v/c.mp4"]
@@ -99,7 +101,7 @@ def test_lists(name: str, text: str, keys: dict[str, Any], tmp_path: Path) -> No
 
 
 def test_labels_by_name_and_by_number(tmp_path: Path) -> None:
-    films(tmp_path, "a.mp4", "b.mp4")
+    write_videos(tmp_path, "a.mp4", "b.mp4")
     assert listed(tmp_path, "a.mp4 run\nb.mp4 jump").labels.tolist() == [1, 0]
     assert listed(tmp_path, "a.mp4 run\nb.mp4 jump", classes=["run", "jump"]).labels.tolist() == [0, 1]
     (tmp_path / "names.txt").write_text("0 run fast\n1 jump\n")
@@ -117,7 +119,7 @@ def test_labels_by_name_and_by_number(tmp_path: Path) -> None:
 
 
 def test_several_labels(tmp_path: Path) -> None:
-    films(tmp_path, "a.mp4", "b.mp4", "c.mp4")
+    write_videos(tmp_path, "a.mp4", "b.mp4", "c.mp4")
     source = listed(tmp_path, "a.mp4 0,2\nb.mp4\nc.mp4 1\n", multi_label=True, flip_sensitive_classes=["2"])
     assert source.multi_label
     assert source.labels.tolist() == [[1, 0, 1], [0, 0, 0], [0, 1, 0]]
@@ -130,7 +132,7 @@ def test_the_csv_of_kinetics(tmp_path: Path) -> None:
         "label,youtube_id,time_start,time_end,split\n"
         '"riding, a bike",-abc,12,22,val\nabseiling,xyz_1,5.0,15.0,train\nabseiling,gone,0,10,train\n'
     )
-    films(tmp_path, "-abc_000012_000022.mp4", "abseiling/xyz_1_000005_000015.mp4")
+    write_videos(tmp_path, "-abc_000012_000022.mp4", "abseiling/xyz_1_000005_000015.mp4")
     with pytest.raises(ValueError, match=r"1 of 3 are not in .*skip.*: gone_000000_000010\.mp4 \(line 4\)"):
         listed(tmp_path, text, "k.csv")
     source = listed(tmp_path, text, "k.csv", missing="skip")
@@ -178,19 +180,19 @@ def test_parts_follow_the_times_of_frames(tmp_path: Path) -> None:
     ],
 )
 def test_parts_that_are_none_are_reported(row: str, message: str, tmp_path: Path) -> None:
-    films(tmp_path, "a.mp4")
+    write_videos(tmp_path, "a.mp4")
     with pytest.raises(ValueError, match=message):
         listed(tmp_path, f"path,start,end,label\n{row}\n", "parts.csv")
 
 
 def test_lists_of_mmaction2_with_several_labels(tmp_path: Path) -> None:
-    films(tmp_path, "v 1/a.mp4", "b.mp4")
+    write_videos(tmp_path, "v 1/a.mp4", "b.mp4")
     source = listed(tmp_path, "v 1/a.mp4 1 3 5\nb.mp4 0\n", multi_label=True)
     assert source.labels.nonzero()[1].tolist() == [1, 3, 5, 0] and source.id(0) == "v 1/a.mp4"
 
 
 def test_the_json_of_something_something(tmp_path: Path) -> None:
-    films(tmp_path, "7.webm", "9.mp4")
+    write_videos(tmp_path, "7.webm", "9.mp4")
     (tmp_path / "labels.json").write_text('{"Holding something": "1", "Moving something up": "0"}')
     text = (
         '[{"id": "7", "label": "moving a cup up", "template": "Moving [something] up", "placeholders": ["a cup"]},'
@@ -217,13 +219,13 @@ def test_the_json_of_something_something(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_wrong_with_lists_is_reported(text: str, message: str, tmp_path: Path) -> None:
-    films(tmp_path, "a.mp4", "b.mp4")
+    write_videos(tmp_path, "a.mp4", "b.mp4")
     with pytest.raises(ValueError, match=message):
         listed(tmp_path, text)
 
 
 def test_lists_refuse_what_nothing_reads(tmp_path: Path) -> None:
-    films(tmp_path, "a.mp4")
+    write_videos(tmp_path, "a.mp4")
     with pytest.raises(ValueError, match=r"split: .* has no splits"):
         listed(tmp_path, "a.mp4 0", split="val")
     with pytest.raises(ValueError, match="there is no file"):
@@ -237,9 +239,9 @@ def test_lists_refuse_what_nothing_reads(tmp_path: Path) -> None:
 
 def frames(folder: Path, names: list[str]) -> Any:
     folder.mkdir(parents=True)
-    made = pictures(len(names))
-    for name, picture in zip(names, made, strict=True):
-        Image.fromarray(picture).save(folder / name)
+    made = make_frames(len(names))
+    for name, frame in zip(names, made, strict=True):
+        Image.fromarray(frame).save(folder / name)
     return made
 
 
@@ -250,10 +252,10 @@ def test_folders_of_frames(tmp_path: Path) -> None:
     source = FrameFolders(file=tmp_path / "list.txt", fps=12)
     assert isinstance(source, Source)
     assert source.labels.tolist() == [1, 0]
-    film = source[0]["video"]
-    assert isinstance(film, Video)
-    assert (film.frames, film.fps, source[1]["id"]) == (11, 12, "two three")
-    assert np.array_equal(film.read([10, 0]).permute(0, 2, 3, 1).numpy(), first[[10, 0]])
+    video = source[0]["video"]
+    assert isinstance(video, Video)
+    assert (video.frames, video.fps, source[1]["id"]) == (11, 12, "two three")
+    assert np.array_equal(video.read([10, 0]).permute(0, 2, 3, 1).numpy(), first[[10, 0]])
     assert np.array_equal(source[1]["video"].read([2]).permute(0, 2, 3, 1).numpy(), second[[2]]), "10 comes after 2"
     named = FrameFolders(file=tmp_path / "list.txt", pattern="img_{:05d}.png")
     assert np.array_equal(named[0]["video"].read([3]).permute(0, 2, 3, 1).numpy(), first[[3]])
@@ -266,9 +268,9 @@ def test_what_is_wrong_with_folders_of_frames_is_reported(tmp_path: Path) -> Non
         FrameFolders(file=tmp_path / "list.txt")[0]
     with pytest.raises(ValueError, match=r"pattern: 'img\.png' has no placeholder"):
         FrameFolders(file=tmp_path / "list.txt", pattern="img.png")
-    film = FrameFolders(file=tmp_path / "list.txt", pattern="{}.png")[0]["video"]
+    video = FrameFolders(file=tmp_path / "list.txt", pattern="{}.png")[0]["video"]
     with pytest.raises(FileNotFoundError, match=r"5\.png"):
-        film.read([4])
+        video.read([4])
     (tmp_path / "list.txt").write_text("one 2 1\ngone 3 0\n")
     with pytest.raises(ValueError, match=r"1 of 2 are not folders in .*: gone \(line 2\)"):
         FrameFolders(file=tmp_path / "list.txt")
@@ -312,7 +314,7 @@ def frail(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number in range(8):
         write(root / ("jump", "run")[number % 2] / f"{number}.mp4", 6 + number)
     (root / "run" / "1.mp4").write_bytes(b"")
-    (root / "jump" / "4.mp4").write_text("no film " * 40)
+    (root / "jump" / "4.mp4").write_text("no video " * 40)
     write_sound(root / "run" / "7.mp4")
     return root
 

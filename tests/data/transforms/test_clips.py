@@ -27,7 +27,7 @@ from opabinia.data.transforms.clips import (
 from tests.data.videos import write
 
 
-def film(count: int, height: int = 8, width: int = 12, fps: float = 30.0) -> Sample:
+def make_video(count: int, height: int = 8, width: int = 12, fps: float = 30.0) -> Sample:
     """Frame k is of color k."""
     pixels = torch.arange(count, dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, height, width)
     return {"video": VideoInMemory(pixels, fps=fps), "label": 3, "id": "a"}
@@ -47,23 +47,23 @@ def many(clip: Clip, sample: Callable[[], Sample], times: int = 200) -> list[lis
 
 
 def test_dense_clips_lie_anywhere_in_the_video() -> None:
-    result = many(Clip(frames=4, stride=3), lambda: film(20))
+    result = many(Clip(frames=4, stride=3), lambda: make_video(20))
     assert {one[0] for one in result} == set(range(11)), "0 to 20 - 1 - 9"
     assert all(np.diff(one).tolist() == [3, 3, 3] for one in result)
-    assert taken(Clip(frames=4, stride=3, position="middle"), film(20)) == [5, 8, 11, 14]
-    assert taken(Clip(frames=4, stride=3, position="start"), film(20)) == [0, 3, 6, 9]
+    assert taken(Clip(frames=4, stride=3, position="middle"), make_video(20)) == [5, 8, 11, 14]
+    assert taken(Clip(frames=4, stride=3, position="start"), make_video(20)) == [0, 3, 6, 9]
 
 
 def test_strides_are_drawn() -> None:
-    result = many(Clip(frames=4, stride=(2, 4)), lambda: film(40))
+    result = many(Clip(frames=4, stride=(2, 4)), lambda: make_video(40))
     assert {one[1] - one[0] for one in result} == {2, 3, 4}
-    assert taken(Clip(frames=4, stride=(2, 4), position="start"), film(40)) == [0, 2, 4, 6]
+    assert taken(Clip(frames=4, stride=(2, 4), position="start"), make_video(40)) == [0, 2, 4, 6]
 
 
 def test_short_videos_go_on() -> None:
     for place in ("random", "middle", "start"):
-        assert taken(Clip(frames=6, stride=2, position=place), film(5)) == [0, 2, 4, 1, 3, 0]
-        assert taken(Clip(frames=6, stride=2, position=place, out_of_bounds="repeat_last"), film(5)) == [
+        assert taken(Clip(frames=6, stride=2, position=place), make_video(5)) == [0, 2, 4, 1, 3, 0]
+        assert taken(Clip(frames=6, stride=2, position=place, out_of_bounds="repeat_last"), make_video(5)) == [
             0,
             2,
             4,
@@ -71,39 +71,39 @@ def test_short_videos_go_on() -> None:
             4,
             4,
         ]
-    assert taken(Clip(frames=3, sampling="uniform"), film(1)) == [0, 0, 0]
+    assert taken(Clip(frames=3, sampling="uniform"), make_video(1)) == [0, 0, 0]
 
 
 def test_uniform_clips_take_a_frame_of_each_part() -> None:
-    result = many(Clip(frames=4, sampling="uniform"), lambda: film(10))
+    result = many(Clip(frames=4, sampling="uniform"), lambda: make_video(10))
     parts = [(0, 1), (2, 3, 4), (5, 6), (7, 8, 9)]
     assert [{one[part] for one in result} for part in range(4)] == list(map(set, parts))
-    assert taken(Clip(frames=4, sampling="uniform", position="middle"), film(10)) == [0, 3, 5, 8]
-    assert taken(Clip(frames=6, sampling="uniform", position="middle"), film(3)) == [0, 0, 1, 1, 2, 2]
+    assert taken(Clip(frames=4, sampling="uniform", position="middle"), make_video(10)) == [0, 3, 5, 8]
+    assert taken(Clip(frames=6, sampling="uniform", position="middle"), make_video(3)) == [0, 0, 1, 1, 2, 2]
 
 
 def test_a_rate_takes_the_same_time_of_every_video() -> None:
     clip = Clip(frames=4, stride=2, fps=30, position="start")
-    assert taken(clip, film(40, fps=30)) == [0, 2, 4, 6]
-    assert taken(clip, film(40, fps=60)) == [0, 4, 8, 12]
-    assert taken(clip, film(40, fps=25)) == [0, 1, 3, 5]
+    assert taken(clip, make_video(40, fps=30)) == [0, 2, 4, 6]
+    assert taken(clip, make_video(40, fps=60)) == [0, 4, 8, 12]
+    assert taken(clip, make_video(40, fps=25)) == [0, 1, 3, 5]
 
 
 def test_a_shape_says_how_many_frames_and_strides_follow() -> None:
     """SlowFast's long cycle: a quarter of the frames is taken at 1 to 4 times the stride."""
     clip = Clip(frames=8, stride=2)
-    result = many(clip, lambda: film(64) | {"shape": (2, 5, 5)})
+    result = many(clip, lambda: make_video(64) | {"shape": (2, 5, 5)})
     assert {len(one) for one in result} == {2}
     assert {one[1] - one[0] for one in result} == set(range(2, 9))
-    same = many(clip, lambda: film(64) | {"shape": (8, 5, 5)})
+    same = many(clip, lambda: make_video(64) | {"shape": (8, 5, 5)})
     assert {one[1] - one[0] for one in same} == {2}
-    none = many(clip, lambda: film(64) | {"shape": None})
+    none = many(clip, lambda: make_video(64) | {"shape": None})
     assert {len(one) for one in none} == {8}
 
 
 def test_views_lie_evenly_over_the_video_and_draw_nothing() -> None:
     def view(clip: Clip, number: int, clips: int) -> list[int]:
-        return taken(clip, film(31) | {"view": ((number, clips), (0, 1))})
+        return taken(clip, make_video(31) | {"view": ((number, clips), (0, 1))})
 
     dense = Clip(frames=4, stride=2)
     before = torch.get_rng_state()
@@ -111,13 +111,13 @@ def test_views_lie_evenly_over_the_video_and_draw_nothing() -> None:
     assert view(dense, 0, 1) == [12, 14, 16, 18]
     uniform = Clip(frames=3, sampling="uniform")
     result = [view(uniform, number, 5) for number in range(5)]
-    assert len({tuple(one) for one in result}) == 5, "a film of equal parts, too, has different clips"
+    assert len({tuple(one) for one in result}) == 5, "a video of equal parts, too, has different clips"
     assert all(one < other for one, other in pairwise(result))
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_a_video_is_opened_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write(tmp_path / "film.mp4", 12)
+    path = write(tmp_path / "video.mp4", 12)
     opened = []
     real = video.open_video
     monkeypatch.setattr(video, "open_video", lambda path: opened.append(path) or real(path))  # type: ignore[func-returns-value]
@@ -267,10 +267,10 @@ def test_what_torchvision_draws_is_the_same_for_all_frames(transform: v2.Transfo
 
 def test_clips_make_a_batch() -> None:
     clip = Clip(frames=3, position="middle")
-    batch = collate([clip(film(9)), clip(film(5))])
+    batch = collate([clip(make_video(9)), clip(make_video(5))])
     assert batch["image"].shape == (2, 3, 3, 8, 12)
     assert batch["image"][:, :, 0, 0, 0].tolist() == [[3, 4, 5], [1, 2, 3]]
-    views = collate([clip(film(9) | {"view": ((number, 4), (1, 3))}) for number in range(2)])
+    views = collate([clip(make_video(9) | {"view": ((number, 4), (1, 3))}) for number in range(2)])
     assert [one.tolist() for one in views["view"][0]] == [[0, 1], [4, 4]]
 
 

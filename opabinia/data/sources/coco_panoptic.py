@@ -1,0 +1,251 @@
+"""Panoptic segmentation in COCO's format: a JSON file, and a PNG file with the segment of each pixel of each image."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from opabinia.config import register
+from opabinia.contracts import IGNORE_LABEL, Channels, GroundTruth, GroundTruthMap, Indices, InputPath, Sample
+from opabinia.contracts.masks import encode_rle
+from opabinia.data.decoding.images import read_image
+from opabinia.data.sources import annotation_errors as kinds
+from opabinia.data.sources.annotation_arrays import RaggedArray
+from opabinia.data.sources.annotation_errors import ErrorCollector, ErrorGroup, check_errors
+from opabinia.data.sources.coco import check_id, file_name, printable_name, read_lists, select_images
+from opabinia.data.sources.detection_base import make_sample
+from opabinia.data.sources.file_names import FileNames, decode_name, short_digest
+from opabinia.data.sources.folder import existing_folder
+from opabinia.data.sources.image_headers import files_exist
+from opabinia.data.sources.segmentation_base import Color, MapError, check_map_classes, make_map_sample, read_map
+
+
+@register.source
+def coco_panoptic(
+    *,
+    root: InputPath,
+    maps: InputPath,
+    file: InputPath,
+    broken: Literal["error", "drop"] = "error",
+    channels: Channels = 3,
+) -> PanopticImages:
+    """Images with segments of countable objects and of stuff in COCO's panoptic format.
+
+    Labels are countable categories (``isthing``) in the order of their ids, then the others. Samples are those of
+    semantic segmentation and of instance segmentation together: crowds are in the map, but not trained on as objects. A
+    sample's id is its path below the root.
+
+    Args:
+        root: the folder that image names are relative to.
+        maps: the folder with the PNG files; the color of a pixel is the id of its segment, R + 256 G + 65536 B.
+        file: the JSON file, with ``images``, ``annotations`` (``segments_info``) and ``categories``.
+        broken: for missing images and maps, repeated ids and unknown categories: ``error`` raises; ``drop`` drops the
+            images, and ignores the pixels of segments.
+        channels: 3 for color, 1 for gray; images are converted.
+
+    Raises:
+        ValueError: the file is not such a JSON file, or has errors that ``broken`` does not allow.
+    """
+    file = file.expanduser()
+    root = existing_folder(root, "root is the folder that holds the images")
+    maps = existing_folder(maps, "maps is the folder that holds the PNG files")
+    content = read_lists(file, _LISTS)
+    for category in content["categories"]:
+        check_id(file, "category", category["id"])
+    categories = sorted(content["categories"], key=lambda category: (not category["isthing"], category["id"]))
+    label_of = {category["id"]: label for label, category in enumerate(categories)}
+    if len(label_of) < len(categories):
+        raise ValueError(f"{file} has two categories with the same id")
+    check_map_classes(file, [printable_name(category["name"]) for category in categories])
+    errors = ErrorCollector()
+    images, index_of = select_images(file, content["images"], errors)
+    annotations = _select_annotations(content["annotations"], images, index_of, errors)
+    names = [os.fsencode(file_name(file, image)) for image in images]
+    map_names = [os.fsencode(str(row["file_name"])) if row else b"" for row in annotations]
+    exist = files_exist(root, names), files_exist(maps, map_names)
+    for index, (name, *found) in enumerate(zip(map(os.fsdecode, names), *exist, strict=True)):
+        if not found[0]:
+            errors.add(kinds.MISSING, name, "", f"not in {root}")
+        elif not found[1]:
+            errors.add(kinds.MISSING_MAP, name, "", f"there is no {os.fsdecode(map_names[index]) or 'annotation'}")
+    kept = np.flatnonzero(exist[0] & exist[1]).tolist()
+    segments = [_read_segments(images[index], annotations[index], label_of, errors) for index in kept]
+    check_errors(file, errors.groups(), broken)
+    if not kept:
+        raise ValueError(f"{file}: no image is left to train on")
+    return PanopticImages(
+        file,
+        (root, [names[index] for index in kept]),
+        (maps, [map_names[index] for index in kept]),
+        [images[index] for index in kept],
+        segments,
+        categories,
+        errors=errors.groups(),
+        channels=channels,
+    )
+
+
+_LISTS = {
+    "images": ("id", "width", "height"),
+    "annotations": ("image_id", "file_name", "segments_info"),
+    "categories": ("id", "name", "isthing"),
+}
+
+Segments = NDArray[np.int64]
+"""Segments of an image: id, label (255 is ignored) and whether it is a crowd (S x 3), ordered by id."""
+
+
+def _select_annotations(
+    rows: Sequence[Mapping[str, Any]],
+    images: Sequence[Mapping[str, Any]],
+    index_of: Mapping[Any, int],
+    errors: ErrorCollector,
+) -> list[Mapping[str, Any] | None]:
+    """Return the annotation of each image, None without one."""
+    selected: list[Mapping[str, Any] | None] = [None] * len(images)
+    for row in rows:
+        index = index_of.get(row["image_id"])
+        if index is None:
+            errors.add(kinds.UNKNOWN_IMAGE, str(row["file_name"]), "", f"image {row['image_id']!r:.60}")
+        elif index >= 0:
+            selected[index] = row
+    return selected
+
+
+def _read_segments(
+    image: Mapping[str, Any], annotation: Mapping[str, Any] | None, label_of: Mapping[Any, int], errors: ErrorCollector
+) -> Segments:
+    rows: dict[int, tuple[int, int, bool]] = {}
+    for segment in annotation["segments_info"] if annotation else ():
+        number, category = segment.get("id"), segment.get("category_id")
+        place = str(image.get("file_name", image["id"])), f"segment {number!r:.60}"
+        if type(number) is not int or not 0 < number < 2**24 or number in rows:
+            errors.add(kinds.BAD_SEGMENT, *place, "used twice" if number in rows else "not in this range")
+            continue
+        if category not in label_of:
+            errors.add(kinds.UNKNOWN_CLASS, *place, f"category {category!r:.60}")
+        rows[number] = (number, label_of.get(category, IGNORE_LABEL), bool(segment.get("iscrowd")))
+    return np.array(sorted(rows.values()), dtype=np.int64).reshape(-1, 3)
+
+
+class PanopticImages:
+    """Images with segments (:class:`opabinia.contracts.SegmentationSource` and ``DetectionSource``).
+
+    Args:
+        file: the JSON file, for messages.
+        images, maps: the folder and the names of N images, and of their PNG files.
+        sizes: rows of the images in the file, with ``id``, ``height`` and ``width``.
+        segments: of each image.
+        categories: in the order of their labels.
+        errors: the errors that were fixed.
+        channels: 3 for color, 1 for gray; images are converted.
+    """
+
+    has_maps = has_boxes = has_masks = True
+    keypoints, frequencies = (), ()
+
+    def __init__(
+        self,
+        file: Path,
+        images: tuple[Path, Sequence[bytes]],
+        maps: tuple[Path, Sequence[bytes]],
+        rows: Sequence[Mapping[str, Any]],
+        segments: Sequence[Segments],
+        categories: Sequence[Mapping[str, Any]],
+        *,
+        errors: Sequence[ErrorGroup] = (),
+        channels: Channels = 3,
+    ) -> None:
+        self.file, self.root, self.maps_root, self.errors = file, images[0], maps[0], tuple(errors)
+        self.channels: Channels = channels
+        self.classes = tuple(printable_name(category["name"]) for category in categories)
+        self.category_ids = tuple(category["id"] for category in categories)
+        self.thing_labels = tuple(label for label, category in enumerate(categories) if category["isthing"])
+        colors: list[Color] = [tuple(category.get("color", ())) for category in categories]  # type: ignore[misc]
+        self.colors = tuple(colors) if all(len(color) == 3 for color in colors) else ()
+        self.sizes: Indices = np.array([(row["height"], row["width"]) for row in rows], dtype=np.int64)
+        self._image_ids = np.array([row["id"] for row in rows], dtype=np.int64)
+        self._images, self._maps = FileNames(images[1]), FileNames(maps[1])
+        self._segments = np.concatenate(segments)
+        self._ends = np.cumsum([len(own) for own in segments])
+        self.present = RaggedArray(np.unique(own[own[:, 1] < IGNORE_LABEL, 1]) for own in segments)
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def __getitem__(self, index: int) -> Sample:
+        image = read_image(os.path.join(os.fsencode(self.root), self._images[index]), self.channels)
+        size = (int(self.sizes[index, 0]), int(self.sizes[index, 1]))
+        if tuple(image.shape[-2:]) != size:
+            actual, annotated = (f"{width} x {height}" for height, width in (image.shape[-2:], size))
+            raise ValueError(f"{self.id(index)} has {actual} pixels, {self.file} says {annotated}")
+        ids, ground_truth = self._read_segments(index, size)
+        labels, crowd = ground_truth.segment_labels, ground_truth.crowd
+        assert ground_truth.segments is not None and labels is not None and crowd is not None
+        areas = np.bincount(ground_truth.segments.ravel(), minlength=len(labels) + 1)[1:]
+        rows = np.flatnonzero(np.isin(labels, self.thing_labels) & (areas > 0))
+        masks = ground_truth.segments == (rows + 1)[:, None, None].astype(np.int32)
+        objects = GroundTruth(
+            image_id=ground_truth.image_id,
+            size=size,
+            ids=ids[rows],
+            boxes=np.array([_bounds(mask) for mask in masks], dtype=np.float64).reshape(-1, 4),
+            labels=labels[rows],
+            areas=areas[rows].astype(np.float64),
+            crowd=crowd[rows],
+            segments=[encode_rle(mask) for mask in masks],
+        )
+        trainable = ~objects.crowd
+        sample = make_sample(image, self.id(index), objects, trainable, masks[trainable].astype(np.uint8), [])
+        return sample | make_map_sample(image, self.id(index), ground_truth)
+
+    def _read_segments(self, index: int, size: tuple[int, int]) -> tuple[Indices, GroundTruthMap]:
+        """Return the ids of the segments, and the map.
+
+        Raises:
+            MapError: the PNG file cannot be read, has another size, or a color that is no segment.
+        """
+        path = os.path.join(os.fsencode(self.maps_root), self._maps[index])
+        values, name = read_map(path), os.fsdecode(path)
+        if values.shape != (*size, 3):
+            shape = " x ".join(map(str, values.shape))
+            raise MapError(f"{name}: expected a color image of {size[0]} rows x {size[1]} columns, not {shape}")
+        own = self._segments[self._ends[index - 1] if index else 0 : self._ends[index]]
+        table = np.concatenate([[[0, IGNORE_LABEL, 0]], own])  # the id 0 belongs to no segment
+        ids = values @ np.array([1, 2**8, 2**16])
+        places = np.searchsorted(table[:, 0], ids, "right") - 1
+        wrong = np.argwhere(table[places, 0] != ids)
+        if len(wrong):
+            row, column = wrong[0].tolist()
+            place = f"at row {row}, column {column} (and {len(wrong) - 1} more pixels)"
+            raise MapError(f"{name}: {self.file} has no segment {ids[row, column]}, the color {place}")
+        listed = table[:, 1] < IGNORE_LABEL
+        numbers = np.where(listed, np.cumsum(listed), 0).astype(np.int32)
+        return table[listed, 0], GroundTruthMap(
+            image_id=int(self._image_ids[index]),
+            labels=table[:, 1].astype(np.uint8)[places],
+            segments=numbers[places],
+            segment_labels=table[listed, 1],
+            crowd=table[listed, 2].astype(bool),
+        )
+
+    def id(self, index: int) -> str:
+        """Return the path of an image below the root."""
+        return decode_name(self._images[index])
+
+    def fingerprint(self) -> str:
+        """Return a text that changes with the images, the classes and all segments."""
+        names = self._images.tobytes() + self._maps.tobytes() + "\0".join(self.classes).encode()
+        digest = short_digest(names, self._segments.tobytes(), self._ends.tobytes())
+        return f"{len(self)} images with {len(self._segments)} segments of {len(self.classes)} classes, {digest}"
+
+
+def _bounds(mask: NDArray[np.bool_]) -> tuple[int, int, int, int]:
+    """Return left, top, width and height of a mask (H x W) with at least one pixel."""
+    columns, rows = (np.flatnonzero(mask.any(axis)) for axis in (0, 1))
+    return columns[0], rows[0], columns[-1] + 1 - columns[0], rows[-1] + 1 - rows[0]

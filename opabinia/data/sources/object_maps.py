@@ -1,0 +1,126 @@
+"""Segmentation maps made from instance masks: polygons of annotation tools, embedded scenes, any annotated objects."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torchvision import tv_tensors
+
+from opabinia.config import register
+from opabinia.contracts import (
+    IGNORE_LABEL,
+    DetectionSource,
+    FingerprintedSource,
+    GroundTruth,
+    GroundTruthMap,
+    NamedSource,
+    Sample,
+    SizedSource,
+    SourcePart,
+)
+from opabinia.contracts.masks import decode_rle
+from opabinia.data.sources.digit_scenes import DigitScenes
+from opabinia.data.sources.digits import Split
+from opabinia.data.sources.labels import class_indices
+
+
+@register.source
+class ObjectMaps:
+    """Semantic or panoptic segmentation of annotated objects: a pixel has the class of the last object whose instance
+    mask covers it. The source is ``labelme``, ``cvat``, ``coco``, ``yolo`` ... with ``masks: true``.
+
+    Args:
+        source: images with instance masks.
+        background: name of the class of pixels outside all objects, label 0; the classes of the source follow. null:
+            such pixels have no label.
+        panoptic: samples keep their objects (``boxes``, ``labels``, ``masks``), and the ground truth has the segments:
+            each visible object, and the background as one.
+
+    Raises:
+        ValueError: the source has no instance masks, or too many classes.
+    """
+
+    has_maps = True
+    colors, keypoints, frequencies = (), (), ()
+
+    def __init__(self, *, source: SourcePart, background: str | None = "background", panoptic: bool = False) -> None:
+        if not isinstance(source, DetectionSource) or not source.has_masks:
+            raise ValueError(f"source: {type(source).__name__} has no instance masks; does it need masks: true?")
+        self.source: Any = source
+        self.channels = source.channels
+        self._first = int(background is not None)
+        self.classes = (*([background] if background is not None else []), *source.classes)
+        class_indices(self.classes)  # checks that the background is not one of them
+        if len(self.classes) > IGNORE_LABEL:
+            raise ValueError(f"source: {len(self.classes)} classes; segmentation maps have at most {IGNORE_LABEL}")
+        self.thing_labels = tuple(range(self._first, len(self.classes))) if panoptic else ()
+        self.category_ids = tuple(range(1, len(self.classes) + 1))
+        if panoptic:
+            self.has_boxes = self.has_masks = True
+        if isinstance(source, SizedSource):
+            self.sizes = source.sizes
+        if isinstance(source, NamedSource):
+            self.id = source.id
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, index: int) -> Sample:
+        sample = self.source[index]
+        objects: GroundTruth = sample["ground_truth"]
+        ground_truth = self._draw(objects, _all_masks(sample))
+        mask = tv_tensors.Mask(torch.from_numpy(ground_truth.labels.copy()))  # a transform may work in place
+        result: Sample = {key: sample[key] for key in ("image", "id", "original_size")}
+        result |= {"mask": mask, "ground_truth_map": ground_truth}
+        if not self.thing_labels:
+            return result
+        objects = replace(objects, labels=objects.labels + self._first)
+        return {**sample, **result, "labels": sample["labels"] + self._first, "ground_truth": objects}
+
+    def _draw(self, objects: GroundTruth, masks: Sequence[NDArray[np.uint8]]) -> GroundTruthMap:
+        """Draw all objects, later ones over earlier ones; of panoptic data number the visible ones from 1."""
+        owners = np.zeros(objects.size, dtype=np.int64)
+        for number, mask in enumerate(masks, 1):
+            owners[mask.astype(bool)] = number
+        labels = np.array([0 if self._first else IGNORE_LABEL, *(objects.labels + self._first)])
+        ground_truth = GroundTruthMap(objects.image_id, labels[owners].astype(np.uint8))
+        if not self.thing_labels:
+            return ground_truth
+        pixels = np.bincount(owners.ravel(), minlength=len(labels))
+        segments = np.roll(np.flatnonzero(pixels), -int(pixels[0] > 0))  # the background is the last one
+        segments = segments[segments >= 1 - self._first]
+        numbers = np.zeros(len(labels), dtype=np.int32)
+        numbers[segments] = np.arange(1, len(segments) + 1)
+        crowd = np.array([False, *objects.crowd])[segments]
+        return replace(ground_truth, segments=numbers[owners], segment_labels=labels[segments], crowd=crowd)
+
+    def fingerprint(self) -> str:
+        """Return the source's, with the kind of maps."""
+        source = self.source
+        text = source.fingerprint() if isinstance(source, FingerprintedSource) else f"{len(self)} images"
+        return f"{text}, {'panoptic' if self.thing_labels else 'semantic'} maps, {self.classes[: self._first]}"
+
+
+def _all_masks(sample: Sample) -> Sequence[NDArray[np.uint8]]:
+    """Return the masks of all objects (uint8 of 0 and 1, N x H x W), also of those that are not trained on."""
+    objects: GroundTruth = sample["ground_truth"]
+    if len(sample["labels"]) == len(objects.labels):
+        return sample["masks"].numpy()  # type: ignore[no-any-return]
+    return [decode_rle(segment, objects.size) for segment in objects.segments or ()]
+
+
+@register.source
+def digit_maps(*, split: Split = "train", panoptic: bool = False) -> ObjectMaps:
+    """Segmentation for trials and tests: the images of ``digit_scenes`` (gray, 128 x 128; 1,600 for training, 400 for
+    validation) with the class of each pixel: background, or one of ten digits.
+
+    Args:
+        split: train or val.
+        panoptic: samples also have the digits as objects, and the ground truth their segments.
+    """
+    return ObjectMaps(source=DigitScenes(split=split, masks=True), panoptic=panoptic)

@@ -1,0 +1,312 @@
+"""Semantic segmentation in folders of images and of label maps: PNG files with the class of each pixel."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from annotated_types import Interval
+from numpy.typing import NDArray
+
+from opabinia.config import register
+from opabinia.contracts import IGNORE_LABEL, Channels, GroundTruthMap, Indices, InputPath, Sample
+from opabinia.data.decoding.images import EXTENSIONS, read_image
+from opabinia.data.sources import annotation_errors as kinds
+from opabinia.data.sources.annotation_errors import ErrorCollector, ErrorGroup, check_errors
+from opabinia.data.sources.file_names import FileNames, decode_name, short_digest
+from opabinia.data.sources.folder import existing_folder, find_files
+from opabinia.data.sources.image_headers import files_exist, read_sizes
+from opabinia.data.sources.labels import check_class
+from opabinia.data.sources.list_files import read_lines
+from opabinia.data.sources.segmentation_base import Color, MapError, check_map_classes, make_map_sample, read_map
+
+Byte = Annotated[int, Interval(ge=0, le=255)]
+PixelValue = Annotated[int, Interval(ge=0, le=65535)]
+Unlisted = Literal["error", "ignore"]
+BrokenMap = Literal["error", "drop"]
+
+
+@dataclass(frozen=True)
+class PixelLabels:
+    """Converts the values in map files to labels.
+
+    Attributes:
+        table: label of each gray value or palette index; 255 is ignored, -1 an error (int16, 65536).
+        colors: of the classes, for maps in color; may be empty.
+        unlisted: label of other colors: 255, or -1 for an error.
+    """
+
+    table: NDArray[np.int16]
+    colors: Sequence[Color]
+    unlisted: int
+
+    def convert(self, values: NDArray[Any], name: str) -> NDArray[np.uint8]:
+        """Return the labels (uint8, H x W) of values as :func:`read_map` returns them.
+
+        Raises:
+            MapError: a value is no label; the text names the value, its pixel and the file ``name``.
+        """
+        if values.ndim == 2:
+            labels = self.table[values]
+        elif not self.colors:
+            raise MapError(f"{name} is a color image; give the colors of the classes, or save labels as gray values")
+        else:
+            weights = np.array([2**16, 2**8, 1])
+            codes, listed = values @ weights, np.array(self.colors) @ weights
+            order = np.argsort(listed)
+            places = np.searchsorted(listed[order], codes).clip(max=len(order) - 1)
+            found = listed[order][places] == codes
+            labels = np.where(found, order[places], self.unlisted)
+        wrong = np.argwhere(labels < 0)
+        if len(wrong):
+            row, column = wrong[0].tolist()
+            raise MapError(
+                f"{name}: the value {values[row, column].tolist()} at row {row}, column {column} belongs to no class "
+                f"(as {len(wrong)} of {labels.size} pixels); unlisted: ignore ignores such pixels"
+            )
+        return labels.astype(np.uint8)
+
+
+class SegmentationFiles:
+    """Images with a label map each (:class:`opabinia.contracts.SegmentationSource`). A sample's id is the path of the
+    image below the root.
+
+    Args:
+        root: the folder that names are relative to.
+        images, maps: names of the files, as the file system has them.
+        sizes: height and width of each image (int64, N x 2).
+        classes: their names.
+        labels: converts the values in the maps.
+        colors: of the classes, for drawing; may be empty.
+        errors: the errors that were fixed.
+        channels: 3 for color, 1 for gray; images are converted.
+    """
+
+    has_maps = True
+    thing_labels = ()
+
+    def __init__(
+        self,
+        root: Path,
+        images: Sequence[bytes],
+        maps: Sequence[bytes],
+        *,
+        sizes: Indices,
+        classes: Sequence[str],
+        labels: PixelLabels,
+        colors: Sequence[Color] = (),
+        errors: Sequence[ErrorGroup] = (),
+        channels: Channels = 3,
+    ) -> None:
+        self.root, self.sizes, self.errors = root, sizes, tuple(errors)
+        self.classes, self.colors = tuple(classes), tuple(colors)
+        self.channels: Channels = channels
+        self._images, self._maps, self._labels = FileNames(images), FileNames(maps), labels
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def __getitem__(self, index: int) -> Sample:
+        folder = os.fsencode(self.root)
+        image = read_image(os.path.join(folder, self._images[index]), self.channels)
+        map_file = os.path.join(folder, self._maps[index])
+        name = os.fsdecode(map_file)
+        labels = self._labels.convert(read_map(map_file), name)
+        if labels.shape != tuple(image.shape[-2:]):
+            raise MapError(f"{name} has {_pixels(labels.shape)} pixels, the image {_pixels(image.shape[-2:])}")
+        return make_map_sample(image, self.id(index), GroundTruthMap(self.id(index), labels))
+
+    def id(self, index: int) -> str:
+        """Return the path of an image below the root."""
+        return decode_name(self._images[index])
+
+    def fingerprint(self) -> str:
+        """Return a text that changes with the names of the files, the classes and the labels of values."""
+        digest = short_digest(
+            self._images.tobytes(),
+            self._maps.tobytes(),
+            "\0".join(self.classes).encode(),
+            self._labels.table.tobytes(),
+            repr((self._labels.colors, self._labels.unlisted)).encode(),
+        )
+        return f"{len(self)} images with maps of {len(self.classes)} classes, {digest}"
+
+
+def _pixels(size: Sequence[int]) -> str:
+    """Return (height, width) as width x height."""
+    return f"{size[1]} x {size[0]}"
+
+
+@register.source
+def segmentation_folder(
+    *,
+    root: InputPath,
+    images: str = "images",
+    labels: str = "labels",
+    image_suffix: str | None = None,
+    label_suffix: str = ".png",
+    list_file: str | None = None,
+    classes: list[str] | None = None,
+    class_file: InputPath | None = None,
+    colors: list[tuple[Byte, Byte, Byte]] | None = None,
+    values: dict[str, list[PixelValue]] | None = None,
+    reduce_zero_label: bool = False,
+    ignore: list[PixelValue] | None = None,
+    unlisted: Unlisted = "error",
+    broken: BrokenMap = "error",
+    channels: Channels = 3,
+) -> SegmentationFiles:
+    """Images with label maps in a second folder: ``labels/a/1.png`` has the class of each pixel of ``images/a/1.jpg``.
+
+    Maps are gray (8 or 16 bits) or have a palette, of which the indices count, not the colors; the value is the label,
+    unless ``values`` says otherwise. Maps in color need the color of each class. Hidden files are skipped. The sizes of
+    all images and maps are compared when the source is made, the values in a map when it is read.
+
+    Args:
+        root: the folder that holds both.
+        images: the folder with images, and its subfolders.
+        labels: the folder with maps in the same subfolders.
+        image_suffix: end of the names of images, which is replaced by ``label_suffix``; others are skipped. null: any
+            extension of an image.
+        label_suffix: end of the names of maps.
+        list_file: a file below the root with the names of the images to use, one per line, without suffix; null: all.
+        classes: names of the classes, in the order of their labels.
+        class_file: a file with these instead, one per line, optionally followed by the color: ``road 128 64 128``.
+        colors: color of each class (red, green, blue), for maps in color and for drawing.
+        values: the values of each class in the maps: ``{road: [7], vehicle: [26, 27, 28]}``; without ``classes`` its
+            keys are the classes. null: the labels.
+        reduce_zero_label: 0 in a map is ignored, and 1 is the first class (as in ADE20K).
+        ignore: values of pixels without a label, 255 when not given.
+        unlisted: for values that are neither a class nor ignored: ``error`` raises; ``ignore`` ignores the pixels.
+        broken: for images without a map, of another size than their map, or that cannot be read: ``error`` raises;
+            ``drop`` drops them.
+        channels: 3 for color, 1 for gray; images are converted.
+
+    Raises:
+        ValueError: a folder or file is missing or has no images, the classes are incomplete or contradictory, or there
+            are errors that ``broken`` does not allow.
+    """
+    root = existing_folder(root, "root is the folder that holds images and label maps")
+    names, file_colors = _read_classes(classes, class_file, values)
+    colors = file_colors if colors is None else colors
+    check_map_classes("classes", names)
+    if len(colors) not in (0, len(names)):
+        raise ValueError(f"colors: {len(colors)} colors for {len(names)} classes")
+    table = _make_table(names, values, reduce_zero_label, [IGNORE_LABEL] if ignore is None else ignore, unlisted)
+    image_files = _list_images(root, images, image_suffix, list_file)
+    map_files = [os.fsencode(labels) + name[len(os.fsencode(images)) :] for name in image_files]
+    map_files = [_stem(name, image_suffix) + os.fsencode(label_suffix) for name in map_files]
+    sizes, kept, errors = _check_files(root, image_files, map_files)
+    check_errors(root, errors.groups(), broken)
+    if not kept.any():
+        raise ValueError(f"{root}: no image is left to train on")
+    chosen = np.flatnonzero(kept).tolist()
+    return SegmentationFiles(
+        root,
+        [image_files[index] for index in chosen],
+        [map_files[index] for index in chosen],
+        sizes=sizes[kept],
+        classes=names,
+        labels=PixelLabels(table, colors, IGNORE_LABEL if unlisted == "ignore" else -1),
+        colors=colors,
+        errors=errors.groups(),
+        channels=channels,
+    )
+
+
+# --- classes ----------------------------------------------------------------------------------------------------------
+
+
+def _read_classes(
+    classes: Sequence[str] | None, class_file: Path | None, values: Mapping[str, Sequence[int]] | None
+) -> tuple[list[str], list[Color]]:
+    """Return the names of the classes, and their colors if the file has them."""
+    if (classes is not None) + (class_file is not None) > 1:
+        raise ValueError("classes and class_file exclude each other; give one of them")
+    if class_file is not None:
+        lines = [text for _, text in read_lines(class_file.expanduser()) if not text.startswith("#")]
+        matches = [re.fullmatch(r"(.+?)[\s,:]+(\d+)[\s,]+(\d+)[\s,]+(\d+):*", text) for text in lines]
+        if all(matches):
+            rows = [match.groups() for match in matches if match]
+            return [row[0] for row in rows], [(int(row[1]), int(row[2]), int(row[3])) for row in rows]
+        return lines, []
+    if classes is None and values is None:
+        raise ValueError("classes: the names of the classes are needed, as a list or in a class_file")
+    return list(classes if classes is not None else values or ()), []
+
+
+def _make_table(
+    classes: Sequence[str],
+    values: Mapping[str, Sequence[int]] | None,
+    reduce_zero_label: bool,
+    ignore: Sequence[int],
+    unlisted: Unlisted,
+) -> NDArray[np.int16]:
+    """Return the table of :class:`PixelLabels`."""
+    if values is not None and reduce_zero_label:
+        raise ValueError("values and reduce_zero_label exclude each other: values can list the classes from 1")
+    first = int(reduce_zero_label)
+    by_class = values if values is not None else {name: [first + label] for label, name in enumerate(classes)}
+    table = np.full(2**16, IGNORE_LABEL if unlisted == "ignore" else -1, dtype=np.int16)
+    owner: dict[int, str] = {}
+    for name, numbers in by_class.items():
+        check_class("values: the list of classes", name, classes)
+        for number in numbers:
+            if owner.setdefault(number, name) != name:
+                raise ValueError(f"values: {number} belongs to {owner[number]!r} and {name!r}")
+            table[number] = classes.index(name)
+    table[[*ignore, *range(first)]] = IGNORE_LABEL
+    return table
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def _stem(name: bytes, suffix: str | None) -> bytes:
+    return os.path.splitext(name)[0] if suffix is None else name.removesuffix(os.fsencode(suffix))
+
+
+def _list_images(root: Path, folder: str, suffix: str | None, list_file: str | None) -> list[bytes]:
+    """Return the paths of images below the root: all in the folder, or those in the list."""
+    existing_folder(root / folder, "images is the folder with the images")
+    found = find_files(root, folder, EXTENSIONS if suffix is None else [suffix.lower()])
+    if list_file is None:
+        if not found:
+            raise ValueError(f"{root / folder} has no image ({', '.join(EXTENSIONS) if suffix is None else suffix})")
+        return found
+    by_stem = {_stem(name, suffix): name for name in found}
+    stems = [os.path.join(os.fsencode(folder), os.fsencode(text)) for _, text in read_lines(root / list_file)]
+    return [by_stem.get(stem, stem + os.fsencode(suffix or ".jpg")) for stem in stems]
+
+
+def _check_files(
+    root: Path, images: Sequence[bytes], maps: Sequence[bytes]
+) -> tuple[Indices, NDArray[np.bool_], ErrorCollector]:
+    """Return the sizes of images (int64, N x 2), which of them can be used (bool, N), and the errors of the others:
+    missing, listed twice, unreadable, or of different sizes."""
+    errors = ErrorCollector()
+    first = {name: index for index, name in reversed(list(enumerate(images)))}
+    repeated = np.array([first[name] != index for index, name in enumerate(images)])
+    image_exists, map_exists = files_exist(root, images), files_exist(root, maps)
+    if not map_exists.any():
+        image, expected = os.fsdecode(images[0]), os.fsdecode(maps[0])
+        raise ValueError(f"{root}: none of {len(images)} images has a label map; expected {expected} for {image}")
+    sizes, map_sizes = read_sizes(root, images, errors), read_sizes(root, maps, errors)
+    for index in np.flatnonzero(repeated | ~image_exists | ~map_exists | (sizes != map_sizes).any(1)).tolist():
+        name, map_name = os.fsdecode(images[index]), os.fsdecode(maps[index])
+        if repeated[index]:
+            errors.add(kinds.DUPLICATE_IMAGE, name, "", "in the list")
+        elif not image_exists[index]:
+            errors.add(kinds.MISSING, name, "", f"not in {root}")
+        elif not map_exists[index]:
+            errors.add(kinds.MISSING_MAP, name, "", f"there is no {map_name}")
+        elif sizes[index].all() and map_sizes[index].all():
+            value = f"{_pixels(sizes[index])} pixels, {map_name} has {_pixels(map_sizes[index])}"
+            errors.add(kinds.WRONG_SIZE, name, "", value)
+    kept = ~repeated & (sizes > 0).all(1) & (sizes == map_sizes).all(1)
+    return sizes, kept, errors

@@ -1,0 +1,1 @@
+"""Metrics of segmentation: intersection over union of classes and boundaries, panoptic quality."""

@@ -1,0 +1,102 @@
+"""Models of images on videos, URLs and cameras, frame by frame (``opabinia predict RUN video.mp4``)."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from itertools import chain, islice
+from pathlib import Path
+
+from opabinia.contracts import DrawOptions
+from opabinia.data.decoding.streams import StreamFrame, read_frames
+from opabinia.inference.input_files import MAX_BATCH_BYTES, raise_skipped
+from opabinia.inference.predictor import Predictor
+from opabinia.runtime.addresses import is_live, public_name
+from opabinia.runtime.files import disk_errors
+from opabinia.runtime.progress import progress_bar
+from opabinia.runtime.signals import Stopped, StopSignal, stop_signals
+from opabinia.visualization.drawing import to_pil
+from opabinia.visualization.video_strips import draw_label, write_video
+
+_RATE, _TIME_BASE = Fraction(25), Fraction(1, 1000)
+
+
+def predict_frames(
+    predictor: Predictor,
+    names: Sequence[str],
+    out: Path,
+    *,
+    every: float = 0.0,
+    max_frames: int | None = None,
+    min_score: float = 0.5,
+) -> None:
+    """Print and write predictions of the frames of videos.
+
+    ``predictions.jsonl`` has a line per frame with ``path``, ``frame`` (its number), ``time`` (seconds) and the task's
+    readable prediction, written as soon as it is known. ``videos/NAME.mp4`` has these frames with the predictions
+    drawn, at their times. A stop signal, such as Ctrl-C, ends both after the current frames.
+
+    Args:
+        predictor: a model of images.
+        names: files, URLs and cameras, see :func:`opabinia.data.decoding.streams.read_frames`.
+        out: the folder to write.
+        every: seconds from a frame to the next one that is predicted; 0: all frames.
+        max_frames: of each video; None: all.
+        min_score: of detections that are drawn and printed.
+
+    Raises:
+        DataError: some videos could not be read, or not to their end; everything else is written.
+        Stopped: a stop signal ended it early; the files are complete.
+    """
+    errors, stop, count = list[str](), StopSignal("completing the files"), 0
+    task, options, log = predictor.task, DrawOptions(min_score=min_score), out / "predictions.jsonl"
+    with disk_errors(log), stop_signals(stop), progress_bar("predict", None, unit="frames") as bar:
+        out.mkdir(parents=True, exist_ok=True)
+        with log.open("w", encoding="utf-8", buffering=1) as file:
+            for number, name in enumerate(names):
+                shown, last_caption, last_time = public_name(name), "", -1
+                batches = _batches(predictor, name, every, max_frames, errors)
+                if stop.reason is not None or (first := next(batches, None)) is None:
+                    continue
+                stem = re.sub(r"[^\w.-]+", "_", Path(shown).stem)
+                path = out / "videos" / f"{number:05d}-{stem}.mp4"
+                with write_video(path, _RATE, _TIME_BASE) as write:
+                    for frames in chain([first], batches):
+                        samples = [predictor.read(frame.image) for frame in frames]
+                        predictions = predictor.batch([predictor.transform(sample) for sample in samples])
+                        for frame, sample, prediction in bar.track(zip(frames, samples, predictions, strict=True)):
+                            caption = ", ".join(task.caption(prediction.readable, min_score=min_score)) or "nothing"
+                            if caption != last_caption:
+                                print(f"{shown}  {frame.seconds:.2f} s  {caption}")
+                            drawn = task.draw(sample, prediction, options)
+                            last_caption, last_time = caption, max(round(frame.seconds / _TIME_BASE), last_time + 1)
+                            write(drawn or draw_label(to_pil(sample["image"]), caption), last_time)
+                            about = {"path": shown, "frame": frame.number, "time": round(frame.seconds, 3)}
+                            file.write(json.dumps({**about, **prediction.readable}) + "\n")
+                            count += 1
+                        if stop.reason is not None:
+                            break
+    print(f"{count} frames; predictions.jsonl and videos are in {out}")
+    raise_skipped(errors, len(names))
+    if stop.reason is not None:
+        raise Stopped(stop.reason, stop.exit_status)
+
+
+def _batches(
+    predictor: Predictor, name: str, every: float, max_frames: int | None, errors: list[str]
+) -> Iterator[list[StreamFrame]]:
+    """Yield frames in batches; of what arrives live each by itself. A message about an error goes to ``errors``."""
+    frames: list[StreamFrame] = []
+    try:
+        for frame in islice(read_frames(name, predictor.channels, every=every), max_frames):
+            frames.append(frame)
+            full = len(frames) == predictor.batch_size or len(frames) * frame.image.nbytes > MAX_BATCH_BYTES
+            if is_live(name) or full:
+                yield frames
+                frames = []
+    except (OSError, ValueError) as error:
+        errors.append(str(error))
+    if frames:
+        yield frames

@@ -1,0 +1,350 @@
+"""Panoptic segmentation: the class of each pixel, and the objects of countable classes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from annotated_types import Ge
+from PIL import Image
+from torch import Tensor
+
+from opabinia.config import register
+from opabinia.contracts import (
+    IGNORE_LABEL,
+    BackbonePart,
+    Batch,
+    Clock,
+    Count,
+    DatasetInfo,
+    DecoderPart,
+    DetectorPart,
+    DrawOptions,
+    Evaluator,
+    EvaluatorPart,
+    ExportModule,
+    Fraction,
+    MaskTargets,
+    NonNegative,
+    Predictions,
+    Sample,
+)
+from opabinia.evaluation.detection.coco import Coco
+from opabinia.evaluation.mean_losses import MeanLosses
+from opabinia.evaluation.segmentation.combined import Combined
+from opabinia.evaluation.segmentation.panoptic import Panoptic as PanopticQuality
+from opabinia.evaluation.segmentation.semantic import Semantic
+from opabinia.models.decoders.layers import resize_like
+from opabinia.models.losses.segmentation import pixel_cross_entropy
+from opabinia.models.panoptic import combine_instances, merge_masks, stack_segments
+from opabinia.runtime.files import disk_errors
+from opabinia.tasks.dataset_checks import check_channels, check_classes
+from opabinia.tasks.dense_prediction import DensePrediction
+from opabinia.tasks.detection.task import scale_to_original, stack_detections, targets_from
+from opabinia.tasks.segmentation.inference import crop_map, original_maps
+
+
+@register.task(name="panoptic")
+class Panoptic(DensePrediction):
+    """Panoptic segmentation (Kirillov et al. 2019): Panoptic FPN, a detector with instance masks and a decoder that
+    share a feature pyramid; or a mask classifier such as ``mask2former``, which needs no detector.
+
+    Panoptic FPN's decoder learns the classes without countable objects, and one class for all objects, as in
+    detectron2. Evaluated by panoptic quality, by the mean IoU of classes and, with a detector, by COCO's average
+    precision.
+
+    Args:
+        backbone: maps images to feature maps of several strides.
+        decoder: of Panoptic FPN: reads the detector's feature pyramid, such as ``{name: fpn, neck: null}``; otherwise a
+            mask classifier, which reads the backbone's feature maps.
+        detector: with instance masks and a feature pyramid, such as ``mask_rcnn``; null: the decoder finds the objects.
+        decoder_weight: weight of the decoder's loss in Panoptic FPN.
+        min_score: minimum score of segments with objects (Panoptic FPN) or of all (mask classifiers); null: 0.5, or
+            0.8.
+        max_overlap: maximum share of a segment's pixels that better ones cover; null: 0.5, or 0.2.
+        min_area: minimum pixels of other segments in Panoptic FPN.
+        freeze_stages: number of frozen stages of the backbone, counted from the stem; for pretrained backbones.
+        freeze_norms: batch norms of the backbone keep their statistics and weights; ``statistics``: only these.
+        freeze_random: accept frozen stages or norms of a backbone with random weights; otherwise a training with them
+            and without ``init`` is an error.
+        mean: channel means of images in 0..1; null: see :func:`opabinia.models.layers.build_normalization`.
+        std: channel standard deviations, likewise.
+        size_multiple: sides of a padded batch are multiples of it; null takes the backbone's largest stride.
+        validation_loss: compute the losses on validation data, too (``val/loss``).
+        evaluator: null takes ``panoptic``, ``semantic`` and, with a detector, ``coco``.
+
+    Raises:
+        ValueError: the training data is not panoptic, or the detector or decoder is none of those described above.
+    """
+
+    things: Tensor
+    to_decoder: Tensor
+    to_class: Tensor
+
+    def __init__(
+        self,
+        dataset_info: DatasetInfo,
+        /,
+        *,
+        backbone: BackbonePart,
+        decoder: DecoderPart,
+        detector: DetectorPart | None = None,
+        decoder_weight: NonNegative = 0.5,
+        min_score: Fraction | None = None,
+        max_overlap: Fraction | None = None,
+        min_area: Annotated[int, Ge(0)] = 4096,
+        freeze_stages: int = 0,
+        freeze_norms: bool | Literal["statistics"] = False,
+        freeze_random: bool = False,
+        mean: list[float] | None = None,
+        std: list[float] | None = None,
+        size_multiple: Count | None = None,
+        validation_loss: bool = True,
+        evaluator: EvaluatorPart | None = None,
+    ) -> None:
+        things = sorted(dataset_info.thing_labels)
+        if not (dataset_info.maps and dataset_info.masks and things):
+            raise ValueError(
+                "panoptic segmentation learns from segmentation maps and the masks of objects; the training data does "
+                "not have both: take a source of panoptic data, such as coco_panoptic"
+            )
+        super().__init__(dataset_info, backbone, freeze_stages, freeze_norms, freeze_random, mean, std)
+        others = [label for label in range(len(dataset_info.classes)) if label not in things]
+        if detector is None:
+            self.detector, self.decoder = None, decoder(self.levels, len(dataset_info.classes))
+        else:
+            self.detector = detector(self.levels, _countable(dataset_info, things))
+            if not (self.detector.masks and self.detector.pyramid_levels):
+                raise ValueError(
+                    "detector: panoptic segmentation needs instance masks and a feature pyramid, as mask_rcnn has them"
+                )
+            self.decoder = decoder(self.detector.pyramid_levels, 1 + len(others))
+        if self.decoder.own_losses != (detector is None):
+            raise ValueError(
+                "decoder: a mask classifier such as mask2former finds the objects itself; set detector to null"
+                if detector
+                else "detector: the decoder does not find objects; set a detector such as mask_rcnn, or take a decoder "
+                "such as mask2former"
+            )
+        self.register_buffer("things", torch.tensor(things), persistent=False)
+        table = torch.full((IGNORE_LABEL + 1,), IGNORE_LABEL)
+        to_decoder, to_class = table.clone(), table.clone()
+        to_decoder[things], to_decoder[others] = 0, torch.arange(1, len(others) + 1)
+        to_class[1 : len(others) + 1] = torch.tensor(others, dtype=torch.int64)
+        self.register_buffer("to_decoder", to_decoder, persistent=False)
+        self.register_buffer("to_class", to_class.to(torch.uint8), persistent=False)
+        self.min_samples_per_rank = self.decoder.min_samples_per_rank
+        self.decoder_weight, self.min_area = decoder_weight, min_area
+        self.min_score = (0.5 if detector else 0.8) if min_score is None else min_score
+        self.max_overlap = (0.5 if detector else 0.2) if max_overlap is None else max_overlap
+        self.size_multiple = size_multiple or max(
+            self.levels[-1].stride, self.detector.size_multiple if self.detector else 1
+        )
+        self._validation_loss, self._evaluator = validation_loss, evaluator
+
+    def _maps(self, batch: Batch) -> list[Tensor]:
+        """Return the feature maps that the decoder and the detector read."""
+        maps = self.feature_maps(batch["image"], batch["image_sizes"])
+        return self.detector.pyramid(maps) if self.detector else maps
+
+    def forward(self, batch: Batch, clock: Clock) -> dict[str, Tensor]:
+        """Return the detector's losses under their own names and ``loss_semantic``, or the mask classifier's own."""
+        return self._losses(self._maps(batch), batch)
+
+    def _losses(self, maps: Sequence[Tensor], batch: Batch) -> dict[str, Tensor]:
+        if self.detector is None:
+            return self.decoder.losses(maps, self._segments_of(batch))
+        shape = (batch["image"].shape[-2], batch["image"].shape[-1])
+        targets = [
+            target._replace(labels=torch.searchsorted(self.things, target.labels)) for target in targets_from(batch)
+        ]
+        losses = self.detector.losses(maps, shape, batch["image_sizes"], targets)
+        classes = self.to_decoder[batch["mask"].long()]
+        losses["loss_semantic"] = self.decoder_weight * pixel_cross_entropy(
+            resize_like(self.decoder(maps), classes), classes
+        )
+        return losses
+
+    def _segments_of(self, batch: Batch) -> list[MaskTargets]:
+        """Return the segments of each image: its objects, and the pixels of every other class."""
+        rows = []
+        for classes, labels, masks in zip(batch["mask"], batch["labels"], batch["masks"], strict=True):
+            others = classes.unique().long()
+            others = others[(others != IGNORE_LABEL) & ~torch.isin(others, self.things)]
+            pixels = torch.cat([masks.to(torch.uint8), (classes == others[:, None, None]).to(torch.uint8)])
+            rows.append(MaskTargets(torch.cat([labels, others]), pixels))
+        return rows
+
+    def predict(self, batch: Batch) -> Predictions:
+        """Return ``segmentation``, ``segments``, ``segment_labels``, ``segment_scores`` and ``image_size``; with a
+        detector ``boxes``, ``scores``, ``labels`` and ``masks`` (see :data:`opabinia.contracts.Predictions`), too; and
+        ``losses/...`` if the batch has maps."""
+        maps = self._maps(batch)
+        rows = self._combined(maps, batch) if self.detector else self._classified(maps, batch)
+        if not self._validation_loss or "mask" not in batch:
+            return rows
+        # Detectors sample proposals, mask classifiers points: a fixed seed gives the same ones in every evaluation.
+        with torch.random.fork_rng([batch["image"].device] if batch["image"].is_cuda else []):
+            torch.manual_seed(0)
+            values = self._losses(maps, batch)
+        losses = {name: value for name, value in values.items() if "loss" in name}
+        losses["loss"] = torch.stack(list(losses.values())).sum()
+        return rows | {f"losses/{name}": value.expand(len(batch["image"])) for name, value in losses.items()}
+
+    def _combined(self, maps: Sequence[Tensor], batch: Batch) -> dict[str, Tensor]:
+        """Return the predictions of Panoptic FPN."""
+        assert self.detector is not None
+        images, sizes, originals = batch["image"], batch["image_sizes"], batch["original_size"]
+        shape = (images.shape[-2], images.shape[-1])
+        found = self.detector.describe(maps, shape, sizes, self.detector.detect(maps, shape, sizes))
+        found = [
+            row._replace(labels=self.things[row.labels]) for row in map(scale_to_original, found, sizes, originals)
+        ]
+        classes = self.to_class[original_maps(resize_like(self.decoder(maps), images), sizes, originals).long()]
+        segments = [
+            combine_instances(
+                row,
+                crop_map(labels, original),
+                min_score=self.min_score,
+                max_overlap=self.max_overlap,
+                min_area=self.min_area,
+            )
+            for row, labels, original in zip(found, classes, originals, strict=True)
+        ]
+        return stack_detections(found, self.detector.max_detections) | stack_segments(segments)
+
+    def _classified(self, maps: Sequence[Tensor], batch: Batch) -> dict[str, Tensor]:
+        """Return the predictions of a mask classifier."""
+        logits, masks = (values.float() for values in self.decoder.query_masks(maps)[0])
+        masks = resize_like(masks, batch["image"])
+        segments = []
+        for row, (size, original) in enumerate(zip(batch["image_sizes"], batch["original_size"], strict=True)):
+            pixels = masks[row : row + 1, :, : size[0], : size[1]]
+            pixels = F.interpolate(pixels, size=tuple(original), mode="bilinear", align_corners=False)[0]
+            things, min_visible = self.dataset_info.thing_labels, 1 - self.max_overlap
+            segments.append(merge_masks(logits[row], pixels, things, min_score=self.min_score, min_visible=min_visible))
+        return stack_segments(segments)
+
+    def readable(self, prediction: Mapping[str, Tensor]) -> dict[str, Any]:
+        """Return ``segments``: each with its number ``id`` in the map, ``class``, ``score`` and ``area`` in pixels."""
+        numbers = crop_map(prediction["segments"], prediction["image_size"].tolist())
+        labels = prediction["segment_labels"][prediction["segment_labels"] >= 0].tolist()
+        areas = numbers.flatten().bincount(minlength=len(labels) + 1).tolist()[1:]
+        scores = prediction["segment_scores"].tolist()
+        return {
+            "segments": [
+                {"id": number, "class": self.dataset_info.classes[label], "score": round(score, 4), "area": area}
+                for number, (label, score, area) in enumerate(zip(labels, scores, areas, strict=False), 1)
+            ]
+        }
+
+    def evaluators(self, dataset_info: DatasetInfo) -> list[Evaluator]:
+        """Return the configured evaluator, or panoptic quality with mean IoU and, with a detector, COCO's; and the mean
+        losses.
+
+        Raises:
+            ValueError: the dataset is not panoptic, or has other classes or channels than the training data.
+        """
+        check_channels(dataset_info, self.dataset_info)
+        check_classes(dataset_info, self.dataset_info)
+        if not dataset_info.maps or dataset_info.thing_labels != self.dataset_info.thing_labels:
+            raise ValueError("it has no segmentation maps with the objects of the same classes to compare with")
+        if self._evaluator:
+            evaluators = [self._evaluator(dataset_info)]
+        else:
+            parts: list[Evaluator] = [PanopticQuality(dataset_info), Semantic(dataset_info)]
+            evaluators = [Combined([*parts, Coco(replace(dataset_info, keypoints=()))] if self.detector else parts)]
+        return [*evaluators, MeanLosses()] if self._validation_loss else evaluators
+
+    def caption(self, readable: Mapping[str, Any], *, min_score: float = 0.5) -> list[str]:
+        """Return the number of segments of the three most frequent classes."""
+        return _count_classes([row["class"] for row in readable["segments"] if row["score"] >= min_score])
+
+    def ground_truth_caption(self, sample: Sample, classes: Sequence[str]) -> list[str]:
+        """Return the number of annotated segments of the three most frequent classes."""
+        return _count_classes([classes[label] for label in sample["ground_truth_map"].segment_labels.tolist()])
+
+    def draw(
+        self, sample: Sample, prediction: Mapping[str, Tensor], options: DrawOptions = DrawOptions()
+    ) -> Image.Image:
+        """Return the image with the predicted segments in the colors of their classes."""
+        from opabinia.visualization.segmentation import draw_map
+
+        size = prediction["image_size"].tolist()
+        labels, numbers = (crop_map(prediction[name], size) for name in ("segmentation", "segments"))
+        return draw_map(sample["image"], labels, self.dataset_info.colors, options.side, numbers)
+
+    def draw_ground_truth(
+        self, sample: Sample, classes: Sequence[str], options: DrawOptions = DrawOptions()
+    ) -> Image.Image | None:
+        """Return the image with the annotated segments in the colors of their classes."""
+        from opabinia.visualization.segmentation import draw_map
+
+        if "ground_truth_map" not in sample:
+            return None
+        ground_truth = sample["ground_truth_map"]
+        colors = self.dataset_info.colors
+        return draw_map(sample["image"], ground_truth.labels, colors, options.side, ground_truth.segments)
+
+    def save_drawing(
+        self,
+        folder: Path,
+        name: str,
+        sample: Sample,
+        prediction: Mapping[str, Tensor],
+        options: DrawOptions = DrawOptions(),
+    ) -> Image.Image:
+        """Write the drawing, and ``maps/NAME.png``: the number of the segment of each pixel in COCO's panoptic format
+        (red + 256 green + 65536 blue; 0 belongs to none).
+
+        Raises:
+            DiskError: a file cannot be written.
+        """
+        drawn = super().save_drawing(folder, name, sample, prediction, options)
+        numbers = crop_map(prediction["segments"], prediction["image_size"].tolist()).numpy()
+        path = folder / "maps" / f"{name}.png"
+        with disk_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            channels = [numbers >> shift & 255 for shift in (0, 8, 16)]
+            Image.fromarray(np.stack(channels, -1).astype(np.uint8)).save(path)
+        assert drawn is not None
+        return drawn
+
+    def explain(self, batch: Batch) -> Tensor:
+        """Refuse: a panoptic map shows where its classes come from.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError("a panoptic map shows where its classes come from; there is nothing else to explain")
+
+    def export_module(self) -> ExportModule:
+        """Refuse: segments are placed one after the other, which no exported graph does.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError(
+            "panoptic segmentation places one segment after the other, which an exported graph cannot; export a run of "
+            "the task segmentation or detection"
+        )
+
+
+def _countable(dataset_info: DatasetInfo, things: Sequence[int]) -> DatasetInfo:
+    """Return the facts about the classes with these labels only."""
+    names = ("classes", "category_ids", "frequencies", "image_counts")
+    columns = {name: getattr(dataset_info, name) for name in names}
+    kept: dict[str, Any] = {
+        name: tuple(values[label] for label in things) for name, values in columns.items() if values
+    }
+    return replace(dataset_info, **kept)
+
+
+def _count_classes(names: Sequence[str]) -> list[str]:
+    return [f"{count} x {name}" for name, count in Counter(names).most_common(3)]

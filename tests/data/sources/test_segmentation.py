@@ -1,0 +1,183 @@
+"""Sources of segmentation maps."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision import tv_tensors
+
+from opabinia.contracts import DetectionSource, GroundTruthMap, Sample, SegmentationSource, SizedSource
+from opabinia.data.sources import ade20k, cityscapes, coco_stuff, digit_maps, segmentation_folder, voc_segmentation
+from opabinia.data.sources.segmentation_folder import SegmentationFiles
+
+VALUES = np.array([[0, 1, 2], [255, 2, 1]], dtype=np.uint8)
+
+
+def save(path: Path, values: Any, mode: str | None = None) -> None:
+    """Write an image, or a map with a palette whose colors are not its indices."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image = Image.fromarray(np.asarray(values))
+    if mode == "P":
+        image.putpalette([7, 7, 7, 200, 0, 0] * 128)
+    image.save(path)
+
+
+def write_pair(root: Path, values: Any = VALUES, mode: str | None = None, name: str = "a") -> None:
+    save(root / f"images/{name}.jpg", np.zeros((*np.shape(values)[:2], 3), dtype=np.uint8))
+    save(root / f"labels/{name}.png", values, mode)
+
+
+def labels_of(source: SegmentationFiles) -> list[list[int]]:
+    return source[0]["ground_truth_map"].labels.tolist()  # type: ignore[no-any-return]
+
+
+def test_digit_maps() -> None:
+    source = digit_maps(split="val", panoptic=True)
+    sample = source[0]
+    truth: GroundTruthMap = sample["ground_truth_map"]
+    assert (
+        isinstance(source, SegmentationSource)
+        and isinstance(source, DetectionSource)
+        and isinstance(source, SizedSource)
+    )
+    assert source.classes == ("background", *"0123456789") and source.thing_labels == tuple(range(1, 11))
+    assert isinstance(sample["mask"], tv_tensors.Mask) and sample["mask"].dtype == torch.uint8
+    assert truth.segments is not None and truth.segment_labels is not None and truth.crowd is not None
+    assert truth.segment_labels.tolist() == [*sample["labels"].tolist(), 0] == [*sample["ground_truth"].labels, 0]
+    for number, label in enumerate(truth.segment_labels, 1):
+        assert set(truth.labels[truth.segments == number]) == {label}
+    for number, mask in enumerate(sample["masks"].numpy(), 1):  # digits do not overlap here: a mask is its visible part
+        assert ((truth.segments == number) == mask.astype(bool)).all()
+    semantic = digit_maps(split="val")
+    assert not isinstance(semantic, DetectionSource) and semantic.thing_labels == ()
+    assert semantic[0].keys() == {"image", "mask", "id", "original_size", "ground_truth_map"}
+    assert semantic[0]["ground_truth_map"].segments is None
+    assert (semantic[0]["mask"].numpy() == truth.labels).all()
+    assert semantic.fingerprint() != source.fingerprint()
+
+
+def test_files_of_labels(tmp_path: Path) -> None:
+    """Gray, 16-bit, palette and color maps give the same labels."""
+    colors = [(0, 0, 0), (128, 0, 0), (0, 0, 255)]
+    color_map = np.array([*colors, *[(9, 9, 9)] * 253], dtype=np.uint8)[VALUES]
+    cases: dict[str, tuple[Any, str | None]] = {
+        "gray": (VALUES, None),
+        "bits16": (VALUES.astype(np.uint16), None),
+        "palette": (VALUES, "P"),
+        "color": (color_map, None),
+    }
+    for name, (values, mode) in cases.items():
+        write_pair(tmp_path / name, values, mode)
+        source = segmentation_folder(root=tmp_path / name, classes=["a", "b", "c"], colors=colors, unlisted="ignore")
+        assert labels_of(source) == VALUES.tolist(), name
+        assert source.id(0) == "images/a.jpg" and source.sizes.tolist() == [[2, 3]]
+    sample: Sample = source[0]
+    assert sample["original_size"] == (2, 3) and sample["mask"].tolist() == VALUES.tolist()
+    sample["mask"][:] = 7
+    assert (sample["ground_truth_map"].labels == VALUES).all()
+
+
+def test_values_of_classes(tmp_path: Path) -> None:
+    write_pair(tmp_path)
+    reduced = segmentation_folder(root=tmp_path, classes=["b", "c"], reduce_zero_label=True)
+    assert labels_of(reduced) == [[255, 0, 1], [255, 1, 0]]
+    merged = segmentation_folder(root=tmp_path, values={"x": [0, 2], "y": [1]})
+    assert merged.classes == ("x", "y") and labels_of(merged) == [[0, 1, 0], [255, 0, 1]]
+    ordered = segmentation_folder(
+        root=tmp_path, classes=["y", "x"], values={"x": [2]}, ignore=[255, 1], unlisted="ignore"
+    )
+    assert labels_of(ordered) == [[255, 255, 1], [255, 1, 255]]
+    (tmp_path / "classes.txt").write_text("# name:color_rgb:parts:actions\nsky:0,0,9::\nthe road:128,64,128::\n")
+    listed = segmentation_folder(root=tmp_path, class_file=tmp_path / "classes.txt", unlisted="ignore")
+    assert listed.classes == ("sky", "the road") and listed.colors == ((0, 0, 9), (128, 64, 128))
+    assert labels_of(listed) == [[0, 1, 255], [255, 255, 1]]
+
+
+def test_wrong_values_name_the_pixel(tmp_path: Path) -> None:
+    write_pair(tmp_path)
+    with pytest.raises(
+        ValueError, match=r"labels/a.png: the value 2 at row 0, column 2 belongs to no class \(as 2 of 6"
+    ):
+        segmentation_folder(root=tmp_path, classes=["a", "b"])[0]
+    save(tmp_path / "labels/a.png", np.full((2, 3, 3), 4, dtype=np.uint8))
+    with pytest.raises(ValueError, match=r"the value \[4, 4, 4\] at row 0, column 0"):
+        segmentation_folder(root=tmp_path, classes=["a"], colors=[(1, 2, 3)])[0]
+    with pytest.raises(ValueError, match="color image; give the colors"):
+        segmentation_folder(root=tmp_path, classes=["a"])[0]
+    Image.fromarray(np.full((2, 3), 70000, dtype=np.int32)).save(tmp_path / "labels/a.tiff")
+    with pytest.raises(ValueError, match="has values outside 0 to 65535"):
+        segmentation_folder(root=tmp_path, classes=["a"], label_suffix=".tiff")[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "the names of the classes are needed"),
+        ({"classes": ["a", "a"]}, "'a' is listed twice"),
+        ({"classes": []}, "0 classes; segmentation needs 1 to 255"),
+        ({"classes": ["a"], "values": {"b": [1]}}, "values: the list of classes has no class 'b'"),
+        ({"values": {"a": [1], "b": [2, 1]}}, "values: 1 belongs to 'a' and 'b'"),
+        ({"values": {"a": [1]}, "reduce_zero_label": True}, "exclude each other"),
+        ({"classes": ["a"], "colors": []}, None),
+        ({"classes": ["a"], "colors": [(1, 2, 3)] * 2}, "2 colors for 1 classes"),
+        ({"classes": ["a"], "images": "photos"}, "there is no folder .*photos"),
+        ({"classes": ["a"], "image_suffix": ".bmp"}, "images has no image"),
+        (
+            {"classes": ["a"], "labels": "maps"},
+            "none of 1 images has a label map; expected maps/a.png",
+        ),
+    ],
+)
+def test_wrong_options(tmp_path: Path, options: dict[str, Any], message: str | None) -> None:
+    write_pair(tmp_path)
+    if message is None:
+        assert segmentation_folder(root=tmp_path, **options).colors == ()
+        return
+    with pytest.raises(ValueError, match=message):
+        segmentation_folder(root=tmp_path, **options)
+
+
+def test_broken_files_are_reported_at_once(tmp_path: Path) -> None:
+    for name in "abcd":
+        write_pair(tmp_path, name=name)
+    (tmp_path / "labels/a.png").unlink()
+    save(tmp_path / "labels/b.png", VALUES[:1])
+    (tmp_path / "labels/c.png").write_bytes(b"no image")
+    expected = "1 images without a label map, 1 images of another size than annotated, 1 images that cannot be read"
+    with pytest.raises(ValueError) as error:
+        segmentation_folder(root=tmp_path, classes=["a"])
+    assert set(expected.split(", ")) <= set(str(error.value).split(": ")[1].split(", "))
+    assert "images/b.jpg: 3 x 2 pixels, labels/b.png has 3 x 1" in str(error.value)
+    source = segmentation_folder(root=tmp_path, classes=["a"], broken="drop")
+    assert [source.id(index) for index in range(len(source))] == ["images/d.jpg"]
+    assert sum(group.count for group in source.errors) == 3
+
+
+def test_published_layouts(tmp_path: Path) -> None:
+    gray = np.zeros((2, 2), dtype=np.uint8)
+    save(tmp_path / "leftImg8bit/val/x/x_1_leftImg8bit.png", gray)
+    save(tmp_path / "gtFine/val/x/x_1_gtFine_labelIds.png", np.array([[7, 33], [0, 29]], dtype=np.uint8))
+    source = cityscapes(root=tmp_path, split="val")
+    assert labels_of(source) == [[0, 18], [255, 255]] and len(source.classes) == len(source.colors) == 19
+    save(tmp_path / "images/validation/1.jpg", gray)
+    save(tmp_path / "annotations/validation/1.png", np.array([[0, 1], [150, 2]], dtype=np.uint8))
+    source = ade20k(root=tmp_path, split="val")
+    assert labels_of(source) == [[255, 0], [149, 1]] and len(source.classes) == 150
+    assert (source.classes[0], source.classes[149]) == ("wall", "flag")
+    for name in ("1", "2"):
+        save(tmp_path / f"JPEGImages/{name}.jpg", gray)
+    save(tmp_path / "SegmentationClass/2.png", np.array([[0, 20], [255, 15]], dtype=np.uint8), "P")
+    (tmp_path / "ImageSets/Segmentation").mkdir(parents=True)
+    (tmp_path / "ImageSets/Segmentation/val.txt").write_text("2\n")
+    source = voc_segmentation(root=tmp_path, split="val")
+    assert labels_of(source) == [[0, 20], [255, 15]] and source.id(0) == "JPEGImages/2.jpg"
+    assert source.classes[15] == "person" and source.colors[:2] == ((0, 0, 0), (128, 0, 0))
+    assert source.colors[15] == (192, 128, 128) and source.colors[20] == (0, 64, 128)
+    save(tmp_path / "val2017/1.jpg", gray)
+    save(tmp_path / "stuffthingmaps/val2017/1.png", np.array([[0, 89], [91, 181]], dtype=np.uint8))
+    source = coco_stuff(root=tmp_path, split="val2017")
+    names = [source.classes[label] for label in np.ravel(labels_of(source))]
+    assert names == ["person", "toothbrush", "banner", "wood"] and len(source.classes) == 171

@@ -1,0 +1,106 @@
+"""Transforms of an image with its segmentation map."""
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+
+from opabinia.config import register
+from opabinia.contracts import Sample
+from opabinia.data.transforms.combine import CopyPaste
+from opabinia.data.transforms.crops import RandomCrop
+from opabinia.runtime.seeds import seed_sample
+from tests.data.test_sample_keys import agreement, segmentation
+from tests.data.transforms.test_transforms import BOXES, REGISTERED, SETTINGS
+
+REFUSED = {"AugMix", "AutoAugment", "RandAugment", "TrivialAugmentWide"}  # for classification; torchvision says so
+PADDED = {"CenterCrop", "Pad", "RandomAffine", "RandomCrop", "RandomPerspective", "RandomRotation", "RandomZoomOut"}
+MOVES = PADDED | {"ElasticTransform", "RandomHorizontalFlip", "RandomVerticalFlip", "Resize", "ScaleJitter"}
+MOVES |= {"RandomResize", "RandomResizedCrop", "RandomShortestSize"}
+STRONG: dict[str, dict[str, Any]] = {
+    "CenterCrop": {"size": 60},
+    "ElasticTransform": {"fill": 77},
+    "Pad": {"padding": [5, 7], "fill": [7, 8, 9]},
+    "RandomAffine": {"degrees": 30, "fill": 77},
+    "RandomCrop": {"size": [60, 40], "pad_if_needed": True, "fill": 77},
+    "RandomPerspective": {"p": 1.0, "fill": 77},
+    "RandomRotation": {"degrees": [30, 40]},
+    "RandomZoomOut": {"p": 1.0, "fill": 77},
+    "ScaleJitter": {"target_size": (60, 60), "scale_range": (0.8, 1.2)},
+}
+
+
+@pytest.mark.filterwarnings("ignore:The image decoding and encoding")
+def test_maps_follow_every_transform() -> None:
+    """Geometric ones move image and map together and fill maps with 255; photometric ones do not touch maps."""
+    labels = segmentation()["mask"].to(torch.uint8)
+    sample: Sample = {**segmentation(), "mask": tv_tensors.Mask(labels)}
+    for name in sorted(set(REGISTERED) - BOXES - REFUSED):
+        transform: Any = register.entries["transform"][name].target
+        transform = transform(**{**SETTINGS.get(name, {}), **STRONG.get(name, {})})
+        seed_sample(3)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            result = transform(sample)
+        mask = result["mask"]
+        assert isinstance(mask, tv_tensors.Mask) and mask.dtype == torch.uint8, name
+        assert mask.shape == result["image"].shape[-2:], name
+        if name in MOVES:
+            assert set(mask.unique().tolist()) <= {0, 1, 2, 3, 255}, name
+            assert agreement(result["image"], mask) > 0.85, name
+            assert bool((mask == 255).any()) or name not in PADDED, name
+        else:
+            assert torch.equal(mask, labels), name
+
+
+def test_images_are_filled_as_configured_and_instance_masks_are_not() -> None:
+    pad: Any = register.entries["transform"]["Pad"].target
+    masks = tv_tensors.Mask(torch.ones(1, 48, 64, dtype=torch.uint8))
+    boxes = tv_tensors.BoundingBoxes([[0, 0, 64, 48]], format="XYXY", canvas_size=(48, 64))
+    result = pad(padding=2, fill=77)({**segmentation(), "boxes": boxes, "masks": masks})
+    assert (result["image"][:, :2] == 77).all() and (result["mask"][:2] == 255).all()
+    assert (result["masks"][:, :2] == 0).all()
+
+
+def test_crops_with_several_classes() -> None:
+    sample = segmentation(40, 40)
+    sample["mask"][20:, :20] = 255
+    found = []
+    for ratio in (1.0, 0.6):
+        crop = RandomCrop(kind="absolute", size=(20, 20), category_max_ratio=ratio)
+        mixed = 0
+        for seed in range(30):
+            seed_sample(seed)
+            pixels = crop(sample)["mask"].as_subclass(Tensor).flatten().bincount(minlength=256)[:255]
+            mixed += int(pixels.max() < 0.6 * pixels.sum())
+        found.append(mixed)
+    assert found[0] < 15 and found[1] >= 28  # ten draws may all fail
+    with pytest.raises(ValueError, match="category_max_ratio is for samples with a segmentation map"):
+        RandomCrop(category_max_ratio=0.75)({"image": sample["image"]})
+
+
+def test_pasted_objects_are_drawn_into_the_map() -> None:
+    def panoptic(height: int, width: int, label: int) -> Sample:
+        mask = torch.zeros(1, height, width, dtype=torch.uint8)
+        mask[:, 2:6, 2:6] = 1
+        boxes = tv_tensors.BoundingBoxes([[2, 2, 6, 6]], format="XYXY", canvas_size=(height, width))
+        return {
+            "image": tv_tensors.Image(torch.full((3, height, width), 10 * label, dtype=torch.uint8)),
+            "mask": tv_tensors.Mask(mask[0] * label),
+            "masks": tv_tensors.Mask(mask),
+            "boxes": boxes,
+            "labels": torch.tensor([label]),
+        }
+
+    first = panoptic(12, 12, 1)
+    first["mask"][4:] = 255
+    result = CopyPaste(paste_probability=1.0).combine(first, lambda: panoptic(8, 20, 3))
+    expected = first["mask"].clone()
+    expected[2:6, 2:6] = 3
+    assert torch.equal(result["mask"], expected) and isinstance(result["mask"], tv_tensors.Mask)
+    assert result["labels"].tolist() == [3]  # the other object is hidden
+    assert isinstance(v2.functional.horizontal_flip(result["mask"]), tv_tensors.Mask)

@@ -1,0 +1,146 @@
+"""Models of images on videos and URLs, frame by frame."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import av
+import pytest
+import torch
+
+import opabinia
+from opabinia.config import ConfigError
+from opabinia.data.decoding.streams import is_video, read_frames
+from opabinia.data.decoding.video import VideoFile
+from opabinia.data.loader import DataError
+from opabinia.inference import frames as frames_module
+from opabinia.inference.frames import predict_frames
+from opabinia.inference.predict import predict
+from opabinia.inference.windows import predict_windows
+from opabinia.runtime.addresses import public_name
+from opabinia.runtime.signals import Stopped
+from opabinia.visualization import video_strips
+from tests.data.videos import write, write_sound
+
+RUNS = Path(__file__).parents[1] / "compat" / "v0.1"
+CLASSIFIER = RUNS / "classification" / "run"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A video of ten frames at 25 a second, one of frames at other times, and one of sound."""
+    folder = tmp_path_factory.mktemp("videos")
+    write(folder / "ten.mp4", 10, size=(30, 42))
+    write(folder / "times.mkv", 4, size=(32, 32), times=[0, 40, 1000, 1100], rotation=90)
+    write_sound(folder / "sound.mp4")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[str]:
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder))) as server:
+        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def lines_of(out: Path) -> list[Any]:
+    return [json.loads(line) for line in (out / "predictions.jsonl").read_text().splitlines()]
+
+
+def times_of(path: Path) -> list[float]:
+    with av.open(str(path)) as container:
+        return [round(frame.time or 0, 3) for frame in container.decode(video=0)]
+
+
+def test_frames_are_those_of_the_file(folder: Path) -> None:
+    for name in ("ten.mp4", "times.mkv"):
+        file, frames = VideoFile(folder / name), list(read_frames(str(folder / name)))
+        assert [frame.number for frame in frames] == list(range(file.frames))
+        assert torch.equal(torch.stack([frame.image for frame in frames]), file.read(range(file.frames)))
+    times = str(folder / "times.mkv")
+    assert [round(frame.seconds, 2) for frame in read_frames(times, 1)] == [0, 0.04, 1, 1.1]
+    assert [frame.number for frame in read_frames(times, every=0.5)] == [0, 2]
+    assert [frame.number for frame in read_frames(str(folder / "ten.mp4"), every=0.08)] == [0, 2, 4, 6, 8]
+
+
+def test_names() -> None:
+    for name in ("a.MP4", "webcam:0", "/dev/video0", "rtsp://x/y"):
+        assert is_video(name)
+    assert not any(map(is_video, ("a.gif", "a.jpg", "folder", "/dev/video")))
+    assert public_name("rtsp://me:secret@camera/live?token=x") == "rtsp://camera/live"
+    assert public_name("a?b@c.mp4") == "a?b@c.mp4"
+
+
+def test_videos_and_urls_are_predicted(
+    folder: Path, server: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    url = f"http://me:secret@{server}/ten.mp4?key=1"
+    with pytest.raises(DataError, match=r"2 of 4 files were skipped:\n.*sound.mp4 has no video.*\n.*absent.mp4 cannot"):
+        paths = [folder / "ten.mp4", url, folder / "sound.mp4", f"http://{server}/absent.mp4"]
+        predict(CLASSIFIER, paths, tmp_path, max_frames=8)
+    lines, shown = lines_of(tmp_path), f"http://{server}/ten.mp4"
+    assert [(line["path"], line["frame"]) for line in lines] == [
+        (path, number) for path in (str(folder / "ten.mp4"), shown) for number in range(8)
+    ]
+    assert lines[3]["time"] == 0.12 and [line["top"] for line in lines[:8]] == [line["top"] for line in lines[8:]]
+    predictor = opabinia.load(CLASSIFIER)
+    assert lines[5]["top"] == predictor(VideoFile(folder / "ten.mp4", 1).read([5])[0]).readable["top"]
+    assert sorted(path.name for path in (tmp_path / "videos").iterdir()) == ["00000-ten.mp4", "00001-ten.mp4"]
+    assert times_of(tmp_path / "videos" / "00001-ten.mp4") == [round(number / 25, 3) for number in range(8)]
+    printed = capsys.readouterr().out
+    assert f"{shown}  0.00 s  " in printed and "secret" not in printed
+
+    predict_windows(RUNS / "detection" / "run", [str(folder / "times.mkv")], tmp_path / "objects", every=1.0)
+    assert [(line["frame"], line["time"]) for line in lines_of(tmp_path / "objects")] == [(0, 0.0), (2, 1.0)]
+    assert times_of(tmp_path / "objects" / "videos" / "00000-times.mp4") == [0.0, 1.0]
+
+
+def test_ctrl_c_completes_the_files(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After three frames, with an encoder that every FFmpeg has."""
+
+    def interrupted(*arguments: Any, **options: Any) -> Iterator[Any]:
+        for frame in read_frames(*arguments, **options):
+            if frame.number == 3:
+                os.kill(os.getpid(), signal.SIGINT)
+            yield frame
+
+    monkeypatch.setattr(frames_module, "read_frames", interrupted)
+    monkeypatch.setattr(frames_module, "is_live", lambda name: True)
+    monkeypatch.setattr(video_strips, "CODECS", ("absent", "mpeg4"))
+    with pytest.raises(Stopped) as stopped:
+        predict_frames(opabinia.load(CLASSIFIER), [str(folder / "ten.mp4"), "other.mp4"], tmp_path)
+    assert stopped.value.exit_status == 130
+    assert len(lines_of(tmp_path)) == len(times_of(tmp_path / "videos" / "00000-ten.mp4")) == 4
+
+
+def test_what_does_not_fit(folder: Path, tmp_path: Path) -> None:
+    video, image = str(folder / "ten.mp4"), str(tmp_path / "a.png")
+    for paths, options, message in (
+        ([video, image], {}, "images and videos are predicted in separate commands"),
+        ([video], {"explain": True}, "--explain: frames of videos have no heat maps"),
+        ([image], {"max_frames": 3}, "--max-frames: it is for models of images on videos"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            predict(CLASSIFIER, paths, tmp_path / "out", **options)
+    with pytest.raises(ConfigError, match="--every: the model of this run takes images: give videos, URLs"):
+        predict_windows(CLASSIFIER, [video], tmp_path / "out", every=1.0, window=2.0)
+    for name, reason in (
+        ("tcp://127.0.0.1:9/x", "cannot be opened: Connection refused"),
+        ("webcam:99", "there is no camera /dev/video99|this build of PyAV reads no cameras|cannot be opened"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            next(read_frames(name))

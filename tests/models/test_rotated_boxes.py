@@ -1,0 +1,141 @@
+"""Rotated boxes against torchvision, detectron2's known values, clipping by hand and grids of points."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torchvision.ops import box_iou
+from torchvision.transforms.v2.functional import convert_bounding_box_format
+
+from opabinia.models.detectors.anchors import iou_loss
+from opabinia.models.detectors.rotated_boxes import (
+    aligned_iou,
+    box_axes,
+    box_corners,
+    intersection_areas,
+    long_edge_boxes,
+    mirror_boxes,
+    rotated_intersections,
+    rotated_iou_loss,
+    rotated_nms,
+    scale_boxes,
+    to_box_frame,
+    upright_boxes,
+)
+
+Point = tuple[float, float]
+
+
+def random_boxes(count: int, seed: int = 0, area: float = 100) -> Tensor:
+    """Boxes of all angles, many of which overlap (float64, N x 5)."""
+    values = torch.rand(count, 5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return values * torch.tensor([area, area, 60, 60, 720]) + torch.tensor([0, 0, 1, 1, -360])
+
+
+def clipped_area(polygon: list[Point], box: list[Point]) -> float:
+    """Return the area of a convex polygon within a rectangle, clipped side by side (Sutherland and Hodgman 1974)."""
+    for (ax, ay), (bx, by) in zip(box, box[1:] + box[:1], strict=True):
+        distances = [(bx - ax) * (y - ay) - (by - ay) * (x - ax) for x, y in polygon]
+        kept: list[Point] = []
+        for index, (x, y) in enumerate(polygon):
+            here, before, (px, py) = distances[index], distances[index - 1], polygon[index - 1]
+            if here * before < 0:
+                share = before / (before - here)
+                kept.append((px + share * (x - px), py + share * (y - py)))
+            if here >= 0:
+                kept.append((x, y))
+        polygon = kept
+    pairs = zip(polygon, polygon[1:] + polygon[:1], strict=True)
+    return abs(sum(x * v - u * y for (x, y), (u, v) in pairs)) / 2
+
+
+def clipped_iou(first: Tensor, second: Tensor) -> float:
+    """IoU of two boxes (5 each)."""
+    polygons = [[(x, y) for x, y in box_corners(box).tolist()] for box in (first, second)]
+    shared = clipped_area(*polygons)
+    return shared / (float(first[2:4].prod() + second[2:4].prod()) - shared)
+
+
+def test_corners_are_torchvisions() -> None:
+    boxes = random_boxes(20)
+    expected = convert_bounding_box_format(boxes.clone(), old_format="CXCYWHR", new_format="XYXYXYXY")
+    torch.testing.assert_close(box_corners(boxes), expected.view(-1, 4, 2))
+    corners = to_box_frame(box_corners(boxes), boxes[:, None])
+    torch.testing.assert_close(corners.abs(), (boxes[:, None, 2:4] / 2).expand(-1, 4, -1))
+
+
+def test_intersections() -> None:
+    first, second = random_boxes(12), random_boxes(15, seed=1)
+    shared = rotated_intersections(first, box_corners(second))
+    assert (shared > 0).sum() > 20 and (shared == 0).any()
+    torch.testing.assert_close(shared, rotated_intersections(second, box_corners(first)).t())
+    areas = first[:, None, 2:4].prod(2) + second[:, 2:4].prod(1) - shared
+    expected = [[clipped_iou(box, other) for other in second] for box in first]
+    torch.testing.assert_close(shared / areas, torch.tensor(expected, dtype=torch.float64))
+    flat, other = first.index_fill(1, torch.tensor([4]), 0), second.index_fill(1, torch.tensor([4]), 0)
+    overlaps = aligned_iou(box_corners(other), flat[:, None])
+    torch.testing.assert_close(overlaps, box_iou(upright_boxes(flat), upright_boxes(other)))
+    assert rotated_intersections(first[:0], box_corners(second)).shape == (0, 15)
+    concave = torch.tensor([[0.0, 0], [4, 4], [0, 2], [-4, 4]])
+    assert intersection_areas(concave, torch.tensor([0.0, 2, 2, 8, 90])) == pytest.approx(6)
+    grid = torch.cartesian_prod(*[torch.arange(-60, 160, 0.5, dtype=torch.float64)] * 2)
+    inside = [(to_box_frame(grid, box).abs() <= box[2:4] / 2).all(1) for box in (first[0], second[4])]
+    assert float((inside[0] & inside[1]).sum() / 4) == pytest.approx(float(shared[0, 4]), rel=0.02)
+
+
+def test_detectron2s_known_values() -> None:
+    """Of its tests/structures/test_rotated_boxes.py, numbers of bugs that were reported there."""
+    narrow, wide = [2563.74462890625, 2174.70336914062], [214.0950012207031, 115.1183471679687]
+    pairs = [
+        ([0.5, 0.5, 1, 1, 0], [0.25, 0.5, 0.5, 1, 0], 0.5),
+        ([565, 565, 10, 10, 0], [565, 565, 10, 8.3, 0], 0.83),
+        ([296.66201, 458.73883, 23.51573, 47.677, 0.08795], [296.66201, 458.73882, 23.51573, 47.67702, 0.087951], 1),
+        ([narrow[0], 1436.79016, narrow[1], *wide], [narrow[0], 1436.79028, 2174.70288, 214.09495, 115.118355], 1),
+        ([160, 153, 230, 23, -37], [-1.117407639806935e17, 1.3858420478349148e18, 1000, 1000, 1612], 0),
+        ([0, 0, 2, 2, 0], [0, 0, 2, 2, 45], 0.5**0.5),
+    ]
+    for first, second, expected in pairs:
+        for one, other in ((first, second), (second, first)):
+            found = aligned_iou(box_corners(torch.tensor(one).float()), torch.tensor(other).float())
+            assert float(found) == pytest.approx(expected, abs=1e-5)
+
+
+def test_suppression_is_greedy() -> None:
+    boxes, draw = random_boxes(150, seed=2, area=300), torch.Generator().manual_seed(0)
+    scores, labels = torch.rand(150, generator=draw), torch.randint(0, 3, (150,), generator=draw)
+    overlaps = aligned_iou(box_corners(boxes), boxes[:, None])
+    for threshold in (0.05, 0.3):
+        kept: list[int] = []
+        for index in scores.argsort(descending=True).tolist():
+            if not any(labels[index] == labels[other] and overlaps[index, other] > threshold for other in kept):
+                kept.append(index)
+        assert rotated_nms(boxes.float(), scores, labels, threshold).tolist() == kept
+    assert len(rotated_nms(boxes[:0], scores[:0], labels[:0], 0.1)) == 0
+
+
+def test_resized_and_mirrored_boxes() -> None:
+    boxes = random_boxes(20)
+    longer = long_edge_boxes(boxes)
+    assert (longer[:, 2] >= longer[:, 3]).all() and (longer[:, 4] >= -90).all() and (longer[:, 4] < 90).all()
+    torch.testing.assert_close(aligned_iou(box_corners(longer), boxes), torch.ones(20).double())
+    twice = torch.tensor([2.0, 2.0]).double()
+    torch.testing.assert_close(aligned_iou(box_corners(boxes) * 2, scale_boxes(boxes, twice)), torch.ones(20).double())
+    stretched = scale_boxes(longer, torch.tensor([2.0, 1.0]).double())
+    torch.testing.assert_close(stretched[:, 2:4].prod(1), 2 * longer[:, 2:4].prod(1))
+    along = box_axes(longer[:, 4])[0] * torch.tensor([2.0, 1.0])
+    torch.testing.assert_close(stretched[:, 2], longer[:, 2] * along.norm(dim=1))
+    mirrored = box_corners(boxes) * torch.tensor([-1, 1]) + torch.tensor([50, 0])
+    torch.testing.assert_close(aligned_iou(mirrored, mirror_boxes(boxes, 50)), torch.ones(20).double())
+
+
+def test_the_loss_has_the_right_gradients() -> None:
+    boxes = random_boxes(6)
+    targets = boxes + torch.rand(6, 5, generator=torch.Generator().manual_seed(1)).double() * 5
+    assert torch.autograd.gradcheck(lambda values: rotated_iou_loss(values, targets), boxes.requires_grad_())
+    flat, upright = boxes.detach().index_fill(1, torch.tensor([4]), 0), targets.index_fill(1, torch.tensor([4]), 0)
+    expected = iou_loss(upright_boxes(flat), upright_boxes(upright), "iou")
+    torch.testing.assert_close(rotated_iou_loss(flat, upright), expected, atol=1e-5, rtol=0)
+    empty = torch.tensor([[5.0, 5, 0, 0, 0], [5, 5, 3, 0, 0], [900, 5, 3, 3, 0]]).requires_grad_()
+    rotated_iou_loss(empty, torch.tensor([5.0, 5, 3, 3, 0])).sum().backward()
+    assert empty.grad is not None and empty.grad.isfinite().all()
