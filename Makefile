@@ -18,7 +18,7 @@ help:  ## this list
 setup: $(READY)  ## install dependencies and development tools into .venv, at the versions of constraints.txt
 	@echo "opabinia: ready in .venv; next: make demo"
 
-demo: $(READY)  ## train and evaluate all five tasks on handwritten digits; one of them: TASK=classification
+demo: $(READY)  ## train and evaluate all six tasks on handwritten digits; one of them: TASK=classification
 	@$(BIN)/opabinia demo $(TASK)
 
 test: $(READY)  ## lint, types and the fast tests

@@ -16,7 +16,7 @@ import typer
 from opabinia.cli.errors import leave, report_errors
 from opabinia.cli.report import report
 
-DemoTask = StrEnum("DemoTask", ["all", "classification", "reid", "selfsup", "video", "detection"])
+DemoTask = StrEnum("DemoTask", ["all", "classification", "reid", "selfsup", "video", "detection", "segmentation"])
 """Tasks of the demo."""
 
 
@@ -52,6 +52,13 @@ PARTS: dict[DemoTask, Part] = {
         ("train.length=3ep", "evaluate.every=3ep", "task.detector.num_convs=2"),
         "where are the digits, and which are they?",
         "val/AP",
+        "nothing: 0",
+    ),
+    DemoTask.segmentation: Part(
+        "segmentation/digits",
+        ("train.length=3ep", "evaluate.every=3ep"),
+        "which pixels belong to which digit?",
+        "val/mIoU",
         "nothing: 0",
     ),
     DemoTask.reid: Part(

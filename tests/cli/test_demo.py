@@ -75,7 +75,7 @@ def test_the_same_command_resumes(opabinia: Opabinia, tmp_path: Path, monkeypatc
 
 
 def test_mistakes(opabinia: Opabinia, tmp_path: Path) -> None:
-    ended = opabinia("demo", "segmentation")
+    ended = opabinia("demo", "tracking")
     assert ended.status == 2 and "segmentation" in ended.err and "detection" in ended.err
     (tmp_path / "runs").write_text("no folder")
     ended = opabinia("demo", "classification", "--out", tmp_path / "runs")
@@ -149,7 +149,7 @@ def test_all_tasks(opabinia: Opabinia, tmp_path: Path, fake: Callable[..., None]
     for task, part in PARTS.items():
         assert re.search(rf"^{task}  finished  \d+%  {part.score.removeprefix('val/')} \d", ended.err, re.MULTILINE)
         assert re.search(rf"{task}\W+{part.score}\W+\d\.\d{{4}}\W+{re.escape(part.baseline)}", ended.out)
-    assert f"report of 5 runs in {out / 'demo.html'}" in ended.out
+    assert f"report of 6 runs in {out / 'demo.html'}" in ended.out
     again = opabinia("demo", "--out", out)
     assert again.status == 0 and "report of 5 runs" in again.out
     assert calls(out) == started

@@ -91,10 +91,10 @@ def test_parts_of_a_batch_weighted_by_their_pixels_give_the_loss_of_the_batch(mo
     """What DDP does: every process divides by the pixels of the global batch and weights by its share of images."""
     logits, targets = example(3)
     targets[0, :6] = IGNORE_LABEL
+    mean = (targets != IGNORE_LABEL).sum() / 3
     for loss in LOSSES:
         whole = loss(logits, targets)
         with monkeypatch.context() as patch:
-            mean = (targets != IGNORE_LABEL).sum() / 3
             patch.setattr("opabinia.models.losses.segmentation.mean_over_samples", lambda total, count: mean)
             parts = [loss(logits[rows], targets[rows]) for rows in (slice(0, 1), slice(1, 3))]
         torch.testing.assert_close((parts[0] + 2 * parts[1]) / 3, whole)
