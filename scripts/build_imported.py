@@ -99,6 +99,9 @@ def stand_in(source: dict[str, Any], root: Path, split: str) -> dict[str, Any]:
             suffix = split if "lvis" in kind else f"{split}2017"
             files = {"root": root / f"coco/{split}2017", "file": root / f"coco/annotations/{kind}{suffix}.json"}
             return files | {"classes": None}
+        case "coco_panoptic":
+            maps = root / f"coco/annotations/panoptic_{split}2017"
+            return {"root": root / f"coco/{split}2017", "maps": maps, "file": maps.with_suffix(".json")}
         case "market1501_attributes" | "dukemtmc_attributes" | "pa100k":
             return {"name": "table", "file": root / "image_folder/list.csv", "multi_label": True}
         case "image_pairs":

@@ -253,12 +253,15 @@ def coco(root: Path) -> None:
 
 
 def coco2017(root: Path) -> None:
-    """COCO's folders: ``train2017``, ``val2017`` and ``annotations`` with instances, person keypoints, and LVIS."""
+    """COCO's folders: ``train2017``, ``val2017`` and ``annotations`` with instances, person keypoints, panoptic maps,
+    and LVIS."""
     _coco_folders(root, {"train2017": range(24), "val2017": range(24, 32)})
     for split in ("train", "val"):
         content = json.loads((root / "annotations" / f"instances_{split}2017.json").read_text("utf-8"))
         path = root / "annotations" / f"lvis_v0.5_{split}.json"
         path.write_text(json.dumps(_as_lvis(content)), encoding="utf-8")
+        path = root / "annotations" / f"panoptic_{split}2017.json"
+        path.write_text(json.dumps(_as_panoptic(content, path.with_suffix(""))), encoding="utf-8")
 
 
 def coco_folders(root: Path) -> None:
@@ -332,6 +335,35 @@ def _coco_files(images: list[dict[str, Any]], annotations: list[dict[str, Any]])
             "categories": [{**categories[0], "keypoints": list(COCO_KEYPOINTS), "skeleton": []}],
         },
     }
+
+
+def _as_panoptic(content: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Write the maps of instances and of sky behind them, a class without countable objects; return the annotations."""
+    from opabinia.contracts.masks import decode_rle
+
+    folder.mkdir()
+    rows = []
+    for image in content["images"]:
+        size = image["height"], image["width"]
+        segments = np.full(size, 1000, dtype=np.uint16)
+        segments[:4] = 0  # belongs to nothing
+        objects = [row for row in content["annotations"] if row["image_id"] == image["id"]]
+        for row in objects:
+            segments[decode_rle(row["segmentation"], size).astype(bool)] = row["id"]
+        known = {row["id"]: row for row in objects} | {1000: {"category_id": 5, "iscrowd": 0}}
+        info = [
+            {"id": number, "area": int((segments == number).sum())}
+            | {key: known[number][key] for key in ("category_id", "iscrowd")}
+            for number in np.unique(segments[segments > 0]).tolist()
+        ]
+        name = Path(image["file_name"]).with_suffix(".png").name
+        Image.fromarray(np.stack([segments & 255, segments >> 8, 0 * segments], -1).astype(np.uint8)).save(
+            folder / name
+        )
+        rows.append({"image_id": image["id"], "file_name": name, "segments_info": info})
+    categories = [{**category, "isthing": 1} for category in content["categories"]]
+    categories.append({"id": 5, "name": "sky", "isthing": 0})
+    return {"images": content["images"], "annotations": rows, "categories": categories}
 
 
 def _as_lvis(content: dict[str, Any]) -> dict[str, Any]:

@@ -107,6 +107,7 @@ SMALLER = {
     "detection/coco/fcos_r50_1x": _COCO,
     "detection/coco/retinanet_r50_1x": _COCO,
     "detection/coco/rt_detr_r50": (*_COCO, "vars.size=[64, 64]"),
+    "detection/coco/rt_detr_v2_r18": (*_COCO, "vars.size=[64, 64]"),
     **{
         f"detection/coco/d_fine_{size}": (*_COCO, *_D_FINE, "vars.size=[64, 64]", "train.sync_batch_norm=false")
         for size in "sl"
@@ -160,6 +161,8 @@ SMALLER = {
     },
     "detection/digits": ("data.batch_size=4",),
     "detection/digits_mask": ("data.batch_size=4",),
+    "segmentation/digits_panoptic": ("data.batch_size=4",),
+    **{f"segmentation/coco/panoptic_fpn_r50_{length}x": _RCNN for length in (1, 3)},
     # Ten batches of 64 photographs take minutes on a small machine.
     "classification/image_folder": ("data.batch_size=4", "data.train.transforms.0.size=96"),
 }
@@ -290,7 +293,7 @@ DATA = {
     **{f"reid/msmt17/{name}": small_data.msmt17 for name in ("sbs", "vit_camera")},
     "reid/veri/sbs": small_data.veri,
     "reid/online_products/normalised_softmax": small_data.online_products,
-    **{recipe: small_data.coco2017 for recipe in SMALLER if recipe.startswith(("detection/coco/", "detection/lvis/"))},
+    **{recipe: small_data.coco2017 for recipe in SMALLER if "/coco/" in recipe or "/lvis/" in recipe},
     **dict.fromkeys(("detection/bccd", "detection/coco_format", "detection/finetune"), small_data.coco_folders),
 }
 """Recipes that train on data which does not come along, and what generates some for them below ``vars.root``."""

@@ -128,7 +128,7 @@ def predict(
         seconds = _window_seconds(every, window, features, excluded=bool(gallery or explain or split))
         from opabinia.config.paths import check_input_paths
 
-        inputs: Any = paths or []
+        inputs = paths or []
         check_input_paths([*(Path(path) for path in inputs if not is_live(path)), *([gallery] if gallery else [])])
         folder, chosen = open_run(run, changes, weights, classes)
         from opabinia.inference import predict as prediction
@@ -149,7 +149,7 @@ def predict(
             prediction.predict(folder, inputs, results, **model)
         else:
             model |= {"nearest": nearest, "rerank": rerank, "explain": explain}
-            prediction.retrieve(folder, list(map(Path, inputs)), gallery, results, **model)
+            prediction.retrieve(folder, inputs, gallery, results, **model)
 
 
 def _compare(folder: Path, split: str, out: Path | None, *, overrides: list[str], **options: Any) -> None:

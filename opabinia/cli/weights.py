@@ -21,7 +21,7 @@ def open_run(
         run: a run folder, or one that was exported to the Hugging Face Hub: ``hf:OWNER/NAME``, which is downloaded;
             a recipe if ``weights`` is a file.
         overrides: ``key=value`` of the recipe.
-        weights: ``raw``, ``ema``, a file, or None for the better ones.
+        weights: ``raw``, ``ema``, a file, ``hf:OWNER/NAME``, or None for the better ones.
         classes: file with the class names of the weights, one a line.
 
     Raises:
@@ -39,7 +39,7 @@ def open_run(
             raise option_error("", f"{run} is a recipe: give the folder of one of its runs, or --weights FILE")
         check_run_folder(Path(run))
         return Path(run), cast("Weights | None", weights)
-    check_input_paths([Path(weights), *([classes] if classes else [])])
+    check_input_paths([Path(path) for path in (weights, classes) if path and not str(path).startswith("hf:")])
     from opabinia.training.imported_weights import import_weights
 
     lines = classes.read_text(encoding="utf-8").splitlines() if classes else []

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from itertools import chain, islice
 from pathlib import Path
+from typing import Any
+
+from PIL import Image
 
 from opabinia.contracts import DrawOptions
 from opabinia.data.decoding.streams import StreamFrame, read_frames
@@ -51,37 +54,45 @@ def predict_frames(
         Stopped: a stop signal ended it early; the files are complete.
     """
     errors, stop, count = list[str](), StopSignal("completing the files"), 0
-    task, options, log = predictor.task, DrawOptions(min_score=min_score), out / "predictions.jsonl"
+    log = out / "predictions.jsonl"
     with disk_errors(log), stop_signals(stop), progress_bar("predict", None, unit="frames") as bar:
         out.mkdir(parents=True, exist_ok=True)
         with log.open("w", encoding="utf-8", buffering=1) as file:
             for number, name in enumerate(names):
                 shown, last_caption, last_time = public_name(name), "", -1
-                batches = _batches(predictor, name, every, max_frames, errors)
-                if stop.reason is not None or (first := next(batches, None)) is None:
+                predicted = _predicted(predictor, _batches(predictor, name, every, max_frames, errors), min_score)
+                if stop.reason is not None or (first := next(predicted, None)) is None:
                     continue
                 stem = re.sub(r"[^\w.-]+", "_", Path(shown).stem)
-                path = out / "videos" / f"{number:05d}-{stem}.mp4"
-                with write_video(path, _RATE, _TIME_BASE) as write:
-                    for frames in chain([first], batches):
-                        samples = [predictor.read(frame.image) for frame in frames]
-                        predictions = predictor.batch([predictor.transform(sample) for sample in samples])
-                        for frame, sample, prediction in bar.track(zip(frames, samples, predictions, strict=True)):
-                            caption = ", ".join(task.caption(prediction.readable, min_score=min_score)) or "nothing"
-                            if caption != last_caption:
-                                print(f"{shown}  {frame.seconds:.2f} s  {caption}")
-                            drawn = task.draw(sample, prediction, options)
-                            last_caption, last_time = caption, max(round(frame.seconds / _TIME_BASE), last_time + 1)
-                            write(drawn or draw_label(to_pil(sample["image"]), caption), last_time)
-                            about = {"path": shown, "frame": frame.number, "time": round(frame.seconds, 3)}
-                            file.write(json.dumps({**about, **prediction.readable}) + "\n")
-                            count += 1
+                with write_video(out / "videos" / f"{number:05d}-{stem}.mp4", _RATE, _TIME_BASE) as write:
+                    for frame, readable, caption, image in bar.track(chain([first], predicted)):
+                        if caption != last_caption:
+                            print(f"{shown}  {frame.seconds:.2f} s  {caption}")
+                        last_caption, last_time = caption, max(round(frame.seconds / _TIME_BASE), last_time + 1)
+                        write(image, last_time)
+                        about = {"path": shown, "frame": frame.number, "time": round(frame.seconds, 3)}
+                        file.write(json.dumps({**about, **readable}) + "\n")
+                        count += 1
                         if stop.reason is not None:
                             break
     print(f"{count} frames; predictions.jsonl and videos are in {out}")
     raise_skipped(errors, len(names))
     if stop.reason is not None:
         raise Stopped(stop.reason, stop.exit_status)
+
+
+def _predicted(
+    predictor: Predictor, batches: Iterator[list[StreamFrame]], min_score: float
+) -> Iterator[tuple[StreamFrame, Mapping[str, Any], str, Image.Image]]:
+    """Yield each frame with its readable prediction, its caption, and the image to write."""
+    task, options = predictor.task, DrawOptions(min_score=min_score)
+    for frames in batches:
+        samples = [predictor.read(frame.image) for frame in frames]
+        predictions = predictor.batch([predictor.transform(sample) for sample in samples])
+        for frame, sample, prediction in zip(frames, samples, predictions, strict=True):
+            caption = ", ".join(task.caption(prediction.readable, min_score=min_score)) or "nothing"
+            drawn = task.draw(sample, prediction, options) or draw_label(to_pil(sample["image"]), caption)
+            yield frame, prediction.readable, caption, drawn
 
 
 def _batches(

@@ -12,13 +12,14 @@ from opabinia.contracts import Sample
 from opabinia.data.decoding.images import EXTENSIONS
 from opabinia.data.loader import DataError
 from opabinia.inference.predictor import Predictor
+from opabinia.runtime.addresses import is_live, public_name
 from opabinia.runtime.files import disk_errors, write_atomic
 
 MAX_BATCH_BYTES = 512_000_000
 """A batch ends early when its decoded images have this size: they are kept for drawing."""
 
 
-def find_files(paths: Sequence[Path], *, videos: bool = False) -> Iterator[Path]:
+def find_files(paths: Sequence[Path | str], *, videos: bool = False) -> Iterator[Path]:
     """Yield the files among ``paths``, and all images, or all videos, below the folders among them, sorted.
 
     Raises:
@@ -30,7 +31,8 @@ def find_files(paths: Sequence[Path], *, videos: bool = False) -> Iterator[Path]
 
         extensions = VIDEO_EXTENSIONS
     problems = []
-    for path in paths:
+    for given in paths:
+        path = Path(given)
         if path.is_dir():
             files = sorted(file for file in path.rglob("*") if file.suffix.lower() in extensions and file.is_file())
             yield from files
@@ -39,6 +41,9 @@ def find_files(paths: Sequence[Path], *, videos: bool = False) -> Iterator[Path]
                 problems.append(Problem("command line", "", f"{path} has no {kind} ({', '.join(extensions)})"))
         elif path.is_file():
             yield path
+        elif is_live(str(given)):
+            message = f"{public_name(str(given))}: URLs and cameras are for `predict` with a model of images"
+            problems.append(Problem("command line", "", message))
         else:
             problems.append(Problem("command line", "", f"there is no file or folder {path}"))
     if problems:

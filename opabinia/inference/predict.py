@@ -82,7 +82,7 @@ def predict(
     if max_frames:
         message = "it is for models of images on videos, URLs and cameras"
         raise ConfigError(Problem("command line", "--max-frames", message))
-    files = list(find_files([Path(path) for path in paths], videos=predictor.takes_video))
+    files = list(find_files(paths, videos=predictor.takes_video))
     options, task, errors = DrawOptions(min_score=min_score), predictor.task, list[str]()
     kind, drawings = ("videos", ", strips and clips") if predictor.takes_video else ("images", " and sheets")
     lines: list[dict[str, Any]] = []
@@ -111,7 +111,7 @@ def predict(
 
 def retrieve(
     run: Path,
-    paths: Sequence[Path],
+    paths: Sequence[Path | str],
     gallery: Path,
     out: Path,
     *,

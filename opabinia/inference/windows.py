@@ -73,7 +73,7 @@ def predict_windows(
             raise ConfigError(Problem("command line", "--every", message))
         names = [str(path) for path in paths]
         return predict_frames(predictor, names, out, every=every, max_frames=max_frames, min_score=min_score)
-    files = list(find_files([Path(path) for path in paths], videos=True))
+    files = list(find_files(paths, videos=True))
     errors, lines, rows = list[str](), list[dict[str, Any]](), list[Any]()
     with progress_bar("predict", len(files), unit="videos") as bar:
         for file in bar.track(files):

@@ -1,4 +1,4 @@
-"""Conversion of detectron2's configs of RetinaNets and R-CNNs.
+"""Conversion of detectron2's configs of RetinaNets, R-CNNs, semantic and panoptic segmentation.
 
 For keys that a config does not set, the recipe gets detectron2's defaults (:data:`DEFAULTS`), not Opabinia's.
 """
@@ -13,6 +13,12 @@ from typing import Any
 
 from opabinia.config.errors import ConfigError, Problem, show
 from opabinia.migration import yacs
+from opabinia.migration.detectron2_segmentation import (
+    NO_DETECTOR,
+    convert_panoptic,
+    convert_semantic,
+    segmentation_source,
+)
 from opabinia.migration.foreign_config import ForeignConfig, leaves
 from opabinia.migration.recipe import (
     Recipe,
@@ -51,9 +57,12 @@ def convert(file: Path, overrides: Sequence[str] = ()) -> Recipe:
     if file.suffix == ".py":
         raise ConfigError(Problem(str(file), "", f"is Python code, which is not executed; {LAZY}"))
     tree = yacs.read(file, overrides)
-    recipe = Recipe(ForeignConfig("detectron2", str(file), dict(leaves(tree)), DEFAULTS, REASONS))
-    if any(path.endswith("._target_") for path, _ in leaves(tree)):
+    written = dict(leaves(tree))
+    if any(path.endswith("._target_") for path in written):
         raise ConfigError(Problem(str(file), "model", "is a LazyConfig, which refers to detectron2's code"))
+    architecture = written.get("MODEL.META_ARCHITECTURE")
+    reasons = REASONS | NO_DETECTOR if architecture and architecture.value == "SemanticSegmentor" else REASONS
+    recipe = Recipe(ForeignConfig("detectron2", str(file), written, DEFAULTS, reasons))
     detector = _architecture(recipe)
     _unsupported(recipe)
     convert_pixel_stats(
@@ -62,12 +71,13 @@ def convert(file: Path, overrides: Sequence[str] = ()) -> Recipe:
         weights="init reverses the input channels of detectron2's weights; init.channel_order overrides this",
     )
     _backbone(recipe)
-    _anchors(recipe, detector)
+    if detector:
+        _anchors(recipe, detector)
     if detector == "retinanet":
         recipe.convert_section("MODEL.RETINANET", "task.detector", RETINANET)
         recipe.put("task.detector.loss_normalizer", "running_mean")
         recipe.convert("TEST.DETECTIONS_PER_IMAGE", "task.detector.max_detections")
-    else:
+    elif detector:
         _regions(recipe, detector)
     _data(recipe)
     _training(recipe)
@@ -86,12 +96,15 @@ LAZY = (
 
 
 def _architecture(recipe: Recipe) -> str:
-    """Convert the detector's type and its neck; return its name."""
+    """Convert the detector's type and its neck; return its name, which is empty for semantic segmentation."""
     foreign = recipe.foreign
     name, neck = foreign("MODEL.META_ARCHITECTURE"), foreign("MODEL.BACKBONE.NAME")
+    if name == "SemanticSegmentor":
+        convert_semantic(recipe)
+        return ""
     detectors = {"RetinaNet": "retinanet", "ProposalNetwork": "rpn"}
-    if name != "GeneralizedRCNN" and name not in detectors:
-        supported = f"supported: GeneralizedRCNN, {', '.join(detectors)}"
+    if name not in ("GeneralizedRCNN", "PanopticFPN", *detectors):
+        supported = f"supported: GeneralizedRCNN, PanopticFPN, SemanticSegmentor, {', '.join(detectors)}"
         raise foreign.problem("MODEL.META_ARCHITECTURE", f"{show(name)} is not supported", supported)
     if neck not in NECKS:
         raise foreign.problem("MODEL.BACKBONE.NAME", f"{show(neck)} is not supported", f"supported: {', '.join(NECKS)}")
@@ -103,6 +116,8 @@ def _architecture(recipe: Recipe) -> str:
     if NECKS[neck] != "no_neck":
         recipe.convert("MODEL.FPN.OUT_CHANNELS", "task.detector.neck.channels")
         recipe.convert("MODEL.FPN.NORM", "task.detector.neck.norm", lookup(NORMS))
+    if name == "PanopticFPN":
+        convert_panoptic(recipe)
     return detector
 
 
@@ -415,7 +430,9 @@ def _data(recipe: Recipe) -> None:
     train_sources = train_sources or [_custom_source(recipe, "train")]
     val_sources = val_sources or [_custom_source(recipe, "val")]
     if foreign("DATALOADER.FILTER_EMPTY_ANNOTATIONS"):
-        train_sources = [{**source, "empty": "drop"} for source in train_sources]
+        train_sources = [
+            {**source, "empty": "drop"} if source["name"] == "coco" else source for source in train_sources
+        ]
     if foreign("MODEL.KEYPOINT_ON"):
         min_keypoints = foreign("MODEL.ROI_KEYPOINT_HEAD.MIN_KEYPOINTS_PER_IMAGE")
         train_sources = [{**source, "min_keypoints": min_keypoints} for source in train_sources]
@@ -434,6 +451,8 @@ def _data(recipe: Recipe) -> None:
 
 def _source(recipe: Recipe, name: Any, split: str) -> dict[str, Any]:
     """Convert a dataset that detectron2 registers itself; for others, add variables that the user fills in."""
+    if recipe.config["task"]["name"] != "detection":
+        return segmentation_source(recipe, str(name), "DATASETS.TRAIN" if split == "train" else "DATASETS.TEST")
     match = re.fullmatch(r"(keypoints_)?coco_(2014|2017)_(train|val|valminusminival|minival)(_100)?", str(name))
     if match:
         keypoints, year, subset, suffix = match.groups()
@@ -551,11 +570,14 @@ def _checkpoints(recipe: Recipe) -> int:
 def _norm_keys(recipe: Recipe) -> list[str]:
     """Return the keys of the norms that the model has."""
     foreign = recipe.foreign
-    detector = recipe.config["task"]["detector"]
+    task = recipe.config["task"]
+    detector = task.get("detector", {})
+    neck = detector.get("neck") or task["decoder"]["neck"]
     keys = {
         "MODEL.RESNETS.NORM": True,
-        "MODEL.FPN.NORM": detector["neck"]["name"] != "no_neck",
-        "MODEL.RETINANET.NORM": detector["name"] == "retinanet",
+        "MODEL.FPN.NORM": neck["name"] != "no_neck",
+        "MODEL.SEM_SEG_HEAD.NORM": "decoder" in task,
+        "MODEL.RETINANET.NORM": detector.get("name") == "retinanet",
         "MODEL.ROI_BOX_HEAD.NORM": detector.get("box", {}).get("num_convs", 0) > 0,
         "MODEL.ROI_MASK_HEAD.NORM": detector.get("mask", {}).get("num_convs", 0) > 0,
     }
@@ -629,7 +651,7 @@ def clipping(recipe: Recipe) -> dict[str, Any]:
 def _evaluation(recipe: Recipe) -> None:
     foreign = recipe.foreign
     recipe.convert("TEST.EVAL_PERIOD", "evaluate.every", duration_in("it"))
-    if recipe.config["task"]["detector"]["name"] == "rpn":
+    if recipe.config["task"].get("detector", {}).get("name") == "rpn":
         recipe.put("task.evaluator", "proposal_recall", "MODEL.META_ARCHITECTURE")
     elif sigmas := foreign("TEST.KEYPOINT_OKS_SIGMAS"):
         recipe.put("task.evaluator", {"name": "coco", "sigmas": sigmas}, "TEST.KEYPOINT_OKS_SIGMAS")
@@ -661,6 +683,8 @@ def _expected(recipe: Recipe, results: list[Any]) -> dict[str, list[float]]:
                 kind = task.removesuffix("_TTA")
                 if kind not in METRICS:
                     recipe.skip_part(key, result, f"{task} is not evaluated here")
+                elif kind == "sem_seg" and recipe.config["task"]["name"] == "panoptic":
+                    recipe.skip_part(key, result, "there of stuff and one class for all objects, here of all classes")
                 elif augmented != task.endswith("_TTA"):
                     recipe.skip_part(key, result, f"evaluated {'with' if augmented else 'without'} augmentation")
                 else:

@@ -7,8 +7,12 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torchvision.ops import masks_to_boxes, roi_align
 
 from opabinia.contracts import IGNORE_LABEL, Detections
+
+MAX_INSTANCES = 100
+_MASK_SIZE = 112
 
 
 class Segments(NamedTuple):
@@ -145,13 +149,13 @@ def merge_masks(
 
 
 def top_instances(
-    class_logits: Tensor, mask_logits: Tensor, thing_labels: Sequence[int], count: int = 100
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the instances of one image from a mask classifier, best first: masks (bool, N x H x W), scores and labels
-    (N), as Mask2Former's ``instance_inference``.
+    class_logits: Tensor, mask_logits: Tensor, thing_labels: Sequence[int], count: int = MAX_INSTANCES
+) -> Detections:
+    """Return the instances of one image from a mask classifier, best first, as Mask2Former's ``instance_inference``.
 
     The score is the probability of the class times the mean probability of the pixels of the mask. Only the ``count``
-    best pairs of query and class are considered, of all classes.
+    best pairs of query and class are considered, of all classes; instances without pixels are dropped. Masks are the
+    pixels averaged over 112 x 112 cells of the box.
 
     Args:
         class_logits, mask_logits, thing_labels: see :func:`merge_masks`.
@@ -160,12 +164,17 @@ def top_instances(
     probabilities = class_logits.softmax(-1)[:, :-1]
     scores, cells = probabilities.flatten().topk(min(count, probabilities.numel()))
     labels, queries = cells % probabilities.shape[1], cells // probabilities.shape[1]
+    masks = mask_logits > 0
+    sure = (mask_logits.sigmoid() * masks).sum((1, 2)) / (masks.sum((1, 2)) + 1e-6)
     countable = torch.isin(labels, torch.tensor(thing_labels, device=labels.device))
-    scores, labels, logits = scores[countable], labels[countable], mask_logits[queries[countable]]
-    masks = logits > 0
-    scores = scores * (logits.sigmoid() * masks).sum((1, 2)) / (masks.sum((1, 2)) + 1e-6)
+    kept = countable & masks.any(2).any(1)[queries]
+    scores, labels, queries = (scores * sure[queries])[kept], labels[kept], queries[kept]
     order = scores.argsort(descending=True, stable=True)
-    return masks[order], scores[order], labels[order]
+    masks = masks[queries[order]].float()
+    boxes = masks_to_boxes(masks) + masks.new_tensor([0, 0, 1, 1])
+    regions = torch.cat([torch.arange(len(boxes), device=boxes.device)[:, None], boxes], 1)
+    averages = roi_align(masks[:, None], regions, _MASK_SIZE, aligned=True)[:, 0]
+    return Detections(boxes, scores[order], labels[order], averages)
 
 
 def stack_segments(images: Sequence[Segments]) -> dict[str, Tensor]:

@@ -17,8 +17,8 @@ from opabinia.contracts import DatasetInfo
 from opabinia.engine.checkpointing.checkpoint import RunState, Snapshot, read_checkpoint, write_checkpoint
 from opabinia.migration import weights as weights_of_others  # noqa: F401 (registers their names)
 from opabinia.models.lora import is_adapter
-from opabinia.models.weights.download import replacing_weights
-from opabinia.models.weights.files import find_checkpoint
+from opabinia.models.weights.download import UnavailableWeights, hub_file, replacing_weights
+from opabinia.models.weights.files import HUB, find_checkpoint
 from opabinia.models.weights.init import Init, initialize
 from opabinia.runtime.environment import library_versions
 from opabinia.runtime.files import disk_errors, exclusive_lock, write_atomic
@@ -43,7 +43,7 @@ def import_weights(
     Args:
         recipe: a packaged recipe, a YAML file or a run folder.
         overrides: ``key=value``; ``init.source_prefix``, ``init.partial`` and so on say how to read the file.
-        weights: a file or folder, see :class:`opabinia.models.weights.init.Init`.
+        weights: a file, a folder or ``hf:OWNER/NAME``, see :class:`opabinia.models.weights.init.Init`.
         classes: see :func:`read_snapshot`.
         out: the run folder is ``<out>/<recipe>/<file>-<digest of the file's path, size and time, and of the config>``.
 
@@ -53,11 +53,13 @@ def import_weights(
     Raises:
         ConfigError: the config is wrong, or the weights do not fit; see :func:`read_snapshot`.
     """
-    resolved = resolve_with_weights(recipe, overrides, weights)
-    path, config = weights.expanduser().resolve(), dump(resolved.config)
+    path = _find_weights(weights)
+    resolved = resolve_with_weights(recipe, overrides, path)
+    config = dump(resolved.config)
     identity = [str(path), path.stat().st_size, path.stat().st_mtime_ns, config, *classes]
     digest = blake2b(json.dumps(identity).encode(), digest_size=3).hexdigest()
     name = f"{path.parent.name}-{path.name}" if path.is_dir() else path.stem
+    name = str(weights).removeprefix(HUB) if str(weights).startswith(HUB) else name
     folder = folder_for(recipe, out, re.sub(r"[^\w.-]", "_", f"{name}-{digest}"))
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -80,10 +82,24 @@ def resolve_with_weights(recipe: str | Path, overrides: Sequence[str], weights: 
     Raises:
         ConfigError: there is no such file, or the config is wrong.
     """
-    path = weights.expanduser().resolve()
+    return resolve(recipe, ["init=null", f"init.weights={json.dumps(str(_find_weights(weights)))}", *overrides])
+
+
+def _find_weights(weights: Path) -> Path:
+    """Return the absolute path of a file or folder; ``hf:OWNER/NAME`` is downloaded once.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if str(weights).startswith(HUB):
+        try:
+            return hub_file(str(weights).removeprefix(HUB))
+        except UnavailableWeights as error:
+            raise ConfigError(Problem("command line", "--weights", str(error))) from error
+    path = weights.expanduser().absolute()  # links are kept: in the hub's cache they lead to names without a suffix
     if not path.exists():
         raise ConfigError(Problem("command line", "--weights", f"there is no file or folder {weights}"))
-    return resolve(recipe, ["init=null", f"init.weights={json.dumps(str(path))}", *overrides])
+    return path
 
 
 def read_snapshot(resolved: Resolved, classes: Sequence[str] = ()) -> Snapshot:
@@ -115,7 +131,8 @@ def read_snapshot(resolved: Resolved, classes: Sequence[str] = ()) -> Snapshot:
         if initial and not init.partial:
             raise ValueError(
                 f"{len(initial)} parameters are not filled, so results would be random: {', '.join(initial[:5])}; "
-                f"init.partial=true accepts this, for features of the backbone; {init.weights}: {report}"
+                f"--classes FILE names the classes of the weights, init.partial=true accepts this, for features of the "
+                f"backbone; {init.weights}: {report.one_line}"
             )
     log.info("init: %s", report)
     state = RunState(

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from opabinia.contracts import Detections, GroundTruth
 from opabinia.contracts.masks import decode_rle
+from opabinia.contracts.rotated_boxes import box_corners, upright_boxes
 from opabinia.evaluation.detection.rle import paste_masks
-from opabinia.models.detectors.rotated_boxes import box_corners, upright_boxes
 from opabinia.visualization.drawing import DrawnObject
 
 

@@ -201,15 +201,15 @@ def write_video(path: Path, rate: Fraction, time_base: Fraction) -> Iterator[Cal
             stream.options = {"crf": "18"}
         else:
             stream.bit_rate = 8_000_000
-        size: list[tuple[int, int]] = []
+        first: list[tuple[int, int]] = []
 
         def write(image: Image.Image, time: int) -> None:
-            if not size:
-                size.append(image.size)
-                stream.width, stream.height = image.width + image.width % 2, image.height + image.height % 2
-            pixels = np.asarray(image if image.size == size[0] else image.resize(size[0]))
-            # The codec needs even sides.
-            pixels = np.pad(pixels, ((0, image.height % 2), (0, image.width % 2), (0, 0)), mode="edge")
+            if not first:
+                first.append(image.size)
+                stream.width, stream.height = (side + side % 2 for side in image.size)  # the codec needs even sides
+            width, height = first[0]
+            pixels = np.asarray(image if image.size == (width, height) else image.resize((width, height)))
+            pixels = np.pad(pixels, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
             frame = av.VideoFrame.from_ndarray(pixels, format="rgb24")
             frame.pts, frame.time_base = time, time_base
             container.mux(stream.encode(frame))

@@ -30,7 +30,7 @@ def empty(path: Path) -> Path:
 
 
 def text(path: Path) -> Path:
-    path.write_text("no film " * 50)
+    path.write_text("no video " * 50)
     return path
 
 
@@ -44,9 +44,9 @@ BROKEN: dict[str, tuple[Callable[[Path], Path], str]] = {
 
 
 @pytest.fixture(scope="module")
-def films(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Whole ones, one with two frames only, and one that is cut off but begins well."""
-    root = tmp_path_factory.mktemp("films")
+    root = tmp_path_factory.mktemp("videos")
     for number in range(8):
         write(root / ("jump", "run")[number % 2] / f"{number}.mp4", 8 + number, **SIZE)
     write(root / "jump" / "two.mp4", 2, **SIZE)
@@ -55,20 +55,20 @@ def films(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def root(films: Path, tmp_path: Path) -> Path:
+def root(videos: Path, tmp_path: Path) -> Path:
     """A folder of its own with these videos."""
-    for film in films.glob("*/*"):
-        folder = tmp_path / "films" / film.parent.name
+    for video in videos.glob("*/*"):
+        folder = tmp_path / "videos" / video.parent.name
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / film.name).hardlink_to(film)
-    return tmp_path / "films"
+        (folder / video.name).hardlink_to(video)
+    return tmp_path / "videos"
 
 
 @pytest.fixture
 def train(opabinia: Command, root: Path, tmp_path: Path) -> Callable[..., Ended]:
     """``train("data.on_error=skip")``: two epochs of a tiny network; three views of each video are evaluated."""
     videos = f"{{name: videos, root: {root}}}"
-    recipe = tmp_path / "films.yaml"
+    recipe = tmp_path / "videos.yaml"
     recipe.write_text(
         "base: video/digits\n"
         "task: {backbone: {name: resnet3d, widths: [2], blocks: [1]}, mean: [0.5], std: [0.25]}\n"
@@ -87,18 +87,18 @@ def train(opabinia: Command, root: Path, tmp_path: Path) -> Callable[..., Ended]
 
 def lines(tmp_path: Path, name: str) -> list[dict[str, Any]]:
     return [
-        json.loads(line) for line in (tmp_path / "runs" / "films" / name / "metrics.jsonl").read_text().splitlines()
+        json.loads(line) for line in (tmp_path / "runs" / "videos" / name / "metrics.jsonl").read_text().splitlines()
     ]
 
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_video_that_gives_nothing_ends_the_run(name: str, train: Command, root: Path) -> None:
     make, reason = BROKEN[name]
-    film = make(root / "run" / name)
+    video = make(root / "run" / name)
     done = train()
     assert done.status == 2 and "Traceback" not in done.err
     *_, line = done.err.splitlines()
-    assert line.startswith("error: sample ") and f"(run/{name}), Clip: ValueError: {film} {reason}" in line
+    assert line.startswith("error: sample ") and f"(run/{name}), Clip: ValueError: {video} {reason}" in line
 
 
 def test_the_first_video_too(train: Command, root: Path) -> None:

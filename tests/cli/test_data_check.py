@@ -1,4 +1,4 @@
-"""``opabinia data check``, and broken boxes as the other commands tell them: one clear line, exit status 2."""
+"""``opabinia data check``, and broken boxes as the other commands report them: one clear line, exit status 2."""
 
 from __future__ import annotations
 
@@ -88,13 +88,13 @@ def test_a_set_of_images(opabinia: Command) -> None:
 
 
 @pytest.fixture
-def films(tmp_path: Path) -> Path:
+def videos(tmp_path: Path) -> Path:
     """A recipe of three videos, of which one is text."""
     for number in range(2):
-        write(tmp_path / "films" / "ab"[number] / "0.mp4", 4 + 2 * number, size=(32, 40))
-    (tmp_path / "films" / "b" / "text.mp4").write_text("no film " * 40)
+        write(tmp_path / "videos" / "ab"[number] / "0.mp4", 4 + 2 * number, size=(32, 40))
+    (tmp_path / "videos" / "b" / "text.mp4").write_text("no video " * 40)
     file = tmp_path / "recipe.yaml"
-    source = f"{{name: videos, root: {tmp_path / 'films'}}}"
+    source = f"{{name: videos, root: {tmp_path / 'videos'}}}"
     file.write_text(
         "base: video/digits\ntask: {mean: [0.5], std: [0.2]}\n"
         f"data: {{train: {{source: {source}, transforms: [{{name: clip, frames: 2}}]}}, val: null}}\n"
@@ -102,9 +102,9 @@ def films(tmp_path: Path) -> Path:
     return file
 
 
-def test_videos(opabinia: Command, films: Path) -> None:
-    done = opabinia("data", "check", films)
-    assert done.status == 2 and done.err == f"error: {films}: 1 error in the data\n"
+def test_videos(opabinia: Command, videos: Path) -> None:
+    done = opabinia("data", "check", videos)
+    assert done.status == 2 and done.err == f"error: {videos}: 1 error in the data\n"
     cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in done.out.splitlines()]
     for row in (["videos", "3"], ["largest video", "40 x 32"], ["frames", "4 to 6, median 5"]):
         assert row in cells
@@ -113,19 +113,19 @@ def test_videos(opabinia: Command, films: Path) -> None:
         and ["a", "1", "0.333"] in cells
         and ["b", "2", "0.667"] in cells
     )
-    assert f"  b/text.mp4: {films.parent / 'films' / 'b' / 'text.mp4'} is not a video, but text" in done.out
+    assert f"  b/text.mp4: {videos.parent / 'videos' / 'b' / 'text.mp4'} is not a video, but text" in done.out
 
 
-def test_packed_videos(opabinia: Command, films: Path) -> None:
-    packed = films.parent / "packed"
-    command = ("data", "pack", films, "--out", packed, "--size", 16)
+def test_packed_videos(opabinia: Command, videos: Path) -> None:
+    packed = videos.parent / "packed"
+    command = ("data", "pack", videos, "--out", packed, "--size", 16)
     done = opabinia(*command)
     assert done.status == 2 and "Traceback" not in done.err
     assert done.err.splitlines()[-1].startswith("error: video 2: ") and "text.mp4 is not a video, but text" in done.err
     done = opabinia(*command, "data.on_error=skip")
     assert done.status == 0 and done.out.startswith("2 videos, 10 frames, "), done.err
     assert done.out.endswith(f"1 skipped\nsource: {{name: packed_videos, root: {packed}}}\n")
-    again = opabinia("data", "check", films, f"data.train.source={{name: packed_videos, root: {packed}}}")
+    again = opabinia("data", "check", videos, f"data.train.source={{name: packed_videos, root: {packed}}}")
     assert again.status == 0 and "20 x 16" in again.out
     wrong = opabinia(*command, "--section", "val")
     assert wrong.status == 2 and "--section: there is no 'val'; there is train" in wrong.err

@@ -38,10 +38,10 @@ def test_the_best_and_the_next_commands(opabinia: Opabinia, own_run: Path) -> No
 def test_one_json_object(opabinia: Opabinia, own_run: Path) -> None:
     ended = opabinia("train", own_run, "--resume", "train.length=7it", "--json")
     assert ended.status == 0
-    told = json.loads(ended.out)
-    assert told["run"] == str(own_run) and told["scores"] == final(own_run)
-    assert told["report"] == str(own_run / "report.html")
-    assert told["best"]["metric"] == "val/top1" and Path(told["best"]["checkpoint"]).is_dir()
+    output = json.loads(ended.out)
+    assert output["run"] == str(own_run) and output["scores"] == final(own_run)
+    assert output["report"] == str(own_run / "report.html")
+    assert output["best"]["metric"] == "val/top1" and Path(output["best"]["checkpoint"]).is_dir()
     assert "best val/top1" not in ended.err, "the best score is shown once"
     assert "step 7/7" in ended.err and "the report is in" in ended.err
 
@@ -52,7 +52,7 @@ def test_quiet(opabinia: Opabinia, own_run: Path) -> None:
     assert "changed since the run began: train.length" in ended.err, "a warning"
     assert "step 8/8" not in ended.err and "run     " not in ended.err and "best val/top1" not in ended.err
     assert f"{final(own_run)['val/top1']:.4f}" in ended.out and "next:" not in ended.out
-    assert "best val/top1" in (own_run / "train.log").read_text(), "the file is told all"
+    assert "best val/top1" in (own_run / "train.log").read_text(), "the file has everything"
 
 
 def test_an_evaluation_as_json(opabinia: Opabinia, six_steps: Path, tmp_path: Path) -> None:
@@ -72,17 +72,15 @@ def test_a_sweep_and_a_series_as_json(opabinia: Opabinia, tmp_path: Path) -> Non
     short = ["train.length=1it", *SIX_STEPS[1:], "loggers=[]"]
     words = ["classification/digits", *short, "--out", tmp_path, "--json", "--quiet"]
     ended = opabinia("sweep", *words, "optimizer.lr=0.001,0.002")
-    told = json.loads(ended.out)
-    assert (told["metric"], told["better"]) == ("val/top1", "max")
-    assert told["best"] == told["runs"][0]["run"] and {run["changes"]["optimizer.lr"] for run in told["runs"]} == {
-        "0.001",
-        "0.002",
-    }
-    assert all(run["scores"] == final(Path(run["run"])) for run in told["runs"])
+    output = json.loads(ended.out)
+    assert (output["metric"], output["better"]) == ("val/top1", "max")
+    assert output["best"] == output["runs"][0]["run"]
+    assert {run["changes"]["optimizer.lr"] for run in output["runs"]} == {"0.001", "0.002"}
+    assert all(run["scores"] == final(Path(run["run"])) for run in output["runs"])
     assert "run 1 of 2" not in ended.err
     ended = opabinia("train", *words, "--seeds", "0,1", "--name", "two")
-    told = json.loads(ended.out)
-    assert len(told["runs"]) == 2 and told["scores"]["val/top1"].keys() == {"mean", "std"}
+    output = json.loads(ended.out)
+    assert len(output["runs"]) == 2 and output["scores"]["val/top1"].keys() == {"mean", "std"}
 
 
 def test_every_task_has_next_commands() -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import timm
 import torch
+from huggingface_hub import constants
 from PIL import Image
 
 from opabinia import ConfigError, load
@@ -89,3 +90,45 @@ def test_class_names_are_read_from_a_file(weights: Path, tmp_path: Path) -> None
     folder, chosen = open_run(RECIPE, SIX_STEPS, str(weights), tmp_path / "classes.txt")
     assert chosen == "raw" and load(folder).classes == tuple(DIGITS)
     assert import_weights(RECIPE, SIX_STEPS, weights, classes=DIGITS) == folder.relative_to(".")
+
+
+TRAIN = ["train", "detection/digits", "train.device=cpu", "data.num_workers=0"]
+OFFLINE = "hf:no/thing: model.safetensors is not in the cache, and HF_HUB_OFFLINE is set; download https://"
+
+
+@pytest.mark.parametrize(
+    "cases",
+    [
+        [
+            (["predict", RECIPE, "a.png", "--weights", "hf:no/thing"], f"--weights: {OFFLINE}"),
+            ([*TRAIN, "task.tiles={}", "task.tiles.overlap=1"], "task.tiles.overlap: expected a number >= 0 and < 1"),
+        ],
+        pytest.param(
+            [
+                ([*TRAIN, "init.weights=hf:no/thing"], f"init: {OFFLINE}"),
+                (
+                    [*TRAIN, "init.weights=other.pth"],
+                    "init: other.pth: 51 of 84 tensors of the backbone are not filled",
+                ),
+                ([*TRAIN, "task.tiles={size: 31}"], "tiles.size: 31 is below 32, the detector's smallest image side"),
+            ],
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=["before", "after the model is built"],
+)
+def test_wrong_weights_and_tiles_are_errors_without_traceback(
+    opabinia: Opabinia, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cases: list[tuple[list[str], str]]
+) -> None:
+    """They name the place, the value and what would be right."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    torch.save(timm.create_model("test_resnet").state_dict(), "other.pth")
+    Image.new("L", (8, 8)).save("a.png")
+    for command, message in cases:
+        ended = opabinia(*command)
+        assert ended.status == 2 and message in ended.err and "Traceback" not in ended.err, ended.err
+        assert sum(line.startswith("error") for line in ended.err.splitlines()) <= 1, ended.err
+    if "task.tiles={}" in command:
+        assert "task.tiles.size: missing; an integer >= 1 is required" in ended.err

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from opabinia.contracts import DatasetInfo, GroundTruth
+from opabinia.contracts.rotated_boxes import box_corners
 from opabinia.evaluation.detection.base import ImageResult
 from opabinia.evaluation.detection.coco import Coco
 from opabinia.evaluation.detection.rotated import DotaMap
 from opabinia.evaluation.detection.voc import area_under_curve, eleven_point_average
-from opabinia.models.detectors.rotated_boxes import box_corners
 from tests.models.test_rotated_boxes import clipped_iou, random_boxes
 
 INFO = DatasetInfo(samples=0, classes=("ship", "storage/tank", "plane"), boxes=True, oriented=True)

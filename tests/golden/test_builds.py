@@ -20,7 +20,6 @@ RECIPES = [name for name in packaged_names() if name.startswith(LONG)]
 def test_everything_can_be_built(recipe: str, tmp_path: Path) -> None:
     if recipe in NEEDS and not find_spec(NEEDS[recipe]):
         pytest.skip(f"{NEEDS[recipe]} is not installed")
-    done = CliRunner().invoke(
-        app, ["config", "check", "--build", recipe, "data.num_workers=0", *smaller(recipe, tmp_path / "data")]
-    )
+    overrides = [override for override in smaller(recipe, tmp_path / "data") if override != "vars.val_fraction=0"]
+    done = CliRunner().invoke(app, ["config", "check", "--build", recipe, "data.num_workers=0", *overrides])
     assert done.exit_code == 0 and f"{recipe}: no problems" in done.output, done.output

@@ -31,7 +31,7 @@ def arithmetic_kept() -> Iterator[None]:
 
 FAST = (
     {name for name in packaged_names() if "digits" in name.split("/")[-1]}
-    - {"selfsup/digits_deepcluster", "selfsup/digits_dino", "selfsup/digits_moco_v3"}
+    - {"selfsup/digits_deepcluster", "selfsup/digits_dino", "selfsup/digits_moco_v3", "segmentation/digits_panoptic"}
     | {"selfsup/imagenet/deepcluster_r50", "selfsup/imagenet/dino_vit_s", "selfsup/imagenet/moco_v3_vit_s"}
     | {"selfsup/imagenet/ibot_vit_s"}
 )

@@ -12,7 +12,7 @@ import json
 import math
 import tarfile
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import is_dataclass, replace
 from operator import attrgetter
 from pathlib import Path
@@ -23,7 +23,9 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor, nn
+from torch.nn.functional import pad
 from torchvision import tv_tensors
+from torchvision.ops import box_convert
 
 from opabinia.config import Catalog, ConfigError, build, check, compose, dump, json_schema, live_catalog
 from opabinia.config.registry import Entry, Family, Register
@@ -52,6 +54,7 @@ from opabinia.contracts import (
     Target,
     Task,
 )
+from opabinia.contracts.rotated_boxes import box_corners
 from opabinia.data.decoding.pack import pack
 from opabinia.data.sampling.batches import ConstantPlan, StagedPlan
 from opabinia.data.sources import Concat, Digits, Videos
@@ -120,10 +123,12 @@ MINIMAL: dict[tuple[str, str], dict[str, Any]] = {
     ("source", "msmt17"): {"root": "MSMT17"},  # likewise
     ("source", "in_shop"): {"root": "IN_SHOP"},  # likewise
     ("source", "indexed"): {"source": "digits"},
+    ("source", "object_maps"): {"source": {"name": "digit_scenes", "masks": True}},
     ("source", "online_products"): {"root": "ONLINE_PRODUCTS"},  # likewise
     ("source", "packed_videos"): {"root": "PACKED_VIDEOS"},  # likewise
     ("source", "roboflow"): {"root": "ROBOFLOW"},  # likewise
     ("source", "shards"): {"files": "SHARD"},  # likewise
+    ("source", "stuff_maps"): {"source": {"name": "digit_maps", "panoptic": True}},
     ("source", "table"): {"file": "TABLE"},  # likewise
     ("source", "vehicleid"): {"root": "VEHICLEID"},  # likewise
     ("source", "veri"): {"root": "VERI"},  # likewise
@@ -143,6 +148,10 @@ MINIMAL: dict[tuple[str, str], dict[str, Any]] = {
     ("task", "deepcluster"): {"backbone": TINY},
     ("section", "sliding_window"): {"size": [64, 64]},
     ("task", "segmentation"): {"backbone": TINY, "decoder": "linear"},
+    ("task", "panoptic"): {
+        **{"backbone": TINY, "decoder": {"name": "fpn", "neck": None, "channels": 32}},
+        "detector": {"name": "mask_rcnn", "neck": {"name": "fpn", "channels": 8}, "box": {"fc_dim": 8}},
+    },
     ("task", "detection"): {"backbone": TINY, "detector": "fcos"},
     ("task", "dino"): {"backbone": TINY},
     ("task", "distillation"): {"backbone": TINY},
@@ -399,14 +408,20 @@ def with_objects(batch: Batch) -> Batch:
             labels=of_image.numpy(),
             areas=np.full(len(one), 50.0 * 10**number),
             crowd=np.zeros(len(one), dtype=np.bool_),
+            segments=[[[x, y, right, y, right, bottom, x, bottom]] for x, y, right, bottom in one.tolist()],
         )
         for number, (name, one, of_image) in enumerate(zip(batch["id"], boxes, labels, strict=True))
     ]
     sizes = {"image_sizes": [(32, 32)] * 4, "original_size": [(32, 32)] * 4}
     mask = (torch.arange(4 * 32 * 32).reshape(4, 32, 32) // 32 % 11).to(torch.uint8)
     mask[mask == 10] = IGNORE_LABEL
-    maps = [GroundTruthMap(name, labels.numpy()) for name, labels in zip(batch["id"], mask, strict=True)]
-    objects = {"boxes": boxes, "labels": labels, "ground_truth": ground_truth}
+    segments = torch.where(mask == IGNORE_LABEL, 0, mask + 1).int()  # one of each class
+    maps = [
+        GroundTruthMap(name, labels.numpy(), numbers.numpy(), np.arange(10), np.zeros(10, dtype=np.bool_))
+        for name, labels, numbers in zip(batch["id"], mask, segments, strict=True)
+    ]
+    masks = [torch.ones(len(one), 32, 32, dtype=torch.uint8) for one in boxes]
+    objects = {"boxes": boxes, "labels": labels, "masks": masks, "ground_truth": ground_truth}
     return {**batch, **sizes, **objects, "mask": mask, "ground_truth_map": maps}
 
 
@@ -423,7 +438,8 @@ class Line(Task):
 
 def task_works(make: Callable[[DatasetInfo], Task], folder: Path) -> None:
     """With labels, sample indices, boxes and views; tasks ignore those that they do not need."""
-    dataset_info, batch = replace(FACTS, boxes=True, maps=True), with_objects(batch_of())
+    dataset_info = replace(FACTS, boxes=True, masks=True, maps=True, thing_labels=(3,))
+    batch = with_objects(batch_of())
     batch["views"] = (batch["image"], batch["image"].flip(-1))
     batch["patch_mask"] = torch.tensor([[True, False, True, True]] * 4)  # of 32 x 32 pixels in patches of 16
     batch["patch_masks"] = (batch["patch_mask"],) * 2
@@ -533,7 +549,8 @@ def detector_works(make: Callable[[Sequence[Level], DatasetInfo], Detector], fol
     shape, sizes = (32, 64), [(32, 64), (25, 50)]  # small: two-stage detectors are slow
     maps = [torch.rand(2, channels, 32 // stride, 64 // stride) for channels, stride in levels]
     points = torch.tensor([[[15.0, 6, 2], [15, 24, 1]]])
-    full = Target(torch.tensor([[5.0, 5, 30, 25]]), torch.tensor([3]), torch.ones(1, *shape).byte(), points)
+    box = [17.5, 15, 25, 20, 30] if detector.oriented else [5.0, 5, 30, 25]
+    full = Target(torch.tensor([box]), torch.tensor([3]), torch.ones(1, *shape).byte(), points)
     empty = Target(*(one[:0] for one in full))
     for targets in ([full, empty], [empty, empty]):
         detector.zero_grad()
@@ -547,7 +564,7 @@ def detector_works(make: Callable[[Sequence[Level], DatasetInfo], Detector], fol
     for count in (2, 0):
         first = [Detections(one.boxes[:count], one.scores[:count], one.labels[:count]) for one in found]
         for one in detector.describe(maps, shape, sizes, first):
-            assert one.boxes.shape == (len(one.labels), 4) and len(one.labels) == len(one.scores) <= count
+            assert one.boxes.shape == (len(one.labels), len(box)) and len(one.labels) == len(one.scores) <= count
             assert one.masks is None or len(one.masks) == len(one.labels)
             assert one.keypoints is None or one.keypoints.shape == (len(one.labels), 2, 3)
 
@@ -626,7 +643,8 @@ def source_works(source: Any, folder: Path) -> None:
         assert image.shape[0] == source.channels
         assert isinstance(sample["id"], str)
         if source.classes:
-            labels = torch.atleast_1d(torch.as_tensor(sample["labels" if "boxes" in sample else "label"]))
+            key = next(key for key in ("labels", "mask", "label") if key in sample)
+            labels = torch.as_tensor(sample[key]).flatten()
             assert all(0 <= one < len(source.classes) for one in labels)
     assert source[0]["id"] != source[len(source) - 1]["id"]
 
@@ -684,6 +702,13 @@ def detected_objects() -> tuple[Predictions, list[GroundTruth]]:
     return {name: torch.stack([value] * 4) for name, value in found.items()}, truths
 
 
+def oriented_objects(found: Mapping[str, Tensor], truths: Sequence[GroundTruth]) -> tuple[Any, list[GroundTruth]]:
+    """The same objects with oriented boxes that are not turned."""
+    boxes = pad(box_convert(found["boxes"], "xyxy", "cxcywh"), (0, 1))
+    corners = box_corners(boxes[0].double()).numpy()
+    return {**found, "boxes": boxes}, [replace(truth, corners=corners) for truth in truths]
+
+
 def evaluator_works(make: Callable[[DatasetInfo], Any], folder: Path) -> None:
     """Four images of two identities, the first of each a query, all with objects. Evaluators of features get forty
     images of two classes."""
@@ -694,10 +719,20 @@ def evaluator_works(make: Callable[[DatasetInfo], Any], folder: Path) -> None:
         lowest, highest = -math.inf, math.inf
     else:
         detections, truths = detected_objects()
-        evaluator = make(replace(FACTS, queries=True, boxes=True, frequencies=tuple("rcf" + 7 * "f")))
+        facts = replace(FACTS, queries=True, boxes=True, frequencies=tuple("rcf" + 7 * "f"), thing_labels=(3,))
+        if oriented := getattr(getattr(make, "target", make), "oriented", False):
+            detections, truths = oriented_objects(detections, truths)
+        evaluator = make(replace(facts, oriented=bool(oriented)))
         batch = {**batch_of(), "label": torch.tensor([0, 0, 1, 1]), "query": torch.tensor([True, False] * 2)}
-        losses = {"losses/loss": torch.full((4,), 0.5)}
-        seen = {"embedding": torch.eye(4), **detections, **losses}, {**batch, "ground_truth": truths}
+        others = {"losses/loss": torch.full((4,), 0.5), "embedding": torch.eye(4), **detections}
+        truth_maps = with_objects(batch)["ground_truth_map"]
+        others |= {
+            "segmentation": torch.stack([torch.from_numpy(one.labels) for one in truth_maps]),
+            "segments": torch.stack([torch.from_numpy(one.segments) for one in truth_maps]),
+            "segment_labels": torch.arange(10).expand(4, 10),
+            "image_size": torch.tensor([[32, 32]] * 4),
+        }
+        seen = others, {**batch, "ground_truth": truths, "ground_truth_map": truth_maps}
         lowest, highest = 0.0, 1.0
     getattr(evaluator, "learn", lambda *seen: None)(*seen)
     evaluator.update(*seen)
@@ -754,10 +789,14 @@ LARGE = ("barlow_twins", "vicreg", "cascade_rcnn", "keypoint_rcnn")
 
 
 ATTRIBUTES, PAIRS = "tests/data/sources/test_pedestrian_attributes.py", "tests/data/sources/test_image_pairs.py"
+MAPS, TOOLS = "tests/data/sources/test_segmentation.py", "tests/data/sources/test_annotation_tools.py"
+MAP_SOURCES = ("segmentation_folder", "cityscapes", "ade20k", "voc_segmentation", "coco_stuff", "coco_panoptic")
 TESTED_ELSEWHERE = {
     "attributes": "needs data with several labels: tests/tasks/test_attributes.py",
     **dict.fromkeys(("pa100k", "market1501_attributes", "dukemtmc_attributes"), f"needs a MATLAB file: {ATTRIBUTES}"),
     **dict.fromkeys(("image_pairs", "verification"), f"needs pairs: {PAIRS}"),
+    **dict.fromkeys(MAP_SOURCES, f"needs label maps: {MAPS}"),
+    **dict.fromkeys(("labelme", "cvat"), f"needs files of annotation tools: {TOOLS}"),
     "revisited": "needs lists of matches: tests/data/sources/test_revisited.py",
     "cuhk03_archive": "needs an extra: tests/data/sources/test_cuhk03_archive.py",
 }

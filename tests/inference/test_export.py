@@ -348,3 +348,17 @@ def test_detectors_without_static_shapes_are_refused() -> None:
         augmented = Detection(dataset_info, backbone=backbone, detector=Fcos, test_time_augmentation=augmentation)
         augmented.export_module().check_static()
     Detection(dataset_info, backbone=backbone, detector=Fcos).export_module().check_static()
+
+
+def test_calibrated_scores_are_exported() -> None:
+    dataset_info = DatasetInfo(samples=4, classes=("a", "b"), boxes=True)
+    backbone = partial(backbones.timm, model="test_resnet")
+    detector = partial(Fcos, score_threshold=0.001, num_convs=1, max_detections=10)
+    task = Detection(dataset_info, backbone=backbone, detector=detector, score_calibration={"a": (1.0, 5.0)}).eval()
+    module = task.export_module()
+    images = torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8)
+    inputs = {"image": images, "image_sizes": torch.tensor([[64, 64], [64, 48]])}
+    with torch.no_grad():
+        actual = module(**inputs)
+    assert module.difference(module.expected(inputs), actual) < 1e-4
+    assert actual["scores"].diff(dim=1).max() <= 0 and actual["scores"].max() > 0.5

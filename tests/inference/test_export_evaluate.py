@@ -73,6 +73,38 @@ def test_layers_are_between_pre_and_post_processing(graph: Path) -> None:
         excluded_nodes(graph, ["neck.*"])
 
 
+def test_layers_whose_weight_was_renamed_have_the_name_of_their_module(graph: Path) -> None:
+    onnx: Any = pytest.importorskip("onnx")
+    model = onnx.load(graph)
+    (node,) = (node for node in model.graph.node if node.name == "second")
+    model.graph.initializer[3].name = node.input[1] = "val_7"
+    item = node.metadata_props.add()
+    item.key, item.value = "pkg.torch.onnx.name_scopes", "['', 'task.head', 'task.head.cls', 'conv2d']"
+    onnx.save(model, graph)
+    assert layer_names(graph) == {"first": "body", "second": "head.cls"}
+
+
+def test_coordinates_between_layers_stay_in_single_precision(tmp_path: Path) -> None:
+    onnx: Any = pytest.importorskip("onnx", reason="onnx is absent: pip install 'opabinia[export]'")
+    make, numpy, FLOAT = onnx.helper.make_node, onnx.numpy_helper.from_array, onnx.TensorProto.FLOAT
+    nodes = [
+        make("MatMul", ["queries", "a.weight"], ["deltas"], name="a"),
+        make("Sigmoid", ["deltas"], ["boxes"], name="sigmoid"),
+        make("Transpose", ["boxes"], ["columns"], name="transpose", perm=[0, 2, 1]),
+        make("Add", ["columns", "columns"], ["positions"], name="add"),
+        make("MatMul", ["positions", "b.weight"], ["embedding"], name="b"),
+        make("Relu", ["embedding"], ["positive"], name="relu"),
+        make("MatMul", ["positive", "c.weight"], ["output"], name="c"),
+    ]
+    shapes = {"queries": [1, 5, 8], "output": [1, 4, 3]}
+    values = [onnx.helper.make_tensor_value_info(name, FLOAT, shape) for name, shape in shapes.items()]
+    sizes = {"a.weight": (8, 4), "b.weight": (5, 8), "c.weight": (8, 3)}
+    weights = [numpy(np.ones(size, np.float32), name) for name, size in sizes.items()]
+    model = onnx.helper.make_model(onnx.helper.make_graph(nodes, "graph", values[:1], values[1:], weights))
+    onnx.save(model, tmp_path / "graph.onnx")
+    assert excluded_nodes(tmp_path / "graph.onnx", []) == ["sigmoid", "transpose", "add"]
+
+
 def test_reduced_precisions_keep_names_types_and_about_the_values(graph: Path) -> None:
     import onnx
 

@@ -21,6 +21,7 @@ from opabinia.data.decoding.video import VideoFile
 from opabinia.data.loader import DataError
 from opabinia.inference import frames as frames_module
 from opabinia.inference.frames import predict_frames
+from opabinia.inference.input_files import find_files
 from opabinia.inference.predict import predict
 from opabinia.inference.windows import predict_windows
 from opabinia.runtime.addresses import public_name
@@ -138,6 +139,8 @@ def test_what_does_not_fit(folder: Path, tmp_path: Path) -> None:
             predict(CLASSIFIER, paths, tmp_path / "out", **options)
     with pytest.raises(ConfigError, match="--every: the model of this run takes images: give videos, URLs"):
         predict_windows(CLASSIFIER, [video], tmp_path / "out", every=1.0, window=2.0)
+    with pytest.raises(ConfigError, match="rtsp://x/y: URLs and cameras are for `predict` with a model of images"):
+        list(find_files(["rtsp://me:secret@x/y"]))
     for name, reason in (
         ("tcp://127.0.0.1:9/x", "cannot be opened: Connection refused"),
         ("webcam:99", "there is no camera /dev/video99|this build of PyAV reads no cameras|cannot be opened"),

@@ -173,8 +173,8 @@ def test_milestones_after_the_end_and_overrides(tmp_path: Path) -> None:
     ("own", "message"),
     [
         (
-            "MODEL: {META_ARCHITECTURE: PanopticFPN}",
-            "META_ARCHITECTURE: 'PanopticFPN' is not supported; supported: GeneralizedRCNN",
+            "MODEL: {META_ARCHITECTURE: PanopticDeepLab}",
+            "META_ARCHITECTURE: 'PanopticDeepLab' is not supported; supported: GeneralizedRCNN",
         ),
         ("MODEL: {BACKBONE: {NAME: build_hrnet_backbone}}", "NAME: 'build_hrnet_backbone' is not supported"),
         ("MODEL: {ROI_HEADS: {NAME: Res5ROIHeads}}", "'Res5ROIHeads' does not fit a feature pyramid"),

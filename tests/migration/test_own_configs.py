@@ -70,8 +70,8 @@ FILES: dict[System, Callable[[Path], Iterable[Path]]] = {
 EXPECTED: dict[System, dict[str, int]] = {
     "basecls": {"": 139},
     "detectron2": {
-        "": 77,
-        "MODEL.META_ARCHITECTURE": 12,
+        "": 88,
+        "DATASETS.TRAIN": 1,
         "MODEL.PROPOSAL_GENERATOR.NAME": 3,
     },
     "fastreid": {"": 69, "MODEL.META_ARCHITECTURE": 1},

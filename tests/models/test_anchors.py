@@ -40,10 +40,10 @@ def close(found: Tensor, expected: Any, tolerance: float = 1e-4) -> None:
 
 
 def test_cells_are_detectron2s() -> None:
-    told = GOLDEN["cells"]
-    cells = cell_anchors([told["size"]], told["ratios"])
-    close(cells, told["corners"], 1e-5)
-    close(grid_anchors(cells, (2, 3), 4, offset=0.5)[0], told["first_at_stride_4_offset_0.5"])
+    golden = GOLDEN["cells"]
+    cells = cell_anchors([golden["size"]], golden["ratios"])
+    close(cells, golden["corners"], 1e-5)
+    close(grid_anchors(cells, (2, 3), 4, offset=0.5)[0], golden["first_at_stride_4_offset_0.5"])
 
 
 def test_all_ratios_of_a_size_stand_together() -> None:
@@ -99,9 +99,13 @@ def test_sizes_that_do_not_fit_the_levels_are_reported(sizes: list[list[float]],
 
 
 def test_a_box_is_coded_as_in_detectron2() -> None:
-    told = GOLDEN["coding"]
-    anchor, box, weights = torch.tensor([told["anchor"]]).float(), torch.tensor([told["box"]]).float(), told["weights"]
-    close(encode_boxes(box, anchor, weights)[0], told["code"])
+    golden = GOLDEN["coding"]
+    anchor, box, weights = (
+        torch.tensor([golden["anchor"]]).float(),
+        torch.tensor([golden["box"]]).float(),
+        golden["weights"],
+    )
+    close(encode_boxes(box, anchor, weights)[0], golden["code"])
     close(decode_boxes(encode_boxes(box, anchor, weights), anchor, weights), box)
 
 
@@ -124,9 +128,9 @@ def test_nothing_grows_beyond_a_limit_and_half_precision_gives_full() -> None:
 
 
 def test_matching_is_detectron2s() -> None:
-    told = GOLDEN["matching"]
-    found = match_anchors(torch.tensor(told["quality"]), *told["thresholds"], low_quality=True)
-    assert found.labels.tolist() == told["labels"] and found.indices.tolist() == told["things"]
+    golden = GOLDEN["matching"]
+    found = match_anchors(torch.tensor(golden["quality"]), *golden["thresholds"], low_quality=True)
+    assert found.labels.tolist() == golden["labels"] and found.indices.tolist() == golden["things"]
 
 
 @pytest.mark.parametrize("low_quality", [False, True])
@@ -145,7 +149,7 @@ def test_without_objects_all_is_background() -> None:
     assert found.labels.tolist() == found.indices.tolist() == [0] * 5
 
 
-def test_a_thing_that_nothing_overlaps_claims_nothing() -> None:
+def test_an_object_that_no_anchor_overlaps_claims_none() -> None:
     found = match_anchors(torch.tensor([[0.0, 0, 0], [0.1, 0, 0.9]]), 0.3, 0.7, low_quality=True)
     assert found.labels.tolist() == [0, 0, 1]
 
@@ -172,10 +176,10 @@ def test_levels_end_somewhere_and_follow_the_area() -> None:
 
 
 def test_focal_loss_is_fvcores() -> None:
-    told = GOLDEN["focal"]
-    logits = torch.tensor(told["logits"]).float().view(1, -1, 1)
-    classes = torch.tensor(told["there"]).view(1, -1) - 1  # of one class: 0, or -1 for background
-    close(focal_loss(logits, classes, 0.25, 2.0)[0], told["losses"], 5e-5)
+    golden = GOLDEN["focal"]
+    logits = torch.tensor(golden["logits"]).float().view(1, -1, 1)
+    classes = torch.tensor(golden["there"]).view(1, -1) - 1  # of one class: 0, or -1 for background
+    close(focal_loss(logits, classes, 0.25, 2.0)[0], golden["losses"], 5e-5)
 
 
 def test_focal_loss_adds_up_the_classes() -> None:
@@ -189,12 +193,12 @@ def test_focal_loss_adds_up_the_classes() -> None:
 
 
 def test_smooth_l1_is_fvcores() -> None:
-    told = GOLDEN["smooth_l1"]
+    golden = GOLDEN["smooth_l1"]
     anchors = torch.tensor([[0.0, 0, 8, 8]] * 2)
     deltas = torch.zeros(2, 4)
-    deltas[:, 2] = torch.tensor(told["errors"])
-    close(box_regression_loss(deltas, anchors, anchors, beta=told["beta"]), told["losses"], 1e-6)
-    close(box_regression_loss(deltas, anchors, anchors), told["errors"], 1e-6)
+    deltas[:, 2] = torch.tensor(golden["errors"])
+    close(box_regression_loss(deltas, anchors, anchors, beta=golden["beta"]), golden["losses"], 1e-6)
+    close(box_regression_loss(deltas, anchors, anchors), golden["errors"], 1e-6)
 
 
 @pytest.mark.parametrize("kind", ["giou", "diou", "ciou"])

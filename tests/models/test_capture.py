@@ -296,27 +296,27 @@ def test_on_two_processes(warm_server: Server, tmp_path: Path) -> None:
 
 
 def test_kernels_in_colour_and_in_grey(net: Net) -> None:
-    picture = kernel_grid(net, zoom=2, columns=3)
-    assert picture.shape == (3, 2 * (3 * 2 + 2) + 2, 3 * (3 * 2 + 2) + 2)
-    to_pil(picture)
-    first = picture[:, 2:8, 2:8]
+    image = kernel_grid(net, zoom=2, columns=3)
+    assert image.shape == (3, 2 * (3 * 2 + 2) + 2, 3 * (3 * 2 + 2) + 2)
+    to_pil(image)
+    first = image[:, 2:8, 2:8]
     weight = net.body[0].weight[0].detach()  # type: ignore[index]
     expected = (weight - weight.min()) / (weight.max() - weight.min())
     torch.testing.assert_close(first, expected.repeat_interleave(2, 1).repeat_interleave(2, 2))
-    assert torch.equal(picture[:, 0], torch.full_like(picture[:, 0], 0.5))
+    assert torch.equal(image[:, 0], torch.full_like(image[:, 0], 0.5))
 
 
 def test_kernels_of_many_channels_have_a_row_each() -> None:
     layer = nn.Conv2d(5, 2, 3)
-    picture = kernel_grid(nn.Sequential(nn.Conv2d(1, 5, 3), layer), "1", zoom=1)
-    assert picture.shape == (3, 2 * 4 + 1, 5 * 4 + 1)
-    tile, weight = picture[0, 1:4, 5:8], layer.weight[0, 1].detach()
+    image = kernel_grid(nn.Sequential(nn.Conv2d(1, 5, 3), layer), "1", zoom=1)
+    assert image.shape == (3, 2 * 4 + 1, 5 * 4 + 1)
+    tile, weight = image[0, 1:4, 5:8], layer.weight[0, 1].detach()
     torch.testing.assert_close(tile, (weight - weight.min()) / (weight.max() - weight.min()))
 
 
-@pytest.mark.parametrize(("layer", "told"), [("neck", "'neck' is not a convolution"), ("bodi", "near: body")])
-def test_no_convolution(net: Net, layer: str, told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+@pytest.mark.parametrize(("layer", "message"), [("neck", "'neck' is not a convolution"), ("bodi", "near: body")])
+def test_no_convolution(net: Net, layer: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         kernel_grid(net, layer)
     with pytest.raises(ValueError, match="this model has no convolution"):
         kernel_grid(net.head)

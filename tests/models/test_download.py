@@ -2,8 +2,9 @@
 
 import socket
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from threading import Event
+from threading import Event, Thread
 from typing import Any, NoReturn
 
 import pytest
@@ -127,3 +128,40 @@ def test_the_error_names_the_line_of_the_user(
     with pytest.raises(ConfigError) as error:
         task.keywords["backbone"](3)
     assert str(error.value).startswith(f"{where}: task.backbone.pretrained: the weights of timm's ")
+
+
+def test_a_repository_that_does_not_give_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hub in this process that answers every request with one status and one of the hub's error codes."""
+
+    class Hub(BaseHTTPRequestHandler):
+        status, code = 404, ""
+
+        def do_HEAD(self) -> None:
+            self.send_response(self.status)
+            self.send_header("X-Error-Code", self.code)
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(download, "getproxies", dict)
+    with HTTPServer(("127.0.0.1", 0), Hub) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}"
+        monkeypatch.setattr(constants, "ENDPOINT", address)
+        monkeypatch.setattr(
+            constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/resolve/{revision}/{filename}"
+        )
+        for status, code, message in (
+            (401, "RepoNotFound", f"{address} has no such repository, or it is private"),
+            (404, "EntryNotFound", "the repository has no model.safetensors and no pytorch_model.bin"),
+            (403, "", f"403 .*; download {address}/no/thing/resolve/main/model.safetensors on another machine"),
+        ):
+            Hub.status, Hub.code = status, code
+            with pytest.raises(download.UnavailableWeights, match=f"hf:no/thing: {message}"):
+                download.hub_file("no/thing")
+        with pytest.raises(download.UnavailableWeights, match=r"hf:thing: a repository of .* is named OWNER/NAME"):
+            download.hub_file("thing")
+        server.shutdown()

@@ -50,12 +50,14 @@ def test_queries_merge_as_in_mask2former() -> None:
     assert segments.labels.tolist() == expected["labels"]
     scores = classify_pixels(case["class_logits"][None], case["mask_logits"][None])[0]
     assert scores.mean((1, 2)).tolist() == pytest.approx(expected["semantic"])
-    masks, scores, labels = top_instances(**case, thing_labels=[1, 3], count=20)
-    found = list(zip(scores.tolist(), labels.tolist(), masks.sum((1, 2)).tolist(), strict=True))
+    found = top_instances(**case, thing_labels=[1, 3], count=20)
+    assert found.masks is not None
+    areas = [int(paste_mask(mask, box, (24, 32)).sum()) for mask, box in zip(found.masks, found.boxes, strict=True)]
     columns = (expected[f"instance_{name}"] for name in ("scores", "labels", "areas"))
-    published = sorted(zip(*columns, strict=True), reverse=True)
-    assert [row[1:] for row in published] == [row[1:] for row in found]
-    assert [row[0] for row in published] == pytest.approx([row[0] for row in found])
+    scores, labels, published = zip(*sorted(zip(*columns, strict=True), reverse=True), strict=True)
+    assert found.scores.tolist() == pytest.approx(scores)
+    assert found.labels.tolist() == list(labels)
+    assert areas == list(published)  # each pixel of these small images has many cells
 
 
 def test_masks_are_pasted_as_in_the_evaluation() -> None:
@@ -75,6 +77,7 @@ def test_images_without_segments() -> None:
     assert not empty.map.any() and not len(empty.labels)
     unsure = merge_masks(torch.zeros(2, 3), torch.zeros(2, 4, 2), [0])
     assert not unsure.map.any() and unsure.map.dtype == torch.int32
+    assert not len(top_instances(torch.zeros(2, 3), torch.full((2, 4, 2), -1.0), [0]).labels)
     full = Segments(torch.tensor([[1, 0], [2, 2]], dtype=torch.int32), torch.tensor([3, 0]), torch.tensor([0.5, 1]))
     rows = stack_segments([empty, full])
     assert rows["image_size"].tolist() == [[2, 3], [2, 2]]

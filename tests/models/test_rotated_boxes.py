@@ -8,8 +8,7 @@ from torch import Tensor
 from torchvision.ops import box_iou
 from torchvision.transforms.v2.functional import convert_bounding_box_format
 
-from opabinia.models.detectors.anchors import iou_loss
-from opabinia.models.detectors.rotated_boxes import (
+from opabinia.contracts.rotated_boxes import (
     aligned_iou,
     box_axes,
     box_corners,
@@ -17,12 +16,12 @@ from opabinia.models.detectors.rotated_boxes import (
     long_edge_boxes,
     mirror_boxes,
     rotated_intersections,
-    rotated_iou_loss,
-    rotated_nms,
     scale_boxes,
     to_box_frame,
     upright_boxes,
 )
+from opabinia.models.detectors.anchors import iou_loss
+from opabinia.models.detectors.rotated_boxes import rotated_iou_loss, rotated_nms
 
 Point = tuple[float, float]
 

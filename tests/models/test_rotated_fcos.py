@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from opabinia.contracts import DatasetInfo, Level, Target
+from opabinia.contracts.rotated_boxes import aligned_iou, box_corners, upright_boxes
 from opabinia.models.detectors.fcos import Fcos, assign_points, box_distances
-from opabinia.models.detectors.rotated_boxes import aligned_iou, box_corners, upright_boxes
 from opabinia.models.detectors.rotated_fcos import RotatedFcos, decode_rotated
 from opabinia.models.detectors.suppression import Candidates, suppress
 from opabinia.models.necks import fpn_p3_p7_from_p5

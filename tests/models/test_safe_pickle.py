@@ -145,10 +145,10 @@ NAMES = {
 def test_whatever_else_is_asked_for_is_refused_by_name(tmp_path: Path, name: str, protocol: int) -> None:
     mark = tmp_path / "ran"
     file = written(tmp_path / "a.pkl", {"model": {"x": HOSTILE[name](mark)}}, protocol)
-    told = NAMES[name]
+    message = NAMES[name]
     if protocol == 0 and name == "own class":
-        told = "copy_?reg._reconstructor"
-    with pytest.raises(ValueError, match=rf"a\.pkl: refused: it asks for '.*{told}', and what is no array"):
+        message = "copy_?reg._reconstructor"
+    with pytest.raises(ValueError, match=rf"a\.pkl: refused: it asks for '.*{message}', and what is no array"):
         read_weights(file)
     assert not mark.exists()
 
@@ -161,7 +161,7 @@ def test_the_hostile_files_would_have_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("what", "told"),
+    ("what", "message"),
     [
         (np.array([Calls(os.system, "false")], dtype=object), "array of 'O8', which are no numbers"),
         (np.array([{}, []], dtype=object), "array of 'O8', which are no numbers"),
@@ -173,8 +173,8 @@ def test_the_hostile_files_would_have_run(tmp_path: Path) -> None:
     ],
     ids=["objects that call", "objects", "text", "bytes", "records", "complex", "dates"],
 )
-def test_arrays_of_anything_but_numbers_are_refused(tmp_path: Path, what: Any, told: str) -> None:
-    with pytest.raises(ValueError, match=f"a.pkl: refused: it holds an {told}"):
+def test_arrays_of_anything_but_numbers_are_refused(tmp_path: Path, what: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=f"a.pkl: refused: it holds an {message}"):
         read_pickle(written(tmp_path / "a.pkl", {"x": what}))
 
 
@@ -192,7 +192,7 @@ def text(content: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         (array_of(b"J\xff\xff\xff\x7f\x85", text(b"\0" * 8)), "8 bytes are no array of"),
         (array_of(b"J\xff\xff\xff\x7fJ\xff\xff\xff\x7f\x86", text(b"")), "0 bytes are no array of"),
@@ -205,13 +205,13 @@ def text(content: bytes) -> bytes:
     ],
     ids=["too large", "far too large", "negative", "too few bytes", "list", "objects", "text", "other class"],
 )
-def test_shapes_and_types_are_not_believed(tmp_path: Path, content: bytes, told: str) -> None:
-    with pytest.raises(ValueError, match=rf"a\.pkl: .*{told}"):
+def test_shapes_and_types_are_not_believed(tmp_path: Path, content: bytes, message: str) -> None:
+    with pytest.raises(ValueError, match=rf"a\.pkl: .*{message}"):
         read_pickle(written(tmp_path / "a.pkl", content))
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         (b"cnumpy\ndtype\n(U\x01OK\x00K\x01tR.", "array of 'O'"),
         (b"cnumpy\ndtype\n(cos\nsystem\ntR.", "asks for 'os.system'"),
@@ -235,8 +235,8 @@ def test_shapes_and_types_are_not_believed(tmp_path: Path, content: bytes, told:
     ],
     ids=str,
 )
-def test_hostile_opcodes(tmp_path: Path, content: bytes, told: str) -> None:
-    with pytest.raises(ValueError, match=rf"a\.pkl: .*{told}"):
+def test_hostile_opcodes(tmp_path: Path, content: bytes, message: str) -> None:
+    with pytest.raises(ValueError, match=rf"a\.pkl: .*{message}"):
         read_pickle(written(tmp_path / "a.pkl", content))
     # And what comes after is read as before.
     assert read_pickle(written(tmp_path / "b.pkl", collections.OrderedDict(a=1), 2)) == {"a": 1}
@@ -284,7 +284,7 @@ def test_a_file_that_is_cut_short_gives_one_clear_error(tmp_path: Path) -> None:
             read_pickle(file)
 
 
-@pytest.mark.parametrize("content", [b"", b"no pickle", b"GIF89a", b"]."], ids=["empty", "text", "picture", "list"])
+@pytest.mark.parametrize("content", [b"", b"no pickle", b"GIF89a", b"]."], ids=["empty", "text", "image", "list"])
 def test_what_is_no_pickle_of_a_dictionary_is_reported(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(ValueError, match=r"a\.pkl: (is no pickle, or a damaged one|it holds no dictionary of arrays)"):
         read_pickle(written(tmp_path / "a.pkl", content))

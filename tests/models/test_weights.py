@@ -384,6 +384,20 @@ def test_a_backbone_is_filled_as_a_whole_or_not_at_all(tmp_path: Path, target_pr
 # --- shapes -----------------------------------------------------------------------------------------------------------
 
 
+def test_a_part_of_another_architecture_is_refused(tmp_path: Path) -> None:
+    """The file has a head, too, but most of its layers are others; other classes alone are no other architecture."""
+    net, other = drawn(Net, 0), drawn(Net, 1)
+    other.head = nn.Sequential(nn.Dropout(), nn.Linear(5, 3), nn.Linear(3, 3), nn.Linear(3, 3))
+    net.head.extend([nn.Identity(), nn.PReLU(), nn.PReLU(), nn.PReLU()])
+    torch.save(other.state_dict(), tmp_path / "a.pth")
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    with pytest.raises(ValueError, match=r"a\.pth: 3 of 5 tensors of the head are not filled, .*; missing in the file"):
+        initialize(net, Init(weights=tmp_path / "a.pth"))
+    assert_same(net.state_dict(), before)
+    assert len(initialize(net, Init(weights=tmp_path / "a.pth", partial=True)).missing) == 2
+    assert len(initialize(Net(), Init(weights=tmp_path / "a.pth")).unexpected) == 4
+
+
 def test_a_classifier_of_other_classes_is_left_out() -> None:
     source, target = drawn(lambda: Net(9), 0), drawn(Net, 1)
     before = target.head[1].weight.clone()

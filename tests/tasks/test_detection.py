@@ -28,11 +28,11 @@ from opabinia.contracts import (
     Sizes,
     Target,
 )
+from opabinia.contracts.rotated_boxes import upright_boxes
 from opabinia.data.collate import collate
 from opabinia.evaluation.detection.coco import Coco
 from opabinia.evaluation.detection.rotated import DotaMap
 from opabinia.inference.predictor import Prediction
-from opabinia.models.detectors.rotated_boxes import upright_boxes
 from opabinia.tasks.dense_prediction import image_area
 from opabinia.tasks.detection import Detection
 from opabinia.tasks.detection.task import (
@@ -428,6 +428,13 @@ def test_suppression_across_classes() -> None:
     for class_agnostic_nms, scores in ((None, [0.5, 0.75, 0.25]), (0.6, [0.75, 0.25]), (0.75, [0.75, 0.5, 0.25])):
         found = detection(BothClasses, class_agnostic_nms=class_agnostic_nms).predict(batch_of(scene_of()))
         assert found["scores"][0][found["labels"][0] >= 0].tolist() == scores
+
+
+def test_scores_are_calibrated_and_sorted() -> None:
+    maps = {FACTS.classes[1]: (1.0, -3.0)}
+    found = detection(BothClasses, score_calibration=maps).predict(batch_of(scene_of()))
+    assert found["scores"][0, :3].tolist() == pytest.approx([0.5, 0.25, 3 / (3 + np.e**3)])
+    assert found["labels"][0, :3].tolist() == [0, 0, 1]
 
 
 # --- oriented boxes ---------------------------------------------------------------------------------------------------

@@ -85,7 +85,7 @@ def test_every_kind_of_video_gives_the_same(predictor: Predictor, folder: Path) 
 
 
 @pytest.mark.parametrize(
-    ("video", "told"),
+    ("video", "message"),
     [
         (np.zeros((8, 8, 3), dtype=np.uint8), r"a video is a path, an array .* not a ndarray \(8, 8, 3\)"),
         (torch.zeros(0, 1, 8, 8), "not a Tensor"),
@@ -93,8 +93,8 @@ def test_every_kind_of_video_gives_the_same(predictor: Predictor, folder: Path) 
     ],
     ids=["a image", "no frames", "nothing"],
 )
-def test_what_is_no_video_is_reported(predictor: Predictor, video: Any, told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_what_is_no_video_is_reported(predictor: Predictor, video: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         predictor(video)
 
 
@@ -228,9 +228,9 @@ def test_videos_are_reported_drawn_and_written(run: Path, folder: Path, tmp_path
     (tmp_path / "text.mp4").write_text("no video")
     (tmp_path / "empty.mp4").touch()
     out = tmp_path / "out"
-    with pytest.raises(DataError) as told:
+    with pytest.raises(DataError) as error:
         predict(run, [folder / "odd", tmp_path / "text.mp4", tmp_path / "empty.mp4"], out)
-    assert str(told.value).splitlines() == [
+    assert str(error.value).splitlines() == [
         "2 of 5 files were skipped:",
         f"{tmp_path / 'text.mp4'} is not a video, but text",
         f"{tmp_path / 'empty.mp4'} is empty: it has 0 bytes",
@@ -288,5 +288,5 @@ def test_neighbours_and_probes_judge_clips_and_their_maps(run: Path) -> None:
     scores = launch.evaluate(run, [measures, "data.num_workers=0"])
     assert scores["val/knn_top1"] > 0.99  # what is judged was learned from
     assert 0 <= scores["val/linear_top1"] <= 1
-    told = json.loads((run / "eval" / "val" / "details.json").read_text())
-    assert {one["id"] for one in told["worst"]} <= {f"{name}/{i}.mp4" for i in range(6) for name in ("odd", "even")}
+    details = json.loads((run / "eval" / "val" / "details.json").read_text())
+    assert {one["id"] for one in details["worst"]} <= {f"{name}/{i}.mp4" for i in range(6) for name in ("odd", "even")}

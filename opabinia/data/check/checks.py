@@ -13,7 +13,13 @@ from opabinia.contracts import IdentitySource, QuerySource, Source
 from opabinia.contracts.masks import decode_rle
 from opabinia.data.check import findings as kinds
 from opabinia.data.check import statistics
-from opabinia.data.check.datasets import count_per_class, label_name, leaf_sources, single_labels
+from opabinia.data.check.datasets import (
+    annotated_images,
+    count_per_class,
+    label_name,
+    leaf_sources,
+    single_labels,
+)
 from opabinia.data.check.duplicates import TRAIN, ScannedSample, find_duplicates
 from opabinia.data.check.findings import Finding, Findings, SampleRef
 from opabinia.data.check.scan import Position, SampleScan, sample_id, scan_samples
@@ -125,10 +131,12 @@ def run_checks(
         all_positions[part.dataset] += [(part.number, index) for index in range(len(part.source))]
     positions = [position for own in all_positions.values() for position in _draw(own, limit, seed)]
     scans, stopped = _scan([part.source for part in parts], positions, workers)
-    annotated = [(part, part.source) for part in parts if isinstance(part.source, AnnotatedImages)]
+    annotated = [(part, own) for part in parts if (own := annotated_images(part.source)) is not None]
     findings = Findings()
+    for part in parts:
+        errors = getattr(annotated_images(part.source) or part.source, "errors", ())
+        findings.add_errors(part.dataset, part.number, errors)
     for part, source in annotated:
-        findings.add_errors(part.dataset, part.number, source.errors)
         indices = [index for number, index in positions if number == part.number]
         findings.add_errors(part.dataset, part.number, _find_broken_rle(source, indices))
     read = zip(positions, scans, strict=False)  # fewer scans after Ctrl-C
@@ -139,7 +147,8 @@ def run_checks(
         _check_objects(part, source, findings)
     datasets = {name: _summarize(name, source, samples) for name, source in sources.items()}
     for name, dataset in datasets.items():
-        if not isinstance(sources[name], IdentitySource):
+        is_partial = dataset.maps is not None and dataset.read < dataset.samples
+        if not isinstance(sources[name], IdentitySource) and not is_partial:
             for class_name, count in dataset.per_class.items():
                 if not count:
                     findings.add(kinds.NO_SAMPLES, [SampleRef(name, class_name)])
@@ -194,6 +203,7 @@ def _check_scan(part: _Part, index: int, scan: SampleScan, findings: Findings) -
 
     if scan.error is not None:
         image_kind = kinds.TRUNCATED if scan.truncated else annotation_errors.UNREADABLE
+        image_kind = kinds.BAD_MAP if scan.bad_map else image_kind
         add(annotation_errors.UNREADABLE_VIDEO if scan.is_video else image_kind, scan.error)
     if scan.damage is not None:
         add(annotation_errors.DAMAGED_VIDEO, scan.damage)
@@ -205,6 +215,8 @@ def _check_scan(part: _Part, index: int, scan: SampleScan, findings: Findings) -
             file_height, file_width = source.sizes[index].tolist()
             value = f"{width} x {height} pixels, {source.file} says {file_width} x {file_height}"
             add(annotation_errors.WRONG_SIZE, value)
+    if scan.pixels is not None and not scan.pixels[: len(source.classes)].any():
+        add(kinds.EMPTY_MAP, f"{scan.pixels.sum()} pixels are ignored")
     is_query = bool(source.queries[index]) if isinstance(source, QuerySource) else None
     return ScannedSample(scan, sample, is_query, () if label is None else tuple(source.classes))
 
@@ -229,12 +241,14 @@ def _find_broken_rle(source: AnnotatedImages, indices: Sequence[int]) -> list[an
 def _summarize(name: str, source: Source, samples: Sequence[ScannedSample]) -> DatasetStatistics:
     scans = [sample.scan for sample in samples if sample.sample.dataset == name]
     leaves = list(leaf_sources(source))
+    maps = statistics.map_statistics(source.classes, [scan.pixels for scan in scans if scan.pixels is not None])
     return DatasetStatistics(
         samples=sum(map(len, leaves)),
         read=len(scans),
         is_video=any(scan.is_video for scan in scans),
-        per_class=count_per_class(source),
-        boxes=statistics.box_statistics(source.classes, leaves),
+        per_class=count_per_class(source) if maps is None else maps.images,
+        boxes=statistics.box_statistics(source.classes, leaves) if maps is None else None,
+        maps=maps,
         lengths=statistics.length_statistics([scan.length for scan in scans if scan.length is not None]),
         identities=statistics.identity_statistics(source),
         sizes=statistics.size_statistics([scan.size for scan in scans if scan.size is not None]),

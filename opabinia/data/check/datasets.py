@@ -8,6 +8,8 @@ import numpy as np
 
 from opabinia.contracts import IdentitySource, ImageClassesSource, Indices, LabeledSource, Source
 from opabinia.data.sources.concat import ConcatBase
+from opabinia.data.sources.detection_base import AnnotatedImages
+from opabinia.data.sources.object_maps import ObjectMaps
 from opabinia.data.sources.video_views import VideoViews
 
 
@@ -20,6 +22,12 @@ def leaf_sources(source: Source) -> Iterator[Source]:
         yield from leaf_sources(source.source)
     else:
         yield source
+
+
+def annotated_images(source: Source) -> AnnotatedImages | None:
+    """Return the source if its objects are read from an annotation file, or the one that its maps are made of."""
+    own = source.source if isinstance(source, ObjectMaps) else source
+    return own if isinstance(own, AnnotatedImages) else None
 
 
 def label_name(source: Source, index: int) -> str | None:

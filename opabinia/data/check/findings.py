@@ -11,6 +11,8 @@ TRUNCATED = "truncated images"
 SMALL_IMAGE = "images with a side of less than 8 pixels"
 TINY_BOX = "boxes with a side of less than 2 pixels"
 EMPTY = "images without objects"
+BAD_MAP = "label maps that cannot be read, or with values of no class"
+EMPTY_MAP = "label maps without a labeled pixel"
 NO_SAMPLES = "classes without samples"
 SAME_FILE, SAME_PIXELS, NEAR_DUPLICATE = "identical file", "identical pixels", "nearly identical"
 LEVELS = (SAME_FILE, SAME_PIXELS, NEAR_DUPLICATE)
@@ -21,7 +23,7 @@ OTHER_LABEL = "identical images with different labels"
 NEAR_OTHER_LABEL = "nearly identical images with different labels"
 SAME_IDENTITY = "identities in training and validation"
 
-NOTES = {SMALL_IMAGE, TINY_BOX, EMPTY, NO_SAMPLES, NEAR_OTHER_LABEL, f"{IN_GALLERY}: {NEAR_DUPLICATE}"}
+NOTES = {SMALL_IMAGE, TINY_BOX, EMPTY, EMPTY_MAP, NO_SAMPLES, NEAR_OTHER_LABEL, f"{IN_GALLERY}: {NEAR_DUPLICATE}"}
 NOTES |= {f"{REPEATED}: {level}" for level in LEVELS}
 """Findings that may be intended; all others are errors."""
 

@@ -6,18 +6,22 @@ import base64
 import os
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 from PIL import Image, ImageDraw
 from torch import Tensor
 from torchvision.transforms.v2 import functional as F
 
-from opabinia.contracts import DrawOptions, Video, label_names
+from opabinia.contracts import DrawOptions, SegmentationSource, Video, label_names
 from opabinia.data.check.checks import DataReport
+from opabinia.data.check.datasets import annotated_images
 from opabinia.data.check.findings import Finding, SampleRef
 from opabinia.data.check.scan import image_file, lazy_image
 from opabinia.data.check.terminal import class_rows, summary_rows
 from opabinia.data.sources.annotation_errors import Box
+from opabinia.data.sources.coco_panoptic import PanopticImages
 from opabinia.data.sources.detection_base import AnnotatedImages
+from opabinia.data.sources.segmentation_folder import SegmentationFiles
 from opabinia.runtime.files import write_atomic
 from opabinia.visualization.drawing import to_pil
 from opabinia.visualization.report.blocks import Block, Gallery, ImageRow, ReportImage, Section, Table
@@ -123,10 +127,11 @@ def _render_example(sample: SampleRef, report: DataReport, budget: ByteBudget) -
     source = report.sources[sample.source]
     try:
         content = source[sample.index]
-        image = draw_sample(content, source.classes, DrawOptions(side=WIDE, text=16))
+        colors = source.colors if isinstance(source, SegmentationSource) else ()
+        image = draw_sample(content, source.classes, DrawOptions(side=WIDE, text=16), colors)
     except (ValueError, OSError):
         return None
-    side = STRIP if "video" in content else WIDE if "ground_truth" in content else SMALL
+    side = STRIP if "video" in content else WIDE if {"ground_truth", "ground_truth_map"} & content.keys() else SMALL
     image.thumbnail((side, side), reducing_gap=2.0)
     return _encode(image, ": ".join(filter(None, (sample.id, ", ".join(label_names(content, source.classes))))), budget)
 
@@ -194,7 +199,9 @@ def _read_image(sample: SampleRef, report: DataReport) -> Tensor | None:
         return None
     source = report.sources[sample.source]
     if sample.index is None:
-        return image_file(source, os.fsencode(sample.id)).decode() if isinstance(source, AnnotatedImages) else None
+        owner: Any = annotated_images(source) or source
+        has_files = isinstance(owner, AnnotatedImages | PanopticImages | SegmentationFiles)
+        return image_file(owner, os.fsencode(sample.id)).decode() if has_files else None
     lazy = lazy_image(source, sample.index)
     if lazy is not None:
         return lazy.decode()

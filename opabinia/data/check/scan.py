@@ -9,20 +9,24 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from multiprocessing import get_context
 from threading import Thread
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from opabinia.contracts import EncodedSource, NamedSource, Source, Video
+from opabinia.contracts import EncodedSource, Indices, NamedSource, Source, Video
 from opabinia.data.check.image_hash import ImageHash, compute_hash
 from opabinia.data.decoding.images import EncodedImage, LazyImage
 from opabinia.data.decoding.video_index import damage
+from opabinia.data.sources.coco_panoptic import PanopticImages
 from opabinia.data.sources.detection_base import AnnotatedImages
+from opabinia.data.sources.segmentation_base import MapError
+from opabinia.data.sources.segmentation_folder import SegmentationFiles
 
 Position = tuple[int, int]
 """A sample: the index of its source, and its index in that source."""
@@ -54,24 +58,28 @@ class SampleScan:
         is_video: a video, or an image.
         error: why it cannot be read; None if it can.
         truncated: it cannot be read because its file ends early.
+        bad_map: its image can be read, but not its segmentation map.
         size: height and width.
         file_digest: of its file; None if the source does not give the file, and for videos.
         pixel_digest: of size and pixels; for videos of the number of frames and of the first, middle and last frame.
         image_hash: of the image, or of these three frames; None if they have too little content to be compared.
         length: of a video.
         damage: what is wrong with a video that is still usable.
+        pixels: of a segmentation map, the number of pixels with each value (int64, 256).
     """
 
     id: str
     is_video: bool = False
     error: str | None = None
     truncated: bool = False
+    bad_map: bool = False
     size: tuple[int, int] | None = None
     file_digest: bytes | None = None
     pixel_digest: bytes | None = None
     image_hash: ImageHash | None = None
     length: VideoLength | None = None
     damage: str | None = None
+    pixels: Indices | None = None
 
 
 def scan_samples(sources: Sequence[Source], positions: Sequence[Position], workers: int) -> Iterator[SampleScan]:
@@ -137,7 +145,7 @@ def lazy_image(source: Source, index: int) -> LazyImage | None:
     return image if isinstance(image, LazyImage) else None
 
 
-def image_file(source: AnnotatedImages, name: bytes) -> EncodedImage:
+def image_file(source: AnnotatedImages | PanopticImages | SegmentationFiles, name: bytes) -> EncodedImage:
     """Return an image below the root of a source, even if the source has dropped it."""
     return EncodedImage.file(os.path.join(os.fsencode(source.root), name), source.channels)
 
@@ -162,13 +170,16 @@ def scan_sample(source: Source, index: int) -> SampleScan:
         sample = source[index]
     except (ValueError, OSError) as error:
         truncated = re.search("truncated|incomplete|premature|ends early|end of file", str(error), re.IGNORECASE)
-        return SampleScan(name, error=str(error), truncated=truncated is not None)
+        return SampleScan(name, error=str(error), truncated=truncated is not None, bad_map=isinstance(error, MapError))
     if "video" in sample:
         return _scan_video(name, sample["video"])
     image = sample.get("image")
     if not isinstance(image, Tensor):
         return SampleScan(name)
-    return _scan_image(str(sample.get("id", name)), image if image.dtype == torch.uint8 else (image * 255).byte())
+    scan = _scan_image(str(sample.get("id", name)), image if image.dtype == torch.uint8 else (image * 255).byte())
+    if "ground_truth_map" not in sample:
+        return scan
+    return replace(scan, pixels=np.bincount(sample["ground_truth_map"].labels.ravel(), minlength=256))
 
 
 def _scan_image(name: str, image: Tensor, content: bytes | None = None) -> SampleScan:

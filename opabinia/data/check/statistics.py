@@ -11,8 +11,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from opabinia.contracts import CameraSource, IdentitySource, QuerySource, Source, ViewpointSource
-from opabinia.data.check.datasets import concatenate, single_labels
+from opabinia.contracts import CameraSource, IdentitySource, Indices, QuerySource, Source, ViewpointSource
+from opabinia.data.check.datasets import annotated_images, concatenate, single_labels
 from opabinia.data.check.scan import VideoLength
 from opabinia.data.sources.detection_base import AnnotatedImages, clip_boxes
 from opabinia.data.sources.oriented_boxes import min_area_boxes
@@ -51,6 +51,23 @@ class BoxStatistics:
     empty_images: int
     tiny: int
     sides: dict[str, int]
+
+
+@dataclass(frozen=True)
+class MapStatistics:
+    """Counts of pixels in the segmentation maps that were read.
+
+    Attributes:
+        pixels: number of pixels of each class by name.
+        ignored: number of pixels without a label.
+        images: number of maps with each class by name.
+        empty: number of maps without a labeled pixel.
+    """
+
+    pixels: dict[str, int]
+    ignored: int
+    images: dict[str, int]
+    empty: int
 
 
 @dataclass(frozen=True)
@@ -107,7 +124,7 @@ class DatasetStatistics:
         read: number of samples that were read.
         is_video: whether the samples are videos.
         per_class: number of samples of each class by name; empty if there are no classes.
-        boxes, lengths, identities, sizes: None if they do not apply.
+        boxes, maps, lengths, identities, sizes: None if they do not apply.
     """
 
     samples: int
@@ -115,6 +132,7 @@ class DatasetStatistics:
     is_video: bool = False
     per_class: dict[str, int] = field(default_factory=dict)
     boxes: BoxStatistics | None = None
+    maps: MapStatistics | None = None
     lengths: LengthStatistics | None = None
     identities: IdentityStatistics | None = None
     sizes: SizeStatistics | None = None
@@ -152,7 +170,7 @@ def length_statistics(lengths: Sequence[VideoLength]) -> LengthStatistics | None
 
 def box_statistics(classes: Sequence[str], sources: Sequence[Source]) -> BoxStatistics | None:
     """Return the statistics of sources with annotated boxes; None if one has none."""
-    detection = [source for source in sources if isinstance(source, AnnotatedImages)]
+    detection = [own for source in sources if (own := annotated_images(source)) is not None]
     if not detection or len(detection) < len(sources):
         return None
     labels = concatenate(source.annotations.labels[source.annotations.trainable] for source in detection)
@@ -165,6 +183,25 @@ def box_statistics(classes: Sequence[str], sources: Sequence[Source]) -> BoxStat
         empty_images=sum(len(present) == 0 for source in detection for present in source.present),
         tiny=int((sides.min(1, initial=math.inf) < TINY).sum()),
         sides=side_histogram(np.sqrt(sides.prod(1)).tolist()),
+    )
+
+
+def map_statistics(classes: Sequence[str], counts: Sequence[Indices]) -> MapStatistics | None:
+    """Return the statistics of maps; None if there are none.
+
+    Args:
+        classes: their names.
+        counts: pixels of each map with each value (int64, 256).
+    """
+    if not counts:
+        return None
+    table = np.stack(counts)
+    labeled = table[:, : len(classes)]
+    return MapStatistics(
+        pixels=dict(zip(classes, labeled.sum(0).tolist(), strict=True)),
+        ignored=int(table.sum() - labeled.sum()),
+        images=dict(zip(classes, (labeled > 0).sum(0).tolist(), strict=True)),
+        empty=int((labeled.sum(1) == 0).sum()),
     )
 
 

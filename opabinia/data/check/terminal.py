@@ -57,6 +57,9 @@ def summary_rows(dataset: DatasetStatistics) -> dict[str, object]:
     if (boxes := dataset.boxes) is not None:
         rows |= {"images without objects": boxes.empty_images, "objects": boxes.objects, "crowds": boxes.crowds}
         rows |= {"tiny objects (< 2 pixels)": boxes.tiny}
+    if (maps := dataset.maps) is not None:
+        share = maps.ignored / max(1, maps.ignored + sum(maps.pixels.values()))
+        rows |= {"maps without a labeled pixel": maps.empty, "ignored pixels": f"{share:.1%}"}
     if (identities := dataset.identities) is not None:
         rows |= {"identities": identities.identities, "images per identity": _range(identities.images)}
         rows |= {"queries": identities.queries} if identities.queries is not None else {}
@@ -68,16 +71,18 @@ def summary_rows(dataset: DatasetStatistics) -> dict[str, object]:
 
 def class_rows(dataset: DatasetStatistics) -> tuple[list[str], list[tuple[Any, ...]]]:
     """Return names of columns and a row for each class or identity: its name, the number of images or videos that it is
-    in and their share of all of them, and of annotated objects the same.
+    in and their share of all of them, and of annotated objects, or pixels of segmentation maps, the same.
 
     An image may be in several classes, so these shares do not add up to 1.
     """
-    noun, objects = "videos" if dataset.is_video else "images", dataset.boxes
-    columns = ["identity" if dataset.identities else "class", noun, f"share of {dataset.samples:,} {noun}"]
-    columns += ["objects", f"share of {objects.objects:,} objects"] if objects else []
+    noun, samples = "videos" if dataset.is_video else "images", dataset.read if dataset.maps else dataset.samples
+    columns = ["identity" if dataset.identities else "class", noun, f"share of {samples:,} {noun}"]
+    counted = dataset.boxes.per_class if dataset.boxes else dataset.maps.pixels if dataset.maps else {}
+    total, unit = sum(counted.values()), "pixels" if dataset.maps else "objects"
+    columns += [unit, f"share of {total:,} {unit}"] if counted else []
     rows: list[tuple[Any, ...]] = []
     for name, count in dataset.per_class.items():
-        counts = (count, dataset.samples), *([(objects.per_class[name], objects.objects)] if objects else [])
+        counts = (count, samples), *([(counted[name], total)] if counted else [])
         rows.append((name, *(cell for number, total in counts for cell in (number, number / max(1, total)))))
     return columns, rows
 

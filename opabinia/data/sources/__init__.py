@@ -10,6 +10,7 @@ from opabinia.data.sources.concat import Concat as Concat
 from opabinia.data.sources.concat import ConcatIdentities as ConcatIdentities
 from opabinia.data.sources.cuhk03 import cuhk03 as cuhk03
 from opabinia.data.sources.cuhk03_archive import Cuhk03Archive as Cuhk03Archive
+from opabinia.data.sources.cvat import cvat as cvat
 from opabinia.data.sources.digit_scenes import DigitScenes as DigitScenes
 from opabinia.data.sources.digit_views import DigitViews as DigitViews
 from opabinia.data.sources.digits import Digits as Digits
@@ -22,6 +23,7 @@ from opabinia.data.sources.idx import Idx as Idx
 from opabinia.data.sources.image_pairs import ImagePairs as ImagePairs
 from opabinia.data.sources.in_shop import in_shop as in_shop
 from opabinia.data.sources.indexed import Indexed as Indexed
+from opabinia.data.sources.labelme import labelme as labelme
 from opabinia.data.sources.market1501 import dukemtmc as dukemtmc
 from opabinia.data.sources.market1501 import market1501 as market1501
 from opabinia.data.sources.moving_digits import MovingDigits as MovingDigits
@@ -42,6 +44,7 @@ from opabinia.data.sources.segmentation_presets import cityscapes as cityscapes
 from opabinia.data.sources.segmentation_presets import coco_stuff as coco_stuff
 from opabinia.data.sources.segmentation_presets import voc_segmentation as voc_segmentation
 from opabinia.data.sources.shards import Shards as Shards
+from opabinia.data.sources.stuff_maps import StuffMaps as StuffMaps
 from opabinia.data.sources.synthetic import Synthetic as Synthetic
 from opabinia.data.sources.table import Table as Table
 from opabinia.data.sources.unlabeled import Images as Images

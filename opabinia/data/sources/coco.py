@@ -200,6 +200,7 @@ def read_lists(file: Path, lists: Mapping[str, Sequence[str]] = _LISTS) -> dict[
 _MAX_SIDE = 2**24
 """Pixels; larger sides are no sizes of images."""
 
+
 def _make_listing(
     content: Mapping[str, Any], file: Path, root: Path, *, masks: bool, keypoints: bool, classes: Sequence[str] | None
 ) -> DetectionListing:

@@ -166,7 +166,7 @@ class PanopticImages:
         self.classes = tuple(printable_name(category["name"]) for category in categories)
         self.category_ids = tuple(category["id"] for category in categories)
         self.thing_labels = tuple(label for label, category in enumerate(categories) if category["isthing"])
-        colors: list[Color] = [tuple(category.get("color", ())) for category in categories]  # type: ignore[misc]
+        colors: list[Color] = [tuple(category.get("color", ())) for category in categories]
         self.colors = tuple(colors) if all(len(color) == 3 for color in colors) else ()
         self.sizes: Indices = np.array([(row["height"], row["width"]) for row in rows], dtype=np.int64)
         self._image_ids = np.array([row["id"] for row in rows], dtype=np.int64)

@@ -25,6 +25,7 @@ from opabinia.contracts import (
     NamedSource,
     QuerySource,
     Sample,
+    SegmentationSource,
     SizedSource,
     Source,
     SourcePart,
@@ -65,9 +66,8 @@ class ConcatBase:
     def __getitem__(self, index: int) -> Sample:
         number, own_index = self._locate(index)
         sample = {**self.sources[number][own_index]}
-        if "ground_truth" in sample:  # ids of images are unique within a source only
-            ground_truth = sample["ground_truth"]
-            sample["ground_truth"] = replace(ground_truth, image_id=f"{number}/{ground_truth.image_id}")
+        for key in {"ground_truth", "ground_truth_map"} & sample.keys():  # image ids are unique within a source only
+            sample[key] = replace(sample[key], image_id=f"{number}/{sample[key].image_id}")
         return {**sample, "id": f"{number}/{sample['id']}"}
 
     def _id(self, index: int) -> str:
@@ -148,6 +148,10 @@ class Concat(ConcatBase):
             self.has_boxes, self.has_masks, self.keypoints = first.has_boxes, first.has_masks, first.keypoints
             self.category_ids, self.frequencies = first.category_ids, first.frequencies
             self.oriented = getattr(first, "oriented", False)
+        if all(isinstance(source, SegmentationSource) for source in parts):
+            self.has_maps = True
+            self.thing_labels = tuple(sorted({label for source in parts for label in source.thing_labels}))
+            self.colors = _united_colors(sources, class_map, united)
         if all(isinstance(source, LabeledSource) for source in parts):
             self.labels = np.concatenate([np.asarray(source.labels) for source in parts])
         if all(isinstance(source, SizedSource) for source in parts):
@@ -250,6 +254,22 @@ class ConcatIdentities(ConcatBase):
         return [np.asarray(getattr(source, name)) + offset for source, offset in pairs]
 
 
+def _united_colors(sources: Sequence[Any], class_map: Mapping[str, str], united: Sequence[str]) -> tuple[Any, ...]:
+    """Return the color of each united class in the first source that has it; empty if one has none."""
+    colors: dict[str, Any] = {}
+    for source in sources:
+        for name, color in zip(source.classes, source.colors, strict=False):  # a source may have none
+            colors.setdefault(class_map.get(name, name), color)
+    return tuple(colors[name] for name in united) if colors.keys() >= set(united) else ()
+
+
+_KINDS = (
+    *(("has_boxes", False), ("has_masks", False), ("has_maps", False), ("oriented", False)),
+    ("keypoints", ()),
+)
+"""Attributes that all sources have in common, and their values without such annotations."""
+
+
 def _renamed_classes(sources: Sequence[Source], class_map: Mapping[str, str]) -> list[list[str]]:
     """Return the classes of each source with their new names, each once.
 
@@ -277,7 +297,7 @@ def _check_same_kind(first: Source, other: Source, number: int, names: list[str]
         )
     if _is_multi_label(first) != _is_multi_label(other):
         differences.append("has another kind of labels (one or several) than the first one")
-    for name, default in (("has_boxes", False), ("has_masks", False), ("oriented", False), ("keypoints", ())):
+    for name, default in _KINDS:
         wanted, own = getattr(first, name, default), getattr(other, name, default)
         if own != wanted:
             noun = name.removeprefix("has_")

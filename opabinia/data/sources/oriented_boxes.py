@@ -81,4 +81,5 @@ def _surround(segment: Any, size: tuple[int, int]) -> Floats:
         hull = points[ConvexHull(points).vertices]
     except (QhullError, ValueError):  # on a line; an empty mask
         return np.repeat(points[:1] if len(points) else np.zeros((1, 2)), 4, 0)
-    return box_corners(torch.from_numpy(min_area_boxes(hull[None].astype(np.float64)))).numpy()[0]
+    corners: Floats = box_corners(torch.from_numpy(min_area_boxes(hull[None].astype(np.float64)))).numpy()[0]
+    return corners

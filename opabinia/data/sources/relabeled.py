@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
+from torchvision import tv_tensors
 
 from opabinia.contracts import (
+    IGNORE_LABEL,
     Batch,
     BatchSource,
     DetectionSource,
     EncodedSource,
     FingerprintedSource,
+    ImageClassesSource,
     Indices,
     LabeledSource,
     RelabelingSource,
     Sample,
+    SegmentationSource,
     Source,
 )
+from opabinia.data.sources.annotation_arrays import RaggedArray
 from opabinia.data.sources.file_names import short_digest
 
 
@@ -32,7 +38,7 @@ def relabel(source: Source, classes: Sequence[str], class_map: Mapping[str, str]
         class_map: new names of its own classes; others keep theirs. Every new name is in ``classes``.
 
     Raises:
-        ValueError: it has annotated objects and no ``relabeled``.
+        ValueError: it has annotated objects without segmentation maps, and no ``relabeled``.
     """
     if tuple(source.classes) == tuple(classes) and not any(name in class_map for name in classes):
         return source
@@ -40,19 +46,25 @@ def relabel(source: Source, classes: Sequence[str], class_map: Mapping[str, str]
     new_labels = np.array([label_of[class_map.get(name, name)] for name in source.classes], dtype=np.int64)
     if isinstance(source, RelabelingSource):
         return source.relabeled(tuple(classes), new_labels)
-    if isinstance(source, DetectionSource):
+    if isinstance(source, DetectionSource) and not isinstance(source, SegmentationSource):
         raise ValueError(f"the classes of {type(source).__name__} cannot be changed; give all sources its classes")
     return _Relabeled(source, tuple(classes), new_labels)
 
 
 class _Relabeled:
-    """Images or videos with other labels; all else is that of the source."""
+    """Images or videos with other labels, or images with other labels in their maps; all else is that of the source."""
 
     def __init__(self, source: Source, classes: tuple[str, ...], new_labels: Indices) -> None:
         self._source: Any = source
         self.classes, self._new_labels = classes, new_labels
         if isinstance(source, LabeledSource):
             self.labels = self._convert(torch.as_tensor(source.labels)).numpy()
+        if isinstance(source, SegmentationSource):
+            self.thing_labels = tuple(np.unique(new_labels[list(source.thing_labels)]).tolist())
+            self.colors = ()  # of other classes
+            self.category_ids = tuple(range(1, len(classes) + 1))
+        if isinstance(source, ImageClassesSource):
+            self.present = RaggedArray(np.unique(new_labels[present]) for present in source.present)
         if isinstance(source, BatchSource):
             self.batch = self._batch
         if isinstance(source, EncodedSource):
@@ -77,10 +89,30 @@ class _Relabeled:
         return {**batch, "label": self._convert(batch["label"])} if "label" in batch else batch
 
     def _with_label(self, sample: Sample) -> Sample:
+        if "ground_truth_map" in sample:
+            return self._with_map(sample)
         if "label" not in sample:
             return sample
         label = self._convert(torch.as_tensor(sample["label"]))
         return {**sample, "label": label if label.ndim else int(label)}
+
+    def _with_map(self, sample: Sample) -> Sample:
+        new_labels, ground_truth = self._new_labels, sample["ground_truth_map"]
+        table = np.full(256, IGNORE_LABEL, dtype=np.uint8)
+        table[: len(new_labels)] = new_labels
+        labels, segments = table[ground_truth.labels], ground_truth.segment_labels
+        result = {
+            **sample,
+            "mask": tv_tensors.Mask(torch.from_numpy(labels.copy())),
+            "ground_truth_map": replace(
+                ground_truth, labels=labels, segment_labels=None if segments is None else new_labels[segments]
+            ),
+        }
+        if "ground_truth" in sample:
+            objects = sample["ground_truth"]
+            result |= {"labels": torch.from_numpy(new_labels)[sample["labels"]]}
+            result |= {"ground_truth": replace(objects, labels=new_labels[objects.labels])}
+        return result
 
     def _convert(self, labels: torch.Tensor) -> torch.Tensor:
         """Convert labels (int64, any shape) or one column per class (float, ... x K)."""

@@ -65,11 +65,10 @@ class PixelLabels:
         wrong = np.argwhere(labels < 0)
         if len(wrong):
             row, column = wrong[0].tolist()
-            raise MapError(
-                f"{name}: the value {values[row, column].tolist()} at row {row}, column {column} belongs to no class "
-                f"(as {len(wrong)} of {labels.size} pixels); unlisted: ignore ignores such pixels"
-            )
-        return labels.astype(np.uint8)
+            value, place = values[row, column].tolist(), f"row {row}, column {column}, and {len(wrong) - 1} more pixels"
+            raise MapError(f"{name}: no class has the value {value} ({place}); unlisted: ignore ignores such pixels")
+        result: NDArray[np.uint8] = labels.astype(np.uint8)
+        return result
 
 
 class SegmentationFiles:

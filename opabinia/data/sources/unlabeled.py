@@ -54,6 +54,8 @@ class Images(ImageFiles):
         held_out = names[:: max(2, round(1 / val_fraction))] if val_fraction else []
         if split is not None:
             names = held_out if split == "val" else sorted(set(names) - set(held_out))
+        if split == "val" and not val_fraction:
+            raise ValueError("val_fraction: 0 leaves no image for val")
         super().__init__(root, names, channels)
         if not len(self):
             found = f"no image for {split}" if held_out else f"no image at any depth ({', '.join(EXTENSIONS)})"

@@ -23,7 +23,7 @@ class StepRecorded(Exception):
 class RecordStep(Hook):
     """Records a step, then ends the run.
 
-    Files: ``batch.safetensors``; ``batch.json`` (values of the batch that are not tensors, without ``ground_truth``);
+    Files: ``batch.safetensors``; ``batch.json`` (values of the batch that are not tensors, without ground truth);
     ``gradients.json`` (the norm of each gradient); ``step.json``, if the step completes. Other ranks write
     ``batch.rank1.safetensors`` and so on.
 
@@ -44,7 +44,7 @@ class RecordStep(Hook):
         tensors = dict(_tensors(batch))
         save_tensors(self.folder / f"{name}.safetensors", tensors)
         # Ground truth is read in evaluations only.
-        excluded = {tensor_name.split(".")[0] for tensor_name in tensors} | {"ground_truth"}
+        excluded = {tensor_name.split(".")[0] for tensor_name in tensors} | {"ground_truth", "ground_truth_map"}
         write_json(self.folder / f"{name}.json", {key: value for key, value in batch.items() if key not in excluded})
 
     def after_backward(self, run: Run) -> None:

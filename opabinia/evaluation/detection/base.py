@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from opabinia.contracts import Batch, DataMismatch, DatasetInfo, GroundTruth, Predictions
 from opabinia.contracts.masks import compress_rle
+from opabinia.contracts.rotated_boxes import upright_boxes
 from opabinia.evaluation.detection.rle import Floats, paste_masks
-from opabinia.models.detectors.rotated_boxes import upright_boxes
 
 Ints = NDArray[np.int64]
 
@@ -70,16 +70,16 @@ class DetectionEvaluator:
         masks: whether masks are evaluated; otherwise they are dropped.
 
     Attributes:
-        oriented: whether it evaluates oriented (rotated) boxes.
+        oriented: whether it evaluates oriented (rotated) boxes; None: any.
 
     Raises:
         ValueError: the boxes of the data are oriented, and not those of the evaluator, or the reverse.
     """
 
-    oriented = False
+    oriented: bool | None = False
 
     def __init__(self, dataset_info: DatasetInfo, confidence: float | None, masks: bool = False) -> None:
-        if dataset_info.oriented != self.oriented:
+        if self.oriented not in (None, dataset_info.oriented):
             kind, evaluators = ("oriented", "dota_map") if dataset_info.oriented else ("upright", "coco or voc")
             raise ValueError(f"its boxes are {kind}: task.evaluator is {evaluators}")
         self._dataset_info, self._confidence, self._masks = dataset_info, confidence, masks

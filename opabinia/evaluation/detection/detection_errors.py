@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from opabinia.contracts.rotated_boxes import box_areas, polygon_areas, rotated_intersections
 from opabinia.evaluation.detection.base import ImageResult, Ints, to_corners
 from opabinia.evaluation.detection.rle import Floats
-from opabinia.models.detectors.rotated_boxes import box_areas, polygon_areas, rotated_intersections
 
 _MIN_IOU = 0.5
 _MAX_IMAGES = 100

@@ -10,9 +10,9 @@ from annotated_types import Gt, Lt
 
 from opabinia.config import register
 from opabinia.contracts import DatasetInfo, Fraction
+from opabinia.contracts.rotated_boxes import box_corners
 from opabinia.evaluation.detection.base import ImageResult
 from opabinia.evaluation.detection.voc import Voc
-from opabinia.models.detectors.rotated_boxes import box_corners
 
 
 @register.evaluator(name="dota_map")

@@ -22,9 +22,11 @@ _EPSILON = 1e-6
 @register.evaluator
 class ScoreCalibration(DetectionEvaluator):
     """Calibration of detection scores. ``d_ece`` is the detection expected calibration error: the mean gap between
-    score and precision over equal bins of the score (Kueppers et al. 2020, Multivariate Confidence Calibration for
-    Object Detection, section 3.1, with the score as the only variable). ``d_ece_calibrated`` is that of the scores
-    after a map of each class, fitted on every second image and applied to the others, on which both are computed.
+    score and precision over equal bins of the score, of each class by itself, weighted by their detections (Kueppers et
+    al. 2020, Multivariate Confidence Calibration for Object Detection, section 3.1, with the score as the only
+    variable; there over all classes, in which errors of one class can hide those of another). ``d_ece_calibrated`` is
+    that of the scores after a map of each class, fitted on every second image and applied to the others, on which both
+    are computed.
 
     The maps are logistic functions of the score's logit (Platt 1999, with his targets, which keep the maps of few
     detections finite), fitted by scikit-learn. ``score_calibration.json`` has slope and offset by class, fitted on all
@@ -38,6 +40,8 @@ class ScoreCalibration(DetectionEvaluator):
         min_score: minimum score of the detections that count. Many with scores near 0 would hide the others.
         bins: number of bins.
     """
+
+    oriented = None
 
     def __init__(self, dataset_info: DatasetInfo, /, *, min_score: Fraction = 0.05, bins: Count = 15) -> None:
         super().__init__(dataset_info, None)
@@ -53,15 +57,15 @@ class ScoreCalibration(DetectionEvaluator):
             return {"scores": {}, "per_class": [], "maps": {}}
         fitted, maps = self._fit(images[::2]), self._fit(images)
         labels, scores, right = _columns(images[1::2])
-        calibrated, rows = scores.copy(), []
+        rows, totals = [], np.zeros(2)
         for label, name in self._classes():
-            own = labels == label
-            calibrated[own] = calibrate(scores[own], *fitted.get(name, (1.0, 0.0)))
-            errors = [calibration_error(values[own], right[own], self._bins) for values in (scores, calibrated)]
-            rows.append({"class": name, "detections": int(own.sum()), "d_ece": errors[0], "d_ece_calibrated": errors[1]})
-        values = {"d_ece": scores, "d_ece_calibrated": calibrated}
-        totals = {name: calibration_error(column, right, self._bins) for name, column in values.items()}
-        return {"scores": totals, "per_class": rows, "maps": maps}
+            own, outcomes = scores[labels == label], right[labels == label]
+            mapped = calibrate(own, *fitted.get(name, (1.0, 0.0)))
+            errors = [calibration_error(values, outcomes, self._bins) for values in (own, mapped)]
+            rows.append({"class": name, "detections": len(own), "d_ece": errors[0], "d_ece_calibrated": errors[1]})
+            totals += len(own) / len(scores) * np.array([error or 0.0 for error in errors])
+        means = {"d_ece": float(totals[0]), "d_ece_calibrated": float(totals[1])}
+        return {"scores": means, "per_class": rows, "maps": maps}
 
     def _classes(self) -> Sequence[tuple[int, str]]:
         return list(enumerate(self._dataset_info.classes))

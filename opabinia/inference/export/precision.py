@@ -16,9 +16,10 @@ from opabinia.config import ConfigError, Problem
 _LAYERS = {"Conv", "ConvTranspose", "Gemm", "MatMul"}
 _HALF = _LAYERS | {
     *("Add", "AveragePool", "Clip", "Concat", "Div", "Erf", "Expand", "Flatten", "Gelu", "GlobalAveragePool"),
-    *("HardSigmoid", "HardSwish", "Identity", "LayerNormalization", "LeakyRelu", "MaxPool", "Mul", "Pad", "Relu"),
-    *("Reshape", "Sigmoid", "Slice", "Softmax", "Squeeze", "Sub", "Tanh", "Transpose", "Unsqueeze"),
+    *("HardSigmoid", "HardSwish", "Identity", "LeakyRelu", "MaxPool", "Mul", "Pad", "Relu"),
+    *("Reshape", "Sigmoid", "Slice", "Squeeze", "Sub", "Tanh", "Transpose", "Unsqueeze"),
 }
+"""Computed in FP16; as in torch's mixed precision, softmax and layer normalization are not."""
 _QUANTIZED = ["Conv", "Gemm", "MatMul", "Add", "MaxPool", "AveragePool", "Relu"]
 
 
@@ -34,15 +35,15 @@ def _module(node: Any) -> str:
     """Return the module of a node: that of its weight, or else the innermost one of its scopes."""
     weight = next((name for name in node.input if name.endswith(".weight")), "")
     scopes = re.findall(
-        r"'([^']+)'", next((item.value for item in node.metadata_props if item.key.endswith("name_scopes")), "")
+        r"'([^']*)'", next((item.value for item in node.metadata_props if item.key.endswith("name_scopes")), "")
     )
-    name = weight.removesuffix(".weight") or next((scope for scope in reversed(scopes[:-1])), node.name)
+    name = weight.removesuffix(".weight") or next(filter(None, reversed(scopes[:-1])), node.name)
     return name.removeprefix("task.")
 
 
 def excluded_nodes(path: Path, patterns: Sequence[str]) -> list[str]:
     """Return the nodes of an ONNX file that stay in FP32: pre- and post-processing (all that is not between the first
-    and the last convolution or linear layer), and the layers that a pattern names.
+    and the last convolution or linear layer), coordinates, and the layers that a pattern names.
 
     Args:
         path: of the file.
@@ -53,8 +54,8 @@ def excluded_nodes(path: Path, patterns: Sequence[str]) -> list[str]:
     """
     import onnx
 
-    nodes = onnx.load(path).graph.node
-    names = layer_names(path)
+    graph = onnx.shape_inference.infer_shapes(onnx.load(path)).graph
+    nodes, names = graph.node, layer_names(path)
     for pattern in patterns:
         if not any(fnmatch(name, pattern) for name in names.values()):
             known = ", ".join(dict.fromkeys(names.values()))
@@ -63,10 +64,11 @@ def excluded_nodes(path: Path, patterns: Sequence[str]) -> list[str]:
             )
     before = _reached(nodes, lambda node: node.input, lambda node: node.output)
     after = _reached(list(reversed(nodes)), lambda node: node.output, lambda node: node.input)
+    kept = before & after - _coordinates(graph)
     return [
         node.name
         for node in nodes
-        if node.name not in before & after or any(fnmatch(names.get(node.name, ""), pattern) for pattern in patterns)
+        if node.name not in kept or any(fnmatch(names.get(node.name, ""), pattern) for pattern in patterns)
     ]
 
 
@@ -79,6 +81,19 @@ def _reached(
         if node.op_type in _LAYERS or tensors & set(inputs(node)):
             found.add(node.name)
             tensors |= set(outputs(node))
+    return found
+
+
+def _coordinates(graph: Any) -> set[str]:
+    """Return the nodes that compute coordinates (tensors with 2 or 4 columns that are no feature maps), or something
+    from coordinates, until it enters a layer or samples features."""
+    sides = {item.name: [side.dim_value for side in item.type.tensor_type.shape.dim] for item in graph.value_info}
+    tensors = {name for name, shape in sides.items() if len(shape) not in (0, 1, 4) and shape[-1] in (2, 4)}
+    found = set[str]()
+    for node in graph.node:
+        if node.op_type not in _LAYERS | {"GridSample", "RoiAlign"} and tensors & {*node.input, *node.output}:
+            found.add(node.name)
+            tensors |= set(node.output)
     return found
 
 

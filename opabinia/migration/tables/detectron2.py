@@ -25,6 +25,17 @@ DEFAULTS: dict[str, Any] = {
     "MODEL.ANCHOR_GENERATOR.SIZES": [[32, 64, 128, 256, 512]],
     "MODEL.ANCHOR_GENERATOR.ASPECT_RATIOS": [[0.5, 1.0, 2.0]],
     "MODEL.ANCHOR_GENERATOR.OFFSET": 0.0,
+    "MODEL.SEM_SEG_HEAD.NAME": "SemSegFPNHead",
+    "MODEL.SEM_SEG_HEAD.IN_FEATURES": ["p2", "p3", "p4", "p5"],
+    "MODEL.SEM_SEG_HEAD.IGNORE_VALUE": 255,
+    "MODEL.SEM_SEG_HEAD.CONVS_DIM": 128,
+    "MODEL.SEM_SEG_HEAD.COMMON_STRIDE": 4,
+    "MODEL.SEM_SEG_HEAD.NORM": "GN",
+    "MODEL.SEM_SEG_HEAD.LOSS_WEIGHT": 1.0,
+    "MODEL.PANOPTIC_FPN.INSTANCE_LOSS_WEIGHT": 1.0,
+    "MODEL.PANOPTIC_FPN.COMBINE.OVERLAP_THRESH": 0.5,
+    "MODEL.PANOPTIC_FPN.COMBINE.STUFF_AREA_LIMIT": 4096,
+    "MODEL.PANOPTIC_FPN.COMBINE.INSTANCES_CONFIDENCE_THRESH": 0.5,
     "MODEL.RPN.HEAD_NAME": "StandardRPNHead",
     "MODEL.RPN.IN_FEATURES": ["res4"],
     "MODEL.RPN.IOU_LABELS": [0, -1, 1],
@@ -184,6 +195,8 @@ REASONS = {
     "MODEL.RETINANET.NUM_CLASSES": "follows from the data",
     "MODEL.FPN.IN_FEATURES": "the neck selects its feature maps",
     "MODEL.RESNETS.OUT_FEATURES": "the neck selects its feature maps",
+    "MODEL.SEM_SEG_HEAD.NUM_CLASSES": "follows from the data",
+    "MODEL.PANOPTIC_FPN.COMBINE.ENABLED": "not used by detectron2",
     "MODEL.SEM_SEG_HEAD": "this detector has no semantic segmentation head",
     "MODEL.PANOPTIC_FPN": "this detector has no semantic segmentation head",
     "MODEL.ANCHOR_GENERATOR.ANGLES": "of rotated anchors, which are not supported",
@@ -220,7 +233,14 @@ NORMS = {"": "none", "GN": "group", "BN": "batch", "SyncBN": "batch", "nnSyncBN"
 
 LOSSES = {name: name for name in ("smooth_l1", "giou", "diou", "ciou")}
 
-METRICS = {"bbox": "", "segm": "mask_", "keypoints": "keypoint_", "box_proposals": ""}
+METRICS = {
+    "bbox": "",
+    "segm": "mask_",
+    "keypoints": "keypoint_",
+    "box_proposals": "",
+    "sem_seg": "",
+    "panoptic_seg": "",
+}
 
 UNSUPPORTED_VALUES = {
     "MODEL.FPN.FUSE_TYPE": "feature maps are added",
@@ -244,9 +264,9 @@ UNSUPPORTED_VALUES = {
 without effect."""
 
 HEADS = {
-    "MODEL.RPN": "GeneralizedRCNN ProposalNetwork",
-    "MODEL.ROI_HEADS": "GeneralizedRCNN",
-    "MODEL.ROI_BOX_HEAD": "GeneralizedRCNN",
+    "MODEL.RPN": "GeneralizedRCNN PanopticFPN ProposalNetwork",
+    "MODEL.ROI_HEADS": "GeneralizedRCNN PanopticFPN",
+    "MODEL.ROI_BOX_HEAD": "GeneralizedRCNN PanopticFPN",
     "MODEL.RETINANET": "RetinaNet",
 }
 """Sections that only these architectures read."""

@@ -1,4 +1,4 @@
-"""Weights of detection systems: detectron2, Caffe2's ResNets, torchvision's detectors.
+"""Weights of detectron2 (detectors, semantic and panoptic segmentation), Caffe2's ResNets, torchvision's detectors.
 
 The names in Opabinia's detectors are listed in their docstrings; of backbones only ResNets are supported, those of timm
 (``timm``, ``resnet``), whose names are torchvision's.
@@ -68,6 +68,9 @@ _DETECTRON2: Rules = (
     (r"^roi_heads\.mask_head\.predictor\.", "detector.others.mask.predictor.mask_fcn_logits."),
     (r"^roi_heads\.keypoint_head\.conv_fcn(\d)\.", _number("detector.others.keypoint.layers.", ".", times=2, plus=-2)),
     (r"^roi_heads\.keypoint_head\.score_lowres\.", "detector.others.keypoint.predictor.kps_score_lowres."),
+    (r"^sem_seg_head\.p(\d)\.(\d)\.norm\.", lambda match: f"decoder.scales.{int(match[1]) - 2}.{match[2]}.1."),
+    (r"^sem_seg_head\.p(\d)\.(\d)\.", lambda match: f"decoder.scales.{int(match[1]) - 2}.{match[2]}.0."),
+    (r"^sem_seg_head\.predictor\.", "decoder.classifier."),
     (r"^head\.cls_score\.", "detector.head.classification_head.cls_logits."),
     (r"^head\.bbox_pred\.", "detector.head.regression_head.bbox_reg."),
     (r"^head\.ctrness\.", "detector.head.regression_head.bbox_ctrness."),
@@ -77,18 +80,19 @@ _DETECTRON2: Rules = (
 
 
 def translate_detectron2(weights: Weights) -> dict[str, Tensor]:
-    """Translate detectors and ResNets of detectron2."""
+    """Translate detectors, semantic and panoptic segmentation, and ResNets of detectron2."""
     kept = {name: tensor for name, tensor in weights.items() if not re.search(r"^pixel_|\.cell_anchors\.", name)}
     finest = min(
         (int(level) for name in kept for level in re.findall(r"^backbone\.fpn_lateral(\d)\.", name)), default=0
     )
+    names = " ".join(kept)
+    owner = "decoder" if "sem_seg_head." in names and "roi_heads." not in names else "detector"
     pyramid = [
-        (rf"^backbone\.fpn_{layer}(\d)\.{norm}", _number(f"detector.neck.fpn.{block}.", f".{index}.", plus=-finest))
+        (rf"^backbone\.fpn_{layer}(\d)\.{norm}", _number(f"{owner}.neck.fpn.{block}.", f".{index}.", plus=-finest))
         for layer, block in (("lateral", "inner_blocks"), ("output", "layer_blocks"))
         for norm, index in ((r"norm\.", 1), ("", 0))
     ]
-    box_layers = " ".join(kept)
-    convs, fcs = (len(set(re.findall(rf"box_head\.(?:\d\.)?({kind}\d)\.", box_layers))) for kind in ("conv", "fc"))
+    convs, fcs = (len(set(re.findall(rf"box_head\.(?:\d\.)?({kind}\d)\.", names))) for kind in ("conv", "fc"))
     # Two layers alone have names, others numbers, with a ReLU after each and a Flatten before the first.
     fc = _number("fc", ".", plus=5) if (convs, fcs) == (0, 2) else _number("", ".", times=2, plus=convs - 1)
     renamed = rename_weights(kept, (*pyramid, *_DETECTRON2, (r"(?<=\.head\.)fc(\d)\.", fc)))

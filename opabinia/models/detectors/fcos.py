@@ -21,6 +21,7 @@ from torchvision.models.detection.fcos import FCOSClassificationHead, FCOSRegres
 
 from opabinia.config import register
 from opabinia.contracts import Count, DatasetInfo, Fraction, Level, NeckPart, NonNegative, Positive, Sizes, Target
+from opabinia.contracts.rotated_boxes import box_areas, to_box_frame
 from opabinia.models.detectors.anchors import AnchorGrid, Convention, IouLoss, iou_loss
 from opabinia.models.detectors.dense import (
     DENSE_RENAMED,
@@ -31,7 +32,6 @@ from opabinia.models.detectors.dense import (
     focal_loss,
     is_top1,
 )
-from opabinia.models.detectors.rotated_boxes import box_areas, to_box_frame
 from opabinia.models.necks import fpn_p3_p7_from_p5, norm_factory
 from opabinia.runtime.collectives import mean_over_samples
 
@@ -235,7 +235,8 @@ def box_distances(anchors: Tensor, boxes: Tensor) -> Tensor:
     """Return the distances in pixels from points, as boxes of the stride's size (... x 4), to the left, top, right and
     bottom side of boxes (... x 4; ... x 5: of rotated boxes in their own frame), negative outside (... x 4)."""
     if boxes.shape[-1] == 4:
-        return PIXEL_CODER.encode(anchors, boxes)
+        distances: Tensor = PIXEL_CODER.encode(anchors, boxes)
+        return distances
     positions = to_box_frame((anchors[..., :2] + anchors[..., 2:]) / 2, boxes)
     return torch.cat([boxes[..., 2:4] / 2 + positions, boxes[..., 2:4] / 2 - positions], -1)
 

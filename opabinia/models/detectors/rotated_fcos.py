@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from opabinia.config import register
 from opabinia.contracts import Count, DatasetInfo, Fraction, Level, NeckPart, NonNegative, Positive
+from opabinia.contracts.rotated_boxes import box_axes, long_edge_boxes
 from opabinia.models.detectors.dense import HeadNorm, Probability
 from opabinia.models.detectors.fcos import Fcos, flatten_positions
-from opabinia.models.detectors.rotated_boxes import box_axes, long_edge_boxes, rotated_iou_loss
+from opabinia.models.detectors.rotated_boxes import rotated_iou_loss
 from opabinia.models.necks import fpn_p3_p7_from_p5
 
 
@@ -104,15 +106,17 @@ class RotatedFcos(Fcos):
         )
         angle = nn.Conv2d(self.neck.out_levels[0].channels, 1, 3, padding=1)
         nn.init.normal_(angle.weight, std=0.01)
+        assert angle.bias is not None
         nn.init.zeros_(angle.bias)
         self.head["angle"] = angle
         if level_factors:
             self.head["angle_scale"] = nn.ParameterList([torch.ones(())])
 
     def _regress(self, features: Tensor, level: int, points: Tensor) -> Tensor:
-        angles = flatten_positions(self.head["angle"](features)).float()
-        if "angle_scale" in self.head:
-            angles = angles * self.head["angle_scale"][0]
+        heads: Any = self.head
+        angles = flatten_positions(heads["angle"](features)).float()
+        if "angle_scale" in heads:
+            angles = angles * heads["angle_scale"][0]
         return torch.cat([super()._regress(features, level, points), angles], 2)
 
     def _box_losses(self, encoded: Tensor, points: Tensor, targets: Tensor) -> Tensor:

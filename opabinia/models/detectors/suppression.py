@@ -14,8 +14,9 @@ from torch._higher_order_ops.scan import scan
 from torchvision.ops import nms
 
 from opabinia.contracts import Detections, Sizes
+from opabinia.contracts.rotated_boxes import aligned_iou, box_corners
 from opabinia.models.detectors.regions import exceeds_size
-from opabinia.models.detectors.rotated_boxes import aligned_iou, box_corners, box_nms
+from opabinia.models.detectors.rotated_boxes import box_nms
 
 
 class Candidates(NamedTuple):
@@ -99,7 +100,7 @@ def suppress_static(
     Returns:
         boxes B x D x 4, or x 5 as they are given, scores B x D, labels int64 B x D.
     """
-    scores, labels, boxes = (torch.cat(parts, dim=1) for parts in zip(*levels, strict=True))
+    scores, labels, boxes = (torch.cat(parts, dim=1).detach() for parts in zip(*levels, strict=True))
     boxes = clip_boxes(boxes, sizes)
     iou_with = _iou_with(boxes)
 

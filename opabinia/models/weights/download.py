@@ -16,7 +16,12 @@ from urllib.request import getproxies, proxy_bypass
 
 import torch
 from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
-from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    HfHubHTTPError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+)
 from pydantic import StringConstraints
 from typing_extensions import TypedDict
 
@@ -116,10 +121,13 @@ def hub_file(name: str, files: Sequence[str] = HUB_FILES[:2]) -> Path:
     for file in files:
         try:
             return Path(hf_hub_download(repository, file, revision=revision or None))
-        except EntryNotFoundError:
-            continue
-        except (HfHubHTTPError, OSError, ValueError) as error:
-            raise UnavailableWeights(f"hf:{name}: {str(error).splitlines()[0]}; {remedy}") from error
+        except (EntryNotFoundError, HfHubHTTPError, OSError, ValueError) as error:
+            if isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError):
+                continue
+            reason = f"{str(error.__cause__ or error).splitlines()[0]}; {remedy}"
+            if isinstance(error, RepositoryNotFoundError):
+                reason = f"{constants.ENDPOINT} has no such repository, or it is private (hf auth login)"
+            raise UnavailableWeights(f"hf:{name}: {reason}") from error
     raise UnavailableWeights(f"hf:{name}: the repository has no {' and no '.join(files)}")
 
 

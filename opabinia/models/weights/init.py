@@ -46,7 +46,8 @@ class Init:
         channel_order: color channel order of the file's first convolution: ``rgb`` or ``bgr``; it is converted to RGB.
             null: ``bgr`` for detectron2's and Caffe2's names, otherwise ``rgb``.
         partial: accept a file that does not fill the whole backbone, such as plain weights for a network with added
-            layers; without it this is an error, since a backbone of another architecture could be filled in part.
+            layers, or whose other parts have other layers than the task's; without it this is an error, since a network
+            of another architecture could be filled in part.
         strict: raise an error if anything does not fit.
     """
 
@@ -86,7 +87,7 @@ def initialize(task: nn.Module, init: Init) -> LoadReport:
         raise ValueError(f"{init.weights}: {error}") from error
     report = replace(report, translated=translated)
     if init.strict and not report.complete:
-        raise ValueError(f"strict: not everything fits; {init.weights}: {report}")
+        raise ValueError(f"strict: not everything fits; {init.weights}: {report.one_line}")
     if isinstance(task, Task):
         task.weights_loaded([f"{prefix}{name}" for name in report.loaded])
     return report
@@ -123,18 +124,25 @@ class LoadReport:
         return not (self.missing or self.unexpected or self.other_shape)
 
     def __str__(self) -> str:
+        return "\n  ".join(self._parts())
+
+    @property
+    def one_line(self) -> str:
+        """The report for an error message."""
+        return "; ".join(self._parts())
+
+    def _parts(self) -> list[str]:
         total = len(self.loaded) + len(self.missing) + len(self.other_shape)
         moved = ", ".join(f"{old}* as {new}*" for old, new in self.prefixes if old != new)
         details = "; ".join(filter(None, (self.translated, moved)))
-        lines = [f"{len(self.loaded)} of {total} tensors loaded" + (f" ({details})" if details else "")]
+        parts = [f"{len(self.loaded)} of {total} tensors loaded" + (f" ({details})" if details else "")]
         groups = (
             ("resized", [f"{name} {shapes}" for name, shapes in self.resized.items()]),
             ("missing in the file", self.missing),
             ("unexpected in the file", self.unexpected),
             ("skipped, of another shape", [f"{name} {shapes}" for name, shapes in self.other_shape.items()]),
         )
-        lines += [f"  {group} ({len(names)}): {_list_first(names)}" for group, names in groups if names]
-        return "\n".join(lines)
+        return parts + [f"{group} ({len(names)}): {_list_first(names)}" for group, names in groups if names]
 
 
 def load_matching(
@@ -191,20 +199,25 @@ def load_matching(
     return report
 
 
-def _check_filled(report: LoadReport, prefix: str) -> None:
-    """Check that all tensors whose names begin with ``prefix`` are loaded.
+def _check_filled(report: LoadReport, required: str) -> None:
+    """Check that all tensors whose names begin with ``required`` are loaded, and at least half of each other part of
+    the model, such as ``detector.``, of which the file has other layers, too.
 
     Raises:
         ValueError: some are not.
     """
-    unfilled = [name for name in (*report.missing, *report.other_shape) if name.startswith(prefix)]
-    if unfilled:
-        total = len(unfilled) + sum(name.startswith(prefix) for name in report.loaded)
-        raise ValueError(
-            f"{len(unfilled)} of {total} tensors of the backbone are not filled, so none is loaded: the file has "
-            f"another architecture, or another part of it is meant (source_prefix, target_prefix); partial: true loads "
-            f"what fits: {report}"
-        )
+    missing, unexpected = (
+        {f"{name.partition('.')[0]}." for name in names} for names in (report.missing, report.unexpected)
+    )
+    for part in (required, *sorted(missing & unexpected)):
+        unfilled = sum(name.startswith(part) for name in (*report.missing, *report.other_shape))
+        loaded = sum(name.startswith(part) for name in report.loaded)
+        if unfilled and (part == required or 0 < loaded < unfilled):
+            raise ValueError(
+                f"{unfilled} of {unfilled + loaded} tensors of the {part.rstrip('.') or 'backbone'} are not filled, so "
+                f"none is loaded: the file has another architecture, or another part of it is meant (source_prefix, "
+                f"target_prefix); partial: true loads what fits: {report.one_line}"
+            )
 
 
 def _adapt_shapes(

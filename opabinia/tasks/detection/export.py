@@ -42,7 +42,8 @@ class BatchDetector(Protocol):
 
 
 class DetectionExport(ExportModule):
-    """Detections in images of one size: ``boxes`` (B x D x 4: left, top, right, bottom, in pixels of the image),
+    """Detections in images of one size: ``boxes`` (B x D x 4: left, top, right, bottom, in pixels of the image;
+    oriented ones B x D x 5),
     ``scores`` (B x D) and ``labels`` (int64, B x D; -1 pads images with fewer detections), best first; with instance
     masks ``masks`` (B x D x S x S: probabilities, of squares that cover the boxes), with keypoints ``keypoints``
     (B x D x P x 3: x, y and score).
@@ -109,7 +110,9 @@ def sort_detections(detections: Detections) -> Detections:
     """Return the detections of each image (B x D ...) in the order of their scores, best first."""
     order = detections.scores.argsort(1, descending=True)
     columns = [
-        None if values is None else values.gather(1, order.view(*order.shape, *[1] * (values.ndim - 2)).expand_as(values))
+        None
+        if values is None
+        else values.gather(1, order.view(*order.shape, *[1] * (values.ndim - 2)).expand_as(values))
         for values in detections
     ]
     return Detections(*columns)

@@ -34,11 +34,12 @@ from opabinia.contracts import (
     Target,
 )
 from opabinia.contracts.masks import decode_rle, mask_outlines
+from opabinia.contracts.rotated_boxes import box_corners, scale_boxes
 from opabinia.evaluation.detection.coco import Coco
 from opabinia.evaluation.detection.rle import paste_masks
 from opabinia.evaluation.detection.rotated import DotaMap
 from opabinia.evaluation.mean_losses import MeanLosses
-from opabinia.models.detectors.rotated_boxes import box_corners, box_nms, scale_boxes
+from opabinia.models.detectors.rotated_boxes import box_nms
 from opabinia.tasks.dataset_checks import check_channels, check_classes
 from opabinia.tasks.dense_prediction import DensePrediction
 from opabinia.tasks.detection.score_calibration import ScoreMaps
@@ -204,7 +205,7 @@ class Detection(DensePrediction):
             arrays = prediction["masks"][:count].numpy(), prediction["boxes"][:count].numpy()
             masks = [{"size": [height, width], "counts": text} for text in paste_masks(*arrays, (height, width))]
         for index in range(count):
-            detection = {
+            detection: dict[str, Any] = {
                 "class": self.dataset_info.classes[int(prediction["labels"][index])],
                 "score": round(float(prediction["scores"][index]), 4),
                 "box": [round(value, 2) for value in prediction["boxes"][index].tolist()],

@@ -14,7 +14,8 @@ from torchvision.transforms.v2.functional import resize
 
 from opabinia.config import register
 from opabinia.contracts import Detections, Detector, Fraction, Positive, Sizes
-from opabinia.models.detectors.rotated_boxes import box_nms, mirror_boxes, scale_boxes
+from opabinia.contracts.rotated_boxes import mirror_boxes, scale_boxes
+from opabinia.models.detectors.rotated_boxes import box_nms
 
 Pyramid = Callable[[Tensor, Sizes], list[Tensor]]
 """Maps a padded batch (B x C x H x W) and the sizes of its images to the feature maps that the detector reads."""

@@ -42,7 +42,7 @@ from opabinia.evaluation.segmentation.panoptic import Panoptic as PanopticQualit
 from opabinia.evaluation.segmentation.semantic import Semantic
 from opabinia.models.decoders.layers import resize_like
 from opabinia.models.losses.segmentation import pixel_cross_entropy
-from opabinia.models.panoptic import combine_instances, merge_masks, stack_segments
+from opabinia.models.panoptic import MAX_INSTANCES, combine_instances, merge_masks, stack_segments, top_instances
 from opabinia.runtime.files import disk_errors
 from opabinia.tasks.dataset_checks import check_channels, check_classes
 from opabinia.tasks.dense_prediction import DensePrediction
@@ -56,8 +56,8 @@ class Panoptic(DensePrediction):
     share a feature pyramid; or a mask classifier such as ``mask2former``, which needs no detector.
 
     Panoptic FPN's decoder learns the classes without countable objects, and one class for all objects, as in
-    detectron2. Evaluated by panoptic quality, by the mean IoU of classes and, with a detector, by COCO's average
-    precision.
+    detectron2. Evaluated by panoptic quality, by the mean IoU of classes, and by COCO's average precision of boxes and
+    masks.
 
     Args:
         backbone: maps images to feature maps of several strides.
@@ -77,7 +77,7 @@ class Panoptic(DensePrediction):
         std: channel standard deviations, likewise.
         size_multiple: sides of a padded batch are multiples of it; null takes the backbone's largest stride.
         validation_loss: compute the losses on validation data, too (``val/loss``).
-        evaluator: null takes ``panoptic``, ``semantic`` and, with a detector, ``coco``.
+        evaluator: null takes ``panoptic``, ``semantic`` and ``coco``.
 
     Raises:
         ValueError: the training data is not panoptic, or the detector or decoder is none of those described above.
@@ -94,7 +94,7 @@ class Panoptic(DensePrediction):
         *,
         backbone: BackbonePart,
         decoder: DecoderPart,
-        detector: DetectorPart | None = None,
+        detector: DetectorPart | None,
         decoder_weight: NonNegative = 0.5,
         min_score: Fraction | None = None,
         max_overlap: Fraction | None = None,
@@ -182,9 +182,9 @@ class Panoptic(DensePrediction):
         return rows
 
     def predict(self, batch: Batch) -> Predictions:
-        """Return ``segmentation``, ``segments``, ``segment_labels``, ``segment_scores`` and ``image_size``; with a
-        detector ``boxes``, ``scores``, ``labels`` and ``masks`` (see :data:`opabinia.contracts.Predictions`), too; and
-        ``losses/...`` if the batch has maps."""
+        """Return ``segmentation``, ``segments``, ``segment_labels``, ``segment_scores`` and ``image_size``, ``boxes``,
+        ``scores``, ``labels`` and ``masks`` (see :data:`opabinia.contracts.Predictions`), and ``losses/...`` if the
+        batch has maps."""
         maps = self._maps(batch)
         rows = self._combined(maps, batch) if self.detector else self._classified(maps, batch)
         if not self._validation_loss or "mask" not in batch:
@@ -223,13 +223,14 @@ class Panoptic(DensePrediction):
         """Return the predictions of a mask classifier."""
         logits, masks = (values.float() for values in self.decoder.query_masks(maps)[0])
         masks = resize_like(masks, batch["image"])
-        segments = []
+        segments, found = [], []
         for row, (size, original) in enumerate(zip(batch["image_sizes"], batch["original_size"], strict=True)):
             pixels = masks[row : row + 1, :, : size[0], : size[1]]
             pixels = F.interpolate(pixels, size=tuple(original), mode="bilinear", align_corners=False)[0]
             things, min_visible = self.dataset_info.thing_labels, 1 - self.max_overlap
             segments.append(merge_masks(logits[row], pixels, things, min_score=self.min_score, min_visible=min_visible))
-        return stack_segments(segments)
+            found.append(top_instances(logits[row], pixels, things))
+        return stack_detections(found, MAX_INSTANCES) | stack_segments(segments)
 
     def readable(self, prediction: Mapping[str, Tensor]) -> dict[str, Any]:
         """Return ``segments``: each with its number ``id`` in the map, ``class``, ``score`` and ``area`` in pixels."""
@@ -245,8 +246,7 @@ class Panoptic(DensePrediction):
         }
 
     def evaluators(self, dataset_info: DatasetInfo) -> list[Evaluator]:
-        """Return the configured evaluator, or panoptic quality with mean IoU and, with a detector, COCO's; and the mean
-        losses.
+        """Return the configured evaluator, or panoptic quality, mean IoU and COCO's; and the mean losses.
 
         Raises:
             ValueError: the dataset is not panoptic, or has other classes or channels than the training data.
@@ -258,8 +258,8 @@ class Panoptic(DensePrediction):
         if self._evaluator:
             evaluators = [self._evaluator(dataset_info)]
         else:
-            parts: list[Evaluator] = [PanopticQuality(dataset_info), Semantic(dataset_info)]
-            evaluators = [Combined([*parts, Coco(replace(dataset_info, keypoints=()))] if self.detector else parts)]
+            parts = PanopticQuality(dataset_info), Semantic(dataset_info), Coco(replace(dataset_info, keypoints=()))
+            evaluators = [Combined(parts)]
         return [*evaluators, MeanLosses()] if self._validation_loss else evaluators
 
     def caption(self, readable: Mapping[str, Any], *, min_score: float = 0.5) -> list[str]:
@@ -325,15 +325,23 @@ class Panoptic(DensePrediction):
         raise ValueError("a panoptic map shows where its classes come from; there is nothing else to explain")
 
     def export_module(self) -> ExportModule:
-        """Refuse: segments are placed one after the other, which no exported graph does.
+        """Return segmentation of images of one size, which cannot become a graph; see :class:`PanopticExport`."""
+        return PanopticExport(self)
 
-        Raises:
-            ValueError: always.
-        """
+
+class PanopticExport(ExportModule):
+    """Predictions of whole images. Segments are placed one after the other, which no exported graph does."""
+
+    def check_static(self) -> None:
         raise ValueError(
             "panoptic segmentation places one segment after the other, which an exported graph cannot; export a run of "
-            "the task segmentation or detection"
+            "the task segmentation or detection, or take --format huggingface"
         )
+
+    @torch.no_grad()
+    def expected(self, inputs: Mapping[str, Tensor]) -> Predictions:
+        sizes = [tuple(inputs["image"].shape[-2:])] * len(inputs["image"])
+        return dict(self.task.predict({**inputs, "image_sizes": sizes, "original_size": sizes}))
 
 
 def _countable(dataset_info: DatasetInfo, things: Sequence[int]) -> DatasetInfo:

@@ -12,15 +12,15 @@ from opabinia.data.check.image_hash import ImageHash, compute_hash, connected_gr
 from tests.data.check.images import drawn
 
 
-def sketch(picture: Image.Image) -> ImageHash:
-    found = compute_hash(torch.from_numpy(np.array(picture)).permute(2, 0, 1).unsqueeze(0))
+def sketch(image: Image.Image) -> ImageHash:
+    found = compute_hash(torch.from_numpy(np.array(image)).permute(2, 0, 1).unsqueeze(0))
     assert found is not None
     return found
 
 
-def compressed(picture: Image.Image, quality: int) -> Image.Image:
+def compressed(image: Image.Image, quality: int) -> Image.Image:
     content = io.BytesIO()
-    picture.save(content, "JPEG", quality=quality)
+    image.save(content, "JPEG", quality=quality)
     return Image.open(content).convert("RGB")
 
 
@@ -31,27 +31,27 @@ def test_the_hash_is_that_of_darker_to_the_right() -> None:
 
 
 def test_compression_and_another_size_are_found_and_other_images_are_not() -> None:
-    pictures = [drawn(number, (160, 120)) for number in range(40)]
-    changed = [compressed(pictures[0], 20), pictures[1].resize((88, 66)), pictures[2].resize((320, 240))]
-    found = find_near_pairs([sketch(one) for one in [*pictures, *changed]], 4)
+    images = [drawn(number, (160, 120)) for number in range(40)]
+    changed = [compressed(images[0], 20), images[1].resize((88, 66)), images[2].resize((320, 240))]
+    found = find_near_pairs([sketch(one) for one in [*images, *changed]], 4)
     assert found.tolist() == [[0, 40], [1, 41], [2, 42]]
 
 
 def test_small_and_empty_images_have_no_sketch() -> None:
     assert compute_hash(torch.zeros(1, 3, 64, 64, dtype=torch.uint8)) is None
     assert compute_hash(torch.randint(0, 256, (1, 3, 63, 90), dtype=torch.uint8)) is None
-    film = torch.zeros(3, 1, 64, 64, dtype=torch.uint8)
-    film[2, :, :, :30] = 200
-    assert compute_hash(film) is not None, "one frame with something in it is enough"
+    video = torch.zeros(3, 1, 64, 64, dtype=torch.uint8)
+    video[2, :, :, :30] = 200
+    assert compute_hash(video) is not None, "one frame with something in it is enough"
 
 
 def test_videos_are_alike_when_every_frame_is() -> None:
-    film = torch.stack([torch.from_numpy(np.array(drawn(number))).permute(2, 0, 1) for number in range(3)])
-    other = film.clone()
+    video = torch.stack([torch.from_numpy(np.array(drawn(number))).permute(2, 0, 1) for number in range(3)])
+    other = video.clone()
     other[2] = torch.from_numpy(np.array(drawn(9))).permute(2, 0, 1)
     found = [
         one
-        for one in (compute_hash(film), compute_hash(film.clamp(max=254) + 1), compute_hash(other))
+        for one in (compute_hash(video), compute_hash(video.clamp(max=254) + 1), compute_hash(other))
         if one is not None
     ]
     assert find_near_pairs(found, 4).tolist() == [[0, 1]]

@@ -52,7 +52,7 @@ def odd(tmp_path: Path) -> DataReport:
     """An image twice in training, with names of every kind, once in validation, and a text."""
     save(tmp_path / "train" / "<i>a<i>" / ODD, 1)
     save(tmp_path / "train" / "<i>a<i>" / "two words.png", 1)
-    save(tmp_path / "train" / "b" / "text.png", 2).write_text("no picture")
+    save(tmp_path / "train" / "b" / "text.png", 2).write_text("no image")
     save(tmp_path / "val" / "b" / "1.png", 1)
     return run_checks({name: ImageFolder(root=tmp_path / name) for name in ("train", "val")})
 
@@ -87,7 +87,7 @@ def test_boxes_are_drawn_also_where_they_reach_out_of_the_image(tmp_path: Path) 
     content["annotations"][2]["bbox"] = [20, 20, 1, 9]
     (tmp_path / "annotations.json").write_text(json.dumps(content))
     found = run_checks({"train": coco(root=tmp_path, file=tmp_path / "annotations.json", broken="drop")})
-    page = render_page(found, "things")
+    page = render_page(found, "objects")
     for kind in (
         "boxes that extend beyond the image",
         "boxes without area",
@@ -102,7 +102,7 @@ def test_videos_show_their_middle_frame_and_samples_are_strips(tmp_path: Path) -
     for name in ("train", "val"):
         write(tmp_path / name / "a" / "1.mp4", 9, size=(64, 96))
     found = run_checks({name: Videos(root=tmp_path / name) for name in ("train", "val")})
-    page = render_page(found, "films")
+    page = render_page(found, "videos")
     data = re.findall(r'src="(data:[^"]*)"', page)
     assert len(data) == 4 and data[0] == data[1] and data[2] == data[3]
     sizes = [(int(width), int(height)) for width, height in re.findall(r'width="(\d+)" height="(\d+)" loading', page)]
@@ -129,7 +129,7 @@ def test_names_that_are_no_text(tmp_path: Path) -> None:
         path = tmp_path / "a" / "x.png"
         save(path, 1)
         path.rename(Path(str(tmp_path / "a") + "/" + name.decode("utf-8", "surrogateescape")))
-    (tmp_path / "a" / b"\xff3.png".decode("utf-8", "surrogateescape")).write_bytes(b"no picture")
+    (tmp_path / "a" / b"\xff3.png".decode("utf-8", "surrogateescape")).write_bytes(b"no image")
     found = run_checks({"train": ImageFolder(root=tmp_path)})
     write_page(found, tmp_path / "page.html", "names")
     assert r"\xff1.png" in (tmp_path / "page.html").read_text() and json.dumps(found.to_json())
@@ -143,7 +143,7 @@ def test_shares_name_what_they_are_divided_by(tmp_path: Path) -> None:
     columns, rows = class_rows(found.datasets["train"])
     assert columns == ["class", "images", "share of 4 images", "objects", "share of 5 objects"]
     assert rows == [("block", 3, 0.75, 3, 0.6), ("bar", 2, 0.5, 2, 0.4)]
-    page = render_page(found, "things")
+    page = render_page(found, "objects")
     assert all(f">{column}</th>" in page for column in columns)
     console = Console(file=io.StringIO(), width=120)
     print_report(found, console)
@@ -155,8 +155,8 @@ def test_samples_are_drawn_with_their_boxes_and_masks(tmp_path: Path) -> None:
     small_data.coco(tmp_path)
     source = coco(root=tmp_path, file=tmp_path / "annotations.json")
     found = run_checks({"train": source})
-    page = render_page(found, "things")
-    assert "Samples with their ground truth</h4>" in page and page == render_page(found, "things")
+    page = render_page(found, "objects")
+    assert "Samples with their ground truth</h4>" in page and page == render_page(found, "objects")
     assert [sample.id for sample in found.examples["train"]] == [source.id(index) for index in range(4)]
     sample = next(sample for sample in map(source.__getitem__, range(4)) if len(sample["ground_truth"].labels))
     annotated = annotated_objects(sample["ground_truth"], source.classes)

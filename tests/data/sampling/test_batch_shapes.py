@@ -97,7 +97,7 @@ def test_growing_images_end_with_the_run(length: str) -> None:
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-class Films:
+class Videos:
     """Clips are not there yet: somebody has to make them."""
 
     channels, classes = 1, ()
@@ -106,19 +106,19 @@ class Films:
         return 10
 
     def __getitem__(self, index: int) -> Sample:
-        return {"film": torch.full((16, 1, 32, 32), index, dtype=torch.uint8), "id": str(index)}
+        return {"video": torch.full((16, 1, 32, 32), index, dtype=torch.uint8), "id": str(index)}
 
 
 def obeying(sample: Sample) -> Sample:
     """As ``clip`` and a crop behind it do: frames and size as they are asked for."""
-    film = sample.pop("film")
+    video = sample.pop("video")
     frames, height, width = sample["shape"]
     start = int(torch.randint(0, 17 - frames, ()))
-    return {**sample, "image": tv_tensors.Video(film[start : start + frames, :, :height, :width])}
+    return {**sample, "image": tv_tensors.Video(video[start : start + frames, :, :height, :width])}
 
 
 def deaf(sample: Sample) -> Sample:
-    return {**sample, "image": tv_tensors.Video(sample.pop("film"))}
+    return {**sample, "image": tv_tensors.Video(sample.pop("video"))}
 
 
 def rows_of(make: Any, *, rank: int = 0, world: int = 1, start: int = 0, workers: int = 0) -> list[tuple[Any, ...]]:
@@ -128,7 +128,7 @@ def rows_of(make: Any, *, rank: int = 0, world: int = 1, start: int = 0, workers
     )
     plan = StagedPlan(10, stages, Duration(2, "ep"))
     requests = training_requests(plan, partial(epoch_order, 5, n=10, shuffle=True), rank, world)
-    loader = Loader(BatchReader(Films(), [make], seed=3), requests, num_workers=workers)
+    loader = Loader(BatchReader(Videos(), [make], seed=3), requests, num_workers=workers)
     try:
         return [(row, tuple(batch["image"].shape), batch["id"], sorted(batch)) for row, batch in loader.iterate(start)]
     finally:
@@ -159,7 +159,7 @@ def test_two_processes_share_every_batch() -> None:
 def whole(sample: Sample) -> Sample:
     """As ``clip`` alone does: as many frames as are asked for, at the size of the video."""
     frames = sample["shape"][0]
-    return {**sample, "image": tv_tensors.Video(sample.pop("film")[:frames])}
+    return {**sample, "image": tv_tensors.Video(sample.pop("video")[:frames])}
 
 
 def test_clips_of_another_size_are_resized() -> None:

@@ -21,7 +21,7 @@ from opabinia.runtime.durations import Duration
 SEEDS = st.integers(0, 2**31 - 1)
 
 
-class Pictures:
+class Images:
     """Images of these sizes with these classes in them."""
 
     channels = 1
@@ -53,7 +53,7 @@ def epoch(sampler: Any, number: int = 0) -> Indices:
 
 @given(st.lists(st.booleans(), max_size=60), SEEDS, st.integers(1, 9))
 def test_each_image_once_and_as_few_mixed_batches_as_can_be(wide: list[bool], seed: int, size: int) -> None:
-    source = Pictures(wide)
+    source = Images(wide)
     result = epoch(s.AspectRatioBatches(source, seed, size), 4)
     assert sorted(result.tolist()) == list(range(len(wide)))
     whole = sum(wide) // size + (len(wide) - sum(wide)) // size
@@ -66,7 +66,7 @@ def test_each_image_once_and_as_few_mixed_batches_as_can_be(wide: list[bool], se
 
 def test_seven_wide_and_six_tall_ones() -> None:
     wide = np.array([True] * 7 + [False] * 6)
-    sampler = s.AspectRatioBatches(Pictures(wide.tolist()), 0, 4)
+    sampler = s.AspectRatioBatches(Images(wide.tolist()), 0, 4)
     firsts = set()
     for number in range(20):
         kinds = wide[epoch(sampler, number)]
@@ -76,21 +76,21 @@ def test_seven_wide_and_six_tall_ones() -> None:
 
 
 def test_a_square_is_tall() -> None:
-    source: Any = Pictures([True, False, False, False])
+    source: Any = Images([True, False, False, False])
     source.sizes[1] = 50
     assert {*epoch(s.AspectRatioBatches(source, 0, 3))[:3].tolist()} == {1, 2, 3}
 
 
 def test_whole_batches_are_shuffled_among_each_other() -> None:
     wide = np.arange(400) % 2 == 0
-    kinds = wide[epoch(s.AspectRatioBatches(Pictures(wide.tolist()), 1, 4))][::4]
+    kinds = wide[epoch(s.AspectRatioBatches(Images(wide.tolist()), 1, 4))][::4]
     changes = int((kinds[1:] != kinds[:-1]).sum())
     assert 30 < changes < 70  # of 99; alternating and sorted ones would have 99 and 1
 
 
 def test_another_sampler_says_which_images() -> None:
     """The rare class is in two wide images of 100: each comes four to five times."""
-    source = Pictures([True] * 60 + [False] * 40, [[0, 1]] * 2 + [[0]] * 98)
+    source = Images([True] * 60 + [False] * 40, [[0, 1]] * 2 + [[0]] * 98)
     sampler = s.AspectRatioBatches(
         source,
         5,
@@ -109,7 +109,7 @@ def test_another_sampler_says_which_images() -> None:
 # --- rare classes -----------------------------------------------------------------------------------------------------
 
 
-def pictures_with(shares: list[float], count: int) -> list[Indices]:
+def images_with(shares: list[float], count: int) -> list[Indices]:
     """So many images, each class being in the first of them."""
     return [
         np.array([number for number, share in enumerate(shares) if index < round(share * count)], dtype=np.int64)
@@ -122,7 +122,7 @@ def pictures_with(shares: list[float], count: int) -> list[Indices]:
 )
 def test_detectron2s_factors(sqrt: bool, factors: list[float]) -> None:
     """Classes in 0.99, 0.09 and 0.01 of the images, at a threshold of 0.1."""
-    result = s.repeat_factors(pictures_with([0.99, 0.09, 0.01], 100), 3, 0.1, sqrt)
+    result = s.repeat_factors(images_with([0.99, 0.09, 0.01], 100), 3, 0.1, sqrt)
     assert result.dtype == np.float64
     assert result[[50, 5, 0, 99]].tolist() == pytest.approx([*factors, 1], abs=1e-12)
 
@@ -173,7 +173,7 @@ def test_who_comes_once_more_changes_and_so_does_the_order() -> None:
 
 # --- both -------------------------------------------------------------------------------------------------------------
 
-SOURCE = Pictures([number % 3 > 0 for number in range(41)], [[number % 7 % 3] for number in range(41)])
+SOURCE = Images([number % 3 > 0 for number in range(41)], [[number % 7 % 3] for number in range(41)])
 MAKERS: dict[str, Any] = {
     "aspect_ratio_batches": lambda seed: s.AspectRatioBatches(SOURCE, seed, 6),
     "repeat_factor": lambda seed: s.repeat_factor(SOURCE, seed, 6, threshold=0.9),
@@ -235,17 +235,17 @@ def test_the_batches_are_the_same_on_any_processes(name: str) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (s.AspectRatioBatches, "Pictures does not know the sizes of its images, which aspect_ratio_batches needs"),
-        (s.repeat_factor, "Pictures does not know the classes in its images, which repeat_factor needs"),
+        (s.AspectRatioBatches, "Images does not know the sizes of its images, which aspect_ratio_batches needs"),
+        (s.repeat_factor, "Images does not know the classes in its images, which repeat_factor needs"),
     ],
 )
 def test_sources_without_the_information(make: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        make(Pictures(), 0, 4)
+        make(Images(), 0, 4)
 
 
 def test_without_another_sampler_it_is_each_image_in_the_usual_order() -> None:
     """One kind alone: what is in a batch is as it would be without groups."""
     usual = EpochSampler(24, 9).order(2)(np.arange(24)).reshape(-1, 6)
-    result = epoch(s.AspectRatioBatches(Pictures([True] * 24), 9, 6), 2).reshape(-1, 6)
+    result = epoch(s.AspectRatioBatches(Images([True] * 24), 9, 6), 2).reshape(-1, 6)
     assert sorted(result.tolist()) == sorted(usual.tolist())

@@ -85,7 +85,7 @@ def test_truth_is_what_the_file_says(root: Path) -> None:
         and ground_truth.labels.tolist() == [0]
         and ground_truth.crowd.tolist() == [False]
     )
-    assert source[1]["boxes"].tolist() == [[0, 1, 19.25, 11]], "what is trained on is within the picture"
+    assert source[1]["boxes"].tolist() == [[0, 1, 19.25, 11]], "what is trained on is within the image"
     crowd = source[3]["ground_truth"]
     assert crowd.crowd.tolist() == [False, False, True] and len(source[3]["boxes"]) == 2
     assert len(crowd.segments) == 3 and crowd.keypoints.shape == (3, 2, 3)
@@ -298,9 +298,9 @@ BROKEN: dict[str, tuple[Callable[[Content], object], str]] = {
         r"wrong length: 1\.png, annotation 100: 3 values, expected 6",
     ),
     "unknown category": (annotation(category_id=5), r"1 unknown classes: 1\.png, annotation 100: category_id 5"),
-    "unlisted picture": (annotation(image_id=99), r"1 unknown images: image 99, annotation 100: image_id 99"),
+    "unlisted image": (annotation(image_id=99), r"1 unknown images: image 99, annotation 100: image_id 99"),
     "number twice": (annotation(1, id=100), r"1 ids that are used more than once: 2\.png, annotation 100"),
-    "picture twice": (
+    "image twice": (
         lambda content: content["images"].append({**content["images"][2]}),
         r"1 images that are listed more than once: 2\.png: as image 12 and 12",
     ),
@@ -312,19 +312,19 @@ BROKEN: dict[str, tuple[Callable[[Content], object], str]] = {
         lambda content: content["images"].append({**content["images"][2], "file_name": "9.png"}),
         r"1 images that are listed more than once: 9\.png: another image has the same id, 12",
     ),
-    "missing picture": (
+    "missing image": (
         lambda content: content["images"].append({**content["images"][2], "id": 77, "file_name": "no.png"}),
         r"1 missing images: no\.png: not in",
     ),
 }
 STRUCTURE = (
     "unknown category",
-    "unlisted picture",
+    "unlisted image",
     "number twice",
-    "picture twice",
+    "image twice",
     "file twice",
     "id twice",
-    "missing picture",
+    "missing image",
 )
 MENDED = ("partly outside", "polygon outside")
 
@@ -332,10 +332,10 @@ MENDED = ("partly outside", "polygon outside")
 @pytest.mark.parametrize("kind", BROKEN)
 def test_what_is_broken_is_reported_with_file_and_number(root: Path, kind: str) -> None:
     change, message = BROKEN[kind]
-    with pytest.raises(ValueError, match=message) as told:
+    with pytest.raises(ValueError, match=message) as error:
         read(root, change, masks=True, keypoints=True)
-    assert str(told.value).startswith(str(root / "annotations.json")) and "broken: drop" in str(told.value)
-    assert ("broken: clip" in str(told.value)) == (kind not in STRUCTURE)
+    assert str(error.value).startswith(str(root / "annotations.json")) and "broken: drop" in str(error.value)
+    assert ("broken: clip" in str(error.value)) == (kind not in STRUCTURE)
 
 
 @pytest.mark.parametrize("kind", BROKEN)
@@ -355,9 +355,9 @@ def test_clip_and_drop_leave_nothing_broken(root: Path, kind: str, caplog: pytes
         assert line.startswith(str(root / "annotations.json")) and "dropped" in line
         assert len(source) == 4 and len(source.errors) == 1 and source.errors[0].count == 1
         samples = [source[number] for number in range(4)]
-        things = 6 if kind in ("picture twice", "file twice", "id twice", "missing picture") else 5
+        kept = 6 if kind in ("image twice", "file twice", "id twice", "missing image") else 5
         assert sum(len(one["ground_truth"].ids) for one in samples) == (
-            6 if broken == "clip" and kind in MENDED else things
+            6 if broken == "clip" and kind in MENDED else kept
         )
         for sample in samples:
             left, top, right, bottom = sample["boxes"].unbind(1)
@@ -388,9 +388,9 @@ def test_the_first_ten_are_reported_and_all_are_counted(root: Path) -> None:
         first = content["annotations"][0]
         content["annotations"] += [{**first, "id": 200 + number, "bbox": [5, 5, 0, 0]} for number in range(30)]
 
-    with pytest.raises(ValueError, match=r"30 boxes without area: ") as told:
+    with pytest.raises(ValueError, match=r"30 boxes without area: ") as error:
         read(root, flatten)
-    assert str(told.value).count("annotation 2") == 10 and "annotation 209:" in str(told.value)
+    assert str(error.value).count("annotation 2") == 10 and "annotation 209:" in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -421,9 +421,9 @@ def test_the_first_ten_are_reported_and_all_are_counted(root: Path) -> None:
 @pytest.mark.parametrize("broken", ["error", "drop"])
 def test_a_file_of_another_structure_is_reported(tmp_path: Path, content: bytes, message: str, broken: Any) -> None:
     (tmp_path / "a.json").write_bytes(content)
-    with pytest.raises(ValueError, match=message) as told:
+    with pytest.raises(ValueError, match=message) as error:
         coco(root=tmp_path, file=tmp_path / "a.json", broken=broken)
-    assert str(tmp_path / "a.json") in str(told.value)
+    assert str(tmp_path / "a.json") in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -530,7 +530,7 @@ def test_blood_cells(split: str, images: int, objects: int) -> None:
         assert (sample["boxes"][:, 2:] > sample["boxes"][:, :2]).all() and sample["boxes"].max() <= 640
 
 
-@pytest.mark.skipif(not (REAL / "coco_free").is_dir(), reason="the free pictures of COCO are not here")
+@pytest.mark.skipif(not (REAL / "coco_free").is_dir(), reason="the free images of COCO are not here")
 @OLD_NUMPY
 @pytest.mark.parametrize("split", ["train", "val"])
 def test_free_images_of_coco(split: str) -> None:

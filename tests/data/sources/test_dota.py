@@ -36,7 +36,8 @@ def root(tmp_path: Path) -> Path:
 
 def test_corners_classes_and_difficult_objects(root: Path) -> None:
     source = dota(root=root)
-    assert isinstance(source, Source) and isinstance(source, DetectionSource) and source.oriented
+    assert isinstance(source, Source)
+    assert isinstance(source, DetectionSource) and source.oriented
     assert source.classes == ("ship", "small-vehicle") and source.category_ids == (1, 2) and len(source) == 2
     sample = source[0]
     ground_truth = sample["ground_truth"]
@@ -51,7 +52,7 @@ def test_corners_classes_and_difficult_objects(root: Path) -> None:
     listed = dota(root=root, classes=["plane", "small-vehicle", "ship"], empty="drop")
     assert listed[0]["labels"].tolist() == [2] and len(listed) == 1
     drawn = draw_sample(sample, source.classes)
-    assert drawn.width >= 60 and len(set(drawn.get_flattened_data())) > 2  # type: ignore[arg-type]
+    assert drawn.width >= 60 and len(set(drawn.get_flattened_data())) > 2
 
 
 def test_every_broken_line_is_named(root: Path) -> None:

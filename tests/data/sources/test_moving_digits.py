@@ -48,10 +48,10 @@ def test_what_is_cached_is_what_would_be_made(val: MovingDigits) -> None:
 def test_a_digit_moves_where_its_class_says() -> None:
     square = np.zeros((1, 8, 8), dtype=np.uint8)
     square[0, 2, 3:] = 255
-    films = move(square, np.zeros(16, dtype=np.int64), np.arange(16) % 8, 3)
+    videos = move(square, np.zeros(16, dtype=np.int64), np.arange(16) % 8, 3)
     speeds = set()
-    for number, film in enumerate(films):
-        ink = film > 150
+    for number, video in enumerate(videos):
+        ink = video > 150
         assert ink.sum((1, 2)).tolist() == [20] * 16, "whole at every time"
         down, right = list(MOVES.values())[number % 8]
         moved = [np.roll(ink[:-1], (speed * down, speed * right), (1, 2)) for speed in (1, 2)]
@@ -74,7 +74,7 @@ def test_a_video_is_the_readers_own(val: MovingDigits) -> None:
     assert torch.equal(val[3]["video"].read([0, 5]), before)
 
 
-def test_single_frames_tell_nothing_and_motion_reports_all() -> None:
+def test_motion_has_the_class_and_single_frames_do_not() -> None:
     train = {name: array[:1500] for name, array in load_videos("train").items()}
     val = load_videos("val")
 
@@ -84,13 +84,13 @@ def test_single_frames_tell_nothing_and_motion_reports_all() -> None:
         )  # type: ignore[operator]
         return float(KNeighborsClassifier(1).fit(known, train["labels"]).score(asked, val["labels"]))
 
-    def shift(films: Floats) -> Floats:
+    def shift(videos: Floats) -> Floats:
         """How alike a frame and the next one are at each shift, over all frames."""
-        spectra = np.fft.rfft2(films - films.mean((2, 3), keepdims=True))
+        spectra = np.fft.rfft2(videos - videos.mean((2, 3), keepdims=True))
         found: Floats = np.fft.irfft2(spectra[:, 1:] * spectra[:, :-1].conj()).mean(1)
         return found
 
     for frame in (0, 8, 15):
-        assert score(lambda films, frame=frame: films[:, frame]) < 0.17, "chance is 0.125"
-    assert score(lambda films: films[:, 9] - films[:, 7]) > 0.35
+        assert score(lambda videos, frame=frame: videos[:, frame]) < 0.17, "chance is 0.125"
+    assert score(lambda videos: videos[:, 9] - videos[:, 7]) > 0.35
     assert score(shift) > 0.85

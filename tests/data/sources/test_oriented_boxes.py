@@ -72,7 +72,8 @@ def test_polygons_and_masks_of_coco_become_oriented_boxes(tmp_path: Path) -> Non
     halves = [DIAMOND[:6], [10, 20, 20, 30, 20, 10]]
     mask = {"size": [40, 60], "counts": [40 * 10 + 5, 4, *[36, 4] * 9, 40 * 60 - 40 * 19 - 9]}
     source = coco(root=tmp_path, file=scene(tmp_path, [[DIAMOND], halves, mask]), oriented=True)
-    assert isinstance(source, OrientedSource) and source.oriented and not source.has_masks
+    assert isinstance(source, OrientedSource)
+    assert source.oriented and not source.has_masks
     sample = source[0]
     boxes, ground_truth = sample["boxes"], sample["ground_truth"]
     assert boxes.format.name == "CXCYWHR" and boxes.dtype == torch.float32 and boxes.clamping_mode is None
@@ -86,7 +87,7 @@ def test_polygons_and_masks_of_coco_become_oriented_boxes(tmp_path: Path) -> Non
     upright = coco(root=tmp_path, file=tmp_path / "a.json")
     assert not upright.oriented and upright[0]["ground_truth"].corners is None
     with pytest.raises(ValueError, match=r"sources\.1 has oriented: False, the first one True"):
-        Concat(sources=[source, upright])  # type: ignore[list-item]
+        Concat(sources=[source, upright])
     with pytest.raises(ValueError, match="oriented boxes have no masks; remove masks: true"):
         coco(root=tmp_path, file=tmp_path / "a.json", oriented=True, masks=True)
 

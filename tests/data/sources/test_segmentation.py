@@ -1,5 +1,6 @@
 """Sources of segmentation maps."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,18 @@ from PIL import Image
 from torchvision import tv_tensors
 
 from opabinia.contracts import DetectionSource, GroundTruthMap, Sample, SegmentationSource, SizedSource
-from opabinia.data.sources import ade20k, cityscapes, coco_stuff, digit_maps, segmentation_folder, voc_segmentation
+from opabinia.data.sources import (
+    Concat,
+    DigitScenes,
+    Indexed,
+    ade20k,
+    cityscapes,
+    coco_panoptic,
+    coco_stuff,
+    digit_maps,
+    segmentation_folder,
+    voc_segmentation,
+)
 from opabinia.data.sources.segmentation_folder import SegmentationFiles
 
 VALUES = np.array([[0, 1, 2], [255, 2, 1]], dtype=np.uint8)
@@ -98,12 +110,10 @@ def test_values_of_classes(tmp_path: Path) -> None:
 
 def test_wrong_values_name_the_pixel(tmp_path: Path) -> None:
     write_pair(tmp_path)
-    with pytest.raises(
-        ValueError, match=r"labels/a.png: the value 2 at row 0, column 2 belongs to no class \(as 2 of 6"
-    ):
+    with pytest.raises(ValueError, match=r"labels/a.png: no class has the value 2 \(row 0, column 2, and 1 more"):
         segmentation_folder(root=tmp_path, classes=["a", "b"])[0]
     save(tmp_path / "labels/a.png", np.full((2, 3, 3), 4, dtype=np.uint8))
-    with pytest.raises(ValueError, match=r"the value \[4, 4, 4\] at row 0, column 0"):
+    with pytest.raises(ValueError, match=r"no class has the value \[4, 4, 4\] \(row 0, column 0"):
         segmentation_folder(root=tmp_path, classes=["a"], colors=[(1, 2, 3)])[0]
     with pytest.raises(ValueError, match="color image; give the colors"):
         segmentation_folder(root=tmp_path, classes=["a"])[0]
@@ -181,3 +191,101 @@ def test_published_layouts(tmp_path: Path) -> None:
     source = coco_stuff(root=tmp_path, split="val2017")
     names = [source.classes[label] for label in np.ravel(labels_of(source))]
     assert names == ["person", "toothbrush", "banner", "wood"] and len(source.classes) == 171
+
+
+# --- combinations -----------------------------------------------------------------------------------------------------
+
+
+def test_sources_of_maps_are_united_by_name(tmp_path: Path) -> None:
+    write_pair(tmp_path / "1")
+    write_pair(tmp_path / "2")
+    colors = [(1, 0, 0), (2, 0, 0), (3, 0, 0)]
+    first = segmentation_folder(root=tmp_path / "1", classes=["road", "sky", "car"], colors=colors)
+    second = segmentation_folder(root=tmp_path / "2", classes=["sky", "auto", "tree"], colors=[*colors[:2], (4, 0, 0)])
+    united = Concat(sources=[first, second], classes="union", class_map={"auto": "car"})
+    assert united.classes == ("road", "sky", "car", "tree") and united.has_maps and united.thing_labels == ()
+    assert united.colors == (*colors, (4, 0, 0))
+    assert united[0]["mask"].tolist() == VALUES.tolist()
+    sample = united[1]
+    assert sample["mask"].tolist() == sample["ground_truth_map"].labels.tolist() == [[1, 2, 3], [255, 3, 2]]
+    assert sample["ground_truth_map"].image_id == "1/images/a.jpg" and isinstance(sample["mask"], tv_tensors.Mask)
+    assert united.sizes.tolist() == [[2, 3]] * 2
+    indexed: Any = Indexed(source=united)
+    assert indexed[1]["index"] == 1 and isinstance(indexed, SegmentationSource) and indexed.colors == united.colors
+    with pytest.raises(ValueError, match="has maps: False, the first one True"):
+        Concat(sources=[first, DigitScenes(split="val")], classes="union")
+
+
+def test_panoptic_sources_are_relabeled() -> None:
+    own = digit_maps(split="val", panoptic=True)
+    names = ["paper", *own.classes]
+    united = Concat(sources=[own], classes=names)
+    before, after = own[0], united[0]
+    assert united.thing_labels == tuple(range(2, 12)) and united.has_boxes and united.has_masks
+    assert torch.equal(after["labels"], before["labels"] + 1)
+    assert (after["ground_truth"].labels == before["ground_truth"].labels + 1).all()
+    old, new = before["ground_truth_map"], after["ground_truth_map"]
+    assert (new.labels == old.labels + 1).all() and (new.segment_labels == old.segment_labels + 1).all()
+    assert (new.segments == old.segments).all()
+
+
+# --- COCO panoptic ----------------------------------------------------------------------------------------------------
+
+IDS = np.array([[0, 1, 1, 70000], [300, 300, 5, 5]])
+
+
+def write_panoptic(root: Path, ids: Any = IDS, **changes: Any) -> dict[str, Path]:
+    """A file with one image: a person (1), a crowd of persons (300), sky (70000) and a dog (5)."""
+    categories = [
+        {"id": 9, "name": "sky", "isthing": 0, "color": [0, 0, 9]},
+        {"id": 17, "name": "dog", "isthing": 1, "color": [0, 0, 17]},
+        {"id": 1, "name": "person", "isthing": 1, "color": [0, 0, 1]},
+    ]
+    rows = [(1, 1, 0), (300, 1, 1), (70000, 9, 0), (5, 17, 0)]
+    segments = [dict(zip(("id", "category_id", "iscrowd"), row, strict=True)) for row in rows]
+    content = {
+        "images": [{"id": 4, "file_name": "a.jpg", "height": 2, "width": 4}],
+        "annotations": [{"image_id": 4, "file_name": "a.png", "segments_info": segments}],
+        "categories": categories,
+        **changes,
+    }
+    save(root / "images/a.jpg", np.zeros((2, 4), dtype=np.uint8))
+    save(root / "maps/a.png", np.stack([ids % 256, ids // 256 % 256, ids // 256**2], 2).astype(np.uint8))
+    (root / "panoptic.json").write_text(json.dumps(content))
+    return {"root": root / "images", "maps": root / "maps", "file": root / "panoptic.json"}
+
+
+def test_coco_panoptic(tmp_path: Path) -> None:
+    source = coco_panoptic(**write_panoptic(tmp_path))
+    assert source.classes == ("person", "dog", "sky") and source.thing_labels == (0, 1)
+    assert source.category_ids == (1, 17, 9) and source.colors[2] == (0, 0, 9)
+    assert source.present[0].tolist() == [0, 1, 2] and source.sizes.tolist() == [[2, 4]]
+    sample = source[0]
+    truth, objects = sample["ground_truth_map"], sample["ground_truth"]
+    assert sample["mask"].tolist() == truth.labels.tolist() == [[255, 0, 0, 2], [0, 0, 1, 1]]
+    assert truth.segments.tolist() == [[0, 1, 1, 4], [3, 3, 2, 2]]
+    assert truth.segment_labels.tolist() == [0, 1, 0, 2] and truth.crowd.tolist() == [False, False, True, False]
+    assert objects.ids.tolist() == [1, 5, 300] and objects.crowd.tolist() == [False, False, True]
+    assert objects.boxes.tolist() == [[1, 0, 2, 1], [2, 1, 2, 1], [0, 1, 2, 1]] and objects.areas.tolist() == [2, 2, 2]
+    assert sample["labels"].tolist() == [0, 1] and sample["boxes"].tolist() == [[1, 0, 3, 1], [2, 1, 4, 2]]
+    assert sample["masks"].shape == (2, 2, 4) and truth.image_id == objects.image_id == 4
+
+
+def test_broken_panoptic_data(tmp_path: Path) -> None:
+    files = write_panoptic(tmp_path, np.where(IDS == 5, 6, IDS))
+    with pytest.raises(ValueError, match=r"maps/a.png: .* has no segment 6, the color at row 1, column 2 \(and 1 more"):
+        coco_panoptic(**files)[0]
+    files = write_panoptic(tmp_path, IDS[:, :3])
+    with pytest.raises(ValueError, match="expected a color image of 2 rows x 4 columns, not 2 x 3 x 3"):
+        coco_panoptic(**files)[0]
+    segments = [{"id": 1, "category_id": 2}, {"id": 1, "category_id": 1}, {"id": 0, "category_id": 1}]
+    rows = [{"image_id": 4, "file_name": "a.png", "segments_info": segments}]
+    files = write_panoptic(tmp_path, np.minimum(IDS, 1), annotations=[*rows, {**rows[0], "image_id": 5}])
+    with pytest.raises(ValueError, match="1 unknown images, 1 unknown classes, 2 segments whose id is used twice"):
+        coco_panoptic(**files)
+    source = coco_panoptic(**files, broken="drop")
+    assert source[0]["ground_truth_map"].segment_labels.tolist() == [] and (source[0]["mask"] == 255).all()
+    assert source[0]["boxes"].shape == (0, 4) and len(source.errors) == 3
+    files = write_panoptic(tmp_path, annotations=[])
+    with pytest.raises(ValueError, match=r"1 images without a label map: a[.]jpg: there is no annotation"):
+        coco_panoptic(**files)

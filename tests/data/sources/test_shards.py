@@ -29,7 +29,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  #
 Members = list[tuple[str, bytes]]
 
 
-def picture(value: int, kind: str = "png") -> bytes:
+def encode(value: int, kind: str = "png") -> bytes:
     content = io.BytesIO()
     Image.new("RGB", (4, 3), (value, 0, 0)).save(content, {"jpg": "JPEG"}.get(kind, kind))
     return content.getvalue()
@@ -40,7 +40,7 @@ def numbered(numbers: Iterable[int], classes: int = 3) -> Members:
     return [
         member
         for number in numbers
-        for member in ((f"{number:04d}.png", picture(number)), (f"{number:04d}.cls", b"%d\n" % (number % classes)))
+        for member in ((f"{number:04d}.png", encode(number)), (f"{number:04d}.cls", b"%d\n" % (number % classes)))
     ]
 
 
@@ -124,7 +124,7 @@ def test_names_of_any_kind(tmp_path: Path, form: int, mtime: float) -> None:
     members = [
         member
         for number, key in enumerate(keys)
-        for member in ((f"{key}.jpg", picture(number, "jpg")), (f"{key}.cls", b"0"))
+        for member in ((f"{key}.jpg", encode(number, "jpg")), (f"{key}.cls", b"0"))
     ]
     source = Shards(files=str(write(tmp_path / "s.tar", members, form, mtime)))
     assert [source[index]["id"] for index in range(5)] == [f"s.tar/{key}.jpg" for key in keys]
@@ -133,10 +133,10 @@ def test_names_of_any_kind(tmp_path: Path, form: int, mtime: float) -> None:
 def test_names_that_are_no_utf_8(tmp_path: Path) -> None:
     member = tarfile.TarInfo("K\udce4fer.png")
     label = tarfile.TarInfo("K\udce4fer.cls")
-    member.size, label.size = len(picture(0)), 1
+    member.size, label.size = len(encode(0)), 1
     path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xe4.tar"))
     with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as tar:
-        tar.addfile(member, io.BytesIO(picture(0)))
+        tar.addfile(member, io.BytesIO(encode(0)))
         tar.addfile(label, io.BytesIO(b"0"))
     source = Shards(files=str(path))
     assert source[0]["id"] == r"\xe4.tar/K\xe4fer.png"
@@ -148,11 +148,11 @@ def test_what_belongs_together(tmp_path: Path) -> None:
         ("README", b"no key"),
         (".hidden.png", b"no key"),
         ("a.cls", b"1"),
-        ("b.PNG", picture(2)),
+        ("b.PNG", encode(2)),
         ("a.depth.png", b"another kind"),
         ("b.cls", b"0"),
         ("a.txt", b"another kind"),
-        ("a.png", picture(1)),
+        ("a.png", encode(1)),
     ]
     path = tmp_path / "s.tar"
     with tarfile.open(path, "w") as tar:
@@ -174,7 +174,7 @@ def labelled(path: Path, labels: list[Any], kind: str = "cls") -> str:
     members = []
     for number, label in enumerate(labels):
         content = json.dumps({"species": label}) if kind == "json" else str(label)
-        members += [(f"{number}.png", picture(number)), (f"{number}.{kind}", content.encode())]
+        members += [(f"{number}.png", encode(number)), (f"{number}.{kind}", content.encode())]
     return str(write(path / "s.tar", members))
 
 
@@ -217,9 +217,9 @@ def test_labels_that_make_no_sense(tmp_path: Path, labels: list[Any], classes: A
 
 GOOD = numbered([1, 2])
 BAD: dict[str, tuple[Members, str]] = {
-    "no label": ([*GOOD, ("0003.png", picture(3))], r"sample '0003' \(png\): the label is missing, \.cls"),
-    "no picture": ([*GOOD, ("0003.cls", b"1")], r"sample '0003' \(cls\): expected one image .* found 0"),
-    "two pictures": ([*GOOD, ("0001.jpg", b"")], r"sample '0001' \(cls, jpg, png\): expected one image .* found 2"),
+    "no label": ([*GOOD, ("0003.png", encode(3))], r"sample '0003' \(png\): the label is missing, \.cls"),
+    "no image": ([*GOOD, ("0003.cls", b"1")], r"sample '0003' \(cls\): expected one image .* found 0"),
+    "two images": ([*GOOD, ("0001.jpg", b"")], r"sample '0001' \(cls, jpg, png\): expected one image .* found 2"),
     "twice": ([*GOOD, *GOOD], r"holds 0001\.png twice"),
     "nothing": ([], "has no samples"),
     "no sample": ([("README", b"")], "has no samples"),
@@ -244,7 +244,7 @@ def test_members_that_make_no_sense(tmp_path: Path, what: str) -> None:
     ],
 )
 def test_json_that_makes_no_sense(tmp_path: Path, content: bytes, message: str) -> None:
-    path = write(tmp_path / "s.tar", [("a.png", picture(0)), ("a.json", content)])
+    path = write(tmp_path / "s.tar", [("a.png", encode(0)), ("a.json", content)])
     with pytest.raises(ValueError, match=rf"s\.tar, sample 'a' \(json, png\): {message}"):
         Shards(files=str(path), json_label="species")
 
@@ -276,7 +276,7 @@ def test_a_compressed_shard(tmp_path: Path) -> None:
 
 
 def test_a_broken_image_is_named(tmp_path: Path) -> None:
-    path = write(tmp_path / "s.tar", [("a.png", picture(0)[:40]), ("a.cls", b"0")])
+    path = write(tmp_path / "s.tar", [("a.png", encode(0)[:40]), ("a.cls", b"0")])
     with pytest.raises(ValueError, match=r"s\.tar/a\.png cannot be decoded"):
         Shards(files=str(path))[0]
 
@@ -306,12 +306,12 @@ def test_shards_are_looked_through_once(folder: Path, monkeypatch: pytest.Monkey
 def test_processes_that_start_together_make_one_index(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scan = shard_index._scan
 
-    def told(path: Path, json_label: str | None) -> Any:
+    def recorded(path: Path, json_label: str | None) -> Any:
         with (folder / "scans").open("a") as file:
             file.write(f"{path.name}\n")
         return scan(path, json_label)
 
-    monkeypatch.setattr(shard_index, "_scan", told)
+    monkeypatch.setattr(shard_index, "_scan", recorded)
     fork = multiprocessing.get_context("fork")
     start = fork.Barrier(3)
 
@@ -355,7 +355,7 @@ def test_the_fingerprint_is_of_the_content(folder: Path, tmp_path: Path) -> None
     assert fingerprint() == first
     assert fingerprint(classes=["a", "b", "c"]) != first
     assert Shards(files=[str(folder / f"t-0{number}.tar") for number in (1, 0, 2)]).fingerprint() != first
-    write(folder / "t-01.tar", [("0004.png", picture(4)), ("0004.cls", b"0")])
+    write(folder / "t-01.tar", [("0004.png", encode(4)), ("0004.cls", b"0")])
     assert fingerprint() != first
 
 
@@ -393,7 +393,7 @@ def test_folders_that_look_alike_are_not_confused(tmp_path: Path) -> None:
     found = []
     for name, label in (("train", b"0"), ("val", b"1")):
         (tmp_path / name).mkdir()
-        path = write(tmp_path / name / "s.tar", [("a.png", picture(0)), ("a.cls", label)])
+        path = write(tmp_path / name / "s.tar", [("a.png", encode(0)), ("a.cls", label)])
         os.utime(path, (0, 0))
         found.append(Shards(files=str(path), classes=["a", "b"])[0]["label"])
     assert found == [0, 1]

@@ -66,6 +66,8 @@ def test_a_link_from_a_class_to_the_root_brings_no_other_class_in(tmp_path: Path
 
 def test_folders_without_images_are_reported(photos: Path, tmp_path: Path) -> None:
     (tmp_path / "empty" / "deep").mkdir(parents=True)
+    with pytest.raises(ValueError, match=r"val_fraction: 0 leaves no image for val"):
+        Images(root=photos, split="val", val_fraction=0)
     with pytest.raises(ValueError, match=r"empty has no image at any depth \(\.jpg, "):
         Images(root=tmp_path / "empty")
     with pytest.raises(ValueError, match=f"the nearest existing folder is {tmp_path}"):

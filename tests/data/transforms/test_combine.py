@@ -24,7 +24,7 @@ from opabinia.runtime.seeds import seed_sample
 Make = Callable[..., Any]
 
 
-def picture(height: int, width: int, values: Sequence[int], *, points: bool = False) -> Sample:
+def make_image(height: int, width: int, values: Sequence[int], *, points: bool = False) -> Sample:
     """An image with rectangles of these values beside each other, which are its objects; the rest is 10."""
     image = torch.full((1, height, width), 10, dtype=torch.uint8)
     across = width // max(1, len(values))
@@ -39,7 +39,7 @@ def picture(height: int, width: int, values: Sequence[int], *, points: bool = Fa
         "boxes": tv_tensors.BoundingBoxes(boxes, format="XYXY", canvas_size=(height, width)),
         "labels": torch.tensor(values, dtype=torch.int64),
         "masks": tv_tensors.Mask(masks),
-        "id": f"picture {values}",
+        "id": f"image {values}",
         "original_size": (height, width),
         "ground_truth": f"of {values}",
     }
@@ -50,7 +50,12 @@ def picture(height: int, width: int, values: Sequence[int], *, points: bool = Fa
     return sample
 
 
-FOUR = (picture(48, 64, [50, 60]), picture(64, 32, [70]), picture(64, 64, [80, 90, 100]), picture(20, 64, [120]))
+FOUR = (
+    make_image(48, 64, [50, 60]),
+    make_image(64, 32, [70]),
+    make_image(64, 64, [80, 90, 100]),
+    make_image(20, 64, [120]),
+)
 
 
 def combined(transform: CombiningTransform, samples: Sequence[Sample], seed: int = 0) -> Sample:
@@ -95,7 +100,7 @@ def test_objects_of_a_mosaic_are_where_their_pixels_are(masks: bool) -> None:
 def test_a_mosaic_is_scaled_within_its_range_and_objects_follow() -> None:
     widths = []
     for seed in range(60):
-        sample = combined(Mosaic(size=128, shift=0.0), [picture(64, 64, [50 + number]) for number in range(4)], seed)
+        sample = combined(Mosaic(size=128, shift=0.0), [make_image(64, 64, [50 + number]) for number in range(4)], seed)
         for label, box, mask in zip(sample["labels"].tolist(), sample["boxes"], sample["masks"], strict=True):
             around = torch.nn.functional.pad(1 - mask[None].float(), [3] * 4, value=1)
             core = torch.nn.functional.max_pool2d(around, 7, 1) == 0  # resizing blurs the edges
@@ -108,7 +113,7 @@ def test_a_mosaic_is_scaled_within_its_range_and_objects_follow() -> None:
 
 
 def test_what_lies_outside_of_the_canvas_of_a_mosaic_is_filled() -> None:
-    whole = [picture(64, 64, []) for _ in range(4)]
+    whole = [make_image(64, 64, []) for _ in range(4)]
     shares = [
         float((combined(Mosaic(size=64, fill=0), whole, seed)["image"] == 0).float().mean()) for seed in range(40)
     ]
@@ -116,7 +121,7 @@ def test_what_lies_outside_of_the_canvas_of_a_mosaic_is_filled() -> None:
 
 
 def test_a_mosaic_of_images_without_objects_has_none() -> None:
-    sample = combined(Mosaic(size=32), [picture(48, 64, [], points=True)] * 4)
+    sample = combined(Mosaic(size=32), [make_image(48, 64, [], points=True)] * 4)
     sizes = {key: tuple(sample[key].shape) for key in OBJECT_KEYS}
     assert sizes == {
         "boxes": (0, 4),
@@ -131,7 +136,7 @@ def test_points_that_a_mosaic_cuts_off_are_unknown() -> None:
     unknown = 0
     for seed in range(20):
         sample = combined(
-            Mosaic(size=64, min_area=0.0), [picture(64, 64, [50 + n], points=True) for n in range(4)], seed
+            Mosaic(size=64, min_area=0.0), [make_image(64, 64, [50 + n], points=True) for n in range(4)], seed
         )
         points, seen = sample["keypoints"][:, 0].as_subclass(Tensor), sample["visibility"][:, 0]
         inside = ((points >= 0) & (points <= 64)).all(1)
@@ -146,7 +151,7 @@ def test_points_that_a_mosaic_cuts_off_are_unknown() -> None:
 
 
 def test_images_of_two_sizes_are_blended_with_all_their_objects() -> None:
-    first, second = picture(48, 64, [50, 60], points=True), picture(64, 32, [200], points=True)
+    first, second = make_image(48, 64, [50, 60], points=True), make_image(64, 32, [200], points=True)
     sample = combined(MixupBoxes(), [first, second], seed=3)
     seed_sample(3)
     np.random.random()
@@ -170,28 +175,28 @@ def test_images_of_two_sizes_are_blended_with_all_their_objects() -> None:
 
 
 def test_objects_are_pasted_by_their_masks() -> None:
-    first, second = picture(48, 64, [50, 60], points=True), picture(40, 60, [200, 210, 220], points=True)
+    first, second = make_image(48, 64, [50, 60], points=True), make_image(40, 60, [200, 210, 220], points=True)
     sizes = set()
     for seed in range(20):
         sample = combined(CopyPaste(), [first, second], seed)
         for label, box, mask in zip(sample["labels"].tolist(), sample["boxes"].tolist(), sample["masks"], strict=True):
             assert torch.equal(mask.bool(), sample["image"][0] == label)
             assert box == where(sample["image"], label)
-        assert sample["image"].unique().numel() == 1 + len(sample["labels"]), "what is hidden is not told"
+        assert sample["image"].unique().numel() == 1 + len(sample["labels"]), "hidden objects are dropped"
         sizes.add(len(sample["labels"]))
     assert sizes >= {2, 3, 4}
 
 
 def test_what_is_nearly_hidden_may_be_taken_out() -> None:
-    small, large = picture(30, 40, [50]), picture(26, 60, [200])
+    small, large = make_image(30, 40, [50]), make_image(26, 60, [200])
     assert combined(CopyPaste(paste_probability=1.0), [small, large])["labels"].tolist() == [50, 200]
     assert combined(CopyPaste(paste_probability=1.0, min_visible=0.3), [small, large])["labels"].tolist() == [200]
     assert combined(CopyPaste(paste_probability=0.0), [small, large])["labels"].tolist() == [50]
-    assert combined(CopyPaste(paste_probability=1.0), [large, picture(26, 60, [99])])["labels"].tolist() == [99]
+    assert combined(CopyPaste(paste_probability=1.0), [large, make_image(26, 60, [99])])["labels"].tolist() == [99]
 
 
 def test_points_below_what_is_pasted_are_hidden() -> None:
-    first, second = picture(64, 64, [50, 60], points=True), picture(64, 20, [200], points=True)
+    first, second = make_image(64, 64, [50, 60], points=True), make_image(64, 20, [200], points=True)
     sample = combined(CopyPaste(paste_probability=1.0), [first, second])
     assert sample["labels"].tolist() == [50, 60, 200]
     assert sample["visibility"].flatten().tolist() == [1, 2, 2]
@@ -225,7 +230,7 @@ def test_pasting_without_masks_raises() -> None:
 
 
 @pytest.mark.parametrize("make", [Mosaic, MixupBoxes])
-def test_images_that_tell_different_objects_are_refused(make: Make) -> None:
+def test_images_with_different_annotations_are_refused(make: Make) -> None:
     bare = {key: value for key, value in FOUR[0].items() if key != "masks"}
     with pytest.raises(ValueError, match="masks: annotated in some of the images"):
         combined(make(), [bare, *FOUR])
@@ -242,10 +247,10 @@ def test_a_probability_of_none_leaves_samples_as_they_are(make: Make) -> None:
 
 @pytest.mark.parametrize("make", ALL)
 def test_a_sample_is_not_changed_in_place(make: Make) -> None:
-    samples = [picture(48, 64, [50 + number], points=True) for number in range(4)]
+    samples = [make_image(48, 64, [50 + number], points=True) for number in range(4)]
     combined(make(), samples)
     for number, sample in enumerate(samples):
-        fresh = picture(48, 64, [50 + number], points=True)
+        fresh = make_image(48, 64, [50 + number], points=True)
         assert all(torch.equal(sample[key], fresh[key]) for key in ("image", *OBJECT_KEYS))
 
 
@@ -277,9 +282,9 @@ def request(positions: Sequence[int], epoch: int = 0) -> Request:
 def content(batch: Batch, number: int) -> list[Any]:
     """What a batch says of one of its samples."""
     height, width = batch["image_sizes"][number]
-    things = [batch[key][number].tolist() for key in ("boxes", "labels", "keypoints", "visibility")]
+    rows = [batch[key][number].tolist() for key in ("boxes", "labels", "keypoints", "visibility")]
     masks = batch["masks"][number][:, :height, :width]
-    return [batch["id"][number], batch["image"][number, :, :height, :width].tolist(), masks.tolist(), *things]
+    return [batch["id"][number], batch["image"][number, :, :height, :width].tolist(), masks.tolist(), *rows]
 
 
 def test_the_company_of_a_sample_in_its_batch_has_no_say(scenes: DigitScenes) -> None:

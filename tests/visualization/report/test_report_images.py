@@ -70,8 +70,8 @@ def test_images_of_a_classifier(run: Path) -> None:
     (wrong,) = (group for group in index["groups"] if group["title"] == "Most wrong")
     shown = [one for row in wrong["rows"] for one in row["pictures"]]
     assert {one["verdict"] for one in shown} == {"wrong"}
-    with Image.open(run / "pictures" / shown[0]["file"]) as picture:
-        assert picture.format == "WEBP"
+    with Image.open(run / "pictures" / shown[0]["file"]) as image:
+        assert image.format == "WEBP"
     page = write_report([run]).read_text()
     assert "Most wrong" in page and page.count("data:image/webp;base64,") >= 24 + len(shown)
 
@@ -133,8 +133,8 @@ def put(folder: Path, names: list[str]) -> Path:
     (folder / "pictures").mkdir()
     for name in names:
         Image.new("RGB", (40, 20), (200, 10, 10)).save(folder / "pictures" / name, "WEBP")
-    pictures = [{"file": name, "text": name} for name in names]
-    index = {"groups": [{"title": "some", "rows": [{"pictures": pictures}]}]}
+    entries = [{"file": name, "text": name} for name in names]
+    index = {"groups": [{"title": "some", "rows": [{"pictures": entries}]}]}
     (folder / "pictures" / "index.json").write_text(json.dumps(index))
     return folder
 

@@ -1,0 +1,171 @@
+"""Annotations of CVAT in its own format, "CVAT for images 1.1": one XML file."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from typing import NamedTuple
+from xml.etree.ElementTree import Element
+
+import numpy as np
+
+from opabinia.config import register
+from opabinia.contracts import Channels, InputPath
+from opabinia.contracts.masks import compress_rle, encode_rle
+from opabinia.data.sources import annotation_errors as kinds
+from opabinia.data.sources.annotation_errors import Broken, ErrorCollector
+from opabinia.data.sources.detection_base import AnnotatedImages, DetectionListing, Empty, build_source, pick_classes
+from opabinia.data.sources.folder import existing_folder
+from opabinia.data.sources.shapes import Polygon, Shapes, ellipse, rectangle, rotate
+from opabinia.data.sources.voc import parse_xml
+from opabinia.runtime.files import describe_missing
+
+
+@register.source
+def cvat(
+    *,
+    root: InputPath,
+    file: InputPath,
+    masks: bool = False,
+    classes: list[str] | None = None,
+    empty: Empty = "keep",
+    broken: Broken = "error",
+    channels: Channels = 3,
+) -> AnnotatedImages:
+    """Images annotated with CVAT, exported as "CVAT for images 1.1": polygons, boxes, ellipses and brush masks.
+
+    Later shapes, and those with a higher ``z_order``, come after others. Tags are ignored. A sample's id is its path
+    below the root. ``object_maps`` makes segmentation maps of the objects.
+
+    Args:
+        root: the folder that image names are relative to, often ``images``.
+        file: the XML file, often ``annotations.xml``.
+        masks: instance masks from the shapes; otherwise only their bounding boxes.
+        classes: names of the labels to use, in the order of the classes; all labels of the task when not given.
+        empty: ``drop`` drops images without objects.
+        broken: for shapes without area (polylines and points), shapes beyond the image and missing images: ``error``
+            raises; ``clip`` clips shapes to the image and drops those without area; ``drop`` drops them.
+        channels: 3 for color, 1 for gray; images are converted.
+
+    Raises:
+        ValueError: the file is not such an XML file, or has errors that ``broken`` does not allow.
+    """
+    root, file = existing_folder(root, "root is the folder that holds the images"), file.expanduser()
+    if not file.is_file():
+        raise ValueError(f"there is no file {file}; {describe_missing(file)}")
+    try:
+        top = parse_xml(file.read_bytes())
+        images = [_Image.parse(element) for element in top.findall("image")]
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{file} is not an XML file of CVAT for images 1.1: {error}") from error
+    names = [element.text or "" for element in top.findall("meta/*/labels/label/name")]
+    chosen = [names[index] for index in pick_classes(file, names, classes)]
+    labels = dict.fromkeys(names, -1) | {name: label for label, name in enumerate(chosen)}
+    errors, shapes = ErrorCollector(), Shapes()
+    for index, image in enumerate(images):
+        elements = [element for element in image.element if element.tag != "tag"]
+        elements.sort(key=lambda element: int(element.get("z_order") or 0))
+        for number, element in enumerate(elements, 1):
+            _add_shape(shapes, errors, index, number, image, element, labels)
+    listing = DetectionListing(
+        file=file,
+        root=root,
+        names=[os.fsencode(image.name) for image in images],
+        sizes=np.array([image.size for image in images], dtype=np.int64).reshape(-1, 2),
+        annotations=shapes.annotations(masks=masks),
+        classes=chosen,
+        category_ids=range(1, len(chosen) + 1),
+        errors=errors,
+        segmentations=shapes.segmentations if masks else None,
+        noun="shape",
+    )
+    return build_source(listing, broken=broken, empty=empty, channels=channels)
+
+
+class _Image(NamedTuple):
+    name: str
+    size: tuple[int, int]
+    element: Element
+
+    @classmethod
+    def parse(cls, element: Element) -> _Image:
+        """Read the attributes of an ``image`` element.
+
+        Raises:
+            ValueError: it has no name or no size.
+        """
+        try:
+            height, width = int(element.attrib["height"]), int(element.attrib["width"])
+            return cls(element.attrib["name"], (height, width), element)
+        except (KeyError, ValueError):
+            raise ValueError(f"an image has no name, width and height: {element.attrib}") from None
+
+
+def _add_shape(
+    shapes: Shapes,
+    errors: ErrorCollector,
+    index: int,
+    number: int,
+    image: _Image,
+    element: Element,
+    labels: Mapping[str, int],
+) -> None:
+    name, place = element.get("label", ""), f"shape {number}"
+    if name not in labels:
+        errors.add(kinds.UNKNOWN_CLASS, image.name, place, f"label {name!r}")
+    elif labels[name] >= 0:
+        try:
+            if element.tag == "mask":
+                shapes.add_mask(index, number, labels[name], *_read_mask(element, image.size))
+            else:
+                shapes.add(index, number, labels[name], [_polygon(element)])
+        except ValueError as error:
+            errors.add(kinds.BAD_SEGMENTATION, image.name, place, error)
+
+
+def _numbers(element: Element, names: str) -> list[float]:
+    """Return attributes that are numbers.
+
+    Raises:
+        ValueError: one is missing or not finite.
+    """
+    values = [float(element.get(name, "nan")) for name in names.split()]
+    if not all(map(math.isfinite, values)):
+        raise ValueError(f"a {element.tag} without the numbers {names}")
+    return values
+
+
+def _polygon(element: Element) -> Polygon:
+    """Return a shape as a polygon.
+
+    Raises:
+        ValueError: it has no area, or cannot be read.
+    """
+    if element.tag in ("box", "ellipse"):
+        is_box = element.tag == "box"
+        numbers = _numbers(element, "xtl ytl xbr ybr" if is_box else "cx cy rx ry")
+        polygon = rectangle(*numbers) if is_box else ellipse(*numbers)
+        return rotate(polygon, float(element.get("rotation") or 0))
+    points = [float(value) for value in element.get("points", "").replace(";", ",").split(",")]
+    if element.tag != "polygon" or len(points) < 6 or len(points) % 2 or not math.isfinite(sum(points)):
+        raise ValueError(f"a {element.tag} of {len(points) // 2} points")
+    return points
+
+
+def _read_mask(element: Element, size: tuple[int, int]) -> tuple[list[float], bytes]:
+    """Return the box (left, top, width, height) and the compressed RLE of a mask, which is stored as the lengths of
+    runs outside and inside in turn, row by row of its box.
+
+    Raises:
+        ValueError: the runs do not fill the box, or the box is not in the image.
+    """
+    left, top, width, height = (int(value) for value in _numbers(element, "left top width height"))
+    runs = [int(value) for value in element.get("rle", "").split(",")]
+    if min(runs) < 0 or sum(runs) != width * height:
+        raise ValueError(f"a mask of {sum(runs)} pixels for {width} x {height}")
+    if min(left, top) < 0 or left + width > size[1] or top + height > size[0]:
+        raise ValueError(f"a mask that extends beyond the image: left {left}, top {top}, {width} x {height}")
+    mask = np.zeros(size, dtype=bool)
+    mask[top : top + height, left : left + width] = np.repeat(np.arange(len(runs)) % 2, runs).reshape(height, width)
+    return [left, top, width, height], compress_rle(encode_rle(mask), size).encode("ascii")

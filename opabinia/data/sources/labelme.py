@@ -1,0 +1,146 @@
+"""Annotations of LabelMe: a JSON file with polygons for each image."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from opabinia.config import register
+from opabinia.contracts import Channels, InputPath
+from opabinia.data.decoding.images import EXTENSIONS
+from opabinia.data.sources import annotation_errors as kinds
+from opabinia.data.sources.annotation_errors import Broken, ErrorCollector
+from opabinia.data.sources.detection_base import AnnotatedImages, DetectionListing, Empty, build_source, pick_classes
+from opabinia.data.sources.file_names import sort_names
+from opabinia.data.sources.folder import existing_folder, find_files
+from opabinia.data.sources.image_headers import read_sizes
+from opabinia.data.sources.shapes import Polygon, Shapes, ellipse, rectangle
+
+
+@register.source
+def labelme(
+    *,
+    root: InputPath,
+    masks: bool = False,
+    classes: list[str] | None = None,
+    empty: Empty = "keep",
+    broken: Broken = "error",
+    channels: Channels = 3,
+) -> AnnotatedImages:
+    """Images annotated with LabelMe: all JSON files below a folder, with polygons, rectangles and circles.
+
+    Shapes of an image with the same label and ``group_id`` are one object. A sample's id is the path of its image below
+    the root. ``object_maps`` makes segmentation maps of the objects.
+
+    Args:
+        root: the folder with the JSON files; images are where their ``imagePath`` leads, or next to them.
+        masks: instance masks from the shapes; otherwise only their bounding boxes.
+        classes: names of the labels to use, in the order of the classes, other shapes are dropped; all that occur,
+            sorted, when not given.
+        empty: ``drop`` drops images without objects.
+        broken: for shapes without area (lines and points), shapes beyond the image, missing images and broken files:
+            ``error`` raises; ``clip`` clips shapes to the image and drops those without area; ``drop`` drops them.
+        channels: 3 for color, 1 for gray; images are converted.
+
+    Raises:
+        ValueError: there are no JSON files, or there are errors that ``broken`` does not allow.
+    """
+    root = existing_folder(root, "root is the folder that holds the JSON files")
+    errors = ErrorCollector()
+    files = find_files(root, "", [".json"])
+    if not files:
+        raise ValueError(f"{root} has no JSON files")
+    contents = [content for name in files if (content := _read(root, os.fsdecode(name), errors)) is not None]
+    if classes is None:
+        classes = sort_names({shape.label for content in contents for shape in content.shapes})
+    pick_classes(root, classes, None)
+    label_of = {name: label for label, name in enumerate(classes)}
+    shapes = Shapes()
+    for image, content in enumerate(contents):
+        objects: dict[Any, list[Polygon]] = {}
+        for number, shape in enumerate(content.shapes):
+            if shape.label in label_of:
+                objects.setdefault((shape.label, shape.group or f"shape {number}"), []).append(shape.polygon)
+        for number, ((name, _), polygons) in enumerate(objects.items(), 1):
+            shapes.add(image, number, label_of[name], polygons)
+    names = [content.image for content in contents]
+    sizes = np.array([content.size for content in contents], dtype=np.int64).reshape(-1, 2)
+    unknown = np.flatnonzero((sizes == 0).any(1))
+    sizes[unknown] = read_sizes(root, [names[index] for index in unknown], errors)
+    listing = DetectionListing(
+        file=root,
+        root=root,
+        names=names,
+        sizes=sizes,
+        annotations=shapes.annotations(masks=masks),
+        classes=classes,
+        category_ids=range(1, len(classes) + 1),
+        errors=errors,
+        segmentations=shapes.segmentations if masks else None,
+        noun="object",
+    )
+    return build_source(listing, broken=broken, empty=empty, channels=channels)
+
+
+class _Shape(NamedTuple):
+    label: str
+    group: str
+    polygon: Polygon
+
+
+class _File(NamedTuple):
+    """Content of a JSON file: path of the image below the root, its height and width (0 if not given), and shapes."""
+
+    image: bytes
+    size: tuple[int, int]
+    shapes: Sequence[_Shape]
+
+
+def _read(root: Path, name: str, errors: ErrorCollector) -> _File | None:
+    """Read a JSON file; None if it cannot be read, which is added to the errors as shapes without area are."""
+    shapes: list[_Shape] = []
+    try:
+        content = json.loads((root / name).read_bytes())
+        image = _find_image(root, name, str(content["imagePath"]))
+        size = int(content.get("imageHeight") or 0), int(content.get("imageWidth") or 0)
+        for number, shape in enumerate(content["shapes"], 1):
+            points = np.array(shape["points"], dtype=np.float64).reshape(-1, 2)
+            polygon = _polygon(str(shape.get("shape_type") or "polygon"), points)
+            if polygon is None or not np.isfinite(points).all():
+                value = f"a {shape.get('shape_type')} of {len(points)} points"
+                errors.add(kinds.BAD_SEGMENTATION, name, f"shape {number}", value)
+            else:
+                group = shape.get("group_id")
+                shapes.append(_Shape(str(shape["label"]), "" if group is None else f"{group}", polygon))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        errors.add(kinds.BAD_LABELS, name, "", f"not a file of LabelMe: {type(error).__name__}: {error}")
+        return None
+    return _File(image, size, shapes)
+
+
+def _find_image(root: Path, name: str, image_path: str) -> bytes:
+    """Return the path below the root of an image: ``image_path`` seen from the JSON file, or an image of its name."""
+    folder = os.path.dirname(name)
+    paths = [os.path.normpath(os.path.join(folder, image_path.replace("\\", "/")))]
+    paths += [os.path.splitext(name)[0] + extension for extension in EXTENSIONS]
+    names = [os.fsencode(path) for path in paths]
+    return next((path for path in names if os.path.exists(os.path.join(os.fsencode(root), path))), names[0])
+
+
+def _polygon(kind: str, points: np.ndarray[Any, np.dtype[np.float64]]) -> Polygon | None:
+    """Return a shape as a polygon; None if it has no area."""
+    if kind == "polygon" and len(points) >= 3:
+        return points.ravel().tolist()
+    if kind == "rectangle" and len(points) == 2:
+        return rectangle(*points.min(0).tolist(), *points.max(0).tolist())
+    if kind == "circle" and len(points) == 2:
+        (x, y), edge = points.tolist()
+        radius = math.dist((x, y), edge)
+        return ellipse(x, y, radius, radius)
+    return None
