@@ -28,9 +28,9 @@ from opabinia.models.detectors.fcos import Fcos
 from opabinia.models.detectors.suppression import Candidates, suppress, suppress_static
 from opabinia.models.weights.files import read_weights
 from opabinia.runtime.progress import progress_bar
+from opabinia.tasks.dense_base import TestTimeAugmentation
 from opabinia.tasks.detection.export import detection_difference
 from opabinia.tasks.detection.task import Detection
-from opabinia.tasks.detection.test_time_augmentation import TestTimeAugmentation
 from opabinia.training import launch
 
 SMALL = ["data.num_workers=0", "loggers=[]", "data.batch_size=16", "evaluate.every=1000ep"]

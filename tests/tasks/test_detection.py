@@ -33,16 +33,11 @@ from opabinia.data.collate import collate
 from opabinia.evaluation.detection.coco import Coco
 from opabinia.evaluation.detection.rotated import DotaMap
 from opabinia.inference.predictor import Prediction
-from opabinia.tasks.dense_prediction import image_area
+from opabinia.tasks.dense_base import TestTimeAugmentation, image_area, mirror
 from opabinia.tasks.detection import Detection
-from opabinia.tasks.detection.task import (
-    ReadableDetections,
-    scale_to_original,
-    stack_detections,
-    targets_from,
-)
-from opabinia.tasks.detection.test_time_augmentation import TestTimeAugmentation, mirror
+from opabinia.tasks.detection.task import ReadableDetections
 from opabinia.tasks.detection.tiles import Tiles, merge_tiles, move_to_image, tile_starts
+from opabinia.tasks.detections_base import scale_to_original, stack_detections, targets_from
 
 FACTS = DatasetInfo(samples=4, channels=1, classes=("dot", "bar"), boxes=True)
 SIDE = 8

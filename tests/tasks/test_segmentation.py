@@ -25,7 +25,7 @@ from opabinia.contracts import (
     SegmentationDecoder,
 )
 from opabinia.models.decoders import Fcn
-from opabinia.tasks.detection.test_time_augmentation import TestTimeAugmentation
+from opabinia.tasks.dense_base import TestTimeAugmentation
 from opabinia.tasks.segmentation import Segmentation
 from opabinia.tasks.segmentation.inference import SlidingWindow, original_maps, window_starts
 

@@ -28,7 +28,8 @@ def read_size(path: str | bytes) -> tuple[int, int]:
     try:
         with Image.open(path) as image:
             width, height = image.size
-            transposed = image.getexif().get(ExifTags.Base.Orientation) in _TRANSPOSED
+            # Not that of PngImageFile, which decodes all pixels to find EXIF data behind them.
+            transposed = Image.Image.getexif(image).get(ExifTags.Base.Orientation) in _TRANSPOSED
     except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
         reason = re.sub(r" <_io\.\w+ object at \w+>| b?'.*'$", "", str(error))
         raise ValueError(f"{os.fsdecode(path)} cannot be opened: {reason or type(error).__name__}") from error

@@ -18,7 +18,8 @@ from opabinia.data.loader import DataError
 from opabinia.inference.export.runtimes import open_runtime
 from opabinia.inference.predictor import Predictor
 from opabinia.tasks.classification import Classification
-from opabinia.tasks.detection.task import Detection, scale_to_original, stack_detections
+from opabinia.tasks.detection.task import Detection
+from opabinia.tasks.detections_base import scale_to_original, stack_detections
 
 
 class ExportedTask(Task):

@@ -11,8 +11,8 @@ from torch import Tensor
 from opabinia.config import register
 from opabinia.contracts import Count, Fraction, Level, MaskTargets, NonNegative, SegmentationDecoder
 from opabinia.models.decoders.layers import check_strides
+from opabinia.models.decoders.mask_classification import MaskCriterion, QueryMasks
 from opabinia.models.detectors.queries import add_losses, import_transformers
-from opabinia.models.losses.mask_classification import MaskCriterion, QueryMasks
 
 
 @register.decoder(name="mask2former")
@@ -20,8 +20,8 @@ class Mask2Former(SegmentationDecoder):
     """Mask2Former of the transformers library (the extra ``opabinia[detr]``; Cheng et al. 2022) on our backbones, with
     our losses: queries that each predict a class and a mask.
 
-    Losses: see :class:`opabinia.models.losses.mask_classification.MaskCriterion`; ``loss_auxiliary`` is their sum over
-    the earlier layers.
+    Losses: see :class:`opabinia.models.decoders.mask_classification.MaskCriterion`; ``loss_auxiliary`` is their sum
+    over the earlier layers.
 
     Args:
         levels: of the backbone, ending with strides 4, 8, 16, 32.

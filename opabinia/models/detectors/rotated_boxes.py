@@ -29,7 +29,7 @@ def rotated_nms(boxes: Tensor, scores: Tensor, labels: Tensor, iou_threshold: fl
         iou_threshold: of two boxes of a class with a higher IoU the one with the lower score is dropped.
     """
     order = scores.argsort(descending=True, stable=True)
-    boxes, labels = boxes[order].double(), labels[order]
+    boxes, labels = boxes[order].float(), labels[order]
     polygons = box_corners(boxes)
     upright = enclosing_boxes(polygons)
     near = (overlapping(upright, upright) & (labels[:, None] == labels)).triu(1)

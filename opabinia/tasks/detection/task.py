@@ -31,20 +31,20 @@ from opabinia.contracts import (
     Predictions,
     Sample,
     Sizes,
-    Target,
 )
 from opabinia.contracts.masks import decode_rle, mask_outlines
-from opabinia.contracts.rotated_boxes import box_corners, scale_boxes
+from opabinia.contracts.rotated_boxes import box_corners
 from opabinia.evaluation.detection.coco import Coco
 from opabinia.evaluation.detection.rle import paste_masks
 from opabinia.evaluation.detection.rotated import DotaMap
 from opabinia.evaluation.mean_losses import MeanLosses
 from opabinia.models.detectors.rotated_boxes import box_nms
 from opabinia.tasks.dataset_checks import check_channels, check_classes
-from opabinia.tasks.dense_prediction import DensePrediction
+from opabinia.tasks.dense_base import DensePrediction, TestTimeAugmentation
 from opabinia.tasks.detection.score_calibration import ScoreMaps
-from opabinia.tasks.detection.test_time_augmentation import TestTimeAugmentation, detect_augmented
+from opabinia.tasks.detection.test_time_augmentation import detect_augmented
 from opabinia.tasks.detection.tiles import Tiles, detect_tiled, select_detections, warn_of_single_tiles
+from opabinia.tasks.detections_base import scale_to_original, stack_detections, targets_from
 
 
 class ReadableDetections(dict[str, Any]):
@@ -313,47 +313,6 @@ def _count_classes(names: Sequence[str]) -> list[str]:
 def _shortened(names: Sequence[str]) -> str:
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(names[:3]) + more
-
-
-def targets_from(batch: Batch) -> list[Target]:
-    """Return the training targets of each image of a batch."""
-    absent = [None] * len(batch["boxes"])
-    keypoints: Sequence[Tensor | None] = absent
-    if "keypoints" in batch:
-        pairs = zip(batch["keypoints"], batch["visibility"], strict=True)
-        keypoints = [torch.cat([points, visibility.to(points.dtype).unsqueeze(-1)], -1) for points, visibility in pairs]
-    columns = batch["boxes"], batch["labels"], batch.get("masks", absent), keypoints
-    return [Target(*row) for row in zip(*columns, strict=True)]
-
-
-def scale_to_original(detections: Detections, size: tuple[int, int], original: tuple[int, int]) -> Detections:
-    """Convert detections in an image of ``size`` (height, width) to pixels of the original that it was resized from.
-
-    Upright boxes are clipped to the image.
-    """
-    (height, width), (original_height, original_width) = size, original
-    factors = detections.boxes.new_tensor([original_width / width, original_height / height])
-    ends = detections.boxes.new_tensor([original_width, original_height] * 2)
-    boxes = scale_boxes(detections.boxes, factors)
-    if boxes.shape[1] == 4:
-        boxes = boxes.clamp(min=0).minimum(ends)
-    points = detections.keypoints
-    if points is not None:
-        points = torch.cat([points[..., :2] * factors, points[..., 2:]], -1)
-    return detections._replace(boxes=boxes, keypoints=points)
-
-
-def stack_detections(detections: Sequence[Detections], count: int) -> dict[str, Tensor]:
-    """Return detections of B images as tensors with a row per image, padded to ``count`` objects with label -1."""
-
-    def padded(values: Tensor, fill: int) -> Tensor:
-        return torch.cat([values, values.new_full((count - len(values), *values.shape[1:]), fill)])
-
-    return {
-        name: torch.stack([padded(rows, -1 if name == "labels" else 0) for rows in values])
-        for name, values in zip(Detections._fields, zip(*detections, strict=True), strict=True)
-        if values[0] is not None
-    }
 
 
 def _shape(images: Tensor) -> tuple[int, int]:

@@ -3,41 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import torch
-from annotated_types import MinLen
 from torch import Tensor
 from torch.nn.functional import pad
 from torchvision.transforms.v2.functional import resize
 
-from opabinia.config import register
-from opabinia.contracts import Detections, Detector, Fraction, Positive, Sizes
+from opabinia.contracts import Detections, Detector, Sizes
 from opabinia.contracts.rotated_boxes import mirror_boxes, scale_boxes
 from opabinia.models.detectors.rotated_boxes import box_nms
+from opabinia.tasks.dense_base import TestTimeAugmentation, mirror
 
 Pyramid = Callable[[Tensor, Sizes], list[Tensor]]
 """Maps a padded batch (B x C x H x W) and the sizes of its images to the feature maps that the detector reads."""
-
-
-@register.section(name="test_time_augmentation")
-@dataclass(frozen=True, kw_only=True)
-class TestTimeAugmentation:
-    """Views of each image whose detections are merged (detectron2's GeneralizedRCNNWithTTA).
-
-    Args:
-        scales: sides of the views, relative to the image as the transforms give it. detectron2's shorter sides of 400,
-            500 ... 1200 are 0.5, 0.625 ... 1.5 of 800.
-        flip: add the mirrored image of each view.
-        iou: of boxes of one class that overlap by more than this only the best is kept.
-    """
-
-    __test__ = False  # pytest would collect it by its name
-
-    scales: Annotated[list[Positive], MinLen(1)]
-    flip: bool = True
-    iou: Fraction = 0.5
 
 
 class View(NamedTuple):
@@ -92,14 +71,6 @@ def _views(
         yield View(pyramid(view, inner), shape, inner, factors, False)
         if augmentation.flip:
             yield View(pyramid(mirror(view, inner), inner), shape, inner, factors, True)
-
-
-def mirror(images: Tensor, sizes: Sizes) -> Tensor:
-    """Mirror each image of a padded batch (B x C x H x W) within its own width; it stays at the left."""
-    mirrored = images.clone()
-    for image, (_, width) in zip(mirrored, sizes, strict=True):
-        image[..., :width] = image[..., :width].flip(-1)
-    return mirrored
 
 
 def _detect(detector: Detector, view: View) -> list[Detections]:

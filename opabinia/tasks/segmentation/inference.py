@@ -14,7 +14,7 @@ from torch import Tensor
 
 from opabinia.config import register
 from opabinia.contracts import IGNORE_LABEL, Count, Sizes
-from opabinia.tasks.detection.test_time_augmentation import TestTimeAugmentation, mirror
+from opabinia.tasks.dense_base import TestTimeAugmentation, mirror
 
 PixelLogits = Callable[[Tensor, Sizes], Tensor]
 """Maps a padded batch (B x C x H x W) and the sizes of its images to logits of its pixels (B x K x H x W)."""
@@ -86,7 +86,7 @@ def average_views(
     Args:
         logits: of a view, whose sides are padded to ``multiple``.
         images, sizes: the batch and the sizes of its images.
-        augmentation: scales and mirroring; its ``iou`` is not used.
+        augmentation: scales and mirroring.
         multiple: see above.
     """
     images = images if images.is_floating_point() else images.float() / 255

@@ -45,8 +45,8 @@ from opabinia.models.losses.segmentation import pixel_cross_entropy
 from opabinia.models.panoptic import MAX_INSTANCES, combine_instances, merge_masks, stack_segments, top_instances
 from opabinia.runtime.files import disk_errors
 from opabinia.tasks.dataset_checks import check_channels, check_classes
-from opabinia.tasks.dense_prediction import DensePrediction
-from opabinia.tasks.detection.task import scale_to_original, stack_detections, targets_from
+from opabinia.tasks.dense_base import DensePrediction
+from opabinia.tasks.detections_base import scale_to_original, stack_detections, targets_from
 from opabinia.tasks.segmentation.inference import crop_map, original_maps
 
 

@@ -33,12 +33,11 @@ from opabinia.contracts import (
 from opabinia.evaluation.mean_losses import MeanLosses
 from opabinia.evaluation.segmentation.semantic import Semantic
 from opabinia.models.decoders.layers import resize_like
-from opabinia.models.losses.mask_classification import semantic_segments
+from opabinia.models.decoders.mask_classification import semantic_segments
 from opabinia.models.losses.segmentation import pixel_cross_entropy
 from opabinia.runtime.files import disk_errors
 from opabinia.tasks.dataset_checks import check_channels, check_classes
-from opabinia.tasks.dense_prediction import DensePrediction
-from opabinia.tasks.detection.test_time_augmentation import TestTimeAugmentation
+from opabinia.tasks.dense_base import DensePrediction, TestTimeAugmentation
 from opabinia.tasks.segmentation.inference import SlidingWindow, average_views, crop_map, original_maps, slide
 
 

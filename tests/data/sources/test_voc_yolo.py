@@ -299,5 +299,8 @@ def test_sizes_are_those_of_the_upright_image(tmp_path: Path) -> None:
     for orientation, expected in ((1, (3, 5)), (3, (3, 5)), (6, (5, 3)), (8, (5, 3))):
         exif: Any = Image.Exif()
         exif[ExifTags.Base.Orientation] = orientation
-        Image.new("RGB", (5, 3)).save(tmp_path / "a.jpg", exif=exif)
-        assert read_size(str(tmp_path / "a.jpg")) == expected
+        for name in ("a.jpg", "a.png"):
+            Image.new("RGB", (5, 3)).save(tmp_path / name, exif=exif)
+            assert read_size(str(tmp_path / name)) == expected
+    (tmp_path / "a.png").write_bytes((tmp_path / "a.png").read_bytes()[:-20])
+    assert read_size(str(tmp_path / "a.png")) == (5, 3)  # pixels are not read

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from opabinia.contracts import MaskTargets
-from opabinia.models.losses.mask_classification import MaskCriterion, QueryMasks, sample_points, semantic_segments
+from opabinia.models.decoders.mask_classification import MaskCriterion, QueryMasks, sample_points, semantic_segments
 
 
 def predictions(layers: int = 2) -> list[QueryMasks]:

@@ -3,16 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import ceil
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from annotated_types import MinLen
 from torch import Tensor
 
-from opabinia.contracts import BackbonePart, Batch, DatasetInfo, Sizes, Task
+from opabinia.config import register
+from opabinia.contracts import BackbonePart, Batch, DatasetInfo, Fraction, Positive, Sizes, Task
 from opabinia.models import norms
 from opabinia.models.backbones.module import build_backbone
 from opabinia.models.layers import build_normalization
+
+
+@register.section(name="test_time_augmentation")
+@dataclass(frozen=True, kw_only=True)
+class TestTimeAugmentation:
+    """Views of each image whose predictions are merged: detections by suppression (detectron2's
+    GeneralizedRCNNWithTTA), probabilities of pixels by their mean.
+
+    Args:
+        scales: sides of the views, relative to the image as the transforms give it. detectron2's shorter sides of 400,
+            500 ... 1200 are 0.5, 0.625 ... 1.5 of 800.
+        flip: add the mirrored image of each view.
+        iou: of boxes of one class that overlap by more than this only the best is kept; not used for pixels.
+    """
+
+    __test__ = False  # pytest would collect it by its name
+
+    scales: Annotated[list[Positive], MinLen(1)]
+    flip: bool = True
+    iou: Fraction = 0.5
 
 
 class DensePrediction(Task):
@@ -83,3 +106,11 @@ def image_area(images: Tensor, sizes: Sizes) -> Tensor:
     ends = torch.tensor(sizes).to(images.device, non_blocking=True)
     height, width = (torch.arange(side, device=images.device) for side in images.shape[-2:])
     return ((height < ends[:, :1])[:, :, None] & (width < ends[:, 1:])[:, None, :]).unsqueeze(1)
+
+
+def mirror(images: Tensor, sizes: Sizes) -> Tensor:
+    """Mirror each image of a padded batch (B x C x H x W) within its own width; it stays at the left."""
+    mirrored = images.clone()
+    for image, (_, width) in zip(mirrored, sizes, strict=True):
+        image[..., :width] = image[..., :width].flip(-1)
+    return mirrored
