@@ -3,7 +3,7 @@
     python scripts/docs_images.py RUN...
     python scripts/docs_images.py tutorials FOLDER
 
-The first takes runs of the five recipes in README's table and writes ``docs/images/TASK.png`` for each given run, and
+The first takes runs of the six recipes in README's table and writes ``docs/images/TASK.png`` for each given run, and
 ``docs/images/opabinia.svg``. The second takes a folder in which the commands of docs/tutorials were run, and writes
 ``docs/images/tutorials``; screenshots of pages need chromium, and ``train.typescript`` has what a terminal showed:
 ``script -qec 'opabinia train classification/digits' train.typescript``.
@@ -121,7 +121,7 @@ def classification(predictor: Predictor) -> Image.Image:
 
 
 def detection(predictor: Predictor) -> Image.Image:
-    """Two crowded scenes with the detected objects."""
+    """Two crowded scenes with the detected objects, or the colors of classes."""
     source = DigitScenes(split="val")
     drawn = []
     for index in [index for index in range(100) if len(source[index]["boxes"]) > 4][:2]:
@@ -177,6 +177,7 @@ def _embeddings(predictor: Predictor, samples: Sequence[Sample]) -> Tensor:
 TASKS: dict[str, Callable[[Predictor], Image.Image]] = {
     "classification": classification,
     "detection": detection,
+    "segmentation": detection,
     "selfsup": selfsup,
     "reid": reid,
     "video": video,

@@ -21,6 +21,17 @@ class Precision(StrEnum):
     INT8 = "int8"
 
 
+Push = Annotated[
+    str | None,
+    typer.Option(metavar="OWNER/NAME", help="With --format huggingface: upload the folder, after confirmation."),
+]
+Public = Annotated[bool, typer.Option("--public", help="Everybody may read what is uploaded.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Upload without confirmation, for scripts.")]
+License = Annotated[
+    str, typer.Option(metavar="NAME", help="License in the model card, such as apache-2.0.", show_default=False)
+]
+
+
 def export(
     run: RunOrRecipe,
     overrides: Overrides = None,
@@ -56,15 +67,10 @@ def export(
         list[str] | None,
         typer.Option(metavar="PATTERN", help="Layers that stay in FP32, such as 'head.*'; repeatable."),
     ] = None,
-    push: Annotated[
-        str | None,
-        typer.Option(metavar="OWNER/NAME", help="With --format huggingface: upload the folder, after confirmation."),
-    ] = None,
-    public: Annotated[bool, typer.Option("--public", help="Everybody may read what is uploaded.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Upload without confirmation, for scripts.")] = False,
-    license: Annotated[
-        str, typer.Option(metavar="NAME", help="License in the model card, such as apache-2.0.", show_default=False)
-    ] = "",
+    push: Push = None,
+    public: Public = False,
+    yes: Yes = False,
+    license: License = "",
     checkpoint: Checkpoint = "best",
     weights: WeightsOrFile = None,
     classes: Classes = None,
@@ -82,7 +88,9 @@ def export(
     opabinia export runs/classification/digits/default --format huggingface --push OWNER/NAME
     """
     with report_errors():
-        _check_push(form, push, public or yes, license, asks=not yes)
+        if form != "huggingface" and (push or license):
+            raise option_error("--push" if push else "--license", "it needs --format huggingface")
+        _check_push(push, public=public, yes=yes)
         folder, chosen = open_run(run, overrides, weights, classes)
         from opabinia.inference.export import Measured
         from opabinia.inference.export import export as write
@@ -108,11 +116,9 @@ def export(
             print(f"uploaded: {destination.url}; opabinia.load('hf:{push}')")
 
 
-def _check_push(form: str, push: str | None, is_configured: bool, license: str, *, asks: bool) -> None:
-    """Check the options of the Hugging Face layout before anything is computed."""
-    if form != "huggingface" and (push or license):
-        raise option_error("--push" if push else "--license", "it needs --format huggingface")
-    if push is None and is_configured:
-        raise option_error("--public, --yes", "they belong to --push: add it")
-    if push and asks and not sys.stdin.isatty():
+def _check_push(push: str | None, *, public: bool, yes: bool) -> None:
+    """Check the options of an upload before anything is computed."""
+    if push is None and (public or yes):
+        raise option_error("--public" if public else "--yes", "it belongs to --push: add it")
+    if push and not yes and not sys.stdin.isatty():
         raise option_error("--push", "there is no terminal for the confirmation; --yes uploads without one")

@@ -152,7 +152,7 @@ def test_what_prevents_an_upload(
 
     layout = "--format=huggingface"
     assert "--push: it needs --format huggingface" in push("--push=ann/digits", "--yes")
-    assert "they belong to --push" in push(layout, "--public")
+    assert "--public: it belongs to --push" in push(layout, "--public")
     assert "mine: a repository of the Hugging Face Hub is named OWNER/NAME" in push(layout, "--push=mine", "--yes")
     assert "hf:ann/digits: " in opabinia("eval", "hf:ann/digits").err
     hub.files, hub.private = {}, False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable
 from functools import wraps
 from typing import Annotated, Any
@@ -13,6 +14,9 @@ from torchvision.transforms import v2
 
 from opabinia.config import adapt, register
 from opabinia.data.transforms import crops, instances
+
+# It erases pixels of images only, and is meant to.
+warnings.filterwarnings("ignore", "RandomErasing.. is currently passing through", UserWarning)
 
 _NORMALIZATION = "images stay uint8 up to the device, where the task normalizes them once (its mean and std)"
 _TENSORS = "samples hold tensors from the start, and batches plain ones"

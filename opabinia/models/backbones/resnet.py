@@ -132,8 +132,7 @@ def resnet(
         se: squeeze-and-excitation in every block, without biases, with a sixteenth of the channels (Hu et al. 2018).
         non_local: non-local attention after the last half of the blocks of the second stage (one to two) and of the
             third (one to nine) (Wang et al. 2018): FastReID's 2 and 3 blocks of ResNet-50, 2 and 9 of ResNet-101.
-        first_projection: the first block has a projection shortcut, a 1 x 1 convolution and a norm, also in models of
-            basic blocks (ResNet-D): the ResNet-18 and 34 of RT-DETR. The convolution is the identity at first.
+        first_projection: the first block of ResNet-18 and 34 has a projection shortcut, too, as in RT-DETR's ResNet-D.
         norm: ``batch``; ``frozen``: fixed statistics and weights; ``group``: 32 channel groups (Wu and He 2018);
             ``ghost``: batch norm over parts of the batch (Hoffer et al. 2017). For synchronized batch norm see
             ``train.sync_batch_norm``.
@@ -151,10 +150,8 @@ def resnet(
     """
     if (norm == "ghost") != (ghost_splits is not None):
         raise ValueError("ghost_splits: it belongs to norm: ghost, neither works without the other")
-    backbone = _build(channels, model, pretrained, drop_path, width_multiplier, options)
+    backbone = _build(channels, model, pretrained, drop_path, width_multiplier, first_projection, options)
     net = backbone.model
-    if first_projection:
-        _add_first_projection(net)
     _change_strides(net, convention, width_multiplier, stem_stride, stride_in_1x1, last_stride, last_dilation)
     if deformable is not None:
         add_deformable_convolutions(net, deformable)
@@ -176,9 +173,10 @@ def _build(
     pretrained: bool,
     drop_path: float,
     width_multiplier: int,
+    first_projection: bool,
     options: dict[str, Any] | None,
 ) -> TimmBackbone:
-    """Build timm's ResNet, of a multiple of its width."""
+    """Build timm's ResNet, of a multiple of its width, with a projection shortcut in its first block."""
     if width_multiplier > 1 and pretrained:
         raise ValueError("width_multiplier: there are no pretrained weights of other widths")
     wide = {"channels": [width_multiplier * width for width in (64, 128, 256, 512)]} if width_multiplier > 1 else {}
@@ -188,11 +186,14 @@ def _build(
     net = backbone.model
     if not isinstance(net, ResNet):
         raise ValueError(f"model: timm's {model!r} is a {type(net).__name__}, not a ResNet; the backbone timm takes it")
+    if first_projection:
+        _add_first_projection(net)
     return backbone
 
 
 def _add_first_projection(net: Any) -> None:
-    """Add the shortcut that RT-DETR's ResNet-18 and 34 have, with the names of timm's other shortcuts."""
+    """Add the shortcut that RT-DETR's ResNet-18 and 34 have, with the names of timm's other shortcuts; its convolution
+    is the identity at first."""
     block, width = net.layer1[0], net.feature_info[1]["num_chs"]
     if block.downsample is not None:
         raise ValueError("first_projection: the first block of this model has a projection shortcut already")

@@ -69,7 +69,7 @@ class MaskCriterion:
 
         costs = [self._cost(layer, image, row) for layer in layers for image, row in enumerate(segments)]
         flat = torch.cat([cost.flatten() for cost in costs]).cpu()
-        matrices = iter(flat.split([cost.numel() for cost in costs]))
+        matrices = iter(torch.split(flat, [cost.numel() for cost in costs]))
         shapes = iter([cost.shape for cost in costs])
         matches = []
         for _ in layers:

@@ -24,7 +24,8 @@ _SMALL = 1e-7
 def mean_over_pixels(losses: Tensor, weights: Tensor) -> Tensor:
     """Return the weighted mean of the losses of pixels (both B x ...) of the global batch; 0 if all weights are 0."""
     total = mean_over_samples(weights.sum(), len(weights)) * len(weights)
-    return (losses * weights).sum() / total.clamp(min=_SMALL)
+    mean: Tensor = (losses * weights).sum() / total.clamp(min=_SMALL)
+    return mean
 
 
 def _pixel_weights(targets: Tensor, class_weights: Sequence[float] | None, classes: int) -> Tensor:

@@ -289,3 +289,27 @@ def test_broken_panoptic_data(tmp_path: Path) -> None:
     files = write_panoptic(tmp_path, annotations=[])
     with pytest.raises(ValueError, match=r"1 images without a label map: a[.]jpg: there is no annotation"):
         coco_panoptic(**files)
+
+
+@pytest.mark.slow
+def test_coco_panoptic_objects_are_those_of_the_file(shared_data: Path) -> None:
+    """Boxes and areas are computed from the pixels; the file has them, too."""
+    root = shared_data / "coco_free"
+    for split in ("train2017", "val2017"):
+        file = root / f"annotations/panoptic_{split}.json"
+        source = coco_panoptic(root=root / split, maps=root / f"panoptic_{split}", file=file)
+        rows = {row["image_id"]: row["segments_info"] for row in json.loads(file.read_text())["annotations"]}
+        for sample in (source[index] for index in range(len(source))):
+            objects, truth = sample["ground_truth"], sample["ground_truth_map"]
+            listed = {row["id"]: row for row in rows[objects.image_id]}
+            assert len(truth.segment_labels) == len(listed) == len(np.unique(truth.segments[truth.segments > 0]))
+            for number, box, area in zip(objects.ids.tolist(), objects.boxes.tolist(), objects.areas, strict=True):
+                assert (box, area) == (listed[number]["bbox"], listed[number]["area"])
+
+
+def test_images_and_maps_in_one_folder(tmp_path: Path) -> None:
+    save(tmp_path / "a.jpg", VALUES)
+    save(tmp_path / "a_mask.png", VALUES)
+    options: dict[str, Any] = {"images": "", "labels": "", "image_suffix": ".jpg", "label_suffix": "_mask.png"}
+    source = segmentation_folder(root=tmp_path, classes=["a", "b", "c"], **options)
+    assert labels_of(source) == VALUES.tolist() and source.id(0) == "a.jpg"
