@@ -467,3 +467,38 @@ def save_video(path: Path, number: int) -> None:
         for frame in frames:
             container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
         container.mux(stream.encode())
+
+
+# --- label maps -------------------------------------------------------------------------------------------------------
+
+
+def label_maps(root: Path) -> None:
+    """Images with label maps in the folders of ``segmentation_folder``, ``cityscapes``, ``ade20k`` and
+    ``voc_segmentation``: four for training and two for validation."""
+    values = {"cityscapes": (7, 11), "ade20k": (1, 2), "voc": (0, 5), "own": (0, 1)}
+    lists = {"train": "training", "val": "validation"}
+    for split, numbers in {"train": range(4), "val": range(4, 6)}.items():
+        for number in numbers:
+            pixels, objects = _draw_scene(number)
+            name, city = f"{number:03d}", f"a/{number:03d}"
+            inside = np.zeros(pixels.shape[:2], dtype=np.uint8)
+            for found in objects:
+                left, top, width, height = (round(value) for value in found["bbox"])
+                inside[top : top + height, left : left + width] = 1
+            places = {
+                "own": (f"{split}/images/{name}.png", f"{split}/labels/{name}.png"),
+                "cityscapes": (
+                    f"leftImg8bit/{split}/{city}_leftImg8bit.png",
+                    f"gtFine/{split}/{city}_gtFine_labelIds.png",
+                ),
+                "ade20k": (f"images/{lists[split]}/{name}.png", f"annotations/{lists[split]}/{name}.png"),
+                "voc": (f"JPEGImages/{name}.jpg", f"SegmentationClassAug/{name}.png"),
+            }
+            for layout, (image, labels) in places.items():
+                for path, array in ((image, pixels), (labels, np.array(values[layout], np.uint8)[inside])):
+                    (root / path).parent.mkdir(parents=True, exist_ok=True)
+                    Image.fromarray(array).save(root / path)
+        for name in (split, f"{split}aug"):
+            path = root / f"ImageSets/Segmentation/{name}.txt"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("".join(f"{number:03d}\n" for number in numbers), encoding="utf-8")

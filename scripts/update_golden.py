@@ -52,6 +52,10 @@ _COCO = (
     *("train.precision=fp32", "vars.pretrained=false", "vars.batch=2", "vars.short=[48, 64]", "vars.test=48"),
     *("vars.longest=64", "task.freeze_random=true"),
 )
+_MAPS = (
+    *("train.precision=fp32", "train.channels_last=false", "vars.pretrained=false", "data.batch_size=2"),
+    *("vars.short=[64, 96]", "vars.crop=[64, 64]"),
+)
 _D_FINE = ("train.precision=fp32", "task.detector.ffn_dim=64", "task.detector.channels=64")
 _RCNN = (*_COCO, "task.detector.proposals.batch_size_per_image=16", "task.detector.box.batch_size_per_image=16")
 _FILMS = (
@@ -161,7 +165,16 @@ SMALLER = {
     },
     "detection/digits": ("data.batch_size=4",),
     "detection/digits_mask": ("data.batch_size=4",),
+    "segmentation/digits": ("data.batch_size=4",),
     "segmentation/digits_panoptic": ("data.batch_size=4",),
+    **{
+        f"segmentation/{name}": _MAPS
+        for name in (
+            *("image_folder", "cityscapes/deeplabv3plus_r50", "cityscapes/fpn_r50", "cityscapes/mask2former_r50"),
+            *("ade20k/upernet_swin_tiny", "ade20k/upernet_convnext_tiny", "voc/deeplabv3plus_r50"),
+        )
+    },
+    "segmentation/ade20k/linear_dinov2_vits14": (*_MAPS, *_TINY_VIT, "vars.crop=[64, 64]"),
     **{f"segmentation/coco/panoptic_fpn_r50_{length}x": _RCNN for length in (1, 3)},
     # Ten batches of 64 photographs take minutes on a small machine.
     "classification/image_folder": ("data.batch_size=4", "data.train.transforms.0.size=96"),
@@ -294,6 +307,11 @@ DATA = {
     "reid/veri/sbs": small_data.veri,
     "reid/online_products/normalised_softmax": small_data.online_products,
     **{recipe: small_data.coco2017 for recipe in SMALLER if "/coco/" in recipe or "/lvis/" in recipe},
+    **{
+        recipe: small_data.label_maps
+        for recipe in SMALLER
+        if recipe.startswith("segmentation/") and "digits" not in recipe and "/coco/" not in recipe
+    },
     **dict.fromkeys(("detection/bccd", "detection/coco_format", "detection/finetune"), small_data.coco_folders),
 }
 """Recipes that train on data which does not come along, and what generates some for them below ``vars.root``."""

@@ -17,8 +17,8 @@ from opabinia.contracts import DatasetInfo
 from opabinia.engine.checkpointing.checkpoint import RunState, Snapshot, read_checkpoint, write_checkpoint
 from opabinia.migration import weights as weights_of_others  # noqa: F401 (registers their names)
 from opabinia.models.lora import is_adapter
-from opabinia.models.weights.download import UnavailableWeights, hub_file, replacing_weights
-from opabinia.models.weights.files import HUB, find_checkpoint
+from opabinia.models.weights.download import HUB, UnavailableWeights, hub_file, replacing_weights
+from opabinia.models.weights.files import find_checkpoint
 from opabinia.models.weights.init import Init, initialize
 from opabinia.runtime.environment import library_versions
 from opabinia.runtime.files import disk_errors, exclusive_lock, write_atomic

@@ -47,6 +47,7 @@ NEEDS = {
         f"detection/{name}": "transformers"
         for name in ("coco/d_fine_s", "coco/d_fine_l", "coco/rf_detr_small", "finetune")
     },
+    "segmentation/cityscapes/mask2former_r50": "transformers",
 }
 """Libraries that are extras."""
 

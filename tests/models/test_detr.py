@@ -69,6 +69,16 @@ def test_every_parameter_learns_in_every_step(targets: list[Target], denoising: 
     assert [one.grad is not None for one in maps] == [False, True, True, True]
 
 
+def test_discrete_sampling_trains_everything_but_the_offsets() -> None:
+    detector = made(sampling="discrete")
+    losses = detector.losses(drawn_maps(), SHAPE, SIZES, TARGETS)
+    torch.stack(list(losses.values())).sum().backward()
+    frozen = {name: param for name, param in detector.named_parameters() if param.grad is None}
+    assert len(frozen) == 4 and all(
+        "sampling_offsets" in name and not one.requires_grad for name, one in frozen.items()
+    )
+
+
 def test_without_a_box_only_the_classes_have_something_to_lose() -> None:
     losses = made().losses(drawn_maps(), SHAPE, SIZES, EMPTY)
     assert losses["loss_bbox"] == losses["loss_giou"] == losses["loss_denoising"] == 0

@@ -225,3 +225,16 @@ def test_activations_are_computed_again_with_everything_on() -> None:
 def test_mistakes(keys: dict[str, Any], message: str) -> None:
     with torch.device("meta"), pytest.raises(ValueError, match=message):
         resnet(3, **keys)
+
+
+@torch.no_grad()
+def test_a_projection_shortcut_in_the_first_block() -> None:
+    """It changes nothing at first."""
+    keys: Any = {"model": "resnet10t", "options": {"stem_width": 8, "channels": [16, 16, 16, 16]}}
+    plain, projected = resnet(3, **keys).eval(), resnet(3, **keys, first_projection=True).eval()
+    missing = projected.load_state_dict(plain.state_dict(), strict=False).missing_keys
+    assert missing and all(name.startswith("model.layer1.0.downsample.") for name in missing)
+    images = torch.rand(1, 3, 32, 32)
+    torch.testing.assert_close(projected(images), plain(images), atol=1e-4, rtol=1e-4)
+    with pytest.raises(ValueError, match="the first block of this model has a projection shortcut already"):
+        on_meta(model="resnet50", first_projection=True)

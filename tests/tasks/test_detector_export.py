@@ -53,6 +53,7 @@ SMALL: dict[str, Any] = {"num_queries": 20, "decoder_layers": 2, "ffn_dim": 48, 
 HEADS = {"attention_heads": 4}
 DETECTORS = {
     "rt_detr": partial(RTDetr, **SMALL, **HEADS),
+    "rt_detr_discrete": partial(RTDetr, sampling="discrete", **SMALL, **HEADS),
     "d_fine": partial(DFine, **SMALL, **HEADS),
     "detr": partial(detr, encoder_layers=1, **SMALL, **HEADS),
     "deformable_detr": partial(deformable_detr, encoder_layers=1, **SMALL, **HEADS),

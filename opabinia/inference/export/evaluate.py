@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -75,15 +75,16 @@ class Evaluation:
         return value
 
 
-def open_evaluation(resolved: Resolved, checkpoint: Path, predictor: Predictor) -> Evaluation:
+def open_evaluation(resolved: Resolved, checkpoint: Path, predictor: Predictor, outputs: Collection[str]) -> Evaluation:
     """Open the first validation set of a run, for the task and for what is exported of it.
 
-    Evaluators that read layers are omitted: an exported file has no layers.
+    Evaluators that read layers are omitted, unless these are outputs of the graph (``embedding``).
 
     Args:
         resolved: the run's config.
         checkpoint: its folder.
         predictor: has the trained task, on the CPU.
+        outputs: names of the graph's outputs.
 
     Raises:
         ConfigError: there is no validation set, or its data does not exist, or it has no scores.
@@ -112,7 +113,8 @@ def open_evaluation(resolved: Resolved, checkpoint: Path, predictor: Predictor) 
 
     def evaluators_of_predictions(_: Task, dataset_info: DatasetInfo) -> list[Evaluator]:
         found = validation.evaluators(task, dataset_info)
-        return [evaluator for evaluator in found if not isinstance(evaluator, LayersEvaluator)]
+        layers = [evaluator.layers if isinstance(evaluator, LayersEvaluator) else () for evaluator in found]
+        return [evaluator for evaluator, names in zip(found, layers, strict=True) if set(names) <= set(outputs)]
 
     metric = (parts["checkpoint"].best or "").replace("_ema/", "/")
     best = make_best(metric if weighted_score(metric, dict.fromkeys(scores, 0.0)) is not None else None, scores)

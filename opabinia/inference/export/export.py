@@ -93,7 +93,7 @@ def export(
     job = ExportJob(module, inputs, describe(run, folder, resolved, predictor, inputs["image"]))
     evaluation, calibration = None, list[dict[str, Tensor]]()
     if measured:
-        evaluation = open_evaluation(resolved, folder, predictor)
+        evaluation = open_evaluation(resolved, folder, predictor, module.expected(inputs))
         if "int8" in measured.precisions:
             calibration = calibration_inputs(resolved, module, samples, measured.calibration_images)
     with disk_errors(path), torch.no_grad():

@@ -6,13 +6,16 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from huggingface_hub import HfApi, constants, get_token
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 
 from opabinia.config import ConfigError, Problem
 from opabinia.models.weights.download import can_connect
+
+_ERRORS = cast("tuple[type[Exception], ...]", (OSError, ValueError, *HfHubHTTPError.__bases__))
+"""Errors of the hub's client; its HTTP library depends on its version."""
 
 
 class Destination(NamedTuple):
@@ -95,7 +98,7 @@ def upload(folder: Path, destination: Destination) -> None:
 def _hub_errors(prefix: str) -> Iterator[None]:
     try:
         yield
-    except (OSError, ValueError, *HfHubHTTPError.__bases__) as error:  # the HTTP library depends on the hub's version
+    except _ERRORS as error:
         raise _error(prefix + " ".join(str(error).split())) from error
 
 

@@ -10,8 +10,8 @@ The following must be set in the config, since no file contains it:
   minus the mean, divided by 1). Its X-101: the stride as in timm, ``std: [0.229, 0.224, 0.225]``.
 * torchvision's: its conventions, see :mod:`opabinia.models.detectors.rcnn`.
 
-Tested: torchvision's detectors of this version with random weights, which give the same detections here. No files of
-detectron2's model zoo were available for testing: the names and shapes are those of its public sources.
+Tested: torchvision's detectors of this version with random weights, which give the same detections here. So do, checked
+once, detectron2's R-CNNs (C4, DC5, FPN, X-101, group norm, cascade); no file of its model zoo was available.
 """
 
 from __future__ import annotations

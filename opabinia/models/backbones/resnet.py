@@ -119,8 +119,7 @@ def resnet(
         channels: channels of the images.
         model: timm's name, such as ``resnet50``, ``resnet101`` or ``resnext50_32x4d``.
         pretrained: download timm's weights. Layers added below have none; a replaced norm keeps its weights.
-        last_stride: 1 removes the stride of the fourth stage (Luo et al. 2019, section 3.4): 256 x 128 pixels give a
-            feature map of 16 x 8 instead of 8 x 4. Detection needs 2.
+        last_stride: 1 removes the stride of the fourth stage (Luo et al. 2019, section 3.4). Detection needs 2.
         last_dilation: 2 dilates the fourth stage, with ``last_stride: 1`` (ResNet-DC5, detectron2's RES5_DILATION).
         stem_stride: stride of the first stage's feature maps. 2 removes the max pooling before it, 1 also the stride of
             the first convolution (Chen et al. 2020, appendix B.9): for images of 100 pixels or less.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import ceil, inf
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -109,12 +109,10 @@ class DetectionExport(ExportModule):
 def sort_detections(detections: Detections) -> Detections:
     """Return the detections of each image (B x D ...) in the order of their scores, best first."""
     order = detections.scores.argsort(1, descending=True)
-    columns = [
-        None
-        if values is None
-        else values.gather(1, order.view(*order.shape, *[1] * (values.ndim - 2)).expand_as(values))
-        for values in detections
-    ]
+    columns: list[Any] = list(detections)
+    for index, values in enumerate(detections):
+        if values is not None:
+            columns[index] = values.gather(1, order.view(*order.shape, *[1] * (values.ndim - 2)).expand_as(values))
     return Detections(*columns)
 
 
