@@ -43,6 +43,12 @@ def compress_rle(segment: Any, size: tuple[int, int]) -> str:
     return counts if isinstance(counts, str) else counts.decode("ascii")
 
 
+def compressed_mask(mask: NDArray[np.bool_]) -> dict[str, Any]:
+    """Return a mask (H x W) as COCO's compressed RLE: ``{"size": [H, W], "counts": "..."}``."""
+    size = (mask.shape[0], mask.shape[1])
+    return {"size": list(size), "counts": compress_rle(encode_rle(mask), size)}
+
+
 def decode_rle(segment: Any, size: tuple[int, int]) -> NDArray[np.uint8]:
     """Return the pixels (uint8 of 0 and 1, height x width; pycocotools' ``annToMask``) of a segment.
 

@@ -24,6 +24,7 @@ from opabinia.contracts import (
     Level,
     SegmentationDecoder,
 )
+from opabinia.contracts.masks import decode_rle
 from opabinia.models.decoders import Fcn
 from opabinia.tasks.dense_base import TestTimeAugmentation
 from opabinia.tasks.segmentation import Segmentation
@@ -166,7 +167,9 @@ def test_a_prediction_is_readable_and_drawn(tmp_path: Path) -> None:
     predictions = task.predict(batch)
     row = {name: value[1] for name, value in predictions.items()}
     readable = task.readable(row)
-    assert readable == {"classes": [{"class": "dark", "share": 0.5}, {"class": "bright", "share": 0.5}]}
+    assert [(one["class"], one["share"]) for one in readable["classes"]] == [("dark", 0.5), ("bright", 0.5)]
+    bright = decode_rle(readable["classes"][1]["mask"], (10, 12))
+    assert np.array_equal(bright, row["segmentation"][:10, :12].numpy() == 1)
     assert task.caption(readable) == ["dark 50.0%", "bright 50.0%"]
     sample = {"image": torch.zeros(1, 10, 12, dtype=torch.uint8), "mask": torch.zeros(10, 12, dtype=torch.uint8)}
     drawn = task.save_drawing(tmp_path, "a", sample, row)

@@ -22,6 +22,7 @@ from opabinia.data.sources.detection_base import make_sample
 from opabinia.data.sources.file_names import FileNames, decode_name, short_digest
 from opabinia.data.sources.folder import existing_folder
 from opabinia.data.sources.image_headers import files_exist
+from opabinia.data.sources.list_files import raise_for_invalid
 from opabinia.data.sources.segmentation_base import Color, MapError, check_map_classes, make_map_sample, read_map
 
 
@@ -55,6 +56,9 @@ def coco_panoptic(
     root = existing_folder(root, "root is the folder that holds the images")
     maps = existing_folder(maps, "maps is the folder that holds the PNG files")
     content = read_lists(file, _LISTS)
+    rows = content["annotations"]
+    invalid = [f"image {row['image_id']!r:.60}" for row in rows if not _is_list_of_objects(row["segments_info"])]
+    raise_for_invalid(f"{file}, segments_info", invalid, len(rows), "lists of objects")
     for category in content["categories"]:
         check_id(file, "category", category["id"])
     categories = sorted(content["categories"], key=lambda category: (not category["isthing"], category["id"]))
@@ -64,7 +68,7 @@ def coco_panoptic(
     check_map_classes(file, [printable_name(category["name"]) for category in categories])
     errors = ErrorCollector()
     images, index_of = select_images(file, content["images"], errors)
-    annotations = _select_annotations(content["annotations"], images, index_of, errors)
+    annotations = _select_annotations(rows, images, index_of, errors)
     names = [os.fsencode(file_name(file, image)) for image in images]
     map_names = [os.fsencode(str(row["file_name"])) if row else b"" for row in annotations]
     exist = files_exist(root, names), files_exist(maps, map_names)
@@ -100,6 +104,10 @@ Segments = NDArray[np.int64]
 """Segments of an image: id, label (255 is ignored) and whether it is a crowd (S x 3), ordered by id."""
 
 
+def _is_list_of_objects(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, dict) for item in value)
+
+
 def _select_annotations(
     rows: Sequence[Mapping[str, Any]],
     images: Sequence[Mapping[str, Any]],
@@ -109,7 +117,7 @@ def _select_annotations(
     """Return the annotation of each image, None without one."""
     selected: list[Mapping[str, Any] | None] = [None] * len(images)
     for row in rows:
-        index = index_of.get(row["image_id"])
+        index = index_of.get(row["image_id"]) if type(row["image_id"]) is int else None
         if index is None:
             errors.add(kinds.UNKNOWN_IMAGE, str(row["file_name"]), "", f"image {row['image_id']!r:.60}")
         elif index >= 0:
@@ -127,9 +135,10 @@ def _read_segments(
         if type(number) is not int or not 0 < number < 2**24 or number in rows:
             errors.add(kinds.BAD_SEGMENT, *place, "used twice" if number in rows else "not in this range")
             continue
-        if category not in label_of:
+        label = label_of.get(category, IGNORE_LABEL) if type(category) is int else IGNORE_LABEL
+        if label == IGNORE_LABEL:
             errors.add(kinds.UNKNOWN_CLASS, *place, f"category {category!r:.60}")
-        rows[number] = (number, label_of.get(category, IGNORE_LABEL), bool(segment.get("iscrowd")))
+        rows[number] = (number, label, bool(segment.get("iscrowd")))
     return np.array(sorted(rows.values()), dtype=np.int64).reshape(-1, 3)
 
 
@@ -166,7 +175,7 @@ class PanopticImages:
         self.classes = tuple(printable_name(category["name"]) for category in categories)
         self.category_ids = tuple(category["id"] for category in categories)
         self.thing_labels = tuple(label for label, category in enumerate(categories) if category["isthing"])
-        colors: list[Color] = [tuple(category.get("color", ())) for category in categories]
+        colors: list[Color] = [tuple(category.get("color") or ()) for category in categories]
         self.colors = tuple(colors) if all(len(color) == 3 for color in colors) else ()
         self.sizes: Indices = np.array([(row["height"], row["width"]) for row in rows], dtype=np.int64)
         self._image_ids = np.array([row["id"] for row in rows], dtype=np.int64)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 from xml.etree.ElementTree import Element
 
@@ -56,17 +57,19 @@ def cvat(
         raise ValueError(f"there is no file {file}; {describe_missing(file)}")
     try:
         top = parse_xml(file.read_bytes())
-        images = [_Image.parse(element) for element in top.findall("image")]
+        all_images = [_Image.parse(element) for element in top.findall("image")]
     except (OSError, ValueError) as error:
         raise ValueError(f"{file} is not an XML file of CVAT for images 1.1: {error}") from error
     names = [element.text or "" for element in top.findall("meta/*/labels/label/name")]
     chosen = [names[index] for index in pick_classes(file, names, classes)]
     labels = dict.fromkeys(names, -1) | {name: label for label, name in enumerate(chosen)}
     errors, shapes = ErrorCollector(), Shapes()
+    images = list({image.name: image for image in reversed(all_images)}.values())[::-1]
+    for name, count in Counter(image.name for image in all_images).items():
+        if count > 1:
+            errors.add(kinds.DUPLICATE_IMAGE, name, "", f"{count} times")
     for index, image in enumerate(images):
-        elements = [element for element in image.element if element.tag != "tag"]
-        elements.sort(key=lambda element: int(element.get("z_order") or 0))
-        for number, element in enumerate(elements, 1):
+        for number, element in enumerate(image.elements, 1):
             _add_shape(shapes, errors, index, number, image, element, labels)
     listing = DetectionListing(
         file=file,
@@ -84,22 +87,27 @@ def cvat(
 
 
 class _Image(NamedTuple):
+    """An image: its height and width, and its shapes in the order in which they are drawn."""
+
     name: str
     size: tuple[int, int]
-    element: Element
+    elements: Sequence[Element]
 
     @classmethod
     def parse(cls, element: Element) -> _Image:
         """Read the attributes of an ``image`` element.
 
         Raises:
-            ValueError: it has no name or no size.
+            ValueError: it has no name or size, or a ``z_order`` is no integer.
         """
         try:
-            height, width = int(element.attrib["height"]), int(element.attrib["width"])
-            return cls(element.attrib["name"], (height, width), element)
+            name, height, width = element.attrib["name"], int(element.attrib["height"]), int(element.attrib["width"])
         except (KeyError, ValueError):
-            raise ValueError(f"an image has no name, width and height: {element.attrib}") from None
+            height = width = 0
+        if min(height, width) <= 0:
+            raise ValueError(f"an image has no name, width and height: {element.attrib}")
+        shapes = [shape for shape in element if shape.tag != "tag"]
+        return cls(name, (height, width), sorted(shapes, key=lambda shape: int(shape.get("z_order") or 0)))
 
 
 def _add_shape(

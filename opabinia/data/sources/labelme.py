@@ -56,7 +56,12 @@ def labelme(
     files = find_files(root, "", [".json"])
     if not files:
         raise ValueError(f"{root} has no JSON files")
-    contents = [content for name in files if (content := _read(root, os.fsdecode(name), errors)) is not None]
+    by_image: dict[bytes, _File] = {}
+    for name in map(os.fsdecode, files):
+        content = _read(root, name, errors)
+        if content is not None and by_image.setdefault(content.image, content) is not content:
+            errors.add(kinds.DUPLICATE_IMAGE, os.fsdecode(content.image), "", f"also in {name}")
+    contents = list(by_image.values())
     if classes is None:
         classes = sort_names({shape.label for content in contents for shape in content.shapes})
     pick_classes(root, classes, None)
@@ -69,9 +74,9 @@ def labelme(
                 objects.setdefault((shape.label, shape.group or f"shape {number}"), []).append(shape.polygon)
         for number, ((name, _), polygons) in enumerate(objects.items(), 1):
             shapes.add(image, number, label_of[name], polygons)
-    names = [content.image for content in contents]
+    names = list(by_image)
     sizes = np.array([content.size for content in contents], dtype=np.int64).reshape(-1, 2)
-    unknown = np.flatnonzero((sizes == 0).any(1))
+    unknown = np.flatnonzero((sizes <= 0).any(1))
     sizes[unknown] = read_sizes(root, [names[index] for index in unknown], errors)
     listing = DetectionListing(
         file=root,

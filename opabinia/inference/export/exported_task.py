@@ -99,9 +99,9 @@ class ExportedTask(Task):
         rows = stack_detections(scaled, outputs["labels"].shape[1])
         return {**rows, "image_size": torch.tensor(batch["original_size"])} if "masks" in rows else rows
 
-    def features(self, batch: Batch) -> Predictions:
+    def features(self, batch: Batch) -> dict[str, Tensor]:
         """Return the predictions, of which ``embedding`` is one if the graph has it."""
-        return self.predict(batch)
+        return dict(self.predict(batch))
 
     def readable(self, prediction: Mapping[str, Tensor]) -> dict[str, Any]:
         """Return the prediction as the task that was exported returns it."""

@@ -11,7 +11,7 @@ The following must be set in the config, since no file contains it:
 * torchvision's: its conventions, see :mod:`opabinia.models.detectors.rcnn`.
 
 Tested: torchvision's detectors of this version with random weights, which give the same detections here. So do, checked
-once, detectron2's R-CNNs (C4, DC5, FPN, X-101, group norm, cascade); no file of its model zoo was available.
+once, detectron2's own (R-CNNs on C4, DC5, FPN and X-101, cascade, RetinaNet, RPN); no file of its zoo was available.
 """
 
 from __future__ import annotations

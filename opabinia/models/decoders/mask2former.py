@@ -13,6 +13,7 @@ from opabinia.contracts import Count, Fraction, Level, MaskTargets, NonNegative,
 from opabinia.models.decoders.layers import check_strides
 from opabinia.models.decoders.mask_classification import MaskCriterion, QueryMasks
 from opabinia.models.detectors.queries import add_losses, import_transformers
+from opabinia.models.panoptic import classify_pixels
 
 
 @register.decoder(name="mask2former")
@@ -109,7 +110,7 @@ class Mask2Former(SegmentationDecoder):
         """Return the log of each pixel's class scores: probabilities of classes times those of masks, summed over the
         queries (B x K x h x w)."""
         logits, masks = self.query_masks(maps)[0]
-        scores = torch.einsum("bqk,bqhw->bkhw", logits.float().softmax(-1)[..., :-1], masks.float().sigmoid())
+        scores = classify_pixels(logits.float(), masks.float())
         return scores.clamp(min=torch.finfo(scores.dtype).tiny).log()
 
     def losses(self, maps: Sequence[Tensor], segments: Sequence[MaskTargets]) -> dict[str, Tensor]:

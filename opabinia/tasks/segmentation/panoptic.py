@@ -35,6 +35,7 @@ from opabinia.contracts import (
     Predictions,
     Sample,
 )
+from opabinia.contracts.masks import compressed_mask
 from opabinia.evaluation.detection.coco import Coco
 from opabinia.evaluation.mean_losses import MeanLosses
 from opabinia.evaluation.segmentation.combined import Combined
@@ -233,14 +234,21 @@ class Panoptic(DensePrediction):
         return stack_detections(found, MAX_INSTANCES) | stack_segments(segments)
 
     def readable(self, prediction: Mapping[str, Tensor]) -> dict[str, Any]:
-        """Return ``segments``: each with its number ``id`` in the map, ``class``, ``score`` and ``area`` in pixels."""
+        """Return ``segments``: each with its number ``id`` in the map, ``class``, ``score``, ``area`` in pixels, and
+        ``mask`` (COCO's compressed run-length encoding)."""
         numbers = crop_map(prediction["segments"], prediction["image_size"].tolist())
         labels = prediction["segment_labels"][prediction["segment_labels"] >= 0].tolist()
         areas = numbers.flatten().bincount(minlength=len(labels) + 1).tolist()[1:]
         scores = prediction["segment_scores"].tolist()
         return {
             "segments": [
-                {"id": number, "class": self.dataset_info.classes[label], "score": round(score, 4), "area": area}
+                {
+                    "id": number,
+                    "class": self.dataset_info.classes[label],
+                    "score": round(score, 4),
+                    "area": area,
+                    "mask": compressed_mask((numbers == number).numpy()),
+                }
                 for number, (label, score, area) in enumerate(zip(labels, scores, areas, strict=False), 1)
             ]
         }

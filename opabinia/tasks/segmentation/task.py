@@ -30,6 +30,7 @@ from opabinia.contracts import (
     SegmentationLossPart,
     Sizes,
 )
+from opabinia.contracts.masks import compressed_mask
 from opabinia.evaluation.mean_losses import MeanLosses
 from opabinia.evaluation.segmentation.semantic import Semantic
 from opabinia.models.decoders.layers import resize_like
@@ -177,12 +178,21 @@ class Segmentation(DensePrediction):
         return rows | {f"losses/{name}": value.expand(len(sizes)) for name, value in losses.items()}
 
     def readable(self, prediction: Mapping[str, Tensor]) -> dict[str, Any]:
-        """Return ``classes``: those in the image, each with its ``share`` of the pixels, largest first."""
+        """Return ``classes``: those in the image, largest first, each with its ``share`` of the pixels and its ``mask``
+        (COCO's compressed run-length encoding)."""
         labels = crop_map(prediction["segmentation"], prediction["image_size"].tolist())
-        counts = labels.flatten().bincount(minlength=len(self.dataset_info.classes)).tolist()
-        shares = {name: count / labels.numel() for name, count in zip(self.dataset_info.classes, counts, strict=True)}
-        present = sorted((name for name, share in shares.items() if share), key=shares.__getitem__, reverse=True)
-        return {"classes": [{"class": name, "share": round(shares[name], 4)} for name in present]}
+        counts = labels.flatten().bincount(minlength=len(self.dataset_info.classes))
+        order = counts.argsort(descending=True, stable=True)[: int((counts > 0).sum())]
+        return {
+            "classes": [
+                {
+                    "class": self.dataset_info.classes[label],
+                    "share": round(int(counts[label]) / labels.numel(), 4),
+                    "mask": compressed_mask((labels == label).numpy()),
+                }
+                for label in order.tolist()
+            ]
+        }
 
     def evaluators(self, dataset_info: DatasetInfo) -> list[Evaluator]:
         """Return the configured evaluator, or ``semantic``; and the mean losses.

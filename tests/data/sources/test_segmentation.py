@@ -286,6 +286,13 @@ def test_broken_panoptic_data(tmp_path: Path) -> None:
     source = coco_panoptic(**files, broken="drop")
     assert source[0]["ground_truth_map"].segment_labels.tolist() == [] and (source[0]["mask"] == 255).all()
     assert source[0]["boxes"].shape == (0, 4) and len(source.errors) == 3
+    for value in (None, [3]):
+        files = write_panoptic(tmp_path, annotations=[{**rows[0], "segments_info": value}])
+        with pytest.raises(ValueError, match="segments_info: 1 of 1 are not lists of objects: image 4"):
+            coco_panoptic(**files)
+    files = write_panoptic(tmp_path, annotations=[{**rows[0], "segments_info": [{"id": 1, "category_id": []}]}])
+    with pytest.raises(ValueError, match=r"1 unknown classes: a\.jpg, segment 1: category \[\]"):
+        coco_panoptic(**files)
     files = write_panoptic(tmp_path, annotations=[])
     with pytest.raises(ValueError, match=r"1 images without a label map: a[.]jpg: there is no annotation"):
         coco_panoptic(**files)
