@@ -59,16 +59,17 @@ def predict_frames(
         out.mkdir(parents=True, exist_ok=True)
         with log.open("w", encoding="utf-8", buffering=1) as file:
             for number, name in enumerate(names):
-                shown, last_caption, last_time = public_name(name), "", -1
+                shown, last_time, next_print = public_name(name), -1, 0.0
                 predicted = _predicted(predictor, _batches(predictor, name, every, max_frames, errors), min_score)
                 if stop.reason is not None or (first := next(predicted, None)) is None:
                     continue
                 stem = re.sub(r"[^\w.-]+", "_", Path(shown).stem)
                 with write_video(out / "videos" / f"{number:05d}-{stem}.mp4", _RATE, _TIME_BASE) as write:
                     for frame, readable, caption, image in bar.track(chain([first], predicted)):
-                        if caption != last_caption:
+                        if frame.seconds >= next_print:
+                            next_print = frame.seconds + 1
                             print(f"{shown}  {frame.seconds:.2f} s  {caption}")
-                        last_caption, last_time = caption, max(round(frame.seconds / _TIME_BASE), last_time + 1)
+                        last_time = max(round(frame.seconds / _TIME_BASE), last_time + 1)
                         write(image, last_time)
                         about = {"path": shown, "frame": frame.number, "time": round(frame.seconds, 3)}
                         file.write(json.dumps({**about, **readable}) + "\n")

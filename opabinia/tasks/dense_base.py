@@ -1,4 +1,4 @@
-"""The base class of tasks that predict from the feature maps of padded images: detection and segmentation."""
+"""The base classes of tasks that predict from the feature maps of padded images, and of their export."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from math import ceil
 from typing import Annotated, Literal
 
 import torch
+import torch.nn.functional as F
 from annotated_types import MinLen
 from torch import Tensor
 
 from opabinia.config import register
-from opabinia.contracts import BackbonePart, Batch, DatasetInfo, Fraction, Positive, Sizes, Task
+from opabinia.contracts import BackbonePart, Batch, DatasetInfo, ExportModule, Fraction, Positive, Sample, Sizes, Task
 from opabinia.models import norms
 from opabinia.models.backbones.module import build_backbone
 from opabinia.models.layers import build_normalization
@@ -114,3 +115,32 @@ def mirror(images: Tensor, sizes: Sizes) -> Tensor:
     for image, (_, width) in zip(mirrored, sizes, strict=True):
         image[..., :width] = image[..., :width].flip(-1)
     return mirrored
+
+
+class PaddedExport(ExportModule):
+    """A function of images padded to one size: ``image``, and ``image_sizes`` (int64, B x 2), height and width of the
+    image within the padded input; the rest, to the right and at the bottom, is padding.
+
+    Args:
+        task: in evaluation mode, on the CPU.
+    """
+
+    def __init__(self, task: DensePrediction) -> None:
+        super().__init__(task)
+        self.normalize, self.backbone = task.normalize, task.backbone
+
+    def feature_maps(self, image: Tensor, image_sizes: Tensor) -> list[Tensor]:
+        """Return the backbone's feature maps; padding is 0 after normalization."""
+        height, width = image.shape[-2:]
+        rows = torch.arange(height).view(1, -1, 1) < image_sizes[:, :1, None]
+        columns = torch.arange(width).view(1, 1, -1) < image_sizes[:, 1:, None]
+        return self.backbone.pyramid_features(self.normalize(image) * (rows & columns).unsqueeze(1))
+
+    def inputs(self, samples: Sequence[Sample]) -> dict[str, Tensor]:
+        """Return images padded to the largest height and width among them, rounded up as the task needs it."""
+        images = [sample["image"].as_subclass(Tensor) for sample in samples]
+        sizes = torch.tensor([image.shape[-2:] for image in images])
+        multiple = self.task.size_multiple or 1
+        height, width = (ceil(side / multiple) * multiple for side in sizes.amax(0).tolist())
+        padded = [F.pad(image, (0, width - image.shape[-1], 0, height - image.shape[-2])) for image in images]
+        return {"image": torch.stack(padded), "image_sizes": sizes}

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import sys
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -10,11 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+import typer
 from huggingface_hub import constants
 from PIL import Image
 
 import opabinia as library
-from opabinia.cli import export as export_command
 from opabinia.inference.export.hub_upload import find_destination, upload
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -115,8 +116,8 @@ def test_a_model_is_uploaded_and_loaded(
     declined = push("--push=ann/digits")
     assert declined.status == 2 and "no terminal for the confirmation; --yes uploads" in declined.err
 
-    monkeypatch.setattr(export_command.sys.stdin, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr(export_command.typer, "confirm", lambda _: False)
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(typer, "confirm", lambda _: False)
     declined = push("--push=ann/digits", "--license=mit")
     assert declined.status == 0 and hub.files is None and "nothing was uploaded" in declined.out
     for text in (

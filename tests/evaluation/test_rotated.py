@@ -105,7 +105,7 @@ def test_a_batch_and_the_wrong_data() -> None:
     evaluator = DotaMap(INFO)
     evaluator.update(predictions, {**batch, "boxes": [half[[0, 1, 2, 4]].float()]})
     assert evaluator.compute([evaluator.state()])["AP50"] == pytest.approx(DotaMap(INFO).compute([[image]])["AP50"])
-    with pytest.raises(ValueError, match=r"boxes are oriented: task\.evaluator is dota_map"):
+    with pytest.raises(ValueError, match="boxes of the data are oriented: take dota_map"):
         Coco(INFO)
-    with pytest.raises(ValueError, match=r"boxes are upright: task\.evaluator is coco or voc"):
+    with pytest.raises(ValueError, match="boxes of the data are upright: take coco or voc"):
         DotaMap(replace(INFO, oriented=False))

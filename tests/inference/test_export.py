@@ -350,6 +350,7 @@ def test_detectors_without_static_shapes_are_refused() -> None:
     Detection(dataset_info, backbone=backbone, detector=Fcos).export_module().check_static()
 
 
+@pytest.mark.slow
 def test_calibrated_scores_are_exported() -> None:
     dataset_info = DatasetInfo(samples=4, classes=("a", "b"), boxes=True)
     backbone = partial(backbones.timm, model="test_resnet")

@@ -485,11 +485,12 @@ def test_oriented_data_and_detectors_go_together() -> None:
         detection(dataset_info=ORIENTED)
     with pytest.raises(ValueError, match="training data are upright: take fcos"):
         detection(Turned)
+    assert detection(Turned, replace(FACTS, samples=0)).detector.oriented, "weights without a run"
     with pytest.raises(ValueError, match="its boxes are upright, those of the detector oriented"):
         detection(Turned, ORIENTED).evaluators(FACTS)
     evaluator, _ = detection(Turned, ORIENTED).evaluators(ORIENTED)
     assert isinstance(evaluator, DotaMap)
-    with pytest.raises(ValueError, match=r"its boxes are oriented: task\.evaluator is dota_map"):
+    with pytest.raises(ValueError, match="boxes of the data are oriented: take dota_map"):
         detection(Turned, ORIENTED, evaluator=Coco).evaluators(ORIENTED)
 
 

@@ -184,7 +184,10 @@ def test_the_exported_function_gives_the_same_maps() -> None:
     task = segmentation()
     module = task.export_module()
     module.check_static()
-    inputs = {"image": batch_of([(8, 12)])["image"]}
+    inputs = module.inputs(
+        [{"image": image[:, : 8 - row, : 12 - row]} for row, image in enumerate(batch_of([(8, 12)] * 2)["image"])]
+    )
+    assert inputs["image"].shape[-2:] == (8, 12) and inputs["image_sizes"].tolist() == [[8, 12], [7, 11]]
     with torch.no_grad():
         assert module.difference(module.expected(inputs), dict(module(**inputs))) == 0
     refused = segmentation(sliding_window=SlidingWindow(size=(4, 4))).export_module()

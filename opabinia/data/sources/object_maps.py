@@ -26,7 +26,8 @@ from opabinia.contracts import (
 from opabinia.contracts.masks import decode_rle
 from opabinia.data.sources.digit_scenes import DigitScenes
 from opabinia.data.sources.digits import Split
-from opabinia.data.sources.labels import class_indices
+from opabinia.data.sources.labels import class_indices, select_classes
+from opabinia.data.transforms.instances import select_objects
 
 
 @register.source
@@ -40,15 +41,24 @@ class ObjectMaps:
             such pixels have no label.
         panoptic: samples keep their objects (``boxes``, ``labels``, ``masks``), and the ground truth has the segments:
             each visible object, and the background as one.
+        stuff: classes of panoptic data without countable objects, such as road: they are not among the objects, and an
+            image has one segment of each.
 
     Raises:
-        ValueError: the source has no instance masks, or too many classes.
+        ValueError: the source has no instance masks, or too many classes; or a class in ``stuff`` is unknown.
     """
 
     has_maps = True
     colors, keypoints, frequencies = (), (), ()
 
-    def __init__(self, *, source: SourcePart, background: str | None = "background", panoptic: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        source: SourcePart,
+        background: str | None = "background",
+        panoptic: bool = False,
+        stuff: list[str] | None = None,
+    ) -> None:
         if not isinstance(source, DetectionSource) or not source.has_masks:
             raise ValueError(f"source: {type(source).__name__} has no instance masks; does it need masks: true?")
         self.source: Any = source
@@ -58,7 +68,11 @@ class ObjectMaps:
         class_indices(self.classes)  # checks that the background is not one of them
         if len(self.classes) > IGNORE_LABEL:
             raise ValueError(f"source: {len(self.classes)} classes; segmentation maps have at most {IGNORE_LABEL}")
-        self.thing_labels = tuple(range(self._first, len(self.classes))) if panoptic else ()
+        uncountable = select_classes("stuff: the source", source.classes, stuff or [])
+        if stuff and (not panoptic or len(uncountable) == len(source.classes)):
+            raise ValueError("stuff: some classes of panoptic data, not all; does it need panoptic: true?")
+        countable = [label for label in range(len(source.classes)) if label not in uncountable] if panoptic else []
+        self.thing_labels = tuple(self._first + label for label in countable)
         self.category_ids = tuple(range(1, len(self.classes) + 1))
         if panoptic:
             self.has_boxes = self.has_masks = True
@@ -79,15 +93,25 @@ class ObjectMaps:
         result |= {"mask": mask, "ground_truth_map": ground_truth}
         if not self.thing_labels:
             return result
-        objects = replace(objects, labels=objects.labels + self._first)
-        return {**sample, **result, "labels": sample["labels"] + self._first, "ground_truth": objects}
+        labels = sample["labels"] + self._first
+        sample = select_objects({**sample, "labels": labels}, torch.isin(labels, torch.tensor(self.thing_labels)))
+        return {**sample, **result, "ground_truth": self._countable(objects)}
+
+    def _countable(self, objects: GroundTruth) -> GroundTruth:
+        labels = objects.labels + self._first
+        kept = np.isin(labels, self.thing_labels)
+        rows = {name: getattr(objects, name)[kept] for name in ("ids", "boxes", "areas", "crowd")}
+        segments = [segment for segment, is_kept in zip(objects.segments or (), kept, strict=True) if is_kept]
+        return replace(objects, **rows, labels=labels[kept], segments=segments, keypoints=None)
 
     def _draw(self, objects: GroundTruth, masks: Sequence[NDArray[np.uint8]]) -> GroundTruthMap:
         """Draw all objects, later ones over earlier ones; of panoptic data number the visible ones from 1."""
         owners = np.zeros(objects.size, dtype=np.int64)
-        for number, mask in enumerate(masks, 1):
-            owners[mask.astype(bool)] = number
         labels = np.array([0 if self._first else IGNORE_LABEL, *(objects.labels + self._first)])
+        first_of: dict[int, int] = {}  # stuff of a class is one segment
+        for number, mask in enumerate(masks, 1):
+            label = int(labels[number])
+            owners[mask.astype(bool)] = number if label in self.thing_labels else first_of.setdefault(label, number)
         ground_truth = GroundTruthMap(objects.image_id, labels[owners].astype(np.uint8))
         if not self.thing_labels:
             return ground_truth
@@ -103,7 +127,7 @@ class ObjectMaps:
         """Return the source's, with the kind of maps."""
         source = self.source
         text = source.fingerprint() if isinstance(source, FingerprintedSource) else f"{len(self)} images"
-        return f"{text}, {'panoptic' if self.thing_labels else 'semantic'} maps, {self.classes[: self._first]}"
+        return f"{text}, maps with {self.classes[: self._first]} and objects {self.thing_labels}"
 
 
 def _all_masks(sample: Sample) -> Sequence[NDArray[np.uint8]]:

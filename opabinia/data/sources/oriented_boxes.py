@@ -11,8 +11,8 @@ from scipy.spatial import ConvexHull, QhullError
 
 from opabinia.contracts import Indices
 from opabinia.contracts.masks import decode_rle
+from opabinia.contracts.rotated_boxes import box_corners
 from opabinia.data.sources.annotation_arrays import AnnotationArrays, SegmentationArrays
-from opabinia.models.detectors.rotated_boxes import box_corners
 
 Floats = NDArray[np.float64]
 

@@ -16,10 +16,10 @@ from torchvision.transforms.v2 import functional as F
 
 from opabinia.config import register
 from opabinia.contracts import Count, Fraction, NonNegative, Positive, Sample
+from opabinia.contracts.rotated_boxes import move_boxes, scale_boxes
 from opabinia.data.sample_keys import map_keys, object_tensors
 from opabinia.data.transforms.instances import drop_empty_objects, is_oriented, tight_boxes, visible_shares
 from opabinia.data.transforms.sizes import resize_masks
-from opabinia.models.detectors.rotated_boxes import move_boxes, scale_boxes
 
 Objects = dict[str, Tensor]
 """Annotations of the objects in a sample (``boxes``, ``labels`` ...): tensors with a row for each object."""

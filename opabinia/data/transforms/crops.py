@@ -17,6 +17,7 @@ from torchvision.transforms.v2.functional._geometry import _compute_resized_outp
 
 from opabinia.config import register
 from opabinia.contracts import Count, Fraction, Positive, Sample
+from opabinia.contracts.rotated_boxes import box_areas, upright_boxes
 from opabinia.data.decoding.images import Box, LazyImage, decode_sample, planar
 from opabinia.data.sample_keys import has_annotations, ignore_value, map_keys
 from opabinia.data.transforms.instances import (
@@ -29,7 +30,6 @@ from opabinia.data.transforms.instances import (
     visible_shares,
 )
 from opabinia.data.transforms.sizes import check_range, image_size, random_below
-from opabinia.models.detectors.rotated_boxes import box_areas, upright_boxes
 
 Pixel = Annotated[int, Interval(ge=0, le=255)]
 CropKind = Literal["relative", "relative_range", "absolute", "absolute_range"]

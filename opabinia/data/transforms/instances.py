@@ -17,8 +17,8 @@ from torchvision.transforms.v2 import functional as F
 
 from opabinia.config import register
 from opabinia.contracts import Fraction, Sample, Transform
+from opabinia.contracts.rotated_boxes import box_areas, intersection_areas
 from opabinia.data.sample_keys import ignore_value, map_keys, object_tensors
-from opabinia.models.detectors.rotated_boxes import box_areas, intersection_areas
 
 
 def select_objects(sample: Sample, kept: Tensor) -> Sample:

@@ -81,7 +81,7 @@ class DetectionEvaluator:
     def __init__(self, dataset_info: DatasetInfo, confidence: float | None, masks: bool = False) -> None:
         if self.oriented not in (None, dataset_info.oriented):
             kind, evaluators = ("oriented", "dota_map") if dataset_info.oriented else ("upright", "coco or voc")
-            raise ValueError(f"its boxes are {kind}: task.evaluator is {evaluators}")
+            raise ValueError(f"the boxes of the data are {kind}: take {evaluators}")
         self._dataset_info, self._confidence, self._masks = dataset_info, confidence, masks
         self._images: list[ImageResult] = []
         self._cached: tuple[Any, list[ImageResult], Any] | None = None

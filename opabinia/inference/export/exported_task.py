@@ -20,6 +20,8 @@ from opabinia.inference.predictor import Predictor
 from opabinia.tasks.classification import Classification
 from opabinia.tasks.detection.task import Detection
 from opabinia.tasks.detections_base import scale_to_original, stack_detections
+from opabinia.tasks.segmentation import Segmentation
+from opabinia.tasks.segmentation.inference import original_maps
 
 
 class ExportedTask(Task):
@@ -47,7 +49,8 @@ class ExportedTask(Task):
         self.size_multiple = 1 if "image_sizes" in shapes else None
         classes = tuple(json.loads(self.metadata.get("classes", "[]")))
         self.takes_video = self.dims == 5
-        self.dataset_info = DatasetInfo(samples=0, channels=channels, classes=classes, boxes="image_sizes" in shapes)
+        boxes, maps = ("boxes" in self.runtime.outputs), ("segmentation" in self.runtime.outputs)
+        self.dataset_info = DatasetInfo(samples=0, channels=channels, classes=classes, boxes=boxes, maps=maps)
 
     def run(self, **inputs: Tensor) -> dict[str, Tensor]:
         """Return the outputs for inputs by name (a row per sample); where the graph has a fixed number of samples, as
@@ -89,6 +92,9 @@ class ExportedTask(Task):
             DataError: see :meth:`inputs`.
         """
         outputs = self.run(**self.inputs(batch))
+        if "segmentation" in outputs:
+            maps = original_maps(outputs["logits"], batch["image_sizes"], batch["original_size"])
+            return {"segmentation": maps, "image_size": torch.tensor(batch["original_size"])}
         if "boxes" not in outputs:
             return outputs
         images = [
@@ -105,9 +111,8 @@ class ExportedTask(Task):
 
     def readable(self, prediction: Mapping[str, Tensor]) -> dict[str, Any]:
         """Return the prediction as the task that was exported returns it."""
-        original: Any = (
-            Detection if "boxes" in prediction else Classification if "probabilities" in prediction else Task
-        )
+        kinds = {"boxes": Detection, "segmentation": Segmentation, "probabilities": Classification}
+        original: Any = next((kind for output, kind in kinds.items() if output in prediction), Task)
         readable: dict[str, Any] = original.readable(self, prediction)
         return readable
 

@@ -46,18 +46,23 @@ def main(path: str, *files: str) -> None:
         inputs = {"image": image[None], "image_sizes": np.array([size])}
         names = [output.name for output in session.get_outputs()]
         outputs = dict(zip(names, session.run(names, {name: inputs[name] for name in shapes}), strict=True))
-        prediction = describe({name: rows[0] for name, rows in outputs.items()}, classes, factor)
+        prediction = describe({name: rows[0] for name, rows in outputs.items()}, classes, factor, size)
         print(json.dumps({"path": file, **prediction}))
 
 
-def describe(outputs: dict[str, Any], classes: list[str], factor: float) -> dict[str, Any]:
+def describe(outputs: dict[str, Any], classes: list[str], factor: float, size: tuple[int, int]) -> dict[str, Any]:
     """Return a prediction as JSON values; boxes (left, top, right, bottom; oriented: center x, center y, width, height,
-    angle) are in pixels of the image file."""
+    angle) are in pixels of the image file. Of a segmentation, whose map is the output of that name, the share of each
+    class."""
     if "boxes" in outputs:
         boxes = outputs["boxes"] / np.array([factor] * 4 + [1.0])[: outputs["boxes"].shape[-1]]
         rows = zip(outputs["labels"], outputs["scores"].tolist(), boxes.tolist(), strict=True)
         kept = [{"class": classes[label], "score": score, "box": box} for label, score, box in rows if label >= 0]
         return {"detections": kept}
+    if "segmentation" in outputs:
+        height, width = size
+        counts = np.bincount(outputs["segmentation"][:height, :width].ravel(), minlength=len(classes))
+        return {"shares": {classes[label]: int(counts[label]) / (height * width) for label in counts.nonzero()[0]}}
     if "probabilities" in outputs:
         best = int(outputs["probabilities"].argmax())
         return {"class": classes[best], "probability": float(outputs["probabilities"][best])}

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import ceil, inf
+from math import inf
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from opabinia.contracts import Backbone, Detections, Detector, ExportModule, Predictions, Sample, Task
+from opabinia.contracts import Detections, Detector, Predictions
+from opabinia.tasks.dense_base import DensePrediction, PaddedExport
 from opabinia.tasks.detection.score_calibration import ScoreMaps
 
 UNMATCHED_SHARE = 0.05
@@ -41,24 +42,21 @@ class BatchDetector(Protocol):
     def detect_batch(self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Tensor) -> Detections: ...
 
 
-class DetectionExport(ExportModule):
+class DetectionExport(PaddedExport):
     """Detections in images of one size: ``boxes`` (B x D x 4: left, top, right, bottom, in pixels of the image;
     oriented ones B x D x 5),
     ``scores`` (B x D) and ``labels`` (int64, B x D; -1 pads images with fewer detections), best first; with instance
     masks ``masks`` (B x D x S x S: probabilities, of squares that cover the boxes), with keypoints ``keypoints``
     (B x D x P x 3: x, y and score).
 
-    Inputs are ``image`` and ``image_sizes`` (int64, B x 2): height and width of the image within the padded input; the
-    rest, to the right and at the bottom, is padding.
-
     Args:
         task: in evaluation mode, on the CPU.
-        normalize, backbone, detector: its parts.
+        detector: its part.
     """
 
-    def __init__(self, task: Task, normalize: nn.Module, backbone: Backbone, detector: Detector) -> None:
+    def __init__(self, task: DensePrediction, detector: Detector) -> None:
         super().__init__(task)
-        self.normalize, self.backbone, self.detector = normalize, backbone, detector
+        self.detector = detector
 
     def check_static(self) -> None:
         for key, reason in REFUSED.items():
@@ -72,28 +70,15 @@ class DetectionExport(ExportModule):
 
     def forward(self, image: Tensor, image_sizes: Tensor) -> Predictions:  # type: ignore[override]
         """Return detections by the names above."""
-        height, width = image.shape[-2:]
-        rows = torch.arange(height).view(1, -1, 1) < image_sizes[:, :1, None]
-        columns = torch.arange(width).view(1, 1, -1) < image_sizes[:, 1:, None]
-        images = self.normalize(image) * (rows & columns).unsqueeze(1)
         detector = self.detector
         assert isinstance(detector, BatchDetector), "check_static() comes first"
-        maps = detector.pyramid(self.backbone.pyramid_features(images))
-        detections = detector.detect_batch(maps, (height, width), image_sizes)
+        maps = detector.pyramid(self.feature_maps(image, image_sizes))
+        detections = detector.detect_batch(maps, (image.shape[-2], image.shape[-1]), image_sizes)
         padded = pad_detections(detections, detector.max_detections)
         if isinstance(score_maps := self.task.score_maps, ScoreMaps):
             padded = padded._replace(scores=score_maps(padded.scores, padded.labels))
             padded = sort_detections(padded)
         return {name: values for name, values in padded._asdict().items() if values is not None}
-
-    def inputs(self, samples: Sequence[Sample]) -> dict[str, Tensor]:
-        """Return images padded to the largest height and width among them, rounded up as the detector needs it."""
-        images = [sample["image"].as_subclass(Tensor) for sample in samples]
-        sizes = torch.tensor([image.shape[-2:] for image in images])
-        multiple = self.task.size_multiple or 1
-        height, width = (ceil(side / multiple) * multiple for side in sizes.amax(0).tolist())
-        padded = [F.pad(image, (0, width - image.shape[-1], 0, height - image.shape[-2])) for image in images]
-        return {"image": torch.stack(padded), "image_sizes": sizes}
 
     @torch.no_grad()
     def expected(self, inputs: Mapping[str, Tensor]) -> Predictions:

@@ -119,7 +119,7 @@ class Detection(DensePrediction):
             raise ValueError(f"detection learns from bounding boxes; the training data has no {missing}")
         super().__init__(dataset_info, backbone, freeze_stages, freeze_norms, freeze_random, mean, std)
         self.detector = detector(self.levels, dataset_info)
-        if self.detector.oriented != dataset_info.oriented:
+        if dataset_info.samples and self.detector.oriented != dataset_info.oriented:  # none: weights without a run
             raise ValueError(
                 "the boxes of the training data are oriented, those of this detector upright: take rotated_fcos"
                 if dataset_info.oriented
@@ -295,7 +295,7 @@ class Detection(DensePrediction):
         """Return detection with static shapes; see :class:`opabinia.tasks.detection.export.DetectionExport`."""
         from opabinia.tasks.detection.export import DetectionExport
 
-        return DetectionExport(self, self.normalize, self.backbone, self.detector)
+        return DetectionExport(self, self.detector)
 
     @classmethod
     def next_commands(cls, run: Path) -> list[NextCommand]:

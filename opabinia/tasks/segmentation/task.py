@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
@@ -38,7 +37,7 @@ from opabinia.models.decoders.mask_classification import semantic_segments
 from opabinia.models.losses.segmentation import pixel_cross_entropy
 from opabinia.runtime.files import disk_errors
 from opabinia.tasks.dataset_checks import check_channels, check_classes
-from opabinia.tasks.dense_base import DensePrediction, TestTimeAugmentation
+from opabinia.tasks.dense_base import DensePrediction, PaddedExport, TestTimeAugmentation
 from opabinia.tasks.segmentation.inference import SlidingWindow, average_views, crop_map, original_maps, slide
 
 
@@ -274,8 +273,8 @@ class Segmentation(DensePrediction):
         return SegmentationExport(self)
 
 
-class SegmentationExport(ExportModule):
-    """Maps of images of one size: ``segmentation`` (uint8, B x H x W: the class of each pixel) and ``logits``
+class SegmentationExport(PaddedExport):
+    """Maps of images padded to one size: ``segmentation`` (uint8, B x H x W: the class of each pixel) and ``logits``
     (B x K x H x W)."""
 
     def check_static(self) -> None:
@@ -283,16 +282,15 @@ class SegmentationExport(ExportModule):
             if getattr(self.task, key) is not None:
                 raise ValueError(f"task.{key}: an exported graph sees an image once; export with task.{key}=null")
 
-    def forward(self, image: Tensor) -> Predictions:
+    def forward(self, image: Tensor, image_sizes: Tensor) -> Predictions:  # type: ignore[override]
         """Return predictions by the names above."""
-        task = self.task
-        logits = task.decoder(task.backbone.pyramid_features(task.normalize(image)))
-        logits = F.interpolate(logits, size=image.shape[-2:], mode="bilinear", align_corners=False)
+        logits = resize_like(self.task.decoder(self.feature_maps(image, image_sizes)), image)
         return {"segmentation": logits.argmax(1).to(torch.uint8), "logits": logits}
 
     @torch.no_grad()
     def expected(self, inputs: Mapping[str, Tensor]) -> Predictions:
-        logits = self.task.logits(inputs["image"], [tuple(inputs["image"].shape[-2:])] * len(inputs["image"]))
+        sizes = [(int(height), int(width)) for height, width in inputs["image_sizes"].tolist()]
+        logits = self.task.logits(inputs["image"], sizes)
         return {"segmentation": logits.argmax(1).to(torch.uint8), "logits": logits}
 
     def difference(self, expected: Mapping[str, Tensor], actual: Mapping[str, Tensor]) -> float:

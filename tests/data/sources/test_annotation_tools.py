@@ -75,6 +75,16 @@ def test_maps_of_objects(tmp_path: Path) -> None:
     assert (
         hidden.segment_labels.tolist() == [1] and (hidden.segments == 1).all()
     )  # neither hidden objects nor background
+    write_labelme(tmp_path, SHAPES[:3])
+    mixed = ObjectMaps(source=labelme(root=tmp_path, masks=True), panoptic=True, stuff=["road"])
+    sample, truth = mixed[0], mixed[0]["ground_truth_map"]
+    assert mixed.thing_labels == (1,) and sample["labels"].tolist() == sample["ground_truth"].labels.tolist() == [1]
+    assert sample["masks"].shape == (1, 6, 8) and len(sample["boxes"]) == len(sample["ground_truth"].segments) == 1
+    assert truth.segment_labels.tolist() == [2, 1, 0] and (truth.labels == expected).all()
+    assert (np.array([255, 2, 1, 0])[truth.segments] == expected).all()
+    for stuff, is_panoptic in ((["road"], False), (["road", "car"], True), (["sky"], True)):
+        with pytest.raises(ValueError, match="stuff: "):
+            ObjectMaps(source=objects, panoptic=is_panoptic, stuff=stuff)
     with pytest.raises(ValueError, match="DigitScenes has no instance masks; does it need masks: true"):
         ObjectMaps(source=DigitScenes(split="val"))
     with pytest.raises(ValueError, match="'car' is listed twice"):

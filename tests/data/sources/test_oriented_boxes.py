@@ -12,10 +12,10 @@ import torch
 from PIL import Image
 
 from opabinia.contracts import OrientedSource
+from opabinia.contracts.rotated_boxes import box_corners, to_box_frame
 from opabinia.data.sources import Concat, coco, digit_scenes, yolo
 from opabinia.data.sources.digit_scenes import DigitScenes
 from opabinia.data.sources.oriented_boxes import min_area_boxes
-from opabinia.models.detectors.rotated_boxes import box_corners, to_box_frame
 
 
 def test_rectangles_are_their_own_boxes() -> None:

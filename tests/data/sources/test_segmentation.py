@@ -234,7 +234,7 @@ def test_panoptic_sources_are_relabeled() -> None:
 IDS = np.array([[0, 1, 1, 70000], [300, 300, 5, 5]])
 
 
-def write_panoptic(root: Path, ids: Any = IDS, **changes: Any) -> dict[str, Path]:
+def write_panoptic(root: Path, ids: Any = IDS, **changes: Any) -> dict[str, Any]:
     """A file with one image: a person (1), a crowd of persons (300), sky (70000) and a dog (5)."""
     categories = [
         {"id": 9, "name": "sky", "isthing": 0, "color": [0, 0, 9]},

@@ -14,6 +14,7 @@ from torchvision import tv_tensors
 
 from opabinia.config import register
 from opabinia.contracts import Sample
+from opabinia.contracts.rotated_boxes import box_corners
 from opabinia.data.collate import collate
 from opabinia.data.transforms.combine import CopyPaste, MixupBoxes, Mosaic
 from opabinia.data.transforms.crops import RandomCrop, fixed_size_crop
@@ -24,7 +25,6 @@ from opabinia.data.transforms.instances import (
     visible_shares,
 )
 from opabinia.data.transforms.sizes import ResizeScale, ResizeShortestEdge
-from opabinia.models.detectors.rotated_boxes import box_corners
 from opabinia.runtime.seeds import seed_sample
 from tests.data.transforms.test_instances import POLICIES
 from tests.data.transforms.test_transforms import REGISTERED, SETTINGS
