@@ -415,6 +415,19 @@ def voc(root: Path) -> None:
     (root / "ImageSets" / "Main" / "train.txt").write_text("0\n1\n2\n3\n", encoding="utf-8")
 
 
+def dota(root: Path) -> None:
+    """DOTA with a text file for each image; the last object is a difficult one."""
+    (root / "labelTxt").mkdir(parents=True)
+    for scene in scenes():
+        save_scene(root / "images", scene)
+        lines = ["imagesource:GoogleEarth", "gsd:0.15"]
+        for number, (label, left, top, width, height) in enumerate(scene.objects):
+            right, bottom = left + width, top + height
+            corners = f"{left} {top} {right} {top} {right} {bottom} {left} {bottom}"
+            lines.append(f"{corners} {KINDS[label]} {int(number == 2)}")
+        (root / "labelTxt" / f"{scene.name}.txt").write_text("\n".join(lines), encoding="utf-8")
+
+
 def yolo(root: Path) -> None:
     """YOLO: ``data.yaml``, ``images/train`` and ``labels/train``; bars are polygons. The empty image has no labels."""
     (root / "labels" / "train").mkdir(parents=True)

@@ -110,6 +110,10 @@ SMALLER = {
     "detection/lvis/mask_rcnn_r50_1x": (*_RCNN, "vars.lvis=${vars.root}/annotations"),
     "detection/coco/fcos_r50_1x": _COCO,
     "detection/coco/retinanet_r50_1x": _COCO,
+    "detection/dota/rotated_fcos_r50_1x": (
+        *("train.precision=fp32", "vars.pretrained=false", "task.freeze_random=true", "vars.size=64"),
+        *("vars.train=.", "vars.val=.", "vars.labels=labelTxt", f"vars.classes={json.dumps(small_data.KINDS)}"),
+    ),
     "detection/coco/rt_detr_r50": (*_COCO, "vars.size=[64, 64]"),
     "detection/coco/rt_detr_v2_r18": (*_COCO, "vars.size=[64, 64]"),
     **{
@@ -312,6 +316,7 @@ DATA = {
         for recipe in SMALLER
         if recipe.startswith("segmentation/") and "digits" not in recipe and "/coco/" not in recipe
     },
+    "detection/dota/rotated_fcos_r50_1x": small_data.dota,
     **dict.fromkeys(("detection/bccd", "detection/coco_format", "detection/finetune"), small_data.coco_folders),
 }
 """Recipes that train on data which does not come along, and what generates some for them below ``vars.root``."""

@@ -21,6 +21,21 @@ class Precision(StrEnum):
     INT8 = "int8"
 
 
+Format = Annotated[
+    Literal["onnx", "openvino", "torch", "huggingface"],
+    typer.Option(
+        "--format",
+        help="ONNX, OpenVINO, torch.export (.pt2), or a folder in the layout of the Hugging Face Hub.",
+    ),
+]
+Evaluate = Annotated[
+    bool,
+    typer.Option("--evaluate", help="Evaluate what is exported on the first validation set; print a table."),
+]
+MaxDrop = Annotated[
+    float | None,
+    typer.Option(min=0, help="Largest allowed drop of the score; default: 0.001, for INT8 0.02.", show_default=False),
+]
 Push = Annotated[
     str | None,
     typer.Option(metavar="OWNER/NAME", help="With --format huggingface: upload the folder, after confirmation."),
@@ -35,31 +50,17 @@ License = Annotated[
 def export(
     run: RunOrRecipe,
     overrides: Overrides = None,
-    form: Annotated[
-        Literal["onnx", "openvino", "torch", "huggingface"],
-        typer.Option(
-            "--format",
-            help="ONNX, OpenVINO, torch.export (.pt2), or a folder in the layout of the Hugging Face Hub.",
-        ),
-    ] = "onnx",
+    form: Format = "onnx",
     out: Annotated[Path | None, typer.Option(help="Output path; default: RUN/export/model.onnx or the like.")] = None,
     tolerance: Annotated[
         float, typer.Option(min=0, help="Largest allowed difference from the outputs of the original.")
     ] = 1e-4,
-    evaluate: Annotated[
-        bool,
-        typer.Option("--evaluate", help="Evaluate what is exported on the first validation set; print a table."),
-    ] = False,
+    evaluate: Evaluate = False,
     precision: Annotated[
         list[Precision] | None,
         typer.Option(help="Write the model in this precision, too, and evaluate it; repeatable."),
     ] = None,
-    max_drop: Annotated[
-        float | None,
-        typer.Option(
-            min=0, help="Largest allowed drop of the score; default: 0.001, for INT8 0.02.", show_default=False
-        ),
-    ] = None,
+    max_drop: MaxDrop = None,
     calibration_images: Annotated[
         int, typer.Option(min=1, help="Training images from which INT8 takes the ranges of activations.")
     ] = 128,

@@ -88,15 +88,16 @@ def predict(
     changes: Changes = None,
     device: Device = None,
 ) -> None:
-    """Predict images or videos: a table, predictions.jsonl, and a sheet with the predictions drawn.
+    """Predict images or videos: a table, predictions.jsonl, and the predictions drawn, on sheets, strips and videos.
 
     opabinia predict runs/classification/digits/default picture.png folder/
 
-    Videos are drawn as strips of frames, and as clips with the predicted class.
+    Models of images take videos, URLs and cameras frame by frame.
 
-    With --gallery: image retrieval. A sheet for each query shows the nearest images of the gallery; where file names
-    tell the identity (0002_c1..., or a folder for each), correct ones are framed in green, wrong ones in red, and the
-    same identity on the same camera in gray.
+    opabinia predict runs/detection/mine/default rtsp://camera.local/stream --every 0.2s --max-frames 1000
+
+    With --gallery: image retrieval. A sheet for each query shows the nearest images; where file names have identities
+    (0002_c1..., or a folder for each), correct ones are framed in green, wrong ones in red.
 
     opabinia predict runs/reid/digits/default query/ --gallery gallery/ --explain
 
@@ -108,28 +109,17 @@ def predict(
 
     opabinia predict runs/video/digits/default long.mp4 --every 1s --window 4s
 
-    Models of images take videos, URLs and cameras frame by frame, and draw their predictions on a video.
-
-    opabinia predict runs/detection/mine/default traffic.mp4 --every 0.2s
-
-    opabinia predict runs/detection/mine/default rtsp://camera.local/stream --max-frames 1000
-
     With --tile: objects in large images. Each tile is a forward pass; duplicates at their borders are merged.
 
     opabinia predict runs/detection/mine/default aerial.png --tile 1024 --overlap 0.2
 
-    With --split: images of a validation set, ground truth next to predictions, the worst first; videos as strips,
-    wrong ones framed in red, correct ones in green.
+    With --split: images or videos of a validation set, ground truth next to predictions, the worst first.
 
     opabinia predict runs/detection/digits/default --split val
     """
     with report_errors():
-        _check_modes(paths, split, gallery, rerank)
         seconds = _window_seconds(every, window, features, excluded=bool(gallery or explain or split))
-        from opabinia.config.paths import check_input_paths
-
-        inputs = paths or []
-        check_input_paths([*(Path(path) for path in inputs if not is_live(path)), *([gallery] if gallery else [])])
+        inputs = _check_inputs(paths or [], split, gallery, rerank)
         folder, chosen = open_run(run, changes, weights, classes)
         from opabinia.inference import predict as prediction
 
@@ -162,11 +152,16 @@ def _compare(folder: Path, split: str, out: Path | None, *, overrides: list[str]
     compare(folder, split, out or folder / "predictions" / split, overrides=overrides, **options)
 
 
-def _check_modes(paths: list[str] | None, split: str | None, gallery: Path | None, rerank: bool) -> None:
+def _check_inputs(paths: list[str], split: str | None, gallery: Path | None, rerank: bool) -> list[str]:
+    """Return ``paths``, of which the files and folders exist."""
+    from opabinia.config.paths import check_input_paths
+
     if (split is None) == (not paths):
         raise option_error("", "give images or videos, or --split for those of the run's data")
     if rerank and not gallery:
         raise option_error("--rerank", "it re-ranks the images of --gallery")
+    check_input_paths([*(Path(path) for path in paths if not is_live(path)), *([gallery] if gallery else [])])
+    return paths
 
 
 def _tile_overrides(tile: int | None, overlap: float | None, *, excluded: bool) -> list[str]:

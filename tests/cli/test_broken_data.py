@@ -17,7 +17,7 @@ SMALL = (
 )
 
 
-def picture(path: Path, size: tuple[int, int] = (40, 48), seed: int = 0) -> Path:
+def write_image(path: Path, size: tuple[int, int] = (40, 48), seed: int = 0) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     pixels = np.random.default_rng(seed).integers(0, 256, (*size, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(path)
@@ -29,13 +29,13 @@ def root(tmp_path: Path) -> Path:
     """Ten good images a class in each of two sets, and among them one of each kind that goes wrong."""
     for split in ("train", "val"):
         for number in range(20):
-            picture(tmp_path / "data" / split / "ab"[number % 2] / f"{number:02d}.jpg", seed=number)
+            write_image(tmp_path / "data" / split / "ab"[number % 2] / f"{number:02d}.jpg", seed=number)
         folder = tmp_path / "data" / split / "a"
-        content = picture(folder / "cut.jpg").read_bytes()
+        content = write_image(folder / "cut.jpg").read_bytes()
         (folder / "cut.jpg").write_bytes(content[: len(content) // 3])
         (folder / "empty.jpg").touch()
-        (folder / "text.jpg").write_text("no picture at all")
-        picture(folder / "wide.jpg", size=(8, 20_000))
+        (folder / "text.jpg").write_text("no image at all")
+        write_image(folder / "wide.jpg", size=(8, 20_000))
     return tmp_path / "data"
 
 

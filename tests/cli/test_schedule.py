@@ -1,4 +1,4 @@
-"""``opabinia config show --schedule``: the batches of a run over time, told before it."""
+"""``opabinia config show --schedule``: the batches of a run over time, shown before it."""
 
 import re
 from collections.abc import Callable
@@ -35,8 +35,8 @@ def test_without_shapes(opabinia: Opabinia) -> None:
 
 
 def test_multigrid(opabinia: Opabinia, tmp_path: Path) -> None:
-    picture = tmp_path / "pictures" / "schedule.png"
-    ended = opabinia("config", "show", RECIPE, "--schedule", *MULTIGRID, "--out", picture)
+    drawing = tmp_path / "images" / "schedule.png"
+    ended = opabinia("config", "show", RECIPE, "--schedule", *MULTIGRID, "--out", drawing)
     found = rows(ended)
     assert found[0][2:5] == ["64 x 16 x 16 32 x 23 x 23 (2 times)", "x 2", "in 4 parts"]
     assert found[-1][0].endswith("to 36")
@@ -44,7 +44,7 @@ def test_multigrid(opabinia: Opabinia, tmp_path: Path) -> None:
     (saved,) = re.findall(r"baseline of 24ep: 2160 steps, 34488 samples; (\d\.\d\d) times fewer steps", ended.out)
     assert 1.5 < float(saved) < 1.8
     assert sum(float(row[6].rstrip("%")) for row in found) == pytest.approx(100 / float(saved), rel=0.05)
-    with Image.open(picture) as drawn:
+    with Image.open(drawing) as drawn:
         assert drawn.width == 900
 
 

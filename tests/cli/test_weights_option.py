@@ -93,19 +93,19 @@ def test_class_names_are_read_from_a_file(weights: Path, tmp_path: Path) -> None
 
 
 TRAIN = ["train", "detection/digits", "train.device=cpu", "data.num_workers=0"]
-OFFLINE = "hf:no/thing: model.safetensors is not in the cache, and HF_HUB_OFFLINE is set; download https://"
+OFFLINE = "hf:nobody/model: model.safetensors is not in the cache, and HF_HUB_OFFLINE is set; download https://"
 
 
 @pytest.mark.parametrize(
     "cases",
     [
         [
-            (["predict", RECIPE, "a.png", "--weights", "hf:no/thing"], f"--weights: {OFFLINE}"),
+            (["predict", RECIPE, "a.png", "--weights", "hf:nobody/model"], f"--weights: {OFFLINE}"),
             ([*TRAIN, "task.tiles={}", "task.tiles.overlap=1"], "task.tiles.overlap: expected a number >= 0 and < 1"),
         ],
         pytest.param(
             [
-                ([*TRAIN, "init.weights=hf:no/thing"], f"init: {OFFLINE}"),
+                ([*TRAIN, "init.weights=hf:nobody/model"], f"init: {OFFLINE}"),
                 (
                     [*TRAIN, "init.weights=other.pth"],
                     "init: other.pth: 51 of 84 tensors of the backbone are not filled",

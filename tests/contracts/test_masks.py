@@ -16,7 +16,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:Depreca
 SEGMENTS = {
     "polygon": [[10.2, 10.1, 60.5, 12.3, 40.1, 50.9]],
     "polygons that meet": [[1, 2, 30, 2, 30, 40], [5, 20, 40, 20, 40, 59, 5, 59]],
-    "polygon beyond the picture": [[-10, -5, 120, 30, 50, 80]],
+    "polygon beyond the image": [[-10, -5, 120, 30, 50, 80]],
     "less than a pixel": [[10.1, 10.1, 10.2, 10.1, 10.2, 10.2]],
     "counts": {"size": [60, 90], "counts": [100, 50, 5250]},
     "compressed": {
@@ -30,10 +30,10 @@ SEGMENTS = {
 def test_segments_are_those_of_pycocotools(segment: Any) -> None:
     coco = COCO()
     coco.imgs = {1: {"height": SIZE[0], "width": SIZE[1]}}
-    thing = {"image_id": 1, "segmentation": segment}
-    expected = coco.annToRLE(thing)["counts"]
+    annotation = {"image_id": 1, "segmentation": segment}
+    expected = coco.annToRLE(annotation)["counts"]
     assert compress_rle(segment, SIZE) == (expected if isinstance(expected, str) else expected.decode())
-    assert np.array_equal(decode_rle(segment, SIZE), coco.annToMask(thing))
+    assert np.array_equal(decode_rle(segment, SIZE), coco.annToMask(annotation))
 
 
 @pytest.mark.parametrize("first", [False, True])

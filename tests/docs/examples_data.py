@@ -25,6 +25,7 @@ def sources(train: str, val: str) -> list[str]:
 
 
 BOXES = "{name: coco, root: path/to/data/train, file: path/to/data/annotations/instances_train.json, channels: 1}"
+MAPS = "{name: segmentation_folder, root: path/to/maps/SPLIT, classes: [background, object], channels: 1}"
 PEOPLE = "{name: market1501, root: path/to/Market-1501-v15.09.15, channels: 1, split: SPLIT}"
 RETRIEVAL = sources(PEOPLE.replace("SPLIT", "train"), PEOPLE.replace("SPLIT", "test"))
 VIDEOS = "{name: videos, root: path/to/clips/train, channels: 1}"
@@ -39,6 +40,8 @@ OVERRIDES = {
     "detection/coco_format": SMALL_SCENES,
     "detection/finetune": ["vars.size=[64, 64]", "data.batch_size=4", *TWO_STEPS],
     "detection": [*sources(BOXES, BOXES), "data.batch_size=4", *TWO_STEPS],
+    "segmentation/image_folder": ["vars.short=[64, 96]", "vars.crop=[64, 64]", "vars.test=48", *TWO_STEPS],
+    "segmentation": [*sources(*(MAPS.replace("SPLIT", split) for split in ("train", "val"))), *TWO_STEPS],
     "reid/digits": [*RETRIEVAL, "data.batch_size=16", *TWO_STEPS],
     "classification/image_folder": ["vars.size=32", "vars.enlarged=36", "data.batch_size=4", *TWO_STEPS],
     "clothes.yaml": ["vars.size=32", "vars.enlarged=36", "data.batch_size=4", *TWO_STEPS],
@@ -89,6 +92,7 @@ RUNS: dict[str, list[str]] = {
     "runs/photos/default": [],
     "runs/products/default": [],
     "runs/reid/digits/default": [],
+    "runs/segmentation/digits/default": [],
     "runs/selfsup/crops/default": ["vars.root=cells/train"],
     "runs/selfsup/crops/pretrained": ["vars.root=cells/train", "task.backbone.model=hgnetv2_b0"],
     "runs/selfsup/digits_vicreg/default": [],
@@ -178,6 +182,7 @@ KINETICS = "base: video/digits\ndata: {train: {source: {name: videos, root: path
 
 FILES: dict[str, Callable[[Path], None]] = {
     "path/to/data": small_data.coco_folders,
+    "path/to/maps": small_data.label_maps,
     "path/to/Market-1501-v15.09.15": small_data.market1501,
     "path/to/images": partial(images, names=[f"{number % 3}/{number}.jpg" for number in range(8)]),
     "path/to/flowers": partial(images, names=FLOWERS),

@@ -102,6 +102,7 @@ SETUPS = {
     "docs/inference.md-1": Setup((CLASSIFIER,)),
     "docs/inference.md-2": Setup(("runs/reid/digits/default",), training_batch),
     "docs/reid.md-1": Setup(names=embeddings),
+    "docs/segmentation.md-1": Setup(("runs/segmentation/digits/default",)),
 }
 RUNNABLE = [
     pytest.param(name, marks=pytest.mark.slow) if re.search("export|getting_started|tutorials", name) else name

@@ -113,6 +113,7 @@ MINIMAL: dict[tuple[str, str], dict[str, Any]] = {
     ("source", "class_folders"): {"root": "CLASS_FOLDERS"},  # likewise
     ("source", "coco"): {"root": "COCO", "file": "COCO_FILE"},  # likewise
     ("source", "cuhk03"): {"root": "CUHK03"},  # likewise
+    ("source", "dota"): {"root": "DOTA"},  # likewise
     ("source", "dukemtmc"): {"root": "MARKET1501"},  # likewise
     ("source", "hugging_face"): {"dataset": "HUGGING_FACE"},  # likewise; the library is an extra
     ("source", "concat"): {"sources": ["digits", "digits"]},
@@ -306,6 +307,7 @@ SMALL_DATA = (
     small_data.class_folders,
     small_data.coco,
     small_data.cuhk03,
+    small_data.dota,
     small_data.identities,
     small_data.in_shop,
     small_data.market1501,

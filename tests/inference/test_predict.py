@@ -1,4 +1,4 @@
-"""Pictures in, predictions out: from Python; the command is looked at in tests/cli."""
+"""Images in, predictions out: from Python; the command is looked at in tests/cli."""
 
 import json
 import re
@@ -36,7 +36,7 @@ def predictor(run: Path) -> Predictor:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Twenty digits as files, two of them in a folder inside."""
-    folder = tmp_path_factory.mktemp("pictures")
+    folder = tmp_path_factory.mktemp("images")
     (folder / "inside").mkdir()
     source = Digits(split="val")
     for number in range(20):

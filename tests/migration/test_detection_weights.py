@@ -713,7 +713,7 @@ def backbone_of(arrays: Arrays) -> Arrays:
 
 def test_a_resnet_of_caffe2_computes_what_it_is_for(tmp_path: Path) -> None:
     arrays = backbone_of(Zoo("faster").arrays)
-    for name, one in arrays.items():  # as detectron2 has what is not told
+    for name, one in arrays.items():  # as detectron2 sets missing statistics
         if name.endswith("running_mean"):
             one[:] = 0
         elif name.endswith("running_var"):
@@ -736,8 +736,8 @@ def test_a_resnet_of_caffe2_computes_what_it_is_for(tmp_path: Path) -> None:
 
 def test_statistics_of_caffe2s_norms_are_taken_where_there_are_some() -> None:
     given = {"conv1_w": torch.zeros(1, 3, 1, 1), "res_conv1_bn_s": torch.ones(4)}
-    told = {"res_conv1_bn_rm": torch.full([4], 2.0), "res_conv1_bn_riv": torch.full([4], 3.0)}
-    found = translate_weights({**given, **told}).weights
+    statistics = {"res_conv1_bn_rm": torch.full([4], 2.0), "res_conv1_bn_riv": torch.full([4], 3.0)}
+    found = translate_weights({**given, **statistics}).weights
     assert (found["backbone.model.bn1.running_mean"] == 2).all() and (
         found["backbone.model.bn1.running_var"] == 3
     ).all()

@@ -1,5 +1,6 @@
 """Weights under MMDetection's names fill our detectors; the names and shapes are those of its public sources."""
 
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ from opabinia.models.detectors.masks import MaskOptions
 from opabinia.models.detectors.rcnn import cascade_rcnn, faster_rcnn, mask_rcnn
 from opabinia.models.detectors.regions import PoolingOptions
 from opabinia.models.detectors.retinanet import RetinaNet
+from opabinia.models.detectors.rotated_fcos import RotatedFcos, decode_rotated
 from opabinia.models.detectors.rpn import ProposalOptions
 from opabinia.models.necks import fpn, fpn_p3_p7, fpn_p3_p7_from_p5, no_neck
 from opabinia.models.weights.init import Init, initialize
@@ -46,6 +48,7 @@ OURS: dict[str, Callable[..., Detector]] = {
         box=BoxOptions(num_fc=0, resolution=14),
     ),
     "fcos": partial(Fcos, neck=partial(fpn_p3_p7_from_p5, channels=CHANNELS), level_factors=True),
+    "rotated_fcos": partial(RotatedFcos, neck=partial(fpn_p3_p7_from_p5, channels=CHANNELS)),
     "retinanet": partial(RetinaNet, neck=partial(fpn_p3_p7, channels=CHANNELS, relu_before_p7=False)),
 }
 
@@ -60,7 +63,7 @@ def shapes(name: str) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield "roi_head.bbox_head.fc_cls", (K + 1, 96)
         yield "roi_head.bbox_head.fc_reg", (4 * K, 96)
         return
-    dense = name in ("retinanet", "fcos")
+    dense = name in ("retinanet", "fcos", "rotated_fcos")
     for number, width in enumerate(widths[1 if dense else 0 :]):
         yield f"neck.lateral_convs.{number}.conv", (CHANNELS, width, 1, 1)
         yield f"neck.fpn_convs.{number}.conv", (CHANNELS, CHANNELS, 3, 3)
@@ -73,8 +76,10 @@ def shapes(name: str) -> Iterator[tuple[str, tuple[int, ...]]]:
         kind, anchors = ("retina", 9) if name == "retinanet" else ("conv", 1)
         yield f"bbox_head.{kind}_cls", (anchors * K, CHANNELS, 3, 3)
         yield f"bbox_head.{kind}_reg", (anchors * 4, CHANNELS, 3, 3)
-        if name == "fcos":
+        if name.endswith("fcos"):
             yield "bbox_head.conv_centerness", (1, CHANNELS, 3, 3)
+        if name == "rotated_fcos":
+            yield "bbox_head.conv_angle", (1, CHANNELS, 3, 3)
         return
     yield "rpn_head.rpn_conv", (CHANNELS, CHANNELS, 3, 3)
     yield "rpn_head.rpn_cls", (3, CHANNELS, 1, 1)
@@ -99,11 +104,13 @@ def file_of(name: str) -> dict[str, Tensor]:
     weights = {f"backbone.{key}": one for key, one in create_model("test_resnet", num_classes=0).state_dict().items()}
     for layer, shape in shapes(name):
         weights |= {f"{layer}.weight": torch.randn(shape), f"{layer}.bias": torch.randn(shape[0])}
-        if name == "fcos" and "_convs" in layer and "bbox" in layer:
+        if name.endswith("fcos") and "_convs" in layer and "bbox" in layer:
             weights |= {f"{layer[:-4]}gn.{kind}": torch.randn(CHANNELS) for kind in ("weight", "bias")}
             del weights[f"{layer}.bias"]
-    if name == "fcos":
+    if name.endswith("fcos"):
         weights |= {f"bbox_head.scales.{level}.scale": torch.tensor(1.0 + level) for level in range(5)}
+    if name == "rotated_fcos":
+        weights["bbox_head.scale_angle.scale"] = torch.tensor(1.5)
     if name == "convolutions":
         for number in range(4):
             head = f"roi_head.bbox_head.shared_convs.{number}"
@@ -115,7 +122,7 @@ def file_of(name: str) -> dict[str, Tensor]:
 
 
 def task_with(name: str, file: Path) -> Any:
-    info = DatasetInfo(samples=1, classes=CLASSES, boxes=True, masks=True)
+    info = DatasetInfo(samples=1, classes=CLASSES, boxes=True, masks=True, oriented=name == "rotated_fcos")
     task = Detection(info, backbone=partial(timm, model="test_resnet"), detector=OURS[name])
     torch.save({"meta": {"mmdet_version": "3.0.0"}, "state_dict": file_of(name)}, file)
     assert initialize(task, Init(weights=file, strict=True)).translated == "MMDetection's names"
@@ -153,6 +160,20 @@ def test_branches_and_factors_of_fcos(tmp_path: Path) -> None:
         assert torch.equal(head[ours].conv[6].weight, weights[f"bbox_head.{branch}_convs.2.conv.weight"])
         assert torch.equal(head[ours].conv[7].bias, weights[f"bbox_head.{branch}_convs.2.gn.bias"])
         assert not head[ours].conv[6].bias.any()
+
+
+@torch.no_grad()
+def test_angles_of_mmrotate_are_clockwise(tmp_path: Path) -> None:
+    head, weights = task_with("rotated_fcos", tmp_path / "a.pth").detector.head, file_of("rotated_fcos")
+    assert torch.equal(head["angle"].weight, -weights["bbox_head.conv_angle.weight"])
+    assert torch.equal(head["angle"].bias, -weights["bbox_head.conv_angle.bias"])
+    assert head["angle_scale"][0] == 1.5
+    # Its decoder, with a rotation matrix of an image whose y-axis points down.
+    left, top, right, bottom, angle = 1.0, 2.0, 4.0, 3.0, 0.4
+    shift = torch.tensor([right - left, bottom - top]) / 2
+    matrix = torch.tensor([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
+    box = decode_rotated(torch.tensor([left, top, right, bottom, -angle]), torch.tensor([-0.5, -0.5, 0.5, 0.5]))
+    torch.testing.assert_close(box, torch.tensor([*(matrix @ shift), 5, 5, -math.degrees(angle)]))
 
 
 def test_offsets_of_deformable_convolutions_are_known() -> None:

@@ -111,7 +111,7 @@ def whole(model: str, classes: int, **options: Any) -> Any:
     return net
 
 
-def pictures(net: Any, channels: int = 3) -> Tensor:
+def draw_images(net: Any, channels: int = 3) -> Tensor:
     generator = torch.Generator().manual_seed(1)
     size = net.pretrained_cfg["input_size"][1:] if net.pretrained_cfg.get("fixed_input_size") else (96, 96)
     return torch.rand(2, channels, *size, generator=generator)
@@ -130,7 +130,7 @@ def test_backbone_and_head_compute_what_timms_whole_model_does(model: str, name:
     weights = reference.state_dict()
     net.model.load_state_dict({key: value for key, value in weights.items() if key not in head.state_dict()})
     head.load_state_dict({key: value for key, value in weights.items() if key in head.state_dict()})
-    images = pictures(reference)
+    images = draw_images(reference)
     torch.testing.assert_close(head(net(images)), reference(images))
 
 
@@ -161,7 +161,7 @@ def test_a_pretrained_model_brings_its_classifier_for_as_many_classes(tmp_path: 
     assert isinstance(net, TimmBackbone)
     assert net.trained_classes == 1000
     assert not [key for key in net.state_dict() if "head" in key]
-    images = pictures(reference)
+    images = draw_images(reference)
     torch.testing.assert_close(net.make_head(1000)(net(images)), reference(images))
     again, other = net.make_head(1000), net.make_head(10)
     assert again(net(images)).shape == (2, 1000)

@@ -313,7 +313,7 @@ def points_of(*strides: int, side: int = 128) -> list[Tensor]:
 
 
 def learners(points: list[Tensor], boxes: list[list[float]], radius: float = 1.5) -> list[list[list[float]]]:
-    """For each thing the points (x, y, stride) that learn it; its label is its place in the list."""
+    """For each object the points (x, y, stride) that learn it; its label is its place in the list."""
     goals = assign_points(points, [Target(torch.tensor(boxes), torch.arange(len(boxes)))], radius)
     anchors = torch.cat(points)
     for number, box in enumerate(boxes):

@@ -226,12 +226,12 @@ def test_an_image_without_padding_gives_what_the_library_gives() -> None:
         assert losses[name].item() == pytest.approx(said.loss_dict[name].item(), rel=1e-5)
     assert torch.stack(list(losses.values())).sum().item() == pytest.approx(said.loss.item(), rel=1e-5)
     scores, pairs = said.logits.sigmoid().flatten(1).topk(5)
-    for number, things in enumerate(found):
-        torch.testing.assert_close(things.scores, scores[number])
-        torch.testing.assert_close(things.labels, pairs[number] % 2)
+    for number, detections in enumerate(found):
+        torch.testing.assert_close(detections.scores, scores[number])
+        torch.testing.assert_close(detections.labels, pairs[number] % 2)
         x, y, width, height = said.pred_boxes[number, pairs[number] // 2].unbind(-1)
         corners = torch.stack([x - width / 2, y - height / 2, x + width / 2, y + height / 2], -1).clamp(0, 1)
-        torch.testing.assert_close(things.boxes, corners * torch.tensor([96, 64, 96, 64]))
+        torch.testing.assert_close(detections.boxes, corners * torch.tensor([96, 64, 96, 64]))
 
 
 def test_denoising_gives_what_the_library_gives() -> None:

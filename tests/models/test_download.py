@@ -157,11 +157,11 @@ def test_a_repository_that_does_not_give_weights(tmp_path: Path, monkeypatch: py
         for status, code, message in (
             (401, "RepoNotFound", f"{address} has no such repository, or it is private"),
             (404, "EntryNotFound", "the repository has no model.safetensors and no pytorch_model.bin"),
-            (403, "", f"403 .*; download {address}/no/thing/resolve/main/model.safetensors on another machine"),
+            (403, "", f"403 .*; download {address}/nobody/model/resolve/main/model.safetensors on another machine"),
         ):
             Hub.status, Hub.code = status, code
-            with pytest.raises(download.UnavailableWeights, match=f"hf:no/thing: {message}"):
-                download.hub_file("no/thing")
-        with pytest.raises(download.UnavailableWeights, match=r"hf:thing: a repository of .* is named OWNER/NAME"):
-            download.hub_file("thing")
+            with pytest.raises(download.UnavailableWeights, match=f"hf:nobody/model: {message}"):
+                download.hub_file("nobody/model")
+        with pytest.raises(download.UnavailableWeights, match=r"hf:model: a repository of .* is named OWNER/NAME"):
+            download.hub_file("model")
         server.shutdown()

@@ -481,7 +481,7 @@ def test_draws_are_fair() -> None:
 
 
 def test_regions_are_objects_from_half_an_overlap_on() -> None:
-    """Golden: 0.49, 0.5 and 0.51 are background, thing, thing."""
+    """Golden: 0.49, 0.5 and 0.51 are background, object, object."""
     target = Target(torch.tensor([[0.0, 0, 100, 100]]), torch.tensor([1]))
     boxes = torch.tensor([[0.0, 0, 100, 49], [0, 0, 100, 50], [0, 0, 100, 51]])
     found = label_regions(boxes, target, 0.5, classes=3)
@@ -550,8 +550,8 @@ def test_losses_of_boxes_and_what_is_reported_beside_them() -> None:
     said = layers.losses(BoxPredictions(logits, deltas), regions)
     assert said["loss_box_reg"].item() == pytest.approx((0.911607 + 0.5) / 4, abs=1e-5)
     assert said["loss_cls"].item() == pytest.approx(F.cross_entropy(logits, regions.labels).item())
-    told = [said[f"fast_rcnn/{name}"] for name in ("cls_accuracy", "fg_cls_accuracy", "false_negative")]
-    assert told == [0.5, 0.5, 0.5]
+    logged = [said[f"fast_rcnn/{name}"] for name in ("cls_accuracy", "fg_cls_accuracy", "false_negative")]
+    assert logged == [0.5, 0.5, 0.5]
 
 
 def test_the_best_of_each_class_stays() -> None:

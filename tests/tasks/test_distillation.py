@@ -73,8 +73,8 @@ def test_soft_targets_are_those_of_hinton(temperature: float) -> None:
     task = distilled(student, teacher, task_weight=0.3, logits_weight=0.7, temperature=temperature)
     losses = task(batch, Clock())
     taught = teacher.predict(batch)["logits"].div(temperature).softmax(1)
-    told = student.predict(batch)["logits"].div(temperature).log_softmax(1)
-    expected = (taught * (taught.log() - told)).sum(1).mean() * temperature**2
+    logits = student.predict(batch)["logits"].div(temperature).log_softmax(1)
+    expected = (taught * (taught.log() - logits)).sum(1).mean() * temperature**2
     torch.testing.assert_close(losses["distill_logits_loss"], 0.7 * expected)
     torch.testing.assert_close(losses["loss"], 0.3 * Classification.forward(student, batch, Clock())["loss"])
     torch.testing.assert_close(total_loss(losses)[0], losses["loss"] + losses["distill_logits_loss"])
@@ -131,7 +131,7 @@ def test_the_temperature_follows_its_schedule() -> None:
 
 
 class Odd(Classification):
-    """Gives its losses in the form it is told to."""
+    """Gives its losses in a given form."""
 
     form: Any = staticmethod(lambda loss: loss)
 
@@ -415,8 +415,8 @@ def test_the_average_teaches_what_it_says_itself() -> None:
     step(task)
     hook.after_step(NO_RUN)
     batch = batch_of()
-    told, own = average.predict(batch)["logits"], task.eval().predict(batch)["logits"]
-    expected = logits_loss(own, told, "symmetric", 16.0)
+    logits, own = average.predict(batch)["logits"], task.eval().predict(batch)["logits"]
+    expected = logits_loss(own, logits, "symmetric", 16.0)
     assert expected > 0
     torch.testing.assert_close(task(batch, Clock())["distill_logits_loss"], expected)
 

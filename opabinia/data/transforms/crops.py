@@ -29,7 +29,7 @@ from opabinia.data.transforms.instances import (
     select_objects,
     visible_shares,
 )
-from opabinia.data.transforms.sizes import check_range, image_size, random_below
+from opabinia.data.transforms.sizes import check_range, image_size, random_below, resize_masks
 
 Pixel = Annotated[int, Interval(ge=0, le=255)]
 CropKind = Literal["relative", "relative_range", "absolute", "absolute_range"]
@@ -197,6 +197,13 @@ class RandomResizedCrop(v2.RandomResizedCrop):  # type: ignore[misc]
         """Draw the crop for the image among the values of a sample."""
         return self.random_box(*v2.query_size(flat_inputs))._asdict()
 
+    def transform(self, value: Any, params: dict[str, Any]) -> Any:
+        """Crop and resize one value of a sample; masks and maps in step with the image."""
+        if isinstance(value, tv_tensors.Mask):
+            height, width = self.size
+            return tv_tensors.Mask(resize_masks(F.crop(value, **params), (height, width)))
+        return super().transform(value, params)
+
     def random_box(self, height: int, width: int) -> Box:
         """Draw a crop of an image of this size: torchvision's distribution, but with one draw per attempt, since a draw
         takes longer than the rest."""
@@ -263,6 +270,13 @@ class Resize(v2.Resize):  # type: ignore[misc]
         max_size: maximum of the longer side; the shorter one follows.
         antialias: whether to average over the pixels that become one.
     """
+
+    def transform(self, value: Any, params: dict[str, Any]) -> Any:
+        """Resize one value of a sample; masks and maps in step with the image."""
+        if isinstance(value, tv_tensors.Mask):
+            height, width = _compute_resized_output_size(tuple(value.shape[-2:]), self.size, self.max_size)
+            return tv_tensors.Mask(resize_masks(value, (height, width)))
+        return super().transform(value, params)
 
     def of_encoded(self, sample: Sample) -> Sample:
         """Resize an image that is not decoded yet.

@@ -65,8 +65,7 @@ def export(
         overrides: ``key=value`` of the run's config.
         form: see above.
         tolerance: largest allowed difference, relative to the largest magnitude of an output where that is above 1.
-        checkpoint: see :func:`opabinia.load`.
-        weights: likewise.
+        checkpoint, weights: see :func:`opabinia.load`.
         measured: evaluate the ONNX or OpenVINO model on the first validation set, and write other precisions; files
             whose score drops by more than allowed are not kept.
         license: of the model card, by its name on the hub, such as ``apache-2.0``; empty leaves it open.
@@ -75,8 +74,7 @@ def export(
         the path that was written.
 
     Raises:
-        ConfigError: there is no such run or checkpoint, ``out`` exists, a library is missing, or the task cannot be
-            exported in this format.
+        ConfigError: there is no such run or checkpoint, ``out`` exists, a library is missing, or the task is refused.
         ExportMismatch: the model that was read back differs from the original by more.
     """
     paths = target_paths(out or run / "export" / NAMES[form], form, measured)
@@ -111,14 +109,20 @@ def export(
                 results = measure_files(form, temporary, job, evaluation, measured, calibration)
                 files, errors = results.files, results.errors
                 Console(highlight=False).print(score_table(results.rows, evaluation.metric))
-            for name, file in files.items():
-                file.rename(paths[name])
-            if form == "onnx" and files and not (script := path.with_name("predict.py")).exists():
-                write_atomic(script, inspect.getsource(predict_script))
+            move_files(files, paths, form)
     print_written([paths[name] for name in files], lines)
     if errors:
         raise ExportMismatch("\n".join(errors) + "\nno such file was written")
     return path
+
+
+def move_files(files: Mapping[str, Path], paths: Mapping[str, Path], form: Form) -> None:
+    """Give files, by precision, their paths, and write ``predict.py`` next to an ONNX file where that is not there."""
+    for name, file in files.items():
+        file.rename(paths[name])
+    script = paths["exported"].with_name("predict.py")
+    if form == "onnx" and files and not script.exists():
+        write_atomic(script, inspect.getsource(predict_script))
 
 
 def target_paths(path: Path, form: Form, measured: Measured | None) -> dict[str, Path]:

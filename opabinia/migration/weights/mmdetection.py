@@ -1,4 +1,5 @@
-"""Weights of MMDetection 2 and 3: Faster, Mask and Cascade R-CNN, RetinaNet and FCOS on ResNets.
+"""Weights of MMDetection 2 and 3: Faster, Mask and Cascade R-CNN, RetinaNet and FCOS on ResNets; of MMRotate 0.3:
+rotated FCOS (``angle_version`` ``le90``).
 
 Settings that no file contains: ``task.mean`` and ``task.std`` of its preprocessing; for models of style ``caffe``
 ``init.channel_order: bgr`` and ``stride_in_1x1: true`` of the backbone ``resnet``; for RetinaNet ``relu_before_p7:
@@ -45,6 +46,8 @@ _DETECTORS: Rules = (
     (r"^bbox_head\.(retina|conv)_reg\.", "detector.head.regression_head.bbox_reg."),
     (r"^bbox_head\.conv_centerness\.", "detector.head.regression_head.bbox_ctrness."),
     (r"^bbox_head\.scales\.(\d)\.scale$", r"detector.head.scales.\1"),
+    (r"^bbox_head\.conv_angle\.", "detector.head.angle."),
+    (r"^bbox_head\.scale_angle\.scale$", "detector.head.angle_scale.0"),
 )
 
 
@@ -79,6 +82,8 @@ def translate_mmdetection(weights: Weights) -> dict[str, Tensor]:
     for name in [name for name in renamed if re.search(r"_head\.conv\.\d+\.weight$", name)]:  # of FCOS, before a norm
         if renamed[name].ndim == 4:
             renamed.setdefault(f"{name.removesuffix('weight')}bias", torch.zeros(len(renamed[name])))
+    for name in renamed.keys() & {f"detector.head.angle.{kind}" for kind in ("weight", "bias")}:
+        renamed[name] = -renamed[name]  # MMRotate's angles are clockwise
     return renamed
 
 

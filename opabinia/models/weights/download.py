@@ -124,7 +124,8 @@ def hub_file(name: str, files: Sequence[str] = HUB_FILES[:2]) -> Path:
         except (EntryNotFoundError, HfHubHTTPError, OSError, ValueError) as error:
             if isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError):
                 continue
-            reason = f"{str(error.__cause__ or error).splitlines()[0]}; {remedy}"
+            cause = error.__cause__ or error
+            reason = f"{next(iter(str(cause).splitlines()), type(cause).__name__)}; {remedy}"
             if isinstance(error, RepositoryNotFoundError):
                 reason = f"{constants.ENDPOINT} has no such repository, or it is private (hf auth login)"
             raise UnavailableWeights(f"hf:{name}: {reason}") from error

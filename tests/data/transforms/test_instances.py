@@ -107,7 +107,7 @@ def made(name: str) -> Transform:
 @pytest.mark.filterwarnings("ignore:The image decoding and encoding")  # JPEG still uses what torchvision deprecates
 @pytest.mark.filterwarnings("ignore:RandomErasing")  # it says that objects stay what they are
 @pytest.mark.parametrize("name", sorted({*REGISTERED, *OWN} - POLICIES))
-@pytest.mark.parametrize("boxes", [BOXES, []], ids=["things", "nothing"])
+@pytest.mark.parametrize("boxes", [BOXES, []], ids=["objects", "none"])
 def test_objects_are_in_order_after(name: str, boxes: list[list[int]]) -> None:
     transform = made(name)
     for seed in range(6):
@@ -160,8 +160,8 @@ def test_workers_can_be_sent_any_of_them() -> None:
 def test_detectron2s_shortest_edge(size: Any, short: int, longest: int | None, result: Any) -> None:
     assert shortest_edge_size(*size, short, longest) == result
     if max(size) <= 1000:
-        picture = {"image": tv_tensors.Image(torch.zeros(1, *size, dtype=torch.uint8))}
-        assert ResizeShortestEdge(short_edge_length=short, max_size=longest)(picture)["image"].shape[1:] == result
+        given = {"image": tv_tensors.Image(torch.zeros(1, *size, dtype=torch.uint8))}
+        assert ResizeShortestEdge(short_edge_length=short, max_size=longest)(given)["image"].shape[1:] == result
 
 
 @pytest.mark.parametrize("short", [20, 30, 67, 100])
@@ -425,8 +425,8 @@ def test_a_mirror_image() -> None:
 
 def test_detectron2s_mirrored_box() -> None:
     box = tv_tensors.BoundingBoxes([[10.0, 20, 30, 40]], format="XYXY", canvas_size=(50, 100))
-    picture = {"image": tv_tensors.Image(torch.zeros(1, 50, 100)), "boxes": box}
-    assert RandomHorizontalFlip(p=1.0)(picture)["boxes"].tolist() == [[70, 20, 90, 40]]
+    given = {"image": tv_tensors.Image(torch.zeros(1, 50, 100)), "boxes": box}
+    assert RandomHorizontalFlip(p=1.0)(given)["boxes"].tolist() == [[70, 20, 90, 40]]
 
 
 def test_upside_down() -> None:

@@ -12,7 +12,7 @@ from torchvision.transforms import v2
 from opabinia.config import register
 from opabinia.contracts import Sample
 from opabinia.data.transforms.combine import CopyPaste
-from opabinia.data.transforms.crops import RandomCrop
+from opabinia.data.transforms.crops import RandomCrop, RandomResizedCrop, Resize
 from opabinia.runtime.seeds import seed_sample
 from tests.data.test_sample_keys import agreement, segmentation
 from tests.data.transforms.test_transforms import BOXES, REGISTERED, SETTINGS
@@ -55,6 +55,18 @@ def test_maps_follow_every_transform() -> None:
             assert bool((mask == 255).any()) or name not in PADDED, name
         else:
             assert torch.equal(mask, labels), name
+
+
+def test_resized_maps_have_the_labels_at_the_centers_of_pixels() -> None:
+    """Not at their upper left corners, as in torchvision, which shifts maps by half a pixel against their images."""
+    columns = torch.arange(64, dtype=torch.uint8).expand(3, 64, 64)
+    sample = {"image": tv_tensors.Image(columns.clone()), "mask": tv_tensors.Mask(columns[0].clone())}
+    for transform in (Resize(size=[16, 16]), RandomResizedCrop(size=16, scale=(1.0, 1.0), ratio=(1.0, 1.0))):
+        result = transform(sample)
+        assert result["mask"][0].tolist() == list(range(2, 64, 4)) and isinstance(result["mask"], tv_tensors.Mask)
+        assert (result["image"][0].float() - result["mask"].float()).abs().max() <= 1
+    short = Resize(size=16)({**sample, "masks": tv_tensors.Mask(torch.ones(2, 64, 64, dtype=torch.uint8))})
+    assert short["masks"].shape == (2, 16, 16)
 
 
 def test_images_are_filled_as_configured_and_instance_masks_are_not() -> None:

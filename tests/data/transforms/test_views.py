@@ -245,7 +245,7 @@ WHERE = "data.train.transforms.0.views.0"
 
 
 @pytest.mark.parametrize(
-    ("override", "told"),
+    ("override", "messages"),
     [
         ("transforms.0.name=RandomResizedCorp", [f"{WHERE}.transforms.0", "RandomResizedCrop"]),
         ("transforms.1.transforms.0.brightnes=0.3", [f"{WHERE}.transforms.1.transforms.0", "brightness"]),
@@ -255,9 +255,9 @@ WHERE = "data.train.transforms.0.views.0"
         ("cuont=2", [WHERE, "count"]),
     ],
 )
-def test_mistakes_in_a_view_raise_with_their_place(recipe: Path, override: str, told: list[str]) -> None:
+def test_mistakes_in_a_view_raise_with_their_place(recipe: Path, override: str, messages: list[str]) -> None:
     said = problems(recipe, f"{WHERE}.{override}")
-    assert all(one in said for one in told), said
+    assert all(one in said for one in messages), said
 
 
 def test_a_transform_that_fails_raises_with_the_sample_and_its_place() -> None:
