@@ -234,7 +234,7 @@ def test_a_batch_size_that_cannot_vary(form: Literal["torch", "onnx", "openvino"
         def expected(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
             return self.forward(**inputs)
 
-    about: dict[str, Any] = {field.name: "" for field in fields(Description)}
+    about: dict[str, Any] = {field.name: () for field in fields(Description)}
     job = ExportJob(Loop(nn.Identity()), {"image": torch.rand(3, 1, 4, 4)}, Description(**about))
     path = tmp_path / ("folder" if form == "openvino" else "file")
     with progress_bar("export", 2, unit="steps") as bar:

@@ -152,8 +152,8 @@ def test_calibration_images_are_those_that_the_graph_takes(monkeypatch: pytest.M
         return samples.calibration_inputs(resolved, module, images(2, 8), 3)
 
     task: Any = nn.Identity()
-    task.size_multiple = None
-    detector: Any = DetectionExport(task, *[nn.Identity()] * 3)  # type: ignore[arg-type]
+    task.size_multiple, task.normalize, task.backbone = None, nn.Identity(), nn.Identity()
+    detector: Any = DetectionExport(task, task)
     (*_, last) = rows = calibrate(ExportModule(task), images(3, 8))
     assert len(rows) == 3 and last["image"].shape == (1, 1, 8, 8) and (last["image"] == 2).all()
     (row,) = calibrate(detector, images(1, 5))

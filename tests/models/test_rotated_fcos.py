@@ -79,7 +79,7 @@ def test_boxes_are_decoded_as_they_are_encoded() -> None:
 @torch.no_grad()
 def detections_of() -> tuple[RotatedFcos, list[Tensor]]:
     """A detector with random boxes of all angles, and feature maps of two images."""
-    detector: Any = detector_of(prior_probability=0.4, pre_nms_topk=20, max_detections=9).eval()
+    detector: Any = detector_of(prior_probability=0.4, nms_threshold=0.2, pre_nms_topk=20, max_detections=9).eval()
     nn.init.normal_(detector.head["angle"].weight, std=0.3)
     nn.init.constant_(detector.head["regression_head"].bbox_reg.bias, 1)
     return detector, detector.pyramid(maps_of(2))
@@ -93,7 +93,7 @@ def test_detections() -> None:
         assert rows.boxes[:, 4].abs().max() > 5
         for label in (0, 1):
             own = rows.boxes[rows.labels == label].double()
-            assert (aligned_iou(box_corners(own), own[:, None]) > 0.1).sum() == len(own)
+            assert (aligned_iou(box_corners(own), own[:, None]) > 0.2).sum() == len(own)
     far = Candidates(torch.tensor([[0.9]]), torch.tensor([[1]]), torch.tensor([[[-20.0, -5, 90, 30, 70]]]))
     assert torch.equal(suppress([far], [SHAPE], 0.1, 0.1, 5)[0].boxes, far.boxes[0]), "they are not clipped"
 

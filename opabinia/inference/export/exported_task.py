@@ -125,7 +125,7 @@ def load_exported(path: Path) -> Predictor:
         ConfigError: the path is not one of ``opabinia export``, or its library is missing.
     """
     kind, library, extra = (
-        ("folder", "openvino", "openvino") if path.is_dir() else ("ONNX file", "onnxruntime", "export")
+        ("OpenVINO folder", "openvino", "openvino") if path.is_dir() else ("ONNX file", "onnxruntime", "export")
     )
     if find_spec(library) is None:
         raise ConfigError(Problem("command line", "", f"{path} needs {library}: pip install 'opabinia[{extra}]'"))

@@ -2,7 +2,8 @@
 
 Settings that no weights contain (also in the recipes of ``detection/coco``):
 
-* RT-DETR's R50 and R101: backbones ``resnet50d`` and ``resnet101d``; D-FINE's S, M, L, X: ``hgnetv2_b0``, ``b2``,
+* RT-DETR's R50 and R101 (v1 and v2): backbones ``resnet50d`` and ``resnet101d``; R18 and R34: ``resnet18d`` and
+  ``resnet34d`` of the backbone ``resnet`` with ``first_projection: true``. D-FINE's S, M, L, X: ``hgnetv2_b0``, ``b2``,
   ``b4``, ``b5``. ``task.mean: [0]``, ``task.std: [1]``, images resized to 640 x 640 whatever their aspect ratio.
 * DETR and Deformable DETR: ``resnet50``; the mean and deviation of ImageNet.
 * RF-DETR: ``windowed_dinov2`` with the numbers in the model's config.json; the mean and deviation of ImageNet.

@@ -6,14 +6,7 @@ import torch
 from torch import Tensor
 from torchvision.ops import batched_nms
 
-from opabinia.contracts.rotated_boxes import MAX_PAIRS, aligned_iou, enclosing_boxes, overlapping
-from opabinia.contracts.rotated_boxes import box_areas as box_areas
-from opabinia.contracts.rotated_boxes import box_corners as box_corners
-from opabinia.contracts.rotated_boxes import intersection_areas as intersection_areas
-from opabinia.contracts.rotated_boxes import move_boxes as move_boxes
-from opabinia.contracts.rotated_boxes import scale_boxes as scale_boxes
-from opabinia.contracts.rotated_boxes import to_box_frame as to_box_frame
-from opabinia.contracts.rotated_boxes import upright_boxes as upright_boxes
+from opabinia.contracts.rotated_boxes import MAX_PAIRS, aligned_iou, box_corners, enclosing_boxes, overlapping
 
 
 def rotated_nms(boxes: Tensor, scores: Tensor, labels: Tensor, iou_threshold: float) -> Tensor:

@@ -250,7 +250,8 @@ def _filter_names(pattern: str | None, names: Iterable[str]) -> list[str]:
 
 def _is_computed(name: str) -> bool:
     """Return whether a buffer follows from the sizes of the model, so that it is not a weight."""
-    return name.rpartition(".")[2] in ("relative_position_index", "relative_coords_table", "attn_mask")
+    computed = ("relative_position_index", "relative_coords_table", "attn_mask", "n_points_scale")
+    return name.rpartition(".")[2] in computed
 
 
 def _is_counter(name: str) -> bool:
