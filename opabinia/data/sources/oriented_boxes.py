@@ -16,6 +16,9 @@ from opabinia.data.sources.annotation_arrays import AnnotationArrays, Segmentati
 
 Floats = NDArray[np.float64]
 
+_BLOCK = 4096
+"""Sets of points that are computed at once: bounds the memory."""
+
 
 def min_area_boxes(points: Floats) -> Floats:
     """Return the rectangle of minimum area around each set of points, in torchvision's format ``CXCYWHR``.
@@ -30,6 +33,8 @@ def min_area_boxes(points: Floats) -> Floats:
         center x, center y, width, height, counterclockwise rotation in degrees (N x 5): the width is the longer side,
         the rotation at least -90 and less than 90.
     """
+    if len(points) > _BLOCK:
+        return np.concatenate([min_area_boxes(points[i : i + _BLOCK]) for i in range(0, len(points), _BLOCK)])
     first, second = np.triu_indices(points.shape[1], 1)
     edges = points[:, second] - points[:, first]
     lengths = np.sqrt((edges**2).sum(-1, keepdims=True))

@@ -64,14 +64,14 @@ def write_file(
         ExportMismatch: the model that was read back differs by more.
     """
     expected = job.module.expected(job.inputs)
-    sizes, description = (1, len(job.inputs["image"])), job.description
+    description, sizes = job.description, [1, len(job.inputs["image"])]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch and onnxscript warn their own developers here
         try:
             program = trace(job.module, job.inputs, Dim("batch", min=1))
         except UserError:
             program = trace(job.module, _first(job.inputs, 1), None)
-            sizes, description = (1,), replace(description, batch_size="1")
+            sizes, description = [1], replace(description, batch_size="1")
         if form == "torch":
             text = json.dumps(description.metadata(), ensure_ascii=False, indent=1)
             torch.export.save(program, path, extra_files={DESCRIPTION: text})

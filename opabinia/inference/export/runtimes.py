@@ -42,10 +42,12 @@ class OnnxRuntime:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads, options.log_severity_level = torch.get_num_threads(), 3
         self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        self.version = f"onnxruntime {onnxruntime.__version__}"
-        self.shapes = {value.name: value.shape for value in self._session.get_inputs()}
-        self.outputs = [output.name for output in self._session.get_outputs()]
-        self.metadata: dict[str, str] = self._session.get_modelmeta().custom_metadata_map
+        self.version: str = f"onnxruntime {onnxruntime.__version__}"
+        self.shapes: Mapping[str, Sequence[int | str]] = {
+            value.name: value.shape for value in self._session.get_inputs()
+        }
+        self.outputs: Sequence[str] = [output.name for output in self._session.get_outputs()]
+        self.metadata: Mapping[str, str] = self._session.get_modelmeta().custom_metadata_map
 
     def __call__(self, inputs: Mapping[str, Any]) -> Sequence[Any]:
         results: Sequence[Any] = self._session.run(self.outputs, inputs)
@@ -62,13 +64,13 @@ class OpenVinoRuntime:
         model = core.read_model(path / XML)
         settings = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "INFERENCE_PRECISION_HINT": "f32"}
         self._compiled = core.compile_model(model, "CPU", settings)
-        self.version = f"OpenVINO {openvino.__version__.split('-')[0]}"
-        self.shapes = {
+        self.version: str = f"OpenVINO {openvino.__version__.split('-')[0]}"
+        self.shapes: Mapping[str, Sequence[int | str]] = {
             value.any_name: [side.get_length() if side.is_static else "dynamic" for side in value.partial_shape]
             for value in model.inputs
         }
-        self.outputs = [value.any_name for value in model.outputs]
-        self.metadata: dict[str, str] = model.get_rt_info(["opabinia"]).value
+        self.outputs: Sequence[str] = [value.any_name for value in model.outputs]
+        self.metadata: Mapping[str, str] = model.get_rt_info(["opabinia"]).value
 
     def __call__(self, inputs: Mapping[str, Any]) -> Sequence[Any]:
         results = self._compiled(inputs)

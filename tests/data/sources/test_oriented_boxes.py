@@ -13,12 +13,13 @@ from PIL import Image
 
 from opabinia.contracts import OrientedSource
 from opabinia.contracts.rotated_boxes import box_corners, to_box_frame
-from opabinia.data.sources import Concat, coco, digit_scenes, yolo
+from opabinia.data.sources import Concat, coco, digit_scenes, oriented_boxes, yolo
 from opabinia.data.sources.digit_scenes import DigitScenes
 from opabinia.data.sources.oriented_boxes import min_area_boxes
 
 
-def test_rectangles_are_their_own_boxes() -> None:
+def test_rectangles_are_their_own_boxes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(oriented_boxes, "_BLOCK", 64)
     rng = np.random.default_rng(0)
     sides = np.sort(rng.uniform(1, 300, (200, 2)), 1)[:, ::-1]
     boxes = np.column_stack([rng.uniform(0, 4000, (200, 2)), sides, rng.uniform(-90, 90, 200)])
