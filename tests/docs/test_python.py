@@ -83,6 +83,19 @@ def training_batch(**_: Any) -> dict[str, Any]:
     return {"task": task, "batch": batch, "clock": Clock()}
 
 
+def exported_to_openvino(opabinia: Callable[..., Ended], **_: Any) -> dict[str, Any]:
+    needs("openvino")
+    needs("onnx")
+    run = "runs/detection/digits/default"
+    assert opabinia("export", run, "--format", "openvino", "--out", "openvino").status == 0
+    return {"images": np.zeros((1, 1, 128, 128), np.uint8), "sizes": np.array([[128, 128]])}
+
+
+def exported_folder(opabinia: Callable[..., Ended], **_: Any) -> dict[str, Any]:
+    assert opabinia("export", CLASSIFIER, "--format", "huggingface", "--out", "digits").status == 0
+    return {}
+
+
 class Setup(NamedTuple):
     """Runs that a block needs, and a function that returns the names it takes for granted."""
 
@@ -99,6 +112,8 @@ SETUPS = {
     "docs/tutorials/detection.md-1": Setup(("runs/detection/bccd/default",)),
     "docs/export.md-1": Setup((CLASSIFIER,), exported),
     "docs/export.md-2": Setup((CLASSIFIER,), exported_by_torch),
+    "docs/export.md-3": Setup(("runs/detection/digits/default",), exported_to_openvino),
+    "docs/export.md-4": Setup((CLASSIFIER,), exported_folder),
     "docs/inference.md-1": Setup((CLASSIFIER,)),
     "docs/inference.md-2": Setup(("runs/reid/digits/default",), training_batch),
     "docs/reid.md-1": Setup(names=embeddings),
