@@ -47,7 +47,8 @@ def paste_mask(mask: Tensor, box: Tensor, size: tuple[int, int]) -> Tensor:
         distances = (positions[:, None] - torch.arange(cells, device=mask.device)).abs()
         weights.append((1 - distances).clamp(min=0))
     rows, columns = weights
-    return rows @ mask.float() @ columns.T >= 0.5
+    with torch.autocast(mask.device.type, enabled=False):
+        return rows @ mask.float() @ columns.T >= 0.5
 
 
 def combine_instances(
@@ -95,13 +96,15 @@ def combine_instances(
 
 def classify_pixels(class_logits: Tensor, mask_logits: Tensor) -> Tensor:
     """Return the score of each class at each pixel (B x K x h x w): the sum over the queries of the probability of the
-    class and of the mask (Cheng et al. 2021, Per-Pixel Classification is Not All You Need, section 3.4).
+    class and of the mask (Cheng et al. 2021, Per-Pixel Classification is Not All You Need, section 3.4). Computed in
+    the dtype of the logits, also under autocast.
 
     Args:
         class_logits: B x Q x (K + 1), the last class is no object.
         mask_logits: B x Q x h x w.
     """
-    return torch.einsum("bqk,bqhw->bkhw", class_logits.softmax(-1)[..., :-1], mask_logits.sigmoid())
+    with torch.autocast(mask_logits.device.type, enabled=False):
+        return torch.einsum("bqk,bqhw->bkhw", class_logits.softmax(-1)[..., :-1], mask_logits.sigmoid())
 
 
 def merge_masks(

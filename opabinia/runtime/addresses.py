@@ -15,4 +15,4 @@ def is_live(name: str) -> bool:
 
 def public_name(name: str) -> str:
     """Return a name for messages and files: a URL without its user, password and query."""
-    return re.sub(r"^(\w+://)[^/@]*@", r"\1", name).partition("?")[0] if "://" in name else name
+    return re.sub(r"^([^/]*://)[^/?#]*@", r"\1", name).partition("?")[0] if "://" in name else name

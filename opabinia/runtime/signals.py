@@ -44,7 +44,7 @@ class StopSignal:
     """Remembers the first stop signal: ``signum`` is None until it arrives.
 
     Args:
-        action: what happens then, for the message.
+        action: the response to the signal, for the message.
     """
 
     signum: int | None = None

@@ -17,7 +17,7 @@ from opabinia.contracts import DatasetInfo
 from opabinia.engine.checkpointing.checkpoint import RunState, Snapshot, read_checkpoint, write_checkpoint
 from opabinia.migration import weights as weights_of_others  # noqa: F401 (registers their names)
 from opabinia.models.lora import is_adapter
-from opabinia.models.weights.download import HUB, UnavailableWeights, hub_file, replacing_weights
+from opabinia.models.weights.download import HUB, hub_file, replacing_weights
 from opabinia.models.weights.files import find_checkpoint
 from opabinia.models.weights.init import Init, initialize
 from opabinia.runtime.environment import library_versions
@@ -94,7 +94,7 @@ def _find_weights(weights: Path) -> Path:
     if str(weights).startswith(HUB):
         try:
             return hub_file(str(weights).removeprefix(HUB))
-        except UnavailableWeights as error:
+        except ValueError as error:  # also names that the hub does not allow
             raise ConfigError(Problem("command line", "--weights", str(error))) from error
     path = weights.expanduser().absolute()  # links are kept: in the hub's cache they lead to names without a suffix
     if not path.exists():

@@ -82,6 +82,7 @@ def test_names() -> None:
         assert is_video(name)
     assert not any(map(is_video, ("a.gif", "a.jpg", "folder", "/dev/video")))
     assert public_name("rtsp://me:secret@camera/live?token=x") == "rtsp://camera/live"
+    assert public_name("rtsp://me:p@ss@camera/live") == "rtsp://camera/live"
     assert public_name("a?b@c.mp4") == "a?b@c.mp4"
 
 

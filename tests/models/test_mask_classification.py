@@ -49,6 +49,16 @@ def test_losses_equal_the_librarys(monkeypatch: pytest.MonkeyPatch) -> None:
             torch.testing.assert_close(losses[f"loss_{ours}"], value, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_matching_is_in_float32_under_autocast(dtype: torch.dtype) -> None:
+    criterion, shape = MaskCriterion(), (64, 64)
+    layer = QueryMasks(torch.zeros(1, 4, 3), torch.linspace(-30, -15, 4).view(1, 4, 1, 1).expand(1, 4, *shape))
+    segments = [MaskTargets(torch.tensor([0]), torch.ones(1, *shape, dtype=torch.uint8))]
+    with torch.autocast("cpu", dtype):
+        (pairs,) = criterion.match([layer], segments)
+    assert pairs.queries.tolist() == [3]  # sums over 12,544 points exceed the range of float16
+
+
 def test_an_image_without_segments_has_finite_losses_and_gradients() -> None:
     empty = MaskTargets(torch.zeros(0, dtype=torch.int64), torch.zeros(0, 48, 64, dtype=torch.uint8))
     for segments in ([targets()[0], empty], [empty, empty]):

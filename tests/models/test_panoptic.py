@@ -85,3 +85,13 @@ def test_images_without_segments() -> None:
     assert (rows["segmentation"][0] == 255).all()
     assert rows["segments"][1].tolist() == [[1, 0, 0], [2, 2, 0]]
     assert rows["segment_labels"].tolist() == [[-1, -1], [3, 0]]
+
+
+def test_masks_and_classes_are_in_float32_under_autocast() -> None:
+    draw = torch.Generator().manual_seed(0)
+    mask, box = torch.rand(28, 28, generator=draw), torch.tensor([3.3, 10.2, 300.7, 250.1])
+    logits = torch.randn(1, 20, 9, generator=draw), torch.randn(1, 20, 16, 16, generator=draw)
+    pasted, scores = paste_mask(mask, box, (400, 400)), classify_pixels(*logits)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(paste_mask(mask, box, (400, 400)), pasted)
+        assert torch.equal(classify_pixels(*logits), scores)

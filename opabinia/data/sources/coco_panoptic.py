@@ -72,10 +72,10 @@ def coco_panoptic(
     names = [os.fsencode(file_name(file, image)) for image in images]
     map_names = [os.fsencode(str(row["file_name"])) if row else b"" for row in annotations]
     exist = files_exist(root, names), files_exist(maps, map_names)
-    for index, (name, *found) in enumerate(zip(map(os.fsdecode, names), *exist, strict=True)):
-        if not found[0]:
+    for index, (name, has_image, has_map) in enumerate(zip(map(os.fsdecode, names), *exist, strict=True)):
+        if not has_image:
             errors.add(kinds.MISSING, name, "", f"not in {root}")
-        elif not found[1]:
+        elif not has_map:
             errors.add(kinds.MISSING_MAP, name, "", f"there is no {os.fsdecode(map_names[index]) or 'annotation'}")
     kept = np.flatnonzero(exist[0] & exist[1]).tolist()
     segments = [_read_segments(images[index], annotations[index], label_of, errors) for index in kept]

@@ -1,4 +1,4 @@
-"""Segmentation: what sources of images with a class for each pixel share."""
+"""The common parts of the sources of segmentation maps."""
 
 from __future__ import annotations
 

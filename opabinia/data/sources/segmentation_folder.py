@@ -60,8 +60,8 @@ class PixelLabels:
             codes, listed = values @ weights, np.array(self.colors) @ weights
             order = np.argsort(listed)
             places = np.searchsorted(listed[order], codes).clip(max=len(order) - 1)
-            found = listed[order][places] == codes
-            labels = np.where(found, order[places], self.unlisted)
+            is_listed = listed[order][places] == codes
+            labels = np.where(is_listed, order[places], self.unlisted)
         wrong = np.argwhere(labels < 0)
         if len(wrong):
             row, column = wrong[0].tolist()
@@ -273,12 +273,12 @@ def _stem(name: bytes, suffix: str | None) -> bytes:
 def _list_images(root: Path, folder: str, suffix: str | None, list_file: str | None) -> list[bytes]:
     """Return the paths of images below the root: all in the folder, or those in the list."""
     existing_folder(root / folder, "images is the folder with the images")
-    found = find_files(root, folder, EXTENSIONS if suffix is None else [suffix.lower()])
+    files = find_files(root, folder, EXTENSIONS if suffix is None else [suffix.lower()])
     if list_file is None:
-        if not found:
+        if not files:
             raise ValueError(f"{root / folder} has no image ({', '.join(EXTENSIONS) if suffix is None else suffix})")
-        return found
-    by_stem = {_stem(name, suffix): name for name in found}
+        return files
+    by_stem = {_stem(name, suffix): name for name in files}
     stems = [os.path.join(os.fsencode(folder), os.fsencode(text)) for _, text in read_lines(root / list_file)]
     return [by_stem.get(stem, stem + os.fsencode(suffix or ".jpg")) for stem in stems]
 

@@ -80,8 +80,8 @@ def _contains_centers(window: Window, boxes: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class DropEmptyObjects:
-    """Apply a transform, then :func:`drop_empty_objects` if it changed the boxes. What it fills in maps with 0 gets
-    their ignore value.
+    """Apply a transform, then :func:`drop_empty_objects` if it changed the boxes. Pixels of maps that it
+    fills get their ignore value instead of 0.
 
     Attributes:
         transform: returns boxes that it does not change as the same object.

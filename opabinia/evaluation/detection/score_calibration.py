@@ -33,7 +33,7 @@ class ScoreCalibration(DetectionEvaluator):
     images, as ``task.score_calibration`` takes them. A map that would not increase with the score, or one of a class
     with fewer than 20 detections, is omitted. Since maps increase, average precision by class stays the same.
 
-    A detection is right as in the error tables : at an IoU of 0.5. Those in crowds are ignored.
+    A detection is right as in the error tables: at an IoU of 0.5. Those in crowds are ignored.
 
     Args:
         dataset_info: facts about the data.

@@ -51,11 +51,11 @@ class Combined:
         tables: dict[str, Any] = {}
         for evaluator, parts in self._of_each(states):
             if isinstance(evaluator, DetailsEvaluator):
-                found = evaluator.details(parts)
-                if "per_class" in tables and "per_class" in found:
-                    pairs = zip(tables["per_class"], found["per_class"], strict=True)
+                own = evaluator.details(parts)
+                if "per_class" in tables and "per_class" in own:
+                    pairs = zip(tables["per_class"], own["per_class"], strict=True)
                     tables["per_class"] = [first | second for first, second in pairs]
-                tables = found | tables
+                tables = own | tables
         tables.pop("counted", None)  # it describes the detector's confusions, which are not among these tables
         return tables
 

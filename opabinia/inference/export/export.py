@@ -32,7 +32,10 @@ from opabinia.training.trained_model import Weights
 
 Form = Literal["onnx", "openvino", "torch", "huggingface"]
 NAMES: Mapping[Form, str] = {
-    **{"onnx": "model.onnx", "openvino": "openvino", "torch": "model.pt2", "huggingface": "hugging_face"}
+    "onnx": "model.onnx",
+    "openvino": "openvino",
+    "torch": "model.pt2",
+    "huggingface": "hugging_face",
 }
 
 COMPARED = 8

@@ -17,6 +17,9 @@ from opabinia.models.weights.download import can_connect
 _ERRORS = cast("tuple[type[Exception], ...]", (OSError, ValueError, *HfHubHTTPError.__bases__))
 """Errors of the hub's client; its HTTP library depends on its version."""
 
+_LOCAL_PATH = r"(?:[:,-] |\[)['\"]?((?:[/~]|[A-Za-z]:\\)[^\s'\",\]}]+)"
+"""An absolute path as a value or an item of a list in YAML."""
+
 
 class Destination(NamedTuple):
     """A repository of models on the hub.
@@ -70,14 +73,14 @@ def find_destination(name: str, *, public: bool) -> Destination:
 
 
 def describe_upload(folder: Path, destination: Destination) -> list[str]:
-    """Return lines that say what is uploaded where, who can read it, and which paths ``config.yaml`` gives away."""
+    """Return lines with the destination, visibility and files of an upload, and the local paths in ``config.yaml``."""
     state = "replaces its files of these names" if destination.exists else "a new repository"
     readers = "private: only its owner can read it" if destination.private else "PUBLIC: everybody can read it"
     lines = [f"upload to {destination.url} as {destination.account}, {state}; {readers}"]
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     lines += [f"  {path.relative_to(folder)} ({path.stat().st_size / 1e6:.3f} MB)" for path in files]
     text = (folder / "config.yaml").read_text(encoding="utf-8")
-    if paths := sorted(set(re.findall(r"(?:: |- )['\"]?([/~][^\s'\"]+)", text))):
+    if paths := sorted(set(re.findall(_LOCAL_PATH, text))):
         lines.append(f"config.yaml names paths of this machine: {', '.join(paths)}")
     return lines
 

@@ -67,7 +67,9 @@ class MaskCriterion:
         moved to the CPU at once. The objects of a pair are counted over the batch, image by image."""
         from scipy.optimize import linear_sum_assignment
 
-        costs = [self._cost(layer, image, row) for layer in layers for image, row in enumerate(segments)]
+        # Sums over thousands of points overflow in FP16, and BF16 rounds them.
+        with torch.autocast(layers[0].masks.device.type, enabled=False):
+            costs = [self._cost(layer, image, row) for layer in layers for image, row in enumerate(segments)]
         flat = torch.cat([cost.flatten() for cost in costs]).cpu()
         matrices = iter(torch.split(flat, [cost.numel() for cost in costs]))
         shapes = iter([cost.shape for cost in costs])
@@ -75,11 +77,11 @@ class MaskCriterion:
         for _ in layers:
             rows, first = [], 0
             for image, row in enumerate(segments):
-                queries, found = linear_sum_assignment(next(matrices).view(next(shapes)).numpy())
+                queries, objects = linear_sum_assignment(next(matrices).view(next(shapes)).numpy())
                 columns = [
                     torch.full((len(queries),), image),
                     torch.from_numpy(queries),
-                    torch.from_numpy(found + first),
+                    torch.from_numpy(objects + first),
                 ]
                 rows.append(torch.stack([column.long() for column in columns]))
                 first += len(row.labels)

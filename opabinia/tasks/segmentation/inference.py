@@ -67,10 +67,12 @@ def slide(logits: PixelLogits, images: Tensor, sizes: Sizes, window: SlidingWind
         for start in range(0, len(corners), window.batch_size):
             batch = corners[start : start + window.batch_size]
             crops = torch.stack([padded[:, top : top + height, left : left + width] for top, left in batch])
-            found = logits(F.pad(crops, (0, -width % multiple, 0, -height % multiple)), [(height, width)] * len(batch))
+            outputs = logits(
+                F.pad(crops, (0, -width % multiple, 0, -height % multiple)), [(height, width)] * len(batch)
+            )
             if total is None:
-                total = found.new_zeros(found.shape[1], *images.shape[-2:])
-            for (top, left), values in zip(batch, found, strict=True):
+                total = count.new_zeros(outputs.shape[1], *images.shape[-2:])
+            for (top, left), values in zip(batch, outputs, strict=True):
                 total[:, top : top + height, left : left + width] += values[:, :height, :width]
                 count[top : top + height, left : left + width] += 1
         assert total is not None
@@ -99,10 +101,10 @@ def average_views(
         view = F.interpolate(images, size=new, mode="bilinear", antialias=True) if scale != 1 else images
         view = F.pad(view, (0, -new[1] % multiple, 0, -new[0] % multiple))
         for flipped in (False, True) if augmentation.flip else (False,):
-            found = logits(mirror(view, inner) if flipped else view, inner)
-            found = (mirror(found, inner) if flipped else found)[..., : new[0], : new[1]]
-            found = F.interpolate(found.float(), size=(height, width), mode="bilinear").softmax(1)
-            total, views = found if total is None else total + found, views + 1
+            outputs = logits(mirror(view, inner) if flipped else view, inner)
+            outputs = (mirror(outputs, inner) if flipped else outputs)[..., : new[0], : new[1]]
+            scores = F.interpolate(outputs.float(), size=(height, width), mode="bilinear").softmax(1)
+            total, views = scores if total is None else total + scores, views + 1
     assert total is not None
     return (total / views).clamp(min=torch.finfo(total.dtype).tiny).log()
 

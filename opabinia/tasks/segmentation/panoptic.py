@@ -168,7 +168,7 @@ class Panoptic(DensePrediction):
         losses = self.detector.losses(maps, shape, batch["image_sizes"], targets)
         classes = self.to_decoder[batch["mask"].long()]
         losses["loss_semantic"] = self.decoder_weight * pixel_cross_entropy(
-            resize_like(self.decoder(maps), classes), classes
+            resize_like(self.decoder(maps).float(), classes), classes
         )
         return losses
 
@@ -203,11 +203,12 @@ class Panoptic(DensePrediction):
         assert self.detector is not None
         images, sizes, originals = batch["image"], batch["image_sizes"], batch["original_size"]
         shape = (images.shape[-2], images.shape[-1])
-        found = self.detector.describe(maps, shape, sizes, self.detector.detect(maps, shape, sizes))
-        found = [
-            row._replace(labels=self.things[row.labels]) for row in map(scale_to_original, found, sizes, originals)
+        detections = self.detector.describe(maps, shape, sizes, self.detector.detect(maps, shape, sizes))
+        detections = [
+            row._replace(labels=self.things[row.labels]) for row in map(scale_to_original, detections, sizes, originals)
         ]
-        classes = self.to_class[original_maps(resize_like(self.decoder(maps), images), sizes, originals).long()]
+        logits = resize_like(self.decoder(maps).float(), images)
+        classes = self.to_class[original_maps(logits, sizes, originals).long()]
         segments = [
             combine_instances(
                 row,
@@ -216,22 +217,22 @@ class Panoptic(DensePrediction):
                 max_overlap=self.max_overlap,
                 min_area=self.min_area,
             )
-            for row, labels, original in zip(found, classes, originals, strict=True)
+            for row, labels, original in zip(detections, classes, originals, strict=True)
         ]
-        return stack_detections(found, self.detector.max_detections) | stack_segments(segments)
+        return stack_detections(detections, self.detector.max_detections) | stack_segments(segments)
 
     def _classified(self, maps: Sequence[Tensor], batch: Batch) -> dict[str, Tensor]:
         """Return the predictions of a mask classifier."""
         logits, masks = (values.float() for values in self.decoder.query_masks(maps)[0])
-        masks = resize_like(masks, batch["image"])
-        segments, found = [], []
+        segments, instances = [], []
         for row, (size, original) in enumerate(zip(batch["image_sizes"], batch["original_size"], strict=True)):
-            pixels = masks[row : row + 1, :, : size[0], : size[1]]
+            # Image by image: the masks of all queries of a batch in its full resolution would take too much memory.
+            pixels = resize_like(masks[row : row + 1], batch["image"])[..., : size[0], : size[1]]
             pixels = F.interpolate(pixels, size=tuple(original), mode="bilinear", align_corners=False)[0]
             things, min_visible = self.dataset_info.thing_labels, 1 - self.max_overlap
             segments.append(merge_masks(logits[row], pixels, things, min_score=self.min_score, min_visible=min_visible))
-            found.append(top_instances(logits[row], pixels, things))
-        return stack_detections(found, MAX_INSTANCES) | stack_segments(segments)
+            instances.append(top_instances(logits[row], pixels, things))
+        return stack_detections(instances, MAX_INSTANCES) | stack_segments(segments)
 
     def readable(self, prediction: Mapping[str, Tensor]) -> dict[str, Any]:
         """Return ``segments``: each with its number ``id`` in the map, ``class``, ``score``, ``area`` in pixels, and

@@ -127,10 +127,10 @@ class Segmentation(DensePrediction):
         maps = self.feature_maps(batch["image"], batch["image_sizes"])
         if self.decoder.own_losses:
             return self.decoder.losses(maps, semantic_segments(targets, IGNORE_LABEL))
-        logits = resize_like(self.decoder(maps), targets)
+        logits = resize_like(self.decoder(maps).float(), targets)  # BF16 would round neighboring pixels alike
         values = self._losses(logits, targets)
         if self.auxiliary is not None:
-            auxiliary = self._losses(resize_like(self.auxiliary(maps), targets), targets)
+            auxiliary = self._losses(resize_like(self.auxiliary(maps).float(), targets), targets)
             values["loss_auxiliary"] = self.auxiliary_weight * torch.stack(list(auxiliary.values())).sum()
         labeled = targets != IGNORE_LABEL
         correct = (logits.detach().argmax(1) == targets) & labeled
@@ -141,8 +141,8 @@ class Segmentation(DensePrediction):
         return {f"loss_{name}": loss(logits, targets) for name, loss in zip(names, self.losses, strict=True)}
 
     def _plain_logits(self, images: Tensor, sizes: Sizes) -> Tensor:
-        """Return the logits of the pixels of a padded batch from one forward pass (B x K x H x W)."""
-        return resize_like(self.decoder(self.feature_maps(images, sizes)), images)
+        """Return the logits of the pixels of a padded batch from one forward pass (float32, B x K x H x W)."""
+        return resize_like(self.decoder(self.feature_maps(images, sizes)).float(), images)
 
     def _window_logits(self, images: Tensor, sizes: Sizes) -> Tensor:
         """Return them from windows, if there are any."""
