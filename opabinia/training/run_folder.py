@@ -86,12 +86,17 @@ def downloaded_run(name: str) -> Path:
     folder to be read only.
 
     Raises:
-        ConfigError: it cannot be downloaded, or the repository holds no such model.
+        ConfigError: it cannot be downloaded, the repository holds no such model, or its config imports plug-ins: a
+            download must not choose the code that runs.
     """
     try:
-        return hub_folder(name.removeprefix(HUB))
+        folder = hub_folder(name.removeprefix(HUB))
     except ValueError as error:
         raise ConfigError(Problem("command line", "", str(error))) from error
+    if plugins := compose(folder / "config.yaml").plugins:
+        message = f"{name} imports modules of this machine; if you know them, load a copy of {folder}"
+        raise ConfigError(Problem("config.yaml", "plugins", message, found=", ".join(plugins)))
+    return folder
 
 
 def copy_downloaded_run(name: str, out: Path = Path("runs")) -> Path:

@@ -16,6 +16,7 @@ from huggingface_hub import constants
 from PIL import Image
 
 import opabinia as library
+from opabinia.config import ConfigError
 from opabinia.inference.export.hub_upload import find_destination, upload
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -137,6 +138,12 @@ def test_a_model_is_uploaded_and_loaded(
         assert torch.equal(predictor.task.predict({"image": images})["logits"], expected)
     folder = Path(f"runs/ann/digits-{COMMIT[:7]}")
     hub.files = None  # everything is in the cache
+    config = next((tmp_path / "cache").rglob("snapshots/*/config.yaml"))
+    text = config.read_text(encoding="utf-8")
+    config.write_text(f"plugins: [antigravity]\n{text}", encoding="utf-8")
+    with pytest.raises(ConfigError, match="plugins: hf:ann/digits imports modules of this machine"):
+        library.load("hf:ann/digits")
+    config.write_text(text, encoding="utf-8")
     three = tmp_path / "three.png"
     Image.new("L", (8, 8)).save(three)
     assert opabinia("predict", "hf:ann/digits", three).status == 0

@@ -231,7 +231,8 @@ class PanopticImages:
         wrong = np.argwhere(table[places, 0] != ids)
         if len(wrong):
             row, column = wrong[0].tolist()
-            place = f"at row {row}, column {column} (and {len(wrong) - 1} more pixels)"
+            more = f" (and {len(wrong) - 1} more pixels)" if len(wrong) > 1 else ""
+            place = f"at row {row}, column {column}{more}"
             raise MapError(f"{name}: {self.file} has no segment {ids[row, column]}, the color {place}")
         listed = table[:, 1] < IGNORE_LABEL
         numbers = np.where(listed, np.cumsum(listed), 0).astype(np.int32)

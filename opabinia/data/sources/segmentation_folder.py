@@ -65,7 +65,8 @@ class PixelLabels:
         wrong = np.argwhere(labels < 0)
         if len(wrong):
             row, column = wrong[0].tolist()
-            value, place = values[row, column].tolist(), f"row {row}, column {column}, and {len(wrong) - 1} more pixels"
+            more = f", and {len(wrong) - 1} more pixels" if len(wrong) > 1 else ""
+            value, place = values[row, column].tolist(), f"row {row}, column {column}{more}"
             raise MapError(f"{name}: no class has the value {value} ({place}); unlisted: ignore ignores such pixels")
         result: NDArray[np.uint8] = labels.astype(np.uint8)
         return result

@@ -16,6 +16,8 @@ from opabinia.training.run_folder import validation_sets
 _PIPELINES = {
     "classification": "image-classification",
     "detection": "object-detection",
+    "panoptic": "image-segmentation",
+    "segmentation": "image-segmentation",
     "video": "video-classification",
 }
 """The hub's pipeline tags by task; other tasks give features."""

@@ -61,8 +61,8 @@ class SemanticFpn(SegmentationDecoder):
 
     def forward(self, maps: Sequence[Tensor]) -> Tensor:
         pyramid = self.neck(maps) if self.neck else maps
-        enlarged = [scale(level) for scale, level in zip(self.scales, pyramid, strict=False)]
-        logits: Tensor = self.classifier(torch.stack(enlarged).sum(0))
+        first, *others = (scale(level) for scale, level in zip(self.scales, pyramid, strict=False))
+        logits: Tensor = self.classifier(sum(others, first))
         return logits
 
 

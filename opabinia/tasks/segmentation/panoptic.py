@@ -31,6 +31,7 @@ from opabinia.contracts import (
     ExportModule,
     Fraction,
     MaskTargets,
+    NextCommand,
     NonNegative,
     Predictions,
     Sample,
@@ -336,6 +337,13 @@ class Panoptic(DensePrediction):
     def export_module(self) -> ExportModule:
         """Return segmentation of images of one size, which cannot become a graph; see :class:`PanopticExport`."""
         return PanopticExport(self)
+
+    @classmethod
+    def next_commands(cls, run: Path) -> list[NextCommand]:
+        """Return the commands worth trying; a panoptic model is exported for Hugging Face, not as a graph."""
+        words = ["opabinia", "export", str(run), "--format", "huggingface"]
+        export = NextCommand(words, "write the model for Hugging Face")
+        return [export if command.words[1] == "export" else command for command in super().next_commands(run)]
 
 
 class PanopticExport(ExportModule):

@@ -112,6 +112,11 @@ def test_wrong_values_name_the_pixel(tmp_path: Path) -> None:
     write_pair(tmp_path)
     with pytest.raises(ValueError, match=r"labels/a.png: no class has the value 2 \(row 0, column 2, and 1 more"):
         segmentation_folder(root=tmp_path, classes=["a", "b"])[0]
+    one_pixel = np.zeros((2, 3), dtype=np.uint8)
+    one_pixel[1, 2] = 9
+    save(tmp_path / "labels/a.png", one_pixel)
+    with pytest.raises(ValueError, match=r"no class has the value 9 \(row 1, column 2\); unlisted"):
+        segmentation_folder(root=tmp_path, classes=["a", "b"])[0]
     save(tmp_path / "labels/a.png", np.full((2, 3, 3), 4, dtype=np.uint8))
     with pytest.raises(ValueError, match=r"no class has the value \[4, 4, 4\] \(row 0, column 0"):
         segmentation_folder(root=tmp_path, classes=["a"], colors=[(1, 2, 3)])[0]

@@ -88,6 +88,7 @@ async function predict(file) {
 function show({ output, stage }, prediction) {
   const parts = [];
   if (prediction.top) parts.push(bars(prediction.top));
+  if (prediction.classes) parts.push(bars(prediction.classes.map((row) => ({ class: row.class, probability: row.share }))));
   if (prediction.detections) parts.push(detectionList(prediction.detections, stage));
   if (prediction.nearest) parts.push(neighbors(prediction.nearest));
   if (prediction.embedding) parts.push(element("p", { className: "soft", textContent: `an embedding of ${prediction.embedding.length} numbers` }));
