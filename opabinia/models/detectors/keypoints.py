@@ -164,6 +164,7 @@ def heatmaps_to_keypoints_batch(logits: Tensor, boxes: Tensor, shape: tuple[int,
     """
     sides = (boxes[..., 2:] - boxes[..., :2]).clamp(min=1)
     pixels = sides.ceil()
+    logits = logits.detach()  # a scan of tensors that require gradients cannot be traced
     length, (height, width) = logits.shape[-1], shape
 
     def highest(carry: Tensor, row: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
