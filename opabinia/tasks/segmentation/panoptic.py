@@ -45,11 +45,10 @@ from opabinia.evaluation.segmentation.semantic import Semantic
 from opabinia.models.decoders.layers import resize_like
 from opabinia.models.losses.segmentation import pixel_cross_entropy
 from opabinia.models.panoptic import MAX_INSTANCES, combine_instances, merge_masks, stack_segments, top_instances
-from opabinia.runtime.files import disk_errors
 from opabinia.tasks.dataset_checks import check_channels, check_classes
 from opabinia.tasks.dense_base import DensePrediction
 from opabinia.tasks.detections_base import scale_to_original, stack_detections, targets_from
-from opabinia.tasks.segmentation.inference import crop_map, original_maps
+from opabinia.tasks.segmentation.inference import crop_map, original_maps, save_map
 
 
 @register.task(name="panoptic")
@@ -318,11 +317,7 @@ class Panoptic(DensePrediction):
         """
         drawn = super().save_drawing(folder, name, sample, prediction, options)
         numbers = crop_map(prediction["segments"], prediction["image_size"].tolist()).numpy()
-        path = folder / "maps" / f"{name}.png"
-        with disk_errors(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            channels = [numbers >> shift & 255 for shift in (0, 8, 16)]
-            Image.fromarray(np.stack(channels, -1).astype(np.uint8)).save(path)
+        save_map(folder, name, np.stack([numbers >> shift & 255 for shift in (0, 8, 16)], -1).astype(np.uint8))
         assert drawn is not None
         return drawn
 

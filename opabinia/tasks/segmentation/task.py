@@ -35,10 +35,9 @@ from opabinia.evaluation.segmentation.semantic import Semantic
 from opabinia.models.decoders.layers import resize_like
 from opabinia.models.decoders.mask_classification import semantic_segments
 from opabinia.models.losses.segmentation import pixel_cross_entropy
-from opabinia.runtime.files import disk_errors
 from opabinia.tasks.dataset_checks import check_channels, check_classes
 from opabinia.tasks.dense_base import DensePrediction, PaddedExport, TestTimeAugmentation
-from opabinia.tasks.segmentation.inference import SlidingWindow, average_views, crop_map, original_maps, slide
+from opabinia.tasks.segmentation.inference import SlidingWindow, average_views, crop_map, original_maps, save_map, slide
 
 
 @register.task(name="segmentation")
@@ -253,10 +252,7 @@ class Segmentation(DensePrediction):
         """
         drawn = super().save_drawing(folder, name, sample, prediction, options)
         labels = crop_map(prediction["segmentation"], prediction["image_size"].tolist())
-        path = folder / "maps" / f"{name}.png"
-        with disk_errors(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(labels.numpy()).save(path)
+        save_map(folder, name, labels.numpy())
         assert drawn is not None
         return drawn
 
