@@ -12,6 +12,7 @@ import typer
 
 from opabinia.cli.errors import leave, option_error, report_errors
 from opabinia.cli.options import Overrides, Recipe
+from opabinia.runtime.text import plural
 
 if TYPE_CHECKING:
     from opabinia.contracts import Source
@@ -96,7 +97,7 @@ def pack(
         with logging_to(None):
             done = write(sources[section], out, size=size, quality=quality, workers=threads, skip=skip)
         skipped = f", {done.skipped} skipped" if done.skipped else ""
-        print(f"{done.videos} videos, {done.frames} frames, {done.bytes / 1e6:.1f} MB{skipped}")
+        print(f"{plural(done.videos, 'video')}, {plural(done.frames, 'frame')}, {done.bytes / 1e6:.1f} MB{skipped}")
         print(f"source: {{name: packed_videos, root: {out}}}")
 
 

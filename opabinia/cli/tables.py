@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from opabinia.runtime.slurm import launched_rank
+from opabinia.runtime.text import plural
 
 if TYPE_CHECKING:
     from opabinia.training.schedule_preview import SchedulePreview
@@ -135,7 +136,7 @@ def print_schedule(table: SchedulePreview, *, norms: bool) -> None:
     if table.plan == table.baseline:
         return print_table(shown)
     plan, baseline = (
-        f"{each.total_steps} steps, {each.samples_before(each.total_steps)} samples"
+        f"{plural(each.total_steps, 'step')}, {plural(each.samples_before(each.total_steps), 'sample')}"
         for each in (table.plan, table.baseline)
     )
     print_table(shown, f"{plan}; the baseline of {table.baseline.length}: {baseline}; {table.savings}")

@@ -9,6 +9,7 @@ they become plain partials and keep their tracebacks. So do commands.
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,11 +21,9 @@ from typing import Any
 from opabinia.config.catalog import Catalog
 from opabinia.config.catalog import catalog as all_parts
 from opabinia.config.check import DEFAULT
-from opabinia.config.compose import PACKAGED
 from opabinia.config.errors import ConfigError, Problem, show
 from opabinia.config.references import dotted
 from opabinia.config.registry import Entry
-from opabinia.config.tree import shown_path
 from opabinia.config.types import Spec, describe
 from opabinia.config.validate import blame, place_parts
 
@@ -56,7 +55,7 @@ class Factory:
         Raises:
             ConfigError: its constructor rejects the arguments.
         """
-        with errors_at(self.path, self.where, self.origins):
+        with errors_at(self.path, self.where, self.origins, self.keywords):
             return self.target(*runtime, **self.keywords)
 
     def __repr__(self) -> str:
@@ -124,7 +123,7 @@ class _Builder:
         if entry.runtime:
             return Factory(target, arguments, entry.name, *place)
         try:
-            with errors_at(*place):
+            with errors_at(*place, arguments):
                 return target(**arguments)
         except ConfigError as error:
             self.problems += error.problems
@@ -166,23 +165,26 @@ class _Builder:
             yield Problem(self._where(path), dotted((*path, name)), message, found)
 
     def _where(self, path: tuple[Any, ...]) -> str:
-        """The first place where a value of the part at ``path`` is written."""
+        """The place of the value or the part's name at ``path``; for a section, of the first value written in it."""
         name = dotted(path)
-        places = (place for key, place in self.origins.items() if key == name or key.startswith(f"{name}."))
-        written = [place for place in places if place != DEFAULT]
-        # An override is the likelier mistake, and then the user's own file.
-        packaged = shown_path(PACKAGED)
-        return min(written, key=lambda place: ("command line" not in place, place.startswith(packaged)), default="")
+        for key in (name, f"{name}.name"):
+            if (place := self.origins.get(key, DEFAULT)) != DEFAULT:
+                return place
+        written = [at for key, at in self.origins.items() if key.startswith(f"{name}.") and at != DEFAULT]
+        return min(written, key=lambda at: at.startswith("command line"), default="")
 
 
 @contextmanager
-def errors_at(path: str, where: str = "", origins: Mapping[str, str] | None = None) -> Iterator[None]:
+def errors_at(
+    path: str, where: str = "", origins: Mapping[str, str] | None = None, arguments: Mapping[str, Any] | None = None
+) -> Iterator[None]:
     """Turn a constructor's ValueError or TypeError, and a missing file, into a ConfigError.
 
     Args:
         path: the place of the part in the config.
         where: the file and line, or the override, of the part.
         origins: those of its arguments: the error of an argument begins with its name and a colon.
+        arguments: of the part. An error that begins with the name of one, or quotes its text or path, has its origin.
     """
     try:
         yield
@@ -193,5 +195,17 @@ def errors_at(path: str, where: str = "", origins: Mapping[str, str] | None = No
             message = f"{type(error).__name__}: {error} ({Path(frame.filename).name}:{frame.lineno})"
         argument, colon, rest = message.partition(": ")
         if colon and origins and argument in origins:
-            path, where, message = f"{path}.{argument}", origins[argument], rest
+            path, where, message = f"{path}.{argument}", origins[argument] or where, rest
+        else:
+            named = (name for name, value in (arguments or {}).items() if _names(message, name, value))
+            where = next(filter(None, map((origins or {}).get, named)), where)
         raise ConfigError(Problem(where, path, message)) from error
+
+
+def _names(message: str, name: str, value: Any) -> bool:
+    """Whether an error begins with the name of an argument, or quotes its text or path."""
+    quoted = re.escape(repr(value) if isinstance(value, str) else str(value))
+    return bool(
+        re.match(rf"{name}\b", message)
+        or (isinstance(value, str | Path) and re.search(rf"(?<![\w/]){quoted}(?![\w])", message))
+    )

@@ -12,6 +12,7 @@ from typing import Any
 from opabinia.config.catalog import Catalog
 from opabinia.config.errors import Problem, listing, nearest, show
 from opabinia.config.merge import Merger, without_delete
+from opabinia.config.multitask import move_datasets
 from opabinia.config.references import nearest_path, resolve, targets
 from opabinia.config.text import dump
 from opabinia.config.tree import BROKEN, MAX_DEPTH, Node, read_file, read_text, shown_path
@@ -180,7 +181,7 @@ class _Layers:
         for keys, value in self.overrides:
             root = merger.put(root, keys, value, merger.top, (), problems)
         root = without_delete(merger.modernize(root, merger.top))
-        root = self._resolve_references(root, merger, problems)
+        root = move_datasets(self._resolve_references(root, merger, problems), problems)
         plugins = _plugins(root, problems)
         return Tree(name, root, tuple(problems), plugins, self.complete, merger.warnings, self)
 

@@ -152,6 +152,7 @@ class Register:
     loss: Family
     segmentation_loss: Family
     metric_loss: Family
+    balance: Family
     optimizer: Family
     schedule: Family
     shapes: Family

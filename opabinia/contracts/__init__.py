@@ -8,6 +8,7 @@ in this order: ``data``, ``sources``, ``plans``, ``clock``, ``evaluation``, ``tr
 Shapes in this package: B samples of a batch, C channels, H height, W width, K classes, D features.
 """
 
+from opabinia.contracts.balance import LossBalance as LossBalance
 from opabinia.contracts.clock import Clock as Clock
 from opabinia.contracts.clock import Schedule as Schedule
 from opabinia.contracts.clock import Schedules as Schedules
@@ -46,9 +47,11 @@ from opabinia.contracts.models import Head as Head
 from opabinia.contracts.models import Level as Level
 from opabinia.contracts.models import Memory as Memory
 from opabinia.contracts.models import Preprocessing as Preprocessing
+from opabinia.contracts.models import SharedFeatures as SharedFeatures
 from opabinia.contracts.models import Tokens as Tokens
 from opabinia.contracts.models import non_memory_buffers as non_memory_buffers
 from opabinia.contracts.parts import BackbonePart as BackbonePart
+from opabinia.contracts.parts import BalancePart as BalancePart
 from opabinia.contracts.parts import DecoderPart as DecoderPart
 from opabinia.contracts.parts import DetectorPart as DetectorPart
 from opabinia.contracts.parts import EvaluatorPart as EvaluatorPart
@@ -120,3 +123,4 @@ from opabinia.contracts.training import Step as Step
 from opabinia.contracts.training import StepOptions as StepOptions
 from opabinia.contracts.training import Stop as Stop
 from opabinia.contracts.training import Task as Task
+from opabinia.contracts.training import total_loss as total_loss

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -51,7 +51,13 @@ source). With multi-view transforms ``views`` (tuple of V, B x C x h x w each) r
 (tuple, bool, B x N each) marks the masked patches of the first views, if drawn. Detection data has lists of B:
 ``boxes``, ``labels`` and so on as in a sample, as plain tensors, ``image_sizes`` ((height, width) of each image within
 the padded batch, at its upper left corner) and ``original_size``. Maps are stacked (B x H x W); where images differ in
-size (``Task.size_multiple``) they are padded like the images, with their ignore value."""
+size (``Task.size_multiple``) they are padded like the images, with their ignore value. Batches to train on have no
+ground truth for evaluators.
+
+A batch of multi-task training has ``streams``, a batch of each stream by name; ``id`` (list of all samples);
+``processed`` (by stream) and ``processed_total``, the number of samples in the shares of all ranks together. A
+micro-batch of it also has ``counts``, the number of samples of each stream that count. A batch that evaluates one task
+of a multi-task run has its name in ``task``."""
 
 Indices = NDArray[np.int64]
 
@@ -75,6 +81,8 @@ class DatasetInfo:
         thing_labels: labels of the classes with countable objects, of panoptic data; empty if unknown.
         colors: color of each class (red, green, blue, 0 to 255) for drawing; empty if the dataset has none.
         oriented: whether the boxes are oriented (rotated): N x 5 in samples, see :data:`Sample`.
+        streams: description of each stream of multi-task training data, by name; ``samples`` is then their sum.
+        task: name of the task of a multi-task run that the dataset evaluates; empty otherwise.
         keypoints: names of an object's keypoints; empty if there are none.
         category_ids: the id of each class in the annotation file; results are written with it.
         frequencies: ``r``, ``c`` or ``f`` (rare, common, frequent) for each class (LVIS); empty if unknown.
@@ -99,6 +107,8 @@ class DatasetInfo:
     label_shares: tuple[float, ...] = ()
     image_counts: tuple[int, ...] = ()
     oriented: bool = False
+    streams: dict[str, DatasetInfo] = field(default_factory=dict)
+    task: str = ""
 
 
 @dataclass(frozen=True, eq=False)

@@ -109,12 +109,12 @@ class Detector(nn.Module):
         raise NotImplementedError
 
     def detect(self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Sizes) -> list[Detections]:
-        """Return the detections of each image after non-maximum suppression, at most ``max_detections``, without masks
-        and keypoints: see :meth:`describe`."""
+        """Return the detections of each image after non-maximum suppression, at most ``max_detections``, without the
+        masks and keypoints that :meth:`describe` adds."""
         raise NotImplementedError
 
     def describe(
         self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Sizes, detections: Sequence[Detections]
     ) -> list[Detections]:
-        """Return the detections with masks and keypoints, if the detector predicts them."""
+        """Return the detections with masks and keypoints, if the detector predicts them from boxes."""
         return list(detections)

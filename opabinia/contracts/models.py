@@ -63,6 +63,20 @@ class Tokens(NamedTuple):
     patches: Tensor
 
 
+class SharedFeatures(NamedTuple):
+    """All features of images from one forward pass.
+
+    Attributes:
+        vectors: pooled (B x D).
+        maps: before the pooling (B x M x h x w).
+        pyramid: feature maps of several strides, from fine to coarse (B x M x h x w each).
+    """
+
+    vectors: Tensor
+    maps: Tensor
+    pyramid: list[Tensor]
+
+
 class Backbone(nn.Module):
     """Maps images (B x C x H x W) to one feature vector each (B x D).
 
@@ -126,6 +140,26 @@ class Backbone(nn.Module):
     def pyramid_features(self, images: Tensor) -> list[Tensor]:
         """Return the feature maps (B x M x h x w each, channels first) of the levels of :meth:`enable_multi_scale`."""
         raise NotImplementedError
+
+    def enable_shared_features(self) -> list[Level]:
+        """Prepare for :meth:`shared_features`, for tasks of a multi-task run that read vectors and maps.
+
+        Returns:
+            the levels of the pyramid, as in :meth:`enable_multi_scale`.
+
+        Raises:
+            ValueError: this backbone gives either vectors or the maps of several strides.
+        """
+        raise ValueError(f"{type(self).__name__} cannot be shared by tasks that read feature maps; use timm")
+
+    def shared_features(self, images: Tensor) -> SharedFeatures:
+        """Return vectors and maps of several strides from one forward pass. Called after
+        :meth:`enable_shared_features`."""
+        raise NotImplementedError
+
+    def drop_vector_layers(self) -> None:
+        """Remove the layers that only the pooled vector needs, after :meth:`enable_shared_features`: no task reads it.
+        By default there are none."""
 
     def split_last_stage(self) -> nn.Module:
         """Return the last stage, from the feature maps of the level before to its own, for detectors that run it on

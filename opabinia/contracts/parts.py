@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from opabinia.config import Part
+from opabinia.contracts.balance import LossBalance
 from opabinia.contracts.clock import Clock, Schedule, Schedules
 from opabinia.contracts.data import DatasetInfo, Mix, Sampler, Transform
 from opabinia.contracts.detectors import Detector, Neck
@@ -51,6 +52,9 @@ SegmentationLossPart = Annotated[Callable[[Tensor, Tensor], Tensor], Part("segme
 
 MetricLossPart = Annotated[Callable[[Tensor, Tensor], Tensor], Part("metric_loss")]
 """A loss of features (B x D) and labels (B) of the batch of all ranks."""
+
+BalancePart = Annotated[Callable[[Sequence[str]], LossBalance], Part("balance")]
+"""Built with the names of the tasks of a multi-task run."""
 
 EvaluatorPart = Annotated[Callable[[DatasetInfo], Evaluator], Part("evaluator")]
 

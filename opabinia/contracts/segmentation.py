@@ -66,11 +66,11 @@ class SegmentationDecoder(nn.Module):
         """
         raise NotImplementedError
 
-    def losses(self, maps: Sequence[Tensor], segments: Sequence[MaskTargets]) -> dict[str, Tensor]:
+    def losses(self, layers: Sequence[tuple[Tensor, Tensor]], segments: Sequence[MaskTargets]) -> dict[str, Tensor]:
         """Return losses (their names contain "loss") and other numbers to log, all 0-d.
 
         Args:
-            maps: of the levels, from fine to coarse.
+            layers: what :meth:`query_masks` returns.
             segments: of each image: in semantic segmentation one of each class, otherwise one of each object, too.
         """
         raise NotImplementedError

@@ -312,6 +312,15 @@ class Task(nn.Module):
     drawings_folder: str = "images"
     predicts_embedding_only: bool = False
 
+    def size_multiple_of(self, name: str) -> int | None:
+        """Return the size multiple of the images of a stream or validation set of a multi-task run; by default
+        ``size_multiple``.
+
+        Args:
+            name: of the stream, or of the task that is evaluated; empty in a run of one task.
+        """
+        return self.size_multiple
+
     def forward(self, batch: Batch, clock: Clock) -> dict[str, Tensor] | Tensor | Sequence[Tensor]:
         """Return the losses of a batch.
 
@@ -484,3 +493,26 @@ class Task(nn.Module):
             words = ["opabinia", "extract", str(run)]
             commands.append(NextCommand(words, "write embeddings as NumPy files", "validation"))
         return commands
+
+
+def total_loss(losses: Mapping[str, Tensor] | Tensor | Sequence[Tensor]) -> tuple[Tensor, dict[str, Tensor | float]]:
+    """Return the loss to backpropagate, and all values to log by name (the rule of basecls).
+
+    A tensor is the loss; a list is summed. In a dictionary, ``total_loss`` alone is trained if it is present, else the
+    sum of every key that contains "loss"; the rest is only logged. The trained value is logged as ``loss``, or as
+    ``total_loss`` if one of several terms has that name.
+
+    Raises:
+        ValueError: a dictionary without a loss, or an empty list.
+
+    Example: ``{"loss_a": 2, "aux": 10}`` trains 2; ``{"total_loss": 1, "x_loss": 5}`` trains 1.
+    """
+    if isinstance(losses, Tensor):
+        return losses, {"loss": losses}
+    if type(losses) is not dict and not isinstance(losses, Mapping):
+        losses = {f"loss_{number}": loss for number, loss in enumerate(losses)}
+    terms = [losses["total_loss"]] if "total_loss" in losses else [v for k, v in losses.items() if "loss" in k]
+    if not terms:
+        raise ValueError(f"the task returned no loss: no key of {sorted(losses)} contains 'loss'")
+    total = terms[0] if len(terms) == 1 else torch.stack(terms).sum()
+    return total, {**losses, "total_loss" if "loss" in losses and len(terms) > 1 else "loss": total}

@@ -54,6 +54,7 @@ from opabinia.contracts import (
 )
 from opabinia.data.collate import collate, is_clip_shape, resize_batch
 from opabinia.data.decoding.images import LazyImage, read_encoded
+from opabinia.data.sample_keys import GROUND_TRUTH_KEYS
 from opabinia.data.sampling.batches import evaluation_rows
 from opabinia.data.sampling.permutation import Order
 from opabinia.runtime.log import log
@@ -177,6 +178,8 @@ class BatchReader(Dataset[LoadedBatch | _Failure]):
         size_multiple: images may differ in size (:func:`opabinia.data.collate.collate`).
         reduced: let the first transform decode only the crop that it takes, at the lowest sufficient resolution, if it
             and the source support this.
+        task: in a multi-task run, the name of the task that is evaluated; it is added to each batch.
+        ground_truth: keep what only evaluators read (:data:`opabinia.data.sample_keys.GROUND_TRUTH_KEYS`).
     """
 
     source: Source
@@ -188,10 +191,12 @@ class BatchReader(Dataset[LoadedBatch | _Failure]):
     on_error: Literal["raise", "replace", "skip"] = "raise"
     size_multiple: int | None = None
     reduced: bool = False
+    task: str | None = None
+    ground_truth: bool = True
 
     def __getitem__(self, request: Request) -> LoadedBatch | _Failure:
         start = time.perf_counter()
-        if self._batch_source and not self.mixes and request.row.shape is None:
+        if self._batch_source and not self.mixes and request.row.shape is None and not self.task:
             # Nothing is drawn and nothing computed, so the generators need no care. An error is reproduced below.
             with suppress(Exception):
                 batch = self._batch_source.batch(request.indices)
@@ -236,7 +241,7 @@ class BatchReader(Dataset[LoadedBatch | _Failure]):
             for mix in self.mixes:
                 with _errors_in(f"step {row.step}", mix):
                     batch = mix(batch, self.dataset_info)
-        return batch
+        return {**batch, "task": self.task} if self.task else batch
 
     def _collate(self, request: Request) -> tuple[Batch | None, list[str]]:
         row = request.row
@@ -248,7 +253,8 @@ class BatchReader(Dataset[LoadedBatch | _Failure]):
         for position, index in zip(request.positions.tolist(), request.indices.tolist(), strict=True):
             sample = self._sample(row, position, index, skipped)
             if sample is not None:
-                samples.append(sample)
+                dropped = () if self.ground_truth else GROUND_TRUTH_KEYS
+                samples.append({name: value for name, value in sample.items() if name not in dropped})
         if not samples:
             return None, skipped
         with _errors_in(f"step {row.step}", collate):

@@ -21,6 +21,9 @@ from opabinia.contracts import Sample
 OBJECT_KEYS = ["boxes", "labels", "masks", "keypoints", "visibility"]
 """Keys with one row per object of the image."""
 
+GROUND_TRUTH_KEYS = {"ground_truth", "ground_truth_map"}
+"""Keys that evaluators read. Training batches do not have them."""
+
 _IGNORE_VALUES = {"mask": 255}
 
 

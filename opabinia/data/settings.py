@@ -46,6 +46,7 @@ class ValidationStream(Stream):
         source: of the samples.
         transforms: applied to each sample, in order.
         prefix: of the metrics: ``val`` gives ``val/top1``.
+        task: in a multi-task run, the name of the task that is evaluated.
         every: period of its evaluation; null takes ``evaluate.every``.
 
     Raises:
@@ -53,6 +54,7 @@ class ValidationStream(Stream):
     """
 
     prefix: Annotated[str, MinLen(1)] = "val"
+    task: str | None = None
     every: Duration | None = None
 
     def __post_init__(self) -> None:

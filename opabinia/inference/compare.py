@@ -20,6 +20,7 @@ from opabinia.runtime.files import disk_errors
 from opabinia.runtime.json_files import read_json
 from opabinia.runtime.log import logging_to
 from opabinia.runtime.progress import progress_bar
+from opabinia.runtime.text import plural
 from opabinia.training.run_folder import resolve
 from opabinia.training.trained_model import Weights
 from opabinia.visualization.drawing import FRAME_COLORS, side_by_side
@@ -85,7 +86,7 @@ def compare(
             image.save(folder / f"{number:05d}-{Path(name).stem}.png")
             caption = f"{verdict}: {comparison.caption}" if verdict else comparison.caption
             print(f"{name}  {caption}")
-    print(f"{len(indices) - len(errors)} images are in {folder}")
+    print(f"{plural(len(indices) - len(errors), 'image')} in {folder}")
     raise_skipped(errors, len(indices))
 
 

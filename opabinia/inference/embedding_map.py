@@ -29,6 +29,7 @@ from opabinia.runtime.files import disk_errors
 from opabinia.runtime.json_files import InvalidFile, read_json
 from opabinia.runtime.log import log, logging_to
 from opabinia.runtime.progress import progress_bar
+from opabinia.runtime.text import plural
 from opabinia.training.run_folder import holds_run, resolve
 from opabinia.training.trained_model import Weights
 from opabinia.visualization.drawing import MAX_MARKED_CLASSES, contact_sheet, scatter_plot, stack_vertically, to_pil
@@ -124,7 +125,7 @@ def draw_map(
     with disk_errors(out):
         out.parent.mkdir(parents=True, exist_ok=True)
         image.save(out)
-    Console(highlight=False).print(f"a map of {len(embeddings.numbers)} samples is in {out}", soft_wrap=True)
+    Console(highlight=False).print(f"a map of {plural(len(embeddings.numbers), 'sample')} is in {out}", soft_wrap=True)
     return out
 
 
@@ -144,7 +145,7 @@ def read_embeddings(folder: Path, column: str, max_samples: int) -> EmbeddingSet
         raise ConfigError(Problem("command line", "--column", f"there is no {path}; arrays there: {arrays}"))
     rows = load_array(path)
     if len(rows) < 3:
-        raise DataError(f"{path} has {len(rows)} samples; a map needs three or more")
+        raise DataError(f"{path} has {plural(len(rows), 'sample')}; a map needs three or more")
     count = min(max_samples, len(rows))
     numbers = np.arange(count) * len(rows) // count
     features = torch.from_numpy(rows[numbers].reshape(len(numbers), -1).astype(np.float32))

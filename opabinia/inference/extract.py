@@ -46,6 +46,7 @@ from opabinia.runtime.log import log, logging_to
 from opabinia.runtime.process_group import process_group
 from opabinia.runtime.processes import from_rank_zero, gather, is_rank_zero, rank, world_size
 from opabinia.runtime.progress import progress_bar
+from opabinia.runtime.text import plural
 from opabinia.training.run_folder import build_parts, chosen_checkpoint, process_group_options, resolve
 from opabinia.training.samples import fingerprint
 from opabinia.training.trained_model import Weights
@@ -416,5 +417,5 @@ def merge(job: ExtractJob, run: Path, form: Format) -> None:
         flush_to_disk(job.out.parent)
         shutil.rmtree(job.shards)
     if skipped:
-        log.warning("%d samples could not be read and are skipped", skipped)
-    log.info("%d samples of %s are in %s", count, job.about["split"], job.out)
+        log.warning("%s could not be read: skipped", plural(skipped, "sample"))
+    log.info("%s of %s in %s", plural(count, "sample"), job.about["split"], job.out)

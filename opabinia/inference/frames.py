@@ -20,6 +20,7 @@ from opabinia.runtime.addresses import is_live, public_name
 from opabinia.runtime.files import disk_errors
 from opabinia.runtime.progress import progress_bar
 from opabinia.runtime.signals import Stopped, StopSignal, stop_signals
+from opabinia.runtime.text import plural
 from opabinia.visualization.drawing import to_pil
 from opabinia.visualization.video_strips import draw_label, write_video
 
@@ -76,7 +77,7 @@ def predict_frames(
                         count += 1
                         if stop.reason is not None:
                             break
-    print(f"{count} frames; predictions.jsonl and videos are in {out}")
+    print(f"{plural(count, 'frame')}; predictions.jsonl and videos are in {out}")
     raise_skipped(errors, len(names))
     if stop.reason is not None:
         raise Stopped(stop.reason, stop.exit_status)

@@ -20,6 +20,7 @@ from opabinia.inference.predictor import Predictor
 from opabinia.runtime.files import disk_errors
 from opabinia.runtime.log import logging_to
 from opabinia.runtime.progress import progress_bar
+from opabinia.runtime.text import plural
 from opabinia.training.trained_model import Weights
 from opabinia.visualization.drawing import contact_sheet, overlay_heatmap, to_pil
 from opabinia.visualization.video_strips import representative_image
@@ -178,7 +179,7 @@ def retrieve(
                 print(f"{path}  nearest: {first}")
                 lines.append({"path": str(path), "nearest": [match.to_json() for match in matches]})
     write_lines(out, lines)
-    print(f"{len(lines)} images; predictions.jsonl and sheets are in {out}")
+    print(f"{plural(len(lines), 'image')}; predictions.jsonl and sheets are in {out}")
     raise_skipped(errors, len(queries) + len(others))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from opabinia.contracts import Preprocessing
+from opabinia.contracts import Preprocessing, Sizes
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -39,11 +39,34 @@ class Normalize(nn.Module):
         self.register_buffer("mean", torch.tensor(mean).view(1, -1, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(std).view(1, -1, 1, 1), persistent=False)
 
-    def forward(self, images: Tensor) -> Tensor:
-        """B x C x H x W, uint8 or float in 0..1, to float of about zero mean and unit variance."""
+    def forward(self, images: Tensor, sizes: Sizes | Tensor | None = None) -> Tensor:
+        """B x C x H x W, uint8 or float in 0..1, to float of about zero mean and unit variance.
+
+        Args:
+            images: B x C x H x W.
+            sizes: height and width of each image of a padded batch, as numbers or a tensor (int64, B x 2); padding, to
+                the right and at the bottom, becomes 0 as in detectron2. None: there is none.
+        """
+        size = tuple(images.shape[-2:])
+        padded = isinstance(sizes, Tensor) or any(own != size for own in sizes or ())
+        area = image_area(images, sizes) if padded and sizes is not None else None
         if images.dtype == torch.uint8:
             images = images.to(self.mean.dtype) / 255
-        return (images - self.mean) / self.std
+        normalized = (images - self.mean) / self.std
+        return normalized if area is None else normalized * area
+
+
+def image_area(images: Tensor, sizes: Sizes | Tensor) -> Tensor:
+    """Return which pixels of a padded batch (B x C x H x W) belong to images (bool, B x 1 x H x W)."""
+    ends = sizes if isinstance(sizes, Tensor) else torch.tensor(sizes).to(images.device, non_blocking=True)
+    height, width = (torch.arange(side, device=images.device) for side in images.shape[-2:])
+    return ((height < ends[:, :1])[:, :, None] & (width < ends[:, 1:])[:, None, :]).unsqueeze(1)
+
+
+def default_normalization(channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the mean and std of images in 0..1 for backbones without pretrained weights: ImageNet's for color images,
+    0.5 for others."""
+    return (IMAGENET_MEAN, IMAGENET_STD) if channels == 3 else ((0.5,), (0.5,))
 
 
 def build_normalization(
@@ -58,13 +81,10 @@ def build_normalization(
         preprocessing: of the backbone's pretrained weights; None without such.
         channels: channels of the images.
         mean, std: the task's options, for images in 0..1: one number per channel, or one for all. None takes the values
-            that the backbone was pretrained with; without those, ImageNet's for color images and 0.5 for others.
+            that the backbone was pretrained with; without those, :func:`default_normalization`.
     """
-    if preprocessing is not None:
-        default_mean, default_std = preprocessing.mean, preprocessing.std
-    else:
-        default_mean, default_std = (IMAGENET_MEAN, IMAGENET_STD) if channels == 3 else ((0.5,), (0.5,))
-    return Normalize(mean or default_mean, std or default_std, channels)
+    default = (preprocessing.mean, preprocessing.std) if preprocessing else default_normalization(channels)
+    return Normalize(mean or default[0], std or default[1], channels)
 
 
 class BNNeck(nn.BatchNorm1d):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torchvision.ops import masks_to_boxes, roi_align
+from torchvision.ops import roi_align
 
 from opabinia.contracts import IGNORE_LABEL, Detections
 
@@ -154,30 +154,38 @@ def merge_masks(
 def top_instances(
     class_logits: Tensor, mask_logits: Tensor, thing_labels: Sequence[int], count: int = MAX_INSTANCES
 ) -> Detections:
-    """Return the instances of one image from a mask classifier, best first, as Mask2Former's ``instance_inference``.
+    """Return the instances of B images from a mask classifier, best first, as Mask2Former's ``instance_inference``.
 
     The score is the probability of the class times the mean probability of the pixels of the mask. Only the ``count``
-    best pairs of query and class are considered, of all classes; instances without pixels are dropped. Masks are the
-    pixels averaged over 112 x 112 cells of the box.
+    best pairs of query and class are considered, of all classes; instances without pixels are dropped: they have label
+    -1 and are the last ones. Masks are the pixels averaged over 112 x 112 cells of the box.
 
     Args:
-        class_logits, mask_logits, thing_labels: see :func:`merge_masks`.
+        class_logits: B x Q x (K + 1), the last class is no object.
+        mask_logits: of the pixels (B x Q x H x W); negative outside of the images.
+        thing_labels: labels of the classes with countable objects.
         count: see above.
     """
-    probabilities = class_logits.softmax(-1)[:, :-1]
-    scores, cells = probabilities.flatten().topk(min(count, probabilities.numel()))
-    labels, queries = cells % probabilities.shape[1], cells // probabilities.shape[1]
-    masks = mask_logits > 0
-    sure = (mask_logits.sigmoid() * masks).sum((1, 2)) / (masks.sum((1, 2)) + 1e-6)
-    countable = torch.isin(labels, torch.tensor(thing_labels, device=labels.device))
-    kept = countable & masks.any(2).any(1)[queries]
-    scores, labels, queries = (scores * sure[queries])[kept], labels[kept], queries[kept]
-    order = scores.argsort(descending=True, stable=True)
-    masks = masks[queries[order]].float()
-    boxes = masks_to_boxes(masks) + masks.new_tensor([0, 0, 1, 1])
-    regions = torch.cat([torch.arange(len(boxes), device=boxes.device)[:, None], boxes], 1)
-    averages = roi_align(masks[:, None], regions, _MASK_SIZE, aligned=True)[:, 0]
-    return Detections(boxes, scores[order], labels[order], averages)
+    probabilities = class_logits.softmax(-1)[..., :-1]
+    (images, number, classes), (height, width) = probabilities.shape, mask_logits.shape[-2:]
+    scores, cells = probabilities.flatten(1).topk(min(count, number * classes))
+    labels, queries = cells % classes, cells // classes
+    masks = (mask_logits > 0).to(mask_logits.dtype)
+    areas = masks.sum((2, 3))
+    sure = (mask_logits.sigmoid() * masks).sum((2, 3)) / (areas + 1e-6)
+    valid = (labels[..., None] == labels.new_tensor(list(thing_labels))).any(-1) & (areas.gather(1, queries) > 0)
+    scores = scores * sure.gather(1, queries)
+    order = torch.where(valid, scores, -1).argsort(1, descending=True)
+    scores, labels, queries, valid = (values.gather(1, order) for values in (scores, labels, queries, valid))
+    rows, columns = masks.amax(3), masks.amax(2)
+    ends = [width - columns.flip(2).argmax(2), height - rows.flip(2).argmax(2)]
+    corners = torch.stack([columns.argmax(2), rows.argmax(2), *ends], 2).to(scores.dtype)
+    boxes = corners.gather(1, queries[..., None].expand(-1, -1, 4)) * valid[..., None]
+    first = number * torch.arange(images, device=queries.device)[:, None]
+    regions = torch.cat([(first + queries)[..., None].to(boxes.dtype), boxes], 2).flatten(0, 1)
+    averages = roi_align(masks.flatten(0, 1)[:, None], regions, _MASK_SIZE, aligned=True)
+    averages = averages.view(*queries.shape, _MASK_SIZE, _MASK_SIZE) * valid[..., None, None]
+    return Detections(boxes, scores * valid, labels.where(valid, -1), averages)
 
 
 def stack_segments(images: Sequence[Segments]) -> dict[str, Tensor]:

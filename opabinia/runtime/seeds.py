@@ -16,7 +16,7 @@ from hashlib import blake2b
 import numpy as np
 import torch
 
-ORDER, SAMPLE, MIX, MODEL, INIT, REPLACEMENT, FRESH, DRAW, SUBSET, ANOTHER, DEALT, CLUSTER = range(1, 13)
+ORDER, SAMPLE, MIX, MODEL, INIT, REPLACEMENT, FRESH, DRAW, SUBSET, ANOTHER, DEALT, CLUSTER, STREAM = range(1, 14)
 
 
 def hash32(*counters: int) -> int:

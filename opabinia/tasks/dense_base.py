@@ -17,6 +17,7 @@ from opabinia.contracts import BackbonePart, Batch, DatasetInfo, ExportModule, F
 from opabinia.models import norms
 from opabinia.models.backbones.module import build_backbone
 from opabinia.models.layers import build_normalization
+from opabinia.models.layers import image_area as image_area
 
 
 @register.section(name="test_time_augmentation")
@@ -87,10 +88,7 @@ class DensePrediction(Task):
             images: B x C x H x W.
             sizes: height and width of each image in it.
         """
-        normalized = self.normalize(images)
-        if any(size != tuple(images.shape[-2:]) for size in sizes):
-            normalized = normalized * image_area(images, sizes)
-        return self.backbone.pyramid_features(normalized)
+        return self.backbone.pyramid_features(self.normalize(images, sizes))
 
     def features(self, batch: Batch) -> dict[str, Tensor]:
         """Return ``embedding``: the mean over the backbone's coarsest feature maps (B x M), without padding."""
@@ -100,13 +98,6 @@ class DensePrediction(Task):
         areas = [(ceil(height * rows / shape[0]), ceil(width * columns / shape[1])) for height, width in sizes]
         means = [maps[:, :height, :width].mean((1, 2)) for maps, (height, width) in zip(coarsest, areas, strict=True)]
         return {"embedding": torch.stack(means)}
-
-
-def image_area(images: Tensor, sizes: Sizes) -> Tensor:
-    """Return which pixels of a padded batch (B x C x H x W) belong to images (bool, B x 1 x H x W)."""
-    ends = torch.tensor(sizes).to(images.device, non_blocking=True)
-    height, width = (torch.arange(side, device=images.device) for side in images.shape[-2:])
-    return ((height < ends[:, :1])[:, :, None] & (width < ends[:, 1:])[:, None, :]).unsqueeze(1)
 
 
 def mirror(images: Tensor, sizes: Sizes) -> Tensor:
@@ -131,10 +122,7 @@ class PaddedExport(ExportModule):
 
     def feature_maps(self, image: Tensor, image_sizes: Tensor) -> list[Tensor]:
         """Return the backbone's feature maps; padding is 0 after normalization."""
-        height, width = image.shape[-2:]
-        rows = torch.arange(height).view(1, -1, 1) < image_sizes[:, :1, None]
-        columns = torch.arange(width).view(1, 1, -1) < image_sizes[:, 1:, None]
-        return self.backbone.pyramid_features(self.normalize(image) * (rows & columns).unsqueeze(1))
+        return self.backbone.pyramid_features(self.normalize(image, image_sizes))
 
     def inputs(self, samples: Sequence[Sample]) -> dict[str, Tensor]:
         """Return images padded to the largest height and width among them, rounded up as the task needs it."""

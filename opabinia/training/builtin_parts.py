@@ -28,11 +28,23 @@ from opabinia.evaluation.retrieval import retrieval_evaluators
 from opabinia.evaluation.segmentation import panoptic, semantic
 from opabinia.migration import weights
 from opabinia.models import decoders, detectors, heads, necks, pooling
-from opabinia.models.backbones import iresnet, osnet, regnet, resnet, shufflenet, timm, video, vit, windowed_dinov2
-from opabinia.models.losses import binary, cross_entropy, metric, segmentation
+from opabinia.models.backbones import (
+    iresnet,
+    osnet,
+    regnet,
+    resnet,
+    shared,
+    shufflenet,
+    timm,
+    video,
+    vit,
+    windowed_dinov2,
+)
+from opabinia.models.detectors import mask2former
+from opabinia.models.losses import balance, binary, cross_entropy, metric, segmentation
 from opabinia.optim import lars, optimizers
 from opabinia.optim import schedules as schedule_parts
-from opabinia.tasks import attributes, classification, detection, reid, selfsup
+from opabinia.tasks import attributes, classification, detection, multitask, reid, selfsup
 from opabinia.tasks import segmentation as segmentation_task
 from opabinia.tasks import video as video_task
 from opabinia.training import session, trained_model

@@ -13,9 +13,10 @@ from opabinia.contracts import Clock
 from opabinia.engine.hooks.order import check_hooks
 from opabinia.engine.loop.evaluate import requested_layers
 from opabinia.engine.loop.layer_outputs import predict_with_layers
-from opabinia.training.loaders import log_device_transforms, plan_training
+from opabinia.training.loaders import log_device_transforms
 from opabinia.training.model import Models, check_initial_weights, check_model, make_optimizer, make_step
-from opabinia.training.samples import batch_errors, first_samples
+from opabinia.training.planning import plan_training
+from opabinia.training.samples import batch_errors, first_samples, first_training_samples
 from opabinia.training.session import TrainingRun, all_schedules, build_model
 from opabinia.training.validation import make_best, plan_evaluation
 
@@ -49,7 +50,7 @@ def dry_run(parts: Mapping[str, Any]) -> None:
     step = make_step(models, optimizer, all_schedules(run.schedule, run.schedules, plan), whole, 0)
 
     first = plan.row(0)
-    batch = first_samples(data.train, 2, skip=skip, size_multiple=model.size_multiple, shape=first.shape)
+    batch = first_training_samples(data, 2, model, shape=first.shape)
     log_device_transforms(data, model.size_multiple)
     with errors_at("data.mix"):
         for mix in data.mix:
@@ -66,6 +67,6 @@ def dry_run(parts: Mapping[str, Any]) -> None:
         evaluator for val_set in evaluation.validation for evaluator in val_set.evaluators(model, val_set.dataset_info)
     ]
     for stream in data.validation:
-        batch = first_samples(stream, 2, skip=skip, size_multiple=model.size_multiple)
+        batch = first_samples(stream, 2, skip=skip, size_multiple=model.size_multiple_of(stream.task or ""))
         with batch_errors(batch, "data.val"):
             predict_with_layers(model.eval(), batch, requested_layers(model, evaluators))

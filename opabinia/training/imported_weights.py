@@ -23,6 +23,8 @@ from opabinia.models.weights.init import Init, initialize
 from opabinia.runtime.environment import library_versions
 from opabinia.runtime.files import disk_errors, exclusive_lock, write_atomic
 from opabinia.runtime.log import log, logging_to
+from opabinia.runtime.text import plural
+from opabinia.training.initial_normalization import warn_of_other_normalization
 from opabinia.training.model import make_task
 from opabinia.training.run_folder import LAST, build_parts, folder_for, holds_run, resolve, validation_sets
 from opabinia.training.samples import read_dataset_info
@@ -125,14 +127,15 @@ def read_snapshot(resolved: Resolved, classes: Sequence[str] = ()) -> Snapshot:
         with nullcontext() if init.partial else replacing_weights():
             model = make_task(task, dataset_info, config["seed"] or 0)
         report = initialize(model, init)
+        warn_of_other_normalization(model, init.weights)
         prefix = f"{init.target_prefix}." if init.target_prefix else ""
         filled = {f"{prefix}{name}" for name in report.loaded}
         initial = [name for name, _ in model.named_parameters() if name not in filled and not is_adapter(name)]
         if initial and not init.partial:
             raise ValueError(
-                f"{len(initial)} parameters are not filled, so results would be random: {', '.join(initial[:5])}; "
-                f"--classes FILE names the classes of the weights, init.partial=true accepts this, for features of the "
-                f"backbone; {init.weights}: {report.one_line}"
+                f"{plural(len(initial), 'parameter')} not filled, so results would be random: "
+                f"{', '.join(initial[:5])}; --classes FILE names the classes of the weights, "
+                f"init.partial=true accepts this, for features of the backbone; {init.weights}: {report.one_line}"
             )
     log.info("init: %s", report)
     state = RunState(

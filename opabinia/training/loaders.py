@@ -14,11 +14,11 @@ import torch
 from opabinia.config import ConfigError, Problem
 from opabinia.config.build import errors_at
 from opabinia.config.errors import listing
-from opabinia.contracts import Batch, BatchSchedule, DatasetInfo, Plan, RunSpec, Sampler
-from opabinia.data import Data
+from opabinia.contracts import Batch, DatasetInfo, Plan, Sampler
+from opabinia.data import Data, ValidationStream
 from opabinia.data.decoding.cache import with_cache
 from opabinia.data.device_transforms.apply import DeviceTransforms, describe_split, recording_reader
-from opabinia.data.loader import BatchReader, Loader, training_requests
+from opabinia.data.loader import BatchReader, Loader, Requests, training_requests
 from opabinia.data.sampling.batches import ConstantPlan, StagedPlan
 from opabinia.data.sampling.permutation import EpochSampler
 from opabinia.engine.loop.prefetch import DeviceLoader
@@ -26,7 +26,9 @@ from opabinia.runtime.durations import Duration
 from opabinia.runtime.log import log
 from opabinia.runtime.processes import rank, world_size
 from opabinia.runtime.seeds import FRESH, hash32
-from opabinia.training.samples import read_dataset_info
+
+SizeMultiple = Callable[[str], int | None]
+""":meth:`opabinia.contracts.Task.size_multiple_of` of a task."""
 
 
 @dataclass(frozen=True)
@@ -47,31 +49,51 @@ class TrainingBatches:
     plan: ConstantPlan | StagedPlan
     seed: int
 
-    def loader(self, device: torch.device, size_multiple: int | None = None) -> DeviceLoader:
+    def loader(self, device: torch.device, size_multiple: SizeMultiple = lambda name: None) -> DeviceLoader:
         """Return the loader of this rank's share of the batches.
 
         Args:
             device: where the batches are put.
-            size_multiple: as in :class:`opabinia.contracts.Task`.
+            size_multiple: :meth:`opabinia.contracts.Task.size_multiple_of` of the task.
         """
-        data, source = self.data, self.data.train.source
-        if data.cache is not None:
-            with errors_at("data.cache"):
-                source = with_cache(source, data.cache, data.cache_size, "train")
-        reader = BatchReader(
-            *(source, data.train.transforms, data.mix, self.dataset_info, self.seed, rank()),
-            on_error="replace" if data.on_error == "skip" else "raise",
-            size_multiple=size_multiple,
-            reduced=data.decode == "reduced" or data.cache is not None,
-        )
-        requests = training_requests(self.plan, self.sampler.order, rank(), world_size())
-        load = partial(Loader, requests=requests, num_workers=data.num_workers, pin_memory=device.type == "cuda")
+        data, reader = self.data, self.reader(size_multiple(""))
+        load = partial(Loader, requests=self.requests(), num_workers=data.num_workers, pin_memory=device.type == "cuda")
         if data.augment_on == "workers":
             return DeviceLoader(load(reader), device)
         return DeviceLoader(load(recording_reader(reader)), device, DeviceTransforms(reader))
 
+    def requests(self) -> Requests:
+        """Return the requests of this rank."""
+        return training_requests(self.plan, self.sampler.order, rank(), world_size())
+
+    def reader(self, size_multiple: int | None, cache_name: str = "train") -> BatchReader:
+        """Return the reader of the requests.
+
+        Args:
+            size_multiple: as in :class:`opabinia.contracts.Task`.
+            cache_name: of the cached images.
+        """
+        data, source = self.data, self.data.train.source
+        if data.cache is not None:
+            with errors_at("data.cache"):
+                source = with_cache(source, data.cache, data.cache_size, cache_name)
+        return BatchReader(
+            *(source, data.train.transforms, data.mix, self.dataset_info, self.seed, rank()),
+            on_error="replace" if data.on_error == "skip" else "raise",
+            size_multiple=size_multiple,
+            ground_truth=False,
+            reduced=data.decode == "reduced" or data.cache is not None,
+            task=data.train.task if isinstance(data.train, ValidationStream) else None,
+        )
+
+    def order_fingerprint(self) -> str:
+        """Return a text that changes with the order of the samples at the beginning of the first two epochs."""
+        positions = np.arange(min(1000, len(self.sampler)))
+        content = b"".join(self.sampler.order(epoch)(positions).tobytes() for epoch in (0, 1))
+        return f"{len(self.sampler)} positions, {blake2b(content, digest_size=8).hexdigest()}"
+
     def extra_batches(
-        self, device: torch.device, batch_size: int | None, size_multiple: int | None, name: str, count: int
+        self, device: torch.device, batch_size: int | None, size_multiple: SizeMultiple, name: str, count: int
     ) -> Iterator[Batch]:
         """Yield batches of this rank that belong to no epoch, the same ones at every call.
 
@@ -80,7 +102,7 @@ class TrainingBatches:
         Args:
             device: where the batches are put.
             batch_size: samples over all ranks of a validation batch; None takes that of training.
-            size_multiple: as in :class:`opabinia.contracts.Task`.
+            size_multiple: :meth:`opabinia.contracts.Task.size_multiple_of` of the task.
             name: ``train`` or the prefix of a validation set.
             count: number of batches over all ranks, at most as many as the validation set has.
 
@@ -91,48 +113,24 @@ class TrainingBatches:
         if name != "train" and name not in streams:
             message = f"there is no dataset {name!r}; datasets: {listing(['train', *streams])}"
             raise ConfigError(Problem("", "hooks", message))
-        seed, data = hash32(FRESH, self.seed), replace(self.data, mix=())
+        seed = hash32(FRESH, self.seed)
         if name == "train":
-            sampler, size = make_sampler(data, seed), data.batch_size
-        else:
-            data = replace(data, train=streams[name], drop_last=False, cache=None, cache_size=None)
-            sampler, size = EpochSampler(len(data.train.source), seed, False), batch_size or data.batch_size
-            count = min(count, -(-len(sampler) // size))
+            return _first_batches(self.fresh(seed, count).loader(device, size_multiple), count)
+        data = replace(self.data, mix=(), train=streams[name], drop_last=False, cache=None, cache_size=None)
+        sampler, size = EpochSampler(len(data.train.source), seed, False), batch_size or data.batch_size
+        count = min(count, -(-len(sampler) // size))
         # Shares of whole batches: layers that communicate between ranks need as many on each of them.
-        plan = ConstantPlan(len(sampler), size, Duration(count, "it"), data.drop_last)
+        plan = ConstantPlan(len(sampler), size, Duration(count, "it"))
         batches = TrainingBatches(data, self.dataset_info, sampler, plan, seed)
-        return _first_batches(batches.loader(device, size_multiple), count)
+        multiple = size_multiple(streams[name].task or "")
+        return _first_batches(batches.loader(device, lambda name: multiple), count)
 
-
-def plan_training(
-    data: Data, length: Duration, shapes: Callable[[RunSpec], BatchSchedule] | None, seed: int
-) -> TrainingBatches:
-    """Read the description of the training data and plan all batches of the run.
-
-    Args:
-        data: the config section.
-        length: of the run.
-        shapes: lays out batch sizes and image sizes over time; None: all batches are alike.
-        seed: of the order of samples.
-
-    Raises:
-        ConfigError: the data does not fit the sampler, the batch size or the schedule.
-    """
-    dataset_info = read_dataset_info(data.train, skip=data.on_error == "skip")
-    with errors_at("data"):
+    def fresh(self, seed: int, count: int) -> TrainingBatches:
+        """Return ``count`` batches in another order, unmixed."""
+        data = replace(self.data, mix=())
         sampler = make_sampler(data, seed)
-        plan: ConstantPlan | StagedPlan = ConstantPlan(len(sampler), data.batch_size, length, data.drop_last)
-    if shapes is not None:
-        with errors_at("shapes"):
-            schedule = shapes(RunSpec(len(sampler), data.batch_size, length, world_size(), data.drop_last))
-            sizes = sorted({shape.samples for stage in schedule.stages for shape in stage.cycle} - {data.batch_size})
-            if sizes and data.sampler is not None:
-                log.warning(
-                    "data.sampler may group samples by data.batch_size (%d), but shapes has batches of %s",
-                    *(data.batch_size, listing([str(size) for size in sizes])),
-                )
-            plan = StagedPlan(len(sampler), schedule.stages, schedule.length, data.drop_last, schedule.evaluations)
-    return TrainingBatches(data, dataset_info, sampler, plan, seed)
+        plan = ConstantPlan(len(sampler), data.batch_size, Duration(count, "it"), data.drop_last)
+        return TrainingBatches(data, self.dataset_info, sampler, plan, seed)
 
 
 def splits_norms(plan: Plan, sync_batch_norm: bool) -> bool:
@@ -150,13 +148,6 @@ def make_sampler(data: Data, seed: int) -> Sampler:
         return EpochSampler(len(data.train.source), seed, data.shuffle)
     with errors_at("data.sampler"):
         return data.sampler(data.train.source, seed, data.batch_size)
-
-
-def order_fingerprint(sampler: Sampler) -> str:
-    """Return a text that changes with the order of the samples at the beginning of the first two epochs."""
-    positions = np.arange(min(1000, len(sampler)))
-    content = b"".join(sampler.order(epoch)(positions).tobytes() for epoch in (0, 1))
-    return f"{len(sampler)} positions, {blake2b(content, digest_size=8).hexdigest()}"
 
 
 def log_device_transforms(data: Data, size_multiple: int | None = None) -> None:

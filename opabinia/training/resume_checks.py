@@ -12,7 +12,7 @@ from opabinia.engine.checkpointing.checkpoint import Snapshot
 from opabinia.runtime.environment import library_versions
 from opabinia.runtime.log import log
 from opabinia.runtime.processes import world_size
-from opabinia.training.loaders import TrainingBatches, order_fingerprint
+from opabinia.training.loaders import TrainingBatches
 from opabinia.training.samples import fingerprint
 
 _FIXED = {
@@ -37,7 +37,7 @@ def describe_run(batches: TrainingBatches, threads: int) -> dict[str, Any]:
         "global_batch_size": data.batch_size,
         "data": fingerprint(data.train.source),
         "shuffle": data.shuffle,
-        "order": order_fingerprint(batches.sampler),
+        "order": batches.order_fingerprint(),
         "facts": asdict(batches.dataset_info),
         "source_channels": data.train.source.channels,
         "world_size": world_size(),

@@ -10,6 +10,7 @@ import numpy as np
 
 from opabinia.config import ConfigError, Problem
 from opabinia.contracts import (
+    IGNORE_LABEL,
     Batch,
     DataMismatch,
     DatasetInfo,
@@ -24,9 +25,14 @@ from opabinia.contracts import (
     QuerySource,
     SegmentationSource,
     Source,
+    Task,
 )
-from opabinia.data import Stream
+from opabinia.data import Data, Stream, ValidationStream
 from opabinia.data.loader import BatchReader, DataError, Request
+from opabinia.data.mixed_batches import combine
+from opabinia.data.sources import Mixture
+from opabinia.runtime.log import log
+from opabinia.runtime.text import plural
 
 
 def first_samples(
@@ -50,7 +56,8 @@ def first_samples(
         DataError: one of them cannot be read; with ``skip``, none of the dataset can.
     """
     on_error: Literal["raise", "skip"] = "skip" if skip else "raise"
-    reader = BatchReader(stream.source, stream.transforms, on_error=on_error, size_multiple=size_multiple)
+    task = stream.task if isinstance(stream, ValidationStream) else None
+    reader = BatchReader(stream.source, stream.transforms, on_error=on_error, size_multiple=size_multiple, task=task)
     samples = len(stream.source)
     for first in range(0, samples, count):
         indices = np.arange(first, min(first + count, samples))
@@ -59,6 +66,35 @@ def first_samples(
         if batch is not None:
             return batch
     raise DataError(f"none of the {samples} samples can be read")
+
+
+def first_training_samples(data: Data, count: int, task: Task, *, shape: tuple[int, ...] | None = None) -> Batch:
+    """Return the first training samples as a batch, after the transforms; of multi-task data those of each stream.
+
+    Args:
+        data: the config section.
+        count: number of samples, of each stream.
+        task: that trains on them.
+        shape: as in :class:`opabinia.contracts.GlobalBatch`.
+
+    Raises:
+        DataError: one of them cannot be read; with ``data.on_error: skip``, none of the dataset can.
+    """
+    skip, source = data.on_error == "skip", data.train.source
+    if not isinstance(source, Mixture):
+        return first_samples(data.train, count, skip=skip, size_multiple=task.size_multiple, shape=shape)
+    batches = {
+        name: first_samples(
+            Stream(source=stream.source, transforms=stream.transforms),
+            count,
+            skip=skip,
+            size_multiple=task.size_multiple_of(name),
+        )
+        for name, stream in source.streams.items()
+    }
+    rows = {name: GlobalBatch(0, 0, 0, len(batch["id"])) for name, batch in batches.items()}
+    total = sum(row.count for row in rows.values())
+    return combine(GlobalBatch(0, 0, 0, total), batches, rows, 1)
 
 
 @contextmanager
@@ -84,10 +120,18 @@ def read_dataset_info(stream: Stream, *, skip: bool = False) -> DatasetInfo:
         ConfigError: a label of the source is not one of its classes.
     """
     source = stream.source
+    if isinstance(source, Mixture):
+        streams = {
+            name: read_dataset_info(Stream(source=own.source, transforms=own.transforms), skip=skip)
+            for name, own in source.streams.items()
+        }
+        return DatasetInfo(samples=len(source), channels=next(iter(streams.values())).channels, streams=streams)
     _check_labels(source)
     channels = source.channels
     if len(source):
         first = first_samples(stream, 1, skip=skip)
+        if isinstance(source, SegmentationSource):
+            _warn_of_unlabeled_pixels(stream, first, skip)
         image = first["views"][0] if "views" in first else first.get("image")
         channels = image.shape[-3 if image.ndim > 3 else 1] if image is not None else channels
     queries = source.queries if isinstance(source, QuerySource) else ()
@@ -115,7 +159,24 @@ def read_dataset_info(stream: Stream, *, skip: bool = False) -> DatasetInfo:
         category_ids=tuple(detection.category_ids) if detection else (),
         frequencies=tuple(detection.frequencies) if detection else (),
         image_counts=_image_counts(source) if isinstance(source, ImageClassesSource) else (),
+        task=(stream.task or "") if isinstance(stream, ValidationStream) else "",
     )
+
+
+def _warn_of_unlabeled_pixels(stream: Stream, first: Batch, skip: bool) -> None:
+    """Log a warning if none of the first samples has a labeled pixel in its segmentation map.
+
+    Args:
+        stream: the dataset.
+        first: its first sample as a batch.
+        skip: see :func:`first_samples`.
+    """
+    count = min(16, len(stream.source))
+    if (first["mask"] == IGNORE_LABEL).all():
+        batch = first_samples(stream, count, skip=skip)
+        if (batch["mask"] == IGNORE_LABEL).all():
+            message = "data: the segmentation maps of the first %s have no labeled pixel (%s ...): their loss is 0"
+            log.warning(message, plural(count, "sample"), batch["id"][0])
 
 
 def _image_counts(source: ImageClassesSource) -> tuple[int, ...]:

@@ -57,9 +57,11 @@ from opabinia.runtime.log import log, log_to_file
 from opabinia.runtime.processes import is_rank_zero, rank, world_size
 from opabinia.runtime.seeds import draw_seed, preserve_generators
 from opabinia.runtime.signals import Stopped
+from opabinia.runtime.text import plural
 from opabinia.tasks.distillation import Distill, add_teachers, ema_teacher
 from opabinia.tasks.teachers import build_teacher
-from opabinia.training.loaders import TrainingBatches, log_device_transforms, plan_training, splits_norms
+from opabinia.training.initial_normalization import warn_of_other_normalization
+from opabinia.training.loaders import TrainingBatches, log_device_transforms, splits_norms
 from opabinia.training.model import (
     Models,
     check_initial_weights,
@@ -71,8 +73,9 @@ from opabinia.training.model import (
     place_models,
     set_up,
 )
+from opabinia.training.planning import plan_training
 from opabinia.training.resume_checks import check_same_run, describe_run
-from opabinia.training.samples import first_samples
+from opabinia.training.samples import first_training_samples
 from opabinia.training.settings import Checkpointing, Evaluation, Seed, Training
 from opabinia.training.summary import (
     align_lines,
@@ -213,7 +216,7 @@ class TrainingRun:
             task=model,
             step=step,
             plan=batches.plan,
-            loader=batches.loader(device, model.size_multiple),
+            loader=batches.loader(device, model.size_multiple_of),
             validation=evaluation.validation,
             metrics_log=metrics_log,
             hooks=hooks,
@@ -224,7 +227,7 @@ class TrainingRun:
             interrupted=session.interrupted,
             skip_batches=session.all_left_out(),
             sharded=models.parallel is not None and models.parallel.sharded,
-            batches=partial(batches.extra_batches, device, self.evaluate.batch_size, model.size_multiple),
+            batches=partial(batches.extra_batches, device, self.evaluate.batch_size, model.size_multiple_of),
             available_scores=evaluation.scores,
             start_time=session.start_time,
         )
@@ -282,8 +285,7 @@ class TrainingRun:
             return [length]
         with preserve_generators():
             shape = plan.row(start.step % plan.total_steps).shape
-            skip = self.data.on_error == "skip"
-            sample = first_samples(self.data.train, 1, skip=skip, size_multiple=task.size_multiple, shape=shape)
+            sample = first_training_samples(self.data, 1, task, shape=shape)
         return align_lines(
             {
                 "run": title,
@@ -356,7 +358,9 @@ def warn_of_unusual_lengths(batches: TrainingBatches, schedule: Schedule, ema: E
     """Warn of lengths that are seldom meant, except in a short trial of a long recipe."""
     batch_size, samples, plan = batches.data.batch_size, len(batches.sampler), batches.plan
     if batch_size > samples:
-        log.warning("data.batch_size is %d, but there are %d samples: a batch is all of them", batch_size, samples)
+        log.warning(
+            "data.batch_size is %d, the data has %s: a batch is all of it", batch_size, plural(samples, "sample")
+        )
     warmup = getattr(schedule, "keywords", {}).get("warmup")
     if isinstance(warmup, Duration) and Clock.at(plan, 0).steps(warmup) >= plan.total_steps > 0:
         log.warning("schedule.warmup (%s) is as long as the run: lr never reaches its peak", warmup)
@@ -386,6 +390,7 @@ def build_model(
     if init is not None:
         with errors_at("init"):
             log.info("init: %s", initialize(model, init))
+        warn_of_other_normalization(model, init.weights)
     if distill is None:
         return model
     with errors_at("distill"):

@@ -67,7 +67,7 @@ def plan_evaluation(
     Raises:
         ConfigError: the task cannot be evaluated on a set, or evaluators do not fit together.
     """
-    validation = _validation_sets(data, evaluate, seed, device, precision, models.task.size_multiple)
+    validation = _validation_sets(data, evaluate, seed, device, precision, models.task)
     if models.ema:
         averaged = [
             replace(raw, name=f"{raw.name}_ema", prefix=f"{raw.prefix or raw.name}_ema", task=models.ema)
@@ -79,7 +79,7 @@ def plan_evaluation(
 
 
 def _validation_sets(
-    data: Data, evaluate: Evaluation, seed: int, device: torch.device, precision: str, size_multiple: int | None
+    data: Data, evaluate: Evaluation, seed: int, device: torch.device, precision: str, task: Task
 ) -> list[ValidationSet]:
     """Return the validation sets, read in whole batches in the order of their sources.
 
@@ -109,7 +109,8 @@ def _validation_sets(
         reader = BatchReader(
             *(source, stream.transforms, (), dataset_info, seed, rank()),
             on_error=data.on_error,
-            size_multiple=size_multiple,
+            size_multiple=task.size_multiple_of(stream.task or ""),
+            task=stream.task,
         )
         of_stream = {name: run for name, run in evaluators.items() if run.on in (None, stream.prefix)}
         same_period = [run.evaluator for run in of_stream.values() if run.every is None]
@@ -151,7 +152,8 @@ def check_validation_samples(task: Task, data: Data, device: torch.device, preci
     """
     for stream in (stream for stream in data.validation if task.predicts_embedding_only and len(stream.source)):
         with preserve_generators(), evaluation_mode(task), torch.no_grad(), autocast(device, precision):
-            batch = first_samples(stream, 2, skip=data.on_error == "skip", size_multiple=task.size_multiple)
+            multiple = task.size_multiple_of(stream.task or "")
+            batch = first_samples(stream, 2, skip=data.on_error == "skip", size_multiple=multiple)
             with batch_errors(batch, "data.val"):
                 task.predict(to_device(batch, device))
 

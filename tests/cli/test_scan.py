@@ -53,7 +53,7 @@ def test_predict_with_a_gallery(opabinia: Command, six_steps: Path, gallery: Pat
     options = ("--gallery", gallery, "--nearest", 9, "--explain", "--out", tmp_path / "out")
     done = opabinia("predict", six_steps, query, *options)
     assert done.status == 0, done.err
-    assert f"{query}  nearest: {gallery}" in done.out and "1 images; predictions.jsonl and sheets are in" in done.out
+    assert f"{query}  nearest: {gallery}" in done.out and "1 image; predictions.jsonl and sheets are in" in done.out
     (found,) = map(json.loads, (tmp_path / "out" / "predictions.jsonl").read_text().splitlines())
     verdicts = {Path(one["path"]).name: one["verdict"] for one in found["nearest"]}
     assert len(verdicts) == 5 and verdicts.pop("0001_c1_4.png") == "right" and set(verdicts.values()) == {"wrong"}

@@ -76,6 +76,33 @@ def test_a_part_inside_a_part_keeps_its_own_place(tmp_path: Path) -> None:
     assert "there is no model 'unknown'" in problem.message
 
 
+def test_an_error_has_the_origin_of_the_key_at_fault_or_of_the_part(tmp_path: Path) -> None:
+    register = Register()
+
+    @register.source
+    def folder(*, root: Path, split: str = "train", size: int = 1) -> str:
+        """Reads a folder."""
+        if size < 0:
+            raise ValueError("nothing is left")
+        return (root / split).read_text()
+
+    @register.command
+    def train(*, source: toys.Annotated[Any, toys.Part("source")]) -> None:
+        """Trains."""
+
+    catalog = Catalog.of(register)
+    (tmp_path / "r.yaml").write_text("source:\n  name: folder\n  root: no/where\n")
+    for overrides, place in (
+        (["source.split=val"], "r.yaml:3"),  # the missing file is below root
+        (["source.split=val", "source.size=-1"], "r.yaml:2"),  # no key is known: the part
+        (["source.split=val", "source.root=none"], "command line: source.root=none"),
+    ):
+        found = check(compose(tmp_path / "r.yaml", overrides), catalog)
+        with pytest.raises(ConfigError) as error:
+            build(found.config, catalog, origins=found.origins)
+        assert error.value.problems[0].where.endswith(place), overrides
+
+
 def test_an_error_inside_a_working_function_is_no_config_error(tmp_path: Path) -> None:
     loss = parts(tmp_path, "task.loss=focal")["task"](3).loss
     with pytest.raises(ValueError, match="no logits"):

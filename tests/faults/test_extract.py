@@ -59,7 +59,7 @@ def test_any_number_of_processes_writes_the_same(
 ) -> None:
     log = extracted(server, run, tmp_path / "out", world, "--split", "train,val")
     assert contents(tmp_path / "out") == expected
-    assert f"470 samples of train are in {tmp_path}/out/train" in log
+    assert f"470 samples of train in {tmp_path}/out/train" in log
 
 
 def test_parquet_of_many_processes_is_that_of_one(server: Server, run: Path, tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_samples_that_cannot_be_read_are_skipped_and_counted(
 ) -> None:
     more = ("--split", "train", "data.on_error=skip", "data.num_workers=1")
     log = extracted(server, run, tmp_path / "out", world, *more, broken="13")
-    assert "1 samples could not be read and are skipped" in log
+    assert "1 sample could not be read: skipped" in log
     found = np.load(tmp_path / "out" / "labels.npy")
     whole = np.frombuffer(expected["train/labels.npy"][-8 * 470 :], np.int64)
     assert np.array_equal(found, np.delete(whole, 13))

@@ -166,7 +166,7 @@ def test_batches_of_an_epoch(name: str, number: int) -> None:
     assert ragged.total_steps == phase["drop_last_false"]["batches_actual"]
     assert ragged.row(ragged.total_steps - 1).count == phase["drop_last_false"]["last"]
     if not phase["batches_actual"]:  # an epoch of no batch, of which theirs say nothing
-        with pytest.raises(ValueError, match="stage 0: 100 samples do not fill its first batch of 128"):
+        with pytest.raises(ValueError, match="stage 0: 100 samples cannot fill its first batch of 128"):
             plan(drop_last=True)
         return
     whole = plan(drop_last=True)

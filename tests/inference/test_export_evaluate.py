@@ -105,6 +105,32 @@ def test_coordinates_between_layers_stay_in_single_precision(tmp_path: Path) -> 
     assert excluded_nodes(tmp_path / "graph.onnx", []) == ["sigmoid", "transpose", "add"]
 
 
+def test_scores_that_select_regions_stay_in_single_precision(tmp_path: Path) -> None:
+    onnx: Any = pytest.importorskip("onnx", reason="onnx is absent: pip install 'opabinia[export]'")
+    make, numpy, FLOAT = onnx.helper.make_node, onnx.numpy_helper.from_array, onnx.TensorProto.FLOAT
+    nodes = [
+        make("Conv", ["image", "stem.weight"], ["features"], name="stem"),
+        make("GlobalAveragePool", ["features"], ["means"], name="pool"),
+        make("Flatten", ["means"], ["rows"], name="rows"),
+        make("MatMul", ["rows", "score.weight"], ["logits"], name="score"),
+        make("Softmax", ["logits"], ["scores"], name="softmax"),
+        make("Mul", ["scores", "logits"], ["weighted"], name="mul"),
+        make("ArgMax", ["weighted"], ["best"], name="best", axis=1, keepdims=0),
+        make("MatMul", ["rows", "box.weight"], ["regions"], name="box"),
+        make("Identity", ["regions"], ["rois"], name="identity"),
+        make("RoiAlign", ["features", "rois", "best"], ["pooled"], name="align", output_height=2, output_width=2),
+        make("Relu", ["pooled"], ["positive"], name="relu"),
+        make("Conv", ["positive", "mask.weight"], ["masks"], name="mask"),
+    ]
+    shapes = {"image": [1, 3, 8, 8], "masks": None}
+    values = [onnx.helper.make_tensor_value_info(name, FLOAT, shape) for name, shape in shapes.items()]
+    sizes = {"stem.weight": (6, 3, 3, 3), "score.weight": (6, 5), "box.weight": (6, 4), "mask.weight": (2, 6, 1, 1)}
+    weights = [numpy(np.ones(size, np.float32), name) for name, size in sizes.items()]
+    model = onnx.helper.make_model(onnx.helper.make_graph(nodes, "graph", values[:1], values[1:], weights))
+    onnx.save(model, tmp_path / "graph.onnx")
+    assert excluded_nodes(tmp_path / "graph.onnx", []) == ["softmax", "mul", "best", "identity"]
+
+
 def test_reduced_precisions_keep_names_types_and_about_the_values(graph: Path) -> None:
     import onnx
 

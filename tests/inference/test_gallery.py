@@ -263,7 +263,7 @@ def test_broken_images_are_reported_and_the_others_done(run: Path, images: Path,
     (tmp_path / "gallery").mkdir()
     (tmp_path / "gallery" / "broken.png").write_text("no image")
     query = images / "queries" / "41.png"
-    with pytest.raises(DataError, match=r"none of the 1 files in .*gallery can be read; .*broken.png cannot"):
+    with pytest.raises(DataError, match=r"none of 1 file in .*gallery can be read; .*broken.png cannot"):
         predict.retrieve(run, [query], tmp_path / "gallery", tmp_path / "out")
     (tmp_path / "gallery" / "whole.png").write_bytes(query.read_bytes())
     with pytest.raises(DataError, match="1 of 3 files were skipped"):

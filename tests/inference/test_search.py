@@ -163,7 +163,7 @@ def test_broken_images(
     assert json.loads(capsys.readouterr().out)["path"].endswith("query.png")
     (gallery / "worse").mkdir()
     (gallery / "broken.png").rename(gallery / "worse" / "broken.png")
-    with pytest.raises(DataError, match=r"none of the 1 images in .*worse can be read"):
+    with pytest.raises(DataError, match=r"none of 1 image in .*worse can be read"):
         search(run, gallery / "worse", [gallery.parent / "query.png"])
 
 

@@ -50,7 +50,11 @@ def test_queries_merge_as_in_mask2former() -> None:
     assert segments.labels.tolist() == expected["labels"]
     scores = classify_pixels(case["class_logits"][None], case["mask_logits"][None])[0]
     assert scores.mean((1, 2)).tolist() == pytest.approx(expected["semantic"])
-    found = top_instances(**case, thing_labels=[1, 3], count=20)
+    batch = {name: torch.stack([torch.zeros_like(values), values]) for name, values in case.items()}
+    whole = top_instances(**batch, thing_labels=[1, 3], count=20)
+    count = int((whole.labels[1] >= 0).sum())
+    assert (whole.labels[1, count:] == -1).all() and not whole.scores[1, count:].any()
+    found = Detections(*(values[1, :count] for values in whole if values is not None))
     assert found.masks is not None
     areas = [int(paste_mask(mask, box, (24, 32)).sum()) for mask, box in zip(found.masks, found.boxes, strict=True)]
     columns = (expected[f"instance_{name}"] for name in ("scores", "labels", "areas"))
@@ -77,7 +81,7 @@ def test_images_without_segments() -> None:
     assert not empty.map.any() and not len(empty.labels)
     unsure = merge_masks(torch.zeros(2, 3), torch.zeros(2, 4, 2), [0])
     assert not unsure.map.any() and unsure.map.dtype == torch.int32
-    assert not len(top_instances(torch.zeros(2, 3), torch.full((2, 4, 2), -1.0), [0]).labels)
+    assert (top_instances(torch.zeros(1, 2, 3), torch.full((1, 2, 4, 2), -1.0), [0]).labels == -1).all()
     full = Segments(torch.tensor([[1, 0], [2, 2]], dtype=torch.int32), torch.tensor([3, 0]), torch.tensor([0.5, 1]))
     rows = stack_segments([empty, full])
     assert rows["image_size"].tolist() == [[2, 3], [2, 2]]

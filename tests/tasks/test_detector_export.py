@@ -13,10 +13,12 @@ from torch.export import Dim
 from opabinia.contracts import DatasetInfo
 from opabinia.inference.export.exported_task import ExportedTask
 from opabinia.models.backbones.timm import timm
+from opabinia.models.decoders.mask2former import Mask2Former
 from opabinia.models.detectors.boxes import BoxOptions
 from opabinia.models.detectors.d_fine import DFine
 from opabinia.models.detectors.keypoints import KeypointOptions
 from opabinia.models.detectors.library_detectors import deformable_detr, detr, rf_detr
+from opabinia.models.detectors.mask2former import MaskClassifier
 from opabinia.models.detectors.masks import MaskOptions
 from opabinia.models.detectors.rcnn import cascade_rcnn, keypoint_rcnn, mask_rcnn
 from opabinia.models.detectors.regions import PoolingOptions
@@ -59,6 +61,10 @@ DETECTORS = {
     "deformable_detr": partial(deformable_detr, encoder_layers=1, **SMALL, **HEADS),
     "rf_detr": partial(
         rf_detr, **{**SMALL, "num_queries": 4}, num_groups=3, self_attention_heads=4, cross_attention_heads=4
+    ),
+    "mask2former": partial(
+        MaskClassifier,
+        decoder=partial(Mask2Former, num_queries=20, channels=32, encoder_layers=1, decoder_layers=2, **HEADS),
     ),
 }
 

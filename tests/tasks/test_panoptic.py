@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -83,9 +85,9 @@ class Queries(SegmentationDecoder):
         super().__init__()
         assert classes == 3
 
-    def losses(self, maps: Sequence[Tensor], segments: Sequence[MaskTargets]) -> dict[str, Tensor]:
+    def losses(self, layers: Sequence[tuple[Tensor, Tensor]], segments: Sequence[MaskTargets]) -> dict[str, Tensor]:
         self.segments = segments
-        return {"loss_ce": maps[0].sum() * 0}
+        return {"loss_ce": layers[0][1].sum() * 0}
 
     def query_masks(self, maps: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
         classes = 9 * torch.eye(4)[[1, 2]].expand(len(maps[0]), 2, 4)
@@ -181,6 +183,18 @@ def test_mask_classifiers_learn_objects_and_other_classes() -> None:
     for row, segments in enumerate(decoder.segments):
         assert segments.labels.tolist() == [2, 1]
         assert segments.masks.sum((1, 2)).tolist() == [4, (12, 8)[row]]
+
+
+def test_a_prediction_with_losses_decodes_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    cases: list[tuple[dict[str, Any], Any, str]] = [
+        ({}, Sky, "forward"),
+        ({"decoder": Queries, "detector": None}, Queries, "query_masks"),
+    ]
+    for keys, decoder, method in cases:
+        decode = Mock(side_effect=partial(getattr(decoder, method), None))
+        monkeypatch.setattr(decoder, method, decode)
+        assert "losses/loss" in task(**keys).eval().predict(batch_of())
+        decode.assert_called_once()
 
 
 def test_what_it_refuses() -> None:

@@ -4,15 +4,20 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from opabinia.config import ConfigError
 from opabinia.contracts import Hook
 from opabinia.data import Stream
+from opabinia.data.sources import segmentation_folder
 from opabinia.data.sources.digits import Digits
 from opabinia.training import dry_run, launch
 from opabinia.training.evaluate import evaluate as evaluate_trained
+from opabinia.training.planning import plan_training
 from opabinia.training.samples import read_dataset_info
+from tests.data.sources.test_segmentation import VALUES, write_pair
 
 SMALL = ("train.device=cpu", "data.num_workers=0")
 
@@ -78,7 +83,7 @@ def test_mixed_batches_pass_a_rehearsal() -> None:
         ),
         (["optimizer.lr=-1"], "optimizer", "Invalid learning rate"),
         (["train.length=99999999999ep"], "train.length", "more than 1,000,000,000 steps cannot be meant"),
-        (["data.drop_last=true", "data.batch_size=2000"], "data", "1437 samples do not fill one batch of 2000"),
+        (["data.drop_last=true", "data.batch_size=2000"], "data", "1437 samples cannot fill one batch of 2000"),
         (["data.val.transforms.0={name: RGB}"], "data.val", "3 channels, those of training 1"),
     ],
 )
@@ -113,9 +118,34 @@ def test_facts_are_those_of_transformed_samples() -> None:
     assert read_dataset_info(Stream(source=Digits(), transforms=[v2.RGB()])).channels == 3
 
 
-def test_an_unavailable_device_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
+def test_training_batches_have_no_ground_truth_for_evaluators() -> None:
+    batches = []
+    for place in ("workers", "device"):
+        overrides = ["data.batch_size=2", "train.length=1it", f"data.augment_on={place}", *SMALL]
+        run = launch.build_parts(launch.resolve("segmentation/digits_panoptic", overrides)).keywords
+        planned = plan_training(run["data"], run["train"].length, None, 0)
+        loader = planned.loader(torch.device("cpu"), lambda name: 32)
+        batches.append(next(iter(loader.iterate()))[1])
+    first, second = batches
+    assert {"image", "mask", "masks", "labels"} <= first.keys() == second.keys()
+    assert not {"ground_truth", "ground_truth_map"} & first.keys()
+    assert torch.equal(first["image"], second["image"]) and torch.equal(first["mask"], second["mask"])
 
+
+def test_maps_without_labels_are_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for values, messages in ((VALUES, 0), (np.full_like(VALUES, 255), 1)):
+        for name in "abc"[messages:]:
+            write_pair(tmp_path, values, name=name)
+        caplog.clear()
+        read_dataset_info(Stream(source=segmentation_folder(root=tmp_path, classes=["x", "y", "z"])))
+        assert not caplog.messages  # one image with labels is left
+    write_pair(tmp_path, np.full_like(VALUES, 255), name="a")
+    read_dataset_info(Stream(source=segmentation_folder(root=tmp_path, classes=["x"])))
+    (message,) = caplog.messages
+    assert "maps of the first 3 samples have no labeled pixel (images/a.jpg ...)" in message
+
+
+def test_an_unavailable_device_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ConfigError, match="'cuda' is not available"):
         launch.train("classification/digits", ["train.device=cuda"], out=tmp_path)

@@ -24,6 +24,7 @@ NEAR_OTHER_LABEL = "nearly identical images with different labels"
 SAME_IDENTITY = "identities in training and validation"
 
 NOTES = {SMALL_IMAGE, TINY_BOX, EMPTY, EMPTY_MAP, NO_SAMPLES, NEAR_OTHER_LABEL, f"{IN_GALLERY}: {NEAR_DUPLICATE}"}
+NOTES |= {annotation_errors.UNUSED_MAP}
 NOTES |= {f"{REPEATED}: {level}" for level in LEVELS}
 """Findings that may be intended; all others are errors."""
 

@@ -21,6 +21,7 @@ from opabinia.data.sources.packed_videos import FORMAT, FRAME_RECORD, INDEX_COLU
 from opabinia.data.sources.video_views import VideoViews
 from opabinia.runtime.files import DiskError, disk_errors, exclusive_lock, temporary_file, write_atomic
 from opabinia.runtime.log import log
+from opabinia.runtime.text import plural
 
 VIDEOS_PER_SHARD = 64
 
@@ -155,7 +156,7 @@ def pack(
                 pool.shutdown(cancel_futures=True)
                 raise
         if not rows:
-            raise DataMismatch(f"none of the {len(source)} videos can be read")
+            raise DataMismatch(f"none of {plural(len(source), 'video')} can be read")
         sizes = [(folder / shard_name(number)).stat().st_size for number in range(len(shards))]
         index = {
             "format": FORMAT,

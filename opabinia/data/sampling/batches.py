@@ -10,6 +10,7 @@ from itertools import accumulate
 
 from opabinia.contracts import GlobalBatch, Stage
 from opabinia.runtime.durations import Duration
+from opabinia.runtime.text import plural
 
 _EMPTY = "the training data is empty: there is nothing to make batches of"
 
@@ -43,7 +44,7 @@ class ConstantPlan:
             raise ValueError(f"a batch holds at least 1 sample, not {self.batch_size}")
         if self.steps_per_epoch == 0:
             raise ValueError(
-                f"{self.samples} samples do not fill one batch of {self.batch_size} and drop_last drops "
+                f"{plural(self.samples, 'sample')} cannot fill one batch of {self.batch_size} and drop_last drops "
                 f"incomplete ones: set drop_last to false or batch_size to {self.samples} or less"
             )
 
@@ -124,13 +125,13 @@ class StagedPlan:
             counts = [shape.samples for shape in stage.cycle]
             if stage.epochs < 1 or not counts or min(counts) < 1:
                 raise ValueError(
-                    f"stage {number} has {stage.epochs} epochs with batches of {counts}; a stage has at least one "
-                    "epoch and one batch, and a batch at least one sample"
+                    f"stage {number} has {plural(stage.epochs, 'epoch')} with batches of {counts}; a stage has at "
+                    "least one epoch and one batch, and a batch at least one sample"
                 )
             if not steps:
                 raise ValueError(
-                    f"stage {number}: {self.samples} samples do not fill its first batch of {counts[0]} and drop_last "
-                    "drops incomplete ones: set drop_last to false or batch_size lower"
+                    f"stage {number}: {plural(self.samples, 'sample')} cannot fill its first batch of {counts[0]} and "
+                    "drop_last drops incomplete ones: set drop_last to false or batch_size lower"
                 )
 
     @cached_property

@@ -202,7 +202,7 @@ def _images_and_identities(
 
 def _check_several(identities: int, condition: str = "") -> None:
     if identities < 2:
-        raise ValueError(f"only {identities} identities{condition}: there is nothing to compare with each other")
+        raise ValueError(f"identities: only {identities}{condition}: there is nothing to compare with each other")
 
 
 def _condition(instances: int, small_identities: SmallIdentities) -> str:

@@ -26,6 +26,7 @@ from opabinia.data.sources.indexed import Indexed as Indexed
 from opabinia.data.sources.labelme import labelme as labelme
 from opabinia.data.sources.market1501 import dukemtmc as dukemtmc
 from opabinia.data.sources.market1501 import market1501 as market1501
+from opabinia.data.sources.mixture import Mixture as Mixture
 from opabinia.data.sources.moving_digits import MovingDigits as MovingDigits
 from opabinia.data.sources.msmt17 import msmt17 as msmt17
 from opabinia.data.sources.object_maps import ObjectMaps as ObjectMaps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -35,7 +36,8 @@ DUPLICATE_IMAGE = "images that are listed more than once"
 DUPLICATE_ID = "ids that are used more than once"
 MISSING = "missing images"
 MISSING_MAP = "images without a label map"
-BAD_SEGMENT = "segments whose id is used twice in their image, or not 1 to 16777215"
+UNUSED_MAP = "label maps without an image"
+BAD_SEGMENT = "segments whose id is used twice in an image, or not 1 to 16777215"
 UNREADABLE = "images that cannot be read"
 WRONG_SIZE = "images of another size than annotated"
 UNREADABLE_VIDEO = "videos that cannot be read"
@@ -83,7 +85,16 @@ class ErrorGroup:
 
     def __str__(self) -> str:
         shown = "; ".join(map(str, self.cases[:3])) + ("; ..." if self.count > 3 else "")
-        return f"{self.count} {self.kind} ({shown})"
+        return f"{count_of(self.count, self.kind)} ({shown})"
+
+
+def count_of(count: int, kind: str) -> str:
+    """Return a number with a kind, such as ``1 box that extends beyond the image``."""
+    match = re.fullmatch("(.*?)( (?:that|whose|with|without|of|outside) .*)?", kind)
+    if count != 1 or match is None:
+        return f"{count} {kind}"
+    noun, rest = match.groups("")
+    return f"1 {re.sub('(?<=x|s)es$|s$', '', noun)}{rest.replace(' are ', ' is ', 1).replace(' extend ', ' extends ')}"
 
 
 class ErrorCollector:
@@ -123,7 +134,7 @@ def check_errors(where: object, groups: Iterable[ErrorGroup], broken: Broken) ->
     groups = list(groups)
     fatal = [group for group in groups if broken == "error" or (broken == "clip" and group.kind not in _FIXED_BY_CLIP)]
     if fatal:
-        counts = ", ".join(f"{group.count} {group.kind}" for group in fatal)
+        counts = ", ".join(count_of(group.count, group.kind) for group in fatal)
         listed = "; ".join([str(case) for group in fatal for case in group.cases][:MAX_REPORTED])
         listed += " ..." if sum(group.count for group in fatal) > MAX_REPORTED else ""
         hint = "broken: drop drops them"

@@ -30,6 +30,7 @@ from opabinia.contracts import (
     Source,
     SourcePart,
 )
+from opabinia.data.sample_keys import GROUND_TRUTH_KEYS
 from opabinia.data.sources.annotation_arrays import RaggedArray
 from opabinia.data.sources.file_names import short_digest
 from opabinia.data.sources.labels import check_class
@@ -66,7 +67,7 @@ class ConcatBase:
     def __getitem__(self, index: int) -> Sample:
         number, own_index = self._locate(index)
         sample = {**self.sources[number][own_index]}
-        for key in {"ground_truth", "ground_truth_map"} & sample.keys():  # image ids are unique within a source only
+        for key in GROUND_TRUTH_KEYS & sample.keys():  # image ids are unique within a source only
             sample[key] = replace(sample[key], image_id=f"{number}/{sample[key].image_id}")
         return {**sample, "id": f"{number}/{sample['id']}"}
 

@@ -30,6 +30,7 @@ from opabinia.data.sources.image_headers import files_exist
 from opabinia.data.sources.labels import select_classes
 from opabinia.data.sources.oriented_boxes import from_segmentations, min_area_boxes
 from opabinia.runtime.log import log
+from opabinia.runtime.text import plural
 
 Empty = Literal["keep", "drop"]
 """Handling of images without objects to train on; detectron2 drops them in training."""
@@ -304,7 +305,9 @@ def build_source(
     exist = files_exist(listing.root, listing.names)
     if not exist.any():
         first = os.fsdecode(listing.names[0])
-        raise ValueError(f"{listing.file}: none of its {len(exist)} images is in {listing.root}, such as {first}")
+        raise ValueError(
+            f"{listing.file}: none of its {plural(len(exist), 'image')} is in {listing.root}, such as {first}"
+        )
     for index in np.flatnonzero(~exist).tolist():
         listing.errors.add(kinds.MISSING, os.fsdecode(listing.names[index]), "", f"not in {listing.root}")
     listing = listing.select_images(exist & (listing.sizes > 0).all(1))
@@ -321,7 +324,7 @@ def build_source(
     if not listing.names:
         raise ValueError(f"{listing.file}: no image is left to train on")
     if not listing.annotations.trainable.any():
-        log.warning("%s: there are no objects in its %d images", listing.file, len(listing.names))
+        log.warning("%s: there are no objects in its %s", listing.file, plural(len(listing.names), "image"))
     return AnnotatedImages(listing, channels=channels)
 
 

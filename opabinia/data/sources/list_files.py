@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from opabinia.runtime.files import describe_missing
+from opabinia.runtime.text import plural
 
 Row = tuple[str, dict[str, Any]]
 """Location of a row, such as ``line 3``, and its values by column."""
@@ -176,7 +177,7 @@ def check_files_exist(file: Path, root: Path, entries: Sequence[tuple[str, str]]
     duplicates = {path: where for path, where in locations.items() if len(where) > 1}
     if duplicates:
         listed = ", ".join(f"{path} ({', '.join(where[:3])})" for path, where in list(duplicates.items())[:3])
-        raise ValueError(f"{file} lists {len(duplicates)} images more than once: {listed}")
+        raise ValueError(f"{file} lists {plural(len(duplicates), 'image')} more than once: {listed}")
     missing = [f"{path} ({location})" for location, path in entries if not os.path.isfile(os.path.join(root, path))]
     if missing:
         raise ValueError(f"{file}: {len(missing)} of {len(entries)} images are not in {root}: {', '.join(missing[:3])}")

@@ -24,6 +24,8 @@ from opabinia.data.sources.image_headers import files_exist, read_sizes
 from opabinia.data.sources.labels import check_class
 from opabinia.data.sources.list_files import read_lines
 from opabinia.data.sources.segmentation_base import Color, MapError, check_map_classes, make_map_sample, read_map
+from opabinia.runtime.log import log
+from opabinia.runtime.text import plural
 
 Byte = Annotated[int, Interval(ge=0, le=255)]
 PixelValue = Annotated[int, Interval(ge=0, le=65535)]
@@ -165,7 +167,8 @@ def segmentation_folder(
 
     Maps are gray (8 or 16 bits) or have a palette, of which the indices count, not the colors; the value is the label,
     unless ``values`` says otherwise. Maps in color need the color of each class. Hidden files are skipped. The sizes of
-    all images and maps are compared when the source is made, the values in a map when it is read.
+    all images and maps are compared when the source is made, the values in a map when it is read. Maps without an image
+    are not used, and reported.
 
     Args:
         root: the folder that holds both.
@@ -181,7 +184,7 @@ def segmentation_folder(
         values: the values of each class in the maps: ``{road: [7], vehicle: [26, 27, 28]}``; without ``classes`` its
             keys are the classes. null: the labels.
         reduce_zero_label: 0 in a map is ignored, and 1 is the first class (as in ADE20K).
-        ignore: values of pixels without a label, 255 when not given.
+        ignore: values of pixels without a label; null: 255, unless ``values`` gives it to a class.
         unlisted: for values that are neither a class nor ignored: ``error`` raises; ``ignore`` ignores the pixels.
         broken: for images without a map, of another size than their map, or that cannot be read: ``error`` raises;
             ``drop`` drops them.
@@ -196,13 +199,19 @@ def segmentation_folder(
     colors = file_colors if colors is None else colors
     check_map_classes("classes", names)
     if len(colors) not in (0, len(names)):
-        raise ValueError(f"colors: {len(colors)} colors for {len(names)} classes")
-    table = _make_table(names, values, reduce_zero_label, [IGNORE_LABEL] if ignore is None else ignore, unlisted)
+        raise ValueError(f"colors: {plural(len(colors), 'color')} for {plural(len(names), 'class', 'es')}")
+    table = _make_table(names, values, reduce_zero_label, ignore, unlisted)
     image_files = _list_images(root, images, image_suffix, list_file)
     map_files = [os.fsencode(labels) + name[len(os.fsencode(images)) :] for name in image_files]
     map_files = [_stem(name, image_suffix) + os.fsencode(label_suffix) for name in map_files]
     sizes, kept, errors = _check_files(root, image_files, map_files)
     check_errors(root, errors.groups(), broken)
+    if list_file is None:
+        unused = sorted(set(find_files(root, labels, [label_suffix.lower()])) - set(map_files))
+        for name in unused:
+            errors.add(kinds.UNUSED_MAP, os.fsdecode(name), "", "not used")
+        if unused:
+            log.warning("%s: %s", root, errors.groups()[-1])
     if not kept.any():
         raise ValueError(f"{root}: no image is left to train on")
     chosen = np.flatnonzero(kept).tolist()
@@ -244,7 +253,7 @@ def _make_table(
     classes: Sequence[str],
     values: Mapping[str, Sequence[int]] | None,
     reduce_zero_label: bool,
-    ignore: Sequence[int],
+    ignore: Sequence[int] | None,
     unlisted: Unlisted,
 ) -> NDArray[np.int16]:
     """Return the table of :class:`PixelLabels`."""
@@ -260,6 +269,8 @@ def _make_table(
             if owner.setdefault(number, name) != name:
                 raise ValueError(f"values: {number} belongs to {owner[number]!r} and {name!r}")
             table[number] = classes.index(name)
+    if ignore is None:  # masks of one object often have the value 255 in it
+        ignore = [] if values is not None and IGNORE_LABEL in owner else [IGNORE_LABEL]
     table[[*ignore, *range(first)]] = IGNORE_LABEL
     return table
 
@@ -295,7 +306,9 @@ def _check_files(
     image_exists, map_exists = files_exist(root, images), files_exist(root, maps)
     if not map_exists.any():
         image, expected = os.fsdecode(images[0]), os.fsdecode(maps[0])
-        raise ValueError(f"{root}: none of {len(images)} images has a label map; expected {expected} for {image}")
+        raise ValueError(
+            f"{root}: none of {plural(len(images), 'image')} has a label map; expected {expected} for {image}"
+        )
     sizes, map_sizes = read_sizes(root, images, errors), read_sizes(root, maps, errors)
     for index in np.flatnonzero(repeated | ~image_exists | ~map_exists | (sizes != map_sizes).any(1)).tolist():
         name, map_name = os.fsdecode(images[index]), os.fsdecode(maps[index])

@@ -23,6 +23,7 @@ from opabinia.data.sources.folder import existing_folder, is_image_file
 from opabinia.data.sources.image_headers import read_sizes
 from opabinia.data.sources.list_files import read_fields
 from opabinia.runtime.log import log
+from opabinia.runtime.text import plural
 
 CLASSES = (
     *("aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable", "dog"),
@@ -142,7 +143,7 @@ def _find_images(root: Path, stems: Sequence[str]) -> list[bytes]:
     folder, prefix = (root / "JPEGImages", b"JPEGImages/") if separate else (root, b"")
     names = {os.path.splitext(name)[0]: name for name in sorted(os.listdir(os.fsencode(folder))) if is_image_file(name)}
     if not separate and (unlabeled := len(names.keys() - set(map(os.fsencode, stems)))):
-        log.warning("%s: %d images have no XML file beside them and are skipped", root, unlabeled)
+        log.warning("%s: %s without an XML file skipped", root, plural(unlabeled, "image"))
     return [prefix + names.get(os.fsencode(stem), os.fsencode(f"{stem}.jpg")) for stem in stems]
 
 

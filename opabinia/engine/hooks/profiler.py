@@ -11,6 +11,7 @@ from opabinia.contracts import Batch, Count, Hook, Run
 from opabinia.runtime.files import disk_errors
 from opabinia.runtime.log import log
 from opabinia.runtime.processes import is_rank_zero, rank
+from opabinia.runtime.text import plural
 
 
 @register.hook(name="profiler", aliases=("profile",), renamed={"first": "skip_first"})
@@ -56,4 +57,4 @@ class Profiler(Hook):
         with disk_errors(path):
             path.parent.mkdir(exist_ok=True)
             profiler.export_chrome_trace(str(path))
-        log.info("profile of %d steps: %s", self.steps, path)
+        log.info("profile of %s: %s", plural(self.steps, "step"), path)

@@ -43,8 +43,7 @@ class RecordStep(Hook):
         name = "batch" if is_rank_zero() else f"batch.rank{rank()}"
         tensors = dict(_tensors(batch))
         save_tensors(self.folder / f"{name}.safetensors", tensors)
-        # Ground truth is read in evaluations only.
-        excluded = {tensor_name.split(".")[0] for tensor_name in tensors} | {"ground_truth", "ground_truth_map"}
+        excluded = {tensor_name.split(".")[0] for tensor_name in tensors}
         write_json(self.folder / f"{name}.json", {key: value for key, value in batch.items() if key not in excluded})
 
     def after_backward(self, run: Run) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -24,6 +24,7 @@ from opabinia.contracts import (
     Schedules,
     StepOptions,
     Task,
+    total_loss,
 )
 from opabinia.engine.loop.gradient_clipping import clip_each, clip_values, global_norm
 from opabinia.engine.loop.nonfinite import (
@@ -42,29 +43,6 @@ from opabinia.runtime.processes import any_rank, rank, world_size
 from opabinia.runtime.seeds import seed_model
 
 
-def total_loss(losses: Mapping[str, Tensor] | Tensor | Sequence[Tensor]) -> tuple[Tensor, dict[str, Tensor | float]]:
-    """Return the loss to backpropagate, and all values to log by name (the rule of basecls).
-
-    A tensor is the loss; a list is summed. In a dictionary, ``total_loss`` alone is trained if it is present, else the
-    sum of every key that contains "loss"; the rest is only logged. The trained value is logged as ``loss``, or as
-    ``total_loss`` if one of several terms has that name.
-
-    Raises:
-        ValueError: a dictionary without a loss, or an empty list.
-
-    Example: ``{"loss_a": 2, "aux": 10}`` trains 2; ``{"total_loss": 1, "x_loss": 5}`` trains 1.
-    """
-    if isinstance(losses, Tensor):
-        return losses, {"loss": losses}
-    if type(losses) is not dict and not isinstance(losses, Mapping):
-        losses = {f"loss_{number}": loss for number, loss in enumerate(losses)}
-    terms = [losses["total_loss"]] if "total_loss" in losses else [v for k, v in losses.items() if "loss" in k]
-    if not terms:
-        raise ValueError(f"the task returned no loss: no key of {sorted(losses)} contains 'loss'")
-    total = terms[0] if len(terms) == 1 else torch.stack(terms).sum()
-    return total, {**losses, "total_loss" if "loss" in losses and len(terms) > 1 else "loss": total}
-
-
 def split_micro_batches(batch: Batch, size: int | None, largest: int | None = None) -> Iterator[tuple[Batch, int]]:
     """Split a batch into micro-batches; yield each with the number of its samples that count.
 
@@ -81,12 +59,29 @@ def split_micro_batches(batch: Batch, size: int | None, largest: int | None = No
         yield batch, count
         return
     parts = -(-largest // size)
+    if "streams" in batch:
+        yield from _split_streams(batch, parts)
+        return
     for number in range(parts):
         start, stop = number * count // parts, (number + 1) * count // parts
         if count == largest:
             start, stop = number * size, min(count, (number + 1) * size)
         samples = slice(start, stop) if start < stop else slice(0, 1)
         yield {key: _take(value, samples) for key, value in batch.items()}, stop - start
+
+
+def _split_streams(batch: Batch, parts: int) -> Iterator[tuple[Batch, int]]:
+    """Split the batch of a multi-task step; every micro-batch has samples of every stream, since their losses may
+    communicate. A stream with too few samples repeats one, and that one counts 0."""
+    for number in range(parts):
+        streams, counts = {}, {}
+        for name, own in batch["streams"].items():
+            start, stop = (position * len(own["id"]) // parts for position in (number, number + 1))
+            samples = slice(start, stop) if start < stop else slice(0, 1)
+            streams[name] = {key: _take(value, samples) for key, value in own.items()}
+            counts[name] = stop - start
+        ids = [sample_id for own in streams.values() for sample_id in own["id"]]
+        yield {**batch, "streams": streams, "id": ids, "counts": counts}, sum(counts.values())
 
 
 def _take(value: Any, samples: slice) -> Any:

@@ -11,7 +11,7 @@ from opabinia.contracts import IGNORE_LABEL, Batch, DataMismatch, GroundTruthMap
 MAX_WORST = 100
 
 
-def original_maps(
+def ground_truth_maps(
     predictions: Predictions, batch: Batch, classes: int
 ) -> Iterator[tuple[int, str, GroundTruthMap, tuple[slice, slice]]]:
     """Yield for each image its row, its id, its ground truth, and the area of the padded predictions that it fills.

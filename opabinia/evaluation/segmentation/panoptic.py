@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from opabinia.config import register
 from opabinia.contracts import Batch, DataMismatch, DatasetInfo, Predictions
-from opabinia.evaluation.segmentation.maps import original_maps, worst_rows
+from opabinia.evaluation.segmentation.maps import ground_truth_maps, worst_rows
 
 Ints = NDArray[np.int64]
 
@@ -70,7 +70,7 @@ class Panoptic:
         Raises:
             DataMismatch: the ground truth has no segments, another size than the image, or a label that is no class.
         """
-        for row, name, ground_truth, area in original_maps(predictions, batch, len(self._classes)):
+        for row, name, ground_truth, area in ground_truth_maps(predictions, batch, len(self._classes)):
             segments, labels = (predictions[key][row].cpu().numpy() for key in ("segments", "segment_labels"))
             true, true_labels, crowd = ground_truth.segments, ground_truth.segment_labels, ground_truth.crowd
             if true is None or true_labels is None or crowd is None:

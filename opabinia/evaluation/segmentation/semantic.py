@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from opabinia.config import register
 from opabinia.contracts import IGNORE_LABEL, Batch, DatasetInfo, Fraction, Predictions
-from opabinia.evaluation.segmentation.maps import original_maps, worst_rows
+from opabinia.evaluation.segmentation.maps import ground_truth_maps, worst_rows
 
 Labels = NDArray[np.uint8]
 Counts = NDArray[np.int64]
@@ -73,7 +73,7 @@ class Semantic:
             DataMismatch: the ground truth has another size than the image, or a label that is no class.
         """
         count = len(self._classes)
-        for row, name, ground_truth, area in original_maps(predictions, batch, count):
+        for row, name, ground_truth, area in ground_truth_maps(predictions, batch, count):
             true = ground_truth.labels
             predicted = predictions["segmentation"][row][area].cpu().numpy()
             matrix = count_pairs(true, predicted, count)

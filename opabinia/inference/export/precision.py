@@ -20,6 +20,8 @@ _HALF = _LAYERS | {
     *("Reshape", "Sigmoid", "Slice", "Squeeze", "Sub", "Tanh", "Transpose", "Unsqueeze"),
 }
 """Computed in FP16; as in torch's mixed precision, softmax and layer normalization are not."""
+_SAMPLERS = {"GridSample", "RoiAlign"}
+"""Read features (the first input) at coordinates."""
 _QUANTIZED = ["Conv", "Gemm", "MatMul", "Add", "MaxPool", "AveragePool", "Relu"]
 
 
@@ -42,8 +44,9 @@ def _module(node: Any) -> str:
 
 
 def excluded_nodes(path: Path, patterns: Sequence[str]) -> list[str]:
-    """Return the nodes of an ONNX file that stay in FP32: pre- and post-processing (all that is not between the first
-    and the last convolution or linear layer), coordinates, and the layers that a pattern names.
+    """Return the nodes of an ONNX file that stay in FP32: pre- and post-processing (all whose values do not come from a
+    convolution or linear layer, or do not enter another one: scores that select regions do not), coordinates, and the
+    layers that a pattern names.
 
     Args:
         path: of the file.
@@ -63,7 +66,12 @@ def excluded_nodes(path: Path, patterns: Sequence[str]) -> list[str]:
                 Problem("command line", "--exclude", f"no layer is named {pattern!r}", allowed=f"layers: {known}")
             )
     before = _reached(nodes, lambda node: node.input, lambda node: node.output)
-    after = _reached(list(reversed(nodes)), lambda node: node.output, lambda node: node.input)
+    no_features = {item.name for item in graph.value_info if item.type.tensor_type.elem_type != onnx.TensorProto.FLOAT}
+    after = _reached(
+        list(reversed(nodes)),
+        lambda node: node.output,
+        lambda node: node.input[:1] if node.op_type in _SAMPLERS else {*node.input} - no_features,
+    )
     kept = before & after - _coordinates(graph)
     return [
         node.name
@@ -91,7 +99,7 @@ def _coordinates(graph: Any) -> set[str]:
     tensors = {name for name, shape in sides.items() if len(shape) not in (0, 1, 4) and shape[-1] in (2, 4)}
     found = set[str]()
     for node in graph.node:
-        if node.op_type not in _LAYERS | {"GridSample", "RoiAlign"} and tensors & {*node.input, *node.output}:
+        if node.op_type not in _LAYERS | _SAMPLERS and tensors & {*node.input, *node.output}:
             found.add(node.name)
             tensors |= set(node.output)
     return found

@@ -15,6 +15,7 @@ from opabinia.data import ValidationStream
 from opabinia.data.loader import BatchReader, DataError, Request
 from opabinia.inference.predictor import Predictor
 from opabinia.inference.splits import select_split
+from opabinia.runtime.text import plural
 from opabinia.training.run_folder import build_parts, validation_sets
 
 SIDE, FRAMES = 256, 64
@@ -35,7 +36,7 @@ def select_samples(resolved: Resolved, predictor: Predictor, count: int) -> tupl
         if not sets:
             raise ValueError("the run has no validation set")
         samples = split_samples(resolved, sets[0]["prefix"], count)
-        return samples, f"{len(samples)} samples of the validation data"
+        return samples, f"{plural(len(samples), 'sample')} of the validation data"
     except (ConfigError, DataError, OSError, ValueError) as error:
         logging.getLogger("opabinia").info("the validation data cannot be read: %s", error)
     generator = torch.Generator().manual_seed(0)

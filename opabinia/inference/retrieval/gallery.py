@@ -15,6 +15,7 @@ from opabinia.evaluation.retrieval.rerank import k_reciprocal
 from opabinia.inference.input_files import InputBatch, read_batches
 from opabinia.inference.predictor import Predictor
 from opabinia.runtime.progress import progress_bar
+from opabinia.runtime.text import plural
 
 Verdict = Literal["right", "wrong", "junk"]
 """A match has the same identity, another one, or is ignored by evaluations: the same identity on the same camera, or an
@@ -156,5 +157,5 @@ def embed_gallery(
             embeddings.append(rows)
             bar.advance(len(batch))
     if not readable:
-        raise DataError(f"none of the {len(paths)} files in {folder} can be read; the first: {errors[0]}")
+        raise DataError(f"none of {plural(len(paths), 'file')} in {folder} can be read; the first: {errors[0]}")
     return readable, torch.cat(embeddings)

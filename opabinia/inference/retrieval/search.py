@@ -27,6 +27,7 @@ from opabinia.runtime.files import DiskError, disk_errors, flush_to_disk, write_
 from opabinia.runtime.json_files import InvalidFile, read_json
 from opabinia.runtime.log import log, logging_to
 from opabinia.runtime.progress import progress_bar
+from opabinia.runtime.text import plural
 from opabinia.training.run_folder import chosen_checkpoint, resolve, validation_sets
 from opabinia.training.trained_model import Weights
 
@@ -202,7 +203,7 @@ def _load_index(file: Path, contents: Contents) -> tuple[list[Path], Any] | None
 def _build_index(
     file: Path, contents: Contents, predictor: Predictor, root: Path, paths: Sequence[Path]
 ) -> tuple[list[Path], Any]:
-    log.info("building an index of %d images in %s", len(paths), root)
+    log.info("building an index of %s in %s", plural(len(paths), "image"), root)
     index: Any = None
     images: list[Path] = []
     errors: list[str] = []
@@ -214,7 +215,7 @@ def _build_index(
             images += batch.paths
             bar.advance(len(batch))
     if index is None:
-        raise DataError(f"none of the {len(paths)} images in {root} can be read; the first: {errors[0]}")
+        raise DataError(f"none of {plural(len(paths), 'image')} in {root} can be read; the first: {errors[0]}")
     for message in errors:
         log.warning("skipped: %s", message)
     _write_index(file, contents, index, images)

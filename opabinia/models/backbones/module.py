@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from opabinia.contracts import Backbone, Level
+from opabinia.contracts import Backbone, Level, SharedFeatures
 
 SIZES = (64, 224, 32, 28)
 """Image sizes of the dry run, in the order in which they are tried."""
@@ -102,6 +102,13 @@ class ModuleBackbone(Backbone):
     def pyramid_features(self, images: Tensor) -> list[Tensor]:
         """Return the feature maps of all levels."""
         return self.outputs(images)
+
+    enable_shared_features = enable_multi_scale
+
+    def shared_features(self, images: Tensor) -> SharedFeatures:
+        """Return the feature maps of all levels, and the mean over the coarsest ones as vectors."""
+        maps = self.outputs(images)
+        return SharedFeatures(maps[-1].flatten(2).mean(2), maps[-1], maps)
 
 
 def build_backbone(part: Callable[[int], nn.Module], channels: int) -> Backbone:

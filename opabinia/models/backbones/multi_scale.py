@@ -28,7 +28,7 @@ class MultiScaleFeatures(nn.Module):
     is a module so that it can be compiled; it holds no weights.
 
     Args:
-        net: the model, whose layers after the last of these feature maps are removed. Its weights keep their names.
+        net: the model.
 
     Attributes:
         out_levels: the output of :meth:`forward`.
@@ -50,6 +50,9 @@ class MultiScaleFeatures(nn.Module):
         infos = [feature_info[index] for index in self._indices]
         self.out_levels = [Level(info["num_chs"], info["reduction"]) for info in infos]
         self._norm = len(self._indices) == 1
+
+    def prune(self, net: Any) -> None:
+        """Remove the layers of the model after the last of these feature maps. Its weights keep their names."""
         net.prune_intermediate_layers(self._indices, prune_norm=not self._norm)
 
     def drop_last(self) -> None:
@@ -63,6 +66,12 @@ class MultiScaleFeatures(nn.Module):
             images, indices=self._indices, norm=self._norm, output_fmt="NCHW", stop_early=True, intermediates_only=True
         )
         return maps
+
+    def with_output(self, net: Any, images: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """The output of a model that was not pruned, before its pooling, and the feature maps; from one forward
+        pass."""
+        output, maps = net.forward_intermediates(images, indices=self._indices, norm=self._norm, output_fmt="NCHW")
+        return output, maps
 
 
 def allow_any_size(net: nn.Module) -> None:

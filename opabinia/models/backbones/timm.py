@@ -16,7 +16,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from opabinia.config import register
-from opabinia.contracts import Backbone, DataMismatch, Fraction, Level, Preprocessing, Tokens
+from opabinia.contracts import Backbone, DataMismatch, Fraction, Level, Preprocessing, SharedFeatures, Tokens
 from opabinia.models.backbones.multi_scale import MultiScaleFeatures, allow_any_size, freeze_stages
 from opabinia.models.lora import Lora, insert_adapters
 from opabinia.models.weights.download import UnavailableWeights, are_replaced, pretrained_weights
@@ -79,6 +79,7 @@ class TimmBackbone(Backbone):
         self.token_channels = int(net.embed_dim) if has_tokens else 0
         self.patch_size = tuple(net.patch_embed.patch_size) if has_tokens else None
         self.multi_scale: MultiScaleFeatures | None = None
+        self._gives_vectors = True
         # In a tuple it is not a child: it is saved and trained only where make_head returns it.
         self._trained_head = (head,)
 
@@ -192,9 +193,35 @@ class TimmBackbone(Backbone):
         Raises:
             ValueError: timm offers no such feature maps of this model.
         """
+        levels = self.enable_shared_features()
+        self.drop_vector_layers()
+        return levels
+
+    def enable_shared_features(self) -> list[Level]:
+        """Prepare for :meth:`shared_features`; the levels are those of :meth:`enable_multi_scale`.
+
+        Raises:
+            ValueError: see :meth:`enable_multi_scale`.
+        """
         self.multi_scale = MultiScaleFeatures(self.model)
         allow_any_size(self.model)
         return self.multi_scale.out_levels
+
+    def drop_vector_layers(self) -> None:
+        """See :meth:`opabinia.contracts.Backbone.drop_vector_layers`; vectors are then means of the coarsest maps."""
+        assert self.multi_scale is not None, "enable_shared_features() comes first"
+        self.multi_scale.prune(self.model)
+        self._gives_vectors = False
+
+    def shared_features(self, images: Tensor) -> SharedFeatures:
+        """B x C x H x W to all features; see :meth:`opabinia.contracts.Backbone.shared_features`."""
+        assert self.multi_scale is not None, "enable_shared_features() comes first"
+        if not self._gives_vectors:
+            pyramid = self.pyramid_features(images)
+            return SharedFeatures(pyramid[-1].mean((2, 3)), pyramid[-1], pyramid)
+        output, pyramid = self.multi_scale.with_output(self.model, images)
+        vectors = self.model.forward_head(output)  # type: ignore[operator]
+        return SharedFeatures(vectors, self._to_maps(output, images.shape[-2:]), pyramid)
 
     def pyramid_features(self, images: Tensor) -> list[Tensor]:
         """B x C x H x W to feature maps (B x M x h x w) of the levels that :meth:`enable_multi_scale` returned.

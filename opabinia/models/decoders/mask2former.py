@@ -96,7 +96,7 @@ class Mask2Former(SegmentationDecoder):
         encoder.maps = maps[-4:]
         try:
             finest = maps[-4]
-            pixels = finest.new_zeros(()).expand(len(finest), 3, *(4 * side for side in finest.shape[-2:]))
+            pixels = finest.new_zeros(()).expand(finest.shape[0], 3, *(4 * side for side in finest.shape[-2:]))
             output = self.model(pixels, output_auxiliary_logits=True)
         finally:
             encoder.maps = ()
@@ -113,6 +113,6 @@ class Mask2Former(SegmentationDecoder):
         scores = classify_pixels(logits.float(), masks.float())
         return scores.clamp(min=torch.finfo(scores.dtype).tiny).log()
 
-    def losses(self, maps: Sequence[Tensor], segments: Sequence[MaskTargets]) -> dict[str, Tensor]:
-        last, *earlier = self.criterion.losses(self.query_masks(maps), segments)
+    def losses(self, layers: Sequence[tuple[Tensor, Tensor]], segments: Sequence[MaskTargets]) -> dict[str, Tensor]:
+        last, *earlier = self.criterion.losses([QueryMasks(*layer) for layer in layers], segments)
         return {**last, "loss_auxiliary": add_losses(earlier, last["loss_ce"])}

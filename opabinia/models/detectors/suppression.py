@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from math import inf
 from typing import NamedTuple
 
@@ -102,19 +101,22 @@ def suppress_static(
     """
     scores, labels, boxes = (torch.cat(parts, dim=1).detach() for parts in zip(*levels, strict=True))
     boxes = clip_boxes(boxes, sizes)
-    iou_with = _iou_with(boxes)
 
-    def take_best(remaining: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
+    # OpenVINO's Scan takes neither tensors from outside its body nor values to scan that the body does not read.
+    def take_best(state: tuple[Tensor, Tensor, Tensor], none: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
+        remaining, boxes, labels = state
         index = remaining.argmax(1, keepdim=True)
         box = boxes.gather(1, index.unsqueeze(2).expand(-1, -1, boxes.shape[2]))
-        suppressed = (iou_with(box) > nms_threshold) & (labels == labels.gather(1, index))
-        taken = torch.where(remaining.gather(1, index) < 0, -1, index)
-        return remaining.masked_fill(suppressed, -1.0).scatter(1, index, -1.0), taken
+        suppressed = (_iou(box, boxes) > nms_threshold) & (labels == labels.gather(1, index))
+        taken = torch.where(remaining.gather(1, index) < 0, none, index)
+        remaining = remaining.masked_fill(suppressed, -1.0).scatter(1, index, -1.0)
+        return (remaining, boxes.clone(), labels.clone()), taken
 
     dropped = scores <= score_threshold
     if boxes.shape[2] == 4:
         dropped = dropped | ~exceeds_size(boxes, min_size)
-    _, taken = scan(take_best, scores.masked_fill(dropped, -1.0), torch.zeros(max_detections, 1))
+    state = (scores.masked_fill(dropped, -1.0), boxes, labels)
+    _, taken = scan(take_best, state, labels.new_full((max_detections, 1), -1))
     indices = taken.squeeze(2).t()
     valid, indices = indices >= 0, indices.clamp(min=0)
     return Detections(
@@ -124,15 +126,11 @@ def suppress_static(
     )
 
 
-def _iou_with(boxes: Tensor) -> Callable[[Tensor], Tensor]:
-    """Return a function of one box per image (B x 1 x 4 or x 5): its IoU with all these boxes (B x N)."""
+def _iou(box: Tensor, boxes: Tensor) -> Tensor:
+    """Return the IoU of one box per image (B x 1 x 4 or x 5) with others (B x N x 4 or x 5): B x N."""
     if boxes.shape[2] == 5:
-        return partial(aligned_iou, box_corners(boxes))
+        return aligned_iou(box_corners(boxes), box)
+    sides = torch.minimum(box[..., 2:], boxes[..., 2:]) - torch.maximum(box[..., :2], boxes[..., :2])
+    intersections: Tensor = sides.clamp(min=0).prod(2)
     areas = (boxes[..., 2:] - boxes[..., :2]).prod(2)
-
-    def iou_with(box: Tensor) -> Tensor:
-        sides = torch.minimum(box[..., 2:], boxes[..., 2:]) - torch.maximum(box[..., :2], boxes[..., :2])
-        intersections: Tensor = sides.clamp(min=0).prod(2)
-        return intersections / ((box[..., 2:] - box[..., :2]).prod(2) + areas - intersections)
-
-    return iou_with
+    return intersections / ((box[..., 2:] - box[..., :2]).prod(2) + areas - intersections)

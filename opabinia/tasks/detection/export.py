@@ -102,15 +102,13 @@ def sort_detections(detections: Detections) -> Detections:
 
 
 def pad_detections(detections: Detections, count: int) -> Detections:
-    """Pad the boxes, scores and labels of each image (B x D ...) to ``count`` with label -1."""
+    """Pad the detections of each image (B x D ...) to ``count`` with label -1."""
     missing = count - detections.labels.shape[1]
-    if not missing:
-        return detections
-    return Detections(
-        F.pad(detections.boxes, (0, 0, 0, missing)),
-        F.pad(detections.scores, (0, missing)),
-        F.pad(detections.labels, (0, missing), value=-1),
-    )
+    columns: list[Any] = [
+        None if values is None else F.pad(values, (*[0] * 2 * (values.ndim - 2), 0, missing), value=fill)
+        for values, fill in zip(detections, (0, 0, -1, 0, 0), strict=True)
+    ]
+    return Detections(*columns) if missing else detections
 
 
 def detection_difference(

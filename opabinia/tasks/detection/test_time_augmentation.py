@@ -14,6 +14,7 @@ from opabinia.contracts import Detections, Detector, Sizes
 from opabinia.contracts.rotated_boxes import mirror_boxes, scale_boxes
 from opabinia.models.detectors.rotated_boxes import box_nms
 from opabinia.tasks.dense_base import TestTimeAugmentation, mirror
+from opabinia.tasks.detection.tiles import concat_detections, select_detections
 
 Pyramid = Callable[[Tensor, Sizes], list[Tensor]]
 """Maps a padded batch (B x C x H x W) and the sizes of its images to the feature maps that the detector reads."""
@@ -47,12 +48,14 @@ def detect_augmented(
 ) -> list[Detections]:
     """Return detections in each image of a padded batch, in pixels of the batch; views are padded to ``multiple``.
 
-    Boxes of all views go through one suppression. Masks are the mean over views, keypoints those of the first view
-    that is not mirrored.
+    Boxes of all views go through one suppression. Masks are the mean over views, or those of the detection that is kept
+    if the detector predicts them together with boxes; keypoints are those of the first view that is not mirrored.
     """
     views = list(_views(pyramid, images, sizes, augmentation, multiple))
     by_view = [_detect(detector, view) for view in views]
     merged = [_merge_boxes(rows, augmentation.iou, detector.max_detections) for rows in zip(*by_view, strict=True)]
+    if all(rows.masks is not None for rows in merged):
+        return merged
     described = [_describe(detector, view, merged) for view in views]
     return [_merge_descriptions(rows) for rows in zip(*described, strict=True)]
 
@@ -77,9 +80,10 @@ def _detect(detector: Detector, view: View) -> list[Detections]:
     """Return detections in a view, in pixels of the batch."""
     detections = detector.detect(view.maps, view.shape, view.sizes)
     boxes = [_flip_boxes(rows.boxes, view, size) for rows, size in zip(detections, view.sizes, strict=True)]
+    masks = [rows.masks.flip(-1) if rows.masks is not None and view.flipped else rows.masks for rows in detections]
     return [
-        rows._replace(boxes=scale_boxes(flipped, 1 / _factors(rows, view)))
-        for rows, flipped in zip(detections, boxes, strict=True)
+        rows._replace(boxes=scale_boxes(flipped, 1 / _factors(rows, view)), masks=mask)
+        for rows, flipped, mask in zip(detections, boxes, masks, strict=True)
     ]
 
 
@@ -94,9 +98,8 @@ def _flip_boxes(boxes: Tensor, view: View, size: tuple[int, int]) -> Tensor:
 
 
 def _merge_boxes(detections: Sequence[Detections], iou: float, count: int) -> Detections:
-    boxes, scores, labels = (torch.cat(column) for column in list(zip(*detections, strict=True))[:3])
-    kept = box_nms(boxes, scores, labels, iou)[:count]
-    return Detections(boxes[kept], scores[kept], labels[kept])
+    merged = concat_detections(detections)
+    return select_detections(merged, box_nms(*merged[:3], iou)[:count])
 
 
 def _describe(detector: Detector, view: View, merged: Sequence[Detections]) -> list[Detections]:

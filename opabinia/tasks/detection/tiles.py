@@ -111,8 +111,7 @@ def merge_tiles(by_tile: Sequence[Detections], cut_by_tile: Sequence[Tensor], ti
         cut_by_tile: which boxes their tile's border cuts (bool, D each).
         tiles: settings.
     """
-    columns: list[Any] = [None if rows[0] is None else torch.cat(rows) for rows in zip(*by_tile, strict=True)]
-    merged = Detections(*columns)
+    merged = concat_detections(by_tile)
     boxes, scores, labels = upright_boxes(merged.boxes.float()), merged.scores, merged.labels
     cut = torch.cat(list(cut_by_tile))
     tile = torch.cat([torch.full_like(rows.labels, number) for number, rows in enumerate(by_tile)])
@@ -126,6 +125,12 @@ def merge_tiles(by_tile: Sequence[Detections], cut_by_tile: Sequence[Tensor], ti
     kept = torch.cat([complete, part[~covered.any(1), 0]])
     kept = kept[scores[kept].argsort(descending=True, stable=True)][: tiles.max_detections]
     return select_detections(merged, kept)
+
+
+def concat_detections(rows: Sequence[Detections]) -> Detections:
+    """Return the detections of several rows, one after the other."""
+    columns: list[Any] = [None if values[0] is None else torch.cat(values) for values in zip(*rows, strict=True)]
+    return Detections(*columns)
 
 
 def select_detections(detections: Detections, kept: Tensor) -> Detections:

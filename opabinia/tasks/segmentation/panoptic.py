@@ -24,6 +24,7 @@ from opabinia.contracts import (
     Count,
     DatasetInfo,
     DecoderPart,
+    Detections,
     DetectorPart,
     DrawOptions,
     Evaluator,
@@ -156,20 +157,24 @@ class Panoptic(DensePrediction):
 
     def forward(self, batch: Batch, clock: Clock) -> dict[str, Tensor]:
         """Return the detector's losses under their own names and ``loss_semantic``, or the mask classifier's own."""
-        return self._losses(self._maps(batch), batch)
+        maps = self._maps(batch)
+        return self._losses(maps, self._decode(maps), batch)
 
-    def _losses(self, maps: Sequence[Tensor], batch: Batch) -> dict[str, Tensor]:
+    def _decode(self, maps: Sequence[Tensor]) -> Any:
+        """Return the logits of pixels (Panoptic FPN), or the predictions of all layers of a mask classifier."""
+        return self.decoder(maps) if self.detector else self.decoder.query_masks(maps)
+
+    def _losses(self, maps: Sequence[Tensor], decoded: Any, batch: Batch) -> dict[str, Tensor]:
         if self.detector is None:
-            return self.decoder.losses(maps, self._segments_of(batch))
+            return self.decoder.losses(decoded, self._segments_of(batch))
         shape = (batch["image"].shape[-2], batch["image"].shape[-1])
         targets = [
             target._replace(labels=torch.searchsorted(self.things, target.labels)) for target in targets_from(batch)
         ]
         losses = self.detector.losses(maps, shape, batch["image_sizes"], targets)
         classes = self.to_decoder[batch["mask"].long()]
-        losses["loss_semantic"] = self.decoder_weight * pixel_cross_entropy(
-            resize_like(self.decoder(maps).float(), classes), classes
-        )
+        logits = resize_like(decoded.float(), classes)
+        losses["loss_semantic"] = self.decoder_weight * pixel_cross_entropy(logits, classes)
         return losses
 
     def _segments_of(self, batch: Batch) -> list[MaskTargets]:
@@ -187,18 +192,19 @@ class Panoptic(DensePrediction):
         ``scores``, ``labels`` and ``masks`` (see :data:`opabinia.contracts.Predictions`), and ``losses/...`` if the
         batch has maps."""
         maps = self._maps(batch)
-        rows = self._combined(maps, batch) if self.detector else self._classified(maps, batch)
+        decoded = self._decode(maps)
+        rows = self._combined(maps, decoded, batch) if self.detector else self._classified(*decoded[0], batch)
         if not self._validation_loss or "mask" not in batch:
             return rows
         # Detectors sample proposals, mask classifiers points: a fixed seed gives the same ones in every evaluation.
         with torch.random.fork_rng([batch["image"].device] if batch["image"].is_cuda else []):
             torch.manual_seed(0)
-            values = self._losses(maps, batch)
+            values = self._losses(maps, decoded, batch)
         losses = {name: value for name, value in values.items() if "loss" in name}
         losses["loss"] = torch.stack(list(losses.values())).sum()
         return rows | {f"losses/{name}": value.expand(len(batch["image"])) for name, value in losses.items()}
 
-    def _combined(self, maps: Sequence[Tensor], batch: Batch) -> dict[str, Tensor]:
+    def _combined(self, maps: Sequence[Tensor], decoded: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Return the predictions of Panoptic FPN."""
         assert self.detector is not None
         images, sizes, originals = batch["image"], batch["image_sizes"], batch["original_size"]
@@ -207,7 +213,7 @@ class Panoptic(DensePrediction):
         detections = [
             row._replace(labels=self.things[row.labels]) for row in map(scale_to_original, detections, sizes, originals)
         ]
-        logits = resize_like(self.decoder(maps).float(), images)
+        logits = resize_like(decoded.float(), images)
         classes = self.to_class[original_maps(logits, sizes, originals).long()]
         segments = [
             combine_instances(
@@ -221,9 +227,9 @@ class Panoptic(DensePrediction):
         ]
         return stack_detections(detections, self.detector.max_detections) | stack_segments(segments)
 
-    def _classified(self, maps: Sequence[Tensor], batch: Batch) -> dict[str, Tensor]:
-        """Return the predictions of a mask classifier."""
-        logits, masks = (values.float() for values in self.decoder.query_masks(maps)[0])
+    def _classified(self, logits: Tensor, masks: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """Return the predictions of a mask classifier from the classes and masks of its queries."""
+        logits, masks = logits.float(), masks.float()
         segments, instances = [], []
         for row, (size, original) in enumerate(zip(batch["image_sizes"], batch["original_size"], strict=True)):
             # Image by image: the masks of all queries of a batch in its full resolution would take too much memory.
@@ -231,7 +237,8 @@ class Panoptic(DensePrediction):
             pixels = F.interpolate(pixels, size=tuple(original), mode="bilinear", align_corners=False)[0]
             things, min_visible = self.dataset_info.thing_labels, 1 - self.max_overlap
             segments.append(merge_masks(logits[row], pixels, things, min_score=self.min_score, min_visible=min_visible))
-            instances.append(top_instances(logits[row], pixels, things))
+            found = top_instances(logits[row : row + 1], pixels[None], things)
+            instances.append(Detections(*(values[0] for values in found if values is not None)))
         return stack_detections(instances, MAX_INSTANCES) | stack_segments(segments)
 
     def readable(self, prediction: Mapping[str, Tensor]) -> dict[str, Any]:

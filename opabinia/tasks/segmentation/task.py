@@ -125,8 +125,9 @@ class Segmentation(DensePrediction):
         targets = batch["mask"].long()
         maps = self.feature_maps(batch["image"], batch["image_sizes"])
         if self.decoder.own_losses:
-            return self.decoder.losses(maps, semantic_segments(targets, IGNORE_LABEL))
-        logits = resize_like(self.decoder(maps).float(), targets)  # BF16 would round neighboring pixels alike
+            return self.decoder.losses(self.decoder.query_masks(maps), semantic_segments(targets, IGNORE_LABEL))
+        # BF16 would round neighboring pixels alike; losses of channels-last logits take a half longer on CPUs.
+        logits = resize_like(self.decoder(maps).float().contiguous(), targets)
         values = self._losses(logits, targets)
         if self.auxiliary is not None:
             auxiliary = self._losses(resize_like(self.auxiliary(maps).float(), targets), targets)

@@ -10,6 +10,7 @@ from typing import Any
 
 from PIL import Image
 
+from opabinia.runtime.text import plural
 from opabinia.visualization.report.blocks import Gallery, ImageRow, ReportImage
 from opabinia.visualization.report.untrusted_json import dict_of, dicts_of, read_json
 
@@ -58,7 +59,7 @@ def galleries_of(folder: Path, index: Mapping[str, Any], budget: ByteBudget, not
             title, note = str(group.get("title") or ""), str(group.get("note") or "")
             galleries.append(Gallery(title, note, rows, group.get("of_data") is True))
     if omitted:
-        notes.append(f"{len(omitted)} images are omitted: no room on the page, or not images ({omitted[0]} ...)")
+        notes.append(f"{plural(len(omitted), 'image')} omitted: no room on the page, or not images ({omitted[0]} ...)")
     return galleries
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from opabinia.config import Problem, flatten
 from opabinia.config.text import describe_source
 from opabinia.config.tree import read_file
+from opabinia.runtime.text import plural
 from opabinia.visualization.report.metrics import RunMetrics, read_metrics
 from opabinia.visualization.report.untrusted_json import dict_of, dicts_of, number_of, read_json, read_text, texts_of
 
@@ -191,6 +192,6 @@ def _note_missing(run: RunData) -> None:
         total = f" of {run.total_steps}" if run.total_steps else ""
         run.notes.append(f"the run is not finished: it is at step {metrics.last[0]:.0f}{total}")
     if metrics.broken:
-        run.notes.append(f"{metrics.broken} lines of metrics.jsonl could not be read and are omitted")
+        run.notes.append(f"{plural(metrics.broken, 'line')} of metrics.jsonl could not be read: omitted")
     if metrics.infinite:
         run.notes.append(f"not finite somewhere: {', '.join(sorted(metrics.infinite))}")

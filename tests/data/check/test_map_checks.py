@@ -25,10 +25,14 @@ def test_segmentation_maps_are_checked(tmp_path: Path) -> None:
     write_pair(tmp_path, np.full((9, 12), 255, dtype=np.uint8), name="e")
     write_pair(tmp_path, values, name="f")
     save(tmp_path / "labels/f.png", values[:5])
+    for name in ("new/g.png", "h.PNG"):
+        save(tmp_path / "labels" / name, values)
     source = segmentation_folder(root=tmp_path, classes=["x", "y", "z", "none"], broken="drop")
     report = run_checks({"train": source})
     found = {finding.kind: finding for finding in report.findings if not finding.kind.startswith("rep")}
-    assert found.keys() == {annotation_errors.WRONG_SIZE, kinds.EMPTY_MAP}
+    assert found.keys() == {annotation_errors.WRONG_SIZE, annotation_errors.UNUSED_MAP, kinds.EMPTY_MAP}
+    unused = found[annotation_errors.UNUSED_MAP]
+    assert unused.count == 2 and str(unused.cases[1][0]) == "labels/new/g.png: not used" and not unused.is_error
     assert str(found[kinds.EMPTY_MAP].cases[0][0]) == "images/e.jpg: 108 pixels are ignored"
     dataset = report.datasets["train"]
     assert dataset.maps is not None and dataset.maps.pixels == {"x": 144, "y": 144, "z": 72, "none": 72}

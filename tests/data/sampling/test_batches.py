@@ -207,9 +207,9 @@ def test_a_stage_of_one_batch_is_a_constant_plan(
         (0, [(1, [4])], False, "the training data is empty"),
         (9, [], False, "at least one stage"),
         (9, [(1, [4]), (0, [4])], False, "stage 1 has 0 epochs"),
-        (9, [(1, [4, 0])], False, r"stage 0 has 1 epochs with batches of \[4, 0\]"),
-        (9, [(1, [])], False, r"stage 0 has 1 epochs with batches of \[\]"),
-        (9, [(1, [4]), (1, [10, 2])], True, "stage 1: 9 samples do not fill its first batch of 10"),
+        (9, [(1, [4, 0])], False, r"stage 0 has 1 epoch with batches of \[4, 0\]"),
+        (9, [(1, [])], False, r"stage 0 has 1 epoch with batches of \[\]"),
+        (9, [(1, [4]), (1, [10, 2])], True, "stage 1: 9 samples cannot fill its first batch of 10"),
     ],
 )
 def test_stages_of_nothing(samples: int, described: list[tuple[int, list[int]]], drop_last: bool, message: str) -> None:

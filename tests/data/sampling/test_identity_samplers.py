@@ -397,10 +397,10 @@ NOBODY = People([])
             FEW,
             14,
             {"small_identities": "drop", "instances": 7},
-            r"only 0 identities with 7 images or more \(small_identities: drop\)",
+            r"identities: only 0 with 7 images or more \(small_identities: drop\)",
         ),
-        (people([9]), 4, {}, "only 1 identities: there is nothing to compare with each other"),
-        (NOBODY, 4, {}, "only 0 identities: there is nothing to compare"),
+        (people([9]), 4, {}, "identities: only 1: there is nothing to compare with each other"),
+        (NOBODY, 4, {}, "identities: only 0: there is nothing to compare"),
     ],
     ids=["K", "K alone", "P", "P with few", "K with few", "one", "none"],
 )
@@ -437,7 +437,7 @@ def test_sources_without_the_information() -> None:
     with pytest.raises(ValueError, match="domain: source is for concatenated sources; this is a People"):
         s.mixed_identities(silent, 0, 8, weights=[1])
     alone: Any = seen_by([[0, 1, 1, 0]])
-    with pytest.raises(ValueError, match="only 1 identities"):
+    with pytest.raises(ValueError, match="identities: only 1"):
         s.mixed_identities(alone, 0, 8, weights=[1, 1], domain="camera")
     del silent.labels
     with pytest.raises(ValueError, match="People does not know the labels"):

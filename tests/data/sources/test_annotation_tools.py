@@ -106,7 +106,7 @@ def test_broken_labelme_files(tmp_path: Path) -> None:
         assert text in str(error.value)
     assert len(labelme(root=tmp_path, broken="drop")) == 1
     (tmp_path / "json/d.json").write_text((tmp_path / "json/a.json").read_text())
-    with pytest.raises(ValueError, match=r"images that are listed more than once.* images/a.jpg: also in json/d.json"):
+    with pytest.raises(ValueError, match=r"image that is listed more than once.* images/a.jpg: also in json/d.json"):
         labelme(root=tmp_path)
     with pytest.raises(ValueError, match="has no JSON files"):
         labelme(root=tmp_path / "images")
@@ -146,7 +146,7 @@ def test_cvat(tmp_path: Path) -> None:
     assert len(cvat(**files, broken="drop")[0]["labels"]) == 5
     twice = XML[XML.index("<image") : XML.index("</annotations>")].format(more="")
     file.write_text(XML.format(more="").replace("</annotations>", f"{twice}</annotations>"))
-    with pytest.raises(ValueError, match=r"1 images that are listed more than once: x/a.jpg: 2 times"):
+    with pytest.raises(ValueError, match=r"1 image that is listed more than once: x/a.jpg: 2 times"):
         cvat(**files)
     assert len(cvat(**files, broken="drop")) == 1
     for old, new in (('width="8"', 'width="0"'), ('z_order="1"', 'z_order="x"')):

@@ -258,9 +258,9 @@ def annotation(number: int = 0, **values: Any) -> Callable[[Content], object]:
 BROKEN: dict[str, tuple[Callable[[Content], object], str]] = {
     "negative width": (
         annotation(bbox=[9, 5, -4, 6]),
-        r"1 boxes without area: 1\.png, annotation 100: left, top, width, height 9, 5, -4, 6 in 64 x 48 pixels",
+        r"1 box without area: 1\.png, annotation 100: left, top, width, height 9, 5, -4, 6 in 64 x 48 pixels",
     ),
-    "no width": (annotation(bbox=[9, 5, 0, 6]), r"1 boxes without area: 1\.png, annotation 100: .* 9, 5, 0, 6"),
+    "no width": (annotation(bbox=[9, 5, 0, 6]), r"1 box without area: 1\.png, annotation 100: .* 9, 5, 0, 6"),
     "NaN": (
         annotation(bbox=[9, float("nan"), 4, 6]),
         r"not four finite numbers: 1\.png, annotation 100: bbox \[9, nan, 4, 6\]",
@@ -274,9 +274,9 @@ BROKEN: dict[str, tuple[Callable[[Content], object], str]] = {
     "three numbers": (annotation(bbox=[9, 5, 4]), r"not four finite numbers: 1\.png, annotation 100: bbox \[9, 5, 4\]"),
     "partly outside": (
         annotation(bbox=[50, 5, 20, 6]),
-        r"1 boxes that extend beyond the image: 1\.png, annotation 100",
+        r"1 box that extends beyond the image: 1\.png, annotation 100",
     ),
-    "outside": (annotation(bbox=[70, 5, 20, 6]), r"1 boxes outside the image: 1\.png, annotation 100"),
+    "outside": (annotation(bbox=[70, 5, 20, 6]), r"1 box outside the image: 1\.png, annotation 100"),
     "polygon of two points": (
         annotation(segmentation=[[1, 1, 5, 5]]),
         r"neither polygons of three .*: 1\.png, annotation 100",
@@ -285,9 +285,9 @@ BROKEN: dict[str, tuple[Callable[[Content], object], str]] = {
     "polygon of NaN": (annotation(segmentation=[[1, 1, 5, 5, 9, float("nan")]]), r"neither polygons of three"),
     "polygon outside": (
         annotation(segmentation=[[1, 1, 90, 5, 9, 1]]),
-        r"1 segmentations that extend .*1, 1, 90, 5 in",
+        r"1 segmentation that extends .*1, 1, 90, 5 in",
     ),
-    "no outline": (annotation(segmentation=[]), r"1 objects without a segmentation: 1\.png, annotation 100"),
+    "no outline": (annotation(segmentation=[]), r"1 object without a segmentation: 1\.png, annotation 100"),
     "runs of another size": (
         annotation(segmentation={"size": [64, 48], "counts": [3072]}),
         r"nor RLE of the image's size: 1\.png, annotation 100: size \[64, 48\], counts \[3072\]",
@@ -297,24 +297,24 @@ BROKEN: dict[str, tuple[Callable[[Content], object], str]] = {
         annotation(keypoints=[1, 2, 2]),
         r"wrong length: 1\.png, annotation 100: 3 values, expected 6",
     ),
-    "unknown category": (annotation(category_id=5), r"1 unknown classes: 1\.png, annotation 100: category_id 5"),
-    "unlisted image": (annotation(image_id=99), r"1 unknown images: image 99, annotation 100: image_id 99"),
-    "number twice": (annotation(1, id=100), r"1 ids that are used more than once: 2\.png, annotation 100"),
+    "unknown category": (annotation(category_id=5), r"1 unknown class: 1\.png, annotation 100: category_id 5"),
+    "unlisted image": (annotation(image_id=99), r"1 unknown image: image 99, annotation 100: image_id 99"),
+    "number twice": (annotation(1, id=100), r"1 id that is used more than once: 2\.png, annotation 100"),
     "image twice": (
         lambda content: content["images"].append({**content["images"][2]}),
-        r"1 images that are listed more than once: 2\.png: as image 12 and 12",
+        r"1 image that is listed more than once: 2\.png: as image 12 and 12",
     ),
     "file twice": (
         lambda content: content["images"].append({**content["images"][2], "id": 77}),
-        r"1 images that are listed more than once: 2\.png: as image 12 and 77",
+        r"1 image that is listed more than once: 2\.png: as image 12 and 77",
     ),
     "id twice": (
         lambda content: content["images"].append({**content["images"][2], "file_name": "9.png"}),
-        r"1 images that are listed more than once: 9\.png: another image has the same id, 12",
+        r"1 image that is listed more than once: 9\.png: another image has the same id, 12",
     ),
     "missing image": (
         lambda content: content["images"].append({**content["images"][2], "id": 77, "file_name": "no.png"}),
-        r"1 missing images: no\.png: not in",
+        r"1 missing image: no\.png: not in",
     ),
 }
 STRUCTURE = (
@@ -435,7 +435,7 @@ def test_a_file_of_another_structure_is_reported(tmp_path: Path, content: bytes,
         ("images", {"neg_category_ids": 3}, r"neg_category_ids: 1 of 4 are not lists of category ids: image 10: 3"),
         ("images", {"not_exhaustive_category_ids": [[1]]}, r"not_exhaustive_category_ids: 1 of 4 are not lists of"),
         ("annotations", {"id": -(10**30)}, "annotation id -1000000000000000000000000000000 is not an integer of 64"),
-        ("annotations", {"image_id": 10**100}, r"unknown images: image 1.*, annotation 1\d+: image_id 10{59}\. "),
+        ("annotations", {"image_id": 10**100}, r"unknown image: image 1.*, annotation 1\d+: image_id 10{59}\. "),
         ("categories", {"keypoints": 1.5}, r"keypoints of categories: 1 of 2 are not lists of names: 7: 1\.5"),
     ],
 )

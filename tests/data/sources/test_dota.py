@@ -58,12 +58,12 @@ def test_corners_classes_and_difficult_objects(root: Path) -> None:
 def test_every_broken_line_is_named(root: Path) -> None:
     file = root / "labelTxt" / "P1.txt"
     for line, kind, place in (
-        (SHIP[:-2], "1 lines that are not x1 y1 ... x4 y4 class difficult", "9 columns, expected 10"),
-        (f"{SHIP} 0", "1 lines that are not", "11 columns, expected 10"),
-        ("x" + SHIP, "1 lines that are not", "could not convert string to float: 'x10'"),
-        ("nan" + SHIP[2:], "1 lines that are not", "nan 20 30 10.0 35 20 15 30 are not finite"),
-        (SHIP[:-1] + "9", "1 lines that are not", "difficult is '9', expected 0, 1 or 2"),
-        (SHIP.replace("ship", "shop"), "1 unknown classes", "class 'shop'"),
+        (SHIP[:-2], "1 line that is not x1 y1 ... x4 y4 class difficult", "9 columns, expected 10"),
+        (f"{SHIP} 0", "1 line that is not", "11 columns, expected 10"),
+        ("x" + SHIP, "1 line that is not", "could not convert string to float: 'x10'"),
+        ("nan" + SHIP[2:], "1 line that is not", "nan 20 30 10.0 35 20 15 30 are not finite"),
+        (SHIP[:-1] + "9", "1 line that is not", "difficult is '9', expected 0, 1 or 2"),
+        (SHIP.replace("ship", "shop"), "1 unknown class", "class 'shop'"),
     ):
         file.write_text(f"{HEADER}{HARD}\n{line}\n")
         with pytest.raises(ValueError) as caught:
@@ -75,7 +75,7 @@ def test_every_broken_line_is_named(root: Path) -> None:
 
 def test_missing_label_files_and_folders(root: Path) -> None:
     (root / "labelTxt" / "P2.txt").unlink()
-    with pytest.raises(ValueError, match=r"1 label files that cannot be read: P2\.txt: No such file or directory"):
+    with pytest.raises(ValueError, match=r"1 label file that cannot be read: P2\.txt: No such file or directory"):
         dota(root=root)
     assert len(dota(root=root, broken="drop")) == 1
     with pytest.raises(ValueError, match="annfiles"):

@@ -298,7 +298,7 @@ def test_the_second_version_of_msmt17(tmp_path: Path) -> None:
         ("a/b.png 0", r"list_train\.txt: 1 of 25 are not images named .*: b\.png \(line 25\)"),
         ("0000/0000_000_16_0303morning_0001_0.png 0", r"1 of 25 are not .*16_0303morning"),
         ("0000/0000_009_01_0303morning_0001_0.png 0", r"1 of 25 images are not in .*0000_009_01.* \(line 25\)"),
-        ("0000/0000_000_01_0303morning_0000_0.png 0", r"1 images more than once: .* \(line 1, line 25\)"),
+        ("0000/0000_000_01_0303morning_0000_0.png 0", r"1 image more than once: .* \(line 1, line 25\)"),
         ("only", r"list_train\.txt: 1 of 25 are not 2 fields \(path identity\): line 25 has 1 fields"),
     ],
     ids=["name", "camera", "absent", "twice", "fields"],
@@ -461,7 +461,7 @@ def test_a_list_in_which_all_look_for_each_other(tmp_path: Path) -> None:
         ("c.png,cleo,a,query\nd.png,cleo,b,test", "test", r"listed as 'test', or as 'query' and 'gallery'"),
         ("c.png,cleo,attic,query\nd.png,dan,attic,gallery", "test", r"the queries \(cleo \.\.\.\) is in the gallery"),
         ("c.png,cleo,attic,test", "test", r"none of 1 test identities has 2 images"),
-        ("a.png,cleo,attic,test", "train", r"1 images more than once: a\.png \(line 2, line 4\)"),
+        ("a.png,cleo,attic,test", "train", r"1 image more than once: a\.png \(line 2, line 4\)"),
     ],
     ids=["part", "identity", "camera", "gallery", "both", "strangers", "alone", "twice"],
 )

@@ -98,7 +98,7 @@ def test_broken_oriented_boxes_are_reported(tmp_path: Path) -> None:
     file = scene(tmp_path, [[DIAMOND], [[1, 1, 5, 5, 9, 9]], outside, [[50, 10, 68, 10, 68, 20, 50, 20]]])
     with pytest.raises(ValueError) as caught:
         coco(root=tmp_path, file=file, oriented=True)
-    assert "1 boxes without area, 1 oriented boxes whose center is outside the image" in str(caught.value)
+    assert "1 box without area, 1 oriented box whose center is outside the image" in str(caught.value)
     assert "a.png, annotation 2: " in str(caught.value) and "a.png, annotation 3: " in str(caught.value)
     assert coco(root=tmp_path, file=file, oriented=True, broken="clip")[0]["ground_truth"].ids.tolist() == [1, 4]
 

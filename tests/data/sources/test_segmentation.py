@@ -98,6 +98,8 @@ def test_values_of_classes(tmp_path: Path) -> None:
     assert labels_of(reduced) == [[255, 0, 1], [255, 1, 0]]
     merged = segmentation_folder(root=tmp_path, values={"x": [0, 2], "y": [1]})
     assert merged.classes == ("x", "y") and labels_of(merged) == [[0, 1, 0], [255, 0, 1]]
+    binary = segmentation_folder(root=tmp_path, values={"rest": [0, 1, 2], "object": [255]})
+    assert labels_of(binary) == [[0, 0, 0], [1, 0, 0]]
     ordered = segmentation_folder(
         root=tmp_path, classes=["y", "x"], values={"x": [2]}, ignore=[255, 1], unlisted="ignore"
     )
@@ -137,12 +139,12 @@ def test_wrong_values_name_the_pixel(tmp_path: Path) -> None:
         ({"values": {"a": [1], "b": [2, 1]}}, "values: 1 belongs to 'a' and 'b'"),
         ({"values": {"a": [1]}, "reduce_zero_label": True}, "exclude each other"),
         ({"classes": ["a"], "colors": []}, None),
-        ({"classes": ["a"], "colors": [(1, 2, 3)] * 2}, "2 colors for 1 classes"),
+        ({"classes": ["a"], "colors": [(1, 2, 3)] * 2}, "2 colors for 1 class"),
         ({"classes": ["a"], "images": "photos"}, "there is no folder .*photos"),
         ({"classes": ["a"], "image_suffix": ".bmp"}, "images has no image"),
         (
             {"classes": ["a"], "labels": "maps"},
-            "none of 1 images has a label map; expected maps/a.png",
+            "none of 1 image has a label map; expected maps/a.png",
         ),
     ],
 )
@@ -161,7 +163,7 @@ def test_broken_files_are_reported_at_once(tmp_path: Path) -> None:
     (tmp_path / "labels/a.png").unlink()
     save(tmp_path / "labels/b.png", VALUES[:1])
     (tmp_path / "labels/c.png").write_bytes(b"no image")
-    expected = "1 images without a label map, 1 images of another size than annotated, 1 images that cannot be read"
+    expected = "1 image without a label map, 1 image of another size than annotated, 1 image that cannot be read"
     with pytest.raises(ValueError) as error:
         segmentation_folder(root=tmp_path, classes=["a"])
     assert set(expected.split(", ")) <= set(str(error.value).split(": ")[1].split(", "))
@@ -286,7 +288,7 @@ def test_broken_panoptic_data(tmp_path: Path) -> None:
     segments = [{"id": 1, "category_id": 2}, {"id": 1, "category_id": 1}, {"id": 0, "category_id": 1}]
     rows = [{"image_id": 4, "file_name": "a.png", "segments_info": segments}]
     files = write_panoptic(tmp_path, np.minimum(IDS, 1), annotations=[*rows, {**rows[0], "image_id": 5}])
-    with pytest.raises(ValueError, match="1 unknown images, 1 unknown classes, 2 segments whose id is used twice"):
+    with pytest.raises(ValueError, match="1 unknown image, 1 unknown class, 2 segments whose id is used twice"):
         coco_panoptic(**files)
     source = coco_panoptic(**files, broken="drop")
     assert source[0]["ground_truth_map"].segment_labels.tolist() == [] and (source[0]["mask"] == 255).all()
@@ -296,10 +298,10 @@ def test_broken_panoptic_data(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="segments_info: 1 of 1 are not lists of objects: image 4"):
             coco_panoptic(**files)
     files = write_panoptic(tmp_path, annotations=[{**rows[0], "segments_info": [{"id": 1, "category_id": []}]}])
-    with pytest.raises(ValueError, match=r"1 unknown classes: a\.jpg, segment 1: category \[\]"):
+    with pytest.raises(ValueError, match=r"1 unknown class: a\.jpg, segment 1: category \[\]"):
         coco_panoptic(**files)
     files = write_panoptic(tmp_path, annotations=[])
-    with pytest.raises(ValueError, match=r"1 images without a label map: a[.]jpg: there is no annotation"):
+    with pytest.raises(ValueError, match=r"1 image without a label map: a[.]jpg: there is no annotation"):
         coco_panoptic(**files)
 
 

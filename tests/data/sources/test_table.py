@@ -84,7 +84,7 @@ def test_several_labels(folder: Path, kind: str) -> None:
         ("", r"no column 'path'; columns: none"),
         ("path,label\n", "lists no image"),
         ("path,label\na/1.png,cat\nno.png,cat\n", r"1 of 2 images are not in .*: no\.png \(line 3\)"),
-        ("path,label\na/1.png,cat\na/1.png,dog\n", r"1 images more than once: a/1\.png \(line 2, line 3\)"),
+        ("path,label\na/1.png,cat\na/1.png,dog\n", r"1 image more than once: a/1\.png \(line 2, line 3\)"),
         ("path,label\na/1.png,cat\na/2.png,emu\nb/3.png,emu\n", r"none of the 2 classes: 'emu' \(2 times, line 3\)"),
         ('path,label\na/1.png,cat\na/2.png,"dog\nb/3.png,cat\n', r"line 3: .*is a quotation mark not closed\?"),
         ('path,label\na/1.png,cat\na/2.png,"' + "dog\n" * 40_000, r"line 3: field larger than .*not closed\?"),

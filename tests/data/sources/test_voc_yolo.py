@@ -94,7 +94,7 @@ def test_xml_beside_its_images(devkit: Path, tmp_path: Path, caplog: pytest.LogC
     (flat / "0.xml").unlink()
     source = voc(root=flat, split=None)
     assert len(source) == 3 and source[0]["id"] == "1.png"
-    assert "1 images have no XML file beside them and are skipped" in caplog.text
+    assert "1 image without an XML file skipped" in caplog.text
 
 
 def test_a_size_that_is_not_reported_is_read(devkit: Path) -> None:
@@ -106,12 +106,12 @@ def test_a_size_that_is_not_reported_is_read(devkit: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("</object>", "", r"1 label files that cannot be read: 1\.xml: not complete XML: mismatched tag: line 1"),
+        ("</object>", "", r"1 label file that cannot be read: 1\.xml: not complete XML: mismatched tag: line 1"),
         ("<xmin>", "<xmin>x", r"1\.xml: object 'block' has no box of four numbers \(xmin, ymin, xmax, ymax\)"),
         ("<xmin>3<", "<xmin>nan<", r"1\.xml: an object has the name 'block' and the box nan"),
         ("<name>block</name>", "", r"1\.xml: an object has the name ''"),
-        ("<xmin>3<", "<xmin>40<", r"1 boxes without area: JPEGImages/1\.png, object 1: .* 39, "),
-        ("<ymin>", "<ymin>-9", r"1 boxes that extend beyond the image: JPEGImages/1\.png, object 1"),
+        ("<xmin>3<", "<xmin>40<", r"1 box without area: JPEGImages/1\.png, object 1: .* 39, "),
+        ("<ymin>", "<ymin>-9", r"1 box that extends beyond the image: JPEGImages/1\.png, object 1"),
         ("<annotation>", "<!DOCTYPE a><annotation>", r"1\.xml: it declares a document type"),
         (
             "<annotation>",
@@ -141,11 +141,11 @@ def test_missing_files_of_voc_are_reported(devkit: Path) -> None:
         voc(root=devkit, split="val")
     (devkit / "ImageSets" / "Main" / "train.txt").write_text("1\n2\n2\n7\n")
     with pytest.raises(
-        ValueError, match=r"1 images that are listed more than once, 1 label files .*2: in the list; 7\.xml: No "
+        ValueError, match=r"1 image that is listed more than once, 1 label file .*2: in the list; 7\.xml: No "
     ):
         voc(root=devkit)
     (devkit / "JPEGImages" / "1.png").unlink()
-    with pytest.raises(ValueError, match=r"1 missing images: JPEGImages/1\.jpg"):
+    with pytest.raises(ValueError, match=r"1 missing image: JPEGImages/1\.jpg"):
         voc(root=devkit, split=None)
     assert len(voc(root=devkit, split=None, broken="drop")) == 3
     with pytest.raises(ValueError, match="has no XML files"):
@@ -227,17 +227,17 @@ def test_the_root_may_be_elsewhere(export: Path, tmp_path: Path) -> None:
     [
         (
             "0 0.5 0.5 0.1",
-            r"1 lines that are neither .*: labels/train/1\.txt, line 2: 0 0\.5 0\.5 0\.1",
+            r"1 line that is neither .*: labels/train/1\.txt, line 2: 0 0\.5 0\.5 0\.1",
         ),
         ("0 0.5 0.5 0.1 0.1 0.9", "neither a box nor a polygon"),
         ("block 0.5 0.5 0.1 0.1", "neither a box nor a polygon"),
         ("0 nan 0.5 0.1 0.1", "neither a box nor a polygon"),
-        ("2 0.5 0.5 0.1 0.1", r"1 unknown classes: labels/train/1\.txt, line 2: class 2"),
-        ("0.5 0.5 0.5 0.1 0.1", r"unknown classes: labels/train/1\.txt, line 2: class 0\.5"),
-        ("0 0.5 0.5 -0.1 0.1", r"1 boxes without area: images/train/1\.png, line 2"),
-        ("0 320 240 20 20", r"1 boxes outside the image: images/train/1\.png, line 2"),
-        ("0 0.9 0.5 0.4 0.1", r"1 boxes that extend beyond the image: images/train/1\.png, line 2"),
-        ("1 0.5 0.5 0.5 0.5 0.5 0.5", r"1 boxes without area"),
+        ("2 0.5 0.5 0.1 0.1", r"1 unknown class: labels/train/1\.txt, line 2: class 2"),
+        ("0.5 0.5 0.5 0.1 0.1", r"unknown class: labels/train/1\.txt, line 2: class 0\.5"),
+        ("0 0.5 0.5 -0.1 0.1", r"1 box without area: images/train/1\.png, line 2"),
+        ("0 320 240 20 20", r"1 box outside the image: images/train/1\.png, line 2"),
+        ("0 0.9 0.5 0.4 0.1", r"1 box that extends beyond the image: images/train/1\.png, line 2"),
+        ("1 0.5 0.5 0.5 0.5 0.5 0.5", r"1 box without area"),
     ],
 )
 def test_what_is_broken_in_yolo_is_reported(export: Path, line: str, message: str) -> None:
@@ -280,12 +280,12 @@ def test_a_wrong_data_yaml_is_reported(export: Path, text: str, message: str) ->
 def test_missing_images_and_labels_of_yolo_are_reported(export: Path) -> None:
     (export / "list.txt").write_text("images/train/1.png\nimages/train/9.png\n")
     (export / "data.yaml").write_text("train: list.txt\nnames: [block, bar]\n")
-    with pytest.raises(ValueError, match=r"1 missing images: images/train/9\.png"):
+    with pytest.raises(ValueError, match=r"1 missing image: images/train/9\.png"):
         yolo(data=export / "data.yaml")
     assert len(yolo(data=export / "data.yaml", broken="drop")) == 1
     (export / "images" / "train" / "1.png").write_bytes(b"no picture")
     (export / "list.txt").write_text("images/train/1.png\nimages/train/2.png\n")
-    with pytest.raises(ValueError, match=r"1 images that cannot be read: images/train/1\.png: .*cannot identify image"):
+    with pytest.raises(ValueError, match=r"1 image that cannot be read: images/train/1\.png: .*cannot identify image"):
         yolo(data=export / "data.yaml")
     (export / "labels").rename(export / "annotations")
     with pytest.raises(ValueError, match=r"no image has labels; expected labels/train/1\.txt in "):

@@ -150,7 +150,7 @@ def test_only_so_many_bytes_of_images(tmp_path: Path) -> None:
     put(tmp_path, ["a.webp", "b.webp", "c.webp"])
     size = (tmp_path / "pictures" / "a.webp").stat().st_size
     assert galleries(tmp_path, ByteBudget(2 * size))[0] == ["a.webp", "b.webp"]
-    assert "1 images are omitted" in galleries(tmp_path, ByteBudget(2 * size))[1][0]
+    assert "1 image omitted" in galleries(tmp_path, ByteBudget(2 * size))[1][0]
 
 
 def test_only_images_of_the_folder_itself(tmp_path: Path) -> None:

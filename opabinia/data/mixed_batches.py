@@ -1,0 +1,86 @@
+"""Batches of several training datasets: a request and a batch of each dataset that takes part in a step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from torch.utils.data import Dataset
+
+from opabinia.contracts import Batch, GlobalBatch, Plan
+from opabinia.data.loader import BatchReader, LoadedBatch, Request, Requests
+from opabinia.data.sampling.mixing import StreamCycle
+
+
+class MixedRequest(NamedTuple):
+    """The samples of one batch that this process reads.
+
+    Attributes:
+        row: the global batch.
+        streams: the request of each stream that takes part, by name.
+    """
+
+    row: GlobalBatch
+    streams: Mapping[str, Request]
+
+
+def mixed_requests(
+    plan: Plan, cycle: StreamCycle, streams: Mapping[str, Requests]
+) -> Callable[[int], Iterable[MixedRequest]]:
+    """Return a function that gives all requests from a step on: a pure function of the step, as those of the streams.
+
+    Args:
+        plan: of the run.
+        cycle: which streams take part in a step.
+        streams: the requests of each stream, from one of its own steps on.
+    """
+
+    def requests(start: int) -> Iterator[MixedRequest]:
+        iterators = {name: iter(make(cycle.steps_before(name, start))) for name, make in streams.items()}
+        for step in range(start, plan.total_steps):
+            yield MixedRequest(plan.row(step), {name: next(iterators[name]) for name in cycle.active(step)})
+
+    return requests
+
+
+def combine(row: GlobalBatch, batches: Mapping[str, Batch], rows: Mapping[str, GlobalBatch], world: int) -> Batch:
+    """Return the batch of a multi-task step, see :data:`opabinia.contracts.Batch`.
+
+    Args:
+        row: the global batch.
+        batches: of the streams, this rank's share.
+        rows: the global batch of each stream.
+        world: number of ranks.
+    """
+    ids = [f"{name}/{sample_id}" for name, batch in batches.items() for sample_id in batch["id"]]
+    processed = {name: own.num_processed(world) for name, own in rows.items()}
+    total = row.num_processed(world)
+    return {"streams": dict(batches), "id": ids, "processed": processed, "processed_total": total}
+
+
+@dataclass(frozen=True)
+class MixedReader(Dataset[Any]):
+    """Read the batch of a request from the readers of its streams; see :class:`opabinia.data.loader.BatchReader`.
+
+    Attributes:
+        readers: of the streams.
+        world: number of ranks.
+    """
+
+    readers: Mapping[str, BatchReader]
+    world: int = 1
+
+    def __getitem__(self, request: MixedRequest) -> Any:
+        start = time.perf_counter()
+        results: dict[str, Any] = {}
+        for name, own in request.streams.items():
+            results[name] = self.readers[name][own]
+            if not isinstance(results[name], LoadedBatch):
+                return results[name]  # an error
+        batches = {name: result.batch for name, result in results.items()}
+        rows = {name: own.row for name, own in request.streams.items()}
+        skipped = tuple(message for result in results.values() for message in result.skipped)
+        batch = combine(request.row, batches, rows, self.world)
+        return LoadedBatch(request.row, batch, skipped, time.perf_counter() - start)

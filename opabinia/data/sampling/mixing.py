@@ -1,0 +1,108 @@
+"""Mixtures of several training datasets: shares of the batch, and the datasets of each step. Pure arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import floor, gcd, isclose
+
+from opabinia.runtime.seeds import DRAW, hash32
+
+_CYCLE = 100
+"""Steps after which alternating streams repeat: shares are multiples of 1 / 100."""
+
+
+def stream_shares(
+    samples: Mapping[str, int], given: Mapping[str, float | None], temperature: float = 1.0
+) -> dict[str, float]:
+    """Return the share of each stream in the training samples; they sum to 1.
+
+    Streams without a given share divide the rest in proportion to ``samples ** (1 / temperature)``: 1 by size, larger
+    values more evenly (Arivazhagan et al. 2019, section 4.2).
+
+    Args:
+        samples: number of samples of each stream.
+        given: share of each stream, above 0; None: by size.
+        temperature: above 0.
+
+    Raises:
+        ValueError: the given shares do not sum to 1, or leave nothing for the other streams.
+    """
+    known = {name: share for name, share in given.items() if share is not None}
+    rest = 1 - sum(known.values())
+    sizes = {name: samples[name] ** (1 / temperature) for name in samples if name not in known}
+    if sizes and rest < 1e-6:
+        raise ValueError(f"share: the given shares sum to {1 - rest:g} and leave nothing for {', '.join(sizes)}")
+    if not sizes and not isclose(rest, 0, abs_tol=1e-6):
+        raise ValueError(f"share: the shares of the streams sum to {1 - rest:g}, not to 1")
+    return {name: known[name] if name in known else rest * sizes[name] / sum(sizes.values()) for name in samples}
+
+
+def divide(total: int, shares: Mapping[str, float]) -> dict[str, int]:
+    """Divide a number by shares that sum to 1, at least 1 for each; the largest remainders are rounded up.
+
+    Raises:
+        ValueError: there are more shares than units.
+
+    Example: ``divide(16, {"a": 0.7, "b": 0.2, "c": 0.1})`` is ``{"a": 11, "b": 3, "c": 2}``.
+    """
+    if total < len(shares):
+        raise ValueError(f"{total} samples cannot be divided among {len(shares)} streams")
+    counts = {name: max(1, floor(total * share + 1e-9)) for name, share in shares.items()}
+    while (rest := total - sum(counts.values())) != 0:
+        sign = 1 if rest > 0 else -1
+        adjustable = [name for name in counts if sign > 0 or counts[name] > 1]
+        name = max(adjustable, key=lambda name: sign * (total * shares[name] - counts[name]))
+        counts[name] += sign
+    return counts
+
+
+@dataclass(frozen=True)
+class StreamCycle:
+    """Which streams take part in each step: a cycle of steps that repeats, so any step is found by arithmetic.
+
+    Attributes:
+        steps: names of the streams in each step of the cycle.
+    """
+
+    steps: tuple[tuple[str, ...], ...]
+
+    def active(self, step: int) -> tuple[str, ...]:
+        """Return the streams that take part in ``step``."""
+        return self.steps[step % len(self.steps)]
+
+    def steps_before(self, name: str, step: int) -> int:
+        """Return the number of steps before ``step`` in which a stream takes part."""
+        cycles, rest = divmod(step, len(self.steps))
+        counts = self._counts[name]
+        return cycles * counts[-1] + counts[rest]
+
+    @cached_property
+    def _counts(self) -> dict[str, list[int]]:
+        """Number of steps of each stream before each step of the cycle, and in all of it."""
+        counts = {name: [0] for name in dict.fromkeys(name for names in self.steps for name in names)}
+        for names in self.steps:
+            for name, before in counts.items():
+                before.append(before[-1] + (name in names))
+        return counts
+
+
+def joint_cycle(names: Sequence[str]) -> StreamCycle:
+    """Return the cycle in which every stream takes part in every step."""
+    return StreamCycle((tuple(names),))
+
+
+def alternating_cycle(shares: Mapping[str, float], seed: int) -> StreamCycle:
+    """Return a cycle in which each step belongs to one stream, those of each spread evenly; ``seed`` shifts them.
+
+    Args:
+        shares: of the steps; they sum to 1, and are rounded to hundredths.
+        seed: of the run.
+    """
+    counts = divide(_CYCLE, shares)
+    factor = gcd(*counts.values())
+    counts = {name: count // factor for name, count in counts.items()}
+    shifts = {name: hash32(DRAW, seed, number) / 2**32 for number, name in enumerate(counts)}
+    times = [((number + shifts[name]) / count, name) for name, count in counts.items() for number in range(count)]
+    return StreamCycle(tuple((name,) for _, name in sorted(times)))

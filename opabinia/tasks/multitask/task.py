@@ -1,0 +1,253 @@
+"""Several tasks on one backbone, each with datasets of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager
+from math import lcm
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+from annotated_types import MinLen
+from torch import Tensor, nn
+
+from opabinia.config import register
+from opabinia.config.build import errors_at
+from opabinia.contracts import (
+    BackbonePart,
+    BalancePart,
+    Batch,
+    Clock,
+    DatasetInfo,
+    Evaluator,
+    Hook,
+    Predictions,
+    Run,
+    Task,
+    total_loss,
+)
+from opabinia.models.backbones.module import build_backbone
+from opabinia.models.backbones.shared import SharedBackbone, SharedNetwork, SharedNormalize, sharing
+from opabinia.models.layers import build_normalization
+from opabinia.models.losses.balance import FixedWeights
+from opabinia.runtime.processes import world_size
+from opabinia.tasks.multitask.settings import Subtask
+
+
+@register.task(name="multitask")
+class Multitask(Task):
+    """Several tasks on one backbone: classification, detection, segmentation, re-identification, self-supervision.
+
+    Each task is an ordinary one that reads the shared backbone. Images with labels for some tasks only are streams of
+    their own: an image is read by the tasks of its stream, and the losses of each are means over its samples of the
+    global batch.
+
+    Args:
+        backbone: shared by all tasks.
+        tasks: by name; metrics of a task begin with it: ``boxes/loss``, ``boxes/val/AP``.
+        balance: weighs the losses of the tasks against each other.
+        mean: channel means of images in 0..1, for all tasks; null: see
+            :func:`opabinia.models.layers.build_normalization`.
+        std: channel standard deviations, likewise.
+
+    Raises:
+        ValueError: there is no training data for a task, a task refuses its data or the backbone, or has a backbone of
+            its own.
+    """
+
+    def __init__(
+        self,
+        dataset_info: DatasetInfo,
+        /,
+        *,
+        backbone: BackbonePart,
+        tasks: Annotated[dict[str, Subtask], MinLen(1)],
+        balance: BalancePart = FixedWeights,
+        mean: list[float] | None = None,
+        std: list[float] | None = None,
+    ) -> None:
+        super().__init__()
+        self.dataset_info, self._settings = dataset_info, tasks
+        net = build_backbone(backbone, dataset_info.channels)
+        self.normalize = build_normalization(net.preprocessing, dataset_info.channels, mean, std)
+        self.backbone = net  # before the tasks: a copy of this module copies it first
+        self._network = SharedNetwork(net, self.normalize)
+        self._stream_of = {name: settings.stream or name for name, settings in tasks.items()}
+        self.tasks = nn.ModuleDict()
+        for name, settings in tasks.items():
+            if settings.data is not None:
+                raise ValueError(f"tasks.{name}.data: a run built in Python has its data in data.train.source: mixture")
+            with errors_at(f"task.tasks.{name}"):
+                self.tasks[name] = self._build(name, settings)
+        if all(user.multi_scale for user in self._network.users):
+            net.drop_vector_layers()
+        self.balance = balance(list(tasks))
+        self.requires_full_batch = any(task.requires_full_batch for task in self._tasks())
+        multiples = [task.size_multiple for task in self._tasks() if task.size_multiple is not None]
+        self.size_multiple = lcm(*multiples) if multiples else None
+        self.needs_weights = next((task.needs_weights for task in self._tasks() if task.needs_weights), "")
+
+    def _build(self, name: str, settings: Subtask) -> Task:
+        stream = self._stream_of[name]
+        streams = self.dataset_info.streams
+        if stream not in streams:
+            known = ", ".join(streams) or "none"
+            raise ValueError(f"there is no training data for it: no stream {stream!r} (streams: {known})")
+        with sharing(self._network):
+            task = settings.task(streams[stream])
+        if not isinstance(task._modules.get("backbone"), SharedBackbone):
+            raise ValueError("it has a backbone of its own; its backbone must be `shared`")
+        # An attribute, not a child: the weights belong to this module.
+        object.__setattr__(task, "backbone", task._modules.pop("backbone"))
+        task.normalize = SharedNormalize(self._network)
+        return task
+
+    def _tasks(self) -> list[Task]:
+        return [task for task in self.tasks.values() if isinstance(task, Task)]
+
+    def size_multiple_of(self, name: str) -> int | None:
+        """Return the size multiple of the images of a stream or of the task that is evaluated."""
+        names = [task for task, stream in self._stream_of.items() if stream == name] or [name]
+        multiples = [self.tasks[task].size_multiple for task in names if task in self.tasks]
+        known = [multiple for multiple in multiples if isinstance(multiple, int)]
+        return self.size_multiple if not name else lcm(*known) if known else None
+
+    def _reading(self, batch: Batch) -> AbstractContextManager[None]:
+        """Return the context in which all tasks read features of this batch from one forward pass."""
+        return self._network.reading(batch.get("image"), batch.get("image_sizes"))
+
+    def forward(self, batch: Batch, clock: Clock) -> dict[str, Tensor]:
+        """Return ``total_loss``, and the values of each task as ``<task>/<name>``."""
+        values: dict[str, Tensor] = {}
+        losses: dict[str, Tensor] = {}
+        factors = stream_factors(batch)
+        for stream, own in batch["streams"].items():
+            with self._reading(own):
+                for name in (name for name, source in self._stream_of.items() if source == stream):
+                    loss, logged = total_loss(self.tasks[name](own, clock))
+                    settings, factor = self._settings[name], factors[stream]
+                    losses[name] = loss * (factor * settings.weight * settings.weight_schedule(clock))
+                    for key, value in logged.items():
+                        values[f"{name}/{key}"] = value if factor == 1 else value * factor
+        balanced = self.balance(losses, self._last_shared(), clock)
+        values |= {f"{name}/weight": weight for name, weight in self.balance.weights().items()}
+        total = torch.stack(list(balanced.values())).sum()
+        if world_size() > 1 and (unused := self._unused(losses)):
+            total = total + torch.stack([param.sum() for param in unused]).sum() * 0  # DDP waits for every gradient
+        return {**values, "total_loss": total}
+
+    def _last_shared(self) -> list[nn.Parameter]:
+        """Return the trainable parameters of the last layer of the backbone that has any."""
+        for module in reversed(list(self.backbone.modules())):
+            params = [param for param in module.parameters(recurse=False) if param.requires_grad and param.ndim > 1]
+            if params:
+                return params
+        return []
+
+    def _unused(self, losses: Collection[str]) -> list[nn.Parameter]:
+        """Return the trainable parameters of the tasks that take no part in a step."""
+        idle = [task for name, task in self.tasks.items() if name not in losses]
+        return [param for task in idle for param in task.parameters() if param.requires_grad]
+
+    def predict(self, batch: Batch) -> Predictions:
+        """Return the predictions of one task, if the batch says which (``task``), or of all as ``<task>/<name>``."""
+        if "task" in batch:
+            with self._reading(batch):
+                return self.tasks[batch["task"]].predict(batch)
+        with self._reading(batch):
+            return {
+                f"{name}/{key}": value
+                for name, task in self.tasks.items()
+                for key, value in task.predict(batch).items()
+            }
+
+    def readable(self, prediction: Mapping[str, Tensor]) -> dict[str, Any]:
+        """Return the readable prediction of each task by its name."""
+        return {name: task.readable(part_of(prediction, name)) for name, task in self.tasks.items()}
+
+    def features(self, batch: Batch) -> dict[str, Tensor]:
+        """Return ``embedding`` (B x D), the vectors of the backbone."""
+        with self._reading(batch):
+            images = self._network.normalized(batch["image"], batch.get("image_sizes"))
+            return {"embedding": self._network.vectors(images)}
+
+    def evaluators(self, dataset_info: DatasetInfo) -> list[Evaluator]:
+        """Return the evaluators of the task that the dataset is for.
+
+        Raises:
+            ValueError: the dataset does not say for which task it is, or the task refuses it.
+        """
+        if dataset_info.task not in self.tasks:
+            known = ", ".join(self.tasks)
+            raise ValueError(f"task: it is for no task of this run ({dataset_info.task or 'null'}); tasks: {known}")
+        evaluators: list[Evaluator] = self.tasks[dataset_info.task].evaluators(dataset_info)
+        return evaluators
+
+    def hooks(self, dataset_info: DatasetInfo) -> list[Hook]:
+        """Return the hooks of all tasks and of the balance."""
+        infos = dataset_info.streams
+        hooks = [hook for name, task in self.tasks.items() for hook in task.hooks(infos[self._stream_of[name]])]
+        return [*hooks, *self.balance.hooks(), *([DropIdleGradients(self)] if world_size() > 1 else [])]
+
+    def attach_teachers(self, load: Callable[[Path], Task]) -> None:
+        """See :meth:`opabinia.contracts.Task.attach_teachers`."""
+        for task in self._tasks():
+            task.attach_teachers(load)
+
+    def weights_loaded(self, names: Collection[str]) -> None:
+        """See :meth:`opabinia.contracts.Task.weights_loaded`; the backbone's are those of every task."""
+        shared = [name for name in names if name.startswith("backbone.")]
+        for name, task in self.tasks.items():
+            prefix = f"tasks.{name}."
+            own = [loaded.removeprefix(prefix) for loaded in names if loaded.startswith(prefix)]
+            if own or shared:
+                task.weights_loaded([*shared, *own])
+
+    def extra_repr(self) -> str:
+        """Return the weights of the tasks, so that the log shows them with the model."""
+        return "\n".join(f"({name}): weight {settings.weight:g}" for name, settings in self._settings.items())
+
+
+def stream_factors(batch: Batch) -> dict[str, float]:
+    """Return the factor of each stream's mean loss with which a micro-batch, weighted by its share of all samples,
+    contributes to the mean over the stream's samples in the global batch.
+
+    Args:
+        batch: see :data:`opabinia.contracts.Batch`.
+    """
+    counts = batch.get("counts") or {name: len(own["id"]) for name, own in batch["streams"].items()}
+    total = sum(counts.values())
+    if not total:  # only repeated samples, which count 0
+        return dict.fromkeys(counts, 1.0)
+    return {name: count / batch["processed"][name] * batch["processed_total"] / total for name, count in counts.items()}
+
+
+def part_of(prediction: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
+    """Return the prediction of one task out of that of all."""
+    prefix = f"{name}/"
+    return {key.removeprefix(prefix): value for key, value in prediction.items() if key.startswith(prefix)}
+
+
+class DropIdleGradients(Hook):
+    """Discard the zero gradients of tasks that took no part in a step, so that the optimizer skips their weights, as it
+    does on one process.
+
+    Args:
+        task: the multi-task model.
+    """
+
+    def __init__(self, task: Multitask) -> None:
+        self._task = task
+        self._idle: list[nn.Parameter] = []
+
+    def before_step(self, run: Run, batch: Batch) -> None:
+        """Remember which tasks take part."""
+        streams = batch["streams"]
+        active = [name for name, stream in self._task._stream_of.items() if stream in streams]
+        self._idle = self._task._unused(active)
+
+    def after_backward(self, run: Run) -> None:
+        """Discard the gradients."""
+        for param in self._idle:
+            param.grad = None

@@ -1,0 +1,128 @@
+"""The batches of a multi-task run: several training datasets, each with its own order, joined step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from opabinia.config.build import errors_at
+from opabinia.contracts import DatasetInfo
+from opabinia.data import Data, Stream
+from opabinia.data.loader import Loader
+from opabinia.data.mixed_batches import MixedReader, mixed_requests
+from opabinia.data.sampling.batches import ConstantPlan
+from opabinia.data.sampling.mixing import StreamCycle, alternating_cycle, divide, joint_cycle
+from opabinia.data.sampling.permutation import EpochSampler
+from opabinia.data.sources import Mixture
+from opabinia.engine.loop.prefetch import DeviceLoader
+from opabinia.runtime.durations import Duration
+from opabinia.runtime.log import log
+from opabinia.runtime.processes import world_size
+from opabinia.runtime.seeds import STREAM, hash32
+from opabinia.training.loaders import SizeMultiple, TrainingBatches, make_sampler
+
+
+@dataclass(frozen=True)
+class MixedTrainingBatches(TrainingBatches):
+    """The training data of a multi-task run; see :class:`opabinia.training.loaders.TrainingBatches`.
+
+    Attributes:
+        streams: the batches of each stream, as those of a run on it alone.
+        cycle: which streams take part in a step.
+    """
+
+    streams: Mapping[str, TrainingBatches]
+    cycle: StreamCycle
+
+    def loader(self, device: torch.device, size_multiple: SizeMultiple = lambda name: None) -> DeviceLoader:
+        """Return the loader of this rank's share of the batches."""
+        readers = {name: stream.reader(size_multiple(name), f"train-{name}") for name, stream in self.streams.items()}
+        requests = mixed_requests(
+            self.plan, self.cycle, {name: stream.requests() for name, stream in self.streams.items()}
+        )
+        loader: Loader = Loader(
+            MixedReader(readers, world_size()),
+            requests,
+            num_workers=self.data.num_workers,
+            pin_memory=device.type == "cuda",
+        )
+        return DeviceLoader(loader, device)
+
+    def order_fingerprint(self) -> str:
+        """Return a text that changes with the order of the samples and the mixture of the streams."""
+        texts = [
+            f"{name} {stream.plan.batch_size} {stream.order_fingerprint()}" for name, stream in self.streams.items()
+        ]
+        return "; ".join([*texts, str(hash32(*(len(names) for names in self.cycle.steps)))])
+
+    def fresh(self, seed: int, count: int) -> MixedTrainingBatches:
+        """Return ``count`` batches in another order, unmixed."""
+        data = replace(self.data, mix=())
+        batches = plan_mixed_training(data, self.dataset_info, Duration(count, "it"), seed)
+        streams = {name: replace(stream, data=replace(stream.data, mix=())) for name, stream in batches.streams.items()}
+        return replace(batches, streams=streams)
+
+
+def plan_mixed_training(data: Data, dataset_info: DatasetInfo, length: Duration, seed: int) -> MixedTrainingBatches:
+    """Plan the batches of a multi-task run.
+
+    Args:
+        data: the config section; its source is a :class:`opabinia.data.sources.mixture.Mixture`.
+        dataset_info: of the streams.
+        length: of the run.
+        seed: of the run; that of a stream follows from it and the stream's name.
+
+    Raises:
+        ConfigError: a stream has fewer samples than its share of a batch, or an option of ``data`` belongs to streams.
+    """
+    mixture = data.train.source
+    assert isinstance(mixture, Mixture)
+    with errors_at("data"):
+        _check_options(data)
+        plan = ConstantPlan(len(mixture), data.batch_size, length, drop_last=True)
+    with errors_at("data.batch_size"):
+        joint = mixture.mixing == "batch"
+        sizes = (
+            dict.fromkeys(mixture.streams, data.batch_size) if not joint else divide(data.batch_size, mixture.shares)
+        )
+    cycle = joint_cycle(list(mixture.streams)) if joint else alternating_cycle(mixture.shares, seed)
+    streams = {}
+    for name, stream in mixture.streams.items():
+        own = replace(
+            data,
+            train=Stream(source=stream.source, transforms=stream.transforms),
+            val=None,
+            batch_size=sizes[name],
+            sampler=stream.sampler,
+            shuffle=stream.shuffle,
+            mix=stream.mix,
+            drop_last=True,
+        )
+        own_seed = hash32(STREAM, seed, *name.encode())
+        with errors_at(f"data.train.source.streams.{name}"):
+            sampler = make_sampler(own, own_seed)
+            steps = max(1, cycle.steps_before(name, plan.total_steps))
+            own_plan = ConstantPlan(len(sampler), sizes[name], Duration(steps, "it"), drop_last=True)
+        streams[name] = TrainingBatches(own, dataset_info.streams[name], sampler, own_plan, own_seed)
+        log.info(
+            "stream %s: %d samples of each batch, %.3g epochs", name, sizes[name], steps / own_plan.steps_per_epoch
+        )
+    order = EpochSampler(len(mixture), seed, data.shuffle)
+    return MixedTrainingBatches(data, dataset_info, order, plan, seed, streams, cycle)
+
+
+def _check_options(data: Data) -> None:
+    """Check that no option is given that belongs to the streams.
+
+    Raises:
+        ValueError: one is.
+    """
+    if data.train.transforms:
+        raise ValueError("train.transforms: each stream of a mixture has transforms of its own")
+    for name in ("sampler", "mix"):
+        if getattr(data, name):
+            raise ValueError(f"{name}: each stream of a mixture has its own (data.train.source.streams.NAME.{name})")
+    if data.augment_on == "device":
+        raise ValueError("augment_on: the streams of a mixture are augmented by the workers")
