@@ -33,7 +33,7 @@ from opabinia.config import ConfigError, build, catalog, check, compose
 from opabinia.engine.hooks.order import check_hooks
 from opabinia.migration import System, convert
 from opabinia.training.dry_run import dry_run
-from opabinia.training.loaders import plan_training
+from opabinia.training.planning import plan_training
 from opabinia.training.model import Models, check_model, make_optimizer
 from opabinia.training.samples import first_samples
 from opabinia.training.session import TrainingRun, all_schedules
@@ -195,8 +195,8 @@ def try_config(config: dict[str, Any], origins: Any, root: Path, limit: int) -> 
     for stream in (run.data.train, *run.data.validation):
         first_samples(stream, 2, size_multiple=model.size_multiple)
     models = Models(model, model if run.ema else None)
-    device, classes = torch.device("cpu"), batches.dataset_info.classes
-    evaluation = plan_evaluation(models, run.data, run.evaluate, 0, device, run.train.precision, classes)
+    device, info = torch.device("cpu"), batches.dataset_info
+    evaluation = plan_evaluation(models, run.data, run.evaluate, 0, device, run.train.precision, info)
     make_best(run.checkpoint.best, evaluation.scores)
     return "built"
 

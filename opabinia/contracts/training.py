@@ -321,6 +321,10 @@ class Task(nn.Module):
         """
         return self.size_multiple
 
+    def stream_of(self, name: str) -> str:
+        """Return the stream of training data of the task ``name`` of a multi-task run; empty in a run of one task."""
+        return ""
+
     def forward(self, batch: Batch, clock: Clock) -> dict[str, Tensor] | Tensor | Sequence[Tensor]:
         """Return the losses of a batch.
 

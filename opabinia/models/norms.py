@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -177,6 +177,41 @@ class GhostBatchNorm(_BatchNorm):
         return output if input.is_contiguous() else torch.empty_like(input).copy_(output)  # keep channels last
 
 
+class CurrentStream:
+    """The stream of images that a network reads at the moment.
+
+    Attributes:
+        name: of the stream.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+class StreamBatchNorm(_BatchNorm):
+    """Batch norm with running statistics for each stream of images, and one set of parameters: images of different
+    datasets share a network, but not their means (Li et al. 2018, Adaptive Batch Normalization).
+
+    The statistics of the first stream have the names of a batch norm; those of the others are
+    ``streams.NAME.running_mean`` and so on.
+    """
+
+    current: CurrentStream
+    streams: nn.ModuleDict
+
+    def _check_input_dim(self, input: Tensor) -> None: ...
+
+    def forward(self, input: Tensor) -> Tensor:
+        """B x C x ... of any size."""
+        if self.current.name not in self.streams:
+            first: Tensor = super().forward(input)
+            return first
+        own = self.streams[self.current.name]
+        momentum = _count_batch(own) if self.training else 0.0
+        statistics = own.running_mean, own.running_var, self.weight, self.bias
+        return F.batch_norm(input, *statistics, self.training, momentum, self.eps)
+
+
 class FrozenBatchNorm(_NormBase):
     """Normalizes by fixed statistics and weights. It is not a ``_BatchNorm``, so that synchronization and precise batch
     norm skip it."""
@@ -217,6 +252,10 @@ class GhostBatchNormAct(_WithAct, GhostBatchNorm):
     """See :class:`GhostBatchNorm` and :class:`_WithAct`."""
 
 
+class StreamBatchNormAct(_WithAct, StreamBatchNorm):
+    """See :class:`StreamBatchNorm` and :class:`_WithAct`."""
+
+
 class FrozenBatchNormAct(_WithAct, FrozenBatchNorm):
     """See :class:`FrozenBatchNorm` and :class:`_WithAct`."""
 
@@ -229,7 +268,13 @@ class GroupNormAct(_WithAct, GroupNorm):
 
 
 def convert_sync_batch_norm(model: nn.Module) -> None:
-    """Replace every batch norm within a model by a synchronized one with its parameters and statistics."""
+    """Replace every batch norm within a model by a synchronized one with its parameters and statistics.
+
+    Raises:
+        ValueError: some have statistics for each stream.
+    """
+    if any(isinstance(module, StreamBatchNorm) for module in model.modules()):
+        raise ValueError("batch norms with statistics for each stream (task.norms: stream) cannot be synchronized")
     plain: type[_BatchNorm] = SyncBatchNorm
     with_act: type[_BatchNorm] = SyncBatchNormAct
     if next(model.parameters()).is_cuda:
@@ -296,6 +341,25 @@ def freeze_batch_norms(model: nn.Module, *, trained_weights: bool = False) -> No
     _replace(model, lambda norm: _convert(norm, FrozenBatchNorm, FrozenBatchNormAct).requires_grad_(trained_weights))
 
 
+def convert_stream_batch_norm(model: nn.Module, streams: Sequence[str], current: CurrentStream) -> None:
+    """Replace every batch norm within a model by a :class:`StreamBatchNorm` with its parameters and statistics.
+
+    Args:
+        model: a network.
+        streams: their names.
+        current: the stream that the network reads.
+    """
+
+    def convert(norm: _BatchNorm) -> nn.Module:
+        converted = _convert(norm, StreamBatchNorm, StreamBatchNormAct)
+        converted.current = current
+        copies = (nn.BatchNorm1d(norm.num_features, norm.eps, norm.momentum, affine=False) for _ in streams[1:])
+        converted.streams = nn.ModuleDict(dict(zip(streams[1:], copies, strict=True)))
+        return converted
+
+    _replace(model, convert)
+
+
 def convert_group_norm(model: nn.Module, groups: int = 32) -> None:
     """Replace every batch norm within a model by a group norm with its parameters (Wu and He 2018).
 
@@ -314,8 +378,8 @@ def convert_group_norm(model: nn.Module, groups: int = 32) -> None:
 
 
 def _replace(model: nn.Module, convert: Callable[[_BatchNorm], nn.Module]) -> None:
-    """Replace all batch norms that are neither synchronized nor ghost batch norms."""
-    others = (SyncBatchNorm, nn.SyncBatchNorm, GhostBatchNorm)
+    """Replace all batch norms that are neither synchronized nor ghost batch norms, nor have streams."""
+    others = (SyncBatchNorm, nn.SyncBatchNorm, GhostBatchNorm, StreamBatchNorm)
     for module in list(model.modules()):
         for name, child in module.named_children():
             if isinstance(child, _BatchNorm) and not isinstance(child, others):

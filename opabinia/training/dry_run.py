@@ -61,7 +61,7 @@ def dry_run(parts: Mapping[str, Any]) -> None:
 
     evaluate = replace(run.evaluate, batch_size=None)
     device = torch.device("cpu")
-    evaluation = plan_evaluation(models, data, evaluate, 0, device, training.precision, dataset_info.classes)
+    evaluation = plan_evaluation(models, data, evaluate, 0, device, training.precision, dataset_info)
     make_best(run.checkpoint.best, evaluation.scores)
     evaluators = [
         evaluator for val_set in evaluation.validation for evaluator in val_set.evaluators(model, val_set.dataset_info)

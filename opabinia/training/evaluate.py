@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from opabinia.config import ConfigError, Problem
-from opabinia.contracts import Clock, Run
+from opabinia.contracts import Clock, DatasetInfo, Run
 from opabinia.data import Data
 from opabinia.engine.checkpointing.checkpoint import Snapshot
 from opabinia.engine.loggers.metrics_log import MetricsLogger
@@ -43,12 +43,13 @@ def evaluate(
     ema = place(trained_task(parts["task"], snapshot, "ema"), training, device) if "ema" in snapshot.tensors else None
     models = Models(task, ema)
 
-    def plan(data: Data, classes: Sequence[str]) -> list[ValidationSet]:
-        return plan_evaluation(models, data, settings, seed, device, training.precision, classes).validation
+    def plan(data: Data, dataset_info: DatasetInfo) -> list[ValidationSet]:
+        return plan_evaluation(models, data, settings, seed, device, training.precision, dataset_info).validation
 
-    validation = plan(data, snapshot.state["facts"].classes)
+    dataset_info = snapshot.state["facts"]
+    validation = plan(data, dataset_info)
     if any(needs_training_data(task, val_set) for val_set in validation):
         data = replace(data, train=training_data().train)
-        validation = plan(data, data.train.source.classes)
+        validation = plan(data, replace(dataset_info, classes=tuple(data.train.source.classes)))
     run = Run(task, MetricsLogger(None), folder, clock=Clock(step=snapshot.step))
     return evaluation_run(run, HookDispatcher(parts["hooks"] or {}), validation, device)

@@ -149,8 +149,9 @@ def place_models(
     models = [task, *(model for model in (ema_task, teacher) if model is not None)]
     parallel = None
     if world_size() > 1:
-        for model in models if train.sync_batch_norm else ():
-            convert_sync_batch_norm(model)
+        with errors_at("train.sync_batch_norm"):
+            for model in models if train.sync_batch_norm else ():
+                convert_sync_batch_norm(model)
         with errors_at("train.parallel"):
             parallel = train.parallel(models, device)
     log_to_file("model", str(task))

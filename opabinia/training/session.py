@@ -203,7 +203,7 @@ class TrainingRun:
         log_device_transforms(self.data, model.size_multiple)
         ema_hook = EmaHook(model, self.ema, self.data.batch_size, models.ema) if self.ema else None
         evaluation = plan_evaluation(
-            models, self.data, self.evaluate, seed, device, self.train.precision, batches.dataset_info.classes
+            models, self.data, self.evaluate, seed, device, self.train.precision, batches.dataset_info
         )
         check_validation_samples(model, self.data, device, self.train.precision)
         if self.train.compile:

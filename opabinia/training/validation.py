@@ -16,6 +16,7 @@ from opabinia.contracts import DatasetInfo, EncodedSource, Evaluator, Task
 from opabinia.data import Data
 from opabinia.data.decoding.cache import with_cache
 from opabinia.data.loader import BatchReader, Loader, evaluation_requests
+from opabinia.data.sources import Mixture
 from opabinia.engine.hooks.save_best import SaveBest
 from opabinia.engine.loop.evaluate import ValidationSet, evaluation_mode, requested_layers
 from opabinia.engine.loop.prefetch import to_device
@@ -52,7 +53,7 @@ def plan_evaluation(
     seed: int,
     device: torch.device,
     precision: str,
-    classes: Sequence[str],
+    dataset_info: DatasetInfo,
 ) -> EvaluationPlan:
     """Return the validation sets and the scores of a run.
 
@@ -62,7 +63,7 @@ def plan_evaluation(
         seed: of the run.
         device: of the models.
         precision: of forward passes.
-        classes: of the training data.
+        dataset_info: of the training data.
 
     Raises:
         ConfigError: the task cannot be evaluated on a set, or evaluators do not fit together.
@@ -75,7 +76,7 @@ def plan_evaluation(
         ]
         # The scores of EMA weights come first: they are the ones that one trains for.
         validation = {"both": [*averaged, *validation], "ema": averaged, "raw": validation}[evaluate.weights]
-    return EvaluationPlan(validation, available_scores(models.task, validation, classes))
+    return EvaluationPlan(validation, available_scores(models.task, validation, dataset_info))
 
 
 def _validation_sets(
@@ -112,6 +113,9 @@ def _validation_sets(
             size_multiple=task.size_multiple_of(stream.task or ""),
             task=stream.task,
         )
+        training_source = data.train.source
+        if isinstance(training_source, Mixture) and stream.task:
+            training_source = training_source.streams[task.stream_of(stream.task)].source
         of_stream = {name: run for name, run in evaluators.items() if run.on in (None, stream.prefix)}
         same_period = [run.evaluator for run in of_stream.values() if run.every is None]
         evaluations: list[tuple[str, MakeEvaluators, Duration | None]] = [
@@ -130,8 +134,8 @@ def _validation_sets(
                 precision=precision,
                 prefix=stream.prefix,
                 evaluators=make,
-                training=load(replace(reader, source=data.train.source)),
-                training_samples=len(data.train.source),
+                training=load(replace(reader, source=training_source)),
+                training_samples=len(training_source),
                 every=every,
             )
             for name, make, every in evaluations
@@ -179,12 +183,14 @@ def _evaluation_loader(data: Data, batch_size: int, device: torch.device, reader
     return Loader(reader, requests, num_workers=data.num_workers, pin_memory=device.type == "cuda")
 
 
-def available_scores(task: Task, validation: Sequence[ValidationSet], classes: Sequence[str]) -> dict[str, str]:
+def available_scores(
+    task: Task, validation: Sequence[ValidationSet], training_info: DatasetInfo
+) -> dict[str, str]:
     """Return the names of the scores that the evaluations compute, and which way each is better.
 
     Raises:
         ConfigError: the task cannot be evaluated on a set, two evaluators compute the same score, or one that learns
-            the ``classes`` of the training data evaluates a set with others.
+            the classes of the training data evaluates a set with others.
     """
     scores: dict[str, str] = {}
     for val_set in validation:
@@ -201,7 +207,9 @@ def available_scores(task: Task, validation: Sequence[ValidationSet], classes: S
                 raise ConfigError(Problem("", "evaluate.evaluators", message, allowed="see task.evaluators"))
             scores[name] = better
         learners = [type(evaluator).__name__ for evaluator in evaluators if isinstance(evaluator, FeatureBankEvaluator)]
-        if learners and val_set.dataset_info.classes != tuple(classes):
+        name = val_set.dataset_info.task
+        classes = training_info.streams[task.stream_of(name)].classes if name else training_info.classes
+        if learners and val_set.dataset_info.classes != classes:
             message = (
                 f"{', '.join(learners)}: learns the {len(classes)} classes of the training data, and {val_set.name} "
                 f"has {len(val_set.dataset_info.classes)} others, or another order; `on` names the set of an evaluator"

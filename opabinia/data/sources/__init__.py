@@ -20,6 +20,7 @@ from opabinia.data.sources.frame_folders import FrameFolders as FrameFolders
 from opabinia.data.sources.hugging_face import HuggingFace as HuggingFace
 from opabinia.data.sources.identity_table import identity_table as identity_table
 from opabinia.data.sources.idx import Idx as Idx
+from opabinia.data.sources.image_labels import ImageLabels as ImageLabels
 from opabinia.data.sources.image_pairs import ImagePairs as ImagePairs
 from opabinia.data.sources.in_shop import in_shop as in_shop
 from opabinia.data.sources.indexed import Indexed as Indexed

@@ -18,6 +18,7 @@ from opabinia.contracts import (
     FingerprintedSource,
     GroundTruth,
     GroundTruthMap,
+    ImageClassesSource,
     NamedSource,
     Sample,
     SizedSource,
@@ -80,6 +81,8 @@ class ObjectMaps:
             self.sizes = source.sizes
         if isinstance(source, NamedSource):
             self.id = source.id
+        if isinstance(source, ImageClassesSource):
+            self.present = [labels + self._first for labels in source.present]
 
     def __len__(self) -> int:
         return len(self.source)

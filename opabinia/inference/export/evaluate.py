@@ -102,8 +102,9 @@ def open_evaluation(resolved: Resolved, checkpoint: Path, predictor: Predictor, 
     settings = replace(parts["evaluate"], evaluators=evaluators)
 
     def plan(data: Data, classes: Sequence[str]) -> tuple[ValidationSet, dict[str, str]]:
+        info = replace(predictor.dataset_info, classes=tuple(classes))
         seed = read_state(checkpoint)["seed"]
-        planned = plan_evaluation(Models(task), data, settings, seed, torch.device("cpu"), "fp32", classes)
+        planned = plan_evaluation(Models(task), data, settings, seed, torch.device("cpu"), "fp32", info)
         return planned.validation[0], planned.scores
 
     validation, scores = plan(parts["data"], predictor.classes)

@@ -1,4 +1,4 @@
-"""Weights of the detectors of the transformers library: RT-DETR, D-FINE, DETR, Deformable DETR, RF-DETR.
+"""Weights of the transformers library: RT-DETR, D-FINE, DETR, Deformable DETR, RF-DETR, Mask2Former.
 
 Settings that no weights contain (also in the recipes of ``detection/coco``):
 
@@ -7,8 +7,10 @@ Settings that no weights contain (also in the recipes of ``detection/coco``):
   ``b4``, ``b5``. ``task.mean: [0]``, ``task.std: [1]``, images resized to 640 x 640 whatever their aspect ratio.
 * DETR and Deformable DETR: ``resnet50``; the mean and deviation of ImageNet.
 * RF-DETR: ``windowed_dinov2`` with the numbers in the model's config.json; the mean and deviation of ImageNet.
+* Mask2Former: ``swin_tiny_patch4_window7_224`` and others of timm, ``input_norms: true`` of the decoder; the mean and
+  deviation of ImageNet. timm pads maps that are no whole number of windows after shifting them, the library before.
 
-Tested with models of the library with random weights, which give the same detections here; no file of the hub was
+Tested with models of the library with random weights, which give the same outputs here; no file of the hub was
 available.
 """
 
@@ -16,6 +18,7 @@ from __future__ import annotations
 
 import re
 
+import torch
 from torch import Tensor
 
 from opabinia.migration.weights.names import Rules, rename_weights
@@ -84,7 +87,47 @@ def translate_whole(weights: Weights) -> dict[str, Tensor]:
     return rename_weights(weights, (*_BEFORE_5, *_PERCEPTRON, *_WHOLE))
 
 
+_SWIN = r"^model\.pixel_level_module\.encoder\.(?:swin\.|model\.)?"
+_MASK2FORMER: Rules = (
+    (r"^model\.pixel_level_module\.encoder\._backbone\.", BACKBONE),
+    (
+        r"^model\.pixel_level_module\.encoder\.hidden_states_norms\.stage(\d)\.",
+        lambda match: f"decoder.norms.{int(match[1]) - 1}.",
+    ),
+    (_SWIN + r"layernorm\.", f"{BACKBONE}norm."),
+    (_SWIN + r"embeddings\.norm\.", f"{BACKBONE}patch_embed.norm."),
+    (_SWIN + r"embeddings\.patch_embeddings\.projection\.", f"{BACKBONE}patch_embed.proj."),
+    (_SWIN + r"encoder\.layers\.(\d)\.down", lambda match: f"{BACKBONE}layers.{int(match[1]) + 1}.down"),
+    (_SWIN + r"encoder\.layers\.", f"{BACKBONE}layers."),
+    (r"\.layernorm_before\.", ".norm1."),
+    (r"\.layernorm_after\.", ".norm2."),
+    (r"\.intermediate\.dense\.", ".mlp.fc1."),
+    (r"\.attention\.(?:output\.dense|o_proj)\.", ".attn.proj."),
+    (r"(?<=\d)\.output\.dense\.", ".mlp.fc2."),
+    (r"\.attention\.(?:self\.)?(query|key|value|[qkv]_proj)\.", lambda match: f".attn.{match[1][0]}."),
+    (r"\.attention\.(?:self|relative_position_bias)\.", ".attn."),
+    (r"^(?=model\.|class_predictor\.)", "decoder.model."),
+)
+
+
+def translate_mask2former(weights: Weights) -> dict[str, Tensor]:
+    """Translate Mask2Former on a Swin transformer or a timm model.
+
+    Raises:
+        ValueError: it has another backbone.
+    """
+    renamed = rename_weights(weights, _MASK2FORMER)
+    if other := next((name for name in renamed if ".pixel_level_module.encoder." in name), None):
+        name = other.removeprefix("decoder.model.")
+        raise ValueError(f"Mask2Former's weights are read with a Swin or timm backbone; this one has {name}")
+    for name in [name for name in renamed if ".attn.q." in name]:
+        columns = [renamed.pop(name.replace(".attn.q.", f".attn.{column}.")) for column in "qkv"]
+        renamed[name.replace(".q.", ".qkv.")] = torch.cat(columns)
+    return {name: tensor for name, tensor in renamed.items() if not name.startswith("criterion.")}
+
+
 register_weight_format(
+    WeightFormat("model.pixel_level_module.", "the transformers library's names", "rgb", translate_mask2former),
     WeightFormat("model.encoder_input_proj.", "the transformers library's names", "rgb", translate_hybrid),
     WeightFormat("class_labels_classifier.", "the transformers library's names", "rgb", translate_whole),
     WeightFormat("model.input_proj.", "the transformers library's names", "rgb", translate_whole),

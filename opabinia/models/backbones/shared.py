@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from opabinia.config import register
 from opabinia.contracts import Backbone, Level, SharedFeatures, Sizes, Tokens
 from opabinia.models.layers import Normalize
+from opabinia.models.norms import CurrentStream
 
 
 class SharedNetwork:
@@ -28,6 +29,7 @@ class SharedNetwork:
 
     def __init__(self, backbone: Backbone, normalize: Normalize) -> None:
         self.backbone, self.normalize = backbone, normalize
+        self.stream = CurrentStream("")
         self.levels: list[Level] = []
         self.users: list[SharedBackbone] = []
         self._batch: tuple[Tensor, Sizes | Tensor | None] | None = None
@@ -36,13 +38,15 @@ class SharedNetwork:
         self._vectors: Tensor | None = None
 
     @contextmanager
-    def reading(self, images: Tensor | None, sizes: Sizes | Tensor | None) -> Iterator[None]:
+    def reading(self, stream: str, images: Tensor | None, sizes: Sizes | Tensor | None) -> Iterator[None]:
         """Keep what is computed of a batch for all tasks that read it.
 
         Args:
+            stream: of the batch.
             images: of the batch (B x C x H x W); None: it has only views.
             sizes: height and width of each image within a padded batch; None: not padded.
         """
+        self.stream.name = stream
         self._batch = None if images is None else (images, sizes)
         try:
             yield
@@ -132,9 +136,9 @@ class SharedBackbone(Backbone):
         return twin
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Return that of the network."""
-        state: dict[str, Any] = self.network.state_dict(*args, **kwargs)
-        return state
+        """Return that of the network, with the batch norm statistics of the first stream."""
+        state = self.network.state_dict(*args, **kwargs)
+        return {name: tensor for name, tensor in state.items() if ".streams." not in name}
 
     def forward(self, images: Tensor, offset: Tensor | None = None) -> Tensor:
         """See :meth:`opabinia.contracts.Backbone.forward`."""
@@ -216,7 +220,5 @@ def shared(channels: int, /) -> Backbone:
     """
     network = _current.get()
     if network is None:
-        raise ValueError(
-            "shared is the backbone of a multi-task run; a task by itself has its own, such as timm"
-        )
+        raise ValueError("shared is the backbone of a multi-task run; a task by itself has its own, such as timm")
     return SharedBackbone(network)

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from timm.layers.norm import LayerNorm2d
+from torch import Tensor, nn
 
 from opabinia.config import register
 from opabinia.contracts import Count, Fraction, Level, MaskTargets, NonNegative, SegmentationDecoder
@@ -40,6 +41,7 @@ class Mask2Former(SegmentationDecoder):
         dice_weight: of the dice loss, likewise.
         no_object_weight: of queries without a segment in the cross entropy of classes.
         num_points: at which masks are compared.
+        input_norms: a layer norm of each feature map, as the authors' Swin transformers have them.
 
     Raises:
         ValueError: the transformers library is not installed, or the backbone has no such levels.
@@ -66,6 +68,7 @@ class Mask2Former(SegmentationDecoder):
         dice_weight: NonNegative = 5.0,
         no_object_weight: NonNegative = 0.1,
         num_points: Count = 12544,
+        input_norms: bool = False,
     ) -> None:
         super().__init__()
         check_strides(levels, (4, 8, 16, 32), "mask2former")
@@ -88,14 +91,17 @@ class Mask2Former(SegmentationDecoder):
         )
         self.model: Any = library.Mask2FormerForUniversalSegmentation(config)
         del self.model.criterion
+        norms = [LayerNorm2d(level.channels, eps=1e-5) for level in levels[-4:]]
+        self.norms = nn.ModuleList(norms if input_norms else [])
         self.criterion = MaskCriterion(class_weight, mask_weight, dice_weight, no_object_weight, num_points)
 
     def query_masks(self, maps: Sequence[Tensor]) -> list[QueryMasks]:
         """Return the predictions of all layers, the last one first."""
         encoder = self.model.model.pixel_level_module.encoder
-        encoder.maps = maps[-4:]
+        maps = [norm(level) for norm, level in zip(self.norms, maps[-4:], strict=True)] if self.norms else maps[-4:]
+        encoder.maps = maps
         try:
-            finest = maps[-4]
+            finest = maps[0]
             pixels = finest.new_zeros(()).expand(finest.shape[0], 3, *(4 * side for side in finest.shape[-2:]))
             output = self.model(pixels, output_auxiliary_logits=True)
         finally:

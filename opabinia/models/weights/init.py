@@ -347,10 +347,10 @@ def _further_prefixes(given: Iterable[str], targets: Iterable[str], main: Prefix
     for name in given:
         for target in targets:
             rest = name.removeprefix(old)
-            if name.startswith(old) and "." in rest and target.endswith("." + rest):
+            if name.startswith(old) and "." in rest and f".{target}".endswith(f".{rest}"):
                 votes[old, target.removesuffix(rest)] += 1
             rest = target.removeprefix(new)
-            if target.startswith(new) and "." in rest and name.endswith("." + rest):
+            if target.startswith(new) and "." in rest and f".{name}".endswith(f".{rest}"):
                 votes[name.removesuffix(rest), new] += 1
     return min(votes, key=lambda pair: (-votes[pair], pair), default=None)
 

@@ -6,11 +6,12 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from math import lcm
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 from annotated_types import MinLen
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from opabinia.config import register
 from opabinia.config.build import errors_at
@@ -31,6 +32,7 @@ from opabinia.models.backbones.module import build_backbone
 from opabinia.models.backbones.shared import SharedBackbone, SharedNetwork, SharedNormalize, sharing
 from opabinia.models.layers import build_normalization
 from opabinia.models.losses.balance import FixedWeights
+from opabinia.models.norms import convert_stream_batch_norm
 from opabinia.runtime.processes import world_size
 from opabinia.tasks.multitask.settings import Subtask
 
@@ -47,6 +49,9 @@ class Multitask(Task):
         backbone: shared by all tasks.
         tasks: by name; metrics of a task begin with it: ``boxes/loss``, ``boxes/val/AP``.
         balance: weighs the losses of the tasks against each other.
+        norms: ``stream``: batch norms of the backbone have running statistics for each stream, since datasets differ in
+            theirs; all tasks' predictions for an image then take a forward pass for each stream. ``shared``: one set,
+            and one forward pass; for backbones without batch norms, and streams of similar images.
         mean: channel means of images in 0..1, for all tasks; null: see
             :func:`opabinia.models.layers.build_normalization`.
         std: channel standard deviations, likewise.
@@ -64,6 +69,7 @@ class Multitask(Task):
         backbone: BackbonePart,
         tasks: Annotated[dict[str, Subtask], MinLen(1)],
         balance: BalancePart = FixedWeights,
+        norms: Literal["stream", "shared"] = "stream",
         mean: list[float] | None = None,
         std: list[float] | None = None,
     ) -> None:
@@ -82,6 +88,11 @@ class Multitask(Task):
                 self.tasks[name] = self._build(name, settings)
         if all(user.multi_scale for user in self._network.users):
             net.drop_vector_layers()
+        streams = list(dict.fromkeys(self._stream_of.values()))
+        has_batch_norms = any(isinstance(module, _BatchNorm) for module in net.modules())
+        self._norms = norms if has_batch_norms and len(streams) > 1 else "shared"
+        if self._norms == "stream":
+            convert_stream_batch_norm(net, streams, self._network.stream)
         self.balance = balance(list(tasks))
         self.requires_full_batch = any(task.requires_full_batch for task in self._tasks())
         multiples = [task.size_multiple for task in self._tasks() if task.size_multiple is not None]
@@ -107,15 +118,21 @@ class Multitask(Task):
         return [task for task in self.tasks.values() if isinstance(task, Task)]
 
     def size_multiple_of(self, name: str) -> int | None:
-        """Return the size multiple of the images of a stream or of the task that is evaluated."""
-        names = [task for task, stream in self._stream_of.items() if stream == name] or [name]
-        multiples = [self.tasks[task].size_multiple for task in names if task in self.tasks]
-        known = [multiple for multiple in multiples if isinstance(multiple, int)]
-        return self.size_multiple if not name else lcm(*known) if known else None
+        """Return the size multiple of the images of a stream, also in the evaluation of its tasks."""
+        if not name:
+            return self.size_multiple
+        stream = self._stream_of.get(name, name)
+        tasks = [self.tasks[task] for task, own in self._stream_of.items() if own == stream]
+        multiples = [task.size_multiple for task in tasks if isinstance(task.size_multiple, int)]
+        return lcm(*multiples) if multiples else None
 
-    def _reading(self, batch: Batch) -> AbstractContextManager[None]:
+    def stream_of(self, name: str) -> str:
+        """Return the stream of training data of a task."""
+        return self._stream_of[name]
+
+    def _reading(self, batch: Batch, stream: str) -> AbstractContextManager[None]:
         """Return the context in which all tasks read features of this batch from one forward pass."""
-        return self._network.reading(batch.get("image"), batch.get("image_sizes"))
+        return self._network.reading(stream, batch.get("image"), batch.get("image_sizes"))
 
     def forward(self, batch: Batch, clock: Clock) -> dict[str, Tensor]:
         """Return ``total_loss``, and the values of each task as ``<task>/<name>``."""
@@ -123,7 +140,7 @@ class Multitask(Task):
         losses: dict[str, Tensor] = {}
         factors = stream_factors(batch)
         for stream, own in batch["streams"].items():
-            with self._reading(own):
+            with self._reading(own, stream):
                 for name in (name for name, source in self._stream_of.items() if source == stream):
                     loss, logged = total_loss(self.tasks[name](own, clock))
                     settings, factor = self._settings[name], factors[stream]
@@ -153,14 +170,24 @@ class Multitask(Task):
     def predict(self, batch: Batch) -> Predictions:
         """Return the predictions of one task, if the batch says which (``task``), or of all as ``<task>/<name>``."""
         if "task" in batch:
-            with self._reading(batch):
+            with self._reading(batch, self._stream_of[batch["task"]]):
                 return self.tasks[batch["task"]].predict(batch)
-        with self._reading(batch):
-            return {
-                f"{name}/{key}": value
-                for name, task in self.tasks.items()
-                for key, value in task.predict(batch).items()
-            }
+        predictions: dict[str, Tensor] = {}
+        for names in self._joint_tasks():
+            with self._reading(batch, self._stream_of[names[0]]):
+                for name in names:
+                    own = self.tasks[name].predict(batch)
+                    predictions |= {f"{name}/{key}": value for key, value in own.items()}
+        return predictions
+
+    def _joint_tasks(self) -> list[list[str]]:
+        """Return the tasks that read an image from one forward pass: all, or with norms per stream those of each."""
+        if self._norms == "shared":
+            return [list(self.tasks)]
+        return [
+            [name for name, own in self._stream_of.items() if own == stream]
+            for stream in dict.fromkeys(self._stream_of.values())
+        ]
 
     def readable(self, prediction: Mapping[str, Tensor]) -> dict[str, Any]:
         """Return the readable prediction of each task by its name."""
@@ -168,7 +195,7 @@ class Multitask(Task):
 
     def features(self, batch: Batch) -> dict[str, Tensor]:
         """Return ``embedding`` (B x D), the vectors of the backbone."""
-        with self._reading(batch):
+        with self._reading(batch, next(iter(self._stream_of.values()))):
             images = self._network.normalized(batch["image"], batch.get("image_sizes"))
             return {"embedding": self._network.vectors(images)}
 

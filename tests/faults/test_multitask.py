@@ -1,0 +1,98 @@
+"""Multi-task runs: the same mixture, losses and weights on any number of processes, and after SIGKILL."""
+
+import random
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.faults.many import start
+from tests.faults.programs import SLOW, Ended, Server
+from tests.faults.runs import Outcome, assert_same, checkpoint, metrics
+from tests.faults.test_kill import at_any_time, in_a_save, in_a_step, reached
+
+STEPS = 12
+RECIPE = """
+# `few` has 2 samples in a batch, fewer than three processes; `parity` learns on the images of `digits`.
+plugins: [tests.faults.parts]
+task:
+  name: multitask
+  backbone: {name: grouped}
+  mean: [0.3]
+  std: [0.38]
+  tasks:
+    digits:
+      task: classification
+      data:
+        train:
+          source: {name: some_digits, n: 65}
+          transforms: [{name: RandomAffine, degrees: 10, translate: [0.1, 0.1]}]
+        val: {source: {name: some_digits, n: 31, split: val}}
+    parity:
+      task: {name: classification, loss: {name: cross_entropy, label_smoothing: 0.2}}
+      stream: digits
+      weight: 0.5
+    few:
+      task: classification
+      data:
+        train: {source: {name: some_digits, n: 11}, transforms: [RandomHorizontalFlip]}
+data: {batch_size: 15}
+optimizer: {name: adamw, lr: 0.01, weight_decay: 0.1}
+train: {length: 12it, log_samples: true, num_threads: 1}
+evaluate: {every: 6it, batch_size: 20}
+checkpoint: {every: 4it, keep: 9}
+hooks: {trace: {}}
+loggers: []
+seed: 3
+"""
+
+
+def trained(server: Server, folder: Path, name: str, processes: int, *overrides: str) -> Path:
+    """Train on some processes; return the run folder."""
+    recipe = folder / "mixture.yaml"
+    recipe.write_text(RECIPE)
+    for program in start(server, processes, str(recipe), "--out", str(folder), "--name", name, *overrides):
+        program.expect(0)
+    return folder / "mixture" / name
+
+
+def steps(run: Path) -> list[dict[str, object]]:
+    return [line for line in metrics(run) if "grad_norm" in line]
+
+
+def assert_same_learning(found: Path, expected: Path, tolerance: float = 2e-5) -> None:
+    """The same samples, and losses and weights that differ by float noise only."""
+    assert len(steps(found)) == STEPS
+    for line, other in zip(steps(found), steps(expected), strict=True):
+        assert line["sample_ids"] == other["sample_ids"] and line.keys() == other.keys()
+        names = [name for name in line if "loss" in name or name == "grad_norm"]
+        assert {name: line[name] for name in names} == pytest.approx({name: other[name] for name in names}, abs=tolerance), line["step"]
+
+
+VARIETIES = {
+    "plain": [],
+    "workers": ["data.num_workers=2"],
+    "micro-batches": ["train.micro_batch_size=3"],
+    "taking turns": ["data.train.source.mixing=steps"],
+    "taking turns in micro-batches": ["data.train.source.mixing=steps", "train.micro_batch_size=2"],
+    "uncertainty": ["task.balance=uncertainty", "data.train.source.mixing=steps"],
+    "clipped and averaged": ["train.step={name: standard, clip_norm: 0.5}", "ema={momentum: 0.9}"],
+    "synchronized norms": ["task.backbone.norm=batch", "train.sync_batch_norm=true"],
+    "synchronized norms, taking turns": ["task.backbone.norm=batch", "train.sync_batch_norm=true", "data.train.source.mixing=steps"],
+    "sharded": ["train.parallel={name: fsdp, min_num_params: 60}"],
+    "sharded, taking turns": ["train.parallel={name: fsdp, min_num_params: 60}", "data.train.source.mixing=steps", "ema={momentum: 0.9}"],
+    "sharded in half precision": ["train.parallel={name: fsdp, param_dtype: bf16, reduce_dtype: fp32}"],
+}
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+@pytest.mark.parametrize("variety", VARIETIES)
+def test_the_same_learning_on_any_number_of_processes(server: Server, tmp_path: Path, variety: str, processes: int) -> None:
+    overrides = VARIETIES[variety]
+    many = trained(server, tmp_path, "many", processes, *overrides)
+    one = trained(server, tmp_path, "one", 1, *overrides)
+    assert_same_learning(many, one, 0.05 if "half" in variety else 2e-5)
+    found, expected = (load_file(checkpoint(run, STEPS) / "model.safetensors") for run in (many, one)) if "sharded" not in variety else ({}, {})
+    for name, tensor in expected.items():
+        assert tensor.float() == pytest.approx(found[name].float(), abs=1e-3), name
