@@ -53,7 +53,7 @@ def main(runs: Sequence[Path]) -> None:
 SHEETS = {
     "classification": ("runs/clothes/default/predictions", 640),
     "detection": ("runs/detection/bccd/default/predictions/val/images", 760),
-    "segmentation": ("runs/scenes/default/predictions/val/images", 640),
+    "segmentation": ("runs/scenes/default/predictions/val/images", 520),
     "selfsup": ("runs/photos/default/predictions/sheets", 760),
     "reid": ("runs/products/default/predictions/sheets", 760),
     "video": ("runs/strokes/default/predictions/val/images", 760),

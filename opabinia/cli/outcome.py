@@ -109,7 +109,10 @@ def _has_labels(folder: Path) -> bool:
     from opabinia.engine.checkpointing.manager import read_pointer
 
     last = read_pointer(folder / "checkpoints", "last")
-    return last is not None and bool(read_state(last)["facts"].classes)
+    if last is None:
+        return False
+    dataset_info = read_state(last)["facts"]
+    return any(info.classes for info in (dataset_info, *dataset_info.streams.values()))
 
 
 def print_ending(folder: Path) -> None:

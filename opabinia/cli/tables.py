@@ -63,10 +63,10 @@ def print_scores(title: str, scores: Mapping[str, float]) -> None:
     """
     if launched_rank(os.environ):
         return
-    columns = list(dict.fromkeys(name.partition("/")[0] for name in scores))
+    columns = list(dict.fromkeys(name.rpartition("/")[0] for name in scores))
     if len(columns) > 1:
         table = Table("metric", *columns)
-        for metric in dict.fromkeys(name.partition("/")[2] for name in scores):
+        for metric in dict.fromkeys(name.rpartition("/")[2] for name in scores):
             values = (scores.get(f"{column}/{metric}") for column in columns)
             table.add_row(metric, *("" if value is None else f"{value:.4f}" for value in values))
     else:

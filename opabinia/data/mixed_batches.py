@@ -45,19 +45,19 @@ def mixed_requests(
     return requests
 
 
-def combine(row: GlobalBatch, batches: Mapping[str, Batch], rows: Mapping[str, GlobalBatch], world: int) -> Batch:
+def combine(row: GlobalBatch, batches: Mapping[str, Batch], rows: Mapping[str, GlobalBatch]) -> Batch:
     """Return the batch of a multi-task step, see :data:`opabinia.contracts.Batch`.
 
     Args:
         row: the global batch.
         batches: of the streams, this rank's share.
         rows: the global batch of each stream.
-        world: number of ranks.
     """
-    ids = [f"{name}/{sample_id}" for name, batch in batches.items() for sample_id in batch["id"]]
-    processed = {name: own.num_processed(world) for name, own in rows.items()}
-    total = row.num_processed(world)
-    return {"streams": dict(batches), "id": ids, "processed": processed, "processed_total": total}
+    streams = {
+        name: {**batch, "id": [f"{name}/{sample_id}" for sample_id in batch["id"]]} for name, batch in batches.items()
+    }
+    ids = [sample_id for batch in streams.values() for sample_id in batch["id"]]
+    return {"streams": streams, "id": ids, "row": row, "rows": dict(rows)}
 
 
 @dataclass(frozen=True)
@@ -66,11 +66,9 @@ class MixedReader(Dataset[Any]):
 
     Attributes:
         readers: of the streams.
-        world: number of ranks.
     """
 
     readers: Mapping[str, BatchReader]
-    world: int = 1
 
     def __getitem__(self, request: MixedRequest) -> Any:
         start = time.perf_counter()
@@ -82,5 +80,5 @@ class MixedReader(Dataset[Any]):
         batches = {name: result.batch for name, result in results.items()}
         rows = {name: own.row for name, own in request.streams.items()}
         skipped = tuple(message for result in results.values() for message in result.skipped)
-        batch = combine(request.row, batches, rows, self.world)
+        batch = combine(request.row, batches, rows)
         return LoadedBatch(request.row, batch, skipped, time.perf_counter() - start)

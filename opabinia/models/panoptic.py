@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch._higher_order_ops.scan import scan
 from torchvision.ops import roi_align
 
 from opabinia.contracts import IGNORE_LABEL, Detections
@@ -16,7 +18,7 @@ _MASK_SIZE = 112
 
 
 class Segments(NamedTuple):
-    """The segments of one image.
+    """The segments of an image, or of B images with the same number of labels, -1 after those of their segments.
 
     Attributes:
         map: the number of the segment of each pixel, from 1; 0 belongs to none (int32, H x W).
@@ -30,68 +32,103 @@ class Segments(NamedTuple):
 
 
 def paste_mask(mask: Tensor, box: Tensor, size: tuple[int, int]) -> Tensor:
-    """Stretch the mask of a detection to its box and return which pixels of the image belong to the object (bool,
-    H x W), by the rule of detectron2's ``paste_masks_in_image``.
+    """Stretch the masks of detections to their boxes and return which pixels of the image belong to the object (bool,
+    ... x H x W), by the rule of detectron2's ``paste_masks_in_image``.
 
     Args:
-        mask: probabilities, S x S.
-        box: left, top, right, bottom in pixels of the image.
+        mask: probabilities, ... x S x S.
+        box: left, top, right, bottom in pixels of the image (... x 4).
         size: height and width of the image.
     """
     weights = []
     for axis, side in enumerate(size):
-        begin, end = box[1 - axis], box[3 - axis]
-        cells = mask.shape[axis]
+        begin, end = box[..., 1 - axis, None], box[..., 3 - axis, None]
+        cells = mask.shape[-1]
         centers = torch.arange(side, device=mask.device) + 0.5
         positions = (centers - begin) * (cells / (end - begin).clamp(min=1e-6)) - 0.5
-        distances = (positions[:, None] - torch.arange(cells, device=mask.device)).abs()
+        distances = (positions[..., None] - torch.arange(cells, device=mask.device)).abs()
         weights.append((1 - distances).clamp(min=0))
     rows, columns = weights
     with torch.autocast(mask.device.type, enabled=False):
-        return rows @ mask.float() @ columns.T >= 0.5
+        return rows @ mask.float() @ columns.transpose(-1, -2) >= 0.5
 
 
 def combine_instances(
     detections: Detections,
     labels: Tensor,
     *,
+    classes: int,
     min_score: float = 0.5,
     max_overlap: float = 0.5,
     min_area: int = 4096,
+    area: Tensor | None = None,
 ) -> Segments:
-    """Combine the detections of an image with the classes of its pixels (Kirillov et al. 2019, Panoptic Feature Pyramid
-    Networks, section 3; detectron2's ``combine_semantic_and_instance_outputs``).
+    """Combine the detections of B images with the classes of their pixels (Kirillov et al. 2019, Panoptic Feature
+    Pyramid Networks, section 3; detectron2's ``combine_semantic_and_instance_outputs``).
 
     Instances are placed one after the other, best first; one that is covered by more than ``max_overlap`` is dropped.
-    The free pixels of each class are a segment if there are enough.
+    The free pixels of each class are a segment if there are enough. In an exported graph this loop is a scan.
 
     Args:
-        detections: with masks, in pixels of the image.
-        labels: class of each pixel of the image; 255 for pixels of objects (uint8, H x W).
+        detections: with masks, in pixels of the image, best first (B x D ...); label -1 pads them.
+        labels: class of each pixel of the image; 255 for pixels of objects (uint8, B x H x W).
+        classes: K, the number of all classes. There are D + K segments at most.
         min_score: minimum score of instances.
         max_overlap: maximum share of an instance's pixels that belong to better ones.
         min_area: minimum pixels of the segments of other classes.
+        area: the pixels of the images (bool, B x H x W); None: all.
     """
-    assert detections.masks is not None
-    size = (labels.shape[0], labels.shape[1])
-    segments = torch.zeros(size, dtype=torch.int32, device=labels.device)
-    kept: list[int] = []
-    order = detections.scores.argsort(descending=True, stable=True)
-    for row in order[detections.scores[order] >= min_score].tolist():
-        mask = paste_mask(detections.masks[row], detections.boxes[row], size)
-        free = mask & (segments == 0)
-        area, free_area = torch.stack([mask.sum(), free.sum()]).tolist()
-        if area and (area - free_area) / area <= max_overlap:
-            kept.append(row)
-            segments[free] = len(kept)
-    areas = labels[segments == 0].long().bincount(minlength=IGNORE_LABEL + 1)[:IGNORE_LABEL]
-    others = ((areas > 0) & (areas >= min_area)).nonzero()[:, 0]
-    for number, label in enumerate(others.tolist(), len(kept) + 1):
-        segments[(labels == label) & (segments == 0)] = number
-    scores = detections.scores[kept]
-    return Segments(
-        segments, torch.cat([detections.labels[kept], others]), torch.cat([scores, scores.new_ones(len(others))])
-    )
+    boxes, scores, things, masks, _ = detections
+    assert masks is not None
+    valid = (scores >= min_score) & (things >= 0)
+    inside = torch.ones_like(labels, dtype=torch.bool) if area is None else area
+    empty = torch.zeros_like(labels, dtype=torch.int32)
+
+    def place(carry: tuple[Tensor, Tensor], row: tuple[Tensor, ...]) -> tuple[tuple[Tensor, Tensor], Tensor]:
+        segments, count = carry
+        pixels = paste_mask(row[0], row[1], (labels.shape[-2], labels.shape[-1])) & inside & row[2][:, None, None]
+        free = pixels & (segments == 0)
+        covered, total = (pixels & ~free).sum((1, 2)), pixels.sum((1, 2))
+        kept = (total > 0) & (covered / total.clamp(min=1) <= max_overlap)
+        count = count + kept
+        return (torch.where(free & kept[:, None, None], count[:, None, None], segments), count), count * kept
+
+    rows = tuple(values.detach().transpose(0, 1) for values in (masks, boxes, valid))
+    carry = (empty, torch.zeros_like(labels[:, 0, 0], dtype=torch.int32))
+    (segments, count), numbers = _scan(place, carry, rows)
+    free = (segments == 0) & inside & (labels != IGNORE_LABEL)
+    cells = torch.where(free, labels, classes).long().flatten(1)
+    areas = cells.new_zeros(len(cells), classes + 1).scatter_add(1, cells, torch.ones_like(cells))[:, :-1]
+    others = (areas > 0) & (areas >= min_area)
+    others = (count[:, None] + others.cumsum(1)) * others
+    stuff = F.pad(others, (0, 1)).gather(1, cells).view_as(segments)
+    numbers = torch.cat([numbers.transpose(0, 1), others], 1)
+    labels = torch.cat([things, torch.arange(classes, device=things.device).expand_as(others)], 1)
+    return _compact(segments + stuff.int(), numbers, labels, torch.cat([scores, scores.new_ones(others.shape)], 1))
+
+
+def _scan(step: Any, carry: Any, rows: tuple[Tensor, ...]) -> tuple[Any, Tensor]:
+    """Call ``step`` with the carry and each row in turn; return the last carry and the outputs."""
+    if torch.compiler.is_exporting():
+        return scan(step, carry, rows)
+    outputs = []
+    for row in zip(*rows, strict=True):
+        carry, output = step(carry, row)
+        outputs.append(output)
+    return carry, torch.stack(outputs) if outputs else rows[-1].int()
+
+
+def _compact(segments: Tensor, numbers: Tensor, labels: Tensor, scores: Tensor) -> Segments:
+    """Return labels and scores in the order of their segments' numbers (B x N, 0: no segment)."""
+    columns = (F.pad(torch.full_like(labels, -1), (1, 0)), labels), (F.pad(torch.zeros_like(scores), (1, 0)), scores)
+    ordered = [empty.scatter(1, numbers.long(), values)[:, 1:] for empty, values in columns]
+    return Segments(segments, *ordered)
+
+
+def first_image(segments: Segments) -> Segments:
+    """Return the segments of the first of B images, without padding."""
+    count = int((segments.labels[0] >= 0).sum())
+    return Segments(segments.map[0], segments.labels[0, :count], segments.scores[0, :count])
 
 
 def classify_pixels(class_logits: Tensor, mask_logits: Tensor) -> Tensor:
@@ -116,10 +153,7 @@ def merge_masks(
     min_visible: float = 0.8,
 ) -> Segments:
     """Return the segments of one image from a mask classifier (Cheng et al. 2021, section 3.4; Mask2Former's
-    ``panoptic_inference``).
-
-    Each pixel belongs to the query with the highest product of class and mask probability. Queries of the same class
-    without countable objects are one segment.
+    ``panoptic_inference``); see :func:`merge_queries`.
 
     Args:
         class_logits: Q x (K + 1), the last class is no object.
@@ -130,25 +164,49 @@ def merge_masks(
     """
     scores, labels = class_logits.softmax(-1).max(-1)
     kept = (labels != class_logits.shape[-1] - 1) & (scores > min_score)
-    scores, labels, probabilities = scores[kept], labels[kept], mask_logits[kept].sigmoid()
-    if not len(labels):
-        return Segments(torch.zeros_like(mask_logits[0], dtype=torch.int32), labels, scores)
-    owners = (scores[:, None, None] * probabilities).argmax(0)
+    if not kept.any():  # the others are dropped here, since they take memory
+        return Segments(torch.zeros_like(mask_logits[0], dtype=torch.int32), labels[:0], scores[:0])
+    classes, masks = class_logits[None, kept], mask_logits[None, kept]
+    return first_image(merge_queries(classes, masks, thing_labels, min_score=min_score, min_visible=min_visible))
+
+
+def merge_queries(
+    class_logits: Tensor,
+    mask_logits: Tensor,
+    thing_labels: Sequence[int],
+    *,
+    min_score: float = 0.8,
+    min_visible: float = 0.8,
+    area: Tensor | None = None,
+) -> Segments:
+    """Return the segments of B images from a mask classifier, at most one for each query.
+
+    Each pixel belongs to the query with the highest product of class and mask probability. Queries of the same class
+    without countable objects are one segment.
+
+    Args:
+        class_logits, mask_logits, thing_labels, min_score, min_visible: see :func:`merge_masks`; of B images.
+        area: the pixels of the images (bool, B x H x W); None: all.
+    """
+    scores, labels = class_logits.softmax(-1).max(-1)
+    kept = (labels != class_logits.shape[-1] - 1) & (scores > min_score)
+    probabilities = mask_logits.sigmoid()
+    owners = (torch.where(kept, scores, -1)[..., None, None] * probabilities).argmax(1, keepdim=True)
     inside = probabilities >= 0.5
-    visible = inside.gather(0, owners[None])[0]
-    owned, drawn = (numbers.bincount(minlength=len(labels)) for numbers in (owners.flatten(), owners[visible]))
-    valid = (drawn > 0) & (owned / inside.sum((1, 2)) >= min_visible)
-    numbers, first = [0] * len(labels), dict[tuple[int, int], int]()
-    queries = []
-    for query in valid.nonzero()[:, 0].tolist():
-        label = int(labels[query])
-        key = (label, query if label in thing_labels else -1)
-        if key not in first:
-            queries.append(query)
-            first[key] = len(queries)
-        numbers[query] = first[key]
-    segments = torch.tensor(numbers, dtype=torch.int32, device=owners.device)[owners] * visible
-    return Segments(segments, labels[queries], scores[queries])
+    inside = inside if area is None else inside & area[:, None]
+    visible = inside.gather(1, owners)
+    queries = torch.arange(scores.shape[1], device=scores.device)
+    owned = owners == queries[:, None, None]
+    drawn = (owned & visible).sum((2, 3))
+    owned = owned if area is None else owned & area[:, None]
+    valid = kept & (drawn > 0) & (owned.sum((2, 3)) / inside.sum((2, 3)).clamp(min=1) >= min_visible)
+    is_thing = (labels[..., None] == labels.new_tensor(list(thing_labels))).any(-1)
+    same = (labels[:, :, None] == labels[:, None]) & ~is_thing[..., None] | (queries == queries[:, None])
+    first = (same & valid[:, None]).int().argmax(2)
+    numbers = (valid & (first == queries)).cumsum(1) * valid
+    segments = numbers.gather(1, first) * valid
+    pixels = segments.gather(1, owners.flatten(1)).view_as(owners) * visible
+    return _compact(pixels[:, 0].int(), numbers * (first == queries), labels, scores)
 
 
 def top_instances(

@@ -19,7 +19,6 @@ from opabinia.data.sources import Mixture
 from opabinia.engine.loop.prefetch import DeviceLoader
 from opabinia.runtime.durations import Duration
 from opabinia.runtime.log import log
-from opabinia.runtime.processes import world_size
 from opabinia.runtime.seeds import STREAM, hash32
 from opabinia.training.loaders import SizeMultiple, TrainingBatches, make_sampler
 
@@ -43,7 +42,7 @@ class MixedTrainingBatches(TrainingBatches):
             self.plan, self.cycle, {name: stream.requests() for name, stream in self.streams.items()}
         )
         loader: Loader = Loader(
-            MixedReader(readers, world_size()),
+            MixedReader(readers),
             requests,
             num_workers=self.data.num_workers,
             pin_memory=device.type == "cuda",

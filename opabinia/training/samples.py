@@ -94,7 +94,7 @@ def first_training_samples(data: Data, count: int, task: Task, *, shape: tuple[i
     }
     rows = {name: GlobalBatch(0, 0, 0, len(batch["id"])) for name, batch in batches.items()}
     total = sum(row.count for row in rows.values())
-    return combine(GlobalBatch(0, 0, 0, total), batches, rows, 1)
+    return combine(GlobalBatch(0, 0, 0, total), batches, rows)
 
 
 @contextmanager

@@ -48,6 +48,16 @@ def test_plain_lines_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
     assert "\x1b" not in err
 
 
+def test_a_line_of_a_multi_task_run_has_the_loss_of_each_task(capsys: pytest.CaptureFixture[str]) -> None:
+    own = {"train/boxes/loss_cls": 0.5, "train/boxes/weight": 0.7, "train/boxes/loss": 1.5, "train/digits/loss": 2.0}
+    totals = {"train/digits/top1": 0.1, "train/total_loss": 3.5, "train/loss": 3.5, "grad_norm": 2.0}
+    Terminal(Path(), START).write(training(10) | own | totals)
+    shown = capsys.readouterr().err
+    assert shown.startswith(
+        "epoch 1.00  step 10/100  loss 3.5  boxes/weight 0.7  boxes/loss 1.5  digits/loss 2  grad_norm 2  lr"
+    )
+
+
 def test_a_resumed_run_counts_the_time_left_from_where_it_began(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -232,6 +232,14 @@ def test_early_stopping(keys: dict[str, Any], scores: list[float], expected: int
     assert ended_at(EarlyStopping(metric="val/x", **keys), scores) == expected
 
 
+def test_early_stopping_by_a_score_of_a_task() -> None:
+    hook, run = EarlyStopping(metric="boxes/val/AP", patience=1), make_run(scores={"boxes/val/AP": 0.5})
+    for name in ("boxes/val", "digits/val", "boxes/val"):
+        assert run.stop is None
+        hook.after_phase(run, Phase("evaluate", name))
+    assert run.stop is not None
+
+
 def test_early_stopping_continues_from_its_state() -> None:
     first = EarlyStopping(metric="val/x", patience=3)
     assert ended_at(first, [0.5, 0.4, 0.4]) is None

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import floor, gcd, isclose
+from math import gcd, isclose
 
+from opabinia.data.sampling.samplers import apportion
 from opabinia.runtime.seeds import DRAW, hash32
 
 _CYCLE = 100
@@ -40,7 +41,7 @@ def stream_shares(
 
 
 def divide(total: int, shares: Mapping[str, float]) -> dict[str, int]:
-    """Divide a number by shares that sum to 1, at least 1 for each; the largest remainders are rounded up.
+    """Divide a number by shares that sum to 1, at least 1 for each, by largest remainders.
 
     Raises:
         ValueError: there are more shares than units.
@@ -49,13 +50,9 @@ def divide(total: int, shares: Mapping[str, float]) -> dict[str, int]:
     """
     if total < len(shares):
         raise ValueError(f"{total} samples cannot be divided among {len(shares)} streams")
-    counts = {name: max(1, floor(total * share + 1e-9)) for name, share in shares.items()}
-    while (rest := total - sum(counts.values())) != 0:
-        sign = 1 if rest > 0 else -1
-        adjustable = [name for name in counts if sign > 0 or counts[name] > 1]
-        name = max(adjustable, key=lambda name: sign * (total * shares[name] - counts[name]))
-        counts[name] += sign
-    return counts
+    beyond = [max(0.0, total * share - 1) for share in shares.values()]
+    counts = apportion(total - len(shares), beyond) if total > len(shares) else [0] * len(shares)
+    return {name: 1 + count for name, count in zip(shares, counts, strict=True)}
 
 
 @dataclass(frozen=True)

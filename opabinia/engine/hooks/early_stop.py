@@ -56,7 +56,7 @@ class EarlyStopping(Hook):
         Raises:
             ValueError: the evaluation has not computed it.
         """
-        if phase.kind != "evaluate" or phase.name != self._names[-1].partition("/")[0]:
+        if phase.kind != "evaluate" or not self._names[-1].startswith(f"{phase.name}/"):
             return
         value = weighted_score(self.metric, run.scores)
         if value is None:

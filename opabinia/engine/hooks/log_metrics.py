@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -36,22 +37,26 @@ class LogMetrics(Hook):
 
 
 class LogSamples(LogMetrics):
-    """Writes a line for every step, with the ids of its samples in order (``sample_ids``)."""
+    """Writes a line for every step, with the ids of its samples in order (``sample_ids``), by stream."""
 
     def __init__(self) -> None:
         super().__init__(1)
-        self._ids: list[Any] = []
+        self._ids: list[list[Any]] = []
+        self._counts: list[int] = []
         self._samples_before = 0
 
     def before_step(self, run: Run, batch: Batch) -> None:
         """Record the ids."""
-        self._ids, self._samples_before = list(batch["id"]), run.clock.samples
+        self._ids = [list(own["id"]) for own in batch.get("streams", {"": batch}).values()]
+        self._counts = [row.count for row in batch.get("rows", {}).values()]
+        self._samples_before = run.clock.samples
 
     def after_step(self, run: Run) -> None:
         """Write the line."""
-        ids = [sample_id for rank_ids in gather(self._ids) for sample_id in rank_ids]
+        counts = self._counts or [run.clock.samples - self._samples_before]
+        by_stream = map(chain.from_iterable, zip(*gather(self._ids), strict=True))
         # If a batch has fewer samples than there are processes, every process has all of them.
-        ids = ids[: run.clock.samples - self._samples_before]
+        ids = [sample_id for rank_ids, count in zip(by_stream, counts) for sample_id in islice(rank_ids, count)]
         run.metrics_log.flush(run.clock, {**_memory_in_use(run), "sample_ids": ids})
         self._ids = []  # a skipped batch has no before_step
 

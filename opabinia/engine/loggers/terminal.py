@@ -16,6 +16,8 @@ from opabinia.runtime.quiet import is_quiet
 
 _HIDDEN = ("step", "epoch", "samples", "sample_ids", "lr", "samples_per_s")
 """Values that are not shown among the losses and scores."""
+_OF_TASKS = ("loss", "weight")
+"""Training values of each task of a multi-task run that are shown, such as ``boxes/loss``."""
 _DATA_WAIT_SHARE = 0.1
 """Waiting for data is shown if it takes more than this share of a step."""
 
@@ -24,13 +26,19 @@ def _format(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
+def _is_shown(name: str, line: Mapping[str, Any]) -> bool:
+    """Return whether a value is shown among the losses and scores."""
+    if name in _HIDDEN or name.startswith(("time/", "memory/")):
+        return False
+    if name == "train/total_loss" and line[name] == line.get("train/loss"):
+        return False
+    of_task = name.startswith("train/") and name.count("/") > 1
+    return not of_task or name.rpartition("/")[2] in _OF_TASKS
+
+
 def _scores(line: Mapping[str, Any]) -> dict[str, str]:
-    """Return losses and scores by the names that are shown."""
-    return {
-        name.removeprefix("train/"): _format(value)
-        for name, value in line.items()
-        if name not in _HIDDEN and not name.startswith(("time/", "memory/"))
-    }
+    """Return losses and scores by the names that are shown; metrics.jsonl has all."""
+    return {name.removeprefix("train/"): _format(value) for name, value in line.items() if _is_shown(name, line)}
 
 
 def _waiting(line: Mapping[str, Any]) -> str:

@@ -319,10 +319,10 @@ class Trainer:
         load_statistics(run.models, snapshot.tensors)
         run.metrics_log.load_state_dict(state["journal"])
         run.clock = Clock.at(self.plan, snapshot.step)
-        datasets = {name.split("/")[0] for name in run.available_scores}
+        datasets = {name.rpartition("/")[0] for name in run.available_scores}
         restored = from_json_numbers(state["scores"])  # perhaps of datasets or EMA weights that are no longer evaluated
         run.scores |= {
-            name: score for name, score in restored.items() if not datasets or name.split("/")[0] in datasets
+            name: score for name, score in restored.items() if not datasets or name.rpartition("/")[0] in datasets
         }
         self._checkpoints.last_saved_step = snapshot.step
         position = (state["due"][0], current_key(state["due"][1])) if state["due"] else None

@@ -104,16 +104,16 @@ def pixel_focal(logits: Tensor, targets: Tensor, /, *, weight: NonNegative = 1.0
     return weight * mean_over_pixels((1 - (-losses).exp()) ** gamma * losses, (targets != IGNORE_LABEL).float())
 
 
-def _probabilities(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return softmax probabilities and one-hot targets (float32, B x K x H x W), both 0 in ignored pixels."""
-    labeled = (targets != IGNORE_LABEL).unsqueeze(1)
-    classes = torch.arange(logits.shape[1], device=targets.device).view(1, -1, 1, 1)
-    return logits.float().softmax(1) * labeled, (targets.unsqueeze(1) == classes).float()
-
-
-def _mean_of_present(losses: Tensor, present: Tensor) -> Tensor:
-    """Return the mean over images of the mean over the classes present in them (both B x K); 0 for images without."""
-    return ((losses * present).sum(1) / present.sum(1).clamp(min=1)).mean()
+def _present_classes(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return probabilities and one-hot targets (float32, N x H x W; 0 in ignored pixels) of N pairs: each image with
+    each class that is present in it; and the weight of each pair in the mean over images of the mean over these classes
+    (float32, N). Other classes take no memory."""
+    present = torch.zeros(len(targets), IGNORE_LABEL + 1, dtype=torch.bool, device=targets.device)
+    present[torch.arange(len(targets), device=targets.device)[:, None], targets.flatten(1)] = True
+    images, classes = present[:, :IGNORE_LABEL].nonzero(as_tuple=True)
+    probabilities = logits.float().softmax(1)[images, classes] * (targets != IGNORE_LABEL)[images]
+    hot = (targets[images] == classes[:, None, None]).float()
+    return probabilities, hot, 1 / (len(targets) * torch.bincount(images)[images])
 
 
 @register.segmentation_loss
@@ -127,10 +127,10 @@ def dice(logits: Tensor, targets: Tensor, /, *, weight: NonNegative = 1.0, smoot
         weight: of this loss.
         smooth: s, in pixels.
     """
-    probabilities, hot = (values.flatten(2) for values in _probabilities(logits, targets))
-    sizes = hot.sum(2)
-    overlap = (2 * (probabilities * hot).sum(2) + smooth) / (probabilities.sum(2) + sizes + smooth).clamp(min=_SMALL)
-    return weight * _mean_of_present(1 - overlap, sizes > 0)
+    probabilities, hot, weights = _present_classes(logits, targets)
+    sizes = (probabilities.sum((1, 2)) + hot.sum((1, 2)) + smooth).clamp(min=_SMALL)
+    overlap = (2 * (probabilities * hot).sum((1, 2)) + smooth) / sizes
+    return weight * ((1 - overlap) * weights).sum()
 
 
 @register.segmentation_loss
@@ -143,14 +143,15 @@ def lovasz(logits: Tensor, targets: Tensor, /, *, weight: NonNegative = 1.0) -> 
         targets: classes (int64, B x H x W); 255 is ignored.
         weight: of this loss.
     """
-    probabilities, hot = (values.flatten(2) for values in _probabilities(logits, targets))
+    probabilities, hot, weights = _present_classes(logits, targets)
     # Ignored pixels have error 0, so they come last and change nothing.
-    errors, order = (hot - probabilities).abs().sort(2, descending=True)
-    sorted_hot = hot.gather(2, order)
-    sizes = sorted_hot.sum(2, keepdim=True)
-    jaccard = 1 - (sizes - sorted_hot.cumsum(2)) / (sizes + (1 - sorted_hot).cumsum(2)).clamp(min=1)
-    gradient = torch.diff(jaccard, dim=2, prepend=torch.zeros_like(sizes))
-    return weight * _mean_of_present((errors * gradient).sum(2), sizes.squeeze(2) > 0)
+    errors, order = (hot - probabilities).abs().flatten(1).sort(1, descending=True)
+    # A cumulative sum of integers is deterministic on GPUs, too.
+    covered = hot.flatten(1).gather(1, order).cumsum(1, dtype=torch.int32)
+    sizes, ranks = covered[:, -1:], torch.arange(1, covered.shape[1] + 1, device=covered.device)
+    jaccard = 1 - (sizes - covered) / (sizes + ranks - covered)
+    gradient = torch.diff(jaccard, dim=1, prepend=torch.zeros_like(jaccard[:, :1]))
+    return weight * ((errors * gradient).sum(1) * weights).sum()
 
 
 @register.segmentation_loss
@@ -173,15 +174,15 @@ def boundary(
         width: of the window that finds boundaries, in pixels (theta 0 of the paper).
         tolerance: of the window in which boundaries match, in pixels (theta).
     """
-    probabilities, hot = _probabilities(logits, targets)
+    probabilities, hot, weights = _present_classes(logits, targets)
 
     def dilated(maps: Tensor, window: int) -> Tensor:
-        return F.max_pool2d(maps, window, stride=1, padding=window // 2)[..., : maps.shape[-2], : maps.shape[-1]]
+        pooled = F.max_pool2d(maps.unsqueeze(1), window, stride=1, padding=window // 2).squeeze(1)
+        return pooled[:, : maps.shape[1], : maps.shape[2]]
 
     true_edges, edges = (dilated(1 - maps, width) - (1 - maps) for maps in (hot, probabilities))
-    near_true, near = dilated(true_edges, tolerance).flatten(2), dilated(edges, tolerance).flatten(2)
-    true_edges, edges = true_edges.flatten(2), edges.flatten(2)
-    precision = (edges * near_true).sum(2) / edges.sum(2).clamp(min=_SMALL)
-    recall = (true_edges * near).sum(2) / true_edges.sum(2).clamp(min=_SMALL)
+    near_true, near = dilated(true_edges, tolerance), dilated(edges, tolerance)
+    precision = (edges * near_true).sum((1, 2)) / edges.sum((1, 2)).clamp(min=_SMALL)
+    recall = (true_edges * near).sum((1, 2)) / true_edges.sum((1, 2)).clamp(min=_SMALL)
     f1 = 2 * precision * recall / (precision + recall).clamp(min=_SMALL)
-    return weight * _mean_of_present(1 - f1, hot.flatten(2).any(2))
+    return weight * ((1 - f1) * weights).sum()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import copy
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from math import lcm
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 import torch
 from annotated_types import MinLen
+from PIL import Image
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -21,10 +23,13 @@ from opabinia.contracts import (
     Batch,
     Clock,
     DatasetInfo,
+    DrawOptions,
     Evaluator,
+    ExportModule,
     Hook,
     Predictions,
     Run,
+    Sample,
     Task,
     total_loss,
 )
@@ -34,6 +39,7 @@ from opabinia.models.layers import build_normalization
 from opabinia.models.losses.balance import FixedWeights
 from opabinia.models.norms import convert_stream_batch_norm
 from opabinia.runtime.processes import world_size
+from opabinia.tasks.multitask.drawing import draw_together
 from opabinia.tasks.multitask.settings import Subtask
 
 
@@ -130,6 +136,29 @@ class Multitask(Task):
         """Return the stream of training data of a task."""
         return self._stream_of[name]
 
+    def predicting_tasks(self) -> list[str]:
+        """Return the tasks that predict something for an image: all but self-supervision, and those of videos."""
+        names = [task.predicts_embedding_only or task.takes_video for task in self._tasks()]
+        return [name for name, excluded in zip(self.tasks, names, strict=True) if not excluded] or list(self.tasks)
+
+    def select(self, names: Sequence[str]) -> Multitask:
+        """Return this model with these tasks only."""
+        selected = copy.copy(self)
+        selected._modules = {**self._modules, "tasks": nn.ModuleDict({name: self.tasks[name] for name in names})}
+        selected._stream_of = {name: self._stream_of[name] for name in names}
+        multiples = [multiple for name in names if (multiple := self.size_multiple_of(name)) is not None]
+        selected.size_multiple = lcm(*multiples) if multiples else None
+        return selected
+
+    def single_task(self, name: str) -> Task:
+        """Return a task as a run of it alone has it, with the backbone among its modules, which from now on has the
+        batch norm statistics of its stream."""
+        task: Task = copy.copy(self._tasks()[list(self.tasks).index(name)])
+        task._modules = {**task._modules, "backbone": task.__dict__.pop("backbone")}
+        task.size_multiple = self.size_multiple_of(name)
+        self._network.stream.name = self._stream_of[name]
+        return task
+
     def _reading(self, batch: Batch, stream: str) -> AbstractContextManager[None]:
         """Return the context in which all tasks read features of this batch from one forward pass."""
         return self._network.reading(stream, batch.get("image"), batch.get("image_sizes"))
@@ -193,6 +222,36 @@ class Multitask(Task):
         """Return the readable prediction of each task by its name."""
         return {name: task.readable(part_of(prediction, name)) for name, task in self.tasks.items()}
 
+    def caption(self, readable: Mapping[str, Any], *, min_score: float = 0.5) -> list[str]:
+        """Return a line for each task: its name, and its own caption."""
+        captions = {name: task.caption(readable[name], min_score=min_score) for name, task in self.tasks.items()}
+        return [f"{name}: {', '.join(lines) or 'nothing'}" for name, lines in captions.items()]
+
+    def draw(
+        self, sample: Sample, prediction: Mapping[str, Tensor], options: DrawOptions = DrawOptions()
+    ) -> Image.Image | None:
+        """Return the image with the predictions of all tasks that draw theirs."""
+        parts = {name: part_of(prediction, name) for name in self.tasks}
+        return draw_together(self.tasks, sample, parts, options)
+
+    def save_drawing(
+        self,
+        folder: Path,
+        name: str,
+        sample: Sample,
+        prediction: Mapping[str, Tensor],
+        options: DrawOptions = DrawOptions(),
+    ) -> Image.Image | None:
+        """Write the drawing, and the files of tasks that write other ones, such as maps, to folders of their names.
+
+        Raises:
+            DiskError: a file cannot be written.
+        """
+        for key, task in self.tasks.items():
+            if type(task).save_drawing is not Task.save_drawing:
+                task.save_drawing(folder / key, name, sample, part_of(prediction, key), options)
+        return super().save_drawing(folder, name, sample, prediction, options)
+
     def features(self, batch: Batch) -> dict[str, Tensor]:
         """Return ``embedding`` (B x D), the vectors of the backbone."""
         with self._reading(batch, next(iter(self._stream_of.values()))):
@@ -247,7 +306,11 @@ def stream_factors(batch: Batch) -> dict[str, float]:
     total = sum(counts.values())
     if not total:  # only repeated samples, which count 0
         return dict.fromkeys(counts, 1.0)
-    return {name: count / batch["processed"][name] * batch["processed_total"] / total for name, count in counts.items()}
+    world = world_size()
+    processed = batch["row"].num_processed(world)
+    return {
+        name: count / batch["rows"][name].num_processed(world) * processed / total for name, count in counts.items()
+    }
 
 
 def part_of(prediction: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:

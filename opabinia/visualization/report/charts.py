@@ -15,7 +15,6 @@ AXES = ("step", "epoch", "samples", "hours")
 """The x-axes, in the order of :attr:`Point.at`."""
 
 SCORES, LOSSES, SPEED, OTHERS = "Scores", "Losses and schedules", "Speed and memory", "Others"
-GROUPS = (SCORES, LOSSES, SPEED, OTHERS)
 
 MAX_CHARTS = 60
 """Per group: a detector with a thousand classes may log a score for each."""
@@ -38,7 +37,8 @@ class ChartKey(NamedTuple):
 
 
 def chart_of(name: str) -> ChartKey:
-    """Return where a metric in metrics.jsonl is drawn."""
+    """Return where a metric in metrics.jsonl is drawn; each task of a multi-task run (``boxes/val/AP``,
+    ``train/boxes/loss``) has a group of its own."""
     first, _, rest = name.partition("/")
     if not rest:
         if name == "grad_norm":
@@ -46,9 +46,10 @@ def chart_of(name: str) -> ChartKey:
         return ChartKey(SPEED if name.endswith("per_s") and "loss" not in name else LOSSES, _TITLES.get(name, name), "")
     if first in ("time", "memory"):
         return ChartKey(SPEED, _TITLES.get(name, f"seconds of the evaluation on {rest}"), "")
-    if "loss" in rest:
-        return ChartKey(LOSSES, rest, first)
-    return ChartKey(OTHERS if first == TRAIN and "/" in rest else SCORES, rest, first)
+    if "/" in rest:
+        before, _, title = rest.rpartition("/")
+        return ChartKey(before, title, TRAIN) if first == TRAIN else ChartKey(first, title, before)
+    return ChartKey(LOSSES if "loss" in rest else SCORES, rest, first)
 
 
 _TITLES = {
@@ -68,17 +69,19 @@ _Lines = list[tuple[int, str, list[Point]]]
 def metric_sections(runs: Sequence[RunData]) -> list[Section]:
     """Return charts by group. Training scores that no evaluation computes are among the others."""
     evaluated = {chart_of(name).title for run in runs for name in run.metrics.lines if is_score(name)}
-    groups: dict[str, dict[str, _Lines]] = {group: {} for group in GROUPS}
+    groups: dict[str, dict[str, _Lines]] = {SCORES: {}}
     for number, run in enumerate(runs):
         for name, points in run.metrics.lines.items():
             group, title, dataset = chart_of(name)
             if group == SCORES and title not in evaluated:
                 group = OTHERS
-            groups[group].setdefault(title, []).append((number, dataset, points))
+            groups.setdefault(group, {}).setdefault(title, []).append((number, dataset, points))
     order = {title: position for position, title in enumerate(_title_order(runs))}
     sections = []
-    for group, charts in groups.items():
-        if group == SCORES:  # those that were measured once are in the table only
+    last = (LOSSES, SPEED, OTHERS)
+    for group in [*(group for group in groups if group not in last), *last]:
+        charts = groups.get(group, {})
+        if group not in last:  # those that were measured once are in the table only
             charts = {title: lines for title, lines in charts.items() if any(len(points) > 1 for _, _, points in lines)}
         if titles := sorted(charts, key=lambda title: order.get(title, len(order))):
             sections.append(Section(group, [_chart(title, charts[title]) for title in titles[:MAX_CHARTS]]))

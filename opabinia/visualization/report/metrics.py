@@ -102,8 +102,7 @@ def _seconds(row: dict[str, Any], steps: float) -> float:
     step_time = number_of(row.get("time/step"))
     if step_time is not None:
         return step_time * max(0.0, steps)
-    datasets = {name.split("/")[0] for name in row if is_score(name)}
-    return sum(number_of(row.get(f"time/{name}")) or 0.0 for name in datasets)
+    return sum(number_of(value) or 0.0 for name, value in row.items() if name.startswith("time/"))
 
 
 def thinned(points: Sequence[Point], limit: int = MAX_POINTS) -> list[Point]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from opabinia.config import Problem, flatten
 from opabinia.config.text import describe_source
 from opabinia.config.tree import read_file
 from opabinia.runtime.text import plural
-from opabinia.visualization.report.metrics import RunMetrics, read_metrics
+from opabinia.visualization.report.metrics import RunMetrics, is_score, read_metrics
 from opabinia.visualization.report.untrusted_json import dict_of, dicts_of, number_of, read_json, read_text, texts_of
 
 FORMAT = 1
@@ -48,6 +48,7 @@ class RunData:
         details: tables of evaluations, by dataset.
         warnings: in its log.
         notes: missing or unreadable content.
+        compared_with: of a single-task run: the task of a multi-task run beside which it is shown; else empty.
     """
 
     folder: Path
@@ -66,6 +67,19 @@ class RunData:
     details: dict[str, dict[str, Any]] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    compared_with: str = ""
+
+    @property
+    def subtasks(self) -> list[str]:
+        """The tasks of a multi-task run; of other runs none."""
+        names = [key.split(".")[2] for key in self.config if re.match(r"task\.tasks\.[^.]+\.task\b", key)]
+        return list(dict.fromkeys(names))
+
+    @property
+    def comparisons(self) -> dict[str, str]:
+        """The single-task run of each task that the config has one of (``task.tasks.NAME.compare``)."""
+        runs = {name: self.config.get(f"task.tasks.{name}.compare") for name in self.subtasks}
+        return {name: run for name, run in runs.items() if isinstance(run, str)}
 
 
 def read_run(folder: Path) -> RunData:
@@ -81,11 +95,35 @@ def read_run(folder: Path) -> RunData:
     _read_scores(run)
     _read_state(run)
     _read_log(run)
-    for path in sorted(folder.glob("eval/*/details.json")):
-        if not _is_outdated(run, path.parent.name) and (tables := dict_of(read_json(path, run.notes))):
-            run.details[path.parent.name] = tables
+    for dataset, path in _evaluation_files(run, "details.json"):
+        if not _is_outdated(run, dataset) and (tables := dict_of(read_json(path, run.notes))):
+            run.details[dataset] = tables
     _note_missing(run)
     return run
+
+
+def as_subtask(run: RunData, name: str) -> RunData:
+    """Return a single-task run with its values named as those of a task of a multi-task run: ``val/AP`` becomes
+    ``boxes/val/AP``, ``train/loss`` becomes ``train/boxes/loss``."""
+
+    def renamed(key: str) -> str:
+        first, _, rest = key.partition("/")
+        if first in ("train", "time") and key not in ("time/step", "time/data", "time/read"):
+            return f"{first}/{name}/{rest}"
+        return f"{name}/{key}" if is_score(key) else key
+
+    metrics = replace(run.metrics, lines={renamed(key): points for key, points in run.metrics.lines.items()})
+    return replace(
+        run,
+        metrics=metrics,
+        scores={renamed(key): score for key, score in run.scores.items()},
+        evaluated_scores={
+            column: {renamed(key): score for key, score in scores.items()}
+            for column, scores in run.evaluated_scores.items()
+        },
+        evaluations=[{**row, "scores": f"{name}/{row['scores']}"} for row in run.evaluations],
+        compared_with=name,
+    )
 
 
 def check_run_folder(folder: Path) -> None:
@@ -101,6 +139,13 @@ def check_run_folder(folder: Path) -> None:
     inside = sorted(str(path.parent) for path in folder.glob("*/config.yaml"))
     known = f"; runs in it: {', '.join(inside)}" if inside else ""
     raise NoRun(f"{folder} holds no run (no config.yaml in it){known}")
+
+
+def _evaluation_files(run: RunData, name: str) -> list[tuple[str, Path]]:
+    """Return the files of this name in ``eval/<set>`` of each dataset; names of sets may have a slash."""
+    paths = sorted(run.folder.glob(f"eval/*/**/{name}"))
+    files = [(path.parent.relative_to(run.folder / "eval").as_posix(), path) for path in paths]
+    return [(dataset, path) for dataset, path in files if not re.search("/step-[0-9]+$", dataset)]
 
 
 def _read_config(run: RunData) -> None:
@@ -124,17 +169,17 @@ def _read_scores(run: RunData) -> None:
     results = dict_of(read_json(run.folder / "results.json", run.notes))
     run.finished = bool(results)
     scores = _numbers(results) or run.metrics.newest()
-    run.scores = {name: score for name, score in scores.items() if not _is_outdated(run, name.split("/")[0])}
+    run.scores = {name: score for name, score in scores.items() if not _is_outdated(run, name.rpartition("/")[0])}
     pointer = run.folder / "checkpoints" / "best"
     best = pointer.read_text("utf-8", errors="replace").strip() if pointer.is_file() else ""
-    for path in sorted(run.folder.glob("eval/*/scores.json")):
+    for dataset, path in _evaluation_files(run, "scores.json"):
         newest = dict_of(read_json(path, run.notes))
         for result in [newest, *dicts_of(newest.get("earlier"))]:
             about = {key: str(result.get(key, "")) for key in ("data", "samples", "checkpoint", "weights")}
             step = re.sub("^step-0*(?=[0-9])", "step ", about["checkpoint"])
             about["checkpoint"] = f"best ({step})" if about["checkpoint"] == best else step
             overrides = " ".join(texts_of(result.get("overrides")))
-            run.evaluations.append({"scores": path.parent.name, **about, "overrides": overrides})
+            run.evaluations.append({"scores": dataset, **about, "overrides": overrides})
             scores = {name: value for name, value in _numbers(result).items() if "/" in name}
             column = " ".join(filter(None, (about["checkpoint"], overrides)))
             run.evaluated_scores[column] = {**scores, **run.evaluated_scores.get(column, {})}  # the newest counts
