@@ -28,6 +28,7 @@ Format = Annotated[
         help="ONNX, OpenVINO, torch.export (.pt2), or a folder in the layout of the Hugging Face Hub.",
     ),
 ]
+OUT = "File (.onnx, .pt2) or folder (OpenVINO, Hugging Face) to write; default: RUN/export/model.onnx or the like."
 Evaluate = Annotated[
     bool,
     typer.Option("--evaluate", help="Evaluate what is exported on the first validation set; print a table."),
@@ -51,7 +52,7 @@ def export(
     run: RunOrRecipe,
     overrides: Overrides = None,
     form: Format = "onnx",
-    out: Annotated[Path | None, typer.Option(help="Output path; default: RUN/export/model.onnx or the like.")] = None,
+    out: Annotated[Path | None, typer.Option(help=OUT)] = None,
     tolerance: Annotated[
         float, typer.Option(min=0, help="Largest allowed difference from the outputs of the original.")
     ] = 1e-4,

@@ -19,6 +19,7 @@ from opabinia.cli.options import (
     Overrides,
     RunOrRecipe,
     WeightsOrFile,
+    split_names,
 )
 from opabinia.cli.processes import layout, run_in_many
 from opabinia.cli.weights import open_run
@@ -42,6 +43,10 @@ def extract(
     out: Annotated[
         Path | None, typer.Option(help="Output folder (OUT/SET for several sets); default: RUN/features/SET.")
     ] = None,
+    task: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="Of a multi-task run; default: the task of each set.", show_default=False),
+    ] = "",
     form: Annotated[
         Literal["npy", "parquet"], typer.Option("--format", help="One file per column, or one table.")
     ] = "npy",
@@ -71,8 +76,10 @@ def extract(
 
         keys = {"train": ["data.train"], "all": ["data.train", "data.val"]}
         folder, chosen = open_run(run, overrides, weights)
-        check_run_data(folder, overrides or [], [key for name in _names(split) for key in keys.get(name, ["data.val"])])
+        ends = [name.rpartition("/")[2] for name in split_names(split)]  # boxes/train of a multi-task run
+        check_run_data(folder, overrides or [], [key for end in ends for key in keys.get(end, ["data.val"])])
         words = ["--split", split, "--layers", layers, "--format", form, "--checkpoint", checkpoint]
+        words += ["--task", task] if task else []
         words += ["--out", str(out)] if out is not None else []
         words += ["--device", device] if device is not None else []
         words += ["--weights", chosen] if chosen is not None else []
@@ -82,10 +89,6 @@ def extract(
 
         write(
             *(folder, out, overrides or []),
-            splits=_names(split), layers=_names(layers), form=form,
-            checkpoint=checkpoint, weights=chosen, device=device,
+            splits=split_names(split), layers=split_names(layers), form=form,
+            checkpoint=checkpoint, weights=chosen, device=device, task=task,
         )  # fmt: skip
-
-
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]

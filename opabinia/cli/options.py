@@ -47,6 +47,10 @@ Rerank = Annotated[
 ]
 Nearest = Annotated[int, typer.Option(min=1, help="Number of gallery images to report.")]
 
+Tasks = Annotated[
+    str, typer.Option("--task", metavar="A,B", help="Tasks of a multi-task run; default: all.", show_default=False)
+]
+
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print warnings, errors and the final scores only.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout; everything else to stderr.")]
 
@@ -61,3 +65,8 @@ Endpoint = Annotated[
 MaxRestarts = Annotated[
     int, typer.Option(metavar="N", min=0, help="Restarts of crashed ranks, from the last checkpoint.")
 ]
+
+
+def split_names(text: str) -> list[str]:
+    """Return the names in a text with commas between them."""
+    return [name.strip() for name in text.split(",") if name.strip()]

@@ -16,7 +16,9 @@ from opabinia.cli.options import (
     Nearest,
     Rerank,
     RunOrRecipe,
+    Tasks,
     WeightsOrFile,
+    split_names,
 )
 from opabinia.cli.weights import open_run
 from opabinia.runtime.addresses import is_live
@@ -82,6 +84,7 @@ def predict(
     max_frames: MaxFrames = None,
     tile: Tile = None,
     overlap: Overlap = None,
+    task: Tasks = "",
     checkpoint: Checkpoint = "best",
     weights: WeightsOrFile = None,
     classes: Classes = None,
@@ -113,20 +116,25 @@ def predict(
 
     opabinia predict runs/detection/mine/default aerial.png --tile 1024 --overlap 0.2
 
+    With --task: some of the tasks of a multi-task run; their results are those of runs of them alone.
+
+    opabinia predict runs/multitask/digits/default photos/ --task boxes
+
     With --split: images or videos of a validation set, ground truth next to predictions, the worst first.
 
     opabinia predict runs/detection/digits/default --split val
     """
     with report_errors():
         seconds = _window_seconds(every, window, features, excluded=bool(gallery or explain or split))
-        inputs = _check_inputs(paths or [], split, gallery, rerank)
+        inputs = _check_inputs(paths or [], split, task, gallery, rerank)
         folder, chosen = open_run(run, changes, weights, classes)
         from opabinia.inference import predict as prediction
 
         results = out or folder / "predictions"
         own = changes if changes and weights in (None, "raw", "ema") else []  # with a file they are in its run folder
-        overrides = [*own, *_tile_overrides(tile, overlap, excluded=gallery is not None)]
+        overrides = [*own, *_tile_overrides(tile, overlap, task, excluded=gallery is not None)]
         model: dict[str, Any] = {"overrides": overrides, "checkpoint": checkpoint, "weights": chosen, "device": device}
+        model |= {"task": split_names(task)} if task else {}
         if split is not None:
             _compare(folder, split, out, max_images=max_images, min_score=score, **model)
         elif every is not None:
@@ -152,27 +160,30 @@ def _compare(folder: Path, split: str, out: Path | None, *, overrides: list[str]
     compare(folder, split, out or folder / "predictions" / split, overrides=overrides, **options)
 
 
-def _check_inputs(paths: list[str], split: str | None, gallery: Path | None, rerank: bool) -> list[str]:
+def _check_inputs(paths: list[str], split: str | None, task: str, gallery: Path | None, rerank: bool) -> list[str]:
     """Return ``paths``, of which the files and folders exist."""
     from opabinia.config.paths import check_input_paths
 
     if (split is None) == (not paths):
         raise option_error("", "give images or videos, or --split for those of the run's data")
+    if split and task:
+        raise option_error("--task", "the samples of --split are for one task already")
     if rerank and not gallery:
         raise option_error("--rerank", "it re-ranks the images of --gallery")
     check_input_paths([*(Path(path) for path in paths if not is_live(path)), *([gallery] if gallery else [])])
     return paths
 
 
-def _tile_overrides(tile: int | None, overlap: float | None, *, excluded: bool) -> list[str]:
-    """Return ``--tile`` and ``--overlap`` as changes to the config."""
+def _tile_overrides(tile: int | None, overlap: float | None, task: str, *, excluded: bool) -> list[str]:
+    """Return ``--tile`` and ``--overlap`` as changes to the config; ``task`` names the detector of a multi-task run."""
+    section = f"task.tasks.{task}.task.tiles" if task else "task.tiles"
     given = {"--tile": tile, "--overlap": overlap}
     option = next((option for option, value in given.items() if value is not None), None)
     if option and excluded:
         raise option_error(option, "tiles are for object detection, not for --gallery")
     if tile is None:
-        return [] if overlap is None else [f"task.tiles.overlap={overlap}"]
-    return [f"task.tiles={{size: {tile}{'' if overlap is None else f', overlap: {overlap}'}}}"]
+        return [] if overlap is None else [f"{section}.overlap={overlap}"]
+    return [f"{section}={{size: {tile}{'' if overlap is None else f', overlap: {overlap}'}}}"]
 
 
 def _window_seconds(every: str | None, window: str | None, features: bool, *, excluded: bool) -> dict[str, Any]:

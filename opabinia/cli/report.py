@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from opabinia.cli.errors import report_errors
+from opabinia.cli.errors import option_error, report_errors
 from opabinia.cli.options import Checkpoint, Device, Weights
 from opabinia.runtime.slurm import launched_rank
 
@@ -18,6 +19,10 @@ def report(
     out: Annotated[
         Path | None,
         typer.Option(metavar="FILE.html", help="Default: RUN/report.html, or report.html beside several runs."),
+    ] = None,
+    compare: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TASK=RUN", help="Show a task of a multi-task run beside this single-task run."),
     ] = None,
     images: Annotated[
         bool,
@@ -37,27 +42,54 @@ def report(
     opabinia report runs/classification/digits/default
 
     opabinia report runs/classification/digits/slow runs/classification/digits/fast --out both.html
+
+    opabinia report runs/multitask/digits/default --compare boxes=runs/detection/digits/default
     """
     with report_errors():
-        from opabinia.visualization.report import check_run_folders, default_path, write_report
+        from opabinia.visualization.report import check_run_folders, compared_runs, default_path, write_report
 
         check_run_folders(runs)
+        singles = compared_runs(runs, _by_task(compare or []))
         if images:
             from opabinia.config import ConfigError
             from opabinia.inference.report_images import gather
 
-            for run in runs:
+            for run in [*runs, *singles.values()]:
                 try:
                     gather(run, checkpoint=checkpoint, weights=weights, device=device)
                 except Exception as error:  # the rest of the report needs no model
                     reason = error if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
                     typer.echo(f"no images of {run}: {reason}", err=True)
-        typer.echo(f"the report is in {write_report(runs, out or default_path(runs))}")
+        if singles:
+            print_comparison(runs, singles)
+        typer.echo(f"the report is in {write_report(runs, out or default_path(runs), compare=singles)}")
+
+
+def _by_task(words: Sequence[str]) -> dict[str, Path]:
+    """Return the folders of ``TASK=RUN`` by task.
+
+    Raises:
+        ConfigError: a word is of another form.
+    """
+    pairs = [(word, *word.partition("=")[::2]) for word in words]
+    for word, task, run in pairs:
+        if not task or not run:
+            raise option_error("--compare", f"{word!r} is not of the form TASK=RUN, such as boxes=runs/boxes")
+    return {task: Path(run) for _, task, run in pairs}
+
+
+def print_comparison(runs: Sequence[Path], singles: Mapping[str, Path]) -> None:
+    """Print the scores of multi-task runs minus those of single-task runs, and what both have cost."""
+    from opabinia.cli.tables import print_cells
+    from opabinia.visualization.report import comparison_rows
+
+    for run in runs:
+        print_cells((str(run), "multi-task", "single-task", "difference"), comparison_rows(run, singles))
 
 
 def leave_report(run: Path) -> None:
     """Write the report of a run that has just ended. It never fails the run; an up-to-date report is kept."""
-    from opabinia.visualization.report import default_path, write_report
+    from opabinia.visualization.report import compared_runs, default_path, write_report
 
     if launched_rank(os.environ):
         return
@@ -68,4 +100,6 @@ def leave_report(run: Path) -> None:
     except Exception as error:
         typer.echo(f"no report of {run}: {type(error).__name__}: {error}", err=True)
     else:
+        if singles := compared_runs([run]):
+            print_comparison([run], singles)
         typer.echo(f"the report is in {path}; opabinia report {run} adds images")

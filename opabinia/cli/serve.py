@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from opabinia.cli.errors import option_error, report_errors
-from opabinia.cli.options import Changes, Checkpoint, Classes, Device, Gallery, WeightsOrFile
+from opabinia.cli.options import Changes, Checkpoint, Classes, Device, Gallery, Tasks, WeightsOrFile, split_names
 from opabinia.cli.weights import open_run
 
 
@@ -18,7 +18,7 @@ def serve(
         typer.Argument(
             metavar="RUN|RECIPE|EXPORTED",
             show_default=False,
-            help="A run folder, an exported ONNX file or OpenVINO folder, or with --weights FILE a recipe.",
+            help="A run folder, an exported model.onnx or model.xml, or with --weights FILE a recipe.",
         ),
     ],
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 accepts other machines.")] = "127.0.0.1",
@@ -27,6 +27,7 @@ def serve(
     max_mb: Annotated[float, typer.Option(min=0.001, help="Largest request in megabytes.")] = 20,
     max_megapixels: Annotated[float, typer.Option(min=0.001, help="Largest image or video frame in megapixels.")] = 50,
     max_waiting: Annotated[int, typer.Option(min=0, help="Requests in the queue; more are rejected (503).")] = 16,
+    task: Tasks = "",
     checkpoint: Checkpoint = "best",
     weights: WeightsOrFile = None,
     classes: Classes = None,
@@ -44,11 +45,11 @@ def serve(
     opabinia serve runs/classification/digits/default/export/model.onnx
     """
     with report_errors():
-        from opabinia.inference.serving.address import check_libraries, open_socket
+        from opabinia.inference.serving.address import check_libraries, is_exported, open_socket
 
         check_libraries()
-        if (run.endswith(".onnx") and Path(run).is_file()) or Path(run, "model.xml").is_file():
-            if checkpoint != "best" or weights or classes or changes or device:
+        if is_exported(Path(run)):
+            if checkpoint != "best" or weights or classes or changes or device or task:
                 raise option_error("", f"{run} is an exported model, with its own weights, classes and transforms")
             folder, chosen = Path(run), None
         else:
@@ -61,4 +62,5 @@ def serve(
             run_server(
                 *(folder, listener),
                 host=host, limits=limits, gallery=gallery, checkpoint=checkpoint, weights=chosen, device=device,
+                task=split_names(task),
             )  # fmt: skip

@@ -43,7 +43,8 @@ def move_datasets(root: Node, problems: list[Problem]) -> Node:
 def _with_streams(data: Node, entries: dict[str, Node], where: str) -> Node:
     """Return the section ``data`` with the training data of tasks as streams, and a list of validation sets."""
     train = _section(data, "train") or Node({}, where)
-    source = _section(train, "source") or Node({"name": Node("mixture", where)}, where)
+    source = _section(train, "source") or Node({}, where)
+    source = Node({"name": Node("mixture", where), **source.value}, source.where)
     streams = _section(source, "streams") or Node({}, where)
     added = {name: _stream(node) for name, node in entries.items()}
     source = _with(source, streams=_with(streams, **added))

@@ -9,6 +9,7 @@ Shapes in this package: B samples of a batch, C channels, H height, W width, K c
 """
 
 from opabinia.contracts.balance import LossBalance as LossBalance
+from opabinia.contracts.balance import SharedLayer as SharedLayer
 from opabinia.contracts.clock import Clock as Clock
 from opabinia.contracts.clock import Schedule as Schedule
 from opabinia.contracts.clock import Schedules as Schedules

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor, nn
 
 from opabinia.contracts.clock import Clock
 from opabinia.contracts.training import Hook
 
+SharedLayer = Callable[[], Sequence[nn.Parameter]]
+"""Returns the trainable weights of the last layer that all tasks share; none while the backbone is frozen."""
+
 
 class LossBalance(nn.Module):
     """Weighs the losses of the tasks of a multi-task run against each other.
+
+    State that changes during a run belongs in buffers, so that a resumed run is exact, and changes in hooks
+    (``after_backward``), so that an update that is skipped, or a forward pass outside of a step, leaves no trace.
 
     Args:
         names: of the tasks.
@@ -21,13 +27,19 @@ class LossBalance(nn.Module):
         super().__init__()
         self.names = list(names)
 
-    def forward(self, losses: Mapping[str, Tensor], shared: Sequence[nn.Parameter], clock: Clock) -> dict[str, Tensor]:
+    def forward(
+        self, losses: Mapping[str, Tensor], share: float, shared: SharedLayer, clock: Clock
+    ) -> dict[str, Tensor]:
         """Return the weighted loss of each task.
 
+        Called once for each micro-batch. Times ``share``, summed over the micro-batches of a step and averaged over
+        processes, the losses are those of the global batch.
+
         Args:
-            losses: of the tasks that take part in this step (0-d), already multiplied by their weights of the config:
-                this process's share of the mean over the global batch.
-            shared: trainable parameters of the last layer that all tasks share, for methods that compare gradients.
+            losses: of the tasks that take part in this step (0-d), before the weights of the config.
+            share: of the micro-batch in the batch of an average process; 1 for a single process without gradient
+                accumulation.
+            shared: for methods that compare gradients.
             clock: of the run.
         """
         raise NotImplementedError

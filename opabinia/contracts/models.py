@@ -161,6 +161,15 @@ class Backbone(nn.Module):
         """Remove the layers that only the pooled vector needs, after :meth:`enable_shared_features`: no task reads it.
         By default there are none."""
 
+    def keep_dilated_stages(self) -> list[Level]:
+        """Also return the feature maps of the stages before the last that have its stride, as dilated networks have
+        them, from :meth:`pyramid_features`. Called after :meth:`enable_multi_scale`.
+
+        Returns:
+            all levels; empty: there are no such stages.
+        """
+        return []
+
     def split_last_stage(self) -> nn.Module:
         """Return the last stage, from the feature maps of the level before to its own, for detectors that run it on
         regions. :meth:`pyramid_features` then ends with the level before. Called after :meth:`enable_multi_scale`.

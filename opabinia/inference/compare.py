@@ -15,7 +15,7 @@ from opabinia.contracts import Comparison, DrawOptions, EncodedSource, NamedSour
 from opabinia.inference.input_files import raise_skipped
 from opabinia.inference.load import load
 from opabinia.inference.predictor import Predictor
-from opabinia.inference.splits import open_split
+from opabinia.inference.splits import open_split, task_of
 from opabinia.runtime.files import disk_errors
 from opabinia.runtime.json_files import read_json
 from opabinia.runtime.log import logging_to
@@ -60,8 +60,9 @@ def compare(
         DataError: some samples could not be read; the others are drawn.
     """
     with logging_to(None):
-        predictor = load(run, overrides, checkpoint=checkpoint, weights=weights, device=device)
-        source = open_split(resolve(run, overrides), split)
+        resolved = resolve(run, overrides)
+        source, task = open_split(resolved, split), task_of(resolved, split)
+        predictor = load(run, overrides, checkpoint=checkpoint, weights=weights, device=device, task=task)
     folder, options = out / "images", DrawOptions(min_score=min_score)
     errors = list[str]()
     indices = select_samples(predictor, run, evaluation_name(run, split, predictor), source, max_images)

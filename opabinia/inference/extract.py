@@ -31,7 +31,7 @@ from opabinia.inference.feature_files import IDS, FeatureRows, NpyFiles, Parquet
 from opabinia.inference.layer_names import LayerFeatures
 from opabinia.inference.load import load
 from opabinia.inference.predictor import Predictor
-from opabinia.inference.splits import ALL, AUTO, expand_splits, select_split
+from opabinia.inference.splits import ALL, AUTO, expand_splits, select_split, task_of
 from opabinia.runtime.device import autocast
 from opabinia.runtime.files import (
     disk_errors,
@@ -74,6 +74,7 @@ def extract(
     checkpoint: str = "best",
     weights: Weights | None = None,
     device: str | None = None,
+    task: str = "",
 ) -> list[Path]:
     """Write features of a run's datasets, each sample once, in the order of its source.
 
@@ -101,6 +102,7 @@ def extract(
         checkpoint: see :func:`opabinia.load`.
         weights: likewise.
         device: likewise.
+        task: of a multi-task run, whose features are written; empty: for each dataset the task it is for.
 
     Returns:
         The folder of each dataset.
@@ -119,16 +121,21 @@ def extract(
     options = process_group_options(resolved.config)
     with process_group(**{**options, "device": device or options["device"]}), logging_to(None), ExitStack() as locks:
         path = from_rank_zero(lambda: path)
-        predictor = load(folder, overrides, checkpoint=str(path), weights=weights, device=device)
         for name in {IDS, FEATURES, *LABEL_FILES.values()}.intersection(layers):
             raise ConfigError(Problem("command line", "--layers", f"{name}.npy is the file of something else"))
-        features = LayerFeatures(predictor.task, {name: name for name in layers} or {FEATURES: EMBEDDING})
+        columns = {name: name for name in layers} or {FEATURES: EMBEDDING}
+        model = {"checkpoint": str(path), "weights": weights, "device": device}
+        tasks = {name: task or task_of(resolved, name) for name in names}
+        predictors = {name: load(folder, overrides, task=name, **model) for name in dict.fromkeys(tasks.values())}
         digest = blake2b((path / "state.json").read_bytes(), digest_size=8).hexdigest()
-        about = {"checkpoint": path.name, "digest": digest, "layers": features.modules}
+        about = {"checkpoint": path.name, "digest": digest} | ({"of_task": task} if task else {})
         parent = out or folder / FEATURES
         is_single = out is not None and len(names) == 1 and ALL not in splits
         jobs = [
-            build_job(select_split(resolved, name), predictor, features, about, parent if is_single else parent / name)
+            build_job(
+                *(select_split(resolved, name), predictors[tasks[name]], columns, about),
+                parent if is_single else parent / name,
+            )
             for name in names
         ]
         unfinished = [job for job in jobs if not write_missing(job, locks, form)]
@@ -191,17 +198,18 @@ class ExtractJob:
 
 
 def build_job(
-    resolved: Resolved, predictor: Predictor, features: LayerFeatures, about: Mapping[str, Any], out: Path
+    resolved: Resolved, predictor: Predictor, columns: Mapping[str, str], about: Mapping[str, Any], out: Path
 ) -> ExtractJob:
     """Return the job for the only dataset of a config.
 
     Args:
         resolved: see :func:`opabinia.inference.splits.select_split`.
         predictor: the model.
-        features: of its layers.
-        about: description of model and layers.
+        columns: see :class:`opabinia.inference.layer_names.LayerFeatures`.
+        about: description of the model.
         out: the folder to write.
     """
+    features = LayerFeatures(predictor.task, columns)
     parts = build_parts(resolved).keywords
     data, evaluate, config = parts["data"], parts["evaluate"], resolved.config
     with errors_at("data"):
@@ -220,6 +228,7 @@ def build_job(
     batch_size = evaluate.batch_size or data.batch_size
     described = {
         **about,
+        "layers": features.modules,
         "split": stream.prefix,
         "data": {key: config["data"]["val"][key] for key in ("source", "transforms")},
         "fingerprint": fingerprint(stream.source),

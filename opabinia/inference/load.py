@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from opabinia.inference.multitask import predictor_of
 from opabinia.inference.predictor import Predictor
 from opabinia.models.weights.download import HUB
 from opabinia.training.run_folder import downloaded_run
@@ -19,6 +21,7 @@ def load(
     weights: Weights | Path | str | None = None,
     classes: Sequence[str] = (),
     device: str | None = None,
+    task: str | Sequence[str] = (),
 ) -> Predictor:
     """Load the trained model of a run for inference, for which the data it was trained on is not needed, or the model
     of a recipe with the weights of a file.
@@ -33,6 +36,8 @@ def load(
             timm's, or of a system whose names are known (:mod:`opabinia.migration.weights`).
         classes: names of the classes of the weights in a file; empty: those of the recipe's data.
         device: ``cpu``, ``cuda``, ``mps`` or ``auto``; None takes the device of the run's config.
+        task: of a multi-task run, the task whose model is wanted, as from a run of it alone, or several; empty: all
+            that predict something for an image, see :mod:`opabinia.inference.multitask`.
 
     Raises:
         ConfigError: there is no such run, checkpoint or EMA, or it is damaged or cannot be downloaded; or a file does
@@ -48,14 +53,10 @@ def load(
     if str(folder).startswith(HUB):
         folder = downloaded_run(str(folder))
     trained = load_trained(folder, overrides, checkpoint=checkpoint, weights=weights, classes=classes, device=device)
-    return Predictor(
-        trained.task,
-        trained.transforms,
-        trained.dataset_info,
-        channels=trained.channels,
-        device=trained.device,
-        precision=trained.precision,
-        batch_size=trained.batch_size,
-        views=trained.views,
-        weights=trained.weights,
-    )
+    names = [task] if isinstance(task, str) and task else list(task)
+    options: dict[str, Any] = {
+        name: getattr(trained, name) for name in ("channels", "device", "precision", "batch_size", "weights")
+    }
+    if names or trained.task_transforms:
+        return predictor_of(trained, names, **options)
+    return Predictor(trained.task, trained.transforms, trained.dataset_info, views=trained.views, **options)

@@ -45,6 +45,7 @@ def predict(
     checkpoint: str = "best",
     weights: Weights | None = None,
     device: str | None = None,
+    task: Sequence[str] = (),
 ) -> None:
     """Print and write predictions of images and of all images in folders; of videos if the task learns from clips.
 
@@ -66,13 +67,14 @@ def predict(
         checkpoint: see :func:`opabinia.load`.
         weights: likewise.
         device: likewise.
+        task: likewise.
 
     Raises:
         ConfigError: there is no such run, checkpoint, file or folder, or the predictions cannot be explained.
         DataError: some files could not be read; everything else is written.
     """
     with logging_to(None):
-        predictor = load(run, overrides, checkpoint=checkpoint, weights=weights, device=device)
+        predictor = load(run, overrides, checkpoint=checkpoint, weights=weights, device=device, task=task)
     streams = [str(path) for path in paths if is_video(str(path))]
     if streams and not predictor.takes_video:
         if explain or len(streams) < len(paths):
@@ -123,6 +125,7 @@ def retrieve(
     checkpoint: str = "best",
     weights: Weights | None = None,
     device: str | None = None,
+    task: Sequence[str] = (),
 ) -> None:
     """Print and write the images of a gallery that are nearest to each query, by the cosine of their embeddings.
 
@@ -143,6 +146,7 @@ def retrieve(
         checkpoint: see :func:`opabinia.load`.
         weights: likewise.
         device: likewise.
+        task: likewise.
 
     Raises:
         ConfigError: there is no such run, checkpoint, file or folder, or similarities cannot be explained.
@@ -152,7 +156,7 @@ def retrieve(
     from opabinia.inference.retrieval.gallery import Gallery, embed_files, embed_gallery
 
     with logging_to(None):
-        predictor = load(run, overrides, checkpoint=checkpoint, weights=weights, device=device)
+        predictor = load(run, overrides, checkpoint=checkpoint, weights=weights, device=device, task=task)
     queries = list(find_files(paths, videos=predictor.takes_video))
     others = list(find_files([gallery], videos=predictor.takes_video))
     errors = list[str]()

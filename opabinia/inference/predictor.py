@@ -209,7 +209,11 @@ class Predictor:
     def batch(self, samples: Sequence[Sample]) -> list[Prediction]:
         """Return predictions for transformed samples. Only images of one size share a forward pass, so that padding
         does not affect predictions."""
-        predictions: dict[int, Prediction] = {}
+        return [Prediction(tensors, self.task.readable(tensors)) for tensors in self.tensors(samples)]
+
+    def tensors(self, samples: Sequence[Sample]) -> list[dict[str, Tensor]]:
+        """Return the tensors of :meth:`batch`."""
+        predictions: dict[int, dict[str, Tensor]] = {}
         for indices in _group_by_size(samples):
             with torch.no_grad(), autocast(self.device, self.precision):
                 outputs = self.task.predict(self._collate([samples[index] for index in indices]))
@@ -217,8 +221,7 @@ class Predictor:
                 name: (value.float() if value.is_floating_point() else value).cpu() for name, value in outputs.items()
             }
             for row, index in enumerate(indices):
-                tensors = {name: value[row] for name, value in on_cpu.items()}
-                predictions[index] = Prediction(tensors, self.task.readable(tensors))
+                predictions[index] = {name: value[row] for name, value in on_cpu.items()}
         return [predictions[index] for index in range(len(samples))]
 
     def _collate(self, samples: Sequence[Sample]) -> Batch:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from opabinia.config import ConfigError, Resolved
 from opabinia.contracts import DataMismatch, Source
@@ -18,7 +18,7 @@ from opabinia.data.loader import DataError
 from opabinia.inference.load import load
 from opabinia.inference.predictor import Predictor
 from opabinia.inference.report_galleries import THUMBNAIL, Gallery, GalleryImage, training_samples, validation_galleries
-from opabinia.inference.splits import open_split
+from opabinia.inference.splits import open_split, split_sources, task_of
 from opabinia.runtime.files import disk_errors, temporary_folder
 from opabinia.runtime.log import log, logging_to
 from opabinia.runtime.progress import progress_bar
@@ -54,8 +54,9 @@ class ReportContents:
 def gather(run: Path, *, checkpoint: str = "best", weights: Weights | None = None, device: str | None = None) -> None:
     """Write images for the report of a run into ``pictures`` in its folder, with an ``index.json``.
 
-    They show the training data, the first validation set, and predictions for some of its samples. Data that no longer
-    exists is mentioned in the index. Nothing is done if the images are of the same checkpoint and evaluation.
+    They show the training data, the first validation set, and predictions for some of its samples; of a multi-task run
+    those of each task. Data that no longer exists is mentioned in the index. Nothing is done if the images are of the
+    same checkpoint and evaluation.
 
     Args:
         run: the run folder.
@@ -69,8 +70,8 @@ def gather(run: Path, *, checkpoint: str = "best", weights: Weights | None = Non
     """
     path = chosen_checkpoint(run, checkpoint)
     resolved = resolve(run)
-    split = next((str(section["prefix"]) for section in validation_sets(resolved.config)), None)
-    details = [run / "eval" / f"{split}{suffix}" / "details.json" for suffix in ("", "_ema")]
+    splits = _splits(resolved)
+    details = [run / "eval" / f"{own[-1]}{ema}" / "details.json" for own in splits.values() for ema in ("", "_ema")]
     content = b"".join(file.read_bytes() for file in (path / "state.json", *details) if file.is_file())
     digest = blake2b(content, digest_size=8).hexdigest()
     about = {"format": FORMAT, "checkpoint": path.name, "weights": weights, "of": digest}
@@ -78,33 +79,67 @@ def gather(run: Path, *, checkpoint: str = "best", weights: Weights | None = Non
         index = json.loads((run / FOLDER / INDEX).read_text(encoding="utf-8"))
         if isinstance(index, dict) and about.items() <= index.items():
             return
+    contents, builds = ReportContents(), list[_Build]()
     with logging_to(None):
-        predictor = load(run, checkpoint=str(path), weights=weights, device=device)
-        contents = _collect(run, resolved, split, predictor)
+        for task, own in splits.items():
+            predictor = load(run, checkpoint=str(path), weights=weights, device=device, task=task)
+            builds += _builds(run, resolved, task, own, predictor, contents)
+        _collect(resolved, builds, contents)
     _write(run / FOLDER, contents, about)
 
 
-def _collect(run: Path, resolved: Resolved, split: str | None, predictor: Predictor) -> ReportContents:
-    contents, builds = ReportContents(), list[tuple[str, Callable[[], list[Gallery]]]]()
-    training = _open(resolved, "train", contents)
-    if training is not None:
-        builds.append(("the training data", partial(training_samples, training, predictor.task)))
-    source = None if split is None else _open(resolved, split, contents)
-    if source is not None and split is not None:
-        subject = f"images of {split}"
-        with _report_missing(contents, subject):
-            builds += [(subject, build) for build in validation_galleries(run, split, source, predictor)]
+class _Build(NamedTuple):
+    """Builds galleries of a ``task`` of a multi-task run (else empty); ``subject`` names them in messages."""
+
+    task: str
+    subject: str
+    build: Callable[[], list[Gallery]]
+
+
+def _splits(resolved: Resolved) -> dict[str, list[str]]:
+    """Return the splits that a report shows, by task of a multi-task run (else empty): training data if there is some
+    of its own, and the first validation set."""
+    sets = {str(section["prefix"]) for section in validation_sets(resolved.config)}
+    splits: dict[str, list[str]] = {}
+    for name in split_sources(resolved):
+        own = splits.setdefault(task_of(resolved, name), [])
+        if name not in sets or not sets.intersection(own):
+            own.append(name)
+    return splits
+
+
+def _builds(
+    run: Path, resolved: Resolved, task: str, splits: Sequence[str], predictor: Predictor, contents: ReportContents
+) -> Iterator[_Build]:
+    """Yield functions that build the galleries of splits, the training data first."""
+    sets = [section["prefix"] for section in validation_sets(resolved.config)]
+    for split in splits:
+        source = _open(resolved, split, contents)
+        if source is None:
+            continue
+        if split not in sets:
+            yield _Build(task, f"the data of {split}", partial(training_samples, source, predictor.task))
+            continue
+        with _report_missing(contents, f"images of {split}"):
+            for build in validation_galleries(run, split, source, predictor):
+                yield _Build(task, f"images of {split}", build)
+
+
+def _collect(resolved: Resolved, builds: Sequence[_Build], contents: ReportContents) -> None:
+    """Build the galleries and the charts of batch shapes."""
     with progress_bar("report images", len(builds), unit="parts") as bar:
-        for subject, build in bar.track(builds):
+        for task, subject, build in bar.track(builds):
             with _report_missing(contents, subject):
-                contents.galleries += build()
+                galleries = [
+                    replace(gallery, title=f"{task}: {gallery.title}" if task else gallery.title) for gallery in build()
+                ]
+                contents.galleries += galleries
     if resolved.config["shapes"] is not None:
         with _report_missing(contents, "batches over time"):
             parts = build_parts(resolved).keywords
             preview = schedule_preview(parts)
             charts = [{"title": panel.name, "lines": panel.lines} for panel in chart_panels(preview, parts["schedule"])]
             contents.batches = {"note": preview.savings, "charts": charts}
-    return contents
 
 
 def _open(resolved: Resolved, split: str, contents: ReportContents) -> Source | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,18 +12,34 @@ from opabinia.contracts import Source
 from opabinia.training.run_folder import build_parts, validation_sets
 
 ALL = "all"
+TRAIN = "train"
 AUTO = "auto"
 
 
 def split_sources(resolved: Resolved) -> dict[str, Any]:
-    """Return the source sections of a config by split: ``train`` and the prefixes of validation sets."""
+    """Return the source sections of a config by split: ``train``, or ``NAME/train`` of each stream of a multi-task run,
+    and the prefixes of validation sets."""
     sets = {section["prefix"]: section["source"] for section in validation_sets(resolved.config)}
-    return {"train": resolved.config["data"]["train"]["source"], **sets}
+    source = resolved.config["data"]["train"]["source"]
+    streams = source["streams"] if source["name"] == "mixture" else {}
+    training = {f"{name}/{TRAIN}": stream["source"] for name, stream in streams.items()} or {TRAIN: source}
+    return {**training, **sets}
+
+
+def task_of(resolved: Resolved, split: str) -> str:
+    """Return the task of a multi-task run that a split is for; empty in a run of one task."""
+    sets = {section["prefix"]: section["task"] for section in validation_sets(resolved.config)}
+    if split in sets:
+        return sets[split] or ""
+    return split.removesuffix(f"/{TRAIN}") if split != TRAIN else ""
 
 
 def resolve_split(resolved: Resolved, split: str) -> str:
     """Return the name of a split; ``auto`` is the first validation set, or ``train`` where there is none."""
-    return list(split_sources(resolved))[:2][-1] if split == AUTO else split
+    if split != AUTO:
+        return split
+    sets = validation_sets(resolved.config)
+    return sets[0]["prefix"] if sets else next(iter(split_sources(resolved)))
 
 
 def expand_splits(resolved: Resolved, splits: Sequence[str]) -> list[str]:
@@ -54,10 +70,14 @@ def select_split(resolved: Resolved, split: str) -> Resolved:
     """
     sources = split_sources(resolved)
     _check_split(split, list(sources))
-    sets = {section["prefix"]: section for section in validation_sets(resolved.config)}
-    first: Mapping[str, Any] = next(iter(sets.values()), {"transforms": []})
-    stream = {"source": sources[split], "transforms": sets.get(split, first)["transforms"]}
-    changes = {"train": stream, "val": {**stream, "prefix": split, "every": None}, "sampler": None}
+    task = task_of(resolved, split)
+    sets = validation_sets(resolved.config)
+    own = [section for section in sets if section["prefix"] == split] + [
+        section for section in sets if (section["task"] or "") == task
+    ]
+    stream = {"source": sources[split], "transforms": (own or sets or [{"transforms": []}])[0]["transforms"]}
+    validation = {**stream, "prefix": split, "task": task or None, "every": None}
+    changes = {"train": stream, "val": validation, "sampler": None}
     return replace(resolved, config={**resolved.config, "data": {**resolved.config["data"], **changes}})
 
 

@@ -39,6 +39,7 @@ def predict_windows(
     checkpoint: str = "best",
     weights: Weights | None = None,
     device: str | None = None,
+    task: Sequence[str] = (),
 ) -> None:
     """Print and write predictions of windows of videos.
 
@@ -59,6 +60,7 @@ def predict_windows(
         checkpoint: see :func:`opabinia.load`.
         weights: likewise.
         device: likewise.
+        task: likewise.
 
     Raises:
         ConfigError: there is no such run, checkpoint, file or folder, or the model takes images and a path is none of a
@@ -66,7 +68,7 @@ def predict_windows(
         DataError: some windows could not be read; everything else is written.
     """
     with logging_to(None):
-        predictor = load(run, overrides, checkpoint=checkpoint, weights=weights, device=device)
+        predictor = load(run, overrides, checkpoint=checkpoint, weights=weights, device=device, task=task)
     if not predictor.takes_video:
         if window or features or not all(is_video(str(path)) for path in paths):
             message = "the model of this run takes images: give videos, URLs or cameras, and no --window or --features"

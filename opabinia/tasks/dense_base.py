@@ -126,9 +126,14 @@ class PaddedExport(ExportModule):
 
     def inputs(self, samples: Sequence[Sample]) -> dict[str, Tensor]:
         """Return images padded to the largest height and width among them, rounded up as the task needs it."""
-        images = [sample["image"].as_subclass(Tensor) for sample in samples]
-        sizes = torch.tensor([image.shape[-2:] for image in images])
-        multiple = self.task.size_multiple or 1
-        height, width = (ceil(side / multiple) * multiple for side in sizes.amax(0).tolist())
-        padded = [F.pad(image, (0, width - image.shape[-1], 0, height - image.shape[-2])) for image in images]
-        return {"image": torch.stack(padded), "image_sizes": sizes}
+        return padded_inputs(samples, self.task.size_multiple or 1)
+
+
+def padded_inputs(samples: Sequence[Sample], multiple: int) -> dict[str, Tensor]:
+    """Return ``image``, padded to the largest height and width among the images, rounded up to a multiple, and
+    ``image_sizes``; see :class:`PaddedExport`."""
+    images = [sample["image"].as_subclass(Tensor) for sample in samples]
+    sizes = torch.tensor([image.shape[-2:] for image in images])
+    height, width = (ceil(side / multiple) * multiple for side in sizes.amax(0).tolist())
+    padded = [F.pad(image, (0, width - image.shape[-1], 0, height - image.shape[-2])) for image in images]
+    return {"image": torch.stack(padded), "image_sizes": sizes}

@@ -20,6 +20,7 @@ from opabinia.engine.loop.prefetch import DeviceLoader
 from opabinia.runtime.durations import Duration
 from opabinia.runtime.log import log
 from opabinia.runtime.seeds import STREAM, hash32
+from opabinia.runtime.text import plural
 from opabinia.training.loaders import SizeMultiple, TrainingBatches, make_sampler
 
 
@@ -103,6 +104,9 @@ def plan_mixed_training(data: Data, dataset_info: DatasetInfo, length: Duration,
         with errors_at(f"data.train.source.streams.{name}"):
             sampler = make_sampler(own, own_seed)
             steps = max(1, cycle.steps_before(name, plan.total_steps))
+            if len(sampler) < sizes[name]:
+                message = f"{plural(len(sampler), 'sample')} cannot fill its part of a batch, {sizes[name]}"
+                raise ValueError(f"{message}: lower its share or data.batch_size")
             own_plan = ConstantPlan(len(sampler), sizes[name], Duration(steps, "it"), drop_last=True)
         streams[name] = TrainingBatches(own, dataset_info.streams[name], sampler, own_plan, own_seed)
         log.info(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 
@@ -27,6 +27,20 @@ Weights = Literal["raw", "ema"]
 """Weights of a checkpoint: those that are trained, or their exponential moving average (EMA)."""
 
 
+@register.section(name="task_transforms")
+@dataclass(frozen=True, kw_only=True)
+class TaskTransforms:
+    """Validation transforms of tasks of a multi-task run.
+
+    Args:
+        tasks: their names.
+        transforms: of their validation data.
+    """
+
+    tasks: list[str]
+    transforms: Sequence[TransformPart] = ()
+
+
 @dataclass(frozen=True)
 class TrainedModel:
     """A trained task with what inference needs to know of its training.
@@ -41,6 +55,7 @@ class TrainedModel:
         batch_size: images in one forward pass.
         views: clips and crops in which the validation data sees a video; None: one view, as the transforms give it.
         weights: which of the checkpoint's weights the model has.
+        task_transforms: of a multi-task run, the transforms of each task's validation data.
     """
 
     task: Task
@@ -52,6 +67,7 @@ class TrainedModel:
     batch_size: int
     views: tuple[int, int] | None = None
     weights: Weights = "raw"
+    task_transforms: Sequence[TaskTransforms] = ()
 
 
 @register.command
@@ -64,6 +80,7 @@ def predictor(
     task: TaskPart,
     transforms: Sequence[TransformPart] = (),
     views: tuple[int, int] | None = None,
+    task_transforms: Sequence[TaskTransforms] = (),
     train: Training,
     evaluate: Evaluation,
 ) -> TrainedModel:
@@ -73,6 +90,7 @@ def predictor(
         task: the model.
         transforms: of the validation data.
         views: clips and crops in which the validation data sees a video.
+        task_transforms: of a multi-task run.
         train: for the device and the precision.
         evaluate: for the batch size.
 
@@ -90,6 +108,7 @@ def predictor(
         batch_size=evaluate.batch_size or 32,
         views=views,
         weights=weights,
+        task_transforms=task_transforms,
     )
 
 
@@ -145,7 +164,9 @@ def choose_weights(path: Path, snapshot: Snapshot, evaluated: str, asked: Weight
     if evaluated == "both":
         saved = snapshot.state["hooks"].get("save_best", {})
         best = check_fields(saved, BestState, f"{path / 'state.json'}: hooks: save_best")
-        raw, ema = (re.sub(r"(_ema)?/", f"{suffix}/", best.get("metric", "")) for suffix in ("", "_ema"))
+        raw, ema = (
+            re.sub(r"(_ema)?/(?=[^/\s]+(\s|$))", f"{suffix}/", best.get("metric", "")) for suffix in ("", "_ema")
+        )
         raw_score, ema_score = _newest_scores(path.parent.parent / "metrics.jsonl", snapshot.step, [raw, ema])
         reason = "the scores of both are not known"
         if raw_score is not None and ema_score is not None:
@@ -207,9 +228,26 @@ def load_trained(
         "task": config["task"],
         "transforms": sets[0]["transforms"] if sets else [],
         "views": views_of(sets[0]["source"]) if sets else None,
+        "task_transforms": _task_transforms(config),
         "train": config["train"],
         "evaluate": config["evaluate"],
         "plugins": config.get("plugins"),
     }
     trained: TrainedModel = build(parts, None, "predictor", resolved.origins)(snapshot, device, chosen)
     return trained
+
+
+def _task_transforms(config: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the validation transforms of the tasks of a multi-task config, tasks with the same ones together; those
+    without a validation set have the transforms of the first one."""
+    sets = validation_sets(config)
+    own = {section["task"]: section["transforms"] for section in reversed(sets)}
+    groups: list[dict[str, Any]] = []
+    for name in config["task"]["tasks"] if config["task"]["name"] == "multitask" else ():
+        transforms = own.get(name, sets[0]["transforms"] if sets else [])
+        group = next((group for group in groups if group["transforms"] == transforms), None)
+        if group is None:
+            groups.append({"tasks": [name], "transforms": transforms})
+        else:
+            group["tasks"].append(name)
+    return groups

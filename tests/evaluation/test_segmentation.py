@@ -114,6 +114,21 @@ def test_panoptic_scores_are_panopticapis(case: str) -> None:
     assert len(matched) == expected["All"]["n"]
 
 
+def test_boundary_panoptic_quality_by_hand() -> None:
+    """Boundaries are one pixel wide here: of 5 x 10 pixels 26 lie on it, of 5 x 9 pixels 24, and 21 on both."""
+    whole, cut = np.ones((10, 10), np.int32), np.ones((10, 10), np.int32)
+    whole[:, 5:], cut[:, 5:], cut[0, :5] = 2, 2, 0
+    labels, rows = np.array([0, 1]), []
+    for number, (true, predicted) in enumerate(((whole, cut), (cut, whole))):
+        ground_truth = GroundTruthMap(number, np.zeros((10, 10), np.uint8), true, labels, np.zeros(2, bool))
+        rows.append((ground_truth, {"segments": torch.tensor(predicted), "segment_labels": torch.tensor(labels)}))
+    scores, tables = seen(lambda: Panoptic(info(2), boundary=True), rows)
+    first = ((21 / 29) + 21 / (24 + 26 - 5 - 21)) / 2  # 5 pixels without a true segment do not count
+    assert scores["PQ"] == pytest.approx((0.95 + 1) / 2) and scores["boundary_RQ"] == 1
+    assert [row["boundary_PQ"] for row in tables["per_class"]] == pytest.approx([first, 1])
+    assert scores["boundary_PQ"] == scores["boundary_SQ"] == pytest.approx((first + 1) / 2)
+
+
 def test_crowds_and_unlabeled_pixels_matter_in_the_golden_maps() -> None:
     """The golden cases would be worth little if the rules about these never applied."""
     rows, expected = panoptic_rows("usual"), EXPECTED["panoptic"]["usual"]["All"]["pq"]
@@ -125,7 +140,7 @@ def test_crowds_and_unlabeled_pixels_matter_in_the_golden_maps() -> None:
 def test_any_number_of_processes_gives_the_same_digits(cuts: list[int]) -> None:
     for make, rows in (
         (lambda: Semantic(info(7), boundary=True), semantic_rows("usual")),
-        (lambda: Panoptic(info(8, [0, 2, 3, 5])), panoptic_rows("usual")[:6]),
+        (lambda: Panoptic(info(8, [0, 2, 3, 5]), boundary=True), panoptic_rows("usual")[:6]),
     ):
         assert seen(make, rows, cuts) == seen(make, rows[::-1])
 

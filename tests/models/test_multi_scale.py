@@ -177,6 +177,12 @@ def test_a_finer_last_stage_gives_three_strides() -> None:
     assert all(one is not None for one in gradients(fine, maps).values())
     dilated = timm(3, model="resnet10t", options=MODELS["resnet10t"] | {"output_stride": 8})
     assert dilated.enable_multi_scale() == [(32, 4), (256, 8)]
+    last = dilated.pyramid_features(images(64, 96))[-1]
+    assert dilated.keep_dilated_stages() == [(32, 4), (64, 8), (128, 8), (256, 8)]
+    kept = dilated.pyramid_features(images(64, 96))
+    assert [tuple(one.shape[1:]) for one in kept[2:]] == [(128, 8, 12), (256, 8, 12)]
+    torch.testing.assert_close(kept[-1], last)
+    assert coarse.keep_dilated_stages() == [(32, 4), (64, 8), (128, 16), (256, 32)]
 
 
 @pytest.mark.parametrize("last_stride", [1, 2])

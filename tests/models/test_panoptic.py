@@ -15,6 +15,7 @@ from opabinia.models.panoptic import (
     Segments,
     classify_pixels,
     combine_instances,
+    first_image,
     merge_masks,
     paste_mask,
     stack_segments,
@@ -34,8 +35,13 @@ def test_instances_and_pixels_combine_as_in_detectron2() -> None:
     case, expected = golden("instances"), EXPECTED["instances"]
     boxes = torch.tensor([[0.0, 0, 40, 40]]).expand(12, 4)
     labels = case["semantic"].masked_fill(case["semantic"] == 0, 255)
-    detections = Detections(boxes, case["scores"], case["labels"], case["masks"].float())
-    segments = combine_instances(detections, labels, min_score=0.3, max_overlap=0.5, min_area=40)
+    order = case["scores"].argsort(descending=True, stable=True)
+    columns = boxes, case["scores"], case["labels"], case["masks"].float()
+    detections = Detections(*(values[order][None] for values in columns))
+    options = {"min_score": 0.3, "max_overlap": 0.5, "min_area": 40}
+    segments = first_image(
+        combine_instances(detections, labels[None], classes=int(labels[labels < 255].max()) + 1, **options)
+    )
     assert segments.map.tolist() == expected["segments"]
     assert segments.labels.tolist() == [row["category_id"] for row in expected["info"]]
     assert segments.scores.tolist() == pytest.approx([row.get("score", 1.0) for row in expected["info"]])
@@ -76,8 +82,10 @@ def test_masks_are_pasted_as_in_the_evaluation() -> None:
 
 
 def test_images_without_segments() -> None:
-    none = Detections(torch.zeros(0, 4), torch.zeros(0), torch.zeros(0, dtype=torch.int64), torch.zeros(0, 7, 7))
-    empty = combine_instances(none, torch.full((2, 3), 255, dtype=torch.uint8))
+    none = Detections(
+        torch.zeros(1, 0, 4), torch.zeros(1, 0), torch.zeros(1, 0, dtype=torch.int64), torch.zeros(1, 0, 7, 7)
+    )
+    empty = first_image(combine_instances(none, torch.full((1, 2, 3), 255, dtype=torch.uint8), classes=3))
     assert not empty.map.any() and not len(empty.labels)
     unsure = merge_masks(torch.zeros(2, 3), torch.zeros(2, 4, 2), [0])
     assert not unsure.map.any() and unsure.map.dtype == torch.int32

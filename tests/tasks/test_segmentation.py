@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ from opabinia.contracts import (
     SegmentationDecoder,
 )
 from opabinia.contracts.masks import decode_rle
-from opabinia.models.decoders import Fcn
+from opabinia.models.backbones.timm import timm
+from opabinia.models.decoders import Fcn, Linear
 from opabinia.tasks.dense_base import TestTimeAugmentation
 from opabinia.tasks.segmentation import Segmentation
 from opabinia.tasks.segmentation.inference import SlidingWindow, original_maps, window_starts
@@ -92,6 +94,16 @@ def scores_of(task: Segmentation, batch: Batch) -> dict[str, float]:
     for evaluator in evaluators:
         evaluator.update(predictions, batch)
     return {name: value for one in evaluators for name, value in one.compute([one.state()]).items()}
+
+
+def test_an_auxiliary_decoder_reads_the_third_stage_of_dilated_networks() -> None:
+    for stride in (8, 16, 32):
+        options = {"channels": [4, 8, 12, 16], "stem_width": 4, "output_stride": stride}
+        backbone = partial(timm, model="resnet10t", options=options)
+        task = Segmentation(FACTS, backbone=backbone, decoder=Linear, auxiliary=partial(Fcn, level=2, channels=4))
+        maps = task.feature_maps(torch.zeros(1, 1, 64, 64), [(64, 64)])
+        assert task.auxiliary is not None and task.decoder(maps).shape[-1] == 64 // stride
+        assert maps[-2].shape[1] == 12 and task.auxiliary.eval()(maps).shape[-1] == 64 // min(stride, 16)
 
 
 def test_training_has_one_loss_for_each_part() -> None:

@@ -165,7 +165,10 @@ def _receives_boxes(module: nn.Module) -> bool:
     return isinstance(module, Detector) or (isinstance(module, Task) and module.size_multiple is not None)
 
 
-_NETWORK_METHODS = (Backbone.feature_maps, Backbone.pyramid_features, Detector.pyramid, Detector.losses)
+_NETWORK_METHODS = (
+    *(Backbone.feature_maps, Backbone.pyramid_features, Backbone.shared_features),
+    *(Detector.pyramid, Detector.losses),
+)
 _FORWARD_METHODS = (*_NETWORK_METHODS, Detector.detect, Detector.describe, Task.predict, Task.features)
 """Methods that use parameters like ``forward``: FSDP must gather the parameters for them, too."""
 
@@ -193,9 +196,10 @@ class _ShardedTask:
 
 
 def _called_modules(task: nn.Module) -> Iterator[nn.Module]:
-    """Yield the modules that a task calls: its children, and instead of a ModuleList the modules in it."""
+    """Yield the modules that a task calls: its children, and instead of a ModuleList or ModuleDict the modules in
+    it."""
     for child in task.children():
-        yield from child.children() if isinstance(child, nn.ModuleList) else [child]
+        yield from child.children() if isinstance(child, nn.ModuleList | nn.ModuleDict) else [child]
 
 
 def _large_layers(task: nn.Module, min_num_params: int) -> Iterator[nn.Module]:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import hypot
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from opabinia.config import register
-from opabinia.contracts import Batch, DataMismatch, DatasetInfo, Predictions
-from opabinia.evaluation.segmentation.maps import ground_truth_maps, worst_rows
+from opabinia.contracts import Batch, DataMismatch, DatasetInfo, Fraction, Predictions
+from opabinia.evaluation.segmentation.maps import boundary_pixels, ground_truth_maps, worst_rows
 
 Ints = NDArray[np.int64]
 
@@ -27,7 +28,7 @@ class SegmentMap(NamedTuple):
 
 class PanopticState(NamedTuple):
     """Sums of one process: of each class the IoUs of matched segments in units of 2^-40, and the numbers of matched,
-    false and missed segments (K x 4); and the images with the lowest quality."""
+    false and missed segments (K x 4; with those by Boundary IoU K x 8); and the images with the lowest quality."""
 
     sums: list[list[int]]
     worst: list[dict[str, Any]]
@@ -45,22 +46,31 @@ class Panoptic:
     belongs to no true segment or to the crowd of its class (the last one, if the image has several). Means are over
     the classes with a true or a false segment.
 
+    With ``boundary`` also ``boundary_PQ``, ``boundary_SQ`` ... (Cheng et al. 2021, section 6): the IoU of a true and a
+    predicted segment is then the smaller one of that of their pixels and of their Boundary IoU (:class:`Semantic`).
+
     The tables (``details``): PQ, SQ, RQ and the number of matched, missed and false segments of each class, and the
     hundred images with the lowest quality over all their segments.
 
     Args:
         dataset_info: facts about the data.
+        boundary: compute Boundary PQ, too.
+        boundary_width: distance to the outline up to which pixels count, as share of the image's diagonal.
     """
 
-    def __init__(self, dataset_info: DatasetInfo, /) -> None:
-        self._classes = dataset_info.classes
+    def __init__(
+        self, dataset_info: DatasetInfo, /, *, boundary: bool = False, boundary_width: Fraction = 0.02
+    ) -> None:
+        self._classes, self._width = dataset_info.classes, boundary_width
+        self._kinds = {"": 0, "boundary_": 4} if boundary else {"": 0}  # their first columns in the sums
         countable = np.isin(np.arange(len(self._classes)), dataset_info.thing_labels)
         self._groups = {"": np.ones_like(countable)}
         if dataset_info.thing_labels:
             self._groups |= {"_th": countable, "_st": ~countable}
-        self.better = {f"{name}{group}": "max" for group in self._groups for name in ("PQ", "SQ", "RQ")}
+        names = [f"{kind}{name}" for kind in self._kinds for name in ("PQ", "SQ", "RQ")]
+        self.better = {f"{name}{group}": "max" for group in self._groups for name in names}
         # Python's integers: those of 64 bits would end at 8 million segments.
-        self._sums = np.zeros((len(self._classes), 4), dtype=object)
+        self._sums = np.zeros((len(self._classes), 4 * len(self._kinds)), dtype=object)
         self._worst: list[dict[str, Any]] = []
 
     def update(self, predictions: Predictions, batch: Batch) -> None:
@@ -76,9 +86,11 @@ class Panoptic:
             if true is None or true_labels is None or crowd is None:
                 raise DataMismatch(f"{name} has a segmentation map without segments: panoptic data is needed")
             predicted = SegmentMap(segments[area], labels[labels >= 0])
-            sums = match_segments(SegmentMap(true, true_labels), crowd, predicted, len(self._classes))
+            widths = (None, max(1, round(self._width * hypot(*true.shape))))[: len(self._kinds)]
+            segments = SegmentMap(true, true_labels), crowd, predicted, len(self._classes)
+            sums = np.hstack([match_segments(*segments, width) for width in widths])
             self._sums += sums
-            iou, matched, false, missed = sums.sum(0).tolist()
+            iou, matched, false, missed = sums[:, :4].sum(0).tolist()
             if matched + false + missed:
                 quality = iou / _UNIT / (matched + (false + missed) / 2)
                 image = {"id": name, "image_id": ground_truth.image_id, "PQ": quality}
@@ -91,12 +103,13 @@ class Panoptic:
 
     def compute(self, states: Sequence[PanopticState]) -> dict[str, float]:
         """Return the scores; those of no segments are omitted."""
-        quality, counts = _per_class(states)
         scores: dict[str, float] = {}
-        for group, members in self._groups.items():
-            if (rows := members & counts.any(1)).any():
-                means = quality[rows].mean(0).tolist()
-                scores |= dict(zip((f"{name}{group}" for name in ("PQ", "SQ", "RQ")), means, strict=True))
+        for kind, first in self._kinds.items():
+            quality, counts = _per_class(states, first)
+            for group, members in self._groups.items():
+                if (rows := members & counts.any(1)).any():
+                    means = quality[rows].mean(0).tolist()
+                    scores |= dict(zip((f"{kind}{name}{group}" for name in ("PQ", "SQ", "RQ")), means, strict=True))
         return scores
 
     def details(self, states: Sequence[PanopticState]) -> dict[str, Any]:
@@ -108,10 +121,15 @@ class Panoptic:
             | dict(zip(("matched", "false", "missed"), counts.tolist(), strict=True))
             for name, quality, counts in rows
         ]
+        if len(self._kinds) > 1:
+            for row, quality in zip(per_class, _per_class(states, 4)[0].tolist(), strict=True):
+                row["boundary_PQ"] = None if row["PQ"] is None else quality[0]
         return {"per_class": per_class, "worst": worst_rows([state.worst for state in states], "PQ")}
 
 
-def match_segments(true: SegmentMap, crowd: NDArray[np.bool_], predicted: SegmentMap, classes: int) -> Ints:
+def match_segments(
+    true: SegmentMap, crowd: NDArray[np.bool_], predicted: SegmentMap, classes: int, boundary_width: int | None = None
+) -> Ints:
     """Match the segments of an image; see :class:`Panoptic`.
 
     Args:
@@ -119,17 +137,20 @@ def match_segments(true: SegmentMap, crowd: NDArray[np.bool_], predicted: Segmen
         crowd: whether a true segment stands for several objects.
         predicted: the prediction; segments without pixels are ignored.
         classes: number of classes K.
+        boundary_width: of the boundaries in pixels; None compares whole segments.
 
     Returns:
         Of each class the sum of the IoUs of matched segments in units of 2^-40, and the numbers of matched, false and
         missed segments (K x 4).
     """
-    rows, columns = len(true.labels) + 1, len(predicted.labels) + 1  # the first ones: no segment
-    pairs = true.segments.astype(np.int64) * columns + predicted.segments
-    common = np.bincount(pairs.ravel(), minlength=rows * columns).reshape(rows, columns)
-    unlabeled, areas = common[0, 1:], common.sum(0)[1:]
-    common, true_areas = common[1:, 1:], common.sum(1)[1:]
-    iou = common / (true_areas[:, None] + areas - common - unlabeled).clip(1)
+    size = len(true.labels), len(predicted.labels)
+    common, unlabeled, areas, iou = _overlaps(true.segments, predicted.segments, *size)
+    if boundary_width is not None:
+        outlines = [
+            np.where((segments == 0) | boundary_pixels(segments, boundary_width), segments, count + 1)
+            for segments, count in zip((true.segments, predicted.segments), size, strict=True)
+        ]
+        iou = np.minimum(iou, _overlaps(outlines[0], outlines[1], *size)[-1])
     matched = (iou > 0.5) & (true.labels[:, None] == predicted.labels) & ~crowd[:, None]
     ignored = unlabeled.copy()
     for label in np.unique(true.labels[crowd]):
@@ -143,10 +164,20 @@ def match_segments(true: SegmentMap, crowd: NDArray[np.bool_], predicted: Segmen
     return sums
 
 
-def _per_class(states: Sequence[PanopticState]) -> tuple[NDArray[np.float64], Ints]:
+def _overlaps(true: NDArray[Any], predicted: NDArray[Any], rows: int, columns: int) -> tuple[Ints, Ints, Ints, Any]:
+    """Return the common pixels of true and predicted segments (rows x columns), the pixels of predicted ones without a
+    true one and in all (columns), and the IoUs. Numbers above ``rows`` and ``columns`` belong to no segment."""
+    pairs = true.astype(np.int64) * (columns + 2) + predicted
+    common = np.bincount(pairs.ravel(), minlength=(rows + 2) * (columns + 2)).reshape(rows + 2, columns + 2)
+    unlabeled, areas, true_areas = common[0, 1:-1], common.sum(0)[1:-1], common.sum(1)[1:-1]
+    common = common[1:-1, 1:-1]
+    return common, unlabeled, areas, common / (true_areas[:, None] + areas - common - unlabeled).clip(1)
+
+
+def _per_class(states: Sequence[PanopticState], first: int = 0) -> tuple[NDArray[np.float64], Ints]:
     """Return PQ, SQ and RQ (K x 3; 0 without segments), and the numbers of matched, false and missed segments (K x 3)
-    of each class."""
-    sums = np.sum([np.array(state.sums, dtype=object).reshape(-1, 4) for state in states], axis=0)
+    of each class, from the sums that begin with column ``first``."""
+    sums = np.sum([np.array(state.sums, dtype=object)[:, first : first + 4] for state in states], axis=0)
     iou, counts = sums[:, 0].astype(np.float64) / _UNIT, sums[:, 1:].astype(np.int64)
     matched = counts[:, 0].clip(1)
     segments = (counts @ [1, 0.5, 0.5]).clip(0.5)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from opabinia.config import register
 from opabinia.contracts import IGNORE_LABEL, Batch, DatasetInfo, Fraction, Predictions
-from opabinia.evaluation.segmentation.maps import ground_truth_maps, worst_rows
+from opabinia.evaluation.segmentation.maps import boundary_pixels, ground_truth_maps, worst_rows
 
 Labels = NDArray[np.uint8]
 Counts = NDArray[np.int64]
@@ -134,20 +134,8 @@ def count_pairs(true: Labels, predicted: Labels, classes: int) -> Counts:
 
 
 def count_boundaries(true: Labels, predicted: Labels, classes: int, width: int) -> Counts:
-    """Return the number of boundary pixels of each class: those that are right, true, and predicted (3 x K).
-
-    A pixel is on the boundary of its class if the square of ``2 * width + 1`` pixels around it has another label or
-    leaves the image; this is Boundary IoU's erosion of each class's mask, for all classes at once.
-    """
-    from scipy.ndimage import maximum_filter, minimum_filter
-
-    masks = []
-    for labels in (true, predicted):
-        filtered = labels.astype(np.int16)
-        low, high = (
-            function(filtered, 2 * width + 1, mode="constant", cval=-1) for function in (minimum_filter, maximum_filter)
-        )
-        masks.append((low != high) & (labels != IGNORE_LABEL))
+    """Return the number of boundary pixels of each class: those that are right, true, and predicted (3 x K)."""
+    masks = [boundary_pixels(labels, width) & (labels != IGNORE_LABEL) for labels in (true, predicted)]
     kinds = true[masks[0] & masks[1] & (true == predicted)], true[masks[0]], predicted[masks[1]]
     return np.stack([np.bincount(labels, minlength=classes) for labels in kinds])
 

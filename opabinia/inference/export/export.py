@@ -63,8 +63,8 @@ def export(
 
     Args:
         run: the run folder.
-        out: the file or folder to write, which must not exist; None: ``export/model.onnx`` (and so on) in the run
-            folder.
+        out: the file (``onnx``: ``.onnx``, ``torch``: ``.pt2``) or folder (others) to write, which must not exist;
+            None: ``export/model.onnx`` (and so on) in the run folder.
         overrides: ``key=value`` of the run's config.
         form: see above.
         tolerance: largest allowed difference, relative to the largest magnitude of an output where that is above 1.
@@ -120,21 +120,25 @@ def export(
 
 
 def move_files(files: Mapping[str, Path], paths: Mapping[str, Path], form: Form) -> None:
-    """Give files, by precision, their paths, and write ``predict.py`` next to an ONNX file where that is not there."""
+    """Give files, by precision, their paths, and write ``predict.py`` next to an ONNX file, or in a folder of OpenVINO,
+    where that is not there."""
     for name, file in files.items():
-        file.rename(paths[name])
-    script = paths["exported"].with_name("predict.py")
-    if form == "onnx" and files and not script.exists():
-        write_atomic(script, inspect.getsource(predict_script))
+        path = file.rename(paths[name])
+        script = (path if path.is_dir() else path.parent) / "predict.py"
+        if form in ("onnx", "openvino") and not script.exists():
+            write_atomic(script, inspect.getsource(predict_script))
 
 
 def target_paths(path: Path, form: Form, measured: Measured | None) -> dict[str, Path]:
     """Return the paths to write: of ``exported``, which is ``path``, and by precision.
 
     Raises:
-        ConfigError: one of them exists, or the format has no other precisions.
+        ConfigError: one of them exists, a file is named as something else, or the format has no other precisions.
     """
     paths = {"exported": path}
+    suffix = Path(NAMES[form]).suffix
+    if suffix and path.suffix != suffix:
+        raise ConfigError(Problem("command line", "--out", f"{path} is to be one file: end its name with {suffix}"))
     for precision in measured.precisions if measured else ():
         paths[precision] = path.with_suffix(f".{precision}{path.suffix}")
     for existing in filter(Path.exists, paths.values()):

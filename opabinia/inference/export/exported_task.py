@@ -28,7 +28,7 @@ class ExportedTask(Task):
     """The predictions of an exported graph, which evaluators take like those of the original.
 
     Args:
-        path: of the ONNX file, or of the folder of OpenVINO.
+        path: of the ONNX file, or of OpenVINO's ``model.xml`` or its folder.
 
     Attributes:
         runtime: has read it.
@@ -118,15 +118,15 @@ class ExportedTask(Task):
 
 
 def load_exported(path: Path) -> Predictor:
-    """Load an exported ONNX file, or a folder of OpenVINO, for inference on the CPU, with the transforms that its
-    metadata describes.
+    """Load an exported ONNX file, or OpenVINO's ``model.xml`` or its folder, for inference on the CPU, with the
+    transforms that its metadata describes.
 
     Raises:
         ConfigError: the path is not one of ``opabinia export``, or its library is missing.
     """
-    kind, library, extra = (
-        ("OpenVINO folder", "openvino", "openvino") if path.is_dir() else ("ONNX file", "onnxruntime", "export")
-    )
+    kind, library, extra = ("ONNX file", "onnxruntime", "export")
+    if path.is_dir() or path.suffix == ".xml":
+        kind, library, extra = ("OpenVINO model", "openvino", "openvino")
     if find_spec(library) is None:
         raise ConfigError(Problem("command line", "", f"{path} needs {library}: pip install 'opabinia[{extra}]'"))
     try:

@@ -1,10 +1,11 @@
-"""Predict images with an exported model: ``python predict.py FILE.onnx IMAGE ...``
+"""Predict images with an exported model: ``python predict.py FILE.onnx IMAGE ...``, or ``model.xml`` of OpenVINO.
 
-Needs onnxruntime, NumPy and Pillow. Of a video model the images are the frames of one clip.
+Needs onnxruntime or OpenVINO, NumPy and Pillow. Of a video model the images are the frames of one clip.
 """
 
 import json
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,7 @@ from PIL import Image, ImageOps
 
 def main(path: str, *files: str) -> None:
     """Print the predictions for image files, one line of JSON each."""
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    about = session.get_modelmeta().custom_metadata_map
+    about, shapes, run = (open_onnx if path.endswith(".onnx") else open_openvino)(path)
     height, width = json.loads(about["size"])
     classes, crop = json.loads(about["classes"]), json.loads(about["crop"])
     filter_ = Image.Resampling.BICUBIC if "bicubic" in about["transforms"] else Image.Resampling.BILINEAR
@@ -37,17 +35,44 @@ def main(path: str, *files: str) -> None:
         values = array if about["dtype"] == "uint8" else array.astype(np.float32) / 255
         return values, (image.height, image.width), factor
 
-    shapes = {value.name: value.shape for value in session.get_inputs()}
     images = [read(file) for file in files]
     if len(shapes["image"]) == 5:
         frames = np.linspace(0, len(images) - 1, shapes["image"][1]).round().astype(int)
         images = [(np.stack([images[index][0] for index in frames]), images[0][1], 1.0)]
     for file, (image, size, factor) in zip(files, images, strict=False):
         inputs = {"image": image[None], "image_sizes": np.array([size])}
-        names = [output.name for output in session.get_outputs()]
-        outputs = dict(zip(names, session.run(names, {name: inputs[name] for name in shapes}), strict=True))
+        outputs = run({name: inputs[name] for name in shapes})
         prediction = describe({name: rows[0] for name, rows in outputs.items()}, classes, factor, size)
         print(json.dumps({"path": file, **prediction}))
+
+
+Graph = tuple[dict[str, str], dict[str, list[int]], Callable[[dict[str, Any]], dict[str, Any]]]
+"""Metadata, the shape of each input (-1: any number), and the function from inputs to outputs by name."""
+
+
+def open_onnx(path: str) -> Graph:
+    """Open an ONNX file in onnxruntime."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    shapes = {
+        value.name: [side if isinstance(side, int) else -1 for side in value.shape] for value in session.get_inputs()
+    }
+    about = session.get_modelmeta().custom_metadata_map
+    return about, shapes, lambda inputs: dict(zip(names, session.run(names, inputs), strict=True))
+
+
+def open_openvino(path: str) -> Graph:
+    """Open a ``model.xml`` in OpenVINO, without its telemetry, computed in FP32."""
+    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
+    import openvino
+
+    model = openvino.Core().read_model(path)
+    compiled = openvino.compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    shapes = {value.any_name: [side.get_max_length() for side in value.partial_shape] for value in model.inputs}
+    about = model.get_rt_info(["opabinia"]).value
+    return about, shapes, lambda inputs: {value.any_name: rows for value, rows in compiled(inputs).items()}
 
 
 def describe(outputs: dict[str, Any], classes: list[str], factor: float, size: tuple[int, int]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Runtimes of exported graphs, on the CPU: onnxruntime for ONNX files, OpenVINO for its folders."""
+"""Runtimes of exported graphs, on the CPU: onnxruntime for ONNX files, OpenVINO for its own."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ class OnnxRuntime:
 
 
 class OpenVinoRuntime:
-    """A folder with ``model.xml`` and ``model.bin`` in OpenVINO, computed in FP32 also where the CPU has BF16; see
+    """A ``model.xml``, with its ``model.bin``, in OpenVINO, computed in FP32 also where the CPU has BF16; see
     :class:`Runtime`."""
 
     def __init__(self, path: Path) -> None:
         openvino = import_openvino()
         core = openvino.Core()
-        model = core.read_model(path / XML)
+        model = core.read_model(path)
         settings = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "INFERENCE_PRECISION_HINT": "f32"}
         self._compiled = core.compile_model(model, "CPU", settings)
         self.version: str = f"OpenVINO {openvino.__version__.split('-')[0]}"
@@ -78,8 +78,9 @@ class OpenVinoRuntime:
 
 
 def open_runtime(path: Path) -> Runtime:
-    """Open an ONNX file, or a folder of OpenVINO."""
-    return OpenVinoRuntime(path) if path.is_dir() else OnnxRuntime(path)
+    """Open an ONNX file, or OpenVINO's ``model.xml`` or its folder."""
+    file = path / XML if path.is_dir() else path
+    return OpenVinoRuntime(file) if file.suffix == ".xml" else OnnxRuntime(file)
 
 
 def import_openvino() -> Any:

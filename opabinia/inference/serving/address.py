@@ -1,11 +1,18 @@
-"""Checks before a server starts: its libraries, and a free port. Importing this module is fast."""
+"""Checks before a server starts: its model, its libraries, and a free port. Importing this module is fast."""
 
 from __future__ import annotations
 
 import socket
 from importlib.util import find_spec
+from pathlib import Path
 
 from opabinia.config import ConfigError, Problem
+
+
+def is_exported(path: Path) -> bool:
+    """Return whether a path is an exported model: an ONNX file, or OpenVINO's ``model.xml`` or the folder with it."""
+    file = path / "model.xml" if path.is_dir() else path
+    return file.suffix in (".onnx", ".xml") and file.is_file()
 
 
 def check_libraries() -> None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 import socket
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 import uvicorn
 from PIL import Image
 
 from opabinia.inference.export.exported_task import ExportedTask, load_exported
-from opabinia.inference.export.runtimes import XML
 from opabinia.inference.load import load
+from opabinia.inference.serving.address import is_exported
 from opabinia.inference.serving.app import Service, make_app
 from opabinia.inference.serving.inference import Inference, ServedGallery
 from opabinia.inference.serving.limits import MAX_FILES, Limits
@@ -34,11 +35,12 @@ def serve(
     checkpoint: str = "best",
     weights: Weights | None = None,
     device: str | None = None,
+    task: Sequence[str] = (),
 ) -> None:
     """Answer requests with a run's model until the process is stopped.
 
     Args:
-        run: the run folder, or an exported ONNX file or folder of OpenVINO.
+        run: the run folder, or an exported model (:func:`opabinia.inference.serving.address.is_exported`).
         listening: a listening socket (:func:`opabinia.inference.serving.address.open_socket`).
         host: the address that it listens at.
         limits: of uploads.
@@ -46,31 +48,33 @@ def serve(
         checkpoint: see :func:`opabinia.load`.
         weights: likewise.
         device: likewise.
+        task: likewise.
 
     Raises:
         ConfigError: there is no such run, checkpoint or gallery, or the file was not exported.
     """
     with logging_to(None):
-        if run.suffix == ".onnx" or (run / XML).is_file():
+        if is_exported(run):
             predictor = load_exported(run)
             assert isinstance(predictor.task, ExportedTask)
-            task = predictor.task.metadata["task"]
+            name_of_task = predictor.task.metadata["task"]
         else:
-            predictor = load(run, checkpoint=checkpoint, weights=weights, device=device)
-            task = resolve(run).config["task"]["name"]
+            predictor = load(run, checkpoint=checkpoint, weights=weights, device=device, task=task)
+            name_of_task = resolve(run).config["task"]["name"]
         served_gallery = ServedGallery(predictor, gallery) if gallery is not None else None
     # PIL refuses images of twice this size itself; where it would only warn, limits.py refuses them.
     Image.MAX_IMAGE_PIXELS = limits.pixels
     warnings.simplefilter("ignore", Image.DecompressionBombWarning)
     logging.getLogger("python_multipart").setLevel(logging.ERROR)  # the client gets the error message
     name = "/".join(run.resolve().parts[-2:])
+    parameters = sum(param.numel() for param in predictor.task.parameters())  # 0: those of a graph are not known
     about = {
         "name": name,
-        "task": task,
+        "task": name_of_task,
         "classes": list(predictor.classes),
         "channels": predictor.channels,
         "takes": "videos" if predictor.takes_video else "images",
-        "parameters": sum(param.numel() for param in predictor.task.parameters()),
+        **({"parameters": parameters} if parameters else {}),
         "device": str(predictor.device),
         "gallery": len(served_gallery.files) if served_gallery else 0,
         "limits": {"bytes": limits.bytes, "pixels": limits.pixels, "files": MAX_FILES},

@@ -55,6 +55,19 @@ class MultiScaleFeatures(nn.Module):
         """Remove the layers of the model after the last of these feature maps. Its weights keep their names."""
         net.prune_intermediate_layers(self._indices, prune_norm=not self._norm)
 
+    def keep_dilated_stages(self, net: Any) -> list[Level]:
+        """Add the feature maps before the last that have its stride, and return all levels; a plain transformer has
+        none."""
+        stride = self.out_levels[-1].stride
+        infos = [
+            (index, info)
+            for index, info in enumerate(net.feature_info)
+            if index in self._indices or (info["reduction"] == stride and not self._norm)
+        ]
+        self._indices = [index for index, _ in infos]
+        self.out_levels = [Level(info["num_chs"], info["reduction"]) for _, info in infos]
+        return self.out_levels
+
     def drop_last(self) -> None:
         """End with the level before the last; later stages are not computed."""
         self._indices.pop()

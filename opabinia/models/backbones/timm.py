@@ -240,6 +240,11 @@ class TimmBackbone(Backbone):
             ) from error
         return maps
 
+    def keep_dilated_stages(self) -> list[Level]:
+        """See :meth:`opabinia.contracts.Backbone.keep_dilated_stages`."""
+        assert self.multi_scale is not None, "enable_multi_scale() comes first"
+        return self.multi_scale.keep_dilated_stages(self.model)
+
     def split_last_stage(self) -> nn.Module:
         """Return the fourth stage of a ResNet; see :meth:`opabinia.contracts.Backbone.split_last_stage`.
 

@@ -173,7 +173,8 @@ def heatmaps_to_keypoints_batch(logits: Tensor, boxes: Tensor, shape: tuple[int,
             bicubic_matrices(count, length, most)[:, None] for count, most in ((rows, height), (columns, width))
         )
         resized = down @ heatmaps @ across.transpose(2, 3)
-        inside = (torch.arange(height)[:, None] < rows[:, None, None]) & (torch.arange(width) < columns[:, None, None])
+        y, x = (torch.arange(side, device=rows.device) for side in shape)
+        inside = (y[:, None] < rows[:, None, None]) & (x < columns[:, None, None])
         value, index = resized.where(inside[:, None], -inf).flatten(2).max(dim=2)
         return carry.clone(), torch.stack([(index % width).float(), (index // width).float(), value], dim=-1)
 
@@ -188,14 +189,14 @@ def bicubic_matrices(pixels: Tensor, length: int, most: int) -> Tensor:
     """Return matrices (B x ``most`` x ``length``) that resize columns of a length to B numbers of pixels, as
     :func:`torch.nn.functional.interpolate` does (cubic convolution with a = -0.75; Keys 1981, equation 4); further rows
     are to be ignored."""
-    positions = (torch.arange(most) + 0.5) * (length / pixels[:, None]) - 0.5
+    positions = (torch.arange(most, device=pixels.device) + 0.5) * (length / pixels[:, None]) - 0.5
     first = positions.floor() - 1
-    matrices = torch.zeros(())
+    matrices = pixels.new_zeros(())
     for offset in range(4):
         distance = (positions - first - offset).abs()
         near = (1.25 * distance - 2.25) * distance.square() + 1
         far = ((-0.75 * distance + 3.75) * distance - 6) * distance + 3
         weights = torch.where(distance <= 1, near, far)
         sources = (first + offset).clamp(0, length - 1)
-        matrices = matrices + weights[..., None] * (sources[..., None] == torch.arange(length))
+        matrices = matrices + weights[..., None] * (sources[..., None] == torch.arange(length, device=pixels.device))
     return matrices

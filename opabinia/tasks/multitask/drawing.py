@@ -10,14 +10,15 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from opabinia.contracts import DrawOptions, Sample
+from opabinia.contracts import EMBEDDING, DrawOptions, Sample
+from opabinia.visualization.drawing import stack_vertically
 
 
 def draw_together(
     tasks: Mapping[str, Any], sample: Sample, predictions: Mapping[str, Mapping[str, Tensor]], options: DrawOptions
 ) -> Image.Image | None:
-    """Return an image with the predictions of all tasks that draw theirs, segmentation maps below the others; None if
-    no task does.
+    """Return an image with the predictions of all tasks that draw theirs, segmentation maps below the others, and with
+    the captions of the other tasks above it; None if no task draws.
 
     Args:
         tasks: by name.
@@ -25,12 +26,18 @@ def draw_together(
         predictions: of each task.
         options: see :class:`opabinia.contracts.DrawOptions`.
     """
-    drawn: Image.Image | None = None
-    ordered = sorted(tasks, key=lambda name: "segmentation" not in predictions[name])
-    drawing = [name for name in ordered if tasks[name].draw(sample, predictions[name], options) is not None]
-    for name in drawing:
-        # All but the last one in the size of the image, in which predictions have their coordinates.
-        own_options = options if name == drawing[-1] else options._replace(side=1)
-        drawn = tasks[name].draw(sample, predictions[name], own_options)
-        sample = {**sample, "image": torch.from_numpy(np.array(drawn)).permute(2, 0, 1)}
-    return drawn
+    last: tuple[str, Sample] | None = None
+    captions = list[str]()
+    for name in sorted(tasks, key=lambda name: "segmentation" not in predictions[name]):
+        # In the size of the image, in which the predictions of the next task have their coordinates.
+        drawn = tasks[name].draw(sample, predictions[name], options._replace(side=1))
+        if drawn is not None:
+            last = name, sample
+            sample = {**sample, "image": torch.from_numpy(np.array(drawn)).permute(2, 0, 1)}
+        elif EMBEDDING not in predictions[name]:
+            lines = tasks[name].caption(tasks[name].readable(predictions[name]), min_score=options.min_score)
+            captions.append(f"{name}: {', '.join(lines) or 'nothing'}")
+    if last is None:
+        return None
+    name, sample = last
+    return stack_vertically([tasks[name].draw(sample, predictions[name], options)], ["; ".join(captions)])

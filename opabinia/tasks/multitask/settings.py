@@ -86,6 +86,7 @@ class Subtask:
         weight: multiplies its loss.
         weight_schedule: multiplies its weight over time.
         batch_share: share of its data in each batch, or of the steps where tasks take turns; null: by size.
+        compare: folder of a single-task run whose scores the report shows beside its own.
     """
 
     task: TaskPart
@@ -94,3 +95,4 @@ class Subtask:
     weight: NonNegative = 1.0
     weight_schedule: SchedulePart = constant
     batch_share: Fraction | None = None
+    compare: str | None = None

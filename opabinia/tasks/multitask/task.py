@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from math import lcm
 from pathlib import Path
@@ -25,10 +25,8 @@ from opabinia.contracts import (
     DatasetInfo,
     DrawOptions,
     Evaluator,
-    ExportModule,
     Hook,
     Predictions,
-    Run,
     Sample,
     Task,
     total_loss,
@@ -40,6 +38,8 @@ from opabinia.models.losses.balance import FixedWeights
 from opabinia.models.norms import convert_stream_batch_norm
 from opabinia.runtime.processes import world_size
 from opabinia.tasks.multitask.drawing import draw_together
+from opabinia.tasks.multitask.export import MultitaskExport, part_of
+from opabinia.tasks.multitask.idle import IdleParameters
 from opabinia.tasks.multitask.settings import Subtask
 
 
@@ -92,6 +92,7 @@ class Multitask(Task):
                 raise ValueError(f"tasks.{name}.data: a run built in Python has its data in data.train.source: mixture")
             with errors_at(f"task.tasks.{name}"):
                 self.tasks[name] = self._build(name, settings)
+        self._shared_layers = self._layers_of_all_tasks()
         if all(user.multi_scale for user in self._network.users):
             net.drop_vector_layers()
         streams = list(dict.fromkeys(self._stream_of.values()))
@@ -100,9 +101,10 @@ class Multitask(Task):
         if self._norms == "stream":
             convert_stream_batch_norm(net, streams, self._network.stream)
         self.balance = balance(list(tasks))
+        self.idle = IdleParameters(self)
         self.requires_full_batch = any(task.requires_full_batch for task in self._tasks())
-        multiples = [task.size_multiple for task in self._tasks() if task.size_multiple is not None]
-        self.size_multiple = lcm(*multiples) if multiples else None
+        self._size_multiples = {name: task.size_multiple for name, task in zip(tasks, self._tasks(), strict=True)}
+        self.size_multiple = self._common_multiple(tasks)
         self.needs_weights = next((task.needs_weights for task in self._tasks() if task.needs_weights), "")
 
     def _build(self, name: str, settings: Subtask) -> Task:
@@ -128,8 +130,10 @@ class Multitask(Task):
         if not name:
             return self.size_multiple
         stream = self._stream_of.get(name, name)
-        tasks = [self.tasks[task] for task, own in self._stream_of.items() if own == stream]
-        multiples = [task.size_multiple for task in tasks if isinstance(task.size_multiple, int)]
+        return self._common_multiple(self._tasks_of(stream))
+
+    def _common_multiple(self, names: Iterable[str]) -> int | None:
+        multiples = [multiple for name in names if (multiple := self._size_multiples[name]) is not None]
         return lcm(*multiples) if multiples else None
 
     def stream_of(self, name: str) -> str:
@@ -145,78 +149,93 @@ class Multitask(Task):
         """Return this model with these tasks only."""
         selected = copy.copy(self)
         selected._modules = {**self._modules, "tasks": nn.ModuleDict({name: self.tasks[name] for name in names})}
-        selected._stream_of = {name: self._stream_of[name] for name in names}
-        multiples = [multiple for name in names if (multiple := self.size_multiple_of(name)) is not None]
-        selected.size_multiple = lcm(*multiples) if multiples else None
+        streams = {self._stream_of[name] for name in names}  # as in training and evaluation, also of other tasks
+        selected.size_multiple = self._common_multiple(
+            name for name in self._stream_of if self._stream_of[name] in streams
+        )
         return selected
 
     def single_task(self, name: str) -> Task:
         """Return a task as a run of it alone has it, with the backbone among its modules, which from now on has the
         batch norm statistics of its stream."""
-        task: Task = copy.copy(self._tasks()[list(self.tasks).index(name)])
+        task = copy.copy(self.tasks[name])
+        assert isinstance(task, Task)
         task._modules = {**task._modules, "backbone": task.__dict__.pop("backbone")}
         task.size_multiple = self.size_multiple_of(name)
         self._network.stream.name = self._stream_of[name]
         return task
 
-    def _reading(self, batch: Batch, stream: str) -> AbstractContextManager[None]:
+    def reading(self, batch: Batch, stream: str) -> AbstractContextManager[None]:
         """Return the context in which all tasks read features of this batch from one forward pass."""
         return self._network.reading(stream, batch.get("image"), batch.get("image_sizes"))
 
     def forward(self, batch: Batch, clock: Clock) -> dict[str, Tensor]:
-        """Return ``total_loss``, and the values of each task as ``<task>/<name>``."""
+        """Return ``total_loss``, and the values of each task as ``<task>/<name>``. Tasks of weight 0 are skipped."""
         values: dict[str, Tensor] = {}
         losses: dict[str, Tensor] = {}
         factors = stream_factors(batch)
+        weights = {name: own.weight * own.weight_schedule(clock) for name, own in self._settings.items()}
         for stream, own in batch["streams"].items():
-            with self._reading(own, stream):
-                for name in (name for name, source in self._stream_of.items() if source == stream):
+            with self.reading(own, stream):
+                for name in (name for name in self._tasks_of(stream) if weights[name]):
                     loss, logged = total_loss(self.tasks[name](own, clock))
-                    settings, factor = self._settings[name], factors[stream]
-                    losses[name] = loss * (factor * settings.weight * settings.weight_schedule(clock))
+                    factor = factors[stream]
+                    losses[name] = loss * factor
                     for key, value in logged.items():
                         values[f"{name}/{key}"] = value if factor == 1 else value * factor
-        balanced = self.balance(losses, self._last_shared(), clock)
+        balanced = self.balance(losses, batch_share(batch), self._last_shared, clock)
         values |= {f"{name}/weight": weight for name, weight in self.balance.weights().items()}
-        total = torch.stack(list(balanced.values())).sum()
-        if world_size() > 1 and (unused := self._unused(losses)):
-            total = total + torch.stack([param.sum() for param in unused]).sum() * 0  # DDP waits for every gradient
-        return {**values, "total_loss": total}
+        terms = [loss * weights[name] for name, loss in balanced.items()]
+        if not terms:  # a step that trains nothing
+            terms = [param.sum() * 0 for param in self.parameters() if param.requires_grad]
+        return {**values, "total_loss": self.idle(torch.stack(terms).sum(), tuple(losses))}
+
+    def _layers_of_all_tasks(self) -> list[str]:
+        """Return the layers of the backbone with weights, without those that only some tasks need."""
+        net = self.backbone
+        if any(user.multi_scale for user in self._network.users):
+            net = copy.deepcopy(net, {id(param): param for param in net.parameters()})
+            net.drop_vector_layers()
+        return list(dict.fromkeys(name.rpartition(".")[0] for name, _ in net.named_parameters()))
 
     def _last_shared(self) -> list[nn.Parameter]:
-        """Return the trainable parameters of the last layer of the backbone that has any."""
-        for module in reversed(list(self.backbone.modules())):
-            params = [param for param in module.parameters(recurse=False) if param.requires_grad and param.ndim > 1]
+        """Return the trainable weights of the last layer that all tasks share."""
+        for layer in map(self.backbone.get_submodule, reversed(self._shared_layers)):
+            params = [param for param in layer.parameters(recurse=False) if param.requires_grad and param.ndim > 1]
             if params:
                 return params
         return []
 
-    def _unused(self, losses: Collection[str]) -> list[nn.Parameter]:
-        """Return the trainable parameters of the tasks that take no part in a step."""
-        idle = [task for name, task in self.tasks.items() if name not in losses]
-        return [param for task in idle for param in task.parameters() if param.requires_grad]
-
     def predict(self, batch: Batch) -> Predictions:
         """Return the predictions of one task, if the batch says which (``task``), or of all as ``<task>/<name>``."""
         if "task" in batch:
-            with self._reading(batch, self._stream_of[batch["task"]]):
+            with self.reading(batch, self._stream_of[batch["task"]]):
                 return self.tasks[batch["task"]].predict(batch)
+        if "streams" in batch:  # training batches, to measure batch norm statistics or FLOPs
+            streams = {stream: _with_images(own) for stream, own in batch["streams"].items()}
+            return self._predict([(self._tasks_of(stream), stream, own) for stream, own in streams.items()])
+        return self._predict([(names, stream, batch) for stream, names in self.joint_tasks()])
+
+    def _predict(self, parts: Sequence[tuple[Sequence[str], str, Batch]]) -> dict[str, Tensor]:
+        """Return the predictions of tasks, each group from one forward pass over the batch of a stream."""
         predictions: dict[str, Tensor] = {}
-        for names in self._joint_tasks():
-            with self._reading(batch, self._stream_of[names[0]]):
+        for names, stream, batch in parts:
+            with self.reading(batch, stream):
                 for name in names:
                     own = self.tasks[name].predict(batch)
                     predictions |= {f"{name}/{key}": value for key, value in own.items()}
         return predictions
 
-    def _joint_tasks(self) -> list[list[str]]:
-        """Return the tasks that read an image from one forward pass: all, or with norms per stream those of each."""
-        if self._norms == "shared":
-            return [list(self.tasks)]
-        return [
-            [name for name, own in self._stream_of.items() if own == stream]
-            for stream in dict.fromkeys(self._stream_of.values())
-        ]
+    def _tasks_of(self, stream: str) -> list[str]:
+        return [name for name, own in self._stream_of.items() if own == stream]
+
+    def joint_tasks(self) -> list[tuple[str, list[str]]]:
+        """Return the tasks that read an image from one forward pass, all, or with norms per stream those of each; and
+        the stream."""
+        of_stream: dict[str, list[str]] = {}
+        for name in self.tasks:
+            of_stream.setdefault(self._stream_of[name], []).append(name)
+        return [(next(iter(of_stream)), list(self.tasks))] if self._norms == "shared" else list(of_stream.items())
 
     def readable(self, prediction: Mapping[str, Tensor]) -> dict[str, Any]:
         """Return the readable prediction of each task by its name."""
@@ -252,9 +271,13 @@ class Multitask(Task):
                 task.save_drawing(folder / key, name, sample, part_of(prediction, key), options)
         return super().save_drawing(folder, name, sample, prediction, options)
 
+    def export_module(self) -> ExportModule:
+        """Return the predictions of all tasks; see :class:`opabinia.tasks.multitask.export.MultitaskExport`."""
+        return MultitaskExport(self)
+
     def features(self, batch: Batch) -> dict[str, Tensor]:
         """Return ``embedding`` (B x D), the vectors of the backbone."""
-        with self._reading(batch, next(iter(self._stream_of.values()))):
+        with self.reading(batch, next(iter(self._stream_of.values()))):
             images = self._network.normalized(batch["image"], batch.get("image_sizes"))
             return {"embedding": self._network.vectors(images)}
 
@@ -274,7 +297,7 @@ class Multitask(Task):
         """Return the hooks of all tasks and of the balance."""
         infos = dataset_info.streams
         hooks = [hook for name, task in self.tasks.items() for hook in task.hooks(infos[self._stream_of[name]])]
-        return [*hooks, *self.balance.hooks(), *([DropIdleGradients(self)] if world_size() > 1 else [])]
+        return [*hooks, *self.balance.hooks(), self.idle]
 
     def attach_teachers(self, load: Callable[[Path], Task]) -> None:
         """See :meth:`opabinia.contracts.Task.attach_teachers`."""
@@ -313,31 +336,17 @@ def stream_factors(batch: Batch) -> dict[str, float]:
     }
 
 
-def part_of(prediction: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
-    """Return the prediction of one task out of that of all."""
-    prefix = f"{name}/"
-    return {key.removeprefix(prefix): value for key, value in prediction.items() if key.startswith(prefix)}
-
-
-class DropIdleGradients(Hook):
-    """Discard the zero gradients of tasks that took no part in a step, so that the optimizer skips their weights, as it
-    does on one process.
+def batch_share(batch: Batch) -> float:
+    """Return the samples of a micro-batch relative to those of an average process in the whole step, the weight of its
+    losses in :class:`opabinia.engine.loop.step.StandardStep`.
 
     Args:
-        task: the multi-task model.
+        batch: see :data:`opabinia.contracts.Batch`.
     """
+    counts = batch.get("counts") or {name: len(own["id"]) for name, own in batch["streams"].items()}
+    return sum(counts.values()) * world_size() / batch["row"].num_processed(world_size())
 
-    def __init__(self, task: Multitask) -> None:
-        self._task = task
-        self._idle: list[nn.Parameter] = []
 
-    def before_step(self, run: Run, batch: Batch) -> None:
-        """Remember which tasks take part."""
-        streams = batch["streams"]
-        active = [name for name, stream in self._task._stream_of.items() if stream in streams]
-        self._idle = self._task._unused(active)
-
-    def after_backward(self, run: Run) -> None:
-        """Discard the gradients."""
-        for param in self._idle:
-            param.grad = None
+def _with_images(batch: Batch) -> Batch:
+    """Return a training batch in the form of an evaluation batch: the first of several views is the image."""
+    return {**batch, "image": batch["views"][0]} if "views" in batch and "image" not in batch else batch

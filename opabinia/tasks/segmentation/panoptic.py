@@ -32,7 +32,6 @@ from opabinia.contracts import (
     ExportModule,
     Fraction,
     MaskTargets,
-    NextCommand,
     NonNegative,
     Predictions,
     Sample,
@@ -45,11 +44,19 @@ from opabinia.evaluation.segmentation.panoptic import Panoptic as PanopticQualit
 from opabinia.evaluation.segmentation.semantic import Semantic
 from opabinia.models.decoders.layers import resize_like
 from opabinia.models.losses.segmentation import pixel_cross_entropy
-from opabinia.models.panoptic import MAX_INSTANCES, combine_instances, merge_masks, stack_segments, top_instances
+from opabinia.models.panoptic import (
+    MAX_INSTANCES,
+    combine_instances,
+    first_image,
+    merge_masks,
+    stack_segments,
+    top_instances,
+)
 from opabinia.tasks.dataset_checks import check_channels, check_classes
 from opabinia.tasks.dense_base import DensePrediction
 from opabinia.tasks.detections_base import scale_to_original, stack_detections, targets_from
 from opabinia.tasks.segmentation.inference import crop_map, original_maps, save_map
+from opabinia.tasks.segmentation.panoptic_export import PanopticExport
 
 
 @register.task(name="panoptic")
@@ -142,9 +149,14 @@ class Panoptic(DensePrediction):
         self.register_buffer("to_decoder", to_decoder, persistent=False)
         self.register_buffer("to_class", to_class.to(torch.uint8), persistent=False)
         self.min_samples_per_rank = self.decoder.min_samples_per_rank
-        self.decoder_weight, self.min_area = decoder_weight, min_area
+        self.decoder_weight = decoder_weight
         self.min_score = (0.5 if detector else 0.8) if min_score is None else min_score
-        self.max_overlap = (0.5 if detector else 0.2) if max_overlap is None else max_overlap
+        overlap = (0.5 if detector else 0.2) if max_overlap is None else max_overlap
+        self.merging: dict[str, Any] = {"min_score": self.min_score}
+        if detector:
+            self.merging |= {"max_overlap": overlap, "min_area": min_area, "classes": len(dataset_info.classes)}
+        else:
+            self.merging |= {"min_visible": 1 - overlap, "thing_labels": dataset_info.thing_labels}
         self.size_multiple = size_multiple or max(
             self.levels[-1].stride, self.detector.size_multiple if self.detector else 1
         )
@@ -215,16 +227,10 @@ class Panoptic(DensePrediction):
         ]
         logits = resize_like(decoded.float(), images)
         classes = self.to_class[original_maps(logits, sizes, originals).long()]
-        segments = [
-            combine_instances(
-                row,
-                crop_map(labels, original),
-                min_score=self.min_score,
-                max_overlap=self.max_overlap,
-                min_area=self.min_area,
-            )
-            for row, labels, original in zip(detections, classes, originals, strict=True)
-        ]
+        segments = []
+        for row, labels, original in zip(detections, classes, originals, strict=True):
+            kept = Detections(*(values[None, row.scores >= self.min_score] for values in row if values is not None))
+            segments.append(first_image(combine_instances(kept, crop_map(labels, original)[None], **self.merging)))
         return stack_detections(detections, self.detector.max_detections) | stack_segments(segments)
 
     def _classified(self, logits: Tensor, masks: Tensor, batch: Batch) -> dict[str, Tensor]:
@@ -235,9 +241,8 @@ class Panoptic(DensePrediction):
             # Image by image: the masks of all queries of a batch in its full resolution would take too much memory.
             pixels = resize_like(masks[row : row + 1], batch["image"])[..., : size[0], : size[1]]
             pixels = F.interpolate(pixels, size=tuple(original), mode="bilinear", align_corners=False)[0]
-            things, min_visible = self.dataset_info.thing_labels, 1 - self.max_overlap
-            segments.append(merge_masks(logits[row], pixels, things, min_score=self.min_score, min_visible=min_visible))
-            found = top_instances(logits[row : row + 1], pixels[None], things)
+            segments.append(merge_masks(logits[row], pixels, **self.merging))
+            found = top_instances(logits[row : row + 1], pixels[None], self.dataset_info.thing_labels)
             instances.append(Detections(*(values[0] for values in found if values is not None)))
         return stack_detections(instances, MAX_INSTANCES) | stack_segments(segments)
 
@@ -337,30 +342,9 @@ class Panoptic(DensePrediction):
         raise ValueError("a panoptic map shows where its classes come from; there is nothing else to explain")
 
     def export_module(self) -> ExportModule:
-        """Return segmentation of images of one size, which cannot become a graph; see :class:`PanopticExport`."""
+        """Return segmentation of images of one size; see
+        :class:`opabinia.tasks.segmentation.panoptic_export.PanopticExport`."""
         return PanopticExport(self)
-
-    @classmethod
-    def next_commands(cls, run: Path) -> list[NextCommand]:
-        """Return the commands worth trying; a panoptic model is exported for Hugging Face, not as a graph."""
-        words = ["opabinia", "export", str(run), "--format", "huggingface"]
-        export = NextCommand(words, "write the model for Hugging Face")
-        return [export if command.words[1] == "export" else command for command in super().next_commands(run)]
-
-
-class PanopticExport(ExportModule):
-    """Predictions of whole images. Segments are placed one after the other, which no exported graph does."""
-
-    def check_static(self) -> None:
-        raise ValueError(
-            "panoptic segmentation places one segment after the other, which an exported graph cannot; export a run of "
-            "the task segmentation or detection, or take --format huggingface"
-        )
-
-    @torch.no_grad()
-    def expected(self, inputs: Mapping[str, Tensor]) -> Predictions:
-        sizes = [tuple(inputs["image"].shape[-2:])] * len(inputs["image"])
-        return dict(self.task.predict({**inputs, "image_sizes": sizes, "original_size": sizes}))
 
 
 def _countable(dataset_info: DatasetInfo, things: Sequence[int]) -> DatasetInfo:

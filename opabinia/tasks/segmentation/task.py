@@ -52,7 +52,7 @@ class Segmentation(DensePrediction):
         decoder: maps feature maps to classes of pixels: ``fpn``, ``deeplabv3plus``, ``upernet``, ``segformer``,
             ``linear`` ...
         losses: their sum is trained, each with its ``weight``; null takes cross entropy, or the decoder's own losses.
-        auxiliary: a second decoder, for training only, such as ``{name: fcn, level: 2}``.
+        auxiliary: a second decoder, for training only, such as ``{name: fcn, level: 2}`` on the stage before the last.
         auxiliary_weight: of its losses.
         freeze_stages: number of frozen stages of the backbone, counted from the stem; for pretrained backbones.
         freeze_norms: batch norms of the backbone keep their statistics and weights; ``statistics``: only these.
@@ -101,6 +101,8 @@ class Segmentation(DensePrediction):
         if not 2 <= classes <= IGNORE_LABEL:
             raise ValueError(f"segmentation needs 2 to {IGNORE_LABEL} classes; the training data has {classes}")
         super().__init__(dataset_info, backbone, freeze_stages, freeze_norms, freeze_random, mean, std)
+        if auxiliary is not None:  # DeepLab and PSPNet have one on the third stage, dilated or not
+            self.levels = self.backbone.keep_dilated_stages() or self.levels
         self.decoder = decoder(self.levels, classes)
         self.auxiliary = auxiliary(self.levels, classes) if auxiliary else None
         if self.decoder.own_losses and (losses or auxiliary):
@@ -130,7 +132,7 @@ class Segmentation(DensePrediction):
         logits = resize_like(self.decoder(maps).float().contiguous(), targets)
         values = self._losses(logits, targets)
         if self.auxiliary is not None:
-            auxiliary = self._losses(resize_like(self.auxiliary(maps).float(), targets), targets)
+            auxiliary = self._losses(resize_like(self.auxiliary(maps).float().contiguous(), targets), targets)
             values["loss_auxiliary"] = self.auxiliary_weight * torch.stack(list(auxiliary.values())).sum()
         labeled = targets != IGNORE_LABEL
         correct = (logits.detach().argmax(1) == targets) & labeled

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
@@ -36,20 +36,26 @@ class ChartKey(NamedTuple):
     dataset: str
 
 
-def chart_of(name: str) -> ChartKey:
-    """Return where a metric in metrics.jsonl is drawn; each task of a multi-task run (``boxes/val/AP``,
-    ``train/boxes/loss``) has a group of its own."""
+def chart_of(name: str, tasks: Collection[str] = ()) -> ChartKey:
+    """Return where a metric in metrics.jsonl is drawn.
+
+    Args:
+        name: of the metric.
+        tasks: of a multi-task run; each has a group of its own for ``boxes/val/AP`` and ``train/boxes/loss``.
+    """
     first, _, rest = name.partition("/")
+    inner, _, value = rest.partition("/")
+    if value and (first in tasks or (first == TRAIN and inner in tasks)):
+        return ChartKey(inner, value, TRAIN) if first == TRAIN else ChartKey(first, value, inner)
     if not rest:
         if name == "grad_norm":
             return ChartKey(LOSSES, "gradient norm", "")
         return ChartKey(SPEED if name.endswith("per_s") and "loss" not in name else LOSSES, _TITLES.get(name, name), "")
     if first in ("time", "memory"):
         return ChartKey(SPEED, _TITLES.get(name, f"seconds of the evaluation on {rest}"), "")
-    if "/" in rest:
-        before, _, title = rest.rpartition("/")
-        return ChartKey(before, title, TRAIN) if first == TRAIN else ChartKey(first, title, before)
-    return ChartKey(LOSSES if "loss" in rest else SCORES, rest, first)
+    if "loss" in rest:
+        return ChartKey(LOSSES, rest, first)
+    return ChartKey(OTHERS if first == TRAIN and "/" in rest else SCORES, rest, first)
 
 
 _TITLES = {
@@ -68,11 +74,11 @@ _Lines = list[tuple[int, str, list[Point]]]
 
 def metric_sections(runs: Sequence[RunData]) -> list[Section]:
     """Return charts by group. Training scores that no evaluation computes are among the others."""
-    evaluated = {chart_of(name).title for run in runs for name in run.metrics.lines if is_score(name)}
+    evaluated = {chart_of(name, run.subtasks).title for run in runs for name in run.metrics.lines if is_score(name)}
     groups: dict[str, dict[str, _Lines]] = {SCORES: {}}
     for number, run in enumerate(runs):
         for name, points in run.metrics.lines.items():
-            group, title, dataset = chart_of(name)
+            group, title, dataset = chart_of(name, run.subtasks)
             if group == SCORES and title not in evaluated:
                 group = OTHERS
             groups.setdefault(group, {}).setdefault(title, []).append((number, dataset, points))
@@ -90,7 +96,7 @@ def metric_sections(runs: Sequence[RunData]) -> list[Section]:
 
 def _title_order(runs: Sequence[RunData]) -> list[str]:
     """Return titles in the order of evaluations: first scores of runs, then second ones; a loss before its parts."""
-    scores = ([chart_of(name).title for name in run.metrics.lines if is_score(name)] for run in runs)
+    scores = ([chart_of(name, run.subtasks).title for name in run.metrics.lines if is_score(name)] for run in runs)
     in_turn = [title for titles in zip_longest(*scores) for title in titles if title is not None]
     return list(dict.fromkeys(["loss", "gradient norm", _TITLES["lr"], *in_turn, *_TITLES.values()]))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,9 @@ from opabinia.config.check import DEFAULT
 from opabinia.runtime.files import write_atomic
 from opabinia.visualization.report.blocks import Block, Chart, Gallery, Section, Table
 from opabinia.visualization.report.charts import AXES, batch_charts, metric_sections
+from opabinia.visualization.report.comparison import compared_runs, differences, total_cost
 from opabinia.visualization.report.images import ByteBudget, galleries_of, read_index
-from opabinia.visualization.report.run_data import NoRun, RunData, check_run_folder, read_run
+from opabinia.visualization.report.run_data import NoRun, RunData, as_subtask, check_run_folder, read_run
 from opabinia.visualization.report.tables import blocks_of
 from opabinia.visualization.report.templating import template
 from opabinia.visualization.report.untrusted_json import dict_of, dicts_of, number_of, texts_of
@@ -51,22 +52,26 @@ class Chapter:
     config: Sequence[tuple[str, str, str]]
 
 
-def write_report(folders: Sequence[Path], out: Path | None = None) -> Path:
+def write_report(
+    folders: Sequence[Path], out: Path | None = None, *, compare: Mapping[str, Path] | None = None
+) -> Path:
     """Write the report of one run, or of several in the same charts.
 
     Args:
         folders: of the runs.
         out: the file; None: ``report.html`` in the folder of a single run, or in the common folder of several.
+        compare: single-task runs beside which tasks of a multi-task run are shown, by task; None: those that its
+            config names.
 
     Returns:
         The file.
 
     Raises:
-        NoRun: a folder holds no run, or there are more than :data:`MAX_RUNS`.
+        NoRun: a folder holds no run, there are more than :data:`MAX_RUNS`, or a task to compare with does not exist.
         DiskError: the file cannot be written.
     """
     out = out or default_path(folders)
-    write_atomic(out, page_of(folders))
+    write_atomic(out, page_of(folders, compare))
     return out
 
 
@@ -77,12 +82,13 @@ def default_path(folders: Sequence[Path]) -> Path:
     return Path(os.path.commonpath([folder.resolve().parent for folder in folders])) / "report.html"
 
 
-def page_of(folders: Sequence[Path]) -> str:
+def page_of(folders: Sequence[Path], compare: Mapping[str, Path] | None = None) -> str:
     """Return the page as text; see :func:`write_report`."""
-    check_run_folders(folders)
-    budget = ByteBudget()
-    chapters = [_chapter(letter, read_run(folder), budget) for letter, folder in zip(LETTERS, folders, strict=False)]
-    runs = [chapter.run for chapter in chapters]
+    singles = compared_runs(folders, compare or {})
+    check_run_folders([*folders, *singles.values()])
+    single = [as_subtask(read_run(folder), name) for name, folder in singles.items()]
+    runs, budget = [*map(read_run, folders), *single], ByteBudget()
+    chapters = [_chapter(letter, run, budget) for letter, run in zip(LETTERS, runs, strict=False)]
     charts: list[Chart] = []
 
     def number_of_chart(chart: Chart) -> int:
@@ -96,12 +102,12 @@ def page_of(folders: Sequence[Path]) -> str:
 
     return template("page.html").render(
         title=" · ".join(run.name for run in runs[:3]) + (" ..." if len(runs) > 3 else ""),
-        heading=runs[0].name if len(runs) == 1 else f"{len(runs)} runs",
+        heading=runs[0].name if len(folders) == 1 else f"{len(runs)} runs",
         chapters=chapters,
         curves=metric_sections(runs),
         axes=AXES,
         default=DEFAULT,
-        scores=_score_tables(chapters),
+        scores=[*_score_tables(chapters), *_costs(chapters)],
         differences=_differences(chapters),
         opened=len(chapters) < 3 or _all_tasks_differ(chapters),
         number_of_chart=number_of_chart,
@@ -123,8 +129,9 @@ def check_run_folders(folders: Sequence[Path]) -> None:
 
 def _chapter(letter: str, run: RunData, budget: ByteBudget) -> Chapter:
     index = read_index(run.folder, run.notes)
-    classes = texts_of(run.dataset_info.get("classes"))
-    evaluation = [Section(name, blocks_of(tables, classes, run.notes, name)) for name, tables in run.details.items()]
+    evaluation = [
+        Section(name, blocks_of(tables, run.classes_of(name), run.notes, name)) for name, tables in run.details.items()
+    ]
     run.notes += texts_of(index.get("missing"))
     galleries = galleries_of(run.folder, index, budget, run.notes)
     batches = dict_of(index.get("batches"))
@@ -142,13 +149,12 @@ def _chapter(letter: str, run: RunData, budget: ByteBudget) -> Chapter:
 
 
 def _data_blocks(run: RunData, index: dict[str, Any]) -> list[Block]:
-    """Return a table of the training data's facts, and counts by class if there are some."""
-    omitted = ("classes", "category_ids", "frequencies", "keypoints", "label_shares", "image_counts")
-    facts = ((key, value) for key, value in run.dataset_info.items() if value and key not in omitted)
-    rows = [(key.replace("_", " "), _fact(value)) for key, value in facts]
-    if classes := texts_of(run.dataset_info.get("classes")):
-        rows.append(("classes", _fact(len(classes))))
-    blocks: list[Block] = [Table("Training data", ("what", "value"), rows)] if rows else []
+    """Return a table of the training data's facts, for each stream of a multi-task run, and counts by class if there
+    are some."""
+    streams = {name: dict_of(facts) for name, facts in dict_of(run.dataset_info.get("streams")).items()}
+    tables = [(f"Training data of {name}", _facts(facts)) for name, facts in streams.items()]
+    tables = tables or [("Training data", _facts(run.dataset_info))]
+    blocks: list[Block] = [Table(title, ("what", "value"), rows) for title, rows in tables if rows]
     for dataset in dicts_of(index.get("counts")):
         counts = {str(name): number_of(count) or 0 for name, count in dict_of(dataset.get("of_class")).items()}
         total = number_of(dataset.get("samples")) or sum(counts.values()) or 1
@@ -157,6 +163,16 @@ def _data_blocks(run: RunData, index: dict[str, Any]) -> list[Block]:
         title = f"{dataset.get('set')}: samples by class"
         blocks += [Table(title, columns, shares, frozenset({2}))] if shares else []
     return blocks
+
+
+def _facts(dataset_info: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return rows of what is known of training data."""
+    omitted = ("classes", "category_ids", "frequencies", "keypoints", "label_shares", "image_counts", "streams")
+    facts = ((key, value) for key, value in dataset_info.items() if value and key not in omitted)
+    rows = [(key.replace("_", " "), _fact(value)) for key, value in facts]
+    if classes := texts_of(dataset_info.get("classes")):
+        rows.append(("classes", _fact(len(classes))))
+    return rows
 
 
 def _fact(value: Any) -> str:
@@ -181,7 +197,8 @@ def _score_tables(chapters: Sequence[Chapter]) -> list[Table]:
     separately; and one of the data of each evaluation."""
     by_task: dict[str, list[Chapter]] = {}
     for chapter in chapters:
-        by_task.setdefault(chapter.run.task, []).append(chapter)
+        for task in chapter.run.subtasks or [chapter.run.task]:
+            by_task.setdefault(task, []).append(chapter)
     tables = []
     for task, group in by_task.items():
         columns: list[tuple[str, dict[str, Any]]] = []
@@ -189,7 +206,11 @@ def _score_tables(chapters: Sequence[Chapter]) -> list[Table]:
             prefix, run = f"{chapter.letter}: " if len(chapters) > 1 else "", chapter.run
             columns.append((prefix + ("after the last step" if run.finished else "newest"), run.scores))
             columns += [(f"{prefix}{name}", scores) for name, scores in run.evaluated_scores.items()]
+        first, single = group[0], next((chapter for chapter in group if chapter.run.compared_with), None)
+        if single is not None:
+            columns.append((f"{first.letter} - {single.letter}", differences(first.run, single.run)))
         names = list(dict.fromkeys(name for _, values in columns for name in values))
+        names = [name for name in names if not first.run.subtasks or name.startswith(f"{task}/")]
         rows = [(name, *(values.get(name) for _, values in columns)) for name in names]
         titles = ("score", *(title for title, _ in columns))
         tables += [Table(task if len(by_task) > 1 else "", titles, rows, max_rows=16)] if rows else []
@@ -205,6 +226,14 @@ def _score_tables(chapters: Sequence[Chapter]) -> list[Table]:
         if tables and places
         else tables
     )
+
+
+def _costs(chapters: Sequence[Chapter]) -> list[Table]:
+    """Return a table of the images and the time of a multi-task run and of the single-task runs beside it."""
+    single = [chapter.run for chapter in chapters if chapter.run.compared_with]
+    rows = [(f"{chapter.letter}: {chapter.run.name}", *total_cost([chapter.run])) for chapter in chapters]
+    rows.append(("all single-task runs", *total_cost(single)))
+    return [Table("Cost", ("run", "images trained on", "minutes"), rows)] if single else []
 
 
 def _all_tasks_differ(chapters: Sequence[Chapter]) -> bool:

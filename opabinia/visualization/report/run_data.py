@@ -71,15 +71,24 @@ class RunData:
 
     @property
     def subtasks(self) -> list[str]:
-        """The tasks of a multi-task run; of other runs none."""
+        """The tasks of a multi-task run, of a run that is compared with one of them that one; of other runs none."""
+        if self.compared_with:
+            return [self.compared_with]
         names = [key.split(".")[2] for key in self.config if re.match(r"task\.tasks\.[^.]+\.task\b", key)]
         return list(dict.fromkeys(names))
 
+    def classes_of(self, dataset: str) -> list[str]:
+        """Return the classes of the training data, of a validation set of a multi-task run those of its task."""
+        task = dataset.partition("/")[0]
+        streams = dict_of(self.dataset_info.get("streams"))
+        stream = streams.get(str(self.config.get(f"task.tasks.{task}.stream") or task), self.dataset_info)
+        return texts_of(dict_of(stream).get("classes"))
+
     @property
-    def comparisons(self) -> dict[str, str]:
-        """The single-task run of each task that the config has one of (``task.tasks.NAME.compare``)."""
-        runs = {name: self.config.get(f"task.tasks.{name}.compare") for name in self.subtasks}
-        return {name: run for name, run in runs.items() if isinstance(run, str)}
+    def comparisons(self) -> dict[str, Path]:
+        """The folders of the single-task runs that the config names (``task.tasks.NAME.compare``), by task."""
+        named = {name: self.config.get(f"task.tasks.{name}.compare") for name in self.subtasks}
+        return {name: Path(run) for name, run in named.items() if isinstance(run, str)}
 
 
 def read_run(folder: Path) -> RunData:
@@ -126,13 +135,18 @@ def as_subtask(run: RunData, name: str) -> RunData:
     )
 
 
+def holds_run(folder: Path) -> bool:
+    """Return whether a folder holds a run."""
+    return (folder / "config.yaml").is_file() or (folder / "metrics.jsonl").is_file()
+
+
 def check_run_folder(folder: Path) -> None:
     """Check that a folder holds a run.
 
     Raises:
         NoRun: it does not.
     """
-    if (folder / "config.yaml").is_file() or (folder / "metrics.jsonl").is_file():
+    if holds_run(folder):
         return
     if not folder.exists():
         raise NoRun(f"there is no folder {folder}")
@@ -231,6 +245,9 @@ def _read_log(run: RunData) -> None:
 
 def _note_missing(run: RunData) -> None:
     metrics = run.metrics
+    for name, folder in run.comparisons.items():
+        if not holds_run(folder):
+            run.notes.append(f"task.tasks.{name}.compare: {folder} holds no run")
     if not metrics.lines:
         run.notes.append("there are no metrics yet: metrics.jsonl is missing or empty")
     elif not run.finished:

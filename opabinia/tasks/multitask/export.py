@@ -1,0 +1,81 @@
+"""Export of all tasks of a multi-task run as one function of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from opabinia.contracts import Batch, ExportModule, Predictions, Sample
+from opabinia.tasks.dense_base import PaddedExport, padded_inputs
+
+if TYPE_CHECKING:
+    from opabinia.tasks.multitask.task import Multitask
+
+
+class MultitaskExport(ExportModule):
+    """The outputs of each task as ``NAME/OUTPUT``, such as ``boxes/scores``. The backbone is computed once, or with batch
+    norm statistics per stream once for each stream.
+
+    Inputs are ``image`` and, if a task takes padded images, ``image_sizes``; see
+    :class:`opabinia.tasks.dense_base.PaddedExport`.
+
+    Args:
+        task: in evaluation mode, on the CPU.
+    """
+
+    def __init__(self, task: Multitask) -> None:
+        super().__init__(task)
+        self.parts = nn.ModuleDict({name: own.export_module() for name, own in task.tasks.items()})
+
+    def _parts(self) -> dict[str, ExportModule]:
+        return {name: part for name, part in self.parts.items() if isinstance(part, ExportModule)}
+
+    def check_static(self) -> None:
+        for name, part in self._parts().items():
+            try:
+                part.check_static()
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}; the other tasks can be exported with --task") from error
+
+    def inputs(self, samples: Sequence[Sample]) -> dict[str, Tensor]:
+        """Return transformed samples as inputs, padded if a task takes padded images."""
+        if any(isinstance(part, PaddedExport) for part in self._parts().values()):
+            return padded_inputs(samples, self.task.size_multiple)
+        return super().inputs(samples)
+
+    def forward(self, image: Tensor, image_sizes: Tensor | None = None) -> Predictions:
+        """Return the outputs of all tasks."""
+        inputs = {"image": image} if image_sizes is None else {"image": image, "image_sizes": image_sizes}
+        return self._outputs(inputs, expected=False)
+
+    @torch.no_grad()
+    def expected(self, inputs: Mapping[str, Tensor]) -> Predictions:
+        return self._outputs(inputs, expected=True)
+
+    def _outputs(self, inputs: Mapping[str, Tensor], *, expected: bool) -> dict[str, Tensor]:
+        """Return what the parts compute, or what their tasks predict."""
+        batch: Batch = dict(inputs)
+        outputs: dict[str, Tensor] = {}
+        for stream, names in self.task.joint_tasks():
+            with self.task.reading(batch, stream):
+                for name in names:
+                    part = self._parts()[name]
+                    own = batch if isinstance(part, PaddedExport) else {"image": batch["image"]}
+                    values = part.expected(own) if expected else part(**own)
+                    outputs |= {f"{name}/{key}": value for key, value in values.items()}
+        return outputs
+
+    def difference(self, expected: Mapping[str, Tensor], actual: Mapping[str, Tensor]) -> float:
+        """Return the largest difference of a task."""
+        return max(
+            part.difference(part_of(expected, name), part_of(actual, name)) for name, part in self._parts().items()
+        )
+
+
+def part_of(prediction: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
+    """Return the prediction of one task out of that of all."""
+    prefix = f"{name}/"
+    return {key.removeprefix(prefix): value for key, value in prediction.items() if key.startswith(prefix)}

@@ -1,0 +1,176 @@
+"""The balance of the losses of several tasks, compared with straightforward computations."""
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from opabinia.contracts import Clock, DataMismatch, LossBalance, Phase
+from opabinia.models.losses.balance import DynamicWeightAverage, GradNorm, UncertaintyWeights
+
+CLOCK = Clock()
+NAMES = ("a", "b", "c")
+SGD_LR = 0.1
+
+
+def balanced(balance: LossBalance, share: float = 1.0, shared: Any = tuple, **losses: float | Tensor) -> dict[str, Tensor]:
+    return balance({name: torch.as_tensor(loss) for name, loss in losses.items()}, share, shared, CLOCK)
+
+
+def end_step(balance: LossBalance) -> None:
+    for hook in balance.hooks():
+        hook.after_backward(SimpleNamespace())  # type: ignore[arg-type]
+
+
+def end_epoch(balance: LossBalance) -> None:
+    for hook in balance.hooks():
+        hook.after_phase(SimpleNamespace(), Phase("evaluate", "val"))  # type: ignore[arg-type]
+        hook.after_phase(SimpleNamespace(), Phase("train", "train"))  # type: ignore[arg-type]
+
+
+def test_uncertainty_is_the_likelihood_of_the_task() -> None:
+    """Of a Gaussian with half the squared error as loss; equation 10 of the paper for a cross-entropy."""
+    balance = UncertaintyWeights(NAMES)
+    with torch.no_grad():
+        balance.log_variances[1] = math.log(0.25)
+    error, cross_entropy = 0.3, 1.7
+    found = balanced(balance, b=error**2 / 2)["b"]
+    density = torch.distributions.Normal(0.0, 0.5).log_prob(torch.tensor(error))
+    assert found.item() == pytest.approx(-density.item() - math.log(2 * math.pi) / 2)
+    sigma = 0.5
+    assert balanced(balance, b=cross_entropy)["b"].item() == pytest.approx(cross_entropy / sigma**2 + math.log(sigma))
+    assert {name: round(weight.item(), 5) for name, weight in balance.weights().items()} == {"a": 1, "b": 4, "c": 1}
+
+
+def test_dwa_follows_the_ratios_of_epochs() -> None:
+    epochs = [  # losses of the steps; c takes turns with a
+        [{"a": 4.0, "b": 1.0}, {"b": 3.0, "c": 5.0}],
+        [{"a": 2.0, "b": 1.0}, {"b": 1.0}],
+        [{"a": 1.0, "b": 4.0, "c": 2.0}],
+        [{"a": 1.0}],
+    ]
+    balance = DynamicWeightAverage(NAMES, temperature=1.5)
+    means: dict[str, list[float]] = {name: [] for name in NAMES}
+    for steps in epochs:
+        ratios = [own[-1] / own[-2] if len(own) > 1 else 1.0 for own in means.values()]
+        powers = [math.exp(ratio / 1.5) for ratio in ratios]
+        for losses in steps:
+            found = balanced(balance, 0.25, **losses)
+            balanced(balance, 0.75, **losses)  # the other micro-batch
+            expected = {name: 3 * power / sum(powers) * losses.get(name, 0) for name, power in zip(NAMES, powers, strict=True)}
+            assert {name: loss.item() for name, loss in found.items()} == pytest.approx({name: expected[name] for name in losses})
+            end_step(balance)
+            with torch.no_grad():
+                balanced(balance, a=math.nan)  # a forward pass of no step leaves no trace
+            copied = DynamicWeightAverage(NAMES, temperature=1.5)
+            copied.load_state_dict(balance.state_dict())
+            balance = copied  # resumed in the middle of an epoch
+        end_epoch(balance)
+        for name in NAMES:
+            own = [losses[name] for losses in steps if name in losses]
+            means[name] += [sum(own) / len(own)] if own else []
+    balanced(balance, a=-1.0)
+    end_step(balance)
+    with pytest.raises(DataMismatch, match="the loss of a is -1; DynamicWeightAverage compares positive losses"):
+        end_epoch(balance)
+
+
+class Shared(nn.Module):
+    """A shared layer with two linear heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.shared = nn.Linear(3, 4)
+        self.heads = nn.ModuleDict({"a": nn.Linear(4, 2), "b": nn.Linear(4, 1)})
+
+    def losses(self, inputs: Tensor) -> dict[str, Tensor]:
+        features = self.shared(inputs).tanh()
+        return {"a": self.heads["a"](features).exp().mean() * 30, "b": (self.heads["b"](features) - 3).square().mean()}
+
+    def last(self) -> list[nn.Parameter]:
+        return [self.shared.weight]
+
+
+def reference_steps(batches: list[Tensor], alpha: float, lr: float) -> list[list[float]]:
+    """Train with GradNorm as its paper defines it, by automatic differentiation of its loss; return the weights."""
+    net = Shared()
+    logs = torch.zeros(2, requires_grad=True)
+    first: Tensor | None = None
+    history = []
+    for inputs in batches:
+        weights = logs.exp()
+        losses = torch.stack(list(net.losses(inputs).values()))
+        first = losses.detach() if first is None else first
+        norms = [
+            torch.autograd.grad(weight * loss, net.shared.weight, create_graph=True, retain_graph=True)[0].norm()
+            for weight, loss in zip(weights, losses, strict=True)
+        ]
+        mean = torch.stack(norms).mean().detach()
+        rates = losses.detach() / first
+        targets = mean * (rates / rates.mean()) ** alpha
+        grad_loss = (torch.stack(norms) - targets).abs().sum() / mean
+        (slope,) = torch.autograd.grad(grad_loss, logs, retain_graph=True)
+        grads = torch.autograd.grad((weights.detach() * losses).sum(), list(net.parameters()))
+        with torch.no_grad():
+            for param, grad in zip(net.parameters(), grads, strict=True):
+                param -= SGD_LR * grad
+            logs -= lr * slope
+            logs -= logs.exp().mean().log()
+        history.append(logs.detach().exp().tolist())
+    return history
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_gradnorm_follows_the_gradient_of_its_loss(parts: int) -> None:
+    """With micro-batches, and resumed after every step."""
+    batches = list(torch.randn(6, 8, 3, generator=torch.Generator().manual_seed(1)))
+    expected = reference_steps(batches, 0.5, 0.1)
+    net, balance, history = Shared(), GradNorm(("a", "b"), alpha=0.5, lr=0.1), []
+    for inputs in batches:
+        net.zero_grad()
+        for part in inputs.chunk(parts):
+            total = torch.stack(list(balance(net.losses(part), 1 / parts, net.last, CLOCK).values())).sum() / parts
+            total.backward()
+        end_step(balance)
+        with torch.no_grad():
+            for param in net.parameters():
+                param -= SGD_LR * (param.grad if param.grad is not None else 0)
+        resumed = GradNorm(("a", "b"), alpha=0.5, lr=0.1)
+        resumed.load_state_dict(balance.state_dict())
+        balance = resumed
+        history.append([weight.item() for weight in balance.weights().values()])
+    torch.testing.assert_close(history, expected)
+    assert sum(history[-1]) == pytest.approx(2) and min(history)[0] < 0.8
+
+
+def test_gradnorm_of_tasks_that_take_turns_or_are_frozen() -> None:
+    net, balance = Shared(), GradNorm(("a", "b", "c"))
+    inputs = torch.randn(8, 3)
+    for name in ("a", "b", "a"):
+        balance({name: net.losses(inputs)[name]}, 1.0, net.last, CLOCK)
+        end_step(balance)
+    weights = balance.weights()
+    assert weights["a"] < 1 < weights["b"] and weights["c"] == 1
+    assert sum(weight.item() for weight in weights.values()) == pytest.approx(3)
+    before = balance.log_weights.clone()
+    balance(net.losses(inputs), 1.0, list, CLOCK)  # the backbone is frozen
+    end_step(balance)
+    assert torch.equal(balance.log_weights, before)
+
+
+def test_gradnorm_refuses_what_it_cannot_compare() -> None:
+    net, inputs = Shared(), torch.randn(8, 3)
+    with pytest.raises(DataMismatch, match="the loss of a does not depend on the last layer"):
+        GradNorm(("a",))({"a": net.heads["b"](torch.ones(4)).mean()}, 1.0, net.last, CLOCK)
+    balance = GradNorm(("a",))
+    balance({"a": -net.losses(inputs)["a"]}, 1.0, net.last, CLOCK)
+    with pytest.raises(DataMismatch, match=r"the loss of a is -\d.*; GradNorm compares positive losses"):
+        end_step(balance)
+    (hook,) = balance.hooks()
+    net.shared._compiled_call_impl = net.shared.forward  # what Module.compile sets
+    with pytest.raises(ValueError, match=r"excludes train\.compile"):
+        hook.start(SimpleNamespace(task=net))  # type: ignore[arg-type]
