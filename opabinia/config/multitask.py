@@ -11,7 +11,7 @@ reads it::
 from __future__ import annotations
 
 from opabinia.config.errors import Problem, listing
-from opabinia.config.tree import Node
+from opabinia.config.tree import BROKEN, Node
 
 _TASK = "multitask"
 _SHARED = ("backbone", "mean", "std")
@@ -33,24 +33,37 @@ def move_datasets(root: Node, problems: list[Problem]) -> Node:
     moved = {name: node for name, node in entries.items() if _section(node, "data") is not None}
     changed = {}
     if moved:
-        changed = {"data": _with_streams(_section(root, "data") or Node({}, task.where), moved, task.where)}
+        data = _section(root, "data") or Node({}, task.where)
+        changed = {"data": _with_streams(data, moved, task.where, problems)}
         changed["data"].value["val"].value.extend(_validation(entries, problems))
         kept = ("data", "batch_share")
         entries = {name: _without(node, *kept) if name in moved else node for name, node in entries.items()}
     return Node({**root.value, "task": _with(task, tasks=Node(entries, tasks.where)), **changed}, root.where)
 
 
-def _with_streams(data: Node, entries: dict[str, Node], where: str) -> Node:
+def _with_streams(data: Node, entries: dict[str, Node], where: str, problems: list[Problem]) -> Node:
     """Return the section ``data`` with the training data of tasks as streams, and a list of validation sets."""
     train = _section(data, "train") or Node({}, where)
     source = _section(train, "source") or Node({}, where)
+    if (name := _plain(source, "name")) not in (None, "mixture"):
+        message = "the tasks have training data of their own; leave this out"
+        problems.append(Problem(source.where, "data.train.source", message, str(name)))
+        source = Node({}, where)
     source = Node({"name": Node("mixture", where), **source.value}, source.where)
     streams = _section(source, "streams") or Node({}, where)
+    for name in entries.keys() & streams.value.keys():
+        message = f"this config has its data under data.train.source.streams.{name} and data.val: change it there"
+        problems.append(Problem(_written(entries[name].value["data"]), f"task.tasks.{name}.data", message))
     added = {name: _stream(node) for name, node in entries.items()}
     source = _with(source, streams=_with(streams, **added))
     validation = Node(_listed(data.value.get("val")), where)
     data = Node({"drop_last": Node(True, where), **data.value}, data.where)
     return _with(data, train=_with(train, source=source), val=validation)
+
+
+def _written(node: Node) -> str:
+    """Return the place of the first value in a section."""
+    return _written(next(iter(node.value.values()))) if isinstance(node.value, dict) and node.value else node.where
 
 
 def _with(node: Node, **children: Node) -> Node:
@@ -84,9 +97,12 @@ def _with_shared_backbone(name: str, node: Node, problems: list[Problem]) -> Nod
     if inner is None or not isinstance(inner.value, dict | str):
         return node
     section = dict(inner.value) if isinstance(inner.value, dict) else {"name": inner}
+    if "name" in section and section["name"].value == _TASK:
+        problems.append(Problem(inner.where, f"task.tasks.{name}.task", "a multi-task run cannot be within another"))
+        return _with(node, task=Node(BROKEN, inner.where))
     for key in _SHARED:
         given = section.get(key)
-        if given is not None and given.value is not None and _name_of(given) != "shared":
+        if given is not None and given.value is not None and not _is_shared(given):
             message = f"the tasks share the {key} of task.{key}; leave it out here"
             problems.append(Problem(given.where, f"task.tasks.{name}.task.{key}", message))
             del section[key]
@@ -94,15 +110,19 @@ def _with_shared_backbone(name: str, node: Node, problems: list[Problem]) -> Nod
     return Node({**node.value, "task": Node(section, inner.where)}, node.where)
 
 
-def _name_of(node: Node) -> object:
-    return _plain(node, "name") if isinstance(node.value, dict) else node.value
+def _is_shared(backbone: Node) -> bool:
+    """Return whether a backbone is the shared one, or is built on it, as that of videos on one of images."""
+    if not isinstance(backbone.value, dict):
+        return bool(backbone.value == "shared")
+    inner = backbone.value.get("backbone")
+    return _plain(backbone, "name") == "shared" or (inner is not None and _is_shared(inner))
 
 
 def _stream(node: Node) -> Node:
     """Return the stream of a task's training data."""
     data = node.value["data"]
     train = _section(data, "train")
-    own = {key: data.value[key] for key in ("shuffle", "sampler", "mix") if key in data.value}
+    own = _without(data, "train", "val").value
     share = {"share": node.value["batch_share"]} if "batch_share" in node.value else {}
     return Node({**(train.value if train else {}), **own, **share}, data.where)
 
@@ -113,7 +133,7 @@ def _validation(entries: dict[str, Node], problems: list[Problem]) -> list[Node]
     for name, node in entries.items():
         source = _section(node, "data")
         if source is None and isinstance(node.value, dict) and (stream := node.value.get("stream")) is not None:
-            if stream.value not in entries:
+            if stream.value not in list(entries):
                 message = "there is no task of this name"
                 known = f"tasks: {listing(list(entries))}"
                 problems.append(
@@ -122,8 +142,7 @@ def _validation(entries: dict[str, Node], problems: list[Problem]) -> list[Node]
                 continue
             source = _section(entries[stream.value], "data")
         for val in _listed(source.value.get("val")) if source else []:
-            if isinstance(val.value, dict):
-                prefix = _plain(val, "prefix") or "val"
-                keys = {"prefix": Node(f"{name}/{prefix}", val.where), "task": Node(name, val.where)}
-                streams.append(Node({**val.value, **keys}, val.where))
+            prefix = (_plain(val, "prefix") if isinstance(val.value, dict) else None) or "val"
+            keys = {"prefix": Node(f"{name}/{prefix}", val.where), "task": Node(name, val.where)}
+            streams.append(_with(val, **keys) if isinstance(val.value, dict) else val)
     return streams

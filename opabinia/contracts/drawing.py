@@ -15,11 +15,13 @@ class DrawOptions(NamedTuple):
         min_score: detections with a lower score are not drawn.
         side: small images are enlarged by a whole factor until the longer side has about this many pixels.
         text: minimum height of texts in pixels.
+        legend: name the colors of a segmentation map below the image, which becomes higher.
     """
 
     min_score: float = 0.5
     side: int = 512
     text: int = 11
+    legend: bool = True
 
 
 class Panel(NamedTuple):

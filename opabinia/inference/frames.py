@@ -87,7 +87,7 @@ def _predicted(
     predictor: Predictor, batches: Iterator[list[StreamFrame]], min_score: float
 ) -> Iterator[tuple[StreamFrame, Mapping[str, Any], str, Image.Image]]:
     """Yield each frame with its readable prediction, its caption, and the image to write."""
-    task, options = predictor.task, DrawOptions(min_score=min_score)
+    task, options = predictor.task, DrawOptions(min_score=min_score, legend=False)
     for frames in batches:
         samples = [predictor.read(frame.image) for frame in frames]
         predictions = predictor.batch([predictor.transform(sample) for sample in samples])

@@ -81,6 +81,9 @@ def plan_mixed_training(data: Data, dataset_info: DatasetInfo, length: Duration,
     assert isinstance(mixture, Mixture)
     with errors_at("data"):
         _check_options(data)
+        if len(mixture) < data.batch_size:
+            message = f"the streams have {plural(len(mixture), 'sample')} together, fewer than a batch"
+            raise ValueError(f"batch_size: {message} of {data.batch_size}")
         plan = ConstantPlan(len(mixture), data.batch_size, length, drop_last=True)
     with errors_at("data.batch_size"):
         joint = mixture.mixing == "batch"
@@ -127,5 +130,8 @@ def _check_options(data: Data) -> None:
     for name in ("sampler", "mix"):
         if getattr(data, name):
             raise ValueError(f"{name}: each stream of a mixture has its own (data.train.source.streams.NAME.{name})")
+    for name, expected in (("shuffle", True), ("drop_last", True)):
+        if getattr(data, name) is not expected:
+            raise ValueError(f"{name}: a mixture has only {str(expected).lower()}")
     if data.augment_on == "device":
         raise ValueError("augment_on: the streams of a mixture are augmented by the workers")

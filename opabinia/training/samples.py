@@ -125,7 +125,12 @@ def read_dataset_info(stream: Stream, *, skip: bool = False) -> DatasetInfo:
             name: read_dataset_info(Stream(source=own.source, transforms=own.transforms), skip=skip)
             for name, own in source.streams.items()
         }
-        return DatasetInfo(samples=len(source), channels=next(iter(streams.values())).channels, streams=streams)
+        (first, channels), *others = ((name, info.channels) for name, info in streams.items())
+        for name, count in others:
+            if count != channels:
+                message = f"its images have {plural(count, 'channel')}, those of {first} {channels}; they share a backbone"
+                raise ConfigError(Problem("", f"data.train.source.streams.{name}", message))
+        return DatasetInfo(samples=len(source), channels=channels, streams=streams)
     _check_labels(source)
     channels = source.channels
     if len(source):

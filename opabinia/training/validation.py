@@ -115,7 +115,8 @@ def _validation_sets(
         )
         training_source = data.train.source
         if isinstance(training_source, Mixture) and stream.task:
-            training_source = training_source.streams[task.stream_of(stream.task)].source
+            with errors_at(f"data.val ({stream.prefix})"):
+                training_source = training_source.streams[task.stream_of(stream.task)].source
         of_stream = {name: run for name, run in evaluators.items() if run.on in (None, stream.prefix)}
         same_period = [run.evaluator for run in of_stream.values() if run.every is None]
         evaluations: list[tuple[str, MakeEvaluators, Duration | None]] = [

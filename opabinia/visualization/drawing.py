@@ -154,6 +154,34 @@ def _draw_mask(image: Image.Image, mask: NDArray[np.bool_], color: tuple[int, in
     return Image.composite(full, tinted, ImageChops.subtract(whole, inner))
 
 
+def add_legend(image: Image.Image, entries: Sequence[tuple[str, tuple[int, int, int]]], text: int = 11) -> Image.Image:
+    """Return an image above the names of colors, in as many lines as they need.
+
+    Args:
+        image: of any size.
+        entries: names and their colors.
+        text: minimum height of texts in pixels.
+    """
+    side = max(text, round(max(image.size) / 48))
+    font = ImageFont.load_default(side)
+    line, left, width = side + _MARGIN, _MARGIN, max(image.width, 12 * side)
+    places, row = list[tuple[int, int, str]](), 0
+    _, draw = _canvas(1, 1)
+    for name, _ in entries:
+        shown = _truncated(draw, name, width - side - 3 * _MARGIN, font)
+        end = left + side + round(draw.textlength(shown, font=font)) + 2 * _MARGIN
+        if end > width and left > _MARGIN:
+            end, left, row = end - left + _MARGIN, _MARGIN, row + 1
+        places.append((left, image.height + _MARGIN + row * line, shown))
+        left = end + _MARGIN
+    canvas, draw = _canvas(width, image.height + (row + 1) * line + _MARGIN)
+    canvas.paste(image)
+    for (_, color), (left, top, shown) in zip(entries, places, strict=True):
+        draw.rectangle((left, top, left + side, top + side), fill=color)
+        draw.text((left + side + _MARGIN, top + side / 2), shown, fill=_INK, font=font, anchor="lm")
+    return canvas
+
+
 def side_by_side(images: Sequence[Image.Image], titles: Sequence[str]) -> Image.Image:
     """Place images of equal height in a row, each below its title, which is wrapped to the width of the image."""
     font = ImageFont.load_default(14)

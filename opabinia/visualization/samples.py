@@ -34,7 +34,7 @@ def draw_sample(
     if "video" in sample:
         return draw_strip(sample["video"], [SampledClip(list(range(sample["video"].frames)), "", 0, "")])
     if "ground_truth_map" in sample:
-        return draw_map(sample["image"], sample["ground_truth_map"].labels, colors, options.side)
+        return draw_map(sample["image"], sample["ground_truth_map"].labels, classes, colors, options)
     objects = annotated_objects(sample["ground_truth"], classes) if "ground_truth" in sample else []
     if not objects:
         return to_pil(sample["image"])

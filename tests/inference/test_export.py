@@ -11,8 +11,11 @@ from typing import Any, Literal
 import pytest
 import timm
 import torch
+import torch.nn.functional as F
 import yaml
 from torch import Tensor, nn
+from torch.export import Dim
+from torch.export.passes import move_to_device_pass
 
 import opabinia
 from opabinia.config import ConfigError
@@ -20,12 +23,15 @@ from opabinia.contracts import DatasetInfo, Detector, ExportModule, relative_dif
 from opabinia.data.sources import Digits
 from opabinia.inference.export import export
 from opabinia.inference.export.description import Description
-from opabinia.inference.export.files import LIBRARIES, write_file
+from opabinia.inference.export.export import target_paths
+from opabinia.inference.export.files import LIBRARIES, trace, write_file
 from opabinia.inference.export.job import ExportJob, ExportMismatch
 from opabinia.inference.export.runtimes import open_runtime
 from opabinia.models.backbones import timm as backbones
 from opabinia.models.detectors.fcos import Fcos
+from opabinia.models.detectors.keypoints import heatmaps_to_keypoints_batch
 from opabinia.models.detectors.suppression import Candidates, suppress, suppress_static
+from opabinia.models.layers import Normalize
 from opabinia.models.weights.files import read_weights
 from opabinia.runtime.progress import progress_bar
 from opabinia.tasks.dense_base import TestTimeAugmentation
@@ -250,6 +256,21 @@ def test_a_batch_size_that_cannot_vary(form: Literal["torch", "onnx", "openvino"
         assert (runtime.metadata["batch_size"], list(runtime.shapes["image"])) == ("1", [1, 1, 4, 4])
 
 
+def test_programs_are_moved_to_other_devices() -> None:
+    """Numbers of rows and columns, also within a scan, follow the program; this machine's other device is ``meta``."""
+
+    class Padded(ExportModule):
+        def forward(self, image: Tensor, image_sizes: Tensor) -> dict[str, Tensor]:
+            boxes = F.pad(image_sizes.flip(1).float(), (2, 0)).unsqueeze(1)
+            heatmaps = self.task(image, image_sizes)[:, None, :, :4, :4]
+            return {"keypoints": heatmaps_to_keypoints_batch(heatmaps, boxes, (8, 8))}
+
+    inputs = {"image": torch.rand(2, 1, 8, 8), "image_sizes": torch.tensor([[8, 8], [4, 8]])}
+    program = trace(Padded(Normalize([0.5], [0.5], 1)), inputs, Dim("batch", min=1))
+    moved = move_to_device_pass(program, "meta").module()(**{name: value.to("meta") for name, value in inputs.items()})
+    assert moved["keypoints"].is_meta and moved["keypoints"].shape == (2, 1, 1, 3)
+
+
 # --- suppression and comparison ---------------------------------------------------------------------------------------
 
 
@@ -333,6 +354,8 @@ def test_what_is_there_stays(run: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"model.pt2 exists already"):
         export(run, path, form="torch")
     assert path.read_text() == "mine"
+    with pytest.raises(ConfigError, match=r"--out: .*digits is to be one file: end its name with \.onnx"):
+        target_paths(tmp_path / "digits", "onnx", None)
     with pytest.raises(ConfigError, match="holds no run"):
         export(tmp_path, form="torch")
 

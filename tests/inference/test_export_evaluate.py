@@ -3,8 +3,9 @@
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -17,11 +18,13 @@ from opabinia.config import ConfigError, Problem
 from opabinia.contracts import ExportModule
 from opabinia.data.loader import DataError
 from opabinia.data.sources import Digits
-from opabinia.inference.export import Measured, evaluate, export, samples
+from opabinia.inference.export import Measured, evaluate, export, predict_script, samples
 from opabinia.inference.export.description import resize_rule
 from opabinia.inference.export.exported_task import ExportedTask, load_exported
+from opabinia.inference.export.files import LIBRARIES, write_openvino
 from opabinia.inference.export.job import ExportMismatch
 from opabinia.inference.export.precision import excluded_nodes, layer_names, output_layers, write_fp16, write_int8
+from opabinia.inference.serving.address import is_exported, open_socket
 from opabinia.inference.serving.inference import Inference
 from opabinia.inference.serving.limits import Limits, Upload
 from opabinia.tasks.detection.export import DetectionExport
@@ -60,6 +63,9 @@ def graph(tmp_path: Path) -> Path:
     made = onnx.helper.make_graph(nodes, "graph", inputs, outputs, weights)
     model = onnx.helper.make_model(made, opset_imports=[onnx.helper.make_opsetid("", 20)])
     model.ir_version = 10
+    about = {"size": [8, 8], "crop": 1.0, "channels": 3, "classes": list(map(str, range(256))), "transforms": []}
+    texts = {"task": "classification", "dtype": "uint8", "resize": "stretch"}
+    onnx.helper.set_model_props(model, {name: json.dumps(value) for name, value in about.items()} | texts)
     onnx.save(model, tmp_path / "graph.onnx")
     return tmp_path / "graph.onnx"
 
@@ -151,6 +157,36 @@ def test_reduced_precisions_keep_names_types_and_about_the_values(graph: Path) -
     assert list(nodes["mul"].input) == ["logits", "thousand"]
     types = [node.op_type for node in onnx.load(integers).graph.node]
     assert types.count("Conv") == 2 and types.count("QuantizeLinear") == 2
+
+
+def test_openvino_models_are_read_like_onnx_files(graph: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if find_spec("openvino") is None:
+        pytest.skip("OpenVINO is absent: pip install 'opabinia[openvino]'")
+    write_openvino(graph, folder := graph.with_name("openvino"))
+    Image.new("RGB", (16, 16), "red").save(image := graph.with_name("red.png"))
+    pixels = torch.full((2, 3, 8, 8), 200, dtype=torch.uint8)
+    expected, lines = ExportedTask(graph).run(image=pixels), []
+    for path in (folder, folder / "model.xml"):
+        assert is_exported(path)
+        assert torch.allclose(ExportedTask(path).run(image=pixels)["boxes_"], expected["boxes_"], rtol=1e-4)
+    for path in (graph, folder / "model.xml"):
+        predict_script.main(str(path), str(image))
+        lines.append(json.loads(capsys.readouterr().out))
+    probability = lines[0].pop("probability")
+    assert lines[1].pop("probability") == pytest.approx(probability, abs=1e-5) and lines[0] == lines[1]
+    assert not any(map(is_exported, (graph.parent, folder / "model.bin", graph.with_name("no.onnx"))))
+
+
+def test_a_served_graph_has_no_number_of_parameters(graph: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("fastapi", reason="fastapi is absent: pip install 'opabinia[serve]'")
+    from opabinia.inference.serving import server
+
+    services: list[Any] = []
+    monkeypatch.setattr(server, "make_app", lambda service, *_: services.append(service))
+    monkeypatch.setattr(server.uvicorn.Server, "run", lambda *_, **__: None)
+    with open_socket("127.0.0.1", 0) as listening:
+        server.serve(graph, listening, limits=Limits(bytes=10**6, pixels=10**6, waiting=1))
+    assert services[0].about["task"] == "classification" and "parameters" not in services[0].about
 
 
 def test_images_of_another_size_are_refused(graph: Path) -> None:
@@ -247,7 +283,8 @@ def test_folders_of_openvino(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert path == run / "export" / "openvino"
     folders = sorted(path.parent.iterdir())
     assert [folder.name for folder in folders] == ["openvino", "openvino.fp16", "openvino.int8"]
-    assert all(sorted(file.name for file in folder.iterdir()) == ["model.bin", "model.xml"] for folder in folders)
+    names = ["model.bin", "model.xml", "predict.py"]
+    assert all(sorted(file.name for file in folder.iterdir()) == names for folder in folders)
     sizes = [(folder / "model.bin").stat().st_size for folder in folders]
     assert sizes[1] < 0.51 * sizes[0] and sizes[2] < 0.3 * sizes[0]
     predictor = load_exported(path)
@@ -258,20 +295,24 @@ def test_folders_of_openvino(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     with torch.no_grad():
         expected = opabinia.load(run).task.predict({"image": image})["logits"]
     assert torch.allclose(task.run(image=image)["logits"], expected, atol=1e-4)
-    with pytest.raises(ConfigError, match=r"is not an OpenVINO folder of opabinia export"):
+    with pytest.raises(ConfigError, match=r"is not an OpenVINO model of opabinia export"):
         load_exported(tmp_path)
 
 
 @pytest.mark.slow
-def test_the_script_needs_three_libraries(tmp_path: Path) -> None:
-    pytest.importorskip("onnxruntime", reason="onnxruntime is absent: pip install 'opabinia[export]'")
+@pytest.mark.parametrize(("form", "absent"), [("onnx", "openvino"), ("openvino", "onnxruntime")])
+def test_the_script_needs_three_libraries(form: Literal["onnx", "openvino"], absent: str, tmp_path: Path) -> None:
+    for library in LIBRARIES[form]:
+        pytest.importorskip(library, reason="the extra openvino is absent")
     run, _ = launch.train("classification/digits", SMALL, out=tmp_path)
-    path = export(run)
+    path = export(run, form=form)
+    path = path / "model.xml" if form == "openvino" else path
     source = Digits(split="val")
     files = [tmp_path / f"{number}.png" for number in range(3)]
     for number, file in enumerate(files):
         Image.fromarray(source[number]["image"][0].numpy()).save(file)
     blocked = "import sys, runpy; sys.modules.update(torch=None, torchvision=None, opabinia=None, onnx=None)"
+    blocked += f"; sys.modules[{absent!r}] = None"
     code = f"{blocked}; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
     command = [sys.executable, "-c", code, str(path.with_name("predict.py")), str(path), *map(str, files)]
     lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()

@@ -613,6 +613,7 @@ def test_peaks_with_static_shapes() -> None:
     logits = torch.randn(2, 8, 3, 14, 14, generator=generator)
     with torch.compiler.set_stance("force_eager"):
         found = heatmaps_to_keypoints_batch(logits, boxes, SHAPE)
+        assert heatmaps_to_keypoints_batch(logits.to("meta"), boxes.to("meta"), SHAPE).is_meta
     torch.testing.assert_close(found.flatten(0, 1), heatmaps_to_keypoints(logits.flatten(0, 1), boxes.flatten(0, 1)))
 
 

@@ -29,7 +29,7 @@ data: {batch_size: 9}
 optimizer: {name: adamw, lr: 0.01, weight_decay: 0.1}
 train: {length: 12it, num_threads: 1, log_every: 1}
 evaluate: {every: 0ep}
-checkpoint: {every: 6it, keep: 9}
+checkpoint: {every: 5it, keep: 9}
 loggers: []
 seed: 3
 """
@@ -65,6 +65,6 @@ def test_a_balanced_run_resumes_exactly(recipe: Path, tmp_path: Path, balance: s
     run, _ = launch.train(recipe, changes, out=tmp_path)
     before, logged = weights(run), lines(run)
     shares = [(line["train/digits/weight"], line["train/parity/weight"]) for line in logged]
-    assert len(set(shares)) > 2 and all(sum(pair) == pytest.approx(2, abs=1e-5) for pair in shares)
-    launch.train(recipe, changes, out=tmp_path, resume=str(run / "checkpoints" / "step-00000006"))
+    assert len(set(shares)) > 1 and all(sum(pair) == pytest.approx(2, abs=1e-5) for pair in shares)
+    launch.train(recipe, changes, out=tmp_path, resume=str(run / "checkpoints" / "step-00000005"))
     assert same(weights(run), before) and [line["train/loss"] for line in lines(run)] == [line["train/loss"] for line in logged]

@@ -9,6 +9,7 @@ from math import gcd, isclose
 
 from opabinia.data.sampling.samplers import apportion
 from opabinia.runtime.seeds import DRAW, hash32
+from opabinia.runtime.text import plural
 
 _CYCLE = 100
 """Steps after which alternating streams repeat: shares are multiples of 1 / 100."""
@@ -28,15 +29,18 @@ def stream_shares(
         temperature: above 0.
 
     Raises:
-        ValueError: the given shares do not sum to 1, or leave nothing for the other streams.
+        ValueError: the given shares do not sum to 1, one is 0, or they leave nothing for the other streams.
     """
     known = {name: share for name, share in given.items() if share is not None}
+    if zero := [name for name, share in known.items() if share <= 0]:
+        raise ValueError(f"share: that of {zero[0]} is {known[zero[0]]:g}; leave out a stream without a share")
     rest = 1 - sum(known.values())
     sizes = {name: samples[name] ** (1 / temperature) for name in samples if name not in known}
     if sizes and rest < 1e-6:
         raise ValueError(f"share: the given shares sum to {1 - rest:g} and leave nothing for {', '.join(sizes)}")
     if not sizes and not isclose(rest, 0, abs_tol=1e-6):
-        raise ValueError(f"share: the shares of the streams sum to {1 - rest:g}, not to 1")
+        shares = ", ".join(f"{name} {share:g}" for name, share in known.items())
+        raise ValueError(f"share: the shares of the streams sum to {1 - rest:g} ({shares}), not to 1")
     return {name: known[name] if name in known else rest * sizes[name] / sum(sizes.values()) for name in samples}
 
 
@@ -49,7 +53,7 @@ def divide(total: int, shares: Mapping[str, float]) -> dict[str, int]:
     Example: ``divide(16, {"a": 0.7, "b": 0.2, "c": 0.1})`` is ``{"a": 11, "b": 3, "c": 2}``.
     """
     if total < len(shares):
-        raise ValueError(f"{total} samples cannot be divided among {len(shares)} streams")
+        raise ValueError(f"{plural(total, 'sample')} cannot be divided among {len(shares)} streams")
     beyond = [max(0.0, total * share - 1) for share in shares.values()]
     counts = apportion(total - len(shares), beyond) if total > len(shares) else [0] * len(shares)
     return {name: 1 + count for name, count in zip(shares, counts, strict=True)}

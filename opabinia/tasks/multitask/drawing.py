@@ -30,7 +30,7 @@ def draw_together(
     captions = list[str]()
     for name in sorted(tasks, key=lambda name: "segmentation" not in predictions[name]):
         # In the size of the image, in which the predictions of the next task have their coordinates.
-        drawn = tasks[name].draw(sample, predictions[name], options._replace(side=1))
+        drawn = tasks[name].draw(sample, predictions[name], options._replace(side=1, legend=False))
         if drawn is not None:
             last = name, sample
             sample = {**sample, "image": torch.from_numpy(np.array(drawn)).permute(2, 0, 1)}

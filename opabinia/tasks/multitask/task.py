@@ -86,10 +86,18 @@ class Multitask(Task):
         self.backbone = net  # before the tasks: a copy of this module copies it first
         self._network = SharedNetwork(net, self.normalize)
         self._stream_of = {name: settings.stream or name for name, settings in tasks.items()}
+        if unread := dataset_info.streams.keys() - self._stream_of.values():
+            raise ValueError(f"no task learns from the training data of {min(unread)}; leave it out")
         self.tasks = nn.ModuleDict()
         for name, settings in tasks.items():
             if settings.data is not None:
                 raise ValueError(f"tasks.{name}.data: a run built in Python has its data in data.train.source: mixture")
+            if settings.batch_share is not None:
+                place = f"data.train.source.streams.{self._stream_of[name]}.share"
+                raise ValueError(f"tasks.{name}.batch_share: the share of its images is {place}")
+            if not name.replace("-", "_").isidentifier() or hasattr(self.tasks, name):
+                message = "cannot name a task: take letters, digits, _ or -, and no attribute of torch.nn.Module"
+                raise ValueError(f"tasks: {name!r} {message}")
             with errors_at(f"task.tasks.{name}"):
                 self.tasks[name] = self._build(name, settings)
         self._shared_layers = self._layers_of_all_tasks()
@@ -115,10 +123,16 @@ class Multitask(Task):
             raise ValueError(f"there is no training data for it: no stream {stream!r} (streams: {known})")
         with sharing(self._network):
             task = settings.task(streams[stream])
-        if not isinstance(task._modules.get("backbone"), SharedBackbone):
+        views = [
+            (module, child)
+            for module in task.modules()
+            for child, view in module.named_children()
+            if isinstance(view, SharedBackbone)
+        ]
+        if not views:
             raise ValueError("it has a backbone of its own; its backbone must be `shared`")
-        # An attribute, not a child: the weights belong to this module.
-        object.__setattr__(task, "backbone", task._modules.pop("backbone"))
+        for module, child in views:  # attributes, not children: the weights belong to this module
+            object.__setattr__(module, child, module._modules.pop(child))
         task.normalize = SharedNormalize(self._network)
         return task
 
@@ -137,7 +151,13 @@ class Multitask(Task):
         return lcm(*multiples) if multiples else None
 
     def stream_of(self, name: str) -> str:
-        """Return the stream of training data of a task."""
+        """Return the stream of training data of a task.
+
+        Raises:
+            ValueError: there is no task of this name.
+        """
+        if name not in self._stream_of:
+            raise ValueError(f"task: there is no task {name!r}; tasks: {', '.join(self._stream_of)}")
         return self._stream_of[name]
 
     def predicting_tasks(self) -> list[str]:
@@ -160,7 +180,8 @@ class Multitask(Task):
         batch norm statistics of its stream."""
         task = copy.copy(self.tasks[name])
         assert isinstance(task, Task)
-        task._modules = {**task._modules, "backbone": task.__dict__.pop("backbone")}
+        if "backbone" in task.__dict__:
+            task._modules = {**task._modules, "backbone": task.__dict__.pop("backbone")}
         task.size_multiple = self.size_multiple_of(name)
         self._network.stream.name = self._stream_of[name]
         return task

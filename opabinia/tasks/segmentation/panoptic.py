@@ -299,7 +299,8 @@ class Panoptic(DensePrediction):
 
         size = prediction["image_size"].tolist()
         labels, numbers = (crop_map(prediction[name], size) for name in ("segmentation", "segments"))
-        return draw_map(sample["image"], labels, self.dataset_info.colors, options.side, numbers)
+        info = self.dataset_info
+        return draw_map(sample["image"], labels, info.classes, info.colors, options, numbers)
 
     def draw_ground_truth(
         self, sample: Sample, classes: Sequence[str], options: DrawOptions = DrawOptions()
@@ -311,7 +312,7 @@ class Panoptic(DensePrediction):
             return None
         ground_truth = sample["ground_truth_map"]
         colors = self.dataset_info.colors
-        return draw_map(sample["image"], ground_truth.labels, colors, options.side, ground_truth.segments)
+        return draw_map(sample["image"], ground_truth.labels, classes, colors, options, ground_truth.segments)
 
     def save_drawing(
         self,

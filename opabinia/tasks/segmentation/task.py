@@ -228,7 +228,7 @@ class Segmentation(DensePrediction):
         from opabinia.visualization.segmentation import draw_map
 
         labels = crop_map(prediction["segmentation"], prediction["image_size"].tolist())
-        return draw_map(sample["image"], labels, self.dataset_info.colors, options.side)
+        return draw_map(sample["image"], labels, self.dataset_info.classes, self.dataset_info.colors, options)
 
     def draw_ground_truth(
         self, sample: Sample, classes: Sequence[str], options: DrawOptions = DrawOptions()
@@ -238,7 +238,7 @@ class Segmentation(DensePrediction):
 
         if "mask" not in sample:
             return None
-        return draw_map(sample["image"], sample["mask"], self.dataset_info.colors, options.side)
+        return draw_map(sample["image"], sample["mask"], classes, self.dataset_info.colors, options)
 
     def save_drawing(
         self,

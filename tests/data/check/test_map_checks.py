@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from rich.console import Console
 
+from opabinia.contracts import DrawOptions
 from opabinia.data.check import findings as kinds
 from opabinia.data.check import run_checks
 from opabinia.data.check.page import render_page
@@ -63,9 +64,13 @@ def test_errors_of_the_objects_behind_maps(tmp_path: Path) -> None:
 
 def test_drawn_maps() -> None:
     image = torch.full((1, 2, 3), 100, dtype=torch.uint8)
-    drawn = draw_map(image, torch.tensor([[0, 1, 255]] * 2, dtype=torch.uint8), [(0, 0, 0), (200, 100, 50)], side=6)
+    labels, colors = torch.tensor([[0, 1, 255]] * 2, dtype=torch.uint8), [(0, 0, 0), (200, 100, 50)]
+    drawn = draw_map(image, labels, colors=colors, options=DrawOptions(side=6))
     assert drawn.size == (6, 4)
     assert [drawn.getpixel((x, 0)) for x in (0, 2, 4)] == [(50, 50, 50), (150, 100, 75), (100, 100, 100)]
     assert len(set(PALETTE)) == len(PALETTE) == 255
-    other = draw_map(image.float() / 255, np.full((2, 3), 254), side=2)
+    other = draw_map(image.float() / 255, np.full((2, 3), 254), options=DrawOptions(side=2))
+    named = draw_map(image, labels, ["no", "yes", "absent"], colors, DrawOptions(side=6))
+    swatches = named.crop((0, 4, named.width, named.height)).getcolors(10**4) or []
+    assert named.height > 4 and {(0, 0, 0), (200, 100, 50)} <= {color for _, color in swatches}
     assert other.getpixel((0, 0)) == tuple(50 + value // 2 for value in PALETTE[254])
