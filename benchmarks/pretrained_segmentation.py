@@ -1,9 +1,10 @@
 """Claim: a backbone that was pretrained without labels helps segmentation with a tenth of the labels.
 
-A small network on the embedded scenes, 400 steps of 8 images on one thread, with the maps of every tenth scene (the
+A small network on whole embedded scenes, 400 steps of 8 images on one thread, with the maps of every tenth scene (the
 same 160 for all seeds): from random weights, from a backbone that ``selfsup/crops`` trained on all scenes, and with
 that backbone frozen. Three seeds, one pretraining. Run: ``python benchmarks/pretrained_segmentation.py --out FOLDER``;
-runs that are finished are not trained again.
+after Ctrl-C the same command resumes, and finished runs are not trained again. ``--quick``, four steps of one seed,
+shows only that everything runs.
 """
 
 from __future__ import annotations
@@ -17,7 +18,11 @@ from unlabelled_to_detector import COMMON, PRETRAINING, pretraining
 from opabinia.training.launch import train
 
 SEEDS = (0, 1, 2)
+AFFINE = (
+    "{name: RandomAffine, degrees: 0, translate: [0.05, 0.05], scale: [0.9, 1.1], interpolation: bilinear, fill: 60}"
+)
 SHORT = [
+    *("task.decoder.neck.channels=64", "task.decoder.channels=64", f"data.train.transforms=[{AFFINE}]"),
     "data.sampler={name: subset, fraction: 0.1, stratified: false}",
     *("train.length=400it", "evaluate.every=400it", "schedule.warmup=100it", "checkpoint.best=null"),
 ]

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import typer
 
 from opabinia.cli.errors import option_error, report_errors
-from opabinia.cli.options import Checkpoint, Classes, Overrides, RunOrRecipe, WeightsOrFile
+from opabinia.cli.options import Checkpoint, Classes, Overrides, RunOrRecipe, Tasks, WeightsOrFile, split_names
 from opabinia.cli.weights import open_run
 
 
@@ -73,6 +73,7 @@ def export(
     public: Public = False,
     yes: Yes = False,
     license: License = "",
+    task: Tasks = "",
     checkpoint: Checkpoint = "best",
     weights: WeightsOrFile = None,
     classes: Classes = None,
@@ -108,6 +109,7 @@ def export(
         path = write(
             *(folder, out, overrides or []),
             form=form, tolerance=tolerance, checkpoint=checkpoint, weights=chosen, measured=measured, license=license,
+            task=split_names(task),
         )  # fmt: skip
         if push:
             print(*describe_upload(path, destination), sep="\n")

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.columns import Columns
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from opabinia.training.schedule_preview import SchedulePreview
 
 
-def print_table(table: Table, *lines: str, cut: bool = False) -> None:
+def print_table(table: Table | Columns, *lines: str, cut: bool = False) -> None:
     """Print a table to stdout and lines below it; unless it may be ``cut``, a table is wider than the terminal if
     necessary."""
     console = Console(highlight=False)
@@ -58,23 +59,34 @@ def print_step(folder: Path) -> None:
 def print_scores(title: str, scores: Mapping[str, float]) -> None:
     """Print scores, and where they come from; on rank 0 only.
 
-    Metrics are rows. Scores of several datasets, or of raw and EMA weights, are columns: ``val``, ``val_ema``.
+    Metrics are rows. Scores of several datasets, or of raw and EMA weights, are columns: ``val``, ``val_ema``. Each
+    task of a multi-task run (``boxes/val/AP``) has a table of its own, beside each other as far as there is room.
     Outside a terminal, a line of CSV has all values in their order, for ``grep ^csv log.txt`` and a spreadsheet.
     """
     if launched_rank(os.environ):
         return
+    by_task: dict[str, dict[str, float]] = {}
+    for name, value in scores.items():
+        task = name.split("/")[0] if name.count("/") > 1 else ""
+        by_task.setdefault(task, {})[name.removeprefix(f"{task}/")] = value
+    csv = [",".join(["csv", *(f"{value:.6g}" for value in scores.values())])]
+    tables = [_score_table(task, own) for task, own in by_task.items()]
+    shown = tables[0] if len(tables) == 1 else Columns(tables)
+    print_table(shown, title, *([] if sys.stdout.isatty() else csv), cut=True)
+
+
+def _score_table(title: str, scores: Mapping[str, float]) -> Table:
     columns = list(dict.fromkeys(name.rpartition("/")[0] for name in scores))
     if len(columns) > 1:
-        table = Table("metric", *columns)
+        table = Table("metric", *columns, title=title or None)
         for metric in dict.fromkeys(name.rpartition("/")[2] for name in scores):
             values = (scores.get(f"{column}/{metric}") for column in columns)
             table.add_row(metric, *("" if value is None else f"{value:.4f}" for value in values))
     else:
-        table = Table("metric", "value")
+        table = Table("metric", "value", title=title or None)
         for name, value in scores.items():
             table.add_row(name, f"{value:.4f}")
-    csv = [",".join(["csv", *(f"{value:.6g}" for value in scores.values())])]
-    print_table(table, title, *([] if sys.stdout.isatty() else csv), cut=True)
+    return table
 
 
 def print_benchmark(result: Mapping[str, Any]) -> None:
@@ -93,6 +105,11 @@ def print_benchmark(result: Mapping[str, Any]) -> None:
     if memory["device"]:
         table.add_row("  until the host has launched it", _milliseconds(step["host"]))
     table.add_row("reading a batch in one process", _milliseconds(result["read"]))
+    for name, stream in result["streams"].items():
+        reading = f"reading {_milliseconds(stream['read'])}, backbone {_milliseconds(stream['backbone'])}"
+        table.add_row(f"stream {name} ({plural(stream['samples'], 'sample')} of a batch)", reading)
+        for task, seconds in stream["tasks"].items():
+            table.add_row(f"  task {task}", f"{_milliseconds(seconds)} (forward and backward)")
     device = f", on the device {memory['device'] / 2**30:.2f} GB" if memory["device"] else ""
     table.add_row("memory", f"{memory['host'] / 2**30:.2f} GB{device}")
     table.add_row("FLOPs of a step", f"{result['flops'] / 1e9:.4g} GFLOP")

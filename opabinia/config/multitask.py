@@ -30,6 +30,12 @@ def move_datasets(root: Node, problems: list[Problem]) -> Node:
     if task is None or tasks is None or _plain(task, "name") != _TASK:
         return root
     entries = {name: _with_shared_backbone(name, node, problems) for name, node in tasks.value.items()}
+    there = _section(_section(_section(root, "data"), "train"), "source")
+    for name in (_section(there, "streams") or Node({}, "")).value:
+        if given := _section(entries.get(name), "data"):
+            message = f"its data is under data.train.source.streams.{name} and data.val, too: write it in one place"
+            problems.append(Problem(_written(given), f"task.tasks.{name}.data", message))
+            entries[name] = _without(entries[name], "data")
     moved = {name: node for name, node in entries.items() if _section(node, "data") is not None}
     changed = {}
     if moved:
@@ -51,9 +57,6 @@ def _with_streams(data: Node, entries: dict[str, Node], where: str, problems: li
         source = Node({}, where)
     source = Node({"name": Node("mixture", where), **source.value}, source.where)
     streams = _section(source, "streams") or Node({}, where)
-    for name in entries.keys() & streams.value.keys():
-        message = f"this config has its data under data.train.source.streams.{name} and data.val: change it there"
-        problems.append(Problem(_written(entries[name].value["data"]), f"task.tasks.{name}.data", message))
     added = {name: _stream(node) for name, node in entries.items()}
     source = _with(source, streams=_with(streams, **added))
     validation = Node(_listed(data.value.get("val")), where)
@@ -132,15 +135,13 @@ def _validation(entries: dict[str, Node], problems: list[Problem]) -> list[Node]
     streams = []
     for name, node in entries.items():
         source = _section(node, "data")
-        if source is None and isinstance(node.value, dict) and (stream := node.value.get("stream")) is not None:
-            if stream.value not in list(entries):
-                message = "there is no task of this name"
-                known = f"tasks: {listing(list(entries))}"
-                problems.append(
-                    Problem(stream.where, f"task.tasks.{name}.stream", message, str(stream.value), "", known)
-                )
+        if source is None and isinstance(node.value, dict) and isinstance(stream := _plain(node, "stream"), str):
+            if stream not in entries:
+                message, known = "there is no task of this name", f"tasks: {listing(list(entries))}"
+                place = node.value["stream"].where
+                problems.append(Problem(place, f"task.tasks.{name}.stream", message, stream, "", known))
                 continue
-            source = _section(entries[stream.value], "data")
+            source = _section(entries[stream], "data")
         for val in _listed(source.value.get("val")) if source else []:
             prefix = (_plain(val, "prefix") if isinstance(val.value, dict) else None) or "val"
             keys = {"prefix": Node(f"{name}/{prefix}", val.where), "task": Node(name, val.where)}

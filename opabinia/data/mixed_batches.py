@@ -81,4 +81,5 @@ class MixedReader(Dataset[Any]):
         rows = {name: own.row for name, own in request.streams.items()}
         skipped = tuple(message for result in results.values() for message in result.skipped)
         batch = combine(request.row, batches, rows)
+        batch["seconds"] = {name: result.seconds for name, result in results.items()}
         return LoadedBatch(request.row, batch, skipped, time.perf_counter() - start)

@@ -82,17 +82,18 @@ def predictor_of(trained: TrainedModel, names: Sequence[str], **options: Any) ->
             allowed = f"tasks: {listing(known)}" if known else ""
             raise ConfigError(Problem("command line", "--task", message, "", nearest(name, known), allowed))
     assert isinstance(task, Multitask)
-    transforms = {name: group.transforms for group in trained.task_transforms for name in group.tasks}
+    reading = {name: group for group in trained.task_transforms for name in group.tasks}
     if len(names) == 1:
         (name,) = names
         dataset_info = task.dataset_info.streams[task.stream_of(name)]
-        return Predictor(task.single_task(name), transforms[name], dataset_info, **options)
+        own = reading[name]
+        return Predictor(task.single_task(name), own.transforms, dataset_info, views=own.views, **options)
     selected = task.select(names or task.predicting_tasks())
     groups: dict[tuple[int, int | None], list[str]] = {}
     for name in selected.tasks:
-        groups.setdefault((id(transforms[name]), task.size_multiple_of(name)), []).append(name)
+        groups.setdefault((id(reading[name]), task.size_multiple_of(name)), []).append(name)
     parts = [
-        Predictor(selected.select(group), transforms[group[0]], task.dataset_info, **options)
+        Predictor(selected.select(group), reading[group[0]].transforms, task.dataset_info, **options)
         for group in groups.values()
     ]
     return MultitaskPredictor(selected, parts, **options)

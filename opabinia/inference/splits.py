@@ -34,6 +34,13 @@ def task_of(resolved: Resolved, split: str) -> str:
     return split.removesuffix(f"/{TRAIN}") if split != TRAIN else ""
 
 
+def sets_for(resolved: Resolved, tasks: Sequence[str]) -> list[str]:
+    """Return the first validation set of each of these tasks of a multi-task run; without tasks the first of all."""
+    sets = validation_sets(resolved.config)
+    first = {section["task"]: section["prefix"] for section in reversed(sets)}
+    return [first[name] for name in tasks if name in first] if tasks else [section["prefix"] for section in sets[:1]]
+
+
 def resolve_split(resolved: Resolved, split: str) -> str:
     """Return the name of a split; ``auto`` is the first validation set, or ``train`` where there is none."""
     if split != AUTO:

@@ -98,7 +98,7 @@ def combine_instances(
     (segments, count), numbers = _scan(place, carry, rows)
     free = (segments == 0) & inside & (labels != IGNORE_LABEL)
     cells = torch.where(free, labels, classes).long().flatten(1)
-    areas = cells.new_zeros(len(cells), classes + 1).scatter_add(1, cells, torch.ones_like(cells))[:, :-1]
+    areas = cells.new_zeros(cells.shape[0], classes + 1).scatter_add(1, cells, torch.ones_like(cells))[:, :-1]
     others = (areas > 0) & (areas >= min_area)
     others = (count[:, None] + others.cumsum(1)) * others
     stuff = F.pad(others, (0, 1)).gather(1, cells).view_as(segments)

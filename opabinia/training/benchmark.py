@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from statistics import mean
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,9 +31,11 @@ from opabinia.runtime.log import logging_to
 from opabinia.runtime.process_group import process_group
 from opabinia.runtime.processes import from_rank_zero, gather, world_size
 from opabinia.runtime.resources import cores, peak_memory
+from opabinia.tasks.multitask import Multitask
 from opabinia.training.autotune import autotune, silence
 from opabinia.training.run_folder import build_parts, process_group_options, resolve
 from opabinia.training.session import Session, TrainingRun, training_only
+from opabinia.training.task_times import time_tasks
 from opabinia.training.world_size_scaling import auto_scale
 
 WARM_UP = 5
@@ -62,7 +66,9 @@ def benchmark(recipe: str, overrides: Sequence[str] = (), *, steps: int = 30) ->
         - ``flops``: of one process's step (matrix products and convolutions, forward and backward); ``peak_flops``: per
           second, of a large matrix product in the same precision; ``floor``: their quotient, in seconds;
           ``share_of_peak``: what a step without data loading reaches of the peak;
-        - ``waits_for``: ``data``, ``host`` or ``device``; ``advice``: what would help.
+        - ``waits_for``: ``data``, ``host`` or ``device``; ``advice``: what would help;
+        - ``streams``: of a multi-task run in one process, by stream: ``read``, and see
+          :func:`opabinia.training.task_times.time_tasks`.
 
     Raises:
         ConfigError: the recipe is invalid, or has fewer steps.
@@ -149,6 +155,11 @@ class _Measurement(Hook):
         samples = timed.last[1].count
         low, median, high = np.quantile([count / seconds for count, seconds in timed.step_times()], (0.25, 0.5, 0.75))
         self._repeated, self._launched = timed.repeat(REPEATS)
+        streams: dict[str, Any] = {}
+        if isinstance(timed.task, Multitask) and world_size() == 1:
+            batch = {**timed.last[0], "streams": timed.streams}
+            streams = time_tasks(timed.task, batch, run.clock, self._parts["train"], REPEATS)
+            streams = {name: {"read": mean(timed.reading[name]), **own} for name, own in streams.items()}
         self.results = {
             "batch_size": samples,
             "samples_per_s": {"median": float(median), "low": float(low), "high": float(high)},
@@ -156,6 +167,7 @@ class _Measurement(Hook):
             "model_samples_per_s": samples / self._repeated,
             "memory": memory,
             "flops": timed.flops(),
+            "streams": streams,
             "loader_samples_per_s": sum(gather(self._read_only(run))),
             "device": torch.cuda.get_device_name(device) if cuda else device.type,
             "peak_flops": matmul_flops(device, self._parts["train"].precision),
@@ -253,10 +265,16 @@ class _TimedStep:
     Args:
         step: the step.
         task: the model, whose forward passes are timed.
+
+    Attributes:
+        streams: the last batch of each stream of a multi-task run.
+        reading: the seconds that reading each of its batches took.
     """
 
     def __init__(self, step: Step, task: Task) -> None:
-        self._step, self.optimizer = step, step.optimizer
+        self._step, self.optimizer, self.task = step, step.optimizer, task
+        self.streams: dict[str, Batch] = {}
+        self.reading: defaultdict[str, list[float]] = defaultdict(list)
         self.device = next(task.parameters()).device
         self._steps: list[tuple[int, list[_Mark]]] = []
         self._marks: list[_Mark] = []
@@ -275,6 +293,9 @@ class _TimedStep:
         self._mark("end")
         self._steps.append((row.count, self._marks))
         self.last = batch, row, clock
+        self.streams |= batch.get("streams", {})
+        for name, seconds in batch.get("seconds", {}).items():
+            self.reading[name].append(seconds)
         return scalars
 
     def _mark(self, name: str) -> None:

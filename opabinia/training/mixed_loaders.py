@@ -18,7 +18,6 @@ from opabinia.data.sampling.permutation import EpochSampler
 from opabinia.data.sources import Mixture
 from opabinia.engine.loop.prefetch import DeviceLoader
 from opabinia.runtime.durations import Duration
-from opabinia.runtime.log import log
 from opabinia.runtime.seeds import STREAM, hash32
 from opabinia.runtime.text import plural
 from opabinia.training.loaders import SizeMultiple, TrainingBatches, make_sampler
@@ -112,9 +111,6 @@ def plan_mixed_training(data: Data, dataset_info: DatasetInfo, length: Duration,
                 raise ValueError(f"{message}: lower its share or data.batch_size")
             own_plan = ConstantPlan(len(sampler), sizes[name], Duration(steps, "it"), drop_last=True)
         streams[name] = TrainingBatches(own, dataset_info.streams[name], sampler, own_plan, own_seed)
-        log.info(
-            "stream %s: %d samples of each batch, %.3g epochs", name, sizes[name], steps / own_plan.steps_per_epoch
-        )
     order = EpochSampler(len(mixture), seed, data.shuffle)
     return MixedTrainingBatches(data, dataset_info, order, plan, seed, streams, cycle)
 
@@ -127,11 +123,10 @@ def _check_options(data: Data) -> None:
     """
     if data.train.transforms:
         raise ValueError("train.transforms: each stream of a mixture has transforms of its own")
-    for name in ("sampler", "mix"):
-        if getattr(data, name):
+    for name, given in {"sampler": data.sampler, "mix": data.mix, "shuffle": not data.shuffle}.items():
+        if given:
             raise ValueError(f"{name}: each stream of a mixture has its own (data.train.source.streams.NAME.{name})")
-    for name, expected in (("shuffle", True), ("drop_last", True)):
-        if getattr(data, name) is not expected:
-            raise ValueError(f"{name}: a mixture has only {str(expected).lower()}")
+    if not data.drop_last:
+        raise ValueError("drop_last: the streams of a mixture drop incomplete batches; set it to true")
     if data.augment_on == "device":
         raise ValueError("augment_on: the streams of a mixture are augmented by the workers")

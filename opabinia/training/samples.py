@@ -128,7 +128,9 @@ def read_dataset_info(stream: Stream, *, skip: bool = False) -> DatasetInfo:
         (first, channels), *others = ((name, info.channels) for name, info in streams.items())
         for name, count in others:
             if count != channels:
-                message = f"its images have {plural(count, 'channel')}, those of {first} {channels}; they share a backbone"
+                message = (
+                    f"its images have {plural(count, 'channel')}, those of {first} {channels}; they share a backbone"
+                )
                 raise ConfigError(Problem("", f"data.train.source.streams.{name}", message))
         return DatasetInfo(samples=len(source), channels=channels, streams=streams)
     _check_labels(source)

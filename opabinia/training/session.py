@@ -83,6 +83,7 @@ from opabinia.training.summary import (
     describe_device,
     describe_length,
     describe_model,
+    describe_streams,
     use_first_view,
 )
 from opabinia.training.trained_model import load_trained
@@ -291,6 +292,7 @@ class TrainingRun:
                 "run": title,
                 "model": describe_model(task, use_first_view(sample)),
                 "data": describe_data(self.data, dataset_info),
+                **{f"  {name}": text for name, text in describe_streams(batches, task, sample).items()},
                 "device": describe_device(device, self.train, world_size(), threads, self.data.num_workers),
                 "length": length,
             }

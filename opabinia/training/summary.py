@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,6 +16,8 @@ from opabinia.runtime.durations import Duration
 from opabinia.runtime.resources import cores
 from opabinia.runtime.text import plural
 from opabinia.training.flops import FlopCount, count_forward_flops
+from opabinia.training.loaders import TrainingBatches
+from opabinia.training.mixed_loaders import MixedTrainingBatches
 from opabinia.training.settings import Training
 
 
@@ -26,11 +29,14 @@ def run_title(recipe: str, task: Mapping[str, Any]) -> str:
         task: the section ``task`` of its config.
 
     Example: ``run_title("digits", {"name": "video", "backbone": {"name": "timm", "model": "resnet18"}})`` is
-    ``digits: video, backbone timm resnet18``.
+    ``digits: video, backbone timm resnet18``; of a multi-task run ``scenes: multitask (boxes: detection, maps:
+    segmentation), backbone timm resnet18``.
     """
     networks = [(key, task[key]) for key in ("backbone", "detector") if isinstance(task.get(key), Mapping)]
     names = [f"{key} {network['name']} {network.get('model') or ''}".rstrip() for key, network in networks]
-    return f"{recipe}: {', '.join([str(task['name']), *names])}"
+    inner = ", ".join(f"{name}: {own['task']['name']}" for name, own in (task.get("tasks") or {}).items())
+    kind = f"{task['name']} ({inner})" if inner else str(task["name"])
+    return f"{recipe}: {', '.join([kind, *names])}"
 
 
 def align_lines(texts: Mapping[str, str]) -> list[str]:
@@ -43,13 +49,14 @@ def align_lines(texts: Mapping[str, str]) -> list[str]:
 
 
 def describe_model(model: Task, sample: Batch) -> str:
-    """Describe parameters and FLOPs, such as ``25.6 M parameters, 8.2 GFLOP per sample (forward)``.
+    """Describe parameters and FLOPs, such as ``25.6 M parameters, 8.2 GFLOP per sample (forward)``; for the FLOPs of a
+    multi-task model see :func:`describe_streams`.
 
     Args:
         model: not sharded yet.
         sample: a batch of one sample, see :func:`use_first_view`; if it is empty, without FLOPs.
     """
-    flops = count_forward_flops(model, sample) if sample else None
+    flops = count_forward_flops(model, sample) if sample and "streams" not in sample else None
     return ", ".join([describe_parameters(model), *([describe_flops(flops)] if flops else [])])
 
 
@@ -86,8 +93,31 @@ def describe_data(data: Data, dataset_info: DatasetInfo) -> str:
     """Describe samples, classes and validation sets, such as ``1437 samples of 10 classes; val: 360``."""
     word = "identities" if dataset_info.cameras or dataset_info.queries else "classes"
     classes = f" of {len(dataset_info.classes)} {word}" if dataset_info.classes else ""
+    streams = f" in {plural(len(dataset_info.streams), 'stream')}" if dataset_info.streams else ""
     validation = [f"{stream.prefix}: {len(stream.source)}" for stream in data.validation]
-    return "; ".join([f"{plural(dataset_info.samples, 'sample')}{classes}", *validation])
+    return "; ".join([f"{plural(dataset_info.samples, 'sample')}{classes}{streams}", *validation])
+
+
+def describe_streams(batches: TrainingBatches, model: Task, sample: Batch) -> dict[str, str]:
+    """Describe each stream of a multi-task run by its name, such as ``1600 samples of 10 classes, 8 of 16 in a batch,
+    1.2 epochs; 6.2 GFLOP per sample (forward)``, of all its tasks; empty for other runs.
+
+    Args:
+        batches: of the run.
+        model: not sharded yet.
+        sample: a batch of one sample of each stream.
+    """
+    texts = {}
+    for name, stream in batches.streams.items() if isinstance(batches, MixedTrainingBatches) else ():
+        samples = describe_data(replace(stream.data, val=None), stream.dataset_info)
+        cycle, total = batches.cycle, batches.plan.total_steps
+        turns = cycle.steps_before(name, len(cycle.steps)) / len(cycle.steps)
+        share = f"{stream.data.batch_size} of {batches.data.batch_size} in a batch"
+        share = share if turns == 1 else f"{turns:.0%} of the steps"
+        epochs = f"{cycle.steps_before(name, total) / stream.plan.steps_per_epoch:.3g} epochs"
+        flops = count_forward_flops(model, {**sample, "streams": {name: sample["streams"][name]}})
+        texts[name] = "; ".join([f"{samples}, {share}, {epochs}", *([describe_flops(flops)] if flops else [])])
+    return texts
 
 
 def describe_device(device: torch.device, training: Training, processes: int, threads: int, workers: int) -> str:

@@ -35,10 +35,12 @@ class TaskTransforms:
     Args:
         tasks: their names.
         transforms: of their validation data.
+        views: clips and crops in which it sees a video.
     """
 
     tasks: list[str]
     transforms: Sequence[TransformPart] = ()
+    views: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -241,13 +243,14 @@ def _task_transforms(config: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the validation transforms of the tasks of a multi-task config, tasks with the same ones together; those
     without a validation set have the transforms of the first one."""
     sets = validation_sets(config)
-    own = {section["task"]: section["transforms"] for section in reversed(sets)}
+    own = {section["task"]: section for section in reversed(sets)}
     groups: list[dict[str, Any]] = []
     for name in config["task"]["tasks"] if config["task"]["name"] == "multitask" else ():
-        transforms = own.get(name, sets[0]["transforms"] if sets else [])
-        group = next((group for group in groups if group["transforms"] == transforms), None)
+        section = own.get(name, sets[0] if sets else {"transforms": [], "source": {"name": ""}})
+        reading = {"transforms": section["transforms"], "views": views_of(section["source"])}
+        group = next((group for group in groups if reading.items() <= group.items()), None)
         if group is None:
-            groups.append({"tasks": [name], "transforms": transforms})
+            groups.append({"tasks": [name], **reading})
         else:
             group["tasks"].append(name)
     return groups

@@ -184,9 +184,7 @@ def _evaluation_loader(data: Data, batch_size: int, device: torch.device, reader
     return Loader(reader, requests, num_workers=data.num_workers, pin_memory=device.type == "cuda")
 
 
-def available_scores(
-    task: Task, validation: Sequence[ValidationSet], training_info: DatasetInfo
-) -> dict[str, str]:
+def available_scores(task: Task, validation: Sequence[ValidationSet], training_info: DatasetInfo) -> dict[str, str]:
     """Return the names of the scores that the evaluations compute, and which way each is better.
 
     Raises:

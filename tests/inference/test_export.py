@@ -256,6 +256,7 @@ def test_a_batch_size_that_cannot_vary(form: Literal["torch", "onnx", "openvino"
         assert (runtime.metadata["batch_size"], list(runtime.shapes["image"])) == ("1", [1, 1, 4, 4])
 
 
+@pytest.mark.slow
 def test_programs_are_moved_to_other_devices() -> None:
     """Numbers of rows and columns, also within a scan, follow the program; this machine's other device is ``meta``."""
 

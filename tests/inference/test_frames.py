@@ -6,11 +6,14 @@ import signal
 from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from io import RawIOBase
 from pathlib import Path
+from socketserver import StreamRequestHandler, ThreadingTCPServer
 from threading import Thread
 from typing import Any
 
 import av
+import numpy as np
 import pytest
 import torch
 
@@ -55,6 +58,51 @@ def server(folder: Path) -> Iterator[str]:
         yield f"127.0.0.1:{server.server_port}"
         server.shutdown()
         thread.join()
+
+
+class RtpPackets(RawIOBase):
+    """Keeps what FFmpeg's RTP muxer writes: a packet a call."""
+
+    def __init__(self) -> None:
+        self.packets: list[bytes] = []
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self.packets.append(bytes(data))
+        return len(data)
+
+
+class Camera(StreamRequestHandler):
+    """An RTSP server (RFC 2326) that sends ten gray frames, each brighter, over the connection of the requests."""
+
+    SDP = "v=0\r\no=- 0 0 IN IP4 127.0.0.1\r\ns=test\r\nt=0 0\r\nm=video 0 RTP/AVP 32\r\na=control:video\r\n"
+
+    def handle(self) -> None:
+        while request := self.rfile.readline().decode().split():
+            rows = iter(lambda: self.rfile.readline().decode().strip(), "")
+            headers = dict(row.split(": ", 1) for row in rows)
+            answer = {
+                "DESCRIBE": f"Content-Type: application/sdp\r\nContent-Length: {len(self.SDP)}\r\n\r\n{self.SDP}",
+                "SETUP": f"Transport: {headers.get('Transport')}\r\nSession: 1\r\n\r\n",
+            }.get(request[0], "\r\n")
+            self.wfile.write(f"RTSP/1.0 200 OK\r\nCSeq: {headers['CSeq']}\r\n{answer}".encode())
+            if request[0] == "PLAY":
+                return self._play()
+
+    def _play(self) -> None:
+        muxer = RtpPackets()
+        with av.open(muxer, "w", format="rtp", container_options={"packetsize": "1400"}) as container:
+            stream: Any = container.add_stream("mpeg1video", 25)
+            stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+            for number in range(10):
+                frame = av.VideoFrame.from_ndarray(np.full((48, 64, 3), 20 * number, np.uint8))
+                container.mux(stream.encode(frame))
+            container.mux(stream.encode())
+        for packet in muxer.packets:
+            channel = bytes([packet[1] == 200])  # a report of the sender, or video
+            self.wfile.write(b"$" + channel + len(packet).to_bytes(2) + packet)
 
 
 def lines_of(out: Path) -> list[Any]:
@@ -111,6 +159,21 @@ def test_videos_and_urls_are_predicted(
     predict_windows(RUNS / "detection" / "run", [str(folder / "times.mkv")], tmp_path / "objects", every=1.0)
     assert [(line["frame"], line["time"]) for line in lines_of(tmp_path / "objects")] == [(0, 0.0), (2, 1.0)]
     assert times_of(tmp_path / "objects" / "videos" / "00000-times.mp4") == [0.0, 1.0]
+
+
+@pytest.mark.slow
+def test_a_camera_is_predicted(tmp_path: Path) -> None:
+    with ThreadingTCPServer(("127.0.0.1", 0), Camera) as server:
+        Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        address = f"127.0.0.1:{server.server_address[1]}/live"
+        frames = [int(frame.image.float().mean()) for frame in read_frames(f"rtsp://{address}")]
+        predict(CLASSIFIER, [f"rtsp://me:secret@{address}"], tmp_path, max_frames=4)
+        server.shutdown()
+    assert frames == pytest.approx([20 * number for number in range(10)], abs=2)
+    assert [(line["path"], line["frame"]) for line in lines_of(tmp_path)] == [
+        (f"rtsp://{address}", i) for i in range(4)
+    ]
+    assert len(times_of(tmp_path / "videos" / "00000-live.mp4")) == 4
 
 
 def test_ctrl_c_completes_the_files(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from opabinia.contracts import DatasetInfo, Level, MaskTargets, SegmentationDecoder, Target
+from opabinia.contracts import Clock, DatasetInfo, Level, MaskTargets, SegmentationDecoder, Target
+from opabinia.data.sources import DigitScenes
+from opabinia.models.backbones.timm import timm
+from opabinia.models.decoders.mask2former import Mask2Former
 from opabinia.models.detectors.mask2former import MaskClassifier
 from opabinia.models.panoptic import paste_mask
 from opabinia.tasks.dense_base import TestTimeAugmentation
@@ -103,3 +107,41 @@ def test_every_object_is_a_segment_of_the_decoder() -> None:
         task.detector.losses([data["image"]], (24, 32), [(24, 32)], [Target(data["boxes"][0], data["labels"][0])])
     with pytest.raises(ValueError, match="take a mask classifier such as mask2former"):
         MaskClassifier([Level(1, 1)], INFO, decoder=lambda levels, classes: SegmentationDecoder())
+
+
+@pytest.mark.slow
+def test_it_learns_the_masks_of_a_few_scenes() -> None:
+    pytest.importorskip("transformers", reason="the extra detr is not installed")
+    torch.manual_seed(0)
+    source = DigitScenes(split="train", masks=True)
+    samples = [source[index] for index in range(2)]
+    classes = tuple(map(str, range(10)))
+    sizes = {"num_queries": 10, "channels": 32, "encoder_layers": 1, "decoder_layers": 2, "attention_heads": 4}
+    decoder = partial(Mask2Former, **sizes, encoder_ffn_dim=64, decoder_ffn_dim=64, num_points=512)
+    task = Detection(
+        DatasetInfo(samples=2, channels=1, classes=classes, boxes=True, masks=True),
+        backbone=partial(timm, model="test_resnet"),
+        detector=partial(MaskClassifier, decoder=decoder),
+        mean=[0.4],
+        std=[0.25],
+    )
+    data = {name: [sample[name].as_subclass(Tensor) for sample in samples] for name in ("boxes", "labels", "masks")}
+    batch = {**data, "image": torch.stack([sample["image"].as_subclass(Tensor) for sample in samples])}
+    batch |= {"image_sizes": [(128, 128)] * 2, "original_size": [(128, 128)] * 2}
+    optimizer = torch.optim.AdamW(task.parameters(), lr=0.002)
+    for _ in range(120):
+        optimizer.zero_grad()
+        losses = task(batch, Clock())
+        torch.stack(list(losses.values())).sum().backward()
+        torch.nn.utils.clip_grad_norm_(task.parameters(), 1.0)
+        optimizer.step()
+    with torch.no_grad():
+        found = task.eval().predict(batch)
+    for row, masks in enumerate(data["masks"]):
+        count = len(masks)
+        assert sorted(found["labels"][row, :count].tolist()) == sorted(data["labels"][row].tolist())
+        predicted = paste_mask(found["masks"][row, :count], found["boxes"][row, :count], (128, 128)).flatten(1).float()
+        true = masks.flatten(1).float()
+        shared = predicted @ true.T
+        iou = shared / (predicted.sum(1)[:, None] + true.sum(1) - shared)
+        assert (iou.amax(0) > 0.6).all()

@@ -1,12 +1,14 @@
 """Panoptic maps from instances and from mask classifiers: the results of detectron2 and Mask2Former."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 from opabinia.contracts import Detections
 from opabinia.contracts.masks import decode_rle
@@ -17,6 +19,7 @@ from opabinia.models.panoptic import (
     combine_instances,
     first_image,
     merge_masks,
+    merge_queries,
     paste_mask,
     stack_segments,
     top_instances,
@@ -79,6 +82,32 @@ def test_masks_are_pasted_as_in_the_evaluation() -> None:
     for mask, box, text in zip(masks, boxes, encoded, strict=True):
         expected = decode_rle({"size": [20, 24], "counts": text}, (20, 24))
         assert np.array_equal(paste_mask(mask, box, (20, 24)).numpy(), expected)
+
+
+def test_padded_images_of_a_batch_give_the_same_segments() -> None:
+    draw = torch.Generator().manual_seed(3)
+    sizes, shape = [(30, 40), (22, 35), (25, 18)], (30, 40)
+    area = torch.stack([F.pad(torch.ones(size), (0, 40 - size[1], 0, 30 - size[0])) for size in sizes]) > 0
+    boxes = torch.rand(3, 9, 4, generator=draw).mul(18).cumsum(2).clamp(max=18)
+    things, masks = torch.randint(-1, 3, (3, 9), generator=draw), torch.rand(3, 9, 7, 7, generator=draw)
+    detections = Detections(boxes, torch.linspace(1, 0.2, 9).expand(3, 9), things, masks)
+    labels = torch.randint(3, 7, (3, 30, 40), generator=draw).masked_fill(~area, 5).to(torch.uint8)
+    labels[labels == 6] = 255
+    combine = partial(combine_instances, classes=6, min_score=0.3, max_overlap=0.4, min_area=150)
+    classes, queries = 3 * torch.randn(3, 12, 7, generator=draw), 4 * torch.randn(3, 12, 5, 5, generator=draw)
+    pixels = F.interpolate(queries, size=shape, mode="bilinear")
+    merge = partial(merge_queries, thing_labels=[0, 1], min_score=0.4, min_visible=0.3)
+    batches = combine(detections, labels, area=area), merge(classes, pixels, area=area)
+    for row, (height, width) in enumerate(sizes):
+        image = slice(row, row + 1), ..., slice(height), slice(width)
+        single = Detections(*(values[image[0]] for values in detections if values is not None))
+        alone = combine(single, labels[image]), merge(classes[image[0]], pixels[image])
+        for batch, one in zip(batches, map(first_image, alone), strict=True):
+            count = len(one.labels)
+            assert count > 1 and (batch.labels[row, count:] == -1).all()
+            assert torch.equal(batch.map[row, :height, :width], one.map) and not batch.map[row][~area[row]].any()
+            assert torch.equal(batch.labels[row, :count], one.labels)
+            assert torch.equal(batch.scores[row, :count], one.scores)
 
 
 def test_images_without_segments() -> None:

@@ -30,6 +30,8 @@ from opabinia.contracts import (
     Sizes,
     Target,
 )
+from opabinia.inference.export import predict_script
+from opabinia.inference.export.exported_task import _original, _readable
 from opabinia.tasks.segmentation import Panoptic
 from tests.tasks.test_segmentation import Pixels
 
@@ -217,9 +219,34 @@ def test_what_it_refuses() -> None:
     model = task()
     with pytest.raises(ValueError, match="with the objects of the same classes to compare with"):
         model.evaluators(replace(FACTS, thing_labels=(0,)))
-    module = model.eval().export_module()
-    for refused in (module.check_static, lambda: model.explain({})):
-        with pytest.raises(ValueError, match="panoptic"):
-            refused()
-    whole = module.expected({"image": batch_of()["image"]})
-    assert module.difference(whole, module.expected({"image": batch_of()["image"]})) == 0
+    with pytest.raises(ValueError, match="panoptic"):
+        model.explain({})
+    with pytest.raises(ValueError, match=r"task\.detector: Bars has no detect_batch"):
+        model.eval().export_module().check_static()
+
+
+def test_the_exported_function_merges_padded_images() -> None:
+    module = task(decoder=Queries, detector=None).eval().export_module()
+    module.check_static()
+    inputs = {"image": batch_of()["image"], "image_sizes": torch.tensor(batch_of()["image_sizes"])}
+    with torch.no_grad():
+        expected, actual = module.expected(inputs), module(**inputs)
+    assert list(expected) == list(actual)
+    assert module.difference(expected, actual) < 1e-6
+    assert actual["segments"][1, :, 3].tolist() == [0] * 4 and actual["segment_labels"].tolist() == [[1, 2]] * 2
+    assert module.difference(expected, actual | {"segments": actual["segments"] + 1}) == 1
+    batch = {"image_sizes": [(4, 4), (4, 3)], "original_size": [(8, 8), (8, 6)]}
+    original = _original(actual, batch)
+    maps = [ground_truth.labels for ground_truth in batch_of()["ground_truth_map"]]
+    assert np.array_equal(original["segmentation"][0], maps[0])
+    assert np.array_equal(original["segmentation"][1, :, :6], maps[1]) and (original["segments"][1, :, 6:] == 0).all()
+    assert {row["class"] for row in _readable(FACTS, {key: rows[1] for key, rows in original.items()})["segments"]} == {
+        "bar",
+        "sky",
+    }
+    tensors = {name: rows[1].numpy() for name, rows in actual.items()}
+    described = predict_script.describe(tensors, list(FACTS.classes), 1.0, (4, 3))["segments"]
+    assert {row["class"]: row["share"] for row in described} == {
+        "bar": pytest.approx(1 / 3),
+        "sky": pytest.approx(2 / 3),
+    }

@@ -21,6 +21,7 @@ from opabinia.contracts import (
     Batch,
     Clock,
     DatasetInfo,
+    DrawOptions,
     GroundTruthMap,
     Level,
     SegmentationDecoder,
@@ -185,7 +186,9 @@ def test_a_prediction_is_readable_and_drawn(tmp_path: Path) -> None:
     assert task.caption(readable) == ["dark 50.0%", "bright 50.0%"]
     sample = {"image": torch.zeros(1, 10, 12, dtype=torch.uint8), "mask": torch.zeros(10, 12, dtype=torch.uint8)}
     drawn = task.save_drawing(tmp_path, "a", sample, row)
-    assert drawn.size[0] * 10 == drawn.size[1] * 12
+    plain = task.draw(sample, row, DrawOptions(legend=False))
+    assert plain.size[0] * 10 == plain.size[1] * 12
+    assert drawn.size[1] > plain.size[1]
     saved = np.asarray(Image.open(tmp_path / "maps/a.png"))
     assert np.array_equal(saved, row["segmentation"][:10, :12].numpy())
     assert task.ground_truth_caption(sample, FACTS.classes) == ["dark 100.0%"]

@@ -1,6 +1,8 @@
 """Multi-task runs: balance of the losses, options and freezing of single tasks, and weights handed on between runs."""
 
+import itertools
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,19 @@ import pytest
 import torch
 from torch import Tensor
 
+import opabinia
+from opabinia.contracts import DatasetInfo
+from opabinia.models.backbones.shared import shared
+from opabinia.models.backbones.timm import timm
+from opabinia.models.detectors import Fcos
+from opabinia.models.losses.balance import UncertaintyWeights
+from opabinia.models.necks import fpn
+from opabinia.optim.groups import ParamGroups, Rule, layer_factors, parameter_groups
 from opabinia.runtime.shards import load_safetensors
+from opabinia.tasks.classification import Classification
+from opabinia.tasks.detection import Detection
+from opabinia.tasks.multitask import Multitask
+from opabinia.tasks.multitask.settings import Subtask
 from opabinia.training import launch
 
 RECIPE = """
@@ -51,20 +65,111 @@ def weights(run: Path, step: int = 12) -> dict[str, Tensor]:
     return load_safetensors(run / "checkpoints" / f"step-{step:08d}" / "model.safetensors")
 
 
-def same(found: dict[str, Tensor], expected: dict[str, Tensor], start: str = "") -> bool:
+def unchanged(found: dict[str, Tensor], expected: dict[str, Tensor], start: str = "") -> bool:
     names = [name for name in expected if name.startswith(start)]
     assert names
     return all(torch.equal(found[name], expected[name]) for name in names)
 
 
 @pytest.mark.parametrize("balance", ["dwa", "gradnorm"])
-@pytest.mark.parametrize("mixing", ["batch", "steps"])
-def test_a_balanced_run_resumes_exactly(recipe: Path, tmp_path: Path, balance: str, mixing: str) -> None:
-    """From the middle of an epoch (4 steps)."""
-    changes = [f"task.balance={balance}", f"data.train.source.mixing={mixing}", "train.micro_batch_size=5"]
+def test_a_balanced_run_resumes_exactly(recipe: Path, tmp_path: Path, balance: str) -> None:
+    """From the middle of an epoch (4 steps), where tasks take turns."""
+    changes = [f"task.balance={balance}", "data.train.source.mixing=steps", "train.micro_batch_size=5"]
     run, _ = launch.train(recipe, changes, out=tmp_path)
     before, logged = weights(run), lines(run)
     shares = [(line["train/digits/weight"], line["train/parity/weight"]) for line in logged]
     assert len(set(shares)) > 1 and all(sum(pair) == pytest.approx(2, abs=1e-5) for pair in shares)
     launch.train(recipe, changes, out=tmp_path, resume=str(run / "checkpoints" / "step-00000005"))
-    assert same(weights(run), before) and [line["train/loss"] for line in lines(run)] == [line["train/loss"] for line in logged]
+    assert unchanged(weights(run), before)
+    assert [line["train/loss"] for line in lines(run)] == [line["train/loss"] for line in logged]
+
+
+def test_heads_and_backbone_are_frozen_and_weighted_over_time(recipe: Path, tmp_path: Path) -> None:
+    later = "{name: constant, warmup: 3it, warmup_factor: 0, warmup_mode: constant}"
+    changes = [
+        *("train.length=5it", "checkpoint.every=1it", f"task.tasks.parity.weight_schedule={later}"),
+        r"hooks.head={name: freeze, pattern: '^tasks\.digits\.'}",
+        "hooks.backbone={name: freeze, pattern: ^backbone, until: 2it}",
+    ]
+    run, _ = launch.train(recipe, changes, out=tmp_path)
+    states = [weights(run, step) for step in range(1, 6)]
+    stays = {
+        part: [unchanged(new, old, part) for old, new in itertools.pairwise(states)]
+        for part in ("tasks.digits.", "tasks.parity.", "backbone.")
+    }
+    assert stays == {
+        "tasks.digits.": [True, True, True, True],
+        "tasks.parity.": [True, True, False, False],
+        "backbone.": [True, False, False, False],
+    }
+    # A task of weight 0 is not computed: there is no loss of it, and no weight decay either.
+    assert ["train/parity/loss" in line for line in lines(run)] == [False, False, False, True, True]
+    assert all("train/digits/loss" in line for line in lines(run))
+
+
+def test_a_step_without_a_trained_task_changes_nothing(recipe: Path, tmp_path: Path) -> None:
+    changes = ["train.length=2it", "checkpoint.every=1it", "task.tasks.digits.weight=0", "task.tasks.parity.weight=0"]
+    run, _ = launch.train(recipe, changes, out=tmp_path)
+    assert unchanged(weights(run, 2), weights(run, 1))
+
+
+def test_a_head_added_later_leaves_the_others_as_they_are(recipe: Path, tmp_path: Path) -> None:
+    first, _ = launch.train(recipe, ["train.length=5it"], out=tmp_path, name="first")
+    added = "{task: classification, data: {train: {source: {name: some_digits, n: 12}, transforms: [RandomInvert]}}}"
+    freeze = r"hooks.freeze={name: freeze, pattern: '^(backbone|tasks\.(digits|parity))\.'}"
+    changes = ["train.length=5it", f"task.tasks.added={added}", f"init.weights={first}", freeze]
+    second, _ = launch.train(recipe, changes, out=tmp_path, name="second")
+    before, after = weights(first, 5), weights(second, 5)
+    assert unchanged(after, before) and any(name.startswith("tasks.added.") for name in after.keys() - before.keys())
+    images = torch.rand(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    for task in ("digits", "parity"):
+        found, expected = (
+            opabinia.load(run, checkpoint="last", task=task).task.predict({"image": images}) for run in (second, first)
+        )
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_options_of_single_tasks() -> None:
+    streams = dict.fromkeys(("boxes", "labels"), DatasetInfo(samples=8, channels=1, classes=("a", "b")))
+    vit = partial(timm, model="test_vit", options={"img_size": 32})
+    part = partial(Classification, backbone=shared)
+    model = Multitask(
+        DatasetInfo(samples=8, channels=1, streams=streams),
+        backbone=vit,
+        tasks={name: Subtask(task=part) for name in streams},
+        balance=UncertaintyWeights,
+    )
+    rules = [
+        Rule(pattern=r"^tasks\.boxes\.", lr_factor=2.0),
+        Rule(pattern="^backbone", weight_decay=0.01),
+        Rule(pattern="^balance", weight_decay=0.0),
+    ]
+    options = {}
+    for group in parameter_groups(model, ParamGroups(rules=rules, layer_decay=0.5)):
+        for param in group["params"]:
+            options[param] = group["lr_factor"], group.get("weight_decay")
+    named = {name: options[param] for name, param in model.named_parameters()}
+    assert {value for name, value in named.items() if name.startswith("tasks.boxes.")} == {(2.0, None)}
+    assert {value for name, value in named.items() if name.startswith("tasks.labels.")} == {(1.0, None)}
+    assert named["balance.log_variances"] == (1.0, 0.0)
+    alone = layer_factors(Classification(streams["labels"], backbone=vit), 0.5)
+    backbone = {name: value for name, value in named.items() if name.startswith("backbone.")}
+    assert backbone == {name: (alone[name], 0.01) for name in backbone} and len(set(backbone.values())) > 2
+
+
+def test_the_last_shared_layer_is_one_that_all_tasks_read() -> None:
+    """EfficientNet has layers between its last feature maps and its vector."""
+    labels = DatasetInfo(samples=8, channels=1, classes=("a", "b"))
+    boxes = DatasetInfo(samples=8, channels=1, classes=("a", "b"), boxes=True)
+    detection = partial(Detection, detector=partial(Fcos, neck=partial(fpn, channels=32)), backbone=shared)
+    parts = {"labels": (labels, partial(Classification, backbone=shared)), "boxes": (boxes, detection)}
+    for names, expected in ((["labels"], "conv_head"), (["labels", "boxes"], "blocks.4.0.conv_pwl")):
+        model = Multitask(
+            DatasetInfo(samples=8, channels=1, streams={name: parts[name][0] for name in names}),
+            backbone=partial(timm, model="test_efficientnet"),
+            tasks={name: Subtask(task=parts[name][1]) for name in names},
+        )
+        (last,) = model._last_shared()
+        assert last is model.backbone.model.get_submodule(expected).weight
+        model.backbone.requires_grad_(False)
+        assert model._last_shared() == []

@@ -54,9 +54,9 @@ class LogSamples(LogMetrics):
     def after_step(self, run: Run) -> None:
         """Write the line."""
         counts = self._counts or [run.clock.samples - self._samples_before]
-        by_stream = map(chain.from_iterable, zip(*gather(self._ids), strict=True))
+        streams = zip(map(chain.from_iterable, zip(*gather(self._ids), strict=True)), counts, strict=False)
         # If a batch has fewer samples than there are processes, every process has all of them.
-        ids = [sample_id for rank_ids, count in zip(by_stream, counts, strict=False) for sample_id in islice(rank_ids, count)]
+        ids = [sample_id for rank_ids, count in streams for sample_id in islice(rank_ids, count)]
         run.metrics_log.flush(run.clock, {**_memory_in_use(run), "sample_ids": ids})
         self._ids = []  # a skipped batch has no before_step
 

@@ -16,9 +16,12 @@ from opabinia.config import Resolved
 from opabinia.engine.checkpointing.checkpoint import read_state
 from opabinia.engine.loggers.metrics_log import from_json_numbers
 from opabinia.inference.predictor import Predictor
+from opabinia.inference.splits import sets_for
+from opabinia.models.backbones.shared import SharedNormalize
 from opabinia.models.layers import Normalize
 from opabinia.runtime.json_files import read_json
 from opabinia.runtime.version import __version__
+from opabinia.tasks.multitask import Multitask
 from opabinia.training.run_folder import validation_sets
 
 _RANGES = {torch.uint8: "0 to 255", torch.float32: "0 to 1"}
@@ -43,6 +46,7 @@ class Description:
         crop: share of the resized shorter side that is cropped.
         scores: of the last evaluation up to the checkpoint, or of the run's last one.
         step: of the checkpoint.
+        tasks: of a multi-task run, ``task`` and ``classes`` of each by its name, with which its outputs begin.
         batch_size: number of samples that the graph takes: ``dynamic``, or the only one.
         version: of this library.
     """
@@ -61,6 +65,7 @@ class Description:
     crop: float
     scores: dict[str, float]
     step: int
+    tasks: dict[str, dict[str, Any]]
     batch_size: str = "dynamic"
     version: str = __version__
 
@@ -72,7 +77,9 @@ class Description:
         }
 
 
-def describe(run: Path, checkpoint: Path, resolved: Resolved, predictor: Predictor, image: Tensor) -> Description:
+def describe(
+    run: Path, checkpoint: Path, resolved: Resolved, predictor: Predictor, image: Tensor, tasks: Sequence[str]
+) -> Description:
     """Describe a run's model.
 
     Args:
@@ -81,18 +88,22 @@ def describe(run: Path, checkpoint: Path, resolved: Resolved, predictor: Predict
         resolved: the run's config.
         predictor: the model.
         image: inputs (B x ... x C x H x W).
+        tasks: of a multi-task run, those of the model.
     """
-    sets = validation_sets(resolved.config)
-    transforms = list(sets[0]["transforms"]) if sets else []
+    task, section = predictor.task, resolved.config["task"]
+    sections = {name: section["tasks"][name]["task"] for name in tasks}
+    prefixes = sets_for(resolved, tasks)
+    transforms = next((own["transforms"] for own in validation_sets(resolved.config) if own["prefix"] in prefixes), [])
     resize, crop = resize_rule(transforms, min(image.shape[-2:]))
-    if predictor.task.size_multiple:
+    if task.size_multiple:
         resize = "fit" if transforms else "shrink"
     state, results = read_state(checkpoint), run / "results.json"
     final = read_json(results, dict[str, float]) if results.is_file() else {}
-    normalize = next((module for module in predictor.task.modules() if isinstance(module, Normalize)), None)
+    kinds = (Normalize, SharedNormalize)
+    normalize = next((module for module in task.modules() if isinstance(module, kinds)), None)
     return Description(
         name="/".join(run.resolve().parts[-2:]),
-        task=resolved.config["task"]["name"],
+        task=sections[tasks[0]]["name"] if len(tasks) == 1 else section["name"],
         classes=predictor.classes,
         channels=image.shape[-3],
         size=(image.shape[-2], image.shape[-1]),
@@ -105,6 +116,10 @@ def describe(run: Path, checkpoint: Path, resolved: Resolved, predictor: Predict
         crop=crop,
         scores=from_json_numbers(state["scores"]) or final,
         step=state["step"],
+        tasks={
+            name: {"task": sections[name]["name"], "classes": own.dataset_info.classes}
+            for name, own in (task.tasks.items() if isinstance(task, Multitask) else ())
+        },
     )
 
 

@@ -1,4 +1,4 @@
-"""Evaluation of exported files: the score on the whole first validation set, file size, latency and throughput."""
+"""Evaluation of exported files: the score on a whole validation set, file size, latency and throughput."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ from opabinia.inference.export.job import ExportJob
 from opabinia.inference.predictor import Predictor
 from opabinia.inference.splits import select_split
 from opabinia.runtime.weighted_scores import weighted_score
+from opabinia.tasks.multitask import Multitask
 from opabinia.training.model import Models
-from opabinia.training.run_folder import build_parts, validation_sets
+from opabinia.training.run_folder import build_parts
 from opabinia.training.validation import make_best, plan_evaluation
 
 SECONDS = 2.0
@@ -47,7 +48,7 @@ class Speed(NamedTuple):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The evaluation of a run's first validation set.
+    """The evaluation of a run's first validation set, or of the first one of a task of a multi-task run.
 
     Attributes:
         task: the original.
@@ -75,8 +76,10 @@ class Evaluation:
         return value
 
 
-def open_evaluation(resolved: Resolved, checkpoint: Path, predictor: Predictor, outputs: Collection[str]) -> Evaluation:
-    """Open the first validation set of a run, for the task and for what is exported of it.
+def open_evaluation(
+    resolved: Resolved, checkpoint: Path, predictor: Predictor, outputs: Collection[str], prefix: str
+) -> Evaluation:
+    """Open a validation set of a run, for the task and for what is exported of it.
 
     Evaluators that read layers are omitted, unless these are outputs of the graph (``embedding``).
 
@@ -85,15 +88,16 @@ def open_evaluation(resolved: Resolved, checkpoint: Path, predictor: Predictor, 
         checkpoint: its folder.
         predictor: has the trained task, on the CPU.
         outputs: names of the graph's outputs.
+        prefix: of the validation set.
 
     Raises:
-        ConfigError: there is no validation set, or its data does not exist, or it has no scores.
+        ConfigError: its data does not exist, or it has no scores.
     """
-    sets = validation_sets(resolved.config)
-    if not sets:
-        raise ConfigError(Problem("", "data.val", "there is no validation set to evaluate the exported file on"))
-    prefix, task = sets[0]["prefix"], predictor.task
-    parts = build_parts(select_split(resolved, prefix)).keywords
+    task = predictor.task
+    selected = select_split(resolved, prefix)
+    if not isinstance(task, Multitask):
+        selected.config["data"]["val"]["task"] = None
+    parts = build_parts(selected).keywords
     evaluators = {
         name: replace(evaluator, every=None)
         for name, evaluator in (parts["evaluate"].evaluators or {}).items()
@@ -115,7 +119,8 @@ def open_evaluation(resolved: Resolved, checkpoint: Path, predictor: Predictor, 
     def evaluators_of_predictions(_: Task, dataset_info: DatasetInfo) -> list[Evaluator]:
         found = validation.evaluators(task, dataset_info)
         layers = [evaluator.layers if isinstance(evaluator, LayersEvaluator) else () for evaluator in found]
-        return [evaluator for evaluator, names in zip(found, layers, strict=True) if set(names) <= set(outputs)]
+        own = {name.removeprefix(f"{dataset_info.task}/") for name in outputs}
+        return [evaluator for evaluator, names in zip(found, layers, strict=True) if set(names) <= own]
 
     metric = (parts["checkpoint"].best or "").replace("_ema/", "/")
     best = make_best(metric if weighted_score(metric, dict.fromkeys(scores, 0.0)) is not None else None, scores)
@@ -145,32 +150,36 @@ def _times(run: Callable[..., object], inputs: Mapping[str, Tensor]) -> list[flo
 
 
 class Row(NamedTuple):
-    """A model in the table: its score, size in bytes and speed."""
+    """A model in the table: its score in each evaluation, size in bytes and speed."""
 
     name: str
-    score: float
+    scores: Sequence[float]
     size: int
     speed: Speed
 
 
-def measure_original(evaluation: Evaluation, job: ExportJob) -> Row:
+def measure_original(evaluations: Sequence[Evaluation], job: ExportJob) -> Row:
     """Measure the trained task, computed by torch on the CPU."""
-    size = sum(value.nbytes for value in evaluation.task.state_dict().values())
+    size = sum(value.nbytes for value in evaluations[0].task.state_dict().values())
     speed = measure_speed(lambda **inputs: job.module.expected(inputs), job.inputs)
-    return Row("original", evaluation.score(evaluation.task), size, speed)
+    return Row("original", [evaluation.score(evaluation.task) for evaluation in evaluations], size, speed)
 
 
-def measure_file(name: str, path: Path, evaluation: Evaluation, job: ExportJob) -> Row:
+def measure_file(name: str, path: Path, evaluations: Sequence[Evaluation], job: ExportJob) -> Row:
     """Measure an ONNX file or a folder of OpenVINO, computed by its runtime on the CPU."""
     task = ExportedTask(path)
-    return Row(name, evaluation.score(task), total_size(path), measure_speed(task.run, job.inputs))
+    scores = [evaluation.score(task) for evaluation in evaluations]
+    return Row(name, scores, total_size(path), measure_speed(task.run, job.inputs))
 
 
-def score_table(rows: Sequence[Row], metric: str) -> Table:
+def score_table(rows: Sequence[Row], metrics: Sequence[str]) -> Table:
     """Return a table of models; differences are from the first."""
-    result = Table("model", metric, "difference", "MB", "p50 ms", "p90 ms", "samples/s")
+    columns = [column for metric in metrics for column in (metric, "difference")]
+    result = Table("model", *columns, "MB", "p50 ms", "p90 ms", "samples/s")
     for row in rows:
-        difference = "" if row is rows[0] else f"{row.score - rows[0].score:+.4f}"
+        values = list[str]()
+        for score, original in zip(row.scores, rows[0].scores, strict=True):
+            values += [f"{score:.4f}", "" if row is rows[0] else f"{score - original:+.4f}"]
         speed = (f"{row.speed.p50 * 1e3:.2f}", f"{row.speed.p90 * 1e3:.2f}", f"{row.speed.throughput:.0f}")
-        result.add_row(row.name, f"{row.score:.4f}", difference, f"{row.size / 1e6:.2f}", *speed)
+        result.add_row(row.name, *values, f"{row.size / 1e6:.2f}", *speed)
     return result

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
@@ -12,21 +13,24 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from opabinia.config import ConfigError, Problem
+from opabinia.config import ConfigError, Problem, Resolved
 from opabinia.contracts import ExportModule, Sample
 from opabinia.inference.export import predict_script
 from opabinia.inference.export.description import describe
-from opabinia.inference.export.evaluate import open_evaluation, score_table
+from opabinia.inference.export.evaluate import Evaluation, open_evaluation, score_table
 from opabinia.inference.export.files import check_libraries, total_size, write_file
 from opabinia.inference.export.hugging_face import write_layout
 from opabinia.inference.export.job import ExportJob, ExportMismatch
 from opabinia.inference.export.measured_files import Measured, measure_files
-from opabinia.inference.export.samples import calibration_inputs, select_samples
+from opabinia.inference.export.samples import COMPARED, calibration_inputs, fitting_tasks, select_samples
 from opabinia.inference.load import load
+from opabinia.inference.predictor import Predictor
+from opabinia.inference.splits import TRAIN, sets_for
 from opabinia.models.lora import merge_adapters
 from opabinia.runtime.files import disk_errors, write_atomic
 from opabinia.runtime.log import logging_to
 from opabinia.runtime.progress import progress_bar
+from opabinia.tasks.multitask import Multitask
 from opabinia.training.run_folder import chosen_checkpoint, resolve
 from opabinia.training.trained_model import Weights
 
@@ -37,9 +41,6 @@ NAMES: Mapping[Form, str] = {
     "torch": "model.pt2",
     "huggingface": "hugging_face",
 }
-
-COMPARED = 8
-"""Number of samples on which models are compared."""
 
 
 def export(
@@ -53,6 +54,7 @@ def export(
     weights: Weights | None = None,
     measured: Measured | None = None,
     license: str = "",
+    task: Sequence[str] = (),
 ) -> Path:
     """Write a run's model for use elsewhere, read it back, compare it with the original, and then put it in place.
 
@@ -69,9 +71,11 @@ def export(
         form: see above.
         tolerance: largest allowed difference, relative to the largest magnitude of an output where that is above 1.
         checkpoint, weights: see :func:`opabinia.load`.
-        measured: evaluate the ONNX or OpenVINO model on the first validation set, and write other precisions; files
-            whose score drops by more than allowed are not kept.
+        measured: evaluate the ONNX or OpenVINO model on the first validation set (of each task of a multi-task run),
+            and write other precisions; files whose score drops by more than allowed are not kept.
         license: of the model card, by its name on the hub, such as ``apache-2.0``; empty leaves it open.
+        task: of a multi-task run, the tasks to export, of which one alone is exported as a run of its own; empty: all
+            that predict something for an image and whose validation images have the size of the first one's.
 
     Returns:
         the path that was written.
@@ -85,18 +89,24 @@ def export(
     check_libraries(form)
     folder = chosen_checkpoint(run, checkpoint)
     with logging_to(None):
-        predictor = load(run, overrides, checkpoint=str(folder), weights=weights, device="cpu")
         resolved = resolve(run, overrides)
-        samples, origin = select_samples(resolved, predictor, COMPARED)
+        open_tasks = partial(load, run, overrides, checkpoint=str(folder), weights=weights, device="cpu")
+        predictor, notes = load_tasks(open_tasks, resolved, form, task, measured)
+        names = list(predictor.task.tasks) if isinstance(predictor.task, Multitask) else task
+        samples, origin = select_samples(resolved, predictor, COMPARED, names)
     merge_adapters(predictor.task)
     module = predictor.task.export_module()
     inputs = export_inputs(module, samples, static=form != "huggingface")
-    job = ExportJob(module, inputs, describe(run, folder, resolved, predictor, inputs["image"]))
-    evaluation, calibration = None, list[dict[str, Tensor]]()
+    job = ExportJob(module, inputs, describe(run, folder, resolved, predictor, inputs["image"], names))
+    evaluations, calibration = list[Evaluation](), list[dict[str, Tensor]]()
     if measured:
-        evaluation = open_evaluation(resolved, folder, predictor, module.expected(inputs))
+        prefixes, outputs = sets_for(resolved, names), module.expected(inputs)
+        if not prefixes:
+            raise ConfigError(Problem("", "data.val", "there is no validation set to evaluate the exported file on"))
+        evaluations = [open_evaluation(resolved, folder, predictor, outputs, prefix) for prefix in prefixes]
         if "int8" in measured.precisions:
-            calibration = calibration_inputs(resolved, module, samples, measured.calibration_images)
+            split, most = training_split(resolved, names), measured.calibration_images
+            calibration = calibration_inputs(resolved, module, samples, most, split)
     with disk_errors(path), torch.no_grad():
         path.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(prefix=".", dir=path.parent) as temporary_folder:
@@ -108,15 +118,58 @@ def export(
                     lines = write_file(form, temporary, job, tolerance, origin, bar)
                 bar.update(2)
             files, errors = {"exported": temporary}, list[str]()
-            if evaluation and measured and (form == "onnx" or form == "openvino"):
-                results = measure_files(form, temporary, job, evaluation, measured, calibration)
+            if measured and (form == "onnx" or form == "openvino"):
+                results = measure_files(form, temporary, job, evaluations, measured, calibration)
                 files, errors = results.files, results.errors
-                Console(highlight=False).print(score_table(results.rows, evaluation.metric))
+                Console(highlight=False).print(score_table(results.rows, [own.metric for own in evaluations]))
             move_files(files, paths, form)
-    print_written([paths[name] for name in files], lines)
+    print_written([paths[name] for name in files], [*lines, *notes])
     if errors:
         raise ExportMismatch("\n".join(errors) + "\nno such file was written")
     return path
+
+
+def load_tasks(
+    load_model: Callable[..., Predictor],
+    resolved: Resolved,
+    form: Form,
+    tasks: Sequence[str],
+    measured: Measured | None,
+) -> tuple[Predictor, list[str]]:
+    """Return the model to export, and a line about each task of a multi-task run that is left out.
+
+    Args:
+        load_model: loads the run with the tasks that are given as ``task``.
+        resolved: the run's config.
+        form: a folder for the hub has all tasks.
+        tasks: the wanted ones; empty: see :func:`export`.
+        measured: tasks that cannot be evaluated with the others are refused.
+
+    Raises:
+        ConfigError: the wanted tasks cannot be exported together.
+    """
+    if form == "huggingface" and resolved.config["task"]["name"] == "multitask":
+        if tasks:
+            raise ConfigError(Problem("command line", "--task", "a folder for the hub has all tasks of the run"))
+        return load_model(task=list(resolved.config["task"]["tasks"])), []
+    predictor = load_model(task=tasks)
+    if not isinstance(predictor.task, Multitask):
+        return predictor, []
+    samples, _ = select_samples(resolved, predictor, COMPARED, list(predictor.task.tasks))
+    size = export_inputs(predictor.task.export_module(), samples, static=False)["image"].shape[-2:]
+    fitting, others = fitting_tasks(resolved, predictor.task, size)
+    if others and tasks:
+        if measured:
+            raise ConfigError([Problem("command line", "--task", f"{line}; export it alone") for line in others])
+        return predictor, []
+    return load_model(task=fitting), [f"left out: {line} (--task exports it alone)" for line in others]
+
+
+def training_split(resolved: Resolved, tasks: Sequence[str]) -> str:
+    """Return the split of the training data, of a multi-task run that of the first of these tasks."""
+    if not tasks:
+        return TRAIN
+    return f"{resolved.config['task']['tasks'][tasks[0]]['stream'] or tasks[0]}/{TRAIN}"
 
 
 def move_files(files: Mapping[str, Path], paths: Mapping[str, Path], form: Form) -> None:

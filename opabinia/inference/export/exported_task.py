@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -13,15 +15,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from opabinia.config import ConfigError, Problem, build
-from opabinia.contracts import Batch, DatasetInfo, Detections, Predictions, Task
+from opabinia.contracts import IGNORE_LABEL, Batch, DatasetInfo, Detections, Predictions, Task
 from opabinia.data.loader import DataError
 from opabinia.inference.export.runtimes import open_runtime
 from opabinia.inference.predictor import Predictor
 from opabinia.tasks.classification import Classification
 from opabinia.tasks.detection.task import Detection
 from opabinia.tasks.detections_base import scale_to_original, stack_detections
-from opabinia.tasks.segmentation import Segmentation
-from opabinia.tasks.segmentation.inference import original_maps
+from opabinia.tasks.multitask.export import part_of
+from opabinia.tasks.segmentation import Panoptic, Segmentation
+from opabinia.tasks.segmentation.inference import nearest_maps, original_maps
 
 
 class ExportedTask(Task):
@@ -35,6 +38,7 @@ class ExportedTask(Task):
         metadata: of the graph, as texts.
         size: height and width of the images that it takes.
         dataset_info: the classes and channels of its images.
+        classes: of each task of a multi-task model, by its name.
     """
 
     def __init__(self, path: Path) -> None:
@@ -51,6 +55,8 @@ class ExportedTask(Task):
         self.takes_video = self.dims == 5
         boxes, maps = ("boxes" in self.runtime.outputs), ("segmentation" in self.runtime.outputs)
         self.dataset_info = DatasetInfo(samples=0, channels=channels, classes=classes, boxes=boxes, maps=maps)
+        tasks = json.loads(self.metadata.get("tasks", "{}"))
+        self.classes = {name: tuple(about["classes"]) for name, about in tasks.items()}
 
     def run(self, **inputs: Tensor) -> dict[str, Tensor]:
         """Return the outputs for inputs by name (a row per sample); where the graph has a fixed number of samples, as
@@ -92,18 +98,11 @@ class ExportedTask(Task):
             DataError: see :meth:`inputs`.
         """
         outputs = self.run(**self.inputs(batch))
-        if "segmentation" in outputs:
-            maps = original_maps(outputs["logits"], batch["image_sizes"], batch["original_size"])
-            return {"segmentation": maps, "image_size": torch.tensor(batch["original_size"])}
-        if "boxes" not in outputs:
-            return outputs
-        images = [
-            Detections(**{name: outputs[name][index] for name in Detections._fields if name in outputs})
-            for index in range(len(outputs["boxes"]))
-        ]
-        scaled = list(map(scale_to_original, images, batch["image_sizes"], batch["original_size"]))
-        rows = stack_detections(scaled, outputs["labels"].shape[1])
-        return {**rows, "image_size": torch.tensor(batch["original_size"])} if "masks" in rows else rows
+        if "task" in batch and self.classes:
+            return _original(part_of(outputs, batch["task"]), batch)
+        parts = {name: _original(part_of(outputs, name), batch) for name in self.classes}
+        joined = {f"{name}/{key}": value for name, part in parts.items() for key, value in part.items()}
+        return joined if self.classes else _original(outputs, batch)
 
     def features(self, batch: Batch) -> dict[str, Tensor]:
         """Return the predictions, of which ``embedding`` is one if the graph has it."""
@@ -111,10 +110,40 @@ class ExportedTask(Task):
 
     def readable(self, prediction: Mapping[str, Tensor]) -> dict[str, Any]:
         """Return the prediction as the task that was exported returns it."""
-        kinds = {"boxes": Detection, "segmentation": Segmentation, "probabilities": Classification}
-        original: Any = next((kind for output, kind in kinds.items() if output in prediction), Task)
-        readable: dict[str, Any] = original.readable(self, prediction)
-        return readable
+        if not self.classes:
+            return _readable(self.dataset_info, prediction)
+        return {
+            name: _readable(replace(self.dataset_info, classes=classes), part_of(prediction, name))
+            for name, classes in self.classes.items()
+        }
+
+
+def _original(outputs: Predictions, batch: Batch) -> Predictions:
+    """Return the outputs of one task as it predicts them for the original images of a batch."""
+    rows: Predictions = {}
+    if "segments" in outputs:
+        sizes, fills = (batch["image_sizes"], batch["original_size"]), {"segmentation": IGNORE_LABEL, "segments": 0}
+        rows = {name: nearest_maps(outputs[name], *sizes, fill) for name, fill in fills.items()}
+        rows = rows | {name: outputs[name] for name in ("segment_labels", "segment_scores")}
+    elif "segmentation" in outputs:
+        maps = original_maps(outputs["logits"], batch["image_sizes"], batch["original_size"])
+        return {"segmentation": maps, "image_size": torch.tensor(batch["original_size"])}
+    if "boxes" not in outputs:
+        return outputs
+    images = [
+        Detections(**{name: outputs[name][index] for name in Detections._fields if name in outputs})
+        for index in range(len(outputs["boxes"]))
+    ]
+    scaled = list(map(scale_to_original, images, batch["image_sizes"], batch["original_size"]))
+    rows = {**rows, **stack_detections(scaled, outputs["labels"].shape[1])}
+    return {**rows, "image_size": torch.tensor(batch["original_size"])} if "masks" in rows else rows
+
+
+def _readable(dataset_info: DatasetInfo, prediction: Mapping[str, Tensor]) -> dict[str, Any]:
+    kinds = {"segments": Panoptic, "boxes": Detection, "segmentation": Segmentation, "probabilities": Classification}
+    original: Any = next((kind for output, kind in kinds.items() if output in prediction), Task)
+    readable: dict[str, Any] = original.readable(SimpleNamespace(dataset_info=dataset_info), prediction)
+    return readable
 
 
 def load_exported(path: Path) -> Predictor:

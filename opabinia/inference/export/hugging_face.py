@@ -28,6 +28,7 @@ from opabinia.inference.export.job import ExportJob, check_difference
 from opabinia.inference.export.model_card import model_card
 from opabinia.inference.load import load
 from opabinia.models.backbones.timm import TimmBackbone, TimmClassifier
+from opabinia.tasks.multitask import Multitask
 
 CONFIG, PREPROCESSING, CARD = "config.json", "preprocessor_config.json", "README.md"
 BACKBONE = "backbone"
@@ -64,7 +65,8 @@ def write_layout(
     card = model_card(description, config, in_timm=bool(names), license=license)
     (folder / CARD).write_text(card, encoding="utf-8")
     expected = job.module.expected(job.inputs)
-    restored = load(folder, device="cpu").task.export_module().expected(job.inputs)
+    names = list(task.tasks) if isinstance(task, Multitask) else []
+    restored = load(folder, device="cpu", task=names).task.export_module().expected(job.inputs)
     difference = job.module.difference(expected, restored)
     check_difference(difference, tolerance, "opabinia.load")
     lines = [f"opabinia.load('PATH'): largest difference {difference:.1e}"]

@@ -54,7 +54,7 @@ def measure_files(
     form: Literal["onnx", "openvino"],
     exported: Path,
     job: ExportJob,
-    evaluation: Evaluation,
+    evaluations: Sequence[Evaluation],
     options: Measured,
     calibration: Sequence[Mapping[str, Tensor]],
 ) -> MeasuredFiles:
@@ -66,29 +66,33 @@ def measure_files(
         form: of the files.
         exported: the FP32 file; the others are written in its folder.
         job: the model.
-        evaluation: of the first validation set.
+        evaluations: of the first validation set, or that of each task.
         options: see :class:`Measured`.
         calibration: inputs for INT8.
     """
-    result = MeasuredFiles([measure_original(evaluation, job)], {}, [])
-    original, source = result.rows[0].score, onnx_source(form, exported)
+    result = MeasuredFiles([measure_original(evaluations, job)], {}, [])
+    original, source = result.rows[0].scores, onnx_source(form, exported)
     for name in ("exported", *options.precisions):
         path = exported if name == "exported" else exported.with_name(f"{name}{exported.suffix}")
         allowed = MAX_DROP[name] if options.max_drop is None else options.max_drop
         for patterns in [options.exclude, [*options.exclude, *output_layers(source)]]:
             if name != "exported":
                 write_reduced(name, form, source, path, patterns, calibration)
-            row = measure_file(name, path, evaluation, job)
-            drop = evaluation.sign * (original - row.score)
-            if drop <= allowed or name == "exported":
+            row = measure_file(name, path, evaluations, job)
+            drops = [
+                evaluation.sign * (before - after)
+                for evaluation, before, after in zip(evaluations, original, row.scores, strict=True)
+            ]
+            if max(drops) <= allowed or name == "exported":
                 break
         result.rows.append(row)
-        if drop <= allowed:
+        if max(drops) <= allowed:
             result.files[name] = path
             continue
+        worst = drops.index(max(drops))
         message = (
-            f"{name}: {evaluation.metric} is {row.score:.4f}, {drop:.4f} worse than the original; allowed is "
-            f"{allowed:g} (--max-drop)"
+            f"{name}: {evaluations[worst].metric} is {row.scores[worst]:.4f}, {drops[worst]:.4f} worse than the "
+            f"original; allowed is {allowed:g} (--max-drop)"
         )
         hint = f"; keep layers in FP32 with --exclude: {', '.join(layer_names(source).values())}"
         result.errors.append(message if name == "exported" else message + hint)

@@ -16,7 +16,7 @@ def main(path: str, *files: str) -> None:
     """Print the predictions for image files, one line of JSON each."""
     about, shapes, run = (open_onnx if path.endswith(".onnx") else open_openvino)(path)
     height, width = json.loads(about["size"])
-    classes, crop = json.loads(about["classes"]), json.loads(about["crop"])
+    classes, crop, tasks = (json.loads(about.get(key, "{}")) for key in ("classes", "crop", "tasks"))
     filter_ = Image.Resampling.BICUBIC if "bicubic" in about["transforms"] else Image.Resampling.BILINEAR
 
     def read(file: str) -> tuple[Any, tuple[int, int], float]:
@@ -42,7 +42,11 @@ def main(path: str, *files: str) -> None:
     for file, (image, size, factor) in zip(files, images, strict=False):
         inputs = {"image": image[None], "image_sizes": np.array([size])}
         outputs = run({name: inputs[name] for name in shapes})
-        prediction = describe({name: rows[0] for name, rows in outputs.items()}, classes, factor, size)
+        tensors = {name: rows[0] for name, rows in outputs.items()}
+        prediction = {} if tasks else describe(tensors, classes, factor, size)
+        for task, task_about in tasks.items():  # a multi-task model: the outputs of each task begin with its name
+            own = {name.removeprefix(f"{task}/"): rows for name, rows in tensors.items() if name.startswith(f"{task}/")}
+            prediction[task] = describe(own, task_about["classes"], factor, size)
         print(json.dumps({"path": file, **prediction}))
 
 
@@ -78,14 +82,24 @@ def open_openvino(path: str) -> Graph:
 def describe(outputs: dict[str, Any], classes: list[str], factor: float, size: tuple[int, int]) -> dict[str, Any]:
     """Return a prediction as JSON values; boxes (left, top, right, bottom; oriented: center x, center y, width, height,
     angle) are in pixels of the image file. Of a segmentation, whose map is the output of that name, the share of each
-    class."""
+    class; of a panoptic one the share of each of its segments, by their numbers in the map ``segments``."""
+    height, width = size
+    if "segments" in outputs:
+        labels, scores = outputs["segment_labels"], outputs["segment_scores"].tolist()
+        counts = np.bincount(outputs["segments"][:height, :width].ravel(), minlength=len(labels) + 1)[1:]
+        rows = zip(labels, scores, (counts / (height * width)).tolist(), strict=True)
+        segments = [
+            {"id": number, "class": classes[label], "score": score, "share": share}
+            for number, (label, score, share) in enumerate(rows, 1)
+            if label >= 0
+        ]
+        return {"segments": segments}
     if "boxes" in outputs:
         boxes = outputs["boxes"] / np.array([factor] * 4 + [1.0])[: outputs["boxes"].shape[-1]]
         rows = zip(outputs["labels"], outputs["scores"].tolist(), boxes.tolist(), strict=True)
         kept = [{"class": classes[label], "score": score, "box": box} for label, score, box in rows if label >= 0]
         return {"detections": kept}
     if "segmentation" in outputs:
-        height, width = size
         counts = np.bincount(outputs["segmentation"][:height, :width].ravel(), minlength=len(classes))
         return {"shares": {classes[label]: int(counts[label]) / (height * width) for label in counts.nonzero()[0]}}
     if "probabilities" in outputs:

@@ -14,15 +14,22 @@ from opabinia.contracts import ExportModule, GlobalBatch, Sample
 from opabinia.data import ValidationStream
 from opabinia.data.loader import BatchReader, DataError, Request
 from opabinia.inference.predictor import Predictor
-from opabinia.inference.splits import select_split
+from opabinia.inference.splits import TRAIN, select_split, sets_for
 from opabinia.runtime.text import plural
-from opabinia.training.run_folder import build_parts, validation_sets
+from opabinia.tasks.dense_base import PaddedExport, padded_inputs
+from opabinia.tasks.multitask import Multitask
+from opabinia.training.run_folder import build_parts
+
+COMPARED = 8
+"""Number of samples on which models are compared."""
 
 SIDE, FRAMES = 256, 64
 """Side in pixels of random images, and frames of random videos."""
 
 
-def select_samples(resolved: Resolved, predictor: Predictor, count: int) -> tuple[list[Sample], str]:
+def select_samples(
+    resolved: Resolved, predictor: Predictor, count: int, tasks: Sequence[str] = ()
+) -> tuple[list[Sample], str]:
     """Return transformed samples at even distances from the validation data, or random ones if it cannot be read, and a
     description of their origin.
 
@@ -30,12 +37,13 @@ def select_samples(resolved: Resolved, predictor: Predictor, count: int) -> tupl
         resolved: the run's config.
         predictor: transforms random images.
         count: number of samples.
+        tasks: of a multi-task run; the validation data is that of the first one that has some.
     """
     try:
-        sets = validation_sets(resolved.config)
-        if not sets:
+        prefixes = sets_for(resolved, tasks)
+        if not prefixes:
             raise ValueError("the run has no validation set")
-        samples = split_samples(resolved, sets[0]["prefix"], count)
+        samples = split_samples(resolved, prefixes[0], count)
         return samples, f"{plural(len(samples), 'sample')} of the validation data"
     except (ConfigError, DataError, OSError, ValueError) as error:
         logging.getLogger("opabinia").info("the validation data cannot be read: %s", error)
@@ -65,8 +73,41 @@ def split_samples(resolved: Resolved, split: str, count: int) -> list[Sample]:
     return samples
 
 
+def fitting_tasks(resolved: Resolved, task: Multitask, size: Sequence[int]) -> tuple[list[str], list[str]]:
+    """Return the tasks whose validation images a graph for images of one size takes, or that have none, and for each
+    other task a line about it.
+
+    Args:
+        resolved: the run's config.
+        task: the model.
+        size: height and width of the images; tasks that pad theirs take smaller ones, too.
+    """
+    fitting, others = list[str](), list[str]()
+    for name, own in task.tasks.items():
+        prefixes = sets_for(resolved, [name])
+        try:
+            samples = split_samples(resolved, prefixes[0], COMPARED) if prefixes else []
+        except (ConfigError, DataError, OSError, ValueError):
+            samples = []
+        multiple = task.size_multiple_of(name) or 1
+        images = [padded_inputs([sample], multiple)["image"] for sample in samples]
+        smaller = isinstance(own.export_module(), PaddedExport)
+        wrong = [
+            image
+            for image in images
+            for side, most in zip(image.shape[-2:], size, strict=True)
+            if (side > most if smaller else side != most)
+        ]
+        if wrong:
+            sides = " x ".join(map(str, wrong[0].shape[-2:]))
+            others.append(f"{name}: its validation images have {sides} pixels; the file takes {size[0]} x {size[1]}")
+        else:
+            fitting.append(name)
+    return fitting, others
+
+
 def calibration_inputs(
-    resolved: Resolved, module: ExportModule, compared: Sequence[Sample], count: int
+    resolved: Resolved, module: ExportModule, compared: Sequence[Sample], count: int, split: str = TRAIN
 ) -> list[dict[str, Tensor]]:
     """Return images of the training split, read with the validation transforms, as inputs of a graph, one at a time.
 
@@ -75,13 +116,14 @@ def calibration_inputs(
         module: the model.
         compared: samples of the graph's size.
         count: maximum number of images.
+        split: ``train``, or that of a stream.
 
     Raises:
         ConfigError: the split has no images, they cannot be read, or they have another size than the graph takes.
     """
     reason = "the split has no images"
     try:
-        samples = split_samples(resolved, "train", count)
+        samples = split_samples(resolved, split, count)
         expected, actual = module.inputs(compared)["image"], module.inputs([*compared, *samples])
         if actual["image"].shape[1:] != expected.shape[1:]:
             largest, size = (" x ".join(map(str, image.shape[-2:])) for image in (actual["image"], expected))

@@ -104,18 +104,6 @@ def pixel_focal(logits: Tensor, targets: Tensor, /, *, weight: NonNegative = 1.0
     return weight * mean_over_pixels((1 - (-losses).exp()) ** gamma * losses, (targets != IGNORE_LABEL).float())
 
 
-def _present_classes(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return probabilities and one-hot targets (float32, N x H x W; 0 in ignored pixels) of N pairs: each image with
-    each class that is present in it; and the weight of each pair in the mean over images of the mean over these classes
-    (float32, N). Other classes take no memory."""
-    present = torch.zeros(len(targets), IGNORE_LABEL + 1, dtype=torch.bool, device=targets.device)
-    present[torch.arange(len(targets), device=targets.device)[:, None], targets.flatten(1)] = True
-    images, classes = present[:, :IGNORE_LABEL].nonzero(as_tuple=True)
-    probabilities = logits.float().softmax(1)[images, classes] * (targets != IGNORE_LABEL)[images]
-    hot = (targets[images] == classes[:, None, None]).float()
-    return probabilities, hot, 1 / (len(targets) * torch.bincount(images)[images])
-
-
 @register.segmentation_loss
 def dice(logits: Tensor, targets: Tensor, /, *, weight: NonNegative = 1.0, smooth: NonNegative = 1.0) -> Tensor:
     """Dice loss: 1 minus the overlap of probabilities and targets, ``(2 |p g| + s) / (|p| + |g| + s)``, averaged over
@@ -127,10 +115,26 @@ def dice(logits: Tensor, targets: Tensor, /, *, weight: NonNegative = 1.0, smoot
         weight: of this loss.
         smooth: s, in pixels.
     """
-    probabilities, hot, weights = _present_classes(logits, targets)
-    sizes = (probabilities.sum((1, 2)) + hot.sum((1, 2)) + smooth).clamp(min=_SMALL)
-    overlap = (2 * (probabilities * hot).sum((1, 2)) + smooth) / sizes
-    return weight * ((1 - overlap) * weights).sum()
+    labeled = (targets != IGNORE_LABEL).unsqueeze(1)
+    classes = torch.arange(logits.shape[1], device=targets.device).view(1, -1, 1, 1)
+    hot = (targets.unsqueeze(1) == classes).float().flatten(2)
+    probabilities = (logits.float().softmax(1) * labeled).flatten(2)
+    sizes = hot.sum(2)
+    overlap = (2 * (probabilities * hot).sum(2) + smooth) / (probabilities.sum(2) + sizes + smooth).clamp(min=_SMALL)
+    present = sizes > 0
+    return weight * (((1 - overlap) * present).sum(1) / present.sum(1).clamp(min=1)).mean()
+
+
+def _present_classes(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return probabilities and one-hot targets (float32, N x H x W; 0 in ignored pixels) of N pairs: each image with
+    each class that is present in it; and the weight of each pair in the mean over images of the mean over these classes
+    (float32, N). Other classes take no memory; the host waits for the device to know which they are."""
+    present = torch.zeros(len(targets), IGNORE_LABEL + 1, dtype=torch.bool, device=targets.device)
+    present[torch.arange(len(targets), device=targets.device)[:, None], targets.flatten(1)] = True
+    images, classes = present[:, :IGNORE_LABEL].nonzero(as_tuple=True)
+    probabilities = logits.float().softmax(1)[images, classes] * (targets != IGNORE_LABEL)[images]
+    hot = (targets[images] == classes[:, None, None]).float()
+    return probabilities, hot, 1 / (len(targets) * torch.bincount(images)[images])
 
 
 @register.segmentation_loss

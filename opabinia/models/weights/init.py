@@ -21,6 +21,7 @@ from opabinia.config import register
 from opabinia.contracts import Task
 from opabinia.models.backbones.video.inflate import inflate_kernel
 from opabinia.models.lora import plain_names
+from opabinia.models.weights import multitask
 from opabinia.models.weights.files import read_weights
 from opabinia.models.weights.translation import ChannelOrder, adapt_shape, translate_weights
 
@@ -38,8 +39,10 @@ class Init:
             detectron2, torchvision's detectors and other systems are translated (:mod:`opabinia.migration.weights`).
             ``hf:OWNER/NAME`` is a repository of the Hugging Face Hub, which is downloaded once.
         target_prefix: the part of the task to initialize, such as ``backbone``; if the file has such a part, too, only
-            that is used. Empty: the whole task.
-        source_prefix: the part of the file to use, such as ``encoder_q``; null finds the one that fits.
+            that is used. ``tasks.NAME`` is a task of a multi-task run together with the backbone. Empty: the whole
+            task.
+        source_prefix: the part of the file to use, such as ``encoder_q``; null finds the one that fits. ``tasks.NAME``
+            is a task of a multi-task run together with the backbone.
         include: a regular expression; only tensors of the task (below ``target_prefix``) with a match in their name are
             initialized.
         ema: use averaged weights.
@@ -73,12 +76,20 @@ def initialize(task: nn.Module, init: Init) -> LoadReport:
     except AttributeError as error:
         parts = ", ".join(name for name, _ in task.named_children())
         raise ValueError(f"target_prefix: the task has no {init.target_prefix!r}; it has: {parts}") from error
-    prefix = f"{init.target_prefix}." if init.target_prefix else ""
+    target, source = init.target_prefix, init.source_prefix
     weights, translated = translate_weights(read_weights(init.weights, ema=init.ema), init.channel_order)
-    source = init.source_prefix
+    if all(prefix.startswith(multitask.PREFIX) for prefix in (source, target) if prefix):
+        try:
+            weights = multitask.rename_tasks(
+                weights, task.state_dict(), source=source or "", target=target, path=init.weights
+            )
+        except ValueError as error:
+            raise ValueError(f"{init.weights}: {error}") from error
+        part, target, source = task, "", ""
+    prefix = f"{target}." if target else ""
     if source is None:
-        source = init.target_prefix if any(name.startswith(prefix) for name in weights) else ""
-    backbone = "" if "backbone" in init.target_prefix.split(".") else "backbone."
+        source = target if any(name.startswith(prefix) for name in weights) else ""
+    backbone = "" if "backbone" in target.split(".") else "backbone."
     try:
         report = load_matching(
             part, weights, source_prefix=source, include=init.include, required=None if init.partial else backbone
@@ -177,6 +188,9 @@ def load_matching(
     targets = {plain: state[name] for plain, name in names.items() if not _is_computed(plain)}
     wanted = _filter_names(include, targets)
     prefixes, matches = _match_names(given, targets)
+    # Streams of a multi-task run that the file does not have begin with its statistics.
+    streams = {name: multitask.without_stream(name) for name in targets.keys() - matches.keys()}
+    matches |= {name: matches[plain] for name, plain in streams.items() if plain in matches}
     sources = {name: given[matches[name]] for name in wanted if name in matches}
     fitting, resized, other_shape = _adapt_shapes(model, targets, sources)
     if all(_is_counter(name) for name in fitting):
@@ -206,9 +220,7 @@ def _check_filled(report: LoadReport, required: str) -> None:
     Raises:
         ValueError: some are not.
     """
-    missing, unexpected = (
-        {f"{name.partition('.')[0]}." for name in names} for names in (report.missing, report.unexpected)
-    )
+    missing, unexpected = (set(map(multitask.part_of, names)) for names in (report.missing, report.unexpected))
     for part in (required, *sorted(missing & unexpected)):
         unfilled = sum(name.startswith(part) for name in (*report.missing, *report.other_shape))
         loaded = sum(name.startswith(part) for name in report.loaded)
@@ -249,9 +261,10 @@ def _filter_names(pattern: str | None, names: Iterable[str]) -> list[str]:
 
 
 def _is_computed(name: str) -> bool:
-    """Return whether a buffer follows from the sizes of the model, so that it is not a weight."""
+    """Return whether a tensor is not a weight: it follows from the sizes of the model, or is the state of the balance
+    in a multi-task run."""
     computed = ("relative_position_index", "relative_coords_table", "attn_mask", "n_points_scale")
-    return name.rpartition(".")[2] in computed
+    return name.rpartition(".")[2] in computed or name.startswith("balance.")
 
 
 def _is_counter(name: str) -> bool:

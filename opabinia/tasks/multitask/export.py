@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
 
 class MultitaskExport(ExportModule):
-    """The outputs of each task as ``NAME/OUTPUT``, such as ``boxes/scores``. The backbone is computed once, or with batch
-    norm statistics per stream once for each stream.
+    """The outputs of each task as ``NAME/OUTPUT``, such as ``boxes/scores``.
+
+    The backbone is computed once, or with batch norm statistics per stream once for each stream.
 
     Inputs are ``image`` and, if a task takes padded images, ``image_sizes``; see
     :class:`opabinia.tasks.dense_base.PaddedExport`.

@@ -11,7 +11,7 @@ from opabinia.runtime.processes import world_size
 class IdleParameters(Hook):
     """Gives DDP, which waits for the gradient of every parameter, zeros for those that the tasks of a step do not use:
     other heads, or layers of the backbone that only other tasks read. They are discarded before the update, so that the
-    optimizer skips these weights as on one process.
+    optimizer skips these weights as on one process. A step in which nothing is trained changes no weight.
 
     Which parameters are idle depends on the tasks of the step alone; the graph is searched once for each combination.
 
@@ -26,9 +26,9 @@ class IdleParameters(Hook):
         self._idle: list[nn.Parameter] = []
 
     def start(self, run: Run) -> None:
-        """Begin, with several processes. Parameters that FSDP shards (DTensor) need no gradient."""
+        """Begin. Parameters that FSDP shards (DTensor) need no gradient."""
         params = list(self._model.parameters())
-        if world_size() > 1 and not any(hasattr(param, "to_local") for param in params):
+        if not any(hasattr(param, "to_local") for param in params):
             self._parameters = params
 
     def __call__(self, loss: Tensor, tasks: tuple[str, ...]) -> Tensor:
@@ -38,7 +38,8 @@ class IdleParameters(Hook):
             loss: of the step.
             tasks: names of those that take part.
         """
-        if not self._parameters:
+        self._idle = []
+        if not self._parameters or (world_size() == 1 and loss.requires_grad):
             return loss
         key = tasks, tuple(param.requires_grad for param in self._parameters)
         if key not in self._known:

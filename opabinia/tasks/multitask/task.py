@@ -25,6 +25,7 @@ from opabinia.contracts import (
     DatasetInfo,
     DrawOptions,
     Evaluator,
+    ExportModule,
     Hook,
     Predictions,
     Sample,
@@ -169,10 +170,8 @@ class Multitask(Task):
         """Return this model with these tasks only."""
         selected = copy.copy(self)
         selected._modules = {**self._modules, "tasks": nn.ModuleDict({name: self.tasks[name] for name in names})}
-        streams = {self._stream_of[name] for name in names}  # as in training and evaluation, also of other tasks
-        selected.size_multiple = self._common_multiple(
-            name for name in self._stream_of if self._stream_of[name] in streams
-        )
+        streams = {self._stream_of[name] for name in names}  # padded as in training, where other tasks read them, too
+        selected.size_multiple = self._common_multiple(name for own in streams for name in self._tasks_of(own))
         return selected
 
     def single_task(self, name: str) -> Task:
@@ -207,9 +206,8 @@ class Multitask(Task):
         balanced = self.balance(losses, batch_share(batch), self._last_shared, clock)
         values |= {f"{name}/weight": weight for name, weight in self.balance.weights().items()}
         terms = [loss * weights[name] for name, loss in balanced.items()]
-        if not terms:  # a step that trains nothing
-            terms = [param.sum() * 0 for param in self.parameters() if param.requires_grad]
-        return {**values, "total_loss": self.idle(torch.stack(terms).sum(), tuple(losses))}
+        total = torch.stack(terms).sum() if terms else torch.zeros(())
+        return {**values, "total_loss": self.idle(total, tuple(losses))}
 
     def _layers_of_all_tasks(self) -> list[str]:
         """Return the layers of the backbone with weights, without those that only some tasks need."""

@@ -133,6 +133,23 @@ def original_maps(logits: Tensor, sizes: Sizes, originals: Sizes) -> Tensor:
     return maps
 
 
+def nearest_maps(maps: Tensor, sizes: Sizes, originals: Sizes, fill: int) -> Tensor:
+    """Return maps of a padded batch (B x H x W) as maps of the original images, each pixel as the nearest one, padded with
+    ``fill`` at the right and bottom to the largest of them.
+
+    Args:
+        maps: classes or numbers of segments.
+        sizes: height and width of each image in the batch.
+        originals: of the images that they were resized from.
+        fill: see above.
+    """
+    resized = maps.new_full((len(maps), *(max(sides) for sides in zip(*originals, strict=True))), fill)
+    for pixels, (height, width), (rows, columns), row in zip(maps, sizes, originals, resized, strict=True):
+        image = pixels[None, None, :height, :width].float()
+        row[:rows, :columns] = F.interpolate(image, size=(rows, columns), mode="nearest-exact")[0, 0]
+    return resized
+
+
 def crop_map(prediction: Tensor, image_size: Sequence[int]) -> Tensor:
     """Return the map of one image (h x w) without the padding of its batch (H x W)."""
     height, width = (int(side) for side in image_size)

@@ -14,6 +14,8 @@ from opabinia.models.decoders.layers import resize_like
 from opabinia.models.panoptic import combine_instances, merge_queries, top_instances
 from opabinia.tasks.dense_base import PaddedExport
 
+OUTPUTS = ("segmentation", "segments", "segment_labels", "segment_scores", "boxes", "scores", "labels", "masks")
+
 
 class PanopticExport(PaddedExport):
     """Segments in images padded to one size: ``segmentation`` (uint8, B x H x W: the class of each pixel, 255: none),
@@ -48,22 +50,24 @@ class PanopticExport(PaddedExport):
             segments = merge_queries(logits, pixels, **task.merging, area=area)
         labels = torch.cat([torch.full_like(segments.labels[:, :1], IGNORE_LABEL), segments.labels], 1)
         classes = labels.gather(1, segments.map.long().flatten(1)).view_as(segments.map).to(torch.uint8)
-        names = ("segmentation", "segments", "segment_labels", "segment_scores", "boxes", "scores", "labels", "masks")
-        return dict(zip(names, (classes, *segments, *found[:4]), strict=True))
+        return dict(zip(OUTPUTS, (classes, *segments, *found[:4]), strict=True))
 
     @torch.no_grad()
     def expected(self, inputs: Mapping[str, Tensor]) -> Predictions:
         sizes = [(int(height), int(width)) for height, width in inputs["image_sizes"].tolist()]
-        return dict(self.task.predict({**inputs, "image_sizes": sizes, "original_size": sizes}))
+        predictions = self.task.predict({**inputs, "image_sizes": sizes, "original_size": sizes})
+        return {name: predictions[name] for name in OUTPUTS}
 
     def difference(self, expected: Mapping[str, Tensor], actual: Mapping[str, Tensor]) -> float:
         """Return the larger one of the share of pixels with another class or segment, and the difference of the scores
         of segments and objects, best first."""
-        count = expected["segment_scores"].shape[1]
         height, width = expected["segments"].shape[1:]
         pairs = [(expected[name], actual[name][:, :height, :width]) for name in ("segmentation", "segments")]
         if any(first.shape != second.shape for first, second in pairs):
             return inf
         wrong = torch.stack([first != second for first, second in pairs]).any(0)
-        scores = relative_difference(expected["segment_scores"], actual["segment_scores"][:, :count])
-        return max(float(wrong.float().mean()), scores, relative_difference(expected["scores"], actual["scores"]))
+        differences = [float(wrong.float().mean())]
+        for name in ("segment_scores", "scores"):
+            count = min(expected[name].shape[1], actual[name].shape[1])  # the rest is padding
+            differences.append(relative_difference(expected[name][:, :count], actual[name][:, :count]))
+        return max(differences)

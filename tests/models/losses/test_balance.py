@@ -16,7 +16,9 @@ NAMES = ("a", "b", "c")
 SGD_LR = 0.1
 
 
-def balanced(balance: LossBalance, share: float = 1.0, shared: Any = tuple, **losses: float | Tensor) -> dict[str, Tensor]:
+def balanced(
+    balance: LossBalance, share: float = 1.0, shared: Any = tuple, **losses: float | Tensor
+) -> dict[str, Tensor]:
     return balance({name: torch.as_tensor(loss) for name, loss in losses.items()}, share, shared, CLOCK)
 
 
@@ -60,8 +62,12 @@ def test_dwa_follows_the_ratios_of_epochs() -> None:
         for losses in steps:
             found = balanced(balance, 0.25, **losses)
             balanced(balance, 0.75, **losses)  # the other micro-batch
-            expected = {name: 3 * power / sum(powers) * losses.get(name, 0) for name, power in zip(NAMES, powers, strict=True)}
-            assert {name: loss.item() for name, loss in found.items()} == pytest.approx({name: expected[name] for name in losses})
+            expected = {
+                name: 3 * power / sum(powers) * losses.get(name, 0) for name, power in zip(NAMES, powers, strict=True)
+            }
+            assert {name: loss.item() for name, loss in found.items()} == pytest.approx(
+                {name: expected[name] for name in losses}
+            )
             end_step(balance)
             with torch.no_grad():
                 balanced(balance, a=math.nan)  # a forward pass of no step leaves no trace

@@ -1,0 +1,71 @@
+"""Computing time of each task of a multi-task run, and of the backbone that they share."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opabinia.contracts import Batch, Clock, total_loss
+from opabinia.engine.loop.step import split_micro_batches
+from opabinia.runtime.device import autocast
+from opabinia.tasks.multitask import Multitask
+from opabinia.training.settings import Training
+
+
+def time_tasks(model: Multitask, batch: Batch, clock: Clock, training: Training, times: int) -> dict[str, Any]:
+    """Measure forward and backward passes of the backbone and of each task by itself, in one process.
+
+    The device is waited for once per measurement, not per step.
+
+    Args:
+        model: in training; its gradients and batch norm statistics change.
+        batch: with samples of every stream.
+        clock: of the run.
+        training: the config section, for the precision and the micro-batch size.
+        times: number of passes of each.
+
+    Returns:
+        By stream: ``samples`` in a batch, seconds of the ``backbone`` (0 if each task has views of its own), and of
+        each of the ``tasks`` beyond it.
+    """
+    device = next(model.parameters()).device
+    parts = list(split_micro_batches(batch, training.micro_batch_size))
+    first: dict[str, Batch] = parts[0][0]["streams"]
+
+    def seconds(compute: Callable[[], Tensor]) -> float:
+        """Return the time of a forward and a backward pass over the whole batch."""
+        for number in range(times + 1):  # the first one does not count
+            if number < 2:
+                _wait(device)
+                started = time.perf_counter()
+            with autocast(device, training.precision):
+                result = compute()
+            if result.requires_grad:
+                result.backward()  # type: ignore[no-untyped-call]
+        _wait(device)
+        return (time.perf_counter() - started) / times * len(parts)
+
+    def loss(name: str, stream: str) -> Tensor:
+        with model.reading(first[stream], stream):
+            return total_loss(model.tasks[name](first[stream], clock))[0]
+
+    streams = {}
+    for stream, own in first.items():
+        backbone = seconds(lambda own=own: model.features(own)["embedding"].sum()) if "image" in own else 0.0
+        names = [name for name in model.tasks if model.stream_of(name) == stream]
+        alone = {name: seconds(lambda name=name, stream=stream: loss(name, stream)) for name in names}
+        streams[stream] = {
+            "samples": len(batch["streams"][stream]["id"]),
+            "backbone": backbone,
+            "tasks": {name: max(0.0, total - backbone) for name, total in alone.items()},
+        }
+    return streams
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,162 @@
+"""Predictions, splits and export of multi-task runs."""
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torchvision.transforms.v2 import Resize
+
+import opabinia
+from opabinia.config import ConfigError
+from opabinia.contracts import DatasetInfo, DrawOptions
+from opabinia.inference.export import Measured, export, predict_script
+from opabinia.inference.export.exported_task import load_exported
+from opabinia.inference.export.samples import fitting_tasks
+from opabinia.inference.extract import extract
+from opabinia.inference.multitask import predictor_of
+from opabinia.inference.predict import predict
+from opabinia.inference.splits import select_split, sets_for, split_sources, task_of
+from opabinia.models.backbones.shared import shared
+from opabinia.models.backbones.timm import timm
+from opabinia.models.decoders import fpn as fpn_decoder
+from opabinia.models.detectors import Fcos
+from opabinia.models.necks import fpn
+from opabinia.tasks.classification import Classification
+from opabinia.tasks.detection import Detection
+from opabinia.tasks.multitask import Multitask
+from opabinia.tasks.multitask.settings import Subtask
+from opabinia.tasks.segmentation import Segmentation
+from opabinia.tasks.selfsup.simclr import SimCLR
+from opabinia.training import launch
+from opabinia.training.run_folder import resolve
+from opabinia.training.trained_model import TaskTransforms, TrainedModel
+
+SCENES = DatasetInfo(samples=8, channels=1, classes=("ground", "a", "b"), boxes=True, maps=True)
+IMAGES = DatasetInfo(samples=8, channels=1, classes=("x", "y"))
+
+
+@pytest.fixture(scope="module")
+def task() -> Multitask:
+    """Boxes, maps and labels of scenes, and labels of other images, with batch norm statistics of their own."""
+    torch.manual_seed(0)
+    neck = partial(fpn, channels=16)
+    classification = partial(Classification, backbone=shared)
+    parts: dict[str, Any] = {
+        "boxes": partial(Detection, detector=partial(Fcos, neck=neck, num_convs=1, score_threshold=0.0), backbone=shared),
+        "maps": partial(Segmentation, decoder=partial(fpn_decoder, neck=neck, channels=16), backbone=shared),
+        "present": classification,
+        "kinds": classification,
+        "views": partial(SimCLR, backbone=shared),
+    }
+    stream = {"maps": "boxes", "present": "boxes"}
+    model = Multitask(
+        DatasetInfo(samples=24, channels=1, streams={"boxes": SCENES, "kinds": IMAGES, "views": IMAGES}),
+        backbone=partial(timm, model="test_efficientnet"),
+        tasks={name: Subtask(task=part, stream=stream.get(name)) for name, part in parts.items()},
+    )
+    for module in model.backbone.modules():
+        for own in getattr(module, "streams", {}).values():
+            torch.nn.init.uniform_(own.running_mean)
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def trained(task: Multitask) -> TrainedModel:
+    groups = [TaskTransforms(tasks=["boxes", "maps", "present", "views"]), TaskTransforms(tasks=["kinds"], transforms=[Resize([32, 32])])]
+    return TrainedModel(task, [], task.dataset_info, 1, torch.device("cpu"), "fp32", 4, task_transforms=groups)
+
+
+def images(*sizes: tuple[int, int]) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randint(0, 256, (1, *size), dtype=torch.uint8, generator=generator) for size in sizes]
+
+
+def test_each_task_predicts_as_if_it_were_alone(trained: TrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One forward pass for tasks that see the same images; another one for other transforms and statistics."""
+    task, passes = trained.task, list[tuple[int, ...]]()
+    options = {"channels": 1, "batch_size": 4}
+    together, given = predictor_of(trained, [], **options), images((96, 64), (50, 70), (96, 64))
+    compute = task.backbone.shared_features
+    monkeypatch.setattr(task.backbone, "shared_features", lambda images: [passes.append(images.shape), compute(images)][1])
+    predictions = together(given)
+    assert sorted(passes) == [(1, 1, 64, 96), (2, 1, 96, 64), (3, 1, 32, 32)]
+    assert list(predictions[0].readable) == ["boxes", "maps", "present", "kinds"]
+    for name in predictions[0].readable:
+        for joint, alone in zip(predictions, predictor_of(trained, [name], **options)(given), strict=True):
+            assert all(torch.equal(joint[f"{name}/{key}"], value) for key, value in alone.items()), name
+            assert joint.readable[name] == alone.readable
+    with pytest.raises(ConfigError, match=r"--task: there is no task 'bokses'.*tasks: boxes, maps"):
+        predictor_of(trained, ["boxes", "bokses"], **options)
+    sample = together.sample(given[0])
+    with pytest.raises(ConfigError, match="--task: embeddings are those of one task; name it"):
+        together.embeddings([sample])
+    with pytest.raises(ValueError, match="a heatmap explains the prediction of one task; name it"):
+        together.explain([sample])
+    labels = predictor_of(trained, ["present"], **options)
+    assert labels.explain([labels.sample(given[0])]).shape == (1, 96, 64)
+    assert labels.embeddings([labels.sample(given[0])]).shape == (1, task.backbone.out_channels)
+
+
+def test_predictions_are_drawn_together(trained: TrainedModel, tmp_path: Path) -> None:
+    (image,) = images((64, 96))
+    predictor = predictor_of(trained, [], channels=1)
+    prediction, sample = predictor(image), {"image": image}
+    drawn = predictor.task.draw(sample, prediction, DrawOptions(min_score=0.0))
+    assert drawn is not None and drawn.size == (480, 320 + 30)  # a line with the class above five times the size
+    overlay = predictor_of(trained, ["maps", "kinds"], channels=1)
+    below = overlay.task.draw(sample, overlay(image))
+    assert below is not None and below.size == drawn.size and below.tobytes() != drawn.tobytes()
+    assert predictor_of(trained, ["present", "kinds"], channels=1).task.draw(sample, prediction) is None
+    lines = predictor.task.caption(prediction.readable)
+    assert [line.partition(":")[0] for line in lines] == ["boxes", "maps", "present", "kinds"]
+    predictor.task.save_drawing(tmp_path, "a", sample, prediction)
+    written = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.png")}
+    assert written == {"images/a.png", "maps/images/a.png", "maps/maps/a.png"}
+
+
+def test_splits_of_streams_and_tasks() -> None:
+    resolved = resolve("multitask/digits")
+    names = list(split_sources(resolved))
+    assert names[:2] == ["boxes/train", "identities/train"] and "maps/val" in names
+    assert [task_of(resolved, name) for name in ("boxes/train", "maps/val")] == ["boxes", "maps"]
+    assert sets_for(resolved, ["present", "boxes"]) == ["present/val", "boxes/val"]
+    assert sets_for(resolved, []) == ["boxes/val"]
+    selected = select_split(resolved, "identities/train").config["data"]
+    assert selected["val"]["task"] == "identities" and selected["train"]["source"]["split"] == "train"
+    with pytest.raises(ConfigError, match=r"--split: there is no 'train'.*boxes/train"):
+        select_split(resolved, "train")
+
+
+def test_exported_function_of_all_tasks(task: Multitask, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = task.select(["boxes", "maps", "kinds"]).export_module()
+    module.check_static()
+    inputs = module.inputs([{"image": image} for image in images((60, 64), (64, 50))])
+    assert inputs["image"].shape == (2, 1, 64, 64) and inputs["image_sizes"].tolist() == [[60, 64], [64, 50]]
+    outputs, expected = module(**inputs), module.expected(inputs)
+    assert list(outputs) == ["boxes/boxes", "boxes/scores", "boxes/labels", "maps/segmentation", "maps/logits", "kinds/logits", "kinds/probabilities"]
+    assert module.difference(expected, outputs) < 1e-5
+    assert module.difference(expected, {**outputs, "kinds/logits": outputs["kinds/logits"] + 1}) > 0.1
+    alone = task.select(["kinds"]).export_module()
+    assert list(alone.inputs([{"image": image} for image in images((8, 8))])) == ["image"]
+    monkeypatch.setattr(task.tasks["boxes"], "class_agnostic_nms", 0.5)
+    with pytest.raises(ValueError, match=r"boxes: task\.class_agnostic_nms: .*; the other tasks can be exported with --task"):
+        module.check_static()
+
+
+def test_an_exported_file_has_the_tasks_whose_images_fit(task: Multitask, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {"boxes/val": (60, 64), "maps/val": (90, 64), "kinds/val": (32, 32)}
+    sets = [{"prefix": name, "task": name.removesuffix("/val")} for name in sizes]
+    resolved: Any = type("Resolved", (), {"config": {"data": {"val": sets}}})()
+    from opabinia.inference.export import samples
+
+    monkeypatch.setattr(samples, "split_samples", lambda _, split, count: [{"image": image} for image in images(sizes[split])])
+    fitting, others = fitting_tasks(resolved, task.select(["boxes", "maps", "present", "kinds"]), (64, 64))
+    assert fitting == ["boxes", "present"]
+    assert others == [
+        "maps: its validation images have 96 x 64 pixels; the file takes 64 x 64",
+        "kinds: its validation images have 32 x 32 pixels; the file takes 64 x 64",
+    ]
