@@ -49,7 +49,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/pretrained_segmentation"))
     parser.add_argument("--quick", action="store_true")
     arguments = parser.parse_args()
-    out, quick, seeds = arguments.out, [], SEEDS
+    out, quick = arguments.out, list[str]()
+    seeds: tuple[int, ...] = SEEDS
     if arguments.quick:
         out, quick, seeds = out / "quick", QUICK, SEEDS[:1]
     print("| backbone | mIoU by seed | mean |\n|---|---|---|")

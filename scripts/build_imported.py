@@ -33,8 +33,8 @@ from opabinia.config import ConfigError, build, catalog, check, compose
 from opabinia.engine.hooks.order import check_hooks
 from opabinia.migration import System, convert
 from opabinia.training.dry_run import dry_run
-from opabinia.training.planning import plan_training
 from opabinia.training.model import Models, check_model, make_optimizer
+from opabinia.training.planning import plan_training
 from opabinia.training.samples import first_samples
 from opabinia.training.session import TrainingRun, all_schedules
 from opabinia.training.validation import make_best, plan_evaluation

@@ -123,8 +123,13 @@ def _data(recipe: str, overrides: list[str], *, lenient: bool = False) -> Data:
 
 
 def _sources(data: Data) -> dict[str, Source]:
-    """The datasets by name."""
-    return {"train": data.train.source, **{stream.prefix: stream.source for stream in data.validation}}
+    """The datasets by name; those of a multi-task run are ``NAME/train`` and ``NAME/val``."""
+    from opabinia.data.sources import Mixture
+
+    source = data.train.source
+    streams = source.streams if isinstance(source, Mixture) else {}
+    training = {f"{name}/train": stream.source for name, stream in streams.items()} or {"train": source}
+    return {**training, **{stream.prefix: stream.source for stream in data.validation}}
 
 
 def _lenient(section: Any) -> Any:

@@ -181,7 +181,10 @@ class _Layers:
         for keys, value in self.overrides:
             root = merger.put(root, keys, value, merger.top, (), problems)
         root = without_delete(merger.modernize(root, merger.top))
-        root = move_datasets(self._resolve_references(root, merger, problems), problems)
+        root = self._resolve_references(root, merger, problems)
+        task = root.value.get("task") if isinstance(root.value, dict) else None
+        if task is not None and isinstance(task.value, dict) and "tasks" in task.value:
+            root = move_datasets(root, problems)
         plugins = _plugins(root, problems)
         return Tree(name, root, tuple(problems), plugins, self.complete, merger.warnings, self)
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from opabinia.inference.multitask import predictor_of
 from opabinia.inference.predictor import Predictor
 from opabinia.models.weights.download import HUB
 from opabinia.training.run_folder import downloaded_run
@@ -58,5 +57,7 @@ def load(
         name: getattr(trained, name) for name in ("channels", "device", "precision", "batch_size", "weights")
     }
     if names or trained.task_transforms:
+        from opabinia.inference.multitask import predictor_of
+
         return predictor_of(trained, names, **options)
     return Predictor(trained.task, trained.transforms, trained.dataset_info, views=trained.views, **options)

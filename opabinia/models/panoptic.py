@@ -110,7 +110,8 @@ def combine_instances(
 def _scan(step: Any, carry: Any, rows: tuple[Tensor, ...]) -> tuple[Any, Tensor]:
     """Call ``step`` with the carry and each row in turn; return the last carry and the outputs."""
     if torch.compiler.is_exporting():
-        return scan(step, carry, rows)
+        last, stacked = scan(step, carry, rows)
+        return last, stacked
     outputs = []
     for row in zip(*rows, strict=True):
         carry, output = step(carry, row)
@@ -241,7 +242,7 @@ def top_instances(
     boxes = corners.gather(1, queries[..., None].expand(-1, -1, 4)) * valid[..., None]
     first = number * torch.arange(images, device=queries.device)[:, None]
     regions = torch.cat([(first + queries)[..., None].to(boxes.dtype), boxes], 2).flatten(0, 1)
-    averages = roi_align(masks.flatten(0, 1)[:, None], regions, _MASK_SIZE, aligned=True)
+    averages = roi_align(masks.flatten(0, 1)[:, None], regions, _MASK_SIZE, sampling_ratio=0, aligned=True)
     averages = averages.view(*queries.shape, _MASK_SIZE, _MASK_SIZE) * valid[..., None, None]
     return Detections(boxes, scores * valid, labels.where(valid, -1), averages)
 

@@ -23,6 +23,7 @@ from opabinia.config import ConfigError, Problem
 from opabinia.contracts import Batch, Clock, GlobalBatch, Hook, Run, Scalars, Step, Task
 from opabinia.data import Data
 from opabinia.data.sampling.batches import ConstantPlan
+from opabinia.data.sources import Mixture
 from opabinia.engine.hooks.bottleneck import workers_needed
 from opabinia.engine.loop.prefetch import DeviceLoader
 from opabinia.runtime.durations import Duration
@@ -87,6 +88,9 @@ def autotune(data: Mapping[str, Any], build: Callable[..., partial[Any]]) -> dic
     parts = build(augment_on="workers").keywords
     if "batch_size" in wanted and parts["shapes"] is not None:
         message = "auto is one number, but with shapes batches of several sizes must fit: give a number"
+        raise ConfigError(Problem("", "data.batch_size", message))
+    if "batch_size" in wanted and isinstance(parts["data"].train.source, Mixture):
+        message = "auto cannot divide a batch among the streams of a multi-task run: give a number"
         raise ConfigError(Problem("", "data.batch_size", message))
     reset_peak_memory()
     budget = min(gather(peak_memory() + CPU_SHARE * available_memory() / processes_per_machine()))
@@ -193,7 +197,7 @@ def _seconds_per_sample(trial: Trial, workers: int) -> float:
 def _try(parts: Mapping[str, Any], share: int | None, host_budget: float) -> Trial:
     """Measure a run as if this were the only rank; ``share``: samples of a step, None to search for the most."""
     training, data = parts["train"], parts["data"]
-    size = _trial_batch_size(data)
+    size = share if share and isinstance(data.train.source, Mixture) else _trial_batch_size(data)
     measurement = _Measurement(share, len(make_sampler(replace(data, batch_size=size), 0)), host_budget)
     changed = {
         **training_only(parts, trial=measurement),
@@ -289,6 +293,7 @@ class _Measurement(Hook):
         budget = attempt.budget(self.host_budget)
         # A norm over a single sample may have no variance.
         smallest = min(max(2, self.task.min_samples_per_rank), self.samples)
+        smallest = len(batch["id"]) if "streams" in batch else smallest
         fit = [attempt(smallest), attempt(smallest)][1]  # twice: the first allocates the optimizer's state
         limit = ""
         if self.share is not None:

@@ -86,7 +86,9 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def repeat_samples(batch: Batch, samples: int) -> Batch:
-    """Return a batch of so many samples, repeating those of ``batch`` in turn."""
+    """Return a batch of so many samples, repeating those of ``batch`` in turn; that of a multi-task run as it is."""
+    if "streams" in batch:
+        return batch
     indices = [index % len(batch["id"]) for index in range(samples)]
     return {key: _select(value, indices) for key, value in batch.items()}
 

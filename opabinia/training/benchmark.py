@@ -16,7 +16,7 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,6 +33,7 @@ from opabinia.runtime.processes import from_rank_zero, gather, world_size
 from opabinia.runtime.resources import cores, peak_memory
 from opabinia.tasks.multitask import Multitask
 from opabinia.training.autotune import autotune, silence
+from opabinia.training.device_times import Mark, mark, synchronize
 from opabinia.training.run_folder import build_parts, process_group_options, resolve
 from opabinia.training.session import Session, TrainingRun, training_only
 from opabinia.training.task_times import time_tasks
@@ -246,19 +247,6 @@ class _LineCollector:
 # --- the step ---------------------------------------------------------------------------------------------------------
 
 
-class _Mark(NamedTuple):
-    """The start or end of a part of a step: the time on the host, and an event on the GPU."""
-
-    name: str
-    time: float
-    event: torch.cuda.Event | None
-
-    def seconds_to(self, end: _Mark) -> float:
-        if self.event is not None and end.event is not None:
-            return float(self.event.elapsed_time(end.event)) / 1000
-        return end.time - self.time
-
-
 class _TimedStep:
     """A step that records when its parts start and end, on the host and on a GPU, without waiting for it.
 
@@ -276,8 +264,8 @@ class _TimedStep:
         self.streams: dict[str, Batch] = {}
         self.reading: defaultdict[str, list[float]] = defaultdict(list)
         self.device = next(task.parameters()).device
-        self._steps: list[tuple[int, list[_Mark]]] = []
-        self._marks: list[_Mark] = []
+        self._steps: list[tuple[int, list[Mark]]] = []
+        self._marks: list[Mark] = []
         self.last: tuple[Batch, GlobalBatch, Clock] = ({}, GlobalBatch(0, 0, 0, 0), Clock())
         task.register_forward_pre_hook(lambda module, args: self._mark("forward"))
         task.register_forward_hook(lambda module, args, output: self._mark("forward_end"))
@@ -299,11 +287,7 @@ class _TimedStep:
         return scalars
 
     def _mark(self, name: str) -> None:
-        event = None
-        if self.device.type == "cuda":
-            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            event.record()
-        self._marks.append(_Mark(name, time.perf_counter(), event))
+        self._marks.append(mark(self.device, name))
 
     def state_dict(self) -> dict[str, Any]:
         return self._step.state_dict()
@@ -313,14 +297,14 @@ class _TimedStep:
 
     def reset(self) -> None:
         """Discard the steps so far."""
-        _synchronize(self.device)
+        synchronize(self.device)
         self._steps.clear()
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
 
     def mean_times(self) -> dict[str, float]:
         """Return the mean seconds of the parts of a step: all of it on the host, the others on its device."""
-        _synchronize(self.device)
+        synchronize(self.device)
         totals = dict.fromkeys(("host", "forward", "backward", "update"), 0.0)
         for _, marks in self._steps:
             at = {mark.name: mark for mark in marks}
@@ -340,12 +324,12 @@ class _TimedStep:
 
     def repeat(self, times: int) -> tuple[float, float]:
         """Repeat the last batch; return the seconds per step, in all and until the host has launched it."""
-        _synchronize(self.device)
+        synchronize(self.device)
         started = time.perf_counter()
         for _ in range(times):
             self._step(*self.last, lambda: None)
         launched = time.perf_counter()
-        _synchronize(self.device)
+        synchronize(self.device)
         return (time.perf_counter() - started) / times, (launched - started) / times
 
     def flops(self) -> int:
@@ -368,15 +352,10 @@ def matmul_flops(device: torch.device, precision: str, seconds: float = 0.5) -> 
         a @ b
         end, best = time.perf_counter() + seconds, float("inf")
         while best == float("inf") or time.perf_counter() < end:
-            _synchronize(device)
+            synchronize(device)
             started = time.perf_counter()
             for _ in range(4):
                 a @ b
-            _synchronize(device)
+            synchronize(device)
             best = min(best, (time.perf_counter() - started) / 4)
     return 2 * size**3 / best
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

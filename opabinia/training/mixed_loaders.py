@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -16,6 +17,7 @@ from opabinia.data.sampling.batches import ConstantPlan
 from opabinia.data.sampling.mixing import StreamCycle, alternating_cycle, divide, joint_cycle
 from opabinia.data.sampling.permutation import EpochSampler
 from opabinia.data.sources import Mixture
+from opabinia.data.sources.file_names import short_digest
 from opabinia.engine.loop.prefetch import DeviceLoader
 from opabinia.runtime.durations import Duration
 from opabinia.runtime.seeds import STREAM, hash32
@@ -38,23 +40,16 @@ class MixedTrainingBatches(TrainingBatches):
     def loader(self, device: torch.device, size_multiple: SizeMultiple = lambda name: None) -> DeviceLoader:
         """Return the loader of this rank's share of the batches."""
         readers = {name: stream.reader(size_multiple(name), f"train-{name}") for name, stream in self.streams.items()}
-        requests = mixed_requests(
-            self.plan, self.cycle, {name: stream.requests() for name, stream in self.streams.items()}
-        )
-        loader: Loader = Loader(
-            MixedReader(readers),
-            requests,
-            num_workers=self.data.num_workers,
-            pin_memory=device.type == "cuda",
-        )
-        return DeviceLoader(loader, device)
+        streams = {name: stream.requests() for name, stream in self.streams.items()}
+        reader: Any = MixedReader(readers)
+        requests: Any = mixed_requests(self.plan, self.cycle, streams)
+        workers, pin_memory = self.data.num_workers, device.type == "cuda"
+        return DeviceLoader(Loader(reader, requests, num_workers=workers, pin_memory=pin_memory), device)
 
     def order_fingerprint(self) -> str:
         """Return a text that changes with the order of the samples and the mixture of the streams."""
-        texts = [
-            f"{name} {stream.plan.batch_size} {stream.order_fingerprint()}" for name, stream in self.streams.items()
-        ]
-        return "; ".join([*texts, str(hash32(*(len(names) for names in self.cycle.steps)))])
+        texts = [f"{name} {own.data.batch_size} {own.order_fingerprint()}" for name, own in self.streams.items()]
+        return "; ".join([*texts, short_digest(repr(self.cycle.steps).encode())])
 
     def fresh(self, seed: int, count: int) -> MixedTrainingBatches:
         """Return ``count`` batches in another order, unmixed."""

@@ -136,10 +136,10 @@ def read_dataset_info(stream: Stream, *, skip: bool = False) -> DatasetInfo:
     _check_labels(source)
     channels = source.channels
     if len(source):
-        first = first_samples(stream, 1, skip=skip)
+        batch = first_samples(stream, 1, skip=skip)
         if isinstance(source, SegmentationSource):
-            _warn_of_unlabeled_pixels(stream, first, skip)
-        image = first["views"][0] if "views" in first else first.get("image")
+            _warn_of_unlabeled_pixels(stream, batch, skip)
+        image = batch["views"][0] if "views" in batch else batch.get("image")
         channels = image.shape[-3 if image.ndim > 3 else 1] if image is not None else channels
     queries = source.queries if isinstance(source, QuerySource) else ()
     identity = source if isinstance(source, IdentitySource) else None

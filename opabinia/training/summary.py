@@ -107,14 +107,16 @@ def describe_streams(batches: TrainingBatches, model: Task, sample: Batch) -> di
         model: not sharded yet.
         sample: a batch of one sample of each stream.
     """
-    texts = {}
-    for name, stream in batches.streams.items() if isinstance(batches, MixedTrainingBatches) else ():
+    texts: dict[str, str] = {}
+    if not isinstance(batches, MixedTrainingBatches):
+        return texts
+    for name, stream in batches.streams.items():
         samples = describe_data(replace(stream.data, val=None), stream.dataset_info)
         cycle, total = batches.cycle, batches.plan.total_steps
         turns = cycle.steps_before(name, len(cycle.steps)) / len(cycle.steps)
         share = f"{stream.data.batch_size} of {batches.data.batch_size} in a batch"
         share = share if turns == 1 else f"{turns:.0%} of the steps"
-        epochs = f"{cycle.steps_before(name, total) / stream.plan.steps_per_epoch:.3g} epochs"
+        epochs = f"{cycle.steps_before(name, total) / (stream.plan.steps_per_epoch or 1):.3g} epochs"
         flops = count_forward_flops(model, {**sample, "streams": {name: sample["streams"][name]}})
         texts[name] = "; ".join([f"{samples}, {share}, {epochs}", *([describe_flops(flops)] if flops else [])])
     return texts

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+from statistics import median
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from opabinia.contracts import Batch, Clock, total_loss
 from opabinia.engine.loop.step import split_micro_batches
 from opabinia.runtime.device import autocast
 from opabinia.tasks.multitask import Multitask
+from opabinia.training.device_times import mark, synchronize
 from opabinia.training.settings import Training
 
 
@@ -37,35 +39,32 @@ def time_tasks(model: Multitask, batch: Batch, clock: Clock, training: Training,
     first: dict[str, Batch] = parts[0][0]["streams"]
 
     def seconds(compute: Callable[[], Tensor]) -> float:
-        """Return the time of a forward and a backward pass over the whole batch."""
-        for number in range(times + 1):  # the first one does not count
-            if number < 2:
-                _wait(device)
-                started = time.perf_counter()
+        """Return the median time of a forward and a backward pass over the whole batch."""
+        marks = []
+        for _ in range(times + 1):  # the first one does not count
             with autocast(device, training.precision):
                 result = compute()
             if result.requires_grad:
                 result.backward()  # type: ignore[no-untyped-call]
-        _wait(device)
-        return (time.perf_counter() - started) / times * len(parts)
+            marks.append(mark(device))
+        synchronize(device)
+        return median(start.seconds_to(end) for start, end in pairwise(marks)) * len(parts)
+
+    def embeddings(stream: str) -> Tensor:
+        return model.features(first[stream])["embedding"].sum()
 
     def loss(name: str, stream: str) -> Tensor:
         with model.reading(first[stream], stream):
             return total_loss(model.tasks[name](first[stream], clock))[0]
 
     streams = {}
-    for stream, own in first.items():
-        backbone = seconds(lambda own=own: model.features(own)["embedding"].sum()) if "image" in own else 0.0
-        names = [name for name in model.tasks if model.stream_of(name) == stream]
-        alone = {name: seconds(lambda name=name, stream=stream: loss(name, stream)) for name in names}
+    names_of = {stream: [name for name in model.tasks if model.stream_of(name) == stream] for stream in first}
+    for stream, names in sorted(names_of.items(), key=lambda item: list(model.tasks).index(item[1][0])):
+        backbone = seconds(partial(embeddings, stream)) if "image" in first[stream] else 0.0
+        alone = {name: seconds(partial(loss, name, stream)) for name in names}
         streams[stream] = {
             "samples": len(batch["streams"][stream]["id"]),
             "backbone": backbone,
             "tasks": {name: max(0.0, total - backbone) for name, total in alone.items()},
         }
     return streams
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -1,5 +1,6 @@
 """Multi-task runs: the same mixture, losses and weights on any number of processes, and after SIGKILL."""
 
+import random
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,8 @@ from safetensors.torch import load_file
 
 from tests.faults.many import start
 from tests.faults.programs import Server
-from tests.faults.runs import checkpoint, metrics
+from tests.faults.runs import Outcome, assert_same, checkpoint, metrics
+from tests.faults.test_kill import at_any_time, in_a_save, in_a_step, killed_and_resumed, spread
 
 STEPS = 12
 RECIPE = """
@@ -78,6 +80,8 @@ VARIETIES = {
     "micro-batches": ["train.micro_batch_size=3"],
     "taking turns in micro-batches": [*TURNS, "train.micro_batch_size=2"],
     "taking turns, uncertainty": [*TURNS, "task.balance=uncertainty"],
+    "dwa, taking turns in micro-batches": [*TURNS, "task.balance=dwa", "train.micro_batch_size=2"],
+    "gradnorm in micro-batches": ["task.balance=gradnorm", "train.micro_batch_size=3"],
     "clipped and averaged": ["train.step={name: standard, clip_norm: 0.5}", "ema={decay: 0.9}"],
     "synchronized norms": SYNCHRONIZED,
     "synchronized norms, taking turns": [*SYNCHRONIZED, *TURNS],
@@ -99,3 +103,73 @@ def test_the_same_learning_on_any_number_of_processes(server: Server, tmp_path: 
         found, expected = (load_file(checkpoint(run, STEPS) / "model.safetensors") for run in (many, one))
         for name, tensor in expected.items():
             assert torch.allclose(tensor, found[name], atol=1e-3), name
+
+
+KILLED = """
+# Everything that has state: statistics of norms per stream, momentum teachers, a queue, a center, EMA weights.
+plugins: [tests.faults.parts]
+task:
+  name: multitask
+  backbone: {name: timm, model: test_resnet}
+  mean: [0.3]
+  std: [0.38]
+  tasks:
+    digits:
+      task: {name: classification, dropout: 0.2}
+      data:
+        train: {source: {name: some_digits, n: 65}, transforms: [{name: Resize, size: 32}, RandomHorizontalFlip]}
+        val: {source: {name: some_digits, n: 40, split: val}, transforms: [{name: Resize, size: 32}]}
+        mix: [{name: mixup, alpha: 0.2}]
+    boxes:
+      task: {name: detection, detector: {name: fcos, neck: {name: fpn_p3_p7_from_p5, channels: 32}, num_convs: 1}}
+      data:
+        train: {source: {name: some_scenes, n: 22}}
+    views:
+      task: {name: moco, queue: 48, projection: 16}
+      data:
+        train:
+          source: {name: some_digits, n: 48}
+          transforms:
+            - {name: views, views: [{count: 2, transforms: [{name: RandomResizedCrop, size: 32}]}]}
+    more_views:
+      task: {name: dino, outputs: 32, hidden: 16, bottleneck: 8}
+      stream: views
+data: {batch_size: 14, train: {source: {mixing: batch}}}
+optimizer: {name: adamw, lr: 0.01}
+schedule: {name: cosine, warmup: 5it}
+train: {length: 30it, log_every: 3, deterministic: true, num_threads: 1}
+ema: {decay: 0.9}
+evaluate: {every: 8it, batch_size: 20}
+checkpoint: {every: 5it}
+hooks: {trace: {}}
+loggers: []
+seed: 3
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mixing", ["batch", "steps"])
+def test_kills_at_random_moments(server: Server, tmp_path: Path, mixing: str) -> None:
+    """Three kills, each resumed with another number of workers, most of them in mid-epoch (9 steps)."""
+    seed = random.SystemRandom().randrange(10**6)
+    print(f"seed {seed}")
+    random.seed(seed)
+    recipe = tmp_path / "faults.yaml"
+    recipe.write_text(KILLED.replace("mixing: batch", f"mixing: {mixing}"))
+    server.run("train", str(recipe), "--out", str(tmp_path / "whole"))
+    moments = spread([in_a_step, in_a_save, at_any_time], 27)
+    folder, seen = killed_and_resumed(server, recipe, tmp_path / "killed", moments, [2, 0, 1, 2])
+    print(seen)
+    assert seen
+    assert_same(Outcome.of(folder), Outcome.of(tmp_path / "whole" / "faults" / "default"))
+
+
+@pytest.mark.slow
+def test_gradnorm_needs_whole_layers(server: Server, tmp_path: Path) -> None:
+    recipe = tmp_path / "mixture.yaml"
+    recipe.write_text(RECIPE)
+    both = start(server, 2, str(recipe), "--out", str(tmp_path), SHARDED, "task.balance=gradnorm")
+    for program in both:
+        program.expect(2)
+    assert "gradnorm needs the gradients of a whole layer; use train.parallel: ddp" in both[0].err
+    assert "Traceback" not in both[0].err + both[1].err

@@ -68,11 +68,11 @@ def train(precision: Literal["fp32", "bf16", "fp16"] = "fp32", steps: int = 8) -
 
 def test_mixed_precision_has_the_losses_of_single_precision() -> None:
     expected, _ = train()
-    assert expected[-1] < 0.9 * expected[0]
+    assert expected[-1] < 0.95 * expected[0]
     for precision in ("bf16", "fp16"):
         found, task = train(precision)
         assert found[0] == pytest.approx(expected[0], rel=0.02)
-        assert found[-1] < 0.9 * found[0]
+        assert found[-1] < 0.95 * found[0]
         assert all(param.dtype == torch.float32 and param.isfinite().all() for param in task.parameters())
 
 

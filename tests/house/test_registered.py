@@ -44,6 +44,7 @@ from opabinia.contracts import (
     Head,
     Hook,
     Level,
+    LossBalance,
     Neck,
     Predictions,
     RunSpec,
@@ -100,6 +101,12 @@ MINIMAL: dict[tuple[str, str], dict[str, Any]] = {
     ("section", "init"): {"weights": "x.pth"},
     ("section", "evaluator_run"): {"evaluator": "knn"},
     ("section", "stream"): {"source": "digits"},
+    ("section", "mixed_stream"): {"source": "digits"},
+    ("section", "subtask_training"): {"source": "digits"},
+    ("section", "subtask_validation"): {"source": "digits"},
+    ("section", "subtask_data"): {"train": {"source": "digits"}},
+    ("section", "subtask"): {"task": {"name": "classification", "backbone": "shared"}},
+    ("section", "task_transforms"): {"tasks": ["digits"]},
     ("section", "validation"): {"source": "digits"},
     ("section", "train"): {"length": "1ep"},
     ("section", "view"): {"transforms": IDENTITY},
@@ -123,7 +130,9 @@ MINIMAL: dict[tuple[str, str], dict[str, Any]] = {
     ("source", "market1501"): {"root": "MARKET1501"},  # likewise
     ("source", "msmt17"): {"root": "MSMT17"},  # likewise
     ("source", "in_shop"): {"root": "IN_SHOP"},  # likewise
+    ("source", "image_labels"): {"source": "digit_scenes"},
     ("source", "indexed"): {"source": "digits"},
+    ("source", "mixture"): {"streams": {"digits": {"source": "digits"}}},
     ("source", "object_maps"): {"source": {"name": "digit_scenes", "masks": True}},
     ("source", "online_products"): {"root": "ONLINE_PRODUCTS"},  # likewise
     ("source", "packed_videos"): {"root": "PACKED_VIDEOS"},  # likewise
@@ -286,9 +295,10 @@ def test_every_reference_of_the_schema_resolves(schema: dict[str, Any]) -> None:
 
 def test_every_schema_builds(schema: dict[str, Any]) -> None:
     problems = []
+    definitions = json_schema(CATALOG, "predictor")["$defs"] | schema["$defs"]
     for entry in ENTRIES:
         whole = entry.family == "command"
-        found = json_schema(CATALOG, entry.name) if whole else schema["$defs"][f"{entry.family}.{entry.name}"]
+        found = json_schema(CATALOG, entry.name) if whole else definitions[f"{entry.family}.{entry.name}"]
         if found["additionalProperties"] is not False or not entry.by_name.keys() <= found["properties"].keys():
             problems.append(label(entry))
         for parameter in entry.parameters:
@@ -609,6 +619,18 @@ def loss_works(loss: Callable[[Tensor, Tensor], Tensor], folder: Path) -> None:
     assert logits.grad.isfinite().all()
 
 
+def balance_works(make: Callable[[list[str]], LossBalance], folder: Path) -> None:
+    balance, layer = make(["a", "b"]), nn.Linear(2, 2)
+    features = layer(torch.ones(1, 2))
+    losses = {"a": features[0, 0].square(), "b": features[0, 1].exp()}
+    weighted = balance(losses, 1.0, lambda: [layer.weight], CLOCK)
+    assert weighted.keys() == losses.keys() and balance.weights().keys() <= losses.keys()
+    for name, loss in losses.items():  # all begin with the weights of the config
+        assert weighted[name].item() == pytest.approx(loss.item())
+    torch.stack(list(weighted.values())).sum().backward()
+    assert layer.weight.grad is not None and layer.weight.grad.isfinite().all()
+
+
 def metric_loss_works(loss: Callable[[Tensor, Tensor], Tensor], folder: Path) -> None:
     features = torch.tensor([[1.0, 0.2], [0.1, 1.0], [0.9, 0.5], [-0.5, 1.0]], requires_grad=True)
     value = loss(features, torch.tensor([0, 0, 3, 3]))
@@ -770,6 +792,7 @@ FAMILY_CHECKS: dict[str, Callable[[Any, Path], None]] = {
     "decoder": decoder_works,
     "segmentation_loss": segmentation_loss_works,
     "loss": loss_works,
+    "balance": balance_works,
     "metric_loss": metric_loss_works,
     "optimizer": optimizer_works,
     "schedule": schedule_works,
@@ -795,6 +818,8 @@ MAPS, TOOLS = "tests/data/sources/test_segmentation.py", "tests/data/sources/tes
 MAP_SOURCES = ("segmentation_folder", "cityscapes", "ade20k", "voc_segmentation", "coco_stuff", "coco_panoptic")
 TESTED_ELSEWHERE = {
     "attributes": "needs data with several labels: tests/tasks/test_attributes.py",
+    "shared": "needs a multi-task run: tests/models/test_shared_backbone.py",
+    "multitask": "needs streams: tests/training/test_multitask_optimization.py",
     **dict.fromkeys(("pa100k", "market1501_attributes", "dukemtmc_attributes"), f"needs a MATLAB file: {ATTRIBUTES}"),
     **dict.fromkeys(("image_pairs", "verification"), f"needs pairs: {PAIRS}"),
     **dict.fromkeys(MAP_SOURCES, f"needs label maps: {MAPS}"),

@@ -37,6 +37,7 @@ from opabinia.runtime.progress import progress_bar
 from opabinia.tasks.dense_base import TestTimeAugmentation
 from opabinia.tasks.detection.export import detection_difference
 from opabinia.tasks.detection.task import Detection
+from opabinia.tasks.detections_base import stack_detections
 from opabinia.training import launch
 
 SMALL = ["data.num_workers=0", "loggers=[]", "data.batch_size=16", "evaluate.every=1000ep"]
@@ -240,7 +241,7 @@ def test_a_batch_size_that_cannot_vary(form: Literal["torch", "onnx", "openvino"
         def expected(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
             return self.forward(**inputs)
 
-    about: dict[str, Any] = {field.name: () for field in fields(Description)}
+    about: dict[str, Any] = {field.name: () for field in fields(Description)} | {"tasks": {}}
     job = ExportJob(Loop(nn.Identity()), {"image": torch.rand(3, 1, 4, 4)}, Description(**about))
     path = tmp_path / ("folder" if form == "openvino" else "file")
     with progress_bar("export", 2, unit="steps") as bar:
@@ -254,6 +255,36 @@ def test_a_batch_size_that_cannot_vary(form: Literal["torch", "onnx", "openvino"
     else:
         runtime = open_runtime(path)
         assert (runtime.metadata["batch_size"], list(runtime.shapes["image"])) == ("1", [1, 1, 4, 4])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("columns", [4, 5])
+def test_suppression_in_openvino(columns: int, tmp_path: Path) -> None:
+    for library in LIBRARIES["openvino"]:
+        pytest.importorskip(library, reason="the extra openvino is absent")
+
+    class Suppression(ExportModule):
+        def candidates(self, image: Tensor) -> list[Candidates]:
+            boxes = image[:, 0]
+            scores = (boxes[..., 0] * 3.7) % 1
+            return [Candidates(scores, (scores * 1000).long() % 2, boxes)]
+
+        def forward(self, image: Tensor, image_sizes: Tensor) -> dict[str, Tensor]:
+            found = suppress_static(self.candidates(image), image_sizes, 0.3, 0.2, 20)
+            return {"boxes": found.boxes, "scores": found.scores, "labels": found.labels}
+
+        def expected(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            sizes: Any = inputs["image_sizes"].tolist()
+            return stack_detections(suppress(self.candidates(inputs["image"]), sizes, 0.3, 0.2, 20), 20)
+
+    rows = torch.rand(2, 1, 30, columns, generator=torch.Generator().manual_seed(0))
+    rows[..., :4] = rows[..., :4] * 20 + torch.tensor([0, 0, 20, 20])
+    about: dict[str, Any] = {field.name: () for field in fields(Description)} | {"tasks": {}}
+    inputs = {"image": rows, "image_sizes": torch.tensor([[64, 64], [30, 30]])}
+    job = ExportJob(Suppression(nn.Identity()), inputs, Description(**about))
+    with progress_bar("export", 2, unit="steps") as bar:
+        lines = write_file("openvino", tmp_path / "folder", job, 1e-4, "2 samples", bar)
+    assert "in batches of 1 and 2: largest" in lines[-1]
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
 """Predictions, splits and export of multi-task runs."""
 
-import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,19 +9,15 @@ import torch
 from torch import Tensor
 from torchvision.transforms.v2 import Resize
 
-import opabinia
 from opabinia.config import ConfigError
 from opabinia.contracts import DatasetInfo, DrawOptions
-from opabinia.inference.export import Measured, export, predict_script
-from opabinia.inference.export.exported_task import load_exported
+from opabinia.inference.export import samples
 from opabinia.inference.export.samples import fitting_tasks
-from opabinia.inference.extract import extract
 from opabinia.inference.multitask import predictor_of
-from opabinia.inference.predict import predict
 from opabinia.inference.splits import select_split, sets_for, split_sources, task_of
 from opabinia.models.backbones.shared import shared
 from opabinia.models.backbones.timm import timm
-from opabinia.models.decoders import fpn as fpn_decoder
+from opabinia.models.decoders.pyramids import SemanticFpn
 from opabinia.models.detectors import Fcos
 from opabinia.models.necks import fpn
 from opabinia.tasks.classification import Classification
@@ -31,7 +26,6 @@ from opabinia.tasks.multitask import Multitask
 from opabinia.tasks.multitask.settings import Subtask
 from opabinia.tasks.segmentation import Segmentation
 from opabinia.tasks.selfsup.simclr import SimCLR
-from opabinia.training import launch
 from opabinia.training.run_folder import resolve
 from opabinia.training.trained_model import TaskTransforms, TrainedModel
 
@@ -43,11 +37,13 @@ IMAGES = DatasetInfo(samples=8, channels=1, classes=("x", "y"))
 def task() -> Multitask:
     """Boxes, maps and labels of scenes, and labels of other images, with batch norm statistics of their own."""
     torch.manual_seed(0)
-    neck = partial(fpn, channels=16)
+    neck = partial(fpn, channels=32)
     classification = partial(Classification, backbone=shared)
     parts: dict[str, Any] = {
-        "boxes": partial(Detection, detector=partial(Fcos, neck=neck, num_convs=1, score_threshold=0.0), backbone=shared),
-        "maps": partial(Segmentation, decoder=partial(fpn_decoder, neck=neck, channels=16), backbone=shared),
+        "boxes": partial(
+            Detection, detector=partial(Fcos, neck=neck, num_convs=1, score_threshold=0.0), backbone=shared
+        ),
+        "maps": partial(Segmentation, decoder=partial(SemanticFpn, neck=neck, channels=32), backbone=shared),
         "present": classification,
         "kinds": classification,
         "views": partial(SimCLR, backbone=shared),
@@ -66,7 +62,10 @@ def task() -> Multitask:
 
 @pytest.fixture(scope="module")
 def trained(task: Multitask) -> TrainedModel:
-    groups = [TaskTransforms(tasks=["boxes", "maps", "present", "views"]), TaskTransforms(tasks=["kinds"], transforms=[Resize([32, 32])])]
+    groups = [
+        TaskTransforms(tasks=["boxes", "maps", "present", "views"]),
+        TaskTransforms(tasks=["kinds"], transforms=[Resize([32, 32])]),
+    ]
     return TrainedModel(task, [], task.dataset_info, 1, torch.device("cpu"), "fp32", 4, task_transforms=groups)
 
 
@@ -81,7 +80,12 @@ def test_each_task_predicts_as_if_it_were_alone(trained: TrainedModel, monkeypat
     options = {"channels": 1, "batch_size": 4}
     together, given = predictor_of(trained, [], **options), images((96, 64), (50, 70), (96, 64))
     compute = task.backbone.shared_features
-    monkeypatch.setattr(task.backbone, "shared_features", lambda images: [passes.append(images.shape), compute(images)][1])
+
+    def counted(images: Tensor) -> Any:
+        passes.append(tuple(images.shape))
+        return compute(images)
+
+    monkeypatch.setattr(task.backbone, "shared_features", counted)
     predictions = together(given)
     assert sorted(passes) == [(1, 1, 64, 96), (2, 1, 96, 64), (3, 1, 32, 32)]
     assert list(predictions[0].readable) == ["boxes", "maps", "present", "kinds"]
@@ -137,13 +141,23 @@ def test_exported_function_of_all_tasks(task: Multitask, monkeypatch: pytest.Mon
     inputs = module.inputs([{"image": image} for image in images((60, 64), (64, 50))])
     assert inputs["image"].shape == (2, 1, 64, 64) and inputs["image_sizes"].tolist() == [[60, 64], [64, 50]]
     outputs, expected = module(**inputs), module.expected(inputs)
-    assert list(outputs) == ["boxes/boxes", "boxes/scores", "boxes/labels", "maps/segmentation", "maps/logits", "kinds/logits", "kinds/probabilities"]
+    assert list(outputs) == [
+        "boxes/boxes",
+        "boxes/scores",
+        "boxes/labels",
+        "maps/segmentation",
+        "maps/logits",
+        "kinds/logits",
+        "kinds/probabilities",
+    ]
     assert module.difference(expected, outputs) < 1e-5
     assert module.difference(expected, {**outputs, "kinds/logits": outputs["kinds/logits"] + 1}) > 0.1
     alone = task.select(["kinds"]).export_module()
     assert list(alone.inputs([{"image": image} for image in images((8, 8))])) == ["image"]
     monkeypatch.setattr(task.tasks["boxes"], "class_agnostic_nms", 0.5)
-    with pytest.raises(ValueError, match=r"boxes: task\.class_agnostic_nms: .*; the other tasks can be exported with --task"):
+    with pytest.raises(
+        ValueError, match=r"boxes: task\.class_agnostic_nms: .*; the other tasks can be exported with --task"
+    ):
         module.check_static()
 
 
@@ -151,9 +165,9 @@ def test_an_exported_file_has_the_tasks_whose_images_fit(task: Multitask, monkey
     sizes = {"boxes/val": (60, 64), "maps/val": (90, 64), "kinds/val": (32, 32)}
     sets = [{"prefix": name, "task": name.removesuffix("/val")} for name in sizes]
     resolved: Any = type("Resolved", (), {"config": {"data": {"val": sets}}})()
-    from opabinia.inference.export import samples
-
-    monkeypatch.setattr(samples, "split_samples", lambda _, split, count: [{"image": image} for image in images(sizes[split])])
+    monkeypatch.setattr(
+        samples, "split_samples", lambda _, split, count: [{"image": image} for image in images(sizes[split])]
+    )
     fitting, others = fitting_tasks(resolved, task.select(["boxes", "maps", "present", "kinds"]), (64, 64))
     assert fitting == ["boxes", "present"]
     assert others == [

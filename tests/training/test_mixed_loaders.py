@@ -12,11 +12,11 @@ from torchvision.transforms.v2 import RGB, RandomHorizontalFlip
 from opabinia.config import ConfigError
 from opabinia.contracts import Sample
 from opabinia.data import Data, Stream
+from opabinia.data.mixed_batches import mixed_requests
 from opabinia.data.sampling.identity_samplers import identities
 from opabinia.data.sources import Digits, Mixture
 from opabinia.data.sources.mixture import MixedStream
 from opabinia.runtime.durations import Duration
-from opabinia.training import mixed_loaders
 from opabinia.training.planning import plan_training
 
 
@@ -47,7 +47,7 @@ def plan(length: int = 20, workers: int = 0, **mixture: Any) -> Any:
 
 def requests(batches: Any, start: int = 0) -> list[tuple[int, dict[str, tuple[int, int, list[int]]]]]:
     """Step, and by stream the epoch, step and indices of each request."""
-    made = mixed_loaders.mixed_requests(
+    made = mixed_requests(
         batches.plan, batches.cycle, {name: stream.requests() for name, stream in batches.streams.items()}
     )
     return [(request.row.step, {name: facts(own) for name, own in request.streams.items()}) for request in made(start)]
@@ -124,9 +124,9 @@ def test_streams_that_do_not_fit_are_errors() -> None:
         ({"augment_on": "device"}, "augment_on: the streams"),
         ({"train": Stream(source=mixture, transforms=[RGB()])}, "train.transforms: each stream"),
     ):
-        data = Data(**{"train": Stream(source=mixture), "batch_size": 4, "drop_last": True, **options})
+        keys: dict[str, Any] = {"train": Stream(source=mixture), "batch_size": 4, "drop_last": True, **options}
         with pytest.raises(ConfigError, match=text):
-            plan_training(data, Duration(1, "it"), None, 0)
+            plan_training(Data(**keys), Duration(1, "it"), None, 0)
     with pytest.raises(ValueError, match="a has no samples"):
         Mixture(streams={"a": MixedStream(source=Numbers(0))})
 

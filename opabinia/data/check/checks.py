@@ -20,7 +20,7 @@ from opabinia.data.check.datasets import (
     leaf_sources,
     single_labels,
 )
-from opabinia.data.check.duplicates import TRAIN, ScannedSample, find_duplicates
+from opabinia.data.check.duplicates import ScannedSample, find_duplicates, is_training
 from opabinia.data.check.findings import Finding, Findings, SampleRef
 from opabinia.data.check.scan import Position, SampleScan, sample_id, scan_samples
 from opabinia.data.check.statistics import DatasetStatistics
@@ -112,7 +112,7 @@ def run_checks(
     ``limit``.
 
     Args:
-        sources: by dataset name; ``train`` is the training set, all others are for validation.
+        sources: by dataset name; ``train`` (of a task ``NAME/train``) is for training, all others are for validation.
         near: bits that may differ in the hashes of nearly identical images, 0 to 12.
         limit: read only this many samples of each dataset, drawn with ``seed``.
         seed: of that draw.
@@ -274,15 +274,19 @@ def _check_identities(
     sources: Mapping[str, Source], positions: Mapping[str, list[Position]], parts: Sequence[_Part], findings: Findings
 ) -> None:
     """Add identities that are in training and validation, each with an image of both."""
-    train = sources.get(TRAIN)
-    trained = _first_images(train) if isinstance(train, IdentitySource) else {}
+    trained = {
+        identity: positions[name][index]
+        for name, source in sources.items()
+        if is_training(name) and isinstance(source, IdentitySource)
+        for identity, index in _first_images(source).items()
+    }
     for name, source in sources.items():
         # Some datasets number the identities of their test set from 0 again.
-        if name == TRAIN or not isinstance(source, IdentitySource) or getattr(source, "reuses_names", False):
+        if is_training(name) or not isinstance(source, IdentitySource) or getattr(source, "reuses_names", False):
             continue
         for identity, index in _first_images(source).items():
             if identity in trained:
-                pair = (positions[TRAIN][trained[identity]], positions[name][index])
+                pair = (trained[identity], positions[name][index])
                 samples = [parts[number].sample(own, value=f"identity {identity}") for number, own in pair]
                 findings.add(kinds.SAME_IDENTITY, samples)
 

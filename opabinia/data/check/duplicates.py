@@ -14,6 +14,11 @@ from opabinia.data.check.scan import SampleScan
 TRAIN = "train"
 
 
+def is_training(dataset: str) -> bool:
+    """Return whether a dataset is trained on: ``train``, or ``NAME/train`` of a multi-task run."""
+    return dataset.rpartition("/")[2] == TRAIN
+
+
 @dataclass(frozen=True)
 class ScannedSample:
     """A sample that was read.
@@ -68,7 +73,7 @@ def _add_groups(groups: Sequence[Sequence[ScannedSample]], level: str, findings:
             kind = kinds.NEAR_OTHER_LABEL if level == kinds.NEAR_DUPLICATE else kinds.OTHER_LABEL
             findings.add(kind, [duplicate.sample for duplicate in group])
         datasets = list(dict.fromkeys(duplicate.sample.dataset for duplicate in group))
-        if TRAIN in datasets and len(datasets) > 1:
+        if len({is_training(name) for name in datasets}) > 1:
             _add_new(group, kinds.LEAKED, level, findings)
             continue
         for name in datasets:

@@ -166,9 +166,8 @@ def segmentation_folder(
     """Images with label maps in a second folder: ``labels/a/1.png`` has the class of each pixel of ``images/a/1.jpg``.
 
     Maps are gray (8 or 16 bits) or have a palette, of which the indices count, not the colors; the value is the label,
-    unless ``values`` says otherwise. Maps in color need the color of each class. Hidden files are skipped. The sizes of
-    all images and maps are compared when the source is made, the values in a map when it is read. Maps without an image
-    are not used, and reported.
+    unless ``values`` says otherwise. Maps in color need the color of each class. Hidden files are skipped, and
+    maps without an image. Sizes of images and maps are compared when the source is made, values when a map is read.
 
     Args:
         root: the folder that holds both.
@@ -206,12 +205,7 @@ def segmentation_folder(
     map_files = [_stem(name, image_suffix) + os.fsencode(label_suffix) for name in map_files]
     sizes, kept, errors = _check_files(root, image_files, map_files)
     check_errors(root, errors.groups(), broken)
-    if list_file is None:
-        unused = sorted(set(find_files(root, labels, [label_suffix.lower()])) - set(map_files))
-        for name in unused:
-            errors.add(kinds.UNUSED_MAP, os.fsdecode(name), "", "not used")
-        if unused:
-            log.warning("%s: %s", root, errors.groups()[-1])
+    _report_unused(root, [] if list_file else find_files(root, labels, [label_suffix.lower()]), map_files, errors)
     if not kept.any():
         raise ValueError(f"{root}: no image is left to train on")
     chosen = np.flatnonzero(kept).tolist()
@@ -293,6 +287,15 @@ def _list_images(root: Path, folder: str, suffix: str | None, list_file: str | N
     by_stem = {_stem(name, suffix): name for name in files}
     stems = [os.path.join(os.fsencode(folder), os.fsencode(text)) for _, text in read_lines(root / list_file)]
     return [by_stem.get(stem, stem + os.fsencode(suffix or ".jpg")) for stem in stems]
+
+
+def _report_unused(root: Path, found: Sequence[bytes], used: Sequence[bytes], errors: ErrorCollector) -> None:
+    """Add the maps without an image to the errors, and log them; they are no reason to stop."""
+    unused = sorted(set(found) - set(used))
+    for name in unused:
+        errors.add(kinds.UNUSED_MAP, os.fsdecode(name), "", "not used")
+    if unused:
+        log.warning("%s: %s", root, errors.groups()[-1])
 
 
 def _check_files(

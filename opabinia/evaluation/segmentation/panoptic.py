@@ -87,8 +87,8 @@ class Panoptic:
                 raise DataMismatch(f"{name} has a segmentation map without segments: panoptic data is needed")
             predicted = SegmentMap(segments[area], labels[labels >= 0])
             widths = (None, max(1, round(self._width * hypot(*true.shape))))[: len(self._kinds)]
-            segments = SegmentMap(true, true_labels), crowd, predicted, len(self._classes)
-            sums = np.hstack([match_segments(*segments, width) for width in widths])
+            compared = SegmentMap(true, true_labels), crowd, predicted, len(self._classes)
+            sums = np.hstack([match_segments(*compared, width) for width in widths])
             self._sums += sums
             iou, matched, false, missed = sums[:, :4].sum(0).tolist()
             if matched + false + missed:

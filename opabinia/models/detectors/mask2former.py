@@ -75,7 +75,8 @@ class MaskClassifier(Detector):
         logits, masks = self.decoder.query_masks(maps)[0]
         rows = []
         for image in zip(logits, masks, sizes_as_tensor(sizes, logits.device), strict=True):
-            found = self._instances(*(values[None] for values in image), shape)
+            classes, pixels, size = (values[None] for values in image)
+            found = self._instances(classes, pixels, size, shape)
             valid = found.labels[0] >= 0
             rows.append(Detections(*(values[0][valid] for values in found if values is not None)))
         return rows

@@ -102,21 +102,24 @@ def suppress_static(
     scores, labels, boxes = (torch.cat(parts, dim=1).detach() for parts in zip(*levels, strict=True))
     boxes = clip_boxes(boxes, sizes)
 
-    # OpenVINO's Scan takes neither tensors from outside its body nor values to scan that the body does not read.
-    def take_best(state: tuple[Tensor, Tensor, Tensor], none: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
-        remaining, boxes, labels = state
-        index = remaining.argmax(1, keepdim=True)
-        box = boxes.gather(1, index.unsqueeze(2).expand(-1, -1, boxes.shape[2]))
-        suppressed = (_iou(box, boxes) > nms_threshold) & (labels == labels.gather(1, index))
-        taken = torch.where(remaining.gather(1, index) < 0, none, index)
-        remaining = remaining.masked_fill(suppressed, -1.0).scatter(1, index, -1.0)
-        return (remaining, boxes.clone(), labels.clone()), taken
-
-    dropped = scores <= score_threshold
+    dropped, corners = scores <= score_threshold, list[Tensor]()
     if boxes.shape[2] == 4:
         dropped = dropped | ~exceeds_size(boxes, min_size)
-    state = (scores.masked_fill(dropped, -1.0), boxes, labels)
-    _, taken = scan(take_best, state, labels.new_full((max_detections, 1), -1))
+    else:
+        corners = [box_corners(boxes).flatten(2)]
+    remaining = scores.masked_fill(dropped, -1.0)
+    candidates = torch.cat([remaining.unsqueeze(2), labels.unsqueeze(2).to(boxes), boxes, *corners], dim=2)
+
+    # OpenVINO's Scan takes neither tensors from outside its body nor values to scan that the body does not read.
+    def take_best(state: Tensor, none: Tensor) -> tuple[Tensor, Tensor]:
+        index = state[..., 0].argmax(1, keepdim=True)
+        best = state.gather(1, index.unsqueeze(2).expand(-1, -1, state.shape[2]))
+        suppressed = (_iou(best[..., 2:], state[..., 2:]) > nms_threshold) & (state[..., 1] == best[..., 1])
+        taken = torch.where(best[..., 0] < 0, none, index)
+        remaining = state[..., 0].masked_fill(suppressed, -1.0).scatter(1, index, -1.0)
+        return torch.cat([remaining.unsqueeze(2), state[..., 1:]], dim=2), taken
+
+    _, taken = scan(take_best, candidates, labels.new_full((max_detections, 1), -1))
     indices = taken.squeeze(2).t()
     valid, indices = indices >= 0, indices.clamp(min=0)
     return Detections(
@@ -127,9 +130,10 @@ def suppress_static(
 
 
 def _iou(box: Tensor, boxes: Tensor) -> Tensor:
-    """Return the IoU of one box per image (B x 1 x 4 or x 5) with others (B x N x 4 or x 5): B x N."""
-    if boxes.shape[2] == 5:
-        return aligned_iou(box_corners(boxes), box)
+    """Return the IoU of one box per image (B x 1 x 4) with others (B x N x 4): B x N. Rotated boxes have 13 columns,
+    with their corners."""
+    if boxes.shape[2] > 4:
+        return aligned_iou(boxes[..., 5:].unflatten(2, (4, 2)), box[..., :5])
     sides = torch.minimum(box[..., 2:], boxes[..., 2:]) - torch.maximum(box[..., :2], boxes[..., :2])
     intersections: Tensor = sides.clamp(min=0).prod(2)
     areas = (boxes[..., 2:] - boxes[..., :2]).prod(2)

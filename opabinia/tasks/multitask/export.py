@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from opabinia.contracts import Batch, ExportModule, Predictions, Sample
+from opabinia.contracts import Batch, ExportModule, Predictions, Sample, Task
 from opabinia.tasks.dense_base import PaddedExport, padded_inputs
-
-if TYPE_CHECKING:
-    from opabinia.tasks.multitask.task import Multitask
 
 
 class MultitaskExport(ExportModule):
@@ -24,12 +21,13 @@ class MultitaskExport(ExportModule):
     :class:`opabinia.tasks.dense_base.PaddedExport`.
 
     Args:
-        task: in evaluation mode, on the CPU.
+        task: a multi-task model in evaluation mode, on the CPU.
     """
 
-    def __init__(self, task: Multitask) -> None:
+    def __init__(self, task: Task) -> None:
         super().__init__(task)
-        self.parts = nn.ModuleDict({name: own.export_module() for name, own in task.tasks.items()})
+        tasks: Any = task.tasks
+        self.parts = nn.ModuleDict({name: own.export_module() for name, own in tasks.items()})
 
     def _parts(self) -> dict[str, ExportModule]:
         return {name: part for name, part in self.parts.items() if isinstance(part, ExportModule)}

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from opabinia.config import register
-from opabinia.config.build import errors_at
 from opabinia.contracts import (
     BackbonePart,
     BalancePart,
     Batch,
     Clock,
+    DataMismatch,
     DatasetInfo,
     DrawOptions,
     Evaluator,
@@ -89,7 +89,7 @@ class Multitask(Task):
         self._stream_of = {name: settings.stream or name for name, settings in tasks.items()}
         if unread := dataset_info.streams.keys() - self._stream_of.values():
             raise ValueError(f"no task learns from the training data of {min(unread)}; leave it out")
-        self.tasks = nn.ModuleDict()
+        self.tasks: Any = nn.ModuleDict()
         for name, settings in tasks.items():
             if settings.data is not None:
                 raise ValueError(f"tasks.{name}.data: a run built in Python has its data in data.train.source: mixture")
@@ -99,8 +99,7 @@ class Multitask(Task):
             if not name.replace("-", "_").isidentifier() or hasattr(self.tasks, name):
                 message = "cannot name a task: take letters, digits, _ or -, and no attribute of torch.nn.Module"
                 raise ValueError(f"tasks: {name!r} {message}")
-            with errors_at(f"task.tasks.{name}"):
-                self.tasks[name] = self._build(name, settings)
+            self.tasks[name] = self._build(name, settings)
         self._shared_layers = self._layers_of_all_tasks()
         if all(user.multi_scale for user in self._network.users):
             net.drop_vector_layers()
@@ -121,7 +120,7 @@ class Multitask(Task):
         streams = self.dataset_info.streams
         if stream not in streams:
             known = ", ".join(streams) or "none"
-            raise ValueError(f"there is no training data for it: no stream {stream!r} (streams: {known})")
+            raise ValueError(f"tasks.{name}: there is no training data for it: no stream {stream!r} (streams: {known})")
         with sharing(self._network):
             task = settings.task(streams[stream])
         views = [
@@ -131,7 +130,7 @@ class Multitask(Task):
             if isinstance(view, SharedBackbone)
         ]
         if not views:
-            raise ValueError("it has a backbone of its own; its backbone must be `shared`")
+            raise ValueError(f"tasks.{name}: it has a backbone of its own; its backbone must be `shared`")
         for module, child in views:  # attributes, not children: the weights belong to this module
             object.__setattr__(module, child, module._modules.pop(child))
         task.normalize = SharedNormalize(self._network)
@@ -191,14 +190,17 @@ class Multitask(Task):
 
     def forward(self, batch: Batch, clock: Clock) -> dict[str, Tensor]:
         """Return ``total_loss``, and the values of each task as ``<task>/<name>``. Tasks of weight 0 are skipped."""
-        values: dict[str, Tensor] = {}
+        values: dict[str, Any] = {}
         losses: dict[str, Tensor] = {}
         factors = stream_factors(batch)
         weights = {name: own.weight * own.weight_schedule(clock) for name, own in self._settings.items()}
         for stream, own in batch["streams"].items():
             with self.reading(own, stream):
                 for name in (name for name in self._tasks_of(stream) if weights[name]):
-                    loss, logged = total_loss(self.tasks[name](own, clock))
+                    try:
+                        loss, logged = total_loss(self.tasks[name](own, clock))
+                    except DataMismatch as error:
+                        raise DataMismatch(f"task.tasks.{name}: {error}") from error
                     factor = factors[stream]
                     losses[name] = loss * factor
                     for key, value in logged.items():
@@ -229,7 +231,8 @@ class Multitask(Task):
         """Return the predictions of one task, if the batch says which (``task``), or of all as ``<task>/<name>``."""
         if "task" in batch:
             with self.reading(batch, self._stream_of[batch["task"]]):
-                return self.tasks[batch["task"]].predict(batch)
+                own: Predictions = self.tasks[batch["task"]].predict(batch)
+                return own
         if "streams" in batch:  # training batches, to measure batch norm statistics or FLOPs
             streams = {stream: _with_images(own) for stream, own in batch["streams"].items()}
             return self._predict([(self._tasks_of(stream), stream, own) for stream, own in streams.items()])
@@ -363,7 +366,7 @@ def batch_share(batch: Batch) -> float:
         batch: see :data:`opabinia.contracts.Batch`.
     """
     counts = batch.get("counts") or {name: len(own["id"]) for name, own in batch["streams"].items()}
-    return sum(counts.values()) * world_size() / batch["row"].num_processed(world_size())
+    return float(sum(counts.values()) * world_size() / batch["row"].num_processed(world_size()))
 
 
 def _with_images(batch: Batch) -> Batch:

@@ -134,8 +134,8 @@ def original_maps(logits: Tensor, sizes: Sizes, originals: Sizes) -> Tensor:
 
 
 def nearest_maps(maps: Tensor, sizes: Sizes, originals: Sizes, fill: int) -> Tensor:
-    """Return maps of a padded batch (B x H x W) as maps of the original images, each pixel as the nearest one, padded with
-    ``fill`` at the right and bottom to the largest of them.
+    """Return maps of a padded batch (B x H x W) as maps of the original images, each pixel as the nearest one, padded
+    with ``fill`` at the right and bottom to the largest of them.
 
     Args:
         maps: classes or numbers of segments.

@@ -205,7 +205,7 @@ class Panoptic(DensePrediction):
         batch has maps."""
         maps = self._maps(batch)
         decoded = self._decode(maps)
-        rows = self._combined(maps, decoded, batch) if self.detector else self._classified(*decoded[0], batch)
+        rows = self._combined(maps, decoded, batch) if self.detector else self._classified(decoded[0], batch)
         if not self._validation_loss or "mask" not in batch:
             return rows
         # Detectors sample proposals, mask classifiers points: a fixed seed gives the same ones in every evaluation.
@@ -233,9 +233,9 @@ class Panoptic(DensePrediction):
             segments.append(first_image(combine_instances(kept, crop_map(labels, original)[None], **self.merging)))
         return stack_detections(detections, self.detector.max_detections) | stack_segments(segments)
 
-    def _classified(self, logits: Tensor, masks: Tensor, batch: Batch) -> dict[str, Tensor]:
+    def _classified(self, queries: tuple[Tensor, Tensor], batch: Batch) -> dict[str, Tensor]:
         """Return the predictions of a mask classifier from the classes and masks of its queries."""
-        logits, masks = logits.float(), masks.float()
+        logits, masks = (values.float() for values in queries)
         segments, instances = [], []
         for row, (size, original) in enumerate(zip(batch["image_sizes"], batch["original_size"], strict=True)):
             # Image by image: the masks of all queries of a batch in its full resolution would take too much memory.

@@ -254,6 +254,8 @@ def test_identities(tmp_path: Path) -> None:
             ]
         ],
     }
+    tasks = run_checks({"people/train": sets["train"], "people/val": sets["val"]})
+    assert list(cases_by_kind(tasks)) == list(cases_by_kind(report)), "a task of a multi-task run"
 
 
 # --- videos -----------------------------------------------------------------------------------------------------------

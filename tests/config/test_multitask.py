@@ -1,0 +1,121 @@
+"""The datasets of the tasks of a multi-task config move to ``data``, with their origins."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from opabinia.config import ConfigError
+from opabinia.training.dry_run import dry_run
+from opabinia.training.launch import build_parts
+from opabinia.training.run_folder import resolve as resolve_config
+
+TRAIN = {"source": "digits"}
+VAL = {"source": {"name": "digits", "split": "val"}}
+TASKS: dict[str, Any] = {
+    "a": {"task": "classification", "batch_share": 0.5, "data": {"train": TRAIN, "val": VAL, "mix": ["mixup"]}},
+    "b": {"task": {"name": "classification"}, "data": {"train": TRAIN, "val": [VAL, {**VAL, "prefix": "again"}]}},
+    "c": {"task": "classification", "stream": "a"},
+}
+TIMM = {"name": "timm", "model": "test_resnet"}
+
+
+def resolve(folder: Path, tasks: dict[str, Any], *overrides: str, **sections: Any) -> Any:
+    path = folder / "tasks.yaml"
+    data = {"batch_size": 8, **sections}
+    content: dict[str, Any] = {
+        "task": {"name": "multitask", "backbone": TIMM, "tasks": tasks},
+        "data": data,
+        "optimizer": "sgd",
+    }
+    path.write_text(yaml.safe_dump({**content, "train": {"length": "1it"}}, sort_keys=False))
+    return resolve_config(path, overrides)
+
+
+def test_datasets_are_moved_with_their_origins(tmp_path: Path) -> None:
+    resolved = resolve(tmp_path, TASKS, "task.tasks.a.data.train.source.split=val", "data.train.source.mixing=steps")
+    source, tasks = resolved.config["data"]["train"]["source"], resolved.config["task"]["tasks"]
+    assert (source["name"], source["mixing"]) == ("mixture", "steps")
+    assert source["streams"]["a"]["source"] == {"name": "digits", "split": "val"}
+    assert source["streams"]["a"]["share"] == 0.5 and source["streams"]["a"]["mix"][0]["name"] == "mixup"
+    assert [(val["prefix"], val["task"]) for val in resolved.config["data"]["val"]] == [
+        *(("a/val", "a"), ("b/val", "b"), ("b/again", "b")),
+        ("c/val", "c"),
+    ]
+    assert all(task["data"] is None and task["batch_share"] is None for task in tasks.values())
+    assert all(task["task"]["backbone"] == {"name": "shared"} for task in tasks.values())
+    origin = resolved.origins["data.train.source.streams.a.source.split"]
+    assert origin == "command line: task.tasks.a.data.train.source.split=val"
+    assert resolved.origins["data.val.1.source.split"].startswith(str(tmp_path / "tasks.yaml"))
+
+
+def changed(name: str, **keys: Any) -> dict[str, Any]:
+    return {**TASKS, name: {**TASKS[name], **keys}}
+
+
+NESTED = {"name": "multitask", "tasks": {"d": {"task": "classification"}}}
+MISTAKES: list[tuple[str, dict[str, Any], str, str]] = [
+    ("a", {"task": {"name": "classification", "backbone": TIMM}}, "task.tasks.a.task.backbone", "the tasks share"),
+    ("b", {"task": {"name": "classification", "mean": [0.1]}}, "task.tasks.b.task.mean", "the tasks share the mean"),
+    ("c", {"stream": "d"}, "task.tasks.c.stream", "there is no task of this name (found d); tasks: a, b, c"),
+    ("b", {"task": NESTED}, "task.tasks.b.task", "a multi-task run cannot be within another"),
+    ("b", {"task": "multitask"}, "task.tasks.b.task", "a multi-task run cannot be within another"),
+    ("b", {"data": {"train": TRAIN, "batch_size": 4}}, "data.train.source.streams.b.batch_size", "unknown key"),
+    ("b", {"data": {"train": TRAIN, "val": "x"}}, "data.val", "expected a validation section"),
+    ("b", {"data": {"val": VAL}}, "data.train.source.streams.b.source", "missing"),
+    ("b", {"batch_shar": 0.1}, "task.tasks.b.batch_shar", "did you mean 'batch_share'"),
+    ("b", {"batch_share": 2.0}, "data.train.source.streams.b.share", "expected"),
+    ("b", {"weight": -1}, "task.tasks.b.weight", "expected a number >= 0"),
+]
+
+
+def test_one_error_for_each_mistake(tmp_path: Path) -> None:
+    for name, keys, path, text in MISTAKES:
+        with pytest.raises(ConfigError) as caught:
+            resolve(tmp_path, changed(name, **keys))
+        (problem,) = caught.value.problems
+        assert problem.path == path and text in str(problem), str(problem)
+        assert problem.where.startswith((str(tmp_path), "command line")), str(problem)
+
+
+def test_a_run_folder_has_its_datasets_in_one_place(tmp_path: Path) -> None:
+    config = resolve(tmp_path, TASKS).config
+    again = resolve_config(write(tmp_path, config), ["data.train.source.streams.a.source.split=val"])
+    assert again.config["data"]["train"]["source"]["streams"]["a"]["source"]["split"] == "val"
+    assert len(again.config["data"]["val"]) == 4
+    override = "task.tasks.a.data.train.source.split=val"
+    with pytest.raises(ConfigError) as caught:
+        resolve_config(write(tmp_path, config), [override])
+    (problem,) = caught.value.problems
+    assert problem.where == f"command line: {override}" and "data.train.source.streams.a" in str(problem)
+
+
+def write(folder: Path, config: Any) -> Path:
+    path = folder / "config.yaml"
+    path.write_text(yaml.safe_dump(config, sort_keys=False))
+    return path
+
+
+def test_tasks_and_streams_that_do_not_fit(tmp_path: Path) -> None:
+    """Reported when the run is built."""
+    share = "data.train.source.streams.a.share"
+    cases: tuple[tuple[dict[str, Any], str], ...] = (
+        (changed("b", stream="a"), "no task learns from the training data of b"),
+        (changed("c", batch_share=0.5), f"tasks.c.batch_share: the share of its images is {share}"),
+        (changed("c", stream=None), "task: tasks.c: there is no training data for it: no stream 'c' (streams: a, b)"),
+        ({"a.b": TASKS["b"]}, "'a.b' cannot name a task"),
+        ({"values": TASKS["b"]}, "'values' cannot name a task"),
+        (changed("c", task="simclr"), "task.tasks.c: SimCLR learns from 2 views or more of an image"),
+        (changed("c", task="deepcluster"), "deepcluster clusters all images before each epoch"),
+    )
+    for tasks, text in cases:
+        with pytest.raises(ConfigError) as caught:
+            build(resolve(tmp_path, tasks))
+        assert text in str(caught.value)
+    with pytest.raises(ConfigError, match="there is no task 'nope'; tasks: a, b, c"):
+        build(resolve(tmp_path, TASKS, val={**VAL, "task": "nope"}))
+
+
+def build(resolved: Any) -> None:
+    dry_run(build_parts(resolved).keywords)

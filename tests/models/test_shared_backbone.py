@@ -1,0 +1,103 @@
+"""One backbone for several tasks: one forward pass of a batch, and nothing of it stays."""
+
+import copy
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from opabinia.contracts import Batch, Clock, DatasetInfo, GlobalBatch
+from opabinia.models.backbones.shared import shared
+from opabinia.models.backbones.timm import timm
+from opabinia.models.decoders.pyramids import SemanticFpn
+from opabinia.models.necks import fpn
+from opabinia.tasks.classification import Classification
+from opabinia.tasks.multitask import Multitask
+from opabinia.tasks.multitask.settings import Subtask
+from opabinia.tasks.segmentation import Segmentation
+
+SWIN = {"img_size": 32, "window_size": 2, "embed_dim": 16, "depths": [1, 2], "num_heads": [1, 2]}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "test_resnet": {},
+    "test_convnext": {},
+    "test_efficientnet": {},
+    "mobilenetv3_small_050": {},
+    "test_vit": {},
+    "regnetx_002": {},
+    "swin_tiny_patch4_window7_224": SWIN,
+}
+
+
+def test_all_features_of_one_pass_are_those_of_each() -> None:
+    images = torch.rand(2, 3, 64, 64)
+    for model, options in FAMILIES.items():
+        net, pyramid = (timm(3, model=model, options=options).eval() for _ in range(2))
+        pyramid.load_state_dict(net.state_dict())
+        levels = net.enable_shared_features()
+        assert pyramid.enable_multi_scale() == levels
+        with torch.no_grad():
+            features = net.shared_features(images)
+            assert torch.allclose(features.vectors, net(images), atol=1e-5), model
+            assert torch.allclose(features.maps, net.feature_maps(images), atol=1e-5), model
+            for found, expected in zip(features.pyramid, pyramid.pyramid_features(images), strict=True):
+                assert torch.allclose(found, expected, atol=1e-5), model
+    mixer = timm(3, model="mixer_s32_224", options={"img_size": 64})
+    mixer.enable_shared_features()
+    with pytest.raises(ValueError, match="timm's MlpMixer gives no feature maps"):
+        mixer.shared_features(images)
+
+
+INFO = DatasetInfo(4, classes=("a", "b", "c"), maps=True)
+MAPS = partial(
+    Segmentation,
+    backbone=shared,
+    decoder=partial(SemanticFpn, neck=partial(fpn, channels=32), channels=32),
+)
+
+
+def batch_of(sizes: list[tuple[int, int]]) -> Batch:
+    return {
+        "id": [f"x/{number}" for number in range(len(sizes))],
+        "image": torch.rand(len(sizes), 3, 64, 64),
+        "image_sizes": sizes,
+        "original_size": sizes,
+        "label": torch.arange(len(sizes)) % 3,
+        "mask": torch.randint(3, (len(sizes), 64, 64)),
+    }
+
+
+def test_tasks_of_a_stream_share_a_forward_pass_and_nothing_stays() -> None:
+    torch.manual_seed(0)
+    info = DatasetInfo(4, classes=INFO.classes, streams={"x": INFO})
+    classes = partial(Classification, backbone=shared)
+    task: Any = Multitask(
+        info,
+        backbone=partial(timm, model="test_convnext"),
+        tasks={"x": Subtask(task=MAPS), "y": Subtask(task=classes, stream="x"), "z": Subtask(task=classes, stream="x")},
+    )
+    passes: list[Tensor] = []
+    stem: Any = task.backbone.model.stem
+    stem.register_forward_hook(lambda module, inputs, output: passes.append(output))
+    row = GlobalBatch(step=0, epoch=0, first=0, count=2)
+    for sizes in ([(64, 64), (64, 64)], [(64, 40), (33, 64)]):  # the second batch is padded
+        batch = batch_of(sizes)
+        passes.clear()
+        losses = task({"streams": {"x": batch}, "id": batch["id"], "row": row, "rows": {"x": row}}, Clock())
+        losses["total_loss"].backward()
+        assert len(passes) == 1
+        passes.clear()
+        predictions = task.eval().predict(batch)
+        assert len(passes) == 1 and {name.split("/")[0] for name in predictions} == {"x", "y", "z"}
+        alone = task.predict({**batch, "task": "z"})
+        assert alone and all(torch.equal(value, predictions[f"z/{name}"]) for name, value in alone.items())
+        task.train()
+    held = [name for name, value in vars(task._network).items() if name.startswith("_") and value is not None]
+    assert not held, "tensors of the batch are released"
+    twin = copy.deepcopy(task)
+    assert twin.tasks["x"].backbone.network is twin.backbone is not task.backbone
+    assert twin._network.backbone is twin.backbone and twin.state_dict().keys() == task.state_dict().keys()
+    assert {param.data_ptr() for param in twin.parameters()}.isdisjoint(p.data_ptr() for p in task.parameters())
+    teacher = copy.deepcopy(task.tasks["y"].backbone)
+    assert teacher is not task.backbone and teacher.state_dict().keys() == task.backbone.state_dict().keys()
