@@ -116,10 +116,6 @@ def predict(
 
     opabinia predict runs/detection/mine/default aerial.png --tile 1024 --overlap 0.2
 
-    With --task: some of the tasks of a multi-task run; their results are those of runs of them alone.
-
-    opabinia predict runs/multitask/digits/default photos/ --task boxes
-
     With --split: images or videos of a validation set, ground truth next to predictions, the worst first.
 
     opabinia predict runs/detection/digits/default --split val
@@ -129,24 +125,22 @@ def predict(
         inputs = _check_inputs(paths or [], split, task, gallery, rerank)
         folder, chosen = open_run(run, changes, weights, classes)
         from opabinia.inference import predict as prediction
+        from opabinia.inference import windows
 
         results = out or folder / "predictions"
         own = changes if changes and weights in (None, "raw", "ema") else []  # with a file they are in its run folder
         overrides = [*own, *_tile_overrides(tile, overlap, task, excluded=gallery is not None)]
         model: dict[str, Any] = {"overrides": overrides, "checkpoint": checkpoint, "weights": chosen, "device": device}
-        model |= {"task": split_names(task)} if task else {}
         if split is not None:
             _compare(folder, split, out, max_images=max_images, min_score=score, **model)
         elif every is not None:
-            from opabinia.inference.windows import predict_windows
-
-            model |= {"features": features, "max_frames": max_frames, "min_score": score}
-            predict_windows(folder, inputs, results, **seconds, **model)
+            model |= {"task": split_names(task), "features": features, "max_frames": max_frames, "min_score": score}
+            windows.predict_windows(folder, inputs, results, **seconds, **model)
         elif gallery is None:
-            model |= {"explain": explain, "max_frames": max_frames, "min_score": score}
+            model |= {"task": split_names(task), "explain": explain, "max_frames": max_frames, "min_score": score}
             prediction.predict(folder, inputs, results, **model)
         else:
-            model |= {"nearest": nearest, "rerank": rerank, "explain": explain}
+            model |= {"task": split_names(task), "nearest": nearest, "rerank": rerank, "explain": explain}
             prediction.retrieve(folder, inputs, gallery, results, **model)
 
 

@@ -39,7 +39,7 @@ class Factory:
         keywords: its arguments from the config.
         name: the part's name.
         path, where: its place in the config.
-        origins: the places of its arguments, by name.
+        origins: the places of its arguments by name, and of values in them by dotted name.
     """
 
     target: Callable[..., Any]
@@ -115,8 +115,7 @@ class _Builder:
         arguments = self._arguments(entry, keys, path)
         if len(self.problems) > num_problems:
             return None
-        written = {name: self._where((*path, name)) for name in keys}
-        place = (dotted(path), self._where(path), written)
+        place = (dotted(path), self._where(path), self._below(path, keys))
         is_class = isinstance(target, type) or hasattr(target, "__adapts__")
         if entry.family == "command" or (entry.runtime and entry.family in FUNCTION_FAMILIES and not is_class):
             return PartFunction(target, **arguments)
@@ -164,6 +163,13 @@ class _Builder:
             found = show(keys[name]) if name in keys else ""
             yield Problem(self._where(path), dotted((*path, name)), message, found)
 
+    def _below(self, path: tuple[Any, ...], keys: Mapping[str, Any]) -> dict[str, str]:
+        """The places of the arguments of the part at ``path``, and of the values in them."""
+        prefix = f"{dotted(path)}." if path else ""
+        inside = {key: at for key, at in self.origins.items() if key.startswith(prefix) and at != DEFAULT}
+        places = {key.removeprefix(prefix): at for key, at in inside.items()}
+        return places | {name: self._where((*path, name)) for name in keys}
+
     def _where(self, path: tuple[Any, ...]) -> str:
         """The place of the value or the part's name at ``path``; for a section, of the first value written in it."""
         name = dotted(path)
@@ -183,7 +189,8 @@ def errors_at(
     Args:
         path: the place of the part in the config.
         where: the file and line, or the override, of the part.
-        origins: those of its arguments: the error of an argument begins with its name and a colon.
+        origins: those of its arguments and of values in them: the error of one begins with its name, dotted for a
+            value inside, and a colon.
         arguments: of the part. An error that begins with the name of one, or quotes its text or path, has its origin.
     """
     try:
@@ -194,8 +201,9 @@ def errors_at(
             frame = traceback.extract_tb(error.__traceback__)[-1]
             message = f"{type(error).__name__}: {error} ({Path(frame.filename).name}:{frame.lineno})"
         argument, colon, rest = message.partition(": ")
-        if colon and origins and argument in origins:
-            path, where, message = f"{path}.{argument}", origins[argument] or where, rest
+        if colon and origins and argument.partition(".")[0] in origins:
+            inside = (at for key, at in origins.items() if f"{key}.".startswith(f"{argument}."))
+            path, where, message = f"{path}.{argument}", next(filter(None, inside), where), rest
         else:
             named = (name for name, value in (arguments or {}).items() if _names(message, name, value))
             where = next(filter(None, map((origins or {}).get, named)), where)

@@ -251,8 +251,8 @@ def _reading_order(problem: Problem) -> tuple[bool, str, int]:
     """Sort key: file and line; the command line comes last."""
     if problem.where.startswith("command line"):
         return True, "", 0
-    name, _, line = problem.where.rpartition(":")
-    return (False, name, int(line)) if re.fullmatch(r"[0-9]{1,9}", line) else (False, problem.where, 0)
+    line = re.fullmatch(r"(.*):([0-9]{1,9})( \(.*\))?", problem.where)
+    return (False, line[1], int(line[2])) if line else (False, problem.where, 0)
 
 
 def _places(node: Node, path: Path) -> Iterator[tuple[Path, Node]]:

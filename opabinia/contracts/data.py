@@ -54,10 +54,9 @@ the padded batch, at its upper left corner) and ``original_size``. Maps are stac
 size (``Task.size_multiple``) they are padded like the images, with their ignore value. Batches to train on have no
 ground truth for evaluators.
 
-A batch of multi-task training has ``streams``, a batch of each stream by name; ``id`` (list of all samples); ``row`` and
-``rows`` (by stream), the global batches. A micro-batch of it also has ``counts``, the number of samples of each stream
-that count. A batch that evaluates one task
-of a multi-task run has its name in ``task``."""
+A batch of multi-task training has ``streams``, a batch of each stream by name; ``id`` (list of all samples); ``row``
+and ``rows`` (by stream), the global batches. A micro-batch of it also has ``counts``, the number of samples of each
+stream that count. A batch that evaluates one task of a multi-task run has its name in ``task``."""
 
 Indices = NDArray[np.int64]
 

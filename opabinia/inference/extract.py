@@ -76,7 +76,7 @@ def extract(
     device: str | None = None,
     task: str = "",
 ) -> list[Path]:
-    """Write features of a run's datasets, each sample once, in the order of its source.
+    """Write features of a run's datasets, each sample once in the order of its source, and return their folders.
 
     All datasets are read with validation transforms. Files have a row for each of N samples: ``features.npy`` (float32,
     N x D), or with ``layers`` a file named after each; ``labels.npy`` (int64, N; float32, N x K, of multi-label data)
@@ -99,13 +99,8 @@ def extract(
             (:func:`opabinia.inference.layer_names.resolve_layer_names`); their outputs are flattened to one row per
             sample. ``embedding`` is the task's own; without ``layers`` it is the only one, as ``features``.
         form: of the files.
-        checkpoint: see :func:`opabinia.load`.
-        weights: likewise.
-        device: likewise.
+        checkpoint, weights, device: see :func:`opabinia.load`.
         task: of a multi-task run, whose features are written; empty: for each dataset the task it is for.
-
-    Returns:
-        The folder of each dataset.
 
     Raises:
         ConfigError: there is no such run, checkpoint, split or layer; or ``out`` holds something else.
@@ -124,25 +119,23 @@ def extract(
         for name in {IDS, FEATURES, *LABEL_FILES.values()}.intersection(layers):
             raise ConfigError(Problem("command line", "--layers", f"{name}.npy is the file of something else"))
         columns = {name: name for name in layers} or {FEATURES: EMBEDDING}
-        model = {"checkpoint": str(path), "weights": weights, "device": device}
+        load_task = partial(load, folder, overrides, checkpoint=str(path), weights=weights, device=device)
         tasks = {name: task or task_of(resolved, name) for name in names}
-        predictors = {name: load(folder, overrides, task=name, **model) for name in dict.fromkeys(tasks.values())}
+        predictors = {name: load_task(task=name) for name in dict.fromkeys(tasks.values())}
         digest = blake2b((path / "state.json").read_bytes(), digest_size=8).hexdigest()
         about = {"checkpoint": path.name, "digest": digest} | ({"of_task": task} if task else {})
         parent = out or folder / FEATURES
         is_single = out is not None and len(names) == 1 and ALL not in splits
+        targets = [parent] if is_single else [parent / name for name in names]
         jobs = [
-            build_job(
-                *(select_split(resolved, name), predictors[tasks[name]], columns, about),
-                parent if is_single else parent / name,
-            )
-            for name in names
+            build_job(select_split(resolved, name), predictors[tasks[name]], columns, about, target)
+            for name, target in zip(names, targets, strict=True)
         ]
         unfinished = [job for job in jobs if not write_missing(job, locks, form)]
         # At the end of all: no process waits while the first one merges the shards.
         for job in unfinished if is_rank_zero() else ():
             merge(job, folder, form)
-        return [job.out for job in jobs]
+        return targets
 
 
 # --- one dataset ----------------------------------------------------------------------------------------------------

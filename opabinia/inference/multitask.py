@@ -26,7 +26,7 @@ class MultitaskPredictor(Predictor):
 
     def __init__(self, task: Multitask, parts: Sequence[Predictor], **options: Any) -> None:
         super().__init__(task, parts[0].transforms, task.dataset_info, **options)
-        self.parts = parts
+        self.parts, self._choice = parts, f"name it with --task: {', '.join(task.tasks)}"
 
     def _transformed(self, sample: Sample) -> Sample:
         parts = [part.transform(sample) for part in self.parts]
@@ -47,7 +47,7 @@ class MultitaskPredictor(Predictor):
         Raises:
             ConfigError: always.
         """
-        raise ConfigError(Problem("command line", "--task", f"embeddings are those of one task; {self._choice()}"))
+        raise ConfigError(Problem("command line", "--task", f"embeddings are those of one task; {self._choice}"))
 
     def explain(self, samples: Sequence[Sample], toward: Tensor | None = None) -> Tensor:
         """Refuse: a heatmap explains the prediction of one task.
@@ -55,10 +55,7 @@ class MultitaskPredictor(Predictor):
         Raises:
             ValueError: always.
         """
-        raise ValueError(f"a heatmap explains the prediction of one task; {self._choice()}")
-
-    def _choice(self) -> str:
-        return f"name it with --task: {', '.join(self.task.tasks)}"
+        raise ValueError(f"a heatmap explains the prediction of one task; {self._choice}")
 
 
 def predictor_of(trained: TrainedModel, names: Sequence[str], **options: Any) -> Predictor:

@@ -64,10 +64,7 @@ def predict(
         min_score: of detections that are drawn and printed; predictions.jsonl has all of them.
         max_frames: of each video of which a model of images predicts the frames; None: all.
         overrides: ``key=value``, changes to the run's config.
-        checkpoint: see :func:`opabinia.load`.
-        weights: likewise.
-        device: likewise.
-        task: likewise.
+        checkpoint, weights, device, task: see :func:`opabinia.load`.
 
     Raises:
         ConfigError: there is no such run, checkpoint, file or folder, or the predictions cannot be explained.
@@ -86,7 +83,7 @@ def predict(
         message = "it is for models of images on videos, URLs and cameras"
         raise ConfigError(Problem("command line", "--max-frames", message))
     files = list(find_files(paths, videos=predictor.takes_video))
-    options, task, errors = DrawOptions(min_score=min_score), predictor.task, list[str]()
+    options, errors = DrawOptions(min_score=min_score), list[str]()
     kind, drawings = ("videos", ", strips and clips") if predictor.takes_video else ("images", " and sheets")
     lines: list[dict[str, Any]] = []
     sheets = _Sheets(out)
@@ -96,10 +93,11 @@ def predict(
                 _write_heatmaps(out, len(lines), batch, predictor)
             predictions = predictor.batch(batch.samples)
             for (path, original, _), prediction in bar.track(zip(batch, predictions, strict=True)):
-                caption = task.caption(prediction.readable, min_score=min_score) or ["nothing"]
+                caption = predictor.task.caption(prediction.readable, min_score=min_score) or ["nothing"]
                 print(f"{path}  {', '.join(caption)}")
                 try:
-                    drawn = task.save_drawing(out, f"{len(lines):05d}-{path.stem}", original, prediction, options)
+                    name = f"{len(lines):05d}-{path.stem}"
+                    drawn = predictor.task.save_drawing(out, name, original, prediction, options)
                 except (OSError, ValueError) as error:  # a video is read again for its drawing
                     errors.append(str(error))
                     drawn = None
@@ -143,10 +141,7 @@ def retrieve(
         rerank: re-rank them, see :meth:`opabinia.inference.retrieval.gallery.Gallery.with_reranking`.
         explain: also write each query with a heatmap of the evidence for its similarity to the nearest match.
         overrides: ``key=value``, changes to the run's config.
-        checkpoint: see :func:`opabinia.load`.
-        weights: likewise.
-        device: likewise.
-        task: likewise.
+        checkpoint, weights, device, task: see :func:`opabinia.load`.
 
     Raises:
         ConfigError: there is no such run, checkpoint, file or folder, or similarities cannot be explained.

@@ -57,10 +57,7 @@ def predict_windows(
             each line.
         max_frames, min_score: of a model of images, see :func:`opabinia.inference.frames.predict_frames`.
         overrides: ``key=value``, changes to the run's config.
-        checkpoint: see :func:`opabinia.load`.
-        weights: likewise.
-        device: likewise.
-        task: likewise.
+        checkpoint, weights, device, task: see :func:`opabinia.load`.
 
     Raises:
         ConfigError: there is no such run, checkpoint, file or folder, or the model takes images and a path is none of a

@@ -207,6 +207,7 @@ class StreamBatchNorm(_BatchNorm):
             first: Tensor = super().forward(input)
             return first
         own = self.streams[self.current.name]
+        assert isinstance(own, nn.BatchNorm1d)
         momentum = _count_batch(own) if self.training else 0.0
         statistics = own.running_mean, own.running_var, self.weight, self.bias
         return F.batch_norm(input, *statistics, self.training, momentum, self.eps)

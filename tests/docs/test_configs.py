@@ -12,20 +12,21 @@ from tests.docs.pages import Block, blocks
 BASES = {
     "docs/data_augmentation.md-2": "selfsup/images",
     "docs/detection.md": "detection/coco_format",
+    "docs/multitask.md": "multitask/digits",
+    "docs/multitask.md-1": None,
     "docs/reid.md": "reid/market1501/bot",
     "docs/selfsup.md": "selfsup/images",
     "docs/video.md": "video/kinetics/slowfast_8x8_r50",
     "docs/video.md-1": "video/kinetics/slow_8x8_r50",
 }
-"""The recipe under a fragment, by block or page."""
+"""The recipe under a fragment, by block or page; None: the config is complete."""
 DEFAULT_BASE = "classification/image_folder"
 
 
 def complete(block: Block) -> str:
     """Return the text of a complete config."""
-    if "base:" in block.text:
-        return block.text
-    return f"base: {BASES.get(block.name, BASES.get(block.page, DEFAULT_BASE))}\n{block.text}"
+    base = BASES.get(block.name, BASES.get(block.page, DEFAULT_BASE))
+    return block.text if "base:" in block.text or base is None else f"base: {base}\n{block.text}"
 
 
 @pytest.mark.parametrize("block", blocks("yaml"), ids=lambda block: block.name)

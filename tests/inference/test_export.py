@@ -16,6 +16,7 @@ import yaml
 from torch import Tensor, nn
 from torch.export import Dim
 from torch.export.passes import move_to_device_pass
+from torchvision.ops import batched_nms
 
 import opabinia
 from opabinia.config import ConfigError
@@ -26,6 +27,7 @@ from opabinia.inference.export.description import Description
 from opabinia.inference.export.export import target_paths
 from opabinia.inference.export.files import LIBRARIES, trace, write_file
 from opabinia.inference.export.job import ExportJob, ExportMismatch
+from opabinia.inference.export.precision import write_fp16
 from opabinia.inference.export.runtimes import open_runtime
 from opabinia.models.backbones import timm as backbones
 from opabinia.models.detectors.fcos import Fcos
@@ -307,26 +309,68 @@ def test_programs_are_moved_to_other_devices() -> None:
 
 
 @pytest.mark.slow
-def test_static_suppression_is_the_same() -> None:
-    draw = torch.Generator().manual_seed(0)
-    corners = torch.rand(3, 60, 2, generator=draw) * 60
-    boxes = torch.cat([corners, corners + 5 + 25 * torch.rand(3, 60, 2, generator=draw)], 2)
-    scores = torch.rand(3, 60, generator=draw)
-    levels = [
-        Candidates(scores[:, part], torch.randint(0, 3, (3, 30), generator=draw), boxes[:, part])
-        for part in (slice(30), slice(30, 60))
-    ]
+@pytest.mark.parametrize("columns", [4, 5])
+@pytest.mark.parametrize("first_class", [0, 1200])
+def test_static_suppression_is_the_same(first_class: int, columns: int) -> None:
     sizes = [(64, 64), (50, 64), (64, 40)]
-    found = suppress_static(levels, torch.tensor(sizes), 0.3, 0.2, 50)
-    cut = suppress_static(levels, torch.tensor(sizes), 0.3, 0.2, 7)
-    for number, one in enumerate(suppress(levels, sizes, 0.3, 0.2, 50)):
-        count = len(one.scores)
-        assert 7 < count < (scores[number] > 0.3).sum()
-        assert torch.equal(cut.boxes[number], one.boxes[:7])
-        assert torch.equal(found.boxes[number, :count], one.boxes)
-        assert torch.equal(found.scores[number, :count], one.scores)
-        assert torch.equal(found.labels[number, :count], one.labels)
-        assert (found.labels[number, count:] == -1).all() and (found.boxes[number, count:] == 0).all()
+    for seed in range(3):
+        draw = torch.Generator().manual_seed(seed)
+        boxes = torch.rand(3, 60, columns, generator=draw) * 60
+        if columns == 4:
+            boxes[..., 2:] = boxes[..., :2] + 5 + boxes[..., 2:] * 5 / 12
+        scores = torch.rand(3, 60, generator=draw)
+        labels = torch.randint(first_class, first_class + 3, (3, 60), generator=draw)
+        levels = [Candidates(scores[:, part], labels[:, part], boxes[:, part]) for part in (slice(30), slice(30, 60))]
+        found = suppress_static(levels, torch.tensor(sizes), 0.3, 0.2, 50)
+        cut = suppress_static(levels, torch.tensor(sizes), 0.3, 0.2, 7)
+        for number, one in enumerate(suppress(levels, sizes, 0.3, 0.2, 50)):
+            count = len(one.scores)
+            assert 7 < count < (scores[number] > 0.3).sum()
+            assert torch.equal(cut.boxes[number], one.boxes[:7])
+            assert torch.equal(found.boxes[number, :count], one.boxes)
+            assert torch.equal(found.scores[number, :count], one.scores)
+            assert torch.equal(found.labels[number, :count], one.labels)
+            assert (found.labels[number, count:] == -1).all() and (found.boxes[number, count:] == 0).all()
+            if columns == 4:
+                above = scores[number] > 0.3
+                clipped = boxes[number].clamp(min=0).minimum(torch.tensor(sizes[number]).flip(0).repeat(2))[above]
+                kept = batched_nms(clipped, scores[number][above], labels[number][above], 0.2)
+                assert torch.equal(clipped[kept][:50], one.boxes)
+
+
+@pytest.mark.slow
+def test_labels_and_boxes_are_exact_in_half_precision(tmp_path: Path) -> None:
+    """After a layer in FP16: labels of 1,203 classes, and boxes that FP16 would round."""
+    onnx: Any = pytest.importorskip("onnx", reason="onnx is absent: pip install 'opabinia[export]'")
+
+    class Suppression(ExportModule):
+        def forward(self, image: Tensor, image_sizes: Tensor) -> dict[str, Tensor]:
+            scores, labels, *sides = self.task(image).squeeze(3).unbind(1)
+            boxes = torch.stack(sides, 2) * 3 + 0.3
+            boxes[..., 2:] += boxes[..., :2]
+            found = suppress_static([Candidates(scores, labels.long(), boxes)], image_sizes, 0.1, 0.2, 50)
+            return {"boxes": found.boxes, "scores": found.scores, "labels": found.labels}
+
+        def expected(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            return self.forward(**inputs)
+
+    layer = nn.Conv2d(6, 6, 1, bias=False)
+    layer.weight.data = torch.eye(6)[..., None, None]
+    draw = torch.Generator().manual_seed(0)
+    scores = torch.stack([torch.randperm(100, generator=draw) / 128 for _ in range(2)])  # exact in FP16
+    ends = [(1193, 1203), (0, 300), (0, 300), (60, 200), (60, 200)]
+    columns = [torch.randint(*both, (2, 100), generator=draw).float() for both in ends]
+    inputs = {"image": torch.stack([scores, *columns], 1).unsqueeze(3), "image_sizes": torch.tensor([[2000, 2000]] * 2)}
+    about: dict[str, Any] = {field.name: () for field in fields(Description)} | {"tasks": {}}
+    job = ExportJob(Suppression(layer), inputs, Description(**about))
+    single, half = tmp_path / "single.onnx", tmp_path / "half.onnx"
+    with progress_bar("export", 2, unit="steps") as bar:
+        write_file("onnx", single, job, 0.0, "2 samples", bar)
+    write_fp16(single, half, [])
+    expected, found = job.module.expected(inputs), in_onnxruntime(half, inputs)
+    assert 30 < (expected["labels"][0] >= 0).sum() <= 50 and expected["boxes"].max() > 1024
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert "task.weight_fp16" in {item.name for item in onnx.load(half).graph.initializer}
 
 
 def detections(*rows: tuple[float, float, int]) -> dict[str, Tensor]:

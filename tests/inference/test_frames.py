@@ -8,6 +8,7 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from io import RawIOBase
 from pathlib import Path
+from socket import create_server
 from socketserver import StreamRequestHandler, ThreadingTCPServer
 from threading import Thread
 from typing import Any
@@ -174,6 +175,13 @@ def test_a_camera_is_predicted(tmp_path: Path) -> None:
         (f"rtsp://{address}", i) for i in range(4)
     ]
     assert len(times_of(tmp_path / "videos" / "00000-live.mp4")) == 4
+
+
+def test_a_silent_connection_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("opabinia.data.decoding.streams.TIMEOUT", 0.2)
+    silent = pytest.raises(ValueError, match=r"/x cannot be opened: no data for 0\.2 seconds")
+    with create_server(("127.0.0.1", 0)) as listening, silent:
+        next(read_frames(f"tcp://127.0.0.1:{listening.getsockname()[1]}/x"))
 
 
 def test_ctrl_c_completes_the_files(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

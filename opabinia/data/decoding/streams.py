@@ -75,7 +75,7 @@ def read_frames(name: str, channels: Channels = 3, *, every: float = 0.0) -> Ite
             except av.error.InvalidDataError:  # a lost or damaged packet
                 continue
             except av.error.FFmpegError as error:
-                raise ValueError(f"{public_name(name)} ended after {number + 1} frames: {error.strerror}") from error
+                raise ValueError(f"{public_name(name)} ended after {number + 1} frames: {_reason(error)}") from error
             for frame in frames:
                 number += 1
                 time = number / float(stream.average_rate or 25) if frame.time is None else frame.time
@@ -115,5 +115,12 @@ def _open_live(name: str) -> InputContainer:
     try:
         return av.open(target, format=form, options=options, timeout=TIMEOUT, metadata_errors="ignore")
     except (av.error.FFmpegError, OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ValueError(f"{public_name(name)} cannot be opened: {reason}") from error
+        raise ValueError(f"{public_name(name)} cannot be opened: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    import av
+
+    if isinstance(error, av.error.ExitError):  # FFmpeg: "Immediate exit requested", by PyAV's timeout
+        return f"no data for {TIMEOUT:g} seconds"
+    return getattr(error, "strerror", None) or str(error)

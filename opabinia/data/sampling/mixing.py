@@ -33,14 +33,15 @@ def stream_shares(
     """
     known = {name: share for name, share in given.items() if share is not None}
     if zero := [name for name, share in known.items() if share <= 0]:
-        raise ValueError(f"share: that of {zero[0]} is {known[zero[0]]:g}; leave out a stream without a share")
+        raise ValueError(f"streams.{zero[0]}.share: expected a number above 0; omit a stream without samples in a batch")
+    place = f"streams.{next(iter(known), '')}.share"
     rest = 1 - sum(known.values())
     sizes = {name: samples[name] ** (1 / temperature) for name in samples if name not in known}
     if sizes and rest < 1e-6:
-        raise ValueError(f"share: the given shares sum to {1 - rest:g} and leave nothing for {', '.join(sizes)}")
+        raise ValueError(f"{place}: the given shares sum to {1 - rest:g} and leave nothing for {', '.join(sizes)}")
     if not sizes and not isclose(rest, 0, abs_tol=1e-6):
         shares = ", ".join(f"{name} {share:g}" for name, share in known.items())
-        raise ValueError(f"share: the shares of the streams sum to {1 - rest:g} ({shares}), not to 1")
+        raise ValueError(f"{place}: the shares of the streams sum to {1 - rest:g} ({shares}), not to 1")
     return {name: known[name] if name in known else rest * sizes[name] / sum(sizes.values()) for name in samples}
 
 

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from opabinia.config import register
-from opabinia.contracts import DetectionSource, ImageClassesSource, Indices, Sample, SourcePart
+from opabinia.contracts import DetectionSource, ImageClassesSource, Sample, SourcePart
 
 
 @register.source
@@ -37,7 +38,7 @@ class ImageLabels:
         self._source: Any = source
         self._objects = objects
         self.channels, self.classes = source.channels, source.classes
-        self.labels: Indices = np.zeros((len(source), len(source.classes)), dtype=np.float32)  # type: ignore[assignment]
+        self.labels: NDArray[np.float32] = np.zeros((len(source), len(source.classes)), dtype=np.float32)
         for row, present in zip(self.labels, source.present, strict=True):
             row[present] = 1
 

@@ -23,6 +23,7 @@ from opabinia.contracts import (
 )
 from opabinia.data.sampling.mixing import stream_shares
 from opabinia.data.sources.file_names import short_digest
+from opabinia.runtime.text import plural
 
 
 @register.section(name="mixed_stream")
@@ -81,10 +82,11 @@ class Mixture:
         sources = [stream.source for stream in streams.values()]
         for name, source in zip(streams, sources, strict=True):
             if not len(source):
-                raise ValueError(f"streams: {name} has no samples")
+                raise ValueError(f"streams.{name}: it has no samples")
             if source.channels != sources[0].channels:
-                expected = f"{next(iter(streams))} has {sources[0].channels}"
-                raise ValueError(f"streams: {name} has {source.channels} channels, {expected}; they share a backbone")
+                expected = f"those of {next(iter(streams))} {sources[0].channels}"
+                message = f"its images have {plural(source.channels, 'channel')}, {expected}; they share a backbone"
+                raise ValueError(f"streams.{name}: {message}")
         self.streams, self.mixing, self.channels = streams, mixing, sources[0].channels
         sizes = {name: len(stream.source) for name, stream in streams.items()}
         self.shares = stream_shares(sizes, {name: stream.share for name, stream in streams.items()}, temperature)

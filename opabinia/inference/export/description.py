@@ -93,7 +93,8 @@ def describe(
     task, section = predictor.task, resolved.config["task"]
     sections = {name: section["tasks"][name]["task"] for name in tasks}
     prefixes = sets_for(resolved, tasks)
-    transforms = next((own["transforms"] for own in validation_sets(resolved.config) if own["prefix"] in prefixes), [])
+    sets = [section for section in validation_sets(resolved.config) if section["prefix"] in prefixes]
+    transforms = sets[0]["transforms"] if sets else []
     resize, crop = resize_rule(transforms, min(image.shape[-2:]))
     if task.size_multiple:
         resize = "fit" if transforms else "shrink"

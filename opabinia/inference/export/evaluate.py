@@ -22,7 +22,7 @@ from opabinia.inference.export.exported_task import ExportedTask
 from opabinia.inference.export.files import total_size
 from opabinia.inference.export.job import ExportJob
 from opabinia.inference.predictor import Predictor
-from opabinia.inference.splits import select_split
+from opabinia.inference.splits import select_split, sets_for
 from opabinia.runtime.weighted_scores import weighted_score
 from opabinia.tasks.multitask import Multitask
 from opabinia.training.model import Models
@@ -74,6 +74,20 @@ class Evaluation:
             message = f"{self.metric} is not computed from predictions; an exported file has no other scores"
             raise ConfigError(Problem("command line", "--evaluate", message, "", "checkpoint.best=SCORE"))
         return value
+
+
+def open_evaluations(
+    resolved: Resolved, checkpoint: Path, predictor: Predictor, outputs: Collection[str], tasks: Sequence[str]
+) -> list[Evaluation]:
+    """Open the first validation set of a run, or that of each of these tasks; see :func:`open_evaluation`.
+
+    Raises:
+        ConfigError: there is none, or it cannot be evaluated.
+    """
+    prefixes = sets_for(resolved, tasks)
+    if not prefixes:
+        raise ConfigError(Problem("", "data.val", "there is no validation set to evaluate the exported file on"))
+    return [open_evaluation(resolved, checkpoint, predictor, outputs, prefix) for prefix in prefixes]
 
 
 def open_evaluation(

@@ -17,15 +17,14 @@ from opabinia.config import ConfigError, Problem, Resolved
 from opabinia.contracts import ExportModule, Sample
 from opabinia.inference.export import predict_script
 from opabinia.inference.export.description import describe
-from opabinia.inference.export.evaluate import Evaluation, open_evaluation, score_table
+from opabinia.inference.export.evaluate import Evaluation, open_evaluations, score_table
 from opabinia.inference.export.files import check_libraries, total_size, write_file
 from opabinia.inference.export.hugging_face import write_layout
 from opabinia.inference.export.job import ExportJob, ExportMismatch
-from opabinia.inference.export.measured_files import Measured, measure_files
+from opabinia.inference.export.measured_files import Measured, MeasuredFiles, measure_files
 from opabinia.inference.export.samples import COMPARED, calibration_inputs, fitting_tasks, select_samples
 from opabinia.inference.load import load
 from opabinia.inference.predictor import Predictor
-from opabinia.inference.splits import TRAIN, sets_for
 from opabinia.models.lora import merge_adapters
 from opabinia.runtime.files import disk_errors, write_atomic
 from opabinia.runtime.log import logging_to
@@ -56,7 +55,7 @@ def export(
     license: str = "",
     task: Sequence[str] = (),
 ) -> Path:
-    """Write a run's model for use elsewhere, read it back, compare it with the original, and then put it in place.
+    """Write a run's model for use elsewhere, and return its path. First it is read back and compared with the original.
 
     ``onnx`` and ``torch`` write one file: the function from images, as the validation transforms give them, to
     predictions by name (:meth:`opabinia.contracts.Task.export_module`). ``openvino`` writes the same as a folder with
@@ -77,9 +76,6 @@ def export(
         task: of a multi-task run, the tasks to export, of which one alone is exported as a run of its own; empty: all
             that predict something for an image and whose validation images have the size of the first one's.
 
-    Returns:
-        the path that was written.
-
     Raises:
         ConfigError: there is no such run or checkpoint, ``out`` exists, a library is missing, or the task is refused.
         ExportMismatch: the model that was read back differs from the original by more.
@@ -91,8 +87,7 @@ def export(
     with logging_to(None):
         resolved = resolve(run, overrides)
         open_tasks = partial(load, run, overrides, checkpoint=str(folder), weights=weights, device="cpu")
-        predictor, notes = load_tasks(open_tasks, resolved, form, task, measured)
-        names = list(predictor.task.tasks) if isinstance(predictor.task, Multitask) else task
+        predictor, names, notes = load_tasks(open_tasks, resolved, form, task, measured)
         samples, origin = select_samples(resolved, predictor, COMPARED, names)
     merge_adapters(predictor.task)
     module = predictor.task.export_module()
@@ -100,13 +95,9 @@ def export(
     job = ExportJob(module, inputs, describe(run, folder, resolved, predictor, inputs["image"], names))
     evaluations, calibration = list[Evaluation](), list[dict[str, Tensor]]()
     if measured:
-        prefixes, outputs = sets_for(resolved, names), module.expected(inputs)
-        if not prefixes:
-            raise ConfigError(Problem("", "data.val", "there is no validation set to evaluate the exported file on"))
-        evaluations = [open_evaluation(resolved, folder, predictor, outputs, prefix) for prefix in prefixes]
-        if "int8" in measured.precisions:
-            split, most = training_split(resolved, names), measured.calibration_images
-            calibration = calibration_inputs(resolved, module, samples, most, split)
+        evaluations = open_evaluations(resolved, folder, predictor, module.expected(inputs), names)
+    if measured and "int8" in measured.precisions:
+        calibration = calibration_inputs(resolved, module, samples, measured.calibration_images, names)
     with disk_errors(path), torch.no_grad():
         path.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(prefix=".", dir=path.parent) as temporary_folder:
@@ -117,15 +108,14 @@ def export(
                 else:
                     lines = write_file(form, temporary, job, tolerance, origin, bar)
                 bar.update(2)
-            files, errors = {"exported": temporary}, list[str]()
+            results = MeasuredFiles([], {"exported": temporary}, [])
             if measured and (form == "onnx" or form == "openvino"):
                 results = measure_files(form, temporary, job, evaluations, measured, calibration)
-                files, errors = results.files, results.errors
                 Console(highlight=False).print(score_table(results.rows, [own.metric for own in evaluations]))
-            move_files(files, paths, form)
-    print_written([paths[name] for name in files], [*lines, *notes])
-    if errors:
-        raise ExportMismatch("\n".join(errors) + "\nno such file was written")
+            move_files(results.files, paths, form)
+    print_written([paths[name] for name in results.files], [*lines, *notes])
+    if results.errors:
+        raise ExportMismatch("\n".join(results.errors) + "\nno such file was written")
     return path
 
 
@@ -135,8 +125,8 @@ def load_tasks(
     form: Form,
     tasks: Sequence[str],
     measured: Measured | None,
-) -> tuple[Predictor, list[str]]:
-    """Return the model to export, and a line about each task of a multi-task run that is left out.
+) -> tuple[Predictor, list[str], list[str]]:
+    """Return the model to export, its tasks if the run has several, and a line about each one that is left out.
 
     Args:
         load_model: loads the run with the tasks that are given as ``task``.
@@ -151,25 +141,19 @@ def load_tasks(
     if form == "huggingface" and resolved.config["task"]["name"] == "multitask":
         if tasks:
             raise ConfigError(Problem("command line", "--task", "a folder for the hub has all tasks of the run"))
-        return load_model(task=list(resolved.config["task"]["tasks"])), []
+        every = list(resolved.config["task"]["tasks"])
+        return load_model(task=every), every, []
     predictor = load_model(task=tasks)
     if not isinstance(predictor.task, Multitask):
-        return predictor, []
+        return predictor, list(tasks), []
     samples, _ = select_samples(resolved, predictor, COMPARED, list(predictor.task.tasks))
     size = export_inputs(predictor.task.export_module(), samples, static=False)["image"].shape[-2:]
     fitting, others = fitting_tasks(resolved, predictor.task, size)
     if others and tasks:
         if measured:
             raise ConfigError([Problem("command line", "--task", f"{line}; export it alone") for line in others])
-        return predictor, []
-    return load_model(task=fitting), [f"left out: {line} (--task exports it alone)" for line in others]
-
-
-def training_split(resolved: Resolved, tasks: Sequence[str]) -> str:
-    """Return the split of the training data, of a multi-task run that of the first of these tasks."""
-    if not tasks:
-        return TRAIN
-    return f"{resolved.config['task']['tasks'][tasks[0]]['stream'] or tasks[0]}/{TRAIN}"
+        return predictor, list(tasks), []
+    return load_model(task=fitting), fitting, [f"left out: {line} (--task exports it alone)" for line in others]
 
 
 def move_files(files: Mapping[str, Path], paths: Mapping[str, Path], form: Form) -> None:

@@ -65,8 +65,8 @@ def write_layout(
     card = model_card(description, config, in_timm=bool(names), license=license)
     (folder / CARD).write_text(card, encoding="utf-8")
     expected = job.module.expected(job.inputs)
-    names = list(task.tasks) if isinstance(task, Multitask) else []
-    restored = load(folder, device="cpu", task=names).task.export_module().expected(job.inputs)
+    tasks = list(task.tasks) if isinstance(task, Multitask) else []
+    restored = load(folder, device="cpu", task=tasks).task.export_module().expected(job.inputs)
     difference = job.module.difference(expected, restored)
     check_difference(difference, tolerance, "opabinia.load")
     lines = [f"opabinia.load('PATH'): largest difference {difference:.1e}"]

@@ -107,7 +107,7 @@ def fitting_tasks(resolved: Resolved, task: Multitask, size: Sequence[int]) -> t
 
 
 def calibration_inputs(
-    resolved: Resolved, module: ExportModule, compared: Sequence[Sample], count: int, split: str = TRAIN
+    resolved: Resolved, module: ExportModule, compared: Sequence[Sample], count: int, tasks: Sequence[str] = ()
 ) -> list[dict[str, Tensor]]:
     """Return images of the training split, read with the validation transforms, as inputs of a graph, one at a time.
 
@@ -116,12 +116,15 @@ def calibration_inputs(
         module: the model.
         compared: samples of the graph's size.
         count: maximum number of images.
-        split: ``train``, or that of a stream.
+        tasks: of a multi-task run; the images are those of the first one.
 
     Raises:
         ConfigError: the split has no images, they cannot be read, or they have another size than the graph takes.
     """
     reason = "the split has no images"
+    split = TRAIN
+    if tasks:
+        split = f"{resolved.config['task']['tasks'][tasks[0]]['stream'] or tasks[0]}/{TRAIN}"
     try:
         samples = split_samples(resolved, split, count)
         expected, actual = module.inputs(compared)["image"], module.inputs([*compared, *samples])

@@ -19,6 +19,7 @@ from opabinia.inference.serving.inference import Inference, ServedGallery
 from opabinia.inference.serving.limits import MAX_FILES, Limits
 from opabinia.runtime.log import logging_to
 from opabinia.runtime.version import __version__
+from opabinia.tasks.multitask import Multitask
 from opabinia.training.run_folder import resolve
 from opabinia.training.trained_model import Weights
 
@@ -57,10 +58,13 @@ def serve(
         if is_exported(run):
             predictor = load_exported(run)
             assert isinstance(predictor.task, ExportedTask)
-            name_of_task = predictor.task.metadata["task"]
+            name_of_task, classes = predictor.task.metadata["task"], predictor.task.classes
         else:
             predictor = load(run, checkpoint=checkpoint, weights=weights, device=device, task=task)
-            name_of_task = resolve(run).config["task"]["name"]
+            section, classes = resolve(run).config["task"], {}
+            name_of_task = section["tasks"][task[0]]["task"]["name"] if len(task) == 1 else section["name"]
+            if isinstance(predictor.task, Multitask):
+                classes = {name: own.dataset_info.classes for name, own in predictor.task.tasks.items()}
         served_gallery = ServedGallery(predictor, gallery) if gallery is not None else None
     # PIL refuses images of twice this size itself; where it would only warn, limits.py refuses them.
     Image.MAX_IMAGE_PIXELS = limits.pixels
@@ -72,6 +76,7 @@ def serve(
         "name": name,
         "task": name_of_task,
         "classes": list(predictor.classes),
+        **({"tasks": classes} if classes else {}),
         "channels": predictor.channels,
         "takes": "videos" if predictor.takes_video else "images",
         **({"parameters": parameters} if parameters else {}),

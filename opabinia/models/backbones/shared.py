@@ -56,7 +56,8 @@ class SharedNetwork:
     def normalized(self, images: Tensor, sizes: Sizes | Tensor | None) -> Tensor:
         """Return normalized images; of the batch that is read once, with 0 in its padding for every task."""
         if self._batch is None or images is not self._batch[0]:
-            return self.normalize(images, sizes)
+            normalized: Tensor = self.normalize(images, sizes)
+            return normalized
         if self._normalized is None:
             self._normalized = self.normalize(images, self._batch[1])
         return self._normalized
@@ -74,7 +75,8 @@ class SharedNetwork:
         if self.levels:
             return self.features(images).vectors
         if images is not self._normalized:
-            return self.backbone(images)
+            vectors: Tensor = self.backbone(images)
+            return vectors
         if self._vectors is None:
             self._vectors = self.backbone(images)
         return self._vectors
@@ -135,7 +137,7 @@ class SharedBackbone(Backbone):
         twin.__dict__.update({name: copy.deepcopy(value, memo) for name, value in self.__dict__.items()})
         return twin
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """Return that of the network, with the batch norm statistics of the first stream."""
         state = self.network.state_dict(*args, **kwargs)
         return {name: tensor for name, tensor in state.items() if ".streams." not in name}

@@ -133,7 +133,8 @@ def _iou(box: Tensor, boxes: Tensor) -> Tensor:
     """Return the IoU of one box per image (B x 1 x 4) with others (B x N x 4): B x N. Rotated boxes have 13 columns,
     with their corners."""
     if boxes.shape[2] > 4:
-        return aligned_iou(boxes[..., 5:].unflatten(2, (4, 2)), box[..., :5])
+        corners: Tensor = boxes[..., 5:].unflatten(2, (4, 2))  # type: ignore[no-untyped-call]
+        return aligned_iou(corners, box[..., :5])
     sides = torch.minimum(box[..., 2:], boxes[..., 2:]) - torch.maximum(box[..., :2], boxes[..., :2])
     intersections: Tensor = sides.clamp(min=0).prod(2)
     areas = (boxes[..., 2:] - boxes[..., :2]).prod(2)

@@ -88,7 +88,7 @@ class Multitask(Task):
         self._network = SharedNetwork(net, self.normalize)
         self._stream_of = {name: settings.stream or name for name, settings in tasks.items()}
         if unread := dataset_info.streams.keys() - self._stream_of.values():
-            raise ValueError(f"no task learns from the training data of {min(unread)}; leave it out")
+            raise ValueError(f"no task learns from the training data of {min(unread)}; omit it")
         self.tasks: Any = nn.ModuleDict()
         for name, settings in tasks.items():
             if settings.data is not None:

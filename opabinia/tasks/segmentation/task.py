@@ -135,7 +135,9 @@ class Segmentation(DensePrediction):
             auxiliary = self._losses(resize_like(self.auxiliary(maps).float().contiguous(), targets), targets)
             values["loss_auxiliary"] = self.auxiliary_weight * torch.stack(list(auxiliary.values())).sum()
         labeled = targets != IGNORE_LABEL
-        correct = (logits.detach().argmax(1) == targets) & labeled
+        # On CPUs, argmax takes forty times as long as the maximum.
+        predicted = logits.detach().amax(1, keepdim=True)
+        correct = (logits.detach().gather(1, targets.where(labeled, 0).unsqueeze(1)) == predicted).squeeze(1) & labeled
         return values | {"pixel_accuracy": correct.sum() / labeled.sum().clamp(min=1)}
 
     def _losses(self, logits: Tensor, targets: Tensor) -> dict[str, Tensor]:

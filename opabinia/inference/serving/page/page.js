@@ -6,7 +6,7 @@ const COLORS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"
 const MAX_TRIES = 20;
 const MIN_WIDTH = 240;
 const waiting = [];
-let model = { takes: "images", classes: [], limits: {} };
+let model = { takes: "images", classes: [], tasks: {}, limits: {} };
 let busy = false;
 
 function element(kind, properties = {}, ...children) {
@@ -19,7 +19,7 @@ async function showModel() {
   model = await (await fetch("model")).json();
   document.title = `${model.name} – Opabinia`;
   byId("name").textContent = model.name;
-  const classes = model.classes.length ? `, ${model.classes.length} classes` : "";
+  const classes = model.classes.length ? `, ${model.classes.length} classes` : model.tasks ? `: ${Object.keys(model.tasks).join(", ")}` : "";
   const gallery = model.gallery ? `, ${model.gallery} images in the gallery` : "";
   // An exported file does not count them.
   const parameters = model.parameters ? `, ${(model.parameters / 1e6).toFixed(1)} million parameters` : "";
@@ -86,15 +86,21 @@ async function predict(file) {
 }
 
 function show({ output, stage }, prediction) {
+  const parts = partsOf(prediction, stage);
+  for (const name of Object.keys(model.tasks ?? {})) parts.push(element("h3", { textContent: name }), ...partsOf(prediction[name], stage));
+  const raw = element("pre", { tabIndex: 0, textContent: JSON.stringify(prediction, null, 1) });
+  parts.push(element("details", { open: !parts.length }, element("summary", { textContent: "as JSON" }), raw));
+  output.replaceChildren(...parts);
+}
+
+function partsOf(prediction, stage) {
   const parts = [];
   if (prediction.top) parts.push(bars(prediction.top));
   if (prediction.classes) parts.push(bars(prediction.classes.map((row) => ({ class: row.class, probability: row.share }))));
   if (prediction.detections) parts.push(detectionList(prediction.detections, stage));
   if (prediction.nearest) parts.push(neighbors(prediction.nearest));
   if (prediction.embedding) parts.push(element("p", { className: "soft", textContent: `an embedding of ${prediction.embedding.length} numbers` }));
-  const raw = element("pre", { tabIndex: 0, textContent: JSON.stringify(prediction, null, 1) });
-  parts.push(element("details", { open: !parts.length }, element("summary", { textContent: "as JSON" }), raw));
-  output.replaceChildren(...parts);
+  return parts;
 }
 
 function bars(top) {
@@ -129,7 +135,7 @@ function detectionRow({ class: name, score }) {
   return element("li", {}, element("span", {}, swatch, name), element("span", { textContent: score.toFixed(2) }));
 }
 
-const colorOf = (name) => COLORS[Math.max(0, model.classes.indexOf(name)) % COLORS.length];
+const colorOf = (name) => COLORS[Math.max(0, [model.classes, ...Object.values(model.tasks ?? {})].flat().indexOf(name)) % COLORS.length];
 
 function drawBoxes(shown, stage, image) {
   const svg = (kind, attributes) => {

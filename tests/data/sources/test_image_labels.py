@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from opabinia.contracts import DetectionSource, ImageClassesSource
+from opabinia.data.sources.digit_scenes import DigitScenes
+from opabinia.data.sources.digits import Digits
+from opabinia.data.sources.image_labels import ImageLabels
+
+
+def test_labels_are_the_classes_of_the_objects() -> None:
+    scenes = DigitScenes(split="val")
+    both, labels_only = ImageLabels(source=scenes), ImageLabels(source=scenes, objects=False)
+    assert len(both) == len(scenes) and both.multi_label
+    for index in range(5):
+        expected = torch.zeros(10).index_fill(0, scenes[index]["labels"], 1)
+        assert both[index].keys() == scenes[index].keys() | {"label"}
+        assert torch.equal(both[index]["label"], expected) and torch.equal(
+            torch.from_numpy(both.labels[index]), expected
+        )
+        assert labels_only[index].keys() == {"image", "id", "label"}
+    assert isinstance(both, DetectionSource) and isinstance(both, ImageClassesSource)
+    assert not isinstance(labels_only, DetectionSource) and not isinstance(labels_only, ImageClassesSource)
+
+
+def test_a_source_without_objects_is_refused() -> None:
+    with pytest.raises(ValueError, match="source: Digits does not know which objects are in an image"):
+        ImageLabels(source=Digits())
