@@ -168,7 +168,7 @@ def _check_inputs(paths: list[str], split: str | None, task: str, gallery: Path 
     return paths
 
 
-def _tile_overrides(tile: int | None, overlap: float | None, task: str, *, excluded: bool) -> list[str]:
+def _tile_overrides(tile: int | None, overlap: float | None, task: str = "", *, excluded: bool) -> list[str]:
     """Return ``--tile`` and ``--overlap`` as changes to the config; ``task`` names the detector of a multi-task run."""
     section = f"task.tasks.{task}.task.tiles" if task else "task.tiles"
     given = {"--tile": tile, "--overlap": overlap}

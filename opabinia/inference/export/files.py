@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -105,6 +106,7 @@ def trace(module: ExportModule, inputs: Mapping[str, Tensor], batch: Dim | None)
 
 def _write_onnx(path: Path, program: ExportedProgram, description: Description, outputs: list[str]) -> None:
     """Write an ONNX file, with the description among its properties (``metadata_props``)."""
+    logging.getLogger("onnx_ir").setLevel(logging.ERROR)  # it warns of calls in torch's code
     exported: Any = torch.onnx.export(program, dynamo=True, output_names=outputs, verbose=False)
     exported.model.producer_name, exported.model.producer_version = "opabinia", description.version
     exported.model.metadata_props.update(description.metadata())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from math import lcm
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -175,14 +176,20 @@ class Multitask(Task):
 
     def single_task(self, name: str) -> Task:
         """Return a task as a run of it alone has it, with the backbone among its modules, which from now on has the
-        batch norm statistics of its stream."""
+        batch norm statistics of its stream. It reads batches like the task of this model."""
         task = copy.copy(self.tasks[name])
         assert isinstance(task, Task)
         if "backbone" in task.__dict__:
             task._modules = {**task._modules, "backbone": task.__dict__.pop("backbone")}
         task.size_multiple = self.size_multiple_of(name)
-        self._network.stream.name = self._stream_of[name]
+        stream = self._network.stream.name = self._stream_of[name]
+        for method in ("predict", "features", "explain"):
+            setattr(task, method, partial(self._read, stream, getattr(task, method)))
         return task
+
+    def _read(self, stream: str, method: Callable[[Batch], Any], batch: Batch) -> Any:
+        with self.reading(batch, stream):
+            return method(batch)
 
     def reading(self, batch: Batch, stream: str) -> AbstractContextManager[None]:
         """Return the context in which all tasks read features of this batch from one forward pass."""
