@@ -71,7 +71,7 @@ def _check_streams(entries: dict[str, Node], there: Container[str], problems: li
     for name, node in nodes.items():
         path, stream = f"task.tasks.{name}", streams[name]
         if stream is None:
-            if not has_data[name]:
+            if not has_data[name] and "task" in node.value:
                 message = "it has no training data: give it data, or name the task from whose images it learns in stream"
                 problems.append(Problem(node.where, path, message))
             continue
@@ -182,9 +182,9 @@ def _stream(name: str, node: Node, problems: list[Problem]) -> Node:
     data = node.value["data"]
     if _section(data, "train") is None:
         train = data.value.get("train")
-        found = "" if train is None else show(train.plain())
-        place = train.where if train else data.where
-        problems.append(Problem(place, f"task.tasks.{name}.data.train", "expected a section with a source", found))
+        message = f"missing; keys of data: {listing(list(data.value))}" if train is None else "expected a section"
+        place, found = train.where if train else data.where, show(train.plain()) if train else ""
+        problems.append(Problem(place, f"task.tasks.{name}.data.train", message, found))
         return Node(BROKEN, place)
     data = _written_at(data, f"task.tasks.{name}.data")
     own = {**data.value["train"].value, **_without(data, "train", "val").value}
@@ -220,5 +220,5 @@ def _validation(entries: dict[str, Node], problems: list[Problem]) -> list[Node]
                 keys = {"prefix": f"{name}/{_plain(val, 'prefix') or 'val'}", "task": name}
                 sets.append(_with(val, **{key: Node(value, val.where) for key, value in keys.items()}))
             elif owner == name:
-                problems.append(Problem(val.where, path, "expected a section with a source", show(val.plain())))
+                problems.append(Problem(val.where, "", "expected a section with a source", show(val.plain())))
     return sets

@@ -99,7 +99,7 @@ class Data:
             skips and counts it in evaluations.
 
     Raises:
-        ValueError: ``cache_size`` without a ``cache``.
+        ValueError: ``cache_size`` without a ``cache``, or two validation sets have the same prefix.
     """
 
     train: Stream
@@ -121,6 +121,11 @@ class Data:
             raise ValueError(
                 f"cache_size: {self.cache_size} is the size of cached images; add cache: ram or cache: disk"
             )
+        prefixes = [stream.prefix for stream in self.validation]
+        for number, prefix in enumerate(prefixes):
+            if prefix in prefixes[:number]:
+                message = f"two datasets have the prefix {prefix!r}; give each its own, such as {prefix}_2"
+                raise ValueError(f"val.{number}: {message}")
 
     def faster_options(self, gpu: bool) -> list[str]:
         """Return settings that are not used and could speed up reading, for a run on a GPU or on the CPU."""
@@ -134,14 +139,5 @@ class Data:
 
     @property
     def validation(self) -> list[ValidationStream]:
-        """The datasets to evaluate on.
-
-        Raises:
-            ValueError: two of them have the same prefix.
-        """
-        streams = self.val if isinstance(self.val, list) else [self.val] if self.val else []
-        prefixes = [stream.prefix for stream in streams]
-        for number, prefix in enumerate(prefixes):
-            if prefix in prefixes[:number]:
-                raise ValueError(f"val: two datasets have the prefix {prefix!r}; give each its own, such as {prefix}_2")
-        return streams
+        """The datasets to evaluate on."""
+        return self.val if isinstance(self.val, list) else [self.val] if self.val else []

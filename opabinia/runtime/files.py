@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -151,6 +151,23 @@ def exclusive_lock(folder: Path) -> Iterator[None]:
             logging.getLogger("opabinia").warning(
                 "%s cannot be locked (%s): no second process may write there", folder, error.strerror
             )
+        yield
+
+
+@contextmanager
+def wait_for_lock(path: Path) -> Iterator[None]:
+    """Lock the file ``path``, which is created, after waiting for the process that holds the lock. On network file
+    systems without locks, nothing is locked.
+
+    Raises:
+        DiskError: the file cannot be created.
+    """
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("w")
+    with file:
+        with suppress(OSError):
+            fcntl.lockf(file, fcntl.LOCK_EX)
         yield
 
 

@@ -18,7 +18,7 @@ from opabinia.training.model import Models, check_initial_weights, check_model, 
 from opabinia.training.planning import plan_training
 from opabinia.training.samples import batch_errors, first_samples, first_training_samples
 from opabinia.training.session import TrainingRun, all_schedules, build_model
-from opabinia.training.validation import make_best, plan_evaluation
+from opabinia.training.validation import make_best, plan_evaluation, validation_key
 
 
 def dry_run(parts: Mapping[str, Any]) -> None:
@@ -68,5 +68,5 @@ def dry_run(parts: Mapping[str, Any]) -> None:
     ]
     for stream in data.validation:
         batch = first_samples(stream, 2, skip=skip, size_multiple=model.size_multiple_of(stream.task or ""))
-        with batch_errors(batch, "data.val"):
+        with batch_errors(batch, validation_key(data, stream.prefix)):
             predict_with_layers(model.eval(), batch, requested_layers(model, evaluators))

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from opabinia.contracts import Batch, Task
+from opabinia.contracts import Batch, DataMismatch, Task
 from opabinia.engine.loop.prefetch import to_device
 from opabinia.runtime.seeds import preserve_generators
 
@@ -40,6 +40,9 @@ def count_forward_flops(model: Task, sample: Batch) -> FlopCount | None:
     Args:
         model: on any device.
         sample: a batch of one sample.
+
+    Raises:
+        DataMismatch: the model does not take the sample.
     """
     complete = True
     with preserve_generators(), warnings.catch_warnings(), torch.no_grad():
@@ -49,8 +52,12 @@ def count_forward_flops(model: Task, sample: Batch) -> FlopCount | None:
             with FlopCounterMode(display=False) as counter:
                 try:
                     meta_model.predict(to_device(sample, META))
+                except DataMismatch:
+                    raise
                 except Exception:  # a model may read a value in any way; what came before it counts
                     complete = False
+        except DataMismatch:
+            raise
         except Exception:  # not every module can be copied
             return None
     count = int(counter.get_total_flops())

@@ -89,8 +89,7 @@ def _validation_sets(
     Raises:
         ConfigError: an evaluator names a validation set that does not exist, or two evaluations have the same name.
     """
-    with errors_at("data"):
-        streams = data.validation
+    streams = data.validation
     evaluators = evaluate.evaluators or {}
     prefixes = [stream.prefix for stream in streams]
     for name, run in evaluators.items():
@@ -148,18 +147,25 @@ def _validation_sets(
     return validation
 
 
+def validation_key(data: Data, prefix: str) -> str:
+    """Return the place of a validation set for messages."""
+    return f"data.val ({prefix})" if len(data.validation) > 1 else "data.val"
+
+
 def check_validation_samples(task: Task, data: Data, device: torch.device, precision: str) -> None:
-    """Predict the first samples of each validation set with a self-supervised task: views that do not fit are reported
-    before the first step, not by the first evaluation.
+    """Predict the first samples of each validation set with self-supervised and multi-task models: samples that do not
+    fit are reported before the first step, not by the first evaluation.
 
     Raises:
         ConfigError: the task does not take them.
     """
-    for stream in (stream for stream in data.validation if task.predicts_embedding_only and len(stream.source)):
+    if not task.predicts_embedding_only and not isinstance(data.train.source, Mixture):
+        return
+    for stream in (stream for stream in data.validation if len(stream.source)):
         with preserve_generators(), evaluation_mode(task), torch.no_grad(), autocast(device, precision):
             multiple = task.size_multiple_of(stream.task or "")
             batch = first_samples(stream, 2, skip=data.on_error == "skip", size_multiple=multiple)
-            with batch_errors(batch, "data.val"):
+            with batch_errors(batch, validation_key(data, stream.prefix)):
                 task.predict(to_device(batch, device))
 
 

@@ -55,17 +55,28 @@ def changed(name: str, **keys: Any) -> dict[str, Any]:
 
 
 NESTED = {"name": "multitask", "tasks": {"d": {"task": "classification"}}}
+MOVED = (
+    "data.train.source.streams.b.source.splt",
+    "(task.tasks.b.data.train.source.splt): data.train.source.streams.b.source.splt: unknown key (found 1); did you",
+)
 MISTAKES: list[tuple[str, dict[str, Any], str, str]] = [
     ("a", {"task": {"name": "classification", "backbone": TIMM}}, "task.tasks.a.task.backbone", "the tasks share"),
     ("b", {"task": {"name": "classification", "mean": [0.1]}}, "task.tasks.b.task.mean", "the tasks share the mean"),
-    ("c", {"stream": "d"}, "task.tasks.c.stream", "there is no task of this name (found d); tasks: a, b, c"),
+    ("c", {"stream": "d"}, "task.tasks.c.stream", "there is no task of this name (found 'd'); tasks: a, b, c"),
+    ("c", {"stream": "c"}, "task.tasks.c", "it has no training data: give it data, or name the task"),
+    ("c", {"stream": None}, "task.tasks.c", "it has no training data"),
+    ("b", {"data": None}, "task.tasks.b", "it has no training data"),
+    ("b", {"stream": "a"}, "task.tasks.b.stream", "it has training data of its own, too"),
+    ("b", {"data": {"val": VAL}, "stream": "c"}, "task.tasks.b.stream", "c has no training data of its own; name"),
     ("b", {"task": NESTED}, "task.tasks.b.task", "a multi-task run cannot be within another"),
     ("b", {"task": "multitask"}, "task.tasks.b.task", "a multi-task run cannot be within another"),
     ("b", {"data": {"train": TRAIN, "batch_size": 4}}, "data.train.source.streams.b.batch_size", "unknown key"),
-    ("b", {"data": {"train": TRAIN, "val": "x"}}, "data.val", "expected a validation section"),
-    ("b", {"data": {"val": VAL}}, "data.train.source.streams.b.source", "missing"),
+    ("b", {"data": {"train": TRAIN, "val": "x"}}, "", "(task.tasks.b.data.val): expected a section with a source"),
+    ("b", {"data": {"val": VAL}}, "task.tasks.b.data.train", "missing; keys of data: val"),
+    ("b", {"data": {"train": "x"}}, "task.tasks.b.data.train", "expected a section (found 'x')"),
+    ("b", {"data": {"train": {"source": {"name": "digits", "splt": 1}}}}, *MOVED),
     ("b", {"batch_shar": 0.1}, "task.tasks.b.batch_shar", "did you mean 'batch_share'"),
-    ("b", {"batch_share": 2.0}, "data.train.source.streams.b.share", "expected"),
+    ("b", {"batch_share": 2.0}, "data.train.source.streams.b.share", "(task.tasks.b.batch_share): data.train"),
     ("b", {"weight": -1}, "task.tasks.b.weight", "expected a number >= 0"),
 ]
 
@@ -97,13 +108,18 @@ def write(folder: Path, config: Any) -> Path:
     return path
 
 
+def test_a_task_on_the_images_of_another_one_with_validation_data_of_its_own(tmp_path: Path) -> None:
+    for val, prefixes in ((VAL, ["c/val"]), (None, []), ([VAL, {**VAL, "prefix": "again"}], ["c/val", "c/again"])):
+        config = resolve(tmp_path, changed("c", data={"val": val})).config
+        assert [each["prefix"] for each in config["data"]["val"] if each["task"] == "c"] == prefixes
+        assert list(config["data"]["train"]["source"]["streams"]) == ["a", "b"]
+
+
 def test_tasks_and_streams_that_do_not_fit(tmp_path: Path) -> None:
     """Reported when the run is built."""
     share = "data.train.source.streams.a.share"
     cases: tuple[tuple[dict[str, Any], str], ...] = (
-        (changed("b", stream="a"), "no task learns from the training data of b"),
-        (changed("c", batch_share=0.5), f"tasks.c.batch_share: the share of its images is {share}"),
-        (changed("c", stream=None), "task: tasks.c: there is no training data for it: no stream 'c' (streams: a, b)"),
+        (changed("c", batch_share=0.5), f"task.tasks.c.batch_share: the share of its images is {share}"),
         ({"a.b": TASKS["b"]}, "'a.b' cannot name a task"),
         ({"values": TASKS["b"]}, "'values' cannot name a task"),
         (changed("c", task="simclr"), "task.tasks.c: SimCLR learns from 2 views or more of an image"),

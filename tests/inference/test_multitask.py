@@ -110,7 +110,9 @@ def test_predictions_are_drawn_together(trained: TrainedModel, tmp_path: Path) -
     predictor = predictor_of(trained, [], channels=1)
     prediction, sample = predictor(image), {"image": image}
     drawn = predictor.task.draw(sample, prediction, DrawOptions(min_score=0.0))
-    assert drawn is not None and drawn.size == (480, 320 + 30)  # a line with the class above five times the size
+    assert drawn is not None and drawn.size == (480, 30 + 320 + 53)  # five times the size, a line above, a legend below
+    plain = predictor.task.draw(sample, prediction, DrawOptions(min_score=0.0, legend=False))
+    assert plain is not None and plain.tobytes() == drawn.crop((0, 0, 480, 350)).tobytes()
     overlay = predictor_of(trained, ["maps", "kinds"], channels=1)
     below = overlay.task.draw(sample, overlay(image))
     assert below is not None and below.size == drawn.size and below.tobytes() != drawn.tobytes()

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
 import tarfile
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
@@ -22,7 +20,7 @@ from numpy.typing import NDArray
 
 from opabinia.contracts import Indices
 from opabinia.data.decoding.images import EXTENSIONS
-from opabinia.runtime.files import DiskError, disk_errors, temporary_folder
+from opabinia.runtime.files import DiskError, disk_errors, temporary_folder, wait_for_lock
 from opabinia.runtime.log import log
 
 BLOCK = 512
@@ -98,7 +96,7 @@ def load_index(paths: Sequence[str], names: Sequence[str], json_label: str | Non
     folder = cache / key
     if not folder.is_dir():
         try:
-            with _lock(folder.with_suffix(".lock")):
+            with wait_for_lock(folder.with_suffix(".lock")):
                 if not folder.is_dir():
                     log.info("scanning %d shards; the index is kept in %s", len(paths), folder)
                     _write(folder, names, [_scan(Path(path), json_label) for path in paths])
@@ -113,18 +111,6 @@ def load_index(paths: Sequence[str], names: Sequence[str], json_label: str | Non
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{folder} is damaged ({error}); delete it, and it is rebuilt") from error
     return index
-
-
-@contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    """Let the first of several processes that start together build the index, and the others wait for it."""
-    with disk_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("w")
-    with file:
-        with suppress(OSError):  # without locks on some network file systems, each process builds the same index
-            fcntl.lockf(file, fcntl.LOCK_EX)
-        yield
 
 
 def _write(folder: Path, names: Sequence[str], shards: Sequence[tuple[Rows, list[str]]]) -> None:

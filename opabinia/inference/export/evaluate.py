@@ -187,13 +187,13 @@ def measure_file(name: str, path: Path, evaluations: Sequence[Evaluation], job: 
 
 
 def score_table(rows: Sequence[Row], metrics: Sequence[str]) -> Table:
-    """Return a table of models; differences are from the first."""
-    columns = [column for metric in metrics for column in (metric, "difference")]
-    result = Table("model", *columns, "MB", "p50 ms", "p90 ms", "samples/s")
-    for row in rows:
-        values = list[str]()
-        for score, original in zip(row.scores, rows[0].scores, strict=True):
-            values += [f"{score:.4f}", "" if row is rows[0] else f"{score - original:+.4f}"]
-        speed = (f"{row.speed.p50 * 1e3:.2f}", f"{row.speed.p90 * 1e3:.2f}", f"{row.speed.throughput:.0f}")
-        result.add_row(row.name, *values, f"{row.size / 1e6:.2f}", *speed)
+    """Return a table with a column for each model; differences are from the first."""
+    result = Table("", *(row.name for row in rows))
+    for metric, scores in zip(metrics, zip(*(row.scores for row in rows), strict=True), strict=True):
+        result.add_row(metric, *(f"{score:.4f}" for score in scores))
+        result.add_row("difference", "", *(f"{score - scores[0]:+.4f}" for score in scores[1:]))
+    result.add_row("MB", *(f"{row.size / 1e6:.2f}" for row in rows))
+    result.add_row("p50 ms", *(f"{row.speed.p50 * 1e3:.2f}" for row in rows))
+    result.add_row("p90 ms", *(f"{row.speed.p90 * 1e3:.2f}" for row in rows))
+    result.add_row("samples/s", *(f"{row.speed.throughput:.0f}" for row in rows))
     return result

@@ -51,6 +51,25 @@ class TimmClassifier(nn.Module):
         return logits.flatten(1)
 
 
+def _check_image_size(patch_embed: Any, inputs: tuple[Tensor, ...]) -> None:
+    """Check the size of images (B x C x H x W) for a model with patches.
+
+    Raises:
+        DataMismatch: the model takes no images of this size.
+    """
+    size = tuple(inputs[0].shape[-2:])
+    if torch.compiler.is_compiling() or patch_embed.img_size is None:  # exports may have symbolic sizes
+        return
+    if patch_embed.strict_img_size:
+        fits, expected = size == tuple(patch_embed.img_size), "{} x {}".format(*patch_embed.img_size)
+    else:
+        patch = patch_embed.patch_size
+        fits = patch_embed.dynamic_img_pad or not any(length % side for length, side in zip(size, patch, strict=True))
+        expected = "multiples of {} x {}".format(*patch)
+    if not fits:
+        raise DataMismatch("the backbone takes images of {}, not {} x {}: resize or crop them".format(expected, *size))
+
+
 class TimmBackbone(Backbone):
     """A timm model without its classifier: images B x C x H x W to pooled features B x D.
 
@@ -78,6 +97,8 @@ class TimmBackbone(Backbone):
         has_tokens = isinstance(model, plain) and type(model).forward_features is plain.forward_features
         self.token_channels = int(net.embed_dim) if has_tokens else 0
         self.patch_size = tuple(net.patch_embed.patch_size) if has_tokens else None
+        if hasattr(getattr(net, "patch_embed", None), "strict_img_size"):
+            net.patch_embed.register_forward_pre_hook(_check_image_size)
         self.multi_scale: MultiScaleFeatures | None = None
         self._gives_vectors = True
         # In a tuple it is not a child: it is saved and trained only where make_head returns it.

@@ -11,6 +11,7 @@ from annotated_types import MinLen
 from opabinia.config import register
 from opabinia.contracts import (
     Fraction,
+    InputPath,
     MixPart,
     NonNegative,
     SamplerPart,
@@ -96,4 +97,4 @@ class Subtask:
     weight: NonNegative = 1.0
     weight_schedule: SchedulePart = constant
     batch_share: Fraction | None = None
-    compare: str | None = None
+    compare: InputPath | None = None

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from math import lcm
 from pathlib import Path
@@ -204,10 +204,8 @@ class Multitask(Task):
         for stream, own in batch["streams"].items():
             with self.reading(own, stream):
                 for name in (name for name in self._tasks_of(stream) if weights[name]):
-                    try:
+                    with _errors_of(name):
                         loss, logged = total_loss(self.tasks[name](own, clock))
-                    except DataMismatch as error:
-                        raise DataMismatch(f"task.tasks.{name}: {error}") from error
                     factor = factors[stream]
                     losses[name] = loss * factor
                     for key, value in logged.items():
@@ -237,7 +235,7 @@ class Multitask(Task):
     def predict(self, batch: Batch) -> Predictions:
         """Return the predictions of one task, if the batch says which (``task``), or of all as ``<task>/<name>``."""
         if "task" in batch:
-            with self.reading(batch, self._stream_of[batch["task"]]):
+            with self.reading(batch, self._stream_of[batch["task"]]), _errors_of(batch["task"]):
                 own: Predictions = self.tasks[batch["task"]].predict(batch)
                 return own
         if "streams" in batch:  # training batches, to measure batch norm statistics or FLOPs
@@ -251,7 +249,8 @@ class Multitask(Task):
         for names, stream, batch in parts:
             with self.reading(batch, stream):
                 for name in names:
-                    own = self.tasks[name].predict(batch)
+                    with _errors_of(name):
+                        own = self.tasks[name].predict(batch)
                     predictions |= {f"{name}/{key}": value for key, value in own.items()}
         return predictions
 
@@ -345,6 +344,15 @@ class Multitask(Task):
     def extra_repr(self) -> str:
         """Return the weights of the tasks, so that the log shows them with the model."""
         return "\n".join(f"({name}): weight {settings.weight:g}" for name, settings in self._settings.items())
+
+
+@contextmanager
+def _errors_of(name: str) -> Iterator[None]:
+    """Name the task in its errors about data."""
+    try:
+        yield
+    except DataMismatch as error:
+        raise DataMismatch(f"task.tasks.{name}: {error}") from error
 
 
 def stream_factors(batch: Batch) -> dict[str, float]:

@@ -39,10 +39,10 @@ def test_shares_by_size_temperature_and_given() -> None:
     shares = stream_shares({**sizes, "c": 7}, {"a": None, "b": None, "c": 0.5}, 2.0)
     assert shares == pytest.approx({"a": 0.375, "b": 0.125, "c": 0.5}) and list(shares) == ["a", "b", "c"]
     for given_shares, message in (
-        ({"a": 0.3, "b": 0.3}, r"the shares of the streams sum to 0.6 \(a 0.3, b 0.3\), not to 1"),
+        ({"a": 0.3, "b": 0.3}, r"streams.a.share: the shares of the streams sum to 0.6 \(a 0.3, b 0.3\), not to 1"),
         ({"a": 0.7, "b": 0.7}, "sum to 1.4"),
         ({"a": 1.0, "b": None}, "the given shares sum to 1 and leave nothing for b"),
-        ({"a": 0.0, "b": None}, "that of a is 0"),
+        ({"a": 0.0, "b": None}, "streams.a.share: expected a number above 0"),
     ):
         with pytest.raises(ValueError, match=message):
             stream_shares(sizes, given_shares)
