@@ -24,8 +24,9 @@ from opabinia.config.check import DEFAULT
 from opabinia.config.errors import ConfigError, Problem, show
 from opabinia.config.references import dotted
 from opabinia.config.registry import Entry
-from opabinia.config.types import Spec, describe
+from opabinia.config.types import Spec, describe, must_exist
 from opabinia.config.validate import blame, place_parts
+from opabinia.runtime.storage import StorageError, is_url, local_copy
 
 FUNCTION_FAMILIES = ("loss", "segmentation_loss", "metric_loss", "schedule", "transform", "mix", "command")
 
@@ -138,6 +139,10 @@ class _Builder:
             else value
             for name, value in keys.items()
         }
+        with errors_at(dotted(path), self._where(path), self._below(path, keys)):
+            for name, value in given.items():
+                if entry.family == "source" or (name in entry.by_name and must_exist(entry.by_name[name].spec)):
+                    given[name] = _local(name, value)
         try:
             return entry.signature.validate(given)
         except ValidationError as error:
@@ -178,6 +183,18 @@ class _Builder:
                 return place
         written = [at for key, at in self.origins.items() if key.startswith(f"{name}.") and at != DEFAULT]
         return min(written, key=lambda at: at.startswith("command line"), default="")
+
+
+def _local(name: str, value: Any) -> Any:
+    """Replace the URL of remote storage, or each one in a list, by the local copy."""
+    if isinstance(value, list):
+        return [_local(name, item) for item in value]
+    if not is_url(value):
+        return value
+    try:
+        return local_copy(value)
+    except StorageError as error:
+        raise ValueError(f"{name}: {error}") from error
 
 
 @contextmanager

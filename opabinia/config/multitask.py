@@ -72,7 +72,9 @@ def _check_streams(entries: dict[str, Node], there: Container[str], problems: li
         path, stream = f"task.tasks.{name}", streams[name]
         if stream is None:
             if not has_data[name] and "task" in node.value:
-                message = "it has no training data: give it data, or name the task from whose images it learns in stream"
+                message = (
+                    "it has no training data: give it data, or name the task from whose images it learns in stream"
+                )
                 problems.append(Problem(node.where, path, message))
             continue
         place = node.value["stream"].where

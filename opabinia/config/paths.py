@@ -15,9 +15,10 @@ from opabinia.config.compose import compose
 from opabinia.config.errors import ConfigError, Problem, listing, nearest
 from opabinia.config.references import dotted
 from opabinia.config.registry import Entry
-from opabinia.config.types import Spec
+from opabinia.config.types import Spec, must_exist
 from opabinia.config.validate import place_parts
 from opabinia.runtime.files import describe_missing, split_folder
+from opabinia.runtime.storage import is_url
 
 
 def check_run_name(name: str) -> None:
@@ -131,8 +132,7 @@ def missing_paths(resolved: Resolved, catalog: Catalog, command: str = "train") 
     def walk(entry: Entry | None, values: Mapping[str, Any], path: tuple[Any, ...]) -> None:
         for parameter in entry.parameters if entry else ():
             value, place = values.get(parameter.name), (*path, parameter.name)
-            must_exist = any(arm.get("exists") for arm in parameter.spec.get("of", ()) if isinstance(arm, dict))
-            if (must_exist or parameter.spec.get("exists")) and isinstance(value, str):
+            if must_exist(parameter.spec) and isinstance(value, str) and not is_url(value):
                 problems.extend(_missing(Path(value), dotted(place), resolved.origins.get(dotted(place), "")))
             place_parts(parameter.spec, value, place, visit)
 

@@ -120,6 +120,11 @@ def spec_of(annotation: Any, section_of: Callable[[Any], str | None] = lambda _:
     raise Unsupported(f"{_named(annotation)} cannot come from YAML")
 
 
+def must_exist(spec: Spec) -> bool:
+    """Return whether a parameter is a path that is read, or may be one. See :class:`MustExist`."""
+    return bool(spec.get("exists") or any(arm.get("exists") for arm in spec.get("of", ()) if isinstance(arm, dict)))
+
+
 def _annotated(base: Any, metadata: tuple[Any, ...], section_of: Callable[[Any], str | None]) -> Spec:
     part = next((item for item in metadata if isinstance(item, Part)), None)
     if part:

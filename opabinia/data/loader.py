@@ -60,6 +60,7 @@ from opabinia.data.sampling.permutation import Order
 from opabinia.runtime.log import log
 from opabinia.runtime.seeds import ANOTHER, MIX, REPLACEMENT, SAMPLE, hash32, preserve_generators, seed_sample
 from opabinia.runtime.signals import STOP_SIGNALS
+from opabinia.runtime.storage import StorageError
 
 # Runs state at their start that they have more workers than cores; torch repeats it for each loader, without the key.
 warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
@@ -269,7 +270,8 @@ class BatchReader(Dataset[LoadedBatch | _Failure]):
             try:
                 return self._transformed_sample(index, key, shape)
             except DataError as error:
-                if self.on_error == "raise":
+                # A sample that storage does not give is not broken, and without it the run would be another one.
+                if self.on_error == "raise" or isinstance(error.__cause__, StorageError):
                     raise
                 skipped.append(str(error))
                 if self.on_error == "skip":

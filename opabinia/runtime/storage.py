@@ -19,6 +19,7 @@ Environment:
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import random
@@ -45,7 +46,8 @@ CHUNK = 1 << 22
 THREADS = 32
 """Of requests at the same time, while a folder is listed."""
 
-_URL = re.compile(r"([a-z][a-z0-9+.-]+)://(.+)")
+_URL = re.compile(r"([a-z][a-z0-9+.-]+):/+([^/].*)")  # pathlib makes one slash of two
+_ROOTED = ("file", "local", "memory")  # protocols whose paths begin with a slash
 _WILDCARD = re.compile(r"[{*?\[]")
 _FETCHED_WHEN_READ = (
     *(".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm", ".pgm", ".tar"),
@@ -59,13 +61,15 @@ _Result = TypeVar("_Result")
 class StorageError(ValueError):
     """Remote storage does not answer, refuses, or has no such object. The text names the object."""
 
+    exit_status = 2
+
 
 def is_url(text: object) -> bool:
-    """Return whether a text is a URL of remote storage: ``s3://bucket/folder``, ``gs://...``."""
-    return isinstance(text, str) and _URL.fullmatch(text) is not None
+    """Return whether a text or path is a URL of remote storage: ``s3://bucket/folder``, ``gs://...``."""
+    return isinstance(text, str | Path) and _URL.fullmatch(str(text)) is not None
 
 
-def local_copy(url: str) -> str:
+def local_copy(url: str | Path) -> str:
     """Return the local file or folder that stands for one in remote storage; it is listed the first time.
 
     Args:
@@ -75,6 +79,7 @@ def local_copy(url: str) -> str:
     Raises:
         StorageError: there is no such object or folder, or it cannot be listed.
     """
+    url = _normalize(url)
     wildcard = _WILDCARD.search(url)
     if wildcard is not None:
         folder, slash, pattern = url[: wildcard.start()].rpartition("/")
@@ -97,6 +102,7 @@ def refresh(url: str) -> int:
     Raises:
         StorageError: there is no such object or folder, or it cannot be listed.
     """
+    url = _normalize(url)
     root, found, folders = local_path(url), set[str](), set[Path]()
     eager = []
     for name, info in _list(url):
@@ -144,6 +150,39 @@ def read_file(path: str | bytes | os.PathLike[str]) -> bytes:
         fetch(path)
 
 
+def open_file(path: Path) -> io.BufferedReader:
+    """Open a local file for reading; a placeholder is read by ranges, see :func:`read_range`.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    return io.BufferedReader(_Ranges(path)) if is_placeholder(path) else path.open("rb")
+
+
+class _Ranges(io.RawIOBase):
+    """A placeholder as a file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._position = path, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._path.stat().st_size}[whence]
+        self._position = start + offset
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        content = read_range(self._path, self._position, len(buffer))
+        buffer[: len(content)] = content
+        self._position += len(content)
+        return len(content)
+
+
 def fetch(path: str | bytes | os.PathLike[str]) -> None:
     """Fetch the content of a placeholder; do nothing for other files.
 
@@ -172,7 +211,7 @@ def read_range(path: str | bytes | os.PathLike[str], offset: int, count: int) ->
     """
     local = Path(os.fsdecode(path))
     size = local.stat().st_size
-    end, parts = min(offset + count, size), []
+    end, parts = min(offset + count, size), list[bytes]()
     for start in range(offset - offset % CHUNK, end, CHUNK):
         chunk = local.with_name(f".{local.name}.chunks") / f"{start:013d}"
         content = _read_chunk(chunk, url_of(local), start, min(start + CHUNK, size))
@@ -196,13 +235,12 @@ def url_of(path: Path) -> str:
     if not path.is_relative_to(root):
         raise StorageError(f"{path} is a placeholder of another folder than {root}, which $OPABINIA_REMOTE_CACHE names")
     protocol, *names = path.relative_to(root).parts
-    return f"{protocol}://{'/'.join(names)}"
+    return _normalize(f"{protocol}://{'/'.join(names)}")
 
 
 def local_path(url: str) -> Path:
     """Return where the local copy of a file or folder belongs; it may not be there yet."""
-    protocol, name = _split(url)
-    return _root() / protocol / name.strip("/")
+    return _root().joinpath(*_split(url))
 
 
 def filesystem(url: str) -> tuple[Any, str]:
@@ -213,7 +251,7 @@ def filesystem(url: str) -> tuple[Any, str]:
     """
     import fsspec
 
-    protocol, _ = _split(url)
+    protocol, url = _split(url)[0], _normalize(url)
     try:
         fs, path = fsspec.url_to_fs(url, use_listings_cache=False)
     except ImportError as error:
@@ -261,7 +299,12 @@ def _split(url: str) -> tuple[str, str]:
     match = _URL.fullmatch(url)
     if match is None:
         raise StorageError(f"{url} is no URL; expected one such as s3://bucket/folder")
-    return match[1], match[2]
+    return match[1], match[2].strip("/")
+
+
+def _normalize(url: str | Path) -> str:
+    protocol, name = _split(str(url))
+    return f"{protocol}://{'/' if protocol in _ROOTED else ''}{name}"
 
 
 def _root() -> Path:
@@ -270,17 +313,16 @@ def _root() -> Path:
 
 def _marker(url: str) -> Path:
     """The file that exists when all of a folder has been listed."""
-    protocol, name = _split(url)
-    digest = blake2b(f"{protocol}://{name.strip('/')}".encode(), digest_size=8).hexdigest()
+    digest = blake2b(url.encode(), digest_size=8).hexdigest()
     return _root() / ".listed" / f"{digest}.json"
 
 
 def _parents(url: str) -> Iterator[str]:
     """The URL and those of the folders that it is in."""
     protocol, name = _split(url)
-    names = name.strip("/").split("/")
+    names = name.split("/")
     for count in range(len(names), 0, -1):
-        yield f"{protocol}://{'/'.join(names[:count])}"
+        yield _normalize(f"{protocol}://{'/'.join(names[:count])}")
 
 
 def _remedy(url: str) -> str:

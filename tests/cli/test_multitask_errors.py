@@ -32,15 +32,15 @@ loggers: []
 """
 MOVED = "data.train.source.streams.a"
 CASES: dict[str, tuple[Any, str]] = {
-    "tasks.a.batch_share": (1.0, f"tasks.yaml:10 (task.tasks.a.batch_share): {MOVED}.share: the given shares sum to 1"),
+    "tasks.a.batch_share": (1.0, f"tasks.yaml:11 (task.tasks.a.batch_share): {MOVED}.share: the given shares sum to 1"),
     "tasks.b.batch_share": (0.0, "streams.b.share: expected a number above 0"),
-    "tasks.c.stream": ("aa", ":25: task.tasks.c.stream: there is no task of this name (found 'aa'); did you mean 'a'?"),
-    "tasks.c.task": ({"name": "detection", "detector": "fcos"}, ":25: task.tasks.c.task: detection learns from bound"),
+    "tasks.c.stream": ("aa", ": task.tasks.c.stream: there is no task of this name (found 'aa'); did you mean 'a'?"),
+    "tasks.c.task": ({"name": "detection", "detector": "fcos"}, ": task.tasks.c.task: detection learns from bound"),
     "tasks.b.data.train.source": ({"name": "digits", "splt": 1}, "(task.tasks.b.data.train.source.splt): data.train"),
     "tasks.b.data.train.transforms": ([], "task.tasks.b: the backbone takes images of multiples of 16 x 16, not 8 x 8"),
     "tasks.b.data.val.transforms": ([], "data.val (b/val): a batch of shape (2, 1, 8, 8) does not go through"),
     "tasks.b.data.train.transforms.1": ("RGB", "streams.b: its images have 3 channels, those of a 1; they share"),
-    "tasks.b.data.val.source": ({"name": "class_folders", "root": "/nowhere"}, "(task.tasks.b.data.val.source.root)"),
+    "tasks.b.data.val.source": ({"name": "class_folders", "root": "/none"}, "(task.tasks.b.data.val.source.root)"),
     "tasks.a.compare": ("runs/none", "task.tasks.a.compare: there is no runs/none"),
     "tasks.a.data.val": ([{"source": "digits"}] * 2, "data.val.1: two datasets have the prefix 'a/val'"),
     "balance": ("gradnrom", "task.balance.name: there is no balance of this name (found 'gradnrom'); did you mean"),
@@ -54,7 +54,7 @@ def test_one_error_for_each_mistake(opabinia: Callable[..., Ended], tmp_path: Pa
     for number, (path, (value, text)) in enumerate(CASES.items()):
         config = yaml.safe_load(RECIPE)
         *keys, last = path.split(".")
-        section = config if keys[0] in ("checkpoint", "data") else config["task"]
+        section = config if path.startswith(("checkpoint", "data")) else config["task"]
         for key in keys:
             section = section.setdefault(key, {})
         if isinstance(section, list):

@@ -34,3 +34,5 @@ def test_tiles_that_do_not_fit_are_refused(opabinia: Callable[..., Ended], six_s
 )
 def test_options_are_keys(tile: int | None, overlap: float | None, expected: list[str]) -> None:
     assert _tile_overrides(tile, overlap, excluded=False) == expected
+    of_task = [key.replace("task.", "task.tasks.boxes.task.", 1) for key in expected]
+    assert _tile_overrides(tile, overlap, "boxes", excluded=False) == of_task

@@ -111,6 +111,7 @@ plugins: [tests.faults.parts]
 task:
   name: multitask
   backbone: {name: timm, model: test_resnet}
+  balance: BALANCE
   mean: [0.3]
   std: [0.38]
   tasks:
@@ -134,10 +135,10 @@ task:
     more_views:
       task: {name: dino, outputs: 32, hidden: 16, bottleneck: 8}
       stream: views
-data: {batch_size: 14, train: {source: {mixing: batch}}}
+data: {batch_size: 14, train: {source: {mixing: MIXING, temperature: TEMPERATURE}}}
 optimizer: {name: adamw, lr: 0.01}
 schedule: {name: cosine, warmup: 5it}
-train: {length: 30it, log_every: 3, deterministic: true, num_threads: 1}
+train: {length: 21it, log_every: 3, deterministic: true, num_threads: 1}
 ema: {decay: 0.9}
 evaluate: {every: 8it, batch_size: 20}
 checkpoint: {every: 5it}
@@ -148,16 +149,20 @@ seed: 3
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mixing", ["batch", "steps"])
-def test_kills_at_random_moments(server: Server, tmp_path: Path, mixing: str) -> None:
+@pytest.mark.parametrize(
+    ("mixing", "temperature", "balance"),
+    [("batch", 1, "fixed"), ("steps", 1, "uncertainty"), ("batch", 2, "gradnorm"), ("steps", 3, "dwa")],
+)
+def test_kills_at_random_moments(server: Server, tmp_path: Path, mixing: str, temperature: int, balance: str) -> None:
     """Three kills, each resumed with another number of workers, most of them in mid-epoch (9 steps)."""
     seed = random.SystemRandom().randrange(10**6)
     print(f"seed {seed}")
     random.seed(seed)
     recipe = tmp_path / "faults.yaml"
-    recipe.write_text(KILLED.replace("mixing: batch", f"mixing: {mixing}"))
-    server.run("train", str(recipe), "--out", str(tmp_path / "whole"))
-    moments = spread([in_a_step, in_a_save, at_any_time], 27)
+    text = KILLED.replace("MIXING", mixing).replace("TEMPERATURE", str(temperature)).replace("BALANCE", balance)
+    recipe.write_text(text)
+    server.run("train", str(recipe), "--out", str(tmp_path / "whole"), seconds=200)
+    moments = spread([in_a_step, in_a_save, at_any_time], 18)
     folder, seen = killed_and_resumed(server, recipe, tmp_path / "killed", moments, [2, 0, 1, 2])
     print(seen)
     assert seen

@@ -260,10 +260,11 @@ def test_evaluated_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
     assert len(error.value.problems) == 1
     capsys.readouterr()
     path = export(run, measured=Measured(["fp16", "int8"], max_drop=0.05, calibration_images=32))
-    rows = [line.split("│") for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
-    assert [row[1].strip() for row in rows] == ["original", "exported", "fp16", "int8"]
-    scores = [float(row[2]) for row in rows]
-    assert scores[0] == scores[1]
+    head, *rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith(("┃", "│"))]
+    assert [name for name in head if name != "┃"] == ["original", "exported", "fp16", "int8"]
+    (score, difference), names = rows[:2], [row[1] for row in rows]
+    assert names == ["val/top1", "difference", "MB", "p50", "p90", "samples/s"]
+    assert score[3] == score[5] and difference[4] == "+0.0000"
     names = ["model.fp16.onnx", "model.int8.onnx", "model.onnx", "predict.py"]
     assert sorted(file.name for file in path.parent.iterdir()) == names
     path.unlink()

@@ -1,7 +1,9 @@
 """Predictions, splits and export of multi-task runs."""
 
 from functools import partial
+from io import BytesIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +16,8 @@ from opabinia.contracts import DatasetInfo, DrawOptions
 from opabinia.inference.export import samples
 from opabinia.inference.export.samples import fitting_tasks
 from opabinia.inference.multitask import predictor_of
+from opabinia.inference.serving.address import open_socket
+from opabinia.inference.serving.limits import Limits, Upload
 from opabinia.inference.splits import select_split, sets_for, split_sources, task_of
 from opabinia.models.backbones.shared import shared
 from opabinia.models.backbones.timm import timm
@@ -28,6 +32,7 @@ from opabinia.tasks.segmentation import Segmentation
 from opabinia.tasks.selfsup.simclr import SimCLR
 from opabinia.training.run_folder import resolve
 from opabinia.training.trained_model import TaskTransforms, TrainedModel
+from opabinia.visualization.drawing import to_pil
 
 SCENES = DatasetInfo(samples=8, channels=1, classes=("ground", "a", "b"), boxes=True, maps=True)
 IMAGES = DatasetInfo(samples=8, channels=1, classes=("x", "y"))
@@ -122,6 +127,31 @@ def test_predictions_are_drawn_together(trained: TrainedModel, tmp_path: Path) -
     predictor.task.save_drawing(tmp_path, "a", sample, prediction)
     written = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.png")}
     assert written == {"images/a.png", "maps/images/a.png", "maps/maps/a.png"}
+
+
+def test_a_server_has_the_answers_of_all_tasks(trained: TrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("fastapi", reason="fastapi is absent: pip install 'opabinia[serve]'")
+    from opabinia.inference.serving import server
+
+    services = list[Any]()
+    kinds = {"boxes": "detection", "maps": "segmentation", "present": "classification", "kinds": "classification"}
+    section = {"name": "multitask", "tasks": {name: {"task": {"name": kind}} for name, kind in kinds.items()}}
+    monkeypatch.setattr(server, "load", lambda run, *, task, **_: predictor_of(trained, task, channels=1))
+    monkeypatch.setattr(server, "resolve", lambda run: SimpleNamespace(config={"task": section}))
+    monkeypatch.setattr(server, "make_app", lambda service, *_: services.append(service))
+    monkeypatch.setattr(server.uvicorn.Server, "run", lambda *_, **__: None)
+    limits = Limits(bytes=10**6, pixels=10**6, waiting=1)
+    for names in ([], ["boxes"]):
+        with open_socket("127.0.0.1", 0) as listening:
+            server.serve(Path("run"), listening, limits=limits, task=names)
+    every, boxes = (service.about for service in services)
+    assert every["task"] == "multitask" and list(every["tasks"]) == list(kinds)
+    assert every["tasks"]["kinds"] == ("x", "y") and every["classes"] == []
+    assert (boxes["task"], boxes["classes"], "tasks" in boxes) == ("detection", ["ground", "a", "b"], False)
+    file = BytesIO()
+    to_pil(images((64, 96))[0]).save(file, "PNG")
+    (answer,) = services[0].inference([Upload("a.png", file.getvalue())])
+    assert list(answer) == ["path", *kinds] and list(answer["boxes"]) == ["detections"] and answer["kinds"]["top"]
 
 
 def test_splits_of_streams_and_tasks() -> None:

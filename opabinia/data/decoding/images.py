@@ -21,6 +21,7 @@ from torchvision import tv_tensors
 from torchvision.io import decode_image
 
 from opabinia.contracts import Sample
+from opabinia.runtime.storage import read_file
 
 Channels = Literal[1, 3]
 
@@ -42,7 +43,7 @@ def read_image(path: str | bytes | os.PathLike[str], channels: Channels = 3) -> 
         OSError: the file cannot be read.
         ValueError: it is not an image, or a broken one.
     """
-    return decode_bytes(_read(path), os.fsdecode(path), channels)
+    return decode_bytes(read_file(path), os.fsdecode(path), channels)
 
 
 def decode_bytes(content: bytes, name: str, channels: Channels = 3) -> Tensor:
@@ -186,7 +187,7 @@ class EncodedImage(LazyImage):
     @staticmethod
     def file(path: bytes, channels: Channels = 3) -> EncodedImage:
         """Return the image file at ``path``; it is read when it is needed."""
-        return EncodedImage(partial(_read, path), os.fsdecode(path), channels, partial(_stamp, path))
+        return EncodedImage(partial(read_file, path), os.fsdecode(path), channels, partial(_stamp, path))
 
     @cached_property
     def content(self) -> bytes:
@@ -258,11 +259,6 @@ class EncodedImage(LazyImage):
             return simplejpeg.decode_jpeg(content, color_space, **minimum, strict=strict)
         except ValueError:
             return None
-
-
-def _read(path: str | bytes | os.PathLike[str]) -> bytes:
-    with open(path, "rb") as file:
-        return file.read()
 
 
 def _stamp(path: bytes) -> str:

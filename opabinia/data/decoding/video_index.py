@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from opabinia.runtime.log import log
+from opabinia.runtime.storage import fetch
 
 if TYPE_CHECKING:
     from av import Packet
@@ -85,6 +86,7 @@ def open_video(path: str) -> tuple[InputContainer, VideoStream]:
     """
     import av
 
+    fetch(path)
     if not os.stat(path).st_size:
         raise ValueError(f"{path} is empty: it has 0 bytes")
     try:

@@ -33,7 +33,9 @@ def stream_shares(
     """
     known = {name: share for name, share in given.items() if share is not None}
     if zero := [name for name, share in known.items() if share <= 0]:
-        raise ValueError(f"streams.{zero[0]}.share: expected a number above 0; omit a stream without samples in a batch")
+        raise ValueError(
+            f"streams.{zero[0]}.share: expected a number above 0; omit a stream without samples in a batch"
+        )
     place = f"streams.{next(iter(known), '')}.share"
     rest = 1 - sum(known.values())
     sizes = {name: samples[name] ** (1 / temperature) for name in samples if name not in known}

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image
 
 from opabinia.data.sources.annotation_errors import UNREADABLE, ErrorCollector
+from opabinia.runtime.storage import fetch
 
 _TRANSPOSED = range(5, 9)
 """EXIF orientations that swap height and width."""
@@ -26,6 +27,7 @@ def read_size(path: str | bytes) -> tuple[int, int]:
         ValueError: the file cannot be read or is not an image.
     """
     try:
+        fetch(path)
         with Image.open(path) as image:
             width, height = image.size
             # Not that of PngImageFile, which decodes all pixels to find EXIF data behind them.

@@ -15,6 +15,7 @@ from torchvision import tv_tensors
 
 from opabinia.contracts import IGNORE_LABEL, GroundTruthMap, Sample
 from opabinia.data.sources.labels import class_indices
+from opabinia.runtime.storage import read_file
 
 Color = tuple[int, int, int]
 
@@ -58,7 +59,7 @@ def read_map(path: bytes) -> NDArray[Any]:
         MapError: the file cannot be read, is no image, or has floating point numbers or more than 16 bits.
     """
     try:
-        with open(path, "rb") as file, Image.open(BytesIO(file.read())) as image:
+        with Image.open(BytesIO(read_file(path))) as image:
             colored = image.mode not in _VALUE_MODES
             values = np.asarray(image.convert("RGB") if colored else image)
     except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:

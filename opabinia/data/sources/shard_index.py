@@ -8,8 +8,9 @@ import re
 import tarfile
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import blake2b
 from io import BytesIO
 from pathlib import Path
@@ -22,6 +23,7 @@ from opabinia.contracts import Indices
 from opabinia.data.decoding.images import EXTENSIONS
 from opabinia.runtime.files import DiskError, disk_errors, temporary_folder, wait_for_lock
 from opabinia.runtime.log import log
+from opabinia.runtime.storage import open_file
 
 BLOCK = 512
 """Bytes; headers and contents in a tar file begin at multiples of it."""
@@ -33,6 +35,7 @@ text, and the number of blocks of the headers."""
 Rows = NDArray[np.void]
 
 _FORMAT = 1
+_THREADS = 8  # hide the latency of network file systems and remote storage
 _MEMBER = re.compile(r"(?P<key>(?:.*/)?[^/.]+)\.(?P<suffix>[^/]+)")
 """WebDataset's division of names: ``dir/0001.left.png`` is the member ``left.png`` of the sample ``dir/0001``."""
 
@@ -99,7 +102,9 @@ def load_index(paths: Sequence[str], names: Sequence[str], json_label: str | Non
             with wait_for_lock(folder.with_suffix(".lock")):
                 if not folder.is_dir():
                     log.info("scanning %d shards; the index is kept in %s", len(paths), folder)
-                    _write(folder, names, [_scan(Path(path), json_label) for path in paths])
+                    with ThreadPoolExecutor(_THREADS) as pool:
+                        shards = list(pool.map(partial(_scan, json_label=json_label), map(Path, paths)))
+                    _write(folder, names, shards)
         except DiskError as error:
             raise ValueError(f"{error}; index_dir sets another folder") from error
     try:
@@ -142,7 +147,7 @@ def _write(folder: Path, names: Sequence[str], shards: Sequence[tuple[Rows, list
 def _scan(path: Path, json_label: str | None) -> tuple[Rows, list[str]]:
     """Return the rows of a tar file, in the order of the samples' first members, and the label texts."""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             labels: dict[str, int] = {}
             rows = [
                 _make_row(f"{path}, sample {key!r}", file, members, json_label, labels)
@@ -168,7 +173,8 @@ def _group_members(path: Path, file: BinaryIO) -> dict[str, dict[str, tarfile.Ta
                 raise ValueError(f"{path} holds {member.name} twice")
             members[suffix] = member
         # tarfile takes any invalid header for the end.
-        if os.pread(file.fileno(), BLOCK, tar.offset) != bytes(BLOCK):
+        file.seek(tar.offset)
+        if file.read(BLOCK) != bytes(BLOCK):
             raise tarfile.ReadError(f"it is truncated or damaged at byte {tar.offset}")
     return samples
 
@@ -185,7 +191,8 @@ def _make_row(
     if suffix not in members:
         raise ValueError(f"{where}: the label is missing, .{suffix}")
     label = members[suffix]
-    content = os.pread(file.fileno(), label.size, label.offset_data)
+    file.seek(label.offset_data)
+    content = file.read(label.size)
     text = (_read_json_label(where, content, json_label) if json_label else content.decode("utf-8", "replace")).strip()
     if not text:
         raise ValueError(f"{where}: its label is empty")

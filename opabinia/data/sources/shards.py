@@ -24,6 +24,7 @@ from opabinia.data.sources.file_names import short_digest
 from opabinia.data.sources.labels import class_indices
 from opabinia.data.sources.shard_index import BLOCK, load_index, parse_member
 from opabinia.runtime.files import cache_folder
+from opabinia.runtime.storage import is_placeholder, read_range
 
 _MAX_CLASSES = 10_000_000
 _MAX_OPEN_FILES = 64
@@ -196,6 +197,8 @@ class FileReader:
         """Return ``count`` bytes from ``offset``, or fewer at the end of the file."""
         if number in self._open:
             self._open.move_to_end(number)
+        elif is_placeholder(self._paths[number]):
+            return read_range(self._paths[number], offset, count)
         else:
             self._open[number] = os.open(self._paths[number], os.O_RDONLY | os.O_CLOEXEC)
             if len(self._open) > _MAX_OPEN_FILES:

@@ -9,6 +9,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from opabinia.config import ConfigError, Problem
@@ -213,12 +214,13 @@ def write_int8(source: Path, target: Path, patterns: Sequence[str], inputs: Iter
 
     logging.disable(logging.WARNING)  # it recommends steps that the exporter has done
     try:
-        quantize_static(
-            *(source, target, Reader()),
-            op_types_to_quantize=_QUANTIZED,
-            per_channel=True,
-            nodes_to_exclude=excluded_nodes(source, patterns),
-            extra_options={"MatMulConstBOnly": True},
-        )
+        with np.errstate(invalid="ignore"):  # values of post-processing may be infinite; they stay in FP32
+            quantize_static(
+                *(source, target, Reader()),
+                op_types_to_quantize=_QUANTIZED,
+                per_channel=True,
+                nodes_to_exclude=excluded_nodes(source, patterns),
+                extra_options={"MatMulConstBOnly": True},
+            )
     finally:
         logging.disable(logging.NOTSET)
