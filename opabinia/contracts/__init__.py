@@ -104,6 +104,7 @@ from opabinia.contracts.sources import LabeledSource as LabeledSource
 from opabinia.contracts.sources import MultiLabelSource as MultiLabelSource
 from opabinia.contracts.sources import NamedSource as NamedSource
 from opabinia.contracts.sources import OrientedSource as OrientedSource
+from opabinia.contracts.sources import PartlyLabeledSource as PartlyLabeledSource
 from opabinia.contracts.sources import QuerySource as QuerySource
 from opabinia.contracts.sources import RelabelingSource as RelabelingSource
 from opabinia.contracts.sources import SegmentationSource as SegmentationSource

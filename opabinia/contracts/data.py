@@ -52,7 +52,8 @@ source). With multi-view transforms ``views`` (tuple of V, B x C x h x w each) r
 ``boxes``, ``labels`` and so on as in a sample, as plain tensors, ``image_sizes`` ((height, width) of each image within
 the padded batch, at its upper left corner) and ``original_size``. Maps are stacked (B x H x W); where images differ in
 size (``Task.size_multiple``) they are padded like the images, with their ignore value. Batches to train on have no
-ground truth for evaluators.
+ground truth for evaluators. ``missing`` (list of B, of partly labeled data in multi-task training) has the keys of the
+labels that each sample lacks, such as ``"boxes mask"``; its labels of these keys are empty.
 
 A batch of multi-task training has ``streams``, a batch of each stream by name; ``id`` (list of all samples); ``row``
 and ``rows`` (by stream), the global batches. A micro-batch of it also has ``counts``, the number of samples of each

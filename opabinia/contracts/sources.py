@@ -49,6 +49,15 @@ class MultiLabelSource(Source, Protocol, metaclass=OptionalMeta):
 
 
 @runtime_checkable
+class PartlyLabeledSource(Source, Protocol, metaclass=OptionalMeta):
+    """A source of which some samples lack labels that others have, for multi-task training."""
+
+    @property
+    def partly_labeled(self) -> Sequence[str]:
+        """Keys that some samples lack: ``label``, ``boxes`` (and then ``labels``, too) or ``mask``."""
+
+
+@runtime_checkable
 class BatchSource(Source, Protocol, metaclass=OptionalMeta):
     """A source that returns whole batches, such as arrays in memory."""
 

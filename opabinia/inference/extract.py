@@ -22,9 +22,10 @@ from typing_extensions import TypedDict
 from opabinia.config import ConfigError, Problem, Resolved, flatten
 from opabinia.config.build import errors_at
 from opabinia.config.errors import listing
-from opabinia.contracts import EMBEDDING, Batch, EncodedSource
+from opabinia.contracts import EMBEDDING, Batch, EncodedSource, Sample
 from opabinia.data.decoding.cache import with_cache
 from opabinia.data.loader import BatchReader, DataError, Loader, Request
+from opabinia.data.sample_keys import object_keys
 from opabinia.data.sampling.batches import evaluation_rows
 from opabinia.engine.loop.prefetch import PrefetchedBatch, lookahead, prefetch, to_host, with_bar
 from opabinia.inference.feature_files import IDS, FeatureRows, NpyFiles, Parquet, read_rows
@@ -213,7 +214,7 @@ def build_job(
         with errors_at("data.cache"):
             source = with_cache(source, data.cache, None, stream.prefix)
     reader = BatchReader(
-        *(source, stream.transforms),
+        *(source, stream.transforms if predictor.task.size_multiple else [*stream.transforms, without_objects]),
         seed=seed,
         on_error="skip" if data.on_error == "skip" else "raise",
         size_multiple=predictor.task.size_multiple,
@@ -315,6 +316,12 @@ def _check_shared_disk(job: ExtractJob, numbers: Iterable[int]) -> None:
     if not all(job.shard(number).is_dir() for number in numbers):
         message = f"{job.out.parent} is not the same folder on all processes: give one on a shared disk"
         raise ConfigError(Problem("command line", "--out", message))
+
+
+def without_objects(sample: Sample) -> Sample:
+    """Return a sample without annotations of objects, which only tasks of padded images collate: another task of a
+    multi-task run may have them."""
+    return {key: value for key, value in sample.items() if key not in object_keys(sample)}
 
 
 # --- shards ---------------------------------------------------------------------------------------------------------

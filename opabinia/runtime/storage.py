@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import os
 import random
 import re
@@ -35,9 +36,10 @@ from hashlib import blake2b
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
-from opabinia.runtime.files import cache_folder, wait_for_lock, write_atomic
-from opabinia.runtime.log import log
+from opabinia.runtime.files import cache_folder, temporary_file, wait_for_lock, write_atomic
 from opabinia.runtime.text import plural
+
+log = logging.getLogger("opabinia")  # runtime/log.py imports torch
 
 PATIENCE = 180.0
 """Seconds after which a request that fails again and again is given up."""
@@ -217,6 +219,58 @@ def read_range(path: str | bytes | os.PathLike[str], offset: int, count: int) ->
         content = _read_chunk(chunk, url_of(local), start, min(start + CHUNK, size))
         parts.append(content[max(0, offset - start) : end - start])
     return b"".join(parts)
+
+
+def objects(url: str) -> dict[str, dict[str, Any]]:
+    """Return the attributes of all objects in a folder by their path below it; none if there is no such folder.
+
+    Raises:
+        StorageError: the protocol is unknown, its library is missing, or a path leads out of the folder.
+        Exception: storage does not answer; see :func:`retry`.
+    """
+    fs, root = filesystem(url)
+    root = root.rstrip("/")
+    found = {name.removeprefix(root).lstrip("/"): info for name, info in fs.find(root, detail=True).items()}
+    if outside := [name for name in found if ".." in PurePosixPath(name).parts]:
+        raise StorageError(f"{url}: the object {outside[0]!r} cannot be a file below a folder")
+    return found
+
+
+def download(url: str, info: dict[str, Any], file: Path) -> None:
+    """Fetch an object, unless the file is a copy of it that was fetched before.
+
+    Args:
+        url: of the object.
+        info: its attributes.
+        file: the local file, whose folder is created.
+
+    Raises:
+        StorageError: it cannot be fetched.
+    """
+    size, time_ns = int(info["size"]), _time_ns(info)
+    with suppress(FileNotFoundError):
+        status = file.stat()
+        if (status.st_size, status.st_mtime_ns) == (size, time_ns):
+            return
+    with temporary_file(file) as temporary:
+        retry(url, lambda: _download(url, temporary, size))
+        os.utime(temporary, ns=(time_ns, time_ns))
+
+
+def upload(file: Path, url: str) -> None:
+    """Write a local file to remote storage, once; readers see all of it or nothing.
+
+    Raises:
+        StorageError: the protocol is unknown, or its library is missing.
+        Exception: storage does not answer; see :func:`retry`.
+    """
+    fs, path = filesystem(url)
+    if _split(url)[0] in _EXTRAS:  # object storage: it has no folders, and an object appears when it is complete
+        fs.put_file(str(file), path)
+        return
+    fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+    fs.put_file(str(file), f"{path}.part")
+    fs.mv(f"{path}.part", path)
 
 
 def is_placeholder(path: str | bytes | os.PathLike[str]) -> bool:

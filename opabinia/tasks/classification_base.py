@@ -50,6 +50,8 @@ class ClassificationBase(Task):
         ValueError: there are fewer than two classes, or the loss does not support multi-label data.
     """
 
+    label_keys = ("label",)
+
     def __init__(
         self,
         dataset_info: DatasetInfo,

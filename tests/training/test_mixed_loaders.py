@@ -127,7 +127,7 @@ def test_streams_that_do_not_fit_are_errors() -> None:
         keys: dict[str, Any] = {"train": Stream(source=mixture), "batch_size": 4, "drop_last": True, **options}
         with pytest.raises(ConfigError, match=text):
             plan_training(Data(**keys), Duration(1, "it"), None, 0)
-    with pytest.raises(ValueError, match="streams.a: it has no samples"):
+    with pytest.raises(ValueError, match=r"streams\.a: it has no samples"):
         Mixture(streams={"a": MixedStream(source=Numbers(0))})
 
 

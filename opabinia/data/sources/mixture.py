@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 import numpy as np
@@ -15,12 +15,14 @@ from opabinia.contracts import (
     Fraction,
     MixPart,
     NamedSource,
+    PartlyLabeledSource,
     Positive,
     Sample,
     SamplerPart,
     SourcePart,
     TransformPart,
 )
+from opabinia.data.missing_labels import MarkMissingLabels
 from opabinia.data.sampling.mixing import stream_shares
 from opabinia.data.sources.file_names import short_digest
 from opabinia.runtime.text import plural
@@ -46,6 +48,19 @@ class MixedStream:
     shuffle: bool = True
     sampler: SamplerPart | None = None
     mix: Sequence[MixPart] = ()
+
+
+def _with_missing_labels(name: str, stream: MixedStream) -> MixedStream:
+    """Return a stream with the transform that marks missing labels, if some samples lack labels.
+
+    Raises:
+        ValueError: its samples are mixed.
+    """
+    if not isinstance(stream.source, PartlyLabeledSource) or not stream.source.partly_labeled:
+        return stream
+    if stream.mix:
+        raise ValueError(f"streams.{name}.mix: samples that may lack labels cannot be mixed")
+    return replace(stream, transforms=[*stream.transforms, MarkMissingLabels(stream.source)])
 
 
 @register.source
@@ -87,7 +102,8 @@ class Mixture:
                 expected = f"those of {next(iter(streams))} {sources[0].channels}"
                 message = f"its images have {plural(source.channels, 'channel')}, {expected}; they share a backbone"
                 raise ValueError(f"streams.{name}: {message}")
-        self.streams, self.mixing, self.channels = streams, mixing, sources[0].channels
+        self.streams = {name: _with_missing_labels(name, stream) for name, stream in streams.items()}
+        self.mixing, self.channels = mixing, sources[0].channels
         sizes = {name: len(stream.source) for name, stream in streams.items()}
         self.shares = stream_shares(sizes, {name: stream.share for name, stream in streams.items()}, temperature)
         self._ends = np.cumsum(list(sizes.values()))

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -36,6 +36,7 @@ class SharedNetwork:
         self._normalized: Tensor | None = None
         self._features: SharedFeatures | None = None
         self._vectors: Tensor | None = None
+        self._selection: _Selection | None = None
 
     @contextmanager
     def reading(self, stream: str, images: Tensor | None, sizes: Sizes | Tensor | None) -> Iterator[None]:
@@ -53,8 +54,26 @@ class SharedNetwork:
         finally:
             self._batch = self._normalized = self._features = self._vectors = None
 
+    @contextmanager
+    def selecting(self, images: Tensor | None, rows: list[int]) -> Iterator[None]:
+        """Take the features of some images from those of the batch that is read.
+
+        Args:
+            images: these rows of the images of the batch; None: it has only views.
+            rows: their positions in the batch.
+        """
+        self._selection = None if images is None else _Selection(images, rows)
+        try:
+            yield
+        finally:
+            self._selection = None
+
     def normalized(self, images: Tensor, sizes: Sizes | Tensor | None) -> Tensor:
         """Return normalized images; of the batch that is read once, with 0 in its padding for every task."""
+        if self._selection is not None and self._batch is not None and images is self._selection.images:
+            selected = self.normalized(*self._batch)[self._selection.rows]
+            self._selection = self._selection._replace(normalized=selected)
+            return selected
         if self._batch is None or images is not self._batch[0]:
             normalized: Tensor = self.normalize(images, sizes)
             return normalized
@@ -64,6 +83,11 @@ class SharedNetwork:
 
     def features(self, images: Tensor) -> SharedFeatures:
         """Return all features of normalized images."""
+        if (full := self._all_if_selected(images)) is not None and self._selection is not None:
+            rows, features = self._selection.rows, self.features(full)
+            return SharedFeatures(
+                features.vectors[rows], features.maps[rows], [maps[rows] for maps in features.pyramid]
+            )
         if images is not self._normalized:
             return self.backbone.shared_features(images)
         if self._features is None:
@@ -74,6 +98,8 @@ class SharedNetwork:
         """Return the feature vectors of normalized images (B x D)."""
         if self.levels:
             return self.features(images).vectors
+        if (full := self._all_if_selected(images)) is not None and self._selection is not None:
+            return self.vectors(full)[self._selection.rows]
         if images is not self._normalized:
             vectors: Tensor = self.backbone(images)
             return vectors
@@ -81,10 +107,23 @@ class SharedNetwork:
             self._vectors = self.backbone(images)
         return self._vectors
 
+    def _all_if_selected(self, images: Tensor) -> Tensor | None:
+        """Return the normalized images of the whole batch if ``images`` are the selected ones."""
+        is_selection = self._selection is not None and images is self._selection.normalized
+        return self._normalized if is_selection else None
+
     def enable_multi_scale(self) -> list[Level]:
         """Prepare the network for feature maps of several strides beside its vectors; return their levels."""
         self.levels = self.levels or self.backbone.enable_shared_features()
         return self.levels
+
+
+class _Selection(NamedTuple):
+    """Some rows of a batch: their images, before and after normalization."""
+
+    images: Tensor
+    rows: list[int]
+    normalized: Tensor | None = None
 
 
 class SharedNormalize(nn.Module):

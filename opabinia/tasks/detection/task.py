@@ -94,6 +94,8 @@ class Detection(DensePrediction):
             not, or the reverse; tiles are smaller than the detector needs.
     """
 
+    label_keys = ("boxes",)
+
     def __init__(
         self,
         dataset_info: DatasetInfo,

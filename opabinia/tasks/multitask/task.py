@@ -205,8 +205,8 @@ class Multitask(Task):
             with self.reading(own, stream):
                 for name in (name for name in self._tasks_of(stream) if weights[name]):
                     with _errors_of(name):
-                        loss, logged = total_loss(self.tasks[name](own, clock))
-                    factor = factors[stream]
+                        loss, logged, share = self._loss_of_labeled(self.tasks[name], own, clock)
+                    factor = factors[stream] * share
                     losses[name] = loss * factor
                     for key, value in logged.items():
                         values[f"{name}/{key}"] = value if factor == 1 else value * factor
@@ -215,6 +215,16 @@ class Multitask(Task):
         terms = [loss * weights[name] for name, loss in balanced.items()]
         total = torch.stack(terms).sum() if terms else torch.zeros(())
         return {**values, "total_loss": self.idle(total, tuple(losses))}
+
+    def _loss_of_labeled(self, task: Task, batch: Batch, clock: Clock) -> tuple[Tensor, Mapping[str, Any], float]:
+        """Return the loss and the logged values of the samples that have the labels of a task, and their share."""
+        rows = _labeled_rows(batch, task.label_keys)
+        if rows is None:
+            return *total_loss(task(batch, clock)), 1.0
+        # Without a labeled sample another one counts 0: losses may communicate between processes.
+        labeled = _take(batch, rows or [0])
+        with self._network.selecting(labeled.get("image"), rows or [0]):
+            return *total_loss(task(labeled, clock)), len(rows) / len(batch["id"])
 
     def _layers_of_all_tasks(self) -> list[str]:
         """Return the layers of the backbone with weights, without those that only some tasks need."""
@@ -344,6 +354,24 @@ class Multitask(Task):
     def extra_repr(self) -> str:
         """Return the weights of the tasks, so that the log shows them with the model."""
         return "\n".join(f"({name}): weight {settings.weight:g}" for name, settings in self._settings.items())
+
+
+def _labeled_rows(batch: Batch, keys: tuple[str, ...] | None) -> list[int] | None:
+    """Return the positions of the samples that lack none of these labels, or no label at all; None: all of them."""
+    lacking = [set(text.split()) for text in batch.get("missing", ())]
+    rows = [row for row, missing in enumerate(lacking) if not (missing if keys is None else missing & set(keys))]
+    return None if len(rows) == len(lacking) else rows
+
+
+def _take(batch: Batch, rows: list[int]) -> Batch:
+    """Return some samples of a batch."""
+
+    def column(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(column(view) for view in value)
+        return value[rows] if isinstance(value, Tensor) else [value[row] for row in rows]
+
+    return {key: column(value) if isinstance(value, Tensor | list | tuple) else value for key, value in batch.items()}
 
 
 @contextmanager

@@ -50,6 +50,7 @@ class Reidentification(Task):
     """
 
     loss: LossPart | None = None
+    label_keys = ("label",)
 
     def __init__(
         self,

@@ -71,6 +71,8 @@ class Segmentation(DensePrediction):
             are given for a decoder with losses of its own.
     """
 
+    label_keys = ("mask",)
+
     def __init__(
         self,
         dataset_info: DatasetInfo,

@@ -66,6 +66,7 @@ class SelfSupervised(Task):
     has_validation_loss = True
     min_samples_per_rank = 2
     predicts_embedding_only = True
+    label_keys = ()
 
     def __init__(self, dataset_info: DatasetInfo, backbone: Backbone, **options: Unpack[SharedOptions]) -> None:
         super().__init__()
