@@ -134,6 +134,28 @@ def warm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     server.close()
 
 
+@pytest.fixture(scope="session")
+def s3_process() -> Iterator[Any]:
+    """An S3 server (:class:`tests.faults.s3.S3Server`) on this machine."""
+    for module in ("moto.server", "s3fs"):
+        pytest.importorskip(module, reason=f"{module} is absent: pip install 'opabinia[s3,s3-tests]'")
+    from tests.faults.s3 import S3Server
+
+    server = S3Server()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def s3_server(s3_process: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """An S3 server without faults and without requests so far, and an empty cache of remote files."""
+    for name, value in s3_process.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("OPABINIA_REMOTE_CACHE", str(tmp_path / "remote"))
+    s3_process.reset()
+    return s3_process
+
+
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 
 

@@ -103,7 +103,7 @@ def demo(
             leave(status)
         _print_scores(folders)
         typer.echo("drawing predictions for the report", err=True)
-        report(list(folders.values()), out=page)
+        report([str(folder) for folder in folders.values()], out=page)
     key, run = list(folders.items())[-1]
     print("next:")
     print(f"  {shlex.join(['opabinia', 'config', 'show', str(run), '--origin'])}")

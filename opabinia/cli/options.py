@@ -15,7 +15,9 @@ Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 RunOrRecipe = Annotated[
     str,
     typer.Argument(
-        metavar="RUN|RECIPE", help="A run folder, or hf:OWNER/NAME; with --weights FILE a recipe.", show_default=False
+        metavar="RUN|RECIPE",
+        help="A run folder, s3://... or hf:OWNER/NAME; with --weights FILE a recipe.",
+        show_default=False,
     ),
 ]
 RunsFolder = Annotated[Path, typer.Option(help="Folder of the runs: OUT/RECIPE/NAME.")]

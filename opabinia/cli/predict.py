@@ -175,6 +175,8 @@ def _tile_overrides(tile: int | None, overlap: float | None, task: str = "", *, 
     option = next((option for option, value in given.items() if value is not None), None)
     if option and excluded:
         raise option_error(option, "tiles are for object detection, not for --gallery")
+    if option and "," in task:
+        raise option_error(option, f"tiles are for the detector: give it alone as --task, not {task}")
     if tile is None:
         return [] if overlap is None else [f"{section}.overlap={overlap}"]
     return [f"{section}={{size: {tile}{'' if overlap is None else f', overlap: {overlap}'}}}"]

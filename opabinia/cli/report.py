@@ -12,10 +12,11 @@ import typer
 from opabinia.cli.errors import option_error, report_errors
 from opabinia.cli.options import Checkpoint, Device, Weights
 from opabinia.runtime.slurm import launched_rank
+from opabinia.runtime.storage import is_url
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
+    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run folders, or s3://... and the like.")],
     out: Annotated[
         Path | None,
         typer.Option(metavar="FILE.html", help="Default: RUN/report.html, or report.html beside several runs."),
@@ -48,21 +49,31 @@ def report(
     with report_errors():
         from opabinia.visualization.report import check_run_folders, compared_runs, default_path, write_report
 
-        check_run_folders(runs)
-        singles = compared_runs(runs, _by_task(compare or []))
+        folders = [_local(run) for run in runs]
+        check_run_folders(folders)
+        singles = compared_runs(folders, _by_task(compare or []))
         if images:
             from opabinia.config import ConfigError
             from opabinia.inference.report_images import gather
 
-            for run in [*runs, *singles.values()]:
+            for run in [*folders, *singles.values()]:
                 try:
                     gather(run, checkpoint=checkpoint, weights=weights, device=device)
                 except Exception as error:  # the rest of the report needs no model
                     reason = error if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
                     typer.echo(f"no images of {run}: {reason}", err=True)
         if singles:
-            print_comparison(runs, singles)
-        typer.echo(f"the report is in {write_report(runs, out or default_path(runs), compare=singles)}")
+            print_comparison(folders, singles)
+        typer.echo(f"the report is in {write_report(folders, out or default_path(folders), compare=singles)}")
+
+
+def _local(run: str) -> Path:
+    """Return the folder of a run, which is fetched from remote storage."""
+    if not is_url(run):
+        return Path(run)
+    from opabinia.training.run_folder import downloaded_run
+
+    return downloaded_run(run)
 
 
 def _by_task(words: Sequence[str]) -> dict[str, Path]:
@@ -75,7 +86,7 @@ def _by_task(words: Sequence[str]) -> dict[str, Path]:
     for word, task, run in pairs:
         if not task or not run:
             raise option_error("--compare", f"{word!r} is not of the form TASK=RUN, such as boxes=runs/boxes")
-    return {task: Path(run) for _, task, run in pairs}
+    return {task: _local(run) for _, task, run in pairs}
 
 
 def print_comparison(runs: Sequence[Path], singles: Mapping[str, Path]) -> None:

@@ -123,8 +123,11 @@ def _check_at_once(
         if leads and "WORLD_SIZE" not in os.environ and not is_step(os.environ):
             check_not_overwritten(folder_for(recipe, out, name))
         return resolved
-    if resume != "auto" and leads:
-        check_resumable(Path(recipe) if holds_run(Path(recipe)) else folder_for(recipe, out, name))
+    folder = Path(recipe) if holds_run(Path(recipe)) else folder_for(recipe, out, name)
+    if resume != "auto" and leads and not folder.is_dir():
+        tree = compose(recipe, overrides)
+        if check(tree, catalog(tree.plugins)).config["checkpoint"]["upload"] is None:  # otherwise it may be there
+            check_resumable(folder)
     return None
 
 

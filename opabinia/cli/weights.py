@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from opabinia.cli.errors import option_error
+from opabinia.runtime.storage import is_url
 
 if TYPE_CHECKING:
     from opabinia.training.trained_model import Weights
@@ -18,8 +19,8 @@ def open_run(
     """Return the run folder, and which of its weights to use. For weights in a file the run folder is written.
 
     Args:
-        run: a run folder, or one that was exported to the Hugging Face Hub: ``hf:OWNER/NAME``, which is downloaded;
-            a recipe if ``weights`` is a file.
+        run: a run folder, one in remote storage (``s3://bucket/runs/a``), or one that was exported to the Hugging Face
+            Hub (``hf:OWNER/NAME``), which are downloaded; a recipe if ``weights`` is a file.
         overrides: ``key=value`` of the recipe.
         weights: ``raw``, ``ema``, a file, ``hf:OWNER/NAME``, or None for the better ones.
         classes: file with the class names of the weights, one a line.
@@ -31,7 +32,7 @@ def open_run(
     from opabinia.config.paths import check_input_paths, check_run_folder
 
     if weights is None or weights in ("raw", "ema"):
-        if run.startswith("hf:"):
+        if run.startswith("hf:") or is_url(run):
             from opabinia.training.run_folder import copy_downloaded_run
 
             return copy_downloaded_run(run), cast("Weights | None", weights)

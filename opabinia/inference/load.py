@@ -8,6 +8,7 @@ from typing import Any
 
 from opabinia.inference.predictor import Predictor
 from opabinia.models.weights.download import HUB
+from opabinia.runtime.storage import is_url
 from opabinia.training.run_folder import downloaded_run
 from opabinia.training.trained_model import Weights, load_trained
 
@@ -27,7 +28,8 @@ def load(
 
     Args:
         folder: the run folder, or one that ``opabinia export --format huggingface`` wrote; ``hf:OWNER/NAME`` is such a
-            folder on the Hugging Face Hub, downloaded once; with a file as ``weights`` the recipe.
+            folder on the Hugging Face Hub, downloaded once, and ``s3://bucket/runs/a`` a run in remote storage; with a
+            file as ``weights`` the recipe.
         overrides: ``key=value``.
         checkpoint: ``best`` (or ``last`` where there is no best), ``last``, or a checkpoint's name or path.
         weights: ``raw``, or ``ema`` for their moving average; None: those with the better score in the run, see
@@ -49,7 +51,7 @@ def load(
         predictor = opabinia.load("hf:OWNER/NAME")
         predictor = opabinia.load("detection/coco/fcos_r50_1x", weights="fcos.pth", classes=names)
     """
-    if str(folder).startswith(HUB):
+    if str(folder).startswith(HUB) or is_url(folder):
         folder = downloaded_run(str(folder))
     trained = load_trained(folder, overrides, checkpoint=checkpoint, weights=weights, classes=classes, device=device)
     names = [task] if isinstance(task, str) and task else list(task)

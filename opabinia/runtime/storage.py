@@ -7,9 +7,12 @@ permission to read it. So whatever finds, counts or compares files works as it d
 objects (lists, annotations) are fetched at once. Content takes the place of a placeholder by renaming, so that a killed
 process leaves a placeholder or the whole file.
 
-The modification time of a local file is that of the object, with a checksum of its ETag as nanoseconds: the same size
-and time mean the same object. Credentials are those of the protocol's own library, from the environment; none are
-written.
+The modification time of a local file is that of the object, with a checksum of its MD5 or ETag as nanoseconds: the same
+size and time mean the same object, and content that is not that of the object that was listed is an error. Credentials
+are those of the protocol's own library, from the environment; none are written.
+
+In the folder of local copies, ``.listed`` holds a file for each folder that was listed, ``.chunks`` parts of tar files,
+``.tmp`` what is being fetched, and ``.room`` the number of bytes that may be fetched before the size is counted again.
 
 Environment:
     OPABINIA_REMOTE_CACHE: the local folder, by default ``~/.cache/opabinia/remote``.
@@ -19,6 +22,9 @@ Environment:
 
 from __future__ import annotations
 
+import base64
+import errno
+import fcntl
 import io
 import json
 import logging
@@ -27,16 +33,18 @@ import random
 import re
 import shutil
 import stat
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from hashlib import blake2b
-from pathlib import Path, PurePosixPath
+from functools import cache, partial
+from hashlib import blake2b, md5
+from pathlib import Path
 from typing import Any, TypeVar
 
-from opabinia.runtime.files import cache_folder, temporary_file, wait_for_lock, write_atomic
+from opabinia.runtime.files import cache_folder, disk_errors, temporary_file, wait_for_lock, write_atomic
 from opabinia.runtime.text import plural
 
 log = logging.getLogger("opabinia")  # runtime/log.py imports torch
@@ -48,7 +56,7 @@ CHUNK = 1 << 22
 THREADS = 32
 """Of requests at the same time, while a folder is listed."""
 
-_URL = re.compile(r"([a-z][a-z0-9+.-]+):/+([^/].*)")  # pathlib makes one slash of two
+_URL = re.compile(r"([a-z][a-z0-9+.-]+):/+([^/].*)", re.DOTALL)  # pathlib makes one slash of two
 _ROOTED = ("file", "local", "memory")  # protocols whose paths begin with a slash
 _WILDCARD = re.compile(r"[{*?\[]")
 _FETCHED_WHEN_READ = (
@@ -57,6 +65,8 @@ _FETCHED_WHEN_READ = (
 )
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure"}
 _PLACEHOLDER = stat.S_IWUSR
+_MAX_HASHED = 1 << 24  # larger objects are uploaded in parts: their ETag is not their MD5
+_COUNTED_EVERY = 10 * 10**9  # bytes that are fetched, at most, before the free space of the disk is looked at again
 _Result = TypeVar("_Result")
 
 
@@ -105,33 +115,34 @@ def refresh(url: str) -> int:
         StorageError: there is no such object or folder, or it cannot be listed.
     """
     url = _normalize(url)
-    root, found, folders = local_path(url), set[str](), set[Path]()
-    eager = []
+    root, names, folders, fetched_now = local_path(url), set[str](), set[Path](), list[Path]()
     for name, info in _list(url):
         path = root / name if name else root
-        if ".." in PurePosixPath(name).parts or path.is_dir():
-            raise StorageError(f"{url}: the object {name!r} cannot be a file below a folder")
         if path.parent not in folders:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            with disk_errors(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
             folders.add(path.parent)
-        found.add(str(path))
-        time_ns = _time_ns(info)
+        names.add(name)
+        listed = int(info["size"]), _time_ns(info)
         with suppress(FileNotFoundError):
             status = path.stat()
-            if (status.st_size, status.st_mtime_ns) == (info["size"], time_ns):
+            if stat.S_ISREG(status.st_mode) and _listed(status) == listed:
+                if _is_placeholder(status) and not path.name.lower().endswith(_FETCHED_WHEN_READ):
+                    fetched_now.append(path)  # the last listing was interrupted
                 continue
-        _put_placeholder(path, int(info["size"]), time_ns)
+            _remove(path)
+        _put_placeholder(path, *listed)
         if not path.name.lower().endswith(_FETCHED_WHEN_READ):
-            eager.append(path)
+            fetched_now.append(path)
     for path in root.rglob("*") if root.is_dir() else ():
-        if path.is_file() and not path.name.startswith(".") and str(path) not in found:
-            path.unlink()
+        if str(path.relative_to(root)) not in names and not path.is_dir():
+            _remove(path)
     with ThreadPoolExecutor(THREADS) as pool:
-        list(pool.map(fetch, eager))
-    about = {"url": url, "objects": len(found), "listed": datetime.now(UTC).isoformat(timespec="seconds")}
+        list(pool.map(fetch, fetched_now))
+    about = {"url": url, "objects": len(names), "listed": datetime.now(UTC).isoformat(timespec="seconds")}
     write_atomic(_marker(url), json.dumps(about))
-    log.info("%s: %s; the list is kept in %s", url, plural(len(found), "object"), root)
-    return len(found)
+    log.info("%s: %s; the list is kept in %s", url, plural(len(names), "object"), root)
+    return len(names)
 
 
 def read_file(path: str | bytes | os.PathLike[str]) -> bytes:
@@ -144,7 +155,7 @@ def read_file(path: str | bytes | os.PathLike[str]) -> bytes:
     while True:
         try:
             with open(path, "rb") as file:
-                if os.fstat(file.fileno()).st_mode & stat.S_IRUSR:  # root may open placeholders
+                if not _is_placeholder(os.fstat(file.fileno())):  # root may open placeholders
                     return file.read()
         except PermissionError:
             if not is_placeholder(path):
@@ -192,17 +203,14 @@ def fetch(path: str | bytes | os.PathLike[str]) -> None:
         StorageError: it cannot be fetched, or has changed since it was listed.
     """
     local = Path(os.fsdecode(path))
-    if not is_placeholder(local):
-        return
-    url, status = url_of(local), local.stat()
-    _make_room(status.st_size)
-    temporary = local.with_name(f".{local.name}.{os.getpid()}.tmp")
-    try:
-        retry(url, lambda: _download(url, temporary, status.st_size))
-        os.utime(temporary, ns=(time.time_ns(), status.st_mtime_ns))
-        temporary.replace(local)
-    finally:
-        temporary.unlink(missing_ok=True)
+    while _is_placeholder(status := local.stat()):
+        url = url_of(local)
+        _make_room(status.st_size)
+        with _temporary() as temporary:
+            retry(url, partial(_download, url, temporary, _listed(status)))
+            os.utime(temporary, ns=(time.time_ns(), status.st_mtime_ns))
+            if local.stat().st_mtime_ns == status.st_mtime_ns:  # or else it was listed again
+                temporary.replace(local)
 
 
 def read_range(path: str | bytes | os.PathLike[str], offset: int, count: int) -> bytes:
@@ -212,12 +220,11 @@ def read_range(path: str | bytes | os.PathLike[str], offset: int, count: int) ->
         StorageError: they cannot be fetched, or the object has changed since it was listed.
     """
     local = Path(os.fsdecode(path))
-    size = local.stat().st_size
-    end, parts = min(offset + count, size), list[bytes]()
+    status = local.stat()
+    end, parts = min(offset + count, status.st_size), list[bytes]()
     for start in range(offset - offset % CHUNK, end, CHUNK):
-        chunk = local.with_name(f".{local.name}.chunks") / f"{start:013d}"
-        content = _read_chunk(chunk, url_of(local), start, min(start + CHUNK, size))
-        parts.append(content[max(0, offset - start) : end - start])
+        stop = min(end, start + CHUNK)
+        parts.append(_read_chunk(local, status, start, max(offset, start) - start, stop - start))
     return b"".join(parts)
 
 
@@ -231,7 +238,7 @@ def objects(url: str) -> dict[str, dict[str, Any]]:
     fs, root = filesystem(url)
     root = root.rstrip("/")
     found = {name.removeprefix(root).lstrip("/"): info for name, info in fs.find(root, detail=True).items()}
-    if outside := [name for name in found if ".." in PurePosixPath(name).parts]:
+    if outside := [name for name in found if not _is_local_name(name)]:
         raise StorageError(f"{url}: the object {outside[0]!r} cannot be a file below a folder")
     return found
 
@@ -249,11 +256,10 @@ def download(url: str, info: dict[str, Any], file: Path) -> None:
     """
     size, time_ns = int(info["size"]), _time_ns(info)
     with suppress(FileNotFoundError):
-        status = file.stat()
-        if (status.st_size, status.st_mtime_ns) == (size, time_ns):
+        if _listed(file.stat()) == (size, time_ns):
             return
     with temporary_file(file) as temporary:
-        retry(url, lambda: _download(url, temporary, size))
+        retry(url, lambda: _download(url, temporary, (size, time_ns)))
         os.utime(temporary, ns=(time_ns, time_ns))
 
 
@@ -275,8 +281,7 @@ def upload(file: Path, url: str) -> None:
 
 def is_placeholder(path: str | bytes | os.PathLike[str]) -> bool:
     """Return whether a file stands for an object whose content is not here."""
-    mode = os.stat(path).st_mode
-    return stat.S_ISREG(mode) and stat.S_IMODE(mode) == _PLACEHOLDER
+    return _is_placeholder(os.stat(path))
 
 
 def url_of(path: Path) -> str:
@@ -303,24 +308,32 @@ def filesystem(url: str) -> tuple[Any, str]:
     Raises:
         StorageError: the protocol is unknown, or its library is missing.
     """
+    protocol, name = _split(url)
+    bucket = "/" if protocol in _ROOTED else name.partition("/")[0]
+    fs = _connect(protocol, bucket, os.getpid())
+    return fs, fs._strip_protocol(_normalize(url))
+
+
+@cache
+def _connect(protocol: str, bucket: str, _process: int) -> Any:
+    """Return the file system of a bucket, which the threads of a process share; fsspec makes one for each thread."""
     import fsspec
 
-    protocol, url = _split(url)[0], _normalize(url)
+    url = f"{protocol}://{bucket}"
     try:
-        fs, path = fsspec.url_to_fs(url, use_listings_cache=False)
+        return fsspec.url_to_fs(url, use_listings_cache=False)[0]
     except ImportError as error:
         extra = _EXTRAS.get(protocol)
         raise StorageError(f"{url}: {error}" + (f"; pip install 'opabinia[{extra}]'" if extra else "")) from error
     except ValueError as error:
         known = ", ".join(f"{name}://" for name in ("s3", "gs", "az"))
         raise StorageError(f"{url}: there is no protocol {protocol}; use {known} or another one of fsspec") from error
-    return fs, path
 
 
 def retry(url: str, request: Callable[[], _Result]) -> _Result:
     """Return what a request returns; repeat it with growing pauses while it fails, for up to :data:`PATIENCE` seconds.
 
-    Missing objects, refused access and missing credentials are not repeated.
+    Missing objects, refused access, missing credentials, invalid names and a full disk are not repeated.
 
     Raises:
         StorageError: with the URL and the last reason.
@@ -334,14 +347,21 @@ def retry(url: str, request: Callable[[], _Result]) -> _Result:
         except FileNotFoundError as error:
             raise StorageError(f"there is no {url}") from error
         except Exception as error:
-            reason = f"{type(error).__name__}: {error}" if not isinstance(error, OSError) else str(error)
-            if isinstance(error, PermissionError) or "Credential" in type(error).__name__:
+            name, number = type(error).__name__, getattr(error, "errno", None)
+            reason = str(error) if isinstance(error, OSError) else f"{name}: {error}"
+            if isinstance(error, PermissionError) or "Credential" in name:
                 library = type(filesystem(url)[0]).__module__.partition(".")[0]
                 message = f"{url}: access is refused ({reason}); credentials are those of {library}"
                 raise StorageError(message) from error
+            if number in (errno.ENOSPC, errno.EDQUOT):
+                message = f"{url} cannot be kept in {_root()}: {reason}; $OPABINIA_REMOTE_CACHE sets another folder"
+                raise StorageError(message) from error
+            if number == errno.EINVAL or name == "ParamValidationError":
+                raise StorageError(f"{url}: {reason}") from error
             if time.monotonic() + pause > deadline:
                 raise StorageError(f"{url}: no success for {PATIENCE:g} seconds: {reason}") from error
-            log.debug("%s: %s; again in %.1f s", url, reason, pause)
+            report = log.warning if 2 < pause < 5 else log.debug  # once, after some seconds
+            report("%s: %s; it is tried again for up to %g seconds", url, reason, PATIENCE)
             time.sleep(pause * random.uniform(0.5, 1.5))
             pause = min(2 * pause, 10.0)
 
@@ -353,7 +373,18 @@ def _split(url: str) -> tuple[str, str]:
     match = _URL.fullmatch(url)
     if match is None:
         raise StorageError(f"{url} is no URL; expected one such as s3://bucket/folder")
-    return match[1], match[2].strip("/")
+    name = match[2].strip("/")
+    if ":" in name.partition("/")[0].rpartition("@")[0]:
+        raise StorageError(f"a URL of {match[1]}:// holds a password; credentials come from the environment")
+    if not _is_local_name(name):
+        raise StorageError(f"{url} has an empty part, or one that is . or .. or too long; it has no local copy")
+    return match[1], name
+
+
+def _is_local_name(name: str) -> bool:
+    """Return whether the name of an object is that of a file below a folder."""
+    parts = name.split("/")
+    return not any(part in ("", ".", "..") or "\0" in part or len(os.fsencode(part)) > 255 for part in parts)
 
 
 def _normalize(url: str | Path) -> str:
@@ -394,111 +425,195 @@ def _list(url: str) -> Iterator[tuple[str, Any]]:
     if info["type"] == "file":
         yield "", info
         return
+
+    def entries(folder: str) -> list[dict[str, Any]]:
+        listed: list[dict[str, Any]] = retry(url, lambda: fs.ls(folder, detail=True))
+        return listed
+
     folders, empty = [root], True
-    while folders:
-        folder = folders.pop()
-        for entry in retry(f"{url}", lambda folder=folder: fs.ls(folder, detail=True)):  # type: ignore[misc]
-            name = entry["name"].rstrip("/")
-            if entry["type"] == "directory" and name != folder:
-                folders.append(name)
-            elif entry["type"] == "file" and not entry["name"].endswith("/"):
-                empty = False
-                yield name.removeprefix(root).lstrip("/"), entry
+    with ThreadPoolExecutor(THREADS) as pool:
+        while folders:
+            some, folders = folders[-THREADS:], folders[:-THREADS]
+            for folder, listed in zip(some, pool.map(entries, some), strict=True):
+                below = {entry["name"].rstrip("/") for entry in listed if entry["type"] == "directory"} - {folder}
+                folders += sorted(below)
+                for entry in listed:
+                    name = entry["name"].removeprefix(root).removeprefix("/")
+                    if entry["type"] == "directory" or ((name.endswith("/") or not name) and not entry["size"]):
+                        if "//" in name:
+                            raise StorageError(f"{url}: the object {name!r} has an empty part: it has no local copy")
+                        continue  # an empty object stands for its folder
+                    if entry["name"] in below or not _is_local_name(name):
+                        why = "is also a folder" if entry["name"] in below else "is no name of a file below a folder"
+                        raise StorageError(f"{url}: the object {name!r} {why}: it has no local copy")
+                    empty = False
+                    yield name, entry
     if empty:
         raise StorageError(f"{url} holds no objects")
 
 
 _TIMES = ("LastModified", "last_modified", "mtime", "updated", "created")
-_TAGS = ("ETag", "etag", "content_settings", "md5Hash")
 
 
 def _time_ns(info: dict[str, Any]) -> int:
-    """The modification time of an object, in whole seconds, plus a checksum of its ETag as nanoseconds."""
+    """The modification time of an object, in whole seconds, plus a checksum of its MD5, ETag or time as nanoseconds."""
     modified = next((info[key] for key in _TIMES if info.get(key) is not None), 0)
     if isinstance(modified, str):
         modified = datetime.fromisoformat(modified)
     seconds = modified.timestamp() if isinstance(modified, datetime) else float(modified)
-    tag = next((str(info[key]) for key in _TAGS if info.get(key)), "")
-    checksum = int.from_bytes(blake2b(f"{modified} {tag}".encode(), digest_size=4).digest(), "big")
-    return int(seconds) * 10**9 + checksum % 10**9
+    if info.get("md5Hash"):  # of Google Cloud Storage
+        tag = base64.b64decode(info["md5Hash"]).hex()
+    else:
+        tag = str(info.get("ETag") or info.get("etag") or modified)
+    return int(seconds) * 10**9 + _checksum(tag.strip('"'))
+
+
+def _checksum(tag: str) -> int:
+    return int.from_bytes(blake2b(tag.encode(), digest_size=4).digest(), "big") % 10**9
 
 
 def _put_placeholder(path: Path, size: int, time_ns: int) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    os.close(os.open(temporary, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, _PLACEHOLDER))
-    os.truncate(temporary, size)
-    os.utime(temporary, ns=(time_ns, time_ns))
-    temporary.replace(path)
+    with _temporary() as temporary:
+        os.close(os.open(temporary, os.O_CREAT | os.O_WRONLY, _PLACEHOLDER))
+        os.truncate(temporary, size)
+        os.utime(temporary, ns=(time_ns, time_ns))
+        status = os.stat(temporary)
+        if not _is_placeholder(status) or status.st_mtime_ns != time_ns:
+            where = f"the file system of {_root()}"
+            raise StorageError(f"{where} keeps no permissions, or no exact times; $OPABINIA_REMOTE_CACHE sets another")
+        temporary.replace(path)
+
+
+def _is_placeholder(status: os.stat_result) -> bool:
+    return stat.S_ISREG(status.st_mode) and stat.S_IMODE(status.st_mode) == _PLACEHOLDER
+
+
+def _remove(path: Path) -> None:
+    """Remove the local copy of an object, or of a folder in whose place there is an object now."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+    shutil.rmtree(_chunks(path), ignore_errors=True)
 
 
 # --- content ----------------------------------------------------------------------------------------------------------
 
 
-def _download(url: str, file: Path, size: int) -> None:
+@contextmanager
+def _temporary() -> Iterator[Path]:
+    """Yield the path of a new file, which is removed unless it was renamed."""
+    path = _root() / ".tmp" / f"{os.getpid()}-{threading.get_native_id()}"
+    try:
+        with disk_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.unlink(missing_ok=True)
+        yield path
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _listed(status: os.stat_result) -> tuple[int, int]:
+    return status.st_size, status.st_mtime_ns
+
+
+def _download(url: str, file: Path, listed: tuple[int, int]) -> None:
+    """Fetch an object into a file. ``listed``: its size and time when it was listed."""
     fs, path = filesystem(url)
     fs.get_file(path, str(file))
-    _check_size(url, file.stat().st_size, size, fs, path)
+    size = file.stat().st_size
+    if size == listed[0] <= _MAX_HASHED:
+        checksum = _checksum(md5(file.read_bytes(), usedforsecurity=False).hexdigest())
+        if checksum == listed[1] % 10**9:
+            return
+    _check_unchanged(url, listed)
+    if size != listed[0]:
+        raise OSError(f"{size} of {listed[0]} bytes have arrived")
 
 
-def _check_size(url: str, count: int, size: int, fs: Any, path: str) -> None:
-    """Raise an error that is repeated for an answer that was cut off, and one that is not for a changed object."""
-    if count == size:
-        return
-    current = fs.info(path)["size"]
-    if current != size:
-        raise StorageError(f"{url} has {current} bytes, and {size} when it was listed; {_remedy(url)}")
-    raise OSError(f"{count} of {size} bytes have arrived")
+def _check_unchanged(url: str, listed: tuple[int, int]) -> None:
+    """Raise a StorageError if an object is not the one that was listed, also when asked three times."""
+    fs, path = filesystem(url)
+    for _ in range(3):
+        info = fs.info(path)
+        if (info["size"], _time_ns(info)) == listed:
+            return
+        time.sleep(0.1)
+    raise StorageError(f"{url} has changed since it was listed; {_remedy(url)}")
 
 
-def _read_chunk(chunk: Path, url: str, start: int, end: int) -> bytes:
-    """Return a chunk of an object, from its file or else after fetching it."""
-    with suppress(FileNotFoundError):
-        content = chunk.read_bytes()
-        if len(content) == end - start:
-            return content
+def _read_chunk(local: Path, status: os.stat_result, start: int, first: int, stop: int) -> bytes:
+    """Return the bytes from ``first`` up to ``stop`` of the chunk of a placeholder that begins at ``start``."""
+    chunk, url = _chunks(local) / f"{status.st_mtime_ns:x}-{start:013d}", url_of(local)
+    size = min(CHUNK, status.st_size - start)
+    with suppress(FileNotFoundError), chunk.open("rb", buffering=0) as file:
+        if os.fstat(file.fileno()).st_size == size:
+            return os.pread(file.fileno(), stop - first, first)
 
     def request() -> bytes:
         fs, path = filesystem(url)
-        content: bytes = fs.cat_file(path, start=start, end=end)
-        if len(content) != end - start:
-            _check_size(url, -1, fs.info(path)["size"], fs, path)
+        content: bytes = fs.cat_file(path, start=start, end=start + size)
+        _check_unchanged(url, _listed(status))
+        if len(content) != size:
+            raise OSError(f"{len(content)} of {size} bytes have arrived")
         return content
 
-    _make_room(end - start)
+    _make_room(size)
     content = retry(url, request)
-    chunk.parent.mkdir(exist_ok=True)
-    temporary = chunk.with_name(f".{chunk.name}.{os.getpid()}.tmp")
-    temporary.write_bytes(content)
-    temporary.replace(chunk)
-    return content
+    with _temporary() as temporary, disk_errors(chunk):
+        temporary.write_bytes(content)
+        chunk.parent.mkdir(parents=True, exist_ok=True)
+        temporary.replace(chunk)
+    return content[first:stop]
+
+
+def _chunks(local: Path) -> Path:
+    """The folder of the chunks of an object."""
+    return _root() / ".chunks" / local.relative_to(_root())
 
 
 # --- the size of the cache --------------------------------------------------------------------------------------------
 
 
-_fetched = 0  # bytes of this process since it last compared the size of the cache with its limit
-
-
 def _make_room(size: int) -> None:
-    """Remove the content that was fetched first if the cache is above its limit."""
-    global _fetched
-    _fetched += size
-    root, text = _root(), os.environ.get("OPABINIA_REMOTE_CACHE_SIZE")
-    disk = shutil.disk_usage(root)
+    """Reserve room for content that will be fetched; remove what was fetched first if it would exceed the limit."""
+    text = os.environ.get("OPABINIA_REMOTE_CACHE_SIZE", "")
     limit = _parse_size(text) if text else None
-    if disk.free - size > disk.total // 20 and (limit is None or _fetched < limit // 20):
-        return
-    _fetched = size
-    with wait_for_lock(root / ".evict.lock"):
-        files = sorted(_fetched_files(root))
-        total = sum(size for _, size, _ in files)
-        if limit is None or disk.free - size <= disk.total // 20:
-            limit = min(limit or total, total - size - disk.total // 20 + disk.free)
+    path = _root() / ".room"
+    with disk_errors(path), path.open("a+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # not lockf, which does not hold between threads
+        try:
+            file.seek(0)
+            reserve, _, limit_then = file.read().partition(" ")
+            room = int(reserve) - size if reserve and limit_then == text else -1
+            if room < 0:
+                room = _evict(size, limit)
+            file.truncate(0)
+            file.write(f"{room} {text}")
+            file.flush()
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)
+
+
+def _evict(size: int, limit: int | None) -> int:
+    """Remove what was fetched first until there is room for ``size`` bytes; return how many more may be fetched."""
+    root = _root()
+    for temporary in (root / ".tmp").glob("*"):
+        with suppress(FileNotFoundError):
+            if temporary.stat().st_mtime < time.time() - 3600:  # of a process that was killed
+                temporary.unlink()
+    files = sorted(_fetched_files(root))
+    total, disk = sum(file_size for _, file_size, _ in files), shutil.disk_usage(root)
+    available = total + disk.free
+    available -= min(disk.total // 20, available // 2)
+    limit = available if limit is None else min(limit, available)
+    if total + size > limit:
         for _, file_size, path in files:
             if total + size <= 0.9 * limit:
                 break
             _release(Path(path))
             total -= file_size
+    return max(0, min(limit - total - size, _COUNTED_EVERY))
 
 
 def _parse_size(text: str) -> int:
@@ -510,20 +625,22 @@ def _parse_size(text: str) -> int:
         raise StorageError(f"$OPABINIA_REMOTE_CACHE_SIZE is {text!r}; expected a size such as 200GB") from error
 
 
-def _fetched_files(folder: Path) -> Iterator[tuple[int, int, str]]:
+def _fetched_files(folder: Path | str) -> Iterator[tuple[int, int, str]]:
     """Yield when each file was fetched, its size and path, of those that are fetched when they are read."""
-    for entry in os.scandir(folder):
-        if entry.is_dir(follow_symlinks=False):
-            yield from _fetched_files(Path(entry.path))
-        elif os.path.basename(folder).endswith(".chunks") or entry.name.lower().endswith(_FETCHED_WHEN_READ):
-            with suppress(FileNotFoundError):
-                status = entry.stat()
-                if stat.S_IMODE(status.st_mode) != _PLACEHOLDER:
-                    yield status.st_atime_ns, status.st_size, entry.path
+    chunks = f"{os.sep}.chunks{os.sep}" in f"{folder}{os.sep}"
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                yield from _fetched_files(entry.path)
+            elif chunks or entry.name.lower().endswith(_FETCHED_WHEN_READ):
+                with suppress(FileNotFoundError):
+                    status = entry.stat()
+                    if not _is_placeholder(status):
+                        yield status.st_atime_ns, status.st_size, entry.path
 
 
 def _release(path: Path) -> None:
-    if path.parent.name.endswith(".chunks"):
+    if path.is_relative_to(_root() / ".chunks"):
         path.unlink(missing_ok=True)
     else:
         with suppress(FileNotFoundError):

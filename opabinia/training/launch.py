@@ -30,6 +30,7 @@ from opabinia.runtime.signals import Stopped, StopSignal, exit_status_of_reason,
 from opabinia.training.autotune import autotune
 from opabinia.training.evaluate import evaluate as evaluate_trained
 from opabinia.training.evaluation_data import choose_sets, write_scores
+from opabinia.training.remote_runs import await_checkpoint, check_upload, fetch_newer, run_url, uploading
 from opabinia.training.run_folder import (
     AUTO,
     LAST,
@@ -114,25 +115,27 @@ def train(
         folder, scores = opabinia.train("classification/digits", ["train.length=1ep"], name="short")
     """
     folder = run_folder_of(recipe, Path(out), name, resume)
-    given = overrides
+    resolved = resolved or _resolve(recipe, overrides, folder, resume)
+    url = run_url(resolved, folder, Path(out))
+    if url is not None and (resume is not None or is_restart()) and fetch_newer(url, folder, resolved):
+        resolved = _resolve(recipe, overrides, folder, resume)
     if resume is not None:
-        overrides = [*_saved_overrides(folder), *given]
-    if resolved is None:
-        # The config of a run folder contains the saved overrides already.
-        resolved = _resolve(recipe, given if str(recipe) == str(folder) else overrides)
+        overrides = [*_saved_overrides(folder), *overrides]
     # Signals first: one that stops a rank while others still join is not lost.
     with (
         stop_signals(StopSignal()) as stop,
         process_group(**process_group_options(resolved.config)),
         ExitStack() as held,
     ):
-        resume = from_rank_zero(partial(_take_folder, folder, resume, held))
+        resume = from_rank_zero(partial(_take_folder, folder, resume, held, url, resolved))
         with disk_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)  # for this rank's log, where it shares no disk with rank 0
         held.enter_context(logging_to(folder))
         for warning in resolved.warnings:
             log.warning("%s", warning)
-        snapshot = _checkpoint_to_resume(folder, resume)
+        if url is not None and is_rank_zero():
+            held.enter_context(uploading(folder, url, resolved.config["checkpoint"]["keep"]))
+        snapshot = _checkpoint_to_resume(folder, resume, url)
         planned = from_rank_zero(partial(_plan, folder, resume, snapshot, resolved.config))
         if snapshot is None:
             _clear(folder)
@@ -158,7 +161,11 @@ def train(
         return folder, scores
 
 
-def _resolve(recipe: str | Path | TrainingRun, overrides: Sequence[str]) -> Resolved:
+def _resolve(recipe: str | Path | TrainingRun, overrides: Sequence[str], folder: Path, resume: str | None) -> Resolved:
+    """The config of a run: of one that is resumed, with the overrides that it began with."""
+    # The config of a run folder contains the saved overrides already.
+    if resume is not None and str(recipe) != str(folder):
+        overrides = [*_saved_overrides(folder), *overrides]
     if not isinstance(recipe, TrainingRun):
         return resolve(recipe, overrides)
     description = config_of(recipe)
@@ -218,14 +225,15 @@ def _rolled_back(session: Session, bad_batch: int) -> Session:
     return replace(session, resume=snapshot, left_out=skipped)
 
 
-def _take_folder(folder: Path, resume: str | None, held: ExitStack) -> str | None:
+def _take_folder(folder: Path, resume: str | None, held: ExitStack, url: str | None, resolved: Resolved) -> str | None:
     """Make the folder and lock it until ``held`` is closed.
 
     Returns:
         What to resume: ``resume``, or the last checkpoint for ``auto`` and after a crash within this launch.
 
     Raises:
-        ConfigError: the folder holds a run, and nothing is to be resumed; or there is no folder to resume.
+        ConfigError: the folder holds a run, and nothing is to be resumed; there is no folder to resume; or the run
+            cannot be uploaded.
     """
     launch = folder / ".launch"  # the launch that began or resumed this run last
     if is_restart() and launch.is_file() and launch.read_text(encoding="utf-8") == launch_id():
@@ -244,6 +252,8 @@ def _take_folder(folder: Path, resume: str | None, held: ExitStack) -> str | Non
         check_not_overwritten(folder)  # another process may have been faster
     remove_leftovers(folder)
     remove_leftovers(folder / "checkpoints")
+    if url is not None:
+        check_upload(folder, url, resolved, new=resume is None)
     return resume
 
 
@@ -288,8 +298,8 @@ def _saved_config(folder: Path) -> dict[str, Any] | None:
         return None
 
 
-def _checkpoint_to_resume(folder: Path, resume: str | None) -> Snapshot | None:
-    """The checkpoint that rank 0 chooses, read by every rank."""
+def _checkpoint_to_resume(folder: Path, resume: str | None, url: str | None = None) -> Snapshot | None:
+    """The checkpoint that rank 0 chooses, read by every rank; one that shares no disk with rank 0 fetches it."""
     if resume is None:
         return None
     read_here: list[Snapshot] = []
@@ -303,6 +313,8 @@ def _checkpoint_to_resume(folder: Path, resume: str | None) -> Snapshot | None:
     if path is None:
         log.info("no checkpoint in %s: starting from the beginning", folder / "checkpoints")
         return None
+    if url is not None:
+        await_checkpoint(url, path)
     try:
         return read_here[0] if read_here else read_checkpoint(path)
     except BadCheckpoint as error:

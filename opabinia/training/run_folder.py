@@ -18,6 +18,8 @@ from opabinia.engine.checkpointing.manager import list_checkpoints, read_pointer
 from opabinia.models.weights.download import HUB, hub_folder
 from opabinia.runtime.files import disk_errors, temporary_file, temporary_folder
 from opabinia.runtime.resources import cores
+from opabinia.runtime.storage import is_url
+from opabinia.training.remote_runs import fetch_run
 
 LAST = "last"
 AUTO = "auto"
@@ -82,15 +84,15 @@ def process_group_options(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def downloaded_run(name: str) -> Path:
-    """Return the local folder of ``hf:OWNER/NAME``, a model that was exported to the Hugging Face Hub; it is a run
-    folder to be read only.
+    """Return the local folder of ``hf:OWNER/NAME``, a model that was exported to the Hugging Face Hub, or of a run in
+    remote storage (``s3://bucket/runs/a``); it is a run folder to be read only.
 
     Raises:
-        ConfigError: it cannot be downloaded, the repository holds no such model, or its config imports plug-ins: a
-            download must not choose the code that runs.
+        ConfigError: it cannot be downloaded, there is no such model or run, or its config imports plug-ins: a download
+            must not choose the code that runs.
     """
     try:
-        folder = hub_folder(name.removeprefix(HUB))
+        folder = fetch_run(name) if is_url(name) else hub_folder(name.removeprefix(HUB))
     except ValueError as error:
         raise ConfigError(Problem("command line", "", str(error))) from error
     if plugins := compose(folder / "config.yaml").plugins:
@@ -100,12 +102,15 @@ def downloaded_run(name: str) -> Path:
 
 
 def copy_downloaded_run(name: str, out: Path = Path("runs")) -> Path:
-    """Copy ``hf:OWNER/NAME`` to ``<out>/OWNER/NAME-<revision>``, where commands may write results, and return that.
+    """Return a folder of a downloaded run where commands may write results: that of a run in remote storage, or
+    ``<out>/OWNER/NAME-<revision>``, a copy of ``hf:OWNER/NAME``.
 
     Raises:
         ConfigError: see :func:`downloaded_run`.
     """
     downloaded = downloaded_run(name)
+    if is_url(name):
+        return downloaded
     folder = out / f"{name.removeprefix(HUB).partition('@')[0]}-{downloaded.name[:7]}"
     if not holds_run(folder):
         with disk_errors(folder), temporary_folder(folder) as temporary:

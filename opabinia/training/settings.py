@@ -155,8 +155,11 @@ class Checkpointing:
         keep: number of newest checkpoints to keep; the best one is kept in addition.
         best: the score that selects the best checkpoint, or a weighted sum: ``0.5*val/rank1 + 0.5*val/mAP``; null
             takes the first score of the first validation set, of the EMA weights if they are evaluated.
+        upload: URL of remote storage, such as ``s3://bucket/runs``, below which the run folder is copied in the
+            background, as ``<recipe>/<name>``; a resume on another machine begins there. null: nowhere.
     """
 
     every: Annotated[Duration, Units("ep", "it", "h")] = Duration(1, "ep")
     keep: Count = 2
     best: str | None = None
+    upload: str | None = None

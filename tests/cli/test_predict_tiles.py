@@ -16,6 +16,7 @@ def test_tiles_that_do_not_fit_are_refused(opabinia: Callable[..., Ended], six_s
     for words, message in (
         (["--tile", "8"], "task.tiles: unknown key"),
         (["--tile", "8", "--gallery", tmp_path], "--tile: tiles are for object detection, not for --gallery"),
+        (["--tile", "8", "--task", "a,b"], "--tile: tiles are for the detector: give it alone as --task, not a,b"),
         (["--overlap", "0.1", "--gallery", tmp_path], "--overlap: tiles are for object detection"),
         (["--set", "task.no_such_key=1"], "task.no_such_key: unknown key"),  # of a run folder, too
     ):

@@ -1,15 +1,35 @@
 """Tasks on the same images of which some lack the labels of some tasks: masked, and never learned as empty labels."""
 
+from functools import cache, partial
+from typing import Any
 
+import pytest
+import torch
+from torch import Tensor
 
-from opabinia.contracts import Batch, Sample
+from opabinia.contracts import Batch, Clock, DatasetInfo, GlobalBatch, Sample
 from opabinia.data.collate import collate
-from opabinia.data.sources import DigitMaps, Mixture
+from opabinia.data.sources import Mixture, digit_maps
 from opabinia.data.sources.image_labels import ImageLabels
 from opabinia.data.sources.mixture import MixedStream
+from opabinia.models.backbones.shared import shared
+from opabinia.models.backbones.timm import timm
+from opabinia.models.decoders.pyramids import SemanticFpn
+from opabinia.models.detectors import Fcos
+from opabinia.models.necks import fpn, fpn_p3_p7_from_p5
+from opabinia.tasks.classification import Classification
+from opabinia.tasks.detection import Detection
+from opabinia.tasks.multitask import Multitask
+from opabinia.tasks.multitask.settings import Subtask
+from opabinia.tasks.segmentation import Segmentation
 
 LACKING = ["boxes", "mask", "boxes label", "", "boxes mask label", "label"]
 READS = {"boxes": "boxes", "maps": "mask", "present": "label"}
+
+
+@cache
+def scenes() -> Any:
+    return digit_maps(split="val", panoptic=True)
 
 
 class PartlyLabeled(ImageLabels):
@@ -18,7 +38,7 @@ class PartlyLabeled(ImageLabels):
     partly_labeled = ("boxes", "mask", "label")
 
     def __init__(self, lacking: list[str]) -> None:
-        super().__init__(source=DigitMaps(split="train", panoptic=True))
+        super().__init__(source=scenes())
         self._lacking = lacking
 
     def __len__(self) -> int:
@@ -38,3 +58,65 @@ def read(lacking: list[str]) -> Batch:
         samples = [transform(sample) for sample in samples]
     kept = ("image", "id", "boxes", "labels", "mask", "label", "missing", "original_size")
     return collate([{key: sample[key] for key in kept if key in sample} for sample in samples], 32)
+
+
+def model() -> Any:
+    torch.manual_seed(0)
+    info = DatasetInfo(len(LACKING), channels=1, classes=scenes().classes, multi_label=True, boxes=True, maps=True)
+    fcos = partial(Fcos, neck=partial(fpn_p3_p7_from_p5, channels=32), num_convs=1)
+    decoder = partial(SemanticFpn, neck=partial(fpn, channels=32), channels=32)
+    tasks = {
+        "boxes": Subtask(task=partial(Detection, detector=fcos, backbone=shared)),
+        "maps": Subtask(task=partial(Segmentation, decoder=decoder, backbone=shared), stream="boxes"),
+        "present": Subtask(task=partial(Classification, backbone=shared), stream="boxes"),
+    }
+    streams = DatasetInfo(len(LACKING), channels=1, streams={"boxes": info})
+    return Multitask(streams, backbone=partial(timm, model="test_convnext"), tasks=tasks)
+
+
+def losses(task: Any, batch: Batch) -> dict[str, Tensor]:
+    count = len(batch["id"])
+    row = GlobalBatch(step=0, epoch=0, first=0, count=count)
+    torch.manual_seed(0)
+    values = task({"streams": {"boxes": batch}, "id": batch["id"], "row": row, "rows": {"boxes": row}}, Clock())
+    return {name: torch.as_tensor(value).detach() for name, value in values.items() if "loss" in name}
+
+
+def test_each_task_learns_from_the_samples_that_have_its_labels() -> None:
+    """From one forward pass; the loss is that of the labeled samples, times their share."""
+    task, batch = model(), read(LACKING)
+    passes: list[Tensor] = []
+    task.backbone.model.stem.register_forward_hook(lambda module, inputs, output: passes.append(output))
+    found = losses(task, batch)
+    assert len(passes) == 1
+    for name, key in READS.items():
+        labeled = [index for index, lacking in enumerate(LACKING) if key not in lacking.split()]
+        alone = read([LACKING[index] if index in labeled else "boxes mask label" for index in range(len(LACKING))])
+        assert 0 < len(labeled) < len(LACKING)
+        whole = read([""] * len(LACKING))
+        chosen = {
+            column: value[labeled] if isinstance(value, Tensor) else [value[index] for index in labeled]
+            for column, value in whole.items()
+        }
+        expected, share = losses(task, chosen), len(labeled) / len(LACKING)
+        for term in (term for term in found if term.startswith(f"{name}/")):
+            assert torch.allclose(found[term], expected[term] * share, rtol=1e-4), term
+            assert torch.equal(losses(task, alone)[term], found[term]), "other samples' labels do not matter"
+    empty = {**batch, "label": torch.where(batch["label"] == 0, 1.0, batch["label"])}
+    empty["label"][[0, 1, 3]] = batch["label"][[0, 1, 3]]
+    assert torch.equal(losses(task, empty)["present/loss"], found["present/loss"]), "empty labels are not read"
+
+
+def test_a_batch_without_any_label_of_a_task_does_not_change_its_head() -> None:
+    task, batch = model(), read(["boxes", "boxes mask"])
+    row = GlobalBatch(step=0, epoch=0, first=0, count=2)
+    values = task({"streams": {"boxes": batch}, "id": batch["id"], "row": row, "rows": {"boxes": row}}, Clock())
+    values["total_loss"].backward()
+    assert all(not param.grad.any() for param in task.tasks["boxes"].parameters() if param.grad is not None)
+    assert any(param.grad.any() for param in task.tasks["maps"].parameters() if param.grad is not None)
+
+
+def test_samples_of_partly_labeled_data_are_not_mixed() -> None:
+    stream = MixedStream(source=PartlyLabeled(["", "label"]), mix=[lambda batch, info: batch])
+    with pytest.raises(ValueError, match=r"streams\.a\.mix: samples that may lack labels cannot be mixed"):
+        Mixture(streams={"a": stream})

@@ -80,6 +80,7 @@ def write_layout(
         return [*lines, f"timm.create_model('local-dir:PATH', pretrained=True): largest difference {difference:.1e}"]
     about = {"library_name": "opabinia", "task": description.task, "num_classes": len(description.classes)}
     about |= {"id2label": dict(enumerate(description.classes)), "input_size": description.size}
+    about |= {"tasks": description.tasks} if description.tasks else {}
     _write_json(folder / CONFIG, about)
     if section is not None and isinstance(backbone, TimmBackbone):
         lines.append(_write_backbone(folder / BACKBONE, section, backbone, description))

@@ -70,6 +70,8 @@ def _source(section: Mapping[str, Any]) -> str:
     """Return the name of a source, and its split, folder and file without the folders that they are in."""
     if isinstance(section.get("source"), Mapping):
         return f"{section['name']} of {_source(section['source'])}"
+    if "streams" in section:
+        return "; ".join(f"{_plain(name)}: {_source(own['source'])}" for name, own in section["streams"].items())
     values = [section["name"], *(Path(str(section[key])).name for key in _SOURCE_KEYS if section.get(key))]
     return _plain(", ".join(map(str, dict.fromkeys(values))))
 
@@ -93,6 +95,8 @@ def _data(description: Description, config: Mapping[str, Any]) -> str:
     ]
     if description.classes:
         lines.append(f"- {len(description.classes)} classes: {_names(description.classes)}")
+    for name, about in description.tasks.items():
+        lines.append(f"- {_plain(name)}: {about['task']}, {len(about['classes'])} classes: {_names(about['classes'])}")
     return "\n".join(lines)
 
 

@@ -1,0 +1,138 @@
+"""An S3 server on this machine (moto), which counts its requests, and answers late, wrong or not at all on demand."""
+
+import io
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+_ERROR = b'<?xml version="1.0"?><Error><Code>%s</Code><Message>It was so wanted.</Message></Error>'
+
+
+class S3Server:
+    """An S3 server in a thread of this process; a WSGI application around that of moto.
+
+    Attributes:
+        requests: method and path of each request, and the bytes that it asks for (``GET /bucket/a.tar bytes=0-99``).
+        latency: seconds before each answer.
+        errors, slow, truncated, wrong_etags: shares of the requests of content that are answered by 500 or 503, after
+            ``slow_seconds``, with half of the body, and with an ETag of other content.
+    """
+
+    def __init__(self, port: int = 0) -> None:
+        from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+
+        logging.getLogger("werkzeug").setLevel(logging.ERROR)
+        self._application = DomainDispatcherApplication(create_backend_app)
+        self._buckets = count()
+        self.port = port
+        self.reset()
+        self._start()
+
+    def reset(self) -> None:
+        """Forget the requests and answer as a server should."""
+        self.requests: list[str] = []
+        self.latency = self.errors = self.slow = self.truncated = self.wrong_etags = 0.0
+        self.slow_seconds = 2.0
+        self.random = random.Random(0)
+
+    def _start(self) -> None:
+        from werkzeug.serving import make_server
+
+        self._server = make_server("127.0.0.1", self.port, self, threaded=True)
+        self.port = self._server.port
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Refuse connections from now on."""
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+    @contextmanager
+    def outage(self, seconds: float) -> Iterator[None]:
+        """Refuse connections for some seconds, while the block runs."""
+        self.stop()
+        timer = threading.Timer(seconds, self._start)
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.join()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What clients find the server by."""
+        return {
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.port}",
+            "AWS_ACCESS_KEY_ID": "reader",
+            "AWS_SECRET_ACCESS_KEY": "not-a-secret",
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+
+    def bucket(self, folder: Path | None = None, **objects: bytes) -> str:
+        """Return the name of a new bucket with the files of a folder and some objects; no faults."""
+        import boto3
+
+        client = boto3.client("s3", **self._client_options())
+        name = f"bucket-{next(self._buckets)}"
+        client.create_bucket(Bucket=name)
+        files = {str(file.relative_to(folder)): file for file in folder.rglob("*") if file.is_file()} if folder else {}
+        for key, content in {**{key: file.read_bytes() for key, file in files.items()}, **objects}.items():
+            client.put_object(Bucket=name, Key=key, Body=content)
+        return name
+
+    def put(self, bucket: str, key: str, content: bytes) -> None:
+        import boto3
+
+        boto3.client("s3", **self._client_options()).put_object(Bucket=bucket, Key=key, Body=content)
+
+    def delete(self, bucket: str, key: str) -> None:
+        import boto3
+
+        boto3.client("s3", **self._client_options()).delete_object(Bucket=bucket, Key=key)
+
+    def _client_options(self) -> dict[str, str]:
+        own = self.environment
+        return {
+            "endpoint_url": own["AWS_ENDPOINT_URL"],
+            "aws_access_key_id": own["AWS_ACCESS_KEY_ID"],
+            "aws_secret_access_key": own["AWS_SECRET_ACCESS_KEY"],
+            "region_name": own["AWS_DEFAULT_REGION"],
+        }
+
+    def reads(self) -> list[str]:
+        """The requests of content."""
+        return [line for line in self.requests if line.startswith("GET") and "?" not in line]
+
+    def __call__(self, environ: Mapping[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        query, wanted = environ.get("QUERY_STRING"), environ.get("HTTP_RANGE")
+        line = f"{environ['REQUEST_METHOD']} {environ['PATH_INFO']}" + (f"?{query}" if query else "")
+        self.requests.append(line + (f" {wanted}" if wanted else ""))
+        time.sleep(self.latency)
+        if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
+            return self._application(environ, start_response)
+        if self.random.random() < self.errors:
+            status, code = self.random.choice([("500 Internal", b"InternalError"), ("503 Slow Down", b"SlowDown")])
+            start_response(status, [("Content-Type", "application/xml")])
+            return [_ERROR % code]
+        if self.random.random() < self.slow:
+            time.sleep(self.slow_seconds)
+        answer: list[Any] = []
+        body = b"".join(self._application(environ, lambda *parts: answer.extend(parts)))
+        status, headers = answer[0], dict(answer[1])
+        if self.random.random() < self.wrong_etags and "ETag" in headers:
+            headers["ETag"] = '"00000000000000000000000000000000"'
+        start_response(status, list(headers.items()))
+        if body and self.random.random() < self.truncated:
+            return io.BytesIO(body[: len(body) // 2])  # Content-Length is that of all of it
+        return [body]
+
+
