@@ -35,6 +35,8 @@ HEADLINE = {
     "identities": "mAP",
     "unlabeled": "knn_top1",
 }
+SLOW = ("unlabeled",)
+"""Tasks that alone learn better without the larger learning rate of the shared backbone; all others learn worse."""
 QUIET = {"loggers": [], "checkpoint": {"every": "0ep", "keep": 1, "best": None}}
 
 
@@ -64,6 +66,8 @@ def single_config(config: Mapping[str, Any], name: str) -> dict[str, Any]:
         "sampler": stream["sampler"],
         "batch_size": round(stream["share"] * data["batch_size"]),
     }
+    if name in SLOW:
+        config = {**config, "param_groups": None}
     for part in (own["train"], val):
         if task["name"] == "classification" and part["source"]["name"] == "image_labels":
             part["source"] = {**part["source"], "objects": False}

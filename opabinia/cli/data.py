@@ -101,6 +101,24 @@ def pack(
         print(f"source: {{name: packed_videos, root: {out}}}")
 
 
+@app.command()
+def refresh(
+    url: Annotated[str, typer.Argument(metavar="URL", help="s3://BUCKET/FOLDER, gs://..., az://...")],
+) -> None:
+    """List a folder of remote storage again; print the number of objects.
+
+    A folder is listed once, when it is first used. Local copies of objects that have changed or are gone are removed;
+    the others stay.
+
+    opabinia data refresh s3://bucket/photos
+    """
+    with report_errors():
+        from opabinia.runtime.storage import local_path
+        from opabinia.runtime.storage import refresh as list_again
+
+        print(f"{plural(list_again(url), 'object')} in {local_path(url)}")
+
+
 def _data(recipe: str, overrides: list[str], *, lenient: bool = False) -> Data:
     """The data of a recipe, which may be without the sections that only a training needs; ``lenient``: without broken
     annotations."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -23,6 +24,8 @@ from opabinia.cli.options import (
 )
 from opabinia.cli.processes import layout, run_in_many
 from opabinia.cli.weights import open_run
+from opabinia.runtime.slurm import launched_rank
+from opabinia.runtime.storage import is_url, upload_folder
 
 
 def extract(
@@ -41,7 +44,10 @@ def extract(
         ),
     ] = "",
     out: Annotated[
-        Path | None, typer.Option(help="Output folder (OUT/SET for several sets); default: RUN/features/SET.")
+        Path | None,
+        typer.Option(
+            help="Output folder (OUT/SET for several sets); default: RUN/features/SET. A URL (s3://...): also there."
+        ),
     ] = None,
     task: Annotated[
         str,
@@ -87,8 +93,14 @@ def extract(
         run_in_many(ranks, ["extract", str(folder), *(overrides or []), *words])
         from opabinia.inference.extract import extract as write
 
-        write(
-            *(folder, out, overrides or []),
-            splits=split_names(split), layers=split_names(layers), form=form,
+        names = split_names(split)
+        written = write(
+            *(folder, None if is_url(out) else out, overrides or []),
+            splits=names, layers=split_names(layers), form=form,
             checkpoint=checkpoint, weights=chosen, device=device, task=task,
         )  # fmt: skip
+        if is_url(out) and launched_rank(os.environ) == 0:
+            several = len(written) > 1 or "all" in names
+            for features in written:
+                name = f"/{features.relative_to(folder / 'features')}" if several else ""
+                upload_folder(features, f"{out}{name}", last="about.json")

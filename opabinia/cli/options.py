@@ -60,6 +60,9 @@ Nproc = Annotated[
     str | None, typer.Option(metavar="N|auto", help="Ranks (processes) on this machine; auto: one for each GPU.")
 ]
 Nnodes = Annotated[int | None, typer.Option(metavar="N", min=1, help="Machines; run the same command on each.")]
+ElasticNodes = Annotated[
+    str | None, typer.Option(metavar="N|MIN:MAX", help="Machines; MIN:MAX: they may leave and join meanwhile.")
+]
 NodeRank = Annotated[int | None, typer.Option(metavar="R", min=0, help="Number of this machine, from 0.")]
 Endpoint = Annotated[
     str | None, typer.Option(metavar="HOST:PORT|auto", help="Rendezvous of the machines: an address of machine 0.")

@@ -22,10 +22,15 @@ from opabinia.cli.options import (
 )
 from opabinia.cli.weights import open_run
 from opabinia.runtime.addresses import is_live
+from opabinia.runtime.storage import is_stored, local_copy
 
 Paths = Annotated[
     list[str] | None,
-    typer.Argument(metavar="PATH...", help="Images or videos, and folders of them; URLs, cameras.", show_default=False),
+    typer.Argument(
+        metavar="PATH...",
+        help="Images or videos, folders of them, also in s3://...; URLs of streams, cameras.",
+        show_default=False,
+    ),
 ]
 Out = Annotated[Path | None, typer.Option(help="Output folder; default: RUN/predictions, or RUN/predictions/SET.")]
 Split = Annotated[
@@ -122,7 +127,7 @@ def predict(
     """
     with report_errors():
         seconds = _window_seconds(every, window, features, excluded=bool(gallery or explain or split))
-        inputs = _check_inputs(paths or [], split, task, gallery, rerank)
+        inputs, gallery = _check_inputs(paths or [], split, task, gallery, rerank)
         folder, chosen = open_run(run, changes, weights, classes)
         from opabinia.inference import predict as prediction
         from opabinia.inference import windows
@@ -154,8 +159,10 @@ def _compare(folder: Path, split: str, out: Path | None, *, overrides: list[str]
     compare(folder, split, out or folder / "predictions" / split, overrides=overrides, **options)
 
 
-def _check_inputs(paths: list[str], split: str | None, task: str, gallery: Path | None, rerank: bool) -> list[str]:
-    """Return ``paths``, of which the files and folders exist."""
+def _check_inputs(
+    paths: list[str], split: str | None, task: str, gallery: Path | None, rerank: bool
+) -> tuple[list[str], Path | None]:
+    """Return ``paths`` and ``gallery``, of which the files and folders exist; for remote ones their local copies."""
     from opabinia.config.paths import check_input_paths
 
     if (split is None) == (not paths):
@@ -164,8 +171,10 @@ def _check_inputs(paths: list[str], split: str | None, task: str, gallery: Path 
         raise option_error("--task", "the samples of --split are for one task already")
     if rerank and not gallery:
         raise option_error("--rerank", "it re-ranks the images of --gallery")
+    paths = [local_copy(path) if is_stored(path) else path for path in paths]
+    gallery = Path(local_copy(gallery)) if gallery and is_stored(gallery) else gallery
     check_input_paths([*(Path(path) for path in paths if not is_live(path)), *([gallery] if gallery else [])])
-    return paths
+    return paths, gallery
 
 
 def _tile_overrides(tile: int | None, overlap: float | None, task: str = "", *, excluded: bool) -> list[str]:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def layout(
-    nproc: str | None, nnodes: int | None, node_rank: int | None, endpoint: str | None, max_restarts: int
+    nproc: str | None, nnodes: str | int | None, node_rank: int | None, endpoint: str | None, max_restarts: int
 ) -> ProcessLayout | None:
     """Return the ranks that the options ask for; None: this process only.
 
@@ -37,20 +37,32 @@ def layout(
         nnodes = nodes if nnodes is None else nnodes
         node_rank = slurm.launched_rank(os.environ) if node_rank is None else node_rank
         endpoint = "{}:{}".format(*slurm.rendezvous_address(os.environ)) if endpoint is None else endpoint
-    nnodes = nnodes or 1
-    if nnodes > 1 and node_rank is None:
-        raise option_error("--node-rank", f"give the number of this machine, 0 to {nnodes - 1}")
-    if nnodes > 1 and endpoint in (None, "auto"):
+    min_nodes, max_nodes = _machines(nnodes or 1)
+    if min_nodes == max_nodes > 1 and node_rank is None:
+        raise option_error("--node-rank", f"give the number of this machine, 0 to {max_nodes - 1}")
+    if max_nodes > 1 and endpoint in (None, "auto"):
         raise option_error("--rdzv-endpoint", "give an address of machine 0 and a free port there")
-    if (node_rank or 0) >= nnodes:
-        message = f"{node_rank} is too large for {nnodes} machines (--nnodes), which are numbered from 0"
+    if (node_rank or 0) >= max_nodes:
+        message = f"{node_rank} is too large for {max_nodes} machines (--nnodes), which are numbered from 0"
         raise option_error("--node-rank", message)
     host, port = _address(endpoint or f"localhost:{slurm.port_for(os.getuid())}")
     nproc = nproc or "auto"
     if not re.fullmatch(r"auto|[1-9]\d{0,4}", nproc):
         raise option_error("--nproc", f"{nproc!r} is neither a number of ranks nor auto")
     ranks = None if nproc == "auto" else int(nproc)
-    return ProcessLayout(ranks, nnodes, node_rank or 0, host, port, max_restarts)
+    if min_nodes < max_nodes:
+        return ProcessLayout(ranks, max_nodes, node_rank, host, port, max_restarts, min_nodes)
+    return ProcessLayout(ranks, max_nodes, node_rank or 0, host, port, max_restarts)
+
+
+def _machines(nnodes: str | int) -> tuple[int, int]:
+    """The smallest and the largest number of machines."""
+    numbers = re.fullmatch(r"([1-9]\d{0,4})(?::([1-9]\d{0,4}))?", str(nnodes))
+    smallest, largest = (int(numbers[1]), int(numbers[2] or numbers[1])) if numbers else (1, 0)
+    if smallest > largest:
+        message = f"{str(nnodes)!r} is neither a number of machines nor MIN:MAX with 1 <= MIN <= MAX, such as 2:8"
+        raise option_error("--nnodes", message)
+    return smallest, largest
 
 
 def _address(endpoint: str) -> tuple[str, int]:

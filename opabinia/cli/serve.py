@@ -48,13 +48,11 @@ def serve(
         from opabinia.inference.serving.address import check_libraries, is_exported, open_socket
 
         check_libraries()
-        if is_exported(Path(run)):
-            if checkpoint != "best" or weights or classes or changes or device or task:
-                raise option_error("", f"{run} is an exported model, with its own weights, classes and transforms")
-            folder, chosen = Path(run), None
-        else:
-            folder, chosen = open_run(run, changes, weights, classes)
+        exported = is_exported(Path(run))
+        if exported and (checkpoint != "best" or weights or classes or changes or device or task):
+            raise option_error("", f"{run} is an exported model, with its own weights, classes and transforms")
         with open_socket(host, port) as listener:
+            folder, chosen = (Path(run), None) if exported else open_run(run, changes, weights, classes)
             from opabinia.inference.serving.limits import Limits
             from opabinia.inference.serving.server import serve as run_server
 

@@ -14,9 +14,9 @@ import typer
 from opabinia.cli.errors import leave, report_errors
 from opabinia.cli.options import (
     AsJson,
+    ElasticNodes,
     Endpoint,
     MaxRestarts,
-    Nnodes,
     NodeRank,
     Nproc,
     Overrides,
@@ -49,7 +49,7 @@ def train(
         str | None, typer.Option(metavar="0,1,2", help="One run per seed (NAME-seed0 ...), and the mean of all.")
     ] = None,
     nproc: Nproc = None,
-    nnodes: Nnodes = None,
+    nnodes: ElasticNodes = None,
     node_rank: NodeRank = None,
     rdzv_endpoint: Endpoint = None,
     max_restarts: MaxRestarts = 3,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from opabinia.cli.errors import option_error
-from opabinia.runtime.storage import is_url
+from opabinia.runtime.storage import is_url, local_copy
 
 if TYPE_CHECKING:
     from opabinia.training.trained_model import Weights
@@ -40,6 +40,8 @@ def open_run(
             raise option_error("", f"{run} is a recipe: give the folder of one of its runs, or --weights FILE")
         check_run_folder(Path(run))
         return Path(run), cast("Weights | None", weights)
+    weights = local_copy(weights) if is_url(weights) else weights
+    classes = Path(local_copy(classes)) if classes and is_url(classes) else classes
     check_input_paths([Path(path) for path in (weights, classes) if path and not str(path).startswith("hf:")])
     from opabinia.training.imported_weights import import_weights
 

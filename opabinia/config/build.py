@@ -201,7 +201,7 @@ def _local(name: str, value: Any) -> Any:
 def errors_at(
     path: str, where: str = "", origins: Mapping[str, str] | None = None, arguments: Mapping[str, Any] | None = None
 ) -> Iterator[None]:
-    """Turn a constructor's ValueError or TypeError, and a missing file, into a ConfigError.
+    """Turn a constructor's ValueError or TypeError, a missing file, and an error of remote storage into a ConfigError.
 
     Args:
         path: the place of the part in the config.
@@ -212,7 +212,7 @@ def errors_at(
     """
     try:
         yield
-    except (ValueError, TypeError, FileNotFoundError, NotADirectoryError) as error:
+    except (ValueError, TypeError, FileNotFoundError, NotADirectoryError, StorageError) as error:
         message = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) and error.filename else str(error)
         if isinstance(error, TypeError) or not message:  # not written for users: add the source line
             frame = traceback.extract_tb(error.__traceback__)[-1]

@@ -1,6 +1,6 @@
 """Multi-task configs: the datasets of the tasks become streams and validation sets of ``data``.
 
-``task.tasks.NAME.data`` is written beside its task; ``data`` of the composed config has all of them, as every command
+``task.tasks.NAME.data`` is written next to its task; ``data`` of the composed config has all of them, as every command
 reads it::
 
     task.tasks.NAME.data.train        data.train.source.streams.NAME

@@ -29,7 +29,7 @@ class MarkMissingLabels:
     def __call__(self, sample: Sample) -> Sample:
         """Return the sample with ``missing`` and all labels."""
         height, width = sample["image"].shape[-2:]
-        boxes = tv_tensors.BoundingBoxes(torch.zeros(0, 4), format="XYXY", canvas_size=(height, width))  # type: ignore[call-arg]
+        boxes = tv_tensors.BoundingBoxes(torch.zeros(0, 4), format="XYXY", canvas_size=(height, width))
         empty = {
             "label": {"label": self._label},
             "boxes": {"boxes": boxes, "labels": torch.zeros(0, dtype=torch.int64)},

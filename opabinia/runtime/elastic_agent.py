@@ -19,6 +19,15 @@ from opabinia.runtime.signals import StopSignal, exit_status_of
 STATUS_FOLDER = "OPABINIA_STATUS_FOLDER"
 """Environment variable: the folder where each worker of our agent writes its exit status."""
 
+LAUNCH = "OPABINIA_LAUNCH"
+"""Environment variable: an id on which the agents of a launch have agreed."""
+
+IS_RESTART = "OPABINIA_IS_RESTART"
+"""Environment variable: "1" if the launch has had workers before."""
+
+IS_ELASTIC = "OPABINIA_IS_ELASTIC"
+"""Environment variable: "1" if the number of machines may change."""
+
 STOPPED_STATUSES = (130, 143)
 
 
@@ -34,18 +43,21 @@ class ProcessLayout:
 
     Attributes:
         nproc: processes per machine; None: one per GPU, one without GPUs.
-        nnodes: number of machines.
-        node_rank: number of this machine; the agents of the others connect to that of machine 0.
+        nnodes: number of machines; the largest number if it may change.
+        node_rank: number of this machine; the agents of the others connect to that of machine 0. None: 0 if ``host`` is
+            an address of this machine (elastic launches only).
         host, port: address of machine 0; port 0 takes a free one.
         max_restarts: number of restarts of all workers after one has crashed.
+        min_nodes: of an elastic launch, the smallest number of machines that train; None: ``nnodes``.
     """
 
     nproc: int | None
     nnodes: int = 1
-    node_rank: int = 0
+    node_rank: int | None = 0
     host: str = "localhost"
     port: int = 0
     max_restarts: int = 3
+    min_nodes: int | None = None
 
 
 # --- in a worker ----------------------------------------------------------------------------------------------------
@@ -81,11 +93,11 @@ def terminate_with_agent() -> None:
 def launch_id() -> str | None:
     """Return an id of this launch, the same after a restart; None without an agent.
 
-    The agent's process is part of it, because torchrun's default id is "none" for every launch.
+    The agent's process is part of torchrun's, whose default id is "none" for every launch.
     """
     run = os.environ.get("TORCHELASTIC_RUN_ID")
-    if run is None:
-        return None
+    if run is None or LAUNCH in os.environ:
+        return os.environ.get(LAUNCH)
     start_time = ""
     with suppress(OSError):  # only Linux has this
         start_time = Path(f"/proc/{os.getppid()}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()[19]
@@ -93,8 +105,13 @@ def launch_id() -> str | None:
 
 
 def is_restart() -> bool:
-    """Return whether an agent has started this process to replace one that crashed."""
-    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+    """Return whether this launch has had workers before: one has crashed, or machines have left or joined."""
+    return os.environ.get(IS_RESTART, os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) != "0"
+
+
+def is_elastic() -> bool:
+    """Return whether machines may leave and join while this run is trained."""
+    return os.environ.get(IS_ELASTIC) == "1"
 
 
 # --- the agent ------------------------------------------------------------------------------------------------------

@@ -33,7 +33,6 @@ import random
 import re
 import shutil
 import stat
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -70,8 +69,11 @@ _COUNTED_EVERY = 10 * 10**9  # bytes that are fetched, at most, before the free 
 _Result = TypeVar("_Result")
 
 
-class StorageError(ValueError):
-    """Remote storage does not answer, refuses, or has no such object. The text names the object."""
+class StorageError(Exception):
+    """Remote storage does not answer, refuses, or has no such object. The text names the object.
+
+    No ValueError or OSError, which would mean that a file is broken, and can be skipped.
+    """
 
     exit_status = 2
 
@@ -79,6 +81,12 @@ class StorageError(ValueError):
 def is_url(text: object) -> bool:
     """Return whether a text or path is a URL of remote storage: ``s3://bucket/folder``, ``gs://...``."""
     return isinstance(text, str | Path) and _URL.fullmatch(str(text)) is not None
+
+
+def is_stored(text: object) -> bool:
+    """Return whether a text or path is a URL of files; others, such as http://, may be those of video streams."""
+    match = _URL.fullmatch(str(text))
+    return match is not None and match[1] in (*_EXTRAS, *_ROOTED)
 
 
 def local_copy(url: str | Path) -> str:
@@ -279,6 +287,23 @@ def upload(file: Path, url: str) -> None:
     fs.mv(f"{path}.part", path)
 
 
+def upload_folder(folder: Path, url: str | Path, last: str) -> None:
+    """Write the files of a folder to remote storage. The file ``last``, which marks them as complete, is deleted first
+    and written last.
+
+    Raises:
+        StorageError: they cannot be written.
+    """
+    url = _normalize(url)
+    fs, path = filesystem(f"{url}/{last}")
+    if retry(url, lambda: fs.exists(path)):
+        retry(url, lambda: fs.rm_file(path))
+    files = [file for file in sorted(folder.rglob("*")) if file.is_file() and file != folder / last]
+    for file in [*files, folder / last]:
+        target = f"{url}/{file.relative_to(folder).as_posix()}"
+        retry(target, partial(upload, file, target))
+
+
 def is_placeholder(path: str | bytes | os.PathLike[str]) -> bool:
     """Return whether a file stands for an object whose content is not here."""
     return _is_placeholder(os.stat(path))
@@ -345,10 +370,11 @@ def retry(url: str, request: Callable[[], _Result]) -> _Result:
         except StorageError:
             raise
         except FileNotFoundError as error:
-            raise StorageError(f"there is no {url}") from error
+            remedy = f"; {_remedy(url)}" if local_path(url).is_file() else ""
+            raise StorageError(f"there is no {url}{remedy}") from error
         except Exception as error:
             name, number = type(error).__name__, getattr(error, "errno", None)
-            reason = str(error) if isinstance(error, OSError) else f"{name}: {error}"
+            reason = " ".join((str(error) if isinstance(error, OSError) else f"{name}: {error}").split())
             if isinstance(error, PermissionError) or "Credential" in name:
                 library = type(filesystem(url)[0]).__module__.partition(".")[0]
                 message = f"{url}: access is refused ({reason}); credentials are those of {library}"
@@ -411,7 +437,8 @@ def _parents(url: str) -> Iterator[str]:
 
 
 def _remedy(url: str) -> str:
-    return f"opabinia data refresh {url} lists it anew"
+    listed = next((folder for folder in _parents(url) if _marker(folder).exists()), url)
+    return f"opabinia data refresh {listed} lists it anew"
 
 
 # --- listing ----------------------------------------------------------------------------------------------------------
@@ -439,9 +466,13 @@ def _list(url: str) -> Iterator[tuple[str, Any]]:
                 folders += sorted(below)
                 for entry in listed:
                     name = entry["name"].removeprefix(root).removeprefix("/")
-                    if entry["type"] == "directory" or ((name.endswith("/") or not name) and not entry["size"]):
-                        if "//" in name:
-                            raise StorageError(f"{url}: the object {name!r} has an empty part: it has no local copy")
+                    if entry["type"] == "directory":
+                        if entry["name"] == f"{folder}/" and _split(url)[0] in _EXTRAS:
+                            raise StorageError(
+                                f"{url}: objects {name}//... have an empty part: they have no local copy"
+                            )
+                        continue
+                    if not entry["size"] and (entry["name"] in below or name.endswith("/") or not name):
                         continue  # an empty object stands for its folder
                     if entry["name"] in below or not _is_local_name(name):
                         why = "is also a folder" if entry["name"] in below else "is no name of a file below a folder"
@@ -503,11 +534,10 @@ def _remove(path: Path) -> None:
 @contextmanager
 def _temporary() -> Iterator[Path]:
     """Yield the path of a new file, which is removed unless it was renamed."""
-    path = _root() / ".tmp" / f"{os.getpid()}-{threading.get_native_id()}"
+    path = _root() / ".tmp" / os.urandom(8).hex()  # unique also between machines
     try:
         with disk_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.unlink(missing_ok=True)
         yield path
     finally:
         path.unlink(missing_ok=True)

@@ -117,10 +117,12 @@ def _check_options(data: Data) -> None:
         ValueError: one is.
     """
     if data.train.transforms:
-        raise ValueError("train.transforms: each stream of a mixture has transforms of its own")
+        raise ValueError(
+            "train.transforms: each stream of a mixture has its own (task.tasks.NAME.data.train.transforms)"
+        )
     for name, given in {"sampler": data.sampler, "mix": data.mix, "shuffle": not data.shuffle}.items():
         if given:
-            raise ValueError(f"{name}: each stream of a mixture has its own (data.train.source.streams.NAME.{name})")
+            raise ValueError(f"{name}: each stream of a mixture has its own (task.tasks.NAME.data.{name})")
     if not data.drop_last:
         raise ValueError("drop_last: the streams of a mixture drop incomplete batches; set it to true")
     if data.augment_on == "device":

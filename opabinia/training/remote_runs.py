@@ -50,8 +50,8 @@ def _errors(resolved: Resolved, folder: Path) -> Iterator[None]:
         log.warning("%s; continuing with what is in %s", error, folder)
 
 
-def run_url(resolved: Resolved, folder: Path, out: Path) -> str | None:
-    """Return where a run is uploaded: below ``checkpoint.upload`` as below ``out``; None: nowhere.
+def run_url(resolved: Resolved, folder: Path, out: Path) -> str:
+    """Return where a run is uploaded: below ``checkpoint.upload`` as below ``out``.
 
     A run keeps the URL that it began with, also where it is resumed from another folder than ``out``.
 
@@ -59,8 +59,6 @@ def run_url(resolved: Resolved, folder: Path, out: Path) -> str | None:
         ConfigError: ``checkpoint.upload`` is no URL, its protocol is unknown, or the library for it is missing.
     """
     upload = resolved.config["checkpoint"]["upload"]
-    if upload is None:
-        return None
     with _errors(resolved, folder):
         storage.filesystem(upload)
     base, saved = f"{upload.rstrip('/')}/", folder / ".upload"
@@ -162,15 +160,14 @@ def await_checkpoint(url: str, path: Path) -> None:
         ConfigError: storage refuses or does not answer, or the checkpoint is not uploaded in time.
     """
     end, manifest = time.monotonic() + UPLOAD_SECONDS, f"checkpoints/{path.name}/{MANIFEST}"
-    while not path.is_dir() and time.monotonic() < end:
-        try:
-            with _lock(url):
-                objects = _objects(url)
-                if manifest in objects and not path.is_dir():
-                    _fetch_checkpoint(url, objects, path)
-        except storage.StorageError as error:
-            raise ConfigError(Problem("", "checkpoint.upload", str(error))) from error
-        time.sleep(1)
+    try:
+        with _lock(url):
+            while not path.is_dir() and time.monotonic() < end:
+                if manifest in (objects := _objects(url)):
+                    return _fetch_checkpoint(url, objects, path)
+                time.sleep(1)
+    except storage.StorageError as error:
+        raise ConfigError(Problem("", "checkpoint.upload", str(error))) from error
 
 
 def fetch_run(url: str) -> Path:
@@ -182,10 +179,16 @@ def fetch_run(url: str) -> Path:
     folder = storage.local_path(url)
     with _lock(url):
         objects = _objects(url)
-        if "config.yaml" not in objects:
-            raise storage.StorageError(f"{url} holds no run (no config.yaml in it)")
-        _fetch(url, objects, folder)
-    return folder
+        while True:
+            if "config.yaml" not in objects:
+                raise storage.StorageError(f"{url} holds no run (no config.yaml in it)")
+            try:
+                _fetch(url, objects, folder)
+                return folder
+            except storage.StorageError:
+                before, objects = objects, _objects(url)
+                if objects == before:  # otherwise it is being trained
+                    raise
 
 
 def _lock(url: str) -> AbstractContextManager[None]:

@@ -18,8 +18,7 @@ from opabinia.engine.checkpointing.manager import list_checkpoints, read_pointer
 from opabinia.models.weights.download import HUB, hub_folder
 from opabinia.runtime.files import disk_errors, temporary_file, temporary_folder
 from opabinia.runtime.resources import cores
-from opabinia.runtime.storage import is_url
-from opabinia.training.remote_runs import fetch_run
+from opabinia.runtime.storage import StorageError, is_url
 
 LAST = "last"
 AUTO = "auto"
@@ -92,8 +91,13 @@ def downloaded_run(name: str) -> Path:
             must not choose the code that runs.
     """
     try:
-        folder = fetch_run(name) if is_url(name) else hub_folder(name.removeprefix(HUB))
-    except ValueError as error:
+        if is_url(name):
+            from opabinia.training.remote_runs import fetch_run  # for few runs
+
+            folder = fetch_run(name)
+        else:
+            folder = hub_folder(name.removeprefix(HUB))
+    except (ValueError, StorageError) as error:
         raise ConfigError(Problem("command line", "", str(error))) from error
     if plugins := compose(folder / "config.yaml").plugins:
         message = f"{name} imports modules of this machine; if you know them, load a copy of {folder}"

@@ -52,6 +52,7 @@ from opabinia.optim.ema import Ema, slow_average_warning
 from opabinia.optim.groups import ParamGroups
 from opabinia.optim.schedules import constant
 from opabinia.runtime.durations import Duration
+from opabinia.runtime.elastic_agent import is_elastic
 from opabinia.runtime.environment import describe_environment
 from opabinia.runtime.log import log, log_to_file
 from opabinia.runtime.processes import is_rank_zero, rank, world_size
@@ -67,6 +68,7 @@ from opabinia.training.model import (
     check_initial_weights,
     check_model,
     compile_modules,
+    limit_micro_batch,
     make_optimizer,
     make_step,
     make_task,
@@ -192,6 +194,8 @@ class TrainingRun:
         if session.resume is None:
             check_initial_weights(model, init)
         check_model(model, self.train, batches.plan, self.data)
+        state = session.resume.state if session.resume else None
+        train, description["micro_batch_size"] = limit_micro_batch(self.train, model, self.data.batch_size, state)
         # Before it is sharded: afterwards a rank holds a part of each parameter only.
         summary = self._summary(session.title, model, batches, device, threads, start) if is_rank_zero() else []
         follows_stages = splits_norms(batches.plan, self.train.sync_batch_norm)
@@ -199,7 +203,7 @@ class TrainingRun:
             model, self.train, device, ema=self.ema is not None, splits_norms=follows_stages, teacher=ema_teacher(model)
         )
         optimizer = make_optimizer(self.optimizer, model, self.param_groups, self.train, self.data.batch_size)
-        step = make_step(models, optimizer, schedules, self.train, seed)
+        step = make_step(models, optimizer, schedules, train, seed)
 
         log_device_transforms(self.data, model.size_multiple)
         ema_hook = EmaHook(model, self.ema, self.data.batch_size, models.ema) if self.ema else None
@@ -312,6 +316,10 @@ def _run(trainer: Trainer, session: Session, metrics_log: MetricsLogger, summary
         if session.resume is not None:
             trainer.restore(session.resume)
         session.begin(session.resume)
+        if is_elastic():
+            share = -(-trainer.metadata["global_batch_size"] // world_size())
+            sizes = {"world_size": world_size(), "micro_batch_size": min(share, trainer.metadata["micro_batch_size"])}
+            metrics_log.write(Clock.at(trainer.plan, session.resume.step if session.resume else 0), sizes)
     except BaseException:
         metrics_log.close()
         raise

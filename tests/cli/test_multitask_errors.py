@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from tests.cli.conftest import Ended
@@ -35,23 +36,28 @@ CASES: dict[str, tuple[Any, str]] = {
     "tasks.a.batch_share": (1.0, f"tasks.yaml:11 (task.tasks.a.batch_share): {MOVED}.share: the given shares sum to 1"),
     "tasks.b.batch_share": (0.0, "streams.b.share: expected a number above 0"),
     "tasks.c.stream": ("aa", ": task.tasks.c.stream: there is no task of this name (found 'aa'); did you mean 'a'?"),
-    "tasks.c.task": ({"name": "detection", "detector": "fcos"}, ": task.tasks.c.task: detection learns from bound"),
     "tasks.b.data.train.source": ({"name": "digits", "splt": 1}, "(task.tasks.b.data.train.source.splt): data.train"),
-    "tasks.b.data.train.transforms": ([], "task.tasks.b: the backbone takes images of multiples of 16 x 16, not 8 x 8"),
-    "tasks.b.data.val.transforms": ([], "data.val (b/val): a batch of shape (2, 1, 8, 8) does not go through"),
-    "tasks.b.data.train.transforms.1": ("RGB", "streams.b: its images have 3 channels, those of a 1; they share"),
     "tasks.b.data.val.source": ({"name": "class_folders", "root": "/none"}, "(task.tasks.b.data.val.source.root)"),
     "tasks.a.compare": ("runs/none", "task.tasks.a.compare: there is no runs/none"),
     "tasks.a.data.val": ([{"source": "digits"}] * 2, "data.val.1: two datasets have the prefix 'a/val'"),
     "balance": ("gradnrom", "task.balance.name: there is no balance of this name (found 'gradnrom'); did you mean"),
-    "checkpoint.best": ("bb/val/top1", "checkpoint.best: no evaluation computes the score 'bb/val/top1'; did you mean"),
     "data.train.source": ("digits", "data.train.source: the tasks have training data of their own; omit this"),
+}
+WITH_DATA: dict[str, tuple[Any, str]] = {
+    "tasks.c.task": ({"name": "detection", "detector": "fcos"}, ": task.tasks.c.task: detection learns from bound"),
+    "tasks.b.data.train.transforms": ([], "task.tasks.b: the backbone takes images of multiples of 16 x 16, not 8 x 8"),
+    "tasks.b.data.val.transforms": ([], "data.val (b/val): a batch of shape (2, 1, 8, 8) does not go through"),
+    "tasks.b.data.train.transforms.1": ("RGB", "streams.b: its images have 3 channels, those of a 1; they share"),
+    "checkpoint.best": ("bb/val/top1", "checkpoint.best: no evaluation computes the score 'bb/val/top1'; did you mean"),
 }
 
 
-def test_one_error_for_each_mistake(opabinia: Callable[..., Ended], tmp_path: Path) -> None:
+@pytest.mark.parametrize("cases", [CASES, pytest.param(WITH_DATA, marks=pytest.mark.slow)], ids=["config", "data"])
+def test_one_error_for_each_mistake(
+    opabinia: Callable[..., Ended], tmp_path: Path, cases: dict[str, tuple[Any, str]]
+) -> None:
     recipe = tmp_path / "tasks.yaml"
-    for number, (path, (value, text)) in enumerate(CASES.items()):
+    for number, (path, (value, text)) in enumerate(cases.items()):
         config = yaml.safe_load(RECIPE)
         *keys, last = path.split(".")
         section = config if path.startswith(("checkpoint", "data")) else config["task"]

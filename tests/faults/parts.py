@@ -166,6 +166,17 @@ class SomeDigits(Digits):
 
 
 @register.source
+class HalfLabeled(SomeDigits):
+    """Digits every second one of which lacks its label."""
+
+    partly_labeled = ("label",)
+
+    def __getitem__(self, index: int) -> Sample:
+        sample = super().__getitem__(index)
+        return sample if index % 2 else {key: value for key, value in sample.items() if key != "label"}
+
+
+@register.source
 class SomeScenes(DigitScenes):
     """The first ``n`` of the embedded scenes; ``empty``: without objects."""
 

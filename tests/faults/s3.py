@@ -134,5 +134,3 @@ class S3Server:
         if body and self.random.random() < self.truncated:
             return io.BytesIO(body[: len(body) // 2])  # Content-Length is that of all of it
         return [body]
-
-

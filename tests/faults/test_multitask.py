@@ -82,6 +82,11 @@ VARIETIES = {
     "taking turns, uncertainty": [*TURNS, "task.balance=uncertainty"],
     "dwa, taking turns in micro-batches": [*TURNS, "task.balance=dwa", "train.micro_batch_size=2"],
     "gradnorm in micro-batches": ["task.balance=gradnorm", "train.micro_batch_size=3"],
+    "half of the labels missing": [
+        "task.tasks.digits.data.train.source={name: half_labeled, n: 65}",
+        "train.micro_batch_size=2",
+        "data.num_workers=1",
+    ],
     "clipped and averaged": ["train.step={name: standard, clip_norm: 0.5}", "ema={decay: 0.9}"],
     "synchronized norms": SYNCHRONIZED,
     "synchronized norms, taking turns": [*SYNCHRONIZED, *TURNS],

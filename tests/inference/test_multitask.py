@@ -10,11 +10,19 @@ import pytest
 import torch
 from torch import Tensor
 from torchvision.transforms.v2 import Resize
+from torchvision.tv_tensors import BoundingBoxes
 
 from opabinia.config import ConfigError
-from opabinia.contracts import DatasetInfo, DrawOptions
+from opabinia.contracts import DatasetInfo, DrawOptions, Sample
+from opabinia.data.collate import collate
 from opabinia.inference.export import samples
+from opabinia.inference.export.description import Description
+from opabinia.inference.export.exported_task import load_exported
+from opabinia.inference.export.files import LIBRARIES, write_file
+from opabinia.inference.export.job import ExportJob
+from opabinia.inference.export.model_card import model_card
 from opabinia.inference.export.samples import fitting_tasks
+from opabinia.inference.extract import without_objects
 from opabinia.inference.multitask import predictor_of
 from opabinia.inference.serving.address import open_socket
 from opabinia.inference.serving.limits import Limits, Upload
@@ -24,6 +32,7 @@ from opabinia.models.backbones.timm import timm
 from opabinia.models.decoders.pyramids import SemanticFpn
 from opabinia.models.detectors import Fcos
 from opabinia.models.necks import fpn
+from opabinia.runtime.progress import progress_bar
 from opabinia.tasks.classification import Classification
 from opabinia.tasks.detection import Detection
 from opabinia.tasks.multitask import Multitask
@@ -154,6 +163,31 @@ def test_a_server_has_the_answers_of_all_tasks(trained: TrainedModel, monkeypatc
     assert list(answer) == ["path", *kinds] and list(answer["boxes"]) == ["detections"] and answer["kinds"]["top"]
 
 
+def described(tasks: dict[str, dict[str, Any]]) -> Description:
+    about: Any = {"channels": 1, "size": (64, 64), "dtype": "uint8", "value_range": "0 to 255", "mean": (0.4,)}
+    about |= {"std": (0.2,), "transforms": [], "resize": "shrink", "crop": 1.0, "scores": {"boxes/val/AP": 0.5}}
+    return Description("a", "multitask", (), **about, step=3, tasks=tasks)
+
+
+def test_a_model_card_names_the_data_and_classes_of_each_task() -> None:
+    config = resolve("multitask/digits").config
+    tasks: dict[str, Any] = {"boxes": {"task": "detection", "classes": ["ground", "a"]}}
+    card = model_card(described(tasks), config, in_timm=False)
+    assert "- trained on: `boxes: image_labels of digit_maps, train; identities: digit_views, train" in card
+    assert "- boxes: detection, 2 classes: `ground`, `a`" in card and "| `boxes/val/AP` | 0.5000 |" in card
+
+
+def test_features_of_another_task_need_no_annotations(trained: TrainedModel) -> None:
+    """Images of a task with boxes are collated for one without."""
+    boxes = BoundingBoxes([[1.0, 1, 5, 5]], format="XYXY", canvas_size=(64, 64))
+    image = images((64, 64))[0]
+    given: list[Sample] = [{"image": image, "id": "a", "boxes": boxes[:count]} for count in (0, 1)]
+    batch = collate([without_objects(sample) for sample in given])
+    assert batch.keys() == {"image", "id"}
+    kinds = predictor_of(trained, ["kinds"], channels=1)
+    assert kinds.task.size_multiple is None and len(kinds.task.features(batch)["embedding"]) == 2
+
+
 def test_splits_of_streams_and_tasks() -> None:
     resolved = resolve("multitask/digits")
     names = list(split_sources(resolved))
@@ -192,6 +226,31 @@ def test_exported_function_of_all_tasks(task: Multitask, monkeypatch: pytest.Mon
         ValueError, match=r"boxes: task\.class_agnostic_nms: .*; the other tasks can be exported with --task"
     ):
         module.check_static()
+
+
+@pytest.mark.slow
+def test_one_onnx_file_has_the_outputs_of_all_tasks(task: Multitask, tmp_path: Path) -> None:
+    for library in LIBRARIES["onnx"]:
+        pytest.importorskip(library, reason=f"{library} is absent: pip install 'opabinia[export]'")
+    selected, names = task.select(["boxes", "maps", "kinds"]), {"boxes": SCENES, "maps": SCENES, "kinds": IMAGES}
+    module = selected.export_module()
+    inputs = module.inputs([{"image": image} for image in images((60, 64), (64, 50))])
+    tasks = {name: {"task": "", "classes": info.classes} for name, info in names.items()}
+    job = ExportJob(module, inputs, described(tasks))
+    with progress_bar("export", 2, unit="steps") as bar, torch.no_grad():
+        write_file("onnx", tmp_path / "model.onnx", job, 1e-3, "two images", bar)
+        expected = module.expected(inputs)
+    predictor = load_exported(tmp_path / "model.onnx")
+    sizes = [(60, 64), (64, 50)]
+    batch = {"image": inputs["image"], "image_sizes": sizes, "original_size": sizes}
+    together = predictor.task.predict(batch)
+    assert {name.partition("/")[0] for name in together} == set(names)
+    for name in names:  # a validation set is for one task
+        alone = predictor.task.predict({**batch, "task": name})
+        assert all(torch.equal(together[f"{name}/{key}"], value) for key, value in alone.items())
+    assert torch.allclose(together["kinds/logits"], expected["kinds/logits"], atol=1e-4)
+    readable = predictor(images((64, 64))[0]).readable
+    assert list(readable) == list(names) and readable["kinds"]["top"][0]["class"] in ("x", "y")
 
 
 def test_an_exported_file_has_the_tasks_whose_images_fit(task: Multitask, monkeypatch: pytest.MonkeyPatch) -> None:

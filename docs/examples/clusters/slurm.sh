@@ -22,7 +22,7 @@
 status=0
 srun --kill-on-bad-exit=0 --no-kill \
     opabinia train classification/image_folder vars.root=s3://my-bucket/flowers data.batch_size=4096 \
-    checkpoint.every=0.5h --nproc 8 --nnodes "2:$SLURM_JOB_NUM_NODES" --max-restarts 100 --resume auto || status=$?
+    checkpoint.every=0.5h --nproc 8 --nnodes "2:$SLURM_JOB_NUM_NODES" --resume auto || status=$?
 
 # After the time limit SLURM requeues nothing by itself.
 if [ "$status" -eq 143 ]; then

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from opabinia.runtime.log import log
-from opabinia.runtime.storage import fetch
+from opabinia.runtime.storage import fetch, is_placeholder
 
 if TYPE_CHECKING:
     from av import Packet
@@ -93,6 +93,8 @@ def open_video(path: str) -> tuple[InputContainer, VideoStream]:
         # "file:": a name with a colon is not a URL. The whitelist: a playlist must not open network connections.
         container = av.open(f"file:{path}", options={"protocol_whitelist": "file"}, metadata_errors="ignore")
     except av.error.FFmpegError as error:
+        if is_placeholder(path):  # the cache of remote files removed it after it was fetched
+            return open_video(path)
         with open(path, "rb") as file:
             raise ValueError(f"{path} {_describe_content(file.read(1024), error)}") from error
     cover = av.stream.Disposition.attached_pic

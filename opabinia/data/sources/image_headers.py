@@ -7,6 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image
 
 from opabinia.data.sources.annotation_errors import UNREADABLE, ErrorCollector
-from opabinia.runtime.storage import fetch
+from opabinia.runtime.storage import is_placeholder, read_file
 
 _TRANSPOSED = range(5, 9)
 """EXIF orientations that swap height and width."""
@@ -27,8 +28,7 @@ def read_size(path: str | bytes) -> tuple[int, int]:
         ValueError: the file cannot be read or is not an image.
     """
     try:
-        fetch(path)
-        with Image.open(path) as image:
+        with Image.open(BytesIO(read_file(path)) if is_placeholder(path) else path) as image:
             width, height = image.size
             # Not that of PngImageFile, which decodes all pixels to find EXIF data behind them.
             transposed = Image.Image.getexif(image).get(ExifTags.Base.Orientation) in _TRANSPOSED

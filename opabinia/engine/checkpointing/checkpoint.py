@@ -115,6 +115,7 @@ class RunState(_State):
     source_channels: NotRequired[Literal[1, 3]]
     names: NotRequired[dict[str, str]]
     world_size: Counter
+    micro_batch_size: NotRequired[Counter]
     threads: Counter
     versions: dict[str, str]
 

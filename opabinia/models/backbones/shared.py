@@ -113,7 +113,7 @@ class SharedNetwork:
         return self._normalized if is_selection else None
 
     def enable_multi_scale(self) -> list[Level]:
-        """Prepare the network for feature maps of several strides beside its vectors; return their levels."""
+        """Prepare the network for feature maps of several strides in addition to its vectors; return their levels."""
         self.levels = self.levels or self.backbone.enable_shared_features()
         return self.levels
 

@@ -88,7 +88,7 @@ class Subtask:
         weight: multiplies its loss.
         weight_schedule: multiplies its weight over time.
         batch_share: share of its data in each batch, or of the steps where tasks take turns; null: by size.
-        compare: folder of a single-task run whose scores the report shows beside its own.
+        compare: folder of a single-task run whose scores the report shows next to its own.
     """
 
     task: TaskPart

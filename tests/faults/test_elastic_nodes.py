@@ -1,0 +1,105 @@
+"""Three hosts, of which some leave and join while a run is trained: network namespaces joined by a switch."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.faults.launches import Launch
+from tests.faults.many import STEPS, steps
+from tests.faults.programs import SLOW
+from tests.faults.test_hosts import ip
+
+SWITCH, HOSTS = "opabinia-switch", ("opabinia-1", "opabinia-2", "opabinia-3")
+ADDRESS = "10.77.32.{}"
+
+
+@pytest.fixture
+def hosts() -> Iterator[None]:
+    if os.geteuid() or not shutil.which("ip"):
+        pytest.skip("needs root and the program ip")
+    for name in (SWITCH, *HOSTS):
+        subprocess.run(["ip", "netns", "del", name], capture_output=True)  # left by a test that was killed
+    try:
+        for name in (SWITCH, *HOSTS):
+            ip("netns", "add", name)
+        ip("-n", SWITCH, "link", "add", "bridge", "type", "bridge")
+        ip("-n", SWITCH, "link", "set", "bridge", "up")
+        for number, host in enumerate(HOSTS, 1):
+            port = f"port-{number}"
+            ip("link", "add", port, "netns", SWITCH, "type", "veth", "peer", "name", "cable", "netns", host)
+            ip("-n", SWITCH, "link", "set", port, "master", "bridge", "up")
+            ip("-n", host, "addr", "add", ADDRESS.format(number) + "/24", "dev", "cable")
+            ip("-n", host, "link", "set", "cable", "up")
+            ip("-n", host, "link", "set", "lo", "up")
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"no network namespaces here: {error.stderr.strip()}")
+    yield
+    for name in (SWITCH, *HOSTS):
+        ip("netns", "del", name)
+
+
+def launched(recipe: Path, folder: Path, number: int, *options: str, slow: str = "0.4", attempt: int = 1) -> Launch:
+    """The same command on every host; the last one hosts the rendezvous."""
+    command = ["opabinia", "train", str(recipe), "--out", str(folder), "--nproc", "1", "--nnodes", "1:3"]
+    return Launch(
+        folder,
+        *(*command, "--rdzv-endpoint", f"{ADDRESS.format(3)}:29500", *options),
+        environment={SLOW: slow},
+        within=["ip", "netns", "exec", HOSTS[number - 1]],
+        name=f"{number}-{attempt}-",
+    )
+
+
+def turn_off(number: int) -> None:
+    """Kill every process of a host."""
+    words = subprocess.run(["ip", "netns", "pids", HOSTS[number - 1]], check=True, capture_output=True, text=True)
+    for pid in words.stdout.split():
+        os.kill(int(pid), signal.SIGKILL)
+
+
+def starts(folder: Path) -> list[dict[str, Any]]:
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [line for line in lines if "world_size" in line]
+
+
+def assert_as_alone(folder: Path, alone: Path) -> None:
+    assert [line["step"] for line in steps(folder)] == list(range(1, STEPS + 1)), "each step counts once"
+    for line, expected in zip(steps(folder), steps(alone), strict=True):
+        assert line["sample_ids"] == expected["sample_ids"]
+        assert line["train/loss"] == pytest.approx(expected["train/loss"], rel=1e-4)
+
+
+def end(programs: Sequence[Launch]) -> None:
+    for program in programs:
+        program.end()
+
+
+@pytest.mark.slow
+def test_a_host_is_lost_and_joins_again(hosts: None, together: Path, alone: Path, tmp_path: Path) -> None:
+    programs = [launched(together, tmp_path, number, "--max-restarts", "0") for number in (3, 1, 2)]
+    third, first, second = programs
+    run = tmp_path / "together" / "default"
+    try:
+        first.until_step(7)
+        turn_off(1)  # rank 0, after the checkpoint of step 5
+        second.until(lambda: second.trace.count("start 5") == 1, 240)
+        second.until_step(9)
+        first.process.wait(10)
+        again = launched(together, tmp_path, 1, attempt=2)
+        programs.append(again)
+        for program in (second, third, again):
+            program.expect(0, 240)
+    finally:
+        end(programs)
+    assert_as_alone(run, alone)
+    assert [(line["world_size"], line["micro_batch_size"]) for line in starts(run)] == [(3, 11), (2, 11), (3, 11)]
+    assert "continuing with 2 machines instead of 3" in second.err
+    assert "continuing with 3 machines instead of 2" in second.err
+    assert "start 0" not in again.trace and len(again.trace) > 2, "it has trained, and not from the beginning"
