@@ -29,6 +29,7 @@ from opabinia.data.sampling.permutation import EpochSampler
 from opabinia.data.sampling.shard_order import ShardShuffle
 from opabinia.data.sources import Shards
 from opabinia.runtime.durations import Duration
+from opabinia.runtime.storage import CHUNK
 
 SAMPLES = 1_000_000_000
 SHARDS = 100_000
@@ -39,6 +40,7 @@ PARAMETERS = 1_000_000_000
 MEASURED_PARAMETERS = 25_000_000
 MEASURED_SAMPLES = 10_000
 PICTURE = bytes(4_000)  # not looked at
+IMAGE_BYTES = 115_000  # ImageNet's mean
 
 
 class Sharded:
@@ -182,6 +184,20 @@ def shards() -> None:
         line("reading the bytes of a picture and its name", each(source._read, places) * 1e6, "us", "in memory already")
 
 
+def chunks() -> None:
+    """With shard_shuffle; each machine fetches what its samples need and keeps it, see runtime/storage.py."""
+    print(f"\nTar files in a bucket: images of {IMAGE_BYTES:,} bytes, chunks of {CHUNK:,}, over ten pools of shards")
+    positions = np.arange(10 * 16 * SAMPLES // SHARDS)
+    samples = ShardShuffle(Sharded(), 1, BATCH).order(1)(positions)  # type: ignore[arg-type]
+    shard, first = samples // (SAMPLES // SHARDS), samples % (SAMPLES // SHARDS) * IMAGE_BYTES
+    for machines in (1, 8, 64):
+        machine = positions % BATCH * machines // BATCH
+        needed = [(shard << 32 | byte // CHUNK) * machines + machine for byte in (first, first + IMAGE_BYTES - 1)]
+        fetched = len(np.unique(np.concatenate(needed))) / len(positions)
+        more = f"{fetched * CHUNK / IMAGE_BYTES:.1f} times their size"
+        line(f"chunks fetched for 1,000 images, machines: {machines}", fetched * 1_000, "", more)
+
+
 def written_shard(path: Path) -> Path:
     with tarfile.open(path, "w") as tar:
         for number in range(MEASURED_SAMPLES):
@@ -192,7 +208,7 @@ def written_shard(path: Path) -> Path:
     return path
 
 
-PARTS = (seek_shuffled, seek_by_shard, plan, evaluation, checkpoint, shards)
+PARTS = (seek_shuffled, seek_by_shard, plan, evaluation, checkpoint, shards, chunks)
 
 
 def main() -> None:

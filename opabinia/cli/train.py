@@ -102,7 +102,7 @@ def train(
 
 
 def _check_at_once(
-    recipe: str, overrides: list[str], out: Path, name: str, resume: str | None, node_rank: int
+    recipe: str, overrides: list[str], out: Path, name: str, resume: str | None, node_rank: int | None
 ) -> Resolved | None:
     """Report errors before seconds of imports; return the config of a new run, from cached signatures.
 

@@ -59,8 +59,8 @@ def check_not_overwritten(folder: Path) -> None:
         raise ConfigError(Problem("command line", "", message))
 
 
-def check_resumable(folder: Path) -> None:
-    """Check that there is a run folder to resume.
+def check_resumable(folder: Path, url: str | None = None) -> None:
+    """Check that there is a run folder to resume; ``url``: where there is none either.
 
     Raises:
         ConfigError: there is none; the runs beside it are named.
@@ -69,7 +69,8 @@ def check_resumable(folder: Path) -> None:
         return
     runs = sorted(path.parent.name for path in folder.parent.glob("*/config.yaml"))
     known = f"runs in {folder.parent}: {listing(runs)}" if runs else ""
-    message = f"there is no run {folder} to resume; --resume auto resumes or begins it, as a job script needs"
+    places = str(folder) if url is None else f"{folder} or {url}"
+    message = f"there is no run {places} to resume; --resume auto resumes or begins it, as a job script needs"
     raise ConfigError(Problem("command line", "--resume", message, "", nearest(folder.name, runs), known))
 
 

@@ -61,6 +61,7 @@ _WILDCARD = re.compile(r"[{*?\[]")
 _FETCHED_WHEN_READ = (
     *(".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm", ".pgm", ".tar"),
     *(".mp4", ".avi", ".mkv", ".mov", ".webm", ".mpg", ".mpeg", ".m4v", ".wmv", ".flv", ".3gp", ".ts"),
+    *(".asf", ".f4v", ".m2ts", ".mjpeg", ".mts", ".ogv", ".vob"),
 )
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure"}
 _PLACEHOLDER = stat.S_IWUSR
@@ -127,6 +128,10 @@ def refresh(url: str) -> int:
     for name, info in _list(url):
         path = root / name if name else root
         if path.parent not in folders:
+            for parent in path.parents:
+                if parent == root or parent.is_dir():
+                    break
+                _remove(parent)  # an object that is a folder now
             with disk_errors(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
             folders.add(path.parent)
@@ -213,8 +218,7 @@ def fetch(path: str | bytes | os.PathLike[str]) -> None:
     local = Path(os.fsdecode(path))
     while _is_placeholder(status := local.stat()):
         url = url_of(local)
-        _make_room(status.st_size)
-        with _temporary() as temporary:
+        with _temporary(status.st_size) as temporary:
             retry(url, partial(_download, url, temporary, _listed(status)))
             os.utime(temporary, ns=(time.time_ns(), status.st_mtime_ns))
             if local.stat().st_mtime_ns == status.st_mtime_ns:  # or else it was listed again
@@ -487,16 +491,17 @@ _TIMES = ("LastModified", "last_modified", "mtime", "updated", "created")
 
 
 def _time_ns(info: dict[str, Any]) -> int:
-    """The modification time of an object, in whole seconds, plus a checksum of its MD5, ETag or time as nanoseconds."""
+    """The modification time of an object, in whole seconds, plus a checksum of its MD5 or ETag as nanoseconds."""
     modified = next((info[key] for key in _TIMES if info.get(key) is not None), 0)
     if isinstance(modified, str):
         modified = datetime.fromisoformat(modified)
-    seconds = modified.timestamp() if isinstance(modified, datetime) else float(modified)
+    if isinstance(modified, datetime):
+        modified = (modified if modified.tzinfo else modified.replace(tzinfo=UTC)).timestamp()
     if info.get("md5Hash"):  # of Google Cloud Storage
         tag = base64.b64decode(info["md5Hash"]).hex()
     else:
-        tag = str(info.get("ETag") or info.get("etag") or modified)
-    return int(seconds) * 10**9 + _checksum(tag.strip('"'))
+        tag = str(info.get("ETag") or info.get("etag") or info.get("mtime") or "")
+    return int(modified) * 10**9 + _checksum(tag.strip('"'))
 
 
 def _checksum(tag: str) -> int:
@@ -532,12 +537,14 @@ def _remove(path: Path) -> None:
 
 
 @contextmanager
-def _temporary() -> Iterator[Path]:
-    """Yield the path of a new file, which is removed unless it was renamed."""
-    path = _root() / ".tmp" / os.urandom(8).hex()  # unique also between machines
+def _temporary(size: int = 0) -> Iterator[Path]:
+    """Yield the path of a new file, which is removed unless it was renamed. Room for ``size`` bytes is made."""
+    path = _root() / ".tmp" / f"{os.urandom(8).hex()}-{size}"  # unique also between machines
     try:
         with disk_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
+        if size:
+            _make_room(path, size)
         yield path
     finally:
         path.unlink(missing_ok=True)
@@ -588,12 +595,12 @@ def _read_chunk(local: Path, status: os.stat_result, start: int, first: int, sto
             raise OSError(f"{len(content)} of {size} bytes have arrived")
         return content
 
-    _make_room(size)
-    content = retry(url, request)
-    with _temporary() as temporary, disk_errors(chunk):
-        temporary.write_bytes(content)
-        chunk.parent.mkdir(parents=True, exist_ok=True)
-        temporary.replace(chunk)
+    with _temporary(size) as temporary:
+        content = retry(url, request)
+        with disk_errors(chunk):
+            temporary.write_bytes(content)
+            chunk.parent.mkdir(parents=True, exist_ok=True)
+            temporary.replace(chunk)
     return content[first:stop]
 
 
@@ -605,8 +612,8 @@ def _chunks(local: Path) -> Path:
 # --- the size of the cache --------------------------------------------------------------------------------------------
 
 
-def _make_room(size: int) -> None:
-    """Reserve room for content that will be fetched; remove what was fetched first if it would exceed the limit."""
+def _make_room(temporary: Path, size: int) -> None:
+    """Create a file, and reserve room for its content; remove what was fetched first if it would exceed the limit."""
     text = os.environ.get("OPABINIA_REMOTE_CACHE_SIZE", "")
     limit = _parse_size(text) if text else None
     path = _root() / ".room"
@@ -618,6 +625,7 @@ def _make_room(size: int) -> None:
             room = int(reserve) - size if reserve and limit_then == text else -1
             if room < 0:
                 room = _evict(size, limit)
+            temporary.touch()
             file.truncate(0)
             file.write(f"{room} {text}")
             file.flush()
@@ -627,13 +635,16 @@ def _make_room(size: int) -> None:
 
 def _evict(size: int, limit: int | None) -> int:
     """Remove what was fetched first until there is room for ``size`` bytes; return how many more may be fetched."""
-    root = _root()
+    root, total = _root(), 0
     for temporary in (root / ".tmp").glob("*"):
         with suppress(FileNotFoundError):
             if temporary.stat().st_mtime < time.time() - 3600:  # of a process that was killed
                 temporary.unlink()
+            else:
+                total += int(temporary.name.rpartition("-")[2])  # it is being fetched
     files = sorted(_fetched_files(root))
-    total, disk = sum(file_size for _, file_size, _ in files), shutil.disk_usage(root)
+    total += sum(file_size for _, file_size, _ in files)
+    disk = shutil.disk_usage(root)
     available = total + disk.free
     available -= min(disk.total // 20, available // 2)
     limit = available if limit is None else min(limit, available)

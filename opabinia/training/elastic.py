@@ -95,7 +95,8 @@ def launch(layout: ProcessLayout, command: Sequence[str], stop: SignalForwarder)
             leaves = elastic = layout.min_nodes is not None
             agent = _Agent(spec, stop, Path(folder), elastic=elastic)
             try:
-                result = agent.run()
+                if (result := agent.run()) is None:  # a spare machine
+                    raise RendezvousClosedError
                 leaves = elastic and stop.signum is not None
                 return agent.exit_status(result)
             except RendezvousConnectionError:
@@ -228,7 +229,7 @@ class _Agent(LocalElasticAgent):
         elif self._members and members != self._members:
             print(f"continuing with {len(members)} machines instead of {len(self._members)}", file=sys.stderr)
         self._members, self._crashed = members, False
-        handler = worker_group.spec.rdzv_handler
+        handler: Any = worker_group.spec.rdzv_handler
         os.environ[LAUNCH] = handler._store.compare_set("opabinia-launch", "", uuid.uuid4().hex).decode()
         os.environ[IS_RESTART] = str(int(self._shared_state().round > 0))
 
@@ -242,7 +243,7 @@ class _Agent(LocalElasticAgent):
     def _exit_barrier(self) -> None:
         # The others of an elastic launch continue without a machine that was asked to stop.
         if not (self._elastic and self._were_stopped()):
-            super()._exit_barrier()
+            super()._exit_barrier()  # type: ignore[no-untyped-call]
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self._stop.idle = False
@@ -277,7 +278,8 @@ class _Agent(LocalElasticAgent):
     # --- other machines ---
 
     def _shared_state(self) -> Any:
-        return self._worker_group.spec.rdzv_handler._state_holder.state
+        handler: Any = self._worker_group.spec.rdzv_handler
+        return handler._state_holder.state
 
     def _has_lost_machines(self) -> bool:
         """Return whether a machine has left, its agent sends no heartbeats, or it has ended the launch."""
@@ -349,15 +351,15 @@ class _Agent(LocalElasticAgent):
     def _reported_errors(self) -> list[int]:
         return [status for status in self._reported_statuses() if status not in (0, *STOPPED_STATUSES)]
 
-    def exit_status(self, result: RunResult | None) -> int:
+    def exit_status(self, result: RunResult) -> int:
         """Return the exit status of the whole launch.
 
         Args:
-            result: of the last attempt; None if another machine has ended it.
+            result: of the last attempt.
         """
         if errors := self._reported_errors():
             return errors[0]
-        if result is not None and not result.is_failed():
+        if not result.is_failed():
             return max(self._reported_statuses(), default=0)
         stopped = {-signal.SIGTERM, -signal.SIGINT, -signal.SIGKILL, *STOPPED_STATUSES}
         if self._stop.signum is not None and stopped.intersection(self._exit_codes.values()):

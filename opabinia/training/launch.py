@@ -242,7 +242,7 @@ def _take_folder(folder: Path, resume: str | None, held: ExitStack, url: str | N
     if resume == AUTO:
         resume = LAST
     elif resume is not None:
-        check_resumable(folder)
+        check_resumable(folder, url)
     else:
         check_not_overwritten(folder)
     with disk_errors(folder):

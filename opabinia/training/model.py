@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,7 +18,6 @@ from opabinia.optim.groups import ParamGroups, apply_factors, parameter_groups
 from opabinia.optim.optimizers import fuse
 from opabinia.optim.schedules import scale_lr
 from opabinia.runtime.device import choose_device, configure_backends
-from opabinia.runtime.elastic_agent import is_elastic
 from opabinia.runtime.log import log, log_to_file
 from opabinia.runtime.processes import world_size
 from opabinia.runtime.seeds import INIT, hash32, seed_sample
@@ -118,35 +117,6 @@ def check_model(task: Task, train: Training, plan: Plan, data: Data) -> None:
             "the incomplete batch of an epoch with data.drop_last"
         )
         raise ConfigError(Problem("", "data.batch_size", message))
-
-
-def limit_micro_batch(
-    train: Training, task: Task, batch_size: int, state: Mapping[str, Any] | None
-) -> tuple[Training, int]:
-    """Keep the memory of each rank within what it has needed, when fewer ranks share the global batch.
-
-    In an elastic launch a share that is larger than before is computed in micro-batches (gradient accumulation), unless
-    the losses compare all samples of a rank's batch with each other.
-
-    Args:
-        train: config section; its ``micro_batch_size`` is kept if it is set.
-        task: the model.
-        batch_size: samples over all ranks.
-        state: of the checkpoint to resume; None for a new run.
-
-    Returns:
-        The section, and the largest number of samples that a rank has computed at once.
-    """
-    share = -(-batch_size // world_size())
-    if train.micro_batch_size is not None or state is None:
-        return train, min(share, train.micro_batch_size or share)
-    former = state.get("micro_batch_size") or -(-batch_size // max(1, state["world_size"]))
-    if share <= former or not is_elastic():
-        return train, max(share, former)
-    if task.requires_full_batch:
-        log.warning("each rank computes %d samples at once, before it were %d: this needs more memory", share, former)
-        return train, share
-    return replace(train, micro_batch_size=former), former
 
 
 def place_models(

@@ -46,7 +46,8 @@ def _errors(resolved: Resolved, folder: Path) -> Iterator[None]:
     except storage.StorageError as error:
         if not is_restart() or not holds_run(folder):
             origin = resolved.origins.get("checkpoint.upload", "")
-            raise ConfigError(Problem(origin, "checkpoint.upload", str(error))) from error
+            cause = f" ({error.__cause__})" if isinstance(error.__cause__, FileNotFoundError) else ""  # of the bucket
+            raise ConfigError(Problem(origin, "checkpoint.upload", f"{error}{cause}")) from error
         log.warning("%s; continuing with what is in %s", error, folder)
 
 
@@ -80,10 +81,7 @@ def check_upload(folder: Path, url: str, resolved: Resolved, *, new: bool) -> No
             message = f"{url} holds a run, which is never overwritten: --resume continues it, --name begins another"
             raise ConfigError(Problem("command line", "", message))
         write_atomic(folder / ".upload", url)
-        try:
-            storage.retry(url, lambda: storage.upload(folder / ".upload", f"{url}/.upload"))
-        except FileNotFoundError as error:
-            raise storage.StorageError(f"{url} cannot be written: {error}") from error
+        storage.retry(url, lambda: storage.upload(folder / ".upload", f"{url}/.upload"))
 
 
 @contextmanager
@@ -115,7 +113,7 @@ def uploading(folder: Path, url: str, keep: int) -> Iterator[None]:
 
 
 def _start(folder: Path, url: str, keep: int) -> subprocess.Popen[bytes]:
-    command = ["-m", "opabinia.engine.checkpointing.upload", folder, url, str(keep), str(os.getpid())]
+    command = ["-m", "opabinia.engine.checkpointing.upload", str(folder), url, str(keep), str(os.getpid())]
     path = os.pathsep.join(filter(None, sys.path))
     return subprocess.Popen(
         [sys.executable, *command],

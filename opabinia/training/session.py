@@ -68,7 +68,6 @@ from opabinia.training.model import (
     check_initial_weights,
     check_model,
     compile_modules,
-    limit_micro_batch,
     make_optimizer,
     make_step,
     make_task,
@@ -90,6 +89,7 @@ from opabinia.training.summary import (
 )
 from opabinia.training.trained_model import load_trained
 from opabinia.training.validation import EvaluationPlan, check_validation_samples, make_best, plan_evaluation
+from opabinia.training.world_size_scaling import limit_micro_batch
 
 
 @dataclass(frozen=True)

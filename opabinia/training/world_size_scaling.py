@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from opabinia.config import ConfigError, Problem
+from opabinia.contracts import Task
+from opabinia.runtime.elastic_agent import is_elastic
+from opabinia.runtime.log import log
+from opabinia.runtime.processes import world_size
 from opabinia.training.run_folder import AUTO
+from opabinia.training.settings import Training
 
 _ITERATIONS = re.compile(r"(\d+)it")
 _STEP_COUNTS = ("train.log_every", "ema.every")
@@ -70,3 +76,32 @@ def _scaled(path: str, value: Any, factor: float, lr_follows_batch_size: bool) -
 
 def _fewer(count: int, factor: float) -> int:
     return max(1, round(count / factor)) if count else 0
+
+
+def limit_micro_batch(
+    train: Training, task: Task, batch_size: int, state: Mapping[str, Any] | None
+) -> tuple[Training, int]:
+    """Keep the memory of each rank within what it has needed, when fewer ranks share the global batch.
+
+    In an elastic launch a share that is larger than before is computed in micro-batches (gradient accumulation), unless
+    the losses compare all samples of a rank's batch with each other.
+
+    Args:
+        train: config section; its ``micro_batch_size`` is kept if it is set.
+        task: the model.
+        batch_size: samples over all ranks.
+        state: of the checkpoint to resume; None for a new run.
+
+    Returns:
+        The section, and the largest number of samples that a rank has computed at once.
+    """
+    share = -(-batch_size // world_size())
+    if train.micro_batch_size is not None or state is None:
+        return train, min(share, train.micro_batch_size or share)
+    former = state.get("micro_batch_size") or -(-batch_size // max(1, state["world_size"]))
+    if share <= former or not is_elastic():
+        return train, max(share, former)
+    if task.requires_full_batch:
+        log.warning("each rank computes %d samples at once, before it were %d: this needs more memory", share, former)
+        return train, share
+    return replace(train, micro_batch_size=former), former

@@ -42,6 +42,17 @@ def test_machines() -> None:
     assert asked(None, 2, 0, "10.0.0.1:29500") == ProcessLayout(None, 2, 0, "10.0.0.1", 29500, 3)
 
 
+def test_machines_that_may_leave_and_join() -> None:
+    assert asked("4", "2:8", None, "node0:29500") == ProcessLayout(4, 8, None, "node0", 29500, 3, min_nodes=2)
+    assert asked("4", "2:8", 7, "node0:29500") == ProcessLayout(4, 8, 7, "node0", 29500, 3, min_nodes=2)
+    assert asked("4", "2:2", 1, "node0:29500") == asked("4", "2", 1, "node0:29500")
+    for wrong in ("3:2", "0:2", "0", "two", "2:", ":2", "1:2:3", "-1", "1:many"):
+        with pytest.raises(ConfigError) as caught:
+            asked("2", wrong, 0, "a:1")
+        message = f"{wrong!r} is neither a number of machines nor MIN:MAX with 1 <= MIN <= MAX, such as 2:8"
+        assert str(caught.value) == f"command line: --nnodes: {message}"
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -51,6 +62,8 @@ def test_machines() -> None:
         ({"nproc": "2", "nnodes": 2, "node_rank": 0}, "--rdzv-endpoint: give an address of machine 0"),
         ({"nproc": "2", "nnodes": 2, "node_rank": 0, "endpoint": "auto"}, "--rdzv-endpoint: give an address"),
         ({"nproc": "2", "nnodes": 2, "node_rank": 2, "endpoint": "a:1"}, "--node-rank: 2 is too large for 2 machines"),
+        ({"nproc": "2", "nnodes": "1:2"}, "--rdzv-endpoint: give an address of machine 0"),
+        ({"nproc": "2", "nnodes": "1:2", "node_rank": 2, "endpoint": "a:1"}, "--node-rank: 2 is too large for 2"),
         ({"nproc": "2", "endpoint": "a"}, "--rdzv-endpoint: 'a' is neither HOST:PORT nor auto"),
         ({"nproc": "2", "endpoint": "a:70000"}, "--rdzv-endpoint: 'a:70000' is neither"),
     ],

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,10 @@ import torch
 from opabinia.config import ConfigError
 from opabinia.contracts import Clock, DatasetInfo, Hook, Phase, Run
 from opabinia.engine.checkpointing.checkpoint import read_checkpoint
+from opabinia.runtime.elastic_agent import IS_ELASTIC, IS_RESTART, LAUNCH, is_restart, launch_id
+from opabinia.tasks.classification import Classification
 from opabinia.training import launch
+from opabinia.training.world_size_scaling import limit_micro_batch
 
 SMALL = ("train.device=cpu", "data.num_workers=0", "data.batch_size=16", "loggers=[]", "train.num_threads=1")
 
@@ -182,3 +186,38 @@ def test_all_constructors_that_refuse_are_reported(tmp_path: Path) -> None:
         launch.build_parts(resolved)
     assert [one.path for one in caught.value.problems] == ["data.train.source", "data.val.source"]
     assert all(one.where.startswith("command line") for one in caught.value.problems)
+
+
+def test_an_elastic_launch_continues_its_run_and_logs_the_world_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {IS_ELASTIC: "1", LAUNCH: "mine", "TORCHELASTIC_RUN_ID": "x", IS_RESTART: "0"}.items():
+        monkeypatch.setenv(name, value)
+    assert launch_id() == "mine" and not is_restart()
+    folder, _ = train(tmp_path, "train.length=1it")
+    monkeypatch.setenv(IS_RESTART, "1")
+    assert is_restart()
+    train(tmp_path, "train.length=2it")
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    starts = [(line["step"], line["world_size"], line["micro_batch_size"]) for line in lines if "world_size" in line]
+    assert starts == [(0, 1, 16), (1, 1, 16)]
+    assert read_checkpoint(folder / "checkpoints/step-00000002").state["micro_batch_size"] == 16
+    monkeypatch.setenv(LAUNCH, "another")
+    assert "already exists" in problem(lambda: train(tmp_path, "train.length=3it"))
+
+
+def test_fewer_processes_need_no_more_memory_each(monkeypatch: pytest.MonkeyPatch, finished: Path) -> None:
+    settings = launch.build_parts(launch.resolve(finished)).keywords["train"]
+    task = Classification.__new__(Classification)
+    limits = []
+    for state in (None, {"world_size": 4}, {"world_size": 4, "micro_batch_size": 6}, {"world_size": 1}):
+        monkeypatch.setenv(IS_ELASTIC, "1")
+        limited, samples = limit_micro_batch(settings, task, 30, state)
+        limits.append((limited.micro_batch_size, samples))
+        monkeypatch.delenv(IS_ELASTIC)
+        assert limit_micro_batch(settings, task, 30, state) == (settings, 30)
+    assert limits == [(None, 30), (8, 8), (6, 6), (None, 30)]
+    monkeypatch.setenv(IS_ELASTIC, "1")
+    assert limit_micro_batch(replace(settings, micro_batch_size=5), task, 30, {"world_size": 4})[1] == 5
+    task.requires_full_batch = True
+    assert limit_micro_batch(settings, task, 30, {"world_size": 4}) == (settings, 30)

@@ -1,7 +1,12 @@
 """Runs in remote storage: where they are, what is refused, and what a machine without them fetches."""
 
 import json
+import os
+import re
 import shutil
+import signal
+import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,12 +15,20 @@ import pytest
 
 import opabinia
 from opabinia.config import ConfigError, Resolved
-from opabinia.engine.checkpointing.checkpoint import Snapshot, write_checkpoint
+from opabinia.engine.checkpointing.checkpoint import Snapshot, read_checkpoint, write_checkpoint
+from opabinia.engine.checkpointing.manager import read_pointer, step_of
 from opabinia.engine.checkpointing.upload import Upload
+from opabinia.runtime import storage
 from opabinia.training import remote_runs
 from opabinia.training.run_folder import downloaded_run, resolve
 from tests.engine.toys import run_state
+from tests.faults.programs import PAUSE, SLOW, Program, Server
+from tests.faults.runs import RECIPE, Outcome, assert_same
+from tests.faults.s3 import S3Server
 from tests.training.test_launch import contents, problem, train
+
+KILLS = int(os.environ.get("OPABINIA_TEST_KILLS", "20"))
+"""Of machines; each takes the time of a start."""
 
 
 @pytest.fixture(autouse=True)
@@ -119,3 +132,110 @@ def test_a_run_is_resumed_and_evaluated_where_there_is_nothing_but_the_storage(t
     assert opabinia.load(url).dataset_info.classes
     with pytest.raises(ConfigError, match="holds a run, which is never overwritten"):
         on_machine("c")
+
+
+# --- a server of S3 ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_wrong_buckets_and_missing_credentials_are_reported(
+    s3_server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(url: str) -> str:
+        return problem(lambda: remote_runs.check_upload(tmp_path, url, uploaded_to(url), new=True))
+
+    assert re.search("no s3://no-bucket/run.*bucket", refused("s3://no-bucket/run"))
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    assert "s3://another/run: access is refused" in refused("s3://another/run")
+
+
+@pytest.mark.slow
+def test_twenty_kills_during_uploads_leave_complete_checkpoints(s3_server: S3Server, tmp_path: Path) -> None:
+    """Each time the process that uploads is killed at one of its requests, and an empty machine fetches the run."""
+    url, resolved = f"s3://{s3_server.bucket()}/run", uploaded_to("s3://bucket")
+    s3_server.latency = 0.01
+    saved, fetched_steps = dict[str, dict[str, bytes]](), []
+    for number in range(20):
+        step = 5 * (number + 1)
+        name, folder = f"step-{step:08d}", save(tmp_path / "run", step)
+        saved[name] = contents(folder / "checkpoints" / name)
+        shutil.rmtree(folder / "checkpoints" / f"step-{step - 10:08d}", ignore_errors=True)
+        before = len(s3_server.requests)
+        process = os.fork()
+        if process == 0:
+            with suppress(BaseException):
+                Upload(folder, url, 2).send_all()
+            os._exit(0)
+        end = time.monotonic() + 60
+        while len(s3_server.requests) < before + 1 + number and time.monotonic() < end:
+            if os.waitpid(process, os.WNOHANG)[0]:
+                break  # it has sent everything
+            time.sleep(0.001)
+        else:
+            os.kill(process, signal.SIGKILL)
+            os.waitpid(process, 0)
+        machine = tmp_path / f"machine-{number}"
+        remote_runs.fetch_newer(url, machine, resolved)
+        if last := read_pointer(machine / "checkpoints", "last"):
+            assert read_checkpoint(last) and contents(last) == saved[last.name]
+            assert (machine / "metrics.jsonl").stat().st_size >= len("{}\n") * step_of(last)
+            fetched_steps.append(step_of(last))
+    assert fetched_steps == sorted(fetched_steps) and fetched_steps[-1] >= 90 and len(set(fetched_steps)) > 5
+
+
+@pytest.mark.slow
+def test_an_outage_delays_the_upload_and_nothing_else(s3_server: S3Server, tmp_path: Path, warm_server: Server) -> None:
+    url, recipe = f"s3://{s3_server.bucket()}", tmp_path / "faults.yaml"
+    recipe.write_text(RECIPE)
+    environment = {**s3_server.environment, "OPABINIA_REMOTE_CACHE": str(tmp_path / "remote"), SLOW: "0.1"}
+    arguments = ("train", str(recipe), "--out", str(tmp_path), f"checkpoint.upload={url}")
+    program = warm_server.start(*arguments, environment=environment)
+    program.until_traced("after_step 4")
+    with s3_server.outage(20):
+        program.until_traced("after_step 30")
+        s3_server.requests.clear()
+    program.expect(0, 300)
+    run, remote = tmp_path / "faults" / "default", downloaded_run(f"{url}/faults/default")
+    for name in ("config.yaml", "metrics.jsonl", "results.json", "checkpoints/last", "checkpoints/best"):
+        assert (remote / name).read_bytes() == (run / name).read_bytes()
+    assert contents(remote / "checkpoints" / "step-00000030") == contents(run / "checkpoints" / "step-00000030")
+
+
+@pytest.mark.slow
+def test_machines_that_are_killed_while_they_upload_are_replaced_by_empty_ones(
+    s3_server: S3Server, tmp_path: Path, warm_server: Server
+) -> None:
+    """Twenty machines in turn train two steps each and are killed while they upload; the last one finishes the run."""
+    url, recipe = f"s3://{s3_server.bucket()}", tmp_path / "faults.yaml"
+    recipe.write_text(RECIPE)
+    prefix = f"{url}/faults/default/checkpoints"
+    s3_server.latency = 0.02
+
+    def start(machine: str, *overrides: str, **environment: str) -> Program:
+        out = str(tmp_path / machine)
+        cache = {"OPABINIA_REMOTE_CACHE": f"{out}/remote", **s3_server.environment}
+        words = ("train", str(recipe), "--out", out, "checkpoint={every: 1it, keep: 2}", *overrides)
+        return warm_server.start(*words, "--resume", "auto", environment={**cache, **environment})
+
+    def complete() -> list[int]:
+        steps = [name for name in storage.objects(prefix) if name.endswith("/state.json")]
+        return sorted(int(name.partition("/")[0].removeprefix("step-")) for name in steps)
+
+    start("undisturbed").expect(0, 300)
+    newest, resumed = 0, []
+    for number in range(KILLS):
+        target = newest + 2
+        program = start(f"machine-{number}", f"checkpoint.upload={url}", **{PAUSE: f"before_step {target}"})
+        # Every other machine is killed before its first checkpoint is complete, the others in the middle of the second.
+        program.until(lambda: complete()[-1:] > [newest] if number % 2 else _is_partial(prefix), 300)  # noqa: B023
+        program.kill()
+        resumed.append(program.trace[0])
+        newest = max(complete(), default=0)
+    start("last", f"checkpoint.upload={url}").expect(0, 300)
+    assert_same(Outcome.of(tmp_path / "last/faults/default"), Outcome.of(tmp_path / "undisturbed/faults/default"))
+    assert len(set(resumed)) >= KILLS // 2
+
+
+def _is_partial(prefix: str) -> bool:
+    return any(name.endswith(".part") for name in storage.objects(prefix))

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from typing import Any
 
-import ray.train
+import ray.train.collective
 import ray.util
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer

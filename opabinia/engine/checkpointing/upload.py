@@ -201,7 +201,10 @@ def _end_with(parent: int) -> None:
 
 def _log_to(folder: Path) -> None:
     """Log like the run: to the end of its file, and warnings to the terminal."""
-    handlers = [logging.FileHandler(folder / "train.log", encoding="utf-8"), logging.StreamHandler()]
+    handlers: list[logging.Handler] = [
+        logging.FileHandler(folder / "train.log", encoding="utf-8"),
+        logging.StreamHandler(),
+    ]
     handlers[0].setFormatter(logging.Formatter("%(asctime)s %(levelname).1s %(message)s", "%m-%d %H:%M:%S"))
     handlers[1].setLevel(logging.WARNING)
     for handler in handlers:
@@ -211,7 +214,8 @@ def _log_to(folder: Path) -> None:
 
 def run(upload: Upload) -> bool:
     """Send what is new until a line arrives on stdin, then the rest; return whether all of it was sent."""
-    finishing, sent, failing_since, warned = False, -FILES_PERIOD, None, -WARN_EVERY
+    finishing, sent, warned = False, -FILES_PERIOD, -WARN_EVERY
+    failing_since: float | None = None
     while True:
         if finishing:
             time.sleep(PERIOD)
