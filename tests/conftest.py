@@ -138,7 +138,7 @@ def warm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 def s3_process() -> Iterator[Any]:
     """An S3 server (:class:`tests.faults.s3.S3Server`) on this machine."""
     for module in ("moto.server", "s3fs"):
-        pytest.importorskip(module, reason=f"{module} is absent: pip install 'opabinia[s3,s3-tests]'")
+        pytest.importorskip(module, reason=f"{module} is absent: pip install 'opabinia[storage]'")
     from tests.faults.s3 import S3Server
 
     server = S3Server()

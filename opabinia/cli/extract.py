@@ -85,10 +85,8 @@ def extract(
         ends = [name.rpartition("/")[2] for name in split_names(split)]  # boxes/train of a multi-task run
         check_run_data(folder, overrides or [], [key for end in ends for key in keys.get(end, ["data.val"])])
         words = ["--split", split, "--layers", layers, "--format", form, "--checkpoint", checkpoint]
-        words += ["--task", task] if task else []
-        words += ["--out", str(out)] if out is not None else []
-        words += ["--device", device] if device is not None else []
-        words += ["--weights", chosen] if chosen is not None else []
+        for option, value in {"--task": task, "--out": out, "--device": device, "--weights": chosen}.items():
+            words += [option, str(value)] if value else []
         ranks = layout(nproc, nnodes, node_rank, rdzv_endpoint, max_restarts)
         run_in_many(ranks, ["extract", str(folder), *(overrides or []), *words])
         from opabinia.inference.extract import extract as write

@@ -60,7 +60,7 @@ from opabinia.data.sampling.permutation import Order
 from opabinia.runtime.log import log
 from opabinia.runtime.seeds import ANOTHER, MIX, REPLACEMENT, SAMPLE, hash32, preserve_generators, seed_sample
 from opabinia.runtime.signals import STOP_SIGNALS
-from opabinia.runtime.storage import StorageError
+from opabinia.runtime.storage import StorageError, fetch_all
 
 # Runs state at their start that they have more workers than cores; torch repeats it for each loader, without the key.
 warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
@@ -249,6 +249,9 @@ class BatchReader(Dataset[LoadedBatch | _Failure]):
         if self._batch_source:
             with suppress(Exception):  # read one by one, the samples show which of them is at fault
                 return self._batch_source.batch(request.indices), []
+        if path_of := getattr(self.source, "path", None):
+            with _errors_in(f"step {row.step}", self.source):
+                fetch_all(map(path_of, request.indices.tolist()))
         skipped: list[str] = []
         samples = []
         for position, index in zip(request.positions.tolist(), request.indices.tolist(), strict=True):

@@ -34,7 +34,7 @@ import re
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -79,6 +79,9 @@ class StorageError(Exception):
     exit_status = 2
 
 
+_used = False  # whether this process, or the one that forked it, reads local copies
+
+
 def is_url(text: object) -> bool:
     """Return whether a text or path is a URL of remote storage: ``s3://bucket/folder``, ``gs://...``."""
     return isinstance(text, str | Path) and _URL.fullmatch(str(text)) is not None
@@ -100,6 +103,8 @@ def local_copy(url: str | Path) -> str:
     Raises:
         StorageError: there is no such object or folder, or it cannot be listed.
     """
+    global _used
+    _used = True
     url = _normalize(url)
     wildcard = _WILDCARD.search(url)
     if wildcard is not None:
@@ -223,6 +228,24 @@ def fetch(path: str | bytes | os.PathLike[str]) -> None:
             os.utime(temporary, ns=(time.time_ns(), status.st_mtime_ns))
             if local.stat().st_mtime_ns == status.st_mtime_ns:  # or else it was listed again
                 temporary.replace(local)
+
+
+def fetch_all(paths: Iterable[str | bytes | os.PathLike[str]]) -> None:
+    """Fetch the content of the placeholders among files, many at the same time: latency, not bandwidth, is the limit.
+
+    Files that are missing are ignored. Returns at once in processes that use no remote storage.
+
+    Raises:
+        StorageError: one cannot be fetched, or has changed since it was listed.
+    """
+    missing = []
+    for path in paths if _used else ():
+        with suppress(OSError):
+            if is_placeholder(path):
+                missing.append(path)
+    if len(missing) > 1:  # a single one is fetched when it is read
+        with ThreadPoolExecutor(min(THREADS, len(missing))) as pool:
+            list(pool.map(fetch, missing))
 
 
 def read_range(path: str | bytes | os.PathLike[str], offset: int, count: int) -> bytes:

@@ -109,7 +109,11 @@ def launch(layout: ProcessLayout, command: Sequence[str], stop: SignalForwarder)
 
 
 def _await_host(layout: ProcessLayout, stop: SignalForwarder) -> None:
-    """Wait until machine 0 of an elastic launch is back."""
+    """Wait until machine 0 of an elastic launch is back.
+
+    Raises:
+        RendezvousConnectionError: it does not come back in time.
+    """
     print(f"waiting for machine 0 to come back at {layout.host}:{layout.port}", file=sys.stderr)
     stop.idle = True
     stop.exit_if_idle()
@@ -118,6 +122,7 @@ def _await_host(layout: ProcessLayout, stop: SignalForwarder) -> None:
         time.sleep(1)
         with suppress(OSError), socket.create_connection((layout.host, layout.port), 5):
             return
+    raise RendezvousConnectionError
 
 
 def _leave(rendezvous: Any) -> None:

@@ -116,8 +116,7 @@ def train(
     """
     folder = run_folder_of(recipe, Path(out), name, resume)
     resolved = resolved or _resolve(recipe, overrides, folder, resume)
-    uploaded = resolved.config["checkpoint"]["upload"] is not None
-    url = run_url(resolved, folder, Path(out)) if uploaded else None
+    url = None if resolved.config["checkpoint"]["upload"] is None else run_url(resolved, folder, Path(out))
     if url is not None and (resume is not None or is_restart()) and fetch_newer(url, folder, resolved):
         resolved = _resolve(recipe, overrides, folder, resume)
     if resume is not None:

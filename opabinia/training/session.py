@@ -181,8 +181,7 @@ class TrainingRun:
         batches = plan_training(self.data, self.train.length, self.shapes, seed)
         warn_of_unusual_lengths(batches, self.schedule, self.ema)
         if not batches.plan.total_steps:
-            message = f"{self.train.length} is a run without a single step"
-            raise ConfigError(Problem("", "train.length", message))
+            raise ConfigError(Problem("", "train.length", f"{self.train.length} is a run without a single step"))
         schedules = all_schedules(self.schedule, self.schedules, batches.plan)
         description = describe_run(batches, threads)
         if session.resume is not None:
@@ -204,7 +203,6 @@ class TrainingRun:
         )
         optimizer = make_optimizer(self.optimizer, model, self.param_groups, self.train, self.data.batch_size)
         step = make_step(models, optimizer, schedules, train, seed)
-
         log_device_transforms(self.data, model.size_multiple)
         ema_hook = EmaHook(model, self.ema, self.data.batch_size, models.ema) if self.ema else None
         evaluation = plan_evaluation(

@@ -104,7 +104,6 @@ MINIMAL: dict[tuple[str, str], dict[str, Any]] = {
     ("section", "mixed_stream"): {"source": "digits"},
     ("section", "subtask_training"): {"source": "digits"},
     ("section", "subtask_validation"): {"source": "digits"},
-    ("section", "subtask_data"): {"train": {"source": "digits"}},
     ("section", "subtask"): {"task": {"name": "classification", "backbone": "shared"}},
     ("section", "task_transforms"): {"tasks": ["digits"]},
     ("section", "validation"): {"source": "digits"},

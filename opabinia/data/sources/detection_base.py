@@ -150,7 +150,7 @@ class AnnotatedImages:
         return len(self._names)
 
     def __getitem__(self, index: int) -> Sample:
-        path, ground_truth = os.path.join(os.fsencode(self.root), self.name(index)), self.ground_truth(index)
+        path, ground_truth = self.path(index), self.ground_truth(index)
         image = read_image(path, self.channels)
         if tuple(image.shape[-2:]) != ground_truth.size:
             actual, annotated = (f"{width} x {height}" for height, width in (image.shape[-2:], ground_truth.size))
@@ -166,6 +166,10 @@ class AnnotatedImages:
                     annotation = f"image {ground_truth.image_id}, {self.noun} {ground_truth.ids[row]}"
                     raise ValueError(f"{self.file}, {annotation}: {error}") from error
         return make_sample(image, self.id(index), ground_truth, trainable, masks, self._flip_pairs)
+
+    def path(self, index: int) -> bytes:
+        """Return the path of an image."""
+        return os.path.join(os.fsencode(self.root), self.name(index))
 
     def id(self, index: int) -> str:
         """Return the path of an image below the root."""

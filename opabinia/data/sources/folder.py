@@ -39,8 +39,11 @@ class ImageFiles:
 
     def encoded(self, index: int) -> Sample:
         """Return the sample with its image not yet decoded."""
-        path = os.path.join(os.fsencode(self.root), self._names[index])
-        return {"image": EncodedImage.file(path, self.channels), "id": self.id(index)}
+        return {"image": EncodedImage.file(self.path(index), self.channels), "id": self.id(index)}
+
+    def path(self, index: int) -> bytes:
+        """Return the path of an image."""
+        return os.path.join(os.fsencode(self.root), self._names[index])
 
     def id(self, index: int) -> str:
         """Return the path of an image below the root."""

@@ -125,8 +125,11 @@ class IdentityFiles(IdentityImages):
 
     def encoded(self, index: int) -> Sample:
         """Return the sample with its image not yet decoded."""
-        path = os.path.join(os.fsencode(self.root), self._names[index])
-        return self._sample(EncodedImage.file(path, self.channels), index)
+        return self._sample(EncodedImage.file(self.path(index), self.channels), index)
+
+    def path(self, index: int) -> bytes:
+        """Return the path of an image."""
+        return os.path.join(os.fsencode(self.root), self._names[index])
 
 
 # --- splits -----------------------------------------------------------------------------------------------------------
