@@ -55,7 +55,7 @@ class Upload:
     Args:
         folder: the run folder.
         url: of the copy.
-        keep: number of newest checkpoints to keep, beside those that ``last`` and ``best`` name.
+        keep: number of newest checkpoints to keep, in addition to those that ``last`` and ``best`` name.
     """
 
     def __init__(self, folder: Path, url: str, keep: int) -> None:
