@@ -19,10 +19,13 @@ class EveryOther:
         seed: of the run.
         batch_size: not used.
         first: index of the first sample: 0 or 1.
+        samples: use only so many of the dataset; null: all.
     """
 
-    def __init__(self, source: Source, seed: int, batch_size: int, /, *, first: int = 0) -> None:
-        self._indices, self._seed = np.arange(first, len(source), 2), seed
+    def __init__(
+        self, source: Source, seed: int, batch_size: int, /, *, first: int = 0, samples: int | None = None
+    ) -> None:
+        self._indices, self._seed = np.arange(first, samples or len(source), 2), seed
 
     def __len__(self) -> int:
         return len(self._indices)

@@ -74,12 +74,17 @@ def single_config(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     return {**config, "task": task, "data": own}
 
 
-def partly_configs(overrides: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the configs of both tasks on one backbone and of each alone, where a scene has boxes or maps."""
+def partly_configs(overrides: Sequence[str], scenes: int | None) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the configs of both tasks on one backbone and of each alone, where a scene has boxes or maps.
+
+    Args:
+        overrides: of the multi-task config.
+        scenes: use only so many of the 1,600.
+    """
     config = multi_config(overrides, ["boxes", "maps"])
     streams = config["data"]["train"]["source"]["streams"]
     for first, name in enumerate(("boxes", "maps")):
-        half = {"name": "every_other", "first": first}
+        half = {"name": "every_other", "first": first, "samples": scenes}
         streams[name] = {**streams["boxes"], "share": 0.5, "sampler": half}
         config["task"]["tasks"][name]["stream"] = None
     config["plugins"] = ["every_other"]
@@ -139,6 +144,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/multitask_benchmark"))
     parser.add_argument("--seeds", type=int, default=len(SEEDS))
     parser.add_argument("--partly", action="store_true")
+    parser.add_argument("--scenes", type=int, help="with --partly: use only so many of the 1,600")
     parser.add_argument("--only", nargs="*", help="names of runs: multi, boxes ...")
     parser.add_argument("--set", nargs="*", default=[], dest="overrides")
     parser.add_argument("--table", action="store_true")
@@ -146,7 +152,7 @@ def main() -> None:
     file = arguments.out / "results.jsonl"
     results = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
     if arguments.partly:
-        prefix, configs = "partly/", dict(partly_configs(arguments.overrides))
+        prefix, configs = "partly/", dict(partly_configs(arguments.overrides, arguments.scenes))
     else:
         whole = multi_config(arguments.overrides)
         prefix, configs = "", {"multi": whole, **{name: single_config(whole, name) for name in whole["task"]["tasks"]}}

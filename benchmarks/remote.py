@@ -1,6 +1,6 @@
 """Claim: with a warm cache, data in object storage are read at least 0.95 times as fast as from the local disk.
 
-512 JPEG files (224 x 224 pixels, noise: 40 KB each) as an image folder and as two tar files, in batches of 64 with
+256 JPEG files (224 x 224 pixels, noise: 40 KB each) as an image folder and as two tar files, in batches of 64 with
 RandomResizedCrop to 112 pixels, in this process. "local" and "warm" take turns; medians over the rounds. "cold" is the
 first epoch, from an S3 server (moto) in this process that answers after 20 ms: its throughput is that of the
 server, but the number of requests per image is that of any. Needs ``pip install 'opabinia[storage]'``. Run:
@@ -35,7 +35,7 @@ from opabinia.runtime import storage
 from opabinia.runtime.durations import Duration
 from tests.faults.s3 import S3Server
 
-IMAGES, BATCH, ROUNDS, LATENCY = 512, 64, 5, 0.02
+IMAGES, BATCH, ROUNDS, LATENCY = 256, 64, 5, 0.02
 
 
 def write(folder: Path) -> None:

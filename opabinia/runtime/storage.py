@@ -115,13 +115,15 @@ def local_copy(url: str | Path) -> str:
         with wait_for_lock(marker.with_suffix(".lock")):
             if not marker.exists():
                 refresh(url)
+    if file := next((parent for parent in path.parents if parent.is_file()), None):
+        raise StorageError(f"there is no {url}: {url_of(file)} is an object, not a folder")
     if not path.exists():
         raise StorageError(f"there is no {url}: it was not there when the folder was listed; {_remedy(url)}")
     return str(path)
 
 
 def refresh(url: str) -> int:
-    """List an object or a folder in remote storage anew; return the number of objects.
+    """List an object or a folder in remote storage again; return the number of objects.
 
     Local copies of objects that have changed or are gone are removed.
 
@@ -133,10 +135,9 @@ def refresh(url: str) -> int:
     for name, info in _list(url):
         path = root / name if name else root
         if path.parent not in folders:
-            for parent in path.parents:
-                if parent == root or parent.is_dir():
-                    break
-                _remove(parent)  # an object that is a folder now
+            existing = next(parent for parent in path.parents if parent.exists())
+            if not existing.is_dir():
+                _remove(existing)  # an object that is a folder now
             with disk_errors(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
             folders.add(path.parent)
@@ -152,9 +153,11 @@ def refresh(url: str) -> int:
         _put_placeholder(path, *listed)
         if not path.name.lower().endswith(_FETCHED_WHEN_READ):
             fetched_now.append(path)
-    for path in root.rglob("*") if root.is_dir() else ():
-        if str(path.relative_to(root)) not in names and not path.is_dir():
-            _remove(path)
+    for folder, _, files in os.walk(root):
+        below = "" if folder == str(root) else f"{folder.removeprefix(str(root))[1:]}/"
+        for name in files:
+            if below + name not in names:
+                _remove(Path(folder, name))
     with ThreadPoolExecutor(THREADS) as pool:
         list(pool.map(fetch, fetched_now))
     about = {"url": url, "objects": len(names), "listed": datetime.now(UTC).isoformat(timespec="seconds")}
@@ -465,7 +468,7 @@ def _parents(url: str) -> Iterator[str]:
 
 def _remedy(url: str) -> str:
     listed = next((folder for folder in _parents(url) if _marker(folder).exists()), url)
-    return f"opabinia data refresh {listed} lists it anew"
+    return f"opabinia data refresh {listed} lists it again"
 
 
 # --- listing ----------------------------------------------------------------------------------------------------------
@@ -604,11 +607,12 @@ def _check_unchanged(url: str, listed: tuple[int, int]) -> None:
 
 def _read_chunk(local: Path, status: os.stat_result, start: int, first: int, stop: int) -> bytes:
     """Return the bytes from ``first`` up to ``stop`` of the chunk of a placeholder that begins at ``start``."""
-    chunk, url = _chunks(local) / f"{status.st_mtime_ns:x}-{start:013d}", url_of(local)
+    chunk = _chunks(local) / f"{status.st_mtime_ns:x}-{start:013d}"
     size = min(CHUNK, status.st_size - start)
     with suppress(FileNotFoundError), chunk.open("rb", buffering=0) as file:
         if os.fstat(file.fileno()).st_size == size:
             return os.pread(file.fileno(), stop - first, first)
+    url = url_of(local)
 
     def request() -> bytes:
         fs, path = filesystem(url)

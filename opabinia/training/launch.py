@@ -19,8 +19,8 @@ from opabinia.engine.checkpointing.checkpoint import BadCheckpoint, Snapshot, We
 from opabinia.engine.checkpointing.manager import list_checkpoints, load_latest_checkpoint, read_pointer
 from opabinia.engine.hooks.expected_scores import UnexpectedScore, check_scores
 from opabinia.engine.loop.nonfinite import NonFiniteError
-from opabinia.runtime.elastic_agent import is_restart, launch_id
-from opabinia.runtime.files import disk_errors, exclusive_lock, remove_leftovers, write_atomic
+from opabinia.runtime.elastic_agent import is_elastic, is_restart, launch_id
+from opabinia.runtime.files import disk_errors, exclusive_lock, remove_leftovers, wait_for_lock, write_atomic
 from opabinia.runtime.json_files import read_json
 from opabinia.runtime.log import log, log_to_file, logging_to
 from opabinia.runtime.process_group import process_group
@@ -247,7 +247,9 @@ def _take_folder(folder: Path, resume: str | None, held: ExitStack, url: str | N
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "checkpoints").mkdir(exist_ok=True)
-    held.enter_context(exclusive_lock(folder))
+    # A machine that was lost may hold the lock until its lease ends.
+    waits = is_elastic() and is_restart()
+    held.enter_context(wait_for_lock(folder / ".lock") if waits else exclusive_lock(folder))
     if resume is None:
         check_not_overwritten(folder)  # another process may have been faster
     remove_leftovers(folder)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 import shutil
 import subprocess
+import tomllib
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,12 +27,19 @@ POD = JOB["template"]["spec"]["template"]["spec"]
 (CONTAINER,) = POD["containers"]
 TASK = yaml.safe_load((CLUSTERS / "skypilot.yaml").read_text(encoding="utf-8"))
 SLURM = (CLUSTERS / "slurm.sh").read_text(encoding="utf-8")
+RAY = (CLUSTERS / "ray_train.py").read_text(encoding="utf-8")
 SHELL = {"skypilot setup": TASK["setup"], "skypilot run": TASK["run"], "slurm": SLURM}
 
 
 def commands() -> Iterator[list[str]]:
     """Yield the words of each ``opabinia`` command; variables and substitutions become 1."""
     yield [re.sub(r"\$\(\w+\)", "1", word) for word in CONTAINER["args"]]
+    run = ast.literal_eval(RAY.partition("RUN = ")[2].partition("\n")[0])
+    yield [
+        "train",
+        *run,
+        *(f"{name}={'auto' if name == '--resume' else 1}" for name in re.findall(r'"(--[\w-]+)"', RAY)),
+    ]
     for text in SHELL.values():
         for line in text.replace("\\\n", " ").splitlines():
             if match := re.match(r"\s*(?:srun .*?)?\bopabinia (.*?)(?: \|\| .*)?$", line):
@@ -38,13 +47,12 @@ def commands() -> Iterator[list[str]]:
 
 
 def test_commands_can_be_parsed_and_their_configs_are_valid() -> None:
-    found = list(commands())
-    assert len(found) == 3
-    for words in found:
-        arguments = parsed(with_resume_value(words))
-        assert arguments["resume"] == "auto"
-        assert arguments["nproc"] and arguments["nnodes"]
-        assert not check(compose(arguments["recipe"], arguments["overrides"]), catalog()).warnings
+    found = [parsed(with_resume_value(words)) for words in commands()]
+    assert len(found) == 4
+    assert all(arguments["resume"] == "auto" and arguments["nproc"] and arguments["nnodes"] for arguments in found)
+    (recipe,) = {arguments["recipe"] for arguments in found}
+    overrides = {override for arguments in found for override in arguments["overrides"]}
+    assert not check(compose(recipe, sorted(overrides)), catalog()).warnings
 
 
 @pytest.mark.parametrize("name", SHELL)
@@ -92,9 +100,14 @@ def test_the_slurm_script_asks_for_a_notice_and_a_requeue() -> None:
     assert number in ("USR1", "TERM") and int(seconds) >= 60
 
 
-def test_the_page_names_every_file() -> None:
+def test_the_page_names_every_file_and_extras_exist() -> None:
     text = PAGE.read_text(encoding="utf-8")
-    assert {path.name for path in CLUSTERS.iterdir()} == set(re.findall(r"\(examples/clusters/([\w.]+)\)", text))
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    files = [text, *(path.read_text(encoding="utf-8") for path in CLUSTERS.iterdir() if path.is_file())]
+    assert set(re.findall(r"(?:opabinia\[|EXTRAS=)(\w+)", "\n".join(files))) <= extras.keys()
+    assert {path.name for path in CLUSTERS.iterdir() if path.is_file()} == set(
+        re.findall(r"\(examples/clusters/([\w.]+)\)", text)
+    )
 
 
 def test_the_dockerfile_is_for_both_devices_without_root() -> None:

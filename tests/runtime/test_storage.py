@@ -99,6 +99,8 @@ def test_changed_and_deleted_objects(remote: Any) -> None:
         read_file(folder / "2.jpg")
     with pytest.raises(StorageError, match="it was not there when the folder was listed"):
         local_copy("memory://data/5.jpg")
+    with pytest.raises(StorageError, match=r"memory:///data/1.jpg is an object, not a folder"):
+        local_copy("memory://data/1.jpg/a")
     assert refresh("memory://data") == 4
     assert sorted(os.listdir(folder)) == ["1.jpg", "3.tar", "4.jpg", "5.jpg"]
     assert not storage.is_placeholder(folder / "4.jpg")  # it stays

@@ -203,7 +203,7 @@ def test_an_elastic_launch_continues_its_run_and_logs_the_world_size(
     assert starts == [(0, 1, 16), (1, 1, 16)]
     assert read_checkpoint(folder / "checkpoints/step-00000002").state["micro_batch_size"] == 16
     monkeypatch.setenv(LAUNCH, "another")
-    assert "already exists" in problem(lambda: train(tmp_path, "train.length=3it"))
+    assert "which is never overwritten" in problem(lambda: train(tmp_path, "train.length=3it"))
 
 
 def test_fewer_processes_need_no_more_memory_each(monkeypatch: pytest.MonkeyPatch, finished: Path) -> None:

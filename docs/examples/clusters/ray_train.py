@@ -15,32 +15,26 @@ from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
 RUN = ["classification/image_folder", "vars.root=s3://my-bucket/flowers", "checkpoint.every=0.5h"]
+MACHINES, GPUS = 2, 8
 PORT = 29500
 
 
 def run_on_machine(config: dict[str, Any]) -> None:
-    """Run the agent of this machine; a failure is Ray's to retry."""
+    """Run the agent of one machine; a failure is Ray's to retry."""
     context = ray.train.get_context()
     host = ray.train.collective.broadcast_from_rank_zero(ray.util.get_node_ip_address())
-    layout = ["--nproc", str(config["gpus"]), "--nnodes", str(context.get_world_size())]
+    layout = ["--nproc", str(GPUS), "--nnodes", str(context.get_world_size())]
     layout += ["--node-rank", str(context.get_world_rank()), "--rdzv-endpoint", f"{host}:{PORT}"]
     command = [sys.executable, "-m", "opabinia", "train", *RUN, *layout, "--resume", "auto"]
-    # Ray Train hides all GPUs but those of this worker; it is given all of a machine.
     subprocess.run(command, cwd=config["folder"], check=True)
 
 
-def main(machines: int = 2, gpus: int = 8) -> None:
-    """Train to the end."""
-    resources = {"GPU": gpus} if gpus > 1 else {"CPU": 1}
+if __name__ == "__main__":
     DataParallelTrainer(
         run_on_machine,
-        train_loop_config={"gpus": gpus, "folder": os.getcwd()},
+        train_loop_config={"folder": os.getcwd()},
         scaling_config=ScalingConfig(
-            num_workers=machines, resources_per_worker=resources, use_gpu=gpus > 1, placement_strategy="STRICT_SPREAD"
+            num_workers=MACHINES, use_gpu=True, resources_per_worker={"GPU": GPUS}, placement_strategy="STRICT_SPREAD"
         ),
         run_config=RunConfig(name="opabinia", failure_config=FailureConfig(max_failures=100)),
     ).fit()
-
-
-if __name__ == "__main__":
-    main()

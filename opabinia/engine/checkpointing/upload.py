@@ -108,8 +108,8 @@ class Upload:
         with _unless_deleted(path), _held(path) as folder:
             time_ns, manifest = (folder / MANIFEST).stat().st_mtime_ns, (folder / MANIFEST).read_bytes()
             sizes = {name: info["size"] for name, info in storage.objects(url).items()}
+            part = f"{MANIFEST}.part"
             if MANIFEST not in sizes or fs.cat_file(f"{root}/{MANIFEST}") != manifest:
-                part = f"{MANIFEST}.part"
                 if MANIFEST in sizes or part not in sizes or fs.cat_file(f"{root}/{part}") != manifest:
                     self._delete_checkpoint(path.name)  # files of the same size may be of another run
                     sizes = {}
@@ -118,9 +118,9 @@ class Upload:
                 for name in [name for name, size in files.items() if sizes.get(name) != size]:
                     storage.upload(folder / name, f"{url}/{name}")
                 storage.upload(folder / MANIFEST, f"{url}/{MANIFEST}")
-                self._delete(f"checkpoints/{path.name}/{part}")
                 seconds = time.monotonic() - started
                 log.info("uploaded %s: %.1f MB, %.1f s", url, sum(files.values()) / 1e6, seconds)
+            self._delete(f"checkpoints/{path.name}/{part}")
             self._complete[path.name] = time_ns
 
     def _send_pointers(self) -> None:

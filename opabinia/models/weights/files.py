@@ -21,6 +21,7 @@ from opabinia.models.lora import merge_tensors
 from opabinia.models.weights.download import HUB, hub_file
 from opabinia.models.weights.safe_pickle import load_tensors, read_pickle
 from opabinia.runtime.shards import ShardedTensors, load_safetensors
+from opabinia.runtime.storage import fetch, is_url, local_copy
 
 _WRAPPERS = (
     *("state_dict", "model_state_dict", "model_state", "model", "module", "network", "net", "weights", "params"),
@@ -42,14 +43,20 @@ def read_weights(path: Path, *, ema: bool = False) -> dict[str, Tensor]:
     Args:
         path: a file (.safetensors, ``torch.save``: .pth, .pt, .bin, .tar, or a pickle of NumPy arrays: .pkl, as
             detectron2 and Caffe2 write it), a checkpoint folder, or a run folder, of which the best checkpoint is read,
-            or the last one if none is marked; ``hf:OWNER/NAME`` is a repository of the Hugging Face Hub.
+            or the last one if none is marked; ``hf:OWNER/NAME`` is a repository of the Hugging Face Hub; a URL
+            (``s3://bucket/weights.pth``) is fetched.
         ema: read averaged weights.
 
     Raises:
         ValueError: there is no such file, it is damaged, holds more than plain data, or has no averaged weights.
+        StorageError: remote storage does not give it.
     """
     if str(path).startswith(HUB):
         path = hub_file(str(path).removeprefix(HUB))
+    if is_url(path):
+        path = Path(local_copy(path))
+    if path.is_file():
+        fetch(path)
     if path.is_dir():
         weights = _read_checkpoint(find_checkpoint(path), ema)
     elif not path.is_file():
