@@ -45,7 +45,10 @@ CASES: dict[str, tuple[Any, str]] = {
 }
 WITH_DATA: dict[str, tuple[Any, str]] = {
     "tasks.c.task": ({"name": "detection", "detector": "fcos"}, ": task.tasks.c.task: detection learns from bound"),
-    "tasks.b.data.train.transforms": ([], "task.tasks.b: the backbone takes images of multiples of 16 x 16, not 8 x 8"),
+    "tasks.b.data.train.transforms": (
+        [],
+        "task.tasks.b: the backbone does not take images of 8 x 8: the model takes images of multiples of 16 x 16",
+    ),
     "tasks.b.data.val.transforms": ([], "data.val (b/val): a batch of shape (2, 1, 8, 8) does not go through"),
     "tasks.b.data.train.transforms.1": ("RGB", "streams.b: its images have 3 channels, those of a 1; they share"),
     "checkpoint.best": ("bb/val/top1", "checkpoint.best: no evaluation computes the score 'bb/val/top1'; did you mean"),

@@ -67,7 +67,15 @@ def _check_image_size(patch_embed: Any, inputs: tuple[Tensor, ...]) -> None:
         fits = patch_embed.dynamic_img_pad or not any(length % side for length, side in zip(size, patch, strict=True))
         expected = "multiples of {} x {}".format(*patch)
     if not fits:
-        raise DataMismatch("the backbone takes images of {}, not {} x {}: resize or crop them".format(expected, *size))
+        raise DataMismatch(_wrong_size(f"the model takes images of {expected}", size))
+
+
+def _wrong_size(reason: object, size: Sequence[int]) -> str:
+    height, width = size
+    return (
+        f"the backbone does not take images of {height} x {width}: {reason} (resize or crop them, or set the model's "
+        "size by the backbone's options: {img_size: [height, width]})"
+    )
 
 
 class TimmBackbone(Backbone):
@@ -254,11 +262,7 @@ class TimmBackbone(Backbone):
         try:
             maps: list[Tensor] = self.multi_scale(self.model, images)
         except AssertionError as error:  # how timm's layers refuse a size
-            height, width = images.shape[2:]
-            raise DataMismatch(
-                f"timm's {type(self.model).__name__} does not take images of {height} x {width}: {error} "
-                "(the model's size is set by the backbone's options: {img_size: [height, width]})"
-            ) from error
+            raise DataMismatch(_wrong_size(error, images.shape[2:])) from error
         return maps
 
     def keep_dilated_stages(self) -> list[Level]:

@@ -223,14 +223,14 @@ def forward_by_size(network: Callable[[Tensor], Tensor], views: Sequence[Tensor]
 
 @contextmanager
 def view_size_errors(views: Sequence[Tensor]) -> Iterator[None]:
-    """Turn a backbone's assertion about image sizes into an error that names the option to set.
+    """Turn a backbone's error about image sizes into one that names the option to set.
 
     Raises:
         DataMismatch: the backbone does not take views of these sizes.
     """
     try:
         yield
-    except AssertionError as error:  # raised by timm's layers
+    except (AssertionError, DataMismatch) as error:  # the former by timm's layers
         sizes = ", ".join(dict.fromkeys(f"{view.shape[2]} x {view.shape[3]}" for view in views))
         raise DataMismatch(
             f"the backbone does not take views of {sizes}: {error} Vision transformers of timm take several sizes with "
