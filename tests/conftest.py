@@ -153,6 +153,12 @@ def s3_server(s3_process: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("OPABINIA_REMOTE_CACHE", str(tmp_path / "remote"))
     s3_process.reset()
+    import s3fs
+
+    from opabinia.runtime import storage
+
+    s3fs.S3FileSystem.clear_instance_cache()  # one of an earlier test has its credentials
+    storage._connect.cache_clear()
     return s3_process
 
 

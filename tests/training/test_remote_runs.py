@@ -200,10 +200,21 @@ def test_an_outage_delays_the_upload_and_nothing_else(s3_server: S3Server, tmp_p
     program.until(lambda: "finish done" in program.trace, 300)  # without storage
     s3_server._start()
     program.expect(0, 300)
-    run, remote = tmp_path / "faults" / "default", downloaded_run(f"{url}/faults/default")
+    run, remote = tmp_path / "faults" / "default", remote_runs.fetch_run(f"{url}/faults/default")
     for name in ("config.yaml", "metrics.jsonl", "results.json", "checkpoints/last", "checkpoints/best"):
         assert (remote / name).read_bytes() == (run / name).read_bytes()
     assert contents(remote / "checkpoints" / "step-00000030") == contents(run / "checkpoints" / "step-00000030")
+
+
+def kill_uploading(folder: str) -> None:
+    """Kill the process that uploads a run folder, and wait until it is gone."""
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            words = file.read_bytes().decode().split("\0")
+            if "opabinia.engine.checkpointing.upload" in words and any(folder in word for word in words):
+                os.kill(int(file.parent.name), signal.SIGKILL)
+                while file.read_bytes():
+                    time.sleep(0.01)
 
 
 @pytest.mark.slow
@@ -235,6 +246,7 @@ def test_machines_that_are_killed_while_they_upload_are_replaced_by_empty_ones(
         name = ("/state.json.part", "/state.json")[number % 2]
         program.until(lambda: sent(name, before), 300)  # noqa: B023
         program.kill()
+        kill_uploading(f"machine-{number}/faults")  # with the machine
         resumed.append(program.trace[0])
         complete = [name for name in storage.objects(prefix) if name.endswith("/state.json")]
         newest = max((int(name[len("step-") :].partition("/")[0]) for name in complete), default=0)
