@@ -87,6 +87,8 @@ def partly_configs(overrides: Sequence[str], scenes: int | None) -> Iterator[tup
         half = {"name": "every_other", "first": first, "samples": scenes}
         streams[name] = {**streams["boxes"], "share": 0.5, "sampler": half}
         config["task"]["tasks"][name]["stream"] = None
+        config["task"]["tasks"][name]["weight"] = 1.0
+    config["task"]["norms"] = "shared"  # the streams have images of one kind
     config["plugins"] = ["every_other"]
     config["data"]["batch_size"] = 16
     yield "partly/multi", config

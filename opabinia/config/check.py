@@ -179,6 +179,8 @@ class _Check:
 
     def _unknown_key(self, entry: Entry, key: str, value: Any, path: Path) -> None:
         place = (*path, key)
+        if entry.family == "task" and (key, value) == ("backbone", "shared"):  # see config/multitask.py
+            return self._complain(path, f"{entry.name} has no backbone to share with the tasks of a multi-task run")
         synonym = translate(key, value)
         if synonym and not synonym.startswith(f"{dotted(place)}="):
             in_file = not self._where(place).startswith("command line")

@@ -28,7 +28,7 @@ class MarkMissingLabels:
 
     def __call__(self, sample: Sample) -> Sample:
         """Return the sample with ``missing`` and all labels."""
-        height, width = sample["image"].shape[-2:]
+        height, width = sample["image"].shape[-2:] if "image" in sample else (0, 0)  # views have neither boxes nor maps
         boxes = tv_tensors.BoundingBoxes(torch.zeros(0, 4), format="XYXY", canvas_size=(height, width))
         empty = {
             "label": {"label": self._label},

@@ -343,8 +343,8 @@ def freeze_batch_norms(model: nn.Module, *, trained_weights: bool = False) -> No
 
 
 def convert_stream_batch_norm(model: nn.Module, streams: Sequence[str], current: CurrentStream) -> None:
-    """Replace every batch norm within a model by a :class:`StreamBatchNorm` with its parameters; all streams begin with
-    its statistics.
+    """Replace every batch norm with running statistics within a model by a :class:`StreamBatchNorm` with its
+    parameters; all streams begin with its statistics.
 
     Args:
         model: a network.
@@ -353,13 +353,14 @@ def convert_stream_batch_norm(model: nn.Module, streams: Sequence[str], current:
     """
 
     def convert(norm: _BatchNorm) -> nn.Module:
+        if not norm.track_running_stats:
+            return norm
         converted = _convert(norm, StreamBatchNorm, StreamBatchNormAct)
         converted.current = current
         converted.streams = nn.ModuleDict()
         for stream in streams[1:]:
             own = nn.BatchNorm1d(norm.num_features, norm.eps, norm.momentum, affine=False)
-            if norm.track_running_stats:
-                own.load_state_dict({name: getattr(norm, name) for name in own.state_dict()})
+            own.load_state_dict({name: getattr(norm, name) for name in own.state_dict()})
             converted.streams[stream] = own
         return converted
 

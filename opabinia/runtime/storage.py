@@ -12,7 +12,8 @@ size and time mean the same object, and content that is not that of the object t
 are those of the protocol's own library, from the environment; none are written.
 
 In the folder of local copies, ``.listed`` holds a file for each folder that was listed, ``.chunks`` parts of tar files,
-``.tmp`` what is being fetched, and ``.room`` the number of bytes that may be fetched before the size is counted again.
+``.tmp`` what is being fetched, ``runs`` run folders, which are no part of the limited size, and ``.room`` the number of
+bytes that may be fetched before the size is counted again.
 
 Environment:
     OPABINIA_REMOTE_CACHE: the local folder, by default ``~/.cache/opabinia/remote``.
@@ -53,7 +54,9 @@ PATIENCE = 180.0
 CHUNK = 1 << 22
 """Bytes of a part of a file that is read at once."""
 THREADS = 32
-"""Of requests at the same time, while a folder is listed."""
+"""Requests at the same time, while a folder is listed."""
+COMPARE_EVERY = 60.0
+"""Seconds after which an object of which parts are read is compared with the listed one again."""
 
 _URL = re.compile(r"([a-z][a-z0-9+.-]+):/+([^/].*)", re.DOTALL)  # pathlib makes one slash of two
 _ROOTED = ("file", "local", "memory")  # protocols whose paths begin with a slash
@@ -65,6 +68,7 @@ _FETCHED_WHEN_READ = (
 )
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure"}
 _PLACEHOLDER = stat.S_IWUSR
+_RUNS = "runs"
 _MAX_HASHED = 1 << 24  # larger objects are uploaded in parts: their ETag is not their MD5
 _COUNTED_EVERY = 10 * 10**9  # bytes that are fetched, at most, before the free space of the disk is looked at again
 _Result = TypeVar("_Result")
@@ -150,6 +154,7 @@ def refresh(url: str) -> int:
                     fetched_now.append(path)  # the last listing was interrupted
                 continue
             _remove(path)
+        _marker(url).unlink(missing_ok=True)  # until all changes are here
         _put_placeholder(path, *listed)
         if not path.name.lower().endswith(_FETCHED_WHEN_READ):
             fetched_now.append(path)
@@ -275,7 +280,10 @@ def objects(url: str) -> dict[str, dict[str, Any]]:
     """
     fs, root = filesystem(url)
     root = root.rstrip("/")
-    found = {name.removeprefix(root).lstrip("/"): info for name, info in fs.find(root, detail=True).items()}
+    infos = fs.find(root, detail=True)
+    # An empty object whose name ends with a slash stands for its folder; some servers list it without the slash.
+    names = [name for name, info in infos.items() if info["size"] or not f"{name}/".endswith(("//", f"{root}/"))]
+    found = {name.removeprefix(root).lstrip("/"): infos[name] for name in names}
     if outside := [name for name in found if not _is_local_name(name)]:
         raise StorageError(f"{url}: the object {outside[0]!r} cannot be a file below a folder")
     return found
@@ -355,6 +363,11 @@ def url_of(path: Path) -> str:
 def local_path(url: str) -> Path:
     """Return where the local copy of a file or folder belongs; it may not be there yet."""
     return _root().joinpath(*_split(url))
+
+
+def local_run(url: str) -> Path:
+    """Return where the local copy of a run folder belongs. Commands write to it: its size is not limited."""
+    return _root().joinpath(_RUNS, *_split(url))
 
 
 def filesystem(url: str) -> tuple[Any, str]:
@@ -607,17 +620,23 @@ def _check_unchanged(url: str, listed: tuple[int, int]) -> None:
 
 def _read_chunk(local: Path, status: os.stat_result, start: int, first: int, stop: int) -> bytes:
     """Return the bytes from ``first`` up to ``stop`` of the chunk of a placeholder that begins at ``start``."""
-    chunk = _chunks(local) / f"{status.st_mtime_ns:x}-{start:013d}"
+    url, version = url_of(local), f"{status.st_mtime_ns:x}"
+    chunk, compared = _chunks(local) / f"{version}-{start:013d}", _chunks(local) / version
     size = min(CHUNK, status.st_size - start)
     with suppress(FileNotFoundError), chunk.open("rb", buffering=0) as file:
         if os.fstat(file.fileno()).st_size == size:
             return os.pread(file.fileno(), stop - first, first)
-    url = url_of(local)
 
     def request() -> bytes:
         fs, path = filesystem(url)
         content: bytes = fs.cat_file(path, start=start, end=start + size)
-        _check_unchanged(url, _listed(status))
+        recently = False
+        with suppress(FileNotFoundError):
+            recently = time.time() - compared.stat().st_mtime < COMPARE_EVERY
+        if not recently or len(content) != size:
+            _check_unchanged(url, _listed(status))
+            compared.parent.mkdir(parents=True, exist_ok=True)
+            compared.touch()
         if len(content) != size:
             raise OSError(f"{len(content)} of {size} bytes have arrived")
         return content
@@ -645,11 +664,12 @@ def _make_room(temporary: Path, size: int) -> None:
     limit = _parse_size(text) if text else None
     path = _root() / ".room"
     with disk_errors(path), path.open("a+") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # not lockf, which does not hold between threads
+        with suppress(OSError):  # network file systems without locks
+            fcntl.flock(file, fcntl.LOCK_EX)  # not lockf, which does not hold between threads
         try:
             file.seek(0)
             reserve, _, limit_then = file.read().partition(" ")
-            room = int(reserve) - size if reserve and limit_then == text else -1
+            room = int(reserve) - size if reserve.isdecimal() and limit_then == text else -1
             if room < 0:
                 room = _evict(size, limit)
             temporary.touch()
@@ -657,7 +677,8 @@ def _make_room(temporary: Path, size: int) -> None:
             file.write(f"{room} {text}")
             file.flush()
         finally:
-            fcntl.flock(file, fcntl.LOCK_UN)
+            with suppress(OSError):
+                fcntl.flock(file, fcntl.LOCK_UN)  # processes that were forked meanwhile have the file open, too
 
 
 def _evict(size: int, limit: int | None) -> int:
@@ -669,7 +690,8 @@ def _evict(size: int, limit: int | None) -> int:
                 temporary.unlink()
             else:
                 total += int(temporary.name.rpartition("-")[2])  # it is being fetched
-    files = sorted(_fetched_files(root))
+    folders = [entry.path for entry in os.scandir(root) if entry.is_dir() and entry.name != _RUNS]
+    files = sorted(file for folder in folders for file in _fetched_files(folder))
     total += sum(file_size for _, file_size, _ in files)
     disk = shutil.disk_usage(root)
     available = total + disk.free

@@ -174,7 +174,7 @@ def fetch_run(url: str) -> Path:
     Raises:
         StorageError: there is no run, or it cannot be fetched.
     """
-    folder = storage.local_path(url)
+    folder = storage.local_run(url)
     with _lock(url):
         objects = _objects(url)
         while True:
@@ -191,7 +191,7 @@ def fetch_run(url: str) -> Path:
 
 def _lock(url: str) -> AbstractContextManager[None]:
     """Let one process of this machine fetch a run, of several ranks."""
-    return wait_for_lock(storage.local_path(url) / ".fetch.lock")
+    return wait_for_lock(storage.local_run(url) / ".fetch.lock")
 
 
 def _objects(url: str) -> _Objects:
@@ -214,7 +214,7 @@ def _pointed(url: str, objects: _Objects, pointer: str) -> str | None:
 
 def _fetch(url: str, objects: _Objects, folder: Path) -> None:
     _download(url, objects, {name: folder / name for name in objects if not name.startswith((".", "checkpoints/"))})
-    for pointer in POINTERS:
+    for pointer in reversed(POINTERS):  # by ``last`` a later call knows that all is here
         if (name := _pointed(url, objects, pointer)) is not None:
             _fetch_checkpoint(url, objects, folder / "checkpoints" / name)
             write_atomic(folder / "checkpoints" / pointer, f"{name}\n")

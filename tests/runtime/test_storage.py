@@ -81,6 +81,12 @@ def test_interrupted_listing_is_completed(remote: Any, monkeypatch: pytest.Monke
             local_copy("memory://data")
     folder = Path(local_copy("memory://data"))
     assert (folder / "1.txt").read_text() == "one" and (folder / "2.txt").read_text() == "two"
+    fill(remote, **{"data/1.txt": b"three"})
+    with monkeypatch.context() as patch:
+        patch.setattr(storage, "fetch", lambda path: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            refresh("memory://data")
+    assert (Path(local_copy("memory://data")) / "1.txt").read_text() == "three"
 
 
 def test_changed_and_deleted_objects(remote: Any) -> None:
@@ -129,6 +135,20 @@ def test_ranges(remote: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         assert file.read() == content[-5:]
     remote.rm("/data", recursive=True)
     assert read_range(path, 12, 10) == content[12:22]
+
+
+def test_an_object_is_compared_with_the_listed_one_once_a_minute(remote: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage, "CHUNK", 10)
+    fill(remote, **{"data/a.tar": bytes(35)})
+    path = Path(local_copy("memory://data/a.tar"))
+    compare, compared = storage._check_unchanged, list[str]()
+    monkeypatch.setattr(storage, "_check_unchanged", lambda url, listed: (compared.append(url), compare(url, listed)))
+    assert read_range(path, 0, 25) == bytes(25) and len(compared) == 1
+    for seconds, content in ((0.0, bytes(36)), (60.0, b"short")):
+        monkeypatch.setattr(storage, "COMPARE_EVERY", seconds)
+        fill(remote, **{"data/a.tar": content})
+        with pytest.raises(StorageError, match=r"a.tar has changed since it was listed"):
+            read_range(path, 30, 1)
 
 
 def test_requests_are_repeated(remote: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,6 +226,24 @@ def test_the_size_of_the_cache_stays_below_its_limit(remote: Any, monkeypatch: p
     monkeypatch.setenv("OPABINIA_REMOTE_CACHE_SIZE", "much")
     with pytest.raises(StorageError, match="expected a size such as 200GB"):
         read_file(folder / "1.jpg")
+
+
+def test_run_folders_are_no_part_of_the_cache(remote: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(remote, **{"data/1.jpg": bytes(1000), "data/runs/a/config.yaml": b"seed: 1"})
+    result = storage.local_run("memory://data/runs/a") / "predictions" / "1.jpg"
+    result.parent.mkdir(parents=True)
+    result.write_bytes(b"result")
+    monkeypatch.setenv("OPABINIA_REMOTE_CACHE_SIZE", "1")
+    read_file(Path(local_copy("memory://data")) / "1.jpg")
+    refresh("memory://data")
+    assert result.read_bytes() == b"result"
+
+
+def test_empty_objects_of_folders_are_no_files(remote: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    infos = {"/run/": {"size": 0}, "/run/a/": {"size": 0}, "/run/a/1": {"size": 0}}  # as consoles of S3 make folders
+    with monkeypatch.context() as patch:
+        patch.setattr(type(remote), "find", lambda self, path, detail: infos)
+        assert list(storage.objects("memory://run")) == ["a/1"]
 
 
 def test_a_file_system_without_permissions_is_refused(remote: Any, monkeypatch: pytest.MonkeyPatch) -> None:

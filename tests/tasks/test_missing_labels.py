@@ -7,11 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from opabinia.contracts import Batch, Clock, DatasetInfo, GlobalBatch, Sample
+from opabinia.contracts import Batch, Clock, DataMismatch, DatasetInfo, GlobalBatch, Sample
 from opabinia.data.collate import collate
+from opabinia.data.missing_labels import MarkMissingLabels
 from opabinia.data.sources import Mixture, digit_maps
 from opabinia.data.sources.image_labels import ImageLabels
 from opabinia.data.sources.mixture import MixedStream
+from opabinia.data.transforms.combine import Mosaic
 from opabinia.models.backbones.shared import shared
 from opabinia.models.backbones.timm import timm
 from opabinia.models.decoders.pyramids import SemanticFpn
@@ -116,7 +118,37 @@ def test_a_batch_without_any_label_of_a_task_does_not_change_its_head() -> None:
     assert any(param.grad.any() for param in task.tasks["maps"].parameters() if param.grad is not None)
 
 
-def test_samples_of_partly_labeled_data_are_not_mixed() -> None:
-    stream = MixedStream(source=PartlyLabeled(["", "label"]), mix=[lambda batch, info: batch])
-    with pytest.raises(ValueError, match=r"streams\.a\.mix: samples that may lack labels cannot be mixed"):
-        Mixture(streams={"a": stream})
+def test_a_task_that_needs_several_samples_and_has_one_label_or_none() -> None:
+    """Batch norm over pooled pixels cannot learn from a single image: it is repeated."""
+    task = model()
+    maps = task.tasks["maps"]
+    maps.decoder.register_forward_pre_hook(lambda module, inputs: counts.append(len(inputs[0][0])))
+    for lacking, share in ((["mask", "", "mask"], 1 / 3), (["mask", "mask", "mask"], 0.0)):
+        counts = list[int]()
+        maps.min_samples_per_rank = 1
+        expected = losses(task, read(lacking))["maps/loss"]
+        maps.min_samples_per_rank = 2
+        assert torch.allclose(losses(task, read(lacking))["maps/loss"], expected) and counts == [1, 2]
+        assert (expected > 0) == (share > 0)
+    with pytest.raises(DataMismatch, match=r"task\.tasks\.maps: it learns from 2 or more samples .*, and has 1: raise"):
+        losses(task, read([""]))
+    maps.requires_full_batch = True
+    with pytest.raises(DataMismatch, match=r"task\.tasks\.maps: its losses compare samples"):
+        losses(task, read(["mask", "", ""]))
+
+
+def test_samples_of_partly_labeled_data_are_neither_mixed_nor_combined() -> None:
+    source = PartlyLabeled(["", "label"])
+    for keys, text in (
+        ({"mix": [lambda batch, info: batch]}, r"streams\.a\.mix: samples that may lack labels cannot be mixed"),
+        ({"transforms": [Mosaic(size=8)]}, r"streams\.a\.transforms\.0: samples that may lack labels cannot be comb"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            Mixture(streams={"a": MixedStream(source=source, **keys)})
+
+
+def test_views_of_partly_labeled_data() -> None:
+    """Such as those of a self-supervised task on the images of a classifier."""
+    mark = MarkMissingLabels(PartlyLabeled([""]))
+    sample = mark({"views": (torch.zeros(1, 8, 8),), "id": "a", "boxes": (), "mask": ()})
+    assert sample["missing"] == "label" and len(sample["label"]) == len(scenes().classes)

@@ -95,6 +95,28 @@ def test_a_machine_fetches_what_is_newer_and_keeps_what_is_not(tmp_path: Path) -
     assert fetch(url, tmp_path / "c", resolved) and not (tmp_path / "c" / "checkpoints" / "last").exists()
 
 
+def test_a_machine_that_is_killed_between_two_checkpoints_fetches_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, resolved, remote = f"file://{tmp_path}/bucket/run", uploaded_to("file:///x"), save(tmp_path / "a", 5, 10)
+    (remote / "checkpoints" / "best").write_text("step-00000005\n")
+    Upload(remote, url, 2).send_all()
+    fetch, fetched = remote_runs._fetch_checkpoint, list[Path]()
+
+    def fetch_one(url: str, objects: Any, path: Path) -> None:
+        if fetched:
+            raise KeyboardInterrupt
+        fetched.append(path)
+        fetch(url, objects, path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(remote_runs, "_fetch_checkpoint", fetch_one)
+        with pytest.raises(KeyboardInterrupt):
+            remote_runs.fetch_newer(url, tmp_path / "b", resolved)
+    assert remote_runs.fetch_newer(url, tmp_path / "b", resolved)
+    assert contents(tmp_path / "b") == contents(remote)
+
+
 def test_a_machine_waits_for_the_checkpoint_that_another_uploads(tmp_path: Path) -> None:
     url, path = f"file://{tmp_path}/bucket/run", tmp_path / "b" / "checkpoints" / "step-00000005"
     Upload(save(tmp_path / "a", 5), url, 2).send_all()
@@ -233,8 +255,13 @@ def test_machines_that_are_killed_while_they_upload_are_replaced_by_empty_ones(
         words = ("train", str(recipe), "--out", out, "checkpoint={every: 1it, keep: 2}", *overrides)
         return warm_server.start(*words, "--resume", "auto", environment={**cache, **environment})
 
-    def sent(name: str, since: int) -> bool:
-        return any(line.startswith("PUT") and line.partition("?")[0].endswith(name) for line in requests[since:])
+    def has_begun(since: int) -> bool:
+        lines = (line.partition("?")[0] for line in requests[since:] if line.startswith("PUT"))
+        return any(line.endswith("/state.json.part") for line in lines)
+
+    def newest_complete() -> int:
+        names = [name for name in storage.objects(prefix) if name.endswith("/state.json")]
+        return max((int(name[len("step-") :].partition("/")[0]) for name in names), default=0)
 
     requests = s3_server.requests
     start("undisturbed").expect(0, 300)
@@ -243,13 +270,12 @@ def test_machines_that_are_killed_while_they_upload_are_replaced_by_empty_ones(
         before = len(requests)
         program = start(f"machine-{number}", f"checkpoint.upload={url}", **{PAUSE: f"before_step {newest + 2}"})
         # Every other machine is killed while it sends its first checkpoint, the others when that is complete.
-        name = ("/state.json.part", "/state.json")[number % 2]
-        program.until(lambda: sent(name, before), 300)  # noqa: B023
+        moments = (lambda: has_begun(before)), (lambda: newest_complete() > newest)  # noqa: B023
+        program.until(moments[number % 2], 300)
         program.kill()
         kill_uploading(f"machine-{number}/faults")  # with the machine
         resumed.append(program.trace[0])
-        complete = [name for name in storage.objects(prefix) if name.endswith("/state.json")]
-        newest = max((int(name[len("step-") :].partition("/")[0]) for name in complete), default=0)
+        newest = newest_complete()
     start("last", f"checkpoint.upload={url}").expect(0, 300)
     assert_same(Outcome.of(tmp_path / "last/faults/default"), Outcome.of(tmp_path / "undisturbed/faults/default"))
     assert len(set(resumed)) >= KILLS // 2

@@ -11,6 +11,7 @@ from annotated_types import MinLen
 
 from opabinia.config import register
 from opabinia.contracts import (
+    CombiningTransform,
     FingerprintedSource,
     Fraction,
     MixPart,
@@ -54,12 +55,16 @@ def _with_missing_labels(name: str, stream: MixedStream) -> MixedStream:
     """Return a stream with the transform that marks missing labels, if some samples lack labels.
 
     Raises:
-        ValueError: its samples are mixed.
+        ValueError: its samples are mixed or combined.
     """
     if not isinstance(stream.source, PartlyLabeledSource) or not stream.source.partly_labeled:
         return stream
     if stream.mix:
         raise ValueError(f"streams.{name}.mix: samples that may lack labels cannot be mixed")
+    for number, transform in enumerate(stream.transforms):
+        if isinstance(transform, CombiningTransform):
+            message = "samples that may lack labels cannot be combined"
+            raise ValueError(f"streams.{name}.transforms.{number}: {message}")
     return replace(stream, transforms=[*stream.transforms, MarkMissingLabels(stream.source)])
 
 

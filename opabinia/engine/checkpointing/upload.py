@@ -1,4 +1,4 @@
-"""Copies a run folder to remote storage while it is trained, in a process of its own: training never waits for it.
+"""Copy a run folder to remote storage while it is trained, in a process of its own: training never waits for it.
 
 ::
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from opabinia.config import register
@@ -71,7 +72,7 @@ class SharedNetwork:
     def normalized(self, images: Tensor, sizes: Sizes | Tensor | None) -> Tensor:
         """Return normalized images; of the batch that is read once, with 0 in its padding for every task."""
         if self._selection is not None and self._batch is not None and images is self._selection.images:
-            selected = self.normalized(*self._batch)[self._selection.rows]
+            selected = select_rows(self.normalized(*self._batch), self._selection.rows)
             self._selection = self._selection._replace(normalized=selected)
             return selected
         if self._batch is None or images is not self._batch[0]:
@@ -85,9 +86,10 @@ class SharedNetwork:
         """Return all features of normalized images."""
         if (full := self._all_if_selected(images)) is not None and self._selection is not None:
             rows, features = self._selection.rows, self.features(full)
-            return SharedFeatures(
-                features.vectors[rows], features.maps[rows], [maps[rows] for maps in features.pyramid]
+            vectors, maps, *pyramid = (
+                select_rows(values, rows) for values in (features.vectors, features.maps, *features.pyramid)
             )
+            return SharedFeatures(vectors, maps, pyramid)
         if images is not self._normalized:
             return self.backbone.shared_features(images)
         if self._features is None:
@@ -99,7 +101,7 @@ class SharedNetwork:
         if self.levels:
             return self.features(images).vectors
         if (full := self._all_if_selected(images)) is not None and self._selection is not None:
-            return self.vectors(full)[self._selection.rows]
+            return select_rows(self.vectors(full), self._selection.rows)
         if images is not self._normalized:
             vectors: Tensor = self.backbone(images)
             return vectors
@@ -116,6 +118,11 @@ class SharedNetwork:
         """Prepare the network for feature maps of several strides in addition to its vectors; return their levels."""
         self.levels = self.levels or self.backbone.enable_shared_features()
         return self.levels
+
+
+def select_rows(values: Tensor, rows: list[int]) -> Tensor:
+    """Return these rows of a tensor, without waiting for the device, as indexing with a list would."""
+    return values[torch.tensor(rows).to(values.device, non_blocking=True)]
 
 
 class _Selection(NamedTuple):

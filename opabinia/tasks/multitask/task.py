@@ -34,7 +34,7 @@ from opabinia.contracts import (
     total_loss,
 )
 from opabinia.models.backbones.module import build_backbone
-from opabinia.models.backbones.shared import SharedBackbone, SharedNetwork, SharedNormalize, sharing
+from opabinia.models.backbones.shared import SharedBackbone, SharedNetwork, SharedNormalize, select_rows, sharing
 from opabinia.models.layers import build_normalization
 from opabinia.models.losses.balance import FixedWeights
 from opabinia.models.norms import convert_stream_batch_norm
@@ -217,14 +217,26 @@ class Multitask(Task):
         return {**values, "total_loss": self.idle(total, tuple(losses))}
 
     def _loss_of_labeled(self, task: Task, batch: Batch, clock: Clock) -> tuple[Tensor, Mapping[str, Any], float]:
-        """Return the loss and the logged values of the samples that have the labels of a task, and their share."""
+        """Return the loss and the logged values of the samples that have the labels of a task, and their share.
+
+        Raises:
+            DataMismatch: the task cannot learn from so few samples, or not from partly labeled ones.
+        """
+        count, least = len(batch["id"]), task.min_samples_per_rank
+        if count < least:
+            message = f"it learns from {least} or more samples of a micro-batch per process, and has {count}: raise"
+            raise DataMismatch(f"{message} data.batch_size, train.micro_batch_size, or the share of its images")
         rows = _labeled_rows(batch, task.label_keys)
         if rows is None:
             return *total_loss(task(batch, clock)), 1.0
-        # Without a labeled sample another one counts 0: losses may communicate between processes.
-        labeled = _take(batch, rows or [0])
-        with self._network.selecting(labeled.get("image"), rows or [0]):
-            return *total_loss(task(labeled, clock)), len(rows) / len(batch["id"])
+        if task.requires_full_batch:
+            raise DataMismatch("its losses compare samples with each other; all of them need its labels")
+        # Without a labeled sample another one counts 0: losses may communicate between processes. Too few are repeated.
+        chosen = rows or [0]
+        chosen = chosen * -(-least // len(chosen)) if len(chosen) < least else chosen
+        labeled = _take(batch, chosen)
+        with self._network.selecting(labeled.get("image"), chosen):
+            return *total_loss(task(labeled, clock)), len(rows) / count
 
     def _layers_of_all_tasks(self) -> list[str]:
         """Return the layers of the backbone with weights, without those that only some tasks need."""
@@ -369,7 +381,7 @@ def _take(batch: Batch, rows: list[int]) -> Batch:
     def column(value: Any) -> Any:
         if isinstance(value, tuple):
             return tuple(column(view) for view in value)
-        return value[rows] if isinstance(value, Tensor) else [value[row] for row in rows]
+        return select_rows(value, rows) if isinstance(value, Tensor) else [value[row] for row in rows]
 
     return {key: column(value) if isinstance(value, Tensor | list | tuple) else value for key, value in batch.items()}
 
