@@ -126,7 +126,7 @@ def _await_host(layout: ProcessLayout, stop: SignalForwarder) -> None:
 
 
 def _leave(rendezvous: Any) -> None:
-    """Leave a rendezvous that goes on; ``shutdown`` would end it for the other machines, too."""
+    """Leave the rendezvous to the other machines; ``shutdown`` would end it for them, too."""
 
     def leave(context: Any, deadline: float) -> Any:
         if context.node in context.state.participants:

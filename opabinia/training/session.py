@@ -313,8 +313,6 @@ def _run(trainer: Trainer, session: Session, metrics_log: MetricsLogger, summary
     try:
         if session.resume is not None:
             trainer.restore(session.resume)
-        else:  # drop the lines of an attempt that ended before its first checkpoint
-            metrics_log.load_state_dict({"offset": 0, "pending": []})
         session.begin(session.resume)
         if is_elastic():
             share = -(-trainer.metadata["global_batch_size"] // world_size())

@@ -8,7 +8,7 @@ import yaml
 
 from opabinia.config import ConfigError
 from opabinia.training.dry_run import dry_run
-from opabinia.training.launch import build_parts
+from opabinia.training.run_folder import build_parts
 from opabinia.training.run_folder import resolve as resolve_config
 
 TRAIN = {"source": "digits"}
@@ -21,13 +21,16 @@ TASKS: dict[str, Any] = {
 TIMM = {"name": "timm", "model": "test_resnet"}
 
 
-def resolve(folder: Path, tasks: dict[str, Any], *overrides: str, **sections: Any) -> Any:
+def resolve(
+    folder: Path, tasks: dict[str, Any], *overrides: str, plugins: tuple[str, ...] = (), **sections: Any
+) -> Any:
     path = folder / "tasks.yaml"
     data = {"batch_size": 8, **sections}
     content: dict[str, Any] = {
         "task": {"name": "multitask", "backbone": TIMM, "tasks": tasks},
         "data": data,
         "optimizer": "sgd",
+        "plugins": list(plugins),
     }
     path.write_text(yaml.safe_dump({**content, "train": {"length": "1it"}}, sort_keys=False))
     return resolve_config(path, overrides)
@@ -88,6 +91,19 @@ def test_one_error_for_each_mistake(tmp_path: Path) -> None:
         (problem,) = caught.value.problems
         assert problem.path == path and text in str(problem), str(problem)
         assert problem.where.startswith((str(tmp_path), "command line")), str(problem)
+
+
+def test_a_task_without_a_backbone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "counts_only.py").write_text(
+        "from opabinia.config import register\nfrom opabinia.contracts import DatasetInfo, Task\n\n\n"
+        '@register.task\nclass CountsOnly(Task):\n    """Counts."""\n\n'
+        "    def __init__(self, info: DatasetInfo, /): ...\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        resolve(tmp_path, changed("b", task="counts_only"), plugins=("counts_only",))
+    (problem,) = caught.value.problems
+    assert problem.path == "task.tasks.b.task" and "counts_only has no backbone to share" in str(problem)
 
 
 def test_a_run_folder_has_its_datasets_in_one_place(tmp_path: Path) -> None:

@@ -161,3 +161,6 @@ def test_streams_begin_with_pretrained_statistics() -> None:
     convert_stream_batch_norm(net, ["a", "b"], current)
     for current.name in ("a", "b"):
         assert torch.equal(net.eval()(torch.ones(2, 1, 8, 8)), expected)
+    without_statistics = nn.Sequential(nn.BatchNorm2d(4, track_running_stats=False))
+    convert_stream_batch_norm(without_statistics, ["a", "b"], current)
+    assert type(without_statistics[0]) is nn.BatchNorm2d, "it has none to keep for each stream"

@@ -122,9 +122,10 @@ def test_a_task_that_needs_several_samples_and_has_one_label_or_none() -> None:
     """Batch norm over pooled pixels cannot learn from a single image: it is repeated."""
     task = model()
     maps = task.tasks["maps"]
+    counts: list[int] = []
     maps.decoder.register_forward_pre_hook(lambda module, inputs: counts.append(len(inputs[0][0])))
     for lacking, share in ((["mask", "", "mask"], 1 / 3), (["mask", "mask", "mask"], 0.0)):
-        counts = list[int]()
+        counts.clear()
         maps.min_samples_per_rank = 1
         expected = losses(task, read(lacking))["maps/loss"]
         maps.min_samples_per_rank = 2

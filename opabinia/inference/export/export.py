@@ -126,7 +126,7 @@ def load_tasks(
     tasks: Sequence[str],
     measured: Measured | None,
 ) -> tuple[Predictor, list[str], list[str]]:
-    """Return the model to export, its tasks if the run has several, and a line about each one that is left out.
+    """Return the model to export, its tasks if the run has several, and a line about each one that is skipped.
 
     Args:
         load_model: loads the run with the tasks that are given as ``task``.
@@ -153,7 +153,7 @@ def load_tasks(
         if measured:
             raise ConfigError([Problem("command line", "--task", f"{line}; export it alone") for line in others])
         return predictor, list(tasks), []
-    return load_model(task=fitting), fitting, [f"left out: {line} (--task exports it alone)" for line in others]
+    return load_model(task=fitting), fitting, [f"skipped: {line} (--task exports it alone)" for line in others]
 
 
 def move_files(files: Mapping[str, Path], paths: Mapping[str, Path], form: Form) -> None:
