@@ -229,6 +229,9 @@ def test_files_without_tensors_and_folders_without_checkpoints(tmp_path: Path) -
         read_weights(tmp_path / "a.pth")
     with pytest.raises(ValueError, match="neither a run with a checkpoint nor a checkpoint"):
         read_weights(tmp_path)
+    (tmp_path / "default" / "checkpoints").mkdir(parents=True)
+    with pytest.raises(ValueError, match=r"; did you mean .*default\?"):
+        read_weights(tmp_path)
 
 
 # --- names ------------------------------------------------------------------------------------------------------------

@@ -86,7 +86,9 @@ def find_checkpoint(folder: Path) -> Path:
                 checkpoint = parent / (parent / pointer).read_text(encoding="utf-8", errors="replace").strip()
                 if _has_tensors(checkpoint, "model"):
                     return checkpoint
-    raise ValueError(f"{folder}: neither a run with a checkpoint nor a checkpoint (model.safetensors)")
+    runs = sorted(path.parent for path in folder.glob("*/checkpoints"))
+    hint = f"; did you mean {runs[0]}?" if runs else ""
+    raise ValueError(f"{folder}: neither a run with a checkpoint nor a checkpoint (model.safetensors){hint}")
 
 
 def _has_tensors(folder: Path, name: str) -> bool:
