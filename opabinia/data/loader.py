@@ -249,7 +249,8 @@ class BatchReader(Dataset[LoadedBatch | _Failure]):
         if self._batch_source:
             with suppress(Exception):  # read one by one, the samples show which of them is at fault
                 return self._batch_source.batch(request.indices), []
-        if path_of := getattr(self.source, "path", None):
+        path_of = getattr(self.source, "path", None)
+        if callable(path_of):  # not an attribute of another meaning
             with _errors_in(f"step {row.step}", self.source):
                 fetch_all(map(path_of, request.indices.tolist()))
         skipped: list[str] = []
