@@ -13,6 +13,7 @@ import typer
 
 from opabinia.cli.errors import option_error, report_errors
 from opabinia.cli.options import Overrides, Recipe
+from opabinia.cli.weights import local_run
 
 if TYPE_CHECKING:
     from opabinia.config import Catalog, Resolved
@@ -81,10 +82,12 @@ def check(
     with report_errors():
         from opabinia.config import ConfigError, catalog
         from opabinia.config.paths import check_paths
+        from opabinia.config.run_checks import check_run
 
         try:
             resolved = _resolve(recipe, overrides or [])
             check_paths(resolved, catalog(resolved.config.get("plugins") or ()))
+            check_run(resolved)
             if build:
                 from opabinia.config import build as build_parts
                 from opabinia.training.dry_run import dry_run
@@ -242,7 +245,7 @@ def diff(
         from opabinia.config import flatten
         from opabinia.config.errors import show
 
-        old, new = (flatten(_resolve(recipe, []).config) for recipe in (first, second))
+        old, new = (flatten(_resolve(str(local_run(recipe)), []).config) for recipe in (first, second))
         for path in dict.fromkeys([*old, *new]):
             if path not in old or path not in new or type(old[path]) is not type(new[path]) or old[path] != new[path]:
                 before, after = (show(values[path]) if path in values else "(missing)" for values in (old, new))

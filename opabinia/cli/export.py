@@ -28,7 +28,10 @@ Format = Annotated[
         help="ONNX, OpenVINO, torch.export (.pt2), or a folder in the layout of the Hugging Face Hub.",
     ),
 ]
-OUT = "File (.onnx, .pt2) or folder (OpenVINO, Hugging Face) to write; default: RUN/export/model.onnx or the like."
+OUT = (
+    "File (.onnx, .pt2) or folder (OpenVINO, Hugging Face) to write; default: RUN/export/model.onnx or the like, with "
+    "--task A RUN/export/A-model.onnx."
+)
 Evaluate = Annotated[
     bool,
     typer.Option("--evaluate", help="Evaluate what is exported on the first validation set; print a table."),

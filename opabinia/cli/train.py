@@ -112,6 +112,7 @@ def _check_at_once(
     """
     from opabinia.config import catalog, check, compose
     from opabinia.config.paths import check_not_overwritten, check_paths, check_resumable, folder_for, holds_run
+    from opabinia.config.run_checks import check_run
 
     leads = launched_rank(os.environ) == node_rank == 0
     if resume is None:
@@ -119,6 +120,7 @@ def _check_at_once(
         parts = catalog(tree.plugins)
         resolved = check(tree, parts)
         check_paths(resolved, parts)
+        check_run(resolved)
         # Others of several processes would wait for one that ends here: they check together, in the run.
         if leads and "WORLD_SIZE" not in os.environ and not is_step(os.environ):
             check_not_overwritten(folder_for(recipe, out, name))

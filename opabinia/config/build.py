@@ -26,7 +26,8 @@ from opabinia.config.references import dotted
 from opabinia.config.registry import Entry
 from opabinia.config.types import Spec, describe, must_exist
 from opabinia.config.validate import blame, place_parts
-from opabinia.runtime.storage import StorageError, is_url, local_copy
+from opabinia.runtime.local_copies import local_copy
+from opabinia.runtime.storage import StorageError, is_url
 
 FUNCTION_FAMILIES = ("loss", "segmentation_loss", "metric_loss", "schedule", "transform", "mix", "command")
 

@@ -34,6 +34,11 @@ def move_datasets(root: Node, problems: list[Problem]) -> Node:
     if task is None or tasks is None or _plain(task, "name") != _TASK:
         return root
     entries = {name: _with_shared_backbone(name, node, problems) for name, node in tasks.value.items()}
+    known = [name for name, node in entries.items() if not isinstance(node.value, dict) or "task" in node.value]
+    for name in [name for name in entries if name not in known] if known else ():
+        message = "there is no task of this name, and a new one needs its key task"
+        where, suggestion = _written(entries.pop(name)), nearest(name, known)
+        problems.append(Problem(where, f"task.tasks.{name}", message, "", suggestion, f"tasks: {listing(known)}"))
     source = _section(_section(_section(root, "data"), "train"), "source")
     there = (_section(source, "streams") or Node({}, "")).value
     for name in there:

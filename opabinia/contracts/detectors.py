@@ -32,7 +32,8 @@ class Target(NamedTuple):
         boxes: left, top, right, bottom (float32, N x 4), of positive width and height; N may be 0. Oriented ones N x 5,
             see :data:`Sample`.
         labels: class labels from 0 (int64, N).
-        masks: uint8 of 0 and 1, N x H x W of the padded batch; None if unknown.
+        masks: uint8 of 0 and 1, N x H x W of the padded batch; 0 x H x W if those of this image are unknown; None if
+            those of the dataset are.
         keypoints: x, y, visibility (float32, N x P x 3); those with visibility above 0 are trained. None if unknown.
     """
 
@@ -74,6 +75,7 @@ class Detector(nn.Module):
         masks: whether it predicts instance masks.
         keypoints: whether it predicts keypoints.
         oriented: whether its boxes are oriented (rotated).
+        label_keys: see :class:`opabinia.contracts.Task`.
         last_stage_on_regions: whether the backbone's last stage is to run on regions: see :meth:`use_last_stage`.
         pyramid_levels: of the feature maps that :meth:`pyramid` returns; empty if other parts must not use them.
     """
@@ -85,6 +87,7 @@ class Detector(nn.Module):
     masks: bool = False
     keypoints: bool = False
     oriented: bool = False
+    label_keys: tuple[str, ...] = ("boxes",)
 
     def use_last_stage(self, stage: nn.Module) -> None:
         """Take the backbone's last stage. It stays a child of the backbone, and is not one of the detector."""

@@ -301,8 +301,8 @@ class Task(nn.Module):
         takes_video: samples are videos, of which transforms make clips; the inference commands then take video files.
         drawings_folder: name of the folder of drawn predictions, see :meth:`save_drawing`.
         predicts_embedding_only: ``predict`` returns the vectors of ``trunk``; heads take part in training only.
-        label_keys: keys of a sample that it learns from: ``label``, ``boxes`` or ``mask``. In multi-task training it
-            skips samples that lack one of them; None: samples that lack any label.
+        label_keys: keys of a sample without which it learns nothing from it: ``label``, ``boxes``, ``mask`` ... In
+            multi-task training it skips samples that lack one of them; None: samples that lack any label.
     """
 
     requires_full_batch: bool = False

@@ -5,7 +5,10 @@ from __future__ import annotations
 import torch
 from torchvision import tv_tensors
 
-from opabinia.contracts import IGNORE_LABEL, MultiLabelSource, PartlyLabeledSource, Sample
+from opabinia.contracts import IGNORE_LABEL, DetectionSource, MultiLabelSource, PartlyLabeledSource, Sample
+
+KEYS = ("label", "boxes", "masks", "keypoints", "mask")
+"""Keys of samples that some of them may lack."""
 
 
 class MarkMissingLabels:
@@ -16,13 +19,15 @@ class MarkMissingLabels:
         source: of the samples.
 
     Raises:
-        ValueError: a key of ``partly_labeled`` is none of ``label``, ``boxes`` and ``mask``.
+        ValueError: a key of ``partly_labeled`` is none of :data:`KEYS`.
     """
 
     def __init__(self, source: PartlyLabeledSource) -> None:
         self._keys = tuple(source.partly_labeled)
-        if unknown := set(self._keys) - {"label", "boxes", "mask"}:
-            raise ValueError(f"partly_labeled: {min(unknown)!r} is none of label, boxes and mask")
+        if unknown := set(self._keys) - set(KEYS):
+            raise ValueError(f"partly_labeled: {min(unknown)!r} is none of {', '.join(KEYS)}")
+        self._with_masks = isinstance(source, DetectionSource) and source.has_masks
+        self._points = len(source.keypoints) if isinstance(source, DetectionSource) else 0
         multi_label = isinstance(source, MultiLabelSource) and source.multi_label
         self._label = torch.zeros(len(source.classes)) if multi_label else 0
 
@@ -30,11 +35,23 @@ class MarkMissingLabels:
         """Return the sample with ``missing`` and all labels."""
         height, width = sample["image"].shape[-2:] if "image" in sample else (0, 0)  # views have neither boxes nor maps
         boxes = tv_tensors.BoundingBoxes(torch.zeros(0, 4), format="XYXY", canvas_size=(height, width))
+        points = torch.zeros(len(sample.get("boxes", ())), self._points, 2)
         empty = {
             "label": {"label": self._label},
             "boxes": {"boxes": boxes, "labels": torch.zeros(0, dtype=torch.int64)},
+            # Objects without masks, and invisible keypoints.
+            "masks": {"masks": tv_tensors.Mask(torch.zeros(0, height, width, dtype=torch.uint8))},
+            "keypoints": {
+                "keypoints": tv_tensors.KeyPoints(points, canvas_size=(height, width)),
+                "visibility": points[..., 0].long(),
+            },
             "mask": {"mask": tv_tensors.Mask(torch.full((height, width), IGNORE_LABEL, dtype=torch.uint8))},
         }
         missing = [key for key in self._keys if key not in sample]
-        added = {name: value for key in missing for name, value in empty[key].items()}
+        of_boxes = {"masks": self._with_masks, "keypoints": self._points} if "boxes" in missing else {}
+        added = {
+            name: value
+            for key in (*missing, *(key for key, given in of_boxes.items() if given and key not in sample))
+            for name, value in empty[key].items()
+        }
         return {**sample, **added, "missing": " ".join(missing)}

@@ -14,6 +14,7 @@ from torch import Tensor
 from opabinia.runtime.processes import all_reduce_mean, collective_device, rank, world_size
 
 _is_local = False
+_counted = 1.0
 
 
 @contextmanager
@@ -26,6 +27,22 @@ def local_batches() -> Iterator[None]:
         yield
     finally:
         _is_local = False
+
+
+@contextmanager
+def counted_samples(share: float) -> Iterator[None]:
+    """Inside, the samples of this rank count with this factor in :func:`mean_over_samples`.
+
+    Args:
+        share: of the samples that have a part in the loss, the others being repetitions of them. If it is 0, samples
+            of this rank count only where no rank has others.
+    """
+    global _counted
+    before, _counted = _counted, _counted * max(share, 1e-12)
+    try:
+        yield
+    finally:
+        _counted = before
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -98,7 +115,7 @@ def mean_over_samples(total: Tensor, samples: int) -> Tensor:
     """
     both = torch.stack([total.detach().double(), total.new_full((), samples, dtype=torch.float64)])
     if torch.is_grad_enabled():
-        (both,) = all_reduce_mean([both])
+        (both,) = all_reduce_mean([both * _counted])
     return (both[0] / both[1]).float()
 
 

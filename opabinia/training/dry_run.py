@@ -14,6 +14,7 @@ from opabinia.engine.hooks.order import check_hooks
 from opabinia.engine.loop.evaluate import requested_layers
 from opabinia.engine.loop.layer_outputs import predict_with_layers
 from opabinia.training.loaders import log_device_transforms
+from opabinia.training.mixed_loaders import check_streams
 from opabinia.training.model import Models, check_initial_weights, check_model, make_optimizer, make_step
 from opabinia.training.planning import plan_training
 from opabinia.training.samples import batch_errors, first_samples, first_training_samples
@@ -42,6 +43,7 @@ def dry_run(parts: Mapping[str, Any]) -> None:
     model = build_model(run.task, dataset_info, 0, run.init, run.distill)
     check_initial_weights(model, run.init)
     check_model(model, training, plan, data)
+    check_streams(model, batches, training.micro_batch_size)
     with errors_at("hooks"):
         check_hooks(run.hooks or {})
     optimizer = make_optimizer(run.optimizer, model, run.param_groups, training, data.batch_size)

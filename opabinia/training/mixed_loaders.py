@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from opabinia.config import ConfigError, Problem
 from opabinia.config.build import errors_at
 from opabinia.contracts import DatasetInfo
 from opabinia.data import Data, Stream
@@ -20,6 +21,7 @@ from opabinia.data.sources import Mixture
 from opabinia.data.sources.file_names import short_digest
 from opabinia.engine.loop.prefetch import DeviceLoader
 from opabinia.runtime.durations import Duration
+from opabinia.runtime.processes import world_size
 from opabinia.runtime.seeds import STREAM, hash32
 from opabinia.runtime.text import plural
 from opabinia.training.loaders import SizeMultiple, TrainingBatches, make_sampler
@@ -108,6 +110,34 @@ def plan_mixed_training(data: Data, dataset_info: DatasetInfo, length: Duration,
         streams[name] = TrainingBatches(own, dataset_info.streams[name], sampler, own_plan, own_seed)
     order = EpochSampler(len(mixture), seed, data.shuffle)
     return MixedTrainingBatches(data, dataset_info, order, plan, seed, streams, cycle)
+
+
+def check_streams(task: Any, batches: TrainingBatches, micro_batch_size: int | None) -> None:
+    """Check that every task of a multi-task run gets as many samples of its stream as it needs, in each micro-batch of
+    each rank.
+
+    Args:
+        task: the model.
+        batches: of the run.
+        micro_batch_size: config value.
+
+    Raises:
+        ConfigError: it gets fewer.
+    """
+    if not isinstance(batches, MixedTrainingBatches):
+        return
+    world = world_size()
+    largest = -(-batches.plan.row(0).num_processed(world) // world)
+    parts = 1 if micro_batch_size is None else -(-largest // micro_batch_size)
+    for name, own in task.tasks.items():
+        row = batches.streams[task.stream_of(name)].plan.row(0)
+        count = max(1, min(len(row.share(rank, world)) for rank in range(world)) // parts)
+        if count < own.min_samples_per_rank:
+            message = (
+                f"it learns from {own.min_samples_per_rank} or more samples of a micro-batch per process, and has "
+                f"{count}: raise data.batch_size, train.micro_batch_size, or the share of its images"
+            )
+            raise ConfigError(Problem("", f"task.tasks.{name}", message))
 
 
 def _check_options(data: Data) -> None:

@@ -31,13 +31,19 @@ optimizer: sgd
 train: {length: 1it, num_threads: 1}
 loggers: []
 """
-MOVED = "data.train.source.streams.a"
 CASES: dict[str, tuple[Any, str]] = {
-    "tasks.a.batch_share": (1.0, f"tasks.yaml:11 (task.tasks.a.batch_share): {MOVED}.share: the given shares sum to 1"),
-    "tasks.b.batch_share": (0.0, "streams.b.share: expected a number above 0"),
+    "tasks.a.batch_share": (
+        1.0,
+        "tasks.yaml:11: task.tasks.a.batch_share: the given shares sum to 1",
+    ),
+    "tasks.b.batch_share": (0.0, "task.tasks.b.batch_share: expected a number above 0"),
+    "checkpoint.best": ("bb/val/top1", "checkpoint.best: no evaluation computes the score 'bb/val/top1'; did you mean"),
     "tasks.c.stream": ("aa", ": task.tasks.c.stream: there is no task of this name (found 'aa'); did you mean 'a'?"),
-    "tasks.b.data.train.source": ({"name": "digits", "splt": 1}, "(task.tasks.b.data.train.source.splt): data.train"),
-    "tasks.b.data.val.source": ({"name": "class_folders", "root": "/none"}, "(task.tasks.b.data.val.source.root)"),
+    "tasks.b.data.train.source": ({"name": "digits", "splt": 1}, ": task.tasks.b.data.train.source.splt: unknown key"),
+    "tasks.b.data.val.source": (
+        {"name": "class_folders", "root": "/none"},
+        ": task.tasks.b.data.val.source.root: ",
+    ),
     "tasks.a.compare": ("runs/none", "task.tasks.a.compare: there is no runs/none"),
     "tasks.a.data.val": ([{"source": "digits"}] * 2, "data.val.1: two datasets have the prefix 'a/val'"),
     "balance": ("gradnrom", "task.balance.name: there is no balance of this name (found 'gradnrom'); did you mean"),
@@ -51,7 +57,7 @@ WITH_DATA: dict[str, tuple[Any, str]] = {
     ),
     "tasks.b.data.val.transforms": ([], "data.val (b/val): a batch of shape (2, 1, 8, 8) does not go through"),
     "tasks.b.data.train.transforms.1": ("RGB", "streams.b: its images have 3 channels, those of a 1; they share"),
-    "checkpoint.best": ("bb/val/top1", "checkpoint.best: no evaluation computes the score 'bb/val/top1'; did you mean"),
+    "checkpoint.best": ("b/val/top2", "checkpoint.best: no evaluation computes the score 'b/val/top2'; did you mean"),
 }
 
 
@@ -71,6 +77,9 @@ def test_one_error_for_each_mistake(
         else:
             section[last] = value
         recipe.write_text(yaml.safe_dump(config, sort_keys=False))
+        if path in ("tasks.a.batch_share", "checkpoint.best", "tasks.c.stream"):
+            checked = opabinia("config", "check", recipe)
+            assert cases is WITH_DATA or (checked.status, text in checked.err) == (2, True), path
         ended = opabinia("train", recipe, "--out", tmp_path / "runs", "--name", str(number))
         assert ended.status == 2, f"{path}: {ended.err}"
         assert text in ended.err.splitlines()[-1] and "Traceback" not in ended.err, ended.err

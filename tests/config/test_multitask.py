@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from opabinia.config import ConfigError
+from opabinia.config.run_checks import check_run
 from opabinia.training.dry_run import dry_run
 from opabinia.training.run_folder import build_parts
 from opabinia.training.run_folder import resolve as resolve_config
@@ -60,7 +61,7 @@ def changed(name: str, **keys: Any) -> dict[str, Any]:
 NESTED = {"name": "multitask", "tasks": {"d": {"task": "classification"}}}
 MOVED = (
     "data.train.source.streams.b.source.splt",
-    "(task.tasks.b.data.train.source.splt): data.train.source.streams.b.source.splt: unknown key (found 1); did you",
+    ": task.tasks.b.data.train.source.splt: unknown key (found 1); did you mean 'split'?",
 )
 MISTAKES: list[tuple[str, dict[str, Any], str, str]] = [
     ("a", {"task": {"name": "classification", "backbone": TIMM}}, "task.tasks.a.task.backbone", "the tasks share"),
@@ -73,13 +74,25 @@ MISTAKES: list[tuple[str, dict[str, Any], str, str]] = [
     ("b", {"data": {"val": VAL}, "stream": "c"}, "task.tasks.b.stream", "c has no training data of its own; name"),
     ("b", {"task": NESTED}, "task.tasks.b.task", "a multi-task run cannot be within another"),
     ("b", {"task": "multitask"}, "task.tasks.b.task", "a multi-task run cannot be within another"),
-    ("b", {"data": {"train": TRAIN, "batch_size": 4}}, "data.train.source.streams.b.batch_size", "unknown key"),
+    (
+        *("b", {"data": {"train": TRAIN, "batch_size": 4}}, "data.train.source.streams.b.batch_size"),
+        ": task.tasks.b.data.batch_size: unknown key",
+    ),
+    ("b", {"data": {"train": {"source": {}}}}, "data.train.source.streams.b.source.name", ": task.tasks.b.data.train"),
+    (
+        *("b", {"data": {"train": TRAIN, "val": [VAL, {"source": {"name": "digits", "splt": 1}}]}}),
+        *("data.val.2.source.splt", ": task.tasks.b.data.val.1.source.splt: unknown key"),
+    ),
+    (  # once, though c is evaluated on it, too
+        *("a", {"data": {"train": TRAIN, "val": {"source": {"name": "digits", "splt": 1}}}}),
+        *("data.val.3.source.splt", ": task.tasks.a.data.val.source.splt: unknown key"),
+    ),
     ("b", {"data": {"train": TRAIN, "val": "x"}}, "", "(task.tasks.b.data.val): expected a section with a source"),
     ("b", {"data": {"val": VAL}}, "task.tasks.b.data.train", "missing; keys of data: val"),
     ("b", {"data": {"train": "x"}}, "task.tasks.b.data.train", "expected a section (found 'x')"),
     ("b", {"data": {"train": {"source": {"name": "digits", "splt": 1}}}}, *MOVED),
     ("b", {"batch_shar": 0.1}, "task.tasks.b.batch_shar", "did you mean 'batch_share'"),
-    ("b", {"batch_share": 2.0}, "data.train.source.streams.b.share", "(task.tasks.b.batch_share): data.train"),
+    ("b", {"batch_share": 2.0}, "data.train.source.streams.b.share", ": task.tasks.b.batch_share: expected a number"),
     ("b", {"weight": -1}, "task.tasks.b.weight", "expected a number >= 0"),
 ]
 
@@ -91,6 +104,42 @@ def test_one_error_for_each_mistake(tmp_path: Path) -> None:
         (problem,) = caught.value.problems
         assert problem.path == path and text in str(problem), str(problem)
         assert problem.where.startswith((str(tmp_path), "command line")), str(problem)
+
+
+def test_an_override_with_a_mistyped_name(tmp_path: Path) -> None:
+    tasks = {"boxes": TASKS["a"], "maps": TASKS["b"]}
+    with pytest.raises(ConfigError) as caught:
+        resolve(tmp_path, tasks, "task.tasks.box.weight=2")
+    place = "command line: task.tasks.box.weight=2: task.tasks.box"
+    message = (
+        "there is no task of this name, and a new one needs its key task; did you mean 'boxes'? tasks: boxes, maps"
+    )
+    assert str(caught.value) == f"{place}: {message}"
+    with pytest.raises(ConfigError, match=r"task\.tasks\.box\.task: missing; a task is required"):
+        resolve(tmp_path, {"box": {"weight": 2}})
+
+
+def test_values_that_are_compared_without_building(tmp_path: Path) -> None:
+    cases = (
+        (
+            "task.tasks.b.batch_share=0.6",
+            "task.tasks.a.batch_share: the shares of the streams sum to 1.1 (a 0.5, b 0.6)",
+        ),
+        ("task.tasks.a.batch_share=1", "task.tasks.a.batch_share: the given shares sum to 1 and leave nothing for b"),
+        ("task.tasks.b.batch_share=0", "task.tasks.b.batch_share: expected a number above 0"),
+        (
+            "checkpoint.best=a/val/top1 - bb/val/loss",
+            "the score 'bb/val/loss'; did you mean 'b/val/loss'? validation s",
+        ),
+        ("checkpoint.best=a/val_ema/top1", "checkpoint.best: no evaluation computes the score 'a/val_ema/top1'; did"),
+        ("checkpoint.best=a * b", "checkpoint.best: 'a * b' is neither a score nor a sum"),
+    )
+    for override, text in cases:
+        with pytest.raises(ConfigError) as caught:
+            check_run(resolve(tmp_path, TASKS, override))
+        assert text in str(caught.value), str(caught.value)
+    check_run(resolve(tmp_path, TASKS, "checkpoint.best=a/val_ema/top1 - b/again/loss", "ema={decay: 0.9}"))
+    check_run(resolve_config("classification/digits", ["checkpoint.best=val/top1"]))
 
 
 def test_a_task_without_a_backbone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +187,10 @@ def test_tasks_and_streams_that_do_not_fit(tmp_path: Path) -> None:
         (changed("c", batch_share=0.5), f"task.tasks.c.batch_share: the share of its images is {share}"),
         ({"a.b": TASKS["b"]}, "'a.b' cannot name a task"),
         ({"values": TASKS["b"]}, "'values' cannot name a task"),
-        (changed("c", task="simclr"), "task.tasks.c: SimCLR learns from 2 views or more of an image"),
+        (
+            changed("c", task="simclr"),
+            "task.tasks.c: a batch does not go through: SimCLR learns from 2 views or more of an image",
+        ),
         (changed("c", task="deepcluster"), "deepcluster clusters all images before each epoch"),
     )
     for tasks, text in cases:

@@ -15,7 +15,7 @@ from torchvision.tv_tensors import BoundingBoxes
 from opabinia.config import ConfigError
 from opabinia.contracts import DatasetInfo, DrawOptions, Sample
 from opabinia.data.collate import collate
-from opabinia.inference.export import samples
+from opabinia.inference.export import export, samples
 from opabinia.inference.export.description import Description
 from opabinia.inference.export.exported_task import load_exported
 from opabinia.inference.export.files import LIBRARIES, write_file
@@ -266,3 +266,11 @@ def test_an_exported_file_has_the_tasks_whose_images_fit(task: Multitask, monkey
         "maps: its validation images have 96 x 64 pixels; the file takes 64 x 64",
         "kinds: its validation images have 32 x 32 pixels; the file takes 64 x 64",
     ]
+
+
+def test_a_file_of_one_task_has_its_name(tmp_path: Path) -> None:
+    file = tmp_path / "export" / "kinds-model.onnx"
+    file.parent.mkdir()
+    file.touch()
+    with pytest.raises(ConfigError, match=r"export/kinds-model\.onnx exists already"):
+        export(tmp_path, task=["kinds"])

@@ -311,6 +311,21 @@ def test_an_image_without_masks_or_keypoints_is_reported() -> None:
         made("keypoint_rcnn").losses(pyramid(), SHAPE, SIZES, [bare, bare])
 
 
+def test_images_whose_masks_are_unknown_have_no_part_in_the_loss_of_masks() -> None:
+    detector: Any = made("mask_rcnn")
+    head, maps = detector.others["mask"], pyramid()
+    known, none = full(), empty()
+    unknown = known._replace(masks=none.masks)
+    found, expected = (
+        head.losses(maps, [[label_regions(target.boxes, target, 0.5, 3) for target in targets]], targets)
+        for targets in ([known, unknown], [known, none])
+    )
+    assert found.keys() == expected.keys() and found["loss_mask"] > 0
+    assert all(torch.equal(found[name], expected[name]) for name in found)
+    total(detector.losses(maps, SHAPE, SIZES, [unknown, unknown])).backward()  # type: ignore[no-untyped-call]
+    assert all(param.grad is not None for param in detector.parameters())
+
+
 # --- torchvision's weights --------------------------------------------------------------------------------------------
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from opabinia.contracts import Batch, Clock, DataMismatch, DatasetInfo, GlobalBatch, Sample
 from opabinia.data.collate import collate
 from opabinia.data.missing_labels import MarkMissingLabels
-from opabinia.data.sources import Mixture, digit_maps
+from opabinia.data.sources import DigitScenes, Mixture, digit_maps
 from opabinia.data.sources.image_labels import ImageLabels
 from opabinia.data.sources.mixture import MixedStream
 from opabinia.data.transforms.combine import Mosaic
@@ -131,11 +131,45 @@ def test_a_task_that_needs_several_samples_and_has_one_label_or_none() -> None:
         maps.min_samples_per_rank = 2
         assert torch.allclose(losses(task, read(lacking))["maps/loss"], expected) and counts == [1, 2]
         assert (expected > 0) == (share > 0)
-    with pytest.raises(DataMismatch, match=r"task\.tasks\.maps: it learns from 2 or more samples .*, and has 1: raise"):
-        losses(task, read([""]))
     maps.requires_full_batch = True
     with pytest.raises(DataMismatch, match=r"task\.tasks\.maps: its losses compare samples"):
         losses(task, read(["mask", "", ""]))
+
+
+def test_a_rank_without_labeled_samples_has_no_part_in_the_normalizers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two ranks, here one after the other, learn as one process does from all their samples."""
+    task, batch = model(), read(["", "label", "boxes mask", "boxes mask label"])
+    expected = gradients(task, batch, slice(0, 4), 1)
+    monkeypatch.setattr("opabinia.tasks.multitask.task.world_size", lambda: 2)
+    own: list[list[Tensor]] = [[], []]
+    for rank, sums in enumerate(own):
+        monkeypatch.setattr("opabinia.runtime.collectives.all_reduce_mean", partial(recorded, sums))
+        gradients(task, batch, slice(2 * rank, 2 * rank + 2), 2)
+    means = [sum(sums) / 2 for sums in zip(*own, strict=True)]
+    ranks = []
+    for rank in range(2):
+        left = iter(means)
+        monkeypatch.setattr("opabinia.runtime.collectives.all_reduce_mean", lambda tensors, left=left: [next(left)])
+        ranks.append(gradients(task, batch, slice(2 * rank, 2 * rank + 2), 2))
+    assert means and ranks[0].keys() >= expected.keys()
+    for name, gradient in expected.items():
+        mean = (ranks[0][name] + ranks[1].get(name, 0)) / 2
+        assert torch.allclose(mean, gradient, rtol=1e-3, atol=1e-4 * float(gradient.abs().max())), name
+
+
+def recorded(sums: list[Tensor], tensors: list[Tensor]) -> list[Tensor]:
+    sums.append(tensors[0])
+    return tensors
+
+
+def gradients(task: Any, batch: Batch, rows: slice, world: int) -> dict[str, Tensor]:
+    """Return the gradients of a rank that has these samples."""
+    own = {key: value[rows] if isinstance(value, Tensor | list) else value for key, value in batch.items()}
+    row = GlobalBatch(step=0, epoch=0, first=0, count=len(own["id"]) * world)
+    task.zero_grad()
+    values = task({"streams": {"boxes": own}, "id": own["id"], "row": row, "rows": {"boxes": row}}, Clock())
+    values["total_loss"].backward()
+    return {name: param.grad.clone() for name, param in task.named_parameters() if param.grad is not None}
 
 
 def test_samples_of_partly_labeled_data_are_neither_mixed_nor_combined() -> None:
@@ -146,6 +180,26 @@ def test_samples_of_partly_labeled_data_are_neither_mixed_nor_combined() -> None
     ):
         with pytest.raises(ValueError, match=text):
             Mixture(streams={"a": MixedStream(source=source, **keys)})
+
+
+def test_samples_with_boxes_and_without_masks_or_keypoints() -> None:
+    """They have invisible keypoints, and masks of no rows."""
+    for key in ("masks", "keypoints"):
+        source: Any = DigitScenes(split="val", **{key: True})
+        source.partly_labeled = ("boxes", key)
+        of_objects = {"boxes": ("boxes", "labels", key, "visibility"), key: (key, "visibility"), "": ("ground_truth",)}
+        samples = [
+            {name: value for name, value in source[index].items() if name not in (*of_objects[lacking], "ground_truth")}
+            for index, lacking in enumerate(("", key, "boxes"))
+        ]
+        batch = collate([MarkMissingLabels(source)(sample) for sample in samples], 32)
+        assert batch["missing"] == ["", key, f"boxes {key}"]
+        counts = [len(boxes) for boxes in batch["boxes"]]
+        assert min(counts[:2]) > 0 and counts[2] == 0 and list(map(len, batch["labels"])) == counts
+        rows = counts if key == "keypoints" else [counts[0], 0, 0]
+        assert list(map(len, batch[key])) == rows
+        if key == "keypoints":
+            assert batch["visibility"][0].any() and not batch["visibility"][1].any()
 
 
 def test_views_of_partly_labeled_data() -> None:

@@ -2,6 +2,7 @@
 
 from functools import partial
 from itertools import islice
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from opabinia.data.sampling.identity_samplers import identities
 from opabinia.data.sources import Digits, Mixture
 from opabinia.data.sources.mixture import MixedStream
 from opabinia.runtime.durations import Duration
+from opabinia.training.mixed_loaders import check_streams
 from opabinia.training.planning import plan_training
 
 
@@ -55,6 +57,22 @@ def requests(batches: Any, start: int = 0) -> list[tuple[int, dict[str, tuple[in
 
 def facts(request: Any) -> tuple[int, int, list[int]]:
     return request.row.epoch, request.row.step, request.indices.tolist()
+
+
+def test_every_task_gets_as_many_samples_as_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def check(least: int, micro_batch_size: int | None = None, **mixture: Any) -> None:
+        own = SimpleNamespace(min_samples_per_rank=least)
+        task = SimpleNamespace(tasks={"a": own}, stream_of=lambda name: "plain")
+        check_streams(task, plan(**mixture), micro_batch_size)
+
+    check(8), check(4, 8), check(16, mixing="steps")
+    monkeypatch.setattr("opabinia.training.mixed_loaders.world_size", lambda: 3)
+    check(2), check(5, mixing="steps")
+    for least, keys, has in ((9, {}, 2), (3, {}, 2), (2, {"micro_batch_size": 3}, 1), (6, {"mixing": "steps"}, 5)):
+        with pytest.raises(
+            ConfigError, match=rf"^task\.tasks\.a: it learns from {least} or more .* and has {has}: raise"
+        ):
+            check(least, **keys)
 
 
 @pytest.mark.parametrize("mixing", ["batch", "steps"])

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import gcd, isclose
+from math import gcd
 
 from opabinia.data.sampling.samplers import apportion
 from opabinia.runtime.seeds import DRAW, hash32
+from opabinia.runtime.shares import remaining_share
 from opabinia.runtime.text import plural
 
 _CYCLE = 100
@@ -29,21 +30,11 @@ def stream_shares(
         temperature: above 0.
 
     Raises:
-        ValueError: the given shares do not sum to 1, one is 0, or they leave nothing for the other streams.
+        ValueError: see :func:`opabinia.runtime.shares.remaining_share`.
     """
+    rest = remaining_share(given)
     known = {name: share for name, share in given.items() if share is not None}
-    if zero := [name for name, share in known.items() if share <= 0]:
-        raise ValueError(
-            f"streams.{zero[0]}.share: expected a number above 0; omit a stream without samples in a batch"
-        )
-    place = f"streams.{next(iter(known), '')}.share"
-    rest = 1 - sum(known.values())
     sizes = {name: samples[name] ** (1 / temperature) for name in samples if name not in known}
-    if sizes and rest < 1e-6:
-        raise ValueError(f"{place}: the given shares sum to {1 - rest:g} and leave nothing for {', '.join(sizes)}")
-    if not sizes and not isclose(rest, 0, abs_tol=1e-6):
-        shares = ", ".join(f"{name} {share:g}" for name, share in known.items())
-        raise ValueError(f"{place}: the shares of the streams sum to {1 - rest:g} ({shares}), not to 1")
     return {name: known[name] if name in known else rest * sizes[name] / sum(sizes.values()) for name in samples}
 
 

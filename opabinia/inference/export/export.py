@@ -65,7 +65,7 @@ def export(
     Args:
         run: the run folder.
         out: the file (``onnx``: ``.onnx``, ``torch``: ``.pt2``) or folder (others) to write, which must not exist;
-            None: ``export/model.onnx`` (and so on) in the run folder.
+            None: ``export/model.onnx`` (and so on) in the run folder, with the names of ``task`` before it.
         overrides: ``key=value`` of the run's config.
         form: see above.
         tolerance: largest allowed difference, relative to the largest magnitude of an output where that is above 1.
@@ -80,7 +80,7 @@ def export(
         ConfigError: there is no such run or checkpoint, ``out`` exists, a library is missing, or the task is refused.
         ExportMismatch: the model that was read back differs from the original by more.
     """
-    paths = target_paths(out or run / "export" / NAMES[form], form, measured)
+    paths = target_paths(out or run / "export" / "-".join([*task, NAMES[form]]), form, measured)
     path = paths["exported"]
     check_libraries(form)
     folder = chosen_checkpoint(run, checkpoint)

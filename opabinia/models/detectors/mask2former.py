@@ -45,6 +45,7 @@ class MaskClassifier(Detector):
     """
 
     masks = True
+    label_keys = ("boxes", "masks")
 
     def __init__(
         self,

@@ -109,14 +109,17 @@ class MaskHead(Masks):
         self, maps: Sequence[Tensor], regions: Sequence[Sequence[Regions]], targets: Sequence[Target]
     ) -> dict[str, Tensor]:
         """``loss_mask``, the mean over the pixels of all masks, the pixel accuracy, and the shares of false positive
-        and false negative pixels (0 where there are no such pixels).
+        and false negative pixels (0 where there are no such pixels). Images whose masks are unknown have no part.
 
         Args:
             maps: of the neck.
             regions: of each image, by stages of the box head; the first is used (detectron2).
             targets: one per image.
         """
-        foreground = foreground_regions(regions[0], self.classes)
+        foreground = [
+            image if target.masks is None or len(target.masks) else image.at(slice(0))
+            for image, target in zip(foreground_regions(regions[0], self.classes), targets, strict=True)
+        ]
         boxes = [image.boxes for image in foreground]
         logits = self._logits(maps, boxes, concat_regions(foreground).labels)
         masks = torch.cat(

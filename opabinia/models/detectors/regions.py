@@ -154,7 +154,7 @@ class Regions(NamedTuple):
     matched: Tensor
     targets: Tensor
 
-    def at(self, rows: Tensor) -> Regions:
+    def at(self, rows: Tensor | slice) -> Regions:
         """Select regions by index or mask."""
         return Regions(*(values[rows] for values in self))
 

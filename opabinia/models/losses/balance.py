@@ -145,14 +145,15 @@ class DynamicWeightAverage(_MeasuredBalance):
             self.steps[self.names.index(name)] += 1
 
     def end_epoch(self) -> None:
-        """Compute the mean losses of the epoch, the same on all processes; an absent task keeps those it has.
+        """Compute the mean losses of the epoch, the same on all processes; a task that was absent, or without labels,
+        keeps those it has.
 
         Raises:
             DataMismatch: a mean is not positive.
         """
         (sums,) = all_reduce_mean([self.sums])
         for row, name in enumerate(self.names):
-            if self.steps[row] > 0:
+            if sums[row] != 0:
                 mean = sums[row] / self.steps[row]
                 self.check_positive(name, mean)
                 self.means[:, row] = torch.stack([self.means[1, row], mean])
@@ -182,8 +183,9 @@ class GradNorm(_MeasuredBalance):
 
     After each step the weights follow the gradient of ``sum |G_i - mean(G) * r_i ** alpha|``. ``G_i`` is the norm of
     the gradient of the weighted loss of task i, over the global batch, with respect to the last layer that all tasks
-    share; ``r_i`` is the loss relative to that of the task's first step, divided by the mean over tasks. A task that
-    takes no part in a step counts with its newest values. The weights sum to the number of tasks.
+    share; ``r_i`` is the loss relative to the task's first one, divided by the mean over tasks. A task that takes no
+    part in a step, or has a loss of 0 since no sample of the batch has its labels, counts with its newest values;
+    before its first loss it has a weight of 1. The weights sum to the number of tasks.
 
     Two details differ from the paper, so that weights stay positive whatever the scale of the gradients: the logarithms
     of the weights are updated, by gradient descent, and the sum above is divided by ``mean(G)``.
@@ -206,7 +208,7 @@ class GradNorm(_MeasuredBalance):
         self.alpha, self.lr = alpha, lr
         for name in ("log_weights", "first_losses", "losses", "norms"):
             self.register_buffer(name, torch.zeros(len(self.names)))
-        self.checked: set[str] = set()
+        self.measured: set[str] = set()  # spares a wait for the device in each step
 
     def current(self) -> Tensor:
         """Return the weights of the present step."""
@@ -239,11 +241,13 @@ class GradNorm(_MeasuredBalance):
         """
         pending = {name: values for name, values in self.take_pending().items() if len(values) > 1}
         for name, values in zip(pending, all_reduce_mean(list(pending.values())), strict=True):
-            row = self.names.index(name)
-            self.losses[row], self.norms[row] = values[0], values[1:].norm()
-            if name not in self.checked:
-                self.check_positive(name, values[0])
-                self.checked.add(name)
+            row, is_measured = self.names.index(name), values[0] != 0
+            if name not in self.measured and is_measured:
+                if self.first_losses[row] == 0:
+                    self.check_positive(name, values[0])
+                self.measured.add(name)
+            self.losses[row] = torch.where(is_measured, values[0], self.losses[row])
+            self.norms[row] = torch.where(is_measured, values[1:].norm(), self.norms[row])
         if not pending:
             return
         self.first_losses.copy_(torch.where(self.first_losses > 0, self.first_losses, self.losses))

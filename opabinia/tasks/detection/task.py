@@ -94,8 +94,6 @@ class Detection(DensePrediction):
             not, or the reverse; tiles are smaller than the detector needs.
     """
 
-    label_keys = ("boxes",)
-
     def __init__(
         self,
         dataset_info: DatasetInfo,
@@ -121,6 +119,7 @@ class Detection(DensePrediction):
             raise ValueError(f"detection learns from bounding boxes; the training data has no {missing}")
         super().__init__(dataset_info, backbone, freeze_stages, freeze_norms, freeze_random, mean, std)
         self.detector = detector(self.levels, dataset_info)
+        self.label_keys = self.detector.label_keys
         if dataset_info.samples and self.detector.oriented != dataset_info.oriented:  # none: weights without a run
             raise ValueError(
                 "the boxes of the training data are oriented, those of this detector upright: take rotated_fcos"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
 from math import lcm
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -38,11 +37,13 @@ from opabinia.models.backbones.shared import SharedBackbone, SharedNetwork, Shar
 from opabinia.models.layers import build_normalization
 from opabinia.models.losses.balance import FixedWeights
 from opabinia.models.norms import convert_stream_batch_norm
+from opabinia.runtime.collectives import counted_samples
 from opabinia.runtime.processes import world_size
 from opabinia.tasks.multitask.drawing import draw_together
 from opabinia.tasks.multitask.export import MultitaskExport, part_of
 from opabinia.tasks.multitask.idle import IdleParameters
 from opabinia.tasks.multitask.settings import Subtask
+from opabinia.tasks.multitask.single import SingleTask
 
 
 @register.task(name="multitask")
@@ -177,19 +178,9 @@ class Multitask(Task):
     def single_task(self, name: str) -> Task:
         """Return a task as a run of it alone has it, with the backbone among its modules, which from now on has the
         batch norm statistics of its stream. It reads batches like the task of this model."""
-        task = copy.copy(self.tasks[name])
-        assert isinstance(task, Task)
-        if "backbone" in task.__dict__:
-            task._modules = {**task._modules, "backbone": task.__dict__.pop("backbone")}
+        task = SingleTask.of(self.tasks[name], self._network, self._stream_of[name])
         task.size_multiple = self.size_multiple_of(name)
-        stream = self._network.stream.name = self._stream_of[name]
-        for method in ("predict", "features", "explain"):
-            setattr(task, method, partial(self._read, stream, getattr(task, method)))
         return task
-
-    def _read(self, stream: str, method: Callable[[Batch], Any], batch: Batch) -> Any:
-        with self.reading(batch, stream):
-            return method(batch)
 
     def reading(self, batch: Batch, stream: str) -> AbstractContextManager[None]:
         """Return the context in which all tasks read features of this batch from one forward pass."""
@@ -202,7 +193,8 @@ class Multitask(Task):
         factors = stream_factors(batch)
         weights = {name: own.weight * own.weight_schedule(clock) for name, own in self._settings.items()}
         for stream, own in batch["streams"].items():
-            with self.reading(own, stream):
+            # A stream with too few samples repeats one, which counts 0.
+            with self.reading(own, stream), counted_samples(batch.get("counts", {}).get(stream) != 0):
                 for name in (name for name in self._tasks_of(stream) if weights[name]):
                     with _errors_of(name):
                         loss, logged, share = self._loss_of_labeled(self.tasks[name], own, clock)
@@ -220,12 +212,9 @@ class Multitask(Task):
         """Return the loss and the logged values of the samples that have the labels of a task, and their share.
 
         Raises:
-            DataMismatch: the task cannot learn from so few samples, or not from partly labeled ones.
+            DataMismatch: the task cannot learn from partly labeled samples.
         """
         count, least = len(batch["id"]), task.min_samples_per_rank
-        if count < least:
-            message = f"it learns from {least} or more samples of a micro-batch per process, and has {count}: raise"
-            raise DataMismatch(f"{message} data.batch_size, train.micro_batch_size, or the share of its images")
         rows = _labeled_rows(batch, task.label_keys)
         if rows is None:
             return *total_loss(task(batch, clock)), 1.0
@@ -235,7 +224,7 @@ class Multitask(Task):
         chosen = rows or [0]
         chosen = chosen * -(-least // len(chosen)) if len(chosen) < least else chosen
         labeled = _take(batch, chosen)
-        with self._network.selecting(labeled.get("image"), chosen):
+        with self._network.selecting(labeled.get("image"), chosen), counted_samples(len(rows) / len(chosen)):
             return *total_loss(task(labeled, clock)), len(rows) / count
 
     def _layers_of_all_tasks(self) -> list[str]:

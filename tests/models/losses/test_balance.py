@@ -168,6 +168,33 @@ def test_gradnorm_of_tasks_that_take_turns_or_are_frozen() -> None:
     assert torch.equal(balance.log_weights, before)
 
 
+def test_the_first_loss_of_a_task_is_the_first_that_is_measured() -> None:
+    """A batch without labels of a task has a loss of 0 for it: the step counts as one without the task."""
+    inputs = torch.randn(4, 8, 3, generator=torch.Generator().manual_seed(0))
+    histories = []
+    for absent in (False, True):
+        net, balance, history = Shared(), GradNorm(("a", "b")), []
+        for step, batch in enumerate(inputs):
+            losses = net.losses(batch)
+            if step in (0, 2):  # no labels of b
+                losses = {"a": losses["a"]} if absent else {**losses, "b": losses["b"] * 0}
+            balance(losses, 1.0, net.last, CLOCK)
+            end_step(balance)
+            history.append(torch.stack([*balance.weights().values(), *balance.losses, *balance.first_losses]))
+            resumed = GradNorm(("a", "b"))
+            resumed.load_state_dict(balance.state_dict())
+            balance = resumed
+        histories.append(torch.stack(history))
+    assert torch.equal(*histories) and histories[0][0, 1] == 1 and histories[0][0, 5] == 0
+    assert histories[0][-1, 5] == net.losses(inputs[1])["b"] and histories[0][-1, 1] != 1
+    average = DynamicWeightAverage(("a", "b"))
+    for losses in ({"a": 2.0, "b": 0.0}, {"a": 1.0, "b": 3.0}, {"a": 1.0, "b": 0.0}):
+        balanced(average, **losses)
+        end_step(average)
+        end_epoch(average)
+    assert average.means.tolist() == [[1, 0], [1, 3]]
+
+
 def test_gradnorm_refuses_what_it_cannot_compare() -> None:
     net, inputs = Shared(), torch.randn(8, 3)
     with pytest.raises(DataMismatch, match="the loss of a does not depend on the last layer"):
