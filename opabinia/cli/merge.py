@@ -9,6 +9,7 @@ import typer
 
 from opabinia.cli.errors import report_errors
 from opabinia.cli.options import Checkpoint, Run
+from opabinia.cli.weights import local_run
 
 
 def merge(
@@ -24,5 +25,5 @@ def merge(
     with report_errors():
         from opabinia.training.run_folder import merge as write
 
-        write(run, out, checkpoint=checkpoint, weights=weights)
+        write(local_run(run), out, checkpoint=checkpoint, weights=weights)
         print(out)

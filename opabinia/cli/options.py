@@ -11,7 +11,7 @@ Recipe = Annotated[str, typer.Argument(metavar="RECIPE", help="A packaged recipe
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Changes to the config, such as optimizer.lr=0.1")
 ]
-Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or s3://... and the like.")]
 RunOrRecipe = Annotated[
     str,
     typer.Argument(

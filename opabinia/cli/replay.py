@@ -9,6 +9,7 @@ import typer
 from opabinia.cli.errors import report_errors
 from opabinia.cli.options import Nproc, Run
 from opabinia.cli.processes import layout, run_in_many
+from opabinia.cli.weights import local_run
 
 
 def replay(
@@ -27,4 +28,4 @@ def replay(
         from opabinia.cli.tables import print_step
         from opabinia.training.replay import replay as again
 
-        print_step(again(run, step))
+        print_step(again(local_run(run), step))

@@ -11,8 +11,8 @@ import typer
 
 from opabinia.cli.errors import option_error, report_errors
 from opabinia.cli.options import Checkpoint, Device, Weights
+from opabinia.cli.weights import local_run
 from opabinia.runtime.slurm import launched_rank
-from opabinia.runtime.storage import is_url
 
 
 def report(
@@ -49,7 +49,7 @@ def report(
     with report_errors():
         from opabinia.visualization.report import check_run_folders, compared_runs, default_path, write_report
 
-        folders = [_local(run) for run in runs]
+        folders = [local_run(run) for run in runs]
         check_run_folders(folders)
         singles = compared_runs(folders, _by_task(compare or []))
         if images:
@@ -67,15 +67,6 @@ def report(
         typer.echo(f"the report is in {write_report(folders, out or default_path(folders), compare=singles)}")
 
 
-def _local(run: str) -> Path:
-    """Return the folder of a run, which is fetched from remote storage."""
-    if not is_url(run):
-        return Path(run)
-    from opabinia.training.run_folder import downloaded_run
-
-    return downloaded_run(run)
-
-
 def _by_task(words: Sequence[str]) -> dict[str, Path]:
     """Return the folders of ``TASK=RUN`` by task.
 
@@ -86,7 +77,7 @@ def _by_task(words: Sequence[str]) -> dict[str, Path]:
     for word, task, run in pairs:
         if not task or not run:
             raise option_error("--compare", f"{word!r} is not of the form TASK=RUN, such as boxes=runs/boxes")
-    return {task: _local(run) for _, task, run in pairs}
+    return {task: local_run(run) for _, task, run in pairs}
 
 
 def print_comparison(runs: Sequence[Path], singles: Mapping[str, Path]) -> None:

@@ -9,6 +9,7 @@ import typer
 
 from opabinia.cli.errors import report_errors
 from opabinia.cli.options import Checkpoint, Device, Nearest, Rerank, Run, Weights
+from opabinia.cli.weights import local_run
 
 
 def search(
@@ -34,6 +35,7 @@ def search(
     with report_errors():
         from opabinia.config.paths import check_input_paths, check_run_folder
 
+        run = local_run(run)
         check_run_folder(run)
         check_input_paths([gallery, *queries])
         from opabinia.inference.retrieval.search import search as run_search

@@ -10,10 +10,11 @@ import ctypes
 import os
 import signal
 import sys
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from opabinia.runtime.files import exclusive_lock, wait_for_lock
 from opabinia.runtime.signals import StopSignal, exit_status_of
 
 STATUS_FOLDER = "OPABINIA_STATUS_FOLDER"
@@ -112,6 +113,14 @@ def is_restart() -> bool:
 def is_elastic() -> bool:
     """Return whether machines may leave and join while this run is trained."""
     return os.environ.get(IS_ELASTIC) == "1"
+
+
+def run_lock(folder: Path) -> AbstractContextManager[None]:
+    """Lock a run folder against other writers; see :func:`opabinia.runtime.files.exclusive_lock`.
+
+    When machines have left, this waits: a machine that was lost may hold the lock until its lease ends.
+    """
+    return wait_for_lock(folder / ".lock") if is_elastic() and is_restart() else exclusive_lock(folder)
 
 
 # --- the agent ------------------------------------------------------------------------------------------------------

@@ -16,11 +16,13 @@ from opabinia.config.compose import PACKAGED
 from opabinia.config.paths import check_not_overwritten, check_resumable, check_run_name
 from opabinia.config.text import describe_source
 from opabinia.engine.checkpointing.checkpoint import BadCheckpoint, Snapshot, WeightsMismatch, read_checkpoint
-from opabinia.engine.checkpointing.manager import list_checkpoints, load_latest_checkpoint, read_pointer
+from opabinia.engine.checkpointing.manager import list_checkpoints, load_latest_checkpoint, read_pointer, step_of
+from opabinia.engine.checkpointing.sharded import ranks_elsewhere
+from opabinia.engine.checkpointing.upload import MANIFEST
 from opabinia.engine.hooks.expected_scores import UnexpectedScore, check_scores
 from opabinia.engine.loop.nonfinite import NonFiniteError
-from opabinia.runtime.elastic_agent import is_elastic, is_restart, launch_id
-from opabinia.runtime.files import disk_errors, exclusive_lock, remove_leftovers, wait_for_lock, write_atomic
+from opabinia.runtime.elastic_agent import is_restart, launch_id, run_lock
+from opabinia.runtime.files import disk_errors, remove_leftovers, write_atomic
 from opabinia.runtime.json_files import read_json
 from opabinia.runtime.log import log, log_to_file, logging_to
 from opabinia.runtime.process_group import process_group
@@ -30,7 +32,14 @@ from opabinia.runtime.signals import Stopped, StopSignal, exit_status_of_reason,
 from opabinia.training.autotune import autotune
 from opabinia.training.evaluate import evaluate as evaluate_trained
 from opabinia.training.evaluation_data import choose_sets, write_scores
-from opabinia.training.remote_runs import await_checkpoint, check_upload, fetch_newer, run_url, uploading
+from opabinia.training.remote_runs import (
+    await_checkpoint,
+    check_upload,
+    fetch_newer,
+    resume_from,
+    run_url,
+    uploading,
+)
 from opabinia.training.run_folder import (
     AUTO,
     LAST,
@@ -117,8 +126,9 @@ def train(
     folder = run_folder_of(recipe, Path(out), name, resume)
     resolved = resolved or _resolve(recipe, overrides, folder, resume)
     url = None if resolved.config["checkpoint"]["upload"] is None else run_url(resolved, folder, Path(out))
-    if url is not None and (resume is not None or is_restart()) and fetch_newer(url, folder, resolved):
-        resolved = _resolve(recipe, overrides, folder, resume)
+    if url is not None and (resume is not None or is_restart()):
+        fetch_newer(url, folder, resolved, Path(resume or "").name)
+        resolved = _resolve(recipe, overrides, folder, resume)  # with what this or another rank has fetched
     if resume is not None:
         overrides = [*_saved_overrides(folder), *overrides]
     # Signals first: one that stops a rank while others still join is not lost.
@@ -131,6 +141,7 @@ def train(
         with disk_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)  # for this rank's log, where it shares no disk with rank 0
         held.enter_context(logging_to(folder))
+        _check_shared(folder, resolved)
         for warning in resolved.warnings:
             log.warning("%s", warning)
         if url is not None and is_rank_zero():
@@ -247,9 +258,7 @@ def _take_folder(folder: Path, resume: str | None, held: ExitStack, url: str | N
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "checkpoints").mkdir(exist_ok=True)
-    # A machine that was lost may hold the lock until its lease ends.
-    waits = is_elastic() and is_restart()
-    held.enter_context(wait_for_lock(folder / ".lock") if waits else exclusive_lock(folder))
+    held.enter_context(run_lock(folder))
     if resume is None:
         check_not_overwritten(folder)  # another process may have been faster
     remove_leftovers(folder)
@@ -257,6 +266,21 @@ def _take_folder(folder: Path, resume: str | None, held: ExitStack, url: str | N
     if url is not None:
         check_upload(folder, url, resolved, new=resume is None)
     return resume
+
+
+def _check_shared(folder: Path, resolved: Resolved) -> None:
+    """Check that all ranks write to the same folder if each writes a shard of a checkpoint.
+
+    Raises:
+        ConfigError: they do not.
+    """
+    if (resolved.config["train"]["parallel"] or {}).get("name") != "fsdp" or not (others := ranks_elsewhere(folder)):
+        return
+    message = (
+        f"each rank writes a shard of the checkpoints, but {folder} of rank {', '.join(map(str, others))} is not that "
+        f"of rank 0: put it on a disk that all machines share (--out), or use ddp, where rank 0 writes alone"
+    )
+    raise ConfigError(Problem(resolved.origins.get("train.parallel", ""), "train.parallel", message))
 
 
 def _plan(folder: Path, resume: str | None, snapshot: Snapshot | None, config: dict[str, Any]) -> _Planned:
@@ -284,8 +308,8 @@ def _final_scores(
     folder: Path, snapshot: Snapshot | None, before: Mapping[str, Any] | None, now: Mapping[str, Any]
 ) -> dict[str, float] | None:
     """The scores of a finished run; None if there is something to do: a longer length, an older checkpoint."""
-    results = folder / "results.json"
-    if snapshot is None or not results.is_file() or before is None:
+    results, last = folder / "results.json", read_pointer(folder / "checkpoints", LAST)
+    if snapshot is None or not results.is_file() or before is None or last is None or step_of(last) != snapshot.step:
         return None
     if before["train"]["length"] != now["train"]["length"] or snapshot.step < snapshot.state["total_steps"]:
         return None
@@ -306,17 +330,20 @@ def _checkpoint_to_resume(folder: Path, resume: str | None, url: str | None = No
         return None
     read_here: list[Snapshot] = []
 
-    def choose() -> Path | None:
+    def choose() -> tuple[str, bytes] | None:
         chosen = _choose(folder / "checkpoints", resume)
-        read_here.extend([chosen[1]] if chosen else [])
-        return chosen[0] if chosen else None
+        if chosen is None:
+            return None
+        read_here.append(chosen[1])
+        return chosen[0].name, (chosen[0] / MANIFEST).read_bytes()
 
-    path = from_rank_zero(choose)
-    if path is None:
+    chosen = from_rank_zero(choose)
+    if chosen is None:
         log.info("no checkpoint in %s: starting from the beginning", folder / "checkpoints")
         return None
+    path = folder / "checkpoints" / chosen[0]  # the folder may have another path than on rank 0
     if url is not None:
-        await_checkpoint(url, path)
+        await_checkpoint(url, path, chosen[1])
     try:
         return read_here[0] if read_here else read_checkpoint(path)
     except BadCheckpoint as error:
@@ -359,7 +386,7 @@ def _begin(
     with disk_errors(folder / "results.json"):
         (folder / "results.json").unlink(missing_ok=True)
     if snapshot is not None:
-        write_atomic(folder / "checkpoints" / LAST, f"step-{snapshot.step:08d}\n")
+        resume_from(folder / "checkpoints", snapshot.step)
     write_atomic(folder / "config.yaml", dump(config))
     (folder / ".launch").unlink(missing_ok=True)
     if (launch := launch_id()) is not None:

@@ -134,15 +134,18 @@ def chosen_checkpoint(folder: Path, checkpoint: str) -> Path:
     """
     check_run_folder(folder)
     checkpoints = folder / "checkpoints"
-    path: Path | None = checkpoints / checkpoint
+    path: Path | None
     if checkpoint in ("best", LAST) and (folder / "state.json").is_file():
         path = folder
     elif checkpoint in ("best", LAST):
         path = read_pointer(checkpoints, checkpoint) or (
             read_pointer(checkpoints, LAST) if checkpoint == "best" else None
         )
-    elif path is not None and not path.is_dir():
-        path = Path(checkpoint)
+    else:
+        from opabinia.training.remote_runs import fetch_checkpoint  # for few runs
+
+        fetch_checkpoint(folder, checkpoint)
+        path = checkpoints / checkpoint if (checkpoints / checkpoint).is_dir() else Path(checkpoint)
     if path is None:
         raise ConfigError(Problem("command line", "--checkpoint", f"{folder} has no {checkpoint} checkpoint"))
     if not path.is_dir():

@@ -108,9 +108,13 @@ def batch_errors(batch: Batch, key: str) -> Iterator[None]:
         yield
     except (RuntimeError, ValueError, IndexError, TypeError, AssertionError) as error:
         images = [batch["image"]] if "image" in batch else batch.get("views", ())
-        shape = " and ".join(dict.fromkeys(str(tuple(image.shape)) for image in images)) or "?"
+        shape = " and ".join(dict.fromkeys(str(tuple(image.shape)) for image in images))
         text = str(error) if isinstance(error, DataMismatch) else f"{type(error).__name__}: {error}"
-        raise ConfigError(Problem("", key, f"a batch of shape {shape} does not go through: {text}")) from error
+        inner, _, reason = text.partition(": ")
+        if inner.startswith("task.tasks."):  # named by a multi-task run
+            key, text = inner if key == "task" else key, reason
+        shown = f"a batch of shape {shape}" if shape else "a batch"
+        raise ConfigError(Problem("", key, f"{shown} does not go through: {text}")) from error
 
 
 def read_dataset_info(stream: Stream, *, skip: bool = False) -> DatasetInfo:

@@ -63,6 +63,7 @@ from opabinia.tasks.distillation import Distill, add_teachers, ema_teacher
 from opabinia.tasks.teachers import build_teacher
 from opabinia.training.initial_normalization import warn_of_other_normalization
 from opabinia.training.loaders import TrainingBatches, log_device_transforms, splits_norms
+from opabinia.training.mixed_loaders import check_streams
 from opabinia.training.model import (
     Models,
     check_initial_weights,
@@ -195,6 +196,7 @@ class TrainingRun:
         check_model(model, self.train, batches.plan, self.data)
         state = session.resume.state if session.resume else None
         train, description["micro_batch_size"] = limit_micro_batch(self.train, model, self.data.batch_size, state)
+        check_streams(model, batches, train.micro_batch_size)
         # Before it is sharded: afterwards a rank holds a part of each parameter only.
         summary = self._summary(session.title, model, batches, device, threads, start) if is_rank_zero() else []
         follows_stages = splits_norms(batches.plan, self.train.sync_batch_norm)

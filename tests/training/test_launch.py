@@ -206,6 +206,13 @@ def test_an_elastic_launch_continues_its_run_and_logs_the_world_size(
     assert "which is never overwritten" in problem(lambda: train(tmp_path, "train.length=3it"))
 
 
+def test_an_older_checkpoint_of_a_run_that_was_made_longer_is_not_finished(finished: Path) -> None:
+    config, snapshot = launch.resolve(finished).config, launch.load_latest_checkpoint(finished / "checkpoints")
+    assert snapshot and launch._final_scores(finished, snapshot[1], config, config)
+    older = replace(snapshot[1], step=1, state={**snapshot[1].state, "total_steps": 1})
+    assert launch._final_scores(finished, older, config, config) is None
+
+
 def test_fewer_processes_need_no_more_memory_each(monkeypatch: pytest.MonkeyPatch, finished: Path) -> None:
     settings = launch.build_parts(launch.resolve(finished)).keywords["train"]
     task = Classification.__new__(Classification)

@@ -16,11 +16,12 @@ import pytest
 import opabinia
 from opabinia.config import ConfigError, Resolved
 from opabinia.engine.checkpointing.checkpoint import Snapshot, read_checkpoint, write_checkpoint
-from opabinia.engine.checkpointing.manager import read_pointer, step_of
+from opabinia.engine.checkpointing.manager import list_checkpoints, read_pointer, step_of
 from opabinia.engine.checkpointing.upload import Upload
 from opabinia.runtime import storage
-from opabinia.training import remote_runs
-from opabinia.training.run_folder import downloaded_run, resolve
+from opabinia.runtime.files import FolderInUse, exclusive_lock
+from opabinia.training import launch, remote_runs
+from opabinia.training.run_folder import chosen_checkpoint, downloaded_run, resolve
 from tests.engine.toys import run_state
 from tests.faults.programs import PAUSE, Program, Server
 from tests.faults.runs import RECIPE, Outcome, assert_same
@@ -41,10 +42,14 @@ def uploaded_to(url: str | None) -> Resolved:
     return replace(resolved, config={**resolved.config, "checkpoint": {"upload": url, "keep": 2}})
 
 
-def save(folder: Path, *steps: int) -> Path:
+def visible(folder: Path) -> dict[str, bytes]:
+    return {name: content for name, content in contents(folder).items() if not name.startswith(".")}
+
+
+def save(folder: Path, *steps: int, seed: int = 1) -> Path:
     for step in steps:
         path = folder / "checkpoints" / f"step-{step:08d}"
-        write_checkpoint(path, Snapshot(step, {"model": {}, "optimizer": {}}, run_state(step)))
+        write_checkpoint(path, Snapshot(step, {"model": {}, "optimizer": {}}, {**run_state(step), "seed": seed}))
         (folder / "checkpoints" / "last").write_text(path.name + "\n")
     (folder / "config.yaml").write_text("seed: 1\n")
     (folder / "metrics.jsonl").write_text("{}\n" * max(steps, default=0))
@@ -83,16 +88,23 @@ def test_a_machine_fetches_what_is_newer_and_keeps_what_is_not(tmp_path: Path) -
     remote = save(tmp_path / "a", 5, 10, 15)
     (remote / "checkpoints" / "best").write_text("step-00000005\n")
     fetch = remote_runs.fetch_newer
-    assert not fetch(url, tmp_path / "b", resolved) and not (tmp_path / "b").exists()
+    fetch(url, tmp_path / "b", resolved)
+    assert not (tmp_path / "b").exists()
     Upload(remote, url, 2).send_all()
-    assert fetch(url, tmp_path / "b", resolved) and not fetch(url, tmp_path / "b", resolved)
+    fetch(url, tmp_path / "b", resolved)
     newest_and_best = contents(remote)
-    assert contents(tmp_path / "b") == {key: newest_and_best[key] for key in newest_and_best if "00000010" not in key}
+    assert visible(tmp_path / "b") == {key: newest_and_best[key] for key in newest_and_best if "00000010" not in key}
     ahead = contents(save(tmp_path / "b", 20))
-    assert not fetch(url, tmp_path / "b", resolved) and contents(tmp_path / "b") == ahead
+    fetch(url, tmp_path / "b", resolved)
+    assert contents(tmp_path / "b") == ahead
+    # A checkpoint that is named is fetched, too, and nothing else is changed.
+    fetch(url, tmp_path / "b", resolved, "step-00000010")
+    added = {key: newest_and_best[key] for key in newest_and_best if "00000010" in key}
+    assert contents(tmp_path / "b") == {**ahead, **added}
     # A checkpoint whose state.json is not there yet is none.
     (tmp_path / "bucket" / "run" / "checkpoints" / "step-00000015" / "state.json").unlink()
-    assert fetch(url, tmp_path / "c", resolved) and not (tmp_path / "c" / "checkpoints" / "last").exists()
+    fetch(url, tmp_path / "c", resolved)
+    assert (tmp_path / "c" / "config.yaml").exists() and not (tmp_path / "c" / "checkpoints" / "last").exists()
 
 
 def test_a_machine_that_is_killed_between_two_checkpoints_fetches_both(
@@ -113,15 +125,176 @@ def test_a_machine_that_is_killed_between_two_checkpoints_fetches_both(
         patch.setattr(remote_runs, "_fetch_checkpoint", fetch_one)
         with pytest.raises(KeyboardInterrupt):
             remote_runs.fetch_newer(url, tmp_path / "b", resolved)
-    assert remote_runs.fetch_newer(url, tmp_path / "b", resolved)
-    assert contents(tmp_path / "b") == contents(remote)
+    remote_runs.fetch_newer(url, tmp_path / "b", resolved)
+    assert visible(tmp_path / "b") == contents(remote)
 
 
-def test_a_machine_waits_for_the_checkpoint_that_another_uploads(tmp_path: Path) -> None:
+def test_a_machine_waits_for_the_checkpoint_that_another_uploads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     url, path = f"file://{tmp_path}/bucket/run", tmp_path / "b" / "checkpoints" / "step-00000005"
-    Upload(save(tmp_path / "a", 5), url, 2).send_all()
-    remote_runs.await_checkpoint(url, path)
-    assert contents(path) == contents(tmp_path / "a" / "checkpoints" / path.name)
+    expected = save(tmp_path / "a", 5, seed=2) / "checkpoints" / path.name
+    manifest = (expected / "state.json").read_bytes()
+    save(tmp_path / "b", 5)  # of another branch
+    Upload(tmp_path / "b", url, 2).send_all()
+    monkeypatch.setattr(remote_runs, "UPLOAD_SECONDS", 0.0)
+    message = problem(lambda: remote_runs.await_checkpoint(url, path, manifest))
+    assert f"{url}/checkpoints/{path.name}, from which rank 0 resumes, was not there after 0 s" in message
+    assert str(tmp_path / "b") in message, "what can be done"
+    Upload(tmp_path / "a", url, 2).send_all()
+    remote_runs.await_checkpoint(url, path, manifest)
+    assert contents(path) == contents(expected)
+
+
+class Machine:
+    """A machine with a run folder of its own; the bucket is that of all."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.folder, self.url = folder / name, f"file://{folder}/bucket/run"
+        self.checkpoints = self.folder / "checkpoints"
+
+    def fetch(self, chosen: str = "") -> str:
+        """Start again with ``--resume auto``; return the checkpoint to resume."""
+        remote_runs.fetch_newer(self.url, self.folder, uploaded_to("file:///x"), chosen)
+        return self.last()
+
+    def resume(self, step: int) -> None:
+        """Start again with ``--resume`` and a checkpoint."""
+        self.fetch(f"step-{step:08d}")
+        remote_runs.resume_from(self.checkpoints, step)
+
+    def train(self, *steps: int, seed: int = 1) -> None:
+        for step in steps:
+            save(self.folder, step, seed=seed)
+            for later in list_checkpoints(self.checkpoints):  # as the next save does
+                if step_of(later) > step:
+                    shutil.rmtree(later)
+
+    def upload(self) -> None:
+        Upload(self.folder, self.url, 9).send_all()
+
+    def last(self) -> str:
+        path = read_pointer(self.checkpoints, "last")
+        return "" if path is None else f"{step_of(path)} of {read_checkpoint(path).state['seed']}"
+
+
+def test_a_resume_from_an_older_checkpoint_is_not_undone(tmp_path: Path) -> None:
+    a, b, c = (Machine(tmp_path, name) for name in "abc")
+    a.train(5, 10, 15, 20)
+    a.upload()
+    # Killed before the upload knows: the machine itself continues from there.
+    a.resume(10)
+    assert a.fetch() == "10 of 1"
+    a.train(12, seed=2)
+    assert a.fetch() == "12 of 2"
+    assert c.fetch() == "20 of 1", "the bucket knows nothing of it yet"
+    # Known before the next checkpoint: every machine continues from there, also one that is further.
+    a.resume(10)
+    a.upload()
+    assert c.fetch() == "10 of 1" and not (c.checkpoints / "step-00000020").exists()
+    assert b.fetch() == "10 of 1"
+    a.train(12, seed=2)
+    a.upload()
+    assert c.fetch() == b.fetch() == "12 of 2"
+    # In one branch the machine that is further continues.
+    c.train(14, seed=2)
+    c.upload()
+    b.train(18, seed=2)
+    assert b.fetch() == "18 of 2" and a.fetch() == "14 of 2"
+    # From a checkpoint that only storage has, or only the machine.
+    b.resume(5)
+    b.train(7, seed=3)
+    b.upload()
+    c.resume(12)
+    assert c.last() == "12 of 2" and (c.checkpoints / "branch").read_text() == "4\n"
+    c.train(13, seed=4)
+    c.upload()
+    assert [machine.fetch() for machine in (a, b, c, Machine(tmp_path, "d"))] == ["13 of 4"] * 4
+    for machine in (a, b):
+        for path in list_checkpoints(machine.checkpoints):
+            assert contents(path) == contents(tmp_path / "bucket/run/checkpoints" / path.name), "none of another branch"
+    # Killed between the deletion of others and the end: fetched again.
+    (b.checkpoints / "branch").unlink()
+    save(b.folder, 20)
+    assert b.fetch() == "13 of 4"
+
+
+def test_a_run_that_is_trained_while_it_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = Machine(tmp_path, "a"), Machine(tmp_path, "b")
+    a.train(5)
+    a.upload()
+    fetch, changes = remote_runs._fetch_checkpoint, iter([10, 15])
+
+    def fetch_late(url: str, objects: Any, path: Path) -> None:
+        if step := next(changes, 0):
+            a.train(step)
+            Upload(a.folder, a.url, 1).send_all()
+            shutil.rmtree(a.checkpoints / f"step-{step - 5:08d}")
+            Upload(a.folder, a.url, 1)._delete_old()
+        fetch(url, objects, path)
+
+    monkeypatch.setattr(remote_runs, "_fetch_checkpoint", fetch_late)
+    assert b.fetch() == "15 of 1"
+
+
+def test_a_folder_that_another_process_writes_to_is_not_fetched(tmp_path: Path) -> None:
+    a, b = Machine(tmp_path, "a"), Machine(tmp_path, "b")
+    a.train(5, 10)
+    a.upload()
+    b.train(5)
+    before, (ready, writes) = contents(b.folder), os.pipe()
+    process = os.fork()
+    if process == 0:  # POSIX locks are those of a process
+        with exclusive_lock(b.folder):
+            os.write(writes, b"locked")
+            time.sleep(60)
+        os._exit(0)
+    try:
+        os.read(ready, 6)
+        with pytest.raises(FolderInUse, match="another process is writing this run"):
+            b.fetch()
+    finally:
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
+    assert visible(b.folder) == before
+    assert b.fetch() == "10 of 1"
+
+
+def test_results_of_this_machine_are_kept(tmp_path: Path) -> None:
+    a = Machine(tmp_path, "a")
+    a.train(5)
+    for name in ("val", "test"):
+        (a.folder / "eval" / name).mkdir(parents=True)
+        (a.folder / "eval" / name / "scores.json").write_text("there")
+    a.upload()
+    copy = remote_runs.fetch_run(a.url)
+    here, later = (copy / "eval" / name / "scores.json" for name in ("val", "test"))
+    now = time.time()
+    for file, seconds in ((here, 60), (later, 30)):
+        file.write_text("here")
+        os.utime(file, (now + seconds, now + seconds))
+    a.train(10)
+    a.upload()
+    there = tmp_path / "bucket/run/eval/test/scores.json"
+    there.write_text("later")
+    os.utime(there, (now + 45, now + 45))
+    remote_runs.fetch_run(a.url)
+    assert here.read_text() == "here" and later.read_text() == "later"
+    assert read_pointer(copy / "checkpoints", "last") == copy / "checkpoints" / "step-00000010"
+
+
+def test_any_checkpoint_of_a_remote_run_can_be_chosen(tmp_path: Path) -> None:
+    a = Machine(tmp_path, "a")
+    a.train(5, 10, 15)
+    a.upload()
+    copy = remote_runs.fetch_run(a.url)
+    assert [path.name for path in list_checkpoints(copy / "checkpoints")] == ["step-00000015"]
+    path = chosen_checkpoint(copy, "step-00000010")
+    assert path.parent == copy / "checkpoints" and read_checkpoint(path).step == 10
+    assert "there is no 'step-00000007'" in problem(lambda: chosen_checkpoint(copy, "step-00000007"))
+    Upload(a.folder, a.url, 1)._delete_checkpoint("step-00000010")
+    remote_runs.fetch_run(a.url)
+    assert [path.name for path in list_checkpoints(copy / "checkpoints")] == ["step-00000015"], "the disk is not filled"
 
 
 def test_a_folder_without_a_run_and_a_run_with_plugins_are_refused(tmp_path: Path) -> None:
@@ -131,6 +304,46 @@ def test_a_folder_without_a_run_and_a_run_with_plugins_are_refused(tmp_path: Pat
     (folder / "config.yaml").write_text("plugins: [antigravity]\n")
     Upload(folder, url, 2).send_all()
     assert "imports modules of this machine" in problem(lambda: downloaded_run(url))
+
+
+def test_ranks_that_would_write_shards_to_another_disk_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert launch.ranks_elsewhere(tmp_path) == [] and not list(tmp_path.iterdir())
+    monkeypatch.setattr(launch, "ranks_elsewhere", lambda folder: [2, 3])
+    config = uploaded_to(None).config
+    plain, sharded = (
+        replace(uploaded_to(None), config={**config, "train": {"parallel": {"name": name}}}) for name in ("ddp", "fsdp")
+    )
+    launch._check_shared(tmp_path, plain)
+    message = problem(lambda: launch._check_shared(tmp_path, sharded))
+    assert f"{tmp_path} of rank 2, 3 is not that of rank 0: put it on a disk that all machines share" in message
+
+
+@pytest.mark.slow
+def test_machines_without_a_common_disk_resume_from_storage(tmp_path: Path, warm_server: Server) -> None:
+    recipe, upload = tmp_path / "faults.yaml", f"checkpoint.upload=file://{tmp_path}/bucket"
+    recipe.write_text(RECIPE)
+
+    def start_both(*overrides: str) -> list[Program]:
+        words = ("train", str(recipe), f"train.distributed.init=file://{tmp_path}/{len(overrides)}", *overrides)
+        return [
+            warm_server.start(
+                *(*words, "--out", f"{tmp_path}/machine-{rank}"), environment={"RANK": str(rank), "WORLD_SIZE": "2"}
+            )
+            for rank in range(2)
+        ]
+
+    for program in start_both("train.parallel=fsdp"):
+        program.expect(2, 300)
+        assert "of rank 1 is not that of rank 0: put it on a disk that all machines share" in program.err
+    warm_server.run("train", str(recipe), "--out", str(tmp_path / "first"), upload, "train.length=1ep", seconds=300)
+    for program in start_both(upload, "train.length=2ep", "--resume", "auto"):
+        program.expect(0, 300)
+        assert program.trace[0] == "start 15"
+    first, second = (tmp_path / f"machine-{rank}/faults/default/checkpoints" for rank in range(2))
+    assert read_pointer(first, "last") == first / "step-00000030"
+    assert [path.name for path in list_checkpoints(second)] == ["step-00000015"]
 
 
 @pytest.mark.slow

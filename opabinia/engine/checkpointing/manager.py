@@ -4,6 +4,7 @@
 
     checkpoints/step-00000500/     see ``checkpoint.py``
     checkpoints/last, best         one line each: the name of a checkpoint
+    checkpoints/branch             see ``upload.py``
 """
 
 from __future__ import annotations

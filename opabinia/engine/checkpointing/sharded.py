@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import re
 import time
+import uuid
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from opabinia.engine.checkpointing.buffers import memory_key
+from opabinia.runtime.processes import from_rank_zero, gather, is_rank_zero
 from opabinia.runtime.shards import INFO
 
 Files = Mapping[str, Mapping[str, Tensor]]
@@ -36,6 +39,21 @@ Files = Mapping[str, Mapping[str, Tensor]]
 
 Offsets = Mapping[str, Mapping[str, Sequence[int]]]
 """Start of a process's shard in the full tensor, by file name and tensor name."""
+
+
+def ranks_elsewhere(folder: Path) -> list[int]:
+    """Return the ranks for which ``folder`` is another one than for rank 0, on a disk of their own machine."""
+
+    def leave_mark() -> Path:
+        mark = folder / f".{uuid.uuid4().hex}.{os.getpid()}.tmp"
+        mark.touch()
+        return mark
+
+    mark = from_rank_zero(leave_mark)
+    found = gather((folder / mark.name).exists())
+    if is_rank_zero():
+        mark.unlink()
+    return [rank for rank, is_found in enumerate(found) if not is_found]
 
 
 def is_sharded(files: Files) -> bool:

@@ -37,6 +37,9 @@ log = logging.getLogger("opabinia")  # runtime/log.py imports torch
 
 MANIFEST = "state.json"
 POINTERS = ("last", "best")
+BRANCH = "branch"
+"""A file in ``checkpoints``: how often the run was resumed from another checkpoint than its last one. Of two machines
+the one with the larger number has the run as it is meant; with the same number, the one that has trained further."""
 PERIOD = 1.0
 """Seconds between two looks at the run folder."""
 FILES_PERIOD = 60.0
@@ -61,17 +64,24 @@ class Upload:
     def __init__(self, folder: Path, url: str, keep: int) -> None:
         self.folder, self.url, self.keep = folder, url.rstrip("/"), keep
         self._complete: dict[str, int] = {}  # time of state.json by checkpoint
-        self._pointers: dict[str, str] = {}
+        self._pointers: dict[str, list[str]] = {}
         self._sent: dict[str, tuple[int, int]] = {"results.json": (0, 0)}  # perhaps that of an earlier process
 
     def newest_incomplete(self) -> Path | None:
-        """Return the newest checkpoint on the disk that is not complete in remote storage."""
+        """Return the newest checkpoint on the disk, up to ``last``, that is not complete in remote storage."""
+        last = next(iter(self._pointer("last")), "")
         paths = (path for path in (self.folder / "checkpoints").glob("step-*") if _NAME.fullmatch(path.name))
         for path in sorted(paths, key=lambda path: _step(path.name), reverse=True):
+            if last and _step(path.name) > _step(last):
+                continue  # the run was resumed before it
             with suppress(FileNotFoundError):  # deleted
                 if self._complete.get(path.name) != (path / MANIFEST).stat().st_mtime_ns:
                     return path
         return None
+
+    def is_behind(self) -> bool:
+        """Return whether a checkpoint, or a pointer to one, was not sent yet."""
+        return self.newest_incomplete() is not None or bool(self._new_pointers())
 
     def send_all(self) -> None:
         """Send everything that is new, the newest checkpoint first.
@@ -123,26 +133,40 @@ class Upload:
             self._delete(f"checkpoints/{path.name}/{part}")
             self._complete[path.name] = time_ns
 
+    def _pointer(self, pointer: str) -> list[str]:
+        """The name in ``last`` or ``best``, and after ``last`` the branch, if there was another; empty without one."""
+        branch = branch_of(self.folder / "checkpoints")  # before ``last``: a resume writes it first
+        with suppress(FileNotFoundError):
+            names = (self.folder / "checkpoints" / pointer).read_text(encoding="utf-8").split()
+            return [*names, str(branch)] if pointer == "last" and branch else names
+        return []
+
+    def _new_pointers(self) -> dict[str, list[str]]:
+        pointers = {pointer: self._pointer(pointer) for pointer in POINTERS}
+        return {
+            pointer: words
+            for pointer, words in pointers.items()
+            if words != self._pointers.get(pointer) and (not words or words[0] in self._complete)
+        }
+
     def _send_pointers(self) -> None:
-        for pointer in POINTERS:
-            file = self.folder / "checkpoints" / pointer
-            name = file.read_text(encoding="utf-8").strip() if file.exists() else ""
-            if name != self._pointers.get(pointer) and (name in self._complete or not name):
-                if name:
-                    fs, path = storage.filesystem(f"{self.url}/checkpoints/{pointer}")
-                    fs.pipe_file(path, f"{name}\n".encode())
-                else:
-                    self._delete(f"checkpoints/{pointer}")
-                self._pointers[pointer] = name
+        for pointer, words in self._new_pointers().items():
+            if words:
+                fs, path = storage.filesystem(f"{self.url}/checkpoints/{pointer}")
+                fs.pipe_file(path, f"{' '.join(words)}\n".encode())  # checkpoint and branch change at once
+            else:
+                self._delete(f"checkpoints/{pointer}")
+            self._pointers[pointer] = words
 
     def _delete_old(self) -> None:
         """Delete all checkpoints but the newest, those of the pointers, and those on the disk."""
         there = storage.objects(f"{self.url}/checkpoints")
         names = {name.partition("/")[0] for name in there if _NAME.fullmatch(name.partition("/")[0])}
         here = {path.name for path in (self.folder / "checkpoints").glob("step-*")}
-        last = self._pointers.get("last", "")
+        pointed = [words[0] for words in self._pointers.values() if words]
+        last = next(iter(self._pointers.get("last", [])), "")
         past = [name for name in names if f"{name}/{MANIFEST}" in there and _step(name) <= _step(last)]
-        for name in names.difference(sorted(past, key=_step)[-self.keep :], self._pointers.values(), here):
+        for name in names.difference(sorted(past, key=_step)[-self.keep :], pointed, here):
             self._delete_checkpoint(name)
 
     def _delete_checkpoint(self, name: str) -> None:
@@ -156,6 +180,13 @@ class Upload:
         fs, path = storage.filesystem(f"{self.url}/{name}")
         with suppress(FileNotFoundError):
             fs.rm_file(path)
+
+
+def branch_of(checkpoints: Path) -> int:
+    """Return how often a run was resumed from another checkpoint than its last one."""
+    with suppress(FileNotFoundError, ValueError):
+        return int((checkpoints / BRANCH).read_text(encoding="utf-8"))
+    return 0
 
 
 def _step(name: str) -> int:
@@ -223,7 +254,7 @@ def run(upload: Upload) -> bool:
             finishing = bool(select.select([sys.stdin], [], [], PERIOD)[0])
         now = time.monotonic()
         try:
-            if finishing or now - sent > FILES_PERIOD or upload.newest_incomplete() is not None:
+            if finishing or now - sent > FILES_PERIOD or upload.is_behind():
                 upload.send_all()
                 sent = time.monotonic()
                 if failing_since is not None and warned > failing_since:
