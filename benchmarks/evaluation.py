@@ -7,25 +7,43 @@ five. Ours: the evaluation of a classification run, which besides gives the conf
 the mean of -log p; ``top only`` leaves these out. Both count the same. One thread, CPU time, median over the rounds,
 each beside the loop of its own round.
 
-Extraction beside such a loop is in ``extract.py``. ``--quick`` takes few pictures, to see that it runs. Run:
-``python benchmarks/evaluation.py``.
+Then the scores of every other task alone, from predictions in memory, beside the loop that a user would write and the
+libraries that are installed (pycocotools, faster-coco-eval, torchmetrics): average precision of boxes, mIoU, nearest
+neighbors of a self-supervised network, ranking of a gallery, videos of several clips. All give the same number; of ours
+``with tables`` also makes those of the report (classes, confusion, worst images). A multi-task run has the evaluators
+of its tasks. A detector's whole evaluation is in ``detection.py``, ranking at its full size in ``retrieval.py``,
+extraction in ``extract.py``. ``--quick`` takes few samples, to see that it runs. Run:
+``python benchmarks/evaluation.py``, or with ``model`` or ``scores`` for one part.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from importlib import import_module
+from itertools import pairwise
+from typing import Any
 
+import numpy as np
 import torch
+import torch.nn.functional as F
+from retrieval import by_sorting
 from torch import Tensor
 
-from opabinia.contracts import Batch, DatasetInfo, Indices, Sample
+from opabinia.contracts import Batch, DatasetInfo, DetailsEvaluator, GroundTruth, GroundTruthMap, Indices, Sample
 from opabinia.data.loader import BatchReader, Loader, evaluation_requests
 from opabinia.engine.loop.evaluate import ValidationSet, evaluate
 from opabinia.evaluation.classification.topk import TopK
+from opabinia.evaluation.classification.video import PerVideo
+from opabinia.evaluation.detection.coco import Coco
+from opabinia.evaluation.representation.knn import Knn
+from opabinia.evaluation.retrieval.retrieval_evaluators import Retrieval
+from opabinia.evaluation.segmentation.semantic import Semantic
 from opabinia.models.backbones.timm import timm
 from opabinia.tasks.classification import Classification
 
@@ -82,14 +100,25 @@ def ours(task: Classification, source: Noise, *, top_only: bool = False) -> dict
     return evaluate(task, ValidationSet("val", loader, dataset_info), CPU).scores
 
 
-def milliseconds(action: Callable[[], dict[str, float]]) -> tuple[float, dict[str, float]]:
+def milliseconds(action: Callable[[], Any]) -> tuple[float, Any]:
     began = time.process_time()
     found = action()
     return (time.process_time() - began) * 1e3, found
 
 
-def main() -> None:
-    torch.set_num_threads(1)
+def in_turn(sides: dict[str, Callable[[], Any]], against: str) -> None:
+    """Print the time of each side, and its ratio to that of the side ``against``."""
+    times: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(ROUNDS):
+        for name, side in sides.items():
+            times[name].append(milliseconds(side)[0])
+    for name, column in times.items():
+        ratios = [one / other for one, other in zip(column, times[against], strict=True)]
+        print(f"  {name:<22}{statistics.median(column):8.1f} ms   ratio {statistics.median(ratios):.3f}"
+              f" ({min(ratios):.3f} to {max(ratios):.3f})", flush=True)  # fmt: skip
+
+
+def whole_evaluations() -> None:
     for model, count, pixels in (("resnet18", 256, 64), ("test_resnet", 1024, 32)):
         source = Noise(count // 8 if QUICK else count, pixels)
         dataset_info = DatasetInfo(len(source), 3, classes=source.classes)
@@ -102,15 +131,265 @@ def main() -> None:
         scores = {name: milliseconds(side)[1] for name, side in sides.items()}
         for score, value in scores["by hand"].items():
             assert all(abs(found[score] - value) < 2 / len(source) for found in scores.values())
-        times: dict[str, list[float]] = {name: [] for name in sides}
-        for _ in range(ROUNDS):
-            for name, side in sides.items():
-                times[name].append(milliseconds(side)[0])
-        print(f"{model}, {len(source)} pictures of {pixels} x {pixels}, median of {ROUNDS} rounds in turn")
-        for name, column in times.items():
-            ratios = [one / other for one, other in zip(column, times["by hand"], strict=True)]
-            print(f"  {name:<15}{statistics.median(column):8.1f} ms   ratio {statistics.median(ratios):.3f}"
-                  f" ({min(ratios):.3f} to {max(ratios):.3f})")  # fmt: skip
+        print(f"{model}, {len(source)} images of {pixels} x {pixels}, median of {ROUNDS} rounds in turn")
+        in_turn(sides, "by hand")
+
+
+# --- scores alone, from predictions in memory -------------------------------------------------------------------------
+
+Batches = Sequence[tuple[dict[str, Tensor], Batch]]
+CLASSES = 20
+
+
+def evaluator_scores(make: Callable[[], Any], batches: Batches, tables: bool = False) -> float:
+    """Return the headline score of an evaluator."""
+    evaluator = make()
+    for predictions, batch in batches:
+        evaluator.update(predictions, batch)
+    states = [evaluator.state()]
+    score: float = evaluator.compute(states)[next(iter(evaluator.better))]
+    if tables:
+        evaluator.details(states)
+    return score
+
+
+def compare_scores(what: str, make: Callable[[], Any], batches: Batches, **others: Callable[[], float]) -> None:
+    """Compare an evaluator's time with that of the ``others``, the first of which is 1; libraries may be missing."""
+    sides = {name.replace("_", " "): side for name, side in others.items()}
+    for name in [name for name, side in sides.items() if getattr(side, "library", None)]:
+        try:
+            import_module(sides[name].library)  # type: ignore[attr-defined]
+        except ImportError:
+            del sides[name]
+    sides["opabinia"] = partial(evaluator_scores, make, batches)
+    if isinstance(make(), DetailsEvaluator):
+        sides["opabinia, with tables"] = partial(evaluator_scores, make, batches, tables=True)
+    scores = {name: side() for name, side in sides.items()}
+    assert max(scores.values()) - min(scores.values()) < 1e-5, scores
+    print(f"{what}; {scores['opabinia']:.4f}")
+    in_turn(sides, next(iter(sides)))
+
+
+def library(name: str) -> Callable[[Callable[..., float]], Callable[..., float]]:
+    """Mark a side that needs a library."""
+
+    def mark(side: Callable[..., float]) -> Callable[..., float]:
+        side.library = name  # type: ignore[attr-defined]
+        return side
+
+    return mark
+
+
+def chunks(count: int, size: int = 64) -> Iterator[slice]:
+    return (slice(start, stop) for start, stop in pairwise([*range(0, count, size), count]))
+
+
+def boxes_scores() -> None:
+    images, objects, detections = (20 if QUICK else 300), 8, 50
+    random = np.random.default_rng(0)
+    corners = random.uniform(0, 300, (images, objects, 2))
+    boxes = np.concatenate([corners, random.uniform(10, 200, (images, objects, 2))], 2)  # left, top, width, height
+    labels = random.integers(CLASSES, size=(images, objects))
+    near = random.integers(objects, size=(images, detections))
+    rows = np.arange(images)[:, None]
+    predicted = (boxes[rows, near] * random.normal(1, 0.1, (images, detections, 4))).astype(np.float32)
+    guesses = np.where(random.random(near.shape) < 0.7, labels[rows, near], random.integers(CLASSES, size=near.shape))
+    confidences = -np.sort(-random.random((images, detections)).astype(np.float32))
+    truths = [
+        GroundTruth(n, (500, 500), n * objects + np.arange(1, objects + 1), boxes[n], labels[n],
+                    boxes[n, :, 2] * boxes[n, :, 3], np.zeros(objects, bool))
+        for n in range(images)
+    ]  # fmt: skip
+    as_corners = np.concatenate([predicted[..., :2], predicted[..., :2] + predicted[..., 2:]], 2)
+    tensors = {"boxes": as_corners, "scores": confidences, "labels": guesses}
+    batches = [
+        ({name: torch.from_numpy(values[part]) for name, values in tensors.items()},
+         {"id": list(map(str, range(part.start, part.stop))), "ground_truth": truths[part]})
+        for part in chunks(images)
+    ]  # fmt: skip
+
+    def known() -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """Annotations and results as detection references make them, in lists of dictionaries."""
+        annotations = [
+            {"id": int(i), "image_id": truth.image_id, "category_id": c, "bbox": b, "area": a, "iscrowd": 0}
+            for truth in truths
+            for i, c, b, a in zip(
+                truth.ids, truth.labels.tolist(), truth.boxes.tolist(), truth.areas.tolist(), strict=True
+            )
+        ]
+        results = [
+            {"image_id": n, "category_id": c, "score": s, "bbox": [left, top, right - left, bottom - top]}
+            for predictions, batch in batches
+            for n, *rows in zip(map(int, batch["id"]), *(predictions[name].tolist() for name in tensors), strict=True)
+            for (left, top, right, bottom), s, c in zip(*rows, strict=True)
+        ]
+        categories = [{"id": number, "name": str(number)} for number in range(CLASSES)]
+        sizes = [{"id": n, "height": 500, "width": 500} for n in range(images)]
+        return {"info": {}, "images": sizes, "annotations": annotations, "categories": categories}, results
+
+    @library("faster_coco_eval")
+    def faster_coco_eval() -> float:
+        from faster_coco_eval import COCO, COCOeval_faster
+
+        content, results = known()
+        with contextlib.redirect_stdout(io.StringIO()):
+            truth = COCO(content)
+            judged = COCOeval_faster(truth, truth.loadRes(results), "bbox")
+            judged.run()
+        return float(judged.stats[0])
+
+    @library("pycocotools")
+    def pycocotools() -> float:
+        from pycocotools.coco import COCO
+        from pycocotools.cocoeval import COCOeval
+
+        content, results = known()
+        with contextlib.redirect_stdout(io.StringIO()):
+            truth = COCO()
+            truth.dataset = content
+            truth.createIndex()
+            judged = COCOeval(truth, truth.loadRes(results), "bbox")
+            judged.evaluate()
+            judged.accumulate()
+            judged.summarize()
+        return float(judged.stats[0])
+
+    info = DatasetInfo(images, 3, classes=tuple(map(str, range(CLASSES))), boxes=True)
+    what = f"AP of boxes, {images} images with {objects} objects and {detections} detections"
+    compare_scores(what, partial(Coco, info), batches, pycocotools=pycocotools, faster_coco_eval=faster_coco_eval)
+
+
+def maps_scores() -> None:
+    images, side = (4, 64) if QUICK else (60, 320)
+    random = np.random.default_rng(0)
+    truth = random.integers(CLASSES, size=(images, side, side), dtype=np.uint8)
+    truth[random.random(truth.shape) < 0.02] = 255
+    guess = np.where(random.random(truth.shape) < 0.8, truth % CLASSES, random.integers(CLASSES, size=truth.shape))
+    predicted, target = torch.from_numpy(guess.astype(np.uint8)), torch.from_numpy(truth)
+    batches = [
+        ({"segmentation": predicted[part], "image_size": torch.tensor([[side, side]] * (part.stop - part.start))},
+         {"id": list(map(str, range(part.start, part.stop))),
+          "ground_truth_map": [GroundTruthMap(n, truth[n]) for n in range(part.start, part.stop)]})
+        for part in chunks(images, 4)
+    ]  # fmt: skip
+
+    def by_hand() -> float:
+        """The histogram of torchvision's segmentation reference."""
+        matrix = torch.zeros(CLASSES, CLASSES, dtype=torch.int64)
+        for part in chunks(images, 4):
+            a, b = target[part].flatten().long(), predicted[part].flatten().long()
+            known = a < CLASSES
+            matrix += torch.bincount(CLASSES * a[known] + b[known], minlength=CLASSES**2).view(CLASSES, CLASSES)
+        hits = matrix.diag().double()
+        return float((hits / (matrix.sum(0) + matrix.sum(1) - hits)).mean())
+
+    @library("torchmetrics")
+    def torchmetrics() -> float:
+        from torchmetrics.classification import MulticlassJaccardIndex
+
+        metric = MulticlassJaccardIndex(CLASSES, ignore_index=255, validate_args=False)
+        for part in chunks(images, 4):
+            metric.update(predicted[part].long(), target[part].long())
+        return float(metric.compute())
+
+    info = DatasetInfo(images, 3, classes=tuple(map(str, range(CLASSES))), maps=True)
+    what = f"mIoU, {images} maps of {side} x {side}"
+    compare_scores(what, partial(Semantic, info), batches, by_hand=by_hand, torchmetrics=torchmetrics)
+
+
+def features(count: int, centers: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+    """Return embeddings around the centers of their classes, and labels."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(len(centers), (count,), generator=generator)
+    return centers[labels] + 3.2 * torch.randn(count, centers.shape[1], generator=generator), labels
+
+
+def neighbors_scores() -> None:
+    bank_size, queries = (200, 50) if QUICK else (5000, 1000)
+    centers = torch.randn(CLASSES, 256, generator=torch.Generator().manual_seed(0))
+    (bank, bank_labels), (tested, labels) = features(bank_size, centers, 1), features(queries, centers, 2)
+    batches = [
+        ({"embedding": tested[part]}, {"id": list(range(part.start, part.stop)), "label": labels[part]})
+        for part in chunks(queries)
+    ]
+    info = DatasetInfo(queries, 3, classes=tuple(map(str, range(CLASSES))))
+
+    def make() -> Knn:
+        evaluator = Knn(info)
+        for part in chunks(bank_size):
+            batch = {"id": list(range(part.start, part.stop)), "label": bank_labels[part]}
+            evaluator.learn({"embedding": bank[part]}, batch)
+        return evaluator
+
+    def by_hand() -> float:
+        """DINO's."""
+        a, b = F.normalize(tested, dim=1), F.normalize(bank, dim=1)
+        similarities, nearest = (a @ b.T).topk(20)
+        votes = torch.zeros(queries, 20, CLASSES).scatter_(2, bank_labels[nearest].unsqueeze(2), 1)
+        classes = (votes * (similarities / 0.07).exp().unsqueeze(2)).sum(1).argmax(1)
+        return float((classes == labels).float().mean())
+
+    compare_scores(f"20 nearest neighbors, {queries} of {bank_size} x 256", make, batches, by_hand=by_hand)
+
+
+def gallery_scores() -> None:
+    sizes = (20, 200) if QUICK else (400, 4000)
+    centers = torch.randn(100, 256, generator=torch.Generator().manual_seed(0))
+    sides = [features(count, centers, seed) for seed, count in enumerate(sizes)]
+    vectors, labels = (torch.cat(column) for column in zip(*sides, strict=True))
+    cameras = torch.randint(6, labels.shape, generator=torch.Generator().manual_seed(2))
+    queries = torch.arange(len(labels)) < sizes[0]
+    batches = [
+        ({"embedding": vectors[part]},
+         {"id": list(map(str, range(part.start, part.stop))), "label": labels[part], "camera": cameras[part],
+          "query": queries[part].tolist()})
+        for part in chunks(len(labels))
+    ]  # fmt: skip
+
+    def by_hand() -> float:
+        split = ((column[queries].numpy(), column[~queries].numpy()) for column in (vectors, labels, cameras))
+        return by_sorting(*(side for pair in split for side in pair))
+
+    info = DatasetInfo(len(labels), 3, classes=tuple(map(str, range(100))), cameras=6, queries=True)
+    what = f"mAP of {sizes[0]} queries in a gallery of {sizes[1]} x 256"
+    compare_scores(what, partial(Retrieval, info), batches, by_hand=by_hand)
+
+
+def clips_scores() -> None:
+    videos, views, classes = (20 if QUICK else 500), 10, 400
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(classes, (videos,), generator=generator).repeat_interleave(views)
+    logits = torch.randn(len(labels), classes, generator=generator)
+    logits[torch.arange(len(labels)), labels] += 1
+    probabilities, ids = logits.softmax(1), [str(n // views) for n in range(len(labels))]
+    batches = [
+        ({"probabilities": probabilities[part]}, {"id": ids[part], "label": labels[part]})
+        for part in chunks(len(labels))
+    ]
+
+    def by_hand() -> float:
+        """Sums by video, as SlowFast's meter has them."""
+        sums: dict[str, Tensor] = {}
+        known = {}
+        for part in chunks(len(labels)):
+            for video, row, label in zip(ids[part], probabilities[part], labels[part].tolist(), strict=True):
+                sums[video] = sums[video] + row if video in sums else row.clone()
+                known[video] = label
+        right = torch.stack(list(sums.values())).argmax(1) == torch.tensor(list(known.values()))
+        return float(right.float().mean())
+
+    what = f"top-1 of {videos} videos of {views} clips"
+    compare_scores(what, lambda: PerVideo([TopK((1,))], Tensor.log), batches, by_hand=by_hand)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    parts = [word for word in sys.argv[1:] if word != "--quick"] or ["model", "scores"]
+    if "model" in parts:
+        whole_evaluations()
+    if "scores" in parts:
+        for part in (boxes_scores, maps_scores, neighbors_scores, gallery_scores, clips_scores):
+            part()
 
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ MMEngine go through a DataLoader, and we through our loader.
 Each side has a process of its own, so that none bears what another imports or leaves behind; they take turns, one
 waiting for the other, in many short rounds, and a first round does not count. A difference is the median over the
 rounds, each side beside the loop of its own round. Wall time is what is claimed; CPU time, of all threads, is nearly
-the same on an idle machine, and tells more on a busy one. Run: ``python benchmarks/overhead.py``.
+the same on an idle machine, and tells more on a busy one. ``--quick`` takes few steps, to see that it works. Run:
+``python benchmarks/overhead.py``.
 """
 
 from __future__ import annotations
@@ -31,12 +32,13 @@ from multiprocessing import get_context
 from typing import Any
 
 import torch
-from steps import Times, now, ours, since
+from in_memory import Times, now, ours, since
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import get_total_norm
 
-SAMPLES, BATCH, STEPS, ROUNDS, EVERY = 6400, 32, 1000, 21, 50
+SAMPLES, BATCH, EVERY = 6400, 32, 50
+STEPS, ROUNDS = (100, 1) if "--quick" in sys.argv else (1000, 21)
 IMAGES = torch.randn(SAMPLES, 64, generator=torch.Generator().manual_seed(0))
 LABELS = torch.randint(10, (SAMPLES,), generator=torch.Generator().manual_seed(1))
 BY_HAND = "a loop by hand"
@@ -93,7 +95,7 @@ def by_hand() -> Times:
 
 def opabinia(fused: bool | None = None) -> Times:
     optimizer = partial(torch.optim.SGD, lr=0.1, momentum=0.9, fused=fused)
-    return ours(network, IMAGES, LABELS, BATCH, STEPS, optimizer=optimizer, threads=1, log_every=EVERY)
+    return ours(network, IMAGES, LABELS, BATCH, STEPS, optimizer=optimizer, num_threads=1, log_every=EVERY)
 
 
 def lightning() -> Times:

@@ -114,11 +114,12 @@ class MetricsLogger:
 
     def _copy_to_host(self, entries: Sequence[_Entry]) -> None:
         by_device: dict[torch.device, list[Tensor]] = {}
-        tensors = [value for entry in entries for value in entry.values.values() if isinstance(value, Tensor)]
-        if not tensors:
+        for entry in entries:
+            for value in entry.values.values():
+                if type(value) is not float and isinstance(value, Tensor):  # the first is faster, and mostly enough
+                    by_device.setdefault(value.device, []).append(value.detach().float())
+        if not by_device:
             return
-        for tensor in tensors:
-            by_device.setdefault(tensor.device, []).append(tensor.detach().float())
         started = time.perf_counter()
         numbers = {device: iter(torch.stack(scalars).tolist()) for device, scalars in by_device.items()}
         # Here the host waits for the GPU to complete the steps: add that time to them.
