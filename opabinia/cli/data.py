@@ -113,8 +113,8 @@ def refresh(
     opabinia data refresh s3://bucket/photos
     """
     with report_errors():
+        from opabinia.runtime.local_copies import refresh as list_again
         from opabinia.runtime.storage import local_path
-        from opabinia.runtime.storage import refresh as list_again
 
         print(f"{plural(list_again(url), 'object')} in {local_path(url)}")
 

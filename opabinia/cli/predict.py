@@ -22,7 +22,8 @@ from opabinia.cli.options import (
 )
 from opabinia.cli.weights import open_run
 from opabinia.runtime.addresses import is_live
-from opabinia.runtime.storage import is_stored, local_copy
+from opabinia.runtime.local_copies import local_copy
+from opabinia.runtime.storage import is_stored
 
 Paths = Annotated[
     list[str] | None,

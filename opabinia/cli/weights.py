@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from opabinia.cli.errors import option_error
-from opabinia.runtime.storage import is_url, local_copy
+from opabinia.runtime.local_copies import local_copy
+from opabinia.runtime.storage import is_url
 
 if TYPE_CHECKING:
     from opabinia.training.trained_model import Weights
@@ -47,3 +48,16 @@ def open_run(
 
     lines = classes.read_text(encoding="utf-8").splitlines() if classes else []
     return import_weights(run, overrides or [], Path(weights), classes=[line for line in lines if line]), "raw"
+
+
+def local_run(run: str | Path) -> Path:
+    """Return the folder of a run, which is fetched if it is in remote storage.
+
+    Raises:
+        ConfigError: there is no such run in storage.
+    """
+    if not is_url(run):
+        return Path(run)
+    from opabinia.training.run_folder import downloaded_run
+
+    return downloaded_run(str(run))

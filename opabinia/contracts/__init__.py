@@ -97,6 +97,7 @@ from opabinia.contracts.sources import CameraSource as CameraSource
 from opabinia.contracts.sources import ConcatenatedSource as ConcatenatedSource
 from opabinia.contracts.sources import DetectionSource as DetectionSource
 from opabinia.contracts.sources import EncodedSource as EncodedSource
+from opabinia.contracts.sources import FileSource as FileSource
 from opabinia.contracts.sources import FingerprintedSource as FingerprintedSource
 from opabinia.contracts.sources import IdentitySource as IdentitySource
 from opabinia.contracts.sources import ImageClassesSource as ImageClassesSource

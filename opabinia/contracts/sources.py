@@ -54,7 +54,8 @@ class PartlyLabeledSource(Source, Protocol, metaclass=OptionalMeta):
 
     @property
     def partly_labeled(self) -> Sequence[str]:
-        """Keys that some samples lack: ``label``, ``boxes`` (and then ``labels``, too) or ``mask``."""
+        """Keys that some samples lack: ``label``, ``boxes`` (and then ``labels`` and all else of objects, too),
+        ``masks``, ``keypoints`` (and then ``visibility``, too) or ``mask``."""
 
 
 @runtime_checkable
@@ -79,6 +80,14 @@ class FingerprintedSource(Source, Protocol, metaclass=OptionalMeta):
 
     def fingerprint(self) -> str:
         """Return a text that changes with the samples and their order."""
+
+
+@runtime_checkable
+class FileSource(Source, Protocol, metaclass=OptionalMeta):
+    """A source that knows the files of a sample. Those of a batch are fetched from remote storage together."""
+
+    def paths(self, index: int) -> Sequence[bytes]:
+        """Return the files that are read with a sample (images, maps, videos)."""
 
 
 @runtime_checkable

@@ -20,6 +20,7 @@ from opabinia.runtime.addresses import is_live, public_name
 from opabinia.runtime.files import disk_errors
 from opabinia.runtime.progress import progress_bar
 from opabinia.runtime.signals import Stopped, StopSignal, stop_signals
+from opabinia.runtime.storage import shown_path
 from opabinia.runtime.text import plural
 from opabinia.visualization.drawing import to_pil
 from opabinia.visualization.video_strips import draw_label, write_video
@@ -60,7 +61,8 @@ def predict_frames(
         out.mkdir(parents=True, exist_ok=True)
         with log.open("w", encoding="utf-8", buffering=1) as file:
             for number, name in enumerate(names):
-                shown, last_time, next_print = public_name(name), -1, 0.0
+                shown = public_name(name) if is_live(name) else shown_path(name)
+                last_time, next_print = -1, 0.0
                 predicted = _predicted(predictor, _batches(predictor, name, every, max_frames, errors), min_score)
                 if stop.reason is not None or (first := next(predicted, None)) is None:
                     continue

@@ -14,6 +14,8 @@ from opabinia.data.loader import DataError
 from opabinia.inference.predictor import Predictor
 from opabinia.runtime.addresses import is_live, public_name
 from opabinia.runtime.files import disk_errors, write_atomic
+from opabinia.runtime.local_copies import fetch_all
+from opabinia.runtime.storage import shown_path
 
 MAX_BATCH_BYTES = 512_000_000
 """A batch ends early when its decoded images have this size: they are kept for drawing."""
@@ -66,12 +68,14 @@ class InputBatch(list[tuple[Path, Sample, Sample]]):
 def read_batches(predictor: Predictor, paths: Sequence[Path], errors: list[str]) -> Iterator[InputBatch]:
     """Yield batches of the files that can be read; each is decoded once. Messages about the others go to ``errors``."""
     batch, size = InputBatch(), 0
-    for path in paths:
+    for number, path in enumerate(paths):
+        if number % predictor.batch_size == 0:
+            fetch_all(paths[number : number + predictor.batch_size])
         try:
             original = predictor.read(path)
             sample = predictor.transform(original)
         except (OSError, ValueError) as error:
-            errors.append(str(error))
+            errors.append(str(error).replace(str(path), shown_path(path)))
             continue
         if "frames" in sample:
             original = {**original, "frames": sample["frames"]}

@@ -20,6 +20,7 @@ from opabinia.inference.predictor import Predictor
 from opabinia.runtime.files import disk_errors
 from opabinia.runtime.log import logging_to
 from opabinia.runtime.progress import progress_bar
+from opabinia.runtime.storage import shown_path
 from opabinia.runtime.text import plural
 from opabinia.training.trained_model import Weights
 from opabinia.visualization.drawing import contact_sheet, overlay_heatmap, to_pil
@@ -94,7 +95,7 @@ def predict(
             predictions = predictor.batch(batch.samples)
             for (path, original, _), prediction in bar.track(zip(batch, predictions, strict=True)):
                 caption = predictor.task.caption(prediction.readable, min_score=min_score) or ["nothing"]
-                print(f"{path}  {', '.join(caption)}")
+                print(f"{shown_path(path)}  {', '.join(caption)}")
                 try:
                     name = f"{len(lines):05d}-{path.stem}"
                     drawn = predictor.task.save_drawing(out, name, original, prediction, options)
@@ -103,7 +104,7 @@ def predict(
                     drawn = None
                 if "image" in original:
                     sheets.add(drawn or to_pil(original["image"]), "\n".join([path.name, *caption]))
-                lines.append({"path": str(path), **prediction.readable})
+                lines.append({"path": shown_path(path), **prediction.readable})
     sheets.write()
     write_lines(out, lines)
     print(f"{len(lines)} {kind}; predictions.jsonl{drawings} are in {out}")
@@ -174,9 +175,9 @@ def retrieve(
                 frames = [None, *(match.verdict for match in matches)]
                 sheet = contact_sheet(images, captions, columns=len(images), size=120, frames=frames)
                 _save(out / "sheets" / f"{len(lines):05d}-{path.stem}.png", sheet)
-                first = f"{matches[0].path}, distance {matches[0].distance:.3f}" if matches else "none"
-                print(f"{path}  nearest: {first}")
-                lines.append({"path": str(path), "nearest": [match.to_json() for match in matches]})
+                first = f"{shown_path(matches[0].path)}, distance {matches[0].distance:.3f}" if matches else "none"
+                print(f"{shown_path(path)}  nearest: {first}")
+                lines.append({"path": shown_path(path), "nearest": [match.to_json() for match in matches]})
     write_lines(out, lines)
     print(f"{plural(len(lines), 'image')}; predictions.jsonl and sheets are in {out}")
     raise_skipped(errors, len(queries) + len(others))

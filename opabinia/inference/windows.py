@@ -20,6 +20,7 @@ from opabinia.inference.predictor import Predictor
 from opabinia.runtime.files import disk_errors
 from opabinia.runtime.log import logging_to
 from opabinia.runtime.progress import progress_bar
+from opabinia.runtime.storage import shown_path
 from opabinia.training.trained_model import Weights
 
 FEATURES = "features.npy"
@@ -80,8 +81,8 @@ def predict_windows(
                 predictions = predictor.batch(samples)
                 for video, prediction in zip(videos, predictions, strict=True):
                     caption = ", ".join(predictor.task.caption(prediction.readable)) or "nothing"
-                    print(f"{file}  {video.start:.2f} to {video.end:.2f} s  {caption}")
-                    span = {"path": str(file), "start": round(video.start, 3), "end": round(video.end or 0.0, 3)}
+                    print(f"{shown_path(file)}  {video.start:.2f} to {video.end:.2f} s  {caption}")
+                    span = {"path": shown_path(file), "start": round(video.start, 3), "end": round(video.end or 0.0, 3)}
                     lines.append({**span, **prediction.readable})
                 if features:
                     rows.append(predictor.embeddings(samples).numpy())
@@ -110,7 +111,7 @@ def _batches(
                 yield videos, samples
                 videos, samples = [], []
     except (OSError, ValueError) as error:
-        errors.append(str(error))
+        errors.append(str(error).replace(str(file), shown_path(file)))
     if samples:
         yield videos, samples
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from opabinia.runtime import storage
+from opabinia.runtime import local_copies
 from tests.faults.programs import Server
 from tests.faults.s3 import S3Server
 
@@ -161,7 +161,7 @@ def test_the_limit_of_the_cache_holds_while_training_goes_on(
     bucket = s3_server.bucket(local)
     assert train("limit", f"vars.root=s3://{bucket}", OPABINIA_REMOTE_CACHE_SIZE=f"{limit}B") == weights
     root = Path(os.environ["OPABINIA_REMOTE_CACHE"])
-    assert size // 4 < sum(bytes for _, bytes, _ in storage._fetched_files(root)) <= limit
+    assert size // 4 < sum(bytes for _, bytes, _ in local_copies._fetched_files(root)) <= limit
     assert len(s3_server.reads()) > 40  # some again
 
 
@@ -171,13 +171,13 @@ def test_killed_processes_leave_no_broken_files(
     bucket = s3_server.bucket(local)
     s3_server.latency = 0.01
     code = f"""
-from opabinia.runtime import storage
+from opabinia.runtime import local_copies
 from pathlib import Path
-folder = Path(storage.local_copy("s3://{bucket}"))
+folder = Path(local_copies.local_copy("s3://{bucket}"))
 print("listed", flush=True)
 for file in sorted(folder.rglob("*.jpg")):
-    storage.read_file(file)
-storage.read_range(folder / "train-00.tar", 0, 10)
+    local_copies.read_file(file)
+local_copies.RangeFile(folder / "train-00.tar").pread(10, 0)
 """
     remote = tmp_path / "remote"
     for number in range(6):
@@ -187,7 +187,9 @@ storage.read_range(folder / "train-00.tar", 0, 10)
             program.signal(signal.SIGKILL)
         for path in (remote / "s3").rglob("*.*") if remote.exists() else ():
             name = path.relative_to(remote / "s3" / bucket)
-            assert path.is_dir() or storage.is_placeholder(path) or path.read_bytes() == (local / name).read_bytes()
+            assert (
+                path.is_dir() or local_copies.is_placeholder(path) or path.read_bytes() == (local / name).read_bytes()
+            )
     server.start(code=code, environment=dict(os.environ)).expect(0, 120)
     for file in (remote / "s3").rglob("*.jpg"):
         assert file.read_bytes() == (local / file.relative_to(remote / "s3" / bucket)).read_bytes()

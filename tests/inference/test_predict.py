@@ -14,9 +14,11 @@ import opabinia
 from opabinia.config import ConfigError
 from opabinia.contracts import Task
 from opabinia.data.decoding.images import read_image
+from opabinia.data.loader import DataError
 from opabinia.data.sources import Digits
 from opabinia.inference.predict import predict
 from opabinia.inference.predictor import Predictor, image_from
+from opabinia.runtime.local_copies import local_copy
 from opabinia.training import launch
 
 SMALL = ["train.length=60it", "schedule.warmup=20it", "data.batch_size=16", "data.num_workers=0", "loggers=[]"]
@@ -88,6 +90,21 @@ def test_the_best_five_with_their_probabilities(predictor: Predictor, folder: Pa
         float(found["probabilities"].max()), abs=1e-6
     )
     json.dumps(found.readable)
+
+
+def test_predictions_of_remote_images_name_their_urls(
+    run: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OPABINIA_REMOTE_CACHE", str(tmp_path / "remote"))
+    (folder / "inside" / "broken.png").write_bytes(b"broken")
+    with pytest.raises(DataError, match=f"\nfile://{folder}/inside/broken.png cannot be decoded"):
+        predict(run, [Path(local_copy(f"file://{folder}/inside"))], tmp_path / "out")
+    (folder / "inside" / "broken.png").unlink()
+    urls = [f"file://{path}" for path in sorted((folder / "inside").iterdir())]
+    lines = (tmp_path / "out" / "predictions.jsonl").read_text().splitlines()
+    assert [json.loads(line)["path"] for line in lines] == urls
+    printed = capsys.readouterr().out
+    assert all(f"{url}  " in printed for url in urls) and str(tmp_path / "remote") not in printed
 
 
 def test_predicting_disturbs_no_generator(predictor: Predictor, folder: Path) -> None:

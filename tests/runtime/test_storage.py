@@ -1,187 +1,13 @@
-import os
-import stat
-import threading
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import pytest
 
 from opabinia.runtime import storage
-from opabinia.runtime.storage import StorageError, local_copy, read_file, read_range, refresh
+from opabinia.runtime.local_copies import local_copy
+from opabinia.runtime.storage import StorageError
 
-
-@pytest.fixture(autouse=True)
-def remote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A file system in memory, and an empty folder of local copies."""
-    monkeypatch.setenv("OPABINIA_REMOTE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(storage, "PATIENCE", 0.0)
-    memory = fsspec.filesystem("memory")
-    yield memory
-    memory.rm("/", recursive=True)
-    memory.pseudo_dirs[:] = [""]
-
-
-def fill(memory: Any, **objects: bytes) -> None:
-    for name, content in objects.items():
-        memory.pipe_file(f"/{name}", content)
-
-
-def test_a_folder_is_listed_once_and_its_files_are_fetched_when_they_are_read(remote: Any) -> None:
-    fill(remote, **{"data/a/1.jpg": b"one", "data/a/b/2.jpg": b"two", "data/list.txt": b"a", "data/empty.png": b""})
-    folder = Path(local_copy("memory://data"))
-    assert sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()) == [
-        *("a/1.jpg", "a/b/2.jpg", "empty.png", "list.txt"),
-    ]
-    assert (folder / "list.txt").read_text() == "a"
-    image = folder / "a" / "1.jpg"
-    assert storage.is_placeholder(image) and image.stat().st_size == 3
-    assert storage.url_of(image) == "memory:///data/a/1.jpg"
-    assert read_file(image) == b"one" and read_file(folder / "empty.png") == b""
-    assert not storage.is_placeholder(image)
-    remote.rm("/data", recursive=True)  # no requests from now on
-    assert local_copy("memory:/data/a") == str(folder / "a")  # as pathlib writes it
-    assert local_copy("memory://data/{a,c}/*.jpg") == f"{folder}/{{a,c}}/*.jpg"
-    assert read_file(image) == b"one"
-
-
-def test_names_of_objects(remote: Any) -> None:
-    names = ["é ü.jpg", "new\nline.jpg", "a::b.jpg", "what?x=1#y.jpg", "[z]*{1}.jpg", "50%25.jpg", "n" * 250 + ".jpg"]
-    fill(remote, **{f"data/{name}": name.encode() for name in names})
-    folder = Path(local_copy("memory://data"))
-    assert {name: read_file(folder / name) for name in os.listdir(folder)} == {name: name.encode() for name in names}
-
-
-def test_names_without_a_local_copy(remote: Any) -> None:
-    for number, name in enumerate(("a/../../b.jpg", "./b.jpg", "n" * 256)):
-        remote.store.clear()
-        fill(remote, **{f"data{number}/good.jpg": b""})
-        remote.store[f"/data{number}/{name}"] = remote.store[f"/data{number}/good.jpg"]
-        with pytest.raises(StorageError, match=r"is no name of a file|holds no objects|there is no"):
-            raise_unless_listed(number)
-    for url in ("memory://a/../b", "s3://user:secret@bucket/a"):
-        with pytest.raises(StorageError) as error:
-            local_copy(url)
-        assert "secret" not in str(error.value)
-
-
-def raise_unless_listed(number: int) -> None:
-    folder = Path(local_copy(f"memory://data{number}"))
-    outside = [path for path in folder.rglob("*") if not path.resolve().is_relative_to(folder)]
-    assert not outside
-
-
-def test_interrupted_listing_is_completed(remote: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    fill(remote, **{"data/1.txt": b"one", "data/2.txt": b"two"})
-    with monkeypatch.context() as patch:
-        patch.setattr(storage, "fetch", lambda path: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            local_copy("memory://data")
-    folder = Path(local_copy("memory://data"))
-    assert (folder / "1.txt").read_text() == "one" and (folder / "2.txt").read_text() == "two"
-    fill(remote, **{"data/1.txt": b"three"})
-    with monkeypatch.context() as patch:
-        patch.setattr(storage, "fetch", lambda path: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            refresh("memory://data")
-    assert (Path(local_copy("memory://data")) / "1.txt").read_text() == "three"
-
-
-def test_changed_and_deleted_objects(remote: Any) -> None:
-    fill(remote, **{"data/1.jpg": b"one", "data/2.jpg": b"two", "data/3.tar": b"tar", "data/4.jpg": b"four"})
-    folder = Path(local_copy("memory://data"))
-    assert read_file(folder / "4.jpg") == b"four" and read_range(folder / "3.tar", 0, 3) == b"tar"
-    fill(remote, **{"data/1.jpg": b"ONE!", "data/3.tar": b"TAR!", "data/5.jpg": b"five"})
-    remote.rm("/data/2.jpg")
-    with pytest.raises(
-        StorageError, match=r"1.jpg has changed since it was listed; opabinia data refresh memory:///data"
-    ):
-        read_file(folder / "1.jpg")
-    with pytest.raises(
-        StorageError, match=r"there is no memory:///data/2.jpg; opabinia data refresh memory:///data lists"
-    ):
-        read_file(folder / "2.jpg")
-    with pytest.raises(StorageError, match="it was not there when the folder was listed"):
-        local_copy("memory://data/5.jpg")
-    with pytest.raises(StorageError, match=r"memory:///data/1.jpg is an object, not a folder"):
-        local_copy("memory://data/1.jpg/a")
-    assert refresh("memory://data") == 4
-    assert sorted(os.listdir(folder)) == ["1.jpg", "3.tar", "4.jpg", "5.jpg"]
-    assert not storage.is_placeholder(folder / "4.jpg")  # it stays
-    assert read_file(folder / "1.jpg") == b"ONE!" and read_range(folder / "3.tar", 0, 3) == b"TAR"
-
-
-def test_an_object_takes_the_place_of_a_folder(remote: Any) -> None:
-    fill(remote, **{"data/a/1.jpg": b"one", "data/b": b"b"})
-    folder = Path(local_copy("memory://data"))
-    remote.rm("/data/a", recursive=True)
-    remote.rm("/data/b")
-    fill(remote, **{"data/a": b"a", "data/b/1.jpg": b"one"})
-    assert refresh("memory://data") == 2
-    assert (folder / "a").read_bytes() == b"a" and read_file(folder / "b" / "1.jpg") == b"one"
-
-
-def test_ranges(remote: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage, "CHUNK", 10)
-    content = bytes(range(35))
-    fill(remote, **{"data/a.tar": content})
-    path = Path(local_copy("memory://data/a.tar"))
-    for offset, count in ((0, 35), (3, 4), (8, 5), (9, 26), (30, 100), (35, 5), (40, 1), (5, 0)):
-        assert read_range(path, offset, count) == content[offset : offset + count]
-    with storage.open_file(path) as file:
-        file.seek(-5, os.SEEK_END)
-        assert file.read() == content[-5:]
-    remote.rm("/data", recursive=True)
-    assert read_range(path, 12, 10) == content[12:22]
-
-
-def test_an_object_is_compared_with_the_listed_one_once_a_minute(remote: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage, "CHUNK", 10)
-    fill(remote, **{"data/a.tar": bytes(35)})
-    path = Path(local_copy("memory://data/a.tar"))
-    compare, compared = storage._check_unchanged, list[str]()
-
-    def count(url: str, listed: tuple[int, int]) -> None:
-        compared.append(url)
-        compare(url, listed)
-
-    monkeypatch.setattr(storage, "_check_unchanged", count)
-    assert read_range(path, 0, 25) == bytes(25) and len(compared) == 1
-    for seconds, content in ((0.0, bytes(36)), (60.0, b"short")):
-        monkeypatch.setattr(storage, "COMPARE_EVERY", seconds)
-        fill(remote, **{"data/a.tar": content})
-        with pytest.raises(StorageError, match=r"a.tar has changed since it was listed"):
-            read_range(path, 30, 1)
-
-
-def test_requests_are_repeated(remote: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage, "PATIENCE", 20.0)
-    fill(remote, **{"data/1.jpg": b"one"})
-    path = Path(local_copy("memory://data")) / "1.jpg"
-    answers: list[Any] = [OSError("SlowDown"), b"on", TimeoutError("late"), b"one"]
-
-    def answer(source: str, target: str) -> None:
-        content = answers.pop(0)
-        if isinstance(content, Exception):
-            raise content
-        Path(target).write_bytes(content)
-
-    monkeypatch.setattr(type(remote), "get_file", lambda self, source, target: answer(source, target))
-    monkeypatch.setattr(time, "sleep", lambda seconds: None)
-    assert read_file(path) == b"one" and not answers
-    for error, text in (
-        (PermissionError("Forbidden"), "access is refused"),
-        (OSError(28, "No space left on device"), "cannot be kept in"),
-        (FileNotFoundError("gone"), "there is no memory:///data/2.jpg; opabinia data refresh memory:///data lists"),
-    ):
-        answers = [error]
-        fill(remote, **{"data/2.jpg": b"two"})
-        refresh("memory://data")
-        with pytest.raises(StorageError, match=text):
-            read_file(path.with_name("2.jpg"))
-        assert storage.is_placeholder(path.with_name("2.jpg")) and not os.listdir(storage._root() / ".tmp")
+pytestmark = pytest.mark.usefixtures("remote")
 
 
 def test_errors() -> None:
@@ -194,68 +20,11 @@ def test_errors() -> None:
             local_copy(url)
 
 
-def test_ordinary_files_are_read_as_ever(tmp_path: Path) -> None:
-    file = tmp_path / "a.jpg"
-    file.write_bytes(b"a")
-    for mode in (0o644, 0o044, 0o000):  # root may read all of them
-        file.chmod(mode)
-        if os.access(file, os.R_OK):
-            assert read_file(file) == b"a"
-    with pytest.raises(FileNotFoundError):
-        read_file(tmp_path / "b.jpg")
-    assert not storage.is_url(file) and not storage.is_url("a.jpg") and storage.is_url(Path("s3://bucket/a"))
-    assert storage.is_stored("s3://bucket/a") and not storage.is_stored("http://host/stream")
-
-
-def test_the_size_of_the_cache_stays_below_its_limit(remote: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    fill(remote, **{f"data/{number}.jpg": bytes(1000) for number in range(40)}, **{"data/a.tar": bytes(9000)})
-    folder = Path(local_copy("memory://data"))
-    monkeypatch.setenv("OPABINIA_REMOTE_CACHE_SIZE", "10KB")
-    sizes = []
-
-    def read(numbers: range) -> None:
-        for number in numbers:
-            read_file(folder / f"{number}.jpg")
-            sizes.append(sum(size for _, size, _ in storage._fetched_files(storage._root())))
-
-    threads = [threading.Thread(target=read, args=(range(start, 40, 4),)) for start in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(sizes) == 40 and 8000 <= max(sizes) <= 10_000
-    read_range(folder / "a.tar", 0, 10)
-    assert sum(size for _, size, _ in storage._fetched_files(storage._root())) == 9000
-    read_file(folder / "0.jpg")
-    assert read_range(folder / "a.tar", 5, 5) == bytes(5)  # fetched again
-    monkeypatch.setenv("OPABINIA_REMOTE_CACHE_SIZE", "much")
-    with pytest.raises(StorageError, match="expected a size such as 200GB"):
-        read_file(folder / "1.jpg")
-
-
-def test_run_folders_are_no_part_of_the_cache(remote: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    fill(remote, **{"data/1.jpg": bytes(1000), "data/runs/a/config.yaml": b"seed: 1"})
-    result = storage.local_run("memory://data/runs/a") / "predictions" / "1.jpg"
-    result.parent.mkdir(parents=True)
-    result.write_bytes(b"result")
-    monkeypatch.setenv("OPABINIA_REMOTE_CACHE_SIZE", "1")
-    read_file(Path(local_copy("memory://data")) / "1.jpg")
-    refresh("memory://data")
-    assert result.read_bytes() == b"result"
-
-
 def test_empty_objects_of_folders_are_no_files(remote: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     infos = {"/run/": {"size": 0}, "/run/a/": {"size": 0}, "/run/a/1": {"size": 0}}  # as consoles of S3 make folders
     with monkeypatch.context() as patch:
         patch.setattr(type(remote), "find", lambda self, path, detail: infos)
         assert list(storage.objects("memory://run")) == ["a/1"]
-
-
-def test_a_file_system_without_permissions_is_refused(remote: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    fill(remote, **{"data/1.jpg": b"one"})
-    monkeypatch.setattr(storage, "_is_placeholder", lambda status: False)
-    with pytest.raises(StorageError, match="keeps no permissions"):
-        local_copy("memory://data")
 
 
 def test_uploaded_folders_are_complete_when_their_last_file_is_there(
@@ -270,10 +39,3 @@ def test_uploaded_folders_are_complete_when_their_last_file_is_there(
     with pytest.raises(KeyboardInterrupt):
         storage.upload_folder(tmp_path / "out", "memory:/features", last="about.json")
     assert not remote.exists("/features/about.json")
-
-
-def test_all_images_and_videos_are_fetched_when_they_are_read() -> None:
-    from opabinia.data.decoding import images, video
-
-    assert {*images.EXTENSIONS, *video.EXTENSIONS} <= set(storage._FETCHED_WHEN_READ)
-    assert storage._PLACEHOLDER == stat.S_IWUSR

@@ -10,6 +10,7 @@ from torchvision.transforms.v2 import functional as F
 
 from opabinia.data.decoding.images import Channels, read_image
 from opabinia.data.transforms.sizes import shortest_edge_size
+from opabinia.runtime.local_copies import fetch_all
 
 
 def downscaled_size(height: int, width: int, short_side: int | None) -> tuple[int, int]:
@@ -103,6 +104,11 @@ class FrameFolder(FrameSequence):
             raise ValueError(f"{path} holds no images")
         super().__init__(path, len(names), fps, len(names) / fps)
         self._names, self._channels = names, channels
+
+    def read(self, indices: Sequence[int], short_side: int | None = None) -> Tensor:
+        numbers = clip_positions(indices, self.frames, self.path)
+        fetch_all(os.path.join(self.path, self._names[number]) for number in numbers)
+        return super().read(indices, short_side)
 
     def frame(self, number: int) -> Tensor:
         return read_image(os.path.join(self.path, self._names[number]), self._channels)

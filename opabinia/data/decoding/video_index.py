@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from opabinia.runtime.local_copies import fetch, is_placeholder
 from opabinia.runtime.log import log
-from opabinia.runtime.storage import fetch, is_placeholder
 
 if TYPE_CHECKING:
     from av import Packet

@@ -188,7 +188,7 @@ class PanopticImages:
         return len(self._images)
 
     def __getitem__(self, index: int) -> Sample:
-        image = read_image(os.path.join(os.fsencode(self.root), self._images[index]), self.channels)
+        image = read_image(self.paths(index)[0], self.channels)
         size = (int(self.sizes[index, 0]), int(self.sizes[index, 1]))
         if tuple(image.shape[-2:]) != size:
             actual, annotated = (f"{width} x {height}" for height, width in (image.shape[-2:], size))
@@ -219,7 +219,7 @@ class PanopticImages:
         Raises:
             MapError: the PNG file cannot be read, has another size, or a color that is no segment.
         """
-        path = os.path.join(os.fsencode(self.maps_root), self._maps[index])
+        path = self.paths(index)[1]
         values, name = read_map(path), os.fsdecode(path)
         if values.shape != (*size, 3):
             shape = " x ".join(map(str, values.shape))
@@ -243,6 +243,11 @@ class PanopticImages:
             segment_labels=table[listed, 1],
             crowd=table[listed, 2].astype(bool),
         )
+
+    def paths(self, index: int) -> Sequence[bytes]:
+        """Return the files of the image and of the map."""
+        roots = os.fsencode(self.root), os.fsencode(self.maps_root)
+        return os.path.join(roots[0], self._images[index]), os.path.join(roots[1], self._maps[index])
 
     def id(self, index: int) -> str:
         """Return the path of an image below the root."""

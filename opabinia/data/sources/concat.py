@@ -17,6 +17,7 @@ from opabinia.contracts import (
     BatchSource,
     DetectionSource,
     EncodedSource,
+    FileSource,
     FingerprintedSource,
     ImageClassesSource,
     Indices,
@@ -75,6 +76,12 @@ class ConcatBase:
         number, own_index = self._locate(index)
         source: Any = self.sources[number]  # a NamedSource, checked above
         return f"{number}/{source.id(own_index)}"
+
+    def paths(self, index: int) -> Sequence[bytes]:
+        """Return the files of a sample, if its source knows them."""
+        number, own_index = self._locate(index)
+        source = self.sources[number]
+        return source.paths(own_index) if isinstance(source, FileSource) else ()
 
     def _locate(self, index: int) -> tuple[int, int]:
         """Return the number of the source of a sample, and the index in that source."""

@@ -171,6 +171,10 @@ class AnnotatedImages:
         """Return the path of an image."""
         return os.path.join(os.fsencode(self.root), self.name(index))
 
+    def paths(self, index: int) -> Sequence[bytes]:
+        """Return the files of a sample."""
+        return (self.path(index),)
+
     def id(self, index: int) -> str:
         """Return the path of an image below the root."""
         return decode_name(self.name(index))

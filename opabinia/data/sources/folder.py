@@ -45,6 +45,10 @@ class ImageFiles:
         """Return the path of an image."""
         return os.path.join(os.fsencode(self.root), self._names[index])
 
+    def paths(self, index: int) -> Sequence[bytes]:
+        """Return the files of a sample."""
+        return (self.path(index),)
+
     def id(self, index: int) -> str:
         """Return the path of an image below the root."""
         return decode_name(self._names[index])

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image
 
 from opabinia.data.sources.annotation_errors import UNREADABLE, ErrorCollector
-from opabinia.runtime.storage import is_placeholder, read_file
+from opabinia.runtime.local_copies import is_placeholder, read_file
 
 _TRANSPOSED = range(5, 9)
 """EXIF orientations that swap height and width."""

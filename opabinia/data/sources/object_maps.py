@@ -15,6 +15,7 @@ from opabinia.config import register
 from opabinia.contracts import (
     IGNORE_LABEL,
     DetectionSource,
+    FileSource,
     FingerprintedSource,
     GroundTruth,
     GroundTruthMap,
@@ -81,6 +82,8 @@ class ObjectMaps:
             self.sizes = source.sizes
         if isinstance(source, NamedSource):
             self.id = source.id
+        if isinstance(source, FileSource):
+            self.paths = source.paths
         if isinstance(source, ImageClassesSource):
             self.present = [labels + self._first for labels in source.present]
 

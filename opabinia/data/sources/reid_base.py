@@ -131,6 +131,10 @@ class IdentityFiles(IdentityImages):
         """Return the path of an image."""
         return os.path.join(os.fsencode(self.root), self._names[index])
 
+    def paths(self, index: int) -> Sequence[bytes]:
+        """Return the files of a sample."""
+        return (self.path(index),)
+
 
 # --- splits -----------------------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -67,14 +68,18 @@ class Revisited:
         return len(self._names)
 
     def __getitem__(self, index: int) -> Sample:
-        path = os.fsencode(self.root / self._names[index])
-        sample: dict[str, Any] = decode_sample({"image": EncodedImage.file(path, 3), "id": self.id(index)})
+        image = EncodedImage.file(self.paths(index)[0], 3)
+        sample: dict[str, Any] = decode_sample({"image": image, "id": self.id(index)})
         count = len(self._boxes)
         if index < count:
             left, top, right, bottom = self._boxes[index]
             sample["image"] = tv_tensors.Image(sample["image"][:, max(top, 0) : bottom, max(left, 0) : right])
         label = np.zeros(count, np.uint8) if index < count else self._labels[index - count]
         return {**sample, "label": torch.from_numpy(label.copy()), "query": index < count}
+
+    def paths(self, index: int) -> Sequence[bytes]:
+        """Return the files of a sample."""
+        return (os.fsencode(self.root / self._names[index]),)
 
     def id(self, index: int) -> str:
         """Return the path of an image below the root."""

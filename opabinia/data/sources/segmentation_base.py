@@ -15,7 +15,7 @@ from torchvision import tv_tensors
 
 from opabinia.contracts import IGNORE_LABEL, GroundTruthMap, Sample
 from opabinia.data.sources.labels import class_indices
-from opabinia.runtime.storage import read_file
+from opabinia.runtime.local_copies import read_file
 
 Color = tuple[int, int, int]
 

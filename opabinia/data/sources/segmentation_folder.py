@@ -114,14 +114,17 @@ class SegmentationFiles:
         return len(self._images)
 
     def __getitem__(self, index: int) -> Sample:
-        folder = os.fsencode(self.root)
-        image = read_image(os.path.join(folder, self._images[index]), self.channels)
-        map_file = os.path.join(folder, self._maps[index])
-        name = os.fsdecode(map_file)
+        image_file, map_file = self.paths(index)
+        image, name = read_image(image_file, self.channels), os.fsdecode(map_file)
         labels = self._labels.convert(read_map(map_file), name)
         if labels.shape != tuple(image.shape[-2:]):
             raise MapError(f"{name} has {_pixels(labels.shape)} pixels, the image {_pixels(image.shape[-2:])}")
         return make_map_sample(image, self.id(index), GroundTruthMap(self.id(index), labels))
+
+    def paths(self, index: int) -> Sequence[bytes]:
+        """Return the files of the image and of the map."""
+        folder = os.fsencode(self.root)
+        return os.path.join(folder, self._images[index]), os.path.join(folder, self._maps[index])
 
     def id(self, index: int) -> str:
         """Return the path of an image below the root."""

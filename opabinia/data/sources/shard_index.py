@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
 from hashlib import blake2b
-from io import BytesIO
+from io import BufferedReader, BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from opabinia.contracts import Indices
 from opabinia.data.decoding.images import EXTENSIONS
 from opabinia.runtime.files import DiskError, disk_errors, temporary_folder, wait_for_lock
+from opabinia.runtime.local_copies import open_file
 from opabinia.runtime.log import log
-from opabinia.runtime.storage import open_file
 
 BLOCK = 512
 """Bytes; headers and contents in a tar file begin at multiples of it."""
@@ -147,7 +147,7 @@ def _write(folder: Path, names: Sequence[str], shards: Sequence[tuple[Rows, list
 def _scan(path: Path, json_label: str | None) -> tuple[Rows, list[str]]:
     """Return the rows of a tar file, in the order of the samples' first members, and the label texts."""
     try:
-        with open_file(path) as file:
+        with BufferedReader(open_file(path)) as file:
             labels: dict[str, int] = {}
             rows = [
                 _make_row(f"{path}, sample {key!r}", file, members, json_label, labels)

@@ -7,9 +7,9 @@ import re
 import tarfile
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from functools import cached_property
 from glob import glob
+from io import FileIO
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,7 +24,7 @@ from opabinia.data.sources.file_names import short_digest
 from opabinia.data.sources.labels import class_indices
 from opabinia.data.sources.shard_index import BLOCK, load_index, parse_member
 from opabinia.runtime.files import cache_folder
-from opabinia.runtime.storage import is_placeholder, read_range
+from opabinia.runtime.local_copies import RangeFile, open_file
 
 _MAX_CLASSES = 10_000_000
 _MAX_OPEN_FILES = 64
@@ -191,24 +191,22 @@ class FileReader:
 
     def __init__(self, paths: Sequence[str]) -> None:
         self._paths = paths
-        self._open: OrderedDict[int, int] = OrderedDict()
+        self._open: OrderedDict[int, FileIO | RangeFile] = OrderedDict()
 
     def read(self, number: int, offset: int, count: int) -> bytes:
         """Return ``count`` bytes from ``offset``, or fewer at the end of the file."""
         if number in self._open:
             self._open.move_to_end(number)
-        elif is_placeholder(self._paths[number]):
-            return read_range(self._paths[number], offset, count)
         else:
-            self._open[number] = os.open(self._paths[number], os.O_RDONLY | os.O_CLOEXEC)
+            self._open[number] = open_file(self._paths[number])
             if len(self._open) > _MAX_OPEN_FILES:
-                os.close(self._open.popitem(last=False)[1])
-        return os.pread(self._open[number], count, offset)
+                self._open.popitem(last=False)[1].close()
+        file = self._open[number]
+        return file.pread(count, offset) if isinstance(file, RangeFile) else os.pread(file.fileno(), count, offset)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_open": OrderedDict()}
 
     def __del__(self) -> None:
-        with suppress(OSError, TypeError):  # at interpreter exit
-            for descriptor in self._open.values():
-                os.close(descriptor)
+        for file in self._open.values():
+            file.close()

@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from opabinia.config import register
-from opabinia.contracts import FingerprintedSource, NamedSource, Sample, SegmentationSource, SizedSource, SourcePart
+from opabinia.contracts import (
+    FileSource,
+    FingerprintedSource,
+    NamedSource,
+    Sample,
+    SegmentationSource,
+    SizedSource,
+    SourcePart,
+)
 from opabinia.data.sources.relabeled import relabel
 
 _OBJECT_KEYS = ("boxes", "labels", "masks", "ground_truth")
@@ -41,6 +49,8 @@ class StuffMaps:
             self.sizes = source.sizes
         if isinstance(source, NamedSource):
             self.id = source.id
+        if isinstance(source, FileSource):
+            self.paths = source.paths
 
     def __len__(self) -> int:
         return len(self.source)

@@ -90,7 +90,7 @@ class Unlabeled:
     def __init__(self, *, source: SourcePart) -> None:
         self.source: Any = source
         self.channels = source.channels
-        for name in ("id", "path", "shards", "sizes", "starts"):  # these say nothing about the content of images
+        for name in ("id", "paths", "shards", "sizes", "starts"):  # these say nothing about the content of images
             if hasattr(source, name):
                 setattr(self, name, getattr(source, name))
         if isinstance(source, BatchSource):

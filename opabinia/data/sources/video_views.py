@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from opabinia.config import register
 from opabinia.contracts import (
     Count,
+    FileSource,
     FingerprintedSource,
     LabeledSource,
     MultiLabelSource,
@@ -54,6 +57,11 @@ class VideoViews:
         """Return the id of the video."""
         assert isinstance(self.source, NamedSource)
         return self.source.id(index // (self._clips * self._crops))
+
+    def paths(self, index: int) -> Sequence[bytes]:
+        """Return the files of the video, if the source knows them."""
+        source = self.source
+        return source.paths(index // (self._clips * self._crops)) if isinstance(source, FileSource) else ()
 
     def fingerprint(self) -> str:
         """Return the source's and the number of views."""

@@ -82,7 +82,11 @@ class VideoFiles(VideoSource):
     root: Path
 
     def video(self, index: int) -> Video:
-        return VideoFile(os.path.join(self.root, os.fsdecode(self._names[index])), self.channels)
+        return VideoFile(os.fsdecode(self.paths(index)[0]), self.channels)
+
+    def paths(self, index: int) -> Sequence[bytes]:
+        """Return the files of a sample."""
+        return (os.path.join(os.fsencode(self.root), self._names[index]),)
 
 
 @register.source(renamed={"directed": "flip_sensitive_classes"})

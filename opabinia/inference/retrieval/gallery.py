@@ -15,6 +15,7 @@ from opabinia.evaluation.retrieval.rerank import k_reciprocal
 from opabinia.inference.input_files import InputBatch, read_batches
 from opabinia.inference.predictor import Predictor
 from opabinia.runtime.progress import progress_bar
+from opabinia.runtime.storage import shown_path
 from opabinia.runtime.text import plural
 
 Verdict = Literal["right", "wrong", "junk"]
@@ -71,7 +72,7 @@ class Match(NamedTuple):
 
     def to_json(self) -> dict[str, Any]:
         """Return the match as it is written to ``predictions.jsonl``."""
-        return {"path": str(self.path), "distance": round(self.distance, 6), "verdict": self.verdict}
+        return {"path": shown_path(self.path), "distance": round(self.distance, 6), "verdict": self.verdict}
 
 
 class Gallery:

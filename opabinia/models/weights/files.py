@@ -20,8 +20,9 @@ from torch import Tensor
 from opabinia.models.lora import merge_tensors
 from opabinia.models.weights.download import HUB, hub_file
 from opabinia.models.weights.safe_pickle import load_tensors, read_pickle
+from opabinia.runtime.local_copies import fetch, local_copy
 from opabinia.runtime.shards import ShardedTensors, load_safetensors
-from opabinia.runtime.storage import fetch, is_url, local_copy
+from opabinia.runtime.storage import is_url
 
 _WRAPPERS = (
     *("state_dict", "model_state_dict", "model_state", "model", "module", "network", "net", "weights", "params"),
