@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
-from torch.utils.data import default_collate
 from torchvision.transforms.v2.functional import InterpolationMode, resize
 
 from opabinia.contracts import Batch, Sample
 from opabinia.data.decoding.images import planar
+from opabinia.data.decoding.resized import ResizedCrop
 from opabinia.data.sample_keys import batch_map_keys, ignore_value, map_keys, object_keys, object_tensors
 
 
@@ -64,7 +64,8 @@ def _without_empty_boxes(sample: Sample) -> dict[str, Tensor]:
         return objects
     boxes = objects["boxes"]
     kept = ((boxes[:, 2:] > boxes[:, :2]) if boxes.shape[1] == 4 else boxes[:, 2:4] > 0).all(1)
-    return objects if kept.all() else {key: value[kept] for key, value in objects.items()}
+    # No masks where they are not annotated.
+    return objects if kept.all() else {key: value[kept] if len(value) else value for key, value in objects.items()}
 
 
 def _check_same_type(images: Sequence[Tensor], names: Sequence[str]) -> None:
@@ -95,6 +96,9 @@ def _pad(masks: Tensor, size: Sequence[int], value: int = 0) -> Tensor:
 
 
 def _column(key: str, values: list[Any], names: list[str]) -> Any:
+    if any(isinstance(value, ResizedCrop) for value in values):
+        _check_same_shape(key, values, names)
+        return _decode(values)
     if all(isinstance(value, Tensor | np.ndarray) for value in values):
         return _stack(key, [torch.as_tensor(value).as_subclass(Tensor) for value in values], names)
     if all(isinstance(value, tuple) for value in values) and len({len(value) for value in values}) == 1:
@@ -114,21 +118,33 @@ _NUMBER_TYPES: tuple[tuple[tuple[type, ...], torch.dtype], ...] = (
 )
 
 
+def _decode(values: list[ResizedCrop | Tensor]) -> Tensor:
+    """Decode images straight into a batch."""
+    batch = torch.empty(len(values), *values[0].shape, dtype=torch.uint8)
+    for pixels, value in zip(batch.numpy(), values, strict=True):
+        if isinstance(value, ResizedCrop):
+            value.decode_into(pixels)
+        else:
+            pixels[:] = value.numpy()
+    return batch
+
+
 def _stack(key: str, values: list[Tensor], names: list[str]) -> Tensor:
+    _check_same_shape(key, values, names)
+    # Images (uint8, C x H x W) are made planar first: decoders return interleaved channels.
+    return torch.stack([planar(value) if value.dtype == torch.uint8 and value.ndim == 3 else value for value in values])
+
+
+def _check_same_shape(key: str, values: Sequence[Any], names: Sequence[str]) -> None:
     for name, value in zip(names, values, strict=True):
         if value.shape != values[0].shape:
             raise ValueError(
                 f"{key!r} differs in size: {names[0]} has {_size(values[0])}, {name} has {_size(value)}; "
                 "add Resize with CenterCrop, or RandomResizedCrop, to the transforms"
             )
-    # default_collate stacks straight into shared memory when it runs in a worker, which saves a copy. Images (uint8,
-    # C x H x W) are made planar first: decoders return interleaved channels.
-    planes = [planar(value) if value.dtype == torch.uint8 and value.ndim == 3 else value for value in values]
-    stacked: Tensor = default_collate(planes)
-    return stacked
 
 
-def _size(value: Tensor) -> str:
+def _size(value: Any) -> str:
     return " x ".join(map(str, value.shape)) or "a single number"
 
 

@@ -8,7 +8,8 @@ How a batch is made:
    seed and request. Before each sample the global generators of torch, NumPy and Python are seeded from (seed, epoch,
    position), before mixing from (seed, step, rank). So a batch does not depend on the number of workers, on which
    worker reads it, or on the step at which the run was resumed.
-3. A :class:`Loader` runs the reader in worker processes by torch's ``DataLoader`` and returns batches in order.
+3. A :class:`Loader` runs the reader in worker processes by torch's ``DataLoader`` and returns batches in order, which
+   come in memory that is reused (:mod:`opabinia.data.batch_memory`).
 
 One iterator runs over all remaining requests of the whole run: workers are not restarted between epochs and prefetching
 does not drain at their end. To resume, the requests begin at another step; nothing is skipped by reading it.
@@ -27,7 +28,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import count, groupby, islice
+from itertools import chain, count, groupby, islice
+from multiprocessing import get_start_method
 from multiprocessing.connection import wait
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple
@@ -44,6 +46,7 @@ from opabinia.contracts import (
     CombiningTransform,
     DatasetInfo,
     EncodedSource,
+    FileSource,
     GlobalBatch,
     Indices,
     Mix,
@@ -52,15 +55,18 @@ from opabinia.contracts import (
     Source,
     Transform,
 )
+from opabinia.data.batch_memory import BatchMemory
 from opabinia.data.collate import collate, is_clip_shape, resize_batch
-from opabinia.data.decoding.images import LazyImage, read_encoded
+from opabinia.data.decoding.images import DeferredImage, decode_sample, read_encoded
+from opabinia.data.decoding.resized import decode_large
 from opabinia.data.sample_keys import GROUND_TRUTH_KEYS
 from opabinia.data.sampling.batches import evaluation_rows
 from opabinia.data.sampling.permutation import Order
+from opabinia.runtime.local_copies import fetch_all
 from opabinia.runtime.log import log
 from opabinia.runtime.seeds import ANOTHER, MIX, REPLACEMENT, SAMPLE, hash32, preserve_generators, seed_sample
 from opabinia.runtime.signals import STOP_SIGNALS
-from opabinia.runtime.storage import StorageError, fetch_all
+from opabinia.runtime.storage import StorageError
 
 # Runs state at their start that they have more workers than cores; torch repeats it for each loader, without the key.
 warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
@@ -244,35 +250,40 @@ class BatchReader(Dataset[LoadedBatch | _Failure]):
                     batch = mix(batch, self.dataset_info)
         return {**batch, "task": self.task} if self.task else batch
 
-    def _collate(self, request: Request) -> tuple[Batch | None, list[str]]:
-        row = request.row
+    def _collate(self, request: Request, deferred: bool = True) -> tuple[Batch | None, list[str]]:
+        """Return the batch and the messages of skipped samples; ``deferred`` as in :meth:`_transformed_sample`."""
+        row, deferred = request.row, deferred and self._defers
         if self._batch_source:
             with suppress(Exception):  # read one by one, the samples show which of them is at fault
                 return self._batch_source.batch(request.indices), []
-        path_of = getattr(self.source, "path", None)
-        if callable(path_of):  # not an attribute of another meaning
+        if isinstance(self.source, FileSource):
             with _errors_in(f"step {row.step}", self.source):
-                fetch_all(map(path_of, request.indices.tolist()))
+                fetch_all(chain.from_iterable(map(self.source.paths, request.indices.tolist())))
         skipped: list[str] = []
         samples = []
         for position, index in zip(request.positions.tolist(), request.indices.tolist(), strict=True):
-            sample = self._sample(row, position, index, skipped)
+            sample = self._sample(row, position, index, skipped, deferred)
             if sample is not None:
                 dropped = () if self.ground_truth else GROUND_TRUTH_KEYS
                 samples.append({name: value for name, value in sample.items() if name not in dropped})
         if not samples:
             return None, skipped
-        with _errors_in(f"step {row.step}", collate):
-            return collate(samples, self.size_multiple), skipped
+        try:
+            with _errors_in(f"step {row.step}", collate):
+                return collate(samples, self.size_multiple), skipped
+        except DataError:
+            if not any(isinstance(sample.get("image"), DeferredImage) for sample in samples):
+                raise
+        return self._collate(request, deferred=False)  # decoded one by one, the samples show which of them is broken
 
-    def _sample(self, row: GlobalBatch, position: int, index: int, skipped: list[str]) -> Sample | None:
+    def _sample(self, row: GlobalBatch, position: int, index: int, skipped: list[str], deferred: bool) -> Sample | None:
         """Return a transformed sample, or its replacement, or None if it is skipped; append errors to ``skipped``."""
         shape = row.shape if row.shape is not None and is_clip_shape(row.shape) else None
         key = hash32(SAMPLE, self.seed, row.epoch, position)
         tried = [index]
         for attempt in range(_MAX_REPLACEMENTS):
             try:
-                return self._transformed_sample(index, key, shape)
+                return self._transformed_sample(index, key, shape, deferred)
             except DataError as error:
                 # A sample that storage does not give is not broken, and without it the run would be another one.
                 if self.on_error == "raise" or isinstance(error.__cause__, StorageError):
@@ -294,11 +305,12 @@ class BatchReader(Dataset[LoadedBatch | _Failure]):
         return draw % len(self.source)
 
     def _transformed_sample(
-        self, index: int, key: int, shape: tuple[int, ...] | None, stop: int | None = None
+        self, index: int, key: int, shape: tuple[int, ...] | None, deferred: bool = False, stop: int | None = None
     ) -> Sample:
         """Read a sample and apply the transforms (the first ``stop`` of them), whose random numbers come from ``key``.
 
-        Transforms of clips see the wanted ``shape`` in the sample, so that they decode no frames in vain.
+        Transforms of clips see the wanted ``shape`` in the sample, so that they decode no frames in vain. With
+        ``deferred`` the image may be a :class:`ResizedCrop`, which the batch decodes.
         """
         transforms = self.transforms[:stop]
         if transforms:  # sources draw no random numbers
@@ -310,8 +322,9 @@ class BatchReader(Dataset[LoadedBatch | _Failure]):
             if shape is not None:
                 sample = {**sample, "shape": shape}
             for number, part in enumerate(transforms):
-                if isinstance(sample.get("image"), LazyImage):
+                if isinstance(sample.get("image"), DeferredImage):
                     sample = _check_sample(part.of_encoded(sample))  # type: ignore[attr-defined]
+                    sample = decode_large(sample) if deferred else decode_sample(sample)
                 elif id(part) in self._combinations:
                     others = self._other_samples(key, shape, number)
                     sample = _check_sample(part.combine(sample, others))  # type: ignore[attr-defined]
@@ -330,9 +343,14 @@ class BatchReader(Dataset[LoadedBatch | _Failure]):
         return frozenset(id(transform) for transform in self.transforms if isinstance(transform, CombiningTransform))
 
     @cached_property
+    def _defers(self) -> bool:
+        """Whether images may stay encoded through all transforms, until their batch is collated."""
+        return self.size_multiple is None and all(map(_takes_encoded, self.transforms))
+
+    @cached_property
     def _read_source(self) -> Callable[[int], Sample]:
         """Returns a sample by index; with its image still encoded if the first transform decodes it."""
-        decodes = bool(self.transforms) and getattr(self.transforms[0], "of_encoded", None) is not None
+        decodes = bool(self.transforms) and _takes_encoded(self.transforms[0])
         if self.reduced and decodes and isinstance(self.source, EncodedSource):
             encoded = self.source.encoded
             return lambda index: read_encoded(encoded(index))
@@ -345,9 +363,13 @@ class BatchReader(Dataset[LoadedBatch | _Failure]):
         def another() -> Sample:
             own_key = next(keys)
             with preserve_generators():
-                return self._transformed_sample(own_key % len(self.source), own_key, shape, stop)
+                return self._transformed_sample(own_key % len(self.source), own_key, shape, stop=stop)
 
         return another
+
+
+def _takes_encoded(transform: Transform) -> bool:
+    return getattr(transform, "of_encoded", None) is not None
 
 
 def _check_sample(sample: Any) -> Sample:
@@ -476,6 +498,11 @@ class Loader:
             return map(self._reader.__getitem__, self._requests)
         # No stop signal may arrive at a worker that does not ignore it yet.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+        if self._workers._iterator is None and get_start_method() == "fork":
+            with suppress(AttributeError, OSError):  # only Linux has memory files, and a process may open few files
+                # A worker has `prefetch_factor` batches ahead; the main process may hold two more of it.
+                memory = BatchMemory((self._workers.prefetch_factor or 2) + 2, self._workers.num_workers)
+                self._workers.collate_fn = memory.pack
         try:
             # Starts the workers; later it only restarts the requests, and drops what was read ahead.
             return _receive(iter(self._workers))

@@ -283,12 +283,13 @@ class CachedSource:
         stamp = blake2b(text.encode("utf-8", "backslashreplace"), digest_size=16).digest()
         entry = self._file.find(index, stamp) if self._file else None
         if self._file and entry:
-            cached = CachedImage(image, (entry.height, entry.width), partial(self._file.rows, entry))
+            cached = CachedImage(image, (entry.height, entry.width), partial(self._file.rows, entry), 0)
             return {**sample, "image": cached}
         array: Pixels = np.ascontiguousarray(decode_shrunk(image, self._size).permute(1, 2, 0).numpy())
         if self._file:
             self._file.add(index, stamp, array)
-        return {**sample, "image": CachedImage(image, array.shape[:2], lambda top, bottom: array[top:bottom])}
+        decoded = CachedImage(image, array.shape[:2], lambda top, bottom: array[top:bottom], array.nbytes)
+        return {**sample, "image": decoded}
 
     def __getattr__(self, name: str) -> Any:
         # Everything else the source has (labels, fingerprint ...), except whole batches, which would bypass the cache.
@@ -308,11 +309,19 @@ class CachedImage(LazyImage):
         image: the encoded image.
         size: height and width.
         rows: returns the rows (rows x W x C) from the first argument to before the second.
+        held_bytes: memory of this process that the pixels take.
     """
 
-    def __init__(self, image: LazyImage, size: tuple[int, int], rows: Callable[[int, int], Pixels]) -> None:
+    def __init__(
+        self, image: LazyImage, size: tuple[int, int], rows: Callable[[int, int], Pixels], held_bytes: int
+    ) -> None:
         self.name, self.channels = image.name, image.channels
-        self._image, self._size, self._rows = image, size, rows
+        self._image, self._size, self._rows, self._held_bytes = image, size, rows, held_bytes
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory of this process that the pixels take."""
+        return self._held_bytes
 
     def stamp(self) -> str:
         """Return the stamp of the encoded image."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import torch
 from annotated_types import Interval
 from torch import Tensor
-from torch.nn.functional import interpolate
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
@@ -19,6 +18,7 @@ from opabinia.config import register
 from opabinia.contracts import Count, Fraction, Positive, Sample
 from opabinia.contracts.rotated_boxes import box_areas, upright_boxes
 from opabinia.data.decoding.images import Box, LazyImage, decode_sample, planar
+from opabinia.data.decoding.resized import ResizedCrop, resize_pixels
 from opabinia.data.sample_keys import has_annotations, ignore_value, map_keys
 from opabinia.data.transforms.instances import (
     boxes_from_masks,
@@ -227,38 +227,23 @@ class RandomResizedCrop(v2.RandomResizedCrop):  # type: ignore[misc]
             return super().forward(sample)  # type: ignore[no-any-return]
         image = sample["image"].as_subclass(Tensor)  # same result as torchvision, without its search through the sample
         top, left, height, width = self.random_box(*image.shape[-2:])
-        return {**sample, "image": self._resize(image[:, top : top + height, left : left + width])}
+        crop = image[:, top : top + height, left : left + width]
+        resized = planar(resize_pixels(crop, self.size, self.interpolation, self.antialias))
+        return {**sample, "image": resized.as_subclass(tv_tensors.Image)}
 
     def of_encoded(self, sample: Sample) -> Sample:
-        """Return the crop of an image that is not decoded yet; the same crop is drawn as for a decoded one. If it is
-        resized to half its size or less, its edges are rounded as
+        """Return the crop of an image that is not decoded yet, as a :class:`ResizedCrop` where possible; the same crop
+        is drawn as for a decoded one. If it is resized to half its size or less, its edges are rounded as
         :meth:`opabinia.data.decoding.images.EncodedImage.crop` describes.
 
         Raises:
             ValueError: the image is broken.
         """
-        image: LazyImage = sample["image"]
-        if image.size is None or not self.antialias or has_annotations(sample):
+        image = sample["image"]
+        if not is_croppable(sample) or not self.antialias:
             return self(decode_sample(sample))  # type: ignore[no-any-return]
-        return {**sample, "image": self._resize(image.crop(self.random_box(*image.size), tuple(self.size)))}
-
-    def _resize(self, pixels: Tensor) -> tv_tensors.Image:
-        return _resize(pixels, self.size, self.interpolation, self.antialias)
-
-
-def _resize(pixels: Tensor, size: Sequence[int], interpolation: Any, antialias: bool | None) -> tv_tensors.Image:
-    bilinear = interpolation in ("bilinear", F.InterpolationMode.BILINEAR)
-    if bilinear and antialias and pixels.stride()[0] == 1 and _RESIZES_UINT8:
-        # What torchvision does if the channels of a pixel are adjacent in memory, in a third of the calls.
-        batch = pixels.as_strided((1, *pixels.shape), (pixels.numel(), *pixels.stride()))
-        resized = interpolate(batch, tuple(size), mode="bilinear", antialias=True)[0]
-    else:
-        resized = F.resize_image(pixels, list(size), interpolation=interpolation, antialias=antialias)
-    return planar(resized).as_subclass(tv_tensors.Image)
-
-
-# Whether torch resizes uint8 directly; through floating point numbers values are rounded differently.
-_RESIZES_UINT8 = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
+        crop = ResizedCrop(image, self.random_box(*image.size), tuple(self.size), self.interpolation)
+        return {**sample, "image": crop}
 
 
 class Resize(v2.Resize):  # type: ignore[misc]
@@ -279,18 +264,22 @@ class Resize(v2.Resize):  # type: ignore[misc]
         return super().transform(value, params)
 
     def of_encoded(self, sample: Sample) -> Sample:
-        """Resize an image that is not decoded yet.
+        """Resize an image that is not decoded yet, as a :class:`ResizedCrop` where possible.
 
         Raises:
             ValueError: the image is broken.
         """
-        image: LazyImage = sample["image"]
-        if image.size is None or not self.antialias or has_annotations(sample):
+        image = sample["image"]
+        if not is_croppable(sample) or not self.antialias:
             return self(decode_sample(sample))  # type: ignore[no-any-return]
-        height, width = image.size
-        size = _compute_resized_output_size((height, width), self.size, self.max_size)
-        pixels = image.crop(Box(0, 0, height, width), tuple(size))
-        return {**sample, "image": _resize(pixels, size, self.interpolation, antialias=True)}
+        size = _compute_resized_output_size(image.size, self.size, self.max_size)
+        return {**sample, "image": ResizedCrop(image, Box(0, 0, *image.size), tuple(size), self.interpolation)}
+
+
+def is_croppable(sample: Sample) -> bool:
+    """Return whether the sample has only an image that is not decoded yet, and of which a crop can be."""
+    image = sample["image"]
+    return isinstance(image, LazyImage) and image.size is not None and not has_annotations(sample)
 
 
 class RandomIoUCrop(v2.RandomIoUCrop):  # type: ignore[misc]

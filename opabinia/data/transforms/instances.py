@@ -18,6 +18,8 @@ from torchvision.transforms.v2 import functional as F
 from opabinia.config import register
 from opabinia.contracts import Fraction, Sample, Transform
 from opabinia.contracts.rotated_boxes import box_areas, intersection_areas
+from opabinia.data.decoding.images import decode_sample
+from opabinia.data.decoding.resized import ResizedCrop
 from opabinia.data.sample_keys import ignore_value, map_keys, object_tensors
 
 
@@ -199,6 +201,17 @@ class RandomHorizontalFlip(v2.RandomHorizontalFlip):  # type: ignore[misc]
         order = sample["flip_pairs"]
         keypoints = tv_tensors.wrap(result["keypoints"][:, order], like=result["keypoints"])
         return result | {"keypoints": keypoints, "visibility": sample["visibility"][:, order]}
+
+    def of_encoded(self, sample: Sample) -> Sample:
+        """Return the sample, whose image is not decoded yet, or its mirror image.
+
+        Raises:
+            ValueError: the image is broken.
+        """
+        image = sample["image"]
+        if not isinstance(image, ResizedCrop):
+            return self(decode_sample(sample))  # type: ignore[no-any-return]
+        return {**sample, "image": image.mirror()} if torch.rand(1).item() < self.p else sample
 
 
 class RandomVerticalFlip(v2.RandomVerticalFlip):  # type: ignore[misc]

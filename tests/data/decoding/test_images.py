@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 
-from opabinia.data.decoding.images import _decode_any, _decode_jpeg, from_pil, read_image
+from opabinia.data.decoding.images import _decode_any, _decode_by_torchvision, decode_bytes, from_pil, read_image
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (6, 9, 3), dtype=np.uint8)
 COLOUR = Image.fromarray(PIXELS)
@@ -49,10 +49,28 @@ def test_lossless_pixels(tmp_path: Path, kind: str) -> None:
 
 def test_both_decoders_see_the_same_photograph(tmp_path: Path) -> None:
     content = write(tmp_path / "a.jpg", COLOUR.resize((90, 61)), "JPEG", quality=80).read_bytes()
-    assert torch.equal(_decode_jpeg(content, 3), _decode_any(content, 3))
+    assert torch.equal(_decode_by_torchvision(content, 3), _decode_any(content, 3))
 
 
-@pytest.mark.parametrize("kind", ["PNG", "JPEG", "TIFF"])
+def test_both_decoders_see_the_same_webp(tmp_path: Path) -> None:
+    for mode, lossless in (("RGB", False), ("L", False), ("RGB", True), ("RGBA", True)):
+        image = COLOUR.resize((91, 61)).convert(mode)
+        if mode == "RGBA":
+            image.putalpha(image.getchannel("R"))
+        content = write(tmp_path / "a", image, "WEBP", quality=80, lossless=lossless).read_bytes()
+        assert torch.equal(decode_bytes(content, "a"), _decode_any(content, 3))
+        assert torch.equal(_decode_by_torchvision(content, 3), _decode_any(content, 3))
+        with pytest.raises(ValueError, match=r"^a cannot be decoded: WebP\w+"):
+            decode_bytes(content[:40], "a")
+
+
+def test_an_animated_webp(tmp_path: Path) -> None:
+    red, blue = Image.new("RGB", (4, 4), "red"), Image.new("RGB", (4, 4), "blue")
+    image = read_image(write(tmp_path / "a", red, "WEBP", lossless=True, save_all=True, append_images=[blue]))
+    assert image[:, 0, 0].tolist() == [255, 0, 0]
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "TIFF", "WEBP"])
 def test_upright(tmp_path: Path, kind: str) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # the camera was turned by a quarter
