@@ -17,8 +17,8 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "RESULTS.md"
-SHARED = "steps.py"
-"""What benchmarks import."""
+SHARED = ("in_memory.py", "every_other.py", "gpu_sections.py")
+"""What benchmarks import or start."""
 LIBRARIES = ("torch", "torchvision", "timm", "numpy", "pydantic")
 # Absolute times depend on the machine and its other work; ratios are taken between both sides in one run.
 PREFACE = """\
@@ -64,7 +64,7 @@ def with_section(text: str, section: str) -> str:
 
 
 def main() -> int:
-    scripts = sorted(path for path in HERE.glob("*.py") if path.name not in (Path(__file__).name, SHARED))
+    scripts = sorted(path for path in HERE.glob("*.py") if path.name not in (Path(__file__).name, *SHARED))
     failed = []
     for script in [HERE / f"{name}.py" for name in sys.argv[1:]] or scripts:
         section = measured(script)

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from steps import Times, now, ours, since
+from in_memory import Times, now, ours, since
 from timm.utils import ModelEmaV3
 from torch import nn
 from torch.nn.functional import cross_entropy

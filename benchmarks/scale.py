@@ -7,6 +7,7 @@ A simulation: nothing is trained, and each part runs in a process of its own, fr
 from __future__ import annotations
 
 import io
+import os
 import pickle
 import resource
 import subprocess
@@ -15,21 +16,27 @@ import tarfile
 import tempfile
 import tracemalloc
 from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import repeat
+from multiprocessing import active_children
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
-from opabinia.contracts import Clock, Sampler
-from opabinia.data.loader import training_requests
+from opabinia.contracts import Clock, Sample, Sampler
+from opabinia.data.decoding.images import EncodedImage, decode_sample
+from opabinia.data.loader import BatchReader, Loader, training_requests
 from opabinia.data.sampling.batches import ConstantPlan, evaluation_rows
 from opabinia.data.sampling.permutation import EpochSampler
 from opabinia.data.sampling.shard_order import ShardShuffle
 from opabinia.data.sources import Shards
+from opabinia.data.transforms.crops import RandomResizedCrop
+from opabinia.data.transforms.instances import RandomHorizontalFlip
 from opabinia.runtime.durations import Duration
-from opabinia.runtime.storage import CHUNK
+from opabinia.runtime.local_copies import CHUNK
 
 SAMPLES = 1_000_000_000
 SHARDS = 100_000
@@ -39,6 +46,12 @@ EVALUATION_BATCH = 256
 PARAMETERS = 1_000_000_000
 MEASURED_PARAMETERS = 25_000_000
 MEASURED_SAMPLES = 10_000
+MEASURED_SHARDS = 1_000
+MEASURED_LABELS = 10_000_000
+RANKS = 512
+FEATURES = 256
+EVALUATED = 1_000_000
+RERANKED = (4_000, 12_000)
 PICTURE = bytes(4_000)  # not looked at
 IMAGE_BYTES = 115_000  # ImageNet's mean
 
@@ -124,6 +137,7 @@ def evaluation() -> None:
 
     from opabinia.evaluation.classification.confusion import Confusion
     from opabinia.evaluation.classification.topk import TopK
+    from opabinia.evaluation.representation.feature_bank import EmbeddingEvaluator
 
     print(f"\nAn evaluation of {SAMPLES:,} samples in batches of {EVALUATION_BATCH} on {WORLD:,} processes")
     rows = list(evaluation_rows(SAMPLES, EVALUATION_BATCH, 0, WORLD))
@@ -141,6 +155,111 @@ def evaluation() -> None:
         more = f"{classes:,} classes, {cells:,} pairs seen by each; by sum"
         line("for scores by class", cell * cells * WORLD / 2**20, "MiB", more)
     line("for scores of several labels, 1,000 classes", SAMPLES * 1_000 * 5 / 2**40, "TiB", "by sum")
+    retrieval = EmbeddingEvaluator()
+    for first in range(0, samples, EVALUATION_BATCH):
+        ids = [f"images/{number:09d}.jpg" for number in range(first, first + EVALUATION_BATCH)]
+        labels = {name: torch.arange(EVALUATION_BATCH) for name in ("label", "camera", "query")}
+        retrieval.update({"embedding": torch.rand(EVALUATION_BATCH, FEATURES)}, {"id": ids, **labels})
+    image = len(pickle.dumps(retrieval.state())) / len(retrieval.state()) / EVALUATION_BATCH
+    gigabytes = f"{image * EVALUATED / 1e9:.1f} GB for {EVALUATED:,}"
+    line(f"for retrieval, an image with {FEATURES} numbers", image, "B", gigabytes)
+
+
+def reranking() -> None:
+    import torch
+
+    from opabinia.evaluation.retrieval.rerank import k_reciprocal
+
+    print(f"\nRe-ranking, {FEATURES} numbers an image, a query to nine in the gallery")
+    torch.set_num_threads(1)
+    peaks, seconds = [], []
+    for size in RERANKED:
+        features = torch.randn(size // 15, FEATURES).repeat_interleave(15, 0)
+        features += torch.randn(len(features), FEATURES)
+        gallery, queries = features.split(len(features) * 9 // 10)
+        began = process_time()
+        k_reciprocal(queries, gallery)
+        seconds.append(process_time() - began)
+        peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+    image = (peaks[1] - peaks[0]) / (RERANKED[1] - RERANKED[0])
+    line("memory an image, with its features", image, "B", f"{image * EVALUATED / 1e9:.1f} GB for {EVALUATED:,}")
+    pair = (seconds[1] - seconds[0]) / (RERANKED[1] ** 2 - RERANKED[0] ** 2)
+    hours = f"{pair * EVALUATED**2 / 3600:,.1f} h for {EVALUATED:,}, extrapolated"
+    line("CPU time of lists and weights, a pair of images", pair * 1e9, "ns", hours)
+
+
+# --- the loader -------------------------------------------------------------------------------------------------------
+
+
+class Images(Sharded):
+    """The same image, as often as there are samples."""
+
+    def __init__(self) -> None:
+        content = io.BytesIO()
+        coarse = np.random.default_rng(0).integers(0, 256, (24, 32, 3), dtype=np.uint8)
+        Image.fromarray(coarse).resize((500, 375)).save(content, "JPEG", quality=90)
+        self._content = content.getvalue()
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> Sample:
+        return decode_sample(self.encoded(index))
+
+    def encoded(self, index: int) -> Sample:
+        return {"image": EncodedImage(self._content, "image", 3), "label": 0, "id": str(index)}
+
+
+def loader() -> None:
+    print(f"\nThe loader of one of {RANKS} processes, {BATCH // RANKS} of {SAMPLES:,} images a step, by_shard")
+    source = Images()
+    transforms = [RandomResizedCrop(size=224), RandomHorizontalFlip(p=0.5)]
+    for workers in (1, 4):
+        began = perf_counter()
+        sampler = ShardShuffle(source, 1, BATCH)  # type: ignore[arg-type]
+        rows = ConstantPlan(SAMPLES, BATCH, Duration(3, "ep"))
+        requests = training_requests(rows, sampler.order, 0, RANKS)
+        loader = Loader(BatchReader(source, transforms, reduced=True), requests, num_workers=workers)
+        batches = loader.iterate(rows.steps_per_epoch // 2)
+        next(batches)
+        seconds = perf_counter() - began
+        kept = [next(batches) for _ in range(4 * workers)][-2:]
+        own = max(private_memory(worker.pid) for worker in active_children())  # type: ignore[arg-type]
+        line(f"until the first batch in the middle of an epoch, workers: {workers}", seconds * 1e3, "ms")
+        line("a worker's own memory", own / 2**20, "MiB")
+        batch = sum(value.nbytes for value in kept[0][1].values() if hasattr(value, "nbytes"))
+        line("batches of a worker, shared with its process", 4 * batch / 2**20, "MiB", "4 at most, by sum")
+        loader.close()
+
+
+def private_memory(pid: int) -> int:
+    """Bytes that a process shares with no other one."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return sum(int(text.split()[1]) for text in lines if text.startswith("Private_")) * 1024
+
+
+def startup() -> None:
+    """Of a process of the run, besides imports, the model and the checkpoint."""
+    from opabinia.training.samples import _check_labels
+
+    print(f"\nStart-up of a process, {SAMPLES:,} samples in {SHARDS:,} shards whose index exists")
+    with tempfile.TemporaryDirectory() as folder:
+        one = written_shard(Path(folder) / "one.tar", 10)
+        for number in range(MEASURED_SHARDS):
+            os.link(one, Path(folder) / f"{number:06d}.tar")
+        open_shards = partial(Shards, files=f"{folder}/0*.tar", index_dir=Path(folder))
+        open_shards()
+        shard = min(timed(open_shards) for _ in range(5)) / MEASURED_SHARDS
+    line("opening the source, a shard", shard * 1e6, "us", f"{shard * SHARDS:.1f} s for {SHARDS:,}")
+    source = Sharded()
+    source.labels = np.zeros(MEASURED_LABELS, [("label", "<i4"), ("more", "V14")])["label"]  # type: ignore[attr-defined]
+    source.classes = ("a", "b")  # type: ignore[attr-defined]
+    label = min(timed(lambda: _check_labels(source)) for _ in range(3)) / MEASURED_LABELS  # type: ignore[arg-type]
+    line("checking the labels, a sample", label * 1e9, "ns", f"{label * SAMPLES:.0f} s for {SAMPLES:,}, extrapolated")
+    tracemalloc.start()
+    _check_labels(source)  # type: ignore[arg-type]
+    peak = tracemalloc.get_traced_memory()[1] / MEASURED_LABELS
+    line("memory for it, a sample", peak, "B", f"{peak * SAMPLES / 1e9:.0f} GB for {SAMPLES:,}")
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -172,20 +291,20 @@ def shards() -> None:
     print(f"\nThe source shards, measured on {MEASURED_SAMPLES:,} samples (a picture and a .cls each)")
     with tempfile.TemporaryDirectory() as folder:
         files = str(written_shard(Path(folder) / "one.tar"))
-        scanned = timed(lambda: Shards(files=files, index=Path(folder)))
+        scanned = timed(lambda: Shards(files=files, index_dir=Path(folder)))
         hours = f"{scanned / MEASURED_SAMPLES * SAMPLES / 3600:.0f} h at {SAMPLES:,}, extrapolated; once"
         line("looking through, a sample", scanned / MEASURED_SAMPLES * 1e6, "us", hours)
-        line("the same when the index is there", timed(lambda: Shards(files=files, index=Path(folder))) * 1e3, "ms")
+        line("the same when the index is there", timed(lambda: Shards(files=files, index_dir=Path(folder))) * 1e3, "ms")
         (rows,) = Path(folder).glob("*/rows.npy")
         size = rows.stat().st_size / MEASURED_SAMPLES
         line("the index, a sample", size, "B", f"{18 * SAMPLES / 1e9:.0f} GB at {SAMPLES:,}, on the disk")
-        source = Shards(files=files, index=Path(folder))
+        source = Shards(files=files, index_dir=Path(folder))
         places = np.random.default_rng(0).integers(0, MEASURED_SAMPLES, 2_000).tolist()
         line("reading the bytes of a picture and its name", each(source._read, places) * 1e6, "us", "in memory already")
 
 
 def chunks() -> None:
-    """With shard_shuffle; each machine fetches what its samples need and keeps it, see runtime/storage.py."""
+    """With shard_shuffle; each machine fetches what its samples need and keeps it, see runtime/local_copies.py."""
     print(f"\nTar files in a bucket: images of {IMAGE_BYTES:,} bytes, chunks of {CHUNK:,}, over ten pools of shards")
     positions = np.arange(10 * 16 * SAMPLES // SHARDS)
     samples = ShardShuffle(Sharded(), 1, BATCH).order(1)(positions)  # type: ignore[arg-type]
@@ -198,9 +317,9 @@ def chunks() -> None:
         line(f"chunks fetched for 1,000 images, machines: {machines}", fetched * 1_000, "", more)
 
 
-def written_shard(path: Path) -> Path:
+def written_shard(path: Path, samples: int = MEASURED_SAMPLES) -> Path:
     with tarfile.open(path, "w") as tar:
-        for number in range(MEASURED_SAMPLES):
+        for number in range(samples):
             for kind, content in (("jpg", PICTURE), ("cls", b"0")):
                 member = tarfile.TarInfo(f"{number:08d}.{kind}")
                 member.size = len(content)
@@ -208,7 +327,7 @@ def written_shard(path: Path) -> Path:
     return path
 
 
-PARTS = (seek_shuffled, seek_by_shard, plan, evaluation, checkpoint, shards, chunks)
+PARTS = (seek_shuffled, seek_by_shard, plan, loader, startup, evaluation, reranking, checkpoint, shards, chunks)
 
 
 def main() -> None:

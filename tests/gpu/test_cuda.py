@@ -1,7 +1,6 @@
-"""The same engine on a GPU: devices by local rank, the CPU's losses, no waiting, bit-identical resumes.
+"""The same engine on a GPU: devices by local rank, the CPU's losses, no waiting, processes, bit-identical resumes.
 
-Beside torch, torchvision and timm it needs what ``opabinia.run`` imports (NumPy, scikit-learn, safetensors, pydantic,
-PyYAML, rich), and neither the command line's packages nor TensorBoard. Run: ``pytest tests/gpu``.
+Run: ``pytest tests/gpu``. ``python tests/gpu/test_cuda.py FOLDER OPTIONS`` is one process of a test.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,15 +21,16 @@ import torch.distributed as dist
 from torchvision.transforms import v2
 
 from opabinia.contracts import Batch, Clock, DatasetInfo, GlobalBatch, Hook, Run, StepOptions, Task
-from opabinia.data import Data, Stream
+from opabinia.data import Data, Stream, ValidationStream
 from opabinia.data.batch_mixing import cutmix, mixup
 from opabinia.data.sampling.batches import ConstantPlan
 from opabinia.data.sampling.permutation import EpochSampler
 from opabinia.data.sources import Digits
 from opabinia.engine.checkpointing.manager import load_latest_checkpoint
-from opabinia.engine.loop.prefetch import to_host
+from opabinia.engine.loop.prefetch import prefetch, to_host
 from opabinia.engine.loop.step import StandardStep
 from opabinia.models.backbones.timm import timm
+from opabinia.optim.ema import Ema
 from opabinia.optim.schedules import cosine
 from opabinia.runtime.device import choose_device
 from opabinia.runtime.durations import Duration
@@ -47,8 +47,8 @@ STEPS = 30
 
 
 @pytest.fixture(autouse=True)
-def arithmetic_kept() -> Iterator[None]:
-    """What a run sets for its process is not to last."""
+def restored_backends() -> Iterator[None]:
+    """Restore what a run sets for its process."""
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     yield
     torch.set_num_threads(threads)
@@ -57,11 +57,6 @@ def arithmetic_kept() -> Iterator[None]:
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------
-
-
-def digits(split: Any) -> Stream:
-    transforms = [v2.Resize(32), v2.RandomAffine(10)] if split == "train" else [v2.Resize(32)]
-    return Stream(source=Digits(split=split), transforms=transforms)
 
 
 def model(dtype: torch.dtype, dataset_info: DatasetInfo, dropout: float = 0.0) -> Task:
@@ -77,20 +72,20 @@ def run(
     dropout: float = 0.0,
     workers: int = 0,
     mixing: bool = False,
-    log_every: int = 1,
+    averaged: bool = False,
     save_every: int = 5,
-    deterministic: bool = False,
     hook: Hook | None = None,
+    **training: Any,
 ) -> dict[str, float]:
-    """Thirty steps of digits, from the newest checkpoint in the folder if there is one."""
+    """Thirty steps of digits, from the newest checkpoint in the folder if there is one; a line for every step."""
     checkpoints = folder / "checkpoints"
     checkpoints.mkdir(parents=True, exist_ok=True)
     newest = load_latest_checkpoint(checkpoints)
     run = TrainingRun(
         task=partial(model, dtype, dropout=dropout),
         data=Data(
-            train=digits("train"),
-            val=digits("val"),
+            train=Stream(source=Digits(split="train"), transforms=[v2.Resize(32), v2.RandomAffine(10)]),
+            val=ValidationStream(source=Digits(split="val"), transforms=[v2.Resize(32)]),
             batch_size=64,
             num_workers=workers,
             mix=[partial(mixup, alpha=0.2)] if mixing else [],
@@ -101,10 +96,10 @@ def run(
             length=Duration(STEPS, "it"),
             step=partial(StandardStep, clip_norm=5.0),
             device=device,
-            deterministic=deterministic,
             num_threads=1,
-            log_every=log_every,
+            **{"log_every": 1, **training},
         ),
+        ema=Ema(decay=0.9) if averaged else None,
         evaluate=Evaluation(every=Duration(0, "ep")),
         checkpoint=Checkpointing(every=Duration(save_every, "it")),
         hooks={"own": hook} if hook else None,
@@ -152,15 +147,26 @@ def test_without_a_launcher_it_is_the_first(monkeypatch: pytest.MonkeyPatch) -> 
 # --- the same numbers -------------------------------------------------------------------------------------------------
 
 
-def test_thirty_steps_have_the_losses_of_the_cpu(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def on_cpu(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[float], dict[str, float]]:
+    """Losses and scores of a run on the CPU in double precision."""
+    folder = tmp_path_factory.mktemp("cpu")
+    scores = run(folder, "cpu", dtype=torch.float64, averaged=True)
+    return losses(folder), scores
+
+
+@pytest.mark.parametrize("training", [{}, {"channels_last": True, "cudnn_benchmark": True}])
+def test_thirty_steps_have_the_losses_of_the_cpu(
+    training: dict[str, Any], on_cpu: tuple[list[float], dict[str, float]], tmp_path: Path
+) -> None:
     """In double precision, because a network with batch norm trained from scratch makes a difference of 1e-7 into one
-    of 1e-2 within thirty steps. Doubles that differ by 1e-14 at first still agree to the float32 of the journal."""
-    scores = {device: run(tmp_path / device, device, dtype=torch.float64) for device in ("cpu", DEVICE)}
-    found = {device: losses(tmp_path / device) for device in scores}
-    assert len(found["cpu"]) == STEPS
-    assert found["cpu"][-1] < found["cpu"][0] / 2
-    assert found[DEVICE] == pytest.approx(found["cpu"], rel=1e-6)
-    assert scores[DEVICE] == scores["cpu"]
+    of 1e-2 within thirty steps. Doubles that differ by 1e-14 at first still agree to the float32 of the log."""
+    scores = run(tmp_path, DEVICE, dtype=torch.float64, averaged=True, **training)
+    expected, expected_scores = on_cpu
+    assert len(expected) == STEPS
+    assert expected[-1] < expected[0] / 2
+    assert losses(tmp_path) == pytest.approx(expected, rel=1e-6)
+    assert "val_ema/top1" in scores and scores == pytest.approx(expected_scores, rel=1e-6)
 
 
 def test_the_first_loss_is_that_of_the_cpu_in_single_precision(tmp_path: Path) -> None:
@@ -223,10 +229,10 @@ class MustNotWait(Hook):
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_a_step_between_two_lines_never_waits_for_the_device(tmp_path: Path) -> None:
-    """With all that a step may do: workers, mixing, dropout, a schedule, clipping."""
-    watch = MustNotWait()
+    """With all that a step may do: workers, mixing, dropout, a schedule, clipping, an average of the weights."""
+    watch, how = MustNotWait(), {"precision": "bf16", "channels_last": True, "log_every": 10}
     try:
-        run(tmp_path, DEVICE, workers=2, mixing=True, dropout=0.1, log_every=10, save_every=STEPS, hook=watch)
+        run(tmp_path, DEVICE, workers=2, mixing=True, dropout=0.1, averaged=True, save_every=STEPS, hook=watch, **how)
         assert watch.steps == list(range(12, 20))
         torch.cuda.set_sync_debug_mode("error")
         with pytest.raises(RuntimeError, match="synchroniz"):
@@ -250,35 +256,36 @@ def training_batches(device: torch.device, **keys: Any) -> list[Batch]:
     dataset_info = DatasetInfo(len(train.source), 1, classes=Digits.classes)
     plan = ConstantPlan(dataset_info.samples, 72, Duration(10, "it"))
     loader = TrainingBatches(data, dataset_info, EpochSampler(dataset_info.samples, 0, True), plan, 0).loader(device)
+    batches = []
     try:
-        found = []
-        for _, batch in loader.iterate():
-            # Long work before it is read: memory that were given back too early would be overwritten by the next batch.
-            torch.cuda._sleep(2_000_000)
-            found.append({key: batch[key].clone() for key in ("image", "label")})
-        return found
+        for _, loaded, batch, _ in prefetch(loader._loader, device, loader._transform):
+            assert loaded["image"].is_pinned() == (device.type == "cuda")
+            # Long work before it is read: memory that is freed too early would be overwritten by the next batch.
+            torch.cuda._sleep(2_000_000 if device.type == "cuda" else 0)
+            batches.append({key: batch[key].clone() for key in ("image", "label")})
+        return batches
     finally:
         loader.close()
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_batches_are_copied_beside_the_steps_unchanged(workers: int) -> None:
-    on_host = training_batches(torch.device("cpu"), workers=workers)
-    fed = training_batches(torch.device(DEVICE, 0), workers=workers)
+def test_batches_are_copied_during_the_steps_unchanged(workers: int) -> None:
+    on_host = training_batches(torch.device("cpu"), num_workers=workers)
+    fed = training_batches(torch.device(DEVICE, 0), num_workers=workers)
     assert all(batch[key].is_cuda for batch in fed for key in batch)
     assert all(torch.equal(a[key], b[key].cpu()) for a, b in zip(on_host, fed, strict=True) for key in a)
 
 
-def test_augmented_on_the_gpu_as_in_workers() -> None:
+def test_augmentation_on_the_gpu_equals_that_in_workers() -> None:
     """Rounding may differ by one of 255, which mixing leaves at one at most."""
-    on_host = training_batches(torch.device("cpu"), workers=1)
-    found = training_batches(torch.device(DEVICE, 0), workers=1, augment_on="device")
-    for one, other in zip(on_host, found, strict=True):
-        assert torch.allclose(one["label"], other["label"].cpu(), atol=1e-6)
-        assert (one["image"] - other["image"].cpu()).abs().max() < 1.5 / 255
+    on_host = training_batches(torch.device("cpu"), num_workers=1)
+    on_gpu = training_batches(torch.device(DEVICE, 0), num_workers=1, augment_on="device")
+    for expected, batch in zip(on_host, on_gpu, strict=True):
+        assert torch.allclose(expected["label"], batch["label"].cpu(), atol=1e-6)
+        assert (expected["image"] - batch["image"].cpu()).abs().max() < 1.5 / 255
 
 
-def test_features_come_to_the_host_beside_later_work() -> None:
+def test_features_come_to_the_host_during_later_work() -> None:
     values = torch.arange(1000.0, device=DEVICE)
     arrived = to_host({"a": values * 2})
     torch.cuda._sleep(2_000_000_000)
@@ -301,24 +308,51 @@ class Kill(Hook):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def start(folder: Path, kill_at: int, workers: int) -> int:
-    """A process of its own that trains in ``folder`` and is killed at this step (0: never); its exit status."""
-    program = [sys.executable, __file__, str(folder), str(kill_at), str(workers)]
-    done = subprocess.run(program, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False)
-    return done.returncode
+def start(folder: Path, environment: Mapping[str, str] | None = None, **options: Any) -> subprocess.Popen[bytes]:
+    """Start a process that trains in ``folder``, with the options of :func:`run`, or ``kill_at`` a step."""
+    program = [sys.executable, __file__, str(folder), json.dumps(options)]
+    return subprocess.Popen(program, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})})
+
+
+RESUMED = {"mixing": True, "dropout": 0.1, "averaged": True, "deterministic": True, "channels_last": True}
 
 
 def test_killed_and_resumed_it_ends_in_the_same_bits(tmp_path: Path) -> None:
-    assert start(tmp_path / "undisturbed", 0, 2) == 0
-    assert start(tmp_path / "killed", 8, 1) == -signal.SIGKILL
-    assert start(tmp_path / "killed", 20, 0) == -signal.SIGKILL
-    assert start(tmp_path / "killed", 0, 2) == 0
+    """In fp16, whose loss scale is part of the state, with an average of the weights."""
+    options = {**RESUMED, "precision": "fp16"}
+    undisturbed = start(tmp_path / "undisturbed", workers=2, **options)
+    for kill_at, workers in ((8, 1), (20, 0), (0, 2)):
+        expected = -signal.SIGKILL if kill_at else 0
+        assert start(tmp_path / "killed", kill_at=kill_at, workers=workers, **options).wait() == expected
+    assert undisturbed.wait() == 0
     assert losses(tmp_path / "killed") == losses(tmp_path / "undisturbed")
-    for name in ("model", "optimizer"):
+    for name in ("model", "optimizer", "ema"):
         file = Path("checkpoints", f"step-{STEPS:08d}", f"{name}.safetensors")
         assert (tmp_path / "killed" / file).read_bytes() == (tmp_path / "undisturbed" / file).read_bytes(), name
 
 
+# --- several processes ------------------------------------------------------------------------------------------------
+
+
+def test_two_processes_with_synchronized_norms_train_as_one(
+    on_cpu: tuple[list[float], dict[str, float]], tmp_path: Path
+) -> None:
+    """Both on the first GPU, where NCCL refuses two processes and gloo does not."""
+    meeting = {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "MEETING": str(tmp_path / "meeting")}
+    options = {"dtype": "float64", "averaged": True, "sync_batch_norm": True}
+    both = [start(tmp_path, {**meeting, "RANK": str(rank)}, **options) for rank in range(2)]
+    assert [process.wait() for process in both] == [0, 0]
+    assert losses(tmp_path) == pytest.approx(on_cpu[0], rel=1e-6)
+
+
+def main(folder: Path, options: dict[str, Any]) -> None:
+    """Train as one process, or as one of those that meet in a file."""
+    if "MEETING" in os.environ:
+        rank, world = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE"))
+        dist.init_process_group("gloo", init_method=f"file://{os.environ['MEETING']}", rank=rank, world_size=world)
+    dtype, kill_at = getattr(torch, options.pop("dtype", "float32")), options.pop("kill_at", 0)
+    run(folder, DEVICE, dtype=dtype, hook=Kill(kill_at), **options)
+
+
 if __name__ == "__main__":
-    path, step, readers = sys.argv[1:]
-    run(Path(path), DEVICE, deterministic=True, workers=int(readers), mixing=True, dropout=0.1, hook=Kill(int(step)))
+    main(Path(sys.argv[1]), json.loads(sys.argv[2]))

@@ -1,4 +1,4 @@
-"""Segmentation on a GPU: mixed precision beside single precision, and deterministic training steps."""
+"""Segmentation on a GPU: mixed precision compared with single precision, and deterministic training steps."""
 
 from __future__ import annotations
 
