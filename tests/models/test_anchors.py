@@ -78,6 +78,16 @@ def test_a_grid_has_anchors_for_every_level_and_keeps_them() -> None:
     assert grid([one.to("meta") for one in maps])[0].device.type == "meta"
 
 
+def test_anchors_of_a_traced_graph_are_not_kept() -> None:
+    class Head(torch.nn.Module):
+        def forward(self, level: Tensor) -> Tensor:
+            return AnchorGrid([[37.0]], [1.0], [8])([level])[0]
+
+    level = torch.zeros(1, 4, 5, 6)
+    torch.export.export(Head(), (level,), strict=False)
+    assert type(Head()(level)) is Tensor
+
+
 def test_anchors_made_in_inference_mode_take_part_in_training() -> None:
     grid, maps = AnchorGrid([[7.5]], [1.0], [4]), [torch.zeros(1, 1, 3, 5)]
     with torch.inference_mode():

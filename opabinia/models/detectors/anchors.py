@@ -119,14 +119,14 @@ class AnchorGrid:
             shape: height and width of the batch, from which torchvision's strides are computed.
         """
         anchors = []
+        # A traced graph has tensors without values, which no cache may keep.
+        build = _cached_anchors.__wrapped__ if torch.compiler.is_compiling() else _cached_anchors
         for sizes, level_stride, level in zip(self._sizes, self._strides, maps, strict=True):
             grid = (level.shape[-2], level.shape[-1])
             stride, rounded = (level_stride, level_stride), self._convention == "torchvision"
             if rounded and shape is not None:
                 stride = (shape[0] // grid[0], shape[1] // grid[1])
-            anchors.append(
-                _cached_anchors(sizes, self._aspect_ratios, rounded, stride, self._offset, grid, level.device)
-            )
+            anchors.append(build(sizes, self._aspect_ratios, rounded, stride, self._offset, grid, level.device))
         return anchors
 
 
