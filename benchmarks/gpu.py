@@ -61,7 +61,7 @@ def run_section(name: str, limit: float, tiny: bool) -> dict[str, Any]:
         words = [sys.executable, "-u", HERE / "gpu_sections.py", name, "--json", file, *(["--tiny"] if tiny else [])]
         paths = [str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-        process = subprocess.Popen(words, env=environment, start_new_session=True)
+        process = subprocess.Popen(words, env=environment, process_group=0)
         try:
             problem = f"exit status {process.returncode}" if process.wait(limit) else ""
         except subprocess.TimeoutExpired:
@@ -116,4 +116,5 @@ def main(words: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # the section ends, too
     sys.exit(main(sys.argv[1:]))

@@ -228,7 +228,8 @@ def test_processes_take_the_lock_for_many_files_at_once(remote: Any, monkeypatch
     for number in range(300):
         monkeypatch.setattr(os, "getpid", lambda process=number % 3: -1 - process)
         read_file(folder / f"{number}.jpg")
-        sizes.append(sum(size for _, size, _ in local_copies._fetched_files(storage.cache_root())))
+        if number % 10 == 9:
+            sizes.append(sum(size for _, size, _ in local_copies._fetched_files(storage.cache_root())))
     assert 18_000 < max(sizes) <= 20_000 and len(reserved) < 150
     room = int((storage.cache_root() / ".room").read_text().split()[0])
     assert sizes[-1] + room <= 20_000
