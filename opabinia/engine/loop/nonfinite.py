@@ -83,7 +83,7 @@ class NonFiniteError(FloatingPointError):
 
 
 def find_non_finite_layer(
-    task: Task, batch: Batch, clock: Clock, context: AbstractContextManager[Any] | None = None
+    task: Task, batch: Batch, clock: Clock, context: Callable[[], AbstractContextManager[Any]] = nullcontext
 ) -> str | None:
     """Repeat the forward pass of ``batch`` and describe the first layer with a NaN or infinite output, if any.
 
@@ -103,7 +103,7 @@ def find_non_finite_layer(
 
     handles = [module.register_forward_hook(partial(check, name)) for name, module in task.named_modules() if name]
     try:
-        with torch.no_grad(), context or nullcontext():
+        with torch.no_grad(), context():
             task(batch, clock)
     finally:
         for handle in handles:

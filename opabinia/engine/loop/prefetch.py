@@ -54,7 +54,7 @@ class PrefetchedBatch(NamedTuple):
 def prefetch(
     loader: Loader, device: torch.device, transform: DeviceTransform | None = None, start: int = 0
 ) -> Iterator[PrefetchedBatch]:
-    """Return an iterator over the batches of a loader on ``device``, from step ``start`` on.
+    """Yield the batches of a loader on ``device``, from step ``start`` on.
 
     On CUDA the next batch is requested before one is yielded, and copied and transformed on a separate stream. An error
     of the next batch is raised when it is its turn.
@@ -67,13 +67,9 @@ def prefetch(
                 batch = batch if transform is None else transform(batch, row)
             yield PrefetchedBatch(row, loaded, batch, loader.seconds)
 
-    return _copy_ahead(prepare, device) if device.type == "cuda" else prepare(nullcontext())
-
-
-def _copy_ahead(
-    prepare: Callable[[AbstractContextManager[object]], Iterator[PrefetchedBatch]], device: torch.device
-) -> Iterator[PrefetchedBatch]:
-    """Yield the batches that ``prepare`` gives on a stream of their own."""
+    if device.type != "cuda":
+        yield from prepare(nullcontext())
+        return
     stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     for item, copied in lookahead((item, stream.record_event()) for item in prepare(torch.cuda.stream(stream))):
         # The GPU waits for the copy here, not the host.

@@ -144,7 +144,7 @@ class StandardStep:
         self._rank, self._world = rank(), world_size()
         self._model: Task = task if isinstance(task, Task) else task.module
         self._no_sync = nullcontext if isinstance(task, Task) else task.no_sync
-        self._autocast = autocast(self._device, options.precision)  # entered again in every step
+        self._autocast = partial(autocast, self._device, options.precision)
         # On the CPU reading a loss does not wait for anything, and Python floats need less memory than tensors.
         self._checks_losses = options.check_losses or self._device.type == "cpu"
         self._guard = UpdateGuard(self._model) if options.skip_non_finite else None
@@ -207,7 +207,7 @@ class StandardStep:
         """Add the gradients of micro-batch ``number``, times ``weight``; return its scalars, times ``weight``."""
         # Dropout and the like depend on these numbers only, so a resumed run draws the same.
         seed_model(self.options.seed, clock.step, number, self._rank, self._device)
-        with self._autocast:
+        with self._autocast():
             loss, logged = total_loss(self.task(part, clock))
         loss = loss if weight == 1 else loss * weight
         self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]

@@ -28,7 +28,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -180,7 +179,7 @@ class Trainer:
         """Train to the end of the current epoch; a resumed run may be in the middle of one."""
         run = self._run
         self._hooks.call(run, "before_phase", TRAIN)
-        epoch_ended, after_backward = False, partial(self._hooks.call, run, "after_backward")
+        epoch_ended = False
         while not epoch_ended and not run.stop:
             started = time.perf_counter()
             row, batch = next(batches)
@@ -188,7 +187,7 @@ class Trainer:
             scalars: Scalars = {}
             if row.step not in self._skip_batches:
                 self._hooks.call(run, "before_step", batch)
-                scalars = self.step(batch, row, run.clock, after_backward)
+                scalars = self.step(batch, row, run.clock, lambda: self._hooks.call(run, "after_backward"))
             run.clock = run.clock.following(self.plan, row)
             values = {
                 **{log_name(name): value for name, value in scalars.items()},
