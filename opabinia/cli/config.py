@@ -81,8 +81,7 @@ def check(
     """Report all errors in a config at once. Exit status 0: none; 2: some."""
     with report_errors():
         from opabinia.config import ConfigError, catalog
-        from opabinia.config.paths import check_paths
-        from opabinia.config.run_checks import check_run
+        from opabinia.config.paths import check_paths, check_run
 
         try:
             resolved = _resolve(recipe, overrides or [])

@@ -111,8 +111,14 @@ def _check_at_once(
             to resume.
     """
     from opabinia.config import catalog, check, compose
-    from opabinia.config.paths import check_not_overwritten, check_paths, check_resumable, folder_for, holds_run
-    from opabinia.config.run_checks import check_run
+    from opabinia.config.paths import (
+        check_not_overwritten,
+        check_paths,
+        check_resumable,
+        check_run,
+        folder_for,
+        holds_run,
+    )
 
     leads = launched_rank(os.environ) == node_rank == 0
     if resume is None:

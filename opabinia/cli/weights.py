@@ -37,6 +37,9 @@ def open_run(
             from opabinia.training.run_folder import copy_downloaded_run
 
             return copy_downloaded_run(run), cast("Weights | None", weights)
+        if Path(run).suffix in (".onnx", ".xml"):
+            message = "is an exported model, for `opabinia serve` or predict.py next to it; give the folder of a run"
+            raise option_error("", f"{run} {message}")
         if not Path(run).is_dir() and (Path(run).is_file() or run in packaged_names()):
             raise option_error("", f"{run} is a recipe: give the folder of one of its runs, or --weights FILE")
         check_run_folder(Path(run))

@@ -83,6 +83,8 @@ def test_a_recipe_needs_weights_and_weights_a_file(opabinia: Opabinia, tmp_path:
         assert ended.status == 2 and f"{RECIPE} is a recipe: give the folder of one of its runs" in ended.err
         ended = opabinia(command, RECIPE, "--weights", tmp_path / "nix.pth")
         assert ended.status == 2 and "there is no file or folder" in ended.err
+    ended = opabinia("eval", "export/model.onnx")
+    assert ended.status == 2 and "export/model.onnx is an exported model, for `opabinia serve`" in ended.err
 
 
 def test_class_names_are_read_from_a_file(weights: Path, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from tests.config.toys import CATALOG, RECIPE, Training
 def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The toys in place of Opabinia's parts, and a recipe in the working directory."""
     monkeypatch.setattr("opabinia.config.catalog", lambda plugins=(): CATALOG)
+    monkeypatch.setattr("opabinia.config.paths.check_run", lambda resolved: None)  # the toys are no run
     monkeypatch.chdir(tmp_path)
     Path("r.yaml").write_text(RECIPE)
 

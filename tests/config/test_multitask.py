@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from opabinia.config import ConfigError
-from opabinia.config.run_checks import check_run
+from opabinia.config.paths import check_run
 from opabinia.training.dry_run import dry_run
 from opabinia.training.run_folder import build_parts
 from opabinia.training.run_folder import resolve as resolve_config

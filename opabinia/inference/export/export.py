@@ -153,7 +153,8 @@ def load_tasks(
         if measured:
             raise ConfigError([Problem("command line", "--task", f"{line}; export it alone") for line in others])
         return predictor, list(tasks), []
-    return load_model(task=fitting), fitting, [f"skipped: {line} (--task exports it alone)" for line in others]
+    notes = [f"skipped: {line} (--task {line.partition(':')[0]} exports it alone)" for line in others]
+    return load_model(task=fitting), fitting, notes
 
 
 def move_files(files: Mapping[str, Path], paths: Mapping[str, Path], form: Form) -> None:
