@@ -138,10 +138,8 @@ def train(
         ExitStack() as held,
     ):
         resume = from_rank_zero(partial(_take_folder, folder, resume, held, url, resolved))
-        with disk_errors(folder):
-            folder.mkdir(parents=True, exist_ok=True)  # for this rank's log, where it shares no disk with rank 0
-        held.enter_context(logging_to(folder))
         _check_shared(folder, resolved)
+        held.enter_context(logging_to(folder))
         for warning in resolved.warnings:
             log.warning("%s", warning)
         if url is not None and is_rank_zero():
@@ -269,11 +267,13 @@ def _take_folder(folder: Path, resume: str | None, held: ExitStack, url: str | N
 
 
 def _check_shared(folder: Path, resolved: Resolved) -> None:
-    """Check that all ranks write to the same folder if each writes a shard of a checkpoint.
+    """Make the folder of this rank. If each rank writes a shard of the checkpoints, check that the folder is shared.
 
     Raises:
         ConfigError: they do not.
     """
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     if (resolved.config["train"]["parallel"] or {}).get("name") != "fsdp" or not (others := ranks_elsewhere(folder)):
         return
     message = (
