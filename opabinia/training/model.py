@@ -90,8 +90,8 @@ def check_model(task: Task, train: Training, plan: Plan, data: Data) -> None:
     """Check that every rank can train the model on its share of each batch.
 
     Raises:
-        ConfigError: a micro-batch or the share of a rank is too small for the losses of the task, or the run has more
-            than :data:`MAX_STEPS` steps.
+        ConfigError: a micro-batch or the share of a rank is too small for the losses of the task, or the run has no
+            steps, or more than :data:`MAX_STEPS`.
     """
     if task.compares_samples_of_class and data.sampler is None:
         log.warning("data.sampler: losses compare samples of a class, of which a batch may hold few; see `identities`")
@@ -103,7 +103,7 @@ def check_model(task: Task, train: Training, plan: Plan, data: Data) -> None:
         )
         raise ConfigError(Problem("", "train.micro_batch_size", message))
     if not plan.total_steps:
-        return
+        raise ConfigError(Problem("", "train.length", f"{train.length} is a run without a single step"))
     if plan.total_steps > MAX_STEPS:
         raise ConfigError(Problem("", "train.length", f"more than {MAX_STEPS:,} steps cannot be meant"))
     epochs = {*range(0, plan.epochs, 1 + plan.epochs // 10_000), plan.epochs - 1}

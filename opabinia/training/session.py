@@ -181,8 +181,6 @@ class TrainingRun:
         # Data first: the model and the evaluators need its description.
         batches = plan_training(self.data, self.train.length, self.shapes, seed)
         warn_of_unusual_lengths(batches, self.schedule, self.ema)
-        if not batches.plan.total_steps:
-            raise ConfigError(Problem("", "train.length", f"{self.train.length} is a run without a single step"))
         schedules = all_schedules(self.schedule, self.schedules, batches.plan)
         description = describe_run(batches, threads)
         if session.resume is not None:
