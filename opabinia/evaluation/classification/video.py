@@ -54,12 +54,14 @@ class PerVideo:
             self._add(video, row, 1, label)
 
     def _add(self, video: str, row: NDArray[np.int64], views: int, label: NDArray[Any]) -> None:
-        if video in self._videos:
-            merged, views_before, known_label = self._videos[video]
-            if not np.array_equal(known_label, label):
-                raise DataMismatch(f"views of {video} have different labels: {known_label} and {label}")
-            row, views = merged + row if self._merge == "mean" else np.maximum(merged, row), views_before + views
-        self._videos[video] = row, views, label
+        if video not in self._videos:
+            self._videos[video] = row.copy(), views, label  # a view would keep its whole batch
+            return
+        merged, views_before, known_label = self._videos[video]
+        if not np.array_equal(known_label, label):
+            raise DataMismatch(f"views of {video} have different labels: {known_label} and {label}")
+        (np.add if self._merge == "mean" else np.maximum)(merged, row, out=merged)
+        self._videos[video] = merged, views_before + views, known_label
 
     def state(self) -> Videos:
         """Return the videos of this process."""
