@@ -1,19 +1,19 @@
 """Claim: evaluating a ResNet-18 takes at most 1.02 times what a plain loop in inference mode takes.
 
-A classifier of ImageNet's 1,000 classes (timm's ResNet-18, 64 x 64) judges noise that lies in memory, in batches of 64;
-so does a very small one (``test_resnet``, 32 x 32), beside which the scores themselves weigh most. By hand: pictures
-are cut out, normalised and sent through the model, and those are counted whose class is the first, or among the first
-five. Ours: the evaluation of a classification run, which besides gives the confusion, scores by class, calibration and
-the mean of -log p; ``top only`` leaves these out. Both count the same. One thread, CPU time, median over the rounds,
-each beside the loop of its own round.
+A classifier of ImageNet's 1,000 classes (timm's ResNet-18, 64 x 64) classifies noise images in memory, in batches of
+64; so does a very small one (``test_resnet``, 32 x 32), where computing the scores takes the largest share. By hand:
+images are sliced from a tensor, normalized and passed through the model, and top-1 and top-5 accuracy are counted.
+Ours: the evaluation of a classification run, which also computes the confusion matrix, scores by class, calibration and
+the mean negative log-likelihood; ``top only`` omits these. Both sides have the same accuracies. One thread, CPU time,
+median over the rounds; a ratio is to the loop of the same round.
 
-Then the scores of every other task alone, from predictions in memory, beside the loop that a user would write and the
-libraries that are installed (pycocotools, faster-coco-eval, torchmetrics): average precision of boxes, mIoU, nearest
-neighbors of a self-supervised network, ranking of a gallery, videos of several clips. All give the same number; of ours
-``with tables`` also makes those of the report (classes, confusion, worst images). A multi-task run has the evaluators
-of its tasks. A detector's whole evaluation is in ``detection.py``, ranking at its full size in ``retrieval.py``,
-extraction in ``extract.py``. ``--quick`` takes few samples, to see that it runs. Run:
-``python benchmarks/evaluation.py``, or with ``model`` or ``scores`` for one part.
+Then the scores of every other task alone, from predictions in memory, compared with the loop that a user would write
+and the libraries that are installed (pycocotools, faster-coco-eval, torchmetrics): average precision of boxes, mIoU,
+nearest neighbors of a self-supervised network, ranking of a gallery, videos of several clips. All give the same score;
+``with tables`` also makes the tables of the report (classes, confusion, worst images). A multi-task run has the
+evaluators of its tasks. A detector's whole evaluation is in ``detection.py``, ranking at its full size in
+``retrieval.py``, extraction in ``extract.py``. ``--quick`` takes few samples, to see that it works. Run: ``python
+benchmarks/evaluation.py``, or with ``model`` or ``scores`` for one part.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 
 
 class Noise:
-    """Pictures of noise, in memory."""
+    """Images of noise, in memory."""
 
     channels = 3
     classes = tuple(map(str, range(1000)))
@@ -102,8 +102,8 @@ def ours(task: Classification, source: Noise, *, top_only: bool = False) -> dict
 
 def milliseconds(action: Callable[[], Any]) -> tuple[float, Any]:
     began = time.process_time()
-    found = action()
-    return (time.process_time() - began) * 1e3, found
+    result = action()
+    return (time.process_time() - began) * 1e3, result
 
 
 def in_turn(sides: dict[str, Callable[[], Any]], against: str) -> None:
@@ -130,7 +130,7 @@ def whole_evaluations() -> None:
         }
         scores = {name: milliseconds(side)[1] for name, side in sides.items()}
         for score, value in scores["by hand"].items():
-            assert all(abs(found[score] - value) < 2 / len(source) for found in scores.values())
+            assert all(abs(side[score] - value) < 2 / len(source) for side in scores.values())
         print(f"{model}, {len(source)} images of {pixels} x {pixels}, median of {ROUNDS} rounds in turn")
         in_turn(sides, "by hand")
 
@@ -234,9 +234,9 @@ def boxes_scores() -> None:
         content, results = known()
         with contextlib.redirect_stdout(io.StringIO()):
             truth = COCO(content)
-            judged = COCOeval_faster(truth, truth.loadRes(results), "bbox")
-            judged.run()
-        return float(judged.stats[0])
+            evaluation = COCOeval_faster(truth, truth.loadRes(results), "bbox")
+            evaluation.run()
+        return float(evaluation.stats[0])
 
     @library("pycocotools")
     def pycocotools() -> float:
@@ -248,11 +248,11 @@ def boxes_scores() -> None:
             truth = COCO()
             truth.dataset = content
             truth.createIndex()
-            judged = COCOeval(truth, truth.loadRes(results), "bbox")
-            judged.evaluate()
-            judged.accumulate()
-            judged.summarize()
-        return float(judged.stats[0])
+            evaluation = COCOeval(truth, truth.loadRes(results), "bbox")
+            evaluation.evaluate()
+            evaluation.accumulate()
+            evaluation.summarize()
+        return float(evaluation.stats[0])
 
     info = DatasetInfo(images, 3, classes=tuple(map(str, range(CLASSES))), boxes=True)
     what = f"AP of boxes, {images} images with {objects} objects and {detections} detections"

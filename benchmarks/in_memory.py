@@ -21,7 +21,7 @@ def now() -> Times:
 
 
 def since(began: Times, steps: int) -> Times:
-    """Of a step."""
+    """Return the times of a step."""
     wall, cpu = now()
     return (wall - began[0]) / steps, (cpu - began[1]) / steps
 
@@ -37,8 +37,8 @@ def ours(
     ema: Any = None,
     **training: Any,
 ) -> Times:
-    """Times of a step of our training, with a cosine, from the first one to the last; nothing is saved before."""
-    # Here, as beside us others are measured that are to bear nothing of ours.
+    """Train with a cosine schedule, and return the times of a step; nothing is saved before the last one."""
+    # Not at the top: the processes of other trainers must not pay for these imports.
     from opabinia.contracts import Batch, Clock, DatasetInfo, Hook, Indices, Run, Sample, Task
     from opabinia.data import Data, Stream
     from opabinia.optim.schedules import cosine

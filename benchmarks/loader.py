@@ -257,22 +257,22 @@ def own_memory() -> float:
     return sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) / 1000
 
 
-def read_all(names: Sequence[bytes], tell: Callable[[float], None]) -> None:
+def read_all(names: Sequence[bytes], send: Callable[[float], None]) -> None:
     before, draw = own_memory(), random.Random(0)
     for _ in range(len(names)):
         _ = names[draw.randrange(len(names))]
-    tell(own_memory() - before)
+    send(own_memory() - before)
 
 
 def taken_by_worker(names: Sequence[bytes]) -> float:
     """MB that a worker copies while it reads as many names as there are, in any order."""
     fork = get_context("fork")
-    heard, told = fork.Pipe()
-    worker = fork.Process(target=read_all, args=(names, told.send))
+    receiver, sender = fork.Pipe()
+    worker = fork.Process(target=read_all, args=(names, sender.send))
     worker.start()
-    found: float = heard.recv()
+    megabytes: float = receiver.recv()
     worker.join()
-    return found
+    return megabytes
 
 
 def compare_memory() -> None:

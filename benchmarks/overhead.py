@@ -1,17 +1,16 @@
 """Claim: with its default hooks on, a step takes less above a loop written by hand than in three other trainers.
 
-The target is 15 us above the loop; the numbers say whether it is met. Beside us Lightning, Accelerate and MMEngine
-(`pip install -e .[bench]`; what is not installed is left out), each used as its users do, but none draws a bar or
-summarises, and none saves before the clock has stopped. All train the same two-layer network on batches of 32 of the
-same samples, on one thread, with SGD and momentum, a cosine set at every step and the loss logged every 50 steps. The
-loop and we log the norm of all gradients, too; of the others none does. We stand there twice: as we come, with torch's
-fused SGD, and with the plain one that all others use. Lightning is handed batches as the loop is; Accelerate and
-MMEngine go through a DataLoader, and we through our loader.
+The target is 15 us above the loop. The others are Lightning, Accelerate and MMEngine (`pip install -e .[bench]`;
+those that are not installed are skipped), each used as its users do, but without progress bars and model summaries, and
+none saves within the measured time. All train the same two-layer network on batches of 32 of the same samples, on one
+thread, with SGD and momentum, a cosine schedule and the loss logged every 50 steps. The loop and ours log the norm of
+all gradients, too; the others do not. Ours runs twice: with torch's fused SGD, its default, and with the plain one that
+all others use. Lightning gets batches as the loop does; Accelerate and MMEngine use a DataLoader, ours its own loader.
 
-Each side has a process of its own, so that none bears what another imports or leaves behind; they take turns, one
-waiting for the other, in many short rounds, and a first round does not count. A difference is the median over the
-rounds, each side beside the loop of its own round. Wall time is what is claimed; CPU time, of all threads, is nearly
-the same on an idle machine, and tells more on a busy one. ``--quick`` takes few steps, to see that it works. Run:
+Each side has a process of its own, so that no side is slowed by what another imports or leaves behind; they take turns
+in many short rounds, and a first round does not count. A difference is the median over the rounds, each side compared
+with the loop of the same round. The claim is about wall time; CPU time, of all threads, is nearly the same on an idle
+machine, and more reliable on a busy one. ``--quick`` takes few steps, to see that it works. Run:
 ``python benchmarks/overhead.py``.
 """
 

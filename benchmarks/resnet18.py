@@ -1,9 +1,9 @@
 """Claim: training a ResNet-18 with averaged weights, clipped gradients and logs takes as long as a loop by hand.
 
-Pictures of 64 x 64 pixels in batches of 64, both sides with all cores. The loop has what anybody would put into it:
-torchvision's network, SGD with momentum and a cosine set at every step, `clip_grad_norm_`, timm's ModelEmaV3 with
-`foreach`, loss and norm logged every 5 steps. We stand there twice: as we come, with torch's fused SGD, and with the
-plain one of the loop. Target: 1.01 of the loop's time. The sides take turns; the first round does not count.
+Images of 64 x 64 pixels in batches of 64, both sides with all cores. The loop has torchvision's network, SGD with
+momentum and a cosine schedule, `clip_grad_norm_`, timm's ModelEmaV3 with `foreach`, and loss and norm logged every 5
+steps. Ours runs twice: with torch's fused SGD, its default, and with the plain one of the loop. Target: 1.01 of the
+loop's time. The sides take turns; the first round does not count.
 
 Run: ``python benchmarks/resnet18.py``.
 """

@@ -1,7 +1,8 @@
-"""Claim: going on in the middle of a shuffled epoch of 10^9 samples, as one of 1,024, takes under 10 ms and 50 MB.
+"""Claim: resuming in the middle of a shuffled epoch of 10^9 samples, as one of 1,024 processes, takes under 10 ms and
+50 MB.
 
-A simulation: nothing is trained, and each part runs in a process of its own, from nothing. What 10^9 parameters and
-10^9 samples in shards cost is extrapolated from less. Run: ``python benchmarks/scale.py``, or with names of its parts.
+A simulation: nothing is trained, and each part runs in a new process. The costs of 10^9 parameters and of 10^9 samples
+in shards are extrapolated from smaller ones. Run: ``python benchmarks/scale.py``, or with names of its parts.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ RANKS = 512
 FEATURES = 256
 EVALUATED = 1_000_000
 RERANKED = (4_000, 12_000)
-PICTURE = bytes(4_000)  # not looked at
+IMAGE = bytes(4_000)  # not decoded
 IMAGE_BYTES = 115_000  # ImageNet's mean
 
 
@@ -288,7 +289,7 @@ def checkpoint() -> None:
 
 
 def shards() -> None:
-    print(f"\nThe source shards, measured on {MEASURED_SAMPLES:,} samples (a picture and a .cls each)")
+    print(f"\nThe source shards, measured on {MEASURED_SAMPLES:,} samples (an image and a .cls each)")
     with tempfile.TemporaryDirectory() as folder:
         files = str(written_shard(Path(folder) / "one.tar"))
         scanned = timed(lambda: Shards(files=files, index_dir=Path(folder)))
@@ -300,7 +301,7 @@ def shards() -> None:
         line("the index, a sample", size, "B", f"{18 * SAMPLES / 1e9:.0f} GB at {SAMPLES:,}, on the disk")
         source = Shards(files=files, index_dir=Path(folder))
         places = np.random.default_rng(0).integers(0, MEASURED_SAMPLES, 2_000).tolist()
-        line("reading the bytes of a picture and its name", each(source._read, places) * 1e6, "us", "in memory already")
+        line("reading the bytes of an image and its name", each(source._read, places) * 1e6, "us", "in memory already")
 
 
 def chunks() -> None:
@@ -320,7 +321,7 @@ def chunks() -> None:
 def written_shard(path: Path, samples: int = MEASURED_SAMPLES) -> Path:
     with tarfile.open(path, "w") as tar:
         for number in range(samples):
-            for kind, content in (("jpg", PICTURE), ("cls", b"0")):
+            for kind, content in (("jpg", IMAGE), ("cls", b"0")):
                 member = tarfile.TarInfo(f"{number:08d}.{kind}")
                 member.size = len(content)
                 tar.addfile(member, io.BytesIO(content))

@@ -527,7 +527,7 @@ class Loader:
         if self._workers is None:
             return
         results: Any = self._workers._iterator
-        self._workers._iterator = None
+        self._workers._iterator, self._workers.collate_fn = None, _identity  # frees the memory of the batches
         if results is None:
             return
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from opabinia.contracts import Sample
-from opabinia.data.batch_memory import BatchMemory
+from opabinia.data.batch_memory import BatchMemory, _memories
 from opabinia.data.loader import BatchReader, Loader, evaluation_requests
 
 
@@ -29,7 +30,7 @@ def sent(memory: BatchMemory, value: Any) -> Any:
 
 
 def test_all_values_arrive_as_they_were(memory: BatchMemory) -> None:
-    value = {
+    value: dict[str, Any] = {
         "image": torch.arange(24, dtype=torch.uint8).view(2, 3, 2, 2),
         "views": (torch.ones(2, 3), torch.zeros(1, dtype=torch.bfloat16)),
         "boxes": [torch.zeros(0, 4), torch.ones(2, 4)],
@@ -83,3 +84,13 @@ def test_workers_use_few_slots_also_if_batches_are_kept_or_passes_dropped() -> N
         assert torch.cat(kept)[:, 0, 0, 0].tolist() == list(range(64))
     finally:
         loader.close()
+
+
+def test_a_closed_loader_frees_its_memory() -> None:
+    loader, before = Loader(BatchReader(Numbers()), evaluation_requests(64, 2, 0, 1), num_workers=1), len(_memories)
+    for _ in range(2):  # also one that is started again
+        assert [len(batch["image"]) for _, batch in loader.iterate()] == [2] * 32
+        assert len(_memories) > before
+        loader.close()
+        gc.collect()
+        assert len(_memories) <= before

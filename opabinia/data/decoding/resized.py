@@ -70,7 +70,7 @@ class ResizedCrop(DeferredImage):
 
 
 def decode_large(sample: Sample) -> Sample:
-    """Decode the sample's image if it takes more memory than afterwards.
+    """Decode the sample's image if it is a :class:`ResizedCrop` that takes more memory than its result.
 
     Raises:
         ValueError: the image is broken.

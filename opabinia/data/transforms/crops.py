@@ -240,7 +240,7 @@ class RandomResizedCrop(v2.RandomResizedCrop):  # type: ignore[misc]
             ValueError: the image is broken.
         """
         image = sample["image"]
-        if not is_croppable(sample) or not self.antialias:
+        if not _is_croppable(sample) or not self.antialias:
             return self(decode_sample(sample))  # type: ignore[no-any-return]
         crop = ResizedCrop(image, self.random_box(*image.size), tuple(self.size), self.interpolation)
         return {**sample, "image": crop}
@@ -270,14 +270,14 @@ class Resize(v2.Resize):  # type: ignore[misc]
             ValueError: the image is broken.
         """
         image = sample["image"]
-        if not is_croppable(sample) or not self.antialias:
+        if not _is_croppable(sample) or not self.antialias:
             return self(decode_sample(sample))  # type: ignore[no-any-return]
         size = _compute_resized_output_size(image.size, self.size, self.max_size)
         return {**sample, "image": ResizedCrop(image, Box(0, 0, *image.size), tuple(size), self.interpolation)}
 
 
-def is_croppable(sample: Sample) -> bool:
-    """Return whether the sample has only an image that is not decoded yet, and of which a crop can be."""
+def _is_croppable(sample: Sample) -> bool:
+    """Return whether a crop of the sample's image can be decoded alone, and no annotation depends on it."""
     image = sample["image"]
     return isinstance(image, LazyImage) and image.size is not None and not has_annotations(sample)
 
