@@ -165,7 +165,7 @@ def train(
         begin = partial(_begin, folder, config, overrides, resolved.origins)
         title = run_title(name if isinstance(recipe, TrainingRun) else str(recipe), config["task"])
         session = Session(folder, snapshot, lambda: stop.reason, begin, title=title)
-        scores = _train_and_report(replace(resolved, config=with_values(config, **tuned)), session)
+        scores = _train_and_report(replace(resolved, config=with_values(config, **tuned)), session, url)
         _write_results(folder, scores)
         return folder, scores
 
@@ -182,11 +182,11 @@ def _resolve(recipe: str | Path | TrainingRun, overrides: Sequence[str], folder:
     return replace(resolved, warnings=(*resolved.warnings, *description.warnings))
 
 
-def _train_and_report(resolved: Resolved, session: Session) -> dict[str, float]:
+def _train_and_report(resolved: Resolved, session: Session, url: str | None) -> dict[str, float]:
     """Train; log how the run ended where it did not end with scores."""
     folder = session.folder
     try:
-        return _train_with_rollback(resolved, session)
+        return _train_with_rollback(resolved, session, url)
     except Stopped as reason:
         log.info("stopped: %s; to resume: opabinia train %s --resume", reason, folder)
         # The signal may have come to another rank.
@@ -202,7 +202,7 @@ def _train_and_report(resolved: Resolved, session: Session) -> dict[str, float]:
         raise
 
 
-def _train_with_rollback(resolved: Resolved, session: Session) -> dict[str, float]:
+def _train_with_rollback(resolved: Resolved, session: Session, url: str | None) -> dict[str, float]:
     """Train; with ``train.on_nonfinite: rollback`` restart from the last checkpoint without the non-finite batch."""
     while True:
         try:
@@ -212,16 +212,16 @@ def _train_with_rollback(resolved: Resolved, session: Session) -> dict[str, floa
                 raise
             log.error("%s", error)
             bad_batch = error.step - 1
-        session = _rolled_back(session, bad_batch)
+        session = _rolled_back(session, bad_batch, url)
 
 
-def _rolled_back(session: Session, bad_batch: int) -> Session:
+def _rolled_back(session: Session, bad_batch: int, url: str | None) -> Session:
     """Return the session from the last checkpoint on (or from the beginning), without ``bad_batch``.
 
     Raises:
         NonFiniteError: too many batches were skipped.
     """
-    snapshot = _checkpoint_to_resume(session.folder, LAST)
+    snapshot = _checkpoint_to_resume(session.folder, LAST, url)
     step = snapshot.step if snapshot else 0
     skipped = session.left_out.union({bad_batch}, snapshot.state.get("left_out", ()) if snapshot else ())
     since = sum(batch >= step for batch in skipped)
@@ -270,11 +270,13 @@ def _check_shared(folder: Path, resolved: Resolved) -> None:
     """Make the folder of this rank. If each rank writes a shard of the checkpoints, check that the folder is shared.
 
     Raises:
-        ConfigError: they do not.
+        ConfigError: it is not.
     """
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    if (resolved.config["train"]["parallel"] or {}).get("name") != "fsdp" or not (others := ranks_elsewhere(folder)):
+    # Rank 0 decides: a machine without the run folder lacks the overrides saved in it.
+    is_sharded = from_rank_zero(lambda: (resolved.config["train"]["parallel"] or {}).get("name") == "fsdp")
+    if not is_sharded or not (others := ranks_elsewhere(folder)):
         return
     message = (
         f"each rank writes a shard of the checkpoints, but {folder} of rank {', '.join(map(str, others))} is not that "
@@ -324,7 +326,7 @@ def _saved_config(folder: Path) -> dict[str, Any] | None:
         return None
 
 
-def _checkpoint_to_resume(folder: Path, resume: str | None, url: str | None = None) -> Snapshot | None:
+def _checkpoint_to_resume(folder: Path, resume: str | None, url: str | None) -> Snapshot | None:
     """The checkpoint that rank 0 chooses, read by every rank; one that shares no disk with rank 0 fetches it."""
     if resume is None:
         return None

@@ -33,6 +33,7 @@ UPLOAD_SECONDS = 1500.0
 _Objects = Mapping[str, dict[str, Any]]
 _SOURCE = ".source"  # the URL of a run, in the folder that it is fetched to
 _POINTER = re.compile(r"(step-\d{8,18})(?: (\d+))?\s*", re.ASCII)
+_COMPLETE = re.compile(rf"checkpoints/step-\d{{8,18}}/{re.escape(MANIFEST)}", re.ASCII)
 
 
 class UploadError(Exception):
@@ -190,7 +191,7 @@ def _fetch_newer(url: str, objects: _Objects, folder: Path, chosen: str) -> None
 
 
 def _delete_others(checkpoints: Path, names: Collection[str]) -> None:
-    """Delete the checkpoints of another branch, which are no way back for this one."""
+    """Delete the checkpoints of another branch: this one must not fall back to them."""
     others = [path for path in list_checkpoints(checkpoints) if path.name not in names]
     for path in others:
         log.warning("deleting %s: the run was resumed elsewhere from another checkpoint", path)
@@ -225,7 +226,7 @@ def await_checkpoint(url: str, path: Path, manifest: bytes) -> None:
                 else:
                     raise storage.StorageError(
                         f"{url}/checkpoints/{path.name}, from which rank 0 resumes, was not there after "
-                        f"{UPLOAD_SECONDS:.0f} s; the train.log of rank 0 says how its upload went. Start all machines "
+                        f"{UPLOAD_SECONDS:.0f} s; see the train.log of rank 0 for its upload. Start all machines "
                         f"again when it is there, or put {path.parent.parent} on a disk that they share"
                     )
     except storage.StorageError as error:
@@ -310,25 +311,33 @@ def _read(url: str) -> bytes:
 
 
 class _Pointer(NamedTuple):
-    """The complete checkpoint that ``last`` or ``best`` names, and the branch of the run."""
+    """A complete checkpoint, and the branch of the run."""
 
     name: str
     branch: int
 
 
 def _pointed(url: str, objects: _Objects, pointer: str) -> _Pointer | None:
+    """Return the complete checkpoint that ``last`` or ``best`` names. If that of ``last`` is not complete, because it
+    replaces another one of the same step or was uploaded after the listing, return the newest complete one before it.
+    """
     if f"checkpoints/{pointer}" not in objects:
         return None
     words = _POINTER.fullmatch(_read(f"{url}/checkpoints/{pointer}").decode(errors="replace"))
-    if words is None or f"checkpoints/{words[1]}/{MANIFEST}" not in objects:
+    if words is None:
         return None
-    return _Pointer(words[1], int(words[2] or 0))
+    complete = [Path(name).parent for name in objects if _COMPLETE.fullmatch(name)]
+    steps = {step_of(path): path.name for path in complete if path.name == words[1] or pointer == "last"}
+    newest = max((step for step in steps if step <= step_of(Path(words[1]))), default=None)
+    return None if newest is None else _Pointer(steps[newest], int(words[2] or 0))
 
 
 def _fetch(url: str, objects: _Objects, folder: Path, kept: Collection[str] = ()) -> list[str]:
     """Fetch all files but those that are ``kept``, and the checkpoints ``last`` and ``best``; return their names."""
     files = [name for name in objects if not name.startswith((".", "checkpoints/")) and name not in kept]
     _download(url, objects, {name: folder / name for name in files})
+    if "results.json" not in objects:
+        (folder / "results.json").unlink(missing_ok=True)  # the run was made longer
     names = []
     for pointer in reversed(POINTERS):  # by ``last`` a later call knows that all is here
         if (pointed := _pointed(url, objects, pointer)) is not None:

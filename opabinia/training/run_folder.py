@@ -84,7 +84,7 @@ def process_group_options(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def downloaded_run(name: str) -> Path:
     """Return the local folder of ``hf:OWNER/NAME``, a model that was exported to the Hugging Face Hub, or of a run in
-    remote storage (``s3://bucket/runs/a``); it is a run folder to be read only.
+    remote storage (``s3://bucket/runs/a``). Nothing is trained there; that of a model is not written to.
 
     Raises:
         ConfigError: it cannot be downloaded, there is no such model or run, or its config imports plug-ins: a download
@@ -130,7 +130,7 @@ def chosen_checkpoint(folder: Path, checkpoint: str) -> Path:
         checkpoint: ``best`` (``last`` where there is none), ``last``, a name such as ``step-00000500``, or a path.
 
     Raises:
-        ConfigError: there is no such run or checkpoint.
+        ConfigError: there is no such run or checkpoint, or it cannot be fetched from remote storage.
     """
     check_run_folder(folder)
     checkpoints = folder / "checkpoints"
@@ -144,7 +144,10 @@ def chosen_checkpoint(folder: Path, checkpoint: str) -> Path:
     else:
         from opabinia.training.remote_runs import fetch_checkpoint  # for few runs
 
-        fetch_checkpoint(folder, checkpoint)
+        try:
+            fetch_checkpoint(folder, checkpoint)
+        except StorageError as error:
+            raise ConfigError(Problem("command line", "--checkpoint", str(error))) from error
         path = checkpoints / checkpoint if (checkpoints / checkpoint).is_dir() else Path(checkpoint)
     if path is None:
         raise ConfigError(Problem("command line", "--checkpoint", f"{folder} has no {checkpoint} checkpoint"))

@@ -17,6 +17,7 @@ import opabinia
 from opabinia.config import ConfigError, Resolved
 from opabinia.engine.checkpointing.checkpoint import Snapshot, read_checkpoint, write_checkpoint
 from opabinia.engine.checkpointing.manager import list_checkpoints, read_pointer, step_of
+from opabinia.engine.checkpointing.sharded import ranks_elsewhere
 from opabinia.engine.checkpointing.upload import Upload
 from opabinia.runtime import storage
 from opabinia.runtime.files import FolderInUse, exclusive_lock
@@ -101,10 +102,15 @@ def test_a_machine_fetches_what_is_newer_and_keeps_what_is_not(tmp_path: Path) -
     fetch(url, tmp_path / "b", resolved, "step-00000010")
     added = {key: newest_and_best[key] for key in newest_and_best if "00000010" in key}
     assert contents(tmp_path / "b") == {**ahead, **added}
-    # A checkpoint whose state.json is not there yet is none.
-    (tmp_path / "bucket" / "run" / "checkpoints" / "step-00000015" / "state.json").unlink()
+    # A checkpoint without state.json is not complete: the one before it is fetched.
+    bucket = tmp_path / "bucket" / "run" / "checkpoints"
+    (bucket / "step-00000015" / "state.json").unlink()
     fetch(url, tmp_path / "c", resolved)
-    assert (tmp_path / "c" / "config.yaml").exists() and not (tmp_path / "c" / "checkpoints" / "last").exists()
+    assert (tmp_path / "c" / "checkpoints" / "last").read_text() == "step-00000010\n"
+    for path in bucket.glob("step-*/state.json"):
+        path.unlink()
+    fetch(url, tmp_path / "d", resolved)
+    assert (tmp_path / "d" / "config.yaml").exists() and not (tmp_path / "d" / "checkpoints" / "last").exists()
 
 
 def test_a_machine_that_is_killed_between_two_checkpoints_fetches_both(
@@ -219,6 +225,17 @@ def test_a_resume_from_an_older_checkpoint_is_not_undone(tmp_path: Path) -> None
     assert b.fetch() == "13 of 4"
 
 
+def test_a_checkpoint_that_is_uploaded_after_the_listing(tmp_path: Path) -> None:
+    a = Machine(tmp_path, "a")
+    a.train(5)
+    a.upload()
+    listed = remote_runs._objects(a.url)
+    a.train(10)
+    a.upload()
+    before, after = (remote_runs._pointed(a.url, objects, "last") for objects in (listed, remote_runs._objects(a.url)))
+    assert (before, after) == (("step-00000005", 0), ("step-00000010", 0))
+
+
 def test_a_run_that_is_trained_while_it_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = Machine(tmp_path, "a"), Machine(tmp_path, "b")
     a.train(5)
@@ -266,6 +283,7 @@ def test_results_of_this_machine_are_kept(tmp_path: Path) -> None:
     for name in ("val", "test"):
         (a.folder / "eval" / name).mkdir(parents=True)
         (a.folder / "eval" / name / "scores.json").write_text("there")
+    (a.folder / "results.json").write_text("{}")
     a.upload()
     copy = remote_runs.fetch_run(a.url)
     here, later = (copy / "eval" / name / "scores.json" for name in ("val", "test"))
@@ -273,6 +291,8 @@ def test_results_of_this_machine_are_kept(tmp_path: Path) -> None:
     for file, seconds in ((here, 60), (later, 30)):
         file.write_text("here")
         os.utime(file, (now + seconds, now + seconds))
+    assert (copy / "results.json").exists()
+    (a.folder / "results.json").unlink()
     a.train(10)
     a.upload()
     there = tmp_path / "bucket/run/eval/test/scores.json"
@@ -280,6 +300,7 @@ def test_results_of_this_machine_are_kept(tmp_path: Path) -> None:
     os.utime(there, (now + 45, now + 45))
     remote_runs.fetch_run(a.url)
     assert here.read_text() == "here" and later.read_text() == "later"
+    assert not (copy / "results.json").exists(), "the run was made longer"
     assert read_pointer(copy / "checkpoints", "last") == copy / "checkpoints" / "step-00000010"
 
 
@@ -309,7 +330,7 @@ def test_a_folder_without_a_run_and_a_run_with_plugins_are_refused(tmp_path: Pat
 def test_ranks_that_would_write_shards_to_another_disk_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert launch.ranks_elsewhere(tmp_path) == [] and not list(tmp_path.iterdir())
+    assert ranks_elsewhere(tmp_path) == [] and not list(tmp_path.iterdir())
     monkeypatch.setattr(launch, "ranks_elsewhere", lambda folder: [2, 3])
     config = uploaded_to(None).config
     plain, sharded = (

@@ -38,8 +38,8 @@ log = logging.getLogger("opabinia")  # runtime/log.py imports torch
 MANIFEST = "state.json"
 POINTERS = ("last", "best")
 BRANCH = "branch"
-"""A file in ``checkpoints``: how often the run was resumed from another checkpoint than its last one. Of two machines
-the one with the larger number has the run as it is meant; with the same number, the one that has trained further."""
+"""A file in ``checkpoints``: how often the run was resumed from another checkpoint than its last one. Of two copies of
+a run, the one with the larger number continues; with the same number, the one that was trained further."""
 PERIOD = 1.0
 """Seconds between two looks at the run folder."""
 FILES_PERIOD = 60.0
@@ -134,7 +134,8 @@ class Upload:
             self._complete[path.name] = time_ns
 
     def _pointer(self, pointer: str) -> list[str]:
-        """The name in ``last`` or ``best``, and after ``last`` the branch, if there was another; empty without one."""
+        """Return the words of the pointer in storage: the name of a checkpoint, and for ``last`` the branch unless it
+        is 0; none without a pointer."""
         branch = branch_of(self.folder / "checkpoints")  # before ``last``: a resume writes it first
         with suppress(FileNotFoundError):
             names = (self.folder / "checkpoints" / pointer).read_text(encoding="utf-8").split()
