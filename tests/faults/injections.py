@@ -107,13 +107,13 @@ def late_for_the_lock() -> None:
     from opabinia.training import launch
     from tests.faults.parts import pause_at
 
-    real = launch.exclusive_lock
+    real = launch.run_lock
 
-    def exclusive_lock(folder: Any) -> Any:
+    def run_lock(folder: Any) -> Any:
         pause_at("before the lock")
         return real(folder)
 
-    launch.exclusive_lock = exclusive_lock
+    launch.run_lock = run_lock
 
 
 def killed_while_workers_start() -> None:
