@@ -101,7 +101,7 @@ class Request(NamedTuple):
 Requests = Callable[[int], Iterable[Request]]
 """Returns all requests from a step on."""
 
-_ROWS_PER_LOOKUP = 32
+_POSITIONS_PER_LOOKUP = 4096
 
 
 def training_requests(plan: Plan, orders: Callable[[int], Order], rank: int, world: int) -> Requests:
@@ -109,10 +109,11 @@ def training_requests(plan: Plan, orders: Callable[[int], Order], rank: int, wor
 
     def requests(start: int) -> Iterator[Request]:
         for epoch, epoch_rows in groupby(map(plan.row, range(start, plan.total_steps)), attrgetter("epoch")):
-            order = orders(epoch)
+            order, rows = orders(epoch), 1
             # Looking up thousands of positions takes hardly longer than looking up one.
-            while chunk := list(islice(epoch_rows, _ROWS_PER_LOOKUP)):
+            while chunk := list(islice(epoch_rows, rows)):
                 positions = [row.first + _array(row.share(rank, world)) for row in chunk]
+                rows = max(1, _POSITIONS_PER_LOOKUP // len(positions[0]))
                 indices, first = order(np.concatenate(positions)), 0
                 for row, own in zip(chunk, positions, strict=True):
                     yield Request(row, own, indices[first : first + len(own)])

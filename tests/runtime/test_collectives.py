@@ -16,7 +16,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from opabinia.contracts import GlobalBatch
+from opabinia.contracts import Batch, Clock, GlobalBatch, StepOptions, Task
+from opabinia.engine.loop.parallel import ddp
+from opabinia.engine.loop.step import StandardStep
 from opabinia.models.feature_queue import FeatureQueue
 from opabinia.models.losses.metric import circle, count_pairs, cross_batch_memory_loss, supervised_contrastive, triplet
 from opabinia.runtime.collectives import gather_batch, gather_rows, mean_over_samples, shuffle_between_ranks
@@ -127,6 +129,31 @@ def numbers(rank: int, world: int) -> dict[str, list[Any]]:
     return {"learned": [float(learned)], "evaluated": [float(evaluated)], "alone": alone}
 
 
+class Normalized(Task):
+    """Its gradient is the number of positives per sample, divided by their mean over the global micro-batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, batch: Batch, clock: Clock) -> Tensor:
+        positives = batch["positives"]
+        return self.weight * positives.mean() / mean_over_samples(positives.sum(), len(positives))
+
+
+def accumulated(rank: int, world: int) -> dict[str, list[Any]]:
+    """The gradient of one sample more than there are processes, in micro-batches of one: all but the last process
+    repeat their sample, which counts 0."""
+    task, row = Normalized(), GlobalBatch(step=0, epoch=0, first=0, count=world + 1)
+    mine = list(row.share(rank, world))
+    batch = {"positives": torch.tensor([5.0, 1.0, 2.0, 7.0])[mine], "id": [str(number) for number in mine]}
+    optimizer = torch.optim.SGD(task.parameters(), lr=1.0)
+    parallel = ddp([task], torch.device("cpu"))
+    step = StandardStep(parallel, optimizer, {"lr": lambda clock: 1.0}, StepOptions(0, micro_batch=1))
+    step(batch, row, Clock(total_steps=1), lambda: None)
+    return {"gradient": [1.0 - float(task.weight)]}
+
+
 def dealt(rank: int, world: int) -> dict[str, list[Any]]:
     """Rank 0 has two rows, rank 1 three and so on, of numbers that tell whose they are."""
     own = torch.arange(10.0 * rank, 10.0 * rank + rank + 2)[:, None].requires_grad_()
@@ -142,7 +169,7 @@ def dealt(rank: int, world: int) -> dict[str, list[Any]]:
     }
 
 
-TOLD = (gradients, rows_of_all, the_gradient_given_stays, copies, queues, compiled, numbers, dealt)
+TOLD = (gradients, rows_of_all, the_gradient_given_stays, copies, queues, compiled, numbers, accumulated, dealt)
 
 
 def together(world: int, folder: str) -> None:
@@ -285,6 +312,13 @@ def test_the_mean_over_samples_is_global_in_training(found: Found, world: int) -
         assert reports["learned"] == [pytest.approx(sum(count * count for count in counts) / sum(counts))]
         assert reports["evaluated"] == [rank + 1]
         assert reports["alone"] == ([1.5] if rank else [])
+
+
+@many
+def test_a_repeated_sample_stays_out_of_normalizers(found: Found, world: int) -> None:
+    """Each micro-batch adds its samples, each over the mean of those that count, to the mean over all samples."""
+    for one in found(world):
+        assert one["accumulated"]["gradient"] == [pytest.approx(1.0)]
 
 
 def test_a_single_process_gathers_nothing() -> None:

@@ -37,6 +37,7 @@ from opabinia.engine.loop.nonfinite import (
     log_name,
     suspect_samples,
 )
+from opabinia.runtime.collectives import counted_samples
 from opabinia.runtime.device import autocast
 from opabinia.runtime.log import log
 from opabinia.runtime.processes import any_rank, rank, world_size
@@ -191,13 +192,16 @@ class StandardStep:
 
     def _forward_and_backward(self, batch: Batch, row: GlobalBatch, clock: Clock) -> dict[str, Tensor | float]:
         """Accumulate the gradients of the mean over the global batch; return the task's scalars, averaged likewise."""
+        if self._world == 1 and self.options.micro_batch is None:
+            return self._accumulate(batch, 0, 1.0, clock)
         scalars: dict[str, Tensor | float] = {}
         parts = self._micro_batches(batch, row)
         for number, (part, count) in enumerate(parts):
             # Gradients are averaged over processes, so a micro-batch is weighted by its share of an average process.
             weight = 1.0 if part is batch and self._world == 1 else count * self._world / row.num_processed(self._world)
-            # Gradients are all-reduced only in the last backward pass.
-            with nullcontext() if number == len(parts) - 1 else self._no_sync():
+            # Gradients are all-reduced only in the last backward pass. A repeated sample must not enter normalizers.
+            sync = nullcontext() if number == len(parts) - 1 else self._no_sync()
+            with sync, counted_samples(float(count > 0)):
                 values = self._accumulate(part, number, weight, clock)
             for name, value in values.items():
                 scalars[name] = value + scalars[name] if name in scalars else value
