@@ -1,7 +1,7 @@
 """Run benchmarks and keep what they print: ``make bench`` runs them all, ``python benchmarks/all.py loader ema`` these.
 
-Each has a section in RESULTS.md, written when it has ended; one that fails leaves the old section as it is, and the
-exit status is 1.
+Each has a section in RESULTS.md, written when it has ended: claim, machine and output. Notes below the output stay.
+A benchmark that fails leaves its old section as it is, and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ LIBRARIES = ("torch", "torchvision", "timm", "numpy", "pydantic")
 PREFACE = """\
 # Measured
 
-Written by `make bench`. Both sides of each comparison ran in turn in one run; compare the ratios, not the times.
+Written by `make bench`, but for the notes below an output. Both sides of each comparison ran in turn in one run;
+compare the ratios, not the times.
 """
 
 
@@ -57,9 +58,11 @@ def measured(script: Path) -> str | None:
 
 
 def with_section(text: str, section: str) -> str:
-    """The results with a section in the place of the one of the same name, in the order of names."""
+    """The results with a section in the place of the one of the same name, whose notes stay; in the order of names."""
     sections = {part.split("\n", 1)[0]: part for part in re.split(r"(?m)^(?=## )", text)[1:]}
-    sections[section.split("\n", 1)[0]] = section
+    title = section.split("\n", 1)[0]
+    _, _, notes = sections.get(title, "").partition("\n```\n\n")
+    sections[title] = f"{section}\n{notes}" if notes else section
     return "\n".join([PREFACE, *(sections[name].rstrip() + "\n" for name in sorted(sections))])
 
 

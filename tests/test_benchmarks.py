@@ -43,8 +43,15 @@ def benchmarks(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     monkeypatch.setattr(sys, "argv", ["gpu_sections.py", "resnet50", "--tiny"])
     yield importlib.import_module
-    for name in ("gpu", "gpu_sections"):
+    for name in ("all", "gpu", "gpu_sections"):
         sys.modules.pop(name, None)
+
+
+def test_notes_below_an_output_stay(benchmarks: Any) -> None:
+    results = "# Measured\n\n## a\n\nClaim.\n\n```\n1\n```\n\nA note.\n\n```\nmore\n```\n\n## b\n\n```\n2\n```\n"
+    updated = benchmarks("all").with_section(results, "## a\n\nClaim.\n\n```\n3\n```\n")
+    assert updated.endswith(results.partition("## a")[2].replace("1", "3"))
+    assert benchmarks("all").with_section(updated, "## b\n\n```\n4\n```\n") == updated.replace("2", "4")
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -83,8 +83,11 @@ def from_pil(image: Image.Image, channels: Channels = 3) -> Tensor:
     Raises:
         OSError: its pixels are floating point numbers, or its data are broken.
     """
-    image = ImageOps.exif_transpose(image)  # a copy
-    image.info.pop("transparency", None)  # of a palette: PIL would warn that it is lost
+    mode = _MODES[channels][1]
+    image.load()  # NumPy would hide the error of a broken file
+    # Every copy of a large image costs as much as a twentieth of decoding it.
+    if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:
+        image = ImageOps.exif_transpose(image)
     if image.mode.startswith("F"):
         raise OSError("its pixels are floating point numbers, whose range is unknown; convert it to 8 or 16 bits")
     if image.mode.startswith("I"):  # PIL would clip the values at 255
@@ -94,7 +97,10 @@ def from_pil(image: Image.Image, channels: Channels = 3) -> Tensor:
         gray = (values.astype(np.int64) >> 8).astype(np.uint8)
         pixels = np.repeat(gray[:, :, None], channels, axis=2)
     else:
-        pixels = np.array(image.convert(_MODES[channels][1]))
+        if "transparency" in image.info:  # of a palette: PIL would warn that it is lost
+            image = image.copy()
+            del image.info["transparency"]
+        pixels = np.array(image if image.mode == mode else image.convert(mode))
     return torch.from_numpy(pixels.reshape(*pixels.shape[:2], channels)).permute(2, 0, 1)
 
 
