@@ -112,11 +112,16 @@ def reid(net: Any) -> Loss:
     return lambda batch: identity_loss(net, net, batch)
 
 
+WEIGHTS = {"maps": 4.0, "identities": 1.1}
+"""Weights of the losses of ``multitask``."""
+
+
 def multitask(net: Any) -> Loss:
     def loss(batch: Batch) -> Tensor:
         scenes, identities = batch["streams"]["boxes"], batch["streams"]["identities"]
         pixels = pixel_loss(net, net.tasks["maps"].decoder, scenes)
-        return 3 * pixels + 1.1 * identity_loss(net, net.tasks["identities"], identities)
+        identity = identity_loss(net, net.tasks["identities"], identities)
+        return WEIGHTS["maps"] * pixels + WEIGHTS["identities"] * identity
 
     return loss
 
@@ -139,6 +144,8 @@ def multitask_config() -> dict[str, Any]:
     """Segmentation and re-identification on one backbone, with its batch norms."""
     config = multi_config((), ("maps", "identities"))
     config["task"] |= {"norms": "shared"}
+    for name, weight in WEIGHTS.items():
+        config["task"]["tasks"][name]["weight"] = weight
     maps = config["task"]["tasks"]["maps"]["task"]
     maps["losses"], maps["decoder"]["dropout"] = ["cross_entropy"], 0.0
     config["data"]["batch_size"] = 40

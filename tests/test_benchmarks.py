@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [["overhead.py"], ["steps.py", "reid"], ["evaluation.py", "scores"]])
+@pytest.mark.parametrize("words", [["overhead.py"], ["steps.py"], ["evaluation.py", "scores"]])
 def test_quick_mode(words: list[str]) -> None:
     subprocess.run([sys.executable, ROOT / "benchmarks" / words[0], *words[1:], "--quick"], check=True)
 
