@@ -205,6 +205,8 @@ def _check_labels(source: Source) -> None:
     classes = len(source.classes)
     if not labels.size or not classes:
         return
+    if labels.ndim == 1 and labels.min() >= 0 and labels.max() < classes:
+        return  # without an array of the length of the dataset
     valid = (labels >= 0) & (labels < classes) if labels.ndim == 1 else (labels == 0) | (labels == 1)
     if labels.ndim == 2 and labels.shape[1] != classes:
         message = f"its samples have {labels.shape[1]} labels each, there are {classes} classes"
