@@ -1,9 +1,9 @@
 """Claim: on the CPU ``torch.compile`` gains nothing, with ``train.compile`` or for more of a step; it is for GPUs.
 
 A classifier with a ResNet-18 on images of 64 x 64 pixels and a network of two layers, which shows the time of calls,
-both with fused AdamW in our step. Compared are torch's eager mode, ``train.compile`` (child modules of the task), the whole
-task (forward pass and loss), and the whole task with the optimizer's update. All sides start from the same weights and
-train on one batch; their losses are compared at the end. CUDA graphs are in ``gpu.py``.
+both with fused AdamW in our step. Compared are torch's eager mode, ``train.compile`` (child modules of the task), the
+whole task (forward pass and loss), and the whole task with the optimizer's update. All sides start from the same
+weights and train on one batch; their losses are printed at the end. CUDA graphs are in ``gpu.py``.
 
 One thread, CPU time; sides take turns, and a first round, in which they compile, does not count. Needs a C++ compiler.
 ``--quick`` runs few steps of the small network. Run: ``python benchmarks/compiled.py``.

@@ -317,6 +317,20 @@ def vit_small() -> None:
     classification(*size, partial(torch.optim.AdamW, **options), opt="adamw", **options)
 
 
+def plain_loop(loss_of: Callable[[], Tensor], optimizer: torch.optim.Optimizer) -> Iterator[Round]:
+    """Train as plain PyTorch loops do, with a cosine schedule; yield a round whenever one is measured."""
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, TOTAL + 1)
+    watch = Watch()
+    while True:
+        loss = loss_of()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        if (measured := watch.after_step()) is not None:
+            yield measured
+
+
 # --- re-identification ------------------------------------------------------------------------------------------------
 
 TRUNK = "resnet18" if TINY else "resnet50"
@@ -342,9 +356,8 @@ class ReidNet(nn.Module):
 def reid_loop(pixels: Tensor, identities: Tensor, options: dict[str, float]) -> Iterator[Round]:
     model = ReidNet(751).to(DEVICE, memory_format=torch.channels_last).train()
     optimizer = torch.optim.Adam(model.parameters(), **options)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, TOTAL + 1)
-    watch = Watch()
-    while True:
+
+    def loss() -> Tensor:
         labels = identities.to(DEVICE, non_blocking=True)
         with autocast(DEVICE, PRECISION):
             features, logits = model(to_input(pixels))
@@ -353,13 +366,9 @@ def reid_loop(pixels: Tensor, identities: Tensor, options: dict[str, float]) -> 
         distances = (squares[:, None] + squares - 2 * features @ features.T).clamp_min(1e-12).sqrt()
         same = labels[:, None] == labels
         hardest = distances.where(same, 0).amax(1) - distances.where(~same, torch.inf).amin(1)
-        loss = F.cross_entropy(logits.float(), labels, label_smoothing=0.1) + (hardest + 0.3).relu().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        schedule.step()
-        if (measured := watch.after_step()) is not None:
-            yield measured
+        return F.cross_entropy(logits.float(), labels, label_smoothing=0.1) + (hardest + 0.3).relu().mean()
+
+    return plain_loop(loss, optimizer)
 
 
 def reid() -> None:
@@ -396,18 +405,13 @@ def detection_loop(pixels: Tensor, boxes: Tensor, labels: Tensor) -> Iterator[Ro
     model = FasterRCNN(backbone, num_classes=CLASSES + 1, **options).to(DEVICE)
     params = [param for param in model.parameters() if param.requires_grad]
     optimizer = torch.optim.SGD(params, lr=1e-4, momentum=0.9, weight_decay=1e-4)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, TOTAL + 1)
-    watch = Watch()
-    while True:
+
+    def loss() -> Tensor:
         images = list(pixels.to(DEVICE, non_blocking=True) / 255)
         target = {"boxes": boxes.to(DEVICE, non_blocking=True), "labels": labels.to(DEVICE, non_blocking=True) + 1}
-        loss = torch.stack(list(model(images, [target] * len(images)).values())).sum()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        schedule.step()
-        if (measured := watch.after_step()) is not None:
-            yield measured
+        return torch.stack(list(model(images, [target] * len(images)).values())).sum()
+
+    return plain_loop(loss, optimizer)
 
 
 def faster_rcnn() -> None:

@@ -26,6 +26,7 @@ def layout(
         return None
     from opabinia.runtime import slurm
     from opabinia.runtime.elastic_agent import ProcessLayout
+    from opabinia.runtime.resources import cores
 
     if "TORCHELASTIC_RUN_ID" in os.environ:
         raise option_error("--nproc", "torchrun has started this process: remove the option")
@@ -50,6 +51,9 @@ def layout(
     if not re.fullmatch(r"auto|[1-9]\d{0,4}", nproc):
         raise option_error("--nproc", f"{nproc!r} is neither a number of ranks nor auto")
     ranks = None if nproc == "auto" else int(nproc)
+    if ranks and ranks > (most := max(16, 4 * cores())):
+        message = f"{ranks} ranks on {cores()} cores; at most {most}: one for each GPU, or about one for each core"
+        raise option_error("--nproc", message)
     if min_nodes < max_nodes:
         return ProcessLayout(ranks, max_nodes, node_rank, host, port, max_restarts, min_nodes)
     return ProcessLayout(ranks, max_nodes, node_rank or 0, host, port, max_restarts)

@@ -1,4 +1,4 @@
-"""From options to processes; nothing is started."""
+"""Options of multi-GPU and multi-node runs; no process is started."""
 
 import os
 from typing import Any
@@ -10,7 +10,7 @@ from opabinia.config import ConfigError
 from opabinia.runtime.elastic_agent import ProcessLayout
 from tests.runtime.test_slurm import STEP
 
-USUAL = 2**15 + 2**14 + os.getuid() % 2**14
+DEFAULT_PORT = 2**15 + 2**14 + os.getuid() % 2**14
 
 
 @pytest.fixture(autouse=True)
@@ -20,42 +20,43 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
 
 
-def asked(
+def layout_of(
     nproc: str | None = None, nnodes: Any = None, node_rank: Any = None, endpoint: Any = None
 ) -> ProcessLayout | None:
     return layout(nproc, nnodes, node_rank, endpoint, 3)
 
 
-def test_without_options_this_process_alone() -> None:
-    assert asked() is None
+def test_without_options_no_process_is_started() -> None:
+    assert layout_of() is None
 
 
-def test_one_machine() -> None:
-    assert asked("2") == ProcessLayout(2, 1, 0, "localhost", USUAL, 3)
-    assert asked("auto") == ProcessLayout(None, 1, 0, "localhost", USUAL, 3)
-    assert asked("2", endpoint="auto") == ProcessLayout(2, 1, 0, "localhost", 0, 3)
-    assert asked("2", endpoint="localhost:1234") == ProcessLayout(2, 1, 0, "localhost", 1234, 3)
+def test_single_node() -> None:
+    assert layout_of("2") == ProcessLayout(2, 1, 0, "localhost", DEFAULT_PORT, 3)
+    assert layout_of("auto") == ProcessLayout(None, 1, 0, "localhost", DEFAULT_PORT, 3)
+    assert layout_of("2", endpoint="auto") == ProcessLayout(2, 1, 0, "localhost", 0, 3)
+    assert layout_of("2", endpoint="localhost:1234") == ProcessLayout(2, 1, 0, "localhost", 1234, 3)
 
 
-def test_machines() -> None:
-    assert asked("4", 2, 1, "node0:29500") == ProcessLayout(4, 2, 1, "node0", 29500, 3)
-    assert asked(None, 2, 0, "10.0.0.1:29500") == ProcessLayout(None, 2, 0, "10.0.0.1", 29500, 3)
+def test_multi_node() -> None:
+    assert layout_of("4", 2, 1, "node0:29500") == ProcessLayout(4, 2, 1, "node0", 29500, 3)
+    assert layout_of(None, 2, 0, "10.0.0.1:29500") == ProcessLayout(None, 2, 0, "10.0.0.1", 29500, 3)
 
 
-def test_machines_that_may_leave_and_join() -> None:
-    assert asked("4", "2:8", None, "node0:29500") == ProcessLayout(4, 8, None, "node0", 29500, 3, min_nodes=2)
-    assert asked("4", "2:8", 7, "node0:29500") == ProcessLayout(4, 8, 7, "node0", 29500, 3, min_nodes=2)
-    assert asked("4", "2:2", 1, "node0:29500") == asked("4", "2", 1, "node0:29500")
-    for wrong in ("3:2", "0:2", "0", "two", "2:", ":2", "1:2:3", "-1", "1:many"):
+def test_elastic_number_of_nodes() -> None:
+    assert layout_of("4", "2:8", None, "node0:29500") == ProcessLayout(4, 8, None, "node0", 29500, 3, min_nodes=2)
+    assert layout_of("4", "2:8", 7, "node0:29500") == ProcessLayout(4, 8, 7, "node0", 29500, 3, min_nodes=2)
+    assert layout_of("4", "2:2", 1, "node0:29500") == layout_of("4", "2", 1, "node0:29500")
+    for invalid in ("3:2", "0:2", "0", "two", "2:", ":2", "1:2:3", "-1", "1:many"):
         with pytest.raises(ConfigError) as caught:
-            asked("2", wrong, 0, "a:1")
-        message = f"{wrong!r} is neither a number of machines nor MIN:MAX with 1 <= MIN <= MAX, such as 2:8"
+            layout_of("2", invalid, 0, "a:1")
+        message = f"{invalid!r} is neither a number of machines nor MIN:MAX with 1 <= MIN <= MAX, such as 2:8"
         assert str(caught.value) == f"command line: --nnodes: {message}"
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"nproc": "3000"}, "--nproc: 3000 ranks on "),
         ({"nproc": "0"}, "--nproc: '0' is neither a number of ranks nor auto"),
         ({"nproc": "two"}, "--nproc: 'two' is neither"),
         ({"nproc": "2", "nnodes": 2, "endpoint": "a:1"}, "--node-rank: give the number of this machine, 0 to 1"),
@@ -68,21 +69,21 @@ def test_machines_that_may_leave_and_join() -> None:
         ({"nproc": "2", "endpoint": "a:70000"}, "--rdzv-endpoint: 'a:70000' is neither"),
     ],
 )
-def test_options_that_do_not_fit_together(options: dict[str, Any], message: str) -> None:
+def test_inconsistent_options_are_rejected(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=f"command line: {message}"):
-        asked(**options)
+        layout_of(**options)
 
 
-def test_slurm_sets_the_other_values(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slurm_sets_the_remaining_values(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {**STEP, "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"}.items():
         monkeypatch.setenv(name, value)
-    assert asked("4") == ProcessLayout(4, 2, 1, "gpu003", 49152 + 4713, 3)
+    assert layout_of("4") == ProcessLayout(4, 2, 1, "gpu003", 49152 + 4713, 3)
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "8")
     with pytest.raises(ConfigError, match="srun has started 8 tasks on 2 nodes"):
-        asked("4")
+        layout_of("4")
 
 
-def test_not_below_another_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_starting_processes_below_torchrun_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
     with pytest.raises(ConfigError, match=r"torchrun has started this process"):
-        asked("2")
+        layout_of("2")
