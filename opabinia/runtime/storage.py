@@ -114,8 +114,17 @@ def _connect(protocol: str, bucket: str, _process: int) -> Any:
         extra = _EXTRAS.get(protocol)
         raise StorageError(f"{url}: {error}" + (f"; pip install 'opabinia[{extra}]'" if extra else "")) from error
     except ValueError as error:
+        if protocol in _EXTRAS:  # adlfs without credentials, or with malformed ones
+            raise _refused(url, str(error)) from error
         known = ", ".join(f"{name}://" for name in ("s3", "gs", "az"))
         raise StorageError(f"{url}: there is no protocol {protocol}; use {known} or another one of fsspec") from error
+
+
+def _refused(url: str, reason: str) -> StorageError:
+    import fsspec
+
+    library = fsspec.get_filesystem_class(_split(url)[0]).__module__.partition(".")[0]
+    return StorageError(f"{url}: access is refused ({reason}); credentials are those of {library}")
 
 
 def retry(url: str, request: Callable[[], _Result]) -> _Result:
@@ -126,7 +135,7 @@ def retry(url: str, request: Callable[[], _Result]) -> _Result:
     Raises:
         StorageError: with the URL and the last reason.
     """
-    deadline, pause = time.monotonic() + PATIENCE, 0.1
+    start, pause, is_reported = time.monotonic(), 0.1, False
     while True:
         try:
             return request()
@@ -137,22 +146,25 @@ def retry(url: str, request: Callable[[], _Result]) -> _Result:
             raise StorageError(f"there is no {url}{remedy}") from error
         except Exception as error:
             name, number = type(error).__name__, getattr(error, "errno", None)
-            reason = " ".join((str(error) if isinstance(error, OSError) else f"{name}: {error}").split())
-            if isinstance(error, PermissionError) or "Credential" in name:
-                library = type(filesystem(url)[0]).__module__.partition(".")[0]
-                message = f"{url}: access is refused ({reason}); credentials are those of {library}"
-                raise StorageError(message) from error
+            is_azure = type(error).__module__.startswith("azure.")  # adlfs raises errors of the Azure SDK
+            status = getattr(error, "status_code", None) if is_azure else None
+            text = str(error).partition("\n")[0] if is_azure else str(error)
+            reason = " ".join((text if isinstance(error, OSError) else f"{name}: {text}").split())
+            if isinstance(error, PermissionError) or "Credential" in name or "Authentication" in name or status == 403:
+                raise _refused(url, reason) from error
             if number in (errno.ENOSPC, errno.EDQUOT):
                 message = (
                     f"{url} cannot be kept in {cache_root()}: {reason}; $OPABINIA_REMOTE_CACHE sets another folder"
                 )
                 raise StorageError(message) from error
-            if number == errno.EINVAL or name == "ParamValidationError":
+            if number == errno.EINVAL or name == "ParamValidationError" or status in (400, 404):
                 raise StorageError(f"{url}: {reason}") from error
-            if time.monotonic() + pause > deadline:
+            seconds = time.monotonic() - start
+            if seconds + pause > PATIENCE:
                 raise StorageError(f"{url}: no success for {PATIENCE:g} seconds: {reason}") from error
-            report = log.warning if 2 < pause < 5 else log.debug  # once, after some seconds
+            report = log.warning if seconds > 3 and not is_reported else log.debug
             report("%s: %s; it is tried again for up to %g seconds", url, reason, PATIENCE)
+            is_reported |= seconds > 3
             time.sleep(pause * random.uniform(0.5, 1.5))
             pause = min(2 * pause, 10.0)
 
@@ -209,6 +221,8 @@ def objects(url: str) -> dict[str, dict[str, Any]]:
     fs, root = filesystem(url)
     root = root.rstrip("/")
     infos = fs.find(root, detail=True)
+    if root in infos and (isinstance(infos, list) or infos[root]["size"]):  # a list: adlfs
+        raise StorageError(f"{url} is an object, not a folder")
     # An empty object whose name ends with a slash stands for its folder; some servers list it without the slash.
     names = [name for name, info in infos.items() if info["size"] or not f"{name}/".endswith(("//", f"{root}/"))]
     found = {name.removeprefix(root).lstrip("/"): infos[name] for name in names}
@@ -342,6 +356,8 @@ def modified_ns(info: dict[str, Any]) -> int:
         modified = (modified if modified.tzinfo else modified.replace(tzinfo=UTC)).timestamp()
     if info.get("md5Hash"):  # of Google Cloud Storage
         tag = base64.b64decode(info["md5Hash"]).hex()
+    elif md5_azure := (info.get("content_settings") or {}).get("content_md5"):
+        tag = bytes(md5_azure).hex()
     else:
         tag = str(info.get("ETag") or info.get("etag") or info.get("mtime") or "")
     return int(modified) * 10**9 + _checksum(tag.strip('"'))

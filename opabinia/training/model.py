@@ -176,6 +176,7 @@ def compile_modules(task: Task, device: torch.device) -> None:
         reason = (str(error) or type(error).__name__).strip().splitlines()[0]
         log.warning("train.compile: this machine cannot compile (%s); continuing without", reason)
         return
+    log.info("train.compile: the first step of each input shape compiles, which can take minutes")
     for module in task.children():
         module.compile()
 

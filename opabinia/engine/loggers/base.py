@@ -36,8 +36,7 @@ class ExperimentLogger:
             self.module = importlib.import_module(self.name)
         except ImportError as error:
             raise ValueError(
-                f"loggers: {self.name} needs a package that is not installed ({error}); "
-                f"pip install 'opabinia[{self.name}]'"
+                f"{self.name} needs a package that is not installed ({error}); pip install 'opabinia[{self.name}]'"
             ) from error
         self.folder, self._resumed = folder, clock.step > 0
         self._state: Literal["waiting", "started", "off"] = "waiting"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
@@ -43,6 +44,12 @@ class ByteBudget:
 def read_index(folder: Path, notes: list[str]) -> dict[str, Any]:
     """Return the content of ``pictures/index.json`` in a run folder; empty if there is none."""
     return dict_of(read_json(folder / FOLDER / INDEX, notes))
+
+
+def checkpoint_step(index: Mapping[str, Any]) -> int | None:
+    """Return the step of the checkpoint whose predictions are shown; None if it is unknown."""
+    name = re.fullmatch(r"step-(\d{1,12})", str(index.get("checkpoint", "")))
+    return int(name[1]) if name else None
 
 
 def galleries_of(folder: Path, index: Mapping[str, Any], budget: ByteBudget, notes: list[str]) -> list[Gallery]:

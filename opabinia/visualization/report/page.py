@@ -14,7 +14,7 @@ from opabinia.runtime.files import write_atomic
 from opabinia.visualization.report.blocks import Block, Chart, Gallery, Section, Table
 from opabinia.visualization.report.charts import AXES, batch_charts, metric_sections
 from opabinia.visualization.report.comparison import compared_runs, differences, total_cost
-from opabinia.visualization.report.images import ByteBudget, galleries_of, read_index
+from opabinia.visualization.report.images import ByteBudget, checkpoint_step, galleries_of, read_index
 from opabinia.visualization.report.run_data import NoRun, RunData, as_subtask, check_run_folder, read_run
 from opabinia.visualization.report.tables import blocks_of
 from opabinia.visualization.report.templating import template
@@ -35,6 +35,7 @@ class Chapter:
         about: task and progress.
         galleries: images of predictions.
         samples: images of the data.
+        predicted_after: which checkpoint the predictions are of, ", after step 1,000".
         batches: charts of the batch shapes over time, and a note.
         evaluation: a section for each dataset.
         data: statistics of the data.
@@ -46,6 +47,7 @@ class Chapter:
     about: str
     galleries: Sequence[Gallery]
     samples: Sequence[Gallery]
+    predicted_after: str
     batches: tuple[Sequence[Chart], str]
     evaluation: Sequence[Section]
     data: Sequence[Block]
@@ -130,7 +132,8 @@ def check_run_folders(folders: Sequence[Path]) -> None:
 def _chapter(letter: str, run: RunData, budget: ByteBudget) -> Chapter:
     index = read_index(run.folder, run.notes)
     evaluation = [
-        Section(name, blocks_of(tables, run.classes_of(name), run.notes, name)) for name, tables in run.details.items()
+        Section(name + _after(tables.get("step")), blocks_of(tables, run.classes_of(name), run.notes, name))
+        for name, tables in run.details.items()
     ]
     run.notes += texts_of(index.get("missing"))
     galleries = galleries_of(run.folder, index, budget, run.notes)
@@ -141,11 +144,18 @@ def _chapter(letter: str, run: RunData, budget: ByteBudget) -> Chapter:
         _summary(run),
         [gallery for gallery in galleries if not gallery.of_data],
         [gallery for gallery in galleries if gallery.of_data],
+        _after(checkpoint_step(index)),
         (batch_charts(batches.get("charts")), str(batches.get("note") or "")),
         [section for section in evaluation if section.blocks],
         _data_blocks(run, index),
         [(key, _value(value), run.origins.get(key, "")) for key, value in run.config.items()],
     )
+
+
+def _after(step: object) -> str:
+    """Return which weights something is of: images are of the best checkpoint, tables of the newest evaluation."""
+    number = number_of(step)
+    return f", after step {number:,.0f}" if number else ""
 
 
 def _data_blocks(run: RunData, index: dict[str, Any]) -> list[Block]:
