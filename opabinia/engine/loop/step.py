@@ -37,7 +37,6 @@ from opabinia.engine.loop.nonfinite import (
     log_name,
     suspect_samples,
 )
-from opabinia.runtime.collectives import counted_samples
 from opabinia.runtime.device import autocast
 from opabinia.runtime.log import log
 from opabinia.runtime.processes import any_rank, rank, world_size
@@ -194,6 +193,8 @@ class StandardStep:
         """Accumulate the gradients of the mean over the global batch; return the task's scalars, averaged likewise."""
         if self._world == 1 and self.options.micro_batch is None:
             return self._accumulate(batch, 0, 1.0, clock)
+        from opabinia.runtime.collectives import counted_samples  # predictions import this module without it
+
         scalars: dict[str, Tensor | float] = {}
         parts = self._micro_batches(batch, row)
         for number, (part, count) in enumerate(parts):
