@@ -1,7 +1,7 @@
-"""Run benchmarks and keep what they print: ``make bench`` runs them all, ``python benchmarks/all.py loader ema`` these.
+"""Run benchmarks and record their output: ``make bench`` runs all, ``python benchmarks/all.py loader ema`` only some.
 
-Each has a section in RESULTS.md, written when it has ended: claim, machine and output. Notes below the output stay.
-A benchmark that fails leaves its old section as it is, and the exit status is 1.
+Each has a section in RESULTS.md, written when it has finished: claim, machine and output. Notes below the output are
+kept. If a benchmark fails, its section is not changed, and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 RESULTS = HERE / "RESULTS.md"
 SHARED = ("in_memory.py", "every_other.py", "gpu_sections.py")
-"""What benchmarks import or start."""
+"""Modules that benchmarks import or start."""
 LIBRARIES = ("torch", "torchvision", "timm", "numpy", "pydantic")
 # Absolute times depend on the machine and its other work; ratios are taken between both sides in one run.
 PREFACE = """\
@@ -48,17 +48,17 @@ def _cpu_lines() -> list[str]:
 
 
 def measured(script: Path) -> str | None:
-    """The section of a benchmark; None if it fails."""
-    done = subprocess.run([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
-    print(done.stdout, flush=True)
-    if done.returncode:
+    """Run a benchmark and return its section, or None if it fails."""
+    result = subprocess.run([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
+    print(result.stdout, flush=True)
+    if result.returncode:
         return None
     claim = (script.read_text().split('"""')[1]).split("\n\n")[0].strip()
-    return f"## {script.stem}\n\n{claim}\n\n{machine()}\n```\n{done.stdout.rstrip()}\n```\n"
+    return f"## {script.stem}\n\n{claim}\n\n{machine()}\n```\n{result.stdout.rstrip()}\n```\n"
 
 
 def with_section(text: str, section: str) -> str:
-    """The results with a section in the place of the one of the same name, whose notes stay; in the order of names."""
+    """Return the results with a section added, or replaced except for its notes; sections are sorted by name."""
     sections = {part.split("\n", 1)[0]: part for part in re.split(r"(?m)^(?=## )", text)[1:]}
     title = section.split("\n", 1)[0]
     _, _, notes = sections.get(title, "").partition("\n```\n\n")

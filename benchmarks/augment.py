@@ -1,10 +1,10 @@
 """Claim: with `augment_on: device` a worker spends at most half its time on a sample, and batches are the same.
 
-Images of noise, 320 x 320, are in memory: decoding would hide what is measured. They are cropped to 224 and flipped;
-then jittered and erased (``usual``), or given RandAugment (``rand``), and mixed (mixup); or SimCLR's two views are made
-of them (``views``). One side does everything in a worker, the other leaves to the device what ``data.augment_on:
-device`` leaves to it: the GPU if there is one, otherwise the same CPU, where the feature can only pay if it does less
-work in all. Times are CPU time per sample, one thread each, medians over rounds in turn; that of a GPU is wall time.
+Images of noise, 320 x 320, are in memory: decoding would dominate the times. They are cropped to 224 and flipped; then
+jittered and erased (``usual``), or transformed by RandAugment (``rand``), and mixed (mixup); or SimCLR's two views are
+made of them (``views``). One side does everything in a worker, the other runs on the device what ``data.augment_on:
+device`` runs there: the GPU if there is one, otherwise the same CPU, where the option is only faster if the total work
+is less. Times are CPU time per sample, one thread each, medians over rounds in turn; that of a GPU is wall time.
 ``sent`` is what a worker sends to the main process (a quarter where mixing makes floats of bytes).
 
 Run: ``python benchmarks/augment.py``, or with names (usual, rand, views); ``--quick`` takes few samples.
@@ -103,7 +103,7 @@ def images_of(batch: Batch) -> list[Tensor]:
 
 
 def check_same(expected: Batch, batch: Batch) -> None:
-    """On the CPU both sides give the same bits; a GPU may round differently."""
+    """Compare both sides: bitwise identical on the CPU, while a GPU may round differently."""
     for wanted, images in zip(images_of(expected), images_of(batch), strict=True):
         difference = (wanted.float() - images.cpu().float()).abs().mean() / (1 if wanted.is_floating_point() else 255)
         assert difference == 0 if DEVICE.type == "cpu" else difference < 1 / 255, f"images differ by {difference:.2g}"
@@ -120,7 +120,7 @@ def measure(reader: BatchReader, request: Request, row: GlobalBatch) -> tuple[fl
 
 
 def throughput(reader: BatchReader, *, on_device: bool) -> float:
-    """Return the samples/s that the workers bring about while nothing trains, from the third batch on."""
+    """Return the samples/s of the workers without training, from the third batch on."""
     requests = training_requests(PLAN, EpochSampler(SAMPLES, 0, True).order, 0, 1)
     worker_reader, transform = (recording_reader(reader), DeviceTransforms(reader)) if on_device else (reader, None)
     loader = Loader(worker_reader, requests, num_workers=WORKERS, pin_memory=DEVICE.type == "cuda")

@@ -49,7 +49,7 @@ def resnet() -> nn.Module:
 
 
 def eager(task: Task, optimizer: torch.optim.Optimizer) -> None:
-    """Compile nothing."""
+    """Compile nothing: the eager mode."""
 
 
 def modules(task: Task, optimizer: torch.optim.Optimizer) -> None:
@@ -74,7 +74,7 @@ SIDES: dict[str, Callable[[Task, torch.optim.Optimizer], None]] = {
 
 
 class Side:
-    """Steps of one network, compiled in one way."""
+    """Steps of a network, compiled in one of the ways."""
 
     def __init__(self, make: Callable[[], nn.Module], images: Tensor, side: str) -> None:
         torch.manual_seed(0)

@@ -1,19 +1,19 @@
-"""Claim: a clip of a film is never read slower than by a plain loop over PyAV, on one thread.
+"""Claim: a clip of a video is never read slower than by a plain loop over PyAV, on one thread.
 
-A clip is 16 frames at stride 4 from a random place; its file is opened for it. Films are h264 (as libx264 makes them by
-default, with B-frames), 10 s at 30 frames a second, a photo that moves, with grain, three shots; with a key frame every
-250 frames and every 30; 256 x 256 and 1280 x 720. One side is written by hand: open, seek to the key frame before,
-decode, convert and keep every fourth frame, stack. It takes the frame rate for constant. The other is ``VideoFile``: it
-finds out which frame is where, leaves out frames that nothing refers to, and converts into the clip itself. Their
-clips are compared, pixel by pixel, before time is taken. Where torchcodec can be imported it is a third side.
+A clip is 16 frames at stride 4 from a random position; its file is opened for each clip. Videos are H.264 (libx264's
+defaults, with B-frames) of 10 s at 30 frames/s: a moving photo with grain, in three shots, with a key frame every 250
+or 30 frames, of 256 x 256 and 1280 x 720 pixels. The loop opens the file, seeks to the key frame before, decodes,
+converts and keeps every fourth frame, and stacks them; it assumes a constant frame rate. Ours is ``VideoFile``, which
+indexes the frames, skips frames without references to them, and converts into the memory of the clip. The clips of
+both are compared pixel by pixel before anything is measured. torchcodec is a third side if it can be imported.
 
-The same films are read as ``opabinia data pack`` writes them, too: as large as they are, and with a shorter side of
-128 (of 256 x 256) and 256 pixels; their pixels differ by what JPEG loses. What they take of the disk stands beside.
+The same videos are also read as ``opabinia data pack`` writes them: at full size, and with a shorter side of 128 (of
+256 x 256) or 256 pixels; their pixels differ by the losses of JPEG. Their size on disk is printed as well.
 
-All run in turn, each clip by all sides, in seconds of the processor, which other work on the machine disturbs least.
-``first`` forgets what is known of a file before each clip; ``again`` does not, as in later epochs; packed films know
-from the start. The ratio is the median over the rounds. Target: at least 1.0 times the clips of the loop. ``--quick``
-makes short films, to see that it runs. Run: ``python benchmarks/decode_video.py``.
+The sides take turns with each clip; times are CPU time, which other work on the machine disturbs least. ``first``
+discards the index of a file before each clip; ``again`` keeps it, as in later epochs; packed videos have an index. The
+ratio is the median over the rounds. Target: at least 1.0 times the clips/s of the loop. ``--quick`` makes short videos,
+to see that it runs. Run: ``python benchmarks/decode_video.py``.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ QUICK = "--quick" in sys.argv
 LENGTH, ROUNDS = (90, 1) if QUICK else (300, 3)
 FRAMES, STRIDE = 16, 4
 CLIPS = {(256, 256): 10, (720, 1280): 4}
-"""How many in a round, by height and width of the films."""
+"""Clips in a round, by height and width of the videos."""
 SMALL = {(256, 256): 128, (720, 1280): 256}
-"""The shorter side of those that are packed small."""
+"""The shorter side of the smaller packed videos."""
 
 
 def make(path: Path, size: tuple[int, int], gop: int) -> None:
@@ -65,7 +65,7 @@ def make(path: Path, size: tuple[int, int], gop: int) -> None:
 
 def by_hand(path: Path, start: int) -> Tensor:
     wanted = set(range(start, start + FRAMES * STRIDE, STRIDE))
-    kept = []
+    frames = []
     with av.open(str(path)) as container:
         stream = container.streams.video[0]
         stream.thread_count = 1
@@ -73,10 +73,10 @@ def by_hand(path: Path, start: int) -> Tensor:
         for frame in container.decode(stream):
             number = round(frame.time * stream.average_rate)
             if number in wanted:
-                kept.append(frame.to_ndarray(format="rgb24", threads=1))
-            if len(kept) == FRAMES:
+                frames.append(frame.to_ndarray(format="rgb24", threads=1))
+            if len(frames) == FRAMES:
                 break
-    return torch.from_numpy(np.stack(kept)).permute(0, 3, 1, 2)
+    return torch.from_numpy(np.stack(frames)).permute(0, 3, 1, 2)
 
 
 def again(path: Path, start: int) -> Tensor:
@@ -94,7 +94,7 @@ SIDES: dict[str, Side] = {"by hand": by_hand, "first": first, "again": again}
 
 
 def torchcodec_side() -> Side | None:
-    """On one thread, where torchcodec and the FFmpeg that it needs are there."""
+    """Return a side that decodes on one thread, if torchcodec and the FFmpeg that it needs are installed."""
     try:
         from torchcodec.decoders import VideoDecoder
     except (ImportError, RuntimeError, OSError):
@@ -102,54 +102,54 @@ def torchcodec_side() -> Side | None:
 
     def side(path: Path, start: int) -> Tensor:
         decoder = VideoDecoder(str(path), num_ffmpeg_threads=1)
-        found: Tensor = decoder.get_frames_at(list(range(start, start + FRAMES * STRIDE, STRIDE))).data
-        return found
+        frames: Tensor = decoder.get_frames_at(list(range(start, start + FRAMES * STRIDE, STRIDE))).data
+        return frames
 
     return side
 
 
 def packed(path: Path, size: int | None) -> tuple[Side, float]:
-    """The only film of a folder of classes as it is packed, and how many MB it takes."""
+    """Return a side that reads the packed video of a folder of classes, and the size of the packed file in MB."""
     root = path.parent.parent
     folder = root.with_name(f"{root.name}_packed_{size}")
-    done = pack(Videos(root=root), folder, size=size)
+    result = pack(Videos(root=root), folder, size=size)
     source = PackedVideos(root=folder)
 
     def side(path: Path, start: int) -> Tensor:
-        film: Video = source[0]["video"]
-        return film.read(range(start, start + FRAMES * STRIDE, STRIDE))
+        video: Video = source[0]["video"]
+        return video.read(range(start, start + FRAMES * STRIDE, STRIDE))
 
-    return side, done.bytes / 1e6
+    return side, result.bytes / 1e6
 
 
 def measure(path: Path, sides: dict[str, Side], clips: int) -> dict[str, list[float]]:
-    """Seconds a clip of each side, by round."""
+    """Return the seconds per clip of each side, by round."""
     random = np.random.default_rng(1)
     starts = random.integers(0, LENGTH - (FRAMES - 1) * STRIDE, (ROUNDS, clips)).tolist()
     for start in starts[0]:
-        wanted = by_hand(path, start)
-        assert torch.equal(wanted, first(path, start))
-        assert (wanted.float() - sides["packed"](path, start).float()).abs().mean() < 8
-    found: dict[str, list[float]] = {name: [] for name in sides}
-    for of_round in starts:
-        taken = dict.fromkeys(sides, 0.0)
-        for start in of_round:
+        expected = by_hand(path, start)
+        assert torch.equal(expected, first(path, start))
+        assert (expected.float() - sides["packed"](path, start).float()).abs().mean() < 8
+    times: dict[str, list[float]] = {name: [] for name in sides}
+    for round_starts in starts:
+        elapsed = dict.fromkeys(sides, 0.0)
+        for start in round_starts:
             for name, side in sides.items():
                 began = time.process_time()
                 side(path, start)
-                taken[name] += time.process_time() - began
-        for name, seconds in taken.items():
-            found[name].append(seconds / clips)
-    return found
+                elapsed[name] += time.process_time() - began
+        for name, seconds in elapsed.items():
+            times[name].append(seconds / clips)
+    return times
 
 
 def main() -> None:
     torch.set_num_threads(1)
-    print(f"Clips a second, one thread, PyAV {av.__version__}; median of {ROUNDS} rounds in turn")
+    print(f"Clips/s, one thread, PyAV {av.__version__}; median of {ROUNDS} rounds in turn")
     with tempfile.TemporaryDirectory() as folder:
         for size, clips in CLIPS.items():
             for gop in (250, 30):
-                path = Path(folder) / f"{size[0]}_{gop}" / "class" / "one.mp4"
+                path = Path(folder) / f"{size[0]}_{gop}" / "class" / "video.mp4"
                 path.parent.mkdir(parents=True)
                 make(path, size, gop)
                 report(path, size, gop, clips)
@@ -159,17 +159,17 @@ def report(path: Path, size: tuple[int, int], gop: int, clips: int) -> None:
     whole, megabytes = packed(path, None)
     small, few_megabytes = packed(path, SMALL[size])
     sides = {**SIDES, "packed": whole, f"packed {SMALL[size]}": small}
-    other = torchcodec_side()
-    if other is not None:
-        sides["torchcodec"] = other
-    found = measure(path, sides, clips)
+    torchcodec = torchcodec_side()
+    if torchcodec is not None:
+        sides["torchcodec"] = torchcodec
+    times = measure(path, sides, clips)
     print(
         f"{size[1]} x {size[0]}, a key frame every {gop} frames, {path.stat().st_size / 1e6:.1f} MB; "
         f"packed {megabytes:.1f} MB, with a shorter side of {SMALL[size]} {few_megabytes:.1f} MB",
         flush=True,
     )
-    for name, seconds in found.items():
-        ratio = statistics.median(a / b for a, b in zip(found["by hand"], seconds, strict=True))
+    for name, seconds in times.items():
+        ratio = statistics.median(a / b for a, b in zip(times["by hand"], seconds, strict=True))
         middle = statistics.median(seconds)
         print(f"  {name:<10} {1 / middle:7.1f} clips/s  {1000 * middle:7.1f} ms  ratio {ratio:.2f}", flush=True)
 

@@ -4,8 +4,8 @@ FCOS on timm's resnet10t with FPN, 256 channels, learns the embedded scenes of d
 on one thread. By hand it is torchvision's FCOS, with the same backbone, neck and weights, in the loop of its
 references: lists of images and targets in, losses summed, backward, step; then the twelve numbers of COCO by
 faster-coco-eval. On our side the same batches go through the task and the step as the trainer calls them, and through
-the evaluation that runs use. Images are in memory on both sides, and torchvision's own resizing is left out, because
-there is nothing to resize.
+the evaluation of runs. Images are in memory on both sides, and torchvision's resizing is disabled, because there is
+nothing to resize.
 
 Both take turns, in many short rounds, and a first round does not count. Run: ``python benchmarks/detection.py``.
 """
@@ -38,14 +38,14 @@ from opabinia.optim.schedules import constant
 from opabinia.tasks.detection import Detection
 from opabinia.training.samples import read_dataset_info
 
-BATCH, STEPS, ROUNDS, PICTURES = 16, 2, 9, 32
+BATCH, STEPS, ROUNDS, IMAGES = 16, 2, 9, 32
 LEARNED = 24
 MEAN, STD = [0.5], [0.25]
 CPU = torch.device("cpu")
 
 
 class Maps(nn.Module):
-    """Our backbone and neck, as torchvision wants a backbone."""
+    """Our backbone and neck with the interface of a torchvision backbone."""
 
     def __init__(self, task: Detection) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Maps(nn.Module):
 
 
 class InMemory:
-    """Batches that are there already, as a loader gives them."""
+    """Batches in memory, with the interface of a loader."""
 
     num_skipped, seconds = 0, 0.0
 
@@ -77,18 +77,18 @@ def batches_of(split: str, count: int) -> list[Batch]:
 
 
 def by_hand(task: Detection) -> nn.Module:
-    """Torchvision's FCOS with the weights of ours."""
+    """Return torchvision's FCOS with our weights."""
     ours: Any = copy.deepcopy(task)
-    found = FCOS(
+    model = FCOS(
         Maps(ours), num_classes=10, min_size=128, max_size=128, image_mean=MEAN, image_std=STD, score_thresh=0.05,
         anchor_generator=None, _skip_resize=True,
     )  # fmt: skip
-    found.head.load_state_dict(ours.detector.head.state_dict())
-    return found
+    model.head.load_state_dict(ours.detector.head.state_dict())
+    return model
 
 
 def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=1e-3, fused=True)
+    return torch.optim.AdamW([param for param in model.parameters() if param.requires_grad], lr=1e-3, fused=True)
 
 
 def as_lists(batch: Batch) -> tuple[list[Tensor], list[dict[str, Tensor]]]:
@@ -108,7 +108,7 @@ def loop_by_hand(model: nn.Module, batches: list[Batch]) -> Callable[[], None]:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            float(loss.detach())  # references tell it every so often, and look whether it is finite
+            float(loss.detach())  # references log it periodically, and check that it is finite
 
     return steps
 
@@ -129,34 +129,34 @@ def evaluation_by_hand(model: nn.Module, batches: list[Batch]) -> float:
     from faster_coco_eval import COCO, COCOeval_faster
 
     model.eval()
-    pictures, things, results = [], [], []
+    images, annotations, results = [], [], []
     with torch.no_grad():
         for batch in batches:
             outputs = model(as_lists(batch)[0])
-            for ground_truth, found in zip(batch["ground_truth"], outputs, strict=True):
-                pictures.append(
+            for ground_truth, detections in zip(batch["ground_truth"], outputs, strict=True):
+                images.append(
                     {"id": ground_truth.image_id, "height": ground_truth.size[0], "width": ground_truth.size[1]}
                 )
                 rows = zip(
                     ground_truth.boxes.tolist(), ground_truth.labels.tolist(), ground_truth.areas.tolist(), strict=True
                 )
-                of_picture = {"image_id": ground_truth.image_id, "iscrowd": 0}
-                things += [
-                    {**of_picture, "id": len(things) + n, "bbox": b, "category_id": c, "area": a}
+                shared = {"image_id": ground_truth.image_id, "iscrowd": 0}
+                annotations += [
+                    {**shared, "id": len(annotations) + n, "bbox": b, "category_id": c, "area": a}
                     for n, (b, c, a) in enumerate(rows, 1)
                 ]
-                boxes = found["boxes"]
+                boxes = detections["boxes"]
                 boxes = torch.cat([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], 1).tolist()
-                rows = zip(boxes, found["labels"].tolist(), found["scores"].tolist(), strict=True)
+                rows = zip(boxes, detections["labels"].tolist(), detections["scores"].tolist(), strict=True)
                 results += [
                     {"image_id": ground_truth.image_id, "bbox": b, "category_id": c, "score": s} for b, c, s in rows
                 ]
     categories = [{"id": number, "name": str(number)} for number in range(10)]
     with contextlib.redirect_stdout(io.StringIO()):
-        known = COCO({"images": pictures, "annotations": things, "categories": categories})
-        judged = COCOeval_faster(known, known.loadRes(results), "bbox")
-        judged.run()
-    return float(judged.stats[0])
+        ground_truths = COCO({"images": images, "annotations": annotations, "categories": categories})
+        evaluation = COCOeval_faster(ground_truths, ground_truths.loadRes(results), "bbox")
+        evaluation.run()
+    return float(evaluation.stats[0])
 
 
 def evaluation_of_ours(task: Detection, batches: list[Batch], dataset_info: Any) -> float:
@@ -165,22 +165,22 @@ def evaluation_of_ours(task: Detection, batches: list[Batch], dataset_info: Any)
 
 
 def in_turn(ours: Callable[[], Any], theirs: Callable[[], Any]) -> tuple[list[float], list[float]]:
-    """Seconds of each round, of both sides."""
+    """Return the seconds of each round of both sides."""
     times: tuple[list[float], list[float]] = ([], [])
     for number in range(ROUNDS + 1):
         sides = [(ours, times[0]), (theirs, times[1])]
-        for action, found in sides if number % 2 else reversed(sides):
+        for action, seconds in sides if number % 2 else reversed(sides):
             began = time.process_time()
             action()
             if number:
-                found.append(time.process_time() - began)
+                seconds.append(time.process_time() - began)
     return times
 
 
-def tell(what: str, times: tuple[list[float], list[float]], unit: float) -> None:
+def report(label: str, times: tuple[list[float], list[float]], unit: float) -> None:
     ours, theirs = (statistics.median(side) / unit * 1e3 for side in times)
     ratio = statistics.median(a / b for a, b in zip(*times, strict=True))
-    print(f"  {what:32} opabinia {ours:7.1f} ms   by hand {theirs:7.1f} ms   ratio {ratio:5.3f}")
+    print(f"  {label:32} opabinia {ours:7.1f} ms   by hand {theirs:7.1f} ms   ratio {ratio:5.3f}")
 
 
 def main() -> None:
@@ -190,9 +190,9 @@ def main() -> None:
     make: Callable[..., Detector] = partial(Fcos, offset=0.0)
     backbone = partial(timm, model="resnet10t", options={"stem_width": 16, "channels": [32, 64, 128, 256]})
     task = Detection(dataset_info, backbone=backbone, detector=make, mean=MEAN, std=STD, validation_loss=False)
-    training, validation = batches_of("train", STEPS * BATCH), batches_of("val", PICTURES)
+    training, validation = batches_of("train", STEPS * BATCH), batches_of("val", IMAGES)
     ours = loop_of_ours(task, training)
-    for _ in range(LEARNED // STEPS):  # what knows nothing finds a hundred things everywhere
+    for _ in range(LEARNED // STEPS):  # an untrained detector returns a hundred detections per image
         ours()
     model = by_hand(task)
     print(f"CPU time, median of {ROUNDS} rounds in turn, one thread, {BATCH} images of 128 x 128 in a batch")
@@ -201,17 +201,20 @@ def main() -> None:
     both = in_turn(
         lambda: evaluation_of_ours(task, validation, dataset_info), lambda: evaluation_by_hand(model, validation)
     )
-    tell(f"evaluation of {PICTURES} images", both, 1)
-    told = Detection(dataset_info, backbone=backbone, detector=make, mean=MEAN, std=STD)
-    told.load_state_dict(task.state_dict())
+    report(f"evaluation of {IMAGES} images", both, 1)
+    task_with_loss = Detection(dataset_info, backbone=backbone, detector=make, mean=MEAN, std=STD)
+    task_with_loss.load_state_dict(task.state_dict())
     with_loss = in_turn(
-        lambda: evaluation_of_ours(told, validation, dataset_info), lambda: evaluation_by_hand(model, validation)
+        lambda: evaluation_of_ours(task_with_loss, validation, dataset_info),
+        lambda: evaluation_by_hand(model, validation),
     )
-    tell("the same with our validation loss", with_loss, 1)
+    report("the same with our validation loss", with_loss, 1)
     steps = in_turn(ours, loop_by_hand(model, training))
-    tell("a training step", steps, STEPS)
-    per_image = statistics.median(with_loss[0]) / PICTURES, statistics.median(steps[0]) / STEPS / BATCH
-    print(f"  an image takes {per_image[0] / per_image[1]:.2f} of its training when it is evaluated, with the loss")
+    report("a training step", steps, STEPS)
+    per_image = statistics.median(with_loss[0]) / IMAGES, statistics.median(steps[0]) / STEPS / BATCH
+    print(
+        f"  evaluating an image, with the loss, takes {per_image[0] / per_image[1]:.2f} of the time of training on it"
+    )
 
 
 if __name__ == "__main__":

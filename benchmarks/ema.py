@@ -19,7 +19,7 @@ UPDATES, ROUNDS, MOMENTUM = 10, 21, 0.999
 
 
 def cpu_time(update: Callable[[], None]) -> float:
-    """Milliseconds an update."""
+    """Return the milliseconds per update."""
     began = time.process_time()
     for _ in range(UPDATES):
         update()

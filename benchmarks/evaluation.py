@@ -76,18 +76,18 @@ class Noise:
 
 
 def by_hand(task: Classification, source: Noise) -> dict[str, float]:
-    mean, std = (torch.tensor(one).view(3, 1, 1) for one in (MEAN, STD))
-    first = among = 0
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))
+    in_top1 = in_top5 = 0
     task.eval()
     with torch.inference_mode():
         for start in range(0, len(source), BATCH):
             part = torch.arange(start, min(start + BATCH, len(source)))
             images, labels = source.images[part], source.labels[part]
             logits: Tensor = task.head(task.backbone((images.float() / 255 - mean) / std))
-            right = logits.topk(5).indices == labels[:, None]
-            first += int(right[:, 0].sum())
-            among += int(right.sum())
-    return {"val/top1": first / len(source), "val/top5": among / len(source)}
+            correct = logits.topk(5).indices == labels[:, None]
+            in_top1 += int(correct[:, 0].sum())
+            in_top5 += int(correct.sum())
+    return {"val/top1": in_top1 / len(source), "val/top5": in_top5 / len(source)}
 
 
 def ours(task: Classification, source: Noise, *, top_only: bool = False) -> dict[str, float]:
@@ -113,12 +113,12 @@ def in_turn(sides: dict[str, Callable[[], Any]], against: str) -> None:
         for name, side in sides.items():
             times[name].append(milliseconds(side)[0])
     for name, column in times.items():
-        ratios = [one / other for one, other in zip(column, times[against], strict=True)]
+        ratios = [value / base for value, base in zip(column, times[against], strict=True)]
         print(f"  {name:<22}{statistics.median(column):8.1f} ms   ratio {statistics.median(ratios):.3f}"
               f" ({min(ratios):.3f} to {max(ratios):.3f})", flush=True)  # fmt: skip
 
 
-def whole_evaluations() -> None:
+def model_evaluations() -> None:
     for model, count, pixels in (("resnet18", 256, 64), ("test_resnet", 1024, 32)):
         source = Noise(count // 8 if QUICK else count, pixels)
         dataset_info = DatasetInfo(len(source), 3, classes=source.classes)
@@ -153,8 +153,8 @@ def evaluator_scores(make: Callable[[], Any], batches: Batches, tables: bool = F
     return score
 
 
-def compare_scores(what: str, make: Callable[[], Any], batches: Batches, **others: Callable[[], float]) -> None:
-    """Compare an evaluator's time with that of the ``others``, the first of which is 1; libraries may be missing."""
+def compare_scores(title: str, make: Callable[[], Any], batches: Batches, **others: Callable[[], float]) -> None:
+    """Compare an evaluator's time with the ``others``; ratios are to the first of them. Libraries may be missing."""
     sides = {name.replace("_", " "): side for name, side in others.items()}
     for name in [name for name, side in sides.items() if getattr(side, "library", None)]:
         try:
@@ -166,7 +166,7 @@ def compare_scores(what: str, make: Callable[[], Any], batches: Batches, **other
         sides["opabinia, with tables"] = partial(evaluator_scores, make, batches, tables=True)
     scores = {name: side() for name, side in sides.items()}
     assert max(scores.values()) - min(scores.values()) < 1e-5, scores
-    print(f"{what}; {scores['opabinia']:.4f}")
+    print(f"{title}; {scores['opabinia']:.4f}")
     in_turn(sides, next(iter(sides)))
 
 
@@ -190,31 +190,39 @@ def boxes_scores() -> None:
     corners = random.uniform(0, 300, (images, objects, 2))
     boxes = np.concatenate([corners, random.uniform(10, 200, (images, objects, 2))], 2)  # left, top, width, height
     labels = random.integers(CLASSES, size=(images, objects))
-    near = random.integers(objects, size=(images, detections))
+    nearest_object = random.integers(objects, size=(images, detections))
     rows = np.arange(images)[:, None]
-    predicted = (boxes[rows, near] * random.normal(1, 0.1, (images, detections, 4))).astype(np.float32)
-    guesses = np.where(random.random(near.shape) < 0.7, labels[rows, near], random.integers(CLASSES, size=near.shape))
+    predicted = (boxes[rows, nearest_object] * random.normal(1, 0.1, (images, detections, 4))).astype(np.float32)
+    predicted_labels = np.where(
+        random.random(nearest_object.shape) < 0.7,
+        labels[rows, nearest_object],
+        random.integers(CLASSES, size=nearest_object.shape),
+    )
     confidences = -np.sort(-random.random((images, detections)).astype(np.float32))
-    truths = [
+    ground_truths = [
         GroundTruth(n, (500, 500), n * objects + np.arange(1, objects + 1), boxes[n], labels[n],
                     boxes[n, :, 2] * boxes[n, :, 3], np.zeros(objects, bool))
         for n in range(images)
     ]  # fmt: skip
     as_corners = np.concatenate([predicted[..., :2], predicted[..., :2] + predicted[..., 2:]], 2)
-    tensors = {"boxes": as_corners, "scores": confidences, "labels": guesses}
+    tensors = {"boxes": as_corners, "scores": confidences, "labels": predicted_labels}
     batches = [
         ({name: torch.from_numpy(values[part]) for name, values in tensors.items()},
-         {"id": list(map(str, range(part.start, part.stop))), "ground_truth": truths[part]})
+         {"id": list(map(str, range(part.start, part.stop))), "ground_truth": ground_truths[part]})
         for part in chunks(images)
     ]  # fmt: skip
 
-    def known() -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """Annotations and results as detection references make them, in lists of dictionaries."""
+    def coco_content() -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """Return annotations and results as lists of dictionaries, as in detection references."""
         annotations = [
-            {"id": int(i), "image_id": truth.image_id, "category_id": c, "bbox": b, "area": a, "iscrowd": 0}
-            for truth in truths
+            {"id": int(i), "image_id": ground_truth.image_id, "category_id": c, "bbox": b, "area": a, "iscrowd": 0}
+            for ground_truth in ground_truths
             for i, c, b, a in zip(
-                truth.ids, truth.labels.tolist(), truth.boxes.tolist(), truth.areas.tolist(), strict=True
+                ground_truth.ids,
+                ground_truth.labels.tolist(),
+                ground_truth.boxes.tolist(),
+                ground_truth.areas.tolist(),
+                strict=True,
             )
         ]
         results = [
@@ -231,10 +239,10 @@ def boxes_scores() -> None:
     def faster_coco_eval() -> float:
         from faster_coco_eval import COCO, COCOeval_faster
 
-        content, results = known()
+        content, results = coco_content()
         with contextlib.redirect_stdout(io.StringIO()):
-            truth = COCO(content)
-            evaluation = COCOeval_faster(truth, truth.loadRes(results), "bbox")
+            ground_truth = COCO(content)
+            evaluation = COCOeval_faster(ground_truth, ground_truth.loadRes(results), "bbox")
             evaluation.run()
         return float(evaluation.stats[0])
 
@@ -243,38 +251,42 @@ def boxes_scores() -> None:
         from pycocotools.coco import COCO
         from pycocotools.cocoeval import COCOeval
 
-        content, results = known()
+        content, results = coco_content()
         with contextlib.redirect_stdout(io.StringIO()):
-            truth = COCO()
-            truth.dataset = content
-            truth.createIndex()
-            evaluation = COCOeval(truth, truth.loadRes(results), "bbox")
+            ground_truth = COCO()
+            ground_truth.dataset = content
+            ground_truth.createIndex()
+            evaluation = COCOeval(ground_truth, ground_truth.loadRes(results), "bbox")
             evaluation.evaluate()
             evaluation.accumulate()
             evaluation.summarize()
         return float(evaluation.stats[0])
 
     info = DatasetInfo(images, 3, classes=tuple(map(str, range(CLASSES))), boxes=True)
-    what = f"AP of boxes, {images} images with {objects} objects and {detections} detections"
-    compare_scores(what, partial(Coco, info), batches, pycocotools=pycocotools, faster_coco_eval=faster_coco_eval)
+    title = f"AP of boxes, {images} images with {objects} objects and {detections} detections"
+    compare_scores(title, partial(Coco, info), batches, pycocotools=pycocotools, faster_coco_eval=faster_coco_eval)
 
 
 def maps_scores() -> None:
     images, side = (4, 64) if QUICK else (60, 320)
     random = np.random.default_rng(0)
-    truth = random.integers(CLASSES, size=(images, side, side), dtype=np.uint8)
-    truth[random.random(truth.shape) < 0.02] = 255
-    guess = np.where(random.random(truth.shape) < 0.8, truth % CLASSES, random.integers(CLASSES, size=truth.shape))
-    predicted, target = torch.from_numpy(guess.astype(np.uint8)), torch.from_numpy(truth)
+    ground_truth = random.integers(CLASSES, size=(images, side, side), dtype=np.uint8)
+    ground_truth[random.random(ground_truth.shape) < 0.02] = 255
+    predicted_map = np.where(
+        random.random(ground_truth.shape) < 0.8,
+        ground_truth % CLASSES,
+        random.integers(CLASSES, size=ground_truth.shape),
+    )
+    predicted, target = torch.from_numpy(predicted_map.astype(np.uint8)), torch.from_numpy(ground_truth)
     batches = [
         ({"segmentation": predicted[part], "image_size": torch.tensor([[side, side]] * (part.stop - part.start))},
          {"id": list(map(str, range(part.start, part.stop))),
-          "ground_truth_map": [GroundTruthMap(n, truth[n]) for n in range(part.start, part.stop)]})
+          "ground_truth_map": [GroundTruthMap(n, ground_truth[n]) for n in range(part.start, part.stop)]})
         for part in chunks(images, 4)
     ]  # fmt: skip
 
     def by_hand() -> float:
-        """The histogram of torchvision's segmentation reference."""
+        """Compute the confusion matrix as in torchvision's segmentation reference."""
         matrix = torch.zeros(CLASSES, CLASSES, dtype=torch.int64)
         for part in chunks(images, 4):
             a, b = target[part].flatten().long(), predicted[part].flatten().long()
@@ -293,8 +305,8 @@ def maps_scores() -> None:
         return float(metric.compute())
 
     info = DatasetInfo(images, 3, classes=tuple(map(str, range(CLASSES))), maps=True)
-    what = f"mIoU, {images} maps of {side} x {side}"
-    compare_scores(what, partial(Semantic, info), batches, by_hand=by_hand, torchmetrics=torchmetrics)
+    title = f"mIoU, {images} maps of {side} x {side}"
+    compare_scores(title, partial(Semantic, info), batches, by_hand=by_hand, torchmetrics=torchmetrics)
 
 
 def features(count: int, centers: Tensor, seed: int) -> tuple[Tensor, Tensor]:
@@ -307,9 +319,9 @@ def features(count: int, centers: Tensor, seed: int) -> tuple[Tensor, Tensor]:
 def neighbors_scores() -> None:
     bank_size, queries = (200, 50) if QUICK else (5000, 1000)
     centers = torch.randn(CLASSES, 256, generator=torch.Generator().manual_seed(0))
-    (bank, bank_labels), (tested, labels) = features(bank_size, centers, 1), features(queries, centers, 2)
+    (bank, bank_labels), (query_embeddings, labels) = features(bank_size, centers, 1), features(queries, centers, 2)
     batches = [
-        ({"embedding": tested[part]}, {"id": list(range(part.start, part.stop)), "label": labels[part]})
+        ({"embedding": query_embeddings[part]}, {"id": list(range(part.start, part.stop)), "label": labels[part]})
         for part in chunks(queries)
     ]
     info = DatasetInfo(queries, 3, classes=tuple(map(str, range(CLASSES))))
@@ -322,8 +334,8 @@ def neighbors_scores() -> None:
         return evaluator
 
     def by_hand() -> float:
-        """DINO's."""
-        a, b = F.normalize(tested, dim=1), F.normalize(bank, dim=1)
+        """Classify as in DINO's k-NN evaluation."""
+        a, b = F.normalize(query_embeddings, dim=1), F.normalize(bank, dim=1)
         similarities, nearest = (a @ b.T).topk(20)
         votes = torch.zeros(queries, 20, CLASSES).scatter_(2, bank_labels[nearest].unsqueeze(2), 1)
         classes = (votes * (similarities / 0.07).exp().unsqueeze(2)).sum(1).argmax(1)
@@ -351,8 +363,8 @@ def gallery_scores() -> None:
         return by_sorting(*(side for pair in split for side in pair))
 
     info = DatasetInfo(len(labels), 3, classes=tuple(map(str, range(100))), cameras=6, queries=True)
-    what = f"mAP of {sizes[0]} queries in a gallery of {sizes[1]} x 256"
-    compare_scores(what, partial(Retrieval, info), batches, by_hand=by_hand)
+    title = f"mAP of {sizes[0]} queries in a gallery of {sizes[1]} x 256"
+    compare_scores(title, partial(Retrieval, info), batches, by_hand=by_hand)
 
 
 def clips_scores() -> None:
@@ -368,25 +380,25 @@ def clips_scores() -> None:
     ]
 
     def by_hand() -> float:
-        """Sums by video, as SlowFast's meter has them."""
+        """Sum by video, as SlowFast's meter does."""
         sums: dict[str, Tensor] = {}
-        known = {}
+        video_labels = {}
         for part in chunks(len(labels)):
             for video, row, label in zip(ids[part], probabilities[part], labels[part].tolist(), strict=True):
                 sums[video] = sums[video] + row if video in sums else row.clone()
-                known[video] = label
-        right = torch.stack(list(sums.values())).argmax(1) == torch.tensor(list(known.values()))
-        return float(right.float().mean())
+                video_labels[video] = label
+        correct = torch.stack(list(sums.values())).argmax(1) == torch.tensor(list(video_labels.values()))
+        return float(correct.float().mean())
 
-    what = f"top-1 of {videos} videos of {views} clips"
-    compare_scores(what, lambda: PerVideo([TopK((1,))], Tensor.log), batches, by_hand=by_hand)
+    title = f"top-1 of {videos} videos of {views} clips"
+    compare_scores(title, lambda: PerVideo([TopK((1,))], Tensor.log), batches, by_hand=by_hand)
 
 
 def main() -> None:
     torch.set_num_threads(1)
     parts = [word for word in sys.argv[1:] if word != "--quick"] or ["model", "scores"]
     if "model" in parts:
-        whole_evaluations()
+        model_evaluations()
     if "scores" in parts:
         for part in (boxes_scores, maps_scores, neighbors_scores, gallery_scores, clips_scores):
             part()

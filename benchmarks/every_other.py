@@ -31,7 +31,7 @@ class EveryOther:
         return len(self._indices)
 
     def order(self, epoch: int):  # type: ignore[no-untyped-def]
-        """Each of them once, shuffled."""
+        """Return each of the samples once, shuffled."""
         shuffled = Permutation(len(self), hash32(ORDER, self._seed, epoch))
 
         def indices(positions: Indices) -> Indices:

@@ -1,14 +1,14 @@
 """Claim: extraction takes at most 1.05 times a bare loop over the same loader and model, and memory does not grow.
 
-Pictures are PNG files of noise, 64 x 64; the model is a ResNet-18 as it was drawn. One side is a script: load the model
-of a run, read the same batches with the same workers, call ``features`` and forget them. The other is ``extract``, from
-the same run folder to finished files: it checks that features are finite, writes shards, flushes them to the disk and
-joins them. Both run in turn in one process, warm; the ratio is the median over the rounds, each beside the loop of its
-own round. Target: at most 1.05.
+Images are PNG files of noise, 64 x 64; the model is a ResNet-18 with random weights. One side is a script: load the
+model of a run, read the same batches with the same workers, call ``features`` and discard the result. The other is
+``extract``, from the same run folder to finished files: it checks that features are finite, writes shards, flushes them
+to the disk and joins them. Both run in turn in one warm process; the ratio is the median over the rounds, each compared
+with the loop of the same round. Target: at most 1.05.
 
-Then the largest memory of a process that extracts N and 4 N pictures with a layer of 16,384 numbers each, a process of
-its own for either: what they differ by, beside what the features of the other 3 N would take. ``--quick`` takes few
-pictures, to see that it runs. Run: ``python benchmarks/extract.py``.
+Then the peak memory of processes that extract N and 4 N images with a layer of 16,384 values, compared with the memory
+that the features of the other 3 N images would take. ``--quick`` takes few images, to see that it runs. Run:
+``python benchmarks/extract.py``.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ import torch
 from PIL import Image
 
 QUICK = "--quick" in sys.argv
-PICTURES, ROUNDS = (128, 1) if QUICK else (1024, 7)
-LAYER, NUMBERS = "layer1", 16_384
+IMAGES, ROUNDS = (128, 1) if QUICK else (1024, 7)
+LAYER, VALUES = "layer1", 16_384
 RECIPE = """
 task: {name: classification, backbone: {name: timm, model: resnet18}}
 data:
@@ -61,14 +61,14 @@ def draw(folder: Path, count: int) -> None:
 def make_run(root: Path) -> Path:
     from opabinia.training.launch import train
 
-    draw(root / "small", PICTURES)
-    draw(root / "large", 4 * PICTURES)
+    draw(root / "small", IMAGES)
+    draw(root / "large", 4 * IMAGES)
     (root / "resnet.yaml").write_text(RECIPE.replace("ROOT", str(root)))
     return train(str(root / "resnet.yaml"), ["evaluate.every=0it"], out=root / "runs")[0]
 
 
 def by_hand(run: Path) -> None:
-    """What a script does that keeps nothing."""
+    """Extract features in a plain script, which discards them."""
     from opabinia import load
     from opabinia.data.loader import BatchReader, Loader, evaluation_requests
     from opabinia.data.sources import ImageFolder
@@ -86,7 +86,7 @@ def by_us(run: Path) -> None:
     from opabinia.inference.extract import extract
 
     (out,) = extract(run, run / "features" / "large", splits=["large"])
-    assert np.load(out / "features.npy", mmap_mode="r").shape == (4 * PICTURES, 512)
+    assert np.load(out / "features.npy", mmap_mode="r").shape == (4 * IMAGES, 512)
     shutil.rmtree(out)
 
 
@@ -96,25 +96,25 @@ def seconds(action: Callable[[Path], None], run: Path) -> float:
     return time.perf_counter() - began
 
 
-def most_held(run: Path, split: str) -> int:
-    """Bytes that this process, which has done nothing else, has held at most to extract a set."""
+def peak_memory(run: Path, split: str) -> int:
+    """Return the peak memory in bytes of extraction in this process, which has done nothing else."""
     from opabinia.inference.extract import extract
 
     (out,) = extract(run, splits=[split], layers=[LAYER])
-    assert np.load(out / f"{LAYER}.npy", mmap_mode="r").shape[1] == NUMBERS
+    assert np.load(out / f"{LAYER}.npy", mmap_mode="r").shape[1] == VALUES
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
     return int(line.split()[1]) * 1024
 
 
 def memory(run: Path) -> None:
-    held = {}
+    peaks = {}
     for split in ("small", "large"):
         with ProcessPoolExecutor(1, get_context("spawn")) as process:
-            held[split] = process.submit(most_held, run, split).result() / 2**20
-    features = 3 * PICTURES * NUMBERS * 4 / 2**20
-    print(f"largest memory of the process, {NUMBERS:,} numbers a picture")
-    print(f"  {PICTURES} pictures {held['small']:.0f} MiB, {4 * PICTURES} pictures {held['large']:.0f} MiB")
-    print(f"  more {held['large'] - held['small']:+.0f} MiB; the features of the others take {features:.0f} MiB")
+            peaks[split] = process.submit(peak_memory, run, split).result() / 2**20
+    features = 3 * IMAGES * VALUES * 4 / 2**20
+    print(f"peak memory of the process, {VALUES:,} values per image")
+    print(f"  {IMAGES} images {peaks['small']:.0f} MiB, {4 * IMAGES} images {peaks['large']:.0f} MiB")
+    print(f"  more {peaks['large'] - peaks['small']:+.0f} MiB; the features of the others take {features:.0f} MiB")
 
 
 def main() -> None:
@@ -126,7 +126,7 @@ def main() -> None:
         loop, ours = (statistics.median(column) for column in zip(*rounds, strict=True))
         ratios = [ours / loop for loop, ours in rounds]
         ratio = statistics.median(ratios)
-        print(f"{4 * PICTURES} pictures, one thread and one worker, median of {ROUNDS} rounds in turn")
+        print(f"{4 * IMAGES} images, one thread and one worker, median of {ROUNDS} rounds in turn")
         print(f"  a bare loop {loop:6.2f} s")
         print(f"  extract     {ours:6.2f} s   ratio {ratio:.3f} ({min(ratios):.3f} to {max(ratios):.3f})")
         memory(run)

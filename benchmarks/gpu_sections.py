@@ -1,4 +1,4 @@
-"""The sections of ``gpu.py``: ``python benchmarks/gpu_sections.py NAME --json FILE [--tiny]`` runs one."""
+"""The sections of ``gpu.py``: ``python benchmarks/gpu_sections.py NAME --json FILE [--tiny]`` runs a section."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ PEAKS = {"H100": 989e12, "H200": 989e12, "A100": 312e12}
 """FLOP/s of dense matrix products in bf16 by the vendor's data sheets (SXM)."""
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 RESULTS: dict[str, Any] = {}
-"""Of this section: numbers by name, and lists of texts under ``failed`` and ``skipped``."""
+"""Results of this section: values by name, and lists of messages under ``failed`` and ``skipped``."""
 
 
 # --- reporting --------------------------------------------------------------------------------------------------------
 
 
 def report(text: str, **values: Any) -> None:
-    """Print a line, and keep its numbers."""
+    """Print a line, and record its values."""
     print(f"  {text}", flush=True)
     RESULTS.update(values)
     if "--json" in sys.argv:  # replaced in one step, since the process may be stopped at any time
@@ -80,7 +80,7 @@ def report(text: str, **values: Any) -> None:
 
 
 def check(passed: bool, text: str) -> None:
-    """Report a check; with tiny networks only that it was made."""
+    """Report a check; with tiny networks its outcome is ignored."""
     report(f"{'ok' if passed or TINY else 'FAILED'}: {text}")
     if not passed and not TINY:
         RESULTS.setdefault("failed", []).append(text)
@@ -95,7 +95,7 @@ def skip(reason: str) -> None:
 
 
 class Round(NamedTuple):
-    """Seconds of a step, seconds until the host has launched it, and bytes above those held between steps."""
+    """Seconds of a step, seconds until the host has launched it, and peak memory in bytes above that between steps."""
 
     seconds: float
     host: float
@@ -103,13 +103,13 @@ class Round(NamedTuple):
 
 
 class Watch:
-    """Measures rounds of steps; the device is waited for at both ends of a round."""
+    """Measures rounds of steps; synchronizes with the device at both ends of a round."""
 
     def __init__(self) -> None:
         self._unmeasured, self._steps = WARM_UP, 0
 
     def after_step(self) -> Round | None:
-        """To be called after each step; return the round if that was its last step."""
+        """Call this after each step; return the round if that was its last step."""
         self._steps += 1
         if self._steps == self._unmeasured:
             synchronize(DEVICE)
@@ -127,7 +127,7 @@ class Watch:
 
 
 class Done(Exception):
-    """All rounds are measured; ends the run."""
+    """Raised to stop the run when all rounds are measured."""
 
 
 class Turns(Hook):
@@ -156,7 +156,7 @@ class Turns(Hook):
 
 @dataclass(frozen=True)
 class Held:
-    """A source that gives the same batch again and again."""
+    """A source that repeats the same batch."""
 
     held: Batch
     classes: tuple[str, ...]
@@ -245,7 +245,7 @@ def to_input(images: Tensor) -> Tensor:
 
 
 class Repeated:
-    """A loader of the same batch, with what timm's prefetcher reads of a loader."""
+    """A loader that repeats a batch, with the attributes that timm's prefetcher reads."""
 
     sampler = None
 
@@ -391,7 +391,7 @@ def reid() -> None:
 
 OBJECTS, CLASSES = 8, 80
 SAMPLED = 16 if TINY else 512
-"""Regions of an image that the box head is trained on."""
+"""Regions per image that the box head is trained on."""
 
 
 def detection_loop(pixels: Tensor, boxes: Tensor, labels: Tensor) -> Iterator[Round]:
@@ -415,7 +415,7 @@ def detection_loop(pixels: Tensor, boxes: Tensor, labels: Tensor) -> Iterator[Ro
 
 
 def faster_rcnn() -> None:
-    """In fp32, with torchvision's model, which is not ours to the letter: it resizes and pads again."""
+    """In fp32, with torchvision's model, which differs slightly: it resizes and pads again."""
     count, height, width = (2, 64, 96) if TINY else (8, 800, 1216)
     corners = torch.rand(OBJECTS, 2, generator=torch.Generator().manual_seed(0)) * torch.tensor([width, height]) / 2
     boxes = pinned(torch.cat([corners, corners + torch.tensor([width, height]) / 4], 1))

@@ -60,7 +60,7 @@ Batches = Iterable[object]
 
 
 def small_images(folder: Path) -> Path:
-    """Links to photographs, or drawn images."""
+    """Create links to photographs, or generated images."""
     folder.mkdir(parents=True)
     photographs = sorted(PHOTOGRAPHS.glob("train/*/*.jpg"))
     rng = np.random.default_rng(0)
@@ -74,7 +74,7 @@ def small_images(folder: Path) -> Path:
 
 
 def large_images(folder: Path) -> Path:
-    """Files of a few originals, or of drawn images, with a shorter side of 375 pixels."""
+    """Write files with a shorter side of 375 pixels from a few originals, or generated images."""
     folder.mkdir(parents=True)
     rng = np.random.default_rng(0)
     originals = [Image.open(path).convert("RGB") for path in sorted(PHOTOGRAPHS.glob("originals_sample/*.jpg"))]
@@ -92,7 +92,7 @@ def large_images(folder: Path) -> Path:
 
 
 class Opabinia:
-    """Two epochs of a run of three: the workers read ahead into the third."""
+    """Read two epochs of a run of three: the workers read ahead into the third."""
 
     def __init__(self, source: Source) -> None:
         transforms = [DropEmptyObjects(RandomResizedCrop(size=SIZE)), DropEmptyObjects(RandomHorizontalFlip(p=0.5))]
@@ -161,7 +161,7 @@ def webdataset(root: Path) -> Batches:
 
 
 class Dali:
-    """Epochs of a pipeline with two threads; each step decodes the crop alone."""
+    """Read epochs of a pipeline with two threads; each step decodes only the crop."""
 
     def __init__(self, root: Path) -> None:
         from nvidia.dali import fn, pipeline_def
@@ -202,7 +202,7 @@ PACKAGES = {"webdataset": "webdataset", "DALI": "nvidia.dali"}
 
 
 def cpu_seconds() -> float:
-    """CPU time of this process, of its workers, and of those that have ended."""
+    """Return the CPU time of this process, of its workers, and of workers that have exited."""
     ticks = 0
     for worker in active_children():
         with suppress(OSError):
@@ -213,14 +213,14 @@ def cpu_seconds() -> float:
 
 
 def epoch(batches: Batches) -> tuple[float, float]:
-    """Microseconds per image: wall time and CPU time."""
+    """Return the microseconds per image: wall time and CPU time."""
     began, cpu_began = time.perf_counter(), cpu_seconds()
     count = sum(1 for _ in batches) * BATCH
     return (time.perf_counter() - began) / count * 1e6, (cpu_seconds() - cpu_began) / count * 1e6
 
 
 def measured(make: Callable[[Path], Batches], root: Path) -> tuple[float, float, float]:
-    """Microseconds per image: of the first epoch, of the second, and CPU time of the second."""
+    """Return the microseconds per image of the first epoch, of the second, and CPU time of the second."""
     batches = make(root)
     (first, _), (second, cpu) = epoch(batches), epoch(batches)
     if isinstance(batches, (Opabinia, Dali)):
@@ -252,7 +252,7 @@ def compare(root: Path) -> None:
 
 
 def own_memory() -> float:
-    """MB that this process shares with no other one."""
+    """Return the MB that this process shares with no other process."""
     lines = Path(f"/proc/{os.getpid()}/smaps_rollup").read_text().splitlines()
     return sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) / 1000
 
@@ -265,7 +265,7 @@ def read_all(names: Sequence[bytes], send: Callable[[float], None]) -> None:
 
 
 def taken_by_worker(names: Sequence[bytes]) -> float:
-    """MB that a worker copies while it reads as many names as there are, in any order."""
+    """Return the MB that a worker copies while it reads all names in random order."""
     fork = get_context("fork")
     receiver, sender = fork.Pipe()
     worker = fork.Process(target=read_all, args=(names, sender.send))

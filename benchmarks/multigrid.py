@@ -1,19 +1,18 @@
-"""Claim: multigrid training takes a third of its baseline's time on the processor; beside it stands what that costs in
-accuracy.
+"""Claim: multigrid training takes a third of the CPU time of its baseline; the loss in accuracy is measured as well.
 
-The recipe ``video/digits``, 480 of its films and batches of 8 clips of all 16 frames, learns on one thread by SGD for
-24 epochs, whose learning rate drops twice. The other side is the multigrid schedule made of that by ``shapes``, long
-cycle and short, with an epoch factor of 1.2: 29 epochs. (With the paper's 1.5 it saves less: clips as small as these
-cost more a pixel, and reading them takes its part of a step.) Nothing else differs: the baseline, too, runs by
-``multigrid``, without cycles. Both evaluate at the end only, on the 720 films of the validation set at the full
-shape.
+The baseline is the recipe ``video/digits`` on 480 of its videos, with batches of 8 clips of all 16 frames, trained on
+one thread by SGD for 24 epochs, with two drops of the learning rate. The other side is the multigrid schedule that
+``shapes`` makes of it, with long and short cycle and an epoch factor of 1.2: 29 epochs. (With the paper's 1.5 it saves
+less: clips as small as these cost more per pixel, and reading them is a part of a step.) Nothing else differs: the
+baseline also uses ``multigrid``, without cycles. Both evaluate at the end only, on the 720 videos of the validation set
+at full size.
 
-Three seeds, both sides in turn, each run in a process of its own. The processor's seconds are those of the whole run,
-from its config to its scores; they are what is compared, as wall-clock hangs on what else the machine does. Beside
-them stand the savings by arithmetic (``opabinia config show --schedule``): of steps, and of pixels.
-Targets: at least 3 times less, and at most 0.5 points lower on average; docs/log.md tells which trials came how near.
+Three seeds, both sides in turn, each run in its own process. CPU time is that of the whole run, from its config to its
+scores; it is compared because wall time depends on other work of the machine. The computed savings of steps and of
+pixels (``opabinia config show --schedule``) are printed as well.
+Targets: at least 3 times less, and at most 0.5 points lower on average; docs/log.md lists the trials.
 
-It takes about thirteen minutes of one core. ``--quick`` takes few films and one seed, to see that it runs. Run:
+It takes about thirteen minutes on one core. ``--quick`` takes few videos and one seed, to see that it runs. Run:
 ``python benchmarks/multigrid.py``.
 """
 
@@ -31,14 +30,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 QUICK = "--quick" in sys.argv
-FILMS, SEEDS = (40, 1) if QUICK else (480, 3)
+VIDEOS, SEEDS = (40, 1) if QUICK else (480, 3)
 RECIPE = "video/digits"
 SHAPES = "name: multigrid, size: 32, frames: 16, milestones: [12, 20], epoch_factor: 1.2"
 SIDES = {"baseline": f"{{{SHAPES}, long_cycle: [], short_cycle: []}}", "multigrid": f"{{{SHAPES}}}"}
 OVERRIDES = [
     "task.backbone.widths=[16, 32, 64]",
     *("data.train.transforms=[{name: clip, frames: 16}]", "data.val.transforms=[{name: clip, frames: 16}]"),
-    *("data.batch_size=8", f"data.sampler={{name: subset, num_samples: {FILMS}}}", "data.num_workers=0"),
+    *("data.batch_size=8", f"data.sampler={{name: subset, num_samples: {VIDEOS}}}", "data.num_workers=0"),
     "optimizer={name: sgd, lr: 0.02, momentum: 0.9, nesterov: true, weight_decay: 1.0e-4}",
     "schedule={name: constant, warmup: 2ep}",
     *("train.length=24ep", "train.num_threads=1", "loggers=[]"),
@@ -46,8 +45,8 @@ OVERRIDES = [
 ]
 
 
-class Trained(NamedTuple):
-    """What a run took, in seconds of the processor and of the clock, and what came of it."""
+class RunCost(NamedTuple):
+    """Steps, CPU time and wall time in seconds, and accuracy of a run."""
 
     steps: int
     processor: float
@@ -55,8 +54,8 @@ class Trained(NamedTuple):
     top1: float
 
 
-def trained(side: str, seed: int) -> Trained:
-    """A run in this process, which has done nothing else."""
+def train_run(side: str, seed: int) -> RunCost:
+    """Train in this process, which has done nothing else."""
     from opabinia.training.launch import train
 
     sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (until the process ends)
@@ -66,11 +65,11 @@ def trained(side: str, seed: int) -> Trained:
         folder, scores = train(RECIPE, overrides, out=Path(out))
         processor, clock = time.process_time() - processor, time.perf_counter() - clock
         last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
-    return Trained(last["step"], processor, clock, scores["val/top1"])
+    return RunCost(last["step"], processor, clock, scores["val/top1"])
 
 
-def saved() -> str:
-    """What the multigrid schedule saves by arithmetic."""
+def computed_savings() -> str:
+    """Return the savings of the multigrid schedule in steps and pixels, as computed from its shapes."""
     from opabinia.training.run_folder import build_parts, resolve
     from opabinia.training.schedule_preview import schedule_preview
 
@@ -78,12 +77,12 @@ def saved() -> str:
     return f"{table.step_ratio:.2f} x of steps, {table.pixel_ratio:.2f} x of pixels"
 
 
-def apart(side: str, seed: int) -> Trained:
+def in_own_process(side: str, seed: int) -> RunCost:
     with ProcessPoolExecutor(1, get_context("spawn")) as process:
-        return process.submit(trained, side, seed).result()
+        return process.submit(train_run, side, seed).result()
 
 
-def row(side: str, runs: list[Trained]) -> None:
+def row(side: str, runs: list[RunCost]) -> None:
     processor, clock = (statistics.mean(column) for column in list(zip(*runs, strict=True))[1:3])
     scores = " ".join(f"{run.top1:.4f}" for run in runs)
     mean = statistics.mean(run.top1 for run in runs)
@@ -94,20 +93,20 @@ def row(side: str, runs: list[Trained]) -> None:
 
 
 def main() -> None:
-    runs: dict[str, list[Trained]] = {side: [] for side in SIDES}
+    runs: dict[str, list[RunCost]] = {side: [] for side in SIDES}
     for seed in range(SEEDS):
-        for side, done in runs.items():
-            done.append(apart(side, seed))
-    print(f"{FILMS} films of 16 frames, 32 x 32, batches of 8, 24 epochs; means of {SEEDS} seeds, one thread")
-    for side, done in runs.items():
-        row(side, done)
+        for side, results in runs.items():
+            results.append(in_own_process(side, seed))
+    print(f"{VIDEOS} videos of 16 frames, 32 x 32, batches of 8, 24 epochs; means of {SEEDS} seeds, one thread")
+    for side, results in runs.items():
+        row(side, results)
     baseline, multigrid = runs.values()
-    ratios = [one.processor / other.processor for one, other in zip(baseline, multigrid, strict=True)]
-    clocks = [one.clock / other.clock for one, other in zip(baseline, multigrid, strict=True)]
+    ratios = [base.processor / short.processor for base, short in zip(baseline, multigrid, strict=True)]
+    clocks = [base.clock / short.clock for base, short in zip(baseline, multigrid, strict=True)]
     points = 100 * (statistics.mean(run.top1 for run in multigrid) - statistics.mean(run.top1 for run in baseline))
     print(f"  processor {statistics.mean(ratios):.2f} x less ({min(ratios):.2f} to {max(ratios):.2f})")
     print(f"  clock     {statistics.mean(clocks):.2f} x less ({min(clocks):.2f} to {max(clocks):.2f})")
-    print(f"  by arithmetic {saved()}")
+    print(f"  by arithmetic {computed_savings()}")
     print(f"  val/top1 {points:+.2f} points")
 
 

@@ -1,9 +1,9 @@
 """Claim: one multi-task run costs at most 60 % of the runs of its tasks alone, and each task loses at most two points.
 
-``multitask/digits`` beside a run of each of its tasks with the same network, optimizer, number of steps and images per
-step, hence the same images in the same number; three seeds. Time is that of the whole command on the CPU: start,
-training, evaluation and report. With ``--partly``: every scene has either boxes or maps, not both; both tasks on one
-backbone beside each alone on its half.
+``multitask/digits`` is compared with a run of each of its tasks with the same network, optimizer, number of steps and
+images per step, hence equally many images; three seeds. Time is that of the whole command on the CPU: start, training,
+evaluation and report. With ``--partly``: every scene has either boxes or maps, not both; both tasks on one backbone are
+compared with each alone on its half.
 
 Results are appended to ``OUT/results.jsonl``; run again after an interruption, it skips what is there. Run:
 ``python benchmarks/multitask.py``; ``--table`` prints what is there, ``--set KEY=VALUE`` changes the multi-task config.
@@ -36,7 +36,7 @@ HEADLINE = {
     "unlabeled": "knn_top1",
 }
 SLOW = ("unlabeled",)
-"""Tasks that alone learn better without the larger learning rate of the shared backbone; all others learn worse."""
+"""Tasks that train better alone without the larger learning rate of the shared backbone; others train worse."""
 QUIET = {"loggers": [], "checkpoint": {"every": "0ep", "keep": 1, "best": None}}
 
 

@@ -19,7 +19,7 @@ HUGE = 1_000_000_000
 
 
 def seconds(work: Callable[[], object], repeats: int) -> float:
-    """The fastest of ``repeats``: what else runs on the machine only ever adds."""
+    """Return the fastest of ``repeats``: other work on the machine only adds time."""
     times = []
     for _ in range(repeats):
         start = perf_counter()

@@ -58,7 +58,7 @@ def cosine_of(optimizer: torch.optim.Optimizer) -> Any:
 
 
 class Batches:
-    """Shuffled batches, each cut out of the tensors at once: no side waits for data."""
+    """Yield shuffled batches, each indexed from the tensors: no side waits for data."""
 
     def __len__(self) -> int:
         return SAMPLES // BATCH
@@ -224,7 +224,7 @@ SIDES: dict[str, Callable[[], Times]] = {
 
 
 def prepare() -> None:
-    """What a process does once: what the sides print goes nowhere, as if into a file."""
+    """Measure a side in this process; its output is discarded."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (until the process ends)
@@ -250,15 +250,19 @@ def main() -> None:
     for process in processes.values():
         process.shutdown()
     print(f"microseconds a step, median of {ROUNDS} rounds of {STEPS} steps in turn (smallest to largest)")
-    for number, what in enumerate(("wall", "CPU")):
-        print(f"{what} time")
+    for number, clock in enumerate(("wall", "CPU")):
+        print(f"{clock} time")
         for name in times:
-            row(name, [one[number] * 1e6 for one in times[name]], [one[number] * 1e6 for one in times[BY_HAND]])
+            row(
+                name,
+                [step_times[number] * 1e6 for step_times in times[name]],
+                [step_times[number] * 1e6 for step_times in times[BY_HAND]],
+            )
 
 
 def row(name: str, values: list[float], alone: list[float]) -> None:
     middle, spread = statistics.median(values), f"({min(values):.0f} to {max(values):.0f})"
-    # Of each round on its own: what slows the machine down slows both sides.
+    # Per round: other work on the machine slows both sides.
     above = statistics.median(x - y for x, y in zip(values, alone, strict=True))
     label = name if name in (BY_HAND, PLAIN) else f"{name} {version(name)}"
     ratio = middle / statistics.median(alone)

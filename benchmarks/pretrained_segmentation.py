@@ -35,7 +35,7 @@ STARTS = {
 
 
 def score(out: Path, start: str, seed: int, quick: list[str]) -> float:
-    """Train one network, and first its backbone, unless that is done; return its mIoU."""
+    """Train a network, after its backbone unless that exists; return its mIoU."""
     pretrain = [*COMMON, *PRETRAINING, *pretraining("scenes", None), *quick]
     weights, _ = train("selfsup/crops", pretrain, out=out, name="scenes", resume="auto")
     name = f"{start.replace(', ', '-').replace(' ', '-')}-{seed}"

@@ -4,7 +4,7 @@
 file, in batches of 64 in this process, with RandomResizedCrop to 112 pixels or resized to 112 pixels. "local" and
 "warm" take turns, and their order does, too; medians over the rounds of images per second of CPU time, and of the ratio
 in a round. "cold" is the first epoch, from an S3 server (moto) in this process that answers after 20 ms:
-its throughput, by the clock, is that of the server, but the number of requests per image is that of any. Needs ``pip
+its wall time is that of the server, but the number of requests per image is that of any server. Needs ``pip
 install 'opabinia[storage]'``. Run: ``python benchmarks/remote.py``.
 """
 
@@ -63,7 +63,7 @@ def write(folder: Path) -> None:
 
 
 def seconds_of_epoch(source: Source, transform: Transform) -> tuple[float, float]:
-    """Read all samples once; return CPU time, and time by the clock."""
+    """Read all samples once; return CPU time and wall time."""
     plan = ConstantPlan(len(source), BATCH, Duration(1, "ep"), drop_last=True)
     order = partial(epoch_order, 0, n=len(source), shuffle=True)
     loader = Loader(BatchReader(source, [transform], reduced=True), training_requests(plan, order, rank=0, world=1))
@@ -88,7 +88,7 @@ def boxes(root: str) -> Source:
 
 
 def measure(server: S3Server, bucket: str, root: str, make: Callable[[str], Source], transform: Transform) -> None:
-    """Print a row of the table. The folder is listed for each kind of data again, and nothing of it is here."""
+    """Print a row of the table. For each kind of data the folder is listed again, and nothing of it is cached."""
     os.environ["OPABINIA_REMOTE_CACHE"] = f"{root}-{make.__name__}"
     server.reset()
     server.latency = LATENCY

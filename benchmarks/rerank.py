@@ -2,8 +2,8 @@
 
 The references are Zhong's function and FastReID's evaluator step by step as published: dense N x N matrices, a
 whole sort of every row (Zhong's; FastReID searches for k1), and loops over rows. Both get the same features, of
-identities with about 15 images each, and both have two threads. The memory is that of MSMT17's size, from features of
-256 numbers, to keep the products short: those of 2,048 take 8 times as long and 0.6 GiB more.
+identities with about 15 images each, and both have two threads. The memory is that of MSMT17's size, with features of
+256 dimensions to shorten the products: 2,048 dimensions take 8 times as long and 0.6 GiB more.
 Run: ``python benchmarks/rerank.py``, or with names of its parts.
 """
 
@@ -36,12 +36,12 @@ Matrix = NDArray[np.float32]
 
 
 def identities(count: int, width: int) -> Tensor:
-    """Features, one image's beside another's at random: 15 of an identity, as far from its centre as centres lie."""
+    """Return features in random order: about 15 per identity, as far from its center as centers are from each other."""
     draw = torch.Generator().manual_seed(0)
-    centres = torch.randn(count // 15, width, generator=draw)
+    centers = torch.randn(count // 15, width, generator=draw)
     features = torch.randn(count, width, generator=draw)
     for few in torch.arange(count).split(10_000):
-        features[few] += centres[torch.randint(len(centres), (len(few),), generator=draw)]
+        features[few] += centers[torch.randint(len(centers), (len(few),), generator=draw)]
     return features
 
 
@@ -61,7 +61,7 @@ def zhong(squared: Matrix, queries: int) -> Matrix:
 
 
 def evaluator(squared: Matrix, queries: int) -> Matrix:
-    """FastReID's rows of the queries only, as the others are not looked at; it searches with faiss."""
+    """FastReID's re-ranking, whose result is only used for the rows of queries; it searches with faiss."""
     ranks = torch.from_numpy(squared).topk(K1, largest=False).indices.numpy()
     weights = dense_weights(squared, ranks, K1)
     return ((1 - LAMBDA) * dense_jaccard(weights, ranks, queries) + LAMBDA * squared[:queries] / 2)[:, queries:]
@@ -78,9 +78,9 @@ def dense_weights(distances: Matrix, ranks: NDArray[Any], near: int) -> Matrix:
     for row in range(len(distances)):
         members = expanded = mutual(row, near)
         for candidate in members:
-            its = mutual(candidate, half)
-            if len(np.intersect1d(its, members)) > 2 / 3 * len(its):
-                expanded = np.append(expanded, its)
+            neighbors = mutual(candidate, half)
+            if len(np.intersect1d(neighbors, members)) > 2 / 3 * len(neighbors):
+                expanded = np.append(expanded, neighbors)
         expanded = np.unique(expanded)
         values = np.exp(-distances[row, expanded])
         weights[row, expanded] = values / values.sum()
@@ -96,8 +96,8 @@ def dense_jaccard(weights: Matrix, ranks: NDArray[Any], queries: int) -> Matrix:
     for row in range(queries):
         shared = np.zeros(len(means), dtype=np.float32)
         for column in np.where(means[row] != 0)[0]:
-            others = columns[column]
-            shared[others] += np.minimum(means[row, column], means[others, column])
+            rows = columns[column]
+            shared[rows] += np.minimum(means[row, column], means[rows, column])
         distances[row] = 1 - shared / (2 - shared)
     return distances
 
@@ -106,8 +106,8 @@ def dense_jaccard(weights: Matrix, ranks: NDArray[Any], queries: int) -> Matrix:
 
 
 def whole(features: Tensor, variant: Variant) -> Matrix:
-    found = k_reciprocal(features[:QUERIES], features[QUERIES:], k1=K1, k2=K2, lambda_value=LAMBDA, variant=variant)
-    return found.distances(0, QUERIES).numpy()
+    reranked = k_reciprocal(features[:QUERIES], features[QUERIES:], k1=K1, k2=K2, lambda_value=LAMBDA, variant=variant)
+    return reranked.distances(0, QUERIES).numpy()
 
 
 def dense(features: Tensor, steps: Callable[[Matrix, int], Matrix]) -> Matrix:
@@ -116,21 +116,21 @@ def dense(features: Tensor, steps: Callable[[Matrix, int], Matrix]) -> Matrix:
 
 def speed() -> None:
     features = identities(QUERIES + GALLERY, WIDTH)
-    print(f"{QUERIES:,} queries, {GALLERY:,} in the gallery, {WIDTH:,} numbers each, k1 {K1}, k2 {K2};")
+    print(f"{QUERIES:,} queries, {GALLERY:,} in the gallery, {WIDTH:,} dimensions, k1 {K1}, k2 {K2};")
     print(f"the fastest of {ROUNDS} rounds in turn, until the distances of the queries to the gallery are there")
     compare("zhong, from features", partial(dense, features, zhong), partial(whole, features, "zhong"))
     compare("fastreid, from features", partial(dense, features, evaluator), partial(whole, features, "fastreid"))
     product = min(timed(lambda: squared_distances(features))[0] for _ in range(ROUNDS))
-    print(f"  {'one product of all with all':<25} {product:6.2f} s")
+    print(f"  {'product of all with all':<25} {product:6.2f} s")
 
 
-def compare(what: str, theirs: Callable[[], Matrix], ours: Callable[[], Matrix]) -> None:
+def compare(label: str, theirs: Callable[[], Matrix], ours: Callable[[], Matrix]) -> None:
     ours()  # warm up
     pairs = [(timed(theirs), timed(ours)) for _ in range(ROUNDS)]
     slow, fast = (min(seconds for seconds, _ in side) for side in zip(*pairs, strict=True))
-    difference = max(np.abs(one[1] - other[1]).max() for one, other in pairs)
+    difference = max(np.abs(dense_result[1] - our_result[1]).max() for dense_result, our_result in pairs)
     print(
-        f"  {what:<25} NumPy {slow:6.2f} s   opabinia {fast:5.2f} s   ratio {slow / fast:5.1f} x   "
+        f"  {label:<25} NumPy {slow:6.2f} s   opabinia {fast:5.2f} s   ratio {slow / fast:5.1f} x   "
         f"they differ by {difference:.0e} at most",
         flush=True,
     )
@@ -138,8 +138,8 @@ def compare(what: str, theirs: Callable[[], Matrix], ours: Callable[[], Matrix])
 
 def timed(work: Callable[[], Matrix]) -> tuple[float, Matrix]:
     start = perf_counter()
-    found = work()
-    return perf_counter() - start, found
+    result = work()
+    return perf_counter() - start, result
 
 
 # --- memory ---------------------------------------------------------------------------------------------------------
@@ -158,15 +158,13 @@ def memory(variant: Variant) -> None:
     query, gallery = features[:MSMT_QUERIES], features[MSMT_QUERIES:]
     before = peak()
     times = [perf_counter()]
-    found: Reranked = k_reciprocal(query, gallery, k1=K1, k2=K2, lambda_value=LAMBDA, variant=variant)
+    reranked: Reranked = k_reciprocal(query, gallery, k1=K1, k2=K2, lambda_value=LAMBDA, variant=variant)
     times.append(perf_counter())
     for start in range(0, MSMT_QUERIES, 256):
-        found.distances(start, start + 256)
+        reranked.distances(start, start + 256)
     times.append(perf_counter())
     lists, distances = (last - first for first, last in pairwise(times))
-    print(
-        f"MSMT17's {MSMT_QUERIES:,} queries and {MSMT_GALLERY:,} in the gallery, {MSMT_WIDTH} numbers each, {variant}"
-    )
+    print(f"MSMT17's {MSMT_QUERIES:,} queries and {MSMT_GALLERY:,} in the gallery, {MSMT_WIDTH} dimensions, {variant}")
     print(f"  peak {peak():.2f} GiB, of which {before:.2f} GiB before re-ranking (libraries, features)")
     print(
         f"  {lists:.0f} s for lists and weights, {distances:.0f} s for the distances of all queries to all the gallery"
@@ -187,10 +185,10 @@ def main() -> None:
         for name in sys.argv[1:]:
             names[name]()
         return
-    # Threads that wait sleep: where other programs run too, spinning ones would hold up the side that has them, us.
-    surroundings = os.environ | {"OMP_WAIT_POLICY": "passive"}
+    # Waiting threads sleep: on a busy machine, spinning threads would slow down our side, which has them.
+    environment = os.environ | {"OMP_WAIT_POLICY": "passive"}
     for name in names:
-        subprocess.run([sys.executable, __file__, name], check=True, env=surroundings)
+        subprocess.run([sys.executable, __file__, name], check=True, env=environment)
 
 
 if __name__ == "__main__":

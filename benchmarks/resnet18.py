@@ -87,13 +87,13 @@ def main() -> None:
                 with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
                     times[name].append(side())
     threads = torch.get_num_threads()
-    print(f"a step of {BATCH} pictures on {threads} threads, median of {ROUNDS} rounds of {STEPS} steps in turn")
-    for number, what in enumerate(("wall", "CPU")):
-        alone = [one[number] for one in times["a loop by hand"][1:]]
-        for name, all_of_it in times.items():
-            values = [one[number] for one in all_of_it[1:]]
+    print(f"a step of {BATCH} images on {threads} threads, median of {ROUNDS} rounds of {STEPS} steps in turn")
+    for number, clock in enumerate(("wall", "CPU")):
+        alone = [step_times[number] for step_times in times["a loop by hand"][1:]]
+        for name, side_times in times.items():
+            values = [step_times[number] for step_times in side_times[1:]]
             ratio = statistics.median(x / y for x, y in zip(values, alone, strict=True))
-            print(f"  {what:<5} {name:<20} {statistics.median(values) * 1e3:7.1f} ms   of the loop {ratio:.3f}")
+            print(f"  {clock:<5} {name:<20} {statistics.median(values) * 1e3:7.1f} ms   of the loop {ratio:.3f}")
 
 
 if __name__ == "__main__":

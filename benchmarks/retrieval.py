@@ -1,14 +1,14 @@
 """Claim: ranking a gallery exactly takes little more than the matrix product of the features, and little memory.
 
-Features are clustered as real ones are: 750 identities, each a random direction, with noise around it that leaves an
-mAP near 0.8; six cameras. Both sides are float32 on the same threads.
+Features are clustered like real ones: 750 identities, each a random direction with noise around it, so that mAP is near
+0.8; six cameras. Both sides are float32 on the same threads.
 
-1. Market-1501's size (3,368 queries, 15,913 gallery images, 2,048 numbers each): an evaluation beside the product
-   alone, ``query @ gallery.T``, in turn in many rounds; the ratio is the median over the rounds, each beside its own
-   product. Target: at most 1.6.
-2. Beside it the plain way, a sorted gallery for each query (numpy), on every tenth query: both sides the same 337.
-3. MSMT17's size (11,659 and 82,161): the largest memory of a process during an evaluation, above what it holds with
-   its features in memory. Target: under 3 GiB; the matrix of distances alone would take 3.6.
+1. Market-1501's size (3,368 queries, 15,913 gallery images, 2,048 dimensions): an evaluation compared with the product
+   alone, ``query @ gallery.T``, in turn in many rounds; the ratio is the median over the rounds, each to the product of
+   the same round. Target: at most 1.6.
+2. The plain way, sorting the gallery for each query (numpy), on every tenth query: the same 337 on both sides.
+3. MSMT17's size (11,659 and 82,161): the peak memory of a process during an evaluation, above that with the features
+   in memory. Target: under 3 GiB; the matrix of distances alone would take 3.6.
 
 Run: ``python benchmarks/retrieval.py``.
 """
@@ -35,10 +35,10 @@ ROUNDS = 11
 
 
 def images(random: np.random.Generator, centres: Any, count: int) -> tuple[Any, Any, Any]:
-    """Features, identities and cameras."""
+    """Return features, identities and cameras."""
     ids = random.integers(0, len(centres), count)
     features = np.empty((count, WIDTH), np.float32)
-    for first in range(0, count, 4096):  # so that making them leaves no high-water mark
+    for first in range(0, count, 4096):  # in parts, which do not raise the peak memory
         part = ids[first : first + 4096]
         features[first : first + 4096] = centres[part]
         features[first : first + 4096] += NOISE * random.standard_normal((len(part), WIDTH), dtype=np.float32)
@@ -46,7 +46,7 @@ def images(random: np.random.Generator, centres: Any, count: int) -> tuple[Any, 
 
 
 def sides(queries: int, gallery: int) -> list[Any]:
-    """What :func:`evaluate` takes."""
+    """Return the arguments of :func:`evaluate`."""
     random = np.random.default_rng(0)
     centres = random.standard_normal((IDENTITIES, WIDTH), dtype=np.float32)
     pairs = zip(images(random, centres, queries), images(random, centres, gallery), strict=True)
@@ -60,9 +60,9 @@ def seconds(work: Callable[[], Any]) -> float:
 
 
 def in_turn(*works: Callable[[], Any], rounds: int) -> list[list[float]]:
-    """Seconds of each, by round; a first round does not count."""
-    found = [[seconds(work) for work in works] for _ in range(rounds + 1)]
-    return [list(column) for column in zip(*found[1:], strict=True)]
+    """Return the seconds of each side, by round; the first round does not count."""
+    times = [[seconds(work) for work in works] for _ in range(rounds + 1)]
+    return [list(column) for column in zip(*times[1:], strict=True)]
 
 
 def row(name: str, values: list[float], against: list[float]) -> None:
@@ -72,7 +72,7 @@ def row(name: str, values: list[float], against: list[float]) -> None:
 
 
 def by_sorting(q: Any, g: Any, qi: Any, gi: Any, qc: Any, gc: Any) -> float:
-    """The mAP in the plain way."""
+    """Return the mAP, computed by sorting the gallery for each query."""
     q, g = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (q, g))
     precisions = []
     for distances, identity, camera in zip(1 - q @ g.T, qi, qc, strict=True):
@@ -85,15 +85,15 @@ def by_sorting(q: Any, g: Any, qi: Any, gi: Any, qc: Any, gc: Any) -> float:
 
 
 def market() -> None:
-    given = sides(*MARKET)
-    query, gallery = (torch.from_numpy(one) for one in given[:2])
-    scores = evaluate(*given)
+    arguments = sides(*MARKET)
+    query, gallery = (torch.from_numpy(array) for array in arguments[:2])
+    scores = evaluate(*arguments)
     shown = ", ".join(f"{name} {scores[name]:.3f}" for name in ("mAP", "rank1", "mINP"))
     print(f"Market-1501's size, {torch.get_num_threads()} threads, median of {ROUNDS} rounds in turn; {shown}")
-    product, ours = in_turn(lambda: query @ gallery.T, lambda: evaluate(*given), rounds=ROUNDS)
+    product, ours = in_turn(lambda: query @ gallery.T, lambda: evaluate(*arguments), rounds=ROUNDS)
     row("the product alone", product, product)
     row("evaluate", ours, product)
-    few = [one[::10] if side % 2 == 0 else one for side, one in enumerate(given)]
+    few = [array[::10] if side % 2 == 0 else array for side, array in enumerate(arguments)]
     assert abs(by_sorting(*few) - evaluate(*few)["mAP"]) < 1e-4
     plain, ours = in_turn(lambda: by_sorting(*few), lambda: evaluate(*few), rounds=3)
     print("every tenth query")
@@ -101,37 +101,37 @@ def market() -> None:
     row("sorting the gallery, numpy", plain, ours)
 
 
-def held() -> int:
-    """Resident memory of this process, in bytes."""
+def resident_memory() -> int:
+    """Return the resident memory of this process, in bytes."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-def most_held() -> int:
-    """The largest that it was so far."""
+def peak_memory() -> int:
+    """Return the peak of the resident memory so far, in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def msmt17() -> tuple[float, float, float, float]:
-    """In a process of its own: GiB above the features, seconds of it and of the product in blocks, mAP."""
-    evaluate(*sides(50, 2000))  # what libraries need once
-    given = sides(*MSMT17)
-    before = held()
+    """In a new process: return GiB above the features, seconds of evaluation and of the product in blocks, and mAP."""
+    evaluate(*sides(50, 2000))  # warm up the libraries
+    arguments = sides(*MSMT17)
+    before = resident_memory()
     began = time.perf_counter()
-    scores = evaluate(*given)
-    took = time.perf_counter() - began
-    above = (most_held() - before) / 2**30
-    query, gallery = (torch.from_numpy(one) for one in given[:2])
+    scores = evaluate(*arguments)
+    elapsed = time.perf_counter() - began
+    above = (peak_memory() - before) / 2**30
+    query, gallery = (torch.from_numpy(array) for array in arguments[:2])
     alone = seconds(lambda: [part @ gallery.T for part in torch.split(query, 1024)] and None)
-    return above, took, alone, scores["mAP"]
+    return above, elapsed, alone, scores["mAP"]
 
 
 def main() -> None:
     market()
     with ProcessPoolExecutor(1, get_context("spawn")) as process:
-        above, took, alone, score = process.submit(msmt17).result()
+        above, elapsed, alone, score = process.submit(msmt17).result()
     print(f"MSMT17's size; mAP {score:.3f}")
     print(f"  memory above the features   {above:.2f} GiB")
-    print(f"  evaluate {took:.1f} s, the product alone {alone:.1f} s")
+    print(f"  evaluate {elapsed:.1f} s, the product alone {alone:.1f} s")
 
 
 if __name__ == "__main__":

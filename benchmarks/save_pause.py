@@ -1,10 +1,10 @@
-"""Claim: a save holds the loop up for at most 10% of the time that a plain synchronous save takes.
+"""Claim: a save pauses the training loop for at most 10% of the time that a plain synchronous save takes.
 
 A model of 100 M parameters and its AdamW (1.2 GB together) are saved in turn by torch.save and fsync, by our own
 write_checkpoint called directly (checksums, fsync, rename), and by Checkpoints, which copies into reused buffers and
-writes in the background. What is claimed is the pause of ours beside the faster of the other two in the same round.
-The first save of a run makes its buffers; it is shown apart. Training on the CPU shares cores and memory with a save
-under way: how much slower its steps are then is shown, too, and how much longer all of them take for one save. Takes
+writes in the background. The claim compares the pause of ours with the faster of the other two in the same round. The
+first save of a run allocates its buffers; it is listed separately. Training on the CPU shares cores and memory with a
+save in progress: the slowdown of its steps is measured as well, and the time that a save adds to all of them. Takes
 6 GB of memory and 4 GB of disk. Run: ``python benchmarks/save_pause.py``.
 """
 
@@ -51,25 +51,25 @@ def seconds(action: Callable[[], object]) -> float:
 
 
 def by_torch(folder: Path) -> None:
-    """What a script does, and nothing but that it is on the disk when it is done."""
+    """Save as a plain script does, and flush to the disk."""
     with (folder / "plain.pt").open("wb") as file:
         torch.save({"model": MODEL.state_dict(), "optimizer": OPTIMIZER.state_dict()}, file)
         file.flush()
         os.fsync(file.fileno())
 
 
-def steps_beside(saves: CheckpointManager) -> list[float]:
-    """Seconds of each training step until the save under way is done."""
-    took = []
+def steps_during_save(saves: CheckpointManager) -> list[float]:
+    """Return the seconds of each training step until the save in progress is done."""
+    times = []
     while saves._background._thread is not None:
-        took.append(seconds(train_step))
-    return took
+        times.append(seconds(train_step))
+    return times
 
 
 def main() -> None:
     train_step()
     pauses: dict[str, list[float]] = {"torch.save and fsync": [], "write_checkpoint": [], "Checkpoints": []}
-    written, alone, beside, lost = list[float](), list[float](), list[float](), list[float]()
+    written, alone, during_save, added = list[float](), list[float](), list[float](), list[float]()
     folder = Path(tempfile.mkdtemp())
     try:
         saves = CheckpointManager(folder, 1, capture)
@@ -82,31 +82,31 @@ def main() -> None:
             undisturbed = [seconds(train_step) for _ in range(ALONE)]
             began = time.perf_counter()
             pauses["Checkpoints"].append(seconds(saves.save))
-            disturbed = steps_beside(saves)
+            disturbed = steps_during_save(saves)
             written.append(time.perf_counter() - began)
-            lost.append(written[-1] - len(disturbed) * statistics.median(undisturbed))
+            added.append(written[-1] - len(disturbed) * statistics.median(undisturbed))
             alone += undisturbed
-            beside += disturbed
+            during_save += disturbed
     finally:
         shutil.rmtree(folder)
-    parameters = sum(parameter.numel() for parameter in MODEL.parameters())
+    parameters = sum(param.numel() for param in MODEL.parameters())
     print(f"pause of the loop, {parameters / 1e6:.0f} M parameters with AdamW, {torch.get_num_threads()} threads;")
     print(f"median of {ROUNDS} rounds in turn (shortest to longest)")
     for name, values in pauses.items():
-        print(f"  {name:<22} {told(values)}")
+        print(f"  {name:<22} {summary(values)}")
     plain = [min(pair) for pair in zip(pauses["torch.save and fsync"], pauses["write_checkpoint"], strict=True)]
     shares = [ours / theirs for ours, theirs in zip(pauses["Checkpoints"], plain, strict=True)]
     print(f"  share of the faster of the other two: {statistics.median(shares):.1%} (largest {max(shares):.1%})")
-    print(f"  the first save of a run, which makes the buffers: {first:.3f} s")
-    slower = statistics.median(beside) / statistics.median(alone) - 1
+    print(f"  the first save of a run, which allocates the buffers: {first:.3f} s")
+    slower = statistics.median(during_save) / statistics.median(alone) - 1
     print("training on the same cores")
-    print(f"  a step alone           {told(alone)}")
-    print(f"  a step beside a save   {told(beside)}   {slower:+.0%}")
-    print(f"  until it is written    {told(written)}")
-    print(f"  longer for one save    {told(lost)}")
+    print(f"  a step alone           {summary(alone)}")
+    print(f"  a step during a save   {summary(during_save)}   {slower:+.0%}")
+    print(f"  until it is written    {summary(written)}")
+    print(f"  longer for one save    {summary(added)}")
 
 
-def told(values: list[float]) -> str:
+def summary(values: list[float]) -> str:
     return f"{statistics.median(values):6.3f} s ({min(values):.3f} to {max(values):.3f})"
 
 

@@ -58,7 +58,7 @@ IMAGE_BYTES = 115_000  # ImageNet's mean
 
 
 class Sharded:
-    """As much of a source as by_shard looks at."""
+    """The attributes of a source that by_shard reads."""
 
     shards = np.full(SHARDS, SAMPLES // SHARDS)
 
@@ -70,7 +70,7 @@ def timed(work: Callable[[], object]) -> float:
 
 
 def each(work: Callable[[Any], object], arguments: Iterable[Any]) -> float:
-    """Seconds a call."""
+    """Return the seconds per call."""
     given = list(arguments)
     start = perf_counter()
     for argument in given:
@@ -78,15 +78,15 @@ def each(work: Callable[[Any], object], arguments: Iterable[Any]) -> float:
     return (perf_counter() - start) / len(given)
 
 
-def line(what: str, number: float, unit: str, more: str = "") -> None:
-    print(f"  {what:<56} {number:10,.2f} {unit:<4} {more}".rstrip(), flush=True)
+def line(label: str, number: float, unit: str, more: str = "") -> None:
+    print(f"  {label:<56} {number:10,.2f} {unit:<4} {more}".rstrip(), flush=True)
 
 
 # --- seeking ----------------------------------------------------------------------------------------------------------
 
 
 def first_batch(make: Callable[[], Sampler]) -> None:
-    """What a resumed process does before it reads its first sample."""
+    """Measure the work of a resumed process before it reads its first sample."""
     sampler = make()
     plan = ConstantPlan(len(sampler), BATCH, Duration(3, "ep"))
     start = plan.epoch_start(1) + plan.steps_per_epoch // 2
@@ -130,7 +130,7 @@ def plan() -> None:
     for name, sampler in samplers.items():
         requests = iter(training_requests(rows, sampler.order, 0, WORLD)(rows.steps_per_epoch // 2))
         next(requests)
-        line(f"which samples are mine, {name}, a step", each(next, repeat(requests, 2_000)) * 1e6, "us")
+        line(f"samples of this process, {name}, per step", each(next, repeat(requests, 2_000)) * 1e6, "us")
 
 
 def evaluation() -> None:
@@ -193,7 +193,7 @@ def reranking() -> None:
 
 
 class Images(Sharded):
-    """The same image, as often as there are samples."""
+    """The same image for every sample."""
 
     def __init__(self) -> None:
         content = io.BytesIO()
@@ -224,30 +224,30 @@ def loader() -> None:
         batches = loader.iterate(rows.steps_per_epoch // 2)
         next(batches)
         seconds = perf_counter() - began
-        kept = [next(batches) for _ in range(4 * workers)][-2:]
+        last_batches = [next(batches) for _ in range(4 * workers)][-2:]
         own = max(private_memory(worker.pid) for worker in active_children())  # type: ignore[arg-type]
         line(f"until the first batch in the middle of an epoch, workers: {workers}", seconds * 1e3, "ms")
         line("a worker's own memory", own / 2**20, "MiB")
-        batch = sum(value.nbytes for value in kept[0][1].values() if hasattr(value, "nbytes"))
+        batch = sum(value.nbytes for value in last_batches[0][1].values() if hasattr(value, "nbytes"))
         line("batches of a worker, shared with its process", 4 * batch / 2**20, "MiB", "4 at most, by sum")
         loader.close()
 
 
 def private_memory(pid: int) -> int:
-    """Bytes that a process shares with no other one."""
+    """Return the bytes of a process that it shares with no other process."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     return sum(int(text.split()[1]) for text in lines if text.startswith("Private_")) * 1024
 
 
 def startup() -> None:
-    """Of a process of the run, besides imports, the model and the checkpoint."""
+    """Measure the start of a process of the run without imports, model and checkpoint."""
     from opabinia.training.samples import _check_labels
 
     print(f"\nStart-up of a process, {SAMPLES:,} samples in {SHARDS:,} shards whose index exists")
     with tempfile.TemporaryDirectory() as folder:
-        one = written_shard(Path(folder) / "one.tar", 10)
+        shard_path = written_shard(Path(folder) / "shard.tar", 10)
         for number in range(MEASURED_SHARDS):
-            os.link(one, Path(folder) / f"{number:06d}.tar")
+            os.link(shard_path, Path(folder) / f"{number:06d}.tar")
         open_shards = partial(Shards, files=f"{folder}/0*.tar", index_dir=Path(folder))
         open_shards()
         shard = min(timed(open_shards) for _ in range(5)) / MEASURED_SHARDS
@@ -272,9 +272,9 @@ def checkpoint() -> None:
     from opabinia.engine.checkpointing.checkpoint import Snapshot, read_checkpoint, write_checkpoint
 
     print(f"\nA checkpoint of {PARAMETERS:,} parameters, float32")
-    kept = {"weights": 1, "with SGD's momentum": 2, "with AdamW": 3, "with AdamW and an average": 4}
-    for what, numbers in kept.items():
-        line(what, numbers * 4 * PARAMETERS / 1e9, "GB", "by sum")
+    copies = {"weights": 1, "with SGD's momentum": 2, "with AdamW": 3, "with AdamW and an average": 4}
+    for name, values_per_weight in copies.items():
+        line(name, values_per_weight * 4 * PARAMETERS / 1e9, "GB", "by sum")
     model = {f"layer.{number}": torch.rand(MEASURED_PARAMETERS // 25) for number in range(25)}
     moments = {f"{name}.{moment}": model[name] + 1 for name in model for moment in ("exp_avg", "exp_avg_sq")}
     snapshot = Snapshot(1, {"model": model, "optimizer": moments}, {"step": 1})
@@ -283,15 +283,15 @@ def checkpoint() -> None:
         written = min(timed(lambda: write_checkpoint(path, snapshot)) for _ in range(3))
         read = min(timed(lambda: read_checkpoint(path)) for _ in range(3))
     times = PARAMETERS / MEASURED_PARAMETERS
-    for what, seconds in {"written and flushed": written, "read and checked": read}.items():
+    for action, seconds in {"written and flushed": written, "read and checked": read}.items():
         more = f"{seconds * times:,.0f} s at {times:.0f} times the size, extrapolated"
-        line(f"{MEASURED_PARAMETERS:,} with AdamW, {what}", seconds, "s", more)
+        line(f"{MEASURED_PARAMETERS:,} with AdamW, {action}", seconds, "s", more)
 
 
 def shards() -> None:
     print(f"\nThe source shards, measured on {MEASURED_SAMPLES:,} samples (an image and a .cls each)")
     with tempfile.TemporaryDirectory() as folder:
-        files = str(written_shard(Path(folder) / "one.tar"))
+        files = str(written_shard(Path(folder) / "shard.tar"))
         scanned = timed(lambda: Shards(files=files, index_dir=Path(folder)))
         hours = f"{scanned / MEASURED_SAMPLES * SAMPLES / 3600:.0f} h at {SAMPLES:,}, extrapolated; once"
         line("looking through, a sample", scanned / MEASURED_SAMPLES * 1e6, "us", hours)
@@ -305,7 +305,7 @@ def shards() -> None:
 
 
 def chunks() -> None:
-    """With shard_shuffle; each machine fetches what its samples need and keeps it, see runtime/local_copies.py."""
+    """With shard_shuffle; each machine fetches and caches the shards of its samples, see runtime/local_copies.py."""
     print(f"\nTar files in a bucket: images of {IMAGE_BYTES:,} bytes, chunks of {CHUNK:,}, over ten pools of shards")
     positions = np.arange(10 * 16 * SAMPLES // SHARDS)
     samples = ShardShuffle(Sharded(), 1, BATCH).order(1)(positions)  # type: ignore[arg-type]

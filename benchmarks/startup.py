@@ -1,6 +1,6 @@
 """Claim: ``opabinia --help`` and a warm check of the largest recipe answer in half a second, without importing torch.
 
-Beside them ``python -c pass``, the least that any Python program takes. Run: ``python benchmarks/startup.py``.
+They are compared with ``python -c pass``, the minimum of any Python program. Run: ``python benchmarks/startup.py``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ OPABINIA = [*PYTHON, "-m", "opabinia"]
 
 
 def largest_recipe() -> tuple[str, int]:
-    """The recipe with the most values, and how many."""
+    """Return the recipe with the most values, and their number."""
     sizes = {name: len(flatten(check(compose(name), catalog()).config)) for name in packaged_names()}
     return max(sizes.items(), key=lambda item: item[1])
 
@@ -35,9 +35,9 @@ def seconds(program: list[str]) -> list[float]:
 
 
 def imports_torch(program: list[str]) -> bool:
-    told = [program[0], "-X", "importtime", *program[1:]]
-    done = subprocess.run(told, check=True, capture_output=True, text=True)
-    return re.search(r"\| +torch$", done.stderr, re.MULTILINE) is not None
+    command = [program[0], "-X", "importtime", *program[1:]]
+    result = subprocess.run(command, check=True, capture_output=True, text=True)
+    return re.search(r"\| +torch$", result.stderr, re.MULTILINE) is not None
 
 
 def main() -> None:

@@ -40,7 +40,7 @@ from opabinia.training.run_folder import resolve
 
 QUICK = "--quick" in sys.argv
 ROUNDS, SECONDS = (1, 0.0) if QUICK else (9, 0.6)
-"""Rounds, and about how long a round of one side is."""
+"""Number of rounds, and about how many seconds a round of a side takes."""
 BATCHES = 2
 CPU = torch.device("cpu")
 Loss = Callable[[Batch], Tensor]
@@ -134,7 +134,7 @@ def config_of(recipe: str, *overrides: str) -> dict[str, Any]:
 
 
 def detection_config() -> dict[str, Any]:
-    """FCOS as torchvision has it."""
+    """FCOS of torchvision."""
     config = config_of("detection/digits", "data.batch_size=4")
     config["task"] |= {"detector": {"name": "fcos", "offset": 0.0}, "mean": [0.5], "std": [0.25]}
     return config

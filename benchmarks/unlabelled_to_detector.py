@@ -109,7 +109,7 @@ def jobs(root: Path | None) -> list[tuple[int, Side, bool]]:
 
 
 def run(seed: int, side: Side, pretrained: bool, root: Path | None, out: Path) -> dict[str, Any]:
-    """Train a detector, and first its backbone if that is missing; return a line of the results."""
+    """Train a detector, after its backbone if that is missing; return a line of the results."""
     from opabinia.training.launch import train
 
     init = ["init=null"] if side.recipe == "detection/finetune" else []

@@ -171,7 +171,7 @@ def small(config: dict[str, Any], root: Path) -> dict[str, Any]:
 
 
 def try_config(config: dict[str, Any], origins: Any, root: Path, limit: int) -> str:
-    """Build a complete config and train a step if the network has at most ``limit`` parameters; return what was done.
+    """Build a complete config and train a step if the network has at most ``limit`` parameters; return the outcome.
 
     Raises:
         ConfigError: a run would end with this error.

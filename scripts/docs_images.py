@@ -5,7 +5,7 @@
 
 The first takes runs of the six recipes in README's table and writes ``docs/images/TASK.png`` for each given run, and
 ``docs/images/opabinia.svg``. The second takes a folder in which the commands of docs/tutorials were run, and writes
-``docs/images/tutorials``; screenshots of pages need chromium, and ``train.typescript`` has what a terminal showed:
+``docs/images/tutorials``; screenshots of pages need chromium, and ``train.typescript`` is the record of a terminal:
 ``script -qec 'opabinia train classification/digits' train.typescript``.
 """
 
@@ -91,7 +91,7 @@ def screenshot(page: Path, out: Path, size: tuple[int, int] = (1000, 1100)) -> N
 
 
 def terminal(shown: str, title: str, columns: int = 120) -> str:
-    """Return an SVG of what a terminal shows in the end, from the characters that were written to it."""
+    """Return an SVG of the final screen of a terminal, from the characters that were written to it."""
     lines, row = [""], 0
     for part in re.split(r"(\r\n|\n|\r|\x1b\[\d*A|\x1b\[2K|\x1b\[\?\d+[hl])", shown):
         if part in ("\n", "\r\n"):
@@ -132,7 +132,7 @@ def detection(predictor: Predictor) -> Image.Image:
 
 
 def selfsup(predictor: Predictor, count: int = 600) -> Image.Image:
-    """Embeddings of ``count`` images in two dimensions (t-SNE), colored by labels that the model has never seen."""
+    """Embeddings of ``count`` images in two dimensions (t-SNE), colored by labels that were not used in training."""
     from sklearn.manifold import TSNE
 
     source = PlacedDigits(split="val")

@@ -34,7 +34,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Rewrite links that leave docs/: to the results page; to source files only their text remains."""
+    """Rewrite links out of docs/: those to the results lead to their page, those to source files become text."""
     root = "../" * page.file.src_uri.count("/")
     markdown = re.sub(r"\]\((?:\.\./)+benchmarks/RESULTS\.md", f"]({root}{RESULTS}", markdown)
     return re.sub(r"\[([^]]+)\]\((?:\.\./)+(?:opabinia/|scripts/|benchmarks/|CONTRIBUTING)[^)]+\)", r"\1", markdown)

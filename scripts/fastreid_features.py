@@ -53,7 +53,7 @@ SMALL: dict[str, tuple[list[int] | None, list[str]]] = {
 
 @contextmanager
 def few_blocks(blocks: list[int] | None) -> Iterator[None]:
-    """Let FastReID's builders make networks of so many blocks in each stage; None: of the usual number."""
+    """Make FastReID's builders create networks with these numbers of blocks per stage; None: the usual ones."""
     with ExitStack() as patches:
         for name, kind in (("resnet", "ResNet"), ("resnest", "ResNeSt")) if blocks else ():
             module = import_module(f"fastreid.modeling.backbones.{name}")

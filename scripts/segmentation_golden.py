@@ -44,7 +44,7 @@ def rectangles(values: Map, fills: Sequence[int], random: Random) -> Map:
 
 
 def semantic_maps(classes: int, present: Sequence[int], random: Random) -> tuple[Map, Map]:
-    """Return ground truth with pixels without a label, and a prediction that is right in most of it."""
+    """Return ground truth with unlabeled pixels, and a mostly correct prediction."""
     shape = random.integers(24, 70, size=2)
     true = rectangles(np.full(shape, present[0], np.uint8), random.choice(present, 12).tolist(), random)
     predicted = rectangles(true, random.integers(classes, size=6).tolist(), random)
@@ -119,7 +119,7 @@ def load(name: str, path: Path, package: str = "") -> Any:
 
 
 def semantic_scores(checkout: Path, maps: Sequence[tuple[Map, Map]], classes: int) -> dict[str, float | None]:
-    """Return what detectron2's ``SemSegEvaluator`` computes; None instead of NaN."""
+    """Return the scores of detectron2's ``SemSegEvaluator``; None instead of NaN."""
     for name in ("", ".data", ".utils", ".utils.comm", ".utils.file_io", ".evaluation"):
         sys.modules[f"detectron2{name}"] = MagicMock()
     sys.modules["detectron2.evaluation.evaluator"] = ModuleType("evaluator")
@@ -158,7 +158,7 @@ def boundary_scores(checkout: Path, maps: Sequence[tuple[Map, Map]], classes: in
 
 
 def panoptic_scores(images: Sequence[dict[str, Map]], classes: int, countable: Sequence[int]) -> dict[str, Any]:
-    """Return what panopticapi's ``pq_compute`` computes."""
+    """Return the scores of panopticapi's ``pq_compute``."""
     from panopticapi.evaluation import pq_compute  # type: ignore[import-not-found]
     from panopticapi.utils import id2rgb
 
@@ -184,21 +184,21 @@ def panoptic_scores(images: Sequence[dict[str, Map]], classes: int, countable: S
 
 
 def functions_of(path: Path) -> dict[str, Any]:
-    """Return the functions and methods in a file by name, without importing what it imports."""
-    found: dict[str, Any] = {"torch": torch, "F": torch.nn.functional}
-    found |= {"Instances": lambda size: SimpleNamespace(), "Boxes": lambda boxes: None}
+    """Return the functions and methods in a file by name, without its imports."""
+    namespace: dict[str, Any] = {"torch": torch, "F": torch.nn.functional}
+    namespace |= {"Instances": lambda size: SimpleNamespace(), "Boxes": lambda boxes: None}
     nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)]
     for node in nodes:
         node.decorator_list = []
         node.returns = None
         for argument in (*node.args.args, *node.args.kwonlyargs):
             argument.annotation = None
-        exec(compile(ast.Module([node], []), str(path), "exec"), found)
-    return found
+        exec(compile(ast.Module([node], []), str(path), "exec"), namespace)
+    return namespace
 
 
 def combined_instances(checkout: Path, random: Random) -> tuple[dict[str, Map], dict[str, Any]]:
-    """Return instances and a semantic map of one image, and what Panoptic FPN makes of them; class 0 is an object."""
+    """Return instances and a semantic map of an image, and the result of Panoptic FPN; class 0 is an object."""
     combine = functions_of(checkout / "detectron2" / "modeling" / "meta_arch" / "panoptic_fpn.py")
     semantic = rectangles(np.zeros((40, 40), np.uint8), random.integers(5, size=9).tolist(), random)
     empty = np.zeros((40, 40), np.uint8)
@@ -215,7 +215,7 @@ def combined_instances(checkout: Path, random: Random) -> tuple[dict[str, Map], 
 
 
 def classified_masks(checkout: Path, random: Random) -> tuple[dict[str, Map], dict[str, Any]]:
-    """Return logits of classes and masks of one image, and what Mask2Former makes of them."""
+    """Return logits of classes and masks of an image, and the result of Mask2Former."""
     functions = functions_of(checkout / "mask2former" / "maskformer_model.py")
     queries, classes, countable = 20, 4, [1, 3]
     class_logits = (5 * random.normal(size=(queries, classes + 1))).round(2)
@@ -233,7 +233,7 @@ def classified_masks(checkout: Path, random: Random) -> tuple[dict[str, Map], di
     semantic = functions["semantic_inference"](task, *inputs)
     segments, info = functions["panoptic_inference"](task, *inputs)
     instances = functions["instance_inference"](task, *inputs)
-    found = {
+    outputs = {
         "semantic": semantic.mean((1, 2)).tolist(),
         "segments": segments.tolist(),
         "labels": [row["category_id"] for row in info],
@@ -241,7 +241,7 @@ def classified_masks(checkout: Path, random: Random) -> tuple[dict[str, Map], di
         "instance_scores": instances.scores.tolist(),
         "instance_areas": instances.pred_masks.sum((1, 2)).tolist(),
     }
-    return arrays, found
+    return arrays, outputs
 
 
 def main() -> None:

@@ -124,9 +124,9 @@ def vehicleid(root: Path) -> None:
     for name, identities in (("train_list", TRAINED), ("test_list_800", SEARCHED)):
         lines = []
         for shot in shots(identities):
-            picture = f"{shot.identity:05d}{shot.number:02d}"
-            save(root / "image" / f"{picture}.jpg", shot)
-            lines.append(f"{picture} {shot.identity}\n")
+            image_name = f"{shot.identity:05d}{shot.number:02d}"
+            save(root / "image" / f"{image_name}.jpg", shot)
+            lines.append(f"{image_name} {shot.identity}\n")
         (root / "train_test_split" / f"{name}.txt").write_text("".join(lines), encoding="utf-8")
 
 
@@ -247,7 +247,7 @@ def coco_content(folder: Path) -> dict[str, Any]:
 
 
 def coco(root: Path) -> None:
-    """COCO: ``annotations.json`` beside its images."""
+    """COCO: ``annotations.json`` in the folder of its images."""
     content = coco_content(root)
     (root / "annotations.json").write_text(json.dumps(content), encoding="utf-8")
 
@@ -495,8 +495,8 @@ def label_maps(root: Path) -> None:
             pixels, objects = _draw_scene(number)
             name, city = f"{number:03d}", f"a/{number:03d}"
             inside = np.zeros(pixels.shape[:2], dtype=np.uint8)
-            for found in objects:
-                left, top, width, height = (round(value) for value in found["bbox"])
+            for annotation in objects:
+                left, top, width, height = (round(value) for value in annotation["bbox"])
                 inside[top : top + height, left : left + width] = 1
             places = {
                 "own": (f"{split}/images/{name}.png", f"{split}/labels/{name}.png"),

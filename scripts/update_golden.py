@@ -1,8 +1,8 @@
-"""Write the golden files anew: what every packaged recipe resolves to, and how its training begins.
+"""Rewrite the golden files: the complete config and the first losses of every packaged recipe.
 
-Run ``python scripts/update_golden.py`` after a change that is meant to be seen there, and read the difference before
-you commit it; with names of recipes, only those are written, and with ``--configs`` no losses, which take minutes. The
-tests in ``tests/golden`` compare.
+Run ``python scripts/update_golden.py`` after an intended change of them, and read the difference before you commit it;
+with names of recipes, only those are written, and with ``--configs`` no losses, which take minutes. The tests in
+``tests/golden`` compare them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ON_CPU = (
     "checkpoint.best=null",
     "loggers=[]",
 )
-"""What makes the losses of one machine the same every time. Length and schedule stay the recipe's own."""
+"""Overrides that make the losses of a machine reproducible. Length and schedule are those of the recipe."""
 
 _IMAGENET = (
     *("train.precision=fp32", "train.channels_last=false", "train.cudnn_benchmark=false", "data.batch_size=4"),
@@ -183,7 +183,7 @@ SMALLER = {
     # Ten batches of 64 photographs take minutes on a small machine.
     "classification/image_folder": ("data.batch_size=4", "data.train.transforms.0.size=96"),
 }
-"""Changes to recipes that would take too long."""
+"""Overrides of recipes that would take too long."""
 
 
 TINY = {
@@ -191,17 +191,17 @@ TINY = {
     for recipe in SMALLER
     if recipe.startswith(("video/kinetics/", "video/something_", "video/charades/")) and "/ts" not in recipe
 } | {"video/kinetics/swin3d_t": (_TINY_3D, "groups=null")}
-"""Further ones for the losses: of such networks ten steps take too long, and one batch of ``--build`` does not. Exact
-norms change no loss."""
+"""Further overrides for the losses: with such networks ten steps take too long, but not a batch of ``--build``. Precise
+batch norm changes no loss."""
 
 
 def golden_file(kind: str, recipe: str) -> Path:
-    """Where the golden ``configs`` or ``losses`` of a recipe lie."""
+    """Return the path of the golden ``configs`` or ``losses`` of a recipe."""
     return GOLDEN / kind / f"{recipe}.txt"
 
 
 def flat_config(recipe: str) -> str:
-    """The complete config of a recipe, a line ``path: value`` for every value."""
+    """Return the complete config of a recipe, a line ``path: value`` for every value."""
     from opabinia.config import catalog, check, compose, flatten
     from opabinia.config.errors import show
 
@@ -210,7 +210,7 @@ def flat_config(recipe: str) -> str:
 
 
 def smaller(recipe: str, folder: Path) -> list[str]:
-    """What makes a recipe small, with data for it in this folder where it brings none."""
+    """Return overrides that make a recipe small; generate its data in this folder unless it is embedded."""
     overrides = list(SMALLER.get(recipe, ()))
     if recipe in DATA:
         DATA[recipe](folder)
@@ -244,11 +244,11 @@ def losses(recipe: str, steps: int = STEPS) -> str:
 
 
 KINDS = {"configs": flat_config, "losses": losses}
-"""What makes the golden files, by their folder."""
+"""Functions that return the text of golden files, by folder."""
 
 
 def save_pictures(root: Path) -> None:
-    """Two classes of eight generated pictures for training and for validation, the same on every machine."""
+    """Generate eight images of two classes each for training and for validation, the same on every machine."""
     import numpy as np
     from PIL import Image
 
@@ -280,7 +280,7 @@ def save_teacher(folder: Path, channels: int) -> dict[str, object]:
 
 
 def save_idx(root: Path) -> None:
-    """Generated pictures of ten classes in the form of MNIST's files."""
+    """Generate images of ten classes in the format of MNIST's files."""
     import numpy as np
 
     root.mkdir()
@@ -319,15 +319,15 @@ DATA = {
     "detection/dota/rotated_fcos_r50_1x": small_data.dota,
     **dict.fromkeys(("detection/bccd", "detection/coco_format", "detection/finetune"), small_data.coco_folders),
 }
-"""Recipes that train on data which does not come along, and what generates some for them below ``vars.root``."""
+"""Recipes that train on data that is not embedded, and the functions that generate some below ``vars.root``."""
 
 
 def main(recipes: Sequence[str], makers: Mapping[str, Callable[[str], str]]) -> None:
-    """Write the files of these recipes, or of all, and remove those of recipes that are gone.
+    """Write the files of these recipes, or of all, and remove those of recipes that no longer exist.
 
     Args:
         recipes: by name; none: all.
-        makers: what makes the text of each kind of file that is written, :data:`KINDS` or some of them.
+        makers: functions that return the text of each kind of file, :data:`KINDS` or some of them.
     """
     from opabinia.config.compose import packaged_names
 

@@ -1,6 +1,6 @@
 """Write the runs of one version that the tests of later versions resume, evaluate and predict with.
 
-``tests/compat/<version>/<task>/<task>.yaml`` is a config with the names of that version. Beside it this script writes
+``tests/compat/<version>/<task>/<task>.yaml`` is a config with the names of that version. This script writes next to it
 
 * ``run/``: the folder of a run that was interrupted in the middle of an epoch, without its log and report;
 * ``expected.json``: the final tensors and all metrics of the same run without an interruption, and the scores of the
@@ -38,13 +38,13 @@ from safetensors import safe_open
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "tests" / "compat" / "v0.1"
 RUN_FILES = ("config.yaml", "overrides.json", "origins.json", "metrics.jsonl", "checkpoints")
-"""The part of a run folder that a resume needs."""
+"""The part of a run folder that is needed to resume."""
 DECIMALS = 6
 """Decimals of the recorded predictions."""
 
 
 class RecordedRun(NamedTuple):
-    """How a run is recorded.
+    """Settings of a recorded run.
 
     Attributes:
         interrupt_at: the step during which it gets the signal.
@@ -172,7 +172,7 @@ def _rounded(value: Any) -> Any:
 
 
 def record(checkout: Path, out: Path, task: str) -> None:
-    """Write the fixture of one task beside its config.
+    """Write the fixture of a task next to its config.
 
     Args:
         checkout: root of the repository whose package runs.

@@ -1,4 +1,4 @@
-"""The command in this process, where torch is imported already, and a run of six steps for it to work on."""
+"""Fixtures that run the command in this process, where torch is already imported, and train a run of six steps."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -12,24 +12,24 @@ from opabinia.cli import main
 SIX_STEPS = ["train.length=6it", "train.device=cpu", "train.num_threads=1", "data.num_workers=0", "data.batch_size=16"]
 
 
-class Ended(NamedTuple):
+class CommandResult(NamedTuple):
     status: int
     out: str
     err: str
 
 
 @pytest.fixture
-def opabinia(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., Ended]]:
-    """``opabinia("train", ...)``: the command with its exit status and what it has printed."""
+def opabinia(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., CommandResult]]:
+    """``opabinia("train", ...)`` runs a command and returns its exit status, stdout and stderr."""
     log = logging.getLogger("opabinia")
     before = log.propagate, log.level
 
-    def run(*arguments: object) -> Ended:
+    def run(*arguments: object) -> CommandResult:
         capsys.readouterr()
-        with pytest.raises(SystemExit) as leaving:
+        with pytest.raises(SystemExit) as error:
             main([str(argument) for argument in arguments])
-        assert isinstance(leaving.value.code, int)
-        return Ended(leaving.value.code, *capsys.readouterr())
+        assert isinstance(error.value.code, int)
+        return CommandResult(error.value.code, *capsys.readouterr())
 
     yield run
     log.propagate, log.level = before
@@ -37,7 +37,7 @@ def opabinia(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., Ended
 
 @pytest.fixture(scope="session")
 def six_steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a finished run of ``classification/digits``, made once; only to be read."""
+    """The folder of a finished run of ``classification/digits``, trained once; tests must not change it."""
     from opabinia.training.launch import train
 
     log = logging.getLogger("opabinia")

@@ -1,4 +1,4 @@
-"""Folders as they come: broken files among the images, classes without any."""
+"""Image folders with broken files, and with classes without images."""
 
 import json
 from collections.abc import Callable
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.cli.conftest import Ended
+from tests.cli.conftest import CommandResult
 
 SMALL = (
     *("task.backbone.model=test_resnet", "data.train.transforms.0.size=32", "vars.size=32", "vars.enlarged=36"),
@@ -26,7 +26,7 @@ def write_image(path: Path, size: tuple[int, int] = (40, 48), seed: int = 0) -> 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Ten good images a class in each of two sets, and among them one of each kind that goes wrong."""
+    """Ten intact images for each class in two splits, with one of each kind of broken file."""
     for split in ("train", "val"):
         for number in range(20):
             write_image(tmp_path / "data" / split / "ab"[number % 2] / f"{number:02d}.jpg", seed=number)
@@ -39,37 +39,37 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-Train = Callable[..., Ended]
+Train = Callable[..., CommandResult]
 
 
 @pytest.fixture
-def train(opabinia: Callable[..., Ended], root: Path, tmp_path: Path) -> Train:
-    """Trains on that folder, in this process."""
+def train(opabinia: Callable[..., CommandResult], root: Path, tmp_path: Path) -> Train:
+    """Train on that folder, in this process."""
     words = ["train", "classification/image_folder", f"vars.root={root}", f"--out={tmp_path / 'runs'}", *SMALL]
     return partial(opabinia, *words)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_raise_names_file_and_reason(train: Train, workers: int) -> None:
-    done = train(f"data.num_workers={workers}")
-    assert done.status == 2
-    assert "Traceback" not in done.err
-    assert any(f"{name}.jpg cannot be decoded: " in done.err for name in ("cut", "empty", "text"))
+    result = train(f"data.num_workers={workers}")
+    assert result.status == 2
+    assert "Traceback" not in result.err
+    assert any(f"{name}.jpg cannot be decoded: " in result.err for name in ("cut", "empty", "text"))
 
 
-def test_skip_trains_on_others_and_leaves_out_in_evaluation(train: Train, tmp_path: Path) -> None:
-    done = train("data.on_error=skip", "data.num_workers=2")
-    assert done.status == 0, done.err
-    assert "skipped: sample" in done.err and "empty.jpg cannot be decoded" in done.err
+def test_skip_replaces_broken_images_in_training_and_omits_them_in_evaluation(train: Train, tmp_path: Path) -> None:
+    result = train("data.on_error=skip", "data.num_workers=2")
+    assert result.status == 0, result.err
+    assert "skipped: sample" in result.err and "empty.jpg cannot be decoded" in result.err
     folder = tmp_path / "runs" / "classification" / "image_folder" / "default"
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     ids = [name for line in lines for name in line.get("sample_ids", ())]
-    assert len(ids) == 2 * 24, "every place is taken"
+    assert len(ids) == 2 * 24, "broken images are replaced"
     assert not {"a/cut.jpg", "a/empty.jpg", "a/text.jpg"} & set(ids) and "a/wide.jpg" in ids
     assert [line["val/skipped"] for line in lines if "val/top1" in line] == [3.0, 3.0]
 
 
 def test_a_class_folder_without_images_is_reported_before_the_first_step(root: Path, train: Train) -> None:
     (root / "train" / "c").mkdir()
-    done = train()
-    assert done.status == 2 and "c has no image" in done.err and "Traceback" not in done.err
+    result = train()
+    assert result.status == 2 and "c has no image" in result.err and "Traceback" not in result.err

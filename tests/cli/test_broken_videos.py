@@ -1,4 +1,4 @@
-"""Videos as they come, through whole runs: broken ones are named, and what ``data.on_error`` says is done."""
+"""Training on folders with broken videos: they are named in errors, or skipped according to ``data.on_error``."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from tests.cli.conftest import Ended
+from tests.cli.conftest import CommandResult
 from tests.data.videos import write, write_sound
 
-Command = Callable[..., Ended]
+Command = Callable[..., CommandResult]
 
 SIZE = {"size": (32, 40)}
 
 
 def cut(path: Path, **keys: Any) -> Path:
-    """A video whose file ends in the middle."""
+    """Write a video whose file is truncated."""
     content = write(path, 30, gop=5, **SIZE, **keys).read_bytes()
     path.write_bytes(content[: len(content) * 2 // 3])
     return path
@@ -40,12 +40,12 @@ BROKEN: dict[str, tuple[Callable[[Path], Path], str]] = {
     "text.mp4": (text, "is not a video, but text"),
     "headless.mp4": (cut, "is cut off: an mp4 or mov file whose table (moov) is missing"),
 }
-"""What no frame can be had of."""
+"""Files from which no frame can be decoded."""
 
 
 @pytest.fixture(scope="module")
 def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Whole ones, one with two frames only, and one that is cut off but begins well."""
+    """Intact videos, one of two frames, and a truncated one whose beginning can be decoded."""
     root = tmp_path_factory.mktemp("videos")
     for number in range(8):
         write(root / ("jump", "run")[number % 2] / f"{number}.mp4", 8 + number, **SIZE)
@@ -56,7 +56,7 @@ def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def root(videos: Path, tmp_path: Path) -> Path:
-    """A folder of its own with these videos."""
+    """A folder with hard links to these videos, which a test may change."""
     for video in videos.glob("*/*"):
         folder = tmp_path / "videos" / video.parent.name
         folder.mkdir(parents=True, exist_ok=True)
@@ -65,8 +65,8 @@ def root(videos: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def train(opabinia: Command, root: Path, tmp_path: Path) -> Callable[..., Ended]:
-    """``train("data.on_error=skip")``: two epochs of a tiny network; three views of each video are evaluated."""
+def train(opabinia: Command, root: Path, tmp_path: Path) -> Callable[..., CommandResult]:
+    """``train("data.on_error=skip")`` trains a tiny network for two epochs, and evaluates three views of each video."""
     videos = f"{{name: videos, root: {root}}}"
     recipe = tmp_path / "videos.yaml"
     recipe.write_text(
@@ -92,30 +92,30 @@ def lines(tmp_path: Path, name: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_video_that_gives_nothing_ends_the_run(name: str, train: Command, root: Path) -> None:
+def test_an_undecodable_video_stops_the_run(name: str, train: Command, root: Path) -> None:
     make, reason = BROKEN[name]
     video = make(root / "run" / name)
-    done = train()
-    assert done.status == 2 and "Traceback" not in done.err
-    *_, line = done.err.splitlines()
+    result = train()
+    assert result.status == 2 and "Traceback" not in result.err
+    *_, line = result.err.splitlines()
     assert line.startswith("error: sample ") and f"(run/{name}), Clip: ValueError: {video} {reason}" in line
 
 
-def test_the_first_video_too(train: Command, root: Path) -> None:
+def test_an_undecodable_first_video_stops_the_run(train: Command, root: Path) -> None:
     empty(root / "jump" / "+.mp4")
-    done = train()
-    (line,) = [line for line in done.err.splitlines() if line.startswith("error: ")]
-    assert done.status == 2 and "jump/+.mp4 is empty" in line and "Traceback" not in done.err
+    result = train()
+    (line,) = [line for line in result.err.splitlines() if line.startswith("error: ")]
+    assert result.status == 2 and "jump/+.mp4 is empty" in line and "Traceback" not in result.err
 
 
-def test_skip_passes_over_them_and_the_others_keep_their_order(train: Command, root: Path, tmp_path: Path) -> None:
+def test_skip_omits_broken_videos_and_keeps_the_order_of_others(train: Command, root: Path, tmp_path: Path) -> None:
     for name, (make, _) in BROKEN.items():
         make(root / "run" / name)
-    done = train("data.on_error=skip", "--name=broken")
-    assert done.status == 0, done.err
+    result = train("data.on_error=skip", "--name=broken")
+    assert result.status == 0, result.err
     for name, (_, reason) in BROKEN.items():
-        assert done.err.count(f"{root / 'run' / name} {reason}") == 2, "once in training, once in evaluations"
-    assert done.err.count(f"{root / 'run' / 'cut.mp4'}: is cut off; the first") == 1
+        assert result.err.count(f"{root / 'run' / name} {reason}") == 2, "once in training, once in evaluation"
+    assert result.err.count(f"{root / 'run' / 'cut.mp4'}: is cut off; the first") == 1
     broken = lines(tmp_path, "broken")
     assert [line["val/skipped"] for line in broken if "val/top1" in line] == [4.0 * 3] * 2
 
@@ -124,10 +124,11 @@ def test_skip_passes_over_them_and_the_others_keep_their_order(train: Command, r
         write(root / "run" / name, 5, **SIZE)
     assert train("--name=whole").status == 0
     whole = lines(tmp_path, "whole")
-    ids, others = ([name for line in some for name in line.get("sample_ids", ())] for some in (broken, whole))
-    assert len(ids) == len(others) == 2 * 14 and {"jump/two.mp4", "run/cut.mp4"} < set(ids)
-    lost = {f"run/{name}" for name in BROKEN}
-    assert not lost & set(ids) and lost < set(others)
+    ids, whole_ids = ([name for line in log for name in line.get("sample_ids", ())] for log in (broken, whole))
+    assert len(ids) == len(whole_ids) == 2 * 14 and {"jump/two.mp4", "run/cut.mp4"} < set(ids)
+    broken_ids = {f"run/{name}" for name in BROKEN}
+    assert not broken_ids & set(ids) and broken_ids < set(whole_ids)
     assert all(
-        one == other or (other in lost and one.startswith("run/")) for one, other in zip(ids, others, strict=True)
+        name == whole or (whole in broken_ids and name.startswith("run/"))
+        for name, whole in zip(ids, whole_ids, strict=True)
     )

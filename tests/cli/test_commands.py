@@ -1,4 +1,4 @@
-"""The commands on a run of six steps: what they print, what they leave, and their exit status."""
+"""The commands on a run of six steps: output, files, and exit status."""
 
 import json
 import os
@@ -11,11 +11,11 @@ import pytest
 from PIL import Image
 
 from opabinia.cli import main
-from tests.cli.conftest import SIX_STEPS, Ended
+from tests.cli.conftest import SIX_STEPS, CommandResult
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = "classification/digits"
-Opabinia = Callable[..., Ended]
+Opabinia = Callable[..., CommandResult]
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -23,13 +23,13 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def scores(folder: Path) -> dict[str, float]:
-    found: dict[str, float] = json.loads((folder / "results.json").read_text())
-    return found
+    results: dict[str, float] = json.loads((folder / "results.json").read_text())
+    return results
 
 
 @pytest.fixture
 def own_run(six_steps: Path, tmp_path: Path) -> Path:
-    """A copy that a test may change."""
+    """A copy of the run that a test may change."""
     return Path(shutil.copytree(six_steps, tmp_path / "classification" / "digits" / "default"))
 
 
@@ -37,11 +37,11 @@ def own_run(six_steps: Path, tmp_path: Path) -> Path:
 
 
 def test_train(opabinia: Opabinia, tmp_path: Path) -> None:
-    ended = opabinia("train", RECIPE, *SIX_STEPS, "train.length=2it", "--name", "short", "--out", tmp_path)
+    result = opabinia("train", RECIPE, *SIX_STEPS, "train.length=2it", "--name", "short", "--out", tmp_path)
     folder = tmp_path / "classification" / "digits" / "short"
-    assert ended.status == 0
-    assert re.search(r"val/top1\W+0\.\d{4}", ended.out)
-    assert f"{folder} (after its last step" in ended.out
+    assert result.status == 0
+    assert re.search(r"val/top1\W+0\.\d{4}", result.out)
+    assert f"{folder} (after its last step" in result.out
     assert scores(folder).keys() >= {"val/top1", "val/top5"}
     assert (folder / "checkpoints" / "last").read_text() == "step-00000002\n"
 
@@ -49,14 +49,14 @@ def test_train(opabinia: Opabinia, tmp_path: Path) -> None:
 def test_a_run_is_not_overwritten(opabinia: Opabinia, six_steps: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = contents(six_steps)
     monkeypatch.setattr("opabinia.training.launch.train", None)  # checked before torch is imported for the training
-    ended = opabinia("train", RECIPE, "--out", six_steps.parents[2])
-    assert ended.status == 2
-    assert f"{six_steps} holds a run, which is never overwritten: --resume continues it" in ended.err
+    result = opabinia("train", RECIPE, "--out", six_steps.parents[2])
+    assert result.status == 2
+    assert f"{six_steps} holds a run, which is never overwritten: --resume continues it" in result.err
     assert contents(six_steps) == before
 
 
 def test_a_finished_run_has_nothing_to_resume(opabinia: Opabinia, own_run: Path) -> None:
-    """However it is named: by its recipe, by its folder, with its checkpoint."""
+    """The run may be named by its recipe, its folder, or a checkpoint."""
     checkpoint = own_run / "checkpoints" / "step-00000006"
     out = ["--out", own_run.parents[2]]
     for arguments in (
@@ -68,17 +68,17 @@ def test_a_finished_run_has_nothing_to_resume(opabinia: Opabinia, own_run: Path)
         [own_run, "--resume"],
         ["--resume", own_run],
     ):
-        ended = opabinia("train", *arguments)
-        assert ended.status == 0, ended.err
-        assert f"{own_run} is finished: nothing to do" in ended.err
-        assert f"{scores(own_run)['val/top1']:.4f}" in ended.out
+        result = opabinia("train", *arguments)
+        assert result.status == 0, result.err
+        assert f"{own_run} is finished: nothing to do" in result.err
+        assert f"{scores(own_run)['val/top1']:.4f}" in result.out
 
 
-def test_a_run_goes_on_where_it_was(opabinia: Opabinia, own_run: Path) -> None:
-    ended = opabinia("train", own_run, "--resume", "train.length=8it")
-    assert ended.status == 0
-    assert f"resuming {own_run} from step 6" in ended.err
-    assert "changed since the run began: train.length: 6it -> 8it" in ended.err
+def test_a_run_resumes_from_its_last_step(opabinia: Opabinia, own_run: Path) -> None:
+    result = opabinia("train", own_run, "--resume", "train.length=8it")
+    assert result.status == 0
+    assert f"resuming {own_run} from step 6" in result.err
+    assert "changed since the run began: train.length: 6it -> 8it" in result.err
     steps = [json.loads(line)["step"] for line in (own_run / "metrics.jsonl").read_text().splitlines()]
     assert steps == [6, 6, 8, 8], "training and evaluation, twice"
 
@@ -89,59 +89,59 @@ def test_a_run_goes_on_where_it_was(opabinia: Opabinia, own_run: Path) -> None:
 @pytest.mark.parametrize("checkpoint", [[], ["--checkpoint", "best"], ["--checkpoint", "last"], ["--checkpoint", None]])
 def test_eval(opabinia: Opabinia, own_run: Path, checkpoint: list[str | None]) -> None:
     path = own_run / "checkpoints" / "step-00000006"
-    ended = opabinia("eval", own_run, *(path if word is None else word for word in checkpoint))
-    assert ended.status == 0, ended.err
+    result = opabinia("eval", own_run, *(path if word is None else word for word in checkpoint))
+    assert result.status == 0, result.err
     for name, value in scores(own_run).items():
-        assert re.search(rf"{name}\W+{value:.4f}", ended.out)
-    assert str(own_run) in ended.out
-    written = json.loads((own_run / "eval" / "val" / "scores.json").read_text())
+        assert re.search(rf"{name}\W+{value:.4f}", result.out)
+    assert str(own_run) in result.out
+    scores_file = json.loads((own_run / "eval" / "val" / "scores.json").read_text())
     about = {"data": "digits, split val", "samples": 360, "checkpoint": path.name, "weights": "raw", "overrides": []}
-    assert written == {**about, **scores(own_run)}
+    assert scores_file == {**about, **scores(own_run)}
 
 
 def test_eval_on_other_data(opabinia: Opabinia, own_run: Path, tmp_path: Path) -> None:
-    """Its scores have their own name, those of the validation set stay."""
+    """Scores of other data have their own name and do not replace those of the validation set."""
     assert opabinia("eval", own_run).status == 0
     before = contents(own_run / "eval" / "val")
-    refused(
+    assert_rejected(
         opabinia("eval", own_run, "data.val.source.split=train"), "would replace the scores", "--name", "--data PATH"
     )
-    ended = opabinia("eval", own_run, "data.val.source.split=train", "--name", "seen", "evaluate.batch_size=500")
-    assert ended.status == 0
-    written = json.loads((own_run / "eval" / "seen" / "scores.json").read_text())
-    assert written["samples"] == 1437 and written["data"] == "digits, split train"
-    assert (written["seen/top1"] * 1437) % 1 == pytest.approx(0, abs=1e-9), "a share of 1,437 digits"
+    result = opabinia("eval", own_run, "data.val.source.split=train", "--name", "seen", "evaluate.batch_size=500")
+    assert result.status == 0
+    scores_file = json.loads((own_run / "eval" / "seen" / "scores.json").read_text())
+    assert scores_file["samples"] == 1437 and scores_file["data"] == "digits, split train"
+    assert (scores_file["seen/top1"] * 1437) % 1 == pytest.approx(0, abs=1e-9), "a fraction of 1,437 digits"
     for folder, gray in (("known", 0), ("other", 255)):
         for name in "0123456789":
             (tmp_path / folder / name).mkdir(parents=True)
             Image.new("L", (8, 8), gray).save(tmp_path / folder / name / "1.png")
     source = f"data.val.source={{name: image_folder, root: '{tmp_path / 'known'}', channels: 1}}"
-    ended = opabinia("eval", own_run, source, "--data", tmp_path / "other", "--json")
-    assert ended.status == 0 and json.loads(ended.out)["scores"]["other/top1"] == pytest.approx(0.1)
-    written = json.loads((own_run / "eval" / "other" / "scores.json").read_text())
-    assert written["samples"] == 10 and written["data"] == f"image_folder, root {tmp_path / 'other'}"
+    result = opabinia("eval", own_run, source, "--data", tmp_path / "other", "--json")
+    assert result.status == 0 and json.loads(result.out)["scores"]["other/top1"] == pytest.approx(0.1)
+    scores_file = json.loads((own_run / "eval" / "other" / "scores.json").read_text())
+    assert scores_file["samples"] == 10 and scores_file["data"] == f"image_folder, root {tmp_path / 'other'}"
     assert contents(own_run / "eval" / "val") == before
     report = opabinia("report", own_run, "--no-images")
     page = (own_run / "report.html").read_text()
-    assert report.status == 0 and "Data of these scores" in page and written["data"] in page
+    assert report.status == 0 and "Data of these scores" in page and scores_file["data"] in page
 
 
-# --- mistakes leave with status 2, a message and no traceback ---------------------------------------------------------
+# --- user errors: exit status 2, a message and no traceback -----------------------------------------------------------
 
 
-def refused(ended: Ended, *messages: str) -> None:
-    assert ended.status == 2
+def assert_rejected(result: CommandResult, *messages: str) -> None:
+    assert result.status == 2
     for message in messages:
-        assert message in ended.err
-    assert "Traceback" not in ended.err
-    assert ended.out == ""
+        assert message in result.err
+    assert "Traceback" not in result.err
+    assert result.out == ""
 
 
-def test_all_mistakes_in_a_config_are_reported(opabinia: Opabinia, tmp_path: Path) -> None:
-    ended = opabinia("train", RECIPE, "optimiser=sgd", "data.batch_size=0", "train.length=5", "--out", tmp_path)
-    refused(ended, "optimiser", "did you mean 'optimizer'?", "data.batch_size", "train.length", "12ep")
-    assert len(ended.err.splitlines()) == 3
-    assert not list(tmp_path.iterdir()), "nothing is left of a run that did not begin"
+def test_all_errors_of_a_config_are_reported(opabinia: Opabinia, tmp_path: Path) -> None:
+    result = opabinia("train", RECIPE, "optimiser=sgd", "data.batch_size=0", "train.length=5", "--out", tmp_path)
+    assert_rejected(result, "optimiser", "did you mean 'optimizer'?", "data.batch_size", "train.length", "12ep")
+    assert len(result.err.splitlines()) == 3
+    assert not list(tmp_path.iterdir()), "a run that did not start leaves no files"
 
 
 @pytest.mark.parametrize(
@@ -169,11 +169,11 @@ def test_all_mistakes_in_a_config_are_reported(opabinia: Opabinia, tmp_path: Pat
         (["trian", RECIPE], "No such command 'trian'"),
     ],
 )
-def test_mistakes(
+def test_user_errors(
     opabinia: Opabinia, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    refused(opabinia(*arguments), message)
+    assert_rejected(opabinia(*arguments), message)
 
 
 @pytest.mark.parametrize(
@@ -184,37 +184,37 @@ def test_mistakes(
         (["task.backbone.model=test_vit"], "the weights do not fit"),
     ],
 )
-def test_mistakes_in_an_evaluation(opabinia: Opabinia, six_steps: Path, arguments: list[str], message: str) -> None:
-    refused(opabinia("eval", six_steps, *arguments), message)
+def test_user_errors_in_an_evaluation(opabinia: Opabinia, six_steps: Path, arguments: list[str], message: str) -> None:
+    assert_rejected(opabinia("eval", six_steps, *arguments), message)
 
 
-def test_a_gpu_that_is_not_there(opabinia: Opabinia, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_gpu_is_reported(opabinia: Opabinia, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    ended = opabinia("train", RECIPE, "train.device=cuda", "--out", tmp_path)
-    refused(ended, "train.device: 'cuda' is not available", "use 'cpu' or 'auto'")
+    result = opabinia("train", RECIPE, "train.device=cuda", "--out", tmp_path)
+    assert_rejected(result, "train.device: 'cuda' is not available", "use 'cpu' or 'auto'")
 
 
-def test_a_broken_image(opabinia: Opabinia, tmp_path: Path) -> None:
+def test_a_broken_image_is_reported(opabinia: Opabinia, tmp_path: Path) -> None:
     for split in ("train", "val"):
         for name in ("cat", "dog"):
             (tmp_path / split / name).mkdir(parents=True)
             Image.new("RGB", (40, 40)).save(tmp_path / split / name / "1.png")
     broken = tmp_path / "train" / "dog" / "1.png"
     broken.write_bytes(broken.read_bytes()[:50])
-    ended = opabinia("train", "classification/image_folder", f"vars.root={tmp_path}", *SIX_STEPS, "--out", tmp_path)
-    assert (ended.status, ended.out) == (2, "")
-    assert str(broken) in ended.err
-    assert "Traceback" not in ended.err
+    result = opabinia("train", "classification/image_folder", f"vars.root={tmp_path}", *SIX_STEPS, "--out", tmp_path)
+    assert (result.status, result.out) == (2, "")
+    assert str(broken) in result.err
+    assert "Traceback" not in result.err
 
 
 def test_without_arguments_help_is_shown(opabinia: Opabinia) -> None:
-    ended = opabinia()
-    assert ended.status == 2
-    assert "Usage" in ended.out + ended.err
+    result = opabinia()
+    assert result.status == 2
+    assert "Usage" in result.out + result.err
 
 
-def test_a_crash_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Python exits with status 1 then."""
+def test_a_crash_shows_its_traceback(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Python then exits with status 1."""
     monkeypatch.setattr("opabinia.training.launch.train", lambda *_, **__: 1 // 0)
     with pytest.raises(ZeroDivisionError):
         main(["train", RECIPE, "--out", str(tmp_path)])
@@ -225,15 +225,15 @@ def test_a_crash_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 def test_the_origin_of_every_value_is_shown(opabinia: Opabinia, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    ended = opabinia("config", "show", "--origin", RECIPE, "seed=7", "optimizer.lr=0.5")
-    assert ended.status == 0
+    result = opabinia("config", "show", "--origin", RECIPE, "seed=7", "optimizer.lr=0.5")
+    assert result.status == 0
     golden = (ROOT / "tests" / "golden" / "configs" / f"{RECIPE}.txt").read_text(encoding="utf-8").splitlines()
-    lines = [re.fullmatch(r"(\S+): (.*\S) +# (.*)", line) for line in ended.out.splitlines()]
+    lines = [re.fullmatch(r"(\S+): (.*\S) +# (.*)", line) for line in result.out.splitlines()]
     assert all(lines)
     shown = [line.groups() for line in lines if line]
     assert [path for path, _, _ in shown] == [line.split(":")[0] for line in golden]
     recipe = f"opabinia/recipes/{RECIPE}.yaml"
-    written = (ROOT / recipe).read_text(encoding="utf-8").splitlines()
+    recipe_lines = (ROOT / recipe).read_text(encoding="utf-8").splitlines()
     for path, value, origin in shown:
         if path in ("seed", "optimizer.lr"):
             assert origin == f"command line: {path}={value}"
@@ -243,7 +243,7 @@ def test_the_origin_of_every_value_is_shown(opabinia: Opabinia, monkeypatch: pyt
             file, number = origin.split(":")
             assert file == recipe
             key = [key for key in path.split(".") if not key.isdigit()][-1]
-            assert f"{key}:" in written[int(number) - 1]
+            assert f"{key}:" in recipe_lines[int(number) - 1]
     assert {origin for _, _, origin in shown} >= {"signature's default", f"{recipe}:7"}
 
 
@@ -254,8 +254,8 @@ def test_names_of_files_that_are_not_utf8_are_printed_and_written(
     names = [os.fsdecode(os.fsencode(tmp_path) + name) for name in (b"/images/a\xff.png", b"/images/b\xfe.png")]
     Image.new("L", (8, 8)).save(names[0])
     Path(names[1]).write_bytes(b"no image")
-    ended = opabinia("predict", six_steps, tmp_path / "images", "--out", tmp_path / "out")
-    assert ended.status == 2 and "a\\udcff.png  " in ended.out
-    assert "b\\udcfe.png cannot be decoded" in ended.err and "Traceback" not in ended.err
+    result = opabinia("predict", six_steps, tmp_path / "images", "--out", tmp_path / "out")
+    assert result.status == 2 and "a\\udcff.png  " in result.out
+    assert "b\\udcfe.png cannot be decoded" in result.err and "Traceback" not in result.err
     (line,) = (tmp_path / "out/predictions.jsonl").read_text().splitlines()
     assert json.loads(line)["path"] == names[0]

@@ -1,4 +1,4 @@
-"""What shells offer: commands, recipes, run folders, keys and parts of a config; in real shells."""
+"""Shell completion of commands, recipes, run folders, config keys and parts; also in real shells."""
 
 import shutil
 import subprocess
@@ -18,14 +18,14 @@ DIGITS = {"optimizer": {"name": "adamw", "lr": 0.004}, "task": {"name": "classif
 
 
 @pytest.fixture
-def offered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """What a line may go on with, in a folder with a recipe and a run."""
+def complete(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """``complete(line)`` returns the completions of a command line, in a folder with a recipe and a run."""
     (tmp_path / "mine.yaml").write_text("base: classification/digits\ntask: {name: classification}\n")
     (tmp_path / "runs" / "mine" / "default").mkdir(parents=True)
     (tmp_path / "runs" / "mine" / "default" / "config.yaml").write_text("task: {name: classification}\n")
     monkeypatch.chdir(tmp_path)
-    whole = catalog()  # another test may have changed the package's files since it was cached
-    monkeypatch.setattr("opabinia.config.warm_catalog", lambda plugins=(): whole)
+    full_catalog = catalog()  # another test may have changed the package's files since it was cached
+    monkeypatch.setattr("opabinia.config.warm_catalog", lambda plugins=(): full_catalog)
     return lambda line: completions.candidates(completions.describe_command(typer.main.get_command(app)), line)
 
 
@@ -57,17 +57,17 @@ def offered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
         ("opabinia nothing of this", []),
     ],
 )
-def test_what_is_offered(offered: Any, line: str, expected: list[str]) -> None:
-    assert offered(line) == expected
+def test_completions_of_a_line(complete: Any, line: str, expected: list[str]) -> None:
+    assert complete(line) == expected
 
 
-def test_a_new_word_is_offered_all(offered: Any) -> None:
-    assert {"train", "eval", "config"} <= set(offered("opabinia "))
-    assert {"classification/digits", "reid/digits", "mine.yaml", "runs/"} <= set(offered("opabinia train "))
-    assert {"optimizer.", "optimizer=", "seed=", "train."} <= set(offered("opabinia train mine.yaml "))
+def test_a_new_word_has_all_completions(complete: Any) -> None:
+    assert {"train", "eval", "config"} <= set(complete("opabinia "))
+    assert {"classification/digits", "reid/digits", "mine.yaml", "runs/"} <= set(complete("opabinia train "))
+    assert {"optimizer.", "optimizer=", "seed=", "train."} <= set(complete("opabinia train mine.yaml "))
 
 
-def test_commands_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_are_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert completions.from_cache("opabinia tr") is None
     completions.save_commands(completions.describe_command(typer.main.get_command(app)))
@@ -76,8 +76,8 @@ def test_commands_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         "import sys; from opabinia.cli import main\ntry: main(['completion', '--line', 'opabinia train reid/dig'])"
     )
     program += "\nfinally: print(*{'typer', 'pydantic', 'opabinia.config'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["reid/digits"], "nothing heavy is imported"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert result.stdout.split() == ["reid/digits"], "no heavy module is imported"
     monkeypatch.setattr(completions, "_version", lambda: [])
     assert completions.from_cache("opabinia tr") is None
 
@@ -88,7 +88,7 @@ def parts() -> Catalog:
 
 
 @pytest.mark.parametrize(
-    ("word", "some"),
+    ("word", "expected"),
     [
         ("data.train.transforms.", ["data.train.transforms.0."]),
         ("data.train.transforms.0.", ["data.train.transforms.0.size="]),
@@ -99,13 +99,13 @@ def parts() -> Catalog:
         ("ema=", ["ema=null"]),
     ],
 )
-def test_keys_and_values_of_a_config(parts: Catalog, word: str, some: list[str]) -> None:
+def test_keys_and_values_of_a_config(parts: Catalog, word: str, expected: list[str]) -> None:
     resize = {"train": {"transforms": [{"name": "Resize", "size": 32}]}}
     config = {**DIGITS, "data": resize, "hooks": {"mine": {"name": "early_stop"}}}
-    assert set(some) <= set(completed(word, config, parts))
+    assert set(expected) <= set(completed(word, config, parts))
 
 
-PRESSED = """
+BASH_PROGRAM = """
 eval "$(opabinia completion bash)"
 press() {
     COMP_LINE="$1" COMP_POINT=${#1}
@@ -117,9 +117,9 @@ press "opabinia train classification/image_folder vars.ro"
 """
 
 
-def printed(folder: Path, *shell: str) -> list[str]:
-    """The words that a shell prints."""
-    done = subprocess.run(
+def run_shell(folder: Path, *shell: str) -> list[str]:
+    """Return the words that a shell prints."""
+    result = subprocess.run(
         shell,
         capture_output=True,
         text=True,
@@ -128,21 +128,21 @@ def printed(folder: Path, *shell: str) -> list[str]:
         env={"PATH": f"{BIN}:/usr/bin:/bin", "HOME": str(folder)},
         check=True,
     )
-    return done.stdout.split()
+    return result.stdout.split()
 
 
-def test_in_bash(tmp_path: Path) -> None:
-    assert printed(tmp_path, "bash", "--norc", "-c", PRESSED) == ["classification/digits", "vars.root="]
+def test_completion_in_bash(tmp_path: Path) -> None:
+    assert run_shell(tmp_path, "bash", "--norc", "-c", BASH_PROGRAM) == ["classification/digits", "vars.root="]
 
 
 @pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
-def test_in_fish(tmp_path: Path) -> None:
+def test_completion_in_fish(tmp_path: Path) -> None:
     program = "opabinia completion fish | source; complete -C 'opabinia train classification/dig'"
-    assert printed(tmp_path, "fish", "--no-config", "-c", program) == ["classification/digits"]
+    assert run_shell(tmp_path, "fish", "--no-config", "-c", program) == ["classification/digits"]
 
 
 @pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
-def test_the_script_for_zsh_is_zsh(tmp_path: Path) -> None:
+def test_the_zsh_script_parses(tmp_path: Path) -> None:
     script = subprocess.run([BIN / "opabinia", "completion", "zsh"], capture_output=True, text=True, check=True).stdout
     (tmp_path / "_opabinia").write_text(script)
     subprocess.run(["zsh", "-f", "-n", tmp_path / "_opabinia"], check=True, timeout=60)

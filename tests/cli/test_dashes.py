@@ -15,5 +15,5 @@ from opabinia.cli.command_line import without_dashes
         ("--nmae=x", "--nmae=x"),
     ],
 )
-def test_dotted_paths_are_overrides_with_dashes_too(word: str, expected: str) -> None:
+def test_dotted_paths_with_dashes_are_overrides(word: str, expected: str) -> None:
     assert without_dashes(word) == expected

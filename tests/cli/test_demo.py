@@ -1,4 +1,4 @@
-"""``opabinia demo``: what it trains, what it writes, and how it resumes."""
+"""``opabinia demo``: training, output, and resuming."""
 
 import io
 import json
@@ -22,9 +22,9 @@ from opabinia.cli.demo import PARTS, DemoTask
 from opabinia.cli.side_by_side import TrainingProcess, _table
 from opabinia.runtime.durations import Duration
 from opabinia.runtime.signals import Stopped
-from tests.cli.conftest import Ended
+from tests.cli.conftest import CommandResult
 
-Opabinia = Callable[..., Ended]
+Opabinia = Callable[..., CommandResult]
 
 SHORT = "base: classification/digits\ntrain: {length: 6it, device: cpu, num_threads: 1}\ndata: {num_workers: 0}\n"
 
@@ -39,22 +39,22 @@ def shorten(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str = "") -> No
 
 
 def test_one_task(opabinia: Opabinia, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second time there is nothing to train; of another config it is not the same demo."""
+    """A second demo trains nothing; a run of another config is an error."""
     shorten(tmp_path, monkeypatch)
     words = ("demo", "classification", "--out", tmp_path)
     run = tmp_path / "six_steps" / "demo"
-    for time_ in range(2):
-        ended = opabinia(*words)
-        assert ended.status == 0, ended.err
-        assert "classification: which digit is it?" in ended.out
-        assert (f"{run} is finished: nothing to train" in ended.out) == (time_ == 1)
-        assert ("step 6/6" in ended.err) == (time_ == 0)
-        assert f"the report is in {run / 'report.html'}" in ended.out
-        assert f"opabinia config show {run} --origin" in ended.out[ended.out.index("next:") :]
+    for attempt in range(2):
+        result = opabinia(*words)
+        assert result.status == 0, result.err
+        assert "classification: which digit is it?" in result.out
+        assert (f"{run} is finished: nothing to train" in result.out) == (attempt == 1)
+        assert ("step 6/6" in result.err) == (attempt == 0)
+        assert f"the report is in {run / 'report.html'}" in result.out
+        assert f"opabinia config show {run} --origin" in result.out[result.out.index("next:") :]
     shorten(tmp_path, monkeypatch, "optimizer: {lr: 0.5}\n")
-    ended = opabinia(*words)
-    assert ended.status == 2
-    assert f"{run}: contains a run of another config (optimizer.lr 0.004 in the folder, 0.5 requested)" in ended.err
+    result = opabinia(*words)
+    assert result.status == 2
+    assert f"{run}: contains a run of another config (optimizer.lr 0.004 in the folder, 0.5 requested)" in result.err
 
 
 def test_the_same_command_resumes(opabinia: Opabinia, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,28 +67,28 @@ def test_the_same_command_resumes(opabinia: Opabinia, tmp_path: Path, monkeypatc
     words = ("demo", "classification", "--out", tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(launch, "_train_and_report", stopped)
-        ended = opabinia(*words)
-    assert ended.status == 130
-    assert "the same command resumes" in ended.err
+        result = opabinia(*words)
+    assert result.status == 130
+    assert "the same command resumes" in result.err
     assert not list(tmp_path.rglob("report.html"))
     assert opabinia(*words).status == 0
 
 
-def test_mistakes(opabinia: Opabinia, tmp_path: Path) -> None:
-    ended = opabinia("demo", "tracking")
-    assert ended.status == 2 and "segmentation" in ended.err and "detection" in ended.err
+def test_user_errors(opabinia: Opabinia, tmp_path: Path) -> None:
+    result = opabinia("demo", "tracking")
+    assert result.status == 2 and "segmentation" in result.err and "detection" in result.err
     (tmp_path / "runs").write_text("no folder")
-    ended = opabinia("demo", "classification", "--out", tmp_path / "runs")
-    assert ended.status == 1 and f"cannot write {tmp_path / 'runs'}" in ended.err and "Traceback" not in ended.err
+    result = opabinia("demo", "classification", "--out", tmp_path / "runs")
+    assert result.status == 1 and f"cannot write {tmp_path / 'runs'}" in result.err and "Traceback" not in result.err
     for task in ("classification", "all"):
-        ended = opabinia("demo", task, "--out", tmp_path, "--name", "../elsewhere")
-        assert ended.status == 2 and "is not valid for a run" in ended.err
+        result = opabinia("demo", task, "--out", tmp_path, "--name", "../elsewhere")
+        assert result.status == 2 and "is not valid for a run" in result.err
 
 
 # --- all tasks --------------------------------------------------------------------------------------------------------
 
 PYTHON = sys.executable
-FAKE = """#!{python} -IS
+FAKE_PROGRAM = """#!{python} -IS
 import json, os, pathlib, sys, time
 recipe, out, name = sys.argv[4], sys.argv[sys.argv.index("--out") + 1], sys.argv[sys.argv.index("--name") + 1]
 folder = pathlib.Path(out, recipe, name)
@@ -111,15 +111,15 @@ scores = {{"val/top1": 1, "val/mAP": 1, "val/AP": 1, "val/mIoU": 1, "val/knn_top
 
 
 @pytest.fixture
-def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """``fake({recipe: "wait" or "fail"})`` replaces the trainings, and the report of them."""
+def fake_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """``fake_training({recipe: "wait" or "fail"})`` replaces training and reports by a fake program."""
     monkeypatch.setattr(demo, "report", lambda runs, *, out: print(f"report of {len(runs)} runs in {out}"))
     monkeypatch.setattr("opabinia.cli.side_by_side.POLL_SECONDS", 0.02)
     monkeypatch.setattr("opabinia.runtime.resources.cores", lambda: 2)
 
     def replace_training(behaviour: dict[str, str]) -> None:
         program = tmp_path / "python"
-        program.write_text(FAKE.format(python=PYTHON, behaviour=behaviour))
+        program.write_text(FAKE_PROGRAM.format(python=PYTHON, behaviour=behaviour))
         program.chmod(0o755)
         monkeypatch.setattr("opabinia.cli.side_by_side.sys.executable", str(program))
 
@@ -128,19 +128,19 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]
 
 
 def calls(out: Path) -> dict[str, list[list[str]]]:
-    """Return the arguments of the trainings by recipe, in the order of their first start."""
-    found = {
+    """Return the arguments of the training processes by recipe, in the order of their first start."""
+    by_recipe = {
         str(file.parent.parent.relative_to(out)): [json.loads(line) for line in file.read_text().splitlines()]
         for file in out.rglob("calls.jsonl")
     }
-    return dict(sorted(found.items(), key=lambda item: item[1][0][0]))
+    return dict(sorted(by_recipe.items(), key=lambda item: item[1][0][0]))
 
 
-def test_all_tasks(opabinia: Opabinia, tmp_path: Path, fake: Callable[..., None]) -> None:
+def test_all_tasks(opabinia: Opabinia, tmp_path: Path, fake_training: Callable[..., None]) -> None:
     """Each task is a process with one thread, the longest first; a second demo trains nothing."""
     out = tmp_path / "runs"
-    ended = opabinia("demo", "--out", out)
-    assert ended.status == 0, ended.err
+    result = opabinia("demo", "--out", out)
+    assert result.status == 0, result.err
     started = calls(out)
     assert set(list(started)[:2]) == {"selfsup/digits_vicreg", "detection/digits"}
     for recipe, ((_, threads, *words),) in started.items():
@@ -148,28 +148,28 @@ def test_all_tasks(opabinia: Opabinia, tmp_path: Path, fake: Callable[..., None]
         assert words[:4] == ["-m", "opabinia", "train", recipe] and "data.num_workers=0" in words
         assert words[words.index("--resume") + 1] == "auto" and "demo-short" in words
     for task, part in PARTS.items():
-        assert re.search(rf"^{task}  finished  \d+%  {part.score.removeprefix('val/')} \d", ended.err, re.MULTILINE)
-        assert re.search(rf"{task}\W+{part.score}\W+\d\.\d{{4}}\W+{re.escape(part.baseline)}", ended.out)
-    assert f"report of 6 runs in {out / 'demo.html'}" in ended.out
+        assert re.search(rf"^{task}  finished  \d+%  {part.score.removeprefix('val/')} \d", result.err, re.MULTILINE)
+        assert re.search(rf"{task}\W+{part.score}\W+\d\.\d{{4}}\W+{re.escape(part.baseline)}", result.out)
+    assert f"report of 6 runs in {out / 'demo.html'}" in result.out
     again = opabinia("demo", "--out", out)
     assert again.status == 0 and "report of 6 runs" in again.out
     assert calls(out) == started
 
 
-def test_a_failure_stops_no_other_task(opabinia: Opabinia, tmp_path: Path, fake: Callable[..., None]) -> None:
-    fake({"detection/digits": "fail"})
-    ended = opabinia("demo", "--out", tmp_path / "runs")
-    assert ended.status == 1
-    assert f"{tmp_path / 'runs/detection/digits/demo-short'} failed (exit status 1):" in ended.err
-    assert "error: no such detection/digits" in ended.err
-    assert "report of 5 runs" in ended.out and "val/AP" not in ended.out
+def test_a_failure_stops_no_other_task(opabinia: Opabinia, tmp_path: Path, fake_training: Callable[..., None]) -> None:
+    fake_training({"detection/digits": "fail"})
+    result = opabinia("demo", "--out", tmp_path / "runs")
+    assert result.status == 1
+    assert f"{tmp_path / 'runs/detection/digits/demo-short'} failed (exit status 1):" in result.err
+    assert "error: no such detection/digits" in result.err
+    assert "report of 5 runs" in result.out and "val/AP" not in result.out
 
 
-def test_ctrl_c_stops_both_and_the_same_command_resumes(
-    opabinia: Opabinia, tmp_path: Path, fake: Callable[..., None]
+def test_ctrl_c_stops_all_processes_and_the_same_command_resumes(
+    opabinia: Opabinia, tmp_path: Path, fake_training: Callable[..., None]
 ) -> None:
     out = tmp_path / "runs"
-    fake({"selfsup/digits_vicreg": "wait", "detection/digits": "wait"})
+    fake_training({"selfsup/digits_vicreg": "wait", "detection/digits": "wait"})
 
     def interrupt() -> None:
         while len(list(out.rglob("metrics.jsonl"))) < 2:
@@ -177,29 +177,31 @@ def test_ctrl_c_stops_both_and_the_same_command_resumes(
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=interrupt, daemon=True).start()
-    ended = opabinia("demo", "--out", out)
-    assert ended.status == 130
-    assert "stopped: the same command resumes" in ended.err and "report" not in ended.out
-    assert len(re.findall(r"^\w+  stopped  \d+%  loss 0.250", ended.err, re.MULTILINE)) == 2
-    assert len(calls(out)) == 2, "no other task begins"
-    fake({})
+    result = opabinia("demo", "--out", out)
+    assert result.status == 130
+    assert "stopped: the same command resumes" in result.err and "report" not in result.out
+    assert len(re.findall(r"^\w+  stopped  \d+%  loss 0.250", result.err, re.MULTILINE)) == 2
+    assert len(calls(out)) == 2, "no other task is started"
+    fake_training({})
     assert opabinia("demo", "--out", out).status == 0
-    assert [len(each) for each in calls(out).values()] == [2, 2, 1, 1, 1, 1]
+    assert [len(starts) for starts in calls(out).values()] == [2, 2, 1, 1, 1, 1]
 
 
-def test_another_config(opabinia: Opabinia, tmp_path: Path, fake: Callable[..., None], six_steps: Path) -> None:
+def test_another_config(
+    opabinia: Opabinia, tmp_path: Path, fake_training: Callable[..., None], six_steps: Path
+) -> None:
     folder = tmp_path / "classification" / "digits" / "demo-short"
     folder.mkdir(parents=True)
     shutil.copy(six_steps / "config.yaml", folder)
-    ended = opabinia("demo", "--out", tmp_path)
-    assert ended.status == 2
-    assert f"{folder}: contains a run of another config (" in ended.err and "train.length" in ended.err
-    assert "choose another --name" in ended.err
+    result = opabinia("demo", "--out", tmp_path)
+    assert result.status == 2
+    assert f"{folder}: contains a run of another config (" in result.err and "train.length" in result.err
+    assert "choose another --name" in result.err
     assert not calls(tmp_path)
 
 
-def test_torch_is_not_imported(tmp_path: Path, fake: Callable[..., None]) -> None:
-    """The process that shows the table takes no time from those that train."""
+def test_torch_is_not_imported(tmp_path: Path, fake_training: Callable[..., None]) -> None:
+    """The process that shows the table must not slow down those that train."""
     code = (
         "import sys; from pathlib import Path; from opabinia.cli.demo import _train_all; "
         f"sys.executable = {str(tmp_path / 'python')!r}; "
@@ -211,7 +213,7 @@ def test_torch_is_not_imported(tmp_path: Path, fake: Callable[..., None]) -> Non
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_table_fits(width: int, tmp_path: Path) -> None:
-    """A line per task, also in a narrow terminal; what is cut is the question."""
+    """Each task has a line, also in a narrow terminal; the question is truncated."""
     length = Duration(1, "ep")
     runs = [TrainingProcess(task, part.question, tmp_path, length, part.score, ()) for task, part in PARTS.items()]
     for run in runs:
@@ -238,21 +240,21 @@ def test_the_table_fits(width: int, tmp_path: Path) -> None:
     ],
 )
 def test_demo(task: str, minimum: float, tmp_path: Path) -> None:
-    """Trains on real handwritten digits, to about the scores that the recipes state."""
+    """Train on real handwritten digits, to about the scores stated in the recipes."""
     program = [sys.executable, "-m", "opabinia", "demo", task, "--out", str(tmp_path)]
-    done = subprocess.run(program, capture_output=True, text=True, cwd=tmp_path, check=True)
+    result = subprocess.run(program, capture_output=True, text=True, cwd=tmp_path, check=True)
     score = demo.PARTS[DemoTask(task)].score
-    values = re.findall(rf"{score}\W+(0\.\d{{4}}|1\.0000)", done.stdout)
+    values = re.findall(rf"{score}\W+(0\.\d{{4}}|1\.0000)", result.stdout)
     assert len(values) == 2 and len(set(values)) == 1, "among all scores, and at the end"
     assert float(values[0]) >= minimum
     (results,) = tmp_path.rglob("results.json")
-    assert str(results.parent) in done.stdout
-    assert f"the report is in {results.parent / 'report.html'}" in done.stdout
+    assert str(results.parent) in result.stdout
+    assert f"the report is in {results.parent / 'report.html'}" in result.stdout
 
 
 @pytest.mark.slow
 def test_demo_of_all_tasks(tmp_path: Path) -> None:
-    """All of them, shortened: each score is far above its baseline."""
+    """Short runs of all tasks: each score is far above its baseline."""
     minimum = {
         "classification": 0.98,
         "reid": 0.4,
@@ -262,9 +264,9 @@ def test_demo_of_all_tasks(tmp_path: Path) -> None:
         "segmentation": 0.4,
     }
     program = [sys.executable, "-m", "opabinia", "demo", "--out", str(tmp_path)]
-    done = subprocess.run(program, capture_output=True, text=True, cwd=tmp_path, check=True)
+    result = subprocess.run(program, capture_output=True, text=True, cwd=tmp_path, check=True)
     for task, part in PARTS.items():
-        (value,) = re.findall(rf"{task}\W+{part.score}\W+([\d.]+)", done.stdout)
+        (value,) = re.findall(rf"{task}\W+{part.score}\W+([\d.]+)", result.stdout)
         assert float(value) >= minimum[task], task
-    assert f"the report is in {tmp_path / 'demo.html'}" in done.stdout
+    assert f"the report is in {tmp_path / 'demo.html'}" in result.stdout
     assert len(list(tmp_path.rglob("results.json"))) == len(PARTS)

@@ -5,22 +5,22 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.cli.conftest import Ended
+from tests.cli.conftest import CommandResult
 
-Command = Callable[..., Ended]
+Command = Callable[..., CommandResult]
 
 
 def test_further_evaluators_by_name(opabinia: Command, six_steps: Path, tmp_path: Path) -> None:
     run = shutil.copytree(six_steps, tmp_path / "run")
-    ended = opabinia("eval", run, "--measure", "collapse", "--measure", "knn", "evaluate.evaluators.knn.evaluator.k=3")
-    assert ended.status == 0, ended.err
+    result = opabinia("eval", run, "--measure", "collapse", "--measure", "knn", "evaluate.evaluators.knn.evaluator.k=3")
+    assert result.status == 0, result.err
     scores = json.loads((run / "eval" / "val" / "scores.json").read_text())
     assert {"val/top1", "val/spread", "val/rank", "val/uniformity", "val/knn_top1", "val/knn_top5"} <= scores.keys()
     assert 0.1 < scores["val/knn_top1"] < 1
-    assert "val/knn_top1" in ended.out
+    assert "val/knn_top1" in result.out
 
 
-def test_an_evaluator_that_is_not_there_is_reported_with_the_nearest(opabinia: Command, six_steps: Path) -> None:
-    ended = opabinia("eval", six_steps, "--measure", "linear_prob")
-    assert ended.status == 2
-    assert "there is no evaluator of this name (found 'linear_prob'); did you mean 'linear_probe'?" in ended.err
+def test_an_unknown_evaluator_is_reported_with_a_suggestion(opabinia: Command, six_steps: Path) -> None:
+    result = opabinia("eval", six_steps, "--measure", "linear_prob")
+    assert result.status == 2
+    assert "there is no evaluator of this name (found 'linear_prob'); did you mean 'linear_probe'?" in result.err

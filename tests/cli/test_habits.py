@@ -1,4 +1,4 @@
-"""Keys, options and file names as users of other systems type them: the message says what to write."""
+"""Keys, options and file names as users of other frameworks type them: the message names the correct override."""
 
 import shutil
 from collections.abc import Callable
@@ -26,37 +26,37 @@ from tests.cli.conftest import SIX_STEPS
         ("--lr", "write optimizer.lr=VALUE"),
     ],
 )
-def test_habits_are_answered_with_the_override(opabinia: Callable[..., Any], words: str, hint: str) -> None:
-    ended = opabinia("config", "check", "classification/digits", *words.split())
-    assert ended.status == 2 and hint in ended.err and ended.err.count("\n") == 1
+def test_unknown_keys_and_options_suggest_the_override(opabinia: Callable[..., Any], words: str, hint: str) -> None:
+    result = opabinia("config", "check", "classification/digits", *words.split())
+    assert result.status == 2 and hint in result.err and result.err.count("\n") == 1
 
 
 @pytest.mark.parametrize("words", [["train", "classification/digits", "--nmae"], ["predict", "runs/a", "--lr", "1"]])
-def test_other_options_have_the_message_of_the_parser(opabinia: Callable[..., Any], words: list[str]) -> None:
-    ended = opabinia(*words)
-    assert ended.status == 2 and "No such option" in ended.err
+def test_other_unknown_options_have_the_message_of_the_parser(opabinia: Callable[..., Any], words: list[str]) -> None:
+    result = opabinia(*words)
+    assert result.status == 2 and "No such option" in result.err
 
 
-def test_a_neighbor_is_suggested_for_a_missing_file(
+def test_a_similar_file_is_suggested_for_a_missing_file(
     opabinia: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("clothes.yaml").write_text("base: classification/digits\n")
     for name in ("clothes.yml", "clothes", "cloths.yaml"):
-        ended = opabinia("config", "check", name)
-        assert ended.status == 2 and "did you mean 'clothes.yaml'?" in ended.err and "packaged" not in ended.err
+        result = opabinia("config", "check", name)
+        assert result.status == 2 and "did you mean 'clothes.yaml'?" in result.err and "packaged" not in result.err
     assert "files beside it: clothes.yaml" in opabinia("config", "check", "nothing.yaml").err
 
 
-def test_a_run_that_never_existed_is_not_resumed(opabinia: Callable[..., Any], six_steps: Path, tmp_path: Path) -> None:
+def test_resuming_a_nonexistent_run_is_an_error(opabinia: Callable[..., Any], six_steps: Path, tmp_path: Path) -> None:
     shutil.copytree(six_steps, tmp_path / "classification" / "digits" / "slow")
-    ended = opabinia("train", "classification/digits", *SIX_STEPS, "--out", tmp_path, "--name", "slwo", "--resume")
-    assert ended.status == 2 and "Traceback" not in ended.err
-    assert "there is no run" in ended.err and "did you mean 'slow'?" in ended.err and "--resume auto" in ended.err
+    result = opabinia("train", "classification/digits", *SIX_STEPS, "--out", tmp_path, "--name", "slwo", "--resume")
+    assert result.status == 2 and "Traceback" not in result.err
+    assert "there is no run" in result.err and "did you mean 'slow'?" in result.err and "--resume auto" in result.err
     assert not (tmp_path / "classification" / "digits" / "slwo").exists()
 
 
-def test_resume_auto_begins_a_run_and_resumes_it(opabinia: Callable[..., Any], tmp_path: Path) -> None:
+def test_resume_auto_starts_a_run_and_resumes_it(opabinia: Callable[..., Any], tmp_path: Path) -> None:
     command = ("train", "classification/digits", *SIX_STEPS, "--out", tmp_path, "--resume", "auto")
     first = opabinia(*command)
     assert first.status == 0 and "starting from the beginning" in first.err

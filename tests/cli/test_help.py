@@ -1,4 +1,4 @@
-"""Help comes at once: nothing heavy is imported for it."""
+"""``--help`` is fast: it imports no heavy module."""
 
 import json
 import re
@@ -19,21 +19,21 @@ PROGRAM = Path(sys.executable).with_name("opabinia")
 
 
 def commands(group: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
-    """Every command with the words that lead to it."""
+    """Yield every command with its words."""
     yield path, group
     for name, command in getattr(group, "commands", {}).items():
         yield from commands(command, (*path, name))
 
 
 def imported(stderr: str) -> set[str]:
-    """Top-level names in what ``python -X importtime`` has printed."""
+    """Return the top-level modules in the output of ``python -X importtime``."""
     return set(re.findall(r"^import time:.*\| +(\w+)", stderr, re.MULTILINE))
 
 
 COMMANDS = list(commands(typer.main.get_command(app)))
 
 
-def test_there_are_these_commands() -> None:
+def test_the_commands_exist() -> None:
     known = {" ".join(path) for path, _ in COMMANDS}
     assert known >= {"", "train", "sweep", "eval", "demo", "data check"}
     assert known >= {"config", "config show", "config check", "config list"}
@@ -53,28 +53,28 @@ print(json.dumps({"texts": texts, "imported": list(sys.modules)}))
 
 
 @pytest.fixture(scope="module")
-def helped() -> dict[str, Any]:
-    """The help of each command, and what a program has imported that has printed all of it."""
+def help_output() -> dict[str, Any]:
+    """The help of each command, and the modules imported to print all of it."""
     words = json.dumps([path for path, _ in COMMANDS])
-    done = subprocess.run([sys.executable, "-c", ALL_HELP, words], capture_output=True, text=True, check=True)
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    result = subprocess.run([sys.executable, "-c", ALL_HELP, words], capture_output=True, text=True, check=True)
+    output: dict[str, Any] = json.loads(result.stdout)
+    return output
 
 
-def test_nothing_heavy_is_imported_for_any_help(helped: dict[str, Any]) -> None:
-    assert "typer" in helped["imported"] and not HEAVY & set(helped["imported"])
+def test_help_imports_no_heavy_module(help_output: dict[str, Any]) -> None:
+    assert "typer" in help_output["imported"] and not HEAVY & set(help_output["imported"])
 
 
-def test_paragraphs_are_wrapped_at_the_width_of_the_terminal(helped: dict[str, Any]) -> None:
-    text = helped["texts"][[path for path, _ in COMMANDS].index(("predict",))]
+def test_paragraphs_are_wrapped_at_the_width_of_the_terminal(help_output: dict[str, Any]) -> None:
+    text = help_output["texts"][[path for path, _ in COMMANDS].index(("predict",))]
     lines = [line.strip() for line in text.partition("With --gallery")[2].split("\n \n")[0].strip().splitlines()]
     paragraph = lines[: lines.index("")]
     assert len(paragraph) > 1 and all(len(line) > 60 for line in paragraph[1:-1]), paragraph
 
 
 @pytest.mark.parametrize("number", range(len(COMMANDS)), ids=[" ".join(path) or "opabinia" for path, _ in COMMANDS])
-def test_help(helped: dict[str, Any], number: int) -> None:
-    (path, command), text = COMMANDS[number], helped["texts"][number]
+def test_help(help_output: dict[str, Any], number: int) -> None:
+    (path, command), text = COMMANDS[number], help_output["texts"][number]
     assert " ".join(["Usage: opabinia", *path]) in text
     for name, subcommand in getattr(command, "commands", {}).items():
         assert (f" {name} " in text) is not subcommand.hidden
@@ -86,7 +86,7 @@ def test_help(helped: dict[str, Any], number: int) -> None:
             assert (parameter.metavar or "").strip("[].") in text
 
 
-def test_both_ways_to_start_are_one_program() -> None:
+def test_the_script_and_the_module_are_the_same_program() -> None:
     runs = [[PROGRAM], [sys.executable, "-m", "opabinia"]]
     texts = [
         subprocess.run([*run, "train", "--help"], capture_output=True, text=True, check=True).stdout for run in runs
@@ -95,7 +95,7 @@ def test_both_ways_to_start_are_one_program() -> None:
 
 
 def test_a_warm_check_of_a_config_imports_no_torch(tmp_path: Path) -> None:
-    """The first one may: it fills the cache."""
+    """The first check may import torch: it fills the cache."""
 
     def check(recipe: str) -> subprocess.CompletedProcess[str]:
         program = [sys.executable, "-X", "importtime", "-m", "opabinia", "config", "check", recipe]

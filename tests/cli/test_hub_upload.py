@@ -68,8 +68,9 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
         if self.path == "/api/repos/create":
-            asked = json.loads(body)  # the fields differ by version
-            self.server.private, self.server.files = asked.get("private") or asked.get("visibility") == "private", {}
+            request = json.loads(body)  # the fields differ by version
+            self.server.private = request.get("private") or request.get("visibility") == "private"
+            self.server.files = {}
             self.answer({"url": "http://127.0.0.1/ann/digits", "name": "ann/digits", "id": "1"})
         elif self.path.startswith(f"{PATH}/preupload/"):
             paths = [file["path"] for file in json.loads(body)["files"]]
@@ -144,19 +145,19 @@ def test_a_model_is_uploaded_and_loaded(
     with pytest.raises(ConfigError, match="plugins: hf:ann/digits imports modules of this machine"):
         library.load("hf:ann/digits")
     config.write_text(text, encoding="utf-8")
-    three = tmp_path / "three.png"
-    Image.new("L", (8, 8)).save(three)
-    assert opabinia("predict", "hf:ann/digits", three).status == 0
+    image_path = tmp_path / "image.png"
+    Image.new("L", (8, 8)).save(image_path)
+    assert opabinia("predict", "hf:ann/digits", image_path).status == 0
     assert (folder / "predictions" / "predictions.jsonl").is_file()
 
 
-def test_what_prevents_an_upload(
+def test_errors_of_an_upload(
     hub: Hub, opabinia: Callable[..., Any], six_steps: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def push(*options: str) -> str:
-        ended = opabinia("export", six_steps, "--out=x", *options)
-        assert ended.status == 2 and not Path("x").exists()
-        return str(ended.err)
+        result = opabinia("export", six_steps, "--out=x", *options)
+        assert result.status == 2 and not Path("x").exists()
+        return str(result.err)
 
     layout = "--format=huggingface"
     assert "--push: it needs --format huggingface" in push("--push=ann/digits", "--yes")

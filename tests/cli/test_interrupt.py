@@ -1,4 +1,4 @@
-"""Ctrl-C while something heavy is imported: the command goes quietly."""
+"""Ctrl-C during imports stops a command without a traceback."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ import os, time
 open(os.environ["IMPORTING"], "w").close()
 time.sleep(60)
 """
-# Whoever runs the tests may have told its children to ignore Ctrl-C.
+# The parent process of the tests may ignore Ctrl-C, which children inherit.
 PROGRAM = """
 import runpy, signal
 signal.signal(signal.SIGINT, signal.default_int_handler)

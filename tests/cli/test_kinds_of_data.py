@@ -1,4 +1,4 @@
-"""Lists with several labels, joined sources, samplers, several crops: from the config to the scores."""
+"""Training on multi-label data, concatenated sources, samplers and multi-crop evaluation."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from opabinia.data import Stream
 from opabinia.data.sources import Digits, DigitViews
 from opabinia.training import launch
 from opabinia.training.samples import read_dataset_info
-from tests.cli.conftest import Ended
+from tests.cli.conftest import CommandResult
 
 SMALL = ["train.length=4it", "data.num_workers=0", "train.device=cpu", "train.num_threads=1", "loggers=[]", "seed=1"]
 
 
 @pytest.fixture
-def listed(tmp_path: Path) -> Path:
-    """Pictures with a red half, a blue half, both or none, and a list of them."""
+def colors(tmp_path: Path) -> Path:
+    """Images with a red half, a blue half, both or none, and a table of their labels."""
     rows = ["path,label"]
     for number in range(16):
         red, blue = number & 1, number & 2
@@ -31,9 +31,9 @@ def listed(tmp_path: Path) -> Path:
         pixels[:, :12, 0] += 200 * bool(red)
         pixels[:, 12:, 2] += 200 * bool(blue)
         Image.fromarray(pixels).save(tmp_path / f"{number}.png")
-        rows.append(f"{number}.png,{'|'.join(name for name, there in (('red', red), ('blue', blue)) if there)}")
+        rows.append(f"{number}.png,{'|'.join(name for name, present in (('red', red), ('blue', blue)) if present)}")
     (tmp_path / "list.csv").write_text("\n".join(rows))
-    (tmp_path / "colours.yaml").write_text(f"""
+    (tmp_path / "colors.yaml").write_text(f"""
 task: {{name: classification, backbone: {{name: timm, model: test_resnet}}}}
 data:
   train:
@@ -48,23 +48,23 @@ train: {{length: 30ep}}
     return tmp_path
 
 
-def test_several_labels_an_image(listed: Path, opabinia: Callable[..., Ended]) -> None:
-    recipe = listed / "colours.yaml"
-    folder, scores = launch.train(str(recipe), [*SMALL[1:], "data.mix=[]"], out=listed / "runs")
+def test_multi_label_classification(colors: Path, opabinia: Callable[..., CommandResult]) -> None:
+    recipe = colors / "colors.yaml"
+    folder, scores = launch.train(str(recipe), [*SMALL[1:], "data.mix=[]"], out=colors / "runs")
     assert list(scores) == ["val/mAP", "val/micro_f1", "val/macro_f1"] and scores["val/mAP"] > 0.95
     details = json.loads((folder / "eval/val/details.json").read_text())
     assert [row["class"] for row in details["per_class"]] == ["blue", "red"]
-    ended = opabinia("predict", folder, listed / "3.png", "--out", listed / "found")
-    assert ended.status == 0
-    found = json.loads((listed / "found/predictions.jsonl").read_text().splitlines()[0])
-    assert all(one["probability"] > 0.5 for one in found["top"]), "both are there"
+    result = opabinia("predict", folder, colors / "3.png", "--out", colors / "predictions")
+    assert result.status == 0
+    prediction = json.loads((colors / "predictions/predictions.jsonl").read_text().splitlines()[0])
+    assert all(label["probability"] > 0.5 for label in prediction["top"]), "the image has both labels"
 
 
-def test_mixing_several_labels(listed: Path) -> None:
-    launch.train(str(listed / "colours.yaml"), SMALL, out=listed / "runs")
+def test_mixing_multi_label_images(colors: Path) -> None:
+    launch.train(str(colors / "colors.yaml"), SMALL, out=colors / "runs")
 
 
-def test_shares_of_joined_sources_with_several_crops(tmp_path: Path) -> None:
+def test_weights_of_concatenated_sources_with_several_crops(tmp_path: Path) -> None:
     source = "{name: concat, sources: [{name: digits, split: train}, {name: digits, split: val}]}"
     overrides = [
         *(*SMALL, f"data.train.source={source}", "data.sampler={name: mixed_sources, weights: [1, 3], length: 256}"),
@@ -73,8 +73,8 @@ def test_shares_of_joined_sources_with_several_crops(tmp_path: Path) -> None:
     folder, scores = launch.train("classification/digits", [*overrides, "train.log_samples=true"], out=tmp_path)
     assert "val/top1" in scores
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    ids = [one for line in lines for one in line.get("sample_ids", [])]
-    assert len(ids) == 256 and sum(one.startswith("0/") for one in ids) == 64
+    ids = [sample_id for line in lines for sample_id in line.get("sample_ids", [])]
+    assert len(ids) == 256 and sum(sample_id.startswith("0/") for sample_id in ids) == 64
 
 
 def test_a_resumed_run_cannot_change_its_sampler(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_a_resumed_run_cannot_change_its_sampler(tmp_path: Path) -> None:
         launch.train("classification/digits", changed, out=tmp_path, resume="last")
 
 
-class Wrong(Digits):
+class WrongLabel(Digits):
     def __init__(self, label: int) -> None:
         super().__init__()
         self.labels = self.labels.copy()
@@ -94,8 +94,10 @@ class Wrong(Digits):
 
 @pytest.mark.parametrize("label", [-1, 10])
 def test_labels_out_of_range_are_reported_before_the_first_step(label: int) -> None:
-    with pytest.raises(ConfigError, match=rf"Wrong: sample 7 has the label {label}, expected 0 to 9 for 10 classes"):
-        read_dataset_info(Stream(source=Wrong(label)))
+    with pytest.raises(
+        ConfigError, match=rf"WrongLabel: sample 7 has the label {label}, expected 0 to 9 for 10 classes"
+    ):
+        read_dataset_info(Stream(source=WrongLabel(label)))
     assert read_dataset_info(Stream(source=Digits())) == DatasetInfo(1437, 1, tuple("0123456789"))
 
 
@@ -107,17 +109,17 @@ def test_labels_out_of_range_are_reported_before_the_first_step(label: int) -> N
     ],
     ids=["mixed", "diverged"],
 )
-def test_what_turns_out_on_the_way_is_reported(
-    changes: list[str], message: str, tmp_path: Path, opabinia: Callable[..., Ended]
+def test_errors_during_training_are_reported(
+    changes: list[str], message: str, tmp_path: Path, opabinia: Callable[..., CommandResult]
 ) -> None:
-    ended = opabinia("train", "reid/digits", *SMALL, "data.batch_size=16", *changes, "--out", tmp_path)
-    assert ended.status == 2
-    assert message in ended.err and "Traceback" not in ended.err
+    result = opabinia("train", "reid/digits", *SMALL, "data.batch_size=16", *changes, "--out", tmp_path)
+    assert result.status == 2
+    assert message in result.err and "Traceback" not in result.err
 
 
-def test_only_a_part_of_a_set_is_set_apart() -> None:
-    told = {
+def test_only_the_test_split_has_queries() -> None:
+    queries = {
         split: read_dataset_info(Stream(source=DigitViews(split=split))).queries
         for split in ("train", "test", "query", "gallery")
     }
-    assert told == {"train": False, "test": True, "query": False, "gallery": False}
+    assert queries == {"train": False, "test": True, "query": False, "gallery": False}

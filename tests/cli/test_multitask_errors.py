@@ -1,4 +1,4 @@
-"""Multi-task configs with mistakes: one error that names the place, exit status 2, before the first step."""
+"""Invalid multi-task configs: one error that names the key, exit status 2, before the first step."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.cli.conftest import Ended
+from tests.cli.conftest import CommandResult
 
 RECIPE = """
 task:
@@ -62,8 +62,8 @@ WITH_DATA: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("cases", [CASES, pytest.param(WITH_DATA, marks=pytest.mark.slow)], ids=["config", "data"])
-def test_one_error_for_each_mistake(
-    opabinia: Callable[..., Ended], tmp_path: Path, cases: dict[str, tuple[Any, str]]
+def test_invalid_configs_have_a_single_error(
+    opabinia: Callable[..., CommandResult], tmp_path: Path, cases: dict[str, tuple[Any, str]]
 ) -> None:
     recipe = tmp_path / "tasks.yaml"
     for number, (path, (value, text)) in enumerate(cases.items()):
@@ -80,8 +80,8 @@ def test_one_error_for_each_mistake(
         if path in ("tasks.a.batch_share", "checkpoint.best", "tasks.c.stream"):
             checked = opabinia("config", "check", recipe)
             assert cases is WITH_DATA or (checked.status, text in checked.err) == (2, True), path
-        ended = opabinia("train", recipe, "--out", tmp_path / "runs", "--name", str(number))
-        assert ended.status == 2, f"{path}: {ended.err}"
-        assert text in ended.err.splitlines()[-1] and "Traceback" not in ended.err, ended.err
+        result = opabinia("train", recipe, "--out", tmp_path / "runs", "--name", str(number))
+        assert result.status == 2, f"{path}: {result.err}"
+        assert text in result.err.splitlines()[-1] and "Traceback" not in result.err, result.err
         metrics = tmp_path / "runs" / "tasks" / str(number) / "metrics.jsonl"
         assert not metrics.exists() or not metrics.read_text()

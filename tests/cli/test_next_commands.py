@@ -1,4 +1,4 @@
-"""Every command that a finished run suggests works on that run, whatever its data."""
+"""Every command that a finished run suggests works on that run, on any kind of data."""
 
 import shlex
 from collections.abc import Callable
@@ -28,7 +28,7 @@ def photos(tmp_path: Path) -> Path:
 
 
 def suggestions(run: Path, photos: Path) -> list[list[str]]:
-    """The suggested commands, with the photos in the place of the user's images and a length that is done."""
+    """Return the suggested commands, with the photos as the user's images and a short length."""
     words = {
         "IMAGES/": str(photos),
         "QUERIES/": str(photos),
@@ -57,16 +57,16 @@ def test_suggested_commands_work(
     assert opabinia("train", recipe, *root, *TINY, *overrides, "--out", tmp_path).status == 0
     for words in suggestions(tmp_path / recipe / "default", photos):
         if words[0] == "opabinia":
-            ended = opabinia(*words[1:])
-            assert ended.status == 0 or "pip install" in ended.err, f"{shlex.join(words)}: {ended.err}"
+            result = opabinia(*words[1:])
+            assert result.status == 0 or "pip install" in result.err, f"{shlex.join(words)}: {result.err}"
 
 
 def test_unlabeled_images_have_a_validation_loss(opabinia: Callable[..., Any], tmp_path: Path, photos: Path) -> None:
     train = ("train", "selfsup/images", f"vars.root={photos}", "vars.size=32", "vars.batch=4", *TINY, "--out", tmp_path)
-    ended = opabinia(*train)
+    result = opabinia(*train)
     run = tmp_path / "selfsup" / "images" / "default"
-    assert ended.status == 0 and "val/loss" in ended.out
-    assert "linear_probe" not in ended.out and f"opabinia map {run}" in ended.out
-    ended = opabinia(*train, "data.val=null", "checkpoint.best=null", "--name", "blind")
-    assert ended.status == 0 and "train/loss" in ended.out
-    assert "opabinia eval" not in ended.out.partition("next:")[2] and "opabinia map" not in ended.out
+    assert result.status == 0 and "val/loss" in result.out
+    assert "linear_probe" not in result.out and f"opabinia map {run}" in result.out
+    result = opabinia(*train, "data.val=null", "checkpoint.best=null", "--name", "blind")
+    assert result.status == 0 and "train/loss" in result.out
+    assert "opabinia eval" not in result.out.partition("next:")[2] and "opabinia map" not in result.out

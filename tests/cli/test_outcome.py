@@ -1,4 +1,4 @@
-"""How commands end: the best, the next commands, one JSON object, and quietly."""
+"""Output at the end of commands: best score, next commands, ``--json`` and ``--quiet``."""
 
 import json
 import shutil
@@ -9,77 +9,77 @@ from typing import Any
 import pytest
 
 from opabinia.config import live_catalog
-from tests.cli.conftest import SIX_STEPS, Ended
+from tests.cli.conftest import SIX_STEPS, CommandResult
 
-Opabinia = Callable[..., Ended]
+Opabinia = Callable[..., CommandResult]
 
 
 @pytest.fixture
 def own_run(six_steps: Path, tmp_path: Path) -> Path:
-    """A copy that a test may change."""
+    """A copy of the run that a test may change."""
     return Path(shutil.copytree(six_steps, tmp_path / "default"))
 
 
 def final(run: Path) -> dict[str, float]:
-    found: dict[str, float] = json.loads((run / "results.json").read_text())
-    return found
+    scores: dict[str, float] = json.loads((run / "results.json").read_text())
+    return scores
 
 
-def test_the_best_and_the_next_commands(opabinia: Opabinia, own_run: Path) -> None:
-    ended = opabinia("train", own_run, "--resume")
+def test_the_best_score_and_the_next_commands(opabinia: Opabinia, own_run: Path) -> None:
+    result = opabinia("train", own_run, "--resume")
     score = final(own_run)["val/top1"]
     checkpoint = own_run / "checkpoints" / "step-00000006"
-    assert f"best val/top1 {score:.4f} at step 6: {checkpoint}\n" in ended.out
-    lines = ended.out[ended.out.index("next:") :].splitlines()[1:]
+    assert f"best val/top1 {score:.4f} at step 6: {checkpoint}\n" in result.out
+    lines = result.out[result.out.index("next:") :].splitlines()[1:]
     commands = [line.partition("  # ")[0].strip() for line in lines]
     assert commands[0] == f"opabinia eval {own_run}" and f"opabinia predict {own_run} IMAGES/" in commands
 
 
-def test_one_json_object(opabinia: Opabinia, own_run: Path) -> None:
-    ended = opabinia("train", own_run, "--resume", "train.length=7it", "--json")
-    assert ended.status == 0
-    output = json.loads(ended.out)
+def test_training_prints_one_json_object(opabinia: Opabinia, own_run: Path) -> None:
+    result = opabinia("train", own_run, "--resume", "train.length=7it", "--json")
+    assert result.status == 0
+    output = json.loads(result.out)
     assert output["run"] == str(own_run) and output["scores"] == final(own_run)
     assert output["report"] == str(own_run / "report.html")
     assert output["best"]["metric"] == "val/top1" and Path(output["best"]["checkpoint"]).is_dir()
-    assert "best val/top1" not in ended.err, "the best score is shown once"
-    assert "step 7/7" in ended.err and "the report is in" in ended.err
+    assert "best val/top1" not in result.err, "the best score is shown once"
+    assert "step 7/7" in result.err and "the report is in" in result.err
 
 
-def test_quiet(opabinia: Opabinia, own_run: Path) -> None:
-    ended = opabinia("train", own_run, "--resume", "train.length=8it", "--quiet")
-    assert ended.status == 0
-    assert "changed since the run began: train.length" in ended.err, "a warning"
-    assert "step 8/8" not in ended.err and "run     " not in ended.err and "best val/top1" not in ended.err
-    assert f"{final(own_run)['val/top1']:.4f}" in ended.out and "next:" not in ended.out
-    assert "best val/top1" in (own_run / "train.log").read_text(), "the file has everything"
+def test_quiet_prints_warnings_and_scores_only(opabinia: Opabinia, own_run: Path) -> None:
+    result = opabinia("train", own_run, "--resume", "train.length=8it", "--quiet")
+    assert result.status == 0
+    assert "changed since the run began: train.length" in result.err, "a warning"
+    assert "step 8/8" not in result.err and "run     " not in result.err and "best val/top1" not in result.err
+    assert f"{final(own_run)['val/top1']:.4f}" in result.out and "next:" not in result.out
+    assert "best val/top1" in (own_run / "train.log").read_text(), "the log file has all messages"
 
 
 def test_an_evaluation_as_json(opabinia: Opabinia, six_steps: Path, tmp_path: Path) -> None:
     run = shutil.copytree(six_steps, tmp_path / "default")
-    ended = opabinia("eval", run, "--json", "--quiet")
-    assert json.loads(ended.out) == {"run": str(run), "checkpoint": "best", "scores": final(run)}
-    assert "evaluating" not in ended.err
+    result = opabinia("eval", run, "--json", "--quiet")
+    assert json.loads(result.out) == {"run": str(run), "checkpoint": "best", "scores": final(run)}
+    assert "evaluating" not in result.err
 
 
-def test_a_mistake_leaves_stdout_alone(opabinia: Opabinia) -> None:
-    ended = opabinia("train", "no/such", "--json", "--quiet")
-    assert ended.status == 2 and ended.out == "" and ended.err.startswith("error: no/such")
+def test_errors_print_nothing_to_stdout(opabinia: Opabinia) -> None:
+    result = opabinia("train", "no/such", "--json", "--quiet")
+    assert result.status == 2 and result.out == "" and result.err.startswith("error: no/such")
 
 
 @pytest.mark.slow
 def test_a_sweep_and_a_series_as_json(opabinia: Opabinia, tmp_path: Path) -> None:
     short = ["train.length=1it", *SIX_STEPS[1:], "loggers=[]"]
     words = ["classification/digits", *short, "--out", tmp_path, "--json", "--quiet"]
-    ended = opabinia("sweep", *words, "optimizer.lr=0.001,0.002")
-    output = json.loads(ended.out)
+    result = opabinia("sweep", *words, "optimizer.lr=0.001,0.002")
+    output = json.loads(result.out)
     assert (output["metric"], output["better"]) == ("val/top1", "max")
     assert output["best"] == output["runs"][0]["run"]
     assert {run["changes"]["optimizer.lr"] for run in output["runs"]} == {"0.001", "0.002"}
     assert all(run["scores"] == final(Path(run["run"])) for run in output["runs"])
-    assert "run 1 of 2" not in ended.err
-    ended = opabinia("train", *words, "--seeds", "0,1", "--name", "two")
-    output = json.loads(ended.out)
+    assert "run 1 of 2" not in result.err
+    result = opabinia("train", *words, "--seeds", "0,1", "--name", "two")
+    output = json.loads(result.out)
     assert len(output["runs"]) == 2 and output["scores"]["val/top1"].keys() == {"mean", "std"}
 
 

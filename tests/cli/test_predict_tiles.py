@@ -1,4 +1,4 @@
-"""``opabinia predict --tile``: changes to the config of a run, checked like all others."""
+"""``opabinia predict --tile``: overrides of the config of a run, checked like all others."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,10 +7,10 @@ import pytest
 from PIL import Image
 
 from opabinia.cli.predict import _tile_overrides
-from tests.cli.conftest import Ended
+from tests.cli.conftest import CommandResult
 
 
-def test_tiles_that_do_not_fit_are_refused(opabinia: Callable[..., Ended], six_steps: Path, tmp_path: Path) -> None:
+def test_invalid_tiles_are_rejected(opabinia: Callable[..., CommandResult], six_steps: Path, tmp_path: Path) -> None:
     image = tmp_path / "a.png"
     Image.new("L", (8, 8)).save(image)
     for words, message in (
@@ -18,10 +18,10 @@ def test_tiles_that_do_not_fit_are_refused(opabinia: Callable[..., Ended], six_s
         (["--tile", "8", "--gallery", tmp_path], "--tile: tiles are for object detection, not for --gallery"),
         (["--tile", "8", "--task", "a,b"], "--tile: tiles are for the detector: give it alone as --task, not a,b"),
         (["--overlap", "0.1", "--gallery", tmp_path], "--overlap: tiles are for object detection"),
-        (["--set", "task.no_such_key=1"], "task.no_such_key: unknown key"),  # of a run folder, too
+        (["--set", "task.no_such_key=1"], "task.no_such_key: unknown key"),  # also of a run folder
     ):
-        ended = opabinia("predict", six_steps, image, *words)
-        assert ended.status == 2 and message in ended.err and ended.err.count("\n") == 1, ended.err
+        result = opabinia("predict", six_steps, image, *words)
+        assert result.status == 2 and message in result.err and result.err.count("\n") == 1, result.err
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_tiles_that_do_not_fit_are_refused(opabinia: Callable[..., Ended], six_s
         (None, 0.1, ["task.tiles.overlap=0.1"]),
     ],
 )
-def test_options_are_keys(tile: int | None, overlap: float | None, expected: list[str]) -> None:
+def test_options_are_config_overrides(tile: int | None, overlap: float | None, expected: list[str]) -> None:
     assert _tile_overrides(tile, overlap, excluded=False) == expected
-    of_task = [key.replace("task.", "task.tasks.boxes.task.", 1) for key in expected]
-    assert _tile_overrides(tile, overlap, "boxes", excluded=False) == of_task
+    multitask_expected = [key.replace("task.", "task.tasks.boxes.task.", 1) for key in expected]
+    assert _tile_overrides(tile, overlap, "boxes", excluded=False) == multitask_expected

@@ -1,4 +1,4 @@
-"""The progress bars of commands on a finished run."""
+"""Progress bars of commands on a finished run."""
 
 import re
 import shutil
@@ -25,8 +25,8 @@ def run(six_steps: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def shown_by(*words: object, columns: int = 80, rows: int = 24) -> Shown:
-    """What a command shows on a terminal if every change of its bars is drawn."""
+def run_on_terminal(*words: object, columns: int = 80, rows: int = 24) -> Shown:
+    """Return the output of a command on a terminal if every change of its bars is drawn."""
 
     def program() -> None:
         progress._INTERVAL = 0.0
@@ -49,22 +49,24 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_bar_from_the_first_item_to_the_last(run: Path, command: str) -> None:
+def test_bars_start_at_0_and_end_at_the_last_item(run: Path, command: str) -> None:
     words, phase, end = COMMANDS[command]
     columns, rows = SIZES[0]
-    shown = shown_by(command, run, *(word.replace("RUN", str(run)) for word in words), columns=columns, rows=rows)
+    shown = run_on_terminal(
+        command, run, *(word.replace("RUN", str(run)) for word in words), columns=columns, rows=rows
+    )
     bars = [bar for bar in shown.bars if bar.startswith(phase)]
     assert re.fullmatch(rf"{phase} ━* +0/\d+  0%  ETA \?", bars[0])
     assert re.fullmatch(rf"{phase} ━+ {end}  100%  in 0:\d\d  [\d,.]+ (s/\w+|\w+/s)", bars[-1])
 
 
 def test_quiet_has_no_bar(run: Path) -> None:
-    shown = shown_by("eval", run, "--quiet")
+    shown = run_on_terminal("eval", run, "--quiet")
     assert not shown.bars and "val/top1" in shown.text
 
 
-def test_the_end_of_an_evaluation(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    shown = shown_by("eval", run, columns=120, rows=40)
+def test_the_scores_of_an_evaluation_are_printed(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = run_on_terminal("eval", run, columns=120, rows=40)
     assert "metric" in shown.text and "value" in shown.text and "weights" not in shown.text
     assert re.search(r"\(best val/top1 0\.\d{4} at step 6\)", " ".join(shown.lines))
     assert "csv," not in shown.text

@@ -1,4 +1,4 @@
-"""``--resume`` takes a value or stands alone; what stands behind it decides."""
+"""``--resume`` has an optional value: the next word is its value only if it names a checkpoint."""
 
 from pathlib import Path
 
@@ -9,16 +9,16 @@ from opabinia.cli.command_line import with_resume_value
 STEP = "runs/classification/digits/default/checkpoints/step-00000006"
 
 
-def alone(*behind: str) -> bool:
-    """Whether ``train RECIPE --resume`` with these words behind it is given the value "last"."""
+def gets_default(*following: str) -> bool:
+    """Return whether ``train RECIPE --resume`` followed by these words has the value "last"."""
     before = ["train", "classification/digits", "--resume"]
-    found = with_resume_value([*before, *behind])
-    assert found in ([*before, "last", *behind], [*before, *behind])
-    return len(found) > len(before) + len(behind)
+    words = with_resume_value([*before, *following])
+    assert words in ([*before, "last", *following], [*before, *following])
+    return len(words) > len(before) + len(following)
 
 
 @pytest.mark.parametrize(
-    "behind",
+    "following",
     [
         [],
         ["train.length=5ep"],
@@ -28,7 +28,7 @@ def alone(*behind: str) -> bool:
         ["classification/digits"],
         ["other.yaml"],
         [""],
-        # words that look a little like a checkpoint
+        # words that resemble a checkpoint
         ["classification/two-step-distill"],
         ["step-lr.yaml"],
         ["runs/two-step-lr/default"],
@@ -39,8 +39,8 @@ def alone(*behind: str) -> bool:
         ["\0"],
     ],
 )
-def test_it_stands_alone(behind: list[str]) -> None:
-    assert alone(*behind)
+def test_other_words_are_not_its_value(following: list[str]) -> None:
+    assert gets_default(*following)
 
 
 @pytest.mark.parametrize(
@@ -52,39 +52,39 @@ def test_it_stands_alone(behind: list[str]) -> None:
         f"/data/{STEP}",
         "step-00000006",
         "runs/lr=0.1/default/checkpoints/step-00000006",
-        "runs/a/checkpoints/stpe-00000006",  # misspelt: said so as a checkpoint, not as an override
+        "runs/a/checkpoints/stpe-00000006",  # misspelt: reported as a missing checkpoint, not as an invalid override
         "runs/a/checkpoints/last",
         "last",
         "best",
     ],
 )
 def test_a_checkpoint_is_its_value(path: str) -> None:
-    assert not alone(path, "train.length=5ep", "--name", "short")
+    assert not gets_default(path, "train.length=5ep", "--name", "short")
 
 
-def test_a_checkpoint_of_any_name_is_known_by_what_is_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_of_any_name_is_recognized_by_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("kept", "lr=0.1"):
+    for name in ("saved", "lr=0.1"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "state.json").touch()
-        assert not alone(name)
-        assert not alone(str(tmp_path / name))
+        assert not gets_default(name)
+        assert not gets_default(str(tmp_path / name))
 
 
-def test_a_run_folder_is_the_recipe_whatever_it_is_called(tmp_path: Path) -> None:
+def test_a_run_folder_of_any_name_is_not_its_value(tmp_path: Path) -> None:
     run = tmp_path / "checkpoints" / "step-5"
     run.mkdir(parents=True)
-    assert not alone(str(run))
+    assert not gets_default(str(run))
     (run / "config.yaml").touch()
-    assert alone(str(run))
+    assert gets_default(str(run))
 
 
-def test_in_a_checkpoints_folder_nothing_is_still_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_value_the_current_folder_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "state.json").touch()
     monkeypatch.chdir(tmp_path)
-    assert alone()
+    assert gets_default()
 
 
 @pytest.mark.parametrize("arguments", [[], ["train", "a", "--resume=b"], ["eval", "runs/a", "--checkpoint", "last"]])
-def test_everything_else_stays(arguments: list[str]) -> None:
+def test_other_commands_are_unchanged(arguments: list[str]) -> None:
     assert with_resume_value(arguments) == arguments

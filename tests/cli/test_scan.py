@@ -1,4 +1,4 @@
-"""The commands that look: predict with a gallery, extract, search."""
+"""The commands predict (with a gallery), extract, search and map."""
 
 import json
 from collections.abc import Callable
@@ -9,9 +9,9 @@ import pytest
 from PIL import Image
 
 from opabinia.data.sources import Digits
-from tests.cli.conftest import Ended
+from tests.cli.conftest import CommandResult
 
-Command = Callable[..., Ended]
+Command = Callable[..., CommandResult]
 
 
 @pytest.fixture
@@ -24,38 +24,36 @@ def gallery(tmp_path: Path) -> Path:
 
 
 def test_predict(opabinia: Command, six_steps: Path, gallery: Path, tmp_path: Path) -> None:
-    """What cannot be read is reported and left out; all others are reported, written and drawn."""
-    (tmp_path / "text.jpg").write_text("not a picture")
-    done = opabinia("predict", six_steps, gallery, tmp_path / "text.jpg", "--out", tmp_path / "out")
-    assert done.status == 2
-    assert "1 of 7 files were skipped" in done.err and "text.jpg cannot be decoded" in done.err
-    assert "Traceback" not in done.err
+    """Files that cannot be decoded are reported and skipped; predictions of all others are written and drawn."""
+    (tmp_path / "text.jpg").write_text("not an image")
+    result = opabinia("predict", six_steps, gallery, tmp_path / "text.jpg", "--out", tmp_path / "out")
+    assert result.status == 2
+    assert "1 of 7 files were skipped" in result.err and "text.jpg cannot be decoded" in result.err
+    assert "Traceback" not in result.err
     lines = [json.loads(line) for line in (tmp_path / "out" / "predictions.jsonl").read_text().splitlines()]
     assert [line["path"] for line in lines] == [str(path) for path in sorted(gallery.glob("*.png"))]
     with Image.open(tmp_path / "out" / "sheet-1.png") as sheet:
         assert sheet.size == (5 * 192, 2 * (192 + 4 * 14))
 
 
-def test_predict_reports_all_that_is_missing_before_it_starts(
-    opabinia: Command, six_steps: Path, tmp_path: Path
-) -> None:
+def test_predict_reports_all_missing_files_before_it_starts(opabinia: Command, six_steps: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     missing = (tmp_path / "no.png", tmp_path / "nor")
-    done = opabinia("predict", six_steps, *missing, "--out", tmp_path / "out")
-    assert done.status == 2 and all(f"there is no file or folder {path}" in done.err for path in missing)
-    done = opabinia("predict", six_steps, tmp_path / "empty", "--out", tmp_path / "out")
-    assert done.status == 2 and "empty has no images" in done.err
+    result = opabinia("predict", six_steps, *missing, "--out", tmp_path / "out")
+    assert result.status == 2 and all(f"there is no file or folder {path}" in result.err for path in missing)
+    result = opabinia("predict", six_steps, tmp_path / "empty", "--out", tmp_path / "out")
+    assert result.status == 2 and "empty has no images" in result.err
     assert not (tmp_path / "out").exists()
 
 
 def test_predict_with_a_gallery(opabinia: Command, six_steps: Path, gallery: Path, tmp_path: Path) -> None:
     query = gallery / "0001_c2_1.png"
     options = ("--gallery", gallery, "--nearest", 9, "--explain", "--out", tmp_path / "out")
-    done = opabinia("predict", six_steps, query, *options)
-    assert done.status == 0, done.err
-    assert f"{query}  nearest: {gallery}" in done.out and "1 image; predictions.jsonl and sheets are in" in done.out
-    (found,) = map(json.loads, (tmp_path / "out" / "predictions.jsonl").read_text().splitlines())
-    verdicts = {Path(one["path"]).name: one["verdict"] for one in found["nearest"]}
+    result = opabinia("predict", six_steps, query, *options)
+    assert result.status == 0, result.err
+    assert f"{query}  nearest: {gallery}" in result.out and "1 image; predictions.jsonl and sheets are in" in result.out
+    (prediction,) = map(json.loads, (tmp_path / "out" / "predictions.jsonl").read_text().splitlines())
+    verdicts = {Path(neighbor["path"]).name: neighbor["verdict"] for neighbor in prediction["nearest"]}
     assert len(verdicts) == 5 and verdicts.pop("0001_c1_4.png") == "right" and set(verdicts.values()) == {"wrong"}
     assert (tmp_path / "out" / "sheets" / "00000-0001_c2_1.png").is_file()
     assert (tmp_path / "out" / "explained" / "00000-0001_c2_1.png").is_file()
@@ -63,41 +61,41 @@ def test_predict_with_a_gallery(opabinia: Command, six_steps: Path, gallery: Pat
 
 def test_extract(opabinia: Command, six_steps: Path, tmp_path: Path) -> None:
     out = tmp_path / "features"
-    done = opabinia("extract", six_steps, "--layers", "head, embedding", "--out", out)
-    assert done.status == 0, done.err
+    result = opabinia("extract", six_steps, "--layers", "head, embedding", "--out", out)
+    assert result.status == 0, result.err
     assert np.load(out / "head.npy").shape == (len(Digits(split="val")), 10)
     assert np.load(out / "embedding.npy").shape[1] > 10
-    done = opabinia("extract", six_steps, "--split", "test", "--out", out)
-    assert (done.status, done.err) == (2, "error: command line: --split: there is no 'test'; sets: train, val\n")
+    result = opabinia("extract", six_steps, "--split", "test", "--out", out)
+    assert (result.status, result.err) == (2, "error: command line: --split: there is no 'test'; sets: train, val\n")
     assert opabinia("extract", six_steps, "--format", "csv").status == 2
 
 
 def test_search(opabinia: Command, six_steps: Path, gallery: Path, tmp_path: Path) -> None:
     pytest.importorskip("faiss", reason="the extra opabinia[search] is not installed")
     words = ("search", six_steps, gallery, gallery / "0001_c2_1.png", "--index", tmp_path / "index")
-    done = opabinia(*words, "--nearest", 2)
-    assert done.status == 0 and "building an index of 6 images" in done.err
-    assert done.out.count(".png") == 3
+    result = opabinia(*words, "--nearest", 2)
+    assert result.status == 0 and "building an index of 6 images" in result.err
+    assert result.out.count(".png") == 3
     again = opabinia(*words, "--json")
     assert "building an index" not in again.err and len(json.loads(again.out)["nearest"]) == 5
     assert opabinia(*words, "nothing") == (2, "", "error: command line: there is no file or folder nothing\n")
 
 
 @pytest.mark.parametrize("command", ["predict", "search"])
-def test_none_is_no_number_of_images(opabinia: Command, six_steps: Path, gallery: Path, command: str) -> None:
-    done = opabinia(command, six_steps, gallery, gallery, "--nearest", 0)
-    assert done.status == 2 and "--nearest" in done.err
+def test_zero_neighbors_are_rejected(opabinia: Command, six_steps: Path, gallery: Path, command: str) -> None:
+    result = opabinia(command, six_steps, gallery, gallery, "--nearest", 0)
+    assert result.status == 2 and "--nearest" in result.err
 
 
 def test_map(opabinia: Command, six_steps: Path, tmp_path: Path) -> None:
-    """Features are extracted first, and only once; the image beside them does not count as something else."""
-    folder = six_steps / "map" / "val"  # where nothing lies that a person has extracted
-    done = opabinia("map", six_steps)
-    assert done.status == 0 and f"a map of 360 samples is in {folder / 'map-pca.png'}" in done.out, done.err
-    written = (folder / "features.npy").stat().st_mtime_ns
+    """Features are extracted once; the image next to them is not read as features."""
+    folder = six_steps / "map" / "val"  # not the folder of the extract command
+    result = opabinia("map", six_steps)
+    assert result.status == 0 and f"a map of 360 samples is in {folder / 'map-pca.png'}" in result.out, result.err
+    modified = (folder / "features.npy").stat().st_mtime_ns
     again = opabinia("map", six_steps, "--most", 40, "--out", tmp_path / "map.png")
     assert again.status == 0 and "a map of 40 samples" in again.out, again.err
-    assert (folder / "features.npy").stat().st_mtime_ns == written
+    assert (folder / "features.npy").stat().st_mtime_ns == modified
     assert "a map shows one set" in opabinia("map", six_steps, "--split", "all").err
     assert opabinia("map", tmp_path).err == (
         f"error: command line: {tmp_path} is neither a run nor a folder of features (no about.json)\n"

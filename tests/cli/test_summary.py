@@ -1,4 +1,4 @@
-"""What a run says of itself before its first step."""
+"""The summary that a run logs before its first step: FLOPs, parameters, device, data."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,37 +17,37 @@ from opabinia.training.summary import describe_device, describe_flops, describe_
 
 
 class Net(Task):
-    """A convolution and a linear layer; ``chooses`` looks at values in between, as detectors do."""
+    """A convolution and a linear layer; with ``branches`` control flow depends on values, as in detectors."""
 
-    def __init__(self, chooses: bool = False) -> None:
+    def __init__(self, branches: bool = False) -> None:
         super().__init__()
         self.conv = nn.Conv2d(3, 4, 3, padding=1)
         self.norm = nn.BatchNorm2d(4)
         self.head = nn.Linear(4, 10)
-        self.chooses = chooses
+        self.branches = branches
 
     def predict(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
-        seen = self.norm(self.conv(batch["image"])).mean((2, 3))
-        if self.chooses and float(seen.sum()) > 0:
+        features = self.norm(self.conv(batch["image"])).mean((2, 3))
+        if self.branches and float(features.sum()) > 0:
             return {}
-        return {"logits": self.head(seen)}
+        return {"logits": self.head(features)}
 
 
 SAMPLE = {"image": torch.rand(1, 3, 8, 8), "id": ["a"]}
-CONV = 2 * 64 * 4 * 27  # a multiplication and an addition, of each pixel, channel and weight
+CONV = 2 * 64 * 4 * 27  # a multiplication and an addition for each pixel, channel and weight
 
 
-def test_the_operations_of_a_sample() -> None:
+def test_forward_flops_of_a_sample() -> None:
     assert count_forward_flops(Net(), SAMPLE) == FlopCount(CONV + 2 * 40, complete=True)
 
 
-def test_what_cannot_be_counted_without_values_is_left_out() -> None:
-    found = count_forward_flops(Net(chooses=True), SAMPLE)
-    assert found == FlopCount(CONV, complete=False)
-    assert describe_flops(found) == "at least 13.8 kFLOP per sample (forward)"
+def test_flops_after_a_data_dependent_branch_are_omitted() -> None:
+    flops = count_forward_flops(Net(branches=True), SAMPLE)
+    assert flops == FlopCount(CONV, complete=False)
+    assert describe_flops(flops) == "at least 13.8 kFLOP per sample (forward)"
 
 
-def test_a_model_that_takes_nothing_of_a_sample_is_reported_without() -> None:
+def test_flops_are_omitted_if_the_sample_has_no_image() -> None:
     assert count_forward_flops(Net(), {"id": ["a"]}) is None
 
 
@@ -61,15 +61,15 @@ def test_counting_changes_neither_model_nor_random_numbers() -> None:
     assert net.training and all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
 
 
-def test_a_copy_without_values_takes_no_memory() -> None:
+def test_a_meta_copy_takes_no_memory() -> None:
     net = Net()
-    shadow = to_meta(net)
-    assert {one.device.type for one in [*shadow.parameters(), *shadow.buffers()]} == {"meta"}
-    assert [one.shape for one in shadow.parameters()] == [one.shape for one in net.parameters()]
-    assert {one.device.type for one in net.parameters()} == {"cpu"}
+    meta_copy = to_meta(net)
+    assert {tensor.device.type for tensor in [*meta_copy.parameters(), *meta_copy.buffers()]} == {"meta"}
+    assert [param.shape for param in meta_copy.parameters()] == [param.shape for param in net.parameters()]
+    assert {param.device.type for param in net.parameters()} == {"cpu"}
 
 
-def test_parameters_that_do_not_learn_are_reported() -> None:
+def test_frozen_parameters_are_reported() -> None:
     net = Net()
     assert describe_parameters(net) == "170 parameters"
     net.conv.requires_grad_(False)
@@ -84,13 +84,13 @@ def test_numbers_with_three_digits(number: float, text: str) -> None:
     assert format_si(number) == text
 
 
-def test_the_title_names_the_networks() -> None:
+def test_the_run_title_names_the_networks() -> None:
     task = {"name": "detection", "backbone": {"name": "timm", "model": "resnet18"}, "detector": {"name": "fcos"}}
     assert run_title("mine", task) == "mine: detection, backbone timm resnet18, detector fcos"
     assert run_title("mine", {"name": "video", "backbone": None}) == "mine: video"
 
 
-def test_the_summary_stands_in_the_log(six_steps: Path) -> None:
+def test_the_summary_is_logged(six_steps: Path) -> None:
     log = (six_steps / "train.log").read_text()
     for line in (
         "run     classification/digits: classification, backbone timm test_resnet",
@@ -103,7 +103,7 @@ def test_the_summary_stands_in_the_log(six_steps: Path) -> None:
 
 
 @pytest.mark.parametrize(("workers", "words"), [(2, "2 workers"), (4, "4 workers (data.num_workers; 2 cores)")])
-def test_more_workers_than_cores_are_pointed_out(workers: int, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_workers_than_cores_are_reported(workers: int, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(summary, "cores", lambda: 2)
     training = Training(length=Duration.parse("1ep"))
     assert describe_device(torch.device("cpu"), training, 1, 1, workers).endswith(f"1 thread and {words}")

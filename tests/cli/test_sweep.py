@@ -1,4 +1,4 @@
-"""Repeats and sweeps as commands, with runs of two steps."""
+"""The commands ``train --seeds`` and ``sweep``, with runs of two steps."""
 
 import json
 import os
@@ -14,7 +14,7 @@ import pytest
 
 from opabinia.cli import main
 from opabinia.training import launch
-from tests.cli.conftest import Ended
+from tests.cli.conftest import CommandResult
 from tests.runtime.pseudo_terminal import on_terminal
 
 RECIPE = "classification/digits"
@@ -22,46 +22,46 @@ SMALL = [
     "train.length=2it", "train.device=cpu", "train.num_threads=1", "data.num_workers=0",
     "loggers=[]", "evaluate.every=0ep",
 ]  # fmt: skip
-Opabinia = Callable[..., Ended]
+Opabinia = Callable[..., CommandResult]
 
 
 def rows(text: str) -> list[list[str]]:
-    """The cells of a table, without its head."""
+    """Return the cells of a table, without its header."""
     return [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines() if line.startswith("│")]
 
 
 def results(folder: Path) -> dict[str, float]:
-    found: dict[str, float] = json.loads((folder / "results.json").read_text())
-    return found
+    scores: dict[str, float] = json.loads((folder / "results.json").read_text())
+    return scores
 
 
-def record(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(path.read_text())
-    return found
+def read_record(path: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(path.read_text())
+    return content
 
 
-def made(folder: Path) -> int:
+def finish_time(folder: Path) -> int:
     return (folder / "results.json").stat().st_mtime_ns
 
 
 @pytest.fixture
-def interrupted(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """``interrupted(name)``: Ctrl-C after the first step of the run in the folder of that name, once."""
+def interrupt_run(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """``interrupt_run(name)`` sends Ctrl-C once, after the first step of the run in the folder of that name."""
     session = launch.Session
 
     def prepare(name: str) -> None:
-        asked: list[str] = []
+        checked: list[str] = []
 
         def with_ctrl_c(
-            folder: Path, resume: Any, interrupted: Callable[[], str | None], begin: Any, **others: Any
+            folder: Path, resume: Any, interrupted: Callable[[], str | None], begin: Any, **options: Any
         ) -> Any:
             def ask() -> str | None:
-                asked.append(folder.name)
-                if folder.name == name and asked.count(name) == 2:
+                checked.append(folder.name)
+                if folder.name == name and checked.count(name) == 2:
                     os.kill(os.getpid(), signal.SIGINT)
                 return interrupted()
 
-            return session(folder, resume, ask, begin, **others)
+            return session(folder, resume, ask, begin, **options)
 
         monkeypatch.setattr(launch, "Session", with_ctrl_c)
 
@@ -72,51 +72,51 @@ def interrupted(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 
 
 def test_repeats_resume_after_an_interruption(
-    opabinia: Opabinia, tmp_path: Path, interrupted: Callable[[str], None]
+    opabinia: Opabinia, tmp_path: Path, interrupt_run: Callable[[str], None]
 ) -> None:
     out = tmp_path / "classification" / "digits"
     command = ["train", RECIPE, *SMALL, "--seeds", "0,3", "--name", "a", "--out", tmp_path]
-    interrupted("a-seed3")
-    ended = opabinia(*command)
-    assert (ended.status, ended.out) == (130, "")
-    assert "stopped in run 2 of 2 (seed 3): the same command resumes" in ended.err
+    interrupt_run("a-seed3")
+    result = opabinia(*command)
+    assert (result.status, result.out) == (130, "")
+    assert "stopped in run 2 of 2 (seed 3): the same command resumes" in result.err
     assert not (out / "a-seeds.json").exists() and not (out / "a-seed3" / "results.json").exists()
-    first = made(out / "a-seed0")
+    first = finish_time(out / "a-seed0")
 
-    ended = opabinia(*command)
-    assert ended.status == 0, ended.err
-    assert made(out / "a-seed0") == first, "a finished run is not run again"
-    assert f"resuming {out / 'a-seed3'} from step 1" in ended.err
-    both = [results(out / f"a-seed{seed}") for seed in (0, 3)]
-    alone = launch.train(RECIPE, [*SMALL, "seed=3"], out=tmp_path / "alone")[1]
-    assert both[1] == alone != both[0]
-    table = {row[0]: row[1:] for row in rows(ended.out)}
-    written = record(out / "a-seeds.json")
-    assert written["seeds"] == [0, 3] and written["overrides"] == SMALL
-    for name in both[0]:
-        values = [one[name] for one in both]
+    result = opabinia(*command)
+    assert result.status == 0, result.err
+    assert finish_time(out / "a-seed0") == first, "a finished run is not repeated"
+    assert f"resuming {out / 'a-seed3'} from step 1" in result.err
+    scores = [results(out / f"a-seed{seed}") for seed in (0, 3)]
+    single_scores = launch.train(RECIPE, [*SMALL, "seed=3"], out=tmp_path / "single")[1]
+    assert scores[1] == single_scores != scores[0]
+    table = {row[0]: row[1:] for row in rows(result.out)}
+    saved = read_record(out / "a-seeds.json")
+    assert saved["seeds"] == [0, 3] and saved["overrides"] == SMALL
+    for name in scores[0]:
+        values = [run_scores[name] for run_scores in scores]
         mean, std = statistics.mean(values), statistics.stdev(values)
         assert table[name] == [f"{value:.4f}" for value in (mean, std, *values)]
-        assert written["scores"][name] == {"values": {"0": values[0], "3": values[1]}, "mean": mean, "std": std}
+        assert saved["scores"][name] == {"values": {"0": values[0], "3": values[1]}, "mean": mean, "std": std}
 
-    ended = opabinia("train", RECIPE, *SMALL, "--seeds", "3", "--name", "a", "--out", tmp_path)
-    assert [row[2] for row in rows(ended.out)] == ["-"] * len(alone), "one run has no deviation"
+    result = opabinia("train", RECIPE, *SMALL, "--seeds", "3", "--name", "a", "--out", tmp_path)
+    assert [row[2] for row in rows(result.out)] == ["-"] * len(single_scores), "a single run has no standard deviation"
 
-    ended = opabinia(*command, "optimizer.lr=0.1")
-    assert (ended.status, ended.out) == (2, "")
-    assert "a-seed0: contains a run of another config (optimizer.lr 0.004 in the folder, 0.1 requested)" in ended.err
+    result = opabinia(*command, "optimizer.lr=0.1")
+    assert (result.status, result.out) == (2, "")
+    assert "a-seed0: contains a run of another config (optimizer.lr 0.004 in the folder, 0.1 requested)" in result.err
 
 
 def test_repeats_of_a_run_folder(opabinia: Opabinia, six_steps: Path, tmp_path: Path) -> None:
-    """Its config is the recipe; the run itself stays as it is."""
+    """The run's config is the recipe; the run itself is not changed."""
     run = tmp_path / "default"
     run.mkdir()
     (run / "config.yaml").write_bytes((six_steps / "config.yaml").read_bytes())
-    ended = opabinia("train", run, *SMALL, "--seeds", "5")
-    assert ended.status == 0, ended.err
+    result = opabinia("train", run, *SMALL, "--seeds", "5")
+    assert result.status == 0, result.err
     assert (tmp_path / "default-seed5" / "results.json").exists()
     assert [path.name for path in run.iterdir()] == ["config.yaml"]
-    assert "default-seeds.json" in ended.out
+    assert "default-seeds.json" in result.out
 
 
 @pytest.mark.parametrize(
@@ -130,51 +130,53 @@ def test_repeats_of_a_run_folder(opabinia: Opabinia, six_steps: Path, tmp_path: 
         (["--seeds", "0", "optimiser=sgd"], "did you mean 'optimizer'?"),
     ],
 )
-def test_wrong_repeats(opabinia: Opabinia, tmp_path: Path, arguments: list[str], message: str) -> None:
-    ended = opabinia("train", RECIPE, *arguments, "--out", tmp_path)
-    assert (ended.status, ended.out) == (2, "")
-    assert message in ended.err and len(ended.err.splitlines()) == 1
+def test_errors_of_seeds(opabinia: Opabinia, tmp_path: Path, arguments: list[str], message: str) -> None:
+    result = opabinia("train", RECIPE, *arguments, "--out", tmp_path)
+    assert (result.status, result.out) == (2, "")
+    assert message in result.err and len(result.err.splitlines()) == 1
     assert not list(tmp_path.iterdir())
 
 
 # --- sweep ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_sweep_with_a_run_that_fails(opabinia: Opabinia, tmp_path: Path, interrupted: Callable[[str], None]) -> None:
+def test_a_sweep_with_a_run_that_fails(
+    opabinia: Opabinia, tmp_path: Path, interrupt_run: Callable[[str], None]
+) -> None:
     out = tmp_path / "classification" / "digits"
     words = [*SMALL, "optimizer.lr=0.002,1e30", "task.backbone.model=test_resnet,nowhere"]
     command = ["sweep", RECIPE, *words, "--name", "s", "--out", tmp_path]
-    interrupted("s-002")
-    ended = opabinia(*command)
-    assert (ended.status, ended.out) == (130, "")
-    assert "stopped in run 3 of 4 (s-002): the same command resumes" in ended.err
-    before = record(out / "s.json")
+    interrupt_run("s-002")
+    result = opabinia(*command)
+    assert (result.status, result.out) == (130, "")
+    assert "stopped in run 3 of 4 (s-002): the same command resumes" in result.err
+    before = read_record(out / "s.json")
     assert [bool(run["scores"]) for run in before["runs"]] == [True, False, False, False]
-    first = made(out / "s-000")
+    first = finish_time(out / "s-000")
 
-    ended = opabinia(*command)
-    assert ended.status == 0, ended.err
-    assert made(out / "s-000") == first
-    assert "run 2 of 4" not in ended.err and "run 3 of 4: s-002" in ended.err and "run 4 of 4: s-003" in ended.err
-    runs = record(out / "s.json")["runs"]
+    result = opabinia(*command)
+    assert result.status == 0, result.err
+    assert finish_time(out / "s-000") == first
+    assert "run 2 of 4" not in result.err and "run 3 of 4: s-002" in result.err and "run 4 of 4: s-003" in result.err
+    runs = read_record(out / "s.json")["runs"]
     assert runs[0]["scores"] == results(out / "s-000")
     assert [run["changes"]["optimizer.lr"] for run in runs] == ["0.002", "0.002", "1e30", "1e30"]
     assert "has no 'nowhere'" in runs[1]["failed"]
     assert "train/loss is nan at step 2" in runs[2]["failed"]
-    table = rows(ended.out)
+    table = rows(result.out)
     assert [row[0] for row in table] == ["s-000", "s-001", "s-002", "s-003"]
     assert table[0][1:4] == ["0.002", "test_resnet", f"{runs[0]['scores']['val/top1']:.4f}"]
     assert table[2][-1] == runs[2]["failed"][:76] + " ..."
-    assert f"best by val/top1 (max, after its last step): {out / 's-000'}\n" in ended.out
+    assert f"best by val/top1 (max, after its last step): {out / 's-000'}\n" in result.out
 
-    again = re.search(r"^train it again: opabinia (.*)$", ended.out, re.MULTILINE)
+    again = re.search(r"^train it again: opabinia (.*)$", result.out, re.MULTILINE)
     assert again
     assert opabinia(*shlex.split(again[1])).status == 0
     assert results(out / "s-000-again") == runs[0]["scores"]
 
-    ended = opabinia("sweep", RECIPE, *SMALL, "optimizer.lr=0.002,0.1", "--name", "s", "--out", tmp_path)
-    assert (ended.status, ended.out) == (2, "")
-    assert "s.json: belongs to a sweep with another space" in ended.err
+    result = opabinia("sweep", RECIPE, *SMALL, "optimizer.lr=0.002,0.1", "--name", "s", "--out", tmp_path)
+    assert (result.status, result.out) == (2, "")
+    assert "s.json: belongs to a sweep with another space" in result.err
 
 
 @pytest.mark.slow
@@ -183,24 +185,24 @@ def test_a_random_sweep_of_runs_that_draw_their_seed(opabinia: Opabinia, tmp_pat
     words = [*SMALL, "seed=null", "optimizer.lr=log(1e-4..1e-1)"]
     options = ["--seed", 3, "--metric", "val/nll", "--out", tmp_path]
     assert opabinia("sweep", RECIPE, *words, "--random", 1, *options).status == 0
-    first = made(out / "sweep-000")
-    ended = opabinia("sweep", RECIPE, *words, "--random", 2, *options)
-    assert ended.status == 0, ended.err
-    assert made(out / "sweep-000") == first, "a sweep may be made longer"
-    values = {run["name"]: run["scores"]["val/nll"] for run in record(out / "sweep.json")["runs"]}
-    assert [row[0] for row in rows(ended.out)] == sorted(values, key=lambda name: values[name])
-    assert [row[2] for row in rows(ended.out)] == [f"{value:.4f}" for value in sorted(values.values())]
+    first = finish_time(out / "sweep-000")
+    result = opabinia("sweep", RECIPE, *words, "--random", 2, *options)
+    assert result.status == 0, result.err
+    assert finish_time(out / "sweep-000") == first, "a sweep may be extended"
+    values = {run["name"]: run["scores"]["val/nll"] for run in read_record(out / "sweep.json")["runs"]}
+    assert [row[0] for row in rows(result.out)] == sorted(values, key=lambda name: values[name])
+    assert [row[2] for row in rows(result.out)] == [f"{value:.4f}" for value in sorted(values.values())]
     best = min(values, key=lambda name: values[name])
-    again = re.search(r"^train it again: opabinia (.*)$", ended.out, re.MULTILINE)
+    again = re.search(r"^train it again: opabinia (.*)$", result.out, re.MULTILINE)
     assert again
     assert opabinia(*shlex.split(again[1])).status == 0
     assert results(out / f"{best}-again")["val/nll"] == values[best]
 
-    ended = opabinia("sweep", RECIPE, *words, "--random", 2, *options[:2], "--metric", "val/top2", *options[4:])
-    assert (ended.status, ended.out) == (2, "")
-    assert "--metric: the runs have no score 'val/top2'; did you mean 'val/top" in ended.err
-    ended = opabinia("sweep", RECIPE, *words, "--random", 2, *options, "--better", "max")
-    assert [row[2] for row in rows(ended.out)] == [f"{value:.4f}" for value in sorted(values.values())[::-1]]
+    result = opabinia("sweep", RECIPE, *words, "--random", 2, *options[:2], "--metric", "val/top2", *options[4:])
+    assert (result.status, result.out) == (2, "")
+    assert "--metric: the runs have no score 'val/top2'; did you mean 'val/top" in result.err
+    result = opabinia("sweep", RECIPE, *words, "--random", 2, *options, "--better", "max")
+    assert [row[2] for row in rows(result.out)] == [f"{value:.4f}" for value in sorted(values.values())[::-1]]
     shown = on_terminal(lambda: main([*map(str, ("sweep", RECIPE, *words, "--random", 2, *options))]), columns=60)
     table = [line for line in shown.lines if line.startswith("│")]
     assert len(table) == 2 and all(line.count("│") > 3 and line.endswith("│") and len(line) <= 60 for line in table)
@@ -208,22 +210,22 @@ def test_a_random_sweep_of_runs_that_draw_their_seed(opabinia: Opabinia, tmp_pat
 
 
 def test_a_sweep_without_scores(opabinia: Opabinia, tmp_path: Path) -> None:
-    ended = opabinia("sweep", RECIPE, *SMALL, "task.backbone.model=no,none", "--out", tmp_path)
-    assert ended.status == 1
-    assert [row[0] for row in rows(ended.out)] == ["sweep-000", "sweep-001"]
-    assert "no run has a score to compare by" in ended.out
+    result = opabinia("sweep", RECIPE, *SMALL, "task.backbone.model=no,none", "--out", tmp_path)
+    assert result.status == 1
+    assert [row[0] for row in rows(result.out)] == ["sweep-000", "sweep-001"]
+    assert "no run has a score to compare by" in result.out
 
 
 def test_optuna(opabinia: Opabinia, tmp_path: Path) -> None:
     pytest.importorskip("optuna")
     words = [*SMALL, "optimizer.lr=log(1e-4..1e-1)", "optimizer.weight_decay=0,0.1", "--optuna"]
     for count in (1, 2):
-        ended = opabinia("sweep", RECIPE, *words, count, "--out", tmp_path)
-        assert ended.status == 0, ended.err
-        assert len(rows(ended.out)) == count
-    assert "run 1 of 2" not in ended.err and "run 2 of 2" in ended.err
-    ended = opabinia("sweep", RECIPE, *words, 2, "optimizer.beta=0.1", "--out", tmp_path)
-    assert ended.status == 2 and "unknown key" in ended.err
+        result = opabinia("sweep", RECIPE, *words, count, "--out", tmp_path)
+        assert result.status == 0, result.err
+        assert len(rows(result.out)) == count
+    assert "run 1 of 2" not in result.err and "run 2 of 2" in result.err
+    result = opabinia("sweep", RECIPE, *words, 2, "optimizer.beta=0.1", "--out", tmp_path)
+    assert result.status == 2 and "unknown key" in result.err
 
 
 @pytest.mark.parametrize(
@@ -239,16 +241,16 @@ def test_optuna(opabinia: Opabinia, tmp_path: Path) -> None:
         (["optimizer.lr=0.1,0.2", "--better", "most"], "--better"),
     ],
 )
-def test_wrong_sweeps(opabinia: Opabinia, tmp_path: Path, arguments: list[str], message: str) -> None:
-    ended = opabinia("sweep", RECIPE, *arguments, "--out", tmp_path)
-    assert (ended.status, ended.out) == (2, "")
-    assert message in ended.err and "Traceback" not in ended.err
+def test_errors_of_sweeps(opabinia: Opabinia, tmp_path: Path, arguments: list[str], message: str) -> None:
+    result = opabinia("sweep", RECIPE, *arguments, "--out", tmp_path)
+    assert (result.status, result.out) == (2, "")
+    assert message in result.err and "Traceback" not in result.err
     assert not list(tmp_path.iterdir())
 
 
-def test_all_mistakes_of_all_points_are_reported_before_the_first_run(opabinia: Opabinia, tmp_path: Path) -> None:
-    ended = opabinia("sweep", RECIPE, "optimizer.lr=0.1,x", "train.length=2it,4", "sed=1", "--out", tmp_path)
-    assert (ended.status, ended.out) == (2, "")
-    assert len(ended.err.splitlines()) == 3
-    assert all(word in ended.err for word in ("optimizer.lr=x", "train.length=4", "sed=1"))
+def test_errors_of_all_trials_are_reported_before_the_first_run(opabinia: Opabinia, tmp_path: Path) -> None:
+    result = opabinia("sweep", RECIPE, "optimizer.lr=0.1,x", "train.length=2it,4", "sed=1", "--out", tmp_path)
+    assert (result.status, result.out) == (2, "")
+    assert len(result.err.splitlines()) == 3
+    assert all(word in result.err for word in ("optimizer.lr=x", "train.length=4", "sed=1"))
     assert not list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""Commands on a recipe with weights from a file: nothing was trained, and no data need exist."""
+"""Commands on a recipe with weights from a file, without a run and without training data."""
 
 import json
 import shutil
@@ -15,9 +15,9 @@ from PIL import Image
 from opabinia import ConfigError, load
 from opabinia.cli.weights import open_run
 from opabinia.training.imported_weights import import_weights
-from tests.cli.conftest import SIX_STEPS, Ended
+from tests.cli.conftest import SIX_STEPS, CommandResult
 
-Opabinia = Callable[..., Ended]
+Opabinia = Callable[..., CommandResult]
 RECIPE = "classification/digits"
 TIMM = ["task.backbone={name: timm, model: test_resnet}", "train.device=cpu"]
 DIGITS = [str(number) for number in range(10)]
@@ -25,7 +25,7 @@ DIGITS = [str(number) for number in range(10)]
 
 @pytest.fixture
 def weights(six_steps: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The weights of a run as a file without a run; the commands write to an empty folder."""
+    """The weights of a run as a file outside of it; the current folder is empty."""
     monkeypatch.chdir(tmp_path)
     checkpoint = (six_steps / "checkpoints" / "last").read_text().strip()
     return Path(
@@ -35,10 +35,10 @@ def weights(six_steps: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_eval_extract_and_predict_of_a_file(opabinia: Opabinia, weights: Path, six_steps: Path, tmp_path: Path) -> None:
     changes = [change for change in SIX_STEPS if change.partition(".")[0] in ("task", "data", "train")]
-    ended = opabinia("eval", RECIPE, "--weights", weights, *changes, "--json")
-    assert ended.status == 0, ended.err
+    result = opabinia("eval", RECIPE, "--weights", weights, *changes, "--json")
+    assert result.status == 0, result.err
     scores = json.loads((six_steps / "results.json").read_text())
-    assert json.loads(ended.out)["scores"] == pytest.approx(scores)
+    assert json.loads(result.out)["scores"] == pytest.approx(scores)
     (folder,) = (tmp_path / "runs" / RECIPE).iterdir()
     assert folder.name.startswith("mine-")
     assert opabinia("extract", RECIPE, "--weights", weights, *changes).status == 0
@@ -51,11 +51,11 @@ def test_eval_extract_and_predict_of_a_file(opabinia: Opabinia, weights: Path, s
 
 
 @torch.no_grad()
-def test_weights_of_timm_compute_what_they_do_there(tmp_path: Path) -> None:
+def test_weights_of_timm_have_the_outputs_of_timm(tmp_path: Path) -> None:
     torch.manual_seed(0)
     net = timm.create_model("test_resnet", num_classes=10).eval()
     torch.save({"state_dict": net.state_dict()}, tmp_path / "net.pth")
-    # No data is opened, nor need it exist.
+    # The training data is not opened and need not exist.
     predictor = load(RECIPE, [*TIMM, "data.train.source={name: image_folder, root: nix}"], weights=tmp_path / "net.pth",
                      classes=DIGITS)  # fmt: skip
     image = torch.randint(0, 256, (3, 8, 8), dtype=torch.uint8)
@@ -64,7 +64,7 @@ def test_weights_of_timm_compute_what_they_do_there(tmp_path: Path) -> None:
     torch.testing.assert_close(predictor(image)["logits"], net(normalized)[0], atol=1e-5, rtol=1e-5)
 
 
-def test_weights_that_do_not_fill_the_model_are_refused(tmp_path: Path) -> None:
+def test_incomplete_weights_are_rejected(tmp_path: Path) -> None:
     net = timm.create_model("test_resnet", num_classes=7, in_chans=1)
     torch.save(net.state_dict(), tmp_path / "net.pth")
     with pytest.raises(ConfigError, match=r"2 parameters not filled.*head\.\S+weight.*init\.partial=true"):
@@ -79,18 +79,18 @@ def test_weights_that_do_not_fill_the_model_are_refused(tmp_path: Path) -> None:
 
 def test_a_recipe_needs_weights_and_weights_a_file(opabinia: Opabinia, tmp_path: Path) -> None:
     for command in ("eval", "extract", "export"):
-        ended = opabinia(command, RECIPE)
-        assert ended.status == 2 and f"{RECIPE} is a recipe: give the folder of one of its runs" in ended.err
-        ended = opabinia(command, RECIPE, "--weights", tmp_path / "nix.pth")
-        assert ended.status == 2 and "there is no file or folder" in ended.err
-    ended = opabinia("eval", "export/model.onnx")
-    assert ended.status == 2 and "export/model.onnx is an exported model, for `opabinia serve`" in ended.err
+        result = opabinia(command, RECIPE)
+        assert result.status == 2 and f"{RECIPE} is a recipe: give the folder of one of its runs" in result.err
+        result = opabinia(command, RECIPE, "--weights", tmp_path / "nix.pth")
+        assert result.status == 2 and "there is no file or folder" in result.err
+    result = opabinia("eval", "export/model.onnx")
+    assert result.status == 2 and "export/model.onnx is an exported model, for `opabinia serve`" in result.err
 
 
 def test_class_names_are_read_from_a_file(weights: Path, tmp_path: Path) -> None:
     (tmp_path / "classes.txt").write_text("\n".join(DIGITS))
-    folder, chosen = open_run(RECIPE, SIX_STEPS, str(weights), tmp_path / "classes.txt")
-    assert chosen == "raw" and load(folder).classes == tuple(DIGITS)
+    folder, selected = open_run(RECIPE, SIX_STEPS, str(weights), tmp_path / "classes.txt")
+    assert selected == "raw" and load(folder).classes == tuple(DIGITS)
     assert import_weights(RECIPE, SIX_STEPS, weights, classes=DIGITS) == folder.relative_to(".")
 
 
@@ -119,18 +119,18 @@ OFFLINE = "hf:nobody/model: model.safetensors is not in the cache, and HF_HUB_OF
     ],
     ids=["before", "after the model is built"],
 )
-def test_wrong_weights_and_tiles_are_errors_without_traceback(
+def test_invalid_weights_and_tiles_are_errors_without_traceback(
     opabinia: Opabinia, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cases: list[tuple[list[str], str]]
 ) -> None:
-    """They name the place, the value and what would be right."""
+    """The messages name the key, the value and the valid values."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     torch.save(timm.create_model("test_resnet").state_dict(), "other.pth")
     Image.new("L", (8, 8)).save("a.png")
     for command, message in cases:
-        ended = opabinia(*command)
-        assert ended.status == 2 and message in ended.err and "Traceback" not in ended.err, ended.err
-        assert sum(line.startswith("error") for line in ended.err.splitlines()) <= 1, ended.err
+        result = opabinia(*command)
+        assert result.status == 2 and message in result.err and "Traceback" not in result.err, result.err
+        assert sum(line.startswith("error") for line in result.err.splitlines()) <= 1, result.err
     if "task.tiles={}" in command:
-        assert "task.tiles.size: missing; an integer >= 1 is required" in ended.err
+        assert "task.tiles.size: missing; an integer >= 1 is required" in result.err

@@ -1,4 +1,4 @@
-"""All of torch.optim and torchvision's transforms v2 come in; what cannot is refused with a reason."""
+"""All optimizers of torch.optim and transforms of torchvision v2 are available, except a few refused with a reason."""
 
 import inspect
 import json
@@ -53,8 +53,8 @@ def entry_of(target: Callable[..., Any], family: str = "transform") -> Entry:
     return register.add(family, target, None, {})
 
 
-def filled(entry: Entry) -> dict[str, Any]:
-    """All arguments as a complete config gives them: plain data, nothing left to the signature."""
+def all_arguments(entry: Entry) -> dict[str, Any]:
+    """Return all arguments as plain data, as in a complete config."""
     return {
         parameter.name: REQUIRED[parameter.name] if parameter.required else parameter.default
         for parameter in entry.parameters
@@ -67,7 +67,7 @@ def test_every_optimizer(name: str) -> None:
     entry = entry_of(make, "optimizer")
     assert (entry.name, entry.runtime) == (name, ("params",))
     assert json.dumps(entry.to_json())
-    optimizer = make([nn.Parameter(torch.zeros(2, 2))], **filled(entry))
+    optimizer = make([nn.Parameter(torch.zeros(2, 2))], **all_arguments(entry))
     assert isinstance(optimizer, OPTIMIZERS[name])
     assert optimizer.defaults["lr"] == entry.by_name["lr"].default
 
@@ -79,7 +79,7 @@ def test_every_transform(name: str) -> None:
     entry = entry_of(make)
     assert entry.name == name and entry.doc
     assert json.dumps(entry.to_json())
-    assert isinstance(make(**filled(entry)), TRANSFORMS[name])
+    assert isinstance(make(**all_arguments(entry)), TRANSFORMS[name])
 
 
 @pytest.mark.parametrize("name", sorted(IMPOSSIBLE))
@@ -117,11 +117,11 @@ def test_runtime_parameters_come_first_and_in_the_order_given() -> None:
 
         def __init__(self, width: int, channels: int, classes: int, head: nn.Module | None = None) -> None:
             super().__init__()
-            self.given = (width, channels, classes)
+            self.arguments = (width, channels, classes)
 
     make = adapt(Net, runtime=("classes", "channels", "head"))
     assert str(inspect.signature(make)).startswith("(classes: int, channels: int, head:")
-    assert make(10, 3, None, width=64).given == (64, 3, 10)
+    assert make(10, 3, None, width=64).arguments == (64, 3, 10)
 
 
 def test_a_runtime_parameter_must_exist() -> None:
@@ -134,23 +134,23 @@ class Level(IntEnum):
     HIGH = 1
 
 
-class Odd(Enum):
+class TupleEnum(Enum):
     ONE = (1,)
 
 
 class Strange:
-    """Types that torch and torchvision do not use today."""
+    """Uses types that torch and torchvision do not use at present."""
 
-    def __init__(self, level: Level = Level.HIGH, odd: Odd | None = None, amount: Number = 3, on=False) -> None:  # type: ignore[no-untyped-def, assignment]
-        self.given = (level, odd, amount, on)
+    def __init__(self, level: Level = Level.HIGH, odd: TupleEnum | None = None, amount: Number = 3, on=False) -> None:  # type: ignore[no-untyped-def, assignment]
+        self.arguments = (level, odd, amount, on)
 
 
-def test_other_enums_go_by_their_names() -> None:
+def test_enums_without_text_values_are_given_by_name() -> None:
     make = adapt(Strange)
     entry = entry_of(make)
-    assert filled(entry) == {"level": "HIGH", "odd": None, "amount": 3, "on": False}
+    assert all_arguments(entry) == {"level": "HIGH", "odd": None, "amount": 3, "on": False}
     assert describe(entry.by_name["on"].spec) == "true or false"
-    assert make(level="LOW", odd="ONE", amount=2.5, on=True).given == (Level.LOW, Odd.ONE, 2.5, True)
+    assert make(level="LOW", odd="ONE", amount=2.5, on=True).arguments == (Level.LOW, TupleEnum.ONE, 2.5, True)
 
 
 def test_a_missing_argument_is_a_type_error() -> None:

@@ -16,8 +16,8 @@ TEXT = RECIPE.replace("size: 2", "size: [1, 2], mode: bilinear")
 
 def resolved(tmp_path: Path, *overrides: str) -> tuple[dict[str, Any], dict[str, str]]:
     (tmp_path / "r.yaml").write_text(TEXT)
-    found = check(compose(tmp_path / "r.yaml", overrides), CATALOG)
-    return found.config, found.origins
+    checked = check(compose(tmp_path / "r.yaml", overrides), CATALOG)
+    return checked.config, checked.origins
 
 
 def parts(tmp_path: Path, *overrides: str) -> dict[str, Any]:
@@ -26,13 +26,13 @@ def parts(tmp_path: Path, *overrides: str) -> dict[str, Any]:
 
 
 def test_values_arrive_converted_and_parts_built(tmp_path: Path) -> None:
-    found = parts(tmp_path, "hooks.stop.after=1.5h", "hooks.slow.name=ema", "optimizer={name: adam, lr: constant}")
-    assert found["folder"] == "the folder"
+    built = parts(tmp_path, "hooks.stop.after=1.5h", "hooks.slow.name=ema", "optimizer={name: adam, lr: constant}")
+    assert built["folder"] == "the folder"
     crops = (Crop([1, 2], Mode.BILINEAR), Several((Crop(3, Mode.NEAREST),)))
-    assert found["data"] == Data(Path("digits"), 32, list(crops))
-    assert found["train"].length == Duration(12, "ep")
-    assert found["hooks"] == {"stop": Stop(Duration(1.5, "h")), "slow": Ema()}
-    name, lr, betas = found["optimizer"]
+    assert built["data"] == Data(Path("digits"), 32, list(crops))
+    assert built["train"].length == Duration(12, "ep")
+    assert built["hooks"] == {"stop": Stop(Duration(1.5, "h")), "slow": Ema()}
+    name, lr, betas = built["optimizer"]
     assert (name, betas, lr(0.3)) == ("adam", (0.9, 0.999), 1.0)
 
 
@@ -40,10 +40,10 @@ def test_runtime_parameters_make_factories(tmp_path: Path) -> None:
     task = parts(tmp_path, "task.backbone.options={a: [1, null]}")["task"]
     assert isinstance(task, Factory)
     assert repr(task.keywords["backbone"]) == "timm(model='resnet', pretrained=False, options={'a': [1, None]})"
-    made = task(3)
-    assert isinstance(made, toys.Classification)
-    assert made.backbone == ("timm", 3, "resnet", {"a": [1, None]})
-    assert isinstance(made.loss, partial) and made.loss(3.0, 1.0) == 2.0
+    model = task(3)
+    assert isinstance(model, toys.Classification)
+    assert model.backbone == ("timm", 3, "resnet", {"a": [1, None]})
+    assert isinstance(model.loss, partial) and model.loss(3.0, 1.0) == 2.0
 
 
 def test_the_command_is_not_run() -> None:
@@ -58,7 +58,7 @@ def test_the_command_is_not_run() -> None:
     assert built.keywords == {"seed": 3}
 
 
-def test_a_constructor_error_has_its_place(tmp_path: Path) -> None:
+def test_a_constructor_error_has_its_location(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as error:
         parts(tmp_path, "optimizer.nesterov=true")
     (problem,) = error.value.problems
@@ -67,7 +67,7 @@ def test_a_constructor_error_has_its_place(tmp_path: Path) -> None:
     assert problem.message == "nesterov needs a momentum"
 
 
-def test_a_part_inside_a_part_keeps_its_own_place(tmp_path: Path) -> None:
+def test_an_error_of_a_nested_part_has_its_own_location(tmp_path: Path) -> None:
     task = parts(tmp_path, "task.backbone.model=unknown")["task"]
     with pytest.raises(ConfigError) as error:
         task(3)
@@ -76,7 +76,7 @@ def test_a_part_inside_a_part_keeps_its_own_place(tmp_path: Path) -> None:
     assert "there is no model 'unknown'" in problem.message
 
 
-def test_an_error_has_the_origin_of_the_key_at_fault_or_of_the_part(tmp_path: Path) -> None:
+def test_an_error_has_the_origin_of_its_key_or_of_the_part(tmp_path: Path) -> None:
     register = Register()
 
     @register.source
@@ -92,18 +92,18 @@ def test_an_error_has_the_origin_of_the_key_at_fault_or_of_the_part(tmp_path: Pa
 
     catalog = Catalog.of(register)
     (tmp_path / "r.yaml").write_text("source:\n  name: folder\n  root: no/where\n")
-    for overrides, place in (
+    for overrides, location in (
         (["source.split=val"], "r.yaml:3"),  # the missing file is below root
         (["source.split=val", "source.size=-1"], "r.yaml:2"),  # no key is known: the part
         (["source.split=val", "source.root=none"], "command line: source.root=none"),
     ):
-        found = check(compose(tmp_path / "r.yaml", overrides), catalog)
+        resolved_config = check(compose(tmp_path / "r.yaml", overrides), catalog)
         with pytest.raises(ConfigError) as error:
-            build(found.config, catalog, origins=found.origins)
-        assert error.value.problems[0].where.endswith(place), overrides
+            build(resolved_config.config, catalog, origins=resolved_config.origins)
+        assert error.value.problems[0].where.endswith(location), overrides
 
 
-def test_an_error_inside_a_working_function_is_no_config_error(tmp_path: Path) -> None:
+def test_an_error_at_run_time_is_not_a_config_error(tmp_path: Path) -> None:
     loss = parts(tmp_path, "task.loss=focal")["task"](3).loss
     with pytest.raises(ValueError, match="no logits"):
         loss(1.0, 2.0)
@@ -143,7 +143,7 @@ def test_build_validates_an_unchecked_config(tmp_path: Path, config: dict[str, A
 
 
 def test_parts_with_only_defaults_can_be_built() -> None:
-    """The defaults in a catalog are what the callable's own defaults are."""
+    """Defaults of a catalog equal those of the callables."""
     for family in ("optimizer", "hook", "transform", "section"):
         for entry in CATALOG.entries[family].values():
             if not any(parameter.required for parameter in entry.parameters) and entry.target:

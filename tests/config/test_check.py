@@ -15,7 +15,7 @@ Check = Callable[..., Resolved]
 
 @pytest.fixture
 def checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Check:
-    """Checks a recipe, given as text, against the toys."""
+    """Check a recipe, given as text, against the toy catalog."""
     monkeypatch.chdir(tmp_path)
 
     def checked(text: str, *overrides: str, catalog: Catalog = CATALOG) -> Resolved:
@@ -82,7 +82,7 @@ def test_every_value_has_an_origin(checked: Check, monkeypatch: pytest.MonkeyPat
     )
 
 
-def test_values_take_one_form(checked: Check) -> None:
+def test_values_are_normalized(checked: Check) -> None:
     config = checked(RECIPE, "optimizer.lr=1", "train.length=' 5 ep'", "data.root=a//b/").config
     assert (config["optimizer"]["lr"], type(config["optimizer"]["lr"])) == (1.0, float)
     assert (config["train"]["length"], config["data"]["root"]) == ("5ep", "a/b")
@@ -209,10 +209,10 @@ def test_many_mistakes_at_once(problems: Callable[..., list[str]]) -> None:
         ("task=null", "task: expected a task (found null); every task: classification"),
     ],
 )
-def test_one_mistake_is_one_problem(problems: Callable[..., list[str]], override: str, problem: str) -> None:
-    found = problems(RECIPE, override)
-    assert len(found) == (3 if "null]" in override else 1), found
-    assert problem in found[0]
+def test_each_mistake_is_one_problem(problems: Callable[..., list[str]], override: str, problem: str) -> None:
+    messages = problems(RECIPE, override)
+    assert len(messages) == (3 if "null]" in override else 1), messages
+    assert problem in messages[0]
 
 
 def test_missing_keys(problems: Callable[..., list[str]]) -> None:
@@ -223,7 +223,7 @@ def test_missing_keys(problems: Callable[..., list[str]]) -> None:
     ]
 
 
-def test_another_name_alone_is_named_as_the_reason_of_missing_keys(problems: Callable[..., list[str]]) -> None:
+def test_a_changed_name_is_reported_as_the_reason_of_missing_keys(problems: Callable[..., list[str]]) -> None:
     (problem,) = problems(RECIPE, "data.transforms.1.name=crop")
     assert "data.transforms.1.size: missing; " in problem
     assert problem.endswith("another name drops the keys of the one before: give data.transforms.1 as a whole")
@@ -251,9 +251,9 @@ def test_a_section_that_contains_itself_is_never_filled_in() -> None:
     assert not Catalog.of(register).fills_itself({"kind": "part", "family": "section", "name": "nested"})
 
 
-def test_a_plugin_that_fails_is_one_problem(problems: Callable[..., list[str]]) -> None:
+def test_a_failing_plugin_is_one_problem(problems: Callable[..., list[str]]) -> None:
     broken = Catalog(CATALOG.entries, {"my.parts": "ModuleNotFoundError: No module named 'my'"})
-    text = RECIPE.replace("{name: crop, size: 2}", "mine") + "plugins: [my.parts]\n"
+    text = RECIPE.replace("{name: crop, size: 2}", "custom") + "plugins: [my.parts]\n"
     assert problems(text, catalog=broken) == [
         "r.yaml:12: plugins: the plugin 'my.parts' cannot be imported: ModuleNotFoundError: No module named 'my'"
     ]
@@ -287,8 +287,8 @@ def test_durations_and_parts_in_a_union_are_distinguished(checked: Check) -> Non
 
 
 def test_an_unsupported_part_has_a_reason(problems: Callable[..., list[str]]) -> None:
-    left_out = {"loss": {"triplet": "it needs embeddings, not logits"}}
-    catalog = Catalog(CATALOG.entries, unsupported=left_out)
+    unsupported = {"loss": {"triplet": "it needs embeddings, not logits"}}
+    catalog = Catalog(CATALOG.entries, unsupported=unsupported)
     (problem,) = problems(RECIPE, "task.loss=triplet", catalog=catalog)
     assert problem.endswith("is not supported: it needs embeddings, not logits (found 'triplet')")
 
@@ -307,6 +307,6 @@ def test_unsupported_names_are_in_the_catalog() -> None:
         ("selfsup/digits_mae", "masks have a patch for each"),
     ],
 )
-def test_batch_shapes_are_refused_where_samples_would_not_follow(recipe: str, reason: str) -> None:
+def test_batch_shapes_are_refused_for_samples_of_fixed_size(recipe: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=f"shapes: {reason}"):
         check(compose(recipe, ["shapes={name: progressive, start: 16, end: 32}"]), builtin_catalog())

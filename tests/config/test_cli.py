@@ -15,10 +15,10 @@ from tests.config.toys import CATALOG, RECIPE, Training
 
 
 @pytest.fixture(autouse=True)
-def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The toys in place of Opabinia's parts, and a recipe in the working directory."""
+def toy_catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use the toy catalog, and write a recipe into the working directory."""
     monkeypatch.setattr("opabinia.config.catalog", lambda plugins=(): CATALOG)
-    monkeypatch.setattr("opabinia.config.paths.check_run", lambda resolved: None)  # the toys are no run
+    monkeypatch.setattr("opabinia.config.paths.check_run", lambda resolved: None)  # the toys have no run
     monkeypatch.chdir(tmp_path)
     Path("r.yaml").write_text(RECIPE)
 
@@ -33,7 +33,7 @@ def lines(*arguments: str) -> list[str]:
     return result.stdout.splitlines()
 
 
-def test_check_says_so_when_all_is_well() -> None:
+def test_check_reports_that_there_are_no_problems() -> None:
     assert lines("check", "r.yaml") == ["r.yaml: no problems"]
 
 
@@ -58,17 +58,17 @@ def test_check_warns_of_old_names() -> None:
 
 
 def test_show_prints_a_config_that_shows_the_same() -> None:
-    first = lines("show", "r.yaml", "train.length=3ep")
-    assert "train: {length: 3ep, device: auto}" in first
-    Path("complete.yaml").write_text("\n".join(first))
-    assert lines("show", "complete.yaml") == first
+    printed = lines("show", "r.yaml", "train.length=3ep")
+    assert "train: {length: 3ep, device: auto}" in printed
+    Path("complete.yaml").write_text("\n".join(printed))
+    assert lines("show", "complete.yaml") == printed
 
 
 def test_show_origins() -> None:
-    shown = {line.split(":")[0]: line.split("#")[1].strip() for line in lines("show", "--origin", "r.yaml", "seed=1")}
-    assert shown["train.length"] == "r.yaml:11"
-    assert shown["train.device"] == "signature's default"
-    assert shown["seed"] == "command line: seed=1"
+    origins = {line.split(":")[0]: line.split("#")[1].strip() for line in lines("show", "--origin", "r.yaml", "seed=1")}
+    assert origins["train.length"] == "r.yaml:11"
+    assert origins["train.device"] == "signature's default"
+    assert origins["seed"] == "command line: seed=1"
 
 
 def test_diff() -> None:
@@ -90,7 +90,7 @@ def test_list() -> None:
     listed = lines("list", "loss")
     assert listed[:2] == ["cross_entropy  Toy cross entropy.", "    label_smoothing: a number >= 0 and <= 1 = 0.0"]
     assert "focal  Toy focal loss." in listed
-    assert lines("list", "losses") == listed, "a plural will do"
+    assert lines("list", "losses") == listed, "the plural is accepted"
     assert lines("list", "loss", "cross_entropy") == [
         "loss cross_entropy",
         "  Toy cross entropy.",
@@ -114,7 +114,7 @@ def test_list() -> None:
         (["diff", "r.yaml", "s.yaml"], "s.yaml: there is no such file"),
     ],
 )
-def test_mistakes_leave_with_status_2(arguments: list[str], message: str) -> None:
+def test_mistakes_exit_with_status_2(arguments: list[str], message: str) -> None:
     result = run(*arguments)
     assert result.exit_code == 2
     assert message in result.stderr
@@ -125,14 +125,14 @@ def test_schema_is_json() -> None:
 
 
 def test_schema_as_a_file_and_recipes_that_name_it(tmp_path: Path) -> None:
-    place = tmp_path / "mine" / "opabinia.schema.json"
-    printed = lines("schema", "--out", str(place))
+    path = tmp_path / "recipes" / "opabinia.schema.json"
+    printed = lines("schema", "--out", str(path))
     assert printed == [
         "first line of a recipe in the same folder: # yaml-language-server: $schema=opabinia.schema.json"
     ]
-    assert json.loads(place.read_text())["title"] == "opabinia train"
-    below = tmp_path / "mine" / "a" / "b.yaml"
-    assert _with_schema(below, "x: 1\n") == "# yaml-language-server: $schema=../opabinia.schema.json\nx: 1\n"
+    assert json.loads(path.read_text())["title"] == "opabinia train"
+    recipe = tmp_path / "recipes" / "a" / "b.yaml"
+    assert _with_schema(recipe, "x: 1\n") == "# yaml-language-server: $schema=../opabinia.schema.json\nx: 1\n"
     assert _with_schema(tmp_path / "elsewhere.yaml", "x: 1\n") == "x: 1\n"
 
 
@@ -140,9 +140,13 @@ def test_mistakes_as_json() -> None:
     assert lines("check", "r.yaml", "--json") == ["[]"]
     result = run("check", "r.yaml", "optimizer.lr=x", "foo=1", "--json")
     assert result.exit_code == 2 and result.stderr == ""
-    first, second = json.loads(result.stdout)
-    assert (first["place"], first["key"], first["value"]) == ("command line: optimizer.lr=x", "optimizer.lr", "'x'")
-    assert (second["key"], second["message"]) == ("foo", "unknown key")
+    value_problem, key_problem = json.loads(result.stdout)
+    assert (value_problem["place"], value_problem["key"], value_problem["value"]) == (
+        "command line: optimizer.lr=x",
+        "optimizer.lr",
+        "'x'",
+    )
+    assert (key_problem["key"], key_problem["message"]) == ("foo", "unknown key")
 
 
 def test_a_plugin_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,10 +158,10 @@ def test_a_plugin_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_check_build_passes_the_built_parts_to_the_dry_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried: list[Mapping[str, Any]] = []
+    calls: list[Mapping[str, Any]] = []
 
     def dry_run(parts: Mapping[str, Any]) -> None:
-        tried.append(parts)
+        calls.append(parts)
         parts["task"](3)
 
     run_module = ModuleType("opabinia.training.dry_run")
@@ -165,7 +169,7 @@ def test_check_build_passes_the_built_parts_to_the_dry_run(monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "opabinia.training.dry_run", run_module)
     monkeypatch.setattr(sys.modules["opabinia.config.build"], "all_parts", lambda plugins=(): CATALOG)
     assert lines("check", "--build", "r.yaml") == ["r.yaml: no problems"]
-    assert tried[0]["train"] == Training(Duration(12, "ep"))
+    assert calls[0]["train"] == Training(Duration(12, "ep"))
     result = run("check", "--build", "r.yaml", "task.backbone.model=unknown")
     assert result.exit_code == 2
     assert "command line: task.backbone.model=unknown: task.backbone: there is no model 'unknown'" in result.stderr

@@ -12,7 +12,7 @@ Write = Callable[..., None]
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
-    """Writes files into the working directory; ``recipes/`` in it holds the packaged ones."""
+    """Write files into the working directory, whose ``recipes/`` has the packaged recipes."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "recipes").mkdir()
 
@@ -25,30 +25,30 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
     return write
 
 
-def put_together(recipe: str, *overrides: str) -> Tree:
+def compose_recipe(recipe: str, *overrides: str) -> Tree:
     return compose(recipe, overrides, recipes=Path("recipes"))
 
 
 def value(recipe: str, *overrides: str) -> Any:
-    tree = put_together(recipe, *overrides)
+    tree = compose_recipe(recipe, *overrides)
     assert [str(problem) for problem in tree.problems] == []
     return tree.root.plain()
 
 
 def problems(recipe: str, *overrides: str) -> list[str]:
-    return [str(problem) for problem in put_together(recipe, *overrides).problems]
+    return [str(problem) for problem in compose_recipe(recipe, *overrides).problems]
 
 
-# --- where recipes are found ----------------------------------------------------------------------------------------
+# --- locations of recipes -------------------------------------------------------------------------------------------
 
 
 def test_packaged_recipes_files_and_run_folders(write: Write) -> None:
-    write(recipes__reid__digits="a: packaged", mine="a: file", runs__x__config="a: run")
+    write(recipes__reid__digits="a: packaged", child="a: file", runs__x__config="a: run")
     assert value("reid/digits") == {"a": "packaged"}
-    assert value("mine.yaml") == {"a": "file"}
+    assert value("child.yaml") == {"a": "file"}
     assert value("runs/x") == {"a": "run"}
-    names = [put_together(recipe).name for recipe in ("reid/digits", "mine.yaml", "runs/x")]
-    assert names == ["reid/digits", "mine", "x"]
+    names = [compose_recipe(recipe).name for recipe in ("reid/digits", "child.yaml", "runs/x")]
+    assert names == ["reid/digits", "child", "x"]
     Path("no_suffix").write_text("a: 1")
     assert value("no_suffix") == {"a": 1}
 
@@ -63,7 +63,7 @@ def test_an_unknown_recipe_has_a_suggestion(write: Write) -> None:
     assert problems(str(tmp))[0].startswith("folder: is a folder without a config.yaml, so it is not a run folder")
     assert problems("a\0b")[0].startswith("a\\x00b: there is no such recipe")
     assert problems("x" * 5000)[0].startswith("xxx")
-    assert not put_together("nothing").complete
+    assert not compose_recipe("nothing").complete
 
 
 def test_a_recipe_is_a_mapping(write: Write) -> None:
@@ -78,8 +78,8 @@ def test_a_recipe_is_a_mapping(write: Write) -> None:
 
 def test_later_bases_win_and_the_file_wins_over_all(write: Write) -> None:
     write(recipes__one="a: 1\nb: 1\nc: 1\nd: {x: 1, y: 1}", sub__two="b: 2\nc: 2\nd: {y: 2}")
-    write(sub__mine="base: [one, two.yaml]\nc: 3\nd: {z: 3}")
-    assert value("sub/mine.yaml") == {"a": 1, "b": 2, "c": 3, "d": {"x": 1, "y": 2, "z": 3}}
+    write(sub__child="base: [one, two.yaml]\nc: 3\nd: {z: 3}")
+    assert value("sub/child.yaml") == {"a": 1, "b": 2, "c": 3, "d": {"x": 1, "y": 2, "z": 3}}
 
 
 def test_bases_have_bases(write: Write) -> None:
@@ -87,38 +87,40 @@ def test_bases_have_bases(write: Write) -> None:
     assert value("a.yaml") == {"x": "a", "y": "b", "z": "c", "w": "d"}
 
 
-def test_packaged_recipes_are_shown_alike_in_every_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_origins_of_packaged_recipes_do_not_depend_on_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for folder in (tmp_path, Path("/")):
         monkeypatch.chdir(folder)
         assert compose("video/folder").root.where.startswith("opabinia/recipes/video/folder.yaml")
 
 
 def test_origins_survive_merging(write: Write) -> None:
-    write(base="a:\n  x: 1\n  y: 1\n", mine="base: base.yaml\na:\n  y: 2\n")
-    a = put_together("mine.yaml", "a.z=3").root.value["a"].value
-    assert [a[key].where for key in "xyz"] == ["base.yaml:2", "mine.yaml:3", "command line: a.z=3"]
+    write(base="a:\n  x: 1\n  y: 1\n", child="base: base.yaml\na:\n  y: 2\n")
+    a = compose_recipe("child.yaml", "a.z=3").root.value["a"].value
+    assert [a[key].where for key in "xyz"] == ["base.yaml:2", "child.yaml:3", "command line: a.z=3"]
 
 
-def test_a_circle_of_bases_is_reported(write: Write) -> None:
+def test_circular_bases_are_reported(write: Write) -> None:
     write(a="base: b.yaml", b="\nbase: a.yaml", self="base: self.yaml")
     assert problems("a.yaml") == ["b.yaml:2: base: leads back to itself: a.yaml -> b.yaml -> a.yaml"]
     assert problems("self.yaml") == ["self.yaml:1: base: leads back to itself: self.yaml -> self.yaml"]
 
 
-def test_two_bases_may_share_one(write: Write) -> None:
+def test_two_bases_may_share_a_base(write: Write) -> None:
     write(a="base: [b.yaml, c.yaml]", b="base: d.yaml\nx: b", c="base: d.yaml\ny: c", d="x: d\ny: d")
     assert value("a.yaml") == {"x": "d", "y": "c"}
 
 
 def test_a_missing_base_has_a_suggestion(write: Write) -> None:
-    write(recipes__reid__digits="a: 1", other="a: 1", mine="a: 1\nbase: [reid/digts, othr.yaml, 3]")
-    tree = put_together("mine.yaml")
+    write(recipes__reid__digits="a: 1", other="a: 1", child="a: 1\nbase: [reid/digts, othr.yaml, 3]")
+    tree = compose_recipe("child.yaml")
     assert [str(problem) for problem in tree.problems] == [
-        "mine.yaml:2: base: there is no such file beside this one, and no such recipe (found 'reid/digts'); "
+        "child.yaml:2: base: there is no such file beside this one, and no such recipe (found 'reid/digts'); "
         "did you mean 'reid/digits'?",
-        "mine.yaml:2: base: there is no such file beside this one, and no such recipe (found 'othr.yaml'); "
+        "child.yaml:2: base: there is no such file beside this one, and no such recipe (found 'othr.yaml'); "
         "did you mean 'other.yaml'?",
-        "mine.yaml:2: base: is a recipe's name or path, or a list of them (found 3)",
+        "child.yaml:2: base: is a recipe's name or path, or a list of them (found 3)",
     ]
     assert not tree.complete
 
@@ -152,14 +154,14 @@ def test_a_missing_base_has_a_suggestion(write: Write) -> None:
     ],
 )
 def test_merging(write: Write, base: str, over: str, merged: Any) -> None:
-    write(base=f"a: {base}", mine=f"base: base.yaml\na: {over}")
-    found = value("mine.yaml")["a"]
-    assert _sections(found) == _sections(merged)
-    assert _sections(value("base.yaml", f"a={over}")["a"]) == _sections(merged)  # an override merges alike
+    write(base=f"a: {base}", child=f"base: base.yaml\na: {over}")
+    merged_value = value("child.yaml")["a"]
+    assert _sections(merged_value) == _sections(merged)
+    assert _sections(value("base.yaml", f"a={over}")["a"]) == _sections(merged)  # an override merges in the same way
 
 
 def _sections(value: Any) -> Any:
-    """A section of a name alone is the same as a bare string."""
+    """Replace sections that have only a name by the name."""
     return value["name"] if isinstance(value, dict) and set(value) == {"name"} else value
 
 
@@ -195,11 +197,11 @@ RECIPE = (
     ],
 )
 def test_overrides(write: Write, overrides: list[str], path: str, expected: Any) -> None:
-    write(mine=RECIPE)
-    found = value("mine.yaml", *overrides)
+    write(child=RECIPE)
+    actual = value("child.yaml", *overrides)
     for key in path.split("."):
-        found = found[int(key)] if isinstance(found, list) else found[key]
-    assert found == expected
+        actual = actual[int(key)] if isinstance(actual, list) else actual[key]
+    assert actual == expected
 
 
 @pytest.mark.parametrize(
@@ -227,52 +229,52 @@ def test_overrides(write: Write, overrides: list[str], path: str, expected: Any)
     ],
 )
 def test_invalid_overrides(write: Write, override: str, problem: str) -> None:
-    write(mine=RECIPE)
-    found = problems("mine.yaml", override)
-    assert len(found) == 1 and "\n" not in found[0]
-    assert found[0].startswith("command line: ") and problem in found[0]
-    found[0].encode()
+    write(child=RECIPE)
+    messages = problems("child.yaml", override)
+    assert len(messages) == 1 and "\n" not in messages[0]
+    assert messages[0].startswith("command line: ") and problem in messages[0]
+    messages[0].encode()
 
 
 # --- vars and plugins -----------------------------------------------------------------------------------------------
 
 
-def test_vars_are_read_and_taken_away(write: Write) -> None:
-    write(mine="vars: {root: /data, n: 3}\na: ${vars.root}/x\nb: ${vars.n}")
-    assert value("mine.yaml") == {"a": "/data/x", "b": 3}
-    assert value("mine.yaml", "vars.n=4")["b"] == 4
+def test_vars_are_read_and_removed(write: Write) -> None:
+    write(child="vars: {root: /data, n: 3}\na: ${vars.root}/x\nb: ${vars.n}")
+    assert value("child.yaml") == {"a": "/data/x", "b": 3}
+    assert value("child.yaml", "vars.n=4")["b"] == 4
 
 
 def test_an_unused_var_is_reported(write: Write) -> None:
-    write(mine="vars:\n  size: 3\n  other: 4\na: ${vars.size}")
-    assert problems("mine.yaml") == ["mine.yaml:3: vars.other: nothing reads it (found 4)"]
+    write(child="vars:\n  size: 3\n  other: 4\na: ${vars.size}")
+    assert problems("child.yaml") == ["child.yaml:3: vars.other: nothing reads it (found 4)"]
     write(sections="vars: {a: {b: 1}, c: {d: 2}}\nx: ${vars.a.b}\ny: ${vars.c}", plain="vars: 3")
     assert problems("sections.yaml") == []
     assert problems("plain.yaml") == ["plain.yaml:1: vars: is a mapping of names to values (found 3)"]
 
 
-def test_a_misspelt_reference_to_a_var_is_one_mistake(write: Write) -> None:
-    write(mine="vars: {size: 3}\na: ${vars.sise}")
-    assert problems("mine.yaml") == ["mine.yaml:2: a: ${vars.sise} refers to no key; did you mean 'vars.size'?"]
+def test_a_misspelt_reference_to_a_var_is_one_problem(write: Write) -> None:
+    write(child="vars: {size: 3}\na: ${vars.sise}")
+    assert problems("child.yaml") == ["child.yaml:2: a: ${vars.sise} refers to no key; did you mean 'vars.size'?"]
 
 
-def test_a_var_of_a_base_counts_as_read_where_the_base_reads_it(write: Write) -> None:
-    write(base="vars: {size: 3}\na: {name: x, size: '${vars.size}'}", mine="base: base.yaml\na: {name: y}")
-    assert value("mine.yaml") == {"a": {"name": "y"}}
+def test_a_var_that_only_a_replaced_section_reads_counts_as_used(write: Write) -> None:
+    write(base="vars: {size: 3}\na: {name: x, size: '${vars.size}'}", child="base: base.yaml\na: {name: y}")
+    assert value("child.yaml") == {"a": {"name": "y"}}
 
 
 def test_plugins(write: Write) -> None:
-    write(mine="plugins: [one, two.parts, one]", single="plugins: one", bad="plugins: [1x, 3, ../evil]")
-    assert put_together("mine.yaml").plugins == ("one", "two.parts")
-    assert put_together("single.yaml").plugins == ("one",)
+    write(child="plugins: [one, two.parts, one]", single="plugins: one", bad="plugins: [1x, 3, ../evil]")
+    assert compose_recipe("child.yaml").plugins == ("one", "two.parts")
+    assert compose_recipe("single.yaml").plugins == ("one",)
     assert [json.dumps(problem)[:40] for problem in problems("bad.yaml")] == [
         '"bad.yaml:1: plugins: is a list of modul'
     ] * 3
 
 
 def test_nested_deeper_than_the_limit_by_merging(write: Write) -> None:
-    write(mine="a: " + "{a: " * 30 + "1" + "}" * 30)
-    (problem,) = problems("mine.yaml", ".".join("a" * 32) + "=" + "[" * 20 + "]" * 20)
+    write(child="a: " + "{a: " * 30 + "1" + "}" * 30)
+    (problem,) = problems("child.yaml", ".".join("a" * 32) + "=" + "[" * 20 + "]" * 20)
     assert problem.endswith("nested more than 40 levels deep")
 
 

@@ -1,4 +1,4 @@
-"""What a config builds is described by the same config."""
+"""Objects built from a config are described by the same config."""
 
 from dataclasses import replace
 from typing import Any
@@ -68,9 +68,9 @@ def test_transforms_of_torchvision_are_read_back() -> None:
     assert (affine["degrees"], affine["translate"], affine["interpolation"]) == ([-10, 10], [0.1, 0.1], "bilinear")
 
 
-def test_an_object_that_cannot_be_read_back_is_registered_here() -> None:
+def test_an_unregistered_object_is_registered_for_this_process() -> None:
     class Turned(Digits):
-        """Not registered: it may take other arguments than its base class."""
+        """Not registered: its arguments may differ from those of its base class."""
 
     _, run = built("classification/digits")
     source = Concat(sources=[Digits(), Turned()])
@@ -80,8 +80,8 @@ def test_an_object_that_cannot_be_read_back_is_registered_here() -> None:
     assert digits == {"name": "digits"}
     assert turned["name"].endswith("Turned")
     assert f"data.train.source.sources.1 ({turned['name']})" in description.warnings[0]
-    again = build_parts(resolve(description.config)).keywords["data"].train.source
-    assert again is not source and type(again) is Concat
+    rebuilt = build_parts(resolve(description.config)).keywords["data"].train.source
+    assert rebuilt is not source and type(rebuilt) is Concat
     assert config_of(replace(run, data=data)).config == description.config, "the same object has the same name"
     del register.entries["source"][turned["name"]]
 

@@ -14,8 +14,8 @@ def test_a_problem_is_one_line() -> None:
 def test_an_error_reports_all_and_survives_pickling() -> None:
     error = ConfigError([Problem("a", "", "one"), Problem("b", "", "two")])
     assert str(error) == "a: one\nb: two"
-    again = pickle.loads(pickle.dumps(error))
-    assert again.problems == error.problems
+    restored = pickle.loads(pickle.dumps(error))
+    assert restored.problems == error.problems
 
 
 def test_values_are_shown_as_written() -> None:

@@ -1,4 +1,4 @@
-"""Whatever is written in a recipe or on the command line ends in a complete config or in a ConfigError."""
+"""Every recipe and command line gives a complete config or a ConfigError."""
 
 import json
 from pathlib import Path
@@ -25,12 +25,12 @@ hooks:
 seed: ${vars.n}
 """
 
-WHOLE = yaml.safe_load(FULL)
+FULL_CONFIG = yaml.safe_load(FULL)
 
 KEYS = """
 task data train optimizer checkpoint hooks seed vars plugins base name lr betas transforms size root model options loss
 backbone ema stop after every keep length device 0 1 2 9 -1 mode eps label_smoothing deep x n
-""".split()  # noqa: SIM905 (a list of words reads better as words)
+""".split()  # noqa: SIM905 (a list of words is more readable as a text)
 
 TOKENS = """
 : - { } [ ] , # & * ! | > ' " % @ ` ? ~ ${ } ${vars.n} ${env:HOME} ${env:NOPE} $${ ${data} << null true 3 -1 0.5 1e3
@@ -41,8 +41,8 @@ TOKENS += ["\n", "\n  ", "\t", "\u2028", "\x00", "\x85", "\ud800", "\r"]
 SCALARS = (None, True, False, 0, 3, -1, 0.5, 1e300, 10**50, "", "crop", "sgd", "12ep", "1h", "auto", "3", "a.b", "name",
            "${vars.n}", "$${x}", "${data}", "${seed}")  # fmt: skip
 
-DRAWN = settings().max_examples
-"""What the profile draws for a test; these draw many times that."""
+EXAMPLES = settings().max_examples
+"""Examples of a test in the current profile; these tests use multiples of it."""
 
 values = st.recursive(
     st.sampled_from(SCALARS),
@@ -57,9 +57,9 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("fuzz") / "recipe.yaml"
 
 
-def ends_well(recipe: Path | str, *overrides: str, catalog: Catalog = CATALOG) -> None:
-    """A complete config, which saved and loaded is the same and can be built as far as constructors like it; or
-    problems, each on one line that can be printed."""
+def check_recipe(recipe: Path | str, *overrides: str, catalog: Catalog = CATALOG) -> None:
+    """Check that a recipe gives printable one-line problems, or a complete config that is the same after saving and
+    loading, and builds unless a constructor refuses it."""
     try:
         resolved = check(compose(recipe, overrides), catalog)
     except ConfigError as error:
@@ -78,60 +78,60 @@ def ends_well(recipe: Path | str, *overrides: str, catalog: Catalog = CATALOG) -
             assert "nesterov" in dump(resolved.config)
 
 
-def test_the_recipe_itself_is_well(recipe: Path) -> None:
+def test_the_full_recipe_is_valid(recipe: Path) -> None:
     recipe.write_text(FULL)
     assert check(compose(recipe), CATALOG).config["seed"] == 2
-    ends_well(recipe)
+    check_recipe(recipe)
 
 
-@settings(max_examples=7 * DRAWN)
+@settings(max_examples=7 * EXAMPLES)
 @given(st.binary(max_size=60) | noise.map(lambda text: text.encode("utf-8", "surrogatepass")))
 def test_noise(recipe: Path, data: bytes) -> None:
     recipe.write_bytes(data)
-    ends_well(recipe)
+    check_recipe(recipe)
 
 
-@settings(max_examples=18 * DRAWN)
+@settings(max_examples=18 * EXAMPLES)
 @given(
     st.lists(st.tuples(st.integers(0, len(FULL)), st.integers(0, 12), st.sampled_from(TOKENS)), min_size=1, max_size=3)
 )
-def test_recipes_with_slips_of_the_pen(recipe: Path, slips: list[tuple[int, int, str]]) -> None:
+def test_recipes_with_random_edits(recipe: Path, edits: list[tuple[int, int, str]]) -> None:
     text = FULL
-    for position, length, token in slips:
+    for position, length, token in edits:
         text = text[:position] + token + text[position + length :]
     recipe.write_bytes(text.encode("utf-8", "surrogatepass"))
-    ends_well(recipe)
+    check_recipe(recipe)
 
 
-@settings(max_examples=7 * DRAWN)
+@settings(max_examples=7 * EXAMPLES)
 @given(st.permutations(FULL.splitlines()), st.integers(0, 11))
-def test_recipes_in_disorder(recipe: Path, lines: list[str], count: int) -> None:
+def test_recipes_with_shuffled_lines(recipe: Path, lines: list[str], count: int) -> None:
     recipe.write_text("\n".join(lines[:count]))
-    ends_well(recipe)
+    check_recipe(recipe)
 
 
-@settings(max_examples=8 * DRAWN)
+@settings(max_examples=8 * EXAMPLES)
 @given(st.dictionaries(st.sampled_from(KEYS), values, max_size=5))
 def test_recipes_of_the_wrong_shape(recipe: Path, config: dict[str, object]) -> None:
-    recipe.write_text(json.dumps({**WHOLE, **config}))  # JSON is YAML too
-    ends_well(recipe)
+    recipe.write_text(json.dumps({**FULL_CONFIG, **config}))  # JSON is YAML too
+    check_recipe(recipe)
 
 
 paths = st.lists(st.sampled_from(KEYS), min_size=1, max_size=5).map(".".join)
 overrides = st.tuples(paths, values.map(json.dumps) | noise).map("=".join)
 
 
-@settings(max_examples=7 * DRAWN)
+@settings(max_examples=7 * EXAMPLES)
 @given(st.lists(overrides | noise, max_size=4))
-def test_overrides(recipe: Path, given: list[str]) -> None:
+def test_overrides(recipe: Path, arguments: list[str]) -> None:
     recipe.write_text(FULL)
-    ends_well(recipe, *given)
+    check_recipe(recipe, *arguments)
 
 
-@settings(max_examples=3 * DRAWN)
+@settings(max_examples=3 * EXAMPLES)
 @given(st.text(max_size=30))
 def test_names_of_recipes(name: str) -> None:
-    ends_well(name)
+    check_recipe(name)
 
 
 @pytest.fixture(scope="module")
@@ -139,10 +139,10 @@ def real() -> Catalog:
     return live_catalog()
 
 
-@settings(max_examples=3 * DRAWN)
+@settings(max_examples=3 * EXAMPLES)
 @given(data=st.data())
 def test_overrides_of_a_packaged_recipe(real: Catalog, data: st.DataObject) -> None:
-    """With Opabinia's own parts: any key of any of them, anywhere."""
+    """Any key of any of Opabinia's parts, at any position."""
     families = [entries for entries in real.entries.values() if entries]
     names = sorted({name for entries in families for name in entries})
     keys = sorted({key for entries in families for entry in entries.values() for key in entry.by_name})
@@ -150,5 +150,5 @@ def test_overrides_of_a_packaged_recipe(real: Catalog, data: st.DataObject) -> N
     value = st.sampled_from(
         [*names, "3", "0.5", "null", "true", "12ep", "[1, 2]", "{}", "{name: 3}", "${data}", "text"]
     )
-    given = data.draw(st.lists(st.tuples(path, value).map("=".join), min_size=1, max_size=4))
-    ends_well("classification/digits", *given, catalog=real)
+    arguments = data.draw(st.lists(st.tuples(path, value).map("=".join), min_size=1, max_size=4))
+    check_recipe("classification/digits", *arguments, catalog=real)

@@ -83,7 +83,7 @@ MISTAKES: list[tuple[str, dict[str, Any], str, str]] = [
         *("b", {"data": {"train": TRAIN, "val": [VAL, {"source": {"name": "digits", "splt": 1}}]}}),
         *("data.val.2.source.splt", ": task.tasks.b.data.val.1.source.splt: unknown key"),
     ),
-    (  # once, though c is evaluated on it, too
+    (  # reported once, although c is evaluated on it, too
         *("a", {"data": {"train": TRAIN, "val": {"source": {"name": "digits", "splt": 1}}}}),
         *("data.val.3.source.splt", ": task.tasks.a.data.val.source.splt: unknown key"),
     ),
@@ -97,7 +97,7 @@ MISTAKES: list[tuple[str, dict[str, Any], str, str]] = [
 ]
 
 
-def test_one_error_for_each_mistake(tmp_path: Path) -> None:
+def test_each_mistake_is_one_problem(tmp_path: Path) -> None:
     for name, keys, path, text in MISTAKES:
         with pytest.raises(ConfigError) as caught:
             resolve(tmp_path, changed(name, **keys))
@@ -119,7 +119,7 @@ def test_an_override_with_a_mistyped_name(tmp_path: Path) -> None:
         resolve(tmp_path, {"box": {"weight": 2}})
 
 
-def test_values_that_are_compared_without_building(tmp_path: Path) -> None:
+def test_batch_shares_and_scores_are_checked_without_building(tmp_path: Path) -> None:
     cases = (
         (
             "task.tasks.b.batch_share=0.6",
@@ -155,11 +155,11 @@ def test_a_task_without_a_backbone(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert problem.path == "task.tasks.b.task" and "counts_only has no backbone to share" in str(problem)
 
 
-def test_a_run_folder_has_its_datasets_in_one_place(tmp_path: Path) -> None:
+def test_the_config_of_a_run_has_its_datasets_under_data(tmp_path: Path) -> None:
     config = resolve(tmp_path, TASKS).config
-    again = resolve_config(write(tmp_path, config), ["data.train.source.streams.a.source.split=val"])
-    assert again.config["data"]["train"]["source"]["streams"]["a"]["source"]["split"] == "val"
-    assert len(again.config["data"]["val"]) == 4
+    resumed = resolve_config(write(tmp_path, config), ["data.train.source.streams.a.source.split=val"])
+    assert resumed.config["data"]["train"]["source"]["streams"]["a"]["source"]["split"] == "val"
+    assert len(resumed.config["data"]["val"]) == 4
     override = "task.tasks.a.data.train.source.split=val"
     with pytest.raises(ConfigError) as caught:
         resolve_config(write(tmp_path, config), [override])
@@ -173,15 +173,15 @@ def write(folder: Path, config: Any) -> Path:
     return path
 
 
-def test_a_task_on_the_images_of_another_one_with_validation_data_of_its_own(tmp_path: Path) -> None:
+def test_a_task_on_the_stream_of_another_task_may_have_its_own_validation_data(tmp_path: Path) -> None:
     for val, prefixes in ((VAL, ["c/val"]), (None, []), ([VAL, {**VAL, "prefix": "again"}], ["c/val", "c/again"])):
         config = resolve(tmp_path, changed("c", data={"val": val})).config
-        assert [each["prefix"] for each in config["data"]["val"] if each["task"] == "c"] == prefixes
+        assert [val_set["prefix"] for val_set in config["data"]["val"] if val_set["task"] == "c"] == prefixes
         assert list(config["data"]["train"]["source"]["streams"]) == ["a", "b"]
 
 
 def test_tasks_and_streams_that_do_not_fit(tmp_path: Path) -> None:
-    """Reported when the run is built."""
+    """These errors are reported when the run is built."""
     share = "data.train.source.streams.a.share"
     cases: tuple[tuple[dict[str, Any], str], ...] = (
         (changed("c", batch_share=0.5), f"task.tasks.c.batch_share: the share of its images is {share}"),

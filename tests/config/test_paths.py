@@ -22,7 +22,7 @@ def problems(*overrides: str, recipe: str = "classification/image_folder") -> li
 
 @pytest.fixture
 def pets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """Make a folder of two classes with an image each, in splits of these names, in the working directory."""
+    """Return a function that makes splits of two classes with an image each, in the working directory."""
     monkeypatch.chdir(tmp_path)
 
     def make(*splits: str) -> Path:
@@ -46,17 +46,17 @@ def test_a_validation_folder_of_another_name_is_used(
     assert (f"there is no pets/val: pets/{names[0]} is used" in caplog.text) == (names[0] != "val")
 
 
-def test_other_missing_folders_are_reported_with_what_is_there(pets: Callable[..., Path]) -> None:
+def test_a_missing_folder_is_reported_with_the_existing_ones(pets: Callable[..., Path]) -> None:
     (problem,) = problems(f"vars.root={pets('train', 'eval')}")
     assert "data.val.source.root: there is no pets/val; the nearest existing folder is" in problem
     assert problem.endswith("which holds eval, train; set vars.root or vars.val")
     assert len(problems("vars.root=nowhere")) == 2
 
 
-def test_paths_in_parts_of_parts_are_found(tmp_path: Path) -> None:
+def test_paths_of_nested_parts_are_checked(tmp_path: Path) -> None:
     source = "data.train.source={name: concat, sources: [{name: images, root: a}, {name: table, file: b.csv}]}"
-    found = problems(source, "data.val=null", f"vars.root={tmp_path}")
-    assert [text.partition(": there")[0].rpartition(" ")[2] for text in found] == [
+    messages = problems(source, "data.val=null", f"vars.root={tmp_path}")
+    assert [text.partition(": there")[0].rpartition(" ")[2] for text in messages] == [
         "data.train.source.sources.0.root",
         "data.train.source.sources.1.file",
     ]
@@ -86,14 +86,14 @@ print("torch" in sys.modules)
 
 
 def test_commands_report_wrong_paths_without_torch(tmp_path: Path) -> None:
-    warm = [sys.executable, "-m", "opabinia", "config", "check", "classification/digits"]
-    subprocess.run(warm, check=True, capture_output=True)  # writes the catalog's cache
+    command = [sys.executable, "-m", "opabinia", "config", "check", "classification/digits"]
+    subprocess.run(command, check=True, capture_output=True)  # writes the catalog's cache
     (tmp_path / "config.yaml").write_text("base: classification/digits\n")
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", PROGRAM], cwd=tmp_path, input="\n".join(WRONG_PATHS), capture_output=True, text=True
     )
-    assert done.stdout == "False\n", done.stderr
-    *messages, rest = done.stderr.split("status 2\n")
-    assert rest == "" and len(messages) == len(WRONG_PATHS)
+    assert result.stdout == "False\n", result.stderr
+    *messages, remainder = result.stderr.split("status 2\n")
+    assert remainder == "" and len(messages) == len(WRONG_PATHS)
     for message, expected in zip(messages, WRONG_PATHS.values(), strict=True):
         assert expected in message and "Traceback" not in message

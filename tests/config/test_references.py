@@ -14,13 +14,13 @@ def resolved(text: str) -> tuple[Any, list[str]]:
     return resolve(root, problems).plain(), [str(problem) for problem in problems]
 
 
-def test_a_whole_value_keeps_its_type() -> None:
+def test_a_reference_alone_keeps_the_type_of_its_value() -> None:
     value, problems = resolved("a: 3\nb: {c: [1, 2], d: null}\ne: ${a}\nf: ${b}\ng: ${b.c.1}\nh: ' ${a}'")
     assert not problems
     assert (value["e"], value["f"], value["g"], value["h"]) == (3, {"c": [1, 2], "d": None}, 2, " 3")
 
 
-def test_inside_a_text_it_becomes_text() -> None:
+def test_a_reference_inside_text_becomes_text() -> None:
     value, problems = resolved("a: 3\nt: true\nn: null\ns: x\ntext: '${s}/${a}-${t}-${n}'")
     assert (value["text"], problems) == ("x/3-true-null", [])
 
@@ -83,12 +83,12 @@ def test_mistakes_are_reported_once(text: str, problem: str) -> None:
     assert problems[0].startswith(problem)
 
 
-def test_an_environment_variable_that_is_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_environment_variable_that_is_not_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BYTES", "\udc80")
     assert "cannot be used" in resolved("a: ${env:BYTES}")[1][0]
 
 
-def test_bombs_do_not_go_off() -> None:
+def test_exponential_growth_is_refused() -> None:
     def tenfold(i: int, text: str) -> str:
         return text.replace("@", f"${{a{i - 1}}}").join((f"a{i}: ", ""))
 
@@ -97,7 +97,7 @@ def test_bombs_do_not_go_off() -> None:
     texts = "a0: xxxxxxxxxx\n" + "\n".join(tenfold(i, f"'{'@' * 10}'") for i in range(1, 9))
     assert any("grows to more than" in problem for problem in resolved(texts)[1])
     chain = "a0: 1\n" + "\n".join(f"a{i}: ${{a{i - 1}}}" for i in range(1, 3000))
-    assert resolved(chain)[1] == []  # each is settled before the next one asks
+    assert resolved(chain)[1] == []  # each is resolved before the next one refers to it
     backwards = "\n".join(f"a{i}: ${{a{i + 1}}}" for i in range(3000)) + "\na3000: 1"
     assert any("chain of more than" in problem for problem in resolved(backwards)[1])
     deep = "a0: 1\n" + "\n".join(f"a{i}: {{b: '${{a{i - 1}}}'}}" for i in range(1, 2 * MAX_DEPTH))

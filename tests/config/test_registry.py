@@ -74,9 +74,13 @@ def test_names(register: Register) -> None:
 def test_an_entry_survives_json(register: Register) -> None:
     for entries in toys.register.entries.values():
         for entry in entries.values():
-            again = Entry.from_json(json.loads(json.dumps(entry.to_json())))
-            assert again.to_json() == entry.to_json()
-            assert again.target is None and again.parameters == entry.parameters and again.runtime == entry.runtime
+            restored = Entry.from_json(json.loads(json.dumps(entry.to_json())))
+            assert restored.to_json() == entry.to_json()
+            assert (
+                restored.target is None
+                and restored.parameters == entry.parameters
+                and restored.runtime == entry.runtime
+            )
 
 
 def test_defaults_that_are_parts(register: Register) -> None:
@@ -94,7 +98,7 @@ def test_defaults_that_are_parts(register: Register) -> None:
     assert register.entries["command"]["train"].by_name["loggers"].default == [{"name": "terminal"}]
 
 
-def test_a_section_is_known_by_its_class() -> None:
+def test_a_section_is_identified_by_its_class() -> None:
     spec = toys.register.entries["command"]["train"].by_name["train"].spec
     assert spec == {"kind": "part", "family": "section", "name": "training"}
 
@@ -111,7 +115,7 @@ def test_a_dataclass_may_inherit_fields_from_another_module(register: Register) 
     assert names == ["size", "mode", "padding"]
 
 
-def test_the_same_callable_may_come_again_another_may_not(register: Register) -> None:
+def test_only_the_same_callable_may_be_registered_again(register: Register) -> None:
     for _ in range(2):  # as when a module is reloaded
 
         @register.loss
@@ -153,7 +157,7 @@ class Undocumented:
 
 
 def object_parameter(model: object) -> None:
-    """Takes what no YAML can say."""
+    """Has a parameter that YAML cannot represent."""
 
 
 def bad_default(lr: float = "fast") -> None:  # type: ignore[assignment]
@@ -165,7 +169,7 @@ def out_of_range(lr: Annotated[float, Ge(0)] = -1.0) -> None:
 
 
 def object_default(options: dict[str, Any] = {"a": max}) -> None:  # noqa: B006
-    """A default that YAML cannot say."""
+    """A default that YAML cannot represent."""
 
 
 def unregistered_default(loss: LossPart = max) -> None:
@@ -177,7 +181,7 @@ def text_default(loss: LossPart = "focal") -> None:  # type: ignore[assignment]
 
 
 def unknown_family(loss: Annotated[Any, Part("lose")]) -> None:
-    """A family that is none."""
+    """A family that does not exist."""
 
 
 def nameless_section(data: Annotated[Any, Part("section")]) -> None:
@@ -267,7 +271,7 @@ def test_a_name_must_be_writable(register: Register) -> None:
         register.loss(lambda: 3)
 
 
-def test_top_level_keys_of_composition_are_kept_free(register: Register) -> None:
+def test_top_level_keys_of_composition_are_reserved(register: Register) -> None:
     def train(*, vars: int) -> None:
         """Trains."""
 

@@ -1,4 +1,4 @@
-"""Old names of parts and keys: they mean the same as the current ones, wherever they are written."""
+"""Old names of parts and keys mean the same as the current ones, in files and on the command line."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def resolve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Resolve:
     return resolve
 
 
-def test_an_old_key_gives_one_warning_with_its_place(resolve: Resolve) -> None:
+def test_an_old_key_gives_one_warning_with_its_location(resolve: Resolve) -> None:
     resolved = resolve("data:\n  workers: 2")
     assert resolved.config["data"]["num_workers"] == 2
     assert resolved.warnings == ("child.yaml:3: data.workers is deprecated: use data.num_workers",)
@@ -94,21 +94,21 @@ def test_an_old_key_gives_one_warning_with_its_place(resolve: Resolve) -> None:
 
 @pytest.mark.parametrize("names", [("workers", "num_workers"), ("num_workers", "workers"), ("workers", "workers")])
 def test_the_later_of_old_and_new_wins(resolve: Resolve, names: tuple[str, str]) -> None:
-    first, second = names
-    resolved = resolve(f"data: {{{second}: 2}}", base=f"data: {{{first}: 1, batch_size: 3}}")
+    earlier, later = names
+    resolved = resolve(f"data: {{{later}: 2}}", base=f"data: {{{earlier}: 1, batch_size: 3}}")
     assert resolved.config["data"] == {"num_workers": 2, "batch_size": 3, "root": ""}
     assert len(resolved.warnings) == names.count("workers")
-    resolved = resolve("", f"data.{first}=1", f"data.{second}=2")
+    resolved = resolve("", f"data.{earlier}=1", f"data.{later}=2")
     assert resolved.config["data"]["num_workers"] == 2
     assert len(resolved.warnings) == names.count("workers")
 
 
-def test_both_names_in_one_file_are_a_mistake(resolve: Resolve) -> None:
+def test_both_names_in_one_file_are_an_error(resolve: Resolve) -> None:
     with pytest.raises(ConfigError, match="is the old name of 'num_workers', which is given too"):
         resolve("data: {workers: 1, num_workers: 2}")
 
 
-def test_an_old_section_merges_with_the_new_one(resolve: Resolve) -> None:
+def test_an_old_section_merges_with_the_new_section(resolve: Resolve) -> None:
     resolved = resolve("loggers: [{name: terminal, width: 9}]", base="writers: []")
     assert resolved.config["loggers"] == [{"name": "terminal", "width": 9}]
     assert resolved.warnings == ("base.yaml:1: writers is deprecated: use loggers",)
@@ -118,14 +118,14 @@ def test_an_old_section_merges_with_the_new_one(resolve: Resolve) -> None:
 
 @pytest.mark.parametrize("names", [("precise_norm", "precise_bn"), ("precise_bn", "precise_norm")])
 def test_an_old_part_is_the_same_part(resolve: Resolve, names: tuple[str, str]) -> None:
-    first, second = names
-    resolved = resolve(f"hook: {{name: {second}, every: 2}}", base=f"hook: {{name: {first}, samples: 3}}")
+    base_name, child_name = names
+    resolved = resolve(f"hook: {{name: {child_name}, every: 2}}", base=f"hook: {{name: {base_name}, samples: 3}}")
     assert resolved.config["hook"] == {"name": "precise_bn", "num_samples": 3, "every": 2}
     assert len(resolved.warnings) == 2
     part = "hook.name: precise_norm is deprecated: use precise_bn"
     assert sum(warning.endswith(part) for warning in resolved.warnings) == 1
     assert sum(warning.endswith("hook.samples is deprecated: use hook.num_samples") for warning in resolved.warnings)
-    assert resolve("hook: ema", base=f"hook: {{name: {first}, every: 3}}").config["hook"] == {
+    assert resolve("hook: ema", base=f"hook: {{name: {base_name}, every: 3}}").config["hook"] == {
         "name": "ema",
         "decay": 0.5,
     }
@@ -139,7 +139,7 @@ def test_an_old_part_as_key(resolve: Resolve) -> None:
         "command line: hooks.precise_norm.every=2: hooks.precise_norm is deprecated: use hooks.precise_bn",
     )
     assert resolve("hooks: {precise_norm: null}", base=base).config["hooks"] == {}
-    # The key of the base stays: a run's hook state is saved under it.
+    # The key of the base is kept: checkpoints have the hook's state under it.
     base = "hooks: {precise_norm: {name: precise_norm, samples: 3}}"
     resolved = resolve("hooks: {precise_bn: {every: 2}}", base=base)
     assert resolved.config["hooks"] == {"precise_norm": {"name": "precise_bn", "num_samples": 3, "every": 2}}
@@ -167,7 +167,7 @@ def test_a_part_named_by_a_reference_may_have_old_keys(resolve: Resolve) -> None
     assert len(resolved.warnings) == 2
 
 
-def test_saved_configs_with_old_names_resolve_to_the_current_ones(resolve: Resolve, tmp_path: Path) -> None:
+def test_saved_configs_with_old_names_resolve_to_current_names(resolve: Resolve, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yaml").write_text(
         "data: {workers: 2, batch_size: 4, root: x}\n"
@@ -178,9 +178,9 @@ def test_saved_configs_with_old_names_resolve_to_the_current_ones(resolve: Resol
     resolved = check(compose(tmp_path / "run", ["data.num_workers=1", "hooks.precise_bn.every=5"]), CATALOG)
     assert resolved.config["data"]["num_workers"] == 1
     assert resolved.config["hooks"] == {"precise_norm": {"name": "precise_bn", "num_samples": 3, "every": 5}}
-    (tmp_path / "again.yaml").write_text(dump(resolved.config))
-    again = check(compose(tmp_path / "again.yaml"), CATALOG)
-    assert again.config == resolved.config and again.warnings == ()
+    (tmp_path / "saved.yaml").write_text(dump(resolved.config))
+    reloaded = check(compose(tmp_path / "saved.yaml"), CATALOG)
+    assert reloaded.config == resolved.config and reloaded.warnings == ()
 
 
 def test_completion_understands_old_names() -> None:
@@ -202,30 +202,30 @@ def test_the_schema_marks_old_names() -> None:
 
 
 def test_old_names_of_a_plugin() -> None:
-    house = Register()
+    plugin_register = Register()
     with pytest.warns(DeprecationWarning, match=r"register\.writer is deprecated: use register\.logger"):
-        family = house.writer
+        family = plugin_register.writer
 
     @family
     @dataclass
-    class Mine:
+    class FileLogger:
         """A logger."""
 
-    @house.command
-    def train(*, writers: list[Annotated[Any, Part("writer")]] = [Mine]) -> None:  # noqa: B006
+    @plugin_register.command
+    def train(*, writers: list[Annotated[Any, Part("writer")]] = [FileLogger]) -> None:  # noqa: B006
         """Trains."""
 
-    assert house.entries["logger"]["mine"].target is Mine
-    assert house.entries["command"]["train"].by_name["writers"].default == [{"name": "mine"}]
+    assert plugin_register.entries["logger"]["file_logger"].target is FileLogger
+    assert plugin_register.entries["command"]["train"].by_name["writers"].default == [{"name": "file_logger"}]
 
 
 def test_an_alias_must_be_free() -> None:
-    house = Register()
-    house.hook(aliases=("old",))(PreciseBn)
+    plugin_register = Register()
+    plugin_register.hook(aliases=("old",))(PreciseBn)
     with pytest.raises(TypeError, match=r"the name 'old' is taken by .*PreciseBn"):
-        house.hook(name="old")(Ema)
+        plugin_register.hook(name="old")(Ema)
     with pytest.raises(TypeError, match="the name 'precise_bn' is taken"):
-        house.hook(aliases=("precise_bn",))(Ema)
+        plugin_register.hook(aliases=("precise_bn",))(Ema)
 
 
 @pytest.mark.parametrize(
@@ -243,6 +243,6 @@ def test_keys_of_other_systems_are_translated(resolve: Resolve, override: str, h
     assert hint in str(error.value)
 
 
-def test_a_translation_in_a_file_is_written_as_in_a_file(resolve: Resolve) -> None:
+def test_the_hint_for_a_key_in_a_file_has_yaml_syntax(resolve: Resolve) -> None:
     with pytest.raises(ConfigError, match=r"write train\.length: 5ep"):
         resolve("epochs: 5")

@@ -14,24 +14,24 @@ def schema() -> dict[str, Any]:
 
 def references(schema: Any) -> list[str]:
     if isinstance(schema, list):
-        return [found for item in schema for found in references(item)]
+        return [reference for item in schema for reference in references(item)]
     if not isinstance(schema, dict):
         return []
-    own = [schema["$ref"]] if "$ref" in schema else []
-    return own + [found for item in schema.values() for found in references(item)]
+    own_reference = [schema["$ref"]] if "$ref" in schema else []
+    return own_reference + [reference for item in schema.values() for reference in references(item)]
 
 
-def test_the_top_is_the_command(schema: dict[str, Any]) -> None:
+def test_the_top_level_is_the_command(schema: dict[str, Any]) -> None:
     assert json.loads(json.dumps(schema)) == schema
     assert schema["type"] == "object" and schema["additionalProperties"] is False
     assert list(schema["properties"])[:5] == ["base", "vars", "plugins", "task", "data"]
     assert schema["if"] == {"required": ["base"]}
-    assert schema["else"] == {"required": ["task", "data", "train"]}  # checkpoint fills itself in
+    assert schema["else"] == {"required": ["task", "data", "train"]}  # checkpoint has only defaults
 
 
 def test_every_reference_resolves_and_every_definition_is_used(schema: dict[str, Any]) -> None:
-    found = {reference.removeprefix("#/$defs/") for reference in references(schema)}
-    assert found == set(schema["$defs"])
+    names = {ref.removeprefix("#/$defs/") for ref in references(schema)}
+    assert names == set(schema["$defs"])
 
 
 def test_a_part_is_its_name_or_a_section(schema: dict[str, Any]) -> None:

@@ -23,17 +23,17 @@ def read_back(text: str) -> Any:
     problems: list[Problem] = []
     root = read_text(text, problems, str)
     assert root is not None and not problems
-    found = resolve(root, problems).plain()
+    value = resolve(root, problems).plain()
     assert not problems
-    return found
+    return value
 
 
 @settings(max_examples=2 * settings().max_examples)
 @given(st.dictionaries(texts, values, max_size=4))
 def test_a_dump_reads_back_to_the_same(config: dict[str, Any]) -> None:
-    found = read_back(dump(config))
-    assert found == config
-    assert [type(value) for _, value in leaves(found)] == [type(value) for _, value in leaves(config)]
+    loaded = read_back(dump(config))
+    assert loaded == config
+    assert [type(value) for _, value in leaves(loaded)] == [type(value) for _, value in leaves(config)]
 
 
 def test_a_dump_keeps_the_order_and_plain_forms(tmp_path: Path) -> None:

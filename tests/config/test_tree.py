@@ -48,9 +48,9 @@ def read(text: str) -> tuple[Any, list[str]]:
     ],
 )
 def test_scalars_follow_yaml_1_2(text: str, value: Any) -> None:
-    found, problems = read(f"- {text}")
-    assert (found, problems) == ([value], [])
-    assert type(found[0]) is type(value)
+    items, problems = read(f"- {text}")
+    assert (items, problems) == ([value], [])
+    assert type(items[0]) is type(value)
 
 
 def test_nan() -> None:
@@ -108,17 +108,17 @@ def test_mistakes_are_reported(text: str, problem: str) -> None:
     assert "\n" not in problems[0]
 
 
-def test_reading_goes_on_after_a_mistake_within_the_syntax() -> None:
-    found, problems = read("a: 1\na: 2\n3: x\nb: !t 1\nc: 4")
-    assert found == {"a": 1, "b": BROKEN, "c": 4}
+def test_reading_continues_after_a_mistake_other_than_of_syntax() -> None:
+    value, problems = read("a: 1\na: 2\n3: x\nb: !t 1\nc: 4")
+    assert value == {"a": 1, "b": BROKEN, "c": 4}
     assert len(problems) == 3
 
 
-def test_an_alias_bomb_does_not_go_off() -> None:
+def test_exponential_aliases_are_refused() -> None:
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 12)]
-    found, problems = read("\n".join(lines))
-    assert found is None
+    value, problems = read("\n".join(lines))
+    assert value is None
     assert problems == ["f:5: more than 50000 values, too many for a recipe"]
 
 

@@ -19,7 +19,7 @@ LOSS = Annotated[Callable[..., Any], Part("loss")]
 NAN = float("nan")
 
 CASES: list[tuple[Any, str, list[Any], list[Any]]] = [
-    # annotation, description, fits, does not fit
+    # annotation, description, valid values, invalid values
     (int, "an integer", [0, -3, 10**60], [True, 1.0, "3", None, [1]]),
     (float, "a number", [0, 1.5, -2], [True, "1", None, NAN, float("inf")]),
     (bool, "true or false", [True, False], [0, 1, "true", None]),
@@ -59,13 +59,13 @@ CASES: list[tuple[Any, str, list[Any], list[Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("annotation", "description", "fits", "misfits"), CASES, ids=[case[1] for case in CASES])
-def test_annotations_become_specs(annotation: Any, description: str, fits: list[Any], misfits: list[Any]) -> None:
+@pytest.mark.parametrize(("annotation", "description", "valid", "invalid"), CASES, ids=[case[1] for case in CASES])
+def test_annotations_become_specs(annotation: Any, description: str, valid: list[Any], invalid: list[Any]) -> None:
     spec = spec_of(annotation)
     assert json.loads(json.dumps(spec)) == spec
     assert describe(spec) == description
-    assert [value for value in fits if not accepts(spec, value)] == []
-    assert [value for value in misfits if accepts(spec, value)] == []
+    assert [value for value in valid if not accepts(spec, value)] == []
+    assert [value for value in invalid if accepts(spec, value)] == []
 
 
 class Objects(Enum):
@@ -105,7 +105,7 @@ def test_other_annotations_are_rejected(annotation: Any, message: str) -> None:
         spec_of(annotation)
 
 
-def test_values_arrive_as_the_callable_wants_them() -> None:
+def test_values_are_converted_to_the_annotated_types() -> None:
     assert convert(spec_of(tuple[int, ...]), [1, 2]) == (1, 2)
     assert convert(spec_of(tuple[float, float]), [1, 2]) == (1.0, 2.0)
     assert type(convert(spec_of(float), 1)) is float
@@ -117,7 +117,7 @@ def test_values_arrive_as_the_callable_wants_them() -> None:
 
 
 def test_an_enum_stays_plain_if_its_module_is_not_imported() -> None:
-    spec = {"kind": "enum", "values": ["a"], "class": "a_module_nobody_loaded:Enum"}
+    spec = {"kind": "enum", "values": ["a"], "class": "an_unimported_module:Enum"}
     assert convert(spec, "a") == "a"
     with pytest.raises(ValidationError):
         convert(spec, "b")
@@ -128,5 +128,5 @@ def test_plain_data() -> None:
     assert plain(value) == {"a": ["x/y", "12ep"], "b": "nearest", "c": [1.5, None, True]}
 
 
-def test_a_remark_in_annotated_is_not_a_constraint() -> None:
+def test_text_in_annotated_is_not_a_constraint() -> None:
     assert spec_of(Annotated[int, "pixels"]) == {"kind": "int"}

@@ -1,4 +1,4 @@
-"""A small house of its own: a register with toy parts, so that these tests need neither torch nor Opabinia's parts."""
+"""A register of toy parts, so that these tests need neither torch nor Opabinia's parts."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class Classification:
 @register.section(name="checkpoint")
 @dataclass(frozen=True)
 class Checkpointing:
-    """When to save."""
+    """Checkpoint settings."""
 
     every: Annotated[Duration, Units("ep", "it", "h")] = Duration(1, "ep")
     keep: Count = 2
@@ -141,7 +141,7 @@ class Checkpointing:
 @register.section
 @dataclass(frozen=True)
 class Training:
-    """How long."""
+    """Training settings."""
 
     length: Duration
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -150,7 +150,7 @@ class Training:
 @register.section
 @dataclass(frozen=True)
 class Data:
-    """What is trained on."""
+    """Data settings."""
 
     root: Path
     batch_size: Count = 32

@@ -1,4 +1,4 @@
-"""The files, datasets and runs that the commands and examples of the documentation name, small and made on demand."""
+"""Small files, datasets and runs that commands and examples of the documentation name, created on demand."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ OVERRIDES = {
 
 
 def small(recipe: str) -> list[str]:
-    """Return overrides with which a recipe takes a second or two: few steps on few samples."""
+    """Return overrides that shorten a recipe to a second or two: few steps on few samples."""
     return [*CPU, *OVERRIDES.get(recipe, OVERRIDES.get(recipe.partition("/")[0], []))]
 
 

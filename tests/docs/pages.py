@@ -47,6 +47,6 @@ def blocks(language: str | None = None) -> list[Block]:
 
 
 def block_text(page: str, beginning: str, language: str) -> str:
-    """Return the text of the one block of a page that begins with ``beginning``."""
+    """Return the text of the only block of a page that begins with ``beginning``."""
     (text,) = (block.text for block in blocks(language) if block.page == page and block.text.startswith(beginning))
     return text

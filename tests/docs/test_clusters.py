@@ -47,11 +47,13 @@ def commands() -> Iterator[list[str]]:
 
 
 def test_commands_can_be_parsed_and_their_configs_are_valid() -> None:
-    found = [parsed(with_resume_value(words)) for words in commands()]
-    assert len(found) == 4
-    assert all(arguments["resume"] == "auto" and arguments["nproc"] and arguments["nnodes"] for arguments in found)
-    (recipe,) = {arguments["recipe"] for arguments in found}
-    overrides = {override for arguments in found for override in arguments["overrides"]}
+    parsed_commands = [parsed(with_resume_value(words)) for words in commands()]
+    assert len(parsed_commands) == 4
+    assert all(
+        arguments["resume"] == "auto" and arguments["nproc"] and arguments["nnodes"] for arguments in parsed_commands
+    )
+    (recipe,) = {arguments["recipe"] for arguments in parsed_commands}
+    overrides = {override for arguments in parsed_commands for override in arguments["overrides"]}
     assert not check(compose(recipe, sorted(overrides)), catalog()).warnings
 
 
@@ -59,12 +61,12 @@ def test_commands_can_be_parsed_and_their_configs_are_valid() -> None:
 def test_shell_scripts_have_no_syntax_errors(name: str) -> None:
     for program in (["bash", "-n"], ["shellcheck", "--shell=bash", "-"]):
         if shutil.which(program[0]):
-            done = subprocess.run(program, input=SHELL[name], capture_output=True, text=True)
-            assert done.returncode == 0, done.stdout + done.stderr
+            result = subprocess.run(program, input=SHELL[name], capture_output=True, text=True)
+            assert result.returncode == 0, result.stdout + result.stderr
 
 
 def test_the_jobset_is_consistent() -> None:
-    """By hand, the fields that JobSet and Kubernetes require, and the names that must agree."""
+    """Check the fields that JobSet and Kubernetes require, and the names that must agree."""
     assert (JOBSET["apiVersion"], JOBSET["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
     assert {"name", "template"} <= JOB.keys() and {"name", "image"} <= CONTAINER.keys()
     assert POD["restartPolicy"] == "Never", "podFailurePolicy needs it"

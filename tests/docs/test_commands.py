@@ -23,7 +23,7 @@ import typer
 
 from opabinia.cli import app
 from opabinia.cli.command_line import with_resume_value
-from tests.cli.conftest import Ended
+from tests.cli.conftest import CommandResult
 from tests.docs.examples_data import small
 from tests.docs.pages import PAGES, ROOT, blocks
 from tests.inference.test_serve import started
@@ -51,10 +51,10 @@ SLOW = (
 """Commands that take longer than some seconds."""
 
 SLOW_PAGES = r"docs/"
-"""Pages that show more of the commands that the README has; `make test` parses their commands."""
+"""Pages with variants of the commands of the README; `make test` only parses their commands."""
 
 OWN_PROCESS = r"--nproc|plugins=|my\.yaml"
-"""Commands that get a process of their own: they start others, or register parts that other tests must not see."""
+"""Commands that run in their own process: they start processes, or register parts that other tests must not see."""
 
 SERVER = r"(opabinia serve|curl) "
 """A server and its clients, which are tested together."""
@@ -95,7 +95,7 @@ RUNNABLE = [
 
 
 @pytest.mark.parametrize("line", RUNNABLE)
-def test_it_runs(line: str, workspace: Callable[..., Path], opabinia: Callable[..., Ended]) -> None:
+def test_the_command_runs(line: str, workspace: Callable[..., Path], opabinia: Callable[..., CommandResult]) -> None:
     line, implied_runs = substitute(line)
     workspace(*re.findall(r"runs/(?:\w+/)+(?:default|slow|fast|slower|mixup|pretrained)\b", line), *implied_runs)
     program, *words = shlex.split(line.partition(">")[0])
@@ -104,19 +104,19 @@ def test_it_runs(line: str, workspace: Callable[..., Path], opabinia: Callable[.
         if shutil.which(shell) is None:
             pytest.skip(f"{shell} is not installed")
         setup = "autoload -U compinit; compinit -u; " if shell == "zsh" else ""
-        done = subprocess.run([shell, "-ec", setup + line], capture_output=True, text=True, env=environment())
-        assert done.returncode == 0, done.stdout + done.stderr
+        completed = subprocess.run([shell, "-ec", setup + line], capture_output=True, text=True, env=environment())
+        assert completed.returncode == 0, completed.stdout + completed.stderr
         return
     words = [*words, *shortening(words)]
-    ended = run_process(words) if re.search(OWN_PROCESS, line) else opabinia(*words)
-    if missing := re.search(r"needs .*: pip install .*", ended.err):
+    result = run_process(words) if re.search(OWN_PROCESS, line) else opabinia(*words)
+    if missing := re.search(r"needs .*: pip install .*", result.err):
         pytest.skip(missing[0])
-    assert ended.status == 0, ended.out + ended.err
+    assert result.status == 0, result.out + result.err
 
 
-def run_process(words: list[str]) -> Ended:
-    done = subprocess.run([sys.executable, "-m", "opabinia", *words], capture_output=True, text=True)
-    return Ended(done.returncode, done.stdout, done.stderr)
+def run_process(words: list[str]) -> CommandResult:
+    completed = subprocess.run([sys.executable, "-m", "opabinia", *words], capture_output=True, text=True)
+    return CommandResult(completed.returncode, completed.stdout, completed.stderr)
 
 
 def substitute(line: str) -> tuple[str, list[str]]:
@@ -200,7 +200,7 @@ def test_sentences_name_existing_commands_and_options() -> None:
 
 
 def test_every_block_names_its_language() -> None:
-    """Otherwise a command could hide in a block that nobody runs."""
+    """Otherwise a block could contain a command that no test runs."""
     assert {block.language for block in blocks()} <= {"sh", "yaml", "python", "json", "text"}
     assert not [
         block.name for block in blocks("text") if re.search(r"^(\$ )?(\.venv/bin/)?opabinia ", block.text, re.M)

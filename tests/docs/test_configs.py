@@ -1,4 +1,4 @@
-"""Every config in README and docs/ is valid: complete ones as they are, fragments on top of a recipe."""
+"""Every config in README and docs/ is valid: complete configs as they are, fragments on top of a recipe."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def complete(block: Block) -> str:
 
 
 @pytest.mark.parametrize("block", blocks("yaml"), ids=lambda block: block.name)
-def test_it_is_valid(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_config_is_valid(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.yaml").write_text(complete(block), encoding="utf-8")
     resolved = check(compose(tmp_path / "mine.yaml"), catalog())

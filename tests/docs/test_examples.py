@@ -37,8 +37,8 @@ def test_a_notebook_runs(name: str, caplog: pytest.LogCaptureFixture) -> None:
     names: dict[str, Any] = {"__name__": "__main__"}
     for cell in cells:
         text = "".join(cell["source"])
-        for written, short in SHORT.items():
-            text = re.sub(written, short, text)
+        for pattern, short in SHORT.items():
+            text = re.sub(pattern, short, text)
         exec(compile(text, f"{name}, cell {cell['id']}", "exec"), names)
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert [text for text in warnings if not text.startswith("changed since the run began")] == []
@@ -56,7 +56,7 @@ def test_the_plain_loop_learns_and_is_reproducible() -> None:
 
 
 def test_a_run_is_compared_with_pixels_and_the_untrained_network(tmp_path: Path) -> None:
-    """On whole digits, where pixels are the best embedding."""
+    """Use whole digits, where pixels are the best embedding."""
     overrides = ["data.train.source={name: digits}", "data.val.source={name: digits, split: val}", "data.num_workers=0"]
     run, results = train("selfsup/digits_simclr", [*overrides, "train.length=2it", "evaluate.every=2it"], out=tmp_path)
     scores = runpy.run_path(str(EXAMPLES / "what_it_learned.py"))["main"](run)

@@ -39,7 +39,7 @@ for words in (
 
 @pytest.mark.parametrize("name", ["image_regression", pytest.param("semantic_segmentation", marks=pytest.mark.slow)])
 def test_all_commands_work(name: str, tmp_path: Path, warm_server: Server) -> None:
-    """In a process of its own: plug-ins register their parts for the whole process."""
+    """Run in a new process: plug-ins register their parts for the whole process."""
     images = tmp_path / "images"
     images.mkdir()
     source = Digits(split="val") if name == "image_regression" else DigitScenes(split="val")
@@ -48,7 +48,7 @@ def test_all_commands_work(name: str, tmp_path: Path, warm_server: Server) -> No
         pixels.resize((32, 32) if name == "image_regression" else (128, 128)).save(images / f"{number}.png")
     run = tmp_path / "runs" / name / "default"
     arguments = map(str, [EXAMPLES, EXAMPLES / f"{name}.yaml", run, images, tmp_path / "runs"])
-    ended = warm_server.run(*arguments, code=COMMANDS)
+    result = warm_server.run(*arguments, code=COMMANDS)
     scores = json.loads((run / "results.json").read_text())
     assert set(scores) == ({"val/mae"} if name == "image_regression" else {"val/miou", "val/accuracy"})
     lines = [json.loads(line) for line in (run / "predictions" / "predictions.jsonl").read_text().splitlines()]
@@ -57,7 +57,7 @@ def test_all_commands_work(name: str, tmp_path: Path, warm_server: Server) -> No
     index = json.loads((run / "pictures" / "index.json").read_text())
     titles = [group["title"] for group in index["groups"]]
     assert not index["missing"] and titles[0] == "Some of the training data"
-    assert "opabinia export" in ended.out and "linear_probe" not in ended.out, "the next commands"
+    assert "opabinia export" in result.out and "linear_probe" not in result.out, "the next commands"
     if name == "image_regression":
         assert all(isinstance(line["value"], float) for line in lines)
         assert titles[1:] == ["Predictions"]

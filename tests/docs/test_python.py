@@ -1,4 +1,4 @@
-"""The Python code of README and docs/ runs as written; names that it takes for granted are supplied here."""
+"""The Python code of README and docs/ runs as written; names that it presupposes are defined here."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ import torch
 
 from opabinia import load, register
 from opabinia.contracts import Clock
-from tests.cli.conftest import Ended
+from tests.cli.conftest import CommandResult
 from tests.docs.examples_data import CPU
 from tests.docs.pages import blocks
 
 CODE = {block.name: block.text for block in blocks("python")}
 OWN_NETWORK = ("docs/api/python.md-1", "docs/api/python.md-2")
 PLUGINS = {"README.md-2", "docs/extending.md-1", "docs/extending.md-2", *OWN_NETWORK}
-"""Modules that register parts, which other tests must not see: they run in a process of their own."""
+"""Modules that register parts, which other tests must not see: they run in their own process."""
 
 
 def needs(library: str) -> None:
@@ -47,7 +47,7 @@ def frames(**_: Any) -> dict[str, Any]:
     return {"frame": np.zeros((48, 64, 3), np.uint8), "other": np.zeros((64, 64, 3), np.uint8)}
 
 
-def exported(opabinia: Callable[..., Ended], **_: Any) -> dict[str, Any]:
+def exported(opabinia: Callable[..., CommandResult], **_: Any) -> dict[str, Any]:
     needs("onnx")
     needs("onnxruntime")
     needs("onnxscript")
@@ -55,13 +55,13 @@ def exported(opabinia: Callable[..., Ended], **_: Any) -> dict[str, Any]:
     return {"images": np.zeros((5, 1, 32, 32), np.uint8)}
 
 
-def exported_by_torch(opabinia: Callable[..., Ended], **_: Any) -> dict[str, Any]:
+def exported_by_torch(opabinia: Callable[..., CommandResult], **_: Any) -> dict[str, Any]:
     assert opabinia("export", CLASSIFIER, "--format", "torch", "--out", "model.pt2").status == 0
     return {"images": torch.zeros((5, 1, 32, 32), dtype=torch.uint8)}
 
 
 def embeddings(**_: Any) -> dict[str, Any]:
-    """Four identities seen by three cameras; images of the first camera are queries."""
+    """Four identities in images of three cameras; images of the first camera are queries."""
     random = np.random.default_rng(0)
     ids, cameras = np.repeat(np.arange(4), 3), np.tile(np.arange(3), 4)
     features = np.eye(4, 8)[ids] + 0.1 * random.standard_normal((12, 8))
@@ -83,7 +83,7 @@ def training_batch(**_: Any) -> dict[str, Any]:
     return {"task": task, "batch": batch, "clock": Clock()}
 
 
-def exported_to_openvino(opabinia: Callable[..., Ended], **_: Any) -> dict[str, Any]:
+def exported_to_openvino(opabinia: Callable[..., CommandResult], **_: Any) -> dict[str, Any]:
     needs("openvino")
     needs("onnx")
     run = "runs/detection/digits/default"
@@ -96,13 +96,13 @@ def without_scenes(folder: Path, **_: Any) -> dict[str, Any]:
     return {}
 
 
-def exported_folder(opabinia: Callable[..., Ended], **_: Any) -> dict[str, Any]:
+def exported_folder(opabinia: Callable[..., CommandResult], **_: Any) -> dict[str, Any]:
     assert opabinia("export", CLASSIFIER, "--format", "huggingface", "--out", "digits").status == 0
     return {}
 
 
 class Setup(NamedTuple):
-    """Runs that a block needs, and a function that returns the names it takes for granted."""
+    """Runs that a block needs, and a function that returns the names it presupposes."""
 
     runs: tuple[str, ...] = ()
     names: Callable[..., dict[str, Any]] = lambda **_: {}
@@ -134,13 +134,13 @@ RUNNABLE = [
 
 
 @pytest.mark.parametrize("name", RUNNABLE)
-def test_it_runs(name: str, workspace: Callable[..., Path], opabinia: Callable[..., Ended]) -> None:
+def test_the_code_runs(name: str, workspace: Callable[..., Path], opabinia: Callable[..., CommandResult]) -> None:
     setup = SETUPS[name]
     folder = workspace(*setup.runs)
     exec(compile(CODE[name], name, "exec"), setup.names(folder=folder, opabinia=opabinia))
 
 
-def test_a_run_with_a_network_of_its_own(workspace: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_custom_network_is_trained(workspace: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     folder = workspace()
     (folder / "my_network.py").write_text(CODE[OWN_NETWORK[0]], encoding="utf-8")
     monkeypatch.syspath_prepend(str(folder))
@@ -151,16 +151,16 @@ def test_a_run_with_a_network_of_its_own(workspace: Callable[..., Path], monkeyp
 
 
 @pytest.mark.slow
-def test_custom_parts_are_trained_with(workspace: Callable[..., Path]) -> None:
-    """The parts of docs/extending.md, all at once; that of README is used in a command."""
+def test_custom_parts_are_trained(workspace: Callable[..., Path]) -> None:
+    """All parts of docs/extending.md at once; that of the README is used in a command."""
     folder = workspace()
     (folder / "own_parts.py").write_text(CODE["docs/extending.md-1"] + CODE["docs/extending.md-2"], encoding="utf-8")
     overrides = ["plugins=[own_parts]", "task.loss={name: my_focal, gamma: 1}", "hooks.print_progress={every: 1}"]
     overrides += [f"data.{section}.source={{name: squares, n: 64}}" for section in ("train", "val")]
     words = ["train", "classification/digits", *overrides, "train.length=2it", *CPU]
-    done = subprocess.run([sys.executable, "-m", "opabinia", *words], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "50% done" in done.stdout
+    result = subprocess.run([sys.executable, "-m", "opabinia", *words], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert "50% done" in result.stdout
 
 
 def test_every_block_is_run() -> None:

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted([*DOCS.rglob("*.md"), *ROOT.glob("*.md")])
 GENERATED = {"api/parts.md", "measured.md"}
-"""Pages that scripts/docs_parts.py generates, beside one for each family in api/parts/."""
+"""Pages that scripts/docs_parts.py generates; it also generates one for each family in api/parts/."""
 API_PATHS = [
     path for page in sorted((DOCS / "api").glob("*.md")) for path in re.findall(r"^::: (\S+)", page.read_text(), re.M)
 ]
@@ -82,13 +82,13 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("mkdocstrings", reason="the extra docs is not installed")
     folder = tmp_path_factory.mktemp("site")
     program = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
-    done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
+    result = subprocess.run(program, cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr[-3000:]
     return folder
 
 
 @pytest.mark.slow
-def test_the_site_is_built_and_fetches_nothing(site: Path) -> None:
+def test_the_site_is_built_without_external_resources(site: Path) -> None:
     pages = sorted(site.rglob("*.html"))
     assert {"index.html", "performance.html", "api/parts/loss.html"} <= {str(page.relative_to(site)) for page in pages}
     for page in pages:

@@ -56,14 +56,14 @@ def test_waiting_for_the_host_or_the_device() -> None:
 @pytest.fixture
 def logged(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
     log = logging.getLogger("opabinia")
-    before, log.propagate = log.propagate, True
+    propagates, log.propagate = log.propagate, True
     with caplog.at_level(logging.INFO, "opabinia"):
         yield caplog
-    log.propagate = before
+    log.propagate = propagates
 
 
 def run_hook(hook: Bottleneck, steps: int, per_epoch: int, seconds: float, every: int = 10) -> None:
-    """Run the hook over the lines of some steps, which wait for data 75% of the time."""
+    """Run the hook for ``steps`` steps that wait for data 75% of the time."""
     run: Any = make_run(metrics_log=MetricsLogger(None))
     hook.start(run)
     for step in range(1, steps + 1):

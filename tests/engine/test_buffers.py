@@ -17,7 +17,7 @@ ORIGINALS: dict[str, Callable[[], Tensor]] = {
     "bfloat16": lambda: torch.randn(5).bfloat16(),
     "float8": lambda: torch.randn(5).to(torch.float8_e4m3fn),
     "complex": lambda: torch.randn(5, dtype=torch.complex64),
-    "truth values": lambda: torch.tensor([True, False]),
+    "booleans": lambda: torch.tensor([True, False]),
     "unsigned": lambda: torch.arange(5).to(torch.uint16),
     "a parameter": lambda: nn.Parameter(torch.randn(3)),
 }
@@ -35,16 +35,16 @@ def test_a_copy_has_the_same_bits_and_is_reused(make: Callable[[], Tensor]) -> N
     assert (copy.shape, copy.dtype, raw(copy)) == (original.shape, original.dtype, raw(original))
     assert copy.is_contiguous() and not copy.requires_grad
     assert copy.untyped_storage().nbytes() == copy.nbytes, "it is written without being copied again"
-    again = buffers.copy({"model": {"x": make()}})["model"]["x"]
-    assert again.data_ptr() == copy.data_ptr()
+    second_copy = buffers.copy({"model": {"x": make()}})["model"]["x"]
+    assert second_copy.data_ptr() == copy.data_ptr()
 
 
 def test_tied_tensors_are_copied_once_and_stay_tied() -> None:
     tensor = torch.randn(4)
     copies = HostBuffers().copy({"model": {"a": tensor, "b": tensor, "c": tensor[:2]}, "ema": {"a": tensor}})
     assert copies["model"]["a"] is copies["model"]["b"]
-    places = {copies[file][name].data_ptr() for file, name in (("model", "a"), ("model", "c"), ("ema", "a"))}
-    assert len(places) == 3
+    addresses = {copies[file][name].data_ptr() for file, name in (("model", "a"), ("model", "c"), ("ema", "a"))}
+    assert len(addresses) == 3
 
 
 def test_empty_tensors_are_not_tied_and_files_without_any_remain() -> None:
@@ -65,11 +65,11 @@ def test_another_shape_or_type_gets_another_buffer_and_the_old_one_is_freed() ->
 def test_from_a_gpu_copies_are_in_pinned_memory_and_complete() -> None:
     buffers = HostBuffers()
     tensor = torch.randn(64, 3, 512, 512, device="cuda").to(memory_format=torch.channels_last)
-    places = set()
+    addresses = set()
     for _ in range(3):
         copy = buffers.copy({"model": {"x": tensor, "tied": tensor, "on the host": torch.ones(3)}})["model"]
         assert copy["x"].is_pinned() and copy["x"] is copy["tied"] and copy["x"].is_contiguous()
         assert torch.equal(copy["x"], tensor.cpu())
-        places.add(copy["x"].data_ptr())
+        addresses.add(copy["x"].data_ptr())
         tensor += 1
-    assert len(places) == 1
+    assert len(addresses) == 1

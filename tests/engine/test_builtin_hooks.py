@@ -1,4 +1,4 @@
-"""The built-in hooks one by one; their order and their events are in ``test_trainer.py``."""
+"""The built-in hooks, each alone; ``test_trainer.py`` tests their order and events."""
 
 import math
 import time
@@ -54,12 +54,12 @@ def marked(better: str, scores: list[float | None], hook: SaveBest | None = None
     [
         ("max", [0.1, 0.3, 0.2, 0.4], [1, 2, 4]),
         ("min", [0.1, 0.3, 0.2, 0.05], [1, 4]),
-        ("max", [0.5, 0.5, 0.5], [1]),  # the first of equals stays
+        ("max", [0.5, 0.5, 0.5], [1]),  # the first of equal scores is kept
         ("min", [0.5, 0.5, 0.5], [1]),
         ("max", [math.nan, 0.1, math.nan, 0.2], [2, 4]),
         ("max", [-math.inf, -5.0], [1, 2]),
         ("max", [None, 0.0, None, None], [2]),  # 0 is a score
-        ("max", [0.2, None, 0.1, None, 0.3], [1, 5]),  # a score is looked at when it is new
+        ("max", [0.2, None, 0.1, None, 0.3], [1, 5]),  # a score is compared when it is new
     ],
 )
 def test_best_marks_every_new_best(better: str, scores: list[float | None], expected: list[int]) -> None:
@@ -75,9 +75,9 @@ def test_best_by_a_weighted_sum() -> None:
 def test_best_continues_from_its_state() -> None:
     hook = SaveBest("val/x", "max")
     marked("max", [0.1, 0.5], hook)
-    other = SaveBest("val/x", "max")
-    other.load_state_dict(hook.state_dict())
-    assert marked("max", [0.5, 0.4, 0.6], other) == [3]
+    resumed = SaveBest("val/x", "max")
+    resumed.load_state_dict(hook.state_dict())
+    assert marked("max", [0.5, 0.4, 0.6], resumed) == [3]
 
 
 def test_best_with_an_infinite_score_can_be_saved(tmp_path: Path) -> None:
@@ -85,9 +85,9 @@ def test_best_with_an_infinite_score_can_be_saved(tmp_path: Path) -> None:
 
     hook = SaveBest("val/x", "min")
     marked("min", [math.inf], hook)
-    other = SaveBest("val/x", "min")
-    other.load_state_dict(json.loads(json.dumps(hook.state_dict(), allow_nan=False)))
-    assert marked("min", [math.inf, 3.0], other) == [2]
+    resumed = SaveBest("val/x", "min")
+    resumed.load_state_dict(json.loads(json.dumps(hook.state_dict(), allow_nan=False)))
+    assert marked("min", [math.inf, 3.0], resumed) == [2]
 
 
 def test_best_that_was_saved_but_not_yet_pointed_to(tmp_path: Path) -> None:
@@ -96,11 +96,11 @@ def test_best_that_was_saved_but_not_yet_pointed_to(tmp_path: Path) -> None:
     setup.trainer().run()
     assert read_pointer(tmp_path / "checkpoints", "best") == tmp_path / "checkpoints" / "step-00000004"
     (tmp_path / "checkpoints" / "best").unlink()
-    found = load_latest_checkpoint(tmp_path / "checkpoints")
-    assert found and found[1].state["due"] == ["after_phase", "save"]
-    state = {**found[1].state, "due": ["after_phase", "best"], "hooks": {"best": {"best": 0.5, "step": 4}}}
+    latest = load_latest_checkpoint(tmp_path / "checkpoints")
+    assert latest and latest[1].state["due"] == ["after_phase", "save"]
+    state = {**latest[1].state, "due": ["after_phase", "best"], "hooks": {"best": {"best": 0.5, "step": 4}}}
     trainer = setup.trainer()
-    trainer.restore(type(found[1])(4, found[1].tensors, state))
+    trainer.restore(type(latest[1])(4, latest[1].tensors, state))
     trainer.run()
     assert read_pointer(tmp_path / "checkpoints", "best") == tmp_path / "checkpoints" / "step-00000004"
 
@@ -109,11 +109,11 @@ def test_a_deleted_best_checkpoint_is_forgotten(tmp_path: Path) -> None:
     """After a rollback, or deleted by hand: the next score counts as the best."""
     setup = Setup(tmp_path, save="4it", evaluate="4it", length="8it")
     setup.trainer().run()
-    found = load_latest_checkpoint(tmp_path / "checkpoints")
-    assert found
+    latest = load_latest_checkpoint(tmp_path / "checkpoints")
+    assert latest
     trainer = setup.trainer()
     trainer.restore(
-        type(found[1])(8, found[1].tensors, {**found[1].state, "hooks": {"best": {"best": 2.0, "step": 1}}})
+        type(latest[1])(8, latest[1].tensors, {**latest[1].state, "hooks": {"best": {"best": 2.0, "step": 1}}})
     )
     trainer.run()
     assert (tmp_path / "checkpoints" / "best").read_text() == "step-00000008\n"
@@ -163,9 +163,9 @@ def test_the_end_is_saved_once_also_when_best_and_periodic_meet(tmp_path: Path) 
 
 
 def test_the_time_limit_stops_with_a_checkpoint_to_resume_from(tmp_path: Path, now: list[float]) -> None:
-    whole = Setup(tmp_path / "whole")
-    whole_trainer = whole.trainer()
-    whole_trainer.run()
+    reference = Setup(tmp_path / "whole")
+    reference_trainer = reference.trainer()
+    reference_trainer.run()
 
     def limited() -> Setup:
         limit = TimeLimit(max_time=Duration.parse("3h", ("h",)))
@@ -181,7 +181,7 @@ def test_the_time_limit_stops_with_a_checkpoint_to_resume_from(tmp_path: Path, n
         assert trainer.stopped == "the time limit of 3h is reached"
     assert reached == [3, 6, 9, 10]
     assert lines(tmp_path / "parts") == lines(tmp_path / "whole")
-    assert same_tensors(weights(trainer), weights(whole_trainer))
+    assert same_tensors(weights(trainer), weights(reference_trainer))
 
 
 # --- lines ------------------------------------------------------------------------------------------------------------
@@ -216,15 +216,15 @@ class Spoil(Hook):
                 next(run.task.parameters()).fill_(math.nan)
 
 
-@pytest.mark.parametrize(("save", "kept"), [("1it", [5, 6]), ("4it", [4])])
-def test_no_checkpoint_is_saved_of_non_finite_weights(tmp_path: Path, save: str, kept: list[int]) -> None:
+@pytest.mark.parametrize(("save", "expected"), [("1it", [5, 6]), ("4it", [4])])
+def test_no_checkpoint_is_saved_of_non_finite_weights(tmp_path: Path, save: str, expected: list[int]) -> None:
     """The loss of step 7 is detected at the line of step 9 or at the next save."""
     from opabinia.engine.loop.nonfinite import NonFiniteError
 
     setup = Setup(tmp_path, user={"user": Spoil(6)}, save=save, evaluate="0ep", log_every=9, sets=())
     with pytest.raises(NonFiniteError, match=r"train/loss is nan at step 7"):
         setup.trainer().run()
-    assert [int(path.name[5:]) for path in list_checkpoints(tmp_path / "checkpoints")] == kept
+    assert [int(path.name[5:]) for path in list_checkpoints(tmp_path / "checkpoints")] == expected
 
 
 class Infinite(Line):
@@ -254,15 +254,15 @@ class NaNEvaluated(Infinite):
 
 @pytest.mark.parametrize("task", [Infinite, NaNEvaluated])
 def test_logged_values_and_scores_may_be_non_finite_and_are_resumed(tmp_path: Path, task: Callable[[], Line]) -> None:
-    whole = Setup(tmp_path / "whole", task=task, save="1it", log_every=4, keep=99)
-    trainer = whole.trainer()
+    setup = Setup(tmp_path / "whole", task=task, save="1it", log_every=4, keep=99)
+    trainer = setup.trainer()
     trainer.run()
-    assert lines(whole.folder)[-2]["train/aux"] is None
-    before = lines(whole.folder)
-    (whole.folder / "checkpoints" / "last").write_text("step-00000005\n")
-    resumed = whole.trainer(resume=True)
+    assert lines(setup.folder)[-2]["train/aux"] is None
+    reference = lines(setup.folder)
+    (setup.folder / "checkpoints" / "last").write_text("step-00000005\n")
+    resumed = setup.trainer(resume=True)
     assert resumed._run.clock.step == 5
     scores = resumed.run()
-    assert lines(whole.folder) == before
+    assert lines(setup.folder) == reference
     assert set(scores) >= {"val/top1"}
     assert same_tensors(weights(resumed), weights(trainer))

@@ -50,15 +50,15 @@ def snapshot(step: int, **state: Any) -> Snapshot:
 def checkpoints(folder: Path, keep: int = 2) -> tuple[CheckpointManager, Callable[[int], Path]]:
     """Return a checkpoint manager, and a function that saves a step and waits until it is written."""
     now = {"step": 0}
-    found = CheckpointManager(folder, keep, lambda: snapshot(now["step"]))
+    manager = CheckpointManager(folder, keep, lambda: snapshot(now["step"]))
 
     def save(step: int) -> Path:
         now["step"] = step
-        path = found.save()
-        found.wait()
+        path = manager.save()
+        manager.wait()
         return path
 
-    return found, save
+    return manager, save
 
 
 def mark_best(saves: CheckpointManager, step: int) -> None:
@@ -78,7 +78,7 @@ TENSORS = {
     "channels last": lambda: torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
     "transposed": lambda: torch.randn(4, 3).T,
     "a slice": lambda: torch.arange(10.0)[3:7],
-    "every second": lambda: torch.arange(10.0)[::2],
+    "every other element": lambda: torch.arange(10.0)[::2],
     "expanded": lambda: torch.randn(3, 1).expand(3, 4),
     "a single number": lambda: torch.tensor(2.5),
     "empty": lambda: torch.empty(0),
@@ -86,8 +86,8 @@ TENSORS = {
     "bfloat16": lambda: torch.randn(5).bfloat16(),
     "float16": lambda: torch.randn(5).half(),
     "float64": lambda: torch.randn(5).double(),
-    "whole numbers": lambda: torch.tensor([-(2**62), 0, 2**62]),
-    "truth values": lambda: torch.tensor([True, False]),
+    "integers": lambda: torch.tensor([-(2**62), 0, 2**62]),
+    "booleans": lambda: torch.tensor([True, False]),
     "bytes": lambda: torch.arange(256, dtype=torch.uint8),
     "not numbers": lambda: torch.tensor([math.nan, math.inf, -math.inf, -0.0, 1e-45]),
     "a parameter": lambda: nn.Parameter(torch.randn(3)),
@@ -98,16 +98,16 @@ TENSORS = {
 def test_a_tensor_round_trip_is_exact(tmp_path: Path, make: Callable[[], Tensor]) -> None:
     tensor = make()
     save_tensors(tmp_path / "t", {"x": tensor})
-    found = load_safetensors(tmp_path / "t")["x"]
-    assert found.dtype == tensor.dtype
-    assert found.shape == tensor.shape
-    assert found.is_contiguous()
+    loaded = load_safetensors(tmp_path / "t")["x"]
+    assert loaded.dtype == tensor.dtype
+    assert loaded.shape == tensor.shape
+    assert loaded.is_contiguous()
     raw = tensor.detach().contiguous()
-    assert found.flatten().view(torch.uint8).tolist() == raw.flatten().view(torch.uint8).tolist()
+    assert loaded.flatten().view(torch.uint8).tolist() == raw.flatten().view(torch.uint8).tolist()
 
 
 def test_tensors_that_share_memory(tmp_path: Path) -> None:
-    """Slices of one tensor, the whole of it, and the same values under two names."""
+    """Slices of one tensor, the tensor itself, and the same values under two names."""
     tensors = {name: make() for name, make in TENSORS.items() if name != "not numbers"}
     shared = {"whole": BASE, "first": BASE[0], "turned": BASE.permute(2, 0, 1), "again": BASE, "flat": BASE.view(-1)}
     save_tensors(tmp_path / "t", {**tensors, **shared})
@@ -117,10 +117,10 @@ def test_tensors_that_share_memory(tmp_path: Path) -> None:
 def test_tied_tensors_are_written_once_and_tied_again(tmp_path: Path) -> None:
     big = torch.randn(1000)
     save_tensors(tmp_path / "tied", {"a": big, "b": big, "c": big.view(-1)})
-    found = load_safetensors(tmp_path / "tied")
+    loaded = load_safetensors(tmp_path / "tied")
     assert (tmp_path / "tied").stat().st_size < 5000
-    assert found["a"] is found["b"] is found["c"]
-    assert torch.equal(found["a"], big)
+    assert loaded["a"] is loaded["b"] is loaded["c"]
+    assert torch.equal(loaded["a"], big)
 
 
 def test_a_view_is_saved_without_the_rest_of_its_memory(tmp_path: Path) -> None:
@@ -131,9 +131,9 @@ def test_a_view_is_saved_without_the_rest_of_its_memory(tmp_path: Path) -> None:
 def test_empty_tensors_are_not_tied(tmp_path: Path) -> None:
     """They have no memory, so all of them have the same address."""
     save_tensors(tmp_path / "t", {"a": torch.empty(0), "b": torch.empty(0), "c": torch.empty(2, 0)})
-    found = load_safetensors(tmp_path / "t")
-    assert found["a"] is not found["b"]
-    assert found["c"].shape == (2, 0)
+    loaded = load_safetensors(tmp_path / "t")
+    assert loaded["a"] is not loaded["b"]
+    assert loaded["c"].shape == (2, 0)
 
 
 def test_the_same_tensors_give_the_same_bytes(tmp_path: Path) -> None:
@@ -177,8 +177,8 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": partial(torch.optim.SGD, lr=0.01),
     "sgd with momentum": partial(torch.optim.SGD, lr=0.01, momentum=0.9, nesterov=True),
     "adamw": torch.optim.AdamW,
-    "adamw in one kernel": partial(torch.optim.AdamW, fused=True),
-    "adamw for each": partial(torch.optim.AdamW, foreach=True),
+    "adamw fused": partial(torch.optim.AdamW, fused=True),
+    "adamw foreach": partial(torch.optim.AdamW, foreach=True),
     "adam with amsgrad": partial(torch.optim.Adam, amsgrad=True),
     "rmsprop": partial(torch.optim.RMSprop, momentum=0.5, centered=True),
     "nadam": torch.optim.NAdam,
@@ -204,13 +204,13 @@ def test_a_restored_optimizer_continues_exactly(
 
     folder = tmp_path / "step-00000003"
     saved = {name: load_safetensors(folder / f"{name}.safetensors") for name in ("model", "optimizer")}
-    other = net(layout)
-    other.load_state_dict(saved["model"])
-    resumed = make(other.parameters())
-    load_optimizer_state(other, resumed, saved["optimizer"], plain)
-    train(other, resumed, 3)
-    assert same_tensors(other.state_dict(), model.state_dict())
-    assert {name: tensor.stride() for name, tensor in optimizer_state(other, resumed)[0].items()} == {
+    resumed_model = net(layout)
+    resumed_model.load_state_dict(saved["model"])
+    resumed = make(resumed_model.parameters())
+    load_optimizer_state(resumed_model, resumed, saved["optimizer"], plain)
+    train(resumed_model, resumed, 3)
+    assert same_tensors(resumed_model.state_dict(), model.state_dict())
+    assert {name: tensor.stride() for name, tensor in optimizer_state(resumed_model, resumed)[0].items()} == {
         name: tensor.stride() for name, tensor in optimizer_state(model, optimizer)[0].items()
     }
 
@@ -231,10 +231,10 @@ def test_state_finds_its_parameter_in_another_order_and_grouping() -> None:
     train(model, optimizer, 2)
     tensors, plain = optimizer_state(model, optimizer)
     weight, bias, linear = model.parameters()
-    other = torch.optim.AdamW([{"params": [linear, bias], "lr": 0.5}, {"params": [weight]}], lr=0.25)
-    load_optimizer_state(model, other, tensors, plain)
-    assert same_tensors(optimizer_state(model, other)[0], tensors)
-    assert [group["lr"] for group in other.param_groups] == [0.5, 0.25], "options are config, not state"
+    regrouped = torch.optim.AdamW([{"params": [linear, bias], "lr": 0.5}, {"params": [weight]}], lr=0.25)
+    load_optimizer_state(model, regrouped, tensors, plain)
+    assert same_tensors(optimizer_state(model, regrouped)[0], tensors)
+    assert [group["lr"] for group in regrouped.param_groups] == [0.5, 0.25], "options are config, not state"
 
 
 def test_a_parameter_without_saved_state_starts_without() -> None:
@@ -243,34 +243,34 @@ def test_a_parameter_without_saved_state_starts_without() -> None:
     train(model, optimizer, 2)
     tensors, plain = optimizer_state(model, optimizer)
     fewer = {name: tensor for name, tensor in tensors.items() if not name.startswith("2.")}
-    other = torch.optim.AdamW(model.parameters())
-    load_optimizer_state(model, other, fewer, plain)
-    assert set(optimizer_state(model, other)[0]) == set(fewer)
-    train(model, other, 1)
-    assert set(optimizer_state(model, other)[0]) == set(tensors)
+    resumed = torch.optim.AdamW(model.parameters())
+    load_optimizer_state(model, resumed, fewer, plain)
+    assert set(optimizer_state(model, resumed)[0]) == set(fewer)
+    train(model, resumed, 1)
+    assert set(optimizer_state(model, resumed)[0]) == set(tensors)
 
 
 # --- damage -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def whole(tmp_path: Path) -> Path:
+def checkpoint_dir(tmp_path: Path) -> Path:
     path = tmp_path / "step-00000007"
     write_checkpoint(path, snapshot(7, hooks={"best": {"best": 0.25}}, pending=[[7, {"train/loss": 1.5, "n": "nan"}]]))
     return path
 
 
-def test_a_valid_checkpoint_is_read(whole: Path) -> None:
-    found = read_checkpoint(whole)
-    assert found.step == 7
-    assert found.state["hooks"] == {"best": {"best": 0.25}}
-    assert same_tensors(found.tensors["model"], snapshot(7).tensors["model"])
-    assert {path.name for path in whole.iterdir()} == set(FILES)
+def test_a_valid_checkpoint_is_read(checkpoint_dir: Path) -> None:
+    loaded = read_checkpoint(checkpoint_dir)
+    assert loaded.step == 7
+    assert loaded.state["hooks"] == {"best": {"best": 0.25}}
+    assert same_tensors(loaded.tensors["model"], snapshot(7).tensors["model"])
+    assert {path.name for path in checkpoint_dir.iterdir()} == set(FILES)
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_every_changed_byte_is_refused_by_name(whole: Path, name: str) -> None:
-    file = whole / name
+def test_every_changed_byte_is_refused_by_name(checkpoint_dir: Path, name: str) -> None:
+    file = checkpoint_dir / name
     original = file.read_bytes()
     for at in range(len(original)):
         for change in (0x01, 0x80) if at % 7 else (0x01, 0x02, 0x20, 0x80, 0xFF):
@@ -278,14 +278,14 @@ def test_every_changed_byte_is_refused_by_name(whole: Path, name: str) -> None:
             damaged[at] ^= change
             file.write_bytes(damaged)
             with pytest.raises(BadCheckpoint, match=f"/step-00000007/{name}: "):
-                read_checkpoint(whole)
+                read_checkpoint(checkpoint_dir)
     file.write_bytes(original)
-    read_checkpoint(whole)
+    read_checkpoint(checkpoint_dir)
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_every_cut_and_every_addition_is_refused_by_name(whole: Path, name: str) -> None:
-    file = whole / name
+def test_every_cut_and_every_addition_is_refused_by_name(checkpoint_dir: Path, name: str) -> None:
+    file = checkpoint_dir / name
     original = file.read_bytes()
     for content in (
         *(original[:end] for end in range(len(original))),
@@ -295,40 +295,42 @@ def test_every_cut_and_every_addition_is_refused_by_name(whole: Path, name: str)
     ):
         file.write_bytes(content)
         with pytest.raises(BadCheckpoint, match=f"/step-00000007/{name}: "):
-            read_checkpoint(whole)
+            read_checkpoint(checkpoint_dir)
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_missing_file_is_refused_by_name(whole: Path, name: str) -> None:
-    (whole / name).unlink()
+def test_a_missing_file_is_refused_by_name(checkpoint_dir: Path, name: str) -> None:
+    (checkpoint_dir / name).unlink()
     with pytest.raises(BadCheckpoint, match=f"/step-00000007/{name}: "):
-        read_checkpoint(whole)
+        read_checkpoint(checkpoint_dir)
 
 
 @pytest.mark.parametrize(
     "text", ["[]", "null", "{}", '"state"', "[" * 100_000, "1" * 10_000, "\x00", "{'a': 1}", '{"checksum": 5}']
 )
-def test_a_state_that_is_something_else_is_refused(whole: Path, text: str) -> None:
-    (whole / "state.json").write_text(text)
+def test_an_invalid_state_file_is_refused(checkpoint_dir: Path, text: str) -> None:
+    (checkpoint_dir / "state.json").write_text(text)
     with pytest.raises(BadCheckpoint, match=r"state.json: damaged"):
-        read_checkpoint(whole)
+        read_checkpoint(checkpoint_dir)
 
 
-def test_files_of_two_checkpoints_do_not_mix(whole: Path, tmp_path: Path) -> None:
-    other = tmp_path / "step-00000008"
-    write_checkpoint(other, snapshot(8))
-    shutil.copy(other / "model.safetensors", whole / "model.safetensors")
+def test_files_of_two_checkpoints_do_not_mix(checkpoint_dir: Path, tmp_path: Path) -> None:
+    other_dir = tmp_path / "step-00000008"
+    write_checkpoint(other_dir, snapshot(8))
+    shutil.copy(other_dir / "model.safetensors", checkpoint_dir / "model.safetensors")
     with pytest.raises(BadCheckpoint, match=r"step-00000007/model.safetensors: damaged"):
-        read_checkpoint(whole)
+        read_checkpoint(checkpoint_dir)
 
 
-def test_a_disk_that_cannot_be_read_is_a_damaged_checkpoint(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_cannot_be_read_is_a_damaged_checkpoint(
+    checkpoint_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(path: Path) -> str:
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(checkpoint, "_sha256", broken)
     with pytest.raises(BadCheckpoint, match=r"model.safetensors: Input/output error"):
-        read_checkpoint(whole)
+        read_checkpoint(checkpoint_dir)
 
 
 @pytest.mark.parametrize(
@@ -352,25 +354,25 @@ def test_a_disk_that_cannot_be_read_is_a_damaged_checkpoint(whole: Path, monkeyp
     ],
 )
 def test_a_signed_state_with_a_wrong_field_is_refused_by_its_name(
-    whole: Path, field: str, value: Any, message: str
+    checkpoint_dir: Path, field: str, value: Any, message: str
 ) -> None:
-    state = json.loads((whole / "state.json").read_text())
+    state = json.loads((checkpoint_dir / "state.json").read_text())
     del state["checksum"]
-    (whole / "state.json").write_bytes(checkpoint._encode_state({**state, field: value}))
+    (checkpoint_dir / "state.json").write_bytes(checkpoint._encode_state({**state, field: value}))
     with pytest.raises(BadCheckpoint, match=rf"state\.json: .*{message}"):
-        read_checkpoint(whole)
+        read_checkpoint(checkpoint_dir)
     del state[field]
-    (whole / "state.json").write_bytes(checkpoint._encode_state(state))
+    (checkpoint_dir / "state.json").write_bytes(checkpoint._encode_state(state))
     with pytest.raises(BadCheckpoint, match=rf"state\.json: {field}: field required"):
-        read_checkpoint(whole)
+        read_checkpoint(checkpoint_dir)
 
 
-def test_a_later_format_is_an_error(whole: Path) -> None:
-    state = {**json.loads((whole / "state.json").read_text()), "format": 2}
+def test_a_later_format_is_an_error(checkpoint_dir: Path) -> None:
+    state = {**json.loads((checkpoint_dir / "state.json").read_text()), "format": 2}
     del state["checksum"]
-    (whole / "state.json").write_bytes(checkpoint._encode_state(state))
+    (checkpoint_dir / "state.json").write_bytes(checkpoint._encode_state(state))
     with pytest.raises(BadCheckpoint, match=r"state.json: format 2; this version reads format 1"):
-        read_checkpoint(whole)
+        read_checkpoint(checkpoint_dir)
 
 
 @pytest.mark.parametrize(
@@ -402,13 +404,13 @@ def test_the_newest_valid_checkpoint_is_used(tmp_path: Path, caplog: pytest.LogC
     for step in (2, 4, 6, 10_000_000_000):
         save(step)
     for expected in (10_000_000_000, 6, 4, 2):
-        found = load_latest_checkpoint(tmp_path)
-        assert found and found[1].step == expected
-        damage(found[0])
+        latest = load_latest_checkpoint(tmp_path)
+        assert latest and latest[1].step == expected
+        damage(latest[0])
         if expected != 2:
             caplog.clear()
             load_latest_checkpoint(tmp_path)
-            assert f"{found[0] / 'model.safetensors'}: damaged" in caplog.text
+            assert f"{latest[0] / 'model.safetensors'}: damaged" in caplog.text
     with pytest.raises(BadCheckpoint, match="none of its 4 checkpoints is valid"):
         load_latest_checkpoint(tmp_path)
 
@@ -424,8 +426,8 @@ def test_checkpoints_after_last_are_not_used(tmp_path: Path) -> None:
     for step in (2, 4, 6):
         save(step)
     (tmp_path / "last").write_text("step-00000004\n")
-    found = load_latest_checkpoint(tmp_path)
-    assert found and found[1].step == 4
+    latest = load_latest_checkpoint(tmp_path)
+    assert latest and latest[1].step == 4
 
 
 @pytest.mark.parametrize("text", ["", "step-00000099\n", "../../etc\n", "step-4\n", "\xff\xfe"])
@@ -434,8 +436,8 @@ def test_a_pointer_to_nothing_is_not_followed(tmp_path: Path, text: str) -> None
     save(4)
     (tmp_path / "last").write_text(text, encoding="latin-1")
     assert read_pointer(tmp_path, "last") is None
-    found = load_latest_checkpoint(tmp_path)
-    assert found and found[1].step == 4
+    latest = load_latest_checkpoint(tmp_path)
+    assert latest and latest[1].step == 4
 
 
 def test_other_files_in_the_folder_are_ignored(tmp_path: Path) -> None:
@@ -476,8 +478,8 @@ def test_a_run_that_was_rolled_back_deletes_later_checkpoints(tmp_path: Path) ->
         save(step)
     mark_best(saves, 8)
     (tmp_path / "last").write_text("step-00000004\n")
-    _, again = checkpoints(tmp_path, keep=9)
-    again(5)
+    _, save_again = checkpoints(tmp_path, keep=9)
+    save_again(5)
     assert steps(tmp_path) == [2, 4, 5]
     assert read_pointer(tmp_path, "best") is None
 
@@ -524,9 +526,9 @@ class Stuck:
 
 @pytest.fixture
 def stuck(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stuck]:
-    found = Stuck(monkeypatch)
-    yield found
-    found.go.set()
+    stuck_save = Stuck(monkeypatch)
+    yield stuck_save
+    stuck_save.go.set()
 
 
 class Moving:
@@ -559,15 +561,15 @@ def test_later_changes_are_not_saved(tmp_path: Path, stuck: Stuck) -> None:
     assert not path.exists()
     stuck.go.set()
     saves.wait()
-    found = read_checkpoint(path)
-    model = found.tensors["model"]
-    assert found.step == 1 and found.state["state"] == {"deep": [{"step": 1}]}
+    loaded = read_checkpoint(path)
+    model = loaded.tensors["model"]
+    assert loaded.step == 1 and loaded.state["state"] == {"deep": [{"step": 1}]}
     assert torch.equal(model["w"], torch.ones(1000)) and torch.equal(model["turned"], torch.ones(100, 10))
     assert model["tied"] is model["w"]
-    assert found.tensors["optimizer"] == {}
+    assert loaded.tensors["optimizer"] == {}
 
 
-def test_the_next_save_waits_for_the_one_before(tmp_path: Path, stuck: Stuck) -> None:
+def test_the_next_save_waits_for_the_previous_save(tmp_path: Path, stuck: Stuck) -> None:
     moving = Moving()
     captured: list[bool] = []
 
@@ -579,10 +581,10 @@ def test_the_next_save_waits_for_the_one_before(tmp_path: Path, stuck: Stuck) ->
     saves = CheckpointManager(tmp_path, 2, capture)
     saves.save()
     stuck.reached.wait()
-    second = threading.Thread(target=saves.save)
-    second.start()
+    second_save = threading.Thread(target=saves.save)
+    second_save.start()
     stuck.go.set()
-    second.join()
+    second_save.join()
     saves.wait()
     assert captured == [False, True]
     assert steps(tmp_path) == [1, 2]
@@ -612,8 +614,8 @@ def test_a_state_that_is_not_json_is_an_error_at_once(tmp_path: Path) -> None:
     assert saves.last_saved_step is None
 
 
-@pytest.mark.parametrize("tell", ["save", "check", "wait", "has"])
-def test_a_failed_save_is_raised_by_the_next_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tell: str) -> None:
+@pytest.mark.parametrize("method", ["save", "check", "wait", "has"])
+def test_a_failed_save_is_raised_by_the_next_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     failed = threading.Event()
 
     def full(*arguments: Any) -> None:
@@ -624,15 +626,15 @@ def test_a_failed_save_is_raised_by_the_next_call(tmp_path: Path, monkeypatch: p
     saves = CheckpointManager(tmp_path, 2, lambda: snapshot(1))
     saves.save()
     failed.wait()
-    if tell == "check":
+    if method == "check":
         while not saves._background._error:
             time.sleep(0.001)
     with pytest.raises(DiskError, match=r"step-00000001: the disk is full; earlier checkpoints are complete"):
-        saves.has(1) if tell == "has" else getattr(saves, tell)()
+        saves.has(1) if method == "has" else getattr(saves, method)()
     monkeypatch.undo()
     saves.save()
     saves.wait()
-    assert steps(tmp_path) == [1], "when there is space again it goes on"
+    assert steps(tmp_path) == [1], "saving works when the disk has space again"
 
 
 def test_killed_during_a_save_the_older_checkpoint_is_valid(tmp_path: Path, stuck: Stuck) -> None:
@@ -657,8 +659,8 @@ def test_killed_during_a_save_the_older_checkpoint_is_valid(tmp_path: Path, stuc
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
     assert [path.name for path in tmp_path.glob(".*")] == [f".step-00000002.{pid}.tmp"]
     remove_leftovers(tmp_path)
-    found = load_latest_checkpoint(tmp_path)
-    assert found and found[1].step == 1
+    latest = load_latest_checkpoint(tmp_path)
+    assert latest and latest[1].step == 1
     assert steps(tmp_path) == [1]
 
 
@@ -682,17 +684,17 @@ CALLS = ("open", "mkdir", "rename", "replace", "unlink", "rmdir", "fsync", "clos
 
 def die_at(turn: int) -> None:
     """Make this process kill itself before its ``turn``-th call that changes files."""
-    left = [turn]
+    remaining = [turn]
 
     def counted(real: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
-        left[0] -= 1
-        if not left[0]:
+        remaining[0] -= 1
+        if not remaining[0]:
             os.kill(os.getpid(), signal.SIGKILL)
         return real(*arguments, **keywords)
 
     for name in CALLS:
         setattr(os, name, partial(counted, getattr(os, name)))
-    io.open = partial(counted, io.open)  # what pathlib opens files with
+    io.open = partial(counted, io.open)  # pathlib opens files with it
 
 
 def killed_at(turn: int, action: Callable[[], object]) -> bool:
@@ -724,16 +726,16 @@ def test_killed_at_any_point_of_a_save_there_is_a_valid_checkpoint(tmp_path: Pat
         save(2)
         return lambda: save(3)
 
-    found = []
+    steps_left = []
     for _ in at_every_point(begin):
         remove_leftovers(tmp_path / "run")
-        whole = load_latest_checkpoint(tmp_path / "run")
-        assert whole is not None
-        found.append(whole[1].step)
-        assert same_tensors(whole[1].tensors["model"], snapshot(whole[1].step).tensors["model"])
+        latest = load_latest_checkpoint(tmp_path / "run")
+        assert latest is not None
+        steps_left.append(latest[1].step)
+        assert same_tensors(latest[1].tensors["model"], snapshot(latest[1].step).tensors["model"])
         assert not [path for path in (tmp_path / "run").iterdir() if path.name.startswith(".")]
-    assert found == sorted(found) and set(found) == {2, 3}
-    assert len(found) > 15
+    assert steps_left == sorted(steps_left) and set(steps_left) == {2, 3}
+    assert len(steps_left) > 15
 
 
 def test_killed_at_any_point_of_saving_the_same_step_again_it_is_not_lost(tmp_path: Path) -> None:
@@ -748,8 +750,8 @@ def test_killed_at_any_point_of_saving_the_same_step_again_it_is_not_lost(tmp_pa
 
     for turn in at_every_point(begin):
         remove_leftovers(tmp_path / "run")
-        whole = load_latest_checkpoint(tmp_path / "run")
-        assert whole is not None, turn
+        latest = load_latest_checkpoint(tmp_path / "run")
+        assert latest is not None, turn
         assert [path.name for path in (tmp_path / "run").iterdir()].count("step-00000001") == 1
 
 
@@ -769,9 +771,9 @@ def test_killed_at_any_point_of_marking_the_best_there_is_a_valid_best(tmp_path:
         read_checkpoint(best)
 
 
-def test_random_damage_is_always_detected(whole: Path) -> None:
-    """Many bytes at once, moved, repeated: BadCheckpoint is the only error, and no tensor is wrong."""
-    originals = {name: (whole / name).read_bytes() for name in FILES}
+def test_random_damage_is_always_detected(checkpoint_dir: Path) -> None:
+    """Bytes are removed, repeated or replaced: each raises BadCheckpoint."""
+    originals = {name: (checkpoint_dir / name).read_bytes() for name in FILES}
     draw = random.Random(0)
     for _ in range(300):
         name = draw.choice(FILES)
@@ -780,8 +782,8 @@ def test_random_damage_is_always_detected(whole: Path) -> None:
         damaged = draw.choice(
             [raw[:a] + raw[b:], raw[:a] + raw[a:b] * 2 + raw[b:], raw[:a] + draw.randbytes(b - a) + raw[b:]]
         )
-        (whole / name).write_bytes(damaged)
+        (checkpoint_dir / name).write_bytes(damaged)
         if damaged != raw:
             with pytest.raises(BadCheckpoint):
-                read_checkpoint(whole)
-        (whole / name).write_bytes(raw)
+                read_checkpoint(checkpoint_dir)
+        (checkpoint_dir / name).write_bytes(raw)

@@ -37,14 +37,14 @@ class SimulatedRun:
     def __init__(self, periods: dict[str, Duration], total: int = 1000) -> None:
         self.time, self.total = 0.0, total
         self.hook = Eta(torch.device("cpu"), periods, lambda: self.time)
-        nothing: Any = None
+        unused: Any = None
         self.run = Run(
-            task=nothing,
-            optimizer=nothing,
-            loader=nothing,
-            metrics_log=nothing,
+            task=unused,
+            optimizer=unused,
+            loader=unused,
+            metrics_log=unused,
             clock=Clock(),
-            checkpoints=nothing,
+            checkpoints=unused,
             evaluate=lambda accepts: {},
             scores={},
             folder=Path(),
@@ -76,9 +76,9 @@ def test_it_is_logged_after_the_first_evaluation_with_enough_measurements(logged
         simulated.evaluate()
         simulated.hook.after_phase(simulated.run, TRAIN)
     (text,) = logged.messages
-    # After 30 steps: 970 of half a second, 97 evaluations of three.
-    left = format_seconds(970 * 0.5 + 97 * 3)
-    assert text.startswith(f"ETA: about {left}, including evaluations (3 s for all sets); peak memory ")
+    # After 30 steps: 970 steps of 0.5 s and 97 evaluations of 3 s are left.
+    remaining = format_seconds(970 * 0.5 + 97 * 3)
+    assert text.startswith(f"ETA: about {remaining}, including evaluations (3 s for all sets); peak memory ")
     assert "GB (host)" in text
 
 
@@ -86,7 +86,7 @@ def test_in_a_long_epoch_it_is_logged_after_a_minute(logged: pytest.LogCaptureFi
     simulated = SimulatedRun({"val": EPOCH})
     simulated.steps(1, 200, epoch=500)
     (text,) = logged.messages
-    # The first step does not count: after 122 steps a minute has gone by.
+    # The first step does not count: a minute is over after 122 steps.
     assert text.startswith(f"ETA: about {format_seconds((1000 - 122) * 0.5)}, without evaluations")
 
 

@@ -24,7 +24,7 @@ from tests.engine.toys import CPU, FACTS, Line, Rows, validation
 
 
 class Vectors:
-    """Samples that a linear model gets right about half of the time."""
+    """Samples of which a linear model classifies about half correctly."""
 
     channels, classes = 1, FACTS.classes
 
@@ -46,18 +46,18 @@ class Confidence:
     better = {"confidence": "max"}  # noqa: RUF012
 
     def __init__(self) -> None:
-        self.seen: list[tuple[int, float]] = []
+        self.values: list[tuple[int, float]] = []
 
     def update(self, predictions: Predictions, batch: Batch) -> None:
         largest = predictions["logits"].amax(1).double().tolist()
-        self.seen += zip(map(int, batch["id"]), largest, strict=True)
+        self.values += zip(map(int, batch["id"]), largest, strict=True)
 
     def state(self) -> list[tuple[int, float]]:
-        return self.seen
+        return self.values
 
     def compute(self, states: Sequence[list[tuple[int, float]]]) -> dict[str, float]:
-        seen = sorted(item for state in states for item in state)
-        return {"confidence": sum(value for _, value in seen) / len(seen)} if seen else {}
+        values = sorted(item for state in states for item in state)
+        return {"confidence": sum(value for _, value in values) / len(values)} if values else {}
 
 
 class Measured(Line):
@@ -80,14 +80,14 @@ def on_processes(world: int, samples: int, batch_size: int) -> list[dict[str, fl
             sent.append([])
             patch.setattr(engine, "gather", lambda state: (sent[-1].append(state), [state])[1])
             evaluate(task, ValidationSet("val", loader(rank), FACTS), CPU)
-        found = []
+        scores = []
         for rank in range(world):
             turn = iter(range(9))
             patch.setattr(
                 engine, "gather", lambda state, turn=turn: [states[at] for at in [next(turn)] for states in sent]
             )
-            found.append(evaluate(task, ValidationSet("val", loader(rank), FACTS), CPU).scores)
-    return found
+            scores.append(evaluate(task, ValidationSet("val", loader(rank), FACTS), CPU).scores)
+    return scores
 
 
 @given(st.integers(1, 40), st.integers(1, 12), st.integers(2, 6))
@@ -95,17 +95,17 @@ def on_processes(world: int, samples: int, batch_size: int) -> list[dict[str, fl
 def test_scores_are_the_same_for_any_number_of_processes(samples: int, batch_size: int, world: int) -> None:
     alone = on_processes(1, samples, batch_size)[0]
     assert set(alone) == {"val/top1", "val/top2", "val/confidence"}
-    assert all(found == alone for found in on_processes(world, samples, batch_size))
+    assert all(scores == alone for scores in on_processes(world, samples, batch_size))
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_fewer_samples_than_processes(world: int) -> None:
-    found = on_processes(world, 2, 1)
+    scores = on_processes(world, 2, 1)
     labels, images = Vectors(2).labels, Vectors(2).images
     torch.manual_seed(3)
     logits = Measured().layer(images)
     assert (
-        found
+        scores
         == [
             {
                 "val/top1": sum(int(row.argmax()) == label for row, label in zip(logits, labels, strict=True)) / 2,
@@ -159,20 +159,20 @@ def test_the_mode_is_restored_after_an_error() -> None:
     assert task.training
 
 
-@pytest.mark.parametrize("after", [0, 1, 2])
-def test_an_evaluation_stops_between_two_batches(after: int) -> None:
+@pytest.mark.parametrize("num_batches", [0, 1, 2])
+def test_an_evaluation_stops_between_two_batches(num_batches: int) -> None:
     calls = iter(range(99))
     task = Line()
     with pytest.raises(EvaluationStopped):
-        evaluate(task, validation(), CPU, lambda: next(calls) == after)
-    assert next(calls) == after + 1
+        evaluate(task, validation(), CPU, lambda: next(calls) == num_batches)
+    assert next(calls) == num_batches + 1
     assert task.training
 
 
 def make_run(metrics_log: MetricsLogger, **fields: Any) -> Run:
     clock = Clock(step=4, epoch=1, total_steps=8, steps_per_epoch=4, samples=8)
-    rest = {"optimizer": None, "loader": None, "checkpoints": None, "evaluate": dict, "folder": Path()}
-    return Run(task=Line(), metrics_log=metrics_log, clock=clock, scores={}, **{**rest, **fields})  # type: ignore[arg-type]
+    defaults = {"optimizer": None, "loader": None, "checkpoints": None, "evaluate": dict, "folder": Path()}
+    return Run(task=Line(), metrics_log=metrics_log, clock=clock, scores={}, **{**defaults, **fields})  # type: ignore[arg-type]
 
 
 class LineCollector:
@@ -187,28 +187,28 @@ class LineCollector:
 
 class Phases(Hook):
     def __init__(self) -> None:
-        self.seen: list[Any] = []
+        self.events: list[Any] = []
 
     def start(self, run: Run) -> None:
-        self.seen.append("start")
+        self.events.append("start")
 
     def before_phase(self, run: Run, phase: Phase) -> None:
-        self.seen.append(("before", *phase, sorted(run.scores)))
+        self.events.append(("before", *phase, sorted(run.scores)))
 
     def after_phase(self, run: Run, phase: Phase) -> None:
-        self.seen.append(("after", *phase, sorted(run.scores)))
+        self.events.append(("after", *phase, sorted(run.scores)))
 
     def finish(self, run: Run, how: Any) -> None:
-        self.seen.append(how)
+        self.events.append(how)
 
 
-def test_one_phase_and_one_line_for_each_set() -> None:
+def test_each_set_is_a_phase_and_writes_a_line() -> None:
     logger, hook = LineCollector(), Phases()
     run = make_run(MetricsLogger(None, [logger]))
     scores = evaluate_all(run, HookDispatcher({"h": hook}), [validation(), validation("other", 4)], CPU)
     names = ["other/top1", "other/top2", "val/top1", "val/top2"]
     assert sorted(scores) == sorted(run.scores) == names
-    assert hook.seen == [
+    assert hook.events == [
         ("before", "evaluate", "val", []),
         ("after", "evaluate", "val", names[2:]),
         ("before", "evaluate", "other", names[2:]),
@@ -221,7 +221,7 @@ def test_one_phase_and_one_line_for_each_set() -> None:
 
 
 def test_a_stopped_evaluation_writes_no_line() -> None:
-    """Also not for a set that was complete: all of them will be evaluated again."""
+    """Not even for a set that is complete: all sets will be evaluated again."""
     logger = LineCollector()
     batches = iter(range(99))
     with pytest.raises(EvaluationStopped):
@@ -236,11 +236,11 @@ def test_a_stopped_evaluation_writes_no_line() -> None:
 
 
 def test_a_run_that_only_evaluates() -> None:
-    hook, one = Phases(), validation()
-    scores = evaluation_run(make_run(MetricsLogger(None)), HookDispatcher({"h": hook}), [one], CPU)
+    hook, val_set = Phases(), validation()
+    scores = evaluation_run(make_run(MetricsLogger(None)), HookDispatcher({"h": hook}), [val_set], CPU)
     assert set(scores) == {"val/top1", "val/top2"}
-    assert hook.seen[0] == "start" and hook.seen[-1] == "done"
-    assert one.loader.closed == 1  # type: ignore[attr-defined]
+    assert hook.events[0] == "start" and hook.events[-1] == "done"
+    assert val_set.loader.closed == 1  # type: ignore[attr-defined]
 
 
 def test_a_run_that_only_evaluates_and_fails() -> None:
@@ -248,11 +248,11 @@ def test_a_run_that_only_evaluates_and_fails() -> None:
         def after_phase(self, run: Run, phase: Phase) -> None:
             raise KeyError("x")
 
-    hook, one = Failing(), validation()
+    hook, val_set = Failing(), validation()
     with pytest.raises(KeyError):
-        evaluation_run(make_run(MetricsLogger(None)), HookDispatcher({"h": hook}), [one], CPU)
-    assert isinstance(hook.seen[-1], KeyError)
-    assert one.loader.closed == 1  # type: ignore[attr-defined]
+        evaluation_run(make_run(MetricsLogger(None)), HookDispatcher({"h": hook}), [val_set], CPU)
+    assert isinstance(hook.events[-1], KeyError)
+    assert val_set.loader.closed == 1  # type: ignore[attr-defined]
 
 
 def test_scores_are_fractions_of_all_samples_not_means_of_batches() -> None:

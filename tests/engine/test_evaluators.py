@@ -1,4 +1,4 @@
-"""Optional inputs of evaluators: layer outputs, embeddings, and the training data to learn from."""
+"""Optional inputs of evaluators: layer outputs, embeddings and training data."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -29,13 +29,13 @@ class LayerEvaluator:
 
     def __init__(self, *layers: str) -> None:
         self.layers = layers
-        self.seen: list[Predictions] = []
+        self.predictions: list[Predictions] = []
 
     def update(self, predictions: Predictions, batch: Batch) -> None:
-        self.seen.append({**predictions, "image": batch["image"]})
+        self.predictions.append({**predictions, "image": batch["image"]})
 
     def state(self) -> int:
-        return len(self.seen)
+        return len(self.predictions)
 
     def compute(self, states: Sequence[int]) -> dict[str, float]:
         return {"kept": float(sum(states))}
@@ -49,7 +49,7 @@ class Learning(LayerEvaluator):
         self.learned = 0
 
     def learn(self, predictions: Predictions, batch: Batch) -> None:
-        assert not self.seen, "the training data comes first"
+        assert not self.predictions, "the training data comes first"
         self.learned += 1
 
     def compute(self, states: Sequence[int]) -> dict[str, float]:
@@ -61,19 +61,19 @@ def evaluated_by(*evaluators: Evaluator, training: Rows | None = None) -> Valida
 
 
 def rows(samples: int, seed: int = 2) -> Rows:
-    found = list(evaluation_rows(samples, 3, 0, 1))
-    return Rows(lambda start: found[start:], seed)
+    batches = list(evaluation_rows(samples, 3, 0, 1))
+    return Rows(lambda start: batches[start:], seed)
 
 
 def test_an_embedding_that_is_not_predicted_comes_from_features() -> None:
     evaluator = LayerEvaluator("embedding", "layer")
     task = Embedding()
     evaluate(task, evaluated_by(evaluator), CPU)
-    assert len(evaluator.seen) == 3
-    for seen in evaluator.seen:
-        torch.testing.assert_close(seen["embedding"], 2 * seen["image"])
-        torch.testing.assert_close(seen["layers/layer"], task.layer(seen["image"]))
-        assert set(seen) == {"logits", "embedding", "layers/layer", "image"}
+    assert len(evaluator.predictions) == 3
+    for predictions in evaluator.predictions:
+        torch.testing.assert_close(predictions["embedding"], 2 * predictions["image"])
+        torch.testing.assert_close(predictions["layers/layer"], task.layer(predictions["image"]))
+        assert set(predictions) == {"logits", "embedding", "layers/layer", "image"}
 
 
 def test_a_predicted_embedding_is_used() -> None:
@@ -83,7 +83,7 @@ def test_a_predicted_embedding_is_used() -> None:
 
     evaluator = LayerEvaluator("embedding")
     evaluate(Predicts(), evaluated_by(evaluator), CPU)
-    assert all(torch.equal(seen["embedding"], seen["image"]) for seen in evaluator.seen)
+    assert all(torch.equal(predictions["embedding"], predictions["image"]) for predictions in evaluator.predictions)
 
 
 def test_layers_that_no_evaluator_reads_are_not_computed() -> None:
@@ -93,7 +93,7 @@ def test_layers_that_no_evaluator_reads_are_not_computed() -> None:
 
     evaluator = LayerEvaluator()
     evaluate(Costly(), evaluated_by(evaluator), CPU)
-    assert set(evaluator.seen[0]) == {"logits", "image"}
+    assert set(evaluator.predictions[0]) == {"logits", "image"}
 
 
 @pytest.mark.parametrize(
@@ -121,12 +121,12 @@ def test_a_layer_that_predict_does_not_use_is_an_error() -> None:
 
 def test_the_training_data_is_learned_first_and_its_loader_is_closed() -> None:
     training, learning = rows(8), Learning()
-    one = evaluated_by(learning, training=training)
-    assert evaluate(Line(), one, CPU).scores == {"val/kept": 3.0}
+    val_set = evaluated_by(learning, training=training)
+    assert evaluate(Line(), val_set, CPU).scores == {"val/kept": 3.0}
     assert training.closed == 1
     assert evaluate(Line(), evaluated_by(Learning(), training=training), CPU).scores == {"val/kept": 3.0}
     assert training.closed == 2
-    one.close()
+    val_set.close()
     assert training.closed == 3
 
 
@@ -135,10 +135,10 @@ def test_evaluators_that_do_not_learn_do_not_read_the_training_data() -> None:
         def iterate(self, start: int = 0) -> Any:
             raise AssertionError("no evaluator learns from it")
 
-    one = evaluated_by(LayerEvaluator(), training=Closed(lambda start: []))
-    assert not needs_training_data(Line(), one)
+    val_set = evaluated_by(LayerEvaluator(), training=Closed(lambda start: []))
+    assert not needs_training_data(Line(), val_set)
     assert needs_training_data(Line(), evaluated_by(Learning()))
-    evaluate(Line(), one, CPU)
+    evaluate(Line(), val_set, CPU)
 
 
 def test_knn_works_for_any_task_with_an_embedding() -> None:

@@ -30,7 +30,7 @@ def run_folder(tmp_path: Path) -> Path:
 class Toy(ExperimentLogger):
     """Records its calls; the one named ``fails`` raises an error."""
 
-    name = "json"  # some module
+    name = "json"  # any installed module
 
     def __init__(self, folder: Path, clock: Clock, fails: str = "") -> None:
         super().__init__(folder, clock)
@@ -104,8 +104,8 @@ def test_the_error_for_a_missing_package_names_the_extra(
 # --- real packages ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow  # it makes a database of some fifty tables
-@pytest.mark.filterwarnings("ignore")  # what its own libraries deprecate
+@pytest.mark.slow  # it creates a database of about fifty tables
+@pytest.mark.filterwarnings("ignore")  # deprecation warnings of its dependencies
 def test_mlflow_has_the_metrics_and_the_config(tmp_path: Path) -> None:
     mlflow = pytest.importorskip("mlflow")
     pytest.importorskip("sqlalchemy")
@@ -135,14 +135,14 @@ def test_a_run_with_wandb_offline_sends_nothing(tmp_path: Path) -> None:
     pytest.importorskip("wandb")
     # A proxy that does not exist: any upload would fail.
     environment = {**os.environ, "HTTPS_PROXY": "http://127.0.0.1:9", "WANDB_API_KEY": ""}
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", WHOLE_RUN, str(tmp_path)], capture_output=True, text=True, cwd=tmp_path, env=environment
     )
-    assert done.returncode == 0, done.stderr
+    assert result.returncode == 0, result.stderr
     (folder,) = tmp_path.glob("classification/digits/*")
-    (kept,) = folder.glob("wandb/offline-run-*/run-*.wandb")
-    assert kept.stem == f"run-{(folder / 'wandb_id').read_text().strip()}"
-    content = kept.read_bytes()
+    (run_file,) = folder.glob("wandb/offline-run-*/run-*.wandb")
+    assert run_file.stem == f"run-{(folder / 'wandb_id').read_text().strip()}"
+    content = run_file.read_bytes()
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert lines
     for line in lines:

@@ -42,18 +42,23 @@ def test_plain_lines_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
     logger.close()
     out, err = capsys.readouterr()
     assert out == ""
-    first, second = err.splitlines()
-    assert re.fullmatch(PLAIN, first)
-    assert second == "epoch 1.00  step 10/100  val/top1 0.5"
+    train_line, val_line = err.splitlines()
+    assert re.fullmatch(PLAIN, train_line)
+    assert val_line == "epoch 1.00  step 10/100  val/top1 0.5"
     assert "\x1b" not in err
 
 
 def test_a_line_of_a_multi_task_run_has_the_loss_of_each_task(capsys: pytest.CaptureFixture[str]) -> None:
-    own = {"train/boxes/loss_cls": 0.5, "train/boxes/weight": 0.7, "train/boxes/loss": 1.5, "train/digits/loss": 2.0}
+    task_values = {
+        "train/boxes/loss_cls": 0.5,
+        "train/boxes/weight": 0.7,
+        "train/boxes/loss": 1.5,
+        "train/digits/loss": 2.0,
+    }
     totals = {"train/digits/top1": 0.1, "train/total_loss": 3.5, "train/loss": 3.5, "grad_norm": 2.0}
-    Terminal(Path(), START).write(training(10) | own | totals)
-    shown = capsys.readouterr().err
-    assert shown.startswith(
+    Terminal(Path(), START).write(training(10) | task_values | totals)
+    output = capsys.readouterr().err
+    assert output.startswith(
         "epoch 1.00  step 10/100  loss 3.5  boxes/weight 0.7  boxes/loss 1.5  digits/loss 2  grad_norm 2  lr"
     )
 
@@ -88,13 +93,13 @@ def write_lines() -> None:
     logger.close()
 
 
-def test_a_terminal_has_the_scores_only_because_the_bar_has_the_rest() -> None:
+def test_a_terminal_has_only_scores_because_the_bar_has_the_other_values() -> None:
     assert on_terminal(write_lines).lines == ["epoch 5.00  step 50/100  val/top1 0.5"]
 
 
 def test_a_dumb_terminal_gets_lines() -> None:
-    shown = on_terminal(write_lines, environment={"TERM": "dumb"})
-    assert "\x1b" not in shown.text and "epoch 5.00  step 50/100  loss 1.25" in shown.text
+    output = on_terminal(write_lines, environment={"TERM": "dumb"})
+    assert "\x1b" not in output.text and "epoch 5.00  step 50/100  loss 1.25" in output.text
 
 
 def test_quiet(capsys: pytest.CaptureFixture[str]) -> None:
@@ -111,24 +116,26 @@ def test_quiet(capsys: pytest.CaptureFixture[str]) -> None:
 def events(folder: Path) -> dict[tuple[str, int], float]:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    found = EventAccumulator(str(folder / "tensorboard"))
-    found.Reload()
-    return {(tag, one.step): one.value for tag in found.Tags()["scalars"] for one in found.Scalars(tag)}
+    accumulator = EventAccumulator(str(folder / "tensorboard"))
+    accumulator.Reload()
+    return {
+        (tag, event.step): event.value for tag in accumulator.Tags()["scalars"] for event in accumulator.Scalars(tag)
+    }
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_tensorboard_has_every_value_and_a_resume_hides_repeated_steps(tmp_path: Path) -> None:
-    first = TensorBoard(tmp_path, START)
+    before_resume = TensorBoard(tmp_path, START)
     for step in (1, 2, 3):
-        first.write(line(step, **{"val/top1": step / 4, "nothing": None, "sample_ids": ["a"]}))
-    first.close()
-    time.sleep(1)  # files of one second are read in the order of a number at the end of their names, "10" before "9"
-    second = TensorBoard(tmp_path, Clock(step=2, total_steps=100))
-    second.write(line(4, **{"val/top1": 0.75}))
-    second.close()
-    found = events(tmp_path)
-    assert {step: value for (tag, step), value in found.items() if tag == "val/top1"} == {1: 0.25, 2: 0.5, 4: 0.75}
-    assert {tag for tag, _ in found} == {"val/top1", "epoch"}
+        before_resume.write(line(step, **{"val/top1": step / 4, "nothing": None, "sample_ids": ["a"]}))
+    before_resume.close()
+    time.sleep(1)  # files of the same second are read in the order of their names, whose numbers sort "10" before "9"
+    resumed = TensorBoard(tmp_path, Clock(step=2, total_steps=100))
+    resumed.write(line(4, **{"val/top1": 0.75}))
+    resumed.close()
+    values = events(tmp_path)
+    assert {step: value for (tag, step), value in values.items() if tag == "val/top1"} == {1: 0.25, 2: 0.5, 4: 0.75}
+    assert {tag for tag, _ in values} == {"val/top1", "epoch"}
 
 
 def test_a_full_disk_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +148,7 @@ def test_a_full_disk_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(logger._writer, "close", full)
     with pytest.raises(DiskError, match=r"cannot write .*/tensorboard: the disk is full"):
         logger.write(line(1, a=1.0))
-    logger.close()  # hides nothing
+    logger.close()  # raises no second error
     monkeypatch.undo()
     logger.close()
 

@@ -1,4 +1,4 @@
-"""The metrics log: each value is in exactly one line, also over a resume, and crosses from the device in one copy."""
+"""The metrics log: each value is in exactly one line, also over a resume; one copy to the host for all values."""
 
 import json
 import math
@@ -78,7 +78,7 @@ def test_a_line_is_the_mean_of_its_steps(opened: Open, tmp_path: Path) -> None:
     assert logger.lines == read(tmp_path / "metrics.jsonl")
 
 
-def test_a_value_that_only_some_steps_have_is_the_mean_of_those(opened: Open, tmp_path: Path) -> None:
+def test_a_value_that_some_steps_lack_is_the_mean_over_the_others(opened: Open, tmp_path: Path) -> None:
     metrics_log = opened(tmp_path / "m")
     metrics_log.add(1, {"a": 1.0})
     metrics_log.add(1, {"b": 4.0})  # a hook adds to the step
@@ -133,27 +133,27 @@ def test_every_value_is_in_exactly_one_line_whether_resumed_or_not(
     """Steps with values, some followed by a line; saved after ``cut`` steps, perhaps continued, and resumed."""
     folder = tmp_path_factory.mktemp("metrics")
 
-    def play(metrics_log: MetricsLogger, begin: int, end: int) -> None:
+    def replay(metrics_log: MetricsLogger, begin: int, end: int) -> None:
         for step, (row, flush) in enumerate(rounds[begin:end], begin + 1):
             metrics_log.add(step, {name: tensor(value) for name, value in row.items()})
             if flush:
                 metrics_log.flush(clock(step))
 
-    whole = MetricsLogger(folder / "whole")
-    play(whole, 0, len(rounds))
-    whole.flush(clock(len(rounds)))
+    reference = MetricsLogger(folder / "whole")
+    replay(reference, 0, len(rounds))
+    reference.flush(clock(len(rounds)))
 
-    first = MetricsLogger(folder / "parts")
-    play(first, 0, cut)
-    state = json.loads(json.dumps(first.state_dict(), allow_nan=False))
+    interrupted = MetricsLogger(folder / "parts")
+    replay(interrupted, 0, cut)
+    state = json.loads(json.dumps(interrupted.state_dict(), allow_nan=False))
     if later:
-        play(first, cut, len(rounds))
-    first.close()
-    second = MetricsLogger(folder / "parts")
-    second.load_state_dict(state)
-    play(second, min(cut, len(rounds)), len(rounds))
-    second.flush(clock(len(rounds)))
-    for metrics_log in (whole, first, second):
+        replay(interrupted, cut, len(rounds))
+    interrupted.close()
+    resumed = MetricsLogger(folder / "parts")
+    resumed.load_state_dict(state)
+    replay(resumed, min(cut, len(rounds)), len(rounds))
+    resumed.flush(clock(len(rounds)))
+    for metrics_log in (reference, interrupted, resumed):
         metrics_log.close()
 
     assert (folder / "parts").read_bytes() == (folder / "whole").read_bytes()
@@ -207,7 +207,7 @@ class Reads(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_many_values_cross_in_one_copy_and_none_before(opened: Open, tmp_path: Path) -> None:
+def test_all_values_are_copied_to_the_host_at_once_when_a_line_is_written(opened: Open, tmp_path: Path) -> None:
     metrics_log = opened(tmp_path / "m")
     dtypes = (torch.float32, torch.float64, torch.bfloat16, torch.int64)
     with Reads() as reads:
@@ -253,10 +253,10 @@ def test_nothing_is_truncated_before_the_run_continues(opened: Open, tmp_path: P
     state = metrics_log.state_dict()
     metrics_log.write(clock(1), {"a": 1})
     metrics_log.close()
-    before = path.read_bytes()
+    content = path.read_bytes()
     metrics_log = opened(path)
     metrics_log.load_state_dict(state)
-    assert path.read_bytes() == before
+    assert path.read_bytes() == content
     metrics_log.state_dict()
     assert path.read_bytes() == b""
 

@@ -51,20 +51,20 @@ def trained(micro_batch: int | None, optimizer: str, samples: int = SAMPLES, **k
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 @pytest.mark.parametrize(("micro_batch", "samples"), [(16, 64), (1, 64), (48, 64), (10, 37), (64, 64), (100, 64)])
 def test_gradient_accumulation_equals_the_whole_batch(optimizer: str, micro_batch: int, samples: int) -> None:
-    whole, said_whole = trained(None, optimizer, samples)
-    pieces, said = trained(micro_batch, optimizer, samples)
-    for left, right in zip(whole.parameters(), pieces.parameters(), strict=True):
-        assert torch.allclose(left, right, rtol=0, atol=1e-6)
-    for left, right in zip(said_whole, said, strict=True):
-        assert left.keys() == right.keys()
-        for name, value in left.items():
-            assert float(right[name]) == pytest.approx(float(value), abs=1e-5)
+    reference, expected_scalars = trained(None, optimizer, samples)
+    accumulated, step_scalars = trained(micro_batch, optimizer, samples)
+    for expected_param, param in zip(reference.parameters(), accumulated.parameters(), strict=True):
+        assert torch.allclose(expected_param, param, rtol=0, atol=1e-6)
+    for expected, scalars in zip(expected_scalars, step_scalars, strict=True):
+        assert expected.keys() == scalars.keys()
+        for name, value in expected.items():
+            assert float(scalars[name]) == pytest.approx(float(value), abs=1e-5)
 
 
 def test_the_clipped_norm_is_that_of_the_whole_batch() -> None:
-    _, whole = trained(None, "sgd", clip_norm=0.1)
-    _, pieces = trained(16, "sgd", clip_norm=0.1)
-    norms = [[float(one["grad_norm"]) for one in said] for said in (whole, pieces)]
+    _, expected = trained(None, "sgd", clip_norm=0.1)
+    _, accumulated = trained(16, "sgd", clip_norm=0.1)
+    norms = [[float(scalars["grad_norm"]) for scalars in steps] for steps in (expected, accumulated)]
     assert norms[0] == pytest.approx(norms[1], rel=1e-5) and min(norms[0]) > 0.1
 
 
@@ -75,37 +75,37 @@ def test_views_of_samples_are_split_with_them() -> None:
         "id": list("abcde"),
         "n": 3,
     }
-    pieces = [piece for piece, _ in split_micro_batches(batch, 2)]
-    assert [piece["id"] for piece in pieces] == [["a", "b"], ["c", "d"], ["e"]]
-    assert [piece["views"][1].tolist() for piece in pieces] == [[10, 11], [12, 13], [14]]
-    assert [piece["label"].tolist() for piece in pieces] == [[0, 1], [2, 3], [4]]
-    assert [piece["n"] for piece in pieces] == [3, 3, 3]
+    micro_batches = [part for part, _ in split_micro_batches(batch, 2)]
+    assert [part["id"] for part in micro_batches] == [["a", "b"], ["c", "d"], ["e"]]
+    assert [part["views"][1].tolist() for part in micro_batches] == [[10, 11], [12, 13], [14]]
+    assert [part["label"].tolist() for part in micro_batches] == [[0, 1], [2, 3], [4]]
+    assert [part["n"] for part in micro_batches] == [3, 3, 3]
     assert list(split_micro_batches(batch, 5)) == [(batch, 5)] == list(split_micro_batches(batch, None))
 
 
 def test_views_are_not_mistaken_for_samples() -> None:
     views = tuple(torch.arange(3.0) + 10 * number for number in range(3))
-    batch = {"views": views, "boxes": [torch.zeros(one, 4) for one in range(3)], "id": list("abc")}
-    pieces = [piece for piece, _ in split_micro_batches(batch, 2)]
-    assert [[view.tolist() for view in piece["views"]] for piece in pieces] == [
+    batch = {"views": views, "boxes": [torch.zeros(count, 4) for count in range(3)], "id": list("abc")}
+    micro_batches = [part for part, _ in split_micro_batches(batch, 2)]
+    assert [[view.tolist() for view in part["views"]] for part in micro_batches] == [
         [[0, 1], [10, 11], [20, 21]],
         [[2], [12], [22]],
     ]
-    assert [[len(one) for one in piece["boxes"]] for piece in pieces] == [[0, 1], [2]]
+    assert [[len(boxes) for boxes in part["boxes"]] for part in micro_batches] == [[0, 1], [2]]
 
 
 def test_every_process_has_as_many_micro_batches_as_the_largest() -> None:
     batch = {"image": torch.arange(5), "id": list("abcde")}
-    found = [(piece["id"], count) for piece, count in split_micro_batches(batch, 3, largest=7)]
-    assert found == [(["a"], 1), (["b", "c"], 2), (["d", "e"], 2)]
-    found = [(piece["id"], count) for piece, count in split_micro_batches({"id": ["a"]}, 1, largest=2)]
-    assert found == [(["a"], 0), (["a"], 1)]  # a forward pass, but no sample
+    id_counts = [(part["id"], count) for part, count in split_micro_batches(batch, 3, largest=7)]
+    assert id_counts == [(["a"], 1), (["b", "c"], 2), (["d", "e"], 2)]
+    id_counts = [(part["id"], count) for part, count in split_micro_batches({"id": ["a"]}, 1, largest=2)]
+    assert id_counts == [(["a"], 0), (["a"], 1)]  # a forward pass, but no sample
 
 
 # --- precision --------------------------------------------------------------------------------------------------------
 
 
-class One(Task):
+class SingleWeight(Task):
     """A single weight whose gradient is 1 for every sample."""
 
     def __init__(self, factor: float = 1.0) -> None:
@@ -119,40 +119,40 @@ class One(Task):
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_unscaling_happens_once(precision: Any) -> None:
     """basecls unscales again with every micro-batch, which gives 1.0078 for a scale of 128."""
-    task = One()
+    task = SingleWeight()
     step = StandardStep(
         task, torch.optim.SGD(task.parameters(), lr=1.0), {"lr": constant}, StepOptions(0, precision, micro_batch=2)
     )
-    found: list[float] = []
+    grads: list[float] = []
 
-    def gradient_seen() -> None:
+    def after_backward() -> None:
         assert task.weight.grad is not None
-        found.append(task.weight.grad.item())
+        grads.append(task.weight.grad.item())
 
-    step({"id": list("abcd")}, GlobalBatch(step=0, epoch=0, first=0, count=4), Clock(), gradient_seen)
-    assert found == [2.0] and task.weight.item() == -1.0
+    step({"id": list("abcd")}, GlobalBatch(step=0, epoch=0, first=0, count=4), Clock(), after_backward)
+    assert grads == [2.0] and task.weight.item() == -1.0
 
 
 def test_an_overflowing_update_is_skipped_and_the_scale_is_halved() -> None:
-    task = One(factor=1e5)  # times the scale of 65536 it is beyond fp32's gradients in fp16 arithmetic
+    task = SingleWeight(factor=1e5)  # times the scale of 65536 it overflows in fp16
     step = StandardStep(task, torch.optim.SGD(task.parameters(), lr=1.0), {"lr": constant}, StepOptions(0, "fp16"))
     task.weight.register_hook(lambda gradient: gradient * math.inf)
     row = GlobalBatch(step=0, epoch=0, first=0, count=1)
-    first = step({"id": ["a"]}, row, Clock(), lambda: None)
-    second = step({"id": ["a"]}, row, Clock(step=1), lambda: None)
+    first_scalars = step({"id": ["a"]}, row, Clock(), lambda: None)
+    second_scalars = step({"id": ["a"]}, row, Clock(step=1), lambda: None)
     assert task.weight.item() == 1.0
-    assert float(second["loss_scale"]) == float(first["loss_scale"]) / 2
+    assert float(second_scalars["loss_scale"]) == float(first_scalars["loss_scale"]) / 2
 
 
 def test_the_scale_is_saved() -> None:
     def step() -> StandardStep:
-        task = One()
+        task = SingleWeight()
         return StandardStep(task, torch.optim.SGD(task.parameters(), lr=0.1), {"lr": constant}, StepOptions(0, "fp16"))
 
-    one, other = step(), step()
-    one.load_state_dict({"scaler": {**one.state_dict()["scaler"], "scale": 512.0}})
-    other.load_state_dict(one.state_dict())
-    scalars = other({"id": ["a"]}, GlobalBatch(step=0, epoch=0, first=0, count=1), Clock(), lambda: None)
+    saved, resumed = step(), step()
+    saved.load_state_dict({"scaler": {**saved.state_dict()["scaler"], "scale": 512.0}})
+    resumed.load_state_dict(saved.state_dict())
+    scalars = resumed({"id": ["a"]}, GlobalBatch(step=0, epoch=0, first=0, count=1), Clock(), lambda: None)
     assert float(scalars["loss_scale"]) == 512.0
 
 
@@ -171,14 +171,14 @@ class Deep(Task):
 
 def test_the_error_for_a_non_finite_loss_names_layer_and_shape_and_changes_nothing() -> None:
     task = Deep()
-    before = {name: value.clone() for name, value in task.state_dict().items()}
+    initial = {name: value.clone() for name, value in task.state_dict().items()}
     step = StandardStep(task, torch.optim.SGD(task.parameters(), lr=0.1), {"lr": constant}, StepOptions(0))
     batch = {"image": torch.ones(3, 4), "id": list("abc")}
     message = r"train/loss is inf at step 7; first not finite after layer second \(Linear, input 3 x 4\)"
     with pytest.raises(NonFiniteError, match=message):
         step(batch, GlobalBatch(step=6, epoch=0, first=0, count=3), Clock(step=6, total_steps=9), lambda: None)
     for name, value in task.state_dict().items():
-        assert torch.equal(value, before[name])
+        assert torch.equal(value, initial[name])
 
 
 def test_a_non_finite_batch_is_reported() -> None:

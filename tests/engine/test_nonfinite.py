@@ -51,9 +51,11 @@ def batch(*, wrong: bool = False) -> Batch:
 
 
 def state(task: Task, optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """Weights, running statistics and optimizer state."""
-    kept = [value for values in optimizer.state.values() for value in values.values() if isinstance(value, Tensor)]
-    return [value.detach().clone() for value in [*task.state_dict().values(), *kept]]
+    """Return copies of weights, running statistics and optimizer state."""
+    optimizer_state = [
+        value for values in optimizer.state.values() for value in values.values() if isinstance(value, Tensor)
+    ]
+    return [value.detach().clone() for value in [*task.state_dict().values(), *optimizer_state]]
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
@@ -65,13 +67,13 @@ def test_a_skipped_step_changes_nothing(name: str, checks: bool, precision: Any)
     step = StandardStep(task, optimizer, {}, StepOptions(0, precision, skip_non_finite=True))
     step._checks_losses = checks  # as on a GPU
     step(batch(), ROW, CLOCK, lambda: None)
-    before = state(task, optimizer)
+    initial = state(task, optimizer)
     scalars = step(batch(wrong=True), ROW, CLOCK, lambda: None)
     assert float(scalars["skipped"]) == 1
-    assert all(map(torch.equal, state(task, optimizer), before))
+    assert all(map(torch.equal, state(task, optimizer), initial))
     scalars = step(batch(), ROW, CLOCK, lambda: None)
     assert float(scalars.get("skipped", 0.0)) == 0
-    assert not all(map(torch.equal, state(task, optimizer), before))
+    assert not all(map(torch.equal, state(task, optimizer), initial))
     assert all(bool(value.isfinite().all()) for value in state(task, optimizer))
 
 
@@ -81,25 +83,25 @@ def test_a_skipped_first_update_leaves_no_momentum() -> None:
     optimizer = OPTIMIZERS["fused with momentum"](task.parameters())
     step = StandardStep(task, optimizer, {}, StepOptions(0, "fp16"))
     step._scaler = torch.amp.GradScaler("cpu", init_scale=2.0**60)
-    before = [parameter.detach().clone() for parameter in task.parameters()]
+    initial = [parameter.detach().clone() for parameter in task.parameters()]
     torch.use_deterministic_algorithms(True)  # memory without values is filled with NaN then
     try:
         step(batch(), ROW, CLOCK, lambda: None)
     finally:
         torch.use_deterministic_algorithms(False)
-    assert all(map(torch.equal, task.parameters(), before))
+    assert all(map(torch.equal, task.parameters(), initial))
     assert all(float(values["momentum_buffer"].abs().sum()) == 0 for values in optimizer.state.values())
 
 
 @pytest.mark.parametrize("checks", [True, False])
 def test_non_finite_gradients_alone_are_skipped(checks: bool) -> None:
     task = Steep()
-    before = [one.clone() for one in task.state_dict().values()]
+    initial = [tensor.clone() for tensor in task.state_dict().values()]
     step = StandardStep(task, torch.optim.SGD(task.parameters(), lr=0.1), {}, StepOptions(0, skip_non_finite=True))
     step._checks_losses = checks
     scalars = step(batch(), ROW, CLOCK, lambda: None)
     assert float(scalars["loss"]) == 0 and not math.isfinite(float(scalars["grad_norm"]))
-    assert all(map(torch.equal, task.state_dict().values(), before))
+    assert all(map(torch.equal, task.state_dict().values(), initial))
 
 
 def test_the_error_names_value_and_layer() -> None:
@@ -127,10 +129,10 @@ def test_suspect_samples_have_non_finite_inputs() -> None:
 def test_the_repeated_forward_pass_runs_to_its_end() -> None:
     """Other processes may wait in a later layer."""
     task = Normed()
-    seen: list[int] = []
-    task.layer.register_forward_hook(lambda *_: seen.append(1))
+    calls: list[int] = []
+    task.layer.register_forward_hook(lambda *_: calls.append(1))
     with torch.no_grad():
         task.norm.weight.fill_(math.inf)
-    found = find_non_finite_layer(task, batch(), CLOCK)
-    assert found is not None and "after layer norm (BatchNorm1d, input 4 x 3); its weights are not finite" in found
-    assert seen == [1]
+    message = find_non_finite_layer(task, batch(), CLOCK)
+    assert message is not None and "after layer norm (BatchNorm1d, input 4 x 3); its weights are not finite" in message
+    assert calls == [1]

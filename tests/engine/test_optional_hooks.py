@@ -29,9 +29,9 @@ EVALUATED = Phase("evaluate", "val")
 
 def make_run(task: Task | None = None, **fields: Any) -> Any:
     """A run with the fields that these hooks read."""
-    rest: dict[str, Any] = {"optimizer": None, "metrics_log": None, "checkpoints": None, "folder": Path()}
-    rest |= {"clock": Clock(total_steps=10, steps_per_epoch=5), "loader": object(), "evaluate": None, "scores": {}}
-    return Run(task=task or Line(), **{**rest, **fields})
+    defaults: dict[str, Any] = {"optimizer": None, "metrics_log": None, "checkpoints": None, "folder": Path()}
+    defaults |= {"clock": Clock(total_steps=10, steps_per_epoch=5), "loader": object(), "evaluate": None, "scores": {}}
+    return Run(task=task or Line(), **{**defaults, **fields})
 
 
 # --- freeze -----------------------------------------------------------------------------------------------------------
@@ -55,15 +55,15 @@ def test_fastreids_freeze() -> None:
     optimizer = torch.optim.SGD(task.parameters(), lr=0.1, momentum=0.9)
     hook, run = Freeze(pattern=r"layers\.0", until=Duration(2, "it")), make_run(task)
     hook.start(run)
-    seen = []
+    weights_by_step = []
     for step in range(4):
         run.clock = Clock(step, total_steps=4)
         hook.before_step(run, {})
         optimizer.zero_grad()
         task({}, run.clock)["loss"].backward()
         optimizer.step()
-        seen.append([parameter.item() for parameter in task.parameters()])
-    assert seen == [pytest.approx(pair) for pair in ([1, 0.9], [1, 0.71], [0.929, 0.439], [0.8212, 0.1022])]
+        weights_by_step.append([parameter.item() for parameter in task.parameters()])
+    assert weights_by_step == [pytest.approx(pair) for pair in ([1, 0.9], [1, 0.71], [0.929, 0.439], [0.8212, 0.1022])]
 
 
 class Normed(Task):
@@ -104,20 +104,20 @@ def test_frozen_modules_can_stay_in_training_mode() -> None:
     assert task.body[1].training and not task.body[0].weight.requires_grad
 
 
-def test_the_time_includes_that_before_a_resume(tmp_path: Path) -> None:
+def test_frozen_time_before_a_resume_counts(tmp_path: Path) -> None:
     def setup(folder: Path) -> Setup:
         freeze = Freeze(pattern="bias", until=Duration(6, "it"))
         return Setup(folder, length="10it", save="4it", user={"freeze": freeze})
 
-    whole = setup(tmp_path / "whole").trainer()
-    whole.run()
+    reference = setup(tmp_path / "whole").trainer()
+    reference.run()
     stop = iter([None] * 5 + ["now"] * 50)
-    first = setup(tmp_path / "parts")
-    first.interrupted = lambda: next(stop)
-    first.trainer().run()
-    second = setup(tmp_path / "parts").trainer(resume=True)
-    second.run()
-    assert same_tensors(weights(whole), weights(second))
+    interrupted = setup(tmp_path / "parts")
+    interrupted.interrupted = lambda: next(stop)
+    interrupted.trainer().run()
+    resumed = setup(tmp_path / "parts").trainer(resume=True)
+    resumed.run()
+    assert same_tensors(weights(reference), weights(resumed))
 
 
 @pytest.mark.parametrize(
@@ -166,25 +166,25 @@ def test_population_statistics() -> None:
 
 def test_each_view_is_measured() -> None:
     task = ScalarNorm()
-    first, second = (batch["image"] for batch in batches_of([1, 3], [2, 4, 6, 8]))
-    set_statistics(task, {"norm": task.norm}, [{"views": (first, second), "id": ["a", "b"]}])
+    view, other_view = (batch["image"] for batch in batches_of([1, 3], [2, 4, 6, 8]))
+    set_statistics(task, {"norm": task.norm}, [{"views": (view, other_view), "id": ["a", "b"]}])
     assert task.norm.running_mean is not None and task.norm.running_mean.item() == 4.0
 
 
 def test_only_norms_in_training_mode_are_measured() -> None:
-    asked = []
+    requests = []
 
     def batches(name: str, count: int) -> list[Batch]:
-        asked.append((name, count))
+        requests.append((name, count))
         return batches_of([1, 3])
 
     task = ScalarNorm()
     task.norm.eval()
     PreciseBN(batches=2).act(make_run(task, models=[task], batches=batches))
-    assert not asked
+    assert not requests
     task.norm.train()
     PreciseBN(batches=2, data="val").act(make_run(task, models=[task, ScalarNorm()], batches=batches))
-    assert asked == [("val", 2), ("val", 2)]
+    assert requests == [("val", 2), ("val", 2)]
 
 
 def test_images_are_measured_by_channel() -> None:
@@ -241,23 +241,23 @@ def test_early_stopping_by_a_score_of_a_task() -> None:
 
 
 def test_early_stopping_continues_from_its_state() -> None:
-    first = EarlyStopping(metric="val/x", patience=3)
-    assert ended_at(first, [0.5, 0.4, 0.4]) is None
-    second = EarlyStopping(metric="val/x", patience=3)
-    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
-    assert ended_at(second, [0.4]) == 1
+    hook = EarlyStopping(metric="val/x", patience=3)
+    assert ended_at(hook, [0.5, 0.4, 0.4]) is None
+    resumed = EarlyStopping(metric="val/x", patience=3)
+    resumed.load_state_dict(json.loads(json.dumps(hook.state_dict())))
+    assert ended_at(resumed, [0.4]) == 1
     run = make_run()
-    second.start(run)
+    resumed.start(run)
     assert run.stop is not None, "an ended run does not begin again"
 
 
 def test_a_run_that_is_stopped_early_is_done(tmp_path: Path) -> None:
-    hook = EarlyStopping(metric="val/top1", patience=1, min_delta=1.0)  # the second evaluation cannot be so much better
+    hook = EarlyStopping(metric="val/top1", patience=1, min_delta=1.0)  # no score improves by 1
     trainer = Setup(tmp_path, length="20ep", evaluate="1ep", user={"early": hook}).trainer()
     assert trainer.run().keys() >= {"val/top1"}
     assert trainer.stopped is None and lines(tmp_path)[-1]["step"] == 8
-    again = Setup(tmp_path, length="20ep", evaluate="1ep", user={"early": hook}).trainer(resume=True)
-    again.run()
+    resumed = Setup(tmp_path, length="20ep", evaluate="1ep", user={"early": hook}).trainer(resume=True)
+    resumed.run()
     assert lines(tmp_path)[-1]["step"] == 8
 
 
@@ -270,12 +270,12 @@ def test_a_missing_score_is_an_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "fits"),
+    ("score", "fits"),
     [(38.31, True), (38.3, True), (38.29, False), (38.7, True), (38.71, False), (math.nan, False), (math.inf, False)],
 )
-def test_tolerances(found: float, fits: bool) -> None:
+def test_tolerances(score: float, fits: bool) -> None:
     """The edge is within the tolerance, also for 38.7 - 38.5, which is a little more than 0.2 in binary."""
-    assert (not differences({"AP": found}, {"AP": (38.5, 0.2)})) is fits
+    assert (not differences({"AP": score}, {"AP": (38.5, 0.2)})) is fits
 
 
 def test_missing_scores_are_an_error_when_the_run_is_done() -> None:

@@ -71,12 +71,12 @@ batch = {
 }
 for detector in detectors:
     task = Detection(dataset_info, backbone=partial(timm, model="test_convnext"), detector=detector)
-    losses_of, seen = task.detector.losses, []
-    task.detector.losses = lambda maps, shape, sizes, targets: seen.extend([*maps, targets[0].boxes]) or losses_of(
+    compute, inputs = task.detector.losses, []
+    task.detector.losses = lambda maps, shape, sizes, targets: inputs.extend([*maps, targets[0].boxes]) or compute(
         maps, shape, sizes, targets
     )
     losses = fsdp([task], torch.device("cpu"), param_dtype="bf16")(batch, Clock())
-    *maps, boxes = seen
+    *maps, boxes = inputs
     assert {feature_map.dtype for feature_map in maps} == {torch.bfloat16} and torch.equal(boxes, batch["boxes"][0])
     sum(value for name, value in losses.items() if "loss" in name).backward()
     assert all(param.grad is not None for param in task.parameters())

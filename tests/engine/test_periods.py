@@ -46,20 +46,20 @@ def test_due(steps_per_epoch: int, total: int, period: str, expected: list[int])
 
 
 @given(st.integers(1, 400), st.integers(1, 60), st.integers(1, 400))
-def test_steps_at_every_multiple_once(total: int, period: int, steps_per_epoch: int) -> None:
+def test_step_periods_are_due_once_at_each_multiple(total: int, period: int, steps_per_epoch: int) -> None:
     assert due_steps(steps_per_epoch, total, f"{period}it") == sorted({*range(period, total + 1, period), total})
 
 
 @given(st.integers(1, 60), st.integers(1, 300), st.integers(1, 4000))
-def test_epochs_at_every_multiple_once(steps_per_epoch: int, total: int, thousandths: int) -> None:
+def test_epoch_periods_are_due_once_at_each_multiple(steps_per_epoch: int, total: int, thousandths: int) -> None:
     """The number of completed multiples changes at each due step and not in between."""
     period = Fraction(thousandths, 1000)
     assume(period * steps_per_epoch >= 1)
-    found = due_steps(steps_per_epoch, total, f"{thousandths / 1000}ep")
+    due = due_steps(steps_per_epoch, total, f"{thousandths / 1000}ep")
     multiples = [int(Fraction(step, steps_per_epoch) / period) for step in range(total + 1)]
     expected = [step for step in range(1, total + 1) if multiples[step] > multiples[step - 1]]
-    assert all(multiples[after] - multiples[before] == 1 for before, after in pairwise([0, *expected]))
-    assert found == sorted({*expected, total})
+    assert all(multiples[next_step] - multiples[step] == 1 for step, next_step in pairwise([0, *expected]))
+    assert due == sorted({*expected, total})
 
 
 def test_nothing_is_due_before_the_first_step() -> None:

@@ -29,7 +29,7 @@ CLASSES = ("left", "right")
 
 
 class Bars:
-    """Images with a bright half; which half is the class."""
+    """Images with a bright half; the class is its side."""
 
     channels, classes = 1, CLASSES
 
@@ -89,15 +89,15 @@ def make_trainer(folder: Path, source: Source, length: str, seed: int = 0) -> Tr
 def test_train_and_resume(tmp_path: Path) -> None:
     scores = make_trainer(tmp_path, Bars(), "4ep").run()
     assert scores["val/top1"] == scores["val/top5"] == 1.0
-    found = load_latest_checkpoint(tmp_path / "checkpoints")
-    assert found and found[1].step == 32
+    latest = load_latest_checkpoint(tmp_path / "checkpoints")
+    assert latest and latest[1].step == 32
 
     longer = make_trainer(tmp_path, Bars(), "6ep")
-    longer.restore(found[1])
+    longer.restore(latest[1])
     longer.run()
-    again = load_latest_checkpoint(tmp_path / "checkpoints")
-    assert again and again[1].step == 48
-    assert again[1].state["position"] == 0 and again[1].state["epoch"] == 6
+    final = load_latest_checkpoint(tmp_path / "checkpoints")
+    assert final and final[1].step == 48
+    assert final[1].state["position"] == 0 and final[1].state["epoch"] == 6
 
 
 def test_the_run_folder_has_no_config(tmp_path: Path) -> None:

@@ -40,27 +40,27 @@ def test_time_of_the_device_transform() -> None:
 
 
 def test_lookahead() -> None:
-    taken = []
+    read_numbers = []
 
     def items() -> Iterator[int]:
         for number in range(3):
-            taken.append(number)
+            read_numbers.append(number)
             yield number
 
-    seen = [(number, list(taken)) for number in lookahead(items())]
-    assert seen == [(0, [0, 1]), (1, [0, 1, 2]), (2, [0, 1, 2])]
+    states = [(number, list(read_numbers)) for number in lookahead(items())]
+    assert states == [(0, [0, 1]), (1, [0, 1, 2]), (2, [0, 1, 2])]
     assert list(lookahead(iter(()))) == []
 
 
-def test_an_error_ahead_comes_at_its_turn() -> None:
-    found = []
+def test_an_error_in_a_prefetched_batch_is_raised_in_order() -> None:
+    steps = []
     with pytest.raises(ValueError, match="broken"):
         for row, _ in lookahead(Counting().iterate(2)):
-            found.append(row.step)
-    assert found == [2, 3, 4]
+            steps.append(row.step)
+    assert steps == [2, 3, 4]
 
 
-def test_on_the_cpu_batches_are_those_of_the_loader() -> None:
+def test_on_the_cpu_batches_are_passed_through() -> None:
     loader = Counting()
     device_loader: LoaderContract = DeviceLoader(loader, CPU)
     batches = device_loader.iterate(3)
@@ -73,18 +73,18 @@ def test_on_the_cpu_batches_are_those_of_the_loader() -> None:
 
 def test_the_device_transform_gets_the_row() -> None:
     device_loader = DeviceLoader(Counting(), CPU, lambda batch, row: {**batch, "image": batch["image"] * 10 + row.step})
-    found = []
+    rows = []
     with pytest.raises(ValueError, match="broken"):
         for row, batch in device_loader.iterate(1):
-            found.append((row.step, int(batch["image"]), device_loader.seconds))
-    assert found == [(1, 11, 1.0), (2, 22, 2.0), (3, 33, 3.0), (4, 44, 4.0)]
+            rows.append((row.step, int(batch["image"]), device_loader.seconds))
+    assert rows == [(1, 11, 1.0), (2, 22, 2.0), (3, 33, 3.0), (4, 44, 4.0)]
 
 
-def test_prefetched_batches_keep_the_loaded_one() -> None:
-    one = next(iter(prefetch(Counting(), CPU, start=7)))
-    assert isinstance(one, PrefetchedBatch)
-    assert one.row.step == 7
-    assert one.batch is one.loaded
+def test_prefetched_batches_keep_the_loaded_batch() -> None:
+    prefetched = next(iter(prefetch(Counting(), CPU, start=7)))
+    assert isinstance(prefetched, PrefetchedBatch)
+    assert prefetched.row.step == 7
+    assert prefetched.batch is prefetched.loaded
 
 
 def test_nothing_is_copied_on_the_host() -> None:

@@ -42,7 +42,7 @@ def go(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 
     def save(path: Path, tensors: Any) -> None:
         event.wait()
-        time.sleep(0.05)  # whatever does not wait for the save comes first
+        time.sleep(0.05)  # code that does not wait for the save runs first
         save_tensors(path, tensors)
 
     monkeypatch.setattr(checkpoint, "save_tensors", save)
@@ -66,10 +66,10 @@ def setup(folder: Path, hook: Hook | None = None, save: str = "4it", length: str
 
 def test_training_continues_while_a_checkpoint_is_written(tmp_path: Path, go: threading.Event) -> None:
     """The save of step 4 waits for step 6: if the loop waited for the save, neither would end."""
-    seen: list[list[int]] = []
-    hook = At(6, lambda: (seen.append(steps(tmp_path)), go.set()))
+    checkpoints: list[list[int]] = []
+    hook = At(6, lambda: (checkpoints.append(steps(tmp_path)), go.set()))
     setup(tmp_path, hook).trainer().run()
-    assert seen == [[]]
+    assert checkpoints == [[]]
     assert steps(tmp_path) == [4, 7]
 
 

@@ -65,7 +65,7 @@ def test_a_missing_loss_is_an_error(losses: Any, message: str) -> None:
         (lambda w: [w, 4 * w], 5),
     ],
 )
-def test_only_what_is_trained_has_a_gradient(losses: Any, gradient: float) -> None:
+def test_only_trained_losses_have_a_gradient(losses: Any, gradient: float) -> None:
     weight = torch.ones((), requires_grad=True)
     total_loss(losses(weight))[0].backward()
     assert weight.grad == gradient
@@ -95,10 +95,10 @@ def step_of(task: Task, *, lr: float = 1.0, clip_norm: float | None = None, sche
 
 
 def gradients(step: StandardStep, task: Task) -> list[list[float]]:
-    found: list[list[float]] = []
+    grads: list[list[float]] = []
     step({}, ROW, CLOCK, lambda: None)
-    found.extend(parameter.grad.tolist() for parameter in task.parameters() if parameter.grad is not None)
-    return found
+    grads.extend(parameter.grad.tolist() for parameter in task.parameters() if parameter.grad is not None)
+    return grads
 
 
 def test_clipping_scales_all_gradients_together() -> None:
@@ -127,8 +127,8 @@ def test_other_kinds_of_clipping(keys: dict[str, float], a: list[float], b: list
     """By value and by parameter: detectron2's golden numbers."""
     task = Fixed()
     step = StandardStep(task, torch.optim.SGD(task.parameters(), lr=1.0), {"lr": constant}, StepOptions(0), **keys)
-    found = gradients(step, task)
-    assert found[0] == pytest.approx(a, abs=1e-5) and found[1] == pytest.approx(b, abs=1e-5)
+    grads = gradients(step, task)
+    assert grads[0] == pytest.approx(a, abs=1e-5) and grads[1] == pytest.approx(b, abs=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -151,20 +151,20 @@ def half(clock: Clock) -> float:
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "name", "found"),
+    ("optimizer", "name", "expected"),
     [
         (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), "momentum", {"momentum": 0.45}),
         (lambda p: torch.optim.AdamW(p, lr=0.1, betas=(0.8, 0.99)), "momentum", {"betas": (0.4, 0.99)}),
         (lambda p: torch.optim.AdamW(p, lr=0.1, weight_decay=0.04), "weight_decay", {"weight_decay": 0.02}),
     ],
 )
-def test_other_options_follow_schedules_too(optimizer: Any, name: str, found: dict[str, Any]) -> None:
+def test_other_options_follow_schedules_too(optimizer: Any, name: str, expected: dict[str, Any]) -> None:
     task = Fixed()
     step = StandardStep(task, optimizer(task.parameters()), {"lr": constant, name: half}, StepOptions(0))
     for number in (0, 1):
         step({}, ROW, Clock(step=number, total_steps=10), lambda: None)
     group = step.optimizer.param_groups[0]
-    assert {key: group[key] for key in found} == found and group["lr"] == 0.1
+    assert {key: group[key] for key in expected} == expected and group["lr"] == 0.1
 
 
 def test_a_schedule_of_an_unknown_option_is_an_error() -> None:
@@ -187,10 +187,10 @@ def test_the_norm_before_clipping_is_logged(clip_norm: float | None) -> None:
 
 def test_after_backward_gradients_are_computed_and_not_yet_used() -> None:
     task = Fixed()
-    seen: list[Any] = []
+    calls: list[Any] = []
     step = step_of(task, clip_norm=1.0)
-    step({}, ROW, CLOCK, lambda: seen.append((task.a.grad.tolist(), task.a.tolist())))  # type: ignore[union-attr]
-    assert seen == [([3, 4], [0, 0])]
+    step({}, ROW, CLOCK, lambda: calls.append((task.a.grad.tolist(), task.a.tolist())))  # type: ignore[union-attr]
+    assert calls == [([3, 4], [0, 0])]
     assert task.a.tolist() != [0, 0]
 
 
@@ -226,17 +226,17 @@ def test_random_numbers_of_the_model_depend_on_seed_and_step_alone() -> None:
         torch.manual_seed(1)
         task = Line(dropout=0.5)
         step = StandardStep(task, torch.optim.SGD(task.parameters(), lr=0.0), {"lr": constant}, StepOptions(seed))
-        found = []
+        step_losses = []
         for number in steps:
-            torch.rand(number * 7)  # whoever drew before does not count
+            torch.rand(number * 7)  # earlier draws do not count
             clock = Clock(step=number, total_steps=100)
-            found.append(float(step(sample_batch(ROW), ROW, clock, lambda: None)["loss"]))
-        return found
+            step_losses.append(float(step(sample_batch(ROW), ROW, clock, lambda: None)["loss"]))
+        return step_losses
 
-    first = losses(0, [0, 1, 2, 3])
-    assert len(set(first)) == 4
-    assert losses(0, [3, 1]) == [first[3], first[1]]
-    assert not set(losses(1, [0, 1, 2, 3])) & set(first)
+    seed_losses = losses(0, [0, 1, 2, 3])
+    assert len(set(seed_losses)) == 4
+    assert losses(0, [3, 1]) == [seed_losses[3], seed_losses[1]]
+    assert not set(losses(1, [0, 1, 2, 3])) & set(seed_losses)
 
 
 # --- the host never waits for the device ------------------------------------------------------------------------------

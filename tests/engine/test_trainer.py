@@ -24,7 +24,7 @@ KEYS = ["user", "metrics_log", "save", "evaluate", "save_best"]
 
 
 def moments(events: list[Event], key: str = "user") -> list[str]:
-    return [f"{moment} {kind or ''}{step}" for moment, found, kind, step in events if found == key]
+    return [f"{moment} {kind or ''}{step}" for moment, hook_key, kind, step in events if hook_key == key]
 
 
 def step(number: int) -> list[str]:
@@ -75,31 +75,31 @@ def test_hooks_act_in_the_documented_order_at_every_event(tmp_path: Path) -> Non
 
 
 def test_a_task_s_hooks_act_before_the_user_s() -> None:
-    one = Duration(1, "ep")
+    epoch = Duration(1, "ep")
     hooks = order_hooks(
         task={"task.0": Hook()},
         user={"mine": Hook()},
         metrics_log=LogMetrics(1),
-        save=SaveCheckpoint(one),
-        evaluate=Evaluate(one),
+        save=SaveCheckpoint(epoch),
+        evaluate=Evaluate(epoch),
         save_best=None,
     )
     assert list(hooks) == ["task.0", "mine", "metrics_log", "save", "evaluate"]
 
 
 def test_the_clock_and_the_scores_that_hooks_see(tmp_path: Path) -> None:
-    seen: list[tuple[str, int, float, list[str]]] = []
+    records: list[tuple[str, int, float, list[str]]] = []
 
     class Look(Hook):
         def before_step(self, run: Run, batch: object) -> None:
-            seen.append(("before_step", run.clock.step, run.clock.epochs_done, sorted(run.scores)))
+            records.append(("before_step", run.clock.step, run.clock.epochs_done, sorted(run.scores)))
 
         def after_step(self, run: Run) -> None:
-            seen.append(("after_step", run.clock.samples, run.clock.progress, sorted(run.scores)))
+            records.append(("after_step", run.clock.samples, run.clock.progress, sorted(run.scores)))
 
     Setup(tmp_path, user={"user": Look()}, length="1ep", evaluate="2it").trainer().run()
     scores = ["val/top1", "val/top2"]
-    assert seen == [
+    assert records == [
         *[("before_step", 0, 0.0, []), ("after_step", 2, 0.25, [])],
         *[("before_step", 1, 0.25, []), ("after_step", 4, 0.5, [])],
         *[("before_step", 2, 0.5, scores), ("after_step", 6, 0.75, scores)],
@@ -146,7 +146,7 @@ def test_finish_receives_the_outcome(tmp_path: Path) -> None:
     assert how == ["done", "stopped"]
 
 
-def test_every_hook_finishes_whatever_those_before_it_did(tmp_path: Path) -> None:
+def test_every_hook_finishes_also_after_an_error_in_another_hook(tmp_path: Path) -> None:
     finished: list[str] = []
 
     class Broken(Hook):
@@ -161,17 +161,17 @@ def test_every_hook_finishes_whatever_those_before_it_did(tmp_path: Path) -> Non
     with pytest.raises(RuntimeError, match=r"^a$"):
         trainer.run()
     assert finished == ["a", "b"]
-    assert trainer._run.metrics_log._file is None, "closed by the hook behind them"
+    assert trainer._run.metrics_log._file is None, "closed by a later hook"
 
 
 @pytest.mark.parametrize("key", ["metrics_log", "save", "evaluate", "save_best", "journal", "best", "task.0"])
 def test_a_hook_of_the_user_with_the_key_of_another_is_refused(key: str) -> None:
-    one = Duration(1, "ep")
+    epoch = Duration(1, "ep")
     hooks = {
         "task": {"task.0": Hook()},
         "metrics_log": LogMetrics(1),
-        "save": SaveCheckpoint(one),
-        "evaluate": Evaluate(one),
+        "save": SaveCheckpoint(epoch),
+        "evaluate": Evaluate(epoch),
         "save_best": None,
     }
     with pytest.raises(ValueError, match=f"'{key}' is the key of a built-in hook; choose another, such as my_{key}"):
@@ -215,8 +215,8 @@ class EvaluatesItself(Hook):
 
 
 VARIANTS = {
-    "all at different times": {},
-    "all at once": {"save": "2it", "evaluate": "2it", "log_every": 2},
+    "different periods": {},
+    "equal periods": {"save": "2it", "evaluate": "2it", "log_every": 2},
     "by epochs": {"save": "1ep", "evaluate": "0.5ep", "log_every": 100},
     "one checkpoint is kept": {"keep": 1, "save": "1it", "evaluate": "1it"},
     "every sample is logged": {"log_samples": True},
@@ -233,7 +233,7 @@ def variant(request: pytest.FixtureRequest) -> dict[str, object]:
 
 def test_every_checkpoint_leads_to_the_same_result(tmp_path: Path, variant: dict[str, object]) -> None:
     """A resumed run completes the event in which the checkpoint was saved, then the run, and repeats nothing."""
-    whole, trainer = undisturbed(tmp_path, **variant)
+    reference, reference_trainer = undisturbed(tmp_path, **variant)
     saved = list_checkpoints(tmp_path / "undisturbed" / "checkpoints")
     assert len(saved) >= 3
     for path in saved:
@@ -243,12 +243,12 @@ def test_every_checkpoint_leads_to_the_same_result(tmp_path: Path, variant: dict
         (setup.folder / "metrics.jsonl").write_bytes((tmp_path / "undisturbed" / "metrics.jsonl").read_bytes())
         resumed = setup.trainer()
         resumed.restore(snapshot)
-        assert resumed.run() == trainer._run.scores
-        assert lines(setup.folder) == lines(whole.folder)
-        assert same_tensors(weights(resumed), weights(trainer))
+        assert resumed.run() == reference_trainer._run.scores
+        assert lines(setup.folder) == lines(reference.folder)
+        assert same_tensors(weights(resumed), weights(reference_trainer))
         moment, key = snapshot.state["due"]
-        place = whole.events.index((moment, key, "train" if moment == "after_phase" else None, snapshot.step))
-        assert rest(setup.events) == rest(whole.events[place + 1 :])
+        place = reference.events.index((moment, key, "train" if moment == "after_phase" else None, snapshot.step))
+        assert rest(setup.events) == rest(reference.events[place + 1 :])
 
 
 def stop_at(turn: int) -> Callable[[], str | None]:
@@ -263,28 +263,28 @@ def stop_at(turn: int) -> Callable[[], str | None]:
 
 @pytest.mark.parametrize("apart", [pytest.param(1, marks=pytest.mark.slow), 7])
 def test_stopped_at_every_point_and_resumed(tmp_path: Path, variant: dict[str, object], apart: int) -> None:
-    whole, trainer = undisturbed(tmp_path, **variant)
+    reference, reference_trainer = undisturbed(tmp_path, **variant)
     stopped = True
     turn = 0
     while stopped:
         setup = Setup(tmp_path / f"stopped-{turn}", interrupted=stop_at(turn), **variant)  # type: ignore[arg-type]
-        first = setup.trainer()
-        first.run()
-        stopped = first.stopped == "SIGTERM"
+        interrupted = setup.trainer()
+        interrupted.run()
+        stopped = interrupted.stopped == "SIGTERM"
         if stopped:
-            assert load_latest_checkpoint(setup.folder / "checkpoints") is not None or first._run.clock.step == 0
+            assert load_latest_checkpoint(setup.folder / "checkpoints") is not None or interrupted._run.clock.step == 0
         setup.interrupted = lambda: None
-        second = setup.trainer(resume=True)
-        second.run()
-        assert same_tensors(weights(second), weights(trainer)), turn
-        assert lines(setup.folder) == lines(whole.folder), turn
-        assert read_pointer(setup.folder / "checkpoints", "best") == same_name(whole, setup), turn
+        resumed = setup.trainer(resume=True)
+        resumed.run()
+        assert same_tensors(weights(resumed), weights(reference_trainer)), turn
+        assert lines(setup.folder) == lines(reference.folder), turn
+        assert read_pointer(setup.folder / "checkpoints", "best") == same_name(reference, setup), turn
         turn += apart
     assert turn > 20
 
 
-def same_name(whole: Setup, setup: Setup) -> Path | None:
-    path = read_pointer(whole.folder / "checkpoints", "best")
+def same_name(reference: Setup, setup: Setup) -> Path | None:
+    path = read_pointer(reference.folder / "checkpoints", "best")
     return path and setup.folder / "checkpoints" / path.name
 
 
@@ -308,20 +308,20 @@ class CrashAt(list[Event]):
 def test_crashed_at_every_event_of_every_hook_and_resumed(
     tmp_path: Path, variant: dict[str, object], apart: int
 ) -> None:
-    whole, trainer = undisturbed(tmp_path, **variant)
-    for length in range(1, len(whole.events) + 1, apart):
+    reference, reference_trainer = undisturbed(tmp_path, **variant)
+    for length in range(1, len(reference.events) + 1, apart):
         setup = Setup(tmp_path / f"crashed-{length}", events=CrashAt(length), **variant)  # type: ignore[arg-type]
         try:
             setup.trainer().run()
         except Crash:
             setup.events = []
-            found = load_latest_checkpoint(setup.folder / "checkpoints")
-            if found is None:
+            latest = load_latest_checkpoint(setup.folder / "checkpoints")
+            if latest is None:
                 (setup.folder / "metrics.jsonl").unlink()
-            second = setup.trainer(resume=True)
-            second.run()
-            assert same_tensors(weights(second), weights(trainer)), length
-            assert lines(setup.folder) == lines(whole.folder), length
+            resumed = setup.trainer(resume=True)
+            resumed.run()
+            assert same_tensors(weights(resumed), weights(reference_trainer)), length
+            assert lines(setup.folder) == lines(reference.folder), length
 
 
 # --- resuming with other parts ----------------------------------------------------------------------------------------
@@ -336,41 +336,44 @@ def test_the_error_for_another_model_names_its_tensors(tmp_path: Path) -> None:
             self.layer = nn.Linear(5, 3)
 
     trainer = Setup(tmp_path, task=Other, length="20it").trainer()
-    found = load_latest_checkpoint(tmp_path / "checkpoints")
-    assert found
+    latest = load_latest_checkpoint(tmp_path / "checkpoints")
+    assert latest
     with pytest.raises(WeightsMismatch, match=r"size mismatch for layer.weight"):
-        trainer.restore(found[1])
+        trainer.restore(latest[1])
     trainer._run.metrics_log.close()
 
 
 def test_scores_that_are_no_longer_evaluated_are_not_restored(tmp_path: Path) -> None:
-    """As those of EMA weights, when a run is resumed without EMA."""
+    """Example: scores of EMA weights after a resume without EMA."""
     setup = Setup(tmp_path, sets=(validation("val_ema", 4, 2), validation()))
     assert "val_ema/top1" in setup.trainer().run()
-    found = load_latest_checkpoint(setup.folder / "checkpoints")
-    assert found
+    latest = load_latest_checkpoint(setup.folder / "checkpoints")
+    assert latest
     trainer = Setup(tmp_path, length="20it").trainer()
     trainer._run.available_scores = {"val/top1": "max", "val/top2": "max"}
-    trainer.restore(found[1])
+    trainer.restore(latest[1])
     assert sorted(trainer.run()) == ["val/top1", "val/top2"]
 
 
-@pytest.mark.parametrize("now", [torch.optim.AdamW, torch.optim.SGD])
+@pytest.mark.parametrize("new_optimizer", [torch.optim.AdamW, torch.optim.SGD])
 def test_another_optimizer_starts_without_state_and_that_is_logged(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, now: type[torch.optim.Optimizer]
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, new_optimizer: type[torch.optim.Optimizer]
 ) -> None:
-    before = torch.optim.SGD if now is torch.optim.AdamW else torch.optim.AdamW
-    Setup(tmp_path, optimizer=before).trainer().run()
-    trainer = Setup(tmp_path, optimizer=now, length="20it").trainer(resume=True)
-    assert f"the optimizer was {before.__name__} and is {now.__name__} now: it starts without state" in caplog.text
+    old_optimizer = torch.optim.SGD if new_optimizer is torch.optim.AdamW else torch.optim.AdamW
+    Setup(tmp_path, optimizer=old_optimizer).trainer().run()
+    trainer = Setup(tmp_path, optimizer=new_optimizer, length="20it").trainer(resume=True)
+    assert (
+        f"the optimizer was {old_optimizer.__name__} and is {new_optimizer.__name__} now: it starts without state"
+        in caplog.text
+    )
     assert trainer.step.optimizer.state_dict()["state"] == {}
     trainer.run()
 
 
-def test_options_of_the_optimizer_are_those_of_the_config(tmp_path: Path) -> None:
+def test_options_of_the_optimizer_come_from_the_config(tmp_path: Path) -> None:
     Setup(tmp_path).trainer().run()
-    other = partial(torch.optim.AdamW, weight_decay=0.5, betas=(0.5, 0.6))
-    trainer = Setup(tmp_path, optimizer=other, length="20it").trainer(resume=True)
+    optimizer = partial(torch.optim.AdamW, weight_decay=0.5, betas=(0.5, 0.6))
+    trainer = Setup(tmp_path, optimizer=optimizer, length="20it").trainer(resume=True)
     (group,) = trainer.step.optimizer.param_groups
     assert (group["lr"], group["weight_decay"], group["betas"]) == (0.05, 0.5, (0.5, 0.6))
     trainer.run()
@@ -378,25 +381,25 @@ def test_options_of_the_optimizer_are_those_of_the_config(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("more", [0, *(pytest.param(more, marks=pytest.mark.slow) for more in (1, 5)), 2])
 def test_the_length_is_changed(tmp_path: Path, more: int) -> None:
-    """Stopped at every point and resumed with another length, which may be over at once: each end is evaluated."""
+    """Stopped at every point and resumed with another length, which may be reached already; the end is evaluated."""
     steps = set()
     for turn in range(1, 40, 2):
         folder = tmp_path / str(turn)
-        first = Setup(folder, length="10it", interrupted=stop_at(turn)).trainer()
-        first.run()
-        found = load_latest_checkpoint(folder / "checkpoints")
-        assert found
-        done = found[1].step
+        interrupted = Setup(folder, length="10it", interrupted=stop_at(turn)).trainer()
+        interrupted.run()
+        latest = load_latest_checkpoint(folder / "checkpoints")
+        assert latest
+        done = latest[1].step
         steps.add(done)
         setup = Setup(folder, length=f"{done + more}it")
         trainer = setup.trainer(resume=True)
         scores = trainer.run()
-        whole = Setup(tmp_path / f"{turn}-whole", length=f"{done + more}it")
-        expected = whole.trainer()
-        assert scores == expected.run()
-        assert same_tensors(weights(trainer), weights(expected))
+        reference = Setup(tmp_path / f"{turn}-whole", length=f"{done + more}it")
+        reference_trainer = reference.trainer()
+        assert scores == reference_trainer.run()
+        assert same_tensors(weights(trainer), weights(reference_trainer))
         evaluated = [line["step"] for line in lines(setup.folder) if "val/top1" in line]
-        if not more and done < 10:  # evaluated on its way, perhaps, and now as the end
+        if not more and done < 10:  # this step may have been evaluated before it became the last one
             evaluated = sorted(set(evaluated))
         assert evaluated == sorted({*range(3, done + more + 1, 3), done + more} | ({10} & {done}))
         assert read_pointer(folder / "checkpoints", "last") == folder / "checkpoints" / f"step-{done + more:08d}"

@@ -21,16 +21,16 @@ LINE = {
 }
 
 
-def train(first: int = 0) -> None:
-    """The events of a run of 40 steps of a second each, whose 20th writes a line, and an evaluation."""
+def train(start_step: int = 0) -> None:
+    """Run the events of 40 steps of 1 s each; step 20 writes a line and is evaluated."""
     progress._INTERVAL = 0.0
     now = [0.0]
     eta = Eta(torch.device("cpu"), {"val": Duration(20, "it")}, lambda: now[0])
     bar = TrainingBar(eta)
     log: Any = SimpleNamespace(newest=None)
-    run: Any = SimpleNamespace(clock=Clock(step=first, total_steps=40, steps_per_epoch=10), metrics_log=log)
+    run: Any = SimpleNamespace(clock=Clock(step=start_step, total_steps=40, steps_per_epoch=10), metrics_log=log)
     bar.start(run)
-    for step in range(first + 1, 41):
+    for step in range(start_step + 1, 41):
         now[0] += 1.0
         run.clock = Clock(step=step, total_steps=40, steps_per_epoch=10)
         log.newest = LINE if step == 20 else log.newest
@@ -50,14 +50,14 @@ def frame(frames: list[str], step: int) -> str:
 
 @pytest.mark.parametrize(("columns", "rows"), SIZES)
 def test_the_bar_of_a_run(columns: int, rows: int) -> None:
-    shown = on_terminal(train, columns, rows)
-    assert shown.status == 0 and all(len(line) <= columns for line in shown.lines)
-    frames = [re.sub("━+", "━", line) for line in shown.bars]
+    output = on_terminal(train, columns, rows)
+    assert output.status == 0 and all(len(line) <= columns for line in output.lines)
+    frames = [re.sub("━+", "━", line) for line in output.bars]
     assert frame(frames, 0) == "train ━ 0/40  0%  ETA ?", "before the first step"
     assert re.fullmatch(r"train ━ 10/40  25%  ETA 0:30  \S+ it/s", frame(frames, 10)), "no value before the first line"
     assert frame(frames, 20).startswith("train ━ 20/40  50%  ETA 0:20  640 samples/s  loss 1.25  lr 0.01")
     assert ("loss_box_regression 0.51" in frame(frames, 20)) == (columns == 120)
-    assert "..." not in shown.text and "…" not in shown.text
+    assert "..." not in output.text and "…" not in output.text
     # The evaluation took 100 s; another one is to come.
     assert "ETA 1:59" in frame(frames, 21) and "loss 1.25" in frame(frames, 21)
 

@@ -1,4 +1,4 @@
-"""The copy of a run folder in remote storage: complete checkpoints only, nothing sent twice, as many as on the disk."""
+"""The copy of a run folder in remote storage: only complete checkpoints, nothing sent twice, as many as on the disk."""
 
 import shutil
 from pathlib import Path
@@ -52,7 +52,7 @@ class Run:
         return Upload(self.folder, f"file://{self.remote}", keep)
 
     def complete(self) -> list[int]:
-        """Steps of the checkpoints that are complete in storage; each is read."""
+        """Read the checkpoints that are complete in storage; return their steps."""
         paths = sorted((self.remote / "checkpoints").glob("step-*/state.json"))
         return [read_checkpoint(path.parent).step for path in paths]
 
@@ -65,27 +65,27 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     return Run(tmp_path, monkeypatch)
 
 
-def test_a_checkpoint_is_complete_at_last_and_the_newest_comes_first(run: Run) -> None:
+def test_all_checkpoints_are_complete_and_the_newest_is_sent_first(run: Run) -> None:
     run.save(5)
     run.save(10)
     run.point("best", 5)
     run.upload().send_all()
-    first, second = ([f"checkpoints/step-{step:08d}/{name}" for name in
+    newest, older = ([f"checkpoints/step-{step:08d}/{name}" for name in
                      ("state.json.part", "model.safetensors", "optimizer.safetensors", "state.json")]
                      for step in (10, 5))  # fmt: skip
-    assert run.sent == ["config.yaml", "metrics.jsonl", *first, *second]
+    assert run.sent == ["config.yaml", "metrics.jsonl", *newest, *older]
     assert run.complete() == [5, 10]
     pointers = [(run.remote / "checkpoints" / name).read_text() for name in ("last", "best")]
     assert pointers == ["step-00000010\n", "step-00000005\n"]
     assert not list(run.remote.rglob("*.part")) and not list((run.folder / "checkpoints").glob(".*"))
 
 
-def test_an_upload_that_ends_anywhere_leaves_whole_checkpoints_and_the_next_continues(run: Run) -> None:
+def test_an_interrupted_upload_leaves_complete_checkpoints_and_the_next_one_continues(run: Run) -> None:
     run.save(5)
     run.upload().send_all()
     run.save(10)
     run.sent.clear()
-    for count in (0, 1, 2, 3, 3, 3):  # each sends the config and the metrics, and then one file more of the checkpoint
+    for count in (0, 1, 2, 3, 3, 3):  # each sends the config and the metrics, then one more file of the checkpoint
         run.allowed = len(run.sent) + count
         with pytest.raises(Interrupted):
             run.upload().send_all()
@@ -104,7 +104,7 @@ def test_files_of_another_checkpoint_of_the_same_step_and_size_are_replaced(run:
     upload.send_all()
     shutil.rmtree(run.path(5))
     run.save(5, value=2.0)
-    run.allowed = len(run.sent) + 2  # what marks it, and its model
+    run.allowed = len(run.sent) + 2  # the file that marks it as incomplete, and its model
     with pytest.raises(Interrupted):
         upload.send_all()
     assert run.complete() == []
@@ -140,7 +140,9 @@ def test_as_many_are_kept_as_on_the_disk(run: Run) -> None:
     assert not (run.remote / "checkpoints" / "best").exists() and not (run.remote / "results.json").exists()
 
 
-def test_a_checkpoint_that_is_deleted_while_it_is_sent_stays_whole(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_that_is_deleted_while_it_is_sent_stays_complete(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run.save(5)
     send = storage.upload
 

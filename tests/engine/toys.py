@@ -43,7 +43,7 @@ RUN = {"seed": 5, "global_batch_size": 8, "facts": {"samples": 40}, "world_size"
 
 
 def run_state(step: int) -> dict[str, Any]:
-    """The state of a checkpoint in which nothing has happened."""
+    """Return the state of a checkpoint without scores, hooks or pending metrics."""
     counters = dict.fromkeys(("samples", "epoch", "total_steps"), step)
     empty: dict[str, Any] = {name: {} for name in ("scores", "hooks", "optimizer", "train_step")}
     journal = {"offset": 0, "pending": []}
@@ -63,12 +63,12 @@ def constant(clock: Clock) -> float:
 
 
 def falling(clock: Clock) -> float:
-    """A different factor at every step, so that a resumed run with the wrong learning rate is detected."""
+    """Return another factor at every step, so that a wrong learning rate after a resume is detected."""
     return 1 / (1 + clock.step)
 
 
 class Line(Task):
-    """A linear classifier of vectors of 4, with dropout, whose random numbers must not depend on earlier steps."""
+    """A linear classifier of 4-vectors, with dropout, whose random numbers must not depend on earlier steps."""
 
     def __init__(self, dropout: float = 0.2) -> None:
         super().__init__()
@@ -223,5 +223,5 @@ def weights(trainer: Trainer) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in trainer.task.state_dict().items()}
 
 
-def same_tensors(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> bool:
-    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+def same_tensors(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)

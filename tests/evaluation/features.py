@@ -1,4 +1,4 @@
-"""Features as a task gives them, seen by an evaluator on any number of processes."""
+"""Features as a task returns them, evaluated on any number of processes."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,43 +9,45 @@ from torch import Tensor
 from opabinia.contracts import Batch, DatasetInfo, Predictions
 
 CLASSES = ("a", "b", "c")
-FACTS = DatasetInfo(samples=60, classes=CLASSES)
+DATASET_INFO = DatasetInfo(samples=60, classes=CLASSES)
 
 
-def around(centres: Tensor, each: int, noise: float, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Vectors around the centre of their class (N x D), and the classes, in turn."""
+def class_clusters(centres: Tensor, each: int, noise: float, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Return vectors around the centre of their class (N x D) and their labels, which cycle through the classes."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(len(centres) * each) % len(centres)
     return centres[labels] + noise * torch.randn(len(labels), centres.shape[1], generator=generator), labels
 
 
 def batches(features: Tensor, labels: Tensor | None, size: int = 7) -> list[tuple[Predictions, Batch]]:
-    """What is said of a data set, batch by batch; the layer ``wide`` gives the same numbers three times as large."""
-    found = []
+    """Return the predictions and batches of a dataset; the features of layer ``wide`` are three times the embedding."""
+    result = []
     for rows in torch.split(torch.arange(len(features)), size):
         batch: Batch = {"id": [str(row) for row in rows.tolist()]}
         if labels is not None:
             batch["label"] = labels[rows]
-        found.append(({"embedding": features[rows], "layers/wide": 3 * features[rows]}, batch))
-    return found
+        result.append(({"embedding": features[rows], "layers/wide": 3 * features[rows]}, batch))
+    return result
 
 
-def states(make: Any, known: Sequence[Any], asked: Sequence[Any], processes: int = 1) -> list[Any]:
-    """What that many processes have seen, which take batches in turn."""
-    found = []
+def states(make: Any, train: Sequence[Any], queries: Sequence[Any], processes: int = 1) -> list[Any]:
+    """Return the states of evaluators on that many processes, which take batches in turn."""
+    result = []
     for rank in range(processes):
         evaluator = make()
-        for seen in known[rank::processes] if hasattr(evaluator, "learn") else ():
-            evaluator.learn(*seen)
-        for seen in asked[rank::processes]:
-            evaluator.update(*seen)
-        found.append(evaluator.state())
-    return found
+        for batch in train[rank::processes] if hasattr(evaluator, "learn") else ():
+            evaluator.learn(*batch)
+        for batch in queries[rank::processes]:
+            evaluator.update(*batch)
+        result.append(evaluator.state())
+    return result
 
 
-def scored(make: Any, known: Sequence[Any], asked: Sequence[Any], processes: int = 1) -> tuple[dict[str, float], Any]:
-    """Scores and tables."""
-    seen = states(make, known, asked, processes)
+def evaluate_batches(
+    make: Any, train: Sequence[Any], queries: Sequence[Any], processes: int = 1
+) -> tuple[dict[str, float], Any]:
+    """Return scores and tables."""
+    rank_states = states(make, train, queries, processes)
     evaluator = make()
-    scores = evaluator.compute(seen)
-    return scores, getattr(evaluator, "details", lambda states: {})(seen)
+    scores = evaluator.compute(rank_states)
+    return scores, getattr(evaluator, "details", lambda states: {})(rank_states)

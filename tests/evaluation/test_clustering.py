@@ -1,4 +1,4 @@
-"""Groups of embeddings, and how far they are the classes."""
+"""Clustering of embeddings, and agreement of clusters and classes."""
 
 import numpy as np
 import pytest
@@ -6,44 +6,46 @@ import torch
 
 from opabinia.contracts import DataMismatch, DatasetInfo
 from opabinia.evaluation.representation.clustering import Clustering, contingency, matched_accuracy, purity
-from tests.evaluation.features import FACTS, around, batches, scored
+from tests.evaluation.features import DATASET_INFO, batches, class_clusters, evaluate_batches
 
-APART = batches(*around(torch.eye(3, 6), 10, 0.05))
+SEPARATED = batches(*class_clusters(torch.eye(3, 6), 10, 0.05))
 
 
-def test_groups_that_are_the_classes() -> None:
-    scores, details = scored(lambda: Clustering(FACTS), [], APART)
+def test_separated_classes_are_recovered() -> None:
+    scores, details = evaluate_batches(lambda: Clustering(DATASET_INFO), [], SEPARATED)
     assert scores == {"nmi": pytest.approx(1), "ari": 1.0, "purity": 1.0, "matched": 1.0}
     assert {tuple(row["classes"].items()) for row in details["clusters"]} == {(("a", 10),), (("b", 10),), (("c", 10),)}
 
 
-def test_more_groups_than_classes_are_pure_and_not_matched() -> None:
-    scores, details = scored(lambda: Clustering(FACTS, k=6), [], APART)
+def test_more_clusters_than_classes_are_pure_but_not_matched() -> None:
+    scores, details = evaluate_batches(lambda: Clustering(DATASET_INFO, k=6), [], SEPARATED)
     assert scores["purity"] == 1.0
     assert scores["matched"] < 1 and scores["nmi"] < 1
     sizes = [row["samples"] for row in details["clusters"]]
     assert len(sizes) == 6 and sum(sizes) == 30 and sizes == sorted(sizes, reverse=True)
 
 
-def test_embeddings_without_classes_in_them_are_chance() -> None:
-    drawn = torch.randn(300, 6, generator=torch.Generator().manual_seed(0))
-    scores, _ = scored(lambda: Clustering(FACTS), [], batches(drawn, torch.arange(300) % 3))
+def test_random_embeddings_score_at_chance() -> None:
+    embeddings = torch.randn(300, 6, generator=torch.Generator().manual_seed(0))
+    scores, _ = evaluate_batches(lambda: Clustering(DATASET_INFO), [], batches(embeddings, torch.arange(300) % 3))
     assert abs(scores["ari"]) < 0.05 and scores["nmi"] < 0.05
     assert 1 / 3 <= scores["matched"] <= scores["purity"] < 0.45
 
 
-def test_the_same_digits_on_any_number_of_processes() -> None:
-    noisy = batches(*around(torch.eye(3, 6), 10, 0.8))
-    assert scored(lambda: Clustering(FACTS), [], noisy, 3) == scored(lambda: Clustering(FACTS), [], noisy)
+def test_any_number_of_processes_gives_the_same_digits() -> None:
+    noisy = batches(*class_clusters(torch.eye(3, 6), 10, 0.8))
+    assert evaluate_batches(lambda: Clustering(DATASET_INFO), [], noisy, 3) == evaluate_batches(
+        lambda: Clustering(DATASET_INFO), [], noisy
+    )
 
 
-def test_cosine_or_distance() -> None:
-    """Two directions, and lengths that lie further apart than they do."""
+def test_normalization_clusters_by_direction() -> None:
+    """Features of two directions differ more in length than in direction."""
     features = torch.tensor([[1.0, 0.0], [10.0, 0.0], [0.0, 1.0], [0.0, 10.0]]) * torch.ones(5, 1, 1)
-    seen = batches(features.flatten(0, 1), torch.tensor([0, 0, 1, 1]).repeat(5))
+    data = batches(features.flatten(0, 1), torch.tensor([0, 0, 1, 1]).repeat(5))
     dataset_info = DatasetInfo(samples=20, classes=("a", "b"))
-    assert scored(lambda: Clustering(dataset_info), [], seen)[0]["matched"] == 1
-    assert scored(lambda: Clustering(dataset_info, normalize=False), [], seen)[0]["matched"] == 0.75
+    assert evaluate_batches(lambda: Clustering(dataset_info), [], data)[0]["matched"] == 1
+    assert evaluate_batches(lambda: Clustering(dataset_info, normalize=False), [], data)[0]["matched"] == 0.75
 
 
 def test_tables_by_hand() -> None:
@@ -56,7 +58,7 @@ def test_tables_by_hand() -> None:
 
 def test_fewer_samples_than_clusters_are_reported() -> None:
     with pytest.raises(DataMismatch, match="30 samples are fewer than 31 clusters; lower k"):
-        scored(lambda: Clustering(FACTS, k=31), [], APART)
+        evaluate_batches(lambda: Clustering(DATASET_INFO, k=31), [], SEPARATED)
 
 
 def test_data_without_classes_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""COCO's numbers are pycocotools' numbers, on any number of processes."""
+"""COCO scores equal those of pycocotools, on any number of processes."""
 
 import gzip
 import json
@@ -15,7 +15,16 @@ from hypothesis import strategies as st
 
 from opabinia.contracts import DataMismatch, DatasetInfo, GroundTruth
 from opabinia.evaluation.detection.coco import PREFIXES, Coco, ProposalRecall, evaluate_files
-from tests.evaluation.scenes import FACTS, HEIGHT, WIDTH, Scene, coco_file, pycocotools, scene, seen
+from tests.evaluation.scenes import (
+    DATASET_INFO,
+    HEIGHT,
+    WIDTH,
+    Scene,
+    coco_file,
+    make_scene,
+    pycocotools_scores,
+    state_after,
+)
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "detection" / "coco"
 EXPECTED: dict[str, Any] = json.loads((GOLDEN / "expected.json").read_text())
@@ -32,22 +41,22 @@ def golden(name: str) -> Any:
 @pytest.mark.parametrize("name", ["val2014_100/bbox", "val2014_100/segm", "fce_keypoints"])
 def test_published_scores(name: str) -> None:
     case = EXPECTED[name]
-    found = evaluate_files(golden(case["gt"]), golden(case["dt"]), case["iou_type"])
-    assert found == pytest.approx(case["stats"], **close)
+    scores = evaluate_files(golden(case["gt"]), golden(case["dt"]), case["iou_type"])
+    assert scores == pytest.approx(case["stats"], **close)
 
 
 def test_published_scores_of_data_with_ignored_boxes() -> None:
     case = EXPECTED["fce_ignore"]
-    results = [one for one in golden(case["dt"]) if one["score"] >= case["min_score"]]
+    results = [result for result in golden(case["dt"]) if result["score"] >= case["min_score"]]
     names = {"AP_all": "AP", "AP_50": "AP50", "AP_75": "AP75", "AP_medium": "APm", "AR_medium": "ARm"}
     names |= {"AR_all": "AR1", "AR_second": "AR10", "AR_third": "AR100"}
     expected = {short: case["stats"][name] for name, short in names.items()}
     assert evaluate_files(golden(case["gt"]), results, "bbox") == pytest.approx(expected, **close)
 
 
-def test_the_toy_by_hand() -> None:
-    """A medium object found with an overlap of 0.82, a small one found exactly, and between them a false small one:
-    detectron2's [63.4983, 83.4983, 83.4983, 50, 70, nothing, 35, 85, 85, 100, 70, nothing]."""
+def test_two_objects_by_hand() -> None:
+    """A medium object detected with an IoU of 0.82, a small one detected exactly, and a false positive scored between:
+    detectron2's [63.4983, 83.4983, 83.4983, 50, 70, nan, 35, 85, 85, 100, 70, nan]."""
     boxes = [[10, 10, 50, 50], [100, 100, 20, 20]]
     ground_truth = {
         "images": [{"id": 1, "height": 300, "width": 300}],
@@ -57,24 +66,24 @@ def test_the_toy_by_hand() -> None:
             for n, box in enumerate(boxes, 1)
         ],
     }
-    found = [([10, 10, 50, 41], 0.9), ([200, 200, 20, 20], 0.8), ([100, 100, 20, 20], 0.7)]
-    results = [{"image_id": 1, "category_id": 1, "bbox": box, "score": score} for box, score in found]
+    detections = [([10, 10, 50, 41], 0.9), ([200, 200, 20, 20], 0.8), ([100, 100, 20, 20], 0.7)]
+    results = [{"image_id": 1, "category_id": 1, "bbox": box, "score": score} for box, score in detections]
     expected = {"AP": (7 * (51 + 50 * 2 / 3) + 3 * (51 / 3)) / 1010, "AP50": 0.834983, "AP75": 0.834983}
     expected |= {"APs": 0.5, "APm": 0.7, "AR1": 0.35, "AR10": 0.85, "AR100": 0.85, "ARs": 1.0, "ARm": 0.7}
     assert evaluate_files(ground_truth, results) == pytest.approx(expected, abs=1e-6)
 
 
-def test_files_are_read_and_lists_left_alone(tmp_path: Path) -> None:
+def test_files_are_read_and_lists_are_not_modified(tmp_path: Path) -> None:
     case = EXPECTED["fce_ignore"]
     ground_truth, results = golden(case["gt"]), golden(case["dt"])
-    found = evaluate_files(ground_truth, results)
+    scores = evaluate_files(ground_truth, results)
     assert (ground_truth, results) == (golden(case["gt"]), golden(case["dt"]))
     for name, content in (("ground_truth", ground_truth), ("results", results)):
         (tmp_path / name).write_text(json.dumps(content))
-    assert evaluate_files(tmp_path / "ground_truth", str(tmp_path / "results")) == found
+    assert evaluate_files(tmp_path / "ground_truth", str(tmp_path / "results")) == scores
 
 
-def test_ids_may_be_text(tmp_path: Path) -> None:
+def test_ids_may_be_strings(tmp_path: Path) -> None:
     case = EXPECTED["val2014_100/bbox"]
     ground_truth, results = golden(case["gt"]), golden(case["dt"])
     for rows, keys in (
@@ -90,20 +99,20 @@ def test_ids_may_be_text(tmp_path: Path) -> None:
 
 
 def test_objects_without_an_area_have_no_size() -> None:
-    ground_truth = coco_file([scene(1, np.random.default_rng(0), 2, 0)])
+    ground_truth = coco_file([make_scene(1, np.random.default_rng(0), 2, 0)])
     del ground_truth["annotations"][0]["area"]
     with pytest.raises(ValueError, match="1 of 2 annotations have no area, by which objects are small, medium"):
         evaluate_files(ground_truth, [])
 
 
-def test_results_of_an_image_that_is_not_there() -> None:
-    ground_truth = coco_file([scene(1, np.random.default_rng(0), 2, 0)])
+def test_results_of_an_unknown_image_are_reported() -> None:
+    ground_truth = coco_file([make_scene(1, np.random.default_rng(0), 2, 0)])
     with pytest.raises(ValueError, match="not in the ground truth, such as 7"):
         evaluate_files(ground_truth, [{"image_id": 7, "category_id": 1, "bbox": [0, 0, 1, 1], "score": 1}])
 
 
-def test_what_cannot_be_evaluated_is_reported(tmp_path: Path) -> None:
-    ground_truth = coco_file([scene(1, np.random.default_rng(0), 2, 0)])
+def test_files_that_cannot_be_evaluated_are_reported(tmp_path: Path) -> None:
+    ground_truth = coco_file([make_scene(1, np.random.default_rng(0), 2, 0)])
     (tmp_path / "cut.json").write_text(json.dumps(ground_truth)[:30])
     with pytest.raises(ValueError, match=r"cut\.json is no JSON: "):
         evaluate_files(tmp_path / "cut.json", [])
@@ -115,141 +124,141 @@ def test_what_cannot_be_evaluated_is_reported(tmp_path: Path) -> None:
         evaluate_files(ground_truth, [], "boxes")  # type: ignore[arg-type]
 
 
-# --- the evaluator, beside pycocotools --------------------------------------------------------------------------------
+# --- the evaluator against pycocotools --------------------------------------------------------------------------------
 
 
-def scenes_of(seed: int, most: int = 12) -> list[Scene]:
-    """Some without objects, some where nothing is found."""
+def scenes_of(seed: int, max_detections: int = 12) -> list[Scene]:
+    """Return scenes; some have no objects, some no detections."""
     random = np.random.default_rng(seed)
-    counts = random.integers(0, (6, most + 1), size=(7, 2))
-    return [scene(3 * number + 5, random, *map(int, row)) for number, row in enumerate(counts)]
+    counts = random.integers(0, (6, max_detections + 1), size=(7, 2))
+    return [make_scene(3 * number + 5, random, *map(int, row)) for number, row in enumerate(counts)]
 
 
-def results_of(files: dict[str, Any]) -> dict[str, list[Any]]:
-    """Results by kind, as they come back from a file."""
+def results_by_kind(files: dict[str, Any]) -> dict[str, list[Any]]:
+    """Return results by kind, as read from a file."""
     return {kind: json.loads(json.dumps(files[f"coco_{prefix}results.json"])) for kind, prefix in PREFIXES.items()}
 
 
-def expected_of(scenes: Sequence[Scene], files: dict[str, Any]) -> dict[str, float]:
+def expected_scores(scenes: Sequence[Scene], files: dict[str, Any]) -> dict[str, float]:
     ground_truth = coco_file(scenes)
     return {
         PREFIXES[kind] + name: score
-        for kind, results in results_of(files).items()
-        for name, score in pycocotools(ground_truth, results, kind).items()
+        for kind, results in results_by_kind(files).items()
+        for name, score in pycocotools_scores(ground_truth, results, kind).items()
     }
 
 
 @given(st.integers(0, 2**31))
 @settings(max_examples=25, deadline=None)
-def test_beside_pycocotools(seed: int) -> None:
+def test_scores_equal_pycocotools(seed: int) -> None:
     scenes = scenes_of(seed)
-    if not any(len(one.scores) for one in scenes):
+    if not any(len(scene.scores) for scene in scenes):
         return  # pycocotools takes no empty results; see below
-    evaluator = Coco(FACTS)
-    states = [seen(evaluator, scenes)]
+    evaluator = Coco(DATASET_INFO)
+    states = [state_after(evaluator, scenes)]
     scores = evaluator.compute(states)
-    assert scores == pytest.approx(expected_of(scenes, evaluator.files(states)), **close)
+    assert scores == pytest.approx(expected_scores(scenes, evaluator.files(states)), **close)
     assert scores.keys() <= evaluator.better.keys()
 
 
-def test_beside_pycocotools_with_more_than_a_hundred_objects_found() -> None:
+def test_scores_equal_pycocotools_with_more_than_a_hundred_detections() -> None:
     random = np.random.default_rng(4)
-    scenes = [scene(number, random, 30, 260) for number in range(1, 4)]
-    evaluator = Coco(FACTS)
-    states = [seen(evaluator, scenes)]
-    assert evaluator.compute(states) == pytest.approx(expected_of(scenes, evaluator.files(states)), **close)
+    scenes = [make_scene(number, random, 30, 260) for number in range(1, 4)]
+    evaluator = Coco(DATASET_INFO)
+    states = [state_after(evaluator, scenes)]
+    assert evaluator.compute(states) == pytest.approx(expected_scores(scenes, evaluator.files(states)), **close)
 
 
-def test_other_numbers_of_detections() -> None:
+def test_scores_with_other_max_detections() -> None:
     scenes = scenes_of(1, 30)
-    evaluator = Coco(replace(FACTS, masks=False, keypoints=()), max_detections=(2, 5, 9))
-    states = [seen(evaluator, scenes, kinds=())]
-    found = evaluator.compute(states)
+    evaluator = Coco(replace(DATASET_INFO, masks=False, keypoints=()), max_detections=(2, 5, 9))
+    states = [state_after(evaluator, scenes, kinds=())]
+    scores = evaluator.compute(states)
     results = evaluator.files(states)["coco_results.json"]
-    expected = pycocotools(coco_file(scenes), results, "bbox", (2, 5, 9))
+    expected = pycocotools_scores(coco_file(scenes), results, "bbox", (2, 5, 9))
     renamed = {"AR1": "AR2", "AR10": "AR5", "AR100": "AR9", "AR": "AR"}
     expected = {renamed.get(name, name): value for name, value in expected.items()}
-    del found["AP"]  # pycocotools only knows it of 100
-    assert found == pytest.approx({k: v for k, v in expected.items() if k != "AP"}, **close)
-    assert evaluate_files(coco_file(scenes), results, max_detections=(9, 5, 2)).items() >= found.items()
+    del scores["AP"]  # pycocotools computes it only for 100 detections
+    assert scores == pytest.approx({name: value for name, value in expected.items() if name != "AP"}, **close)
+    assert evaluate_files(coco_file(scenes), results, max_detections=(9, 5, 2)).items() >= scores.items()
 
 
-def test_results_tell_what_was_found() -> None:
+def test_results_files_list_the_detections() -> None:
     scenes = scenes_of(2)
-    evaluator = Coco(replace(FACTS, category_ids=(1, 2, 3, 4, 90)))
-    boxes, _, points = results_of(evaluator.files([seen(evaluator, scenes)])).values()
+    evaluator = Coco(replace(DATASET_INFO, category_ids=(1, 2, 3, 4, 90)))
+    boxes, _, points = results_by_kind(evaluator.files([state_after(evaluator, scenes)])).values()
     row = 0
-    for one in scenes:
-        for number, box in enumerate(one.boxes.double().tolist()):
+    for scene in scenes:
+        for number, box in enumerate(scene.boxes.double().tolist()):
             left, top, right, bottom = box
-            assert boxes[row]["image_id"] == one.ground_truth.image_id
-            assert boxes[row]["category_id"] == (1, 2, 3, 4, 90)[one.labels[number]]
+            assert boxes[row]["image_id"] == scene.ground_truth.image_id
+            assert boxes[row]["category_id"] == (1, 2, 3, 4, 90)[scene.labels[number]]
             assert boxes[row]["bbox"] == [left, top, right - left, bottom - top]
-            assert boxes[row]["score"] == float(one.scores[number])
-            shifted = one.keypoints[number].double() - torch.tensor([0.5, 0.5, 0])
+            assert boxes[row]["score"] == float(scene.scores[number])
+            shifted = scene.keypoints[number].double() - torch.tensor([0.5, 0.5, 0])
             assert points[row]["keypoints"] == shifted.ravel().tolist()
             row += 1
     assert len(boxes) == len(points) == row
 
 
-def test_points_are_half_a_pixel_from_the_file() -> None:
-    """A point in the middle of the pixel that the file names is exact."""
-    one = scene(1, np.random.default_rng(5), 1, 1)
-    points = torch.from_numpy(one.ground_truth.keypoints)  # type: ignore[arg-type]
+def test_keypoints_are_half_a_pixel_from_those_in_the_file() -> None:
+    """A keypoint at the centre of the pixel in the file is exact."""
+    scene = make_scene(1, np.random.default_rng(5), 1, 1)
+    points = torch.from_numpy(scene.ground_truth.keypoints)  # type: ignore[arg-type]
     points[..., 2] = 2
     ground_truth = replace(
-        one.ground_truth, keypoints=points.numpy(), crowd=np.array([False]), areas=np.array([4000.0])
+        scene.ground_truth, keypoints=points.numpy(), crowd=np.array([False]), areas=np.array([4000.0])
     )
-    found = torch.cat([points[..., :2] + 0.5, points[..., 2:]], 2).float()
-    exact = one._replace(ground_truth=ground_truth, keypoints=found, labels=torch.from_numpy(ground_truth.labels))
-    evaluator = Coco(FACTS)
-    assert evaluator.compute([seen(evaluator, [exact])])["keypoint_AP"] == pytest.approx(1)
+    keypoints = torch.cat([points[..., :2] + 0.5, points[..., 2:]], 2).float()
+    exact = scene._replace(ground_truth=ground_truth, keypoints=keypoints, labels=torch.from_numpy(ground_truth.labels))
+    evaluator = Coco(DATASET_INFO)
+    assert evaluator.compute([state_after(evaluator, [exact])])["keypoint_AP"] == pytest.approx(1)
 
 
 # --- any number of processes ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("world", [2, 3])
-@pytest.mark.parametrize("names", ["numbers", "texts"])
-def test_any_number_of_processes_finds_the_same(world: int, names: str) -> None:
+@pytest.mark.parametrize("id_type", ["numbers", "texts"])
+def test_any_number_of_processes_gives_the_same_scores(world: int, id_type: str) -> None:
     scenes = scenes_of(9, 20)
-    if names == "texts":
+    if id_type == "texts":
         scenes = [
-            one._replace(ground_truth=replace(one.ground_truth, image_id=f"p{one.ground_truth.image_id}"))
-            for one in scenes
+            scene._replace(ground_truth=replace(scene.ground_truth, image_id=f"p{scene.ground_truth.image_id}"))
+            for scene in scenes
         ]
-    alone = Coco(FACTS)
-    whole = [seen(alone, scenes)]
-    evaluators = [Coco(FACTS) for _ in range(world)]
-    parts = [seen(one, scenes[rank::world], size=2) for rank, one in enumerate(evaluators)]
-    for states in (parts, parts[::-1]):
-        other = Coco(FACTS)
-        assert other.compute(states) == alone.compute(whole)
-        assert other.details(states) == alone.details(whole)
-        assert other.files(states) == alone.files(whole)
+    single_process = Coco(DATASET_INFO)
+    single_state = [state_after(single_process, scenes)]
+    evaluators = [Coco(DATASET_INFO) for _ in range(world)]
+    rank_states = [state_after(evaluator, scenes[rank::world], size=2) for rank, evaluator in enumerate(evaluators)]
+    for states in (rank_states, rank_states[::-1]):
+        evaluator = Coco(DATASET_INFO)
+        assert evaluator.compute(states) == single_process.compute(single_state)
+        assert evaluator.details(states) == single_process.details(single_state)
+        assert evaluator.files(states) == single_process.files(single_state)
 
 
-def test_a_process_without_images() -> None:
+def test_a_process_without_images_does_not_change_scores() -> None:
     scenes = scenes_of(9)
-    evaluator = Coco(FACTS)
-    state = seen(evaluator, scenes)
+    evaluator = Coco(DATASET_INFO)
+    state = state_after(evaluator, scenes)
     assert evaluator.compute([state, []]) == evaluator.compute([[], state])
 
 
-# --- what may be missing ----------------------------------------------------------------------------------------------
+# --- missing data -----------------------------------------------------------------------------------------------------
 
 
 def test_no_images_give_no_scores() -> None:
-    evaluator = Coco(FACTS)
+    evaluator = Coco(DATASET_INFO)
     assert evaluator.compute([evaluator.state()]) == {}
     assert evaluator.details([evaluator.state()]) == {}
 
 
-def test_nothing_found_gives_zeros() -> None:
+def test_no_detections_give_zeros() -> None:
     random = np.random.default_rng(3)
-    scenes = [scene(number, random, 6, 0) for number in range(8)]
-    evaluator = Coco(FACTS)
-    states = [seen(evaluator, scenes)]
+    scenes = [make_scene(number, random, 6, 0) for number in range(8)]
+    evaluator = Coco(DATASET_INFO)
+    states = [state_after(evaluator, scenes)]
     scores = evaluator.compute(states)
     assert set(scores.values()) == {0.0}
     assert {"AP", "AR1", "mask_AP", "keypoint_AP"} <= scores.keys()
@@ -257,69 +266,77 @@ def test_nothing_found_gives_zeros() -> None:
     json.dumps(evaluator.details(states), allow_nan=False)
 
 
-def test_images_without_objects_give_no_scores_but_count() -> None:
+def test_false_positives_in_images_without_objects_count() -> None:
     random = np.random.default_rng(3)
-    full, empty = scene(1, random, 5, 12), scene(2, random, 0, 12)
-    evaluator = Coco(FACTS)
-    assert evaluator.compute([seen(evaluator, [empty])]) == {}
-    without, with_it = ([seen(Coco(FACTS), scenes)] for scenes in ([full], [full, empty]))
-    assert evaluator.compute(with_it)["AP"] < evaluator.compute(without)["AP"]
+    full, empty = make_scene(1, random, 5, 12), make_scene(2, random, 0, 12)
+    evaluator = Coco(DATASET_INFO)
+    assert evaluator.compute([state_after(evaluator, [empty])]) == {}
+    without_empty, with_empty = ([state_after(Coco(DATASET_INFO), scenes)] for scenes in ([full], [full, empty]))
+    assert evaluator.compute(with_empty)["AP"] < evaluator.compute(without_empty)["AP"]
 
 
-def test_only_what_data_and_detector_both_have_is_judged() -> None:
+def test_only_kinds_that_data_and_detector_both_have_are_evaluated() -> None:
     scenes = scenes_of(2)
-    boxes = Coco(replace(FACTS, masks=False, keypoints=()))
-    assert boxes.better.keys() == {name for name in Coco(FACTS).better if "_" not in name}
-    expected = boxes.compute([seen(boxes, scenes)])
-    plain = Coco(FACTS)
-    assert plain.compute([seen(plain, scenes, kinds=())]) == expected
-    masks = Coco(FACTS).compute([seen(Coco(FACTS), scenes, kinds=("masks",))])
+    boxes = Coco(replace(DATASET_INFO, masks=False, keypoints=()))
+    assert boxes.better.keys() == {name for name in Coco(DATASET_INFO).better if "_" not in name}
+    expected = boxes.compute([state_after(boxes, scenes)])
+    evaluator = Coco(DATASET_INFO)
+    assert evaluator.compute([state_after(evaluator, scenes, kinds=())]) == expected
+    masks = Coco(DATASET_INFO).compute([state_after(Coco(DATASET_INFO), scenes, kinds=("masks",))])
     assert {name.split("_")[0] for name in masks if "_" in name} == {"mask"}
 
 
-def test_a_object_without_mask_is_a_crowd_in_its_box() -> None:
-    one = scene(1, np.random.default_rng(1), 4, 9)
-    kept = np.array([True, True, False, False])
-    segments = [segment if there else [] for segment, there in zip(one.ground_truth.segments, kept, strict=True)]  # type: ignore[arg-type]
-    unknown = one._replace(ground_truth=replace(one.ground_truth, segments=segments))
-    left, top, width, height = one.ground_truth.boxes.T
+def test_an_object_without_mask_is_a_crowd_in_its_box() -> None:
+    scene = make_scene(1, np.random.default_rng(1), 4, 9)
+    has_mask = np.array([True, True, False, False])
+    original = zip(scene.ground_truth.segments, has_mask, strict=True)  # type: ignore[arg-type]
+    segments = [segment if present else [] for segment, present in original]
+    without_masks = scene._replace(ground_truth=replace(scene.ground_truth, segments=segments))
+    left, top, width, height = scene.ground_truth.boxes.T
     filled = np.stack([left, top, left, top + height, left + width, top + height, left + width, top], 1).tolist()
-    boxes = [segment if there else [box] for segment, there, box in zip(segments, kept, filled, strict=True)]
-    crowds = one._replace(ground_truth=replace(one.ground_truth, segments=boxes, crowd=one.ground_truth.crowd | ~kept))
-    found, expected = (Coco(FACTS).compute([seen(Coco(FACTS), [each])]) for each in (unknown, crowds))
-    masks = {name: value for name, value in found.items() if name.startswith("mask")}
+    boxes = [segment if present else [box] for segment, present, box in zip(segments, has_mask, filled, strict=True)]
+    with_crowds = scene._replace(
+        ground_truth=replace(scene.ground_truth, segments=boxes, crowd=scene.ground_truth.crowd | ~has_mask)
+    )
+    scores, expected = (
+        Coco(DATASET_INFO).compute([state_after(Coco(DATASET_INFO), [variant])])
+        for variant in (without_masks, with_crowds)
+    )
+    masks = {name: value for name, value in scores.items() if name.startswith("mask")}
     assert masks == {name: value for name, value in expected.items() if name.startswith("mask")} != {}
-    bare = one._replace(ground_truth=replace(one.ground_truth, segments=None))
-    assert "AP" in Coco(FACTS).compute([seen(Coco(FACTS), [bare])])
+    bare = scene._replace(ground_truth=replace(scene.ground_truth, segments=None))
+    assert "AP" in Coco(DATASET_INFO).compute([state_after(Coco(DATASET_INFO), [bare])])
 
 
 @pytest.mark.parametrize("name", ["boxes", "scores", "keypoints"])
-def test_what_is_not_finite_is_reported(name: str) -> None:
-    one = scene(1, np.random.default_rng(1), 4, 9)
-    values = getattr(one, name).clone()
+def test_non_finite_predictions_are_reported(name: str) -> None:
+    scene = make_scene(1, np.random.default_rng(1), 4, 9)
+    values = getattr(scene, name).clone()
     values.view(-1)[3] = float("nan")
-    evaluator = Coco(FACTS)
+    evaluator = Coco(DATASET_INFO)
     with pytest.raises(DataMismatch, match=r"val/1\.jpg .*not finite"):
-        evaluator.compute([seen(evaluator, [one._replace(**{name: values})])])
+        evaluator.compute([state_after(evaluator, [scene._replace(**{name: values})])])
 
 
 @pytest.mark.parametrize(
-    ("dataset_info", "keys", "match"),
+    ("dataset_info", "options", "match"),
     [
-        (replace(FACTS, keypoints=("tip", "base")), {}, "sigmas: the data has 2 keypoints"),
-        (replace(FACTS, keypoints=("tip", "base")), {"sigmas": [0.1]}, "sigmas: 1 numbers for 2 keypoints"),
-        (FACTS, {"max_detections": []}, "max_detections"),
-        (FACTS, {"max_detections": [10, 10]}, "max_detections"),
+        (replace(DATASET_INFO, keypoints=("tip", "base")), {}, "sigmas: the data has 2 keypoints"),
+        (replace(DATASET_INFO, keypoints=("tip", "base")), {"sigmas": [0.1]}, "sigmas: 1 numbers for 2 keypoints"),
+        (DATASET_INFO, {"max_detections": []}, "max_detections"),
+        (DATASET_INFO, {"max_detections": [10, 10]}, "max_detections"),
     ],
 )
-def test_keys_that_do_not_fit(dataset_info: DatasetInfo, keys: dict[str, Any], match: str) -> None:
+def test_options_that_do_not_fit_the_data_are_reported(
+    dataset_info: DatasetInfo, options: dict[str, Any], match: str
+) -> None:
     with pytest.raises(ValueError, match=match):
-        Coco(dataset_info, **keys)
+        Coco(dataset_info, **options)
 
 
-def test_sigmas_of_other_points() -> None:
-    """Twice the sigma, twice the distance: the same likeness."""
-    dataset_info = replace(FACTS, masks=False, keypoints=("tip",))
+def test_sigmas_of_custom_keypoints() -> None:
+    """Twice the sigma at twice the distance gives the same OKS."""
+    dataset_info = replace(DATASET_INFO, masks=False, keypoints=("tip",))
     ground_truth = GroundTruth(
         image_id=1,
         size=(HEIGHT, WIDTH),
@@ -334,10 +351,10 @@ def test_sigmas_of_other_points() -> None:
     for factor in (1, 2):
         point = torch.tensor([[[50.5 + 6 * factor, 50.5, 1]]])
         box = torch.tensor([[0.0, 0, 100, 100]])
-        one = Scene(ground_truth, box, torch.ones(1), torch.zeros(1, dtype=torch.long), torch.zeros(1), point)
+        scene = Scene(ground_truth, box, torch.ones(1), torch.zeros(1, dtype=torch.long), torch.zeros(1), point)
         evaluator = Coco(dataset_info, sigmas=[0.05 * factor])
-        scores.append(evaluator.compute([seen(evaluator, [one], kinds=("keypoints",))])["keypoint_AP"])
-    # exp(-36 / (2 * (2 * 0.05)^2 * 10000)) = 0.835: found at seven of ten thresholds
+        scores.append(evaluator.compute([state_after(evaluator, [scene], kinds=("keypoints",))])["keypoint_AP"])
+    # exp(-36 / (2 * (2 * 0.05)^2 * 10000)) = 0.835: detected at seven of ten thresholds
     assert scores == pytest.approx([0.7, 0.7])
 
 
@@ -346,12 +363,12 @@ def test_sigmas_of_other_points() -> None:
 
 def test_tables() -> None:
     scenes = scenes_of(11, 20)
-    evaluator = Coco(FACTS)
-    states = [seen(evaluator, scenes)]
+    evaluator = Coco(DATASET_INFO)
+    states = [state_after(evaluator, scenes)]
     scores, tables = evaluator.compute(states), evaluator.details(states)
     json.dumps(tables, allow_nan=False)
     rows = tables["per_class"]
-    assert [row["class"] for row in rows] == list(FACTS.classes)
+    assert [row["class"] for row in rows] == list(DATASET_INFO.classes)
     for name in ("AP", "AP50", "mask_AP", "keypoint_AP"):
         assert np.mean([row[name] for row in rows if row[name] is not None]) == pytest.approx(scores[name])
     assert np.mean([row["AR"] for row in rows if row["AR"] is not None]) == pytest.approx(scores["AR100"])
@@ -366,19 +383,19 @@ def test_tables() -> None:
 
 
 def test_the_recall_of_proposals_ignores_classes() -> None:
-    """Of two objects one is found by the best proposal (IoU 1), the other by the 150th; all proposals have label 0."""
+    """One of two objects matches the best proposal (IoU 1), the other the 150th; all proposals have label 0."""
     boxes = [[0.0, 0, 40, 40], [100, 100, 40, 39]]
     areas, ids = np.array([1600.0, 1560]), np.arange(2)
-    truth = GroundTruth("a", (150, 200), ids, np.array(boxes), np.array([1, 2]), areas, np.zeros(2, bool))
+    ground_truth = GroundTruth("a", (150, 200), ids, np.array(boxes), np.array([1, 2]), areas, np.zeros(2, bool))
     proposals = torch.zeros(1, 151, 4)
     proposals[0, :, 2:] = 1
     proposals[0, 0], proposals[0, 149] = torch.tensor([0.0, 0, 40, 40]), torch.tensor([100.0, 100, 140, 139])
-    evaluator = ProposalRecall(FACTS)
+    evaluator = ProposalRecall(DATASET_INFO)
     predictions = {
         "boxes": proposals,
         "scores": torch.linspace(1, 0.1, 151)[None],
         "labels": torch.zeros(1, 151, dtype=torch.int64),
     }
-    evaluator.update(predictions, {"id": ["a"], "ground_truth": [truth]})
+    evaluator.update(predictions, {"id": ["a"], "ground_truth": [ground_truth]})
     scores = evaluator.compute([evaluator.state()])
     assert (scores["AR1000"], scores["AR100"]) == (1, 0.5) and next(iter(evaluator.better)) == "AR1000"

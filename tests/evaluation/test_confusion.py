@@ -1,4 +1,4 @@
-"""Confusion, calibration and scores of several labels: by hand, by the definition, and split over processes."""
+"""Confusion matrix, calibration and multi-label scores: by hand, by definition, and split over processes."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from opabinia.evaluation.classification.multilabel import MultiLabel, attribute_
 NAMES = ("cat", "dog", "emu")
 
 
-def seen(make: Callable[[], Any], logits: Tensor, labels: Tensor, cuts: list[int]) -> tuple[dict[str, float], Any]:
-    """Scores and tables when several processes see a part each, in batches of 3."""
+def evaluate(make: Callable[[], Any], logits: Tensor, labels: Tensor, cuts: list[int]) -> tuple[dict[str, float], Any]:
+    """Return scores and tables of several processes, each with a part of the samples, in batches of 3."""
     states = []
     edges = [0, *sorted(cuts), len(labels)]
     for first, last in pairwise(edges):
         evaluator = make()
         for start in range(first, last, 3):
-            part = slice(start, min(start + 3, last))
-            evaluator.update({"logits": logits[part]}, {"label": labels[part]})
+            rows = slice(start, min(start + 3, last))
+            evaluator.update({"logits": logits[rows]}, {"label": labels[rows]})
         states.append(evaluator.state())
     return make().compute(states), make().details(states)
 
 
 def test_confusion_by_hand() -> None:
     logits = torch.eye(3)[[0, 0, 1, 1, 1]]
-    scores, tables = seen(lambda: Confusion(NAMES), logits, torch.tensor([0, 1, 1, 1, 0]), [])
-    assert scores["mean_recall"] == pytest.approx((1 / 2 + 2 / 3) / 2)  # no emu: left out
+    scores, tables = evaluate(lambda: Confusion(NAMES), logits, torch.tensor([0, 1, 1, 1, 0]), [])
+    assert scores["mean_recall"] == pytest.approx((1 / 2 + 2 / 3) / 2)  # classes without samples (emu) are omitted
     assert scores["macro_f1"] == pytest.approx((2 / 4 + 4 / 6) / 2)
     assert tables["confusion"] == [[0, 1, 1], [1, 0, 1], [1, 1, 2], [0, 0, 1]]
     assert tables["per_class"][1] == {
@@ -45,82 +45,82 @@ def test_confusion_by_hand() -> None:
     }
 
 
-def test_of_equal_logits_the_first_class_is_predicted() -> None:
-    _, tables = seen(lambda: Confusion(NAMES), torch.ones(1, 3), torch.tensor([2]), [])
+def test_the_first_class_is_predicted_for_equal_logits() -> None:
+    _, tables = evaluate(lambda: Confusion(NAMES), torch.ones(1, 3), torch.tensor([2]), [])
     assert tables["confusion"] == [[2, 0, 1]]
 
 
 def test_calibration_by_hand() -> None:
-    """Four samples at confidence 0.7, three of them right; one surely wrong."""
+    """Four samples with confidence 0.7, three of them correct; one wrong with confidence 1."""
     logits = torch.tensor([[0.7, 0.3]] * 4 + [[1.0, 0.0]]).log()
-    scores, tables = seen(lambda: Calibration(10), logits.clamp(min=-200), torch.tensor([0, 0, 0, 1, 1]), [])
+    scores, tables = evaluate(lambda: Calibration(10), logits.clamp(min=-200), torch.tensor([0, 0, 0, 1, 1]), [])
     assert scores["ece"] == pytest.approx((4 * 0.05 + 1 * 1.0) / 5, abs=1e-6)
     assert scores["nll"] == pytest.approx((3 * -math.log(0.7) - math.log(0.3) + 100) / 5, abs=1e-6)
     assert [row["samples"] for row in tables["calibration"]] == [4, 1]
 
 
-def test_rows_that_are_not_finite_are_sure_and_wrong() -> None:
-    scores, _ = seen(Calibration, torch.tensor([[math.nan, 0.0]]), torch.tensor([0]), [])
+def test_non_finite_logits_count_as_wrong_with_confidence_1() -> None:
+    scores, _ = evaluate(Calibration, torch.tensor([[math.nan, 0.0]]), torch.tensor([0]), [])
     assert scores == {"ece": 1.0, "nll": 100.0}
 
 
 @given(st.integers(0, 2**31), st.lists(st.integers(0, 20), max_size=3), st.permutations(range(20)))
-def test_neither_split_nor_order_change_a_digit(seed: int, cuts: list[int], order: list[int]) -> None:
+def test_split_and_order_of_samples_change_no_digit(seed: int, cuts: list[int], order: list[int]) -> None:
     generator = torch.Generator().manual_seed(seed)
     logits, labels = torch.randn(20, 3, generator=generator), torch.randint(3, (20,), generator=generator)
-    several = torch.randint(2, (20, 3), generator=generator).float()
+    multi_labels = torch.randint(2, (20, 3), generator=generator).float()
     makers: list[tuple[Callable[[], Any], Tensor]] = [
-        *((lambda: Confusion(NAMES), labels), (Calibration, labels), (lambda: MultiLabel(NAMES), several))
+        *((lambda: Confusion(NAMES), labels), (Calibration, labels), (lambda: MultiLabel(NAMES), multi_labels))
     ]
     for make, targets in makers:
-        assert seen(make, logits, targets, []) == seen(make, logits[order], targets[order], cuts)
+        assert evaluate(make, logits, targets, []) == evaluate(make, logits[order], targets[order], cuts)
 
 
 @pytest.mark.parametrize("make", [lambda: Confusion(NAMES), Calibration, lambda: MultiLabel(NAMES)])
-def test_nothing_gives_no_scores(make: Callable[[], Any]) -> None:
+def test_no_samples_give_no_scores(make: Callable[[], Any]) -> None:
     assert make().compute([make().state(), make().state()]) == {}
 
 
-# --- several labels ---------------------------------------------------------------------------------------------------
+# --- multi-label ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("scores", "there", "expected"),
+    ("scores", "targets", "expected"),
     [
         ([0.9, 0.8, 0.7], [1, 0, 1], (1 + 2 / 3) / 2),
-        ([0.5, 0.5, 0.5, 0.1], [1, 0, 0, 1], (1 / 3 + 2 / 4) / 2),  # equal scores come at once
+        ([0.5, 0.5, 0.5, 0.1], [1, 0, 0, 1], (1 / 3 + 2 / 4) / 2),  # equal scores share a threshold
         ([0.1, 0.2], [1, 1], 1.0),
         ([0.1, 0.2], [0, 0], math.nan),
     ],
 )
-def test_average_precision(scores: list[float], there: list[int], expected: float) -> None:
-    assert average_precision(np.array(scores), np.array(there)) == pytest.approx(expected, nan_ok=True)
+def test_average_precision(scores: list[float], targets: list[int], expected: float) -> None:
+    assert average_precision(np.array(scores), np.array(targets)) == pytest.approx(expected, nan_ok=True)
 
 
 @given(st.integers(0, 2**31))
 def test_average_precision_by_its_definition(seed: int) -> None:
     generator = np.random.default_rng(seed)
-    scores, there = generator.integers(0, 5, 12) / 4, generator.integers(0, 2, 12)
-    area, before = 0.0, 0.0
+    scores, targets = generator.integers(0, 5, 12) / 4, generator.integers(0, 2, 12)
+    area, previous_recall = 0.0, 0.0
     for threshold in sorted(set(scores), reverse=True):
-        taken = scores >= threshold
-        recall = there[taken].sum() / max(1, there.sum())
-        area, before = area + (recall - before) * there[taken].mean(), recall
-    if there.any():
-        assert average_precision(scores, there) == pytest.approx(area)
+        predicted = scores >= threshold
+        recall = targets[predicted].sum() / max(1, targets.sum())
+        area, previous_recall = area + (recall - previous_recall) * targets[predicted].mean(), recall
+    if targets.any():
+        assert average_precision(scores, targets) == pytest.approx(area)
 
 
 def test_multi_label_scores_by_hand() -> None:
     logits = torch.tensor([[2.0, -1, -1], [1, 3, -1], [-2, 2, -1]])
     labels = torch.tensor([[1.0, 0, 0], [0, 1, 0], [1, 1, 0]])
-    scores, tables = seen(lambda: MultiLabel(NAMES), logits, labels, [1])
+    scores, tables = evaluate(lambda: MultiLabel(NAMES), logits, labels, [1])
     assert scores["mAP"] == pytest.approx(((1 + 2 / 3) / 2 + 1) / 2)
     assert scores["micro_f1"] == pytest.approx(2 * 3 / (4 + 4))
     assert scores["macro_f1"] == pytest.approx((2 * 1 / 4 + 1) / 2)
     assert tables["per_class"][2] == {"class": "emu", "samples": 0, "AP": None, "f1": 0.0}
 
 
-# --- attributes of people ---------------------------------------------------------------------------------------------
+# --- attributes of persons --------------------------------------------------------------------------------------------
 
 
 def test_attributes_by_hand() -> None:
@@ -131,27 +131,27 @@ def test_attributes_by_hand() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_attributes_by_scikit_learn(seed: int) -> None:
+def test_attribute_scores_equal_scikit_learn(seed: int) -> None:
     from sklearn import metrics
 
     random = np.random.default_rng(seed)
     labels, probabilities = random.integers(0, 2, (40, 7)), random.random((40, 7))
-    labels[:, 0], probabilities[:, 0] = 1, 0.9  # everybody has an attribute, and some is said of everybody
+    labels[:, 0], probabilities[:, 0] = 1, 0.9  # every sample has the first attribute, and it is predicted for all
     labels[0, 1:], labels[1, 1:] = 0, 1
-    found = attribute_scores(torch.from_numpy(probabilities), torch.from_numpy(labels), threshold=0.4)
-    said = probabilities >= 0.4
-    precision = metrics.precision_score(labels, said, average="samples")
-    recall = metrics.recall_score(labels, said, average="samples")
+    scores = attribute_scores(torch.from_numpy(probabilities), torch.from_numpy(labels), threshold=0.4)
+    predicted = probabilities >= 0.4
+    precision = metrics.precision_score(labels, predicted, average="samples")
+    recall = metrics.recall_score(labels, predicted, average="samples")
     columns = range(1, 7)
-    balanced = [metrics.balanced_accuracy_score(labels[:, column], said[:, column]) for column in columns]
+    balanced = [metrics.balanced_accuracy_score(labels[:, column], predicted[:, column]) for column in columns]
     expected = {
-        "mA": np.mean(balanced),  # nobody is without the first
-        "accuracy": metrics.jaccard_score(labels, said, average="samples"),
+        "mA": np.mean(balanced),  # every sample has the first attribute
+        "accuracy": metrics.jaccard_score(labels, predicted, average="samples"),
         **{"precision": precision, "recall": recall, "f1": 2 * precision * recall / (precision + recall)},
     }
-    assert found == pytest.approx(expected)
+    assert scores == pytest.approx(expected)
 
 
-def test_a_sample_without_attributes_is_in_no_mean() -> None:
-    found = attribute_scores(torch.tensor([[0.1, 0.1], [0.9, 0.1]]), torch.tensor([[0, 0], [1, 0]]))
-    assert {found[name] for name in ("accuracy", "precision", "recall", "f1", "mA")} == {1.0}
+def test_samples_without_attributes_are_ignored_in_means() -> None:
+    scores = attribute_scores(torch.tensor([[0.1, 0.1], [0.9, 0.1]]), torch.tensor([[0, 0], [1, 0]]))
+    assert {scores[name] for name in ("accuracy", "precision", "recall", "f1", "mA")} == {1.0}

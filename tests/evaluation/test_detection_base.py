@@ -1,4 +1,4 @@
-"""Evaluations of detection take images that were resized, and refuse what moved objects in them."""
+"""Detection evaluators accept resized images and reject transforms that move objects in them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -36,5 +36,5 @@ def test_objects_may_not_be_moved(transform: v2.Transform) -> None:
         check_only_resized(batch(transform))
 
 
-def test_without_boxes_nothing_is_known() -> None:
+def test_batches_without_boxes_are_not_checked() -> None:
     check_only_resized({"id": ["a"]})

@@ -1,4 +1,4 @@
-"""Linear support vector machines on features, and VOC's average precision."""
+"""Linear SVMs on features, and VOC's average precision."""
 
 import json
 from dataclasses import replace
@@ -13,25 +13,25 @@ from opabinia.contracts import DataMismatch, DatasetInfo
 from opabinia.evaluation.detection.voc import voc_ap
 from opabinia.evaluation.representation.feature_bank import normalize_rows
 from opabinia.evaluation.representation.linear_svm import LinearSvm
-from tests.evaluation.features import FACTS, around, batches, scored
+from tests.evaluation.features import DATASET_INFO, batches, class_clusters, evaluate_batches
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "selfsup" / "voc_ap.json").read_text())
-FEATURES, LABELS = around(torch.eye(3, 6), 12, 0.5, seed=1)
-KNOWN, ASKED = batches(FEATURES, LABELS), batches(*around(torch.eye(3, 6), 9, 0.5, seed=2))
-SEVERAL = replace(FACTS, multi_label=True)
+FEATURES, LABELS = class_clusters(torch.eye(3, 6), 12, 0.5, seed=1)
+TRAIN, QUERIES = batches(FEATURES, LABELS), batches(*class_clusters(torch.eye(3, 6), 9, 0.5, seed=2))
+MULTI_LABEL_INFO = replace(DATASET_INFO, multi_label=True)
 
 
-def with_several(seen: list[Any]) -> list[Any]:
-    """Each image is also of the next class where its first number is large."""
-    found = []
-    for said, batch in seen:
+def with_multi_labels(batches: list[Any]) -> list[Any]:
+    """Return the batches with multi-hot labels; images whose first feature is large have class 1 as well."""
+    result = []
+    for predictions, batch in batches:
         labels = torch.nn.functional.one_hot(batch["label"], 3).float()
-        labels[:, 1] = labels[:, 1].maximum((said["embedding"][:, 0] > 1).float())
-        found.append((said, {**batch, "label": labels}))
-    return found
+        labels[:, 1] = labels[:, 1].maximum((predictions["embedding"][:, 0] > 1).float())
+        result.append((predictions, {**batch, "label": labels}))
+    return result
 
 
-def test_average_precision_is_that_of_vissl() -> None:
+def test_average_precision_equals_that_of_vissl() -> None:
     targets, scores, weights = (np.array(GOLDEN["inputs"][name]) for name in ("targets", "scores", "weights"))
     expected = GOLDEN["outputs"]
     assert voc_ap(targets, scores) == pytest.approx(expected["ap"], abs=GOLDEN["tolerance"])
@@ -46,57 +46,62 @@ def test_average_precision_counts_images_and_not_objects() -> None:
     assert np.isnan(voc_ap(np.array([0, 0]), np.array([0.9, 0.8])))
 
 
-def test_precision_is_the_best_at_a_recall_or_above() -> None:
-    # Precisions at the objects: 1/2, 2/3, 3/4; the best at these recalls or above is 3/4.
+def test_precision_is_interpolated() -> None:
+    # Precisions at the matches: 1/2, 2/3, 3/4; the highest at these recalls or above is 3/4.
     assert voc_ap(np.array([0, 1, 1, 1]), np.array([4, 3, 2, 1])) == pytest.approx(0.75)
 
 
-def test_one_label_an_image() -> None:
-    scores, details = scored(lambda: LinearSvm(FACTS), KNOWN, ASKED)
+def test_single_label_data_has_one_cost() -> None:
+    scores, details = evaluate_batches(lambda: LinearSvm(DATASET_INFO), TRAIN, QUERIES)
     assert scores.keys() == {"svm_top1"} and scores["svm_top1"] > 0.8
     assert [row["cost"] for row in details["linear_svm"]] == [0.01, 0.1, 1.0, 10.0]
-    assert scored(lambda: LinearSvm(FACTS), KNOWN, ASKED, 3) == (scores, details)
+    assert evaluate_batches(lambda: LinearSvm(DATASET_INFO), TRAIN, QUERIES, 3) == (scores, details)
 
 
-def test_machines_are_one_against_the_others_with_heavier_samples_of_the_class() -> None:
-    """As VISSL trains them one by one, with weights {1: 2, -1: 1}."""
+def test_svms_are_one_versus_rest_with_weighted_positives() -> None:
+    """VISSL trains each separately, with weights {1: 2, -1: 1}."""
     from sklearn.svm import LinearSVC
 
     features = normalize_rows(FEATURES.numpy())
-    evaluator = LinearSvm(FACTS, costs=[1.0])
+    evaluator = LinearSvm(DATASET_INFO, costs=[1.0])
     weights = dict.fromkeys(range(3), 2.0)
-    found = evaluator._fit(features, LABELS.numpy(), weights, "accuracy").decision_function(features)
+    decisions = evaluator._fit(features, LABELS.numpy(), weights, "accuracy").decision_function(features)
     for k in range(3):
-        machine = LinearSVC(C=1.0, class_weight={1: 2, -1: 1}, loss="squared_hinge", tol=1e-8, max_iter=20000)
-        machine.fit(features, np.where(LABELS.numpy() == k, 1, -1))
-        assert found[:, k] == pytest.approx(machine.decision_function(features), abs=2e-3)
+        reference = LinearSVC(C=1.0, class_weight={1: 2, -1: 1}, loss="squared_hinge", tol=1e-8, max_iter=20000)
+        reference.fit(features, np.where(LABELS.numpy() == k, 1, -1))
+        assert decisions[:, k] == pytest.approx(reference.decision_function(features), abs=2e-3)
 
 
-def test_several_labels_an_image_have_a_cost_for_each_class() -> None:
-    scores, details = scored(lambda: LinearSvm(SEVERAL, costs=[0.1, 1.0]), with_several(KNOWN), with_several(ASKED))
+def test_multi_label_data_has_a_cost_for_each_class() -> None:
+    scores, details = evaluate_batches(
+        lambda: LinearSvm(MULTI_LABEL_INFO, costs=[0.1, 1.0]), with_multi_labels(TRAIN), with_multi_labels(QUERIES)
+    )
     assert scores.keys() == {"svm_mAP"} and 0.8 < scores["svm_mAP"] <= 1
     rows = [(row["class"], row["cost"]) for row in details["linear_svm"]]
-    assert rows == [(name, cost) for name in FACTS.classes for cost in (0.1, 1.0)]
+    assert rows == [(name, cost) for name in DATASET_INFO.classes for cost in (0.1, 1.0)]
 
 
-def test_length_says_nothing() -> None:
-    longer = [({"embedding": 100 * said["embedding"]}, batch) for said, batch in KNOWN]
-    assert scored(lambda: LinearSvm(FACTS), longer, ASKED)[0] == scored(lambda: LinearSvm(FACTS), KNOWN, ASKED)[0]
+def test_feature_lengths_do_not_change_the_score() -> None:
+    longer = [({"embedding": 100 * predictions["embedding"]}, batch) for predictions, batch in TRAIN]
+    assert (
+        evaluate_batches(lambda: LinearSvm(DATASET_INFO), longer, QUERIES)[0]
+        == evaluate_batches(lambda: LinearSvm(DATASET_INFO), TRAIN, QUERIES)[0]
+    )
     assert normalize_rows(np.array([[3.0, 4.0], [0.0, 0.0]], np.float32)).tolist() == [[0.6, 0.8], [0.0, 0.0]]
 
 
-@pytest.mark.parametrize("several", [False, True])
-def test_a_class_with_fewer_samples_than_folds_is_reported(several: bool) -> None:
-    known = batches(FEATURES[:5], LABELS[:5])  # two of a, two of b, one of c
-    dataset_info, known = (SEVERAL, with_several(known)) if several else (FACTS, known)
+@pytest.mark.parametrize("multi_label", [False, True])
+def test_a_class_with_fewer_samples_than_folds_is_reported(multi_label: bool) -> None:
+    train = batches(FEATURES[:5], LABELS[:5])  # two of a, two of b, one of c
+    dataset_info, train = (MULTI_LABEL_INFO, with_multi_labels(train)) if multi_label else (DATASET_INFO, train)
     with pytest.raises(DataMismatch, match=r"3 folds .* fewer of .*c \(1\)"):
-        scored(lambda: LinearSvm(dataset_info), known, with_several(ASKED) if several else ASKED)
+        evaluate_batches(lambda: LinearSvm(dataset_info), train, with_multi_labels(QUERIES) if multi_label else QUERIES)
 
 
-@pytest.mark.parametrize("keys", [{"costs": []}, {"folds": 1}], ids=["costs", "folds"])
-def test_there_must_be_something_to_choose_by(keys: dict[str, Any]) -> None:
+@pytest.mark.parametrize("options", [{"costs": []}, {"folds": 1}], ids=["costs", "folds"])
+def test_too_few_costs_or_folds_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="one cost or more, and two folds or more"):
-        LinearSvm(FACTS, **keys)
+        LinearSvm(DATASET_INFO, **options)
 
 
 def test_data_without_labels_is_refused() -> None:

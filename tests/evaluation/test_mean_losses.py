@@ -1,4 +1,4 @@
-"""Losses on validation data: means over samples, the same on any number of processes."""
+"""Validation losses are means over samples, the same on any number of processes."""
 
 import pytest
 import torch
@@ -21,20 +21,24 @@ def test_the_mean_is_over_samples() -> None:
     assert evaluator.better == {"loss": "min", "box_loss": "min"}
 
 
-def test_the_headline_is_the_whole_loss() -> None:
+def test_the_headline_is_the_total_loss() -> None:
     assert next(iter(MeanLosses().better)) == "loss"
 
 
 @pytest.mark.parametrize("world", [2, 3, 7])
-def test_any_number_of_processes_finds_the_same(world: int) -> None:
+def test_any_number_of_processes_gives_the_same_means(world: int) -> None:
     torch.manual_seed(1)
     batches = [batch_of(4 * number, torch.randn(2).mul(10).exp().tolist(), 4) for number in range(6)]
     evaluators = [MeanLosses() for _ in range(world + 1)]
     for number, batch in enumerate(batches):
         evaluators[0].update(*batch)
         evaluators[1 + number % world].update(*batch)
-    alone, *parts = (one.state() for one in evaluators)
-    assert evaluators[0].compute([alone]) == evaluators[1].compute(parts) == evaluators[1].compute(parts[::-1])
+    single_state, *rank_states = (evaluator.state() for evaluator in evaluators)
+    assert (
+        evaluators[0].compute([single_state])
+        == evaluators[1].compute(rank_states)
+        == evaluators[1].compute(rank_states[::-1])
+    )
 
 
 def test_no_samples_give_no_scores() -> None:

@@ -1,4 +1,4 @@
-"""Re-ranking against the numbers of the originals, and against their steps on dense matrices, step by step."""
+"""Re-ranking against the results of the original implementations, and against their steps on dense matrices."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ def generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def identities(count: int = 60, width: int = 8, seed: int = 0) -> Tensor:
-    """Features in clusters of about ten."""
-    draw = generator(seed)
-    centres = torch.randn(count // 10, width, generator=draw)
-    members = torch.randint(len(centres), (count,), generator=draw)
-    return centres[members] + 0.6 * torch.randn(count, width, generator=draw)
+def clustered_features(count: int = 60, width: int = 8, seed: int = 0) -> Tensor:
+    """Return features in clusters of about ten."""
+    rng = generator(seed)
+    centres = torch.randn(count // 10, width, generator=rng)
+    members = torch.randint(len(centres), (count,), generator=rng)
+    return centres[members] + 0.6 * torch.randn(count, width, generator=rng)
 
 
-def grid(count: int = 60, seed: int = 0) -> Tensor:
-    """Features whose squared distances are small whole numbers: many are equal, and many features are the same."""
+def grid_features(count: int = 60, seed: int = 0) -> Tensor:
+    """Return features whose squared distances are small integers, with many ties and many identical features."""
     return torch.randint(4, (count, 2), generator=generator(seed)).float()
 
 
@@ -46,10 +46,16 @@ def squared_distances(features: Tensor) -> NDArray[np.float64]:
     return (wide[:, None] - wide).square().sum(2).numpy()
 
 
-def dense(
-    squared: NDArray[np.float64], queries: int, k1: int, k2: int, share: float, variant: Variant, unit: float = 1.0
+def dense_reference(
+    squared: NDArray[np.float64],
+    queries: int,
+    k1: int,
+    k2: int,
+    lambda_value: float,
+    variant: Variant,
+    unit: float = 1.0,
 ) -> Tensor:
-    """The steps of the originals. Row i of ``squared`` holds distances to i; FastReID mixes in ``unit`` times them."""
+    """Follow the originals' steps. Row i of ``squared`` holds distances to i; FastReID mixes in ``unit`` times them."""
     count = len(squared)
     scaled = squared / squared.max(1, keepdims=True) if variant == "zhong" else squared
     order = squared.argsort(1, kind="stable")
@@ -70,18 +76,18 @@ def dense(
         weights = np.stack([weights[order[i, :k2]].mean(0) for i in range(count)])
     shared = np.minimum(weights[:queries, None], weights).sum(2)
     mixed = scaled if variant == "zhong" else unit * squared
-    final = (1 - share) * (1 - shared / (2 - shared)) + share * mixed[:queries]
+    final = (1 - lambda_value) * (1 - shared / (2 - shared)) + lambda_value * mixed[:queries]
     return torch.from_numpy(final[:, queries:]).float()
 
 
-# --- the originals' numbers -------------------------------------------------------------------------------------------
+# --- the originals' results -------------------------------------------------------------------------------------------
 
-GIVEN = torch.tensor(GOLDEN["inputs"]["distances_6x6"])
+GOLDEN_DISTANCES = torch.tensor(GOLDEN["inputs"]["distances_6x6"])
 QUERIES: int = GOLDEN["inputs"]["num_query"]
 
 
 def features_at(distances: Tensor) -> Tensor:
-    """Return vectors of length 1 with these Euclidean distances, found from their cosines."""
+    """Return vectors of length 1 with these Euclidean distances, computed from their cosines."""
     lengths, directions = torch.linalg.eigh(1 - distances.double() ** 2 / 2)
     return (directions * lengths.clamp(min=0).sqrt()).float()
 
@@ -89,7 +95,7 @@ def features_at(distances: Tensor) -> Tensor:
 @pytest.mark.parametrize("case", GOLDEN["outputs"])
 def test_golden_of_zhongs_function(case: str) -> None:
     keys = dict(pair.split("=") for pair in case.split(","))
-    features = features_at(GIVEN)
+    features = features_at(GOLDEN_DISTANCES)
     reranked = k_reciprocal(
         features[:QUERIES], features[QUERIES:],
         k1=int(keys["k1"]), k2=int(keys["k2"]), lambda_value=float(keys["lambda"]), metric="euclidean",
@@ -103,145 +109,149 @@ FIRST_ROWS = {"zhong": [0.00714, 0.18381, 0.96687, 0.82512], "fastreid": [0.0071
 
 @variants
 def test_features_at_the_golden_distances(variant: Variant) -> None:
-    features = features_at(GIVEN)
-    found = k_reciprocal(5 * features[:QUERIES], 3 * features[QUERIES:], k1=3, k2=2, variant=variant)
-    torch.testing.assert_close(found.distances(0, 1)[0], torch.tensor(FIRST_ROWS[variant]), rtol=0, atol=1e-5)
+    features = features_at(GOLDEN_DISTANCES)
+    reranked = k_reciprocal(5 * features[:QUERIES], 3 * features[QUERIES:], k1=3, k2=2, variant=variant)
+    torch.testing.assert_close(reranked.distances(0, 1)[0], torch.tensor(FIRST_ROWS[variant]), rtol=0, atol=1e-5)
 
 
-# --- the same as on dense matrices ------------------------------------------------------------------------------------
+# --- against dense matrices -------------------------------------------------------------------------------------------
 
 
 @variants
 @settings
 @pytest.mark.parametrize("seed", range(2))
 def test_cosine(variant: Variant, k1: int, k2: int, lambda_value: float, seed: int) -> None:
-    features = identities(seed=seed)
-    found = k_reciprocal(
+    features = clustered_features(seed=seed)
+    reranked = k_reciprocal(
         features[:13], features[13:], k1=k1, k2=k2, lambda_value=lambda_value, variant=variant, block=16
     )
     squared = squared_distances(normalize(features.double()))
-    expected = dense(squared, 13, k1, k2, lambda_value, variant, unit=0.5)
-    torch.testing.assert_close(found.distances(0, 13), expected, rtol=0, atol=1e-5)
+    expected = dense_reference(squared, 13, k1, k2, lambda_value, variant, unit=0.5)
+    torch.testing.assert_close(reranked.distances(0, 13), expected, rtol=0, atol=1e-5)
 
 
 @variants
 @settings
 @pytest.mark.parametrize("seed", range(2))
 def test_euclidean_with_ties_and_copies(variant: Variant, k1: int, k2: int, lambda_value: float, seed: int) -> None:
-    features = grid(seed=seed)
-    found = k_reciprocal(
+    features = grid_features(seed=seed)
+    reranked = k_reciprocal(
         features[:13], features[13:], k1=k1, k2=k2, lambda_value=lambda_value, variant=variant, metric="euclidean",
         block=16,
     )  # fmt: skip
-    expected = dense(squared_distances(features), 13, k1, k2, lambda_value, variant)
-    torch.testing.assert_close(found.distances(0, 13), expected, rtol=0, atol=1e-5)
+    expected = dense_reference(squared_distances(features), 13, k1, k2, lambda_value, variant)
+    torch.testing.assert_close(reranked.distances(0, 13), expected, rtol=0, atol=1e-5)
 
 
 @variants
 def test_features_far_apart_do_not_vanish(variant: Variant) -> None:
-    """Without the weights' sum of 1, exp(-d²) of these is 0 in float32 for all but an image itself."""
-    features = 1000 * identities()
-    found = k_reciprocal(features[:13], features[13:], lambda_value=0, variant=variant, metric="euclidean")
-    expected = dense(squared_distances(features), 13, 20, 6, 0, variant)
-    torch.testing.assert_close(found.distances(0, 13), expected, rtol=0, atol=1e-5)
+    """Without normalized weights exp(-d²) is 0 in float32 for all but the image itself."""
+    features = 1000 * clustered_features()
+    reranked = k_reciprocal(features[:13], features[13:], lambda_value=0, variant=variant, metric="euclidean")
+    expected = dense_reference(squared_distances(features), 13, 20, 6, 0, variant)
+    torch.testing.assert_close(reranked.distances(0, 13), expected, rtol=0, atol=1e-5)
 
 
 @variants
 def test_more_copies_than_neighbors(variant: Variant) -> None:
-    """The later copies are not among their own nearest: their sets are empty, and they share nothing with anyone."""
+    """The later copies are not among their own nearest: their neighbor sets are empty and share nothing."""
     features = torch.ones(9, 3)
-    found = k_reciprocal(features[:2], features[2:], k1=3, k2=1, variant=variant, metric="euclidean").distances(0, 2)
+    reranked_distances = k_reciprocal(
+        features[:2], features[2:], k1=3, k2=1, variant=variant, metric="euclidean"
+    ).distances(0, 2)
     nearest = 2 if variant == "zhong" else 1  # of the gallery among the first 4, or 3, of all
-    torch.testing.assert_close(found, torch.tensor([[0.0] * nearest + [0.7] * (7 - nearest)] * 2), rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        reranked_distances, torch.tensor([[0.0] * nearest + [0.7] * (7 - nearest)] * 2), rtol=0, atol=1e-6
+    )
 
 
-# --- what the size of blocks must not change --------------------------------------------------------------------------
+# --- block sizes ------------------------------------------------------------------------------------------------------
 
 
 @variants
 @pytest.mark.parametrize("block", [1, 7, 30, 59, 60])
 def test_tiles_of_any_size(variant: Variant, block: int) -> None:
-    features = grid()
-    whole = k_reciprocal(features[:13], features[13:], k1=5, variant=variant, metric="euclidean")
+    features = grid_features()
+    untiled = k_reciprocal(features[:13], features[13:], k1=5, variant=variant, metric="euclidean")
     tiled = k_reciprocal(features[:13], features[13:], k1=5, variant=variant, metric="euclidean", block=block)
-    assert torch.equal(whole.distances(0, 13), tiled.distances(0, 13))
+    assert torch.equal(untiled.distances(0, 13), tiled.distances(0, 13))
 
 
-def test_distances_of_some_queries_are_a_part_of_all() -> None:
-    features = identities()
-    found = k_reciprocal(features[:13], features[13:])
-    assert (found.queries, found.gallery) == (13, 47)
-    whole = found.distances(0, 13)
-    assert (whole.shape, whole.dtype) == ((13, 47), torch.float32)
-    torch.testing.assert_close(found.distances(5, 9), whole[5:9])
-    torch.testing.assert_close(found.distances(9, 99), whole[9:])
+def test_distances_of_a_range_of_queries_are_rows_of_all_distances() -> None:
+    features = clustered_features()
+    reranked = k_reciprocal(features[:13], features[13:])
+    assert (reranked.queries, reranked.gallery) == (13, 47)
+    all_distances = reranked.distances(0, 13)
+    assert (all_distances.shape, all_distances.dtype) == ((13, 47), torch.float32)
+    torch.testing.assert_close(reranked.distances(5, 9), all_distances[5:9])
+    torch.testing.assert_close(reranked.distances(9, 99), all_distances[9:])
 
 
 @variants
 @pytest.mark.parametrize("k", [1, 10, 47, 99])
 def test_nearest(variant: Variant, k: int) -> None:
-    features = grid()
-    found = k_reciprocal(features[:13], features[13:], k1=4, lambda_value=0, variant=variant, metric="euclidean")
-    distances, places = found.distances(0, 13).sort(dim=1, stable=True)
-    nearest = found.nearest(k, block=5)
+    features = grid_features()
+    reranked = k_reciprocal(features[:13], features[13:], k1=4, lambda_value=0, variant=variant, metric="euclidean")
+    distances, columns = reranked.distances(0, 13).sort(dim=1, stable=True)
+    nearest = reranked.nearest(k, block=5)
     assert torch.equal(nearest[0], distances[:, :k])
-    assert torch.equal(nearest[1], places[:, :k])
+    assert torch.equal(nearest[1], columns[:, :k])
 
 
 # --- inputs -----------------------------------------------------------------------------------------------------------
 
 
-def test_inputs_are_left_as_they_are() -> None:
-    query, gallery = torch.split(identities(), [13, 47])
+def test_inputs_are_not_modified() -> None:
+    query, gallery = torch.split(clustered_features(), [13, 47])
     before = query.clone(), gallery.clone()
     k_reciprocal(query, gallery).distances(0, 13)
     assert torch.equal(query, before[0])
     assert torch.equal(gallery, before[1])
 
 
-def test_half_precision_and_gradients_are_put_aside() -> None:
-    features = identities().half().requires_grad_()
-    found = k_reciprocal(features[:13], features[13:]).distances(0, 13)
+def test_half_precision_and_gradients_do_not_change_the_result() -> None:
+    features = clustered_features().half().requires_grad_()
+    reranked_distances = k_reciprocal(features[:13], features[13:]).distances(0, 13)
     expected = k_reciprocal(features[:13].detach().float(), features[13:].detach().float()).distances(0, 13)
-    assert not found.requires_grad
-    assert torch.equal(found, expected)
+    assert not reranked_distances.requires_grad
+    assert torch.equal(reranked_distances, expected)
 
 
-def test_a_feature_of_zeros_has_a_cosine_of_0_with_all() -> None:
+def test_a_zero_vector_has_a_cosine_of_0_with_all() -> None:
     query = torch.zeros(1, 8)
-    found = k_reciprocal(query, identities(), lambda_value=1, variant="fastreid").distances(0, 1)
-    assert found.tolist() == [[1.0] * 60]
+    reranked_distances = k_reciprocal(query, clustered_features(), lambda_value=1, variant="fastreid").distances(0, 1)
+    assert reranked_distances.tolist() == [[1.0] * 60]
 
 
-FEATURES = identities()
+FEATURES = clustered_features()
 NAN, INF = float("nan"), float("inf")
 
 
-def spoiled(row: int, value: float) -> Tensor:
+def features_with(row: int, value: float) -> Tensor:
     features = FEATURES.clone()
     features[row, 3] = value
     return features
 
 
 @pytest.mark.parametrize(
-    ("query", "gallery", "said"),
+    ("query", "gallery", "message"),
     [
         (FEATURES[:0], FEATURES, "there are 0 query and 60 gallery features"),
         (FEATURES, FEATURES[:0], "there are 60 query and 0 gallery features"),
         (FEATURES[0], FEATURES, r"query features must be N x D, not of shape \(8,\)"),
         (FEATURES, FEATURES[:, :7], "query features have 8 numbers, gallery features 7"),
-        (spoiled(4, NAN), FEATURES, r"query_features\[4\] is not finite, or too large to be squared \(1 of 120"),
-        (FEATURES, spoiled(7, INF), r"gallery_features\[7\] is not finite"),
-        (FEATURES, spoiled(7, 1e19), r"gallery_features\[7\] is not finite, or too large"),
+        (features_with(4, NAN), FEATURES, r"query_features\[4\] is not finite, or too large to be squared \(1 of 120"),
+        (FEATURES, features_with(7, INF), r"gallery_features\[7\] is not finite"),
+        (FEATURES, features_with(7, 1e19), r"gallery_features\[7\] is not finite, or too large"),
     ],
     ids=["no query", "no gallery", "a vector", "widths", "nan", "inf", "too large"],
 )
-def test_wrong_features(query: Tensor, gallery: Tensor, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_invalid_features_are_reported(query: Tensor, gallery: Tensor, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         k_reciprocal(query, gallery)
 
 
-WRONG: dict[str, tuple[dict[str, Any], str]] = {
+INVALID_OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "k1": ({"k1": 0}, "k1 is 0; it is at least 1"),
     "k2": ({"k2": 0}, "k2 is 0"),
     "block": ({"block": 0}, "block is 0"),
@@ -252,25 +262,25 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize(("keys", "said"), WRONG.values(), ids=WRONG)
-def test_wrong_numbers(keys: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        k_reciprocal(FEATURES, FEATURES, **keys)
+@pytest.mark.parametrize(("options", "message"), INVALID_OPTIONS.values(), ids=INVALID_OPTIONS)
+def test_invalid_options_are_reported(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        k_reciprocal(FEATURES, FEATURES, **options)
 
 
-def test_wrong_metric() -> None:
+def test_an_unknown_metric_is_reported() -> None:
     with pytest.raises(ValueError, match="metric is 'cos'"):
         k_reciprocal(FEATURES, FEATURES, metric="cos")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("keys", [{"k": 0}, {"k": 1, "block": 0}], ids=["k", "block"])
-def test_wrong_neighbors(keys: dict[str, int]) -> None:
+def test_invalid_options_of_nearest_are_reported(keys: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="it is at least 1"):
         k_reciprocal(FEATURES, FEATURES).nearest(**keys)
 
 
 @variants
-def test_arrays_give_what_tensors_give(variant: Variant) -> None:
+def test_arrays_and_tensors_give_the_same_distances(variant: Variant) -> None:
     arrays = FEATURES[:10].numpy(), FEATURES[10:].double().numpy()
     expected = k_reciprocal(FEATURES[:10], FEATURES[10:], variant=variant).distances(0, 10)
     assert torch.equal(k_reciprocal(*arrays, variant=variant).distances(0, 10), expected)
@@ -279,9 +289,9 @@ def test_arrays_give_what_tensors_give(variant: Variant) -> None:
 @pytest.mark.gpu
 @variants
 def test_cuda(variant: Variant) -> None:
-    features = identities(300)
-    here = k_reciprocal(features[:50], features[50:], variant=variant, block=64)
-    there = k_reciprocal(features[:50].cuda(), features[50:].cuda(), variant=variant, block=64)
-    assert there.distances(0, 50).is_cuda
-    torch.testing.assert_close(there.distances(0, 50).cpu(), here.distances(0, 50), rtol=0, atol=1e-5)
-    assert torch.equal(there.nearest(5)[1].cpu(), here.nearest(5)[1])
+    features = clustered_features(300)
+    on_cpu = k_reciprocal(features[:50], features[50:], variant=variant, block=64)
+    on_gpu = k_reciprocal(features[:50].cuda(), features[50:].cuda(), variant=variant, block=64)
+    assert on_gpu.distances(0, 50).is_cuda
+    torch.testing.assert_close(on_gpu.distances(0, 50).cpu(), on_cpu.distances(0, 50), rtol=0, atol=1e-5)
+    assert torch.equal(on_gpu.nearest(5)[1].cpu(), on_cpu.nearest(5)[1])

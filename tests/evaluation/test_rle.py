@@ -1,4 +1,4 @@
-"""Masks of what is found as run lengths: detectron2's pixels."""
+"""Masks of detections as run lengths, with detectron2's rounding of pixels."""
 
 import numpy as np
 import pytest
@@ -14,12 +14,12 @@ pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:Depreca
 
 
 def pixels(runs: str, size: tuple[int, int] = SIZE) -> np.ndarray:
-    found: np.ndarray = coco_mask.decode({"size": list(size), "counts": runs}).astype(bool)
-    return found
+    mask: np.ndarray = coco_mask.decode({"size": list(size), "counts": runs}).astype(bool)
+    return mask
 
 
 def sampled(mask: torch.Tensor, box: torch.Tensor, size: tuple[int, int]) -> np.ndarray:
-    """Values at the middles of all pixels, by torch's own interpolation."""
+    """Return the values at all pixel centres, interpolated by torch."""
     left, top, right, bottom = box
     down = (torch.arange(size[0]) + 0.5 - top) / (bottom - top) * 2 - 1
     across = (torch.arange(size[1]) + 0.5 - left) / (right - left) * 2 - 1
@@ -36,23 +36,23 @@ def test_masks_are_pasted_as_by_torch(seed: int) -> None:
     boxes = torch.cat([corners, corners + torch.rand(30, 2, generator=generator) * 60 + 0.5], 1)
     boxes[0] = torch.tensor([0.0, 0, 90, 60])
     boxes[1] = torch.tensor([-20.0, -20, 110, 80])
-    boxes[2] = torch.tensor([10.0, 0, 12, 60])  # its columns follow each other
+    boxes[2] = torch.tensor([10.0, 0, 12, 60])  # full columns: one run continues into the next column
     masks[2] = 2.0
     for mask, box, runs in zip(masks, boxes, paste_masks(masks.numpy(), boxes.numpy(), SIZE), strict=True):
         values = sampled(mask, box, SIZE)
         clear = np.abs(values - 0.5) > 1e-5
         assert np.array_equal(pixels(runs)[clear], (values >= 0.5)[clear])
         assert clear.mean() > 0.99
-        again = coco_mask.encode(np.asfortranarray(pixels(runs).astype(np.uint8)))["counts"].decode()
-        assert runs == again, "run lengths are those that pycocotools would write"
+        encoded = coco_mask.encode(np.asfortranarray(pixels(runs).astype(np.uint8)))["counts"].decode()
+        assert runs == encoded, "run lengths are those that pycocotools would write"
 
 
 @pytest.mark.parametrize(
     "box", [[5, 5, 5, 9], [5, 9, 9, 5], [200, 200, 220, 220], [float("nan"), 0, 9, 9], [0, 0, float("inf"), 9]]
 )
-def test_boxes_without_pixels(box: list[float]) -> None:
+def test_boxes_without_pixels_give_empty_masks(box: list[float]) -> None:
     assert not pixels(paste_masks(np.ones((1, 7, 7), np.float32), np.array([box], np.float32), SIZE)[0]).any()
 
 
-def test_no_masks() -> None:
+def test_no_masks_give_an_empty_list() -> None:
     assert paste_masks(np.zeros((0, 7, 7), np.float32), np.zeros((0, 4), np.float32), SIZE) == []

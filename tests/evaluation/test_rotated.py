@@ -1,4 +1,4 @@
-"""DOTA's mAP against a plain loop after its development kit, with polygons clipped by hand."""
+"""DOTA's mAP against a loop that follows its development kit, with polygons clipped by hand."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ INFO = DatasetInfo(samples=0, classes=("ship", "storage/tank", "plane"), boxes=T
 
 
 def image_of(number: int) -> ImageResult:
-    """Five objects, one of them difficult, and twelve detections near them, some of other classes."""
+    """Return five objects, one of them difficult, and twelve detections near them, some of other classes."""
     random = np.random.default_rng(number)
     objects = random_boxes(5, seed=number)
     near = objects[random.integers(5, size=12)]
@@ -44,41 +44,41 @@ def image_of(number: int) -> ImageResult:
 IMAGES = [image_of(number) for number in range(5)]
 
 
-def by_the_kit(label: int, threshold: float, year: int) -> float:
-    """In order of their scores; of objects of the class the one with the largest IoU counts."""
+def reference_ap(label: int, threshold: float, year: int) -> float:
+    """Match detections in score order, each to the object of its class with the largest IoU; return the AP."""
     rows = [(float(image.scores[row]), image, row) for image in IMAGES for row in np.flatnonzero(image.labels == label)]
-    taken, marks = set(), []
+    matched, is_correct = set(), []
     for _, image, row in sorted(rows, key=lambda row: -row[0]):
-        own = np.flatnonzero(image.ground_truth.labels == label)
+        candidates = np.flatnonzero(image.ground_truth.labels == label)
         objects = random_boxes(5, seed=int(image.name))
-        ious = [clipped_iou(objects[index], torch.from_numpy(image.boxes[row])) for index in own]
-        best = own[int(np.argmax(ious))] if len(own) else -1
-        if not len(own) or max(ious) <= threshold:
-            marks.append(0)
+        ious = [clipped_iou(objects[index], torch.from_numpy(image.boxes[row])) for index in candidates]
+        best = candidates[int(np.argmax(ious))] if len(candidates) else -1
+        if not len(candidates) or max(ious) <= threshold:
+            is_correct.append(0)
         elif not image.ground_truth.crowd[best]:
-            marks.append(int((image.name, best) not in taken))
-            taken.add((image.name, best))
+            is_correct.append(int((image.name, best) not in matched))
+            matched.add((image.name, best))
     count = sum(int(((image.ground_truth.labels == label) & ~image.ground_truth.crowd).sum()) for image in IMAGES)
-    return (eleven_point_average if year == 2007 else area_under_curve)(np.array(marks), count)
+    return (eleven_point_average if year == 2007 else area_under_curve)(np.array(is_correct), count)
 
 
-def test_scores_of_the_development_kit() -> None:
+def test_scores_equal_those_of_the_development_kit() -> None:
     for year in (2007, 2012):
         scores = DotaMap(INFO, year=year).compute([IMAGES])  # type: ignore[arg-type]
         for name, threshold in (("AP50", 0.5), ("AP75", 0.75)):
-            expected = np.mean([by_the_kit(label, threshold, year) for label in (0, 1)])
+            expected = np.mean([reference_ap(label, threshold, year) for label in (0, 1)])
             assert 0.05 < scores[name] == pytest.approx(expected, abs=1e-9)
     assert list(DotaMap(INFO).better) == ["AP50", "AP75", "AP"]
 
 
-def test_any_number_of_processes_and_the_files() -> None:
-    whole, parts = DotaMap(INFO), DotaMap(INFO)
-    states, shares = [IMAGES], [IMAGES[rank::3] for rank in range(3)]
-    assert whole.compute(states) == parts.compute(shares)
-    assert whole.details(states) == parts.details(shares)
-    assert {row["class"] for row in whole.details(states)["per_class"] if row["AP50"] is None} == {"plane"}
-    files = whole.files(states)
-    assert files == parts.files(shares) and list(files) == [
+def test_any_number_of_processes_gives_the_same_scores_and_files() -> None:
+    single_process, multi_process = DotaMap(INFO), DotaMap(INFO)
+    states, rank_states = [IMAGES], [IMAGES[rank::3] for rank in range(3)]
+    assert single_process.compute(states) == multi_process.compute(rank_states)
+    assert single_process.details(states) == multi_process.details(rank_states)
+    assert {row["class"] for row in single_process.details(states)["per_class"] if row["AP50"] is None} == {"plane"}
+    files = single_process.files(states)
+    assert files == multi_process.files(rank_states) and list(files) == [
         "Task1_ship.txt",
         "Task1_storage_tank.txt",
         "Task1_plane.txt",
@@ -91,7 +91,7 @@ def test_any_number_of_processes_and_the_files() -> None:
     assert [float(value) for value in first[2:]] == pytest.approx(corners.tolist(), abs=0.006)
 
 
-def test_a_batch_and_the_wrong_data() -> None:
+def test_resized_batches_are_evaluated_and_upright_data_are_refused() -> None:
     image = IMAGES[0]
     boxes, scores, labels = (torch.from_numpy(np.ascontiguousarray(rows))[None] for rows in image[2:5])
     predictions = {"boxes": boxes.float(), "scores": scores, "labels": labels}

@@ -1,4 +1,4 @@
-"""Scores that are precisions."""
+"""Calibration of detection scores to precisions."""
 
 from typing import Any
 
@@ -21,25 +21,25 @@ CLASSES = ("cat", "dog", "cow")
 
 
 def images_of(count: int) -> list[ImageResult]:
-    """Images with a cat or a dog in each of 20 cells; of detections with score s the share s squared is right (cats),
-    or its root (dogs); there is a single cow."""
+    """Return images with a cat or a dog in each of 20 cells, and a single cow. The precision of detections with score s
+    is its square (cats) or its root (dogs)."""
     random = np.random.default_rng(0)
     results = []
     for number in range(count):
         scores, labels = random.uniform(0.02, 0.98, 21), np.append(random.integers(0, 2, 20), 2)
-        right = random.random(21) < np.where(labels == 0, scores**2, scores**0.5)
+        is_correct = random.random(21) < np.where(labels == 0, scores**2, scores**0.5)
         corners = np.array([[20.0 * cell, 0, 20.0 * cell + 10, 10] for cell in range(21)])
         ground_truth = GroundTruth(
             image_id=number,
             size=(10, 420),
-            ids=np.arange(right.sum()),
-            boxes=np.concatenate([corners[:, :2], corners[:, 2:] - corners[:, :2]], 1)[right],
-            labels=labels[right],
-            areas=np.full(right.sum(), 100.0),
-            crowd=np.zeros(right.sum(), bool),
+            ids=np.arange(is_correct.sum()),
+            boxes=np.concatenate([corners[:, :2], corners[:, 2:] - corners[:, :2]], 1)[is_correct],
+            labels=labels[is_correct],
+            areas=np.full(is_correct.sum(), 100.0),
+            crowd=np.zeros(is_correct.sum(), bool),
         )
-        kept = 21 if number == 0 else 20
-        detections = corners[:kept], scores[:kept], labels[:kept]
+        count = 21 if number == 0 else 20
+        detections = corners[:count], scores[:count], labels[:count]
         results.append(ImageResult(str(number), ground_truth, *detections, None, None))
     return results
 
@@ -50,8 +50,8 @@ def test_scores_become_precisions() -> None:
     scores = evaluator.compute([states])
     assert scores["d_ece"] > 0.15 and scores["d_ece_calibrated"] < 0.07
     assert list(evaluator.better) == list(reversed(scores))
-    again = ScoreCalibration(DatasetInfo(samples=1, classes=CLASSES, boxes=True))
-    assert again.compute([states[1::2], states[::2]]) == scores, "on two processes"
+    merging = ScoreCalibration(DatasetInfo(samples=1, classes=CLASSES, boxes=True))
+    assert merging.compute([states[1::2], states[::2]]) == scores, "on two processes"
     rows = evaluator.details([states])["score_calibration"]
     assert [row["class"] for row in rows] == list(CLASSES) and rows[2]["d_ece"] is None
     assert all(row["d_ece_calibrated"] < row["d_ece"] for row in rows[:2])
@@ -67,18 +67,18 @@ def test_scores_become_precisions() -> None:
 def test_maps_are_applied_to_tensors() -> None:
     maps = {"cat": (2.0, -1.0), "cow": (0.5, 0.25)}
     scores, labels = torch.tensor([[0.0, 0.25, 0.5, 1.0, 0.0]]), torch.tensor([[0, 0, 1, 2, -1]])
-    found = ScoreMaps(maps, CLASSES)(scores, labels)
+    calibrated = ScoreMaps(maps, CLASSES)(scores, labels)
     expected = [*calibrate(np.array([0.0, 0.25]), 2, -1), 0.5, *calibrate(np.array([1.0]), 0.5, 0.25), 0]
-    assert found[0].tolist() == pytest.approx(expected, abs=1e-5)
+    assert calibrated[0].tolist() == pytest.approx(expected, abs=1e-5)
     assert ScoreMaps(maps, CLASSES).state_dict() == {}
-    for wrong, message in (({"pig": (1.0, 0.0)}, "no class 'pig'"), ({"cat": (0.0, 0.0)}, "it must be above 0")):
+    for invalid_maps, message in (({"pig": (1.0, 0.0)}, "no class 'pig'"), ({"cat": (0.0, 0.0)}, "it must be above 0")):
         with pytest.raises(ValueError, match=message):
-            ScoreMaps(wrong, CLASSES)
+            ScoreMaps(invalid_maps, CLASSES)
 
 
 def test_fits_and_errors() -> None:
     assert calibration_error(np.array([0.9, 0.9, 0.2]), np.array([1, 0, 0]), 10) == pytest.approx(1 / 3)
-    falling = np.linspace(0.1, 0.9, 40)
-    assert fit_scores(falling, (falling < 0.5).astype(np.int64)) is None
-    sure = fit_scores(falling, (falling > 0.2).astype(np.int64))
-    assert sure is not None and sure[0] < 10, "the classes are separable, and the map is finite"
+    scores = np.linspace(0.1, 0.9, 40)
+    assert fit_scores(scores, (scores < 0.5).astype(np.int64)) is None
+    separable_fit = fit_scores(scores, (scores > 0.2).astype(np.int64))
+    assert separable_fit is not None and separable_fit[0] < 10, "the map of separable classes is finite"

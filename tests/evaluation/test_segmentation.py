@@ -1,7 +1,8 @@
-"""Segmentation: the numbers of detectron2, panopticapi and the authors of Boundary IoU, on any number of processes."""
+"""Segmentation: scores of detectron2, panopticapi and the authors of Boundary IoU, on any number of processes."""
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -44,16 +45,16 @@ def panoptic_rows(case: str) -> list[Row]:
     for number, row in enumerate(rows_of(f"panoptic/{case}")):
         segments, labels = row["segments"].astype(np.int32), row["labels"]
         classes = np.array([255, *labels], np.uint8)[segments]
-        truth = GroundTruthMap(number, classes, segments, labels, row["crowd"])
+        ground_truth = GroundTruthMap(number, classes, segments, labels, row["crowd"])
         predicted = {"segments": row["predicted"].astype(np.int32), "segment_labels": row["predicted_labels"]}
-        rows.append((truth, {name: torch.from_numpy(values) for name, values in predicted.items()}))
+        rows.append((ground_truth, {name: torch.from_numpy(values) for name, values in predicted.items()}))
     return rows
 
 
 def batch_of(rows: Sequence[Row]) -> tuple[Predictions, Batch]:
-    """Predictions padded to the largest image and to the most segments."""
-    fills = {"segmentation": 255, "segments": 7, "segment_labels": -1}  # outside of the image the values do not count
-    predictions = {"image_size": torch.tensor([truth.labels.shape for truth, _ in rows])}
+    """Return predictions and batch, padded to the largest image and to the most segments."""
+    fills = {"segmentation": 255, "segments": 7, "segment_labels": -1}  # values in the padding do not count
+    predictions = {"image_size": torch.tensor([ground_truth.labels.shape for ground_truth, _ in rows])}
     for name in rows[0][1]:
         values = [row[name] for _, row in rows]
         ends = torch.tensor([list(value.shape) for value in values]).amax(0).tolist()
@@ -62,13 +63,13 @@ def batch_of(rows: Sequence[Row]) -> tuple[Predictions, Batch]:
             target[tuple(map(slice, value.shape))] = value
         predictions[name] = torch.stack(padded)
     return predictions, {
-        "ground_truth_map": [truth for truth, _ in rows],
-        "id": [str(truth.image_id) for truth, _ in rows],
+        "ground_truth_map": [ground_truth for ground_truth, _ in rows],
+        "id": [str(ground_truth.image_id) for ground_truth, _ in rows],
     }
 
 
-def seen(make: Callable[[], Any], rows: Sequence[Row], cuts: Sequence[int] = ()) -> tuple[dict[str, float], Any]:
-    """Scores and tables when several processes see a part each, in batches of 2."""
+def evaluate(make: Callable[[], Any], rows: Sequence[Row], cuts: Sequence[int] = ()) -> tuple[dict[str, float], Any]:
+    """Return scores and tables of several processes, each with a part of the images, in batches of 2."""
     states = []
     for first, last in pairwise([0, *cuts, len(rows)]):
         evaluator = make()
@@ -82,10 +83,10 @@ def seen(make: Callable[[], Any], rows: Sequence[Row], cuts: Sequence[int] = ())
 
 
 @pytest.mark.parametrize("case", EXPECTED["semantic"])
-def test_semantic_scores_are_detectron2s(case: str) -> None:
+def test_semantic_scores_equal_those_of_detectron2(case: str) -> None:
     expected = EXPECTED["semantic"][case]
     count = len(expected["boundary"])
-    scores, tables = seen(lambda: Semantic(info(count), boundary=True), semantic_rows(case))
+    scores, tables = evaluate(lambda: Semantic(info(count), boundary=True), semantic_rows(case))
     columns = {"IoU": "IoU", "ACC": "accuracy"}
     for name, value in expected["scores"].items():
         kind, _, label = name.partition("-")
@@ -98,10 +99,10 @@ def test_semantic_scores_are_detectron2s(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", EXPECTED["panoptic"])
-def test_panoptic_scores_are_panopticapis(case: str) -> None:
+def test_panoptic_scores_equal_those_of_panopticapi(case: str) -> None:
     expected = EXPECTED["panoptic"][case]
     count = len(expected["per_class"])
-    scores, tables = seen(lambda: Panoptic(info(count, expected["countable"])), panoptic_rows(case))
+    scores, tables = evaluate(lambda: Panoptic(info(count, expected["countable"])), panoptic_rows(case))
     for group, suffix in {"All": "", "Things": "_th", "Stuff": "_st"}.items():
         for name in ("PQ", "SQ", "RQ"):
             assert scores[name + suffix] == pytest.approx(expected[group][name.lower()], rel=0, abs=1e-9)
@@ -115,25 +116,30 @@ def test_panoptic_scores_are_panopticapis(case: str) -> None:
 
 
 def test_boundary_panoptic_quality_by_hand() -> None:
-    """Boundaries are one pixel wide here: of 5 x 10 pixels 26 lie on it, of 5 x 9 pixels 24, and 21 on both."""
-    whole, cut = np.ones((10, 10), np.int32), np.ones((10, 10), np.int32)
-    whole[:, 5:], cut[:, 5:], cut[0, :5] = 2, 2, 0
+    """Boundaries are one pixel wide: 26 of 5 x 10 pixels lie on it, 24 of 5 x 9 pixels, and 21 on both."""
+    full, cropped = np.ones((10, 10), np.int32), np.ones((10, 10), np.int32)
+    full[:, 5:], cropped[:, 5:], cropped[0, :5] = 2, 2, 0
     labels, rows = np.array([0, 1]), []
-    for number, (true, predicted) in enumerate(((whole, cut), (cut, whole))):
-        ground_truth = GroundTruthMap(number, np.zeros((10, 10), np.uint8), true, labels, np.zeros(2, bool))
-        rows.append((ground_truth, {"segments": torch.tensor(predicted), "segment_labels": torch.tensor(labels)}))
-    scores, tables = seen(lambda: Panoptic(info(2), boundary=True), rows)
-    first = ((21 / 29) + 21 / (24 + 26 - 5 - 21)) / 2  # 5 pixels without a true segment do not count
+    for number, (truth_segments, predicted_segments) in enumerate(((full, cropped), (cropped, full))):
+        ground_truth = GroundTruthMap(number, np.zeros((10, 10), np.uint8), truth_segments, labels, np.zeros(2, bool))
+        rows.append(
+            (ground_truth, {"segments": torch.tensor(predicted_segments), "segment_labels": torch.tensor(labels)})
+        )
+    scores, tables = evaluate(lambda: Panoptic(info(2), boundary=True), rows)
+    first = ((21 / 29) + 21 / (24 + 26 - 5 - 21)) / 2  # 5 pixels without a ground-truth segment do not count
     assert scores["PQ"] == pytest.approx((0.95 + 1) / 2) and scores["boundary_RQ"] == 1
     assert [row["boundary_PQ"] for row in tables["per_class"]] == pytest.approx([first, 1])
     assert scores["boundary_PQ"] == scores["boundary_SQ"] == pytest.approx((first + 1) / 2)
 
 
 def test_crowds_and_unlabeled_pixels_matter_in_the_golden_maps() -> None:
-    """The golden cases would be worth little if the rules about these never applied."""
+    """Without crowds the golden scores differ, so the golden cases cover the rules about them."""
     rows, expected = panoptic_rows("usual"), EXPECTED["panoptic"]["usual"]["All"]["pq"]
-    without = [(GroundTruthMap(0, t.labels, t.segments, t.segment_labels, np.zeros_like(t.crowd)), p) for t, p in rows]
-    assert seen(lambda: Panoptic(info(8)), without)[0]["PQ"] != pytest.approx(expected, abs=1e-3)
+    rows_without_crowds = [
+        (replace(ground_truth, image_id=0, crowd=np.zeros_like(ground_truth.crowd)), predictions)
+        for ground_truth, predictions in rows
+    ]
+    assert evaluate(lambda: Panoptic(info(8)), rows_without_crowds)[0]["PQ"] != pytest.approx(expected, abs=1e-3)
 
 
 @pytest.mark.parametrize("cuts", [[], [1], [0, 2, 5], [1, 2, 3, 4, 5]])
@@ -142,12 +148,12 @@ def test_any_number_of_processes_gives_the_same_digits(cuts: list[int]) -> None:
         (lambda: Semantic(info(7), boundary=True), semantic_rows("usual")),
         (lambda: Panoptic(info(8, [0, 2, 3, 5]), boundary=True), panoptic_rows("usual")[:6]),
     ):
-        assert seen(make, rows, cuts) == seen(make, rows[::-1])
+        assert evaluate(make, rows, cuts) == evaluate(make, rows[::-1])
 
 
 def test_worst_images_and_confusions() -> None:
     rows = [semantic_row(1, [[0, 0], [1, 255]], [[0, 1], [1, 1]]), semantic_row(2, [[0, 0]], [[1, 255]])]
-    scores, tables = seen(lambda: Semantic(info(2)), rows)
+    scores, tables = evaluate(lambda: Semantic(info(2)), rows)
     assert tables["worst"] == [
         {"id": "2", "image_id": 2, "mIoU": 0.0, "pACC": 0.0},
         {"id": "1", "image_id": 1, "mIoU": 0.5, "pACC": pytest.approx(2 / 3)},
@@ -158,15 +164,18 @@ def test_worst_images_and_confusions() -> None:
 
 def test_data_without_labels_has_no_scores() -> None:
     rows = [semantic_row(1, [[255, 255]], [[0, 0]])]
-    assert seen(lambda: Semantic(info(2), boundary=True), rows)[0] == {}
+    assert evaluate(lambda: Semantic(info(2), boundary=True), rows)[0] == {}
     empty = GroundTruthMap(1, np.full((1, 2), 255, np.uint8), *(np.zeros(shape, int) for shape in ((1, 2), 0, 0)))
     empty_crowd = GroundTruthMap(1, empty.labels, empty.segments, empty.segment_labels, np.zeros(0, bool))
-    none = {"segments": torch.zeros(1, 2, dtype=torch.int32), "segment_labels": torch.zeros(0, dtype=torch.int64)}
-    assert seen(lambda: Panoptic(info(2)), [(empty_crowd, none)])[0] == {}
+    no_segments = {
+        "segments": torch.zeros(1, 2, dtype=torch.int32),
+        "segment_labels": torch.zeros(0, dtype=torch.int64),
+    }
+    assert evaluate(lambda: Panoptic(info(2)), [(empty_crowd, no_segments)])[0] == {}
     assert Semantic(info(2)).compute([]) == {} == Panoptic(info(2)).compute([Panoptic(info(2)).state()])
 
 
-def test_maps_that_do_not_fit() -> None:
+def test_maps_that_do_not_fit_are_reported() -> None:
     true = np.zeros((2, 3), np.uint8)
     predictions = {"segmentation": torch.zeros(1, 3, 3), "image_size": torch.tensor([[3, 3]])}
     predictions |= {"segments": torch.zeros(1, 2, 3), "segment_labels": torch.zeros(1, 0)}

@@ -1,4 +1,4 @@
-"""Query expansion, shares accepted by a threshold, and given pairs: FastReID's numbers, the definitions, errors."""
+"""Query expansion, true accept rates, and verification of pairs: FastReID's scores, the definitions, errors."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def golden(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
 def test_golden_aqe(times: int) -> None:
     inputs, outputs = golden("aqe")
     query, gallery = np.array(inputs["query"]), np.array(inputs["gallery"])
-    found = expand_features(query, gallery, k=inputs["qe_k"], alpha=inputs["alpha"], times=times)
+    expanded = expand_features(query, gallery, k=inputs["qe_k"], alpha=inputs["alpha"], times=times)
     expected = outputs[f"qe_times={times}"]
-    for side, name in zip(found, ("query", "gallery"), strict=True):
+    for side, name in zip(expanded, ("query", "gallery"), strict=True):
         np.testing.assert_allclose(side, expected[name], rtol=1e-5, atol=1e-5)
 
 
-def test_a_neighbor_that_points_away_has_no_weight() -> None:
+def test_a_neighbor_with_negative_cosine_has_no_weight() -> None:
     """FastReID's weight is NaN here."""
     query, gallery = expand_features([[1.0, 0.0]], [[-1.0, 0.5]], k=2, alpha=2.5)
     np.testing.assert_allclose(query, [[0.5, 0]])
@@ -51,7 +51,7 @@ def test_a_neighbor_that_points_away_has_no_weight() -> None:
 
 
 def test_fewer_features_than_neighbors() -> None:
-    """FastReID raises here; with alpha 0 it is the plain mean."""
+    """FastReID raises here. With alpha 0 the result is the unweighted mean."""
     query, gallery = expand_features([[2.0, 0.0]], [[1.0, 1.0]], k=10, alpha=0)
     np.testing.assert_allclose(torch.cat([query, gallery]), [[1.5, 0.5]] * 2)
 
@@ -60,43 +60,43 @@ def test_expansion_in_blocks_and_by_its_definition() -> None:
     random = np.random.default_rng(0)
     features = random.standard_normal((700, 8)).astype(np.float32)
     q, g = expand_features(features[:200], features[200:], k=4, alpha=2)
-    again = expand_features(features[:200], features[200:], k=4, alpha=2, block=1)
-    assert torch.equal(q, again[0]) and torch.equal(g, again[1])
+    blockwise = expand_features(features[:200], features[200:], k=4, alpha=2, block=1)
+    assert torch.equal(q, blockwise[0]) and torch.equal(g, blockwise[1])
     unit = features / np.linalg.norm(features, axis=1, keepdims=True)
     cosines = unit @ unit.T
-    first = np.argsort(-cosines, axis=1)[:, :4]
-    weights = np.take_along_axis(cosines, first, 1).clip(0) ** 2
-    np.testing.assert_allclose(torch.cat([q, g]), (weights[..., None] * features[first]).mean(1), atol=1e-5)
+    neighbors = np.argsort(-cosines, axis=1)[:, :4]
+    weights = np.take_along_axis(cosines, neighbors, 1).clip(0) ** 2
+    np.testing.assert_allclose(torch.cat([q, g]), (weights[..., None] * features[neighbors]).mean(1), atol=1e-5)
 
 
 @pytest.mark.parametrize(
     ("keys", "message"),
     [({"k": 0}, "k=0"), ({"alpha": -1}, "alpha=-1"), ({"times": -1}, "times=-1"), ({"alpha": math.nan}, "alpha=nan")],
 )
-def test_expansion_out_of_range(keys: dict[str, Any], message: str) -> None:
+def test_expansion_options_out_of_range_are_reported(keys: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         expand_features([[1.0]], [[1.0]], **keys)
 
 
-def test_expansion_of_what_does_not_fit() -> None:
+def test_expansion_of_features_of_different_widths_is_reported() -> None:
     with pytest.raises(ValueError, match="query features have 1 numbers, gallery features 2"):
         expand_features([[1.0]], [[1.0, 2.0]])
 
 
-# --- shares accepted --------------------------------------------------------------------------------------------------
+# --- true accept rates ------------------------------------------------------------------------------------------------
 
 
-def accepted(matrix: Any, same: Any, other: Any, f: float) -> float:
-    """By trying every threshold."""
-    shares = [0.0]
+def true_accept_rate(matrix: Any, same: Any, different: Any, max_fpr: float) -> float:
+    """Return the largest true accept rate of any threshold that accepts at most ``max_fpr`` of the other pairs."""
+    rates = [0.0]
     for threshold in [*np.unique(matrix), np.inf]:
-        if (matrix[other] < threshold).mean() <= f + 1e-12:
-            shares.append((matrix[same] < threshold).mean())
-    return float(max(shares))
+        if (matrix[different] < threshold).mean() <= max_fpr + 1e-12:
+            rates.append((matrix[same] < threshold).mean())
+    return float(max(rates))
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_shares_by_trying_every_threshold(seed: int) -> None:
+def test_rates_equal_those_of_trying_every_threshold(seed: int) -> None:
     random = np.random.default_rng(seed)
     queries, gallery = 12, 40
     matrix = (random.integers(0, random.choice([4, 30, 5000]), (queries, gallery)) / 16).astype(np.float32)
@@ -105,46 +105,46 @@ def test_shares_by_trying_every_threshold(seed: int) -> None:
     alike = q[:, None] == g
     junk = alike & (qc[:, None] == gc)
     fprs = (0.0, 0.003, 0.01, 0.2, 0.5, 1.0)
-    found = roc_of(matrix, q, g, qc, gc, fprs=fprs)
-    assert found == pytest.approx({f: accepted(matrix, alike & ~junk, ~alike, f) for f in fprs})
+    rates = roc_of(matrix, q, g, qc, gc, fprs=fprs)
+    assert rates == pytest.approx({fpr: true_accept_rate(matrix, alike & ~junk, ~alike, fpr) for fpr in fprs})
 
 
-def test_who_is_not_in_the_gallery_may_be_taken_for_somebody() -> None:
-    """The second query is nobody's; all but the nearest pair of different identities are hers."""
+def test_queries_without_match_count_as_negatives() -> None:
+    """The second query has no match in the gallery; its pairs are pairs of different identities."""
     matrix, ids = [[0.2, 0.5], [0.1, 0.3]], ([1, 9], [1, 2])
     assert roc_of(matrix, *ids, fprs=(0.0, 0.34)) == {0.0: 0, 0.34: 1}
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_the_curve_of_scikit_learn(seed: int) -> None:
-    """Of all pairs but junk, without ties."""
+def test_rates_equal_the_roc_curve_of_scikit_learn(seed: int) -> None:
+    """Random distances have no ties, and without cameras there is no junk."""
     random = np.random.default_rng(seed)
     matrix, q, g = random.random((9, 30)), random.integers(0, 6, 9), random.integers(0, 5, 30)
-    wrong, right, _ = roc_curve((q[:, None] == g).ravel(), -matrix.ravel(), drop_intermediate=False)
-    found = roc_of(matrix, q, g, fprs=tuple(wrong.tolist()))
-    assert found == pytest.approx({f: right[wrong <= f].max() for f in wrong.tolist()})
+    fprs, tprs, _ = roc_curve((q[:, None] == g).ravel(), -matrix.ravel(), drop_intermediate=False)
+    rates = roc_of(matrix, q, g, fprs=tuple(fprs.tolist()))
+    assert rates == pytest.approx({fpr: tprs[fprs <= fpr].max() for fpr in fprs.tolist()})
 
 
 def test_the_same_identity_is_the_positive_class() -> None:
-    """A perfect ranking accepts all; a reversed one none. FastReID's numbers are of the other class."""
+    """A perfect ranking accepts all matches, a reversed one none. FastReID swaps the classes."""
     near, far = [[0.1, 0.2, 0.8, 0.9]], [[0.9, 0.8, 0.2, 0.1]]
     assert roc_of(near, [1], [1, 1, 2, 3]) == {1e-4: 1, 1e-3: 1, 1e-2: 1}
     assert roc_of(far, [1], [1, 1, 2, 3]) == {1e-4: 0, 1e-3: 0, 1e-2: 0}
 
 
-def test_features_and_their_distances_give_the_same_shares() -> None:
-    """Enough of them that the nearest are picked out again and again."""
+def test_features_and_their_distances_give_the_same_rates() -> None:
+    """The features are so many that the nearest are selected in several rounds."""
     random = np.random.default_rng(0)
     ids = random.integers(0, 30, 1500)
     features = random.standard_normal((30, 16))[ids] + random.standard_normal((1500, 16))
-    sides = features[:1200], features[1200:], ids[:1200], ids[1200:]
+    inputs = features[:1200], features[1200:], ids[:1200], ids[1200:]
     fprs = (1e-4, 1e-3, 1e-2)
-    found = verification.roc(FeatureDistances(*sides[:2]), Matches(*sides[2:]), fprs)
-    matrix = distances(*sides[:2]).numpy()
-    same = sides[2][:, None] == sides[3]
+    rates = verification.roc(FeatureDistances(*inputs[:2]), Matches(*inputs[2:]), fprs)
+    matrix = distances(*inputs[:2]).numpy()
+    same = inputs[2][:, None] == inputs[3]
     bounds = np.sort(matrix[~same])
-    assert found == {f: (matrix[same] < bounds[int(f * len(bounds))]).mean() for f in fprs}
-    assert 0 < found[1e-4] < found[1e-3] < found[1e-2] < 1
+    assert rates == {fpr: (matrix[same] < bounds[int(fpr * len(bounds))]).mean() for fpr in fprs}
+    assert 0 < rates[1e-4] < rates[1e-3] < rates[1e-2] < 1
 
 
 @pytest.mark.parametrize(
@@ -157,21 +157,21 @@ def test_features_and_their_distances_give_the_same_shares() -> None:
         (lambda: roc_of([[1.0]], [1], [1, 2]), "there are 1 gallery images, but 2 gallery_ids"),
     ],
 )
-def test_what_is_wrong_is_reported(call: Callable[[], Any], message: str) -> None:
+def test_invalid_inputs_are_reported(call: Callable[[], Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()
 
 
-# --- given pairs ------------------------------------------------------------------------------------------------------
+# --- pairs ------------------------------------------------------------------------------------------------------------
 
 
 def test_golden_face_verif() -> None:
     inputs, outputs = golden("face_verif")
     embeddings = np.array(inputs["embeddings_interleaved"])
-    found = verification.pairs(embeddings[0::2], embeddings[1::2], inputs["issame"], folds=inputs["nrof_folds"])
-    assert found["accuracies"] == pytest.approx(outputs["fold_accuracy"])
-    assert found["accuracy"] == pytest.approx(outputs["mean_accuracy"])
-    assert found["thresholds"] == pytest.approx(outputs["best_thresholds"])
+    scores = verification.pairs(embeddings[0::2], embeddings[1::2], inputs["issame"], folds=inputs["nrof_folds"])
+    assert scores["accuracies"] == pytest.approx(outputs["fold_accuracy"])
+    assert scores["accuracy"] == pytest.approx(outputs["mean_accuracy"])
+    assert scores["thresholds"] == pytest.approx(outputs["best_thresholds"])
 
 
 @pytest.mark.parametrize(
@@ -182,6 +182,6 @@ def test_golden_face_verif() -> None:
         (lambda: verification.pairs(np.full((2, 2), math.nan), np.eye(2), [1, 0], folds=2), "pair 0 has features that"),
     ],
 )
-def test_pairs_that_do_not_fit(call: Callable[[], Any], message: str) -> None:
+def test_pairs_that_do_not_fit_are_reported(call: Callable[[], Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()

@@ -15,7 +15,7 @@ LOGITS = partial(logits_from, multi_label=False)
 
 
 def score(evaluator: PerVideo, *batches: dict[str, Any], processes: int = 1) -> dict[str, float]:
-    """As an evaluation does it: whole batches go to processes in turn."""
+    """Return the scores of an evaluation in which processes take whole batches in turn."""
     parts = [PerVideo([], evaluator._logits_of, evaluator._merge) for _ in range(processes)]
     for number, batch in enumerate(batches):
         parts[number % processes].update(batch, batch)
@@ -27,27 +27,27 @@ def views(videos: str, probabilities: list[list[float]], labels: list[Any]) -> d
 
 
 def test_views_are_merged_before_videos_are_counted() -> None:
-    # One of two views of video a is wrong, two of three of b; the means of both are right, the maximum of b is wrong.
-    seen = [
+    # One view of each video is wrong; mean and maximum of the views are right.
+    batches = [
         views("aabb", [[0.8, 0.2], [0.4, 0.6], [0.9, 0.1], [0.45, 0.55]], [0, 0, 1, 1]),
         views("b", [[0.0, 1.0]], [1]),
     ]
-    assert score(PerVideo([TopK((1,))], LOGITS), *seen) == {"top1": 1.0}
-    assert score(PerVideo([TopK((1,))], LOGITS, "max"), *seen) == {"top1": 1.0}
-    seen[1] = views("b", [[0.2, 0.8]], [1])
-    assert score(PerVideo([TopK((1,))], LOGITS), *seen) == {"top1": 0.5}
+    assert score(PerVideo([TopK((1,))], LOGITS), *batches) == {"top1": 1.0}
+    assert score(PerVideo([TopK((1,))], LOGITS, "max"), *batches) == {"top1": 1.0}
+    batches[1] = views("b", [[0.2, 0.8]], [1])
+    assert score(PerVideo([TopK((1,))], LOGITS), *batches) == {"top1": 0.5}
 
 
-def test_the_mean_is_that_of_probabilities() -> None:
-    seen = views("aaa", [[0.5, 0.25, 0.25], [0.1, 0.2, 0.7], [0.3, 0.3, 0.4]], [2, 2, 2])
-    keep = Keep()
-    score(PerVideo([keep], LOGITS), seen)
-    torch.testing.assert_close(keep.probabilities, seen["probabilities"].double().mean(0, keepdim=True))
-    torch.testing.assert_close(keep.logits.softmax(1), keep.probabilities)
+def test_probabilities_are_averaged_not_logits() -> None:
+    batch = views("aaa", [[0.5, 0.25, 0.25], [0.1, 0.2, 0.7], [0.3, 0.3, 0.4]], [2, 2, 2])
+    recorder = Recorder()
+    score(PerVideo([recorder], LOGITS), batch)
+    torch.testing.assert_close(recorder.probabilities, batch["probabilities"].double().mean(0, keepdim=True))
+    torch.testing.assert_close(recorder.logits.softmax(1), recorder.probabilities)
 
 
-class Keep:
-    """Keeps what it is shown."""
+class Recorder:
+    """An evaluator that keeps what it was updated with."""
 
     better = {"videos": "max"}  # noqa: RUF012
 
@@ -61,41 +61,45 @@ class Keep:
 
 
 @pytest.mark.parametrize("merge", ["mean", "max"])
-def test_the_same_digits_on_any_number_of_processes(merge: Any) -> None:
+def test_any_number_of_processes_gives_the_same_digits(merge: Any) -> None:
     torch.manual_seed(0)
     probabilities, names = torch.randn(60, 5).softmax(1), [f"video{number // 6}" for number in range(60)]
     labels = torch.arange(60) // 6 % 5
     batches = [
-        {"id": names[at : at + 7], "probabilities": probabilities[at : at + 7], "label": labels[at : at + 7]}
-        for at in range(0, 60, 7)
+        {
+            "id": names[start : start + 7],
+            "probabilities": probabilities[start : start + 7],
+            "label": labels[start : start + 7],
+        }
+        for start in range(0, 60, 7)
     ]
-    found = []
+    results = []
     for processes in (1, 2, 3):
-        keep = Keep()
-        score(PerVideo([keep], LOGITS, merge), *batches, processes=processes)
-        found.append(dict(zip(keep.ids, keep.probabilities.tolist(), strict=True)))
-    assert found[0] == found[1] == found[2]
-    assert len(found[0]) == 10
+        recorder = Recorder()
+        score(PerVideo([recorder], LOGITS, merge), *batches, processes=processes)
+        results.append(dict(zip(recorder.ids, recorder.probabilities.tolist(), strict=True)))
+    assert results[0] == results[1] == results[2]
+    assert len(results[0]) == 10
 
 
-def test_several_labels() -> None:
-    seen = views("aabb", [[0.9, 0.2], [0.7, 0.4], [0.1, 0.9], [0.3, 0.3]], [[1.0, 0.0]] * 2 + [[0.0, 1.0]] * 2)
+def test_multi_label_views_are_merged() -> None:
+    batch = views("aabb", [[0.9, 0.2], [0.7, 0.4], [0.1, 0.9], [0.3, 0.3]], [[1.0, 0.0]] * 2 + [[0.0, 1.0]] * 2)
     merged = PerVideo([MultiLabel(("x", "y"))], partial(logits_from, multi_label=True))
-    assert score(merged, seen)["mAP"] == 1.0
+    assert score(merged, batch)["mAP"] == 1.0
     assert [row["samples"] for row in merged.details([])["per_class"]] == [1, 1]
 
 
 def test_a_video_without_finite_views_is_a_miss() -> None:
-    seen = views("ab", [[float("nan"), float("nan")], [0.9, 0.1]], [0, 0])
-    assert score(PerVideo([TopK((1,))], LOGITS), seen) == {"top1": 0.5}
+    batch = views("ab", [[float("nan"), float("nan")], [0.9, 0.1]], [0, 0])
+    assert score(PerVideo([TopK((1,))], LOGITS), batch) == {"top1": 0.5}
 
 
-def test_no_videos_no_scores() -> None:
+def test_no_videos_give_no_scores() -> None:
     assert score(PerVideo([TopK((1,))], LOGITS)) == {}
 
 
-def test_views_of_one_video_have_one_label() -> None:
+def test_views_of_one_video_with_different_labels_are_reported() -> None:
     with pytest.raises(DataMismatch, match="views of a have different labels: 0 and 1"):
         score(PerVideo([TopK((1,))], LOGITS), views("aa", [[0.5, 0.5]] * 2, [0, 1]))
     with pytest.raises(DataMismatch, match="views of a"):
-        score(PerVideo([TopK((1,))], LOGITS), *(views("a", [[0.5, 0.5]], [one]) for one in (0, 1)), processes=2)
+        score(PerVideo([TopK((1,))], LOGITS), *(views("a", [[0.5, 0.5]], [label]) for label in (0, 1)), processes=2)

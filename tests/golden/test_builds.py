@@ -1,4 +1,4 @@
-"""``opabinia config check --build`` has nothing to say about the packaged recipes that are too long to be run."""
+"""``opabinia config check --build`` reports no problems of the packaged recipes that are too long to be run."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,9 +17,9 @@ RECIPES = [name for name in packaged_names() if name.startswith(LONG)]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_everything_can_be_built(recipe: str, tmp_path: Path) -> None:
+def test_long_recipes_can_be_built(recipe: str, tmp_path: Path) -> None:
     if recipe in NEEDS and not find_spec(NEEDS[recipe]):
         pytest.skip(f"{NEEDS[recipe]} is not installed")
     overrides = [override for override in smaller(recipe, tmp_path / "data") if override != "vars.val_fraction=0"]
-    done = CliRunner().invoke(app, ["config", "check", "--build", recipe, "data.num_workers=0", *overrides])
-    assert done.exit_code == 0 and f"{recipe}: no problems" in done.output, done.output
+    result = CliRunner().invoke(app, ["config", "check", "--build", recipe, "data.num_workers=0", *overrides])
+    assert result.exit_code == 0 and f"{recipe}: no problems" in result.output, result.output

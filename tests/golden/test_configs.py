@@ -1,4 +1,4 @@
-"""A changed default anywhere shows as a changed line of a golden file, in the review of whoever changed it."""
+"""Complete configs of the recipes: a changed default shows as a changed line of a golden file."""
 
 import difflib
 
@@ -12,12 +12,12 @@ from scripts.update_golden import COMMAND, GOLDEN, flat_config, golden_file
 def test_the_complete_config_is_the_golden_one(recipe: str) -> None:
     path = golden_file("configs", recipe)
     assert path.is_file(), f"no golden config of {recipe}; run: {COMMAND} {recipe}"
-    golden, now = path.read_text(encoding="utf-8").splitlines(), flat_config(recipe).splitlines()
-    difference = "\n".join(difflib.unified_diff(golden, now, "golden", "now", lineterm="", n=0))
-    assert golden == now, f"{difference}\nif this is meant, run: {COMMAND} {recipe}"
+    golden, current = path.read_text(encoding="utf-8").splitlines(), flat_config(recipe).splitlines()
+    difference = "\n".join(difflib.unified_diff(golden, current, "golden", "current", lineterm="", n=0))
+    assert golden == current, f"{difference}\nif this is intended, run: {COMMAND} {recipe}"
 
 
 @pytest.mark.parametrize("kind", ["configs", "losses"])
-def test_no_golden_file_is_left_over(kind: str) -> None:
+def test_no_golden_file_is_obsolete(kind: str) -> None:
     known = {golden_file(kind, recipe) for recipe in packaged_names()}
-    assert set((GOLDEN / kind).rglob("*.txt")) <= known, f"recipes are gone; run: {COMMAND}"
+    assert set((GOLDEN / kind).rglob("*.txt")) <= known, f"recipes no longer exist; run: {COMMAND}"

@@ -1,4 +1,4 @@
-"""How training begins: a refactoring proves itself by equal losses."""
+"""The first losses of each recipe: a refactoring must not change them."""
 
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -9,19 +9,19 @@ import torch
 from opabinia.config.compose import packaged_names
 from scripts.update_golden import COMMAND, STEPS, golden_file, losses
 
-# On one machine the losses are the same to the last bit. Processors add in another order, and where torch has no fast
+# On one machine the losses are bitwise identical. Other processors sum in another order, and where torch has no fast
 # path it resizes uint8 images in floating point, so that a pixel may be rounded to the next value. Ten steps of Adam
-# (whose first updates look at the sign of a gradient only) make that larger. Measured on one processor: AVX-512 against
-# AVX2 1e-4 at most, against no vectors at all 3e-3, which is what to expect on Arm. For comparison, on digits: a
-# learning rate 10 % higher 9e-3, another seed 2e-2.
+# (whose first updates depend on the sign of a gradient only) amplify that. Measured on one processor: AVX-512 against
+# AVX2 at most 1e-4, against no vector instructions 3e-3, as expected on Arm. For comparison, on digits: a learning rate
+# 10 % higher 9e-3, another seed 2e-2.
 TOLERANCE = 5e-3
-# A mean of cosines (SimSiam's) lies around 0. Measured without vectors: 9e-4.
+# A mean of cosines (SimSiam's) lies around 0. Measured without vector instructions: 9e-4.
 AROUND_ZERO = 1e-3
 
 
 @pytest.fixture(autouse=True)
-def arithmetic_kept() -> Iterator[None]:
-    """What a run sets for its process is not to last."""
+def restore_torch_settings() -> Iterator[None]:
+    """Restore the settings that a run changes for the process."""
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     yield
     torch.set_num_threads(threads)
@@ -35,11 +35,15 @@ FAST = (
     | {"selfsup/imagenet/deepcluster_r50", "selfsup/imagenet/dino_vit_s", "selfsup/imagenet/moco_v3_vit_s"}
     | {"selfsup/imagenet/ibot_vit_s"}
 )
-"""Every rule of learning once, in a quick recipe. What another makes of it is said by its complete config, which is
-golden too (``test_configs.py``)."""
+"""Every task and method once, in a quick recipe. Other recipes differ in their complete config, which is golden too
+(``test_configs.py``)."""
 
 FEW_STEPS = 4
-"""Two updates of every average, queue and memory; `make test-all` compares all steps."""
+"""Two updates of every average, queue and memory bank; `make test-all` compares all steps."""
+
+STABLE_STEPS = {"detection/digits_oriented": 3}
+"""Steps that processors agree on: here another rounding moves an anchor over the threshold of its assignment, and the
+fourth loss is 3 % higher (Intel Xeon against AMD EPYC)."""
 
 NEEDS = {
     **{f"detection/coco/{name}_r50": "transformers" for name in ("rt_detr", "detr", "deformable_detr")},
@@ -62,10 +66,11 @@ NEEDS = {
 def test_the_first_losses_are_the_golden_ones(recipe: str, steps: int) -> None:
     if recipe in NEEDS and not find_spec(NEEDS[recipe]):
         pytest.skip(f"{NEEDS[recipe]} is not installed")
+    steps = min(steps, STABLE_STEPS.get(recipe, steps))
     path = golden_file("losses", recipe)
     assert path.is_file(), f"no golden losses of {recipe}; run: {COMMAND} {recipe}"
-    golden, now = ([float(line) for line in text.split()] for text in (path.read_text(), losses(recipe, steps)))
-    assert len(golden) == STEPS and len(now) == steps
-    assert now == pytest.approx(golden[:steps], rel=TOLERANCE, abs=AROUND_ZERO), (
-        f"if this is meant, run: {COMMAND} {recipe}"
+    golden, current = ([float(line) for line in text.split()] for text in (path.read_text(), losses(recipe, steps)))
+    assert len(golden) == STEPS and len(current) == steps
+    assert current == pytest.approx(golden[:steps], rel=TOLERANCE, abs=AROUND_ZERO), (
+        f"if this is intended, run: {COMMAND} {recipe}"
     )

@@ -1,4 +1,4 @@
-"""Multigrid against what SlowFast and PaddleVideo compute when they are run. Where they are wrong, a test says so."""
+"""Multigrid compared with values computed by SlowFast and PaddleVideo; their bugs are noted in the tests."""
 
 import json
 from pathlib import Path
@@ -49,7 +49,9 @@ PHASES = [
     for name, case in CASES.items()
     for number in range(len(case.get("shape_phases", ())))
 ]
-COUNTED = [one for one in PHASES if "batches_actual" in CASES[str(one.values[0])]["shape_phases"][one.values[1]]]
+COUNTED_PHASES = [
+    phase for phase in PHASES if "batches_actual" in CASES[str(phase.values[0])]["shape_phases"][phase.values[1]]
+]
 
 
 @pytest.mark.parametrize("name", LONG)
@@ -74,18 +76,18 @@ def test_evaluations_in_each_row() -> None:
 
 @pytest.mark.parametrize("name", SHORT)
 def test_short_cycles_alone(name: str) -> None:
-    """The seed of this work computes epochs times epochs, 57121 of them (``max_epoch * max_epoch``): not kept."""
+    """PaddleVideo computes ``max_epoch * max_epoch`` epochs (57121), a bug that is not reproduced."""
     grid, case = grid_of(CASES[name]), CASES[name]
     steps, factors = zip(*learning_rates(grid), strict=True)
     assert list(steps) == case["lr_steps"]
-    assert list(factors) == pytest.approx(case["relative_lrs"][: len(steps)])  # they have more than they use
-    defect = name == "paddle_short_only_BUG"
-    assert (case["max_epoch"] == 57121) is defect
-    assert rows(grid)[-1].end == (358 if defect else case["max_epoch"])
+    assert list(factors) == pytest.approx(case["relative_lrs"][: len(steps)])  # the references list more than they use
+    has_bug = name == "paddle_short_only_BUG"
+    assert (case["max_epoch"] == 57121) is has_bug
+    assert rows(grid)[-1].end == (358 if has_bug else case["max_epoch"])
 
 
 def test_a_long_cycle_alone_works() -> None:
-    """SlowFast raises an IndexError (``all_shapes[-1][2]`` of one shape); PaddleVideo has mended that."""
+    """SlowFast raises an IndexError (``all_shapes[-1][2]`` of one shape); PaddleVideo has fixed it."""
     case = CASES["sf_kinetics_long_only_AS_IS"]
     assert "IndexError" in case["error"]
     assert plain(grid_of(case)) == CASES["paddle_long_only"]["schedule"]
@@ -96,22 +98,23 @@ def test_neither_cycle_is_the_baseline() -> None:
     grid = Multigrid(239, 64, 224, 32, (94, 154, 196), long_cycle=(), short_cycle=())
     assert learning_rates(grid) == ((0, 1), (94, 0.1), (154, 0.1**2), (196, 0.1**3))
     assert savings(grid) == (239, 239, 239, 239)
-    assert {one.turns for one in stretches(grid)} == {((64, 224),)}
+    assert {stretch.turns for stretch in stretches(grid)} == {((64, 224),)}
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if "iteration_accounting" in case])
-def test_what_is_saved(name: str) -> None:
-    found, expected = savings(grid_of(CASES[name])), CASES[name]["iteration_accounting"]
-    assert found.baseline == expected["baseline_iters_in_baseline_epochs"]
-    assert found.passes == expected["total_sample_passes"]
-    assert found.steps == pytest.approx(expected["multigrid_iters_in_baseline_epochs"], rel=1e-12)
-    assert found.fewer_steps == pytest.approx(expected["iteration_reduction"], rel=1e-12)
-    assert found.cost == pytest.approx(expected["relative_cost_B*T*S*S"], rel=1e-12)
-    assert found.cheaper == pytest.approx(expected["theoretical_speedup_B*T*S*S"], rel=1e-12)
+def test_savings(name: str) -> None:
+    result, expected = savings(grid_of(CASES[name])), CASES[name]["iteration_accounting"]
+    assert result.baseline == expected["baseline_iters_in_baseline_epochs"]
+    assert result.passes == expected["total_sample_passes"]
+    assert result.steps == pytest.approx(expected["multigrid_iters_in_baseline_epochs"], rel=1e-12)
+    assert result.fewer_steps == pytest.approx(expected["iteration_reduction"], rel=1e-12)
+    assert result.cost == pytest.approx(expected["relative_cost_B*T*S*S"], rel=1e-12)
+    assert result.cheaper == pytest.approx(expected["theoretical_speedup_B*T*S*S"], rel=1e-12)
 
 
-def test_the_other_reading_of_the_paper_saves_more() -> None:
-    """Short cycles of 4x, 2x, 1x at every shape: 5.06 times fewer steps, 5.12 when epochs are whole."""
+def test_short_cycles_relative_to_the_base_size_save_more() -> None:
+    """Another reading of the paper, short cycles of 4x, 2x, 1x at every shape: 5.06 times fewer steps, 5.12 with whole
+    epochs."""
     keys: dict[str, Any] = {"batch_size": 64, "size": 224, "frames": 32, "short_cycle_relative_to": "base"}
     assert savings(Multigrid(239, milestones=(94, 154, 196), **keys)).fewer_steps == pytest.approx(5.12, abs=0.005)
     fine = Multigrid(239_000, milestones=(94_000, 154_000, 196_000), **keys)
@@ -122,17 +125,17 @@ def test_the_other_reading_of_the_paper_saves_more() -> None:
 
 
 @pytest.mark.parametrize(("name", "number"), PHASES)
-def test_what_goes_with_a_shape(name: str, number: int) -> None:
+def test_batch_size_norm_and_crops_of_each_phase(name: str, number: int) -> None:
     case = CASES[name]
     grid, phase = grid_of(case), case["shape_phases"][number]
-    stretch = next(one for one in stretches(grid) if one.begin <= phase["epoch"] < one.end)
+    stretch = next(part for part in stretches(grid) if part.begin <= phase["epoch"] < part.end)
     world = case["world"]
     assert stretch.shape[1:] == (phase["T"], phase["S"])
     batch = phase.get("B_total", phase.get("B_per_card"))
     assert grid.batch_size * stretch.shape.batch_factor == batch
 
     splits, processes = norm(batch, world, case["bn_base"])
-    if phase["bn_num_splits"] == 0:  # PaddleVideo: fewer samples than are wanted, a division by zero when it is run
+    if phase["bn_num_splits"] == 0:  # PaddleVideo: fewer samples than bn_base, a division by zero at run time
         assert (splits, processes) == (1, 2)
     else:
         assert splits == (phase["bn_num_splits"] or 1)
@@ -143,18 +146,18 @@ def test_what_goes_with_a_shape(name: str, number: int) -> None:
         assert len(stretch.turns) == 1
         return
     crops = phase["short_cycle_crops"]
-    if grid.size == 32 and crops[0] == 112:  # PaddleVideo reads 224 from nowhere: crops of 112 and 158 of images of 32
+    if grid.size == 32 and crops[0] == 112:  # PaddleVideo hard-codes 224: crops of 112 and 158 of images of 32
         crops = [16, 23, crops[2]]
-    assert [turn.batch_size for turn in stretch.turns] == [size * world for size in sizes]
-    assert [turn.size for turn in stretch.turns] == crops
+    assert [shape.batch_size for shape in stretch.turns] == [size * world for size in sizes]
+    assert [shape.size for shape in stretch.turns] == crops
     if 0 in sizes:
         with pytest.raises(ValueError, match=r"row 0 \(epochs 0 to 37.*larger than 45"):
             validate(grid, world)
 
 
-@pytest.mark.parametrize(("name", "number"), COUNTED)
+@pytest.mark.parametrize(("name", "number"), COUNTED_PHASES)
 def test_batches_of_an_epoch(name: str, number: int) -> None:
-    """Their samplers report floor or ceil of the samples over the mean batch; what they give is another number."""
+    """The references report floor or ceil of samples / mean batch; their samplers yield another number of batches."""
     phase = CASES[name]["shape_phases"][number]
     samples = phase["n_samples_per_rank"]
     cycle = tuple(map(BatchShape, phase["short_cycle_batch_sizes_per_gpu"]))
@@ -165,7 +168,7 @@ def test_batches_of_an_epoch(name: str, number: int) -> None:
     ragged = plan(drop_last=False)
     assert ragged.total_steps == phase["drop_last_false"]["batches_actual"]
     assert ragged.row(ragged.total_steps - 1).count == phase["drop_last_false"]["last"]
-    if not phase["batches_actual"]:  # an epoch of no batch, of which theirs say nothing
+    if not phase["batches_actual"]:  # an epoch without a batch, which the references do not report
         with pytest.raises(ValueError, match="stage 0: 100 samples cannot fill its first batch of 128"):
             plan(drop_last=True)
         return
@@ -174,33 +177,33 @@ def test_batches_of_an_epoch(name: str, number: int) -> None:
     assert whole.samples_before(whole.total_steps) == phase["samples_used"]
 
 
-@pytest.mark.parametrize("case", [one for one in SAMPLERS if one["source"] == "SlowFast"])
+@pytest.mark.parametrize("case", [case for case in SAMPLERS if case["source"] == "SlowFast"])
 def test_slowfasts_sampler(case: dict[str, Any]) -> None:
     grid = Multigrid(1, case["base_batch"], case["default_S"], None, long_cycle=())
     turns = short_cycle(grid, Shape(1, 1, case["S"]))
-    assert [turn.batch_size for turn in turns] == case["batch_sizes"]
+    assert [shape.batch_size for shape in turns] == case["batch_sizes"]
     assert list(short_sizes(grid, case["S"])) == case["crops"]
-    stage = Stage(1, tuple(BatchShape(turn.batch_size, (turn.size,) * 2) for turn in turns))
+    stage = Stage(1, tuple(BatchShape(shape.batch_size, (shape.size,) * 2) for shape in turns))
     plan = StagedPlan(case["N"], (stage,), Duration(1, "ep"), case["drop_last"])
-    found = [plan.row(step) for step in range(plan.total_steps)]
-    assert [list(range(row.first, row.first + row.count)) for row in found] == case["batches"]
-    assert [row.shape for row in found] == [(case["crops"][number],) * 2 for number in case["short_idx"]]
+    plan_rows = [plan.row(step) for step in range(plan.total_steps)]
+    assert [list(range(row.first, row.first + row.count)) for row in plan_rows] == case["batches"]
+    assert [row.shape for row in plan_rows] == [(case["crops"][number],) * 2 for number in case["short_idx"]]
 
 
-@pytest.mark.parametrize("case", [one for one in SAMPLERS if one["source"] == "PaddleVideo"])
+@pytest.mark.parametrize("case", [case for case in SAMPLERS if case["source"] == "PaddleVideo"])
 def test_paddlevideos_sampler(case: dict[str, Any]) -> None:
-    """It deals each process whole cycles; here a batch is global, so its processes share every batch. As many batches
-    of the same sizes come out, but no sample twice (the 0 at its end)."""
+    """PaddleVideo gives each process whole cycles; here processes share every global batch. The batches have the same
+    number and sizes, but no sample occurs twice (the 0 at PaddleVideo's end)."""
     ranks = case["ranks"]
     stage = Stage(1, tuple(BatchShape(size * ranks) for size in case["batch_sizes"]))
     plan = StagedPlan(case["N"], (stage,), Duration(1, "ep"), drop_last=ranks == 1)
-    found = [plan.row(step) for step in range(plan.total_steps)]
-    assert len(found) == case["batches_actual"]
-    sizes = [len(row.share(case["rank"], ranks)) for row in found]
+    plan_rows = [plan.row(step) for step in range(plan.total_steps)]
+    assert len(plan_rows) == case["batches_actual"]
+    sizes = [len(row.share(case["rank"], ranks)) for row in plan_rows]
     assert sizes[:-1] == [len(batch) for batch in case["batches"]][:-1]
     assert sizes[-1] in (len(case["batches"][-1]), len(case["batches"][-1]) - 1)
     if ranks == 1:
-        assert [list(range(row.first, row.first + row.count)) for row in found] == case["batches"]
+        assert [list(range(row.first, row.first + row.count)) for row in plan_rows] == case["batches"]
 
 
 # --- through the engine -----------------------------------------------------------------------------------------------
@@ -208,13 +211,13 @@ def test_paddlevideos_sampler(case: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if "lr_at_epoch_start" in case])
 def test_learning_rates_of_a_run(name: str) -> None:
-    """The optimizer's learning rate times the schedule's warm-up times the row's factor.
+    """The learning rate is that of the optimizer times the warm-up of the schedule times the factor of the row.
 
-    SlowFast's warm-up rises to the rate at its end; where it ends in the first row, as in all of its configs, that is
-    the same line.
+    SlowFast's warm-up rises to the learning rate at its end; if it ends in the first row, as in all of its configs, the
+    values are the same.
     """
     case = CASES[name]
-    grid, rate = grid_of(case), case["lr"]
+    grid, lr = grid_of(case), case["lr"]
     layout = multigrid(
         RunSpec(2400, grid.batch_size, Duration(grid.epochs, "ep"), case["world"]),
         size=grid.size,
@@ -229,17 +232,17 @@ def test_learning_rates_of_a_run(name: str) -> None:
     assert plan.epochs == case["max_epoch"]
     warm = {}
     if case["warmup"]:
-        factor = case["warmup_lr"] / (rate * layout.stages[0].lr_factor)
+        factor = case["warmup_lr"] / (lr * layout.stages[0].lr_factor)
         warm = {"warmup": Duration(case["warmup"], "ep"), "warmup_factor": factor}
-    found = []
+    lrs = []
     for epoch in range(plan.epochs):
         step = plan.epoch_start(epoch)
-        found.append(rate * plan.row(step).lr_factor * constant(Clock.at(plan, step), **warm))
-    assert found == pytest.approx(case["lr_at_epoch_start"], rel=1e-9)
+        lrs.append(lr * plan.row(step).lr_factor * constant(Clock.at(plan, step), **warm))
+    assert lrs == pytest.approx(case["lr_at_epoch_start"], rel=1e-9)
 
 
-def test_rows_without_epochs_are_refused_or_left_out() -> None:
-    """SlowFast's own config for Something-Something has one: the full shape of the second stage."""
+def test_rows_without_epochs_are_rejected_or_dropped() -> None:
+    """SlowFast's config for Something-Something has such a row: the full shape of the second stage."""
     case = CASES["sf_ssv2_16x8_R50_multigrid"]
     grid = grid_of(case)
     assert [end for _, _, end in case["schedule"]][-3:] == [30, 30, 33]
@@ -248,7 +251,7 @@ def test_rows_without_epochs_are_refused_or_left_out() -> None:
     validate(grid, case["world"], empty=True)
 
 
-def test_mean_batches_are_the_papers() -> None:
+def test_mean_batches_are_those_of_the_paper() -> None:
     grid = grid_of(CASES["sf_kinetics_8x8_R50_stepwise_multigrid"])
     means = [mean_batch(grid, shape) for shape in dict.fromkeys(row.shape for row in rows(grid))]
     assert means == pytest.approx([32 / 3, 16 / 3, 14 / 3, 7 / 3])

@@ -1,6 +1,6 @@
-"""Norms over parts of a batch against SlowFast's SubBatchNorm3d, whose numbers stand in multigrid/sub_batchnorm.json.
+"""Batch norm over parts of a batch, compared with SlowFast's SubBatchNorm3d (values in multigrid/sub_batchnorm.json).
 
-The originals keep statistics of every part. What they are joined to is compared with here; see GhostBatchNorm.
+SubBatchNorm3d has running statistics of every part; its aggregated statistics are compared. See GhostBatchNorm.
 """
 
 import json
@@ -19,7 +19,7 @@ CHANNELS = 3
 
 
 def clips(count: int) -> Tensor:
-    """As the file says: sin(0.37 * flat_index), times the channel's scale, plus 0.1 * sample_index."""
+    """The inputs described in the file: sin(0.37 * flat_index), times the channel's scale, plus 0.1 * sample_index."""
     flat = torch.arange(count * CHANNELS * 8, dtype=torch.float64)
     scale = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64).view(1, CHANNELS, 1, 1, 1)
     sample = torch.arange(count, dtype=torch.float64).view(-1, 1, 1, 1, 1)
@@ -34,9 +34,9 @@ def norm_of(splits: int) -> GhostBatchNorm:
     return norm
 
 
-def exact(found: Tensor | None, golden: Any) -> None:
-    assert found is not None
-    torch.testing.assert_close(found, torch.tensor(golden, dtype=torch.float64), rtol=1e-12, atol=1e-12)
+def assert_exact(actual: Tensor | None, golden: Any) -> None:
+    assert actual is not None
+    torch.testing.assert_close(actual, torch.tensor(golden, dtype=torch.float64), rtol=1e-12, atol=1e-12)
 
 
 @cases
@@ -44,31 +44,31 @@ def exact(found: Tensor | None, golden: Any) -> None:
 def test_outputs_and_statistics_of_one_step(case: dict[str, Any], layout: torch.memory_format) -> None:
     norm, input = norm_of(case["num_splits"]), clips(case["n"]).contiguous(memory_format=layout)
     output = norm(input)
-    exact(output.abs().sum(), case["train_out_sum_abs"])
-    exact(output[0, 0].flatten(), case["train_out_sample0_ch0"])
-    exact(norm.running_mean, case["aggregated_running_mean"])
-    exact(norm.running_var, case["aggregated_running_var"])
-    exact(norm.eval()(input).abs().sum(), case["eval_out_sum_abs"])
+    assert_exact(output.abs().sum(), case["train_out_sum_abs"])
+    assert_exact(output[0, 0].flatten(), case["train_out_sample0_ch0"])
+    assert_exact(norm.running_mean, case["aggregated_running_mean"])
+    assert_exact(norm.running_var, case["aggregated_running_var"])
+    assert_exact(norm.eval()(input).abs().sum(), case["eval_out_sum_abs"])
 
 
 @cases
-def test_the_statistics_of_each_part(case: dict[str, Any]) -> None:
-    """A batch norm that sees part i, the samples i, i + k ..., has what the originals keep of it."""
+def test_statistics_of_each_part(case: dict[str, Any]) -> None:
+    """A batch norm over part i (samples i, i + k, ...) has the statistics of that part in SubBatchNorm3d."""
     splits, input = case["num_splits"], clips(case["n"])
     assert case["split_of_sample"] == [sample % splits for sample in range(case["n"])]
     parts = [nn.BatchNorm3d(CHANNELS).double() for _ in range(splits)]
     for i, part in enumerate(parts):
         part(input[i::splits])
-    exact(torch.cat([part.running_mean for part in parts]), case["split_running_mean"])  # type: ignore[misc]
-    exact(torch.cat([part.running_var for part in parts]), case["split_running_var"])  # type: ignore[misc]
+    assert_exact(torch.cat([part.running_mean for part in parts]), case["split_running_mean"])  # type: ignore[misc]
+    assert_exact(torch.cat([part.running_var for part in parts]), case["split_running_var"])  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("momentum", [0.1, 0.3, None])
-def test_over_many_steps_the_mean_is_exact_and_the_variance_is_so_in_expectation(momentum: float | None) -> None:
-    """The originals' own rule, a norm for each part, beside one set of statistics.
+def test_over_many_steps_the_mean_is_exact_and_the_variance_correct_in_expectation(momentum: float | None) -> None:
+    """Compare the rule of SubBatchNorm3d, a norm for each part, with a single set of statistics.
 
-    The variance is compared over many channels: the originals' differs from the mean of the parts' variances by what is
-    right for all of them together to a few percent, while each channel alone has it by chance.
+    The correction of the variance is compared as a mean over many channels: there it is accurate to a few percent,
+    while that of a single channel is random.
     """
     splits, channels, generator = 4, 4000, torch.Generator().manual_seed(0)
     norm, plain = GhostBatchNorm(channels, momentum=momentum), GhostBatchNorm(channels, momentum=momentum)

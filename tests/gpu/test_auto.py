@@ -1,4 +1,4 @@
-"""What is tried out on a GPU: a batch that really runs out of memory, times by events, who waits for whom."""
+"""Auto-tuning and benchmarks on a GPU: out-of-memory errors, timing by events, bottleneck detection."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RECIPE = ["train.device=cuda", "train.num_threads=1", "data.num_workers=0", "tra
 
 @pytest.fixture
 def small_gpu() -> Iterator[float]:
-    """As if the GPU had 1 GiB."""
+    """Limit the memory of the GPU to 1 GiB."""
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction(2**30 / total)
@@ -32,7 +32,7 @@ def small_gpu() -> Iterator[float]:
     torch.cuda.set_per_process_memory_fraction(1.0)
 
 
-def found(*overrides: str) -> dict[str, int]:
+def tune(*overrides: str) -> dict[str, int]:
     resolved = resolve("classification/digits", [*RECIPE, *overrides])
     return autotune(resolved.config["data"], partial(build_parts, resolved))
 
@@ -41,27 +41,27 @@ LARGE = "data.train.transforms=[{name: Resize, size: 256}]"
 
 
 def test_the_largest_batch_that_fits_trains_and_a_much_larger_one_does_not(small_gpu: float, tmp_path: Path) -> None:
-    size = found("data.batch_size=auto", LARGE)["batch_size"]
+    size = tune("data.batch_size=auto", LARGE)["batch_size"]
     assert 16 <= size < 1437 and size % 8 == 0
     benchmark("classification/digits", [*RECIPE, LARGE, f"data.batch_size={size}"], steps=2)
     with pytest.raises(torch.OutOfMemoryError):
         benchmark("classification/digits", [*RECIPE, LARGE, f"data.batch_size={min(1437, 2 * size)}"], steps=2)
 
 
-def test_smaller_pieces_let_all_samples_fit(small_gpu: float) -> None:
-    assert found("data.batch_size=auto", LARGE, "train.micro_batch_size=16")["batch_size"] == 1437
+def test_micro_batches_let_all_samples_fit(small_gpu: float) -> None:
+    assert tune("data.batch_size=auto", LARGE, "train.micro_batch_size=16")["batch_size"] == 1437
 
 
-def test_a_recipe_is_measured_on_the_device() -> None:
-    said = benchmark("classification/digits", RECIPE, steps=10)
-    step = said["step"]
-    assert said["device"] == torch.cuda.get_device_name(0) and said["memory"]["device"] > 0
+def test_a_recipe_is_benchmarked_on_the_device() -> None:
+    report = benchmark("classification/digits", RECIPE, steps=10)
+    step = report["step"]
+    assert report["device"] == torch.cuda.get_device_name(0) and report["memory"]["device"] > 0
     assert min(step["host"], step["forward"], step["backward"], step["update"]) > 0
-    assert said["waits_for"] in ("data", "host", "device")
-    assert 0 < said["share_of_peak"] < 1
+    assert report["waits_for"] in ("data", "host", "device")
+    assert 0 < report["share_of_peak"] < 1
 
 
-def test_half_precision_multiplies_faster() -> None:
+def test_bf16_matmuls_are_faster() -> None:
     device = torch.device("cuda", 0)
     assert matmul_flops(device, "bf16") > matmul_flops(device, "fp32")
 

@@ -1,6 +1,6 @@
-"""The same engine on a GPU: devices by local rank, the CPU's losses, no waiting, processes, bit-identical resumes.
+"""Training on a GPU: device by local rank, losses of the CPU, no synchronization, several processes, exact resuming.
 
-Run: ``pytest tests/gpu``. ``python tests/gpu/test_cuda.py FOLDER OPTIONS`` is one process of a test.
+Run: ``pytest tests/gpu``. ``python tests/gpu/test_cuda.py FOLDER OPTIONS`` is a process of a test.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ STEPS = 30
 
 
 @pytest.fixture(autouse=True)
-def restored_backends() -> Iterator[None]:
-    """Restore what a run sets for its process."""
+def restore_backends() -> Iterator[None]:
+    """Restore the settings that a run changes for the process."""
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     yield
     torch.set_num_threads(threads)
@@ -77,7 +77,7 @@ def run(
     hook: Hook | None = None,
     **training: Any,
 ) -> dict[str, float]:
-    """Thirty steps of digits, from the newest checkpoint in the folder if there is one; a line for every step."""
+    """Train thirty steps on digits, from the newest checkpoint in the folder if any; log every step."""
     checkpoints = folder / "checkpoints"
     checkpoints.mkdir(parents=True, exist_ok=True)
     newest = load_latest_checkpoint(checkpoints)
@@ -119,7 +119,7 @@ def losses(folder: Path) -> list[float]:
 
 @pytest.fixture
 def as_local_rank(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[int], None]]:
-    """``as_local_rank(2)``: as if a launcher had started this process as the third of its machine."""
+    """``as_local_rank(2)`` sets the environment of the third process that a launcher starts on a node."""
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1)
     yield lambda number: monkeypatch.setenv("LOCAL_RANK", str(number))
     dist.destroy_process_group()
@@ -138,13 +138,13 @@ def test_the_device_is_that_of_the_local_rank(name: str, as_local_rank: Callable
         choose_device(name)
 
 
-def test_without_a_launcher_it_is_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LOCAL_RANK", "5")  # left over from somewhere: nobody launched this process
+def test_without_a_launcher_the_device_is_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "5")  # a leftover: no launcher started this process
     assert choose_device("cuda") == torch.device("cuda", 0)
     assert choose_device("cpu") == torch.device("cpu")
 
 
-# --- the same numbers -------------------------------------------------------------------------------------------------
+# --- losses of the CPU ------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -159,8 +159,8 @@ def on_cpu(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[float], dict[
 def test_thirty_steps_have_the_losses_of_the_cpu(
     training: dict[str, Any], on_cpu: tuple[list[float], dict[str, float]], tmp_path: Path
 ) -> None:
-    """In double precision, because a network with batch norm trained from scratch makes a difference of 1e-7 into one
-    of 1e-2 within thirty steps. Doubles that differ by 1e-14 at first still agree to the float32 of the log."""
+    """In double precision, because training a network with batch norm from scratch amplifies a difference of 1e-7 to
+    1e-2 within thirty steps. Doubles that differ by 1e-14 at first still agree to the float32 of the log."""
     scores = run(tmp_path, DEVICE, dtype=torch.float64, averaged=True, **training)
     expected, expected_scores = on_cpu
     assert len(expected) == STEPS
@@ -170,19 +170,19 @@ def test_thirty_steps_have_the_losses_of_the_cpu(
 
 
 def test_the_first_loss_is_that_of_the_cpu_in_single_precision(tmp_path: Path) -> None:
-    """Ten bits of TensorFloat-32 are 1e-3."""
+    """TensorFloat-32 has ten bits, a precision of 1e-3."""
     for device in ("cpu", DEVICE):
         run(tmp_path / device, device)
     assert losses(tmp_path / DEVICE)[0] == pytest.approx(losses(tmp_path / "cpu")[0], rel=2e-3)
 
 
-# --- numbers that go wrong --------------------------------------------------------------------------------------------
+# --- non-finite values ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @pytest.mark.parametrize("fused", [True, False])
-def test_an_update_is_left_out_on_the_device(fused: bool) -> None:
-    """A fused optimizer needs no look of the host; another waits for it."""
+def test_a_non_finite_update_is_skipped_on_the_device(fused: bool) -> None:
+    """With a fused optimizer the host does not read the result; other optimizers synchronize."""
     torch.manual_seed(0)
     task = model(torch.float32, DatasetInfo(samples=8, channels=1, classes=tuple("0123456789"))).to(DEVICE)
     optimizer = torch.optim.AdamW(task.parameters(), lr=0.1, fused=fused)
@@ -190,28 +190,28 @@ def test_an_update_is_left_out_on_the_device(fused: bool) -> None:
     row = GlobalBatch(step=0, epoch=0, first=0, count=8)
     image, label = torch.rand(8, 1, 32, 32, device=DEVICE), torch.arange(8, device=DEVICE)
 
-    def trained(pixels: torch.Tensor) -> Any:
-        batch = {"image": pixels, "label": label, "id": [str(one) for one in range(8)]}
+    def train(pixels: torch.Tensor) -> Any:
+        batch = {"image": pixels, "label": label, "id": [str(number) for number in range(8)]}
         return step(batch, row, Clock(total_steps=10), lambda: None)["skipped"]
 
-    assert float(trained(image)) == 0
+    assert float(train(image)) == 0
     before = {name: value.clone() for name, value in task.state_dict().items()}
     broken = image.clone()
     broken[3] = torch.nan
     torch.cuda.set_sync_debug_mode("error" if fused else "default")
     try:
-        skipped = trained(broken)
+        skipped = train(broken)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert float(skipped) == 1
     assert all(torch.equal(value, before[name]) for name, value in task.state_dict().items())
 
 
-# --- no waiting -------------------------------------------------------------------------------------------------------
+# --- no synchronization -----------------------------------------------------------------------------------------------
 
 
-class MustNotWait(Hook):
-    """Between the lines of steps 10 and 20, any wait of the host for the device is an error."""
+class ForbidSynchronization(Hook):
+    """Between the log lines of steps 10 and 20, any synchronization of the host with the device is an error."""
 
     def __init__(self) -> None:
         self.steps: list[int] = []
@@ -228,22 +228,26 @@ class MustNotWait(Hook):
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
-def test_a_step_between_two_lines_never_waits_for_the_device(tmp_path: Path) -> None:
-    """With all that a step may do: workers, mixing, dropout, a schedule, clipping, an average of the weights."""
-    watch, how = MustNotWait(), {"precision": "bf16", "channels_last": True, "log_every": 10}
+def test_steps_between_log_lines_never_synchronize(tmp_path: Path) -> None:
+    """With workers, mixing, dropout, a schedule, gradient clipping and an average of the weights."""
+    hook, options = ForbidSynchronization(), {"precision": "bf16", "channels_last": True, "log_every": 10}
     try:
-        run(tmp_path, DEVICE, workers=2, mixing=True, dropout=0.1, averaged=True, save_every=STEPS, hook=watch, **how)
-        assert watch.steps == list(range(12, 20))
+        run(
+            tmp_path, DEVICE, workers=2, mixing=True, dropout=0.1, averaged=True, save_every=STEPS, hook=hook, **options
+        )
+        assert hook.steps == list(range(12, 20))
         torch.cuda.set_sync_debug_mode("error")
         with pytest.raises(RuntimeError, match="synchroniz"):
             torch.ones(1, device=DEVICE).item()
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert len(losses(tmp_path)) == STEPS // 10 + 1, "lines at 10, 20, 30 and where the first epoch of 23 steps ends"
+    assert len(losses(tmp_path)) == STEPS // 10 + 1, (
+        "lines at steps 10, 20, 30 and at the end of the first epoch of 23 steps"
+    )
 
 
 def training_batches(device: torch.device, **keys: Any) -> list[Batch]:
-    """Ten batches of two epochs; mixed."""
+    """Return ten mixed batches of two epochs."""
     transforms = [
         v2.Resize(32),
         v2.RandomAffine(10),
@@ -260,7 +264,7 @@ def training_batches(device: torch.device, **keys: Any) -> list[Batch]:
     try:
         for _, loaded, batch, _ in prefetch(loader._loader, device, loader._transform):
             assert loaded["image"].is_pinned() == (device.type == "cuda")
-            # Long work before it is read: memory that is freed too early would be overwritten by the next batch.
+            # Delay the read: memory that is freed too early would be overwritten by the next batch.
             torch.cuda._sleep(2_000_000 if device.type == "cuda" else 0)
             batches.append({key: batch[key].clone() for key in ("image", "label")})
         return batches
@@ -271,9 +275,9 @@ def training_batches(device: torch.device, **keys: Any) -> list[Batch]:
 @pytest.mark.parametrize("workers", [0, 1])
 def test_batches_are_copied_during_the_steps_unchanged(workers: int) -> None:
     on_host = training_batches(torch.device("cpu"), num_workers=workers)
-    fed = training_batches(torch.device(DEVICE, 0), num_workers=workers)
-    assert all(batch[key].is_cuda for batch in fed for key in batch)
-    assert all(torch.equal(a[key], b[key].cpu()) for a, b in zip(on_host, fed, strict=True) for key in a)
+    on_gpu = training_batches(torch.device(DEVICE, 0), num_workers=workers)
+    assert all(batch[key].is_cuda for batch in on_gpu for key in batch)
+    assert all(torch.equal(a[key], b[key].cpu()) for a, b in zip(on_host, on_gpu, strict=True) for key in a)
 
 
 def test_augmentation_on_the_gpu_equals_that_in_workers() -> None:
@@ -285,13 +289,13 @@ def test_augmentation_on_the_gpu_equals_that_in_workers() -> None:
         assert (expected["image"] - batch["image"].cpu()).abs().max() < 1.5 / 255
 
 
-def test_features_come_to_the_host_during_later_work() -> None:
+def test_features_are_copied_to_the_host_during_later_work() -> None:
     values = torch.arange(1000.0, device=DEVICE)
-    arrived = to_host({"a": values * 2})
+    wait_for_features = to_host({"a": values * 2})
     torch.cuda._sleep(2_000_000_000)
-    found = arrived()["a"]
-    assert not torch.cuda.current_stream().query(), "nobody has waited for what came behind"
-    assert torch.equal(found, torch.arange(1000.0) * 2)
+    features = wait_for_features()["a"]
+    assert not torch.cuda.current_stream().query(), "the host has not waited for later work"
+    assert torch.equal(features, torch.arange(1000.0) * 2)
 
 
 # --- killed and resumed -----------------------------------------------------------------------------------------------
@@ -317,36 +321,36 @@ def start(folder: Path, environment: Mapping[str, str] | None = None, **options:
 RESUMED = {"mixing": True, "dropout": 0.1, "averaged": True, "deterministic": True, "channels_last": True}
 
 
-def test_killed_and_resumed_it_ends_in_the_same_bits(tmp_path: Path) -> None:
+def test_a_killed_and_resumed_run_is_bitwise_identical(tmp_path: Path) -> None:
     """In fp16, whose loss scale is part of the state, with an average of the weights."""
     options = {**RESUMED, "precision": "fp16"}
-    undisturbed = start(tmp_path / "undisturbed", workers=2, **options)
+    uninterrupted = start(tmp_path / "uninterrupted", workers=2, **options)
     for kill_at, workers in ((8, 1), (20, 0), (0, 2)):
         expected = -signal.SIGKILL if kill_at else 0
         assert start(tmp_path / "killed", kill_at=kill_at, workers=workers, **options).wait() == expected
-    assert undisturbed.wait() == 0
-    assert losses(tmp_path / "killed") == losses(tmp_path / "undisturbed")
+    assert uninterrupted.wait() == 0
+    assert losses(tmp_path / "killed") == losses(tmp_path / "uninterrupted")
     for name in ("model", "optimizer", "ema"):
         file = Path("checkpoints", f"step-{STEPS:08d}", f"{name}.safetensors")
-        assert (tmp_path / "killed" / file).read_bytes() == (tmp_path / "undisturbed" / file).read_bytes(), name
+        assert (tmp_path / "killed" / file).read_bytes() == (tmp_path / "uninterrupted" / file).read_bytes(), name
 
 
 # --- several processes ------------------------------------------------------------------------------------------------
 
 
-def test_two_processes_with_synchronized_norms_train_as_one(
+def test_two_processes_with_synchronized_norms_have_the_losses_of_one(
     on_cpu: tuple[list[float], dict[str, float]], tmp_path: Path
 ) -> None:
     """Both on the first GPU, where NCCL refuses two processes and gloo does not."""
     meeting = {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "MEETING": str(tmp_path / "meeting")}
     options = {"dtype": "float64", "averaged": True, "sync_batch_norm": True}
-    both = [start(tmp_path, {**meeting, "RANK": str(rank)}, **options) for rank in range(2)]
-    assert [process.wait() for process in both] == [0, 0]
+    processes = [start(tmp_path, {**meeting, "RANK": str(rank)}, **options) for rank in range(2)]
+    assert [process.wait() for process in processes] == [0, 0]
     assert losses(tmp_path) == pytest.approx(on_cpu[0], rel=1e-6)
 
 
 def main(folder: Path, options: dict[str, Any]) -> None:
-    """Train as one process, or as one of those that meet in a file."""
+    """Train as a single process, or as one of several that find each other by a file."""
     if "MEETING" in os.environ:
         rank, world = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE"))
         dist.init_process_group("gloo", init_method=f"file://{os.environ['MEETING']}", rank=rank, world_size=world)

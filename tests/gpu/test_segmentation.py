@@ -26,8 +26,8 @@ LOSSES = (pixel_cross_entropy, pixel_focal, dice, lovasz, boundary)
 
 
 @pytest.fixture(autouse=True)
-def arithmetic_kept() -> Iterator[None]:
-    """What a step sets for its process is not to last."""
+def restore_backends() -> Iterator[None]:
+    """Restore the settings that a step changes for the process."""
     deterministic = torch.are_deterministic_algorithms_enabled()
     yield
     torch.use_deterministic_algorithms(deterministic)
@@ -46,7 +46,7 @@ def batch() -> Batch:
 
 
 def train(precision: Literal["fp32", "bf16", "fp16"] = "fp32", steps: int = 8) -> tuple[list[float], Segmentation]:
-    """The sum of the losses of each step, and the model."""
+    """Return the sum of the losses of each step, and the model."""
     torch.manual_seed(0)
     task = Segmentation(
         INFO,
@@ -70,25 +70,25 @@ def test_mixed_precision_has_the_losses_of_single_precision() -> None:
     expected, _ = train()
     assert expected[-1] < 0.95 * expected[0]
     for precision in ("bf16", "fp16"):
-        found, task = train(precision)
-        assert found[0] == pytest.approx(expected[0], rel=0.02)
-        assert found[-1] < 0.95 * found[0]
+        losses, task = train(precision)
+        assert losses[0] == pytest.approx(expected[0], rel=0.02)
+        assert losses[-1] < 0.95 * losses[0]
         assert all(param.dtype == torch.float32 and param.isfinite().all() for param in task.parameters())
 
 
-def test_logits_in_mixed_precision_choose_the_classes_of_single_precision() -> None:
+def test_mixed_precision_predicts_the_classes_of_single_precision() -> None:
     _, task = train()
     task.eval()
     with torch.no_grad():
         expected = task.predict(batch())["segmentation"]
         for dtype in (torch.bfloat16, torch.float16):
             with torch.autocast(DEVICE, dtype):
-                found = task.predict(batch())["segmentation"]
-            assert found.dtype == torch.uint8
-            assert (found == expected).float().mean() > 0.97
+                predicted = task.predict(batch())["segmentation"]
+            assert predicted.dtype == torch.uint8
+            assert (predicted == expected).float().mean() > 0.97
 
 
-def test_a_deterministic_training_gives_the_same_bits() -> None:
+def test_deterministic_training_is_bitwise_identical() -> None:
     configure_backends(deterministic=True, cudnn_benchmark=False, threads=None)
     states: list[dict[str, Tensor]] = []
     losses: list[list[float]] = []

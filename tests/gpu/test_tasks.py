@@ -59,7 +59,7 @@ def make(name: str) -> Task:
 
 
 def batch() -> Batch:
-    """Two images of each class, which differ in brightness."""
+    """Two images of each class; the classes differ in brightness."""
     draw, label = torch.Generator().manual_seed(0), torch.arange(B) // 2
     image = torch.randint(128, (B, 3, SIDE, SIDE), generator=draw, dtype=torch.uint8) + 30 * label.view(-1, 1, 1, 1)
     image = image.to(torch.uint8)
@@ -103,7 +103,7 @@ def test_mixed_precision_has_the_gradient_of_single_precision(name: str, record_
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @pytest.mark.parametrize("name", ["convolutions", "attention", "reid", "dino"])
-def test_a_step_never_waits_for_the_device(name: str) -> None:
+def test_a_step_never_synchronizes(name: str) -> None:
     """A detector selects boxes, whose number the host must know."""
     task, data = make(name).to(DEVICE, memory_format=torch.channels_last).train(), batch()
     optimizer = torch.optim.AdamW([param for param in task.parameters() if param.requires_grad], lr=1e-3, fused=True)
@@ -160,7 +160,7 @@ def test_exported_programs_run_on_the_gpu(name: str) -> None:
     if name == "detection":
         inputs["image_sizes"] = torch.tensor([[SIDE, SIDE]] * B)
     with torch.no_grad():
-        module(**inputs)  # as in an export: anchors are cached, and those of a trace have no values
+        module(**inputs)  # as in an export: caches the anchors, which have no values while tracing
     program = move_to_device_pass(trace(module, inputs, Dim("batch", min=1)), DEVICE)
     inputs = {key: value.to(DEVICE) for key, value in inputs.items()}
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""A config value passes through few files between the command line and the constructor that takes it."""
+"""A config value passes through few files between the command line and the constructor that receives it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.faults.programs import Server
 ROOT = Path(__file__).resolve().parents[2]
 MAX_FILES = 15
 COPIES = ("runtime/log.py", "config/text.py")
-"""The log gets a copy, which goes no further."""
+"""The log receives a copy, which is not passed on."""
 TRACE = """
 import os
 import sys

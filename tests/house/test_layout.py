@@ -1,7 +1,6 @@
-"""The layout of docs/design.md holds: a short root, imports that only go down, no circles, light modules.
+"""The layout of docs/design.md: a short root, imports that only go down, no import cycles, light modules.
 
-Circles and upward imports count wherever an import stands: at the top of a file, inside a function, or under
-``TYPE_CHECKING``.
+Cyclic and upward imports are errors at the top of a file, inside a function, and under ``TYPE_CHECKING``.
 """
 
 import ast
@@ -27,21 +26,21 @@ LEVELS = [
     ["training"],
     ["inference"],
     ["cli"],
-    ["__init__", "__main__"],  # the public face may import anything
+    ["__init__", "__main__"],  # the public API may import anything
 ]
-"""Rooms of the package from the bottom up; one may import those below it, and its neighbors where no circle results."""
+"""Subpackages from the bottom up; each may import those below it, and those of its level if no import cycle results."""
 
-LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
-STRANGERS = {
+LEVEL = {name: level for level, names in enumerate(LEVELS) for name in names}
+INDEPENDENT = {
     *{("engine", "data"), ("engine", "tasks"), ("data", "tasks")},
     *{("engine", "migration"), ("data", "migration"), ("tasks", "migration")},
 }
-"""Neighbors that do not import each other."""
+"""Subpackages of a level that must not import each other."""
 READS_CONFIG = {"config", "training", "inference", "migration", "visualization", "cli", "__init__", "__main__"}
-"""Rooms that read configs; all others only declare themselves there."""
+"""Subpackages that read configs; all others only register their parts."""
 
 HEAVY = {"torch", "torchvision", "timm", "sklearn"}
-KNOWS_TORCH = {
+IMPORTS_TORCH = {
     f"opabinia.runtime.{name}"
     for name in ("seeds", "device", "processes", "environment", "collectives", "process_group", "shards")
 }
@@ -92,85 +91,92 @@ def imports(sources: Sources) -> Iterator[Import]:
                     yield Import(source, whole or module(origin) or origin, None if whole else alias.name)
 
 
-def room(module: str) -> str:
+def subpackage(module: str) -> str:
     return module.split(".")[1]
 
 
-def goes_up(found: Import) -> bool:
-    return LEVEL[room(found.source)] < LEVEL[room(found.target)]
+def goes_up(import_: Import) -> bool:
+    return LEVEL[subpackage(import_.source)] < LEVEL[subpackage(import_.target)]
 
 
-def meets_a_stranger(found: Import) -> bool:
-    pair = (room(found.source), room(found.target))
-    losses = found.target.startswith("opabinia.models.losses")
-    heads_and_networks = pair[0] == "models" and not found.source.startswith("opabinia.models.losses")
-    return pair in STRANGERS or pair[::-1] in STRANGERS or (losses and heads_and_networks)
+def joins_independent(import_: Import) -> bool:
+    pair = (subpackage(import_.source), subpackage(import_.target))
+    losses = import_.target.startswith("opabinia.models.losses")
+    heads_and_networks = pair[0] == "models" and not import_.source.startswith("opabinia.models.losses")
+    return pair in INDEPENDENT or pair[::-1] in INDEPENDENT or (losses and heads_and_networks)
 
 
-def joins_tasks(found: Import) -> bool:
+def joins_tasks(import_: Import) -> bool:
     """A task imports no other task; ``distillation`` wraps any task; ``*_base`` and three helper modules are shared."""
-    if not room(found.source) == room(found.target) == "tasks":
+    if not subpackage(import_.source) == subpackage(import_.target) == "tasks":
         return False
-    source, target = found.source.split(".")[2], found.target.split(".")[2]
+    source, target = import_.source.split(".")[2], import_.target.split(".")[2]
     shared = target.endswith("_base") or target in ("dataset_checks", "step_hooks", "teachers")
     return not shared and source not in {target, "distillation", "__init__"}
 
 
-def reads_config(found: Import) -> bool:
-    declares = {"register", "adapt"} | ({"Part", "MustExist"} if room(found.source) == "contracts" else set())
-    if room(found.target) != "config" or room(found.source) in READS_CONFIG:
+def reads_config(import_: Import) -> bool:
+    declares = {"register", "adapt"} | ({"Part", "MustExist"} if subpackage(import_.source) == "contracts" else set())
+    if subpackage(import_.target) != "config" or subpackage(import_.source) in READS_CONFIG:
         return False
-    return found.target != "opabinia.config.__init__" or found.name not in declares
+    return import_.target != "opabinia.config.__init__" or import_.name not in declares
 
 
-def needs_migration(found: Import) -> bool:
-    """Other systems' configs are known to the commands alone, names of their weights also to training, which loads
-    them."""
-    loads_weights = room(found.source) == "training" and "weights" in (found.name, *found.target.split("."))
-    allowed = room(found.source) in ("migration", "cli") or loads_weights
-    return room(found.target) == "migration" and not allowed
+def needs_migration(import_: Import) -> bool:
+    """Only the commands convert configs of other frameworks; training may also import their names of weights."""
+    loads_weights = subpackage(import_.source) == "training" and "weights" in (import_.name, *import_.target.split("."))
+    allowed = subpackage(import_.source) in ("migration", "cli") or loads_weights
+    return subpackage(import_.target) == "migration" and not allowed
 
 
 RULES = {
     "upwards": goes_up,
-    "strangers": meets_a_stranger,
+    "independent subpackages": joins_independent,
     "a task that imports a task": joins_tasks,
     "a part that reads the config": reads_config,
     "migration is imported": needs_migration,
 }
 
 
-def circle(arrows: set[tuple[str, str]]) -> list[str]:
+def find_cycle(edges: set[tuple[str, str]]) -> list[str]:
     graph: dict[str, list[str]] = {}
-    for source, target in sorted(arrows):
+    for source, target in sorted(edges):
         graph.setdefault(source, []).append(target)
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
-        return ["in a circle: " + " <- ".join(error.args[1])]
+        return ["import cycle: " + " <- ".join(error.args[1])]
     return []
 
 
 def must_be_light(module: str) -> bool:
-    return room(module) in {"runtime", "config"} and module not in KNOWS_TORCH
+    return subpackage(module) in {"runtime", "config"} and module not in IMPORTS_TORCH
 
 
-def between_rooms(ours: list[Import]) -> set[tuple[str, str]]:
-    return {(room(one.source), room(one.target)) for one in ours if room(one.source) != room(one.target)}
+def between_subpackages(ours: list[Import]) -> set[tuple[str, str]]:
+    return {
+        (subpackage(import_.source), subpackage(import_.target))
+        for import_ in ours
+        if subpackage(import_.source) != subpackage(import_.target)
+    }
 
 
 def broken(sources: Sources) -> list[str]:
-    if unknown := [f"no level: {module}" for module in sources if room(module) not in LEVEL]:
+    if unknown := [f"no level: {module}" for module in sources if subpackage(module) not in LEVEL]:
         return unknown
-    found = sorted(set(imports(sources)), key=str)
-    ours = [one for one in found if one.target in sources]
-    heavy = [f"too heavy: {one}" for one in found if one.target.split(".")[0] in HEAVY and must_be_light(one.source)]
-    files = {(one.source, one.target) for one in ours if one.source != one.target}
+    all_imports = sorted(set(imports(sources)), key=str)
+    ours = [import_ for import_ in all_imports if import_.target in sources]
+    heavy = [
+        f"too heavy: {import_}"
+        for import_ in all_imports
+        if import_.target.split(".")[0] in HEAVY and must_be_light(import_.source)
+    ]
+    files = {(import_.source, import_.target) for import_ in ours if import_.source != import_.target}
     return (
-        [f"{rule}: {one}" for rule, breaks in RULES.items() for one in ours if breaks(one)]
+        [f"{rule}: {import_}" for rule, breaks in RULES.items() for import_ in ours if breaks(import_)]
         + heavy
-        + circle(between_rooms(ours))
-        + circle(files)
+        + find_cycle(between_subpackages(ours))
+        + find_cycle(files)
     )
 
 
@@ -179,7 +185,7 @@ def package_sources() -> dict[str, str]:
     return {".".join(parts): path.read_text(encoding="utf-8") for path, parts in files.items()}
 
 
-def test_imports_go_down_only_and_never_in_a_circle() -> None:
+def test_imports_go_down_only_and_without_cycles() -> None:
     problems = broken(package_sources())
     assert not problems, "\n".join(problems)
 
@@ -192,12 +198,12 @@ def test_the_root_of_the_package_is_short() -> None:
 def test_there_are_few_import_levels() -> None:
     sources = package_sources()
     below: dict[str, set[str]] = {}
-    for source, target in between_rooms([one for one in imports(sources) if one.target in sources]):
+    for source, target in between_subpackages([import_ for import_ in imports(sources) if import_.target in sources]):
         below.setdefault(source, set()).add(target)
 
     @cache
     def height(name: str) -> int:
-        return 1 + max((height(other) for other in below.get(name, ())), default=0)
+        return 1 + max((height(subpackage_below) for subpackage_below in below.get(name, ())), default=0)
 
     assert max(map(height, LEVEL)) <= MAX_LEVELS
 
@@ -206,7 +212,7 @@ FOLDERS = sorted({str(path.parent.relative_to(PACKAGE.parent)) for path in PACKA
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_every_folder_says_what_belongs_there(folder: str) -> None:
+def test_every_folder_has_a_docstring(folder: str) -> None:
     assert ast.get_docstring(ast.parse((PACKAGE.parent / folder / "__init__.py").read_text(encoding="utf-8")))
 
 
@@ -224,22 +230,22 @@ def test_light_modules_stay_light(module: str) -> None:
         ("models.net", "from opabinia.engine import trainer", "upwards"),
         ("models.net", "def late():\n    import opabinia.engine.trainer", "upwards"),
         ("models.net", "if TYPE_CHECKING:\n    import opabinia.engine.trainer", "upwards"),
-        ("models.net", "from opabinia.models.losses import focal", "strangers"),
+        ("models.net", "from opabinia.models.losses import focal", "independent subpackages"),
         ("models.net", "from opabinia.config import register, adapt", None),
         ("models.net", "from opabinia.config import Part", "a part that reads the config"),
         ("models.net", "from opabinia.config.tree import compose", "a part that reads the config"),
         ("models.net", "from opabinia import register", "upwards"),
         ("models.net", "from ..engine.trainer import Trainer", "upwards"),
-        ("engine.step", "from opabinia.data import loader", "strangers"),
-        ("data.sources", "from opabinia.engine import trainer", "strangers"),
+        ("engine.step", "from opabinia.data import loader", "independent subpackages"),
+        ("data.sources", "from opabinia.engine import trainer", "independent subpackages"),
         ("tasks.video", "from opabinia.tasks.detection import boxes", "a task that imports a task"),
         ("tasks.video", "from opabinia.tasks.classification_base import Base", None),
         ("tasks.distillation", "from opabinia.tasks.detection import boxes", None),
         ("tasks.selfsup.swav", "from opabinia.tasks.selfsup import views", None),
         ("config.build", "def late():\n    import torch.nn", "too heavy"),
-        ("models.net", "import opabinia.evaluation.knn", "in a circle"),
-        ("models.net", "if TYPE_CHECKING:\n    import opabinia.evaluation.knn", "in a circle"),
-        ("config.tree", "from opabinia.config import yaml", "in a circle"),
+        ("models.net", "import opabinia.evaluation.knn", "import cycle"),
+        ("models.net", "if TYPE_CHECKING:\n    import opabinia.evaluation.knn", "import cycle"),
+        ("config.tree", "from opabinia.config import yaml", "import cycle"),
         ("cli.config", "from opabinia.migration import convert", None),
         ("training.builtin_parts", "from opabinia.migration import weights", None),
         ("training.session", "from opabinia.migration import weights", None),
@@ -247,12 +253,12 @@ def test_light_modules_stay_light(module: str) -> None:
         ("inference.load", "from opabinia.migration import convert", "migration is imported"),
         ("__main__", "from opabinia.migration import convert", "migration is imported"),
         ("migration.weights", "from opabinia.models import net", None),
-        ("migration.weights", "from opabinia.tasks import detection", "strangers"),
+        ("migration.weights", "from opabinia.tasks import detection", "independent subpackages"),
         ("migration.weights", "from opabinia.training import session", "upwards"),
-        ("cellar", "", "no level"),
+        ("unknown", "", "no level"),
     ],
 )
-def test_the_rules_bite(module: str, text: str, rule: str | None) -> None:
+def test_violations_are_detected(module: str, text: str, rule: str | None) -> None:
     names = "config.__init__ config.adapt config.tree engine.trainer data.loader models.losses.focal migration.__init__"
     names += " tasks.detection tasks.selfsup.views tasks.classification_base training.session"
     package = dict.fromkeys((f"opabinia.{name}" for name in names.split()), "")

@@ -1,4 +1,4 @@
-"""Predicting an image imports what the model needs, and not the whole package."""
+"""Predicting an image imports only the modules that the model needs."""
 
 import json
 import subprocess
@@ -19,7 +19,7 @@ print(json.dumps(sorted(name for name in sys.modules if name.startswith("opabini
 
 
 def test_a_prediction_imports_a_part_of_the_package() -> None:
-    for _ in range(2):  # a process that finds no cached catalog imports all parts and writes it
+    for _ in range(2):  # without a cached catalog, the first process imports all parts and writes it
         run = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
         assert run.returncode == 0, run.stderr
         modules = json.loads(run.stdout.splitlines()[-1])

@@ -147,7 +147,7 @@ MINIMAL: dict[tuple[str, str], dict[str, Any]] = {
     ("source", "video_views"): {"source": "moving_digits"},
     ("source", "voc"): {"root": "VOC"},  # likewise
     ("source", "yolo"): {"data": "YOLO_FILE"},  # likewise
-    ("source", "idx"): {"root": "IDX"},  # a folder that the test makes
+    ("source", "idx"): {"root": "IDX"},  # a folder that a fixture creates
     ("source", "image_folder"): {"root": "IMAGES"},  # likewise
     ("source", "images"): {"root": "IMAGES"},  # likewise
     ("source", "unlabeled"): {"source": "digits"},
@@ -239,27 +239,27 @@ def signature_problems(entry: Entry) -> list[str]:
     """Return why a config cannot give every argument by name, checked by its type."""
     signature = inspect.signature(entry.target)  # type: ignore[arg-type]
     problems = []
-    for name, parameter in signature.parameters.items():
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+    for name, param in signature.parameters.items():
+        if param.kind in (param.VAR_POSITIONAL, param.VAR_KEYWORD):
             problems.append(f"{name} is variadic")
-        adapted = parameter.kind is parameter.POSITIONAL_ONLY and hasattr(entry.target, "__adapts__")
-        if not adapted and parameter.annotation in (parameter.empty, Any):
+        adapted = param.kind is param.POSITIONAL_ONLY and hasattr(entry.target, "__adapts__")
+        if not adapted and param.annotation in (param.empty, Any):
             problems.append(f"{name} has no type")
-    runtime = [name for name, one in signature.parameters.items() if one.kind is one.POSITIONAL_ONLY]
+    runtime = [name for name, param in signature.parameters.items() if param.kind is param.POSITIONAL_ONLY]
     if list(entry.runtime) != runtime or [*runtime, *entry.by_name] != list(signature.parameters):
         problems.append(f"the entry has {[*entry.runtime, *entry.by_name]}, the signature {[*signature.parameters]}")
     return problems
 
 
 def test_signatures_are_closed_and_typed() -> None:
-    assert {label(entry): found for entry in ENTRIES if (found := signature_problems(entry))} == {}
+    assert {label(entry): problems for entry in ENTRIES if (problems := signature_problems(entry))} == {}
 
 
 def test_runtime_parameters_have_types_that_exist() -> None:
     missing = {}
     for entry in OWN:
         target = inspect.unwrap(entry.target)  # type: ignore[arg-type]
-        # Those of a dataclass are found class by class: inherited ones are written in another module.
+        # Hints of a dataclass are resolved class by class: inherited fields are defined in another module.
         has_init = inspect.isclass(target) and not is_dataclass(target)
         hints = typing.get_type_hints(target.__init__ if has_init else target, include_extras=True)
         missing[label(entry)] = set(entry.runtime) - hints.keys()
@@ -269,7 +269,7 @@ def test_runtime_parameters_have_types_that_exist() -> None:
 def test_parts_and_their_parameters_are_documented() -> None:
     assert [label(entry) for entry in ENTRIES if len(entry.doc) <= 10 or "TODO" in entry.doc] == []
     own = [entry for entry in OWN if not hasattr(entry.target, "__adapts__")]
-    missing = {label(entry): [one.name for one in entry.parameters if not one.doc] for entry in own}
+    missing = {label(entry): [param.name for param in entry.parameters if not param.doc] for entry in own}
     assert {name: names for name, names in missing.items() if names} == {}, "describe them in Args"
 
 
@@ -296,16 +296,19 @@ def test_every_schema_builds(schema: dict[str, Any]) -> None:
     problems = []
     definitions = json_schema(CATALOG, "predictor")["$defs"] | schema["$defs"]
     for entry in ENTRIES:
-        whole = entry.family == "command"
-        found = json_schema(CATALOG, entry.name) if whole else definitions[f"{entry.family}.{entry.name}"]
-        if found["additionalProperties"] is not False or not entry.by_name.keys() <= found["properties"].keys():
+        is_command = entry.family == "command"
+        definition = json_schema(CATALOG, entry.name) if is_command else definitions[f"{entry.family}.{entry.name}"]
+        if (
+            definition["additionalProperties"] is not False
+            or not entry.by_name.keys() <= definition["properties"].keys()
+        ):
             problems.append(label(entry))
-        for parameter in entry.parameters:
-            shown = found["properties"].get(parameter.name, {})
-            if shown.get("description", "") != parameter.doc:
-                problems.append(f"{label(entry)}: {parameter.name}: its description")
-            if not parameter.required and ("default" not in shown or shown["default"] != parameter.default):
-                problems.append(f"{label(entry)}: {parameter.name}: its default")
+        for param in entry.parameters:
+            property_schema = definition["properties"].get(param.name, {})
+            if property_schema.get("description", "") != param.doc:
+                problems.append(f"{label(entry)}: {param.name}: its description")
+            if not param.required and ("default" not in property_schema or property_schema["default"] != param.default):
+                problems.append(f"{label(entry)}: {param.name}: its default")
     assert problems == []
 
 
@@ -336,21 +339,21 @@ SMALL_DATA = (
 def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("images")
     for make in SMALL_DATA:
-        make(root / f".{make.__name__}")  # hidden: no folder of a class
+        make(root / f".{make.__name__}")  # hidden, so that it is not read as a class
     for number, name in enumerate(["cat", "dog"]):
         (root / name).mkdir()
-        Image.new("RGB", (20, 16), (number * 200, 90, 30)).save(root / name / "one.png")
+        Image.new("RGB", (20, 16), (number * 200, 90, 30)).save(root / name / "image.png")
     for name in ("jump", "run"):
-        write_video(root / ".videos" / name / "one.mp4", 2)
-    (root / ".videos" / "videos.txt").write_text("jump/one.mp4 0\nrun/one.mp4 1\n")
+        write_video(root / ".videos" / name / "video.mp4", 2)
+    (root / ".videos" / "videos.txt").write_text("jump/video.mp4 0\nrun/video.mp4 1\n")
     pack(Videos(root=root / ".videos"), root / ".packed")
     (root / ".frames.txt").write_text("cat 1 0\ndog 1 1\n")
-    (root / "list.csv").write_text("path,label\ncat/one.png,cat\ndog/one.png,dog\n")
+    (root / "list.csv").write_text("path,label\ncat/image.png,cat\ndog/image.png,dog\n")
     with tarfile.open(root / "shard.tar", "w") as shard:
         for name in ("cat", "dog"):
-            (root / name / "one.cls").write_text(name)
-            for kind in ("png", "cls"):
-                shard.add(root / name / f"one.{kind}", f"{name}/one.{kind}")
+            (root / name / "image.cls").write_text(name)
+            for extension in ("png", "cls"):
+                shard.add(root / name / f"image.{extension}", f"{name}/image.{extension}")
     for name, array in (("images-idx3", np.zeros((2, 16, 20))), ("labels-idx1", np.arange(2))):
         header = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">u4").tobytes()
         (root / "cat" / f"train-{name}-ubyte").write_bytes(header + array.astype(np.uint8).tobytes())
@@ -396,7 +399,7 @@ def build_default(entry: Entry, folder: Path, data_folder: Path) -> Any:
 
 PLAN = ConstantPlan(samples=20, batch_size=4, length=Duration(3, "ep"))
 CLOCK = Clock.at(PLAN, 0)
-FACTS = DatasetInfo(samples=20, channels=1, classes=tuple("0123456789"))
+INFO = DatasetInfo(samples=20, channels=1, classes=tuple("0123456789"))
 
 
 def batch_of(count: int = 4) -> Batch:
@@ -409,29 +412,29 @@ def with_objects(batch: Batch) -> Batch:
     """Return the batch with one object in each image but the first, which is empty: a small, a medium and a large one
     according to the ground truth; and with segmentation maps."""
     boxes = [torch.tensor([[4.0, 2, 4 + 6 * number, 20]] if number else []).view(-1, 4) for number in range(4)]
-    labels = [torch.full((len(one),), 3) for one in boxes]
+    labels = [torch.full((len(image_boxes),), 3) for image_boxes in boxes]
     ground_truth = [
         GroundTruth(
             image_id=name,
             size=(32, 32),
-            ids=np.arange(len(one)) + 10 * number,
-            boxes=torch.cat([one[:, :2], one[:, 2:] - one[:, :2]], 1).double().numpy(),
-            labels=of_image.numpy(),
-            areas=np.full(len(one), 50.0 * 10**number),
-            crowd=np.zeros(len(one), dtype=np.bool_),
-            segments=[[[x, y, right, y, right, bottom, x, bottom]] for x, y, right, bottom in one.tolist()],
+            ids=np.arange(len(image_boxes)) + 10 * number,
+            boxes=torch.cat([image_boxes[:, :2], image_boxes[:, 2:] - image_boxes[:, :2]], 1).double().numpy(),
+            labels=image_labels.numpy(),
+            areas=np.full(len(image_boxes), 50.0 * 10**number),
+            crowd=np.zeros(len(image_boxes), dtype=np.bool_),
+            segments=[[[x, y, right, y, right, bottom, x, bottom]] for x, y, right, bottom in image_boxes.tolist()],
         )
-        for number, (name, one, of_image) in enumerate(zip(batch["id"], boxes, labels, strict=True))
+        for number, (name, image_boxes, image_labels) in enumerate(zip(batch["id"], boxes, labels, strict=True))
     ]
     sizes = {"image_sizes": [(32, 32)] * 4, "original_size": [(32, 32)] * 4}
     mask = (torch.arange(4 * 32 * 32).reshape(4, 32, 32) // 32 % 11).to(torch.uint8)
     mask[mask == 10] = IGNORE_LABEL
-    segments = torch.where(mask == IGNORE_LABEL, 0, mask + 1).int()  # one of each class
+    segments = torch.where(mask == IGNORE_LABEL, 0, mask + 1).int()  # one segment for each class
     maps = [
         GroundTruthMap(name, labels.numpy(), numbers.numpy(), np.arange(10), np.zeros(10, dtype=np.bool_))
         for name, labels, numbers in zip(batch["id"], mask, segments, strict=True)
     ]
-    masks = [torch.ones(len(one), 32, 32, dtype=torch.uint8) for one in boxes]
+    masks = [torch.ones(len(image_boxes), 32, 32, dtype=torch.uint8) for image_boxes in boxes]
     objects = {"boxes": boxes, "labels": labels, "masks": masks, "ground_truth": ground_truth}
     return {**batch, **sizes, **objects, "mask": mask, "ground_truth_map": maps}
 
@@ -448,8 +451,8 @@ class Line(Task):
 
 
 def task_works(make: Callable[[DatasetInfo], Task], folder: Path) -> None:
-    """With labels, sample indices, boxes and views; tasks ignore those that they do not need."""
-    dataset_info = replace(FACTS, boxes=True, masks=True, maps=True, thing_labels=(3,))
+    """The batch has labels, sample indices, boxes and views; tasks ignore the keys that they do not need."""
+    dataset_info = replace(INFO, boxes=True, masks=True, maps=True, thing_labels=(3,))
     batch = with_objects(batch_of())
     batch["views"] = (batch["image"], batch["image"].flip(-1))
     batch["patch_mask"] = torch.tensor([[True, False, True, True]] * 4)  # of 32 x 32 pixels in patches of 16
@@ -462,7 +465,7 @@ def task_works(make: Callable[[DatasetInfo], Task], folder: Path) -> None:
         task._settings = FrozenTeacher(run=folder)
     task.attach_teachers(lambda run: copy.deepcopy(task))
     total_loss(task(batch, CLOCK))[0].backward()  # type: ignore[no-untyped-call]
-    assert any(parameter.grad is not None for parameter in task.parameters())
+    assert any(param.grad is not None for param in task.parameters())
     with torch.no_grad():
         predictions = task.eval().predict(batch)
     assert all(len(value) == 4 for value in predictions.values())
@@ -480,9 +483,9 @@ def step_works(make: Callable[..., Any], folder: Path) -> None:
     task = Line()
     before = task.layer.weight.clone()
     step = make(task, torch.optim.SGD(task.parameters(), lr=0.1), {"lr": constant}, StepOptions(0))
-    called = []
-    scalars = step(batch_of(), PLAN.row(0), CLOCK, lambda: called.append(1))
-    assert called == [1], "after_backward is called once"
+    calls = []
+    scalars = step(batch_of(), PLAN.row(0), CLOCK, lambda: calls.append(1))
+    assert calls == [1], "after_backward is called once"
     assert all(math.isfinite(float(value)) for value in scalars.values())
     assert not any(isinstance(value, torch.Tensor) and value.requires_grad for value in scalars.values())
     assert not torch.equal(before, task.layer.weight)
@@ -491,16 +494,16 @@ def step_works(make: Callable[..., Any], folder: Path) -> None:
 
 
 def parallel_works(make: Callable[..., Any], folder: Path) -> None:
-    """A group of one process; tests/faults/test_together.py has more."""
+    """A process group of a single process; tests/faults tests larger ones."""
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=0, world_size=1)
     try:
         task = Line()
-        together = make([task], torch.device("cpu"))
-        assert together.module is task and isinstance(together.sharded, bool)
-        with together.no_sync():
-            first, _ = total_loss(together(batch_of(), CLOCK))
+        parallel = make([task], torch.device("cpu"))
+        assert parallel.module is task and isinstance(parallel.sharded, bool)
+        with parallel.no_sync():
+            first, _ = total_loss(parallel(batch_of(), CLOCK))
             first.backward()  # type: ignore[no-untyped-call]
-        second, _ = total_loss(together(batch_of(), CLOCK))
+        second, _ = total_loss(parallel(batch_of(), CLOCK))
         second.backward()  # type: ignore[no-untyped-call]
         assert task.layer.weight.grad is not None
     finally:
@@ -515,12 +518,12 @@ def backbone_works(make: Callable[[int], Any], folder: Path) -> None:
 
 
 def pooling_works(make: Callable[[int], nn.Module], folder: Path) -> None:
-    maps = torch.rand(2, 5, 4, 3, requires_grad=True)
-    vectors = make(5)(maps)
+    feature_maps = torch.rand(2, 5, 4, 3, requires_grad=True)
+    vectors = make(5)(feature_maps)
     assert vectors.shape == (2, 5)
     vectors.sum().backward()
-    assert maps.grad is not None
-    assert maps.grad.isfinite().all()
+    assert feature_maps.grad is not None
+    assert feature_maps.grad.isfinite().all()
 
 
 def head_works(make: Callable[[int, int], Head], folder: Path) -> None:
@@ -531,7 +534,7 @@ def head_works(make: Callable[[int, int], Head], folder: Path) -> None:
     assert logits.shape == trained.shape == (2, 3)
     trained.sum().backward()  # type: ignore[no-untyped-call]
     assert features.grad is not None
-    assert all(one.grad is not None for one in head.parameters())
+    assert all(param.grad is not None for param in head.parameters())
 
 
 def neck_works(make: Callable[[Sequence[Level]], Neck], folder: Path) -> None:
@@ -542,61 +545,66 @@ def neck_works(make: Callable[[Sequence[Level]], Neck], folder: Path) -> None:
     except ConfigError:
         levels = levels[2:3]
         neck = make(levels)
-    maps = [torch.rand(2, channels, 128 // stride, 64 // stride, requires_grad=True) for channels, stride in levels]
-    pyramid = neck(maps)
-    assert [tuple(one.shape) for one in pyramid] == [
+    feature_maps = [
+        torch.rand(2, channels, 128 // stride, 64 // stride, requires_grad=True) for channels, stride in levels
+    ]
+    pyramid = neck(feature_maps)
+    assert [tuple(feature_map.shape) for feature_map in pyramid] == [
         (2, channels, -(-128 // stride), -(-64 // stride)) for channels, stride in neck.out_levels
     ]
-    torch.stack([one.sum() for one in pyramid]).sum().backward()  # type: ignore[no-untyped-call]
-    assert maps[-1].grad is not None
-    assert all(one.grad is not None for one in neck.parameters())
+    torch.stack([feature_map.sum() for feature_map in pyramid]).sum().backward()  # type: ignore[no-untyped-call]
+    assert feature_maps[-1].grad is not None
+    assert all(param.grad is not None for param in neck.parameters())
 
 
 def detector_works(make: Callable[[Sequence[Level], DatasetInfo], Detector], folder: Path) -> None:
-    """On a batch with objects and one without; with detections and without."""
-    dataset_info = replace(FACTS, boxes=True, masks=True, keypoints=("top", "bottom"))
+    """Losses of batches with and without objects, and descriptions of images with and without detections."""
+    dataset_info = replace(INFO, boxes=True, masks=True, keypoints=("top", "bottom"))
     levels = [Level(6, 4), Level(8, 8), Level(12, 16), Level(16, 32)]
     detector = make(levels, dataset_info)
     shape, sizes = (32, 64), [(32, 64), (25, 50)]  # small: two-stage detectors are slow
-    maps = [torch.rand(2, channels, 32 // stride, 64 // stride) for channels, stride in levels]
+    feature_maps = [torch.rand(2, channels, 32 // stride, 64 // stride) for channels, stride in levels]
     points = torch.tensor([[[15.0, 6, 2], [15, 24, 1]]])
     box = [17.5, 15, 25, 20, 30] if detector.oriented else [5.0, 5, 30, 25]
     full = Target(torch.tensor([box]), torch.tensor([3]), torch.ones(1, *shape).byte(), points)
-    empty = Target(*(one[:0] for one in full))
+    empty = Target(*(field[:0] for field in full))
     for targets in ([full, empty], [empty, empty]):
         detector.zero_grad()
-        losses = detector.losses(detector.pyramid(maps), shape, sizes, targets)
+        losses = detector.losses(detector.pyramid(feature_maps), shape, sizes, targets)
         assert all(value.shape == () and value.isfinite() for value in losses.values())
         total_loss(losses)[0].backward()  # type: ignore[no-untyped-call]
-        assert [name for name, one in detector.named_parameters() if one.requires_grad and one.grad is None] == []
-    maps = detector.pyramid(maps)
-    found = detector.detect(maps, shape, sizes)
-    assert all(len(one.boxes) <= detector.max_detections and (one.scores.diff() <= 0).all() for one in found)
+        assert [name for name, param in detector.named_parameters() if param.requires_grad and param.grad is None] == []
+    feature_maps = detector.pyramid(feature_maps)
+    detections = detector.detect(feature_maps, shape, sizes)
+    assert all(len(image.boxes) <= detector.max_detections and (image.scores.diff() <= 0).all() for image in detections)
     for count in (2, 0):
-        first = [Detections(one.boxes[:count], one.scores[:count], one.labels[:count]) for one in found]
-        for one in detector.describe(maps, shape, sizes, first):
-            assert one.boxes.shape == (len(one.labels), len(box)) and len(one.labels) == len(one.scores) <= count
-            assert one.masks is None or len(one.masks) == len(one.labels)
-            assert one.keypoints is None or one.keypoints.shape == (len(one.labels), 2, 3)
+        first = [Detections(image.boxes[:count], image.scores[:count], image.labels[:count]) for image in detections]
+        for described in detector.describe(feature_maps, shape, sizes, first):
+            assert (
+                described.boxes.shape == (len(described.labels), len(box))
+                and len(described.labels) == len(described.scores) <= count
+            )
+            assert described.masks is None or len(described.masks) == len(described.labels)
+            assert described.keypoints is None or described.keypoints.shape == (len(described.labels), 2, 3)
 
 
 def decoder_works(make: Callable[[Sequence[Level], int], SegmentationDecoder], folder: Path) -> None:
     levels = [Level(6, 4), Level(8, 8), Level(12, 16), Level(16, 32)]
     decoder = make(levels, 5)
-    maps = [torch.rand(2, channels, 64 // stride, 96 // stride) for channels, stride in levels]
+    feature_maps = [torch.rand(2, channels, 64 // stride, 96 // stride) for channels, stride in levels]
     targets = with_objects(batch_of())["mask"][:2].long().repeat(1, 2, 3) % 5
     if decoder.own_losses:
-        losses = decoder.losses(decoder.query_masks(maps), semantic_segments(targets, IGNORE_LABEL))
+        losses = decoder.losses(decoder.query_masks(feature_maps), semantic_segments(targets, IGNORE_LABEL))
     else:
-        losses = {"loss": decoder(maps).square().mean()}
+        losses = {"loss": decoder(feature_maps).square().mean()}
     assert all(value.shape == () and value.isfinite() for value in losses.values())
     total_loss(losses)[0].backward()  # type: ignore[no-untyped-call]
-    assert [name for name, one in decoder.named_parameters() if one.requires_grad and one.grad is None] == []
-    assert decoder.eval()(maps).shape[:2] == (2, 5)
+    assert [name for name, param in decoder.named_parameters() if param.requires_grad and param.grad is None] == []
+    assert decoder.eval()(feature_maps).shape[:2] == (2, 5)
 
 
 def segmentation_loss_works(loss: Callable[[Tensor, Tensor], Tensor], folder: Path) -> None:
-    """With and without labeled pixels."""
+    """Check the loss and its gradient with and without labeled pixels."""
     logits = torch.randn(2, 4, 6, 7, generator=torch.Generator().manual_seed(1)).requires_grad_()
     targets = torch.arange(84).reshape(2, 6, 7) % 4
     targets[0, 0] = IGNORE_LABEL
@@ -624,7 +632,7 @@ def balance_works(make: Callable[[list[str]], LossBalance], folder: Path) -> Non
     losses = {"a": features[0, 0].square(), "b": features[0, 1].exp()}
     weighted = balance(losses, 1.0, lambda: [layer.weight], CLOCK)
     assert weighted.keys() == losses.keys() and balance.weights().keys() <= losses.keys()
-    for name, loss in losses.items():  # all begin with the weights of the config
+    for name, loss in losses.items():  # all start with the weights of the config
         assert weighted[name].item() == pytest.approx(loss.item())
     torch.stack(list(weighted.values())).sum().backward()
     assert layer.weight.grad is not None and layer.weight.grad.isfinite().all()
@@ -643,7 +651,7 @@ def optimizer_works(make: Callable[..., torch.optim.Optimizer], folder: Path) ->
     task = Line()
     before = task.layer.weight.detach().clone()
     optimizer = make(list(task.parameters()))
-    for _ in range(2):  # the first step of Adopt only measures
+    for _ in range(2):  # the first step of Adopt changes no weights
         task(batch_of(), CLOCK)["loss"].backward()
         optimizer.step()
     assert task.layer.weight.isfinite().all()
@@ -651,7 +659,7 @@ def optimizer_works(make: Callable[..., torch.optim.Optimizer], folder: Path) ->
 
 
 def schedule_works(schedule: Callable[[Clock], float], folder: Path) -> None:
-    """At every step of an ordinary run, one that ends in an epoch, one of one step, and one of none."""
+    """Values at every step of runs of whole epochs, with an incomplete epoch, of one step, and of none."""
     for length in (Duration(3, "ep"), Duration(7, "it"), Duration(1, "it"), Duration(0, "it")):
         plan = ConstantPlan(samples=20, batch_size=4, length=length)
         values = [schedule(Clock.at(plan, step)) for step in range(plan.total_steps + 1)]
@@ -668,7 +676,7 @@ def source_works(source: Any, folder: Path) -> None:
         if source.classes:
             key = next(key for key in ("labels", "mask", "label") if key in sample)
             labels = torch.as_tensor(sample[key]).flatten()
-            assert all(0 <= one < len(source.classes) for one in labels)
+            assert all(0 <= class_label < len(source.classes) for class_label in labels)
     assert source[0]["id"] != source[len(source) - 1]["id"]
 
 
@@ -680,14 +688,14 @@ def sampler_works(make: Callable[..., Any], folder: Path) -> None:
     source.present = [np.arange(number % 3) for number in range(len(source))]
     sampler = make(source, 3, 8)
     positions = np.arange(min(50, len(sampler)))
-    found = sampler.order(1)(positions)
-    assert found.shape == positions.shape and found.dtype == np.int64
-    assert found[7] == sampler.order(1)(positions[7:8])[0]
-    assert 0 <= found.min() <= found.max() < 2 * len(Digits())
+    indices = sampler.order(1)(positions)
+    assert indices.shape == positions.shape and indices.dtype == np.int64
+    assert indices[7] == sampler.order(1)(positions[7:8])[0]
+    assert 0 <= indices.min() <= indices.max() < 2 * len(Digits())
 
 
 def mix_works(mix: Callable[[Batch, DatasetInfo], Batch], folder: Path) -> None:
-    mixed = mix(batch_of(), FACTS)
+    mixed = mix(batch_of(), INFO)
     assert mixed["image"].shape == (4, 1, 32, 32)
     assert mixed["id"] == batch_of()["id"]
 
@@ -716,49 +724,57 @@ def detected_objects() -> tuple[Predictions, list[GroundTruth]]:
     boxes = torch.tensor([[10.0, 10, 30, 30], [40, 40, 100, 100], [20, 20, 220, 220]])
     labels = torch.arange(3)
     sides = (boxes[:, 2:] - boxes[:, :2]).double().numpy()
-    there = np.concatenate([boxes[:, :2].double().numpy(), sides], 1)
-    truths = [
-        GroundTruth(number, (240, 240), np.arange(3), there, labels.numpy(), sides.prod(1), np.zeros(3, dtype=bool))
+    coco_boxes = np.concatenate([boxes[:, :2].double().numpy(), sides], 1)
+    ground_truths = [
+        GroundTruth(
+            number, (240, 240), np.arange(3), coco_boxes, labels.numpy(), sides.prod(1), np.zeros(3, dtype=bool)
+        )
         for number in range(4)
     ]
-    found = {"boxes": boxes, "scores": torch.tensor([0.9, 0.8, 0.7]), "labels": labels}
-    return {name: torch.stack([value] * 4) for name, value in found.items()}, truths
+    predictions = {"boxes": boxes, "scores": torch.tensor([0.9, 0.8, 0.7]), "labels": labels}
+    return {name: torch.stack([value] * 4) for name, value in predictions.items()}, ground_truths
 
 
-def oriented_objects(found: Mapping[str, Tensor], truths: Sequence[GroundTruth]) -> tuple[Any, list[GroundTruth]]:
-    """The same objects with oriented boxes that are not turned."""
-    boxes = pad(box_convert(found["boxes"], "xyxy", "cxcywh"), (0, 1))
+def oriented_objects(
+    predictions: Mapping[str, Tensor], ground_truths: Sequence[GroundTruth]
+) -> tuple[Any, list[GroundTruth]]:
+    """The same objects with oriented boxes of angle 0."""
+    boxes = pad(box_convert(predictions["boxes"], "xyxy", "cxcywh"), (0, 1))
     corners = box_corners(boxes[0].double()).numpy()
-    return {**found, "boxes": boxes}, [replace(truth, corners=corners) for truth in truths]
+    return {**predictions, "boxes": boxes}, [replace(ground_truth, corners=corners) for ground_truth in ground_truths]
 
 
 def evaluator_works(make: Callable[[DatasetInfo], Any], folder: Path) -> None:
     """Four images of two identities, the first of each a query, all with objects. Evaluators of features get forty
     images of two classes."""
     if hasattr(getattr(make, "target", make), "layers"):
-        evaluator = make(replace(FACTS, classes=("a", "b")))
+        evaluator = make(replace(INFO, classes=("a", "b")))
         embedding = torch.randn(40, 8, generator=torch.Generator().manual_seed(1))
-        seen: tuple[Any, Any] = {"embedding": embedding}, {**batch_of(40), "label": torch.arange(40) % 2}
+        evaluated: tuple[Any, Any] = {"embedding": embedding}, {**batch_of(40), "label": torch.arange(40) % 2}
         lowest, highest = -math.inf, math.inf
     else:
-        detections, truths = detected_objects()
-        facts = replace(FACTS, queries=True, boxes=True, frequencies=tuple("rcf" + 7 * "f"), thing_labels=(3,))
+        detections, ground_truths = detected_objects()
+        dataset_info = replace(INFO, queries=True, boxes=True, frequencies=tuple("rcf" + 7 * "f"), thing_labels=(3,))
         if oriented := getattr(getattr(make, "target", make), "oriented", False):
-            detections, truths = oriented_objects(detections, truths)
-        evaluator = make(replace(facts, oriented=bool(oriented)))
+            detections, ground_truths = oriented_objects(detections, ground_truths)
+        evaluator = make(replace(dataset_info, oriented=bool(oriented)))
         batch = {**batch_of(), "label": torch.tensor([0, 0, 1, 1]), "query": torch.tensor([True, False] * 2)}
-        others = {"losses/loss": torch.full((4,), 0.5), "embedding": torch.eye(4), **detections}
-        truth_maps = with_objects(batch)["ground_truth_map"]
-        others |= {
-            "segmentation": torch.stack([torch.from_numpy(one.labels) for one in truth_maps]),
-            "segments": torch.stack([torch.from_numpy(one.segments) for one in truth_maps]),
+        predictions = {"losses/loss": torch.full((4,), 0.5), "embedding": torch.eye(4), **detections}
+        ground_truth_maps = with_objects(batch)["ground_truth_map"]
+        predictions |= {
+            "segmentation": torch.stack(
+                [torch.from_numpy(ground_truth_map.labels) for ground_truth_map in ground_truth_maps]
+            ),
+            "segments": torch.stack(
+                [torch.from_numpy(ground_truth_map.segments) for ground_truth_map in ground_truth_maps]
+            ),
             "segment_labels": torch.arange(10).expand(4, 10),
             "image_size": torch.tensor([[32, 32]] * 4),
         }
-        seen = others, {**batch, "ground_truth": truths, "ground_truth_map": truth_maps}
+        evaluated = predictions, {**batch, "ground_truth": ground_truths, "ground_truth_map": ground_truth_maps}
         lowest, highest = 0.0, 1.0
-    getattr(evaluator, "learn", lambda *seen: None)(*seen)
-    evaluator.update(*seen)
+    getattr(evaluator, "learn", lambda *evaluated: None)(*evaluated)
+    evaluator.update(*evaluated)
     states = [evaluator.state()]
     scores = evaluator.compute(states)
     assert scores.keys() == evaluator.better.keys()
@@ -805,7 +821,7 @@ FAMILY_CHECKS: dict[str, Callable[[Any, Path], None]] = {
     "evaluator": evaluator_works,
     "shapes": shapes_work,
 }
-"""By family, a check of a part that was built from a config."""
+"""Checks of parts that were built from a config, by family."""
 
 
 LARGE = ("barlow_twins", "vicreg", "cascade_rcnn", "keypoint_rcnn")
@@ -834,10 +850,14 @@ NEED_TRANSFORMERS = ("rt_detr", "d_fine", "detr", "deformable_detr", "rf_detr", 
 
 @pytest.mark.parametrize(
     "entry",
-    [pytest.param(one, marks=[pytest.mark.slow] * (one.name in LARGE)) for one in ENTRIES if one.family != "command"],
+    [
+        pytest.param(entry, marks=[pytest.mark.slow] * (entry.name in LARGE))
+        for entry in ENTRIES
+        if entry.family != "command"
+    ],
     ids=label,
 )
-def test_the_defaults_build_and_work(entry: Entry, tmp_path: Path, data_folder: Path) -> None:
+def test_defaults_build_and_work(entry: Entry, tmp_path: Path, data_folder: Path) -> None:
     """Commands are tested with the packaged recipes (tests/golden)."""
     assert entry.family in FAMILY_CHECKS, f"FAMILY_CHECKS needs a check of the family {entry.family!r}"
     if (entry.family, entry.name) == ("source", "hugging_face"):
@@ -863,15 +883,17 @@ def color_image() -> Sample:
     return {"image": tv_tensors.Image(pixels.to(torch.uint8)), "label": 1, "id": "color"}
 
 
-@pytest.mark.filterwarnings("ignore:The image decoding and encoding")  # JPEG still uses what torchvision deprecates
+@pytest.mark.filterwarnings(
+    "ignore:The image decoding and encoding"
+)  # JPEG still uses functions that torchvision deprecates
 @pytest.mark.parametrize("sample", [pytest.param(lambda: Digits()[0], id="digit"), pytest.param(color_image)])
 @of("transform")
 def test_a_transform_runs(entry: Entry, sample: Callable[[], Sample], tmp_path: Path, data_folder: Path) -> None:
     before = sample()
-    excuses = NOT_FOR_IMAGES | (NOT_FOR_DIGITS if before["image"].shape[0] == 1 else {})
+    excluded = NOT_FOR_IMAGES | (NOT_FOR_DIGITS if before["image"].shape[0] == 1 else {})
     transform = build_default(entry, tmp_path, data_folder)
-    if entry.name in excuses:
-        with pytest.raises((TypeError, ValueError, RuntimeError)):  # else the list is out of date
+    if entry.name in excluded:
+        with pytest.raises((TypeError, ValueError, RuntimeError)):  # otherwise the list is out of date
             transform(before)
         return
     after = transform(before)
@@ -908,8 +930,8 @@ def failing_old_names(catalog: Catalog, folder: Path) -> list[str]:
             continue
         for old, new in entry.renamed.items():
             keys = {new: entry.by_name[new].default, **MINIMAL.get((entry.family, entry.name), {})}
-            written = {old if key == new else key: value for key, value in keys.items()}
-            if resolve_section(entry, written, folder, catalog) != resolve_section(entry, keys, folder, catalog):
+            old_keys = {old if key == new else key: value for key, value in keys.items()}
+            if resolve_section(entry, old_keys, folder, catalog) != resolve_section(entry, keys, folder, catalog):
                 failed.append(f"{label(entry)}: {old}")
         for alias in entry.aliases if entry.family != "section" else ():
             keys = MINIMAL.get((entry.family, entry.name), {})
@@ -924,12 +946,12 @@ def test_old_names_resolve(tmp_path: Path) -> None:
 
 
 def test_a_renamed_parameter_of_a_toy_resolves(tmp_path: Path) -> None:
-    """Shows that the test above checks something."""
+    """Ensure that the test above can fail."""
     register = Register()
 
     @Family(register, "loss")(renamed={"eps": "smoothing"})
     def toy(logits: float, /, *, smoothing: float = 0.25) -> float:
-        """A toy."""
+        """Return the logits, scaled."""
         return logits * smoothing
 
     toys = Catalog.of(register)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[2] / "opabinia"
 MAX_LINES = 75
-"""Signature and docstring included; ruff holds the cyclomatic complexity (pyproject.toml)."""
+"""Signature and docstring included; ruff limits the cyclomatic complexity (pyproject.toml)."""
 
 
 def test_functions_are_short() -> None:

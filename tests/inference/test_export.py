@@ -1,4 +1,4 @@
-"""Exported models: written, read back by others' programs, and the same to the last digits."""
+"""Exported models are read by other libraries and give the same predictions."""
 
 import json
 from collections.abc import Mapping
@@ -70,9 +70,9 @@ def test_timm_reads_a_classifier(run: Path, layout: Path, images: Tensor) -> Non
     model: Any = timm.create_model(f"local-dir:{layout}", pretrained=True).eval()
     mean, std = model.pretrained_cfg["mean"], model.pretrained_cfg["std"]
     with torch.no_grad():
-        found = model((images / 255 - torch.tensor(mean)) / torch.tensor(std))
+        logits = model((images / 255 - torch.tensor(mean)) / torch.tensor(std))
         original = opabinia.load(run).task.predict({"image": images})["logits"]
-    assert torch.allclose(found, original, atol=1e-5)
+    assert torch.allclose(logits, original, atol=1e-5)
     assert original.std() > 0.01
     config = json.loads((layout / "config.json").read_text())
     assert (config["architecture"], config["num_classes"]) == ("test_resnet", 10)
@@ -84,10 +84,10 @@ def test_the_folder_is_loaded_like_its_run(run: Path, layout: Path, images: Tens
     assert restored.state_dict().keys() == task.state_dict().keys()
     assert torch.equal(restored.predict({"image": images})["logits"], task.predict({"image": images})["logits"])
     assert read_weights(layout).keys() == timm.create_model("test_resnet").state_dict().keys()
-    again = export(layout, layout.with_name("again"), form="huggingface")
-    assert (again / "model.safetensors").read_bytes() == (layout / "model.safetensors").read_bytes()
+    reexported = export(layout, layout.with_name("again"), form="huggingface")
+    assert (reexported / "model.safetensors").read_bytes() == (layout / "model.safetensors").read_bytes()
     scores = json.loads((run / "results.json").read_text())
-    assert json.loads((again / "state.json").read_text())["scores"] == scores
+    assert json.loads((reexported / "state.json").read_text())["scores"] == scores
 
 
 @pytest.mark.slow
@@ -101,12 +101,12 @@ def test_the_folder_is_loaded_like_its_run(run: Path, layout: Path, images: Tens
     ],
 )
 def test_folders_of_other_models_are_loaded(recipe: str, backbone: str, tmp_path: Path) -> None:
-    other = ["task.backbone=null", f"task.backbone={backbone}"] if backbone else []
-    without = [] if recipe.startswith("video") else ["data.val=null"]
-    run, _ = launch.train(recipe, [*SMALL, "train.length=1it", *without, *other], out=tmp_path)
+    overrides = ["task.backbone=null", f"task.backbone={backbone}"] if backbone else []
+    data_overrides = [] if recipe.startswith("video") else ["data.val=null"]
+    run, _ = launch.train(recipe, [*SMALL, "train.length=1it", *data_overrides, *overrides], out=tmp_path)
     folder = export(run, tmp_path / "exported", form="huggingface")  # compares
-    own, restored = opabinia.load(run).task.state_dict(), opabinia.load(folder).task.state_dict()
-    assert own.keys() == restored.keys() and all(torch.equal(own[name], restored[name]) for name in own)
+    original, restored = opabinia.load(run).task.state_dict(), opabinia.load(folder).task.state_dict()
+    assert original.keys() == restored.keys() and all(torch.equal(original[name], restored[name]) for name in original)
     if recipe.startswith("selfsup"):
         assert (folder / "rest.safetensors").is_file()
         timm.create_model(f"local-dir:{folder}", pretrained=True)
@@ -137,8 +137,8 @@ def test_the_model_card_has_scores_classes_and_usage(layout: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_task_that_is_more_than_its_backbone_keeps_its_names(tmp_path: Path) -> None:
-    # Without validation data images are drawn.
+def test_a_task_with_more_than_a_backbone_keeps_its_tensor_names(tmp_path: Path) -> None:
+    # Without validation data the export uses random images.
     run, _ = launch.train("reid/digits", [*SMALL, "train.length=1it", "data.val=null"], out=tmp_path)
     folder = export(run, form="huggingface")
     assert folder == run / "export" / "hugging_face"
@@ -154,18 +154,18 @@ def test_a_task_that_is_more_than_its_backbone_keeps_its_names(tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_a_file_of_torch(run: Path, images: Tensor, tmp_path: Path) -> None:
+def test_a_torch_file_gives_the_same_predictions(run: Path, images: Tensor, tmp_path: Path) -> None:
     path = export(run, tmp_path / "new" / "model.pt2", form="torch")
     extra = {"opabinia.json": ""}
     module: Any = torch.export.load(path, extra_files=extra).module()
     task = opabinia.load(run).task
     for count in (1, 2, 5):
         with torch.no_grad():
-            found, original = module(image=images[:count]), task.predict({"image": images[:count]})
-        assert found.keys() == original.keys()
-        assert all(torch.allclose(found[name], original[name], atol=1e-5) for name in original)
-    said = json.loads(extra["opabinia.json"])
-    assert json.loads(said["classes"]) == list("0123456789")
+            exported, original = module(image=images[:count]), task.predict({"image": images[:count]})
+        assert exported.keys() == original.keys()
+        assert all(torch.allclose(exported[name], original[name], atol=1e-5) for name in original)
+    metadata = json.loads(extra["opabinia.json"])
+    assert json.loads(metadata["classes"]) == list("0123456789")
     with pytest.raises(ExportMismatch, match=r"largest difference is .*, allowed is 0e"):
         export(run, tmp_path / "exact.pt2", form="torch", tolerance=0.0)
     assert [path.name for path in tmp_path.iterdir()] == ["new"]
@@ -174,59 +174,60 @@ def test_a_file_of_torch(run: Path, images: Tensor, tmp_path: Path) -> None:
 def in_onnxruntime(path: Path, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is absent: pip install 'opabinia[export]'")
     session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    names = [one.name for one in session.get_outputs()]
-    said = session.run(names, {name: value.numpy() for name, value in inputs.items()})
-    return {name: torch.from_numpy(value) for name, value in zip(names, said, strict=True)}
+    names = [output.name for output in session.get_outputs()]
+    values = session.run(names, {name: value.numpy() for name, value in inputs.items()})
+    return {name: torch.from_numpy(value) for name, value in zip(names, values, strict=True)}
 
 
 @pytest.mark.slow
-def test_a_file_of_onnx(run: Path, images: Tensor) -> None:
+def test_an_onnx_file_gives_the_same_predictions(run: Path, images: Tensor) -> None:
     onnx: Any = pytest.importorskip("onnx", reason="onnx is absent: pip install 'opabinia[export]'")
     path = export(run)
     assert path == run / "export" / "model.onnx"
     task = opabinia.load(run).task
     for count in (1, 3):
-        found = in_onnxruntime(path, {"image": images[:count]})
+        exported = in_onnxruntime(path, {"image": images[:count]})
         with torch.no_grad():
             original = task.predict({"image": images[:count]})
-        assert found.keys() == original.keys()
-        assert all(torch.allclose(found[name], original[name], atol=1e-5) for name in original)
-    said = {one.key: one.value for one in onnx.load(path).metadata_props}
-    assert json.loads(said["classes"]) == list("0123456789")
-    assert json.loads(said["size"]) == [32, 32]
-    assert said["dtype"] == "uint8"
+        assert exported.keys() == original.keys()
+        assert all(torch.allclose(exported[name], original[name], atol=1e-5) for name in original)
+    metadata = {prop.key: prop.value for prop in onnx.load(path).metadata_props}
+    assert json.loads(metadata["classes"]) == list("0123456789")
+    assert json.loads(metadata["size"]) == [32, 32]
+    assert metadata["dtype"] == "uint8"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["video/digits", "selfsup/digits_simclr"])
-def test_clips_and_embeddings(recipe: str, tmp_path: Path) -> None:
+def test_models_of_clips_and_embeddings_are_exported(recipe: str, tmp_path: Path) -> None:
     pytest.importorskip("onnx", reason="onnx is absent: pip install 'opabinia[export]'")
     run, _ = launch.train(recipe, [*SMALL, "train.length=1it"], out=tmp_path)
     path = export(run)  # compares
     shape = (2, 8, 1, 32, 32) if recipe.startswith("video") else (2, 1, 40, 40)
-    found = in_onnxruntime(path, {"image": torch.randint(0, 256, shape, dtype=torch.uint8)})
-    assert found.keys() == ({"logits", "probabilities"} if recipe.startswith("video") else {"embedding"})
-    assert all(len(value) == 2 for value in found.values())
+    outputs = in_onnxruntime(path, {"image": torch.randint(0, 256, shape, dtype=torch.uint8)})
+    assert outputs.keys() == ({"logits", "probabilities"} if recipe.startswith("video") else {"embedding"})
+    assert all(len(value) == 2 for value in outputs.values())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("detector", ["fcos", "retinanet"])
-def test_a_detector_with_suppression_in_it(detector: str, tmp_path: Path) -> None:
+def test_an_exported_detector_includes_suppression(detector: str, tmp_path: Path) -> None:
     pytest.importorskip("onnx", reason="onnx is absent: pip install 'opabinia[export]'")
-    few = ["train.length=8it", "schedule.warmup=0it", "task.detector.max_detections=30", "data.val=null"]
+    settings = ["train.length=8it", "schedule.warmup=0it", "task.detector.max_detections=30", "data.val=null"]
     # RetinaNet begins with scores of about 0.01.
-    other = ["task.detector={name: retinanet, score_threshold: 0.004}"] if detector == "retinanet" else []
-    run, _ = launch.train("detection/digits", [*SMALL, *other, *few], out=tmp_path)
+    detector_settings = ["task.detector={name: retinanet, score_threshold: 0.004}"] if detector == "retinanet" else []
+    run, _ = launch.train("detection/digits", [*SMALL, *detector_settings, *settings], out=tmp_path)
     path = export(run)
     task = opabinia.load(run).task
     image, sizes = torch.randint(0, 256, (3, 1, 256, 256), dtype=torch.uint8), [(256, 256), (200, 256), (256, 64)]
-    found = in_onnxruntime(path, {"image": image, "image_sizes": torch.tensor(sizes)})
+    exported = in_onnxruntime(path, {"image": image, "image_sizes": torch.tensor(sizes)})
     with torch.no_grad():
         original = task.predict({"image": image, "image_sizes": sizes, "original_size": sizes})
     assert (original["labels"] >= 0).sum() > 30
     detected: Any = task
     assert (
-        detection_difference({name: original[name] for name in found}, found, detected.detector.score_threshold) < 1e-4
+        detection_difference({name: original[name] for name in exported}, exported, detected.detector.score_threshold)
+        < 1e-4
     )
 
 
@@ -243,8 +244,8 @@ def test_a_batch_size_that_cannot_vary(form: Literal["torch", "onnx", "openvino"
         def expected(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
             return self.forward(**inputs)
 
-    about: dict[str, Any] = {field.name: () for field in fields(Description)} | {"tasks": {}}
-    job = ExportJob(Loop(nn.Identity()), {"image": torch.rand(3, 1, 4, 4)}, Description(**about))
+    fields_: dict[str, Any] = {field.name: () for field in fields(Description)} | {"tasks": {}}
+    job = ExportJob(Loop(nn.Identity()), {"image": torch.rand(3, 1, 4, 4)}, Description(**fields_))
     path = tmp_path / ("folder" if form == "openvino" else "file")
     with progress_bar("export", 2, unit="steps") as bar:
         lines = write_file(form, path, job, 1e-4, "3 samples", bar)
@@ -272,8 +273,8 @@ def test_suppression_in_openvino(columns: int, tmp_path: Path) -> None:
             return [Candidates(scores, (scores * 1000).long() % 2, boxes)]
 
         def forward(self, image: Tensor, image_sizes: Tensor) -> dict[str, Tensor]:
-            found = suppress_static(self.candidates(image), image_sizes, 0.3, 0.2, 20)
-            return {"boxes": found.boxes, "scores": found.scores, "labels": found.labels}
+            kept = suppress_static(self.candidates(image), image_sizes, 0.3, 0.2, 20)
+            return {"boxes": kept.boxes, "scores": kept.scores, "labels": kept.labels}
 
         def expected(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
             sizes: Any = inputs["image_sizes"].tolist()
@@ -281,9 +282,9 @@ def test_suppression_in_openvino(columns: int, tmp_path: Path) -> None:
 
     rows = torch.rand(2, 1, 30, columns, generator=torch.Generator().manual_seed(0))
     rows[..., :4] = rows[..., :4] * 20 + torch.tensor([0, 0, 20, 20])
-    about: dict[str, Any] = {field.name: () for field in fields(Description)} | {"tasks": {}}
+    description: dict[str, Any] = {field.name: () for field in fields(Description)} | {"tasks": {}}
     inputs = {"image": rows, "image_sizes": torch.tensor([[64, 64], [30, 30]])}
-    job = ExportJob(Suppression(nn.Identity()), inputs, Description(**about))
+    job = ExportJob(Suppression(nn.Identity()), inputs, Description(**description))
     with progress_bar("export", 2, unit="steps") as bar:
         lines = write_file("openvino", tmp_path / "folder", job, 1e-4, "2 samples", bar)
     assert "in batches of 1 and 2: largest" in lines[-1]
@@ -291,7 +292,7 @@ def test_suppression_in_openvino(columns: int, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_programs_are_moved_to_other_devices() -> None:
-    """Numbers of rows and columns, also within a scan, follow the program; this machine's other device is ``meta``."""
+    """Index tensors, also inside a scan, move with the program; the other device of this test is ``meta``."""
 
     class Padded(ExportModule):
         def forward(self, image: Tensor, image_sizes: Tensor) -> dict[str, Tensor]:
@@ -310,8 +311,8 @@ def test_programs_are_moved_to_other_devices() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("columns", [4, 5])
-@pytest.mark.parametrize("first_class", [0, 1200])
-def test_static_suppression_is_the_same(first_class: int, columns: int) -> None:
+@pytest.mark.parametrize("label_offset", [0, 1200])
+def test_static_suppression_is_the_same(label_offset: int, columns: int) -> None:
     sizes = [(64, 64), (50, 64), (64, 40)]
     for seed in range(3):
         draw = torch.Generator().manual_seed(seed)
@@ -319,23 +320,23 @@ def test_static_suppression_is_the_same(first_class: int, columns: int) -> None:
         if columns == 4:
             boxes[..., 2:] = boxes[..., :2] + 5 + boxes[..., 2:] * 5 / 12
         scores = torch.rand(3, 60, generator=draw)
-        labels = torch.randint(first_class, first_class + 3, (3, 60), generator=draw)
+        labels = torch.randint(label_offset, label_offset + 3, (3, 60), generator=draw)
         levels = [Candidates(scores[:, part], labels[:, part], boxes[:, part]) for part in (slice(30), slice(30, 60))]
-        found = suppress_static(levels, torch.tensor(sizes), 0.3, 0.2, 50)
-        cut = suppress_static(levels, torch.tensor(sizes), 0.3, 0.2, 7)
-        for number, one in enumerate(suppress(levels, sizes, 0.3, 0.2, 50)):
-            count = len(one.scores)
+        static = suppress_static(levels, torch.tensor(sizes), 0.3, 0.2, 50)
+        static_7 = suppress_static(levels, torch.tensor(sizes), 0.3, 0.2, 7)
+        for number, expected in enumerate(suppress(levels, sizes, 0.3, 0.2, 50)):
+            count = len(expected.scores)
             assert 7 < count < (scores[number] > 0.3).sum()
-            assert torch.equal(cut.boxes[number], one.boxes[:7])
-            assert torch.equal(found.boxes[number, :count], one.boxes)
-            assert torch.equal(found.scores[number, :count], one.scores)
-            assert torch.equal(found.labels[number, :count], one.labels)
-            assert (found.labels[number, count:] == -1).all() and (found.boxes[number, count:] == 0).all()
+            assert torch.equal(static_7.boxes[number], expected.boxes[:7])
+            assert torch.equal(static.boxes[number, :count], expected.boxes)
+            assert torch.equal(static.scores[number, :count], expected.scores)
+            assert torch.equal(static.labels[number, :count], expected.labels)
+            assert (static.labels[number, count:] == -1).all() and (static.boxes[number, count:] == 0).all()
             if columns == 4:
                 above = scores[number] > 0.3
                 clipped = boxes[number].clamp(min=0).minimum(torch.tensor(sizes[number]).flip(0).repeat(2))[above]
-                kept = batched_nms(clipped, scores[number][above], labels[number][above], 0.2)
-                assert torch.equal(clipped[kept][:50], one.boxes)
+                kept_indices = batched_nms(clipped, scores[number][above], labels[number][above], 0.2)
+                assert torch.equal(clipped[kept_indices][:50], expected.boxes)
 
 
 @pytest.mark.slow
@@ -348,8 +349,8 @@ def test_labels_and_boxes_are_exact_in_half_precision(tmp_path: Path) -> None:
             scores, labels, *sides = self.task(image).squeeze(3).unbind(1)
             boxes = torch.stack(sides, 2) * 3 + 0.3
             boxes[..., 2:] += boxes[..., :2]
-            found = suppress_static([Candidates(scores, labels.long(), boxes)], image_sizes, 0.1, 0.2, 50)
-            return {"boxes": found.boxes, "scores": found.scores, "labels": found.labels}
+            kept = suppress_static([Candidates(scores, labels.long(), boxes)], image_sizes, 0.1, 0.2, 50)
+            return {"boxes": kept.boxes, "scores": kept.scores, "labels": kept.labels}
 
         def expected(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
             return self.forward(**inputs)
@@ -358,19 +359,19 @@ def test_labels_and_boxes_are_exact_in_half_precision(tmp_path: Path) -> None:
     layer.weight.data = torch.eye(6)[..., None, None]
     draw = torch.Generator().manual_seed(0)
     scores = torch.stack([torch.randperm(100, generator=draw) / 128 for _ in range(2)])  # exact in FP16
-    ends = [(1193, 1203), (0, 300), (0, 300), (60, 200), (60, 200)]
-    columns = [torch.randint(*both, (2, 100), generator=draw).float() for both in ends]
+    ranges = [(1193, 1203), (0, 300), (0, 300), (60, 200), (60, 200)]
+    columns = [torch.randint(*bounds, (2, 100), generator=draw).float() for bounds in ranges]
     inputs = {"image": torch.stack([scores, *columns], 1).unsqueeze(3), "image_sizes": torch.tensor([[2000, 2000]] * 2)}
-    about: dict[str, Any] = {field.name: () for field in fields(Description)} | {"tasks": {}}
-    job = ExportJob(Suppression(layer), inputs, Description(**about))
-    single, half = tmp_path / "single.onnx", tmp_path / "half.onnx"
+    description: dict[str, Any] = {field.name: () for field in fields(Description)} | {"tasks": {}}
+    job = ExportJob(Suppression(layer), inputs, Description(**description))
+    fp32_path, fp16_path = tmp_path / "single.onnx", tmp_path / "half.onnx"
     with progress_bar("export", 2, unit="steps") as bar:
-        write_file("onnx", single, job, 0.0, "2 samples", bar)
-    write_fp16(single, half, [])
-    expected, found = job.module.expected(inputs), in_onnxruntime(half, inputs)
+        write_file("onnx", fp32_path, job, 0.0, "2 samples", bar)
+    write_fp16(fp32_path, fp16_path, [])
+    expected, outputs = job.module.expected(inputs), in_onnxruntime(fp16_path, inputs)
     assert 30 < (expected["labels"][0] >= 0).sum() <= 50 and expected["boxes"].max() > 1024
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
-    assert "task.weight_fp16" in {item.name for item in onnx.load(half).graph.initializer}
+    assert all(torch.equal(outputs[name], expected[name]) for name in expected)
+    assert "task.weight_fp16" in {item.name for item in onnx.load(fp16_path).graph.initializer}
 
 
 def detections(*rows: tuple[float, float, int]) -> dict[str, Tensor]:
@@ -382,40 +383,40 @@ def detections(*rows: tuple[float, float, int]) -> dict[str, Tensor]:
     }
 
 
-def test_detections_are_compared_with_their_counterparts() -> None:
-    some = detections((0, 0.9, 1), (30, 0.9, 2), (0, 0, -1))
-    assert detection_difference(some, detections((30, 0.9, 2), (0, 0.9, 1), (0, 0, -1)), 0.05) == 0
-    assert detection_difference(some, detections((0, 0.8996, 1), (30, 0.9, 2), (0, 0, -1)), 0.05) == pytest.approx(
+def test_detections_are_matched_before_they_are_compared() -> None:
+    reference = detections((0, 0.9, 1), (30, 0.9, 2), (0, 0, -1))
+    assert detection_difference(reference, detections((30, 0.9, 2), (0, 0.9, 1), (0, 0, -1)), 0.05) == 0
+    assert detection_difference(reference, detections((0, 0.8996, 1), (30, 0.9, 2), (0, 0, -1)), 0.05) == pytest.approx(
         0.0004, 1e-3
     )
-    assert detection_difference(some, detections((0.02, 0.9, 1), (30, 0.9, 2), (0, 0, -1)), 0.05) == pytest.approx(
+    assert detection_difference(reference, detections((0.02, 0.9, 1), (30, 0.9, 2), (0, 0, -1)), 0.05) == pytest.approx(
         0.02 / 40, 1e-3
     )
-    assert detection_difference(some, detections((1, 0.9, 1), (30, 0.9, 2), (0, 0, -1)), 0.05) == inf
-    assert detection_difference(some, detections((0, 0.8, 1), (30, 0.9, 2), (0, 0, -1)), 0.05) == inf
-    assert detection_difference(some, detections((0, 0.9, 3), (30, 0.9, 2), (0, 0, -1)), 0.05) == inf
+    assert detection_difference(reference, detections((1, 0.9, 1), (30, 0.9, 2), (0, 0, -1)), 0.05) == inf
+    assert detection_difference(reference, detections((0, 0.8, 1), (30, 0.9, 2), (0, 0, -1)), 0.05) == inf
+    assert detection_difference(reference, detections((0, 0.9, 3), (30, 0.9, 2), (0, 0, -1)), 0.05) == inf
     for name, shape in (("masks", (1, 3, 4, 4)), ("keypoints", (1, 3, 2, 3))):
-        expected = some | {name: torch.full(shape, 0.5)}
-        assert detection_difference(expected, some | {name: torch.full(shape, 0.5004)}, 0.05) == pytest.approx(
+        expected = reference | {name: torch.full(shape, 0.5)}
+        assert detection_difference(expected, reference | {name: torch.full(shape, 0.5004)}, 0.05) == pytest.approx(
             4e-4, 1e-3
         )
-        assert detection_difference(expected, some | {name: torch.full(shape, 0.6)}, 0.05) == inf
-    # what is missing because it was at the threshold
-    assert detection_difference(some, detections((0, 0.9, 1), (30, 0.9, 2), (60, 0.0504, 1)), 0.05) == 0
-    # one of 25 where either may have suppressed the other
+        assert detection_difference(expected, reference | {name: torch.full(shape, 0.6)}, 0.05) == inf
+    # a detection is missing because its score was at the threshold
+    assert detection_difference(reference, detections((0, 0.9, 1), (30, 0.9, 2), (60, 0.0504, 1)), 0.05) == 0
+    # one of 25 may differ, since either detection may have suppressed the other
     many = [(30.0 * number, 0.5 + number / 100, 1) for number in range(25)]
     assert detection_difference(detections(*many), detections(*many[:-1], (723, 0.74, 1)), 0.05) == 0
     assert detection_difference(detections(*many), detections(*many[:-2], (693, 0.73, 1), (723, 0.74, 1)), 0.05) == inf
 
 
-def test_what_is_not_finite_differs() -> None:
+def test_non_finite_values_differ() -> None:
     assert relative_difference(torch.tensor([1.0, 200.0]), torch.tensor([1.0, 202.0])) == pytest.approx(0.01)
     assert relative_difference(torch.tensor([0.1]), torch.tensor([0.2])) == pytest.approx(0.1)
     assert relative_difference(torch.ones(2), torch.tensor([1.0, float("nan")])) == inf
     assert relative_difference(torch.ones(2), torch.ones(3)) == inf
 
 
-# --- what cannot be ---------------------------------------------------------------------------------------------------
+# --- errors -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_missing_library_is_named(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -424,12 +425,12 @@ def test_a_missing_library_is_named(run: Path, tmp_path: Path, monkeypatch: pyte
         export(run, tmp_path / "model.onnx")
 
 
-def test_what_is_there_stays(run: Path, tmp_path: Path) -> None:
+def test_an_existing_file_is_not_overwritten(run: Path, tmp_path: Path) -> None:
     path = tmp_path / "model.pt2"
-    path.write_text("mine")
+    path.write_text("existing")
     with pytest.raises(ConfigError, match=r"model.pt2 exists already"):
         export(run, path, form="torch")
-    assert path.read_text() == "mine"
+    assert path.read_text() == "existing"
     with pytest.raises(ConfigError, match=r"--out: .*digits is to be one file: end its name with \.onnx"):
         target_paths(tmp_path / "digits", "onnx", None)
     with pytest.raises(ConfigError, match="holds no run"):
@@ -440,8 +441,8 @@ def test_detectors_without_static_shapes_are_refused() -> None:
     dataset_info = DatasetInfo(samples=4, classes=("a", "b"), boxes=True)
     backbone = partial(backbones.timm, model="test_resnet")
     with pytest.raises(ValueError, match=r"Detector has no detect_batch.*the detectors of Opabinia can be exported"):
-        other = Detection(dataset_info, backbone=backbone, detector=lambda levels, dataset_info: Detector())
-        other.export_module().check_static()
+        custom = Detection(dataset_info, backbone=backbone, detector=lambda levels, dataset_info: Detector())
+        custom.export_module().check_static()
     with pytest.raises(ValueError, match=r"export with task.test_time_augmentation=null"):
         augmentation = TestTimeAugmentation(scales=[0.5])
         augmented = Detection(dataset_info, backbone=backbone, detector=Fcos, test_time_augmentation=augmentation)

@@ -1,4 +1,4 @@
-"""Exported files that are evaluated, reduced in precision, predicted with a script of three libraries, and served."""
+"""Exported files: evaluation, reduced precision, the prediction script, and serving."""
 
 import json
 import subprocess
@@ -35,20 +35,21 @@ SMALL = ["data.num_workers=0", "loggers=[]", "data.batch_size=16", "evaluate.eve
 
 @pytest.fixture
 def graph(tmp_path: Path) -> Path:
-    """A file: images / 255, convolution, ReLU, a convolution that is read twice: sigmoid, and x 1,000 like boxes."""
+    """An ONNX file: images / 255, convolution, ReLU, convolution; its output goes to a sigmoid and is multiplied by
+    1,000, as boxes are."""
     onnx: Any = pytest.importorskip("onnx", reason="onnx is absent: pip install 'opabinia[export]'")
     pytest.importorskip("onnxruntime")
-    make, numpy, FLOAT = onnx.helper.make_node, onnx.numpy_helper.from_array, onnx.TensorProto.FLOAT
+    make_node, numpy, FLOAT = onnx.helper.make_node, onnx.numpy_helper.from_array, onnx.TensorProto.FLOAT
     values = np.random.default_rng(0).normal(size=(4, 4, 3, 3)).astype(np.float32)
     pads = {"pads": [1, 1, 1, 1]}
     nodes = [
-        make("Cast", ["image"], ["pixels"], name="cast", to=FLOAT),
-        make("Div", ["pixels", "scale"], ["scaled"], name="div"),
-        make("Conv", ["scaled", "task.body.weight"], ["features"], name="first", **pads),
-        make("Relu", ["features"], ["positive"], name="relu"),
-        make("Conv", ["positive", "task.head.cls.weight"], ["logits"], name="second", **pads),
-        make("Sigmoid", ["logits"], ["probabilities"], name="sigmoid"),
-        make("Mul", ["logits", "thousand"], ["boxes_"], name="mul"),
+        make_node("Cast", ["image"], ["pixels"], name="cast", to=FLOAT),
+        make_node("Div", ["pixels", "scale"], ["scaled"], name="div"),
+        make_node("Conv", ["scaled", "task.body.weight"], ["features"], name="first", **pads),
+        make_node("Relu", ["features"], ["positive"], name="relu"),
+        make_node("Conv", ["positive", "task.head.cls.weight"], ["logits"], name="second", **pads),
+        make_node("Sigmoid", ["logits"], ["probabilities"], name="sigmoid"),
+        make_node("Mul", ["logits", "thousand"], ["boxes_"], name="mul"),
     ]
     inputs = [onnx.helper.make_tensor_value_info("image", onnx.TensorProto.UINT8, ["batch", 3, 8, 8])]
     outputs = [
@@ -60,12 +61,12 @@ def graph(tmp_path: Path) -> Path:
         numpy(values[:, :3], "task.body.weight"),
         numpy(values, "task.head.cls.weight"),
     ]
-    made = onnx.helper.make_graph(nodes, "graph", inputs, outputs, weights)
-    model = onnx.helper.make_model(made, opset_imports=[onnx.helper.make_opsetid("", 20)])
+    onnx_graph = onnx.helper.make_graph(nodes, "graph", inputs, outputs, weights)
+    model = onnx.helper.make_model(onnx_graph, opset_imports=[onnx.helper.make_opsetid("", 20)])
     model.ir_version = 10
-    about = {"size": [8, 8], "crop": 1.0, "channels": 3, "classes": list(map(str, range(256))), "transforms": []}
-    texts = {"task": "classification", "dtype": "uint8", "resize": "stretch"}
-    onnx.helper.set_model_props(model, {name: json.dumps(value) for name, value in about.items()} | texts)
+    metadata = {"size": [8, 8], "crop": 1.0, "channels": 3, "classes": list(map(str, range(256))), "transforms": []}
+    plain_metadata = {"task": "classification", "dtype": "uint8", "resize": "stretch"}
+    onnx.helper.set_model_props(model, {name: json.dumps(value) for name, value in metadata.items()} | plain_metadata)
     onnx.save(model, tmp_path / "graph.onnx")
     return tmp_path / "graph.onnx"
 
@@ -92,15 +93,15 @@ def test_layers_whose_weight_was_renamed_have_the_name_of_their_module(graph: Pa
 
 def test_coordinates_between_layers_stay_in_single_precision(tmp_path: Path) -> None:
     onnx: Any = pytest.importorskip("onnx", reason="onnx is absent: pip install 'opabinia[export]'")
-    make, numpy, FLOAT = onnx.helper.make_node, onnx.numpy_helper.from_array, onnx.TensorProto.FLOAT
+    make_node, numpy, FLOAT = onnx.helper.make_node, onnx.numpy_helper.from_array, onnx.TensorProto.FLOAT
     nodes = [
-        make("MatMul", ["queries", "a.weight"], ["deltas"], name="a"),
-        make("Sigmoid", ["deltas"], ["boxes"], name="sigmoid"),
-        make("Transpose", ["boxes"], ["columns"], name="transpose", perm=[0, 2, 1]),
-        make("Add", ["columns", "columns"], ["positions"], name="add"),
-        make("MatMul", ["positions", "b.weight"], ["embedding"], name="b"),
-        make("Relu", ["embedding"], ["positive"], name="relu"),
-        make("MatMul", ["positive", "c.weight"], ["output"], name="c"),
+        make_node("MatMul", ["queries", "a.weight"], ["deltas"], name="a"),
+        make_node("Sigmoid", ["deltas"], ["boxes"], name="sigmoid"),
+        make_node("Transpose", ["boxes"], ["columns"], name="transpose", perm=[0, 2, 1]),
+        make_node("Add", ["columns", "columns"], ["positions"], name="add"),
+        make_node("MatMul", ["positions", "b.weight"], ["embedding"], name="b"),
+        make_node("Relu", ["embedding"], ["positive"], name="relu"),
+        make_node("MatMul", ["positive", "c.weight"], ["output"], name="c"),
     ]
     shapes = {"queries": [1, 5, 8], "output": [1, 4, 3]}
     values = [onnx.helper.make_tensor_value_info(name, FLOAT, shape) for name, shape in shapes.items()]
@@ -113,20 +114,20 @@ def test_coordinates_between_layers_stay_in_single_precision(tmp_path: Path) -> 
 
 def test_scores_that_select_regions_stay_in_single_precision(tmp_path: Path) -> None:
     onnx: Any = pytest.importorskip("onnx", reason="onnx is absent: pip install 'opabinia[export]'")
-    make, numpy, FLOAT = onnx.helper.make_node, onnx.numpy_helper.from_array, onnx.TensorProto.FLOAT
+    make_node, numpy, FLOAT = onnx.helper.make_node, onnx.numpy_helper.from_array, onnx.TensorProto.FLOAT
     nodes = [
-        make("Conv", ["image", "stem.weight"], ["features"], name="stem"),
-        make("GlobalAveragePool", ["features"], ["means"], name="pool"),
-        make("Flatten", ["means"], ["rows"], name="rows"),
-        make("MatMul", ["rows", "score.weight"], ["logits"], name="score"),
-        make("Softmax", ["logits"], ["scores"], name="softmax"),
-        make("Mul", ["scores", "logits"], ["weighted"], name="mul"),
-        make("ArgMax", ["weighted"], ["best"], name="best", axis=1, keepdims=0),
-        make("MatMul", ["rows", "box.weight"], ["regions"], name="box"),
-        make("Identity", ["regions"], ["rois"], name="identity"),
-        make("RoiAlign", ["features", "rois", "best"], ["pooled"], name="align", output_height=2, output_width=2),
-        make("Relu", ["pooled"], ["positive"], name="relu"),
-        make("Conv", ["positive", "mask.weight"], ["masks"], name="mask"),
+        make_node("Conv", ["image", "stem.weight"], ["features"], name="stem"),
+        make_node("GlobalAveragePool", ["features"], ["means"], name="pool"),
+        make_node("Flatten", ["means"], ["rows"], name="rows"),
+        make_node("MatMul", ["rows", "score.weight"], ["logits"], name="score"),
+        make_node("Softmax", ["logits"], ["scores"], name="softmax"),
+        make_node("Mul", ["scores", "logits"], ["weighted"], name="mul"),
+        make_node("ArgMax", ["weighted"], ["best"], name="best", axis=1, keepdims=0),
+        make_node("MatMul", ["rows", "box.weight"], ["regions"], name="box"),
+        make_node("Identity", ["regions"], ["rois"], name="identity"),
+        make_node("RoiAlign", ["features", "rois", "best"], ["pooled"], name="align", output_height=2, output_width=2),
+        make_node("Relu", ["pooled"], ["positive"], name="relu"),
+        make_node("Conv", ["positive", "mask.weight"], ["masks"], name="mask"),
     ]
     shapes = {"image": [1, 3, 8, 8], "masks": None}
     values = [onnx.helper.make_tensor_value_info(name, FLOAT, shape) for name, shape in shapes.items()]
@@ -137,25 +138,25 @@ def test_scores_that_select_regions_stay_in_single_precision(tmp_path: Path) -> 
     assert excluded_nodes(tmp_path / "graph.onnx", []) == ["softmax", "mul", "best", "identity"]
 
 
-def test_reduced_precisions_keep_names_types_and_about_the_values(graph: Path) -> None:
+def test_reduced_precisions_keep_names_and_types_and_change_values_little(graph: Path) -> None:
     import onnx
 
     image = torch.randint(0, 256, (2, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     expected = ExportedTask(graph).run(image=image)
-    write_fp16(graph, half := graph.with_name("half.onnx"), [])
-    write_int8(graph, integers := graph.with_name("int8.onnx"), ["body"], [{"image": image[:1]}, {"image": image[1:]}])
-    onnx.checker.check_model(str(half))
-    for path, tolerance in ((half, 0.01), (integers, 0.2)):
+    write_fp16(graph, fp16_path := graph.with_name("half.onnx"), [])
+    write_int8(graph, int8_path := graph.with_name("int8.onnx"), ["body"], [{"image": image[:1]}, {"image": image[1:]}])
+    onnx.checker.check_model(str(fp16_path))
+    for path, tolerance in ((fp16_path, 0.01), (int8_path, 0.2)):
         actual = ExportedTask(path).run(image=image)
         assert actual.keys() == expected.keys()
         assert all(value.dtype == torch.float32 for value in actual.values())
         error = (actual["probabilities"] - expected["probabilities"]).abs().max()
         assert 0 < error < tolerance, path
-    # FP32 after the last layer: large outputs are exactly the products of its results
-    nodes = {node.name: node for node in onnx.load(half).graph.node}
+    # FP32 after the last layer: large outputs are exact products of its outputs
+    nodes = {node.name: node for node in onnx.load(fp16_path).graph.node}
     assert list(nodes["first"].input) == ["scaled_fp16", "task.body.weight_fp16"]
     assert list(nodes["mul"].input) == ["logits", "thousand"]
-    types = [node.op_type for node in onnx.load(integers).graph.node]
+    types = [node.op_type for node in onnx.load(int8_path).graph.node]
     assert types.count("Conv") == 2 and types.count("QuantizeLinear") == 2
 
 
@@ -169,8 +170,8 @@ def test_openvino_models_are_read_like_onnx_files(graph: Path) -> None:
         assert is_exported(path)
         assert torch.allclose(ExportedTask(path).run(image=pixels)["boxes_"], expected["boxes_"], rtol=1e-4)
     scripted = [predict_script.open_onnx(str(graph)), predict_script.open_openvino(str(folder / "model.xml"))]
-    for about, shapes, run in scripted:
-        assert about == scripted[0][0] and shapes == {"image": [-1, 3, 8, 8]}
+    for metadata, shapes, run in scripted:
+        assert metadata == scripted[0][0] and shapes == {"image": [-1, 3, 8, 8]}
         assert np.allclose(run({"image": pixels.numpy()})["boxes_"], expected["boxes_"], rtol=1e-4)
     assert not any(map(is_exported, (graph.parent, folder / "model.bin", graph.with_name("no.onnx"))))
 
@@ -197,15 +198,15 @@ def test_images_of_another_size_are_refused(graph: Path) -> None:
     assert inputs["image_sizes"].tolist() == [[6, 7]]
 
 
-def test_calibration_images_are_those_that_the_graph_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calibration_images_have_the_input_size_of_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     def images(count: int, height: int) -> list[Any]:
         return [{"image": torch.full((1, height, 8), index, dtype=torch.uint8)} for index in range(count)]
 
-    def calibrate(module: ExportModule, found: Any) -> list[dict[str, torch.Tensor]]:
+    def calibrate(module: ExportModule, calibration_samples: Any) -> list[dict[str, torch.Tensor]]:
         def split_samples(*_: object) -> Any:
-            if isinstance(found, Exception):
-                raise found
-            return found
+            if isinstance(calibration_samples, Exception):
+                raise calibration_samples
+            return calibration_samples
 
         monkeypatch.setattr(samples, "split_samples", split_samples)
         resolved: Any = None
@@ -214,14 +215,16 @@ def test_calibration_images_are_those_that_the_graph_takes(monkeypatch: pytest.M
     task: Any = nn.Identity()
     task.size_multiple, task.normalize, task.backbone = None, nn.Identity(), nn.Identity()
     detector: Any = DetectionExport(task, task)
-    (*_, last) = rows = calibrate(ExportModule(task), images(3, 8))
-    assert len(rows) == 3 and last["image"].shape == (1, 1, 8, 8) and (last["image"] == 2).all()
+    (*_, last_row) = rows = calibrate(ExportModule(task), images(3, 8))
+    assert len(rows) == 3 and last_row["image"].shape == (1, 1, 8, 8) and (last_row["image"] == 2).all()
     (row,) = calibrate(detector, images(1, 5))
     assert row["image"].shape == (1, 1, 8, 8) and row["image_sizes"].tolist() == [[5, 8]]
-    twice = ConfigError([Problem("", name, "cells/ has no images") for name in ("data.train", "data.val")])
-    for module, found, reason in (
+    error_of_both_splits = ConfigError(
+        [Problem("", name, "cells/ has no images") for name in ("data.train", "data.val")]
+    )
+    for module, calibration_samples, reason in (
         (ExportModule(task), [], "the split has no images"),
-        (ExportModule(task), twice, "cells/ has no images"),
+        (ExportModule(task), error_of_both_splits, "cells/ has no images"),
         (ExportModule(task), OSError("cells/1.png: gone"), "cells/1.png: gone"),
         (
             ExportModule(task),
@@ -232,11 +235,11 @@ def test_calibration_images_are_those_that_the_graph_takes(monkeypatch: pytest.M
     ):
         message = f"^data.train: INT8 is calibrated with images of the training split: .*{reason}"
         with pytest.raises(ConfigError, match=message) as error:
-            calibrate(module, found)
+            calibrate(module, calibration_samples)
         assert len(error.value.problems) == 1
 
 
-def test_transforms_as_one_resize() -> None:
+def test_the_resize_rule_of_transforms() -> None:
     assert resize_rule([{"name": "resize_and_crop", "size": 224, "crop": 0.875}], 224) == ("crop", 0.875)
     assert resize_rule([{"name": "Resize", "size": [256]}, {"name": "CenterCrop", "size": 192}], 192) == ("crop", 0.75)
     assert resize_rule([{"name": "Resize", "size": [128, 64]}], 64) == ("stretch", 1.0)
@@ -244,7 +247,9 @@ def test_transforms_as_one_resize() -> None:
 
 
 @pytest.mark.slow
-def test_evaluated_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_exported_files_are_evaluated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("onnxruntime", reason="onnxruntime is absent: pip install 'opabinia[export]'")
     monkeypatch.setattr(evaluate, "SECONDS", 0.0)
     run, _ = launch.train("classification/digits", SMALL, out=tmp_path)
@@ -273,7 +278,7 @@ def test_evaluated_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 
 
 @pytest.mark.slow
-def test_folders_of_openvino(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_openvino_export_writes_a_folder_for_each_precision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("openvino", reason="OpenVINO is absent: pip install 'opabinia[openvino]'")
     monkeypatch.setattr(evaluate, "SECONDS", 0.0)
     run, _ = launch.train("classification/digits", SMALL, out=tmp_path)
@@ -310,9 +315,9 @@ def test_the_script_needs_three_libraries(form: Literal["onnx", "openvino"], abs
     files = [tmp_path / f"{number}.png" for number in range(3)]
     for number, file in enumerate(files):
         Image.fromarray(source[number]["image"][0].numpy()).save(file)
-    blocked = "import sys, runpy; sys.modules.update(torch=None, torchvision=None, opabinia=None, onnx=None)"
-    blocked += f"; sys.modules[{absent!r}] = None"
-    code = f"{blocked}; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    setup = "import sys, runpy; sys.modules.update(torch=None, torchvision=None, opabinia=None, onnx=None)"
+    setup += f"; sys.modules[{absent!r}] = None"
+    code = f"{setup}; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
     command = [sys.executable, "-c", code, str(path.with_name("predict.py")), str(path), *map(str, files)]
     lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
     predictor = opabinia.load(run)
@@ -320,8 +325,8 @@ def test_the_script_needs_three_libraries(form: Literal["onnx", "openvino"], abs
         best = prediction.readable["top"][0]
         assert line["class"] == best["class"]
         assert line["probability"] == pytest.approx(best["probability"], abs=0.02)
-    served = Inference(load_exported(path), Limits(bytes=10**6, pixels=10**6, waiting=1))
-    (result,) = served([Upload("0.png", files[0].read_bytes())])
+    inference = Inference(load_exported(path), Limits(bytes=10**6, pixels=10**6, waiting=1))
+    (result,) = inference([Upload("0.png", files[0].read_bytes())])
     expected = predictor(files[0]).readable["top"][0]
     assert result["path"] == "0.png" and len(result["top"]) == 5
     assert result["top"][0] == {

@@ -1,4 +1,4 @@
-"""Features on the disk: each sample once, in order, the numbers the model gives, and nothing half written."""
+"""Extracted features: each sample once and in order, exact values, and no incomplete files."""
 
 import json
 from pathlib import Path
@@ -34,7 +34,7 @@ def predictor(run: Path) -> Predictor:
 
 
 def features_of(predictor: Predictor, source: Digits) -> np.ndarray[Any, Any]:
-    """The same in another way: one by one, through the transforms of the validation data."""
+    """Compute features of single samples with the transforms of the validation data."""
     samples = [predictor.sample(source[number]["image"]) for number in range(len(source))]
     with torch.no_grad():
         images = torch.stack([sample["image"] for sample in samples])
@@ -46,8 +46,10 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("split", ["val", "train"])
-def test_every_sample_once_and_in_order(run: Path, predictor: Predictor, split: str, tmp_path: Path) -> None:
-    """Also the training data goes through the transforms of evaluation: nothing is drawn."""
+def test_each_sample_is_extracted_once_and_in_order(
+    run: Path, predictor: Predictor, split: str, tmp_path: Path
+) -> None:
+    """Training data, too, goes through the validation transforms, without random augmentation."""
     (out,) = extract(run, tmp_path / "out", splits=[split])
     assert out == tmp_path / "out" and list(tmp_path.iterdir()) == [out]
     source = Digits(split=split)
@@ -64,35 +66,35 @@ def test_every_sample_once_and_in_order(run: Path, predictor: Predictor, split: 
     assert sorted(path.name for path in out.iterdir()) == names
 
 
-def test_layers_have_a_file_each(run: Path, predictor: Predictor, tmp_path: Path) -> None:
+def test_each_layer_has_a_file(run: Path, predictor: Predictor, tmp_path: Path) -> None:
     layers = ["backbone.model.layer2", "embedding", "head", "layer3", "trunk"]
     (out,) = extract(run, tmp_path / "out", layers=layers)
-    found = {name: np.load(out / f"{name}.npy") for name in layers}
+    outputs = {name: np.load(out / f"{name}.npy") for name in layers}
     assert not (out / "features.npy").exists()
     source = Digits(split="val")
     predictions = predictor([source[number]["image"] for number in range(9)])
-    logits = torch.stack([one["logits"] for one in predictions])
-    np.testing.assert_allclose(found["head"][:9], logits.numpy(), rtol=1e-4, atol=1e-4)
-    assert np.array_equal(found["trunk"], found["embedding"])
+    logits = torch.stack([prediction["logits"] for prediction in predictions])
+    np.testing.assert_allclose(outputs["head"][:9], logits.numpy(), rtol=1e-4, atol=1e-4)
+    assert np.array_equal(outputs["trunk"], outputs["embedding"])
     samples = [predictor.sample(source[number]["image"])["image"] for number in range(2)]
     model: Any = predictor.task.backbone.model  # type: ignore[union-attr]
     with torch.no_grad():
         stem = model.maxpool(model.act1(model.bn1(model.conv1(predictor.task.normalize(torch.stack(samples))))))  # type: ignore[operator]
-        second = model.layer2(model.layer1(stem))
-        third = model.layer3(second)
-    for name, maps in (("backbone.model.layer2", second), ("layer3", third)):
-        np.testing.assert_allclose(found[name][:2], maps.flatten(1).numpy(), rtol=1e-4, atol=1e-4)
+        layer2_maps = model.layer2(model.layer1(stem))
+        layer3_maps = model.layer3(layer2_maps)
+    for name, maps in (("backbone.model.layer2", layer2_maps), ("layer3", layer3_maps)):
+        np.testing.assert_allclose(outputs[name][:2], maps.flatten(1).numpy(), rtol=1e-4, atol=1e-4)
 
 
-def test_parquet_is_one_table(run: Path, tmp_path: Path) -> None:
+def test_parquet_writes_a_table(run: Path, tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
-    (plain,), (table,) = extract(run, tmp_path / "plain"), extract(run, tmp_path / "table", form="parquet")
-    found = parquet.read_table(table / "features.parquet")
-    features = np.load(plain / "features.npy")
-    assert str(found.schema.field("features").type) == f"fixed_size_list<element: float>[{features.shape[1]}]"
-    assert np.array_equal(np.stack(found["features"].to_numpy()), features)
-    assert np.array_equal(found["labels"].to_numpy(), np.load(plain / "labels.npy"))
-    assert found["ids"].to_pylist() == json.loads((plain / "ids.json").read_text())
+    (npy_dir,), (parquet_dir,) = extract(run, tmp_path / "plain"), extract(run, tmp_path / "table", form="parquet")
+    content = parquet.read_table(parquet_dir / "features.parquet")
+    features = np.load(npy_dir / "features.npy")
+    assert str(content.schema.field("features").type) == f"fixed_size_list<element: float>[{features.shape[1]}]"
+    assert np.array_equal(np.stack(content["features"].to_numpy()), features)
+    assert np.array_equal(content["labels"].to_numpy(), np.load(npy_dir / "labels.npy"))
+    assert content["ids"].to_pylist() == json.loads((npy_dir / "ids.json").read_text())
 
 
 def test_without_its_library_parquet_is_refused_at_once(
@@ -105,32 +107,32 @@ def test_without_its_library_parquet_is_refused_at_once(
 
 
 @pytest.mark.parametrize("splits", [["val", "train"], ["all"], ["train", "all", "val"]], ids="-".join)
-def test_several_sets_have_a_folder_each(run: Path, tmp_path: Path, splits: list[str]) -> None:
-    found = extract(run, tmp_path / "out", splits=splits)
+def test_each_split_has_a_folder(run: Path, tmp_path: Path, splits: list[str]) -> None:
+    folders = extract(run, tmp_path / "out", splits=splits)
     assert (
-        sorted(found) == [tmp_path / "out" / "train", tmp_path / "out" / "val"] == sorted((tmp_path / "out").iterdir())
+        sorted(folders)
+        == [tmp_path / "out" / "train", tmp_path / "out" / "val"]
+        == sorted((tmp_path / "out").iterdir())
     )
     assert [len(np.load(tmp_path / "out" / name / "labels.npy")) for name in ("train", "val")] == [1437, 360]
 
 
-def test_images_that_evaluations_keep_are_taken_from_there(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "kept"))
+def test_cached_images_are_read(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "images" / "all").mkdir(parents=True)
     for number in range(12):
         pixels = np.random.default_rng(number).integers(0, 256, (8, 8), dtype=np.uint8)
         Image.fromarray(pixels).save(tmp_path / "images" / "all" / f"{number}.png")
     source = f"data.val.source={{name: image_folder, root: {tmp_path / 'images'}, channels: 1}}"
     extract(run, tmp_path / "decoded", [source])
-    extract(run, tmp_path / "keeping", [source, "data.cache=disk"])
+    extract(run, tmp_path / "caching", [source, "data.cache=disk"])
     monkeypatch.setattr(decode, "decode_bytes", None)
-    extract(run, tmp_path / "kept of them", [source, "data.cache=disk"])
-    found = [files(tmp_path / name)["features.npy"] for name in ("decoded", "keeping", "kept of them")]
-    assert found[0] == found[1] == found[2]
+    extract(run, tmp_path / "cached", [source, "data.cache=disk"])
+    features = [files(tmp_path / name)["features.npy"] for name in ("decoded", "caching", "cached")]
+    assert features[0] == features[1] == features[2]
 
 
-def test_without_a_place_it_is_written_into_the_run(run: Path) -> None:
+def test_by_default_features_are_written_into_the_run(run: Path) -> None:
     assert extract(run) == [run / "features" / "val"]
 
 
@@ -138,66 +140,64 @@ def test_without_a_place_it_is_written_into_the_run(run: Path) -> None:
     ("samples", "batch_size", "batches"),
     [(1437, 7, 4), (360, 100, 1), (1_281_167, 256, 4), (1_281_167, 32, 32), (50_000, 4096, 1), (0, 32, 1)],
 )
-def test_shards_are_large_enough_for_a_disk_and_small_enough_to_share(
-    samples: int, batch_size: int, batches: int
-) -> None:
+def test_the_number_of_batches_in_a_shard(samples: int, batch_size: int, batches: int) -> None:
     reader: Any = extracting.BatchReader(range(samples))  # type: ignore[arg-type]
     nothing: Any = None
     job = extracting.ExtractJob(Path("out"), {}, nothing, nothing, reader, batch_size, 0)
     assert job.batches_per_shard == batches
 
 
-def test_what_was_extracted_is_kept_when_it_is_the_same(
+def test_finished_features_are_not_extracted_again(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (out,) = extract(run, tmp_path / "out")
-    first = files(out)
-    with monkeypatch.context() as nothing_is_computed:
-        nothing_is_computed.setattr(LayerFeatures, "__call__", None)
-        assert extract(run, out) == [out] and files(out) == first
+    contents = files(out)
+    with monkeypatch.context() as patch:
+        patch.setattr(LayerFeatures, "__call__", None)
+        assert extract(run, out) == [out] and files(out) == contents
     assert f"{out} is finished: nothing to do" in capfd.readouterr().err
     (out / "features.npy").write_bytes(b"")
-    assert extract(run, out) == [out] and files(out) == first, "unless something is missing"
+    assert extract(run, out) == [out] and files(out) == contents, "a damaged file is extracted again"
     extract(run, out, layers=["trunk"])
     assert sorted(files(out)) == ["about.json", "classes.json", "ids.json", "labels.npy", "trunk.npy"]
     assert list(tmp_path.iterdir()) == [out]
 
 
-def test_other_folders_are_refused(run: Path, tmp_path: Path) -> None:
-    mine = tmp_path / "mine"
-    mine.mkdir()
-    assert extract(run, mine) == [mine], "an empty folder is nobody's"
-    (mine / "about.json").unlink()
-    for other in (mine, mine / "labels.npy"):
+def test_folders_with_other_files_are_refused(run: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "other"
+    folder.mkdir()
+    assert extract(run, folder) == [folder], "an empty folder is used"
+    (folder / "about.json").unlink()
+    for target in (folder, folder / "labels.npy"):
         with pytest.raises(ConfigError, match=r"--out: .* exists already, and holds no features"):
-            extract(run, other)
+            extract(run, target)
 
 
-def spoiling(monkeypatch: pytest.MonkeyPatch, *numbers: int) -> list[str]:
-    """From now on features of some samples are no numbers; the ids of these."""
+def spoil_features(monkeypatch: pytest.MonkeyPatch, *numbers: int) -> list[str]:
+    """Replace the features of some samples by NaN; return the ids of these samples."""
     ids, real = [Digits(split="val")[number]["id"] for number in numbers], LayerFeatures.__call__
 
     def spoiled(self: LayerFeatures, batch: dict[str, Any]) -> dict[str, torch.Tensor]:
-        wrong = torch.tensor([one in ids for one in batch["id"]])
-        return {name: value.masked_fill(wrong[:, None], float("nan")) for name, value in real(self, batch).items()}
+        invalid = torch.tensor([sample_id in ids for sample_id in batch["id"]])
+        return {name: value.masked_fill(invalid[:, None], float("nan")) for name, value in real(self, batch).items()}
 
     monkeypatch.setattr(LayerFeatures, "__call__", spoiled)
     return ids
 
 
-def test_features_that_are_no_numbers_are_reported_and_what_was_good_is_kept(
+def test_non_finite_features_are_an_error_and_finished_shards_are_kept(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    (good,) = extract(run, tmp_path / "good")
-    with monkeypatch.context() as until_it_is_mended:
-        ids = spoiling(until_it_is_mended, 205, 207)
+    (expected,) = extract(run, tmp_path / "good")
+    with monkeypatch.context() as patch:
+        ids = spoil_features(patch, 205, 207)
         with pytest.raises(DataError, match=f"features: not finite for {ids[0]}, {ids[1]}"):
             extract(run, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     capfd.readouterr()
     (out,) = extract(run, tmp_path / "out")
     assert "2 shards of 1 batches are finished" in capfd.readouterr().err
-    assert files(out) == files(good) and len(list(tmp_path.iterdir())) == 2
+    assert files(out) == files(expected) and len(list(tmp_path.iterdir())) == 2
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ def test_features_that_are_no_numbers_are_reported_and_what_was_good_is_kept(
     ],
     ids=["layers", "split", "batch", "task", "skip", "transforms"],
 )
-def test_what_was_begun_of_something_else_is_not_gone_on_with(
+def test_shards_of_other_settings_are_discarded(
     run: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -221,15 +221,15 @@ def test_what_was_begun_of_something_else_is_not_gone_on_with(
     options: dict[str, Any],
     changed: str,
 ) -> None:
-    (alone,) = extract(run, tmp_path / "alone", overrides, **options)
-    with monkeypatch.context() as until_it_is_mended:
-        spoiling(until_it_is_mended, 305)
+    (expected,) = extract(run, tmp_path / "alone", overrides, **options)
+    with monkeypatch.context() as patch:
+        spoil_features(patch, 305)
         with pytest.raises(DataError):
             extract(run, tmp_path / "out")
     capfd.readouterr()
     (out,) = extract(run, tmp_path / "out", overrides, **options)
     assert f"outdated ({changed}): restarting" in capfd.readouterr().err
-    assert files(out) == files(alone)
+    assert files(out) == files(expected)
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ def test_what_was_begun_of_something_else_is_not_gone_on_with(
     ],
     ids=["split", "splits", "none", "layer", "layers", "file", "checkpoint"],
 )
-def test_what_is_not_there_is_reported_before_anything_is_read(
+def test_unknown_names_are_refused_before_samples_are_read(
     run: Path, tmp_path: Path, options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Digits, "__getitem__", None)
@@ -255,8 +255,8 @@ def test_what_is_not_there_is_reported_before_anything_is_read(
 
 
 def test_a_frozen_model_has_features(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def frozen(*arguments: Any, **how: Any) -> Predictor:
-        predictor = opabinia.load(*arguments, **how)
+    def frozen(*arguments: Any, **options: Any) -> Predictor:
+        predictor = opabinia.load(*arguments, **options)
         predictor.task.requires_grad_(False)
         return predictor
 

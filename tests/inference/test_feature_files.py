@@ -1,4 +1,4 @@
-"""Arrays that grow on the disk come back as they were."""
+"""Arrays that are written in parts are read back exactly."""
 
 import json
 from pathlib import Path
@@ -12,26 +12,27 @@ from opabinia.inference.feature_files import FeatureRows, NpyFiles, Parquet, loa
 from opabinia.runtime.json_files import InvalidFile
 
 IDS = ['"0\n', "1, ü", "c/2\\.png", "\udcff3", "  4 "]
-"""Of files with odd names, one of them no UTF-8."""
+"""Names of files with special characters; one is not valid UTF-8."""
 
 
-def pieces() -> list[FeatureRows]:
-    """Identities of two cameras, in pieces of 3 and 2."""
+def feature_rows() -> list[FeatureRows]:
+    """Return features and cameras of five samples, in parts of 3 and 2."""
     numbers = np.arange(5)
-    whole = {"features": np.float32(numbers[:, None] * np.ones(2)), "cameras": numbers % 2}
+    columns = {"features": np.float32(numbers[:, None] * np.ones(2)), "cameras": numbers % 2}
     return [
-        FeatureRows({name: one[part] for name, one in whole.items()}, IDS[part]) for part in (slice(3), slice(3, 5))
+        FeatureRows({name: array[part] for name, array in columns.items()}, IDS[part])
+        for part in (slice(3), slice(3, 5))
     ]
 
 
-def written(writer: NpyFiles | Parquet, some: list[FeatureRows]) -> None:
-    for one in some:
-        writer.append(one)
+def write(writer: NpyFiles | Parquet, parts: list[FeatureRows]) -> None:
+    for part in parts:
+        writer.append(part)
     writer.close()
 
 
-def test_arrays_are_as_numpy_reads_them(tmp_path: Path) -> None:
-    written(NpyFiles(tmp_path), pieces())
+def test_numpy_reads_the_arrays(tmp_path: Path) -> None:
+    write(NpyFiles(tmp_path), feature_rows())
     features = np.load(tmp_path / "features.npy", mmap_mode="r")
     assert isinstance(features, np.memmap) and features.dtype == np.float32
     assert features.tolist() == [[number, number] for number in range(5)]
@@ -55,16 +56,16 @@ def test_a_damaged_header_is_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 2, 5, 100])
-def test_what_is_written_is_read_in_any_pieces(tmp_path: Path, rows: int) -> None:
-    written(NpyFiles(tmp_path), pieces())
-    found = list(read_rows(tmp_path, rows))
-    assert all(len(one.ids) <= rows for one in found) and [name for one in found for name in one.ids] == IDS
-    assert np.array_equal(np.concatenate([one.columns["features"] for one in found])[:, 0], np.arange(5))
-    assert found[0].columns.keys() == {"features", "cameras"}
+def test_rows_are_read_in_parts_of_any_length(tmp_path: Path, rows: int) -> None:
+    write(NpyFiles(tmp_path), feature_rows())
+    parts = list(read_rows(tmp_path, rows))
+    assert all(len(part.ids) <= rows for part in parts) and [name for part in parts for name in part.ids] == IDS
+    assert np.array_equal(np.concatenate([part.columns["features"] for part in parts])[:, 0], np.arange(5))
+    assert parts[0].columns.keys() == {"features", "cameras"}
 
 
-def test_nothing_is_read_where_nothing_was_written(tmp_path: Path) -> None:
-    written(NpyFiles(tmp_path), [])
+def test_an_empty_table_is_read(tmp_path: Path) -> None:
+    write(NpyFiles(tmp_path), [])
     assert json.loads((tmp_path / "ids.json").read_text()) == [] == list(read_rows(tmp_path))
 
 
@@ -77,7 +78,7 @@ def test_a_table_has_the_same_rows_in_groups(
     parquet = pytest.importorskip("pyarrow.parquet")
     monkeypatch.setattr(feature_files, "_ROW_GROUP", rows)
     monkeypatch.setattr(feature_files, "_MAX_PENDING_BYTES", held)
-    written(Parquet(tmp_path), pieces())
+    write(Parquet(tmp_path), feature_rows())
     file = parquet.ParquetFile(tmp_path / "features.parquet")
     assert file.num_row_groups == groups
     table = file.read()
@@ -89,7 +90,7 @@ def test_a_table_has_the_same_rows_in_groups(
 
 @pytest.mark.parametrize("form", [NpyFiles, Parquet])
 @pytest.mark.parametrize(
-    ("other", "message"),
+    ("features", "message"),
     [
         (
             np.ones((2, 3), np.float32),
@@ -100,15 +101,14 @@ def test_a_table_has_the_same_rows_in_groups(
     ],
     ids=["length", "type", "shape"],
 )
-def test_rows_of_another_length_are_reported(
-    tmp_path: Path, form: type[NpyFiles] | type[Parquet], other: np.ndarray, message: str
+def test_features_of_another_shape_or_type_are_an_error(
+    tmp_path: Path, form: type[NpyFiles] | type[Parquet], features: np.ndarray, message: str
 ) -> None:
-    """Otherwise they would run into each other."""
     if form is Parquet:
         pytest.importorskip("pyarrow")
-    first = FeatureRows({"features": np.ones((2, 2), np.float32)}, ["a", "b"])
+    rows = FeatureRows({"features": np.ones((2, 2), np.float32)}, ["a", "b"])
     writer = form(tmp_path)
-    writer.append(first)
+    writer.append(rows)
     with pytest.raises(DataMismatch, match=message):
-        writer.append(FeatureRows({"features": other}, ["c", "d"]))
+        writer.append(FeatureRows({"features": features}, ["c", "d"]))
     writer.close()

@@ -1,4 +1,4 @@
-"""Models of images on videos and URLs, frame by frame."""
+"""Frame-by-frame predictions of image models on videos, URLs and cameras."""
 
 import json
 import os
@@ -39,7 +39,7 @@ CLASSIFIER = RUNS / "classification" / "run"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A video of ten frames at 25 a second, one of frames at other times, and one of sound."""
+    """A folder with a video of ten frames at 25 fps, one of frames at irregular times, and one without video."""
     folder = tmp_path_factory.mktemp("videos")
     write(folder / "ten.mp4", 10, size=(30, 42))
     write(folder / "times.mkv", 4, size=(32, 32), times=[0, 40, 1000, 1100], rotation=90)
@@ -62,7 +62,7 @@ def server(folder: Path) -> Iterator[str]:
 
 
 class RtpPackets(RawIOBase):
-    """Keeps what FFmpeg's RTP muxer writes: a packet a call."""
+    """Collects the packets of FFmpeg's RTP muxer: one for each call."""
 
     def __init__(self) -> None:
         self.packets: list[bytes] = []
@@ -84,11 +84,11 @@ class Camera(StreamRequestHandler):
         while request := self.rfile.readline().decode().split():
             rows = iter(lambda: self.rfile.readline().decode().strip(), "")
             headers = dict(row.split(": ", 1) for row in rows)
-            answer = {
+            reply = {
                 "DESCRIBE": f"Content-Type: application/sdp\r\nContent-Length: {len(self.SDP)}\r\n\r\n{self.SDP}",
                 "SETUP": f"Transport: {headers.get('Transport')}\r\nSession: 1\r\n\r\n",
             }.get(request[0], "\r\n")
-            self.wfile.write(f"RTSP/1.0 200 OK\r\nCSeq: {headers['CSeq']}\r\n{answer}".encode())
+            self.wfile.write(f"RTSP/1.0 200 OK\r\nCSeq: {headers['CSeq']}\r\n{reply}".encode())
             if request[0] == "PLAY":
                 return self._play()
 
@@ -102,7 +102,7 @@ class Camera(StreamRequestHandler):
                 container.mux(stream.encode(frame))
             container.mux(stream.encode())
         for packet in muxer.packets:
-            channel = bytes([packet[1] == 200])  # a report of the sender, or video
+            channel = bytes([packet[1] == 200])  # 1: a sender report, 0: video
             self.wfile.write(b"$" + channel + len(packet).to_bytes(2) + packet)
 
 
@@ -115,7 +115,7 @@ def times_of(path: Path) -> list[float]:
         return [round(frame.time or 0, 3) for frame in container.decode(video=0)]
 
 
-def test_frames_are_those_of_the_file(folder: Path) -> None:
+def test_all_frames_of_a_file_are_read(folder: Path) -> None:
     for name in ("ten.mp4", "times.mkv"):
         file, frames = VideoFile(folder / name), list(read_frames(str(folder / name)))
         assert [frame.number for frame in frames] == list(range(file.frames))
@@ -126,7 +126,7 @@ def test_frames_are_those_of_the_file(folder: Path) -> None:
     assert [frame.number for frame in read_frames(str(folder / "ten.mp4"), every=0.08)] == [0, 2, 4, 6, 8]
 
 
-def test_names() -> None:
+def test_names_of_videos_and_credentials_in_urls() -> None:
     for name in ("a.MP4", "webcam:0", "/dev/video0", "rtsp://x/y"):
         assert is_video(name)
     assert not any(map(is_video, ("a.gif", "a.jpg", "folder", "/dev/video")))
@@ -143,9 +143,9 @@ def test_videos_and_urls_are_predicted(
     with pytest.raises(DataError, match=r"2 of 4 files were skipped:\n.*sound.mp4 has no video.*\n.*absent.mp4 cannot"):
         paths: list[Path | str] = [folder / "ten.mp4", url, folder / "sound.mp4", f"http://{server}/absent.mp4"]
         predict(CLASSIFIER, paths, tmp_path, max_frames=8)
-    lines, shown = lines_of(tmp_path), f"http://{server}/ten.mp4"
+    lines, public_url = lines_of(tmp_path), f"http://{server}/ten.mp4"
     assert [(line["path"], line["frame"]) for line in lines] == [
-        (path, number) for path in (str(folder / "ten.mp4"), shown) for number in range(8)
+        (path, number) for path in (str(folder / "ten.mp4"), public_url) for number in range(8)
     ]
     best = [line["top"][0]["probability"] for line in lines]
     assert lines[3]["time"] == 0.12 and best[:8] == pytest.approx(best[8:], abs=1e-5), "in a batch or alone"
@@ -155,7 +155,7 @@ def test_videos_and_urls_are_predicted(
     assert sorted(path.name for path in (tmp_path / "videos").iterdir()) == ["00000-ten.mp4", "00001-ten.mp4"]
     assert times_of(tmp_path / "videos" / "00001-ten.mp4") == [round(number / 25, 3) for number in range(8)]
     printed = capsys.readouterr().out
-    assert f"{shown}  0.00 s  " in printed and "secret" not in printed
+    assert f"{public_url}  0.00 s  " in printed and "secret" not in printed
 
     predict_windows(RUNS / "detection" / "run", [str(folder / "times.mkv")], tmp_path / "objects", every=1.0)
     assert [(line["frame"], line["time"]) for line in lines_of(tmp_path / "objects")] == [(0, 0.0), (2, 1.0)]
@@ -177,7 +177,7 @@ def test_a_camera_is_predicted(tmp_path: Path) -> None:
     assert len(times_of(tmp_path / "videos" / "00000-live.mp4")) == 4
 
 
-def test_a_silent_connection_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_connection_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("opabinia.data.decoding.streams.TIMEOUT", 0.2)
     silent = pytest.raises(ValueError, match=r"/x cannot be opened: no data for 0\.2 seconds")
     with create_server(("127.0.0.1", 0)) as listening, silent:
@@ -185,7 +185,7 @@ def test_a_silent_connection_is_given_up(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_ctrl_c_completes_the_files(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After three frames, with an encoder that every FFmpeg has."""
+    """The signal comes after three frames; the encoder is in every build of FFmpeg."""
 
     def interrupted(*arguments: Any, **options: Any) -> Iterator[Any]:
         for frame in read_frames(*arguments, **options):
@@ -202,7 +202,7 @@ def test_ctrl_c_completes_the_files(folder: Path, tmp_path: Path, monkeypatch: p
     assert len(lines_of(tmp_path)) == len(times_of(tmp_path / "videos" / "00000-ten.mp4")) == 4
 
 
-def test_what_does_not_fit(folder: Path, tmp_path: Path) -> None:
+def test_options_that_do_not_fit_are_refused(folder: Path, tmp_path: Path) -> None:
     video, image = str(folder / "ten.mp4"), str(tmp_path / "a.png")
     for paths, options, message in (
         ([video, image], {}, "images and videos are predicted in separate commands"),

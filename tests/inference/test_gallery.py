@@ -1,4 +1,4 @@
-"""Looking for images among others: predictions with a gallery, verdicts by name, heat maps."""
+"""Retrieval: predictions with a gallery, verdicts from file names, heat maps."""
 
 import json
 from collections.abc import Mapping
@@ -42,20 +42,20 @@ def predictor(run: Path) -> Predictor:
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """``gallery`` with a folder for each digit, and three images in ``queries`` named as Market-1501's are."""
+    """Images: ``gallery`` with a folder for each digit, and ``queries`` with three images."""
     folder = tmp_path_factory.mktemp("images")
     source = Digits(split="val")
     for number in range(43):
         sample = source[number]
-        place = folder / "gallery" / str(sample["label"]) / f"{number:02d}.png"
+        path = folder / "gallery" / str(sample["label"]) / f"{number:02d}.png"
         if number >= 40:
-            place = folder / "queries" / f"{number}.png"
-        place.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(sample["image"][0].numpy()).save(place)
+            path = folder / "queries" / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(sample["image"][0].numpy()).save(path)
     return folder
 
 
-def searched(paths: list[Path], features: Tensor, root: Path) -> Gallery:
+def make_gallery(paths: list[Path], features: Tensor, root: Path) -> Gallery:
     return Gallery(paths, root, lambda embeddings, k: nearest(embeddings, features, k), features.__getitem__)
 
 
@@ -73,40 +73,40 @@ def searched(paths: list[Path], features: Tensor, root: Path) -> Gallery:
     ],
     ids=lambda value: str(value) if isinstance(value, str) else "",
 )
-def test_names_have_the_identity(path: str, expected: Identity) -> None:
+def test_identities_are_read_from_paths(path: str, expected: Identity) -> None:
     assert identity_from_path(Path(path), Path("g")) == expected
 
 
 def test_verdicts() -> None:
     names = ["0001_c1_0.jpg", "0001_c2_0.jpg", "0002_c1_0.jpg", "-1_c2_0.jpg", "0000_c2_0.jpg", "holiday.jpg"]
     features = torch.eye(6)
-    features[:, 0] += torch.linspace(1, 0, 6)  # nearest in this order to the first direction
-    gallery = searched([Path("g", name) for name in names], features, Path("g"))
+    features[:, 0] += torch.linspace(1, 0, 6)  # sorted by similarity to the first one
+    gallery = make_gallery([Path("g", name) for name in names], features, Path("g"))
 
     def verdicts(query: str) -> list[str | None]:
-        (found,) = gallery.nearest([Path("q", query)], torch.eye(6)[:1], 6)
-        distances = [one.distance for one in found]
-        assert distances == sorted(distances) and [one.number for one in found] == list(range(6))
-        return [one.verdict for one in found]
+        (matches,) = gallery.nearest([Path("q", query)], torch.eye(6)[:1], 6)
+        distances = [match.distance for match in matches]
+        assert distances == sorted(distances) and [match.number for match in matches] == list(range(6))
+        return [match.verdict for match in matches]
 
     assert verdicts("0001_c1_9.jpg") == ["junk", "right", "wrong", "junk", "wrong", None]
-    assert verdicts("0003_c1_9.jpg") == [None] * 6, "nobody in the gallery is called so"
+    assert verdicts("0003_c1_9.jpg") == [None] * 6, "the gallery has no image of this identity"
     assert verdicts("photo.jpg") == [None] * 6
 
 
-def test_an_image_does_not_find_itself(tmp_path: Path) -> None:
+def test_a_query_is_not_its_own_match(tmp_path: Path) -> None:
     names = [tmp_path / "a.jpg", tmp_path / "b.jpg", tmp_path / "c.jpg"]
-    gallery = searched(names, torch.eye(3), tmp_path)
-    (found,) = gallery.nearest([tmp_path / "x" / ".." / "b.jpg"], torch.eye(3)[1:2], 2)
-    assert [one.number for one in found] == [0, 2], "of equal distances the first comes first"
-    assert [one.number for one in gallery.nearest([Path("other.jpg")], torch.eye(3)[1:2], 9)[0]] == [1, 0, 2]
+    gallery = make_gallery(names, torch.eye(3), tmp_path)
+    (matches,) = gallery.nearest([tmp_path / "x" / ".." / "b.jpg"], torch.eye(3)[1:2], 2)
+    assert [match.number for match in matches] == [0, 2], "equal distances keep the order of the gallery"
+    assert [match.number for match in gallery.nearest([Path("other.jpg")], torch.eye(3)[1:2], 9)[0]] == [1, 0, 2]
 
 
 # --- embeddings -----------------------------------------------------------------------------------------------------
 
 
 class Toy(Task):
-    """Gives the mean colour; how, a test says."""
+    """Returns the mean color under given names."""
 
     def __init__(self, predicted: str, features: str = "embedding") -> None:
         super().__init__()
@@ -130,30 +130,30 @@ class Toy(Task):
         return {"embedding": next(iter(prediction.values())).tolist() * 3}
 
 
-def samples(*colours: tuple[float, float, float]) -> list[dict[str, Any]]:
+def samples(*colors: tuple[float, float, float]) -> list[dict[str, Any]]:
     return [
-        {"image": torch.tensor(colour)[:, None, None].expand(3, 4, 4), "id": f"{number}"}
-        for number, colour in enumerate(colours)
+        {"image": torch.tensor(color)[:, None, None].expand(3, 4, 4), "id": f"{number}"}
+        for number, color in enumerate(colors)
     ]
 
 
 @pytest.mark.parametrize(("predicted", "runs"), [("embedding", 2), ("logits", 1)])
-def test_embeddings_are_what_is_predicted_or_else_features(predicted: str, runs: int) -> None:
+def test_embeddings_are_predictions_or_else_features(predicted: str, runs: int) -> None:
     task = Toy(predicted)
     predictor = Predictor(task, [], DatasetInfo(samples=1))
     for _ in range(2):
-        found = predictor.embeddings(samples((3, 4, 0), (0, 0, 9)))
-    torch.testing.assert_close(found, torch.tensor([[0.6, 0.8, 0], [0, 0, 1]]))
-    assert task.predictions == runs, "what is not in the predictions is not looked for in them again"
+        embeddings = predictor.embeddings(samples((3, 4, 0), (0, 0, 9)))
+    torch.testing.assert_close(embeddings, torch.tensor([[0.6, 0.8, 0], [0, 0, 1]]))
+    assert task.predictions == runs, "without an embedding in the first predictions later calls compute features only"
 
 
-def test_embeddings_that_are_no_numbers_are_reported() -> None:
+def test_non_finite_embeddings_are_an_error() -> None:
     predictor = Predictor(Toy("embedding"), [], DatasetInfo(samples=1))
     with pytest.raises(DataError, match=r"not finite for 1$"):
         predictor.embeddings(samples((1, 1, 1), (float("nan"), 1, 1)))
 
 
-def test_a_similarity_is_explained_by_where_it_comes_from() -> None:
+def test_the_heat_map_of_a_similarity_marks_its_pixels() -> None:
     predictor = Predictor(Toy("embedding"), [], DatasetInfo(samples=1))
     image = torch.zeros(3, 8, 8)
     image[0, :4], image[1, 4:] = 1.0, 1.0
@@ -162,10 +162,10 @@ def test_a_similarity_is_explained_by_where_it_comes_from() -> None:
     green = predictor.explain(sample, torch.tensor([[0, 1.0, 0]]))[0]
     assert red[:4].min() == 1 and red[4:].max() == 0
     assert green[:4].max() == 0 and green[4:].min() == 1
-    assert predictor.explain(sample).max() == 1, "its length"
+    assert predictor.explain(sample).max() == 1, "without a reference the norm of the embedding is explained"
 
 
-def test_what_cannot_be_explained_is_reported() -> None:
+def test_predictions_without_heat_maps_are_an_error() -> None:
     predictor = Predictor(Toy("embedding"), [], DatasetInfo(samples=1))
     with pytest.raises(ValueError, match="give a gallery"):
         predictor.explain(samples((1, 0, 0)))
@@ -173,75 +173,81 @@ def test_what_cannot_be_explained_is_reported() -> None:
         predictor.explain([{"image": torch.zeros(2, 3, 4, 4), "id": ""}])
 
 
-def test_a_task_may_explain_itself() -> None:
+def test_a_task_may_have_its_own_heat_maps() -> None:
     task = Toy("logits")
     task.explain = lambda batch: batch["image"][:, 0].double()  # type: ignore[assignment]
-    found = Predictor(task, [], DatasetInfo(samples=1)).explain(samples((0.5, 0, 0)))
-    assert found.dtype == torch.float32 and torch.equal(found, torch.full((1, 4, 4), 0.5))
+    heatmap = Predictor(task, [], DatasetInfo(samples=1)).explain(samples((0.5, 0, 0)))
+    assert heatmap.dtype == torch.float32 and torch.equal(heatmap, torch.full((1, 4, 4), 0.5))
 
 
 def test_reranking_compares_each_query_alone_with_its_neighbors() -> None:
     features = F.normalize(torch.randn(60, 4, generator=torch.Generator().manual_seed(0)), dim=1)
     queries, images = features[:4], features[4:]
     paths = [Path(f"{number}.png") for number in range(56)]
-    plain = searched(paths, images, Path())
-    asked = [Path(f"query{number}.png") for number in range(4)]
-    found = plain.with_reranking().nearest(asked, queries, 5)
-    for number, matches in enumerate(found):
+    plain = make_gallery(paths, images, Path())
+    query_paths = [Path(f"query{number}.png") for number in range(4)]
+    reranked = plain.with_reranking().nearest(query_paths, queries, 5)
+    for number, matches in enumerate(reranked):
         order, distances = images @ queries[number], [match.distance for match in matches]
         near = order.argsort(descending=True)
         values, indices = k_reciprocal(queries[number : number + 1], images[near]).nearest(5)
         assert [match.number for match in matches] == near[indices[0]].tolist()
         assert distances == pytest.approx(values[0].tolist())
-        (alone,) = plain.with_reranking().nearest(asked[number : number + 1], queries[number : number + 1], 5)
-        assert alone == matches
-    assert [[match.number for match in row] for row in found] != [
-        [match.number for match in row] for row in plain.nearest(asked, queries, 5)
+        (single,) = plain.with_reranking().nearest(query_paths[number : number + 1], queries[number : number + 1], 5)
+        assert single == matches
+    assert [[match.number for match in row] for row in reranked] != [
+        [match.number for match in row] for row in plain.nearest(query_paths, queries, 5)
     ]
 
 
 def test_only_candidates_are_reranked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("opabinia.inference.retrieval.gallery.CANDIDATES", 6)
     features = F.normalize(torch.randn(61, 4, generator=torch.Generator().manual_seed(1)), dim=1)
-    plain = searched([Path(f"{number}.png") for number in range(60)], features[1:], Path())
-    (before,), (after,) = (one.nearest([Path("query.png")], features[:1], 5) for one in (plain, plain.with_reranking()))
-    assert len(after) == 5 and {match.number for match in after} <= {
+    plain = make_gallery([Path(f"{number}.png") for number in range(60)], features[1:], Path())
+    (plain_matches,), (reranked,) = (
+        gallery.nearest([Path("query.png")], features[:1], 5) for gallery in (plain, plain.with_reranking())
+    )
+    assert len(reranked) == 5 and {match.number for match in reranked} <= {
         match.number for match in plain.nearest([Path("query.png")], features[:1], 6)[0]
     }
-    assert len(before) == 5
+    assert len(plain_matches) == 5
 
 
 # --- the command ----------------------------------------------------------------------------------------------------
 
 
-def test_the_nearest_are_written_and_drawn(run: Path, predictor: Predictor, images: Path, tmp_path: Path) -> None:
+def test_nearest_images_are_written_and_drawn(run: Path, predictor: Predictor, images: Path, tmp_path: Path) -> None:
     gallery = sorted((images / "gallery").rglob("*.png"))
     query = images / "queries" / "41.png"
     predict.retrieve(run, [query, gallery[5]], images / "gallery", tmp_path, nearest=4)
-    first, second = (json.loads(line) for line in (tmp_path / "predictions.jsonl").read_text().splitlines())
-    own, others = (predictor.embeddings([predictor.sample(path) for path in some]) for some in ([query], gallery))
-    similarity, order = (others @ own[0]).sort(descending=True, stable=True)
-    assert [one["path"] for one in first["nearest"]] == [str(gallery[number]) for number in order[:4]]
-    assert [one["distance"] for one in first["nearest"]] == pytest.approx((1 - similarity[:4]).tolist(), abs=2e-6)
-    assert {one["verdict"] for one in first["nearest"]} == {None}, "its identity is unknown"
-    assert second["path"] not in [one["path"] for one in second["nearest"]]
-    digit = Path(second["path"]).parent.name
-    expected = ["right" if Path(one["path"]).parent.name == digit else "wrong" for one in second["nearest"]]
-    assert [one["verdict"] for one in second["nearest"]] == expected and "right" in expected
-    with Image.open(tmp_path / "sheets" / f"00001-{gallery[5].stem}.png") as drawn:
-        assert drawn.size == (5 * 132, 132 + 2 * 14)
-        colours = {colour for _, colour in drawn.getcolors(1 << 20) or []}
-    assert {FRAME_COLORS[verdict] in colours for verdict in expected} == {True}
+    query_line, gallery_line = (json.loads(line) for line in (tmp_path / "predictions.jsonl").read_text().splitlines())
+    query_embedding, gallery_embeddings = (
+        predictor.embeddings([predictor.sample(path) for path in paths]) for paths in ([query], gallery)
+    )
+    similarity, order = (gallery_embeddings @ query_embedding[0]).sort(descending=True, stable=True)
+    assert [match["path"] for match in query_line["nearest"]] == [str(gallery[number]) for number in order[:4]]
+    assert [match["distance"] for match in query_line["nearest"]] == pytest.approx(
+        (1 - similarity[:4]).tolist(), abs=2e-6
+    )
+    assert {match["verdict"] for match in query_line["nearest"]} == {None}, "its identity is unknown"
+    assert gallery_line["path"] not in [match["path"] for match in gallery_line["nearest"]]
+    digit = Path(gallery_line["path"]).parent.name
+    expected = ["right" if Path(match["path"]).parent.name == digit else "wrong" for match in gallery_line["nearest"]]
+    assert [match["verdict"] for match in gallery_line["nearest"]] == expected and "right" in expected
+    with Image.open(tmp_path / "sheets" / f"00001-{gallery[5].stem}.png") as sheet:
+        assert sheet.size == (5 * 132, 132 + 2 * 14)
+        colors = {color for _, color in sheet.getcolors(1 << 20) or []}
+    assert {FRAME_COLORS[verdict] in colors for verdict in expected} == {True}
 
 
 def test_sheets_are_reranked(run: Path, images: Path, tmp_path: Path) -> None:
-    runner, words = CliRunner(), ["predict", str(run), str(images / "queries"), "--nearest", "5"]
-    ended = runner.invoke(app, [*words, "--rerank"])
-    assert (ended.exit_code, "--rerank: it re-ranks the images of --gallery" in ended.output) == (2, True)
+    runner, arguments = CliRunner(), ["predict", str(run), str(images / "queries"), "--nearest", "5"]
+    result = runner.invoke(app, [*arguments, "--rerank"])
+    assert (result.exit_code, "--rerank: it re-ranks the images of --gallery" in result.output) == (2, True)
     lines = {}
     for name, options in (("plain", []), ("reranked", ["--rerank"])):
         out = ["--gallery", str(images / "gallery"), "--out", str(tmp_path / name)]
-        assert runner.invoke(app, [*words, *out, *options]).exit_code == 0
+        assert runner.invoke(app, [*arguments, *out, *options]).exit_code == 0
         lines[name] = (tmp_path / name / "predictions.jsonl").read_text()
         assert len(list((tmp_path / name / "sheets").iterdir())) == 3
     assert lines["plain"] != lines["reranked"]
@@ -253,13 +259,18 @@ def test_heat_maps_are_drawn(run: Path, images: Path, tmp_path: Path, capsys: py
     predict.retrieve(run, queries[:1], images / "gallery", tmp_path / "near", explain=True)
     drawn = sorted((tmp_path / "classes" / "explained").iterdir())
     assert [path.name for path in drawn] == ["00000-40.png", "00001-41.png", "00002-42.png"]
-    with Image.open(drawn[0]) as one, Image.open(tmp_path / "near" / "explained" / "00000-40.png") as other:
-        assert one.size == other.size == (256, 256)
-        assert any(red != blue for _, (red, _, blue) in one.getcolors(1 << 20) or []), "there is colour"
-        assert one.tobytes() != other.tobytes()
+    with (
+        Image.open(drawn[0]) as class_heatmap,
+        Image.open(tmp_path / "near" / "explained" / "00000-40.png") as similarity_heatmap,
+    ):
+        assert class_heatmap.size == similarity_heatmap.size == (256, 256)
+        assert any(red != blue for _, (red, _, blue) in class_heatmap.getcolors(1 << 20) or []), (
+            "the heat map has colors"
+        )
+        assert class_heatmap.tobytes() != similarity_heatmap.tobytes()
 
 
-def test_broken_images_are_reported_and_the_others_done(run: Path, images: Path, tmp_path: Path) -> None:
+def test_broken_images_are_reported_and_skipped(run: Path, images: Path, tmp_path: Path) -> None:
     (tmp_path / "gallery").mkdir()
     (tmp_path / "gallery" / "broken.png").write_text("no image")
     query = images / "queries" / "41.png"
@@ -269,11 +280,11 @@ def test_broken_images_are_reported_and_the_others_done(run: Path, images: Path,
     with pytest.raises(DataError, match="1 of 3 files were skipped"):
         predict.retrieve(run, [query], tmp_path / "gallery", tmp_path / "out")
     (line,) = (tmp_path / "out" / "predictions.jsonl").read_text().splitlines()
-    (found,) = json.loads(line)["nearest"]
-    assert found["distance"] == pytest.approx(0, abs=1e-5) and found["path"].endswith("whole.png")
+    (match,) = json.loads(line)["nearest"]
+    assert match["distance"] == pytest.approx(0, abs=1e-5) and match["path"].endswith("whole.png")
 
 
-def test_a_gallery_of_the_query_alone_explains_nothing(run: Path, images: Path, tmp_path: Path) -> None:
+def test_a_gallery_of_only_the_query_has_no_heat_maps(run: Path, images: Path, tmp_path: Path) -> None:
     query = images / "queries" / "41.png"
     predict.retrieve(run, [query], query, tmp_path / "out")
     with pytest.raises(ConfigError, match="no image but the query itself"):
@@ -288,16 +299,16 @@ def test_captions_shorten_long_lists() -> None:
 # --- drawing --------------------------------------------------------------------------------------------------------
 
 
-def test_frames_have_the_colour_of_the_verdict() -> None:
+def test_frames_have_the_color_of_the_verdict() -> None:
     images = [Image.new("RGB", (20, 10), (1, 2, 3))] * 4
-    paper = contact_sheet(images, ["one\ntwo"] * 4, columns=4, size=20, frames=["right", "wrong", "junk", None])
-    colours = [paper.getpixel((number * 32 + 6, 6 + 4)) for number in range(4)]  # right above each image
-    assert colours[:3] == list(FRAME_COLORS.values()) and colours[3] not in FRAME_COLORS.values()
-    assert {paper.getpixel((number * 32 + 16, 16)) for number in range(4)} == {(1, 2, 3)}
+    sheet = contact_sheet(images, ["one\ntwo"] * 4, columns=4, size=20, frames=["right", "wrong", "junk", None])
+    colors = [sheet.getpixel((number * 32 + 6, 6 + 4)) for number in range(4)]  # right above each image
+    assert colors[:3] == list(FRAME_COLORS.values()) and colors[3] not in FRAME_COLORS.values()
+    assert {sheet.getpixel((number * 32 + 16, 16)) for number in range(4)} == {(1, 2, 3)}
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_heat_leaves_cold_places_grey_and_turns_hot_ones_red(channels: int) -> None:
+def test_heat_maps_are_gray_at_0_and_red_at_1(channels: int) -> None:
     heatmap = overlay_heatmap(torch.full((channels, 1, 3), 100, dtype=torch.uint8), torch.tensor([[0, 0.5, 1.0]]))
     (cold, middle, hot) = (heatmap.getpixel((column, 0)) for column in range(3))
     assert cold == (100, 100, 100)

@@ -1,4 +1,4 @@
-"""The heat lies where the score comes from, whatever the backbone is made of."""
+"""Grad-CAM heat maps of convolutional and transformer backbones."""
 
 import pytest
 import torch
@@ -10,61 +10,63 @@ from opabinia.models.backbones.timm import timm
 BACKBONES = {
     "test_resnet": ((64, 96), "model.layer4"),
     "test_efficientnet": ((64, 96), "model.bn2"),
-    "mobilenetv3_small_050": ((64, 96), "model.blocks"),  # its last convolution stands behind the pooling
+    "mobilenetv3_small_050": ((64, 96), "model.blocks"),  # its last convolution follows the pooling
     "test_convnext": ((64, 96), "model.norm_pre"),
-    "test_vit": ((160, 160), "model.blocks.5.norm1"),  # a class token: what follows mixes no tokens any more
+    "test_vit": ((160, 160), "model.blocks.5.norm1"),  # a class token: later layers do not mix tokens
     "test_vit2": ((160, 160), "model.norm"),  # pooled tokens
     "mixer_s32_224": ((224, 224), "model.norm"),
 }
 
 
-@pytest.mark.parametrize(("model", "size", "layer"), [(name, *rest) for name, rest in BACKBONES.items()], ids=BACKBONES)
-def test_the_deepest_maps_are_found(model: str, size: tuple[int, int], layer: str) -> None:
+@pytest.mark.parametrize(
+    ("model", "size", "layer"), [(name, *values) for name, values in BACKBONES.items()], ids=BACKBONES
+)
+def test_the_layer_of_the_last_feature_maps(model: str, size: tuple[int, int], layer: str) -> None:
     torch.manual_seed(0)
     net = timm(3, model=model).eval()
     images = torch.rand(2, 3, *size).requires_grad_()
 
     def score() -> Tensor:
-        found: Tensor = net(images)[:, 0]
-        return found
+        scores: Tensor = net(images)[:, 0]
+        return scores
 
     assert last_feature_map_layer(net, score, size) == layer
-    before = [parameter.grad for parameter in net.parameters()]
-    found = grad_cam_heatmap(net, layer, score, size)
-    assert found.shape == (2, *size) and found.min() >= 0 and found.max() <= 1
-    assert [parameter.grad for parameter in net.parameters()] == before == [None] * len(before)
+    grads = [parameter.grad for parameter in net.parameters()]
+    heatmap = grad_cam_heatmap(net, layer, score, size)
+    assert heatmap.shape == (2, *size) and heatmap.min() >= 0 and heatmap.max() <= 1
+    assert [parameter.grad for parameter in net.parameters()] == grads == [None] * len(grads)
 
 
 class Redness(nn.Module):
-    """How much more red than blue there is."""
+    """Scores how much more red than blue an image is."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.colours = nn.Conv2d(3, 2, 4, stride=4, bias=False)
-        self.colours.weight.data.zero_()
-        self.colours.weight.data[0, 0] = self.colours.weight.data[1, 2] = 1.0
+        self.colors = nn.Conv2d(3, 2, 4, stride=4, bias=False)
+        self.colors.weight.data.zero_()
+        self.colors.weight.data[0, 0] = self.colors.weight.data[1, 2] = 1.0
         self.activation = nn.ReLU(inplace=True)
 
     def forward(self, images: Tensor) -> Tensor:
-        red, blue = self.activation(self.colours(images)).mean((2, 3)).unbind(1)
+        red, blue = self.activation(self.colors(images)).mean((2, 3)).unbind(1)
         return red - blue
 
 
-@pytest.mark.parametrize("layer", ["colours", "activation"])
+@pytest.mark.parametrize("layer", ["colors", "activation"])
 @pytest.mark.parametrize("frozen", [False, True], ids=["learning", "frozen"])
-def test_the_heat_is_where_the_score_comes_from(layer: str, frozen: bool) -> None:
+def test_the_heat_map_marks_pixels_that_increase_the_score(layer: str, frozen: bool) -> None:
     net = Redness().eval().requires_grad_(not frozen)
     images = torch.zeros(1, 3, 32, 32)
     images[0, 0, 16:28, 16:28] = 1.0
     images[0, 2, 4:16, 4:16] = 1.0
     floats = images.clone().requires_grad_()
     assert last_feature_map_layer(net, lambda: net(floats), (32, 32)) == "activation"
-    found = grad_cam_heatmap(net, layer, lambda: net(images), (32, 32))[0]
-    assert found[19:25, 19:25].min() == 1, "the red patch"
-    assert found[:14, :14].max() == 0, "the blue one speaks against it"
+    heatmap = grad_cam_heatmap(net, layer, lambda: net(images), (32, 32))[0]
+    assert heatmap[19:25, 19:25].min() == 1, "the red patch"
+    assert heatmap[:14, :14].max() == 0, "the blue patch lowers the score"
 
 
-def test_a_score_without_maps_is_reported() -> None:
+def test_a_model_without_feature_maps_is_an_error() -> None:
     net = nn.Sequential(nn.Flatten(), nn.Linear(12, 2))
     images = torch.rand(1, 3, 2, 2).requires_grad_()
     with pytest.raises(ValueError, match="has no feature maps"):
@@ -78,5 +80,7 @@ def test_a_score_without_maps_is_reported() -> None:
     ("count", "size", "grid"),
     [(196, (224, 224), (14, 14)), (210, (256, 128), (21, 10)), (128, (256, 128), (16, 8)), (50, (32, 64), (5, 10))],
 )
-def test_tokens_lie_as_the_image_does(count: int, size: tuple[int, int], grid: tuple[int, int]) -> None:
+def test_the_token_grid_has_the_aspect_ratio_of_the_image(
+    count: int, size: tuple[int, int], grid: tuple[int, int]
+) -> None:
     assert token_grid(count, size) == grid

@@ -1,4 +1,4 @@
-"""Layers by short names, and one row of each for a sample."""
+"""Short names of layers, and layer outputs with one row per sample."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ class Plain(Task):
 
 
 class Momentum(Task):
-    """Measured is the teacher's backbone, without its projector."""
+    """A teacher whose backbone, without the projector, is evaluated."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ def test_short_names() -> None:
     }
 
 
-def test_of_a_momentum_method_they_are_those_of_what_is_measured() -> None:
+def test_short_names_of_a_momentum_method_are_layers_of_the_teacher() -> None:
     assert resolve_layer_names(Momentum(), ["trunk", "head", "layer2", "projector", "predictor"]) == {
         "trunk": "teacher.backbone",
         "head": "teacher.projector",
@@ -95,7 +95,7 @@ class Twins(Task):
     ],
     ids=["missing", "misspelt", "projector", "several", "no trunk", "no head"],
 )
-def test_what_is_not_clear_is_reported(task: Task, name: str, message: str) -> None:
+def test_unknown_and_ambiguous_names_are_an_error(task: Task, name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         LayerFeatures(task, {"column": name})
 
@@ -107,15 +107,15 @@ def test_all_mistakes_are_reported_at_once() -> None:
 
 
 @pytest.mark.parametrize("task", [Plain(), Momentum()], ids=["plain", "momentum"])
-def test_a_head_is_asked_where_predicting_does_without(task: Any) -> None:
-    found = LayerFeatures(task, {"h": "head", "t": "trunk", "e": "embedding"})(BATCH)
+def test_the_head_is_computed_when_predict_does_not_use_it(task: Any) -> None:
+    outputs = LayerFeatures(task, {"h": "head", "t": "trunk", "e": "embedding"})(BATCH)
     trunk = task.backbone if isinstance(task, Plain) else task.trunk
     head = task.head if isinstance(task, Plain) else task.teacher["projector"]
-    assert torch.equal(found["t"], trunk(BATCH["image"])) and torch.equal(found["e"], found["t"])
-    assert torch.equal(found["h"], head(trunk(BATCH["image"])))
-    full = resolve_layer_names(task, ["head"])["head"]
-    alone = LayerFeatures(task, {"h": full})(BATCH)
-    assert alone.keys() == {"h"} and torch.equal(alone["h"], found["h"]), "by its own name, too"
+    assert torch.equal(outputs["t"], trunk(BATCH["image"])) and torch.equal(outputs["e"], outputs["t"])
+    assert torch.equal(outputs["h"], head(trunk(BATCH["image"])))
+    full_name = resolve_layer_names(task, ["head"])["head"]
+    output = LayerFeatures(task, {"h": full_name})(BATCH)
+    assert output.keys() == {"h"} and torch.equal(output["h"], outputs["h"]), "by its full name, too"
 
 
 class Parts(nn.Module):
@@ -134,9 +134,9 @@ class Nested(Task):
         return {"given": self.parts(batch["image"])["a"]}
 
 
-def test_what_a_layer_gives_becomes_one_row_a_sample() -> None:
-    found = LayerFeatures(Nested(), {"parts": "parts"})(BATCH)["parts"]
-    assert found.tolist() == [[10, 20, 20, 40, 30], [30, 40, 60, 80, 90]], "of its first call"
+def test_outputs_of_a_layer_are_concatenated_into_one_row_per_sample() -> None:
+    rows = LayerFeatures(Nested(), {"parts": "parts"})(BATCH)["parts"]
+    assert rows.tolist() == [[10, 20, 20, 40, 30], [30, 40, 60, 80, 90]], "output of the first call"
 
 
 @pytest.mark.parametrize(
@@ -147,13 +147,12 @@ def test_what_a_layer_gives_becomes_one_row_a_sample() -> None:
         ("embedding", "Nested has no embedding; name its layers"),
     ],
 )
-def test_layers_that_are_of_no_use_are_reported(name: str, message: str) -> None:
+def test_layers_without_one_row_per_sample_are_an_error(name: str, message: str) -> None:
     with pytest.raises(DataMismatch, match=message):
         LayerFeatures(Nested(), {"column": name})(BATCH)
 
 
-def test_nothing_needs_a_gradient() -> None:
-    """A model that is frozen as a whole gives features, too."""
+def test_a_frozen_model_has_features() -> None:
     frozen = Plain()
     expected = LayerFeatures(frozen, {"h": "head"})(BATCH)["h"]
     frozen.requires_grad_(False)
@@ -164,6 +163,6 @@ def test_nothing_needs_a_gradient() -> None:
 def test_a_head_has_many_names(name: str) -> None:
     task = Plain()
     del task.head
-    first, _, last = name.partition(".")
-    task.add_module(first, nn.ModuleDict({last: nn.Linear(2, 3)}) if last else nn.Linear(2, 3))
+    parent, _, child = name.partition(".")
+    task.add_module(parent, nn.ModuleDict({child: nn.Linear(2, 3)}) if child else nn.Linear(2, 3))
     assert resolve_layer_names(task, ["head"]) == {"head": name}

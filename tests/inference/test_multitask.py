@@ -49,7 +49,7 @@ IMAGES = DatasetInfo(samples=8, channels=1, classes=("x", "y"))
 
 @pytest.fixture(scope="module")
 def task() -> Multitask:
-    """Boxes, maps and labels of scenes, and labels of other images, with batch norm statistics of their own."""
+    """Boxes, maps and labels of scenes, and labels of other images; each stream has its own batch norm statistics."""
     torch.manual_seed(0)
     neck = partial(fpn, channels=32)
     classification = partial(Classification, backbone=shared)
@@ -69,8 +69,8 @@ def task() -> Multitask:
         tasks={name: Subtask(task=part, stream=stream.get(name)) for name, part in parts.items()},
     )
     for module in model.backbone.modules():
-        for own in getattr(module, "streams", {}).values():
-            torch.nn.init.uniform_(own.running_mean)
+        for norm in getattr(module, "streams", {}).values():
+            torch.nn.init.uniform_(norm.running_mean)
     return model.eval()
 
 
@@ -88,11 +88,11 @@ def images(*sizes: tuple[int, int]) -> list[Tensor]:
     return [torch.randint(0, 256, (1, *size), dtype=torch.uint8, generator=generator) for size in sizes]
 
 
-def test_each_task_predicts_as_if_it_were_alone(trained: TrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_joint_predictions_equal_those_of_single_tasks(trained: TrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """One forward pass for tasks that see the same images; another one for other transforms and statistics."""
     task, passes = trained.task, list[tuple[int, ...]]()
     options = {"channels": 1, "batch_size": 4}
-    together, given = predictor_of(trained, [], **options), images((96, 64), (50, 70), (96, 64))
+    joint_predictor, inputs = predictor_of(trained, [], **options), images((96, 64), (50, 70), (96, 64))
     compute = task.backbone.shared_features
 
     def counted(images: Tensor) -> Any:
@@ -100,23 +100,25 @@ def test_each_task_predicts_as_if_it_were_alone(trained: TrainedModel, monkeypat
         return compute(images)
 
     monkeypatch.setattr(task.backbone, "shared_features", counted)
-    predictions = together(given)
+    predictions = joint_predictor(inputs)
     assert sorted(passes) == [(1, 1, 64, 96), (2, 1, 96, 64), (3, 1, 32, 32)]
     assert list(predictions[0].readable) == ["boxes", "maps", "present", "kinds"]
     for name in predictions[0].readable:
-        for joint, alone in zip(predictions, predictor_of(trained, [name], **options)(given), strict=True):
-            assert all(torch.equal(joint[f"{name}/{key}"], value) for key, value in alone.items()), name
-            assert joint.readable[name] == alone.readable
+        for joint_prediction, prediction in zip(
+            predictions, predictor_of(trained, [name], **options)(inputs), strict=True
+        ):
+            assert all(torch.equal(joint_prediction[f"{name}/{key}"], value) for key, value in prediction.items()), name
+            assert joint_prediction.readable[name] == prediction.readable
     with pytest.raises(ConfigError, match=r"--task: there is no task 'bokses'.*tasks: boxes, maps"):
         predictor_of(trained, ["boxes", "bokses"], **options)
-    sample = together.sample(given[0])
+    sample = joint_predictor.sample(inputs[0])
     with pytest.raises(ConfigError, match="--task: embeddings are those of one task; name it"):
-        together.embeddings([sample])
+        joint_predictor.embeddings([sample])
     with pytest.raises(ValueError, match="a heatmap explains the prediction of one task; name it"):
-        together.explain([sample])
-    labels = predictor_of(trained, ["present"], **options)
-    assert labels.explain([labels.sample(given[0])]).shape == (1, 96, 64)
-    assert labels.embeddings([labels.sample(given[0])]).shape == (1, task.backbone.out_channels)
+        joint_predictor.explain([sample])
+    label_predictor = predictor_of(trained, ["present"], **options)
+    assert label_predictor.explain([label_predictor.sample(inputs[0])]).shape == (1, 96, 64)
+    assert label_predictor.embeddings([label_predictor.sample(inputs[0])]).shape == (1, task.backbone.out_channels)
 
 
 def test_predictions_are_drawn_together(trained: TrainedModel, tmp_path: Path) -> None:
@@ -124,12 +126,12 @@ def test_predictions_are_drawn_together(trained: TrainedModel, tmp_path: Path) -
     predictor = predictor_of(trained, [], channels=1)
     prediction, sample = predictor(image), {"image": image}
     drawn = predictor.task.draw(sample, prediction, DrawOptions(min_score=0.0))
-    assert drawn is not None and drawn.size == (480, 30 + 320 + 53)  # five times the size, a line above, a legend below
+    assert drawn is not None and drawn.size == (480, 30 + 320 + 53)  # scaled by 5, with a line above and a legend below
     plain = predictor.task.draw(sample, prediction, DrawOptions(min_score=0.0, legend=False))
     assert plain is not None and plain.tobytes() == drawn.crop((0, 0, 480, 350)).tobytes()
     overlay = predictor_of(trained, ["maps", "kinds"], channels=1)
-    below = overlay.task.draw(sample, overlay(image))
-    assert below is not None and below.size == drawn.size and below.tobytes() != drawn.tobytes()
+    drawn_overlay = overlay.task.draw(sample, overlay(image))
+    assert drawn_overlay is not None and drawn_overlay.size == drawn.size and drawn_overlay.tobytes() != drawn.tobytes()
     assert predictor_of(trained, ["present", "kinds"], channels=1).task.draw(sample, prediction) is None
     lines = predictor.task.caption(prediction.readable)
     assert [line.partition(":")[0] for line in lines] == ["boxes", "maps", "present", "kinds"]
@@ -138,7 +140,7 @@ def test_predictions_are_drawn_together(trained: TrainedModel, tmp_path: Path) -
     assert written == {"images/a.png", "maps/images/a.png", "maps/maps/a.png"}
 
 
-def test_a_server_has_the_answers_of_all_tasks(trained: TrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_returns_the_predictions_of_all_tasks(trained: TrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("fastapi", reason="fastapi is absent: pip install 'opabinia[serve]'")
     from opabinia.inference.serving import server
 
@@ -153,26 +155,26 @@ def test_a_server_has_the_answers_of_all_tasks(trained: TrainedModel, monkeypatc
     for names in ([], ["boxes"]):
         with open_socket("127.0.0.1", 0) as listening:
             server.serve(Path("run"), listening, limits=limits, task=names)
-    every, boxes = (service.about for service in services)
-    assert every["task"] == "multitask" and list(every["tasks"]) == list(kinds)
-    assert every["tasks"]["kinds"] == ("x", "y") and every["classes"] == []
+    all_tasks, boxes = (service.about for service in services)
+    assert all_tasks["task"] == "multitask" and list(all_tasks["tasks"]) == list(kinds)
+    assert all_tasks["tasks"]["kinds"] == ("x", "y") and all_tasks["classes"] == []
     assert (boxes["task"], boxes["classes"], "tasks" in boxes) == ("detection", ["ground", "a", "b"], False)
     file = BytesIO()
     to_pil(images((64, 96))[0]).save(file, "PNG")
-    (answer,) = services[0].inference([Upload("a.png", file.getvalue())])
-    assert list(answer) == ["path", *kinds] and list(answer["boxes"]) == ["detections"] and answer["kinds"]["top"]
+    (result,) = services[0].inference([Upload("a.png", file.getvalue())])
+    assert list(result) == ["path", *kinds] and list(result["boxes"]) == ["detections"] and result["kinds"]["top"]
 
 
-def described(tasks: dict[str, dict[str, Any]]) -> Description:
-    about: Any = {"channels": 1, "size": (64, 64), "dtype": "uint8", "value_range": "0 to 255", "mean": (0.4,)}
-    about |= {"std": (0.2,), "transforms": [], "resize": "shrink", "crop": 1.0, "scores": {"boxes/val/AP": 0.5}}
-    return Description("a", "multitask", (), **about, step=3, tasks=tasks)
+def make_description(tasks: dict[str, dict[str, Any]]) -> Description:
+    values: Any = {"channels": 1, "size": (64, 64), "dtype": "uint8", "value_range": "0 to 255", "mean": (0.4,)}
+    values |= {"std": (0.2,), "transforms": [], "resize": "shrink", "crop": 1.0, "scores": {"boxes/val/AP": 0.5}}
+    return Description("a", "multitask", (), **values, step=3, tasks=tasks)
 
 
 def test_a_model_card_names_the_data_and_classes_of_each_task() -> None:
     config = resolve("multitask/digits").config
     tasks: dict[str, Any] = {"boxes": {"task": "detection", "classes": ["ground", "a"]}}
-    card = model_card(described(tasks), config, in_timm=False)
+    card = model_card(make_description(tasks), config, in_timm=False)
     assert "- trained on: `boxes: image_labels of digit_maps, train; identities: digit_views, train" in card
     assert "- boxes: detection, 2 classes: `ground`, `a`" in card and "| `boxes/val/AP` | 0.5000 |" in card
 
@@ -181,8 +183,8 @@ def test_features_of_another_task_need_no_annotations(trained: TrainedModel) -> 
     """Images of a task with boxes are collated for one without."""
     boxes = BoundingBoxes([[1.0, 1, 5, 5]], format="XYXY", canvas_size=(64, 64))
     image = images((64, 64))[0]
-    given: list[Sample] = [{"image": image, "id": "a", "boxes": boxes[:count]} for count in (0, 1)]
-    batch = collate([without_objects(sample) for sample in given])
+    samples: list[Sample] = [{"image": image, "id": "a", "boxes": boxes[:count]} for count in (0, 1)]
+    batch = collate([without_objects(sample) for sample in samples])
     assert batch.keys() == {"image", "id"}
     kinds = predictor_of(trained, ["kinds"], channels=1)
     assert kinds.task.size_multiple is None and len(kinds.task.features(batch)["embedding"]) == 2
@@ -236,19 +238,19 @@ def test_one_onnx_file_has_the_outputs_of_all_tasks(task: Multitask, tmp_path: P
     module = selected.export_module()
     inputs = module.inputs([{"image": image} for image in images((60, 64), (64, 50))])
     tasks = {name: {"task": "", "classes": info.classes} for name, info in names.items()}
-    job = ExportJob(module, inputs, described(tasks))
+    job = ExportJob(module, inputs, make_description(tasks))
     with progress_bar("export", 2, unit="steps") as bar, torch.no_grad():
         write_file("onnx", tmp_path / "model.onnx", job, 1e-3, "two images", bar)
         expected = module.expected(inputs)
     predictor = load_exported(tmp_path / "model.onnx")
     sizes = [(60, 64), (64, 50)]
     batch = {"image": inputs["image"], "image_sizes": sizes, "original_size": sizes}
-    together = predictor.task.predict(batch)
-    assert {name.partition("/")[0] for name in together} == set(names)
-    for name in names:  # a validation set is for one task
-        alone = predictor.task.predict({**batch, "task": name})
-        assert all(torch.equal(together[f"{name}/{key}"], value) for key, value in alone.items())
-    assert torch.allclose(together["kinds/logits"], expected["kinds/logits"], atol=1e-4)
+    joint = predictor.task.predict(batch)
+    assert {name.partition("/")[0] for name in joint} == set(names)
+    for name in names:  # a validation set belongs to one task
+        single = predictor.task.predict({**batch, "task": name})
+        assert all(torch.equal(joint[f"{name}/{key}"], value) for key, value in single.items())
+    assert torch.allclose(joint["kinds/logits"], expected["kinds/logits"], atol=1e-4)
     readable = predictor(images((64, 64))[0]).readable
     assert list(readable) == list(names) and readable["kinds"]["top"][0]["class"] in ("x", "y")
 

@@ -1,4 +1,4 @@
-"""Images in, predictions out: from Python; the command is looked at in tests/cli."""
+"""Predictions from Python; tests/cli tests the command."""
 
 import json
 import re
@@ -37,7 +37,7 @@ def predictor(run: Path) -> Predictor:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Twenty digits as files, two of them in a folder inside."""
+    """A folder of twenty digits, two of them in a subfolder."""
     folder = tmp_path_factory.mktemp("images")
     (folder / "inside").mkdir()
     source = Digits(split="val")
@@ -47,16 +47,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_what_is_predicted_is_what_was_evaluated(run: Path, predictor: Predictor, folder: Path) -> None:
+def test_predictions_have_the_accuracy_of_the_evaluation(run: Path, predictor: Predictor, folder: Path) -> None:
     source = Digits(split="val")
     images = [source[number]["image"] for number in range(len(source))]
-    found = predictor(images)
-    right = [one["logits"].argmax() == source[number]["label"] for number, one in enumerate(found)]
-    assert sum(map(int, right)) / len(source) == launch.evaluate(run)["val/top1"]
-    assert found[0]["probabilities"].sum() == pytest.approx(1, abs=1e-5)
+    predictions = predictor(images)
+    correct = [
+        prediction["logits"].argmax() == source[number]["label"] for number, prediction in enumerate(predictions)
+    ]
+    assert sum(map(int, correct)) / len(source) == launch.evaluate(run)["val/top1"]
+    assert predictions[0]["probabilities"].sum() == pytest.approx(1, abs=1e-5)
 
 
-def test_every_kind_of_image_gives_the_same(predictor: Predictor, folder: Path) -> None:
+def test_every_kind_of_input_gives_the_same_prediction(predictor: Predictor, folder: Path) -> None:
     path = sorted(folder.glob("*.png"))[0]
     image = Image.open(path)
     array = np.array(image)
@@ -71,25 +73,25 @@ def test_every_kind_of_image_gives_the_same(predictor: Predictor, folder: Path) 
         tensor,
         tensor / 255,
     ]
-    one_by_one = [predictor(kind) for kind in kinds]
-    together = predictor(kinds[:7])
-    for found in [*one_by_one, *together]:
+    single = [predictor(kind) for kind in kinds]
+    batched = predictor(kinds[:7])
+    for prediction in [*single, *batched]:
         assert torch.allclose(
-            found["logits"], one_by_one[0]["logits"], atol=0.05
+            prediction["logits"], single[0]["logits"], atol=0.05
         )  # floats are resized without rounding to whole values
-        assert found.readable["top"][0]["class"] == one_by_one[0].readable["top"][0]["class"]
+        assert prediction.readable["top"][0]["class"] == single[0].readable["top"][0]["class"]
     assert predictor([]) == []
 
 
-def test_the_best_five_with_their_probabilities(predictor: Predictor, folder: Path) -> None:
-    found = predictor(sorted(folder.glob("*.png"))[0])
-    top = found.readable["top"]
-    assert len(top) == 5 and {one["class"] for one in top} <= set(predictor.classes)
-    values = [one["probability"] for one in top]
+def test_predictions_have_the_five_best_classes(predictor: Predictor, folder: Path) -> None:
+    prediction = predictor(sorted(folder.glob("*.png"))[0])
+    top = prediction.readable["top"]
+    assert len(top) == 5 and {entry["class"] for entry in top} <= set(predictor.classes)
+    values = [entry["probability"] for entry in top]
     assert values == sorted(values, reverse=True) and values[0] == pytest.approx(
-        float(found["probabilities"].max()), abs=1e-6
+        float(prediction["probabilities"].max()), abs=1e-6
     )
-    json.dumps(found.readable)
+    json.dumps(prediction.readable)
 
 
 def test_predictions_of_remote_images_name_their_urls(
@@ -107,7 +109,7 @@ def test_predictions_of_remote_images_name_their_urls(
     assert all(f"{url}  " in printed for url in urls) and str(tmp_path / "remote") not in printed
 
 
-def test_predicting_disturbs_no_generator(predictor: Predictor, folder: Path) -> None:
+def test_predicting_leaves_the_random_generators_unchanged(predictor: Predictor, folder: Path) -> None:
     torch.manual_seed(3)
     expected = torch.rand(2)
     torch.manual_seed(3)
@@ -116,7 +118,7 @@ def test_predicting_disturbs_no_generator(predictor: Predictor, folder: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("image", "message"),
     [
         (np.zeros((4, 4)), "an array is uint8, H x W or H x W x 3"),
         (np.zeros((4, 4, 2), dtype=np.uint8), "an array is uint8"),
@@ -128,17 +130,17 @@ def test_predicting_disturbs_no_generator(predictor: Predictor, folder: Path) ->
     ],
     ids=str,
 )
-def test_what_is_no_image_is_reported(predictor: Predictor, given: Any, message: str) -> None:
+def test_invalid_images_are_refused(predictor: Predictor, image: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        predictor(given)
+        predictor(image)
 
 
-def test_an_unknown_color_order_is_reported(predictor: Predictor) -> None:
+def test_an_unknown_color_order_is_refused(predictor: Predictor) -> None:
     with pytest.raises(ValueError, match="the color order is RGB or BGR, not 'bgr'"):
         predictor(np.zeros((4, 4, 3), dtype=np.uint8), order="bgr")  # type: ignore[call-overload]
 
 
-def test_colours_have_the_order_red_green_blue() -> None:
+def test_channels_are_in_rgb_order() -> None:
     red = np.zeros((2, 2, 3), dtype=np.uint8)
     red[..., 0] = 200
     for kind in (red, Image.fromarray(red), torch.from_numpy(red).permute(2, 0, 1)):
@@ -151,14 +153,14 @@ def test_a_run_can_be_loaded_without_its_data(run: Path, tmp_path: Path) -> None
     moved = tmp_path / "moved"
     moved.mkdir()
     (moved / "checkpoints").symlink_to(run / "checkpoints")
-    gone = f"source: {{name: image_folder, root: {tmp_path}/gone}}"
-    changed = re.sub(r"source: {name: digits, split: \w+}", gone, config)
+    missing_source = f"source: {{name: image_folder, root: {tmp_path}/gone}}"
+    changed = re.sub(r"source: {name: digits, split: \w+}", missing_source, config)
     assert changed.count("gone") == 2
     (moved / "config.yaml").write_text(changed)
     assert opabinia.load(moved, checkpoint="last").classes == tuple("0123456789")
 
 
-def test_loading_what_is_not_there(tmp_path: Path, run: Path) -> None:
+def test_loading_a_missing_run_or_checkpoint(tmp_path: Path, run: Path) -> None:
     with pytest.raises(ConfigError, match="there is no folder"):
         opabinia.load(tmp_path / "no")
     with pytest.raises(ConfigError, match="there is no 'step-00000007'; there are: best, last, step-"):

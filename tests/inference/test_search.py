@@ -1,4 +1,4 @@
-"""Searching an index on the disk: it answers as plain products do, and is made anew exactly when it must be."""
+"""Search in an index on the disk: exact results, and when the index is rebuilt."""
 
 import json
 import os
@@ -50,113 +50,117 @@ def gallery(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def ask(
+def search_index(
     run: Path, gallery: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., tuple[dict[str, Any], int]]:
-    """The answer to a query, and how many images had to be embedded for it."""
+    """Search for a query; return the result and the number of images embedded for it."""
     embedded: list[int] = []
-    plain = Predictor.embeddings
+    compute = Predictor.embeddings
 
     def counted(self: Predictor, samples: list[dict[str, Any]]) -> torch.Tensor:
         embedded.append(len(samples))
-        return plain(self, samples)
+        return compute(self, samples)
 
     monkeypatch.setattr(Predictor, "embeddings", counted)
     query = write(gallery.parent / "query.png", 30)
-    index = gallery.parent / "kept" / "gallery.faiss"
+    index = gallery.parent / "index" / "gallery.faiss"
 
-    def ask(**options: Any) -> tuple[dict[str, Any], int]:
+    def search_index(**options: Any) -> tuple[dict[str, Any], int]:
         embedded.clear()
         capsys.readouterr()
         search(run, gallery, [query], as_json=True, **{"index": index, "nearest": 5, **options})
         (line,) = capsys.readouterr().out.splitlines()
         return json.loads(line), sum(embedded)
 
-    return ask
+    return search_index
 
 
-Ask = Callable[..., tuple[dict[str, Any], int]]
+SearchIndex = Callable[..., tuple[dict[str, Any], int]]
 
 
-def test_it_answers_as_plain_products_do(ask: Ask, predictor: Predictor, gallery: Path) -> None:
+def test_results_equal_an_exact_search(search_index: SearchIndex, predictor: Predictor, gallery: Path) -> None:
     paths = sorted(gallery.rglob("*.png"))
     features = predictor.embeddings([predictor.sample(path) for path in paths])
     (query,) = predictor.embeddings([predictor.sample(gallery.parent / "query.png")])
     similarity, order = (features @ query).sort(descending=True)
-    answer, _ = ask()
-    assert [one["path"] for one in answer["nearest"]] == [str(paths[number]) for number in order[:5]]
-    assert [one["distance"] for one in answer["nearest"]] == pytest.approx((1 - similarity[:5]).tolist(), abs=2e-6)
-    assert len(ask(nearest=99)[0]["nearest"]) == 20
+    result, _ = search_index()
+    assert [match["path"] for match in result["nearest"]] == [str(paths[number]) for number in order[:5]]
+    assert [match["distance"] for match in result["nearest"]] == pytest.approx((1 - similarity[:5]).tolist(), abs=2e-6)
+    assert len(search_index(nearest=99)[0]["nearest"]) == 20
 
 
-def test_a_second_search_embeds_only_the_query(ask: Ask) -> None:
-    first, embedded = ask()
+def test_a_second_search_embeds_only_the_query(search_index: SearchIndex) -> None:
+    result, embedded = search_index()
     assert embedded == 21
-    assert ask() == (first, 1)
+    assert search_index() == (result, 1)
 
 
-def touched(gallery: Path) -> None:
+def touch_image(gallery: Path) -> None:
     os.utime(gallery / "0" / "00.png", ns=(1, 1))
 
 
-def more(gallery: Path) -> None:
+def add_image(gallery: Path) -> None:
     write(gallery / "new.png", 40)
 
 
-def fewer(gallery: Path) -> None:
+def remove_image(gallery: Path) -> None:
     (gallery / "0" / "00.png").unlink()
 
 
-def cut_short(gallery: Path) -> None:
-    index = gallery.parent / "kept" / "gallery.faiss"
+def truncate_index(gallery: Path) -> None:
+    index = gallery.parent / "index" / "gallery.faiss"
     index.write_bytes(index.read_bytes()[:-1])
 
 
-def no_index(gallery: Path) -> None:
-    (gallery.parent / "kept" / "gallery.faiss").unlink()
+def remove_index(gallery: Path) -> None:
+    (gallery.parent / "index" / "gallery.faiss").unlink()
 
 
-def no_json(gallery: Path) -> None:
-    (gallery.parent / "kept" / "gallery.faiss.json").write_text("[")
+def damage_json(gallery: Path) -> None:
+    (gallery.parent / "index" / "gallery.faiss.json").write_text("[")
 
 
-@pytest.mark.parametrize("change", [touched, more, fewer, cut_short, no_index, no_json])
-def test_what_has_changed_makes_it_anew(ask: Ask, gallery: Path, change: Callable[[Path], None]) -> None:
-    ask()
+@pytest.mark.parametrize("change", [touch_image, add_image, remove_image, truncate_index, remove_index, damage_json])
+def test_a_change_rebuilds_the_index(search_index: SearchIndex, gallery: Path, change: Callable[[Path], None]) -> None:
+    search_index()
     change(gallery)
     stored = len(list(gallery.rglob("*.png")))
-    answer, embedded = ask(nearest=99)
-    assert embedded == stored + 1 and len(answer["nearest"]) == stored
-    assert ask(nearest=99) == (answer, 1)
+    result, embedded = search_index(nearest=99)
+    assert embedded == stored + 1 and len(result["nearest"]) == stored
+    assert search_index(nearest=99) == (result, 1)
 
 
-def test_another_checkpoint_makes_it_anew(ask: Ask, run: Path) -> None:
-    ask(checkpoint="last")
-    assert ask(checkpoint="step-00000005")[1] == 21
-    assert ask(checkpoint="last")[1] == 21
+def test_another_checkpoint_rebuilds_the_index(search_index: SearchIndex, run: Path) -> None:
+    search_index(checkpoint="last")
+    assert search_index(checkpoint="step-00000005")[1] == 21
+    assert search_index(checkpoint="last")[1] == 21
 
 
-def test_without_a_place_the_index_is_in_the_run(ask: Ask, run: Path, gallery: Path) -> None:
-    ask(index=None)
-    assert ask(index=None)[1] == 1
+def test_by_default_the_index_is_in_the_run(search_index: SearchIndex, run: Path, gallery: Path) -> None:
+    search_index(index=None)
+    assert search_index(index=None)[1] == 1
     assert len(list((run / "search").glob("gallery-*.faiss"))) == 1
 
 
-def test_somebody_elses_file_is_not_overwritten(ask: Ask, gallery: Path) -> None:
-    mine = gallery.parent / "thesis.txt"
-    mine.write_text("years of work")
+def test_another_file_is_not_overwritten(search_index: SearchIndex, gallery: Path) -> None:
+    file = gallery.parent / "thesis.txt"
+    file.write_text("years of work")
     with pytest.raises(ConfigError, match=r"--index: .*thesis.txt exists already"):
-        ask(index=mine)
-    assert mine.read_text() == "years of work"
+        search_index(index=file)
+    assert file.read_text() == "years of work"
 
 
 def test_broken_images(
-    ask: Ask, run: Path, gallery: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    search_index: SearchIndex,
+    run: Path,
+    gallery: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     (gallery / "broken.png").write_text("no image")
-    assert len(ask(nearest=99)[0]["nearest"]) == 20
+    assert len(search_index(nearest=99)[0]["nearest"]) == 20
     caplog.clear()
-    assert ask()[1] == 1, "it is not tried again as long as it stays as it is"
+    assert search_index()[1] == 1, "an unchanged broken image is not read again"
     assert "1 of 21 images could not be read when" in caplog.text
     with pytest.raises(DataError, match="1 of 2 files were skipped"):
         search(run, gallery, [gallery / "broken.png", gallery.parent / "query.png"], as_json=True)
@@ -167,7 +171,7 @@ def test_broken_images(
         search(run, gallery / "worse", [gallery.parent / "query.png"])
 
 
-def test_paths_are_relative_to_the_gallery_and_never_cut(
+def test_paths_are_relative_to_the_gallery_and_never_truncated(
     run: Path, gallery: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
@@ -183,13 +187,13 @@ def test_paths_are_relative_to_the_gallery_and_never_cut(
     assert capsys.readouterr().out != printed
 
 
-def test_equal_ones_come_in_the_order_of_the_gallery() -> None:
-    distances, places = torch.tensor([[0.1, 0.1, 0.2, 0.3, 0.3]]), torch.tensor([[7, 2, 9, 5, 0]])
-    sorted_distances, order = sort_matches(distances, places)
+def test_equal_distances_keep_the_order_of_the_gallery() -> None:
+    distances, indices = torch.tensor([[0.1, 0.1, 0.2, 0.3, 0.3]]), torch.tensor([[7, 2, 9, 5, 0]])
+    sorted_distances, order = sort_matches(distances, indices)
     assert order.tolist() == [[2, 7, 9, 0, 5]] and torch.equal(sorted_distances, distances)
 
 
-def test_faiss_is_an_extra(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_faiss_is_an_extra(search_index: SearchIndex, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "faiss", None)
     with pytest.raises(ConfigError, match=r"search needs faiss: pip install 'opabinia\[search\]'"):
-        ask()
+        search_index()

@@ -1,4 +1,4 @@
-"""A server as a process of its own, asked over HTTP."""
+"""The prediction server, in its own process, over HTTP."""
 
 import asyncio
 import http.client
@@ -33,47 +33,49 @@ from opabinia.training import launch
 SMALL = ["train.length=4it", "data.num_workers=0", "loggers=[]", "data.batch_size=16"]
 
 
-class Answer(NamedTuple):
+class Response(NamedTuple):
     status: int
-    said: Any
+    content: Any
 
 
 class Server(NamedTuple):
     process: subprocess.Popen[str]
     address: str
 
-    def get(self, path: str, **headers: str) -> Answer:
-        return self._ask(urllib.request.Request(self.address + path, headers=headers))
+    def get(self, path: str, **headers: str) -> Response:
+        return self._send(urllib.request.Request(self.address + path, headers=headers))
 
-    def post(self, body: Any, **headers: str) -> Answer:
+    def post(self, body: Any, **headers: str) -> Response:
         headers = {"Content-Type": "application/octet-stream", **headers}
-        return self._ask(urllib.request.Request(self.address + "/predict", body, headers))
+        return self._send(urllib.request.Request(self.address + "/predict", body, headers))
 
-    def form(self, files: Sequence[tuple[str, bytes]]) -> Answer:
+    def form(self, files: Sequence[tuple[str, bytes]]) -> Response:
         parts = [
-            f'--edge\r\nContent-Disposition: form-data; name="file"; filename="{name}"\r\n\r\n'.encode() + one + b"\r\n"
-            for name, one in files
+            f'--edge\r\nContent-Disposition: form-data; name="file"; filename="{name}"\r\n\r\n'.encode()
+            + content
+            + b"\r\n"
+            for name, content in files
         ]
         return self.post(b"".join(parts) + b"--edge--\r\n", **{"Content-Type": "multipart/form-data; boundary=edge"})
 
-    def _ask(self, request: urllib.request.Request) -> Answer:
+    def _send(self, request: urllib.request.Request) -> Response:
         try:
             with urllib.request.urlopen(request, timeout=60) as response:
-                return Answer(response.status, json.loads(response.read()))
+                return Response(response.status, json.loads(response.read()))
         except urllib.error.HTTPError as error:
-            return Answer(error.code, json.loads(error.read()))
+            return Response(error.code, json.loads(error.read()))
 
 
 @contextmanager
 def started(run: Path, *options: str) -> Iterator[Server]:
-    """A server on a free port, which ends as it should when it is asked to."""
+    """Start a server on a free port; check that it stops on SIGTERM."""
     program = [sys.executable, "-m", "opabinia", "serve", str(run), "--port", "0", *options]
     with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
-        line = process.stdout.readline()
-        assert " answers at http://127.0.0.1:" in line, line + process.stdout.read()
+        first_line = process.stdout.readline()
+        assert " answers at http://127.0.0.1:" in first_line, first_line + process.stdout.read()
         try:
-            yield Server(process, line.split()[3])
+            yield Server(process, first_line.split()[3])
         finally:
             process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 143
@@ -101,60 +103,60 @@ def digit(number: int, kind: str = "PNG", side: int = 8) -> bytes:
 
 
 def empty_png(width: int, height: int) -> bytes:
-    """A PNG of black pixels, which takes a thousandth of them."""
+    """A PNG of black pixels, compressed to about a thousandth of its size."""
 
     def chunk(name: bytes, content: bytes) -> bytes:
         return len(content).to_bytes(4) + name + content + zlib.crc32(name + content).to_bytes(4)
 
-    squeeze = zlib.compressobj(1)
+    compressor = zlib.compressobj(1)
     row = bytes(1 + width // 8)
-    content = b"".join(squeeze.compress(row) for _ in range(height)) + squeeze.flush()
+    content = b"".join(compressor.compress(row) for _ in range(height)) + compressor.flush()
     header = width.to_bytes(4) + height.to_bytes(4) + bytes([1, 0, 0, 0, 0])
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", content) + chunk(b"IEND", b"")
 
 
-# --- answers ----------------------------------------------------------------------------------------------------------
+# --- responses --------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_said_is_what_the_predictor_says(run: Path, server: Server, tmp_path: Path) -> None:
+def test_responses_equal_the_predictions_of_the_predictor(run: Path, server: Server, tmp_path: Path) -> None:
     files = [("one.png", digit(0)), ("no\u00e9 \u0001.jpg", digit(1, "JPEG", 40))]
-    status, said = server.form(files)
+    status, parsed = server.form(files)
     assert status == 200
-    assert [one.pop("path") for one in said["predictions"]] == ["one.png", "no\u00e9 ?.jpg"]
+    assert [prediction.pop("path") for prediction in parsed["predictions"]] == ["one.png", "no\u00e9 ?.jpg"]
     paths = []
     for name, content in files:
         paths.append(tmp_path / name)
         paths[-1].write_bytes(content)
-    assert said["predictions"] == [one.readable for one in opabinia.load(run)(paths)]
-    assert server.post(digit(0)).said["predictions"][0]["top"] == said["predictions"][0]["top"]
+    assert parsed["predictions"] == [prediction.readable for prediction in opabinia.load(run)(paths)]
+    assert server.post(digit(0)).content["predictions"][0]["top"] == parsed["predictions"][0]["top"]
 
 
-def test_it_reports_what_it_is(server: Server) -> None:
-    said = server.get("/model").said
-    assert (said["name"], said["task"], said["takes"]) == ("digits/default", "classification", "images")
-    assert said["classes"] == list("0123456789")
+def test_the_server_describes_its_model(server: Server) -> None:
+    model = server.get("/model").content
+    assert (model["name"], model["task"], model["takes"]) == ("digits/default", "classification", "images")
+    assert model["classes"] == list("0123456789")
     assert server.get("/health") == (200, {"status": "ok", "requests": 0})
-    status, wrong = server.get("/docs")
-    assert status == 404 and wrong["error"].startswith("there is no GET /docs; there are: GET /, ")
+    status, error = server.get("/docs")
+    assert status == 404 and error["error"].startswith("there is no GET /docs; there are: GET /, ")
     assert server.get("/predict").status == 405
     assert server.get("/gallery/../../etc/passwd").status == 404
     assert server.get("/health", Host="elsewhere.example").status == 421
 
 
-# --- what is refused --------------------------------------------------------------------------------------------------
+# --- refused requests -------------------------------------------------------------------------------------------------
 
 
-def test_what_is_no_image_is_refused(server: Server) -> None:
-    for content, wanted, words in [
+def test_invalid_images_are_refused(server: Server) -> None:
+    for content, expected, message in [
         (b"just some words", 415, "is not an image (BMP, GIF, JPEG"),
         (b"", 422, "empty"),
         (digit(0, "JPEG", 200)[:900], 422, "broken"),
         (digit(0, "PNG", 200)[:-60], 422, "broken"),
         (b"\x89PNG\r\n\x1a\nnothing else", 422, "broken"),
     ]:
-        status, said = server.form([("image.jpg", content)])
-        assert (status, list(said)) == (wanted, ["error"])
-        assert words in said["error"] and "\n" not in said["error"] and "Traceback" not in said["error"]
+        status, reply = server.form([("image.jpg", content)])
+        assert (status, list(reply)) == (expected, ["error"])
+        assert message in reply["error"] and "\n" not in reply["error"] and "Traceback" not in reply["error"]
     assert server.post(b"").status == 422
     assert server.post(b"nonsense", **{"Content-Type": "multipart/form-data; boundary=x"}).status == 422
     assert server.post(b"nonsense", **{"Content-Type": "multipart/form-data"}).status == 422
@@ -162,42 +164,42 @@ def test_what_is_no_image_is_refused(server: Server) -> None:
     assert server.post(digit(0)).status == 200
 
 
-def test_an_image_of_200_megapixels_is_refused_undecoded(server: Server) -> None:
+def test_an_image_of_200_megapixels_is_refused_without_decoding(server: Server) -> None:
     bomb = empty_png(20_000, 10_000)
     assert len(bomb) < 2_000_000
-    began = time.monotonic()
-    status, said = server.form([("bomb.png", bomb)])
-    assert (status, said["error"]) == (413, "bomb.png has more than 50 megapixels")
-    assert time.monotonic() - began < 10
-    assert server.form([("large.png", empty_png(8_000, 8_000))]).said["error"] == (
+    start = time.monotonic()
+    status, reply = server.form([("bomb.png", bomb)])
+    assert (status, reply["error"]) == (413, "bomb.png has more than 50 megapixels")
+    assert time.monotonic() - start < 10
+    assert server.form([("large.png", empty_png(8_000, 8_000))]).content["error"] == (
         "large.png has 8000 x 8000 = 64 megapixels, more than 50"
     )
-    status, said = server.form([("line.png", empty_png(20_000, 16))])
-    assert (status, said["error"]) == (422, "line.png is 20000 x 16: one side may be at most 20 times the other")
+    status, reply = server.form([("line.png", empty_png(20_000, 16))])
+    assert (status, reply["error"]) == (422, "line.png is 20000 x 16: one side may be at most 20 times the other")
     assert server.post(digit(0)).status == 200
 
 
-def test_a_body_that_is_too_large_is_not_kept(server: Server) -> None:
+def test_a_body_that_is_too_large_is_refused(server: Server) -> None:
     assert server.post(bytes(21_000_000)) == (413, {"error": "the request is larger than 20 MB"})
     # Chunked: the length is not known in advance.
-    pieces = (bytes(1_000_000) for _ in range(30))
-    assert server.post(pieces, **{"Transfer-Encoding": "chunked"}).status == 413
-    # Announced, but never sent: the answer does not wait.
-    with socket.create_connection(server.address.removeprefix("http://").split(":")) as line:
-        heads = ["POST /predict HTTP/1.1", "Host: localhost", "Expect: 100-continue", "Content-Length: 99999999999"]
-        line.sendall("\r\n".join([*heads, "", ""]).encode())
-        response = http.client.HTTPResponse(line)
+    chunks = (bytes(1_000_000) for _ in range(30))
+    assert server.post(chunks, **{"Transfer-Encoding": "chunked"}).status == 413
+    # Announced, but never sent: the server responds at once.
+    with socket.create_connection(server.address.removeprefix("http://").split(":")) as connection:
+        headers = ["POST /predict HTTP/1.1", "Host: localhost", "Expect: 100-continue", "Content-Length: 99999999999"]
+        connection.sendall("\r\n".join([*headers, "", ""]).encode())
+        response = http.client.HTTPResponse(connection)
         response.begin()
         assert response.status == 413
-    # Broken off in the middle: nothing is said of it, not in the server's output either (see `started`).
-    with socket.create_connection(server.address.removeprefix("http://").split(":")) as line:
-        line.sendall(b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\nsome")
+    # Interrupted: the server logs nothing (see `started`).
+    with socket.create_connection(server.address.removeprefix("http://").split(":")) as connection:
+        connection.sendall(b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\nsome")
     assert memory(server.process.pid) < memory_of_this_process() + 1_500_000_000
     assert server.post(digit(0)).status == 200
 
 
 def memory(pid: int) -> int:
-    """Bytes that a process has had at once, at most."""
+    """Return the peak memory of a process in bytes."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
@@ -206,31 +208,33 @@ def memory_of_this_process() -> int:
     return memory(os.getpid())
 
 
-def test_many_requests_at_once_are_answered_or_refused_for_now(server: Server) -> None:
+def test_concurrent_requests_are_processed_or_refused_temporarily(server: Server) -> None:
     large = digit(0, "JPEG", 1500)
-    with ThreadPoolExecutor(50) as many:
-        answers = list(many.map(lambda _: server.form([("large.jpg", large)]), range(50)))
-    statuses = [one.status for one in answers]
-    assert set(statuses) == {200, 503}  # five are there at once, at most
-    assert all(one.said["error"].endswith("try again in a second") for one in answers if one.status == 503)
-    said = [one.said["predictions"] for one in answers if one.status == 200]
-    assert all(one == said[0] for one in said)
-    assert server.get("/health").said["requests"] == 0
+    with ThreadPoolExecutor(50) as pool:
+        responses = list(pool.map(lambda _: server.form([("large.jpg", large)]), range(50)))
+    statuses = [response.status for response in responses]
+    assert set(statuses) == {200, 503}  # at most five are pending
+    assert all(
+        response.content["error"].endswith("try again in a second") for response in responses if response.status == 503
+    )
+    predictions = [response.content["predictions"] for response in responses if response.status == 200]
+    assert all(prediction == predictions[0] for prediction in predictions)
+    assert server.get("/health").content["requests"] == 0
 
 
 @pytest.mark.slow
-def test_a_hundred_at_once_each_get_their_own_answer(server: Server) -> None:
-    alone = [server.post(digit(number)).said for number in range(10)]
-    assert len({json.dumps(said) for said in alone}) == 10
+def test_a_hundred_concurrent_requests_get_their_own_predictions(server: Server) -> None:
+    expected = [server.post(digit(number)).content for number in range(10)]
+    assert len({json.dumps(content) for content in expected}) == 10
 
-    def ask(number: int) -> Any:
-        while (answer := server.post(digit(number % 10))).status == 503:
+    def send(number: int) -> Any:
+        while (response := server.post(digit(number % 10))).status == 503:
             time.sleep(0.02)
-        return answer
+        return response
 
-    with ThreadPoolExecutor(100) as many:
-        answers = list(many.map(ask, range(100)))
-    assert answers == [Answer(200, alone[number % 10]) for number in range(100)]
+    with ThreadPoolExecutor(100) as pool:
+        responses = list(pool.map(send, range(100)))
+    assert responses == [Response(200, expected[number % 10]) for number in range(100)]
 
 
 @pytest.mark.parametrize(
@@ -251,8 +255,8 @@ def test_a_hundred_at_once_each_get_their_own_answer(server: Server) -> None:
     ids=range(11),
 )
 def test_a_malformed_form_is_refused(server: Server, body: bytes) -> None:
-    status, said = server.post(body, **{"Content-Type": "multipart/form-data; boundary=edge"})
-    assert status in (415, 422) and list(said) == ["error"], said
+    status, reply = server.post(body, **{"Content-Type": "multipart/form-data; boundary=edge"})
+    assert status in (415, 422) and list(reply) == ["error"], reply
     assert server.get("/health") == (200, {"status": "ok", "requests": 0})
 
 
@@ -261,18 +265,18 @@ def test_a_strange_boundary_is_refused(server: Server, boundary: str) -> None:
     assert server.post(b"nonsense", **{"Content-Type": f"multipart/form-data; boundary={boundary}"}).status == 422
 
 
-def test_a_slow_body_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_body_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("fastapi", reason="fastapi is absent: pip install 'opabinia[serve]'")
     from starlette.requests import Request
 
     from opabinia.inference.serving import app
 
     monkeypatch.setattr(app, "BODY_TIMEOUT", 0.05)
-    parts = iter([{"type": "http.request", "body": b"the first bytes", "more_body": True}])
+    messages = iter([{"type": "http.request", "body": b"the first bytes", "more_body": True}])
 
     async def receive() -> Any:
-        for part in parts:
-            return part
+        for message in messages:
+            return message
         await asyncio.sleep(60)
 
     service = app.Service(cast(Any, SimpleNamespace(limits=Limits())), {})
@@ -282,7 +286,7 @@ def test_a_slow_body_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     assert refused.value.status == 408 and service.pending == 0
 
 
-def test_slow_uploads_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_uploads_do_not_block_other_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("fastapi", reason="fastapi is absent: pip install 'opabinia[serve]'")
     uvicorn = pytest.importorskip("uvicorn", reason="uvicorn is absent: pip install 'opabinia[serve]'")
     from opabinia.inference.serving import app
@@ -295,29 +299,29 @@ def test_slow_uploads_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
     service = app.Service(cast(Any, Sizes()), {})
     head = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 8\r\n\r\n"
-    with socket.create_server(("127.0.0.1", 0)) as listener, ExitStack() as lines:
+    with socket.create_server(("127.0.0.1", 0)) as listener, ExitStack() as connections:
         http_server = uvicorn.Server(uvicorn.Config(app.make_app(service, None), log_level="critical"))
         thread = Thread(target=http_server.run, args=([listener],))
         thread.start()
 
-        def ask(body: bytes) -> http.client.HTTPResponse:
-            line = lines.enter_context(socket.create_connection(listener.getsockname()))
-            line.sendall(head + body)
-            return lines.enter_context(http.client.HTTPResponse(line))
+        def send(body: bytes) -> http.client.HTTPResponse:
+            connection = connections.enter_context(socket.create_connection(listener.getsockname()))
+            connection.sendall(head + body)
+            return connections.enter_context(http.client.HTTPResponse(connection))
 
-        def status_of(answer: http.client.HTTPResponse) -> int:
-            answer.begin()
-            return answer.status
+        def status_of(response: http.client.HTTPResponse) -> int:
+            response.begin()
+            return response.status
 
-        slow = [ask(b"some") for _ in range(2)]
+        slow = [send(b"some") for _ in range(2)]
         while service.pending < 2:
             time.sleep(0.001)
-        assert status_of(ask(b"complete")) == 503
+        assert status_of(send(b"complete")) == 503
         monkeypatch.setattr(app, "CROWDED_BODY_TIMEOUT", 0)
-        assert status_of(ask(b"complete")) == 200
+        assert status_of(send(b"complete")) == 200
         assert status_of(slow[0]) == 408
         http_server.should_exit = True
-        lines.close()
+        connections.close()
         thread.join()
     assert service.pending == 0 and not service.arriving
 
@@ -330,27 +334,27 @@ def test_memory_does_not_grow_with_requests(server: Server) -> None:
     images = [digit(number, "JPEG", 400) for number in range(10)]
     for number in range(100):
         assert server.post(images[number % 10]).status == 200
-    before = resident()
+    initial = resident()
     for number in range(500):
         assert server.post(images[number % 10]).status == 200
-    assert resident() < before + 30_000_000
+    assert resident() < initial + 30_000_000
 
 
 @pytest.mark.slow
-def test_a_server_that_is_stopped_answers_or_closes(run: Path, server: Server) -> None:
+def test_a_stopped_server_responds_or_closes_connections(run: Path, server: Server) -> None:
     large = digit(0, "JPEG", 1500)
 
-    def ask(_: int) -> int:
+    def send(_: int) -> int:
         try:
             return stopped.form([("large.jpg", large)]).status
         except (OSError, http.client.HTTPException):
             return 0
 
-    with started(run) as stopped, ThreadPoolExecutor(20) as many:
-        asked = [many.submit(ask, number) for number in range(20)]
+    with started(run) as stopped, ThreadPoolExecutor(20) as pool:
+        requests = [pool.submit(send, number) for number in range(20)]
         time.sleep(0.3)
         stopped.process.send_signal(signal.SIGTERM)
-        assert {one.result() for one in asked} <= {0, 200, 500, 503}
+        assert {request.result() for request in requests} <= {0, 200, 500, 503}
 
 
 # --- without a server -------------------------------------------------------------------------------------------------
@@ -371,20 +375,20 @@ def test_kinds_are_reported_by_content(tmp_path: Path) -> None:
         check_image(Upload("x.png", digit(0)), Limits(pixels=60))
 
 
-def test_what_is_wrong_is_said_before_anything_is_loaded(tmp_path: Path) -> None:
+def test_errors_are_reported_before_a_model_is_loaded(tmp_path: Path) -> None:
     def refusal(*options: str, blocked: str = "") -> str:
         hide = (
             f"import importlib.util as u; f = u.find_spec; u.find_spec = lambda n: None if n == {blocked!r} else f(n)"
         )
         program = f"import sys\n{hide}\nfrom opabinia.cli import main\nmain(sys.argv[1:])"
-        done = subprocess.run([sys.executable, "-c", program, "serve", *options], capture_output=True, text=True)
-        assert done.returncode == 2 and "Traceback" not in done.stderr
-        return done.stderr
+        result = subprocess.run([sys.executable, "-c", program, "serve", *options], capture_output=True, text=True)
+        assert result.returncode == 2 and "Traceback" not in result.stderr
+        return result.stderr
 
     assert "serving needs fastapi: pip install 'opabinia[serve]'" in refusal(str(tmp_path), blocked="fastapi")
     pytest.importorskip("fastapi", reason="fastapi is absent: pip install 'opabinia[serve]'")
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = str(listener.getsockname()[1])
         assert f"cannot listen at 127.0.0.1:{port}: Address already in use" in refusal(str(tmp_path), "--port", port)
 
 
@@ -392,29 +396,29 @@ def test_what_is_wrong_is_said_before_anything_is_loaded(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_videos(tmp_path: Path) -> None:
+def test_a_video_is_predicted(tmp_path: Path) -> None:
     pytest.importorskip("fastapi", reason="fastapi is absent: pip install 'opabinia[serve]'")
     run, _ = launch.train("video/digits", [*SMALL, "train.length=1it", "data.batch_size=4"], out=tmp_path)
     with started(run) as server:
         frames = [Image.fromarray(np.full((32, 32), 8 * number, np.uint8)) for number in range(20)]
         content = BytesIO()
         frames[0].save(content, "GIF", save_all=True, append_images=frames[1:])
-        status, said = server.form([("video.gif", content.getvalue())])
-        assert status == 200 and len(said["predictions"][0]["top"]) == 5
+        status, reply = server.form([("video.gif", content.getvalue())])
+        assert status == 200 and len(reply["predictions"][0]["top"]) == 5
         assert server.form([("video.mp4", digit(0))]).status == 415
 
 
 @pytest.mark.slow
-def test_neighbours_in_a_gallery(run: Path, tmp_path: Path) -> None:
+def test_nearest_images_of_a_gallery(run: Path, tmp_path: Path) -> None:
     pytest.importorskip("fastapi", reason="fastapi is absent: pip install 'opabinia[serve]'")
     images = tmp_path / "gallery" / "in side"
     images.mkdir(parents=True)
     for number in range(4):
         (images / f"{number}.png").write_bytes(digit(number))
     with started(run, "--gallery", str(tmp_path / "gallery")) as server:
-        found = server.post(digit(2)).said["predictions"][0]["nearest"]
-        assert found[0] == {"path": "in side/2.png", "distance": pytest.approx(0, abs=1e-5)}
-        assert len(found) == 4
+        nearest = server.post(digit(2)).content["predictions"][0]["nearest"]
+        assert nearest[0] == {"path": "in side/2.png", "distance": pytest.approx(0, abs=1e-5)}
+        assert len(nearest) == 4
         with urllib.request.urlopen(f"{server.address}/gallery/in%20side/2.png") as response:
             assert response.read() == digit(2)
         assert server.get("/gallery/in%20side/../../secret").status == 404
@@ -428,22 +432,22 @@ def test_the_page_in_a_browser(server: Server, browser: Any, tmp_path: Path) -> 
     for name, content in [(hostile, digit(3)), ("words.jpg", b"words")]:
         (tmp_path / name).write_bytes(content)
     page = browser.new_page(viewport={"width": 390, "height": 800}, color_scheme="dark")
-    wrong: list[str] = []
-    page.on("pageerror", lambda error: wrong.append(str(error)))
-    ours = (server.address, "blob:", "data:")
-    page.on("request", lambda one: None if one.url.startswith(ours) else wrong.append(one.url))
-    page.on("dialog", lambda dialog: wrong.append(dialog.message))
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    allowed = (server.address, "blob:", "data:")
+    page.on("request", lambda request: None if request.url.startswith(allowed) else errors.append(request.url))
+    page.on("dialog", lambda dialog: errors.append(dialog.message))
     page.goto(server.address)
     page.get_by_text("classification, 10 classes").wait_for()
     page.keyboard.press("Tab")
-    assert page.locator("#files").evaluate("one => one === document.activeElement")
+    assert page.locator("#files").evaluate("element => element === document.activeElement")
     page.set_input_files("#files", [str(tmp_path / hostile), str(tmp_path / "words.jpg")])
     page.get_by_text("done", exact=True).wait_for()
     assert page.get_by_role("heading", level=2).all_text_contents() == ["words.jpg", hostile]
     assert "is not an image" in page.get_by_role("alert").text_content()
-    top = server.post(digit(3)).said["predictions"][0]["top"]
+    top = server.post(digit(3)).content["predictions"][0]["top"]
     rows = page.locator(".bars li").all_text_contents()
-    assert rows == [f"{one['class']}{100 * one['probability']:.1f} %" for one in top]
-    assert page.locator("html").evaluate("one => one.scrollWidth <= innerWidth")
-    assert wrong == []
+    assert rows == [f"{entry['class']}{100 * entry['probability']:.1f} %" for entry in top]
+    assert page.locator("html").evaluate("element => element.scrollWidth <= innerWidth")
+    assert errors == []
     page.close()

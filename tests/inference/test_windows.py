@@ -51,7 +51,7 @@ def test_windows_are_predicted(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "long.mp4  1.00 to 2.20 s  " in capsys.readouterr().out
 
 
-def test_windows_are_of_videos(tmp_path: Path) -> None:
+def test_windows_of_an_image_model_are_refused(tmp_path: Path) -> None:
     image_run = RUN.parents[1] / "classification" / "run"
     with pytest.raises(ConfigError, match="takes images: give videos, URLs"):
         predict_windows(image_run, [tmp_path], tmp_path / "out", every=1.0)

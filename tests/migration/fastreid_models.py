@@ -23,11 +23,11 @@ REST = {
     "optimizer": {"name": "sgd"},
     "train": {"length": "1it"},
 }
-"""The sections of a config beside the task, which are not built."""
+"""The sections of a config other than the task, which are not built."""
 
 
 def images() -> Tensor:
-    """Two images in 0 to 1, of a size that pooling with and without padding tells apart."""
+    """Two images in 0 to 1, of a size for which pooling with and without padding differs."""
     return torch.rand(2, 3, 97, 48, generator=torch.Generator().manual_seed(0))
 
 

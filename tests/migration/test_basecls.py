@@ -89,7 +89,7 @@ class Cfg(Short):
     assert names == ["RandomResizedCrop", "RandomHorizontalFlip", "RandomErasing"]
 
 
-def test_code_is_refused_and_not_executed(tmp_path: Path) -> None:
+def test_code_is_rejected_and_not_executed(tmp_path: Path) -> None:
     before = f"import os\nopen({str(tmp_path / 'run')!r}, 'w')\n"
     body = (
         'model=dict(name="resnet50"), batch_size=os.cpu_count(), solver=dict(basic_lr=[1 for _ in "ab"], max_epoch=9), '

@@ -1,6 +1,6 @@
 """Converted configs of other systems can be built: ``scripts/build_imported.py``.
 
-The folders of checkouts are named by OPABINIA_DETECTRON2 and so on; without them only one written by hand is built.
+The folders of checkouts are named by OPABINIA_DETECTRON2 and so on; without them only a handwritten one is built.
 """
 
 import os
@@ -27,8 +27,8 @@ def test_a_config_is_built_and_trains_a_step(tmp_path: Path) -> None:
     files = {"a.py": RESNET, "b.py": RESNET, "c.py": RESNET.replace("resnet18", "no_such_net"), "d.py": "import os"}
     write_files(tmp_path / "zoo/public/resnet", files)
     write_data(tmp_path / "data")
-    found = [result for _, result in results("basecls", tmp_path, "", tmp_path / "data", 20)]
-    assert found == ["trained", "built", "built", "refused"]
+    outcomes = [result for _, result in results("basecls", tmp_path, "", tmp_path / "data", 20)]
+    assert outcomes == ["trained", "built", "built", "refused"]
 
 
 @pytest.mark.slow
@@ -38,5 +38,5 @@ def test_converted_configs_of_a_checkout_are_built(system: System, tmp_path: Pat
     if not checkout:
         pytest.skip(f"OPABINIA_{system.upper()} names no checkout of {system}")
     write_data(tmp_path)
-    found = dict(results(system, Path(checkout), "", tmp_path, 0))
-    assert not {file: result for file, result in found.items() if result not in ("built", "refused")}
+    outcomes = dict(results(system, Path(checkout), "", tmp_path, 0))
+    assert not {file: result for file, result in outcomes.items() if result not in ("built", "refused")}

@@ -1,4 +1,4 @@
-"""The importers' tables of defaults equal the original systems' own, value by value."""
+"""The importers' tables of defaults equal those of the original frameworks, value by value."""
 
 import os
 from pathlib import Path
@@ -19,7 +19,7 @@ def differences(ours: dict[str, Any], original: dict[str, Any]) -> dict[str, tup
 
 
 def unmentioned(original: dict[str, Any], *tables: dict[str, Any]) -> list[str]:
-    """Return the original's keys that the importer neither converts nor gives a reason for."""
+    """Return the keys of the original that the importer neither converts nor reports with a reason."""
     known = [key for table in tables for key in table]
     return [key for key in original if not any(key == name or key.startswith(f"{name}.") for name in known)]
 

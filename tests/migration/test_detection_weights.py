@@ -1,4 +1,4 @@
-"""Weights of others in our detectors: everything finds its place, and computes what it computed there."""
+"""Detection weights of torchvision and detectron2: all are loaded, and the outputs are those of the original."""
 
 from __future__ import annotations
 
@@ -46,20 +46,20 @@ from opabinia.tasks.detection import Detection
 
 CLASSES = ("circle", "square", "star")
 POINTS = ("left", "right")
-FACTS = DatasetInfo(samples=1, classes=CLASSES, boxes=True, masks=True, keypoints=POINTS)
+INFO = DatasetInfo(samples=1, classes=CLASSES, boxes=True, masks=True, keypoints=POINTS)
 WIDTH = 24
 IMAGE = (96, 128)
 
 
-def found(task: Detection, image: Tensor) -> dict[str, Tensor]:
+def detect(task: Detection, image: Tensor) -> dict[str, Tensor]:
     size = (image.shape[-2], image.shape[-1])
     with torch.no_grad():
-        given = task.eval().predict({"image": image[None], "image_sizes": [size], "original_size": [size]})
-    count = int((given["labels"] >= 0).sum())
-    return {name: rows[0][:count] for name, rows in given.items()}
+        predictions = task.eval().predict({"image": image[None], "image_sizes": [size], "original_size": [size]})
+    count = int((predictions["labels"] >= 0).sum())
+    return {name: rows[0][:count] for name, rows in predictions.items()}
 
 
-def loaded(task: Detection, file: Path, **keys: Any) -> LoadReport:
+def load(task: Detection, file: Path, **keys: Any) -> LoadReport:
     return initialize(task, Init(weights=file, **keys))
 
 
@@ -88,10 +88,10 @@ OURS: dict[str, Callable[..., Detector]] = {
 }
 
 
-def torchvisions(name: str, classes: int = len(CLASSES)) -> nn.Module:
-    """Its detector on a ResNet-18, with the names of its published weights; class 0 is the background."""
-    same: dict[str, Any] = {"min_size": IMAGE[0], "max_size": IMAGE[1]}
-    body = partial(
+def torchvision_detector(name: str, classes: int = len(CLASSES)) -> nn.Module:
+    """Return torchvision's detector on a ResNet-18, with the names of published weights; class 0 is the background."""
+    options: dict[str, Any] = {"min_size": IMAGE[0], "max_size": IMAGE[1]}
+    make_backbone = partial(
         backbone_utils.resnet_fpn_backbone,
         backbone_name="resnet18",
         weights=None,
@@ -99,13 +99,13 @@ def torchvisions(name: str, classes: int = len(CLASSES)) -> nn.Module:
         norm_layer=nn.BatchNorm2d,
     )
     if "rcnn" in name:
-        same |= {"box_head": TwoMLPHead(256 * 49, WIDTH), "box_predictor": FastRCNNPredictor(WIDTH, classes + 1)}
-        same |= {"rpn_post_nms_top_n_test": 100, "box_detections_per_img": 10}
+        options |= {"box_head": TwoMLPHead(256 * 49, WIDTH), "box_predictor": FastRCNNPredictor(WIDTH, classes + 1)}
+        options |= {"rpn_post_nms_top_n_test": 100, "box_detections_per_img": 10}
     if name == "faster_rcnn":
-        return theirs.FasterRCNN(body(), None, **same)
+        return theirs.FasterRCNN(make_backbone(), None, **options)
     if name == "mask_rcnn":
         predictor = theirs.mask_rcnn.MaskRCNNPredictor(256, 256, classes + 1)
-        return theirs.MaskRCNN(body(), None, mask_predictor=predictor, **same)
+        return theirs.MaskRCNN(make_backbone(), None, mask_predictor=predictor, **options)
     if name == "mask_rcnn_v2":
         backbone = resnet18(weights=None)
         pyramid = backbone_utils._resnet_fpn_extractor(backbone, 5, norm_layer=nn.BatchNorm2d)
@@ -114,53 +114,53 @@ def torchvisions(name: str, classes: int = len(CLASSES)) -> nn.Module:
         heads |= {"mask_head": theirs.mask_rcnn.MaskRCNNHeads(256, convs, 1, norm_layer=nn.BatchNorm2d)}
         heads |= {"rpn_head": RPNHead(256, 3, conv_depth=2)}
         predictor = theirs.mask_rcnn.MaskRCNNPredictor(256, 256, classes + 1)
-        return theirs.MaskRCNN(pyramid, None, mask_predictor=predictor, **{**same, **heads})
+        return theirs.MaskRCNN(pyramid, None, mask_predictor=predictor, **{**options, **heads})
     if name == "keypoint_rcnn":
-        return theirs.KeypointRCNN(body(), None, num_keypoints=len(POINTS), keypoint_predictor=None, **same)
-    dense = partial(body, returned_layers=[2, 3, 4])
+        return theirs.KeypointRCNN(make_backbone(), None, num_keypoints=len(POINTS), keypoint_predictor=None, **options)
+    make_dense_backbone = partial(make_backbone, returned_layers=[2, 3, 4])
     if name == "fcos":
-        return theirs.FCOS(dense(extra_blocks=LastLevelP6P7(256, 256)), classes + 1, **same)
+        return theirs.FCOS(make_dense_backbone(extra_blocks=LastLevelP6P7(256, 256)), classes + 1, **options)
     if name == "retinanet":
-        return theirs.RetinaNet(dense(extra_blocks=LastLevelP6P7(256, 256)), classes + 1, **same)
-    backbone = dense(extra_blocks=LastLevelP6P7(512, 256))
+        return theirs.RetinaNet(make_dense_backbone(extra_blocks=LastLevelP6P7(256, 256)), classes + 1, **options)
+    backbone = make_dense_backbone(extra_blocks=LastLevelP6P7(512, 256))
     head = RetinaNetHead(256, 9, classes + 1, norm_layer=partial(nn.GroupNorm, 32))
-    return theirs.RetinaNet(backbone, classes + 1, head=head, **same)
+    return theirs.RetinaNet(backbone, classes + 1, head=head, **options)
 
 
-def drawn(net: nn.Module, classes: int = len(CLASSES)) -> Any:
-    """With statistics and scores that differ from place to place."""
+def randomize(net: nn.Module, classes: int = len(CLASSES)) -> Any:
+    """Draw statistics and scores that differ between positions."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for name, one in net.state_dict().items():
+        for name, tensor in net.state_dict().items():
             if "running_mean" in name:
-                one.normal_(0, 0.1, generator=generator)
+                tensor.normal_(0, 0.1, generator=generator)
             elif "running_var" in name:
-                one.uniform_(0.5, 1.5, generator=generator)
-            elif "bn3.weight" in name:  # of bottlenecks: the features of deep networks stay small
-                one.fill_(0.2)
+                tensor.uniform_(0.5, 1.5, generator=generator)
+            elif "bn3.weight" in name:  # in bottlenecks: keeps the features of deep networks small
+                tensor.fill_(0.2)
             elif "cls_score.weight" in name:
-                one.normal_(0, 1, generator=generator)
+                tensor.normal_(0, 1, generator=generator)
             elif "cls_logits.weight" in name and "rpn" not in name:
-                one.normal_(0, 0.1, generator=generator)
+                tensor.normal_(0, 0.1, generator=generator)
             elif "cls_logits.bias" in name and "rpn" not in name:
-                one.normal_(-2, 1, generator=generator)
-                # Class 0 is the background, which nothing is ever trained to be.
-                one.view(-1, classes + 1)[:, 0] = -100
+                tensor.normal_(-2, 1, generator=generator)
+                # Class 0 is the background, which a detector is never trained to predict.
+                tensor.view(-1, classes + 1)[:, 0] = -100
             elif "bbox_" in name and name.endswith("weight"):
-                one.normal_(0, 0.02, generator=generator)
+                tensor.normal_(0, 0.02, generator=generator)
     return net.eval()
 
 
-def our_task(name: str, dataset_info: DatasetInfo = FACTS) -> Detection:
+def our_task(name: str, dataset_info: DatasetInfo = INFO) -> Detection:
     return Detection(dataset_info, backbone=partial(timm, model="resnet18"), detector=OURS[name])
 
 
-def first_version(name: str) -> str:
-    """The name that a weight had in torchvision 0.8."""
+def name_in_first_version(name: str) -> str:
+    """Return the name that a weight had in torchvision 0.8."""
     name = re.sub(r"(inner_blocks|layer_blocks)\.(\d)\.0\.", r"\1.\2.", name)
     name = name.replace("rpn.head.conv.0.0.", "rpn.head.conv.")
-    name = re.sub(r"mask_head\.(\d)\.0\.", lambda place: f"mask_head.mask_fcn{int(place[1]) + 1}.", name)
-    return re.sub(r"_head\.conv\.(\d)\.0\.", lambda place: f"_head.conv.{2 * int(place[1])}.", name)
+    name = re.sub(r"mask_head\.(\d)\.0\.", lambda match: f"mask_head.mask_fcn{int(match[1]) + 1}.", name)
+    return re.sub(r"_head\.conv\.(\d)\.0\.", lambda match: f"_head.conv.{2 * int(match[1])}.", name)
 
 
 def assert_same_detections(ours: Mapping[str, Tensor], expected: Mapping[str, Tensor], tolerance: float = 1e-3) -> None:
@@ -184,7 +184,7 @@ IN_FIRST_VERSION = [name for name in OURS if name != "fcos" and not name.endswit
         *(
             pytest.param(
                 name,
-                first_version,
+                name_in_first_version,
                 id=f"{name}-first",
                 marks=[pytest.mark.slow] * (name in ("mask_rcnn", "keypoint_rcnn")),
             )
@@ -192,20 +192,22 @@ IN_FIRST_VERSION = [name for name in OURS if name != "fcos" and not name.endswit
         ),
     ],
 )
-def test_torchvisions_weights_find_what_they_find_there(tmp_path: Path, name: str, names: Callable[[str], str]) -> None:
+def test_weights_of_torchvision_have_the_same_detections(
+    tmp_path: Path, name: str, names: Callable[[str], str]
+) -> None:
     torch.manual_seed(0)
-    net = drawn(torchvisions(name))
-    torch.save({names(key): one for key, one in net.state_dict().items()}, tmp_path / "a.pth")
+    net = randomize(torchvision_detector(name))
+    torch.save({names(key): tensor for key, tensor in net.state_dict().items()}, tmp_path / "a.pth")
     task = our_task(name)
-    report = loaded(task, tmp_path / "a.pth", strict=True)
+    report = load(task, tmp_path / "a.pth", strict=True)
     assert "torchvision's names" in str(report)
     image = torch.rand(3, *IMAGE)
     with torch.no_grad():
         expected = net([image])[0]
-    assert_same_detections(found(task, image), expected)
+    assert_same_detections(detect(task, image), expected)
 
 
-WHOLE: dict[str, Any] = {
+FULL_SIZE: dict[str, Any] = {
     "fasterrcnn_resnet50_fpn": "faster_rcnn",
     "maskrcnn_resnet50_fpn": "mask_rcnn",
     "maskrcnn_resnet50_fpn_v2": "mask_rcnn_v2",
@@ -217,7 +219,7 @@ WHOLE: dict[str, Any] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize("name", FULL_SIZE)
 def test_networks_of_torchvision_give_the_same_detections(tmp_path: Path, name: str) -> None:
     """The published networks at their size, with random weights."""
     torch.manual_seed(0)
@@ -227,58 +229,59 @@ def test_networks_of_torchvision_give_the_same_detections(tmp_path: Path, name: 
         keys |= {"rpn_post_nms_top_n_test": 100, "box_detections_per_img": 10}
     elif "fcos" in name:
         keys |= {"score_thresh": 0.2, "detections_per_img": 100}
-    net = drawn(getattr(theirs, name)(weights=None, weights_backbone=None, **keys), keys["num_classes"] - 1)
+    net = randomize(getattr(theirs, name)(weights=None, weights_backbone=None, **keys), keys["num_classes"] - 1)
     torch.save(net.state_dict(), tmp_path / "a.pth")
     classes = CLASSES[:1] if "keypoint" in name else CLASSES
-    detector: Any = OURS[WHOLE[name]]
+    detector: Any = OURS[FULL_SIZE[name]]
     if "box" in detector.keywords:
         detector = partial(detector, box=replace(detector.keywords["box"], fc_dim=1024))
-    info = replace(FACTS, classes=classes)
+    info = replace(INFO, classes=classes)
     task = Detection(info, backbone=partial(timm, model="resnet50"), detector=detector)
-    loaded(task, tmp_path / "a.pth", strict=True)
+    load(task, tmp_path / "a.pth", strict=True)
     image = torch.rand(3, *IMAGE)
     with torch.no_grad():
         expected = net([image])[0]
-    assert_same_detections(found(task, image), expected, 1e-4)
+    assert_same_detections(detect(task, image), expected, 1e-4)
 
 
-def test_the_names_of_the_whole_models_are_known(tmp_path: Path) -> None:
-    """With their true names and shapes; 91 classes, of which ours are the 80 that COCO has."""
+def test_full_size_models_are_loaded(tmp_path: Path) -> None:
+    """The weights have the published names and shapes; of their 91 classes our model has the 80 of COCO."""
     net = theirs.fasterrcnn_resnet50_fpn(weights=None, weights_backbone=None, num_classes=91)
     torch.save(net.state_dict(), tmp_path / "a.pth")
     dataset_info = DatasetInfo(samples=1, classes=tuple(map(str, range(80))), boxes=True)
     keys = {**TORCHVISION, "box": BoxOptions(min_size=0.01)}
     task = Detection(dataset_info, backbone=partial(timm, model="resnet50"), detector=partial(faster_rcnn, **keys))
-    report = loaded(task, tmp_path / "a.pth", strict=True)
+    report = load(task, tmp_path / "a.pth", strict=True)
     assert {name.rpartition(".")[0]: shapes for name, shapes in report.resized.items() if "weight" in name} == {
         "detector.box.layers.predictor.cls_score": "91x1024 -> 81x1024",
         "detector.box.layers.predictor.bbox_pred": "360x1024 -> 320x1024",
     }
-    score, place = net.roi_heads.box_predictor.cls_score, net.roi_heads.box_predictor.bbox_pred
+    cls_score, bbox_pred = net.roi_heads.box_predictor.cls_score, net.roi_heads.box_predictor.bbox_pred
     predictor: Any = task.detector.box.layers.predictor  # type: ignore[union-attr]
-    # COCO's first class is 1, its 12th is number 13 (there is no 12), its last 90; the background comes last here.
+    # COCO's first class is 1, its 12th is number 13 (there is no 12), its last 90; our background is the last row.
     for row, number in ((0, 1), (11, 13), (79, 90), (80, 0)):
-        assert torch.equal(predictor.cls_score.weight[row], score.weight[number])
+        assert torch.equal(predictor.cls_score.weight[row], cls_score.weight[number])
     for row, number in ((0, 1), (11, 13), (79, 90)):
-        assert torch.equal(predictor.bbox_pred.bias[4 * row : 4 * row + 4], place.bias[4 * number : 4 * number + 4])
+        assert torch.equal(predictor.bbox_pred.bias[4 * row : 4 * row + 4], bbox_pred.bias[4 * number : 4 * number + 4])
 
 
 def test_classes_of_coco_in_other_layers() -> None:
     numbers = torch.arange(90.0)
-    kept = torch.tensor([n for n in range(90) if n + 1 not in (12, 26, 29, 30, 45, 66, 68, 69, 71, 83)])
+    in_coco = torch.tensor([n for n in range(90) if n + 1 not in (12, 26, 29, 30, 45, 66, 68, 69, 71, 83)])
     anchors = torch.stack([numbers, 100 + numbers]).flatten()
-    assert torch.equal(select_coco_classes("h.cls_logits.bias", anchors, torch.empty(160)).view(2, 80)[1], 100 + kept)  # type: ignore[union-attr]
-    assert torch.equal(select_coco_classes("h.mask_fcn_logits.bias", numbers, torch.empty(80)), kept.float())  # type: ignore[arg-type]
+    selected = select_coco_classes("h.cls_logits.bias", anchors, torch.empty(160))
+    assert selected is not None and torch.equal(selected.view(2, 80)[1], 100 + in_coco)
+    assert torch.equal(select_coco_classes("h.mask_fcn_logits.bias", numbers, torch.empty(80)), in_coco.float())  # type: ignore[arg-type]
     assert select_coco_classes("h.mask_fcn_logits.bias", numbers, torch.empty(79)) is None
     assert select_coco_classes("h.other.bias", numbers, torch.empty(80)) is None
     assert select_coco_classes("h.cls_score.bias", numbers, torch.empty(80)) is None
 
 
-def test_other_classes_are_left_out_and_reported(tmp_path: Path) -> None:
-    torch.save(torchvisions("mask_rcnn").state_dict(), tmp_path / "a.pth")
+def test_layers_of_other_classes_are_skipped_and_reported(tmp_path: Path) -> None:
+    torch.save(torchvision_detector("mask_rcnn").state_dict(), tmp_path / "a.pth")
     task = our_task("mask_rcnn", DatasetInfo(samples=1, classes=("x",), boxes=True, masks=True))
-    before = {name: one.clone() for name, one in task.state_dict().items()}
-    report = loaded(task, tmp_path / "a.pth")
+    before = {name: tensor.clone() for name, tensor in task.state_dict().items()}
+    report = load(task, tmp_path / "a.pth")
     heads = [
         "box.layers.predictor.cls_score",
         "box.layers.predictor.bbox_pred",
@@ -291,14 +294,14 @@ def test_other_classes_are_left_out_and_reported(tmp_path: Path) -> None:
     assert all(torch.equal(after[name], before[name]) for name in report.other_shape)
     assert not torch.equal(after["detector.box.layers.head.fc6.weight"], before["detector.box.layers.head.fc6.weight"])
     with pytest.raises(ValueError, match=r"(?s)strict: not everything fits; .*skipped, of another shape \(6\)"):
-        loaded(task, tmp_path / "a.pth", strict=True)
+        load(task, tmp_path / "a.pth", strict=True)
 
 
-def test_a_backbone_alone_can_be_taken(tmp_path: Path) -> None:
-    net = torchvisions("faster_rcnn")
+def test_the_backbone_alone_can_be_loaded(tmp_path: Path) -> None:
+    net = torchvision_detector("faster_rcnn")
     torch.save(net.state_dict(), tmp_path / "a.pth")
     task = our_task("fcos")
-    report = loaded(task, tmp_path / "a.pth", target_prefix="backbone")
+    report = load(task, tmp_path / "a.pth", target_prefix="backbone")
     assert report.complete
     given = net.state_dict()["backbone.body.layer3.0.conv1.weight"]
     assert torch.equal(task.state_dict()["backbone.model.layer3.0.conv1.weight"], given)
@@ -310,7 +313,7 @@ Arrays = dict[str, NDArray[np.float32]]
 
 
 class Zoo:
-    """A file of detectron2's model zoo: its names, which are listed here as its sources give them, and its shapes.
+    """A file of detectron2's model zoo: names (as in its sources) and shapes of the weights.
 
     Args:
         detector: ``faster``, ``mask``, ``keypoint``, ``cascade`` or ``retinanet``.
@@ -400,7 +403,7 @@ class Zoo:
 
 SMALL_BOX = BoxOptions(fc_dim=WIDTH)
 NECK = partial(fpn, channels=32)
-OF_DETECTRON2: dict[str, Callable[..., Detector]] = {
+DETECTRON2_DETECTORS: dict[str, Callable[..., Detector]] = {
     "faster": partial(faster_rcnn, neck=NECK, proposals=ProposalOptions(), pooling=PoolingOptions(), box=SMALL_BOX),
     "mask": partial(
         mask_rcnn, neck=NECK, proposals=ProposalOptions(), pooling=PoolingOptions(), box=SMALL_BOX, mask=MaskOptions()
@@ -416,7 +419,7 @@ OF_DETECTRON2: dict[str, Callable[..., Detector]] = {
     "cascade": partial(cascade_rcnn, neck=NECK, proposals=ProposalOptions(), pooling=PoolingOptions(), box=SMALL_BOX),
     "retinanet": partial(RetinaNet, neck=partial(fpn_p3_p7, channels=32)),
 }
-DETECTRON2_COLOURS = {"mean": [0.485, 0.456, 0.406], "std": [1 / 255]}
+DETECTRON2_COLORS = {"mean": [0.485, 0.456, 0.406], "std": [1 / 255]}
 
 
 def task_of_detectron2(name: str) -> Detection:
@@ -427,14 +430,14 @@ def task_of_detectron2(name: str) -> Detection:
         stride_in_1x1=True,
         options={"layers": [2, 1, 1, 1], "channels": [8, 8, 16, 16]},
     )
-    return Detection(FACTS, backbone=backbone, detector=OF_DETECTRON2[name], **DETECTRON2_COLOURS)
+    return Detection(INFO, backbone=backbone, detector=DETECTRON2_DETECTORS[name], **DETECTRON2_COLORS)
 
 
 class Reference:
-    """What detectron2's layers compute, from its names: written by hand, since it cannot be installed."""
+    """The layers of detectron2, by its names of weights; written by hand, since detectron2 cannot be installed."""
 
     def __init__(self, arrays: Arrays) -> None:
-        self.arrays = {name: torch.from_numpy(one) for name, one in arrays.items()}
+        self.arrays = {name: torch.from_numpy(array) for name, array in arrays.items()}
 
     def conv(self, name: str, values: Tensor, **keys: Any) -> Tensor:
         weight = self.arrays[f"{name}.weight"]
@@ -450,7 +453,7 @@ class Reference:
         return F.batch_norm(self.conv(name, values, stride=stride), *norm, eps=1e-5)
 
     def backbone(self, image: Tensor) -> list[Tensor]:
-        """Maps of the four stages; ``image`` is RGB in 0 to 1."""
+        """Return the feature maps of the four stages; ``image`` is RGB in 0 to 1."""
         pixels = 255 * image.flip(0) - torch.tensor([103.530, 116.280, 123.675]).view(3, 1, 1)
         values = F.relu(self.normed("backbone.bottom_up.stem.conv1", pixels[None], 2))
         values = F.max_pool2d(values, 3, 2, 1)
@@ -469,16 +472,16 @@ class Reference:
         return maps
 
     def pyramid(self, maps: Sequence[Tensor], first: int) -> list[Tensor]:
-        found: list[Tensor] = []
+        levels: list[Tensor] = []
         above: Tensor | None = None
         for level in range(5, first - 1, -1):
             lateral = self.conv(f"backbone.fpn_lateral{level}", maps[level - 2])
             above = lateral if above is None else lateral + F.interpolate(above, scale_factor=2.0)
-            found.insert(0, self.conv(f"backbone.fpn_output{level}", above))
+            levels.insert(0, self.conv(f"backbone.fpn_output{level}", above))
         if first == 2:
-            return [*found, F.max_pool2d(found[-1], 1, 2)]
+            return [*levels, F.max_pool2d(levels[-1], 1, 2)]
         sixth = self.conv("backbone.top_block.p6", maps[-1], stride=2)
-        return [*found, sixth, self.conv("backbone.top_block.p7", F.relu(sixth), stride=2)]
+        return [*levels, sixth, self.conv("backbone.top_block.p7", F.relu(sixth), stride=2)]
 
     def row(self, names: Sequence[str], values: Tensor) -> Tensor:
         for name in names:
@@ -496,21 +499,21 @@ class Reference:
         return F.conv_transpose2d(values, weight, bias, stride=2, padding=padding)
 
 
-@pytest.mark.parametrize("name", OF_DETECTRON2)
-def test_every_weight_of_the_zoo_finds_its_place(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", DETECTRON2_DETECTORS)
+def test_every_weight_of_the_zoo_is_loaded(tmp_path: Path, name: str) -> None:
     zoo = Zoo(name)
     task = task_of_detectron2(name)
-    report = loaded(task, zoo.write(tmp_path / "a.pkl"), strict=True)
+    report = load(task, zoo.write(tmp_path / "a.pkl"), strict=True)
     assert len(report.loaded) == len(zoo.arrays)
     assert "(detectron2's names, backbone.model.conv1.weight turned from BGR to RGB)" in str(report)
 
 
-@pytest.mark.parametrize("name", OF_DETECTRON2)
-def test_weights_of_the_zoo_compute_what_they_are_for(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", DETECTRON2_DETECTORS)
+def test_weights_of_the_zoo_have_the_outputs_of_the_reference(tmp_path: Path, name: str) -> None:
     zoo = Zoo(name)
     reference = Reference(zoo.arrays)
     task: Any = task_of_detectron2(name).eval()
-    loaded(task, zoo.write(tmp_path / "a.pkl"), strict=True)
+    load(task, zoo.write(tmp_path / "a.pkl"), strict=True)
     image, first = torch.rand(3, 64, 96), 3 if name == "retinanet" else 2
     close = partial(torch.testing.assert_close, atol=1e-3, rtol=1e-3)
     with torch.no_grad():
@@ -523,18 +526,18 @@ def test_weights_of_the_zoo_compute_what_they_are_for(tmp_path: Path, name: str)
 
 
 def heads(name: str, detector: Any, reference: Reference, values: Tensor, close: Callable[..., None]) -> None:
-    """Compares the heads on one map of the pyramid, or on the 49 or 196 places of a region."""
+    """Compare the heads on a feature map of the pyramid, or on the 49 or 196 positions of a region."""
     if name == "retinanet":
         rows = [[f"head.{branch}_subnet.{place}" for place in (0, 2, 4, 6)] for branch in ("cls", "bbox")]
         logits = reference.conv("head.cls_score", reference.row(rows[0], values))
         deltas = reference.conv("head.bbox_pred", reference.row(rows[1], values))
-        close(detector.head["classification_head"]([values])[0], by_place(logits, len(CLASSES)))
-        close(detector.head["regression_head"]([values])[0], by_place(deltas, 4))
+        close(detector.head["classification_head"]([values])[0], by_position(logits, len(CLASSES)))
+        close(detector.head["regression_head"]([values])[0], by_position(deltas, 4))
         return
     rpn = "proposal_generator.rpn_head"
     hidden = reference.row([f"{rpn}.conv"], values)
     close(
-        [one[0] for one in detector.rpn.head([values])],
+        [outputs[0] for outputs in detector.rpn.head([values])],
         [reference.conv(f"{rpn}.{layer}", hidden) for layer in ("objectness_logits", "anchor_deltas")],
     )
     pooled = torch.randn(4, 32, 7, 7)
@@ -555,14 +558,14 @@ def heads(name: str, detector: Any, reference: Reference, values: Tensor, close:
         close(points.predictor(points.layers(pooled)), hidden)
 
 
-def by_place(values: Tensor, each: int) -> Tensor:
+def by_position(values: Tensor, each: int) -> Tensor:
     """1 x A * ``each`` x H x W to H * W * A x ``each``."""
     return values[0].unflatten(0, (-1, each)).permute(2, 3, 0, 1).flatten(0, 2)
 
 
 def zoo_with_norms(norm: str) -> Zoo:
-    """Mask R-CNN as trained from scratch with group norm or SyncBN, or with large scale jitter: two convolutions that
-    propose, four before one layer in the box head, and norms everywhere but there."""
+    """Mask R-CNN as trained from scratch with group norm or SyncBN, or with large scale jitter: two convolutions in the
+    RPN, which has no norms; four convolutions and a linear layer in the box head; norms in FPN, box and mask head."""
     zoo = Zoo("mask")
     for name in [name for name in zoo.arrays if re.search(r"rpn_head\.conv\.|box_head|mask_fcn|fpn_", name)]:
         del zoo.arrays[name]
@@ -586,7 +589,7 @@ def zoo_with_norms(norm: str) -> Zoo:
 
 
 @pytest.mark.parametrize("norm", ["group", "batch"])
-def test_heads_with_norms_compute_what_they_are_for(tmp_path: Path, norm: Any) -> None:
+def test_heads_with_norms_have_the_outputs_of_the_reference(tmp_path: Path, norm: Any) -> None:
     zoo = zoo_with_norms(norm)
     detector = partial(
         mask_rcnn,
@@ -597,8 +600,8 @@ def test_heads_with_norms_compute_what_they_are_for(tmp_path: Path, norm: Any) -
         mask=MaskOptions(norm=norm),
     )
     backbone = partial(resnet, last_stride=2, options={"layers": [2, 1, 1, 1], "channels": [8, 8, 16, 16]})
-    task: Any = Detection(FACTS, backbone=backbone, detector=detector).eval()
-    report = loaded(task, zoo.write(tmp_path / "a.pkl"), strict=True)
+    task: Any = Detection(INFO, backbone=backbone, detector=detector).eval()
+    report = load(task, zoo.write(tmp_path / "a.pkl"), strict=True)
     assert len(report.loaded) == len(zoo.arrays)
     reference = Reference(zoo.arrays)
 
@@ -621,25 +624,25 @@ def test_heads_with_norms_compute_what_they_are_for(tmp_path: Path, norm: Any) -
 
 
 @pytest.mark.slow
-def test_a_file_of_true_size_is_read_and_fits(tmp_path: Path) -> None:
-    """Mask R-CNN R50-FPN: 44 million numbers."""
+def test_a_full_size_file_is_loaded(tmp_path: Path) -> None:
+    """Mask R-CNN R50-FPN: 44 million parameters."""
     zoo = Zoo("mask", (3, 4, 6, 3), (64, 128, 256, 512), 256, 1024, 80)
     dataset_info = DatasetInfo(samples=1, classes=tuple(map(str, range(80))), boxes=True, masks=True)
     detector = partial(
         mask_rcnn, proposals=ProposalOptions(), pooling=PoolingOptions(), box=BoxOptions(), mask=MaskOptions()
     )
     task = Detection(dataset_info, backbone=partial(resnet, last_stride=2, stride_in_1x1=True), detector=detector)
-    assert len(loaded(task, zoo.write(tmp_path / "a.pkl"), strict=True).loaded) == len(zoo.arrays)
+    assert len(load(task, zoo.write(tmp_path / "a.pkl"), strict=True).loaded) == len(zoo.arrays)
 
 
-def test_what_is_no_weight_in_a_file_is_left_out(tmp_path: Path) -> None:
+def test_tensors_that_are_not_weights_are_skipped(tmp_path: Path) -> None:
     zoo = Zoo("faster")
     zoo.arrays["pixel_mean"] = np.zeros((3, 1, 1), np.float32)
     zoo.arrays["proposal_generator.anchor_generator.cell_anchors.0"] = np.zeros((3, 4), np.float32)
-    assert loaded(task_of_detectron2("faster"), zoo.write(tmp_path / "a.pkl")).complete
+    assert load(task_of_detectron2("faster"), zoo.write(tmp_path / "a.pkl")).complete
 
 
-def test_fcos_of_detectron2_is_known() -> None:
+def test_names_of_detectron2s_fcos() -> None:
     zoo = Zoo("retinanet")
     for branch in ("cls_subnet", "bbox_subnet"):
         for place in (2, 4, 6):
@@ -653,17 +656,17 @@ def test_fcos_of_detectron2_is_known() -> None:
     zoo.conv("head.bbox_pred", 4, 32, 3)
     zoo.conv("head.ctrness", 1, 32, 3)
     levels = [Level(32, 8), Level(64, 16), Level(64, 32)]
-    detector = Fcos(levels, FACTS, neck=partial(fpn_p3_p7, channels=32))
-    weights = translate_weights({name: torch.from_numpy(one) for name, one in zoo.arrays.items()}).weights
-    beyond = {name.removeprefix("detector."): one for name, one in weights.items() if name.startswith("detector.")}
-    detector.load_state_dict(beyond)
+    detector = Fcos(levels, INFO, neck=partial(fpn_p3_p7, channels=32))
+    weights = translate_weights({name: torch.from_numpy(array) for name, array in zoo.arrays.items()}).weights
+    state = {name.removeprefix("detector."): tensor for name, tensor in weights.items() if name.startswith("detector.")}
+    detector.load_state_dict(state)
     assert torch.equal(
         detector.state_dict()["head.classification_head.conv.9.weight"],
         torch.from_numpy(zoo.arrays["head.cls_subnet.9.weight"]),
     )
 
 
-def test_retinanet_with_norms_is_known() -> None:
+def test_names_of_retinanet_with_norms() -> None:
     names = [f"head.cls_subnet.{place}.weight" for place in (0, 1, 3, 4, 6, 7, 9, 10)]
     given = {"backbone.bottom_up.stem.conv1.weight": torch.zeros(1)} | {name: torch.zeros(1) for name in names}
     assert [name.partition("conv.")[2] for name in list(translate_weights(given).weights)[1:]] == [
@@ -672,8 +675,8 @@ def test_retinanet_with_norms_is_known() -> None:
 
 
 @pytest.mark.slow
-def test_training_knows_the_names_of_others(tmp_path: Path) -> None:
-    """Also where a cached catalog leaves the modules of all other parts out."""
+def test_training_registers_the_names_of_other_frameworks(tmp_path: Path) -> None:
+    """The names are registered even if the catalog is cached and modules of other parts are not imported."""
     program = (
         "import opabinia.training.session as session, opabinia.models.weights.translation as translation; "
         "print(len(translation._formats))"
@@ -686,19 +689,19 @@ def test_training_knows_the_names_of_others(tmp_path: Path) -> None:
 
 
 def of_caffe2(arrays: Arrays) -> Arrays:
-    """A ResNet under the names of MSRA's R-50.pkl, which has no statistics, a bias of the stem and a classifier."""
+    """Return a ResNet under the names of MSRA's R-50.pkl: no statistics, a bias of the stem, and a classifier."""
     renamed: Arrays = {}
     kinds = {"norm.weight": "bn_s", "norm.bias": "bn_b", "weight": "w"}
-    parts = {"shortcut": "branch1", "conv1": "branch2a", "conv2": "branch2b", "conv3": "branch2c"}
+    branches = {"shortcut": "branch1", "conv1": "branch2a", "conv2": "branch2b", "conv3": "branch2c"}
     for name, array in arrays.items():
-        place = name.removeprefix("backbone.bottom_up.").split(".")
-        kind = kinds.get(".".join(place[3:] if place[0] != "stem" else place[2:]))
+        parts = name.removeprefix("backbone.bottom_up.").split(".")
+        kind = kinds.get(".".join(parts[3:] if parts[0] != "stem" else parts[2:]))
         if kind is None:
             continue
-        if place[0] == "stem":
+        if parts[0] == "stem":
             renamed["conv1_w" if kind == "w" else f"res_conv1_{kind}"] = array
         else:
-            renamed[f"{place[0]}_{place[1]}_{parts[place[2]]}_{kind}"] = array
+            renamed[f"{parts[0]}_{parts[1]}_{branches[parts[2]]}_{kind}"] = array
     return renamed | {
         "conv1_b": np.zeros(64, np.float32),
         "fc1000_w": np.zeros((1000, 64), np.float32),
@@ -708,19 +711,19 @@ def of_caffe2(arrays: Arrays) -> Arrays:
 
 
 def backbone_of(arrays: Arrays) -> Arrays:
-    return {name: one for name, one in arrays.items() if name.startswith("backbone.bottom_up.")}
+    return {name: array for name, array in arrays.items() if name.startswith("backbone.bottom_up.")}
 
 
-def test_a_resnet_of_caffe2_computes_what_it_is_for(tmp_path: Path) -> None:
+def test_a_resnet_of_caffe2_has_the_outputs_of_the_reference(tmp_path: Path) -> None:
     arrays = backbone_of(Zoo("faster").arrays)
-    for name, one in arrays.items():  # as detectron2 sets missing statistics
+    for name, array in arrays.items():  # as detectron2 sets missing statistics
         if name.endswith("running_mean"):
-            one[:] = 0
+            array[:] = 0
         elif name.endswith("running_var"):
-            one[:] = 1 - 1e-5
+            array[:] = 1 - 1e-5
     (tmp_path / "a.pkl").write_bytes(pickle.dumps({"blobs": of_caffe2(arrays)}, 2))
     task = task_of_detectron2("faster").eval()
-    report = loaded(task, tmp_path / "a.pkl", target_prefix="backbone")
+    report = load(task, tmp_path / "a.pkl", target_prefix="backbone")
     assert not report.missing and not report.other_shape
     assert set(report.unexpected) == {
         "backbone.model.conv1.bias",
@@ -734,20 +737,22 @@ def test_a_resnet_of_caffe2_computes_what_it_is_for(tmp_path: Path) -> None:
         )
 
 
-def test_statistics_of_caffe2s_norms_are_taken_where_there_are_some() -> None:
+def test_statistics_of_caffe2s_norms_are_loaded_if_present() -> None:
     given = {"conv1_w": torch.zeros(1, 3, 1, 1), "res_conv1_bn_s": torch.ones(4)}
     statistics = {"res_conv1_bn_rm": torch.full([4], 2.0), "res_conv1_bn_riv": torch.full([4], 3.0)}
-    found = translate_weights({**given, **statistics}).weights
-    assert (found["backbone.model.bn1.running_mean"] == 2).all() and (
-        found["backbone.model.bn1.running_var"] == 3
+    weights = translate_weights({**given, **statistics}).weights
+    assert (weights["backbone.model.bn1.running_mean"] == 2).all() and (
+        weights["backbone.model.bn1.running_var"] == 3
     ).all()
-    found = translate_weights(given).weights
-    assert (found["backbone.model.bn1.running_mean"] == 0).all()
-    torch.testing.assert_close(found["backbone.model.bn1.running_var"] + 1e-5, torch.ones(4))
+    weights = translate_weights(given).weights
+    assert (weights["backbone.model.bn1.running_mean"] == 0).all()
+    torch.testing.assert_close(weights["backbone.model.bn1.running_var"] + 1e-5, torch.ones(4))
 
 
-def test_a_backbone_that_was_converted_from_torchvision_stays_in_rgb(tmp_path: Path) -> None:
-    arrays = {name.removeprefix("backbone.bottom_up."): one for name, one in backbone_of(Zoo("faster").arrays).items()}
+def test_a_backbone_converted_from_torchvision_stays_in_rgb(tmp_path: Path) -> None:
+    arrays = {
+        name.removeprefix("backbone.bottom_up."): array for name, array in backbone_of(Zoo("faster").arrays).items()
+    }
     (tmp_path / "a.pkl").write_bytes(pickle.dumps({"model": arrays, "__author__": "torchvision"}))
     for order, stem in (
         (None, arrays["stem.conv1.weight"]),
@@ -755,14 +760,14 @@ def test_a_backbone_that_was_converted_from_torchvision_stays_in_rgb(tmp_path: P
         ("bgr", arrays["stem.conv1.weight"][:, ::-1].copy()),
     ):
         task = task_of_detectron2("faster")
-        assert loaded(task, tmp_path / "a.pkl", target_prefix="backbone", channel_order=order).complete
+        assert load(task, tmp_path / "a.pkl", target_prefix="backbone", channel_order=order).complete
         assert torch.equal(task.state_dict()["backbone.model.conv1.weight"], torch.from_numpy(stem))
 
 
-def test_other_names_are_left_as_they_are() -> None:
+def test_other_names_are_not_changed() -> None:
     given = {"layer1.0.conv1.weight": torch.zeros(2, 3, 1, 1), "fc.weight": torch.ones(2)}
-    same = translate_weights(given)
-    assert same.description == "" and same.weights.keys() == given.keys()
+    unchanged = translate_weights(given)
+    assert unchanged.description == "" and unchanged.weights.keys() == given.keys()
     given["layer1.0.conv1.weight"][:, 0] = 1
     turned = translate_weights(given, "bgr")
     assert turned.description == "layer1.0.conv1.weight turned from BGR to RGB"
@@ -772,8 +777,8 @@ def test_other_names_are_left_as_they_are() -> None:
 @pytest.mark.parametrize(
     "model", ["nfnet_f0", "levit_128s", "cs3darknet_s", "resnetv2_50", "swin_tiny_patch4_window7_224"]
 )
-def test_no_names_of_timm_are_taken_for_those_of_others(model: str) -> None:
-    """Many begin with ``stem.conv1``, as do detectron2's backbones."""
+def test_names_of_timm_are_not_mistaken_for_those_of_others(model: str) -> None:
+    """Many begin with ``stem.conv1``, like those of detectron2's backbones."""
     with torch.device("meta"):
         given = create_model(model).state_dict()
     assert translate_weights(given).weights.keys() == given.keys()

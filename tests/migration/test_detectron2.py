@@ -239,7 +239,7 @@ def test_c4(tmp_path: Path) -> None:
     assert (detector["box"]["num_fc"], detector["box"]["resolution"]) == (0, 14)
     assert (detector["mask"]["num_convs"], detector["mask"]["resolution"]) == (0, 14)
     assert detector["proposals"]["anchor_sizes"] == [[32, 64, 128, 256, 512]]
-    # The warm-up ends with the training, all checkpoints are kept, and expected scores are those of the first set.
+    # The warm-up ends with the training, all checkpoints are kept, and expected scores are those of the first dataset.
     assert str(config["schedule"]["warmup"]) == "300it" and config["checkpoint"]["keep"] == 6
     assert config["hooks"]["expected_scores"]["scores"] == {"val0/AP": [0.35, 0.01]}
 

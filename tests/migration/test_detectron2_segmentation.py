@@ -77,13 +77,13 @@ def test_semantic_segmentation(tmp_path: Path) -> None:
         (PANOPTIC.replace("PANOPTIC_FPN: {", "PANOPTIC_FPN: {INSTANCE_LOSS_WEIGHT: 2.0, "), "only 1 is supported"),
     ],
 )
-def test_what_is_not_supported(own: str, message: str, tmp_path: Path) -> None:
+def test_unsupported_options_are_rejected(own: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
         convert_text(tmp_path, own)
 
 
 def head_of_detectron2(weights: dict[str, Tensor], pyramid: list[Tensor]) -> Tensor:
-    """What SemSegFPNHead computes, from its names."""
+    """The outputs of SemSegFPNHead, by its names of weights."""
     total = torch.zeros(())
     for level, features in enumerate(pyramid, 2):
         for place in range(0, 2 * max(1, level - 2), 2):

@@ -157,7 +157,7 @@ def test_strides_that_timm_does_not_have_are_reported(tmp_path: Path) -> None:
 
 
 def test_retrieval_with_frozen_norms(tmp_path: Path) -> None:
-    """A ResNet with frozen norms and this head have no bias that a rule could be for."""
+    """A ResNet with frozen norms and this head has no bias that a rule could match."""
     own = """
 MODEL: {BACKBONE: {NORM: FrozenBN}, HEADS: {NORM: syncBN, POOL_LAYER: GeneralizedMeanPooling}}
 SOLVER: {WEIGHT_DECAY_BIAS: 0.}
@@ -255,7 +255,7 @@ def test_small_backbones(tmp_path: Path) -> None:
     assert config["train"]["sync_batch_norm"]
 
 
-def test_what_is_dropped_comes_first_and_by_effect(tmp_path: Path) -> None:
+def test_dropped_keys_are_listed_first_by_effect(tmp_path: Path) -> None:
     own = "TEST: {OWN: 1}\nSOLVER: {OWN: 2}\nMODEL: {OWN: 3}\nINPUT: {OWN: 4}\nOUTPUT_DIR: logs\n"
     recipe = convert_text(tmp_path, own)
     names = ["MODEL.OWN", "INPUT.OWN", "SOLVER.OWN", "TEST.OWN"]

@@ -24,7 +24,7 @@ def test_fastreid_defaults() -> None:
     assert unmentioned(original, fastreid.DEFAULTS, fastreid.REASONS, projects) == []
 
 
-def test_every_part_of_fastreid_is_converted_or_refused() -> None:
+def test_every_part_of_fastreid_is_converted_or_rejected() -> None:
     facts = originals.read("fastreid")
     names, refused = facts["names"], set(fastreid.REFUSED)
     own = {name: models for name, (_, models) in fastreid.OWN_MODELS.items() if name != "build_resnetIR_backbone"}
@@ -73,7 +73,7 @@ def test_vissl_defaults() -> None:
     assert unmentioned(original, vissl.DEFAULTS, vissl.REASONS, dropped) == []
 
 
-def test_every_part_of_vissl_is_converted_or_refused() -> None:
+def test_every_part_of_vissl_is_converted_or_rejected() -> None:
     facts = originals.read("vissl")
     trunks = {name.removesuffix("_fsdp") for name in facts["trunks"]}
     assert trunks == vissl_trunks.BUILDERS.keys() | vissl.REFUSED_TRUNKS.keys()

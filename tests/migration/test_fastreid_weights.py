@@ -19,8 +19,8 @@ CASES: dict[str, Any] = json.loads(FIXTURE.read_text(encoding="utf-8"))
 def test_features_are_those_of_fastreid(name: str) -> None:
     case = CASES[name]
     expected = torch.tensor(case["features"])
-    found = features(case["task"], draw_weights(case["shapes"]))[:, ::97]
-    torch.testing.assert_close(found, expected, atol=1e-5 * expected.abs().max().item(), rtol=0)
+    actual = features(case["task"], draw_weights(case["shapes"]))[:, ::97]
+    torch.testing.assert_close(actual, expected, atol=1e-5 * expected.abs().max().item(), rtol=0)
 
 
 def test_names_of_a_multiple_granularity_network() -> None:
@@ -50,7 +50,7 @@ def test_names_of_earlier_versions_of_fastreid() -> None:
 
 
 def test_the_convention_of_fastreid_changes_no_parameters() -> None:
-    """Only the inner width of non-local blocks; networks without them take each other's weights."""
-    theirs, ours = resnet(3, model="resnet18", convention="fastreid"), resnet(3, model="resnet18")
-    theirs.load_state_dict(ours.state_dict())
+    """It changes only the inner width of non-local blocks; networks without them share weights."""
+    fastreid_net, net = resnet(3, model="resnet18", convention="fastreid"), resnet(3, model="resnet18")
+    fastreid_net.load_state_dict(net.state_dict())
     assert resnet(3, model="resnest14d", convention="fastreid").state_dict().keys()

@@ -49,7 +49,7 @@ def swin(library: Any) -> Any:
 
 
 def of_version_4(name: str) -> str:
-    """The name of a weight of Swin in a file that version 4 of the library has written."""
+    """Return the name of a weight of Swin in a file written by version 4 of the library."""
     if not name.startswith(PREFIX):
         return name
     name = name.replace(f"{PREFIX}swin.", PREFIX).replace(".attention.o_proj.", ".attention.output.dense.")

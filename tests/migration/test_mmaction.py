@@ -219,12 +219,12 @@ def test_networks(tmp_path: Path) -> None:
         ("optim_wrapper.constructor=Novel", "'Novel' is not supported"),
     ],
 )
-def test_others_are_refused(tmp_path: Path, override: str, message: str) -> None:
+def test_others_are_rejected(tmp_path: Path, override: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         imported(tmp_path, I3D, override)
 
 
-def test_unknown_steps_are_refused(tmp_path: Path) -> None:
+def test_unknown_steps_are_rejected(tmp_path: Path) -> None:
     for step, message in {"type='Imgaug'": "Imgaug is not supported here", "size=1": "KeyError: 'type'"}.items():
         dataset = f"dict(type='VideoDataset', ann_file='a.txt', pipeline=[sample, dict({step})])"
         body = f"train_dataloader = dict(batch_size=8, dataset={dataset})\n"

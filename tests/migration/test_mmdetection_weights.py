@@ -101,7 +101,9 @@ def shapes(name: str) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 def file_of(name: str) -> dict[str, Tensor]:
     torch.manual_seed(0)
-    weights = {f"backbone.{key}": one for key, one in create_model("test_resnet", num_classes=0).state_dict().items()}
+    weights = {
+        f"backbone.{key}": tensor for key, tensor in create_model("test_resnet", num_classes=0).state_dict().items()
+    }
     for layer, shape in shapes(name):
         weights |= {f"{layer}.weight": torch.randn(shape), f"{layer}.bias": torch.randn(shape[0])}
         if name.endswith("fcos") and "_convs" in layer and "bbox" in layer:
@@ -117,7 +119,9 @@ def file_of(name: str) -> dict[str, Tensor]:
             weights[f"{head}.conv.weight"] = torch.randn(CHANNELS, CHANNELS, 3, 3)
             weights |= {f"{head}.gn.{kind}": torch.randn(CHANNELS) for kind in ("weight", "bias")}
     if name == "c4":
-        return {key.replace("backbone.layer4", "roi_head.shared_head.layer4"): one for key, one in weights.items()}
+        return {
+            key.replace("backbone.layer4", "roi_head.shared_head.layer4"): tensor for key, tensor in weights.items()
+        }
     return weights
 
 
@@ -130,7 +134,7 @@ def task_with(name: str, file: Path) -> Any:
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_every_weight_of_mmdetection_finds_its_place(tmp_path: Path, name: str) -> None:
+def test_every_weight_of_mmdetection_is_loaded(tmp_path: Path, name: str) -> None:
     task_with(name, tmp_path / "a.pth")
 
 

@@ -113,7 +113,7 @@ def test_methods(tmp_path: Path) -> None:
             assert (config["task"]["queue"]["length"], str(config["task"]["queue"]["start"])) == (3840, "15ep")
 
 
-def test_others_are_refused(tmp_path: Path) -> None:
+def test_others_are_rejected(tmp_path: Path) -> None:
     for task, override, message in (
         ("moco", "model.type=DenseCL", "supported: ImageClassifier, MoCo, SimCLR"),
         ("moco", "model.neck.type=DenseCLNeck", "supported: MoCoV2Neck"),

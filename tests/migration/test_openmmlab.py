@@ -84,7 +84,7 @@ del mean
         (f"x = {'(' * 60}1{',)' * 60}", "nested more than"),
     ],
 )
-def test_code_is_refused_with_its_line(tmp_path: Path, text: str, message: str) -> None:
+def test_code_is_rejected_with_its_line(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message.replace("(", r"\(")):
         read(tmp_path, text)
 
@@ -355,7 +355,7 @@ def test_detectors_without_a_pyramid(tmp_path: Path) -> None:
         ("param_scheduler = [3]", "unexpected type"),
     ],
 )
-def test_others_are_refused(tmp_path: Path, body: str, message: str) -> None:
+def test_others_are_rejected(tmp_path: Path, body: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         detection(tmp_path, body)
 

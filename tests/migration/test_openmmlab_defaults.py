@@ -67,7 +67,7 @@ def replaced(value: Any, path: tuple[Any, ...], new: dict[str, Any]) -> Any:
 
 @pytest.fixture
 def recipe_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[System, dict[str, Any]], Any]:
-    """Return the recipe of a config, or None if it is refused."""
+    """Return the recipe of a config, or None if it is rejected."""
 
     def recipe(system: System, config: dict[str, Any]) -> Any:
         def read(_file: Path, _overrides: Any) -> Node:
@@ -91,13 +91,13 @@ def test_defaults_come_out(number: int, tmp_path: Path, recipe_of: Callable[[Sys
     for path, options in typed(config):
         defaults = {key: value for key, value in table.get(options["type"], {}).items() if key not in NO_DEFAULT}
         absent = {key: value for key, value in defaults.items() if key not in options and value is not None}
-        written = recipe_of(system, replaced(config, path, {**absent, **options}))
-        if written is None:  # some options may not be written at all: one by one
+        explicit = recipe_of(system, replaced(config, path, {**absent, **options}))
+        if explicit is None:  # some options may not be written at all: one by one
             for key in list(absent):
                 if recipe_of(system, replaced(config, path, {key: absent[key], **options})) is None:
                     del absent[key]
-            written = recipe_of(system, replaced(config, path, {**absent, **options}))
-        assert written == base, f"{path}: one of {absent}"
+            explicit = recipe_of(system, replaced(config, path, {**absent, **options}))
+        assert explicit == base, f"{path}: one of {absent}"
         for key in (key for key in defaults.keys() & options.keys() if defaults[key] is not None):
             rest = {other: value for other, value in options.items() if other != key}
             explicit = recipe_of(system, replaced(config, path, {**rest, key: defaults[key]}))

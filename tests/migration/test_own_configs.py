@@ -1,4 +1,4 @@
-"""The configs that other systems come with: how many are converted, and why the others are refused.
+"""The configs packaged with other frameworks: how many are converted, and why the others are rejected.
 
 The folders of checkouts are named by OPABINIA_BASECLS, OPABINIA_DETECTRON2, OPABINIA_FASTREID, OPABINIA_MMACTION,
 OPABINIA_MMDETECTION, OPABINIA_MMPRETRAIN and OPABINIA_VISSL; without them the tests are skipped. Such configs written

@@ -1,4 +1,4 @@
-"""Conversion of PySlowFast configs, and of all of its own where they can be had."""
+"""Conversion of PySlowFast configs, and of all packaged with it if a checkout is available."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def test_images_are_classified(tmp_path: Path) -> None:
 
 
 def test_mvits_of_other_sizes(tmp_path: Path) -> None:
-    """MVITv2_B_32x3, and a ViT as in k400_VIT_B_16x4_FT; mixup with probability 0 is none."""
+    """MVITv2_B_32x3, and a ViT as in k400_VIT_B_16x4_FT; mixup with probability 0 is omitted."""
     stages = "[[2, 2.0], [5, 2.0], [21, 2.0]]"
     base = (
         with_strides(24, (2, 5, 21))

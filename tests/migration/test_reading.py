@@ -31,7 +31,9 @@ def run_import(*arguments: str) -> tuple[int, str, str]:
 # --- yacs -------------------------------------------------------------------------------------------------------------
 
 
-def test_bases_are_beside_the_file_and_later_ones_win(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bases_are_relative_to_the_file_and_later_ones_override(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     files = {
         "home/c.yaml": "A: {X: 1, Y: 1, Z: [1, 2]}",

@@ -105,7 +105,7 @@ def rf_detr_model() -> Any:
 
 
 def of_version_4(name: str) -> str:
-    """The name of a weight in a file that version 4 of the library has written."""
+    """Return the name of a weight in a file written by version 4 of the library."""
     name = name.replace("attn.o_proj.", "attn.out_proj.").replace("model.encoder.aifi.", "model.encoder.encoder.")
     name = name.replace(".mlp.fc", ".fc").replace("layers.0.mlp.layers.", "layers.0.fc")
     return name.replace("model.backbone.model.", "model.backbone.conv_encoder.model.") if "layer1" in name else name
@@ -169,15 +169,15 @@ def test_the_detections_are_those_of_the_library(name: str, version: int, tmp_pa
     with torch.no_grad():
         expected = model(image[None])
         maps = task._pyramid(image[None], [size])
-        (found,) = task.detector.detect(maps, size, [size])
+        (detections,) = task.detector.detect(maps, size, [size])
     logits, boxes = expected.logits[0], expected.pred_boxes[0]
     kinds = logits.softmax(-1)[:, :-1] if name == "detr" else logits.sigmoid()
     if name == "detr":
         kinds = kinds.where(kinds == kinds.amax(-1, keepdim=True), 0)
     scores, pairs = kinds.flatten().sort(descending=True)
-    count = min(len(found.scores), 20)
-    torch.testing.assert_close(found.scores[:count], scores[:count], atol=1e-4, rtol=0)
+    count = min(len(detections.scores), 20)
+    torch.testing.assert_close(detections.scores[:count], scores[:count], atol=1e-4, rtol=0)
     x, y, width, height = boxes[pairs[:count] // len(CLASSES)].unbind(-1)
     corners = torch.stack([x - width / 2, y - height / 2, x + width / 2, y + height / 2], -1).clamp(0, 1)
     in_pixels: Tensor = corners * torch.tensor([128.0, 96, 128, 96])
-    torch.testing.assert_close(found.boxes[:count], in_pixels, atol=1e-2, rtol=0)
+    torch.testing.assert_close(detections.boxes[:count], in_pixels, atol=1e-2, rtol=0)

@@ -1,4 +1,4 @@
-"""Weights of PySlowFast and mmaction2 under the names and shapes of their sources, made by hand."""
+"""Weights of PySlowFast and mmaction2 under the names and shapes of their sources, written by hand."""
 
 from __future__ import annotations
 

@@ -204,7 +204,7 @@ def test_a_linear_classifier_on_frozen_layers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("scaling", ["rescaled", "fixed"])
 def test_learning_rates_are_those_of_vissl(scaling: str, tmp_path: Path) -> None:
-    """Peak: 0.3 of 256 for 256 samples a step. The warm-up begins with what one machine of two would have."""
+    """The peak is 0.3 for batches of 256. The warm-up begins with the learning rate of a single machine of two."""
     text = config_of("{name: simclr_info_nce_loss}", optimizer=WARM.replace("SCALING", scaling))
     config = resolve(convert_text(tmp_path, text), tmp_path)
     assert (config["optimizer"]["lr"], config["train"]["lr_batch_size"]) == (0.3, 256)
@@ -223,7 +223,7 @@ def value_of(section: dict[str, Any]) -> Any:
         keys = {key: value for key, value in section.items() if key != "name"}
         keys |= {key: Duration.parse(str(keys[key])) for key in ("warmup", "delay", "cycle") if key in keys}
         if "schedules" in keys:
-            keys["schedules"] = [made(one) for one in keys["schedules"]]
+            keys["schedules"] = [made(part) for part in keys["schedules"]]
         return lambda clock: getattr(schedules, section["name"])(clock, **keys)
 
     schedule = made(section)
@@ -503,7 +503,7 @@ def test_instance_retrieval(tmp_path: Path) -> None:
 
 
 def test_restarts_are_those_of_vissl(tmp_path: Path) -> None:
-    """Every 34 epochs a cosine begins at the value that the cosine of the whole training has there."""
+    """Every 34 epochs a cosine starts at the value that the cosine of the whole training has at that epoch."""
     lr = "{name: cosine_warm_restart, start_value: 2.0, end_value: 0.02, WAVE, restart_interval_length: 0.34}"
     text = config_of("{name: simclr_info_nce_loss}", optimizer=f"param_schedulers: {{lr: {lr}}}")
     wave = "update_interval: step, wave_type: half, is_adaptive: True"

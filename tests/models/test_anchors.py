@@ -1,4 +1,4 @@
-"""Anchors, matching, coding and losses against numbers of detectron2, torchvision's functions, and by hand."""
+"""Anchors, matching, box coding and losses: golden values of detectron2, torchvision's functions, by hand."""
 
 import json
 import math
@@ -32,34 +32,34 @@ GOLDEN: dict[str, Any] = json.loads(
 )
 
 
-def close(found: Tensor, expected: Any, tolerance: float = 1e-4) -> None:
-    torch.testing.assert_close(found, torch.as_tensor(expected).to(found), atol=tolerance, rtol=0)
+def assert_close(actual: Tensor, expected: Any, tolerance: float = 1e-4) -> None:
+    torch.testing.assert_close(actual, torch.as_tensor(expected).to(actual), atol=tolerance, rtol=0)
 
 
 # --- anchors ----------------------------------------------------------------------------------------------------------
 
 
-def test_cells_are_detectron2s() -> None:
+def test_cell_anchors_match_detectron2() -> None:
     golden = GOLDEN["cells"]
     cells = cell_anchors([golden["size"]], golden["ratios"])
-    close(cells, golden["corners"], 1e-5)
-    close(grid_anchors(cells, (2, 3), 4, offset=0.5)[0], golden["first_at_stride_4_offset_0.5"])
+    assert_close(cells, golden["corners"], 1e-5)
+    assert_close(grid_anchors(cells, (2, 3), 4, offset=0.5)[0], golden["first_at_stride_4_offset_0.5"])
 
 
-def test_all_ratios_of_a_size_stand_together() -> None:
+def test_anchors_are_ordered_by_size_then_ratio() -> None:
     sizes = (cell_anchors([8, 16, 32], [0.5, 1, 2])[:, 2:] * 2).prod(1).sqrt()
-    close(sizes, [8, 8, 8, 16, 16, 16, 32, 32, 32])
+    assert_close(sizes, [8, 8, 8, 16, 16, 16, 32, 32, 32])
 
 
 @pytest.mark.parametrize("offset", [0, 0.25, 0.5])
-def test_the_first_anchor_of_a_place_is_offset_by_so_many_strides(offset: float) -> None:
+def test_anchors_are_offset_by_a_fraction_of_the_stride(offset: float) -> None:
     anchors = grid_anchors(cell_anchors([10], [1, 4]), (2, 3), 8, offset).view(2, 3, 2, 4)
-    close((anchors[1, 2, 0, :2] + anchors[1, 2, 0, 2:]) / 2, [8 * (2 + offset), 8 * (1 + offset)])
-    close(anchors[0, 0, 1], [8 * offset - 2.5, 8 * offset - 10, 8 * offset + 2.5, 8 * offset + 10])
+    assert_close((anchors[1, 2, 0, :2] + anchors[1, 2, 0, 2:]) / 2, [8 * (2 + offset), 8 * (1 + offset)])
+    assert_close(anchors[0, 0, 1], [8 * offset - 2.5, 8 * offset - 10, 8 * offset + 2.5, 8 * offset + 10])
 
 
 @pytest.mark.parametrize("shape", [(64, 96), (32, 160), (96, 96)], ids=str)
-def test_in_torchvisions_convention_they_are_torchvisions(shape: tuple[int, int]) -> None:
+def test_anchors_of_torchvisions_convention_match_torchvision(shape: tuple[int, int]) -> None:
     sizes, ratios = [(32, 40, 50), (64, 80, 101)], (0.5, 1.0, 2.0)
     maps = [torch.zeros(1, 2, -(-shape[0] // stride), -(-shape[1] // stride)) for stride in (16, 64)]
     expected = AnchorGenerator(tuple(sizes), (ratios,) * 2)(ImageList(torch.zeros(1, 3, *shape), [shape]), maps)
@@ -68,17 +68,17 @@ def test_in_torchvisions_convention_they_are_torchvisions(shape: tuple[int, int]
     assert grid.num_anchors == 9
 
 
-def test_a_grid_has_anchors_for_every_level_and_keeps_them() -> None:
+def test_a_grid_has_anchors_for_every_level_and_caches_them() -> None:
     grid = AnchorGrid([[8], [16]], [1.0], [4, 8], offset=0.5)
     maps = [torch.zeros(2, 3, 4, 6), torch.zeros(2, 3, 2, 3)]
     fine, coarse = grid(maps)
     assert fine.shape == (24, 4) and coarse.shape == (6, 4)
-    close(coarse[-1], [12, 4, 28, 20])
+    assert_close(coarse[-1], [12, 4, 28, 20])
     assert grid(maps)[0] is fine
-    assert grid([one.to("meta") for one in maps])[0].device.type == "meta"
+    assert grid([level.to("meta") for level in maps])[0].device.type == "meta"
 
 
-def test_anchors_of_a_traced_graph_are_not_kept() -> None:
+def test_anchors_of_a_traced_graph_are_not_cached() -> None:
     class Head(torch.nn.Module):
         def forward(self, level: Tensor) -> Tensor:
             return AnchorGrid([[37.0]], [1.0], [8])([level])[0]
@@ -88,7 +88,7 @@ def test_anchors_of_a_traced_graph_are_not_kept() -> None:
     assert type(Head()(level)) is Tensor
 
 
-def test_anchors_made_in_inference_mode_take_part_in_training() -> None:
+def test_anchors_created_in_inference_mode_can_be_used_in_training() -> None:
     grid, maps = AnchorGrid([[7.5]], [1.0], [4]), [torch.zeros(1, 1, 3, 5)]
     with torch.inference_mode():
         grid(maps)
@@ -97,37 +97,35 @@ def test_anchors_made_in_inference_mode_take_part_in_training() -> None:
     assert codes.grad is not None and codes.grad.any()
 
 
-@pytest.mark.parametrize(
-    ("sizes", "complaint"), [([[8]], "1 lists for 2 levels"), ([[8], [16, 32]], "the same number")]
-)
-def test_sizes_that_do_not_fit_the_levels_are_reported(sizes: list[list[float]], complaint: str) -> None:
-    with pytest.raises(ValueError, match=complaint):
+@pytest.mark.parametrize(("sizes", "message"), [([[8]], "1 lists for 2 levels"), ([[8], [16, 32]], "the same number")])
+def test_sizes_that_do_not_fit_the_levels_raise(sizes: list[list[float]], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         AnchorGrid(sizes, [1.0], [4, 8])
 
 
-# --- coding -----------------------------------------------------------------------------------------------------------
+# --- box coding -------------------------------------------------------------------------------------------------------
 
 
-def test_a_box_is_coded_as_in_detectron2() -> None:
+def test_box_coding_matches_detectron2() -> None:
     golden = GOLDEN["coding"]
     anchor, box, weights = (
         torch.tensor([golden["anchor"]]).float(),
         torch.tensor([golden["box"]]).float(),
         golden["weights"],
     )
-    close(encode_boxes(box, anchor, weights)[0], golden["code"])
-    close(decode_boxes(encode_boxes(box, anchor, weights), anchor, weights), box)
+    assert_close(encode_boxes(box, anchor, weights)[0], golden["code"])
+    assert_close(decode_boxes(encode_boxes(box, anchor, weights), anchor, weights), box)
 
 
 @pytest.mark.parametrize("weights", [(1, 1, 1, 1), (10, 10, 5, 5), (2, 3, 0.5, 4)], ids=str)
-def test_decoding_undoes_coding(weights: tuple[float, float, float, float]) -> None:
+def test_decoding_inverts_coding(weights: tuple[float, float, float, float]) -> None:
     corners = torch.rand(20, 2, 2, generator=torch.Generator().manual_seed(0)) * 100
     boxes = torch.cat([corners.amin(1), corners.amax(1) + 1], 1)
     anchors = boxes.roll(1, 0)
-    close(decode_boxes(encode_boxes(boxes, anchors, weights), anchors, weights), boxes, 1e-3)
+    assert_close(decode_boxes(encode_boxes(boxes, anchors, weights), anchors, weights), boxes, 1e-3)
 
 
-def test_nothing_grows_beyond_a_limit_and_half_precision_gives_full() -> None:
+def test_decoded_sizes_are_clamped_and_computed_in_float32() -> None:
     anchor = torch.tensor([[0.0, 0, 10, 10]])
     wide = decode_boxes(torch.tensor([[0.0, 0, 50, 0]]).half(), anchor)
     assert wide.dtype == torch.float32
@@ -137,31 +135,31 @@ def test_nothing_grows_beyond_a_limit_and_half_precision_gives_full() -> None:
 # --- matching ---------------------------------------------------------------------------------------------------------
 
 
-def test_matching_is_detectron2s() -> None:
+def test_matching_matches_detectron2() -> None:
     golden = GOLDEN["matching"]
-    found = match_anchors(torch.tensor(golden["quality"]), *golden["thresholds"], low_quality=True)
-    assert found.labels.tolist() == golden["labels"] and found.indices.tolist() == golden["things"]
+    matches = match_anchors(torch.tensor(golden["quality"]), *golden["thresholds"], low_quality=True)
+    assert matches.labels.tolist() == golden["labels"] and matches.indices.tolist() == golden["things"]
 
 
 @pytest.mark.parametrize("low_quality", [False, True])
 @pytest.mark.parametrize(("low", "high"), [(0.25, 0.75), (0.5, 0.5), (0.25, 0.5), (0, 1)])
-def test_matching_agrees_with_torchvisions_also_at_the_thresholds(low: float, high: float, low_quality: bool) -> None:
-    # Quarters, so that many overlaps are a threshold exactly, and many are equal to each other; none is 0 throughout.
+def test_matching_matches_torchvision_also_at_the_thresholds(low: float, high: float, low_quality: bool) -> None:
+    # With multiples of 1/4 many overlaps equal a threshold, and many equal each other; no row is all 0.
     generator = torch.Generator().manual_seed(5)
     quality = torch.randint(0, 5, (6, 40), generator=generator) / 4
     expected = Matcher(high, low, low_quality)(quality)
-    found = match_anchors(quality, low, high, low_quality=low_quality)
-    assert torch.where(found.labels == 1, found.indices, found.labels - 1).tolist() == expected.tolist()
+    matches = match_anchors(quality, low, high, low_quality=low_quality)
+    assert torch.where(matches.labels == 1, matches.indices, matches.labels - 1).tolist() == expected.tolist()
 
 
-def test_without_objects_all_is_background() -> None:
-    found = match_anchors(torch.zeros(0, 5), 0.3, 0.7, low_quality=True)
-    assert found.labels.tolist() == found.indices.tolist() == [0] * 5
+def test_without_objects_all_anchors_are_background() -> None:
+    matches = match_anchors(torch.zeros(0, 5), 0.3, 0.7, low_quality=True)
+    assert matches.labels.tolist() == matches.indices.tolist() == [0] * 5
 
 
-def test_an_object_that_no_anchor_overlaps_claims_none() -> None:
-    found = match_anchors(torch.tensor([[0.0, 0, 0], [0.1, 0, 0.9]]), 0.3, 0.7, low_quality=True)
-    assert found.labels.tolist() == [0, 0, 1]
+def test_an_object_without_overlap_is_not_matched() -> None:
+    matches = match_anchors(torch.tensor([[0.0, 0, 0], [0.1, 0, 0.9]]), 0.3, 0.7, low_quality=True)
+    assert matches.labels.tolist() == [0, 0, 1]
 
 
 # --- levels -----------------------------------------------------------------------------------------------------------
@@ -171,11 +169,11 @@ def squares(sides: list[float]) -> Tensor:
     return torch.tensor([[5, 7, 5 + side, 7 + side] for side in sides])
 
 
-def test_levels_are_detectron2s() -> None:
+def test_levels_match_detectron2() -> None:
     assert assign_levels(squares(GOLDEN["levels"]["sides"])).tolist() == GOLDEN["levels"]["levels"]
 
 
-def test_levels_end_somewhere_and_follow_the_area() -> None:
+def test_levels_are_clamped_and_depend_on_the_area() -> None:
     assert assign_levels(squares([1, 5000]), 3, 4).tolist() == [3, 4]
     flat = torch.tensor([[0.0, 0, 448, 112]])
     assert assign_levels(flat).tolist() == [4]
@@ -185,45 +183,45 @@ def test_levels_end_somewhere_and_follow_the_area() -> None:
 # --- losses -----------------------------------------------------------------------------------------------------------
 
 
-def test_focal_loss_is_fvcores() -> None:
+def test_focal_loss_matches_fvcore() -> None:
     golden = GOLDEN["focal"]
     logits = torch.tensor(golden["logits"]).float().view(1, -1, 1)
     classes = torch.tensor(golden["there"]).view(1, -1) - 1  # of one class: 0, or -1 for background
-    close(focal_loss(logits, classes, 0.25, 2.0)[0], golden["losses"], 5e-5)
+    assert_close(focal_loss(logits, classes, 0.25, 2.0)[0], golden["losses"], 5e-5)
 
 
-def test_focal_loss_adds_up_the_classes() -> None:
+def test_focal_loss_sums_over_classes() -> None:
     logits = torch.tensor([[[0.3, -1.2, 2.0]]])
     by_hand = [0.75 * torch.sigmoid(x) ** 2 * -torch.log(torch.sigmoid(-x)) for x in logits[0, 0]]
     by_hand[1] = 0.25 * torch.sigmoid(-logits[0, 0, 1]) ** 2 * -torch.log(torch.sigmoid(logits[0, 0, 1]))
-    close(focal_loss(logits, torch.tensor([[1]]), 0.25, 2.0), [[float(sum(by_hand))]], 1e-6)
+    assert_close(focal_loss(logits, torch.tensor([[1]]), 0.25, 2.0), [[float(sum(by_hand))]], 1e-6)
     cross_entropy = focal_loss(logits.bfloat16(), torch.tensor([[-1]]), 0.25, 0.0)
     assert cross_entropy.dtype == torch.float32
-    close(cross_entropy, 0.75 * torch.nn.functional.softplus(logits).sum(2), 0.02)
+    assert_close(cross_entropy, 0.75 * torch.nn.functional.softplus(logits).sum(2), 0.02)
 
 
-def test_smooth_l1_is_fvcores() -> None:
+def test_smooth_l1_matches_fvcore() -> None:
     golden = GOLDEN["smooth_l1"]
     anchors = torch.tensor([[0.0, 0, 8, 8]] * 2)
     deltas = torch.zeros(2, 4)
     deltas[:, 2] = torch.tensor(golden["errors"])
-    close(box_regression_loss(deltas, anchors, anchors, beta=golden["beta"]), golden["losses"], 1e-6)
-    close(box_regression_loss(deltas, anchors, anchors), golden["errors"], 1e-6)
+    assert_close(box_regression_loss(deltas, anchors, anchors, beta=golden["beta"]), golden["losses"], 1e-6)
+    assert_close(box_regression_loss(deltas, anchors, anchors), golden["errors"], 1e-6)
 
 
 @pytest.mark.parametrize("kind", ["giou", "diou", "ciou"])
-def test_losses_of_overlap_are_fvcores(kind: Literal["giou", "diou", "ciou"]) -> None:
-    anchor, box = (torch.tensor([one]).float() for one in GOLDEN["overlap"]["boxes"])
-    found = box_regression_loss(torch.zeros(1, 4, dtype=torch.bfloat16), anchor, box, kind)
-    assert found.dtype == torch.float32
-    close(found, [GOLDEN["overlap"][kind]])
+def test_iou_losses_match_fvcore(kind: Literal["giou", "diou", "ciou"]) -> None:
+    anchor, box = (torch.tensor([corners]).float() for corners in GOLDEN["overlap"]["boxes"])
+    loss = box_regression_loss(torch.zeros(1, 4, dtype=torch.bfloat16), anchor, box, kind)
+    assert loss.dtype == torch.float32
+    assert_close(loss, [GOLDEN["overlap"][kind]])
 
 
-def test_the_logarithm_of_the_overlap() -> None:
+def test_the_iou_loss_is_logarithmic() -> None:
     boxes = torch.tensor([[0.0, 0, 2, 2], [0, 0, 1, 1]], requires_grad=True)
-    found = iou_loss(boxes, torch.tensor([[1.0, 1, 3, 3], [5, 5, 6, 6]]), "iou")
-    close(found.detach(), [math.log(7), -math.log(1e-6)], 1e-5)
-    found.sum().backward()  # type: ignore[no-untyped-call]
+    losses = iou_loss(boxes, torch.tensor([[1.0, 1, 3, 3], [5, 5, 6, 6]]), "iou")
+    assert_close(losses.detach(), [math.log(7), -math.log(1e-6)], 1e-5)
+    losses.sum().backward()  # type: ignore[no-untyped-call]
     assert boxes.grad is not None and boxes.grad.isfinite().all()
 
 
@@ -232,15 +230,15 @@ def test_the_logarithm_of_the_overlap() -> None:
     [("giou", generalized_box_iou_loss), ("diou", distance_box_iou_loss), ("ciou", complete_box_iou_loss)],
     ids=["giou", "diou", "ciou"],
 )
-def test_losses_of_overlap_are_torchvisions(kind: Literal["giou", "diou", "ciou"], theirs: Any) -> None:
-    """Values and gradients, of boxes that overlap and of those that do not, in batches, too."""
+def test_iou_losses_match_torchvision(kind: Literal["giou", "diou", "ciou"], theirs: Any) -> None:
+    """Values and gradients, with and without overlap, in batches."""
     corners = torch.rand(2, 40, 2, 2, generator=torch.Generator().manual_seed(0)) * 50
     boxes = torch.cat([corners.amin(2), corners.amax(2) + 1], 2)
-    goals = boxes.roll(1, 1)
+    targets = boxes.roll(1, 1)
     gradients = []
     for loss in (partial(iou_loss, kind=kind), partial(theirs, reduction="none")):
         own = boxes.clone().requires_grad_()
-        values = loss(own, goals)
+        values = loss(own, targets)
         values.sum().backward()
         assert own.grad is not None and values.shape == (2, 40)
         gradients.append((values.detach(), own.grad))

@@ -11,20 +11,20 @@ from opabinia.contracts import Backbone
 from opabinia.models.backbones.timm import Preprocessing, TimmBackbone, timm
 
 FAMILIES = ["test_resnet", "resnet10t", "convnext_atto", "test_vit", "mobilenetv3_small_050"]
-"""Where their pooled width stands differs: mobilenetv3 has a layer behind the pooling, a ViT a class token."""
+"""They report their width differently: mobilenetv3 has a layer after the pooling, a ViT has a class token."""
 
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("model", FAMILIES)
-def test_it_gives_one_vector_an_image_as_wide_as_it_says(model: str, channels: int) -> None:
+def test_features_have_the_reported_width(model: str, channels: int) -> None:
     net = timm(channels, model=model).eval()
     assert isinstance(net, Backbone)
-    size = 160 if model == "test_vit" else 64  # a ViT has one size
+    size = 160 if model == "test_vit" else 64  # a ViT has a fixed image size
     with torch.no_grad():
         assert net(torch.rand(2, channels, size, size)).shape == (2, net.out_channels)
 
 
-def test_the_widths_of_names_that_everyone_knows() -> None:
+def test_widths_of_well_known_models() -> None:
     with torch.device("meta"):
         widths = {model: timm(3, model=model).out_channels for model in ("resnet18", "resnet50", "convnext_tiny")}
         widths["vit"] = timm(3, model="vit_small_patch16_224").out_channels
@@ -32,26 +32,26 @@ def test_the_widths_of_names_that_everyone_knows() -> None:
     assert widths == {"resnet18": 512, "resnet50": 2048, "convnext_tiny": 768, "vit": 384, "mobilenetv3": 1280}
 
 
-def test_weights_are_drawn_and_not_fetched_unless_asked_for() -> None:
+def test_weights_are_random_and_not_downloaded_by_default() -> None:
     """HF_HUB_OFFLINE is set in the tests, so a download would fail."""
     torch.manual_seed(0)
     first = timm(3, model="test_resnet").state_dict()
     torch.manual_seed(0)
-    again = timm(3, model="test_resnet").state_dict()
-    assert all(torch.equal(first[name], again[name]) for name in first)
+    second = timm(3, model="test_resnet").state_dict()
+    assert all(torch.equal(first[name], second[name]) for name in first)
     with pytest.raises(ValueError, match="HF_HUB_OFFLINE is set"):
         timm(3, model="test_resnet", pretrained=True)
 
 
-def test_drop_path_reaches_the_model() -> None:
+def test_drop_path_is_passed_to_the_model() -> None:
     def drops(net: nn.Module) -> list[float]:
-        return [one.drop_prob for one in net.modules() if type(one).__name__ == "DropPath"]
+        return [module.drop_prob for module in net.modules() if type(module).__name__ == "DropPath"]
 
     assert max(drops(timm(3, model="test_convnext", drop_path=0.2))) == pytest.approx(0.2)
     assert not any(drops(timm(3, model="test_convnext")))
 
 
-def test_options_reach_the_model() -> None:
+def test_options_are_passed_to_the_model() -> None:
     wide = timm(3, model="test_vit", options={"global_pool": "avg", "embed_dim": 32})
     assert wide.out_channels == 32
 
@@ -74,14 +74,14 @@ def test_options_reach_the_model() -> None:
         ({"model": "test_resnet", "options": {"global_pool": ""}}, "one vector per image"),
     ],
 )
-def test_what_timm_refuses_is_a_mistake_in_the_config(arguments: dict[str, Any], message: str) -> None:
+def test_options_that_timm_refuses_raise(arguments: dict[str, Any], message: str) -> None:
     with torch.device("meta"), pytest.raises(ValueError, match=message):
         timm(3, **arguments)
 
 
 # --- timm's own classifier --------------------------------------------------------------------------------------------
 
-WHOLE = {
+CLASSIFIERS = {
     "test_resnet": "fc",
     "test_vit": "head",
     "test_vit2": "head",
@@ -97,11 +97,11 @@ WHOLE = {
     "shvit_s1": "head",  # a batch norm before the linear layer
     "poolformerv2_s12": "head.fc",
 }
-"""Models, and what timm calls the classifier of each."""
+"""Models, and timm's name of the classifier of each."""
 
 
-def whole(model: str, classes: int, **options: Any) -> Any:
-    """timm's own model, with no weight at the value it was made with."""
+def timm_model(model: str, classes: int, **options: Any) -> Any:
+    """Return timm's model with all weights changed."""
     torch.manual_seed(0)
     net = timm_library.create_model(model, num_classes=classes, **options).eval()
     with torch.no_grad():
@@ -117,15 +117,15 @@ def draw_images(net: Any, channels: int = 3) -> Tensor:
     return torch.rand(2, channels, *size, generator=generator)
 
 
-@pytest.mark.parametrize(("model", "name"), WHOLE.items())
+@pytest.mark.parametrize(("model", "name"), CLASSIFIERS.items())
 @torch.no_grad()
-def test_backbone_and_head_compute_what_timms_whole_model_does(model: str, name: str) -> None:
-    reference = whole(model, 7)
+def test_backbone_and_head_match_timms_classifier(model: str, name: str) -> None:
+    reference = timm_model(model, 7)
     net = timm(3, model=model).eval()
     assert isinstance(net, TimmBackbone)
     alone = set(net.state_dict())
     head = net.make_head(7).eval()
-    assert set(net.state_dict()) == alone, "the classifier stays out of the backbone"
+    assert set(net.state_dict()) == alone, "the classifier is not part of the backbone"
     assert all(key.startswith(name + ".") for key in head.state_dict())
     weights = reference.state_dict()
     net.model.load_state_dict({key: value for key, value in weights.items() if key not in head.state_dict()})
@@ -144,54 +144,56 @@ def test_models_with_several_heads_get_a_linear_one(model: str) -> None:
     assert (head.in_features, head.out_features) == (net.out_channels, 5)
 
 
-# --- pretrained, without a network ------------------------------------------------------------------------------------
+# --- pretrained weights -----------------------------------------------------------------------------------------------
 
 
-def trained(folder: Path, model: str) -> tuple[Any, dict[str, Any]]:
-    """timm's model of 1000 classes with weights in a file, and the options that make timm read that file."""
-    reference = whole(model, 1000)
+def pretrained_file(folder: Path, model: str) -> tuple[Any, dict[str, Any]]:
+    """Return timm's model of 1000 classes, whose weights are in a file, and the options with which timm reads it."""
+    reference = timm_model(model, 1000)
     torch.save(reference.state_dict(), folder / "weights.pth")
     return reference, {"pretrained_cfg_overlay": {"file": str(folder / "weights.pth")}}
 
 
 @torch.no_grad()
-def test_a_pretrained_model_brings_its_classifier_for_as_many_classes(tmp_path: Path) -> None:
-    reference, options = trained(tmp_path, "test_vit")
+def test_a_pretrained_classifier_is_used_for_the_same_number_of_classes(tmp_path: Path) -> None:
+    reference, options = pretrained_file(tmp_path, "test_vit")
     net = timm(3, model="test_vit", pretrained=True, options=options).eval()
     assert isinstance(net, TimmBackbone)
     assert net.trained_classes == 1000
     assert not [key for key in net.state_dict() if "head" in key]
     images = draw_images(reference)
     torch.testing.assert_close(net.make_head(1000)(net(images)), reference(images))
-    again, other = net.make_head(1000), net.make_head(10)
-    assert again(net(images)).shape == (2, 1000)
-    assert not torch.allclose(again(net(images)), reference(images)), "handed out once; this one is drawn"
-    assert other(net(images)).shape == (2, 10)
+    second_head, other_head = net.make_head(1000), net.make_head(10)
+    assert second_head(net(images)).shape == (2, 1000)
+    assert not torch.allclose(second_head(net(images)), reference(images)), (
+        "the pretrained head is returned once; this one is random"
+    )
+    assert other_head(net(images)).shape == (2, 10)
     net = timm(3, model="test_vit", pretrained=True, options=options).eval()
     assert isinstance(net, TimmBackbone)
     assert net.make_head(10)(net(images)).shape == (2, 10)
 
 
-def test_pretrained_models_tell_what_images_they_know(tmp_path: Path) -> None:
-    _, options = trained(tmp_path, "test_vit")
+def test_pretrained_models_report_their_preprocessing(tmp_path: Path) -> None:
+    _, options = pretrained_file(tmp_path, "test_vit")
     net = timm(3, model="test_vit", pretrained=True, options=options)
     assert isinstance(net, TimmBackbone)
     half = (0.5, 0.5, 0.5)
     assert net.preprocessing == Preprocessing(half, half, (160, 160), "bicubic", 0.95)
-    _, options = trained(tmp_path, "test_resnet")
+    _, options = pretrained_file(tmp_path, "test_resnet")
     options["pretrained_cfg_overlay"]["mean"] = [0.3, 0.4, 0.8]
     grey = timm(1, model="test_resnet", pretrained=True, options=options)
     assert isinstance(grey, TimmBackbone)
     assert grey.preprocessing is not None
     assert grey.preprocessing.mean == (pytest.approx(0.5),)
-    drawn = timm(3, model="test_resnet")
-    assert isinstance(drawn, TimmBackbone)
-    assert drawn.preprocessing is None
-    assert drawn.trained_classes == 0
+    untrained = timm(3, model="test_resnet")
+    assert isinstance(untrained, TimmBackbone)
+    assert untrained.preprocessing is None
+    assert untrained.trained_classes == 0
 
 
-def test_pretrained_weights_that_do_not_fill_the_model_are_refused_unless_asked_for(tmp_path: Path) -> None:
-    _, options = trained(tmp_path, "test_vit")
+def test_pretrained_weights_that_do_not_fit_are_refused_by_default(tmp_path: Path) -> None:
+    _, options = pretrained_file(tmp_path, "test_vit")
     options["global_pool"] = "avg"
     with pytest.raises(ValueError, match=r"(?s)^options: .*fc_norm.weight.*\{pretrained_strict: false\} skips"):
         timm(3, model="test_vit", pretrained=True, options=options)
@@ -208,10 +210,10 @@ def test_pretrained_weights_that_do_not_fill_the_model_are_refused_unless_asked_
         ("test_vit", set()),
         ("test_resnet", set()),
         ("test_efficientnet", set()),
-        ("test_convnext", {"head.norm.weight", "head.norm.bias"}),  # timm has them beside the classifier
+        ("test_convnext", {"head.norm.weight", "head.norm.bias"}),  # part of timm's classifier
     ],
 )
-def test_depths_are_timms_with_the_classifier_one_deeper(model: str, moved: set[str]) -> None:
+def test_depths_match_timm_and_the_classifier_is_one_deeper(model: str, moved: set[str]) -> None:
     reference = timm_library.create_model(model, num_classes=7)
     theirs = group_parameters(reference, reference.group_matcher(), reverse=True)
     net = timm(3, model=model)
@@ -232,7 +234,7 @@ def test_depths_of_a_vit_by_name() -> None:
     assert depths["model.norm.weight"] == 6
 
 
-def test_a_model_that_timm_does_not_layer_reports_no_depths() -> None:
+def test_depths_of_unknown_models_raise() -> None:
     with (
         torch.device("meta"),
         pytest.raises(ValueError, match="the depths of the layers of TimmBackbone are not known"),
@@ -240,24 +242,24 @@ def test_a_model_that_timm_does_not_layer_reports_no_depths() -> None:
         timm(3, model="poolformerv2_s12").depths()
 
 
-def test_activations_computed_again_give_the_same_gradients() -> None:
-    def gradients(again: bool) -> tuple[int, list[Tensor]]:
+def test_activation_checkpointing_keeps_gradients() -> None:
+    def gradients(recompute: bool) -> tuple[int, list[Tensor]]:
         torch.manual_seed(0)
         net = timm(3, model="test_vit")
-        if again:
+        if recompute:
             net.checkpoint_activations()
         calls = []
         net.get_submodule("model.blocks.0.attn").register_forward_hook(lambda *_: calls.append(1))
         net(torch.ones(2, 3, 160, 160)).square().sum().backward()
-        return len(calls), [parameter.grad for parameter in net.parameters() if parameter.grad is not None]
+        return len(calls), [param.grad for param in net.parameters() if param.grad is not None]
 
-    (once, plain), (twice, computed_again) = gradients(False), gradients(True)
-    assert (once, twice) == (1, 2)
+    (plain_calls, plain), (recompute_calls, recomputed) = gradients(False), gradients(True)
+    assert (plain_calls, recompute_calls) == (1, 2)
     assert plain
-    torch.testing.assert_close(plain, computed_again)
+    torch.testing.assert_close(plain, recomputed)
 
 
-def test_a_model_that_cannot_compute_again_says_so() -> None:
+def test_models_without_activation_checkpointing_raise() -> None:
     with torch.device("meta"):
         net = timm(3, model="inception_v3")
     with pytest.raises(ValueError, match="timm cannot compute the activations of InceptionV3 again"):
@@ -266,7 +268,7 @@ def test_a_model_that_cannot_compute_again_says_so() -> None:
 
 # --- feature maps and offsets -----------------------------------------------------------------------------------------
 
-MAPS = {
+IMAGE_SIZES = {
     "test_resnet": (96, 64),
     "test_convnext": (96, 64),
     "test_efficientnet": (96, 64),
@@ -275,35 +277,37 @@ MAPS = {
     "test_vit4": (160, 160),  # with register tokens
     "test_mambaout": (96, 64),  # channels last in timm, as Swin
 }
-"""Models, and the size of an image."""
+"""Models, and the image size of each."""
 
 
-@pytest.mark.parametrize("model", MAPS)
+@pytest.mark.parametrize("model", IMAGE_SIZES)
 @torch.no_grad()
-def test_maps_are_what_is_pooled(model: str) -> None:
+def test_feature_maps_are_those_before_the_pooling(model: str) -> None:
     net = timm(3, model=model).eval()
     assert isinstance(net, TimmBackbone)
-    images = torch.rand(2, 3, *MAPS[model])
+    images = torch.rand(2, 3, *IMAGE_SIZES[model])
     maps = net.feature_maps(images)
     assert maps.ndim == 4
     assert maps.shape[:2] == (2, net.map_channels)
     height, width = maps.shape[2:]
-    assert height / width == MAPS[model][0] / MAPS[model][1], "the height comes before the width"
+    assert height / width == IMAGE_SIZES[model][0] / IMAGE_SIZES[model][1], "the height comes before the width"
     reference: Any = net.model.forward_features(images)  # type: ignore[operator]
     if maps.shape != reference.shape:
-        places = reference if reference.ndim == 4 else reference[:, -height * width :].unflatten(1, (height, width))
-        reference = places.movedim(3, 1)
+        channels_last = (
+            reference if reference.ndim == 4 else reference[:, -height * width :].unflatten(1, (height, width))
+        )
+        reference = channels_last.movedim(3, 1)
     torch.testing.assert_close(maps, reference)
 
 
 @torch.no_grad()
-def test_maps_pooled_by_their_mean_are_the_vectors() -> None:
+def test_mean_pooled_feature_maps_are_the_vectors() -> None:
     for model in ("test_resnet", "resnet10t"):
         net, images = timm(3, model=model).eval(), torch.rand(2, 3, 64, 64)
         torch.testing.assert_close(net.feature_maps(images).mean((2, 3)), net(images))
 
 
-def test_models_without_maps_say_so() -> None:
+def test_models_without_feature_maps_raise() -> None:
     for model in ("levit_128s", "pit_ti_224"):
         with torch.device("meta"), pytest.raises(ValueError, match=r"^timm's \w+ gives no feature maps"):
             timm(3, model=model).eval().feature_maps(torch.zeros(1, 3, 224, 224))
@@ -312,28 +316,28 @@ def test_models_without_maps_say_so() -> None:
 @pytest.mark.parametrize("options", [{}, {"dynamic_img_size": True}, {"global_pool": "avg"}], ids=str)
 def test_an_offset_of_0_changes_nothing(options: dict[str, Any]) -> None:
     net, images = timm(3, model="test_vit", options=options).eval(), torch.rand(2, 3, 160, 160)
-    nothing = torch.zeros(2, net.token_channels)
-    torch.testing.assert_close(net(images, nothing), net(images))
-    torch.testing.assert_close(net.feature_maps(images, nothing), net.feature_maps(images))
+    offset = torch.zeros(2, net.token_channels)
+    torch.testing.assert_close(net(images, offset), net(images))
+    torch.testing.assert_close(net.feature_maps(images, offset), net.feature_maps(images))
 
 
 def test_an_offset_is_added_to_all_tokens_before_the_blocks() -> None:
     net = timm(3, model="test_vit").eval()
     images, offset = torch.rand(2, 3, 160, 160), torch.randn(2, net.token_channels)
-    seen: list[Tensor] = []
-    net.get_submodule("model.blocks.0").register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    inputs_of_block: list[Tensor] = []
+    net.get_submodule("model.blocks.0").register_forward_pre_hook(lambda _, args: inputs_of_block.append(args[0]))
     net(images), net(images, offset), net.feature_maps(images, offset)
-    plain, *moved = seen
+    plain, *moved = inputs_of_block
     assert plain.shape[1] > 100
     for tokens in moved:
         torch.testing.assert_close(tokens - plain, offset[:, None].expand_as(plain))
 
 
-def test_an_offset_is_learned_from_when_activations_are_computed_again() -> None:
-    def gradient(again: bool) -> Tensor:
+def test_an_offset_has_a_gradient_with_activation_checkpointing() -> None:
+    def gradient(recompute: bool) -> Tensor:
         torch.manual_seed(0)
         net = timm(3, model="test_vit")
-        if again:
+        if recompute:
             net.checkpoint_activations()
         offset = torch.zeros(2, net.token_channels, requires_grad=True)
         net(torch.ones(2, 3, 160, 160), offset).square().sum().backward()
@@ -345,17 +349,17 @@ def test_an_offset_is_learned_from_when_activations_are_computed_again() -> None
 
 
 @pytest.mark.parametrize("pool", ["token", "avg"])
-def test_tokens_come_from_behind_the_last_norm_wherever_it_stands(pool: str) -> None:
-    """Where timm averages tokens, its norm stands behind that."""
+def test_tokens_are_normalized(pool: str) -> None:
+    """If timm averages tokens, its norm is after the pooling."""
     net = timm(3, model="test_vit", options={"img_size": 32, "global_pool": pool}).eval()
     assert net.patch_size == (16, 16)
-    found = net.tokens(torch.rand(2, 3, 32, 32))
-    for tokens in (found.first, found.patches):
+    tokens_of_image = net.tokens(torch.rand(2, 3, 32, 32))
+    for tokens in (tokens_of_image.first, tokens_of_image.patches):
         torch.testing.assert_close(tokens.mean(-1), torch.zeros(tokens.shape[:-1]), atol=1e-5, rtol=0)
         torch.testing.assert_close(tokens.var(-1, correction=0), torch.ones(tokens.shape[:-1]), atol=1e-3, rtol=0)
 
 
-def test_what_has_no_tokens_takes_no_offset() -> None:
+def test_models_without_tokens_refuse_an_offset() -> None:
     net = timm(3, model="test_resnet")
     assert net.token_channels == 0
     with pytest.raises(ValueError, match="offset: timm's ResNet has no tokens that it could be added to"):

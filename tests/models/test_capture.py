@@ -1,4 +1,4 @@
-"""Looking into a model: what is seen is what autograd says, and the model is left as it was."""
+"""Capturing outputs and gradients of layers: they match autograd, and the model is left unchanged."""
 
 from collections import namedtuple
 from collections.abc import Callable
@@ -36,56 +36,58 @@ def net() -> Net:
 IMAGES = torch.rand(6, 3, 8, 8, generator=torch.Generator().manual_seed(1))
 
 
-def hooks_on(model: nn.Module) -> int:
-    return sum(len(one._forward_hooks) + len(one._backward_hooks) for one in model.modules())
+def count_hooks(model: nn.Module) -> int:
+    return sum(len(module._forward_hooks) + len(module._backward_hooks) for module in model.modules())
 
 
-def test_outputs_and_gradients_are_those_of_autograd(net: Net) -> None:
+def test_outputs_and_gradients_match_autograd(net: Net) -> None:
     maps = net.body(IMAGES)
     neck = net.neck(maps.mean((2, 3)))
     loss = net.head(neck).square().sum()
     expected = torch.autograd.grad(loss, [maps, neck])
-    with capture(net, ["body", "neck"]) as seen:
+    with capture(net, ["body", "neck"]) as captured:
         net(IMAGES).square().sum().backward()
-    assert list(seen) == ["body", "neck"] and len(seen) == 2
-    torch.testing.assert_close(seen["body"].output, maps.detach())
-    torch.testing.assert_close(seen["neck"].output, neck.detach())
-    torch.testing.assert_close([seen["body"].gradient, seen["neck"].gradient], list(expected))
-    assert not seen["neck"].output.requires_grad
-    assert hooks_on(net) == 0
+    assert list(captured) == ["body", "neck"] and len(captured) == 2
+    torch.testing.assert_close(captured["body"].output, maps.detach())
+    torch.testing.assert_close(captured["neck"].output, neck.detach())
+    torch.testing.assert_close([captured["body"].gradient, captured["neck"].gradient], list(expected))
+    assert not captured["neck"].output.requires_grad
+    assert count_hooks(net) == 0
 
 
-def test_looking_changes_no_number(net: Net) -> None:
+def test_capturing_does_not_change_gradients(net: Net) -> None:
     net(IMAGES).square().sum().backward()
-    expected = [parameter.grad.clone() for parameter in net.parameters()]  # type: ignore[union-attr]
+    expected = [param.grad.clone() for param in net.parameters()]  # type: ignore[union-attr]
     net.zero_grad()
     names = [name for name, _ in net.named_modules()]
     with capture(net, names, edit=lambda name, output: output, edit_gradient=lambda name, gradient: gradient):
         net(IMAGES).square().sum().backward()
-    for parameter, before in zip(net.parameters(), expected, strict=True):
-        assert torch.equal(parameter.grad, before)  # type: ignore[arg-type]
+    for param, before in zip(net.parameters(), expected, strict=True):
+        assert torch.equal(param.grad, before)  # type: ignore[arg-type]
 
 
-def test_calls_are_kept_in_order(net: Net) -> None:
+def test_calls_are_in_order(net: Net) -> None:
     first, second = torch.ones(1, 4), torch.full((1, 4), 2.0)
-    with capture(net, ["neck"]) as seen:
+    with capture(net, ["neck"]) as captured:
         (3 * net.neck(first) + 5 * net.neck(second)).sum().backward()
-    calls = seen["neck"].calls
+    calls = captured["neck"].calls
     assert [call.gradient[0, 0].item() for call in calls] == [3, 5]
     assert torch.equal(calls[0].output, net.neck(first)) and torch.equal(calls[1].output, net.neck(second))
-    assert torch.equal(seen["neck"].output, calls[1].output) and torch.equal(seen["neck"].gradient, calls[1].gradient)
+    assert torch.equal(captured["neck"].output, calls[1].output) and torch.equal(
+        captured["neck"].gradient, calls[1].gradient
+    )
 
 
-def test_gradients_of_several_backward_passes_add_up_as_torchs_do(net: Net) -> None:
-    with capture(net, ["neck"]) as seen:
+def test_gradients_of_several_backward_passes_accumulate(net: Net) -> None:
+    with capture(net, ["neck"]) as captured:
         total = net.neck(torch.ones(1, 4)).sum()
         total.backward(retain_graph=True)
         (2 * total).backward()
-    assert torch.equal(seen["neck"].gradient, torch.full((1, 5), 3.0))
+    assert torch.equal(captured["neck"].gradient, torch.full((1, 5), 3.0))
 
 
 Pair = namedtuple("Pair", "left right")
-SHAPES: dict[str, Callable[[Tensor, Tensor], Any]] = {
+STRUCTURES: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "tuple": lambda a, b: (a, b),
     "list": lambda a, b: [a, b],
     "dict": lambda a, b: {"a": a, "b": b},
@@ -94,7 +96,7 @@ SHAPES: dict[str, Callable[[Tensor, Tensor], Any]] = {
 }
 
 
-class Gives(nn.Module):
+class ReturnsStructure(nn.Module):
     def __init__(self, form: Callable[[Tensor, Tensor], Any]) -> None:
         super().__init__()
         self.form = form
@@ -103,118 +105,118 @@ class Gives(nn.Module):
         return self.form(x * 2, x * 3)
 
 
-@pytest.mark.parametrize("form", SHAPES.values(), ids=SHAPES)
-def test_structures_are_kept(form: Callable[[Tensor, Tensor], Any]) -> None:
-    model = nn.ModuleDict({"part": Gives(form)})
+@pytest.mark.parametrize("form", STRUCTURES.values(), ids=STRUCTURES)
+def test_output_structures_are_preserved(form: Callable[[Tensor, Tensor], Any]) -> None:
+    model = nn.ModuleDict({"part": ReturnsStructure(form)})
     x = torch.ones(2, requires_grad=True)
 
     def tensors(value: Any) -> list[Tensor]:
         if isinstance(value, Tensor):
             return [value]
         inner = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else ()
-        return [tensor for one in inner for tensor in tensors(one)]
+        return [tensor for item in inner for tensor in tensors(item)]
 
-    with capture(model, ["part"]) as seen:
+    with capture(model, ["part"]) as captured:
         a, b = tensors(model["part"](x))
         (a * 10 + b * 20).sum().backward()
-    output, gradient = seen["part"].output, seen["part"].gradient
+    output, gradient = captured["part"].output, captured["part"].gradient
     assert type(output) is type(gradient) is type(form(x, x))
-    assert [one.tolist() for one in tensors(output)] == [[2, 2], [3, 3]]
-    assert [one.tolist() for one in tensors(gradient)] == [[10, 10], [20, 20]]
+    assert [tensor.tolist() for tensor in tensors(output)] == [[2, 2], [3, 3]]
+    assert [tensor.tolist() for tensor in tensors(gradient)] == [[10, 10], [20, 20]]
 
 
-def test_an_edited_output_goes_on_and_is_seen(net: Net) -> None:
-    def silence(name: str, output: Tensor) -> Tensor:
+def test_an_edited_output_is_passed_on_and_captured(net: Net) -> None:
+    def zero_first_feature(name: str, output: Tensor) -> Tensor:
         return output * torch.tensor([0.0, 1, 1, 1, 1])
 
-    with capture(net, ["neck"], edit=silence) as seen:
+    with capture(net, ["neck"], edit=zero_first_feature) as captured:
         logits = net(IMAGES)
         logits.sum().backward()
-    assert torch.equal(seen["neck"].output[:, 0], torch.zeros(6))
-    assert torch.equal(logits.detach(), net.head(seen["neck"].output).detach())
+    assert torch.equal(captured["neck"].output[:, 0], torch.zeros(6))
+    assert torch.equal(logits.detach(), net.head(captured["neck"].output).detach())
     assert net.neck.bias.grad is not None and net.neck.bias.grad[0] == 0 and net.neck.bias.grad[1] != 0
 
 
-def test_an_edited_gradient_goes_on_and_is_seen(net: Net) -> None:
-    with capture(net, ["neck"], edit_gradient=lambda name, gradient: gradient * 0) as seen:
+def test_an_edited_gradient_is_passed_on_and_captured(net: Net) -> None:
+    with capture(net, ["neck"], edit_gradient=lambda name, gradient: gradient * 0) as captured:
         net(IMAGES).sum().backward()
-    assert not seen["neck"].gradient.any()
+    assert not captured["neck"].gradient.any()
     assert net.neck.weight.grad is not None and not net.neck.weight.grad.any()
     assert net.head.weight.grad is not None and net.head.weight.grad.any()
 
 
 @pytest.mark.parametrize("edit", ["edit", "edit_gradient"])
-def test_an_edit_that_forgets_to_return_is_reported(net: Net, edit: str) -> None:
-    forgets: Any = {edit: lambda name, value: None}
-    with pytest.raises(TypeError, match=f"{edit} returned None for 'neck'"), capture(net, ["neck"], **forgets):
+def test_an_edit_that_returns_none_raises(net: Net, edit: str) -> None:
+    edits: Any = {edit: lambda name, value: None}
+    with pytest.raises(TypeError, match=f"{edit} returned None for 'neck'"), capture(net, ["neck"], **edits):
         net(IMAGES).sum().backward()
-    assert hooks_on(net) == 0
+    assert count_hooks(net) == 0
 
 
 def test_captures_may_be_nested(net: Net) -> None:
     with capture(net, ["neck"]) as outer:
         with capture(net, ["neck", "head"], edit=lambda name, output: output * 2) as inner:
             net(IMAGES)
-        assert hooks_on(net) == 1
-        plain = net(IMAGES)
+        assert count_hooks(net) == 1
+        unedited = net(IMAGES)
     assert torch.equal(inner["neck"].output, outer["neck"].calls[0].output * 2)
     assert len(outer["neck"].calls) == 2 and len(inner["neck"].calls) == 1
-    assert not torch.equal(plain.detach(), inner["head"].output)
+    assert not torch.equal(unedited.detach(), inner["head"].output)
 
 
-def test_nothing_stays_after_an_error(net: Net) -> None:
-    with pytest.raises(ZeroDivisionError), capture(net, ["neck"]) as seen:
+def test_hooks_are_removed_after_an_error(net: Net) -> None:
+    with pytest.raises(ZeroDivisionError), capture(net, ["neck"]) as captured:
         logits = net(IMAGES)
         raise ZeroDivisionError
-    assert hooks_on(net) == 0
+    assert count_hooks(net) == 0
     logits.sum().backward()
-    assert seen["neck"].gradient is None, "its tensor hook is gone, too"
+    assert captured["neck"].gradient is None, "its tensor hook is removed, too"
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode], ids=["no_grad", "inference_mode"])
 def test_without_gradients_there_are_outputs(net: Net, mode: Callable[[], Any]) -> None:
-    with mode(), capture(net, ["neck"]) as seen:
+    with mode(), capture(net, ["neck"]) as captured:
         net(IMAGES)
-    assert seen["neck"].output.shape == (6, 5) and seen["neck"].gradient is None
+    assert captured["neck"].output.shape == (6, 5) and captured["neck"].gradient is None
 
 
-def test_an_output_that_was_changed_in_place_is_not_shown_as_it_was(net: Net) -> None:
-    with capture(net, ["body.1"]) as seen:
+def test_reading_an_output_that_was_changed_in_place_raises(net: Net) -> None:
+    with capture(net, ["body.1"]) as captured:
         net(IMAGES).sum().backward()
     with pytest.raises(RuntimeError, match=r"changed this output in place .* copy=True"):
-        seen["body.1"].output  # noqa: B018
+        captured["body.1"].output  # noqa: B018
     with capture(net, ["body.1"], copy=True) as copied:
         net(IMAGES).sum().backward()
     assert copied["body.1"].output.min() < 0, "before the activation"
-    # The gradient is that of what the norm gave: 0 where the activation cuts off.
+    # The gradient is that of the norm's output: 0 where the activation is 0.
     assert not copied["body.1"].gradient[copied["body.1"].output < 0].any()
-    torch.testing.assert_close(seen["body.1"].gradient, copied["body.1"].gradient)
+    torch.testing.assert_close(captured["body.1"].gradient, copied["body.1"].gradient)
 
 
-def test_a_layer_that_is_computed_again_is_seen_once(net: Net) -> None:
-    with capture(net, ["neck"]) as seen:
+def test_a_recomputed_layer_is_captured_once(net: Net) -> None:
+    with capture(net, ["neck"]) as captured:
         checkpoint(net, IMAGES, use_reentrant=False).sum().backward()
-    assert len(seen["neck"].calls) == 1
-    assert torch.equal(seen["neck"].gradient, net.head.weight.detach().sum(0).expand(6, 5))
+    assert len(captured["neck"].calls) == 1
+    assert torch.equal(captured["neck"].gradient, net.head.weight.detach().sum(0).expand(6, 5))
 
 
-def test_unknown_names_are_reported_with_near_ones(net: Net) -> None:
+def test_unknown_names_are_reported_with_similar_names(net: Net) -> None:
     with (
         pytest.raises(ValueError, match=r"no layer 'nekc'; near: neck; .*'0'; near: body.0; .*'zzz'; near: none"),
         capture(net, ["nekc", "0", "head", "zzz"]),
     ):
         pass
-    assert hooks_on(net) == 0
+    assert count_hooks(net) == 0
 
 
-def test_a_layer_that_was_not_called_is_reported(net: Net) -> None:
-    with capture(net, ["head"]) as seen:
+def test_reading_a_layer_that_was_not_called_raises(net: Net) -> None:
+    with capture(net, ["head"]) as captured:
         net.neck(torch.ones(1, 4))
     with pytest.raises(LookupError, match="'head' was not called"):
-        seen["head"].output  # noqa: B018
+        captured["head"].output  # noqa: B018
 
 
-def test_wrappers_are_looked_through(net: Net) -> None:
+def test_wrappers_are_unwrapped(net: Net) -> None:
     class Wrapper(nn.Module):
         def __init__(self, module: nn.Module) -> None:
             super().__init__()
@@ -227,9 +229,9 @@ def test_wrappers_are_looked_through(net: Net) -> None:
         sharded, module = False, net
 
     for model in (Wrapper(net), Wrapper(Wrapper(net)), Spread()):
-        with capture(model, ["neck"]) as seen:  # type: ignore[arg-type]
+        with capture(model, ["neck"]) as captured:  # type: ignore[arg-type]
             net(IMAGES)
-        assert len(seen["neck"].calls) == 1
+        assert len(captured["neck"].calls) == 1
 
 
 PROCESSES = """
@@ -241,46 +243,46 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from opabinia.models.capture import capture
 from tests.models.test_capture import IMAGES, Net
-number = 0 if os.fork() else 1
+rank = 0 if os.fork() else 1
 limit = datetime.timedelta(seconds=60)
-dist.init_process_group("gloo", store=dist.FileStore(sys.argv[1], 2), rank=number, world_size=2, timeout=limit)
+dist.init_process_group("gloo", store=dist.FileStore(sys.argv[1], 2), rank=rank, world_size=2, timeout=limit)
 torch.set_num_threads(1)
 
-def fresh():
+def new_model():
     torch.manual_seed(0)
     return Net().eval()
 
-def close(one, other):
-    torch.testing.assert_close(one, other)
+def assert_close(actual, expected):
+    torch.testing.assert_close(actual, expected)
 
-mine = IMAGES[number * 3 : number * 3 + 3]
-alone = fresh()
-with capture(alone, ["body", "neck"]) as expected:
-    alone(mine).square().sum().backward()
+images = IMAGES[rank * 3 : rank * 3 + 3]
+reference = new_model()
+with capture(reference, ["body", "neck"]) as expected:
+    reference(images).square().sum().backward()
 
 for shard in (False, True):
-    net = fresh()
-    together = net if shard else DistributedDataParallel(net)
+    net = new_model()
+    parallel = net if shard else DistributedDataParallel(net)
     if shard:
         fully_shard(net.neck, mesh=init_device_mesh("cpu", (2,)))
         fully_shard(net, mesh=init_device_mesh("cpu", (2,)))
-    for model in (together, net):
-        with capture(model, ["body", "neck"]) as seen:
-            together(mine).square().sum().backward()
-        for name in seen:
-            close(seen[name].output, expected[name].output)
-            close(seen[name].gradient, expected[name].gradient)  # of the own loss
-    # An edit reaches what is exchanged: gradients of one process are the other's, too.
+    for model in (parallel, net):
+        with capture(model, ["body", "neck"]) as captured:
+            parallel(images).square().sum().backward()
+        for name in captured:
+            assert_close(captured[name].output, expected[name].output)
+            assert_close(captured[name].gradient, expected[name].gradient)  # of this process's loss
+    # An edit changes the all-reduced gradients.
     net.zero_grad()
-    edit = lambda name, gradient: gradient * (2 if number else 0)
-    with capture(together, ["neck"], edit_gradient=edit):
-        together(mine).square().sum().backward()
-    other = fresh()
-    other(IMAGES[3:]).square().sum().backward()
-    found = net.neck.weight.grad
-    close(found.full_tensor() if shard else found, other.neck.weight.grad)  # mean of 0 and 2
+    edit = lambda name, gradient: gradient * (2 if rank else 0)
+    with capture(parallel, ["neck"], edit_gradient=edit):
+        parallel(images).square().sum().backward()
+    reference = new_model()
+    reference(IMAGES[3:]).square().sum().backward()
+    grad = net.neck.weight.grad
+    assert_close(grad.full_tensor() if shard else grad, reference.neck.weight.grad)  # mean of 0 and 2
 dist.destroy_process_group()
-if number:
+if rank:
     os._exit(0)
 assert os.wait()[1] == 0
 """
@@ -288,7 +290,7 @@ assert os.wait()[1] == 0
 
 @pytest.mark.slow
 def test_on_two_processes(warm_server: Server, tmp_path: Path) -> None:
-    """DDP and FSDP: names are the task's, numbers those of a model alone, edits reach the exchange."""
+    """DDP and FSDP: names are the task's, values are those of a single process, edits change reduced gradients."""
     warm_server.run(str(tmp_path / "store"), code=PROCESSES, seconds=200)
 
 
@@ -327,17 +329,17 @@ def test_grad_cam_by_hand() -> None:
     activations[0, 0, 0, 0], activations[0, 1, 1, 1] = 4.0, 4.0
     activations[1:] = activations[0]
     gradients = torch.zeros_like(activations)
-    gradients[0, 0], gradients[0, 1] = 1.0, -1.0  # the first channel speaks for it, the second against
+    gradients[0, 0], gradients[0, 1] = 1.0, -1.0  # the first channel supports the class, the second opposes it
     gradients[1, 0], gradients[1, 1] = 1.0, 0.5
     gradients[2] = -1.0
-    found = grad_cam(activations, gradients, (2, 2))
-    assert found.tolist() == [[[1, 0], [0, 0]], [[1, 0], [0, 0.5]], [[0, 0], [0, 0]]]
+    cam = grad_cam(activations, gradients, (2, 2))
+    assert cam.tolist() == [[[1, 0], [0, 0]], [[1, 0], [0, 0.5]], [[0, 0], [0, 0]]]
     large = grad_cam(activations, gradients, (6, 4))
     assert large.shape == (3, 6, 4) and large[0, 0, 0] == 1 and large.min() == 0
 
 
 def test_grad_cam_of_a_mean_is_the_class_activation_map() -> None:
-    """Selvaraju et al. 2017, section 3.1: behind global average pooling it is CAM (Zhou et al. 2016)."""
+    """Selvaraju et al. 2017, section 3.1: after global average pooling it equals CAM (Zhou et al. 2016)."""
     maps = torch.rand(2, 5, 4, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
     weight = torch.randn(5, generator=torch.Generator().manual_seed(1))
     (gradients,) = torch.autograd.grad((maps.mean((2, 3)) @ weight).sum(), maps)
@@ -345,6 +347,6 @@ def test_grad_cam_of_a_mean_is_the_class_activation_map() -> None:
     torch.testing.assert_close(grad_cam(maps.detach(), gradients, (4, 4)), cam / cam.amax((1, 2), keepdim=True))
 
 
-def test_grad_cam_of_other_shapes() -> None:
+def test_grad_cam_refuses_other_shapes() -> None:
     with pytest.raises(ValueError, match=r"not \(2, 3\) and \(2, 3, 4, 4\)"):
         grad_cam(torch.zeros(2, 3), torch.zeros(2, 3, 4, 4), (4, 4))

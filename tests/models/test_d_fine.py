@@ -1,4 +1,4 @@
-"""D-FINE: the same predictions and losses as those of the transformers library."""
+"""D-FINE: predictions and losses match the transformers library."""
 
 import copy
 from typing import Any
@@ -41,24 +41,24 @@ TARGETS = [
 EMPTY = [Target(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64))] * 2
 
 
-class GivenMaps(nn.Module):
-    """Feature maps in the place of the library's backbone."""
+class FixedMaps(nn.Module):
+    """Replaces the library's backbone: returns given feature maps."""
 
     def __init__(self, maps: list[Tensor]) -> None:
         super().__init__()
         self.maps = maps
-        self.intermediate_channel_sizes = [one.shape[1] for one in maps]
+        self.intermediate_channel_sizes = [level.shape[1] for level in maps]
 
     def forward(self, pixel_values: Tensor, pixel_mask: Tensor) -> list[tuple[Tensor, None]]:
-        return [(one, None) for one in self.maps]
+        return [(level, None) for level in self.maps]
 
 
 def detector_and_maps(**options: Any) -> tuple[Any, list[Tensor]]:
     torch.manual_seed(0)
     detector = DFine(LEVELS, INFO, **{**SMALL, **options})
-    for parameter in detector.parameters():
-        if parameter.requires_grad:
-            nn.init.normal_(parameter, std=0.3)
+    for param in detector.parameters():
+        if param.requires_grad:
+            nn.init.normal_(param, std=0.3)
     maps = [torch.randn(2, level.channels, SHAPE[0] // level.stride, SHAPE[1] // level.stride) for level in LEVELS]
     return detector, maps
 
@@ -66,30 +66,30 @@ def detector_and_maps(**options: Any) -> tuple[Any, list[Tensor]]:
 def library_model(detector: Any, maps: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> Any:
     from transformers.models.d_fine import modeling_d_fine as library
 
-    monkeypatch.setattr(library, "DFineConvEncoder", lambda config: GivenMaps(maps))
+    monkeypatch.setattr(library, "DFineConvEncoder", lambda config: FixedMaps(maps))
     model = library.DFineForObjectDetection(copy.deepcopy(detector._config))
     assert not any(model.model.load_state_dict(detector.state_dict(), strict=False))
     return model
 
 
 @pytest.mark.parametrize("options", [{}, {"encoder_channels": 24, "hidden_expansion": 0.5, "depth_multiplier": 0.34}])
-def test_detections_are_those_of_the_library(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_detections_match_the_library(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     detector, maps = detector_and_maps(**options)
     model = library_model(detector.eval(), maps[1:], monkeypatch).eval()
     with torch.no_grad():
         expected = model(torch.zeros(2, 3, *SHAPE))
-        found = detector.detect(maps, SHAPE, [SHAPE, SHAPE])
+        results = detector.detect(maps, SHAPE, [SHAPE, SHAPE])
     scores, pairs = expected.logits.sigmoid().flatten(1).topk(5)
-    for image, detections in enumerate(found):
-        torch.testing.assert_close(detections.scores, scores[image])
-        torch.testing.assert_close(detections.labels, pairs[image] % 2)
-        x, y, width, height = expected.pred_boxes[image, pairs[image] // 2].unbind(-1)
+    for number, image in enumerate(results):
+        torch.testing.assert_close(image.scores, scores[number])
+        torch.testing.assert_close(image.labels, pairs[number] % 2)
+        x, y, width, height = expected.pred_boxes[number, pairs[number] // 2].unbind(-1)
         corners = torch.stack([x - width / 2, y - height / 2, x + width / 2, y + height / 2], -1).clamp(0, 1)
-        torch.testing.assert_close(detections.boxes, corners * torch.tensor([96, 64, 96, 64]), atol=1e-3, rtol=1e-4)
+        torch.testing.assert_close(image.boxes, corners * torch.tensor([96, 64, 96, 64]), atol=1e-3, rtol=1e-4)
 
 
-def test_losses_of_a_layer_are_those_of_the_library() -> None:
-    """Each layer by itself: which layers and pairs are compared differs (see the docstring of ``d_fine``)."""
+def test_losses_of_a_layer_match_the_library() -> None:
+    """Only within a layer: the layers and pairs that are compared differ (see the docstring of ``d_fine``)."""
     from transformers.loss.loss_d_fine import DFineLoss
 
     detector, _ = detector_and_maps(num_denoising=0)
@@ -103,7 +103,9 @@ def test_losses_of_a_layer_are_those_of_the_library() -> None:
     library = DFineLoss(detector._config)
     theirs = library.matcher({"logits": layer.logits, "pred_boxes": layer.boxes}, labels)
     (pairs,) = match_queries([layer], objects)
-    assert [pairs.queries[pairs.images == image].tolist() for image in range(2)] == [one[0].tolist() for one in theirs]
+    assert [pairs.queries[pairs.images == image].tolist() for image in range(2)] == [
+        match[0].tolist() for match in theirs
+    ]
     outputs = {"logits": layer.logits, "pred_boxes": layer.boxes, "ref_points": start, "teacher_logits": last}
     outputs |= {"pred_corners": corners.flatten(2), "teacher_corners": teacher.flatten(2)}
     values = {}
@@ -114,45 +116,45 @@ def test_losses_of_a_layer_are_those_of_the_library() -> None:
     from opabinia.models.detectors.d_fine import _Layers
 
     refined = _Layers(layer.logits, layer.boxes, torch.stack([corners, teacher], 1), torch.stack([start, start], 1))
-    both = [Prediction(last, layer.boxes), layer]
-    own = detector._all_losses(both, refined, [pairs, pairs], pairs, objects, count, count)[1]
+    predictions = [Prediction(last, layer.boxes), layer]
+    losses = detector._all_losses(predictions, refined, [pairs, pairs], pairs, objects, count, count)[1]
     weights = {"loss_vfl": 1.0, "loss_bbox": 5.0, "loss_giou": 2.0, "loss_fgl": 0.15, "loss_ddf": 1.5}
-    assert own.keys() == weights.keys()
+    assert losses.keys() == weights.keys()
     for name, weight in weights.items():
-        assert own[name].item() == pytest.approx(weight * values[name].item(), rel=1e-5), name
+        assert losses[name].item() == pytest.approx(weight * values[name].item(), rel=1e-5), name
 
 
-@pytest.mark.parametrize("targets", [TARGETS, [TARGETS[0], EMPTY[0]], EMPTY], ids=["boxes", "one without", "none"])
-def test_every_parameter_learns_and_the_mode_does_not_matter(targets: list[Target]) -> None:
+@pytest.mark.parametrize("targets", [TARGETS, [TARGETS[0], EMPTY[0]], EMPTY], ids=["boxes", "one empty", "empty"])
+def test_every_parameter_has_a_gradient_in_either_mode(targets: list[Target]) -> None:
     detector, maps = detector_and_maps()
-    found = []
+    losses = []
     for mode in (True, False):
         detector.train(mode)
         for module in detector.modules():
             if isinstance(module, nn.BatchNorm2d):
                 module.eval()
         torch.manual_seed(1)
-        found.append(detector.losses(maps, SHAPE, [SHAPE, (50, 40)], targets))
-    assert all(value.isfinite() and value.ndim == 0 for value in found[0].values())
-    torch.testing.assert_close(found[0], found[1])
-    torch.stack(list(found[0].values())).sum().backward()
-    assert [name for name, one in detector.named_parameters() if one.requires_grad and one.grad is None] == []
+        losses.append(detector.losses(maps, SHAPE, [SHAPE, (50, 40)], targets))
+    assert all(value.isfinite() and value.ndim == 0 for value in losses[0].values())
+    torch.testing.assert_close(losses[0], losses[1])
+    torch.stack(list(losses[0].values())).sum().backward()
+    assert [name for name, param in detector.named_parameters() if param.requires_grad and param.grad is None] == []
 
 
 def test_two_levels_as_in_the_smallest_model() -> None:
     detector, maps = detector_and_maps(strides=[16, 32], decoder_n_points=[6, 6])
-    found = detector.eval().detect(maps, SHAPE, [SHAPE, SHAPE])
-    assert [len(one.boxes) for one in found] == [5, 5]
+    detections = detector.eval().detect(maps, SHAPE, [SHAPE, SHAPE])
+    assert [len(image.boxes) for image in detections] == [5, 5]
     with pytest.raises(ValueError, match="decoder_n_points: one number for each of the 3 strides, not 2"):
         detector_and_maps(decoder_n_points=[6, 6])
 
 
-def test_a_query_regresses_the_object_of_most_layers() -> None:
+def test_a_query_is_matched_to_the_object_of_most_layers() -> None:
     """Query 3 of image 0 has object 1 in two layers and object 0 in one; query 5 has object 0 in one."""
     layers = [([0, 0], [3, 5], [1, 0]), ([0, 0], [3, 4], [1, 0]), ([0], [3], [0])]
     united = unite_pairs([Pairs(*map(torch.tensor, layer)) for layer in layers])
-    found = sorted(zip(*(values.tolist() for values in united), strict=True))
-    assert found == [(0, 3, 1), (0, 4, 0), (0, 5, 0)]
+    result = sorted(zip(*(values.tolist() for values in united), strict=True))
+    assert result == [(0, 3, 1), (0, 4, 0), (0, 5, 0)]
 
 
 def test_matching_minimizes_the_cost_in_every_group() -> None:

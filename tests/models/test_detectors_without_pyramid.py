@@ -1,4 +1,4 @@
-"""Detectors without a feature pyramid (ResNet-C4 and -DC5), proposal networks, and detectron2's other variations."""
+"""Detectors without a feature pyramid (ResNet-C4 and -DC5), proposal networks, and other options of detectron2."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from opabinia.models.weights.translation import translate_weights
 from opabinia.tasks.detection.task import Detection
 
 SIZES = [(64, 96), (60, 90)]
-POINTS = ("nose", "tail")
-FACTS = DatasetInfo(samples=2, classes=("cat", "dog", "bird"), boxes=True, masks=True, keypoints=POINTS)
+KEYPOINTS = ("nose", "tail")
+INFO = DatasetInfo(samples=2, classes=("cat", "dog", "bird"), boxes=True, masks=True, keypoints=KEYPOINTS)
 PROPOSALS = ProposalOptions(anchor_sizes=[[16.0, 32.0, 64.0]], batch_size_per_image=16, post_nms_topk_train=30)
 BOX = BoxOptions(fc_dim=16, batch_size_per_image=8, score_threshold=0)
 
 
-def batch(objects: int = 1) -> dict[str, Any]:
+def make_batch(objects: int = 1) -> dict[str, Any]:
     torch.manual_seed(0)
     count = (objects,)
     return {
@@ -47,7 +47,7 @@ def batch(objects: int = 1) -> dict[str, Any]:
 
 
 def without_pyramid(*, last_stage: bool, model: str = "test_resnet", **options: Any) -> Detection:
-    """Mask R-CNN with ResNet-C4 or ResNet-DC5."""
+    """Return Mask R-CNN with ResNet-C4 or ResNet-DC5."""
     torch.manual_seed(0)
     detector = partial(
         mask_rcnn,
@@ -59,21 +59,21 @@ def without_pyramid(*, last_stage: bool, model: str = "test_resnet", **options: 
     )
     variation: dict[str, Any] = {"last_stride": 2} if last_stage else {"last_stride": 1, "last_dilation": 2}
     return Detection(
-        FACTS, backbone=partial(resnet, model=model, **variation, **options), detector=detector, freeze_norms=True
+        INFO, backbone=partial(resnet, model=model, **variation, **options), detector=detector, freeze_norms=True
     )
 
 
 @pytest.mark.parametrize("last_stage", [True, False], ids=["C4", "DC5"])
 @pytest.mark.parametrize("objects", [1, 0])
-def test_every_parameter_takes_part(last_stage: bool, objects: int) -> None:
+def test_every_parameter_has_a_gradient(last_stage: bool, objects: int) -> None:
     task = without_pyramid(last_stage=last_stage)
-    losses = task(batch(objects), None)
-    sum(value for name, value in losses.items() if "loss" in name).backward()
+    values = task(make_batch(objects), None)
+    sum(value for name, value in values.items() if "loss" in name).backward()
     assert [name for name, param in task.named_parameters() if param.grad is None and param.requires_grad] == []
     task.eval()
     with torch.no_grad():
-        found = task.predict(batch(objects))
-    assert found["boxes"].shape == (2, 100, 4) and found["masks"].shape[:2] == (2, 100)
+        predictions = task.predict(make_batch(objects))
+    assert predictions["boxes"].shape == (2, 100, 4) and predictions["masks"].shape[:2] == (2, 100)
 
 
 def test_the_last_stage_runs_on_regions_only() -> None:
@@ -83,15 +83,15 @@ def test_the_last_stage_runs_on_regions_only() -> None:
     shapes: list[tuple[int, ...]] = []
     stage.register_forward_hook(lambda _module, inputs, _output: shapes.append(tuple(inputs[0].shape)))
     image = torch.rand(1, 3, 64, 96)
-    [maps] = task.detector.pyramid(task.backbone.pyramid_features(image))
-    assert maps.shape[-2:] == (4, 6) and not shapes
+    [features] = task.detector.pyramid(task.backbone.pyramid_features(image))
+    assert features.shape[-2:] == (4, 6) and not shapes
     boxes = torch.tensor([[0.0, 0, 64, 64], [16, 0, 48, 32]])
     pool = task.detector.box.pool
-    pooled = pool(maps[None], [boxes])
-    assert shapes == [(2, maps.shape[1], 14, 14)] and pooled.shape == (2, pool.out_channels, 7, 7)
-    plain = RegionPool([Level(maps.shape[1], 16), Level(9, 32)], 14, PoolingOptions(num_levels=1))
-    torch.testing.assert_close(pooled, stage(plain(maps[None], [boxes])))
-    # The vectors of regions are means over their positions.
+    pooled = pool(features[None], [boxes])
+    assert shapes == [(2, features.shape[1], 14, 14)] and pooled.shape == (2, pool.out_channels, 7, 7)
+    plain = RegionPool([Level(features.shape[1], 16), Level(9, 32)], 14, PoolingOptions(num_levels=1))
+    torch.testing.assert_close(pooled, stage(plain(features[None], [boxes])))
+    # Features of regions are averaged over their positions.
     torch.testing.assert_close(task.detector.box.layers.head(pooled), pooled.mean((2, 3)))
 
 
@@ -104,7 +104,7 @@ def test_the_last_stage_needs_a_resnet_with_strides_16_and_32() -> None:
         resnet(3, model="test_resnet", last_stride=2, last_dilation=2)
 
 
-def test_a_dilated_stage_has_the_values_of_an_undilated_one_at_every_second_position() -> None:
+def test_a_dilated_stage_equals_a_strided_stage_at_every_second_position() -> None:
     """Dilated convolutions instead of strides give the same values at more positions (Yu and Koltun 2016)."""
     stages = []
     variations: list[dict[str, Any]] = [{"last_stride": 2}, {"last_stride": 1, "last_dilation": 2}]
@@ -112,30 +112,30 @@ def test_a_dilated_stage_has_the_values_of_an_undilated_one_at_every_second_posi
         torch.manual_seed(0)
         backbone: Any = resnet(3, model="resnet10t", **variation)
         stages.append(backbone.eval().model.layer4[0].conv2)
-    maps = torch.rand(1, stages[0].in_channels, 12, 12)
-    torch.testing.assert_close(stages[1](maps)[..., ::2, ::2], stages[0](maps[..., ::2, ::2]))
+    features = torch.rand(1, stages[0].in_channels, 12, 12)
+    torch.testing.assert_close(stages[1](features)[..., ::2, ::2], stages[0](features[..., ::2, ::2]))
 
 
 @pytest.mark.parametrize("modulated", [False, True])
-def test_deformable_convolutions_begin_as_convolutions(modulated: bool) -> None:
+def test_deformable_convolutions_start_as_convolutions(modulated: bool) -> None:
     torch.manual_seed(0)
     conv = nn.Conv2d(4, 6, 3, 2, 1, bias=False)
     deformable = DeformableConv(conv, groups=2, modulated=modulated)
-    maps = torch.rand(2, 4, 9, 9)
-    torch.testing.assert_close(deformable(maps), conv(maps) * (0.5 if modulated else 1))
+    features = torch.rand(2, 4, 9, 9)
+    torch.testing.assert_close(deformable(features), conv(features) * (0.5 if modulated else 1))
     nn.init.normal_(deformable.offset.weight)
-    values = deformable.offset(maps)
+    values = deformable.offset(features)
     expected = deform_conv2d(
-        maps, values[:, :36], conv.weight, stride=2, padding=1, mask=values[:, 36:].sigmoid() if modulated else None
+        features, values[:, :36], conv.weight, stride=2, padding=1, mask=values[:, 36:].sigmoid() if modulated else None
     )
-    torch.testing.assert_close(deformable(maps), expected)
+    torch.testing.assert_close(deformable(features), expected)
     assert {"weight", "offset.weight", "offset.bias"} == set(deformable.state_dict())
 
 
 def test_deformable_stages() -> None:
     backbone = resnet(3, model="resnet26", deformable=DeformableOptions(stages=(3,), modulated=True))
-    kinds = {name: type(getattr(backbone.model, name)[0].conv2).__name__ for name in ("layer2", "layer3")}
-    assert kinds == {"layer2": "Conv2d", "layer3": "DeformableConv"}
+    types = {name: type(getattr(backbone.model, name)[0].conv2).__name__ for name in ("layer2", "layer3")}
+    assert types == {"layer2": "Conv2d", "layer3": "DeformableConv"}
     with pytest.raises(ValueError, match="deformable: BasicBlock"):
         resnet(3, model="resnet10t", deformable=DeformableOptions(stages=(4,)))
 
@@ -159,12 +159,12 @@ def test_names_of_detectron2s_weights() -> None:
     assert set(theirs.values()) <= set(task.state_dict())
 
 
-def maps(levels: tuple[Level, ...]) -> list[Tensor]:
+def make_maps(levels: tuple[Level, ...]) -> list[Tensor]:
     torch.manual_seed(0)
     return [torch.randn(2, level.channels, 64 // level.stride, 96 // level.stride) for level in levels]
 
 
-def targets() -> list[Target]:
+def make_targets() -> list[Target]:
     keypoints = torch.tensor([[[20.0, 20, 2], [70, 30, 0]]])
     box = torch.tensor([[8.0, 4, 60, 50]])
     return [Target(box, torch.tensor([1]), torch.ones(1, 64, 96, dtype=torch.uint8), keypoints)] * 2
@@ -173,22 +173,22 @@ def targets() -> list[Target]:
 LEVELS = (Level(8, 16),)
 
 
-def losses(detector: Detector, seed: int = 0) -> dict[str, Tensor]:
+def compute_losses(detector: Detector, seed: int = 0) -> dict[str, Tensor]:
     torch.manual_seed(seed)
-    return detector.losses(maps(LEVELS), (64, 96), SIZES, targets())
+    return detector.losses(make_maps(LEVELS), (64, 96), SIZES, make_targets())
 
 
-def made(make: Any, proposals: ProposalOptions = PROPOSALS, **options: Any) -> Detector:
+def make_detector(make: Any, proposals: ProposalOptions = PROPOSALS, **options: Any) -> Detector:
     torch.manual_seed(0)
     pooling = PoolingOptions(num_levels=1)
-    detector: Detector = make(LEVELS, FACTS, neck=no_neck, proposals=proposals, pooling=pooling, **options)
+    detector: Detector = make(LEVELS, INFO, neck=no_neck, proposals=proposals, pooling=pooling, **options)
     return detector
 
 
-def test_weights_of_losses() -> None:
-    plain = losses(made(keypoint_rcnn, box=BOX, keypoint=KeypointOptions(channels=8, num_convs=1)))
-    weighted = losses(
-        made(
+def test_loss_weights() -> None:
+    plain = compute_losses(make_detector(keypoint_rcnn, box=BOX, keypoint=KeypointOptions(channels=8, num_convs=1)))
+    weighted = compute_losses(
+        make_detector(
             keypoint_rcnn,
             replace(PROPOSALS, loss_weight=2, box_loss_weight=3),
             box=replace(BOX, box_loss_weight=4),
@@ -209,30 +209,32 @@ def test_class_agnostic_masks() -> None:
     head = MaskHead(LEVELS, 3, options, PoolingOptions(num_levels=1))
     assert head.predictor.mask_fcn_logits.out_channels == 1
     boxes = [torch.tensor([[8.0, 4, 60, 50]] * 2)]
-    logits = head._logits([maps(LEVELS)[0][:1]], boxes, torch.tensor([0, 2]))
+    logits = head._logits([make_maps(LEVELS)[0][:1]], boxes, torch.tensor([0, 2]))
     assert logits.shape == (2, 28, 28) and torch.equal(logits[0], logits[1])
-    assert losses(made(mask_rcnn, box=BOX, mask=options))["loss_mask"] > 0
+    assert compute_losses(make_detector(mask_rcnn, box=BOX, mask=options))["loss_mask"] > 0
 
 
 def test_masks_trained_on_predicted_boxes() -> None:
     torch.manual_seed(0)
     options = replace(BOX, train_on_predictions=True)
-    detector: Any = made(mask_rcnn, box=options, mask=MaskOptions(channels=4, num_convs=1))
+    detector: Any = make_detector(mask_rcnn, box=options, mask=MaskOptions(channels=4, num_convs=1))
     head: Any = detector.box
     nn.init.zeros_(head.layers.predictor.bbox_pred.weight)
     # Boxes of class 1 move to the right by a tenth of their width.
     head.layers.predictor.bbox_pred.bias.data = torch.tensor([0.0] * 4 + [1.0, 0, 0, 0] + [0.0] * 4)
     boxes = torch.tensor([[10.0, 10, 30, 30], [10, 10, 30, 30]])
     regions = Regions(boxes, torch.tensor([1, 2]), torch.tensor([0, 0]), boxes)
-    _, [[refined]] = head.losses([maps(LEVELS)[0][:1]], SIZES[:1], [regions], targets()[:1])
+    _, [[refined]] = head.losses([make_maps(LEVELS)[0][:1]], SIZES[:1], [regions], make_targets()[:1])
     assert refined.boxes.tolist() == [[12, 10, 32, 30], [10, 10, 30, 30]] and refined.labels is regions.labels
-    seen: list[Tensor] = []
+    pooled_boxes: list[Tensor] = []
     mask_head: Any = detector.others["mask"]
-    mask_head.pool.register_forward_pre_hook(lambda _module, inputs: seen.extend(inputs[1]))
-    assert losses(detector)["loss_mask"] > 0 and not any(box[0] == 8 for image in seen for box in image.tolist())
+    mask_head.pool.register_forward_pre_hook(lambda _module, inputs: pooled_boxes.extend(inputs[1]))
+    assert compute_losses(detector)["loss_mask"] > 0 and not any(
+        box[0] == 8 for image in pooled_boxes for box in image.tolist()
+    )
 
 
-def test_several_anchor_sizes_per_level_and_weights_of_coding() -> None:
+def test_several_anchor_sizes_per_level() -> None:
     options = ProposalOptions(anchor_sizes=[[16.0, 32.0], [64.0, 128.0]], aspect_ratios=(1,), offset=0.5)
     rpn = RegionProposals((Level(4, 16), Level(4, 32)), options)
     anchors = rpn([torch.zeros(1, 4, 1, 1)] * 2, (16, 16)).anchors
@@ -243,26 +245,26 @@ def test_several_anchor_sizes_per_level_and_weights_of_coding() -> None:
 def test_a_proposal_network() -> None:
     torch.manual_seed(0)
     options = replace(PROPOSALS, post_nms_topk_test=7)
-    detector = ProposalNetwork(LEVELS, FACTS, neck=no_neck, proposals=options)
+    detector = ProposalNetwork(LEVELS, INFO, neck=no_neck, proposals=options)
     assert detector.max_detections == 7
-    assert {name for name in losses(detector) if "loss" in name} == {"loss_rpn_cls", "loss_rpn_loc"}
-    found = detector.detect(maps(LEVELS), (64, 96), SIZES)
-    assert [len(image.boxes) for image in found] == [7, 7] and not found[0].labels.any()
-    assert ((found[0].scores[:-1] - found[0].scores[1:]) >= 0).all() and (found[0].scores < 1).all()
-    # Of ResNet-C4: the last stage neither runs nor learns.
-    info = replace(FACTS, masks=False)
+    assert {name for name in compute_losses(detector) if "loss" in name} == {"loss_rpn_cls", "loss_rpn_loc"}
+    detections = detector.detect(make_maps(LEVELS), (64, 96), SIZES)
+    assert [len(image.boxes) for image in detections] == [7, 7] and not detections[0].labels.any()
+    assert ((detections[0].scores[:-1] - detections[0].scores[1:]) >= 0).all() and (detections[0].scores < 1).all()
+    # With ResNet-C4 the last stage is neither run nor trained.
+    info = replace(INFO, masks=False)
     detector_part = partial(ProposalNetwork, neck=no_neck, proposals=options, last_stage=False)
     task = Detection(info, backbone=partial(resnet, model="test_resnet", last_stride=2), detector=detector_part)
-    learned = [name for name, parameter in task.named_parameters() if parameter.requires_grad]
-    assert task.detector.neck.out_levels[0].stride == 16 and not any(".layer4." in name for name in learned)
-    values = task({**batch(), "masks": [None, None]}, None)
+    trained = [name for name, param in task.named_parameters() if param.requires_grad]
+    assert task.detector.neck.out_levels[0].stride == 16 and not any(".layer4." in name for name in trained)
+    values = task({**make_batch(), "masks": [None, None]}, None)
     sum(value for name, value in values.items() if "loss" in name).backward()
-    parameters = dict(task.named_parameters())
-    assert all(parameters[name].grad is not None for name in learned)
+    params = dict(task.named_parameters())
+    assert all(params[name].grad is not None for name in trained)
 
 
-def test_a_running_mean_is_detectron2s() -> None:
-    """100 in a batch of 2 images at first, then a tenth of the new number: 46 and 43.4."""
+def test_the_running_mean_matches_detectron2() -> None:
+    """Starts at 100 for a batch of 2 images, then momentum 0.1: 46 and 43.4."""
     mean = RunningMean()
     assert mean.eval()(torch.tensor(10.0), 50.0) == 50 and mean.value == 0
     mean.train()
@@ -276,8 +278,8 @@ def test_losses_divided_by_the_running_mean() -> None:
     detectors = []
     for normalizer in ("image", "running_mean"):
         torch.manual_seed(0)
-        made_one = RetinaNet(level, FACTS, neck=no_neck, anchor_sizes=[32], loss_normalizer=normalizer)
-        detectors.append(losses(made_one))
+        detector = RetinaNet(level, INFO, neck=no_neck, anchor_sizes=[32], loss_normalizer=normalizer)
+        detectors.append(compute_losses(detector))
     plain, running = detectors
     divisor = 0.9 * 50 + 0.1 * plain["num_pos_anchors"]
     torch.testing.assert_close(running["loss_cls"], plain["loss_cls"] * plain["num_pos_anchors"] / divisor)

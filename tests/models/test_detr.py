@@ -16,7 +16,7 @@ from opabinia.models.necks import SimplePyramid
 
 pytest.importorskip("transformers", reason="the extra detr is not installed")
 
-FACTS = DatasetInfo(samples=1, classes=("circle", "square"), boxes=True)
+INFO = DatasetInfo(samples=1, classes=("circle", "square"), boxes=True)
 LEVELS = (Level(6, 4), Level(8, 8), Level(12, 16), Level(16, 32))
 SMALL: dict[str, Any] = {
     "channels": 16,
@@ -36,120 +36,120 @@ def _seeded() -> None:
     torch.manual_seed(0)
 
 
-def made(**keys: Any) -> Any:
-    return RTDetr(LEVELS, FACTS, **{**SMALL, **keys})
+def make_detector(**keys: Any) -> Any:
+    return RTDetr(LEVELS, INFO, **{**SMALL, **keys})
 
 
-def drawn_maps(images: int = 2, shape: tuple[int, int] = SHAPE, levels: Sequence[Level] = LEVELS) -> list[Tensor]:
+def random_maps(images: int = 2, shape: tuple[int, int] = SHAPE, levels: Sequence[Level] = LEVELS) -> list[Tensor]:
     return [torch.randn(images, level.channels, shape[0] // level.stride, shape[1] // level.stride) for level in levels]
 
 
-def wanted(*boxes: list[float]) -> Target:
+def make_target(*boxes: list[float]) -> Target:
     return Target(torch.tensor(boxes).view(-1, 4), torch.arange(len(boxes)) % 2)
 
 
-TARGETS = [wanted([8, 8, 40, 32], [50, 20, 90, 60]), wanted([4, 4, 30, 44])]
-EMPTY = [wanted(), wanted()]
+TARGETS = [make_target([8, 8, 40, 32], [50, 20, 90, 60]), make_target([4, 4, 30, 44])]
+EMPTY = [make_target(), make_target()]
 
 
 # --- losses -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("targets", [TARGETS, [TARGETS[0], EMPTY[1]], EMPTY], ids=["boxes", "one without", "none"])
+@pytest.mark.parametrize("targets", [TARGETS, [TARGETS[0], EMPTY[1]], EMPTY], ids=["boxes", "one empty", "empty"])
 @pytest.mark.parametrize("denoising", [0, 10])
-def test_every_parameter_learns_in_every_step(targets: list[Target], denoising: int) -> None:
-    detector = made(num_denoising=denoising)
-    maps = [one.requires_grad_() for one in drawn_maps()]
+def test_every_parameter_has_a_gradient_in_every_step(targets: list[Target], denoising: int) -> None:
+    detector = make_detector(num_denoising=denoising)
+    maps = [level.requires_grad_() for level in random_maps()]
     losses = detector.losses(maps, SHAPE, SIZES, targets)
     names = {"loss_vfl", "loss_bbox", "loss_giou", "loss_auxiliary"} | ({"loss_denoising"} if denoising else set())
     assert losses.keys() == names
     assert all(value.ndim == 0 and value.isfinite() for value in losses.values())
     torch.stack(list(losses.values())).sum().backward()
-    assert [name for name, one in detector.named_parameters() if one.grad is None] == []
-    assert [one.grad is not None for one in maps] == [False, True, True, True]
+    assert [name for name, param in detector.named_parameters() if param.grad is None] == []
+    assert [level.grad is not None for level in maps] == [False, True, True, True]
 
 
-def test_discrete_sampling_trains_everything_but_the_offsets() -> None:
-    detector = made(sampling="discrete")
-    losses = detector.losses(drawn_maps(), SHAPE, SIZES, TARGETS)
+def test_discrete_sampling_trains_all_parameters_except_offsets() -> None:
+    detector = make_detector(sampling="discrete")
+    losses = detector.losses(random_maps(), SHAPE, SIZES, TARGETS)
     torch.stack(list(losses.values())).sum().backward()
     frozen = {name: param for name, param in detector.named_parameters() if param.grad is None}
     assert len(frozen) == 4 and all(
-        "sampling_offsets" in name and not one.requires_grad for name, one in frozen.items()
+        "sampling_offsets" in name and not param.requires_grad for name, param in frozen.items()
     )
 
 
-def test_without_a_box_only_the_classes_have_something_to_lose() -> None:
-    losses = made().losses(drawn_maps(), SHAPE, SIZES, EMPTY)
+def test_without_boxes_only_the_classification_loss_is_positive() -> None:
+    losses = make_detector().losses(random_maps(), SHAPE, SIZES, EMPTY)
     assert losses["loss_bbox"] == losses["loss_giou"] == losses["loss_denoising"] == 0
     assert losses["loss_vfl"] > 0
 
 
-def test_losses_are_the_same_in_training_and_in_evaluation() -> None:
-    detector, maps = made(), drawn_maps()
-    norms = [one for one in detector.modules() if isinstance(one, nn.BatchNorm2d)]
-    found = []
+def test_training_mode_does_not_change_losses() -> None:
+    detector, maps = make_detector(), random_maps()
+    norms = [module for module in detector.modules() if isinstance(module, nn.BatchNorm2d)]
+    losses = []
     for mode in (True, False):
         detector.train(mode)
         for norm in norms:
             norm.eval()
         torch.manual_seed(1)
-        found.append(detector.losses(maps, SHAPE, SIZES, TARGETS))
-    assert {name: value.item() for name, value in found[0].items()} == pytest.approx(
-        {name: value.item() for name, value in found[1].items()}
+        losses.append(detector.losses(maps, SHAPE, SIZES, TARGETS))
+    assert {name: value.item() for name, value in losses[0].items()} == pytest.approx(
+        {name: value.item() for name, value in losses[1].items()}
     )
 
 
-def test_weights_of_losses_multiply_them() -> None:
-    plain, weighted = made(), made(vfl_weight=3, box_weight=10, giou_weight=0, num_denoising=0)
+def test_loss_weights_scale_the_losses() -> None:
+    plain, weighted = make_detector(), make_detector(vfl_weight=3, box_weight=10, giou_weight=0, num_denoising=0)
     weighted.load_state_dict(plain.state_dict(), strict=False)
-    maps = drawn_maps()
-    a, b = (one.eval().losses(maps, SHAPE, SIZES, TARGETS) for one in (plain, weighted))
+    maps = random_maps()
+    a, b = (detector.eval().losses(maps, SHAPE, SIZES, TARGETS) for detector in (plain, weighted))
     assert b["loss_vfl"].item() == pytest.approx(3 * a["loss_vfl"].item())
     assert b["loss_bbox"].item() == pytest.approx(2 * a["loss_bbox"].item())
     assert b["loss_giou"] == 0
 
 
-def test_parts_of_a_batch_on_many_processes_count_as_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seven boxes in one image and one in the other; each process has one of the two images."""
-    detector, maps = made(num_denoising=0).eval(), drawn_maps()
-    many = wanted(*([float(x), 4.0, x + 20.0, 30.0] for x in range(7)))
-    targets = [many, TARGETS[1]]
-    whole = detector.losses(maps, SHAPE, SIZES, targets)
+def test_losses_average_over_processes_to_those_of_the_global_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One image has seven boxes, the other has one; each of two processes has one image."""
+    detector, maps = make_detector(num_denoising=0).eval(), random_maps()
+    seven_boxes = make_target(*([float(x), 4.0, x + 20.0, 30.0] for x in range(7)))
+    targets = [seven_boxes, TARGETS[1]]
+    expected = detector.losses(maps, SHAPE, SIZES, targets)
     monkeypatch.setattr(queries, "mean_over_samples", lambda total, samples: torch.tensor(8 / 2))
-    parts = [detector.losses([one[[n]] for one in maps], SHAPE, [SIZES[n]], [targets[n]]) for n in range(2)]
-    for name, value in whole.items():
+    parts = [detector.losses([level[[n]] for level in maps], SHAPE, [SIZES[n]], [targets[n]]) for n in range(2)]
+    for name, value in expected.items():
         assert (parts[0][name] + parts[1][name]).item() / 2 == pytest.approx(value.item(), rel=1e-5), name
 
 
 @pytest.mark.slow
-def test_it_learns_where_squares_are() -> None:
-    """From nothing, in 250 steps of 8 images."""
-    body = Body()
-    detector = made(channels=32, num_queries=30, ffn_dim=64, num_denoising=30, max_detections=10)
-    both = nn.ModuleList([body, detector])
-    optimizer = torch.optim.AdamW(both.parameters(), lr=1e-3)
+def test_learns_to_detect_rectangles() -> None:
+    """From random weights, in 250 steps of 8 images."""
+    body = Backbone()
+    detector = make_detector(channels=32, num_queries=30, ffn_dim=64, num_denoising=30, max_detections=10)
+    model = nn.ModuleList([body, detector])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for step in range(250):
         for group in optimizer.param_groups:
             group["lr"] = 1e-3 * min(1, (step + 1) / 30) * (1 - step / 250)
-        images, targets = squares(8)
+        images, targets = make_squares(8)
         losses = detector.losses(body(images), SHAPE, [SHAPE] * 8, targets)
         optimizer.zero_grad()
         torch.stack(list(losses.values())).sum().backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(both.parameters(), 0.1)
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
         optimizer.step()
-    both.eval()
-    images, targets = squares(32)
+    model.eval()
+    images, targets = make_squares(32)
     with torch.no_grad():
-        found = detector.detect(body(images), SHAPE, [SHAPE] * 32)
-    overlaps = [box_iou(one.boxes[:1], target.boxes) for one, target in zip(found, targets, strict=True)]
+        detections = detector.detect(body(images), SHAPE, [SHAPE] * 32)
+    overlaps = [box_iou(image.boxes[:1], target.boxes) for image, target in zip(detections, targets, strict=True)]
     assert torch.cat(overlaps).mean() > 0.6
-    right = [one.labels[0] == target.labels[0] for one, target in zip(found, targets, strict=True)]
-    assert torch.stack(right).float().mean() > 0.9
+    correct = [image.labels[0] == target.labels[0] for image, target in zip(detections, targets, strict=True)]
+    assert torch.stack(correct).float().mean() > 0.9
 
 
-class Body(nn.Sequential):
-    """Five convolutions, of which the last four give maps."""
+class Backbone(nn.Sequential):
+    """Five convolutions; the last four return feature maps."""
 
     def __init__(self) -> None:
         widths = [3, 6, *(level.channels for level in LEVELS)]
@@ -167,8 +167,8 @@ class Body(nn.Sequential):
         return maps[1:]
 
 
-def squares(count: int) -> tuple[Tensor, list[Target]]:
-    """Noise with one rectangle each, whose channel is its class."""
+def make_squares(count: int) -> tuple[Tensor, list[Target]]:
+    """Return images of noise with one rectangle each; its colour channel is its class."""
     images, targets = 0.2 * torch.rand(count, 3, *SHAPE), []
     for image in images:
         width, height = (int(side) for side in torch.randint(16, 40, (2,)))
@@ -183,19 +183,19 @@ def squares(count: int) -> tuple[Tensor, list[Target]]:
 # --- the library ------------------------------------------------------------------------------------------------------
 
 
-class Given(nn.Module):
-    """In the place of the library's backbone: maps that are there already."""
+class FixedMaps(nn.Module):
+    """Replaces the library's backbone: returns given feature maps."""
 
     def __init__(self, maps: Sequence[Tensor]) -> None:
         super().__init__()
         self.maps = maps
 
     def forward(self, pixel_values: Tensor, pixel_mask: Tensor) -> list[tuple[Tensor, None]]:
-        return [(one, None) for one in self.maps]
+        return [(level, None) for level in self.maps]
 
 
 def library_model(detector: Any, maps: Sequence[Tensor]) -> Any:
-    """The library's whole model with the weights of ours."""
+    """Return the library's model with the weights of our detector."""
     from transformers import RTDetrResNetConfig, RTDetrV2ForObjectDetection
 
     config = copy.deepcopy(detector._config)
@@ -203,47 +203,50 @@ def library_model(detector: Any, maps: Sequence[Tensor]) -> Any:
         embedding_size=4, hidden_sizes=[4, 8, 12, 16], depths=[1, 1, 1, 1], out_indices=[2, 3, 4], layer_type="basic"
     )
     model = RTDetrV2ForObjectDetection(config)
-    model.model.backbone = Given(maps)
-    left = model.model.load_state_dict(detector.state_dict(), strict=False)
-    assert not left.unexpected_keys and not left.missing_keys
+    model.model.backbone = FixedMaps(maps)
+    report = model.model.load_state_dict(detector.state_dict(), strict=False)
+    assert not report.unexpected_keys and not report.missing_keys
     return model
 
 
-def test_an_image_without_padding_gives_what_the_library_gives() -> None:
-    detector, maps = made(num_denoising=0), drawn_maps()
+def test_images_without_padding_match_the_library() -> None:
+    detector, maps = make_detector(num_denoising=0), random_maps()
     for weights in detector.parameters():
         nn.init.normal_(weights, std=0.3)
     model = library_model(detector.eval(), maps[1:]).eval()
-    targets = [wanted([8, 8, 40, 32], [50, 20, 90, 60]), wanted([4, 4, 30, 44])]
-    two = torch.tensor([[24 / 96, 20 / 64, 32 / 96, 24 / 64], [70 / 96, 40 / 64, 40 / 96, 40 / 64]])
-    one = torch.tensor([[17 / 96, 24 / 64, 26 / 96, 40 / 64]])
-    labels = [{"class_labels": torch.tensor([0, 1]), "boxes": two}, {"class_labels": torch.tensor([0]), "boxes": one}]
+    targets = [make_target([8, 8, 40, 32], [50, 20, 90, 60]), make_target([4, 4, 30, 44])]
+    two_boxes = torch.tensor([[24 / 96, 20 / 64, 32 / 96, 24 / 64], [70 / 96, 40 / 64, 40 / 96, 40 / 64]])
+    one_box = torch.tensor([[17 / 96, 24 / 64, 26 / 96, 40 / 64]])
+    labels = [
+        {"class_labels": torch.tensor([0, 1]), "boxes": two_boxes},
+        {"class_labels": torch.tensor([0]), "boxes": one_box},
+    ]
     with torch.no_grad():
-        said = model(torch.zeros(2, 3, *SHAPE), labels=labels)
+        expected = model(torch.zeros(2, 3, *SHAPE), labels=labels)
         losses = detector.losses(maps, SHAPE, [SHAPE, SHAPE], targets)
-        found = detector.detect(maps, SHAPE, [SHAPE, SHAPE])
+        detections = detector.detect(maps, SHAPE, [SHAPE, SHAPE])
     for name in ("loss_vfl", "loss_bbox", "loss_giou"):
-        assert losses[name].item() == pytest.approx(said.loss_dict[name].item(), rel=1e-5)
-    assert torch.stack(list(losses.values())).sum().item() == pytest.approx(said.loss.item(), rel=1e-5)
-    scores, pairs = said.logits.sigmoid().flatten(1).topk(5)
-    for number, detections in enumerate(found):
-        torch.testing.assert_close(detections.scores, scores[number])
-        torch.testing.assert_close(detections.labels, pairs[number] % 2)
-        x, y, width, height = said.pred_boxes[number, pairs[number] // 2].unbind(-1)
+        assert losses[name].item() == pytest.approx(expected.loss_dict[name].item(), rel=1e-5)
+    assert torch.stack(list(losses.values())).sum().item() == pytest.approx(expected.loss.item(), rel=1e-5)
+    scores, pairs = expected.logits.sigmoid().flatten(1).topk(5)
+    for number, image in enumerate(detections):
+        torch.testing.assert_close(image.scores, scores[number])
+        torch.testing.assert_close(image.labels, pairs[number] % 2)
+        x, y, width, height = expected.pred_boxes[number, pairs[number] // 2].unbind(-1)
         corners = torch.stack([x - width / 2, y - height / 2, x + width / 2, y + height / 2], -1).clamp(0, 1)
-        torch.testing.assert_close(detections.boxes, corners * torch.tensor([96, 64, 96, 64]))
+        torch.testing.assert_close(image.boxes, corners * torch.tensor([96, 64, 96, 64]))
 
 
-def test_denoising_gives_what_the_library_gives() -> None:
-    detector, maps = made(), drawn_maps()
+def test_denoising_matches_the_library() -> None:
+    detector, maps = make_detector(), random_maps()
     model = library_model(detector, maps[1:]).train()
     labels = [{"class_labels": torch.tensor([1]), "boxes": torch.tensor([[0.5, 0.5, 0.25, 0.5]])}] * 2
     torch.manual_seed(3)
-    said = model(torch.zeros(2, 3, *SHAPE), labels=labels).loss_dict
+    library_losses = model(torch.zeros(2, 3, *SHAPE), labels=labels).loss_dict
     torch.manual_seed(3)
     target = Target(torch.tensor([[36.0, 16, 60, 48]]), torch.tensor([1]))
     losses = detector.losses(maps, SHAPE, [SHAPE, SHAPE], [target, target])
-    expected = sum(value.item() for name, value in said.items() if "_dn_" in name)
+    expected = sum(value.item() for name, value in library_losses.items() if "_dn_" in name)
     assert losses["loss_denoising"].item() == pytest.approx(expected, rel=1e-5)
     assert losses["loss_denoising"] > 0
 
@@ -251,107 +254,111 @@ def test_denoising_gives_what_the_library_gives() -> None:
 # --- detections -------------------------------------------------------------------------------------------------------
 
 
-def test_it_gives_the_best_pairs_of_query_and_class_within_the_image() -> None:
-    detector = made().eval()
-    found = detector.detect(drawn_maps(), SHAPE, SIZES)
-    assert all(isinstance(one, Detections) and one.masks is None for one in found)
-    for one, (height, width) in zip(found, SIZES, strict=True):
-        assert one.boxes.shape == (5, 4) and one.scores.shape == one.labels.shape == (5,)
-        assert (one.scores.diff() <= 0).all() and set(one.labels.tolist()) <= {0, 1}
-        assert (one.boxes >= 0).all() and (one.boxes[:, 2::2] <= width).all() and (one.boxes[:, 3::2] <= height).all()
+def test_detections_are_the_top_pairs_of_query_and_class() -> None:
+    detector = make_detector().eval()
+    detections = detector.detect(random_maps(), SHAPE, SIZES)
+    assert all(isinstance(image, Detections) and image.masks is None for image in detections)
+    for image, (height, width) in zip(detections, SIZES, strict=True):
+        assert image.boxes.shape == (5, 4) and image.scores.shape == image.labels.shape == (5,)
+        assert (image.scores.diff() <= 0).all() and set(image.labels.tolist()) <= {0, 1}
+        assert (
+            (image.boxes >= 0).all()
+            and (image.boxes[:, 2::2] <= width).all()
+            and (image.boxes[:, 3::2] <= height).all()
+        )
 
 
-def test_what_lies_in_the_padding_is_not_looked_at_by_queries() -> None:
-    """Attention and convolutions of the hybrid encoder see it, as in every convolutional network."""
-    detector = made().eval()
-    detector.encoder = Passing()
-    maps = drawn_maps()
-    others = [one.clone() for one in maps]
-    for one, level in zip(others, LEVELS, strict=True):
-        # Places whose middle lies beyond the 50 x 40 pixels of the second image.
-        one[1, :, (50 + level.stride // 2) // level.stride :] = 9
-        one[1, :, :, (40 + level.stride // 2) // level.stride :] = 9
-    plain, changed = detector.detect(maps, SHAPE, SIZES), detector.detect(others, SHAPE, SIZES)
+def test_queries_ignore_the_padding() -> None:
+    """The hybrid encoder's attention and convolutions do read it, as in every convolutional network."""
+    detector = make_detector().eval()
+    detector.encoder = IdentityEncoder()
+    maps = random_maps()
+    changed_maps = [level.clone() for level in maps]
+    for features, level in zip(changed_maps, LEVELS, strict=True):
+        # Positions whose centre is outside the 50 x 40 pixels of the second image.
+        features[1, :, (50 + level.stride // 2) // level.stride :] = 9
+        features[1, :, :, (40 + level.stride // 2) // level.stride :] = 9
+    plain, changed = detector.detect(maps, SHAPE, SIZES), detector.detect(changed_maps, SHAPE, SIZES)
     torch.testing.assert_close(plain[1].boxes, changed[1].boxes)
     torch.testing.assert_close(plain[1].scores, changed[1].scores)
-    whole = detector.detect(others, SHAPE, [SHAPE, SHAPE])
-    assert not torch.allclose(plain[1].scores, whole[1].scores)
+    unpadded = detector.detect(changed_maps, SHAPE, [SHAPE, SHAPE])
+    assert not torch.allclose(plain[1].scores, unpadded[1].scores)
 
 
-class Passing(nn.Module):
+class IdentityEncoder(nn.Module):
     def forward(self, maps: list[Tensor]) -> Any:
         return type("Output", (), {"last_hidden_state": maps})
 
 
-def test_small_images_have_as_many_queries_as_places() -> None:
-    detector = made(num_queries=300, max_detections=100).eval()
-    maps = drawn_maps(shape=(32, 32))  # 16 + 4 + 1 places
-    found = detector.detect(maps, (32, 32), [(32, 32)] * 2)
-    assert [len(one.boxes) for one in found] == [42, 42]
+def test_small_images_have_at_most_as_many_queries_as_positions() -> None:
+    detector = make_detector(num_queries=300, max_detections=100).eval()
+    maps = random_maps(shape=(32, 32))  # 16 + 4 + 1 positions
+    detections = detector.detect(maps, (32, 32), [(32, 32)] * 2)
+    assert [len(image.boxes) for image in detections] == [42, 42]
     losses = detector.losses(maps, (32, 32), [(32, 32)] * 2, TARGETS)
     assert all(value.isfinite() for value in losses.values())
 
 
 def test_more_objects_than_queries_are_no_error() -> None:
     boxes = [[float(x), 4.0, x + 8.0, 30.0] for x in range(20)]
-    losses = made().losses(drawn_maps(), SHAPE, SIZES, [wanted(*boxes), EMPTY[0]])
+    losses = make_detector().losses(random_maps(), SHAPE, SIZES, [make_target(*boxes), EMPTY[0]])
     assert all(value.isfinite() for value in losses.values())
 
 
-def test_it_goes_in_half_precision() -> None:
-    detector = made()
+def test_half_precision() -> None:
+    detector = make_detector()
     with torch.autocast("cpu", torch.bfloat16):
-        losses = detector.losses(drawn_maps(), SHAPE, SIZES, TARGETS)
-        found = detector.detect(drawn_maps(), SHAPE, SIZES)
+        losses = detector.losses(random_maps(), SHAPE, SIZES, TARGETS)
+        detections = detector.detect(random_maps(), SHAPE, SIZES)
     torch.stack(list(losses.values())).sum().backward()
     assert all(value.dtype == torch.float32 and value.isfinite() for value in losses.values())
-    assert found[0].boxes.dtype == torch.float32
+    assert detections[0].boxes.dtype == torch.float32
 
 
 # --- building ---------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_drawn_lets_signals_through() -> None:
-    """The library draws batch norms with weights of 0.01, so that nothing of an image arrives."""
-    detector = made()
-    for name, one in detector.named_modules():
-        if isinstance(one, nn.BatchNorm2d):
-            assert (one.weight == 1).all(), name
-    scores = detector.detect(drawn_maps(), SHAPE, SIZES)[0].scores
+def test_initial_weights_propagate_signals() -> None:
+    """The library initializes batch norm weights to 0.01, which suppresses the input."""
+    detector = make_detector()
+    for name, module in detector.named_modules():
+        if isinstance(module, nn.BatchNorm2d):
+            assert (module.weight == 1).all(), name
+    scores = detector.detect(random_maps(), SHAPE, SIZES)[0].scores
     assert 0.005 < scores.mean() < 0.05  # about 0.01
 
 
-def test_the_same_seed_draws_the_same_weights() -> None:
+def test_the_same_seed_gives_the_same_weights() -> None:
     states = []
     for _ in range(2):
         torch.manual_seed(5)
-        states.append(made().state_dict())
+        states.append(make_detector().state_dict())
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
 
 
-def test_it_can_be_copied() -> None:
-    detector = made().eval()
-    maps = drawn_maps()
-    again = copy.deepcopy(detector)
-    torch.testing.assert_close(again.detect(maps, SHAPE, SIZES)[0], detector.detect(maps, SHAPE, SIZES)[0])
+def test_the_detector_can_be_copied() -> None:
+    detector = make_detector().eval()
+    maps = random_maps()
+    copied = copy.deepcopy(detector)
+    torch.testing.assert_close(copied.detect(maps, SHAPE, SIZES)[0], detector.detect(maps, SHAPE, SIZES)[0])
     with torch.device("meta"):
-        assert all(one.is_meta for one in made().parameters())
+        assert all(param.is_meta for param in make_detector().parameters())
 
 
 def test_a_vision_transformer_takes_a_neck() -> None:
     levels = [Level(8, 16)]
     with pytest.raises(ValueError, match=r"strides 8, 16, 32, and the backbone gives 16; .* neck: \{name: simple_pyr"):
-        RTDetr(levels, FACTS, **SMALL)
+        RTDetr(levels, INFO, **SMALL)
     with pytest.raises(
         ValueError, match=r"neck: it gives feature maps of strides 4, 8, 16, 32, 64; the detector takes 8, 16, 32"
     ):
-        RTDetr(levels, FACTS, neck=SimplePyramid, **SMALL)
+        RTDetr(levels, INFO, neck=SimplePyramid, **SMALL)
     detector: Detector = RTDetr(
-        levels, FACTS, neck=lambda given: SimplePyramid(given, channels=8, strides=(8, 16, 32)), **SMALL
+        levels, INFO, neck=lambda given: SimplePyramid(given, channels=8, strides=(8, 16, 32)), **SMALL
     )
-    losses = detector.losses(detector.pyramid(drawn_maps(levels=levels)), SHAPE, SIZES, TARGETS)
+    losses = detector.losses(detector.pyramid(random_maps(levels=levels)), SHAPE, SIZES, TARGETS)
     torch.stack(list(losses.values())).sum().backward()
-    assert all(one.grad is not None for one in detector.parameters())
+    assert all(param.grad is not None for param in detector.parameters())
 
 
 @pytest.mark.parametrize(("channels", "heads"), [(20, 8), (18, 6)])
@@ -359,10 +366,10 @@ def test_channels_that_cannot_be_divided_are_reported(channels: int, heads: int)
     with pytest.raises(
         ValueError, match=rf"channels: a multiple of 4 and of attention_heads \({heads}\), not {channels}"
     ):
-        made(channels=channels, attention_heads=heads)
+        make_detector(channels=channels, attention_heads=heads)
 
 
-def test_without_the_library_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_library_the_error_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ValueError, match=r"rt_detr needs the transformers library: pip install 'opabinia\[detr\]'"):
-        made()
+        make_detector()

@@ -1,4 +1,4 @@
-"""Pretrained weights without an internet connection: from the cache, or an error in seconds that says what to do."""
+"""Pretrained weights without an internet connection: from the cache, or a helpful error within seconds."""
 
 import socket
 from collections.abc import Callable
@@ -23,7 +23,7 @@ MODEL = "test_resnet.r160_in1k"
 
 @pytest.fixture
 def no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Empty caches, and a network in which every connection is refused; the attempted connections."""
+    """Empty the caches and refuse all connections; return the attempted ones."""
     attempts: list[Any] = []
 
     def refuse(address: Any, *_: Any, **__: Any) -> NoReturn:
@@ -79,8 +79,8 @@ def test_cached_weights_need_no_connection(no_network: list[Any], tmp_path: Path
     assert no_network == [] and not constants.HF_HUB_OFFLINE
 
 
-def test_a_server_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name look-up or a connection that hangs: the caller does not wait for it."""
+def test_a_server_that_never_answers_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller does not wait for a DNS lookup or a connection that hangs."""
     given_up, timeouts = Event(), []
 
     def hang(address: Any, timeout: float) -> NoReturn:
@@ -90,31 +90,31 @@ def test_a_server_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(socket, "create_connection", hang)
     assert not download.can_connect("https://example.org", seconds=0.1)
-    assert timeouts == [0.05], "no single address takes all the time"
+    assert timeouts == [0.05], "no single address uses the whole time"
     given_up.set()
 
 
-def test_a_proxy_is_asked_instead_of_the_server(no_network: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_proxy_is_contacted_instead_of_the_server(no_network: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(download, "getproxies", lambda: {"https": "http://proxy.local:3128"})
     assert not download.can_connect("https://example.org")
     assert no_network == [("proxy.local", 3128)]
 
 
 @pytest.mark.parametrize(
-    ("recipe", "overrides", "where"),
+    ("recipe", "overrides", "location"),
     [
         ("classification/digits", ["task.backbone.pretrained=true"], "command line: task.backbone.pretrained=true"),
         ("mine.yaml", [], "mine.yaml:4"),
         ("mine.yaml", ["vars.weights=true"], "mine.yaml:4 (${vars.weights}: command line: vars.weights=true)"),
     ],
 )
-def test_the_error_names_the_line_of_the_user(
+def test_the_error_names_the_line_of_the_config(
     no_network: list[Any],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     recipe: str,
     overrides: list[str],
-    where: str,
+    location: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     value = '"${vars.weights}"' if overrides and recipe == "mine.yaml" else "true"
@@ -127,11 +127,11 @@ def test_the_error_names_the_line_of_the_user(
     task = build(resolved.config, origins=resolved.origins).keywords["task"]
     with pytest.raises(ConfigError) as error:
         task.keywords["backbone"](3)
-    assert str(error.value).startswith(f"{where}: task.backbone.pretrained: the weights of timm's ")
+    assert str(error.value).startswith(f"{location}: task.backbone.pretrained: the weights of timm's ")
 
 
-def test_a_repository_that_does_not_give_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hub in this process that answers every request with one status and one of the hub's error codes."""
+def test_a_repository_without_accessible_weights_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A local hub answers every request with a status and an error code of the Hugging Face hub."""
 
     class Hub(BaseHTTPRequestHandler):
         status, code = 404, ""

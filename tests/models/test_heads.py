@@ -1,4 +1,4 @@
-"""Heads against the numbers of FastReID, and where its formulas fail."""
+"""Heads: golden values of FastReID, and edge cases of its formulas."""
 
 import json
 import math
@@ -31,22 +31,22 @@ HEADS: dict[str, Callable[[int, int], Head]] = {
 heads = pytest.mark.parametrize("make", HEADS.values(), ids=HEADS)
 
 
-@pytest.mark.parametrize("some_of_no_class", [False, True])
+@pytest.mark.parametrize("unlabelled", [False, True])
 @pytest.mark.parametrize("name", RULES)
-def test_golden(name: str, some_of_no_class: bool) -> None:
-    labels = GOLDEN["inputs"]["targets_with_minus1" if some_of_no_class else "targets"]
-    expected = GOLDEN["outputs"][f"{name} targets with -1" if some_of_no_class else name]
+def test_logits_match_fastreid(name: str, unlabelled: bool) -> None:
+    labels = GOLDEN["inputs"]["targets_with_minus1" if unlabelled else "targets"]
+    expected = GOLDEN["outputs"][f"{name} targets with -1" if unlabelled else name]
     cosines = torch.tensor(GOLDEN["inputs"]["cos"])
     before = cosines.clone()
-    found = RULES[name](cosines, torch.tensor(labels))
-    torch.testing.assert_close(found, torch.tensor(expected), atol=GOLDEN["tolerance"], rtol=0)
-    assert torch.equal(cosines, before), "nothing is changed in place"
+    logits = RULES[name](cosines, torch.tensor(labels))
+    torch.testing.assert_close(logits, torch.tensor(expected), atol=GOLDEN["tolerance"], rtol=0)
+    assert torch.equal(cosines, before), "inputs are not modified in place"
 
 
 @pytest.mark.parametrize("beyond_pi", ["line", "cosine"])
 @pytest.mark.parametrize("cosine", [1.0, -1.0, 1.0000001, -1.0000001, 0.99999994, 0.0])
-def test_the_angle_is_safe(cosine: float, beyond_pi: Any) -> None:
-    """FastReID: an infinite gradient at 1, NaN behind it."""
+def test_gradients_of_extreme_angles_are_finite(cosine: float, beyond_pi: Any) -> None:
+    """FastReID has an infinite gradient at 1, and NaN above."""
     cosines = torch.tensor([[cosine, 0.2]], requires_grad=True)
     logits = arcface_logits(cosines, torch.tensor([0]), **ARCFACE, beyond_pi=beyond_pi)
     angle = math.acos(max(-1, min(1, cosine)))
@@ -68,8 +68,8 @@ def test_a_smaller_angle_gives_a_larger_logit(margin: float) -> None:
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_gradients_are_those_of_the_formula(name: str) -> None:
-    """The weights of circle are not learned from, so its gradient is that of a linear function."""
+def test_gradients_match_the_formulas(name: str) -> None:
+    """The weights of circle are detached, so its gradient is that of a linear function."""
     cosines = torch.tensor([[0.9, -0.2, 0.3], [0.1, 0.5, -0.7]], dtype=torch.float64, requires_grad=True)
     labels = torch.tensor([0, -1])
     RULES[name](cosines, labels).sum().backward()  # type: ignore[no-untyped-call]
@@ -85,7 +85,7 @@ def test_gradients_are_those_of_the_formula(name: str) -> None:
 # --- layers -----------------------------------------------------------------------------------------------------------
 
 
-def test_linear_is_a_product() -> None:
+def test_linear_is_a_matrix_product() -> None:
     head = linear(4, 3, scale=2.0)
     features, labels = torch.randn(5, 4), torch.tensor([0, 1, 2, 0, -1])
     (weight,) = head.parameters()
@@ -96,7 +96,7 @@ def test_linear_is_a_product() -> None:
 
 
 @pytest.mark.parametrize("make", [cosface, arcface, circle])
-def test_without_labels_they_are_scaled_cosines(make: Callable[..., Head]) -> None:
+def test_without_labels_logits_are_scaled_cosines(make: Callable[..., Head]) -> None:
     head, features = make(4, 3, scale=10.0), torch.randn(5, 4)
     (weight,) = head.parameters()
     expected = 10 * torch.cosine_similarity(features[:, None], weight[None], dim=2)
@@ -113,7 +113,7 @@ def test_without_labels_they_are_scaled_cosines(make: Callable[..., Head]) -> No
     ],
     ids=["cosface", "arcface", "circle"],
 )
-def test_with_labels_the_rule_is_applied(head: Head, rule: Callable[[Tensor, Tensor], Tensor]) -> None:
+def test_with_labels_the_margin_is_applied(head: Head, rule: Callable[[Tensor, Tensor], Tensor]) -> None:
     features, labels = torch.randn(5, 4), torch.tensor([0, 1, 2, 0, -1])
     logits = head(features)
     (weight,) = head.parameters()
@@ -123,7 +123,7 @@ def test_with_labels_the_rule_is_applied(head: Head, rule: Callable[[Tensor, Ten
 
 @pytest.mark.parametrize("make", [cosface, arcface, circle])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_cosines_are_taken_in_single_precision(make: Callable[[int, int], Head], dtype: torch.dtype) -> None:
+def test_cosines_are_computed_in_float32(make: Callable[[int, int], Head], dtype: torch.dtype) -> None:
     head, features = make(64, 5), (100 * torch.randn(8, 64)).to(dtype)
     exact = head(features.float())
     with torch.autocast("cpu", dtype=dtype):
@@ -133,8 +133,8 @@ def test_cosines_are_taken_in_single_precision(make: Callable[[int, int], Head],
 
 
 @heads
-def test_a_class_is_learned(make: Callable[[int, int], Head]) -> None:
-    """From features of all zeros and of one's own direction too nothing but finite gradients come."""
+def test_classes_are_learned(make: Callable[[int, int], Head]) -> None:
+    """Gradients are finite, also for zero features and for features in the direction of their class."""
     torch.manual_seed(0)
     head = make(3, 3)
     features, labels = torch.eye(3).repeat(4, 1), torch.arange(3).repeat(4)
@@ -145,11 +145,11 @@ def test_a_class_is_learned(make: Callable[[int, int], Head]) -> None:
         loss = torch.nn.functional.cross_entropy(head.with_margin(logits, labels), labels)
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        assert all(one.grad is not None and one.grad.isfinite().all() for one in head.parameters())
+        assert all(param.grad is not None and param.grad.isfinite().all() for param in head.parameters())
         optimizer.step()
     assert (head(features[1:]).argmax(1) == labels[1:]).all()
 
 
-def test_mistakes() -> None:
+def test_an_invalid_margin_raises() -> None:
     with pytest.raises(ValueError, match=r"margin: it is an angle in radians, 0 to 3.14159, not 20"):
         arcface(4, 3, margin=20)

@@ -7,7 +7,7 @@ PIXELS = torch.tensor([0, 51, 255], dtype=torch.uint8).view(1, 1, 1, 3).expand(2
 MEAN, STD = [0.5, 0.2, 0.0], [0.5, 0.1, 2.0]
 
 
-def test_values() -> None:
+def test_normalized_values() -> None:
     normalized = Normalize(MEAN, STD, 3)(PIXELS)
     assert (normalized.shape, normalized.dtype) == (PIXELS.shape, torch.float32)
     expected = torch.tensor([[-1, -0.6, 1], [-2, 0, 8], [0, 0.1, 0.5]])
@@ -16,18 +16,18 @@ def test_values() -> None:
             torch.testing.assert_close(image[:, row], expected)
 
 
-def test_floats_are_in_0_to_1_already() -> None:
+def test_float_images_are_in_0_to_1() -> None:
     layer = Normalize(MEAN, STD, 3)
     torch.testing.assert_close(layer(PIXELS.float() / 255), layer(PIXELS))
 
 
 @pytest.mark.parametrize("channels", [1, 3, 4])
-def test_one_number_stands_for_all_channels(channels: int) -> None:
+def test_a_single_value_applies_to_all_channels(channels: int) -> None:
     images = torch.rand(2, channels, 4, 4)
     torch.testing.assert_close(Normalize([0.3], [0.38], channels)(images), (images - 0.3) / 0.38)
 
 
-def test_it_brings_data_to_mean_0_and_deviation_1() -> None:
+def test_normalized_data_has_mean_0_and_deviation_1() -> None:
     images = torch.rand(8, 3, 16, 16)
     values = Normalize(images.mean((0, 2, 3)).tolist(), images.std((0, 2, 3)).tolist(), 3)(images)
     torch.testing.assert_close(values.mean((0, 2, 3)), torch.zeros(3), atol=1e-5, rtol=0)
@@ -44,23 +44,23 @@ def test_it_brings_data_to_mean_0_and_deviation_1() -> None:
         ([0.5], [0.1, -0.1, 0.1], 3, "std: every value must be above 0"),
     ],
 )
-def test_mistakes(mean: list[float], std: list[float], channels: int, message: str) -> None:
+def test_invalid_values_raise(mean: list[float], std: list[float], channels: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Normalize(mean, std, channels)
 
 
-def test_it_is_config_and_not_saved_with_the_weights() -> None:
+def test_mean_and_std_are_not_in_the_state_dict() -> None:
     layer = Normalize(MEAN, STD, 3)
     assert layer.state_dict() == {}
     assert not list(layer.parameters())
-    assert layer.to("meta").mean.is_meta, "but it moves to the device"
+    assert layer.to("meta").mean.is_meta, "buffers move to the device"
 
 
-def test_the_neck_has_a_shift_of_0_that_is_not_trained() -> None:
+def test_the_bias_of_the_neck_is_0_and_not_trained() -> None:
     neck = BNNeck(8)
-    assert [name for name, one in neck.named_parameters() if one.requires_grad] == ["weight"]
+    assert [name for name, param in neck.named_parameters() if param.requires_grad] == ["weight"]
     features = 3 + 2 * torch.randn(64, 8)
     (neck(features) * torch.arange(8)).sum().backward()
-    torch.optim.SGD([one for one in neck.parameters() if one.requires_grad], lr=0.1).step()
+    torch.optim.SGD([param for param in neck.parameters() if param.requires_grad], lr=0.1).step()
     torch.testing.assert_close(neck(features).mean(0), torch.zeros(8), atol=1e-6, rtol=0)
     assert neck.bias.tolist() == [0] * 8

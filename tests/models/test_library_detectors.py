@@ -1,4 +1,4 @@
-"""DETR, Deformable DETR and RF-DETR: our losses are those of the transformers library for the same predictions."""
+"""DETR, Deformable DETR and RF-DETR: losses match the transformers library for the same predictions."""
 
 import copy
 from typing import Any
@@ -50,7 +50,7 @@ BUILDERS: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
-def built(name: str) -> tuple[LibraryDetector, list[Tensor]]:
+def build_detector(name: str) -> tuple[LibraryDetector, list[Tensor]]:
     torch.manual_seed(0)
     builder, options = BUILDERS[name]
     detector = builder(LEVELS, INFO, **options)
@@ -78,10 +78,10 @@ def library_loss(detector: LibraryDetector, maps: list[Tensor], mode: bool) -> T
 
 @pytest.mark.parametrize("name", BUILDERS)
 @pytest.mark.parametrize("mode", [True, False], ids=["train", "eval"])
-def test_losses_are_those_of_the_library(name: str, mode: bool) -> None:
+def test_losses_match_the_library(name: str, mode: bool) -> None:
     if name == "rf_detr" and not mode:
         pytest.skip("the library's loss divides the only group of an evaluation into groups")
-    detector, maps = built(name)
+    detector, maps = build_detector(name)
     with torch.no_grad():
         losses = detector.train(mode).losses(maps, SHAPE, SIZES, TARGETS)
         expected = library_loss(detector, maps, mode)
@@ -92,50 +92,51 @@ def test_losses_are_those_of_the_library(name: str, mode: bool) -> None:
 
 
 @pytest.mark.parametrize("name", BUILDERS)
-def test_every_parameter_learns_in_every_step(name: str) -> None:
+def test_every_parameter_has_a_gradient_in_every_step(name: str) -> None:
     for targets in (TARGETS, [TARGETS[0], EMPTY], [EMPTY, EMPTY]):
-        detector, maps = built(name)
+        detector, maps = build_detector(name)
         losses = detector.losses(maps, SHAPE, SIZES, targets)
         assert all(value.ndim == 0 and value.isfinite() for value in losses.values())
         torch.stack(list(losses.values())).sum().backward()
-        assert [name for name, one in detector.named_parameters() if one.requires_grad and one.grad is None] == []
+        assert [name for name, param in detector.named_parameters() if param.requires_grad and param.grad is None] == []
 
 
 @pytest.mark.parametrize("name", BUILDERS)
-def test_detections_lie_in_the_image_and_copies_give_the_same(name: str) -> None:
-    detector, maps = built(name)
+def test_detections_are_clipped_and_copies_give_the_same(name: str) -> None:
+    detector, maps = build_detector(name)
     with torch.no_grad():
-        found = detector.eval().detect(maps, SHAPE, SIZES)
-        again = copy.deepcopy(detector).detect(maps, SHAPE, SIZES)
-        padded = [one.clone() for one in maps]
+        detections = detector.eval().detect(maps, SHAPE, SIZES)
+        of_copy = copy.deepcopy(detector).detect(maps, SHAPE, SIZES)
+        padded = [level.clone() for level in maps]
         padded[-1][1, :, :, 2:] = 9  # positions beyond the 40 pixels of the second image
         masked = detector.detect(padded, SHAPE, SIZES)
-    for one, other, (height, width) in zip(found, again, SIZES, strict=True):
-        torch.testing.assert_close(one.boxes, other.boxes)
-        assert len(one.boxes) and (one.scores.diff() <= 0).all() and set(one.labels.tolist()) <= {0, 1}
-        assert (one.boxes >= 0).all() and (one.boxes[:, 2::2] <= width).all() and (one.boxes[:, 3::2] <= height).all()
+    for image, copied, (height, width) in zip(detections, of_copy, SIZES, strict=True):
+        torch.testing.assert_close(image.boxes, copied.boxes)
+        assert len(image.boxes) and (image.scores.diff() <= 0).all() and set(image.labels.tolist()) <= {0, 1}
+        assert (image.boxes >= 0).all()
+        assert (image.boxes[:, 2::2] <= width).all() and (image.boxes[:, 3::2] <= height).all()
     if name == "detr":
-        torch.testing.assert_close(found[1].boxes, masked[1].boxes)
+        torch.testing.assert_close(detections[1].boxes, masked[1].boxes)
 
 
-def test_earlier_layers_of_detr_are_those_of_a_smaller_one() -> None:
-    detector, maps = built("detr")
+def test_earlier_layers_of_detr_match_a_smaller_decoder() -> None:
+    detector, maps = build_detector("detr")
     objects = Objects(torch.zeros(0, dtype=torch.int64), torch.zeros(0, 4), [0, 0])
     (earlier,) = detector.eval()._predict(maps, SHAPE, torch.tensor(SIZES), objects).earlier
     del detector.model.model.decoder.layers[1:]
     torch.testing.assert_close(earlier, detector._predict(maps, SHAPE, torch.tensor(SIZES)).last)
 
 
-def test_a_query_of_detr_gives_one_class() -> None:
-    detector, maps = built("detr")
-    (found, _) = detector.eval().detect(maps, SHAPE, SIZES)
-    assert (found.scores > 0).sum() == 12
+def test_a_query_of_detr_predicts_one_class() -> None:
+    detector, maps = build_detector("detr")
+    (image, _) = detector.eval().detect(maps, SHAPE, SIZES)
+    assert (image.scores > 0).sum() == 12
 
 
-def test_images_with_too_few_positions_are_reported() -> None:
-    detector, maps = built("rf_detr")
+def test_images_with_too_few_positions_raise() -> None:
+    detector, maps = build_detector("rf_detr")
     with pytest.raises(DataMismatch, match="images of 32 x 32 have 1 positions, and rf_detr selects num_queries = 6"):
-        detector.detect([one[..., :1, :1] for one in maps], (32, 32), [(32, 32)] * 2)
+        detector.detect([level[..., :1, :1] for level in maps], (32, 32), [(32, 32)] * 2)
 
 
 @pytest.mark.parametrize(
@@ -146,13 +147,13 @@ def test_images_with_too_few_positions_are_reported() -> None:
         ("rf_detr", {"channels": 30}, r"channels: a multiple of 4"),
     ],
 )
-def test_impossible_widths_are_reported(name: str, options: dict[str, Any], message: str) -> None:
-    builder, given = BUILDERS[name]
+def test_impossible_widths_raise(name: str, options: dict[str, Any], message: str) -> None:
+    builder, defaults = BUILDERS[name]
     with pytest.raises(ValueError, match=message):
-        builder(LEVELS, INFO, **{**given, **options})
+        builder(LEVELS, INFO, **{**defaults, **options})
 
 
-def test_levels_of_different_widths_are_reported() -> None:
+def test_levels_of_different_widths_raise() -> None:
     with pytest.raises(ValueError, match=r"the same number of channels, not \[16, 8\]"):
         rf_detr((*LEVELS, Level(8, 32)), INFO)
     assert library_detectors.rf_detr is rf_detr

@@ -1,4 +1,4 @@
-"""Low-rank adapters: what is trained, names in files, and what is merged."""
+"""Low-rank adapters: trained parameters, names in files, and merging."""
 
 import copy
 from importlib.util import find_spec
@@ -32,20 +32,20 @@ VIT = "task.backbone={name: timm, model: test_vit, options: {img_size: 32, patch
 SMALL = [VIT, "data.num_workers=0", "loggers=[]", "data.batch_size=16", "evaluate.every=1000ep", "train.log_every=1"]
 
 
-def small(lora: Lora | None = None, model: str = "test_vit", **keys: Any) -> Any:
+def make_backbone(lora: Lora | None = None, model: str = "test_vit", **keys: Any) -> Any:
     torch.manual_seed(0)
     return backbones.timm(3, model=model, options={"img_size": 32, "patch_size": 8, **keys}, lora=lora).eval()
 
 
 @pytest.fixture(scope="module")
 def plain() -> Any:
-    return small()
+    return make_backbone()
 
 
 @pytest.fixture(scope="module")
 def adapted() -> Any:
     """A backbone whose adapters change its outputs."""
-    net = small(Lora(rank=2, alpha=3))
+    net = make_backbone(Lora(rank=2, alpha=3))
     with torch.no_grad():
         for name, param in net.named_parameters():
             if ".lora_B." in name:
@@ -59,7 +59,7 @@ IMAGES = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 @needs_peft
 def test_only_adapters_are_trained(adapted: Any, plain: Any) -> None:
     """A new adapter changes nothing; depths, gradients and the optimizer's parameters are those of all layers."""
-    assert torch.equal(small(Lora())(IMAGES), plain(IMAGES))
+    assert torch.equal(make_backbone(Lora())(IMAGES), plain(IMAGES))
     trained = {name for name, param in adapted.named_parameters() if param.requires_grad}
     assert trained == {name for name, _ in adapted.named_parameters() if ".lora_" in name}
     layers = {name.split(".lora_")[0].rpartition(".attn.")[2] for name in trained}
@@ -80,7 +80,7 @@ def test_only_adapters_are_trained(adapted: Any, plain: Any) -> None:
 
 @needs_peft
 @torch.no_grad()
-def test_merged_it_computes_the_same(adapted: Any, plain: Any, tmp_path: Path) -> None:
+def test_merging_does_not_change_outputs(adapted: Any, plain: Any, tmp_path: Path) -> None:
     merged = copy.deepcopy(adapted)
     merge_adapters(merged)
     assert merged.state_dict().keys() == plain.state_dict().keys()
@@ -89,7 +89,8 @@ def test_merged_it_computes_the_same(adapted: Any, plain: Any, tmp_path: Path) -
 
     save_file(adapted.state_dict(), tmp_path / "model.safetensors")
     saved = read_weights(tmp_path / "model.safetensors")
-    for net in (small(), small(Lora(rank=4)), small(Lora(targets=["fc1"]))):  # the file of a run with adapters
+    # The file of a run with adapters can be loaded into models with other adapters or none.
+    for net in (make_backbone(), make_backbone(Lora(rank=4)), make_backbone(Lora(targets=["fc1"]))):
         report = load_matching(net, saved, required="")
         assert report.complete and set(report.loaded) <= dict(net.named_parameters()).keys()
         torch.testing.assert_close(net(IMAGES), adapted(IMAGES), atol=1e-5, rtol=0)
@@ -97,18 +98,20 @@ def test_merged_it_computes_the_same(adapted: Any, plain: Any, tmp_path: Path) -
 
 @needs_peft
 @torch.no_grad()
-def test_weights_without_adapters_fill_the_frozen_layers() -> None:
-    """Also those of images of another size, and by another prefix."""
+def test_weights_without_adapters_are_loaded_into_the_frozen_layers() -> None:
+    """The weights may have another image size and another prefix."""
     torch.manual_seed(1)
     net = vit(3, model="test_vit", image_size=(32, 32), lora=Lora(rank=2)).eval()
-    other = {f"encoder.{name}": tensor for name, tensor in small(img_size=64, patch_size=16).state_dict().items()}
-    report = load_matching(net, other, required="")
+    weights = {
+        f"encoder.{name}": tensor for name, tensor in make_backbone(img_size=64, patch_size=16).state_dict().items()
+    }
+    report = load_matching(net, weights, required="")
     assert report.complete and "model.blocks.0.attn.qkv.base_layer.weight" in report.loaded
     layer = "model.blocks.0.attn.qkv"
-    assert torch.equal(net.state_dict()[f"{layer}.base_layer.weight"], other[f"encoder.{layer}.weight"])
+    assert torch.equal(net.state_dict()[f"{layer}.base_layer.weight"], weights[f"encoder.{layer}.weight"])
 
 
-def test_targets_that_cannot_be_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_targets_raise(monkeypatch: pytest.MonkeyPatch) -> None:
     for model, options, targets, message in (
         ("test_vit", {}, ["qkv", "query"], "ends with 'query'; there are: fc1, fc2, proj, qkv"),
         ("test_vit", {}, ["kv"], "ends with 'kv'"),
@@ -121,25 +124,25 @@ def test_targets_that_cannot_be_are_refused(monkeypatch: pytest.MonkeyPatch) -> 
         ),
     ):
         with pytest.raises(ValueError, match=f"lora.targets: .*{message}"):
-            small(Lora(targets=targets), model, **options)
+            make_backbone(Lora(targets=targets), model, **options)
     with pytest.raises(ValueError, match="there are: none, since LoRA is for transformers"):
         backbones.timm(3, model="test_resnet", lora=Lora())
     monkeypatch.setitem(__import__("sys").modules, "peft", None)
     with pytest.raises(ValueError, match=r"pip install 'opabinia\[lora\]'"):
-        small(Lora())
+        make_backbone(Lora())
 
 
 @needs_peft
-def test_frozen_random_weights_are_an_error() -> None:
+def test_frozen_random_weights_raise() -> None:
     info = DatasetInfo(samples=1, classes=("a", "b"), channels=3)
     with pytest.raises(ConfigError, match="task: lora would freeze random weights: load"):
-        check_initial_weights(Classification(info, backbone=lambda _: small(Lora())), None)
+        check_initial_weights(Classification(info, backbone=lambda _: make_backbone(Lora())), None)
 
 
 @needs_peft
 @pytest.mark.slow
 def test_a_run_is_resumed_and_exported(tmp_path: Path) -> None:
-    """Resumed it is bitwise identical, with EMA; the exported file has no adapters."""
+    """The resumed run is bitwise identical, with EMA; the exported file has no adapters."""
     short = [*SMALL, "train.length=4it", "checkpoint.every=2it", "ema.decay=0.5", "task.dropout=0.1"]
     first, _ = launch.train("classification/digits", [*short, "task.backbone.lora=null"], out=tmp_path / "plain")
     options = [*short, "task.backbone.lora.dropout=0.1", f"init.weights={first}", "init.target_prefix=backbone"]
@@ -151,13 +154,15 @@ def test_a_run_is_resumed_and_exported(tmp_path: Path) -> None:
         return {f"{file} {name}": value for file, values in files.items() for name, value in values.items()}
 
     before = tensors(run)
-    held = [name for name in before if name.startswith("optimizer") and "exp_avg_sq" in name]
-    assert held and all(".lora_" in name or "head." in name for name in held)
+    state_names = [name for name in before if name.startswith("optimizer") and "exp_avg_sq" in name]
+    assert state_names and all(".lora_" in name or "head." in name for name in state_names)
     source = read_weights(first)["backbone.model.blocks.0.attn.qkv.weight"]
     assert torch.equal(before["model backbone.model.blocks.0.attn.qkv.base_layer.weight"], source)
-    _, again = launch.train("classification/digits", options, out=tmp_path, resume=f"{run}/checkpoints/step-00000002")
+    _, resumed_scores = launch.train(
+        "classification/digits", options, out=tmp_path, resume=f"{run}/checkpoints/step-00000002"
+    )
     after = tensors(run)
-    assert again == scores and after.keys() == before.keys()
+    assert resumed_scores == scores and after.keys() == before.keys()
     assert all(torch.equal(value, after[name]) for name, value in before.items())
     assert "of them trainable" in (run / "train.log").read_text()
 

@@ -1,4 +1,4 @@
-"""Mask classifiers as detectors: detections are those of the queries' masks, with tiles and test-time augmentation."""
+"""Mask classifiers as detectors: detections from the queries' masks, with tiles and test-time augmentation."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from tests.tasks.test_segmentation import Pixels
 INFO = DatasetInfo(samples=1, channels=1, classes=("dot", "bar"), boxes=True, masks=True)
 
 
-class Bright(SegmentationDecoder):
-    """One query has the bright pixels and is a bar, one has none, and one the dark pixels without an object."""
+class BrightPixelDecoder(SegmentationDecoder):
+    """Three queries: a bar with the bright pixels, a bar without pixels, and the dark pixels without an object."""
 
     own_losses = True
     segments: Sequence[MaskTargets] = ()
@@ -39,15 +39,15 @@ class Bright(SegmentationDecoder):
         return [(classes, torch.cat([maps[0], -torch.ones_like(maps[0]), -maps[0]], 1) * 9)]
 
 
-def detection(**keys: Any) -> Detection:
+def make_task(**keys: Any) -> Detection:
     def detector(levels: Sequence[Level], info: DatasetInfo) -> MaskClassifier:
-        return MaskClassifier(levels, info, decoder=lambda levels, classes: Bright())
+        return MaskClassifier(levels, info, decoder=lambda levels, classes: BrightPixelDecoder())
 
     return Detection(INFO, backbone=Pixels, detector=detector, mean=[0.5], std=[0.5], size_multiple=4, **keys).eval()
 
 
-def batch() -> dict[str, Any]:
-    """Two images of 24 x 32 and 20 x 24 pixels with a bright triangle; the padding of the second is bright, too."""
+def make_batch() -> dict[str, Any]:
+    """Return two images of 24 x 32 and 20 x 24 pixels with a bright triangle; the padding of the second is bright."""
     images = torch.zeros(2, 1, 24, 32)
     images[:, :, 4:12, 6:20] = torch.ones(8, 14).tril(3)
     images[1, :, :, 24:] = 1
@@ -71,34 +71,35 @@ def batch() -> dict[str, Any]:
     ],
     ids=["image", "tiles", "views"],
 )
-def test_boxes_scores_and_masks_are_those_of_the_queries(keys: dict[str, Any]) -> None:
+def test_boxes_scores_and_masks_are_computed_from_the_queries(keys: dict[str, Any]) -> None:
     with torch.no_grad():
-        found = detection(**keys).predict(batch())
+        predictions = make_task(**keys).predict(make_batch())
     certain = torch.tensor([6.0, 0, 0]).softmax(0)[0].item()
     for row, height, width in ((0, 24, 32), (1, 20, 24)):
-        assert found["labels"][row, 0] == 1 and found["scores"][row, 0].item() == pytest.approx(certain, abs=0.01)
-        assert found["boxes"][row, 0].tolist() == pytest.approx([6, 4, 17, 12], abs=0.5)
-        mask = paste_mask(found["masks"][row, 0], found["boxes"][row, 0], (height, width))
-        expected = batch()["image"][row, 0, :height, :width] > 0.5
+        assert predictions["labels"][row, 0] == 1
+        assert predictions["scores"][row, 0].item() == pytest.approx(certain, abs=0.01)
+        assert predictions["boxes"][row, 0].tolist() == pytest.approx([6, 4, 17, 12], abs=0.5)
+        mask = paste_mask(predictions["masks"][row, 0], predictions["boxes"][row, 0], (height, width))
+        expected = make_batch()["image"][row, 0, :height, :width] > 0.5
         expected[:, 24:] = False
         assert (mask != expected).sum() <= (9 if "test_time_augmentation" in keys else 0)
-        assert not (found["scores"][row, 1:] > 0.1).any()
+        assert not (predictions["scores"][row, 1:] > 0.1).any()
 
 
 def test_static_shapes_give_the_same_detections() -> None:
-    task = detection()
+    task = make_task()
     with torch.no_grad():
-        found = task.detector.detect([batch()["image"] - 0.5], (24, 32), [(24, 32), (20, 24)])
-        rows = task.detector.detect_batch([batch()["image"] - 0.5], (24, 32), torch.tensor([[24, 32], [20, 24]]))
-    for row, one in enumerate(found):
-        kept = rows.labels[row] >= 0
-        assert kept.sum() == len(one.labels) == 4
+        detections = task.detector.detect([make_batch()["image"] - 0.5], (24, 32), [(24, 32), (20, 24)])
+        rows = task.detector.detect_batch([make_batch()["image"] - 0.5], (24, 32), torch.tensor([[24, 32], [20, 24]]))
+    for row, image in enumerate(detections):
+        valid = rows.labels[row] >= 0
+        assert valid.sum() == len(image.labels) == 4
         for name in ("boxes", "scores", "labels", "masks"):
-            torch.testing.assert_close(getattr(rows, name)[row][kept], getattr(one, name))
+            torch.testing.assert_close(getattr(rows, name)[row][valid], getattr(image, name))
 
 
-def test_every_object_is_a_segment_of_the_decoder() -> None:
-    task, data = detection(), batch()
+def test_every_object_is_a_target_segment_of_the_decoder() -> None:
+    task, data = make_task(), make_batch()
     assert "losses/loss_ce" in task.predict(data)
     decoder: Any = task.detector.decoder
     assert [row.labels.tolist() for row in decoder.segments] == [[1], [1]]
@@ -110,7 +111,7 @@ def test_every_object_is_a_segment_of_the_decoder() -> None:
 
 
 @pytest.mark.slow
-def test_it_learns_the_masks_of_a_few_scenes() -> None:
+def test_overfits_a_few_scenes() -> None:
     pytest.importorskip("transformers", reason="the extra detr is not installed")
     torch.manual_seed(0)
     source = DigitScenes(split="train", masks=True)
@@ -126,22 +127,26 @@ def test_it_learns_the_masks_of_a_few_scenes() -> None:
         std=[0.25],
     )
     data = {name: [sample[name].as_subclass(Tensor) for sample in samples] for name in ("boxes", "labels", "masks")}
-    batch = {**data, "image": torch.stack([sample["image"].as_subclass(Tensor) for sample in samples])}
-    batch |= {"image_sizes": [(128, 128)] * 2, "original_size": [(128, 128)] * 2}
+    inputs = {**data, "image": torch.stack([sample["image"].as_subclass(Tensor) for sample in samples])}
+    inputs |= {"image_sizes": [(128, 128)] * 2, "original_size": [(128, 128)] * 2}
     optimizer = torch.optim.AdamW(task.parameters(), lr=0.002)
     for _ in range(120):
         optimizer.zero_grad()
-        losses = task(batch, Clock())
+        losses = task(inputs, Clock())
         torch.stack(list(losses.values())).sum().backward()
         torch.nn.utils.clip_grad_norm_(task.parameters(), 1.0)
         optimizer.step()
     with torch.no_grad():
-        found = task.eval().predict(batch)
+        predictions = task.eval().predict(inputs)
     for row, masks in enumerate(data["masks"]):
         count = len(masks)
-        assert sorted(found["labels"][row, :count].tolist()) == sorted(data["labels"][row].tolist())
-        predicted = paste_mask(found["masks"][row, :count], found["boxes"][row, :count], (128, 128)).flatten(1).float()
-        true = masks.flatten(1).float()
-        shared = predicted @ true.T
-        iou = shared / (predicted.sum(1)[:, None] + true.sum(1) - shared)
+        assert sorted(predictions["labels"][row, :count].tolist()) == sorted(data["labels"][row].tolist())
+        predicted = (
+            paste_mask(predictions["masks"][row, :count], predictions["boxes"][row, :count], (128, 128))
+            .flatten(1)
+            .float()
+        )
+        ground_truth = masks.flatten(1).float()
+        intersections = predicted @ ground_truth.T
+        iou = intersections / (predicted.sum(1)[:, None] + ground_truth.sum(1) - intersections)
         assert (iou.amax(0) > 0.6).all()

@@ -1,4 +1,4 @@
-"""Losses of mask classification against those of the transformers library."""
+"""Mask classification losses: comparison with the transformers library, matching and point sampling."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from opabinia.contracts import MaskTargets
 from opabinia.models.decoders.mask_classification import MaskCriterion, QueryMasks, sample_points, semantic_segments
 
 
-def predictions(layers: int = 2) -> list[QueryMasks]:
+def make_predictions(layers: int = 2) -> list[QueryMasks]:
     draw = torch.Generator().manual_seed(1)
     return [
         QueryMasks(torch.randn(2, 7, 5, generator=draw), torch.randn(2, 7, 12, 16, generator=draw))
@@ -20,7 +20,7 @@ def predictions(layers: int = 2) -> list[QueryMasks]:
     ]
 
 
-def targets() -> list[MaskTargets]:
+def make_targets() -> list[MaskTargets]:
     draw = torch.Generator().manual_seed(2)
     return [
         MaskTargets(torch.tensor(labels), (torch.rand(len(labels), 48, 64, generator=draw) > 0.6).to(torch.uint8))
@@ -29,21 +29,24 @@ def targets() -> list[MaskTargets]:
 
 
 def fixed_rand(*shape: Any, **options: Any) -> Tensor:
-    """Draw the same numbers for the same shape, so that both sides compare masks at the same points."""
+    """Return the same numbers for the same shape, so that both implementations sample the same points."""
     sizes = shape[0] if isinstance(shape[0], tuple) else shape
     return torch.empty(sizes).uniform_(generator=torch.Generator().manual_seed(sum(sizes)))
 
 
-def test_losses_equal_the_librarys(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_losses_match_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     library = pytest.importorskip("transformers.models.mask2former.modeling_mask2former")
     config = library.Mask2FormerConfig(num_labels=4, train_num_points=50)
     weights = {"loss_cross_entropy": 2.0, "loss_mask": 5.0, "loss_dice": 5.0}
     monkeypatch.setattr(torch, "rand", fixed_rand)
-    for layer in predictions():
+    for layer in make_predictions():
         expected = library.Mask2FormerLoss(config, weights)(
-            layer.masks, layer.logits, [row.masks.float() for row in targets()], [row.labels for row in targets()]
+            layer.masks,
+            layer.logits,
+            [row.masks.float() for row in make_targets()],
+            [row.labels for row in make_targets()],
         )
-        (losses,) = MaskCriterion(num_points=50).losses([layer], targets())
+        (losses,) = MaskCriterion(num_points=50).losses([layer], make_targets())
         for name, ours in (("cross_entropy", "ce"), ("mask", "mask"), ("dice", "dice")):
             value = weights[f"loss_{name}"] * expected[f"loss_{name}"]
             torch.testing.assert_close(losses[f"loss_{ours}"], value, atol=1e-5, rtol=1e-5)
@@ -61,20 +64,20 @@ def test_matching_is_in_float32_under_autocast(dtype: torch.dtype) -> None:
 
 def test_an_image_without_segments_has_finite_losses_and_gradients() -> None:
     empty = MaskTargets(torch.zeros(0, dtype=torch.int64), torch.zeros(0, 48, 64, dtype=torch.uint8))
-    for segments in ([targets()[0], empty], [empty, empty]):
-        layers = [QueryMasks(*(values.requires_grad_() for values in layer)) for layer in predictions()]
+    for segments in ([make_targets()[0], empty], [empty, empty]):
+        layers = [QueryMasks(*(values.requires_grad_() for values in layer)) for layer in make_predictions()]
         losses = MaskCriterion(num_points=20).losses(layers, segments)
         sum(value for layer in losses for value in layer.values()).backward()  # type: ignore[union-attr]
         assert all(values.grad is not None and values.grad.isfinite().all() for layer in layers for values in layer)
 
 
-def test_points_are_read_between_pixels() -> None:
+def test_points_are_interpolated_between_pixels() -> None:
     maps = torch.tensor([[[[0.0, 1.0], [2.0, 3.0]]]])
     points = torch.tensor([[[0.5, 0.5], [0.25, 0.25], [0.75, 0.25]]])
     assert sample_points(maps, points).tolist() == [[[1.5, 0.0, 1.0]]]
 
 
-def test_each_class_of_a_map_is_a_segment() -> None:
+def test_each_class_of_a_segmentation_map_is_a_segment() -> None:
     (segments,) = semantic_segments(torch.tensor([[[3, 255], [0, 3]]]), 255)
     assert segments.labels.tolist() == [0, 3]
     assert segments.masks.tolist() == [[[0, 0], [1, 0]], [[1, 0], [0, 1]]]

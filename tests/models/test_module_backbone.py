@@ -1,4 +1,4 @@
-"""Ordinary modules are backbones: sizes are found by a dry run."""
+"""Any module can be a backbone: a dry run determines its sizes."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ from opabinia.contracts import Level
 from opabinia.models.backbones.module import ModuleBackbone, build_backbone
 
 
-def small(*after: nn.Module) -> Callable[[int], nn.Module]:
+def small_net(*after: nn.Module) -> Callable[[int], nn.Module]:
     return lambda channels: nn.Sequential(nn.Conv2d(channels, 6, 3, stride=4), nn.BatchNorm2d(6), *after)
 
 
@@ -25,14 +25,14 @@ class Pyramid(nn.Module):
 
 
 def test_feature_maps_are_pooled() -> None:
-    net = build_backbone(small(), 3)
+    net = build_backbone(small_net(), 3)
     images = torch.rand(2, 3, 32, 32)
     assert (net.out_channels, net.map_channels, net.preprocessing, net.clips) == (6, 6, None, False)
     assert torch.allclose(net(images), net.feature_maps(images).mean((2, 3)))
 
 
-def test_vectors_stay() -> None:
-    net = build_backbone(small(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 5)), 1)
+def test_vectors_are_not_pooled() -> None:
+    net = build_backbone(small_net(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 5)), 1)
     assert (net.out_channels, net.map_channels) == (5, 0)
     assert net(torch.rand(3, 1, 28, 28)).shape == (3, 5)
     with pytest.raises(ValueError, match="Sequential returns vectors, not feature maps"):
@@ -49,7 +49,7 @@ def test_a_network_of_one_image_size_gives_its_width() -> None:
     assert build_backbone(lambda channels: fixed, 1).out_channels == 7
 
 
-def test_levels_are_those_of_a_detector() -> None:
+def test_modules_with_several_maps_have_levels() -> None:
     net = build_backbone(lambda channels: Pyramid(), 3)
     assert net.enable_multi_scale() == [Level(4, 4), Level(8, 8)]
     assert [maps.shape[1] for maps in net.pyramid_features(torch.rand(1, 3, 64, 64))] == [4, 8]
@@ -57,7 +57,7 @@ def test_levels_are_those_of_a_detector() -> None:
 
 
 def test_the_dry_run_changes_nothing() -> None:
-    module = small()(3)
+    module = small_net()(3)
     module[1].eval()
     before = {name: value.clone() for name, value in module.state_dict().items()}
     ModuleBackbone(module, 3)
@@ -73,11 +73,11 @@ def test_clips() -> None:
     assert backbone(torch.rand(2, 3, 4, 16, 16)).shape == (2, 4)
 
 
-def test_another_output_is_an_error() -> None:
+def test_another_output_raises() -> None:
     with pytest.raises(ValueError, match=r"Flatten maps images \(2, 3, 64, 64\) to \(24576,\); a backbone returns"):
         build_backbone(lambda channels: nn.Flatten(0), 3)
 
 
-def test_a_built_network_is_an_error() -> None:
+def test_a_built_network_raises() -> None:
     with pytest.raises(ValueError, match=r"not the network: lambda channels: Sequential\(...\)"):
-        build_backbone(small()(3), 3)
+        build_backbone(small_net()(3), 3)

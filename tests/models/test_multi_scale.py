@@ -1,4 +1,4 @@
-"""Feature maps of several sizes: against timm's own, of images of many sizes, trained, frozen, filled and compiled."""
+"""Multi-scale feature maps: comparison with timm, image sizes, gradients, freezing, pretrained weights, compilation."""
 
 import copy
 from pathlib import Path
@@ -30,10 +30,10 @@ MODELS: dict[str, dict[str, Any]] = {
     "test_efficientnet": {},
     "regnetx_002": {},
 }
-every = pytest.mark.parametrize("model", MODELS)
+every_model = pytest.mark.parametrize("model", MODELS)
 
 
-def made(model: str, **options: Any) -> TimmBackbone:
+def make_backbone(model: str, **options: Any) -> TimmBackbone:
     torch.manual_seed(0)
     net = timm(3, model=model, options=MODELS[model] | options)
     assert isinstance(net, TimmBackbone)
@@ -46,29 +46,29 @@ def images(height: int, width: int, seed: int = 0) -> Tensor:
 
 def gradients(net: nn.Module, maps: list[Tensor]) -> dict[str, Tensor | None]:
     net.zero_grad()
-    torch.stack([one.square().mean() for one in maps]).sum().backward()  # type: ignore[no-untyped-call]
-    return {name: one.grad for name, one in net.named_parameters()}
+    torch.stack([level.square().mean() for level in maps]).sum().backward()  # type: ignore[no-untyped-call]
+    return {name: param.grad for name, param in net.named_parameters()}
 
 
-# --- what they are ----------------------------------------------------------------------------------------------------
+# --- shapes and values ------------------------------------------------------------------------------------------------
 
 
-@every
-def test_maps_are_as_reported_and_every_parameter_is_trained_by_them(model: str) -> None:
-    net = made(model)
-    before = {name: one.shape for name, one in net.state_dict().items()}
+@every_model
+def test_maps_have_the_reported_shapes_and_train_every_parameter(model: str) -> None:
+    net = make_backbone(model)
+    before = {name: value.shape for name, value in net.state_dict().items()}
     levels = net.enable_multi_scale()
     assert [level.stride for level in levels] == ([16] if "vit" in model else [4, 8, 16, 32])
-    assert net.state_dict().keys() <= before.keys(), "names of weights stay"
+    assert net.state_dict().keys() <= before.keys(), "parameter names stay"
     for size in ((64, 96), (224, 32)):
         maps = net.pyramid_features(images(*size))
-        assert [tuple(one.shape) for one in maps] == [
+        assert [tuple(level.shape) for level in maps] == [
             (2, channels, size[0] // stride, size[1] // stride) for channels, stride in levels
         ]
-    assert [name for name, one in gradients(net, maps).items() if one is None] == []
+    assert [name for name, grad in gradients(net, maps).items() if grad is None] == []
 
 
-def test_those_of_names_that_everyone_knows() -> None:
+def test_levels_of_well_known_models() -> None:
     with torch.device("meta"):
         levels = {model: timm(3, model=model).enable_multi_scale() for model in ("resnet50", "convnext_tiny")}
         plain = timm(3, model="vit_base_patch16_224").enable_multi_scale()
@@ -79,18 +79,20 @@ def test_those_of_names_that_everyone_knows() -> None:
 
 @pytest.mark.parametrize("model", ["resnet10t", "test_resnet", "test_convnext", "mobilenetv3_small_050", "regnetx_002"])
 @torch.no_grad()
-def test_they_are_those_of_timms_features_only(model: str) -> None:
-    net = made(model).eval()
+def test_maps_match_timms_features_only(model: str) -> None:
+    net = make_backbone(model).eval()
     levels = net.enable_multi_scale()
     first = -len(levels)
     reference = timm_library.create_model(model, features_only=True, out_indices=range(first, 0), **MODELS[model])
-    weights = {name.removeprefix("model."): one for name, one in net.state_dict().items()}
+    weights = {name.removeprefix("model."): value for name, value in net.state_dict().items()}
     if "convnext" in model:  # flattened there
-        weights = {name.replace("stem.", "stem_").replace("stages.", "stages_"): one for name, one in weights.items()}
+        weights = {
+            name.replace("stem.", "stem_").replace("stages.", "stages_"): value for name, value in weights.items()
+        }
     reference.load_state_dict(weights)
     expected = reference.eval()(images(96, 64))
-    for one, other in zip(net.pyramid_features(images(96, 64)), expected, strict=True):
-        torch.testing.assert_close(one, other)
+    for level, expected_level in zip(net.pyramid_features(images(96, 64)), expected, strict=True):
+        torch.testing.assert_close(level, expected_level)
 
 
 @pytest.mark.parametrize(
@@ -103,58 +105,58 @@ def test_they_are_those_of_timms_features_only(model: str) -> None:
 )
 @pytest.mark.parametrize("size", [(64, 224), (160, 160)], ids=str)
 @torch.no_grad()
-def test_transformers_of_any_size_are_what_timm_makes_for_that(
+def test_transformers_with_other_image_sizes_match_timm(
     model: str, keys: dict[str, Any], size: tuple[int, int]
 ) -> None:
-    net = made(model).eval()
+    net = make_backbone(model).eval()
     reference: Any = timm_library.create_model(model, num_classes=0, **MODELS[model], **keys).eval()
-    reference.load_state_dict({name.removeprefix("model."): one for name, one in net.state_dict().items()})
+    reference.load_state_dict({name.removeprefix("model."): value for name, value in net.state_dict().items()})
     plain = len(net.enable_multi_scale()) == 1
     expected = reference.forward_intermediates(
         images(*size), indices=1 if plain else 4, norm=plain, intermediates_only=True
     )
-    for one, other in zip(net.pyramid_features(images(*size)), expected, strict=True):
-        torch.testing.assert_close(one, other)
+    for level, expected_level in zip(net.pyramid_features(images(*size)), expected, strict=True):
+        torch.testing.assert_close(level, expected_level)
 
 
 @torch.no_grad()
-def test_the_map_of_a_plain_transformer_is_the_one_that_is_pooled() -> None:
-    net = made("test_vit").eval()
+def test_the_map_of_a_vit_is_the_pooled_one() -> None:
+    net = make_backbone("test_vit").eval()
     expected = net.feature_maps(images(160, 160))
     net.enable_multi_scale()
-    (found,) = net.pyramid_features(images(160, 160))
-    torch.testing.assert_close(found, expected)
+    (level,) = net.pyramid_features(images(160, 160))
+    torch.testing.assert_close(level, expected)
 
 
 @pytest.mark.filterwarnings("ignore:torch.searchsorted", "ignore:Using a non-tuple sequence")  # timm's resizing
 @torch.no_grad()
-def test_windows_of_a_swin_made_for_small_images_are_those_of_large_ones() -> None:
-    """timm makes windows as small as the maps; detection images are larger."""
-    net = made("swin_tiny_patch4_window7_224", img_size=64)
+def test_a_swin_for_small_images_has_windows_of_full_size() -> None:
+    """timm limits windows to the size of the feature maps, but detection images are larger."""
+    net = make_backbone("swin_tiny_patch4_window7_224", img_size=64)
     net.enable_multi_scale()
-    full = made("swin_tiny_patch4_window7_224")
+    full = make_backbone("swin_tiny_patch4_window7_224")
     full.enable_multi_scale()
-    assert {name: one.shape for name, one in net.state_dict().items()} == {
-        name: one.shape for name, one in full.state_dict().items()
+    assert {name: value.shape for name, value in net.state_dict().items()} == {
+        name: value.shape for name, value in full.state_dict().items()
     }
 
 
-def test_they_keep_the_memory_layout() -> None:
-    net = made("resnet10t").to(memory_format=torch.channels_last)
+def test_maps_keep_the_memory_format() -> None:
+    net = make_backbone("resnet10t").to(memory_format=torch.channels_last)
     net.enable_multi_scale()
     maps = net.pyramid_features(images(64, 64).to(memory_format=torch.channels_last))
-    assert all(one.is_contiguous(memory_format=torch.channels_last) for one in maps)
+    assert all(level.is_contiguous(memory_format=torch.channels_last) for level in maps)
 
 
-def test_what_has_no_maps_is_refused() -> None:
-    coarse = made("test_vit", patch_size=40)
+def test_models_without_multi_scale_maps_are_refused() -> None:
+    coarse = make_backbone("test_vit", patch_size=40)
     with pytest.raises(ValueError, match=r"VisionTransformer gives no feature maps of strides 4 to 32; ResNet, Conv"):
         coarse.enable_multi_scale()
     with pytest.raises(ValueError, match="timm's Sequential gives no feature maps"):
         MultiScaleFeatures(nn.Sequential())
 
 
-def test_a_model_of_one_size_reports_it() -> None:
+def test_a_model_of_a_fixed_image_size_reports_it() -> None:
     net = timm(3, model="test_vit_relpos")
     assert net.enable_multi_scale() == [Level(net.out_channels, 16)]
     assert net.pyramid_features(images(160, 160))[0].shape == (2, net.out_channels, 10, 10)
@@ -168,41 +170,41 @@ TINY: dict[str, Any] = {"model": "resnet10t", "options": MODELS["resnet10t"]}
 
 
 def test_a_finer_last_stage_gives_three_strides() -> None:
-    """The maps of the third stage are as large as those of the fourth, which are the ones to take."""
+    """If two stages have maps of the same size, those of the later stage are used."""
     coarse, fine = resnet(3, last_stride=2, **TINY), resnet(3, **TINY)
     assert coarse.enable_multi_scale() == [(32, 4), (64, 8), (128, 16), (256, 32)]
     assert fine.enable_multi_scale() == [(32, 4), (64, 8), (256, 16)]
     maps = fine.pyramid_features(images(64, 96))
-    assert [tuple(one.shape[1:]) for one in maps] == [(32, 16, 24), (64, 8, 12), (256, 4, 6)]
-    assert all(one is not None for one in gradients(fine, maps).values())
+    assert [tuple(level.shape[1:]) for level in maps] == [(32, 16, 24), (64, 8, 12), (256, 4, 6)]
+    assert all(grad is not None for grad in gradients(fine, maps).values())
     dilated = timm(3, model="resnet10t", options=MODELS["resnet10t"] | {"output_stride": 8})
     assert dilated.enable_multi_scale() == [(32, 4), (256, 8)]
     last = dilated.pyramid_features(images(64, 96))[-1]
     assert dilated.keep_dilated_stages() == [(32, 4), (64, 8), (128, 8), (256, 8)]
-    kept = dilated.pyramid_features(images(64, 96))
-    assert [tuple(one.shape[1:]) for one in kept[2:]] == [(128, 8, 12), (256, 8, 12)]
-    torch.testing.assert_close(kept[-1], last)
+    maps_of_all_stages = dilated.pyramid_features(images(64, 96))
+    assert [tuple(level.shape[1:]) for level in maps_of_all_stages[2:]] == [(128, 8, 12), (256, 8, 12)]
+    torch.testing.assert_close(maps_of_all_stages[-1], last)
     assert coarse.keep_dilated_stages() == [(32, 4), (64, 8), (128, 16), (256, 32)]
 
 
 @pytest.mark.parametrize("last_stride", [1, 2])
 @torch.no_grad()
 def test_strides_in_the_first_convolution(last_stride: Any) -> None:
-    """Caffe2's: of a 1 x 1 convolution with stride 2 the even places are seen."""
+    """As in Caffe2: a 1 x 1 convolution with stride 2 reads the even positions."""
     keys: dict[str, Any] = {"model": "resnet26", "last_stride": last_stride}
     plain, moved = resnet(3, **keys).eval(), resnet(3, stride_in_1x1=True, **keys).eval()
-    for one in plain.parameters():  # no branch is to begin with a norm of weight 0
-        nn.init.uniform_(one, -0.1, 0.1)
+    for param in plain.parameters():  # the last norm of a branch starts with weight 0
+        nn.init.uniform_(param, -0.1, 0.1)
     moved.load_state_dict(plain.state_dict())
     levels = moved.enable_multi_scale()
     assert plain.enable_multi_scale() == levels
     maps = images(64, 96)
-    found, other = moved.pyramid_features(maps), plain.pyramid_features(maps)
-    assert [one.shape for one in found] == [one.shape for one in other]
-    torch.testing.assert_close(found[0], other[0])
-    assert not torch.allclose(found[1], other[1])
+    levels_moved, levels_plain = moved.pyramid_features(maps), plain.pyramid_features(maps)
+    assert [level.shape for level in levels_moved] == [level.shape for level in levels_plain]
+    torch.testing.assert_close(levels_moved[0], levels_plain[0])
+    assert not torch.allclose(levels_moved[1], levels_plain[1])
     block: Any = moved.get_submodule("model.layer2.0")
-    input = found[0]
+    input = levels_moved[0]
     hidden = block.act1(block.bn1(block.conv1(input)))
     torch.testing.assert_close(block.conv1(input), nn.functional.conv2d(input[:, :, ::2, ::2], block.conv1.weight))
     assert block.act2(block.bn2(block.conv2(hidden))).shape == hidden.shape
@@ -214,7 +216,7 @@ def test_strides_that_cannot_move(model: str) -> None:
         resnet(3, model=model, stride_in_1x1=True)
 
 
-def test_a_plain_transformer_with_its_own_patches() -> None:
+def test_a_vit_with_a_given_image_size_and_stride() -> None:
     net = vit(3, model="test_vit", image_size=(64, 96))
     assert net.enable_multi_scale() == [Level(64, 16)]
     assert net.pyramid_features(images(64, 96))[0].shape == (2, 64, 4, 6)
@@ -228,26 +230,26 @@ def test_a_plain_transformer_with_its_own_patches() -> None:
 # --- weights of other runs --------------------------------------------------------------------------------------------
 
 
-@every
-def test_weights_of_a_classifier_fill_it(model: str, tmp_path: Path) -> None:
-    """As a classification run saves them, and as timm's own file has them."""
-    donor = made(model)
+@every_model
+def test_weights_of_a_classifier_are_loaded(model: str, tmp_path: Path) -> None:
+    """From the checkpoint of a classification run, and from a file in timm's format."""
+    donor = make_backbone(model)
     task = nn.ModuleDict({"backbone": donor, "head": donor.make_head(7)})
     with torch.no_grad():
-        for one in task.state_dict().values():
-            one.copy_(torch.rand(one.shape) if one.is_floating_point() else one)
+        for value in task.state_dict().values():
+            value.copy_(torch.rand(value.shape) if value.is_floating_point() else value)
     torch.save(task.state_dict(), tmp_path / "task.pth")
     own, head = donor.state_dict(), dict(task["head"].state_dict())
-    torch.save({name.removeprefix("model."): one for name, one in own.items()} | head, tmp_path / "timm.pth")
-    for file, prefix, behind in (("task.pth", "backbone.model.", set()), ("timm.pth", "", set(head))):
-        net = made(model)
+    torch.save({name.removeprefix("model."): value for name, value in own.items()} | head, tmp_path / "timm.pth")
+    for file, prefix, expected_unexpected in (("task.pth", "backbone.model.", set()), ("timm.pth", "", set(head))):
+        net = make_backbone(model)
         net.enable_multi_scale()
         detector = nn.ModuleDict({"backbone": net, "detector": nn.Linear(2, 2)})
         report = initialize(detector, Init(weights=tmp_path / file, target_prefix="backbone"))
         filled = net.state_dict()
         assert not report.missing and not report.other_shape and not report.resized
-        assert all(torch.equal(one, own[name]) for name, one in filled.items())
-        assert set(report.unexpected) == behind | {
+        assert all(torch.equal(value, own[name]) for name, value in filled.items())
+        assert set(report.unexpected) == expected_unexpected | {
             prefix + name.removeprefix("model.") for name in own.keys() - filled.keys()
         }
 
@@ -277,44 +279,44 @@ FIRST = {
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("model", STEMS)
 def test_frozen_stages(model: str, count: int) -> None:
-    net = made(model)
+    net = make_backbone(model)
     names = set(net.state_dict())
     net.enable_multi_scale()
     net.freeze_stages(count)
-    begins = STEMS[model] if count == 1 else (*STEMS[model], FIRST[model])
-    still = {name.removeprefix("model.") for name, one in net.named_parameters() if not one.requires_grad}
-    assert still == {
+    prefixes = STEMS[model] if count == 1 else (*STEMS[model], FIRST[model])
+    frozen = {name.removeprefix("model.") for name, param in net.named_parameters() if not param.requires_grad}
+    assert frozen == {
         name.removeprefix("model.")
         for name, _ in net.named_parameters()
-        if name.removeprefix("model.").startswith(begins)
+        if name.removeprefix("model.").startswith(prefixes)
     }
     assert set(net.state_dict()) <= names
-    before = {name: one.clone() for name, one in net.state_dict().items()}
-    found = gradients(net.train(), net.pyramid_features(images(64, 64)))
-    assert {name.removeprefix("model.") for name, one in found.items() if one is None} == still
-    for name, one in net.state_dict().items():
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    grads = gradients(net.train(), net.pyramid_features(images(64, 64)))
+    assert {name.removeprefix("model.") for name, grad in grads.items() if grad is None} == frozen
+    for name, value in net.state_dict().items():
         if "running" in name:
-            assert torch.equal(one, before[name]) == name.removeprefix("model.").startswith(begins), name
+            assert torch.equal(value, before[name]) == name.removeprefix("model.").startswith(prefixes), name
 
 
-def test_more_stages_than_there_are() -> None:
-    net = made("resnet10t")
+def test_freezing_too_many_stages_raises() -> None:
+    net = make_backbone("resnet10t")
     with pytest.raises(ValueError, match=r"^ResNet has 5 stages including the stem; 6 cannot be frozen"):
         net.freeze_stages(6)
     net.freeze_stages(5)
-    assert not any(one.requires_grad for one in net.parameters())
+    assert not any(param.requires_grad for param in net.parameters())
 
 
-def test_frozen_norms_and_stages_go_together() -> None:
-    net = made("test_resnet")
+def test_frozen_norms_and_frozen_stages_combine() -> None:
+    net = make_backbone("test_resnet")
     net.enable_multi_scale()
     norms.freeze_batch_norms(net)
     net.freeze_stages(2)
-    learned = {name for name, one in net.named_parameters() if one.requires_grad}
-    assert learned and not any(".bn" in name or "layer1" in name or "conv1.0" in name for name in learned)
+    trained = {name for name, param in net.named_parameters() if param.requires_grad}
+    assert trained and not any(".bn" in name or "layer1" in name or "conv1.0" in name for name in trained)
     assert {
-        name for name, one in gradients(net, net.pyramid_features(images(64, 64))).items() if one is not None
-    } == learned
+        name for name, grad in gradients(net, net.pyramid_features(images(64, 64))).items() if grad is not None
+    } == trained
 
 
 # --- recomputed, copied, compiled -------------------------------------------------------------------------------------
@@ -322,29 +324,31 @@ def test_frozen_norms_and_stages_go_together() -> None:
 
 @pytest.mark.parametrize("frozen", [0, 2])
 @pytest.mark.parametrize("model", ["resnet10t", "test_convnext", "test_vit", "swin_tiny_patch4_window7_224"])
-def test_activations_can_be_computed_again(model: str, frozen: int) -> None:
-    plain, again = made(model), made(model)
-    for net in (plain, again):
+def test_activation_checkpointing(model: str, frozen: int) -> None:
+    plain, checkpointed = make_backbone(model), make_backbone(model)
+    for net in (plain, checkpointed):
         net.enable_multi_scale()
         net.freeze_stages(frozen)
-    again.checkpoint_activations()
+    checkpointed.checkpoint_activations()
     calls: list[int] = []
-    last = next(one for one in reversed(list(again.modules())) if isinstance(one, nn.Conv2d | nn.Linear))
+    last = next(
+        module for module in reversed(list(checkpointed.modules())) if isinstance(module, nn.Conv2d | nn.Linear)
+    )
     last.register_forward_pre_hook(lambda *_: calls.append(1))
-    torch.manual_seed(1)  # timm's Swin leaves out branches
+    torch.manual_seed(1)  # timm's Swin has stochastic depth
     expected = gradients(plain, plain.pyramid_features(images(64, 64)))
     torch.manual_seed(1)
-    found = gradients(again, again.pyramid_features(images(64, 64)))
+    actual = gradients(checkpointed, checkpointed.pyramid_features(images(64, 64)))
     assert len(calls) == 2, "once more in the backward pass"
-    for name, one in expected.items():
-        assert (one is None) == (found[name] is None)
-        if one is not None:
-            torch.testing.assert_close(found[name], one)
+    for name, grad in expected.items():
+        assert (grad is None) == (actual[name] is None)
+        if grad is not None:
+            torch.testing.assert_close(actual[name], grad)
 
 
-@every
-def test_layers_still_have_depths(model: str) -> None:
-    net = made(model)
+@every_model
+def test_layers_keep_their_depths(model: str) -> None:
+    net = make_backbone(model)
     before = net.depths()
     net.enable_multi_scale()
     after = net.depths()
@@ -353,15 +357,15 @@ def test_layers_still_have_depths(model: str) -> None:
 
 
 @torch.no_grad()
-def test_a_copy_has_its_own() -> None:
-    net = made("test_resnet").eval()
+def test_a_copy_has_its_own_weights() -> None:
+    net = make_backbone("test_resnet").eval()
     net.enable_multi_scale()
-    twin = copy.deepcopy(net)
-    expected = [one.clone() for one in twin.pyramid_features(images(64, 64))]
-    for parameter in net.parameters():
-        parameter.zero_()
-    for one, other in zip(twin.pyramid_features(images(64, 64)), expected, strict=True):
-        assert torch.equal(one, other)
+    copied = copy.deepcopy(net)
+    expected = [level.clone() for level in copied.pyramid_features(images(64, 64))]
+    for param in net.parameters():
+        param.zero_()
+    for level, expected_level in zip(copied.pyramid_features(images(64, 64)), expected, strict=True):
+        assert torch.equal(level, expected_level)
 
 
 @pytest.mark.parametrize(
@@ -373,24 +377,24 @@ def test_a_copy_has_its_own() -> None:
     ],
 )
 @torch.no_grad()
-def test_levels_are_what_is_compiled(model: str) -> None:
+def test_compiling_covers_the_multi_scale_features(model: str) -> None:
     runs: list[int] = []
 
     def counting(graph: Any, inputs: Any) -> Any:
-        def run(*given: Any) -> Any:
+        def run(*args: Any) -> Any:
             runs.append(1)
-            return graph.forward(*given)
+            return graph.forward(*args)
 
         return run
 
     torch.compiler.reset()
-    net = made(model).eval()
+    net = make_backbone(model).eval()
     net.enable_multi_scale()
     names = list(net.state_dict())
     expected = net.pyramid_features(images(64, 96))
     net.compile(backend=counting, fullgraph=True)
-    for one, other in zip(net.pyramid_features(images(64, 96)), expected, strict=True):
-        torch.testing.assert_close(one, other)
+    for level, expected_level in zip(net.pyramid_features(images(64, 96)), expected, strict=True):
+        torch.testing.assert_close(level, expected_level)
     assert runs == [1]
     assert list(net.state_dict()) == names
     torch.compiler.reset()

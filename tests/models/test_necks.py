@@ -1,4 +1,4 @@
-"""Necks against torchvision's pyramid, detectron2's shapes and the rules of the papers."""
+"""Necks: comparison with torchvision's FPN, detectron2's shapes and the formulas of the papers."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -15,11 +15,11 @@ from opabinia.contracts import Level, Neck
 from opabinia.models.necks import SimplePyramid, fpn, fpn_p3_p7, fpn_p3_p7_from_p5
 
 LEVELS = [Level(6, 4), Level(8, 8), Level(12, 16), Level(16, 32)]
-PLAIN = [Level(12, 16)]
+VIT_LEVELS = [Level(12, 16)]
 
 
-def maps_of(levels: Sequence[Level], height: int, width: int) -> list[Tensor]:
-    """As convolutions with padding make them: sides are rounded up."""
+def make_maps(levels: Sequence[Level], height: int, width: int) -> list[Tensor]:
+    """Return random feature maps; sides are rounded up, as with padded convolutions."""
     generator = torch.Generator().manual_seed(0)
     return [
         torch.randn(2, channels, -(-height // stride), -(-width // stride), generator=generator)
@@ -27,73 +27,74 @@ def maps_of(levels: Sequence[Level], height: int, width: int) -> list[Tensor]:
     ]
 
 
-def drawn(module: nn.Module) -> nn.Module:
-    """With no parameter at 0 or 1."""
+def randomize(module: nn.Module) -> nn.Module:
+    """Draw random parameters, so that none is 0 or 1."""
     torch.manual_seed(1)
     with torch.no_grad():
-        for one in module.parameters():
-            one.copy_(torch.randn(one.shape) / 4)
+        for param in module.parameters():
+            param.copy_(torch.randn(param.shape) / 4)
     return module
 
 
-@pytest.mark.parametrize("size", [(128, 192), (104, 56)], ids=["even", "odd"])  # 13 and 7 places of 8 pixels
+@pytest.mark.parametrize("size", [(128, 192), (104, 56)], ids=["even", "odd"])  # 13 x 7 at stride 8
 @torch.no_grad()
-def test_fpn_is_torchvisions(size: tuple[int, int]) -> None:
-    reference = drawn(FeaturePyramidNetwork([6, 8, 12, 16], 32, LastLevelMaxPool()))
+def test_fpn_matches_torchvision(size: tuple[int, int]) -> None:
+    reference = randomize(FeaturePyramidNetwork([6, 8, 12, 16], 32, LastLevelMaxPool()))
     neck = fpn(LEVELS, channels=32)
-    report = neck.load_state_dict({f"fpn.{name}": one for name, one in reference.state_dict().items()})
+    report = neck.load_state_dict({f"fpn.{name}": value for name, value in reference.state_dict().items()})
     assert not report.missing_keys and not report.unexpected_keys
-    maps = maps_of(LEVELS, *size)
-    expected = reference(OrderedDict((str(number), one) for number, one in enumerate(maps)))
-    found = neck(maps)
-    assert len(found) == len(expected) == 5
-    for one, other in zip(found, expected.values(), strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=0)
+    maps = make_maps(LEVELS, *size)
+    expected = reference(OrderedDict((str(number), level) for number, level in enumerate(maps)))
+    levels = neck(maps)
+    assert len(levels) == len(expected) == 5
+    for level, expected_level in zip(levels, expected.values(), strict=True):
+        torch.testing.assert_close(level, expected_level, rtol=0, atol=0)
 
 
 @torch.no_grad()
 def test_fpn_by_hand() -> None:
-    """Lin et al. 2017, figure 3: what comes from above is doubled and added to a 1 x 1 convolution."""
-    neck = drawn(fpn(LEVELS, channels=32))
+    """Lin et al. 2017, figure 3: the coarser map is upsampled and added to a 1 x 1 convolution."""
+    neck = randomize(fpn(LEVELS, channels=32))
     weights = neck.state_dict()
 
-    def convolved(kind: str, number: int, one: Tensor) -> Tensor:
+    def convolved(kind: str, number: int, inputs: Tensor) -> Tensor:
         weight, bias = (weights[f"fpn.{kind}_blocks.{number}.0.{name}"] for name in ("weight", "bias"))
-        return nn.functional.conv2d(one, weight, bias, padding=weight.shape[-1] // 2)
+        return nn.functional.conv2d(inputs, weight, bias, padding=weight.shape[-1] // 2)
 
-    maps = maps_of(LEVELS, 104, 56)  # 26 x 14, 13 x 7, 7 x 4, 4 x 2
-    inner = [convolved("inner", number, one) for number, one in enumerate(maps)]
+    maps = make_maps(LEVELS, 104, 56)  # 26 x 14, 13 x 7, 7 x 4, 4 x 2
+    inner = [convolved("inner", number, level) for number, level in enumerate(maps)]
     for number in (2, 1, 0):
         height, width = inner[number].shape[2:]
         above = inner[number + 1]
         rows = torch.arange(height) * above.shape[2] // height
         columns = torch.arange(width) * above.shape[3] // width
         inner[number] = inner[number] + above[:, :, rows][:, :, :, columns]
-    expected = [convolved("layer", number, one) for number, one in enumerate(inner)]
+    expected = [convolved("layer", number, level) for number, level in enumerate(inner)]
     expected.append(expected[-1][:, :, ::2, ::2])
-    found = neck(maps)
-    assert [tuple(one.shape[2:]) for one in found] == [(26, 14), (13, 7), (7, 4), (4, 2), (2, 1)]
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other)
+    pyramid = neck(maps)
+    assert [tuple(level.shape[2:]) for level in pyramid] == [(26, 14), (13, 7), (7, 4), (4, 2), (2, 1)]
+    for level, expected_level in zip(pyramid, expected, strict=True):
+        torch.testing.assert_close(level, expected_level)
 
 
-def test_it_begins_as_detectron2s() -> None:
+def test_initial_weights_match_detectron2() -> None:
     """Uniform weights of variance 1 / fan_in (c2_xavier_fill), biases of 0."""
     for neck in (fpn(LEVELS), fpn_p3_p7(LEVELS)):
-        for name, one in neck.named_parameters():
+        for name, param in neck.named_parameters():
             if name.endswith("bias"):
-                assert not one.any()
+                assert not param.any()
             else:
-                bound = (3 / one[0].numel()) ** 0.5
-                assert 0.95 * bound < float(one.detach().abs().max()) <= bound, name
+                bound = (3 / param[0].numel()) ** 0.5
+                assert 0.95 * bound < float(param.detach().abs().max()) <= bound, name
 
 
 def test_with_a_norm_there_are_no_biases() -> None:
     plain, batch, group = (fpn(LEVELS, channels=32, norm=norm) for norm in ("none", "batch", "group"))
-    assert sum(one.numel() for one in batch.parameters()) == sum(one.numel() for one in plain.parameters()) + 8 * 32
+    counts = [sum(param.numel() for param in neck.parameters()) for neck in (plain, batch)]
+    assert counts[1] == counts[0] + 8 * 32
     assert sum(isinstance(module, nn.BatchNorm2d) for module in batch.modules()) == 8
-    found = [module for module in group.modules() if isinstance(module, nn.GroupNorm)]
-    assert [module.num_groups for module in found] == [32] * 8
+    group_norms = [module for module in group.modules() if isinstance(module, nn.GroupNorm)]
+    assert [module.num_groups for module in group_norms] == [32] * 8
     with pytest.raises(ValueError, match=r"^norm: group has 32 groups, which do not divide the 48 channels"):
         fpn(LEVELS, channels=48, norm="group")
 
@@ -105,62 +106,62 @@ def test_with_a_norm_there_are_no_biases() -> None:
 @pytest.mark.parametrize("neck", [fpn_p3_p7, fpn_p3_p7_from_p5], ids=["c5", "p5"])
 @torch.no_grad()
 def test_p6_and_p7(neck: Any, size: tuple[int, int]) -> None:
-    """The backbone's last map has as many channels as the pyramid: nothing is to be guessed from that."""
+    """The backbone's last map has as many channels as the pyramid, so the source cannot be inferred from channels."""
     levels = [*LEVELS[:3], Level(32, 32)]
-    own: Any = drawn(neck(levels, channels=32))
-    maps = maps_of(levels, *size)
-    found = own(maps)
+    own: Any = randomize(neck(levels, channels=32))
+    maps = make_maps(levels, *size)
+    pyramid = own(maps)
     p6, p7 = own.fpn.extra_blocks.p6, own.fpn.extra_blocks.p7
-    source = maps[-1] if neck is fpn_p3_p7 else found[2]
-    torch.testing.assert_close(found[3], p6(source))
-    torch.testing.assert_close(found[4], p7(found[3].clamp(min=0)))
+    source = maps[-1] if neck is fpn_p3_p7 else pyramid[2]
+    torch.testing.assert_close(pyramid[3], p6(source))
+    torch.testing.assert_close(pyramid[4], p7(pyramid[3].clamp(min=0)))
     reference = FeaturePyramidNetwork([8, 12, 32], 32, LastLevelP6P7(32, 32))
-    reference.load_state_dict({name.removeprefix("fpn."): one for name, one in own.state_dict().items()})
-    expected = list(reference(OrderedDict((str(number), one) for number, one in enumerate(maps[1:]))).values())
+    reference.load_state_dict({name.removeprefix("fpn."): value for name, value in own.state_dict().items()})
+    expected = list(reference(OrderedDict((str(number), level) for number, level in enumerate(maps[1:]))).values())
     count = 5 if neck is fpn_p3_p7_from_p5 else 3  # torchvision takes P5 here
-    for one, other in zip(found[:count], expected[:count], strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=0)
+    for level, expected_level in zip(pyramid[:count], expected[:count], strict=True):
+        torch.testing.assert_close(level, expected_level, rtol=0, atol=0)
 
 
-def test_what_is_built_on_the_backbones_map_has_its_channels() -> None:
+def test_p6_has_the_channels_of_its_source() -> None:
     assert fpn_p3_p7(LEVELS, channels=32).state_dict()["fpn.extra_blocks.p6.weight"].shape == (32, 16, 3, 3)
     assert fpn_p3_p7_from_p5(LEVELS, channels=32).state_dict()["fpn.extra_blocks.p6.weight"].shape == (32, 32, 3, 3)
 
 
-# --- from one map -----------------------------------------------------------------------------------------------------
+# --- simple pyramid ---------------------------------------------------------------------------------------------------
 
 
 @torch.no_grad()
 def test_the_simple_pyramid() -> None:
-    neck = SimplePyramid(PLAIN, channels=8)
+    neck = SimplePyramid(VIT_LEVELS, channels=8)
     assert neck.out_levels == tuple(Level(8, stride) for stride in (4, 8, 16, 32, 64))
-    (only,) = maps = maps_of(PLAIN, 128, 96)
-    found = neck(maps)
-    assert [tuple(one.shape) for one in found] == [
+    (backbone_map,) = maps = make_maps(VIT_LEVELS, 128, 96)
+    pyramid = neck(maps)
+    assert [tuple(level.shape) for level in pyramid] == [
         (2, 8, 32, 24), (2, 8, 16, 12), (2, 8, 8, 6), (2, 8, 4, 3), (2, 8, 2, 2)
     ]  # fmt: skip
-    torch.testing.assert_close(found[4], found[3][:, :, ::2, ::2])
-    for one in found:  # layer norms end each of them
-        torch.testing.assert_close(one.mean(1), torch.zeros_like(one[:, 0]), atol=1e-5, rtol=0)
-    half = nn.functional.max_pool2d(only, 2)
-    weights = {name.removeprefix("stages.3."): one for name, one in neck.state_dict().items() if ".3." in name}
+    torch.testing.assert_close(pyramid[4], pyramid[3][:, :, ::2, ::2])
+    for level in pyramid:  # each ends in a layer norm
+        torch.testing.assert_close(level.mean(1), torch.zeros_like(level[:, 0]), atol=1e-5, rtol=0)
+    half = nn.functional.max_pool2d(backbone_map, 2)
+    weights = {name.removeprefix("stages.3."): value for name, value in neck.state_dict().items() if ".3." in name}
     lateral = nn.functional.conv2d(half, weights["1.0.weight"]).movedim(1, 3)
     lateral = nn.functional.layer_norm(lateral, (8,), weights["1.1.weight"], weights["1.1.bias"], 1e-6).movedim(3, 1)
     output = nn.functional.conv2d(lateral, weights["2.0.weight"], padding=1).movedim(1, 3)
     output = nn.functional.layer_norm(output, (8,), weights["2.1.weight"], weights["2.1.bias"], 1e-6).movedim(3, 1)
-    torch.testing.assert_close(found[3], output)
+    torch.testing.assert_close(pyramid[3], output)
 
 
-def test_the_finest_maps_are_made_as_in_detectron2() -> None:
-    """Half and a quarter of the channels behind the transposed convolutions, a norm and GELU between the two of them.
-    Their counts of parameters for ViT-B, by its formulas: bias in the transposed convolutions only."""
+def test_the_finest_levels_match_detectron2() -> None:
+    """The transposed convolutions output a half and a quarter of the channels, with a norm and GELU between them.
+    Parameter counts for ViT-B from its formulas: only the transposed convolutions have biases."""
 
     def convolutions(width: int) -> int:
         return width * 256 + 9 * 256 * 256 + 4 * 256
 
     with torch.device("meta"):
         neck = SimplePyramid([Level(768, 16)])
-    counts = [sum(one.numel() for one in stage.parameters()) for stage in neck.get_submodule("stages").children()]
+    counts = [sum(param.numel() for param in stage.parameters()) for stage in neck.get_submodule("stages").children()]
     first = 768 * 384 * 4 + 384
     assert counts == [
         first + 2 * 384 + 384 * 192 * 4 + 192 + convolutions(192),
@@ -168,25 +169,25 @@ def test_the_finest_maps_are_made_as_in_detectron2() -> None:
         convolutions(768),
         convolutions(768),
     ]
-    kinds = [type(module).__name__ for module in neck.get_submodule("stages.0").children()]
-    assert kinds == ["ConvTranspose2d", "LayerNorm2d", "GELU", "ConvTranspose2d", "Sequential", "Sequential"]
+    layer_types = [type(module).__name__ for module in neck.get_submodule("stages.0").children()]
+    assert layer_types == ["ConvTranspose2d", "LayerNorm2d", "GELU", "ConvTranspose2d", "Sequential", "Sequential"]
 
 
 def test_the_simple_pyramid_of_other_strides() -> None:
-    neck = SimplePyramid(PLAIN, channels=8, strides=(8, 16, 32, 64, 128))
-    assert [tuple(one.shape[2:]) for one in neck(maps_of(PLAIN, 256, 128))] == [
+    neck = SimplePyramid(VIT_LEVELS, channels=8, strides=(8, 16, 32, 64, 128))
+    assert [tuple(level.shape[2:]) for level in neck(make_maps(VIT_LEVELS, 256, 128))] == [
         (32, 16), (16, 8), (8, 4), (4, 2), (2, 1)
     ]  # fmt: skip
     assert neck.out_levels[-1] == Level(8, 128)
 
 
 @pytest.mark.parametrize("strides", [(), (4,), (4, 8), (32, 64), (4, 16, 32), (16, 8, 32)], ids=str)
-def test_strides_that_do_not_go_together(strides: Any) -> None:
+def test_strides_that_do_not_double_raise(strides: Any) -> None:
     with pytest.raises(ValueError, match=r"^strides: each is twice the one before, from 4, 8 or 16"):
-        SimplePyramid(PLAIN, strides=strides)
+        SimplePyramid(VIT_LEVELS, strides=strides)
 
 
-# --- what does not fit ------------------------------------------------------------------------------------------------
+# --- invalid backbones ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -210,11 +211,11 @@ def test_a_backbone_without_the_maps_is_refused(neck: Any, strides: list[int], m
         neck([Level(8, stride) for stride in strides])
 
 
-@pytest.mark.parametrize("neck", [fpn, fpn_p3_p7, fpn_p3_p7_from_p5, SimplePyramid], ids=lambda one: one.__name__)
-def test_every_parameter_gets_a_gradient_and_images_may_be_small(neck: Any) -> None:
-    levels = PLAIN if neck is SimplePyramid else LEVELS
+@pytest.mark.parametrize("neck", [fpn, fpn_p3_p7, fpn_p3_p7_from_p5, SimplePyramid], ids=lambda neck: neck.__name__)
+def test_every_parameter_has_a_gradient_with_small_images(neck: Any) -> None:
+    levels = VIT_LEVELS if neck is SimplePyramid else LEVELS
     own: Neck = neck(levels, channels=8).to(memory_format=torch.channels_last)
-    pyramid = own([one.to(memory_format=torch.channels_last) for one in maps_of(levels, 32, 32)])
-    assert [one.shape[1] for one in pyramid] == [level.channels for level in own.out_levels]
-    torch.stack([one.square().sum() for one in pyramid]).sum().backward()  # type: ignore[no-untyped-call]
-    assert all(one.grad is not None for one in own.parameters())
+    pyramid = own([level.to(memory_format=torch.channels_last) for level in make_maps(levels, 32, 32)])
+    assert [level.shape[1] for level in pyramid] == [level.channels for level in own.out_levels]
+    torch.stack([level.square().sum() for level in pyramid]).sum().backward()  # type: ignore[no-untyped-call]
+    assert all(param.grad is not None for param in own.parameters())

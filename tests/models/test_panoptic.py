@@ -1,4 +1,4 @@
-"""Panoptic maps from instances and from mask classifiers: the results of detectron2 and Mask2Former."""
+"""Panoptic segmentation from instances and from mask classifiers: golden results of detectron2 and Mask2Former."""
 
 import json
 from functools import partial
@@ -34,7 +34,7 @@ def golden(case: str) -> dict[str, torch.Tensor]:
     return {name.split("/")[1]: torch.from_numpy(maps[name]) for name in maps.files if name.startswith(f"{case}/")}
 
 
-def test_instances_and_pixels_combine_as_in_detectron2() -> None:
+def test_combining_instances_and_semantic_labels_matches_detectron2() -> None:
     case, expected = golden("instances"), EXPECTED["instances"]
     boxes = torch.tensor([[0.0, 0, 40, 40]]).expand(12, 4)
     labels = case["semantic"].masked_fill(case["semantic"] == 0, 255)
@@ -51,7 +51,7 @@ def test_instances_and_pixels_combine_as_in_detectron2() -> None:
     assert len({row["isthing"] for row in expected["info"]}) == 2
 
 
-def test_queries_merge_as_in_mask2former() -> None:
+def test_merging_queries_matches_mask2former() -> None:
     case, expected = golden("queries"), EXPECTED["queries"]
     segments = merge_masks(**case, thing_labels=[1, 3], min_score=0.6, min_visible=0.7)
     assert len(merge_masks(**case, thing_labels=range(4), min_score=0.6, min_visible=0.7).labels) > len(segments.labels)
@@ -60,20 +60,22 @@ def test_queries_merge_as_in_mask2former() -> None:
     scores = classify_pixels(case["class_logits"][None], case["mask_logits"][None])[0]
     assert scores.mean((1, 2)).tolist() == pytest.approx(expected["semantic"])
     batch = {name: torch.stack([torch.zeros_like(values), values]) for name, values in case.items()}
-    whole = top_instances(**batch, thing_labels=[1, 3], count=20)
-    count = int((whole.labels[1] >= 0).sum())
-    assert (whole.labels[1, count:] == -1).all() and not whole.scores[1, count:].any()
-    found = Detections(*(values[1, :count] for values in whole if values is not None))
-    assert found.masks is not None
-    areas = [int(paste_mask(mask, box, (24, 32)).sum()) for mask, box in zip(found.masks, found.boxes, strict=True)]
+    instances = top_instances(**batch, thing_labels=[1, 3], count=20)
+    count = int((instances.labels[1] >= 0).sum())
+    assert (instances.labels[1, count:] == -1).all() and not instances.scores[1, count:].any()
+    detections = Detections(*(values[1, :count] for values in instances if values is not None))
+    assert detections.masks is not None
+    areas = [
+        int(paste_mask(mask, box, (24, 32)).sum()) for mask, box in zip(detections.masks, detections.boxes, strict=True)
+    ]
     columns = (expected[f"instance_{name}"] for name in ("scores", "labels", "areas"))
     scores, labels, published = zip(*sorted(zip(*columns, strict=True), reverse=True), strict=True)
-    assert found.scores.tolist() == pytest.approx(scores)
-    assert found.labels.tolist() == list(labels)
+    assert detections.scores.tolist() == pytest.approx(scores)
+    assert detections.labels.tolist() == list(labels)
     assert areas == list(published)  # each pixel of these small images has many cells
 
 
-def test_masks_are_pasted_as_in_the_evaluation() -> None:
+def test_pasted_masks_match_the_evaluation() -> None:
     generator = torch.Generator().manual_seed(0)
     masks = torch.rand(9, 7, 7, generator=generator)
     corners = torch.rand(9, 4, generator=generator) * 30 - 5
@@ -89,8 +91,8 @@ def test_padded_images_of_a_batch_give_the_same_segments() -> None:
     sizes, shape = [(30, 40), (22, 35), (25, 18)], (30, 40)
     area = torch.stack([F.pad(torch.ones(size), (0, 40 - size[1], 0, 30 - size[0])) for size in sizes]) > 0
     boxes = torch.rand(3, 9, 4, generator=draw).mul(18).cumsum(2).clamp(max=18)
-    things, masks = torch.randint(-1, 3, (3, 9), generator=draw), torch.rand(3, 9, 7, 7, generator=draw)
-    detections = Detections(boxes, torch.linspace(1, 0.2, 9).expand(3, 9), things, masks)
+    thing_labels, masks = torch.randint(-1, 3, (3, 9), generator=draw), torch.rand(3, 9, 7, 7, generator=draw)
+    detections = Detections(boxes, torch.linspace(1, 0.2, 9).expand(3, 9), thing_labels, masks)
     labels = torch.randint(3, 7, (3, 30, 40), generator=draw).masked_fill(~area, 5).to(torch.uint8)
     labels[labels == 6] = 255
     combine = partial(combine_instances, classes=6, min_score=0.3, max_overlap=0.4, min_area=150)
@@ -101,26 +103,28 @@ def test_padded_images_of_a_batch_give_the_same_segments() -> None:
     for row, (height, width) in enumerate(sizes):
         image = slice(row, row + 1), ..., slice(height), slice(width)
         single = Detections(*(values[image[0]] for values in detections if values is not None))
-        alone = combine(single, labels[image]), merge(classes[image[0]], pixels[image])
-        for batch, one in zip(batches, map(first_image, alone), strict=True):
-            count = len(one.labels)
+        separate = combine(single, labels[image]), merge(classes[image[0]], pixels[image])
+        for batch, segments in zip(batches, map(first_image, separate), strict=True):
+            count = len(segments.labels)
             assert count > 1 and (batch.labels[row, count:] == -1).all()
-            assert torch.equal(batch.map[row, :height, :width], one.map) and not batch.map[row][~area[row]].any()
-            assert torch.equal(batch.labels[row, :count], one.labels)
-            assert torch.equal(batch.scores[row, :count], one.scores)
+            assert torch.equal(batch.map[row, :height, :width], segments.map) and not batch.map[row][~area[row]].any()
+            assert torch.equal(batch.labels[row, :count], segments.labels)
+            assert torch.equal(batch.scores[row, :count], segments.scores)
 
 
 def test_images_without_segments() -> None:
-    none = Detections(
+    no_detections = Detections(
         torch.zeros(1, 0, 4), torch.zeros(1, 0), torch.zeros(1, 0, dtype=torch.int64), torch.zeros(1, 0, 7, 7)
     )
-    empty = first_image(combine_instances(none, torch.full((1, 2, 3), 255, dtype=torch.uint8), classes=3))
+    empty = first_image(combine_instances(no_detections, torch.full((1, 2, 3), 255, dtype=torch.uint8), classes=3))
     assert not empty.map.any() and not len(empty.labels)
-    unsure = merge_masks(torch.zeros(2, 3), torch.zeros(2, 4, 2), [0])
-    assert not unsure.map.any() and unsure.map.dtype == torch.int32
+    no_segments = merge_masks(torch.zeros(2, 3), torch.zeros(2, 4, 2), [0])
+    assert not no_segments.map.any() and no_segments.map.dtype == torch.int32
     assert (top_instances(torch.zeros(1, 2, 3), torch.full((1, 2, 4, 2), -1.0), [0]).labels == -1).all()
-    full = Segments(torch.tensor([[1, 0], [2, 2]], dtype=torch.int32), torch.tensor([3, 0]), torch.tensor([0.5, 1]))
-    rows = stack_segments([empty, full])
+    two_segments = Segments(
+        torch.tensor([[1, 0], [2, 2]], dtype=torch.int32), torch.tensor([3, 0]), torch.tensor([0.5, 1])
+    )
+    rows = stack_segments([empty, two_segments])
     assert rows["image_size"].tolist() == [[2, 3], [2, 2]]
     assert rows["segmentation"][1].tolist() == [[3, 255, 255], [0, 0, 255]]
     assert (rows["segmentation"][0] == 255).all()

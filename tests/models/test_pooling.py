@@ -1,4 +1,4 @@
-"""Poolings against the numbers of FastReID, and where those of half precision or extremes would fail."""
+"""Poolings: golden values of FastReID and VISSL, half precision and edge cases."""
 
 import json
 import math
@@ -24,7 +24,7 @@ from opabinia.models.pooling import (
 )
 
 GOLDEN: dict[str, Any] = json.loads((Path(__file__).parent.parent / "golden" / "fastreid" / "pooling.json").read_text())
-OURS: dict[str, nn.Module] = {
+POOLINGS: dict[str, nn.Module] = {
     "GlobalAvgPool": Average(2),
     "FastGlobalAvgPool": Average(2),
     "GlobalMaxPool": Max(2),
@@ -35,21 +35,21 @@ OURS: dict[str, nn.Module] = {
     "GeneralizedMeanPooling norm=1": Gem(2, p=1),
     "GeneralizedMeanPooling norm=6.5": Gem(2, p=6.5),
 }
-ALL = {**OURS, "rmac": Rmac(2)}
-kinds = pytest.mark.parametrize("pooling", ALL.values(), ids=ALL)
+ALL = {**POOLINGS, "rmac": Rmac(2)}
+every_pooling = pytest.mark.parametrize("pooling", ALL.values(), ids=ALL)
 
 
 @pytest.mark.parametrize("name", GOLDEN["outputs"])
-def test_golden(name: str) -> None:
+def test_pooling_matches_fastreid(name: str) -> None:
     maps = torch.tensor(GOLDEN["inputs"]["x"])
     expected = torch.tensor([GOLDEN["outputs"][name]])
-    torch.testing.assert_close(OURS[name](maps), expected, atol=GOLDEN["tolerance"], rtol=0)
+    torch.testing.assert_close(POOLINGS[name](maps), expected, atol=GOLDEN["tolerance"], rtol=0)
 
 
-@kinds
+@every_pooling
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_is_pooled_in_single(pooling: nn.Module, dtype: torch.dtype) -> None:
-    """The cube of 300 does not fit into a half float, nor does the sum of the map."""
+def test_half_precision_is_pooled_in_float32(pooling: nn.Module, dtype: torch.dtype) -> None:
+    """The cube of 300 exceeds the range of float16, and so does the sum over the feature map."""
     maps = (300 * torch.rand(2, 3, 16, 16)).to(dtype).requires_grad_()
     pooled = pooling(maps)
     assert pooled.dtype == torch.float32
@@ -59,15 +59,15 @@ def test_half_precision_is_pooled_in_single(pooling: nn.Module, dtype: torch.dty
     assert maps.grad.isfinite().all()
 
 
-@kinds
-def test_nothing_is_changed_in_place(pooling: nn.Module) -> None:
+@every_pooling
+def test_inputs_are_not_modified_in_place(pooling: nn.Module) -> None:
     maps = torch.randn(2, 3, 4, 4)
     before = maps.clone()
     pooling(maps)
     assert torch.equal(maps, before)
 
 
-def test_a_generalised_mean_lies_between_mean_and_maximum() -> None:
+def test_a_generalized_mean_is_between_mean_and_maximum() -> None:
     maps = torch.rand(4, 8, 6, 6)
     means = [generalized_mean(maps, p) for p in (1.0, 2.0, 8.0, 64.0)]
     assert all((low < high).all() for low, high in pairwise(means))
@@ -75,7 +75,7 @@ def test_a_generalised_mean_lies_between_mean_and_maximum() -> None:
     torch.testing.assert_close(means[-1], Max(2)(maps), atol=0.1, rtol=0)
 
 
-def test_the_power_is_learned_from_zeros_too() -> None:
+def test_the_power_has_a_finite_gradient_with_zeros() -> None:
     pooling = GemLearned(2)
     pooling(torch.tensor([[[[0.0, 0, 1, 3]]]])).sum().backward()
     (power,) = pooling.parameters()
@@ -87,29 +87,33 @@ def test_the_power_is_learned_from_zeros_too() -> None:
 
 
 RMAC: dict[str, Any] = json.loads((Path(__file__).parent.parent / "golden" / "selfsup" / "rmac.json").read_text())
-SIZES: list[tuple[int, int, int]] = [tuple(one) for one in RMAC["inputs"]["HWL"]]  # type: ignore[misc]
+SIZES: list[tuple[int, int, int]] = [tuple(size) for size in RMAC["inputs"]["HWL"]]  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("number", range(len(SIZES)))
-def test_vissls_squares(number: int) -> None:
-    assert [list(one) for one in rmac_regions(*SIZES[number])] == RMAC["outputs"]["regions_xywh"][number]
+def test_rmac_regions_match_vissl(number: int) -> None:
+    assert [list(region) for region in rmac_regions(*SIZES[number])] == RMAC["outputs"]["regions_xywh"][number]
 
 
-def test_vissls_rmac() -> None:
+def test_rmac_matches_vissl() -> None:
     maps = (torch.arange(1, 49) % 7).float().reshape(1, 2, 4, 6)
-    squares = rmac_descriptors(maps, RMAC["inputs"]["levels"])
-    torch.testing.assert_close(squares, torch.tensor(RMAC["outputs"]["descriptors"]), atol=1e-5, rtol=1e-5)
+    descriptors = rmac_descriptors(maps, RMAC["inputs"]["levels"])
+    torch.testing.assert_close(descriptors, torch.tensor(RMAC["outputs"]["descriptors"]), atol=1e-5, rtol=1e-5)
     pooled = Rmac(2, levels=RMAC["inputs"]["levels"])(maps)
-    torch.testing.assert_close(pooled, nn.functional.normalize(squares.sum(1), dim=1))
+    torch.testing.assert_close(pooled, nn.functional.normalize(descriptors.sum(1), dim=1))
 
 
 @pytest.mark.parametrize("height", [1, 2, 5, 14])
 @pytest.mark.parametrize("width", [1, 3, 7, 31])
 @pytest.mark.parametrize("levels", [1, 3, 6])
-def test_squares_lie_in_the_map_and_cover_it(height: int, width: int, levels: int) -> None:
-    squares = rmac_regions(height, width, levels)
+def test_rmac_regions_cover_the_feature_map(height: int, width: int, levels: int) -> None:
+    regions = rmac_regions(height, width, levels)
     covered = torch.zeros(height, width)
-    for left, top, wide, tall in squares:
-        assert 0 <= left <= left + wide <= width and 0 <= top <= top + tall <= height and wide == tall > 0
-        covered[top : top + tall, left : left + wide] += 1
-    assert max(height, width) > 7 * min(height, width) or covered.all(), "further apart than seven squares reach"
+    for left, top, region_width, region_height in regions:
+        assert (
+            0 <= left <= left + region_width <= width
+            and 0 <= top <= top + region_height <= height
+            and region_width == region_height > 0
+        )
+        covered[top : top + region_height, left : left + region_width] += 1
+    assert max(height, width) > 7 * min(height, width) or covered.all(), "seven squares do not cover longer maps"

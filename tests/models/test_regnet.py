@@ -9,7 +9,7 @@ from opabinia.models.backbones.regnet import regnet
 
 
 @pytest.mark.parametrize("model", ["regnetx_004", "regnety_032"])
-def test_the_sizes_of_the_paper_are_timms_networks(model: str) -> None:
+def test_design_parameters_of_the_paper_match_timm(model: str) -> None:
     cfg = model_cfgs[model]
     with torch.device("meta"):
         keys: dict[str, Any] = {"depth": cfg.depth, "initial_width": cfg.w0, "slope": cfg.wa, "multiplier": cfg.wm}
@@ -21,6 +21,6 @@ def test_the_sizes_of_the_paper_are_timms_networks(model: str) -> None:
 
 
 @pytest.mark.parametrize(("depth", "width"), [(2, 24), (13, 25)])
-def test_numbers_that_define_no_network_are_reported(depth: int, width: int) -> None:
+def test_invalid_design_parameters_raise(depth: int, width: int) -> None:
     with pytest.raises(ValueError, match=r"four stages|multiple of 8"):
         regnet(3, depth=depth, initial_width=width, slope=35.5, multiplier=2.49, group_width=8)

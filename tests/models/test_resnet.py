@@ -1,4 +1,4 @@
-"""ResNets of re-identification against the shapes of FastReID, the rules of the papers and timm's own models."""
+"""ResNets for re-identification: FastReID's shapes, the formulas of the papers, and comparison with timm."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ from opabinia.models.weights.init import load_matching
 GOLDEN: dict[str, Any] = json.loads(
     (Path(__file__).parent.parent / "golden" / "fastreid" / "model_shapes.json").read_text()
 )
-OURS: dict[str, dict[str, Any]] = {
+OPTIONS: dict[str, dict[str, Any]] = {
     "resnet50": {},
     "resnet50_ibn": {"ibn": True},
     "resnet50_se": {"se": True},
@@ -32,23 +32,23 @@ def on_meta(**keys: Any) -> Any:
         return resnet(3, **keys).eval()
 
 
-def parameters(net: nn.Module) -> int:
-    return sum(one.numel() for one in net.parameters())
+def count_parameters(net: nn.Module) -> int:
+    return sum(param.numel() for param in net.parameters())
 
 
 @pytest.mark.parametrize("name", GOLDEN["outputs"])
 def test_golden(name: str) -> None:
     expected = GOLDEN["outputs"][name]
-    net = on_meta(model="resnet50", **OURS[name])
+    net = on_meta(model="resnet50", **OPTIONS[name])
     images = torch.empty(GOLDEN["inputs"]["input"], device="meta")
     assert list(net.feature_maps(images).shape) == expected["feature_map"]
     assert list(net(images).shape) == expected["feature"]
     count = expected["backbone_params"]
-    if name == "resnet50_nl":  # FastReID's blocks have one inner channel by mistake; half as many as outside are meant
+    if name == "resnet50_nl":  # FastReID's blocks have one inner channel by mistake instead of half of the outer ones
         count += sum(2 * width * width + 9 * width // 2 - (7 * width + 3) for width in (512, 512, 1024, 1024, 1024))
-    assert parameters(net) == count
+    assert count_parameters(net) == count
     classes, width = GOLDEN["inputs"]["NUM_CLASSES"], net.out_channels
-    assert parameters(BNNeck(width)) + parameters(linear(width, classes)) == expected["head_params"]
+    assert count_parameters(BNNeck(width)) + count_parameters(linear(width, classes)) == expected["head_params"]
 
 
 @pytest.mark.parametrize("model", ["resnet18", "resnet10t", "resnet50d", "resnetblur50", "resnetaa50"])
@@ -59,7 +59,7 @@ def test_a_stem_for_small_images(model: str) -> None:
         assert net.feature_maps(images).shape[2:] == (8 // reduction, 8 // reduction)
         levels = net.enable_multi_scale()
         assert [level.stride for level in levels] == [stride for stride in (4, 8, 16, 32) if stride <= 8 * reduction]
-        assert [64 // one.shape[2] for one in net.pyramid_features(images)] == [level.stride for level in levels]
+        assert [64 // level.shape[2] for level in net.pyramid_features(images)] == [level.stride for level in levels]
 
 
 @pytest.mark.parametrize(
@@ -70,16 +70,16 @@ def test_the_last_stride(model: str) -> None:
     fine, coarse = on_meta(model=model), on_meta(model=model, last_stride=2)
     assert fine.feature_maps(images).shape[2:] == (16, 8)
     assert coarse.feature_maps(images).shape[2:] == (8, 4)
-    assert [(name, one.shape) for name, one in fine.state_dict().items()] == [
-        (name, one.shape) for name, one in coarse.state_dict().items()
-    ], "weights of the one fit the other"
+    assert [(name, value.shape) for name, value in fine.state_dict().items()] == [
+        (name, value.shape) for name, value in coarse.state_dict().items()
+    ], "weights fit both"
 
 
 @torch.no_grad()
-def test_with_nothing_changed_it_is_timms() -> None:
+def test_default_options_match_timm() -> None:
     reference = timm_library.create_model("resnet18", num_classes=0).eval()
     net = resnet(3, model="resnet18", last_stride=2).eval()
-    net.load_state_dict({f"model.{name}": one for name, one in reference.state_dict().items()})
+    net.load_state_dict({f"model.{name}": value for name, value in reference.state_dict().items()})
     images = torch.rand(2, 3, 64, 64)
     torch.testing.assert_close(net(images), reference(images))
 
@@ -96,37 +96,37 @@ def test_the_halves_of_ibn() -> None:
     output = mixed(input)
     torch.testing.assert_close(output[:, 3:], norm.eval()(input)[:, 3:])
     own = input[:, :3]
-    places = own.var((2, 3), correction=0, keepdim=True).add(norm.eps).sqrt()
-    normalised = (own - own.mean((2, 3), keepdim=True)) / places
-    expected = normalised * norm.weight[:3, None, None] + norm.bias[:3, None, None]
+    deviations = own.var((2, 3), correction=0, keepdim=True).add(norm.eps).sqrt()
+    normalized = (own - own.mean((2, 3), keepdim=True)) / deviations
+    expected = normalized * norm.weight[:3, None, None] + norm.bias[:3, None, None]
     torch.testing.assert_close(output[:, :3], expected)
     assert mixed.BN.num_batches_tracked == 3
 
 
-def test_ibn_stands_first_in_the_blocks_of_three_stages() -> None:
+def test_ibn_replaces_the_first_norm_in_blocks_of_three_stages() -> None:
     for model, first in (("resnet50", 64), ("resnet34", 64)):
         net = on_meta(model=model, ibn=True)
-        found = [name for name, module in net.named_modules() if isinstance(module, IBN)]
-        assert found == [
+        names = [name for name, module in net.named_modules() if isinstance(module, IBN)]
+        assert names == [
             f"model.layer{stage}.{block}.bn1" for stage, blocks in ((1, 3), (2, 4), (3, 6)) for block in range(blocks)
         ]
-        shapes = {name: tuple(one.shape) for name, one in net.state_dict().items()}
+        shapes = {name: tuple(value.shape) for name, value in net.state_dict().items()}
         assert shapes["model.layer1.0.bn1.IN.weight"] == shapes["model.layer1.0.bn1.BN.running_var"] == (first // 2,)
 
 
-def test_weights_of_its_authors_fit() -> None:
-    """Theirs are called ``layer1.0.bn1.IN.weight`` and so on, and have a classifier."""
-    given = {
-        name.removeprefix("model."): one for name, one in resnet(3, model="resnet18", ibn=True).state_dict().items()
+def test_weights_of_ibns_authors_can_be_loaded() -> None:
+    """Their names begin with ``module.layer1.0.bn1.IN.weight``, and they include a classifier."""
+    weights = {
+        name.removeprefix("model."): value for name, value in resnet(3, model="resnet18", ibn=True).state_dict().items()
     }
-    given |= {"fc.weight": torch.zeros(1000, 512), "fc.bias": torch.zeros(1000)}
+    weights |= {"fc.weight": torch.zeros(1000, 512), "fc.bias": torch.zeros(1000)}
     net = resnet(3, model="resnet18", ibn=True)
-    report = load_matching(net, {f"module.{name}": one for name, one in given.items()})
+    report = load_matching(net, {f"module.{name}": value for name, value in weights.items()})
     assert (report.missing, set(report.unexpected)) == ((), {"module.fc.weight", "module.fc.bias"})
-    assert torch.equal(net.state_dict()["model.layer1.0.bn1.IN.bias"], given["layer1.0.bn1.IN.bias"])
+    assert torch.equal(net.state_dict()["model.layer1.0.bn1.IN.bias"], weights["layer1.0.bn1.IN.bias"])
 
 
-def test_synchronised_are_the_batch_norms_of_ibn_only() -> None:
+def test_only_the_batch_norms_of_ibn_are_synchronized() -> None:
     net = resnet(3, model="test_resnet", ibn=True)
     norms.convert_sync_batch_norm(net)
     for module in net.modules():
@@ -142,39 +142,39 @@ def test_synchronised_are_the_batch_norms_of_ibn_only() -> None:
     ("model", "second", "third"),
     [("resnet18", 1, 1), ("resnet50", 2, 3), ("resnet101", 2, 9), ("resnet152", 2, 9)],
 )
-def test_where_non_local_blocks_stand(model: str, second: int, third: int) -> None:
+def test_positions_of_non_local_blocks(model: str, second: int, third: int) -> None:
     net = on_meta(model=model, non_local=True)
     for stage, count in ((net.model.layer1, 0), (net.model.layer2, second), (net.model.layer3, third)):
         has = [any(isinstance(module, NonLocal) for module in block.modules()) for block in stage]
         assert has == [False] * (len(stage) - count) + [True] * count
-    assert parameters(net.model.layer4) == parameters(on_meta(model=model).model.layer4)
+    assert count_parameters(net.model.layer4) == count_parameters(on_meta(model=model).model.layer4)
 
 
 @torch.no_grad()
-def test_a_non_local_block_begins_as_nothing_and_then_looks_everywhere() -> None:
+def test_a_non_local_block_starts_as_identity_and_attends_to_all_positions() -> None:
     block, input = NonLocal(8).eval(), torch.randn(2, 8, 4, 3)
     assert torch.equal(block(input), input)
     block.norm.weight.fill_(1)
     query, key, value = (part(input).flatten(2) for part in (block.theta, block.phi, block.g))
     weights = torch.einsum("bcq,bck->bqk", query, key).softmax(2)
-    found = torch.einsum("bqk,bck->bcq", weights, value).unflatten(2, (4, 3))
-    torch.testing.assert_close(block(input), input + block.norm(block.out(found)))
+    attended = torch.einsum("bqk,bck->bcq", weights, value).unflatten(2, (4, 3))
+    torch.testing.assert_close(block(input), input + block.norm(block.out(attended)))
 
 
 @torch.no_grad()
-def test_non_local_blocks_leave_a_trained_model_as_it_is() -> None:
-    plain, other = resnet(3, model="resnet18").eval(), resnet(3, model="resnet18", non_local=True).eval()
-    report = load_matching(other, plain.state_dict())
+def test_new_non_local_blocks_do_not_change_a_trained_model() -> None:
+    plain, extended = resnet(3, model="resnet18").eval(), resnet(3, model="resnet18", non_local=True).eval()
+    report = load_matching(extended, plain.state_dict())
     assert all("non_local" in name for name in report.missing)
     images = torch.rand(2, 3, 64, 32)
-    torch.testing.assert_close(other(images), plain(images))
+    torch.testing.assert_close(extended(images), plain(images))
 
 
 # --- norms ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("keys", "kinds"),
+    ("keys", "types"),
     [
         ({"norm": "frozen"}, {"FrozenBatchNorm"}),
         ({"norm": "frozen", "ibn": True}, {"FrozenBatchNorm", "InstanceNorm2d"}),
@@ -185,27 +185,27 @@ def test_non_local_blocks_leave_a_trained_model_as_it_is() -> None:
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",  # sets have no order
 )
-def test_norms_are_replaced(keys: dict[str, Any], kinds: set[str]) -> None:
+def test_norms_are_replaced(keys: dict[str, Any], types: set[str]) -> None:
     net = resnet(3, model="resnet18", **keys)
-    assert {type(module).__name__ for module in net.modules() if "Norm" in type(module).__name__} == kinds
+    assert {type(module).__name__ for module in net.modules() if "Norm" in type(module).__name__} == types
     net(torch.rand(4, 3, 64, 64)).sum().backward()
-    learning = [one for one in net.parameters() if one.requires_grad]
-    assert learning
-    assert all(one.grad is not None for one in learning)
+    trained = [param for param in net.parameters() if param.requires_grad]
+    assert trained
+    assert all(param.grad is not None for param in trained)
 
 
 def gradients(net: Backbone) -> list[Tensor]:
     net(torch.rand(4, 3, 64, 64, generator=torch.Generator().manual_seed(0))).square().sum().backward()
-    return [one.grad for one in net.parameters() if one.grad is not None]
+    return [param.grad for param in net.parameters() if param.grad is not None]
 
 
-def test_activations_are_computed_again_with_everything_on() -> None:
+def test_activation_checkpointing_with_all_options() -> None:
     torch.manual_seed(0)
     net = resnet(3, model="test_resnet", ibn=True, se=True, non_local=True)
-    other = resnet(3, model="test_resnet", ibn=True, se=True, non_local=True)
-    other.load_state_dict(net.state_dict())
-    other.checkpoint_activations()
-    torch.testing.assert_close(gradients(other), gradients(net))
+    checkpointed = resnet(3, model="test_resnet", ibn=True, se=True, non_local=True)
+    checkpointed.load_state_dict(net.state_dict())
+    checkpointed.checkpoint_activations()
+    torch.testing.assert_close(gradients(checkpointed), gradients(net))
     assert net.depths().keys() == dict(net.named_parameters()).keys()
 
 
@@ -222,14 +222,14 @@ def test_activations_are_computed_again_with_everything_on() -> None:
         ({"ghost_splits": 2}, "^ghost_splits: it belongs to norm: ghost"),
     ],
 )
-def test_mistakes(keys: dict[str, Any], message: str) -> None:
+def test_invalid_options_raise(keys: dict[str, Any], message: str) -> None:
     with torch.device("meta"), pytest.raises(ValueError, match=message):
         resnet(3, **keys)
 
 
 @torch.no_grad()
 def test_a_projection_shortcut_in_the_first_block() -> None:
-    """It changes nothing at first."""
+    """It does not change the output at first."""
     keys: Any = {"model": "resnet10t", "options": {"stem_width": 8, "channels": [16, 16, 16, 16]}}
     plain, projected = resnet(3, **keys).eval(), resnet(3, **keys, first_projection=True).eval()
     missing = projected.load_state_dict(plain.state_dict(), strict=False).missing_keys

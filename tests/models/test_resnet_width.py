@@ -1,4 +1,4 @@
-"""ResNets whose layers are all wider."""
+"""ResNets with a width multiplier."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from opabinia.models.backbones.resnet import resnet
 
 
 def vissl_resnet(block: type[BasicBlock] | type[Bottleneck], multiplier: int) -> torch.nn.Module:
-    """The construction of VISSL's resnext.py, with one block a stage: torchvision's layers from another width on."""
+    """Build the model as in VISSL's resnext.py, with one block per stage: torchvision's layers with a larger width."""
     net = TorchvisionResNet(block, [1, 1, 1, 1])
     net.inplanes = 64 * multiplier
     net.conv1 = torch.nn.Conv2d(3, net.inplanes, 7, 2, 3, bias=False)
@@ -22,7 +22,7 @@ def vissl_resnet(block: type[BasicBlock] | type[Bottleneck], multiplier: int) ->
 
 
 @pytest.mark.parametrize(("block", "model"), [(BasicBlock, "resnet10t"), (Bottleneck, "resnet14t")])
-def test_the_width_multiplier_is_that_of_vissl(block: type[BasicBlock] | type[Bottleneck], model: str) -> None:
+def test_the_width_multiplier_matches_vissl(block: type[BasicBlock] | type[Bottleneck], model: str) -> None:
     plain = {"stem_type": "", "stem_width": 64, "avg_down": False, "layers": [1, 1, 1, 1]}
     options = plain if block is BasicBlock else {**plain, "cardinality": 1}
     backbone = resnet(3, model=model, last_stride=2, width_multiplier=2, options=options).eval()

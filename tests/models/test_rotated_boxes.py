@@ -1,4 +1,4 @@
-"""Rotated boxes against torchvision, detectron2's known values, clipping by hand and grids of points."""
+"""Rotated boxes: comparison with torchvision, detectron2's known values, polygon clipping and point grids."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Point = tuple[float, float]
 
 
 def random_boxes(count: int, seed: int = 0, area: float = 100) -> Tensor:
-    """Boxes of all angles, many of which overlap (float64, N x 5)."""
+    """Return boxes of all angles, many of which overlap (float64, N x 5)."""
     values = torch.rand(count, 5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     return values * torch.tensor([area, area, 60, 60, 720]) + torch.tensor([0, 0, 1, 1, -360])
 
@@ -36,27 +36,27 @@ def clipped_area(polygon: list[Point], box: list[Point]) -> float:
     """Return the area of a convex polygon within a rectangle, clipped side by side (Sutherland and Hodgman 1974)."""
     for (ax, ay), (bx, by) in zip(box, box[1:] + box[:1], strict=True):
         distances = [(bx - ax) * (y - ay) - (by - ay) * (x - ax) for x, y in polygon]
-        kept: list[Point] = []
+        clipped: list[Point] = []
         for index, (x, y) in enumerate(polygon):
             here, before, (px, py) = distances[index], distances[index - 1], polygon[index - 1]
             if here * before < 0:
                 share = before / (before - here)
-                kept.append((px + share * (x - px), py + share * (y - py)))
+                clipped.append((px + share * (x - px), py + share * (y - py)))
             if here >= 0:
-                kept.append((x, y))
-        polygon = kept
+                clipped.append((x, y))
+        polygon = clipped
     pairs = zip(polygon, polygon[1:] + polygon[:1], strict=True)
     return abs(sum(x * v - u * y for (x, y), (u, v) in pairs)) / 2
 
 
 def clipped_iou(first: Tensor, second: Tensor) -> float:
-    """IoU of two boxes (5 each)."""
+    """Return the IoU of two boxes (5 each)."""
     polygons = [[(x, y) for x, y in box_corners(box).tolist()] for box in (first, second)]
     shared = clipped_area(*polygons)
     return shared / (float(first[2:4].prod() + second[2:4].prod()) - shared)
 
 
-def test_corners_are_torchvisions() -> None:
+def test_corners_match_torchvision() -> None:
     boxes = random_boxes(20)
     expected = convert_bounding_box_format(boxes.clone(), old_format="CXCYWHR", new_format="XYXYXYXY")
     torch.testing.assert_close(box_corners(boxes), expected.view(-1, 4, 2))
@@ -70,11 +70,11 @@ def test_intersections() -> None:
     assert (shared > 0).sum() > 20 and (shared == 0).any()
     torch.testing.assert_close(shared, rotated_intersections(second, box_corners(first)).t())
     areas = first[:, None, 2:4].prod(2) + second[:, 2:4].prod(1) - shared
-    expected = [[clipped_iou(box, other) for other in second] for box in first]
+    expected = [[clipped_iou(box, reference) for reference in second] for box in first]
     torch.testing.assert_close(shared / areas, torch.tensor(expected, dtype=torch.float64))
-    flat, other = first.index_fill(1, torch.tensor([4]), 0), second.index_fill(1, torch.tensor([4]), 0)
-    overlaps = aligned_iou(box_corners(other), flat[:, None])
-    torch.testing.assert_close(overlaps, box_iou(upright_boxes(flat), upright_boxes(other)))
+    flat, upright = first.index_fill(1, torch.tensor([4]), 0), second.index_fill(1, torch.tensor([4]), 0)
+    overlaps = aligned_iou(box_corners(upright), flat[:, None])
+    torch.testing.assert_close(overlaps, box_iou(upright_boxes(flat), upright_boxes(upright)))
     assert rotated_intersections(first[:0], box_corners(second)).shape == (0, 15)
     concave = torch.tensor([[0.0, 0], [4, 4], [0, 2], [-4, 4]])
     assert intersection_areas(concave, torch.tensor([0.0, 2, 2, 8, 90])) == pytest.approx(6)
@@ -84,7 +84,7 @@ def test_intersections() -> None:
 
 
 def test_detectron2s_known_values() -> None:
-    """Of its tests/structures/test_rotated_boxes.py, numbers of bugs that were reported there."""
+    """Values of reported bugs, from detectron2's tests/structures/test_rotated_boxes.py."""
     narrow, wide = [2563.74462890625, 2174.70336914062], [214.0950012207031, 115.1183471679687]
     pairs = [
         ([0.5, 0.5, 1, 1, 0], [0.25, 0.5, 0.5, 1, 0], 0.5),
@@ -95,9 +95,9 @@ def test_detectron2s_known_values() -> None:
         ([0, 0, 2, 2, 0], [0, 0, 2, 2, 45], 0.5**0.5),
     ]
     for first, second, expected in pairs:
-        for one, other in ((first, second), (second, first)):
-            found = aligned_iou(box_corners(torch.tensor(one).float()), torch.tensor(other).float())
-            assert float(found) == pytest.approx(expected, abs=1e-5)
+        for box, reference in ((first, second), (second, first)):
+            iou = aligned_iou(box_corners(torch.tensor(box).float()), torch.tensor(reference).float())
+            assert float(iou) == pytest.approx(expected, abs=1e-5)
 
 
 def test_suppression_is_greedy() -> None:
@@ -118,8 +118,10 @@ def test_resized_and_mirrored_boxes() -> None:
     longer = long_edge_boxes(boxes)
     assert (longer[:, 2] >= longer[:, 3]).all() and (longer[:, 4] >= -90).all() and (longer[:, 4] < 90).all()
     torch.testing.assert_close(aligned_iou(box_corners(longer), boxes), torch.ones(20).double())
-    twice = torch.tensor([2.0, 2.0]).double()
-    torch.testing.assert_close(aligned_iou(box_corners(boxes) * 2, scale_boxes(boxes, twice)), torch.ones(20).double())
+    doubled_scale = torch.tensor([2.0, 2.0]).double()
+    torch.testing.assert_close(
+        aligned_iou(box_corners(boxes) * 2, scale_boxes(boxes, doubled_scale)), torch.ones(20).double()
+    )
     stretched = scale_boxes(longer, torch.tensor([2.0, 1.0]).double())
     torch.testing.assert_close(stretched[:, 2:4].prod(1), 2 * longer[:, 2:4].prod(1))
     along = box_axes(longer[:, 4])[0] * torch.tensor([2.0, 1.0])

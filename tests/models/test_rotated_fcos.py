@@ -1,4 +1,4 @@
-"""Rotated FCOS: the same as FCOS for upright objects, and the rules of rotated ones by hand."""
+"""Rotated FCOS: equals FCOS for upright objects; assignment and coding of rotated ones by hand."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ NECK: Any = partial(fpn_p3_p7_from_p5, channels=32)
 SHAPE = (64, 96)
 
 
-def detector_of(**keys: Any) -> RotatedFcos:
+def make_detector(**keys: Any) -> RotatedFcos:
     torch.manual_seed(0)
     return RotatedFcos(LEVELS, INFO, neck=NECK, num_convs=1, **keys)
 
 
-def maps_of(count: int) -> list[Tensor]:
+def make_maps(count: int) -> list[Tensor]:
     draw = torch.Generator().manual_seed(1)
     return [torch.rand(count, 8, 64 // stride, 96 // stride, generator=draw) for stride in (8, 16, 32)]
 
 
-def target_of(boxes: Tensor) -> Target:
+def make_target(boxes: Tensor) -> Target:
     return Target(boxes, torch.arange(len(boxes)) % 2)
 
 
@@ -41,35 +41,35 @@ UPRIGHT = torch.tensor([[30.0, 30, 41, 25, 0], [70, 40, 20, 45, 0], [60, 20, 9, 
 
 
 def test_upright_objects_have_the_losses_of_fcos() -> None:
-    rotated: Any = detector_of()
+    rotated: Any = make_detector()
     nn.init.zeros_(rotated.head["angle"].weight)
     fcos = Fcos(LEVELS, INFO, neck=NECK, num_convs=1, level_factors=True, weight_boxes=True, box_loss="iou")
     missing = fcos.load_state_dict(rotated.state_dict(), strict=False)
     assert set(missing.unexpected_keys) == {"head.angle.weight", "head.angle.bias", "head.angle_scale.0"}
-    maps, targets = maps_of(2), [target_of(UPRIGHT), target_of(UPRIGHT[:0])]
-    found = rotated.losses(rotated.pyramid(maps), SHAPE, [SHAPE] * 2, targets)
+    maps, targets = make_maps(2), [make_target(UPRIGHT), make_target(UPRIGHT[:0])]
+    losses = rotated.losses(rotated.pyramid(maps), SHAPE, [SHAPE] * 2, targets)
     flat = [target._replace(boxes=upright_boxes(target.boxes)) for target in targets]
     expected = fcos.losses(fcos.pyramid(maps), SHAPE, [SHAPE] * 2, flat)
     assert expected["num_pos_anchors"] > 5
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-    sum(value for name, value in found.items() if "loss" in name).backward()
-    assert all(parameter.grad is not None for parameter in rotated.parameters())
+    torch.testing.assert_close(losses, expected, rtol=1e-4, atol=1e-5)
+    sum(value for name, value in losses.items() if "loss" in name).backward()
+    assert all(param.grad is not None for param in rotated.parameters())
     assert rotated.head["angle"].weight.grad.abs().sum() > 0
-    empty = rotated.losses(rotated.pyramid(maps), SHAPE, [SHAPE] * 2, [target_of(UPRIGHT[:0])] * 2)
+    empty = rotated.losses(rotated.pyramid(maps), SHAPE, [SHAPE] * 2, [make_target(UPRIGHT[:0])] * 2)
     assert empty["loss_box_reg"] == 0 and all(value.isfinite() for value in empty.values())
 
 
 def test_points_are_assigned_in_the_frame_of_the_object() -> None:
-    """A narrow diagonal object: the points on its diagonal, up to 1.5 strides from its center along its sides."""
+    """A narrow diagonal object has the points on its diagonal, up to 1.5 strides from its center along its sides."""
     points = torch.tensor([[x, y, x + 8, y + 8] for y in range(0, 64, 8) for x in range(0, 96, 8)]).float()
     box = torch.tensor([[36.0, 36, 60, 6, -45]])  # from the upper left to the lower right
-    assigned = assign_points([points], [target_of(box)], 1.5)
+    assigned = assign_points([points], [make_target(box)], 1.5)
     centers = (points[assigned.classes[0] >= 0][:, :2] + 4).tolist()
     assert centers == [[28, 28], [36, 36], [44, 44]]
-    assert len(assign_points([points], [target_of(box)], None).classes[0].nonzero()) == 96 - 5
+    assert len(assign_points([points], [make_target(box)], None).classes[0].nonzero()) == 96 - 5
 
 
-def test_boxes_are_decoded_as_they_are_encoded() -> None:
+def test_decoding_inverts_encoding() -> None:
     boxes = random_boxes(9).float()
     points = torch.cat([boxes[:, :2] - 1, boxes[:, :2] + 7], 1)  # of stride 8, near the centers
     encoded = torch.cat([box_distances(points, boxes) / 8, torch.deg2rad(boxes[:, 4:])], 1)
@@ -77,44 +77,46 @@ def test_boxes_are_decoded_as_they_are_encoded() -> None:
 
 
 @torch.no_grad()
-def detections_of() -> tuple[RotatedFcos, list[Tensor]]:
-    """A detector with random boxes of all angles, and feature maps of two images."""
-    detector: Any = detector_of(prior_probability=0.4, nms_threshold=0.2, pre_nms_topk=20, max_detections=9).eval()
+def random_detector() -> tuple[RotatedFcos, list[Tensor]]:
+    """Return a detector with random boxes of all angles, and feature maps of two images."""
+    detector: Any = make_detector(prior_probability=0.4, nms_threshold=0.2, pre_nms_topk=20, max_detections=9).eval()
     nn.init.normal_(detector.head["angle"].weight, std=0.3)
     nn.init.constant_(detector.head["regression_head"].bbox_reg.bias, 1)
-    return detector, detector.pyramid(maps_of(2))
+    return detector, detector.pyramid(make_maps(2))
 
 
 @torch.no_grad()
 def test_detections() -> None:
-    detector, maps = detections_of()
-    for rows in detector.detect(maps, SHAPE, [SHAPE] * 2):
-        assert len(rows.scores) > 3 and (rows.boxes[:, 2] >= rows.boxes[:, 3]).all()
-        assert rows.boxes[:, 4].abs().max() > 5
+    detector, maps = random_detector()
+    for image in detector.detect(maps, SHAPE, [SHAPE] * 2):
+        assert len(image.scores) > 3 and (image.boxes[:, 2] >= image.boxes[:, 3]).all()
+        assert image.boxes[:, 4].abs().max() > 5
         for label in (0, 1):
-            own = rows.boxes[rows.labels == label].double()
-            assert (aligned_iou(box_corners(own), own[:, None]) > 0.2).sum() == len(own)
-    far = Candidates(torch.tensor([[0.9]]), torch.tensor([[1]]), torch.tensor([[[-20.0, -5, 90, 30, 70]]]))
-    assert torch.equal(suppress([far], [SHAPE], 0.1, 0.1, 5)[0].boxes, far.boxes[0]), "they are not clipped"
+            boxes_of_label = image.boxes[image.labels == label].double()
+            assert (aligned_iou(box_corners(boxes_of_label), boxes_of_label[:, None]) > 0.2).sum() == len(
+                boxes_of_label
+            )
+    outside = Candidates(torch.tensor([[0.9]]), torch.tensor([[1]]), torch.tensor([[[-20.0, -5, 90, 30, 70]]]))
+    assert torch.equal(suppress([outside], [SHAPE], 0.1, 0.1, 5)[0].boxes, outside.boxes[0]), "they are not clipped"
 
 
 @pytest.mark.slow
 @torch.no_grad()
 def test_detections_with_static_shapes() -> None:
-    detector, maps = detections_of()
+    detector, maps = random_detector()
     static = detector.detect_batch(maps, SHAPE, torch.tensor([SHAPE] * 2))
-    for number, rows in enumerate(detector.detect(maps, SHAPE, [SHAPE] * 2)):
-        count = len(rows.scores)
-        torch.testing.assert_close(static.boxes[number, :count], rows.boxes)
-        assert torch.equal(static.scores[number, :count], rows.scores)
-        assert torch.equal(static.labels[number], torch.nn.functional.pad(rows.labels, (0, 9 - count), value=-1))
+    for number, image in enumerate(detector.detect(maps, SHAPE, [SHAPE] * 2)):
+        count = len(image.scores)
+        torch.testing.assert_close(static.boxes[number, :count], image.boxes)
+        assert torch.equal(static.scores[number, :count], image.scores)
+        assert torch.equal(static.labels[number], torch.nn.functional.pad(image.labels, (0, 9 - count), value=-1))
 
 
 @pytest.mark.slow
-def test_a_few_objects_are_learned() -> None:
-    detector = detector_of(weight_boxes=False, max_detections=5)
+def test_overfits_a_few_objects() -> None:
+    detector = make_detector(weight_boxes=False, max_detections=5)
     boxes = torch.tensor([[30.0, 30, 40, 14, 30], [70, 40, 22, 22, 20]])
-    maps, targets = maps_of(1), [target_of(boxes)]
+    maps, targets = make_maps(1), [make_target(boxes)]
     optimizer = torch.optim.Adam(detector.parameters(), lr=0.003)
     for _ in range(300):
         losses = detector.losses(detector.pyramid(maps), SHAPE, [SHAPE], targets)
@@ -122,7 +124,7 @@ def test_a_few_objects_are_learned() -> None:
         torch.stack([value for name, value in losses.items() if "loss" in name]).sum().backward()
         optimizer.step()
     with torch.no_grad():
-        found = detector.eval().detect(detector.pyramid(maps), SHAPE, [SHAPE])[0]
-    assert sorted(found.labels[:2].tolist()) == [0, 1] and (found.scores[:2] > 0.6).all()
-    for box, label in zip(found.boxes[:2], found.labels[:2], strict=True):
+        detections = detector.eval().detect(detector.pyramid(maps), SHAPE, [SHAPE])[0]
+    assert sorted(detections.labels[:2].tolist()) == [0, 1] and (detections.scores[:2] > 0.6).all()
+    for box, label in zip(detections.boxes[:2], detections.labels[:2], strict=True):
         assert aligned_iou(box_corners(boxes[label]), box) > 0.85

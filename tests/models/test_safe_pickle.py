@@ -1,4 +1,4 @@
-"""Pickles of others: what is plain is read, what could run code is not."""
+"""Safe unpickling: plain data is read, and pickles that could run code are refused."""
 
 import builtins
 import collections
@@ -30,29 +30,31 @@ ARRAYS = {
 }
 
 
-def written(path: Path, content: bytes | Any, protocol: int = 4) -> Path:
+def write_pickle(path: Path, content: bytes | Any, protocol: int = 4) -> Path:
     path.write_bytes(content if isinstance(content, bytes) else pickle.dumps(content, protocol))
     return path
 
 
-# --- what is read -----------------------------------------------------------------------------------------------------
+# --- reading ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("protocol", range(6))
 def test_arrays_of_every_protocol(tmp_path: Path, protocol: int) -> None:
-    found = read_pickle(written(tmp_path / "a.pkl", {"model": ARRAYS, "__author__": "x"}, protocol))
-    assert found["__author__"] == "x"
-    assert found["model"].keys() == ARRAYS.keys()
+    content = read_pickle(write_pickle(tmp_path / "a.pkl", {"model": ARRAYS, "__author__": "x"}, protocol))
+    assert content["__author__"] == "x"
+    assert content["model"].keys() == ARRAYS.keys()
     for name, array in ARRAYS.items():
-        np.testing.assert_array_equal(found["model"][name], array, err_msg=name)
-        assert found["model"][name].dtype == array.dtype.newbyteorder("="), name
-        assert found["model"][name].flags.writeable
+        np.testing.assert_array_equal(content["model"][name], array, err_msg=name)
+        assert content["model"][name].dtype == array.dtype.newbyteorder("="), name
+        assert content["model"][name].flags.writeable
 
 
-def test_plain_objects_beside_them(tmp_path: Path) -> None:
+def test_plain_objects_are_read(tmp_path: Path) -> None:
     plain = {"list": [1, 2.5, "x", None, True], "ordered": collections.OrderedDict(b=1, a=2), 3: b"bytes", "n": 10**30}
-    found = read_pickle(written(tmp_path / "a.pkl", {**plain, "scalar": np.float32(1.5), "set": {7}, "t": (1, 2)}))
-    assert found == {**plain, "ordered": {"b": 1, "a": 2}, "scalar": 1.5, "set": [7], "t": [1, 2]}
+    content = read_pickle(
+        write_pickle(tmp_path / "a.pkl", {**plain, "scalar": np.float32(1.5), "set": {7}, "t": (1, 2)})
+    )
+    assert content == {**plain, "ordered": {"b": 1, "a": 2}, "scalar": 1.5, "set": [7], "t": [1, 2]}
 
 
 @pytest.mark.parametrize("core", ["numpy.core", "numpy._core"])
@@ -67,11 +69,11 @@ def test_names_of_old_and_new_numpy(tmp_path: Path, core: str, protocol: int) ->
     else:
         content = content.replace(new, old)
     wrapped = b"\x80\x04}\x8c\x01a" + content[2:-1] + b"s."
-    np.testing.assert_array_equal(read_pickle(written(tmp_path / "a.pkl", wrapped))["a"], ARRAYS["a"])
+    np.testing.assert_array_equal(read_pickle(write_pickle(tmp_path / "a.pkl", wrapped))["a"], ARRAYS["a"])
 
 
 def test_a_file_of_python_2(tmp_path: Path) -> None:
-    """As cPickle of Python 2 wrote Caffe2's weights: names and bytes are strings, of no encoding."""
+    """Written by cPickle of Python 2, such as Caffe2's weights: names and bytes are strings without encoding."""
     values = np.float32([1.5, -3.25, 1e-30])
     content = (
         b"\x80\x02}q\x01U\x05blobsq\x02}q\x03U\x07conv1_wq\x04"
@@ -80,24 +82,26 @@ def test_a_file_of_python_2(tmp_path: Path) -> None:
         b"(K\x03U\x01<q\x10NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tq\x11b"
         b"\x89U\x0c" + values.tobytes() + b"q\x12tq\x13bss."
     )
-    np.testing.assert_array_equal(read_pickle(written(tmp_path / "a.pkl", content))["blobs"]["conv1_w"], values)
+    np.testing.assert_array_equal(read_pickle(write_pickle(tmp_path / "a.pkl", content))["blobs"]["conv1_w"], values)
 
 
-def test_weights_are_tensors_without_what_wraps_them(tmp_path: Path) -> None:
-    file = written(tmp_path / "a.pkl", {"model": {"x": ARRAYS["a"]}, "__author__": "x", "matching_heuristics": True})
+def test_weights_are_read_from_their_wrappers(tmp_path: Path) -> None:
+    file = write_pickle(
+        tmp_path / "a.pkl", {"model": {"x": ARRAYS["a"]}, "__author__": "x", "matching_heuristics": True}
+    )
     assert torch.equal(read_weights(file)["x"], torch.arange(6.0).view(2, 3))
-    file = written(tmp_path / "b.pkl", {"blobs": {"x": ARRAYS["a"], "y": "no array"}})
+    file = write_pickle(tmp_path / "b.pkl", {"blobs": {"x": ARRAYS["a"], "y": "no array"}})
     assert read_weights(file).keys() == {"x"}
     torch.save({"model": {"x": torch.ones(2)}}, tmp_path / "c.pkl")
     assert zipfile.is_zipfile(tmp_path / "c.pkl")
     assert torch.equal(read_weights(tmp_path / "c.pkl")["x"], torch.ones(2))
 
 
-# --- what is refused --------------------------------------------------------------------------------------------------
+# --- refusals ---------------------------------------------------------------------------------------------------------
 
 
-class Calls:
-    """Pickled as a call that is made on loading."""
+class PickledCall:
+    """Pickled as a function call that runs on loading."""
 
     def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
         self.call = function, arguments
@@ -106,25 +110,25 @@ class Calls:
         return self.call
 
 
-class Anything:
-    """An object of a class of its own."""
+class CustomClass:
+    """An object of a custom class."""
 
 
 HOSTILE = {
-    "os.system": lambda mark: Calls(os.system, f"touch {mark}"),
-    "eval": lambda mark: Calls(builtins.eval, f"open({str(mark)!r}, 'w')"),
-    "exec": lambda mark: Calls(builtins.exec, f"open({str(mark)!r}, 'w')"),
-    "open": lambda mark: Calls(builtins.open, str(mark), "w"),
-    "getattr": lambda mark: Calls(getattr, "x", "format"),
-    "np.save": lambda mark: Calls(np.save, str(mark), 1),
-    "np.load": lambda mark: Calls(np.load, str(mark), None, True),
-    "np.fromfile": lambda mark: Calls(np.fromfile, str(mark)),
-    "pickle.loads": lambda mark: Calls(pickle.loads, pickle.dumps(Calls(os.system, f"touch {mark}"))),
-    "torch.load": lambda mark: Calls(torch.load, str(mark)),
-    "own class": lambda mark: Anything(),
+    "os.system": lambda mark: PickledCall(os.system, f"touch {mark}"),
+    "eval": lambda mark: PickledCall(builtins.eval, f"open({str(mark)!r}, 'w')"),
+    "exec": lambda mark: PickledCall(builtins.exec, f"open({str(mark)!r}, 'w')"),
+    "open": lambda mark: PickledCall(builtins.open, str(mark), "w"),
+    "getattr": lambda mark: PickledCall(getattr, "x", "format"),
+    "np.save": lambda mark: PickledCall(np.save, str(mark), 1),
+    "np.load": lambda mark: PickledCall(np.load, str(mark), None, True),
+    "np.fromfile": lambda mark: PickledCall(np.fromfile, str(mark)),
+    "pickle.loads": lambda mark: PickledCall(pickle.loads, pickle.dumps(PickledCall(os.system, f"touch {mark}"))),
+    "torch.load": lambda mark: PickledCall(torch.load, str(mark)),
+    "own class": lambda mark: CustomClass(),
     "defaultdict": lambda mark: collections.defaultdict(os.getcwd),
 }
-NAMES = {
+PATTERNS = {
     "os.system": f"{os.name}.system",
     "eval": "builtin.*eval",
     "exec": "builtin.*exec",
@@ -135,17 +139,17 @@ NAMES = {
     "np.fromfile": "numpy.*fromfile",
     "pickle.loads": "pickle.loads",
     "torch.load": "torch.serialization.load",
-    "own class": "test_safe_pickle.Anything",
+    "own class": "test_safe_pickle.CustomClass",
     "defaultdict": "collections.defaultdict",
 }
 
 
 @pytest.mark.parametrize("protocol", [0, 2, 5])
 @pytest.mark.parametrize("name", sorted(HOSTILE))
-def test_whatever_else_is_asked_for_is_refused_by_name(tmp_path: Path, name: str, protocol: int) -> None:
+def test_other_globals_are_refused_by_name(tmp_path: Path, name: str, protocol: int) -> None:
     mark = tmp_path / "ran"
-    file = written(tmp_path / "a.pkl", {"model": {"x": HOSTILE[name](mark)}}, protocol)
-    message = NAMES[name]
+    file = write_pickle(tmp_path / "a.pkl", {"model": {"x": HOSTILE[name](mark)}}, protocol)
+    message = PATTERNS[name]
     if protocol == 0 and name == "own class":
         message = "copy_?reg._reconstructor"
     with pytest.raises(ValueError, match=rf"a\.pkl: refused: it asks for '.*{message}', and what is no array"):
@@ -154,16 +158,16 @@ def test_whatever_else_is_asked_for_is_refused_by_name(tmp_path: Path, name: str
 
 
 def test_the_hostile_files_would_have_run(tmp_path: Path) -> None:
-    """Else the tests above would show nothing."""
+    """Otherwise the tests above could not fail."""
     mark = tmp_path / "ran"
     pickle.loads(pickle.dumps(HOSTILE["os.system"](mark)))
     assert mark.exists()
 
 
 @pytest.mark.parametrize(
-    ("what", "message"),
+    ("array", "message"),
     [
-        (np.array([Calls(os.system, "false")], dtype=object), "array of 'O8', which are no numbers"),
+        (np.array([PickledCall(os.system, "false")], dtype=object), "array of 'O8', which are no numbers"),
         (np.array([{}, []], dtype=object), "array of 'O8', which are no numbers"),
         (np.array(["text"]), "array of 'U4', which are no numbers"),
         (np.array([b"text"]), "array of 'S4', which are no numbers"),
@@ -173,13 +177,13 @@ def test_the_hostile_files_would_have_run(tmp_path: Path) -> None:
     ],
     ids=["objects that call", "objects", "text", "bytes", "records", "complex", "dates"],
 )
-def test_arrays_of_anything_but_numbers_are_refused(tmp_path: Path, what: Any, message: str) -> None:
+def test_arrays_of_anything_but_numbers_are_refused(tmp_path: Path, array: Any, message: str) -> None:
     with pytest.raises(ValueError, match=f"a.pkl: refused: it holds an {message}"):
-        read_pickle(written(tmp_path / "a.pkl", {"x": what}))
+        read_pickle(write_pickle(tmp_path / "a.pkl", {"x": array}))
 
 
-def array_of(shape: bytes, content: bytes, dtype: bytes = b"f4", kind: bytes = b"numpy\nndarray\n") -> bytes:
-    """A pickle of an array by hand, shape and content being opcodes."""
+def array_pickle(shape: bytes, content: bytes, dtype: bytes = b"f4", kind: bytes = b"numpy\nndarray\n") -> bytes:
+    """Return a handwritten pickle of an array; shape and content are opcodes."""
     return (
         b"\x80\x02}U\x01xcnumpy.core.multiarray\n_reconstruct\nc" + kind + b"K\x00\x85U\x01b\x87R"
         b"(K\x01" + shape + b"cnumpy\ndtype\nU" + bytes([len(dtype)]) + dtype + b"K\x00K\x01\x87R"
@@ -194,20 +198,20 @@ def text(content: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (array_of(b"J\xff\xff\xff\x7f\x85", text(b"\0" * 8)), "8 bytes are no array of"),
-        (array_of(b"J\xff\xff\xff\x7fJ\xff\xff\xff\x7f\x86", text(b"")), "0 bytes are no array of"),
-        (array_of(b"J\xff\xff\xff\xff\x85", text(b"")), "whose shape is none"),
-        (array_of(b"K\x02\x85", text(b"\0" * 4)), "4 bytes are no array of"),
-        (array_of(b"K\x01\x85", b"(K\x01l"), "array of objects"),
-        (array_of(b"K\x01\x85", b"]", dtype=b"O8"), "array of 'O8'"),
-        (array_of(b"U\x01a", text(b"\0" * 4)), "whose shape is none"),
-        (array_of(b"K\x01\x85", text(b"\0" * 4), kind=b"os\nsystem\n"), "refused: it asks for 'os.system'"),
+        (array_pickle(b"J\xff\xff\xff\x7f\x85", text(b"\0" * 8)), "8 bytes are no array of"),
+        (array_pickle(b"J\xff\xff\xff\x7fJ\xff\xff\xff\x7f\x86", text(b"")), "0 bytes are no array of"),
+        (array_pickle(b"J\xff\xff\xff\xff\x85", text(b"")), "whose shape is none"),
+        (array_pickle(b"K\x02\x85", text(b"\0" * 4)), "4 bytes are no array of"),
+        (array_pickle(b"K\x01\x85", b"(K\x01l"), "array of objects"),
+        (array_pickle(b"K\x01\x85", b"]", dtype=b"O8"), "array of 'O8'"),
+        (array_pickle(b"U\x01a", text(b"\0" * 4)), "whose shape is none"),
+        (array_pickle(b"K\x01\x85", text(b"\0" * 4), kind=b"os\nsystem\n"), "refused: it asks for 'os.system'"),
     ],
     ids=["too large", "far too large", "negative", "too few bytes", "list", "objects", "text", "other class"],
 )
-def test_shapes_and_types_are_not_believed(tmp_path: Path, content: bytes, message: str) -> None:
+def test_shapes_and_types_are_validated(tmp_path: Path, content: bytes, message: str) -> None:
     with pytest.raises(ValueError, match=rf"a\.pkl: .*{message}"):
-        read_pickle(written(tmp_path / "a.pkl", content))
+        read_pickle(write_pickle(tmp_path / "a.pkl", content))
 
 
 @pytest.mark.parametrize(
@@ -218,10 +222,10 @@ def test_shapes_and_types_are_not_believed(tmp_path: Path, content: bytes, messa
         (b"cnumpy\nndarray\n(J\xff\xff\xff\x7f\x85tR.", "makes an array by itself"),
         (b"c_codecs\nencode\n(U\x01xU\x05rot13tR.", "encodes what are no bytes"),
         (b"cnumpy.core.multiarray\nscalar\n(cnumpy\ndtype\n(U\x02O8K\x00K\x01tRU\x01xtR.", "array of 'O8'"),
-        # Attributes of what may be asked for cannot be set, for the next file to find.
+        # Attributes of allowed globals cannot be set: they would persist for the next file.
         (b"ccollections\nOrderedDict\n(N}U\x05_callNstb.", "sets '_call' of a function"),
         (b"ccollections\nOrderedDict\n}U\x05_callNsb.", "damaged"),
-        # Opcodes that make objects in other ways.
+        # Opcodes that create objects in other ways.
         (b"(cos\nsystem\nU\x01xo.", "asks for 'os.system'"),
         (b"(U\x01xios\nsystem\n.", "asks for 'os.system'"),
         (b"\x80\x02cos\nsystem\n)\x81.", "asks for 'os.system'"),
@@ -237,14 +241,14 @@ def test_shapes_and_types_are_not_believed(tmp_path: Path, content: bytes, messa
 )
 def test_hostile_opcodes(tmp_path: Path, content: bytes, message: str) -> None:
     with pytest.raises(ValueError, match=rf"a\.pkl: .*{message}"):
-        read_pickle(written(tmp_path / "a.pkl", content))
-    # And what comes after is read as before.
-    assert read_pickle(written(tmp_path / "b.pkl", collections.OrderedDict(a=1), 2)) == {"a": 1}
+        read_pickle(write_pickle(tmp_path / "a.pkl", content))
+    # Later files are not affected.
+    assert read_pickle(write_pickle(tmp_path / "b.pkl", collections.OrderedDict(a=1), 2)) == {"a": 1}
 
 
-def test_a_claim_to_remember_much_takes_no_memory(tmp_path: Path) -> None:
-    """LONG_BINPUT at the largest place: the unpickler in C would fill 64 GiB."""
-    assert read_pickle(written(tmp_path / "a.pkl", b"}r\xff\xff\xff\xff.")) == {}
+def test_a_large_memo_index_allocates_no_memory(tmp_path: Path) -> None:
+    """LONG_BINPUT with the largest index: the unpickler in C would allocate 64 GiB."""
+    assert read_pickle(write_pickle(tmp_path / "a.pkl", b"}r\xff\xff\xff\xff.")) == {}
 
 
 @pytest.mark.parametrize(
@@ -252,44 +256,44 @@ def test_a_claim_to_remember_much_takes_no_memory(tmp_path: Path) -> None:
     [b"\x80\x04\x8e" + b"\xff" * 7 + b"\x0f", b"\x80\x05\x96" + b"\xff" * 7 + b"\x0f", b"\x8b\xff\xff\xff\x7f"],
     ids=["bytes", "bytearray", "number"],
 )
-def test_lengths_are_not_believed(tmp_path: Path, content: bytes) -> None:
+def test_lengths_are_validated(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(ValueError, match=r"a\.pkl: is no pickle, or a damaged one"):
-        read_pickle(written(tmp_path / "a.pkl", content + b"x."))
+        read_pickle(write_pickle(tmp_path / "a.pkl", content + b"x."))
 
 
-def test_what_is_nested_without_end_is_not_followed(tmp_path: Path) -> None:
-    circle: dict[str, Any] = {"x": ARRAYS["a"]}
-    circle["self"] = circle
-    found = read_pickle(written(tmp_path / "a.pkl", circle))
-    assert found["self"]["x"] is not None and found["self"]["self"] is None
-    laughs: dict[int, Any] = {}
+def test_cyclic_and_deeply_nested_objects_are_limited(tmp_path: Path) -> None:
+    cyclic: dict[str, Any] = {"x": ARRAYS["a"]}
+    cyclic["self"] = cyclic
+    content = read_pickle(write_pickle(tmp_path / "a.pkl", cyclic))
+    assert content["self"]["x"] is not None and content["self"]["self"] is None
+    nested: dict[int, Any] = {}
     for _ in range(40):
-        laughs = {number: laughs for number in range(10)}
-    assert len(read_pickle(written(tmp_path / "b.pkl", laughs))) == 10
-    deep = b"(" * 100_000 + b"t" * 100_000 + b"."
+        nested = {number: nested for number in range(10)}
+    assert len(read_pickle(write_pickle(tmp_path / "b.pkl", nested))) == 10
+    deeply_nested = b"(" * 100_000 + b"t" * 100_000 + b"."
     with pytest.raises(ValueError, match="holds no dictionary of arrays"):
-        read_pickle(written(tmp_path / "c.pkl", deep))
+        read_pickle(write_pickle(tmp_path / "c.pkl", deeply_nested))
 
 
-# --- what is damaged --------------------------------------------------------------------------------------------------
+# --- damaged files ----------------------------------------------------------------------------------------------------
 
 
-def test_a_file_that_is_cut_short_gives_one_clear_error(tmp_path: Path) -> None:
+def test_truncated_files_raise_a_clear_error(tmp_path: Path) -> None:
     buffer = io.BytesIO()
     pickle.dump({"model": {"x": ARRAYS["a"]}}, buffer)
-    whole = buffer.getvalue()
-    for length in range(len(whole)):
-        file = written(tmp_path / "a.pkl", whole[:length])
+    content = buffer.getvalue()
+    for length in range(len(content)):
+        file = write_pickle(tmp_path / "a.pkl", content[:length])
         with pytest.raises(ValueError, match=r"a\.pkl: (is no pickle, or a damaged one|refused)"):
             read_pickle(file)
 
 
 @pytest.mark.parametrize("content", [b"", b"no pickle", b"GIF89a", b"]."], ids=["empty", "text", "image", "list"])
-def test_what_is_no_pickle_of_a_dictionary_is_reported(tmp_path: Path, content: bytes) -> None:
+def test_files_without_a_dictionary_raise(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(ValueError, match=r"a\.pkl: (is no pickle, or a damaged one|it holds no dictionary of arrays)"):
-        read_pickle(written(tmp_path / "a.pkl", content))
+        read_pickle(write_pickle(tmp_path / "a.pkl", content))
 
 
-def test_a_dictionary_without_arrays_is_reported(tmp_path: Path) -> None:
+def test_a_dictionary_without_arrays_raises(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"a\.pkl: there are no tensors in it"):
-        read_weights(written(tmp_path / "a.pkl", {"model": {"x": 1}}))
+        read_weights(write_pickle(tmp_path / "a.pkl", {"model": {"x": 1}}))

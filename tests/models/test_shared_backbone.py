@@ -1,4 +1,4 @@
-"""One backbone for several tasks: one forward pass of a batch, and nothing of it stays."""
+"""A backbone shared by several tasks: one forward pass per batch, whose tensors are released."""
 
 import copy
 from functools import partial
@@ -30,7 +30,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-def test_all_features_of_one_pass_are_those_of_each() -> None:
+def test_shared_features_equal_those_of_separate_passes() -> None:
     images = torch.rand(2, 3, 64, 64)
     for model, options in FAMILIES.items():
         net, pyramid = (timm(3, model=model, options=options).eval() for _ in range(2))
@@ -41,8 +41,8 @@ def test_all_features_of_one_pass_are_those_of_each() -> None:
             features = net.shared_features(images)
             assert torch.allclose(features.vectors, net(images), atol=1e-5), model
             assert torch.allclose(features.maps, net.feature_maps(images), atol=1e-5), model
-            for found, expected in zip(features.pyramid, pyramid.pyramid_features(images), strict=True):
-                assert torch.allclose(found, expected, atol=1e-5), model
+            for level, expected_level in zip(features.pyramid, pyramid.pyramid_features(images), strict=True):
+                assert torch.allclose(level, expected_level, atol=1e-5), model
     mixer = timm(3, model="mixer_s32_224", options={"img_size": 64})
     mixer.enable_shared_features()
     with pytest.raises(ValueError, match="timm's MlpMixer gives no feature maps"):
@@ -57,7 +57,7 @@ MAPS = partial(
 )
 
 
-def batch_of(sizes: list[tuple[int, int]]) -> Batch:
+def make_batch(sizes: list[tuple[int, int]]) -> Batch:
     return {
         "id": [f"x/{number}" for number in range(len(sizes))],
         "image": torch.rand(len(sizes), 3, 64, 64),
@@ -68,7 +68,7 @@ def batch_of(sizes: list[tuple[int, int]]) -> Batch:
     }
 
 
-def test_tasks_of_a_stream_share_a_forward_pass_and_nothing_stays() -> None:
+def test_tasks_of_a_stream_share_a_forward_pass_and_release_it() -> None:
     torch.manual_seed(0)
     info = DatasetInfo(4, classes=INFO.classes, streams={"x": INFO})
     classes = partial(Classification, backbone=shared)
@@ -82,7 +82,7 @@ def test_tasks_of_a_stream_share_a_forward_pass_and_nothing_stays() -> None:
     stem.register_forward_hook(lambda module, inputs, output: passes.append(output))
     row = GlobalBatch(step=0, epoch=0, first=0, count=2)
     for sizes in ([(64, 64), (64, 64)], [(64, 40), (33, 64)]):  # the second batch is padded
-        batch = batch_of(sizes)
+        batch = make_batch(sizes)
         passes.clear()
         losses = task({"streams": {"x": batch}, "id": batch["id"], "row": row, "rows": {"x": row}}, Clock())
         losses["total_loss"].backward()
@@ -90,14 +90,16 @@ def test_tasks_of_a_stream_share_a_forward_pass_and_nothing_stays() -> None:
         passes.clear()
         predictions = task.eval().predict(batch)
         assert len(passes) == 1 and {name.split("/")[0] for name in predictions} == {"x", "y", "z"}
-        alone = task.predict({**batch, "task": "z"})
-        assert alone and all(torch.equal(value, predictions[f"z/{name}"]) for name, value in alone.items())
+        predictions_of_z = task.predict({**batch, "task": "z"})
+        assert predictions_of_z and all(
+            torch.equal(value, predictions[f"z/{name}"]) for name, value in predictions_of_z.items()
+        )
         task.train()
-    held = [name for name, value in vars(task._network).items() if name.startswith("_") and value is not None]
-    assert not held, "tensors of the batch are released"
-    twin = copy.deepcopy(task)
-    assert twin.tasks["x"].backbone.network is twin.backbone is not task.backbone
-    assert twin._network.backbone is twin.backbone and twin.state_dict().keys() == task.state_dict().keys()
-    assert {param.data_ptr() for param in twin.parameters()}.isdisjoint(p.data_ptr() for p in task.parameters())
+    attributes = [name for name, value in vars(task._network).items() if name.startswith("_") and value is not None]
+    assert not attributes, "tensors of the batch are released"
+    copied = copy.deepcopy(task)
+    assert copied.tasks["x"].backbone.network is copied.backbone is not task.backbone
+    assert copied._network.backbone is copied.backbone and copied.state_dict().keys() == task.state_dict().keys()
+    assert {param.data_ptr() for param in copied.parameters()}.isdisjoint(p.data_ptr() for p in task.parameters())
     teacher = copy.deepcopy(task.tasks["y"].backbone)
     assert teacher is not task.backbone and teacher.state_dict().keys() == task.backbone.state_dict().keys()

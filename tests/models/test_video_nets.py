@@ -1,4 +1,4 @@
-"""Networks for clips: sizes, layouts, gradients, weights and multiply-adds that others publish, names, refusals."""
+"""Video backbones: clip sizes, memory formats, gradients, published parameter and operation counts, checkpoints."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ LARGE: dict[str, Callable[[int], Backbone]] = {
     "x3d": lambda channels: X3d(channels, size="S"),
 }
 ANY_SIZE = ("r3d_18", "mc3_18", "r2plus1d_18", "swin3d_t")
-OTHERS = ("s3d", "mvit_v1_b", "mvit_v2_s")
+FIXED_OR_MIN_SIZE = ("s3d", "mvit_v1_b", "mvit_v2_s")
 
 
-def made(make: Callable[[int], Backbone], channels: int = 3, device: str = "cpu") -> ClipBackbone:
+def make_backbone(make: Callable[[int], Backbone], channels: int = 3, device: str = "cpu") -> ClipBackbone:
     torch.manual_seed(0)
     with torch.device(device):
         net = make(channels)
@@ -75,11 +75,11 @@ def made(make: Callable[[int], Backbone], channels: int = 3, device: str = "cpu"
     return net
 
 
-def of_torchvision(name: Any) -> Callable[[int], Backbone]:
+def torchvision_factory(name: Any) -> Callable[[int], Backbone]:
     return lambda channels: TorchvisionVideo(channels, model=name)
 
 
-# --- any number of frames, any size -----------------------------------------------------------------------------------
+# --- clip sizes, gradients, layouts -----------------------------------------------------------------------------------
 
 
 SIZES = [(4, 32, 32), (5, 33, 47), (16, 45, 32), (32, 112, 96)]
@@ -87,7 +87,7 @@ SIZES = [(4, 32, 32), (5, 33, 47), (16, 45, 32), (32, 112, 96)]
 
 @pytest.mark.parametrize("name", [*SMALL, *LARGE, *ANY_SIZE])
 def test_clips_of_any_length_and_size(name: str) -> None:
-    net = made({**SMALL, **LARGE}.get(name) or of_torchvision(name), 1, "meta").eval()
+    net = make_backbone({**SMALL, **LARGE}.get(name) or torchvision_factory(name), 1, "meta").eval()
     for size in SIZES:
         assert net(torch.zeros(2, 1, *size, device="meta")).shape == (2, net.out_channels)
 
@@ -101,49 +101,49 @@ def test_clips_of_any_length_and_size(name: str) -> None:
     ],
     ids=str,
 )
-def test_gradients_reach_every_weight(name: str, size: tuple[int, ...]) -> None:
-    net = made({**SMALL, **LARGE}[name]).train()
-    with torch.no_grad():  # blocks that begin as their shortcut teach their other weights nothing in the first step
-        [one.fill_(0.5) for one in net.parameters() if one.ndim == 1 and not one.any()]
+def test_every_weight_has_a_gradient(name: str, size: tuple[int, ...]) -> None:
+    net = make_backbone({**SMALL, **LARGE}[name]).train()
+    with torch.no_grad():  # residual branches start with weight 0, so their other weights would get no gradient
+        [param.fill_(0.5) for param in net.parameters() if param.ndim == 1 and not param.any()]
     net(torch.rand(2, 3, *size)).square().sum().backward()
-    assert all(one.grad is not None and one.grad.isfinite().all() for one in net.parameters())
-    assert all(one.grad.any() for name, one in net.named_parameters() if one.grad is not None and one.ndim > 1)
+    assert all(param.grad is not None and param.grad.isfinite().all() for param in net.parameters())
+    assert all(param.grad.any() for name, param in net.named_parameters() if param.grad is not None and param.ndim > 1)
 
 
 @pytest.mark.parametrize("name", ["resnet3d", "2+1d", "bottlenecks", "slowfast", "x3d"])
-def test_the_layout_in_memory_changes_nothing(name: str) -> None:
-    net, clips = made({**SMALL, **LARGE}[name]).eval(), torch.rand(2, 3, 4, 32, 32)
+def test_the_memory_format_changes_nothing(name: str) -> None:
+    net, clips = make_backbone({**SMALL, **LARGE}[name]).eval(), torch.rand(2, 3, 4, 32, 32)
     expected = net(clips)
-    found = net.to(memory_format=torch.channels_last_3d)(clips.contiguous(memory_format=torch.channels_last_3d))
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    actual = net.to(memory_format=torch.channels_last_3d)(clips.contiguous(memory_format=torch.channels_last_3d))
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last_3d], ids=str)
-def test_frames_are_pooled_one_by_one(layout: torch.memory_format) -> None:
+def test_frames_are_pooled_independently(layout: torch.memory_format) -> None:
     maps = torch.randn(2, 3, 4, 7, 6).contiguous(memory_format=layout)
-    found = FramePool()(maps)
-    assert torch.equal(found, nn.functional.max_pool3d(maps, (1, 3, 3), (1, 2, 2), (0, 1, 1)))
-    assert found.is_contiguous(memory_format=layout)
+    pooled = FramePool()(maps)
+    assert torch.equal(pooled, nn.functional.max_pool3d(maps, (1, 3, 3), (1, 2, 2), (0, 1, 1)))
+    assert pooled.is_contiguous(memory_format=layout)
 
 
 @pytest.mark.parametrize("name", ["bottlenecks", "x3d"])
-def test_activations_computed_again_give_the_same_gradients(name: str) -> None:
+def test_activation_checkpointing_keeps_gradients(name: str) -> None:
     clips, gradients = torch.rand(2, 3, 4, 32, 32), []
-    for again in (False, True):
-        net = made({**SMALL, **LARGE}[name]).train()
-        if again:
+    for recompute in (False, True):
+        net = make_backbone({**SMALL, **LARGE}[name]).train()
+        if recompute:
             net.checkpoint_activations()
         net(clips).square().sum().backward()
-        gradients.append([one.grad for one in net.parameters()])
-    for one, other in zip(*gradients, strict=True):
-        torch.testing.assert_close(one, other)
+        gradients.append([param.grad for param in net.parameters()])
+    for grad, expected_grad in zip(*gradients, strict=True):
+        torch.testing.assert_close(grad, expected_grad)
 
 
-# --- what is published ------------------------------------------------------------------------------------------------
+# --- published counts -------------------------------------------------------------------------------------------------
 
 
-def counted(net: Backbone, size: tuple[int, ...], classes: int = 400) -> tuple[float, float]:
-    """Millions of weights with a linear classifier, and billions of multiply-adds of a clip in its layers."""
+def count_weights_and_operations(net: Backbone, size: tuple[int, ...], classes: int = 400) -> tuple[float, float]:
+    """Return millions of weights with a linear classifier, and billions of multiply-adds per clip."""
     operations = 0
 
     def add(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -151,12 +151,12 @@ def counted(net: Backbone, size: tuple[int, ...], classes: int = 400) -> tuple[f
         assert isinstance(layer.weight, Tensor)
         operations += output.numel() * layer.weight[0].numel()
 
-    hooks = [one.register_forward_hook(add) for one in net.modules() if isinstance(one, nn.Conv3d | nn.Linear)]
+    hooks = [module.register_forward_hook(add) for module in net.modules() if isinstance(module, nn.Conv3d | nn.Linear)]
     net.eval()(torch.zeros(1, 3, *size, device="meta"))
     for hook in hooks:
         hook.remove()
     head = net.out_channels * classes
-    return (sum(one.numel() for one in net.parameters()) + head + classes) / 1e6, (operations + head) / 1e9
+    return (sum(param.numel() for param in net.parameters()) + head + classes) / 1e6, (operations + head) / 1e9
 
 
 PUBLISHED: dict[str, tuple[Callable[[int], Backbone], tuple[int, int, int], float, float]] = {
@@ -183,15 +183,17 @@ PUBLISHED: dict[str, tuple[Callable[[int], Backbone], tuple[int, int, int], floa
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_weights_and_multiply_adds(name: str) -> None:
     make, size, weights, operations = PUBLISHED[name]
-    assert counted(made(make, device="meta"), size) == pytest.approx((weights, operations), rel=0.01)
+    assert count_weights_and_operations(make_backbone(make, device="meta"), size) == pytest.approx(
+        (weights, operations), rel=0.01
+    )
 
 
 def test_slowfast_of_101_layers() -> None:
-    net = made(lambda channels: SlowFast(channels, depth=101, fusion_kernel=5), device="meta")
-    assert counted(net, (32, 64, 64))[0] == pytest.approx(62.83, rel=1e-3)
+    net = make_backbone(lambda channels: SlowFast(channels, depth=101, fusion_kernel=5), device="meta")
+    assert count_weights_and_operations(net, (32, 64, 64))[0] == pytest.approx(62.83, rel=1e-3)
 
 
-def test_weights_of_pyslowfasts_own_networks() -> None:
+def test_weights_of_pyslowfasts_models() -> None:
     """The number of parameters of PySlowFast's models at 287ec00 with these configs, counted by running its code."""
     expected: dict[Callable[[int], Backbone], int] = {
         lambda channels: c2d(channels, **NON_LOCAL): 31_686_096,  # C2D_NLN_8x8_R50
@@ -211,56 +213,63 @@ def test_weights_of_pyslowfasts_own_networks() -> None:
         ): 86_702_224,  # k400_VIT_B_16x4_FT
     }
     for make, count in expected.items():
-        net = made(make, device="meta")
+        net = make_backbone(make, device="meta")
         assert sum(param.numel() for param in net.parameters()) + 400 * (net.out_channels + 1) == count
 
 
-def test_the_smallest_has_a_quarter_of_a_million_weights() -> None:
-    assert sum(one.numel() for one in resnet3d(3).parameters()) == 225_712
+def test_the_default_resnet3d_has_a_quarter_of_a_million_weights() -> None:
+    assert sum(param.numel() for param in resnet3d(3).parameters()) == 225_712
 
 
 def test_the_stem_of_i3d_may_skip_frames() -> None:
-    """mmaction2's: 32 frames are 8 after the stem, and 4 after the pooling of the first stage."""
-    net: Any = made(lambda channels: i3d(channels, frame_stride=4), device="meta").eval()
+    """As in mmaction2: 32 frames are 8 after the stem, and 4 after the pooling of the first stage."""
+    net: Any = make_backbone(lambda channels: i3d(channels, frame_stride=4), device="meta").eval()
     assert net.clip_maps(torch.zeros(1, 3, 32, 64, 64, device="meta")).shape == (1, 2048, 4, 2, 2)
 
 
-def test_two_convolutions_have_the_weights_of_one() -> None:
+def test_factorized_convolutions_have_as_many_weights() -> None:
     """Tran et al. 2018, section 3.5."""
-    whole = made(lambda channels: resnet3d(channels, **R2PLUS1D), device="meta")
-    apart = made(lambda channels: resnet3d(channels, **R2PLUS1D, conv_type="2+1d"), device="meta")
-    assert counted(apart, (8, 32, 32))[0] == pytest.approx(counted(whole, (8, 32, 32))[0], rel=1e-3)
+    joint = make_backbone(lambda channels: resnet3d(channels, **R2PLUS1D), device="meta")
+    factorized = make_backbone(lambda channels: resnet3d(channels, **R2PLUS1D, conv_type="2+1d"), device="meta")
+    assert count_weights_and_operations(factorized, (8, 32, 32))[0] == pytest.approx(
+        count_weights_and_operations(joint, (8, 32, 32))[0], rel=1e-3
+    )
     layer = convolution(64, 64, (3, 3, 3), conv_type="2+1d")
     assert isinstance(layer, nn.Sequential)
-    assert [one.weight.shape for one in layer if isinstance(one, nn.Conv3d)] == [(144, 64, 1, 3, 3), (64, 144, 3, 1, 1)]
+    assert [part.weight.shape for part in layer if isinstance(part, nn.Conv3d)] == [
+        (144, 64, 1, 3, 3),
+        (64, 144, 3, 1, 1),
+    ]
 
 
-@pytest.mark.parametrize("name", [*ANY_SIZE, *OTHERS, "swin3d_s", "swin3d_b"])
-def test_torchvisions_are_whole(name: str) -> None:
-    net = made(of_torchvision(name), device="meta")
-    whole = models.get_model_weights(name).DEFAULT.meta["num_params"]
-    assert sum(one.numel() for one in net.parameters()) + 401 * net.out_channels - net.out_channels + 400 == whole
+@pytest.mark.parametrize("name", [*ANY_SIZE, *FIXED_OR_MIN_SIZE, "swin3d_s", "swin3d_b"])
+def test_torchvision_models_have_all_weights(name: str) -> None:
+    net = make_backbone(torchvision_factory(name), device="meta")
+    expected = models.get_model_weights(name).DEFAULT.meta["num_params"]
+    assert (
+        sum(param.numel() for param in net.parameters()) + 401 * net.out_channels - net.out_channels + 400 == expected
+    )
 
 
 # --- frames of the slow pathway ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("alpha", [1, 4, 8])
-def test_the_slow_pathway_sees_the_frames_that_slowfasts_code_chooses(alpha: int) -> None:
+def test_the_slow_pathway_samples_the_frames_of_slowfasts_code(alpha: int) -> None:
     for frames in range(alpha, 65, alpha):
         assert slow_frames(frames, alpha) == torch.linspace(0, frames - 1, frames // alpha).long().tolist()
 
 
-def test_frames_of_any_number_are_divided() -> None:
+def test_any_number_of_frames_is_sampled() -> None:
     assert slow_frames(9, 4) == [0, 4, 8]
     assert slow_frames(5, 4) == [0, 4]
     assert slow_frames(3, 8) == [0]
 
 
-def test_both_pathways_count() -> None:
-    net, clips = made(SlowFast).eval(), torch.rand(1, 3, 8, 32, 32)
+def test_both_pathways_affect_the_features() -> None:
+    net, clips = make_backbone(SlowFast).eval(), torch.rand(1, 3, 8, 32, 32)
     before = net(clips)
-    clips[:, :, 3] = 0  # the slow pathway sees frames 0 and 7
+    clips[:, :, 3] = 0  # the slow pathway samples frames 0 and 7
     changed = net(clips) != before
     assert changed[:, -256:].any()
     assert changed[:, :-256].any()  # through the connections between them
@@ -269,47 +278,52 @@ def test_both_pathways_count() -> None:
 # --- names ------------------------------------------------------------------------------------------------------------
 
 
-def test_names_are_those_of_resnets_for_images() -> None:
-    images = timm.create_model("resnet50", num_classes=0).state_dict()
-    clips = made(slow, device="meta").state_dict()
-    assert clips.keys() == images.keys()
+def test_parameter_names_match_image_resnets() -> None:
+    image_state = timm.create_model("resnet50", num_classes=0).state_dict()
+    clip_state = make_backbone(slow, device="meta").state_dict()
+    assert clip_state.keys() == image_state.keys()
     assert all(
-        clips[name].shape[:2] == one.shape[:2] and clips[name].numel() >= one.numel() for name, one in images.items()
+        clip_state[name].shape[:2] == value.shape[:2] and clip_state[name].numel() >= value.numel()
+        for name, value in image_state.items()
     )
     small = resnet3d(3, widths=[64, 128, 256, 512], blocks=[2, 2, 2, 2])
     assert small.state_dict().keys() == timm.create_model("resnet18", num_classes=0).state_dict().keys()
 
 
 NORM = {"bias", "num_batches_tracked", "running_mean", "running_var", "weight"}
-BLOCK = {"conv#.weight", "downsample.#.weight"} | {f"{norm}.{one}" for norm in ("bn#", "downsample.#") for one in NORM}
+BLOCK = {"conv#.weight", "downsample.#.weight"} | {f"{norm}.{key}" for norm in ("bn#", "downsample.#") for key in NORM}
 PATTERNS = {
-    "slowfast": {f"{way}.{name}" for way in ("slow", "fast") for name in {f"layer#.#.{one}" for one in BLOCK}}
-    | {f"{way}.{name}" for way in ("slow", "fast") for name in {"conv#.weight", *(f"bn#.{one}" for one in NORM)}}
-    | {"fusions.#.conv.weight", *(f"fusions.#.bn.{one}" for one in NORM)},
-    "x3d": {f"stages.#.#.{one}" for one in BLOCK | {"se.fc#.weight", "se.fc#.bias"}}
-    | {f"{part}.#.{one}" for part in ("stem", "conv#") for one in NORM}
+    "slowfast": {f"{pathway}.{name}" for pathway in ("slow", "fast") for name in {f"layer#.#.{key}" for key in BLOCK}}
+    | {
+        f"{pathway}.{name}"
+        for pathway in ("slow", "fast")
+        for name in {"conv#.weight", *(f"bn#.{key}" for key in NORM)}
+    }
+    | {"fusions.#.conv.weight", *(f"fusions.#.bn.{key}" for key in NORM)},
+    "x3d": {f"stages.#.#.{key}" for key in BLOCK | {"se.fc#.weight", "se.fc#.bias"}}
+    | {f"{part}.#.{key}" for part in ("stem", "conv#") for key in NORM}
     | {"fc#.weight"},
 }
 
 
 @pytest.mark.parametrize("name", PATTERNS)
 def test_names_in_checkpoints_stay(name: str) -> None:
-    found = made(LARGE[name], device="meta").state_dict()
-    assert {re.sub(r"\d+", "#", one) for one in found} == PATTERNS[name]
+    state = make_backbone(LARGE[name], device="meta").state_dict()
+    assert {re.sub(r"\d+", "#", key) for key in state} == PATTERNS[name]
 
 
-@pytest.mark.parametrize("name", [*SMALL, *LARGE, *ANY_SIZE, *OTHERS])
+@pytest.mark.parametrize("name", [*SMALL, *LARGE, *ANY_SIZE, *FIXED_OR_MIN_SIZE])
 def test_every_weight_has_a_depth(name: str) -> None:
-    net = made({**SMALL, **LARGE}.get(name) or of_torchvision(name), device="meta")
+    net = make_backbone({**SMALL, **LARGE}.get(name) or torchvision_factory(name), device="meta")
     depths = net.depths()
     assert depths.keys() == dict(net.named_parameters()).keys()
     assert set(depths.values()) == set(range(max(depths.values()) + 1))
-    first = next(one for one, module in net.named_modules() if isinstance(module, nn.Conv3d))
+    first = next(key for key, module in net.named_modules() if isinstance(module, nn.Conv3d))
     assert depths[f"{first}.weight"] == 0
 
 
-def test_depths_go_up_block_by_block() -> None:
-    depths = made(slow, device="meta").depths()
+def test_depths_increase_block_by_block() -> None:
+    depths = make_backbone(slow, device="meta").depths()
     assert [depths[f"{name}.weight"] for name in ("bn1", "layer1.0.bn1", "layer1.2.bn1", "layer2.0.bn1")] == [
         0,
         1,
@@ -317,7 +331,7 @@ def test_depths_go_up_block_by_block() -> None:
         4,
     ]
     assert depths["layer4.2.bn3.weight"] == 16
-    both = made(SlowFast, device="meta").depths()
+    both = make_backbone(SlowFast, device="meta").depths()
     assert both["fast.layer2.1.bn1.weight"] == both["slow.layer2.1.bn1.weight"] == 5
     assert both["fusions.0.bn.weight"] == 0 and both["fusions.1.bn.weight"] == 3
 
@@ -327,21 +341,21 @@ def test_depths_go_up_block_by_block() -> None:
 
 @pytest.mark.parametrize("name", TRANSFORMERS)
 def test_transformers(name: str) -> None:
-    net, clips = made(TRANSFORMERS[name]).train(), torch.rand(2, 3, 4, 32, 32)
-    with torch.no_grad():  # projections that begin with 0 teach the layers before them nothing in the first step
-        for parameter in net.parameters():
-            parameter.add_(0.01 * torch.randn_like(parameter))
+    net, clips = make_backbone(TRANSFORMERS[name]).train(), torch.rand(2, 3, 4, 32, 32)
+    with torch.no_grad():  # projections start with 0, so the layers before them would get no gradient
+        for param in net.parameters():
+            param.add_(0.01 * torch.randn_like(param))
     gradients = []
     for recompute in (False, True):
         net.zero_grad()
         if recompute:
             net.checkpoint_activations()
         net(clips).square().sum().backward()
-        unused = [key for key, parameter in net.named_parameters() if parameter.grad is None]
+        unused = [key for key, param in net.named_parameters() if param.grad is None]
         assert not unused
-        gradients.append([parameter.grad for parameter in net.parameters() if parameter.grad is not None])
-    for gradient, again in zip(*gradients, strict=True):
-        torch.testing.assert_close(gradient, again)
+        gradients.append([param.grad for param in net.parameters() if param.grad is not None])
+    for grad, recomputed_grad in zip(*gradients, strict=True):
+        torch.testing.assert_close(grad, recomputed_grad)
     depths = net.depths()
     assert set(depths.values()) == set(range(max(depths.values()) + 1))
     if name == "mvit v1":
@@ -351,9 +365,9 @@ def test_transformers(name: str) -> None:
         assert net(clips[:, :, :2, :16]).shape == (2, net.out_channels)
 
 
-def test_timesformer_begins_as_its_image_network() -> None:
-    """Without time: a clip that repeats a frame has the features of the frame, apart from the first block."""
-    net = made(TRANSFORMERS["timesformer"]).eval()
+def test_timesformer_starts_as_its_image_network() -> None:
+    """Without temporal attention a clip that repeats a frame has the features of the frame."""
+    net = make_backbone(TRANSFORMERS["timesformer"]).eval()
     net.get_parameter("model.blocks.0.temporal_fc.weight").data.zero_()
     frame = torch.rand(1, 3, 1, 32, 32)
     torch.testing.assert_close(net(frame.expand(-1, -1, 4, -1, -1)), net(frame))
@@ -367,7 +381,7 @@ def test_timesformer_begins_as_its_image_network() -> None:
 @torch.no_grad()
 def test_non_local_blocks() -> None:
     block, maps = NonLocal3d(6, "softmax").eval(), torch.randn(2, 6, 3, 4, 5)
-    torch.testing.assert_close(block(maps), maps)  # its norm begins with weight 0
+    torch.testing.assert_close(block(maps), maps)  # its norm starts with weight 0
     nn.init.ones_(block.norm.weight)
     queries, pooled = block.theta(maps), nn.functional.max_pool3d(maps, (1, 2, 2))
     products = torch.einsum("bcthw,bcsyx->bthwsyx", queries, block.phi(pooled))
@@ -379,22 +393,22 @@ def test_non_local_blocks() -> None:
         torch.testing.assert_close(block(maps), maps + block.norm(block.out(attended)))
     assert block(maps[..., :1, :1]).shape == (2, 6, 3, 1, 1)
     with pytest.raises(ValueError, match=r"non_local: a stage has the blocks 0 to 2, not \[3\]"):
-        made(lambda channels: slow(channels, non_local=((3,), (), (), ())), device="meta")
+        make_backbone(lambda channels: slow(channels, non_local=((3,), (), (), ())), device="meta")
 
 
-# --- refusals ---------------------------------------------------------------------------------------------------------
+# --- invalid inputs and options ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["resnet3d", "slowfast", "x3d"])
 def test_images_are_refused(name: str) -> None:
-    net = made({**SMALL, **LARGE}[name], device="meta")
+    net = make_backbone({**SMALL, **LARGE}[name], device="meta")
     with pytest.raises(DataMismatch, match=r"takes clips.*2 x 3 x 32 x 32"):
         net(torch.zeros(2, 3, 32, 32, device="meta"))
     with pytest.raises(ValueError, match="offset"):
         net(torch.zeros(2, 3, 4, 32, 32, device="meta"), torch.zeros(2, 8))
 
 
-def test_what_does_not_go_together_is_refused() -> None:
+def test_options_that_do_not_fit_raise() -> None:
     with pytest.raises(ValueError, match=r"blocks: 3 numbers for 2 stages"):
         resnet3d(3, widths=[4, 8])
     with pytest.raises(ValueError, match=r"temporal_kernels: .* odd numbers, not \[1, 2, 3\]"):
@@ -410,15 +424,15 @@ def test_what_does_not_go_together_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ["mvit_v1_b", "mvit_v2_s"])
-def test_mvits_tell_the_only_size_that_they_take(name: str) -> None:
-    net = made(of_torchvision(name), device="meta").eval()
+def test_mvits_report_the_only_size_that_they_take(name: str) -> None:
+    net = make_backbone(torchvision_factory(name), device="meta").eval()
     assert net(torch.zeros(1, 3, *MVIT_SIZE, device="meta")).shape == (1, 768)
     with pytest.raises(DataMismatch, match=rf"{name} takes clips of 16 x 224 x 224 only.*not of 8 x 224 x 224"):
         net(torch.zeros(1, 3, 8, 224, 224, device="meta"))
 
 
-def test_s3d_reports_what_is_too_small() -> None:
-    net = made(of_torchvision("s3d"), device="meta").eval()
+def test_s3d_reports_its_minimum_size() -> None:
+    net = make_backbone(torchvision_factory("s3d"), device="meta").eval()
     assert net(torch.zeros(1, 3, *S3D_MIN_SIZE, device="meta")).shape == (1, 1024)
     for axis in range(3):
         size = [side - (i == axis) for i, side in enumerate(S3D_MIN_SIZE)]
@@ -428,57 +442,55 @@ def test_s3d_reports_what_is_too_small() -> None:
         net.checkpoint_activations()
 
 
-# --- torchvision's weights --------------------------------------------------------------------------------------------
+# --- pretrained weights -----------------------------------------------------------------------------------------------
 
 
-def filled(monkeypatch: pytest.MonkeyPatch, name: str) -> Any:
-    """torchvision's network, which :func:`torchvision_video` gets as if it had been downloaded."""
+def fake_pretrained_model(monkeypatch: pytest.MonkeyPatch, name: str) -> Any:
+    """Return torchvision's model; :func:`torchvision_video` gets its weights instead of a download."""
     torch.manual_seed(1)
-    whole = models.get_model(name).eval()
+    reference = models.get_model(name).eval()
     weights = models.get_model_weights(name).DEFAULT
-    asked = []
+    requested = []
 
     def get_model(model: str, weights: Any) -> nn.Module:
-        asked.append(weights)
+        requested.append(weights)
         copy: nn.Module = models.get_model(model)
-        copy.load_state_dict(whole.state_dict())
+        copy.load_state_dict(reference.state_dict())
         return copy
 
     fake = SimpleNamespace(get_model=get_model, get_model_weights=models.get_model_weights)
     monkeypatch.setattr(torchvision_video, "models", fake)
     monkeypatch.setattr(torchvision_video, "pretrained_weights", lambda *args, **kwargs: nullcontext())
-    return whole, weights, asked
+    return reference, weights, requested
 
 
 @pytest.mark.parametrize("name", ["mc3_18", pytest.param("s3d", marks=pytest.mark.slow), "swin3d_t"])
-def test_with_its_head_a_pretrained_network_says_what_torchvisions_does(
-    name: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole, weights, asked = filled(monkeypatch, name)
+def test_a_pretrained_model_with_its_head_matches_torchvision(name: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    reference, weights, requested = fake_pretrained_model(monkeypatch, name)
     net = TorchvisionVideo(3, model=name, pretrained=True).eval()
     head = net.make_head(400)
     clips = torch.rand(1, 3, 16, 224, 224) if name == "s3d" else torch.rand(2, 3, 4, 32, 32)
     with torch.no_grad():
-        torch.testing.assert_close(head(net(clips)), whole(clips), rtol=1e-4, atol=1e-4)
-    assert asked == [weights] and net.trained_classes == 400
+        torch.testing.assert_close(head(net(clips)), reference(clips), rtol=1e-4, atol=1e-4)
+    assert requested == [weights] and net.trained_classes == 400
     assert net.preprocessing is not None
     assert net.preprocessing.mean == pytest.approx(weights.transforms().mean)
     assert net.preprocessing.size == tuple(weights.transforms().crop_size)
-    again = net.make_head(400)  # it is handed out once
-    assert isinstance(again, nn.Linear) and again is not head
+    second_head = net.make_head(400)  # the pretrained head is returned once
+    assert isinstance(second_head, nn.Linear) and second_head is not head
 
 
 def test_grey_clips_have_the_sum_of_trained_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, _, _ = filled(monkeypatch, "mc3_18")
+    reference, _, _ = fake_pretrained_model(monkeypatch, "mc3_18")
     net = TorchvisionVideo(1, model="mc3_18", pretrained=True).eval()
     grey = torch.rand(1, 1, 4, 32, 32)
-    whole.fc = nn.Identity()
+    reference.fc = nn.Identity()
     with torch.no_grad():
-        torch.testing.assert_close(net(grey), whole(grey.expand(-1, 3, -1, -1, -1)), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(net(grey), reference(grey.expand(-1, 3, -1, -1, -1)), rtol=1e-4, atol=1e-4)
     assert net.preprocessing is not None and len(net.preprocessing.mean) == 1
 
 
-def test_nothing_is_downloaded_unasked() -> None:
+def test_nothing_is_downloaded_by_default() -> None:
     net = TorchvisionVideo(3, model="mc3_18")
     assert net.preprocessing is None and net.trained_classes == 0
     assert net.make_head(400).out_features == 400

@@ -1,4 +1,4 @@
-"""Sub-batch norms of whole networks; their numbers are in tests/golden/test_sub_batch_norm.py."""
+"""Sub-batch norms of whole networks; golden values are in tests/golden/test_sub_batch_norm.py."""
 
 from __future__ import annotations
 
@@ -13,57 +13,57 @@ from opabinia.models.norms import FrozenBatchNorm, GhostBatchNorm, split_batch_n
 SIZE = (3, 4, 12, 12)
 
 
-def made() -> nn.Module:
+def make_backbone() -> nn.Module:
     torch.manual_seed(0)
     return resnet3d(3, widths=[4, 8], blocks=[1, 1], zero_init_last=False)
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last_3d], ids=str)
-def test_each_part_is_as_a_batch_of_its_own(layout: torch.memory_format) -> None:
-    net, clips = made(), torch.rand(6, *SIZE)
+def test_each_split_is_normalized_like_a_batch(layout: torch.memory_format) -> None:
+    net, clips = make_backbone(), torch.rand(6, *SIZE)
     split_batch_norms(net, 3)
-    found = net(clips.contiguous(memory_format=layout))
+    output = net(clips.contiguous(memory_format=layout))
     for part in range(3):
-        torch.testing.assert_close(found[part::3], made()(clips[part::3]), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(output[part::3], make_backbone()(clips[part::3]), rtol=1e-4, atol=1e-5)
 
 
-def test_a_ragged_batch_has_parts_that_differ_by_one() -> None:
-    net, clips = made(), torch.rand(7, *SIZE)
+def test_splits_of_a_ragged_batch_differ_by_one_sample() -> None:
+    net, clips = make_backbone(), torch.rand(7, *SIZE)
     split_batch_norms(net, 3)
-    found = net(clips)
+    output = net(clips)
     for part in range(3):
-        torch.testing.assert_close(found[part::3], made()(clips[part::3]), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(output[part::3], make_backbone()(clips[part::3]), rtol=1e-4, atol=1e-5)
 
 
-def test_the_number_changes_at_any_time_and_nothing_else_does() -> None:
-    """Names, shapes, and the very tensors an optimizer holds; weights go to the plain network and come back."""
-    net, plain = made(), made()
-    before = {name: (one.data_ptr(), one.shape) for name, one in net.state_dict(keep_vars=True).items()}
-    parameters = list(net.parameters())
+def test_changing_the_number_of_splits_changes_no_parameters() -> None:
+    """Names, shapes and the tensors of an optimizer stay; weights can be loaded into the plain network and back."""
+    net, plain = make_backbone(), make_backbone()
+    before = {name: (value.data_ptr(), value.shape) for name, value in net.state_dict(keep_vars=True).items()}
+    params = list(net.parameters())
     count = sum(isinstance(module, nn.BatchNorm3d) for module in net.modules())
     for splits in (1, 8, 2, 1, 4):
         assert split_batch_norms(net, splits) == count
-        assert {one.splits for one in net.modules() if isinstance(one, GhostBatchNorm)} == {splits}
+        assert {module.splits for module in net.modules() if isinstance(module, GhostBatchNorm)} == {splits}
         net(torch.rand(8, *SIZE)).sum().backward()
-        assert {n: (one.data_ptr(), one.shape) for n, one in net.state_dict(keep_vars=True).items()} == before
-    assert all(one is other for one, other in zip(parameters, net.parameters(), strict=True))
+        assert {n: (value.data_ptr(), value.shape) for n, value in net.state_dict(keep_vars=True).items()} == before
+    assert all(param is expected_param for param, expected_param in zip(params, net.parameters(), strict=True))
     plain.load_state_dict(net.state_dict())
     clips = torch.rand(3, *SIZE)
     torch.testing.assert_close(plain.eval()(clips), net.eval()(clips))
-    net.load_state_dict(made().state_dict())
-    torch.testing.assert_close(net.eval()(clips), made().eval()(clips))
+    net.load_state_dict(make_backbone().state_dict())
+    torch.testing.assert_close(net.eval()(clips), make_backbone().eval()(clips))
 
 
-def test_one_part_is_a_batch_norm() -> None:
-    net, plain, clips = made(), made(), torch.rand(5, *SIZE)
+def test_a_single_split_is_a_batch_norm() -> None:
+    net, plain, clips = make_backbone(), make_backbone(), torch.rand(5, *SIZE)
     split_batch_norms(net, 1)
     torch.testing.assert_close(net(clips), plain(clips))
-    for name, one in plain.state_dict().items():
-        torch.testing.assert_close(net.state_dict()[name], one)
+    for name, value in plain.state_dict().items():
+        torch.testing.assert_close(net.state_dict()[name], value)
 
 
-def test_the_variance_of_parts_counts_only_where_it_is_asked_for() -> None:
-    """Two parts of means 0 and 2: by hand, one step of momentum 0.1."""
+def test_the_variance_between_splits_counts_only_with_spread() -> None:
+    """Two splits of means 0 and 2: by hand, one step of momentum 0.1."""
     clips = torch.tensor([0.0, 2.0, 0.0, 2.0]).view(4, 1, 1, 1, 1).expand(-1, -1, 2, 2, 2)
     for spread, expected in ((False, 0.9), (True, 0.9 + 0.1**2)):
         norm = GhostBatchNorm(1)
@@ -74,29 +74,29 @@ def test_the_variance_of_parts_counts_only_where_it_is_asked_for() -> None:
         assert norm.running_var.item() == pytest.approx(expected)
 
 
-def test_a_norm_whose_statistics_stand_still_keeps_them() -> None:
-    """As where they are measured anew."""
+def test_momentum_0_keeps_the_running_statistics() -> None:
+    """Used while statistics are recomputed."""
     norm = GhostBatchNorm(2, momentum=0.0)
     norm.splits, norm.spread = 2, True
     norm(torch.rand(4, 2, 2, 2, 2))
     assert torch.equal(norm.running_mean, torch.zeros(2)) and torch.equal(norm.running_var, torch.ones(2))
 
 
-def test_frozen_and_synchronised_norms_stay() -> None:
-    net = made()
+def test_frozen_and_synchronized_norms_are_not_split() -> None:
+    net = make_backbone()
     norms.freeze_batch_norms(net)
     assert split_batch_norms(net, 4) == 0
     assert any(isinstance(module, FrozenBatchNorm) for module in net.modules())
-    other = made()
-    norms.convert_sync_batch_norm(other)
-    assert split_batch_norms(other, 4) == 0
+    synchronized = make_backbone()
+    norms.convert_sync_batch_norm(synchronized)
+    assert split_batch_norms(synchronized, 4) == 0
 
 
-def test_no_parts_are_refused() -> None:
+def test_zero_splits_are_refused() -> None:
     with pytest.raises(ValueError, match="splits: must be at least 1, not 0"):
-        split_batch_norms(made(), 0)
+        split_batch_norms(make_backbone(), 0)
 
 
-def test_parts_over_several_processes_are_refused() -> None:
+def test_splits_over_several_processes_are_refused() -> None:
     with pytest.raises(ValueError, match="splits: must be 1 when several processes share their statistics, not 2"):
-        split_batch_norms(made(), 2, object())  # type: ignore[arg-type]
+        split_batch_norms(make_backbone(), 2, object())  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Networks for images over the frames of a clip."""
+"""Temporal segment networks: image backbones over the frames of a clip."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from opabinia.models.backbones.video import Tsn, resnet3d
 from opabinia.models.backbones.video.tsn import ShiftedConv2d, add_temporal_shifts, shift_channels
 
 
-def of_timm(model: str) -> Callable[[int], Backbone]:
+def timm_factory(model: str) -> Callable[[int], Backbone]:
     return lambda channels: timm(channels, model=model)
 
 
-def made(model: str = "test_resnet", shift: Any = "none", channels: int = 3) -> Any:
-    """Its blocks are no mere shortcuts, as timm has them begin."""
+def make_backbone(model: str = "test_resnet", shift: Any = "none", channels: int = 3) -> Any:
+    """Return a network with random batch norm weights; timm initializes those of residual branches to 0."""
     torch.manual_seed(0)
-    net = Tsn(channels, backbone=of_timm(model), shift=shift)
+    net = Tsn(channels, backbone=timm_factory(model), shift=shift)
     torch.manual_seed(1)
     for module in net.modules():
         if isinstance(module, nn.BatchNorm2d):
@@ -35,61 +35,61 @@ def made(model: str = "test_resnet", shift: Any = "none", channels: int = 3) -> 
 @pytest.mark.parametrize("shift", ["none", "tsm"])
 @pytest.mark.parametrize("size", [(4, 32, 32), (1, 64, 48), (7, 47, 33)], ids=str)
 def test_clips_of_any_length_and_size(shift: str, size: tuple[int, ...]) -> None:
-    net = made(shift=shift, channels=1).train()
+    net = make_backbone(shift=shift, channels=1).train()
     assert net.clips
     vectors = net(torch.rand(3, 1, *size))
     assert vectors.shape == (3, net.out_channels)
     vectors.square().sum().backward()
-    assert all(one.grad is not None and one.grad.isfinite().all() for one in net.parameters())
+    assert all(param.grad is not None and param.grad.isfinite().all() for param in net.parameters())
 
 
 @pytest.mark.parametrize("model", ["test_resnet", "test_vit"])
 @torch.no_grad()
 def test_the_vector_is_the_mean_over_frames(model: str) -> None:
-    net = made(model)
+    net = make_backbone(model)
     size = net.frames.model.patch_embed.img_size[0] if model == "test_vit" else 32
     clips = torch.rand(2, 3, 5, size, size)
     expected = torch.stack([net.frames(clips[:, :, frame]) for frame in range(5)]).mean(0)
     torch.testing.assert_close(net(clips), expected)
-    head = net.make_head(4)  # a linear classifier says the mean of what it says of the frames
-    said = torch.stack([head(net.frames(clips[:, :, frame])) for frame in range(5)]).mean(0)
-    torch.testing.assert_close(head(net(clips)), said)
+    head = net.make_head(4)  # a linear classifier outputs the mean of the frames' logits
+    mean_logits = torch.stack([head(net.frames(clips[:, :, frame])) for frame in range(5)]).mean(0)
+    torch.testing.assert_close(head(net(clips)), mean_logits)
 
 
 @torch.no_grad()
-def test_without_shifts_the_order_of_frames_says_nothing() -> None:
+def test_without_shifts_the_order_of_frames_does_not_matter() -> None:
     clips = torch.rand(2, 3, 5, 32, 32)
-    plain, moving = made(), made(shift="tsm")
+    plain, shifted = make_backbone(), make_backbone(shift="tsm")
     torch.testing.assert_close(plain(clips.flip(2)), plain(clips))
-    assert not torch.allclose(moving(clips.flip(2)), moving(clips), rtol=1e-3)
+    assert not torch.allclose(shifted(clips.flip(2)), shifted(clips), rtol=1e-3)
 
 
 # --- shifts -----------------------------------------------------------------------------------------------------------
 
 
-def test_an_eighth_of_the_channels_comes_from_each_side() -> None:
-    """By hand: B = 2 clips of 3 frames, 9 channels; a value says its clip (hundreds), frame (tens) and channel."""
+def test_an_eighth_of_the_channels_comes_from_each_neighbouring_frame() -> None:
+    """By hand: B = 2 clips of 3 frames, 9 channels; values encode the clip (hundreds), frame (tens) and channel."""
     maps = torch.tensor([[[100 * b + 10 * t + c for c in range(9)] for b in (1, 2)] for t in (1, 2, 3)]).float()
-    found = shift_channels(maps.flatten(0, 1)[:, :, None, None], 3)[:, :, 0, 0].unflatten(0, (3, 2))
-    assert found[:, 0, 0].tolist() == [120, 130, 0]  # from the next frame
-    assert found[:, 0, 1].tolist() == [0, 111, 121]  # from the one before
-    assert found[:, 1, 1].tolist() == [0, 211, 221]
-    assert torch.equal(found[:, :, 2:], maps[:, :, 2:])
+    shifted = shift_channels(maps.flatten(0, 1)[:, :, None, None], 3)[:, :, 0, 0].unflatten(0, (3, 2))
+    assert shifted[:, 0, 0].tolist() == [120, 130, 0]  # from the next frame
+    assert shifted[:, 0, 1].tolist() == [0, 111, 121]  # from the one before
+    assert shifted[:, 1, 1].tolist() == [0, 211, 221]
+    assert torch.equal(shifted[:, :, 2:], maps[:, :, 2:])
 
 
 def test_every_block_is_shifted_and_names_stay() -> None:
-    plain, moving = made("resnet18"), made("resnet18", "tsm")
-    assert plain.state_dict().keys() == moving.state_dict().keys()
-    assert all(torch.equal(one, moving.state_dict()[name]) for name, one in plain.state_dict().items())
-    blocks = [name for name, module in moving.named_modules() if isinstance(module, ShiftedConv2d)]
+    plain, shifted = make_backbone("resnet18"), make_backbone("resnet18", "tsm")
+    assert plain.state_dict().keys() == shifted.state_dict().keys()
+    assert all(torch.equal(value, shifted.state_dict()[name]) for name, value in plain.state_dict().items())
+    blocks = [name for name, module in shifted.named_modules() if isinstance(module, ShiftedConv2d)]
     assert blocks == [f"frames.model.layer{stage}.{block}.conv1" for stage in range(1, 5) for block in range(2)]
 
 
 @torch.no_grad()
-def test_the_shortcut_sees_its_own_frame() -> None:
-    """One residual block: what it adds changes with the other frames, its shortcut does not."""
-    moving = made("resnet18", "tsm")
-    block = moving.frames.model.layer1[0].eval()
+def test_the_shortcut_is_not_shifted() -> None:
+    """In a residual block only the branch depends on other frames."""
+    shifted = make_backbone("resnet18", "tsm")
+    block = shifted.frames.model.layer1[0].eval()
     block.conv1.frames = 2
     maps = torch.rand(2, 64, 8, 8)
     expected = block.conv2(block.act1(block.bn1(torch.conv2d(shift_channels(maps, 2), block.conv1.weight, padding=1))))
@@ -102,28 +102,28 @@ def test_long_stages_have_every_second_block_shifted() -> None:
         assert len(add_temporal_shifts(net)) == 2 + 2 + 12 + 2
 
 
-def test_a_clip_that_stands_still_is_no_image_at_its_ends() -> None:
-    """Zeros come in there, as in the authors' code."""
+def test_shifts_pad_with_zeros_at_both_ends() -> None:
+    """As in the authors' code: a still clip has other features than its image."""
     clip = torch.rand(1, 3, 1, 32, 32).expand(-1, -1, 4, -1, -1)
-    assert not torch.allclose(made(shift="tsm")(clip), made()(clip), rtol=1e-3)
+    assert not torch.allclose(make_backbone(shift="tsm")(clip), make_backbone()(clip), rtol=1e-3)
 
 
-# --- norms, weights, refusals -----------------------------------------------------------------------------------------
+# --- norms, weights, invalid options ----------------------------------------------------------------------------------
 
 
-def test_frames_of_a_clip_are_in_one_part_of_the_batch() -> None:
-    """With parts of two clips, four clips give what each two give by themselves."""
-    net = made().train()
+def test_frames_of_a_clip_are_in_the_same_split_of_the_batch() -> None:
+    """With splits of two clips, four clips have the outputs of two batches of two."""
+    net = make_backbone().train()
     norms.split_batch_norms(net, 2)
     clips = torch.rand(4, 3, 3, 32, 32)
-    together = net(clips)
+    outputs = net(clips)
     norms.split_batch_norms(net, 1)
     for part in range(2):
-        torch.testing.assert_close(together[part::2], net(clips[part::2]), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(outputs[part::2], net(clips[part::2]), rtol=1e-4, atol=1e-5)
 
 
-def test_what_the_network_for_images_reports_is_passed_on() -> None:
-    net = made("resnet18")
+def test_attributes_of_the_image_backbone_are_passed_on() -> None:
+    net = make_backbone("resnet18")
     assert net.depths() == {f"frames.{name}": depth for name, depth in net.frames.depths().items()}
     net.checkpoint_activations()
     assert net.frames.model.grad_checkpointing
@@ -132,18 +132,18 @@ def test_what_the_network_for_images_reports_is_passed_on() -> None:
 
 def test_inverted_residuals_with_a_shortcut_are_shifted() -> None:
     """As in PaddleVideo's PP-TSM on MobileNetV2: ten of its 17 blocks have a shortcut."""
-    net = Tsn(3, backbone=of_timm("mobilenetv2_035"), shift="tsm")
+    net = Tsn(3, backbone=timm_factory("mobilenetv2_035"), shift="tsm")
     shifted = [name for name, module in net.named_modules() if isinstance(module, ShiftedConv2d)]
     assert len(shifted) == 10 and shifted[0] == "frames.model.blocks.1.1.conv_pw"
-    assert net.state_dict().keys() == Tsn(3, backbone=of_timm("mobilenetv2_035")).state_dict().keys()
+    assert net.state_dict().keys() == Tsn(3, backbone=timm_factory("mobilenetv2_035")).state_dict().keys()
 
 
-def test_refusals() -> None:
+def test_unsuitable_backbones_raise() -> None:
     with pytest.raises(ValueError, match="backbone: it takes clips itself"):
         Tsn(3, backbone=lambda channels: resnet3d(channels))
     for model in ("test_vit", "test_convnext"):
         with pytest.raises(ValueError, match=r"shift: tsm is for .* such as resnet50"):
-            made(model, "tsm")
+            make_backbone(model, "tsm")
 
 
 def test_changed_resnets_are_shifted_too() -> None:
@@ -157,7 +157,7 @@ def test_changed_resnets_are_shifted_too() -> None:
 
 @torch.no_grad()
 def test_an_export_takes_any_number_of_clips() -> None:
-    net, batch = made(shift="tsm"), {0: torch.export.Dim("batch", min=1)}
+    net, batch = make_backbone(shift="tsm"), {0: torch.export.Dim("batch", min=1)}
     exported = torch.export.export(net, (torch.rand(2, 3, 4, 32, 32),), dynamic_shapes=(batch,))
     program: Any = exported.module()
     for count in (1, 3):

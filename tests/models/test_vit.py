@@ -15,7 +15,7 @@ def timm(**keys: Any) -> Any:
     return backbones.timm(3, **keys)
 
 
-def small(**keys: Any) -> Any:
+def make_vit(**keys: Any) -> Any:
     torch.manual_seed(0)
     return vit(3, **{"model": "test_vit", "image_size": (64, 32), **keys}).eval()
 
@@ -24,7 +24,7 @@ def small(**keys: Any) -> Any:
     ("stride", "grid"), [(None, (16, 8)), (16, (16, 8)), (12, (21, 10)), ((16, 12), (16, 10)), ((8, 16), (31, 8))]
 )
 def test_patches_overlap(stride: Any, grid: tuple[int, int]) -> None:
-    """12 is TransReID's: 21 x 10 patches."""
+    """TransReID uses a stride of 12: 21 x 10 patches."""
     with torch.device("meta"):
         net: Any = vit(3, model="vit_small_patch16_224", image_size=(256, 128), stride=stride).eval()
         images = torch.empty(2, 3, 256, 128)
@@ -34,17 +34,17 @@ def test_patches_overlap(stride: Any, grid: tuple[int, int]) -> None:
 
 
 @torch.no_grad()
-def test_side_by_side_it_is_timms() -> None:
+def test_without_overlap_it_matches_timm() -> None:
     reference = timm_library.create_model("test_vit", num_classes=0, img_size=(64, 32), dynamic_img_size=False).eval()
-    net, images = small(), torch.rand(2, 3, 64, 32)
+    net, images = make_vit(), torch.rand(2, 3, 64, 32)
     net.model.load_state_dict(reference.state_dict())
     torch.testing.assert_close(net(images), reference(images))
     torch.testing.assert_close(net(images), reference.forward_features(images)[:, 0], msg="the normed class token")
 
 
 @torch.no_grad()
-def test_a_patch_is_what_lies_under_it() -> None:
-    net, images = small(stride=(8, 12)), torch.rand(2, 3, 64, 32)
+def test_a_token_is_the_projection_of_its_patch() -> None:
+    net, images = make_vit(stride=(8, 12)), torch.rand(2, 3, 64, 32)
     layer = net.model.patch_embed
     rows, columns = layer.grid_size
     assert (rows, columns) == (7, 2)
@@ -56,15 +56,15 @@ def test_a_patch_is_what_lies_under_it() -> None:
         )
 
 
-def test_positions_are_resized_from_those_of_the_model() -> None:
+def test_position_embeddings_are_resized_from_those_of_the_model() -> None:
     torch.manual_seed(0)
     expected = resample_abs_pos_embed(timm(model="test_vit").model.pos_embed, [7, 3], [10, 10])
-    assert torch.equal(small(stride=8).model.pos_embed, expected)
+    assert torch.equal(make_vit(stride=8).model.pos_embed, expected)
 
 
-def test_positions_of_a_file_are_resized() -> None:
+def test_position_embeddings_of_a_file_are_resized() -> None:
     weights = timm(model="test_vit").model.state_dict()
-    net = small(stride=8)
+    net = make_vit(stride=8)
     report = load_matching(net, weights)
     assert not report.missing
     assert list(report.resized) == ["model.pos_embed"]
@@ -72,21 +72,21 @@ def test_positions_of_a_file_are_resized() -> None:
     assert torch.equal(net.model.pos_embed, expected)
 
 
-def test_dropouts_reach_the_model() -> None:
-    net = small(drop_path=0.2, dropout=0.3, attention_dropout=0.4)
+def test_dropout_rates_are_passed_to_the_model() -> None:
+    net = make_vit(drop_path=0.2, dropout=0.3, attention_dropout=0.4)
     blocks = net.model.blocks
     assert blocks[-1].drop_path1.drop_prob == pytest.approx(0.2)
     assert (net.model.pos_drop.p, blocks[0].attn.proj_drop.p, blocks[0].mlp.drop1.p) == (0.3, 0.3, 0.3)
     assert blocks[0].attn.attn_drop.p == 0.4
-    assert small().model.blocks[-1].drop_path1.drop_prob == pytest.approx(0.1), "FastReID's default"
+    assert make_vit().model.blocks[-1].drop_path1.drop_prob == pytest.approx(0.1), "FastReID's default"
 
 
-def test_it_learns_with_an_offset() -> None:
-    net = small(stride=8).train()
+def test_an_offset_and_every_parameter_have_a_gradient() -> None:
+    net = make_vit(stride=8).train()
     offset = torch.zeros(2, net.token_channels, requires_grad=True)
     net(torch.rand(2, 3, 64, 32), offset).square().sum().backward()
     assert offset.grad is not None
-    assert all(one.grad is not None for one in net.parameters())
+    assert all(param.grad is not None for param in net.parameters())
     assert net.depths().keys() == dict(net.named_parameters()).keys()
 
 
@@ -102,11 +102,11 @@ def test_it_learns_with_an_offset() -> None:
         ({"image_size": (64, 8)}, "^image_size: no patch of 16 x 16 fits into 64 x 8"),
     ],
 )
-def test_mistakes(keys: dict[str, Any], message: str) -> None:
+def test_invalid_options_raise(keys: dict[str, Any], message: str) -> None:
     with torch.device("meta"), pytest.raises(ValueError, match=message):
         vit(3, **{"model": "vit_tiny_patch16_224", "image_size": (256, 128), **keys})
 
 
 def test_images_of_another_size_are_refused() -> None:
     with pytest.raises(DataMismatch, match=r"images of 64 x 32 \(its image_size\), not 32 x 64"):
-        small()(torch.rand(1, 3, 32, 64))
+        make_vit()(torch.rand(1, 3, 32, 64))

@@ -25,7 +25,7 @@ from tests.faults.programs import Server
 State = dict[str, Tensor]
 
 
-def drawn(make: Callable[[], nn.Module], seed: int) -> Any:
+def randomized(make: Callable[[], nn.Module], seed: int) -> Any:
     torch.manual_seed(seed)
     net = make()
     with torch.no_grad():
@@ -36,7 +36,7 @@ def drawn(make: Callable[[], nn.Module], seed: int) -> Any:
 
 
 class Net(nn.Module):
-    """A backbone and a head, as tasks have them."""
+    """A backbone and a head, as in tasks."""
 
     def __init__(self, classes: int = 3) -> None:
         super().__init__()
@@ -44,13 +44,13 @@ class Net(nn.Module):
         self.head = nn.Sequential(nn.Dropout(), nn.Linear(5, classes))
 
 
-def assert_same(found: State, expected: State) -> None:
-    assert found.keys() == expected.keys()
+def assert_same(actual: State, expected: State) -> None:
+    assert actual.keys() == expected.keys()
     for name, tensor in expected.items():
-        assert torch.equal(found[name], tensor), name
+        assert torch.equal(actual[name], tensor), name
 
 
-def renamed(state: State, prefix: str) -> State:
+def add_prefix(state: State, prefix: str) -> State:
     return {f"{prefix}{name}": tensor for name, tensor in state.items()}
 
 
@@ -63,29 +63,29 @@ def renamed(state: State, prefix: str) -> State:
     [
         lambda state: state,
         lambda state: {"model": state, "optimizer": {"state": {0: {"exp_avg": torch.ones(2)}}}, "epoch": 3},
-        lambda state: {"state_dict": renamed(state, "module."), "best_acc": 0.7},
-        lambda state: {"model_state": renamed(state, "_orig_mod.")},
-        lambda state: {"teacher": renamed(state, "module._orig_mod.")},
+        lambda state: {"state_dict": add_prefix(state, "module."), "best_acc": 0.7},
+        lambda state: {"model_state": add_prefix(state, "_orig_mod.")},
+        lambda state: {"teacher": add_prefix(state, "module._orig_mod.")},
         lambda state: {"student": {"model": state}},
         lambda state: {"model": state, "model_ema": {name: 0 * tensor for name, tensor in state.items()}},
         lambda state: {"classy_state_dict": {"base_model": {"model": state}}},
     ],
 )
-def test_what_trainers_wrap_around_weights_is_taken_off(tmp_path: Path, suffix: str, wrap: Any) -> None:
-    state = drawn(Net, 0).state_dict()
+def test_wrappers_of_training_scripts_are_removed(tmp_path: Path, suffix: str, wrap: Any) -> None:
+    state = randomized(Net, 0).state_dict()
     torch.save(wrap(state), tmp_path / f"weights{suffix}")
     assert_same(read_weights(tmp_path / f"weights{suffix}"), state)
 
 
-def test_marks_of_compiled_parts_are_taken_off(tmp_path: Path) -> None:
-    state = drawn(Net, 0).state_dict()
+def test_prefixes_of_compiled_modules_are_removed(tmp_path: Path) -> None:
+    state = randomized(Net, 0).state_dict()
     torch.save({name.replace("backbone.", "backbone._orig_mod."): t for name, t in state.items()}, tmp_path / "a.pth")
     assert_same(read_weights(tmp_path / "a.pth"), state)
 
 
-def test_several_sets_of_weights_are_told_apart(tmp_path: Path) -> None:
-    student, teacher = drawn(Net, 0).state_dict(), drawn(Net, 1).state_dict()
-    torch.save({"student": student, "teacher": renamed(teacher, "module."), "epoch": 1}, tmp_path / "a.pth")
+def test_several_state_dicts_of_a_file_are_distinguished(tmp_path: Path) -> None:
+    student, teacher = randomized(Net, 0).state_dict(), randomized(Net, 1).state_dict()
+    torch.save({"student": student, "teacher": add_prefix(teacher, "module."), "epoch": 1}, tmp_path / "a.pth")
     net = Net()
     with pytest.raises(
         ValueError, match=r"a.pth: it fits in several ways \(student\.\*.*; teacher\..*set source_prefix"
@@ -95,8 +95,8 @@ def test_several_sets_of_weights_are_told_apart(tmp_path: Path) -> None:
     assert_same(net.state_dict(), teacher)
 
 
-def test_averaged_weights_of_a_file(tmp_path: Path) -> None:
-    raw, average = drawn(Net, 0).state_dict(), drawn(Net, 1).state_dict()
+def test_ema_weights_of_a_file(tmp_path: Path) -> None:
+    raw, average = randomized(Net, 0).state_dict(), randomized(Net, 1).state_dict()
     torch.save({"state_dict": raw, "state_dict_ema": average}, tmp_path / "a.pth")
     assert_same(read_weights(tmp_path / "a.pth", ema=True), average)
     torch.save({"state_dict": raw}, tmp_path / "b.pth")
@@ -104,8 +104,8 @@ def test_averaged_weights_of_a_file(tmp_path: Path) -> None:
         read_weights(tmp_path / "b.pth", ema=True)
 
 
-def test_safetensors_of_others_and_of_ours(tmp_path: Path) -> None:
-    state = drawn(Net, 0).state_dict()
+def test_safetensors_files(tmp_path: Path) -> None:
+    state = randomized(Net, 0).state_dict()
     save_file(state, tmp_path / "a.safetensors")
     assert_same(read_weights(tmp_path / "a.safetensors"), state)
     tied = {**state, "again": state["head.1.weight"]}
@@ -113,9 +113,9 @@ def test_safetensors_of_others_and_of_ours(tmp_path: Path) -> None:
     assert_same(read_weights(tmp_path / "b.safetensors"), tied)
 
 
-def a_run(folder: Path, *, ema: State | None = None) -> tuple[State, State]:
-    """A run folder with two checkpoints; returns the tensors of the best and of the last."""
-    states = drawn(Net, 0).state_dict(), drawn(Net, 1).state_dict()
+def write_run(folder: Path, *, ema: State | None = None) -> tuple[State, State]:
+    """Write a run folder with two checkpoints; return the tensors of the best and of the last."""
+    states = randomized(Net, 0).state_dict(), randomized(Net, 1).state_dict()
     for step, state in zip((1, 2), states, strict=True):
         tensors = {"model": state, **({"ema": ema} if ema else {})}
         write_checkpoint(folder / "checkpoints" / f"step-{step:08d}", Snapshot(step, tensors, run_state(step)))
@@ -124,8 +124,8 @@ def a_run(folder: Path, *, ema: State | None = None) -> tuple[State, State]:
     return states
 
 
-def test_a_run_gives_its_best_checkpoint_and_otherwise_its_last(tmp_path: Path) -> None:
-    best, last = a_run(tmp_path)
+def test_a_run_gives_its_best_or_else_last_checkpoint(tmp_path: Path) -> None:
+    best, last = write_run(tmp_path)
     assert_same(read_weights(tmp_path), best)
     assert_same(read_weights(tmp_path / "checkpoints"), best)
     assert_same(read_weights(tmp_path / "checkpoints" / "step-00000002"), last)
@@ -133,21 +133,21 @@ def test_a_run_gives_its_best_checkpoint_and_otherwise_its_last(tmp_path: Path) 
     assert_same(read_weights(tmp_path), last)
 
 
-def test_averaged_weights_of_a_run_stand_in_for_those_they_average(tmp_path: Path) -> None:
-    """Only parameters may be averaged: buffers are then the model's."""
-    average = {name: tensor for name, tensor in drawn(Net, 2).state_dict().items() if "running" not in name}
-    best, _ = a_run(tmp_path, ema=average)
+def test_ema_weights_of_a_run_replace_the_raw_ones(tmp_path: Path) -> None:
+    """If only parameters are averaged, buffers are those of the model."""
+    average = {name: tensor for name, tensor in randomized(Net, 2).state_dict().items() if "running" not in name}
+    best, _ = write_run(tmp_path, ema=average)
     assert_same(read_weights(tmp_path, ema=True), {**best, **average})
-    a_run(tmp_path / "other")
+    write_run(tmp_path / "other")
     with pytest.raises(ValueError, match=r"step-00000001: it has no averaged weights \(ema.safetensors\)"):
         read_weights(tmp_path / "other", ema=True)
-    a_run(tmp_path / "third", ema={"updates": torch.ones(1)})
+    write_run(tmp_path / "third", ema={"updates": torch.ones(1)})
     with pytest.raises(ValueError, match=r"ema.safetensors names no tensor of the model"):
         read_weights(tmp_path / "third", ema=True)
 
 
-class Harmful:
-    """What a hostile file holds: a call to be made on loading."""
+class PickledCall:
+    """Pickled as a function call that runs on loading."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -157,10 +157,12 @@ class Harmful:
 
 
 @pytest.mark.parametrize("zipped", [True, False])
-def test_nothing_in_a_file_is_run(tmp_path: Path, zipped: bool) -> None:
+def test_code_in_a_file_is_not_run(tmp_path: Path, zipped: bool) -> None:
     mark = tmp_path / "it ran"
     torch.save(
-        {"model": {"a": torch.ones(1)}, "x": Harmful(mark)}, tmp_path / "a.pth", _use_new_zipfile_serialization=zipped
+        {"model": {"a": torch.ones(1)}, "x": PickledCall(mark)},
+        tmp_path / "a.pth",
+        _use_new_zipfile_serialization=zipped,
     )
     with pytest.raises(ValueError, match=r"a.pth: refused: it holds [\w.]+, and what is not plain data can run code"):
         read_weights(tmp_path / "a.pth")
@@ -170,16 +172,16 @@ def test_nothing_in_a_file_is_run(tmp_path: Path, zipped: bool) -> None:
 @pytest.mark.parametrize("zipped", [True, False])
 def test_metadata_of_training_scripts_is_read_as_plain_data(tmp_path: Path, zipped: bool) -> None:
     """A full checkpoint of DINO has its arguments; others have a best score of NumPy."""
-    state = drawn(Net, 0).state_dict()
+    state = randomized(Net, 0).state_dict()
     arguments = argparse.Namespace(lr=0.1, output_dir=Path("out"), crops=[96, 224])
     metadata = {"args": arguments, "best": np.float64(0.7), "scores": np.arange(3.0), "epoch": 3}
     torch.save({"model": state, **metadata}, tmp_path / "a.pth", _use_new_zipfile_serialization=zipped)
     assert_same(read_weights(tmp_path / "a.pth"), state)
 
 
-def test_arrays_of_objects_are_refused_beside_tensors(tmp_path: Path) -> None:
+def test_arrays_of_objects_next_to_tensors_are_refused(tmp_path: Path) -> None:
     mark = tmp_path / "it ran"
-    torch.save({"model": {"a": torch.ones(1)}, "x": np.array([Harmful(mark)])}, tmp_path / "a.pth")
+    torch.save({"model": {"a": torch.ones(1)}, "x": np.array([PickledCall(mark)])}, tmp_path / "a.pth")
     with pytest.raises(ValueError, match=r"a.pth: "):
         read_weights(tmp_path / "a.pth")
     assert not mark.exists()
@@ -194,7 +196,7 @@ def test_arrays_of_objects_are_refused_beside_tensors(tmp_path: Path) -> None:
     ],
 )
 def test_the_command_that_a_refusal_names_converts_the_file(warm_server: Server, tmp_path: Path, content: Any) -> None:
-    state = drawn(Net, 0).state_dict()
+    state = randomized(Net, 0).state_dict()
     folder = tmp_path / "with a space"
     folder.mkdir()
     torch.save(content(state), folder / "old.pth")
@@ -216,7 +218,7 @@ def test_the_command_that_a_refusal_names_converts_the_file(warm_server: Server,
         ("b.pth", None, r"b.pth: there is no such file or folder"),
     ],
 )
-def test_files_that_are_none(tmp_path: Path, name: str, content: bytes | None, message: str) -> None:
+def test_unreadable_files_raise(tmp_path: Path, name: str, content: bytes | None, message: str) -> None:
     if content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=message):
@@ -240,13 +242,13 @@ def test_files_without_tensors_and_folders_without_checkpoints(tmp_path: Path) -
 @pytest.mark.parametrize("file", ["", "module.", "model.", "a.b.c."])
 @pytest.mark.parametrize("ours", ["", "student.", "model.net."])
 def test_prefixes_on_either_side_are_found(file: str, ours: str) -> None:
-    source, target = drawn(Net, 0), drawn(Net, 1)
+    source, target = randomized(Net, 0), randomized(Net, 1)
     outer: nn.Module = target
     for name in reversed(ours.split(".")[:-1]):
         holder = nn.Module()
         holder.add_module(name, outer)
         outer = holder
-    report = load_matching(outer, renamed(source.state_dict(), file))
+    report = load_matching(outer, add_prefix(source.state_dict(), file))
     assert_same(target.state_dict(), source.state_dict())
     assert report.complete
     assert report.prefixes == ((file, ours),) or file.endswith(ours)
@@ -254,7 +256,7 @@ def test_prefixes_on_either_side_are_found(file: str, ours: str) -> None:
 
 
 def test_a_backbone_alone_and_the_backbone_of_a_task() -> None:
-    source, target = drawn(Net, 0), drawn(Net, 1)
+    source, target = randomized(Net, 0), randomized(Net, 1)
     head = {name: tensor.clone() for name, tensor in target.head.state_dict().items()}
     report = load_matching(target, source.backbone.state_dict())
     assert_same(target.backbone.state_dict(), source.backbone.state_dict())
@@ -262,7 +264,7 @@ def test_a_backbone_alone_and_the_backbone_of_a_task() -> None:
     assert report.missing == ("head.1.weight", "head.1.bias")
     assert not report.complete
 
-    alone = drawn(Net, 2).backbone
+    alone = randomized(Net, 2).backbone
     report = load_matching(alone, source.state_dict())
     assert_same(alone.state_dict(), source.backbone.state_dict())
     assert report.unexpected == ("head.1.weight", "head.1.bias")
@@ -270,9 +272,9 @@ def test_a_backbone_alone_and_the_backbone_of_a_task() -> None:
 
 @pytest.mark.parametrize("model", ["test_resnet", "test_vit", "test_convnext", "test_efficientnet", "test_mambaout"])
 @torch.no_grad()
-def test_timms_whole_model_and_a_task_fill_each_other(model: str) -> None:
-    """The classifier stands beside the backbone in the one, within it in the other."""
-    source = drawn(lambda: timm_library.create_model(model, num_classes=7), 0).eval()
+def test_timms_classifier_and_a_task_exchange_weights(model: str) -> None:
+    """The classifier is inside timm's model, but separate from the task's backbone."""
+    source = randomized(lambda: timm_library.create_model(model, num_classes=7), 0).eval()
     backbone = timm(3, model=model)
     assert isinstance(backbone, TimmBackbone)
     task = nn.ModuleDict({"backbone": backbone, "head": nn.Sequential(nn.Dropout(), backbone.make_head(7))}).eval()
@@ -281,35 +283,35 @@ def test_timms_whole_model_and_a_task_fill_each_other(model: str) -> None:
     logits = task["head"](task["backbone"](images))
     torch.testing.assert_close(logits, source(images))
 
-    other = drawn(lambda: timm_library.create_model(model, num_classes=7), 1).eval()
+    other = randomized(lambda: timm_library.create_model(model, num_classes=7), 1).eval()
     assert load_matching(other, task.state_dict()).complete
     torch.testing.assert_close(other(images), logits)
 
 
-def test_a_part_of_a_file_is_taken_by_name() -> None:
-    query, key = drawn(Net, 0), drawn(Net, 1)
-    weights = {**renamed(query.state_dict(), "encoder_q."), **renamed(key.state_dict(), "encoder_k.")}
+def test_source_prefix_selects_a_part_of_a_file() -> None:
+    query, key = randomized(Net, 0), randomized(Net, 1)
+    weights = {**add_prefix(query.state_dict(), "encoder_q."), **add_prefix(key.state_dict(), "encoder_k.")}
     weights["queue"] = torch.ones(2, 3)
     with pytest.raises(ValueError, match=r"several ways \(encoder_k\.\* as \*; encoder_q\.\* as \*\)"):
         load_matching(Net(), weights)
     net = Net()
     report = load_matching(net, weights, source_prefix="encoder_k")
     assert_same(net.state_dict(), key.state_dict())
-    assert report.complete, "what is not taken is not looked at"
+    assert report.complete, "other tensors of the file are ignored"
     with pytest.raises(
         ValueError, match=r"source_prefix: no name begins with 'encoder\.'; names: encoder_q.backbone.0.weight, "
     ):
         load_matching(net, weights, source_prefix="encoder")
 
 
-def test_a_model_of_two_equal_parts_wants_to_be_told_which() -> None:
+def test_a_model_with_two_equal_parts_needs_target_prefix() -> None:
     pair = nn.ModuleDict({"student": Net(), "teacher": Net()})
     with pytest.raises(ValueError, match=r"\* as student\.\*; \* as teacher\.\*\).*target_prefix"):
-        load_matching(pair, drawn(Net, 0).state_dict())
+        load_matching(pair, randomized(Net, 0).state_dict())
 
 
-def test_only_some_tensors_are_filled() -> None:
-    source, target = drawn(Net, 0), drawn(Net, 1)
+def test_include_selects_tensors_of_the_model() -> None:
+    source, target = randomized(Net, 0), randomized(Net, 1)
     before = {name: tensor.clone() for name, tensor in target.state_dict().items()}
     report = load_matching(target, source.state_dict(), include=r"^head|3\.bias")
     assert report.loaded == ("backbone.3.bias", "head.1.weight", "head.1.bias")
@@ -326,27 +328,27 @@ def test_only_some_tensors_are_filled() -> None:
     "weights",
     [
         {"something": torch.ones(3)},
-        {"else.weight": torch.ones(3, 5), "else.bias": torch.ones(3)},  # shaped like the head, and named otherwise
+        {"else.weight": torch.ones(3, 5), "else.bias": torch.ones(3)},  # shaped like the head, under other names
         {"head.1.weight": torch.ones(9, 9)},
         {f"layers.{number}.0.weight": torch.ones(5, 4) for number in range(30)},
     ],
 )
-def test_nothing_fits(weights: State) -> None:
-    net = drawn(Net, 0)
+def test_weights_that_do_not_fit_raise(weights: State) -> None:
+    net = randomized(Net, 0)
     before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
     with pytest.raises(ValueError, match=r"nothing fits: the file has .*; the model has backbone.0.weight, "):
         load_matching(net, weights)
     assert_same(net.state_dict(), before)
 
 
-def test_of_another_width_only_counters_would_fit() -> None:
+def test_matching_counters_alone_are_no_fit() -> None:
     weights = {"backbone.1.num_batches_tracked": torch.tensor(7), "backbone.1.weight": torch.ones(9)}
     with pytest.raises(ValueError, match=r"nothing fits: .*; of another shape: backbone.1.weight 9 -> 4$"):
         load_matching(Net(), weights)
 
 
-def test_stages_of_another_width_do_not_fill_each_other() -> None:
-    """The file's first stage is as wide as the second one of the model, and so on."""
+def test_shifted_stage_widths_do_not_fit() -> None:
+    """Each stage of the file is as wide as the next stage of the model."""
 
     def stages(*widths: int) -> nn.Module:
         layers = {f"layer{n}": nn.Sequential(nn.Conv2d(w, w, 1), nn.BatchNorm2d(w)) for n, w in enumerate(widths)}
@@ -358,8 +360,8 @@ def test_stages_of_another_width_do_not_fill_each_other() -> None:
         load_matching(stages(4, 8, 16), stages(8, 16, 32).state_dict())
 
 
-def test_a_coincidence_is_no_fit() -> None:
-    """Networks of other families share a few names and shapes; that is not what anybody means."""
+def test_coincidental_matches_are_no_fit() -> None:
+    """Networks of other families share a few names and shapes by coincidence."""
     source = {f"layers.{number}.norm.weight": torch.ones(7) for number in range(20)}
     source["layers.0.attn.proj.bias"] = torch.ones(64)
     model = timm(3, model="test_vit")
@@ -369,7 +371,7 @@ def test_a_coincidence_is_no_fit() -> None:
 
 
 @pytest.mark.parametrize("target_prefix", ["", "backbone"])
-def test_a_backbone_is_filled_as_a_whole_or_not_at_all(tmp_path: Path, target_prefix: str) -> None:
+def test_a_partly_loaded_backbone_is_refused(tmp_path: Path, target_prefix: str) -> None:
     """A ResNet-18 has stages whose tensors have the names and shapes of a smaller network."""
     torch.save(timm_library.create_model("resnet18").state_dict(), tmp_path / "a.pth")
     task = nn.ModuleDict({"backbone": timm(3, model="resnet18", options={"layers": [3, 2, 2, 2]})})
@@ -387,9 +389,9 @@ def test_a_backbone_is_filled_as_a_whole_or_not_at_all(tmp_path: Path, target_pr
 # --- shapes -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_part_of_another_architecture_is_refused(tmp_path: Path) -> None:
-    """The file has a head, too, but most of its layers are others; other classes alone are no other architecture."""
-    net, other = drawn(Net, 0), drawn(Net, 1)
+def test_weights_of_another_head_are_refused(tmp_path: Path) -> None:
+    """Most layers of the file's head differ; a different number of classes alone would be accepted."""
+    net, other = randomized(Net, 0), randomized(Net, 1)
     other.head = nn.Sequential(nn.Dropout(), nn.Linear(5, 3), nn.Linear(3, 3), nn.Linear(3, 3))
     net.head.extend([nn.Identity(), nn.PReLU(), nn.PReLU(), nn.PReLU()])
     torch.save(other.state_dict(), tmp_path / "a.pth")
@@ -401,8 +403,8 @@ def test_a_part_of_another_architecture_is_refused(tmp_path: Path) -> None:
     assert len(initialize(Net(), Init(weights=tmp_path / "a.pth")).unexpected) == 4
 
 
-def test_a_classifier_of_other_classes_is_left_out() -> None:
-    source, target = drawn(lambda: Net(9), 0), drawn(Net, 1)
+def test_a_classifier_of_other_classes_is_skipped() -> None:
+    source, target = randomized(lambda: Net(9), 0), randomized(Net, 1)
     before = target.head[1].weight.clone()
     report = load_matching(target, source.state_dict())
     assert report.other_shape == {"head.1.weight": "9x5 -> 3x5", "head.1.bias": "9 -> 3"}
@@ -411,8 +413,8 @@ def test_a_classifier_of_other_classes_is_left_out() -> None:
     assert not report.complete
 
 
-def test_counters_that_old_files_lack_are_not_missed() -> None:
-    weights = drawn(Net, 0).state_dict()
+def test_missing_batch_counters_are_not_reported() -> None:
+    weights = randomized(Net, 0).state_dict()
     del weights["backbone.1.num_batches_tracked"]
     assert load_matching(Net(), weights).complete
 
@@ -432,9 +434,9 @@ def vit(**options: Any) -> Any:
         {"img_size": 96, "reg_tokens": 4},
     ],
 )
-def test_position_embeddings_are_resized_as_timm_does(options: dict[str, Any]) -> None:
-    source = drawn(lambda: vit(**{**options, "img_size": 160}), 0)
-    target = drawn(lambda: vit(**options), 1)
+def test_position_embeddings_are_resized_as_in_timm(options: dict[str, Any]) -> None:
+    source = randomized(lambda: vit(**{**options, "img_size": 160}), 0)
+    target = randomized(lambda: vit(**options), 1)
     report = load_matching(target, source.state_dict())
     assert report.complete
     (shapes,) = report.resized.values()
@@ -446,7 +448,7 @@ def test_position_embeddings_are_resized_as_timm_does(options: dict[str, Any]) -
 
 
 class Positions(nn.Module):
-    """Somebody else's model: no grid is reported."""
+    """A third-party model that does not report its grid."""
 
     def __init__(self, tokens: int) -> None:
         super().__init__()
@@ -455,7 +457,7 @@ class Positions(nn.Module):
 
 
 @pytest.mark.parametrize(("old", "new", "ahead"), [(16, 64, 0), (17, 65, 1), (21, 9, 5), (18, 66, 2)])
-def test_position_embeddings_of_models_that_tell_no_grid(old: int, new: int, ahead: int) -> None:
+def test_position_embeddings_of_models_without_a_reported_grid(old: int, new: int, ahead: int) -> None:
     source, target = Positions(old), Positions(new)
     assert list(load_matching(target, source.state_dict()).resized) == ["pos_embed"]
     assert torch.equal(target.pos_embed[:, :ahead], source.pos_embed[:, :ahead])
@@ -464,18 +466,18 @@ def test_position_embeddings_of_models_that_tell_no_grid(old: int, new: int, ahe
     torch.testing.assert_close(target.pos_embed, expected)
 
 
-def test_position_embeddings_that_are_no_grid_are_left_out() -> None:
+def test_position_embeddings_without_a_grid_are_skipped() -> None:
     target = Positions(3)
     report = load_matching(target, Positions(7).state_dict())
     assert report.other_shape == {"pos_embed": "1x7x2 -> 1x3x2"}
 
 
-def test_tables_of_relative_positions_are_resized_as_timm_does() -> None:
+def test_relative_position_tables_are_resized_as_in_timm() -> None:
     def swin(window: int) -> Any:
         options = {"embed_dim": 8, "depths": (2,), "num_heads": (2,), "img_size": 16 * window}
         return timm_library.create_model("swin_tiny_patch4_window7_224", num_classes=0, window_size=window, **options)
 
-    source, target = drawn(lambda: swin(4), 0), drawn(lambda: swin(6), 1)
+    source, target = randomized(lambda: swin(4), 0), randomized(lambda: swin(6), 1)
     weights = source.state_dict()
     weights["layers.0.blocks.0.attn.relative_position_index"] = torch.zeros(16, 16)  # older files have it
     report = load_matching(target, weights)
@@ -488,21 +490,21 @@ def test_tables_of_relative_positions_are_resized_as_timm_does() -> None:
 
 
 @pytest.mark.parametrize(("old", "new"), [(3, 1), (3, 4), (3, 6), (1, 3), (4, 3)])
-def test_the_first_convolution_is_fitted_to_its_channels(old: int, new: int) -> None:
-    source = drawn(lambda: timm(old, model="test_resnet"), 0)
-    target = drawn(lambda: timm(new, model="test_resnet"), 1)
+def test_the_first_convolution_is_adapted_to_its_input_channels(old: int, new: int) -> None:
+    source = randomized(lambda: timm(old, model="test_resnet"), 0)
+    target = randomized(lambda: timm(new, model="test_resnet"), 1)
     report = load_matching(target, source.state_dict())
     assert list(report.resized) == ["model.conv1.0.weight"] or list(report.resized) == ["model.conv1.weight"]
     (name,) = report.resized
     weight = source.state_dict()[name]
     torch.testing.assert_close(target.state_dict()[name], adapt_input_conv(new, weight.clone(), base_chans=old))
     grey = torch.rand(1, 1, 8, 8)
-    if new == 1:  # grey images seen as colour and through the fitted layer are the same
-        seen = nn.functional.conv2d(grey.expand(-1, old, -1, -1), weight)
-        torch.testing.assert_close(nn.functional.conv2d(grey, target.state_dict()[name]), seen)
+    if new == 1:  # grey images and their RGB copies have the same outputs
+        expected_output = nn.functional.conv2d(grey.expand(-1, old, -1, -1), weight)
+        torch.testing.assert_close(nn.functional.conv2d(grey, target.state_dict()[name]), expected_output)
 
 
-def test_other_convolutions_are_not() -> None:
+def test_other_convolutions_are_not_adapted() -> None:
     def net(width: int) -> nn.Sequential:
         return nn.Sequential(nn.Conv2d(3, width, 1), nn.Conv2d(width, 4, 1), nn.Conv2d(4, 5, 1))
 
@@ -514,9 +516,9 @@ def test_other_convolutions_are_not() -> None:
 # --- init: ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_hands_its_backbone_to_another_task(tmp_path: Path) -> None:
-    best, _ = a_run(tmp_path)
-    task = drawn(lambda: Net(9), 5)
+def test_the_backbone_of_a_run_initializes_another_task(tmp_path: Path) -> None:
+    best, _ = write_run(tmp_path)
+    task = randomized(lambda: Net(9), 5)
     head = task.head[1].weight.clone()
     report = initialize(task, Init(weights=tmp_path, target_prefix="backbone", strict=True))
     assert report.complete
@@ -526,15 +528,15 @@ def test_a_run_hands_its_backbone_to_another_task(tmp_path: Path) -> None:
     assert torch.equal(task.head[1].weight, head)
 
 
-def test_strict_does_not_go_on_with_what_is_left(tmp_path: Path) -> None:
-    a_run(tmp_path)
+def test_strict_refuses_partial_weights(tmp_path: Path) -> None:
+    write_run(tmp_path)
     assert not initialize(Net(9), Init(weights=tmp_path)).complete
     with pytest.raises(ValueError, match=r"(?s)^strict: not everything fits; .*: 9 of 11 .*head.1.weight 3x5 -> 9x5"):
         initialize(Net(9), Init(weights=tmp_path, strict=True))
 
 
-def test_mistakes_in_init_are_reported(tmp_path: Path) -> None:
-    a_run(tmp_path)
+def test_invalid_init_options_raise(tmp_path: Path) -> None:
+    write_run(tmp_path)
     with pytest.raises(ValueError, match="target_prefix: the task has no 'bakbone'; it has: backbone, head"):
         initialize(Net(), Init(weights=tmp_path, target_prefix="bakbone"))
     torch.save({"a": torch.ones(3, 3)}, tmp_path / "a.pth")
@@ -542,16 +544,16 @@ def test_mistakes_in_init_are_reported(tmp_path: Path) -> None:
         initialize(Net(), Init(weights=tmp_path / "a.pth"))
 
 
-def test_half_precision_files_fill_full_precision_models(tmp_path: Path) -> None:
-    source = drawn(Net, 0)
+def test_half_precision_weights_are_loaded_into_full_precision_models(tmp_path: Path) -> None:
+    source = randomized(Net, 0)
     net = Net()
     load_matching(net, {name: tensor.half() for name, tensor in source.state_dict().items()})
     assert net.backbone[0].weight.dtype == torch.float32
     torch.testing.assert_close(net.backbone[0].weight, source.backbone[0].weight, atol=1e-3, rtol=1e-3)
 
 
-def test_the_report_reads_well() -> None:
-    weights = renamed(drawn(lambda: Net(9), 0).state_dict(), "module.net.")
+def test_text_of_the_report() -> None:
+    weights = add_prefix(randomized(lambda: Net(9), 0).state_dict(), "module.net.")
     weights["module.net.backbone.0.weight"] = torch.ones(4, 1, 3, 3)
     del weights["module.net.backbone.3.bias"]
     weights.update({f"module.net.queue.{number}": torch.ones(1) for number in range(7)})

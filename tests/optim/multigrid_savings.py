@@ -1,4 +1,4 @@
-"""The savings of a multigrid schedule, as the paper counts them."""
+"""Savings of a multigrid schedule, as the paper counts them."""
 
 from __future__ import annotations
 
@@ -32,13 +32,14 @@ class Savings(NamedTuple):
 
 
 def savings(grid: Multigrid) -> Savings:
-    """Ignores incomplete batches at the ends of epochs: a row of E epochs has ``E / mean_batch`` steps."""
+    """Return the savings of ``grid``. Incomplete batches at the ends of epochs are ignored: a row of E epochs has
+    ``E / mean_batch`` steps."""
     frames = grid.frames or 1
     full = grid.batch_size * frames * grid.size**2
     steps, cost, begin = 0.0, 0.0, 0
     for row in rows(grid):
-        turns = short_cycle(grid, row.shape)
+        shapes = short_cycle(grid, row.shape)
         row_steps = (row.end - begin) / mean_batch(grid, row.shape)
-        pixels = sum(turn.batch_size * row.shape.frames * turn.size**2 for turn in turns) / len(turns)
+        pixels = sum(shape.batch_size * row.shape.frames * shape.size**2 for shape in shapes) / len(shapes)
         steps, cost, begin = steps + row_steps, cost + row_steps * pixels / full, row.end
     return Savings(grid.epochs, begin, steps, cost)

@@ -1,4 +1,4 @@
-"""Averages of weights: which decay when (pycls', basecls' and BYOL's rules), and what is averaged."""
+"""Exponential moving average of weights: decay rules (pycls, basecls, BYOL), parameters and buffers."""
 
 import math
 import re
@@ -22,26 +22,26 @@ def clock(step: int, total: int = 100, per_epoch: int = 10) -> Clock:
 
 @pytest.mark.parametrize(("alpha", "decay"), [(1e-5, 0.9967231750488281), (1e-4, 0.967232), (1.0, 0.0)])
 def test_pycls_rule(alpha: float, decay: float) -> None:
-    """The reference's numbers: batch 1024, 100 epochs, an update every 32 steps."""
+    """Values of pycls: batch size 1024, 100 epochs, an update every 32 steps."""
     assert pycls_decay(alpha, 1024, 100, 32) == pytest.approx(decay, abs=1e-7)
     ema = Ema(alpha=alpha, every=32)
     assert decay_at(ema, clock(64, total=1000, per_epoch=10), 1024) == pytest.approx(decay, abs=1e-7)
 
 
 @pytest.mark.parametrize(("start", "copies"), [("0ep", 0), ("2ep", 20), ("7it", 7)])
-def test_it_is_a_copy_until_its_start(start: str, copies: int) -> None:
+def test_the_average_is_a_copy_until_its_start(start: str, copies: int) -> None:
     ema = Ema(decay=0.9, start=Duration.parse(start), warmup=False)
     assert [decay_at(ema, clock(step), 1) for step in range(1, 31)] == [0.0] * copies + [0.9] * (30 - copies)
 
 
-def test_only_every_so_many_steps() -> None:
-    found = [decay_at(Ema(decay=0.9, every=4, warmup=False), clock(step), 1) for step in range(1, 10)]
-    assert found == [None, None, None, 0.9, None, None, None, 0.9, None]
+def test_the_average_is_updated_every_n_steps() -> None:
+    decays = [decay_at(Ema(decay=0.9, every=4, warmup=False), clock(step), 1) for step in range(1, 10)]
+    assert decays == [None, None, None, 0.9, None, None, None, 0.9, None]
 
 
-def test_the_decay_may_rise() -> None:
-    found = [decay_at(Ema(decay=0.5), clock(step), 1) for step in (1, 2, 8, 9, 50)]
-    assert found == pytest.approx([2 / 11, 3 / 12, 9 / 18, 0.5, 0.5])
+def test_the_decay_warms_up() -> None:
+    decays = [decay_at(Ema(decay=0.5), clock(step), 1) for step in (1, 2, 8, 9, 50)]
+    assert decays == pytest.approx([2 / 11, 3 / 12, 9 / 18, 0.5, 0.5])
 
 
 @pytest.mark.parametrize(
@@ -77,11 +77,11 @@ def cosine(clock: Clock) -> float:
 )
 def test_an_average_that_cannot_catch_up_is_reported_with_a_fitting_value(settings: dict[str, Any], key: str) -> None:
     warning = slow_average_warning(Ema(**settings), PLAN, 8)
-    named = re.search(rf"ema\.{key}=([\d.e-]+)$", warning)
-    assert named and "ema.warmup=true" in warning
+    suggested = re.search(rf"ema\.{key}=([\d.e-]+)$", warning)
+    assert suggested and "ema.warmup=true" in warning
     if settings == {"decay": 0.995, "warmup": False}:
         assert f"{0.995**200:.0%} of it" in warning
-    fitting = Ema(**(settings | {key: float(named[1])}))
+    fitting = Ema(**(settings | {key: float(suggested[1])}))
     decays = [decay_at(fitting, Clock.at(PLAN, step), 8) for step in range(1, 201)]
     assert 0.03 < math.prod(1.0 if decay is None else decay for decay in decays) <= 0.11
     assert slow_average_warning(Ema(**(settings | {"warmup": True})), PLAN, 8) == ""
@@ -92,15 +92,15 @@ def test_an_average_that_catches_up_is_not_reported() -> None:
     assert slow_average_warning(Ema(start=Duration(9, "ep")), PLAN, 8) == ""
 
 
-def test_a_schedule_takes_it_to_one() -> None:
+def test_a_schedule_raises_the_decay_to_1() -> None:
     ema = Ema(decay=0.996, schedule=lambda clock: 1 - clock.progress)
     assert decay_at(ema, clock(50), 1) == pytest.approx(0.998) and decay_at(ema, clock(100), 1) == 1.0
 
 
 @given(st.integers(1, 1000), st.floats(0, 1), st.integers(1, 8), st.booleans())
-def test_it_stays_between_0_and_1(step: int, decay: float, every: int, warmup: bool) -> None:
-    found = decay_at(Ema(decay=decay, every=every, warmup=warmup), clock(step, 1000), 64)
-    assert found is None or 0 <= found <= 1
+def test_the_decay_stays_between_0_and_1(step: int, decay: float, every: int, warmup: bool) -> None:
+    current = decay_at(Ema(decay=decay, every=every, warmup=warmup), clock(step, 1000), 64)
+    assert current is None or 0 <= current <= 1
 
 
 class Model(nn.Module):
@@ -109,10 +109,10 @@ class Model(nn.Module):
         self.norm, self.layer = nn.BatchNorm1d(2), nn.Linear(2, 2)
 
 
-def changed(model: nn.Module, by: float) -> None:
+def add(model: nn.Module, amount: float) -> None:
     with torch.no_grad():
         for value in [*model.parameters(), *model.buffers()]:
-            value.add_(by if value.is_floating_point() else 1)
+            value.add_(amount if value.is_floating_point() else 1)
 
 
 @pytest.mark.parametrize("buffers", ["average", "copy"])
@@ -120,20 +120,20 @@ def test_weights_and_buffers(buffers: Any) -> None:
     model = Model()
     average = WeightAverage(model, buffers)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    changed(model, 1.0)
+    add(model, 1.0)
     average.update(0.75)
     for name, value in average.model.state_dict().items():
-        whole = name.endswith("tracked") or (buffers == "copy" and "running" in name)
-        expected = before[name] + (1 if whole else 0.25)
+        copied = name.endswith("tracked") or (buffers == "copy" and "running" in name)
+        expected = before[name] + (1 if copied else 0.25)
         assert torch.allclose(value, expected), name
     average.update(0.0)
     assert all(torch.equal(value, model.state_dict()[name]) for name, value in average.model.state_dict().items())
 
 
-def test_it_neither_trains_nor_is_trained() -> None:
+def test_the_average_is_in_eval_mode_and_requires_no_gradients() -> None:
     model = Model()
     average = WeightAverage(model)
     assert not average.model.training and model.training
     assert not any(parameter.requires_grad for parameter in average.model.parameters())
-    changed(model, 1.0)
+    add(model, 1.0)
     assert not torch.equal(average.model.layer.weight, model.layer.weight)

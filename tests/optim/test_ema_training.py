@@ -1,4 +1,4 @@
-"""Runs that keep an average of the weights: evaluated, saved, resumed, loaded."""
+"""Training with an exponential moving average (EMA) of the weights: evaluation, checkpoints, resuming, loading."""
 
 import json
 import shutil
@@ -24,21 +24,21 @@ SMALL = [
 EMA = ["ema.decay=0.9", "ema.every=2"]
 
 
-def trained(folder: Path, *overrides: str, **how: Any) -> tuple[Path, dict[str, float]]:
-    return launch.train("classification/digits", [*SMALL, *EMA, *overrides], out=folder, **how)
+def train(folder: Path, *overrides: str, **options: Any) -> tuple[Path, dict[str, float]]:
+    return launch.train("classification/digits", [*SMALL, *EMA, *overrides], out=folder, **options)
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, float]]:
-    """Folder and scores of a run; only to be read, or copied."""
-    return trained(tmp_path_factory.mktemp("ema"))
+    """Folder and scores of a run; tests read or copy it, but do not change it."""
+    return train(tmp_path_factory.mktemp("ema"))
 
 
 def tensors(folder: Path, step: int, name: str) -> dict[str, torch.Tensor]:
     return load_safetensors(folder / "checkpoints" / f"step-{step:08d}" / f"{name}.safetensors")
 
 
-def test_both_weights_are_measured_and_the_average_chooses_the_best(finished: tuple[Path, dict[str, float]]) -> None:
+def test_both_weights_are_evaluated_and_the_average_selects_the_best(finished: tuple[Path, dict[str, float]]) -> None:
     folder, scores = finished
     assert {"val/top1", "val/top5", "val_ema/top1", "val_ema/top5"} <= set(scores)
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -49,7 +49,7 @@ def test_both_weights_are_measured_and_the_average_chooses_the_best(finished: tu
     assert state["scores"] and json.loads(json.dumps(state["hooks"])).get("best", {"best": best})["best"] <= best
 
 
-def test_the_average_follows_the_weights(finished: tuple[Path, dict[str, float]]) -> None:
+def test_the_average_differs_from_the_weights(finished: tuple[Path, dict[str, float]]) -> None:
     folder, _ = finished
     model, average = tensors(folder, 12, "model"), tensors(folder, 12, "ema")
     assert model.keys() == average.keys()
@@ -61,36 +61,36 @@ def test_a_resumed_run_has_the_same_average(tmp_path: Path, finished: tuple[Path
     before = tensors(finished[0], 12, "ema")
     folder = tmp_path / finished[0].relative_to(finished[0].parents[2])
     shutil.copytree(finished[0], folder)
-    _, again = trained(tmp_path, resume=str(folder / "checkpoints" / "step-00000006"))
-    assert again == finished[1]
+    _, scores = train(tmp_path, resume=str(folder / "checkpoints" / "step-00000006"))
+    assert scores == finished[1]
     for name, value in tensors(folder, 12, "ema").items():
         assert torch.equal(value, before[name]), name
 
 
-def test_an_average_may_begin_with_a_resumed_run(tmp_path: Path) -> None:
+def test_a_resumed_run_may_start_an_average(tmp_path: Path) -> None:
     launch.train("classification/digits", [*SMALL, "train.length=6it"], out=tmp_path)
-    folder, scores = trained(tmp_path, "ema.decay=1.0", "ema.warmup=false", resume="last")
+    folder, scores = train(tmp_path, "ema.decay=1.0", "ema.warmup=false", resume="last")
     assert "100% of it will still be the initial weights" in (folder / "train.log").read_text()
     assert "val_ema/top1" in scores
     early, average = tensors(folder, 6, "model"), tensors(folder, 12, "ema")
     assert all(torch.equal(early[name], average[name]) for name in early if early[name].is_floating_point())
 
 
-def test_only_one_of_them_if_asked(tmp_path: Path) -> None:
+def test_evaluate_weights_selects_one_of_the_two(tmp_path: Path) -> None:
     for name, prefix in (("ema", "val_ema/"), ("raw", "val/")):
-        _, scores = trained(tmp_path / name, f"evaluate.weights={name}")
+        _, scores = train(tmp_path / name, f"evaluate.weights={name}")
         assert {score[: score.index("/") + 1] for score in scores} == {prefix}
 
 
 def test_a_validation_set_with_its_own_period_keeps_it_for_the_average(tmp_path: Path) -> None:
     source = "source: {name: digits, split: val}"
-    folder, _ = trained(tmp_path, f"data.val=[{{{source}}}, {{prefix: late, every: 0ep, {source}}}]")
+    folder, _ = train(tmp_path, f"data.val=[{{{source}}}, {{prefix: late, every: 0ep, {source}}}]")
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    when = {
+    evaluated_steps = {
         name: [line["step"] for line in lines if f"{name}/top1" in line]
         for name in ("val", "val_ema", "late", "late_ema")
     }
-    assert when == {"val": [6, 12], "val_ema": [6, 12], "late": [12], "late_ema": [12]}
+    assert evaluated_steps == {"val": [6, 12], "val_ema": [6, 12], "late": [12], "late_ema": [12]}
 
 
 def test_predictions_use_the_weights_with_the_better_score(
@@ -99,8 +99,8 @@ def test_predictions_use_the_weights_with_the_better_score(
     folder = Path(shutil.copytree(finished[0], tmp_path / "run"))
     model, average = (tensors(folder, 12, name)["head.1.fc.weight"] for name in ("model", "ema"))
 
-    def loaded(*overrides: str, **how: Any) -> torch.Tensor:
-        task = opabinia.load(folder, overrides, checkpoint="last", **how).task
+    def loaded(*overrides: str, **options: Any) -> torch.Tensor:
+        task = opabinia.load(folder, overrides, checkpoint="last", **options).task
         return task.state_dict()["head.1.fc.weight"]
 
     def evaluated() -> set[str]:
@@ -121,5 +121,5 @@ def test_predictions_use_the_weights_with_the_better_score(
     assert torch.equal(loaded(), average) and evaluated() == {"val_ema"}
     assert torch.equal(loaded(weights="raw"), model) and torch.equal(loaded("evaluate.weights=raw"), model)
     (folder / "metrics.jsonl").unlink()
-    assert torch.equal(loaded(), average)  # nothing is known
+    assert torch.equal(loaded(), average)  # without scores, the average is the default
     assert {name.partition("/")[0] for name in launch.evaluate(folder, checkpoint="last", weights="raw")} == {"val"}

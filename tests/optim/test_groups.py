@@ -1,4 +1,4 @@
-"""Which parameter learns how fast and decays how much, beside the rules of detectron2, FastReID and VISSL."""
+"""Learning rate and weight decay of parameter groups, compared with detectron2, FastReID and VISSL."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from opabinia.optim.groups import ParamGroups, Rule, apply_factors, layer_factor
 def options(
     task: nn.Module, groups: ParamGroups, lr: float = 0.1, decay: float = 0.0
 ) -> dict[str, tuple[float, float]]:
-    """(lr, weight decay) of each parameter by its name, as the optimizer has them."""
+    """Return (lr, weight decay) of each parameter by its name, as the optimizer has them."""
     optimizer = torch.optim.SGD(parameter_groups(task, groups), lr=lr, weight_decay=decay)
     apply_factors(optimizer)
-    names = {parameter: name for name, parameter in task.named_parameters()}
+    names = {param: name for name, param in task.named_parameters()}
     return {
-        names[parameter]: (group["lr"], group["weight_decay"])
+        names[param]: (group["lr"], group["weight_decay"])
         for group in optimizer.param_groups
-        for parameter in group["params"]
+        for param in group["params"]
     }
 
 
-def counted(groups: ParamGroups, **optimizer: Any) -> Counter[tuple[float, float]]:
+def count_options(groups: ParamGroups, **optimizer: Any) -> Counter[tuple[float, float]]:
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Linear(4, 2))
     return Counter(options(net, groups, **optimizer).values())
 
@@ -35,13 +35,13 @@ def counted(groups: ParamGroups, **optimizer: Any) -> Counter[tuple[float, float
 def test_detectron2s_groups() -> None:
     """Convolution, batch norm and linear layer with biases: golden case 13."""
     norm = Rule(kind="norm", weight_decay=0.0)
-    assert counted(ParamGroups(rules=[norm]), decay=1e-4) == {(0.1, 1e-4): 4, (0.1, 0.0): 2}
+    assert count_options(ParamGroups(rules=[norm]), decay=1e-4) == {(0.1, 1e-4): 4, (0.1, 0.0): 2}
 
 
 def test_detectron2s_biases() -> None:
-    # There the rule for norms wins over that for biases, so it stands behind.
+    # In detectron2 the rule for norms overrides that for biases, so it comes last.
     rules = [Rule(kind="bias", lr_factor=2, weight_decay=0.0), Rule(kind="norm", weight_decay=0.0)]
-    assert counted(ParamGroups(rules=rules), decay=1e-4) == {(0.1, 1e-4): 2, (0.2, 0.0): 3, (0.1, 0.0): 1}
+    assert count_options(ParamGroups(rules=rules), decay=1e-4) == {(0.1, 1e-4): 2, (0.2, 0.0): 3, (0.1, 0.0): 1}
 
 
 class Reid(nn.Module):
@@ -69,13 +69,13 @@ def test_fastreids_groups() -> None:
     }
 
 
-def test_a_bias_decays_as_the_optimizer_says_unless_a_rule_does() -> None:
-    found = options(Reid(), ParamGroups(rules=[Rule(kind="bias", lr_factor=2)]), decay=5e-4)
-    assert {decay for _, decay in found.values()} == {5e-4}
+def test_biases_have_the_weight_decay_of_the_optimizer_unless_a_rule_sets_it() -> None:
+    by_name = options(Reid(), ParamGroups(rules=[Rule(kind="bias", lr_factor=2)]), decay=5e-4)
+    assert {decay for _, decay in by_name.values()} == {5e-4}
 
 
 def test_vissls_layer_decay() -> None:
-    """A ViT of 12 blocks, 0.75."""
+    """A ViT of 12 blocks, layer decay 0.75."""
     with torch.device("meta"):
         task = nn.ModuleDict({"trunk": timm(3, model="vit_tiny_patch16_224"), "heads": nn.Linear(192, 2)})
     factors = layer_factors(task, 0.75)
@@ -92,30 +92,33 @@ def test_vissls_layer_decay() -> None:
     groups = parameter_groups(task, ParamGroups(layer_decay=0.75))
     heads = set(task["heads"].parameters())
     assert [group["lr_factor"] for group in groups if set(group["params"]) & heads] == [1.0]
-    assert len(groups) == 14, "one for each depth, and one for the head"
+    assert len(groups) == 14, "a group for each depth, and one for the head"
 
 
-def test_embeddings_are_known() -> None:
+def test_the_embedding_kind_includes_position_embeddings_and_class_tokens() -> None:
     with torch.device("meta"):
         task = nn.ModuleDict({"net": timm(3, model="vit_tiny_patch16_224"), "words": nn.Embedding(3, 2)})
-    found = options(task, ParamGroups(rules=[Rule(kind="embedding", weight_decay=0.0)]), decay=0.1)
-    assert {name.rsplit(".", 1)[-1] for name, (_, decay) in found.items() if decay == 0} >= {"pos_embed", "cls_token"}
-    assert found["words.weight"] == (0.1, 0.0)
+    by_name = options(task, ParamGroups(rules=[Rule(kind="embedding", weight_decay=0.0)]), decay=0.1)
+    assert {name.rsplit(".", 1)[-1] for name, (_, decay) in by_name.items() if decay == 0} >= {"pos_embed", "cls_token"}
+    assert by_name["words.weight"] == (0.1, 0.0)
 
 
-def test_vectors_are_a_kind() -> None:
-    assert counted(ParamGroups(rules=[Rule(kind="1d", weight_decay=0.0)]), decay=1.0) == {(0.1, 1.0): 2, (0.1, 0.0): 4}
+def test_the_1d_kind_includes_biases_and_norms() -> None:
+    assert count_options(ParamGroups(rules=[Rule(kind="1d", weight_decay=0.0)]), decay=1.0) == {
+        (0.1, 1.0): 2,
+        (0.1, 0.0): 4,
+    }
 
 
-def test_equal_options_are_one_group_and_frozen_parameters_none() -> None:
+def test_equal_options_share_a_group_and_frozen_parameters_have_none() -> None:
     task = Reid()
     task.backbone.requires_grad_(False)
     rules = [Rule(pattern="fc", lr_factor=3), Rule(pattern="heads.bn", lr_factor=3)]
     (group,) = parameter_groups(task, ParamGroups(rules=rules))
     assert (len(group["params"]), group["lr_factor"]) == (4, 3.0)
     assert parameter_groups(task)[0].keys() == {"params", "lr_factor"}
-    apart = parameter_groups(task, ParamGroups(rules=[*rules, Rule(pattern="fc", constant_lr=True)]))
-    assert [group.get("constant_lr", False) for group in apart].count(True) == 1
+    groups = parameter_groups(task, ParamGroups(rules=[*rules, Rule(pattern="fc", constant_lr=True)]))
+    assert [group.get("constant_lr", False) for group in groups].count(True) == 1
 
 
 @pytest.mark.parametrize(

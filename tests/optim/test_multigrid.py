@@ -1,4 +1,4 @@
-"""The rules of multigrid by hand, and what is refused. Numbers of the originals: ``tests/golden/test_multigrid.py``."""
+"""Multigrid rules on hand-computed examples, and rejected grids (the original: ``tests/golden/test_multigrid.py``)."""
 
 from dataclasses import replace
 from typing import Any
@@ -33,21 +33,21 @@ def test_the_examples_of_the_docstrings() -> None:
     assert norm(32, 8) == Norm(processes=2)
 
 
-def test_norms_keep_to_whole_numbers() -> None:
-    """Of 12 samples with 8 in mind there is one part, and no split of nothing."""
+def test_norm_splits_are_whole_numbers() -> None:
+    """12 samples with a target of 8 are not split, and a single sample is normalized over processes."""
     assert norm(12, 1) == norm(8, 1) == Norm()
     assert norm(1, 1) == Norm(processes=8)
 
 
-def test_sizes_are_multiples() -> None:
-    """Batches follow the sizes that are trained, so that a step costs the same."""
+def test_sizes_are_multiples_of_size_multiple() -> None:
+    """Batch sizes follow the rounded image sizes, so that a step costs the same."""
     grid = replace(KINETICS, size_multiple=32)
     assert [shape.size for shape in long_shapes(grid)] == [160, 160, 224, 224]
     assert short_cycle(grid, long_shapes(grid)[-1]) == ((3 * 64, 128), (2 * 64, 160), (64, 224))
     validate(grid)
 
 
-def test_the_halves_of_the_fine_tuning() -> None:
+def test_the_two_halves_of_the_fine_tuning() -> None:
     first, second = stretches(KINETICS)[-2:]
     assert (first.begin, first.end, second.begin, second.end) == (329, 343, 343, 358)
     assert first.shape == second.shape == (1, 32, 224)
@@ -78,7 +78,7 @@ keys = {
 
 
 @given(st.data(), *keys.values())
-def test_every_schedule_holds_together(
+def test_every_schedule_is_contiguous(
     data: st.DataObject,
     epochs: int,
     batch_size: int,
@@ -88,29 +88,29 @@ def test_every_schedule_holds_together(
     relative: Any,
     factor: float,
 ) -> None:
-    """The stretches follow each other without a gap to the end; what is not refused can be trained."""
+    """The stretches follow each other without a gap to the end; accepted grids can be trained."""
     milestones = data.draw(st.sets(st.integers(1, epochs - 1), min_size=1, max_size=3))
     cycle = LONG_CYCLE if frames else ((1.0, 0.5), (1.0, 1.0))
-    chosen = data.draw(st.sampled_from([cycle, ()]))
-    grid = Multigrid(epochs, batch_size, size, frames, tuple(sorted(milestones)), 0.1, factor, chosen)
+    long_cycle = data.draw(st.sampled_from([cycle, ()]))
+    grid = Multigrid(epochs, batch_size, size, frames, tuple(sorted(milestones)), 0.1, factor, long_cycle)
     grid = replace(grid, short_cycle=grid.short_cycle if short else (), short_cycle_relative_to=relative)
-    found = stretches(grid)
-    assert found[0].begin == 0
-    assert [one.end for one in found[:-1]] == [one.begin for one in found[1:]]
-    assert all(one.epochs >= 0 for one in found)
+    parts = stretches(grid)
+    assert parts[0].begin == 0
+    assert [part.end for part in parts[:-1]] == [part.begin for part in parts[1:]]
+    assert all(part.epochs >= 0 for part in parts)
     if grid.long_cycle:
-        assert found[-1].end == round(epochs * factor) or abs(found[-1].end - epochs * factor) <= 0.5 + 1e-6
+        assert parts[-1].end == round(epochs * factor) or abs(parts[-1].end - epochs * factor) <= 0.5 + 1e-6
     assert [row.end for row in rows(grid)] == sorted(row.end for row in rows(grid))
     try:
         validate(grid, 8, empty=True)
     except ValueError as error:
         assert "row" in str(error) or "long_cycle" in str(error)
         return
-    for one in found:
-        assert all(turn.batch_size >= 1 and turn.batch_size % 8 == 0 for turn in one.turns)
-        assert max(turn.size for turn in one.turns) == one.shape.size <= size
-        of_cycle = {round(turn.batch_size * turn.size**2 / batch_size / size**2, 0) for turn in one.turns}
-        assert min(of_cycle) >= 0
+    for part in parts:
+        assert all(shape.batch_size >= 1 and shape.batch_size % 8 == 0 for shape in part.turns)
+        assert max(shape.size for shape in part.turns) == part.shape.size <= size
+        relative_costs = {round(shape.batch_size * shape.size**2 / batch_size / size**2, 0) for shape in part.turns}
+        assert min(relative_costs) >= 0
     assert savings(grid).steps > 0
 
 
@@ -148,4 +148,4 @@ def test_an_empty_batch_is_rejected() -> None:
     with pytest.raises(ValueError, match="larger than"):
         validate(replace(KINETICS, long_cycle=((1, 0.4), (1, 1))), 1)
     cycle = short_cycle(replace(KINETICS, long_cycle=((1, 0.4), (1, 1))), long_shapes(KINETICS)[0]._replace(size=90))
-    assert [turn.batch_size for turn in cycle][1] == 0
+    assert [shape.batch_size for shape in cycle][1] == 0

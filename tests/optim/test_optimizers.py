@@ -18,10 +18,10 @@ from opabinia.optim.lars import Lars
 from opabinia.optim.optimizers import NAMES, TIMM_NAMES, fuse
 from opabinia.runtime.shards import load_safetensors
 
-DOOR = Entry("command", "door", lambda part: part, (Parameter("part", {"kind": "part", "family": "optimizer"}),))
-CATALOG = Catalog({"optimizer": register.entries["optimizer"], "command": {"door": DOOR}})
-OUTSIDE = {
-    "Optimizer": "the base of all",
+COMMAND = Entry("command", "root", lambda part: part, (Parameter("part", {"kind": "part", "family": "optimizer"}),))
+CATALOG = Catalog({"optimizer": register.entries["optimizer"], "command": {"root": COMMAND}})
+EXCLUDED = {
+    "Optimizer": "the base class",
     "LBFGS": "needs a closure",
     "SparseAdam": "needs sparse gradients",
     "Muon": "timm's",
@@ -31,14 +31,14 @@ ALL = [*(name.lower() for _, name in BOTH), Lars.__name__.lower()]
 
 
 def resolve(section: dict[str, Any], folder: Path) -> Resolved:
-    (folder / "one.yaml").write_text(dump({"part": section}))
-    return check(compose(folder / "one.yaml"), CATALOG, "door")
+    (folder / "config.yaml").write_text(dump({"part": section}))
+    return check(compose(folder / "config.yaml"), CATALOG, "root")
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> Callable[..., Any]:
-    """``made(name, **keys)``: the factory that a config makes of such a section."""
-    return lambda name, **keys: build(resolve({"name": name, **keys}, tmp_path).config, CATALOG, "door")()
+def make(tmp_path: Path) -> Callable[..., Any]:
+    """``make(name, **keys)``: the factory built from a config section."""
+    return lambda name, **keys: build(resolve({"name": name, **keys}, tmp_path).config, CATALOG, "root")()
 
 
 def model() -> nn.Linear:
@@ -59,48 +59,48 @@ def train(net: nn.Linear, optimizer: torch.optim.Optimizer, steps: int) -> float
 def test_every_optimizer_of_torch_is_registered_or_excluded_for_a_reason() -> None:
     classes = {name for name, cls in inspect.getmembers(torch.optim, inspect.isclass) if "." not in name}
     optimizers = {name for name in classes if issubclass(getattr(torch.optim, name), torch.optim.Optimizer)}
-    assert optimizers == set(NAMES) | OUTSIDE.keys()
+    assert optimizers == set(NAMES) | EXCLUDED.keys()
 
 
 @pytest.mark.parametrize(("library", "name"), BOTH)
-def test_the_defaults_are_their_own(library: Any, name: str, made: Callable[..., Any]) -> None:
-    ours = made(name.lower())(model().parameters())
+def test_defaults_are_those_of_the_library(library: Any, name: str, make: Callable[..., Any]) -> None:
+    ours = make(name.lower())(model().parameters())
     theirs = getattr(library, name)(model().parameters())
     assert type(ours) is type(theirs)
     assert ours.defaults == theirs.defaults
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_it_trains(name: str, made: Callable[..., Any]) -> None:
+def test_every_optimizer_reduces_the_loss(name: str, make: Callable[..., Any]) -> None:
     net = model()
     before = train(net, torch.optim.SGD(net.parameters(), lr=0.0), 1)
-    assert train(net, made(name)(net.parameters()), 20) < before
+    assert train(net, make(name)(net.parameters()), 20) < before
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_restored_state_continues_bit_identically(name: str, made: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_restored_state_continues_bit_identically(name: str, make: Callable[..., Any], tmp_path: Path) -> None:
     straight, stopped, resumed = model(), model(), model()
-    train(straight, made(name, lr=0.05)(straight.parameters()), 6)
-    first = made(name, lr=0.05)(stopped.parameters())
+    train(straight, make(name, lr=0.05)(straight.parameters()), 6)
+    first = make(name, lr=0.05)(stopped.parameters())
     train(stopped, first, 3)
     tensors, plain = optimizer_state(stopped, first)
     save_tensors(tmp_path / "state", tensors)
     resumed.load_state_dict(stopped.state_dict())
-    second = made(name, lr=0.05)(resumed.parameters())
+    second = make(name, lr=0.05)(resumed.parameters())
     load_optimizer_state(resumed, second, load_safetensors(tmp_path / "state"), plain)
     train(resumed, second, 3)
     assert torch.equal(straight.weight, resumed.weight)
 
 
-def test_keys_reach_the_optimizer(made: Callable[..., Any]) -> None:
-    sgd = made("sgd", lr=0.2, momentum=0.9, nesterov=True)(model().parameters())
+def test_keys_reach_the_optimizer(make: Callable[..., Any]) -> None:
+    sgd = make("sgd", lr=0.2, momentum=0.9, nesterov=True)(model().parameters())
     assert (sgd.defaults["lr"], sgd.defaults["momentum"], sgd.defaults["nesterov"]) == (0.2, 0.9, True)
-    adamw = made("adamw", betas=[0.8, 0.9])(model().parameters())
+    adamw = make("adamw", betas=[0.8, 0.9])(model().parameters())
     assert adamw.defaults["betas"] == (0.8, 0.9)
 
 
-def test_an_error_of_torch_has_its_place(made: Callable[..., Any]) -> None:
-    factory = made("sgd", nesterov=True)
+def test_errors_of_torch_name_the_config_section(make: Callable[..., Any]) -> None:
+    factory = make("sgd", nesterov=True)
     with pytest.raises(ConfigError, match=r"^part: .*Nesterov momentum requires a momentum"):
         factory(model().parameters())
 
@@ -113,7 +113,7 @@ def test_an_error_of_torch_has_its_place(made: Callable[..., Any]) -> None:
         ({"momentum": "much"}, r"part\.momentum: expected a number \(found 'much'\)"),
     ],
 )
-def test_keys_that_are_wrong(keys: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_invalid_keys_are_rejected(keys: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
         resolve({"name": "sgd", **keys}, tmp_path)
 
@@ -139,37 +139,39 @@ LAMB = {"lr": 0.1, "weight_decay": 0.1, "max_grad_norm": None}
         ("lamb", LAMB | {"weight_decay": 0.0}, [2.9, 3.9]),
     ],
 )
-def test_a_step_of_basecls(name: str, keys: dict[str, Any], after: list[float], made: Callable[..., Any]) -> None:
-    """Its LARS and LAMB: p [3, 4], gradient [.6, .8]."""
+def test_a_step_equals_that_of_basecls(
+    name: str, keys: dict[str, Any], after: list[float], make: Callable[..., Any]
+) -> None:
+    """LARS and LAMB of basecls: parameter [3, 4], gradient [.6, .8]."""
     exclude = {"exclude_1d": False} if name == "lars" else {}
     weight = nn.Parameter(torch.tensor([3.0, 4.0]))
     weight.grad = torch.tensor([0.6, 0.8])
-    made(name, **keys, **exclude)([weight]).step()
+    make(name, **keys, **exclude)([weight]).step()
     assert weight.tolist() == pytest.approx(after, abs=1e-6)
 
 
-def test_three_steps_of_vissls_lars(made: Callable[..., Any]) -> None:
+def test_three_steps_equal_those_of_vissls_lars(make: Callable[..., Any]) -> None:
     matrix, vector = nn.Parameter(torch.tensor([[3.0, 4], [0, 0]])), nn.Parameter(torch.tensor([1.0, -1]))
     zeros = nn.Parameter(torch.zeros(2, 2))
-    optimizer = made("lars", lr=0.5, weight_decay=0.1)([matrix, vector, zeros])
+    optimizer = make("lars", lr=0.5, weight_decay=0.1)([matrix, vector, zeros])
     expected = [
         ([2.9993796, 3.9988549, -0.00095433061, -0.0019086612], [0.7, -1.2], -0.5),
         ([2.9982011, 3.9966793, -0.0027673128, -0.0055346256], [0.145, -1.57], -0.95025003),
         ([2.9965208, 3.993577, -0.0053526149, -0.01070523], [-0.61175, -2.0745], -1.3559501),
     ]
-    for of_matrix, of_vector, of_zeros in expected:
+    for expected_matrix, expected_vector, expected_zeros in expected:
         matrix.grad, vector.grad = torch.tensor([[1.0, 2], [2, 4]]), torch.tensor([0.5, 0.5])
         zeros.grad = torch.ones(2, 2)
         optimizer.step()
-        assert matrix.flatten().tolist() == pytest.approx(of_matrix, abs=1e-5)
-        assert vector.tolist() == pytest.approx(of_vector, abs=1e-5)
-        assert zeros.flatten().tolist() == pytest.approx([of_zeros] * 4, abs=1e-5)
+        assert matrix.flatten().tolist() == pytest.approx(expected_matrix, abs=1e-5)
+        assert vector.tolist() == pytest.approx(expected_vector, abs=1e-5)
+        assert zeros.flatten().tolist() == pytest.approx([expected_zeros] * 4, abs=1e-5)
 
 
-def test_muon_takes_a_whole_network(made: Callable[..., Any]) -> None:
+def test_muon_accepts_all_parameters_of_a_network(make: Callable[..., Any]) -> None:
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4, 2))
-    before = [parameter.detach().clone() for parameter in net.parameters()]
-    optimizer = made("muon")(net.parameters())
+    before = [param.detach().clone() for param in net.parameters()]
+    optimizer = make("muon")(net.parameters())
     net(torch.randn(2, 3, 3, 3)).square().sum().backward()
     optimizer.step()
     assert not any(torch.equal(old, new) for old, new in zip(before, net.parameters(), strict=True))
@@ -184,7 +186,7 @@ def test_muon_takes_a_whole_network(made: Callable[..., Any]) -> None:
         ("SGD", {"lr": 0.1, "momentum": 0.9}, True),
         ("Adam", {}, True),
         ("AdamW", {}, True),
-        ("SGD", {"lr": 0.1, "momentum": 0.9, "dampening": 0.5}, False),  # its first update would be another one
+        ("SGD", {"lr": 0.1, "momentum": 0.9, "dampening": 0.5}, False),  # its first update would differ
         ("SGD", {"lr": 0.1, "fused": False}, False),
         ("Adam", {"foreach": True}, False),
         ("Adam", {"differentiable": True}, False),
@@ -194,9 +196,9 @@ def test_muon_takes_a_whole_network(made: Callable[..., Any]) -> None:
 def test_fused_updates_are_the_default_if_the_config_does_not_choose(
     name: str, keys: dict[str, Any], fused: bool
 ) -> None:
-    made = getattr(torch.optim, name)(nn.Linear(2, 2).parameters(), **keys)
-    fuse(made)
-    assert bool(made.param_groups[0].get("fused")) == fused
+    optimizer = getattr(torch.optim, name)(nn.Linear(2, 2).parameters(), **keys)
+    fuse(optimizer)
+    assert bool(optimizer.param_groups[0].get("fused")) == fused
 
 
 @pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW"])
@@ -221,8 +223,8 @@ def test_a_parameter_whose_first_gradient_comes_later_is_updated_with_the_others
     fuse(optimizer)
     init_momentum_buffers(optimizer)
     for gradients in ((1.0, None), (1.0, 2.0)):
-        for parameter, gradient in zip((early, late), gradients, strict=True):
-            parameter.grad = None if gradient is None else torch.full((3,), gradient)
+        for param, gradient in zip((early, late), gradients, strict=True):
+            param.grad = None if gradient is None else torch.full((3,), gradient)
         optimizer.step()
     torch.testing.assert_close(early, nn.Parameter(torch.full((3,), 1 - 0.1 - 0.19)))
     torch.testing.assert_close(late, nn.Parameter(torch.full((3,), 1 - 0.2)))
@@ -233,6 +235,6 @@ def test_lars_loads_states_with_the_old_name_of_its_coefficient() -> None:
     optimizer = Lars([weight], trust_coefficient=0.5)
     state = optimizer.state_dict()
     state["param_groups"][0]["trust"] = state["param_groups"][0].pop("trust_coefficient")
-    other = Lars([weight])
-    other.load_state_dict(state)
-    assert other.param_groups[0]["trust_coefficient"] == 0.5 and "trust" not in other.param_groups[0]
+    loaded = Lars([weight])
+    loaded.load_state_dict(state)
+    assert loaded.param_groups[0]["trust_coefficient"] == 0.5 and "trust" not in loaded.param_groups[0]

@@ -1,4 +1,4 @@
-"""The rules of detectron2, basecls and FastReID, where they differ, and curves that none of the first tests knows."""
+"""Schedules compared with detectron2, basecls, FastReID and VISSL, and the curves that test_schedules.py omits."""
 
 import math
 from functools import partial
@@ -27,26 +27,26 @@ ONE_X = partial(s.multi_step, milestones=[D("60000it"), D("80000it")], warmup=D(
 
 
 @pytest.mark.parametrize(
-    ("step", "rate"),
+    ("step", "lr"),
     [
         *((0, 2e-5), (1, 3.998e-5), (19, 0.00039962), (39, 0.00079922), (100, 0.002018), (500, 0.01001)),
         *((999, 0.01998002), (1000, 0.02), (59999, 0.02), (60000, 0.002), (80000, 0.0002)),
     ],
 )
-def test_detectron2s_1x(step: int, rate: float) -> None:
-    assert 0.02 * ONE_X(clock(step, 90_000)) == pytest.approx(rate, rel=1e-6)
+def test_detectron2s_1x(step: int, lr: float) -> None:
+    assert 0.02 * ONE_X(clock(step, 90_000)) == pytest.approx(lr, rel=1e-6)
 
 
-@pytest.mark.parametrize(("step", "rate"), [(999, 2e-5), (1000, 0.02)])
-def test_a_constant_warm_up(step: int, rate: float) -> None:
-    assert 0.02 * ONE_X(clock(step, 90_000), warmup_mode="constant") == pytest.approx(rate)
+@pytest.mark.parametrize(("step", "lr"), [(999, 2e-5), (1000, 0.02)])
+def test_a_constant_warm_up(step: int, lr: float) -> None:
+    assert 0.02 * ONE_X(clock(step, 90_000), warmup_mode="constant") == pytest.approx(lr)
 
 
-@pytest.mark.parametrize(("step", "rate"), [(0, 1e-4), (50, 0.05005), (99, 0.099001)])
-def test_a_warm_up_longer_than_the_run(step: int, rate: float) -> None:
-    """detectron2 compresses nothing: the run ends in the warm-up, here as there at 100 of 1000 steps' pace."""
+@pytest.mark.parametrize(("step", "lr"), [(0, 1e-4), (50, 0.05005), (99, 0.099001)])
+def test_a_warm_up_longer_than_the_run(step: int, lr: float) -> None:
+    """detectron2 does not shorten the warm-up: the run ends within it, and so does ours."""
     value = partial(s.constant, warmup=D("100it"), warmup_rule="sliced")
-    assert 0.1 * value(clock(step, 100)) == pytest.approx(rate)
+    assert 0.1 * value(clock(step, 100)) == pytest.approx(lr)
 
 
 @pytest.mark.parametrize("milestone", [1000, 2000])
@@ -63,23 +63,23 @@ def test_detectron2s_cosine_runs_over_the_whole_run_and_the_warm_up_leads_to_it(
     assert value(clock(500, 1000)) == pytest.approx(0.5)
 
 
-# --- basecls: by epoch, 1-based there ---------------------------------------------------------------------------------
+# --- basecls: by epoch, counted from 1 --------------------------------------------------------------------------------
 
 
 def basecls(name: str, epoch: int, epochs: int, minimum: float, warmup: int, factor: float) -> float:
-    """The reference's formulas."""
-    a = (epoch - 1) / epochs
+    """The formulas of basecls."""
+    progress = (epoch - 1) / epochs
     curve = {
-        "linear": (1 - minimum) * (1 - a) + minimum,
-        "cosine": (1 - minimum) * 0.5 * (1 + math.cos(math.pi * a)) + minimum,
-        "exponential": minimum**a,
+        "linear": (1 - minimum) * (1 - progress) + minimum,
+        "cosine": (1 - minimum) * 0.5 * (1 + math.cos(math.pi * progress)) + minimum,
+        "exponential": minimum**progress,
     }[name]
     share = (epoch - 1) / warmup if warmup else 1.0
     return curve * (factor * (1 - share) + share if epoch <= warmup else 1.0)
 
 
 @pytest.mark.parametrize("name", ["linear", "cosine", "exponential"])
-def test_basecls(name: str) -> None:
+def test_curves_of_basecls(name: str) -> None:
     value = partial(
         getattr(s, name), end=0.01, warmup=D("5ep"), warmup_factor=0.1, warmup_rule="whole", interval="epoch"
     )
@@ -112,57 +112,59 @@ def test_fastreids_warm_up(mode: Any, factors: list[float]) -> None:
 
 
 def test_fastreid_counts_milestones_from_the_warm_ups_last_epoch() -> None:
-    """2000 warm-up iterations of 200 an epoch, STEPS 40: it acts in the epoch of index 49."""
+    """2000 warm-up iterations, 200 in an epoch, STEPS 40: the milestone takes effect in the epoch of index 49."""
     value = partial(s.multi_step, milestones=[D("40ep")], warmup=D("2000it"), warmup_factor=0.1, warmup_rule="fastreid")
     epochs = [value(clock(epoch * 200 + 3, 24_000, 200)) for epoch in range(120)]
     assert epochs[10:49] == [1.0] * 39 and epochs[49] == pytest.approx(0.1)
 
 
-def by_fastreids_hook(kind: Any, epochs: int, per_epoch: int, warm_up: int, delay: int, **keys: Any) -> list[float]:
-    """The rate in each epoch's last step, by torch's schedulers and the conditions of FastReID's hook."""
+def by_fastreids_hook(
+    scheduler_type: Any, epochs: int, per_epoch: int, warm_up: int, delay: int, **keys: Any
+) -> list[float]:
+    """Return the learning rate in each epoch's last step, by torch's schedulers and FastReID's conditions."""
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-    if kind is torch.optim.lr_scheduler.CosineAnnealingLR:
+    if scheduler_type is torch.optim.lr_scheduler.CosineAnnealingLR:
         keys["T_max"] = epochs - max(math.ceil(warm_up / per_epoch), delay)
-    scheduler, found, done = kind(optimizer, **keys), [], 0
+    scheduler, lrs, done = scheduler_type(optimizer, **keys), [], 0
     for epoch in range(epochs):
         done += per_epoch
-        found.append(optimizer.param_groups[0]["lr"])
+        lrs.append(optimizer.param_groups[0]["lr"])
         optimizer.step()
         if done + 1 > warm_up and epoch + 1 > delay:
             scheduler.step()
-    return found
+    return lrs
 
 
 @pytest.mark.parametrize("warm_up", [0, 15, 100, 200])
 @pytest.mark.parametrize("delay", [0, 1, 10, 30])
 def test_fastreids_curves_step_by_epoch_after_warm_up_and_delay(warm_up: int, delay: int) -> None:
-    """60 epochs of 10 steps; after a delay the cosine never gets to its end, after a warm-up it does."""
+    """60 epochs of 10 steps; after a delay the cosine never reaches its end, after a warm-up it does."""
     timing: dict[str, Any] = {
         "warmup": Duration(warm_up, "it"),
         "delay": Duration(delay, "ep"),
         "warmup_rule": "fastreid",
     }
-    torchs = torch.optim.lr_scheduler
+    lr_scheduler = torch.optim.lr_scheduler
     for value, expected in (
         (
             partial(s.cosine, end=0.01, **timing),
-            by_fastreids_hook(torchs.CosineAnnealingLR, 60, 10, warm_up, delay, eta_min=0.01),
+            by_fastreids_hook(lr_scheduler.CosineAnnealingLR, 60, 10, warm_up, delay, eta_min=0.01),
         ),
         (
             partial(s.multi_step, milestones=[D("12ep"), D("25ep")], **timing),
-            by_fastreids_hook(torchs.MultiStepLR, 60, 10, warm_up, delay, milestones=[12, 25]),
+            by_fastreids_hook(lr_scheduler.MultiStepLR, 60, 10, warm_up, delay, milestones=[12, 25]),
         ),
     ):
-        found = [value(clock(epoch * 10 + 9, 600, 10)) for epoch in range(60)]
+        factors = [value(clock(epoch * 10 + 9, 600, 10)) for epoch in range(60)]
         learning = slice(math.ceil(warm_up / 10), None)  # before, the warm-up multiplies
-        assert found[learning] == pytest.approx(expected[learning])
+        assert factors[learning] == pytest.approx(expected[learning])
 
 
 # --- other curves -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("value", "found"),
+    ("value", "expected"),
     [
         (partial(s.linear, start=1, end=0.2), [1, 0.6, 0.2]),
         (partial(s.cosine, start=1, end=10), [1, 5.5, 10]),
@@ -177,24 +179,24 @@ def test_fastreids_curves_step_by_epoch_after_warm_up_and_delay(warm_up: int, de
     ],
     ids=lambda value: value.func.__name__ if isinstance(value, partial) else str(value),
 )
-def test_at_beginning_middle_and_end(value: Any, found: list[float]) -> None:
-    assert [value(clock(step, 100)) for step in (0, 50, 100)] == pytest.approx(found)
+def test_at_beginning_middle_and_end(value: Any, expected: list[float]) -> None:
+    assert [value(clock(step, 100)) for step in (0, 50, 100)] == pytest.approx(expected)
 
 
 def test_one_cycle_is_torchs() -> None:
-    parameter = torch.nn.Parameter(torch.zeros(1))
-    optimizer = torch.optim.SGD([parameter], lr=1.0)
-    theirs = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1.0, total_steps=101, cycle_momentum=False)
+    param = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([param], lr=1.0)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1.0, total_steps=101, cycle_momentum=False)
     value = partial(s.one_cycle, pct_start=0.29, start=1 / 25, end=1 / 25 / 1e4)
     for step in range(100):
         # torch puts the top at 0.3 * 101 - 1 = 29.3 steps
         expected = optimizer.param_groups[0]["lr"]
         assert value(clock(step, 100), pct_start=0.293) == pytest.approx(expected, abs=1e-6)
         optimizer.step()
-        theirs.step()
+        scheduler.step()
 
 
-def test_the_minimum_is_reached_if_asked() -> None:
+def test_reach_end_reaches_the_minimum_in_the_last_step() -> None:
     value = partial(s.cosine, end=0.1)
     assert value(clock(99, 100)) > 0.1 and value(clock(99, 100), reach_end=True) == pytest.approx(0.1)
     by_epoch = partial(value, interval="epoch", reach_end=True)
@@ -212,10 +214,10 @@ def test_piecewise_checks_its_arguments() -> None:
             s.piecewise(clock(0, 10), times=times, values=values)
 
 
-@pytest.mark.parametrize(("rule", "found"), [("linear", 0.4), ("sqrt", 0.2)])
-def test_scaling_with_the_batch(rule: Any, found: float) -> None:
-    """VISSL's golden numbers."""
-    assert s.scale_lr(0.1, 64 * 16, 256, rule) == pytest.approx(found)
+@pytest.mark.parametrize(("rule", "expected"), [("linear", 0.4), ("sqrt", 0.2)])
+def test_scaling_with_the_batch(rule: Any, expected: float) -> None:
+    """Values of VISSL."""
+    assert s.scale_lr(0.1, 64 * 16, 256, rule) == pytest.approx(expected)
 
 
 # --- VISSL ------------------------------------------------------------------------------------------------------------
@@ -223,75 +225,80 @@ def test_scaling_with_the_batch(rule: Any, found: float) -> None:
 STEPS = 1000
 
 
-def at(schedule: Any, where: float) -> float:
-    """The value at a place of the run that VISSL numbers from 0 to 1; a run of 1000 steps and 10 epochs."""
-    found: float = schedule(clock(round(where * STEPS), STEPS, STEPS // 10))
-    return found
+def at(schedule: Any, progress: float) -> float:
+    """Return the value at a progress from 0 to 1, as VISSL counts it, in a run of 1000 steps and 10 epochs."""
+    value: float = schedule(clock(round(progress * STEPS), STEPS, STEPS // 10))
+    return value
 
 
-def half(first: float, last: float, share: float) -> float:
+def half_cosine(first: float, last: float, share: float) -> float:
     return last + (first - last) * (1 + math.cos(math.pi * share)) / 2
 
 
 VISSLS = {
-    "constant": (partial(s.constant, value=0.3), lambda w: 0.3),
-    "linear": (partial(s.linear, start=0.1, end=0.8), lambda w: 0.8 * w + 0.1 * (1 - w)),
-    "cosine": (partial(s.cosine, end=0.01), lambda w: half(1, 0.01, w)),
-    "polynomial": (partial(s.polynomial, power=2), lambda w: (1 - w) ** 2),
+    "constant": (partial(s.constant, value=0.3), lambda progress: 0.3),
+    "linear": (partial(s.linear, start=0.1, end=0.8), lambda progress: 0.8 * progress + 0.1 * (1 - progress)),
+    "cosine": (partial(s.cosine, end=0.01), lambda progress: half_cosine(1, 0.01, progress)),
+    "polynomial": (partial(s.polynomial, power=2), lambda progress: (1 - progress) ** 2),
     "multistep": (
         partial(s.piecewise, times=[D("0ep"), D("3ep"), D("8ep")], values=[1, 0.5, 0.2], interpolation="steps"),
-        lambda w: [1, 0.5, 0.2][(int(10 * w + 1e-6) >= 3) + (int(10 * w + 1e-6) >= 8)],
+        lambda progress: [1, 0.5, 0.2][(int(10 * progress + 1e-6) >= 3) + (int(10 * progress + 1e-6) >= 8)],
     ),
     "step": (
         partial(
             s.piecewise, times=[D(f"{n}it") for n in (0, 250, 500, 750)], values=[1, 2, 3, 4], interpolation="steps"
         ),
-        lambda w: [1, 2, 3, 4][int(4 * w + 1e-9)],
+        lambda progress: [1, 2, 3, 4][int(4 * progress + 1e-9)],
     ),
-    "step_with_fixed_gamma": (partial(s.step, every=D("200it"), gamma=0.5), lambda w: 0.5 ** int(5 * w + 1e-9)),
+    "step_with_fixed_gamma": (
+        partial(s.step, every=D("200it"), gamma=0.5),
+        lambda progress: 0.5 ** int(5 * progress + 1e-9),
+    ),
     "composite, rescaled": (
         partial(s.composite, schedules=[partial(s.linear, start=0.1, end=1), s.cosine], shares=[0.3, 0.7]),
-        lambda w: 0.1 + 0.9 * w / 0.3 if w < 0.3 else half(1, 0, (w - 0.3) / 0.7),
+        lambda progress: 0.1 + 0.9 * progress / 0.3 if progress < 0.3 else half_cosine(1, 0, (progress - 0.3) / 0.7),
     ),
     "composite, fixed": (
         partial(s.composite, schedules=[s.constant, s.cosine], shares=[0.3, 0.7], time="whole"),
-        lambda w: 1 if w < 0.3 else half(1, 0, w),
+        lambda progress: 1 if progress < 0.3 else half_cosine(1, 0, progress),
     ),
     "cosine_warm_restart, half": (
         partial(s.cosine_restarts, cycle=D("250it"), cycle_decay=0.8, end=0.01),
-        lambda w: half(0.8 ** int(4 * w + 1e-9), 0.01, (4 * w + 1e-9) % 1),
+        lambda progress: half_cosine(0.8 ** int(4 * progress + 1e-9), 0.01, (4 * progress + 1e-9) % 1),
     ),
     "cosine_warm_restart, adaptive": (
         partial(s.cosine_restarts, cycle=D("250it"), peaks="cosine", end=0.01),
-        lambda w: half(half(1, 0.01, int(4 * w + 1e-9) / 4), 0.01, (4 * w + 1e-9) % 1),
+        lambda progress: half_cosine(
+            half_cosine(1, 0.01, int(4 * progress + 1e-9) / 4), 0.01, (4 * progress + 1e-9) % 1
+        ),
     ),
     "cosine_warm_restart, full": (
         partial(s.cosine_restarts, cycle=D("250it"), cycle_decay=0.8, end=0.01, wave_type="full"),
-        lambda w: half(0.8 ** (int(4 * w + 1 + 1e-9) // 2), 0.01, 4 * w),
+        lambda progress: half_cosine(0.8 ** (int(4 * progress + 1 + 1e-9) // 2), 0.01, 4 * progress),
     ),
 }
 
 
 @pytest.mark.parametrize("name", VISSLS)
-@pytest.mark.parametrize("where", [0, 0.1, 0.25, 0.299, 0.3, 0.5, 0.77, 0.8, 0.999])
-def test_vissls_curves(name: str, where: float) -> None:
-    ours, theirs = VISSLS[name]
-    assert at(ours, where) == pytest.approx(theirs(where), abs=1e-7)
+@pytest.mark.parametrize("progress", [0, 0.1, 0.25, 0.299, 0.3, 0.5, 0.77, 0.8, 0.999])
+def test_vissls_curves(name: str, progress: float) -> None:
+    schedule, reference = VISSLS[name]
+    assert at(schedule, progress) == pytest.approx(reference(progress), abs=1e-7)
 
 
-def test_vissls_inverse_square_root_behind_its_warm_up() -> None:
-    """Before, where theirs rises towards infinity, ours is 1. Theirs is the curve alone, so that their warm-up goes
-    before it as a composite; ours begins where its own warm-up ends."""
-    alone, warm = partial(s.inverse_sqrt, timescale=D("100it")), partial(s.inverse_sqrt, warmup=D("100it"))
-    for where in (0.1, 0.2, 0.5, 0.99):
-        assert at(alone, where) == at(warm, where) == pytest.approx(math.sqrt(0.1) / math.sqrt(where))
-    assert at(alone, 0.05) == 1 and at(warm, 0.05) < 1
+def test_vissls_inverse_square_root_after_its_warm_up() -> None:
+    """Before ``timescale``, where VISSL's curve rises towards infinity, ours is 1. VISSL's warm-up is part of a
+    composite; our curve begins where its own warm-up ends."""
+    curve, warm = partial(s.inverse_sqrt, timescale=D("100it")), partial(s.inverse_sqrt, warmup=D("100it"))
+    for progress in (0.1, 0.2, 0.5, 0.99):
+        assert at(curve, progress) == at(warm, progress) == pytest.approx(math.sqrt(0.1) / math.sqrt(progress))
+    assert at(curve, 0.05) == 1 and at(warm, 0.05) < 1
 
 
 def test_the_peaks_of_whole_waves_on_a_cosine() -> None:
-    """Each peak lies on the curve, the first at 1; VISSL's first is as high as the curve a cycle later."""
+    """Each peak lies on the cosine, the first at 1; VISSL's first peak is as high as the cosine a cycle later."""
     value = partial(s.cosine_restarts, cycle=D("250it"), peaks="cosine", wave_type="full")
-    assert [at(value, where) for where in (0, 0.25, 0.5, 0.75)] == pytest.approx([1, 0, 0.5, 0])
+    assert [at(value, progress) for progress in (0, 0.25, 0.5, 0.75)] == pytest.approx([1, 0, 0.5, 0])
 
 
 @pytest.mark.parametrize(("shares", "count"), [([0.5, 0.6], 2), ([1.0], 2)])

@@ -1,4 +1,4 @@
-"""What is counted in epochs, where shapes make some epochs longer than others."""
+"""Schedules, averages and periods in epochs, where batch shapes make epochs of unequal length."""
 
 import math
 from collections.abc import Callable
@@ -35,73 +35,73 @@ PLAN = StagedPlan(24, STAGES, ep(6))
 
 
 def values(schedule: Callable[[Clock], float]) -> list[float]:
-    """At the beginning of each epoch, and at the end."""
+    """Return the values at the beginning of each epoch and at the end of the run."""
     return [schedule(Clock.at(PLAN, PLAN.epoch_start(epoch))) for epoch in range(7)]
 
 
-def test_the_plan() -> None:
+def test_epochs_of_the_plan_have_unequal_lengths() -> None:
     assert [PLAN.epoch_start(epoch) for epoch in range(7)] == [0, 4, 8, 16, 24, 32, 40]
     assert PLAN.total_steps == 40
 
 
-def test_milestones() -> None:
-    found = values(lambda clock: multi_step(clock, milestones=[ep(2), ep(5)]))
-    assert found == pytest.approx([1, 1, 0.1, 0.1, 0.1, 0.01, 0.01])
+def test_milestones_in_epochs() -> None:
+    factors = values(lambda clock: multi_step(clock, milestones=[ep(2), ep(5)]))
+    assert factors == pytest.approx([1, 1, 0.1, 0.1, 0.1, 0.01, 0.01])
 
 
-def test_drops_in_equal_numbers_of_epochs() -> None:
+def test_step_schedule_in_epochs() -> None:
     assert values(lambda clock: step(clock, every=ep(2), gamma=0.5)) == [1, 1, 0.5, 0.5, 0.25, 0.25, 0.125]
     tenths = StagedPlan(10, (Stage(1, (BatchShape(1),)), Stage(1, (BatchShape(2),))), ep(2))
-    found = [step(Clock.at(tenths, now), every=ep(0.3), gamma=0.5) for now in (2, 3, 6, 9, 10, 11)]
-    assert found == [1, 0.5, 0.25, 0.125, 0.125, 0.0625]
-    assert [step(Clock.at(tenths, now), every=ep(0), gamma=0.5) for now in (0, 3, 10)] == [1, 0.125, 0.5**10]
+    factors = [step(Clock.at(tenths, position), every=ep(0.3), gamma=0.5) for position in (2, 3, 6, 9, 10, 11)]
+    assert factors == [1, 0.5, 0.25, 0.125, 0.125, 0.0625]
+    assert [step(Clock.at(tenths, position), every=ep(0), gamma=0.5) for position in (0, 3, 10)] == [1, 0.125, 0.5**10]
 
 
-def test_falling_in_equal_numbers_of_epochs() -> None:
-    found = values(lambda clock: exponential(clock, gamma=0.5, every=ep(2)))
-    assert found == pytest.approx([0.5 ** (epoch / 2) for epoch in range(7)])
+def test_exponential_schedule_in_epochs() -> None:
+    factors = values(lambda clock: exponential(clock, gamma=0.5, every=ep(2)))
+    assert factors == pytest.approx([0.5 ** (epoch / 2) for epoch in range(7)])
     warm = values(lambda clock: exponential(clock, gamma=0.5, every=ep(1), warmup=ep(1), warmup_factor=1))
     assert warm == pytest.approx([1, *(0.5**epoch for epoch in range(6))])
 
 
-def test_restarts_in_equal_numbers_of_epochs() -> None:
-    found = values(lambda clock: cosine_restarts(clock, cycle=ep(2)))
-    assert found == pytest.approx([1, 0.5, 1, 0.5, 1, 0.5, 1])
+def test_cosine_restarts_in_epochs() -> None:
+    factors = values(lambda clock: cosine_restarts(clock, cycle=ep(2)))
+    assert factors == pytest.approx([1, 0.5, 1, 0.5, 1, 0.5, 1])
     longer = values(lambda clock: cosine_restarts(clock, cycle=ep(1), cycle_mult=2))
     assert longer == pytest.approx(
         [1, 1, 0.5, 1, *((1 + math.cos(math.pi * share)) / 2 for share in (0.25, 0.5, 0.75))]
     )
 
 
-def test_warm_up_and_delay() -> None:
-    found = values(lambda clock: constant(clock, warmup=ep(3), warmup_factor=0))
-    assert found == pytest.approx([0, 4 / 16, 8 / 16, 1, 1, 1, 1])
+def test_warm_up_and_delay_in_epochs() -> None:
+    factors = values(lambda clock: constant(clock, warmup=ep(3), warmup_factor=0))
+    assert factors == pytest.approx([0, 4 / 16, 8 / 16, 1, 1, 1, 1])
     assert values(lambda clock: linear(clock, delay=ep(2))) == pytest.approx([1, 1, 1, 0.75, 0.5, 0.25, 0])
 
 
-def test_the_progress_is_in_steps() -> None:
-    """An epoch with more steps moves a cosine further; it ends with the run."""
-    found = values(lambda clock: cosine(clock))
-    assert found == pytest.approx([(1 + math.cos(math.pi * done / 40)) / 2 for done in (0, 4, 8, 16, 24, 32, 40)])
+def test_progress_counts_steps() -> None:
+    """A cosine falls further in an epoch with more steps; it ends with the run."""
+    factors = values(lambda clock: cosine(clock))
+    assert factors == pytest.approx([(1 + math.cos(math.pi * done / 40)) / 2 for done in (0, 4, 8, 16, 24, 32, 40)])
 
 
-def test_the_last_epoch_has_the_ends_value() -> None:
-    found = values(lambda clock: linear(clock, interval="epoch", reach_end=True))
-    assert found[:6] == pytest.approx([1 - done / 32 for done in (0, 4, 8, 16, 24, 32)])
+def test_the_last_epoch_has_the_end_value() -> None:
+    factors = values(lambda clock: linear(clock, interval="epoch", reach_end=True))
+    assert factors[:6] == pytest.approx([1 - done / 32 for done in (0, 4, 8, 16, 24, 32)])
     inside = linear(Clock.at(PLAN, 13), interval="epoch", reach_end=True)
-    assert inside == found[2]
+    assert inside == factors[2]
 
 
-def test_values_at_times() -> None:
-    found = values(lambda clock: piecewise(clock, times=[ep(0), ep(2), ep(4)], values=[0, 1, 0]))
-    assert found == pytest.approx([0, 0.5, 1, 0.5, 0, 0, 0])
+def test_piecewise_schedule_in_epochs() -> None:
+    factors = values(lambda clock: piecewise(clock, times=[ep(0), ep(2), ep(4)], values=[0, 1, 0]))
+    assert factors == pytest.approx([0, 0.5, 1, 0.5, 0, 0, 0])
 
 
-def test_one_epoch_counts_as_one() -> None:
+def test_inverse_sqrt_counts_epochs() -> None:
     assert values(inverse_sqrt)[:3] == pytest.approx([1, 1, 1 / math.sqrt(2)])
 
 
-def test_schedules_one_after_the_other_count_from_their_beginning() -> None:
+def test_parts_of_a_composite_count_epochs_from_their_beginning() -> None:
     parts = [constant, partial(multi_step, milestones=[ep(2)], gamma=0.5)]
     assert values(lambda clock: composite(clock, schedules=parts, shares=[0.2, 0.8])) == [1, 1, 1, 1, 0.5, 0.5, 0.5]
     warm = partial(composite, schedules=parts, shares=[0.25, 0.75], warmup=ep(2), warmup_factor=1.0)
@@ -116,8 +116,8 @@ def test_the_fastreid_rule_needs_epochs_of_equal_length() -> None:
 def test_the_decay_rule_uses_the_number_of_epochs() -> None:
     """pycls' rule: 1 - alpha * batch / epochs * every."""
     ema = Ema(alpha=0.01, every=1)
-    found = [decay_at(ema, Clock.at(PLAN, now), 12) for now in range(1, 41)]
-    assert found == pytest.approx([1 - 0.01 * 12 / 6] * 40)
+    decays = [decay_at(ema, Clock.at(PLAN, step), 12) for step in range(1, 41)]
+    assert decays == pytest.approx([1 - 0.01 * 12 / 6] * 40)
 
 
 @pytest.mark.parametrize(
@@ -131,6 +131,6 @@ def test_the_decay_rule_uses_the_number_of_epochs() -> None:
         ("0ep", [40]),
     ],
 )
-def test_periods(period: str, expected: list[int]) -> None:
-    found = [now for now in range(41) if period_ended(Clock.at(PLAN, now), Duration.parse(period))]
-    assert found == expected
+def test_periods_in_epochs(period: str, expected: list[int]) -> None:
+    steps = [step for step in range(41) if period_ended(Clock.at(PLAN, step), Duration.parse(period))]
+    assert steps == expected

@@ -11,28 +11,28 @@ from opabinia.models.losses.cross_entropy import cross_entropy
 from opabinia.tasks.classification import Classification
 
 CLASSES = ("cat", "dog", "emu", "fox")
-FACTS = DatasetInfo(samples=8, channels=1, classes=CLASSES)
+DATASET_INFO = DatasetInfo(samples=8, channels=1, classes=CLASSES)
 
 
 class Pool(Backbone):
-    """Means of a 2 x 2 grid and of the whole, through one layer."""
+    """Means of a 2 x 2 grid through one linear layer."""
 
     out_channels = 6
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.seen: Tensor | None = None
+        self.images: Tensor | None = None
         self.layers = nn.Sequential(
             nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(4 * channels, self.out_channels), nn.Tanh()
         )
 
     def forward(self, images: Tensor) -> Tensor:
-        self.seen = images
+        self.images = images
         features: Tensor = self.layers(images)
         return features
 
 
-def make(dataset_info: DatasetInfo = FACTS, **keys: Any) -> Classification:
+def make_task(dataset_info: DatasetInfo = DATASET_INFO, **keys: Any) -> Classification:
     torch.manual_seed(0)
     return Classification(dataset_info, backbone=Pool, **keys)
 
@@ -43,8 +43,8 @@ def batch_of(count: int = 8, channels: int = 1) -> Batch:
     return {"image": images, "label": torch.arange(count) % len(CLASSES), "id": [str(i) for i in range(count)]}
 
 
-def test_the_four_methods() -> None:
-    task, batch = make().eval(), batch_of()
+def test_the_methods_of_a_task() -> None:
+    task, batch = make_task().eval(), batch_of()
     assert isinstance(task, Task)
 
     losses = task(batch, Clock())
@@ -59,24 +59,24 @@ def test_the_four_methods() -> None:
     assert embedding.shape == (8, 6)
     torch.testing.assert_close(task.head(embedding), predictions["logits"])
 
-    assert task.hooks(FACTS) == []
-    evaluator, *_ = task.evaluators(FACTS)
+    assert task.hooks(DATASET_INFO) == []
+    evaluator, *_ = task.evaluators(DATASET_INFO)
     evaluator.update(predictions, batch)
-    right = (predictions["logits"].argmax(1) == batch["label"]).float().mean().item()
-    assert evaluator.compute([evaluator.state()]) == {"top1": pytest.approx(right), "top5": 1.0}
-    assert task.evaluators(FACTS)[0] is not evaluator, "fresh ones for each evaluation"
+    accuracy = (predictions["logits"].argmax(1) == batch["label"]).float().mean().item()
+    assert evaluator.compute([evaluator.state()]) == {"top1": pytest.approx(accuracy), "top5": 1.0}
+    assert task.evaluators(DATASET_INFO)[0] is not evaluator, "each evaluation has new evaluators"
 
 
 def test_predictions_do_not_need_labels() -> None:
-    task = make().eval()
+    task = make_task().eval()
     torch.testing.assert_close(
         task.predict({"image": batch_of()["image"]})["logits"], task.predict(batch_of())["logits"]
     )
 
 
 def test_soft_labels() -> None:
-    """What mixup makes: for targets that are one class each the loss is the same."""
-    task, batch = make(loss=partial(cross_entropy, label_smoothing=0.1)), batch_of()
+    """Soft labels, as from mixup, with a single class give the same loss as hard labels."""
+    task, batch = make_task(loss=partial(cross_entropy, label_smoothing=0.1)), batch_of()
     soft = {**batch, "label": nn.functional.one_hot(batch["label"], 4).float()}
     torch.testing.assert_close(task(soft, Clock())["loss"], task(batch, Clock())["loss"])
     mixed = {**batch, "label": torch.full((8, 4), 0.25)}
@@ -84,34 +84,34 @@ def test_soft_labels() -> None:
     torch.testing.assert_close(task(mixed, Clock())["loss"], uniform)
 
 
-def test_images_are_normalised_once() -> None:
-    task, batch = make(mean=[0.3], std=[0.38]), batch_of()
+def test_images_are_normalized_once() -> None:
+    task, batch = make_task(mean=[0.3], std=[0.38]), batch_of()
     task(batch, Clock())
     assert isinstance(task.backbone, Pool)
-    torch.testing.assert_close(task.backbone.seen, (batch["image"].float() / 255 - 0.3) / 0.38)
-    assert batch["image"].dtype == torch.uint8, "the batch stays as it was"
+    torch.testing.assert_close(task.backbone.images, (batch["image"].float() / 255 - 0.3) / 0.38)
+    assert batch["image"].dtype == torch.uint8, "the batch is unchanged"
 
 
 @pytest.mark.parametrize(
     ("channels", "mean", "std"),
     [(1, [0.5], [0.5]), (3, [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]), (4, [0.5], [0.5])],
 )
-def test_usual_means(channels: int, mean: list[float], std: list[float]) -> None:
-    task = make(DatasetInfo(samples=8, channels=channels, classes=CLASSES))
+def test_default_mean_and_std(channels: int, mean: list[float], std: list[float]) -> None:
+    task = make_task(DatasetInfo(samples=8, channels=channels, classes=CLASSES))
     torch.testing.assert_close(task.normalize.mean.flatten(), torch.tensor(mean))
     torch.testing.assert_close(task.normalize.std.flatten(), torch.tensor(std))
     assert task.predict(batch_of(2, channels))["logits"].shape == (2, 4)
 
 
 def test_dropout_acts_before_the_head_in_training_only() -> None:
-    task, batch = make(dropout=1.0), batch_of()
+    task, batch = make_task(dropout=1.0), batch_of()
     bias = task.head[1].bias.expand(8, 4)
     torch.testing.assert_close(task.train().predict(batch)["logits"], bias)
     assert not torch.allclose(task.eval().predict(batch)["logits"], bias)
 
 
 def test_it_overfits_a_batch() -> None:
-    task, batch = make(), batch_of()
+    task, batch = make_task(), batch_of()
     optimizer = torch.optim.Adam(task.parameters(), lr=0.05)
     losses = []
     for _ in range(150):
@@ -125,10 +125,10 @@ def test_it_overfits_a_batch() -> None:
     assert task.predict(batch)["logits"].argmax(1).tolist() == batch["label"].tolist()
 
 
-@pytest.mark.parametrize("classes", [(), ("alone",)])
+@pytest.mark.parametrize("classes", [(), ("single",)])
 def test_two_classes_are_needed(classes: tuple[str, ...]) -> None:
     with pytest.raises(ValueError, match=f"two classes or more; the training data has {len(classes)}"):
-        make(DatasetInfo(samples=8, classes=classes))
+        make_task(DatasetInfo(samples=8, classes=classes))
 
 
 @pytest.mark.parametrize(
@@ -139,67 +139,67 @@ def test_two_classes_are_needed(classes: tuple[str, ...]) -> None:
         (DatasetInfo(8, 1, CLASSES[::-1]), r"missing: none; new: none; the order counts"),
     ],
 )
-def test_other_data_cannot_be_measured(dataset_info: DatasetInfo, message: str) -> None:
+def test_evaluation_data_that_do_not_fit_are_refused(dataset_info: DatasetInfo, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        make().evaluators(dataset_info)
+        make_task().evaluators(dataset_info)
 
 
 def test_the_log_shows_the_loss() -> None:
-    assert "label_smoothing=0.1" in str(make(loss=partial(cross_entropy, label_smoothing=0.1)))
+    assert "label_smoothing=0.1" in str(make_task(loss=partial(cross_entropy, label_smoothing=0.1)))
 
 
-def test_the_weights_are_all_there_is_to_save() -> None:
-    names = {name.split(".")[0] for name in make().state_dict()}
+def test_the_state_dict_has_only_backbone_and_head() -> None:
+    names = {name.split(".")[0] for name in make_task().state_dict()}
     assert names == {"backbone", "head"}
 
 
-# --- several labels an image ------------------------------------------------------------------------------------------
+# --- multi-label data -------------------------------------------------------------------------------------------------
 
-MULTI = DatasetInfo(samples=8, channels=1, classes=CLASSES, multi_label=True)
+MULTI_LABEL_INFO = DatasetInfo(samples=8, channels=1, classes=CLASSES, multi_label=True)
 
 
 def multi_batch() -> Batch:
     return {**batch_of(), "label": torch.eye(4).repeat(2, 1) + torch.eye(4).roll(1, 0).repeat(2, 1)}
 
 
-def test_several_labels() -> None:
-    task, batch = make(MULTI).eval(), multi_batch()
+def test_multi_label_losses_and_scores() -> None:
+    task, batch = make_task(MULTI_LABEL_INFO).eval(), multi_batch()
     losses, predictions = task(batch, Clock()), task.predict(batch)
     assert losses.keys() == {"loss"}
     torch.testing.assert_close(losses["loss"], binary_cross_entropy(predictions["logits"], batch["label"]))
     torch.testing.assert_close(predictions["probabilities"], predictions["logits"].sigmoid())
-    (evaluator,) = task.evaluators(MULTI)
+    (evaluator,) = task.evaluators(MULTI_LABEL_INFO)
     evaluator.update(predictions, batch)
     assert evaluator.compute([evaluator.state()]).keys() == {"mAP", "micro_f1", "macro_f1"}
 
 
-def test_a_loss_for_one_label_does_not_fit_several() -> None:
+def test_a_single_label_loss_is_refused_for_multi_label_data() -> None:
     with pytest.raises(ValueError, match="binary_cross_entropy, binary_focal or asymmetric"):
-        make(MULTI, loss=partial(cross_entropy, label_smoothing=0.1))
+        make_task(MULTI_LABEL_INFO, loss=partial(cross_entropy, label_smoothing=0.1))
 
 
 def test_evaluation_data_with_another_kind_of_labels_is_refused() -> None:
     with pytest.raises(ValueError, match="its images have several labels each, those of training one label"):
-        make().evaluators(MULTI)
+        make_task().evaluators(MULTI_LABEL_INFO)
 
 
-@pytest.mark.parametrize("dataset_info", [FACTS, MULTI])
-def test_views_are_predicted_together(dataset_info: DatasetInfo) -> None:
-    task, batch = make(dataset_info).eval(), batch_of()
+@pytest.mark.parametrize("dataset_info", [DATASET_INFO, MULTI_LABEL_INFO])
+def test_predictions_of_views_are_averaged(dataset_info: DatasetInfo) -> None:
+    task, batch = make_task(dataset_info).eval(), batch_of()
     views = torch.stack([batch["image"], batch["image"].flip(-1)], 1)
-    found = task.predict({**batch, "image": views})
-    each = [task.predict({**batch, "image": images})["probabilities"] for images in views.unbind(1)]
-    torch.testing.assert_close(found["probabilities"], (each[0] + each[1]) / 2)
-    back = found["logits"].sigmoid() if dataset_info.multi_label else found["logits"].softmax(1)
-    torch.testing.assert_close(back, found["probabilities"])
+    predictions = task.predict({**batch, "image": views})
+    per_view = [task.predict({**batch, "image": images})["probabilities"] for images in views.unbind(1)]
+    torch.testing.assert_close(predictions["probabilities"], (per_view[0] + per_view[1]) / 2)
+    from_logits = predictions["logits"].sigmoid() if dataset_info.multi_label else predictions["logits"].softmax(1)
+    torch.testing.assert_close(from_logits, predictions["probabilities"])
 
 
-@pytest.mark.parametrize("dataset_info", [FACTS, MULTI])
-def test_views_that_rule_a_class_out_stay_finite(dataset_info: DatasetInfo) -> None:
-    task = make(dataset_info).eval()
+@pytest.mark.parametrize("dataset_info", [DATASET_INFO, MULTI_LABEL_INFO])
+def test_logits_stay_finite_for_probabilities_of_0(dataset_info: DatasetInfo) -> None:
+    task = make_task(dataset_info).eval()
     with torch.no_grad():
-        for parameter in task.head.parameters():
-            parameter.mul_(1e5)
+        for param in task.head.parameters():
+            param.mul_(1e5)
     views = batch_of()["image"][:, None].expand(-1, 2, -1, -1, -1)
-    found = task.predict({**batch_of(), "image": views})
-    assert found["probabilities"].min() == 0 and found["logits"].isfinite().all()
+    predictions = task.predict({**batch_of(), "image": views})
+    assert predictions["probabilities"].min() == 0 and predictions["logits"].isfinite().all()

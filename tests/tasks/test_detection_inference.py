@@ -1,4 +1,4 @@
-"""A detector from its run to images: Python, the command line, and what other commands make of it."""
+"""Inference with a trained detector: the Python API, the predict command and other commands."""
 
 import json
 from pathlib import Path
@@ -52,7 +52,7 @@ def predictor(run: Path) -> Predictor:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three scenes as files: as it is, twice as wide, cut."""
+    """Save three scenes as files: original, twice as wide, cropped."""
     folder = tmp_path_factory.mktemp("images")
     source = DigitScenes(split="val")
     images = [Image.fromarray(source[number]["image"][0].numpy()) for number in range(3)]
@@ -67,65 +67,67 @@ def command(*arguments: object) -> Result:
     return CliRunner().invoke(app, [*map(str, arguments)])
 
 
-def boxes(found: Prediction) -> torch.Tensor:
-    return found["boxes"][found["labels"] >= 0]
+def detected_boxes(prediction: Prediction) -> torch.Tensor:
+    return prediction["boxes"][prediction["labels"] >= 0]
 
 
 # --- from Python ------------------------------------------------------------------------------------------------------
 
 
-def test_images_of_any_size_alone_and_together(predictor: Predictor, folder: Path) -> None:
+def test_single_images_and_batches_of_any_size_agree(predictor: Predictor, folder: Path) -> None:
     paths = sorted(folder.glob("*.png"))
-    together = predictor(paths)
-    for path, found in zip(paths, together, strict=True):
-        alone = predictor(path)
-        assert torch.equal(alone["labels"], found["labels"]) and len(boxes(found)) > 0
-        assert torch.allclose(alone["boxes"], found["boxes"], atol=1e-3)
-        assert torch.allclose(alone["scores"], found["scores"], atol=1e-5)
+    batched = predictor(paths)
+    for path, prediction in zip(paths, batched, strict=True):
+        single = predictor(path)
+        assert torch.equal(single["labels"], prediction["labels"]) and len(detected_boxes(prediction)) > 0
+        assert torch.allclose(single["boxes"], prediction["boxes"], atol=1e-3)
+        assert torch.allclose(single["scores"], prediction["scores"], atol=1e-5)
 
 
 def test_boxes_are_in_the_pixels_of_the_image(predictor: Predictor, folder: Path) -> None:
-    """The model sees both at the same size."""
+    """The model resizes both to the same size."""
     with Image.open(folder / "a.png") as image:
         large = image.resize((256, 256), Image.Resampling.NEAREST)
-        one, twice = predictor(image), predictor(large)
-    best = [boxes(found)[0] for found in (one, twice)]
+        original, doubled = predictor(image), predictor(large)
+    best = [detected_boxes(prediction)[0] for prediction in (original, doubled)]
     assert torch.allclose(best[0] * 2, best[1], atol=3)
-    for found, side in ((one, 128), (twice, 256)):
-        assert boxes(found).max() <= side and boxes(found).min() >= 0
-        assert boxes(found)[:, 2:].max() > side / 2
+    for prediction, side in ((original, 128), (doubled, 256)):
+        assert detected_boxes(prediction).max() <= side and detected_boxes(prediction).min() >= 0
+        assert detected_boxes(prediction)[:, 2:].max() > side / 2
 
 
-def test_what_people_read(predictor: Predictor, folder: Path) -> None:
-    found = predictor(folder / "a.png")
-    detections = found.readable["detections"]
-    assert len(detections) == int((found["labels"] >= 0).sum()) > 0
+def test_readable_predictions_list_the_detections(predictor: Predictor, folder: Path) -> None:
+    prediction = predictor(folder / "a.png")
+    detections = prediction.readable["detections"]
+    assert len(detections) == int((prediction["labels"] >= 0).sum()) > 0
     for number, detection in enumerate(detections):
-        assert detection["class"] == predictor.classes[int(found["labels"][number])]
-        assert detection["box"] == pytest.approx(found["boxes"][number].tolist(), abs=0.01)
-    assert [one["score"] for one in detections] == sorted((one["score"] for one in detections), reverse=True)
+        assert detection["class"] == predictor.classes[int(prediction["labels"][number])]
+        assert detection["box"] == pytest.approx(prediction["boxes"][number].tolist(), abs=0.01)
+    assert [detection["score"] for detection in detections] == sorted(
+        (detection["score"] for detection in detections), reverse=True
+    )
 
 
-def test_blue_green_red(tmp_path: Path) -> None:
+def test_bgr_images_are_converted(tmp_path: Path) -> None:
     small_data.coco2017(tmp_path)
     (tmp_path / "colour.yaml").write_text(RECIPE.replace("mean: [0.4]", "mean: [0.2, 0.4, 0.6]"))
     source = f"{{name: coco, root: {tmp_path}/train2017, file: {tmp_path}/annotations/instances_train2017.json}}"
     overrides = ["train.length=1it", "data.val=null", f"data.train.source={source}"]
     predictor = opabinia.load(launch.train(str(tmp_path / "colour.yaml"), overrides, out=tmp_path)[0])
-    red = np.random.default_rng(0).integers(0, 256, (80, 96, 3), dtype=np.uint8)
-    expected = predictor(red)
-    for found in (predictor(np.ascontiguousarray(red[:, :, ::-1]), order="BGR"), predictor([red])[0]):
-        assert all(torch.equal(found[name], expected[name]) for name in expected)
-    swapped = predictor(red, order="BGR")
+    rgb_image = np.random.default_rng(0).integers(0, 256, (80, 96, 3), dtype=np.uint8)
+    expected = predictor(rgb_image)
+    for prediction in (predictor(np.ascontiguousarray(rgb_image[:, :, ::-1]), order="BGR"), predictor([rgb_image])[0]):
+        assert all(torch.equal(prediction[name], expected[name]) for name in expected)
+    swapped = predictor(rgb_image, order="BGR")
     assert not torch.equal(swapped["scores"], expected["scores"])
 
 
 # --- the predict command ----------------------------------------------------------------------------------------------
 
 
-def test_the_command_writes_objects_and_draws_them(run: Path, folder: Path, tmp_path: Path) -> None:
-    done = command("predict", run, folder, "--out", tmp_path, "--score", "0.011")
-    assert done.exit_code == 0, done.output
+def test_the_command_writes_and_draws_detections(run: Path, folder: Path, tmp_path: Path) -> None:
+    result = command("predict", run, folder, "--out", tmp_path, "--score", "0.011")
+    assert result.exit_code == 0, result.output
     lines = [json.loads(line) for line in (tmp_path / "predictions.jsonl").read_text().splitlines()]
     assert [Path(line["path"]).name for line in lines] == ["a.png", "b.png", "c.png"]
     for line, (width, height) in zip(lines, ((128, 128), (256, 128), (128, 80)), strict=True):
@@ -142,35 +144,35 @@ def test_the_command_writes_objects_and_draws_them(run: Path, folder: Path, tmp_
     assert (tmp_path / "sheet-1.png").is_file()
 
 
-def test_nothing_is_drawn_of_what_is_not_sure(run: Path, folder: Path, tmp_path: Path) -> None:
-    done = command("predict", run, folder / "a.png", "--out", tmp_path, "--score", "1")
-    assert done.exit_code == 0 and "a.png  nothing" in done.output
+def test_detections_below_the_score_are_not_drawn(run: Path, folder: Path, tmp_path: Path) -> None:
+    result = command("predict", run, folder / "a.png", "--out", tmp_path, "--score", "1")
+    assert result.exit_code == 0 and "a.png  nothing" in result.output
     with Image.open(tmp_path / "images" / "00000-a.png") as drawing:
         assert all(len(set(colour)) == 1 for _, colour in drawing.getcolors(1 << 20) or ())
     assert json.loads((tmp_path / "predictions.jsonl").read_text())["detections"]
 
 
-def test_what_is_there_beside_what_is_found_the_worst_first(run: Path, tmp_path: Path) -> None:
+def test_ground_truth_and_predictions_are_drawn_the_worst_images_first(run: Path, tmp_path: Path) -> None:
     details = json.loads((run / "eval" / "val" / "details.json").read_text())
-    done = command("predict", run, "--split", "val", "--out", tmp_path, "--most", "4", "--score", "0.011")
-    assert done.exit_code == 0, done.output
-    found = [path.name.split("-")[1].removesuffix(".png") for path in sorted((tmp_path / "images").iterdir())]
-    worst = [Path(one["id"]).stem for one in details["worst"]]
+    result = command("predict", run, "--split", "val", "--out", tmp_path, "--most", "4", "--score", "0.011")
+    assert result.exit_code == 0, result.output
+    drawn_names = [path.name.split("-")[1].removesuffix(".png") for path in sorted((tmp_path / "images").iterdir())]
+    worst = [Path(row["id"]).stem for row in details["worst"]]
     others = [name for name in (f"{number:06d}" for number in range(6)) if name not in worst]
-    assert found == [*worst, *others][:4]
+    assert drawn_names == [*worst, *others][:4]
     assert "val/000000.png  ground truth: " in command("predict", run, "--split", "val", "--out", tmp_path).output
-    with Image.open(tmp_path / "images" / f"00000-{found[0]}.png") as drawing:
+    with Image.open(tmp_path / "images" / f"00000-{drawn_names[0]}.png") as drawing:
         assert drawing.width > 2 * 512
 
 
-def test_the_training_data_can_be_drawn_too(run: Path, tmp_path: Path) -> None:
-    done = command("predict", run, "--split", "train", "--out", tmp_path, "--most", "2")
-    assert done.exit_code == 0, done.output
+def test_training_data_can_be_drawn(run: Path, tmp_path: Path) -> None:
+    result = command("predict", run, "--split", "train", "--out", tmp_path, "--most", "2")
+    assert result.exit_code == 0, result.output
     assert [path.name for path in sorted((tmp_path / "images").iterdir())] == ["00000-000000.png", "00001-000001.png"]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ((), "give images or videos, or --split for those of the run's data"),
         (("IMAGE", "--split", "val"), "give images or videos, or --split for those of the run's data"),
@@ -179,39 +181,41 @@ def test_the_training_data_can_be_drawn_too(run: Path, tmp_path: Path) -> None:
     ],
     ids=["neither", "both", "another set", "explain"],
 )
-def test_what_cannot_be_done_is_reported(run: Path, folder: Path, arguments: tuple[str, ...], said: str) -> None:
+def test_invalid_arguments_are_reported(run: Path, folder: Path, arguments: tuple[str, ...], message: str) -> None:
     words = [str(folder / "a.png") if word == "IMAGE" else word for word in arguments]
-    done = command("predict", run, *words)
-    assert done.exit_code == 2 and said in done.output and "Traceback" not in done.output
+    result = command("predict", run, *words)
+    assert result.exit_code == 2 and message in result.output and "Traceback" not in result.output
 
 
-def test_classes_are_compared_too_and_pixels_without_labels_are_not(tmp_path: Path) -> None:
-    short = ["train.length=1it", "data.num_workers=0", "loggers=[]", "data.val.source={name: digits, split: val}"]
-    classifier = launch.train("classification/digits", short, out=tmp_path)[0]
-    done = command("predict", classifier, "--split", "val", "--out", tmp_path / "drawn", "--most", "3")
-    assert done.exit_code == 0 and done.output.count("ground truth: ") == 3, done.output
+def test_ground_truth_of_classifiers_is_drawn_but_not_of_unlabeled_data(tmp_path: Path) -> None:
+    overrides = ["train.length=1it", "data.num_workers=0", "loggers=[]", "data.val.source={name: digits, split: val}"]
+    classifier = launch.train("classification/digits", overrides, out=tmp_path)[0]
+    result = command("predict", classifier, "--split", "val", "--out", tmp_path / "drawn", "--most", "3")
+    assert result.exit_code == 0 and result.output.count("ground truth: ") == 3, result.output
     assert len(list((tmp_path / "drawn" / "images").iterdir())) == 3
-    unlabeled = launch.train("selfsup/digits_simclr", short, out=tmp_path)[0]
-    done = command("predict", unlabeled, "--split", "val")
-    assert done.exit_code == 2 and "draws no ground truth of the samples of val" in done.output
+    unlabeled = launch.train("selfsup/digits_simclr", overrides, out=tmp_path)[0]
+    result = command("predict", unlabeled, "--split", "val")
+    assert result.exit_code == 2 and "draws no ground truth of the samples of val" in result.output
 
 
 # --- other commands ---------------------------------------------------------------------------------------------------
 
 
-def test_images_are_compared_by_their_embedding(run: Path, folder: Path, tmp_path: Path) -> None:
-    done = command("extract", run, "--split", "val", "--out", tmp_path / "features")
-    assert done.exit_code == 0, done.output
+def test_embeddings_are_extracted_and_compared(run: Path, folder: Path, tmp_path: Path) -> None:
+    result = command("extract", run, "--split", "val", "--out", tmp_path / "features")
+    assert result.exit_code == 0, result.output
     assert np.load(tmp_path / "features" / "features.npy").shape == (6, 96)
     ids = json.loads((tmp_path / "features" / "ids.json").read_text())
     assert ids == [f"val/{number:06d}.png" for number in range(6)]
-    done = command("predict", run, folder / "a.png", "--gallery", folder, "--out", tmp_path / "near", "--nearest", "2")
-    assert done.exit_code == 0, done.output
+    result = command(
+        "predict", run, folder / "a.png", "--gallery", folder, "--out", tmp_path / "near", "--nearest", "2"
+    )
+    assert result.exit_code == 0, result.output
     assert len(json.loads((tmp_path / "near" / "predictions.jsonl").read_text())["nearest"]) == 2
 
 
-def test_an_embedding_does_not_depend_on_the_images_beside(predictor: Predictor, folder: Path) -> None:
+def test_embeddings_do_not_depend_on_the_rest_of_the_batch(predictor: Predictor, folder: Path) -> None:
     samples = [predictor.sample(path) for path in sorted(folder.glob("*.png"))]
-    together = predictor.embeddings(samples)
-    for one, expected in zip(samples, together, strict=True):
-        assert torch.allclose(predictor.embeddings([one])[0], expected, atol=1e-5)
+    batched = predictor.embeddings(samples)
+    for sample, expected in zip(samples, batched, strict=True):
+        assert torch.allclose(predictor.embeddings([sample])[0], expected, atol=1e-5)

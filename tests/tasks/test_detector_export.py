@@ -73,7 +73,7 @@ DETECTORS = {
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # torch warns its own developers
 @pytest.mark.parametrize("form", ["torch", "onnx"])
 @pytest.mark.parametrize("name", [*DETECTORS, *R_CNNS, *DENSE])
-def test_the_graph_detects_what_the_task_detects(name: str, form: str, tmp_path: Path) -> None:
+def test_the_graph_gives_the_detections_of_the_task(name: str, form: str, tmp_path: Path) -> None:
     if name in DETECTORS:
         pytest.importorskip("transformers", reason="the extra detr is not installed")
     torch.manual_seed(0)
@@ -88,8 +88,8 @@ def test_the_graph_detects_what_the_task_detects(name: str, form: str, tmp_path:
 
 
 def compare_graph(task: Any, form: str, folder: Path) -> Predictions:
-    """Export a model in evaluation mode, compare its graph with it for one image and for three, and return what both
-    compute."""
+    """Export a model in evaluation mode, compare its graph with the model for one image and for three, and return the
+    model's predictions."""
     if form == "onnx":
         for library in ("onnx", "onnxscript", "onnxruntime"):
             pytest.importorskip(library, reason="the extra export is not installed")

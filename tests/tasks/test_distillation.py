@@ -26,11 +26,11 @@ from opabinia.tasks.distillation import (
 from opabinia.tasks.teachers import CheckTeachers, build_teacher
 
 CLASSES = ("cat", "dog", "emu", "fox")
-FACTS = DatasetInfo(samples=8, channels=3, classes=CLASSES)
+DATASET_INFO = DatasetInfo(samples=8, channels=3, classes=CLASSES)
 
 
 class Pool(Backbone):
-    """Means of a 2 x 2 grid through one layer of some width, and dropout, which draws numbers in training."""
+    """Means of a 2 x 2 grid through one linear layer of the given width and batch norm."""
 
     def __init__(self, channels: int, width: int = 6) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Pool(Backbone):
         return features
 
 
-def task_of(width: int = 6, seed: int = 0, dataset_info: DatasetInfo = FACTS) -> Classification:
+def task_of(width: int = 6, seed: int = 0, dataset_info: DatasetInfo = DATASET_INFO) -> Classification:
     torch.manual_seed(seed)
     return Classification(dataset_info, backbone=lambda channels: Pool(channels, width))
 
@@ -60,7 +60,7 @@ def batch_of(count: int = 8) -> Batch:
 RUN = Path("runs/teacher")
 
 
-def distilled(student: Task | None = None, teacher: nn.Module | None = None, **keys: Any) -> DistilledTask:
+def make_distilled(student: Task | None = None, teacher: nn.Module | None = None, **keys: Any) -> DistilledTask:
     return distillation.add_teachers(student or task_of(), [teacher or task_of(9, seed=1)], Distill(run=RUN, **keys))
 
 
@@ -68,13 +68,15 @@ def distilled(student: Task | None = None, teacher: nn.Module | None = None, **k
 
 
 @pytest.mark.parametrize("temperature", [1.0, 4.0])
-def test_soft_targets_are_those_of_hinton(temperature: float) -> None:
+def test_soft_targets_follow_hinton(temperature: float) -> None:
     student, teacher, batch = task_of(), task_of(9, seed=1), batch_of()
-    task = distilled(student, teacher, task_weight=0.3, logits_weight=0.7, temperature=temperature)
+    task = make_distilled(student, teacher, task_weight=0.3, logits_weight=0.7, temperature=temperature)
     losses = task(batch, Clock())
-    taught = teacher.predict(batch)["logits"].div(temperature).softmax(1)
-    logits = student.predict(batch)["logits"].div(temperature).log_softmax(1)
-    expected = (taught * (taught.log() - logits)).sum(1).mean() * temperature**2
+    teacher_probabilities = teacher.predict(batch)["logits"].div(temperature).softmax(1)
+    log_probabilities = student.predict(batch)["logits"].div(temperature).log_softmax(1)
+    expected = (teacher_probabilities * (teacher_probabilities.log() - log_probabilities)).sum(
+        1
+    ).mean() * temperature**2
     torch.testing.assert_close(losses["distill_logits_loss"], 0.7 * expected)
     torch.testing.assert_close(losses["loss"], 0.3 * Classification.forward(student, batch, Clock())["loss"])
     torch.testing.assert_close(total_loss(losses)[0], losses["loss"] + losses["distill_logits_loss"])
@@ -82,18 +84,18 @@ def test_soft_targets_are_those_of_hinton(temperature: float) -> None:
 
 def test_hard_targets_are_the_teachers_best_classes() -> None:
     teacher, batch = task_of(9, seed=1), batch_of()
-    task = distilled(teacher=teacher, logits_loss="hard", logits_weight=1.0)
+    task = make_distilled(teacher=teacher, logits_loss="hard", logits_weight=1.0)
     best = teacher.predict(batch)["logits"].argmax(1)
     expected = functional.cross_entropy(task.predict(batch)["logits"], best)
     torch.testing.assert_close(task(batch, Clock())["distill_logits_loss"], expected)
 
 
-def test_symmetric_divergence_is_fastreids() -> None:
+def test_symmetric_divergence_equals_fastreids() -> None:
     golden = json.loads((Path(__file__).parents[1] / "golden" / "fastreid" / "jsdiv.json").read_text())
     student, teacher = (torch.tensor(golden["inputs"][key]) for key in ("student", "teacher"))
     for key, temperature in (("loss", 16.0), ("loss_T1", 1.0)):
-        found = logits_loss(student, teacher, "symmetric", temperature).item()
-        assert found == pytest.approx(golden["outputs"][key], rel=golden["tolerance"])
+        loss = logits_loss(student, teacher, "symmetric", temperature).item()
+        assert loss == pytest.approx(golden["outputs"][key], rel=golden["tolerance"])
 
 
 @pytest.mark.parametrize(
@@ -105,9 +107,9 @@ def test_symmetric_divergence_is_fastreids() -> None:
     ],
 )
 @pytest.mark.parametrize("width", [6, 9])
-def test_features_are_compared_through_a_projector_if_need_be(kind: str, expected: Any, width: int) -> None:
+def test_features_of_another_width_go_through_a_projector(kind: str, expected: Any, width: int) -> None:
     teacher, batch = task_of(width, seed=1), batch_of()
-    task = distilled(teacher=teacher, logits_weight=0.0, features_weight=2.0, features_loss=kind)
+    task = make_distilled(teacher=teacher, logits_weight=0.0, features_weight=2.0, features_loss=kind)
     student = task.features(batch)["embedding"]
     projectors = [module for name, module in task.named_children() if name == "distill_projector"]
     assert len(projectors) == (width != 6)
@@ -119,19 +121,19 @@ def test_features_are_compared_through_a_projector_if_need_be(kind: str, expecte
         losses["distill_features_loss"], 2 * expected(student, teacher.features(batch)["embedding"])
     )
     losses["distill_features_loss"].backward()
-    assert all(parameter.grad is not None for module in projectors for parameter in module.parameters())
+    assert all(param.grad is not None for module in projectors for param in module.parameters())
 
 
 def test_the_temperature_follows_its_schedule() -> None:
-    task = distilled(temperature=2.0, temperature_schedule=lambda clock: 1 + clock.progress)
+    task = make_distilled(temperature=2.0, temperature_schedule=lambda clock: 1 + clock.progress)
     batch = batch_of()
-    late = task(batch, Clock(step=10, total_steps=10))["distill_logits_loss"]
-    task = distilled(temperature=4.0)
-    torch.testing.assert_close(task(batch, Clock())["distill_logits_loss"], late)
+    final = task(batch, Clock(step=10, total_steps=10))["distill_logits_loss"]
+    task = make_distilled(temperature=4.0)
+    torch.testing.assert_close(task(batch, Clock())["distill_logits_loss"], final)
 
 
-class Odd(Classification):
-    """Gives its losses in a given form."""
+class CustomLosses(Classification):
+    """Returns its losses in a custom form."""
 
     form: Any = staticmethod(lambda loss: loss)
 
@@ -140,7 +142,7 @@ class Odd(Classification):
 
 
 @pytest.mark.parametrize(
-    ("form", "trained"),
+    ("form", "expected_loss"),
     [
         (lambda loss: loss, lambda loss: loss),
         (lambda loss: [loss, 2 * loss], lambda loss: 3 * loss),
@@ -148,46 +150,46 @@ class Odd(Classification):
         (lambda loss: {"total_loss": loss, "a_loss": 5 * loss}, lambda loss: loss),
     ],
 )
-def test_losses_of_any_form_are_weighted(form: Any, trained: Any) -> None:
+def test_losses_of_any_form_are_weighted(form: Any, expected_loss: Any) -> None:
     torch.manual_seed(0)
-    student = Odd(FACTS, backbone=Pool)
+    student = CustomLosses(DATASET_INFO, backbone=Pool)
     student.form = form
     batch = batch_of()
-    own = Classification.forward(student, batch, Clock())["loss"]
-    task = distilled(student, task_weight=0.25, logits_weight=2.0, features_weight=0.5)
+    student_loss = Classification.forward(student, batch, Clock())["loss"]
+    task = make_distilled(student, task_weight=0.25, logits_weight=2.0, features_weight=0.5)
     losses = task(batch, Clock())
-    teaching = losses["distill_logits_loss"] + losses["distill_features_loss"]
-    torch.testing.assert_close(total_loss(losses)[0], 0.25 * trained(own) + teaching)
+    distillation_loss = losses["distill_logits_loss"] + losses["distill_features_loss"]
+    torch.testing.assert_close(total_loss(losses)[0], 0.25 * expected_loss(student_loss) + distillation_loss)
     if "accuracy" in losses:
-        torch.testing.assert_close(losses["accuracy"], 7 * own)
+        torch.testing.assert_close(losses["accuracy"], 7 * student_loss)
 
 
 def test_shapes_that_differ_are_reported() -> None:
-    other = task_of(seed=1, dataset_info=DatasetInfo(8, 3, (*CLASSES, "gnu")))
+    teacher = task_of(seed=1, dataset_info=DatasetInfo(8, 3, (*CLASSES, "gnu")))
     with pytest.raises(
         DataMismatch, match=r"the student's logits are of shape \(8, 4\), the teacher's of shape \(8, 5\)"
     ):
-        distilled(teacher=other)(batch_of(), Clock())
+        make_distilled(teacher=teacher)(batch_of(), Clock())
 
 
-# --- the student stays what it is -------------------------------------------------------------------------------------
+# --- the student's own behavior ---------------------------------------------------------------------------------------
 
 
-def test_names_are_those_of_the_student() -> None:
-    alone = task_of()
-    task = distilled(features_weight=1.0)
+def test_state_dict_keys_are_those_of_the_student() -> None:
+    student = task_of()
+    task = make_distilled(features_weight=1.0)
     extra = {"distill_projector.weight", "distill_projector.bias"}
-    assert set(task.state_dict()) == set(alone.state_dict()) | extra
-    assert {name for name, _ in task.named_parameters()} == {name for name, _ in alone.named_parameters()} | extra
-    assert set(without_projectors(task.state_dict())) == set(alone.state_dict())
-    assert set(distilled().state_dict()) == set(alone.state_dict()), "widths do not matter to logits"
-    alone.load_state_dict(without_projectors(task.state_dict()))
+    assert set(task.state_dict()) == set(student.state_dict()) | extra
+    assert {name for name, _ in task.named_parameters()} == {name for name, _ in student.named_parameters()} | extra
+    assert set(without_projectors(task.state_dict())) == set(student.state_dict())
+    assert set(make_distilled().state_dict()) == set(student.state_dict()), "logits need no projector"
+    student.load_state_dict(without_projectors(task.state_dict()))
     batch = batch_of()
-    torch.testing.assert_close(alone.eval().predict(batch), task.eval().predict(batch))
+    torch.testing.assert_close(student.eval().predict(batch), task.eval().predict(batch))
 
 
-class Clocked(Classification):
-    """A task with a method, an attribute, a buffer and a parameter of its own, and hooks that change them."""
+class StatefulTask(Classification):
+    """A task with its own method, attribute, buffer, parameter and hooks."""
 
     def __init__(self, dataset_info: DatasetInfo) -> None:
         super().__init__(dataset_info, backbone=Pool)
@@ -216,17 +218,17 @@ class Clocked(Classification):
         return [Hook(), Hook()]
 
 
-def test_whatever_the_student_has_is_there() -> None:
-    student = Clocked(FACTS)
-    task, batch = distilled(student), batch_of()
+def test_attributes_of_the_student_are_accessible() -> None:
+    student = StatefulTask(DATASET_INFO)
+    task, batch = make_distilled(student), batch_of()
     assert task.tick() == 1
     task.ticks = 3  # as a hook does
     losses = task(batch, Clock())
     torch.testing.assert_close(losses["loss"], 0.5 * 4 * Classification.forward(student, batch, Clock())["loss"])
     assert task.predict(batch)["seen"].tolist() == [8.0] * 8
     assert task.features(batch).keys() == {"own"}
-    assert task.evaluators(FACTS) == []
-    assert [type(hook) for hook in task.hooks(FACTS)] == [Hook, Hook, CheckTeachers]
+    assert task.evaluators(DATASET_INFO) == []
+    assert [type(hook) for hook in task.hooks(DATASET_INFO)] == [Hook, Hook, CheckTeachers]
     assert {"scale", "seen"} <= task.state_dict().keys()
     assert dict(task.named_parameters())["scale"] is student.scale
     task.double()
@@ -235,9 +237,9 @@ def test_whatever_the_student_has_is_there() -> None:
         task.tock()
 
 
-def test_the_student_works_once_and_hooks_on_the_task_are_called_once() -> None:
+def test_the_student_and_forward_hooks_run_once() -> None:
     student = task_of()
-    task, calls = distilled(student, features_weight=1.0), []
+    task, calls = make_distilled(student, features_weight=1.0), []
     task.register_forward_hook(lambda *_: calls.append(1))
     task(batch_of(), Clock())
     assert isinstance(student.backbone, Pool)
@@ -247,7 +249,7 @@ def test_the_student_works_once_and_hooks_on_the_task_are_called_once() -> None:
 
 def test_training_mode_is_the_students() -> None:
     student = task_of()
-    task = distilled(student)
+    task = make_distilled(student)
     assert not task.eval().training
     assert not student.backbone.training
     assert task.train().training
@@ -255,71 +257,73 @@ def test_training_mode_is_the_students() -> None:
     assert student.backbone.training
 
 
-def test_a_step_learns_what_it_would_by_hand() -> None:
-    """Gradients, and the running statistics of both: the teacher's stay."""
+def test_gradients_equal_those_computed_by_hand() -> None:
+    """The student's running statistics are updated as well; the teacher's are not."""
     student, teacher, batch = task_of(), task_of(9, seed=1), batch_of()
-    twin, still = copy.deepcopy(student), copy.deepcopy(teacher.state_dict())
-    task = distilled(student, teacher).train()
+    reference, teacher_state = copy.deepcopy(student), copy.deepcopy(teacher.state_dict())
+    task = make_distilled(student, teacher).train()
     total_loss(task(batch, Clock()))[0].backward()
     with torch.no_grad():
-        taught = teacher.predict(batch)["logits"].log_softmax(1)
-    logits = twin.train().head(twin.backbone(twin.normalize(batch["image"])))
-    by_hand = 0.5 * functional.cross_entropy(logits, batch["label"]) + 0.5 * functional.kl_div(
-        logits.log_softmax(1), taught, reduction="batchmean", log_target=True
+        teacher_log_probabilities = teacher.predict(batch)["logits"].log_softmax(1)
+    logits = reference.train().head(reference.backbone(reference.normalize(batch["image"])))
+    expected_loss = 0.5 * functional.cross_entropy(logits, batch["label"]) + 0.5 * functional.kl_div(
+        logits.log_softmax(1), teacher_log_probabilities, reduction="batchmean", log_target=True
     )
-    by_hand.backward()
-    for (name, parameter), other in zip(student.named_parameters(), twin.parameters(), strict=True):
-        torch.testing.assert_close(parameter.grad, other.grad, msg=name)
-    torch.testing.assert_close(task.state_dict(), twin.state_dict())
-    torch.testing.assert_close(teacher.state_dict(), still)
-    assert not any(parameter.requires_grad for parameter in teacher.parameters())
+    expected_loss.backward()
+    for (name, param), expected in zip(student.named_parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(param.grad, expected.grad, msg=name)
+    torch.testing.assert_close(task.state_dict(), reference.state_dict())
+    torch.testing.assert_close(teacher.state_dict(), teacher_state)
+    assert not any(param.requires_grad for param in teacher.parameters())
 
 
 # --- the teacher ------------------------------------------------------------------------------------------------------
 
 
-def test_the_teacher_follows_but_is_no_part() -> None:
+def test_the_teacher_moves_with_the_task_but_is_no_submodule() -> None:
     teacher = task_of(9, seed=1)
-    task = distilled(teacher=teacher)
+    task = make_distilled(teacher=teacher)
     task.train()
     assert not any(module.training for module in teacher.modules())
-    mine = {id(tensor) for tensor in (*task.parameters(), *task.buffers())}
-    assert not mine & {id(tensor) for tensor in (*teacher.parameters(), *teacher.buffers())}
+    student_ids = {id(tensor) for tensor in (*task.parameters(), *task.buffers())}
+    assert not student_ids & {id(tensor) for tensor in (*teacher.parameters(), *teacher.buffers())}
     assert all(module is not teacher for module in task.modules())
     task.to("meta")
     assert {tensor.device.type for tensor in (*teacher.parameters(), *teacher.buffers())} == {"meta"}
     assert {tensor.device.type for tensor in task.parameters()} == {"meta"}
 
 
-def test_a_copy_is_whole_and_its_own_but_for_the_teachers() -> None:
-    task = distilled(features_weight=1.0, ema_teacher=EmaTeacher())
-    other = copy.deepcopy(task)
+def test_a_deep_copy_shares_only_the_teachers() -> None:
+    task = make_distilled(features_weight=1.0, ema_teacher=EmaTeacher())
+    clone = copy.deepcopy(task)
     batch = batch_of()
-    torch.testing.assert_close(other.eval()(batch, Clock()), task.eval()(batch, Clock()))
+    torch.testing.assert_close(clone.eval()(batch, Clock()), task.eval()(batch, Clock()))
     with torch.no_grad():
-        for parameter in other.parameters():
-            parameter.zero_()
-    assert any(parameter.any() for parameter in task.parameters())
-    assert other(batch, Clock())["distill_logits_loss"] != task(batch, Clock())["distill_logits_loss"]
-    assert [one.model for one in other._distillation.teachers] == [one.model for one in task._distillation.teachers]
-    other.note = 1
+        for param in clone.parameters():
+            param.zero_()
+    assert any(param.any() for param in task.parameters())
+    assert clone(batch, Clock())["distill_logits_loss"] != task(batch, Clock())["distill_logits_loss"]
+    assert [teacher.model for teacher in clone._distillation.teachers] == [
+        teacher.model for teacher in task._distillation.teachers
+    ]
+    clone.note = 1
     assert not hasattr(task, "note")
 
 
-def test_graphs_and_activations_are_not_kept() -> None:
-    task = distilled(features_weight=1.0, ema_teacher=EmaTeacher())
+def test_activations_are_released_after_the_forward_pass() -> None:
+    task = make_distilled(features_weight=1.0, ema_teacher=EmaTeacher())
     task(batch_of(), Clock())
     task.predict(batch_of())
-    taps = [
+    recorders = [
         *task._distillation.recorders.values(),
-        *(tap for one in task._distillation.teachers for tap in one.recorders.values()),
+        *(recorder for teacher in task._distillation.teachers for recorder in teacher.recorders.values()),
     ]
-    assert len(taps) == 6
-    assert not [tap.outputs for tap in taps if tap.outputs]
+    assert len(recorders) == 6
+    assert not [recorder.outputs for recorder in recorders if recorder.outputs]
 
 
 def test_the_log_shows_the_teacher() -> None:
-    text = str(distilled(ema_teacher=EmaTeacher()))
+    text = str(make_distilled(ema_teacher=EmaTeacher()))
     assert "(teacher): Classification" in text
     assert "(average): Classification" in text
     assert "(loss): <function cross_entropy" in text
@@ -328,153 +332,153 @@ def test_the_log_shows_the_teacher() -> None:
 # --- several teachers -------------------------------------------------------------------------------------------------
 
 
-def of_several(**keys: Any) -> Distill:
+def two_teacher_settings(**keys: Any) -> Distill:
     return Distill(teachers=[Teacher(run=RUN), Teacher(run=RUN)], **keys)
 
 
 @pytest.mark.parametrize("kind", ["soft", "symmetric", "hard", "mse"])
-def test_of_several_teachers_the_mean_is_learned(kind: Any) -> None:
+def test_losses_of_several_teachers_are_averaged(kind: Any) -> None:
     keys: dict[str, Any] = {"logits_loss": kind, "features_weight": 1.0, "temperature": 16.0}
     teachers, batch = [task_of(seed=1), task_of(seed=2)], batch_of()
-    alone = [distilled(teacher=copy.deepcopy(one), **keys)(batch, Clock()) for one in teachers]
-    losses = distillation.add_teachers(task_of(), teachers, of_several(**keys))(batch, Clock())
+    single = [make_distilled(teacher=copy.deepcopy(teacher), **keys)(batch, Clock()) for teacher in teachers]
+    losses = distillation.add_teachers(task_of(), teachers, two_teacher_settings(**keys))(batch, Clock())
     for name in ("distill_logits_loss", "distill_features_loss"):
-        torch.testing.assert_close(losses[name], (alone[0][name] + alone[1][name]) / 2)
-    assert losses["loss"] == alone[0]["loss"]
+        torch.testing.assert_close(losses[name], (single[0][name] + single[1][name]) / 2)
+    assert losses["loss"] == single[0]["loss"]
 
 
-def test_each_teacher_has_a_projector_if_it_needs_one() -> None:
+def test_each_teacher_of_another_width_has_a_projector() -> None:
     keys: dict[str, Any] = {"features_weight": 1.0, "ema_teacher": EmaTeacher()}
-    task = distillation.add_teachers(task_of(), [task_of(seed=1), task_of(9, seed=2)], of_several(**keys))
-    extra = {"distill_projector_2.weight", "distill_projector_2.bias"}
-    assert set(task.state_dict()) == set(task_of().state_dict()) | extra
+    task = distillation.add_teachers(task_of(), [task_of(seed=1), task_of(9, seed=2)], two_teacher_settings(**keys))
+    projector_keys = {"distill_projector_2.weight", "distill_projector_2.bias"}
+    assert set(task.state_dict()) == set(task_of().state_dict()) | projector_keys
     assert set(without_projectors(task.state_dict())) == set(task_of().state_dict())
     assert task(batch_of(), Clock())["distill_features_loss"].isfinite()
 
 
-class Mirrored(Classification):
-    """Predicts the mean of what it says of an image and of its mirror image, as re-identification does."""
+class MirrorAveraged(Classification):
+    """Predicts the mean of the logits of an image and its mirror image, as re-identification does."""
 
     def predict(self, batch: Batch) -> Predictions:
         logits = super().predict(batch)["logits"]
         return {"logits": (logits + super().predict({**batch, "image": batch["image"].flip(-1)})["logits"]) / 2}
 
 
-def test_what_a_teacher_says_of_mirror_images_is_left_out() -> None:
+def test_a_teachers_predictions_for_mirror_images_are_ignored() -> None:
     torch.manual_seed(1)
-    teacher, batch = Mirrored(FACTS, backbone=Pool), batch_of()
+    teacher, batch = MirrorAveraged(DATASET_INFO, backbone=Pool), batch_of()
     keys: dict[str, Any] = {"features_weight": 1.0}
-    expected = distilled(teacher=task_of(seed=1), **keys)(batch, Clock())
-    torch.testing.assert_close(distilled(teacher=teacher, **keys)(batch, Clock()), expected)
+    expected = make_distilled(teacher=task_of(seed=1), **keys)(batch, Clock())
+    torch.testing.assert_close(make_distilled(teacher=teacher, **keys)(batch, Clock()), expected)
 
 
-# --- its own average --------------------------------------------------------------------------------------------------
+# --- EMA teacher ------------------------------------------------------------------------------------------------------
 
 
-def following(momentum: float, **keys: Any) -> tuple[DistilledTask, Task, Hook]:
-    """A task that its own average teaches, the average, and the hook that updates it."""
+def task_with_ema_teacher(momentum: float, **keys: Any) -> tuple[DistilledTask, Task, Hook]:
+    """Return a task with an EMA teacher, the EMA model, and the hook that updates it."""
     task = distillation.add_teachers(task_of(), [], Distill(ema_teacher=EmaTeacher(decay=momentum), **keys))
-    average = ema_teacher(task)
-    assert average is not None
-    (hook,) = task.hooks(FACTS)
+    ema_model = ema_teacher(task)
+    assert ema_model is not None
+    (hook,) = task.hooks(DATASET_INFO)
     hook.start(NO_RUN)
-    return task, average, hook
+    return task, ema_model, hook
 
 
 NO_RUN: Any = None
 
 
 def step(task: Task) -> None:
-    """A step down the gradient, which changes running statistics, too."""
+    """Take an SGD step, which updates running statistics as well."""
     total_loss(task.train()(batch_of(), Clock()))[0].backward()
     with torch.no_grad():
-        for parameter in task.parameters():
-            if parameter.grad is not None:
-                parameter -= 0.5 * parameter.grad
-                parameter.grad = None
+        for param in task.parameters():
+            if param.grad is not None:
+                param -= 0.5 * param.grad
+                param.grad = None
 
 
-def test_the_average_is_one_of_weights_and_running_statistics() -> None:
-    task, average, hook = following(0.9)
+def test_the_ema_averages_weights_and_running_statistics() -> None:
+    task, ema_model, hook = task_with_ema_teacher(0.9)
     expected = {name: value.clone() for name, value in task.state_dict().items()}
     for _ in range(3):
         step(task)
         hook.after_step(NO_RUN)
         for name, value in task.state_dict().items():
-            kept = 0.9 * expected[name] + 0.1 * value
-            expected[name] = kept if value.is_floating_point() else value.clone()
-    torch.testing.assert_close(dict(average.state_dict()), expected)
+            ema_value = 0.9 * expected[name] + 0.1 * value
+            expected[name] = ema_value if value.is_floating_point() else value.clone()
+    torch.testing.assert_close(dict(ema_model.state_dict()), expected)
     mean = "backbone.layers.3.running_mean"
-    assert not torch.equal(average.state_dict()[mean], task.state_dict()[mean])
-    assert not any(module.training for module in average.modules())
-    assert not any(parameter.requires_grad for parameter in average.parameters())
+    assert not torch.equal(ema_model.state_dict()[mean], task.state_dict()[mean])
+    assert not any(module.training for module in ema_model.modules())
+    assert not any(param.requires_grad for param in ema_model.parameters())
 
 
-def test_the_average_teaches_what_it_says_itself() -> None:
-    task, average, hook = following(0.5, logits_loss="symmetric", temperature=16.0, logits_weight=1.0)
+def test_the_ema_teacher_uses_its_own_predictions() -> None:
+    task, ema_model, hook = task_with_ema_teacher(0.5, logits_loss="symmetric", temperature=16.0, logits_weight=1.0)
     step(task)
     hook.after_step(NO_RUN)
     batch = batch_of()
-    logits, own = average.predict(batch)["logits"], task.eval().predict(batch)["logits"]
-    expected = logits_loss(own, logits, "symmetric", 16.0)
+    logits, student_logits = ema_model.predict(batch)["logits"], task.eval().predict(batch)["logits"]
+    expected = logits_loss(student_logits, logits, "symmetric", 16.0)
     assert expected > 0
     torch.testing.assert_close(task(batch, Clock())["distill_logits_loss"], expected)
 
 
-def test_the_average_is_no_part_of_the_student_but_saved() -> None:
-    task, average, hook = following(0.9)
+def test_the_ema_is_saved_separately_from_the_student() -> None:
+    task, ema_model, hook = task_with_ema_teacher(0.9)
     assert set(task.state_dict()) == set(task_of().state_dict())
     step(task)
     hook.after_step(NO_RUN)
     saved = {name: value.clone() for name, value in hook.tensors().items()}
-    other, restored, again = following(0.9)
-    again.load_tensors(saved)
-    again.start(NO_RUN)
-    torch.testing.assert_close(dict(restored.state_dict()), dict(average.state_dict()), rtol=0, atol=0)
-    assert not torch.equal(next(other.parameters()), next(restored.parameters()))
+    student, restored, restored_hook = task_with_ema_teacher(0.9)
+    restored_hook.load_tensors(saved)
+    restored_hook.start(NO_RUN)
+    torch.testing.assert_close(dict(restored.state_dict()), dict(ema_model.state_dict()), rtol=0, atol=0)
+    assert not torch.equal(next(student.parameters()), next(restored.parameters()))
 
 
-def test_the_mean_is_taken_over_the_average_too() -> None:
+def test_losses_are_averaged_over_fixed_and_ema_teachers() -> None:
     teacher, batch = task_of(seed=1), batch_of()
-    both = distilled(task_of().eval(), teacher, ema_teacher=EmaTeacher())(batch, Clock())["distill_logits_loss"]
-    alone = distilled(task_of().eval(), teacher)(batch, Clock())["distill_logits_loss"]
-    torch.testing.assert_close(both, alone / 2)  # which says nothing else than the student so far
+    both = make_distilled(task_of().eval(), teacher, ema_teacher=EmaTeacher())(batch, Clock())["distill_logits_loss"]
+    teacher_only = make_distilled(task_of().eval(), teacher)(batch, Clock())["distill_logits_loss"]
+    torch.testing.assert_close(both, teacher_only / 2)  # the EMA still equals the student
 
 
 # --- modules by name --------------------------------------------------------------------------------------------------
 
 
-def test_inner_layers_can_be_compared() -> None:
-    """Maps of a ResNet with tokens of another; the widths are those of their last layers."""
+def test_inner_layers_can_be_distilled() -> None:
+    """Compare inner feature maps of two ResNets; their widths are taken from their last layers."""
 
     def resnet(model: str) -> Classification:
-        return Classification(FACTS, backbone=lambda channels: timm(channels, model=model))
+        return Classification(DATASET_INFO, backbone=lambda channels: timm(channels, model=model))
 
     student, teacher = resnet("test_resnet"), resnet("test_byobnet")
     keys = {"student_features": "backbone.model.layer3", "teacher_features": "backbone.model.stages.2"}
-    task = distilled(student, teacher, logits_weight=0.0, features_weight=1.0, features_loss="mse", **keys)
+    task = make_distilled(student, teacher, logits_weight=0.0, features_weight=1.0, features_loss="mse", **keys)
     batch = {**batch_of(2), "image": torch.rand(2, 3, 64, 64)}
     losses = task(batch, Clock())
     losses["distill_features_loss"].backward()
     assert student.backbone.get_parameter("model.layer3.0.conv1.weight").grad is not None
 
 
-class Crops(Classification):
-    """Looks at two halves of a batch in turn."""
+class HalfBatches(Classification):
+    """Processes two halves of a batch in turn."""
 
     def forward(self, batch: Batch, clock: Clock) -> dict[str, Tensor]:
         halves = [self.head(self.embed({"image": half})) for half in batch["image"].chunk(2)]
         return {"loss": self.loss(torch.cat(halves), batch["label"])}
 
 
-def test_outputs_of_several_calls_are_put_together() -> None:
+def test_outputs_of_several_calls_are_concatenated() -> None:
     torch.manual_seed(0)
-    student, batch = Crops(FACTS, backbone=Pool).eval(), batch_of()
+    student, batch = HalfBatches(DATASET_INFO, backbone=Pool).eval(), batch_of()
     teacher = task_of(9, seed=1)
-    both = distilled(student, teacher)(batch, Clock())
-    whole = distilled(task_of().eval(), teacher)(batch, Clock())
+    in_halves = make_distilled(student, teacher)(batch, Clock())
+    in_one_pass = make_distilled(task_of().eval(), teacher)(batch, Clock())
     for name in ("loss", "distill_logits_loss"):
-        torch.testing.assert_close(both[name], whole[name])
+        torch.testing.assert_close(in_halves[name], in_one_pass[name])
 
 
 @pytest.mark.parametrize(
@@ -489,76 +493,76 @@ def test_outputs_of_several_calls_are_put_together() -> None:
         ),
     ],
 )
-def test_mistakes_are_reported_at_once(keys: dict[str, Any], message: str) -> None:
+def test_invalid_settings_are_reported_at_construction(keys: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        distilled(**keys)
+        make_distilled(**keys)
 
 
-def test_modules_that_take_no_part_are_reported() -> None:
+def test_modules_that_are_not_called_are_reported() -> None:
     student = task_of()
     student.add_module("idle", nn.Linear(1, 4))
     with pytest.raises(ValueError, match="the student's 'idle' was not called in the forward pass"):
-        distilled(student, student_logits="idle")(batch_of(), Clock())
+        make_distilled(student, student_logits="idle")(batch_of(), Clock())
 
 
 # --- timm's models as teachers ----------------------------------------------------------------------------------------
 
 
-def teach(**keys: Any) -> Teacher:
+def teacher_settings(**keys: Any) -> Teacher:
     return Teacher(**keys)
 
 
 def image_teacher(teacher: Teacher, *, logits: bool = True) -> Any:
-    return build_teacher(teacher, FACTS, lambda run: nn.Identity(), logits=logits).eval()
+    return build_teacher(teacher, DATASET_INFO, lambda run: nn.Identity(), logits=logits).eval()
 
 
-def pretrained(folder: Path, classes: int) -> tuple[Any, dict[str, Any]]:
-    """timm's own model, and the options that make it "download" these weights from a file."""
+def save_pretrained(folder: Path, classes: int) -> tuple[Any, dict[str, Any]]:
+    """Return a timm model, and the options to load its weights from a file as pretrained weights."""
     torch.manual_seed(3)
-    whole = timm_library.create_model("test_vit", num_classes=classes).eval()
+    model = timm_library.create_model("test_vit", num_classes=classes).eval()
     with torch.no_grad():
-        whole.head.weight.normal_()
-    torch.save(whole.state_dict(), folder / "teacher.pth")
-    return whole, {"pretrained_cfg_overlay": {"file": str(folder / "teacher.pth"), "num_classes": classes}}
+        model.head.weight.normal_()
+    torch.save(model.state_dict(), folder / "teacher.pth")
+    return model, {"pretrained_cfg_overlay": {"file": str(folder / "teacher.pth"), "num_classes": classes}}
 
 
-def test_a_pretrained_timm_model_teaches_what_it_knows(tmp_path: Path) -> None:
-    whole, options = pretrained(tmp_path, 4)
-    settings = teach(backbone=lambda c: timm(c, model="test_vit", pretrained=True, options=options))
+def test_a_pretrained_timm_model_can_be_the_teacher(tmp_path: Path) -> None:
+    model, options = save_pretrained(tmp_path, 4)
+    settings = teacher_settings(backbone=lambda c: timm(c, model="test_vit", pretrained=True, options=options))
     teacher = image_teacher(settings)
     images = torch.randint(0, 256, (2, 3, 160, 160), dtype=torch.uint8)
-    torch.testing.assert_close(teacher.predict({"image": images})["logits"], whole((images / 255 - 0.5) / 0.5))
+    torch.testing.assert_close(teacher.predict({"image": images})["logits"], model((images / 255 - 0.5) / 0.5))
     batch = {**batch_of(2), "image": images}
-    assert distilled(task_of(), teacher)(batch, Clock())["distill_logits_loss"].isfinite()
+    assert make_distilled(task_of(), teacher)(batch, Clock())["distill_logits_loss"].isfinite()
 
 
-def test_a_file_of_weights_makes_a_teacher(tmp_path: Path) -> None:
-    whole, _ = pretrained(tmp_path, 4)
+def test_a_weights_file_can_be_loaded_as_teacher(tmp_path: Path) -> None:
+    model, _ = save_pretrained(tmp_path, 4)
     keys: dict[str, Any] = {"backbone": lambda c: timm(c, model="test_vit"), "weights": tmp_path / "teacher.pth"}
-    teacher = image_teacher(teach(**keys, mean=[0.2], std=[0.3]))
+    teacher = image_teacher(teacher_settings(**keys, mean=[0.2], std=[0.3]))
     images = torch.rand(2, 3, 160, 160)
-    torch.testing.assert_close(teacher.predict({"image": images})["logits"], whole((images - 0.2) / 0.3))
-    pretrained(tmp_path, 9)
+    torch.testing.assert_close(teacher.predict({"image": images})["logits"], model((images - 0.2) / 0.3))
+    save_pretrained(tmp_path, 9)
     with pytest.raises(ValueError, match=r"(?s)^weights: they do not fill the teacher; .*head.weight 9x64 -> 4x64"):
-        image_teacher(teach(**keys))
-    image_teacher(teach(**keys), logits=False)
+        image_teacher(teacher_settings(**keys))
+    image_teacher(teacher_settings(**keys), logits=False)
 
 
-def test_teachers_that_know_nothing_are_refused(tmp_path: Path) -> None:
-    _, options = pretrained(tmp_path, 9)
-    drawn = teach(backbone=lambda c: timm(c, model="test_vit"))
+def test_invalid_teachers_are_refused(tmp_path: Path) -> None:
+    _, options = save_pretrained(tmp_path, 9)
+    untrained = teacher_settings(backbone=lambda c: timm(c, model="test_vit"))
     with pytest.raises(ValueError, match="this teacher has no trained weights"):
-        image_teacher(drawn)
-    other = teach(backbone=lambda c: timm(c, model="test_vit", pretrained=True, options=options))
+        image_teacher(untrained)
+    other_classes = teacher_settings(backbone=lambda c: timm(c, model="test_vit", pretrained=True, options=options))
     with pytest.raises(ValueError, match=r"the teacher's classifier has 9 classes, the data 4; .* logits_weight: 0"):
-        image_teacher(other)
-    for neither_or_both in (teach(), teach(run=tmp_path, backbone=lambda c: timm(c, model="test_vit"))):
+        image_teacher(other_classes)
+    for invalid in (teacher_settings(), teacher_settings(run=tmp_path, backbone=lambda c: timm(c, model="test_vit"))):
         with pytest.raises(ValueError, match="either a run or a backbone"):
-            image_teacher(neither_or_both)
+            image_teacher(invalid)
     with pytest.raises(ValueError, match=r"^mean: belongs to a teacher that is a backbone"):
-        image_teacher(teach(run=tmp_path, mean=[0.5]))
+        image_teacher(teacher_settings(run=tmp_path, mean=[0.5]))
     grey = task_of(dataset_info=DatasetInfo(8, 1, CLASSES))
     with pytest.raises(ValueError, match=r"^run: .* takes images with 1 channels, the data's have 3"):
-        build_teacher(teach(run=tmp_path), FACTS, lambda _: grey, logits=True)
+        build_teacher(teacher_settings(run=tmp_path), DATASET_INFO, lambda _: grey, logits=True)
     with pytest.raises(ValueError, match="there is no teacher; give a run, a backbone, teachers or ema_teacher"):
         _ = Distill().fixed_teachers

@@ -8,16 +8,16 @@ from opabinia.models.losses.cross_entropy import cross_entropy
 from opabinia.models.losses.metric import triplet
 from opabinia.tasks.reid.mgn import MGN
 
-FACTS = DatasetInfo(samples=8, classes=("ann", "bob", "cid", "dot"), queries=True)
+DATASET_INFO = DatasetInfo(samples=8, classes=("ann", "bob", "cid", "dot"), queries=True)
 
 
-def make(**keys: object) -> MGN:
+def make_task(**keys: object) -> MGN:
     torch.manual_seed(0)
 
     def backbone(channels: int) -> object:
         return timm(channels, model="resnet10t", options={"stem_width": 8, "channels": [8, 8, 16, 16]})
 
-    return MGN(FACTS, backbone=backbone, embedding=6, **keys)  # type: ignore[arg-type]
+    return MGN(DATASET_INFO, backbone=backbone, embedding=6, **keys)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -26,22 +26,22 @@ def batch() -> Batch:
     return {"image": images, "label": torch.arange(8) // 2, "id": [str(number) for number in range(8)]}
 
 
-def test_eight_features_five_comparisons(batch: Batch) -> None:
-    task = make(metric_losses=[triplet])
-    said = task(batch, Clock())
-    assert said.keys() == {"cross_entropy_loss", "top1", "triplet_loss", "anchors"}
+def test_eight_features_and_five_triplet_losses(batch: Batch) -> None:
+    task = make_task(metric_losses=[triplet])
+    losses = task(batch, Clock())
+    assert losses.keys() == {"cross_entropy_loss", "top1", "triplet_loss", "anchors"}
 
-    found = task._parts(batch)
-    losses = [cross_entropy(part.logits, batch["label"]) for part in found]
-    torch.testing.assert_close(said["cross_entropy_loss"], 0.125 * sum(losses))
-    b1, b2, b3, b21, b22, b31, b32, b33 = (part.before for part in found)
+    branches = task._parts(batch)
+    cross_entropies = [cross_entropy(part.logits, batch["label"]) for part in branches]
+    torch.testing.assert_close(losses["cross_entropy_loss"], 0.125 * sum(cross_entropies))
+    b1, b2, b3, b21, b22, b31, b32, b33 = (part.before for part in branches)
     compared: list[Tensor] = [b1, b2, b3, torch.cat([b21, b22], 1), torch.cat([b31, b32, b33], 1)]
     expected = 0.2 * sum(triplet(features, batch["label"]) for features in compared)
-    torch.testing.assert_close(said["triplet_loss"], expected)
+    torch.testing.assert_close(losses["triplet_loss"], expected)
 
 
-def test_what_is_evaluated_are_the_eight_side_by_side(batch: Batch) -> None:
-    task = make().eval()
+def test_the_embedding_concatenates_the_eight_features(batch: Batch) -> None:
+    task = make_task().eval()
     predictions = task.predict(batch)
     assert predictions["embedding"].shape == (8, 48)
     assert predictions["logits"].shape == (8, 4)
@@ -49,9 +49,9 @@ def test_what_is_evaluated_are_the_eight_side_by_side(batch: Batch) -> None:
     torch.testing.assert_close(task.features(batch)["embedding"], predictions["embedding"])
 
 
-def test_every_branch_learns(batch: Batch) -> None:
-    task = make(metric_losses=[triplet])
-    said = task(batch, Clock())
-    (said["cross_entropy_loss"] + said["triplet_loss"]).backward()
-    without = [name for name, one in task.named_parameters() if one.requires_grad and one.grad is None]
-    assert not without
+def test_every_branch_has_gradients(batch: Batch) -> None:
+    task = make_task(metric_losses=[triplet])
+    losses = task(batch, Clock())
+    (losses["cross_entropy_loss"] + losses["triplet_loss"]).backward()
+    without_gradient = [name for name, param in task.named_parameters() if param.requires_grad and param.grad is None]
+    assert not without_gradient

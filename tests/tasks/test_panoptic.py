@@ -1,4 +1,4 @@
-"""The panoptic task: what Panoptic FPN and mask classifiers learn and predict, and what it refuses."""
+"""The panoptic task with Panoptic FPN and mask classifiers: losses, predictions, export and invalid settings."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from opabinia.inference.export.exported_task import _original, _readable
 from opabinia.tasks.segmentation import Panoptic
 from tests.tasks.test_segmentation import Pixels
 
-FACTS = DatasetInfo(
+DATASET_INFO = DatasetInfo(
     samples=4, channels=1, classes=("dot", "sky", "bar"), boxes=True, masks=True, maps=True, thing_labels=(0, 2)
 )
 
 
 class Bars(Detector):
-    """Finds a bar in the upper left corner of each image, of 2 x 2 pixels."""
+    """A detector that finds a bar of 2 x 2 pixels in the upper left corner of each image."""
 
     masks = True
     size_multiple = 4
@@ -67,7 +67,7 @@ class Bars(Detector):
 
 
 class Sky(SegmentationDecoder):
-    """Bright pixels are sky, others belong to objects."""
+    """A decoder that classifies bright pixels as sky, others as objects."""
 
     def __init__(self, levels: Sequence[Level], classes: int) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class Sky(SegmentationDecoder):
 
 
 class Queries(SegmentationDecoder):
-    """Two queries: bright pixels are sky, others a bar."""
+    """A decoder with two queries: bright pixels are sky, others a bar."""
 
     own_losses = True
     segments: Sequence[MaskTargets] = ()
@@ -96,13 +96,13 @@ class Queries(SegmentationDecoder):
         return [(classes, torch.cat([maps[0], -maps[0]], 1) * 9)]
 
 
-def task(**keys: Any) -> Panoptic:
-    parts: dict[str, Any] = {"backbone": Pixels, "decoder": Sky, "detector": Bars, "min_area": 1}
-    return Panoptic(FACTS, **parts | {"mean": [0.5], "std": [0.5]} | keys)
+def make_task(**keys: Any) -> Panoptic:
+    options: dict[str, Any] = {"backbone": Pixels, "decoder": Sky, "detector": Bars, "min_area": 1}
+    return Panoptic(DATASET_INFO, **options | {"mean": [0.5], "std": [0.5]} | keys)
 
 
 def batch_of() -> Batch:
-    """Two images of 4 x 4 and 4 x 3 pixels: a bar of 2 x 2 pixels before a bright sky; originals are twice as large."""
+    """Return images of 4 x 4 and 4 x 3 pixels, a bar of 2 x 2 pixels in a bright sky; originals are twice as large."""
     images = torch.full((2, 1, 4, 4), 1.0)
     images[:, :, :2, :2] = 0
     classes = torch.full((2, 4, 4), 1, dtype=torch.uint8)
@@ -135,8 +135,8 @@ def batch_of() -> Batch:
 
 @pytest.mark.parametrize("keys", [{}, {"decoder": Queries, "detector": None}], ids=["panoptic_fpn", "queries"])
 def test_a_perfect_prediction(keys: dict[str, Any], tmp_path: Path) -> None:
-    model, batch = task(**keys).eval(), batch_of()
-    evaluators = model.evaluators(FACTS)
+    model, batch = make_task(**keys).eval(), batch_of()
+    evaluators = model.evaluators(DATASET_INFO)
     with torch.no_grad():
         predictions = model.predict(batch)
     for row, maps in enumerate(batch["ground_truth_map"]):
@@ -163,14 +163,14 @@ def test_a_perfect_prediction(keys: dict[str, Any], tmp_path: Path) -> None:
     model.save_drawing(tmp_path, "b", sample, prediction)
     written = np.asarray(Image.open(tmp_path / "maps" / "b.png"))
     assert np.array_equal(written[..., 0], prediction["segments"][:8, :6]) and not written[..., 1:].any()
-    comparison = model.compare(sample, prediction, FACTS.classes)
+    comparison = model.compare(sample, prediction, DATASET_INFO.classes)
     assert comparison is not None and "1 x bar" in comparison.caption
 
 
-def test_panoptic_fpn_learns_countable_classes_and_one_class_for_all_of_them() -> None:
-    model, batch = task(decoder_weight=2.0), batch_of()
+def test_panoptic_fpn_merges_countable_classes_for_the_decoder() -> None:
+    model, batch = make_task(decoder_weight=2.0), batch_of()
     losses = model(batch, Clock())
-    assert losses["loss_box"] == 2  # of the detector's classes a bar is the second one
+    assert losses["loss_box"] == 2  # a bar is the second of the detector's classes
     assert losses["loss_semantic"] < 1e-6
     batch["image"] = 1 - batch["image"]
     assert model(batch, Clock())["loss_semantic"].item() == pytest.approx(2 * 18, rel=1e-3)
@@ -178,8 +178,8 @@ def test_panoptic_fpn_learns_countable_classes_and_one_class_for_all_of_them() -
     assert model(batch, Clock())["loss_semantic"] == 0
 
 
-def test_mask_classifiers_learn_objects_and_other_classes() -> None:
-    model, batch = task(decoder=Queries, detector=None), batch_of()
+def test_targets_of_mask_classifiers_are_objects_and_stuff() -> None:
+    model, batch = make_task(decoder=Queries, detector=None), batch_of()
     model(batch, Clock())
     decoder: Any = model.decoder
     for row, segments in enumerate(decoder.segments):
@@ -195,11 +195,11 @@ def test_a_prediction_with_losses_decodes_once(monkeypatch: pytest.MonkeyPatch) 
     for keys, decoder, method in cases:
         decode = Mock(side_effect=partial(getattr(decoder, method), None))
         monkeypatch.setattr(decoder, method, decode)
-        assert "losses/loss" in task(**keys).eval().predict(batch_of())
+        assert "losses/loss" in make_task(**keys).eval().predict(batch_of())
         decode.assert_called_once()
 
 
-def test_what_it_refuses() -> None:
+def test_invalid_settings_and_data_are_refused() -> None:
     class Boxes(Bars):
         masks = False
 
@@ -212,13 +212,13 @@ def test_what_it_refuses() -> None:
         ({"detector": Boxes}, "needs instance masks and a feature pyramid"),
     ):
         with pytest.raises(ValueError, match=message):
-            task(**keys)
+            make_task(**keys)
     for change in ({"maps": False}, {"masks": False}, {"thing_labels": ()}):
         with pytest.raises(ValueError, match="take a source of panoptic data"):
-            Panoptic(replace(FACTS, **change), backbone=Pixels, decoder=Sky, detector=Bars)
-    model = task()
+            Panoptic(replace(DATASET_INFO, **change), backbone=Pixels, decoder=Sky, detector=Bars)
+    model = make_task()
     with pytest.raises(ValueError, match="with the objects of the same classes to compare with"):
-        model.evaluators(replace(FACTS, thing_labels=(0,)))
+        model.evaluators(replace(DATASET_INFO, thing_labels=(0,)))
     with pytest.raises(ValueError, match="panoptic"):
         model.explain({})
     with pytest.raises(ValueError, match=r"task\.detector: Bars has no detect_batch"):
@@ -226,7 +226,7 @@ def test_what_it_refuses() -> None:
 
 
 def test_the_exported_function_merges_padded_images() -> None:
-    module = task(decoder=Queries, detector=None).eval().export_module()
+    module = make_task(decoder=Queries, detector=None).eval().export_module()
     module.check_static()
     inputs = {"image": batch_of()["image"], "image_sizes": torch.tensor(batch_of()["image_sizes"])}
     with torch.no_grad():
@@ -240,12 +240,14 @@ def test_the_exported_function_merges_padded_images() -> None:
     maps = [ground_truth.labels for ground_truth in batch_of()["ground_truth_map"]]
     assert np.array_equal(original["segmentation"][0], maps[0])
     assert np.array_equal(original["segmentation"][1, :, :6], maps[1]) and (original["segments"][1, :, 6:] == 0).all()
-    assert {row["class"] for row in _readable(FACTS, {key: rows[1] for key, rows in original.items()})["segments"]} == {
+    assert {
+        row["class"] for row in _readable(DATASET_INFO, {key: rows[1] for key, rows in original.items()})["segments"]
+    } == {
         "bar",
         "sky",
     }
     tensors = {name: rows[1].numpy() for name, rows in actual.items()}
-    described = predict_script.describe(tensors, list(FACTS.classes), 1.0, (4, 3))["segments"]
+    described = predict_script.describe(tensors, list(DATASET_INFO.classes), 1.0, (4, 3))["segments"]
     assert {row["class"]: row["share"] for row in described} == {
         "bar": pytest.approx(1 / 3),
         "sky": pytest.approx(2 / 3),

@@ -1,4 +1,4 @@
-"""The segmentation task: losses, maps of original images, windows, views, and what it refuses."""
+"""The segmentation task: losses, maps of original images, sliding windows, augmented views, and invalid data."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from opabinia.tasks.dense_base import TestTimeAugmentation
 from opabinia.tasks.segmentation import Segmentation
 from opabinia.tasks.segmentation.inference import SlidingWindow, original_maps, window_starts
 
-FACTS = DatasetInfo(samples=4, channels=1, classes=("dark", "bright"), maps=True)
+DATASET_INFO = DatasetInfo(samples=4, channels=1, classes=("dark", "bright"), maps=True)
 CLOCK = Clock()
 
 
 class Pixels(Backbone):
-    """Gives the normalized images themselves."""
+    """A backbone whose features are the normalized images."""
 
     out_channels = 1
 
@@ -55,7 +55,7 @@ class Pixels(Backbone):
 
 
 class Threshold(SegmentationDecoder):
-    """Pixels above the mean are bright."""
+    """A decoder that classifies pixels above the mean as bright."""
 
     def __init__(self, levels: Sequence[Level], classes: int) -> None:
         super().__init__()
@@ -64,12 +64,12 @@ class Threshold(SegmentationDecoder):
         return torch.cat([-maps[0], maps[0]], 1) * 9
 
 
-def segmentation(dataset_info: DatasetInfo = FACTS, decoder: Any = Threshold, **keys: Any) -> Segmentation:
+def segmentation(dataset_info: DatasetInfo = DATASET_INFO, decoder: Any = Threshold, **keys: Any) -> Segmentation:
     return Segmentation(dataset_info, backbone=Pixels, decoder=decoder, mean=[0.5], std=[1.0], **keys).eval()
 
 
 def batch_of(sizes: Sequence[tuple[int, int]], scale: int = 1) -> Batch:
-    """Images whose left half is bright, in a padded batch; the originals are larger by ``scale``."""
+    """Return a padded batch of images whose left half is bright; the originals are larger by ``scale``."""
     height, width = (4 * -(-max(sides) // 4) for sides in zip(*sizes, strict=True))
     images, masks = torch.zeros(len(sizes), 1, height, width), torch.full((len(sizes), height, width), IGNORE_LABEL)
     maps = []
@@ -89,25 +89,27 @@ def batch_of(sizes: Sequence[tuple[int, int]], scale: int = 1) -> Batch:
 
 
 def scores_of(task: Segmentation, batch: Batch) -> dict[str, float]:
-    evaluators = task.evaluators(FACTS)
+    evaluators = task.evaluators(DATASET_INFO)
     with torch.no_grad():
         predictions = task.predict(batch)
     for evaluator in evaluators:
         evaluator.update(predictions, batch)
-    return {name: value for one in evaluators for name, value in one.compute([one.state()]).items()}
+    return {name: value for evaluator in evaluators for name, value in evaluator.compute([evaluator.state()]).items()}
 
 
 def test_an_auxiliary_decoder_reads_the_third_stage_of_dilated_networks() -> None:
     for stride in (8, 16, 32):
         options = {"channels": [4, 8, 12, 16], "stem_width": 4, "output_stride": stride}
         backbone = partial(timm, model="resnet10t", options=options)
-        task = Segmentation(FACTS, backbone=backbone, decoder=Linear, auxiliary=partial(Fcn, level=2, channels=4))
+        task = Segmentation(
+            DATASET_INFO, backbone=backbone, decoder=Linear, auxiliary=partial(Fcn, level=2, channels=4)
+        )
         maps = task.feature_maps(torch.zeros(1, 1, 64, 64), [(64, 64)])
         assert task.auxiliary is not None and task.decoder(maps).shape[-1] == 64 // stride
         assert maps[-2].shape[1] == 12 and task.auxiliary.eval()(maps).shape[-1] == 64 // min(stride, 16)
 
 
-def test_training_has_one_loss_for_each_part() -> None:
+def test_decoder_and_auxiliary_decoder_have_a_loss_each() -> None:
     task = segmentation(auxiliary=lambda levels, classes: Fcn(levels, classes, channels=4), auxiliary_weight=0.5)
     batch = batch_of([(8, 12), (5, 6)])
     losses = task(batch, CLOCK)
@@ -143,13 +145,13 @@ def test_maps_have_the_size_of_the_originals_and_are_evaluated_there() -> None:
 
 @pytest.mark.parametrize("window", [(4, 4), (8, 6), (100, 100)])
 def test_windows_give_the_logits_of_the_whole_image(window: tuple[int, int]) -> None:
-    """Every pixel of this network sees only itself."""
+    """The receptive field of this network is one pixel."""
     batch = batch_of([(11, 13), (4, 9)])
     expected = segmentation().logits(batch["image"], batch["image_sizes"])
     task = segmentation(sliding_window=SlidingWindow(size=window, overlap=0.3, batch_size=3))
-    found = task.logits(batch["image"], batch["image_sizes"])
+    logits = task.logits(batch["image"], batch["image_sizes"])
     for row, (height, width) in enumerate(batch["image_sizes"]):
-        torch.testing.assert_close(found[row, :, :height, :width], expected[row, :, :height, :width])
+        torch.testing.assert_close(logits[row, :, :height, :width], expected[row, :, :height, :width])
     assert scores_of(task, batch)["mIoU"] == 1
 
 
@@ -163,14 +165,15 @@ def test_scaled_and_mirrored_views_are_averaged() -> None:
     augmentation = TestTimeAugmentation(scales=[1.0, 2.0], flip=True)
     task, batch = segmentation(test_time_augmentation=augmentation), batch_of([(8, 12), (6, 8)])
     assert scores_of(task, batch)["mIoU"] == 1
-    plain = segmentation().logits(batch["image"], batch["image_sizes"]).softmax(1)
-    once = segmentation(test_time_augmentation=replace(augmentation, scales=[1.0]))
+    expected = segmentation().logits(batch["image"], batch["image_sizes"]).softmax(1)
+    one_scale = segmentation(test_time_augmentation=replace(augmentation, scales=[1.0]))
     with torch.no_grad():
-        found = once.logits(batch["image"], batch["image_sizes"]).exp()
-    torch.testing.assert_close(found[0, :, :8, :12], plain[0, :, :8, :12])  # symmetric but for mirrored padding
+        probabilities = one_scale.logits(batch["image"], batch["image_sizes"]).exp()
+    # Only the first image has no padding, which mirroring would move.
+    torch.testing.assert_close(probabilities[0, :, :8, :12], expected[0, :, :8, :12])
 
 
-def test_original_maps_resize_logits_before_they_decide() -> None:
+def test_original_maps_resize_logits_before_argmax() -> None:
     logits = torch.tensor([[[[1.0, 0.0]], [[0.0, 1.2]]]])
     assert original_maps(logits, [(1, 2)], [(1, 4)]).tolist() == [[[0, 0, 1, 1]]]
 
@@ -180,7 +183,7 @@ def test_a_prediction_is_readable_and_drawn(tmp_path: Path) -> None:
     predictions = task.predict(batch)
     row = {name: value[1] for name, value in predictions.items()}
     readable = task.readable(row)
-    assert [(one["class"], one["share"]) for one in readable["classes"]] == [("dark", 0.5), ("bright", 0.5)]
+    assert [(row["class"], row["share"]) for row in readable["classes"]] == [("dark", 0.5), ("bright", 0.5)]
     bright = decode_rle(readable["classes"][1]["mask"], (10, 12))
     assert np.array_equal(bright, row["segmentation"][:10, :12].numpy() == 1)
     assert task.caption(readable) == ["dark 50.0%", "bright 50.0%"]
@@ -191,8 +194,8 @@ def test_a_prediction_is_readable_and_drawn(tmp_path: Path) -> None:
     assert drawn.size[1] > plain.size[1]
     saved = np.asarray(Image.open(tmp_path / "maps/a.png"))
     assert np.array_equal(saved, row["segmentation"][:10, :12].numpy())
-    assert task.ground_truth_caption(sample, FACTS.classes) == ["dark 100.0%"]
-    assert task.draw_ground_truth(sample, FACTS.classes) is not None
+    assert task.ground_truth_caption(sample, DATASET_INFO.classes) == ["dark 100.0%"]
+    assert task.draw_ground_truth(sample, DATASET_INFO.classes) is not None
 
 
 def test_the_exported_function_gives_the_same_maps() -> None:
@@ -210,24 +213,24 @@ def test_the_exported_function_gives_the_same_maps() -> None:
         refused.check_static()
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_invalid_data_and_decoders_are_refused() -> None:
     for dataset_info, message in (
-        (replace(FACTS, maps=False), "segmentation learns from segmentation maps"),
-        (replace(FACTS, classes=("one",)), "2 to 255 classes; the training data has 1"),
-        (replace(FACTS, classes=tuple(map(str, range(256)))), "the training data has 256"),
+        (replace(DATASET_INFO, maps=False), "segmentation learns from segmentation maps"),
+        (replace(DATASET_INFO, classes=("one",)), "2 to 255 classes; the training data has 1"),
+        (replace(DATASET_INFO, classes=tuple(map(str, range(256)))), "the training data has 256"),
     ):
         with pytest.raises(ValueError, match=message):
             segmentation(dataset_info)
     for dataset_info, message in (
-        (replace(FACTS, maps=False), "no segmentation maps"),
-        (replace(FACTS, classes=("dark", "red")), "classes"),
-        (replace(FACTS, channels=3), "channels"),
+        (replace(DATASET_INFO, maps=False), "no segmentation maps"),
+        (replace(DATASET_INFO, classes=("dark", "red")), "classes"),
+        (replace(DATASET_INFO, channels=3), "channels"),
     ):
         with pytest.raises(ValueError, match=message):
             segmentation().evaluators(dataset_info)
 
-    class Own(Threshold):
+    class OwnLosses(Threshold):
         own_losses = True
 
-    with pytest.raises(ValueError, match="losses, auxiliary: Own has losses of its own"):
-        segmentation(decoder=Own, auxiliary=Threshold)
+    with pytest.raises(ValueError, match="losses, auxiliary: OwnLosses has losses of its own"):
+        segmentation(decoder=OwnLosses, auxiliary=Threshold)

@@ -1,4 +1,4 @@
-"""The search for the largest batch that fits, on memories made up; in real runs: tests/faults/test_auto.py."""
+"""The search for the largest batch that fits, with simulated memory; tests/faults/test_auto.py has real runs."""
 
 from __future__ import annotations
 
@@ -23,17 +23,20 @@ from opabinia.training.run_folder import replace_auto, resolve, with_values
 
 
 def search(
-    memory: Callable[[int], float], budget: float, most: int = 10**6, seconds: Callable[[int], float] = lambda n: 0.0
+    memory: Callable[[int], float],
+    budget: float,
+    max_samples: int = 10**6,
+    seconds: Callable[[int], float] = lambda n: 0.0,
 ) -> tuple[int, str, list[int]]:
-    """Samples found, why no more, and what was tried."""
-    tried: list[int] = []
+    """Return the samples that fit, the reason why no more, and the attempted numbers."""
+    attempts: list[int] = []
 
     def attempt(samples: int) -> Attempt:
-        tried.append(samples)
+        attempts.append(samples)
         return Attempt(samples, memory(samples), seconds(samples))
 
-    found, why = largest_fitting(attempt, budget, attempt(1), most)
-    return found.samples, why, tried
+    largest, reason = largest_fitting(attempt, budget, attempt(1), max_samples)
+    return largest.samples, reason, attempts
 
 
 def test_sizes_are_doubled_and_then_filled_up() -> None:
@@ -44,35 +47,35 @@ def test_sizes_are_doubled_and_then_filled_up() -> None:
 @settings(max_examples=50)
 @given(
     fixed=st.integers(0, 10**6),
-    each=st.integers(1, 10**4),
+    per_sample=st.integers(1, 10**4),
     squared=st.sampled_from([0, 0, 1, 10]),
-    room=st.integers(5, 10**4),
+    capacity=st.integers(5, 10**4),
 )
-def test_nothing_is_tried_that_does_not_fit(fixed: int, each: int, squared: int, room: int) -> None:
-    """Where memory grows with the samples, or with their pairs, as in contrastive losses."""
+def test_batches_that_do_not_fit_are_not_attempted(fixed: int, per_sample: int, squared: int, capacity: int) -> None:
+    """Memory grows with samples, or with pairs of them, as in contrastive losses."""
 
     def memory(n: int) -> int:
-        return fixed + each * n + squared * n * n
+        return fixed + per_sample * n + squared * n * n
 
-    found, _, tried = search(memory, memory(room))
-    assert all(memory(n) <= memory(room) for n in tried if n > 4)
-    assert room * 63 / 64 - 1 <= found <= room
-
-
-@given(room=st.integers(1, 10**5))
-def test_running_out_of_memory_unexpectedly(room: int) -> None:
-    found, _, tried = search(lambda n: 5.0 if n <= room else math.inf, 10, most=10**5)
-    assert found <= room and found >= room * 31 / 32 - 1
-    assert len(tried) < 40
+    largest, _, attempts = search(memory, memory(capacity))
+    assert all(memory(n) <= memory(capacity) for n in attempts if n > 4)
+    assert capacity * 63 / 64 - 1 <= largest <= capacity
 
 
-def test_what_else_ends_it() -> None:
-    assert search(lambda n: n, 10**9, most=50)[:2] == (50, "all samples of the dataset")
-    found, why, _ = search(lambda n: n, 10**9, seconds=lambda n: n / 10)
-    assert found == 64 and why == "a step takes 6.4 s, and no longer one is tried"
+@given(capacity=st.integers(1, 10**5))
+def test_running_out_of_memory_unexpectedly(capacity: int) -> None:
+    largest, _, attempts = search(lambda n: 5.0 if n <= capacity else math.inf, 10, max_samples=10**5)
+    assert largest <= capacity and largest >= capacity * 31 / 32 - 1
+    assert len(attempts) < 40
 
 
-def test_what_says_that_memory_is_short() -> None:
+def test_other_limits_of_the_search() -> None:
+    assert search(lambda n: n, 10**9, max_samples=50)[:2] == (50, "all samples of the dataset")
+    largest, reason, _ = search(lambda n: n, 10**9, seconds=lambda n: n / 10)
+    assert largest == 64 and reason == "a step takes 6.4 s, and no longer one is tried"
+
+
+def test_errors_that_mean_out_of_memory() -> None:
     assert is_out_of_memory(torch.OutOfMemoryError("x")) and is_out_of_memory(MemoryError())
     assert is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"))
     assert is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"))
@@ -82,17 +85,17 @@ def test_what_says_that_memory_is_short() -> None:
 # --- batches ----------------------------------------------------------------------------------------------------------
 
 
-def test_samples_of_a_batch_in_turn() -> None:
+def test_samples_of_a_batch_are_repeated() -> None:
     batch = {
         "id": ["a", "b"],
         "image": torch.tensor([[1], [2]]),
         "views": (torch.tensor([3, 4]), torch.tensor([5, 6])),
         "boxes": [torch.zeros(1, 4), torch.zeros(2, 4)],
     }
-    found = repeat_samples(batch, 3)
-    assert found["id"] == ["a", "b", "a"] and [len(one) for one in found["boxes"]] == [1, 2, 1]
-    assert found["image"].tolist() == [[1], [2], [1]]
-    assert [view.tolist() for view in found["views"]] == [[3, 4, 3], [5, 6, 5]]
+    repeated = repeat_samples(batch, 3)
+    assert repeated["id"] == ["a", "b", "a"] and [len(boxes) for boxes in repeated["boxes"]] == [1, 2, 1]
+    assert repeated["image"].tolist() == [[1], [2], [1]]
+    assert [view.tolist() for view in repeated["views"]] == [[3, 4, 3], [5, 6, 5]]
     assert repeat_samples(batch, 1)["id"] == ["a"]
 
 
@@ -103,12 +106,12 @@ def data(**keys: object) -> Data:
 def test_a_batch_divides_over_processes_and_by_eight() -> None:
     assert suitable_batch_size(data(), 100, 1) == 96
     assert suitable_batch_size(data(), 100, 3) == 96
-    assert suitable_batch_size(data(), 13, 1) == 13, "too few to care"
+    assert suitable_batch_size(data(), 13, 1) == 13, "small batches are not rounded"
     assert suitable_batch_size(data(), 14, 4) == 12
-    assert suitable_batch_size(data(), 10**6, 2) == 1437, "all there are"
+    assert suitable_batch_size(data(), 10**6, 2) == 1437, "all samples"
 
 
-def test_a_batch_suits_the_sampler() -> None:
+def test_a_batch_is_a_multiple_that_the_sampler_needs() -> None:
     by_class = data(sampler=partial(identities, instances=6))
     assert suitable_batch_size(by_class, 59, 1) == 48
     with pytest.raises(ConfigError, match=r"data\.batch_size: auto: no batch of up to 5 suits: .*6"):
@@ -118,40 +121,40 @@ def test_a_batch_suits_the_sampler() -> None:
 # --- configs ----------------------------------------------------------------------------------------------------------
 
 
-# --- where images are changed -----------------------------------------------------------------------------------------
+# --- device of the augmentation ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("hands", "workers", "device", "place"),
+    ("num_workers", "workers", "device", "choice"),
     [
-        pytest.param(2, (8.0, 1.0, 0.0), (2.0, 1.0, 0.5), "device", id="what waits for workers is relieved"),
+        pytest.param(2, (8.0, 1.0, 0.0), (2.0, 1.0, 0.5), "device", id="workers are the bottleneck"),
         pytest.param(8, (8.0, 1.0, 0.0), (2.0, 1.0, 0.5), "workers", id="workers keep up"),
         pytest.param(2, (8.0, 1.0, 0.0), (2.0, 1.0, 9.0), "workers", id="the device is slower"),
-        pytest.param(0, (2.0, 1.0, 0.0), (1.0, 1.0, 0.5), "device", id="without workers all of it adds up"),
-        pytest.param(2, (2.0, 1.0, 0.0), (1.9, 0.5, 0.45), "workers", id="hardly quicker"),
+        pytest.param(0, (2.0, 1.0, 0.0), (1.0, 1.0, 0.5), "device", id="without workers the times add up"),
+        pytest.param(2, (2.0, 1.0, 0.0), (1.9, 0.5, 0.45), "workers", id="hardly faster"),
     ],
 )
-def test_images_are_changed_where_it_takes_less_time(
-    hands: int, workers: tuple[float, float, float], device: tuple[float, float, float], place: str
+def test_images_are_augmented_where_it_takes_less_time(
+    num_workers: int, workers: tuple[float, float, float], device: tuple[float, float, float], choice: str
 ) -> None:
-    quick, (slow, other) = tried(0.1, 0.1, 0.1), (tried(*workers), tried(*device))
-    found, everybody = agree_on_augmentation(hands, [quick, slow], [other, quick])
-    assert found == place and everybody == ([other, quick] if place == "device" else [quick, slow])
+    fast, (worker_trial, device_trial) = make_trial(0.1, 0.1, 0.1), (make_trial(*workers), make_trial(*device))
+    chosen, trials = agree_on_augmentation(num_workers, [fast, worker_trial], [device_trial, fast])
+    assert chosen == choice and trials == ([device_trial, fast] if choice == "device" else [fast, worker_trial])
 
 
-def tried(read: float, step: float, finish: float) -> Trial:
+def make_trial(read: float, step: float, finish: float) -> Trial:
     return Trial(samples=8, memory=1.0, budget=2.0, read=read, step=step, finish=finish)
 
 
-def test_numbers_stand_in_the_place_of_auto_only() -> None:
+def test_only_auto_values_are_replaced() -> None:
     config = resolve("classification/digits", ["data.batch_size=auto"]).config
-    found = with_values(config, batch_size=40, num_workers=7)
-    assert (found["data"]["batch_size"], found["data"]["num_workers"]) == (40, 2)
-    assert config["data"]["batch_size"] == "auto", "the given one stays"
+    replaced = with_values(config, batch_size=40, num_workers=7)
+    assert (replaced["data"]["batch_size"], replaced["data"]["num_workers"]) == (40, 2)
+    assert config["data"]["batch_size"] == "auto", "the original config is unchanged"
 
 
-def test_who_does_not_train_is_reported() -> None:
+def test_auto_is_refused_by_commands_that_do_not_train() -> None:
     with pytest.raises(ConfigError, match=r"data\.batch_size: auto is tuned by `opabinia train`"):
         replace_auto(resolve("classification/digits", ["data.batch_size=auto"]).config)
-    found = replace_auto(resolve("classification/digits", ["data.num_workers=auto"]).config)
-    assert found["data"]["num_workers"] >= 1
+    replaced = replace_auto(resolve("classification/digits", ["data.num_workers=auto"]).config)
+    assert replaced["data"]["num_workers"] >= 1

@@ -1,4 +1,4 @@
-"""What the engine promises holds for detectors: empty images, pieces of a batch, averages, hooks, losses by name."""
+"""Training of detectors: empty images, micro-batches, EMA, hooks, names of losses."""
 
 import json
 from pathlib import Path
@@ -99,46 +99,46 @@ def empty(split: str) -> str:
 @pytest.mark.parametrize("detector", DETECTORS)
 def test_every_loss_is_reported_by_its_name(data: Path, tmp_path: Path, detector: str) -> None:
     run = train(data, tmp_path, f"task.detector={DETECTORS[detector]}")
-    first, *_, last = lines(run)
-    for line, prefix in ((first, "train/"), (last, "val/")):
-        found = losses_of(line, prefix)
-        assert found.keys() == NAMES[detector]
-        assert line[f"{prefix}loss"] == pytest.approx(sum(found.values()), rel=1e-5)
-    assert {"val/AP", "val/AP50", "val/AR100"} <= last.keys()
-    assert ("val/mask_AP" in last) == ("loss_mask" in NAMES[detector])
-    assert ("val/keypoint_AP" in last) == ("loss_keypoint" in NAMES[detector])
-    assert any("loss" not in name and name.startswith("train/") for name in first), "the detector's own numbers"
+    first_line, *_, last_line = lines(run)
+    for line, prefix in ((first_line, "train/"), (last_line, "val/")):
+        losses = losses_of(line, prefix)
+        assert losses.keys() == NAMES[detector]
+        assert line[f"{prefix}loss"] == pytest.approx(sum(losses.values()), rel=1e-5)
+    assert {"val/AP", "val/AP50", "val/AR100"} <= last_line.keys()
+    assert ("val/mask_AP" in last_line) == ("loss_mask" in NAMES[detector])
+    assert ("val/keypoint_AP" in last_line) == ("loss_keypoint" in NAMES[detector])
+    assert any("loss" not in name and name.startswith("train/") for name in first_line), "other values of the detector"
 
 
 @pytest.mark.parametrize("detector", DETECTORS)
-def test_images_without_anything_in_them(data: Path, tmp_path: Path, detector: str) -> None:
-    """Whole batches of them are trained and evaluated; what is not there has no score."""
+def test_images_without_objects(data: Path, tmp_path: Path, detector: str) -> None:
+    """Batches of only such images are trained and evaluated; AP without ground truth is omitted."""
     run = train(data, tmp_path, f"task.detector={DETECTORS[detector]}", empty("train"), empty("val"))
-    *steps, last = lines(run)
+    *steps, last_line = lines(run)
     for step in steps:
         assert all(torch.isfinite(torch.tensor(value)) for value in losses_of(step, "train/").values())
         assert step["grad_norm"] > 0
-    assert not [name for name in last if "AP" in name] and last["val/loss"] > 0
+    assert not [name for name in last_line if "AP" in name] and last_line["val/loss"] > 0
 
 
-def test_pieces_of_a_batch_learn_the_same(data: Path, tmp_path: Path) -> None:
-    """FCOS divides by the positive points of what goes through at once, so images are as good as alike."""
-    same = (
+def test_micro_batches_give_about_the_same_loss(data: Path, tmp_path: Path) -> None:
+    """FCOS divides by the positive points of a micro-batch, so losses are only about equal."""
+    shared = (
         "task.freeze_norms=true",
         "task.freeze_random=true",
         "train.length=1it",
         "evaluate.every=0it",
         "train.step.name=standard",
     )
-    whole, pieces = (
-        lines(train(data, tmp_path, *same, *more, name=name))[0]
-        for name, more in (("whole", ()), ("pieces", ("train.micro_batch_size=2",)))
+    full_batch, micro_batches = (
+        lines(train(data, tmp_path, *shared, *overrides, name=name))[0]
+        for name, overrides in (("whole", ()), ("pieces", ("train.micro_batch_size=2",)))
     )
-    assert pieces["train/loss"] == pytest.approx(whole["train/loss"], rel=0.1)
-    assert pieces["train/loss"] != whole["train/loss"], "it went through in pieces"
+    assert micro_batches["train/loss"] == pytest.approx(full_batch["train/loss"], rel=0.1)
+    assert micro_batches["train/loss"] != full_batch["train/loss"], "micro-batches were used"
 
 
-def test_the_average_of_weights_is_evaluated(data: Path, tmp_path: Path) -> None:
+def test_averaged_weights_are_evaluated(data: Path, tmp_path: Path) -> None:
     run = train(data, tmp_path, "ema={momentum: 0.5}", "evaluate.weights=both")
     names = {name for line in lines(run) for name in line}
     assert {"val/AP", "val_ema/AP", "val_ema/loss"} <= names
@@ -147,18 +147,18 @@ def test_the_average_of_weights_is_evaluated(data: Path, tmp_path: Path) -> None
     assert any(not torch.equal(model[name], average[name]) for name in average)
 
 
-def test_half_precision(data: Path, tmp_path: Path) -> None:
-    """Of images so large that no map has one pixel alone: there oneDNN's gradient of a stride of 2 is no number."""
+def test_bf16_losses_are_close_to_fp32(data: Path, tmp_path: Path) -> None:
+    """Images are so large that no feature map has a single pixel: oneDNN's gradient of a stride of 2 would be NaN."""
     large = "data.train.transforms=[{name: resize_shortest_edge, short_edge_length: 96}]"
     for detector in ("fcos", "mask_rcnn"):
-        how = (f"task.detector={DETECTORS[detector]}", large, "data.val=null")
-        half = train(data, tmp_path, *how, "train.precision=bf16", name=detector)
-        full = train(data, tmp_path, *how, name=f"plain-{detector}")
-        losses = [lines(run)[0]["train/loss"] for run in (half, full)]
+        overrides = (f"task.detector={DETECTORS[detector]}", large, "data.val=null")
+        bf16_run = train(data, tmp_path, *overrides, "train.precision=bf16", name=detector)
+        fp32_run = train(data, tmp_path, *overrides, name=f"plain-{detector}")
+        losses = [lines(run)[0]["train/loss"] for run in (bf16_run, fp32_run)]
         assert losses[0] == pytest.approx(losses[1], rel=0.05) and losses[0] != losses[1]
 
 
-def test_images_that_cannot_be_read_are_passed_over(data: Path, tmp_path: Path) -> None:
+def test_images_that_cannot_be_read_are_skipped(data: Path, tmp_path: Path) -> None:
     root = tmp_path / "broken"
     small_data.coco2017(root)
     (root / "train2017" / "000000000001.png").write_bytes(b"no image")
@@ -186,12 +186,12 @@ def test_the_best_checkpoint_by_any_score(data: Path, tmp_path: Path, score: str
     assert scores[step] == best
 
 
-def test_a_score_that_no_evaluation_gives_is_reported(data: Path, tmp_path: Path) -> None:
+def test_an_unknown_score_is_refused(data: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no evaluation computes the score 'val/mAP'; did you mean 'val/AP'"):
         train(data, tmp_path, "checkpoint.best=val/mAP")
 
 
-def test_hooks_that_look_at_scores(data: Path, tmp_path: Path) -> None:
+def test_hooks_that_use_scores(data: Path, tmp_path: Path) -> None:
     stop = "hooks.stop={name: early_stop, metric: val/loss, better: min, patience: 1, min_delta: 100}"
     run = train(data, tmp_path, stop, "evaluate.every=1it", name="stopped")
     assert lines(run)[-1]["step"] == 2

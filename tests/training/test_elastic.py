@@ -1,4 +1,4 @@
-"""The agent of an elastic launch decides whether workers have crashed or machines have left; nothing is started."""
+"""The agent of an elastic launch distinguishes crashes from machines that leave; no process is started."""
 
 import os
 import sys
@@ -16,7 +16,7 @@ from opabinia.training import elastic
 
 
 class Rendezvous:
-    """The state that machines share, as torch has it."""
+    """The shared state of machines, with torch's interface."""
 
     def __init__(self) -> None:
         self.state = SimpleNamespace(participants={"a": 0, "b": 1}, wait_list=set(), round=0, closed=False)
@@ -40,31 +40,31 @@ def agent(rendezvous: Rendezvous, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     return elastic._Agent(spec, SignalForwarder(), tmp_path, elastic=True)
 
 
-def meet(agent: elastic._Agent, *, crashed: bool) -> None:
+def join_rendezvous(agent: elastic._Agent, *, crashed: bool) -> None:
     agent._crashed = crashed
     agent._rendezvous(agent._worker_group)
 
 
 def test_only_crashes_count(agent: elastic._Agent, rendezvous: Rendezvous) -> None:
-    meet(agent, crashed=False)
+    join_rendezvous(agent, crashed=False)
     launch = os.environ[LAUNCH]
     assert launch and os.environ[IS_RESTART] == "0"
     for members in ("a", "abc", "ab"):
         rendezvous.state.participants = dict.fromkeys(members)
         rendezvous.state.round += 1
-        meet(agent, crashed=True)
+        join_rendezvous(agent, crashed=True)
         assert agent._remaining_restarts == 1
     assert (os.environ[LAUNCH], os.environ[IS_RESTART]) == (launch, "1")
-    meet(agent, crashed=True)
+    join_rendezvous(agent, crashed=True)
     assert agent._remaining_restarts == 0
     with pytest.raises(elastic._TooManyCrashes):
-        meet(agent, crashed=True)
+        join_rendezvous(agent, crashed=True)
 
 
 def test_workers_are_restarted_when_other_machines_leave(
     agent: elastic._Agent, rendezvous: Rendezvous, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    meet(agent, crashed=False)
+    join_rendezvous(agent, crashed=False)
     agent._worker_group.state = WorkerState.HEALTHY
     restarts: list[WorkerState] = []
     monkeypatch.setattr(LocalElasticAgent, "_restart_workers", lambda self, group: restarts.append(state))

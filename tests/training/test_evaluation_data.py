@@ -1,4 +1,4 @@
-"""Evaluation on other data: which files a source reads instead, and which scores stay."""
+"""Evaluation on other data: the files that a source reads instead, and scores that are kept."""
 
 import json
 from collections.abc import Sequence
@@ -114,9 +114,9 @@ def test_scores_of_other_data_have_their_own_name(tmp_path: Path) -> None:
         choose_sets(changed, run)
     named = choose_sets(changed, run, name="seen").config["data"]["val"]
     assert (named["prefix"], named["source"]["split"]) == ("seen", "train")
-    for taken in ("val", "test", "val_ema", "a/b"):
+    for name in ("val", "test", "val_ema", "a/b"):
         with pytest.raises(ConfigError, match="is not a name for the scores of other data"):
-            choose_sets(changed, run, name=taken)
+            choose_sets(changed, run, name=name)
     files(tmp_path, "more/val/cat/1.png")
     folder = config({"source": {"name": "image_folder", "root": "none"}}, evaluators={"a": {"on": "val"}})
     chosen = choose_sets(folder, folder, data=tmp_path / "more" / "val").config
@@ -124,23 +124,23 @@ def test_scores_of_other_data_have_their_own_name(tmp_path: Path) -> None:
     assert choose_sets(folder, folder, data=tmp_path / "more").config["data"]["val"]["prefix"] == "more"
 
 
-def test_scores_of_other_checkpoints_and_weights_stay(tmp_path: Path) -> None:
-    first = {"data": "digits, split val", "samples": 9, "checkpoint": "step-1", "weights": "raw", "overrides": []}
-    second = {**first, "checkpoint": "step-2"}
-    for about, score in ((first, 0.5), (first, 0.6), (second, 0.7)):
-        write_scores(tmp_path, about, {"val/top1": score})
+def test_scores_of_other_checkpoints_and_weights_are_kept(tmp_path: Path) -> None:
+    older = {"data": "digits, split val", "samples": 9, "checkpoint": "step-1", "weights": "raw", "overrides": []}
+    newer = {**older, "checkpoint": "step-2"}
+    for metadata, score in ((older, 0.5), (older, 0.6), (newer, 0.7)):
+        write_scores(tmp_path, metadata, {"val/top1": score})
     written = json.loads((tmp_path / "scores.json").read_text())
-    assert written == {**second, "val/top1": 0.7, "earlier": [{**first, "val/top1": 0.6}]}
+    assert written == {**newer, "val/top1": 0.7, "earlier": [{**older, "val/top1": 0.6}]}
 
 
-def test_a_damaged_file_costs_no_evaluation(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_score_file_is_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "scores.json").write_text('{"earlier": 3}')
     write_scores(tmp_path, {"data": "x", "checkpoint": "last", "weights": "raw", "overrides": []}, {"val/top1": 0.5})
     assert json.loads((tmp_path / "scores.json").read_text())["val/top1"] == 0.5
     assert "scores.json: earlier: input should be a valid list" in caplog.text
 
 
-def test_sources_are_described_by_their_place() -> None:
+def test_sources_are_described_by_their_location() -> None:
     source = {"name": "coco", **COCO, "classes": None}
     assert describe_source(source) == "coco, root a/val, file a/annotations/instances_val.json"
     assert (

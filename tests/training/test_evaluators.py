@@ -1,4 +1,4 @@
-"""Evaluators beside a task's own: in a run, by ``evaluate.evaluators``, and afterwards, by ``opabinia eval``."""
+"""Evaluators in addition to those of the task: in a run (``evaluate.evaluators``) and by ``opabinia eval``."""
 
 import json
 from functools import partial
@@ -34,7 +34,7 @@ checkpoint: {every: 4it}
 loggers: []
 seed: 3
 """
-OWN = {"top1", "top5", "mean_recall", "macro_f1", "ece", "nll"}
+TASK_SCORES = {"top1", "top5", "mean_recall", "macro_f1", "ece", "nll"}
 KNN, COLLAPSE = {"knn_top1", "knn_top5"}, {"spread", "rank", "uniformity"}
 
 
@@ -46,49 +46,54 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def whole(recipe: Path) -> Path:
-    """A run that nothing disturbed."""
+def finished_run(recipe: Path) -> Path:
+    """An uninterrupted run."""
     return launch.train(str(recipe), ["ema={momentum: 0.5}"], out=recipe.parent, name="whole")[0]
 
 
 def scores(folder: Path) -> dict[int, dict[str, float]]:
-    """What the journal has of evaluations, by step."""
-    found: dict[int, dict[str, float]] = {}
+    """Read the scores of the metrics log, by step."""
+    scores_by_step: dict[int, dict[str, float]] = {}
     for text in (folder / "metrics.jsonl").read_text().splitlines():
         line: dict[str, Any] = json.loads(text)
-        own = {name: value for name, value in line.items() if name.startswith(("val", "other"))}
-        if own:
-            assert not own.keys() & found.get(line["step"], {}).keys(), "logged twice"
-            found.setdefault(line["step"], {}).update(own)
-    return found
+        line_scores = {name: value for name, value in line.items() if name.startswith(("val", "other"))}
+        if line_scores:
+            assert not line_scores.keys() & scores_by_step.get(line["step"], {}).keys(), "logged twice"
+            scores_by_step.setdefault(line["step"], {}).update(line_scores)
+    return scores_by_step
 
 
 def names(prefix: str, *groups: set[str]) -> set[str]:
     return {f"{prefix}/{name}" for group in groups for name in group}
 
 
-def test_measures_have_periods_of_their_own_and_are_reported_of_averaged_weights_too(whole: Path) -> None:
-    found = scores(whole)
-    seldom = names("val", OWN, COLLAPSE, KNN) | names("val_ema", OWN, COLLAPSE, KNN)
-    often = names("val", KNN) | names("val_ema", KNN)
-    assert {step: set(line) for step, line in found.items()} == {2: often, 4: seldom, 6: often, 8: seldom}
-    assert found[4]["val/spread"] != found[4]["val_ema/spread"]
-    assert json.loads((whole / "results.json").read_text()).keys() == seldom
+def test_evaluators_have_their_own_periods_and_evaluate_ema_weights_too(finished_run: Path) -> None:
+    scores_by_step = scores(finished_run)
+    all_names = names("val", TASK_SCORES, COLLAPSE, KNN) | names("val_ema", TASK_SCORES, COLLAPSE, KNN)
+    knn_names = names("val", KNN) | names("val_ema", KNN)
+    assert {step: set(line) for step, line in scores_by_step.items()} == {
+        2: knn_names,
+        4: all_names,
+        6: knn_names,
+        8: all_names,
+    }
+    assert scores_by_step[4]["val/spread"] != scores_by_step[4]["val_ema/spread"]
+    assert json.loads((finished_run / "results.json").read_text()).keys() == all_names
 
 
-def test_a_resumed_run_measures_as_one_that_nothing_disturbed(recipe: Path, whole: Path) -> None:
+def test_a_resumed_run_has_the_scores_of_an_uninterrupted_one(recipe: Path, finished_run: Path) -> None:
     changes = ["ema={momentum: 0.5}", "train.length=4it"]
-    folder, _ = launch.train(str(recipe), changes, out=recipe.parent, name="halves")
+    folder, _ = launch.train(str(recipe), changes, out=recipe.parent, name="resumed")
     assert set(scores(folder)) == {2, 4}
-    launch.train(str(recipe), ["train.length=8it"], out=recipe.parent, name="halves", resume="last")
-    assert scores(folder) == scores(whole)
+    launch.train(str(recipe), ["train.length=8it"], out=recipe.parent, name="resumed", resume="last")
+    assert scores(folder) == scores(finished_run)
 
 
-def test_a_measure_of_one_set(recipe: Path) -> None:
+def test_an_evaluator_of_a_single_set(recipe: Path) -> None:
     val = "{source: {name: some_digits, n: 30, split: val}, prefix: %s}"
     changes = [f"data.val=[{val % 'val'}, {val % 'other'}]", "evaluate.evaluators.often.on=other", "train.length=2it"]
     folder, _ = launch.train(str(recipe), changes, out=recipe.parent, name="sets")
-    assert set(scores(folder)[2]) == names("val", OWN, COLLAPSE) | names("other", OWN, COLLAPSE, KNN)
+    assert set(scores(folder)[2]) == names("val", TASK_SCORES, COLLAPSE) | names("other", TASK_SCORES, COLLAPSE, KNN)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +114,7 @@ def test_a_measure_of_one_set(recipe: Path) -> None:
     ],
     ids=["twice", "another set", "another name", "another layer", "nothing held out", "no shots"],
 )
-def test_what_cannot_be_measured_is_reported_before_the_first_step(recipe: Path, change: str, message: str) -> None:
+def test_invalid_evaluators_are_refused_before_the_first_step(recipe: Path, change: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         launch.train(str(recipe), [change], out=recipe.parent, name="wrong")
     assert not (recipe.parent / "measured" / "wrong" / "config.yaml").exists()
@@ -117,8 +122,8 @@ def test_what_cannot_be_measured_is_reported_before_the_first_step(recipe: Path,
         dry_run.dry_run(launch.build_parts(launch.resolve(str(recipe), [change])).keywords)
 
 
-def test_a_layer_that_is_not_used_is_reported_by_a_rehearsal(recipe: Path) -> None:
-    """As a projector, which self-supervised learning throws away."""
+def test_an_unused_layer_is_reported_by_a_dry_run(recipe: Path) -> None:
+    """Example: the projector of self-supervised learning."""
     changes = [
         "task={name: simclr, backbone: tiny, mean: [0.3], std: [0.38]}",
         "data.train.transforms=[{name: views, views: [{count: 2, transforms: []}]}]",
@@ -129,7 +134,7 @@ def test_a_layer_that_is_not_used_is_reported_by_a_rehearsal(recipe: Path) -> No
         dry_run.dry_run(launch.build_parts(launch.resolve(str(recipe), changes)).keywords)
 
 
-def test_classes_that_the_training_data_has_not_cannot_be_learned(recipe: Path) -> None:
+def test_classes_missing_in_the_training_data_are_an_error(recipe: Path) -> None:
     changes = [
         "task={name: simclr, backbone: tiny, mean: [0.3], std: [0.38]}",
         "evaluate.evaluators=null",
@@ -147,26 +152,26 @@ def test_classes_that_the_training_data_has_not_cannot_be_learned(recipe: Path) 
 # --- on a finished run ------------------------------------------------------------------------------------------------
 
 
-def test_a_finished_run_is_measured_as_it_was_in_training(whole: Path) -> None:
-    found = launch.evaluate(whole, checkpoint="last", weights="both")
-    assert found == json.loads((whole / "results.json").read_text())
+def test_evaluation_of_a_finished_run_has_the_scores_of_training(finished_run: Path) -> None:
+    results = launch.evaluate(finished_run, checkpoint="last", weights="both")
+    assert results == json.loads((finished_run / "results.json").read_text())
 
 
-def test_evaluators_learn_from_the_training_data_and_not_from_the_set_itself(whole: Path) -> None:
-    """Among the samples themselves each would find itself."""
+def test_evaluators_learn_from_the_training_data(finished_run: Path) -> None:
+    """If it learned from the evaluated samples, each would be its own neighbour."""
     changes = ["evaluate.evaluators.often.evaluator.k=1", "evaluate.weights=raw"]
-    assert 0.1 < launch.evaluate(whole, changes, checkpoint="last")["val/knn_top1"] < 1
+    assert 0.1 < launch.evaluate(finished_run, changes, checkpoint="last")["val/knn_top1"] < 1
 
 
-def test_the_training_data_is_opened_only_to_learn_from(whole: Path) -> None:
-    gone = ["data.train.source={name: image_folder, root: nowhere}", "evaluate.weights=raw"]
+def test_the_training_data_is_opened_only_for_evaluators_that_learn(finished_run: Path) -> None:
+    missing_data = ["data.train.source={name: image_folder, root: nowhere}", "evaluate.weights=raw"]
     with pytest.raises(ConfigError, match="nowhere"):
-        launch.evaluate(whole, gone, checkpoint="last")
-    found = launch.evaluate(whole, [*gone, "evaluate.evaluators=null"], checkpoint="last")
-    assert set(found) == names("val", OWN)
+        launch.evaluate(finished_run, missing_data, checkpoint="last")
+    results = launch.evaluate(finished_run, [*missing_data, "evaluate.evaluators=null"], checkpoint="last")
+    assert set(results) == names("val", TASK_SCORES)
 
 
-def test_any_measure_of_any_run_with_embeddings(whole: Path) -> None:
+def test_any_evaluator_applies_to_any_run_with_embeddings(finished_run: Path) -> None:
     probe = "{evaluator: {name: linear_probe, layers: [embedding, backbone.layers.0], epochs: 5}}"
     shots = "{evaluator: {name: low_shot, shots: [1, 2], repeats: 2}}"
     changes = [
@@ -174,10 +179,10 @@ def test_any_measure_of_any_run_with_embeddings(whole: Path) -> None:
         "evaluate.evaluators.svm.evaluator={name: linear_svm, costs: [1.0]}",
         "evaluate.weights=raw",
     ]
-    found = launch.evaluate(whole, changes, checkpoint="last")
+    results = launch.evaluate(finished_run, changes, checkpoint="last")
     added = {"linear_top1", "linear_top5", "low_shot_1", "low_shot_2", "nmi", "ari", "purity", "matched", "svm_top1"}
-    assert set(found) == names("val", OWN, KNN, COLLAPSE, added)
-    details = json.loads((whole / "eval" / "val" / "details.json").read_text())
+    assert set(results) == names("val", TASK_SCORES, KNN, COLLAPSE, added)
+    details = json.loads((finished_run / "eval" / "val" / "details.json").read_text())
     assert {"linear_probe", "low_shot", "clusters", "linear_svm"} <= details.keys()
     assert [row["layer"] for row in details["linear_probe"]["layers"]] == ["embedding", "backbone.layers.0"]
 
@@ -188,10 +193,10 @@ def test_any_measure_of_any_run_with_embeddings(whole: Path) -> None:
 def kinds(recipe: Path, dataset_info: DatasetInfo, training: DatasetInfo | None = None) -> list[type]:
     changes = ["task={name: simclr, backbone: tiny, mean: [0.3], std: [0.38]}"]
     parts = launch.build_parts(launch.resolve(str(recipe), changes)).keywords
-    return [type(one) for one in parts["task"](training or dataset_info).evaluators(dataset_info)]
+    return [type(evaluator) for evaluator in parts["task"](training or dataset_info).evaluators(dataset_info)]
 
 
-def test_self_supervised_tasks_are_judged_by_labels_only_where_there_is_one_an_image(recipe: Path) -> None:
+def test_self_supervised_tasks_use_labels_only_if_there_is_one_per_image(recipe: Path) -> None:
     labelled = DatasetInfo(samples=9, channels=1, classes=("a", "b"))
     assert kinds(recipe, labelled) == [Knn, Collapse]
     assert kinds(recipe, DatasetInfo(samples=9, channels=1)) == [Collapse]
@@ -199,18 +204,22 @@ def test_self_supervised_tasks_are_judged_by_labels_only_where_there_is_one_an_i
     assert kinds(recipe, DatasetInfo(samples=9, channels=1, classes=("a", "b"), multi_label=True)) == [Collapse]
 
 
-class Measured(Task):
-    """A task with evaluators of its own."""
+class Evaluated(Task):
+    """A task with its own evaluators."""
 
     def evaluators(self, dataset_info: DatasetInfo) -> list[Evaluator]:
         return [Knn(dataset_info), Collapse(dataset_info)]
 
 
-def test_a_measure_stands_in_for_the_evaluator_that_gives_its_scores() -> None:
-    """``--measure knn`` of a task that has it already, with other keys; its score stays the first one."""
+def test_an_additional_evaluator_replaces_one_with_the_same_scores() -> None:
+    """``--measure knn`` with other options, for a task that has it already; the order of scores is kept."""
     dataset_info = DatasetInfo(samples=4, classes=("a", "b"))
-    other = partial(Knn, k=3)
-    assert [type(one) for one in _task_and_additional([other], Measured(), dataset_info)] == [Knn, Collapse]
-    assert [type(one) for one in _task_and_additional([Collapse], Measured(), dataset_info)] == [Knn, Collapse]
-    assert [type(one) for one in _task_and_additional([LowShot], Measured(), dataset_info)] == [Knn, Collapse, LowShot]
-    assert _task_and_additional([other], Measured(), dataset_info)[0]._options["k"] == 3  # type: ignore[attr-defined]
+    knn = partial(Knn, k=3)
+    assert [type(item) for item in _task_and_additional([knn], Evaluated(), dataset_info)] == [Knn, Collapse]
+    assert [type(item) for item in _task_and_additional([Collapse], Evaluated(), dataset_info)] == [Knn, Collapse]
+    assert [type(item) for item in _task_and_additional([LowShot], Evaluated(), dataset_info)] == [
+        Knn,
+        Collapse,
+        LowShot,
+    ]
+    assert _task_and_additional([knn], Evaluated(), dataset_info)[0]._options["k"] == 3  # type: ignore[attr-defined]

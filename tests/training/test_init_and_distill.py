@@ -1,4 +1,4 @@
-"""Weights handed on from run to run, and learned from a teacher, by keys of a recipe."""
+"""Initial weights from other runs, and distillation, by config."""
 
 import json
 from pathlib import Path
@@ -29,32 +29,34 @@ def weights(folder: Path, step: int = 4) -> dict[str, torch.Tensor]:
     return load_safetensors(folder / "checkpoints" / f"step-{step:08d}" / "model.safetensors")
 
 
-def test_a_run_begins_where_another_ended(teacher: Path, tmp_path: Path) -> None:
+def test_a_run_starts_from_the_weights_of_another(teacher: Path, tmp_path: Path) -> None:
     cold, _ = launch.train("classification/digits", SMALL, out=tmp_path / "cold")
     warm, _ = launch.train("classification/digits", [*SMALL, f"init.weights={teacher}"], out=tmp_path / "warm")
     assert losses(warm)[0]["train/loss"] < losses(cold)[0]["train/loss"] - 0.3
     assert "tensors loaded" in (warm / "train.log").read_text()
 
 
-def test_only_the_backbone_if_asked(teacher: Path, tmp_path: Path) -> None:
+def test_only_the_backbone_is_initialized(teacher: Path, tmp_path: Path) -> None:
     changes = [*SMALL, f"init.weights={teacher}", "init.target_prefix=backbone", "optimizer.lr=0.0"]
     folder, _ = launch.train("classification/digits", changes, out=tmp_path)
     plain, _ = launch.train("classification/digits", [*SMALL, "optimizer.lr=0.0"], out=tmp_path / "plain")
     name = "backbone.model.conv1.0.weight"
-    given, found, drawn = weights(teacher, 40), weights(folder), weights(plain)
-    assert torch.equal(found[name], given[name]) and not torch.equal(found[name], drawn[name])
-    heads = [key for key in found if key.startswith("head.")]
-    assert heads and all(torch.equal(found[key], drawn[key]) for key in heads)
+    teacher_weights, initialized, random_weights = weights(teacher, 40), weights(folder), weights(plain)
+    assert torch.equal(initialized[name], teacher_weights[name]) and not torch.equal(
+        initialized[name], random_weights[name]
+    )
+    heads = [key for key in initialized if key.startswith("head.")]
+    assert heads and all(torch.equal(initialized[key], random_weights[key]) for key in heads)
 
 
-def test_weights_that_cannot_be_used_are_reported(tmp_path: Path) -> None:
+def test_unusable_weights_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"init: .*there is no such file or folder"):
         launch.train("classification/digits", [*SMALL, f"init.weights={tmp_path / 'no.pth'}"], out=tmp_path)
     with pytest.raises(ConfigError, match="init: target_prefix: the task has no 'backbon'"):
         launch.train("classification/digits", [*SMALL, "init={weights: x, target_prefix: backbon}"], out=tmp_path)
 
 
-def test_a_run_teaches(teacher: Path, tmp_path: Path) -> None:
+def test_a_run_is_distilled(teacher: Path, tmp_path: Path) -> None:
     changes = [*SMALL, f"distill.run={teacher}", "distill.features_weight=1.0", "ema.decay=0.5"]
     folder, scores = launch.train("classification/digits", changes, out=tmp_path)
     line = losses(folder)[0]
@@ -64,32 +66,35 @@ def test_a_run_teaches(teacher: Path, tmp_path: Path) -> None:
     assert opabinia.load(folder).classes == tuple("0123456789")
 
 
-def test_a_taught_run_goes_on(teacher: Path, tmp_path: Path) -> None:
+def test_a_distilled_run_is_resumed(teacher: Path, tmp_path: Path) -> None:
     changes = [*SMALL, f"distill.run={teacher}", "checkpoint.every=2it"]
     folder, scores = launch.train("classification/digits", changes, out=tmp_path)
-    before = weights(folder)
-    again = launch.train(
+    expected = weights(folder)
+    resumed = launch.train(
         "classification/digits", changes, out=tmp_path, resume=str(folder / "checkpoints" / "step-00000002")
     )
-    assert again[1] == scores
-    assert all(torch.equal(value, before[name]) for name, value in weights(folder).items())
+    assert resumed[1] == scores
+    assert all(torch.equal(value, expected[name]) for name, value in weights(folder).items())
 
 
-def test_a_run_and_the_students_average_teach_together(teacher: Path, tmp_path: Path) -> None:
-    """Resumed exactly: the average comes back from the checkpoint."""
+def test_a_run_and_the_students_ema_are_teachers(teacher: Path, tmp_path: Path) -> None:
+    """A resumed run is identical: the average is restored from the checkpoint."""
     distill = f"distill={{teachers: [{{run: {teacher}}}, {{run: {teacher}}}], average: {{momentum: 0.5}}}}"
     changes = [*SMALL, distill, "checkpoint.every=2it", "checkpoint.keep=9"]
     folder, scores = launch.train("classification/digits", changes, out=tmp_path)
-    before, average = weights(folder), load_safetensors(folder / "checkpoints" / "step-00000004" / "task.0.safetensors")
-    assert before.keys() == average.keys() == weights(teacher, 40).keys()
-    assert any(not torch.equal(value, before[name]) for name, value in average.items())
+    expected, average = (
+        weights(folder),
+        load_safetensors(folder / "checkpoints" / "step-00000004" / "task.0.safetensors"),
+    )
+    assert expected.keys() == average.keys() == weights(teacher, 40).keys()
+    assert any(not torch.equal(value, expected[name]) for name, value in average.items())
     lines = [line["train/loss"] for line in losses(folder)]
-    _, again = launch.train(
+    _, resumed_scores = launch.train(
         "classification/digits", changes, out=tmp_path, resume=str(folder / "checkpoints" / "step-00000002")
     )
-    assert again == scores
+    assert resumed_scores == scores
     assert [line["train/loss"] for line in losses(folder)] == lines
-    assert all(torch.equal(value, before[name]) for name, value in weights(folder).items())
+    assert all(torch.equal(value, expected[name]) for name, value in weights(folder).items())
     resumed = load_safetensors(folder / "checkpoints" / "step-00000004" / "task.0.safetensors")
     assert all(torch.equal(value, average[name]) for name, value in resumed.items())
 
@@ -102,6 +107,6 @@ def test_a_run_and_the_students_average_teach_together(teacher: Path, tmp_path: 
         ("{}", "distill: there is no teacher; give a run"),
     ],
 )
-def test_teachers_that_are_told_wrong(teacher: Path, tmp_path: Path, distill: str, message: str) -> None:
+def test_invalid_teachers_are_refused(teacher: Path, tmp_path: Path, distill: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         launch.train("classification/digits", [*SMALL, f"distill={distill.replace('RUN', str(teacher))}"], out=tmp_path)

@@ -20,7 +20,7 @@ def make_run(root: Path, task: str, channels: int) -> Path:
     return root
 
 
-def test_weights_of_runs_and_of_the_hub_know_their_mean_and_std(tmp_path: Path) -> None:
+def test_mean_and_std_of_weights_of_runs_and_the_hub(tmp_path: Path) -> None:
     inception = "{name: timm, model: inception_v3.tv_in1k, pretrained: true}"
     runs = {
         "{mean: [0.4], std: null}": ((0.4,), (0.5,)),
@@ -31,8 +31,8 @@ def test_weights_of_runs_and_of_the_hub_know_their_mean_and_std(tmp_path: Path) 
     for number, (task, expected) in enumerate(runs.items()):
         run = make_run(tmp_path / str(number), task, 1)
         for weights in (run, run / "checkpoints" / "step-00000001" / "model.safetensors"):
-            found = trained_normalization(weights)
-            assert expected == (found and tuple(map(tuple, found))), task
+            normalization = trained_normalization(weights)
+            assert expected == (normalization and tuple(map(tuple, normalization))), task
     files = {
         "preprocessor_config.json": ({"image_mean": [0.1], "image_std": [0.2]}, ([0.1], [0.2])),
         "config.json": ({"pretrained_cfg": {"mean": [0.3], "std": [0.4]}}, ([0.3], [0.4])),
@@ -44,12 +44,12 @@ def test_weights_of_runs_and_of_the_hub_know_their_mean_and_std(tmp_path: Path) 
         assert trained_normalization(folder) is None
         (folder / name).write_text(json.dumps(content))
         assert trained_normalization(folder) == expected_values
-    other = {"image_mean": [0.1], "image_std": [0.2], "do_normalize": False}
-    (tmp_path / "preprocessor_config.json" / "preprocessor_config.json").write_text(json.dumps(other))
+    unnormalized = {"image_mean": [0.1], "image_std": [0.2], "do_normalize": False}
+    (tmp_path / "preprocessor_config.json" / "preprocessor_config.json").write_text(json.dumps(unnormalized))
     assert trained_normalization(tmp_path / "preprocessor_config.json") == ((0.0,), (1.0,))
 
 
-def test_another_mean_is_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_another_mean_gives_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run = make_run(tmp_path / "run", "{mean: [0.4], std: [0.25]}", 3)
     with caplog.at_level(logging.WARNING):
         warn_of_other_normalization(nn.Sequential(Normalize([0.4, 0.4, 0.4], [0.25], 3)), run)

@@ -1,4 +1,4 @@
-"""What a command does around a run: folders, resuming, what may change and what may not."""
+"""Launching runs: folders, resuming, and changes that a resumed run accepts."""
 
 import json
 import shutil
@@ -55,7 +55,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     }
 
 
-def test_a_resume_need_not_repeat_what_the_command_line_changed(folder: Path) -> None:
+def test_a_resume_keeps_earlier_overrides(folder: Path) -> None:
     assert resume(folder, "train.length=6it")[0] == folder
     config = launch.resolve(folder).config
     assert (config["optimizer"]["lr"], config["train"]["length"], config["loggers"]) == (0.002, "6it", [])
@@ -80,9 +80,9 @@ def test_a_resume_need_not_repeat_what_the_command_line_changed(folder: Path) ->
     ],
 )
 def test_a_refused_resume_changes_nothing(folder: Path, overrides: list[str], message: str) -> None:
-    before = contents(folder)
+    initial = contents(folder)
     assert message in problem(lambda: resume(folder, *overrides))
-    assert contents(folder) == before
+    assert contents(folder) == initial
 
 
 def test_batches_of_an_epoch_may_not_change(tmp_path: Path) -> None:
@@ -115,12 +115,12 @@ def test_names_of_runs(tmp_path: Path, name: str) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_new_run_with_the_config_of_another_lies_beside_it(folder: Path) -> None:
-    other, _ = launch.train(str(folder), ["train.length=1it"], name="other")
-    assert other == folder.parent / "other"
+def test_a_new_run_with_the_config_of_another_is_in_the_same_folder(folder: Path) -> None:
+    new_run, _ = launch.train(str(folder), ["train.length=1it"], name="other")
+    assert new_run == folder.parent / "other"
 
 
-def test_going_back_reports_what_it_costs_and_keeps_the_best_honest(folder: Path) -> None:
+def test_resuming_an_older_checkpoint_logs_deletions_and_keeps_best_valid(folder: Path) -> None:
     older = folder / "checkpoints" / "step-00000002"
     launch.train(str(folder), ["train.length=6it"], resume=str(older))
     log = (folder / "train.log").read_text()
@@ -139,19 +139,21 @@ def test_evaluation_needs_no_training_data(folder: Path, checkpoint: str, monkey
 
 
 def _only_validation(init: Any) -> Any:
-    def only(self: Any, *, split: str = "train") -> None:
+    def init_validation(self: Any, *, split: str = "train") -> None:
         assert split == "val"
         init(self, split=split)
 
-    return only
+    return init_validation
 
 
 def test_every_module_keeps_its_mode_through_an_evaluation(tmp_path: Path) -> None:
     class Freeze(Hook):
-        """Puts one module into evaluation mode, as a frozen norm is."""
+        """Puts one module into evaluation mode, like a frozen norm."""
 
         def start(self, run: Run) -> None:
-            self.module = next(one for one in run.task.modules() if isinstance(one, torch.nn.BatchNorm2d)).eval()
+            self.module = next(
+                module for module in run.task.modules() if isinstance(module, torch.nn.BatchNorm2d)
+            ).eval()
 
         def after_phase(self, run: Run, phase: Phase) -> None:
             assert not self.module.training and run.task.training
@@ -162,7 +164,7 @@ def test_every_module_keeps_its_mode_through_an_evaluation(tmp_path: Path) -> No
     launch.TrainingRun(**parts)(launch.Session(tmp_path))
 
 
-def test_an_optimizer_that_keeps_another_state_begins_without(folder: Path) -> None:
+def test_an_optimizer_with_another_kind_of_state_starts_without_state(folder: Path) -> None:
     resume(folder, "train.length=6it", "optimizer.amsgrad=true")
     assert (
         "the optimizer was AdamW and is AdamW with amsgrad now: it starts without state"
@@ -170,7 +172,7 @@ def test_an_optimizer_that_keeps_another_state_begins_without(folder: Path) -> N
     )
 
 
-def test_the_checkpoint_knows_where_it_is(folder: Path) -> None:
+def test_a_checkpoint_has_its_position(folder: Path) -> None:
     state = read_checkpoint(folder / "checkpoints" / "step-00000004").state
     assert (state["step"], state["epoch"], state["position"], state["samples"]) == (4, 0, 64, 64)
     assert read_checkpoint(folder / "checkpoints" / "step-00000004").state["facts"] == DatasetInfo(
@@ -179,21 +181,21 @@ def test_the_checkpoint_knows_where_it_is(folder: Path) -> None:
     assert Clock(step=4).step == state["step"]
 
 
-def test_all_constructors_that_refuse_are_reported(tmp_path: Path) -> None:
+def test_errors_of_all_constructors_are_reported(tmp_path: Path) -> None:
     overrides = ["train.source={name: image_folder, root: no/where}", "val.source={name: image_folder, root: nor/here}"]
-    resolved = launch.resolve("classification/digits", [f"data.{one}" for one in overrides])
+    resolved = launch.resolve("classification/digits", [f"data.{override}" for override in overrides])
     with pytest.raises(ConfigError) as caught:
         launch.build_parts(resolved)
-    assert [one.path for one in caught.value.problems] == ["data.train.source", "data.val.source"]
-    assert all(one.where.startswith("command line") for one in caught.value.problems)
+    assert [problem.path for problem in caught.value.problems] == ["data.train.source", "data.val.source"]
+    assert all(problem.where.startswith("command line") for problem in caught.value.problems)
 
 
 def test_an_elastic_launch_continues_its_run_and_logs_the_world_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in {IS_ELASTIC: "1", LAUNCH: "mine", "TORCHELASTIC_RUN_ID": "x", IS_RESTART: "0"}.items():
+    for name, value in {IS_ELASTIC: "1", LAUNCH: "a launch", "TORCHELASTIC_RUN_ID": "x", IS_RESTART: "0"}.items():
         monkeypatch.setenv(name, value)
-    assert launch_id() == "mine" and not is_restart()
+    assert launch_id() == "a launch" and not is_restart()
     folder, _ = train(tmp_path, "train.length=1it")
     monkeypatch.setenv(IS_RESTART, "1")
     assert is_restart()
@@ -206,14 +208,14 @@ def test_an_elastic_launch_continues_its_run_and_logs_the_world_size(
     assert "which is never overwritten" in problem(lambda: train(tmp_path, "train.length=3it"))
 
 
-def test_an_older_checkpoint_of_a_run_that_was_made_longer_is_not_finished(finished: Path) -> None:
+def test_an_older_checkpoint_of_an_extended_run_is_not_finished(finished: Path) -> None:
     config, snapshot = launch.resolve(finished).config, launch.load_latest_checkpoint(finished / "checkpoints")
     assert snapshot and launch._final_scores(finished, snapshot[1], config, config)
     older = replace(snapshot[1], step=1, state={**snapshot[1].state, "total_steps": 1})
     assert launch._final_scores(finished, older, config, config) is None
 
 
-def test_fewer_processes_need_no_more_memory_each(monkeypatch: pytest.MonkeyPatch, finished: Path) -> None:
+def test_with_fewer_processes_each_needs_no_more_memory(monkeypatch: pytest.MonkeyPatch, finished: Path) -> None:
     settings = launch.build_parts(launch.resolve(finished)).keywords["train"]
     task = Classification.__new__(Classification)
     limits = []

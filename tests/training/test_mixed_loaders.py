@@ -1,4 +1,4 @@
-"""The batches of multi-task runs: a pure function of (seed, step), whatever reads them."""
+"""Batches of multi-task runs are a pure function of seed and step."""
 
 from functools import partial
 from itertools import islice
@@ -48,59 +48,67 @@ def plan(length: int = 20, workers: int = 0, **mixture: Any) -> Any:
 
 
 def requests(batches: Any, start: int = 0) -> list[tuple[int, dict[str, tuple[int, int, list[int]]]]]:
-    """Step, and by stream the epoch, step and indices of each request."""
-    made = mixed_requests(
+    """Return the step of each request, and for each stream its epoch, step and indices."""
+    iterate = mixed_requests(
         batches.plan, batches.cycle, {name: stream.requests() for name, stream in batches.streams.items()}
     )
-    return [(request.row.step, {name: facts(own) for name, own in request.streams.items()}) for request in made(start)]
+    return [
+        (request.row.step, {name: facts(stream_request) for name, stream_request in request.streams.items()})
+        for request in iterate(start)
+    ]
 
 
 def facts(request: Any) -> tuple[int, int, list[int]]:
     return request.row.epoch, request.row.step, request.indices.tolist()
 
 
-def test_every_task_gets_as_many_samples_as_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    def check(least: int, micro_batch_size: int | None = None, **mixture: Any) -> None:
-        own = SimpleNamespace(min_samples_per_rank=least)
-        task = SimpleNamespace(tasks={"a": own}, stream_of=lambda name: "plain")
+def test_every_task_needs_a_minimum_of_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    def check(min_samples: int, micro_batch_size: int | None = None, **mixture: Any) -> None:
+        subtask = SimpleNamespace(min_samples_per_rank=min_samples)
+        task = SimpleNamespace(tasks={"a": subtask}, stream_of=lambda name: "plain")
         check_streams(task, plan(**mixture), micro_batch_size)
 
     check(8), check(4, 8), check(16, mixing="steps")
     monkeypatch.setattr("opabinia.training.mixed_loaders.world_size", lambda: 3)
     check(2), check(5, mixing="steps")
-    for least, keys, has in ((9, {}, 2), (3, {}, 2), (2, {"micro_batch_size": 3}, 1), (6, {"mixing": "steps"}, 5)):
+    for min_samples, keys, available in (
+        (9, {}, 2),
+        (3, {}, 2),
+        (2, {"micro_batch_size": 3}, 1),
+        (6, {"mixing": "steps"}, 5),
+    ):
         with pytest.raises(
-            ConfigError, match=rf"^task\.tasks\.a: it learns from {least} or more .* and has {has}: raise"
+            ConfigError, match=rf"^task\.tasks\.a: it learns from {min_samples} or more .* and has {available}: raise"
         ):
-            check(least, **keys)
+            check(min_samples, **keys)
 
 
 @pytest.mark.parametrize("mixing", ["batch", "steps"])
-def test_requests_from_any_step_are_those_of_a_run_from_its_beginning(mixing: Any) -> None:
+def test_requests_from_any_step_equal_those_of_a_run_from_the_start(mixing: Any) -> None:
     batches = plan(mixing=mixing, temperature=2.0)
-    whole = requests(batches)
-    assert [step for step, _ in whole] == list(range(20))
+    expected = requests(batches)
+    assert [step for step, _ in expected] == list(range(20))
     for start in (1, 7, 13, 19, 20):
-        assert requests(plan(mixing=mixing, temperature=2.0), start) == whole[start:]
+        assert requests(plan(mixing=mixing, temperature=2.0), start) == expected[start:]
     for name, stream in batches.streams.items():
-        own = [streams[name] for _, streams in whole if name in streams]
-        alone = list(map(facts, islice(stream.requests()(0), len(own))))
-        assert own == alone, "those of a run on the stream alone"
-        assert len({index for _, _, row in own[:3] for index in row}) > 8
-    assert {len(streams) for _, streams in whole} == ({2} if mixing == "batch" else {1})
+        mixed = [streams[name] for _, streams in expected if name in streams]
+        single = list(map(facts, islice(stream.requests()(0), len(mixed))))
+        assert mixed == single, "those of a run on this stream only"
+        assert len({index for _, _, row in mixed[:3] for index in row}) > 8
+    assert {len(streams) for _, streams in expected} == ({2} if mixing == "batch" else {1})
 
 
 def test_ranks_divide_each_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     from opabinia.training import loaders
 
-    whole = requests(plan())
+    expected = requests(plan())
     for world in (2, 3):
         shares = []
         for rank in range(world):
             monkeypatch.setattr(loaders, "rank", lambda rank=rank: rank)
             monkeypatch.setattr(loaders, "world_size", lambda world=world: world)
             shares.append(requests(plan()))
-        for step, (_, streams) in enumerate(whole):
+        for step, (_, streams) in enumerate(expected):
             for name, (*_, indices) in streams.items():
                 assert [index for share in shares for index in share[step][1][name][2]] == indices
 
@@ -108,15 +116,17 @@ def test_ranks_divide_each_stream(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_batches_do_not_depend_on_workers_and_keep_pairs_of_identities() -> None:
     expected = [batch for _, batch in plan(5).loader(torch.device("cpu")).iterate()]
     for batch in expected:
-        assert [len(own["id"]) for own in batch["streams"].values()] == [8, 8]
-        assert batch["id"] == [sample_id for own in batch["streams"].values() for sample_id in own["id"]]
+        assert [len(stream_batch["id"]) for stream_batch in batch["streams"].values()] == [8, 8]
+        assert batch["id"] == [
+            sample_id for stream_batch in batch["streams"].values() for sample_id in stream_batch["id"]
+        ]
         labels = batch["streams"]["identities"]["label"].tolist()
         assert all(labels.count(label) == 2 for label in labels), "P x K"
-    found = [batch for _, batch in plan(5, workers=2).loader(torch.device("cpu")).iterate()]
-    for one, other in zip(found, expected, strict=True):
-        assert one["id"] == other["id"]
-        for name, own in other["streams"].items():
-            assert torch.equal(one["streams"][name]["image"], own["image"])
+    loaded = [batch for _, batch in plan(5, workers=2).loader(torch.device("cpu")).iterate()]
+    for batch, expected_batch in zip(loaded, expected, strict=True):
+        assert batch["id"] == expected_batch["id"]
+        for name, stream_batch in expected_batch["streams"].items():
+            assert torch.equal(batch["streams"][name]["image"], stream_batch["image"])
 
 
 def test_streams_that_do_not_fit_are_errors() -> None:
@@ -149,7 +159,7 @@ def test_streams_that_do_not_fit_are_errors() -> None:
         Mixture(streams={"a": MixedStream(source=Numbers(0))})
 
 
-def test_a_mixture_finds_its_samples() -> None:
+def test_a_mixture_indexes_the_samples_of_its_streams() -> None:
     mixture = Mixture(streams={"a": MixedStream(source=Numbers(3)), "b": MixedStream(source=Numbers(4))})
     ids = [mixture[index]["id"] for index in range(len(mixture))]
     assert [mixture.id(index) for index in (0, 3, 6)] == ["a/0", "b/0", "b/3"]

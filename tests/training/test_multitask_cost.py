@@ -73,17 +73,17 @@ def test_the_benchmark_measures_each_task(recipe: str, capsys: pytest.CaptureFix
     assert [list(stream["tasks"]) for stream in streams.values()] == [["digits", "parity"], ["others"]]
     assert all(stream["read"] > 0 and stream["backbone"] > 0 for stream in streams.values())
     print_benchmark(result)
-    shown = capsys.readouterr().out
-    assert "stream digits (8 samples of a batch)" in shown and "task parity" in shown
+    output = capsys.readouterr().out
+    assert "stream digits (8 samples of a batch)" in output and "task parity" in output
 
 
 def test_each_task_has_a_table_of_scores(capsys: pytest.CaptureFixture[str]) -> None:
     print_scores("a run", {"a/val_ema/top1": 0.5, "a/val/top1": 0.25, "b/val/AP": 1.0})
-    shown = capsys.readouterr().out
-    tables = [line.split() for line in shown.splitlines() if line.startswith(("┃", "│"))]
+    output = capsys.readouterr().out
+    tables = [line.split() for line in output.splitlines() if line.startswith(("┃", "│"))]
     assert ["┃", "metric", "┃", "val_ema", "┃", "val", "┃", "┃", "metric", "┃", "value", "┃"] in tables
     assert ["│", "top1", "│", "0.5000", "│", "0.2500", "│", "│", "val/AP", "│", "1.0000", "│"] in tables
-    assert shown.splitlines()[-1] == "csv,0.5,0.25,1"
+    assert output.splitlines()[-1] == "csv,0.5,0.25,1"
 
 
 def test_automatic_settings(recipe: str, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Multi-task runs: balance of the losses, options and freezing of single tasks, and weights handed on between runs."""
+"""Multi-task runs: loss balancing, options and freezing of single tasks, and initial weights from other runs."""
 
 import itertools
 import json
@@ -65,44 +65,44 @@ def weights(run: Path, step: int = 12) -> dict[str, Tensor]:
     return load_safetensors(run / "checkpoints" / f"step-{step:08d}" / "model.safetensors")
 
 
-def unchanged(found: dict[str, Tensor], expected: dict[str, Tensor], start: str = "") -> bool:
+def unchanged(actual: dict[str, Tensor], expected: dict[str, Tensor], start: str = "") -> bool:
     names = [name for name in expected if name.startswith(start)]
     assert names
-    return all(torch.equal(found[name], expected[name]) for name in names)
+    return all(torch.equal(actual[name], expected[name]) for name in names)
 
 
 @pytest.mark.parametrize("balance", ["dwa", "gradnorm"])
 def test_a_balanced_run_resumes_exactly(recipe: Path, tmp_path: Path, balance: str) -> None:
-    """From the middle of an epoch (4 steps), where tasks take turns."""
+    """Resumed in the middle of an epoch of 4 steps, with a task per step."""
     changes = [f"task.balance={balance}", "data.train.source.mixing=steps", "train.micro_batch_size=5"]
     run, _ = launch.train(recipe, changes, out=tmp_path)
-    before, logged = weights(run), lines(run)
+    expected, logged = weights(run), lines(run)
     shares = [(line["train/digits/weight"], line["train/parity/weight"]) for line in logged]
     assert len(set(shares)) > 1 and all(sum(pair) == pytest.approx(2, abs=1e-5) for pair in shares)
     launch.train(recipe, changes, out=tmp_path, resume=str(run / "checkpoints" / "step-00000005"))
-    assert unchanged(weights(run), before)
+    assert unchanged(weights(run), expected)
     assert [line["train/loss"] for line in lines(run)] == [line["train/loss"] for line in logged]
 
 
 def test_heads_and_backbone_are_frozen_and_weighted_over_time(recipe: Path, tmp_path: Path) -> None:
-    later = "{name: constant, warmup: 3it, warmup_factor: 0, warmup_mode: constant}"
+    schedule = "{name: constant, warmup: 3it, warmup_factor: 0, warmup_mode: constant}"
     changes = [
-        *("train.length=5it", "checkpoint.every=1it", f"task.tasks.parity.weight_schedule={later}"),
+        *("train.length=5it", "checkpoint.every=1it", f"task.tasks.parity.weight_schedule={schedule}"),
         r"hooks.head={name: freeze, pattern: '^tasks\.digits\.'}",
         "hooks.backbone={name: freeze, pattern: ^backbone, until: 2it}",
     ]
     run, _ = launch.train(recipe, changes, out=tmp_path)
     states = [weights(run, step) for step in range(1, 6)]
-    stays = {
+    constant = {
         part: [unchanged(new, old, part) for old, new in itertools.pairwise(states)]
         for part in ("tasks.digits.", "tasks.parity.", "backbone.")
     }
-    assert stays == {
+    assert constant == {
         "tasks.digits.": [True, True, True, True],
         "tasks.parity.": [True, True, False, False],
         "backbone.": [True, False, False, False],
     }
-    # A task of weight 0 is not computed: there is no loss of it, and no weight decay either.
+    # A task of weight 0 is not computed: it has no loss and no weight decay.
     assert ["train/parity/loss" in line for line in lines(run)] == [False, False, False, True, True]
     assert all("train/digits/loss" in line for line in lines(run))
 
@@ -113,20 +113,25 @@ def test_a_step_without_a_trained_task_changes_nothing(recipe: Path, tmp_path: P
     assert unchanged(weights(run, 2), weights(run, 1))
 
 
-def test_a_head_added_later_leaves_the_others_as_they_are(recipe: Path, tmp_path: Path) -> None:
-    first, _ = launch.train(recipe, ["train.length=5it"], out=tmp_path, name="first")
-    added = "{task: classification, data: {train: {source: {name: some_digits, n: 12}, transforms: [RandomInvert]}}}"
+def test_a_head_added_later_does_not_change_other_heads(recipe: Path, tmp_path: Path) -> None:
+    base_run, _ = launch.train(recipe, ["train.length=5it"], out=tmp_path, name="first")
+    added_task = (
+        "{task: classification, data: {train: {source: {name: some_digits, n: 12}, transforms: [RandomInvert]}}}"
+    )
     freeze = r"hooks.freeze={name: freeze, pattern: '^(backbone|tasks\.(digits|parity))\.'}"
-    changes = ["train.length=5it", f"task.tasks.added={added}", f"init.weights={first}", freeze]
-    second, _ = launch.train(recipe, changes, out=tmp_path, name="second")
-    before, after = weights(first, 5), weights(second, 5)
-    assert unchanged(after, before) and any(name.startswith("tasks.added.") for name in after.keys() - before.keys())
+    changes = ["train.length=5it", f"task.tasks.added={added_task}", f"init.weights={base_run}", freeze]
+    extended_run, _ = launch.train(recipe, changes, out=tmp_path, name="second")
+    base_weights, extended_weights = weights(base_run, 5), weights(extended_run, 5)
+    assert unchanged(extended_weights, base_weights) and any(
+        name.startswith("tasks.added.") for name in extended_weights.keys() - base_weights.keys()
+    )
     images = torch.rand(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     for task in ("digits", "parity"):
-        found, expected = (
-            opabinia.load(run, checkpoint="last", task=task).task.predict({"image": images}) for run in (second, first)
+        outputs, expected = (
+            opabinia.load(run, checkpoint="last", task=task).task.predict({"image": images})
+            for run in (extended_run, base_run)
         )
-        assert all(torch.equal(found[name], expected[name]) for name in expected)
+        assert all(torch.equal(outputs[name], expected[name]) for name in expected)
 
 
 def test_options_of_single_tasks() -> None:
@@ -148,16 +153,16 @@ def test_options_of_single_tasks() -> None:
     for group in parameter_groups(model, ParamGroups(rules=rules, layer_decay=0.5)):
         for param in group["params"]:
             options[param] = group["lr_factor"], group.get("weight_decay")
-    named = {name: options[param] for name, param in model.named_parameters()}
-    assert {value for name, value in named.items() if name.startswith("tasks.boxes.")} == {(2.0, None)}
-    assert {value for name, value in named.items() if name.startswith("tasks.labels.")} == {(1.0, None)}
-    assert named["balance.log_variances"] == (1.0, 0.0)
-    alone = layer_factors(Classification(streams["labels"], backbone=vit), 0.5)
-    backbone = {name: value for name, value in named.items() if name.startswith("backbone.")}
-    assert backbone == {name: (alone[name], 0.01) for name in backbone} and len(set(backbone.values())) > 2
+    options_by_name = {name: options[param] for name, param in model.named_parameters()}
+    assert {value for name, value in options_by_name.items() if name.startswith("tasks.boxes.")} == {(2.0, None)}
+    assert {value for name, value in options_by_name.items() if name.startswith("tasks.labels.")} == {(1.0, None)}
+    assert options_by_name["balance.log_variances"] == (1.0, 0.0)
+    single_task = layer_factors(Classification(streams["labels"], backbone=vit), 0.5)
+    backbone = {name: value for name, value in options_by_name.items() if name.startswith("backbone.")}
+    assert backbone == {name: (single_task[name], 0.01) for name in backbone} and len(set(backbone.values())) > 2
 
 
-def test_the_last_shared_layer_is_one_that_all_tasks_read() -> None:
+def test_the_last_shared_layer_is_read_by_all_tasks() -> None:
     """EfficientNet has layers between its last feature maps and its vector."""
     labels = DatasetInfo(samples=8, channels=1, classes=("a", "b"))
     boxes = DatasetInfo(samples=8, channels=1, classes=("a", "b"), boxes=True)
@@ -169,7 +174,7 @@ def test_the_last_shared_layer_is_one_that_all_tasks_read() -> None:
             backbone=partial(timm, model="test_efficientnet"),
             tasks={name: Subtask(task=parts[name][1]) for name in names},
         )
-        (last,) = model._last_shared()
-        assert last is model.backbone.model.get_submodule(expected).weight
+        (weight,) = model._last_shared()
+        assert weight is model.backbone.model.get_submodule(expected).weight
         model.backbone.requires_grad_(False)
         assert model._last_shared() == []

@@ -28,7 +28,7 @@ import opabinia
 
 @opabinia.register.backbone
 class OneConvolution(nn.Module):
-    """A network that knows nothing of Opabinia.
+    """A network that does not depend on Opabinia.
 
     Args:
         width: its channels.
@@ -43,7 +43,7 @@ class OneConvolution(nn.Module):
 '''
 
 
-def built(backbone: Any, **changes: Any) -> TrainingRun:
+def make_run(backbone: Any, **changes: Any) -> TrainingRun:
     shrink = v2.Resize(6)
     run = TrainingRun(
         task=partial(Classification, backbone=backbone),
@@ -74,10 +74,10 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def finished(network: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, float]]:
-    return opabinia.train(built(partial(network, width=4)), out=tmp_path_factory.mktemp("runs"), name="digits")
+    return opabinia.train(make_run(partial(network, width=4)), out=tmp_path_factory.mktemp("runs"), name="digits")
 
 
-def test_the_folder_is_that_of_any_run(finished: tuple[Path, dict[str, float]]) -> None:
+def test_the_run_folder_works_with_every_command(finished: tuple[Path, dict[str, float]]) -> None:
     folder, scores = finished
     assert folder.name == "digits"
     config = resolve(folder).config
@@ -89,20 +89,20 @@ def test_the_folder_is_that_of_any_run(finished: tuple[Path, dict[str, float]]) 
     assert "registered" not in (folder / "train.log").read_text()
 
 
-def test_it_is_resumed_with_or_without_the_objects(
+def test_a_run_is_resumed_with_or_without_its_objects(
     network: Any, finished: tuple[Path, dict[str, float]], tmp_path: Path
 ) -> None:
     folder, _ = finished
     opabinia.train(folder, ["train.length=3it"], resume="last")
-    again, longer = built(partial(network, width=4)), ["train.length=4it"]
-    _, resumed = opabinia.train(again, longer, out=folder.parent, name="digits", resume="last")
-    _, whole = opabinia.train(again, longer, out=tmp_path)
-    assert resumed == whole
-    # The last checkpoint became the best after it was saved, and the one before it was deleted.
+    rebuilt, longer = make_run(partial(network, width=4)), ["train.length=4it"]
+    _, resumed = opabinia.train(rebuilt, longer, out=folder.parent, name="digits", resume="last")
+    _, uninterrupted = opabinia.train(rebuilt, longer, out=tmp_path)
+    assert resumed == uninterrupted
+    # The last checkpoint became the best after it was saved, and the previous one was deleted.
     assert "is gone" not in (folder / "train.log").read_text()
 
 
-def test_other_parts_train_with_one_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_local_parts_train_with_one_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     class Local(nn.Module):
         def __init__(self, channels: int) -> None:
             super().__init__()
@@ -113,7 +113,7 @@ def test_other_parts_train_with_one_warning(tmp_path: Path, capsys: pytest.Captu
             vectors: Tensor = self.net(images)
             return vectors
 
-    folder, _ = opabinia.train(built(lambda channels: Local(channels)), out=tmp_path)
+    folder, _ = opabinia.train(make_run(lambda channels: Local(channels)), out=tmp_path)
     (warning,) = [line for line in capsys.readouterr().err.splitlines() if "registered" in line]
     assert warning.startswith("task.backbone (") and "@opabinia.register.backbone" in warning
     assert opabinia.load(folder)(Digits()[0]["image"]).readable["top"]

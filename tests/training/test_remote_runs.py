@@ -1,4 +1,4 @@
-"""Runs in remote storage: where they are, what is refused, and what a machine without them fetches."""
+"""Runs in remote storage: URLs, refused uploads, and checkpoints that another machine fetches."""
 
 import json
 import os
@@ -30,7 +30,7 @@ from tests.faults.s3 import S3Server
 from tests.training.test_launch import contents, problem, train
 
 KILLS = int(os.environ.get("OPABINIA_TEST_KILLS", "20"))
-"""Of machines; each takes the time of a start."""
+"""Number of killed machines; each needs the time of a start."""
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +57,7 @@ def save(folder: Path, *steps: int, seed: int = 1) -> Path:
     return folder
 
 
-def test_the_url_of_a_run_follows_its_folder(tmp_path: Path) -> None:
+def test_the_url_of_a_run_is_derived_from_its_folder(tmp_path: Path) -> None:
     out, bucket = tmp_path / "runs", f"file://{tmp_path}/bucket/"
     folder = out / "classification" / "digits" / "a"
     url = remote_runs.run_url(uploaded_to(bucket), folder, out)
@@ -84,7 +84,7 @@ def test_a_new_upload_is_checked_before_the_first_step(tmp_path: Path) -> None:
         assert text in problem(lambda: remote_runs.run_url(uploaded_to(wrong), folder, tmp_path))  # noqa: B023
 
 
-def test_a_machine_fetches_what_is_newer_and_keeps_what_is_not(tmp_path: Path) -> None:
+def test_a_machine_fetches_newer_checkpoints_and_keeps_its_own_otherwise(tmp_path: Path) -> None:
     url, resolved = f"file://{tmp_path}/bucket/run", uploaded_to("file:///x")
     remote = save(tmp_path / "a", 5, 10, 15)
     (remote / "checkpoints" / "best").write_text("step-00000005\n")
@@ -135,9 +135,7 @@ def test_a_machine_that_is_killed_between_two_checkpoints_fetches_both(
     assert visible(tmp_path / "b") == contents(remote)
 
 
-def test_a_machine_waits_for_the_checkpoint_that_another_uploads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_machine_waits_for_a_checkpoint_of_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     url, path = f"file://{tmp_path}/bucket/run", tmp_path / "b" / "checkpoints" / "step-00000005"
     expected = save(tmp_path / "a", 5, seed=2) / "checkpoints" / path.name
     manifest = (expected / "state.json").read_bytes()
@@ -146,33 +144,33 @@ def test_a_machine_waits_for_the_checkpoint_that_another_uploads(
     monkeypatch.setattr(remote_runs, "UPLOAD_SECONDS", 0.0)
     message = problem(lambda: remote_runs.await_checkpoint(url, path, manifest))
     assert f"{url}/checkpoints/{path.name}, from which rank 0 resumes, was not there after 0 s" in message
-    assert str(tmp_path / "b") in message, "what can be done"
+    assert str(tmp_path / "b") in message, "the message has a remedy"
     Upload(tmp_path / "a", url, 2).send_all()
     remote_runs.await_checkpoint(url, path, manifest)
     assert contents(path) == contents(expected)
 
 
 class Machine:
-    """A machine with a run folder of its own; the bucket is that of all."""
+    """A machine with its own run folder; all machines share the bucket."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.folder, self.url = folder / name, f"file://{folder}/bucket/run"
         self.checkpoints = self.folder / "checkpoints"
 
     def fetch(self, chosen: str = "") -> str:
-        """Start again with ``--resume auto``; return the checkpoint to resume."""
+        """Restart with ``--resume auto``; return the checkpoint to resume."""
         remote_runs.fetch_newer(self.url, self.folder, uploaded_to("file:///x"), chosen)
         return self.last()
 
     def resume(self, step: int) -> None:
-        """Start again with ``--resume`` and a checkpoint."""
+        """Restart with ``--resume`` and a checkpoint."""
         self.fetch(f"step-{step:08d}")
         remote_runs.resume_from(self.checkpoints, step)
 
     def train(self, *steps: int, seed: int = 1) -> None:
         for step in steps:
             save(self.folder, step, seed=seed)
-            for later in list_checkpoints(self.checkpoints):  # as the next save does
+            for later in list_checkpoints(self.checkpoints):  # like the next save
                 if step_of(later) > step:
                     shutil.rmtree(later)
 
@@ -188,13 +186,13 @@ def test_a_resume_from_an_older_checkpoint_is_not_undone(tmp_path: Path) -> None
     a, b, c = (Machine(tmp_path, name) for name in "abc")
     a.train(5, 10, 15, 20)
     a.upload()
-    # Killed before the upload knows: the machine itself continues from there.
+    # Killed before the upload: the same machine resumes from there.
     a.resume(10)
     assert a.fetch() == "10 of 1"
     a.train(12, seed=2)
     assert a.fetch() == "12 of 2"
-    assert c.fetch() == "20 of 1", "the bucket knows nothing of it yet"
-    # Known before the next checkpoint: every machine continues from there, also one that is further.
+    assert c.fetch() == "20 of 1", "the bucket does not have it yet"
+    # Uploaded before the next checkpoint: every machine resumes from there, also one with later checkpoints.
     a.resume(10)
     a.upload()
     assert c.fetch() == "10 of 1" and not (c.checkpoints / "step-00000020").exists()
@@ -202,12 +200,12 @@ def test_a_resume_from_an_older_checkpoint_is_not_undone(tmp_path: Path) -> None
     a.train(12, seed=2)
     a.upload()
     assert c.fetch() == b.fetch() == "12 of 2"
-    # In one branch the machine that is further continues.
+    # Within a branch the machine with the latest checkpoint continues.
     c.train(14, seed=2)
     c.upload()
     b.train(18, seed=2)
     assert b.fetch() == "18 of 2" and a.fetch() == "14 of 2"
-    # From a checkpoint that only storage has, or only the machine.
+    # Resumed from a checkpoint that only storage has, or only the machine.
     b.resume(5)
     b.train(7, seed=3)
     b.upload()
@@ -218,8 +216,10 @@ def test_a_resume_from_an_older_checkpoint_is_not_undone(tmp_path: Path) -> None
     assert [machine.fetch() for machine in (a, b, c, Machine(tmp_path, "d"))] == ["13 of 4"] * 4
     for machine in (a, b):
         for path in list_checkpoints(machine.checkpoints):
-            assert contents(path) == contents(tmp_path / "bucket/run/checkpoints" / path.name), "none of another branch"
-    # Killed between the deletion of others and the end: fetched again.
+            assert contents(path) == contents(tmp_path / "bucket/run/checkpoints" / path.name), (
+                "no checkpoint of another branch"
+            )
+    # Killed after deleting other checkpoints: the checkpoint is fetched again.
     (b.checkpoints / "branch").unlink()
     save(b.folder, 20)
     assert b.fetch() == "13 of 4"
@@ -232,8 +232,10 @@ def test_a_checkpoint_that_is_uploaded_after_the_listing(tmp_path: Path) -> None
     listed = remote_runs._objects(a.url)
     a.train(10)
     a.upload()
-    before, after = (remote_runs._pointed(a.url, objects, "last") for objects in (listed, remote_runs._objects(a.url)))
-    assert (before, after) == (("step-00000005", 0), ("step-00000010", 0))
+    old_pointer, new_pointer = (
+        remote_runs._pointed(a.url, objects, "last") for objects in (listed, remote_runs._objects(a.url))
+    )
+    assert (old_pointer, new_pointer) == (("step-00000005", 0), ("step-00000010", 0))
 
 
 def test_a_run_that_is_trained_while_it_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,9 +261,9 @@ def test_a_folder_that_another_process_writes_to_is_not_fetched(tmp_path: Path) 
     a.train(5, 10)
     a.upload()
     b.train(5)
-    before, (ready, writes) = contents(b.folder), os.pipe()
+    initial, (ready, writes) = contents(b.folder), os.pipe()
     process = os.fork()
-    if process == 0:  # POSIX locks are those of a process
+    if process == 0:  # POSIX locks belong to a process
         with exclusive_lock(b.folder):
             os.write(writes, b"locked")
             time.sleep(60)
@@ -273,7 +275,7 @@ def test_a_folder_that_another_process_writes_to_is_not_fetched(tmp_path: Path) 
     finally:
         os.kill(process, signal.SIGKILL)
         os.waitpid(process, 0)
-    assert visible(b.folder) == before
+    assert visible(b.folder) == initial
     assert b.fetch() == "10 of 1"
 
 
@@ -286,21 +288,21 @@ def test_results_of_this_machine_are_kept(tmp_path: Path) -> None:
     (a.folder / "results.json").write_text("{}")
     a.upload()
     copy = remote_runs.fetch_run(a.url)
-    here, later = (copy / "eval" / name / "scores.json" for name in ("val", "test"))
+    local_file, updated_file = (copy / "eval" / name / "scores.json" for name in ("val", "test"))
     now = time.time()
-    for file, seconds in ((here, 60), (later, 30)):
+    for file, seconds in ((local_file, 60), (updated_file, 30)):
         file.write_text("here")
         os.utime(file, (now + seconds, now + seconds))
     assert (copy / "results.json").exists()
     (a.folder / "results.json").unlink()
     a.train(10)
     a.upload()
-    there = tmp_path / "bucket/run/eval/test/scores.json"
-    there.write_text("later")
-    os.utime(there, (now + 45, now + 45))
+    remote_file = tmp_path / "bucket/run/eval/test/scores.json"
+    remote_file.write_text("later")
+    os.utime(remote_file, (now + 45, now + 45))
     remote_runs.fetch_run(a.url)
-    assert here.read_text() == "here" and later.read_text() == "later"
-    assert not (copy / "results.json").exists(), "the run was made longer"
+    assert local_file.read_text() == "here" and updated_file.read_text() == "later"
+    assert not (copy / "results.json").exists(), "the run was extended"
     assert read_pointer(copy / "checkpoints", "last") == copy / "checkpoints" / "step-00000010"
 
 
@@ -315,12 +317,15 @@ def test_any_checkpoint_of_a_remote_run_can_be_chosen(tmp_path: Path) -> None:
     assert "there is no 'step-00000007'" in problem(lambda: chosen_checkpoint(copy, "step-00000007"))
     Upload(a.folder, a.url, 1)._delete_checkpoint("step-00000010")
     remote_runs.fetch_run(a.url)
-    assert [path.name for path in list_checkpoints(copy / "checkpoints")] == ["step-00000015"], "the disk is not filled"
+    assert [path.name for path in list_checkpoints(copy / "checkpoints")] == ["step-00000015"], (
+        "deleted checkpoints do not fill the disk"
+    )
 
 
 def test_a_folder_without_a_run_and_a_run_with_plugins_are_refused(tmp_path: Path) -> None:
     url = f"file://{tmp_path}/bucket/run"
     assert problem(lambda: downloaded_run(url)).endswith(f"{url} holds no run (no config.yaml in it)")
+    assert not storage.local_run(url).exists()
     folder = save(tmp_path / "a", 5)
     (folder / "config.yaml").write_text("plugins: [antigravity]\n")
     Upload(folder, url, 2).send_all()
@@ -347,10 +352,10 @@ def test_machines_without_a_common_disk_resume_from_storage(tmp_path: Path, warm
     recipe.write_text(RECIPE)
 
     def start_both(*overrides: str) -> list[Program]:
-        words = ("train", str(recipe), f"train.distributed.init=file://{tmp_path}/{len(overrides)}", *overrides)
+        arguments = ("train", str(recipe), f"train.distributed.init=file://{tmp_path}/{len(overrides)}", *overrides)
         return [
             warm_server.start(
-                *(*words, "--out", f"{tmp_path}/machine-{rank}"), environment={"RANK": str(rank), "WORLD_SIZE": "2"}
+                *(*arguments, "--out", f"{tmp_path}/machine-{rank}"), environment={"RANK": str(rank), "WORLD_SIZE": "2"}
             )
             for rank in range(2)
         ]
@@ -362,18 +367,18 @@ def test_machines_without_a_common_disk_resume_from_storage(tmp_path: Path, warm
     for program in start_both(upload, "train.length=2ep", "--resume", "auto"):
         program.expect(0, 300)
         assert program.trace[0] == "start 15"
-    first, second = (tmp_path / f"machine-{rank}/faults/default/checkpoints" for rank in range(2))
-    assert read_pointer(first, "last") == first / "step-00000030"
-    assert [path.name for path in list_checkpoints(second)] == ["step-00000015"]
+    rank_0_dir, rank_1_dir = (tmp_path / f"machine-{rank}/faults/default/checkpoints" for rank in range(2))
+    assert read_pointer(rank_0_dir, "last") == rank_0_dir / "step-00000030"
+    assert [path.name for path in list_checkpoints(rank_1_dir)] == ["step-00000015"]
 
 
 @pytest.mark.slow
-def test_a_run_is_resumed_and_evaluated_where_there_is_nothing_but_the_storage(tmp_path: Path) -> None:
+def test_a_run_is_resumed_and_evaluated_from_storage_alone(tmp_path: Path) -> None:
     def on_machine(name: str, *overrides: str, **options: Any) -> tuple[Path, dict[str, float]]:
         upload = f"checkpoint={{every: 2it, keep: 1, upload: 'file://{tmp_path}/bucket'}}"
         return train(tmp_path / name, upload, "optimizer.lr=0.002", *overrides, **options)
 
-    whole = train(
+    reference = train(
         tmp_path / "undisturbed", "checkpoint={every: 2it, keep: 1}", "optimizer.lr=0.002", "train.length=6it"
     )[0]
     on_machine("a", "train.length=4it")
@@ -381,7 +386,7 @@ def test_a_run_is_resumed_and_evaluated_where_there_is_nothing_but_the_storage(t
     folder, scores = on_machine("b", "train.length=6it", resume="last")
     for name in ("model", "optimizer"):
         file = Path("checkpoints", "step-00000006", f"{name}.safetensors")
-        assert (folder / file).read_bytes() == (whole / file).read_bytes()
+        assert (folder / file).read_bytes() == (reference / file).read_bytes()
     url = f"file://{tmp_path}/bucket/classification/digits/default"
     remote = downloaded_run(url)
     assert opabinia.evaluate(remote) == scores == json.loads((remote / "results.json").read_text())
@@ -403,13 +408,13 @@ def test_wrong_buckets_and_missing_credentials_are_reported(
     assert re.search("no s3://no-bucket/run.*bucket", refused("s3://no-bucket/run"))
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
-    pytest.importorskip("s3fs").S3FileSystem.clear_instance_cache()  # a new process has none
+    pytest.importorskip("s3fs").S3FileSystem.clear_instance_cache()  # clients of a new process have no credentials
     assert "s3://another/run: access is refused" in refused("s3://another/run")
 
 
 @pytest.mark.slow
 def test_twenty_kills_during_uploads_leave_complete_checkpoints(s3_server: S3Server, tmp_path: Path) -> None:
-    """Each time the process that uploads is killed at one of its requests, and an empty machine fetches the run."""
+    """The uploading process is killed at a request each time, and an empty machine fetches the run."""
     url, resolved = f"s3://{s3_server.bucket()}/run", uploaded_to("s3://bucket")
     s3_server.latency = 0.01
     saved, fetched_steps = dict[str, dict[str, bytes]](), []
@@ -418,14 +423,14 @@ def test_twenty_kills_during_uploads_leave_complete_checkpoints(s3_server: S3Ser
         name, folder = f"step-{step:08d}", save(tmp_path / "run", step)
         saved[name] = contents(folder / "checkpoints" / name)
         shutil.rmtree(folder / "checkpoints" / f"step-{step - 10:08d}", ignore_errors=True)
-        before = len(s3_server.requests)
+        num_requests = len(s3_server.requests)
         process = os.fork()
         if process == 0:
             with suppress(BaseException):
                 Upload(folder, url, 2).send_all()
             os._exit(0)
         end = time.monotonic() + 60
-        while len(s3_server.requests) < before + 4 + 5 * (number % 5) and time.monotonic() < end:
+        while len(s3_server.requests) < num_requests + 4 + 5 * (number % 5) and time.monotonic() < end:
             if os.waitpid(process, os.WNOHANG)[0]:
                 break  # it has sent everything
             time.sleep(0.001)
@@ -450,7 +455,7 @@ def test_an_outage_delays_the_upload_and_nothing_else(s3_server: S3Server, tmp_p
     program = warm_server.start(*arguments, environment={**environment, PAUSE: "after_step 4"})
     program.until(program.path.with_suffix(".paused").exists, 300)
     s3_server.stop()
-    program.go_on()
+    program.unpause()
     program.until(lambda: "finish done" in program.trace, 300)  # without storage
     s3_server._start()
     program.expect(0, 300)
@@ -464,8 +469,10 @@ def kill_uploading(folder: str) -> None:
     """Kill the process that uploads a run folder, and wait until it is gone."""
     for file in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
-            words = file.read_bytes().decode().split("\0")
-            if "opabinia.engine.checkpointing.upload" in words and any(folder in word for word in words):
+            arguments = file.read_bytes().decode().split("\0")
+            if "opabinia.engine.checkpointing.upload" in arguments and any(
+                folder in argument for argument in arguments
+            ):
                 os.kill(int(file.parent.name), signal.SIGKILL)
                 while file.read_bytes():
                     time.sleep(0.01)
@@ -475,7 +482,7 @@ def kill_uploading(folder: str) -> None:
 def test_machines_that_are_killed_while_they_upload_are_replaced_by_empty_ones(
     s3_server: S3Server, tmp_path: Path, warm_server: Server
 ) -> None:
-    """Twenty machines in turn train two steps each and are killed while they upload; the last one finishes the run."""
+    """Machines train two steps each and are killed during the upload; the last one completes the run."""
     url, recipe = f"s3://{s3_server.bucket()}", tmp_path / "faults.yaml"
     recipe.write_text(RECIPE)
     prefix = f"{url}/faults/default/checkpoints"
@@ -484,8 +491,8 @@ def test_machines_that_are_killed_while_they_upload_are_replaced_by_empty_ones(
     def start(machine: str, *overrides: str, **environment: str) -> Program:
         out = str(tmp_path / machine)
         cache = {"OPABINIA_REMOTE_CACHE": f"{out}/remote", **s3_server.environment}
-        words = ("train", str(recipe), "--out", out, "checkpoint={every: 1it, keep: 2}", *overrides)
-        return warm_server.start(*words, "--resume", "auto", environment={**cache, **environment})
+        arguments = ("train", str(recipe), "--out", out, "checkpoint={every: 1it, keep: 2}", *overrides)
+        return warm_server.start(*arguments, "--resume", "auto", environment={**cache, **environment})
 
     def has_begun(since: int) -> bool:
         lines = (line.partition("?")[0] for line in requests[since:] if line.startswith("PUT"))
@@ -499,10 +506,10 @@ def test_machines_that_are_killed_while_they_upload_are_replaced_by_empty_ones(
     start("undisturbed").expect(0, 300)
     newest, resumed = 0, []
     for number in range(KILLS):
-        before = len(requests)
+        num_requests = len(requests)
         program = start(f"machine-{number}", f"checkpoint.upload={url}", **{PAUSE: f"before_step {newest + 2}"})
-        # Every other machine is killed while it sends its first checkpoint, the others when that is complete.
-        moments = (lambda: has_begun(before)), (lambda: newest_complete() > newest)  # noqa: B023
+        # Machines are killed alternately during the upload of their first checkpoint, or after it.
+        moments = (lambda: has_begun(num_requests)), (lambda: newest_complete() > newest)  # noqa: B023
         program.until(moments[number % 2], 300)
         program.kill()
         kill_uploading(f"machine-{number}/faults")  # with the machine

@@ -1,4 +1,4 @@
-"""The composition root: what does not fit together is reported before the first step."""
+"""Building and running a training session: incompatible parts are reported before the first step."""
 
 import json
 from pathlib import Path
@@ -24,16 +24,16 @@ from tests.data.sources.test_segmentation import VALUES, write_pair
 SMALL = ("train.device=cpu", "data.num_workers=0")
 
 
-def rehearse(*overrides: str) -> None:
+def check_recipe(*overrides: str) -> None:
     dry_run.dry_run(launch.build_parts(launch.resolve("classification/digits", [*SMALL, *overrides])).keywords)
 
 
-def test_the_packaged_recipe_passes_a_rehearsal() -> None:
-    rehearse()
+def test_the_packaged_recipe_passes_a_dry_run() -> None:
+    check_recipe()
 
 
-def test_a_rehearsal_runs_on_the_cpu_whatever_the_recipe_asks_for() -> None:
-    rehearse("train.device=cuda")
+def test_a_dry_run_uses_the_cpu_for_any_device() -> None:
+    check_recipe("train.device=cuda")
 
 
 def test_frozen_random_weights_are_an_error() -> None:
@@ -42,8 +42,8 @@ def test_frozen_random_weights_are_an_error() -> None:
         dry_run.dry_run(launch.build_parts(launch.resolve("detection/digits", overrides)).keywords)
 
 
-def test_mixed_batches_pass_a_rehearsal() -> None:
-    rehearse("data.mix=[mixup]")
+def test_mixed_batches_pass_a_dry_run() -> None:
+    check_recipe("data.mix=[mixup]")
 
 
 @pytest.mark.parametrize(
@@ -89,9 +89,9 @@ def test_mixed_batches_pass_a_rehearsal() -> None:
         (["data.val.transforms.0={name: RGB}"], "data.val", "3 channels, those of training 1"),
     ],
 )
-def test_what_does_not_fit_is_reported(overrides: list[str], path: str, text: str) -> None:
+def test_incompatible_parts_are_reported(overrides: list[str], path: str, text: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        rehearse(*overrides)
+        check_recipe(*overrides)
     (problem,) = caught.value.problems
     assert problem.path == path
     assert text in str(problem)
@@ -110,10 +110,10 @@ def test_validation_views_are_checked_before_the_first_step(tmp_path: Path) -> N
         overrides = [*SMALL, task, f"data.val.transforms={json.dumps([transform])}"]
         with pytest.raises(ConfigError, match=f"data.val: a batch of shape .* does not go through: SimCLR {text}"):
             launch.train("classification/digits", overrides, out=tmp_path)
-    assert not list(tmp_path.rglob("config.yaml")), "the folder of a refused run is as it was"
+    assert not list(tmp_path.rglob("config.yaml")), "a refused run leaves its folder unchanged"
 
 
-def test_facts_are_those_of_transformed_samples() -> None:
+def test_dataset_info_is_read_from_transformed_samples() -> None:
     from torchvision.transforms import v2
 
     assert read_dataset_info(Stream(source=Digits())).channels == 1
@@ -123,14 +123,16 @@ def test_facts_are_those_of_transformed_samples() -> None:
 def test_training_batches_have_no_ground_truth_for_evaluators(tmp_path: Path) -> None:
     write_pair(tmp_path)
     source, batches = segmentation_folder(root=tmp_path, classes=["x", "y", "z"]), []
-    for place in ("workers", "device"):
+    for augment_on in ("workers", "device"):
         stream = Stream(source=source, transforms=[RandomHorizontalFlip()])
-        data = Data(train=stream, batch_size=1, augment_on=place)  # type: ignore[arg-type]
+        data = Data(train=stream, batch_size=1, augment_on=augment_on)  # type: ignore[arg-type]
         planned = plan_training(data, Duration(1, "it"), None, 0)
         batches.append(next(iter(planned.loader(torch.device("cpu"), lambda name: 32).iterate()))[1])
-    first, second = batches
-    assert first.keys() == second.keys() == {"id", "image", "mask", "image_sizes", "original_size"}
-    assert torch.equal(first["image"], second["image"]) and torch.equal(first["mask"], second["mask"])
+    worker_batch, device_batch = batches
+    assert worker_batch.keys() == device_batch.keys() == {"id", "image", "mask", "image_sizes", "original_size"}
+    assert torch.equal(worker_batch["image"], device_batch["image"]) and torch.equal(
+        worker_batch["mask"], device_batch["mask"]
+    )
 
 
 def test_maps_without_labels_are_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -139,7 +141,7 @@ def test_maps_without_labels_are_a_warning(tmp_path: Path, caplog: pytest.LogCap
             write_pair(tmp_path, values, name=name)
         caplog.clear()
         read_dataset_info(Stream(source=segmentation_folder(root=tmp_path, classes=["x", "y", "z"])))
-        assert not caplog.messages  # one image with labels is left
+        assert not caplog.messages  # one image with labels remains
     write_pair(tmp_path, np.full_like(VALUES, 255), name="a")
     read_dataset_info(Stream(source=segmentation_folder(root=tmp_path, classes=["x"])))
     (message,) = caplog.messages
@@ -152,14 +154,14 @@ def test_an_unavailable_device_is_an_error(tmp_path: Path, monkeypatch: pytest.M
         launch.train("classification/digits", ["train.device=cuda"], out=tmp_path)
 
 
-def test_an_evaluation_has_the_layout_of_the_training(tmp_path: Path) -> None:
-    """Other kernels would give other last bits."""
+def test_an_evaluation_has_the_memory_layout_of_training(tmp_path: Path) -> None:
+    """Other kernels would give slightly different scores."""
     overrides = [*SMALL, "train.length=5it", "train.channels_last=true", "ema.decay=0.5", "loggers=[]"]
     folder, scores = launch.train("classification/digits", overrides, out=tmp_path)
     assert launch.evaluate(folder, checkpoint="last", weights="both") == scores
 
 
-def test_a_run_gives_its_final_scores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_returns_its_final_scores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, scores = launch.train("classification/digits", [*SMALL, "train.length=3it", "loggers=[]"], out=tmp_path)
     names = ("top1", "top5", "mean_recall", "macro_f1", "ece", "nll")
     assert list(scores) == [f"val/{name}" for name in names]
@@ -171,26 +173,26 @@ def test_a_run_gives_its_final_scores(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def test_a_hook_sees_an_evaluation_run(tmp_path: Path) -> None:
-    seen: list[Any] = []
+    events: list[Any] = []
 
-    class Watch(Hook):
+    class Recorder(Hook):
         def start(self, run: Any) -> None:
-            seen.append("start")
+            events.append("start")
 
         def before_phase(self, run: Any, phase: Any) -> None:
-            seen.append("before_phase")
+            events.append("before_phase")
 
         def before_step(self, run: Any, batch: Any) -> None:
-            seen.append("before_step")
+            events.append("before_step")
 
         def after_phase(self, run: Any, phase: Any) -> None:
-            seen.append("after_phase")
+            events.append("after_phase")
 
         def finish(self, run: Any, how: Any) -> None:
-            seen.append("finish")
+            events.append("finish")
 
     folder, _ = launch.train("classification/digits", [*SMALL, "train.length=1it", "loggers=[]"], out=tmp_path)
-    parts = dict(launch.build_parts(launch.resolve(folder)).keywords, hooks={"watch": Watch()})
+    parts = dict(launch.build_parts(launch.resolve(folder)).keywords, hooks={"recorder": Recorder()})
     snapshot = launch.read_checkpoint(folder / "checkpoints" / "step-00000001")
     evaluate_trained(folder, parts, snapshot, lambda: parts["data"])
-    assert seen == ["start", "before_phase", "after_phase", "finish"]
+    assert events == ["start", "before_phase", "after_phase", "finish"]

@@ -124,7 +124,7 @@ def test_random_trials_are_uniform() -> None:
     space = parse_space(["a=1,2", "b=1,2,3"])
     counts = Counter(tuple(point.values()) for seed in range(1200) for point in random_trials(space, 2, seed))
     assert len(counts) == 6
-    assert all(340 < count < 460 for count in counts.values()), "400 each; the standard deviation is 16"
+    assert all(340 < count < 460 for count in counts.values()), "400 expected; the standard deviation is 16"
 
 
 def test_random_trials_of_ranges() -> None:
@@ -160,8 +160,8 @@ def test_all_configs_are_checked_and_each_error_is_reported_once() -> None:
     with pytest.raises(ConfigError) as caught:
         check_configs("classification/digits", [space.overrides(point) for point in grid_trials(space)])
     assert sorted(problem.path for problem in caught.value.problems) == ["optimizer.lr", "train.length"]
-    good = parse_space(["optimizer.lr=0.1,0.2"])
-    resolved = check_configs("classification/digits", [good.overrides(point) for point in grid_trials(good)])
+    valid = parse_space(["optimizer.lr=0.1,0.2"])
+    resolved = check_configs("classification/digits", [valid.overrides(point) for point in grid_trials(valid)])
     assert [config.config["optimizer"]["lr"] for config in resolved] == [0.1, 0.2]
 
 

@@ -1,4 +1,4 @@
-"""Recipes found for some number of processes, on another: detectron2's numbers, without its zeros."""
+"""Scaling of recipes to another number of processes: detectron2's rules, but no value becomes zero."""
 
 from pathlib import Path
 from typing import Any
@@ -10,26 +10,31 @@ from opabinia.training.run_folder import resolve
 from opabinia.training.world_size_scaling import auto_scale
 
 
-def config(**found: Any) -> dict[str, Any]:
-    train = {"reference_world_size": 8, "lr_batch_size": None, "length": found.get("length", "5000it"), "log_every": 20}
+def config(**changes: Any) -> dict[str, Any]:
+    train = {
+        "reference_world_size": 8,
+        "lr_batch_size": None,
+        "length": changes.get("length", "5000it"),
+        "log_every": 20,
+    }
     return {
-        "data": {"batch_size": found.get("batch", 16)},
-        "optimizer": {"name": "sgd", "lr": found.get("lr", 0.1)},
-        "schedule": {"name": "multistep", "milestones": found.get("steps", ["4000it"]), "warmup": "1000it"},
-        "train": {**train, **found.get("train", {})},
-        "evaluate": {"every": found.get("evaluate", "1ep")},
-        "checkpoint": {"every": found.get("save", "1000it")},
+        "data": {"batch_size": changes.get("batch", 16)},
+        "optimizer": {"name": "sgd", "lr": changes.get("lr", 0.1)},
+        "schedule": {"name": "multistep", "milestones": changes.get("steps", ["4000it"]), "warmup": "1000it"},
+        "train": {**train, **changes.get("train", {})},
+        "evaluate": {"every": changes.get("evaluate", "1ep")},
+        "checkpoint": {"every": changes.get("save", "1000it")},
         "ema": {"every": 8, "decay": 0.99},
         "hooks": {"precise": {"name": "precise_bn", "batches": 200}, "limit": {"max_time": "1.5h"}},
     }
 
 
-def numbers(found: dict[str, Any]) -> tuple[Any, ...]:
-    """Batch, rate, length, milestones, period of saving, warm-up."""
-    schedule = found["schedule"]
+def scaled_values(values: dict[str, Any]) -> tuple[Any, ...]:
+    """Return batch size, learning rate, length, milestones, checkpoint period and warmup."""
+    schedule = values["schedule"]
     return (
-        *(found["data"]["batch_size"], found["optimizer"]["lr"], found["train"]["length"]),
-        *(schedule["milestones"], found["checkpoint"]["every"], schedule["warmup"]),
+        *(values["data"]["batch_size"], values["optimizer"]["lr"], values["train"]["length"]),
+        *(schedule["milestones"], values["checkpoint"]["every"], schedule["warmup"]),
     )
 
 
@@ -42,41 +47,41 @@ def numbers(found: dict[str, Any]) -> tuple[Any, ...]:
         (64, (128, 0.8, "625it", ["500it"], "125it", "125it")),
     ],
 )
-def test_as_detectron2_does(processes: int, expected: tuple[Any, ...]) -> None:
-    found, changes = auto_scale(config(), processes)
-    assert numbers(found) == expected
-    assert found["train"]["reference_world_size"] == processes
-    assert auto_scale(found, processes) == (found, [])  # once is enough
+def test_scaled_values_equal_detectron2(processes: int, expected: tuple[Any, ...]) -> None:
+    scaled, changes = auto_scale(config(), processes)
+    assert scaled_values(scaled) == expected
+    assert scaled["train"]["reference_world_size"] == processes
+    assert auto_scale(scaled, processes) == (scaled, [])  # scaling is idempotent
     assert f"optimizer.lr: 0.1 -> {expected[1]}" in changes
     assert f"schedule.milestones.0: 4000it -> {expected[3][0]}" in changes
 
 
-def test_halves_go_to_the_even_number_and_no_period_becomes_zero() -> None:
+def test_halves_are_rounded_to_even_and_no_period_becomes_zero() -> None:
     long = {"length": "90000it", "steps": ["60000it", "80000it"], "save": "5000it", "evaluate": "5it", "lr": 0.02}
-    found, _ = auto_scale(config(**long), 16)
-    assert numbers(found)[2:5] == ("45000it", ["30000it", "40000it"], "2500it")
-    assert found["evaluate"]["every"] == "2it"  # of 2.5
-    found, _ = auto_scale(config(**long), 128)
-    assert found["checkpoint"]["every"] == "312it" and found["evaluate"]["every"] == "1it"
+    scaled, _ = auto_scale(config(**long), 16)
+    assert scaled_values(scaled)[2:5] == ("45000it", ["30000it", "40000it"], "2500it")
+    assert scaled["evaluate"]["every"] == "2it"  # rounded from 2.5
+    scaled, _ = auto_scale(config(**long), 128)
+    assert scaled["checkpoint"]["every"] == "312it" and scaled["evaluate"]["every"] == "1it"
 
 
-def test_what_is_counted_without_a_unit_follows_and_what_is_not_counted_in_steps_stays() -> None:
-    found, _ = auto_scale(config(), 16)
-    assert found["ema"] == {"every": 4, "decay": 0.99}
-    assert found["train"]["log_every"] == 10
-    assert found["hooks"] == {"precise": {"name": "precise_bn", "batches": 100}, "limit": {"max_time": "1.5h"}}
-    assert found["evaluate"]["every"] == "1ep"
+def test_integer_periods_are_scaled_and_durations_in_epochs_or_hours_are_not() -> None:
+    scaled, _ = auto_scale(config(), 16)
+    assert scaled["ema"] == {"every": 4, "decay": 0.99}
+    assert scaled["train"]["log_every"] == 10
+    assert scaled["hooks"] == {"precise": {"name": "precise_bn", "batches": 100}, "limit": {"max_time": "1.5h"}}
+    assert scaled["evaluate"]["every"] == "1ep"
 
 
-def test_a_rate_that_follows_the_batch_anyway_is_not_scaled_twice() -> None:
-    found, _ = auto_scale(config(train={"lr_batch_size": 16}), 16)
-    assert found["optimizer"]["lr"] == 0.1
+def test_a_learning_rate_with_a_reference_batch_size_is_not_scaled_twice() -> None:
+    scaled, _ = auto_scale(config(train={"lr_batch_size": 16}), 16)
+    assert scaled["optimizer"]["lr"] == 0.1
 
 
 @pytest.mark.parametrize("tuned", [None, 16])
-def test_nothing_to_do(tuned: int | None) -> None:
-    given = config(train={"reference_world_size": tuned})
-    assert auto_scale(given, 16) == (given, [])
+def test_without_a_change_of_world_size_nothing_is_scaled(tuned: int | None) -> None:
+    unscaled = config(train={"reference_world_size": tuned})
+    assert auto_scale(unscaled, 16) == (unscaled, [])
 
 
 def test_a_batch_that_does_not_divide_is_refused() -> None:
@@ -85,9 +90,9 @@ def test_a_batch_that_does_not_divide_is_refused() -> None:
 
 
 def test_a_real_recipe(tmp_path: Path) -> None:
-    whole = resolve(
+    values = resolve(
         "classification/digits", ["train.reference_world_size=4", "data.batch_size=64", "checkpoint.every=10it"]
     ).config
-    found, changes = auto_scale(whole, 1)
-    assert found["data"]["batch_size"] == 16 and found["checkpoint"]["every"] == "40it"
+    scaled, changes = auto_scale(values, 1)
+    assert scaled["data"]["batch_size"] == 16 and scaled["checkpoint"]["every"] == "40it"
     assert len(changes) >= 3

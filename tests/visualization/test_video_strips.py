@@ -1,4 +1,4 @@
-"""Videos in, predictions out: from Python and from the command line, with strips and labelled clips to be looked at."""
+"""Predictions for videos from Python and from the command line, with strips of frames and labelled clips."""
 
 import json
 from pathlib import Path
@@ -49,8 +49,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def sources(folder: Path, views: bool = False) -> list[str]:
     videos = f"{{name: videos, root: {json.dumps(str(folder))}, channels: 1}}"
-    seen = f"{{name: video_views, source: {videos}, clips: 3, crops: 2}}" if views else videos
-    return [f"data.train.source={videos}", f"data.val.source={seen}", f"data.val.transforms={CROPPED}"]
+    val_source = f"{{name: video_views, source: {videos}, clips: 3, crops: 2}}" if views else videos
+    return [f"data.train.source={videos}", f"data.val.source={val_source}", f"data.val.transforms={CROPPED}"]
 
 
 @pytest.fixture(scope="module")
@@ -67,21 +67,24 @@ def predictor(run: Path) -> Predictor:
 
 
 @pytest.fixture(scope="module")
-def of_views(run: Path, folder: Path) -> Predictor:
+def views_predictor(run: Path, folder: Path) -> Predictor:
     return opabinia.load(run, sources(folder, views=True))
 
 
 # --- from Python ------------------------------------------------------------------------------------------------------
 
 
-def test_every_kind_of_video_gives_the_same(predictor: Predictor, folder: Path) -> None:
+def test_every_video_input_type_gives_the_same_predictions(predictor: Predictor, folder: Path) -> None:
     path = folder / "odd" / "1.mp4"
     frames = VideoFile(path, 1).read(range(14))
     grey = frames[:, 0].numpy()[..., None]
-    kinds: list[Any] = [path, str(path), VideoFile(path, 1), frames, grey, frames / 255]
-    found = predictor(kinds)
-    assert all(torch.allclose(one["logits"], found[0]["logits"], atol=1e-4) for one in found)
-    assert {one["class"] for one in found[0].readable["top"]} == {"even", "odd"} and "views" not in found[0]
+    videos: list[Any] = [path, str(path), VideoFile(path, 1), frames, grey, frames / 255]
+    predictions = predictor(videos)
+    assert all(torch.allclose(prediction["logits"], predictions[0]["logits"], atol=1e-4) for prediction in predictions)
+    assert {candidate["class"] for candidate in predictions[0].readable["top"]} == {
+        "even",
+        "odd",
+    } and "views" not in predictions[0]
 
 
 @pytest.mark.parametrize(
@@ -91,51 +94,52 @@ def test_every_kind_of_video_gives_the_same(predictor: Predictor, folder: Path) 
         (torch.zeros(0, 1, 8, 8), "not a Tensor"),
         (None, "not a NoneType"),
     ],
-    ids=["a image", "no frames", "nothing"],
+    ids=["an image", "no frames", "None"],
 )
-def test_what_is_no_video_is_reported(predictor: Predictor, video: Any, message: str) -> None:
+def test_invalid_videos_are_reported(predictor: Predictor, video: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         predictor(video)
 
 
-def test_a_video_is_seen_in_the_views_of_the_evaluation_and_they_are_merged(
-    predictor: Predictor, of_views: Predictor, folder: Path
+def test_predictions_average_the_views_of_the_evaluation(
+    predictor: Predictor, views_predictor: Predictor, folder: Path
 ) -> None:
     path = folder / "odd" / "5.mp4"  # 22 frames: a clip may begin at 0, 7 and 15
-    sample = of_views.sample(path)
+    sample = views_predictor.sample(path)
     assert sample["image"].shape == (6, 4, 1, 32, 32)
     starts = [0, 0, 7, 7, 15, 15]
     assert sample["frames"] == [[start + 2 * number for number in range(4)] for start in starts]
-    (found,) = of_views.batch([sample])
-    assert found["views"].shape == (6, 2)
-    torch.testing.assert_close(found["probabilities"], found["views"].mean(0))
-    torch.testing.assert_close(found["logits"].softmax(0), found["probabilities"])
-    assert len(found.readable["views"]) == 6
-    alone = predictor.task.predict({"image": sample["image"]})["probabilities"]
-    torch.testing.assert_close(alone, found["views"])
-    assert of_views.batch_size == 32 // 6
+    (prediction,) = views_predictor.batch([sample])
+    assert prediction["views"].shape == (6, 2)
+    torch.testing.assert_close(prediction["probabilities"], prediction["views"].mean(0))
+    torch.testing.assert_close(prediction["logits"].softmax(0), prediction["probabilities"])
+    assert len(prediction.readable["views"]) == 6
+    per_view = predictor.task.predict({"image": sample["image"]})["probabilities"]
+    torch.testing.assert_close(per_view, prediction["views"])
+    assert views_predictor.batch_size == 32 // 6
     embedding = predictor.task.features({"image": sample["image"]})["embedding"].mean(0)
-    torch.testing.assert_close(of_views.embeddings([sample])[0], embedding / embedding.norm())
+    torch.testing.assert_close(views_predictor.embeddings([sample])[0], embedding / embedding.norm())
 
 
-def test_what_is_predicted_is_what_was_evaluated(run: Path, of_views: Predictor, folder: Path) -> None:
+def test_predictions_agree_with_the_evaluation(run: Path, views_predictor: Predictor, folder: Path) -> None:
     files = sorted(folder.rglob("*.mp4"))
-    right = [
-        one.readable["top"][0]["class"] == path.parent.name for path, one in zip(files, of_views(files), strict=True)
+    correct = [
+        prediction.readable["top"][0]["class"] == path.parent.name
+        for path, prediction in zip(files, views_predictor(files), strict=True)
     ]
     scores = launch.evaluate(run, [*sources(folder, views=True), "data.num_workers=0"], name="views")
-    assert sum(right) / len(files) == pytest.approx(scores["views/top1"])
+    assert sum(correct) / len(files) == pytest.approx(scores["views/top1"])
 
 
-def test_videos_are_not_explained(predictor: Predictor, folder: Path) -> None:
+def test_explaining_videos_is_rejected(predictor: Predictor, folder: Path) -> None:
     with pytest.raises(ValueError, match=r"only images .* can be explained, not videos"):
         predictor.explain([predictor.sample(folder / "odd" / "1.mp4")])
 
 
-# --- what is looked at ------------------------------------------------------------------------------------------------
+# --- strips and clips -------------------------------------------------------------------------------------------------
 
 
-class Counting(VideoInMemory):
+class ReadCounter(VideoInMemory):
     """Counts how often it is read."""
 
     reads = 0
@@ -145,12 +149,12 @@ class Counting(VideoInMemory):
         return super().read(indices, short_side)
 
 
-def test_frames_that_are_asked_for_are_noted_and_read_once() -> None:
-    inner = Counting(torch.arange(6, dtype=torch.uint8).view(6, 1, 1, 1).expand(6, 1, 4, 4))
+def test_requested_frames_are_recorded_and_read_once() -> None:
+    inner = ReadCounter(torch.arange(6, dtype=torch.uint8).view(6, 1, 1, 1).expand(6, 1, 4, 4))
     video = RecordingVideo(inner)
     assert isinstance(video, Video) and (video.frames, video.size, video.fps, video.seconds) == (6, (4, 4), 30.0, 0.2)
     first = video.read([1, 3])
-    first.zero_()  # a transform may
+    first.zero_()  # as a transform may do
     assert video.read([1, 3])[:, 0, 0, 0].tolist() == [1, 3] and inner.reads == 1
     video.read([1, 3], 2)
     video.read(range(2))
@@ -159,65 +163,65 @@ def test_frames_that_are_asked_for_are_noted_and_read_once() -> None:
 
 def test_crops_of_a_clip_are_reported_together() -> None:
     views = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.4, 0.6]])
-    found = sampled_clips(
+    clips = sampled_clips(
         [[0, 2], [0, 2], [4, 6], [4, 6]], {"probabilities": views.mean(0), "views": views}, ["a", "b"]
     )
-    assert found == [
+    assert clips == [
         SampledClip([0, 2], "clip 1 of 2", 0, "a 90.0% 80.0%"),
         SampledClip([4, 6], "clip 2 of 2", 0, "a 30.0% 40.0%"),
     ]
-    one = sampled_clips([[0, 2]], {"probabilities": torch.tensor([0.25, 0.75])}, ["a", "b"])
-    assert one == [SampledClip([0, 2], "", 1, "b 75.0%")]
+    single_view = sampled_clips([[0, 2]], {"probabilities": torch.tensor([0.25, 0.75])}, ["a", "b"])
+    assert single_view == [SampledClip([0, 2], "", 1, "b 75.0%")]
 
 
-def brightness(count: int, height: int = 16, width: int = 16) -> VideoInMemory:
-    """A video whose frames are as bright as their number, times ten."""
+def brightness_video(count: int, height: int = 16, width: int = 16) -> VideoInMemory:
+    """A video whose frames have ten times their number as pixel value."""
     frames = 10 * torch.arange(count, dtype=torch.uint8).view(count, 1, 1, 1)
     return VideoInMemory(frames.expand(count, 3, height, width), fps=10.0)
 
 
-def test_a_strip_shows_frames_side_by_side_a_row_for_each_clip() -> None:
+def test_a_strip_has_a_row_of_frames_for_each_clip() -> None:
     clips = [SampledClip([0, 4, 8], "clip 1 of 2", 0, "a 90.0%"), SampledClip([9, 13, 17], "clip 2 of 2", 0, "a 80.0%")]
-    image = draw_strip(brightness(18), clips, "video: a", "wrong")
+    image = draw_strip(brightness_video(18), clips, "video: a", "wrong")
     pixels = np.asarray(image)
     assert tuple(pixels[0, 0]) == FRAME_COLORS["wrong"]
     for number in (0, 40, 80, 90, 130, 170):  # each frame is 128 pixels high and wide
         assert (pixels == number).all(2).sum() >= 128 * 128
     assert image.width == MIN_WIDTH + 10
-    plain = draw_strip(brightness(18), [clips[0]._replace(name="")], "video: a")
+    plain = draw_strip(brightness_video(18), [clips[0]._replace(name="")], "video: a")
     assert plain.height < image.height / 2 and (np.asarray(plain)[0, 0] > 240).all()
 
 
-def test_of_many_frames_some_are_shown_from_the_first_to_the_last() -> None:
-    pixels = np.asarray(draw_strip(brightness(25), [SampledClip(list(range(25)), "", 0, "a")], ""))
+def test_long_clips_are_subsampled_including_first_and_last_frame() -> None:
+    pixels = np.asarray(draw_strip(brightness_video(25), [SampledClip(list(range(25)), "", 0, "a")], ""))
     shown = [number for number in range(25) if (pixels == 10 * number).all(2).sum() >= 128 * 128]
     assert shown == [0, 3, 6, 10, 13, 17, 20, 24]
 
 
 @pytest.mark.parametrize(
-    ("size", "written"), [((16, 16), (256, 256)), ((301, 455), (256, 388)), ((17, 9), (476, 252))], ids=str
+    ("size", "written_size"), [((16, 16), (256, 256)), ((301, 455), (256, 388)), ((17, 9), (476, 252))], ids=str
 )
-def test_a_clip_lasts_as_long_as_what_it_shows(size: Any, written: Any, tmp_path: Path) -> None:
+def test_a_written_clip_has_the_duration_of_its_frames(size: Any, written_size: Any, tmp_path: Path) -> None:
     clips = [SampledClip([0, 2, 4], "", 0, "a 90.0%"), SampledClip([10, 12, 14], "", 1, "a 80.0%")]
     path = tmp_path / "clips" / "clip.mp4"
-    write_clip(path, brightness(15, *size), clips)
+    write_clip(path, brightness_video(15, *size), clips)
     with av.open(str(path)) as container:
         stream = container.streams.video[0]
-        assert stream.average_rate == 5 and (stream.height, stream.width) == written
+        assert stream.average_rate == 5 and (stream.height, stream.width) == written_size
         frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(stream)]
     corners = [int(frame[-8:, -8:].mean().round()) for frame in frames]
     assert corners == pytest.approx([0, 20, 40, 100, 120, 140], abs=4)
     assert all(frame[:8, :8].std() > 5 or frame[:8, :8].mean() > 20 for frame in frames[:1])  # the label
 
 
-def test_a_single_frame_stays_for_a_second(tmp_path: Path) -> None:
-    write_clip(tmp_path / "clip.mp4", brightness(3), [SampledClip([1], "", 0, "a")])
+def test_a_single_frame_lasts_a_second(tmp_path: Path) -> None:
+    write_clip(tmp_path / "clip.mp4", brightness_video(3), [SampledClip([1], "", 0, "a")])
     with av.open(str(tmp_path / "clip.mp4")) as container:
         assert container.streams.video[0].average_rate == 1
 
 
-def test_a_video_is_shown_by_its_middle() -> None:
-    assert int(representative_image({"video": brightness(9)})[0, 0, 0]) == 40
+def test_the_representative_image_is_the_middle_frame() -> None:
+    assert int(representative_image({"video": brightness_video(9)})[0, 0, 0]) == 40
     assert representative_image({"image": torch.ones(1, 2, 2)}).shape == (1, 2, 2)
 
 
@@ -237,8 +241,8 @@ def test_videos_are_reported_drawn_and_written(run: Path, folder: Path, tmp_path
     ]
     lines = [json.loads(line) for line in (out / "predictions.jsonl").read_text().splitlines()]
     assert [line["path"] for line in lines] == [str(path) for path in sorted(folder.glob("odd/*.mp4"))]
-    said = capsys.readouterr().out
-    assert f"3 videos; predictions.jsonl, strips and clips are in {out}" in said
+    stdout = capsys.readouterr().out
+    assert f"3 videos; predictions.jsonl, strips and clips are in {out}" in stdout
     names = [f"0000{number}-{video}" for number, video in enumerate("135")]
     assert sorted(path.stem for path in (out / "strips").iterdir()) == names
     with Image.open(out / "strips" / f"{names[0]}.png") as image:
@@ -253,17 +257,17 @@ def test_a_folder_without_videos_is_reported(run: Path, tmp_path: Path) -> None:
         predict(run, [tmp_path], tmp_path / "out")
 
 
-def test_videos_like_a_video(run: Path, folder: Path, tmp_path: Path) -> None:
+def test_similar_videos_are_retrieved(run: Path, folder: Path, tmp_path: Path) -> None:
     query = folder / "odd" / "1.mp4"
     retrieve(run, [query], folder, tmp_path, nearest=9)
     (line,) = map(json.loads, (tmp_path / "predictions.jsonl").read_text().splitlines())
-    verdicts = {Path(one["path"]).name: one["verdict"] for one in line["nearest"]}
+    verdicts = {Path(neighbor["path"]).name: neighbor["verdict"] for neighbor in line["nearest"]}
     assert len(verdicts) == 5 and verdicts["3.mp4"] == "right" and verdicts["2.mp4"] == "wrong"
     assert (tmp_path / "sheets" / "00000-1.png").is_file()
 
 
-def test_videos_of_the_data_are_drawn_framed_as_right_or_wrong(run: Path, tmp_path: Path, capsys: Any) -> None:
-    """With a network of two steps all videos are of one class, so half of them are wrong."""
+def test_compared_videos_are_framed_as_right_or_wrong(run: Path, tmp_path: Path, capsys: Any) -> None:
+    """A model trained for two steps predicts one class for all videos, so half of the predictions are wrong."""
     compare(run, "val", tmp_path, max_images=4)
     verdicts = [line.split("  ")[1].split(":")[0] for line in capsys.readouterr().out.splitlines()[:-1]]
     assert verdicts == ["wrong", "wrong", "right", "right"]
@@ -272,7 +276,7 @@ def test_videos_of_the_data_are_drawn_framed_as_right_or_wrong(run: Path, tmp_pa
             assert image.getpixel((0, 0)) == FRAME_COLORS[verdict]
 
 
-def test_what_is_extracted_of_videos_is_mapped(run: Path) -> None:
+def test_extracted_video_features_are_drawn_as_a_map(run: Path) -> None:
     (out,) = extract(run, layers=["layer3", "trunk", "embedding"])
     assert np.load(out / "layer3.npy").shape[0] == 6 and np.load(out / "trunk.npy").shape == (6, 64)
     np.testing.assert_array_equal(np.load(out / "trunk.npy"), np.load(out / "embedding.npy"))
@@ -281,12 +285,14 @@ def test_what_is_extracted_of_videos_is_mapped(run: Path) -> None:
         assert image.height > 800  # the map, and a row of videos for each class
 
 
-def test_neighbours_and_probes_judge_clips_and_their_maps(run: Path) -> None:
+def test_knn_and_linear_probe_evaluate_clip_features(run: Path) -> None:
     options = "learning_rates: [0.1], epochs: 2, validation_fraction: 0.5"
     probe = f"{{name: linear_probe, layers: [backbone.layer2, embedding], {options}}}"
-    measures = f"evaluate.evaluators={{near: {{evaluator: {{name: knn, k: 1}}}}, probe: {{evaluator: {probe}}}}}"
-    scores = launch.evaluate(run, [measures, "data.num_workers=0"])
-    assert scores["val/knn_top1"] > 0.99  # what is judged was learned from
+    evaluators = f"evaluate.evaluators={{near: {{evaluator: {{name: knn, k: 1}}}}, probe: {{evaluator: {probe}}}}}"
+    scores = launch.evaluate(run, [evaluators, "data.num_workers=0"])
+    assert scores["val/knn_top1"] > 0.99  # the validation videos are those of training
     assert 0 <= scores["val/linear_top1"] <= 1
     details = json.loads((run / "eval" / "val" / "details.json").read_text())
-    assert {one["id"] for one in details["worst"]} <= {f"{name}/{i}.mp4" for i in range(6) for name in ("odd", "even")}
+    assert {sample["id"] for sample in details["worst"]} <= {
+        f"{name}/{i}.mp4" for i in range(6) for name in ("odd", "even")
+    }

@@ -82,12 +82,12 @@ def _classes(file: Path, package: str) -> Iterator[tuple[str, _Class]]:
 def _inherited(packages: dict[str, dict[str, _Class]], package: str, name: str) -> dict[str, ast.expr]:
     if name not in packages.get(package, {}):
         return {}
-    found = packages[package][name]
+    definition = packages[package][name]
     parameters: dict[str, ast.expr] = {}
-    for base in reversed(found.bases):
+    for base in reversed(definition.bases):
         if base != (package, name):
             parameters |= _inherited(packages, *base)
-    return {key: value for key, value in parameters.items() if key not in found.fixed} | found.parameters
+    return {key: value for key, value in parameters.items() if key not in definition.fixed} | definition.parameters
 
 
 def _literals(parameters: dict[str, ast.expr]) -> Iterator[tuple[str, Any]]:

@@ -1,4 +1,4 @@
-"""The balance of the losses of several tasks, compared with straightforward computations."""
+"""Loss balancing of several tasks, compared with reference implementations."""
 
 import math
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ NAMES = ("a", "b", "c")
 SGD_LR = 0.1
 
 
-def balanced(
+def apply_balance(
     balance: LossBalance, share: float = 1.0, shared: Any = tuple, **losses: float | Tensor
 ) -> dict[str, Tensor]:
     return balance({name: torch.as_tensor(loss) for name, loss in losses.items()}, share, shared, CLOCK)
@@ -34,21 +34,23 @@ def end_epoch(balance: LossBalance) -> None:
 
 
 def test_uncertainty_is_the_likelihood_of_the_task() -> None:
-    """Of a Gaussian with half the squared error as loss; equation 10 of the paper for a cross-entropy."""
+    """A Gaussian likelihood for half the squared error, and equation 10 of the paper for a cross-entropy."""
     balance = UncertaintyWeights(NAMES)
     with torch.no_grad():
         balance.log_variances[1] = math.log(0.25)
     error, cross_entropy = 0.3, 1.7
-    found = balanced(balance, b=error**2 / 2)["b"]
+    loss = apply_balance(balance, b=error**2 / 2)["b"]
     density = torch.distributions.Normal(0.0, 0.5).log_prob(torch.tensor(error))
-    assert found.item() == pytest.approx(-density.item() - math.log(2 * math.pi) / 2)
+    assert loss.item() == pytest.approx(-density.item() - math.log(2 * math.pi) / 2)
     sigma = 0.5
-    assert balanced(balance, b=cross_entropy)["b"].item() == pytest.approx(cross_entropy / sigma**2 + math.log(sigma))
+    assert apply_balance(balance, b=cross_entropy)["b"].item() == pytest.approx(
+        cross_entropy / sigma**2 + math.log(sigma)
+    )
     assert {name: round(weight.item(), 5) for name, weight in balance.weights().items()} == {"a": 1, "b": 4, "c": 1}
 
 
 def test_dwa_follows_the_ratios_of_epochs() -> None:
-    epochs = [  # losses of the steps; c takes turns with a
+    epochs = [  # losses of the steps; not every step has all tasks
         [{"a": 4.0, "b": 1.0}, {"b": 3.0, "c": 5.0}],
         [{"a": 2.0, "b": 1.0}, {"b": 1.0}],
         [{"a": 1.0, "b": 4.0, "c": 2.0}],
@@ -57,34 +59,34 @@ def test_dwa_follows_the_ratios_of_epochs() -> None:
     balance = DynamicWeightAverage(NAMES, temperature=1.5)
     means: dict[str, list[float]] = {name: [] for name in NAMES}
     for steps in epochs:
-        ratios = [own[-1] / own[-2] if len(own) > 1 else 1.0 for own in means.values()]
+        ratios = [values[-1] / values[-2] if len(values) > 1 else 1.0 for values in means.values()]
         powers = [math.exp(ratio / 1.5) for ratio in ratios]
         for losses in steps:
-            found = balanced(balance, 0.25, **losses)
-            balanced(balance, 0.75, **losses)  # the other micro-batch
+            weighted = apply_balance(balance, 0.25, **losses)
+            apply_balance(balance, 0.75, **losses)  # the other micro-batch
             expected = {
                 name: 3 * power / sum(powers) * losses.get(name, 0) for name, power in zip(NAMES, powers, strict=True)
             }
-            assert {name: loss.item() for name, loss in found.items()} == pytest.approx(
+            assert {name: loss.item() for name, loss in weighted.items()} == pytest.approx(
                 {name: expected[name] for name in losses}
             )
             end_step(balance)
             with torch.no_grad():
-                balanced(balance, a=math.nan)  # a forward pass of no step leaves no trace
+                apply_balance(balance, a=math.nan)  # a forward pass without a step is not counted
             copied = DynamicWeightAverage(NAMES, temperature=1.5)
             copied.load_state_dict(balance.state_dict())
             balance = copied  # resumed in the middle of an epoch
         end_epoch(balance)
         for name in NAMES:
-            own = [losses[name] for losses in steps if name in losses]
-            means[name] += [sum(own) / len(own)] if own else []
-    balanced(balance, a=-1.0)
+            values = [losses[name] for losses in steps if name in losses]
+            means[name] += [sum(values) / len(values)] if values else []
+    apply_balance(balance, a=-1.0)
     end_step(balance)
     with pytest.raises(DataMismatch, match="the loss of a is -1; DynamicWeightAverage compares positive losses"):
         end_epoch(balance)
 
 
-class Shared(nn.Module):
+class SharedNet(nn.Module):
     """A shared layer with two linear heads."""
 
     def __init__(self) -> None:
@@ -103,7 +105,7 @@ class Shared(nn.Module):
 
 def reference_steps(batches: list[Tensor], alpha: float, lr: float) -> list[list[float]]:
     """Train with GradNorm as its paper defines it, by automatic differentiation of its loss; return the weights."""
-    net = Shared()
+    net = SharedNet()
     logs = torch.zeros(2, requires_grad=True)
     first: Tensor | None = None
     history = []
@@ -135,7 +137,7 @@ def test_gradnorm_follows_the_gradient_of_its_loss(parts: int) -> None:
     """With micro-batches, and resumed after every step."""
     batches = list(torch.randn(6, 8, 3, generator=torch.Generator().manual_seed(1)))
     expected = reference_steps(batches, 0.5, 0.1)
-    net, balance, history = Shared(), GradNorm(("a", "b"), alpha=0.5, lr=0.1), []
+    net, balance, history = SharedNet(), GradNorm(("a", "b"), alpha=0.5, lr=0.1), []
     for inputs in batches:
         net.zero_grad()
         for part in inputs.chunk(parts):
@@ -153,8 +155,8 @@ def test_gradnorm_follows_the_gradient_of_its_loss(parts: int) -> None:
     assert sum(history[-1]) == pytest.approx(2) and min(history)[0] < 0.8
 
 
-def test_gradnorm_of_tasks_that_take_turns_or_are_frozen() -> None:
-    net, balance = Shared(), GradNorm(("a", "b", "c"))
+def test_gradnorm_with_alternating_tasks_and_a_frozen_backbone() -> None:
+    net, balance = SharedNet(), GradNorm(("a", "b", "c"))
     inputs = torch.randn(8, 3)
     for name in ("a", "b", "a"):
         balance({name: net.losses(inputs)[name]}, 1.0, net.last, CLOCK)
@@ -168,12 +170,12 @@ def test_gradnorm_of_tasks_that_take_turns_or_are_frozen() -> None:
     assert torch.equal(balance.log_weights, before)
 
 
-def test_the_first_loss_of_a_task_is_the_first_that_is_measured() -> None:
-    """A batch without labels of a task has a loss of 0 for it: the step counts as one without the task."""
+def test_steps_without_labels_do_not_count_as_the_first_loss() -> None:
+    """A batch without labels for a task has a loss of 0: the step is treated as one without the task."""
     inputs = torch.randn(4, 8, 3, generator=torch.Generator().manual_seed(0))
     histories = []
     for absent in (False, True):
-        net, balance, history = Shared(), GradNorm(("a", "b")), []
+        net, balance, history = SharedNet(), GradNorm(("a", "b")), []
         for step, batch in enumerate(inputs):
             losses = net.losses(batch)
             if step in (0, 2):  # no labels of b
@@ -189,14 +191,14 @@ def test_the_first_loss_of_a_task_is_the_first_that_is_measured() -> None:
     assert histories[0][-1, 5] == net.losses(inputs[1])["b"] and histories[0][-1, 1] != 1
     average = DynamicWeightAverage(("a", "b"))
     for losses in ({"a": 2.0, "b": 0.0}, {"a": 1.0, "b": 3.0}, {"a": 1.0, "b": 0.0}):
-        balanced(average, **losses)
+        apply_balance(average, **losses)
         end_step(average)
         end_epoch(average)
     assert average.means.tolist() == [[1, 0], [1, 3]]
 
 
-def test_gradnorm_refuses_what_it_cannot_compare() -> None:
-    net, inputs = Shared(), torch.randn(8, 3)
+def test_gradnorm_refuses_losses_that_it_cannot_balance() -> None:
+    net, inputs = SharedNet(), torch.randn(8, 3)
     with pytest.raises(DataMismatch, match="the loss of a does not depend on the last layer"):
         GradNorm(("a",))({"a": net.heads["b"](torch.ones(4)).mean()}, 1.0, net.last, CLOCK)
     balance = GradNorm(("a",))

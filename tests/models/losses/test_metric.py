@@ -1,4 +1,4 @@
-"""Losses of features: FastReID's numbers, the same by plain loops, and what happens at the edges."""
+"""Metric learning losses: FastReID's golden values, reference implementations with loops, and edge cases."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ LOSSES: dict[str, Loss] = {
     "supervised contrastive": supervised_contrastive,
     "multi-similarity": multi_similarity,
 }
-every = pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
+every_loss = pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
 LABELS = torch.tensor([0, 1, 0, 2, 2, 1, 0, 5])
 
 
@@ -47,28 +47,28 @@ def golden(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
     return case["inputs"], case["outputs"]
 
 
-def some(seed: int = 0, rows: int = len(LABELS), columns: int = 6) -> Tensor:
+def random_features(seed: int = 0, rows: int = len(LABELS), columns: int = 6) -> Tensor:
     return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed))
 
 
-# --- FastReID's numbers -----------------------------------------------------------------------------------------------
+# --- golden values of FastReID ----------------------------------------------------------------------------------------
 
 TRIPLETS, TRIPLET_VALUES = golden("triplet")
 
 
 @pytest.mark.parametrize("settings", TRIPLET_VALUES)
 def test_triplet_of_fastreid(settings: str) -> None:
-    said = dict(pair.split("=") for pair in settings.split(","))
-    cosine, hard = said["norm_feat"] == "True", said["hard_mining"] == "True"
+    options = dict(pair.split("=") for pair in settings.split(","))
+    cosine, hard = options["norm_feat"] == "True", options["hard_mining"] == "True"
     features = torch.tensor(TRIPLETS["embedding_for_norm_feat" if cosine else "embedding"])
     loss = triplet(
         features,
         torch.tensor(TRIPLETS["targets"]),
-        margin=float(said["margin"]),
+        margin=float(options["margin"]),
         mining="hard" if hard else "weighted",
         distance="cosine" if cosine else "euclidean",
     )
-    # At distances of 5 to 10 its weights of negatives have begun to collapse (see below).
+    # At distances of 5 to 10 FastReID's weights of negatives begin to collapse (see below).
     collapsed = not cosine and not hard
     assert loss.item() == pytest.approx(TRIPLET_VALUES[settings], abs=3e-4 if collapsed else 2e-6)
     assert not collapsed or loss.item() != pytest.approx(TRIPLET_VALUES[settings], abs=1e-5)
@@ -89,11 +89,11 @@ def test_circle_and_cosface_of_fastreid(gamma: int) -> None:
     inputs, values = golden("circle_pair")
     features, labels = torch.tensor(inputs["embedding"]), torch.tensor(inputs["targets"])
     for name, loss in (("circle", circle), ("cosface", cosface)):
-        found = loss(features, labels, gamma=float(gamma)).item()
-        assert found == pytest.approx(values[f"{name} m=.25 gamma={gamma}"], rel=1e-6)
+        value = loss(features, labels, gamma=float(gamma)).item()
+        assert value == pytest.approx(values[f"{name} m=.25 gamma={gamma}"], rel=1e-6)
 
 
-def test_the_gradient_of_circle_is_fastreids() -> None:
+def test_the_gradient_of_circle_matches_fastreid() -> None:
     inputs, values = golden("circle_pair")
     features = torch.tensor(inputs["embedding"], requires_grad=True)
     circle(features, torch.tensor(inputs["targets"]), gamma=32.0).backward()  # type: ignore[no-untyped-call]
@@ -101,7 +101,7 @@ def test_the_gradient_of_circle_is_fastreids() -> None:
 
 
 def test_the_memory_of_fastreid() -> None:
-    """The batch has taken the first two places of its queue, the others hold what is taken for class 0."""
+    """The batch has replaced the first two entries of the queue; FastReID treats the other ones as class 0."""
     inputs, values = golden("moco_memory")
     queue = torch.tensor(inputs["queue_start_columns"]).T[2:]
     loss = cross_batch_memory_loss(
@@ -145,10 +145,10 @@ def test_focal_of_a_sample_that_is_certain(gamma: float) -> None:
     assert logits.grad is not None and logits.grad.isfinite().all() and logits.grad[1].any()
 
 
-# --- the same by plain loops ------------------------------------------------------------------------------------------
+# --- reference implementations with loops -----------------------------------------------------------------------------
 
 
-def plain_triplet(features: Tensor, labels: Tensor, margin: float) -> float:
+def reference_triplet(features: Tensor, labels: Tensor, margin: float) -> float:
     total = 0.0
     for anchor, label in zip(features, labels, strict=True):
         distances = (features - anchor).norm(dim=1)
@@ -161,73 +161,73 @@ def cosines(features: Tensor) -> Tensor:
     return (unit[:, None] * unit[None]).sum(2)
 
 
-def others(number: int, labels: Tensor) -> tuple[list[int], list[int]]:
-    """Positives and negatives of a sample."""
-    alike = [other for other in range(len(labels)) if labels[other] == labels[number] and other != number]
-    return alike, [other for other in range(len(labels)) if labels[other] != labels[number]]
+def positives_and_negatives(number: int, labels: Tensor) -> tuple[list[int], list[int]]:
+    """Return the indices of the positives and of the negatives of a sample."""
+    positives = [other for other in range(len(labels)) if labels[other] == labels[number] and other != number]
+    return positives, [other for other in range(len(labels)) if labels[other] != labels[number]]
 
 
-def plain_circle(features: Tensor, labels: Tensor, margin: float, gamma: float) -> float:
+def reference_circle(features: Tensor, labels: Tensor, margin: float, gamma: float) -> float:
     total, similarity = 0.0, cosines(features).tolist()
     for number, row in enumerate(similarity):
-        alike, unlike = others(number, labels)
-        positive = sum(math.exp(-gamma * max(0, 1 + margin - row[p]) * (row[p] - 1 + margin)) for p in alike)
-        negative = sum(math.exp(gamma * max(0, row[n] + margin) * (row[n] - margin)) for n in unlike)
+        positives, negatives = positives_and_negatives(number, labels)
+        positive = sum(math.exp(-gamma * max(0, 1 + margin - row[p]) * (row[p] - 1 + margin)) for p in positives)
+        negative = sum(math.exp(gamma * max(0, row[n] + margin) * (row[n] - margin)) for n in negatives)
         total += math.log1p(positive * negative)
     return total / len(labels)
 
 
-def plain_cosface(features: Tensor, labels: Tensor, margin: float, gamma: float) -> float:
+def reference_cosface(features: Tensor, labels: Tensor, margin: float, gamma: float) -> float:
     total, similarity = 0.0, cosines(features).tolist()
     for number, row in enumerate(similarity):
-        alike, unlike = others(number, labels)
-        total += math.log1p(sum(math.exp(gamma * (row[n] - row[p] + margin)) for p in alike for n in unlike))
+        positives, negatives = positives_and_negatives(number, labels)
+        total += math.log1p(sum(math.exp(gamma * (row[n] - row[p] + margin)) for p in positives for n in negatives))
     return total / len(labels)
 
 
-def plain_contrastive(features: Tensor, labels: Tensor, temperature: float) -> float:
-    found: list[float] = []
+def reference_contrastive(features: Tensor, labels: Tensor, temperature: float) -> float:
+    losses: list[float] = []
     similarity = (cosines(features) / temperature).tolist()
     for number, row in enumerate(similarity):
-        alike, unlike = others(number, labels)
-        if alike:
-            all_others = math.log(sum(math.exp(row[other]) for other in alike + unlike))
-            found.append(sum(all_others - row[p] for p in alike) / len(alike))
-    return sum(found) / len(found)
+        positives, negatives = positives_and_negatives(number, labels)
+        if positives:
+            all_others = math.log(sum(math.exp(row[other]) for other in positives + negatives))
+            losses.append(sum(all_others - row[p] for p in positives) / len(positives))
+    return sum(losses) / len(losses)
 
 
-def plain_multi_similarity(features: Tensor, labels: Tensor, alpha: float, beta: float, base: float) -> float:
+def reference_multi_similarity(features: Tensor, labels: Tensor, alpha: float, beta: float, base: float) -> float:
     unit = features / features.norm(dim=1, keepdim=True)
     cosines, total = (unit @ unit.T).tolist(), 0.0
     for row, label in enumerate(labels.tolist()):
-        others = [index for index in range(len(labels)) if index != row]
-        positives = [cosines[row][index] for index in others if labels[index] == label]
-        negatives = [cosines[row][index] for index in others if labels[index] != label]
+        indices = [index for index in range(len(labels)) if index != row]
+        positives = [cosines[row][index] for index in indices if labels[index] == label]
+        negatives = [cosines[row][index] for index in indices if labels[index] != label]
         if not positives or not negatives:
             continue
-        chosen = [cosine for cosine in positives if cosine - 0.1 < max(negatives)]
-        pushed = [cosine for cosine in negatives if cosine + 0.1 > min(positives)]
-        if chosen and pushed:
-            total += math.log(1 + sum(math.exp(-alpha * (cosine - base)) for cosine in chosen)) / alpha
-            total += math.log(1 + sum(math.exp(beta * (cosine - base)) for cosine in pushed)) / beta
+        hard_positives = [cosine for cosine in positives if cosine - 0.1 < max(negatives)]
+        hard_negatives = [cosine for cosine in negatives if cosine + 0.1 > min(positives)]
+        if hard_positives and hard_negatives:
+            total += math.log(1 + sum(math.exp(-alpha * (cosine - base)) for cosine in hard_positives)) / alpha
+            total += math.log(1 + sum(math.exp(beta * (cosine - base)) for cosine in hard_negatives)) / beta
     return total / len(labels)
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_losses_by_plain_loops(seed: int) -> None:
-    features = some(seed)
-    assert triplet(features, LABELS).item() == pytest.approx(plain_triplet(features, LABELS, 0.3), rel=1e-5)
+def test_losses_match_reference_implementations(seed: int) -> None:
+    features = random_features(seed)
+    assert triplet(features, LABELS).item() == pytest.approx(reference_triplet(features, LABELS, 0.3), rel=1e-5)
     for margin, gamma in ((0.25, 8.0), (0.4, 2.0)):
-        expected = plain_circle(features, LABELS, margin, gamma)
+        expected = reference_circle(features, LABELS, margin, gamma)
         assert circle(features, LABELS, margin=margin, gamma=gamma).item() == pytest.approx(expected, rel=1e-5)
-        expected = plain_cosface(features, LABELS, margin, gamma)
+        expected = reference_cosface(features, LABELS, margin, gamma)
         assert cosface(features, LABELS, margin=margin, gamma=gamma).item() == pytest.approx(expected, rel=1e-5)
     for alpha, beta, base in ((2.0, 50.0, 0.5), (1.0, 4.0, 1.0)):
-        expected = plain_multi_similarity(features, LABELS, alpha, beta, base)
+        expected = reference_multi_similarity(features, LABELS, alpha, beta, base)
         loss = multi_similarity(features, LABELS, alpha=alpha, beta=beta, base=base)
         assert loss.item() == pytest.approx(expected, rel=1e-5)
     for temperature in (0.1, 1.0):
-        expected = plain_contrastive(features, LABELS, temperature)
+        expected = reference_contrastive(features, LABELS, temperature)
         loss = supervised_contrastive(features, LABELS, temperature=temperature)
         assert loss.item() == pytest.approx(expected, rel=1e-5)
 
@@ -238,41 +238,41 @@ def test_the_example_of_triplet() -> None:
     assert triplet(features, labels, margin=5.0).item() == pytest.approx(1.25)
 
 
-# --- what holds for all -----------------------------------------------------------------------------------------------
+# --- properties of all losses -----------------------------------------------------------------------------------------
 
 
-@every
+@every_loss
 def test_gradients_are_right(loss: Loss) -> None:
-    features = some(3).double().requires_grad_()
-    if loss is circle:  # its weights are not learned from, so that it has no gradient of finite differences
+    features = random_features(3).double().requires_grad_()
+    if loss is circle:  # its weights are detached, so finite differences do not apply
         loss(features, LABELS).backward()  # type: ignore[no-untyped-call]
         assert features.grad is not None and features.grad.abs().sum() > 1
     else:
-        assert torch.autograd.gradcheck(lambda one: loss(one, LABELS), features)
+        assert torch.autograd.gradcheck(lambda x: loss(x, LABELS), features)
 
 
-@every
+@every_loss
 def test_the_order_of_samples_does_not_matter(loss: Loss) -> None:
-    features, order = some(), torch.randperm(len(LABELS), generator=torch.Generator().manual_seed(1))
+    features, order = random_features(), torch.randperm(len(LABELS), generator=torch.Generator().manual_seed(1))
     torch.testing.assert_close(loss(features, LABELS), loss(features[order], LABELS[order]), rtol=1e-5, atol=1e-6)
 
 
-@every
-def test_names_of_identities_do_not_matter(loss: Loss) -> None:
-    assert torch.equal(loss(some(), LABELS), loss(some(), 1000 - 7 * LABELS))
+@every_loss
+def test_label_values_do_not_matter(loss: Loss) -> None:
+    assert torch.equal(loss(random_features(), LABELS), loss(random_features(), 1000 - 7 * LABELS))
 
 
-@every
-def test_it_has_a_scale(loss: Loss) -> None:
-    doubled = loss(some(), LABELS, scale=2.0)  # type: ignore[call-arg]
-    torch.testing.assert_close(doubled, 2 * loss(some(), LABELS))
+@every_loss
+def test_losses_have_a_scale(loss: Loss) -> None:
+    doubled = loss(random_features(), LABELS, scale=2.0)  # type: ignore[call-arg]
+    torch.testing.assert_close(doubled, 2 * loss(random_features(), LABELS))
     assert doubled > 0
 
 
-@every
+@every_loss
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_half_precision_is_computed_in_full(loss: Loss, dtype: torch.dtype) -> None:
-    features = some().to(dtype).requires_grad_()
+    features = random_features().to(dtype).requires_grad_()
     plain = loss(features.detach().float(), LABELS)
     with torch.autocast("cpu", dtype):
         lowered = loss(features, LABELS)
@@ -287,19 +287,19 @@ EDGES = {
     "all features zero": (torch.zeros(4, 3), torch.tensor([0, 0, 1, 1])),
     "equal in pairs": (torch.tensor([[1.0, 2], [1, 2], [2, 1], [2, 1]]), torch.tensor([0, 0, 1, 1])),
     "equal pairs of two identities": (torch.tensor([[1.0, 2], [2, 1], [2, 1], [1, 2]]), torch.tensor([0, 0, 1, 1])),
-    "far apart": (some(0, 4, 3) * 1e3, torch.tensor([0, 1, 0, 1])),
-    "farther apart": (some(0, 4, 3) * 1e15, torch.tensor([0, 1, 0, 1])),
-    "far from 0": (some(0, 4, 3) + 1e4, torch.tensor([0, 1, 0, 1])),
-    "one identity": (some(0, 4, 3), torch.tensor([7, 7, 7, 7])),
-    "no two alike": (some(0, 4, 3), torch.tensor([0, 1, 2, 3])),
-    "one anchor without a positive": (some(0, 4, 3), torch.tensor([0, 0, 1, 0])),
-    "one sample": (some(0, 1, 3), torch.tensor([3])),
+    "far apart": (random_features(0, 4, 3) * 1e3, torch.tensor([0, 1, 0, 1])),
+    "farther apart": (random_features(0, 4, 3) * 1e15, torch.tensor([0, 1, 0, 1])),
+    "far from 0": (random_features(0, 4, 3) + 1e4, torch.tensor([0, 1, 0, 1])),
+    "one identity": (random_features(0, 4, 3), torch.tensor([7, 7, 7, 7])),
+    "no positive pairs": (random_features(0, 4, 3), torch.tensor([0, 1, 2, 3])),
+    "one anchor without a positive": (random_features(0, 4, 3), torch.tensor([0, 0, 1, 0])),
+    "one sample": (random_features(0, 1, 3), torch.tensor([3])),
 }
 
 
-@every
+@every_loss
 @pytest.mark.parametrize("features, labels", EDGES.values(), ids=EDGES)
-def test_everything_stays_finite(loss: Loss, features: Tensor, labels: Tensor) -> None:
+def test_losses_and_gradients_stay_finite(loss: Loss, features: Tensor, labels: Tensor) -> None:
     features = features.clone().requires_grad_()
     value = loss(features, labels)
     value.backward()  # type: ignore[no-untyped-call]
@@ -307,39 +307,39 @@ def test_everything_stays_finite(loss: Loss, features: Tensor, labels: Tensor) -
     assert features.grad is not None and features.grad.isfinite().all()
 
 
-@every
-def test_one_identity_teaches_no_difference(loss: Loss) -> None:
+@every_loss
+def test_a_batch_of_one_identity_has_no_loss(loss: Loss) -> None:
     labels = torch.full((4,), 7)
-    found = count_pairs(labels)
-    assert [share.item() for share in found] == [1, 0, 0]
-    if loss is not supervised_contrastive:  # which draws the positives of a sample to equal distances
-        assert loss(some(0, 4), labels).item() == 0.0
+    shares = count_pairs(labels)
+    assert [share.item() for share in shares] == [1, 0, 0]
+    if loss is not supervised_contrastive:  # it still pulls positives to equal distances
+        assert loss(random_features(0, 4), labels).item() == 0.0
 
 
 @pytest.mark.parametrize("loss", [circle, cosface, supervised_contrastive])
 def test_anchors_without_a_positive(loss: Loss) -> None:
-    """They count 0 in the mean over samples, and not at all in supervised contrastive learning."""
-    features = some(0, 4, 3)
+    """They count 0 in the mean over samples, and are ignored in supervised contrastive learning."""
+    features = random_features(0, 4, 3)
     assert loss(features, torch.arange(4)).item() == 0.0
 
 
 def test_distances_of_features_far_from_0_are_kept() -> None:
-    features = some(0, 4, 3) / 64
-    moved = features + 1024.0  # both can be written exactly, up to 2 ** -13
+    features = random_features(0, 4, 3) / 64
+    moved = features + 1024.0  # both are exact up to 2 ** -13
     labels = torch.tensor([0, 1, 0, 1])
     torch.testing.assert_close(triplet(moved - 1024, labels), triplet(moved, labels), rtol=1e-5, atol=1e-5)
 
 
 def test_pairs() -> None:
-    found = count_pairs(torch.tensor([0, 0, 1]))
-    assert [one.item() for one in found] == pytest.approx([2 / 3, 1, 2 / 3])
-    assert [one.item() for one in count_pairs(torch.tensor([4]))] == [0, 0, 0]
+    shares = count_pairs(torch.tensor([0, 0, 1]))
+    assert [share.item() for share in shares] == pytest.approx([2 / 3, 1, 2 / 3])
+    assert [share.item() for share in count_pairs(torch.tensor([4]))] == [0, 0, 0]
 
 
-@every
-def test_mixed_images_have_no_identity(loss: Loss) -> None:
+@every_loss
+def test_soft_labels_are_refused(loss: Loss) -> None:
     with pytest.raises(ValueError, match="identities are one whole number a sample"):
-        loss(some(), torch.nn.functional.one_hot(LABELS).float())
+        loss(random_features(), torch.nn.functional.one_hot(LABELS).float())
 
 
 # --- against a queue --------------------------------------------------------------------------------------------------
@@ -352,16 +352,16 @@ WITH_QUEUE = pytest.mark.parametrize(
 
 
 @WITH_QUEUE
-def test_an_empty_queue_is_none(loss: Any, within: Loss) -> None:
-    """Its places are of no identity, not of class 0 (as they are in FastReID until the queue is full)."""
-    empty, nobody = torch.zeros(9, 6), torch.full((9,), -1)
-    torch.testing.assert_close(loss(some(), LABELS, empty, nobody), within(some(), LABELS))
+def test_an_empty_queue_changes_nothing(loss: Any, within: Loss) -> None:
+    """Unused entries have no identity; in FastReID they are of class 0 until the queue is full."""
+    empty, no_labels = torch.zeros(9, 6), torch.full((9,), -1)
+    torch.testing.assert_close(loss(random_features(), LABELS, empty, no_labels), within(random_features(), LABELS))
 
 
 @WITH_QUEUE
-def test_the_queue_is_as_good_as_a_larger_batch(loss: Any, within: Loss) -> None:
-    """The mean over all samples of losses against all others is the same, whichever part of them is the queue."""
-    features, labels = some(0, 8), torch.tensor([0, 0, 1, 1, 0, 0, 1, 1])
+def test_the_queue_equals_a_larger_batch(loss: Any, within: Loss) -> None:
+    """The mean loss against all other samples is the same, whichever part of them is in the queue."""
+    features, labels = random_features(0, 8), torch.tensor([0, 0, 1, 1, 0, 0, 1, 1])
     unit = torch.nn.functional.normalize(features, dim=1)
     first = loss(features[:4], labels[:4], unit[4:], labels[4:])
     second = loss(features[4:], labels[4:], unit[:4], labels[:4])
@@ -371,7 +371,7 @@ def test_the_queue_is_as_good_as_a_larger_batch(loss: Any, within: Loss) -> None
 @WITH_QUEUE
 def test_a_queue_that_changes_too_early_is_an_error(loss: Any, within: Loss) -> None:
     del within
-    features, queue = some().requires_grad_(), torch.nn.functional.normalize(some(1, 9), dim=1)
+    features, queue = random_features().requires_grad_(), torch.nn.functional.normalize(random_features(1, 9), dim=1)
     value = loss(features, LABELS, queue, torch.arange(9) % 3)
     queue.zero_()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
@@ -379,12 +379,12 @@ def test_a_queue_that_changes_too_early_is_an_error(loss: Any, within: Loss) -> 
 
 
 @WITH_QUEUE
-def test_gradients_flow_to_what_is_compared_only(loss: Any, within: Loss) -> None:
-    """So they are half of those within a batch, where each pair of two is looked at from both sides."""
-    same, nothing = torch.tensor([0, 0, 1, 1]), (torch.zeros(0, 6), torch.zeros(0, dtype=torch.int64))
+def test_gradients_flow_only_to_anchors(loss: Any, within: Loss) -> None:
+    """Gradients are half of those within a batch, where both samples of a pair are anchors."""
+    labels, empty_queue = torch.tensor([0, 0, 1, 1]), (torch.zeros(0, 6), torch.zeros(0, dtype=torch.int64))
     a, b = torch.eye(4, 6).double().requires_grad_(), torch.eye(4, 6).double().requires_grad_()
-    loss(a, same, *nothing).backward()
-    within(b, same).backward()  # type: ignore[no-untyped-call]
+    loss(a, labels, *empty_queue).backward()
+    within(b, labels).backward()  # type: ignore[no-untyped-call]
     assert a.grad is not None and b.grad is not None and b.grad.abs().sum() > 0.1
     torch.testing.assert_close(2 * a.grad, b.grad)
 
@@ -392,7 +392,7 @@ def test_gradients_flow_to_what_is_compared_only(loss: Any, within: Loss) -> Non
 # --- proxies ----------------------------------------------------------------------------------------------------------
 
 
-def test_proxies_by_the_formulas_of_the_papers() -> None:
+def test_proxy_losses_follow_the_papers() -> None:
     """Numbers of pytorch-metric-learning 2.9: ProxyAnchorLoss, and ProxyNCALoss with softmax_scale 9."""
     generator = torch.Generator().manual_seed(0)
     features, proxies = (torch.randn(size, 5, generator=generator, dtype=torch.float64) for size in (6, 4))
@@ -405,5 +405,5 @@ def test_proxies_by_the_formulas_of_the_papers() -> None:
     # ProxyNCA++ (Teh et al. 2020, equation 6) is cross entropy of cosines with scale 18: exp(-9 d^2) = c exp(18 cos).
     assert cross_entropy(18 * cosines, labels).item() == pytest.approx(1.78105365)
     logits = (32 * cosines[:2]).requires_grad_()
-    proxy_anchor(logits, labels[:2]).backward()  # one class is without others, three are without samples
+    proxy_anchor(logits, labels[:2]).backward()  # one class has no negatives, three have no samples
     assert logits.grad is not None and logits.grad.isfinite().all()

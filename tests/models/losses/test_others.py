@@ -1,4 +1,4 @@
-"""Smoothing over the others, focal, binary and asymmetric losses, distillation: beside the originals' numbers."""
+"""Label smoothing, focal, binary and asymmetric losses, distillation: golden values of the original code."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ TARGETS = torch.tensor([0, 2, 1])
     ("smoothing", "over", "expected"),
     [(0.0, "others", 3.750005), (0.1, "others", 3.5800047), (0.1, "all", 3.6366715)],
 )
-def test_fastreids_smoothing_and_torchs(smoothing: float, over: Any, expected: float) -> None:
+def test_label_smoothing_matches_fastreid_and_torch(smoothing: float, over: Any, expected: float) -> None:
     loss = cross_entropy(LOGITS, TARGETS, label_smoothing=smoothing, smoothing_classes=over)
     assert loss.item() == pytest.approx(expected, rel=1e-6)
 
 
-def test_fastreids_adaptive_smoothing() -> None:
+def test_adaptive_smoothing_matches_fastreid() -> None:
     assert adaptive_cross_entropy(LOGITS, TARGETS).item() == pytest.approx(3.8714941, rel=1e-6)
     torch.testing.assert_close(adaptive_cross_entropy(LOGITS, TARGETS, alpha=0.0), cross_entropy(LOGITS, TARGETS))
 
 
-def test_smoothed_mixtures() -> None:
+def test_soft_targets_are_smoothed() -> None:
     mixed = torch.tensor([[0, 0.7, 0.3, 0]])
     assert soft_targets(mixed, 4, 0.1).tolist()[0] == pytest.approx([0.025, 0.655, 0.295, 0.025])
     others = soft_targets(mixed, 4, 0.1, "others")
@@ -59,26 +59,26 @@ def test_focal() -> None:
     torch.testing.assert_close(focal(LOGITS, soft_targets(TARGETS, 3)), focal(LOGITS, TARGETS))
 
 
-def test_binary_cross_entropy_of_basecls() -> None:
+def test_binary_cross_entropy_matches_basecls() -> None:
     loss = binary_cross_entropy(torch.tensor([[0.0, 2.0]]), torch.tensor([[1.0, 0.0]]))
     assert loss.item() == pytest.approx(1.41003764)
 
 
-def test_binary_cross_entropy_smooths() -> None:
+def test_binary_cross_entropy_with_label_smoothing() -> None:
     expected = F.binary_cross_entropy_with_logits(LOGITS, soft_targets(TARGETS, 3, 0.3))
     torch.testing.assert_close(binary_cross_entropy(LOGITS, TARGETS, label_smoothing=0.3), expected)
     assert expected != binary_cross_entropy(LOGITS, TARGETS)
 
 
-def test_binary_cross_entropy_counts_a_mixed_image_as_both() -> None:
-    mixed, both = torch.tensor([[0.7, 0.3, 0.0]]), torch.tensor([[1.0, 1.0, 0.0]])
+def test_binary_cross_entropy_of_a_mixed_image_has_both_classes() -> None:
+    mixed, multi_hot = torch.tensor([[0.7, 0.3, 0.0]]), torch.tensor([[1.0, 1.0, 0.0]])
     loss = binary_cross_entropy(LOGITS[:1], mixed, target_threshold=0.2, sum_classes=True)
-    torch.testing.assert_close(loss, F.binary_cross_entropy_with_logits(LOGITS[:1], both, reduction="sum"))
+    torch.testing.assert_close(loss, F.binary_cross_entropy_with_logits(LOGITS[:1], multi_hot, reduction="sum"))
 
 
-@pytest.mark.parametrize(("logit", "there", "expected"), [(0.0, 1.0, 0.0433), (2.0, 1.0, 0.0005), (-2.0, 0.0, 0.0014)])
-def test_binary_focal_of_detectron2(logit: float, there: float, expected: float) -> None:
-    loss = binary_focal(torch.tensor([[logit]]), torch.tensor([[there]]))
+@pytest.mark.parametrize(("logit", "target", "expected"), [(0.0, 1.0, 0.0433), (2.0, 1.0, 0.0005), (-2.0, 0.0, 0.0014)])
+def test_binary_focal_matches_detectron2(logit: float, target: float, expected: float) -> None:
+    loss = binary_focal(torch.tensor([[logit]]), torch.tensor([[target]]))
     assert loss.item() == pytest.approx(expected, abs=5e-5)
 
 
@@ -87,24 +87,24 @@ def test_asymmetric_without_asymmetry_is_binary_cross_entropy() -> None:
     torch.testing.assert_close(plain, binary_cross_entropy(LOGITS, TARGETS, sum_classes=True))
 
 
-def test_asymmetric_by_the_paper() -> None:
-    p, there = LOGITS.sigmoid(), F.one_hot(TARGETS, 3).float()
+def test_asymmetric_follows_the_paper() -> None:
+    p, one_hot = LOGITS.sigmoid(), F.one_hot(TARGETS, 3).float()
     shifted = (p - 0.05).clamp(min=0)
-    paper = there * (1 - p) * p.log() + (1 - there) * shifted**4 * (1 - shifted).log()
+    paper = one_hot * (1 - p) * p.log() + (1 - one_hot) * shifted**4 * (1 - shifted).log()
     torch.testing.assert_close(asymmetric(LOGITS, TARGETS), -paper.sum(1).mean())
 
 
-def test_asymmetric_has_gradients_far_out() -> None:
+def test_asymmetric_has_finite_gradients_for_large_logits() -> None:
     logits = torch.tensor([[100.0, -100.0]], requires_grad=True)
     asymmetric(logits, torch.tensor([[0.0, 1.0]])).backward()  # type: ignore[no-untyped-call]
     assert logits.grad is not None and logits.grad.isfinite().all()
 
 
-def test_which_losses_take_one_class_a_sample() -> None:
+def test_losses_that_need_one_class_per_sample() -> None:
     assert is_exclusive(cross_entropy) and is_exclusive(focal) and not is_exclusive(asymmetric)
 
 
-# --- several classifiers of the same images ---------------------------------------------------------------------------
+# --- several outputs --------------------------------------------------------------------------------------------------
 
 SEVERAL: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -117,13 +117,13 @@ SEVERAL: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", SEVERAL)
-def test_vissls_cross_entropy_of_several_outputs(name: str) -> None:
+def test_cross_entropy_of_several_outputs_matches_vissl(name: str) -> None:
     case = json.loads((GOLDEN / "ce_multi.json").read_text())
-    found = multi_output_cross_entropy(**({"outputs": [LOGITS], "targets": TARGETS} | SEVERAL[name]))
-    assert found.item() == pytest.approx(case["outputs"][name], rel=1e-5)
+    loss = multi_output_cross_entropy(**({"outputs": [LOGITS], "targets": TARGETS} | SEVERAL[name]))
+    assert loss.item() == pytest.approx(case["outputs"][name], rel=1e-5)
 
 
-def test_images_that_nobody_knows_are_no_loss_and_give_no_gradient() -> None:
+def test_unlabelled_images_have_no_loss_and_no_gradient() -> None:
     logits = LOGITS.clone().requires_grad_()
     loss = multi_output_cross_entropy([logits], torch.full((3,), -1), label_smoothing=0.1)
     loss = loss + multi_output_binary_cross_entropy([logits], torch.full((3, 3), -1))
@@ -131,8 +131,8 @@ def test_images_that_nobody_knows_are_no_loss_and_give_no_gradient() -> None:
     assert loss.item() == 0 and logits.grad is not None and not logits.grad.any()
 
 
-def test_binary_cross_entropy_of_what_is_known() -> None:
-    """VISSL's rule: the mean of each class over the images that tell it, then the sum over classes and outputs."""
+def test_binary_cross_entropy_ignores_unknown_labels() -> None:
+    """VISSL averages each class over the images with a label for it, then sums over classes and outputs."""
     targets = torch.tensor([[1, 0, -1], [0, -1, -1], [-1, 1, -1]])
     expected = 0.0
     for logits in (LOGITS, 3 * LOGITS):
@@ -144,10 +144,10 @@ def test_binary_cross_entropy_of_what_is_known() -> None:
     assert multi_output_binary_cross_entropy([LOGITS, 3 * LOGITS], targets).item() == pytest.approx(expected, rel=1e-6)
 
 
-def test_where_all_is_known_it_is_the_registered_loss() -> None:
+def test_with_all_labels_it_equals_the_registered_loss() -> None:
     targets = torch.tensor([[1.0, 0, 1], [0, 0, 1], [1, 1, 0]])
-    whole = binary_cross_entropy(F.normalize(LOGITS), targets, sum_classes=True)
-    torch.testing.assert_close(multi_output_binary_cross_entropy([LOGITS], targets, normalize=True), whole)
+    expected = binary_cross_entropy(F.normalize(LOGITS), targets, sum_classes=True)
+    torch.testing.assert_close(multi_output_binary_cross_entropy([LOGITS], targets, normalize=True), expected)
 
 
 # --- distillation -----------------------------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ STUDENT, TEACHER = torch.tensor([[1.0, 2, 3], [0, 0, 1]]), torch.tensor([[3.0, 2
         *(("soft", 1.0, 0.74767518), ("soft", 4.0, 0.83970189), ("mse", 1.0, 1.75)),  # VISSL
     ],
 )
-def test_logits_losses_of_others(kind: Any, temperature: float, expected: float) -> None:
+def test_logits_losses_match_fastreid_and_vissl(kind: Any, temperature: float, expected: float) -> None:
     assert logits_loss(STUDENT, TEACHER, kind, temperature).item() == pytest.approx(expected, rel=1e-5)
 
 
@@ -170,9 +170,9 @@ DISTILLED = json.loads((GOLDEN / "distill.json").read_text())
 
 
 @pytest.mark.parametrize("name", DISTILLED["outputs"])
-def test_vissls_distillation(name: str) -> None:
-    """Their CROSS_ENTROPY is ours and the entropy of the teacher, which no student changes: the gradient is the same,
-    and ours is 0 where both agree. Their alpha is the teacher's share."""
+def test_distillation_matches_vissl(name: str) -> None:
+    """VISSL's CROSS_ENTROPY is our loss plus the constant entropy of the teacher; ours is 0 if both agree.
+    VISSL's alpha is the weight of the teacher."""
     kind, alpha, temperature = name.split()
     share, heat = float(alpha.removeprefix("alpha=")), float(temperature.removeprefix("T="))
     loss = logits_loss(STUDENT, TEACHER, "mse" if kind == "MSE" else "soft", heat)
@@ -183,7 +183,7 @@ def test_vissls_distillation(name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["soft", "symmetric", "binary", "mse"])
-def test_equal_logits_are_no_loss(kind: Any) -> None:
+def test_equal_logits_have_no_loss(kind: Any) -> None:
     assert logits_loss(STUDENT, STUDENT, kind, 2.0).item() == pytest.approx(0, abs=1e-6)
     assert logits_loss(STUDENT, TEACHER, kind, 2.0) > 0.01
 

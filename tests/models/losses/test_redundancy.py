@@ -12,7 +12,7 @@ from opabinia.models.losses.redundancy import Normalize, barlow_twins, covarianc
 GOLDEN = json.loads((Path(__file__).resolve().parents[2] / "golden" / "selfsup" / "barlow.json").read_text())
 
 
-def some(seed: int = 0, views: int = 2, rows: int = 6, columns: int = 4) -> list[Tensor]:
+def random_views(seed: int = 0, views: int = 2, rows: int = 6, columns: int = 4) -> list[Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return [torch.randn(rows, columns, generator=generator, requires_grad=True) for _ in range(views)]
 
@@ -20,77 +20,77 @@ def some(seed: int = 0, views: int = 2, rows: int = 6, columns: int = 4) -> list
 # --- Barlow Twins -----------------------------------------------------------------------------------------------------
 
 
-def of_vissl(normalize: Normalize) -> tuple[Tensor, Tensor]:
-    """The loss of VISSL's input, and the input."""
+def vissl_loss(normalize: Normalize) -> tuple[Tensor, Tensor]:
+    """Return the loss of VISSL's input, and the input."""
     inputs = GOLDEN["inputs"]
     rows = torch.tensor(inputs["embedding"], requires_grad=True)
     keys = {"off_diagonal": inputs["off_diagonal"], "scale": inputs["scale"]}
     return barlow_twins(rows.chunk(2), normalize=normalize, **keys), rows
 
 
-def test_the_joint_form_of_vissl() -> None:
-    loss, rows = of_vissl("joint")
+def test_joint_normalization_matches_vissl() -> None:
+    loss, rows = vissl_loss("joint")
     loss.backward()  # type: ignore[no-untyped-call]
     assert loss.item() == pytest.approx(GOLDEN["outputs"]["joint"], abs=1e-7)
     torch.testing.assert_close(rows.grad, torch.tensor(GOLDEN["outputs"]["gradient of joint"]), rtol=1e-5, atol=1e-7)
 
 
-def test_each_view_on_its_own_as_in_the_paper() -> None:
-    loss, _ = of_vissl("per_view")
+def test_per_view_normalization_follows_the_paper() -> None:
+    loss, _ = vissl_loss("per_view")
     assert loss.item() == pytest.approx(GOLDEN["outputs"]["each view"], abs=1e-7)
-    assert barlow_twins(of_vissl("joint")[1].chunk(2)).item() == loss.item(), "it is the default"
+    assert barlow_twins(vissl_loss("joint")[1].chunk(2)).item() == loss.item(), "it is the default"
 
 
-def plain_barlow(one: Tensor, other: Tensor, off_diagonal: float, scale: float) -> float:
-    """Of views that are normalised already."""
+def reference_barlow_twins(first: Tensor, second: Tensor, off_diagonal: float, scale: float) -> float:
+    """Compute the loss of normalized views with loops."""
     total = 0.0
-    for i in range(one.shape[1]):
-        for j in range(one.shape[1]):
-            correlation = sum((one[n, i] * other[n, j]).item() for n in range(len(one))) / len(one)
+    for i in range(first.shape[1]):
+        for j in range(first.shape[1]):
+            correlation = sum((first[n, i] * second[n, j]).item() for n in range(len(first))) / len(first)
             total += (1 - correlation) ** 2 if i == j else off_diagonal * correlation**2
     return scale * total
 
 
-def plainly_normalized(view: Tensor) -> Tensor:
+def normalized(view: Tensor) -> Tensor:
     return (view - view.mean(0)) / (view.var(0, correction=0) + 1e-5).sqrt()
 
 
-def test_barlow_by_plain_loops() -> None:
-    one, other = some()
-    expected = plain_barlow(plainly_normalized(one), plainly_normalized(other), 0.1, 0.5)
-    assert barlow_twins([one, other], 0.1, 0.5).item() == pytest.approx(expected, rel=1e-5)
-    together = plainly_normalized(torch.cat([one, other]))
-    expected = plain_barlow(together[:6], together[6:], 0.1, 0.5)
-    assert barlow_twins([one, other], 0.1, 0.5, normalize="joint").item() == pytest.approx(expected, rel=1e-5)
+def test_barlow_twins_matches_the_reference_implementation() -> None:
+    first, second = random_views()
+    expected = reference_barlow_twins(normalized(first), normalized(second), 0.1, 0.5)
+    assert barlow_twins([first, second], 0.1, 0.5).item() == pytest.approx(expected, rel=1e-5)
+    joint = normalized(torch.cat([first, second]))
+    expected = reference_barlow_twins(joint[:6], joint[6:], 0.1, 0.5)
+    assert barlow_twins([first, second], 0.1, 0.5, normalize="joint").item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_of_many_views_every_pair_counts_in_either_order() -> None:
-    one, other, third = some(views=3)
-    pairs = [barlow_twins(pair) for pair in ([one, other], [one, third], [other, third])]
-    torch.testing.assert_close(barlow_twins([one, other, third]), torch.stack(pairs).mean())
-    torch.testing.assert_close(barlow_twins([third, one]), barlow_twins([one, third]))
+def test_the_loss_of_several_views_averages_over_pairs() -> None:
+    first, second, third = random_views(views=3)
+    pairs = [barlow_twins(pair) for pair in ([first, second], [first, third], [second, third])]
+    torch.testing.assert_close(barlow_twins([first, second, third]), torch.stack(pairs).mean())
+    torch.testing.assert_close(barlow_twins([third, first]), barlow_twins([first, third]))
 
 
-def test_what_is_independent_and_alike_costs_nothing() -> None:
+def test_independent_features_of_equal_views_have_no_loss() -> None:
     independent = torch.tensor([[1.0, 1, 1], [1, -1, -1], [-1, 1, -1], [-1, -1, 1]])
     assert barlow_twins([independent, 5 * independent + 3]).item() == pytest.approx(0, abs=1e-9)
-    same = independent[:, :1].expand(-1, 3)
-    assert barlow_twins([same, same], 0.5, 1.0).item() == pytest.approx(0.5 * 6, rel=1e-4)
+    identical_columns = independent[:, :1].expand(-1, 3)
+    assert barlow_twins([identical_columns, identical_columns], 0.5, 1.0).item() == pytest.approx(0.5 * 6, rel=1e-4)
 
 
 # --- VICReg -----------------------------------------------------------------------------------------------------------
 
 
 def test_invariance_is_the_mean_squared_difference() -> None:
-    one, other, third = some(views=3)
-    torch.testing.assert_close(invariance([one, other]), (one - other).square().mean())
-    pairs = [(one - other), (one - third), (other - third)]
-    torch.testing.assert_close(invariance([one, other, third]), torch.stack(pairs).square().mean())
-    assert invariance([one, one]).item() == 0
+    first, second, third = random_views(views=3)
+    torch.testing.assert_close(invariance([first, second]), (first - second).square().mean())
+    pairs = [(first - second), (first - third), (second - third)]
+    torch.testing.assert_close(invariance([first, second, third]), torch.stack(pairs).square().mean())
+    assert invariance([first, first]).item() == 0
 
 
-def test_variance_counts_what_lacks_to_one() -> None:
-    # Deviations 0.5 (lacks 0.5) and 3 (enough), of an unbiased variance.
+def test_variance_penalizes_deviations_below_the_target() -> None:
+    # Unbiased standard deviations of 0.5 (0.5 below the target) and 3 (above it).
     view = torch.tensor([[0.0, 0], [0.5 * math.sqrt(2), 3 * math.sqrt(2)]])
     assert variance([view], eps=0).item() == pytest.approx(0.25)
     assert variance([view, 10 * view], eps=0).item() == pytest.approx(0.125)
@@ -105,21 +105,23 @@ def test_variance_of_collapsed_vectors_has_finite_gradients() -> None:
     assert view.grad is not None and view.grad.isfinite().all()
 
 
-def plain_covariance(view: Tensor) -> float:
-    found = torch.cov(view.T)
+def reference_covariance(view: Tensor) -> float:
+    matrix = torch.cov(view.T)
     columns = range(view.shape[1])
-    return sum(found[i, j].item() ** 2 for i in columns for j in columns if i != j) / view.shape[1]
+    return sum(matrix[i, j].item() ** 2 for i in columns for j in columns if i != j) / view.shape[1]
 
 
 def test_covariance_is_the_sum_over_both_views() -> None:
-    one, other, third = some(views=3)
-    assert covariance([one, other]).item() == pytest.approx(plain_covariance(one) + plain_covariance(other), rel=1e-5)
-    of_three = sum(plain_covariance(view) for view in (one, other, third))
-    assert covariance([one, other, third]).item() == pytest.approx(of_three * 2 / 3, rel=1e-5)
-    assert covariance([one[:, :1], other[:, :1]]).item() == pytest.approx(0, abs=1e-6)
+    first, second, third = random_views(views=3)
+    assert covariance([first, second]).item() == pytest.approx(
+        reference_covariance(first) + reference_covariance(second), rel=1e-5
+    )
+    sum_of_three = sum(reference_covariance(view) for view in (first, second, third))
+    assert covariance([first, second, third]).item() == pytest.approx(sum_of_three * 2 / 3, rel=1e-5)
+    assert covariance([first[:, :1], second[:, :1]]).item() == pytest.approx(0, abs=1e-6)
 
 
-# --- all of them ------------------------------------------------------------------------------------------------------
+# --- all losses -------------------------------------------------------------------------------------------------------
 
 LOSSES: dict[str, Callable[[list[Tensor]], Tensor]] = {
     "barlow_twins": barlow_twins,
@@ -130,15 +132,15 @@ LOSSES: dict[str, Callable[[list[Tensor]], Tensor]] = {
 
 
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
-def test_under_autocast_they_are_the_same(loss: Callable[[list[Tensor]], Tensor]) -> None:
+def test_autocast_does_not_change_losses(loss: Callable[[list[Tensor]], Tensor]) -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = loss(some(rows=16))
-    assert found.dtype == torch.float32
-    assert found.item() == loss(some(rows=16)).item()
+        value = loss(random_views(rows=16))
+    assert value.dtype == torch.float32
+    assert value.item() == loss(random_views(rows=16)).item()
 
 
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
-def test_every_view_learns(loss: Callable[[list[Tensor]], Tensor]) -> None:
-    views = some()
+def test_every_view_has_a_gradient(loss: Callable[[list[Tensor]], Tensor]) -> None:
+    views = random_views()
     loss(views).backward()  # type: ignore[no-untyped-call]
     assert all(view.grad is not None and view.grad.any() for view in views)

@@ -6,18 +6,18 @@ from torch import Tensor
 from opabinia.models.losses.regression import cosine_regression
 
 
-def some(seed: int, views: int = 2, rows: int = 5, columns: int = 4) -> list[Tensor]:
+def random_views(seed: int, views: int = 2, rows: int = 5, columns: int = 4) -> list[Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return [torch.randn(rows, columns, generator=generator).requires_grad_() for _ in range(views)]
 
 
-def test_by_hand() -> None:
+def test_cosine_regression_by_hand() -> None:
     predictions, targets = torch.tensor([[[1.0, 0]], [[0, 1]]]), torch.tensor([[[3.0, 4]], [[2, 0]]])
     assert cosine_regression(list(predictions), list(targets)).item() == pytest.approx(-(1 + 0.8) / 2)
 
 
-def test_two_views_are_the_formulas_of_both_papers() -> None:
-    (p1, p2), (z1, z2) = some(0), some(1)
+def test_two_views_match_simsiam_and_byol() -> None:
+    (p1, p2), (z1, z2) = random_views(0), random_views(1)
     loss = cosine_regression([p1, p2], [z1, z2])
     simsiam = -(F.cosine_similarity(p1, z2) / 2 + F.cosine_similarity(p2, z1) / 2).mean()
     torch.testing.assert_close(loss, simsiam)
@@ -25,35 +25,35 @@ def test_two_views_are_the_formulas_of_both_papers() -> None:
     torch.testing.assert_close(2 * (2 + 2 * loss), squared[0] + squared[1])
 
 
-def test_of_many_views_every_ordered_pair_counts() -> None:
-    predictions, targets = some(0, views=3), some(1, views=3)
+def test_the_loss_of_several_views_averages_over_ordered_pairs() -> None:
+    predictions, targets = random_views(0, views=3), random_views(1, views=3)
     pairs = [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)]
-    expected = -sum(F.cosine_similarity(predictions[one], targets[other]).mean() for one, other in pairs) / 6
+    expected = -sum(F.cosine_similarity(predictions[i], targets[j]).mean() for i, j in pairs) / 6
     torch.testing.assert_close(cosine_regression(predictions, targets), expected)
 
 
-def test_targets_learn_nothing() -> None:
-    predictions, targets = some(0), some(1)
+def test_targets_have_no_gradient() -> None:
+    predictions, targets = random_views(0), random_views(1)
     cosine_regression(predictions, targets).backward()  # type: ignore[no-untyped-call]
-    assert all(one.grad is None for one in targets)
-    assert all(one.grad is not None and one.grad.any() for one in predictions)
+    assert all(target.grad is None for target in targets)
+    assert all(view.grad is not None and view.grad.any() for view in predictions)
 
 
-def test_lengths_do_not_count() -> None:
-    predictions, targets = some(0), some(1)
-    longer = cosine_regression([3 * one for one in predictions], [one / 7 for one in targets])
+def test_lengths_of_vectors_do_not_matter() -> None:
+    predictions, targets = random_views(0), random_views(1)
+    longer = cosine_regression([3 * view for view in predictions], [view / 7 for view in targets])
     torch.testing.assert_close(longer, cosine_regression(predictions, targets))
     assert cosine_regression(predictions, predictions[::-1]).item() == pytest.approx(-1)
 
 
-def test_under_autocast_it_is_the_same() -> None:
-    predictions, targets = some(0), some(1)
+def test_autocast_does_not_change_the_loss() -> None:
+    predictions, targets = random_views(0), random_views(1)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = cosine_regression(predictions, targets)
-    assert found.item() == cosine_regression(predictions, targets).item()
+        loss = cosine_regression(predictions, targets)
+    assert loss.item() == cosine_regression(predictions, targets).item()
 
 
-def test_vectors_without_length_have_finite_gradients() -> None:
+def test_zero_vectors_have_finite_gradients() -> None:
     predictions = [torch.zeros(2, 3, requires_grad=True) for _ in range(2)]
-    cosine_regression(predictions, some(1, rows=2, columns=3)).backward()  # type: ignore[no-untyped-call]
-    assert all(one.grad is not None and one.grad.isfinite().all() for one in predictions)
+    cosine_regression(predictions, random_views(1, rows=2, columns=3)).backward()  # type: ignore[no-untyped-call]
+    assert all(view.grad is not None and view.grad.isfinite().all() for view in predictions)

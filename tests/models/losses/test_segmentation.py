@@ -1,4 +1,4 @@
-"""Losses of segmentation: known values, ignored pixels, and the same result on any number of processes."""
+"""Segmentation losses: known values, ignored pixels, and equal results on any number of processes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def example(batch: int = 2) -> tuple[Tensor, Tensor]:
     return logits, targets
 
 
-def test_cross_entropy_is_torchs() -> None:
+def test_cross_entropy_matches_torch() -> None:
     logits, targets = example()
     weights = [1.0, 0.5, 2.0, 3.0]
     for ours, expected in (
@@ -59,7 +59,7 @@ def test_the_focal_loss_of_one_pixel() -> None:
 
 
 def test_the_dice_loss_by_hand() -> None:
-    """Half of class 1 is found with certainty, class 0 is predicted in 3 of 4 pixels."""
+    """Half of class 1 is predicted with certainty; class 0 is predicted in 3 of 4 pixels."""
     targets = torch.tensor([[[0, 0, 1, 1]]])
     logits = 50.0 * F.one_hot(torch.tensor([[[0, 0, 0, 1]]]), 3).permute(0, 3, 1, 2).float()
     expected = 1 - (2 * 2 / (3 + 2) + 2 * 1 / (1 + 2)) / 2
@@ -95,7 +95,7 @@ def test_a_batch_without_labels_has_the_loss_0() -> None:
         assert total == 0 and not gradient.any(), loss
 
 
-def test_classes_that_an_image_does_not_have_take_no_memory() -> None:
+def test_absent_classes_need_no_memory() -> None:
     _, targets = example(1)
     logits = torch.randn(1, 150, *targets.shape[1:], requires_grad=True)
     saved: list[int] = []
@@ -111,14 +111,14 @@ def test_classes_that_an_image_does_not_have_take_no_memory() -> None:
         assert sum(saved) < 2 * logits.nbytes, loss
 
 
-def test_parts_of_a_batch_weighted_by_their_pixels_give_the_loss_of_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What DDP does: every process divides by the pixels of the global batch and weights by its share of images."""
+def test_losses_average_over_processes_to_those_of_the_global_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in DDP: each process divides by the pixels of the global batch and is weighted by its share of images."""
     logits, targets = example(3)
     targets[0, :6] = IGNORE_LABEL
     mean = (targets != IGNORE_LABEL).sum() / 3
     for loss in LOSSES:
-        whole = loss(logits, targets)
+        expected = loss(logits, targets)
         with monkeypatch.context() as patch:
             patch.setattr("opabinia.models.losses.segmentation.mean_over_samples", lambda total, count: mean)
             parts = [loss(logits[rows], targets[rows]) for rows in (slice(0, 1), slice(1, 3))]
-        torch.testing.assert_close((parts[0] + 2 * parts[1]) / 3, whole)
+        torch.testing.assert_close((parts[0] + 2 * parts[1]) / 3, expected)

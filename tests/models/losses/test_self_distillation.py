@@ -1,4 +1,4 @@
-"""Losses of self-distillation against VISSL's numbers and against their formulas, written out."""
+"""Self-distillation losses: VISSL's golden values, and reference implementations of the formulas."""
 
 import json
 import math
@@ -20,82 +20,82 @@ from opabinia.models.losses.self_distillation import (
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "selfsup" / "dino.json").read_text())
 
 
-def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
+def random_tensor(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def test_two_steps_of_vissl() -> None:
+def test_two_steps_match_vissl() -> None:
     student = torch.tensor(GOLDEN["student"]).split(2)
     teacher = torch.tensor(GOLDEN["teacher"])
     centre = torch.zeros(3)
-    for temperature, loss, moved in zip(
+    for temperature, loss, expected_centre in zip(
         GOLDEN["teacher_temperatures"], GOLDEN["losses"], GOLDEN["centres"], strict=True
     ):
         targets = centered_softmax(teacher, centre, temperature).split(2)
         assert float(dino_loss(student, targets, GOLDEN["student_temperature"])) == pytest.approx(loss, rel=1e-5)
         centre = update_center(centre, teacher.mean(0), GOLDEN["centre_momentum"])
-        torch.testing.assert_close(centre, torch.tensor(moved), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(centre, torch.tensor(expected_centre), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("views", [2, 5])
-def test_dino_is_its_formula(views: int) -> None:
-    student = [drawn(3, 7, seed=number) for number in range(views)]
-    targets = [drawn(3, 7, seed=10 + number).softmax(1) for number in range(2)]
+def test_dino_matches_its_formula(views: int) -> None:
+    student = [random_tensor(3, 7, seed=number) for number in range(views)]
+    targets = [random_tensor(3, 7, seed=10 + number).softmax(1) for number in range(2)]
     terms = [
         -sum(float(target[row, k]) * float((view[row] / 0.2).log_softmax(0)[k]) for k in range(7))
-        for one, target in enumerate(targets)
-        for other, view in enumerate(student)
-        if one != other
+        for teacher_view, target in enumerate(targets)
+        for student_view, view in enumerate(student)
+        if teacher_view != student_view
         for row in range(3)
     ]
     assert float(dino_loss(student, targets, 0.2)) == pytest.approx(sum(terms) / len(terms), rel=1e-5)
 
 
 def test_a_view_is_not_compared_with_itself() -> None:
-    """What the student says of a view changes nothing for the teacher of the same view."""
+    """The student's output for a view is not compared with the teacher's output for the same view."""
     targets = [torch.tensor([[1.0, 0, 0]]), torch.tensor([[0.0, 1, 0]])]
-    right = [torch.tensor([[0.0, 9, 0]]), torch.tensor([[9.0, 0, 0]])]
-    assert dino_loss(right, targets) < 1e-6 < dino_loss(right[::-1], targets)
+    correct = [torch.tensor([[0.0, 9, 0]]), torch.tensor([[9.0, 0, 0]])]
+    assert dino_loss(correct, targets) < 1e-6 < dino_loss(correct[::-1], targets)
 
 
 @pytest.mark.parametrize("length", [1, 2, 5, 37])
-def test_the_temperature_is_linspace_and_then_stays(length: int) -> None:
+def test_the_temperature_increases_linearly_and_then_stays(length: int) -> None:
     rising = torch.linspace(0.04, 0.07, length, dtype=torch.float64).tolist()
-    found = [warmup_temperature(step, length, 0.04, 0.07) for step in range(length + 3)]
-    assert found == pytest.approx([*rising, 0.07, 0.07, 0.07])
+    temperatures = [warmup_temperature(step, length, 0.04, 0.07) for step in range(length + 3)]
+    assert temperatures == pytest.approx([*rising, 0.07, 0.07, 0.07])
 
 
-def test_without_a_warm_up_the_temperature_is_the_last() -> None:
+def test_without_warmup_the_temperature_is_the_final_one() -> None:
     assert warmup_temperature(0, 0, 0.04, 0.07) == 0.07
 
 
-def test_a_centre_takes_an_output_that_wins_everywhere_away() -> None:
-    logits = drawn(4, 5) + torch.tensor([100.0, 0, 0, 0, 0])
-    even = centered_softmax(logits, logits.mean(0), 1.0)
-    assert centered_softmax(logits, torch.zeros(5), 1.0)[:, 0].min() > 0.99 > even[:, 0].max()
-    torch.testing.assert_close(even.sum(1), torch.ones(4))
+def test_centering_removes_a_dominant_output() -> None:
+    logits = random_tensor(4, 5) + torch.tensor([100.0, 0, 0, 0, 0])
+    centered = centered_softmax(logits, logits.mean(0), 1.0)
+    assert centered_softmax(logits, torch.zeros(5), 1.0)[:, 0].min() > 0.99 > centered[:, 0].max()
+    torch.testing.assert_close(centered.sum(1), torch.ones(4))
 
 
-def test_every_image_weighs_alike_whatever_it_hides() -> None:
-    student, targets = drawn(3, 4, 6), drawn(3, 4, 6, seed=1).softmax(-1)
+def test_images_have_equal_weights_whatever_their_mask() -> None:
+    student, targets = random_tensor(3, 4, 6), random_tensor(3, 4, 6, seed=1).softmax(-1)
     mask = torch.tensor([[True, False, False, False], [True, True, True, False], [False] * 4])
 
-    def of(image: int, patch: int) -> float:
+    def patch_loss(image: int, patch: int) -> float:
         return float(F.cross_entropy(student[image, patch] / 0.1, targets[image, patch]))
 
-    expected = (of(0, 0) + sum(of(1, patch) for patch in range(3)) / 3 + 0) / 3
+    expected = (patch_loss(0, 0) + sum(patch_loss(1, patch) for patch in range(3)) / 3 + 0) / 3
     assert float(masked_patch_loss(student, targets, mask)) == pytest.approx(expected, rel=1e-5)
 
 
-def test_nothing_hidden_is_no_loss_and_no_gradient() -> None:
-    student = drawn(2, 4, 6).requires_grad_()
-    loss = masked_patch_loss(student, drawn(2, 4, 6).softmax(-1), torch.zeros(2, 4, dtype=torch.bool))
+def test_without_masked_patches_there_is_no_loss_and_no_gradient() -> None:
+    student = random_tensor(2, 4, 6).requires_grad_()
+    loss = masked_patch_loss(student, random_tensor(2, 4, 6).softmax(-1), torch.zeros(2, 4, dtype=torch.bool))
     loss.backward()
     assert loss == 0 and student.grad is not None and not student.grad.any()
 
 
-def test_koleo_is_its_formula() -> None:
-    vectors = drawn(6, 3)
+def test_koleo_matches_its_formula() -> None:
+    vectors = random_tensor(6, 3)
     unit = vectors / vectors.norm(dim=1, keepdim=True)
     nearest = [min(math.dist(a, b) for b in unit.tolist() if b != a) for a in unit.tolist()]
     expected = -sum(map(math.log, nearest)) / 6
@@ -111,14 +111,14 @@ def test_koleo_of_equal_vectors_is_finite() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_is_computed_in_full(dtype: torch.dtype) -> None:
-    student = [(10 * drawn(2, 5, seed=number)).to(dtype) for number in range(3)]
+def test_half_precision_is_computed_in_float32(dtype: torch.dtype) -> None:
+    student = [(10 * random_tensor(2, 5, seed=number)).to(dtype) for number in range(3)]
     targets = [centered_softmax(view, torch.zeros(5), 0.04) for view in student[:2]]
     assert dino_loss(student, targets).dtype == koleo(student[0]).dtype == targets[0].dtype == torch.float32
     torch.testing.assert_close(dino_loss(student, targets), dino_loss([view.float() for view in student], targets))
 
 
-def test_under_autocast_the_nearest_neighbour_is_the_nearest() -> None:
+def test_autocast_does_not_change_nearest_neighbours() -> None:
     first = torch.tensor([1.0, 0.0])
     near = torch.tensor([[math.cos(angle), math.sin(angle)] for angle in (0.03, 0.02, 0.04)])
     vectors = torch.cat([first[None], near])  # cosines that are all 1 in bfloat16

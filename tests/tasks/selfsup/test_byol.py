@@ -10,30 +10,30 @@ from opabinia.contracts import Clock
 from opabinia.optim.groups import parameter_groups
 from opabinia.optim.schedules import constant
 from opabinia.tasks.selfsup.byol import BYOL
-from tests.tasks.selfsup.views import FACTS, at, batch_of, make, trained, widths
+from tests.tasks.selfsup.views import DATASET_INFO, batch_of, linear_widths, make_task, run_at_step, train_steps
 
 
 def byol(**keys: Any) -> BYOL:
-    return make(BYOL, **{"hidden": 32, "projection": 16, **keys})
+    return make_task(BYOL, **{"hidden": 32, "projection": 16, **keys})
 
 
-def test_the_networks_of_the_paper() -> None:
+def test_network_widths_are_those_of_the_paper() -> None:
     with torch.device("meta"):
-        task = make(BYOL)
-    assert (widths(task.projector), widths(task.predictor)) == ([12, 4096, 256], [256, 4096, 256])
+        task = make_task(BYOL)
+    assert (linear_widths(task.projector), linear_widths(task.predictor)) == ([12, 4096, 256], [256, 4096, 256])
     assert not isinstance(task.projector[-1], nn.BatchNorm1d)
 
 
 def test_the_loss_is_two_squared_distances() -> None:
     task, batch = byol(), batch_of()
     with torch.no_grad():
-        for one in task.teacher.parameters():
-            one += 0.1 * torch.randn_like(one)
+        for param in task.teacher.parameters():
+            param += 0.1 * torch.randn_like(param)
     first, second = (task.normalize(view) for view in batch["views"])
 
-    def distance(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        prediction = F.normalize(task.predictor(task.projector(task.backbone(one))))
-        target = F.normalize(task.teacher(other))
+    def distance(view: torch.Tensor, other_view: torch.Tensor) -> torch.Tensor:
+        prediction = F.normalize(task.predictor(task.projector(task.backbone(view))))
+        target = F.normalize(task.teacher(other_view))
         return (prediction - target).square().sum(1).mean()
 
     torch.testing.assert_close(task(batch, Clock())["loss"], distance(first, second) + distance(second, first))
@@ -42,51 +42,53 @@ def test_the_loss_is_two_squared_distances() -> None:
 def test_no_gradient_reaches_the_teacher() -> None:
     task = byol()
     task(batch_of(), Clock())["loss"].backward()
-    assert all(one.grad is None and not one.requires_grad for one in task.teacher.parameters())
-    theirs = {id(one) for one in task.teacher.parameters()}
-    assert not theirs & {id(one) for group in parameter_groups(task) for one in group["params"]}
+    assert all(param.grad is None and not param.requires_grad for param in task.teacher.parameters())
+    teacher_ids = {id(param) for param in task.teacher.parameters()}
+    assert not teacher_ids & {id(param) for group in parameter_groups(task) for param in group["params"]}
 
-    class Cut(nn.Module):
+    class Detach(nn.Module):
         def forward(self, vectors: torch.Tensor) -> torch.Tensor:
             return vectors.detach()
 
-    task.predictor = Cut()
-    assert not task(batch_of(), Clock())["loss"].requires_grad, "there is no way around the predictor"
+    task.predictor = Detach()
+    assert not task(batch_of(), Clock())["loss"].requires_grad, "all gradients pass the predictor"
 
 
-def test_the_teacher_begins_as_the_student_and_has_norms_of_its_own() -> None:
+def test_the_teacher_starts_as_a_copy_with_its_own_batch_statistics() -> None:
     task = byol()
-    own = {name: one.clone() for name, one in task.teacher.state_dict().items()}
-    theirs = {
-        f"{part}.{name}": one
+    teacher_state = {name: value.clone() for name, value in task.teacher.state_dict().items()}
+    student_state = {
+        f"{part}.{name}": value
         for part in ("backbone", "projector")
-        for name, one in getattr(task, part).state_dict().items()
+        for name, value in getattr(task, part).state_dict().items()
     }
-    assert own.keys() == theirs.keys() and all(torch.equal(own[name], theirs[name]) for name in own)
+    assert teacher_state.keys() == student_state.keys() and all(
+        torch.equal(teacher_state[name], student_state[name]) for name in teacher_state
+    )
     task(batch_of(), Clock())
-    changed = {name for name, one in task.teacher.state_dict().items() if not torch.equal(one, own[name])}
+    changed = {name for name, value in task.teacher.state_dict().items() if not torch.equal(value, teacher_state[name])}
     assert changed == {f"projector.1.{name}" for name in ("running_mean", "running_var", "num_batches_tracked")}
 
 
 @pytest.mark.parametrize("step", [1, 3, 8])
-def test_the_teacher_follows_more_and_more_slowly(step: int) -> None:
+def test_the_teacher_momentum_follows_a_cosine(step: int) -> None:
     task = byol(momentum=0.9)
-    trained(task, 1)
-    before = [one.clone() for one in task.teacher.parameters()]
-    (hook,) = task.hooks(FACTS)
-    hook.after_step(at(step, 8))
+    train_steps(task, 1)
+    before = [param.clone() for param in task.teacher.parameters()]
+    (hook,) = task.hooks(DATASET_INFO)
+    hook.after_step(run_at_step(step, 8))
     momentum = 1 - 0.1 * (math.cos(math.pi * step / 8) + 1) / 2
     student = [*task.backbone.parameters(), *task.projector.parameters()]
-    for one, was, other in zip(task.teacher.parameters(), before, student, strict=True):
-        torch.testing.assert_close(one, momentum * was + (1 - momentum) * other)
-    moved = any(not torch.equal(one, was) for one, was in zip(task.teacher.parameters(), before, strict=True))
+    for param, old, student_param in zip(task.teacher.parameters(), before, student, strict=True):
+        torch.testing.assert_close(param, momentum * old + (1 - momentum) * student_param)
+    moved = any(not torch.equal(param, old) for param, old in zip(task.teacher.parameters(), before, strict=True))
     assert moved == (step < 8)
 
 
-def test_the_momentum_may_stay() -> None:
+def test_the_momentum_may_be_constant() -> None:
     task = byol(momentum=0.5, momentum_schedule=constant)
-    trained(task, 1)
+    train_steps(task, 1)
     before = task.teacher.state_dict()["backbone.layers.4.weight"].clone()
-    task.hooks(FACTS)[0].after_step(at(8, 8))
+    task.hooks(DATASET_INFO)[0].after_step(run_at_step(8, 8))
     expected = (before + task.backbone.state_dict()["layers.4.weight"]) / 2
     torch.testing.assert_close(task.teacher.state_dict()["backbone.layers.4.weight"], expected)

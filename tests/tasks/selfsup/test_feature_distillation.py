@@ -1,4 +1,4 @@
-"""Distillation without labels."""
+"""Feature distillation without labels."""
 
 import copy
 from pathlib import Path
@@ -15,7 +15,7 @@ from opabinia.models.projectors import without_projectors
 from opabinia.tasks.selfsup.distillation import Distillation
 from opabinia.tasks.selfsup.simclr import SimCLR
 from opabinia.tasks.teachers import FrozenTeacher
-from tests.tasks.selfsup.views import FACTS, Small, at, batch_of, make, trained
+from tests.tasks.selfsup.views import DATASET_INFO, SmallBackbone, batch_of, make_task, run_at_step, train_steps
 
 RUN = Path("runs/teacher")
 
@@ -30,9 +30,9 @@ def vit(channels: int) -> Any:
 
 def with_teacher(backbone: Any, teacher: Any, seed: int = 1, **keys: Any) -> Distillation:
     torch.manual_seed(seed)
-    model = SimCLR(FACTS, backbone=teacher, mean=[0.4], std=[0.2])
+    model = SimCLR(DATASET_INFO, backbone=teacher, mean=[0.4], std=[0.2])
     torch.manual_seed(0)
-    task = Distillation(FACTS, backbone=backbone, teacher=FrozenTeacher(run=RUN), mean=[0.5], std=[0.25], **keys)
+    task = Distillation(DATASET_INFO, backbone=backbone, teacher=FrozenTeacher(run=RUN), mean=[0.5], std=[0.25], **keys)
     task.attach_teachers(lambda run: model)
     return task
 
@@ -42,14 +42,14 @@ def images(size: int = 32, count: int = 4) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("loss", ["cosine", "mse", "smooth_l1"])
-def test_losses_compare_each_view_with_those_of_the_teacher(loss: Any) -> None:
+def test_losses_compare_views_of_student_and_teacher(loss: Any) -> None:
     task = with_teacher(resnet, vit, loss=loss, pooled_weight=0.5, dense_weight=2.0).eval()
     views = images(), images().flip(3), images()[..., :16, :16]
-    found = task({"views": views, "id": list("abcd")}, Clock())
+    losses = task({"views": views, "id": list("abcd")}, Clock())
     compare: Any = {
-        "cosine": lambda s, t, dim: 1 - F.cosine_similarity(s, t, dim=dim).mean(),
-        "mse": lambda s, t, dim: (s - t).square().mean(),
-        "smooth_l1": lambda s, t, dim: F.smooth_l1_loss(s, t),
+        "cosine": lambda student, target, dim: 1 - F.cosine_similarity(student, target, dim=dim).mean(),
+        "mse": lambda student, target, dim: (student - target).square().mean(),
+        "smooth_l1": lambda student, target, dim: F.smooth_l1_loss(student, target),
     }[loss]
     [teacher] = task._teachers
     pooled_layer, dense_layer = (task.get_submodule(f"distill_projector_{kind}") for kind in ("pooled", "dense"))
@@ -59,24 +59,24 @@ def test_losses_compare_each_view_with_those_of_the_teacher(loss: Any) -> None:
         compare(pooled_layer(students[number][0]), targets[target][0], 1)
         for number, target in ((0, 0), (1, 1), (2, 0), (2, 1))
     ]
-    torch.testing.assert_close(found["pooled_loss"], 0.5 * torch.stack(pooled).mean())
+    torch.testing.assert_close(losses["pooled_loss"], 0.5 * torch.stack(pooled).mean())
     dense = []
     for (_, maps), (_, target) in zip(students, targets, strict=False):
         projected = dense_layer(maps.movedim(1, -1)).movedim(-1, 1)
         dense.append(compare(F.interpolate(projected, target.shape[2:], mode="bilinear"), target, 1))
-    torch.testing.assert_close(found["dense_loss"], 2 * torch.stack(dense).mean())
+    torch.testing.assert_close(losses["dense_loss"], 2 * torch.stack(dense).mean())
     assert not any(param.requires_grad for param in teacher.model.parameters())
 
 
-def test_a_single_image_and_pooled_vectors_alone() -> None:
-    task = with_teacher(Small, vit, pooled_weight=1.0, dense_weight=0.0)
-    found = task({"image": images(), "id": list("abcd")}, Clock())
-    assert found.keys() == {"pooled_loss", "std"}
-    found["pooled_loss"].backward()
+def test_plain_images_and_only_pooled_vectors() -> None:
+    task = with_teacher(SmallBackbone, vit, pooled_weight=1.0, dense_weight=0.0)
+    losses = task({"image": images(), "id": list("abcd")}, Clock())
+    assert losses.keys() == {"pooled_loss", "std"}
+    losses["pooled_loss"].backward()
     assert all(param.grad is not None for param in task.parameters())
 
 
-def test_vectors_and_maps_are_those_of_single_calls() -> None:
+def test_vectors_and_maps_equal_those_of_separate_calls() -> None:
     for backbone in (resnet(1).eval(), vit(1).eval()):
         vectors, maps = backbone.vectors_and_maps(images())
         torch.testing.assert_close(vectors, backbone(images()))
@@ -85,39 +85,42 @@ def test_vectors_and_maps_are_those_of_single_calls() -> None:
 
 def test_it_learns_and_a_resume_is_exact() -> None:
     keys: dict[str, Any] = {"pooled_weight": 1.0, "dense_weight": 0.0, "loss": "cosine"}
-    whole, first = with_teacher(Small, Small, **keys), with_teacher(Small, Small, **keys)
-    losses = [said["total"] for said in trained(whole, 24)]
+    uninterrupted, first = (
+        with_teacher(SmallBackbone, SmallBackbone, **keys),
+        with_teacher(SmallBackbone, SmallBackbone, **keys),
+    )
+    losses = [logged["total"] for logged in train_steps(uninterrupted, 24)]
     assert sum(losses[-4:]) < 0.5 * sum(losses[:4])
-    trained(first, 6)
-    second = with_teacher(Small, Small, **keys)
+    train_steps(first, 6)
+    second = with_teacher(SmallBackbone, SmallBackbone, **keys)
     second.load_state_dict(first.state_dict())
     batch = batch_of(seed=9)
     assert torch.equal(first(batch, Clock())["pooled_loss"], second(batch, Clock())["pooled_loss"])
-    copied = copy.deepcopy(first)
-    assert copied._teachers is not first._teachers and copied._teachers[0] is first._teachers[0]
+    clone = copy.deepcopy(first)
+    assert clone._teachers is not first._teachers and clone._teachers[0] is first._teachers[0]
 
 
-def test_the_teacher_is_not_saved_but_checked_when_a_run_is_resumed() -> None:
-    task = with_teacher(Small, vit, pooled_weight=1.0, dense_weight=0.0)
-    untaught = make(Distillation, teacher=FrozenTeacher(run=RUN), pooled_weight=1.0, dense_weight=0.0)
-    untaught.load_state_dict(without_projectors(task.state_dict()))
-    assert untaught.predict({"image": images(), "id": list("abcd")}).keys() == {"embedding"}
+def test_the_teacher_is_not_saved_but_checked_on_resume() -> None:
+    task = with_teacher(SmallBackbone, vit, pooled_weight=1.0, dense_weight=0.0)
+    without_teacher = make_task(Distillation, teacher=FrozenTeacher(run=RUN), pooled_weight=1.0, dense_weight=0.0)
+    without_teacher.load_state_dict(without_projectors(task.state_dict()))
+    assert without_teacher.predict({"image": images(), "id": list("abcd")}).keys() == {"embedding"}
     assert "losses/loss" in task.predict({"image": images(), "views": [images()], "id": list("abcd")})
-    [check] = task.hooks(FACTS)
-    check.after_step(at(1, 2))
+    [check] = task.hooks(DATASET_INFO)
+    check.after_step(run_at_step(1, 2))
     check.load_state_dict(check.state_dict())
-    [other] = with_teacher(Small, vit, seed=5, pooled_weight=1.0, dense_weight=0.0).hooks(FACTS)
+    [other_check] = with_teacher(SmallBackbone, vit, seed=5, pooled_weight=1.0, dense_weight=0.0).hooks(DATASET_INFO)
     with pytest.raises(DataMismatch, match="the teacher has other weights than when the checkpoint was saved"):
-        other.load_state_dict(check.state_dict())
+        other_check.load_state_dict(check.state_dict())
 
 
 def test_teachers_and_weights_that_do_not_fit_are_reported() -> None:
     with pytest.raises(ValueError, match="pooled_weight and dense_weight are both 0"):
-        make(Distillation, teacher=FrozenTeacher(run=RUN), dense_weight=0.0)
+        make_task(Distillation, teacher=FrozenTeacher(run=RUN), dense_weight=0.0)
     with pytest.raises(ValueError, match="dense_weight: the teacher has no feature maps"):
-        with_teacher(resnet, Small)
+        with_teacher(resnet, SmallBackbone)
     with pytest.raises(ValueError, match="dense_weight: the backbone has no feature maps"):
-        with_teacher(Small, resnet)
-    task = make(Distillation, teacher=FrozenTeacher(backbone=vit))
+        with_teacher(SmallBackbone, resnet)
+    task = make_task(Distillation, teacher=FrozenTeacher(backbone=vit))
     with pytest.raises(ValueError, match="this teacher has no trained weights"):
         task.attach_teachers(lambda run: nn.Identity())  # type: ignore[arg-type, return-value]

@@ -1,4 +1,4 @@
-"""Jigsaw puzzles, and PIRL, which compares them with a memory."""
+"""Jigsaw puzzles, and PIRL, which compares them with a memory bank."""
 
 from dataclasses import replace
 from typing import Any
@@ -13,18 +13,18 @@ from opabinia.models.losses.contrastive import estimate_log_normalizer, info_nce
 from opabinia.tasks.selfsup.jigsaw import Jigsaw, cut_patches, distant_permutations
 from opabinia.tasks.selfsup.pirl import PIRL
 from opabinia.tasks.selfsup.rotation import quarter_turns
-from tests.tasks.selfsup.views import FACTS, at, batch_of, make
+from tests.tasks.selfsup.views import DATASET_INFO, batch_of, make_task, run_at_step
 
 CLOCK = Clock(total_steps=10)
 
 
 def test_permutations_are_far_apart_and_depend_on_the_seed() -> None:
-    chosen = distant_permutations(12, seed=3).numpy()
-    assert (np.sort(chosen) == np.arange(9)).all() and len(np.unique(chosen, axis=0)) == 12
-    assert (distant_permutations(12, seed=3).numpy() == chosen).all()
-    assert (distant_permutations(12, seed=4).numpy() != chosen).any()
-    distances = (chosen[:, None] != chosen).sum(2)
-    assert distances.sum() / (12 * 11) > 8.5, "8 by chance, 8.59 at most"
+    permutations = distant_permutations(12, seed=3).numpy()
+    assert (np.sort(permutations) == np.arange(9)).all() and len(np.unique(permutations, axis=0)) == 12
+    assert (distant_permutations(12, seed=3).numpy() == permutations).all()
+    assert (distant_permutations(12, seed=4).numpy() != permutations).any()
+    distances = (permutations[:, None] != permutations).sum(2)
+    assert distances.sum() / (12 * 11) > 8.5, "8 at random, 8.59 at most"
     with pytest.raises(ValueError, match="permutations: 100000 is too many; at most 10000"):
         distant_permutations(100_000)
 
@@ -45,11 +45,11 @@ def test_patches_lie_in_their_cells() -> None:
 
 @pytest.mark.parametrize("views", [0, 2])
 def test_the_loss_is_the_cross_entropy_of_the_order(views: int) -> None:
-    task, batch = make(Jigsaw, permutations=5, hidden=6).eval(), batch_of(views=views or 1)
+    task, batch = make_task(Jigsaw, permutations=5, hidden=6).eval(), batch_of(views=views or 1)
     if not views:
         batch["image"], _ = batch.pop("views")[0], None
     torch.manual_seed(5)
-    found = task(batch, CLOCK)
+    losses = task(batch, CLOCK)
     torch.manual_seed(5)
     images = [task.normalize(view) for view in batch.get("views", (batch.get("image"),))]
     patches = torch.cat([cut_patches(view, 0.25) for view in images])
@@ -58,63 +58,66 @@ def test_the_loss_is_the_cross_entropy_of_the_order(views: int) -> None:
     for image, number in zip(patches, classes, strict=True):
         ordered = image[task.permutations[number]]
         logits.append(task.head(task.projector(task.backbone(ordered)).flatten()))
-    torch.testing.assert_close(found["loss"], F.cross_entropy(torch.stack(logits), classes))
-    assert found.keys() == {"loss", "top1", "std"}
+    torch.testing.assert_close(losses["loss"], F.cross_entropy(torch.stack(logits), classes))
+    assert losses.keys() == {"loss", "top1", "std"}
 
 
-def numbered(first: int = 0, seed: int = 1) -> dict[str, Any]:
+def indexed_batch(first: int = 0, seed: int = 1) -> dict[str, Any]:
     return batch_of(16, 2, seed) | {"index": torch.arange(first, first + 16)}
 
 
 @pytest.mark.parametrize("pretext", ["jigsaw", "rotation"])
 @pytest.mark.parametrize("loss", ["nce", "info_nce"])
 def test_image_and_transformed_view_are_compared_with_the_memory(pretext: str, loss: str) -> None:
-    facts = replace(FACTS, samples=64)
+    dataset_info = replace(DATASET_INFO, samples=64)
     keys: dict[str, Any] = {"projection": 8, "negatives": 20, "temperature": 0.2}
-    task, batch = make(PIRL, facts, pretext=pretext, loss=loss, transformed_weight=0.25, **keys).eval(), numbered(8)
+    task, batch = (
+        make_task(PIRL, dataset_info, pretext=pretext, loss=loss, transformed_weight=0.25, **keys).eval(),
+        indexed_batch(8),
+    )
     torch.manual_seed(5)
-    found = task(batch, CLOCK)
+    losses = task(batch, CLOCK)
     torch.manual_seed(5)
     negatives = task.memory.vectors[torch.randint(64, (20,))]
-    image, other = task.views(batch, 2)
+    image, transformed_view = task.views(batch, 2)
     queries = task.projector(task.backbone(image))
     if pretext == "rotation":
         turns = torch.randint(4, (16,)).tolist()
-        rotated = torch.stack([quarter_turns([other[i : i + 1]])[turn][0] for i, turn in enumerate(turns)])
+        rotated = torch.stack([quarter_turns([transformed_view[i : i + 1]])[turn][0] for i, turn in enumerate(turns)])
         transformed = task.transformed_projector(task.backbone(rotated))
     else:
         order = torch.rand(16, 9).argsort(1)
-        patches = cut_patches(other, 0.25)
+        patches = cut_patches(transformed_view, 0.25)
         embedded = [task.transformed_projector(task.backbone(patches[i, order[i]])).flatten() for i in range(16)]
         transformed = task.puzzle_projector(torch.stack(embedded))
     memory = task.memory.vectors[8:24].clone()
-    z = estimate_log_normalizer(queries, memory, negatives, 64, 0.2)
+    log_normalizer = estimate_log_normalizer(queries, memory, negatives, 64, 0.2)
 
     def compare(vectors: torch.Tensor) -> torch.Tensor:
         if loss == "nce":
-            return memory_nce(vectors, memory, negatives, z, 64, 0.2)
+            return memory_nce(vectors, memory, negatives, log_normalizer, 64, 0.2)
         return info_nce(vectors, memory, negatives, 0.2)
 
-    torch.testing.assert_close(found["image_loss"], 0.75 * compare(queries))
-    torch.testing.assert_close(found["transformed_loss"], 0.25 * compare(transformed))
-    for hook in task.hooks(facts):
-        hook.after_step(at(1, 10))
+    torch.testing.assert_close(losses["image_loss"], 0.75 * compare(queries))
+    torch.testing.assert_close(losses["transformed_loss"], 0.25 * compare(transformed))
+    for hook in task.hooks(dataset_info):
+        hook.after_step(run_at_step(1, 10))
     torch.testing.assert_close(task.memory.vectors[8:24], F.normalize(memory + F.normalize(queries, dim=1), dim=1))
 
 
-def test_both_learn() -> None:
-    jigsaw = make(Jigsaw, permutations=3, hidden=16)
-    pirl = make(PIRL, replace(FACTS, samples=64), projection=8, negatives=20, temperature=0.5)
+def test_jigsaw_and_pirl_learn() -> None:
+    jigsaw = make_task(Jigsaw, permutations=3, hidden=16)
+    pirl = make_task(PIRL, replace(DATASET_INFO, samples=64), projection=8, negatives=20, temperature=0.5)
     for task, momentum in ((jigsaw, 0.9), (pirl, 0.0)):
         optimizer, losses = torch.optim.SGD(task.parameters(), lr=0.03, momentum=momentum), []
         for step in range(48):
             torch.manual_seed(step)
-            values = task(numbered(16 * (step % 4), seed=step % 4), CLOCK)
+            values = task(indexed_batch(16 * (step % 4), seed=step % 4), CLOCK)
             loss = sum(value for name, value in values.items() if "loss" in name)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            for hook in task.hooks(FACTS):
-                hook.after_step(at(step + 1, 48))
+            for hook in task.hooks(DATASET_INFO):
+                hook.after_step(run_at_step(step + 1, 48))
             losses.append(loss.item())
         assert sum(losses[-8:]) < 0.95 * sum(losses[:8]), type(task).__name__

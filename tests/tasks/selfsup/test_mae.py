@@ -12,125 +12,125 @@ from opabinia.models.backbones.vit import vit
 from opabinia.models.losses.reconstruction import normalize_patches, patchify
 from opabinia.models.masked_decoder import MaskedDecoder
 from opabinia.tasks.selfsup.mae import MAE
-from tests.tasks.selfsup.views import Small
+from tests.tasks.selfsup.views import SmallBackbone
 
-FACTS = DatasetInfo(samples=64, channels=3)
+DATASET_INFO = DatasetInfo(samples=64, channels=3)
 OPTIONS = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 2, "num_heads": 3}
 DECODER: dict[str, Any] = {"decoder_width": 32, "decoder_depth": 1, "decoder_heads": 4}
 
 
-def make(options: dict[str, Any] | None = None, **keys: Any) -> MAE:
+def make_task(options: dict[str, Any] | None = None, **keys: Any) -> MAE:
     torch.manual_seed(0)
     backbone = partial(timm, model="vit_tiny_patch16_224", options={**OPTIONS, **(options or {})})
-    return MAE(FACTS, backbone=backbone, **{**DECODER, **keys})
+    return MAE(DATASET_INFO, backbone=backbone, **{**DECODER, **keys})
 
 
 def batch_of(images: int = 8, size: int = 32, patch_size: int = 8, seed: int = 1) -> Batch:
-    """Pictures whose corners tell all the rest, of which a quarter is seen."""
+    """Return images interpolated from their corners, with a quarter of the patches visible."""
     torch.manual_seed(seed)
     patterns = torch.nn.functional.interpolate(torch.rand(images, 3, 2, 2), size=(size, size), mode="bilinear")
     pixels = (patterns * 255).byte()
-    masks = [random_patch_mask({"image": one}, patch_size=patch_size)["patch_mask"] for one in pixels]
+    masks = [random_patch_mask({"image": image}, patch_size=patch_size)["patch_mask"] for image in pixels]
     return {"image": pixels, "patch_mask": torch.stack(masks), "id": [str(number) for number in range(images)]}
 
 
 @pytest.mark.parametrize("norm_pixels", [True, False])
-def test_the_loss_is_the_error_on_hidden_patches(norm_pixels: bool) -> None:
-    task, batch = make(norm_pixels=norm_pixels).eval(), batch_of()
+def test_the_loss_is_the_error_on_masked_patches(norm_pixels: bool) -> None:
+    task, batch = make_task(norm_pixels=norm_pixels).eval(), batch_of()
     images, mask = task.normalize(batch["image"]), batch["patch_mask"]
-    kept = torch.stack([(~one).nonzero().flatten() for one in mask])
-    filled = task.decoder(task.backbone.tokens(images, kept=kept), kept, (4, 4))
+    visible = torch.stack([(~image_mask).nonzero().flatten() for image_mask in mask])
+    predicted = task.decoder(task.backbone.tokens(images, kept=visible), visible, (4, 4))
     target = patchify(images, (8, 8))
     target = normalize_patches(target) if norm_pixels else target
-    expected = (filled - target)[mask].square().mean()
+    expected = (predicted - target)[mask].square().mean()
     torch.testing.assert_close(task(batch, Clock())["loss"], expected)
 
 
-def test_hidden_pixels_are_not_looked_at() -> None:
-    """Masked patches do not reach the encoder, and visible ones do not count in the loss."""
-    seen: list[Tensor] = []
-    task, batch = make().eval(), batch_of()
-    task.decoder.register_forward_hook(lambda module, given, filled: seen.append(filled.detach()))
+def test_masked_pixels_do_not_reach_the_encoder() -> None:
+    """Changes of masked pixels leave the decoder's output unchanged; changes of visible ones do not."""
+    outputs: list[Tensor] = []
+    task, batch = make_task().eval(), batch_of()
+    task.decoder.register_forward_hook(lambda module, inputs, output: outputs.append(output.detach()))
     task(batch, Clock())
-    places = batch["patch_mask"].view(-1, 1, 4, 4).repeat_interleave(8, 2).repeat_interleave(8, 3)
-    task({**batch, "image": torch.where(places, 255 - batch["image"], batch["image"])}, Clock())
-    task({**batch, "image": torch.where(places, batch["image"], 255 - batch["image"])}, Clock())
-    assert torch.equal(seen[0], seen[1]) and not torch.equal(seen[0], seen[2])
+    masked_pixels = batch["patch_mask"].view(-1, 1, 4, 4).repeat_interleave(8, 2).repeat_interleave(8, 3)
+    task({**batch, "image": torch.where(masked_pixels, 255 - batch["image"], batch["image"])}, Clock())
+    task({**batch, "image": torch.where(masked_pixels, batch["image"], 255 - batch["image"])}, Clock())
+    assert torch.equal(outputs[0], outputs[1]) and not torch.equal(outputs[0], outputs[2])
 
 
 @pytest.mark.parametrize("pool", ["token", "avg"])
-def test_every_parameter_learns_whatever_is_pooled(pool: str) -> None:
-    task = make({"global_pool": pool})
+def test_every_parameter_has_a_gradient_with_any_pooling(pool: str) -> None:
+    task = make_task({"global_pool": pool})
     task(batch_of(), Clock())["loss"].backward()
-    assert [name for name, one in task.named_parameters() if one.grad is None or not one.grad.any()] == []
+    assert [name for name, param in task.named_parameters() if param.grad is None or not param.grad.any()] == []
 
 
-def test_the_decoder_knows_where_patches_are() -> None:
+def test_the_decoder_encodes_patch_positions() -> None:
     torch.manual_seed(0)
     decoder = MaskedDecoder(6, 5, width=16, depth=1, heads=2).eval()
     tokens = Tokens(torch.randn(1, 6), torch.randn(1, 2, 6))
-    found = decoder(tokens, torch.tensor([[1, 4]]), (2, 3))
-    assert found.shape == (1, 6, 5)
+    decoded = decoder(tokens, torch.tensor([[1, 4]]), (2, 3))
+    assert decoded.shape == (1, 6, 5)
     swapped = Tokens(tokens.first, tokens.patches.flip(1))
-    torch.testing.assert_close(decoder(swapped, torch.tensor([[4, 1]]), (2, 3)), found)
-    assert not torch.allclose(decoder(tokens, torch.tensor([[4, 1]]), (2, 3)), found, atol=1e-3)
-    assert not torch.allclose(found[0, 0], found[0, 2], atol=1e-3), "hidden patches differ by their places"
+    torch.testing.assert_close(decoder(swapped, torch.tensor([[4, 1]]), (2, 3)), decoded)
+    assert not torch.allclose(decoder(tokens, torch.tensor([[4, 1]]), (2, 3)), decoded, atol=1e-3)
+    assert not torch.allclose(decoded[0, 0], decoded[0, 2], atol=1e-3), "masked patches differ by position"
 
 
 def test_the_decoder_of_the_paper() -> None:
     with torch.device("meta"):
-        task = MAE(FACTS, backbone=partial(timm, model="vit_base_patch16_224"))
+        task = MAE(DATASET_INFO, backbone=partial(timm, model="vit_base_patch16_224"))
     assert len(task.decoder.blocks) == 8 and task.decoder.tell.weight.shape == (16 * 16 * 3, 512)
     assert task.decoder.blocks[0].attn.num_heads == 16
 
 
 def test_it_learns() -> None:
-    task = make(norm_pixels=False)
+    task = make_task(norm_pixels=False)
     optimizer = torch.optim.AdamW(task.parameters(), lr=3e-3)
     losses = []
     for step in range(40):
-        said = task(batch_of(16, seed=step), Clock(step=step))
+        logged = task(batch_of(16, seed=step), Clock(step=step))
         optimizer.zero_grad()
-        said["loss"].backward()
+        logged["loss"].backward()
         optimizer.step()
-        losses.append(said["loss"].item())
-        assert said["std"] > 0.01
+        losses.append(logged["loss"].item())
+        assert logged["std"] > 0.01
     assert sum(losses[-10:]) < 0.85 * sum(losses[:10])
 
 
-def test_images_of_several_sizes() -> None:
-    task = make({"dynamic_img_size": True})
+def test_images_may_have_several_sizes() -> None:
+    task = make_task({"dynamic_img_size": True})
     for size in (32, 48, 32):
         assert task(batch_of(size=size), Clock())["loss"].isfinite()
 
 
-def test_a_validation_set_has_plain_images() -> None:
-    assert make().predict({"image": batch_of()["image"]})["embedding"].shape == (8, 48)
+def test_prediction_needs_no_mask() -> None:
+    assert make_task().predict({"image": batch_of()["image"]})["embedding"].shape == (8, 48)
 
 
 def test_a_single_image_is_enough() -> None:
-    assert make()(batch_of(1), Clock())["loss"].isfinite()
+    assert make_task()(batch_of(1), Clock())["loss"].isfinite()
 
 
-def test_what_has_no_patches_is_refused() -> None:
+def test_backbones_without_patches_are_refused() -> None:
     with pytest.raises(ValueError, match="backbone: mae masks patches, and this one has none"):
-        MAE(FACTS, backbone=Small)
+        MAE(DATASET_INFO, backbone=SmallBackbone)
     with pytest.raises(ValueError, match="backbone"):
-        MAE(FACTS, backbone=partial(timm, model="test_resnet"))
+        MAE(DATASET_INFO, backbone=partial(timm, model="test_resnet"))
 
 
-def test_a_width_that_does_not_go_with_its_heads_is_refused() -> None:
+def test_a_decoder_width_that_heads_do_not_divide_is_refused() -> None:
     with pytest.raises(ValueError, match="decoder_width: a multiple of 4 and of the 4 heads, not 30"):
-        make(decoder_width=30)
+        make_task(decoder_width=30)
 
 
 def test_batches_without_masks_are_reported() -> None:
     batch = batch_of()
     del batch["patch_mask"]
     with pytest.raises(DataMismatch, match=r"end data.train.transforms with random_patch_mask"):
-        make()(batch, Clock())
+        make_task()(batch, Clock())
     with pytest.raises(DataMismatch, match=r"end data.train.transforms with random_patch_mask"):
-        make()({"views": (batch["image"],) * 2, "id": batch["id"]}, Clock())
+        make_task()({"views": (batch["image"],) * 2, "id": batch["id"]}, Clock())
 
 
 def test_masks_of_another_grid_are_reported() -> None:
@@ -138,25 +138,25 @@ def test_masks_of_another_grid_are_reported() -> None:
         DataMismatch,
         match=r"a patch_mask has 64 patches, but images of 32 x 32 have 4 x 4 in the backbone;.* patch_size",
     ):
-        make()(batch_of(patch_size=4), Clock())
+        make_task()(batch_of(patch_size=4), Clock())
     with pytest.raises(DataMismatch, match="images of 36 x 36 cannot be divided"):
-        make({"dynamic_img_size": True})(batch_of(size=36, patch_size=4), Clock())
+        make_task({"dynamic_img_size": True})(batch_of(size=36, patch_size=4), Clock())
 
 
 def test_patches_that_overlap_are_reported() -> None:
     backbone = partial(vit, model="test_vit", image_size=(32, 32), stride=8)
     with pytest.raises(DataMismatch, match="side by side"):
-        MAE(FACTS, backbone=backbone, **DECODER)(batch_of(patch_size=16), Clock())
+        MAE(DATASET_INFO, backbone=backbone, **DECODER)(batch_of(patch_size=16), Clock())
 
 
 @pytest.mark.parametrize(
-    ("mask", "seen"),
+    ("mask", "visible"),
     [
         (torch.eye(8, 16, dtype=torch.bool).cummax(0).values, "8 to 15"),
         (torch.ones(8, 16, dtype=torch.bool), "0 to 0"),
         (torch.zeros(8, 16, dtype=torch.bool), "16 to 16"),
     ],
 )
-def test_as_many_patches_of_every_image(mask: Tensor, seen: str) -> None:
-    with pytest.raises(DataMismatch, match=f"{seen} of the 16 patches of an image are visible"):
-        make()({**batch_of(), "patch_mask": mask}, Clock())
+def test_images_with_different_numbers_of_visible_patches_are_reported(mask: Tensor, visible: str) -> None:
+    with pytest.raises(DataMismatch, match=f"{visible} of the 16 patches of an image are visible"):
+        make_task()({**batch_of(), "patch_mask": mask}, Clock())

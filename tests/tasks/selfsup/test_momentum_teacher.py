@@ -1,4 +1,4 @@
-"""A teacher begins as a copy of its student, wherever the student's weights are from."""
+"""A momentum teacher starts as a copy of its student, also with pretrained weights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from opabinia.tasks.selfsup.dino import DINO
 from opabinia.tasks.selfsup.moco import MoCo
 from opabinia.tasks.selfsup.momentum_teacher import MomentumTeacher
 from opabinia.tasks.selfsup.simclr import SimCLR
-from tests.tasks.selfsup.views import make
+from tests.tasks.selfsup.views import make_task
 
 METHODS: dict[str, tuple[Callable[..., SelfSupervised], dict[str, Any]]] = {
     "byol": (BYOL, {"hidden": 12, "projection": 8}),
@@ -29,42 +29,44 @@ METHODS: dict[str, tuple[Callable[..., SelfSupervised], dict[str, Any]]] = {
 
 def task_of(name: str) -> SelfSupervised:
     kind, keys = METHODS[name]
-    return make(kind, **keys)
+    return make_task(kind, **keys)
 
 
-def parts(task: SelfSupervised, beginning: str) -> dict[str, Tensor]:
-    return {name.removeprefix(beginning): one for name, one in task.state_dict().items() if name.startswith(beginning)}
+def state_with_prefix(task: SelfSupervised, prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in task.state_dict().items() if name.startswith(prefix)}
 
 
-def saved(task: SelfSupervised, path: Path, add: float) -> Path:
-    """Its weights in a file, each larger by a number."""
-    torch.save({name: one + add if one.is_floating_point() else one for name, one in task.state_dict().items()}, path)
+def save_weights(task: SelfSupervised, path: Path, add: float) -> Path:
+    """Save the task's weights, with ``add`` added to each; return the path."""
+    torch.save(
+        {name: value + add if value.is_floating_point() else value for name, value in task.state_dict().items()}, path
+    )
     return path
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_weights_of_the_student_alone_are_the_teachers_too(name: str, tmp_path: Path) -> None:
+def test_pretrained_weights_of_the_student_are_copied_to_the_teacher(name: str, tmp_path: Path) -> None:
     task = task_of(name)
-    file = saved(make(SimCLR, projection=8), tmp_path / "simclr.pth", 1.0)
+    file = save_weights(make_task(SimCLR, projection=8), tmp_path / "simclr.pth", 1.0)
     initialize(task, Init(weights=file, target_prefix="backbone"))
-    own, followed = parts(task, "teacher."), task.state_dict()
-    assert own and all(torch.equal(one, followed[key]) for key, one in own.items())
-    wanted = torch.load(file, weights_only=True)
-    assert torch.equal(own["backbone.layers.0.weight"], wanted["backbone.layers.0.weight"])
-    assert not any(one.requires_grad for one in task.get_submodule("teacher").parameters())
+    teacher_state, student_state = state_with_prefix(task, "teacher."), task.state_dict()
+    assert teacher_state and all(torch.equal(value, student_state[key]) for key, value in teacher_state.items())
+    expected = torch.load(file, weights_only=True)
+    assert torch.equal(teacher_state["backbone.layers.0.weight"], expected["backbone.layers.0.weight"])
+    assert not any(param.requires_grad for param in task.get_submodule("teacher").parameters())
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_teacher_with_weights_of_its_own_keeps_them(name: str, tmp_path: Path) -> None:
-    task, other = task_of(name), task_of(name)
+def test_pretrained_weights_of_the_teacher_are_kept(name: str, tmp_path: Path) -> None:
+    task, pretrained = task_of(name), task_of(name)
     with torch.no_grad():
-        for one in other.get_submodule("teacher").parameters():
-            one.add_(1)
-    initialize(task, Init(weights=saved(other, tmp_path / "run.pth", 0.0)))
-    assert all(torch.equal(one, task.state_dict()[name]) for name, one in other.state_dict().items())
+        for param in pretrained.get_submodule("teacher").parameters():
+            param.add_(1)
+    initialize(task, Init(weights=save_weights(pretrained, tmp_path / "run.pth", 0.0)))
+    assert all(torch.equal(value, task.state_dict()[key]) for key, value in pretrained.state_dict().items())
 
 
-def test_nothing_is_dropped_in_a_teacher() -> None:
+def test_a_teacher_has_no_dropout() -> None:
     sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 2}
     drops = {"patch_drop_rate": 0.5, "pos_drop_rate": 0.5, "proj_drop_rate": 0.5, "attn_drop_rate": 0.5}
     student = timm(1, model="vit_tiny_patch16_224", drop_path=0.5, options={**sizes, **drops})

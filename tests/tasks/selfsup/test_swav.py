@@ -15,59 +15,59 @@ from opabinia.models.losses.clustering import sinkhorn
 from opabinia.models.prototypes import Prototypes
 from opabinia.runtime.durations import Duration
 from opabinia.tasks.selfsup.swav import SwAV, SwavQueue
-from tests.tasks.selfsup.views import FACTS, at, batch_of, make, trained
+from tests.tasks.selfsup.views import DATASET_INFO, batch_of, make_task, run_at_step, train_steps
 
 
 def swav(**keys: Any) -> SwAV:
-    return make(SwAV, **{"projection": 6, "prototypes": [5, 7], **keys})
+    return make_task(SwAV, **{"projection": 6, "prototypes": [5, 7], **keys})
 
 
 def crops_of(batch: Batch) -> Batch:
-    """Two views, and three smaller ones."""
+    """Add three smaller views."""
     small = tuple(batch["views"][number % 2][:, :, :6, :6] for number in range(3))
     return {**batch, "views": (*batch["views"], *small)}
 
 
 def embeddings_of(task: SwAV, batch: Batch) -> list[Tensor]:
-    """Views of one size go through the batch norm together."""
+    """Return the embeddings of the views; those of one size share a forward pass, and so batch statistics."""
     sizes = [batch["views"][:2], batch["views"][2:]]
     passes = [task.projector(task.backbone(task.normalize(torch.cat(views)))) for views in sizes if views]
     count = len(batch["id"])
-    return [F.normalize(view, dim=1) for one in passes for view in one.split(count)]
+    return [F.normalize(view, dim=1) for projections in passes for view in projections.split(count)]
 
 
-def by_the_paper(task: SwAV, batch: Batch, earlier: list[Tensor] | None = None) -> Tensor:
-    """Equations 1 to 4, and section 4.3 with a queue: means over pairs of views, and over heads."""
+def reference_loss(task: SwAV, batch: Batch, earlier: list[Tensor] | None = None) -> Tensor:
+    """Compute equations 1 to 4, or section 4.3 with a queue: means over pairs of views and over heads."""
     views, losses = embeddings_of(task, batch), []
     for head in task.prototypes.heads:
-        for one in range(2):
-            seen = torch.cat([views[one], *([earlier[one]] if earlier else [])])
-            codes = sinkhorn((seen @ head.T).detach(), 0.05, 3)[: len(views[one])]
-            for other in range(len(views)):
-                if other != one:
-                    predicted = F.log_softmax(views[other] @ head.T / 0.1, dim=1)
+        for assigned in range(2):
+            vectors = torch.cat([views[assigned], *([earlier[assigned]] if earlier else [])])
+            codes = sinkhorn((vectors @ head.T).detach(), 0.05, 3)[: len(views[assigned])]
+            for predicted_view in range(len(views)):
+                if predicted_view != assigned:
+                    predicted = F.log_softmax(views[predicted_view] @ head.T / 0.1, dim=1)
                     losses.append(-(codes * predicted).sum(1).mean() / (len(views) - 1) / 2 / 2)
     return torch.stack(losses).sum()
 
 
 @pytest.mark.parametrize("crops", [False, True])
-def test_the_loss_of_the_paper(crops: bool) -> None:
+def test_the_loss_equals_that_of_the_paper(crops: bool) -> None:
     task = swav()
     batch = crops_of(batch_of()) if crops else batch_of()
-    found, expected = task(batch, Clock())["loss"], by_the_paper(task, batch)
-    torch.testing.assert_close(found, expected)
+    loss, expected = task(batch, Clock())["loss"], reference_loss(task, batch)
+    torch.testing.assert_close(loss, expected)
     parameters = [task.prototypes.heads[0], *task.backbone.parameters()]
-    for mine, theirs in zip(
-        torch.autograd.grad(found, parameters), torch.autograd.grad(expected, parameters), strict=True
+    for grad, expected_grad in zip(
+        torch.autograd.grad(loss, parameters), torch.autograd.grad(expected, parameters), strict=True
     ):
-        torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(grad, expected_grad, atol=1e-5, rtol=1e-4)
 
 
-def test_as_few_passes_as_sizes() -> None:
-    task, seen = swav(), []
-    task.backbone.register_forward_hook(lambda module, inputs, output: seen.append(tuple(inputs[0].shape[::2])))
+def test_views_of_one_size_share_a_forward_pass() -> None:
+    task, shapes = swav(), []
+    task.backbone.register_forward_hook(lambda module, inputs, output: shapes.append(tuple(inputs[0].shape[::2])))
     task(crops_of(batch_of(4)), Clock())
-    assert seen == [(8, 10), (12, 6)]
+    assert shapes == [(8, 10), (12, 6)]
 
 
 def test_more_views_may_assign() -> None:
@@ -76,7 +76,7 @@ def test_more_views_may_assign() -> None:
     assert len(set(losses)) == 3
 
 
-def test_hard_assignments_at_first() -> None:
+def test_assignments_are_hard_in_the_first_steps() -> None:
     task, batch = swav(hard=Duration(3, "it")), batch_of()
     soft = swav()(batch, Clock())["loss"].item()
     assert task(batch, Clock(step=3))["loss"].item() == pytest.approx(soft)
@@ -90,7 +90,7 @@ def lengths(prototypes: Prototypes) -> Tensor:
     return torch.cat([head.detach().norm(dim=1) for head in prototypes.heads])
 
 
-def test_prototypes_rest_at_first_and_keep_their_length() -> None:
+def test_prototypes_are_frozen_at_first_and_keep_their_length() -> None:
     task = swav(freeze=Duration(2, "it"))
     optimizer = torch.optim.SGD(task.parameters(), lr=0.5, momentum=0.9, weight_decay=0.1)
     torch.testing.assert_close(lengths(task.prototypes), torch.ones(12))
@@ -99,20 +99,20 @@ def test_prototypes_rest_at_first_and_keep_their_length() -> None:
         optimizer.zero_grad()
         task(batch_of(seed=step), Clock(step=step))["loss"].backward()
         for hook in task.hooks(task.dataset_info):
-            hook.after_backward(at(step, 4))
+            hook.after_backward(run_at_step(step, 4))
         optimizer.step()
         for hook in task.hooks(task.dataset_info):
-            hook.after_step(at(step + 1, 4))
-        rested = [
-            torch.allclose(one, other, atol=1e-6) for one, other in zip(before, task.prototypes.heads, strict=True)
+            hook.after_step(run_at_step(step + 1, 4))
+        unchanged = [
+            torch.allclose(old, new, atol=1e-6) for old, new in zip(before, task.prototypes.heads, strict=True)
         ]
-        assert rested == [step < 2] * 2
+        assert unchanged == [step < 2] * 2
         torch.testing.assert_close(lengths(task.prototypes), torch.ones(12))
 
 
 def test_the_prototypes_of_the_paper() -> None:
     with torch.device("meta"):
-        task = make(SwAV)
+        task = make_task(SwAV)
     assert [tuple(head.shape) for head in task.prototypes.heads] == [(3000, 128)]
     assert [type(layer) for layer in task.projector] == [nn.Linear, nn.BatchNorm1d, nn.ReLU, nn.Linear]
 
@@ -121,8 +121,8 @@ def test_prototypes_are_compared_in_full_precision() -> None:
     vectors = F.normalize(torch.randn(3, 8, generator=torch.Generator().manual_seed(1)), dim=1)
     prototypes = Prototypes(8, [4])
     with torch.autocast("cpu", torch.bfloat16):
-        (found,) = prototypes(vectors.bfloat16())
-    torch.testing.assert_close(found, vectors.bfloat16().float() @ prototypes.heads[0].T)
+        (logits,) = prototypes(vectors.bfloat16())
+    torch.testing.assert_close(logits, vectors.bfloat16().float() @ prototypes.heads[0].T)
 
 
 # --- the queue --------------------------------------------------------------------------------------------------------
@@ -131,37 +131,37 @@ def test_prototypes_are_compared_in_full_precision() -> None:
 def step(task: SwAV, batch: Batch, clock: Clock) -> float:
     loss = task(batch, clock)["loss"].item()
     for hook in task.hooks(task.dataset_info):
-        hook.after_step(at(clock.step + 1, 99))
+        hook.after_step(run_at_step(clock.step + 1, 99))
     return loss
 
 
-def test_the_queue_holds_the_newest_of_batches_that_do_not_divide_it() -> None:
+def test_the_queue_holds_the_newest_vectors_if_batches_do_not_divide_its_length() -> None:
     task = swav(queue=SwavQueue(length=10, start=Duration(0, "it")))
-    seen: list[list[Tensor]] = []
+    history: list[list[Tensor]] = []
     for number, count in enumerate((4, 4, 4, 3)):
         batch = batch_of(count, seed=number)
-        seen.append([one.detach() for one in embeddings_of(task, batch)])
+        history.append([embedding.detach() for embedding in embeddings_of(task, batch)])
         step(task, batch, Clock(step=number))
     for view, queue in enumerate(task.queues):
-        newest = torch.cat([views[view] for views in seen])[-10:]
-        held = queue.get_buffer("features")
-        # Batches went in one after the other, the last five vectors to the places of the oldest ones.
-        torch.testing.assert_close(held[torch.arange(5, 15) % 10], newest)
+        newest = torch.cat([views[view] for views in history])[-10:]
+        stored = queue.get_buffer("features")
+        # Batches are stored one after the other; the last five vectors replace the oldest.
+        torch.testing.assert_close(stored[torch.arange(5, 15) % 10], newest)
 
 
-def test_the_queue_evens_assignments_out_when_it_is_time_and_full() -> None:
+def test_the_queue_is_used_once_started_and_full() -> None:
     task, batch = swav(queue=SwavQueue(length=6, start=Duration(3, "it"))), batch_of(4, seed=9)
     for number in range(2):
         step(task, batch_of(4, seed=number), Clock(step=number, samples=4 * number))
-    plain = by_the_paper(task, batch).item()
+    plain = reference_loss(task, batch).item()
     earlier = [queue.get_buffer("features") for queue in task.queues]
-    queued = by_the_paper(task, batch, earlier).item()
+    queued = reference_loss(task, batch, earlier).item()
     assert queued != pytest.approx(plain, rel=1e-3)
-    for now, samples, expected in ((2, 8, plain), (3, 5, plain), (3, 6, queued)):
-        assert task(batch, Clock(step=now, samples=samples))["loss"].item() == pytest.approx(expected, rel=1e-5)
+    for step_number, samples, expected in ((2, 8, plain), (3, 5, plain), (3, 6, queued)):
+        assert task(batch, Clock(step=step_number, samples=samples))["loss"].item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_what_is_not_finite_does_not_stay_in_the_queue() -> None:
+def test_non_finite_vectors_are_not_stored_in_the_queue() -> None:
     task, batch = swav(queue=SwavQueue(length=4)), batch_of(4)
     with torch.no_grad():
         task.projector[0].weight.fill_(torch.nan)
@@ -169,13 +169,13 @@ def test_what_is_not_finite_does_not_stay_in_the_queue() -> None:
     assert all(queue.get_buffer("features").eq(0).all() for queue in task.queues)
 
 
-def test_a_pass_for_no_step_leaves_the_queue_alone() -> None:
+def test_a_forward_pass_without_a_step_does_not_change_the_queue() -> None:
     task = swav(queue=SwavQueue(length=4))
     task(batch_of(4), Clock())
     assert all(queue.get_buffer("features").eq(0).all() for queue in task.queues)
 
 
-# --- what goes wrong, and what goes well ------------------------------------------------------------------------------
+# --- errors and training ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_a_pass_for_no_step_leaves_the_queue_alone() -> None:
     ],
     ids=["one view", "more assigning views than views", "one image"],
 )
-def test_what_does_not_fit_is_reported(keys: dict[str, Any], batch: Batch, message: str) -> None:
+def test_batches_that_do_not_fit_are_reported(keys: dict[str, Any], batch: Batch, message: str) -> None:
     with pytest.raises(DataMismatch, match=message):
         swav(**keys)(batch, Clock())
 
@@ -201,27 +201,32 @@ def test_it_learns_and_does_not_collapse() -> None:
     queue = SwavQueue(length=64, start=Duration(10, "it"))
     task = swav(prototypes=[10], projection=16, freeze=Duration(5, "it"), queue=queue)
     optimizer = torch.optim.SGD(task.parameters(), lr=0.05, momentum=0.9)
-    said = []
-    for now in range(40):
-        values = task(batch_of(32, seed=now), Clock(step=now, samples=32 * now))
+    history = []
+    for step_number in range(40):
+        values = task(batch_of(32, seed=step_number), Clock(step=step_number, samples=32 * step_number))
         optimizer.zero_grad()
         values["loss"].backward()
         for hook in task.hooks(task.dataset_info):
-            hook.after_backward(at(now, 40))
+            hook.after_backward(run_at_step(step_number, 40))
         optimizer.step()
         for hook in task.hooks(task.dataset_info):
-            hook.after_step(at(now + 1, 40))
-        said.append({name: value.item() for name, value in values.items()})
-    first, last = ({name: sum(one[name] for one in some) / 5 for name in some[0]} for some in (said[:5], said[-5:]))
+            hook.after_step(run_at_step(step_number + 1, 40))
+        history.append({name: value.item() for name, value in values.items()})
+    first, last = (
+        {name: sum(row[name] for row in rows) / 5 for name in rows[0]} for rows in (history[:5], history[-5:])
+    )
     assert last["loss"] < 0.75 * first["loss"]
-    assert last["loss"] < 0.8 * math.log(10), "what says nothing has log 10"
+    assert last["loss"] < 0.8 * math.log(10), "uniform predictions have a loss of log 10"
     assert last["entropy"] > 0.75 and last["std"] > 0.4
 
 
-def test_a_teacher_that_keeps_nothing_gives_the_same_assignments() -> None:
-    """With momentum 0 the teacher is the network itself; with more, its own older prototypes give the assignments."""
-    plain, same, slow = (make(SwAV, prototypes=[6], momentum=momentum) for momentum in (None, 0.0, 0.9))
-    losses = [[said["loss"] for said in trained(task, 4, hooks=task.hooks(FACTS)[1:])] for task in (plain, same, slow)]
+def test_a_teacher_with_momentum_0_gives_the_same_assignments() -> None:
+    """With momentum 0 the teacher equals the network; otherwise its older prototypes give the assignments."""
+    plain, same, slow = (make_task(SwAV, prototypes=[6], momentum=momentum) for momentum in (None, 0.0, 0.9))
+    losses = [
+        [logged["loss"] for logged in train_steps(task, 4, hooks=task.hooks(DATASET_INFO)[1:])]
+        for task in (plain, same, slow)
+    ]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     assert losses[2][0] == pytest.approx(losses[0][0], rel=1e-5)
     assert losses[2][3] != pytest.approx(losses[0][3], rel=1e-5)

@@ -1,4 +1,4 @@
-"""The loss of self-supervised tasks on images that are not trained on."""
+"""The validation loss of self-supervised tasks."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,36 +15,36 @@ from opabinia.tasks.selfsup.simclr import SimCLR
 from opabinia.tasks.selfsup.swav import SwAV, SwavQueue
 from opabinia.tasks.selfsup.vicreg import VICReg
 from tests.tasks.selfsup import test_ibot
-from tests.tasks.selfsup.views import FACTS, at, batch_of, make
+from tests.tasks.selfsup.views import DATASET_INFO, batch_of, make_task, run_at_step
 
 
-def whole(batch: Batch) -> Batch:
+def with_image(batch: Batch) -> Batch:
     return {**batch, "image": batch["views"][0]}
 
 
 TASKS: dict[str, Callable[[], SelfSupervised]] = {
-    "simclr": lambda: make(SimCLR),
-    "vicreg": lambda: make(VICReg, hidden=16, projection=16),
-    "moco": lambda: make(MoCo, queue=64),
-    "swav": lambda: make(SwAV, prototypes=[6], queue=SwavQueue(length=32)),
-    "swav with a teacher": lambda: make(SwAV, prototypes=[6], momentum=0.9),
-    "dino": lambda: make(DINO, outputs=16, hidden=16, bottleneck=8),
-    "ibot": lambda: test_ibot.make(),
+    "simclr": lambda: make_task(SimCLR),
+    "vicreg": lambda: make_task(VICReg, hidden=16, projection=16),
+    "moco": lambda: make_task(MoCo, queue=64),
+    "swav": lambda: make_task(SwAV, prototypes=[6], queue=SwavQueue(length=32)),
+    "swav with a teacher": lambda: make_task(SwAV, prototypes=[6], momentum=0.9),
+    "dino": lambda: make_task(DINO, outputs=16, hidden=16, bottleneck=8),
+    "ibot": lambda: test_ibot.make_task(),
 }
 
 
 def step(task: SelfSupervised, seed: int, optimizer: torch.optim.Optimizer) -> None:
-    """One step of training with its hooks."""
+    """Run one training step with the task's hooks."""
     batch = views_of(task, seed)
-    hooks = task.hooks(FACTS)
+    hooks = task.hooks(DATASET_INFO)
     for hook in hooks:
-        hook.before_step(at(seed, 10), batch)
+        hook.before_step(run_at_step(seed, 10), batch)
     values = task(batch, Clock(step=seed, total_steps=10))
     optimizer.zero_grad()
     sum(value for name, value in values.items() if "loss" in name).backward()
     optimizer.step()
     for hook in hooks:
-        hook.after_step(at(seed + 1, 10))
+        hook.after_step(run_at_step(seed + 1, 10))
 
 
 def views_of(task: SelfSupervised, seed: int) -> Batch:
@@ -52,8 +52,8 @@ def views_of(task: SelfSupervised, seed: int) -> Batch:
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_it_is_the_same_each_time_and_changes_nothing(name: str) -> None:
-    """Two runs of three steps, one of which is evaluated in between, end with the same tensors."""
+def test_it_is_deterministic_and_changes_no_state(name: str) -> None:
+    """A run that is evaluated between steps ends with the same tensors as one that is not."""
     tasks = TASKS[name](), TASKS[name]()
     for task, evaluates in zip(tasks, (False, True), strict=True):
         parameters = [param for param in task.parameters() if param.requires_grad]
@@ -63,14 +63,16 @@ def test_it_is_the_same_each_time_and_changes_nothing(name: str) -> None:
             if evaluates:
                 task.eval()
                 with torch.no_grad():
-                    first, again = (task.predict(whole(views_of(task, 7))) for _ in range(2))
+                    first, repeated = (task.predict(with_image(views_of(task, 7))) for _ in range(2))
                 task.train()
-                assert torch.equal(first["losses/loss"], again["losses/loss"]) and first["losses/loss"].isfinite().all()
+                assert (
+                    torch.equal(first["losses/loss"], repeated["losses/loss"]) and first["losses/loss"].isfinite().all()
+                )
                 assert first["losses/loss"].shape == first["embedding"].shape[:1]
     for left, right in zip(tasks[0].state_dict().values(), tasks[1].state_dict().values(), strict=True):
         assert torch.equal(left, right)
 
 
-def test_methods_with_an_entry_for_each_image_have_none() -> None:
-    task: Any = make(NPID, negatives=8).eval()
-    assert list(task.predict(whole(batch_of()))) == ["embedding"]
+def test_instance_discrimination_has_no_validation_loss() -> None:
+    task: Any = make_task(NPID, negatives=8).eval()
+    assert list(task.predict(with_image(batch_of()))) == ["embedding"]

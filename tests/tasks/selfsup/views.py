@@ -1,4 +1,4 @@
-"""Views of few images, and what goes through a small task."""
+"""Views of a few images, and helpers to train small self-supervised tasks."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from opabinia.contracts import Backbone, Batch, Clock, DatasetInfo, Hook, Run, T
 from opabinia.engine.loop.step import total_loss
 
 T = TypeVar("T", bound=Task)
-FACTS = DatasetInfo(samples=64, channels=1)
+DATASET_INFO = DatasetInfo(samples=64, channels=1)
 
 
-class Small(Backbone):
-    """One convolution and a layer; nothing in it depends on what else is in a batch, nor on the images' size."""
+class SmallBackbone(Backbone):
+    """A convolution and a linear layer, independent of the rest of the batch and of the image size."""
 
     out_channels = 12
 
@@ -33,35 +33,34 @@ class Small(Backbone):
         return vectors
 
 
-def make(kind: Callable[..., T], dataset_info: DatasetInfo = FACTS, **keys: Any) -> T:
-    """A task on a small backbone, with the same weights each time."""
+def make_task(kind: Callable[..., T], dataset_info: DatasetInfo = DATASET_INFO, **keys: Any) -> T:
+    """Return a task with a small backbone and always the same weights."""
     torch.manual_seed(0)
-    return kind(dataset_info, backbone=Small, mean=[0.5], std=[0.25], **keys)
+    return kind(dataset_info, backbone=SmallBackbone, mean=[0.5], std=[0.25], **keys)
 
 
 def batch_of(images: int = 16, views: int = 2, seed: int = 1) -> Batch:
-    """Smooth patterns that are brighter above, each image its own; views are shifted, and have noise of their own.
-    Nobody tells labels."""
+    """Return views of smooth random patterns that are brighter at the top, shifted and with noise, without labels."""
     generator = torch.Generator().manual_seed(seed)
     patterns = torch.randn(images, 1, 4, 4, generator=generator)
     patterns = nn.functional.interpolate(patterns, size=(12, 12), mode="bilinear")
     patterns += torch.linspace(2, -2, 12)[:, None]
-    seen = []
+    noisy_views = []
     for number in range(views):
         noise = 0.1 * torch.randn(images, 1, 10, 10, generator=generator)
-        seen.append((patterns[:, :, number % 3 :, 1:][:, :, :10, :10] / 4 + 0.5 + noise).clamp(0, 1))
-    return {"views": tuple(seen), "id": [str(number) for number in range(images)]}
+        noisy_views.append((patterns[:, :, number % 3 :, 1:][:, :, :10, :10] / 4 + 0.5 + noise).clamp(0, 1))
+    return {"views": tuple(noisy_views), "id": [str(number) for number in range(images)]}
 
 
-def at(step: int, steps: int) -> Run:
-    """A run after so many of its steps, as far as hooks of tasks look at it."""
+def run_at_step(step: int, steps: int) -> Run:
+    """Return a run after this step, with the attributes that hooks of tasks read."""
     return cast("Run", SimpleNamespace(clock=Clock(step=step, total_steps=steps)))
 
 
-def trained(task: Task, steps: int, lr: float = 0.05, hooks: Sequence[Hook] = ()) -> list[dict[str, float]]:
-    """What the task says in each step on batches that differ from step to step."""
-    optimizer = torch.optim.SGD([one for one in task.parameters() if one.requires_grad], lr=lr, momentum=0.9)
-    said = []
+def train_steps(task: Task, steps: int, lr: float = 0.05, hooks: Sequence[Hook] = ()) -> list[dict[str, float]]:
+    """Train on a new batch in each step; return the logged scalars and the total loss of each step."""
+    optimizer = torch.optim.SGD([param for param in task.parameters() if param.requires_grad], lr=lr, momentum=0.9)
+    history = []
     for step in range(steps):
         values = task(batch_of(seed=step), Clock(step=step, total_steps=steps))
         loss, logged = total_loss(values)
@@ -69,12 +68,12 @@ def trained(task: Task, steps: int, lr: float = 0.05, hooks: Sequence[Hook] = ()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         for hook in hooks:
-            hook.after_step(at(step + 1, steps))
-        said.append({name: value.item() for name, value in logged.items()} | {"total": loss.item()})
-    return said
+            hook.after_step(run_at_step(step + 1, steps))
+        history.append({name: value.item() for name, value in logged.items()} | {"total": loss.item()})
+    return history
 
 
-def widths(network: nn.Module) -> list[int]:
-    """Of the input and of each linear layer."""
-    layers = [one for one in network.modules() if isinstance(one, nn.Linear)]
-    return [layers[0].in_features, *(one.out_features for one in layers)]
+def linear_widths(network: nn.Module) -> list[int]:
+    """Return the widths of the input and of each linear layer."""
+    layers = [module for module in network.modules() if isinstance(module, nn.Linear)]
+    return [layers[0].in_features, *(layer.out_features for layer in layers)]

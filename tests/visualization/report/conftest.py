@@ -1,4 +1,4 @@
-"""Run folders as training leaves them, small."""
+"""Small run folders as training writes them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DETAILS = {
 
 
 def rows_of(count: int, every: int = 10) -> list[dict[str, Any]]:
-    """A line of training for each period, and an evaluation at the end."""
+    """Return a row of training metrics for each period, and an evaluation at the end."""
     rows: list[dict[str, Any]] = [
         {
             **{
@@ -54,9 +54,9 @@ Make = Callable[..., Path]
 
 @pytest.fixture
 def make(tmp_path: Path) -> Make:
-    """Write a run folder of a name; what is None is left out."""
+    """Return a function that writes a run folder; arguments that are None are omitted."""
 
-    def made(
+    def write_run(
         name: str = "run",
         *,
         rows: Sequence[Mapping[str, Any]] | None = tuple(rows_of(20)),
@@ -78,4 +78,4 @@ def make(tmp_path: Path) -> Make:
             (folder / place).write_text(text, encoding="utf-8")
         return folder
 
-    return made
+    return write_run

@@ -1,4 +1,4 @@
-"""The page in a real browser: no error of its script, no request; it fits a phone, and keys and controls work."""
+"""The page in a real browser: no script errors, no requests; it fits a phone, and keys and controls work."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ SIZES = {"wide": (1400, 900), "phone": (390, 844)}
 
 
 @pytest.fixture
-def opened(browser: Any) -> Iterator[Open]:
-    """Open a page; at the end of the test its script must have made no error, and asked the network for nothing."""
-    troubles: list[str] = []
+def open_page(browser: Any) -> Iterator[Open]:
+    """Open a page; at the end of the test, fail on script errors, console messages and network requests."""
+    problems: list[str] = []
     contexts = []
 
     def open_(path: Path, size: str = "wide", scheme: str = "light") -> Any:
@@ -32,9 +32,9 @@ def opened(browser: Any) -> Iterator[Open]:
         context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
         contexts.append(context)
         page = context.new_page()
-        page.on("pageerror", lambda error: troubles.append(str(error)))
-        page.on("console", lambda said: troubles.append(said.text))
-        page.on("request", lambda asked: asked.url.startswith(("file:", "data:")) or troubles.append(asked.url))
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on("console", lambda message: problems.append(message.text))
+        page.on("request", lambda request: request.url.startswith(("file:", "data:")) or problems.append(request.url))
         page.goto(path.absolute().as_uri())
         page.wait_for_selector(".plot svg")
         return page
@@ -42,11 +42,11 @@ def opened(browser: Any) -> Iterator[Open]:
     yield open_
     for context in contexts:
         context.close()
-    assert not troubles
+    assert not problems
 
 
 @pytest.fixture
-def two(make: Make) -> Path:
+def two_runs(make: Make) -> Path:
     nasty = "<img src=x onerror=alert(1)>\"'"
     rows = [{"step": n, "epoch": n / 100, "samples": 4 * n, "train/loss": 1 / n, f"val/{nasty}": 0.5, "lr": n / 1e5}
             for n in range(1, 10_001)]  # fmt: skip
@@ -55,8 +55,8 @@ def two(make: Make) -> Path:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", list(SIZES))
-def test_it_fits_and_follows_the_scheme(opened: Open, two: Path, size: str, scheme: str) -> None:
-    page = opened(two, size, scheme)
+def test_the_page_fits_and_follows_the_color_scheme(open_page: Open, two_runs: Path, size: str, scheme: str) -> None:
+    page = open_page(two_runs, size, scheme)
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert page.evaluate("document.documentElement.dataset.theme") == scheme
     bright = page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
@@ -69,8 +69,8 @@ def chart(page: Any, title: str) -> Any:
     return page.locator(".chart", has=page.locator(f"figcaption:text-is('{title}')")).first
 
 
-def test_controls_change_the_curves(opened: Open, two: Path) -> None:
-    page = opened(two)
+def test_controls_change_the_curves(open_page: Open, two_runs: Path) -> None:
+    page = open_page(two_runs)
     loss = chart(page, "loss")
     loss.scroll_into_view_if_needed()
     lines = loss.locator("path:not(.raw)")
@@ -88,63 +88,63 @@ def test_controls_change_the_curves(opened: Open, two: Path) -> None:
     assert lines.count() == 1
 
 
-def test_keys_move_and_zoom(opened: Open, two: Path) -> None:
-    page = opened(two)
-    rate = chart(page, "learning rate")
-    rate.locator("svg[tabindex]").focus()
+def test_keys_move_and_zoom(open_page: Open, two_runs: Path) -> None:
+    page = open_page(two_runs)
+    learning_rate = chart(page, "learning rate")
+    learning_rate.locator("svg[tabindex]").focus()
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowRight")
-    assert "step" in rate.locator(".readout").inner_text()
-    whole = rate.locator("path").first.get_attribute("d")
+    assert "step" in learning_rate.locator(".readout").inner_text()
+    whole = learning_rate.locator("path").first.get_attribute("d")
     page.keyboard.press("+")
     page.wait_for_timeout(100)
-    assert rate.locator("path").first.get_attribute("d") != whole
+    assert learning_rate.locator("path").first.get_attribute("d") != whole
     page.keyboard.press("0")
     page.wait_for_timeout(100)
-    assert rate.locator("path").first.get_attribute("d") == whole
+    assert learning_rate.locator("path").first.get_attribute("d") == whole
     assert page.evaluate("document.activeElement.tagName") == "svg"
 
 
-def test_dragging_zooms_and_a_double_click_goes_back(opened: Open, two: Path) -> None:
-    page = opened(two)
-    rate = chart(page, "learning rate")
-    rate.scroll_into_view_if_needed()
-    whole = rate.locator("path").first.get_attribute("d")
-    box = rate.locator("svg[tabindex]").bounding_box()
+def test_dragging_zooms_and_a_double_click_resets(open_page: Open, two_runs: Path) -> None:
+    page = open_page(two_runs)
+    learning_rate = chart(page, "learning rate")
+    learning_rate.scroll_into_view_if_needed()
+    whole = learning_rate.locator("path").first.get_attribute("d")
+    box = learning_rate.locator("svg[tabindex]").bounding_box()
     page.mouse.move(box["x"] + 120, box["y"] + 80)
     page.mouse.down()
     page.mouse.move(box["x"] + 220, box["y"] + 80, steps=4)
     page.mouse.up()
     page.wait_for_timeout(100)
-    assert rate.locator("path").first.get_attribute("d") != whole
-    rate.locator("svg[tabindex]").dblclick()
+    assert learning_rate.locator("path").first.get_attribute("d") != whole
+    learning_rate.locator("svg[tabindex]").dblclick()
     page.wait_for_timeout(100)
-    assert rate.locator("path").first.get_attribute("d") == whole
+    assert learning_rate.locator("path").first.get_attribute("d") == whole
 
 
-def test_numbers_behind_a_chart(opened: Open, make: Make) -> None:
-    page = opened(write_report([make()]))
+def test_the_table_of_a_chart(open_page: Open, make: Make) -> None:
+    page = open_page(write_report([make()]))
     top1 = chart(page, "top1")
     top1.locator("summary").click()
     top1.locator("tbody tr").first.wait_for()
     assert top1.locator("tbody tr").all_inner_texts() == ["train\t10\t0.5", "train\t20\t1", "val\t20\t0.75"]
 
 
-def test_keys_of_a_config_are_filtered(opened: Open, make: Make) -> None:
-    page = opened(write_report([make()]))
+def test_config_keys_are_filtered(open_page: Open, make: Make) -> None:
+    page = open_page(write_report([make()]))
     page.locator(".config > summary").click()
     page.fill(".filter input", "LR")
     page.locator(".config tbody tr:visible").first.wait_for()
     assert page.locator(".config tbody tr:visible").all_inner_texts() == ["optimizer.lr\t0.01"]
 
 
-def test_an_image_is_enlarged_and_closed_by_keys(opened: Open, make: Make) -> None:
+def test_an_image_is_enlarged_and_closed_by_keys(open_page: Open, make: Make) -> None:
     run = make()
     (run / "pictures").mkdir()
     Image.new("RGB", (40, 20), (200, 10, 10)).save(run / "pictures" / "0.webp", "WEBP")
     pictures = [{"file": "0.webp", "text": "<b>a</b>", "verdict": "wrong"}]
     (run / "pictures" / "index.json").write_text(json.dumps({"groups": [{"rows": [{"pictures": pictures}]}]}))
-    page = opened(write_report([run]), "phone")
+    page = open_page(write_report([run]), "phone")
     page.locator(".enlarge").focus()
     page.keyboard.press("Enter")
     page.locator("dialog[open] p:text-is('<b>a</b>')").wait_for()
@@ -153,13 +153,13 @@ def test_an_image_is_enlarged_and_closed_by_keys(opened: Open, make: Make) -> No
     assert page.evaluate("document.activeElement.className") == "enlarge"
 
 
-def test_ten_thousand_lines_are_drawn_at_once(opened: Open, make: Make) -> None:
+def test_ten_thousand_steps_are_redrawn_within_a_second(open_page: Open, make: Make) -> None:
     names = [f"train/part{number}_loss" for number in range(10)]
     rows = [
         {"step": n, "epoch": n / 100, "samples": 4 * n, **{name: math.sin(n / 99) / n for name in names}}
         for n in range(1, 10_001)
     ]
-    page = opened(write_report([make("long", rows=rows)]))
+    page = open_page(write_report([make("long", rows=rows)]))
     redrawn = """() => new Promise((done) => {
         const began = performance.now();
         const box = document.querySelector("#smooth");

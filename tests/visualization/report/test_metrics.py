@@ -1,4 +1,4 @@
-"""metrics.jsonl as points: in order, thinned without losing spikes, and never stopped by a broken line."""
+"""Reading metrics.jsonl: points in order, thinning that keeps spikes, broken lines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from opabinia.visualization.report.metrics import Point, read_metrics, thinned
 
 
-def test_values_keep_their_places(tmp_path: Path) -> None:
+def test_values_have_step_epoch_samples_and_hours(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     rows = [
         {"step": 10, "epoch": 0.5, "samples": 80, "train/loss": 2.0, "time/step": 36.0},
@@ -28,7 +28,7 @@ def test_values_keep_their_places(tmp_path: Path) -> None:
     assert metrics_log.last[:3] == (20, 1.0, 160)
 
 
-def test_half_a_line_is_left_out_and_counted(tmp_path: Path) -> None:
+def test_incomplete_lines_are_skipped_and_counted(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1, "train/loss": 1.0}\n[1]\n{"train/loss": 3}\n{"step": "x"}\n{"step": 2, "train/lo')
     metrics_log = read_metrics(path)
@@ -36,7 +36,7 @@ def test_half_a_line_is_left_out_and_counted(tmp_path: Path) -> None:
     assert metrics_log.broken == 4
 
 
-def test_what_is_not_finite_is_a_gap(tmp_path: Path) -> None:
+def test_non_finite_values_are_gaps(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1, "train/loss": NaN, "sample_ids": ["a"]}\n{"step": 2, "train/loss": Infinity}\n')
     metrics_log = read_metrics(path)
@@ -45,7 +45,7 @@ def test_what_is_not_finite_is_a_gap(tmp_path: Path) -> None:
     assert list(metrics_log.lines) == ["train/loss"]
 
 
-def test_no_file_is_an_empty_journal(tmp_path: Path) -> None:
+def test_a_missing_file_is_an_empty_log(tmp_path: Path) -> None:
     assert read_metrics(tmp_path / "metrics.jsonl").lines == {}
 
 
@@ -56,16 +56,16 @@ def points(values: list[float | None]) -> list[Point]:
 def test_a_spike_survives_thinning() -> None:
     values: list[float | None] = [math.sin(step / 900) for step in range(100_000)]
     values[54_321] = 99.0
-    found = thinned(points(values), 2000)
-    assert len(found) <= 2002
-    assert max(point.value or 0 for point in found) == 99.0
-    assert (found[0].at[0], found[-1].at[0]) == (0, 99_999)
+    thinned_points = thinned(points(values), 2000)
+    assert len(thinned_points) <= 2002
+    assert max(point.value or 0 for point in thinned_points) == 99.0
+    assert (thinned_points[0].at[0], thinned_points[-1].at[0]) == (0, 99_999)
 
 
 @given(st.lists(st.one_of(st.none(), st.floats(-9, 9)), max_size=60), st.integers(2, 20))
-def test_thinning_keeps_order_and_is_of_the_line(values: list[float | None], most: int) -> None:
+def test_thinning_keeps_order_and_a_subset_of_the_points(values: list[float | None], most: int) -> None:
     whole = points(values)
-    found = thinned(whole, most)
-    assert [one.at[0] for one in found] == sorted({one.at[0] for one in found})
-    assert set(found) <= set(whole)
-    assert len(found) <= max(most, len(whole) if len(whole) <= most else 0) + 2
+    thinned_points = thinned(whole, most)
+    assert [point.at[0] for point in thinned_points] == sorted({point.at[0] for point in thinned_points})
+    assert set(thinned_points) <= set(whole)
+    assert len(thinned_points) <= max(most, len(whole) if len(whole) <= most else 0) + 2

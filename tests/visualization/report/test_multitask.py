@@ -58,7 +58,7 @@ def test_each_task_has_a_group_of_curves(run: Path) -> None:
     assert [line.name for line in lines] == ["train", "val"]
 
 
-def test_tasks_beside_single_task_runs(run: Path, tmp_path: Path) -> None:
+def test_tasks_are_compared_with_single_task_runs(run: Path, tmp_path: Path) -> None:
     page = write_report([run], tmp_path / "page.html").read_text()
     assert [entry["letter"] for entry in data_of(page)["runs"]] == ["A", "B"]
     for words in ("A - B", "all single-task runs", "Evaluation on boxes/val", "compare: nowhere holds no run"):
@@ -70,17 +70,17 @@ def test_tasks_beside_single_task_runs(run: Path, tmp_path: Path) -> None:
     assert rows[1:] == [("images trained on", "320", "160", "200%"), ("minutes", "0.8", "0.2167", "369%")]
 
 
-def test_the_option(run: Path, tmp_path: Path) -> None:
+def test_the_compare_option(run: Path, tmp_path: Path) -> None:
     def report(*words: object) -> Any:
         return CliRunner().invoke(app, ["report", str(run), "--no-images", *map(str, words)])
 
-    ended = report("--compare", f"boxes={tmp_path / 'single'}", "--out", tmp_path / "page.html")
-    assert ended.exit_code == 0 and "digits/val/top1" in ended.stdout
+    result = report("--compare", f"boxes={tmp_path / 'single'}", "--out", tmp_path / "page.html")
+    assert result.exit_code == 0 and "digits/val/top1" in result.stdout
     assert [entry["letter"] for entry in data_of((tmp_path / "page.html").read_text())["runs"]] == ["A", "B", "C"]
     for value, message in (
         ("boxes", "'boxes' is not of the form TASK=RUN"),
         ("maps=single", "there is no task of this name; tasks: boxes, digits"),
         ("boxes=nowhere", "there is no folder nowhere"),
     ):
-        ended = report("--compare", value)
-        assert ended.exit_code == 2 and message in ended.stderr
+        result = report("--compare", value)
+        assert result.exit_code == 2 and message in result.stderr

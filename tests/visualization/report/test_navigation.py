@@ -19,8 +19,8 @@ def test_every_section_is_listed(make: Make, names: list[str]) -> None:
     (navigation,) = re.findall("<nav.*?</nav>", page, re.S)
     links = re.findall(r'<a [^>]*href="#([^"]+)">', navigation)
     ids = re.findall(r' id="([^"]+)"', page)
-    assert len(links) == len(set(links)) and set(links) <= set(ids), "each leads somewhere"
-    # The nearest id before a heading, or that of the heading, is its own.
+    assert len(links) == len(set(links)) and set(links) <= set(ids), "every link has a target"
+    # The nearest id before or in a heading belongs to it.
     for match in re.finditer(r"<h[23][^>]*>(.*?)</h[23]>", page):
         id_ = re.findall(r' id="([^"]+)"', page[: match.end()])[-1]
         assert id_ in links, match[1]

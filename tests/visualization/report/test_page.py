@@ -1,4 +1,4 @@
-"""The page: one file, whole whatever the run folders hold, with nothing of theirs that could act in it."""
+"""The page of the report: a single file, robust to damaged run folders, without injected markup or scripts."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class Elements(HTMLParser):
 
     def __init__(self, page: str) -> None:
         super().__init__()
-        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
         self.text = ""
         self._inside = ""
         self.feed(page)
 
     def handle_starttag(self, tag: str, attrs: Any) -> None:
-        self.found.append((tag, dict(attrs)))
+        self.elements.append((tag, dict(attrs)))
         self._inside = tag
 
     def handle_data(self, data: str) -> None:
@@ -47,8 +47,8 @@ class Elements(HTMLParser):
 
 
 def data_of(page: str) -> Any:
-    (found,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)
-    return json.loads(found)
+    (data,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)
+    return json.loads(data)
 
 
 def test_a_run_is_reported(make: Make) -> None:
@@ -63,9 +63,9 @@ def test_a_run_is_reported(make: Make) -> None:
     assert data_of(page)["places"][charts["loss"]["lines"][0]["x"]]["step"] == [10, 20]
 
 
-def test_nothing_is_loaded_from_elsewhere(make: Make) -> None:
+def test_the_page_loads_no_external_resources(make: Make) -> None:
     page = page_of([make()])
-    for name, attributes in Elements(page).found:
+    for name, attributes in Elements(page).elements:
         address = attributes.get("src") or attributes.get("href") or ""
         assert address.startswith(("data:", "#")) or not address, (name, address)
     assert "default-src 'none'" in page
@@ -75,12 +75,12 @@ def test_nothing_is_loaded_from_elsewhere(make: Make) -> None:
 def test_batches_over_time(make: Make) -> None:
     run = make()
     lines = [[[0, 4], [2, 4], [2, 8], [3, 8]], [[0, 2], [3, None]], "?", [[1]]]
-    told = {"note": "2 times fewer steps", "charts": [{"title": "frames", "lines": lines}, 3, {"lines": 5}]}
+    batches = {"note": "2 times fewer steps", "charts": [{"title": "frames", "lines": lines}, 3, {"lines": 5}]}
     (run / "pictures").mkdir()
-    (run / "pictures" / "index.json").write_text(json.dumps({"batches": told}))
+    (run / "pictures" / "index.json").write_text(json.dumps({"batches": batches}))
     page = page_of([run])
     data = data_of(page)
-    (chart,) = (one for one in data["charts"] if one["title"] == "frames")
+    (chart,) = (chart for chart in data["charts"] if chart["title"] == "frames")
     assert [line["y"] for line in chart["lines"]] == [[4, 4, 8, 8], [2]]
     assert data["places"][chart["lines"][0]["x"]] == [0, 2, 2, 3] and chart["across"] == "epochs"
     assert "2 times fewer steps" in page
@@ -109,14 +109,14 @@ def test_runs_of_several_tasks_have_a_table_of_scores_each(make: Make) -> None:
     ]
 
 
-def test_scores_measured_once_stand_in_the_table_alone(make: Make) -> None:
+def test_scores_measured_once_are_in_the_table_only(make: Make) -> None:
     rows = [{"step": 20, "epoch": 2, "samples": 9, "val/AP": 0.5, "train/loss": 1.0}]
     page = page_of([make(rows=rows, results={"val/AP": 0.5})])
     assert "val/AP" in Elements(page).text
     assert next(chart["title"] for chart in data_of(page)["charts"]) == "loss"
 
 
-def test_what_was_written_stands_out_among_defaults(make: Make) -> None:
+def test_config_keys_that_were_set_are_marked(make: Make) -> None:
     folder = make()
     origins = resolve("classification/digits", ["optimizer.lr=0.1"]).origins
     (folder / "origins.json").write_text(json.dumps(origins))
@@ -130,22 +130,22 @@ def test_what_was_written_stands_out_among_defaults(make: Make) -> None:
 NASTY = "<img src=x onerror=alert(1)>\"'&</script>"
 
 
-def test_names_from_the_folder_stay_text(make: Make) -> None:
+def test_names_from_the_run_folder_are_escaped(make: Make) -> None:
     details = {"per_class": [{"class": NASTY, "samples": 1, NASTY: NASTY}], "confusion": [[0, 1, 2]]}
     rows = [{"step": step, f"val/{NASTY}": 0.5, NASTY: 1.0, "train/loss": 1.0} for step in (1, 2)]
     config = {"task": {"name": NASTY}, NASTY: NASTY}
     folder = make('it\'s <b> & "co"', rows=rows, config=config, details=details, results={NASTY: 0.5})
     (folder / "train.log").write_text(f"11-22 08:04:11 W {NASTY}\n")
     page = page_of([folder])
-    elements = Elements(page)
-    assert not [one for one in elements.found if one[0] == "img" and "onerror" in one[1]]
-    assert not [one for one in elements.found if one[0] == "b" and not one[1]]
+    parsed = Elements(page)
+    assert not [tag for tag, attributes in parsed.elements if tag == "img" and "onerror" in attributes]
+    assert not [tag for tag, attributes in parsed.elements if tag == "b" and not attributes]
     assert page.count("</script>") == page.count("<script")
-    assert elements.text.count(NASTY) > 4
+    assert parsed.text.count(NASTY) > 4
     assert any(NASTY in chart["title"] for chart in data_of(page)["charts"])
 
 
-def test_half_a_run(make: Make) -> None:
+def test_an_unfinished_run(make: Make) -> None:
     folder = make(results=None, details=None, state={"format": 1, "total_steps": 500})
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"step": 21, "trai')
@@ -155,7 +155,7 @@ def test_half_a_run(make: Make) -> None:
     assert "newest" in text
 
 
-def test_nothing_measured_yet(make: Make) -> None:
+def test_a_run_without_metrics(make: Make) -> None:
     text = Elements(page_of([make(rows=None, results=None, details=None)])).text
     assert "there are no metrics yet" in text
     assert "There are no scores yet" in text
@@ -183,7 +183,7 @@ def test_a_run_of_a_newer_version(make: Make) -> None:
         ("checkpoints/step-00000020/state.json", "[" * 100_000),
     ],
 )
-def test_damage_never_ends_a_report(make: Make, place: str, content: str) -> None:
+def test_damaged_files_do_not_fail_the_report(make: Make, place: str, content: str) -> None:
     folder = make()
     (folder / place).parent.mkdir(parents=True, exist_ok=True)
     (folder / place).write_text(content)
@@ -193,17 +193,19 @@ def test_damage_never_ends_a_report(make: Make, place: str, content: str) -> Non
 words = st.sampled_from(
     ["class", "classes", "recall", "0.5", "worst", "rows", "pictures", "cmc", "dataset_info", "<b>"]
 )
-anything = st.recursive(
+json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | words,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=3),
     max_leaves=8,
 )
-tables = st.dictionaries(st.sampled_from([*MAKERS, "format", "dataset_info", "missing", "groups", "counts"]), anything)
+tables = st.dictionaries(
+    st.sampled_from([*MAKERS, "format", "dataset_info", "missing", "groups", "counts"]), json_values
+)
 
 
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(tables=tables, dataset_info=anything, row=st.dictionaries(words, anything, max_size=3))
-def test_nothing_that_is_json_ends_a_report(make: Make, tables: Any, dataset_info: Any, row: Any) -> None:
+@given(tables=tables, dataset_info=json_values, row=st.dictionaries(words, json_values, max_size=3))
+def test_no_json_value_fails_the_report(make: Make, tables: Any, dataset_info: Any, row: Any) -> None:
     name = f"run-{next(_numbers)}"
     rows = [{"step": 1, "train/loss": 1.0, **row}]
     folder = make(
@@ -224,10 +226,10 @@ def test_nothing_that_is_json_ends_a_report(make: Make, tables: Any, dataset_inf
 _numbers = count()
 
 
-def test_runs_lie_over_each_other(make: Make) -> None:
+def test_curves_of_runs_share_charts(make: Make) -> None:
     first = make("a")
-    other = make("b", config={"task": {"name": "classification", "dropout": 0.1}, "optimizer": {"name": "sgd"}})
-    page = page_of([first, other])
+    second = make("b", config={"task": {"name": "classification", "dropout": 0.1}, "optimizer": {"name": "sgd"}})
+    page = page_of([first, second])
     charts = {chart["title"]: chart for chart in data_of(page)["charts"]}
     assert [(line["run"], line["name"]) for line in charts["top1"]["lines"]] == [
         *((0, "train"), (0, "val")),
@@ -239,21 +241,21 @@ def test_runs_lie_over_each_other(make: Make) -> None:
 
 
 def test_runs_of_different_tasks_are_all_open(make: Make) -> None:
-    """Nobody compares the config of a detector with that of a classifier."""
+    """Configs of different tasks are not compared."""
     tasks = ("classification", "detection", "video")
     page = page_of([make(task, config={"task": {"name": task}}) for task in tasks])
     assert 'id="differences"' not in page and page.count('<details class="run"') == len(tasks)
     assert not re.findall(r'<details class="run" id="[^"]*">', page), "all open"
 
 
-def test_where_it_is_written(make: Make, tmp_path: Path) -> None:
+def test_the_default_path_of_the_report(make: Make, tmp_path: Path) -> None:
     runs = [make("x/one"), make("x/two")]
     assert write_report(runs[:1]) == runs[0] / "report.html"
     assert default_path(runs) == tmp_path / "x" / "report.html"
     assert write_report(runs, tmp_path / "new" / "page.html").stat().st_size > 20_000
 
 
-def test_no_run_is_refused(tmp_path: Path, make: Make) -> None:
+def test_folders_without_a_run_are_rejected(tmp_path: Path, make: Make) -> None:
     with pytest.raises(NoRun, match="there is no folder"):
         write_report([tmp_path / "nowhere"])
     run = make("runs/one")
@@ -261,7 +263,7 @@ def test_no_run_is_refused(tmp_path: Path, make: Make) -> None:
         write_report([run.parent])
 
 
-def test_a_long_run_makes_no_large_page(make: Make) -> None:
+def test_the_page_of_a_long_run_is_small(make: Make) -> None:
     rows = [{"step": n, "epoch": n / 100, "samples": n, "train/loss": 1 / n, "lr": n / 1e5} for n in range(1, 20_001)]
     folder = make(rows=rows)
     assert len(page_of([folder])) < 1_000_000
@@ -272,25 +274,25 @@ def command(*arguments: object) -> Any:
 
 
 def test_the_command_reports_where_the_page_is(make: Make, tmp_path: Path) -> None:
-    one, other = make("one"), make("other")
-    done = command(one, other, "--no-pictures", "--out", tmp_path / "both.html")
-    assert done.exit_code == 0, done.output
-    assert "both.html" in done.output
+    first, second = make("first"), make("second")
+    result = command(first, second, "--no-pictures", "--out", tmp_path / "both.html")
+    assert result.exit_code == 0, result.output
+    assert "both.html" in result.output
     assert "</html>" in (tmp_path / "both.html").read_text()
 
 
-def test_the_command_refuses_what_is_no_run(make: Make, tmp_path: Path) -> None:
-    done = command(make("one"), tmp_path / "nowhere")
-    assert done.exit_code == 2
-    assert "there is no folder" in done.stderr and "Traceback" not in done.stderr
+def test_the_command_rejects_folders_without_a_run(make: Make, tmp_path: Path) -> None:
+    result = command(make("one"), tmp_path / "nowhere")
+    assert result.exit_code == 2
+    assert "there is no folder" in result.stderr and "Traceback" not in result.stderr
     assert not (tmp_path / "report.html").exists()
 
 
-def test_a_run_without_a_checkpoint_has_a_page_all_the_same(make: Make) -> None:
+def test_a_run_without_a_checkpoint_has_a_page(make: Make) -> None:
     run = make()
-    done = command(run)
-    assert done.exit_code == 0, done.output
-    assert "no images of" in done.stderr
+    result = command(run)
+    assert result.exit_code == 0, result.output
+    assert "no images of" in result.stderr
     assert (run / "report.html").is_file()
 
 
@@ -305,5 +307,5 @@ def test_a_run_without_a_checkpoint_has_a_page_all_the_same(make: Make) -> None:
         ("time/val", "Speed and memory", "seconds of the evaluation on val", ""),
     ],
 )
-def test_where_values_are_drawn(name: str, group: str, title: str, of: str) -> None:
+def test_charts_of_scalars(name: str, group: str, title: str, of: str) -> None:
     assert chart_of(name) == (group, title, of)

@@ -10,13 +10,13 @@ from opabinia.visualization.report.blocks import Chart, Matrix, Table
 from opabinia.visualization.report.tables import BACKGROUND, blocks_of
 
 
-def made(details: dict[str, Any], classes: tuple[str, ...] = ("cat", "dog")) -> tuple[list[Any], list[str]]:
+def blocks_and_notes(details: dict[str, Any], classes: tuple[str, ...] = ("cat", "dog")) -> tuple[list[Any], list[str]]:
     notes: list[str] = []
     return blocks_of(details, classes, notes, "val"), notes
 
 
 def test_confusion_names_the_background() -> None:
-    (matrix, pairs), notes = made({"confusion": [[0, 2, 4], [0, 0, 6], [2, 1, 3]]})
+    (matrix, pairs), notes = blocks_and_notes({"confusion": [[0, 2, 4], [0, 0, 6], [2, 1, 3]]})
     assert isinstance(matrix, Matrix) and isinstance(pairs, Table)
     assert matrix.down == ["cat", "dog", BACKGROUND]
     assert matrix.counts == [[6, 0, 4], [0, 0, 0], [0, 3, 0]]
@@ -28,30 +28,32 @@ def test_confusion_names_the_background() -> None:
 def test_tables_of_errors_state_which_detections_they_count() -> None:
     counted = {"min_score": 0.371, "min_iou": 0.5, "selected_by": "highest F1", "F1": 0.81}
     worst = [{"id": "a.jpg", "right": 2, "missed": 1, "false": 0}]
-    blocks, _ = made({"counted": counted, "confusion": [[0, 1, 1], [0, 0, 2]], "worst": worst})
+    blocks, _ = blocks_and_notes({"counted": counted, "confusion": [[0, 1, 1], [0, 0, 2]], "worst": worst})
     least = "a score of at least 0.371 and an IoU of at least 0.5"
     text = f"Counts detections with {least}: F1 0.810 (the highest on this data)."
     assert [block.note for block in blocks] == [text] * 3
-    blocks, _ = made({"counted": counted | {"selected_by": "confidence"}, "worst": worst})
+    blocks, _ = blocks_and_notes({"counted": counted | {"selected_by": "confidence"}, "worst": worst})
     assert blocks[0].note == text.replace(" (the highest on this data)", "")
-    assert [block.note for block in made({"worst": worst})[0]] == [""]
+    assert [block.note for block in blocks_and_notes({"worst": worst})[0]] == [""]
 
 
-def test_many_classes_have_no_matrix_and_absurd_numbers_cost_nothing() -> None:
-    (pairs,), _ = made({"confusion": [[10**12, 3, 1]]})
+def test_many_classes_have_no_matrix_and_huge_numbers_cost_nothing() -> None:
+    (pairs,), _ = blocks_and_notes({"confusion": [[10**12, 3, 1]]})
     assert pairs.rows == [(str(10**12), "3", 1, 1.0)]
 
 
-def test_curves_of_precision() -> None:
-    (chart,), _ = made({"precision_recall": {"recall": [0.0, 0.5, 1.0], "0.5": [1.0, 0.9, 0.2], "0.75": [1, None, 0]}})
+def test_precision_recall_curves() -> None:
+    (chart,), _ = blocks_and_notes(
+        {"precision_recall": {"recall": [0.0, 0.5, 1.0], "0.5": [1.0, 0.9, 0.2], "0.75": [1, None, 0]}}
+    )
     assert isinstance(chart, Chart)
     assert [line.name for line in chart.lines] == ["IoU 0.5", "IoU 0.75"]
     assert chart.lines[1].y == [1, None, 0]
 
 
-def test_retrieval_has_its_curve() -> None:
+def test_retrieval_has_a_cmc_curve() -> None:
     table = {"queries": 3, "queries_without_match": 0, "gallery": 9, "cmc": [0.5, 1.0], "worst": []}
-    (chart, counts), _ = made({"retrieval": table})
+    (chart, counts), _ = blocks_and_notes({"retrieval": table})
     assert chart.lines[0].x == [1.0, 2.0]
     assert counts.rows[0] == ("queries", 3)
 
@@ -67,11 +69,11 @@ def test_retrieval_has_its_curve() -> None:
         {"clusters": [{"samples": 2}]},
     ],
 )
-def test_what_is_not_understood_is_reported(details: dict[str, Any]) -> None:
-    blocks, notes = made(details)
+def test_malformed_tables_are_reported(details: dict[str, Any]) -> None:
+    blocks, notes = blocks_and_notes(details)
     assert not blocks
     assert len(notes) == 1 and "is unknown" in notes[0]
 
 
-def test_what_nobody_knows_is_passed_over() -> None:
-    assert made({"step": 3, "of_the_future": {"x": 1}}) == ([], [])
+def test_unknown_tables_are_ignored() -> None:
+    assert blocks_and_notes({"step": 3, "of_the_future": {"x": 1}}) == ([], [])

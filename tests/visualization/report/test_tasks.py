@@ -1,4 +1,4 @@
-"""Pictures and a page of each task, from runs of a few steps on the embedded data."""
+"""Images and page of each task, from runs of a few steps on the embedded data."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_images_of_each_task(recipe: str, overrides: list[str], titles: set[str]
         {"Map of embeddings"} if "Nearest neighbors" in titles else set()
     )
     page = write_report([run]).read_text()
-    assert ("class=drawn" in page) == ("Map of embeddings" in page), "maps are drawn on white"
+    assert ("class=drawn" in page) == ("Map of embeddings" in page), "embedding maps are drawn on white"
     assert all(title in page for title in titles)
     assert len(page) < 10_000_000
 
@@ -41,16 +41,16 @@ def test_images_of_each_task(recipe: str, overrides: list[str], titles: set[str]
 @pytest.mark.slow
 def test_several_views_and_batches_over_time(tmp_path: Path) -> None:
     source = "{name: video_views, source: {name: moving_digits, split: val}, clips: 2, crops: 1}"
-    look = "[{name: clip, frames: 4, stride: 1, position: middle}]"
+    transforms = "[{name: clip, frames: 4, stride: 1, position: middle}]"
     shapes = "{name: multigrid, frames: 4, size: 32, milestones: [2], drop_empty: true}"
-    overrides = [f"data.val={{source: {source}, transforms: {look}}}", f"shapes={shapes}", "evaluate.every=9ep"]
+    overrides = [f"data.val={{source: {source}, transforms: {transforms}}}", f"shapes={shapes}", "evaluate.every=9ep"]
     overrides += ["train.length=3ep", "data.sampler={name: subset, num_samples: 256}", *SHORT[1:], "data.batch_size=16"]
     run, _ = launch.train("video/digits", overrides, out=tmp_path)
     gather(run)
     index = json.loads((run / "pictures" / "index.json").read_text())
     assert not index["missing"]
-    texts = [one["text"] for group in index["groups"] for row in group["rows"] for one in row["pictures"]]
+    texts = [image["text"] for group in index["groups"] for row in group["rows"] for image in row["pictures"]]
     assert [text for text in texts if "clip 1 of 2" in text and "clip 2 of 2" in text]
-    assert [one["title"] for one in index["batches"]["charts"]][:2] == ["frames", "size in pixels"]
+    assert [chart["title"] for chart in index["batches"]["charts"]][:2] == ["frames", "size in pixels"]
     assert "times fewer steps" in index["batches"]["note"]
     assert "batch size" in write_report([run]).read_text()
