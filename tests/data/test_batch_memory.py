@@ -1,4 +1,4 @@
-"""Batches that come from workers in memory that is used again."""
+"""Batches of workers in reused shared memory."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from opabinia.data.loader import BatchReader, Loader, evaluation_requests
 
 @pytest.fixture
 def memory(monkeypatch: pytest.MonkeyPatch) -> BatchMemory:
-    """As worker 1 of 2 sees it, with two slots for each."""
+    """The memory in worker 1 of 2, with two slots for each."""
     monkeypatch.setattr("opabinia.data.batch_memory.get_worker_info", lambda: SimpleNamespace(id=1))
     return BatchMemory(2, 2)
 
 
-def sent(memory: BatchMemory, value: Any) -> Any:
+def send(memory: BatchMemory, value: Any) -> Any:
     packed = memory.pack(value)
     function, arguments = packed.__reduce__()
     return function(*arguments)
 
 
-def test_all_values_arrive_as_they_were(memory: BatchMemory) -> None:
+def test_all_values_arrive_unchanged(memory: BatchMemory) -> None:
     value: dict[str, Any] = {
         "image": torch.arange(24, dtype=torch.uint8).view(2, 3, 2, 2),
         "views": (torch.ones(2, 3), torch.zeros(1, dtype=torch.bfloat16)),
@@ -39,7 +39,7 @@ def test_all_values_arrive_as_they_were(memory: BatchMemory) -> None:
         "id": ["a", "b"],
         "array": np.arange(3),
     }
-    result = sent(memory, value)
+    result = send(memory, value)
     assert list(result) == list(value) and result["id"] == ["a", "b"] and result["array"].tolist() == [0, 1, 2]
     pairs = [(result[key], value[key]) for key in ("image", "flag", "strided")]
     pairs += [pair for key in ("views", "boxes") for pair in zip(result[key], value[key], strict=True)]
@@ -49,14 +49,14 @@ def test_all_values_arrive_as_they_were(memory: BatchMemory) -> None:
 
 
 def test_a_slot_is_used_until_its_tensors_are_dropped(memory: BatchMemory) -> None:
-    batches = [sent(memory, {"image": torch.full((9,), float(number)), "label": torch.ones(2)}) for number in (1, 2)]
+    batches = [send(memory, {"image": torch.full((9,), float(number)), "label": torch.ones(2)}) for number in (1, 2)]
     value = {"image": torch.zeros(3)}
     view = batches.pop(0)["image"][2:4]
     assert memory.pack(value) is value, "both slots are used: torch sends it"
     pid = os.fork()
     if pid == 0:
         batches.clear()
-        os._exit(memory.pack(value) is not value)  # what a child process drops, its parent still uses
+        os._exit(memory.pack(value) is not value)  # tensors dropped by a child process are still used by its parent
     assert os.waitpid(pid, 0)[1] == 0
     assert view.tolist() == [1, 1]
     del view
@@ -73,22 +73,22 @@ class Numbers:
         return {"image": torch.full((1, 40, 40), index, dtype=torch.uint8)}
 
 
-def test_workers_use_few_slots_also_if_batches_are_kept_or_passes_dropped() -> None:
+def test_workers_use_few_slots_even_if_batches_are_kept_or_iterations_dropped() -> None:
     loader = Loader(BatchReader(Numbers()), evaluation_requests(64, 2, 0, 1), num_workers=2)
     try:
-        for _ in range(4):  # what was read ahead is dropped
+        for _ in range(4):  # prefetched batches are dropped
             next(iter(loader.iterate()))
         addresses = [batch["image"].data_ptr() for _, batch in loader.iterate()]
         assert len(addresses) == 32 and len(set(addresses)) <= 8
-        kept = [batch["image"] for _, batch in loader.iterate()]
-        assert torch.cat(kept)[:, 0, 0, 0].tolist() == list(range(64))
+        images = [batch["image"] for _, batch in loader.iterate()]
+        assert torch.cat(images)[:, 0, 0, 0].tolist() == list(range(64))
     finally:
         loader.close()
 
 
 def test_a_closed_loader_frees_its_memory() -> None:
     loader, before = Loader(BatchReader(Numbers()), evaluation_requests(64, 2, 0, 1), num_workers=1), len(_memories)
-    for _ in range(2):  # also one that is started again
+    for _ in range(2):  # also after a restart
         assert [len(batch["image"]) for _, batch in loader.iterate()] == [2] * 32
         assert len(_memories) > before
         loader.close()

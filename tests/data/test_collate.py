@@ -12,7 +12,7 @@ from opabinia.data.sample_keys import OBJECT_KEYS
 from opabinia.engine.loop.step import split_micro_batches
 
 
-def test_a_batch_of_everything() -> None:
+def test_a_batch_of_all_types() -> None:
     samples = [
         {
             "image": tv_tensors.Image(torch.full((1, 2, 3), i, dtype=torch.uint8)),
@@ -43,9 +43,9 @@ def test_a_batch_of_everything() -> None:
 
 def test_images_of_different_sizes() -> None:
     samples = [{"image": torch.zeros(3, 4, width), "id": f"cats/{width}.jpg"} for width in (5, 5, 7)]
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError) as error:
         collate(samples)
-    assert str(caught.value) == (
+    assert str(error.value) == (
         "'image' differs in size: cats/5.jpg has 3 x 4 x 5, cats/7.jpg has 3 x 4 x 7; "
         "add Resize with CenterCrop, or RandomResizedCrop, to the transforms"
     )
@@ -56,12 +56,11 @@ def test_samples_with_different_keys() -> None:
         collate([{"id": "a", "label": 1}, {"label": 1}])
 
 
-# --- objects, images of different sizes
-# --------------------------------------------------------------------------------
+# --- objects, images of different sizes -------------------------------------------------------------------------------
 
 
 def make_sample(height: int, width: int, boxes: list[list[float]], name: str = "one", *, channels: int = 3) -> Sample:
-    """A white image with these objects in it, each of another class."""
+    """Return a white image with these objects, each of a different class."""
     count, size = len(boxes), (height, width)
     return {
         "image": tv_tensors.Image(torch.full((channels, *size), 255, dtype=torch.uint8)),
@@ -73,7 +72,7 @@ def make_sample(height: int, width: int, boxes: list[list[float]], name: str = "
         "flip_pairs": [1, 0],
         "id": name,
         "original_size": (2 * height, 2 * width),
-        "ground_truth": f"truth of {name}",
+        "ground_truth": f"ground truth of {name}",
     }
 
 
@@ -97,7 +96,7 @@ def test_detectron2s_padding() -> None:
 
 @pytest.mark.parametrize(("multiple", "size"), [(1, (50, 40)), (8, (56, 40)), (50, (50, 50))])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_a_side_is_the_next_multiple(multiple: int, size: tuple[int, int], channels: int) -> None:
+def test_sides_are_padded_to_the_next_multiple(multiple: int, size: tuple[int, int], channels: int) -> None:
     samples = [make_sample(30, 40, [], channels=channels), make_sample(50, 20, [], channels=channels)]
     assert collate(samples, multiple)["image"].shape == (2, channels, *size)
 
@@ -109,16 +108,16 @@ def test_a_batch_of_images_with_objects() -> None:
     assert batch["image"].shape == (3, 3, 64, 64) and type(batch["image"]) is Tensor
     assert batch["image_sizes"] == [(30, 40), (50, 20), (33, 33)]
     assert batch["original_size"] == [(60, 80), (100, 40), (66, 66)]
-    assert batch["id"] == ["a", "b", "c"] and batch["ground_truth"] == [f"truth of {name}" for name in "abc"]
+    assert batch["id"] == ["a", "b", "c"] and batch["ground_truth"] == [f"ground truth of {name}" for name in "abc"]
     assert batch["flip_pairs"] == [[1, 0]] * 3
-    assert [len(one) for one in batch["boxes"]] == [2, 0, 1]
-    assert all(type(one) is Tensor for key in OBJECT_KEYS for one in batch[key])
+    assert [len(boxes) for boxes in batch["boxes"]] == [2, 0, 1]
+    assert all(type(value) is Tensor for key in OBJECT_KEYS for value in batch[key])
     for mask, (height, width) in zip(batch["masks"], batch["image_sizes"], strict=True):
         assert mask.shape[1:] == (64, 64) and mask.dtype == torch.uint8
         assert mask.sum() == len(mask) * height * width == mask[:, :height, :width].sum()
 
 
-def test_objects_without_area_go_with_all_their_keys() -> None:
+def test_objects_without_area_are_dropped_with_all_their_keys() -> None:
     batch = collate(make_samples(), 32)
     assert batch["boxes"][0].tolist() == [[0, 0, 9, 9], [1, 2, 30, 4]]
     assert batch["labels"][0].tolist() == [0, 2]
@@ -126,9 +125,9 @@ def test_objects_without_area_go_with_all_their_keys() -> None:
     assert [len(batch[key][0]) for key in OBJECT_KEYS] == [2] * 5
 
 
-def test_a_batch_in_which_there_is_nothing() -> None:
+def test_a_batch_without_objects() -> None:
     batch = collate([make_sample(30, 40, []), make_sample(20, 50, [[5.0, 5, 5, 9]])], 32)
-    assert [[tuple(one.shape) for one in batch[key]] for key in OBJECT_KEYS] == [
+    assert [[tuple(value.shape) for value in batch[key]] for key in OBJECT_KEYS] == [
         [(0, 4)] * 2,
         [(0,)] * 2,
         [(0, 32, 64)] * 2,
@@ -138,8 +137,8 @@ def test_a_batch_in_which_there_is_nothing() -> None:
     assert batch["boxes"][0].dtype == torch.float32 and batch["labels"][0].dtype == torch.int64
 
 
-def test_images_of_which_nothing_is_known() -> None:
-    """As they are predicted."""
+def test_images_without_annotations() -> None:
+    """As in prediction."""
     sample = {key: make_sample(30, 40, [])[key] for key in ("image", "id", "original_size")}
     batch = collate([sample, sample], 16)
     assert batch.keys() == {"image", "id", "original_size", "image_sizes"}
@@ -162,22 +161,21 @@ def test_images_that_differ_in_more_than_size(other: Sample, message: str) -> No
         collate([make_samples()[0], other], 32)
 
 
-def test_places_would_not_follow_a_batch_that_is_resized() -> None:
+def test_resizing_a_batch_with_boxes_raises() -> None:
     with pytest.raises(ValueError, match="boxes do not follow; take resize_shortest_edge"):
         resize_batch(collate(make_samples(), 32), (64, 64))
 
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_micro_batches_of_objects(size: int) -> None:
-    """Each piece has what belongs to its samples, also where an image has as many objects as the batch has images."""
+    """Each micro-batch has the objects of its samples, also if an image has as many objects as the batch has images."""
     samples = [make_sample(30, 40, [[0.0, 0, 9, 9]] * 3, "x"), *make_samples()[1:]]
     batch = collate(samples, 32)
-    pieces = list(split_micro_batches(batch, size))
-    assert [count for _, count in pieces] == ([1, 1, 1] if size == 1 else [2, 1])
-    for key, whole in batch.items():
-        parts: list[Any] = [one for piece, _ in pieces for one in piece[key]]
-        assert len(parts) == len(whole) == 3
+    micro_batches = list(split_micro_batches(batch, size))
+    assert [count for _, count in micro_batches] == ([1, 1, 1] if size == 1 else [2, 1])
+    for key, values in batch.items():
+        split_values: list[Any] = [value for micro_batch, _ in micro_batches for value in micro_batch[key]]
+        assert len(split_values) == len(values) == 3
         assert all(
-            torch.equal(one, other) if isinstance(one, Tensor) else one is other
-            for one, other in zip(parts, whole, strict=True)
+            torch.equal(a, b) if isinstance(a, Tensor) else a is b for a, b in zip(split_values, values, strict=True)
         )

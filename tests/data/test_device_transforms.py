@@ -1,4 +1,4 @@
-"""What is done on the device gives what workers would have given, to the last bit; here the device is the CPU."""
+"""Transforms applied on the device are bitwise identical to those of workers; here the device is the CPU."""
 
 import logging
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ TAIL: Sequence[Transform] = (DropEmptyObjects(RandomHorizontalFlip()), DropEmpty
 
 
 class Noise:
-    """Images of noise."""
+    """Noise images."""
 
     channels = 3
     classes = ("a", "b", "c")
@@ -57,7 +57,7 @@ class Boxed(Noise, DetectionSource):
     has_boxes = True
 
 
-EACH: dict[str, Sequence[Transform]] = {
+TRANSFORMS: dict[str, Sequence[Transform]] = {
     "flip": [RandomHorizontalFlip()],
     "upside down": [v2.RandomVerticalFlip()],
     "brightness": [v2.ColorJitter(brightness=0.9)],
@@ -96,56 +96,61 @@ def samples(shape: tuple[int, ...], kind: Any = tv_tensors.Image) -> list[Sample
     return [{"image": kind(torch.randint(20, 220, shape, dtype=torch.uint8, generator=generator))} for _ in range(N)]
 
 
-def made(sample: Sample, seed: int, transforms: Sequence[Transform]) -> tuple[Sample, float]:
-    """The sample after the transforms, and what is drawn next."""
+def transformed(sample: Sample, seed: int, transforms: Sequence[Transform]) -> tuple[Sample, float]:
+    """Return the transformed sample and the next random number."""
     seed_sample(seed)
     for transform in transforms:
         sample = transform(sample)
     return sample, float(torch.rand(()))
 
 
-def both(given: list[Sample], transforms: Sequence[Transform]) -> tuple[Tensor, Tensor]:
-    """What comes of the transforms one by one, and by batch."""
-    alone = [made(one, seed, transforms) for seed, one in enumerate(given)]
-    notes = [made(one, seed, with_recording(transforms)) for seed, one in enumerate(given)]
-    assert [one[1] for one in alone] == [one[1] for one in notes], "both have drawn as much"
-    assert all(note["image"] is one["image"] for (note, _), one in zip(notes, given, strict=True))
-    wanted, pixels = (torch.stack([one["image"].as_subclass(Tensor) for one, _ in part]) for part in (alone, notes))
-    return wanted, apply_ops(pixels, group_ops([one[RECORDED_OPS] for one, _ in notes]))
+def per_sample_and_batched(inputs: list[Sample], transforms: Sequence[Transform]) -> tuple[Tensor, Tensor]:
+    """Return the images transformed per sample, and as a batch."""
+    per_sample = [transformed(sample, seed, transforms) for seed, sample in enumerate(inputs)]
+    recorded = [transformed(sample, seed, with_recording(transforms)) for seed, sample in enumerate(inputs)]
+    assert [drawn for _, drawn in per_sample] == [drawn for _, drawn in recorded], "both draw as much"
+    assert all(recording["image"] is sample["image"] for (recording, _), sample in zip(recorded, inputs, strict=True))
+    expected, pixels = (
+        torch.stack([sample["image"].as_subclass(Tensor) for sample, _ in results])
+        for results in (per_sample, recorded)
+    )
+    return expected, apply_ops(pixels, group_ops([sample[RECORDED_OPS] for sample, _ in recorded]))
 
 
-@pytest.mark.parametrize("name", EACH)
-def test_by_batch_as_one_by_one(name: str) -> None:
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_batched_transforms_equal_those_per_sample(name: str) -> None:
     for shape in ((3, 5, 4), (3, 17, 20)):
-        wanted, result = both(samples(shape), EACH[name])
-        assert torch.equal(wanted, result)
-    before = torch.stack([one["image"].as_subclass(Tensor) for one in samples(shape)])
+        expected, result = per_sample_and_batched(samples(shape), TRANSFORMS[name])
+        assert torch.equal(expected, result)
+    before = torch.stack([sample["image"].as_subclass(Tensor) for sample in samples(shape)])
     assert not torch.equal(before, result)
 
 
 @pytest.mark.parametrize("name", ["jitter", "grey", "erase", "blur", "rand", "all", "channels", "lighting"])
-def test_clips_by_batch(name: str) -> None:
-    wanted, result = both(samples((3, 3, 12, 14), tv_tensors.Video), EACH[name])
-    assert torch.equal(wanted, result)
+def test_batched_transforms_of_clips(name: str) -> None:
+    expected, result = per_sample_and_batched(samples((3, 3, 12, 14), tv_tensors.Video), TRANSFORMS[name])
+    assert torch.equal(expected, result)
 
 
 @pytest.mark.parametrize("name", ["jitter", "grey", "erase", "blur", "flip", "trivial"])
-def test_gray_images_by_batch(name: str) -> None:
-    wanted, result = both(samples((1, 12, 14)), EACH[name])
-    assert torch.equal(wanted, result)
+def test_batched_transforms_of_gray_images(name: str) -> None:
+    expected, result = per_sample_and_batched(samples((1, 12, 14)), TRANSFORMS[name])
+    assert torch.equal(expected, result)
 
 
 def test_many_images_need_few_entries() -> None:
-    given = [made(one, seed, with_recording([JITTER])) for seed, one in enumerate(samples((3, 8, 8)) * 12)]
-    entries = group_ops([one[RECORDED_OPS] for one, _ in given])
-    assert len(given) == 132
-    assert len(entries) < 16, "four changes in any order"
+    results = [
+        transformed(sample, seed, with_recording([JITTER])) for seed, sample in enumerate(samples((3, 8, 8)) * 12)
+    ]
+    entries = group_ops([sample[RECORDED_OPS] for sample, _ in results])
+    assert len(results) == 132
+    assert len(entries) < 16, "four operations in any order"
 
 
-# --- where the cut is -------------------------------------------------------------------------------------------------
+# --- the split between workers and device -----------------------------------------------------------------------------
 
 
-def test_from_the_last_on_that_cannot_be_done_by_batch() -> None:
+def test_the_device_runs_the_trailing_batchable_transforms() -> None:
     policy = partial(timm_policy, policy="3a")
     assert split_transforms([CROP, *TAIL]) == ([CROP], list(TAIL))
     assert split_transforms([*TAIL, policy, TAIL[0]]) == ([*TAIL, policy], [TAIL[0]])
@@ -171,28 +176,28 @@ def test_describe_split() -> None:
     assert describe_split(BatchReader(Noise(), (views,))) == f"view 1: {first}; view 2: {second}"
 
 
-def test_boxes_stay_with_their_images() -> None:
+def test_sources_with_boxes_are_transformed_in_workers() -> None:
     assert recording_reader(BatchReader(Boxed(), TAIL)).transforms == TAIL
     assert recording_reader(BatchReader(Noise(), TAIL, size_multiple=32)).transforms == TAIL
 
 
 def test_images_of_floats_are_refused() -> None:
     with pytest.raises(ValueError, match=r"need images of uint8, not torch\.float32"):
-        made({"image": tv_tensors.Image(torch.rand(3, 8, 8))}, 0, with_recording(TAIL))
+        transformed({"image": tv_tensors.Image(torch.rand(3, 8, 8))}, 0, with_recording(TAIL))
 
 
 class Overwritten(v2.RandomInvert):  # type: ignore[misc]
-    """Does what nobody notes."""
+    """An operation that recording does not know."""
 
     def transform(self, value: Any, params: dict[str, Any]) -> Any:
         return value.float()
 
 
-def test_what_is_not_noted_is_not_lost() -> None:
+def test_an_overridden_transform_that_cannot_be_recorded_raises() -> None:
     with pytest.raises(
         ValueError, match=r"Overwritten cannot be applied on the device; set data\.augment_on to workers"
     ):
-        made(samples((3, 8, 8))[0], 0, with_recording([Overwritten(1.0)]))
+        transformed(samples((3, 8, 8))[0], 0, with_recording([Overwritten(1.0)]))
 
 
 # --- batches ----------------------------------------------------------------------------------------------------------
@@ -209,17 +214,17 @@ def batches(
     plan = ConstantPlan(N, 4, Duration(2, "ep"))
     reader = BatchReader(Noise(), transforms, mix, DatasetInfo(N, classes=Noise.classes), seed=3)
 
-    def requests(first: int) -> Any:
-        for one in training_requests(plan, partial(epoch_order, 3, n=N, shuffle=True), 0, 1)(first):
-            yield one._replace(row=replace(one.row, shape=(16, 16))) if shapes else one
+    def requests(start_step: int) -> Any:
+        for request in training_requests(plan, partial(epoch_order, 3, n=N, shuffle=True), 0, 1)(start_step):
+            yield request._replace(row=replace(request.row, shape=(16, 16))) if shapes else request
 
     on_device = augment_on == "device"
     loader = Loader(recording_reader(reader) if on_device else reader, requests, num_workers=workers)
-    feeding = DeviceLoader(loader, torch.device("cpu"), DeviceTransforms(reader) if on_device else None)
+    device_loader = DeviceLoader(loader, torch.device("cpu"), DeviceTransforms(reader) if on_device else None)
     try:
-        return list(feeding.iterate(start))
+        return list(device_loader.iterate(start))
     finally:
-        feeding.close()
+        device_loader.close()
 
 
 def assert_same(left: list[tuple[GlobalBatch, Batch]], right: list[tuple[GlobalBatch, Batch]]) -> None:
@@ -229,9 +234,9 @@ def assert_same(left: list[tuple[GlobalBatch, Batch]], right: list[tuple[GlobalB
         assert a["id"] == b["id"]
         assert torch.equal(a["label"], b["label"])
         for key in ("image", "views", "patch_mask", "patch_masks"):
-            one, other = (part.get(key, ()) for part in (a, b))
-            assert len(one) == len(other)
-            assert all(map(torch.equal, one, other))
+            expected, actual = (batch.get(key, ()) for batch in (a, b))
+            assert len(expected) == len(actual)
+            assert all(map(torch.equal, expected, actual))
 
 
 MIX = partial(one_of, mixes=[partial(mixup, alpha=0.8), partial(cutmix, alpha=1.0, per="pair"), random_patch])
@@ -256,25 +261,25 @@ VIEWS = Views(
     ],
     ids=["tail", "mixed", "resized", "patch masks", "mixes alone", "views"],
 )
-def test_the_same_batches(transforms: Sequence[Transform], mix: Any, shapes: bool) -> None:
-    wanted = batches("workers", transforms, mix, shapes=shapes)
-    assert_same(wanted, batches("device", transforms, mix, shapes=shapes))
-    assert_same(wanted[4:], batches("device", transforms, mix, start=4, shapes=shapes))
+def test_batches_are_the_same_on_device_and_workers(transforms: Sequence[Transform], mix: Any, shapes: bool) -> None:
+    expected = batches("workers", transforms, mix, shapes=shapes)
+    assert_same(expected, batches("device", transforms, mix, shapes=shapes))
+    assert_same(expected[4:], batches("device", transforms, mix, start=4, shapes=shapes))
 
 
 @pytest.mark.parametrize("transforms", [(CROP, *TAIL), (VIEWS,)], ids=["tail", "views"])
-def test_any_number_of_workers(transforms: Sequence[Transform]) -> None:
-    wanted = batches("device", transforms)
-    assert_same(wanted, batches("device", transforms, workers=2))
+def test_batches_are_the_same_with_any_number_of_workers(transforms: Sequence[Transform]) -> None:
+    expected = batches("device", transforms)
+    assert_same(expected, batches("device", transforms, workers=2))
 
 
-def test_workers_send_bytes() -> None:
+def test_workers_send_uint8_images() -> None:
     reader = BatchReader(Noise(), (CROP, *TAIL), (partial(mixup, alpha=0.2),), DatasetInfo(N, classes=Noise.classes))
     request = next(
         iter(training_requests(ConstantPlan(N, 4, Duration(1, "ep")), EpochSampler(N, 0, True).order, 0, 1)(0))
     )
-    sent, whole = recording_reader(reader).batch(request), reader.batch(request)
-    assert (sent["image"].dtype, whole["image"].dtype) == (torch.uint8, torch.float32)
+    sent, finished = recording_reader(reader).batch(request), reader.batch(request)
+    assert (sent["image"].dtype, finished["image"].dtype) == (torch.uint8, torch.float32)
     assert BATCH_OPS in sent
     assert RECORDED_OPS not in sent
 
@@ -288,14 +293,14 @@ def test_errors_in_a_mix_are_reported() -> None:
         DeviceTransforms(reader)({"image": torch.zeros(2, 3, 4, 4), "label": torch.zeros(2)}, GlobalBatch(0, 0, 0, 2))
 
 
-def test_generators_stay_as_they_were() -> None:
+def test_global_generators_are_unchanged() -> None:
     seed_sample(5)
     before = torch.get_rng_state()
     batches("device", (CROP, *TAIL), (MIX,))
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_the_key_of_the_config(caplog: pytest.LogCaptureFixture) -> None:
+def test_data_augment_on(caplog: pytest.LogCaptureFixture) -> None:
     stream = Stream(source=Noise(), transforms=[CROP, *TAIL])
     plan, result = ConstantPlan(N, 4, Duration(1, "ep")), {}
     for augment_on in ("workers", "device"):

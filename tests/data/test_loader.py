@@ -1,4 +1,4 @@
-"""The loader with real worker processes: same batches always, clear errors, and no process left behind."""
+"""The loader with real worker processes: reproducible batches, clear errors, and no leftover process."""
 
 import multiprocessing
 import os
@@ -60,13 +60,13 @@ class Numbers:
 
 
 def noisy(sample: Sample) -> Sample:
-    """Draws from all three generators."""
+    """Draw from all three generators."""
     noise = torch.rand(3, 8, 8) + random.random() + float(np.random.rand())
     return {**sample, "image": sample["image"] + noise}
 
 
-FACTS = DatasetInfo(samples=360, classes=Digits.classes)
-USUAL = (noisy, v2.RandomHorizontalFlip())
+DATASET_INFO = DatasetInfo(samples=360, classes=Digits.classes)
+TRANSFORMS = (noisy, v2.RandomHorizontalFlip())
 
 
 def plan_of(n: int, batch_size: int, length: str = "2ep") -> ConstantPlan:
@@ -83,7 +83,7 @@ def make_loader(
     rank: int = 0,
     world: int = 1,
     source: Any = None,
-    transforms: Any = USUAL,
+    transforms: Any = TRANSFORMS,
     mixes: Any = (),
 ) -> Loader:
     source = source or Numbers(n)
@@ -119,36 +119,38 @@ def children() -> set[int]:
 
 
 @given(st.integers(1, 60), st.integers(1, 20), st.integers(1, 5), st.integers(0, 2**31 - 1))
-def test_each_sample_once_an_epoch(n: int, batch_size: int, world: int, seed: int) -> None:
+def test_each_sample_occurs_once_per_epoch(n: int, batch_size: int, world: int, seed: int) -> None:
     plan = plan_of(n, batch_size, "3ep")
     orders = partial(epoch_order, seed, n=n, shuffle=True)
     of_rank = [list(training_requests(plan, orders, rank, world)(0)) for rank in range(world)]
-    alone = list(training_requests(plan, orders, 0, 1)(0))
+    single_process = list(training_requests(plan, orders, 0, 1)(0))
     for epoch in range(3):
-        seen = [i for request in alone if request.row.epoch == epoch for i in request.indices]
-        assert sorted(seen) == list(range(n))
-    for step, request in enumerate(alone):
+        indices = [i for request in single_process if request.row.epoch == epoch for i in request.indices]
+        assert sorted(indices) == list(range(n))
+    for step, request in enumerate(single_process):
         slices = [requests[step] for requests in of_rank]
-        assert {one.row for one in slices} == {request.row}
-        # Of a batch with fewer samples than processes each has all.
+        assert {part.row for part in slices} == {request.row}
+        # If a batch has fewer samples than there are processes, each process has all of them.
         copies = 1 if request.row.count >= world else world
-        assert np.concatenate([one.positions for one in slices]).tolist() == request.positions.tolist() * copies
-        assert np.concatenate([one.indices for one in slices]).tolist() == request.indices.tolist() * copies
+        assert np.concatenate([part.positions for part in slices]).tolist() == request.positions.tolist() * copies
+        assert np.concatenate([part.indices for part in slices]).tolist() == request.indices.tolist() * copies
 
 
 @given(st.integers(0, 60), st.integers(1, 20), st.integers(1, 5))
 def test_evaluation_sees_each_sample_once(n: int, batch_size: int, world: int) -> None:
-    seen = [list(evaluation_requests(n, batch_size, rank, world)(0)) for rank in range(world)]
-    in_turn = sorted((request for requests in seen for request in requests), key=lambda request: request.row.step)
-    assert [i for request in in_turn for i in request.indices] == list(range(n))
-    assert all(request.positions.size == request.row.count > 0 for request in in_turn)
+    per_rank = [list(evaluation_requests(n, batch_size, rank, world)(0)) for rank in range(world)]
+    by_step = sorted((request for requests in per_rank for request in requests), key=lambda request: request.row.step)
+    assert [i for request in by_step for i in request.indices] == list(range(n))
+    assert all(request.positions.size == request.row.count > 0 for request in by_step)
     later = list(evaluation_requests(n, batch_size, world - 1, world)(2))
-    assert [request.row for request in later] == [request.row for request in seen[-1] if request.row.step >= 2]
+    assert [request.row for request in later] == [request.row for request in per_rank[-1] if request.row.step >= 2]
 
 
 @settings(max_examples=12)
 @given(st.integers(1, 40), st.integers(1, 9), st.integers(0, 2**31 - 1), st.sampled_from([1, 2, 3]), st.floats(0, 1))
-def test_any_number_of_workers_and_any_start(n: int, batch_size: int, seed: int, workers: int, at: float) -> None:
+def test_batches_do_not_depend_on_workers_and_start(
+    n: int, batch_size: int, seed: int, workers: int, at: float
+) -> None:
     make = partial(make_loader, n, batch_size, seed=seed, mixes=(partial(mixup, alpha=1.0),))
     expected = read(make(workers=0))
     start = round(at * len(expected))
@@ -160,18 +162,18 @@ def test_any_number_of_workers_and_any_start(n: int, batch_size: int, seed: int,
 @given(st.integers(1, 40), st.integers(1, 9), st.integers(1, 4))
 def test_slices_of_the_processes_make_up_the_batch(n: int, batch_size: int, world: int) -> None:
     slices = zip(*[read(make_loader(n, batch_size, rank=rank, world=world)) for rank in range(world)], strict=True)
-    for (row, whole), parts in zip(read(make_loader(n, batch_size)), slices, strict=True):
+    for (row, batch), parts in zip(read(make_loader(n, batch_size)), slices, strict=True):
         assert {part_row for part_row, _ in parts} == {row}
         copies = 1 if row.count >= world else world
-        assert [name for _, part in parts for name in part["id"]] == whole["id"] * copies
-        assert torch.equal(torch.cat([part["image"] for _, part in parts]), torch.cat([whole["image"]] * copies))
+        assert [name for _, part in parts for name in part["id"]] == batch["id"] * copies
+        assert torch.equal(torch.cat([part["image"] for _, part in parts]), torch.cat([batch["image"]] * copies))
 
 
-def test_what_is_drawn_depends_on_seed_epoch_and_position() -> None:
-    flat = Numbers(1)
+def test_random_numbers_depend_on_seed_epoch_and_position() -> None:
+    source = Numbers(1)
     images: dict[tuple[int, int, int], torch.Tensor] = {}
     for seed in (3, 4):
-        batches = read(make_loader(6, 3, seed=seed, source=_Alike(flat)))
+        batches = read(make_loader(6, 3, seed=seed, source=_Alike(source)))
         images |= {(seed, row.epoch, row.first + i): batch["image"][i] for row, batch in batches for i in range(3)}
     assert len({image.numpy().tobytes() for image in images.values()}) == 2 * 2 * 6
 
@@ -179,12 +181,12 @@ def test_what_is_drawn_depends_on_seed_epoch_and_position() -> None:
 class _Alike(Numbers):
     """The same sample at every index."""
 
-    def __init__(self, one: Numbers) -> None:
+    def __init__(self, source: Numbers) -> None:
         super().__init__(6)
-        self.one = one
+        self.source = source
 
     def __getitem__(self, index: int) -> Sample:
-        return self.one[0]
+        return self.source[0]
 
 
 def test_mixing_differs_between_steps_and_processes() -> None:
@@ -197,7 +199,7 @@ def test_mixing_differs_between_steps_and_processes() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_the_generators_of_this_process_are_left_alone(workers: int) -> None:
+def test_the_generators_of_this_process_are_unchanged(workers: int) -> None:
     def states() -> tuple[bytes, Any, bytes]:
         _, numbers, *_ = np.random.get_state()
         return torch.get_rng_state().numpy().tobytes(), random.getstate(), np.asarray(numbers).tobytes()
@@ -207,45 +209,45 @@ def test_the_generators_of_this_process_are_left_alone(workers: int) -> None:
     assert states() == before
 
 
-def test_threads_make_no_difference() -> None:
+def test_batches_do_not_depend_on_the_number_of_threads() -> None:
     make = partial(make_loader, 8, 2, transforms=(summed,))
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(2)
-        here = read(make(workers=0))
+        main_process_batches = read(make(workers=0))
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
-    assert_same(here, read(make(workers=1)))
+    assert_same(main_process_batches, read(make(workers=1)))
 
 
 def summed(sample: Sample) -> Sample:
-    """A sum that two threads add up in another order."""
+    """Compute a sum whose rounding depends on the number of threads."""
     return {**sample, "image": torch.rand(300_000).sum()}
 
 
-# --- one iterator over the whole run --------------------------------------------------------------------------------
+# --- one iterator over all epochs ----------------------------------------------------------------------------------
 
 
-def test_prefetching_goes_on_over_the_end_of_an_epoch() -> None:
-    asked: list[GlobalBatch] = []
+def test_prefetching_continues_into_the_next_epoch() -> None:
+    requested: list[GlobalBatch] = []
     loader = make_loader(10, 5, length="4ep", workers=2)
     requests = loader._requests._requests
 
-    def watched(start: int) -> Iterator[Any]:
+    def recording_requests(start: int) -> Iterator[Any]:
         for request in requests(start):
-            asked.append(request.row)
+            requested.append(request.row)
             yield request
 
-    loader._requests._requests = watched
+    loader._requests._requests = recording_requests
     batches = loader.iterate()
     next(batches)
-    assert asked[-1].epoch == 2  # 2 workers x 2 ahead, in epochs of 2 steps
+    assert requested[-1].epoch == 2  # 2 workers x 2 ahead, in epochs of 2 steps
     loader.close()
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_passes_can_be_dropped_and_repeated(workers: int) -> None:
+def test_iterations_can_be_dropped_and_repeated(workers: int) -> None:
     expected = read(make_loader())
     loader = make_loader(workers=workers)
     dropped = loader.iterate()
@@ -272,7 +274,7 @@ def test_close_ends_the_workers_and_is_not_final() -> None:
     assert_same(read(loader), read(make_loader()))
 
 
-def test_a_forgotten_loader_ends_its_workers() -> None:
+def test_a_garbage_collected_loader_ends_its_workers() -> None:
     before = children()
     loader = make_loader(workers=2)
     batches = loader.iterate()
@@ -290,15 +292,17 @@ def test_pinned_memory() -> None:
         assert batch["image"].is_pinned()
 
 
-def test_readers_can_be_sent_to_workers_that_are_not_forked() -> None:
-    reader = BatchReader(Digits(split="val"), (v2.RandomCrop(6), summed), (partial(mixup, alpha=1.0),), FACTS, seed=1)
+def test_readers_can_be_pickled() -> None:
+    reader = BatchReader(
+        Digits(split="val"), (v2.RandomCrop(6), summed), (partial(mixup, alpha=1.0),), DATASET_INFO, seed=1
+    )
     requests = list(evaluation_requests(8, 4, 0, 1)(0))
-    other = pickle.loads(pickle.dumps(reader))
-    assert isinstance(other, BatchReader)
+    unpickled = pickle.loads(pickle.dumps(reader))
+    assert isinstance(unpickled, BatchReader)
     for request in requests:
-        left = other.batch(request)
-        right = reader.batch(request)
-        assert torch.equal(left["image"], right["image"])
+        actual = unpickled.batch(request)
+        expected = reader.batch(request)
+        assert torch.equal(actual["image"], expected["image"])
 
 
 # --- errors ---------------------------------------------------------------------------------------------------------
@@ -345,14 +349,14 @@ def unlucky(batch: Batch, dataset_info: DatasetInfo, /) -> Batch:
         (partial(make_loader, mixes=[unlucky]), "step 0, unlucky: KeyError: 'boxes'"),
     ],
 )
-def test_errors_name_the_sample_and_the_part(workers: int, make: Callable[..., Loader], message: str) -> None:
+def test_errors_name_the_sample_and_the_transform(workers: int, make: Callable[..., Loader], message: str) -> None:
     loader = make(workers=workers)
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError) as error:
         read(loader)
-    assert message in str(caught.value)
-    assert len(str(caught.value).splitlines()) == 1
-    assert "Traceback" in caught.value.__notes__[0]
-    assert isinstance(caught.value, ValueError)
+    assert message in str(error.value)
+    assert len(str(error.value).splitlines()) == 1
+    assert "Traceback" in error.value.__notes__[0]
+    assert isinstance(error.value, ValueError)
 
 
 # --- processes and signals ------------------------------------------------------------------------------------------
@@ -393,7 +397,7 @@ def code(body: str, *, seconds: float = 0.0, after: int = 0) -> str:
 
 @contextmanager
 def program(body: str, **sample: float) -> Iterator[subprocess.Popen[str]]:
-    """A Python process with a loader, in a process group of its own."""
+    """Start a Python process with a loader, in its own process group."""
     command = [sys.executable, "-c", code(body, **sample)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True) as process:
         try:
@@ -422,7 +426,7 @@ def test_workers_end_after_their_main_process_is_killed(warm_server: Server) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["", "loader.close()"])
-def test_a_pass_dropped_in_the_middle_does_not_hang_at_exit(end: str) -> None:
+def test_an_unfinished_iteration_does_not_hang_at_exit(end: str) -> None:
     with program(f"next(batches)\n{SHOW_WORKERS}\n{end}") as process:
         pids = pids_from(process)
         assert process.wait(timeout=20) == 0
@@ -430,7 +434,7 @@ def test_a_pass_dropped_in_the_middle_does_not_hang_at_exit(end: str) -> None:
 
 
 @pytest.mark.slow
-def test_workers_in_the_middle_of_something_long_do_not_hold_up_the_exit() -> None:
+def test_busy_workers_do_not_delay_the_exit() -> None:
     with program(f"next(batches)\n{SHOW_WORKERS}", seconds=600, after=30) as process:
         pids = pids_from(process)
         assert process.wait(timeout=40) == 0
@@ -438,7 +442,7 @@ def test_workers_in_the_middle_of_something_long_do_not_hold_up_the_exit() -> No
 
 
 def test_stop_signals_while_workers_start(warm_server: Server) -> None:
-    """They go to the whole group, as a terminal and many schedulers send them."""
+    """Signals are sent to the process group, as a terminal and many schedulers do."""
     body = """
         signals = []
         signal.signal(signal.SIGTERM, lambda number, frame: signals.append(number))
@@ -456,20 +460,20 @@ def test_stop_signals_while_workers_start(warm_server: Server) -> None:
         program.signal_group(signal.SIGTERM)
         time.sleep(0.001)
     assert int(program.out.split()[1]) > 20
-    # Between the last signal and the end Python gives SIGTERM its default back.
+    # At exit Python restores the default action of SIGTERM.
     assert status in (0, -signal.SIGTERM)
 
 
-class _Unhurried(Numbers):
+class _SlowNumbers(Numbers):
     def __getitem__(self, index: int) -> Sample:
         time.sleep(0.05)
         return super().__getitem__(index)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_how_long_a_batch_took_to_read(workers: int) -> None:
-    """Wherever it was read; what is done with it does not count."""
-    loader = Loader(BatchReader(_Unhurried(4)), evaluation_requests(4, 2, 0, 1), num_workers=workers)
+def test_seconds_is_the_duration_of_reading_a_batch(workers: int) -> None:
+    """In a worker or in this process; the time that the consumer needs does not count."""
+    loader = Loader(BatchReader(_SlowNumbers(4)), evaluation_requests(4, 2, 0, 1), num_workers=workers)
     assert loader.seconds == 0
     for _ in loader.iterate():
         assert 0.1 <= loader.seconds < 5
@@ -477,7 +481,7 @@ def test_how_long_a_batch_took_to_read(workers: int) -> None:
 
 
 class _Dying:
-    """Like torch's iterator when a worker's pipe ends; the worker closes its files well before it is gone."""
+    """Like torch's iterator when a worker's pipe closes; the worker closes its files well before it exits."""
 
     def __init__(self) -> None:
         self._workers = [multiprocessing.get_context("fork").Process(target=self._die)]

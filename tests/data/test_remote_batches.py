@@ -1,4 +1,4 @@
-"""The files of a batch in remote storage are fetched together, whatever the source is wrapped in."""
+"""The files of a batch in remote storage are fetched in one call, also for wrapped sources."""
 
 import json
 from collections.abc import Iterable
@@ -67,17 +67,17 @@ def sources(root: Path) -> dict[str, Source]:
     }
 
 
-def test_files_of_a_batch_are_fetched_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_a_batch_are_fetched_in_one_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPABINIA_REMOTE_CACHE", str(tmp_path))
     monkeypatch.setattr(storage, "PATIENCE", 0.0)
     memory = fsspec.filesystem("memory")
     write(memory)
     root = Path(local_copies.local_copy("memory://data"))
-    together = list[set[str]]()
+    calls = list[set[str]]()
 
     def fetch_all(paths: Iterable[bytes]) -> None:
         files = list(paths)
-        together.append({str(Path(file.decode()).relative_to(root)) for file in files})
+        calls.append({str(Path(file.decode()).relative_to(root)) for file in files})
         local_copies.fetch_all(files)
 
     monkeypatch.setattr(loader, "fetch_all", fetch_all)
@@ -88,5 +88,5 @@ def test_files_of_a_batch_are_fetched_together(tmp_path: Path, monkeypatch: pyte
         assert isinstance(source, FileSource), name
         BatchReader(source).read(Request(GlobalBatch(0, 0, 0, 2), indices, indices))
         fetched = {str(file.relative_to(root)) for file in root.rglob("*.png") if not local_copies.is_placeholder(file)}
-        assert together.pop() == fetched and len(fetched) == (2 if "maps" not in name and name != "stuff" else 4), name
+        assert calls.pop() == fetched and len(fetched) == (2 if "maps" not in name and name != "stuff" else 4), name
     memory.rm("/", recursive=True)

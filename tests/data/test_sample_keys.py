@@ -1,4 +1,4 @@
-"""Annotations that the package does not know: declared by type, transformed and collated with the image."""
+"""Custom annotations: declared by type, transformed and collated with the image."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -26,13 +26,13 @@ from opabinia.data.transforms.sizes import ResizeScale, ResizeShortestEdge
 
 
 @pytest.fixture(autouse=True)
-def declared(monkeypatch: pytest.MonkeyPatch) -> None:
+def restore_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sample_keys, "OBJECT_KEYS", list(sample_keys.OBJECT_KEYS))
     monkeypatch.setattr(sample_keys, "_IGNORE_VALUES", dict(sample_keys._IGNORE_VALUES))
 
 
 def segmentation(height: int = 48, width: int = 64, key: str = "mask") -> Sample:
-    """An image of four flat quarters, and a map with the same quarters: the value of a pixel gives its class."""
+    """Return an image of four uniform quarters and a map with the same quarters; the pixel value gives the class."""
     quarters = torch.zeros(height, width, dtype=torch.int64)
     quarters[height // 2 :] += 2
     quarters[:, width // 2 :] += 1
@@ -41,7 +41,7 @@ def segmentation(height: int = 48, width: int = 64, key: str = "mask") -> Sample
 
 
 def agreement(image: Tensor, labels: Tensor) -> float:
-    """Share of labeled pixels whose class is that of the image's value."""
+    """Return the share of labeled pixels whose class matches the image."""
     classes = ((image[0].float() - 20) / 60).round()
     labeled = labels != 255
     return float((classes == labels)[labeled].float().mean())
@@ -60,8 +60,10 @@ TRANSFORMS: list[Transform] = [
 ]
 
 
-@pytest.mark.parametrize("transform", TRANSFORMS, ids=lambda one: getattr(one, "func", type(one)).__name__)
-def test_image_and_map_stay_in_step(transform: Transform) -> None:
+@pytest.mark.parametrize(
+    "transform", TRANSFORMS, ids=lambda transform: getattr(transform, "func", type(transform)).__name__
+)
+def test_image_and_map_stay_aligned(transform: Transform) -> None:
     for seed in range(5):
         torch.manual_seed(seed)
         result = transform(segmentation())
@@ -133,7 +135,7 @@ def test_declared_keys_have_a_row_for_each_object() -> None:
     assert [ids.tolist() for ids in batch["track_ids"]] == [[5, 6], [5, 6]]
 
 
-def test_mistakes_in_a_declaration() -> None:
+def test_invalid_declarations_raise() -> None:
     for arguments in ({}, {"per_object": True, "ignore_value": 0}):
         with pytest.raises(ValueError, match="either per_object=True or an ignore_value"):
             register_sample_key("depth", **arguments)
@@ -162,7 +164,7 @@ def test_a_source_of_maps_is_read() -> None:
 
 
 @pytest.mark.parametrize("mix", [mixup, cutmix])
-def test_mixing_data_without_labels_says_so(mix: Any) -> None:
+def test_mixing_data_without_labels_raises(mix: Any) -> None:
     info = DatasetInfo(4, classes=Maps.classes)
     with pytest.raises(DataError, match="mixes the class labels of images, and this data has no 'label'; remove it"):
         BatchReader(Maps(), [], [mix], info).batch(next(requests()))

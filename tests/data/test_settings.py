@@ -23,13 +23,13 @@ def test_keys_of_the_section() -> None:
     assert all(parameter.doc for parameter in section.parameters)
 
 
-def test_samples_to_evaluate_on_are_not_combined() -> None:
+def test_combining_transforms_are_refused_for_validation() -> None:
     Stream(source=Digits(), transforms=[Mosaic()])
     with pytest.raises(ValueError, match=r"transforms\.1: Mosaic .* belongs into data\.train\.transforms"):
         ValidationStream(source=Digits(), transforms=[lambda sample: sample, Mosaic()])
 
 
-def test_a_size_without_a_cache() -> None:
+def test_a_cache_size_without_a_cache_raises() -> None:
     with pytest.raises(
         ValueError, match=r"cache_size: 256 is the size of cached images; add cache: ram or cache: disk"
     ):

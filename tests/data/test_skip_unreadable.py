@@ -1,4 +1,4 @@
-"""Samples that cannot be read, and sources that hand over whole batches."""
+"""Unreadable samples, and sources that return batches."""
 
 from functools import partial
 from typing import Any
@@ -18,8 +18,8 @@ N = 40
 BROKEN = {3, 7, 8, 30}
 
 
-class Frail:
-    """Some of its samples cannot be read."""
+class PartlyUnreadable:
+    """A source with unreadable samples."""
 
     channels, classes = 1, ("a", "b")
 
@@ -35,10 +35,10 @@ class Frail:
         return {"image": torch.full((1, 2, 2), index, dtype=torch.uint8), "label": index % 2, "id": str(index)}
 
 
-def training(on_error: Any, *, workers: int = 0, world: int = 1, rank: int = 0, source: Any = None) -> Loader:
+def training_loader(on_error: Any, *, workers: int = 0, world: int = 1, rank: int = 0, source: Any = None) -> Loader:
     plan = ConstantPlan(N, 8, Duration(2, "ep"))
     orders = partial(epoch_order, 5, n=N, shuffle=True)
-    reader = BatchReader(source or Frail(), seed=5, on_error=on_error)
+    reader = BatchReader(source or PartlyUnreadable(), seed=5, on_error=on_error)
     return Loader(reader, training_requests(plan, orders, rank, world), num_workers=workers)
 
 
@@ -49,74 +49,76 @@ def ids(loader: Loader, start: int = 0) -> list[str]:
         loader.close()
 
 
-def test_raise_names_sample_and_reason() -> None:
-    with pytest.raises(DataError, match=r"sample \d+, Frail: OSError: cut short at byte"):
-        ids(training("raise"))
+def test_raise_names_the_sample_and_the_error() -> None:
+    with pytest.raises(DataError, match=r"sample \d+, PartlyUnreadable: OSError: cut short at byte"):
+        ids(training_loader("raise"))
 
 
-def test_another_sample_takes_the_place(caplog: pytest.LogCaptureFixture) -> None:
-    whole = ids(training("raise", source=Frail(set())))
-    result = ids(training("replace"))
-    assert len(result) == len(whole) == 2 * N
-    replaced = [(old, new) for old, new in zip(whole, result, strict=True) if old != new]
+def test_unreadable_samples_are_replaced(caplog: pytest.LogCaptureFixture) -> None:
+    expected = ids(training_loader("raise", source=PartlyUnreadable(set())))
+    result = ids(training_loader("replace"))
+    assert len(result) == len(expected) == 2 * N
+    replaced = [(old, new) for old, new in zip(expected, result, strict=True) if old != new]
     assert {old for old, _ in replaced} == set(map(str, BROKEN)) and len(replaced) == 2 * len(BROKEN)
     assert not {new for _, new in replaced} & set(map(str, BROKEN))
-    assert "skipped: sample 3, Frail: OSError: cut short at byte 3" in caplog.text
+    assert "skipped: sample 3, PartlyUnreadable: OSError: cut short at byte 3" in caplog.text
 
 
-def test_which_one_hangs_on_nothing_but_the_position() -> None:
-    result = ids(training("replace"))
-    assert ids(training("replace", workers=2)) == result
-    assert ids(training("replace"), start=6) == result[N + 8 :]
-    shares = [list(training("replace", world=2, rank=rank).iterate()) for rank in (0, 1)]
-    together = [name for left, right in zip(*shares, strict=True) for name in left[1]["id"] + right[1]["id"]]
-    assert together == result
+def test_replacements_depend_only_on_the_position() -> None:
+    result = ids(training_loader("replace"))
+    assert ids(training_loader("replace", workers=2)) == result
+    assert ids(training_loader("replace"), start=6) == result[N + 8 :]
+    shares = [list(training_loader("replace", world=2, rank=rank).iterate()) for rank in (0, 1)]
+    merged = [name for left, right in zip(*shares, strict=True) for name in left[1]["id"] + right[1]["id"]]
+    assert merged == result
 
 
-def test_a_sample_of_the_same_label_takes_the_place() -> None:
-    class Told(Frail):
+def test_replacements_have_the_same_label() -> None:
+    class Labelled(PartlyUnreadable):
         labels = np.arange(N) % 2
 
-    only_9_of_the_odd_ones = Told({8, 30, *range(1, N, 2)} - {9})
-    whole = ids(training("raise", source=Frail(set())))
-    result = ids(training("replace", source=only_9_of_the_odd_ones))
-    for old, new in zip(map(int, whole), map(int, result), strict=True):
+    only_9_of_the_odd_ones = Labelled({8, 30, *range(1, N, 2)} - {9})
+    expected = ids(training_loader("raise", source=PartlyUnreadable(set())))
+    result = ids(training_loader("replace", source=only_9_of_the_odd_ones))
+    for old, new in zip(map(int, expected), map(int, result), strict=True):
         assert new == 9 if old % 2 else new % 2 == 0 and (new == old or old in (8, 30))
 
 
-def test_where_no_sample_of_the_label_is_left_any_will_do() -> None:
-    class Alone(Frail):
+def test_without_another_sample_of_the_label_any_sample_is_used() -> None:
+    class DistinctLabels(PartlyUnreadable):
         labels = np.arange(N)
 
-    result = ids(training("replace", source=Alone()))
-    assert result == ids(training("replace"))
+    result = ids(training_loader("replace", source=DistinctLabels()))
+    assert result == ids(training_loader("replace"))
 
 
-def test_nothing_readable_at_all_ends_the_run() -> None:
+def test_a_dataset_without_readable_samples_raises() -> None:
     with pytest.raises(DataError, match="20 samples in a row could not be read; the last: sample"):
-        ids(training("replace", source=Frail(set(range(N)))))
+        ids(training_loader("replace", source=PartlyUnreadable(set(range(N)))))
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_evaluation_leaves_them_out_and_counts_them(workers: int) -> None:
-    loader = Loader(BatchReader(Frail(), on_error="skip"), evaluation_requests(N, 8, 0, 1), num_workers=workers)
+def test_evaluation_skips_and_counts_unreadable_samples(workers: int) -> None:
+    loader = Loader(
+        BatchReader(PartlyUnreadable(), on_error="skip"), evaluation_requests(N, 8, 0, 1), num_workers=workers
+    )
     assert ids(loader) == [str(number) for number in range(N) if number not in BROKEN]
     assert loader.num_skipped == len(BROKEN)
 
 
 def test_a_batch_without_any_readable_sample_is_dropped() -> None:
-    loader = Loader(BatchReader(Frail(set(range(8, 16))), on_error="skip"), evaluation_requests(N, 8, 0, 1))
+    loader = Loader(BatchReader(PartlyUnreadable(set(range(8, 16))), on_error="skip"), evaluation_requests(N, 8, 0, 1))
     assert [row.step for row, _ in loader.iterate()] == [0, 2, 3, 4]
 
 
-def test_only_the_first_are_named(caplog: pytest.LogCaptureFixture) -> None:
-    loader = Loader(BatchReader(Frail(set(range(30))), on_error="skip"), evaluation_requests(N, 8, 0, 1))
+def test_only_the_first_unreadable_samples_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    loader = Loader(BatchReader(PartlyUnreadable(set(range(30))), on_error="skip"), evaluation_requests(N, 8, 0, 1))
     assert len(ids(loader)) == 10 and loader.num_skipped == 30
     assert caplog.text.count("skipped: sample") == 10 and "no longer logged" in caplog.text
 
 
-def test_each_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
-    """However often it comes: in every epoch, and as every view of a video."""
+def test_each_unreadable_sample_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Also if it recurs, in every epoch and as every view of a video."""
 
     def see(sample: Sample) -> Sample:
         if sample["id"] in ("1", "2"):
@@ -126,65 +128,68 @@ def test_each_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
     def view(sample: Sample) -> Sample:
         return {**sample, "id": str(int(sample["id"]) // 4)}
 
-    loader = Loader(BatchReader(Frail(set()), [view, see], on_error="skip"), evaluation_requests(N, 8, 0, 1))
+    loader = Loader(BatchReader(PartlyUnreadable(set()), [view, see], on_error="skip"), evaluation_requests(N, 8, 0, 1))
     assert len(ids(loader)) == len(ids(loader)) == N - 8 and loader.num_skipped == 16
     assert caplog.text.count("skipped: sample") == 2 and "sample 4 (1), see: ValueError: it is torn" in caplog.text
 
 
-# --- whole batches ---
+# --- sources that return batches ---
 
 
-class AtOnce(Frail):
-    """Hands over whole batches."""
+class BatchSource(PartlyUnreadable):
+    """A source that returns batches."""
 
-    asked = 0
+    num_calls = 0
 
     def batch(self, indices: Any) -> Batch:
-        self.asked += 1
+        self.num_calls += 1
         samples = [self[index] for index in indices.tolist()]
         images = torch.stack([sample["image"] for sample in samples])
         return {"image": images, "label": torch.from_numpy(indices % 2), "id": [sample["id"] for sample in samples]}
 
 
-def test_a_source_may_hand_over_whole_batches() -> None:
-    source = AtOnce(set())
-    one_by_one, at_once = training("raise", source=Frail(set())), training("raise", source=source)
-    for (row, left), (other, right) in zip(one_by_one.iterate(), at_once.iterate(), strict=True):
-        assert row == other and left["id"] == right["id"]
+def test_a_source_may_return_batches() -> None:
+    source = BatchSource(set())
+    per_sample, batched = (
+        training_loader("raise", source=PartlyUnreadable(set())),
+        training_loader("raise", source=source),
+    )
+    for (row, left), (other_row, right) in zip(per_sample.iterate(), batched.iterate(), strict=True):
+        assert row == other_row and left["id"] == right["id"]
         assert torch.equal(left["image"], right["image"]) and torch.equal(left["label"], right["label"])
-    assert source.asked == 10
+    assert source.num_calls == 10
 
 
-def test_with_transforms_it_is_asked_for_samples() -> None:
-    source = AtOnce(set())
+def test_with_transforms_samples_are_read_one_by_one() -> None:
+    source = BatchSource(set())
     numbers = np.arange(4)
     BatchReader(source, [lambda sample: sample]).batch(Request(GlobalBatch(0, 0, 0, 4), numbers, numbers))
-    assert source.asked == 0
+    assert source.num_calls == 0
 
 
-def test_a_broken_batch_is_read_one_by_one() -> None:
-    assert ids(training("replace", source=AtOnce())) == ids(training("replace"))
-    with pytest.raises(DataError, match=r"sample \d+, AtOnce: OSError: cut short"):
-        ids(training("raise", source=AtOnce()))
+def test_the_samples_of_an_unreadable_batch_are_read_one_by_one() -> None:
+    assert ids(training_loader("replace", source=BatchSource())) == ids(training_loader("replace"))
+    with pytest.raises(DataError, match=r"sample \d+, BatchSource: OSError: cut short"):
+        ids(training_loader("raise", source=BatchSource()))
 
 
-def test_handing_over_draws_nothing() -> None:
+def test_reading_batches_uses_no_random_numbers() -> None:
     torch.manual_seed(1)
     expected = torch.rand(3)
     torch.manual_seed(1)
-    ids(training("raise", source=AtOnce(set())))
+    ids(training_loader("raise", source=BatchSource(set())))
     assert torch.equal(torch.rand(3), expected)
 
 
-# --- sizes over time ---
+# --- progressive sizes ---
 
 
-def test_batches_have_the_size_of_their_epoch() -> None:
+def test_batches_have_the_image_size_of_their_epoch() -> None:
     layout = progressive(RunSpec(N, 20, Duration(4, "ep")), start=4, end=12, until=0.5, multiple=4)
     plan = StagedPlan(N, layout.stages, layout.length)
     orders = partial(epoch_order, 5, n=N, shuffle=True)
 
-    class Large(Frail):
+    class Large(PartlyUnreadable):
         def __getitem__(self, index: int) -> Sample:
             return {"image": torch.full((1, 12, 12), index, dtype=torch.uint8), "label": 0, "id": str(index)}
 
@@ -196,5 +201,5 @@ def test_batches_have_the_size_of_their_epoch() -> None:
 @pytest.mark.parametrize(
     ("progress", "size"), [(0.0, 128), (0.2, 160), (0.45, 192), (0.5, 192), (0.79, 224), (0.8, 224), (1.0, 224)]
 )
-def test_sizes_grow(progress: float, size: int) -> None:
+def test_progressive_sizes_grow(progress: float, size: int) -> None:
     assert progressive_size(progress, start=128, end=224, until=0.8) == size

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 
 def make_frames(count: int, height: int = 48, width: int = 64) -> NDArray[np.uint8]:
-    """Frames that differ everywhere (uint8, N x H x W x 3): a pattern that moves, in noise."""
+    """Return frames that differ everywhere (uint8, N x H x W x 3): a moving pattern with noise."""
     random = np.random.default_rng(count)
     pattern = random.integers(0, 256, (height // 8 + count, width // 8 + count, 3), dtype=np.uint8)
     large = pattern.repeat(8, 0).repeat(8, 1)
@@ -36,7 +36,7 @@ def write(
     pixels: str = "yuv420p",
     sound: bool = False,
 ) -> Path:
-    """A video of ``count`` frames at 25 a second, or at ``times`` (in milliseconds)."""
+    """Write a video of ``count`` frames at 25 a second, or at ``times`` (in milliseconds)."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with av.open(str(path), "w", options=format_options or {}) as container:
         stream = container.add_stream(codec, rate=25)
@@ -63,7 +63,7 @@ def write(
 
 
 def write_sound(path: Path) -> Path:
-    """A file with a track of sound, and none of images."""
+    """Write a file with an audio stream and no video stream."""
     with av.open(str(path), "w") as container:
         stream = container.add_stream("aac", rate=8000)
         container.mux(stream.encode(_silence()))  # type: ignore[union-attr]
@@ -78,7 +78,7 @@ def _silence() -> av.AudioFrame:
 
 
 def decoded(path: Path) -> NDArray[np.uint8]:
-    """All frames, from start to end (N x H x W x 3), as they are stored."""
+    """Return all frames in order (N x H x W x 3), as they are stored."""
     with av.open(str(path)) as container:
         stream = container.streams.video[0]
         stream.codec_context.thread_count = 1

@@ -1,4 +1,4 @@
-"""Programs that end with their test, the recipe, and the run that nothing disturbed."""
+"""The server of programs, the recipes, and reference runs."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.faults.many import RECIPE as TOGETHER
+from tests.faults.many import RECIPE as MULTI_PROCESS_RECIPE
 from tests.faults.many import Trained, start
 from tests.faults.programs import Server
 from tests.faults.runs import RECIPE, Outcome
@@ -26,16 +26,16 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def undisturbed(warm_server: Server, recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    """What a run that nothing disturbed leaves behind."""
-    out = tmp_path_factory.mktemp("undisturbed")
+def uninterrupted(warm_server: Server, recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """The results of an uninterrupted run."""
+    out = tmp_path_factory.mktemp("uninterrupted")
     warm_server.run("train", str(recipe), "--out", str(out))
     return Outcome.of(out / "faults" / "default")
 
 
 @pytest.fixture(scope="session")
-def pair(warm_server: Server, recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    """What a run in two processes leaves behind that nothing disturbed."""
+def two_process_outcome(warm_server: Server, recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """The results of an uninterrupted run with two processes."""
     out = tmp_path_factory.mktemp("pair")
     arguments = [
         "train",
@@ -53,19 +53,21 @@ def pair(warm_server: Server, recipe: Path, tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.fixture(scope="session")
-def together(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def multi_process_recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("together") / "together.yaml"
-    path.write_text(TOGETHER)
+    path.write_text(MULTI_PROCESS_RECIPE)
     return path
 
 
 @pytest.fixture
-def trained(server: Server, together: Path, tmp_path: Path) -> Trained:
-    """Train on some processes in a folder with this name and return the run's."""
+def trained(server: Server, multi_process_recipe: Path, tmp_path: Path) -> Trained:
+    """Train on a number of processes in a folder with this name; return the run folder."""
 
-    def train(name: str, processes: int, *overrides: str, status: int = 0, **how: Any) -> Path:
+    def train(name: str, processes: int, *overrides: str, status: int = 0, **options: Any) -> Path:
         out = str(tmp_path)
-        for program in start(server, processes, str(together), "--out", out, "--name", name, *overrides, **how):
+        for program in start(
+            server, processes, str(multi_process_recipe), "--out", out, "--name", name, *overrides, **options
+        ):
             program.expect(status)
         return tmp_path / "together" / name
 
@@ -73,8 +75,8 @@ def trained(server: Server, together: Path, tmp_path: Path) -> Trained:
 
 
 @pytest.fixture(scope="session")
-def alone(warm_server: Server, together: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What one process leaves behind."""
+def one_process_run(warm_server: Server, multi_process_recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run with one process."""
     out = tmp_path_factory.mktemp("alone")
-    warm_server.run("train", str(together), "--out", str(out))
+    warm_server.run("train", str(multi_process_recipe), "--out", str(out))
     return out / "together" / "default"

@@ -1,4 +1,4 @@
-"""Damage to the files of a run: changed bytes, changed fields of what they hold, other objects in their place."""
+"""Damage to the files of a run: changed bytes, changed fields, and other objects in their place."""
 
 import hashlib
 import json
@@ -17,7 +17,7 @@ VALUES: tuple[Any, ...] = (
     *(None, True, "", "x", "nan", "/etc/passwd", "../../outside", "a\x1b[31m\nb", "\udcff", "9" * 5000),
     *(0, -1, 7, 2**40, 10**30, 0.5, -1e308, float("nan"), float("inf"), [], [[]], ["x"], {}, {"x": 1}, {"": None}),
 )
-"""What a field may be replaced by."""
+"""Replacements of fields."""
 
 
 def changed_fields(value: Any, random: Random) -> Any:
@@ -39,7 +39,7 @@ def changed_fields(value: Any, random: Random) -> Any:
     return random.choice(VALUES)
 
 
-# --- of any file ------------------------------------------------------------------------------------------------------
+# --- damage to any file -----------------------------------------------------------------------------------------------
 
 
 def change_bytes(file: Path, random: Random) -> None:
@@ -88,7 +88,7 @@ ANY: tuple[Callable[[Path, Random], None], ...] = (
     become_link,
 )
 
-# --- of what a file holds ---------------------------------------------------------------------------------------------
+# --- damage to the content of a file ----------------------------------------------------------------------------------
 
 
 def change_json(file: Path, random: Random) -> None:
@@ -107,13 +107,13 @@ def change_config(file: Path, random: Random) -> None:
 
 
 def change_state(file: Path, random: Random) -> None:
-    """Change a field of ``state.json``; its checksum is right."""
+    """Change a field of ``state.json``, with a valid checksum."""
     state = changed_fields(json.loads(file.read_text()), random)
     sign(file, state if isinstance(state, dict) else {"state": state})
 
 
 def change_header(file: Path, random: Random) -> None:
-    """Change a field of a safetensors header; the checksums of the checkpoint are right."""
+    """Change a field of a safetensors header, with valid checksums of the checkpoint."""
     raw = file.read_bytes()
     size = struct.unpack("<Q", raw[:8])[0]
     header = json.loads(raw[8 : 8 + size])
@@ -160,7 +160,7 @@ def change_array(file: Path, random: Random) -> None:
 
 
 def damages(file: Path) -> tuple[Callable[[Path, Random], None], ...]:
-    """The kinds of damage that a file may suffer."""
+    """Return the kinds of damage for a file."""
     special = {
         ".json": change_state if file.name == "state.json" else change_json,
         ".jsonl": change_line,
@@ -173,6 +173,6 @@ def damages(file: Path) -> tuple[Callable[[Path, Random], None], ...]:
 
 
 def restore(folder: Path, backup: Path) -> None:
-    """Make a folder what it was."""
+    """Restore a folder from its backup."""
     shutil.rmtree(folder)
     shutil.copytree(backup, folder)

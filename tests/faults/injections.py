@@ -1,4 +1,4 @@
-"""Faults that a program brings upon itself, at an exact place."""
+"""Faults that a program injects into itself at an exact point."""
 
 import io
 import os
@@ -15,26 +15,26 @@ CALLS = ("mkdir", "rename", "replace", "unlink", "rmdir", "fsync")
 
 def die_at_turn() -> None:
     """Kill this process just before its n-th call that changes a file."""
-    left = [int(os.environ[TURN])]
+    remaining = [int(os.environ[TURN])]
     pid = os.getpid()
 
-    def counted(real: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
-        left[0] -= os.getpid() == pid
-        if not left[0]:
+    def call_counted(real: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+        remaining[0] -= os.getpid() == pid
+        if not remaining[0]:
             os.kill(pid, signal.SIGKILL)
         return real(*arguments, **keywords)
 
-    def opened(real: Callable[..., Any], file: Any, mode: str = "r", *rest: Any, **keywords: Any) -> Any:
+    def open_counted(real: Callable[..., Any], file: Any, mode: str = "r", *rest: Any, **keywords: Any) -> Any:
         writes = set(mode) & set("wax")
-        return counted(real, file, mode, *rest, **keywords) if writes else real(file, mode, *rest, **keywords)
+        return call_counted(real, file, mode, *rest, **keywords) if writes else real(file, mode, *rest, **keywords)
 
     for name in CALLS:
-        setattr(os, name, partial(counted, getattr(os, name)))
-    io.open = partial(opened, io.open)  # what pathlib opens files with
+        setattr(os, name, partial(call_counted, getattr(os, name)))
+    io.open = partial(open_counted, io.open)  # pathlib opens files with it
 
 
 def signalled_in_a_save() -> None:
-    """SIGTERM while the first checkpoint is written, which never comes to its end, and another one later."""
+    """SIGTERM while the first checkpoint is written, which never finishes, and another one later."""
     from opabinia.engine.checkpointing import checkpoint
 
     real = checkpoint.save_tensors
@@ -42,7 +42,7 @@ def signalled_in_a_save() -> None:
     def save(path: Any, tensors: Any) -> None:
         real(path, tensors)
         os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(2.5)  # sooner it would count as the same request
+        time.sleep(2.5)  # earlier it would count as the same request
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(600)
 
@@ -50,7 +50,7 @@ def signalled_in_a_save() -> None:
 
 
 def stuck_in_a_save() -> None:
-    """The disk stands still in the middle of the checkpoint of step 10."""
+    """The disk hangs while the checkpoint of step 10 is written."""
     from opabinia.engine.checkpointing import checkpoint
 
     real = checkpoint.save_tensors
@@ -117,7 +117,7 @@ def late_for_the_lock() -> None:
 
 
 def killed_while_workers_start() -> None:
-    """The first worker kills the main process before it has begun to watch whether that is alive."""
+    """The first worker kills the main process before it has started to watch it."""
     from opabinia.data import loader
 
     main, real = os.getpid(), loader._init_worker

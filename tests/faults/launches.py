@@ -1,4 +1,4 @@
-"""Programs started as a person does, from nothing: an agent's workers cannot be forked from a warm process."""
+"""Programs started without the warm server: an agent's workers cannot be forked from a warm process."""
 
 import os
 import signal
@@ -12,14 +12,14 @@ from tests.faults.programs import ROOT, TRACE, is_alive
 
 
 class Launch:
-    """``python -m ...`` in a session of its own.
+    """``python -m ...`` in its own session.
 
     Args:
-        folder: where it writes; ``--out`` of the command.
-        command: what follows ``-m``.
-        environment: further variables.
+        folder: output folder; ``--out`` of the command.
+        command: arguments after ``-m``.
+        environment: additional variables.
         within: a command that runs it, such as ``ip netns exec host``.
-        name: of its own files in ``folder``.
+        name: prefix of its own files in ``folder``.
     """
 
     def __init__(
@@ -71,8 +71,8 @@ class Launch:
         self.until(lambda: f"after_step {step}" in self.trace)
 
     def expect(self, status: int, seconds: float = 120) -> None:
-        found = self.process.wait(seconds)
-        assert found == status, f"{found}\n{self.out}\n{self.err}"
+        actual = self.process.wait(seconds)
+        assert actual == status, f"{actual}\n{self.out}\n{self.err}"
 
     def end(self) -> None:
         workers = self.workers() if self.process.poll() is None else []

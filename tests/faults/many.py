@@ -1,4 +1,4 @@
-"""A recipe whose learning does not depend on the number of processes, and how to start it on many."""
+"""A recipe whose training does not depend on the number of processes, and functions to start it."""
 
 import socket
 from collections.abc import Callable
@@ -32,7 +32,7 @@ seed: 3
 
 
 Trained = Callable[..., Path]
-"""Trains in a folder with this name, on some processes, and returns the run's."""
+"""Trains in a folder with this name, on a number of processes, and returns the run folder."""
 
 
 def start(
@@ -42,9 +42,9 @@ def start(
     command: str = "train",
     environment: dict[str, str] | None = None,
 ) -> list[Program]:
-    """The processes of one run, warm."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port = listening.getsockname()[1]
+    """Start the processes of one run from the warm server."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)} if processes > 1 else {}
     return [
         server.start(

@@ -1,4 +1,4 @@
-"""A network that runs out of memory when a batch is large, as one on a small GPU does."""
+"""A network that runs out of memory for large batches, as on a small GPU."""
 
 import os
 
@@ -14,7 +14,7 @@ ROOM = "OPABINIA_TEST_ROOM"
 
 @register.backbone
 class Narrow(Tiny):
-    """As tiny, for few samples at a time."""
+    """``tiny`` with a limit of the batch size."""
 
     def forward(self, images: Tensor) -> Tensor:
         if len(images) > int(os.environ[ROOM]):

@@ -1,4 +1,4 @@
-"""Parts for the recipe of the fault tests. What goes wrong, and when, is said in the environment: the config stays."""
+"""Parts for the recipe of the fault tests. Environment variables control the faults, so the config stays the same."""
 
 import os
 import time
@@ -31,7 +31,7 @@ from tests.faults.programs import BROKEN, CRASH, PAUSE, SLOW, TRACE
 
 
 def pause_at(line: str) -> None:
-    """Wait for the test to say ``go_on`` if this is the line where it asked for a pause."""
+    """Wait until the test calls ``unpause`` if a pause at this line was requested."""
     if line == os.environ.get(PAUSE):
         trace = Path(os.environ[TRACE])
         trace.with_suffix(".paused").touch()
@@ -42,7 +42,7 @@ def pause_at(line: str) -> None:
 
 @register.backbone
 class Tiny(Backbone):
-    """Two layers, with batch normalization: its running means are part of what must be saved."""
+    """Two layers with batch normalization, whose running means must be saved."""
 
     def __init__(self, channels: int, /, *, width: Count = 8) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class Tiny(Backbone):
 
 @register.backbone
 class Grouped(Backbone):
-    """Two layers whose norm sees one sample at a time: nothing in them depends on what else is in a batch."""
+    """Two layers with a norm per sample: the output does not depend on the rest of the batch."""
 
     def __init__(
         self, channels: int, /, *, width: Count = 8, norm: Literal["group", "batch", "none"] = "group"
@@ -85,7 +85,7 @@ class Grouped(Backbone):
 
 @register.step
 class Blind(StandardStep):
-    """A step that does not look at its numbers, as on a GPU."""
+    """A step that does not check losses on the host, as on a GPU."""
 
     def __init__(
         self, task: Task | ParallelTask, optimizer: Optimizer, schedules: Schedules, options: StepOptions, /
@@ -96,7 +96,7 @@ class Blind(StandardStep):
 
 @register.backbone
 class Forgetful(Grouped):
-    """With a parameter that nothing uses."""
+    """A backbone with an unused parameter."""
 
     def __init__(self, channels: int, /) -> None:
         super().__init__(channels)
@@ -104,7 +104,7 @@ class Forgetful(Grouped):
 
 
 class Explosive(nn.Linear):
-    """Infinite for inputs that are very large."""
+    """A layer with infinite output for very large inputs."""
 
     def forward(self, input: Tensor) -> Tensor:
         return super().forward(input) / (input.detach().abs().amax() < 1e25).float()
@@ -112,7 +112,7 @@ class Explosive(nn.Linear):
 
 @register.backbone(name="explosive")
 class GroupedExplosive(Grouped):
-    """Its last layer does not stand large numbers."""
+    """A backbone whose last layer overflows for large inputs."""
 
     def __init__(self, channels: int, /) -> None:
         super().__init__(channels, norm="none")
@@ -121,7 +121,7 @@ class GroupedExplosive(Grouped):
 
 @register.source
 class Poisoned(Digits):
-    """Digits all pixels of one of which are not a number."""
+    """Digits; the pixels of one of them are NaN."""
 
     pixels = float("nan")
 
@@ -140,7 +140,7 @@ class Poisoned(Digits):
 
 @register.source
 class Huge(Poisoned):
-    """Very bright ones."""
+    """Digits; the pixels of one of them are very large."""
 
     pixels = 1e30
 
@@ -167,7 +167,7 @@ class SomeDigits(Digits):
 
 @register.source
 class HalfLabeled(SomeDigits):
-    """Digits every second one of which lacks its label."""
+    """Digits, of which every second has no label."""
 
     partly_labeled = ("label",)
 
@@ -201,22 +201,22 @@ class SomeScenes(DigitScenes):
         if not self._empty:
             return sample
         ground_truth = sample["ground_truth"]
-        nothing = {name: getattr(ground_truth, name)[:0] for name in ("ids", "boxes", "labels", "areas", "crowd")}
-        nothing |= {name: one and one[:0] for name, one in (("segments", ground_truth.segments),)}
+        empty = {name: getattr(ground_truth, name)[:0] for name in ("ids", "boxes", "labels", "areas", "crowd")}
+        empty |= {name: values and values[:0] for name, values in (("segments", ground_truth.segments),)}
         if ground_truth.keypoints is not None:
-            nothing["keypoints"] = ground_truth.keypoints[:0]
+            empty["keypoints"] = ground_truth.keypoints[:0]
         targets = {
             key: tv_tensors.wrap(sample[key][:0], like=sample[key])
             for key in ("boxes", "masks", "keypoints")
             if key in sample
         }
         targets |= {key: sample[key][:0] for key in ("labels", "visibility") if key in sample}
-        return {**sample, **targets, "ground_truth": replace(ground_truth, **nothing)}
+        return {**sample, **targets, "ground_truth": replace(ground_truth, **empty)}
 
 
 @register.hook
 class Trace(Hook):
-    """Writes every moment to a file as it begins, so that a test knows what the program is doing."""
+    """Write the name of every hook to a file when it is called, so that a test knows what the program is doing."""
 
     def __init__(self) -> None:
         self._file = os.open(os.environ[TRACE], os.O_WRONLY | os.O_CREAT | os.O_APPEND)

@@ -13,7 +13,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# What tests tell their programs in the environment; the config stays the same.
+# Environment variables with which tests control their programs; the config stays the same.
 TRACE = "OPABINIA_TEST_TRACE"
 """File to which the hook ``trace`` of :mod:`tests.faults.parts` writes."""
 PAUSE = "OPABINIA_TEST_PAUSE"
@@ -25,7 +25,7 @@ BROKEN = "OPABINIA_TEST_BROKEN"
 SLOW = "OPABINIA_TEST_SLOW"
 """Seconds that each backward pass and each validation sample take."""
 TURN = "OPABINIA_TEST_TURN"
-"""Which of its calls that change files is its last (see :mod:`tests.faults.injections`)."""
+"""Number of the call that changes files before which the program kills itself (see :mod:`tests.faults.injections`)."""
 
 
 class Server:
@@ -42,7 +42,7 @@ class Server:
             text=True,
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
-            start_new_session=True,  # Ctrl-C in the tests is not for it
+            start_new_session=True,  # Ctrl-C in the tests must not reach it
         )
         assert self._process.stdout and self._process.stdout.readline() == "ready\n"
 
@@ -63,7 +63,7 @@ class Server:
         """Start ``opabinia`` with these arguments, a function named ``module:name`` instead, or some code in the root
         of the repository.
 
-        ``first`` are functions to be called before; ``stderr`` is a terminal to be written to.
+        ``first`` are functions called before; ``stderr`` is a terminal to write to.
         """
         path = self.folder / f"program-{self._started}"
         request = {
@@ -81,14 +81,14 @@ class Server:
         self._to_end.append(program)
         return program
 
-    def run(self, *arguments: str, status: int = 0, seconds: float = 60, **how: Any) -> "Program":
+    def run(self, *arguments: str, status: int = 0, seconds: float = 60, **options: Any) -> "Program":
         """Start a program, wait for its end and expect this exit status."""
-        program = self.start(*arguments, **how)
+        program = self.start(*arguments, **options)
         program.expect(status, seconds)
         return program
 
     def end_programs(self) -> None:
-        """Kill what a test has left: programs, and workers that have outlived theirs."""
+        """Kill the remaining processes of a test: programs, and workers that have outlived theirs."""
         while self._to_end:
             program = self._to_end.pop()
             for pid in programs_of_group(program.pid):
@@ -105,7 +105,7 @@ class Server:
 
 
 class Ended(AssertionError):
-    """A program came to its end while a test waited for something in it."""
+    """A program ended while a test waited for a condition."""
 
 
 class Program:
@@ -125,7 +125,7 @@ class Program:
 
     @property
     def trace(self) -> list[str]:
-        """What the ``trace`` hook of :mod:`tests.faults.parts` has seen."""
+        """The lines of the ``trace`` hook of :mod:`tests.faults.parts`."""
         return self._read(".trace").splitlines()
 
     def _read(self, suffix: str) -> str:
@@ -138,8 +138,8 @@ class Program:
         return self.status
 
     def expect(self, status: int, seconds: float = 60) -> None:
-        found = self.wait(seconds)
-        assert found == status, f"{self.arguments}: ended with {found}\n{self.out}\n{self.err}"
+        actual = self.wait(seconds)
+        assert actual == status, f"{self.arguments}: ended with {actual}\n{self.out}\n{self.err}"
 
     def running(self) -> bool:
         return self.wait(0) is None
@@ -148,8 +148,8 @@ class Program:
         """Wait for a condition while the program runs."""
         end = time.monotonic() + seconds
         while not condition():
-            assert time.monotonic() < end, f"waited in vain\n{self.trace[-3:]}\n{self.err}"
-            # Looking for its end is a question to the server: too slow for every turn.
+            assert time.monotonic() < end, f"the condition was not met in time\n{self.trace[-3:]}\n{self.err}"
+            # Waiting for its end is a request to the server: too slow for every iteration.
             time.sleep(0.0002)
             if not is_alive(self.pid) and not condition():
                 raise Ended(f"{self.trace[-3:]}\n{self.err}")
@@ -160,7 +160,7 @@ class Program:
     def until_paused(self) -> None:
         self.until(self.path.with_suffix(".paused").exists)
 
-    def go_on(self) -> None:
+    def unpause(self) -> None:
         """End the pause."""
         self.path.with_suffix(".go").touch()
 
@@ -168,7 +168,7 @@ class Program:
         os.kill(self.pid, number)
 
     def signal_group(self, number: int) -> None:
-        """What a terminal does at Ctrl-C: the workers get it, too."""
+        """Signal the process group, as a terminal does at Ctrl-C: workers get it, too."""
         with suppress(ProcessLookupError):
             os.killpg(self.pid, number)
 
@@ -189,13 +189,13 @@ def is_alive(pid: int) -> bool:
 
 
 def programs_of_group(group: int) -> list[int]:
-    """Processes of a process group that are alive: a program of the server and all it has started."""
+    """Return the living processes of a process group: a program of the server and its workers."""
     pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
     return [pid for pid in pids if _group(pid) == group and is_alive(pid) and _is_of_server(pid)]
 
 
 def _is_of_server(pid: int) -> bool:
-    """The number of a group that has ended may have been given to somebody else."""
+    """Return whether it is a program of the server; the id of an ended group may have been reused."""
     try:
         return b"tests/faults/server.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
@@ -209,7 +209,7 @@ def _group(pid: int) -> int | None:
 
 
 def all_gone(pids: Sequence[int], seconds: float) -> bool:
-    """Whether all these processes end within so many seconds."""
+    """Return whether all these processes end within this number of seconds."""
     end = time.monotonic() + seconds
     while any(map(is_alive, pids)):
         if time.monotonic() > end:
@@ -220,7 +220,7 @@ def all_gone(pids: Sequence[int], seconds: float) -> bool:
 
 @contextmanager
 def mounted(folder: Path, *options: str) -> Iterator[Path]:
-    """A small file system in memory; needs root."""
+    """Mount a small file system in memory; needs root."""
     folder.mkdir(parents=True, exist_ok=True)
     subprocess.run(["mount", "-t", "tmpfs", "-o", ",".join(options), "tmpfs", str(folder)], check=True)
     try:

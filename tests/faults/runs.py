@@ -1,4 +1,4 @@
-"""The recipe of the fault tests, and what a run leaves behind."""
+"""The recipe of the fault tests, and the results of a run."""
 
 import json
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ EVALUATIONS = (8, 15, 23, 30)
 SAVES = (5, 10, 15, 20, 25, 30)
 
 RECIPE = """
-# 30 steps of real digits with everything random that there is: order, augmentation, mixup, dropout.
+# 30 steps of digits with all sources of randomness: order, augmentation, mixup, dropout.
 plugins: [tests.faults.parts]
 task: {name: classification, backbone: {name: tiny, width: 8}, dropout: 0.2, mean: [0.3], std: [0.38]}
 data:
@@ -32,7 +32,7 @@ seed: 3
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:
-    """The lines of ``metrics.jsonl`` without what depends on the machine."""
+    """Return the lines of ``metrics.jsonl`` without values that depend on the machine."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [
         {k: v for k, v in line.items() if k != "samples_per_s" and not k.startswith(("time/", "memory/"))}
@@ -46,7 +46,7 @@ def checkpoint(folder: Path, step: int) -> Path:
 
 @dataclass
 class Outcome:
-    """The end of a run: the newest checkpoint's tensors byte for byte, and the metrics log."""
+    """The results of a run: the bytes of the newest checkpoint, and the metrics log."""
 
     model: bytes
     optimizer: bytes
@@ -66,14 +66,14 @@ class Outcome:
         )
 
 
-def assert_same(found: Outcome, expected: Outcome) -> None:
-    assert found.metrics == expected.metrics
-    assert found.results == expected.results
-    assert found.best == expected.best
-    assert found.model == expected.model, "the weights differ"
-    assert found.optimizer == expected.optimizer, "the optimizer's state differs"
+def assert_same(actual: Outcome, expected: Outcome) -> None:
+    assert actual.metrics == expected.metrics
+    assert actual.results == expected.results
+    assert actual.best == expected.best
+    assert actual.model == expected.model, "the weights differ"
+    assert actual.optimizer == expected.optimizer, "the optimizer's state differs"
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Every file of a folder, byte for byte."""
+    """Return the bytes of every file of a folder."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

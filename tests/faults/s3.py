@@ -1,4 +1,4 @@
-"""An S3 server on this machine (moto), which counts its requests, and answers late, wrong or not at all on demand."""
+"""An S3 server on this machine (moto), which records its requests and can delay, falsify or refuse answers."""
 
 import io
 import logging
@@ -35,7 +35,7 @@ class S3Server:
         self._start()
 
     def reset(self) -> None:
-        """Forget the requests and answer as a server should."""
+        """Clear the requests and disable all faults."""
         self.requests: list[str] = []
         self.latency = self.errors = self.slow = self.truncated = self.wrong_etags = 0.0
         self.slow_seconds = 2.0
@@ -68,7 +68,7 @@ class S3Server:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What clients find the server by."""
+        """Environment variables for clients of the server."""
         return {
             "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.port}",
             "AWS_ACCESS_KEY_ID": "reader",
@@ -100,22 +100,22 @@ class S3Server:
         boto3.client("s3", **self._client_options()).delete_object(Bucket=bucket, Key=key)
 
     def _client_options(self) -> dict[str, str]:
-        own = self.environment
+        variables = self.environment
         return {
-            "endpoint_url": own["AWS_ENDPOINT_URL"],
-            "aws_access_key_id": own["AWS_ACCESS_KEY_ID"],
-            "aws_secret_access_key": own["AWS_SECRET_ACCESS_KEY"],
-            "region_name": own["AWS_DEFAULT_REGION"],
+            "endpoint_url": variables["AWS_ENDPOINT_URL"],
+            "aws_access_key_id": variables["AWS_ACCESS_KEY_ID"],
+            "aws_secret_access_key": variables["AWS_SECRET_ACCESS_KEY"],
+            "region_name": variables["AWS_DEFAULT_REGION"],
         }
 
     def reads(self) -> list[str]:
-        """The requests of content."""
+        """Return the requests of content."""
         return [line for line in self.requests if line.startswith("GET") and "?" not in line]
 
     def __call__(self, environ: Mapping[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-        query, wanted = environ.get("QUERY_STRING"), environ.get("HTTP_RANGE")
+        query, byte_range = environ.get("QUERY_STRING"), environ.get("HTTP_RANGE")
         line = f"{environ['REQUEST_METHOD']} {environ['PATH_INFO']}" + (f"?{query}" if query else "")
-        self.requests.append(line + (f" {wanted}" if wanted else ""))
+        self.requests.append(line + (f" {byte_range}" if byte_range else ""))
         time.sleep(self.latency)
         if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
             return self._application(environ, start_response)
@@ -132,5 +132,5 @@ class S3Server:
             headers["ETag"] = '"00000000000000000000000000000000"'
         start_response(status, list(headers.items()))
         if body and self.random.random() < self.truncated:
-            return io.BytesIO(body[: len(body) // 2])  # Content-Length is that of all of it
+            return io.BytesIO(body[: len(body) // 2])  # Content-Length is that of the whole body
         return [body]

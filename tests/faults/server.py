@@ -1,7 +1,7 @@
-"""Imports everything once and then starts programs by forking: a fraction of a second each instead of eight.
+"""Import everything once, then start programs by forking: a fraction of a second each instead of eight.
 
-Every program is a process of its own in a session of its own, with files as stdout and stderr; real signals reach it
-and it ends as any Python program does, but for the two seconds in which Python takes torch's modules apart.
+Every program is a process in its own session, with files as stdout and stderr; it receives real signals and ends as
+any Python program does, except for the two seconds in which Python tears down torch's modules.
 Requests and answers are lines of JSON on stdin and stdout.
 """
 
@@ -27,8 +27,8 @@ WARM = (
 
 
 def warm() -> None:
-    """Do once what every program would begin with: the imports, the command line's parser, a check of a config and the
-    templates of the report; and leave out what torch does at exit."""
+    """Do once what every program starts with: imports, the command line's parser, a check of a config and the templates
+    of the report; disable torch's finalizers at exit."""
     for module in WARM:
         importlib.import_module(module)
     for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
@@ -46,7 +46,7 @@ def warm() -> None:
 
 
 def serve(answers: Any) -> dict[str, Any] | None:
-    """Answer requests to the end; in a forked program return its request."""
+    """Answer requests until stdin is closed; in a forked program return its request."""
     for line in sys.stdin:
         request = json.loads(line)
         if "wait" in request:
@@ -60,11 +60,11 @@ def serve(answers: Any) -> dict[str, Any] | None:
 
 
 def wait(pid: int, seconds: float) -> int | None:
-    """The exit status of a program, negative for a signal; None if it has not ended in time."""
+    """Return the exit status of a program, negative for a signal; None if it has not ended in time."""
     end = time.monotonic() + seconds
     while True:
-        found, status = os.waitpid(pid, os.WNOHANG)
-        if found:
+        ended_pid, status = os.waitpid(pid, os.WNOHANG)
+        if ended_pid:
             return os.waitstatus_to_exitcode(status)
         if time.monotonic() >= end:
             return None
@@ -72,7 +72,7 @@ def wait(pid: int, seconds: float) -> int | None:
 
 
 def become(request: dict[str, Any]) -> None:
-    """Go on as the program that was asked for."""
+    """Become the requested program."""
     os.setsid()
     for number, path in enumerate(("/dev/null", request["stdout"], request["stderr"])):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOCTTY | (os.O_APPEND if number else 0))
@@ -100,14 +100,14 @@ def call(name: str) -> None:
     getattr(importlib.import_module(module), function)()
 
 
-def ended(request: dict[str, Any]) -> int:
-    """Run the program to its end; its exit status."""
+def run_program(request: dict[str, Any]) -> int:
+    """Run the program to its end; return its exit status."""
     try:
         become(request)
-    except SystemExit as left:
-        if isinstance(left.code, str):
-            print(left.code, file=sys.stderr)
-        return left.code if isinstance(left.code, int) else int(left.code is not None)
+    except SystemExit as error:
+        if isinstance(error.code, str):
+            print(error.code, file=sys.stderr)
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
     except BaseException:
         traceback.print_exc()
         return 1
@@ -123,10 +123,10 @@ if __name__ == "__main__":
     channel = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     print("ready", file=channel, flush=True)
-    mine = serve(channel)
-    if mine is not None:
+    own_request = serve(channel)
+    if own_request is not None:
         channel.close()
-        status = ended(mine)
+        status = run_program(own_request)
         atexit._run_exitfuncs()
         sys.stdout.flush()
         os._exit(status)

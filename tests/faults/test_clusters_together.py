@@ -1,5 +1,5 @@
-"""Assignments and clusters are those of the whole batch, or of all images, on any number of processes, and a run that
-is resumed within an epoch goes on with them."""
+"""Cluster assignments with several processes are those of the global batch, or of all images, and are restored when a
+run is resumed within an epoch."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ TASKS = {
 
 
 def train(server: Server, folder: Path, task: str, name: str, processes: int, *overrides: str) -> Path:
-    """Train a task on some processes and return the run's folder."""
+    """Train a task on a number of processes; return the run folder."""
     recipe = folder / "clusters.yaml"
     recipe.write_text(RECIPE.replace("TASK", TASKS[task]))
     for program in start(server, processes, str(recipe), "--out", str(folder), "--name", name, *overrides):
@@ -54,14 +54,14 @@ def train(server: Server, folder: Path, task: str, name: str, processes: int, *o
 
 
 @pytest.fixture(scope="module")
-def alone(warm_server: Server, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """What one process leaves behind, of each task."""
+def one_process_run(warm_server: Server, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Return the run folder of one process, for each task."""
 
     @cache
-    def alone(task: str) -> Path:
+    def one_process_run(task: str) -> Path:
         return train(warm_server, tmp_path_factory.mktemp(task), task, "alone", 1)
 
-    return alone
+    return one_process_run
 
 
 def model(run: Path) -> dict[str, Tensor]:
@@ -70,35 +70,37 @@ def model(run: Path) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_the_same_learning_on_any_number(
-    server: Server, tmp_path: Path, alone: Callable[[str], Path], task: str, processes: int
+def test_training_does_not_depend_on_the_number_of_processes(
+    server: Server, tmp_path: Path, one_process_run: Callable[[str], Path], task: str, processes: int
 ) -> None:
-    many, one = train(server, tmp_path, task, "many", processes), alone(task)
-    assert_same_learning(many, one, 1e-4)
-    for mine, theirs in zip(steps(many), steps(one), strict=True):
+    several_processes, one_process = train(server, tmp_path, task, "many", processes), one_process_run(task)
+    assert_same_learning(several_processes, one_process, 1e-4)
+    for line, expected_line in zip(steps(several_processes), steps(one_process), strict=True):
         for name in ("train/entropy", "train/std"):
-            assert mine[name] == pytest.approx(theirs[name], abs=1e-4)
-    ours, theirs = model(many), model(one)
-    for name, tensor in ours.items():
-        torch.testing.assert_close(tensor, theirs[name], atol=1e-3, rtol=1e-3, msg=name)
+            assert line[name] == pytest.approx(expected_line[name], abs=1e-4)
+    actual, expected = model(several_processes), model(one_process)
+    for name, tensor in actual.items():
+        torch.testing.assert_close(tensor, expected[name], atol=1e-3, rtol=1e-3, msg=name)
 
 
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_run_goes_on_within_an_epoch(
-    server: Server, tmp_path: Path, alone: Callable[[str], Path], task: str, processes: int
+def test_a_run_resumes_within_an_epoch(
+    server: Server, tmp_path: Path, one_process_run: Callable[[str], Path], task: str, processes: int
 ) -> None:
-    whole = alone(task) if processes == 1 else train(server, tmp_path, task, "whole", processes)
+    uninterrupted = one_process_run(task) if processes == 1 else train(server, tmp_path, task, "whole", processes)
     train(server, tmp_path, task, "parts", processes, "train.length=4it")
-    ours = model(train(server, tmp_path, task, "parts", processes, "--resume", "train.length=8it"))
-    theirs = model(whole)
-    assert ours.keys() == theirs.keys()
-    for name, tensor in ours.items():
-        assert torch.equal(tensor, theirs[name]), name
+    actual = model(train(server, tmp_path, task, "parts", processes, "--resume", "train.length=8it"))
+    expected = model(uninterrupted)
+    assert actual.keys() == expected.keys()
+    for name, tensor in actual.items():
+        assert torch.equal(tensor, expected[name]), name
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS)
-def test_sharded_it_learns_the_same(server: Server, tmp_path: Path, alone: Callable[[str], Path], task: str) -> None:
-    many = train(server, tmp_path, task, "many", 2, "train.parallel={name: fsdp, min_num_params: 100}")
-    assert_same_learning(many, alone(task), 1e-4)
+def test_sharded_training_is_the_same(
+    server: Server, tmp_path: Path, one_process_run: Callable[[str], Path], task: str
+) -> None:
+    sharded = train(server, tmp_path, task, "many", 2, "train.parallel={name: fsdp, min_num_params: 100}")
+    assert_same_learning(sharded, one_process_run(task), 1e-4)

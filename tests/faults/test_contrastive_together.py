@@ -1,4 +1,4 @@
-"""Contrastive methods learn the same on many processes: keys, negatives and memories are those of the whole batch."""
+"""Contrastive methods with several processes: keys, negatives and memories are those of the global batch."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from tests.faults.programs import Server
 from tests.faults.runs import checkpoint
 from tests.faults.test_together import assert_same_learning
 
-# 14 images are shares of 5, 5 and 4 on three processes. Batch norms, where a method has some, see all of them.
+# 14 images are shares of 5, 5 and 4 on three processes. Batch norm, where a method has it, uses all of them.
 RECIPE = """
 plugins: [tests.faults.parts]
 task: TASK
@@ -35,12 +35,12 @@ TASKS = {
     "simclr": f"{{name: simclr, {SHARED}}}",
 }
 NOISE = {"moco_v3": 2e-3}
-"""Batch norms over few values magnify what float sums differ by, from step to step."""
-every = pytest.mark.parametrize("task", TASKS)
+"""Batch norm over few values amplifies float noise from step to step."""
+for_each_task = pytest.mark.parametrize("task", TASKS)
 
 
 class Trained:
-    """Trains a task of the recipe, and returns the run's folder."""
+    """Trains a task of the recipe, and returns the run folder."""
 
     def __init__(self, server: Server, folder: Path) -> None:
         self.server, self.folder = server, folder
@@ -68,34 +68,34 @@ def model(folder: Path, step: int = 8) -> dict[str, torch.Tensor]:
     "task", ["moco", *(pytest.param(task, marks=pytest.mark.slow) for task in ("moco_v3", "npid", "simclr"))]
 )
 @pytest.mark.parametrize("processes", [pytest.param(2, marks=pytest.mark.slow), 3])
-def test_the_same_learning_on_any_number(trained: Trained, task: str, processes: int) -> None:
-    one, many = trained(task, "one", 1), trained(task, "many", processes)
-    assert_same_learning(many, one, NOISE.get(task, 1e-4))
+def test_training_does_not_depend_on_the_number_of_processes(trained: Trained, task: str, processes: int) -> None:
+    one_process, several_processes = trained(task, "one", 1), trained(task, "many", processes)
+    assert_same_learning(several_processes, one_process, NOISE.get(task, 1e-4))
     for name in ("train/loss", "train/std", "grad_norm"):
-        assert steps(many)[0][name] == pytest.approx(steps(one)[0][name], rel=1e-5), name
-    ours, theirs = model(many), model(one)
-    assert ours.keys() == theirs.keys()
-    for name, tensor in ours.items():
-        torch.testing.assert_close(tensor, theirs[name], rtol=1e-3, atol=NOISE.get(task, 1e-4), msg=name)
+        assert steps(several_processes)[0][name] == pytest.approx(steps(one_process)[0][name], rel=1e-5), name
+    actual, expected = model(several_processes), model(one_process)
+    assert actual.keys() == expected.keys()
+    for name, tensor in actual.items():
+        torch.testing.assert_close(tensor, expected[name], rtol=1e-3, atol=NOISE.get(task, 1e-4), msg=name)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
-@every
-def test_a_resume_has_everything_as_it_was(trained: Trained, task: str, processes: int) -> None:
-    whole = trained(task, "whole", processes)
+@for_each_task
+def test_resuming_is_exact(trained: Trained, task: str, processes: int) -> None:
+    uninterrupted = trained(task, "whole", processes)
     trained(task, "parts", processes, "train.length=4it")
-    parts = trained(task, "parts", processes, "--resume", "train.length=8it")
-    assert steps(parts)[4:] == steps(whole)[4:]
-    ours, theirs = model(parts), model(whole)
-    assert ours.keys() == theirs.keys()
-    for name, tensor in ours.items():
-        assert torch.equal(tensor, theirs[name]), name
+    resumed = trained(task, "parts", processes, "--resume", "train.length=8it")
+    assert steps(resumed)[4:] == steps(uninterrupted)[4:]
+    actual, expected = model(resumed), model(uninterrupted)
+    assert actual.keys() == expected.keys()
+    for name, tensor in actual.items():
+        assert torch.equal(tensor, expected[name]), name
 
 
-def test_images_are_dealt_where_batch_norms_see_one_process(trained: Trained) -> None:
-    """The images of a step end as keys of their own, whoever made them: the queue is near that of one process."""
+def test_images_are_shuffled_between_processes_without_synchronized_batch_norm(trained: Trained) -> None:
+    """The keys of a step are in the order of its images, so the queue is similar to that of one process."""
     overrides = ("task.backbone.norm=batch", "train.sync_batch_norm=false", "train.length=4it")
     queues = [model(trained("moco", f"on{number}", number, *overrides), 4)["queue.features"] for number in (1, 2)]
-    likeness = queues[0] @ queues[1].T
-    assert (likeness.argmax(1) == torch.arange(40)).float().mean() > 0.8
+    similarity = queues[0] @ queues[1].T
+    assert (similarity.argmax(1) == torch.arange(40)).float().mean() > 0.8

@@ -1,4 +1,4 @@
-"""Damaged checkpoints are refused by name and the one before is used; the end is the same."""
+"""Damaged checkpoints are named and an earlier one is used; the results are the same."""
 
 import json
 import random
@@ -32,14 +32,14 @@ def empty(file: Path) -> None:
 
 @pytest.fixture(scope="module")
 def stopped_at_17(warm_server: Server, recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with the checkpoints 10, 15 and 17 (8, the best so far, was overtaken)."""
+    """The folder of a run stopped at step 17, with the checkpoints 10, 15 and 17 (8 is no longer the best)."""
     out = tmp_path_factory.mktemp("stopped")
     program = warm_server.start(
         *("train", str(recipe), "checkpoint.keep=3", "--out", str(out)), environment={PAUSE: "after_backward 16"}
     )
     program.until_paused()
     program.signal(signal.SIGTERM)
-    program.go_on()
+    program.unpause()
     program.expect(143)
     folder = out / "faults" / "default"
     assert [path.name[-2:] for path in sorted((folder / "checkpoints").glob("step-*"))] == ["10", "15", "17"]
@@ -48,7 +48,7 @@ def stopped_at_17(warm_server: Server, recipe: Path, tmp_path_factory: pytest.Te
 
 @pytest.fixture
 def folder(stopped_at_17: Path, tmp_path: Path) -> Path:
-    """A copy of it."""
+    """A copy of this run folder."""
     return Path(shutil.copytree(stopped_at_17, tmp_path / "faults" / "default"))
 
 
@@ -59,27 +59,27 @@ def folder(stopped_at_17: Path, tmp_path: Path) -> Path:
         for name, damage in product(FILES, (flip, cut, empty, Path.unlink))
     ],
 )
-def test_the_one_before_is_used(
-    server: Server, undisturbed: Outcome, folder: Path, name: str, damage: Callable[[Path], None]
+def test_the_checkpoint_before_a_damaged_one_is_used(
+    server: Server, uninterrupted: Outcome, folder: Path, name: str, damage: Callable[[Path], None]
 ) -> None:
     damage(checkpoint(folder, 17) / name)
     program = server.run("train", str(folder), "--resume")
     assert f"invalid checkpoint: {checkpoint(folder, 17) / name}: " in program.err
     assert f"resuming {folder} from step 15" in program.err
-    assert_same(Outcome.of(folder), undisturbed)
+    assert_same(Outcome.of(folder), uninterrupted)
 
 
-def test_two_are_damaged(server: Server, undisturbed: Outcome, folder: Path) -> None:
+def test_two_damaged_checkpoints(server: Server, uninterrupted: Outcome, folder: Path) -> None:
     flip(checkpoint(folder, 17) / "model.safetensors")
     cut(checkpoint(folder, 15) / "optimizer.safetensors")
     program = server.run("train", str(folder), "--resume")
     assert f"invalid checkpoint: {checkpoint(folder, 17) / 'model.safetensors'}: damaged" in program.err
     assert f"invalid checkpoint: {checkpoint(folder, 15) / 'optimizer.safetensors'}: " in program.err
     assert f"resuming {folder} from step 10" in program.err
-    assert_same(Outcome.of(folder), undisturbed)
+    assert_same(Outcome.of(folder), uninterrupted)
 
 
-def test_all_are_damaged(server: Server, folder: Path) -> None:
+def test_all_checkpoints_are_damaged(server: Server, folder: Path) -> None:
     for step in (10, 15, 17):
         flip(checkpoint(folder, step) / "state.json")
     before = contents(folder)
@@ -94,66 +94,72 @@ def test_all_are_damaged(server: Server, folder: Path) -> None:
     assert {name for name in after if after[name] != before.get(name)} == {"train.log"}
 
 
-def test_the_pointer_is_damaged(server: Server, undisturbed: Outcome, folder: Path) -> None:
+def test_a_damaged_pointer_is_ignored(server: Server, uninterrupted: Outcome, folder: Path) -> None:
     (folder / "checkpoints" / "last").write_bytes(b"\xff\x00step")
     server.run("train", str(folder), "--resume")
-    assert_same(Outcome.of(folder), undisturbed)
+    assert_same(Outcome.of(folder), uninterrupted)
 
 
-def test_the_end_of_a_finished_run_is_damaged(server: Server, undisturbed: Outcome, folder: Path) -> None:
-    """It has results, but not the weights that they belong to: those are made again."""
+def test_a_finished_run_with_a_damaged_last_checkpoint_is_resumed(
+    server: Server, uninterrupted: Outcome, folder: Path
+) -> None:
+    """It has results, but not their weights, which are trained again."""
     server.run("train", str(folder), "--resume")
     flip(checkpoint(folder, 30) / "model.safetensors")
     program = server.run("train", str(folder), "--resume")
     assert "nothing to do" not in program.err
     assert f"resuming {folder} from step 25" in program.err
-    assert_same(Outcome.of(folder), undisturbed)
+    assert_same(Outcome.of(folder), uninterrupted)
 
 
-def test_the_journal_was_deleted(server: Server, undisturbed: Outcome, folder: Path) -> None:
+def test_a_deleted_metrics_log_is_reported(server: Server, uninterrupted: Outcome, folder: Path) -> None:
     (folder / "metrics.jsonl").unlink()
     program = server.run("train", str(folder), "--resume")
     assert "metrics.jsonl is shorter than when the checkpoint was saved: lines are missing" in program.err
-    found = Outcome.of(folder)
-    assert found.model == undisturbed.model
-    assert found.metrics == [line for line in undisturbed.metrics if line["step"] > 17]
+    outcome = Outcome.of(folder)
+    assert outcome.model == uninterrupted.model
+    assert outcome.metrics == [line for line in uninterrupted.metrics if line["step"] > 17]
 
 
-def test_the_config_of_the_run_was_spoilt(server: Server, recipe: Path, undisturbed: Outcome, folder: Path) -> None:
+def test_an_invalid_saved_config_is_replaced(
+    server: Server, recipe: Path, uninterrupted: Outcome, folder: Path
+) -> None:
     (folder / "config.yaml").write_text("task: [")
     program = server.run("train", str(recipe), "--out", str(folder.parents[1]), "--resume")
     assert f"the config saved in {folder} can no longer be read" in program.err
-    assert_same(Outcome.of(folder), undisturbed)
+    assert_same(Outcome.of(folder), uninterrupted)
 
 
 # --- an older checkpoint by name --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("finished", [False, True])
-def test_going_back_to_an_older_checkpoint(
-    server: Server, recipe: Path, undisturbed: Outcome, folder: Path, finished: bool
+def test_resuming_from_an_older_checkpoint(
+    server: Server, recipe: Path, uninterrupted: Outcome, folder: Path, finished: bool
 ) -> None:
     if finished:
         server.run("train", str(folder), "checkpoint.keep=9", "--resume")
     program = server.run("train", str(folder), "--resume", str(checkpoint(folder, 10)))
     assert f"resuming {folder} from step 10" in program.err
     assert program.trace[0] == "start 10"
-    assert_same(Outcome.of(folder), undisturbed)
+    assert_same(Outcome.of(folder), uninterrupted)
 
 
-def test_going_back_and_killed_before_the_next_save(server: Server, undisturbed: Outcome, folder: Path) -> None:
+def test_a_run_killed_after_resuming_from_an_older_checkpoint(
+    server: Server, uninterrupted: Outcome, folder: Path
+) -> None:
     """Later lines are dropped as soon as the older checkpoint is resumed: the metrics log is truncated there."""
     program = server.start(
         "train", str(folder), "--resume", str(checkpoint(folder, 10)), environment={PAUSE: "after_backward 12"}
     )
     program.until_paused()
     program.kill()
-    again = server.run("train", str(folder), "--resume")
-    assert f"resuming {folder} from step 10" in again.err
-    assert_same(Outcome.of(folder), undisturbed)
+    resumed = server.run("train", str(folder), "--resume")
+    assert f"resuming {folder} from step 10" in resumed.err
+    assert_same(Outcome.of(folder), uninterrupted)
 
 
-def test_a_damaged_one_asked_for_by_name_is_refused(server: Server, folder: Path) -> None:
+def test_a_damaged_checkpoint_given_by_path_is_refused(server: Server, folder: Path) -> None:
     flip(checkpoint(folder, 10) / "model.safetensors")
     before = contents(folder)
     program = server.run("train", str(folder), "--resume", str(checkpoint(folder, 10)), status=2)
@@ -162,7 +168,7 @@ def test_a_damaged_one_asked_for_by_name_is_refused(server: Server, folder: Path
     assert (folder / "checkpoints" / "last").read_bytes() == before["checkpoints/last"]
 
 
-def test_one_of_another_run_is_refused(server: Server, folder: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_run_is_refused(server: Server, folder: Path, tmp_path: Path) -> None:
     other = shutil.copytree(checkpoint(folder, 10), tmp_path / "elsewhere" / "step-00000010")
     program = server.run("train", str(folder), "--resume", str(other), status=2)
     assert f"{other} is not a checkpoint in {folder / 'checkpoints'}" in program.err
@@ -175,10 +181,10 @@ def test_evaluating_a_damaged_checkpoint_is_refused(server: Server, folder: Path
     assert "Traceback" not in program.err
 
 
-def test_evaluating_the_best_gives_its_score(server: Server, undisturbed: Outcome, folder: Path) -> None:
+def test_evaluating_the_best_checkpoint_gives_its_scores(server: Server, uninterrupted: Outcome, folder: Path) -> None:
     server.run("eval", str(folder), "--checkpoint", "best")
-    found = json.loads((folder / "eval" / "val" / "scores.json").read_text())
-    (line,) = [line for line in undisturbed.metrics if line["step"] == 15 and "val/top1" in line]
+    saved = json.loads((folder / "eval" / "val" / "scores.json").read_text())
+    (line,) = [line for line in uninterrupted.metrics if line["step"] == 15 and "val/top1" in line]
     scores = {name: value for name, value in line.items() if name.startswith("val/")}
-    assert found["checkpoint"] == "step-00000015" and {"val/top1", "val/nll"} <= scores.keys()
-    assert {name: value for name, value in found.items() if name.startswith("val/")} == scores
+    assert saved["checkpoint"] == "step-00000015" and {"val/top1", "val/nll"} <= scores.keys()
+    assert {name: value for name, value in saved.items() if name.startswith("val/")} == scores

@@ -1,4 +1,4 @@
-"""Detection keeps the engine's promises: kills, workers, processes, and one step once more."""
+"""Detection runs: kills, workers, processes, and replayed steps."""
 
 import json
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from tests.faults.programs import Server
 from tests.faults.runs import Outcome, assert_same, checkpoint, metrics
 
 RECIPE = """
-# Mask R-CNN draws which regions it learns from, and every sample is made of several.
+# Mask R-CNN samples regions at random, and every sample combines several images.
 plugins: [tests.faults.parts]
 vars: {root: ROOT}
 task:
@@ -62,7 +62,7 @@ seed: 3
 STEPS = 10
 
 Detect = Callable[..., Path]
-"""Trains the recipe in a folder with this name, on some processes, with overrides, and returns the run's."""
+"""Trains the recipe in a folder with this name, on a number of processes, with overrides; returns the run folder."""
 
 
 @pytest.fixture(scope="session")
@@ -75,9 +75,9 @@ def detection(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def detect(server: Server, detection: Path, tmp_path: Path) -> Detect:
-    def train(name: str, processes: int, *overrides: str, **how: Any) -> Path:
+    def train(name: str, processes: int, *overrides: str, **options: Any) -> Path:
         arguments = (str(detection), "--out", str(tmp_path), "--name", name, *overrides)
-        for program in start(server, processes, *arguments, **how):
+        for program in start(server, processes, *arguments, **options):
             program.expect(0, 300)
         return tmp_path / "faults" / name
 
@@ -85,14 +85,14 @@ def detect(server: Server, detection: Path, tmp_path: Path) -> Detect:
 
 
 @pytest.fixture(scope="session")
-def whole(warm_server: Server, detection: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a run leaves behind that nothing disturbed."""
-    out = tmp_path_factory.mktemp("whole")
+def uninterrupted_run(warm_server: Server, detection: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of an uninterrupted run."""
+    out = tmp_path_factory.mktemp("uninterrupted")
     warm_server.run("train", str(detection), "--out", str(out), seconds=300)
     return out / "faults" / "default"
 
 
-def found_in(folder: Path) -> list[dict[str, float]]:
+def val_metrics(folder: Path) -> list[dict[str, float]]:
     return [
         {name: value for name, value in line.items() if name.startswith("val/")}
         for line in metrics(folder)
@@ -103,68 +103,68 @@ def found_in(folder: Path) -> list[dict[str, float]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", ["after_backward 6", "before_phase evaluate 5"])
 def test_killed_and_resumed_with_other_workers(
-    server: Server, detection: Path, whole: Path, tmp_path: Path, moment: str
+    server: Server, detection: Path, uninterrupted_run: Path, tmp_path: Path, moment: str
 ) -> None:
     arguments = ("train", str(detection), "--out", str(tmp_path))
     program = server.start(*arguments, "data.num_workers=2")
     program.until(lambda: moment in program.trace, 300)
     program.kill()
     server.run(*arguments, "--resume", "data.num_workers=0", seconds=300)
-    assert_same(Outcome.of(tmp_path / "faults" / "default"), Outcome.of(whole))
+    assert_same(Outcome.of(tmp_path / "faults" / "default"), Outcome.of(uninterrupted_run))
 
 
 @pytest.mark.slow
-def test_everything_random_counts(detect: Detect, whole: Path) -> None:
-    """Without it the tests of kills would prove little: each of these changes what is learned."""
+def test_every_source_of_randomness_changes_the_weights(detect: Detect, uninterrupted_run: Path) -> None:
+    """Otherwise the tests of kills would prove little."""
     transforms = ["resize_shortest_edge", "copy_paste", "mosaic", "mixup_boxes", "RandomHorizontalFlip"]
-    offs = {
+    overrides = {
         "shortest": "data.train.transforms.0.short_edge_length=48",
-        **{f"{name}": f"data.train.transforms.{place}.probability=0" for place, name in enumerate(transforms[1:4], 1)},
+        **{f"{name}": f"data.train.transforms.{index}.probability=0" for index, name in enumerate(transforms[1:4], 1)},
         "flip": "data.train.transforms.4.p=0",
         "sampler": "data.sampler=null",
     }
-    short = ("train.length=4it", "evaluate.every=0it", "checkpoint.every=4it")
+    options = ("train.length=4it", "evaluate.every=0it", "checkpoint.every=4it")
     models = {
-        (checkpoint(detect(name, 1, *short, *override), 4) / "model.safetensors").read_bytes()
-        for name, override in {"all": (), **{name: (one,) for name, one in offs.items()}}.items()
+        (checkpoint(detect(name, 1, *options, *override), 4) / "model.safetensors").read_bytes()
+        for name, override in {"all": (), **{name: (value,) for name, value in overrides.items()}}.items()
     }
-    assert len(models) == len(offs) + 1
+    assert len(models) == len(overrides) + 1
 
 
-def test_the_same_scores_on_any_number_of_processes(server: Server, whole: Path) -> None:
-    """Of boxes and of masks, to the last digit."""
-    expected = found_in(whole)[-1]
+def test_scores_do_not_depend_on_the_number_of_processes(server: Server, uninterrupted_run: Path) -> None:
+    """Scores of boxes and masks are bitwise identical."""
+    expected = val_metrics(uninterrupted_run)[-1]
     assert {"val/AP", "val/mask_AP", "val/loss", "val/loss_mask"} <= expected.keys()
     assert expected["val/AP"] > 0 and expected["val/mask_AP"] > 0
     for processes in (1, 2, 3):
-        for program in start(server, processes, str(whole), "--checkpoint", "last", command="eval"):
+        for program in start(server, processes, str(uninterrupted_run), "--checkpoint", "last", command="eval"):
             program.expect(0, 300)
-        said = json.loads((whole / "eval" / "val" / "scores.json").read_text())
-        assert {name: said[name] for name in expected} == expected, processes
+        scores = json.loads((uninterrupted_run / "eval" / "val" / "scores.json").read_text())
+        assert {name: scores[name] for name in expected} == expected, processes
 
 
 def test_the_first_loss_is_the_same_on_two_processes(detect: Detect) -> None:
-    """Where neither batch norm nor padding looks at what else is in a batch."""
+    """If neither batch norm nor padding depends on the rest of the batch."""
     fcos = "task.detector={name: fcos, neck: {name: fpn_p3_p7, channels: 64}, num_convs: 1}"
     frozen = ("task.freeze_norms=true", "task.freeze_random=true")
-    alike = ("data.train.transforms.2.probability=1", "data.train.transforms.1.probability=0")
-    short = (fcos, *frozen, *alike, "train.length=3it", "evaluate.every=0it")
-    one, two = (steps(detect(f"on{processes}", processes, *short)) for processes in (1, 2))
-    for mine, other in zip(two, one, strict=True):
-        assert mine["sample_ids"] == other["sample_ids"]
+    same_size = ("data.train.transforms.2.probability=1", "data.train.transforms.1.probability=0")
+    options = (fcos, *frozen, *same_size, "train.length=3it", "evaluate.every=0it")
+    one_process, two_processes = (steps(detect(f"on{processes}", processes, *options)) for processes in (1, 2))
+    for actual, expected in zip(two_processes, one_process, strict=True):
+        assert actual["sample_ids"] == expected["sample_ids"]
     for name in ("train/loss", "train/loss_cls", "train/loss_box_reg", "train/loss_centerness", "grad_norm"):
-        assert two[0][name] == pytest.approx(one[0][name], rel=1e-5), name
+        assert two_processes[0][name] == pytest.approx(one_process[0][name], rel=1e-5), name
 
 
 @pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.slow), 7])
-def test_a_step_is_done_again_with_the_same_numbers(server: Server, whole: Path, step: int) -> None:
-    server.run("replay", str(whole), "--step", str(step), seconds=300)
-    folder = whole / "replay" / f"step-{step:08d}"
-    found, recorded = json.loads((folder / "step.json").read_text()), steps(whole)[step - 1]
+def test_a_replayed_step_has_the_same_numbers(server: Server, uninterrupted_run: Path, step: int) -> None:
+    server.run("replay", str(uninterrupted_run), "--step", str(step), seconds=300)
+    folder = uninterrupted_run / "replay" / f"step-{step:08d}"
+    replayed, recorded = json.loads((folder / "step.json").read_text()), steps(uninterrupted_run)[step - 1]
     for name in ("train/loss", "train/loss_mask", "train/loss_rpn_cls", "grad_norm"):
-        assert found[name] == recorded[name], name
-    plain = json.loads((folder / "batch.json").read_text())
-    assert plain["id"] == recorded["sample_ids"]
+        assert replayed[name] == recorded[name], name
+    batch = json.loads((folder / "batch.json").read_text())
+    assert batch["id"] == recorded["sample_ids"]
     tensors = load_file(folder / "batch.safetensors")
     assert tensors["image"].shape[:2] == (4, 3)
     for number in range(4):

@@ -1,4 +1,4 @@
-"""Three hosts, of which some leave and join while a run is trained: network namespaces joined by a switch."""
+"""Elastic training on three hosts, which leave and join during a run: network namespaces connected by a bridge."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from tests.faults.test_hosts import ip
 SWITCH, HOSTS = "opabinia-switch", ("opabinia-1", "opabinia-2", "opabinia-3")
 ADDRESS = "10.77.32.{}"
 SECONDS = 1200
-"""To wait for, at most: a lost host is given up after a minute, and a busy machine starts programs slowly."""
+"""Timeout: a lost host is given up after a minute, and a busy machine starts programs slowly."""
 
 
 @pytest.fixture
@@ -49,15 +49,15 @@ def hosts() -> Iterator[None]:
 
 @pytest.fixture
 def programs(hosts: None) -> Iterator[list[Launch]]:
-    """Those of a test, which end with it."""
+    """The programs of a test, which end with it."""
     started: list[Launch] = []
     yield started
     for program in started:
         program.end()
 
 
-def launched(recipe: Path, folder: Path, number: int, *options: str, attempt: int = 1) -> Launch:
-    """The same command on every host; the last one hosts the rendezvous."""
+def launch_on_host(recipe: Path, folder: Path, number: int, *options: str, attempt: int = 1) -> Launch:
+    """Launch the same command on every host; the last one hosts the rendezvous."""
     command = ["opabinia", "train", str(recipe), "--out", str(folder), "--nproc", "1", "--nnodes", "1:3"]
     return Launch(
         folder,
@@ -70,14 +70,14 @@ def launched(recipe: Path, folder: Path, number: int, *options: str, attempt: in
 
 def launch_all(programs: list[Launch], recipe: Path, folder: Path, *options: str) -> None:
     """Launch the host of the rendezvous last: a busy machine may start it long before the others."""
-    programs += [launched(recipe, folder, number, *options) for number in (1, 2)]
+    programs += [launch_on_host(recipe, folder, number, *options) for number in (1, 2)]
     first, second = programs
     second.until(lambda: "waiting for" in first.err and "waiting for" in second.err, SECONDS)
-    programs.append(launched(recipe, folder, 3, *options))
+    programs.append(launch_on_host(recipe, folder, 3, *options))
 
 
-def undisturbed(recipe: Path, folder: Path) -> Launch:
-    return Launch(folder, "opabinia", "train", str(recipe), "--out", str(folder), "--name", "undisturbed")
+def launch_uninterrupted(recipe: Path, folder: Path) -> Launch:
+    return Launch(folder, "opabinia", "train", str(recipe), "--out", str(folder), "--name", "uninterrupted")
 
 
 def turn_off(number: int) -> None:
@@ -92,39 +92,39 @@ def starts(folder: Path) -> list[dict[str, Any]]:
     return [line for line in lines if "world_size" in line]
 
 
-def assert_as_undisturbed(folder: Path) -> None:
+def assert_as_uninterrupted(folder: Path) -> None:
     assert [line["step"] for line in steps(folder)] == list(range(1, STEPS + 1)), "each step counts once"
-    for line, expected in zip(steps(folder), steps(folder.with_name("undisturbed")), strict=True):
+    for line, expected in zip(steps(folder), steps(folder.with_name("uninterrupted")), strict=True):
         assert line["sample_ids"] == expected["sample_ids"]
         assert line["train/loss"] == pytest.approx(expected["train/loss"], rel=1e-4)
 
 
 @pytest.mark.slow
-def test_a_host_is_lost_and_joins_again(programs: list[Launch], together: Path, tmp_path: Path) -> None:
-    launch_all(programs, together, tmp_path, "--max-restarts", "0")
+def test_a_lost_host_rejoins(programs: list[Launch], multi_process_recipe: Path, tmp_path: Path) -> None:
+    launch_all(programs, multi_process_recipe, tmp_path, "--max-restarts", "0")
     first, second, third = programs
     first.until(lambda: "after_step 7" in first.trace, SECONDS)
     turn_off(1)  # rank 0, after the checkpoint of step 5
     first.process.wait(10)
-    programs.append(undisturbed(together, tmp_path))
+    programs.append(launch_uninterrupted(multi_process_recipe, tmp_path))
     second.until(lambda: second.trace.count("start 5") == 1, SECONDS)
     second.until(lambda: second.trace.count("after_step 9") == 1, SECONDS)
-    again = launched(together, tmp_path, 1, attempt=2)
-    programs.append(again)
+    rejoined = launch_on_host(multi_process_recipe, tmp_path, 1, attempt=2)
+    programs.append(rejoined)
     for program in (second, third, *programs[3:]):
         program.expect(0, SECONDS)
     run = tmp_path / "together" / "default"
-    assert_as_undisturbed(run)
+    assert_as_uninterrupted(run)
     assert [(line["world_size"], line["micro_batch_size"]) for line in starts(run)] == [(3, 11), (2, 11), (3, 11)]
     assert "continuing with 2 machines instead of 3" in second.err
     assert "continuing with 3 machines instead of 2" in second.err
-    assert "start 0" not in again.trace and len(again.trace) > 2, "it has trained, and not from the beginning"
+    assert "start 0" not in rejoined.trace and len(rejoined.trace) > 2, "it has trained, but not from the beginning"
 
 
 @pytest.mark.slow
-def test_hosts_leave_after_a_notice(programs: list[Launch], together: Path, tmp_path: Path) -> None:
+def test_hosts_leave_after_a_notice(programs: list[Launch], multi_process_recipe: Path, tmp_path: Path) -> None:
     """One of them hosts the rendezvous: the others wait until it is back."""
-    launch_all(programs, together, tmp_path, "--resume", "auto")
+    launch_all(programs, multi_process_recipe, tmp_path, "--resume", "auto")
     first, second, third = programs
     first.until(lambda: "after_step 2" in first.trace, SECONDS)
     first.process.send_signal(signal.SIGTERM)
@@ -134,12 +134,12 @@ def test_hosts_leave_after_a_notice(programs: list[Launch], together: Path, tmp_
     third.process.send_signal(signal.SIGTERM)
     third.expect(143, SECONDS)
     second.until(lambda: "waiting for machine 0 to come back" in second.err, SECONDS)
-    programs.append(launched(together, tmp_path, 3, "--resume", "auto", attempt=2))
-    programs.append(undisturbed(together, tmp_path))
+    programs.append(launch_on_host(multi_process_recipe, tmp_path, 3, "--resume", "auto", attempt=2))
+    programs.append(launch_uninterrupted(multi_process_recipe, tmp_path))
     for program in (second, *programs[3:]):
         program.expect(0, SECONDS)
     run = tmp_path / "together" / "default"
-    assert_as_undisturbed(run)
+    assert_as_uninterrupted(run)
     assert [line["world_size"] for line in starts(run)][:2] == [3, 2]
-    done = [line for line in second.trace if line.startswith("after_step")]
-    assert done == [f"after_step {step}" for step in range(1, STEPS + 1)], "all have saved: no step is repeated"
+    steps_done = [line for line in second.trace if line.startswith("after_step")]
+    assert steps_done == [f"after_step {step}" for step in range(1, STEPS + 1)], "all have saved: no step is repeated"

@@ -1,4 +1,4 @@
-"""Features extracted by many processes, or killed in the middle, are those that one process writes undisturbed."""
+"""Features extracted with several processes, or after a kill, equal those of one uninterrupted process."""
 
 from pathlib import Path
 
@@ -27,20 +27,20 @@ def run(warm_server: Server, recipe: Path, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def expected(warm_server: Server, run: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """Of both sets, 470 samples in 59 batches and 90 in 12."""
-    out = tmp_path_factory.mktemp("undisturbed") / "out"
+    """The features of both splits: 470 samples in 59 batches, and 90 in 12."""
+    out = tmp_path_factory.mktemp("uninterrupted") / "out"
     warm_server.run("extract", str(run), "--split", "all", "--layers", LAYERS, "--out", str(out))
-    found = contents(out)
-    assert len(found) == 14 and {"val/trunk.npy", "train/ids.json", "val/classes.json"} <= found.keys()
-    return found
+    files = contents(out)
+    assert len(files) == 14 and {"val/trunk.npy", "train/ids.json", "val/classes.json"} <= files.keys()
+    return files
 
 
-def extracted(server: Server, run: Path, out: Path, world: int, *more: str, broken: str = "") -> str:
+def extract(server: Server, run: Path, out: Path, world: int, *arguments: str, broken: str = "") -> str:
     """Extract in this many processes; return the log of rank 0."""
-    meeting = [] if world == 1 else [f"train.distributed.init=file://{out.parent}/meeting-{world}"]
+    init_method = [] if world == 1 else [f"train.distributed.init=file://{out.parent}/rendezvous-{world}"]
     programs = [
         server.start(
-            *("extract", str(run), "--layers", LAYERS, "--out", str(out), *meeting, *more),
+            *("extract", str(run), "--layers", LAYERS, "--out", str(out), *init_method, *arguments),
             environment={"RANK": str(rank), "WORLD_SIZE": str(world), BROKEN: broken},
         )
         for rank in range(world)
@@ -54,18 +54,18 @@ def extracted(server: Server, run: Path, out: Path, world: int, *more: str, brok
 
 @pytest.mark.slow
 @pytest.mark.parametrize("world", [2, 3])
-def test_any_number_of_processes_writes_the_same(
+def test_features_do_not_depend_on_the_number_of_processes(
     server: Server, run: Path, expected: dict[str, bytes], tmp_path: Path, world: int
 ) -> None:
-    log = extracted(server, run, tmp_path / "out", world, "--split", "train,val")
+    log = extract(server, run, tmp_path / "out", world, "--split", "train,val")
     assert contents(tmp_path / "out") == expected
     assert f"470 samples of train in {tmp_path}/out/train" in log
 
 
-def test_parquet_of_many_processes_is_that_of_one(server: Server, run: Path, tmp_path: Path) -> None:
+def test_parquet_files_do_not_depend_on_the_number_of_processes(server: Server, run: Path, tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     for world in (1, 2):
-        extracted(server, run, tmp_path / str(world), world, "--format", "parquet")
+        extract(server, run, tmp_path / str(world), world, "--format", "parquet")
     assert contents(tmp_path / "1") == contents(tmp_path / "2")
 
 
@@ -73,12 +73,12 @@ def test_parquet_of_many_processes_is_that_of_one(server: Server, run: Path, tmp
 def test_samples_that_cannot_be_read_are_skipped_and_counted(
     server: Server, run: Path, expected: dict[str, bytes], tmp_path: Path, world: int
 ) -> None:
-    more = ("--split", "train", "data.on_error=skip", "data.num_workers=1")
-    log = extracted(server, run, tmp_path / "out", world, *more, broken="13")
+    arguments = ("--split", "train", "data.on_error=skip", "data.num_workers=1")
+    log = extract(server, run, tmp_path / "out", world, *arguments, broken="13")
     assert "1 sample could not be read: skipped" in log
-    found = np.load(tmp_path / "out" / "labels.npy")
-    whole = np.frombuffer(expected["train/labels.npy"][-8 * 470 :], np.int64)
-    assert np.array_equal(found, np.delete(whole, 13))
+    labels = np.load(tmp_path / "out" / "labels.npy")
+    all_labels = np.frombuffer(expected["train/labels.npy"][-8 * 470 :], np.int64)
+    assert np.array_equal(labels, np.delete(all_labels, 13))
     assert b'"samples": 469' in (tmp_path / "out" / "about.json").read_bytes()
     assert b'"skipped": 1' in (tmp_path / "out" / "about.json").read_bytes()
 
@@ -90,7 +90,7 @@ def test_a_sample_that_cannot_be_read_is_named(server: Server, run: Path, tmp_pa
     assert not (tmp_path / "out").exists()
 
 
-def test_killed_alone_and_resumed_by_others(
+def test_one_process_is_killed_and_two_resume(
     server: Server, run: Path, expected: dict[str, bytes], tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
@@ -99,24 +99,24 @@ def test_killed_alone_and_resumed_by_others(
     program.until_paused()
     program.kill()
     assert not out.exists() or not list(out.glob("[a-z]*"))
-    log = extracted(server, run, out, 2, "--split", "all")
-    # 12 batches were done; that nothing more belongs to the last shard comes out with the batch behind it.
+    log = extract(server, run, out, 2, "--split", "all")
+    # 12 batches were done; a shard is finished when the batch after it begins.
     assert f"resuming {out}/train: 11 shards of 1 batches are finished" in log
     assert contents(out) == expected
 
 
-def test_two_at_once_are_refused(server: Server, run: Path, tmp_path: Path) -> None:
+def test_two_writers_are_refused(server: Server, run: Path, tmp_path: Path) -> None:
     command = ("extract", str(run), "--out", str(tmp_path / "out"))
     first = server.start(*command, environment={PAUSE: "val sample 20"})
     first.until_paused()
     assert "another process is writing" in server.run(*command, status=2).err
-    first.go_on()
+    first.unpause()
     first.expect(0)
 
 
-def killed_again_and_again(server: Server, command: tuple[str, ...], step: int) -> int:
-    """Run a command and kill it before its n-th call that changes a file, n growing by ``step``, until it comes to its
-    end before; how many kills there were."""
+def kill_repeatedly(server: Server, command: tuple[str, ...], step: int) -> int:
+    """Run a command and kill it before its n-th call that changes a file, n growing by ``step``, until it finishes;
+    return the number of kills."""
     for kills in range(1000):
         program = server.start(
             *command,
@@ -126,21 +126,21 @@ def killed_again_and_again(server: Server, command: tuple[str, ...], step: int) 
         if program.wait() != -9:
             program.expect(0)
             return kills
-    raise AssertionError("it does not get on")
+    raise AssertionError("it does not finish")
 
 
 @pytest.mark.parametrize("begun", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["begun", "from nothing"])
-def test_killed_at_any_write_it_goes_on(
+def test_extraction_resumes_after_a_kill_at_any_write(
     server: Server, run: Path, expected: dict[str, bytes], tmp_path: Path, begun: bool
 ) -> None:
-    """In a shard, while all are joined, while what was there before is replaced."""
+    """In a shard, while shards are joined, and while earlier files are replaced."""
     out = tmp_path / "out"
     server.run("extract", str(run), "--layers", "trunk", "--out", str(out))
     command = ("extract", str(run), "--layers", LAYERS, "--out", str(out))
     if begun:
-        nearly = server.start(*command, environment={PAUSE: "val sample 89"})
-        nearly.until_paused()
-        nearly.kill()
-    assert killed_again_and_again(server, command, 5 if begun else 1) > 5
-    assert contents(out) == {name[4:]: one for name, one in expected.items() if name.startswith("val/")}
-    assert list(tmp_path.iterdir()) == [out], "nothing half done is left behind"
+        unfinished = server.start(*command, environment={PAUSE: "val sample 89"})
+        unfinished.until_paused()
+        unfinished.kill()
+    assert kill_repeatedly(server, command, 5 if begun else 1) > 5
+    assert contents(out) == {name[4:]: content for name, content in expected.items() if name.startswith("val/")}
+    assert list(tmp_path.iterdir()) == [out], "no temporary files are left"

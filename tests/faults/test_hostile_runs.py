@@ -1,4 +1,4 @@
-"""Every file of a run folder damaged in every way: exit status 0 or 2, a clear message, no other file changed."""
+"""Every kind of damage to every file of a run folder: exit status 0 or 2, a clear message, no other file changed."""
 
 import importlib.metadata
 import logging
@@ -87,52 +87,57 @@ CHEAP = (MERGE, SHOW, PAGE)
 def command(*words: str) -> tuple[int, str]:
     """Run a command in this process; return its exit status and its stderr."""
     err = StringIO()
-    with redirect_stdout(StringIO()), redirect_stderr(err), pytest.raises(SystemExit) as leaving:
+    with redirect_stdout(StringIO()), redirect_stderr(err), pytest.raises(SystemExit) as system_exit:
         main(words)
-    assert isinstance(leaving.value.code, int)
-    return leaving.value.code, err.getvalue()
+    assert isinstance(system_exit.value.code, int)
+    return system_exit.value.code, err.getvalue()
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def complete_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A finished run with everything that commands write into its folder."""
-    patch, log = pytest.MonkeyPatch(), logging.getLogger("opabinia")
-    for function in (typer.main.get_command, importlib.metadata.entry_points):  # most of the time of a cheap command
-        patch.setattr(sys.modules[function.__module__], function.__name__, cache(function))
+    monkeypatch, log = pytest.MonkeyPatch(), logging.getLogger("opabinia")
+    for function in (
+        typer.main.get_command,
+        importlib.metadata.entry_points,
+    ):  # they take most of the time of a cheap command
+        monkeypatch.setattr(sys.modules[function.__module__], function.__name__, cache(function))
     before = (log.propagate, log.level)
-    out = tmp_path_factory.mktemp("whole")
+    out = tmp_path_factory.mktemp("complete")
     (out / "tiny.yaml").write_text(RECIPE)
     assert command("train", str(out / "tiny.yaml"), "--out", str(out / "runs"))[0] == 0
     folder = out / "runs" / "tiny" / "default"
     for words in ("eval RUN", "extract RUN", "report RUN"):
         assert command(*words.replace("RUN", str(folder)).split())[0] == 0
-    for picture in sorted((folder / "pictures").glob("*.webp"))[3:]:
-        picture.unlink()
+    for image in sorted((folder / "pictures").glob("*.webp"))[3:]:
+        image.unlink()
     yield folder
     log.propagate, log.level = before
-    patch.undo()
+    monkeypatch.undo()
 
 
-def check(whole: Path, out: Path, seed: int, commands: tuple[str, ...]) -> None:
-    """Damage a file of a copy of the run, run a command on it, and check what comes of it."""
+def check_damage(complete_run: Path, out: Path, seed: int, commands: tuple[str, ...]) -> None:
+    """Damage a file of a copy of the run, run a command on it, and check its exit status, messages and files."""
     random = Random(seed)
     shutil.rmtree(out, ignore_errors=True)
-    folder = Path(shutil.copytree(whole, out / "runs" / "tiny" / "default"))
+    folder = Path(shutil.copytree(complete_run, out / "runs" / "tiny" / "default"))
     (out / "outside").write_text("outside")
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name not in (".lock", "train.log"))
     file = random.choice([path for path in files if any(words in commands for words in READ_BY.get(path.name, ()))])
-    harm = random.choice(damage.damages(file))
+    damage_file = random.choice(damage.damages(file))
     words = random.choice([words for words in READ_BY[file.name] if words in commands])
-    harm(file, random)
+    damage_file(file, random)
     before = contents(out)
-    case = f"seed {seed}: {harm.__name__} of {file.relative_to(folder)}: {words}"
+    case = f"seed {seed}: {damage_file.__name__} of {file.relative_to(folder)}: {words}"
     try:
         status, err = command(*words.replace("RUN", str(folder)).split())
     except BaseException as error:
         raise AssertionError(f"{case}: {type(error).__name__}: {error}") from error
-    # A folder, or a link to one or to a device, where a file must be written is an error of the disk.
-    in_the_way = status == 1 and harm in (damage.become_folder, damage.become_link) and "error: cannot write" in err
-    assert status in (0, 2) or in_the_way, f"{case}: {status} {err}"
+    # A folder, or a link to a folder or device, where a file must be written is a write error.
+    is_write_error = (
+        status == 1 and damage_file in (damage.become_folder, damage.become_link) and "error: cannot write" in err
+    )
+    assert status in (0, 2) or is_write_error, f"{case}: {status} {err}"
     assert "Traceback" not in err, f"{case}: {err}"
     assert "\x1b" not in err, f"{case}: {err!r}"
     after = contents(out)
@@ -146,8 +151,8 @@ def check(whole: Path, out: Path, seed: int, commands: tuple[str, ...]) -> None:
     assert not [name for name in changed if not name.startswith(allowed) or name.startswith("..")], f"{case}: {changed}"
 
 
-def test_sections_that_a_saved_config_lacks_have_their_defaults(whole: Path, tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(whole, tmp_path / "run"))
+def test_sections_that_a_saved_config_lacks_have_their_defaults(complete_run: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(complete_run, tmp_path / "run"))
     config = yaml.safe_load((folder / "config.yaml").read_text())
     (folder / "config.yaml").write_text(yaml.safe_dump({key: config[key] for key in config if key != "checkpoint"}))
     assert command("eval", str(folder))[0] == 0
@@ -155,12 +160,12 @@ def test_sections_that_a_saved_config_lacks_have_their_defaults(whole: Path, tmp
 
 @settings(max_examples=200, suppress_health_check=list(HealthCheck), deadline=None, database=None)
 @given(seed=st.integers(0, 2**32))
-def test_a_damaged_file_is_named(whole: Path, tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
-    check(whole, tmp_path_factory.getbasetemp() / "damaged", seed, CHEAP)
+def test_a_damaged_file_is_named(complete_run: Path, tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
+    check_damage(complete_run, tmp_path_factory.getbasetemp() / "damaged", seed, CHEAP)
 
 
 @pytest.mark.slow
 @settings(max_examples=10_000, suppress_health_check=list(HealthCheck), deadline=None, database=None)
 @given(seed=st.integers(0, 2**32))
-def test_ten_thousand(whole: Path, tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
-    check(whole, tmp_path_factory.getbasetemp() / "damaged", seed, tuple(MAY_WRITE))
+def test_ten_thousand_damaged_files(complete_run: Path, tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
+    check_damage(complete_run, tmp_path_factory.getbasetemp() / "damaged", seed, tuple(MAY_WRITE))

@@ -1,4 +1,4 @@
-"""Two hosts: network namespaces with an address each, joined by a cable that can be pulled."""
+"""Two hosts: network namespaces connected by a link that can be taken down."""
 
 import os
 import shutil
@@ -43,14 +43,14 @@ def hosts() -> Iterator[None]:
         ip("netns", "del", host)
 
 
-def launched(recipe: Path, folder: Path) -> list[Launch]:
-    """The same command on both, but for the number."""
+def launch_on_hosts(recipe: Path, folder: Path) -> list[Launch]:
+    """Launch the same command on both hosts, with their node ranks."""
     common = ["opabinia", "train", str(recipe), "train.num_threads=1", "--out", str(folder), "--nproc", "1"]
-    meeting = ["--nnodes", "2", "--rdzv-endpoint", f"{ADDRESS.format(1)}:29500"]
+    rendezvous = ["--nnodes", "2", "--rdzv-endpoint", f"{ADDRESS.format(1)}:29500"]
     return [
         Launch(
             folder,
-            *(*common, *meeting, "--node-rank", str(number)),
+            *(*common, *rendezvous, "--node-rank", str(number)),
             environment={SLOW: "0.1"},
             within=["ip", "netns", "exec", host],
             name=f"{host}-",
@@ -60,31 +60,35 @@ def launched(recipe: Path, folder: Path) -> list[Launch]:
 
 
 @pytest.mark.slow
-def test_the_cable_is_pulled_and_put_back(hosts: None, recipe: Path, pair: Outcome, tmp_path: Path) -> None:
-    programs = launched(recipe, tmp_path)
+def test_a_run_survives_a_network_outage(
+    hosts: None, recipe: Path, two_process_outcome: Outcome, tmp_path: Path
+) -> None:
+    programs = launch_on_hosts(recipe, tmp_path)
     try:
         first, second = programs
         first.until_step(11)
         ip("-n", HOSTS[0], "link", "set", "cable-a", "down")
-        time.sleep(1)  # a step that had all it needed may still end
+        time.sleep(1)  # a step that needs no more communication may still end
         before = first.trace
         time.sleep(5)
-        assert first.trace == before and second.process.poll() is None, "nothing goes on, nothing ends"
+        assert first.trace == before and second.process.poll() is None, "no step is done, no process ends"
         ip("-n", HOSTS[0], "link", "set", "cable-a", "up")
         first.expect(0)
         second.expect(0)
     finally:
         for program in programs:
             program.end()
-    assert_same(Outcome.of(first.run), pair)
+    assert_same(Outcome.of(first.run), two_process_outcome)
     for program in programs:
         assert "restarting all workers" not in program.err and "Traceback" not in program.err
 
 
 @pytest.mark.slow
-def test_an_agent_dies_and_both_hosts_stop(hosts: None, recipe: Path, pair: Outcome, tmp_path: Path) -> None:
-    """Its workers are asked to stop, so all agree to, and the next start goes on."""
-    programs = launched(recipe, tmp_path)
+def test_both_hosts_stop_if_an_agent_dies(
+    hosts: None, recipe: Path, two_process_outcome: Outcome, tmp_path: Path
+) -> None:
+    """Its workers get a stop signal, so all processes stop, and the next start resumes."""
+    programs = launch_on_hosts(recipe, tmp_path)
     try:
         first, second = programs
         first.until_step(11)
@@ -97,7 +101,7 @@ def test_an_agent_dies_and_both_hosts_stop(hosts: None, recipe: Path, pair: Outc
     finally:
         for program in programs:
             program.end()
-    again = Launch(
+    resumed = Launch(
         tmp_path,
         "opabinia",
         "train",
@@ -111,5 +115,5 @@ def test_an_agent_dies_and_both_hosts_stop(hosts: None, recipe: Path, pair: Outc
         "--rdzv-endpoint",
         "auto",
     )
-    again.expect(0)
-    assert_same(Outcome.of(again.run), pair)
+    resumed.expect(0)
+    assert_same(Outcome.of(resumed.run), two_process_outcome)

@@ -1,4 +1,4 @@
-"""Killed again and again at random moments, and each time gone on with by another number of workers."""
+"""Repeated kills at random times; each time the run resumes with another number of workers."""
 
 import random
 import time
@@ -16,39 +16,39 @@ WORKERS = (0, 1, 2, 3)
 
 @pytest.mark.slow
 def test_kills_at_random_moments_leave_no_trace(
-    server: Server, recipe: Path, undisturbed: Outcome, tmp_path: Path
+    server: Server, recipe: Path, uninterrupted: Outcome, tmp_path: Path
 ) -> None:
-    """In a step, in a save, in an evaluation: wherever it was. Then the weights are bit-identical to those of the run
-    that nothing disturbed, and metrics.jsonl has no gap and nothing twice."""
-    draw = random.Random(0)
+    """In a step, a save or an evaluation. Then the weights are bitwise identical to those of the uninterrupted run, and
+    metrics.jsonl has every line once."""
+    generator = random.Random(0)
     killed: Counter[str] = Counter()
     for number in range(12):
         if killed.total() >= KILLS and killed["step"] and killed["save"] and killed["evaluation"]:
             break
-        while (where := killed_somewhere(server, recipe, tmp_path, f"run-{number}", draw)) is not None:
+        while (where := kill_at_random(server, recipe, tmp_path, f"run-{number}", generator)) is not None:
             killed[where] += 1
-        assert_same(Outcome.of(tmp_path / "faults" / f"run-{number}"), undisturbed)
+        assert_same(Outcome.of(tmp_path / "faults" / f"run-{number}"), uninterrupted)
     assert killed.total() >= KILLS and killed["step"] and killed["save"] and killed["evaluation"], killed
 
 
-def killed_somewhere(server: Server, recipe: Path, out: Path, name: str, draw: random.Random) -> str | None:
-    """Start a run or go on with it, and kill it at a random moment; None when it comes to its end before."""
+def kill_at_random(server: Server, recipe: Path, out: Path, name: str, generator: random.Random) -> str | None:
+    """Start or resume a run and kill it at a random time; return what it was doing, or None if it has finished."""
     folder = out / "faults" / name
-    again = ("--resume",) if (folder / "config.yaml").exists() else ()
-    # Saving all the time, or hardly any kill would find it at that.
-    overrides = (f"data.num_workers={draw.choice(WORKERS)}", "checkpoint.every=1it")
+    resume = ("--resume",) if (folder / "config.yaml").exists() else ()
+    # Save after every step, so that some kills happen during a save.
+    overrides = (f"data.num_workers={generator.choice(WORKERS)}", "checkpoint.every=1it")
     program = server.start(
-        "train", str(recipe), "--out", str(out), "--name", name, *overrides, *again, environment={SLOW: "0.004"}
+        "train", str(recipe), "--out", str(out), "--name", name, *overrides, *resume, environment={SLOW: "0.004"}
     )
     program.until(lambda: program.trace or not program.running())
-    time.sleep(draw.uniform(0.0, 1.5))
+    time.sleep(generator.uniform(0.0, 1.5))
     if not program.running():
         program.expect(0)
         return None
     last = program.trace[-1]
-    everybody = programs_of_group(program.pid)
+    pids = programs_of_group(program.pid)
     program.kill()
-    assert all_gone(everybody, 10)
+    assert all_gone(pids, 10)
     if any(path.suffix == ".tmp" for path in (folder / "checkpoints").glob(".step-*")):
         return "save"
     return "evaluation" if last.startswith("before_phase evaluate") else "step"

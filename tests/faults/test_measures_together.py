@@ -1,4 +1,4 @@
-"""What is measured on embeddings is the same on any number of processes, to the last digit."""
+"""Metrics of embeddings are bitwise identical with any number of processes."""
 
 import json
 import shutil
@@ -9,7 +9,7 @@ import pytest
 from tests.faults.many import start
 from tests.faults.programs import Server
 
-MEASURES = (
+EVALUATORS = (
     "evaluate.evaluators.neighbours.evaluator={name: knn, k: 7}",
     "evaluate.evaluators.probe.evaluator={name: linear_probe, layers: [embedding, backbone.layers.0], epochs: 20}",
     "evaluate.evaluators.shots.evaluator={name: low_shot, shots: [1, 2], repeats: 3}",
@@ -20,16 +20,18 @@ MEASURES = (
 
 
 @pytest.mark.slow
-def test_measures_are_the_same_on_any_number_of_processes(server: Server, alone: Path, tmp_path: Path) -> None:
-    run = shutil.copytree(alone, tmp_path / "run")
-    found = []
+def test_metrics_do_not_depend_on_the_number_of_processes(
+    server: Server, one_process_run: Path, tmp_path: Path
+) -> None:
+    run = shutil.copytree(one_process_run, tmp_path / "run")
+    results = []
     for processes in (1, 2, 3):
-        # Some samples that are fewer than a batch for each process: one of three sees none of the last round.
-        for program in start(server, processes, str(run), *MEASURES, "evaluate.batch_size=30", command="eval"):
+        # The last round has fewer batches than processes: one of three has none.
+        for program in start(server, processes, str(run), *EVALUATORS, "evaluate.batch_size=30", command="eval"):
             program.expect(0, 300)
-        written = [json.loads((run / "eval" / "val" / name).read_text()) for name in ("scores.json", "details.json")]
-        found.append(written)
-    scores, details = found[0]
+        files = [json.loads((run / "eval" / "val" / name).read_text()) for name in ("scores.json", "details.json")]
+        results.append(files)
+    scores, details = results[0]
     assert {"val/knn_top1", "val/linear_top1", "val/low_shot_2", "val/svm_top1", "val/nmi", "val/rank"} <= scores.keys()
     assert {"linear_probe", "low_shot", "linear_svm", "clusters"} <= details.keys()
-    assert found[1] == found[0] == found[2]
+    assert results[1] == results[0] == results[2]

@@ -14,7 +14,7 @@ from tests.faults.test_kill import at_any_time, in_a_save, in_a_step, killed_and
 
 STEPS = 12
 RECIPE = """
-# `few` has 2 samples in a batch, fewer than three processes; `parity` learns on the images of `digits`.
+# `few` has 2 samples in a batch, fewer than three processes; `parity` trains on the images of `digits`.
 plugins: [tests.faults.parts]
 task:
   name: multitask
@@ -49,7 +49,7 @@ seed: 3
 
 
 def trained(server: Server, folder: Path, name: str, processes: int, *overrides: str) -> Path:
-    """Train on some processes; return the run folder."""
+    """Train on a number of processes; return the run folder."""
     recipe = folder / "mixture.yaml"
     recipe.write_text(RECIPE)
     for program in start(server, processes, str(recipe), "--out", str(folder), "--name", name, *overrides):
@@ -61,26 +61,26 @@ def steps(run: Path) -> list[dict[str, object]]:
     return [line for line in metrics(run) if "grad_norm" in line]
 
 
-def assert_same_learning(found: Path, expected: Path, tolerance: float = 2e-5) -> None:
-    """The same samples, and losses and weights that differ by float noise only."""
-    assert len(steps(found)) == STEPS
-    for line, other in zip(steps(found), steps(expected), strict=True):
-        assert line["sample_ids"] == other["sample_ids"] and line.keys() == other.keys()
+def assert_same_learning(run: Path, expected_run: Path, tolerance: float = 2e-5) -> None:
+    """Assert the same samples, and losses that differ by float noise only."""
+    assert len(steps(run)) == STEPS
+    for line, expected in zip(steps(run), steps(expected_run), strict=True):
+        assert line["sample_ids"] == expected["sample_ids"] and line.keys() == expected.keys()
         names = [name for name in line if "loss" in name or name == "grad_norm"]
-        found_values, values = ([row[name] for name in names] for row in (line, other))
-        assert found_values == pytest.approx(values, abs=tolerance), line["step"]
+        actual_values, expected_values = ([row[name] for name in names] for row in (line, expected))
+        assert actual_values == pytest.approx(expected_values, abs=tolerance), line["step"]
 
 
-TURNS = ("data.train.source.mixing=steps", "task.tasks.few.data.train.source.n=20")
+ALTERNATING = ("data.train.source.mixing=steps", "task.tasks.few.data.train.source.n=20")
 SYNCHRONIZED = ("task.backbone.norm=batch", "task.norms=shared", "train.sync_batch_norm=true")
 SHARDED = "train.parallel={name: fsdp, min_num_params: 60}"
-VARIETIES = {
+VARIANTS = {
     "plain": [],
     "workers": ["data.num_workers=3"],
     "micro-batches": ["train.micro_batch_size=3"],
-    "taking turns in micro-batches": [*TURNS, "train.micro_batch_size=2"],
-    "taking turns, uncertainty": [*TURNS, "task.balance=uncertainty"],
-    "dwa, taking turns in micro-batches": [*TURNS, "task.balance=dwa", "train.micro_batch_size=2"],
+    "taking turns in micro-batches": [*ALTERNATING, "train.micro_batch_size=2"],
+    "taking turns, uncertainty": [*ALTERNATING, "task.balance=uncertainty"],
+    "dwa, taking turns in micro-batches": [*ALTERNATING, "task.balance=dwa", "train.micro_batch_size=2"],
     "gradnorm in micro-batches": ["task.balance=gradnorm", "train.micro_batch_size=3"],
     "half of the labels missing": [
         "task.tasks.digits.data.train.source={name: half_labeled, n: 65}",
@@ -89,29 +89,31 @@ VARIETIES = {
     ],
     "clipped and averaged": ["train.step={name: standard, clip_norm: 0.5}", "ema={decay: 0.9}"],
     "synchronized norms": SYNCHRONIZED,
-    "synchronized norms, taking turns": [*SYNCHRONIZED, *TURNS],
+    "synchronized norms, taking turns": [*SYNCHRONIZED, *ALTERNATING],
     "sharded": [SHARDED],
-    "sharded, taking turns": [SHARDED, *TURNS, "ema={decay: 0.9}"],
+    "sharded, taking turns": [SHARDED, *ALTERNATING, "ema={decay: 0.9}"],
     "sharded in half precision": ["train.parallel={name: fsdp, param_dtype: bf16, reduce_dtype: fp32}"],
 }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("variety", VARIETIES)
-def test_the_same_learning_on_any_number_of_processes(server: Server, tmp_path: Path, variety: str) -> None:
-    overrides = VARIETIES[variety]
-    processes = 2 if "turns" in variety else 3
-    many = trained(server, tmp_path, "many", processes, *overrides)
-    one = trained(server, tmp_path, "one", 1, *overrides)
-    assert_same_learning(many, one, 0.05 if "half" in variety else 2e-5)
-    if not {"sharded", "synchronized"}.intersection(variety.replace(",", "").split()):
-        found, expected = (load_file(checkpoint(run, STEPS) / "model.safetensors") for run in (many, one))
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_training_does_not_depend_on_the_number_of_processes(server: Server, tmp_path: Path, variant: str) -> None:
+    overrides = VARIANTS[variant]
+    processes = 2 if "turns" in variant else 3
+    several_processes = trained(server, tmp_path, "many", processes, *overrides)
+    one_process = trained(server, tmp_path, "one", 1, *overrides)
+    assert_same_learning(several_processes, one_process, 0.05 if "half" in variant else 2e-5)
+    if not {"sharded", "synchronized"}.intersection(variant.replace(",", "").split()):
+        actual, expected = (
+            load_file(checkpoint(run, STEPS) / "model.safetensors") for run in (several_processes, one_process)
+        )
         for name, tensor in expected.items():
-            assert torch.allclose(tensor, found[name], atol=1e-3), name
+            assert torch.allclose(tensor, actual[name], atol=1e-3), name
 
 
 KILLED = """
-# Everything that has state: statistics of norms per stream, momentum teachers, a queue, a center, EMA weights.
+# All kinds of state: statistics of norms per stream, momentum teachers, a queue, a center, EMA weights.
 plugins: [tests.faults.parts]
 task:
   name: multitask
@@ -168,18 +170,18 @@ def test_kills_at_random_moments(server: Server, tmp_path: Path, mixing: str, te
     recipe.write_text(text)
     server.run("train", str(recipe), "--out", str(tmp_path / "whole"), seconds=200)
     moments = spread([in_a_step, in_a_save, at_any_time], 18)
-    folder, seen = killed_and_resumed(server, recipe, tmp_path / "killed", moments, [2, 0, 1, 2])
-    print(seen)
-    assert seen
+    folder, killed_at = killed_and_resumed(server, recipe, tmp_path / "killed", moments, [2, 0, 1, 2])
+    print(killed_at)
+    assert killed_at
     assert_same(Outcome.of(folder), Outcome.of(tmp_path / "whole" / "faults" / "default"))
 
 
 @pytest.mark.slow
-def test_gradnorm_needs_whole_layers(server: Server, tmp_path: Path) -> None:
+def test_gradnorm_refuses_sharded_layers(server: Server, tmp_path: Path) -> None:
     recipe = tmp_path / "mixture.yaml"
     recipe.write_text(RECIPE)
-    both = start(server, 2, str(recipe), "--out", str(tmp_path), SHARDED, "task.balance=gradnorm")
-    for program in both:
+    programs = start(server, 2, str(recipe), "--out", str(tmp_path), SHARDED, "task.balance=gradnorm")
+    for program in programs:
         program.expect(2)
-    assert "gradnorm needs the gradients of a whole layer; use train.parallel: ddp" in both[0].err
-    assert "Traceback" not in both[0].err + both[1].err
+    assert "gradnorm needs the gradients of a whole layer; use train.parallel: ddp" in programs[0].err
+    assert "Traceback" not in programs[0].err + programs[1].err

@@ -1,4 +1,4 @@
-"""Many processes: however they are started they are one run, and they end together."""
+"""Several processes of one run, with all ways to start them; they stop together."""
 
 import os
 import re
@@ -26,10 +26,10 @@ def last_step(folder: Path) -> int:
     return int((folder / "checkpoints" / "last").read_text().strip().removeprefix("step-"))
 
 
-# --- joining --------------------------------------------------------------------------------------------------------
+# --- initialization -------------------------------------------------------------------------------------------------
 
-Way = Callable[[int, int, Path], tuple[dict[str, str], list[str]]]
-"""From a rank, a port and a folder to a process's environment and its further arguments."""
+InitMethod = Callable[[int, int, Path], tuple[dict[str, str], list[str]]]
+"""Maps a rank, a port and a folder to a process's environment and additional arguments."""
 
 
 def by_env(rank: int, port: int, folder: Path) -> tuple[dict[str, str], list[str]]:
@@ -42,7 +42,7 @@ def by_tcp(rank: int, port: int, folder: Path) -> tuple[dict[str, str], list[str
 
 
 def by_file(rank: int, port: int, folder: Path) -> tuple[dict[str, str], list[str]]:
-    return {"RANK": str(rank), "WORLD_SIZE": "2"}, [f"train.distributed.init=file://{folder}/meeting"]
+    return {"RANK": str(rank), "WORLD_SIZE": "2"}, [f"train.distributed.init=file://{folder}/rendezvous"]
 
 
 def by_slurm(rank: int, port: int, folder: Path) -> tuple[dict[str, str], list[str]]:
@@ -53,39 +53,48 @@ def by_slurm(rank: int, port: int, folder: Path) -> tuple[dict[str, str], list[s
         "SLURM_STEP_NUM_TASKS": "2",
         "SLURM_PROCID": str(rank),
         "SLURM_LOCALID": str(rank),
-        "MASTER_PORT": str(port),  # as a person may; the one of the job would be the same in every test
+        "MASTER_PORT": str(port),  # the default, derived from the job id, would be the same in every test
     }, []
 
 
-def started(
-    server: Server, way: Way, tmp_path: Path, recipe: Path, *more: str, environment: dict[str, str] | None = None
+def start_two(
+    server: Server,
+    init_method: InitMethod,
+    tmp_path: Path,
+    recipe: Path,
+    *overrides: str,
+    environment: dict[str, str] | None = None,
 ) -> list[Program]:
-    """Two processes of one run, warm."""
+    """Start two processes of one run from the warm server."""
     port = free_port()
     programs = []
     for rank in range(2):
-        found, arguments = way(rank, port, tmp_path)
-        command = ("train", str(recipe), "--out", str(tmp_path), *more, *arguments)
-        programs.append(server.start(*command, environment={**found, **(environment or {})}))
+        variables, arguments = init_method(rank, port, tmp_path)
+        command = ("train", str(recipe), "--out", str(tmp_path), *overrides, *arguments)
+        programs.append(server.start(*command, environment={**variables, **(environment or {})}))
     return programs
 
 
-@pytest.mark.parametrize("way", [*(pytest.param(way, marks=pytest.mark.slow) for way in (by_tcp, by_file)), by_slurm])
-def test_however_they_find_each_other(server: Server, recipe: Path, pair: Outcome, tmp_path: Path, way: Way) -> None:
-    first, second = started(server, way, tmp_path, recipe, "train.num_threads=1")
+@pytest.mark.parametrize(
+    "init_method", [*(pytest.param(init_method, marks=pytest.mark.slow) for init_method in (by_tcp, by_file)), by_slurm]
+)
+def test_all_init_methods_give_the_same_run(
+    server: Server, recipe: Path, two_process_outcome: Outcome, tmp_path: Path, init_method: InitMethod
+) -> None:
+    first, second = start_two(server, init_method, tmp_path, recipe, "train.num_threads=1")
     first.expect(0)
     second.expect(0)
     folder = tmp_path / "faults" / "default"
-    assert_same(Outcome.of(folder), pair)
+    assert_same(Outcome.of(folder), two_process_outcome)
     assert "rank 0 of 2 on cpu" in first.err and "val/top1" in first.out
     assert (second.out, second.err) == ("", "")
     assert "rank 1 of 2 on cpu" in (folder / "train.rank1.log").read_text()
 
 
 def test_a_folder_in_use_is_refused_once(server: Server, recipe: Path, tmp_path: Path) -> None:
-    for program in started(server, by_env, tmp_path, recipe, "train.length=5it"):
+    for program in start_two(server, by_env, tmp_path, recipe, "train.length=5it"):
         program.expect(0)
-    first, second = started(server, by_env, tmp_path, recipe, "train.length=5it")
+    first, second = start_two(server, by_env, tmp_path, recipe, "train.length=5it")
     first.expect(2)
     second.expect(2)
     assert "holds a run, which is never overwritten" in first.err
@@ -93,32 +102,32 @@ def test_a_folder_in_use_is_refused_once(server: Server, recipe: Path, tmp_path:
     assert (second.out, second.err) == ("", "")
 
 
-def test_an_error_of_one_process_is_reported_by_that_one(server: Server, recipe: Path, tmp_path: Path) -> None:
-    first, second = started(server, by_env, tmp_path, recipe, environment={BROKEN: "61"})
+def test_an_error_of_one_process_is_reported_with_its_rank(server: Server, recipe: Path, tmp_path: Path) -> None:
+    first, second = start_two(server, by_env, tmp_path, recipe, environment={BROKEN: "61"})
     second.wait()
     first.wait()
-    unlucky, other = (first, second) if first.status == 2 else (second, first)
-    prefix = "[rank 1] " * (unlucky is second)
-    assert (unlucky.status, other.status) == (2, 1)
-    assert f"{prefix}error: sample 61, SomeDigits: OSError: the disk is on fire" in unlucky.err
+    failed, other = (first, second) if first.status == 2 else (second, first)
+    prefix = "[rank 1] " * (failed is second)
+    assert (failed.status, other.status) == (2, 1)
+    assert f"{prefix}error: sample 61, SomeDigits: OSError: the disk is on fire" in failed.err
     assert "another rank has ended: the connection to it is lost" in other.err
     assert "Traceback" not in first.err + second.err
 
 
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_signal_to_one_process_stops_both(
-    server: Server, recipe: Path, pair: Outcome, tmp_path: Path, rank: int
+    server: Server, recipe: Path, two_process_outcome: Outcome, tmp_path: Path, rank: int
 ) -> None:
-    programs = started(server, by_env, tmp_path, recipe, "train.num_threads=1", environment={SLOW: "0.02"})
+    programs = start_two(server, by_env, tmp_path, recipe, "train.num_threads=1", environment={SLOW: "0.02"})
     programs[0].until_traced("after_step 6")
     programs[rank].signal(signal.SIGTERM)
     for program in programs:
         program.expect(143)
         assert "Traceback" not in program.err
     assert last_step(tmp_path / "faults" / "default") >= 6
-    for program in started(server, by_env, tmp_path, recipe, "train.num_threads=1", "--resume"):
+    for program in start_two(server, by_env, tmp_path, recipe, "train.num_threads=1", "--resume"):
         program.expect(0)
-    assert_same(Outcome.of(tmp_path / "faults" / "default"), pair)
+    assert_same(Outcome.of(tmp_path / "faults" / "default"), two_process_outcome)
 
 
 @pytest.mark.parametrize(
@@ -126,85 +135,98 @@ def test_a_signal_to_one_process_stops_both(
     [(signal.SIGTERM, 143), pytest.param(signal.SIGUSR1, 143, marks=pytest.mark.slow), (signal.SIGINT, 130)],
     ids=str,
 )
-def test_a_signal_ends_a_process_that_waits_for_others(
+def test_a_signal_stops_a_process_that_waits_for_others(
     server: Server, recipe: Path, tmp_path: Path, number: int, status: int
 ) -> None:
     port = free_port()
     program = server.start("train", str(recipe), "--out", str(tmp_path), environment=by_env(0, port, tmp_path)[0])
-    program.until(lambda: somebody_listens(port))
+    program.until(lambda: port_is_open(port))
     program.signal(number)
     program.expect(status)
     assert program.err == ""
     assert not (tmp_path / "faults").exists()
 
 
-def somebody_listens(port: int) -> bool:
+def port_is_open(port: int) -> bool:
     lines = [line.split() for table in ("tcp", "tcp6") for line in Path(f"/proc/net/{table}").read_text().splitlines()]
     return any(line[1].endswith(f":{port:04X}") and line[3] == "0A" for line in lines)
 
 
 # --- an agent -------------------------------------------------------------------------------------------------------
-# From here on programs are started as a person does: every worker imports torch anew.
+# From here on programs are started without the warm server: every worker imports torch.
 
 
 @pytest.fixture
 def launch(recipe: Path, tmp_path: Path) -> Iterator[Callable[..., Launch]]:
     launches: list[Launch] = []
 
-    def start(*more: str, nproc: str = "2", environment: dict[str, str] | None = None) -> Launch:
+    def start(*arguments: str, nproc: str = "2", environment: dict[str, str] | None = None) -> Launch:
         options = ["--nproc", nproc, "--rdzv-endpoint", "auto"]
-        command = ["opabinia", "train", str(recipe), "train.num_threads=1", "--out", str(tmp_path), *options, *more]
+        command = [
+            "opabinia",
+            "train",
+            str(recipe),
+            "train.num_threads=1",
+            "--out",
+            str(tmp_path),
+            *options,
+            *arguments,
+        ]
         launches.append(Launch(tmp_path, *command, environment=environment))
         return launches[-1]
 
     yield start
-    for one in launches:
-        one.end()
+    for program in launches:
+        program.end()
 
 
 Start = Callable[..., Launch]
 
 
 @pytest.mark.slow
-def test_nproc_and_torchrun_are_the_same(launch: Start, recipe: Path, pair: Outcome, tmp_path: Path) -> None:
-    own = launch()
-    own.expect(0)
-    assert_same(Outcome.of(own.run), pair)
-    assert own.out.count("csv,") == 1
-    assert own.err.count("rank 0 of 2") == 1 and "WARNING" not in own.err and "torch" not in own.err
+def test_nproc_and_torchrun_are_the_same(
+    launch: Start, recipe: Path, two_process_outcome: Outcome, tmp_path: Path
+) -> None:
+    by_nproc = launch()
+    by_nproc.expect(0)
+    assert_same(Outcome.of(by_nproc.run), two_process_outcome)
+    assert by_nproc.out.count("csv,") == 1
+    assert by_nproc.err.count("rank 0 of 2") == 1 and "WARNING" not in by_nproc.err and "torch" not in by_nproc.err
     folder = tmp_path / "torchrun"
     folder.mkdir()
     command = ["opabinia", "train", str(recipe), "train.num_threads=1", "--out", str(folder)]
-    other = Launch(folder, "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", *command)
+    by_torchrun = Launch(folder, "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", *command)
     try:
-        other.expect(0)
-        assert_same(Outcome.of(other.run), pair)
+        by_torchrun.expect(0)
+        assert_same(Outcome.of(by_torchrun.run), two_process_outcome)
     finally:
-        other.end()
+        by_torchrun.end()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("step", [2, SAVES[1] + 1])
-def test_a_worker_is_killed_and_the_run_goes_on(launch: Start, pair: Outcome, rank: int, step: int) -> None:
-    """Before the first save it starts anew, later from the last one."""
+def test_a_run_continues_after_a_worker_was_killed(
+    launch: Start, two_process_outcome: Outcome, rank: int, step: int
+) -> None:
+    """Before the first checkpoint it restarts from the beginning, later from the last checkpoint."""
     program = launch(environment={SLOW: "0.05"})
     program.until_step(step)
     os.kill(program.workers()[rank], signal.SIGKILL)
     program.expect(0)
-    assert_same(Outcome.of(program.run), pair)
+    assert_same(Outcome.of(program.run), two_process_outcome)
     assert len(re.findall(r"process \d+ was killed by SIGKILL: restarting all workers", program.err)) == 1
     assert "Traceback" not in program.err
-    begun = [line for line in program.trace if line.startswith("start ")]
-    assert begun[:2] == ["start 0"] * 2
-    assert begun[2:] == [f"start {max([save for save in SAVES if save <= step], default=0)}"] * 2
+    starts = [line for line in program.trace if line.startswith("start ")]
+    assert starts[:2] == ["start 0"] * 2
+    assert starts[2:] == [f"start {max([save for save in SAVES if save <= step], default=0)}"] * 2
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "status"), [(signal.SIGTERM, 143), (signal.SIGUSR1, 143), (signal.SIGINT, 130)], ids=str
 )
-def test_a_signal_to_the_agent_saves(launch: Start, pair: Outcome, number: int, status: int) -> None:
+def test_a_signal_to_the_agent_saves(launch: Start, two_process_outcome: Outcome, number: int, status: int) -> None:
     program = launch(environment={SLOW: "0.05"})
     program.until_step(6)
     workers = program.workers()
@@ -216,9 +238,9 @@ def test_a_signal_to_the_agent_saves(launch: Start, pair: Outcome, number: int, 
     assert 6 <= stopped < STEPS and (checkpoint(program.run, stopped) / "state.json").exists()
     assert "restarting all workers" not in program.err and "Traceback" not in program.err
     assert program.err.count("saving after this step") == 1
-    again = launch("--resume")
-    again.expect(0)
-    assert_same(Outcome.of(program.run), pair)
+    resumed = launch("--resume")
+    resumed.expect(0)
+    assert_same(Outcome.of(program.run), two_process_outcome)
 
 
 @pytest.mark.slow
@@ -228,7 +250,7 @@ def test_a_second_signal_to_the_agent_stops_at_once(launch: Start) -> None:
     workers = program.workers()
     program.process.send_signal(signal.SIGTERM)
     time.sleep(SAME_REQUEST_SECONDS + 0.5)
-    assert all(map(is_alive, workers)), "they would save if the step came to its end"
+    assert all(map(is_alive, workers)), "they would save at the end of the step"
     program.process.send_signal(signal.SIGTERM)
     program.expect(143, 10)
     assert all_gone(workers, 0)
@@ -237,7 +259,7 @@ def test_a_second_signal_to_the_agent_stops_at_once(launch: Start) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("delay", [0.0, 1.0, 3.0, 5.0])
-def test_a_signal_while_all_still_start(launch: Start, delay: float) -> None:
+def test_a_signal_during_startup(launch: Start, delay: float) -> None:
     program = launch()
     time.sleep(delay)
     program.process.send_signal(signal.SIGTERM)
@@ -246,20 +268,20 @@ def test_a_signal_while_all_still_start(launch: Start, delay: float) -> None:
 
 
 @pytest.mark.slow
-def test_workers_outlive_no_agent(launch: Start, pair: Outcome) -> None:
+def test_workers_end_with_their_agent(launch: Start, two_process_outcome: Outcome) -> None:
     program = launch(environment={SLOW: "0.05"})
     program.until_step(6)
     workers = program.workers()
     program.process.kill()
     assert all_gone(workers, 20)
     assert last_step(program.run) > SAVES[0], "they have saved"
-    again = launch("--resume")
-    again.expect(0)
-    assert_same(Outcome.of(program.run), pair)
+    resumed = launch("--resume")
+    resumed.expect(0)
+    assert_same(Outcome.of(program.run), two_process_outcome)
 
 
 @pytest.mark.slow
-def test_an_error_that_would_come_again_is_reported_once_and_not_tried_again(launch: Start) -> None:
+def test_a_deterministic_error_is_reported_once_without_a_restart(launch: Start) -> None:
     program = launch(environment={BROKEN: "61"})
     program.expect(2)
     assert program.err.count("error: sample 61, SomeDigits: OSError: the disk is on fire") == 1
@@ -267,15 +289,15 @@ def test_an_error_that_would_come_again_is_reported_once_and_not_tried_again(lau
 
 
 @pytest.mark.slow
-def test_a_crash_that_comes_again_ends_with_1(launch: Start) -> None:
+def test_a_repeated_crash_ends_with_status_1(launch: Start) -> None:
     program = launch("--max-restarts", "1", environment={CRASH: "after_step 2"})
     program.expect(1)
-    assert program.err.count("RuntimeError: crashed at after_step 2") in (2, 4), "both may come to it"
+    assert program.err.count("RuntimeError: crashed at after_step 2") in (2, 4), "one or both processes"
     assert program.err.count("restarting all workers") == 1
 
 
 @pytest.mark.slow
-def test_a_wrong_config_is_reported_before_anything_starts(launch: Start) -> None:
+def test_an_invalid_config_is_reported_before_workers_start(launch: Start) -> None:
     program = launch("data.val.source=no_such_part", "optimizer.lr=fast")
     program.expect(2)
     assert len(program.err.splitlines()) == 2
@@ -283,7 +305,7 @@ def test_a_wrong_config_is_reported_before_anything_starts(launch: Start) -> Non
 
 
 @pytest.mark.slow
-def test_a_run_of_another_launch_is_not_gone_on_with(launch: Start) -> None:
+def test_a_run_of_another_launch_is_not_resumed(launch: Start) -> None:
     launch("train.length=5it").expect(0)
     program = launch("train.length=5it")
     program.expect(2)
@@ -292,9 +314,9 @@ def test_a_run_of_another_launch_is_not_gone_on_with(launch: Start) -> None:
 
 
 @pytest.mark.slow
-def test_a_port_that_is_taken_is_reported(recipe: Path, tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+def test_a_port_in_use_is_reported(recipe: Path, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
         options = ["--out", str(tmp_path), "--nproc", "2", "--rdzv-endpoint", f"127.0.0.1:{port}"]
         program = Launch(tmp_path, "opabinia", "train", str(recipe), *options)
         program.expect(2)

@@ -1,4 +1,4 @@
-"""Losses over pairs are those of the whole batch on any number of processes; so is what is found in a gallery."""
+"""Metric learning with several processes: losses over pairs use the global batch, and retrieval scores are the same."""
 
 from pathlib import Path
 
@@ -38,7 +38,7 @@ seed: 3
 """
 
 
-class Reid:
+class TrainReid:
     """Trains the recipe."""
 
     def __init__(self, server: Server, folder: Path) -> None:
@@ -54,11 +54,11 @@ class Reid:
 
 
 @pytest.fixture
-def reid(server: Server, tmp_path: Path) -> Reid:
-    return Reid(server, tmp_path)
+def reid(server: Server, tmp_path: Path) -> TrainReid:
+    return TrainReid(server, tmp_path)
 
 
-def found_in(folder: Path) -> list[dict[str, float]]:
+def val_metrics(folder: Path) -> list[dict[str, float]]:
     return [
         {name: value for name, value in line.items() if name.startswith("val/")}
         for line in metrics(folder)
@@ -66,41 +66,41 @@ def found_in(folder: Path) -> list[dict[str, float]]:
     ]
 
 
-def test_pairs_are_those_of_the_whole_batch(reid: Reid) -> None:
-    one = reid("one", 1)
+def test_pairs_are_those_of_the_global_batch(reid: TrainReid) -> None:
+    expected_run = reid("one", 1)
     for processes in (2, 3):
-        many = reid(f"on{processes}", processes)
-        assert_same_learning(many, one, 1e-4)
+        run = reid(f"on{processes}", processes)
+        assert_same_learning(run, expected_run, 1e-4)
         for name in ("train/loss", "grad_norm"):
-            assert steps(many)[0][name] == pytest.approx(steps(one)[0][name], rel=1e-6), name
-        for mine, theirs in zip(steps(many), steps(one), strict=True):
+            assert steps(run)[0][name] == pytest.approx(steps(expected_run)[0][name], rel=1e-6), name
+        for actual, expected in zip(steps(run), steps(expected_run), strict=True):
             for name in ("triplet", "supervised_contrastive", "circle", "memory"):
-                assert mine[f"train/{name}_loss"] == pytest.approx(theirs[f"train/{name}_loss"], rel=1e-4), name
-        for mine, theirs in zip(found_in(many), found_in(one), strict=True):
-            assert mine == pytest.approx(theirs, abs=1e-6)
+                assert actual[f"train/{name}_loss"] == pytest.approx(expected[f"train/{name}_loss"], rel=1e-4), name
+        for actual, expected in zip(val_metrics(run), val_metrics(expected_run), strict=True):
+            assert actual == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.slow
-def test_alone_the_losses_would_be_others(reid: Reid) -> None:
-    """What is not gathered shows: the recipe has pairs on both sides of the processes' borders."""
-    whole = steps(reid("whole", 1))[0]
-    half = steps(reid("half", 1, "data.batch_size=8"))[0]
-    assert whole["train/triplet_loss"] != pytest.approx(half["train/triplet_loss"], rel=1e-3)
+def test_losses_without_all_gather_would_differ(reid: TrainReid) -> None:
+    """The recipe has pairs of samples of different processes, so a missing all-gather would be noticed."""
+    full_batch = steps(reid("whole", 1))[0]
+    half_batch = steps(reid("half", 1, "data.batch_size=8"))[0]
+    assert full_batch["train/triplet_loss"] != pytest.approx(half_batch["train/triplet_loss"], rel=1e-3)
 
 
 @pytest.mark.slow
-def test_a_resume_has_the_queue_as_it_was(reid: Reid) -> None:
-    whole = reid("whole", 2)
+def test_resuming_restores_the_queue(reid: TrainReid) -> None:
+    uninterrupted = reid("whole", 2)
     reid("parts", 2, "train.length=8it")
-    parts = reid("parts", 2, "--resume", "train.length=12it")
-    ours, theirs = (load_file(checkpoint(folder, 12) / "model.safetensors") for folder in (parts, whole))
-    assert ours.keys() == theirs.keys() and "memory.queue.features" in ours
-    for name, tensor in ours.items():
-        assert torch.equal(tensor, theirs[name]), name
+    resumed = reid("parts", 2, "--resume", "train.length=12it")
+    actual, expected = (load_file(checkpoint(folder, 12) / "model.safetensors") for folder in (resumed, uninterrupted))
+    assert actual.keys() == expected.keys() and "memory.queue.features" in actual
+    for name, tensor in actual.items():
+        assert torch.equal(tensor, expected[name]), name
 
 
 @pytest.mark.slow
-def test_sharded_it_learns_the_same(reid: Reid) -> None:
-    one = reid("one", 1, "task.cross_batch_memory=null")
-    many = reid("many", 2, "task.cross_batch_memory=null", "train.parallel={name: fsdp, min_num_params: 100}")
-    assert_same_learning(many, one, 1e-4)
+def test_sharded_training_is_the_same(reid: TrainReid) -> None:
+    one_process = reid("one", 1, "task.cross_batch_memory=null")
+    sharded = reid("many", 2, "task.cross_batch_memory=null", "train.parallel={name: fsdp, min_num_params: 100}")
+    assert_same_learning(sharded, one_process, 1e-4)

@@ -1,4 +1,4 @@
-"""Training from a bucket, with a server that fails: the weights are those of training from the local disk."""
+"""Training from a bucket on an unreliable server: the weights equal those of training from the local disk."""
 
 import io
 import json
@@ -51,13 +51,13 @@ COCO = [
 
 @pytest.fixture(scope="module")
 def local(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with images in class folders, the same in two tar files, and boxes of them."""
-    root, draw = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
+    """A folder with images in class folders, the same images in two tar files, and boxes."""
+    root, generator = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
     for split, number in (("train", 12), ("val", 4)):
         for name in "ab":
             (root / split / name).mkdir(parents=True)
             for index in range(number):
-                pixels = draw.integers(0, 255, (40, 48, 3), dtype=np.uint8)
+                pixels = generator.integers(0, 255, (40, 48, 3), dtype=np.uint8)
                 Image.fromarray(pixels).save(root / split / name / f"{index:02d}.jpg")
     files = sorted((root / "train").rglob("*.jpg"))
     for shard in range(2):
@@ -82,9 +82,13 @@ def train(server: Server, tmp_path: Path, s3_server: S3Server) -> Callable[..., 
     recipe.write_text(RECIPE)
 
     def run(name: str, *changes: str, **environment: str) -> bytes:
-        own = {**s3_server.environment, "OPABINIA_REMOTE_CACHE": os.environ["OPABINIA_REMOTE_CACHE"], **environment}
+        variables = {
+            **s3_server.environment,
+            "OPABINIA_REMOTE_CACHE": os.environ["OPABINIA_REMOTE_CACHE"],
+            **environment,
+        }
         arguments = ["train", str(recipe), "--out", str(tmp_path), "--name", name, *changes]
-        server.run(*arguments, seconds=600, environment=own)
+        server.run(*arguments, seconds=600, environment=variables)
         checkpoint = max((tmp_path / "remote" / name / "checkpoints").glob("step-*"))
         return b"".join(file.read_bytes() for file in sorted(checkpoint.glob("*.safetensors")))
 
@@ -93,7 +97,7 @@ def train(server: Server, tmp_path: Path, s3_server: S3Server) -> Callable[..., 
 
 @pytest.fixture(scope="module")
 def weights(warm_server: Server, local: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """Those of training from the image folder on the local disk."""
+    """The weights of training from the image folder on the local disk."""
     out = tmp_path_factory.mktemp("local")
     (out / "remote.yaml").write_text(RECIPE)
     warm_server.run(
@@ -103,7 +107,7 @@ def weights(warm_server: Server, local: Path, tmp_path_factory: pytest.TempPathF
     return b"".join(file.read_bytes() for file in sorted(checkpoint.glob("*.safetensors")))
 
 
-def test_training_from_a_bucket_is_training_from_the_disk(
+def test_training_from_a_bucket_equals_training_from_the_disk(
     train: Callable[..., bytes], s3_server: S3Server, local: Path, weights: bytes
 ) -> None:
     bucket = s3_server.bucket(local)
@@ -116,7 +120,7 @@ def test_training_from_a_bucket_is_training_from_the_disk(
     assert train("tars", root, *TARS) == train("local_tars", f"vars.root={local}", *TARS)
     assert len(s3_server.reads()) == 3  # with boxes.json next to them
     assert train("boxes", root, *COCO) == train("local_boxes", f"vars.root={local}", *COCO)
-    assert len(s3_server.reads()) == 3  # the images are here already
+    assert len(s3_server.reads()) == 3  # the images are cached
 
 
 @pytest.mark.parametrize("fault", ["errors", "slow", "truncated", "wrong_etags", "all"])
@@ -136,7 +140,7 @@ def test_an_outage_only_delays_training(
     train: Callable[..., bytes], s3_server: S3Server, local: Path, weights: bytes
 ) -> None:
     bucket, seconds = s3_server.bucket(local), float(os.environ.get("OPABINIA_TEST_OUTAGE", "8"))
-    s3_server.latency = 0.2  # so that it is in the middle of reading
+    s3_server.latency = 0.2  # so that the outage happens while images are read
     outages = []
 
     class Watch(list[str]):
@@ -153,7 +157,7 @@ def test_an_outage_only_delays_training(
     assert time.monotonic() - outages[0] > seconds
 
 
-def test_the_limit_of_the_cache_holds_while_training_goes_on(
+def test_the_cache_limit_holds_during_training(
     train: Callable[..., bytes], s3_server: S3Server, local: Path, weights: bytes
 ) -> None:
     size = sum(file.stat().st_size for file in (local / "train").rglob("*.jpg"))
@@ -162,7 +166,7 @@ def test_the_limit_of_the_cache_holds_while_training_goes_on(
     assert train("limit", f"vars.root=s3://{bucket}", OPABINIA_REMOTE_CACHE_SIZE=f"{limit}B") == weights
     root = Path(os.environ["OPABINIA_REMOTE_CACHE"])
     assert size // 4 < sum(bytes for _, bytes, _ in local_copies._fetched_files(root)) <= limit
-    assert len(s3_server.reads()) > 40  # some again
+    assert len(s3_server.reads()) > 40  # some were evicted and read again
 
 
 def test_killed_processes_leave_no_broken_files(

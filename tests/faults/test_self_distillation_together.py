@@ -1,4 +1,4 @@
-"""DINO, iBOT and MAE: on many processes as on one, and as if nothing had been after a stop."""
+"""DINO, iBOT and MAE train the same with several processes, and after a resume."""
 
 from pathlib import Path
 
@@ -19,8 +19,8 @@ SMALL = "{transforms: [{name: RandomCrop, size: 6}]}"
 CROPS = f"[{{name: views, views: [{{count: 2, transforms: [{LARGE}]}}, {SMALL}]}}]"
 MASKED = CROPS.replace(LARGE, f"{LARGE}, {MASKS}")
 HEAD = "hidden: 16, bottleneck: 8, outputs: 12, freeze_last_layer: 2it, momentum: 0.9"
-# 14 samples are shares of 7 and 7 on two processes, 5, 5 and 4 on three. At a higher rate images get so alike that
-# distances between them are float noise.
+# 14 samples are shares of 7 and 7 on two processes, 5, 5 and 4 on three. With a higher learning rate embeddings get
+# so similar that distances between them are float noise.
 RECIPE = """
 plugins: [tests.faults.parts]
 task: {TASK, mean: [0.3], std: [0.38], evaluators: []}
@@ -49,11 +49,11 @@ TASKS = {
     ),
 }
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("dino", "ibot", "mae")]
-every = pytest.mark.parametrize("task", ["dinov2", *SLOW])
+for_each_task = pytest.mark.parametrize("task", ["dinov2", *SLOW])
 
 
 class Methods:
-    """Trains one of the tasks."""
+    """Trains a task, and returns the run folder."""
 
     def __init__(self, server: Server, folder: Path) -> None:
         self.server, self.folder = server, folder
@@ -75,33 +75,38 @@ def methods(server: Server, tmp_path: Path) -> Methods:
     return Methods(server, tmp_path)
 
 
-@every
+@for_each_task
 @pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_the_loss_is_that_of_the_whole_batch(methods: Methods, task: str, processes: int) -> None:
-    one, many = methods(task, "one", 1), methods(task, "many", processes)
-    assert_same_learning(many, one, 1e-4)
+def test_the_loss_is_that_of_the_global_batch(methods: Methods, task: str, processes: int) -> None:
+    one_process, several_processes = methods(task, "one", 1), methods(task, "many", processes)
+    assert_same_learning(several_processes, one_process, 1e-4)
     for name in ("train/loss", "grad_norm"):
-        assert steps(many)[0][name] == pytest.approx(steps(one)[0][name], rel=1e-5), name
-    mine, theirs = (load_file(checkpoint(run, STEPS) / "model.safetensors") for run in (many, one))
-    for name in (one for one in theirs if one.endswith("centre.value")):
-        assert mine[name].numpy() == pytest.approx(theirs[name].numpy(), abs=1e-6), name
-        assert theirs[name].any()
+        assert steps(several_processes)[0][name] == pytest.approx(steps(one_process)[0][name], rel=1e-5), name
+    actual, expected = (
+        load_file(checkpoint(run, STEPS) / "model.safetensors") for run in (several_processes, one_process)
+    )
+    for name in (name for name in expected if name.endswith("centre.value")):
+        assert actual[name].numpy() == pytest.approx(expected[name].numpy(), abs=1e-6), name
+        assert expected[name].any()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["dinov2", "mae"])
-def test_sharded_parameters_learn_the_same(methods: Methods, task: str) -> None:
-    one, many = methods(task, "one", 1), methods(task, "many", 2, "train.parallel={name: fsdp, min_num_params: 100}")
-    assert_same_learning(many, one, 1e-4)
+def test_sharded_training_is_the_same(methods: Methods, task: str) -> None:
+    one_process, sharded = (
+        methods(task, "one", 1),
+        methods(task, "many", 2, "train.parallel={name: fsdp, min_num_params: 100}"),
+    )
+    assert_same_learning(sharded, one_process, 1e-4)
 
 
-@every
-def test_a_resume_goes_on_exactly(methods: Methods, task: str) -> None:
+@for_each_task
+def test_resuming_is_exact(methods: Methods, task: str) -> None:
     folder = methods(task, "run", 1)
     model = checkpoint(folder, STEPS) / "model.safetensors"
-    before, said = model.read_bytes(), metrics(folder)
+    before, lines = model.read_bytes(), metrics(folder)
     assert (task == "mae") != any(name.startswith("teacher.") for name in load_file(model))
     cut_back(folder, 4)
     methods.run(1, str(folder), "--resume")
-    assert metrics(folder) == said
+    assert metrics(folder) == lines
     assert model.read_bytes() == before

@@ -1,4 +1,4 @@
-"""Batches that change from step to step: a killed run, and two processes, see what one undisturbed run does."""
+"""Batch shapes that change between steps: killed runs, and two processes, have the batches of an uninterrupted run."""
 
 from pathlib import Path
 
@@ -30,7 +30,7 @@ def test_the_batches_of_a_run(trained: Trained) -> None:
     rates = [round(line["lr"] / 0.01, 6) for line in lines]
     assert (
         rates[4] == 2 and rates[-1] == 0.1
-    )  # the warm-up is over after one epoch; the drop is behind the fine-tuning's half
+    )  # the warm-up ends after one epoch; the drop follows half of the fine-tuning
     assert 0 < rates[0] < rates[1] < rates[3] < 2
     log = (folder / "train.log").read_text()
     assert "65 samples, 24 steps of 6 to 24 (4 per epoch); from step 0" in log
@@ -42,13 +42,13 @@ def test_the_batches_of_a_run(trained: Trained) -> None:
 
 
 @pytest.mark.parametrize("workers", [(0, 2), pytest.param((2, 1), marks=pytest.mark.slow)])
-def test_killed_in_the_middle_of_a_short_cycle(
-    trained: Trained, server: Server, together: Path, tmp_path: Path, workers: tuple[int, int]
+def test_a_run_killed_within_a_short_cycle_resumes(
+    trained: Trained, server: Server, multi_process_recipe: Path, tmp_path: Path, workers: tuple[int, int]
 ) -> None:
     """Saved at step 5, the second of four in its epoch; killed some steps later, resumed with other workers."""
-    more = [*MULTIGRID, "task.backbone.norm=batch"]
-    expected = Outcome.of(trained("whole", 1, *more))
-    arguments = ("train", str(together), "--out", str(tmp_path), "--name", "killed", *more)
+    overrides = [*MULTIGRID, "task.backbone.norm=batch"]
+    expected = Outcome.of(trained("uninterrupted", 1, *overrides))
+    arguments = ("train", str(multi_process_recipe), "--out", str(tmp_path), "--name", "killed", *overrides)
     program = server.start(*arguments, f"data.num_workers={workers[0]}", environment={SLOW: "0.02"})
     program.until_traced("after_step 7")
     program.kill()
@@ -59,31 +59,33 @@ def test_killed_in_the_middle_of_a_short_cycle(
 
 
 @pytest.mark.slow
-def test_two_processes(trained: Trained) -> None:
-    one, two = trained("one", 1, *MULTIGRID), trained("two", 2, *MULTIGRID, "data.num_workers=1")
-    assert_same_learning(two, one)
-    assert [line["samples"] for line in steps(two)] == [line["samples"] for line in steps(one)]
-    assert [line["val/top1"] for line in metrics(two) if "val/top1" in line]
+def test_two_processes_train_the_same(trained: Trained) -> None:
+    one_process, two_processes = trained("one", 1, *MULTIGRID), trained("two", 2, *MULTIGRID, "data.num_workers=1")
+    assert_same_learning(two_processes, one_process)
+    assert [line["samples"] for line in steps(two_processes)] == [line["samples"] for line in steps(one_process)]
+    assert [line["val/top1"] for line in metrics(two_processes) if "val/top1" in line]
 
 
 @pytest.mark.slow
-def test_an_average_and_synchronised_norms(trained: Trained) -> None:
-    more = [*MULTIGRID, "task.backbone.norm=batch", "train.sync_batch_norm=true", "ema={momentum: 0.9}"]
-    assert_same_learning(trained("two", 2, *more), trained("one", 1, *more), 1e-4)
+def test_ema_and_synchronized_batch_norm(trained: Trained) -> None:
+    overrides = [*MULTIGRID, "task.backbone.norm=batch", "train.sync_batch_norm=true", "ema={momentum: 0.9}"]
+    assert_same_learning(trained("two", 2, *overrides), trained("one", 1, *overrides), 1e-4)
 
 
 @pytest.mark.slow
-def test_norms_over_neighbours_are_those_of_one_process(trained: Trained) -> None:
-    """Of 6 samples two processes have 3 each, half of what norms are to see."""
-    more = [*MULTIGRID, "shapes.long_cycle=[]", "shapes.bn_base_size=6", "task.backbone.norm=batch"]
-    one, two = trained("one", 1, *more), trained("two", 2, *more)
-    assert "4 x 4, 12 x 6 x 6, 6 x 8 x 8, learning rate x 1\n" in (one / "train.log").read_text()
-    assert "learning rate x 1, batch norm over 2 processes" in (two / "train.log").read_text()
-    assert_same_learning(two, one, 1e-4)
-    assert_same_learning(trained("sharded", 2, *more, "train.parallel=fsdp"), one, 1e-4)
+def test_batch_norm_over_two_processes_equals_that_of_one(trained: Trained) -> None:
+    """Of 6 samples two processes have 3 each, half of the base size of batch norm."""
+    overrides = [*MULTIGRID, "shapes.long_cycle=[]", "shapes.bn_base_size=6", "task.backbone.norm=batch"]
+    one_process, two_processes = trained("one", 1, *overrides), trained("two", 2, *overrides)
+    assert "4 x 4, 12 x 6 x 6, 6 x 8 x 8, learning rate x 1\n" in (one_process / "train.log").read_text()
+    assert "learning rate x 1, batch norm over 2 processes" in (two_processes / "train.log").read_text()
+    assert_same_learning(two_processes, one_process, 1e-4)
+    assert_same_learning(trained("sharded", 2, *overrides, "train.parallel=fsdp"), one_process, 1e-4)
 
 
-def test_what_does_not_divide_is_refused_before_the_first_step(server: Server, together: Path, tmp_path: Path) -> None:
-    arguments = ["train", str(together), "--out", str(tmp_path), *MULTIGRID, "shapes.milestones=[4]"]
+def test_invalid_milestones_are_refused_before_the_first_step(
+    server: Server, multi_process_recipe: Path, tmp_path: Path
+) -> None:
+    arguments = ["train", str(multi_process_recipe), "--out", str(tmp_path), *MULTIGRID, "shapes.milestones=[4]"]
     program = server.run(*arguments, status=2)
     assert "shapes.milestones: [4] must ascend between epoch 0 and 4" in program.err

@@ -1,4 +1,4 @@
-"""Methods that learn from views: on many processes as on one, and as if nothing had been after a stop."""
+"""Siamese methods train the same with several processes, and after a resume."""
 
 from pathlib import Path
 
@@ -37,11 +37,11 @@ TASKS = {
     "rotation": "name: rotation",
 }
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("simsiam", "joint barlow_twins", "vicreg", "rotation")]
-every = pytest.mark.parametrize("task", ["byol", "barlow_twins", *SLOW])
+for_each_task = pytest.mark.parametrize("task", ["byol", "barlow_twins", *SLOW])
 
 
 class Siamese:
-    """Trains one of the tasks."""
+    """Trains a task, and returns the run folder."""
 
     def __init__(self, server: Server, folder: Path) -> None:
         self.server, self.folder = server, folder
@@ -62,37 +62,37 @@ def siamese(server: Server, tmp_path: Path) -> Siamese:
     return Siamese(server, tmp_path)
 
 
-@every
+@for_each_task
 @pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_the_loss_is_that_of_the_whole_batch(siamese: Siamese, task: str, processes: int) -> None:
-    one, many = siamese(task, "one", 1), siamese(task, "many", processes)
-    assert_same_learning(many, one, 1e-4)
+def test_the_loss_is_that_of_the_global_batch(siamese: Siamese, task: str, processes: int) -> None:
+    one_process, several_processes = siamese(task, "one", 1), siamese(task, "many", processes)
+    assert_same_learning(several_processes, one_process, 1e-4)
     for name in ("train/loss", "grad_norm"):
-        assert steps(many)[0][name] == pytest.approx(steps(one)[0][name], rel=1e-5), name
+        assert steps(several_processes)[0][name] == pytest.approx(steps(one_process)[0][name], rel=1e-5), name
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["barlow_twins", "vicreg"])
-def test_of_fewer_images_the_loss_would_be_another(siamese: Siamese, task: str) -> None:
-    """What is not gathered would show."""
-    whole, half = siamese(task, "whole", 1), siamese(task, "half", 1, "data.batch_size=7")
-    assert steps(whole)[0]["train/loss"] != pytest.approx(steps(half)[0]["train/loss"], rel=0.05)
+def test_losses_without_all_gather_would_differ(siamese: Siamese, task: str) -> None:
+    """A missing all-gather would be noticed."""
+    full_batch, half_batch = siamese(task, "whole", 1), siamese(task, "half", 1, "data.batch_size=7")
+    assert steps(full_batch)[0]["train/loss"] != pytest.approx(steps(half_batch)[0]["train/loss"], rel=0.05)
 
 
 @pytest.mark.slow
-def test_a_sharded_teacher_follows_too(siamese: Siamese) -> None:
-    one = siamese("byol", "one", 1)
-    many = siamese("byol", "many", 2, "train.parallel={name: fsdp, min_num_params: 100}")
-    assert_same_learning(many, one, 1e-4)
+def test_a_sharded_teacher_is_updated(siamese: Siamese) -> None:
+    one_process = siamese("byol", "one", 1)
+    sharded = siamese("byol", "many", 2, "train.parallel={name: fsdp, min_num_params: 100}")
+    assert_same_learning(sharded, one_process, 1e-4)
 
 
-@every
-def test_a_resume_goes_on_exactly(siamese: Siamese, task: str) -> None:
+@for_each_task
+def test_resuming_is_exact(siamese: Siamese, task: str) -> None:
     folder = siamese(task, "run", 1)
     model = checkpoint(folder, STEPS) / "model.safetensors"
-    before, said = model.read_bytes(), metrics(folder)
+    before, lines = model.read_bytes(), metrics(folder)
     assert (task == "byol") == any(name.startswith("teacher.") for name in load_file(model))
     cut_back(folder, 4)
     siamese.run(1, str(folder), "--resume")
-    assert metrics(folder) == said
+    assert metrics(folder) == lines
     assert model.read_bytes() == before

@@ -1,4 +1,4 @@
-"""What a run shows: a bar on a real pseudo-terminal, plain lines elsewhere."""
+"""Output of a run: a progress bar on a pseudo-terminal, plain lines elsewhere."""
 
 import os
 import pty
@@ -20,7 +20,7 @@ HIDE = "\x1b[?25l"
 
 @contextmanager
 def terminal(columns: int = 120, rows: int = 40) -> Iterator[tuple[str, list[str]]]:
-    """A pseudo-terminal: its path, and what was shown on it (when the block has ended)."""
+    """Yield the path of a pseudo-terminal, and its output (once the block has ended)."""
     leader, follower = pty.openpty()
     resize(leader, columns, rows)
     shown: list[bytes] = []
@@ -29,7 +29,7 @@ def terminal(columns: int = 120, rows: int = 40) -> Iterator[tuple[str, list[str
         try:
             while part := os.read(leader, 65536):
                 shown.append(part)
-        except OSError:  # on Linux: everybody has closed it
+        except OSError:  # on Linux: all writers have closed it
             pass
 
     reader = threading.Thread(target=read)
@@ -47,7 +47,7 @@ def terminal(columns: int = 120, rows: int = 40) -> Iterator[tuple[str, list[str
 ON_SCREEN = {"TERM": "xterm", "COLUMNS": "", "LINES": "", "NO_COLOR": ""}
 
 
-def test_a_bar_with_the_scores_above_it(server: Server, recipe: Path, tmp_path: Path) -> None:
+def test_a_progress_bar_with_scores_above_it(server: Server, recipe: Path, tmp_path: Path) -> None:
     columns, rows = SIZES[0]
     words = ["train", str(recipe), "--out", str(tmp_path)]
     with terminal(columns, rows) as (path, texts):
@@ -65,7 +65,7 @@ def test_a_bar_with_the_scores_above_it(server: Server, recipe: Path, tmp_path: 
 
 
 @pytest.mark.parametrize("end", ["refused", "stopped", "crashed"])
-def test_the_cursor_is_given_back_however_it_ends(server: Server, recipe: Path, tmp_path: Path, end: str) -> None:
+def test_the_cursor_is_visible_after_every_kind_of_end(server: Server, recipe: Path, tmp_path: Path, end: str) -> None:
     if end == "refused":
         server.run("train", str(recipe), "train.length=5it", "--out", str(tmp_path))
     with terminal() as (path, shown):
@@ -84,15 +84,15 @@ def test_the_cursor_is_given_back_however_it_ends(server: Server, recipe: Path, 
             program.until_paused()
             program.signal(signal.SIGTERM)
             if end == "crashed":
-                program.signal(signal.SIGTERM)  # at once
-            program.go_on()
+                program.signal(signal.SIGTERM)  # stop immediately
+            program.unpause()
             program.expect(143)
     (text,) = shown
-    assert HIDE not in text, "it is not hidden: even after a crash it is there"
+    assert HIDE not in text, "the cursor is never hidden, so it is visible after a crash"
     assert ("━" in text) == (end != "refused") and text.endswith("\n")
 
 
-def test_plain_lines_elsewhere(server: Server, recipe: Path, tmp_path: Path) -> None:
+def test_plain_lines_without_a_terminal(server: Server, recipe: Path, tmp_path: Path) -> None:
     program = server.run("train", str(recipe), "--out", str(tmp_path))
     assert "\x1b" not in program.err and "━" not in program.err
     lines = program.err.splitlines()

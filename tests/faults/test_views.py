@@ -1,4 +1,4 @@
-"""A step with views is done again: the same views, from a checkpoint in the middle of an epoch."""
+"""A replayed step has the same views, from a checkpoint in the middle of an epoch."""
 
 import json
 from pathlib import Path
@@ -30,21 +30,21 @@ seed: 3
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_step_has_the_same_views_when_it_is_done_again(server: Server, tmp_path: Path, workers: int) -> None:
+def test_a_replayed_step_has_the_same_views(server: Server, tmp_path: Path, workers: int) -> None:
     (tmp_path / "views.yaml").write_text(RECIPE)
     server.run("train", str(tmp_path / "views.yaml"), "--out", str(tmp_path), f"data.num_workers={workers}")
     folder = tmp_path / "views" / "default"
     views = {}
     for step in (1, 4, 7):  # from the beginning, and from checkpoints in the middle of the first and second epoch
         server.run("replay", str(folder), "--step", str(step))
-        where = folder / "replay" / f"step-{step:08d}"
-        found, recorded = json.loads((where / "step.json").read_text()), steps(folder)[step - 1]
+        replay_dir = folder / "replay" / f"step-{step:08d}"
+        replayed, recorded = json.loads((replay_dir / "step.json").read_text()), steps(folder)[step - 1]
         for name in ("train/loss", "train/std", "grad_norm"):
-            assert found[name] == recorded[name], name
-        ids = json.loads((where / "batch.json").read_text())
+            assert replayed[name] == recorded[name], name
+        ids = json.loads((replay_dir / "batch.json").read_text())
         assert ids == {"id": recorded["sample_ids"]}
-        views[step] = load_file(where / "batch.safetensors")
+        views[step] = load_file(replay_dir / "batch.safetensors")
         count = len(recorded["sample_ids"])
-        shapes = {name: tuple(one.shape) for name, one in views[step].items()}
+        shapes = {name: tuple(view.shape) for name, view in views[step].items()}
         assert shapes == {f"views.{number}": (count, 1, side, side) for number, side in enumerate((32, 32, 24))}
     assert not torch.equal(views[1]["views.0"], views[7]["views.0"])

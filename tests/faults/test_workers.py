@@ -1,4 +1,4 @@
-"""Loader workers end with their run, however it ends; what goes wrong in them is reported."""
+"""Loader workers end with their run, and their errors are reported."""
 
 import os
 import signal
@@ -9,8 +9,8 @@ import pytest
 from tests.faults.programs import BROKEN, CRASH, PAUSE, Server, all_gone, is_alive, programs_of_group
 
 
-def test_gone_within_seconds_after_a_kill(server: Server, recipe: Path, tmp_path: Path) -> None:
-    moment = "after_backward 9"  # both loaders, training and validation, have theirs
+def test_workers_end_within_seconds_after_a_kill(server: Server, recipe: Path, tmp_path: Path) -> None:
+    moment = "after_backward 9"  # the training and validation loaders have workers
     program = server.start(
         "train", str(recipe), "--out", str(tmp_path), "data.num_workers=2", environment={PAUSE: moment}
     )
@@ -21,7 +21,7 @@ def test_gone_within_seconds_after_a_kill(server: Server, recipe: Path, tmp_path
     assert all_gone(workers, 12)
 
 
-def test_gone_within_seconds_after_a_kill_while_they_start(server: Server, recipe: Path, tmp_path: Path) -> None:
+def test_workers_end_within_seconds_after_a_kill_while_they_start(server: Server, recipe: Path, tmp_path: Path) -> None:
     program = server.start(
         *("train", str(recipe), "--out", str(tmp_path), "data.num_workers=2"),
         first=["tests.faults.injections:killed_while_workers_start"],
@@ -31,7 +31,7 @@ def test_gone_within_seconds_after_a_kill_while_they_start(server: Server, recip
 
 
 @pytest.mark.parametrize("moment", ["after_backward 9", "after_phase evaluate 8", "after_phase train 15"])
-def test_gone_at_once_after_a_crash(server: Server, recipe: Path, tmp_path: Path, moment: str) -> None:
+def test_workers_end_immediately_after_a_crash(server: Server, recipe: Path, tmp_path: Path, moment: str) -> None:
     program = server.start(
         *("train", str(recipe), "--out", str(tmp_path), "data.num_workers=2"),
         environment={PAUSE: "after_backward 7", CRASH: moment},
@@ -39,7 +39,7 @@ def test_gone_at_once_after_a_crash(server: Server, recipe: Path, tmp_path: Path
     program.until_paused()
     workers = program.children()
     assert len(workers) == 2
-    program.go_on()
+    program.unpause()
     program.expect(1)
     assert all_gone(workers, 0.5)
     assert not programs_of_group(program.pid)
@@ -59,11 +59,11 @@ def test_a_sample_that_cannot_be_read_is_named(server: Server, recipe: Path, tmp
     assert "error: sample 61, SomeDigits: OSError: the disk is on fire" in program.err
     assert "Traceback" not in program.err
     log = (tmp_path / "faults" / "default" / "train.log").read_text()
-    assert "parts.py" in log, "where it happened stands in the log"
+    assert "parts.py" in log, "the log has the traceback"
 
 
-def test_after_a_broken_sample_was_mended_the_run_goes_on(server: Server, recipe: Path, tmp_path: Path) -> None:
-    """Sample 0 is looked at before the first step: nothing came of that run, and it is not in the way."""
+def test_a_run_starts_after_a_broken_sample_was_repaired(server: Server, recipe: Path, tmp_path: Path) -> None:
+    """Sample 0 is read before the first step, so the failed run leaves nothing that blocks the next."""
     program = server.run("train", str(recipe), "--out", str(tmp_path), environment={BROKEN: "0"}, status=2)
     assert "sample 0, SomeDigits" in program.err
     server.run("train", str(recipe), "--out", str(tmp_path))
@@ -77,7 +77,7 @@ def test_a_worker_that_is_killed_is_a_crash(server: Server, recipe: Path, tmp_pa
     program.until_paused()
     workers = program.children()
     os.kill(workers[0], signal.SIGKILL)
-    program.go_on()
+    program.unpause()
     program.expect(1)
     assert f"DataLoader worker (pid {workers[0]}) is killed by signal: Killed" in program.err
     assert all_gone(workers, 0.5)

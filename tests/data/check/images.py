@@ -1,4 +1,4 @@
-"""Images with something in them, for tests of the data check."""
+"""Random images for tests of the data check."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from PIL import Image
 
 
 def drawn(number: int, size: tuple[int, int] = (128, 96)) -> Image.Image:
-    """An image of soft blobs (width, height), another for each number."""
+    """Return an image of soft blobs of size (width, height), which depends on the number."""
     cells = np.random.default_rng(number).integers(0, 256, (6, 8, 3), dtype=np.uint8)
     return Image.fromarray(cells).resize(size, Image.Resampling.BICUBIC)
 
 
 def save(path: Path, number: int, size: tuple[int, int] = (128, 96), quality: int = 95) -> Path:
-    """That image, in the format that the name says."""
+    """Save this image in the format of the file extension."""
     path.parent.mkdir(parents=True, exist_ok=True)
     drawn(number, size).save(path, **({"quality": quality} if path.suffix == ".jpg" else {}))
     return path

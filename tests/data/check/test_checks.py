@@ -1,4 +1,4 @@
-"""The data doctor: what it counts, and what it finds."""
+"""The data check: its counts and its findings."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from scripts import small_data
 from tests.data.check.images import drawn, save
 from tests.data.videos import write, write_sound
 
-ODD = 'a "quoted" <b>bold</b> [red] ünï\n.jpg'
+UNUSUAL_NAME = 'a "quoted" <b>bold</b> [red] ünï\n.jpg'
 
 
 @pytest.fixture
@@ -33,9 +33,9 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def edit(root: Path, place: int, **values: Any) -> None:
+def edit(root: Path, index: int, **values: Any) -> None:
     content = json.loads((root / "annotations.json").read_text())
-    content["annotations"][place].update(values)
+    content["annotations"][index].update(values)
     (root / "annotations.json").write_text(json.dumps(content))
 
 
@@ -52,10 +52,10 @@ def errors(report: DataReport) -> list[Finding]:
 
 
 def cases_by_kind(report: DataReport) -> Mapping[str, list[list[str]]]:
-    """By kind the names of each case."""
+    """Return the names of each case, by kind of finding."""
     return {
-        one.kind: [[f"{member.dataset}:{member.id}" for member in case] for case in one.cases]
-        for one in report.findings
+        finding.kind: [[f"{member.dataset}:{member.id}" for member in case] for case in finding.cases]
+        for finding in report.findings
     }
 
 
@@ -65,13 +65,13 @@ def cases_by_kind(report: DataReport) -> Mapping[str, list[list[str]]]:
 def test_objects_are_counted(root: Path) -> None:
     edit(root, 0, bbox=[63, 5, 1.5, 10])  # half a pixel of it is outside
     report = check(read(root, classes=["bar", "block"], masks=True))
-    held = report.datasets["train"]
-    assert (held.samples, held.read, held.per_class, errors(report)) == (4, 4, {"bar": 2, "block": 3}, [])
-    assert held.boxes is not None and held.sizes is not None
-    assert (held.boxes.objects, held.boxes.per_class, held.boxes.crowds) == (5, {"bar": 2, "block": 3}, 1)
-    assert (held.boxes.empty_images, held.boxes.tiny, sum(held.boxes.sides.values())) == (1, 1, 5)
-    assert held.sizes.smallest == held.sizes.largest == (48, 64)
-    assert held.sizes.sides == {"32 to 63": 4} and held.sizes.aspects == {"5:4 to 3:2": 4}
+    dataset = report.datasets["train"]
+    assert (dataset.samples, dataset.read, dataset.per_class, errors(report)) == (4, 4, {"bar": 2, "block": 3}, [])
+    assert dataset.boxes is not None and dataset.sizes is not None
+    assert (dataset.boxes.objects, dataset.boxes.per_class, dataset.boxes.crowds) == (5, {"bar": 2, "block": 3}, 1)
+    assert (dataset.boxes.empty_images, dataset.boxes.tiny, sum(dataset.boxes.sides.values())) == (1, 1, 5)
+    assert dataset.sizes.smallest == dataset.sizes.largest == (48, 64)
+    assert dataset.sizes.sides == {"32 to 63": 4} and dataset.sizes.aspects == {"5:4 to 3:2": 4}
     tiny, empty = report.findings
     assert (tiny.kind, tiny.cases[0][0].annotation, tiny.cases[0][0].box) == (
         kinds.TINY_BOX,
@@ -85,13 +85,13 @@ def test_images_that_cannot_be_read_or_have_another_size(root: Path) -> None:
     source = read(root)
     Image.new("RGB", (48, 64)).save(root / "1.png")
     (root / "2.png").write_bytes(b"no picture")
-    size, unreadable = sorted(errors(check(source)), key=lambda one: one.cases[0][0].id)
+    size, unreadable = sorted(errors(check(source)), key=lambda finding: finding.cases[0][0].id)
     assert (size.kind, size.count) == ("images of another size than annotated", 1)
     assert size.cases[0][0].id == "1.png" and "48 x 64 pixels" in size.cases[0][0].value
     assert (unreadable.kind, unreadable.cases[0][0].id) == ("images that cannot be read", "2.png")
 
 
-def test_a_turned_image_has_the_size_that_is_seen(root: Path) -> None:
+def test_a_rotated_image_has_its_displayed_size(root: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     Image.open(root / "1.png").rotate(90, expand=True).save(root / "1.png", exif=exif)
@@ -99,7 +99,7 @@ def test_a_turned_image_has_the_size_that_is_seen(root: Path) -> None:
     assert errors(report) == [] and report.datasets["train"].sizes.aspects == {"5:4 to 3:2": 4}  # type: ignore[union-attr]
 
 
-def test_what_the_source_left_out_is_reported_with_its_box(root: Path) -> None:
+def test_dropped_boxes_are_reported(root: Path) -> None:
     edit(root, 0, bbox=[60, 5, 20, 4])
     (error,) = errors(check(read(root)))
     (member,) = error.cases[0]
@@ -113,7 +113,7 @@ def test_run_lengths_are_decoded(root: Path) -> None:
     assert error.count == 1 and (error.cases[0][0].id, error.cases[0][0].annotation) == ("1.png", "annotation 100")
 
 
-def test_faults_that_the_source_only_counts_are_counted(root: Path) -> None:
+def test_errors_that_the_source_does_not_list_are_counted(root: Path) -> None:
     content = json.loads((root / "annotations.json").read_text())
     first = content["annotations"][0]
     content["annotations"] += [
@@ -127,9 +127,9 @@ def test_faults_that_the_source_only_counts_are_counted(root: Path) -> None:
 # --- images -----------------------------------------------------------------------------------------------------------
 
 
-def test_images_that_are_broken(tmp_path: Path) -> None:
-    whole = save(tmp_path / "a" / "whole.jpg", 1)
-    (tmp_path / "a" / "cut.jpg").write_bytes(whole.read_bytes()[:1200])
+def test_broken_images_are_reported(tmp_path: Path) -> None:
+    valid = save(tmp_path / "a" / "whole.jpg", 1)
+    (tmp_path / "a" / "cut.jpg").write_bytes(valid.read_bytes()[:1200])
     (tmp_path / "a" / "text.png").write_text("this is no picture")
     Image.new("RGB", (1, 1), (9, 9, 9)).save(tmp_path / "a" / "one pixel.png")
     save(tmp_path / "b" / "empty.png", 2).write_bytes(b"")
@@ -143,18 +143,18 @@ def test_images_that_are_broken(tmp_path: Path) -> None:
     assert report.datasets["train"].sizes.smallest == (1, 1)  # type: ignore[union-attr]
 
 
-def test_names_of_every_kind(tmp_path: Path) -> None:
-    for name in (ODD, "two words.jpg"):
+def test_unusual_names(tmp_path: Path) -> None:
+    for name in (UNUSUAL_NAME, "two words.jpg"):
         save(tmp_path / "it's <i>" / name, 1)
     report = check(ImageFolder(root=tmp_path))
     assert cases_by_kind(report) == {
-        "repeated in a dataset: identical file": [[f"train:it's <i>/{ODD}", "train:it's <i>/two words.jpg"]]
+        "repeated in a dataset: identical file": [[f"train:it's <i>/{UNUSUAL_NAME}", "train:it's <i>/two words.jpg"]]
     }
-    assert report.to_json()["findings"][0]["cases"][0][0]["id"] == f"it's <i>/{ODD}"
+    assert report.to_json()["findings"][0]["cases"][0][0]["id"] == f"it's <i>/{UNUSUAL_NAME}"
 
 
 def test_the_same_image_in_training_and_validation(tmp_path: Path) -> None:
-    """As the same file, as the same pixels turned by EXIF or in another format, and compressed anew."""
+    """As an identical file, as the same pixels rotated by EXIF, and as a recompressed image."""
     for number in range(4):
         save(tmp_path / "train" / "a" / f"{number}.png", number)
     val = tmp_path / "val" / "a"
@@ -164,24 +164,24 @@ def test_the_same_image_in_training_and_validation(tmp_path: Path) -> None:
     drawn(1).rotate(180).save(val / "turned.png", exif=exif)
     save(val / "compressed.jpg", 2, quality=40)
     save(val / "another.png", 77)
-    sets = {name: ImageFolder(root=tmp_path / name) for name in ("train", "val")}
+    sources = {name: ImageFolder(root=tmp_path / name) for name in ("train", "val")}
     expected = {
         f"{kinds.LEAKED}: {kinds.SAME_FILE}": [["train:a/0.png", "val:a/file.png"]],
         f"{kinds.LEAKED}: {kinds.SAME_PIXELS}": [["train:a/1.png", "val:a/turned.png"]],
         f"{kinds.LEAKED}: {kinds.NEAR_DUPLICATE}": [["train:a/2.png", "val:a/compressed.jpg"]],
     }
-    report = run_checks(sets)
+    report = run_checks(sources)
     assert cases_by_kind(report) == expected and report.error_count == 3
-    assert run_checks(sets, workers=2).to_json() == report.to_json(), "however many read"
+    assert run_checks(sources, workers=2).to_json() == report.to_json(), "with any number of workers"
 
 
-def test_repeats_in_one_set_may_be_meant_and_labels_may_not_differ(tmp_path: Path) -> None:
+def test_repeats_in_a_dataset_are_no_errors_unless_labels_differ(tmp_path: Path) -> None:
     save(tmp_path / "cat" / "1.png", 1)
     save(tmp_path / "cat" / "again.png", 1)
     save(tmp_path / "cat" / "small.jpg", 1, size=(96, 72))
     save(tmp_path / "dog" / "2.png", 2)
-    twice = check(ImageFolder(root=tmp_path))
-    assert twice.error_count == 0 and cases_by_kind(twice) == {
+    duplicates = check(ImageFolder(root=tmp_path))
+    assert duplicates.error_count == 0 and cases_by_kind(duplicates) == {
         "repeated in a dataset: identical file": [["train:cat/1.png", "train:cat/again.png"]],
         "repeated in a dataset: nearly identical": [["train:cat/1.png", "train:cat/small.jpg"]],
     }
@@ -202,24 +202,24 @@ def test_nearly_the_same_image_under_another_label_is_a_note(tmp_path: Path) -> 
     )
 
 
-def test_a_sample_of_each_set_can_be_read(tmp_path: Path) -> None:
+def test_a_random_part_of_each_dataset_can_be_read(tmp_path: Path) -> None:
     for number in range(12):
         save(tmp_path / "ab"[number % 2] / f"{number}.png", number)
-    sets = {name: ImageFolder(root=tmp_path) for name in ("train", "val")}
+    sources = {name: ImageFolder(root=tmp_path) for name in ("train", "val")}
     ids = []
     for seed in (0, 0, 1):
-        report = run_checks(sets, limit=5, seed=seed)
-        held = report.datasets["train"]
-        assert (held.samples, held.read, held.per_class) == (12, 5, {"a": 6, "b": 6})
+        report = run_checks(sources, limit=5, seed=seed)
+        dataset = report.datasets["train"]
+        assert (dataset.samples, dataset.read, dataset.per_class) == (12, 5, {"a": 6, "b": 6})
         ids.append(cases_by_kind(report)[f"{kinds.LEAKED}: {kinds.SAME_FILE}"])
     assert ids[0] == ids[1] != ids[2] and len(ids[0]) == 5
 
 
-def test_joined_sets_are_counted_together() -> None:
+def test_concatenated_datasets_are_counted_together() -> None:
     report = check(Concat(sources=[Digits(), Digits(split="val")]))
-    held = report.datasets["train"]
-    assert held.samples == sum(held.per_class.values()) == len(Digits()) + len(Digits(split="val"))
-    assert held.boxes is None and report.error_count == 0
+    dataset = report.datasets["train"]
+    assert dataset.samples == sum(dataset.per_class.values()) == len(Digits()) + len(Digits(split="val"))
+    assert dataset.boxes is None and report.error_count == 0
 
 
 # --- identities -------------------------------------------------------------------------------------------------------
@@ -227,35 +227,39 @@ def test_joined_sets_are_counted_together() -> None:
 
 def test_identities(tmp_path: Path) -> None:
     small_data.market1501(tmp_path)
-    sets = {"train": market1501(root=tmp_path, cameras=2), "val": market1501(root=tmp_path, split="test", cameras=2)}
-    report = run_checks(sets)
-    people = report.datasets["train"].identities
-    assert people is not None and (people.identities, people.images, people.queries) == (8, (4, 4, 4), None)
-    assert people.per_camera == {"0": 16, "1": 16} and people.single_camera == 0 and report.error_count == 0
+    sources = {"train": market1501(root=tmp_path, cameras=2), "val": market1501(root=tmp_path, split="test", cameras=2)}
+    report = run_checks(sources)
+    identities = report.datasets["train"].identities
+    assert identities is not None and (identities.identities, identities.images, identities.queries) == (
+        8,
+        (4, 4, 4),
+        None,
+    )
+    assert identities.per_camera == {"0": 16, "1": 16} and identities.single_camera == 0 and report.error_count == 0
     assert report.datasets["val"].identities.queries == 4  # type: ignore[union-attr]
 
-    query = next((tmp_path / "query").glob("0010_c1*"))
-    (tmp_path / "bounding_box_test" / "0010_c2s1_000099_00.png").write_bytes(query.read_bytes())
-    trained = next((tmp_path / "bounding_box_train").glob("0003_c1*"))
-    (tmp_path / "bounding_box_test" / "0003_c2s1_000001_00.png").write_bytes(trained.read_bytes())
-    sets["val"] = market1501(root=tmp_path, split="test", cameras=2)
-    report = run_checks(sets)
+    query_image = next((tmp_path / "query").glob("0010_c1*"))
+    (tmp_path / "bounding_box_test" / "0010_c2s1_000099_00.png").write_bytes(query_image.read_bytes())
+    training_image = next((tmp_path / "bounding_box_train").glob("0003_c1*"))
+    (tmp_path / "bounding_box_test" / "0003_c2s1_000001_00.png").write_bytes(training_image.read_bytes())
+    sources["val"] = market1501(root=tmp_path, split="test", cameras=2)
+    report = run_checks(sources)
     assert cases_by_kind(report) == {
         f"{kinds.LEAKED}: {kinds.SAME_FILE}": [
-            [f"train:bounding_box_train/{trained.name}", "val:bounding_box_test/0003_c2s1_000001_00.png"]
+            [f"train:bounding_box_train/{training_image.name}", "val:bounding_box_test/0003_c2s1_000001_00.png"]
         ],
         f"{kinds.IN_GALLERY}: {kinds.SAME_FILE}": [
-            [f"val:query/{query.name}", "val:bounding_box_test/0010_c2s1_000099_00.png"]
+            [f"val:query/{query_image.name}", "val:bounding_box_test/0010_c2s1_000099_00.png"]
         ],
         kinds.SAME_IDENTITY: [
             [
-                "train:bounding_box_train/" + min(one.name for one in trained.parent.glob("0003_*")),
+                "train:bounding_box_train/" + min(path.name for path in training_image.parent.glob("0003_*")),
                 "val:bounding_box_test/0003_c2s1_000001_00.png",
             ]
         ],
     }
-    tasks = run_checks({"people/train": sets["train"], "people/val": sets["val"]})
-    assert list(cases_by_kind(tasks)) == list(cases_by_kind(report)), "a task of a multi-task run"
+    tasks = run_checks({"people/train": sources["train"], "people/val": sources["val"]})
+    assert list(cases_by_kind(tasks)) == list(cases_by_kind(report)), "the same findings for a task of a multi-task run"
 
 
 # --- videos -----------------------------------------------------------------------------------------------------------
@@ -265,24 +269,24 @@ def test_videos(tmp_path: Path) -> None:
     for number in range(3):
         write(tmp_path / "jump" / f"{number}.mp4", 5 + 10 * number, size=(32, 32 + 8 * number))
     write(tmp_path / "run" / "uneven.mp4", 4, size=(24, 24), times=[0, 100, 200, 300])
-    whole = check(Videos(root=tmp_path))
-    held = whole.datasets["train"]
-    assert (held.samples, held.per_class, whole.findings) == (4, {"jump": 3, "run": 1}, [])
-    assert held.is_video and held.lengths is not None and held.boxes is None and held.sizes is not None
-    assert (held.sizes.smallest, held.sizes.largest) == ((24, 24), (32, 48))
-    assert held.lengths.frames == (4, 10, 25) and held.lengths.fps == (10, 25, 25)
-    assert held.lengths.seconds == pytest.approx((0.2, 0.5, 1.0))
+    valid_report = check(Videos(root=tmp_path))
+    dataset = valid_report.datasets["train"]
+    assert (dataset.samples, dataset.per_class, valid_report.findings) == (4, {"jump": 3, "run": 1}, [])
+    assert dataset.is_video and dataset.lengths is not None and dataset.boxes is None and dataset.sizes is not None
+    assert (dataset.sizes.smallest, dataset.sizes.largest) == ((24, 24), (32, 48))
+    assert dataset.lengths.frames == (4, 10, 25) and dataset.lengths.fps == (10, 25, 25)
+    assert dataset.lengths.seconds == pytest.approx((0.2, 0.5, 1.0))
 
     (tmp_path / "run" / "empty.mp4").touch()
     write_sound(tmp_path / "run" / "sound.mp4")
-    cut = write(tmp_path / "run" / "cut.mkv", 40, size=(32, 32), gop=5)
-    cut.write_bytes(cut.read_bytes()[: cut.stat().st_size // 2])
-    again = write(tmp_path / "val" / "jump" / "again.mp4", 15, size=(32, 40))
-    assert again.read_bytes() == (tmp_path / "jump" / "1.mp4").read_bytes()
+    truncated = write(tmp_path / "run" / "cut.mkv", 40, size=(32, 32), gop=5)
+    truncated.write_bytes(truncated.read_bytes()[: truncated.stat().st_size // 2])
+    copy = write(tmp_path / "val" / "jump" / "again.mp4", 15, size=(32, 40))
+    assert copy.read_bytes() == (tmp_path / "jump" / "1.mp4").read_bytes()
     train = VideoViews(source=Videos(root=tmp_path, classes=["jump", "run"]), clips=2, crops=3)
     report = run_checks({"train": train, "val": Videos(root=tmp_path / "val")})
     assert report.datasets["train"].samples == 7 and report.datasets["train"].per_class == {"jump": 3, "run": 4}, (
-        "not views"
+        "videos are counted, not views"
     )
     damaged, unreadable, leaked = report.findings
     assert unreadable.kind == "videos that cannot be read" and unreadable.count == 2
@@ -295,8 +299,8 @@ def test_videos(tmp_path: Path) -> None:
 # --- processes --------------------------------------------------------------------------------------------------------
 
 
-class _Slow:
-    """Images of which the one in the middle presses Ctrl-C, or ends its process."""
+class _Interrupting:
+    """Images; reading image 20 raises SIGINT, or ends its process."""
 
     channels, classes = 1, ()
 
@@ -314,13 +318,13 @@ class _Slow:
         return {"image": torch.full((1, 9, 9), index, dtype=torch.uint8), "id": f"{index}.png"}
 
 
-def test_ctrl_c_reports_what_was_found_so_far() -> None:
+def test_ctrl_c_reports_the_findings_so_far() -> None:
     assert threading.current_thread() is threading.main_thread()
-    report = check(_Slow())
+    report = check(_Interrupting())
     assert report.stopped and report.datasets["train"].read == 20 and report.datasets["train"].samples == 60
 
 
-def test_a_process_that_is_ended_is_reported() -> None:
-    with pytest.raises(Exception, match=r"was killed.* sample (0|8|16) or one of the") as caught:
-        check(_Slow(crash=True), workers=2)
-    assert getattr(caught.value, "exit_status", None) == 2
+def test_a_killed_process_is_reported() -> None:
+    with pytest.raises(Exception, match=r"was killed.* sample (0|8|16) or one of the") as error:
+        check(_Interrupting(crash=True), workers=2)
+    assert getattr(error.value, "exit_status", None) == 2

@@ -1,4 +1,4 @@
-"""Videos packed into JPEGs: the same samples and clips, read more quickly."""
+"""Videos packed into JPEGs: the same samples and clips with higher throughput."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.data.videos import write
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Five videos that differ in length, and one with an uneven rate."""
+    """Write five videos of different lengths, and one with a variable frame rate."""
     root = tmp_path_factory.mktemp("videos")
     for number in range(5):
         write(root / ("jump", "run")[number % 2] / f"{number}.mp4", 9 + 5 * number)
@@ -40,52 +40,52 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def two_in_a_shard(monkeypatch: pytest.MonkeyPatch) -> None:
+def two_videos_per_shard(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "VIDEOS_PER_SHARD", 2)
 
 
-class Listening:
-    """A video that notes which frames it is asked for."""
+class RecordingVideo:
+    """A video that records the requested frames."""
 
     def __init__(self, video: Any) -> None:
-        self._video, self.asked = video, [video.path][:0]
+        self._video, self.requested = video, [video.path][:0]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._video, name)
 
     def read(self, indices: Sequence[int], short_side: int | None = None) -> Tensor:
-        self.asked = list(indices)
+        self.requested = list(indices)
         result: Tensor = self._video.read(indices, short_side)
         return result
 
 
 def test_samples_and_clips_are_the_same(root: Path, tmp_path: Path) -> None:
     original = Videos(root=root, flip_sensitive_classes=["run"])
-    done = pack(original, tmp_path / "packed", quality=95, workers=2)
+    summary = pack(original, tmp_path / "packed", quality=95, workers=2)
     packed = PackedVideos(root=tmp_path / "packed")
     assert isinstance(packed, Source)
-    assert (done.videos, done.frames, done.skipped) == (
+    assert (summary.videos, summary.frames, summary.skipped) == (
         6,
-        sum(one["video"].frames for one in map(original.__getitem__, range(6))),
+        sum(sample["video"].frames for sample in map(original.__getitem__, range(6))),
         0,
     )
     assert packed.fingerprint() == original.fingerprint() and packed.classes == original.classes
-    rates = Clip(frames=4, stride=(1, 3), fps=20.0)
+    clip = Clip(frames=4, stride=(1, 3), fps=20.0)
     for index in range(6):
-        one, other = original[index], packed[index]
-        assert [one[key] for key in ("id", "label", "flip_changes_label")] == [
-            other[key] for key in ("id", "label", "flip_changes_label")
+        original_sample, packed_sample = original[index], packed[index]
+        assert [original_sample[key] for key in ("id", "label", "flip_changes_label")] == [
+            packed_sample[key] for key in ("id", "label", "flip_changes_label")
         ]
-        videos = [Listening(one["video"]), Listening(other["video"])]
+        videos = [RecordingVideo(original_sample["video"]), RecordingVideo(packed_sample["video"])]
         for name in ("frames", "fps", "seconds", "size"):
             assert getattr(videos[0], name) == getattr(videos[1], name)
         for seed in range(4):
             clips = []
-            for video, sample in zip(videos, (one, other), strict=True):
+            for video, sample in zip(videos, (original_sample, packed_sample), strict=True):
                 torch.manual_seed(seed)
-                clips.append(rates({**sample, "video": video})["image"].float())
-            assert videos[0].asked == videos[1].asked
-            assert (clips[0] - clips[1]).abs().mean() < 8, "apart from what JPEG loses of noise"
+                clips.append(clip({**sample, "video": video})["image"].float())
+            assert videos[0].requested == videos[1].requested
+            assert (clips[0] - clips[1]).abs().mean() < 8, "except for the noise that JPEG loses"
 
 
 def batches(source: Any) -> tuple[list[str], Tensor]:
@@ -99,24 +99,24 @@ def batches(source: Any) -> tuple[list[str], Tensor]:
 def test_batches_are_the_same(root: Path, tmp_path: Path) -> None:
     pack(Videos(root=root), tmp_path / "packed", quality=95)
     names, pixels = batches(Videos(root=root))
-    same, others = batches(PackedVideos(root=tmp_path / "packed"))
-    assert names == same and (pixels - others).abs().mean() < 6
+    packed_names, packed_pixels = batches(PackedVideos(root=tmp_path / "packed"))
+    assert names == packed_names and (pixels - packed_pixels).abs().mean() < 6
 
 
-def test_it_is_read_more_quickly(tmp_path: Path) -> None:
+def test_packed_videos_are_read_faster(tmp_path: Path) -> None:
     path = write(tmp_path / "videos" / "run" / "long.mp4", 200)
     pack(Videos(root=tmp_path / "videos"), tmp_path / "packed")
     (video,) = [sample["video"] for sample in PackedVideos(root=tmp_path / "packed")]  # type: ignore[attr-defined]
 
     def seconds(video: Any) -> float:
-        began = time.thread_time()
+        start = time.thread_time()
         video.read(range(170, 198, 4))
-        return time.thread_time() - began
+        return time.thread_time() - start
 
     assert 3 * min(seconds(video) for _ in range(3)) < min(seconds(VideoFile(path)) for _ in range(3))
 
 
-def test_frames_are_as_small_as_asked_and_plain_jpegs(root: Path, tmp_path: Path) -> None:
+def test_frames_are_jpegs_of_the_requested_size(root: Path, tmp_path: Path) -> None:
     pack(VideoViews(source=Videos(root=root), clips=3, crops=3), tmp_path / "packed", size=24)
     packed = PackedVideos(root=tmp_path / "packed", channels=1)
     assert len(packed) == 6 and packed[0]["video"].size == (24, 32), "videos, not views"
@@ -131,7 +131,7 @@ def test_frames_are_as_small_as_asked_and_plain_jpegs(root: Path, tmp_path: Path
 
 
 class Gradients:
-    """Gray videos in memory; class b must not be mirrored."""
+    """Gray videos in memory; class b must not be flipped."""
 
     channels, classes = 1, ("a", "b")
 
@@ -153,8 +153,8 @@ def test_gray_videos_in_memory(tmp_path: Path) -> None:
     original, video = Gradients()[2]["video"], packed[2]["video"]
     assert (video.frames, video.fps, packed.id(2)) == (7, 9.0, "video 2")
     assert (video.read(range(7)).float() - original.read(range(7)).float()).abs().mean() < 4
-    chosen = PackedVideos(root=tmp_path / "packed", flip_sensitive_classes=["a"])
-    assert [sample["flip_changes_label"] for sample in map(chosen.__getitem__, range(3))] == [True, False, True]
+    overridden = PackedVideos(root=tmp_path / "packed", flip_sensitive_classes=["a"])
+    assert [sample["flip_changes_label"] for sample in map(overridden.__getitem__, range(3))] == [True, False, True]
 
 
 def test_several_labels(root: Path, tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_several_labels(root: Path, tmp_path: Path) -> None:
     assert packed[0]["label"].tolist() == [1, 0, 1]
 
 
-def test_it_goes_on_where_it_was_stopped(root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_packing_resumes(root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     videos = tmp_path / "videos"
     for video in root.glob("*/*.mp4"):
         (videos / video.parent.name).mkdir(parents=True, exist_ok=True)
@@ -174,8 +174,8 @@ def test_it_goes_on_where_it_was_stopped(root: Path, tmp_path: Path, caplog: pyt
     source, packed = Videos(root=videos), tmp_path / "packed"
     with pytest.raises(DataMismatch, match=r"video 4: .*3\.mp4 is empty: it has 0 bytes"):
         pack(source, packed)
-    done = packed / "00000.tar"
-    before = done.stat().st_mtime_ns
+    finished_shard = packed / "00000.tar"
+    before = finished_shard.stat().st_mtime_ns
     assert not list(packed.glob(".*.tmp"))
     with pytest.raises(ValueError, match=r"packed has no films\.json: packing has started there and not finished"):
         PackedVideos(root=packed)
@@ -183,7 +183,7 @@ def test_it_goes_on_where_it_was_stopped(root: Path, tmp_path: Path, caplog: pyt
         pack(source, packed, size=32)
     assert pack(source, packed, skip=True).skipped == 1
     assert "skipped: video 4" in caplog.text
-    assert done.stat().st_mtime_ns == before, "a finished shard is not written again"
+    assert finished_shard.stat().st_mtime_ns == before, "a finished shard is not written again"
     assert sorted(path.name for path in packed.glob("[!.]*")) == ["00000.tar", "00001.tar", "00002.tar", "films.json"]
     names = [PackedVideos(root=packed).id(index) for index in range(5)]
     assert names == [source.id(index) for index in (0, 1, 2, 3, 5)]
@@ -197,30 +197,30 @@ def test_damaged_files_raise(root: Path, tmp_path: Path) -> None:
     folder = tmp_path / "packed"
     pack(Videos(root=root), folder)
     shard, index = folder / "00001.tar", folder / "films.json"
-    whole, known = shard.read_bytes(), json.loads(index.read_bytes())
+    shard_bytes, index_content = shard.read_bytes(), json.loads(index.read_bytes())
 
-    def refused(message: str) -> None:
+    def assert_refused(message: str) -> None:
         with pytest.raises(ValueError, match=message):
             PackedVideos(root=folder)
 
-    shard.write_bytes(whole[:-512])
-    refused(r"00001\.tar has \d+ bytes, films\.json says \d+; pack the videos again")
+    shard.write_bytes(shard_bytes[:-512])
+    assert_refused(r"00001\.tar has \d+ bytes, films\.json says \d+; pack the videos again")
     shard.unlink()
-    refused(r"00001\.tar is missing")
-    place = known["films"]["place"][2]
-    shard.write_bytes(bytes(len(whole)))
+    assert_refused(r"00001\.tar is missing")
+    offset = index_content["films"]["place"][2]
+    shard.write_bytes(bytes(len(shard_bytes)))
     video = PackedVideos(root=folder)[2]["video"]
     with pytest.raises(ValueError, match=r"00001\.tar, jump/4\.mp4: the shard has changed since it was written"):
         video.read([0])
-    shard.write_bytes(bytes(1024) + whole[1024:place] + whole[place:])
+    shard.write_bytes(bytes(1024) + shard_bytes[1024:offset] + shard_bytes[offset:])
     with pytest.raises(ValueError, match=r"00001\.tar, jump/4\.mp4: frame 0 cannot be decoded"):
         PackedVideos(root=folder)[2]["video"].read([0])
-    known["films"]["place"][2] = 10**12
-    index.write_text(json.dumps(known))
+    index_content["films"]["place"][2] = 10**12
+    index.write_text(json.dumps(index_content))
     with pytest.raises(ValueError, match="its index is damaged: there are no bytes 1000000000000"):
         PackedVideos(root=folder)[2]["video"].read([0])
     for change in ({"format": 2}, {"films": {}}, {"channels": 2}):
-        index.write_text(json.dumps({**known, **change}))
-        refused(r"films\.json is damaged \(")
+        index.write_text(json.dumps({**index_content, **change}))
+        assert_refused(r"films\.json is damaged \(")
     with pytest.raises(ValueError, match="there is no folder"):
         PackedVideos(root=tmp_path / "gone")

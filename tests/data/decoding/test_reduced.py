@@ -1,4 +1,4 @@
-"""Images of which no more is decoded than is taken."""
+"""Reduced decoding: JPEG images are decoded at the size and region that a transform needs."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from opabinia.runtime.seeds import seed_sample
 WIDTH, HEIGHT = 250, 187  # odd, so that smaller sizes are rounded
 
 
-def photograph(seed: int = 0, width: int = WIDTH, height: int = HEIGHT) -> Image.Image:
-    """Smooth colors, edges and some noise."""
+def make_photo(seed: int = 0, width: int = WIDTH, height: int = HEIGHT) -> Image.Image:
+    """Return an image with smooth colors, edges and some noise."""
     rng = np.random.default_rng(seed)
     coarse = rng.integers(0, 256, (height // 16 + 2, width // 16 + 2, 3), dtype=np.uint8)
     smooth = Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
@@ -35,15 +35,15 @@ def photograph(seed: int = 0, width: int = WIDTH, height: int = HEIGHT) -> Image
     return Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
 
 
-def encoded(image: Image.Image, kind: str = "JPEG", channels: int = 3, **options: object) -> EncodedImage:
+def encode(image: Image.Image, kind: str = "JPEG", channels: int = 3, **options: object) -> EncodedImage:
     content = BytesIO()
     image.save(content, kind, **options)
     return EncodedImage(content.getvalue(), "image", channels)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_in_full_size_pixels_are_the_same(channels: int) -> None:
-    image = encoded(photograph(), channels=channels, quality=90)
+def test_a_crop_in_full_size_has_the_same_pixels(channels: int) -> None:
+    image = encode(make_photo(), channels=channels, quality=90)
     assert image.size == (HEIGHT, WIDTH)
     box = Box(20, 31, 100, 60)
     part = image.crop(box, (90, 60))
@@ -52,28 +52,30 @@ def test_in_full_size_pixels_are_the_same(channels: int) -> None:
 
 
 @pytest.mark.parametrize("subsampling", [0, 1, 2])
-@pytest.mark.parametrize("way", [{}, {"restart_marker_blocks": 5}, {"progressive": True}, {"optimize": True}], ids=str)
-def test_above_where_decoding_stops_pixels_are_the_same(subsampling: int, way: dict[str, object]) -> None:
-    """Also where colors are stored in half the size, and take something from the row below."""
-    image = encoded(photograph(), quality=90, subsampling=subsampling, **way)
+@pytest.mark.parametrize(
+    "options", [{}, {"restart_marker_blocks": 5}, {"progressive": True}, {"optimize": True}], ids=str
+)
+def test_rows_above_the_end_of_partial_decoding_are_the_same(subsampling: int, options: dict[str, object]) -> None:
+    """Also with chroma subsampling, where upsampling uses the row below."""
+    image = encode(make_photo(), quality=90, subsampling=subsampling, **options)
     for factor in (1, 2, 4, 8):
         full = image._decode_above(HEIGHT, factor)
         assert full.shape == (-(-HEIGHT // factor), -(-WIDTH // factor), 3)
         for row in range(1, HEIGHT + 1, 3):
-            some = image._decode_above(row, factor)
-            kept = round(row / factor)
-            assert len(some) >= kept and np.array_equal(some[:kept], full[:kept])
+            partial = image._decode_above(row, factor)
+            count = round(row / factor)
+            assert len(partial) >= count and np.array_equal(partial[:count], full[:count])
     stopped = image._decode_above(10, 1)
-    assert len(stopped) == (HEIGHT if "progressive" in way else 16)
+    assert len(stopped) == (HEIGHT if "progressive" in options else 16)
 
 
-@pytest.mark.parametrize(("factor", "least"), [(2, (60, 61)), (4, (30, 45)), (8, (10, 10))])
-def test_smaller_sizes_are_chosen_so_that_they_cover_what_is_wanted(factor: int, least: tuple[int, int]) -> None:
-    image = encoded(photograph(), quality=90)
+@pytest.mark.parametrize(("factor", "min_size"), [(2, (60, 61)), (4, (30, 45)), (8, (10, 10))])
+def test_the_reduced_size_is_at_least_the_requested_size(factor: int, min_size: tuple[int, int]) -> None:
+    image = encode(make_photo(), quality=90)
     box = Box(8, 16, 160, 184)
-    part = image.crop(box, least)
+    part = image.crop(box, min_size)
     assert part.shape == (3, 160 // factor, 184 // factor)
-    assert part.shape[1] >= least[0] and part.shape[2] >= least[1]
+    assert part.shape[1] >= min_size[0] and part.shape[2] >= min_size[1]
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -83,16 +85,16 @@ def test_a_crop_is_the_same_up_to_half_a_pixel(size: int, channels: int) -> None
     that pixels differ by less than 3 of 255 on average (here: edges, much noise)."""
     transform, differences = RandomResizedCrop(size=size), []
     for seed in range(12):
-        image = encoded(photograph(seed), channels=channels, quality=90)
+        image = encode(make_photo(seed), channels=channels, quality=90)
         sample: Sample = {"image": image, "label": 1, "id": "a"}
         seed_sample(seed)
         box = Box(**transform.make_params([image.decode()]))
         drawn = torch.rand(1)
         seed_sample(seed)
         reduced = decode_sample(transform.of_encoded(sample))
-        assert torch.rand(1) == drawn, "what comes next draws the same numbers"
+        assert torch.rand(1) == drawn, "as many random numbers are drawn"
         assert isinstance(reduced["image"], tv_tensors.Image) and (reduced["label"], reduced["id"]) == (1, "a")
-        factor = max(one for one in (1, 2, 4, 8) if one == 1 or min(box.height, box.width) >= one * size)
+        factor = max(scale for scale in (1, 2, 4, 8) if scale == 1 or min(box.height, box.width) >= scale * size)
         top, left, bottom, right = (
             round(end / factor) * factor for end in (box.top, box.left, box.top + box.height, box.left + box.width)
         )
@@ -105,30 +107,30 @@ def test_a_crop_is_the_same_up_to_half_a_pixel(size: int, channels: int) -> None
     "keys", [{"size": 20}, {"size": [48, 30]}, {"size": 40, "max_size": 50}, {"size": 400}], ids=str
 )
 def test_a_resized_image_differs_little(keys: dict[str, Any]) -> None:
-    """As of a crop: by less than 4 of 255 on average, once its ends are rounded; not at all where no smaller size
+    """As for a crop: by less than 4 of 255 on average, once its ends are rounded; not at all if no smaller size
     fits."""
     differences = []
     for seed in range(4):
-        sample: Sample = {"image": encoded(photograph(seed), quality=90), "id": "a"}
+        sample: Sample = {"image": encode(make_photo(seed), quality=90), "id": "a"}
         seed_sample(seed)
         result = decode_sample(Resize(**keys).of_encoded(sample))
         drawn = torch.rand(1)
         seed_sample(seed)
-        assert torch.rand(1) == drawn and result["id"] == "a", "nothing is drawn"
+        assert torch.rand(1) == drawn and result["id"] == "a", "no random numbers are drawn"
         height, width = v2.Resize(**keys)(sample["image"].decode()).shape[-2:]
         assert isinstance(result["image"], tv_tensors.Image) and result["image"].shape == (3, height, width)
-        factor = max(one for one in (1, 2, 4, 8) if one == 1 or min(HEIGHT / height, WIDTH / width) >= one)
+        factor = max(scale for scale in (1, 2, 4, 8) if scale == 1 or min(HEIGHT / height, WIDTH / width) >= scale)
         bottom, right = round(HEIGHT / factor) * factor, round(WIDTH / factor) * factor
         full = F.resize(sample["image"].decode()[:, :bottom, :right], [height, width], antialias=True)
         differences.append((result["image"].float() - full.float()).abs().mean().item())
     assert np.mean(differences) < 4 and (max(differences) == 0 or keys["size"] != 400)
 
 
-def test_crops_are_drawn_as_torchvision_draws_them() -> None:
-    """Area, shape and place have the same means, and ends that torchvision's reach as well."""
-    ours, theirs = RandomResizedCrop(size=8, scale=(0.1, 0.6)), v2.RandomResizedCrop(8, scale=(0.1, 0.6))
+def test_crops_have_the_same_distribution_as_torchvisions() -> None:
+    """Area, aspect ratio and position have the same mean, deviation and extremes."""
+    crop, torchvision_crop = RandomResizedCrop(size=8, scale=(0.1, 0.6)), v2.RandomResizedCrop(8, scale=(0.1, 0.6))
     result = []
-    for transform in (ours, theirs):
+    for transform in (crop, torchvision_crop):
         torch.manual_seed(0)
         image = torch.empty(3, 300, 500)
         rows = [transform.make_params([image]) for _ in range(4000)]
@@ -141,45 +143,45 @@ def test_crops_are_drawn_as_torchvision_draws_them() -> None:
 
 
 @pytest.mark.parametrize(("height", "width"), [(10, 1000), (1000, 10), (1, 1), (7, 9)])
-def test_where_no_crop_fits_it_is_the_one_in_the_middle(height: int, width: int) -> None:
-    ours, theirs = RandomResizedCrop(size=8, scale=(2, 3)), v2.RandomResizedCrop(8, scale=(2, 3))
+def test_if_no_crop_fits_it_is_the_center_crop(height: int, width: int) -> None:
+    crop, torchvision_crop = RandomResizedCrop(size=8, scale=(2, 3)), v2.RandomResizedCrop(8, scale=(2, 3))
     image = torch.empty(3, height, width)
-    assert ours.make_params([image]) == theirs.make_params([image])
+    assert crop.make_params([image]) == torchvision_crop.make_params([image])
 
 
-def test_images_with_objects_are_cut_with_them() -> None:
+def test_objects_are_cropped_with_their_image() -> None:
     image = tv_tensors.Image(torch.zeros(3, 40, 40, dtype=torch.uint8))
     box = tv_tensors.BoundingBoxes([[0, 0, 40, 40]], format="XYXY", canvas_size=(40, 40))  # type: ignore[call-overload]
     result = RandomResizedCrop(size=8)({"image": image, "boxes": box})
     assert result["image"].shape == (3, 8, 8) and result["boxes"].tolist() == [[0, 0, 8, 8]]
 
 
-def test_no_smaller_size_no_difference() -> None:
+def test_without_a_reduced_size_results_are_identical() -> None:
     transform = RandomResizedCrop(size=200, scale=(0.8, 1.0))
     for seed in range(10):
-        sample: Sample = {"image": encoded(photograph(seed), quality=90)}
+        sample: Sample = {"image": encode(make_photo(seed), quality=90)}
         seed_sample(seed)
         reduced = decode_sample(transform.of_encoded(sample))["image"]
         seed_sample(seed)
         assert torch.equal(reduced, transform(decode_sample(sample))["image"])
 
 
-def turned(image: Image.Image, orientation: int) -> EncodedImage:
+def encode_rotated(image: Image.Image, orientation: int) -> EncodedImage:
     exif = Image.Exif()
     exif[0x0112] = orientation
-    return encoded(image, exif=exif.tobytes())
+    return encode(image, exif=exif.tobytes())
 
 
 @pytest.mark.parametrize(
     "image",
     [
-        pytest.param(encoded(photograph(), "PNG"), id="png"),
-        pytest.param(encoded(photograph(), "WEBP", lossless=True), id="webp"),
-        pytest.param(encoded(photograph().convert("CMYK")), id="cmyk"),
-        pytest.param(turned(photograph(), 6), id="turned"),
+        pytest.param(encode(make_photo(), "PNG"), id="png"),
+        pytest.param(encode(make_photo(), "WEBP", lossless=True), id="webp"),
+        pytest.param(encode(make_photo().convert("CMYK")), id="cmyk"),
+        pytest.param(encode_rotated(make_photo(), 6), id="turned"),
     ],
 )
-def test_others_are_decoded_as_a_whole(image: EncodedImage) -> None:
+def test_other_formats_are_decoded_in_full(image: EncodedImage) -> None:
     assert image.size is None
     transform = RandomResizedCrop(size=20)
     seed_sample(3)
@@ -188,29 +190,29 @@ def test_others_are_decoded_as_a_whole(image: EncodedImage) -> None:
     assert torch.equal(result, transform({"image": tv_tensors.Image(image.decode())})["image"])
 
 
-def test_exif_that_turns_nothing_is_no_hindrance() -> None:
-    assert turned(photograph(), 1).size == (HEIGHT, WIDTH)
+def test_exif_without_a_rotation_allows_reduced_decoding() -> None:
+    assert encode_rotated(make_photo(), 1).size == (HEIGHT, WIDTH)
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xd8\xff", b"\xff\xd8\xff\xe0 no image"], ids=["empty", "head", "text"])
-def test_what_is_no_image_is_named(content: bytes) -> None:
+def test_invalid_content_raises_with_the_name(content: bytes) -> None:
     with pytest.raises(ValueError, match=r"image cannot be decoded"):
         RandomResizedCrop(size=20).of_encoded({"image": EncodedImage(content, "image", 3)})
 
 
-def test_what_torchvision_decodes_of_a_broken_one_is_taken() -> None:
-    """Data that end early are gray from there on, or an error: the same as decoded in full."""
-    image = encoded(photograph(), quality=90)
-    broken = EncodedImage(image.content[: len(image.content) // 2], "image", 3)
+def test_a_truncated_image_is_decoded_as_in_full_decoding() -> None:
+    """Missing data are gray or raise an error, as in full decoding."""
+    image = encode(make_photo(), quality=90)
+    truncated = EncodedImage(image.content[: len(image.content) // 2], "image", 3)
     outcomes = []
-    for take in (lambda: broken.crop(Box(0, 0, HEIGHT, WIDTH), (HEIGHT, WIDTH)), broken.decode):
+    for decode in (lambda: truncated.crop(Box(0, 0, HEIGHT, WIDTH), (HEIGHT, WIDTH)), truncated.decode):
         try:
-            outcomes.append(take())
+            outcomes.append(decode())
         except ValueError as error:
             outcomes.append(str(error))  # type: ignore[arg-type]
-    one, other = outcomes
-    assert type(one) is type(other)
-    assert one == other if isinstance(one, str) else torch.equal(one, other)
+    reduced, full = outcomes
+    assert type(reduced) is type(full)
+    assert reduced == full if isinstance(reduced, str) else torch.equal(reduced, full)
 
 
 # --- through the loader -----------------------------------------------------------------------------------------------
@@ -220,11 +222,11 @@ def test_what_torchvision_decodes_of_a_broken_one_is_taken() -> None:
 def folder(tmp_path: Path) -> ImageFolder:
     (tmp_path / "cat").mkdir()
     for number in range(4):
-        photograph(number).save(tmp_path / "cat" / f"{number}.jpg", quality=90)
+        make_photo(number).save(tmp_path / "cat" / f"{number}.jpg", quality=90)
     return ImageFolder(root=tmp_path)
 
 
-def test_the_reader_lets_the_first_transform_decode(folder: ImageFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_transform_decodes_the_images(folder: ImageFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     first = RandomResizedCrop(size=24)
     transforms = [DropEmptyObjects(first), v2.RandomHorizontalFlip()]
     request = Request(GlobalBatch(step=0, epoch=0, first=0, count=4), np.arange(4), np.arange(4))
@@ -235,11 +237,11 @@ def test_the_reader_lets_the_first_transform_decode(folder: ImageFolder, monkeyp
     assert (reduced["image"].float() - full["image"].float()).abs().mean() < 8
 
     monkeypatch.setattr(EncodedImage, "decode", None)  # nothing is decoded in full
-    again = BatchReader(folder, transforms, seed=5, reduced=True).batch(request)
-    assert torch.equal(again["image"], reduced["image"])
+    repeated = BatchReader(folder, transforms, seed=5, reduced=True).batch(request)
+    assert torch.equal(repeated["image"], reduced["image"])
 
 
-def test_other_first_transforms_see_decoded_images(folder: ImageFolder) -> None:
+def test_other_first_transforms_receive_decoded_images(folder: ImageFolder) -> None:
     request = Request(GlobalBatch(step=0, epoch=0, first=0, count=2), np.arange(2), np.arange(2))
     transforms = [v2.RandomHorizontalFlip(), RandomResizedCrop(size=24)]
     full, reduced = (BatchReader(folder, transforms, seed=5, reduced=on).batch(request) for on in (False, True))

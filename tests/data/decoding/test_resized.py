@@ -1,4 +1,4 @@
-"""Crops that are decoded with their batch: the same batches and errors as if each were decoded at once."""
+"""Deferred decoding of crops: the same batches and errors as with immediate decoding."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from opabinia.data.loader import BatchReader, DataError, Loader, evaluation_requ
 from opabinia.data.sources.folder import ImageFolder
 from opabinia.data.transforms.crops import RandomResizedCrop, Resize
 from opabinia.data.transforms.instances import DropEmptyObjects, RandomHorizontalFlip
-from tests.data.decoding.test_cache import filled
-from tests.data.decoding.test_reduced import encoded, photograph
+from tests.data.decoding.test_cache import write_photos
+from tests.data.decoding.test_reduced import encode, make_photo
 
 CROP = DropEmptyObjects(RandomResizedCrop(size=[32, 24]))
 FLIP = DropEmptyObjects(RandomHorizontalFlip(p=0.5))
@@ -27,8 +27,8 @@ FLIP = DropEmptyObjects(RandomHorizontalFlip(p=0.5))
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """JPEGs, and PNGs, of which a crop cannot be decoded."""
-    return filled(tmp_path / "photos")
+    """Write JPEGs, and PNGs, which do not support partial decoding."""
+    return write_photos(tmp_path / "photos")
 
 
 def images(source: Any, *transforms: Any, workers: int = 0, **options: Any) -> torch.Tensor:
@@ -41,14 +41,14 @@ def images(source: Any, *transforms: Any, workers: int = 0, **options: Any) -> t
 
 
 def decode_now(sample: Sample) -> Sample:
-    """A transform that takes only decoded images."""
+    """Check that the image is decoded."""
     assert isinstance(sample["image"], torch.Tensor)
     return sample
 
 
 def test_pixels_do_not_depend_on_when_they_are_decoded(root: Path) -> None:
-    plain, cached = ImageFolder(root=root), with_cache(ImageFolder(root=root), "ram", None, "train")
-    for source in (plain, CachedSource(plain, None), cached, cached):  # the last time its images are cached
+    uncached, cached = ImageFolder(root=root), with_cache(ImageFolder(root=root), "ram", None, "train")
+    for source in (uncached, CachedSource(uncached, None), cached, cached):  # the last iteration reads cached images
         for transforms in ([CROP], [CROP, FLIP], [Resize(size=[20, 40]), FLIP], [FLIP, CROP, FLIP]):
             expected = images(source, *transforms, decode_now)
             assert torch.equal(images(source, *transforms), expected)
@@ -56,15 +56,15 @@ def test_pixels_do_not_depend_on_when_they_are_decoded(root: Path) -> None:
 
 
 def test_a_batch_of_crops_and_images() -> None:
-    crop = ResizedCrop(encoded(photograph()), Box(5, 7, 90, 110), (64, 60), "bilinear")
+    crop = ResizedCrop(encode(make_photo()), Box(5, 7, 90, 110), (64, 60), "bilinear")
     batch = collate([{"image": crop}, {"image": crop.mirror()}, {"image": crop.decode()}])["image"]
     full = F.resize(crop.image.decode()[:, 5:95, 7:117], [64, 60], antialias=True)
     assert torch.equal(batch, torch.stack([full, full.flip(-1), full]))
 
 
-def test_large_files_are_decoded_at_once() -> None:
-    """A batch of them would take more memory than its pixels."""
-    image = encoded(photograph(), quality=90)
+def test_large_files_are_decoded_immediately() -> None:
+    """A batch of large files would need more memory than its pixels."""
+    image = encode(make_photo(), quality=90)
     for size, is_large in ((300, False), (8, True)):
         sample = RandomResizedCrop(size=size).of_encoded({"image": image})
         assert isinstance(decode_large(sample)["image"], torch.Tensor) == is_large
@@ -76,9 +76,9 @@ def test_a_broken_image_is_named_and_replaced(root: Path) -> None:
     source = ImageFolder(root=root)
     with pytest.raises(DataError, match=r"sample 5 \(cat/5.jpg\), RandomResizedCrop: ValueError: .* be decoded"):
         images(source, CROP, FLIP)
-    for on_error, left in (("replace", 10), ("skip", 9)):
+    for on_error, count in (("replace", 10), ("skip", 9)):
         result = images(source, CROP, FLIP, on_error=on_error)
-        assert len(result) == left
+        assert len(result) == count
         assert torch.equal(result, images(source, CROP, FLIP, decode_now, on_error=on_error))
 
 
@@ -87,6 +87,6 @@ def test_sizes_that_differ_are_named(root: Path) -> None:
         images(ImageFolder(root=root), Resize(size=20), FLIP)
 
 
-def test_gray() -> None:
-    sample = RandomResizedCrop(size=20).of_encoded({"image": encoded(photograph(), channels=1)})
+def test_gray_images() -> None:
+    sample = RandomResizedCrop(size=20).of_encoded({"image": encode(make_photo(), channels=1)})
     assert collate([sample])["image"].shape == (1, 1, 20, 20)

@@ -1,4 +1,4 @@
-"""Reading videos: exact, only what is wanted, and what is wrong is logged with the file's name."""
+"""Video decoding: exact frames, no needless decoding, and errors with the file's name."""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -28,9 +28,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "sound.mp4": {"gop": 12, "sound": True},
     "whole.mp4": {"gop": 1, "b_frames": 0},
     "open.mp4": {"options": OPEN},
-    "refresh.mp4": {"options": REFRESH, "b_frames": 0},  # its key frames are none
+    "refresh.mp4": {"options": REFRESH, "b_frames": 0},  # its key frames are not intra-coded
     "pyramid.mkv": {"options": PYRAMID},
-    "pieces.mp4": {"gop": 12, "format_options": {"movflags": "frag_keyframe+empty_moov"}},
+    "fragmented.mp4": {"gop": 12, "format_options": {"movflags": "frag_keyframe+empty_moov"}},
     "interlaced.mp4": {"gop": 12, "options": {"x264-params": "interlaced=1"}},
     "uneven.mp4": {"gop": 12, "times": UNEVEN},
     "uneven.mkv": {"times": UNEVEN},
@@ -48,7 +48,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(autouse=True)
-def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def empty_caches(monkeypatch: pytest.MonkeyPatch) -> None:
     video._indices.clear()
     monkeypatch.setattr(video_index, "_warnings", {})
 
@@ -67,7 +67,7 @@ def read(path: Path, numbers: Sequence[int]) -> Any:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_frames_are_those_of_a_decoding_from_start_to_end(name: str, tmp_path: Path) -> None:
+def test_frames_equal_those_of_sequential_decoding(name: str, tmp_path: Path) -> None:
     path = write(tmp_path / name, 40, **KINDS[name])
     all_frames = decoded(path)
     reader = VideoFile(path)
@@ -77,45 +77,45 @@ def test_frames_are_those_of_a_decoding_from_start_to_end(name: str, tmp_path: P
     assert reader.seconds == pytest.approx(seconds, abs=0.05)
     assert reader.fps == pytest.approx(40 / reader.seconds)
     random = np.random.default_rng(0)
-    asked = [[0], [39], [7, 7, 3, 30, 3], list(range(5, 38, 4)), list(range(40))]
-    asked += [random.integers(0, 40, random.integers(1, 5)).tolist() for _ in range(8)]
-    for numbers in asked:
+    requests = [[0], [39], [7, 7, 3, 30, 3], list(range(5, 38, 4)), list(range(40))]
+    requests += [random.integers(0, 40, random.integers(1, 5)).tolist() for _ in range(8)]
+    for numbers in requests:
         assert np.array_equal(read(path, numbers), all_frames[numbers]), numbers
 
 
-def packets_decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    seen: list[int] = []
+def record_decoded_packets(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    decoded_pts: list[int] = []
     real = seeking.decode_packet
 
-    def counting(stream: Any, packet: Any) -> Any:
+    def recording_decode(stream: Any, packet: Any) -> Any:
         if packet is not None and stream.codec_context.skip_frame != "NONREF":
-            seen.append(packet.pts)
+            decoded_pts.append(packet.pts)
         return real(stream, packet)
 
-    monkeypatch.setattr(seeking, "decode_packet", counting)
-    return seen
+    monkeypatch.setattr(seeking, "decode_packet", recording_decode)
+    return decoded_pts
 
 
-def test_only_what_is_needed_is_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_required_packets_are_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "video.mp4", 120, gop=12, b_frames=0)
     assert VideoFile(path).frames == 120
-    seen = packets_decoded(monkeypatch)
+    decoded_pts = record_decoded_packets(monkeypatch)
     read(path, [62])
-    assert len(seen) <= 5, "from the key frame at 60 on, not from the start, and not to the end"
-    seen.clear()
+    assert len(decoded_pts) <= 5, "from the key frame at 60 to frame 62"
+    decoded_pts.clear()
     read(path, [100, 3])
-    assert len(seen) <= 4 + 7, "from 0 and from 96, not what lies between"
-    assert sorted(seen) == seen, "it never goes back"
+    assert len(decoded_pts) <= 4 + 7, "from 0 and from 96, not between"
+    assert sorted(decoded_pts) == decoded_pts, "it never seeks backwards"
 
 
 def test_unreferenced_frames_are_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "video.mp4", 60, codec="mpeg4", gop=60, b_frames=2)
-    seen = packets_decoded(monkeypatch)
+    decoded_pts = record_decoded_packets(monkeypatch)
     read(path, [50])
-    assert len(seen) < 25
+    assert len(decoded_pts) < 25
 
 
-def test_it_opens_when_asked_and_closes_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_is_opened_on_use_and_closed_after_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "video.mp4", 20)
     opened = []
     real = video.open_video
@@ -124,10 +124,10 @@ def test_it_opens_when_asked_and_closes_after(tmp_path: Path, monkeypatch: pytes
     assert not opened
     assert reader.frames == 20 and reader._open is not None
     first = reader.read([1, 2])
-    assert reader._open is None and len(opened) == 1, "what was opened to count serves to read"
+    assert reader._open is None and len(opened) == 1, "the file opened to count frames is also read"
     assert torch.equal(reader.read([1, 2]), first)
-    again = VideoFile(path)
-    assert again.frames == 20 and len(opened) == 2, "how many frames a file has is known by then"
+    second = VideoFile(path)
+    assert second.frames == 20 and len(opened) == 2, "the number of frames is cached"
     with pytest.raises(ValueError, match=r"video\.mp4 has frames 0 to 19; there is no frame 20"):
         reader.read([3, 20])
     assert reader._open is None
@@ -135,14 +135,14 @@ def test_it_opens_when_asked_and_closes_after(tmp_path: Path, monkeypatch: pytes
         reader.read([])
 
 
-def test_one_thread_decodes(tmp_path: Path) -> None:
+def test_decoding_uses_one_thread(tmp_path: Path) -> None:
     container, stream = video.open_video(str(write(tmp_path / "video.mp4", 5)))
     assert stream.codec_context.thread_count == 1
     container.close()
 
 
 @pytest.mark.parametrize(("angle", "turns"), [(90, 1), (180, 2), (-90, 3)])
-def test_videos_come_upright(angle: int, turns: int, tmp_path: Path) -> None:
+def test_rotated_videos_are_upright(angle: int, turns: int, tmp_path: Path) -> None:
     path = write(tmp_path / "video.mp4", 6, rotation=angle)
     stored = decoded(path)[[4, 1]]
     reader = VideoFile(path)
@@ -151,35 +151,35 @@ def test_videos_come_upright(angle: int, turns: int, tmp_path: Path) -> None:
     assert np.array_equal(reader.read([4, 1]).permute(0, 2, 3, 1).numpy(), upright)
 
 
-def test_videos_are_shrunk_while_they_are_decoded(tmp_path: Path) -> None:
+def test_videos_are_downscaled_while_they_are_decoded(tmp_path: Path) -> None:
     reader = VideoFile(write(tmp_path / "video.mp4", 6, rotation=90))
     small = reader.read([3, 0], short_side=24)
     assert small.shape == (2, 3, 32, 24)
     large = reader.read([3, 0], short_side=100)
-    assert large.shape == (2, 3, 64, 48), "never enlarged"
+    assert large.shape == (2, 3, 64, 48), "never upscaled"
     means = torch.nn.functional.avg_pool2d(large.float(), 2)
     assert (means - small).abs().mean() < 12
 
 
-def test_videos_may_be_gray(tmp_path: Path) -> None:
+def test_videos_can_be_decoded_as_gray(tmp_path: Path) -> None:
     path = write(tmp_path / "video.mp4", 4)
-    grey = VideoFile(path, channels=1).read([2])
-    assert grey.shape == (1, 1, 48, 64)
+    gray = VideoFile(path, channels=1).read([2])
+    assert gray.shape == (1, 1, 48, 64)
     weights = torch.tensor([0.299, 0.587, 0.114]).view(3, 1, 1)
-    assert ((VideoFile(path).read([2]) * weights).sum(1) - grey[:, 0]).abs().mean() < 6
+    assert ((VideoFile(path).read([2]) * weights).sum(1) - gray[:, 0]).abs().mean() < 6
 
 
-# --- what is wrong --------------------------------------------------------------------------------------------------
+# --- errors ---------------------------------------------------------------------------------------------------------
 
 
-def test_files_that_are_no_videos_raise_with_their_name(tmp_path: Path) -> None:
+def test_invalid_files_raise_with_their_name(tmp_path: Path) -> None:
     (tmp_path / "empty.mp4").write_bytes(b"")
     (tmp_path / "text.mp4").write_text("this is no video, ça alors\n" * 30, encoding="utf-8")
     (tmp_path / "noise.mp4").write_bytes(np.random.default_rng(0).bytes(3000))
     write_sound(tmp_path / "sound.mp4")
-    whole = write(tmp_path / "whole.mp4", 30).read_bytes()
-    (tmp_path / "cut.mp4").write_bytes(whole[: len(whole) // 2])  # the table stands at the end
-    (tmp_path / "strange.mp4").write_bytes(whole.replace(b"avc1", b"zzzz"))
+    content = write(tmp_path / "whole.mp4", 30).read_bytes()
+    (tmp_path / "cut.mp4").write_bytes(content[: len(content) // 2])  # the index is at the end
+    (tmp_path / "strange.mp4").write_bytes(content.replace(b"avc1", b"zzzz"))
     expected = {
         "empty": "is empty: it has 0 bytes",
         "text": "is not a video, but text",
@@ -198,7 +198,7 @@ def test_files_that_are_no_videos_raise_with_their_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_videos_of_a_frame_or_two(count: int, tmp_path: Path) -> None:
+def test_videos_of_one_or_two_frames(count: int, tmp_path: Path) -> None:
     path = write(tmp_path / "video.mp4", count)
     reader = VideoFile(path)
     assert reader.frames == count and reader.seconds > 0 and reader.fps > 0
@@ -209,7 +209,7 @@ def test_videos_of_a_frame_or_two(count: int, tmp_path: Path) -> None:
     ("name", "options"),
     [("video.mp4", {"movflags": "faststart"}), ("video.mkv", {}), ("video.mpeg", {}), ("video.avi", {})],
 )
-def test_a_video_that_is_cut_off_has_the_frames_that_are_there(
+def test_a_truncated_video_has_the_frames_before_its_end(
     name: str, options: dict[str, str], tmp_path: Path, logged: Callable[[], list[str]]
 ) -> None:
     codec = "libx264" if name.endswith(("mp4", "mkv")) else "mpeg4" if name.endswith("avi") else "mpeg2video"
@@ -221,13 +221,13 @@ def test_a_video_that_is_cut_off_has_the_frames_that_are_there(
     numbers = list(range(reader.frames))
     result = read(path, numbers)
     assert np.array_equal(result[:-3], before[: len(result) - 3])
-    assert np.array_equal(read(path, numbers[-1:] * 2), result[-1:].repeat(2, 0)), "however it is asked for"
-    if not name.endswith("mpeg"):  # it has no header with the number
+    assert np.array_equal(read(path, numbers[-1:] * 2), result[-1:].repeat(2, 0)), "also alone"
+    if not name.endswith("mpeg"):  # its header does not have the number of frames
         assert sum("is cut off" in message for message in logged()) == 1, logged()
 
 
 def trimmed(path: Path, source: Path, start: int) -> Path:
-    """What ``ffmpeg -ss`` with ``-c copy`` writes: an edit list hides the frames before the start."""
+    """Trim as ``ffmpeg -ss`` with ``-c copy``: an edit list hides the frames before the start."""
     with av.open(str(source)) as container, av.open(str(path), "w") as result:
         stream = container.streams.video[0]
         container.seek(start, stream=stream)
@@ -239,7 +239,7 @@ def trimmed(path: Path, source: Path, start: int) -> Path:
     return path
 
 
-def with_long_sound(path: Path) -> Path:
+def write_with_longer_audio(path: Path) -> Path:
     with av.open(str(path), "w") as container:
         stream, tone = container.add_stream("libx264", rate=25), container.add_stream("aac", rate=8000)
         stream.height, stream.width, stream.pix_fmt = 48, 64, "yuv420p"
@@ -268,12 +268,12 @@ PAUSED = [40 * number + 500 * (number > 8) for number in range(20)]
     [
         lambda folder: trimmed(folder / "edit_list.mp4", write(folder / "video.mp4", 40, gop=12), 7680),
         lambda folder: write(folder / "paused.avi", 20, codec="mpeg4", b_frames=0, times=PAUSED),
-        lambda folder: with_long_sound(folder / "sound.mkv"),
+        lambda folder: write_with_longer_audio(folder / "sound.mkv"),
         lambda folder: concatenated(folder / "concatenated.ts"),
     ],
     ids=["edit list", "variable rate", "longer sound", "concatenated"],
 )
-def test_healthy_videos_are_not_called_cut_off(
+def test_valid_videos_are_not_reported_as_truncated(
     make: Callable[[Path], Path], tmp_path: Path, logged: Callable[[], list[str]]
 ) -> None:
     path = make(tmp_path)
@@ -284,11 +284,11 @@ def test_healthy_videos_are_not_called_cut_off(
         assert np.array_equal(read(path, numbers), all_frames[numbers])
 
 
-def test_frames_that_are_broken_are_as_the_one_before(tmp_path: Path, logged: Callable[[], list[str]]) -> None:
+def test_broken_frames_repeat_the_frame_before(tmp_path: Path, logged: Callable[[], list[str]]) -> None:
     path = write(tmp_path / "video.mp4", 60, gop=12)
     before = decoded(path)
     with av.open(str(path)) as container:
-        entries = [(one.pos, one.size) for one in container.streams.video[0].index_entries]
+        entries = [(entry.pos, entry.size) for entry in container.streams.video[0].index_entries]
     content = bytearray(path.read_bytes())
     for position, size in entries[36:]:  # from a key frame on
         content[position : position + size] = b"\xff" * size
@@ -302,10 +302,10 @@ def test_frames_that_are_broken_are_as_the_one_before(tmp_path: Path, logged: Ca
     assert len(messages) == 1 and "video.mp4" in messages[0]
 
 
-def test_a_video_without_any_good_frame_raises(tmp_path: Path) -> None:
+def test_a_video_without_a_decodable_frame_raises(tmp_path: Path) -> None:
     path = write(tmp_path / "video.mp4", 20)
     with av.open(str(path)) as container:
-        entries = [(one.pos, one.size) for one in container.streams.video[0].index_entries]
+        entries = [(entry.pos, entry.size) for entry in container.streams.video[0].index_entries]
     content = bytearray(path.read_bytes())
     for position, size in entries:
         content[position : position + size] = b"\xff" * size

@@ -1,4 +1,4 @@
-"""Batches over time, as configs ask for them, and what a reader makes of them."""
+"""Schedules of batch shapes, and how a reader applies them."""
 
 from __future__ import annotations
 
@@ -31,32 +31,32 @@ def test_kinetics() -> None:
     assert 239 * 3750 / plan.total_steps == pytest.approx(3.42, abs=0.01)
 
 
-def test_norms_of_small_batches_are_taken_over_processes() -> None:
-    course = RunSpec(10_000, 16, Duration(57, "ep"), world=8)
-    layout = multigrid(course, size=224, frames=64, milestones=[41, 49])
-    assert [(one.splits, one.processes) for one in layout.stages[:4]] == [(2, 1), (1, 1), (1, 2), (1, 4)]
+def test_small_batches_are_normalized_over_processes() -> None:
+    spec = RunSpec(10_000, 16, Duration(57, "ep"), world=8)
+    layout = multigrid(spec, size=224, frames=64, milestones=[41, 49])
+    assert [(stage.splits, stage.processes) for stage in layout.stages[:4]] == [(2, 1), (1, 1), (1, 2), (1, 4)]
 
 
-def test_images() -> None:
+def test_multigrid_of_images() -> None:
     layout = multigrid(RunSpec(1437, 64, Duration(12, "ep")), size=32, milestones=[9])
-    assert [one.shape for one in layout.stages[0].cycle] == [(16, 16), (23, 23), (23, 23)]
-    assert [one.shape for one in layout.stages[-1].cycle] == [(16, 16), (23, 23), (32, 32)]
-    assert sum(one.epochs for one in layout.stages) == 18
+    assert [batch_shape.shape for batch_shape in layout.stages[0].cycle] == [(16, 16), (23, 23), (23, 23)]
+    assert [batch_shape.shape for batch_shape in layout.stages[-1].cycle] == [(16, 16), (23, 23), (32, 32)]
+    assert sum(stage.epochs for stage in layout.stages) == 18
     one_shape = multigrid(RunSpec(1437, 64, Duration(12, "ep")), size=32, milestones=[], long_cycle=[], short_cycle=[])
     assert one_shape.stages == (Stage(12, (BatchShape(64, (32, 32)),), 1.0, 8),)
 
 
 @pytest.mark.parametrize("length", ["5it", "0.5ep", "0ep"])
-def test_the_baseline_has_whole_epochs(length: str) -> None:
-    course = RunSpec(1437, 64, Duration.parse(length))
+def test_the_baseline_needs_whole_epochs(length: str) -> None:
+    spec = RunSpec(1437, 64, Duration.parse(length))
     with pytest.raises(ValueError, match=f"train.length is {length}, and must be the baseline's in whole epochs"):
-        multigrid(course, size=32, milestones=[9])
-    layout = multigrid(course, size=32, milestones=[9], epochs=12)
-    assert layout.length == course.length
-    assert sum(one.epochs for one in layout.stages) == 18
+        multigrid(spec, size=32, milestones=[9])
+    layout = multigrid(spec, size=32, milestones=[9], epochs=12)
+    assert layout.length == spec.length
+    assert sum(stage.epochs for stage in layout.stages) == 18
 
 
-def test_past_the_end_the_last_shape_goes_on() -> None:
+def test_the_last_shape_continues_after_the_schedule() -> None:
     layout = multigrid(RunSpec(1437, 64, Duration(40, "ep")), size=32, milestones=[9], epochs=12)
     plan = StagedPlan(1437, layout.stages, layout.length)
     last = plan.row(plan.total_steps - 1)
@@ -65,12 +65,12 @@ def test_past_the_end_the_last_shape_goes_on() -> None:
 
 
 def test_rows_without_epochs() -> None:
-    course = RunSpec(1000, 16, Duration(22, "ep"), world=8)
+    spec = RunSpec(1000, 16, Duration(22, "ep"), world=8)
     with pytest.raises(ValueError, match=r"row 7 \(epochs 30 to 30"):
-        multigrid(course, size=224, frames=64, milestones=[14, 18])
-    layout = multigrid(course, size=224, frames=64, milestones=[14, 18], drop_empty=True)
+        multigrid(spec, size=224, frames=64, milestones=[14, 18])
+    layout = multigrid(spec, size=224, frames=64, milestones=[14, 18], drop_empty=True)
     assert len(layout.stages) == 9
-    assert all(one.epochs for one in layout.stages)
+    assert all(stage.epochs for stage in layout.stages)
 
 
 def test_batches_must_divide_over_the_processes() -> None:
@@ -78,7 +78,7 @@ def test_batches_must_divide_over_the_processes() -> None:
         multigrid(RunSpec(240_000, 64, Duration(239, "ep"), 5), size=224, frames=32, milestones=[94, 154, 196])
 
 
-def test_sizes_in_turn() -> None:
+def test_multi_scale_cycles_through_sizes() -> None:
     layout = multi_scale(RunSpec(10, 4, Duration(2, "ep")), sizes=[32, 24])
     plan = StagedPlan(10, layout.stages, layout.length)
     assert [plan.row(step).shape for step in range(plan.total_steps)] == [(32, 32), (24, 24), (32, 32)] * 2
@@ -86,7 +86,7 @@ def test_sizes_in_turn() -> None:
 
 
 @pytest.mark.parametrize("length", ["7it", "0.25ep", "0it"])
-def test_growing_images_end_with_the_run(length: str) -> None:
+def test_progressive_sizes_end_with_the_run(length: str) -> None:
     layout = progressive(RunSpec(10, 4, Duration.parse(length)), start=32, end=64)
     plan = StagedPlan(10, layout.stages, layout.length)
     assert plan.total_steps == Duration.parse(length).steps(3)
@@ -98,7 +98,7 @@ def test_growing_images_end_with_the_run(length: str) -> None:
 
 
 class Videos:
-    """Clips are not there yet: somebody has to make them."""
+    """Videos, of which a transform makes clips."""
 
     channels, classes = 1, ()
 
@@ -109,15 +109,15 @@ class Videos:
         return {"video": torch.full((16, 1, 32, 32), index, dtype=torch.uint8), "id": str(index)}
 
 
-def obeying(sample: Sample) -> Sample:
-    """As ``clip`` and a crop behind it do: frames and size as they are asked for."""
+def clip_and_crop(sample: Sample) -> Sample:
+    """Return a clip of the requested frames and size, as ``clip`` followed by a crop does."""
     video = sample.pop("video")
     frames, height, width = sample["shape"]
     start = int(torch.randint(0, 17 - frames, ()))
     return {**sample, "image": tv_tensors.Video(video[start : start + frames, :, :height, :width])}
 
 
-def deaf(sample: Sample) -> Sample:
+def ignore_shape(sample: Sample) -> Sample:
     return {**sample, "image": tv_tensors.Video(sample.pop("video"))}
 
 
@@ -135,8 +135,8 @@ def rows_of(make: Any, *, rank: int = 0, world: int = 1, start: int = 0, workers
         loader.close()
 
 
-def test_clips_are_made_as_they_are_asked_for() -> None:
-    result = rows_of(obeying)
+def test_clips_have_the_requested_shape() -> None:
+    result = rows_of(clip_and_crop)
     assert [shape for _, shape, *_ in result] == [
         *((4, 8, 1, 16, 16), (2, 8, 1, 24, 24), (4, 8, 1, 16, 16)),
         *((4, 16, 1, 32, 32), (4, 16, 1, 32, 32), (2, 16, 1, 32, 32)),
@@ -145,28 +145,32 @@ def test_clips_are_made_as_they_are_asked_for() -> None:
 
 
 def test_resuming_in_a_cycle_with_other_workers() -> None:
-    assert rows_of(obeying, start=2, workers=2) == rows_of(obeying)[2:]
+    assert rows_of(clip_and_crop, start=2, workers=2) == rows_of(clip_and_crop)[2:]
 
 
 def test_two_processes_share_every_batch() -> None:
-    alone, first, second = rows_of(obeying), rows_of(obeying, world=2), rows_of(obeying, rank=1, world=2)
-    for one, a, b in zip(alone, first, second, strict=True):
-        assert one[0] == a[0] == b[0]
-        assert one[2] == a[2] + b[2]
-        assert one[1][1:] == a[1][1:] == b[1][1:]
+    expected, first, second = (
+        rows_of(clip_and_crop),
+        rows_of(clip_and_crop, world=2),
+        rows_of(clip_and_crop, rank=1, world=2),
+    )
+    for row, a, b in zip(expected, first, second, strict=True):
+        assert row[0] == a[0] == b[0]
+        assert row[2] == a[2] + b[2]
+        assert row[1][1:] == a[1][1:] == b[1][1:]
 
 
-def whole(sample: Sample) -> Sample:
-    """As ``clip`` alone does: as many frames as are asked for, at the size of the video."""
+def clip_only(sample: Sample) -> Sample:
+    """Return a clip of the requested frames at the size of the video, as ``clip`` alone does."""
     frames = sample["shape"][0]
     return {**sample, "image": tv_tensors.Video(sample.pop("video")[:frames])}
 
 
 def test_clips_of_another_size_are_resized() -> None:
-    assert [shape for _, shape, *_ in rows_of(whole)] == [shape for _, shape, *_ in rows_of(obeying)]
+    assert [shape for _, shape, *_ in rows_of(clip_only)] == [shape for _, shape, *_ in rows_of(clip_and_crop)]
 
 
-def test_transforms_that_do_not_listen_raise() -> None:
+def test_transforms_that_ignore_the_shape_raise() -> None:
     message = "clips of 8 frames are wanted, and the transforms made clips of 16; take transforms that read `shape`"
     with pytest.raises(DataError, match=message):
-        rows_of(deaf)
+        rows_of(ignore_shape)

@@ -14,11 +14,11 @@ sizes = st.integers(1, 40)
 
 
 @given(sizes, sizes, lengths, st.booleans())
-def test_a_plan_walks_through_the_epochs(samples: int, batch_size: int, length: Duration, drop_last: bool) -> None:
+def test_a_constant_plan_covers_the_epochs(samples: int, batch_size: int, length: Duration, drop_last: bool) -> None:
     assume(not drop_last or batch_size <= samples)
     plan = ConstantPlan(samples, batch_size, length, drop_last)
     assert isinstance(plan, Plan)
-    step = seen = 0
+    step = num_samples = 0
     for epoch in range(plan.epochs):
         assert plan.epoch_start(epoch) == step
         position = 0
@@ -26,17 +26,17 @@ def test_a_plan_walks_through_the_epochs(samples: int, batch_size: int, length: 
             row = plan.row(step)
             assert (row.step, row.epoch, row.first) == (step, epoch, position)
             assert row.count == min(batch_size, samples - position)
-            assert plan.samples_before(step) == seen
+            assert plan.samples_before(step) == num_samples
             position += row.count
-            seen += row.count
+            num_samples += row.count
             step += 1
     assert step == plan.total_steps
-    assert plan.samples_before(step) == seen
+    assert plan.samples_before(step) == num_samples
     assert plan.total_steps <= plan.epoch_start(plan.epochs)
 
 
 @given(sizes, sizes, lengths)
-def test_the_clock_agrees(samples: int, batch_size: int, length: Duration) -> None:
+def test_the_clock_agrees_with_a_constant_plan(samples: int, batch_size: int, length: Duration) -> None:
     plan = ConstantPlan(samples, batch_size, length)
     assume(plan.total_steps)
     for step in range(plan.total_steps + 1):
@@ -55,7 +55,7 @@ def test_lengths(length: str, steps: int, epochs: int) -> None:
 
 
 @pytest.mark.parametrize("step", [-1, 8])
-def test_no_such_step(step: int) -> None:
+def test_a_step_out_of_range_raises(step: int) -> None:
     with pytest.raises(IndexError, match="run of 8"):
         ConstantPlan(10, 3, Duration(2, "ep")).row(step)
 
@@ -64,7 +64,7 @@ def test_no_such_step(step: int) -> None:
     ("samples", "batch_size", "drop_last", "message"),
     [(0, 4, False, "empty"), (3, 4, True, "set drop_last to false or batch_size to 3"), (3, 0, False, "at least 1")],
 )
-def test_nothing_to_train_on(samples: int, batch_size: int, drop_last: bool, message: str) -> None:
+def test_invalid_constant_plans_raise(samples: int, batch_size: int, drop_last: bool, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ConstantPlan(samples, batch_size, Duration(1, "ep"), drop_last)
 
@@ -74,19 +74,21 @@ def test_shares_make_up_the_batch(count: int, world: int) -> None:
     row = GlobalBatch(step=0, epoch=0, first=0, count=count)
     shares = [row.share(rank, world) for rank in range(world)]
     assert sum(map(len, shares)) == row.num_processed(world)
-    if count < world:  # rather all of it than nothing
+    if count < world:  # each process has the whole batch
         assert shares == [range(count)] * world
     else:
-        assert [position for one in shares for position in one] == list(range(count))
+        assert [position for share in shares for position in share] == list(range(count))
         assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
 @given(st.integers(0, 200), sizes, st.integers(1, 9))
-def test_evaluation_takes_whole_batches_in_turn(samples: int, batch_size: int, world: int) -> None:
-    alone = list(evaluation_rows(samples, batch_size, 0, 1))
-    assert [position for row in alone for position in range(row.first, row.first + row.count)] == list(range(samples))
+def test_ranks_evaluate_batches_in_turn(samples: int, batch_size: int, world: int) -> None:
+    expected = list(evaluation_rows(samples, batch_size, 0, 1))
+    assert [position for row in expected for position in range(row.first, row.first + row.count)] == list(
+        range(samples)
+    )
     for rank in range(world):
-        assert list(evaluation_rows(samples, batch_size, rank, world)) == alone[rank::world]
+        assert list(evaluation_rows(samples, batch_size, rank, world)) == expected[rank::world]
 
 
 # --- stages -----------------------------------------------------------------------------------------------------------
@@ -95,18 +97,18 @@ cycles = st.lists(st.integers(1, 15), min_size=1, max_size=4)
 stages = st.lists(st.tuples(st.integers(1, 4), cycles), min_size=1, max_size=4)
 
 
-def stages_of(described: list[tuple[int, list[int]]]) -> tuple[Stage, ...]:
-    """Each batch with a shape of its own, each stage with another factor."""
+def stages_of(epochs_and_sizes: list[tuple[int, list[int]]]) -> tuple[Stage, ...]:
+    """Return stages with these epochs and batch sizes; every batch has its own shape, every stage its own factor."""
     return tuple(
         Stage(
             epochs, tuple(BatchShape(count, (stage, turn)) for turn, count in enumerate(cycle)), 0.5**stage, stage + 1
         )
-        for stage, (epochs, cycle) in enumerate(described)
+        for stage, (epochs, cycle) in enumerate(epochs_and_sizes)
     )
 
 
-def enumerated(samples: int, planned: tuple[Stage, ...], epochs: int, drop_last: bool) -> list[list[GlobalBatch]]:
-    """Epochs of rows, batch after batch, as one would write it down."""
+def enumerate_rows(samples: int, planned: tuple[Stage, ...], epochs: int, drop_last: bool) -> list[list[GlobalBatch]]:
+    """Return the rows of every epoch, computed batch by batch."""
     result: list[list[GlobalBatch]] = []
     step = 0
     each = [stage for stage in planned for _ in range(stage.epochs)]
@@ -124,14 +126,14 @@ def enumerated(samples: int, planned: tuple[Stage, ...], epochs: int, drop_last:
 
 
 @given(sizes, stages, lengths, st.booleans())
-def test_stages_are_what_one_would_write_down(
+def test_staged_plans_equal_an_enumeration(
     samples: int, described: list[tuple[int, list[int]]], length: Duration, drop_last: bool
 ) -> None:
     assume(not drop_last or max(cycle[0] for _, cycle in described) <= samples)
     planned = stages_of(described)
     plan = StagedPlan(samples, planned, length, drop_last)
     assert isinstance(plan, Plan)
-    epochs = enumerated(samples, planned, 70, drop_last)
+    epochs = enumerate_rows(samples, planned, 70, drop_last)
     rows = [row for epoch in epochs for row in epoch]
     assert [plan.row(step) for step in range(plan.total_steps)] == rows[: plan.total_steps]
     assert plan.epochs == (rows[plan.total_steps - 1].epoch + 1 if plan.total_steps else 0)
@@ -143,37 +145,39 @@ def test_stages_are_what_one_would_write_down(
         assert plan.samples_before(step) == sum(row.count for row in rows[:step])
     if not drop_last:  # each position once
         assert all(
-            [p for row in one for p in range(row.first, row.first + row.count)] == list(range(samples))
-            for one in epochs
+            [p for row in epoch for p in range(row.first, row.first + row.count)] == list(range(samples))
+            for epoch in epochs
         )
-    whole = int(length.value) if length.unit == "ep" else 0
+    full_epochs = int(length.value) if length.unit == "ep" else 0
     if length.unit == "ep":
-        assert starts[whole] <= plan.total_steps <= max(1, starts[whole + 1])
+        assert starts[full_epochs] <= plan.total_steps <= max(1, starts[full_epochs + 1])
     else:
         assert plan.total_steps == length.value
 
 
 @given(sizes, stages, lengths)
-def test_the_clock_agrees_with_stages(samples: int, described: list[tuple[int, list[int]]], length: Duration) -> None:
+def test_the_clock_agrees_with_a_staged_plan(
+    samples: int, described: list[tuple[int, list[int]]], length: Duration
+) -> None:
     plan = StagedPlan(samples, stages_of(described), length)
     assume(plan.total_steps)
-    walking = Clock.at(plan, 0)
+    following = Clock.at(plan, 0)
     for step in range(plan.total_steps + 1):
         clock = Clock.at(plan, step)
-        assert clock == walking
+        assert clock == following
         assert plan.epoch_start(clock.epoch) + clock.epoch_step == step
         assert clock.samples == plan.samples_before(step)
-        present = min(clock.epoch, plan.epochs - 1)
-        assert clock.steps_per_epoch == plan.epoch_start(present + 1) - plan.epoch_start(present)
+        epoch = min(clock.epoch, plan.epochs - 1)
+        assert clock.steps_per_epoch == plan.epoch_start(epoch + 1) - plan.epoch_start(epoch)
         assert clock.epochs_at(step) == pytest.approx(clock.epochs_done)
         for epochs in range(6):
             assert clock.steps(Duration(epochs, "ep")) == plan.epoch_start(epochs)
             assert clock.length_of(epochs) == plan.epoch_start(epochs + 1) - plan.epoch_start(epochs)
         if step < plan.total_steps:
-            walking = walking.following(plan, plan.row(step))
+            following = following.following(plan, plan.row(step))
 
 
-def test_durations_where_epochs_differ() -> None:
+def test_durations_if_epochs_differ_in_length() -> None:
     """Epochs of 3, 3, 6, 6 ... steps."""
     plan = StagedPlan(12, stages_of([(2, [4]), (2, [2])]), Duration(3.5, "ep"))
     assert plan.total_steps == 15
@@ -212,19 +216,21 @@ def test_a_stage_of_one_batch_is_a_constant_plan(
         (9, [(1, [4]), (1, [10, 2])], True, "stage 1: 9 samples cannot fill its first batch of 10"),
     ],
 )
-def test_stages_of_nothing(samples: int, described: list[tuple[int, list[int]]], drop_last: bool, message: str) -> None:
+def test_invalid_staged_plans_raise(
+    samples: int, described: list[tuple[int, list[int]]], drop_last: bool, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         StagedPlan(samples, stages_of(described), Duration(1, "ep"), drop_last)
 
 
 @pytest.mark.parametrize("step", [-1, 6])
-def test_stages_have_no_such_step(step: int) -> None:
+def test_a_step_out_of_range_of_stages_raises(step: int) -> None:
     with pytest.raises(IndexError, match="run of 6"):
         StagedPlan(12, stages_of([(2, [4])]), Duration(2, "ep")).row(step)
 
 
-def test_a_long_run_of_large_data_is_quick() -> None:
-    """A row is found by arithmetic: here among two billion samples in 358 epochs."""
+def test_rows_of_a_large_dataset_are_computed_directly() -> None:
+    """A row is computed without iteration: here of two billion samples and 358 epochs."""
     plan = StagedPlan(2 * 10**9, stages_of([(100, [4, 2, 2]), (258, [4, 2, 1])]), Duration(358, "ep"))
     assert plan.row(plan.total_steps - 1).epoch == 357
     assert plan.samples_before(plan.total_steps) == 358 * 2 * 10**9

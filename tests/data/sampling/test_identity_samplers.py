@@ -1,4 +1,4 @@
-"""Batches of P identities with K images each: what holds in every batch, pass and epoch, on any processes."""
+"""Batches of P identities with K images each: invariants of batches, passes and epochs with any number of processes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "fastreid"
 
 
 class People:
-    """As much of a source as the samplers look at, and the loader reads."""
+    """The attributes of a source that samplers and loader use."""
 
     channels = 1
 
@@ -49,7 +49,7 @@ class People:
 
 
 def people(counts: Sequence[int]) -> People:
-    """Identities with so many images, in a mixed order."""
+    """Return identities with these numbers of images, in a shuffled order."""
     labels = np.repeat(np.arange(len(counts)), counts)
     return People(np.random.default_rng(0).permutation(labels).tolist())
 
@@ -58,19 +58,19 @@ def golden(name: str) -> Any:
     return json.loads((GOLDEN / f"{name}.json").read_text())
 
 
-def of_fastreid(name: str) -> People:
+def fastreid_people(name: str) -> People:
     identities, cameras = zip(*golden(name)["inputs"]["items_pid_cam"], strict=True)
     return People([identity - 10 for identity in identities], cameras)
 
 
 def batches(sampler: Sampler, batch_size: int, epochs: int) -> Any:
-    """Indices of the source (batches x batch_size) of the first epochs."""
+    """Return indices of the source (batches x batch_size) of the first epochs."""
     positions = np.arange(len(sampler))
     return np.concatenate([sampler.order(epoch)(positions) for epoch in range(epochs)]).reshape(-1, batch_size)
 
 
 def assert_p_by_k(labels: Any, instances: int) -> None:
-    """Labels (batches x batch_size): K equal ones beside each other, no identity twice in a batch."""
+    """Assert that labels (batches x batch_size) are groups of K equal ones, with distinct identities in a batch."""
     of_identities = labels.reshape(len(labels), -1, instances)
     assert (of_identities == of_identities[..., :1]).all()
     identities = np.sort(of_identities[..., 0])
@@ -81,27 +81,27 @@ COUNTS = st.lists(st.integers(1, 13), min_size=2, max_size=12)
 SEEDS = st.integers(0, 2**31 - 1)
 
 
-# --- what FastReID's samplers do --------------------------------------------------------------------------------------
+# --- comparison with FastReID -----------------------------------------------------------------------------------------
 
 
-def test_what_holds_of_fastreids_batches_holds_of_ours() -> None:
+def test_batches_have_the_same_invariants_as_fastreids() -> None:
     case = golden("sampler_naive")
-    source, size, instances = of_fastreid("sampler_naive"), 8, case["inputs"]["num_instances"]
-    theirs = np.array(case["outputs"]["first_48"]).reshape(-1, size)
-    assert (source.labels[theirs] + 10).tolist() == case["outputs"]["pids"]
+    source, size, instances = fastreid_people("sampler_naive"), 8, case["inputs"]["num_instances"]
+    fastreid_batches = np.array(case["outputs"]["first_48"]).reshape(-1, size)
+    assert (source.labels[fastreid_batches] + 10).tolist() == case["outputs"]["pids"]
     for seed in range(50):
-        ours = batches(s.identities(source, seed, size, instances=instances), size, 3)
-        assert ours.shape == theirs.shape
-        for stream in (theirs, ours):
+        own_batches = batches(s.identities(source, seed, size, instances=instances), size, 3)
+        assert own_batches.shape == fastreid_batches.shape
+        for stream in (fastreid_batches, own_batches):
             assert_p_by_k(source.labels[stream], instances)
             for one_pass in np.split(stream, 3):  # of two batches each
-                of_many = [index for index in one_pass.ravel().tolist() if source.labels[index] in (0, 1, 3)]
-                assert len(set(of_many)) == len(of_many)
+                repeated = [index for index in one_pass.ravel().tolist() if source.labels[index] in (0, 1, 3)]
+                assert len(set(repeated)) == len(repeated)
                 assert len({*source.labels[one_pass].ravel().tolist()}) == 4
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_process_has_the_identities_that_fastreid_gives_it(rank: int) -> None:
+def test_a_process_has_the_same_identities_as_in_fastreid(rank: int) -> None:
     case = golden("reorder")
     world = case["inputs"]["world_size"]
     share = GlobalBatch(step=0, epoch=0, first=0, count=8).share(rank, world)
@@ -110,17 +110,17 @@ def test_a_process_has_the_identities_that_fastreid_gives_it(rank: int) -> None:
 
 def test_fastreids_weights_of_rare_identities() -> None:
     case = golden("sampler_imbalanced")
-    result = sample_weights(of_fastreid("sampler_imbalanced"), "inverse")
+    result = sample_weights(fastreid_people("sampler_imbalanced"), "inverse")
     assert result.tolist() == pytest.approx(case["outputs"]["weights"])
 
 
 def test_fastreids_plain_sampler_has_each_sample_once_a_pass() -> None:
     case = golden("sampler_training")
     size = case["inputs"]["size"]
-    ours = batches(EpochSampler(size, case["inputs"]["seed"]), size, 3)
-    for stream in (np.array(case["outputs"]["first_21"]).reshape(3, size), ours):
+    own_batches = batches(EpochSampler(size, case["inputs"]["seed"]), size, 3)
+    for stream in (np.array(case["outputs"]["first_21"]).reshape(3, size), own_batches):
         assert np.sort(stream).tolist() == [list(range(size))] * 3
-        assert len({tuple(one) for one in stream.tolist()}) == 3
+        assert len({tuple(order) for order in stream.tolist()}) == 3
 
 
 # --- identities -------------------------------------------------------------------------------------------------------
@@ -138,57 +138,59 @@ def test_every_batch_has_p_identities_with_k_images(
 
 
 @given(COUNTS, SEEDS, st.integers(1, 5), st.data())
-def test_no_image_comes_again_in_a_pass_unless_its_identity_has_too_few(
+def test_images_are_repeated_in_a_pass_only_if_their_identity_has_too_few(
     counts: list[int], seed: int, instances: int, data: st.DataObject
 ) -> None:
     source = people(counts)
-    taken = data.draw(st.integers(1, len(counts)))
-    size = instances * taken
+    per_batch = data.draw(st.integers(1, len(counts)))
+    size = instances * per_batch
     turns = [max(1, count // instances) for count in counts]
-    length = s.max_batches(np.array(turns), taken)
+    length = s.max_batches(np.array(turns), per_batch)
     drawn = batches(s.identities(source, seed, size, instances=instances, length=length * size), size, 3)
     for one_pass in np.split(drawn, 3):
         times = np.bincount(one_pass.ravel(), minlength=len(source))
-        left_over = 0
+        remaining = 0
         for label, count in enumerate(counts):
             of_label = times[source.labels == label]
-            came = of_label.sum() // instances
-            assert came <= min(turns[label], length)
-            left_over += min(turns[label], length) - came
-            evenly = -(-instances // count) if count < instances else 1
-            assert of_label.max() <= evenly and (count >= instances or not came or of_label.min() >= evenly - 1)
-        assert left_over < taken
+            occurrences = of_label.sum() // instances
+            assert occurrences <= min(turns[label], length)
+            remaining += min(turns[label], length) - occurrences
+            max_repeats = -(-instances // count) if count < instances else 1
+            assert of_label.max() <= max_repeats and (
+                count >= instances or not occurrences or of_label.min() >= max_repeats - 1
+            )
+        assert remaining < per_batch
 
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=9), st.data())
 def test_a_pass_has_as_many_batches_as_can_be_filled(turns: list[int], data: st.DataObject) -> None:
-    taken = data.draw(st.integers(1, len(turns)))
-    possible = [n for n in range(sum(turns) + 2) if sum(min(turn, n) for turn in turns) >= n * taken]
-    assert s.max_batches(np.array(turns), taken) == max(possible)
+    per_batch = data.draw(st.integers(1, len(turns)))
+    possible = [n for n in range(sum(turns) + 2) if sum(min(turn, n) for turn in turns) >= n * per_batch]
+    assert s.max_batches(np.array(turns), per_batch) == max(possible)
 
 
-def test_passes_do_not_care_about_epochs() -> None:
+def test_passes_do_not_depend_on_epochs() -> None:
     source = people([9, 3, 14, 1, 6, 6, 30, 2])
-    whole = batches(s.identities(source, 5, 12, instances=3, length=12 * 60), 12, 1)
-    short = batches(s.identities(source, 5, 12, instances=3, length=12 * 4), 12, 15)
-    assert short.tolist() == whole.tolist()
+    one_epoch = batches(s.identities(source, 5, 12, instances=3, length=12 * 60), 12, 1)
+    many_epochs = batches(s.identities(source, 5, 12, instances=3, length=12 * 4), 12, 15)
+    assert many_epochs.tolist() == one_epoch.tolist()
 
 
-def test_any_two_identities_meet_as_often() -> None:
-    """An identity meets 3 of the 19 others in each of its 4 batches of a pass: in 500 passes each of them 315.8 times,
+def test_all_pairs_of_identities_are_equally_frequent() -> None:
+    """An identity shares each of its 4 batches of a pass with 3 of the 19 others: in 500 passes 315.8 times with each,
     and 6 standard deviations are about 96."""
     source = people([16] * 20)
     sampler = s.identities(source, 1, 16, length=16 * 20 * 500)
     labels = source.labels[batches(sampler, 16, 1)][:, ::4]
-    met = np.zeros((20, 20), dtype=int)
+    counts = np.zeros((20, 20), dtype=int)
     for identities in labels:
-        met[np.ix_(identities, identities)] += 1
-    others = met[~np.eye(20, dtype=bool)]
-    assert np.diag(met).tolist() == [2000] * 20
+        counts[np.ix_(identities, identities)] += 1
+    others = counts[~np.eye(20, dtype=bool)]
+    assert np.diag(counts).tolist() == [2000] * 20
     assert others.min() > 315.8 - 96 and others.max() < 315.8 + 96
 
 
-def test_every_image_comes_in_time() -> None:
+def test_every_image_is_sampled() -> None:
     source = people([5, 4, 2, 6, 1])
     assert {*batches(s.identities(source, 0, 8), 8, 20).ravel().tolist()} == set(range(18))
 
@@ -212,48 +214,52 @@ CAMERAS = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=8), min_size
 """The cameras of each identity's images."""
 
 
-def seen_by(cameras: list[list[int]]) -> People:
+def people_seen_by(cameras: list[list[int]]) -> People:
     labels = [label for label, of_label in enumerate(cameras) for _ in of_label]
     return People(labels, list(chain(*cameras)))
 
 
 @given(CAMERAS, SEEDS, st.integers(1, 5), st.data())
-def test_every_identity_once_a_pass(cameras: list[list[int]], seed: int, instances: int, data: st.DataObject) -> None:
-    source = seen_by(cameras)
+def test_every_identity_occurs_once_per_pass(
+    cameras: list[list[int]], seed: int, instances: int, data: st.DataObject
+) -> None:
+    source = people_seen_by(cameras)
     size = instances * data.draw(st.integers(1, len(cameras)))
     rows = len(cameras) * instances // size
     drawn = batches(s.balanced_identities(source, seed, size, instances=instances, length=rows * size), size, 3)
     assert_p_by_k(source.labels[drawn], instances)
     for one_pass in np.split(drawn, 3):
-        came = Counter(source.labels[one_pass].ravel().tolist())
-        assert set(came.values()) == {instances} and len(came) == rows * size // instances
+        occurrences = Counter(source.labels[one_pass].ravel().tolist())
+        assert set(occurrences.values()) == {instances} and len(occurrences) == rows * size // instances
 
 
 @given(CAMERAS, SEEDS, st.integers(1, 5))
-def test_other_cameras_come_first(cameras: list[list[int]], seed: int, instances: int) -> None:
-    source = seen_by(cameras)
+def test_images_of_other_cameras_are_preferred(cameras: list[list[int]], seed: int, instances: int) -> None:
+    source = people_seen_by(cameras)
     size = instances * len(cameras)
     drawn = batches(s.balanced_identities(source, seed, size, instances=instances, length=size), size, 2)
     for images in drawn.reshape(-1, instances).tolist():
         first, others = images[0], images[1:]
         of_identity = np.flatnonzero(source.labels == source.labels[first])
-        elsewhere = {*of_identity[source.cameras[of_identity] != source.cameras[first]].tolist()}
-        assert [index in elsewhere for index in others[: len(elsewhere)]] == [True] * len(others[: len(elsewhere)])
-        fresh = min(instances, len(of_identity))
-        assert len(set(images)) == fresh == len(set(images[:fresh]))
+        other_cameras = {*of_identity[source.cameras[of_identity] != source.cameras[first]].tolist()}
+        assert [index in other_cameras for index in others[: len(other_cameras)]] == [True] * len(
+            others[: len(other_cameras)]
+        )
+        num_distinct = min(instances, len(of_identity))
+        assert len(set(images)) == num_distinct == len(set(images[:num_distinct]))
         assert first not in others or len(of_identity) == 1
 
 
-def test_each_image_is_the_first_as_often() -> None:
-    """Of 3,000 times each of 5 images comes first 600 times; 6 standard deviations are 131."""
-    source = seen_by([[0, 0, 1, 2, 2], [1, 1]])
+def test_each_image_is_equally_often_the_first() -> None:
+    """Each of 5 images is the first 600 of 3,000 times; 6 standard deviations are 131."""
+    source = people_seen_by([[0, 0, 1, 2, 2], [1, 1]])
     drawn = batches(s.balanced_identities(source, 2, 8, length=8 * 3000), 8, 1)
     firsts = np.bincount(drawn.reshape(-1, 4)[:, 0], minlength=7)[:5]
     assert firsts.sum() == 3000 and np.abs(firsts - 600).max() < 131
 
 
 def test_the_identities_dropped_from_a_pass_change() -> None:
-    source = seen_by([[0, 1]] * 5)
+    source = people_seen_by([[0, 1]] * 5)
     drawn = batches(s.balanced_identities(source, 0, 8, length=8), 8, 30)
     assert {*source.labels[drawn].ravel().tolist()} == set(range(5))
 
@@ -262,7 +268,7 @@ def test_the_identities_dropped_from_a_pass_change() -> None:
 
 
 @pytest.fixture
-def joined() -> Any:
+def concatenated() -> Any:
     """Three sources with 6, 4 and 5 identities."""
     source: Any = people([5, 2, 9, 4, 4, 1])
     labels = [source.labels, people([3, 8, 4, 4]).labels + 6, people([6, 6, 7, 1, 2]).labels + 10]
@@ -272,20 +278,20 @@ def joined() -> Any:
 
 
 @pytest.mark.parametrize("weights", [[1, 1, 1], [3, 2, 1], [1, 0, 1]])
-def test_so_many_identities_of_each_source_in_every_batch(joined: Any, weights: list[int]) -> None:
-    drawn = batches(s.mixed_identities(joined, 1, 24, weights=weights, length=24 * 20), 24, 3)
-    assert_p_by_k(joined.labels[drawn], 4)
+def test_every_batch_has_its_share_of_each_source(concatenated: Any, weights: list[int]) -> None:
+    drawn = batches(s.mixed_identities(concatenated, 1, 24, weights=weights, length=24 * 20), 24, 3)
+    assert_p_by_k(concatenated.labels[drawn], 4)
     takes = np.array(weights) * 6 // sum(weights)
-    for batch in np.searchsorted(joined.starts, drawn[:, ::4], "right") - 1:
+    for batch in np.searchsorted(concatenated.starts, drawn[:, ::4], "right") - 1:
         assert np.bincount(batch, minlength=3).tolist() == takes.tolist()
     assert {*drawn.ravel().tolist()} == {
-        index for index in range(len(joined)) if weights[np.searchsorted(joined.starts, index, "right") - 1]
+        index for index in range(len(concatenated)) if weights[np.searchsorted(concatenated.starts, index, "right") - 1]
     }
 
 
 @given(SEEDS)
-def test_so_many_identities_of_each_camera_in_every_batch(seed: int) -> None:
-    source = seen_by([[0, 0, 1], [1, 1, 1, 1, 0], [0, 2], [2, 2, 2, 0, 1], [0, 1, 1]])
+def test_every_batch_has_its_share_of_each_camera(seed: int) -> None:
+    source = people_seen_by([[0, 0, 1], [1, 1, 1, 1, 0], [0, 2], [2, 2, 2, 0, 1], [0, 1, 1]])
     sampler = s.mixed_identities(source, seed, 8, weights=[2, 1, 1], domain="camera", instances=2, length=80)
     for batch in batches(sampler, 8, 3).reshape(-1, 4, 2):
         cameras, labels = source.cameras[batch], source.labels[batch]
@@ -294,56 +300,56 @@ def test_so_many_identities_of_each_camera_in_every_batch(seed: int) -> None:
         assert len({*zip(cameras[:, 0].tolist(), labels[:, 0].tolist(), strict=True)}) == 4
 
 
-def test_every_process_has_images_of_every_source(joined: Any) -> None:
-    drawn = batches(s.mixed_identities(joined, 1, 16, weights=[1, 1, 2]), 16, 1)
-    sources = np.searchsorted(joined.starts, drawn, "right") - 1
+def test_every_process_has_images_of_every_source(concatenated: Any) -> None:
+    drawn = batches(s.mixed_identities(concatenated, 1, 16, weights=[1, 1, 2]), 16, 1)
+    sources = np.searchsorted(concatenated.starts, drawn, "right") - 1
     assert s.interleave([1, 1, 2]).tolist() == [2, 0, 1, 2]
     assert (np.sort(sources[:, :8:4]) == [0, 2]).all() and (np.sort(sources[:, 8::4]) == [1, 2]).all()
 
 
-# --- on many processes, resumed ---------------------------------------------------------------------------------------
+# --- several processes, and resuming ----------------------------------------------------------------------------------
 
-SOURCE = seen_by([[0, 1, 2, 0], [1, 1], [2, 0, 0, 1, 1, 2, 2, 0], [0], [1, 2, 2], [0, 1, 2]])
-MAKERS: dict[str, Any] = {
+SOURCE = people_seen_by([[0, 1, 2, 0], [1, 1], [2, 0, 0, 1, 1, 2, 2, 0], [0], [1, 2, 2], [0, 1, 2]])
+SAMPLERS: dict[str, Any] = {
     "identities": lambda seed: s.identities(SOURCE, seed, 12, instances=3),
     "balanced_identities": lambda seed: s.balanced_identities(SOURCE, seed, 12, instances=3),
     "mixed_identities": lambda seed: s.mixed_identities(
         SOURCE, seed, 12, weights=[2, 1, 1], domain="camera", instances=3, length=36
     ),
 }
-every = pytest.mark.parametrize("name", MAKERS)
+for_each_sampler = pytest.mark.parametrize("name", SAMPLERS)
 
 
-@every
-def test_a_position_alone_has_the_same_index(name: str) -> None:
-    sampler = MAKERS[name](3)
+@for_each_sampler
+def test_a_single_position_has_the_same_index(name: str) -> None:
+    sampler = SAMPLERS[name](3)
     for number in (7, 0, 1):
         order = sampler.order(number)
-        whole = order(np.arange(len(sampler)))
-        assert [int(order(np.array(position))) for position in range(len(sampler))] == whole.tolist()
+        expected = order(np.arange(len(sampler)))
+        assert [int(order(np.array(position))) for position in range(len(sampler))] == expected.tolist()
         backwards = order(np.arange(len(sampler))[::-1].reshape(2, -1))
-        assert backwards.dtype == np.int64 and backwards.ravel().tolist() == whole[::-1].tolist()
+        assert backwards.dtype == np.int64 and backwards.ravel().tolist() == expected[::-1].tolist()
 
 
-@every
-def test_seed_and_epoch_make_the_order(name: str) -> None:
-    first, again, other = (batches(MAKERS[name](seed), 12, 4).tolist() for seed in (3, 3, 4))
-    assert first == again != other
+@for_each_sampler
+def test_the_order_depends_on_seed_and_epoch(name: str) -> None:
+    first, repeated, other = (batches(SAMPLERS[name](seed), 12, 4).tolist() for seed in (3, 3, 4))
+    assert first == repeated != other
     assert first[: len(first) // 2] != first[len(first) // 2 :]
 
 
-@every
+@for_each_sampler
 def test_other_generators_are_unchanged(name: str) -> None:
     np.random.seed(1)
     expected = np.random.rand()
     np.random.seed(1)
-    batches(MAKERS[name](0), 12, 2)
+    batches(SAMPLERS[name](0), 12, 2)
     assert np.random.rand() == expected
 
 
 def read(name: str, world: int, workers: int = 0, start: int = 0) -> list[list[str]]:
-    """The ids of every global batch from a step on."""
-    sampler = MAKERS[name](11)
+    """Return the ids of every global batch from step ``start`` on."""
+    sampler = SAMPLERS[name](11)
     plan = ConstantPlan(len(sampler), 12, Duration.parse("3ep"), drop_last=True)
     slices = []
     for rank in range(world):
@@ -353,32 +359,32 @@ def read(name: str, world: int, workers: int = 0, start: int = 0) -> list[list[s
     return [list(chain.from_iterable(parts)) for parts in zip(*slices, strict=True)]
 
 
-@every
-def test_the_batches_are_the_same_on_any_processes_and_workers(name: str) -> None:
-    alone = read(name, world=1)
-    assert [list(map(int, batch)) for batch in alone] == batches(MAKERS[name](11), 12, 3).tolist()
+@for_each_sampler
+def test_batches_are_the_same_with_any_number_of_processes(name: str) -> None:
+    expected = read(name, world=1)
+    assert [list(map(int, batch)) for batch in expected] == batches(SAMPLERS[name](11), 12, 3).tolist()
     for world in (2, 3, 4):
-        assert read(name, world) == alone
-    assert read(name, 1, start=2) == alone[2:]
+        assert read(name, world) == expected
+    assert read(name, 1, start=2) == expected[2:]
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_workers_read_the_same(workers: int) -> None:
+def test_batches_are_the_same_with_any_number_of_workers(workers: int) -> None:
     assert read("balanced_identities", 1, workers, start=1) == read("balanced_identities", 1)[1:]
 
 
-def test_an_identity_is_on_one_process_where_identities_can_be_divided() -> None:
-    drawn = SOURCE.labels[batches(MAKERS["identities"](0), 12, 3)]
+def test_an_identity_is_on_one_process_if_identities_can_be_divided() -> None:
+    drawn = SOURCE.labels[batches(SAMPLERS["identities"](0), 12, 3)]
     shares = [GlobalBatch(step=0, epoch=0, first=0, count=12).share(rank, 4) for rank in range(4)]
     for batch in drawn:
         assert [len({*batch[share.start : share.stop].tolist()}) for share in shares] == [1] * 4
 
 
-# --- what cannot be ---------------------------------------------------------------------------------------------------
+# --- errors -----------------------------------------------------------------------------------------------------------
 
 
 FEW = people([5, 4, 2, 6, 1])
-NOBODY = People([])
+EMPTY = People([])
 
 
 @pytest.mark.parametrize(
@@ -400,7 +406,7 @@ NOBODY = People([])
             r"identities: only 0 with 7 images or more \(small_identities: drop\)",
         ),
         (people([9]), 4, {}, "identities: only 1: there is nothing to compare with each other"),
-        (NOBODY, 4, {}, "identities: only 0: there is nothing to compare"),
+        (EMPTY, 4, {}, "identities: only 0: there is nothing to compare"),
     ],
     ids=["K", "K alone", "P", "P with few", "K with few", "one", "none"],
 )
@@ -423,22 +429,22 @@ def test_batches_that_cannot_be_filled(source: People, size: int, keys: dict[str
     ],
     ids=["number", "nothing", "odd", "too few", "K"],
 )
-def test_weights_that_do_not_fit(joined: Any, size: int, weights: list[int], message: str) -> None:
+def test_weights_that_do_not_fit(concatenated: Any, size: int, weights: list[int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        s.mixed_identities(joined, 0, size, weights=weights)
+        s.mixed_identities(concatenated, 0, size, weights=weights)
 
 
 def test_sources_without_the_information() -> None:
-    silent: Any = people([4, 4])
+    without_cameras: Any = people([4, 4])
     with pytest.raises(ValueError, match="People does not know the cameras of its images"):
-        s.balanced_identities(silent, 0, 8)
+        s.balanced_identities(without_cameras, 0, 8)
     with pytest.raises(ValueError, match="does not know the cameras"):
-        s.mixed_identities(silent, 0, 8, weights=[1], domain="camera")
+        s.mixed_identities(without_cameras, 0, 8, weights=[1], domain="camera")
     with pytest.raises(ValueError, match="domain: source is for concatenated sources; this is a People"):
-        s.mixed_identities(silent, 0, 8, weights=[1])
-    alone: Any = seen_by([[0, 1, 1, 0]])
+        s.mixed_identities(without_cameras, 0, 8, weights=[1])
+    single_identity: Any = people_seen_by([[0, 1, 1, 0]])
     with pytest.raises(ValueError, match="identities: only 1"):
-        s.mixed_identities(alone, 0, 8, weights=[1, 1], domain="camera")
-    del silent.labels
+        s.mixed_identities(single_identity, 0, 8, weights=[1, 1], domain="camera")
+    del without_cameras.labels
     with pytest.raises(ValueError, match="People does not know the labels"):
-        s.identities(silent, 0, 8)
+        s.identities(without_cameras, 0, 8)

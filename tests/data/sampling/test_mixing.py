@@ -1,4 +1,4 @@
-"""Mixtures of streams are arithmetic: shares of a batch, and the streams of a step."""
+"""Mixing of streams: shares of a batch, and the streams of a step."""
 
 from itertools import pairwise
 
@@ -16,8 +16,8 @@ def normalized(values: list[int]) -> dict[str, float]:
 
 
 @given(weights, st.integers(0, 200))
-def test_a_batch_is_divided_by_the_shares(values: list[int], more: int) -> None:
-    shares, total = normalized(values), len(values) + more
+def test_a_batch_is_divided_by_the_shares(values: list[int], extra: int) -> None:
+    shares, total = normalized(values), len(values) + extra
     counts = divide(total, shares)
     assert list(counts) == list(shares) and sum(counts.values()) == total and min(counts.values()) >= 1
     if min(shares.values()) * total >= 1:
@@ -49,7 +49,7 @@ def test_shares_by_size_temperature_and_given() -> None:
 
 
 @given(weights, st.integers(0, 2**31 - 1))
-def test_the_cycle_is_what_counting_step_by_step_gives(values: list[int], seed: int) -> None:
+def test_steps_before_equals_counting_step_by_step(values: list[int], seed: int) -> None:
     shares = normalized(values)
     for cycle in (joint_cycle(list(shares)), alternating_cycle(shares, seed)):
         counts = dict.fromkeys(shares, 0)
@@ -61,7 +61,7 @@ def test_the_cycle_is_what_counting_step_by_step_gives(values: list[int], seed: 
 
 
 @given(weights, st.integers(0, 2**31 - 1))
-def test_turns_are_spread_evenly(values: list[int], seed: int) -> None:
+def test_steps_of_a_stream_are_spread_evenly(values: list[int], seed: int) -> None:
     shares = normalized(values)
     cycle = alternating_cycle(shares, seed)
     assert cycle == alternating_cycle(shares, seed)

@@ -1,4 +1,4 @@
-"""Which samples make up an epoch: laws that every sampler obeys, and what each is for."""
+"""Samplers: invariants of all, and the behaviour of each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from opabinia.data.sources import Concat, Digits
 
 
 class Labelled:
-    """As much of a source as a sampler looks at."""
+    """The attributes of a source that a sampler uses."""
 
     channels = 1
 
@@ -35,16 +35,16 @@ class Labelled:
 BATCH = 8
 COUNTS = (5, 4, 2, 6, 1)
 SOURCE = Labelled(COUNTS)
-THREE: Any = Labelled((10, 20, 30))
-THREE.starts = [0, 10, 30]
+CONCAT_SOURCE: Any = Labelled((10, 20, 30))
+CONCAT_SOURCE.starts = [0, 10, 30]
 
-MAKERS: dict[str, Callable[[int], Sampler]] = {
+SAMPLERS: dict[str, Callable[[int], Sampler]] = {
     "weighted": lambda seed: s.Weighted(SOURCE, seed, BATCH),
     "balanced": lambda seed: s.balanced(SOURCE, seed, BATCH, length=23),
-    "mixed": lambda seed: s.mixed_sources(THREE, seed, BATCH, weights=[1, 1, 2], length=47),
+    "mixed": lambda seed: s.mixed_sources(CONCAT_SOURCE, seed, BATCH, weights=[1, 1, 2], length=47),
     "repeated": lambda seed: s.Repeated(SOURCE, seed, BATCH),
     "subset": lambda seed: s.Subset(SOURCE, seed, BATCH, fraction=0.5),
-    "subset of so many": lambda seed: s.Subset(SOURCE, seed, BATCH, num_samples=9),
+    "subset of a number": lambda seed: s.Subset(SOURCE, seed, BATCH, num_samples=9),
 }
 
 
@@ -52,21 +52,21 @@ def epoch(sampler: Sampler, number: int = 0) -> list[int]:
     return sampler.order(number)(np.arange(len(sampler))).tolist()
 
 
-@pytest.mark.parametrize("name", MAKERS)
-def test_a_position_alone_has_the_same_index(name: str) -> None:
-    sampler = MAKERS[name](3)
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_a_single_position_has_the_same_index(name: str) -> None:
+    sampler = SAMPLERS[name](3)
     for number in (0, 1, 5):
-        whole, order = epoch(sampler, number), sampler.order(number)
-        assert [int(order(np.array([position]))[0]) for position in range(len(sampler))] == whole
-        shape = order(np.arange(len(sampler)).reshape(1, -1))
-        assert shape.shape == (1, len(sampler)) and shape.dtype == np.int64
-        assert int(order(np.array(7))) == whole[7]
+        expected, order = epoch(sampler, number), sampler.order(number)
+        assert [int(order(np.array([position]))[0]) for position in range(len(sampler))] == expected
+        indices = order(np.arange(len(sampler)).reshape(1, -1))
+        assert indices.shape == (1, len(sampler)) and indices.dtype == np.int64
+        assert int(order(np.array(7))) == expected[7]
 
 
-@pytest.mark.parametrize("name", MAKERS)
-def test_seed_and_epoch_make_the_order(name: str) -> None:
-    first, again, other = MAKERS[name](3), MAKERS[name](3), MAKERS[name](4)
-    assert epoch(first, 2) == epoch(again, 2)
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_the_order_depends_on_seed_and_epoch(name: str) -> None:
+    first, repeated, other = SAMPLERS[name](3), SAMPLERS[name](3), SAMPLERS[name](4)
+    assert epoch(first, 2) == epoch(repeated, 2)
     assert epoch(first, 2) != epoch(first, 3) and epoch(first, 2) != epoch(other, 2)
 
 
@@ -86,14 +86,14 @@ def test_fastreids_weights() -> None:
         ({"class_weights": {"a": 0, "b": 3}}, [0, 12 / 21, 2 / 21, 6 / 21, 1 / 21]),
     ],
 )
-def test_draws_by_weight(keys: dict[str, Any], shares: list[float]) -> None:
+def test_samples_are_drawn_by_weight(keys: dict[str, Any], shares: list[float]) -> None:
     drawn = epoch(s.Weighted(SOURCE, 0, BATCH, length=20_000, **keys))
     result = np.bincount(SOURCE.labels[drawn], minlength=5) / len(drawn)
     assert result.tolist() == pytest.approx(shares, abs=0.012)
     assert 0.0 not in shares or result[0] == 0
 
 
-def test_weights_that_make_no_sense() -> None:
+def test_invalid_weights_raise() -> None:
     with pytest.raises(ValueError, match="there is no class 'dog'; classes: a, b"):
         s.Weighted(SOURCE, 0, BATCH, class_weights={"dog": 1.0})
     with pytest.raises(ValueError, match="all weights are 0"):
@@ -115,7 +115,7 @@ def test_a_class_without_samples_cannot_be_weighted(weighting: Any) -> None:
 
 
 @given(st.integers(0, 2**31), st.lists(st.integers(1, 9), min_size=2, max_size=6), st.integers(1, 60))
-def test_every_class_as_often(seed: int, counts: list[int], length: int) -> None:
+def test_every_class_is_equally_frequent(seed: int, counts: list[int], length: int) -> None:
     source = Labelled(counts)
     sampler = s.balanced(source, seed, BATCH, length=length)
     for number in range(3):
@@ -123,7 +123,7 @@ def test_every_class_as_often(seed: int, counts: list[int], length: int) -> None
         assert result.sum() == length and result.max() - result.min() <= 1
 
 
-def test_no_sample_comes_again_before_all_of_its_class_have_come() -> None:
+def test_no_sample_is_repeated_before_all_of_its_class() -> None:
     source = Labelled([5, 2])
     sampler = s.balanced(source, 0, BATCH, length=10)
     counts: Counter[int] = Counter()
@@ -135,8 +135,8 @@ def test_no_sample_comes_again_before_all_of_its_class_have_come() -> None:
 
 
 @given(st.integers(0, 2**31), st.lists(st.integers(1, 7), min_size=2, max_size=4), st.integers(4, 60))
-def test_passes_are_whole_at_any_time(seed: int, counts: list[int], length: int) -> None:
-    """Within epochs and across them: at any moment the samples of a class have come equally often, give or take one."""
+def test_passes_over_a_class_are_complete(seed: int, counts: list[int], length: int) -> None:
+    """Within and across epochs, counts of the samples of a class differ by at most one at any time."""
     source = Labelled(counts)
     sampler = s.balanced(source, seed, BATCH, length=length)
     drawn = [index for number in range(3) for index in epoch(sampler, number)]
@@ -147,8 +147,8 @@ def test_passes_are_whole_at_any_time(seed: int, counts: list[int], length: int)
             assert len(set(one_pass)) == len(one_pass)
 
 
-def test_passes_over_joined_sources_are_whole_at_any_time() -> None:
-    sampler = s.mixed_sources(THREE, 5, BATCH, weights=[5, 1, 2], length=50)
+def test_passes_over_concatenated_sources_are_complete() -> None:
+    sampler = s.mixed_sources(CONCAT_SOURCE, 5, BATCH, weights=[5, 1, 2], length=50)
     drawn = [index for number in range(4) for index in epoch(sampler, number)]
     for start, end in ((0, 10), (10, 30), (30, 60)):
         of_part = [index for index in drawn if start <= index < end]
@@ -157,8 +157,8 @@ def test_passes_over_joined_sources_are_whole_at_any_time() -> None:
             assert len(set(one_pass)) == len(one_pass)
 
 
-def test_classes_follow_each_other_by_chance() -> None:
-    """Of two neighbors, one in ten is of the same class; so many in 10000 that 5 standard deviations are 0.015."""
+def test_neighboring_classes_are_independent() -> None:
+    """A tenth of neighbors have the same class; of 10000, 5 standard deviations are 0.015."""
     source = Labelled([100] * 10)
     labels = source.labels[epoch(s.balanced(source, 1, BATCH, length=10_000))]
     assert (labels[1:] == labels[:-1]).mean() == pytest.approx(0.1, abs=0.015)
@@ -169,24 +169,24 @@ def test_an_empty_class_cannot_be_balanced() -> None:
         s.balanced(Labelled([2, 0, 1]), 0, BATCH)
 
 
-def test_shares_of_joined_sources_are_exact() -> None:
-    sampler = s.mixed_sources(THREE, 0, BATCH, weights=[1, 0, 3], length=40)
+def test_shares_of_concatenated_sources_are_exact() -> None:
+    sampler = s.mixed_sources(CONCAT_SOURCE, 0, BATCH, weights=[1, 0, 3], length=40)
     for number in (0, 3):
         drawn = np.array(epoch(sampler, number))
         assert np.histogram(drawn, [0, 10, 30, 60])[0].tolist() == [10, 0, 30]
     assert sorted(epoch(sampler)[:0] + [i for i in epoch(sampler) if i < 10]) == list(range(10))
 
 
-def test_mixed_needs_a_joined_source() -> None:
-    joined = Concat(sources=[Digits(), Digits()])
-    assert len(s.mixed_sources(joined, 0, BATCH, weights=[1, 2])) == len(joined)
-    nothing: Any = Labelled([3, 1])
-    nothing.starts = [0, 4]
+def test_mixed_sources_needs_a_concatenated_source() -> None:
+    concat = Concat(sources=[Digits(), Digits()])
+    assert len(s.mixed_sources(concat, 0, BATCH, weights=[1, 2])) == len(concat)
+    with_empty_source: Any = Labelled([3, 1])
+    with_empty_source.starts = [0, 4]
     with pytest.raises(ValueError, match=r"weights\.1 is 2, but this source holds no sample"):
-        s.mixed_sources(nothing, 0, BATCH, weights=[1, 2])
-    assert sorted(epoch(s.mixed_sources(nothing, 0, BATCH, weights=[1, 0]))) == [0, 1, 2, 3]
+        s.mixed_sources(with_empty_source, 0, BATCH, weights=[1, 2])
+    assert sorted(epoch(s.mixed_sources(with_empty_source, 0, BATCH, weights=[1, 0]))) == [0, 1, 2, 3]
     with pytest.raises(ValueError, match="2 sources need as many"):
-        s.mixed_sources(joined, 0, BATCH, weights=[1])
+        s.mixed_sources(concat, 0, BATCH, weights=[1])
     with pytest.raises(ValueError, match="mixed_sources weights concatenated sources; this is a Labelled"):
         s.mixed_sources(SOURCE, 0, BATCH, weights=[1])
 
@@ -194,14 +194,14 @@ def test_mixed_needs_a_joined_source() -> None:
 @pytest.mark.parametrize(
     ("total", "weights", "parts"), [(10, [1, 1, 1], [4, 3, 3]), (7, [1, 0, 3], [2, 0, 5]), (2, [1, 1, 1], [1, 1, 0])]
 )
-def test_whole_parts(total: int, weights: list[float], parts: list[int]) -> None:
+def test_apportion(total: int, weights: list[float], parts: list[int]) -> None:
     assert s.apportion(total, weights) == parts
 
 
 # --- repeated, subset -------------------------------------------------------------------------------------------------
 
 
-def test_repeats_come_in_a_row() -> None:
+def test_repeats_are_adjacent() -> None:
     sampler = s.Repeated(SOURCE, 0, BATCH, num_repeats=3)
     result = epoch(sampler)
     assert len(result) == len(SOURCE) == 18
@@ -218,7 +218,7 @@ def test_a_subset_is_the_same_in_every_run() -> None:
     assert len(s.Subset(SOURCE, 0, BATCH, fraction=0.25, stratified=False)) == 4
 
 
-def test_a_subset_of_so_many() -> None:
+def test_a_subset_of_a_number_of_samples() -> None:
     source = Labelled([50, 30, 20])
     assert np.bincount(source.labels[epoch(s.Subset(source, 0, BATCH, num_samples=10))]).tolist() == [5, 3, 2]
     assert len(epoch(s.Subset(source, 0, BATCH, num_samples=7))) == 7
@@ -235,18 +235,18 @@ def test_a_subset_of_so_many() -> None:
 
 
 def test_sources_without_labels_raise() -> None:
-    class Silent(Labelled):
+    class Unlabeled(Labelled):
         def __init__(self) -> None:
             super().__init__([1])
             del self.labels
 
-    class Several(Labelled):
+    class MultiLabel(Labelled):
         def __init__(self) -> None:
             super().__init__([1])
             self.labels = np.zeros((1, 3))
 
     for make in (s.Weighted, s.balanced):
-        with pytest.raises(ValueError, match="Silent does not know the labels"):
-            make(Silent(), 0, BATCH)
+        with pytest.raises(ValueError, match="Unlabeled does not know the labels"):
+            make(Unlabeled(), 0, BATCH)
         with pytest.raises(ValueError, match="these have several"):
-            make(Several(), 0, BATCH)
+            make(MultiLabel(), 0, BATCH)

@@ -1,4 +1,4 @@
-"""The order over shards: each sample once, any position alone, few shards at a time, the same on any processes."""
+"""The shard shuffle: its order, its pools of shards, and batches with any number of processes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  #
 
 
 class Sharded:
-    """As much of a source as the sampler looks at, and the loader reads."""
+    """The attributes of a source that sampler and loader use."""
 
     channels = 1
     classes = ("a",)
@@ -53,42 +53,46 @@ sharded = st.lists(st.integers(1, 12), min_size=1, max_size=12).map(Sharded)
 
 
 def test_the_order_never_changes() -> None:
-    """Another order would be another data sequence of every run over shards there is."""
+    """Another order would change the data sequence of every existing run over shards."""
     assert epoch(ShardShuffle(Sharded([3, 2, 4]), 7, BATCH, pool_size=2)) == [3, 4, 0, 6, 2, 5, 7, 1, 8]
 
 
 @given(sharded, st.integers(0, 2**31 - 1), st.integers(1, 14), st.integers(0, 100))
-def test_each_sample_once_an_epoch(source: Sharded, seed: int, pool_size: int, number: int) -> None:
+def test_each_sample_occurs_once_per_epoch(source: Sharded, seed: int, pool_size: int, number: int) -> None:
     sampler = ShardShuffle(source, seed, BATCH, pool_size=pool_size)
     assert sorted(epoch(sampler, number)) == list(range(len(source)))
 
 
 @given(sharded, st.integers(0, 2**31 - 1), st.integers(1, 14), st.data())
-def test_any_position_alone(source: Sharded, seed: int, pool_size: int, data: st.DataObject) -> None:
+def test_a_single_position_has_the_same_index(source: Sharded, seed: int, pool_size: int, data: st.DataObject) -> None:
     sampler = ShardShuffle(source, seed, BATCH, pool_size=pool_size)
-    whole, order = epoch(sampler, 3), sampler.order(3)
+    expected, order = epoch(sampler, 3), sampler.order(3)
     positions = data.draw(st.lists(st.integers(0, len(source) - 1), min_size=1, max_size=20))
-    assert order(np.array(positions)).tolist() == [whole[position] for position in positions]
-    assert int(order(np.array(positions[0]))) == whole[positions[0]]
+    assert order(np.array(positions)).tolist() == [expected[position] for position in positions]
+    assert int(order(np.array(positions[0]))) == expected[positions[0]]
     square = order(np.array([positions, positions]))
-    assert square.dtype == np.int64 and square.tolist() == [[whole[position] for position in positions]] * 2
+    assert square.dtype == np.int64 and square.tolist() == [[expected[position] for position in positions]] * 2
 
 
-def test_seed_and_epoch_make_the_order() -> None:
-    first, again, other = ShardShuffle(UNEVEN, 3, BATCH), ShardShuffle(UNEVEN, 3, BATCH), ShardShuffle(UNEVEN, 4, BATCH)
-    assert epoch(first, 2) == epoch(again, 2)
+def test_the_order_depends_on_seed_and_epoch() -> None:
+    first, repeated, other = (
+        ShardShuffle(UNEVEN, 3, BATCH),
+        ShardShuffle(UNEVEN, 3, BATCH),
+        ShardShuffle(UNEVEN, 4, BATCH),
+    )
+    assert epoch(first, 2) == epoch(repeated, 2)
     assert epoch(first, 2) != epoch(first, 3) and epoch(first, 2) != epoch(other, 2)
 
 
 @pytest.mark.parametrize(
     ("pool_size", "pools"), [(1, [1] * 10), (3, [2, 3, 2, 3]), (4, [3, 3, 4]), (10, [10]), (16, [10])]
 )
-def test_few_shards_at_a_time(pool_size: int, pools: list[int]) -> None:
-    """All samples of a pool come before any of the next; none of the pools is left with a shard or two."""
+def test_pools_of_shards_are_read_in_turn(pool_size: int, pools: list[int]) -> None:
+    """All samples of a pool precede those of the next; the shards are divided evenly among the pools."""
     source = Sharded([30] * 10)
     shards = source.shard_of[epoch(ShardShuffle(source, 5, BATCH, pool_size=pool_size))]
-    in_turn = np.split(shards, np.cumsum(pools)[:-1] * 30)
-    assert [len({*of_pool.tolist()}) for of_pool in in_turn] == pools
+    shards_of_pools = np.split(shards, np.cumsum(pools)[:-1] * 30)
+    assert [len({*pool.tolist()}) for pool in shards_of_pools] == pools
 
 
 def test_the_samples_of_a_batch_come_from_all_shards_of_the_pool() -> None:
@@ -98,10 +102,10 @@ def test_the_samples_of_a_batch_come_from_all_shards_of_the_pool() -> None:
         for start in range(0, 800, 50):
             assert len({*shards[start : start + 50].tolist()}) == 4
         runs = [len(list(run)) for _, run in groupby(shards.tolist())]
-        assert np.mean(runs) < 1.5  # 4 shards drawn by chance: 1.33
+        assert np.mean(runs) < 1.5  # 4 shards drawn at random: 1.33
 
 
-def test_pools_are_others_in_each_epoch() -> None:
+def test_pools_differ_between_epochs() -> None:
     source = Sharded([10] * 8)
     sampler = ShardShuffle(source, 0, BATCH, pool_size=4)
     first = {frozenset(source.shard_of[epoch(sampler, number)[:40]].tolist()) for number in range(20)}
@@ -109,12 +113,12 @@ def test_pools_are_others_in_each_epoch() -> None:
 
 
 @pytest.mark.parametrize("position", [-1, 90])
-def test_positions_outside(position: int) -> None:
+def test_a_position_out_of_range_raises(position: int) -> None:
     with pytest.raises(IndexError, match="of an order of 90"):
         ShardShuffle(UNEVEN, 0, BATCH).order(0)(np.array([0, position]))
 
 
-def test_a_source_without_shards() -> None:
+def test_a_source_without_shards_raises() -> None:
     with pytest.raises(ValueError, match="shard_shuffle needs the source 'shards'; a Synthetic has none"):
         ShardShuffle(Synthetic(), 0, BATCH)
 
@@ -123,7 +127,7 @@ def test_a_source_without_shards() -> None:
 
 
 def batches(world: int, workers: int, start: int = 0) -> list[list[str]]:
-    """The ids of every global batch from a step on."""
+    """Return the ids of every global batch from step ``start`` on."""
     sampler = ShardShuffle(UNEVEN, 11, BATCH, pool_size=3)
     plan = ConstantPlan(len(sampler), BATCH, Duration.parse("2ep"))
     slices: list[list[Any]] = []
@@ -136,16 +140,18 @@ def batches(world: int, workers: int, start: int = 0) -> list[list[str]]:
 
 
 @pytest.fixture(scope="module")
-def alone() -> list[list[str]]:
+def expected_batches() -> list[list[str]]:
     return batches(world=1, workers=0)
 
 
 @pytest.mark.parametrize("workers", [0, 1, 4])
 @pytest.mark.parametrize("world", [1, 2, 3])
-def test_the_same_batches_on_any_processes(world: int, workers: int, alone: list[list[str]]) -> None:
-    assert batches(world, workers) == alone
+def test_batches_are_the_same_with_any_number_of_processes(
+    world: int, workers: int, expected_batches: list[list[str]]
+) -> None:
+    assert batches(world, workers) == expected_batches
 
 
 @pytest.mark.parametrize("start", range(0, 12, 3))
-def test_goes_on_anywhere(start: int, alone: list[list[str]]) -> None:
-    assert batches(world=2, workers=0, start=start) == alone[start:]
+def test_batches_resume_at_any_step(start: int, expected_batches: list[list[str]]) -> None:
+    assert batches(world=2, workers=0, start=start) == expected_batches[start:]

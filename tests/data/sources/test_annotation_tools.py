@@ -64,9 +64,9 @@ def test_maps_of_objects(tmp_path: Path) -> None:
     for background, labels in (("none", [2, 1, 2, 0]), (None, [1, 0, 1])):
         panoptic = ObjectMaps(source=objects, background=background, panoptic=True)
         sample = panoptic[0]
-        truth = sample["ground_truth_map"]
-        assert truth.segment_labels.tolist() == labels and truth.crowd.tolist() == [False] * len(labels)
-        assert (np.array([255, *labels])[truth.segments] == truth.labels).all() and isinstance(
+        ground_truth = sample["ground_truth_map"]
+        assert ground_truth.segment_labels.tolist() == labels and ground_truth.crowd.tolist() == [False] * len(labels)
+        assert (np.array([255, *labels])[ground_truth.segments] == ground_truth.labels).all() and isinstance(
             panoptic, DetectionSource
         )
         assert sample["labels"].tolist() == sample["ground_truth"].labels.tolist() == labels[:3]
@@ -77,11 +77,11 @@ def test_maps_of_objects(tmp_path: Path) -> None:
     )  # neither hidden objects nor background
     write_labelme(tmp_path, SHAPES[:3])
     mixed = ObjectMaps(source=labelme(root=tmp_path, masks=True), panoptic=True, stuff=["road"])
-    sample, truth = mixed[0], mixed[0]["ground_truth_map"]
+    sample, ground_truth = mixed[0], mixed[0]["ground_truth_map"]
     assert mixed.thing_labels == (1,) and sample["labels"].tolist() == sample["ground_truth"].labels.tolist() == [1]
     assert sample["masks"].shape == (1, 6, 8) and len(sample["boxes"]) == len(sample["ground_truth"].segments) == 1
-    assert truth.segment_labels.tolist() == [2, 1, 0] and (truth.labels == expected).all()
-    assert (np.array([255, 2, 1, 0])[truth.segments] == expected).all()
+    assert ground_truth.segment_labels.tolist() == [2, 1, 0] and (ground_truth.labels == expected).all()
+    assert (np.array([255, 2, 1, 0])[ground_truth.segments] == expected).all()
     for stuff, is_panoptic in ((["road"], False), (["road", "car"], True), (["sky"], True)):
         with pytest.raises(ValueError, match="stuff: "):
             ObjectMaps(source=objects, panoptic=is_panoptic, stuff=stuff)
@@ -144,8 +144,8 @@ def test_cvat(tmp_path: Path) -> None:
     for text in ("a polyline of 2 points", "label 'x'", "a mask of 9 pixels for 2 x 2"):
         assert text in str(error.value)
     assert len(cvat(**files, broken="drop")[0]["labels"]) == 5
-    twice = XML[XML.index("<image") : XML.index("</annotations>")].format(more="")
-    file.write_text(XML.format(more="").replace("</annotations>", f"{twice}</annotations>"))
+    duplicate = XML[XML.index("<image") : XML.index("</annotations>")].format(more="")
+    file.write_text(XML.format(more="").replace("</annotations>", f"{duplicate}</annotations>"))
     with pytest.raises(ValueError, match=r"1 image that is listed more than once: x/a.jpg: 2 times"):
         cvat(**files)
     assert len(cvat(**files, broken="drop")) == 1

@@ -1,4 +1,4 @@
-"""Objects in COCO's JSON, in LVIS' and in Roboflow's form; what is broken is reported, cut or left out."""
+"""Objects in the JSON of COCO, LVIS and Roboflow; invalid annotations are reported, clipped or dropped."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ REAL = Path(__file__).resolve().parents[3].parent / "shared" / "data"
 
 
 @pytest.fixture(autouse=True)
-def heard(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run in another test may have silenced the log."""
+def propagating_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run in another test may have disabled propagation of the log."""
     monkeypatch.setattr(logging.getLogger("opabinia"), "propagate", True)
 
 
@@ -39,7 +39,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def changed(root: Path, change: Callable[[Content], object] = lambda content: None) -> Path:
-    """The file with a change to what it says."""
+    """Change the annotations, and return their file."""
     content = json.loads((root / "annotations.json").read_text())
     change(content)
     (root / "annotations.json").write_text(json.dumps(content))
@@ -50,7 +50,7 @@ def read(root: Path, change: Callable[[Content], object] = lambda content: None,
     return coco(root=root, file=changed(root, change), **keys)
 
 
-# --- what is there ----------------------------------------------------------------------------------------------------
+# --- valid annotations ------------------------------------------------------------------------------------------------
 
 
 def test_boxes_and_labels(root: Path) -> None:
@@ -61,18 +61,18 @@ def test_boxes_and_labels(root: Path) -> None:
     assert source.has_boxes and not source.has_masks and source.keypoints == () and source.frequencies == ()
     assert source.sizes.tolist() == [[48, 64]] * 4
     for sample, scene in zip((source[number] for number in range(4)), small_data.scenes(), strict=True):
-        learnt = scene.objects[:2]  # the third is a crowd
+        objects = scene.objects[:2]  # the third is a crowd
         assert sample["id"] == f"{scene.name}.png" and sample["original_size"] == (48, 64)
         assert isinstance(sample["image"], tv_tensors.Image) and sample["image"].shape == (3, 48, 64)
         assert isinstance(sample["boxes"], tv_tensors.BoundingBoxes) and sample["boxes"].dtype == torch.float32
-        corners = [[left, top, left + width, top + height] for _, left, top, width, height in learnt]
+        corners = [[left, top, left + width, top + height] for _, left, top, width, height in objects]
         assert sample["boxes"].tolist() == corners
-        assert sample["labels"].tolist() == [label for label, *_ in learnt] and sample["labels"].dtype == torch.int64
+        assert sample["labels"].tolist() == [label for label, *_ in objects] and sample["labels"].dtype == torch.int64
         assert "masks" not in sample and "keypoints" not in sample
-    assert [one.tolist() for one in source.present] == [[], [0], [0, 1], [0, 1]]
+    assert [labels.tolist() for labels in source.present] == [[], [0], [0, 1], [0, 1]]
 
 
-def test_truth_is_what_the_file_says(root: Path) -> None:
+def test_ground_truth_is_that_of_the_file(root: Path) -> None:
     def shift(content: Content) -> None:
         content["annotations"][0] |= {"bbox": [-0.75, 1, 20, 10], "area": 123.5}
 
@@ -85,21 +85,21 @@ def test_truth_is_what_the_file_says(root: Path) -> None:
         and ground_truth.labels.tolist() == [0]
         and ground_truth.crowd.tolist() == [False]
     )
-    assert source[1]["boxes"].tolist() == [[0, 1, 19.25, 11]], "what is trained on is within the image"
+    assert source[1]["boxes"].tolist() == [[0, 1, 19.25, 11]], "training boxes are clipped to the image"
     crowd = source[3]["ground_truth"]
     assert crowd.crowd.tolist() == [False, False, True] and len(source[3]["boxes"]) == 2
     assert len(crowd.segments) == 3 and crowd.keypoints.shape == (3, 2, 3)
     assert crowd.segments[1]["size"] == [48, 64] and len(crowd.segments[0][0]) == 8
 
 
-def test_an_area_that_is_no_number_is_that_of_the_box(root: Path) -> None:
+def test_an_invalid_area_is_replaced_by_that_of_the_box(root: Path) -> None:
     for area in (None, "12", float("nan"), float("inf"), 10**400):
         assert read(root, annotation(bbox=[3, 1, 20, 10], area=area)).annotations.areas[0] == 200
 
 
 @OLD_NUMPY
 def test_masks_are_those_of_pycocotools(root: Path) -> None:
-    judge = pytest.importorskip("pycocotools.coco")
+    pycocotools_coco = pytest.importorskip("pycocotools.coco")
     random = np.random.default_rng(0)
 
     def draw(content: Content) -> None:
@@ -110,7 +110,7 @@ def test_masks_are_those_of_pycocotools(root: Path) -> None:
             ]
 
     source = read(root, draw, masks=True)
-    reference = judge.COCO(str(root / "annotations.json"))
+    reference = pycocotools_coco.COCO(str(root / "annotations.json"))
     assert source.has_masks
     for number in range(4):
         sample = source[number]
@@ -122,15 +122,15 @@ def test_masks_are_those_of_pycocotools(root: Path) -> None:
 
 
 @OLD_NUMPY
-def test_compressed_runs_are_the_same_as_others(root: Path) -> None:
+def test_compressed_rle_is_decoded_like_uncompressed(root: Path) -> None:
     mask = pytest.importorskip("pycocotools.mask")
     before = read(root, masks=True)[2]
 
     def compress(content: Content) -> None:
-        for one in content["annotations"]:
-            if isinstance(one["segmentation"], dict):
-                runs = mask.frPyObjects(one["segmentation"], 48, 64)
-                one["segmentation"] = {"size": [48, 64], "counts": runs["counts"].decode()}
+        for annotation in content["annotations"]:
+            if isinstance(annotation["segmentation"], dict):
+                runs = mask.frPyObjects(annotation["segmentation"], 48, 64)
+                annotation["segmentation"] = {"size": [48, 64], "counts": runs["counts"].decode()}
 
     after = read(root, compress, masks=True)[2]
     assert torch.equal(before["masks"], after["masks"])
@@ -151,21 +151,21 @@ def test_keypoints(root: Path) -> None:
     )
 
 
-def test_left_and_right_change_places_in_a_mirror() -> None:
+def test_left_and_right_keypoints_are_swapped_by_a_flip() -> None:
     assert flip_pairs(["nose", "left_eye", "right_eye"]) == [0, 2, 1]
     assert flip_pairs(["L-hand", "R-hand", "leftFoot", "rightFoot", "RIGHT", "LEFT", "left"]) == [1, 0, 3, 2, 5, 4, 6]
-    assert flip_pairs(["bright", "tail", "left_fin"]) == [0, 1, 2], "without a partner each is its own"
+    assert flip_pairs(["bright", "tail", "left_fin"]) == [0, 1, 2], "a keypoint without a partner keeps its index"
 
 
-def test_it_goes_through_a_batch_and_to_a_worker(root: Path) -> None:
+def test_a_source_can_be_pickled_and_its_samples_collated(root: Path) -> None:
     source = pickle.loads(pickle.dumps(read(root, masks=True, keypoints=True)))
     batch = collate([source[number] for number in range(4)], size_multiple=32)
-    assert batch["image"].shape == (4, 3, 64, 64) and [len(one) for one in batch["boxes"]] == [0, 1, 2, 2]
-    assert [one.shape for one in batch["masks"]] == [(count, 64, 64) for count in (0, 1, 2, 2)]
+    assert batch["image"].shape == (4, 3, 64, 64) and [len(boxes) for boxes in batch["boxes"]] == [0, 1, 2, 2]
+    assert [masks.shape for masks in batch["masks"]] == [(count, 64, 64) for count in (0, 1, 2, 2)]
     assert [ground_truth.image_id for ground_truth in batch["ground_truth"]] == [10, 11, 12, 13]
 
 
-def test_the_fingerprint_changes_with_what_is_said(root: Path) -> None:
+def test_the_fingerprint_changes_with_the_annotations(root: Path) -> None:
     first = read(root).fingerprint()
     assert first == read(root).fingerprint() and first.startswith("4 pictures with 6 things of 2 classes")
     assert first != read(root, lambda content: content["annotations"][2].update(bbox=[1, 1, 5, 5])).fingerprint()
@@ -194,10 +194,10 @@ def test_images_without_objects_are_dropped_when_asked(root: Path) -> None:
     assert [source[number]["id"] for number in range(2)] == ["2.png", "3.png"] and len(source.present) == 2
 
 
-def test_images_of_nothing_but_crowds_are_reported(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_images_with_only_crowds_are_reported(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     def only_crowds(content: Content) -> None:
-        for one in content["annotations"]:
-            one["iscrowd"] = 1
+        for annotation in content["annotations"]:
+            annotation["iscrowd"] = 1
 
     caplog.set_level(logging.WARNING, "opabinia")
     read(root)
@@ -220,11 +220,11 @@ def test_images_with_few_keypoints_are_dropped_when_asked(root: Path) -> None:
 
 def test_lvis(root: Path) -> None:
     def as_lvis(content: Content) -> None:
-        for one, frequency in zip(content["categories"], "fr", strict=True):
-            one["frequency"] = frequency
-        for one in content["images"]:
-            one["coco_url"] = f"http://images.example.org/{root.name}/{one.pop('file_name')}"
-            one |= {"neg_category_ids": [7], "not_exhaustive_category_ids": [3] if one["id"] == 12 else []}
+        for category, frequency in zip(content["categories"], "fr", strict=True):
+            category["frequency"] = frequency
+        for image in content["images"]:
+            image["coco_url"] = f"http://images.example.org/{root.name}/{image.pop('file_name')}"
+            image |= {"neg_category_ids": [7], "not_exhaustive_category_ids": [3] if image["id"] == 12 else []}
 
     file = changed(root, as_lvis)
     source = coco(root=root.parent, file=file)
@@ -234,7 +234,7 @@ def test_lvis(root: Path) -> None:
     assert coco(root=root.parent, file=file, classes=["block"])[2]["ground_truth"].absent == ()
 
 
-def test_lvis_names_of_2014_are_those_of_the_url(root: Path) -> None:
+def test_lvis_file_names_of_2014_are_taken_from_the_url(root: Path) -> None:
     def as_lvis(content: Content) -> None:
         for image in content["images"]:
             image["coco_url"] = f"http://images.example.org/{root.name}/{image['file_name']}"
@@ -243,7 +243,7 @@ def test_lvis_names_of_2014_are_those_of_the_url(root: Path) -> None:
     assert read(root, as_lvis)[1]["id"] == "1.png"
 
 
-def test_a_file_without_annotations_has_images_to_predict(root: Path) -> None:
+def test_a_file_without_annotations_lists_images_for_prediction(root: Path) -> None:
     source = read(root, lambda content: content.pop("annotations"))
     assert len(source) == 4 and source.classes == ("block", "bar") and len(source[1]["boxes"]) == 0
 
@@ -326,11 +326,11 @@ STRUCTURE = (
     "id twice",
     "missing image",
 )
-MENDED = ("partly outside", "polygon outside")
+CLIPPED = ("partly outside", "polygon outside")
 
 
 @pytest.mark.parametrize("kind", BROKEN)
-def test_what_is_broken_is_reported_with_file_and_number(root: Path, kind: str) -> None:
+def test_invalid_annotations_are_reported_with_file_and_id(root: Path, kind: str) -> None:
     change, message = BROKEN[kind]
     with pytest.raises(ValueError, match=message) as error:
         read(root, change, masks=True, keypoints=True)
@@ -355,9 +355,9 @@ def test_clip_and_drop_leave_nothing_broken(root: Path, kind: str, caplog: pytes
         assert line.startswith(str(root / "annotations.json")) and "dropped" in line
         assert len(source) == 4 and len(source.errors) == 1 and source.errors[0].count == 1
         samples = [source[number] for number in range(4)]
-        kept = 6 if kind in ("image twice", "file twice", "id twice", "missing image") else 5
-        assert sum(len(one["ground_truth"].ids) for one in samples) == (
-            6 if broken == "clip" and kind in MENDED else kept
+        remaining = 6 if kind in ("image twice", "file twice", "id twice", "missing image") else 5
+        assert sum(len(sample["ground_truth"].ids) for sample in samples) == (
+            6 if broken == "clip" and kind in CLIPPED else remaining
         )
         for sample in samples:
             left, top, right, bottom = sample["boxes"].unbind(1)
@@ -365,20 +365,20 @@ def test_clip_and_drop_leave_nothing_broken(root: Path, kind: str, caplog: pytes
             assert (left < right).all() and (top < bottom).all()
 
 
-def test_clip_cuts_boxes_and_outlines_to_the_image(root: Path) -> None:
+def test_clip_clips_boxes_and_polygons_to_the_image(root: Path) -> None:
     change = annotation(bbox=[50, 5, 20, 6], segmentation=[[50, 5, 70, 5, 70, 11, 50, 11]])
     sample = read(root, change, masks=True, broken="clip")[1]
     assert sample["boxes"].tolist() == [[50, 5, 64, 11]] and sample["ground_truth"].boxes.tolist() == [[50, 5, 20, 6]]
     assert sample["masks"].sum() == 14 * 6
 
 
-def test_of_several_polygons_the_sound_ones_are_taken(root: Path) -> None:
+def test_the_valid_ones_of_several_polygons_are_used(root: Path) -> None:
     change = annotation(segmentation=[[1, 1, 5, 5], [10, 10, 20, 10, 20, 20, 10, 20]])
     source = read(root, change, masks=True, broken="clip")
     assert source[1]["masks"].sum() == 100 and source.errors[0].count == 1
 
 
-def test_up_to_a_pixel_outside_is_rounding(root: Path) -> None:
+def test_at_most_a_pixel_outside_is_rounding(root: Path) -> None:
     source = read(root, annotation(bbox=[-1, -0.5, 66, 49.5]))
     assert source.errors == () and source[1]["boxes"].tolist() == [[0, 0, 64, 48]]
 
@@ -419,7 +419,7 @@ def test_the_first_ten_are_reported_and_all_are_counted(root: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("broken", ["error", "drop"])
-def test_a_file_of_another_structure_is_reported(tmp_path: Path, content: bytes, message: str, broken: Any) -> None:
+def test_a_file_with_another_structure_is_reported(tmp_path: Path, content: bytes, message: str, broken: Any) -> None:
     (tmp_path / "a.json").write_bytes(content)
     with pytest.raises(ValueError, match=message) as error:
         coco(root=tmp_path, file=tmp_path / "a.json", broken=broken)
@@ -444,12 +444,12 @@ def test_values_that_fit_no_array_are_reported(root: Path, section: str, change:
         read(root, lambda content: content[section][0].update(change), keypoints=section == "categories")
 
 
-def test_names_with_halves_of_characters_can_be_written(root: Path) -> None:
+def test_class_names_with_lone_surrogates_can_be_encoded(root: Path) -> None:
     source = read(root, lambda content: content["categories"][0].update(name="a\ud800"))
     assert source.classes[1] == r"a\xed\xa0\x80" and source.fingerprint()
 
 
-def test_wrong_places_are_reported(root: Path, tmp_path: Path) -> None:
+def test_missing_files_and_folders_are_reported(root: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"there is no file .*none\.json; .* which holds "):
         coco(root=root, file=root / "none.json")
     with pytest.raises(ValueError, match="there is no folder"):
@@ -466,7 +466,7 @@ def test_an_image_of_another_size_is_reported_when_it_is_read(root: Path) -> Non
         source[2]
 
 
-def test_runs_that_cannot_be_decoded_are_reported_when_they_are_read(root: Path) -> None:
+def test_rle_that_cannot_be_decoded_is_reported_when_it_is_read(root: Path) -> None:
     source = read(root, annotation(segmentation={"size": [48, 64], "counts": "zzz"}), masks=True)
     with pytest.raises(ValueError, match=r"annotations\.json, image 11, annotation 100: "):
         source[1]
@@ -481,7 +481,7 @@ def exported(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_false_category_of_roboflow_is_left_out(exported: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_placeholder_category_of_roboflow_is_dropped(exported: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "opabinia")
     train, valid = roboflow(root=exported), roboflow(root=exported, split="valid", masks=True)
     assert train.classes == valid.classes == ("block", "bar") and train.category_ids == (3, 7)
@@ -489,7 +489,7 @@ def test_the_false_category_of_roboflow_is_left_out(exported: Path, caplog: pyte
     assert "category 0, 'objects', is a placeholder without annotations: dropped" in caplog.text
 
 
-def test_a_category_that_any_split_has_objects_of_is_none_to_skip(exported: Path) -> None:
+def test_a_category_with_objects_in_any_split_is_not_dropped(exported: Path) -> None:
     file = exported / "valid" / "_annotations.coco.json"
     content = json.loads(file.read_text())
     content["annotations"][0]["category_id"] = 0
@@ -499,7 +499,7 @@ def test_a_category_that_any_split_has_objects_of_is_none_to_skip(exported: Path
     )
 
 
-def test_a_class_without_objects_is_no_false_category(exported: Path) -> None:
+def test_a_class_without_objects_is_no_placeholder(exported: Path) -> None:
     file = exported / "train" / "_annotations.coco.json"
     content = json.loads(file.read_text())
     content["categories"][-1] |= {"name": "empty"}
@@ -534,18 +534,20 @@ def test_blood_cells(split: str, images: int, objects: int) -> None:
 @OLD_NUMPY
 @pytest.mark.parametrize("split", ["train", "val"])
 def test_free_images_of_coco(split: str) -> None:
-    judge = pytest.importorskip("pycocotools.coco")
+    pycocotools_coco = pytest.importorskip("pycocotools.coco")
     file = REAL / "coco_free" / "annotations" / f"instances_{split}2017.json"
-    source, reference = coco(root=REAL / "coco_free" / f"{split}2017", file=file, masks=True), judge.COCO(str(file))
+    source = coco(root=REAL / "coco_free" / f"{split}2017", file=file, masks=True)
+    reference = pycocotools_coco.COCO(str(file))
     assert len(source.classes) == 80 and source.category_ids[:2] == (1, 2) and source.category_ids[-1] == 90
     crowds = 0
     for sample in (source[number] for number in range(len(source))):
         ground_truth = sample["ground_truth"]
         crowds += int(ground_truth.crowd.sum())
         expected = [reference.anns[number] for number in ground_truth.ids.tolist()]
-        np.testing.assert_array_equal(ground_truth.boxes, np.array([one["bbox"] for one in expected]).reshape(-1, 4))
-        np.testing.assert_array_equal(ground_truth.areas, [one["area"] for one in expected])
-        learnt = [one for one in expected if not one["iscrowd"]]
-        for mask, one in zip(sample["masks"].numpy(), learnt, strict=True):
-            np.testing.assert_array_equal(mask, reference.annToMask(one))
-    assert crowds == sum(one["iscrowd"] for one in reference.anns.values()) > 0
+        boxes = np.array([annotation["bbox"] for annotation in expected]).reshape(-1, 4)
+        np.testing.assert_array_equal(ground_truth.boxes, boxes)
+        np.testing.assert_array_equal(ground_truth.areas, [annotation["area"] for annotation in expected])
+        objects = [annotation for annotation in expected if not annotation["iscrowd"]]
+        for mask, annotation in zip(sample["masks"].numpy(), objects, strict=True):
+            np.testing.assert_array_equal(mask, reference.annToMask(annotation))
+    assert crowds == sum(annotation["iscrowd"] for annotation in reference.anns.values()) > 0

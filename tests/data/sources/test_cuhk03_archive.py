@@ -10,7 +10,7 @@ h5py = pytest.importorskip("h5py")
 
 
 def write(folder: Path) -> None:
-    """Two pairs of cameras with two persons each: images 1 and 6 of each, and image 7 of the last one."""
+    """Write two pairs of cameras with two persons each: images 1 and 6 of each, and image 7 of the last person."""
     with h5py.File(folder / "cuhk-03.mat", "w") as archive:
         empty = archive.create_dataset("empty", data=np.zeros(2, np.uint64))
 

@@ -72,8 +72,8 @@ def test_scenes_hold_one_to_six_digits_of_all_classes(val: DigitScenes) -> None:
         scenes = load_scenes(split)  # type: ignore[arg-type]
         assert scenes["images"].shape == (number, SIDE, SIDE)
         assert np.unique(scenes["counts"]).tolist() == [1, 2, 3, 4, 5, 6]
-        of_classes = np.bincount(scenes["labels"], minlength=10)
-        assert of_classes.min() > 0.8 * of_classes.mean()
+        class_counts = np.bincount(scenes["labels"], minlength=10)
+        assert class_counts.min() > 0.8 * class_counts.mean()
         heights = scenes["boxes"][:, 3].astype(int) - scenes["boxes"][:, 1]
         assert heights.min() < 24 and heights.max() > 55
 
@@ -84,26 +84,26 @@ def test_the_scenes_are_the_same_on_every_machine() -> None:
     assert sums == [[1975063301, 6907556, 1425039, 2879525], [486276272, 1727312, 363065, 734155]]
 
 
-def test_what_is_cached_is_what_would_be_made() -> None:
-    """Whoever changes how scenes are made must change the name of the cached file, too."""
+def test_cached_scenes_equal_newly_made_ones() -> None:
+    """A change of the generator needs a new name of the cached file."""
     digits, labels = load_digits()
     scenes = load_scenes("val")
-    made = make_scene(digits[split_digits(labels)["val"]], 646300219)
-    assert np.array_equal(made.image, scenes["images"][0]) and np.array_equal(made.owners, scenes["owners"][0])
+    scene = make_scene(digits[split_digits(labels)["val"]], 646300219)
+    assert np.array_equal(scene.image, scenes["images"][0]) and np.array_equal(scene.owners, scenes["owners"][0])
 
 
-def test_boxes_are_tight_around_what_is_seen(val: DigitScenes) -> None:
+def test_boxes_are_tight_around_visible_pixels(val: DigitScenes) -> None:
     for index in range(0, len(val), 7):
         sample = val[index]
-        assert sample["masks"].sum(0).max() == 1, "a pixel belongs to one thing"
+        assert sample["masks"].sum(0).max() == 1, "a pixel belongs to one object"
         for mask, box in zip(sample["masks"], sample["boxes"].tolist(), strict=True):
             rows, columns = mask.nonzero().T.tolist()
             assert box == [min(columns), min(rows), max(columns) + 1, max(rows) + 1]
 
 
-def test_points_lie_on_the_edges_of_a_digit_that_nothing_covers(val: DigitScenes) -> None:
-    alone = [index for index in range(len(val)) if len(val[index]["labels"]) == 1]
-    for index in alone[::5]:
+def test_keypoints_lie_on_the_edges_of_an_uncovered_digit(val: DigitScenes) -> None:
+    single_digit = [index for index in range(len(val)) if len(val[index]["labels"]) == 1]
+    for index in single_digit[::5]:
         sample = val[index]
         left, top, right, bottom = sample["boxes"][0].tolist()
         points = sample["keypoints"][0]
@@ -115,7 +115,7 @@ def test_points_lie_on_the_edges_of_a_digit_that_nothing_covers(val: DigitScenes
         ]
         columns, rows = points.long().T
         assert sample["masks"][0, rows, columns].all() and sample["visibility"].eq(2).all()
-    assert sample["flip_pairs"] == list(FLIP_PAIRS) and [val.keypoints[one] for one in FLIP_PAIRS] == [
+    assert sample["flip_pairs"] == list(FLIP_PAIRS) and [val.keypoints[partner] for partner in FLIP_PAIRS] == [
         "top",
         "bottom",
         "right",
@@ -123,18 +123,18 @@ def test_points_lie_on_the_edges_of_a_digit_that_nothing_covers(val: DigitScenes
     ]
 
 
-def test_a_point_that_is_covered_is_known_but_not_visible(val: DigitScenes) -> None:
-    hidden = 0
+def test_a_covered_keypoint_is_labelled_but_not_visible(val: DigitScenes) -> None:
+    num_covered = 0
     for index in range(len(val)):
         sample = val[index]
-        for mask, points, visible in zip(sample["masks"], sample["keypoints"], sample["visibility"], strict=True):
+        for mask, points, visibility in zip(sample["masks"], sample["keypoints"], sample["visibility"], strict=True):
             columns, rows = points.long().T
-            assert (mask[rows, columns] == (visible == 2)).all()
-            hidden += int((visible == 1).sum())
-    assert hidden > 20
+            assert (mask[rows, columns] == (visibility == 2)).all()
+            num_covered += int((visibility == 1).sum())
+    assert num_covered > 20
 
 
-def test_the_truth_says_the_same_as_the_sample(val: DigitScenes) -> None:
+def test_the_ground_truth_agrees_with_the_sample(val: DigitScenes) -> None:
     ids = []
     for index in (0, 3, 399):
         sample = val[index]
@@ -156,7 +156,7 @@ def test_the_truth_says_the_same_as_the_sample(val: DigitScenes) -> None:
     assert len(set(ids)) == len(ids) and min(ids) == 1
 
 
-def test_masks_and_points_come_only_when_they_are_asked_for() -> None:
+def test_masks_and_keypoints_are_optional() -> None:
     source = DigitScenes(split="val")
     sample = source[-1]
     assert sample.keys() == {"image", "boxes", "labels", "id", "original_size", "ground_truth"}
@@ -169,16 +169,16 @@ def test_masks_and_points_come_only_when_they_are_asked_for() -> None:
 
 @WITH_NUMPY_2
 @pytest.mark.slow
-def test_written_as_coco_it_is_read_by_its_own_library(tmp_path: Path, val: DigitScenes) -> None:
+def test_scenes_written_as_coco_are_read_by_pycocotools(tmp_path: Path, val: DigitScenes) -> None:
     coco = pytest.importorskip("pycocotools.coco")
     write_coco(tmp_path)
-    read = coco.COCO(tmp_path / "annotations" / "instances_val.json")
-    assert len(read.imgs) == len(val) and len(list((tmp_path / "train").iterdir())) == 1600
+    reference = coco.COCO(tmp_path / "annotations" / "instances_val.json")
+    assert len(reference.imgs) == len(val) and len(list((tmp_path / "train").iterdir())) == 1600
     sample = val[5]
     assert np.array_equal(np.array(Image.open(tmp_path / sample["id"])), sample["image"][0].numpy())
-    found = read.loadAnns(read.getAnnIds(imgIds=[5]))
-    assert [one["category_id"] - 1 for one in found] == sample["labels"].tolist()
-    for one, mask in zip(found, sample["masks"], strict=True):
-        assert np.array_equal(read.annToMask(one), mask.numpy())
+    annotations = reference.loadAnns(reference.getAnnIds(imgIds=[5]))
+    assert [annotation["category_id"] - 1 for annotation in annotations] == sample["labels"].tolist()
+    for annotation, mask in zip(annotations, sample["masks"], strict=True):
+        assert np.array_equal(reference.annToMask(annotation), mask.numpy())
     categories = json.loads((tmp_path / "annotations" / "instances_val.json").read_text())["categories"]
-    assert [one["name"] for one in categories] == list(val.classes)
+    assert [category["name"] for category in categories] == list(val.classes)

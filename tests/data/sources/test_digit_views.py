@@ -27,15 +27,19 @@ def test_every_identity_is_seen_twice_by_every_camera(train: DigitViews, test: D
         assert source.cameras is not None
         pairs = Counter(zip(source.labels.tolist(), source.cameras.tolist(), strict=True))
         assert pairs == {(label, camera): 2 for label in range(identities) for camera in range(4)}
-    assert not set(train.classes) & set(test.classes), "an identity is trained on or searched"
+    assert not set(train.classes) & set(test.classes), "no identity is in both splits"
     assert train.queries is None and "query" not in train[0]
 
 
 def test_of_each_identity_and_camera_one_image_is_a_query(test: DigitViews) -> None:
     assert test.queries is not None and test.cameras is not None
     for label in (0, 400, 796):
-        mine = test.labels == label
-        assert sorted(test.cameras[mine & test.queries]) == sorted(test.cameras[mine & ~test.queries]) == [0, 1, 2, 3]
+        of_identity = test.labels == label
+        assert (
+            sorted(test.cameras[of_identity & test.queries])
+            == sorted(test.cameras[of_identity & ~test.queries])
+            == [0, 1, 2, 3]
+        )
 
 
 def test_the_images_are_the_same_on_every_machine(train: DigitViews, test: DigitViews) -> None:
@@ -61,7 +65,7 @@ def test_the_images_are_the_same_on_every_machine(train: DigitViews, test: Digit
     ]
 
 
-def test_a_batch_is_its_samples(test: DigitViews) -> None:
+def test_a_batch_consists_of_its_samples(test: DigitViews) -> None:
     indices = np.array([7, 0, 4003])
     batch, samples = test.batch(indices), [test[int(index)] for index in indices]
     assert batch.keys() == samples[0].keys()
@@ -72,7 +76,7 @@ def test_a_batch_is_its_samples(test: DigitViews) -> None:
         ]
 
 
-def test_pixels_find_next_to_nothing(test: DigitViews) -> None:
+def test_retrieval_by_pixels_fails(test: DigitViews) -> None:
     pixels, queries = test.batch(np.arange(len(test)))["image"].flatten(1).float(), test.queries
     assert queries is not None and test.cameras is not None
     scores = retrieval.evaluate(
@@ -83,7 +87,7 @@ def test_pixels_find_next_to_nothing(test: DigitViews) -> None:
 
 
 @pytest.mark.slow
-def test_written_as_market_1501_it_is_read_as_it_was(tmp_path: Path, train: DigitViews, test: DigitViews) -> None:
+def test_images_written_as_market_1501_are_read_back(tmp_path: Path, train: DigitViews, test: DigitViews) -> None:
     for name in MARKET_FOLDERS.values():
         (tmp_path / name).mkdir()
     for source in (train, test):
@@ -95,5 +99,5 @@ def test_written_as_market_1501_it_is_read_as_it_was(tmp_path: Path, train: Digi
         for name in ("labels", "cameras", "queries"):
             assert np.array_equal(getattr(read, name), getattr(source, name))
         for index in (0, 3187, 6375):
-            theirs, ours = read[index], source[index]
-            assert torch.equal(theirs.pop("image"), ours.pop("image")) and theirs == ours
+            actual, expected = read[index], source[index]
+            assert torch.equal(actual.pop("image"), expected.pop("image")) and actual == expected

@@ -19,8 +19,8 @@ HARD = "40 10 50 10 50 20 40 20 small-vehicle 1"
 
 
 @pytest.fixture(autouse=True)
-def heard(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run in another test may have silenced the log."""
+def propagating_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run in another test may have disabled propagation of the log."""
     monkeypatch.setattr(logging.getLogger("opabinia"), "propagate", True)
 
 
@@ -49,15 +49,15 @@ def test_corners_classes_and_difficult_objects(root: Path) -> None:
     assert ground_truth.boxes.tolist() == [[10, 10, 25, 20], [40, 10, 10, 10]]
     assert ground_truth.areas.tolist() == pytest.approx([250, 100])
     assert source[1]["boxes"].shape == (0, 5) and source[1]["ground_truth"].corners.shape == (0, 4, 2)
-    listed = dota(root=root, classes=["plane", "small-vehicle", "ship"], empty="drop")
-    assert listed[0]["labels"].tolist() == [2] and len(listed) == 1
+    selected = dota(root=root, classes=["plane", "small-vehicle", "ship"], empty="drop")
+    assert selected[0]["labels"].tolist() == [2] and len(selected) == 1
     drawn = draw_sample(sample, source.classes)
     assert drawn.width >= 60 and len(set(drawn.get_flattened_data())) > 2
 
 
 def test_every_broken_line_is_named(root: Path) -> None:
     file = root / "labelTxt" / "P1.txt"
-    for line, kind, place in (
+    for line, kind, message in (
         (SHIP[:-2], "1 line that is not x1 y1 ... x4 y4 class difficult", "9 columns, expected 10"),
         (f"{SHIP} 0", "1 line that is not", "11 columns, expected 10"),
         ("x" + SHIP, "1 line that is not", "could not convert string to float: 'x10'"),
@@ -66,11 +66,11 @@ def test_every_broken_line_is_named(root: Path) -> None:
         (SHIP.replace("ship", "shop"), "1 unknown class", "class 'shop'"),
     ):
         file.write_text(f"{HEADER}{HARD}\n{line}\n")
-        with pytest.raises(ValueError) as caught:
+        with pytest.raises(ValueError) as error:
             dota(root=root, classes=["ship", "small-vehicle"])
-        assert kind in str(caught.value) and f"P1.txt, line 4: {place}" in str(caught.value)
-        kept = dota(root=root, classes=["ship", "small-vehicle"], broken="drop")
-        assert kept[0]["ground_truth"].ids.tolist() == [3]
+        assert kind in str(error.value) and f"P1.txt, line 4: {message}" in str(error.value)
+        source = dota(root=root, classes=["ship", "small-vehicle"], broken="drop")
+        assert source[0]["ground_truth"].ids.tolist() == [3]
 
 
 def test_missing_label_files_and_folders(root: Path) -> None:

@@ -1,4 +1,4 @@
-"""Data sets of the Hugging Face library, made on disk."""
+"""Datasets of the Hugging Face library on disk."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from opabinia.data.sources import HuggingFace
 
 
 @pytest.fixture
-def saved(tmp_path: Path) -> Path:
+def dataset_dir(tmp_path: Path) -> Path:
     datasets = pytest.importorskip("datasets")
     images = [Image.new(mode, (5, 4), 100) for mode in ("L", "RGB", "RGB")]
     features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["no", "yes"])})
@@ -24,19 +24,19 @@ def saved(tmp_path: Path) -> Path:
     return tmp_path / "set"
 
 
-def test_a_saved_data_set(saved: Path) -> None:
-    source = HuggingFace(dataset=str(saved))
+def test_a_saved_dataset(dataset_dir: Path) -> None:
+    source = HuggingFace(dataset=str(dataset_dir))
     assert isinstance(source, Source)
     assert source.classes == ("no", "yes") and source.labels.tolist() == [0, 1, 1] and len(source) == 3
     assert source[0]["image"].shape == (3, 4, 5) and source[0]["image"][:, 0, 0].tolist() == [100, 100, 100]
-    assert source.fingerprint() == HuggingFace(dataset=str(saved)).fingerprint()
+    assert source.fingerprint() == HuggingFace(dataset=str(dataset_dir)).fingerprint()
 
 
-def test_what_is_not_in_it_is_reported(saved: Path, tmp_path: Path) -> None:
+def test_missing_columns_and_splits_are_reported(dataset_dir: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no column 'img'; columns: image, label"):
-        HuggingFace(dataset=str(saved), image="img")
+        HuggingFace(dataset=str(dataset_dir), image="img")
     with pytest.raises(ValueError, match="no split 'test'; splits: train"):
-        HuggingFace(dataset=str(saved), split="test")
+        HuggingFace(dataset=str(dataset_dir), split="test")
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="cannot be loaded"):
         HuggingFace(dataset=str(tmp_path / "empty"))
@@ -45,8 +45,10 @@ def test_what_is_not_in_it_is_reported(saved: Path, tmp_path: Path) -> None:
 IMAGES = [Image.new("RGB", (5, 4), 100) for _ in range(3)]
 
 
-def stored(folder: Path, labels: list[Any], kind: Any, images: list[Any] = IMAGES, split: str | None = None) -> str:
-    """A dataset without splits on disk; ``kind`` is the library's type of the labels."""
+def save_dataset(
+    folder: Path, labels: list[Any], kind: Any, images: list[Any] = IMAGES, split: str | None = None
+) -> str:
+    """Save a dataset without splits; ``kind`` is the library's type of the labels."""
     datasets = pytest.importorskip("datasets")
     features = datasets.Features({"image": datasets.Image(), "label": kind(datasets), "other": datasets.Image()})
     columns = {"image": images, "label": labels, "other": IMAGES}
@@ -54,8 +56,8 @@ def stored(folder: Path, labels: list[Any], kind: Any, images: list[Any] = IMAGE
     return str(folder / "set")
 
 
-def test_grey_and_numbers(tmp_path: Path) -> None:
-    source = HuggingFace(dataset=stored(tmp_path, [0, 2, 1], lambda d: d.Value("int32")), channels=1)
+def test_gray_images_and_integer_labels(tmp_path: Path) -> None:
+    source = HuggingFace(dataset=save_dataset(tmp_path, [0, 2, 1], lambda d: d.Value("int32")), channels=1)
     assert source.classes == ("0", "1", "2") and source[1]["label"] == 2
     assert source[np.int64(1)]["id"] == "1" and source[1]["image"].shape == (1, 4, 5)
     for index in (-1, 3):
@@ -73,21 +75,21 @@ def test_grey_and_numbers(tmp_path: Path) -> None:
         ([0, -1, 1], lambda d: d.ClassLabel(names=["a", "b"]), "labels -1 to 1 for 2 classes"),
     ],
 )
-def test_labels_that_are_none_are_reported(tmp_path: Path, labels: list[Any], kind: Any, message: str) -> None:
+def test_invalid_labels_are_reported(tmp_path: Path, labels: list[Any], kind: Any, message: str) -> None:
     with pytest.raises(ValueError, match=f"set, train: .*{message}"):
-        HuggingFace(dataset=stored(tmp_path, labels, kind))
+        HuggingFace(dataset=save_dataset(tmp_path, labels, kind))
 
 
-def test_images_that_are_none_are_reported(tmp_path: Path) -> None:
-    path = stored(tmp_path, [0, 1, 1], lambda d: d.Value("int64"), images=[IMAGES[0], None, IMAGES[0]])
+def test_invalid_images_are_reported(tmp_path: Path) -> None:
+    path = save_dataset(tmp_path, [0, 1, 1], lambda d: d.Value("int64"), images=[IMAGES[0], None, IMAGES[0]])
     with pytest.raises(ValueError, match="row 1 has no image"):
         HuggingFace(dataset=path)[1]
     with pytest.raises(ValueError, match=r"column 'label' holds Value\('int64'\), not images"):
         HuggingFace(dataset=path, image="label")
 
 
-def test_another_split_is_not_taken_in_its_place(tmp_path: Path) -> None:
-    path = stored(tmp_path, [0, 1, 1], lambda d: d.Value("int64"), split="test")
+def test_a_missing_split_is_not_replaced_by_another(tmp_path: Path) -> None:
+    path = save_dataset(tmp_path, [0, 1, 1], lambda d: d.Value("int64"), split="test")
     assert len(HuggingFace(dataset=path, split="test")) == 3
     with pytest.raises(ValueError, match="no split 'train'; the folder has test only"):
         HuggingFace(dataset=path)

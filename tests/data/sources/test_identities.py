@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 from opabinia.contracts import Source
-from opabinia.data.decoding.images import decode_sample as whole
+from opabinia.data.decoding.images import decode_sample
 from opabinia.data.sources import (
     class_folders,
     cuhk03,
@@ -39,7 +39,7 @@ def market(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def saved(root: Path, *names: str) -> None:
+def save_images(root: Path, *names: str) -> None:
     for name in names:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (2, 3)).save(root / name, "PNG")
@@ -48,7 +48,7 @@ def saved(root: Path, *names: str) -> None:
 # --- Market-1501 ------------------------------------------------------------------------------------------------------
 
 
-def test_market_to_train(market: Path) -> None:
+def test_the_training_split_of_market(market: Path) -> None:
     source = market1501(root=market)
     assert isinstance(source, Source)
     assert source.classes == tuple(f"{number:04d}" for number in range(1, 9))
@@ -61,7 +61,7 @@ def test_market_to_train(market: Path) -> None:
     assert {key: sample[key] for key in sample.keys() - {"image", "id"}} == {"label": 1, "camera": 0}
 
 
-def test_market_to_search(market: Path) -> None:
+def test_the_test_split_of_market(market: Path) -> None:
     source = market1501(root=market, split="test")
     assert source.classes == ("0000", "0009", "0010", "0011", "0012")
     assert source.queries is not None and source.queries.tolist() == [True] * 4 + [False] * 13
@@ -70,29 +70,29 @@ def test_market_to_search(market: Path) -> None:
     assert not any("-1" in source[index]["id"] for index in range(len(source)))
 
 
-def test_parts_of_the_test_set_have_its_numbers(market: Path) -> None:
-    whole, query, gallery = (market1501(root=market, split=split) for split in ("test", "query", "gallery"))
-    assert query.classes == gallery.classes == whole.classes
-    assert [*query.labels, *gallery.labels] == whole.labels.tolist()
+def test_query_and_gallery_have_the_labels_of_the_test_split(market: Path) -> None:
+    test, query, gallery = (market1501(root=market, split=split) for split in ("test", "query", "gallery"))
+    assert query.classes == gallery.classes == test.classes
+    assert [*query.labels, *gallery.labels] == test.labels.tolist()
     assert query.queries is not None and query.queries.all() and len(query) == 4
     assert gallery.queries is not None and not gallery.queries.any()
 
 
-def test_everything_to_train_on(market: Path) -> None:
-    """The same identity in both parts would be two: nobody says that they are numbered together."""
+def test_split_all_has_the_identities_of_both_splits(market: Path) -> None:
+    """An identity of both splits counts as two, because splits may be numbered independently."""
     source = market1501(root=market, split="all")
     assert source.classes[7:] == ("0008", "test/0009", "test/0010", "test/0011", "test/0012")
     assert len(source) == 48 and source.queries is None
     assert np.bincount(source.labels).tolist() == [4] * 12
 
 
-def test_distractors_are_not_trained_on(market: Path) -> None:
-    saved(market, "bounding_box_train/0000_c1s1.png", "images/0000_c3s1.png")
+def test_distractors_are_not_in_the_training_split(market: Path) -> None:
+    save_images(market, "bounding_box_train/0000_c1s1.png", "images/0000_c3s1.png")
     assert "0000" not in market1501(root=market).classes
     assert len(market1501(root=market, split="gallery", more_distractors=True)) == 14
 
 
-def test_the_order_is_that_of_the_names(market: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_are_sorted_by_name(market: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = market1501(root=market).fingerprint()
     scan = os.scandir
 
@@ -113,21 +113,21 @@ def test_the_order_is_that_of_the_names(market: Path, monkeypatch: pytest.Monkey
     assert market1501(root=market).fingerprint() != expected
 
 
-def test_images_may_be_decoded_later(market: Path) -> None:
+def test_encoded_samples_can_be_decoded_later(market: Path) -> None:
     source = market1501(root=market, split="test")
     for index in range(len(source)):
-        later = whole(source.encoded(index))
-        assert torch.equal(later.pop("image"), source[index]["image"])
-        assert later == {key: value for key, value in source[index].items() if key != "image"}
+        decoded = decode_sample(source.encoded(index))
+        assert torch.equal(decoded.pop("image"), source[index]["image"])
+        assert decoded == {key: value for key, value in source[index].items() if key != "image"}
 
 
-def test_a_source_is_sent_to_workers(market: Path) -> None:
+def test_a_source_can_be_pickled(market: Path) -> None:
     source = market1501(root=market, split="test", channels=1)
-    again = pickle.loads(pickle.dumps(source))
-    assert torch.equal(again[3]["image"], source[3]["image"]) and again[3]["image"].shape == (1, 32, 16)
+    unpickled = pickle.loads(pickle.dumps(source))
+    assert torch.equal(unpickled[3]["image"], source[3]["image"]) and unpickled[3]["image"].shape == (1, 32, 16)
 
 
-def test_the_archive_as_it_unpacks(tmp_path: Path) -> None:
+def test_the_folder_of_the_archive_is_found(tmp_path: Path) -> None:
     small_data.market1501(tmp_path / "DukeMTMC-reID")
     source = dukemtmc(root=tmp_path)
     assert (len(source), source.camera_count) == (32, 8)
@@ -144,46 +144,49 @@ def test_photographs_of_groceries(shared_data: Path) -> None:
     assert min(train[0]["image"].shape[1:]) == 128
 
 
-# --- what is wrong is reported ----------------------------------------------------------------------------------------
+# --- errors -----------------------------------------------------------------------------------------------------------
 
 
-def emptied(folder: Path) -> None:
+def empty_folder(folder: Path) -> None:
     for file in folder.iterdir():
         file.unlink()
 
 
-def only_junk(root: Path) -> None:
-    emptied(root / "query")
-    saved(root, "query/-1_c1s1.png")
+def keep_only_junk(root: Path) -> None:
+    empty_folder(root / "query")
+    save_images(root, "query/-1_c1s1.png")
 
 
-def bad_names(root: Path) -> None:
-    saved(root, *(f"bounding_box_train/holiday{number}.jpg" for number in range(5)))
+def add_bad_names(root: Path) -> None:
+    save_images(root, *(f"bounding_box_train/holiday{number}.jpg" for number in range(5)))
 
 
-def one_identity(root: Path) -> None:
-    emptied(root / "bounding_box_train")
-    saved(root, "bounding_box_train/0007_c1s1.png", "bounding_box_train/0007_c2s1.png")
+def keep_one_identity(root: Path) -> None:
+    empty_folder(root / "bounding_box_train")
+    save_images(root, "bounding_box_train/0007_c1s1.png", "bounding_box_train/0007_c2s1.png")
 
 
-def strangers(root: Path) -> None:
-    emptied(root / "query")
-    saved(root, *(f"query/{number:04d}_c1s1.png" for number in range(1, 6)))
+def use_unknown_identities(root: Path) -> None:
+    empty_folder(root / "query")
+    save_images(root, *(f"query/{number:04d}_c1s1.png" for number in range(1, 6)))
 
 
-def own_cameras(root: Path) -> None:
+def remove_other_cameras(root: Path) -> None:
     for path in (root / "bounding_box_test").glob("*_c2*"):
         path.unlink()
 
 
 @pytest.mark.parametrize(
-    ("spoil", "message"),
+    ("break_data", "message"),
     [
-        (bad_names, r"bounding_box_train: 5 of 37 are not <identity>_c<camera, 1 to 6>.*: holiday0\.jpg, .* \.\.\.$"),
-        (one_identity, r"only the identity '0007' to train on; at least 2"),
-        (lambda root: emptied(root / "bounding_box_train"), r"bounding_box_train has no images \(\.jpg, "),
-        (lambda root: saved(root, "bounding_box_train/0001_c7s1.png"), r"1 of 33 are not .*: 0001_c7s1\.png$"),
-        (lambda root: saved(root, "bounding_box_train/0001_c0s1.png"), r"1 of 33 are not .*: 0001_c0s1\.png$"),
+        (
+            add_bad_names,
+            r"bounding_box_train: 5 of 37 are not <identity>_c<camera, 1 to 6>.*: holiday0\.jpg, .* \.\.\.$",
+        ),
+        (keep_one_identity, r"only the identity '0007' to train on; at least 2"),
+        (lambda root: empty_folder(root / "bounding_box_train"), r"bounding_box_train has no images \(\.jpg, "),
+        (lambda root: save_images(root, "bounding_box_train/0001_c7s1.png"), r"1 of 33 are not .*: 0001_c7s1\.png$"),
+        (lambda root: save_images(root, "bounding_box_train/0001_c0s1.png"), r"1 of 33 are not .*: 0001_c0s1\.png$"),
         (
             lambda root: (root / "bounding_box_train").rename(root / "train"),
             r"no folder .*bounding_box_train; the",
@@ -191,32 +194,32 @@ def own_cameras(root: Path) -> None:
     ],
     ids=["names", "one_identity", "empty", "camera_7", "camera_0", "missing"],
 )
-def test_what_is_wrong_to_train_on(market: Path, spoil: Callable[[Path], None], message: str) -> None:
-    spoil(market)
+def test_errors_of_the_training_split(market: Path, break_data: Callable[[Path], None], message: str) -> None:
+    break_data(market)
     with pytest.raises(ValueError, match=message):
         market1501(root=market)
 
 
 @pytest.mark.parametrize(
-    ("spoil", "message"),
+    ("break_data", "message"),
     [
-        (only_junk, r"query has only junk"),
+        (keep_only_junk, r"query has only junk"),
         (
-            strangers,
+            use_unknown_identities,
             r"none of the identities of the queries \(0001, 0002, 0003 \.\.\.\) is in the gallery \(0000, ",
         ),
-        (own_cameras, r"of the queries by the query's own camera only"),
+        (remove_other_cameras, r"of the queries by the query's own camera only"),
     ],
     ids=["junk", "strangers", "own_cameras"],
 )
-def test_what_is_wrong_to_search(market: Path, spoil: Callable[[Path], None], message: str) -> None:
-    spoil(market)
+def test_errors_of_the_test_split(market: Path, break_data: Callable[[Path], None], message: str) -> None:
+    break_data(market)
     for split in ("test", "query", "gallery"):
         with pytest.raises(ValueError, match=message):
             market1501(root=market, split=split)
 
 
-def test_a_file_is_no_root(market: Path) -> None:
+def test_a_file_as_root_raises(market: Path) -> None:
     with pytest.raises(ValueError, match=r"is a file; a folder is expected"):
         market1501(root=market / "query/0009_c1s1_000000_00.png")
 
@@ -242,16 +245,16 @@ def test_queries_and_gallery(name: str, tmp_path: Path) -> None:
     assert isinstance(test, Source)
     assert len(train.classes) == 8 and (len(test), len(test.classes)) == (16, 4)
     assert train.queries is None and "query" not in train[0]
-    both = source(root=tmp_path, split="query"), source(root=tmp_path, split="gallery")
-    if name != "vehicleid":  # there it takes one of each in the gallery, and three queries
-        assert np.bincount(both[0].labels).tolist() == [1] * 4
-    assert sorted(test.labels) == sorted([*both[0].labels, *both[1].labels])
-    assert sum(test.queries) == len(both[0])
+    parts = source(root=tmp_path, split="query"), source(root=tmp_path, split="gallery")
+    if name != "vehicleid":  # which has one gallery image and three queries of each identity
+        assert np.bincount(parts[0].labels).tolist() == [1] * 4
+    assert sorted(test.labels) == sorted([*parts[0].labels, *parts[1].labels])
+    assert sum(test.queries) == len(parts[0])
     assert len(source(root=tmp_path, split="all").classes) == 12
-    for one in (train, test):
-        assert one.camera_count == cameras and ("camera" in one[0]) == bool(cameras)
+    for split in (train, test):
+        assert split.camera_count == cameras and ("camera" in split[0]) == bool(cameras)
         if cameras:
-            assert sorted({int(camera) for camera in one.cameras}) == [0, 1]
+            assert sorted({int(camera) for camera in split.cameras}) == [0, 1]
     ids = [test[index]["id"] for index in range(len(test))]
     assert len(set(ids)) == 16 and (tmp_path / folder / ids[0]).is_file()
 
@@ -278,10 +281,10 @@ def test_in_shop_has_three_splits(tmp_path: Path) -> None:
 
 def test_msmt17_has_images_for_validation(tmp_path: Path) -> None:
     small_data.msmt17(tmp_path)
-    train, more = msmt17(root=tmp_path), msmt17(root=tmp_path, with_val=True)
-    assert (len(train), len(more), len(msmt17(root=tmp_path, split="all"))) == (24, 32, 48)
-    assert train.classes == more.classes == tuple("01234567")
-    assert np.bincount(more.labels).tolist() == [4] * 8
+    train, with_val = msmt17(root=tmp_path), msmt17(root=tmp_path, with_val=True)
+    assert (len(train), len(with_val), len(msmt17(root=tmp_path, split="all"))) == (24, 32, 48)
+    assert train.classes == with_val.classes == tuple("01234567")
+    assert np.bincount(with_val.labels).tolist() == [4] * 8
 
 
 def test_the_second_version_of_msmt17(tmp_path: Path) -> None:
@@ -324,28 +327,28 @@ def test_bad_lists_are_reported(tmp_path: Path) -> None:
         msmt17(root=tmp_path)
 
 
-def test_cuhk03_reports_what_it_wants(tmp_path: Path) -> None:
+def test_errors_of_cuhk03_are_reported(tmp_path: Path) -> None:
     small_data.cuhk03(tmp_path)
     assert cuhk03(root=tmp_path).classes[0] == "1_001"
     with pytest.raises(ValueError, match=r"no file .*splits_new_detected\.json; .*cuhk-03\.mat.*cuhk03_archive"):
         cuhk03(root=tmp_path, boxes="detected")
     file = tmp_path / "splits_new_labeled.json"
-    whole = json.loads(file.read_text())
+    content = json.loads(file.read_text())
     for broken in ("[", "{}", "[]", '[{"train": []}]', '[{"train": [[]], "query": [], "gallery": []}]', "[3]", "5"):
         file.write_text(broken)
         with pytest.raises(ValueError, match=r"splits_new_labeled\.json cannot be read .*; expected \[\{"):
             cuhk03(root=tmp_path)
-    whole[0]["train"].append(["images_labeled/1_001_3_01.png", 1, 0])
-    file.write_text(json.dumps(whole))
+    content[0]["train"].append(["images_labeled/1_001_3_01.png", 1, 0])
+    file.write_text(json.dumps(content))
     with pytest.raises(ValueError, match=r"json, train: 1 of 33 are not named .*: 1_001_3_01\.png"):
         cuhk03(root=tmp_path)
-    whole[0]["train"][-1][0] = "images_labeled/1_001_1_09.png"
-    file.write_text(json.dumps(whole))
+    content[0]["train"][-1][0] = "images_labeled/1_001_1_09.png"
+    file.write_text(json.dumps(content))
     with pytest.raises(ValueError, match=r"1 of 33 images are not in .*1_001_1_09\.png \(train 32\)"):
         cuhk03(root=tmp_path)
 
 
-def test_the_gallery_of_vehicles_is_drawn_by_a_seed(tmp_path: Path) -> None:
+def test_the_gallery_of_vehicles_depends_on_the_seed(tmp_path: Path) -> None:
     small_data.vehicleid(tmp_path)
 
     def gallery(seed: int) -> list[str]:
@@ -368,20 +371,20 @@ def test_the_gallery_of_vehicles_is_drawn_by_a_seed(tmp_path: Path) -> None:
         vehicleid(root=tmp_path, split="test")
 
 
-# --- products: every image looks for the others -----------------------------------------------------------------------
+# --- products: every image is a query ---------------------------------------------------------------------------------
 
 
 def test_online_products(tmp_path: Path) -> None:
     small_data.online_products(tmp_path / "Stanford_Online_Products")
-    train, test, every = (online_products(root=tmp_path, split=split) for split in ("train", "test", "all"))
-    assert (len(train), len(test), len(every)) == (32, 16, 48)
+    train, test, all_images = (online_products(root=tmp_path, split=split) for split in ("train", "test", "all"))
+    assert (len(train), len(test), len(all_images)) == (32, 16, 48)
     assert train.classes == tuple("12345678") and test.classes == ("9", "10", "11", "12")
-    assert every.classes == (*train.classes, *test.classes)
+    assert all_images.classes == (*train.classes, *test.classes)
     assert test.queries is None and test.cameras is None and test[3].keys() == {"image", "label", "id"}
     assert test[4]["id"] == "chair_final/10_0.png" and test[4]["label"] == 1
 
 
-def test_what_is_wrong_with_products_is_reported(tmp_path: Path) -> None:
+def test_errors_of_products_are_reported(tmp_path: Path) -> None:
     small_data.online_products(tmp_path)
     header = "image_id class_id super_class_id path\n"
     (tmp_path / "Ebay_train.txt").write_text(header + "1 1 1 chair_final/1_0.png\n")
@@ -395,7 +398,7 @@ def test_what_is_wrong_with_products_is_reported(tmp_path: Path) -> None:
         online_products(root=tmp_path, split="test")
 
 
-def test_class_folders_are_divided(tmp_path: Path) -> None:
+def test_class_folders_are_split_by_class(tmp_path: Path) -> None:
     small_data.class_folders(tmp_path)
     train, test = (class_folders(root=tmp_path, split=split) for split in ("train", "test"))
     assert train.classes == tuple(f"{number:03d}.Bird" for number in range(1, 7))
@@ -422,29 +425,29 @@ def test_a_list_of_identities(tmp_path: Path) -> None:
     assert train.classes == tuple("12345678") and (train.camera_count, train.view_count) == (2, 0)
     assert test.queries is not None and test.queries.tolist() == [True] * 4 + [False] * 12
     assert train.cameras is not None and train.cameras.tolist() == [0, 1, 0, 1] * 8
-    plain = identity_table(file=tmp_path / "list.csv", camera=None, view="camera")
-    assert plain[1].keys() == {"image", "label", "id", "view"} and plain[1]["view"] == 1
-    every = identity_table(file=tmp_path / "list.csv", split="all")
-    assert every.classes == tuple(str(number) for number in range(1, 13)) and every.queries is None
+    without_cameras = identity_table(file=tmp_path / "list.csv", camera=None, view="camera")
+    assert without_cameras[1].keys() == {"image", "label", "id", "view"} and without_cameras[1]["view"] == 1
+    all_images = identity_table(file=tmp_path / "list.csv", split="all")
+    assert all_images.classes == tuple(str(number) for number in range(1, 13)) and all_images.queries is None
 
 
-def rows(folder: Path, *more: str) -> Path:
-    """A list of two identities to train on, and what else is given."""
-    lines = ["a.png,anna,door,train", "b.png,ben,yard,train", *more]
-    saved(folder, *(line.split(",")[0] for line in lines))
+def write_list(folder: Path, *more_lines: str) -> Path:
+    """Write a list of two training identities and these lines."""
+    lines = ["a.png,anna,door,train", "b.png,ben,yard,train", *more_lines]
+    save_images(folder, *(line.split(",")[0] for line in lines))
     (folder / "rows.csv").write_text("\n".join(["path,identity,camera,split", *lines]))
     return folder / "rows.csv"
 
 
-def test_a_camera_has_the_same_number_in_every_part(tmp_path: Path) -> None:
-    file = rows(tmp_path, "c.png,cleo,attic,query", "d.png,cleo,door,gallery")
+def test_a_camera_has_the_same_index_in_every_split(tmp_path: Path) -> None:
+    file = write_list(tmp_path, "c.png,cleo,attic,query", "d.png,cleo,door,gallery")
     assert identity_table(file=file)[0]["camera"] == 1
     test = identity_table(file=file, split="test")
     assert [test[index]["camera"] for index in range(2)] == [0, 1] and test.camera_count == 3
 
 
-def test_a_list_in_which_all_look_for_each_other(tmp_path: Path) -> None:
-    file = rows(tmp_path, "c.png,cleo,attic,test", "d.png,cleo,door,test")
+def test_a_list_without_queries_uses_every_test_image_as_query(tmp_path: Path) -> None:
+    file = write_list(tmp_path, "c.png,cleo,attic,test", "d.png,cleo,door,test")
     test = identity_table(file=file, split="test")
     assert test.queries is None and test.labels.tolist() == [0, 0]
     with pytest.raises(ValueError, match=r"rows\.csv lists no image for query and gallery"):
@@ -452,7 +455,7 @@ def test_a_list_in_which_all_look_for_each_other(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "split", "message"),
+    ("lines", "split", "message"),
     [
         ("c.png,cleo,attic,val", "train", r"rows\.csv, line 4: split is 'val', none of train, query, gallery, test"),
         ("c.png,,attic,train", "train", r"rows\.csv, line 4: identity is empty"),
@@ -465,13 +468,13 @@ def test_a_list_in_which_all_look_for_each_other(tmp_path: Path) -> None:
     ],
     ids=["part", "identity", "camera", "gallery", "both", "strangers", "alone", "twice"],
 )
-def test_what_is_wrong_with_a_list_is_reported(more: str, split: Split, message: str, tmp_path: Path) -> None:
-    file = rows(tmp_path, *more.split("\n"))
+def test_errors_of_a_list_are_reported(lines: str, split: Split, message: str, tmp_path: Path) -> None:
+    file = write_list(tmp_path, *lines.split("\n"))
     with pytest.raises(ValueError, match=message):
         identity_table(file=file, split=split)
 
 
-def test_columns_of_a_list_are_reported(tmp_path: Path) -> None:
+def test_wrong_columns_of_a_list_are_reported(tmp_path: Path) -> None:
     (tmp_path / "list.csv").write_text("path,identity,cameras,split\na.png,anna,door,train\n")
     with pytest.raises(ValueError, match=r"no column 'camera'; did you mean 'cameras'\?"):
         identity_table(file=tmp_path / "list.csv")

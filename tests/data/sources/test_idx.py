@@ -1,4 +1,4 @@
-"""idx files, as MNIST and Fashion-MNIST have them."""
+"""idx files, the format of MNIST and Fashion-MNIST."""
 
 import gzip
 import struct
@@ -36,7 +36,7 @@ def test_samples(folder: Path) -> None:
     assert source[1]["image"].tolist() == [IMAGES[1].tolist()], "a transform may work in place"
 
 
-def test_a_batch_is_its_samples(folder: Path) -> None:
+def test_a_batch_consists_of_its_samples(folder: Path) -> None:
     source = Idx(root=folder, classes=["a", "b", "c"])
     batch = source.batch(np.array([4, 0, 2]))
     samples = [source[index] for index in (4, 0, 2)]
@@ -52,7 +52,7 @@ def test_the_fingerprint_changes_with_the_labels(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "told"),
+    ("name", "content", "message"),
     [
         ("train-images-idx3-ubyte.gz", None, "there is no .*train-images-idx3-ubyte "),
         ("train-images-idx3-ubyte.gz", gzip.compress(idx(IMAGES), mtime=0)[:-9], "is not a complete gzip file"),
@@ -70,16 +70,16 @@ def test_the_fingerprint_changes_with_the_labels(folder: Path) -> None:
         ("train-labels-idx1-ubyte", idx(LABELS[:4]), "holds 5 train images and 4 labels"),
     ],
 )
-def test_what_is_broken_is_reported(folder: Path, name: str, content: bytes | None, told: str) -> None:
+def test_broken_files_are_reported(folder: Path, name: str, content: bytes | None, message: str) -> None:
     if content is None:
         (folder / name).unlink()
     else:
         (folder / name).write_bytes(content)
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         Idx(root=folder)
 
 
-def test_labels_need_names(folder: Path) -> None:
+def test_too_few_class_names_raise(folder: Path) -> None:
     with pytest.raises(ValueError, match=r"classes: 2 names, but .* has labels up to 2"):
         Idx(root=folder, classes=["a", "b"])
 

@@ -11,16 +11,16 @@ from opabinia.data.sources.image_labels import ImageLabels
 
 def test_labels_are_the_classes_of_the_objects() -> None:
     scenes = DigitScenes(split="val")
-    both, labels_only = ImageLabels(source=scenes), ImageLabels(source=scenes, objects=False)
-    assert len(both) == len(scenes) and both.multi_label
+    with_objects, labels_only = ImageLabels(source=scenes), ImageLabels(source=scenes, objects=False)
+    assert len(with_objects) == len(scenes) and with_objects.multi_label
     for index in range(5):
         expected = torch.zeros(10).index_fill(0, scenes[index]["labels"], 1)
-        assert both[index].keys() == scenes[index].keys() | {"label"}
-        assert torch.equal(both[index]["label"], expected) and torch.equal(
-            torch.from_numpy(both.labels[index]), expected
+        assert with_objects[index].keys() == scenes[index].keys() | {"label"}
+        assert torch.equal(with_objects[index]["label"], expected) and torch.equal(
+            torch.from_numpy(with_objects.labels[index]), expected
         )
         assert labels_only[index].keys() == {"image", "id", "label"}
-    assert isinstance(both, DetectionSource) and isinstance(both, ImageClassesSource)
+    assert isinstance(with_objects, DetectionSource) and isinstance(with_objects, ImageClassesSource)
     assert not isinstance(labels_only, DetectionSource) and not isinstance(labels_only, ImageClassesSource)
 
 

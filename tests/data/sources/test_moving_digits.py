@@ -16,7 +16,7 @@ def val() -> MovingDigits:
     return MovingDigits(split="val")
 
 
-def test_every_digit_of_the_split_is_shown_twice(val: MovingDigits) -> None:
+def test_every_digit_of_the_split_occurs_twice(val: MovingDigits) -> None:
     train = MovingDigits()
     assert isinstance(val, Source)
     assert (len(train), len(val)) == (2 * 1437, 2 * 360)
@@ -37,58 +37,58 @@ def test_the_videos_are_the_same_on_every_machine() -> None:
     assert sums == [1815081678, 453709709]
 
 
-def test_what_is_cached_is_what_would_be_made(val: MovingDigits) -> None:
-    """Whoever changes how videos are made must change the name of the cached file, too."""
+def test_cached_videos_equal_newly_made_ones(val: MovingDigits) -> None:
+    """A change of the generator needs a new name of the cached file."""
     digits, labels = load_digits()
     arrays = load_videos("val")
-    made = move(digits[split_digits(labels)["val"]], np.repeat(np.arange(360), 2)[:64], val.labels[:64], 2894037488)
-    assert np.array_equal(made, arrays["videos"][:64])
+    videos = move(digits[split_digits(labels)["val"]], np.repeat(np.arange(360), 2)[:64], val.labels[:64], 2894037488)
+    assert np.array_equal(videos, arrays["videos"][:64])
 
 
-def test_a_digit_moves_where_its_class_says() -> None:
+def test_a_digit_moves_in_the_direction_of_its_class() -> None:
     square = np.zeros((1, 8, 8), dtype=np.uint8)
     square[0, 2, 3:] = 255
     videos = move(square, np.zeros(16, dtype=np.int64), np.arange(16) % 8, 3)
     speeds = set()
     for number, video in enumerate(videos):
         ink = video > 150
-        assert ink.sum((1, 2)).tolist() == [20] * 16, "whole at every time"
+        assert ink.sum((1, 2)).tolist() == [20] * 16, "complete in every frame"
         down, right = list(MOVES.values())[number % 8]
         moved = [np.roll(ink[:-1], (speed * down, speed * right), (1, 2)) for speed in (1, 2)]
-        same = [np.array_equal(one, ink[1:]) for one in moved]
-        assert sum(same) == 1
-        speeds.add(same.index(True))
+        matches = [np.array_equal(candidate, ink[1:]) for candidate in moved]
+        assert sum(matches) == 1
+        speeds.add(matches.index(True))
     assert speeds == {0, 1}
 
 
-def test_a_mirror_changes_all_that_moves_sideways(val: MovingDigits) -> None:
+def test_flips_change_the_label_of_horizontal_motion(val: MovingDigits) -> None:
     for index in range(30):
-        upright = val.classes[val.labels[index]] in ("up", "down")
-        assert val[index]["flip_changes_label"] is not upright
+        is_vertical = val.classes[val.labels[index]] in ("up", "down")
+        assert val[index]["flip_changes_label"] is not is_vertical
 
 
-def test_a_video_is_the_readers_own(val: MovingDigits) -> None:
+def test_frames_do_not_share_memory_with_the_source(val: MovingDigits) -> None:
     before = val[3]["video"].read([0, 5])
     assert before.shape == (2, 1, 32, 32) and before.dtype == torch.uint8
     val[3]["video"].read([0, 5]).zero_()
     assert torch.equal(val[3]["video"].read([0, 5]), before)
 
 
-def test_motion_has_the_class_and_single_frames_do_not() -> None:
+def test_the_class_is_in_the_motion_not_in_single_frames() -> None:
     train = {name: array[:1500] for name, array in load_videos("train").items()}
     val = load_videos("val")
 
     def score(features: object) -> float:
-        known, asked = (
-            features(one["videos"].astype(np.float32)).reshape(len(one["videos"]), -1) for one in (train, val)
+        train_features, val_features = (
+            features(data["videos"].astype(np.float32)).reshape(len(data["videos"]), -1) for data in (train, val)
         )  # type: ignore[operator]
-        return float(KNeighborsClassifier(1).fit(known, train["labels"]).score(asked, val["labels"]))
+        return float(KNeighborsClassifier(1).fit(train_features, train["labels"]).score(val_features, val["labels"]))
 
     def shift(videos: Floats) -> Floats:
-        """How alike a frame and the next one are at each shift, over all frames."""
+        """Return the correlation of successive frames at each shift, averaged over frames."""
         spectra = np.fft.rfft2(videos - videos.mean((2, 3), keepdims=True))
-        found: Floats = np.fft.irfft2(spectra[:, 1:] * spectra[:, :-1].conj()).mean(1)
-        return found
+        correlation: Floats = np.fft.irfft2(spectra[:, 1:] * spectra[:, :-1].conj()).mean(1)
+        return correlation
 
     for frame in (0, 8, 15):
         assert score(lambda videos, frame=frame: videos[:, frame]) < 0.17, "chance is 0.125"

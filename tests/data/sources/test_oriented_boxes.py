@@ -1,4 +1,4 @@
-"""Rectangles of minimum area around corners, polygons and masks."""
+"""Minimum-area rectangles of corners, polygons and masks."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def test_no_other_rectangle_is_smaller() -> None:
     points = np.random.default_rng(1).uniform(0, 50, (20, 7, 2))
     boxes = min_area_boxes(points)
     local = to_box_frame(torch.from_numpy(points), torch.from_numpy(boxes)[:, None]).abs().numpy()
-    assert np.allclose(2 * local.max(1), boxes[:, 2:4]), "it touches points on all sides"
+    assert np.allclose(2 * local.max(1), boxes[:, 2:4]), "all sides of the box touch points"
     angles = np.radians(np.arange(0, 90, 0.5))
-    across = points @ np.stack([np.cos(angles), np.sin(angles)])
-    down = points @ np.stack([-np.sin(angles), np.cos(angles)])
-    areas = (np.ptp(across, 1) * np.ptp(down, 1)).min(1)
+    x = points @ np.stack([np.cos(angles), np.sin(angles)])
+    y = points @ np.stack([-np.sin(angles), np.cos(angles)])
+    areas = (np.ptp(x, 1) * np.ptp(y, 1)).min(1)
     assert (boxes[:, 2:4].prod(1) <= areas + 1e-9).all()
 
 
@@ -50,7 +50,7 @@ def test_points_on_a_line_have_no_area() -> None:
 # --- COCO and YOLO ----------------------------------------------------------------------------------------------------
 
 
-def scene(root: Path, segmentations: list[Any]) -> Path:
+def write_scene(root: Path, segmentations: list[Any]) -> Path:
     """Save an image of 40 x 60 and a COCO file with one object for each segmentation."""
     Image.new("RGB", (60, 40)).save(root / "a.png")
     annotations = [
@@ -72,7 +72,7 @@ DIAMOND = [20, 10, 30, 20, 20, 30, 10, 20, 15, 15, 20, 20]
 def test_polygons_and_masks_of_coco_become_oriented_boxes(tmp_path: Path) -> None:
     halves = [DIAMOND[:6], [10, 20, 20, 30, 20, 10]]
     mask = {"size": [40, 60], "counts": [40 * 10 + 5, 4, *[36, 4] * 9, 40 * 60 - 40 * 19 - 9]}
-    source = coco(root=tmp_path, file=scene(tmp_path, [[DIAMOND], halves, mask]), oriented=True)
+    source = coco(root=tmp_path, file=write_scene(tmp_path, [[DIAMOND], halves, mask]), oriented=True)
     assert isinstance(source, OrientedSource)
     assert source.oriented and not source.has_masks
     sample = source[0]
@@ -95,16 +95,16 @@ def test_polygons_and_masks_of_coco_become_oriented_boxes(tmp_path: Path) -> Non
 
 def test_broken_oriented_boxes_are_reported(tmp_path: Path) -> None:
     outside = [[50, 10, 80, 10, 80, 20, 50, 20]]
-    file = scene(tmp_path, [[DIAMOND], [[1, 1, 5, 5, 9, 9]], outside, [[50, 10, 68, 10, 68, 20, 50, 20]]])
-    with pytest.raises(ValueError) as caught:
+    file = write_scene(tmp_path, [[DIAMOND], [[1, 1, 5, 5, 9, 9]], outside, [[50, 10, 68, 10, 68, 20, 50, 20]]])
+    with pytest.raises(ValueError) as error:
         coco(root=tmp_path, file=file, oriented=True)
-    assert "1 box without area, 1 oriented box whose center is outside the image" in str(caught.value)
-    assert "a.png, annotation 2: " in str(caught.value) and "a.png, annotation 3: " in str(caught.value)
+    assert "1 box without area, 1 oriented box whose center is outside the image" in str(error.value)
+    assert "a.png, annotation 2: " in str(error.value) and "a.png, annotation 3: " in str(error.value)
     assert coco(root=tmp_path, file=file, oriented=True, broken="clip")[0]["ground_truth"].ids.tolist() == [1, 4]
 
 
 def test_polygons_of_yolo_become_oriented_boxes(tmp_path: Path) -> None:
-    scene(tmp_path, [])
+    write_scene(tmp_path, [])
     (tmp_path / "data.yaml").write_text("train: .\nnames: [ship]\n")
     (tmp_path / "a.txt").write_text("0 0.5 0.25 0.66666667 0.5 0.5 0.75 0.33333333 0.5\n")
     sample = yolo(data=tmp_path / "data.yaml", oriented=True)[0]

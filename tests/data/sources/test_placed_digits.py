@@ -13,7 +13,7 @@ def val() -> PlacedDigits:
     return PlacedDigits(split="val")
 
 
-def test_every_digit_of_the_split_is_shown_several_times(val: PlacedDigits) -> None:
+def test_every_digit_of_the_split_occurs_several_times(val: PlacedDigits) -> None:
     _, labels = load_digits()
     numbers = split_digits(labels)
     assert isinstance(val, Source)
@@ -29,26 +29,26 @@ def test_the_images_are_the_same_on_every_machine() -> None:
     assert sums == [275910091, 68352416]
 
 
-def test_what_is_cached_is_what_would_be_made(val: PlacedDigits) -> None:
-    """Whoever changes how images are made must change the name of the cached file, too."""
+def test_cached_images_equal_newly_made_ones(val: PlacedDigits) -> None:
+    """A change of the generator needs a new name of the cached file."""
     digits, labels = load_digits()
-    made = place(digits[split_digits(labels)["val"]], np.repeat(np.arange(360), SHOTS)[:64], 1586986492)
-    assert np.array_equal(made[:, None], val.batch(np.arange(64))["image"].numpy())
+    images = place(digits[split_digits(labels)["val"]], np.repeat(np.arange(360), SHOTS)[:64], 1586986492)
+    assert np.array_equal(images[:, None], val.batch(np.arange(64))["image"].numpy())
 
 
-def test_a_whole_digit_is_the_brightest_object_in_its_image() -> None:
-    """Of a digit that is a full square all is seen, wherever it lies, and it is much brighter than pieces are."""
+def test_the_digit_is_the_brightest_object_in_its_image() -> None:
+    """A digit that is a full square is visible as a whole at any position, and brighter than the fragments."""
     squares = np.full((3, 8, 8), 255, dtype=np.uint8)
     images = place(squares, np.repeat(np.arange(3), 40), 1).astype(int)
     assert images.shape == (120, SIDE, SIDE)
     ink = (images > 185).sum((1, 2))
-    # A side of 1.5 to 2.7 times 8 pixels, and what is lost at soft edges.
+    # A side of 1.5 to 2.7 times 8 pixels, minus soft edges.
     assert ink.min() > 9**2 and ink.max() < 23**2 and ink.std() > 40
-    middles = np.array([np.argwhere(one > 185).mean(0) for one in images])
-    assert middles.min() < 9 and middles.max() > SIDE - 9, "anywhere"
+    centers = np.array([np.argwhere(image > 185).mean(0) for image in images])
+    assert centers.min() < 9 and centers.max() > SIDE - 9, "at any position"
 
 
-def test_an_image_is_the_readers_own(val: PlacedDigits) -> None:
+def test_images_do_not_share_memory_with_the_source(val: PlacedDigits) -> None:
     before = val[3]["image"].clone()
     val[3]["image"].zero_()
     assert torch.equal(val[3]["image"], before)
@@ -59,10 +59,10 @@ def test_an_image_is_the_readers_own(val: PlacedDigits) -> None:
         val[len(val)]
 
 
-def test_pixels_know_more_than_half_of_them(val: PlacedDigits) -> None:
-    """What every method is measured against stands in the documents."""
+def test_accuracy_of_nearest_neighbors_of_pixels(val: PlacedDigits) -> None:
+    """The baseline in the documentation."""
     evaluator = Knn(DatasetInfo(samples=0, channels=1, classes=PlacedDigits.classes))
-    for source, take in ((PlacedDigits(), evaluator.learn), (val, evaluator.update)):
+    for source, process in ((PlacedDigits(), evaluator.learn), (val, evaluator.update)):
         batch = source.batch(np.arange(len(source)))
-        take({"embedding": batch["image"].flatten(1).float() / 255}, batch)
+        process({"embedding": batch["image"].flatten(1).float() / 255}, batch)
     assert evaluator.compute([evaluator.state()])["knn_top1"] == pytest.approx(0.578, abs=0.005)

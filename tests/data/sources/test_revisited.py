@@ -43,7 +43,7 @@ def test_queries_are_cropped_and_labels_have_the_matches(write: Callable[[Any], 
     assert [source[index]["query"] for index in (1, 2)] == [True, False] and source[7]["id"] == "jpg/i5.jpg"
 
 
-def test_annotations_that_cannot_be_read(write: Callable[[Any], Path]) -> None:
+def test_invalid_annotations_are_reported(write: Callable[[Any], Path]) -> None:
     for change, message in (
         ({"gnd": annotations()["gnd"][:1]}, "2 queries, 1 boxes"),
         ({"imlist": ["i0"]}, "has other annotations .IndexError"),
@@ -54,7 +54,7 @@ def test_annotations_that_cannot_be_read(write: Callable[[Any], Path]) -> None:
             Source(file=write({**annotations(), **change}))
 
 
-def test_scores_by_hand(write: Callable[[Any], Path]) -> None:
+def test_scores_equal_those_computed_by_hand(write: Callable[[Any], Path]) -> None:
     source = Source(file=write(annotations()))
     angles = torch.tensor([0, 3.0, 0.1, 0.3, 0.0, 0.4, 0.2, 2.9])  # nearest to query 0: i2, i0, i4, i1, i3, i5
     batch = {

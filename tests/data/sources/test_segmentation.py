@@ -1,4 +1,4 @@
-"""Sources of segmentation maps."""
+"""Segmentation sources."""
 
 import json
 from pathlib import Path
@@ -49,7 +49,7 @@ def labels_of(source: SegmentationFiles) -> list[list[int]]:
 def test_digit_maps() -> None:
     source = digit_maps(split="val", panoptic=True)
     sample = source[0]
-    truth: GroundTruthMap = sample["ground_truth_map"]
+    ground_truth: GroundTruthMap = sample["ground_truth_map"]
     assert (
         isinstance(source, SegmentationSource)
         and isinstance(source, DetectionSource)
@@ -57,21 +57,25 @@ def test_digit_maps() -> None:
     )
     assert source.classes == ("background", *"0123456789") and source.thing_labels == tuple(range(1, 11))
     assert isinstance(sample["mask"], tv_tensors.Mask) and sample["mask"].dtype == torch.uint8
-    assert truth.segments is not None and truth.segment_labels is not None and truth.crowd is not None
-    assert truth.segment_labels.tolist() == [*sample["labels"].tolist(), 0] == [*sample["ground_truth"].labels, 0]
-    for number, label in enumerate(truth.segment_labels, 1):
-        assert set(truth.labels[truth.segments == number]) == {label}
+    assert (
+        ground_truth.segments is not None and ground_truth.segment_labels is not None and ground_truth.crowd is not None
+    )
+    assert (
+        ground_truth.segment_labels.tolist() == [*sample["labels"].tolist(), 0] == [*sample["ground_truth"].labels, 0]
+    )
+    for number, label in enumerate(ground_truth.segment_labels, 1):
+        assert set(ground_truth.labels[ground_truth.segments == number]) == {label}
     for number, mask in enumerate(sample["masks"].numpy(), 1):  # digits do not overlap here: a mask is its visible part
-        assert ((truth.segments == number) == mask.astype(bool)).all()
+        assert ((ground_truth.segments == number) == mask.astype(bool)).all()
     semantic = digit_maps(split="val")
     assert not isinstance(semantic, DetectionSource) and semantic.thing_labels == ()
     assert semantic[0].keys() == {"image", "mask", "id", "original_size", "ground_truth_map"}
     assert semantic[0]["ground_truth_map"].segments is None
-    assert (semantic[0]["mask"].numpy() == truth.labels).all()
+    assert (semantic[0]["mask"].numpy() == ground_truth.labels).all()
     assert semantic.fingerprint() != source.fingerprint()
 
 
-def test_files_of_labels(tmp_path: Path) -> None:
+def test_formats_of_label_maps(tmp_path: Path) -> None:
     """Gray, 16-bit, palette and color maps give the same labels."""
     colors = [(0, 0, 0), (128, 0, 0), (0, 0, 255)]
     color_map = np.array([*colors, *[(9, 9, 9)] * 253], dtype=np.uint8)[VALUES]
@@ -92,7 +96,7 @@ def test_files_of_labels(tmp_path: Path) -> None:
     assert (sample["ground_truth_map"].labels == VALUES).all()
 
 
-def test_values_of_classes(tmp_path: Path) -> None:
+def test_values_are_mapped_to_classes(tmp_path: Path) -> None:
     write_pair(tmp_path)
     reduced = segmentation_folder(root=tmp_path, classes=["b", "c"], reduce_zero_label=True)
     assert labels_of(reduced) == [[255, 0, 1], [255, 1, 0]]
@@ -105,9 +109,9 @@ def test_values_of_classes(tmp_path: Path) -> None:
     )
     assert labels_of(ordered) == [[255, 255, 1], [255, 1, 255]]
     (tmp_path / "classes.txt").write_text("# name:color_rgb:parts:actions\nsky:0,0,9::\nthe road:128,64,128::\n")
-    listed = segmentation_folder(root=tmp_path, class_file=tmp_path / "classes.txt", unlisted="ignore")
-    assert listed.classes == ("sky", "the road") and listed.colors == ((0, 0, 9), (128, 64, 128))
-    assert labels_of(listed) == [[0, 1, 255], [255, 255, 1]]
+    from_file = segmentation_folder(root=tmp_path, class_file=tmp_path / "classes.txt", unlisted="ignore")
+    assert from_file.classes == ("sky", "the road") and from_file.colors == ((0, 0, 9), (128, 64, 128))
+    assert labels_of(from_file) == [[0, 1, 255], [255, 255, 1]]
 
 
 def test_wrong_values_name_the_pixel(tmp_path: Path) -> None:
@@ -203,32 +207,32 @@ def test_published_layouts(tmp_path: Path) -> None:
 # --- combinations -----------------------------------------------------------------------------------------------------
 
 
-def test_sources_of_maps_are_united_by_name(tmp_path: Path) -> None:
+def test_classes_of_maps_are_merged_by_name(tmp_path: Path) -> None:
     write_pair(tmp_path / "1")
     write_pair(tmp_path / "2")
     colors = [(1, 0, 0), (2, 0, 0), (3, 0, 0)]
     first = segmentation_folder(root=tmp_path / "1", classes=["road", "sky", "car"], colors=colors)
     second = segmentation_folder(root=tmp_path / "2", classes=["sky", "auto", "tree"], colors=[*colors[:2], (4, 0, 0)])
-    united = Concat(sources=[first, second], classes="union", class_map={"auto": "car"})
-    assert united.classes == ("road", "sky", "car", "tree") and united.has_maps and united.thing_labels == ()
-    assert united.colors == (*colors, (4, 0, 0))
-    assert united[0]["mask"].tolist() == VALUES.tolist()
-    sample = united[1]
+    union = Concat(sources=[first, second], classes="union", class_map={"auto": "car"})
+    assert union.classes == ("road", "sky", "car", "tree") and union.has_maps and union.thing_labels == ()
+    assert union.colors == (*colors, (4, 0, 0))
+    assert union[0]["mask"].tolist() == VALUES.tolist()
+    sample = union[1]
     assert sample["mask"].tolist() == sample["ground_truth_map"].labels.tolist() == [[1, 2, 3], [255, 3, 2]]
     assert sample["ground_truth_map"].image_id == "1/images/a.jpg" and isinstance(sample["mask"], tv_tensors.Mask)
-    assert united.sizes.tolist() == [[2, 3]] * 2
-    indexed: Any = Indexed(source=united)
-    assert indexed[1]["index"] == 1 and isinstance(indexed, SegmentationSource) and indexed.colors == united.colors
+    assert union.sizes.tolist() == [[2, 3]] * 2
+    indexed: Any = Indexed(source=union)
+    assert indexed[1]["index"] == 1 and isinstance(indexed, SegmentationSource) and indexed.colors == union.colors
     with pytest.raises(ValueError, match="has maps: False, the first one True"):
         Concat(sources=[first, DigitScenes(split="val")], classes="union")
 
 
 def test_panoptic_sources_are_relabeled() -> None:
-    own = digit_maps(split="val", panoptic=True)
-    names = ["paper", *own.classes]
-    united = Concat(sources=[own], classes=names)
-    before, after = own[0], united[0]
-    assert united.thing_labels == tuple(range(2, 12)) and united.has_boxes and united.has_masks
+    original = digit_maps(split="val", panoptic=True)
+    names = ["paper", *original.classes]
+    union = Concat(sources=[original], classes=names)
+    before, after = original[0], union[0]
+    assert union.thing_labels == tuple(range(2, 12)) and union.has_boxes and union.has_masks
     assert torch.equal(after["labels"], before["labels"] + 1)
     assert (after["ground_truth"].labels == before["ground_truth"].labels + 1).all()
     old, new = before["ground_truth_map"], after["ground_truth_map"]
@@ -242,7 +246,7 @@ IDS = np.array([[0, 1, 1, 70000], [300, 300, 5, 5]])
 
 
 def write_panoptic(root: Path, ids: Any = IDS, **changes: Any) -> dict[str, Any]:
-    """A file with one image: a person (1), a crowd of persons (300), sky (70000) and a dog (5)."""
+    """Write an annotation file with one image: a person (1), a crowd of persons (300), sky (70000) and a dog (5)."""
     categories = [
         {"id": 9, "name": "sky", "isthing": 0, "color": [0, 0, 9]},
         {"id": 17, "name": "dog", "isthing": 1, "color": [0, 0, 17]},
@@ -268,14 +272,19 @@ def test_coco_panoptic(tmp_path: Path) -> None:
     assert source.category_ids == (1, 17, 9) and source.colors[2] == (0, 0, 9)
     assert source.present[0].tolist() == [0, 1, 2] and source.sizes.tolist() == [[2, 4]]
     sample = source[0]
-    truth, objects = sample["ground_truth_map"], sample["ground_truth"]
-    assert sample["mask"].tolist() == truth.labels.tolist() == [[255, 0, 0, 2], [0, 0, 1, 1]]
-    assert truth.segments.tolist() == [[0, 1, 1, 4], [3, 3, 2, 2]]
-    assert truth.segment_labels.tolist() == [0, 1, 0, 2] and truth.crowd.tolist() == [False, False, True, False]
+    ground_truth, objects = sample["ground_truth_map"], sample["ground_truth"]
+    assert sample["mask"].tolist() == ground_truth.labels.tolist() == [[255, 0, 0, 2], [0, 0, 1, 1]]
+    assert ground_truth.segments.tolist() == [[0, 1, 1, 4], [3, 3, 2, 2]]
+    assert ground_truth.segment_labels.tolist() == [0, 1, 0, 2] and ground_truth.crowd.tolist() == [
+        False,
+        False,
+        True,
+        False,
+    ]
     assert objects.ids.tolist() == [1, 5, 300] and objects.crowd.tolist() == [False, False, True]
     assert objects.boxes.tolist() == [[1, 0, 2, 1], [2, 1, 2, 1], [0, 1, 2, 1]] and objects.areas.tolist() == [2, 2, 2]
     assert sample["labels"].tolist() == [0, 1] and sample["boxes"].tolist() == [[1, 0, 3, 1], [2, 1, 4, 2]]
-    assert sample["masks"].shape == (2, 2, 4) and truth.image_id == objects.image_id == 4
+    assert sample["masks"].shape == (2, 2, 4) and ground_truth.image_id == objects.image_id == 4
 
 
 def test_broken_panoptic_data(tmp_path: Path) -> None:
@@ -307,18 +316,22 @@ def test_broken_panoptic_data(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_coco_panoptic_objects_are_those_of_the_file(shared_data: Path) -> None:
-    """Boxes and areas are computed from the pixels; the file has them, too."""
+    """Boxes and areas computed from the pixels equal those of the file."""
     root = shared_data / "coco_free"
     for split in ("train2017", "val2017"):
         file = root / f"annotations/panoptic_{split}.json"
         source = coco_panoptic(root=root / split, maps=root / f"panoptic_{split}", file=file)
         rows = {row["image_id"]: row["segments_info"] for row in json.loads(file.read_text())["annotations"]}
         for sample in (source[index] for index in range(len(source))):
-            objects, truth = sample["ground_truth"], sample["ground_truth_map"]
-            listed = {row["id"]: row for row in rows[objects.image_id]}
-            assert len(truth.segment_labels) == len(listed) == len(np.unique(truth.segments[truth.segments > 0]))
+            objects, ground_truth = sample["ground_truth"], sample["ground_truth_map"]
+            segments = {row["id"]: row for row in rows[objects.image_id]}
+            assert (
+                len(ground_truth.segment_labels)
+                == len(segments)
+                == len(np.unique(ground_truth.segments[ground_truth.segments > 0]))
+            )
             for number, box, area in zip(objects.ids.tolist(), objects.boxes.tolist(), objects.areas, strict=True):
-                assert (box, area) == (listed[number]["bbox"], listed[number]["area"])
+                assert (box, area) == (segments[number]["bbox"], segments[number]["area"])
 
 
 def test_images_and_maps_in_one_folder(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def encode(value: int, kind: str = "png") -> bytes:
 
 
 def numbered(numbers: Iterable[int], classes: int = 3) -> Members:
-    """An image filled with its number, and as its label the remainder of that."""
+    """Images filled with their number; the label is the number modulo the number of classes."""
     return [
         member
         for number in numbers
@@ -77,19 +77,19 @@ def test_samples_by_index(folder: Path) -> None:
             source[index]
 
 
-def test_ways_to_name_files(folder: Path) -> None:
+def test_file_patterns(folder: Path) -> None:
     (folder / "more").mkdir()
     (folder / "t-02.tar").rename(folder / "more" / "t-02.tar")
-    ways: list[Any] = [
+    patterns: list[Any] = [
         [str(folder / "t-{0..1}.tar").replace("-{", "-0{"), str(folder / "more" / "t-02.tar")],
         [str(folder / "t-*.tar"), str(folder / "more" / "t-0[2].tar")],
         [str(folder / f"t-0{number}.tar") for number in (0, 1)] + [str(folder / "more/*")],
         str(folder / "**" / "*.tar"),
     ]
-    found = [[source[index]["id"] for index in range(12)] for source in (Shards(files=way) for way in ways)]
-    assert found[0] == found[1] == found[2] and sorted(found[0]) == sorted(found[3])
-    assert found[0][0] == "t-00.tar/0000.png" and found[0][11] == "more/t-02.tar/0011.png"
-    assert Shards(files=ways[2][::-1])[0]["id"] == "more/t-02.tar/0005.png"
+    ids = [[source[index]["id"] for index in range(12)] for source in (Shards(files=pattern) for pattern in patterns)]
+    assert ids[0] == ids[1] == ids[2] and sorted(ids[0]) == sorted(ids[3])
+    assert ids[0][0] == "t-00.tar/0000.png" and ids[0][11] == "more/t-02.tar/0011.png"
+    assert Shards(files=patterns[2][::-1])[0]["id"] == "more/t-02.tar/0005.png"
 
 
 @pytest.mark.parametrize(
@@ -101,10 +101,10 @@ def test_ways_to_name_files(folder: Path) -> None:
         ("t-{2..0}.tar", r"\{2\.\.0\} counts down"),
     ],
 )
-def test_files_that_make_no_sense(folder: Path, files: Any, message: str) -> None:
-    given = str(folder / files) if isinstance(files, str) else [str(folder / name) for name in files]
+def test_invalid_file_patterns_raise(folder: Path, files: Any, message: str) -> None:
+    patterns = str(folder / files) if isinstance(files, str) else [str(folder / name) for name in files]
     with pytest.raises(ValueError, match=message):
-        Shards(files=given)
+        Shards(files=patterns)
 
 
 # --- members ----------------------------------------------------------------------------------------------------------
@@ -119,7 +119,7 @@ def test_files_that_make_no_sense(folder: Path, files: Any, message: str) -> Non
         pytest.param(tarfile.PAX_FORMAT, 1.5, id="as webdataset writes them"),
     ],
 )
-def test_names_of_any_kind(tmp_path: Path, form: int, mtime: float) -> None:
+def test_unusual_member_names(tmp_path: Path, form: int, mtime: float) -> None:
     keys = ["a/0001", "b/0001", "Käfer", f"{'long' * 20}/{'er' * 30}", "with space"]
     members = [
         member
@@ -130,7 +130,7 @@ def test_names_of_any_kind(tmp_path: Path, form: int, mtime: float) -> None:
     assert [source[index]["id"] for index in range(5)] == [f"s.tar/{key}.jpg" for key in keys]
 
 
-def test_names_that_are_no_utf_8(tmp_path: Path) -> None:
+def test_names_that_are_not_utf_8(tmp_path: Path) -> None:
     member = tarfile.TarInfo("K\udce4fer.png")
     label = tarfile.TarInfo("K\udce4fer.cls")
     member.size, label.size = len(encode(0)), 1
@@ -143,7 +143,7 @@ def test_names_that_are_no_utf_8(tmp_path: Path) -> None:
     assert source.fingerprint().encode()
 
 
-def test_what_belongs_together(tmp_path: Path) -> None:
+def test_members_with_the_same_key_form_a_sample(tmp_path: Path) -> None:
     members: Members = [
         ("README", b"no key"),
         (".hidden.png", b"no key"),
@@ -164,7 +164,7 @@ def test_what_belongs_together(tmp_path: Path) -> None:
             member.size = len(content)
             tar.addfile(member, io.BytesIO(content))
     source = Shards(files=str(path))
-    assert [(one["id"], one["label"], int(one["image"][0, 0, 0])) for one in (source[0], source[1])] == [
+    assert [(sample["id"], sample["label"], int(sample["image"][0, 0, 0])) for sample in (source[0], source[1])] == [
         ("s.tar/a.png", 1, 1),
         ("s.tar/b.PNG", 0, 2),
     ]
@@ -179,7 +179,7 @@ def labelled(path: Path, labels: list[Any], kind: str = "cls") -> str:
 
 
 @pytest.mark.parametrize(
-    ("labels", "classes", "found", "named"),
+    ("labels", "classes", "indices", "names"),
     [
         ([0, 2, 10], None, [0, 2, 10], tuple(map(str, range(11)))),
         (["002", " 0\n"], None, [2, 0], ("0", "1", "2")),
@@ -190,12 +190,12 @@ def labelled(path: Path, labels: list[Any], kind: str = "cls") -> str:
 )
 @pytest.mark.parametrize("kind", ["cls", "json"])
 def test_labels(
-    tmp_path: Path, kind: str, labels: list[Any], classes: list[str] | None, found: list[int], named: tuple[str, ...]
+    tmp_path: Path, kind: str, labels: list[Any], classes: list[str] | None, indices: list[int], names: tuple[str, ...]
 ) -> None:
     files = labelled(tmp_path, labels, kind)
     source = Shards(files=files, classes=classes, json_label="species" if kind == "json" else None)
-    assert source.labels.tolist() == found and source.classes == named
-    assert [source[index]["label"] for index in range(len(labels))] == found
+    assert source.labels.tolist() == indices and source.classes == names
+    assert [source[index]["label"] for index in range(len(labels))] == indices
 
 
 @pytest.mark.parametrize(
@@ -210,25 +210,25 @@ def test_labels(
         ([""], None, r"s\.tar, sample '0' .*: its label is empty"),
     ],
 )
-def test_labels_that_make_no_sense(tmp_path: Path, labels: list[Any], classes: Any, message: str) -> None:
+def test_invalid_labels_raise(tmp_path: Path, labels: list[Any], classes: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Shards(files=labelled(tmp_path, labels), classes=classes)
 
 
-GOOD = numbered([1, 2])
-BAD: dict[str, tuple[Members, str]] = {
-    "no label": ([*GOOD, ("0003.png", encode(3))], r"sample '0003' \(png\): the label is missing, \.cls"),
-    "no image": ([*GOOD, ("0003.cls", b"1")], r"sample '0003' \(cls\): expected one image .* found 0"),
-    "two images": ([*GOOD, ("0001.jpg", b"")], r"sample '0001' \(cls, jpg, png\): expected one image .* found 2"),
-    "twice": ([*GOOD, *GOOD], r"holds 0001\.png twice"),
+VALID = numbered([1, 2])
+INVALID: dict[str, tuple[Members, str]] = {
+    "no label": ([*VALID, ("0003.png", encode(3))], r"sample '0003' \(png\): the label is missing, \.cls"),
+    "no image": ([*VALID, ("0003.cls", b"1")], r"sample '0003' \(cls\): expected one image .* found 0"),
+    "two images": ([*VALID, ("0001.jpg", b"")], r"sample '0001' \(cls, jpg, png\): expected one image .* found 2"),
+    "twice": ([*VALID, *VALID], r"holds 0001\.png twice"),
     "nothing": ([], "has no samples"),
     "no sample": ([("README", b"")], "has no samples"),
 }
 
 
-@pytest.mark.parametrize("what", BAD)
-def test_members_that_make_no_sense(tmp_path: Path, what: str) -> None:
-    members, message = BAD[what]
+@pytest.mark.parametrize("case", INVALID)
+def test_invalid_members_raise(tmp_path: Path, case: str) -> None:
+    members, message = INVALID[case]
     with pytest.raises(ValueError, match=rf"{tmp_path}/s\.tar.*{message}"):
         Shards(files=str(write(tmp_path / "s.tar", members)))
 
@@ -243,23 +243,23 @@ def test_members_that_make_no_sense(tmp_path: Path, what: str) -> None:
         (b'{"species": null}', "species is None, expected"),
     ],
 )
-def test_json_that_makes_no_sense(tmp_path: Path, content: bytes, message: str) -> None:
+def test_invalid_json_raises(tmp_path: Path, content: bytes, message: str) -> None:
     path = write(tmp_path / "s.tar", [("a.png", encode(0)), ("a.json", content)])
     with pytest.raises(ValueError, match=rf"s\.tar, sample 'a' \(json, png\): {message}"):
         Shards(files=str(path), json_label="species")
 
 
-@pytest.mark.parametrize("left", [0, 300, 512, 530, 1024, 1536, 3072, 4000])
-def test_a_shard_that_is_cut_short(tmp_path: Path, left: int) -> None:
-    """In a header, in an image, in a label, or between two members: it never passes for a smaller one."""
+@pytest.mark.parametrize("size", [0, 300, 512, 530, 1024, 1536, 3072, 4000])
+def test_a_truncated_shard_raises(tmp_path: Path, size: int) -> None:
+    """Truncated in a header, an image or a label, or between two members, it is never read as a smaller shard."""
     path = write(tmp_path / "s.tar", numbered([1, 2]))
-    assert left < 4096 + 1024  # four members of two blocks each, and the end
-    os.truncate(path, left)
+    assert size < 4096 + 1024  # four members of two blocks each, and the end
+    os.truncate(path, size)
     with pytest.raises(ValueError, match=r"s\.tar is not a complete, uncompressed tar file"):
         Shards(files=str(path))
 
 
-def test_a_damaged_header_is_not_the_end(tmp_path: Path) -> None:
+def test_a_damaged_header_raises(tmp_path: Path) -> None:
     path = write(tmp_path / "s.tar", numbered([1, 2]))
     content = bytearray(path.read_bytes())
     content[2048] ^= 1
@@ -268,9 +268,9 @@ def test_a_damaged_header_is_not_the_end(tmp_path: Path) -> None:
         Shards(files=str(path))
 
 
-def test_a_compressed_shard(tmp_path: Path) -> None:
-    plain = write(tmp_path / "s.tar", GOOD)
-    (tmp_path / "s.tar.gz").write_bytes(gzip.compress(plain.read_bytes()))
+def test_a_compressed_shard_raises(tmp_path: Path) -> None:
+    uncompressed = write(tmp_path / "s.tar", VALID)
+    (tmp_path / "s.tar.gz").write_bytes(gzip.compress(uncompressed.read_bytes()))
     with pytest.raises(ValueError, match=r"s\.tar\.gz is not a complete, uncompressed tar file"):
         Shards(files=str(tmp_path / "s.tar.gz"))
 
@@ -284,42 +284,42 @@ def test_a_broken_image_is_named(tmp_path: Path) -> None:
 # --- the index --------------------------------------------------------------------------------------------------------
 
 
-def test_shards_are_looked_through_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shards_are_scanned_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scanned: list[str] = []
     scan = shard_index._scan
 
-    def counted(path: Path, json_label: str | None) -> Any:
+    def counting_scan(path: Path, json_label: str | None) -> Any:
         scanned.append(path.name)
         return scan(path, json_label)
 
-    monkeypatch.setattr(shard_index, "_scan", counted)
+    monkeypatch.setattr(shard_index, "_scan", counting_scan)
     files, index = str(folder / "*.tar"), folder / "index"
     first = Shards(files=files, index_dir=index)
-    again = Shards(files=files, index_dir=index, classes=["a", "b", "c"])
+    reopened = Shards(files=files, index_dir=index, classes=["a", "b", "c"])
     assert scanned == ["t-00.tar", "t-01.tar", "t-02.tar"]
-    assert again.labels.tolist() == first.labels.tolist() and again[7]["id"] == first[7]["id"]
+    assert reopened.labels.tolist() == first.labels.tolist() and reopened[7]["id"] == first[7]["id"]
     os.utime(folder / "t-01.tar", (1, 1))
     Shards(files=files, index_dir=index)
     assert len(scanned) == 6
 
 
-def test_processes_that_start_together_make_one_index(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_that_start_at_the_same_time_make_one_index(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scan = shard_index._scan
 
-    def recorded(path: Path, json_label: str | None) -> Any:
+    def recording_scan(path: Path, json_label: str | None) -> Any:
         with (folder / "scans").open("a") as file:
             file.write(f"{path.name}\n")
         return scan(path, json_label)
 
-    monkeypatch.setattr(shard_index, "_scan", recorded)
+    monkeypatch.setattr(shard_index, "_scan", recording_scan)
     fork = multiprocessing.get_context("fork")
     start = fork.Barrier(3)
 
-    def make() -> None:
+    def open_shards() -> None:
         start.wait()
         assert len(Shards(files=str(folder / "*.tar"), index_dir=folder / "index")) == 12
 
-    processes = [fork.Process(target=make) for _ in range(3)]
+    processes = [fork.Process(target=open_shards) for _ in range(3)]
     for process in processes:
         process.start()
     for process in processes:
@@ -335,7 +335,7 @@ def test_the_index_takes_18_bytes_a_sample(tmp_path: Path) -> None:
     assert 18 * 200 < rows.stat().st_size <= 18 * 200 + 256  # numpy's header
 
 
-def test_a_shard_that_has_changed_since(folder: Path) -> None:
+def test_a_shard_changed_after_indexing_raises(folder: Path) -> None:
     source = Shards(files=str(folder / "*.tar"))
     write(folder / "t-00.tar", numbered(range(4))[2:])
     os.truncate(folder / "t-01.tar", 530)
@@ -345,7 +345,7 @@ def test_a_shard_that_has_changed_since(folder: Path) -> None:
             source[index]
 
 
-def test_the_fingerprint_is_of_the_content(folder: Path, tmp_path: Path) -> None:
+def test_the_fingerprint_depends_on_the_content(folder: Path, tmp_path: Path) -> None:
     def fingerprint(**keys: Any) -> str:
         return Shards(files=str(folder / "*.tar"), **keys).fingerprint()
 
@@ -359,28 +359,28 @@ def test_the_fingerprint_is_of_the_content(folder: Path, tmp_path: Path) -> None
     assert fingerprint() != first
 
 
-def test_an_index_that_cannot_be_written(folder: Path) -> None:
+def test_an_index_that_cannot_be_written_raises(folder: Path) -> None:
     (folder / "file").write_text("")
     with pytest.raises(ValueError, match=r"cannot write .*/file/\w+\.lock: .*; index_dir sets another folder"):
         Shards(files=str(folder / "*.tar"), index_dir=folder / "file")
 
 
-def test_a_full_disk(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported(tmp_path: Path) -> None:
     write(tmp_path / "s.tar", numbered(range(200)))
 
-    def make() -> None:
+    def open_shards() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
         with pytest.raises(ValueError, match=r"cannot write .*index/\w+: File too large; index_dir sets another"):
             Shards(files=str(tmp_path / "s.tar"), index_dir=tmp_path / "index")
 
-    process = multiprocessing.get_context("fork").Process(target=make)
+    process = multiprocessing.get_context("fork").Process(target=open_shards)
     process.start()
     process.join()
     assert process.exitcode == 0
     assert not list(tmp_path.glob("index/*/rows.npy")) and not list(tmp_path.glob("index/.*.tmp"))
 
 
-def test_an_index_that_is_there_needs_no_writing(folder: Path) -> None:
+def test_an_existing_index_is_not_locked(folder: Path) -> None:
     files, index = str(folder / "*.tar"), folder / "index"
     Shards(files=files, index_dir=index)
     (lock,) = index.glob("*.lock")
@@ -389,19 +389,19 @@ def test_an_index_that_is_there_needs_no_writing(folder: Path) -> None:
     assert not list(index.glob("*.lock"))
 
 
-def test_folders_that_look_alike_are_not_confused(tmp_path: Path) -> None:
-    found = []
+def test_folders_with_equal_file_names_have_separate_indices(tmp_path: Path) -> None:
+    labels = []
     for name, label in (("train", b"0"), ("val", b"1")):
         (tmp_path / name).mkdir()
         path = write(tmp_path / name / "s.tar", [("a.png", encode(0)), ("a.cls", label)])
         os.utime(path, (0, 0))
-        found.append(Shards(files=str(path), classes=["a", "b"])[0]["label"])
-    assert found == [0, 1]
+        labels.append(Shards(files=str(path), classes=["a", "b"])[0]["label"])
+    assert labels == [0, 1]
 
 
 @pytest.mark.parametrize("name", ["rows.npy", "shards.json"])
 @pytest.mark.parametrize("content", [b"", b"{}", b'\x93NUMPY\x01\x00v\x00{"'])
-def test_a_damaged_index(folder: Path, name: str, content: bytes) -> None:
+def test_a_damaged_index_is_reported(folder: Path, name: str, content: bytes) -> None:
     files, index = str(folder / "*.tar"), folder / "index"
     Shards(files=files, index_dir=index)
     (path,) = index.glob(f"*/{name}")
@@ -413,7 +413,7 @@ def test_a_damaged_index(folder: Path, name: str, content: bytes) -> None:
 # --- in workers -------------------------------------------------------------------------------------------------------
 
 
-def test_it_travels_without_what_it_holds_open(folder: Path) -> None:
+def test_pickling_omits_open_files(folder: Path) -> None:
     source = Shards(files=str(folder / "*.tar"))
     fresh = len(pickle.dumps(source))
     assert source[5]["label"] == source.labels[5]
@@ -422,30 +422,32 @@ def test_it_travels_without_what_it_holds_open(folder: Path) -> None:
     assert [pickle.loads(packed)[index]["id"] for index in (0, 11)] == [source[0]["id"], source[11]["id"]]
 
 
-def test_no_more_than_some_files_are_open(tmp_path: Path) -> None:
+def test_the_number_of_open_files_is_limited(tmp_path: Path) -> None:
     for number in range(80):
         write(tmp_path / f"{number:02d}.tar", numbered([number]))
     before = len(os.listdir("/proc/self/fd"))
     source = Shards(files=str(tmp_path / "*.tar"))
     assert [int(source[index]["image"][0, 0, 0]) for index in [*range(80), *range(80)]] == [*range(80)] * 2
-    assert len(os.listdir("/proc/self/fd")) <= before + 64 + 1  # the map of the index holds one
+    assert len(os.listdir("/proc/self/fd")) <= before + 64 + 1  # the memory-mapped index
     del source
     assert len(os.listdir("/proc/self/fd")) <= before
 
 
 @pytest.mark.parametrize("workers", [1, 4])
-def test_workers_read_what_one_process_reads(folder: Path, workers: int) -> None:
+def test_workers_read_the_same_as_the_main_process(folder: Path, workers: int) -> None:
     source = Shards(files=str(folder / "*.tar"))
     assert source[0]["label"] == 0  # so that a file is open when workers are forked
-    found = []
+    batches = []
     for number in (0, workers):
         loader = Loader(BatchReader(source), evaluation_requests(12, 5, 0, 1), num_workers=number)
-        found.append([(batch["id"], batch["image"].tolist(), batch["label"].tolist()) for _, batch in loader.iterate()])
+        batches.append(
+            [(batch["id"], batch["image"].tolist(), batch["label"].tolist()) for _, batch in loader.iterate()]
+        )
         loader.close()
-    assert found[0] == found[1]
+    assert batches[0] == batches[1]
 
 
-def test_by_shard_takes_its_shards(folder: Path) -> None:
+def test_shard_shuffle_uses_the_shards_of_the_source(folder: Path) -> None:
     source = Shards(files=str(folder / "*.tar"))
     sampler = ShardShuffle(source, 0, 8, pool_size=1)
     ids = [source[index]["id"].split("/")[0] for index in sampler.order(0)(np.arange(12)).tolist()]

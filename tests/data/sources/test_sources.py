@@ -20,7 +20,7 @@ from opabinia.training.run_folder import resolve
 
 
 def test_the_split_never_changes() -> None:
-    """Scores on another split could not be compared."""
+    """Metrics on different splits are not comparable."""
     val = split_digits(load_digits()[1])["val"]
     assert val[:6].tolist() == [20, 21, 23, 28, 34, 37]
     assert hashlib.sha256(val.astype("<i8").tobytes()).hexdigest().startswith("8b6e938c356b44648b6bf535c1024e0f")
@@ -34,7 +34,7 @@ def test_the_split_is_disjoint_and_stratified() -> None:
     assert np.abs(shares - 360 / 1797).max() < 0.005
 
 
-def test_a_digit() -> None:
+def test_a_sample_of_digits() -> None:
     source = Digits(split="val")
     assert isinstance(source, Source)
     sample = source[3]
@@ -46,22 +46,22 @@ def test_a_digit() -> None:
     assert source[3]["image"].max() == 255
 
 
-def test_digits_are_cached_and_a_broken_cache_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_digits_are_cached_and_a_broken_cache_is_rebuilt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = load_digits()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     load_digits()
     (file,) = (tmp_path / "opabinia").iterdir()
-    whole = file.read_bytes()
+    content = file.read_bytes()
     with monkeypatch.context() as patch:
         patch.setattr("opabinia.data.sources.digits._read_sklearn", lambda: pytest.fail("the cache was not read"))
         assert np.array_equal(load_digits()[0], expected[0])
-    for broken in (b"", whole[:1000], whole.replace(whole[5000:5010], b"0123456789"), b"\x80\x04no"):
+    for broken in (b"", content[:1000], content.replace(content[5000:5010], b"0123456789"), b"\x80\x04no"):
         file.write_bytes(broken)
         assert np.array_equal(load_digits()[0], expected[0])
-        assert file.read_bytes() == whole
+        assert file.read_bytes() == content
 
 
-def test_digits_without_a_place_for_a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_digits_without_a_writable_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert len(Digits()) == 1437
@@ -98,19 +98,19 @@ def test_samples_are_sorted(pets: Path) -> None:
     assert isinstance(source[0]["image"], tv_tensors.Image)
 
 
-def test_grey(pets: Path) -> None:
+def test_gray_images(pets: Path) -> None:
     source = ImageFolder(root=pets, channels=1)
     assert source.channels == 1
     assert source[0]["image"].shape == (1, 4, 5)
 
 
-def test_chosen_classes_in_their_order(pets: Path) -> None:
+def test_classes_select_and_order_folders(pets: Path) -> None:
     source = ImageFolder(root=pets, classes=["dog", "cat"])
     assert source.classes == ("dog", "cat")
     assert [source[i]["label"] for i in range(len(source))] == [0, 0, 1, 1, 1]
 
 
-def test_the_fingerprint_reports_what_is_there(pets: Path) -> None:
+def test_the_fingerprint_depends_on_files_and_classes(pets: Path) -> None:
     before = ImageFolder(root=pets).fingerprint()
     assert ImageFolder(root=pets).fingerprint() == before
     assert ImageFolder(root=pets, classes=["dog", "cat", "Zebra"]).fingerprint() != before
@@ -119,12 +119,12 @@ def test_the_fingerprint_reports_what_is_there(pets: Path) -> None:
 
 
 @pytest.mark.parametrize("index", [-1, 6])
-def test_no_such_sample(pets: Path, index: int) -> None:
+def test_an_index_out_of_range_raises(pets: Path, index: int) -> None:
     with pytest.raises(IndexError, match="of 6 images"):
         ImageFolder(root=pets)[index]
 
 
-def test_a_name_that_is_no_unicode(tmp_path: Path) -> None:
+def test_a_file_name_that_is_not_utf_8(tmp_path: Path) -> None:
     (tmp_path / "cat").mkdir()
     save(tmp_path / "cat/a.png")
     os.rename(tmp_path / "cat/a.png", os.fsencode(tmp_path) + b"/cat/\xff.png")
@@ -133,9 +133,9 @@ def test_a_name_that_is_no_unicode(tmp_path: Path) -> None:
 
 def test_folder_errors(pets: Path) -> None:
     def message(root: Path, classes: list[str] | None = None) -> str:
-        with pytest.raises(ValueError) as caught:
+        with pytest.raises(ValueError) as error:
             ImageFolder(root=root, classes=classes)
-        return str(caught.value)
+        return str(error.value)
 
     assert f"no folder {pets / 'no/train'}; the nearest existing folder is {pets}" in message(pets / "no" / "train")
     assert "README.md is a file" in message(pets / "README.md")

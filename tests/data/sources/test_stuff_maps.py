@@ -18,7 +18,7 @@ def test_objects_are_one_class_and_stuff_keeps_its_names() -> None:
     assert len(source) == len(panoptic)
 
 
-def test_what_does_not_fit() -> None:
+def test_errors() -> None:
     with pytest.raises(ValueError, match="ObjectMaps is not panoptic"):
         StuffMaps(source=digit_maps(split="val"))
     with pytest.raises(ValueError, match="things: 'background' is a class of the source"):

@@ -10,7 +10,7 @@ from opabinia.contracts import Source
 from opabinia.data.sources import Synthetic
 
 
-def test_noise_is_a_function_of_the_index() -> None:
+def test_images_depend_only_on_index_and_seed() -> None:
     source = Synthetic(samples=30, size=8, classes=4)
     assert torch.equal(source[7]["image"], Synthetic(samples=99, size=8, classes=4)[7]["image"])
     assert not torch.equal(source[7]["image"], Synthetic(samples=30, size=8, classes=4, seed=1)[7]["image"])
@@ -31,5 +31,5 @@ def test_shapes_and_labels(channels: int) -> None:
 
 
 def test_the_fingerprint_changes_with_the_images() -> None:
-    every = [Synthetic(), Synthetic(seed=1), Synthetic(size=33), Synthetic(samples=9), Synthetic(classes=3)]
-    assert len({source.fingerprint() for source in every}) == len(every)
+    sources = [Synthetic(), Synthetic(seed=1), Synthetic(size=33), Synthetic(samples=9), Synthetic(classes=3)]
+    assert len({source.fingerprint() for source in sources}) == len(sources)

@@ -26,7 +26,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def written(folder: Path, kind: str, rows: list[dict[str, Any]]) -> Path:
+def write_table(folder: Path, kind: str, rows: list[dict[str, Any]]) -> Path:
     file = folder / f"list.{kind}"
     if kind == "jsonl":
         file.write_text("\n".join(map(json.dumps, rows)) + "\n\n")
@@ -36,37 +36,37 @@ def written(folder: Path, kind: str, rows: list[dict[str, Any]]) -> Path:
 
         parquet.write_table(pyarrow.Table.from_pylist(rows), file)
     else:
-        mark = {"csv": ",", "tsv": "\t"}[kind]
-        lines = [mark.join(rows[0]), *(mark.join(map(str, row.values())) for row in rows)]
+        separator = {"csv": ",", "tsv": "\t"}[kind]
+        lines = [separator.join(rows[0]), *(separator.join(map(str, row.values())) for row in rows)]
         file.write_text("﻿" * (kind == "csv") + "\n".join(lines))
     return file
 
 
 @pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl", "parquet"])
-def test_every_kind_of_list(folder: Path, kind: str) -> None:
+def test_every_format(folder: Path, kind: str) -> None:
     rows = [{"path": path, "more": 1, "label": label} for path, label in ROWS]
-    source = Table(file=written(folder, kind, rows))
+    source = Table(file=write_table(folder, kind, rows))
     assert isinstance(source, Source)
     assert source.classes == ("10", "9", "cat") and source.labels.tolist() == [2, 0, 2, 1]
     sample = source[3]
     assert (sample["id"], sample["label"]) == ("b/4.png", 1)
     assert sample["image"].shape == (3, 3, 4) and sample["image"][0, 0, 0] == 150
-    assert source.fingerprint() != Table(file=written(folder, kind, rows[:3])).fingerprint()
+    assert source.fingerprint() != Table(file=write_table(folder, kind, rows[:3])).fingerprint()
 
 
 def test_numbers_are_sorted_by_value(folder: Path) -> None:
     rows = [{"file": path, "class": label} for (path, _), label in zip(ROWS, (10, 9, 2, 9), strict=True)]
-    source = Table(file=written(folder, "csv", rows), path="file", label="class", channels=1)
+    source = Table(file=write_table(folder, "csv", rows), path="file", label="class", channels=1)
     assert source.classes == ("2", "9", "10") and source[0]["image"].shape == (1, 3, 4)
-    chosen = Table(file=folder / "list.csv", path="file", label="class", classes=["9", "10", "2", "0"])
-    assert chosen.labels.tolist() == [1, 0, 2, 0]
+    with_classes = Table(file=folder / "list.csv", path="file", label="class", classes=["9", "10", "2", "0"])
+    assert with_classes.labels.tolist() == [1, 0, 2, 0]
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl"])
 def test_several_labels(folder: Path, kind: str) -> None:
     cells: list[Any] = ["cat|dog", "", "dog", "cat"] if kind == "csv" else [["cat", "dog"], [], ["dog"], "cat"]
     rows = [{"path": path, "label": cell} for (path, _), cell in zip(ROWS, cells, strict=True)]
-    source = Table(file=written(folder, kind, rows), multi_label=True)
+    source = Table(file=write_table(folder, kind, rows), multi_label=True)
     assert source.labels.tolist() == [[1, 1], [0, 0], [0, 1], [1, 0]] and source.multi_label
     label = source[0]["label"]
     assert label.dtype == torch.float32 and label.tolist() == [1, 1]
@@ -117,13 +117,13 @@ def test_broken_files_are_reported(folder: Path) -> None:
 
 def test_names_that_are_not_utf8_are_read_and_written(folder: Path) -> None:
     (folder / "a/1.png").rename(os.fsdecode(os.fsencode(folder) + b"/a/\xff.png"))
-    file = written(folder, "jsonl", [{"path": "a/\udcff.png", "label": "\udcff"}])
+    file = write_table(folder, "jsonl", [{"path": "a/\udcff.png", "label": "\udcff"}])
     table = Table(file=file)
     assert table[0]["id"] == r"a/\xff.png" and table.classes == (r"\xff",) and table.fingerprint()
-    for name, where in ((r"\\ud800", "path"), (r"\\ud800", "label")):
-        row = {"path": "a/2.png", "label": "x", where: "\ud800"}
-        with pytest.raises(ValueError, match=rf"line 1: {where} is '{name}', which is no text"):
-            Table(file=written(folder, "jsonl", [row]))
+    for name, column in ((r"\\ud800", "path"), (r"\\ud800", "label")):
+        row = {"path": "a/2.png", "label": "x", column: "\ud800"}
+        with pytest.raises(ValueError, match=rf"line 1: {column} is '{name}', which is no text"):
+            Table(file=write_table(folder, "jsonl", [row]))
     file.write_text("[" * 100_000)
     with pytest.raises(ValueError, match="line 1: not JSON: maximum recursion depth"):
         Table(file=file)
@@ -146,10 +146,10 @@ def test_parquet_without_its_library(folder: Path, monkeypatch: pytest.MonkeyPat
 def test_an_empty_cell_of_a_parquet_file_is_reported(folder: Path) -> None:
     rows = [{"path": "a/1.png", "label": 1.0}, {"path": "a/2.png", "label": float("nan")}]
     with pytest.raises(ValueError, match=r"list\.parquet, row 2: label is empty"):
-        Table(file=written(folder, "parquet", rows))
+        Table(file=write_table(folder, "parquet", rows))
 
 
-def test_classes_make_sense(folder: Path) -> None:
+def test_invalid_classes_raise(folder: Path) -> None:
     (folder / "list.csv").write_text("path,label\na/1.png,\n")
     with pytest.raises(ValueError, match="no image has a label in the column 'label'"):
         Table(file=folder / "list.csv", multi_label=True)
@@ -159,7 +159,7 @@ def test_classes_make_sense(folder: Path) -> None:
 
 
 def test_the_order_of_equal_numbers_does_not_depend_on_the_process(folder: Path) -> None:
-    """Sets of texts have another order in every process."""
+    """Sets of strings have a different order in every process."""
     names = ["1", "01", "001", "0001"]
     (folder / "list.csv").write_text(
         "path,label\n" + "\n".join(f"{p},{n}" for (p, _), n in zip(ROWS, names, strict=True))
@@ -167,7 +167,7 @@ def test_the_order_of_equal_numbers_does_not_depend_on_the_process(folder: Path)
     assert Table(file=folder / "list.csv").classes == ("0001", "001", "01", "1")
 
 
-def test_images_elsewhere(folder: Path, tmp_path: Path) -> None:
+def test_the_root_can_be_another_folder(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "lists").mkdir()
     file = tmp_path / "lists/Some.CSV"
     file.write_text(f"path,label\n1.png,cat\n{folder / 'b/3.png'},cat\n")

@@ -35,7 +35,7 @@ def photos(tmp_path: Path) -> Path:
 # --- images -----------------------------------------------------------------------------------------------------------
 
 
-def test_images_at_any_depth_in_their_order(photos: Path) -> None:
+def test_images_at_any_depth_are_sorted(photos: Path) -> None:
     source = Images(root=photos)
     assert isinstance(source, Source) and source.classes == ()
     ids = ["2024/may/1.PNG", "2024/may/é.jpeg", "a/b/c/d/deep.bmp", "b.png"]
@@ -47,7 +47,7 @@ def test_images_at_any_depth_in_their_order(photos: Path) -> None:
         source[4]
 
 
-def test_links_lead_on_but_not_in_circles(photos: Path, tmp_path: Path) -> None:
+def test_symbolic_links_are_followed_once(photos: Path, tmp_path: Path) -> None:
     save(tmp_path / "elsewhere" / "more" / "new.png")
     (photos / "linked").symlink_to(tmp_path / "elsewhere")
     (photos / "a" / "b" / "top").symlink_to(photos)
@@ -56,7 +56,7 @@ def test_links_lead_on_but_not_in_circles(photos: Path, tmp_path: Path) -> None:
     assert names == ["2024/may/1.PNG", "2024/may/é.jpeg", "a/b/c/d/deep.bmp", "b.png", "linked/more/new.png"]
 
 
-def test_a_link_from_a_class_to_the_root_brings_no_other_class_in(tmp_path: Path) -> None:
+def test_a_link_from_a_class_to_the_root_does_not_add_other_classes(tmp_path: Path) -> None:
     save(tmp_path / "cat" / "1.png")
     save(tmp_path / "dog" / "1.png")
     (tmp_path / "cat" / "all").symlink_to(tmp_path)
@@ -94,7 +94,7 @@ def test_the_fingerprint_changes_with_the_files(photos: Path) -> None:
         pytest.param(lambda: DigitViews(split="test"), id="identities"),
     ],
 )
-def test_only_the_image_and_its_name_are_left(make: Any) -> None:
+def test_samples_have_only_image_and_id(make: Any) -> None:
     labelled = make()
     source = Unlabeled(source=labelled)
     assert isinstance(source, Source) and len(source) == len(labelled)
@@ -112,7 +112,7 @@ def test_only_the_image_and_its_name_are_left(make: Any) -> None:
     assert not {"labels", "present", "queries", "has_boxes"} & set(dir(source))
 
 
-def test_whole_batches_are_those_of_the_source() -> None:
+def test_batches_are_those_of_the_source() -> None:
     labelled = Synthetic(samples=9)
     source: Any = pickle.loads(pickle.dumps(Unlabeled(source=labelled)))
     batch = source.batch([7, 0])
@@ -121,45 +121,45 @@ def test_whole_batches_are_those_of_the_source() -> None:
     assert not hasattr(Unlabeled(source=Digits()), "batch")
 
 
-def test_it_is_another_data_set_when_its_source_is() -> None:
-    one, other = (Unlabeled(source=DigitScenes(split=split)) for split in ("train", "val"))  # type: ignore[arg-type]
-    assert one.fingerprint() != other.fingerprint()
+def test_the_fingerprint_depends_on_the_source() -> None:
+    train, val = (Unlabeled(source=DigitScenes(split=split)) for split in ("train", "val"))  # type: ignore[arg-type]
+    assert train.fingerprint() != val.fingerprint()
     assert Unlabeled(source=Digits()).fingerprint() == "1437 pictures"
 
 
 # --- several datasets -------------------------------------------------------------------------------------------------
 
 
-def test_unlabelled_data_sets_are_joined_with_weights(photos: Path) -> None:
+def test_unlabeled_sources_are_concatenated_with_weights(photos: Path) -> None:
     scenes = Unlabeled(source=DigitScenes(split="val"))
-    joined = Concat(sources=[Images(root=photos, channels=1), scenes, Unlabeled(source=Digits())])
-    assert joined.classes == () and not hasattr(joined, "labels")
-    assert joined[4].keys() == {"image", "id"} and joined[4]["id"] == "1/val/000000.png"
-    sampler = mixed_sources(joined, 0, 8, weights=[1, 3, 0], length=400)
+    concat = Concat(sources=[Images(root=photos, channels=1), scenes, Unlabeled(source=Digits())])
+    assert concat.classes == () and not hasattr(concat, "labels")
+    assert concat[4].keys() == {"image", "id"} and concat[4]["id"] == "1/val/000000.png"
+    sampler = mixed_sources(concat, 0, 8, weights=[1, 3, 0], length=400)
     drawn = sampler.order(0)(np.arange(400))
-    assert np.histogram(drawn, [0, 4, 404, len(joined)])[0].tolist() == [100, 300, 0]
+    assert np.histogram(drawn, [0, 4, 404, len(concat)])[0].tolist() == [100, 300, 0]
 
 
-def test_joined_sources_read_without_labels_are_still_weighed() -> None:
-    both = Unlabeled(source=Concat(sources=[Synthetic(samples=6), Synthetic(samples=4, seed=1)]))
-    drawn = mixed_sources(both, 0, 8, weights=[1, 1], length=8).order(0)(np.arange(8))
+def test_concatenated_sources_without_labels_have_weights() -> None:
+    source = Unlabeled(source=Concat(sources=[Synthetic(samples=6), Synthetic(samples=4, seed=1)]))
+    drawn = mixed_sources(source, 0, 8, weights=[1, 1], length=8).order(0)(np.arange(8))
     assert sorted(drawn < 6) == [False] * 4 + [True] * 4
 
 
-def test_a_part_of_unlabelled_data_is_taken_from_all_of_it(photos: Path) -> None:
+def test_a_subset_of_unlabeled_data_is_not_stratified(photos: Path) -> None:
     assert len(Subset(Images(root=photos), 0, 8, num_samples=3, stratified=False)) == 3
     with pytest.raises(ValueError, match=r"stratified: Images does not know the labels .* set it to false"):
         Subset(Images(root=photos), 0, 8, num_samples=3)
 
 
-def test_joined_batches_without_labels() -> None:
-    joined: Any = Concat(sources=[Unlabeled(source=Synthetic(samples=5, seed=seed)) for seed in (1, 2)])
-    batch = joined.batch([7, 0, 9])
-    assert batch.keys() == {"image", "id"} and batch["id"] == [joined[index]["id"] for index in (7, 0, 9)]
-    assert torch.equal(batch["image"], torch.stack([joined[index]["image"] for index in (7, 0, 9)]))
+def test_batches_of_concatenated_sources_without_labels() -> None:
+    concat: Any = Concat(sources=[Unlabeled(source=Synthetic(samples=5, seed=seed)) for seed in (1, 2)])
+    batch = concat.batch([7, 0, 9])
+    assert batch.keys() == {"image", "id"} and batch["id"] == [concat[index]["id"] for index in (7, 0, 9)]
+    assert torch.equal(batch["image"], torch.stack([concat[index]["image"] for index in (7, 0, 9)]))
 
 
-def test_labelled_and_unlabelled_are_joined_only_when_one_says_so(photos: Path) -> None:
+def test_labelled_sources_must_be_wrapped_to_join_unlabeled_ones(photos: Path) -> None:
     with pytest.raises(ValueError, match=r"sources\.1 has other classes .*new: 0, 1.*unlabeled"):
         Concat(sources=[Images(root=photos), Synthetic()])
     assert len(Concat(sources=[Images(root=photos), Unlabeled(source=Synthetic(samples=3))])) == 7

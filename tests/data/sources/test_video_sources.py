@@ -1,4 +1,4 @@
-"""Sources of videos: folders, lists, folders of frames, views."""
+"""Video sources: folders, lists, folders of frames, views."""
 
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from tests.data.videos import make_frames, write, write_sound
 
 
 def write_videos(root: Path, *names: str) -> None:
-    """Files whose content nobody looks at."""
+    """Write files whose content is not read."""
     for name in names:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(b"x")
@@ -44,18 +44,18 @@ def test_class_folders(tmp_path: Path) -> None:
     assert (sample["label"], sample["flip_changes_label"], sample["id"]) == (1, True, "run/deep/a.mp4")
     assert isinstance(sample["video"], VideoFile) and sample["video"].path == str(tmp_path / "run/deep/a.mp4")
     assert source[0]["flip_changes_label"] is False
-    chosen = Videos(root=tmp_path, classes=["run"])
-    assert len(chosen) == 2 and chosen.fingerprint() != source.fingerprint()
+    single_class = Videos(root=tmp_path, classes=["run"])
+    assert len(single_class) == 2 and single_class.fingerprint() != source.fingerprint()
 
 
-def test_folders_of_every_kind_of_video(tmp_path: Path) -> None:
+def test_folders_with_all_video_extensions(tmp_path: Path) -> None:
     names = [f"run/{name}" for name in ("1.wmv", "2.flv", "3.ts", "4.ogv", "5.vob", "6.3gp", "7.M2TS")]
     write_videos(tmp_path, *names)
     source = Videos(root=tmp_path)
     assert [source.id(index) for index in range(len(source))] == names
 
 
-def test_what_is_wrong_with_folders_is_reported(tmp_path: Path) -> None:
+def test_errors_in_folders_are_reported(tmp_path: Path) -> None:
     write_videos(tmp_path, "run/a.mp4", "jump/note.txt")
     with pytest.raises(ValueError, match=r"jump has no video \(\.mp4"):
         Videos(root=tmp_path)
@@ -74,7 +74,7 @@ def test_videos_are_read(tmp_path: Path) -> None:
 # --- lists ------------------------------------------------------------------------------------------------------------
 
 
-def listed(tmp_path: Path, text: str, name: str = "list.txt", **keys: Any) -> VideoList:
+def video_list(tmp_path: Path, text: str, name: str = "list.txt", **keys: Any) -> VideoList:
     (tmp_path / name).write_text(text, encoding="utf-8")
     return VideoList(file=tmp_path / name, **keys)
 
@@ -92,35 +92,35 @@ def listed(tmp_path: Path, text: str, name: str = "list.txt", **keys: Any) -> Vi
 )
 def test_lists(name: str, text: str, keys: dict[str, Any], tmp_path: Path) -> None:
     write_videos(tmp_path, "v/a b.mp4", "v/c.mp4")
-    source = listed(tmp_path, text, name, **keys)
+    source = video_list(tmp_path, text, name, **keys)
     assert isinstance(source, Source)
     assert [source.id(index) for index in range(2)] == ["v/a b.mp4", "v/c.mp4"]
     assert source.labels.tolist() == [2, 0]
-    assert source.classes == ("0", "1", "2"), "a class that is missing moves no other"
+    assert source.classes == ("0", "1", "2"), "a missing class does not change other labels"
     assert source[0]["video"].path == str(tmp_path / "v/a b.mp4")
 
 
 def test_labels_by_name_and_by_number(tmp_path: Path) -> None:
     write_videos(tmp_path, "a.mp4", "b.mp4")
-    assert listed(tmp_path, "a.mp4 run\nb.mp4 jump").labels.tolist() == [1, 0]
-    assert listed(tmp_path, "a.mp4 run\nb.mp4 jump", classes=["run", "jump"]).labels.tolist() == [0, 1]
+    assert video_list(tmp_path, "a.mp4 run\nb.mp4 jump").labels.tolist() == [1, 0]
+    assert video_list(tmp_path, "a.mp4 run\nb.mp4 jump", classes=["run", "jump"]).labels.tolist() == [0, 1]
     (tmp_path / "names.txt").write_text("0 run fast\n1 jump\n")
-    source = listed(
+    source = video_list(
         tmp_path, "a.mp4 1\nb.mp4 0", class_file=tmp_path / "names.txt", flip_sensitive_classes=["run fast"]
     )
     assert (source.labels.tolist(), source.classes) == ([1, 0], ("run fast", "jump"))
     assert [source[index]["flip_changes_label"] for index in range(2)] == [False, True]
     with pytest.raises(ValueError, match=r"line 2: label '2' is none of the 2 classes \(0 to 1\); does .* from 1"):
-        listed(tmp_path, "a.mp4 1\nb.mp4 2", classes=["run", "jump"])
+        video_list(tmp_path, "a.mp4 1\nb.mp4 2", classes=["run", "jump"])
     with pytest.raises(ValueError, match=r"line 1: label 'rum' is none of the 2 classes: run, jump"):
-        listed(tmp_path, "a.mp4 rum\nb.mp4 run", classes=["run", "jump"])
+        video_list(tmp_path, "a.mp4 rum\nb.mp4 run", classes=["run", "jump"])
     with pytest.raises(ValueError, match="give one of them"):
-        listed(tmp_path, "a.mp4 1", classes=["run"], class_file=tmp_path / "names.txt")
+        video_list(tmp_path, "a.mp4 1", classes=["run"], class_file=tmp_path / "names.txt")
 
 
 def test_several_labels(tmp_path: Path) -> None:
     write_videos(tmp_path, "a.mp4", "b.mp4", "c.mp4")
-    source = listed(tmp_path, "a.mp4 0,2\nb.mp4\nc.mp4 1\n", multi_label=True, flip_sensitive_classes=["2"])
+    source = video_list(tmp_path, "a.mp4 0,2\nb.mp4\nc.mp4 1\n", multi_label=True, flip_sensitive_classes=["2"])
     assert source.multi_label
     assert source.labels.tolist() == [[1, 0, 1], [0, 0, 0], [0, 1, 0]]
     assert torch.equal(source[0]["label"], torch.tensor([1.0, 0, 1]))
@@ -134,36 +134,36 @@ def test_the_csv_of_kinetics(tmp_path: Path) -> None:
     )
     write_videos(tmp_path, "-abc_000012_000022.mp4", "abseiling/xyz_1_000005_000015.mp4")
     with pytest.raises(ValueError, match=r"1 of 3 are not in .*skip.*: gone_000000_000010\.mp4 \(line 4\)"):
-        listed(tmp_path, text, "k.csv")
-    source = listed(tmp_path, text, "k.csv", missing="skip")
+        video_list(tmp_path, text, "k.csv")
+    source = video_list(tmp_path, text, "k.csv", missing="skip")
     assert source.classes == ("abseiling", "riding, a bike")
     assert source.labels.tolist() == [1, 0]
     assert source.id(1) == "abseiling/xyz_1_000005_000015.mp4"
-    assert len(listed(tmp_path, text, "k.csv", missing="skip", split="val")) == 1
+    assert len(video_list(tmp_path, text, "k.csv", missing="skip", split="val")) == 1
     with pytest.raises(ValueError, match="no videos of split 'test'"):
-        listed(tmp_path, text, "k.csv", split="test")
+        video_list(tmp_path, text, "k.csv", split="test")
 
 
-def test_parts_of_videos(tmp_path: Path) -> None:
+def test_segments_of_videos(tmp_path: Path) -> None:
     write(tmp_path / "a.mp4", 50, gop=10)  # 25 frames per second
     text = "path,start,end,label\na.mp4,0.4,1.2,run\na.mp4,1.0,1.6,jump\na.mp4,1.6,,run\na.mp4,,,jump\n"
-    source = listed(tmp_path, text, "parts.csv")
+    source = video_list(tmp_path, text, "parts.csv")
     assert [source.id(index) for index in range(4)] == ["a.mp4#t=0.4,1.2", "a.mp4#t=1,1.6", "a.mp4#t=1.6", "a.mp4"]
     assert source.labels.tolist() == [1, 0, 1, 0]
-    whole = VideoFile(tmp_path / "a.mp4").read(range(50))
+    all_frames = VideoFile(tmp_path / "a.mp4").read(range(50))
     for index, (first, stop) in enumerate([(10, 30), (25, 40), (40, 50), (0, 50)]):
         video = source[index]["video"]
         assert isinstance(video, Video)
         assert (video.frames, video.fps) == (stop - first, 25) and video.seconds == pytest.approx((stop - first) / 25)
-        assert torch.equal(video.read(range(stop - first)), whole[first:stop])
+        assert torch.equal(video.read(range(stop - first)), all_frames[first:stop])
     with pytest.raises(ValueError, match=r"has frames 0 to 19; there is no frame 20"):
         source[0]["video"].read([20])
-    assert listed(tmp_path, text.replace("0.4", "0.5"), "parts.csv").fingerprint() != source.fingerprint()
+    assert video_list(tmp_path, text.replace("0.4", "0.5"), "parts.csv").fingerprint() != source.fingerprint()
 
 
-def test_parts_follow_the_times_of_frames(tmp_path: Path) -> None:
+def test_segments_follow_the_timestamps_of_frames(tmp_path: Path) -> None:
     write(tmp_path / "a.mkv", 20, times=[40 * number + 1000 * (number > 9) for number in range(20)])
-    source = listed(tmp_path, "path,start,end,label\na.mkv,0.36,1.5,run\na.mkv,9,10,run\n", "parts.csv")
+    source = video_list(tmp_path, "path,start,end,label\na.mkv,0.36,1.5,run\na.mkv,9,10,run\n", "parts.csv")
     assert torch.equal(source[0]["video"].read([0, 2]), VideoFile(tmp_path / "a.mkv").read([9, 11]))
     with pytest.raises(ValueError, match=r"a\.mkv has 1\.8\d seconds; none of its frames is after 9"):
         source[1]["video"].read([0])
@@ -179,15 +179,15 @@ def test_parts_follow_the_times_of_frames(tmp_path: Path) -> None:
         ("a.mp4,0,1,run\na.mp4,0.0,1.0,jump", r"lists a\.mp4#t=0,1 twice: line 2 and line 3"),
     ],
 )
-def test_parts_that_are_none_are_reported(row: str, message: str, tmp_path: Path) -> None:
+def test_invalid_segments_are_reported(row: str, message: str, tmp_path: Path) -> None:
     write_videos(tmp_path, "a.mp4")
     with pytest.raises(ValueError, match=message):
-        listed(tmp_path, f"path,start,end,label\n{row}\n", "parts.csv")
+        video_list(tmp_path, f"path,start,end,label\n{row}\n", "parts.csv")
 
 
 def test_lists_of_mmaction2_with_several_labels(tmp_path: Path) -> None:
     write_videos(tmp_path, "v 1/a.mp4", "b.mp4")
-    source = listed(tmp_path, "v 1/a.mp4 1 3 5\nb.mp4 0\n", multi_label=True)
+    source = video_list(tmp_path, "v 1/a.mp4 1 3 5\nb.mp4 0\n", multi_label=True)
     assert source.labels.nonzero()[1].tolist() == [1, 3, 5, 0] and source.id(0) == "v 1/a.mp4"
 
 
@@ -198,15 +198,15 @@ def test_the_json_of_something_something(tmp_path: Path) -> None:
         '[{"id": "7", "label": "moving a cup up", "template": "Moving [something] up", "placeholders": ["a cup"]},'
         '{"id": "9", "template": "Holding [something]"}]'
     )
-    source = listed(tmp_path, text, "train.json", class_file=tmp_path / "labels.json")
+    source = video_list(tmp_path, text, "train.json", class_file=tmp_path / "labels.json")
     assert source.classes == ("Moving something up", "Holding something")
     assert (source.labels.tolist(), source.id(0), source.id(1)) == ([0, 1], "7.webm", "9.mp4")
     for broken, message in (("{", "cannot be read"), ('[{"id": 3}]', "entry 0: expected an object with id and templ")):
         with pytest.raises(ValueError, match=message):
-            listed(tmp_path, broken, "train.json")
+            video_list(tmp_path, broken, "train.json")
     (tmp_path / "labels.json").write_text('{"a": 1}')
     with pytest.raises(ValueError, match="index of each class"):
-        listed(tmp_path, text, "train.json", class_file=tmp_path / "labels.json")
+        video_list(tmp_path, text, "train.json", class_file=tmp_path / "labels.json")
 
 
 @pytest.mark.parametrize(
@@ -218,36 +218,36 @@ def test_the_json_of_something_something(tmp_path: Path) -> None:
         ("\n\n", "is empty"),
     ],
 )
-def test_what_is_wrong_with_lists_is_reported(text: str, message: str, tmp_path: Path) -> None:
+def test_errors_in_lists_are_reported(text: str, message: str, tmp_path: Path) -> None:
     write_videos(tmp_path, "a.mp4", "b.mp4")
     with pytest.raises(ValueError, match=message):
-        listed(tmp_path, text)
+        video_list(tmp_path, text)
 
 
-def test_lists_refuse_what_nothing_reads(tmp_path: Path) -> None:
+def test_unused_options_of_lists_are_refused(tmp_path: Path) -> None:
     write_videos(tmp_path, "a.mp4")
     with pytest.raises(ValueError, match=r"split: .* has no splits"):
-        listed(tmp_path, "a.mp4 0", split="val")
+        video_list(tmp_path, "a.mp4 0", split="val")
     with pytest.raises(ValueError, match="there is no file"):
         VideoList(file=tmp_path / "gone.txt")
     with pytest.raises(ValueError, match="time_start and time_end"):
-        listed(tmp_path, "label,youtube_id,time_start,time_end,split\nrun,x,,10,val\n", "k.csv")
+        video_list(tmp_path, "label,youtube_id,time_start,time_end,split\nrun,x,,10,val\n", "k.csv")
 
 
 # --- folders of frames ------------------------------------------------------------------------------------------------
 
 
-def frames(folder: Path, names: list[str]) -> Any:
+def write_frames(folder: Path, names: list[str]) -> Any:
     folder.mkdir(parents=True)
-    made = make_frames(len(names))
-    for name, frame in zip(names, made, strict=True):
+    images = make_frames(len(names))
+    for name, frame in zip(names, images, strict=True):
         Image.fromarray(frame).save(folder / name)
-    return made
+    return images
 
 
 def test_folders_of_frames(tmp_path: Path) -> None:
-    first = frames(tmp_path / "v" / "one", [f"img_{number:05d}.png" for number in range(1, 12)])
-    second = frames(tmp_path / "two three", ["1.png", "2.png", "10.png"])
+    first = write_frames(tmp_path / "v" / "one", [f"img_{number:05d}.png" for number in range(1, 12)])
+    second = write_frames(tmp_path / "two three", ["1.png", "2.png", "10.png"])
     (tmp_path / "list.txt").write_text("v/one 11 1\ntwo three 0\n")
     source = FrameFolders(file=tmp_path / "list.txt", fps=12)
     assert isinstance(source, Source)
@@ -256,13 +256,15 @@ def test_folders_of_frames(tmp_path: Path) -> None:
     assert isinstance(video, Video)
     assert (video.frames, video.fps, source[1]["id"]) == (11, 12, "two three")
     assert np.array_equal(video.read([10, 0]).permute(0, 2, 3, 1).numpy(), first[[10, 0]])
-    assert np.array_equal(source[1]["video"].read([2]).permute(0, 2, 3, 1).numpy(), second[[2]]), "10 comes after 2"
-    named = FrameFolders(file=tmp_path / "list.txt", pattern="img_{:05d}.png")
-    assert np.array_equal(named[0]["video"].read([3]).permute(0, 2, 3, 1).numpy(), first[[3]])
+    assert np.array_equal(source[1]["video"].read([2]).permute(0, 2, 3, 1).numpy(), second[[2]]), (
+        "frames are sorted by number"
+    )
+    with_pattern = FrameFolders(file=tmp_path / "list.txt", pattern="img_{:05d}.png")
+    assert np.array_equal(with_pattern[0]["video"].read([3]).permute(0, 2, 3, 1).numpy(), first[[3]])
 
 
-def test_what_is_wrong_with_folders_of_frames_is_reported(tmp_path: Path) -> None:
-    frames(tmp_path / "one", ["1.png", "2.png"])
+def test_errors_in_folders_of_frames_are_reported(tmp_path: Path) -> None:
+    write_frames(tmp_path / "one", ["1.png", "2.png"])
     (tmp_path / "list.txt").write_text("one 5 1\n")
     with pytest.raises(ValueError, match="one has 2 images, its list says 5"):
         FrameFolders(file=tmp_path / "list.txt")[0]
@@ -282,7 +284,7 @@ def test_what_is_wrong_with_folders_of_frames_is_reported(tmp_path: Path) -> Non
 # --- views ------------------------------------------------------------------------------------------------------------
 
 
-def test_every_video_several_times() -> None:
+def test_every_video_has_several_views() -> None:
     digits = MovingDigits(split="val")
     source = VideoViews(source=digits, clips=4, crops=3)
     assert isinstance(source, Source)
@@ -308,9 +310,9 @@ def test_every_video_several_times() -> None:
 
 
 @pytest.fixture(scope="module")
-def frail(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def partly_broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Eight videos, of which three are broken in different ways."""
-    root = tmp_path_factory.mktemp("frail")
+    root = tmp_path_factory.mktemp("partly_broken")
     for number in range(8):
         write(root / ("jump", "run")[number % 2] / f"{number}.mp4", 6 + number)
     (root / "run" / "1.mp4").write_bytes(b"")
@@ -334,28 +336,28 @@ def clips_of(root: Path, on_error: Any, workers: int = 0) -> tuple[list[str], An
     return names, torch.cat([batch["image"] for batch in batches]), loader.num_skipped
 
 
-def test_broken_videos_are_passed_over_and_the_others_keep_their_order(frail: Path) -> None:
+def test_broken_videos_are_skipped_and_the_others_keep_their_order(partly_broken: Path) -> None:
     broken = {"run/1.mp4", "jump/4.mp4", "run/7.mp4"}
-    replaced, pixels, _ = clips_of(frail, "replace")
+    replaced, pixels, _ = clips_of(partly_broken, "replace")
     assert pixels.shape == (16, 4, 3, 24, 24) and not broken & set(replaced)
-    left, _, num_skipped = clips_of(frail, "skip")
-    source = Videos(root=frail)
-    whole = [
+    remaining, _, num_skipped = clips_of(partly_broken, "skip")
+    source = Videos(root=partly_broken)
+    expected = [
         source.id(int(epoch_order(1, epoch, n=8, shuffle=True)(np.array([i]))[0])) for epoch in (0, 1) for i in range(8)
     ]
-    assert left == [name for name in whole if name not in broken] and num_skipped == 6
-    assert [one for one, other in zip(replaced, whole, strict=True) if other not in broken] == left
+    assert remaining == [name for name in expected if name not in broken] and num_skipped == 6
+    assert [name for name, original in zip(replaced, expected, strict=True) if original not in broken] == remaining
 
 
-def test_a_broken_video_is_named(frail: Path) -> None:
+def test_a_broken_video_is_named(partly_broken: Path) -> None:
     with pytest.raises(
         DataError,
         match=r"Clip: ValueError: .*\.mp4 (is empty|is not a video|is not a readable video|has no video stream)",
     ):
-        clips_of(frail, "raise")
+        clips_of(partly_broken, "raise")
 
 
-def test_workers_give_the_same_clips(frail: Path) -> None:
-    names, pixels, _ = clips_of(frail, "replace")
-    same, others, _ = clips_of(frail, "replace", workers=2)
-    assert names == same and torch.equal(pixels, others)
+def test_workers_give_the_same_clips(partly_broken: Path) -> None:
+    names, pixels, _ = clips_of(partly_broken, "replace")
+    worker_names, worker_pixels, _ = clips_of(partly_broken, "replace", workers=2)
+    assert names == worker_names and torch.equal(pixels, worker_pixels)

@@ -1,4 +1,4 @@
-"""Objects in the forms of Pascal VOC and of YOLO."""
+"""Objects in the formats of Pascal VOC and YOLO."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from scripts import small_data
 
 
 @pytest.fixture(autouse=True)
-def heard(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run in another test may have silenced the log."""
+def propagating_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run in another test may have disabled propagation of the log."""
     monkeypatch.setattr(logging.getLogger("opabinia"), "propagate", True)
 
 
-def corners(things: list[tuple[int, int, int, int, int]]) -> list[list[float]]:
-    return [[left, top, left + width, top + height] for _, left, top, width, height in things]
+def corners(objects: list[tuple[int, int, int, int, int]]) -> list[list[float]]:
+    return [[left, top, left + width, top + height] for _, left, top, width, height in objects]
 
 
 # --- Pascal VOC -------------------------------------------------------------------------------------------------------
@@ -44,7 +44,7 @@ def edit(root: Path, name: str, old: str, new: str) -> None:
     file.write_text(text.replace(old, new, 1))
 
 
-def test_boxes_of_voc_count_from_one(devkit: Path) -> None:
+def test_voc_boxes_start_at_pixel_1(devkit: Path) -> None:
     source = voc(root=devkit)
     assert isinstance(source, Source)
     assert source.classes == ("bar", "block") and source.category_ids == (1, 2) and len(source) == 4
@@ -58,8 +58,8 @@ def test_boxes_of_voc_count_from_one(devkit: Path) -> None:
         assert sample["ground_truth"].ids.tolist() == [1, 2, 3][:number]
 
 
-def test_a_box_of_voc_by_numbers(devkit: Path) -> None:
-    """detectron2: 1 is taken from xmin and ymin, so that a box of 1 to 10 is 10 pixels wide."""
+def test_voc_boxes_match_detectron2(devkit: Path) -> None:
+    """detectron2 subtracts 1 from xmin and ymin, so a box of 1 to 10 is 10 pixels wide."""
     (devkit / "Annotations" / "1.xml").write_text(
         "<annotation><size><width>64</width><height>48</height></size><object><name>bar</name><bndbox><ymax>20</ymax>"
         "<xmin>1</xmin><xmax>10</xmax><ymin>11.5</ymin></bndbox><part><name>head</name><bndbox><xmin>1</xmin>"
@@ -69,7 +69,7 @@ def test_a_box_of_voc_by_numbers(devkit: Path) -> None:
     assert sample["boxes"].tolist() == [[0, 10.5, 10, 20]] and sample["ground_truth"].areas.tolist() == [95]
 
 
-def test_difficult_objects_are_learnt_when_asked(devkit: Path) -> None:
+def test_difficult_objects_are_optional(devkit: Path) -> None:
     sample = voc(root=devkit, difficult="learn")[3]
     assert len(sample["boxes"]) == 3 and sample["ground_truth"].crowd.tolist() == [False, False, True]
     assert voc(root=devkit, difficult="learn", empty="drop", classes=["block"])[1]["boxes"].shape == (1, 4)
@@ -86,18 +86,18 @@ def test_the_classes_of_voc_are_those_of_all_splits(devkit: Path) -> None:
     assert voc(root=devkit, split="first").classes == CLASSES and len(CLASSES) == 20
 
 
-def test_xml_beside_its_images(devkit: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    flat = tmp_path / "flat"
-    flat.mkdir()
+def test_xml_files_next_to_their_images(devkit: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = tmp_path / "flat"
+    folder.mkdir()
     for file in [*(devkit / "Annotations").iterdir(), *(devkit / "JPEGImages").iterdir()]:
-        file.rename(flat / file.name)
-    (flat / "0.xml").unlink()
-    source = voc(root=flat, split=None)
+        file.rename(folder / file.name)
+    (folder / "0.xml").unlink()
+    source = voc(root=folder, split=None)
     assert len(source) == 3 and source[0]["id"] == "1.png"
     assert "1 image without an XML file skipped" in caplog.text
 
 
-def test_a_size_that_is_not_reported_is_read(devkit: Path) -> None:
+def test_missing_sizes_are_read_from_the_images(devkit: Path) -> None:
     edit(devkit, "1", "<width>64</width><height>48</height>", "<width>0</width><height>0</height>")
     edit(devkit, "2", "<size><width>64</width><height>48</height><depth>3</depth></size>", "")
     assert voc(root=devkit).sizes.tolist() == [[48, 64]] * 4
@@ -120,7 +120,7 @@ def test_a_size_that_is_not_reported_is_read(devkit: Path) -> None:
         ),
     ],
 )
-def test_what_is_broken_in_voc_is_reported(devkit: Path, old: str, new: str, message: str) -> None:
+def test_broken_voc_annotations_are_reported(devkit: Path, old: str, new: str, message: str) -> None:
     edit(devkit, "1", old, new)
     with pytest.raises(ValueError, match=message):
         voc(root=devkit)
@@ -173,16 +173,20 @@ def test_boxes_and_polygons_of_yolo(export: Path) -> None:
         assert sample["ground_truth"].ids.tolist() == [1, 2, 3][:number] and not sample["ground_truth"].crowd.any()
 
 
-def test_the_same_objects_as_in_coco(export: Path, tmp_path: Path) -> None:
+def test_yolo_objects_equal_those_of_coco(export: Path, tmp_path: Path) -> None:
     small_data.coco(tmp_path / "coco")
-    other = coco(root=tmp_path / "coco", file=tmp_path / "coco" / "annotations.json")
+    coco_source = coco(root=tmp_path / "coco", file=tmp_path / "coco" / "annotations.json")
     source = yolo(data=export / "data.yaml")
     for number in range(3):
-        np.testing.assert_allclose(source[number]["ground_truth"].boxes, other[number]["ground_truth"].boxes, atol=1e-9)
-        np.testing.assert_allclose(source[number]["ground_truth"].areas, other[number]["ground_truth"].areas, atol=1e-9)
+        np.testing.assert_allclose(
+            source[number]["ground_truth"].boxes, coco_source[number]["ground_truth"].boxes, atol=1e-9
+        )
+        np.testing.assert_allclose(
+            source[number]["ground_truth"].areas, coco_source[number]["ground_truth"].areas, atol=1e-9
+        )
 
 
-def test_polygons_are_masks_when_asked(export: Path) -> None:
+def test_polygons_are_optional_masks(export: Path) -> None:
     with pytest.raises(ValueError, match=r"4 objects without a segmentation: labels/train/1\.txt, line 1: 0 0\.1"):
         yolo(data=export / "data.yaml", masks=True)
     source = yolo(data=export / "data.yaml", masks=True, classes=["bar"], broken="drop")
@@ -201,7 +205,7 @@ def test_polygons_are_masks_when_asked(export: Path) -> None:
         "train: images/list.txt\nnames: [block, bar]\n",
     ],
 )
-def test_every_way_to_name_images(export: Path, text: str) -> None:
+def test_all_ways_to_list_images(export: Path, text: str) -> None:
     (export / "data.yaml").write_text(text)
     (export / "list.txt").write_text("".join(f"images/train/{number}.png\n" for number in range(4)))
     (export / "images" / "list.txt").write_text("".join(f"./train/{number}.png\n\n" for number in range(4)))
@@ -210,7 +214,7 @@ def test_every_way_to_name_images(export: Path, text: str) -> None:
     assert [len(source[number]["boxes"]) for number in range(4)] == [0, 1, 2, 3]
 
 
-def test_the_root_may_be_elsewhere(export: Path, tmp_path: Path) -> None:
+def test_the_root_can_be_overridden(export: Path, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     file = (export / "data.yaml").rename(tmp_path / "other" / "data.yaml")
     file.write_text("path: /nowhere\ntrain: images/train\nnames: {2: bar, 0: block}\n")
@@ -240,13 +244,13 @@ def test_the_root_may_be_elsewhere(export: Path, tmp_path: Path) -> None:
         ("1 0.5 0.5 0.5 0.5 0.5 0.5", r"1 box without area"),
     ],
 )
-def test_what_is_broken_in_yolo_is_reported(export: Path, line: str, message: str) -> None:
+def test_broken_yolo_annotations_are_reported(export: Path, line: str, message: str) -> None:
     with (export / "labels" / "train" / "1.txt").open("a") as file:
         file.write(f"{line}\n")
     with pytest.raises(ValueError, match=message):
         yolo(data=export / "data.yaml")
     source = yolo(data=export / "data.yaml", broken="drop")
-    assert source[1]["ground_truth"].ids.tolist() == [1] and [fault.count for fault in source.errors] == [1]
+    assert source[1]["ground_truth"].ids.tolist() == [1] and [error.count for error in source.errors] == [1]
 
 
 @pytest.mark.parametrize(
@@ -271,7 +275,7 @@ def test_what_is_broken_in_yolo_is_reported(export: Path, line: str, message: st
         ("names: !!python/object/apply:os.getcwd []\n", "is not YAML"),
     ],
 )
-def test_a_wrong_data_yaml_is_reported(export: Path, text: str, message: str) -> None:
+def test_an_invalid_data_yaml_is_reported(export: Path, text: str, message: str) -> None:
     (export / "data.yaml").write_text(text)
     with pytest.raises(ValueError, match=message):
         yolo(data=export / "data.yaml")

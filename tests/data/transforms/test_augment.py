@@ -1,4 +1,4 @@
-"""Erasing and patching, and FastReID's whole chain of augmentations in its order."""
+"""Random erasing, random patches and blur, and FastReID's pipeline of augmentations."""
 
 import math
 from typing import Any
@@ -19,7 +19,7 @@ from opabinia.data.transforms.augment import RandomErase, RandomGaussianBlur
 from opabinia.models.layers import Normalize
 from opabinia.runtime.seeds import seed_sample
 
-FACTS = DatasetInfo(samples=100, classes=("a", "b"))
+DATASET_INFO = DatasetInfo(samples=100, classes=("a", "b"))
 
 
 def sample_of(channels: int = 3, height: int = 96, width: int = 48) -> Sample:
@@ -28,7 +28,7 @@ def sample_of(channels: int = 3, height: int = 96, width: int = 48) -> Sample:
 
 
 def box_of(changed: Tensor) -> tuple[int, int]:
-    """Height and width of the rectangle that is true in an image (H x W); nothing outside it, nothing missing."""
+    """Return height and width of the one rectangle that is true in a mask (H x W)."""
     rows, columns = changed.any(1).nonzero().flatten(), changed.any(0).nonzero().flatten()
     inside = changed[int(rows[0]) : int(rows[-1]) + 1, int(columns[0]) : int(columns[-1]) + 1]
     assert inside.all()
@@ -39,7 +39,7 @@ def box_of(changed: Tensor) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_what_is_erased_is_zero_for_the_model(channels: int) -> None:
+def test_erased_pixels_are_zero_after_normalization(channels: int) -> None:
     mean, std = ([0.5], [0.5]) if channels == 1 else ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
     for seed in range(40):
         seed_sample(seed)
@@ -47,16 +47,16 @@ def test_what_is_erased_is_zero_for_the_model(channels: int) -> None:
         erased = RandomErase(probability=1.0)(sample)
         assert isinstance(erased["image"], tv_tensors.Image) and erased["image"].dtype == torch.uint8
         assert {**erased, "image": 0} == {**sample, "image": 0}
-        assert bool((sample["image"] == 7).all()), "the sample that was handed over has changed"
+        assert bool((sample["image"] == 7).all()), "the input sample was changed"
         changed = (erased["image"] != 7).all(0)
         height, width = box_of(changed)
         assert 0.02 * 0.9 <= height * width / (96 * 48) <= 0.4 * 1.1
         assert 0.3 * 0.8 <= height / width <= 1 / 0.3 / 0.8
-        normalised = Normalize(mean, std, channels)(erased["image"][None])[0]
-        assert normalised[:, changed].abs().max() <= 0.5 / 255 / min(std) + 1e-6
+        normalized = Normalize(mean, std, channels)(erased["image"][None])[0]
+        assert normalized[:, changed].abs().max() <= 0.5 / 255 / min(std) + 1e-6
 
 
-def test_probability_and_values_of_ones_own() -> None:
+def test_probability_and_mean_of_erasing() -> None:
     def erased(seed: int, **keys: Any) -> Tensor:
         seed_sample(seed)
         image: Tensor = RandomErase(**keys)(sample_of())["image"]
@@ -76,7 +76,7 @@ def test_probability_and_values_of_ones_own() -> None:
         ({"mean": [0.1, 0.2]}, r"mean: \[0.1, 0.2\] are 2 values for images of 3 channels"),
     ],
 )
-def test_mistakes_in_erasing_raise(keys: Any, message: str) -> None:
+def test_invalid_erasing_options_raise(keys: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         RandomErase(**keys)(sample_of())
 
@@ -85,14 +85,14 @@ def test_mistakes_in_erasing_raise(keys: Any, message: str) -> None:
 
 
 def batch_of(count: int) -> Batch:
-    """Every image has a gray of its own."""
+    """Return a batch in which every image has its own gray value."""
     images = torch.arange(count, dtype=torch.uint8).view(-1, 1, 1, 1).expand(count, 3, 96, 48).contiguous()
     return {"image": images, "label": torch.arange(count) % 2, "id": [str(number) for number in range(count)]}
 
 
 def patched(batch: Batch, seed: int = 3, **keys: Any) -> Batch:
     seed_sample(seed)
-    return random_patch(batch, FACTS, **keys)
+    return random_patch(batch, DATASET_INFO, **keys)
 
 
 def test_a_patch_is_a_rectangle_of_another_image() -> None:
@@ -107,17 +107,17 @@ def test_a_patch_is_a_rectangle_of_another_image() -> None:
         shapes.append(height / width)
     assert len(shapes) == 64 and max(shapes) > 1 > min(shapes)
     assert result["label"] is batch["label"] and result["id"] == batch["id"]
-    assert torch.equal(batch["image"], batch_of(64)["image"]), "the batch that was handed over has changed"
+    assert torch.equal(batch["image"], batch_of(64)["image"]), "the input batch was changed"
 
 
-def test_about_half_of_the_images_get_one() -> None:
+def test_about_half_of_the_images_get_a_patch() -> None:
     batch = batch_of(200)
     result = (patched(batch)["image"] != batch["image"]).flatten(1).any(1)
     assert int(result.sum()) == pytest.approx(100, abs=30)
     assert torch.equal(patched(batch, probability=0.0)["image"], batch["image"])
 
 
-def test_patches_come_from_this_batch_whatever_was_before_it() -> None:
+def test_patches_do_not_depend_on_earlier_batches() -> None:
     batch = batch_of(8)
     first = patched(batch)["image"]
     patched({**batch, "image": batch["image"] + 100}, seed=4)
@@ -126,7 +126,7 @@ def test_patches_come_from_this_batch_whatever_was_before_it() -> None:
 
 
 @pytest.mark.parametrize(("flip", "step"), [(0.0, 1), (1.0, -1)])
-def test_patches_are_mirrored(flip: float, step: int) -> None:
+def test_patches_are_flipped(flip: float, step: int) -> None:
     images = torch.arange(48, dtype=torch.uint8).expand(2, 1, 32, 48).contiguous()
     images[1] += 100
     image = patched({**batch_of(2), "image": images}, probability=1.0, flip=flip, area=(0.2, 0.3))["image"][0, 0]
@@ -136,15 +136,15 @@ def test_patches_are_mirrored(flip: float, step: int) -> None:
     assert len(steps) and bool((steps == step).all())
 
 
-def test_one_image_alone_has_nobody_to_take_from() -> None:
+def test_a_batch_of_one_image_is_unchanged() -> None:
     assert torch.equal(patched(batch_of(1), probability=1.0)["image"], batch_of(1)["image"])
     with pytest.raises(ValueError, match=r"area: the minimum of \[0.5, 0.1\] is above the maximum"):
         patched(batch_of(2), area=(0.5, 0.1))
 
 
-# --- the whole chain --------------------------------------------------------------------------------------------------
+# --- FastReID's pipeline ----------------------------------------------------------------------------------------------
 
-CHAIN = """
+PIPELINE = """
 data:
   batch_size: 8
   train:
@@ -173,66 +173,70 @@ ORDER = [
 
 
 @pytest.fixture(scope="module")
-def chain(tmp_path_factory: pytest.TempPathFactory) -> Data:
-    file = tmp_path_factory.mktemp("chain") / "chain.yaml"
-    file.write_text(CHAIN)
-    known = live_catalog()
-    door = Entry(
+def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Data:
+    file = tmp_path_factory.mktemp("pipeline") / "pipeline.yaml"
+    file.write_text(PIPELINE)
+    live = live_catalog()
+    command = Entry(
         "command",
-        "door",
+        "load",
         lambda data: data,
         (Parameter("data", {"kind": "part", "family": "section", "name": "data"}),),
     )
-    catalog = Catalog({**known.entries, "command": {"door": door}})
-    config = check(compose(file), catalog, "door").config
-    assert [one["name"] for one in config["data"]["train"]["transforms"]] == ORDER
-    data: Data = build(config, catalog, "door")()
+    catalog = Catalog({**live.entries, "command": {"load": command}})
+    config = check(compose(file), catalog, "load").config
+    assert [transform["name"] for transform in config["data"]["train"]["transforms"]] == ORDER
+    data: Data = build(config, catalog, "load")()
     return data
 
 
-def photograph(seed: int) -> Sample:
-    """Smooth colors, and not as large as the chain makes it."""
+def make_photo(seed: int) -> Sample:
+    """Return an image with smooth colors, smaller than the output of the pipeline."""
     generator = torch.Generator().manual_seed(seed)
     coarse = torch.randint(0, 256, (1, 3, 8, 4), generator=generator).float()
     pixels = torch.nn.functional.interpolate(coarse, (140, 70), mode="bilinear")[0].to(torch.uint8)
     return {"image": tv_tensors.Image(pixels), "label": seed % 2, "id": str(seed)}
 
 
-def augmented(chain: Data, seed: int) -> Batch:
+def augmented(pipeline: Data, seed: int) -> Batch:
     samples = []
     for number in range(8):
         seed_sample(100 * seed + number)
-        sample = photograph(number)
-        for transform in chain.train.transforms:
+        sample = make_photo(number)
+        for transform in pipeline.train.transforms:
             sample = transform(sample)
         samples.append(sample)
     images = torch.stack([sample["image"].as_subclass(Tensor) for sample in samples])
-    batch: Batch = {"image": images, "label": torch.tensor([one["label"] for one in samples]), "id": [*"01234567"]}
+    batch: Batch = {
+        "image": images,
+        "label": torch.tensor([sample["label"] for sample in samples]),
+        "id": [*"01234567"],
+    }
     seed_sample(seed)
-    for mix in chain.mix:
-        batch = mix(batch, FACTS)
+    for mix in pipeline.mix:
+        batch = mix(batch, DATASET_INFO)
     return batch
 
 
-def test_fastreids_chain_runs_and_is_a_function_of_the_seed(chain: Data) -> None:
-    first, again, other = (augmented(chain, seed) for seed in (1, 1, 2))
+def test_fastreids_pipeline_is_reproducible(pipeline: Data) -> None:
+    first, repeated, other = (augmented(pipeline, seed) for seed in (1, 1, 2))
     assert first["image"].shape == (8, 3, 256, 128) and first["image"].dtype == torch.uint8
-    assert torch.equal(first["image"], again["image"])
+    assert torch.equal(first["image"], repeated["image"])
     assert not torch.equal(first["image"], other["image"])
     assert first["label"].tolist() == [0, 1] * 4
 
 
-@pytest.mark.parametrize("place", range(len(ORDER)), ids=[f"{number}-{name}" for number, name in enumerate(ORDER)])
-def test_every_link_of_the_chain_does_something(chain: Data, place: int) -> None:
-    """Within 60 seeds, the least likely being one in ten; images stay uint8."""
-    resize = chain.train.transforms[1]
-    image = photograph(1) if place < 2 else resize(photograph(1))
+@pytest.mark.parametrize("position", range(len(ORDER)), ids=[f"{number}-{name}" for number, name in enumerate(ORDER)])
+def test_every_transform_of_the_pipeline_changes_images(pipeline: Data, position: int) -> None:
+    """Within 60 seeds; the smallest probability is 0.1. Images stay uint8."""
+    resize = pipeline.train.transforms[1]
+    image = make_photo(1) if position < 2 else resize(make_photo(1))
     result = []
     for seed in range(60):
         seed_sample(seed)
-        result.append(chain.train.transforms[place](image)["image"])
-    assert all(one.dtype == torch.uint8 for one in result)
-    assert any(one.shape != image["image"].shape or not torch.equal(one, image["image"]) for one in result)
+        result.append(pipeline.train.transforms[position](image)["image"])
+    assert all(output.dtype == torch.uint8 for output in result)
+    assert any(output.shape != image["image"].shape or not torch.equal(output, image["image"]) for output in result)
 
 
 # --- blur -------------------------------------------------------------------------------------------------------------
@@ -246,10 +250,10 @@ def blurred(image: Tensor, sigma: float) -> Tensor:
 
 @pytest.mark.parametrize("sigma", [0.1, 0.7, 1.0, 2.0])
 @pytest.mark.parametrize("shape", [(3, 20, 31), (1, 40, 40), (2, 3, 16, 9)])
-def test_the_blur_is_torchvisions_of_the_same_width(sigma: float, shape: tuple[int, ...]) -> None:
+def test_the_blur_is_torchvisions_of_the_same_sigma(sigma: float, shape: tuple[int, ...]) -> None:
     image = torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(1)).to(torch.uint8)
     expected = gaussian_blur(image, [2 * math.ceil(3 * sigma) + 1] * 2, [sigma] * 2)
-    assert (blurred(image, sigma).int() - expected.int()).abs().max() <= 1, "but for rounding"
+    assert (blurred(image, sigma).int() - expected.int()).abs().max() <= 1, "up to rounding"
 
 
 def test_an_image_smaller_than_the_blur() -> None:
@@ -258,18 +262,18 @@ def test_an_image_smaller_than_the_blur() -> None:
     assert torch.equal(blurred(image[:, :1, :1], 5.0), image[:, :1, :1])
 
 
-def test_how_often_and_how_far_it_blurs() -> None:
+def test_probability_and_sigma_of_the_blur() -> None:
     point = torch.zeros(1, 33, 33, dtype=torch.uint8)
     point[0, 16, 16] = 255
     sample = {"image": tv_tensors.Image(point), "id": "a", "label": 3}
     torch.manual_seed(0)
     blur = RandomGaussianBlur(probability=0.3, sigma=(1.0, 2.0))
-    seen = [blur(sample) for _ in range(400)]
-    changed = [one["image"] for one in seen if not torch.equal(one["image"], point)]
+    outputs = [blur(sample) for _ in range(400)]
+    changed = [output["image"] for output in outputs if not torch.equal(output["image"], point)]
     assert len(changed) / 400 == pytest.approx(0.3, abs=0.1), "four standard deviations"
-    peaks = torch.tensor([float(one.max()) for one in changed]) / 255
-    # In the middle of a Gaussian of sigma: 1 / (2 pi sigma^2).
+    peaks = torch.tensor([float(image.max()) for image in changed]) / 255
+    # The peak of a Gaussian is 1 / (2 pi sigma^2).
     assert 1 / (8 * math.pi) - 0.01 < peaks.min() < 0.06 and 0.12 < peaks.max() < 1 / (2 * math.pi) + 0.01
-    assert isinstance(seen[0]["image"], tv_tensors.Image) and (seen[0]["id"], seen[0]["label"]) == ("a", 3)
+    assert isinstance(outputs[0]["image"], tv_tensors.Image) and (outputs[0]["id"], outputs[0]["label"]) == ("a", 3)
     with pytest.raises(ValueError, match=r"sigma: the minimum of \[2.0, 1.0\] is above the maximum"):
         RandomGaussianBlur(sigma=(2.0, 1.0))

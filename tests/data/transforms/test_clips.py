@@ -1,4 +1,4 @@
-"""Which frames a clip is of, and which part of them."""
+"""Frames and crops of clips."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -28,12 +28,12 @@ from tests.data.videos import write
 
 
 def make_video(count: int, height: int = 8, width: int = 12, fps: float = 30.0) -> Sample:
-    """Frame k is of color k."""
+    """Return a video whose frame k has color k."""
     pixels = torch.arange(count, dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, height, width)
     return {"video": VideoInMemory(pixels, fps=fps), "label": 3, "id": "a"}
 
 
-def taken(clip: Clip, sample: Sample) -> list[int]:
+def frame_numbers(clip: Clip, sample: Sample) -> list[int]:
     result = clip(sample)
     assert result.keys() == sample.keys() - {"video"} | {"image"}
     assert isinstance(result["image"], tv_tensors.Video) and result["image"].dtype == torch.uint8
@@ -41,29 +41,31 @@ def taken(clip: Clip, sample: Sample) -> list[int]:
     return numbers
 
 
-def many(clip: Clip, sample: Callable[[], Sample], times: int = 200) -> list[list[int]]:
+def sampled_clips(clip: Clip, sample: Callable[[], Sample], times: int = 200) -> list[list[int]]:
     torch.manual_seed(0)
-    return [taken(clip, sample()) for _ in range(times)]
+    return [frame_numbers(clip, sample()) for _ in range(times)]
 
 
 def test_dense_clips_lie_anywhere_in_the_video() -> None:
-    result = many(Clip(frames=4, stride=3), lambda: make_video(20))
-    assert {one[0] for one in result} == set(range(11)), "0 to 20 - 1 - 9"
-    assert all(np.diff(one).tolist() == [3, 3, 3] for one in result)
-    assert taken(Clip(frames=4, stride=3, position="middle"), make_video(20)) == [5, 8, 11, 14]
-    assert taken(Clip(frames=4, stride=3, position="start"), make_video(20)) == [0, 3, 6, 9]
+    clips = sampled_clips(Clip(frames=4, stride=3), lambda: make_video(20))
+    assert {frames[0] for frames in clips} == set(range(11)), "0 to 20 - 1 - 9"
+    assert all(np.diff(frames).tolist() == [3, 3, 3] for frames in clips)
+    assert frame_numbers(Clip(frames=4, stride=3, position="middle"), make_video(20)) == [5, 8, 11, 14]
+    assert frame_numbers(Clip(frames=4, stride=3, position="start"), make_video(20)) == [0, 3, 6, 9]
 
 
 def test_strides_are_drawn() -> None:
-    result = many(Clip(frames=4, stride=(2, 4)), lambda: make_video(40))
-    assert {one[1] - one[0] for one in result} == {2, 3, 4}
-    assert taken(Clip(frames=4, stride=(2, 4), position="start"), make_video(40)) == [0, 2, 4, 6]
+    clips = sampled_clips(Clip(frames=4, stride=(2, 4)), lambda: make_video(40))
+    assert {frames[1] - frames[0] for frames in clips} == {2, 3, 4}
+    assert frame_numbers(Clip(frames=4, stride=(2, 4), position="start"), make_video(40)) == [0, 2, 4, 6]
 
 
-def test_short_videos_go_on() -> None:
-    for place in ("random", "middle", "start"):
-        assert taken(Clip(frames=6, stride=2, position=place), make_video(5)) == [0, 2, 4, 1, 3, 0]
-        assert taken(Clip(frames=6, stride=2, position=place, out_of_bounds="repeat_last"), make_video(5)) == [
+def test_short_videos_are_repeated() -> None:
+    for position in ("random", "middle", "start"):
+        assert frame_numbers(Clip(frames=6, stride=2, position=position), make_video(5)) == [0, 2, 4, 1, 3, 0]
+        assert frame_numbers(
+            Clip(frames=6, stride=2, position=position, out_of_bounds="repeat_last"), make_video(5)
+        ) == [
             0,
             2,
             4,
@@ -71,39 +73,39 @@ def test_short_videos_go_on() -> None:
             4,
             4,
         ]
-    assert taken(Clip(frames=3, sampling="uniform"), make_video(1)) == [0, 0, 0]
+    assert frame_numbers(Clip(frames=3, sampling="uniform"), make_video(1)) == [0, 0, 0]
 
 
 def test_uniform_clips_take_a_frame_of_each_part() -> None:
-    result = many(Clip(frames=4, sampling="uniform"), lambda: make_video(10))
+    clips = sampled_clips(Clip(frames=4, sampling="uniform"), lambda: make_video(10))
     parts = [(0, 1), (2, 3, 4), (5, 6), (7, 8, 9)]
-    assert [{one[part] for one in result} for part in range(4)] == list(map(set, parts))
-    assert taken(Clip(frames=4, sampling="uniform", position="middle"), make_video(10)) == [0, 3, 5, 8]
-    assert taken(Clip(frames=6, sampling="uniform", position="middle"), make_video(3)) == [0, 0, 1, 1, 2, 2]
+    assert [{frames[part] for frames in clips} for part in range(4)] == list(map(set, parts))
+    assert frame_numbers(Clip(frames=4, sampling="uniform", position="middle"), make_video(10)) == [0, 3, 5, 8]
+    assert frame_numbers(Clip(frames=6, sampling="uniform", position="middle"), make_video(3)) == [0, 0, 1, 1, 2, 2]
 
 
-def test_a_rate_takes_the_same_time_of_every_video() -> None:
+def test_a_frame_rate_gives_clips_of_the_same_duration() -> None:
     clip = Clip(frames=4, stride=2, fps=30, position="start")
-    assert taken(clip, make_video(40, fps=30)) == [0, 2, 4, 6]
-    assert taken(clip, make_video(40, fps=60)) == [0, 4, 8, 12]
-    assert taken(clip, make_video(40, fps=25)) == [0, 1, 3, 5]
+    assert frame_numbers(clip, make_video(40, fps=30)) == [0, 2, 4, 6]
+    assert frame_numbers(clip, make_video(40, fps=60)) == [0, 4, 8, 12]
+    assert frame_numbers(clip, make_video(40, fps=25)) == [0, 1, 3, 5]
 
 
-def test_a_shape_says_how_many_frames_and_strides_follow() -> None:
-    """SlowFast's long cycle: a quarter of the frames is taken at 1 to 4 times the stride."""
+def test_a_shape_sets_the_number_of_frames_and_the_strides() -> None:
+    """SlowFast's long cycle: a quarter of the frames, at 1 to 4 times the stride."""
     clip = Clip(frames=8, stride=2)
-    result = many(clip, lambda: make_video(64) | {"shape": (2, 5, 5)})
-    assert {len(one) for one in result} == {2}
-    assert {one[1] - one[0] for one in result} == set(range(2, 9))
-    same = many(clip, lambda: make_video(64) | {"shape": (8, 5, 5)})
-    assert {one[1] - one[0] for one in same} == {2}
-    none = many(clip, lambda: make_video(64) | {"shape": None})
-    assert {len(one) for one in none} == {8}
+    short_clips = sampled_clips(clip, lambda: make_video(64) | {"shape": (2, 5, 5)})
+    assert {len(frames) for frames in short_clips} == {2}
+    assert {frames[1] - frames[0] for frames in short_clips} == set(range(2, 9))
+    full_clips = sampled_clips(clip, lambda: make_video(64) | {"shape": (8, 5, 5)})
+    assert {frames[1] - frames[0] for frames in full_clips} == {2}
+    clips_without_shape = sampled_clips(clip, lambda: make_video(64) | {"shape": None})
+    assert {len(frames) for frames in clips_without_shape} == {8}
 
 
-def test_views_lie_evenly_over_the_video_and_draw_nothing() -> None:
+def test_views_lie_evenly_over_the_video_and_use_no_random_numbers() -> None:
     def view(clip: Clip, number: int, clips: int) -> list[int]:
-        return taken(clip, make_video(31) | {"view": ((number, clips), (0, 1))})
+        return frame_numbers(clip, make_video(31) | {"view": ((number, clips), (0, 1))})
 
     dense = Clip(frames=4, stride=2)
     before = torch.get_rng_state()
@@ -111,8 +113,8 @@ def test_views_lie_evenly_over_the_video_and_draw_nothing() -> None:
     assert view(dense, 0, 1) == [12, 14, 16, 18]
     uniform = Clip(frames=3, sampling="uniform")
     result = [view(uniform, number, 5) for number in range(5)]
-    assert len({tuple(one) for one in result}) == 5, "a video of equal parts, too, has different clips"
-    assert all(one < other for one, other in pairwise(result))
+    assert len({tuple(frames) for frames in result}) == 5, "uniform clips of one video differ, too"
+    assert all(frames < later for frames, later in pairwise(result))
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -134,16 +136,16 @@ def test_impossible_batches_raise() -> None:
         Clip(frames=4)({"image": torch.zeros(3, 4, 4), "id": "a"})
 
 
-# --- in space ---------------------------------------------------------------------------------------------------------
+# --- crops and flips --------------------------------------------------------------------------------------------------
 
 
 def clip_of(height: int, width: int, frames: int = 4) -> Sample:
-    """All frames alike, every pixel different."""
+    """Return a clip with equal frames, whose pixels differ."""
     pixels = torch.arange(3 * height * width).view(1, 3, height, width).expand(frames, -1, -1, -1) * 7 % 256
     return {"image": tv_tensors.Video(pixels.to(torch.uint8).contiguous()), "label": 1, "id": "a"}
 
 
-def alike(image: Any) -> bool:
+def frames_are_equal(image: Any) -> bool:
     return bool((image == image[:1]).all())
 
 
@@ -151,7 +153,7 @@ def test_crops_of_a_drawn_size_are_the_same_for_all_frames(monkeypatch: pytest.M
     torch.manual_seed(0)
     transform = ShortSideJitter(size=16, scale=(20, 30))
     result = [transform(clip_of(24, 40))["image"] for _ in range(20)]
-    assert all(image.shape == (4, 3, 16, 16) and alike(image) for image in result)
+    assert all(image.shape == (4, 3, 16, 16) and frames_are_equal(image) for image in result)
     assert len({tuple(image[0].flatten().tolist()) for image in result}) > 15
 
 
@@ -160,7 +162,7 @@ def sides(transform: ShortSideJitter, crop: int) -> list[int]:
     return [transform._random_side(crop) for _ in range(4000)]
 
 
-def test_the_lower_end_shrinks_with_the_crop() -> None:
+def test_the_smallest_short_side_shrinks_with_the_crop() -> None:
     """SlowFast: 256 to 320 for 224 are 181 to 320 for 158 and 128 to 320 for 112."""
     transform = ShortSideJitter(size=224)
     for crop, low in ((224, 256), (158, 181), (112, 128)):
@@ -172,7 +174,7 @@ def test_the_lower_end_shrinks_with_the_crop() -> None:
     assert np.mean(1 / np.array(inverse)) == pytest.approx((1 / 256 + 1 / 340) / 2, rel=0.002)
 
 
-def test_a_shape_says_how_large_a_crop_is() -> None:
+def test_a_shape_sets_the_size_of_the_crop() -> None:
     transform = ShortSideJitter(size=16)
     for shape in ((2, 8, 8), (4, 12, 10), (4, 8, 30)):
         sample = transform(clip_of(24, 30) | {"shape": shape})
@@ -214,15 +216,15 @@ def test_crops_of_views_lie_along_the_longer_side() -> None:
         view = {"view": ((0, 1), (number, 3))}
         assert torch.equal(three_crop(wide | view, size=10)["image"], wide["image"][..., start : start + 10])
         assert torch.equal(three_crop(tall | view, size=10)["image"], tall["image"][..., start : start + 10, :])
-    assert torch.equal(three_crop(wide, size=10)["image"], wide["image"][..., 8:18]), "the middle, without views"
-    one = {"view": ((0, 1), (0, 1))}
-    assert torch.equal(three_crop(wide | one, size=10)["image"], wide["image"][..., 8:18])
+    assert torch.equal(three_crop(wide, size=10)["image"], wide["image"][..., 8:18]), "the center, without views"
+    single = {"view": ((0, 1), (0, 1))}
+    assert torch.equal(three_crop(wide | single, size=10)["image"], wide["image"][..., 8:18])
     assert three_crop(wide, size=8, short_side=12)["image"].shape == (4, 3, 8, 8)
     with pytest.raises(ValueError, match="a crop of 8 does not fit into a shorter side of 6"):
         three_crop(wide, size=8, short_side=6)
 
 
-def test_flips_leave_alone_what_a_mirror_would_change() -> None:
+def test_labels_that_depend_on_the_side_are_not_flipped() -> None:
     sample = clip_of(6, 8)
     flipped = clip_flip(sample, probability=1.0)
     assert torch.equal(flipped["image"], sample["image"].flip(-1)) and isinstance(flipped["image"], tv_tensors.Video)
@@ -251,30 +253,30 @@ def test_scales_are_checked() -> None:
         v2.ColorJitter(0.5, 0.5, 0.5, 0.2),
         v2.RandomAffine(20),
     ],
-    ids=lambda one: type(one).__name__,
+    ids=lambda transform: type(transform).__name__,
 )
-def test_what_torchvision_draws_is_the_same_for_all_frames(transform: v2.Transform) -> None:
+def test_torchvision_transforms_treat_all_frames_alike(transform: v2.Transform) -> None:
     torch.manual_seed(3)
     changed = 0
     for _ in range(8):
         sample = clip_of(16, 20)
         result = transform(sample)["image"]
         assert isinstance(result, tv_tensors.Video) and result.shape[:2] == (4, 3)
-        assert alike(result)
+        assert frames_are_equal(result)
         changed += result.shape != sample["image"].shape or not torch.equal(result, sample["image"])
     assert changed >= 3
 
 
-def test_clips_make_a_batch() -> None:
+def test_clips_are_collated() -> None:
     clip = Clip(frames=3, position="middle")
     batch = collate([clip(make_video(9)), clip(make_video(5))])
     assert batch["image"].shape == (2, 3, 3, 8, 12)
     assert batch["image"][:, :, 0, 0, 0].tolist() == [[3, 4, 5], [1, 2, 3]]
     views = collate([clip(make_video(9) | {"view": ((number, 4), (1, 3))}) for number in range(2)])
-    assert [one.tolist() for one in views["view"][0]] == [[0, 1], [4, 4]]
+    assert [numbers.tolist() for numbers in views["view"][0]] == [[0, 1], [4, 4]]
 
 
-def test_differences_of_frames() -> None:
+def test_frame_differences() -> None:
     clip = torch.tensor([[0, 255], [255, 0], [255, 3]], dtype=torch.uint8).view(3, 1, 1, 2)
     result = frame_differences({"image": tv_tensors.Video(clip), "label": 1})
     assert isinstance(result["image"], tv_tensors.Video) and result["label"] == 1

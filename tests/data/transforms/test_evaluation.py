@@ -1,4 +1,4 @@
-"""Sizes of evaluation, several crops, and timm's policies."""
+"""Evaluation sizes, several crops, and timm's policies."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_unknown_policies_raise() -> None:
     ("name", "value"),
     [("Rotate", 27.0), ("ShearX", 0.27), ("TranslateXRel", 0.405), ("ColorIncreasing", 0.81), ("SolarizeAdd", 99)],
 )
-def test_strengths_at_magnitude_9_are_those_of_basecls(name: str, value: float) -> None:
+def test_parameters_at_magnitude_9_are_those_of_basecls(name: str, value: float) -> None:
     from timm.data.auto_augment import LEVEL_TO_ARG
 
     (result,) = LEVEL_TO_ARG[name](9, {"translate_pct": 0.45})[:1]

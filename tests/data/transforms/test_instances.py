@@ -34,7 +34,7 @@ HEIGHT, WIDTH = 40, 60
 
 
 def sample(boxes: list[list[int]] | None = None, *, channels: int = 3) -> Sample:
-    """An image of 40 x 60 with filled boxes; points: the corners at the upper left and right, and the middle."""
+    """Return an image of 40 x 60 with filled boxes; keypoints: the top left and top right corners, and the center."""
     boxes = BOXES if boxes is None else boxes
     corners = torch.tensor(boxes, dtype=torch.float32).reshape(-1, 4)
     left, top, right, bottom = corners.unbind(1)
@@ -43,30 +43,30 @@ def sample(boxes: list[list[int]] | None = None, *, channels: int = 3) -> Sample
     for mask, (x1, y1, x2, y2) in zip(masks, boxes, strict=True):
         mask[y1:y2, x1:x2] = 1
     pixels = torch.arange(channels * HEIGHT * WIDTH).reshape(channels, HEIGHT, WIDTH) % 251
-    whole = (HEIGHT, WIDTH)
-    nothing = np.zeros((0, 4))
+    size = (HEIGHT, WIDTH)
+    empty = np.zeros((0, 4))
     return {
         "image": tv_tensors.Image(pixels.to(torch.uint8)),
-        "boxes": tv_tensors.BoundingBoxes(corners, format="XYXY", canvas_size=whole),
+        "boxes": tv_tensors.BoundingBoxes(corners, format="XYXY", canvas_size=size),
         "labels": torch.arange(len(boxes)),
         "masks": tv_tensors.Mask(masks),
-        "keypoints": tv_tensors.KeyPoints(points, canvas_size=whole),
+        "keypoints": tv_tensors.KeyPoints(points, canvas_size=size),
         "visibility": torch.full((len(boxes), 3), 2),
         "flip_pairs": [1, 0, 2],
         "id": "one",
-        "original_size": whole,
-        "ground_truth": GroundTruth(1, whole, *[nothing[:, 0].astype(int)], nothing, *[nothing[:, 0]] * 3),
+        "original_size": size,
+        "ground_truth": GroundTruth(1, size, *[empty[:, 0].astype(int)], empty, *[empty[:, 0]] * 3),
     }
 
 
 def registered(name: str, **keys: Any) -> Transform:
-    make: Any = register.entries["transform"][name].target
-    made: Transform = make(**keys)
-    return made
+    target: Any = register.entries["transform"][name].target
+    transform: Transform = target(**keys)
+    return transform
 
 
-def assert_in_order(result: Sample) -> None:
-    """Every key has the same objects, all of them in the image; points that can be seen are in it, too."""
+def assert_consistent(result: Sample) -> None:
+    """Assert that every key has the same objects, and that boxes and visible keypoints lie in the image."""
     height, width = result["image"].shape[-2:]
     (count,) = {len(result[key]) for key in OBJECT_KEYS}
     boxes, points = result["boxes"], result["keypoints"]
@@ -76,12 +76,12 @@ def assert_in_order(result: Sample) -> None:
     assert result["masks"].flatten(1).any(1).all()
     assert (boxes[:, 2:] > boxes[:, :2]).all() and (boxes >= 0).all()
     assert (boxes[:, 2:] <= torch.tensor([width, height])).all()
-    seen = points[result["visibility"] > 0]
-    assert (seen >= 0).all() and (seen <= torch.tensor([width, height])).all()
+    visible = points[result["visibility"] > 0]
+    assert (visible >= 0).all() and (visible <= torch.tensor([width, height])).all()
     assert result["labels"].dtype == result["visibility"].dtype == torch.int64 and boxes.dtype == torch.float32
 
 
-# --- all that are registered ------------------------------------------------------------------------------------------
+# --- all registered transforms ----------------------------------------------------------------------------------------
 
 OWN: dict[str, dict[str, Any]] = {
     "boxes_from_masks": {},
@@ -96,7 +96,7 @@ POLICIES = {"AugMix", "AutoAugment", "RandAugment", "TrivialAugmentWide"}
 CONTAINERS = {"RandomApply", "RandomChoice", "RandomOrder"}
 
 
-def made(name: str) -> Transform:
+def make_transform(name: str) -> Transform:
     if name in FUNCTIONS:
         return partial(FUNCTIONS[name], **OWN[name])
     if name in CONTAINERS:
@@ -105,16 +105,16 @@ def made(name: str) -> Transform:
 
 
 @pytest.mark.filterwarnings("ignore:The image decoding and encoding")  # JPEG still uses what torchvision deprecates
-@pytest.mark.filterwarnings("ignore:RandomErasing")  # it says that objects stay what they are
+@pytest.mark.filterwarnings("ignore:RandomErasing")  # it warns that objects are not changed
 @pytest.mark.parametrize("name", sorted({*REGISTERED, *OWN} - POLICIES))
 @pytest.mark.parametrize("boxes", [BOXES, []], ids=["objects", "none"])
-def test_objects_are_in_order_after(name: str, boxes: list[list[int]]) -> None:
-    transform = made(name)
+def test_objects_are_consistent_after(name: str, boxes: list[list[int]]) -> None:
+    transform = make_transform(name)
     for seed in range(6):
         seed_sample(seed)
         before = sample(boxes)
         after = transform(before)
-        assert_in_order(after)
+        assert_consistent(after)
         assert after.keys() == before.keys()
         assert after["ground_truth"] is before["ground_truth"] and after["flip_pairs"] == [1, 0, 2]
         assert after["labels"].tolist() == sorted(after["labels"].tolist())
@@ -126,18 +126,18 @@ def test_policies_refuse_boxes(name: str) -> None:
         registered(name)(sample())
 
 
-def test_what_moves_images_only_refuses_boxes() -> None:
+def test_transforms_of_images_alone_refuse_boxes() -> None:
     with pytest.raises(ValueError, match="boxes and masks would not follow; take resize_shortest_edge"):
         resize_and_crop(sample(), size=8)
     with pytest.raises(ValueError, match="boxes and masks would not follow"):
         timm_policy(sample(), policy="original")
 
 
-def test_workers_can_be_sent_any_of_them() -> None:
+def test_transforms_can_be_pickled() -> None:
     flip = registered("RandomHorizontalFlip", p=1.0)
-    again = pickle.loads(pickle.dumps(flip))
-    assert torch.equal(again(sample())["boxes"], flip(sample())["boxes"])
-    assert flip.__name__ == "RandomHorizontalFlip"  # as errors tell it
+    unpickled = pickle.loads(pickle.dumps(flip))
+    assert torch.equal(unpickled(sample())["boxes"], flip(sample())["boxes"])
+    assert flip.__name__ == "RandomHorizontalFlip"  # the name in error messages
 
 
 # --- sizes ------------------------------------------------------------------------------------------------------------
@@ -160,20 +160,20 @@ def test_workers_can_be_sent_any_of_them() -> None:
 def test_detectron2s_shortest_edge(size: Any, short: int, longest: int | None, result: Any) -> None:
     assert shortest_edge_size(*size, short, longest) == result
     if max(size) <= 1000:
-        given = {"image": tv_tensors.Image(torch.zeros(1, *size, dtype=torch.uint8))}
-        assert ResizeShortestEdge(short_edge_length=short, max_size=longest)(given)["image"].shape[1:] == result
+        image = {"image": tv_tensors.Image(torch.zeros(1, *size, dtype=torch.uint8))}
+        assert ResizeShortestEdge(short_edge_length=short, max_size=longest)(image)["image"].shape[1:] == result
 
 
 @pytest.mark.parametrize("short", [20, 30, 67, 100])
 def test_masks_stay_in_their_boxes(short: int) -> None:
-    """A side of a mask lies within half a pixel of that of its box; torchvision's are up to a whole one further."""
+    """A side of a mask lies within half a pixel of that of its box; torchvision's are up to one pixel further."""
     before = sample([[10, 10, 30, 30], [17, 3, 42, 39]])
     result = ResizeShortestEdge(short_edge_length=short)(before)
     assert type(result["masks"]) is tv_tensors.Mask and result["masks"].dtype == torch.uint8
     assert torch.allclose(boxes_from_masks(result)["boxes"], result["boxes"], rtol=0, atol=0.5 + 1e-4)
 
 
-def test_objects_follow_the_size_on_each_axis() -> None:
+def test_objects_are_scaled_per_axis() -> None:
     """40 x 60 to 7: 7 x 10.5, rounded to 11; so x scales by 11 / 60 and y by 7 / 40."""
     result = ResizeShortestEdge(short_edge_length=7)(sample(BOXES[:3]))
     assert result["image"].shape[1:] == (7, 11)
@@ -182,12 +182,12 @@ def test_objects_follow_the_size_on_each_axis() -> None:
     assert torch.allclose(result["keypoints"], sample(BOXES[:3])["keypoints"] * factors, rtol=0, atol=1e-5)
 
 
-def test_an_object_without_a_pixel_left_goes() -> None:
-    """The last one is one pixel wide: at a sixth of the size the nearest pixels miss it."""
+def test_objects_whose_mask_becomes_empty_are_dropped() -> None:
+    """The last object is one pixel wide: at a sixth of the size nearest-neighbour sampling misses it."""
     assert ResizeShortestEdge(short_edge_length=7)(sample())["labels"].tolist() == [0, 1, 2]
 
 
-def shorts(**keys: Any) -> list[int]:
+def short_sides(**keys: Any) -> list[int]:
     resize = ResizeShortestEdge(**keys)
     result = []
     for seed in range(200):
@@ -197,19 +197,19 @@ def shorts(**keys: Any) -> list[int]:
 
 
 def test_short_sides_are_drawn() -> None:
-    assert {*shorts(short_edge_length=[8, 12, 20])} == {8, 12, 20}
-    assert {*shorts(short_edge_length=[8, 12], sampling="range")} == {8, 9, 10, 11, 12}
-    assert {*shorts(short_edge_length=9)} == {9}
-    assert {*shorts(short_edge_length=[9, 9], sampling="range")} == {9}
+    assert {*short_sides(short_edge_length=[8, 12, 20])} == {8, 12, 20}
+    assert {*short_sides(short_edge_length=[8, 12], sampling="range")} == {8, 9, 10, 11, 12}
+    assert {*short_sides(short_edge_length=9)} == {9}
+    assert {*short_sides(short_edge_length=[9, 9], sampling="range")} == {9}
 
 
 @pytest.mark.parametrize("short", [8, [8], [12, 8], [8, 9, 10]], ids=str)
-def test_a_range_has_two_ends(short: Any) -> None:
+def test_a_range_needs_two_lengths(short: Any) -> None:
     with pytest.raises(ValueError, match="short_edge_length: a range is two lengths, the smaller first"):
         ResizeShortestEdge(short_edge_length=short, sampling="range")
 
 
-def test_one_size_draws_nothing() -> None:
+def test_a_single_size_uses_no_random_numbers() -> None:
     seed_sample(1)
     expected = torch.rand(())
     seed_sample(1)
@@ -230,7 +230,7 @@ def test_detectron2s_resize_scale(size: Any, target: Any, result: Any) -> None:
     assert fit_within(*size, target) == result
 
 
-def test_the_factor_is_drawn_between_its_ends() -> None:
+def test_the_scale_is_drawn_from_its_range() -> None:
     fixed = ResizeScale(size=(100, 100), scale=(1.5, 1.5))(sample())
     assert fixed["image"].shape[1:] == (100, 150)
     assert fixed["boxes"].tolist() == (torch.tensor(BOXES) * 2.5).tolist()
@@ -268,35 +268,35 @@ def test_sizes_of_detectron2s_crops(kind: Any, size: Any, image: Any, result: An
         ("relative_range", (0.9, 0.95), {36, 37, 38, 39, 40}, {57, 58, 59, 60}),
     ],
 )
-def test_sizes_that_are_drawn(kind: Any, size: Any, heights: set[int], widths: set[int]) -> None:
+def test_random_crop_sizes(kind: Any, size: Any, heights: set[int], widths: set[int]) -> None:
     seed_sample(0)
     crop = RandomCrop(kind=kind, size=size)
     drawn = [crop.size(HEIGHT, WIDTH) for _ in range(400)]
     assert ({height for height, _ in drawn}, {width for _, width in drawn}) == (heights, widths)
 
 
-def test_a_crop_is_where_its_pixels_are() -> None:
-    """Anywhere: every place comes, and the objects are those of a copy by hand."""
+def test_objects_of_a_crop_match_its_pixels() -> None:
+    """Every position occurs, and the objects equal those of a crop by slicing."""
     before = sample()
-    places = set()
+    positions = set()
     for seed in range(200):
         seed_sample(seed)
         result = RandomCrop(kind="absolute", size=(36, 57))(before)
         first = int(result["image"][0, 0, 0])
         ((top, left),) = [(y, x) for y in range(5) for x in range(4) if int(before["image"][0, y, x]) == first]
-        places.add((top, left))
-        cut = np.s_[..., top : top + 36, left : left + 57]
-        assert torch.equal(result["image"], before["image"][cut])
-        assert torch.equal(result["masks"], before["masks"][cut][result["labels"]])
+        positions.add((top, left))
+        window = np.s_[..., top : top + 36, left : left + 57]
+        assert torch.equal(result["image"], before["image"][window])
+        assert torch.equal(result["masks"], before["masks"][window][result["labels"]])
         clipped = torch.tensor(BOXES) - torch.tensor([left, top, left, top])
         clipped = clipped.clamp(min=0).minimum(torch.tensor([57, 36, 57, 36]))
         assert result["boxes"].tolist() == clipped[result["labels"]].tolist()
         assert torch.equal(result["keypoints"], before["keypoints"][result["labels"]] - torch.tensor([left, top]))
-    assert len(places) == 20
+    assert len(positions) == 20
 
 
 def test_a_crop_can_be_placed_around_an_object() -> None:
-    """A small object lies in each such crop, and of one that is larger the crop shows nothing else."""
+    """Each crop contains a small object as a whole; a larger object covers the crop."""
     starts = set()
     for seed in range(40):
         seed_sample(seed)
@@ -310,8 +310,8 @@ def test_a_crop_can_be_placed_around_an_object() -> None:
     assert {left for left, _ in starts} == set(range(2, 9)) and {top for _, top in starts} == set(range(5))
 
 
-def test_objects_of_which_little_is_left_are_dropped() -> None:
-    """Of four objects of 10 x 10 in a row 0, 4, 6 and 10 columns are in the crop; half of the third one's mask is."""
+def test_objects_with_little_visible_area_are_dropped() -> None:
+    """Of four objects of 10 x 10 in a row 0, 4, 6 and 10 columns are in the crop; half of the third's mask is."""
     boxes = [[0, 0, 10, 10], [4, 10, 14, 20], [6, 20, 16, 30], [20, 0, 30, 10]]
     before = sample(boxes)
     before["masks"][2, 20:30, 14:16] = 0  # four of eight columns are visible
@@ -321,7 +321,7 @@ def test_objects_of_which_little_is_left_are_dropped() -> None:
         seed_sample(seed)
         result = RandomCrop(**crop, min_visible=min_visible)(before)  # type: ignore[arg-type]
         assert result["labels"].tolist() == expected
-        assert_in_order(result)
+        assert_consistent(result)
     seed_sample(seed)
     assert RandomCrop(**crop, min_visible=0.55)(without_masks(before))["labels"].tolist() == [2, 3]  # type: ignore[arg-type]
 
@@ -330,7 +330,7 @@ def without_masks(of: Sample) -> Sample:
     return {key: value for key, value in of.items() if key != "masks"}
 
 
-def test_objects_outside_go_and_points_outside_are_unknown() -> None:
+def test_objects_outside_are_dropped_and_keypoints_outside_are_not_visible() -> None:
     crop = partial(fixed_size_crop, size=(20, 20), fill=None)
     seed_sample(3)
     result = crop(without_masks(sample([[0, 0, 60, 40], [0, 0, 1, 1], [59, 39, 60, 40]])))
@@ -339,16 +339,16 @@ def test_objects_outside_go_and_points_outside_are_unknown() -> None:
     assert "masks" not in result
 
 
-def test_boxes_are_those_of_the_masks_that_are_left() -> None:
-    """An L of 10 to 40 by 5 to 30, whose upright is 5 wide and whose foot 5 high: without the upright the top is 25."""
+def test_boxes_are_those_of_the_cropped_masks() -> None:
+    """An L of 10 to 40 by 5 to 30, with a stem 5 wide and a foot 5 high: without the stem the top is 25."""
     before = sample([[10, 5, 40, 30]])
     before["masks"][0, 5:25, 15:40] = 0
     boxes = set()
     for seed in range(200):
         seed_sample(seed)
         boxes.add(tuple(RandomCrop(kind="absolute", size=(40, 40))(before)["boxes"][0].tolist()))
-    whole = {(10 - left, 5 if left < 15 else 25, min(40 - left, 40), 30) for left in range(21)}
-    assert boxes == {(max(0, box[0]), *box[1:]) for box in whole}
+    expected = {(10 - left, 5 if left < 15 else 25, min(40 - left, 40), 30) for left in range(21)}
+    assert boxes == {(max(0, box[0]), *box[1:]) for box in expected}
 
 
 @pytest.mark.parametrize(
@@ -359,24 +359,24 @@ def test_boxes_are_those_of_the_masks_that_are_left() -> None:
         ({"kind": "absolute_range", "size": (9, 8)}, r"\[9, 8\] is above the maximum; write \[8, 9\]"),
     ],
 )
-def test_crops_that_cannot_be(keys: Any, message: str) -> None:
+def test_invalid_crop_sizes_raise(keys: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         RandomCrop(**keys)
 
 
-def test_a_fixed_size_cuts_and_fills() -> None:
+def test_a_fixed_size_crop_crops_and_pads() -> None:
     result = fixed_size_crop(sample(), size=(30, 70))
     assert result["image"].shape == (3, 30, 70)
     assert (result["image"][:, :, 60:] == 128).all() and not (result["image"][:, :, :60] == 128).all()
     assert not result["masks"][:, :, 60:].any()
-    assert_in_order(result)
+    assert_consistent(result)
     assert fixed_size_crop(sample(), size=(50, 70))["boxes"].tolist() == BOXES
     small = fixed_size_crop(sample(), size=(50, 50), fill=None)
     assert small["image"].shape == (3, 40, 50)
     assert (fixed_size_crop(sample(), size=(50, 70), fill=0)["image"][:, 40:] == 0).all()
 
 
-def test_a_fixed_size_is_cut_anywhere_on_both_axes() -> None:
+def test_a_fixed_size_crop_is_drawn_on_both_axes() -> None:
     corners = set()
     for seed in range(200):
         seed_sample(seed)
@@ -385,7 +385,7 @@ def test_a_fixed_size_is_cut_anywhere_on_both_axes() -> None:
     assert corners == {(top, left) for top in range(3) for left in range(3)}
 
 
-def test_iou_crops_without_objects_stay_and_need_an_end() -> None:
+def test_iou_crops_leave_images_without_objects_unchanged_and_need_option_1() -> None:
     empty = sample([])
     assert RandomIoUCrop()(empty) is empty
     flat = {**sample(), "image": tv_tensors.Image(torch.zeros(3, 3, 60, dtype=torch.uint8))}
@@ -394,7 +394,7 @@ def test_iou_crops_without_objects_stay_and_need_an_end() -> None:
         RandomIoUCrop(sampler_options=[0.3, 0.9])
 
 
-def test_iou_crops_keep_objects_whose_middle_is_inside() -> None:
+def test_iou_crops_keep_objects_whose_center_is_inside() -> None:
     crop = registered("RandomIoUCrop", sampler_options=[0.0, 1.0])
     kept = []
     for seed in range(60):
@@ -404,11 +404,11 @@ def test_iou_crops_keep_objects_whose_middle_is_inside() -> None:
     assert all(kept)
 
 
-# --- mirror images ----------------------------------------------------------------------------------------------------
+# --- flips ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_mirror_image() -> None:
-    """Of an image 60 wide: 8 to 16 becomes 44 to 52; the left corner is the right one then."""
+def test_horizontal_flip() -> None:
+    """In an image 60 wide, 8 to 16 becomes 44 to 52; left and right corners are swapped."""
     before = sample()
     before["visibility"] = torch.tensor([[2, 1, 0]] * 4)
     result = RandomHorizontalFlip(p=1.0)(before)
@@ -418,18 +418,18 @@ def test_a_mirror_image() -> None:
     assert result["boxes"][0].tolist() == [44, 4, 52, 12]
     assert result["keypoints"][0].tolist() == [[44, 4], [52, 4], [48, 8]]
     assert result["visibility"].tolist() == [[1, 2, 0]] * 4
-    assert_in_order(result)
-    back = RandomHorizontalFlip(p=1.0)(result)
-    assert all(torch.equal(back[key], before[key]) for key in (*OBJECT_KEYS, "image"))
+    assert_consistent(result)
+    restored = RandomHorizontalFlip(p=1.0)(result)
+    assert all(torch.equal(restored[key], before[key]) for key in (*OBJECT_KEYS, "image"))
 
 
-def test_detectron2s_mirrored_box() -> None:
+def test_detectron2s_flipped_box() -> None:
     box = tv_tensors.BoundingBoxes([[10.0, 20, 30, 40]], format="XYXY", canvas_size=(50, 100))
-    given = {"image": tv_tensors.Image(torch.zeros(1, 50, 100)), "boxes": box}
-    assert RandomHorizontalFlip(p=1.0)(given)["boxes"].tolist() == [[70, 20, 90, 40]]
+    sample = {"image": tv_tensors.Image(torch.zeros(1, 50, 100)), "boxes": box}
+    assert RandomHorizontalFlip(p=1.0)(sample)["boxes"].tolist() == [[70, 20, 90, 40]]
 
 
-def test_upside_down() -> None:
+def test_vertical_flip() -> None:
     before = sample()
     result = RandomVerticalFlip(p=1.0)(before)
     assert torch.equal(result["image"], before["image"].flip(-2))
@@ -442,18 +442,18 @@ def test_upside_down() -> None:
 def test_flips_are_drawn_as_torchvisions(flip: Callable[..., Any]) -> None:
     from torchvision.transforms import v2
 
-    theirs = getattr(v2, flip.__name__)()
+    torchvision_flip = getattr(v2, flip.__name__)()
     for seed in range(20):
         seed_sample(seed)
         result = flip()(sample())
         seed_sample(seed)
-        assert torch.equal(theirs(sample())["image"], result["image"])
+        assert torch.equal(torchvision_flip(sample())["image"], result["image"])
     before = sample()
     assert flip(p=0.0)(before) is before
 
 
-def test_points_turn_with_boxes_and_masks() -> None:
-    """By a quarter: torchvision's rotation counts places from the edge of the first pixel, as we do."""
+def test_keypoints_rotate_with_boxes_and_masks() -> None:
+    """By 90 degrees: torchvision's rotation has coordinates from the edge of the first pixel, as we do."""
     result = registered("RandomRotation", degrees=[90, 90], expand=True)(sample())
     assert result["image"].shape == (3, 60, 40)
     assert result["boxes"][0].tolist() == [4, 44, 12, 52]
@@ -470,7 +470,7 @@ def test_boxes_around_masks() -> None:
     before["masks"][3] = 0
     result = boxes_from_masks(before)
     assert result["boxes"].tolist() == [[8, 4, 16, 12], [0, 0, 60, 40], [59, 39, 60, 40]]
-    assert_in_order(result)
+    assert_consistent(result)
     assert len(boxes_from_masks(sample([]))["boxes"]) == 0
     plain = without_masks(before)
     assert boxes_from_masks(plain) is plain
@@ -478,16 +478,16 @@ def test_boxes_around_masks() -> None:
 
 def test_after_a_rotation_boxes_around_masks_are_narrower() -> None:
     seed_sample(0)
-    turned = registered("RandomRotation", degrees=[45, 45])(sample([[20, 10, 40, 30]]))
-    before, after = (result["boxes"][0] for result in (turned, boxes_from_masks(turned)))
+    rotated = registered("RandomRotation", degrees=[45, 45])(sample([[20, 10, 40, 30]]))
+    before, after = (result["boxes"][0] for result in (rotated, boxes_from_masks(rotated)))
     assert after[2] - after[0] == pytest.approx(20 * 2**0.5, abs=1.5)
     assert (after[:2] >= before[:2] - 1).all() and (after[2:] <= before[2:] + 1).all()
 
 
-def test_small_objects_go_with_all_their_keys() -> None:
+def test_small_objects_are_dropped_with_all_their_keys() -> None:
     result = SanitizeBoundingBoxes(min_size=2)(sample())
     assert result["labels"].tolist() == [0, 1, 2]
-    assert_in_order(result)
+    assert_consistent(result)
     assert SanitizeBoundingBoxes(min_area=65)(sample())["labels"].tolist() == [1, 2]
     with pytest.raises(ValueError, match="the sample has no boxes"):
         SanitizeBoundingBoxes()({"image": sample()["image"]})
@@ -499,14 +499,14 @@ def test_small_objects_go_with_all_their_keys() -> None:
 def test_light_adds_one_color_to_all_pixels() -> None:
     before = sample()
     before["image"] = tv_tensors.Image(torch.full((3, 4, 5), 128, dtype=torch.uint8))
-    colours = []
+    colors = []
     for seed in range(300):
         seed_sample(seed)
         result = lighting(before)["image"]
         assert type(result) is tv_tensors.Image and result.dtype == torch.uint8
         assert (result == result[:, :1, :1]).all()
-        colours.append(result[:, 0, 0].float() - 128)
-    spread = torch.stack(colours)
+        colors.append(result[:, 0, 0].float() - 128)
+    spread = torch.stack(colors)
     # 255 x 0.1 x 0.2175 along the first axis, which is nearly gray: about 3.2 in each channel.
     assert spread.std(0).tolist() == pytest.approx([3.2, 3.2, 3.2], abs=0.5)
     assert torch.equal(lighting(before, std=0)["image"], before["image"])

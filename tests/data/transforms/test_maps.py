@@ -17,11 +17,16 @@ from opabinia.runtime.seeds import seed_sample
 from tests.data.test_sample_keys import agreement, segmentation
 from tests.data.transforms.test_transforms import BOXES, REGISTERED, SETTINGS
 
-REFUSED = {"AugMix", "AutoAugment", "RandAugment", "TrivialAugmentWide"}  # for classification; torchvision says so
+REFUSED = {
+    "AugMix",
+    "AutoAugment",
+    "RandAugment",
+    "TrivialAugmentWide",
+}  # for classification only, according to torchvision
 PADDED = {"CenterCrop", "Pad", "RandomAffine", "RandomCrop", "RandomPerspective", "RandomRotation", "RandomZoomOut"}
-MOVES = PADDED | {"ElasticTransform", "RandomHorizontalFlip", "RandomVerticalFlip", "Resize", "ScaleJitter"}
-MOVES |= {"RandomResize", "RandomResizedCrop", "RandomShortestSize"}
-STRONG: dict[str, dict[str, Any]] = {
+GEOMETRIC = PADDED | {"ElasticTransform", "RandomHorizontalFlip", "RandomVerticalFlip", "Resize", "ScaleJitter"}
+GEOMETRIC |= {"RandomResize", "RandomResizedCrop", "RandomShortestSize"}
+STRONG_SETTINGS: dict[str, dict[str, Any]] = {
     "CenterCrop": {"size": 60},
     "ElasticTransform": {"fill": 77},
     "Pad": {"padding": [5, 7], "fill": [7, 8, 9]},
@@ -36,12 +41,12 @@ STRONG: dict[str, dict[str, Any]] = {
 
 @pytest.mark.filterwarnings("ignore:The image decoding and encoding")
 def test_maps_follow_every_transform() -> None:
-    """Geometric ones move image and map together and fill maps with 255; photometric ones do not touch maps."""
+    """Geometric transforms move image and map together and fill maps with 255; others leave maps unchanged."""
     labels = segmentation()["mask"].to(torch.uint8)
     sample: Sample = {**segmentation(), "mask": tv_tensors.Mask(labels)}
     for name in sorted(set(REGISTERED) - BOXES - REFUSED):
         transform: Any = register.entries["transform"][name].target
-        transform = transform(**{**SETTINGS.get(name, {}), **STRONG.get(name, {})})
+        transform = transform(**{**SETTINGS.get(name, {}), **STRONG_SETTINGS.get(name, {})})
         seed_sample(3)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
@@ -49,7 +54,7 @@ def test_maps_follow_every_transform() -> None:
         mask = result["mask"]
         assert isinstance(mask, tv_tensors.Mask) and mask.dtype == torch.uint8, name
         assert mask.shape == result["image"].shape[-2:], name
-        if name in MOVES:
+        if name in GEOMETRIC:
             assert set(mask.unique().tolist()) <= {0, 1, 2, 3, 255}, name
             assert agreement(result["image"], mask) > 0.85, name
             assert bool((mask == 255).any()) or name not in PADDED, name
@@ -58,7 +63,7 @@ def test_maps_follow_every_transform() -> None:
 
 
 def test_resized_maps_have_the_labels_at_the_centers_of_pixels() -> None:
-    """Not at their upper left corners, as in torchvision, which shifts maps by half a pixel against their images."""
+    """torchvision takes the labels at the top left corners, which shifts maps by half a pixel against their images."""
     columns = torch.arange(64, dtype=torch.uint8).expand(3, 64, 64)
     sample = {"image": tv_tensors.Image(columns.clone()), "mask": tv_tensors.Mask(columns[0].clone())}
     for transform in (Resize(size=[16, 16]), RandomResizedCrop(size=16, scale=(1.0, 1.0), ratio=(1.0, 1.0))):
@@ -81,16 +86,16 @@ def test_images_are_filled_as_configured_and_instance_masks_are_not() -> None:
 def test_crops_with_several_classes() -> None:
     sample = segmentation(40, 40)
     sample["mask"][20:, :20] = 255
-    found = []
+    counts = []
     for ratio in (1.0, 0.6):
         crop = RandomCrop(kind="absolute", size=(20, 20), category_max_ratio=ratio)
-        mixed = 0
+        count = 0
         for seed in range(30):
             seed_sample(seed)
             pixels = crop(sample)["mask"].as_subclass(Tensor).flatten().bincount(minlength=256)[:255]
-            mixed += int(pixels.max() < 0.6 * pixels.sum())
-        found.append(mixed)
-    assert found[0] < 15 and found[1] >= 28  # ten draws may all fail
+            count += int(pixels.max() < 0.6 * pixels.sum())
+        counts.append(count)
+    assert counts[0] < 15 and counts[1] >= 28  # all ten attempts may fail
     with pytest.raises(ValueError, match="category_max_ratio is for samples with a segmentation map"):
         RandomCrop(category_max_ratio=0.75)({"image": sample["image"]})
 

@@ -56,53 +56,53 @@ POINTS = corners(BOXES)
 
 
 def difference(left: Floats, right: Floats) -> float:
-    """Largest distance between the corners of rectangles, whichever comes first and in either direction."""
+    """Return the largest distance between corners of rectangles, for any first corner and either direction."""
     orders = [np.roll(order, shift) for shift in range(4) for order in ([0, 1, 2, 3], [3, 2, 1, 0])]
     return max(min(float(np.abs(a[order] - b).max()) for order in orders) for a, b in zip(left, right, strict=True))
 
 
-def check(result: Sample, moved: Floats) -> None:
+def assert_moved(result: Sample, moved: Floats) -> None:
     """Check that the result has exactly the objects whose moved center is in its image, with their moved corners."""
     height, width = result["image"].shape[-2:]
     centers = moved.mean(1)
-    kept = [i for i, (x, y) in enumerate(centers) if 0 <= x <= width and 0 <= y <= height]
-    assert result["labels"].tolist() == kept
+    visible = [i for i, (x, y) in enumerate(centers) if 0 <= x <= width and 0 <= y <= height]
+    assert result["labels"].tolist() == visible
     assert result["boxes"].format == tv_tensors.BoundingBoxFormat.CXCYWHR
     assert result["boxes"].canvas_size == (height, width) and result["boxes"].clamping_mode is None
-    assert not kept or difference(corners(result["boxes"]), moved[kept]) < 0.01
+    assert not visible or difference(corners(result["boxes"]), moved[visible]) < 0.01
 
 
 def test_boxes_follow_their_corners() -> None:
-    check(RandomHorizontalFlip(p=1)(sample()), [WIDTH, 0] + POINTS * [-1, 1])
-    check(RandomVerticalFlip(p=1)(sample()), [0, HEIGHT] + POINTS * [1, -1])
-    check(ResizeShortestEdge(short_edge_length=40)(sample()), POINTS / 2)
-    check(ResizeScale(size=(160, 240), scale=(1, 1))(sample()), POINTS * 2)
-    check(fixed_size_crop(sample(), size=(100, 200)), POINTS)
+    assert_moved(RandomHorizontalFlip(p=1)(sample()), [WIDTH, 0] + POINTS * [-1, 1])
+    assert_moved(RandomVerticalFlip(p=1)(sample()), [0, HEIGHT] + POINTS * [1, -1])
+    assert_moved(ResizeShortestEdge(short_edge_length=40)(sample()), POINTS / 2)
+    assert_moved(ResizeScale(size=(160, 240), scale=(1, 1))(sample()), POINTS * 2)
+    assert_moved(fixed_size_crop(sample(), size=(100, 200)), POINTS)
     for seed in range(4):
         seed_sample(seed)
         result = RandomCrop(kind="absolute", size=(50, 70), object_probability=0.5)(sample())
         first = int(result["labels"][0])  # all objects are shifted like the first one
         shift = result["boxes"][0, :2].numpy() - np.array(BOXES[first][:2])
-        check(result, POINTS + shift)
+        assert_moved(result, POINTS + shift)
 
 
 def registered(name: str, **settings: object) -> Callable[[Sample], Sample]:
-    make = register.entries["transform"][name].target
-    assert make is not None
-    transform: Callable[[Sample], Sample] = make(**settings)
+    target = register.entries["transform"][name].target
+    assert target is not None
+    transform: Callable[[Sample], Sample] = target(**settings)
     return transform
 
 
 def test_boxes_rotate_with_the_image() -> None:
     """RandomRotation counterclockwise around the center of the image, RandomAffine clockwise."""
-    middle = np.array([WIDTH, HEIGHT]) / 2
+    center = np.array([WIDTH, HEIGHT]) / 2
     for degrees in (30, 80, -135):
         angle = math.radians(degrees)
-        turn = np.array([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
+        matrix = np.array([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
         rotation = registered("RandomRotation", degrees=[degrees, degrees])
-        check(rotation(sample()), (POINTS - middle) @ turn + middle)
+        assert_moved(rotation(sample()), (POINTS - center) @ matrix + center)
         affine = registered("RandomAffine", degrees=[degrees, degrees], scale=[0.5, 0.5])
-        check(affine(sample()), (POINTS - middle) / 2 @ turn.T + middle)
+        assert_moved(affine(sample()), (POINTS - center) / 2 @ matrix.T + center)
 
 
 def test_unequal_scales_give_a_box_around_the_object() -> None:
@@ -113,7 +113,7 @@ def test_unequal_scales_give_a_box_around_the_object() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The image decoding and encoding", "ignore:RandomErasing")
-def test_every_transform_takes_oriented_boxes_or_says_that_it_does_not() -> None:
+def test_every_transform_accepts_or_refuses_oriented_boxes() -> None:
     for name in sorted({*REGISTERED} - POLICIES):
         transform = registered(name, **SETTINGS.get(name, {}))
         for boxes in (BOXES, []):
@@ -134,15 +134,15 @@ def test_small_and_hidden_objects_are_dropped() -> None:
     assert SanitizeBoundingBoxes(min_size=7)(sample())["labels"].tolist() == [0, 1, 2]
     assert SanitizeBoundingBoxes(min_area=200)(sample([*BOXES, [-1, 5, 40, 40, 0]]))["labels"].tolist() == [0, 2]
     crop = RandomCrop(kind="relative", size=(1, 1), min_visible=0.8)
-    assert crop(sample())["labels"].tolist() == [0, 1, 2, 3], "of what was visible before"
+    assert crop(sample())["labels"].tolist() == [0, 1, 2, 3], "relative to the previously visible area"
     boxes = torch.tensor([[0.0, 10, 20, 8, 90], [5, 10, 20, 8, 0], [50, 50, 10, 10, 45]])
     shares = visible_shares(boxes, (0, 0, 45, 100))
     assert torch.allclose(shares, torch.tensor([0.5, 0.75, 0]), atol=1e-4), "0: its center is outside"
-    flat = sample([[10, 10, 0, 5, 20], [20, 20, 5, 5, 20]])
-    assert collate([flat], size_multiple=8)["labels"][0].tolist() == [1]
+    with_empty_box = sample([[10, 10, 0, 5, 20], [20, 20, 5, 5, 20]])
+    assert collate([with_empty_box], size_multiple=8)["labels"][0].tolist() == [1]
 
 
-def test_combined_images_have_boxes_where_their_corners_are() -> None:
+def test_boxes_of_combined_images() -> None:
     for seed in range(5):
         seed_sample(seed)
         mosaic = Mosaic(size=96, min_side=0, min_area=0).combine(sample(), sample)
@@ -154,7 +154,7 @@ def test_combined_images_have_boxes_where_their_corners_are() -> None:
                 abs((float(box[4]) - BOXES[label][4] + 45) % 90 - 45) < 1 and 0 <= box[:2].min() <= box[:2].max() <= 96
             )
     seed_sample(0)
-    both = MixupBoxes().combine(sample(), lambda: sample(BOXES[:2]))
-    assert both["labels"].tolist() == [0, 1, 2, 3, 0, 1] and torch.allclose(both["boxes"][4:], sample()["boxes"][:2])
+    mixed = MixupBoxes().combine(sample(), lambda: sample(BOXES[:2]))
+    assert mixed["labels"].tolist() == [0, 1, 2, 3, 0, 1] and torch.allclose(mixed["boxes"][4:], sample()["boxes"][:2])
     with pytest.raises(ValueError, match="CopyPaste needs masks of the objects"):
         CopyPaste().combine(sample(), sample)

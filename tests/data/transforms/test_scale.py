@@ -1,4 +1,4 @@
-"""A billion samples: going on anywhere takes little memory, by the same code that is compared with lists here."""
+"""A billion samples: resuming at any step needs little memory; small orders are compared with lists."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def shuffled(samples: int) -> Sampler:
 
 
 def by_shard(samples: int) -> Sampler:
-    """In 100,000 shards where there are so many samples, else in some of uneven sizes."""
+    """Return a shard shuffle of 100,000 shards, or of shards of uneven sizes if there are fewer samples."""
     counts = np.full(100_000, samples // 100_000) if samples >= 100_000 else uneven(samples)
     source: Any = Sharded(counts)
     return ShardShuffle(source, SEED, BATCH, pool_size=3)
@@ -49,19 +49,21 @@ def listed_shuffled(samples: int, epoch: int) -> list[int]:
 
 
 def listed_by_shard(samples: int, epoch: int) -> list[int]:
-    """With lists of lists."""
+    """Return the order, computed with lists of lists."""
     counts = uneven(samples)
     ends = list(accumulate(counts))
-    members = [list(range(end - count, end)) for count, end in zip(counts, ends, strict=True)]
+    samples_of_shards = [list(range(end - count, end)) for count, end in zip(counts, ends, strict=True)]
     key = hash32(ORDER, SEED, epoch)
-    in_turn = [members[shard] for shard in Permutation(len(counts), key)(np.arange(len(counts))).tolist()]
+    shuffled_shards = [
+        samples_of_shards[shard] for shard in Permutation(len(counts), key)(np.arange(len(counts))).tolist()
+    ]
     pools = -(-len(counts) // 3)
     result = []
     for pool in range(pools):
-        some = in_turn[pool * len(counts) // pools : (pool + 1) * len(counts) // pools]
-        of_pool = [sample for shard in some for sample in shard]
-        order = Permutation(len(of_pool), hash32(DRAW, key, pool))(np.arange(len(of_pool)))
-        result += [of_pool[place] for place in order.tolist()]
+        pool_shards = shuffled_shards[pool * len(counts) // pools : (pool + 1) * len(counts) // pools]
+        pool_samples = [sample for shard in pool_shards for sample in shard]
+        order = Permutation(len(pool_samples), hash32(DRAW, key, pool))(np.arange(len(pool_samples)))
+        result += [pool_samples[position] for position in order.tolist()]
     return result
 
 
@@ -69,7 +71,7 @@ samplers = pytest.mark.parametrize("make", [shuffled, by_shard])
 
 
 def after_seek(make: Callable[[int], Sampler], samples: int, rank: int, world: int, batch: int, start: int) -> Request:
-    """What a process reads first that goes on at step ``start``."""
+    """Return the first request of a process that resumes at step ``start``."""
     sampler = make(samples)
     plan = ConstantPlan(len(sampler), batch, Duration(3, "ep"))
     Clock.at(plan, start)
@@ -77,7 +79,7 @@ def after_seek(make: Callable[[int], Sampler], samples: int, rank: int, world: i
 
 
 @samplers
-def test_seeking_in_a_billion_samples_takes_little_memory(make: Callable[[int], Sampler]) -> None:
+def test_seeking_in_a_billion_samples_needs_little_memory(make: Callable[[int], Sampler]) -> None:
     samples, world, batch = 10**9, 1024, 32 * 1024
     steps = -(-samples // batch)
     tracemalloc.start()
@@ -94,22 +96,20 @@ def test_seeking_in_a_billion_samples_takes_little_memory(make: Callable[[int], 
 
 
 @pytest.mark.parametrize(("make", "listed"), [(shuffled, listed_shuffled), (by_shard, listed_by_shard)])
-def test_seeking_finds_what_a_list_holds(
-    make: Callable[[int], Sampler], listed: Callable[[int, int], list[int]]
-) -> None:
+def test_seeking_agrees_with_lists(make: Callable[[int], Sampler], listed: Callable[[int, int], list[int]]) -> None:
     samples, world, batch = 199, 3, 20
     for epoch in (0, 1, 2):
-        whole = listed(samples, epoch)
-        assert sorted(whole) == list(range(samples))
+        expected = listed(samples, epoch)
+        assert sorted(expected) == list(range(samples))
         for step in range(10):
-            of_batch = [
+            indices = [
                 after_seek(make, samples, rank, world, batch, 10 * epoch + step).indices for rank in range(world)
             ]
-            assert np.concatenate(of_batch).tolist() == whole[step * batch : (step + 1) * batch]
+            assert np.concatenate(indices).tolist() == expected[step * batch : (step + 1) * batch]
 
 
-def test_an_evaluation_of_a_billion_samples_is_few_rows() -> None:
-    """Of 1,024 processes each has its own; together they have all batches."""
+def test_an_evaluation_of_a_billion_samples_has_few_rows() -> None:
+    """Each of 1,024 processes has its own rows; all of them cover all batches."""
     last = -(-(10**9) // 256) - 1
     result = [list(evaluation_rows(10**9, 256, rank, 1024)) for rank in (0, last % 1024)]
     assert [(rows[0].step, rows[1].step, len(rows)) for rows in result] == [

@@ -12,7 +12,7 @@ from opabinia.runtime.seeds import seed_sample
 
 CLASSES = {name for name, cls in inspect.getmembers(v2, inspect.isclass) if issubclass(cls, v2.Transform)}
 REGISTERED = sorted(CLASSES - EXCLUDED.keys())
-BOXES = {"RandomIoUCrop", "SanitizeBoundingBoxes"}  # do nothing useful without boxes, and say so
+BOXES = {"RandomIoUCrop", "SanitizeBoundingBoxes"}  # they need boxes, and raise without
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "CenterCrop": {"size": 8},
@@ -55,7 +55,7 @@ def test_every_transform_is_registered_or_excluded_with_a_reason() -> None:
 
 @pytest.mark.filterwarnings("ignore:The image decoding and encoding")  # JPEG still uses what 0.29 deprecates
 @pytest.mark.parametrize("name", REGISTERED)
-def test_a_sample_passes_through(name: str) -> None:
+def test_every_transform_accepts_a_sample(name: str) -> None:
     make = register.entries["transform"][name].target
     assert make is not None
     transform = make(**SETTINGS.get(name, {}))
@@ -67,4 +67,4 @@ def test_a_sample_passes_through(name: str) -> None:
     assert first["image"].dtype == torch.uint8
     assert first["image"].ndim == 3
     assert (first["label"], first["id"]) == (3, "a/b")
-    assert torch.equal(first["image"], second["image"]), "draws from something that is not seeded"
+    assert torch.equal(first["image"], second["image"]), "the transform uses a generator that is not seeded"

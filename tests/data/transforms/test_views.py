@@ -1,4 +1,4 @@
-"""Several views of an image: how they are made, and how they go through everything up to the step."""
+"""Several views of an image, from the transform to the training step."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def sample_of(channels: int = 1) -> Sample:
     return {"image": tv_tensors.Image(pixels.to(torch.uint8)), "label": 3, "id": "a"}
 
 
-def hidden(sample: Sample) -> Sample:
+def with_patch_mask(sample: Sample) -> Sample:
     return {**sample, "patch_mask": torch.rand(4) < 0.5}
 
 
@@ -53,18 +53,18 @@ def hidden(sample: Sample) -> Sample:
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_views_stand_in_place_of_the_image(channels: int) -> None:
+def test_views_replace_the_image(channels: int) -> None:
     before = sample_of(channels)
-    kept = before["image"].clone()
+    original = before["image"].clone()
     sample = VIEWS(before)
-    assert sample.keys() == {"views", "label", "id"} and torch.equal(before["image"], kept)
+    assert sample.keys() == {"views", "label", "id"} and torch.equal(before["image"], original)
     assert [tuple(view.shape) for view in sample["views"]] == [(channels, 16, 16)] * 2 + [(channels, 8, 8)] * 3
     assert all(view.dtype == torch.uint8 for view in sample["views"])
     first, second = sample["views"][:2]
-    assert not torch.equal(first, second), "each draws its own"
+    assert not torch.equal(first, second), "each view has its own random numbers"
 
 
-def test_what_a_view_does_in_place_no_other_sees() -> None:
+def test_in_place_changes_of_a_view_do_not_affect_others() -> None:
     def blackened(sample: Sample) -> Sample:
         sample["image"].zero_()
         return sample
@@ -74,7 +74,7 @@ def test_what_a_view_does_in_place_no_other_sees() -> None:
 
 
 def test_masks_are_those_of_the_first_views() -> None:
-    masked, plain = View(transforms=[hidden], count=2), View(transforms=[])
+    masked, plain = View(transforms=[with_patch_mask], count=2), View(transforms=[])
     sample = Views(views=[masked, plain])(sample_of())
     assert len(sample["views"]) == 3 and [mask.shape for mask in sample["patch_masks"]] == [(4,), (4,)]
     assert "patch_mask" not in sample and "patch_masks" not in Views(views=[plain])(sample_of())
@@ -87,8 +87,11 @@ def test_masks_are_those_of_the_first_views() -> None:
 # --- batches ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_tuple_of_views_becomes_one_of_batches() -> None:
-    samples = [Views(views=[View(transforms=[hidden], count=2), View(transforms=SMALL)])(sample_of()) for _ in range(3)]
+def test_views_are_collated_to_a_tuple_of_batches() -> None:
+    samples = [
+        Views(views=[View(transforms=[with_patch_mask], count=2), View(transforms=SMALL)])(sample_of())
+        for _ in range(3)
+    ]
     batch = collate(samples)
     assert type(batch["views"]) is type(batch["patch_masks"]) is tuple
     assert [tuple(view.shape) for view in batch["views"]] == [(3, 1, 20, 20)] * 2 + [(3, 1, 8, 8)]
@@ -97,7 +100,7 @@ def test_a_tuple_of_views_becomes_one_of_batches() -> None:
     assert batch["label"].tolist() == [3, 3, 3]
 
 
-def test_views_that_do_not_make_a_batch_are_named() -> None:
+def test_views_that_cannot_be_collated_are_named() -> None:
     small, large = (Views(views=[View(transforms=[]), View(transforms=[v2.Resize(side)])]) for side in ((8, 8), (9, 9)))
     with pytest.raises(ValueError, match=r"'views\.1' differs in size: a has 1 x 8 x 8, b has 1 x 9 x 9"):
         collate([small(sample_of()), large({**sample_of(), "id": "b"})])
@@ -105,25 +108,25 @@ def test_views_that_do_not_make_a_batch_are_named() -> None:
         resize_batch(collate([small(sample_of())]), (12, 12))
 
 
-def test_tuples_of_another_length_are_left_alone() -> None:
+def test_tuples_of_different_lengths_are_not_collated() -> None:
     assert collate([{"id": "a", "n": (1, 2)}, {"id": "b", "n": (1, 2, 3)}])["n"] == [(1, 2), (1, 2, 3)]
 
 
-def test_views_go_to_the_device_as_a_tuple() -> None:
+def test_views_are_moved_to_the_device_as_a_tuple() -> None:
     batch: Batch = {"views": (torch.zeros(2, 1), torch.ones(2, 3)), "id": ["a", "b"], "patch_masks": (torch.ones(2),)}
     moved = _move(batch, torch.device("meta"))
-    assert type(moved["views"]) is tuple and {one.device.type for one in moved["views"]} == {"meta"}
+    assert type(moved["views"]) is tuple and {view.device.type for view in moved["views"]} == {"meta"}
     assert moved["patch_masks"][0].is_meta and moved["id"] == ["a", "b"]
 
 
 @pytest.mark.gpu
 def test_views_are_pinned() -> None:
-    for _, batch in reading(workers=1, pin_memory=True).iterate(0):
+    for _, batch in make_loader(workers=1, pin_memory=True).iterate(0):
         assert type(batch["views"]) is tuple and all(view.is_pinned() for view in batch["views"])
         assert all(view.is_cuda for view in _move(batch, torch.device("cuda"))["views"])
 
 
-def test_a_sample_is_suspected_for_a_view_of_it() -> None:
+def test_a_sample_is_suspect_if_one_of_its_views_is() -> None:
     second = torch.zeros(3, 1, 4, 4)
     second[2, 0, 1, 1] = torch.nan
     assert suspect_samples(
@@ -135,7 +138,7 @@ def test_a_sample_is_suspected_for_a_view_of_it() -> None:
 # --- the same on any number of workers, and from any step on ----------------------------------------------------------
 
 
-def reading(workers: int = 0, **keys: Any) -> Loader:
+def make_loader(workers: int = 0, **keys: Any) -> Loader:
     source = Unlabeled(source=Synthetic(samples=20, channels=1, size=20))
     plan = ConstantPlan(20, 6, Duration.parse("2ep"))
     requests = training_requests(plan, partial(epoch_order, 5, n=20, shuffle=True), 0, 1)
@@ -151,33 +154,35 @@ def read(loader: Loader, start: int = 0) -> list[tuple[list[str], list[Tensor]]]
 
 def assert_same(left: list[tuple[list[str], list[Tensor]]], right: list[tuple[list[str], list[Tensor]]]) -> None:
     assert [ids for ids, _ in left] == [ids for ids, _ in right] and left
-    pairs = [pair for (_, one), (_, other) in zip(left, right, strict=True) for pair in zip(one, other, strict=True)]
+    pairs = [pair for (_, a), (_, b) in zip(left, right, strict=True) for pair in zip(a, b, strict=True)]
     assert all(torch.equal(a, b) for a, b in pairs)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("start", [0, 3, 5])
-def test_workers_and_where_one_starts_change_no_view(workers: int, start: int) -> None:
-    whole = read(reading())
-    assert len(whole) == 8 and [len(ids) for ids, _ in whole[:4]] == [6, 6, 6, 2]
-    assert_same(read(reading(workers), start), whole[start:])
+def test_views_do_not_depend_on_workers_and_start(workers: int, start: int) -> None:
+    expected = read(make_loader())
+    assert len(expected) == 8 and [len(ids) for ids, _ in expected[:4]] == [6, 6, 6, 2]
+    assert_same(read(make_loader(workers), start), expected[start:])
 
 
-def test_an_image_has_other_views_in_the_next_epoch() -> None:
-    seen: dict[str, list[Tensor]] = {}
-    for ids, views in read(reading()):
-        for number, one in enumerate(ids):
-            seen.setdefault(one, []).append(views[0][number])
-    assert len(seen) == 20 and all(not torch.equal(*twice) for twice in seen.values())
+def test_an_image_has_different_views_in_the_next_epoch() -> None:
+    views_by_id: dict[str, list[Tensor]] = {}
+    for ids, views in read(make_loader()):
+        for number, sample_id in enumerate(ids):
+            views_by_id.setdefault(sample_id, []).append(views[0][number])
+    assert len(views_by_id) == 20 and all(not torch.equal(*pair) for pair in views_by_id.values())
 
 
-# --- what is known of data with views ---------------------------------------------------------------------------------
+# --- dataset info -----------------------------------------------------------------------------------------------------
 
 
-def test_facts_are_those_of_the_first_view() -> None:
+def test_dataset_info_is_that_of_the_first_view() -> None:
     assert read_dataset_info(Stream(source=PlacedDigits(split="val"), transforms=[VIEWS])).channels == 1
-    colour = Views(views=[View(transforms=[v2.RGB()], count=2)])
-    dataset_info = read_dataset_info(Stream(source=Unlabeled(source=DigitScenes(split="val")), transforms=[colour]))
+    color_views = Views(views=[View(transforms=[v2.RGB()], count=2)])
+    dataset_info = read_dataset_info(
+        Stream(source=Unlabeled(source=DigitScenes(split="val")), transforms=[color_views])
+    )
     assert (dataset_info.channels, dataset_info.samples, dataset_info.classes, dataset_info.boxes) == (
         3,
         400,
@@ -186,8 +191,7 @@ def test_facts_are_those_of_the_first_view() -> None:
     )
 
 
-def test_ten_labels_a_class() -> None:
-    """For trials of what few labels are worth."""
+def test_a_subset_of_ten_labels_per_class() -> None:
     source = PlacedDigits()
     sampler = Subset(source, 0, 10, num_samples=100)
     labels = source.labels[sampler.order(0)(np.arange(100))]
@@ -231,40 +235,40 @@ def recipe(tmp_path: Path) -> Path:
     return path
 
 
-def problems(recipe: Path, *overrides: str) -> str:
-    with pytest.raises(ConfigError) as caught:
+def config_error(recipe: Path, *overrides: str) -> str:
+    with pytest.raises(ConfigError) as error:
         dry_run.dry_run(build_parts(resolve(str(recipe), list(overrides))).keywords)
-    return str(caught.value)
+    return str(error.value)
 
 
-def test_a_recipe_with_views_passes_a_rehearsal(recipe: Path) -> None:
+def test_a_recipe_with_views_passes_the_dry_run(recipe: Path) -> None:
     dry_run.dry_run(build_parts(resolve(str(recipe), [])).keywords)
 
 
-WHERE = "data.train.transforms.0.views.0"
+VIEW_KEY = "data.train.transforms.0.views.0"
 
 
 @pytest.mark.parametrize(
     ("override", "messages"),
     [
-        ("transforms.0.name=RandomResizedCorp", [f"{WHERE}.transforms.0", "RandomResizedCrop"]),
-        ("transforms.1.transforms.0.brightnes=0.3", [f"{WHERE}.transforms.1.transforms.0", "brightness"]),
-        ("transforms.3.sigma=[2.0,1.0]", [f"{WHERE}.transforms.3", "is above the maximum"]),
-        ("transforms.3.probability=1.5", [f"{WHERE}.transforms.3.probability", "1.5"]),
-        ("count=0", [f"{WHERE}.count", "0"]),
-        ("cuont=2", [WHERE, "count"]),
+        ("transforms.0.name=RandomResizedCorp", [f"{VIEW_KEY}.transforms.0", "RandomResizedCrop"]),
+        ("transforms.1.transforms.0.brightnes=0.3", [f"{VIEW_KEY}.transforms.1.transforms.0", "brightness"]),
+        ("transforms.3.sigma=[2.0,1.0]", [f"{VIEW_KEY}.transforms.3", "is above the maximum"]),
+        ("transforms.3.probability=1.5", [f"{VIEW_KEY}.transforms.3.probability", "1.5"]),
+        ("count=0", [f"{VIEW_KEY}.count", "0"]),
+        ("cuont=2", [VIEW_KEY, "count"]),
     ],
 )
-def test_mistakes_in_a_view_raise_with_their_place(recipe: Path, override: str, messages: list[str]) -> None:
-    said = problems(recipe, f"{WHERE}.{override}")
-    assert all(one in said for one in messages), said
+def test_config_errors_in_a_view_name_their_key(recipe: Path, override: str, messages: list[str]) -> None:
+    message = config_error(recipe, f"{VIEW_KEY}.{override}")
+    assert all(text in message for text in messages), message
 
 
-def test_a_transform_that_fails_raises_with_the_sample_and_its_place() -> None:
+def test_a_failing_transform_is_named_with_the_sample() -> None:
     source = PlacedDigits(split="val")
-    cannot = Views(views=[View(transforms=[], count=2), View(transforms=[v2.Identity(), v2.RandomCrop(50)])])
+    failing_views = Views(views=[View(transforms=[], count=2), View(transforms=[v2.Identity(), v2.RandomCrop(50)])])
     orders = partial(epoch_order, 0, n=len(source), shuffle=True)
     requests = training_requests(ConstantPlan(len(source), 2, Duration.parse("1it")), orders, 0, 1)
-    place = r"views\.1\.transforms\.1: ValueError: Required crop size"
-    with pytest.raises(DataError, match=rf"sample \d+ \(val/\d{{4}}_\d\), Views: ValueError: {place}"):
-        BatchReader(source, (cannot,), seed=0).batch(next(iter(requests(0))))
+    location = r"views\.1\.transforms\.1: ValueError: Required crop size"
+    with pytest.raises(DataError, match=rf"sample \d+ \(val/\d{{4}}_\d\), Views: ValueError: {location}"):
+        BatchReader(source, (failing_views,), seed=0).batch(next(iter(requests(0))))
