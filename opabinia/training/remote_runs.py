@@ -243,10 +243,10 @@ def fetch_run(url: str) -> Path:
         StorageError: there is no run, or it cannot be fetched.
     """
     folder = storage.local_run(url)
+    if "config.yaml" not in _objects(url):  # before the lock makes a folder, perhaps in place of a file of a run
+        raise storage.StorageError(f"{url} holds no run (no config.yaml in it)")
 
     def fetch(objects: _Objects) -> None:
-        if "config.yaml" not in objects:
-            raise storage.StorageError(f"{url} holds no run (no config.yaml in it)")
         _fetch(url, objects, folder, [name for name in objects if _is_later(folder / name, objects[name])])
         for path in list_checkpoints(folder / "checkpoints"):
             if f"checkpoints/{path.name}/{MANIFEST}" not in objects:

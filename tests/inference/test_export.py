@@ -452,6 +452,7 @@ def test_detectors_without_static_shapes_are_refused() -> None:
 
 @pytest.mark.slow
 def test_calibrated_scores_are_exported() -> None:
+    torch.manual_seed(0)
     dataset_info = DatasetInfo(samples=4, classes=("a", "b"), boxes=True)
     backbone = partial(backbones.timm, model="test_resnet")
     detector = partial(Fcos, score_threshold=0.001, num_convs=1, max_detections=10)

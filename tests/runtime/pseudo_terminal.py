@@ -1,4 +1,4 @@
-"""A pseudo-terminal of a given size, and what a program shows on it."""
+"""A pseudo-terminal of a given size, and the output of a program on it."""
 
 import fcntl
 import os
@@ -17,14 +17,14 @@ SIZES = [(80, 24), (120, 40)]
 
 
 class Shown(NamedTuple):
-    """What a program has written to its terminal, and its exit status."""
+    """The output of a program on its terminal, and its exit status."""
 
     text: str
     status: int
 
     @property
     def lines(self) -> list[str]:
-        """All lines and frames without control sequences, padding and empty ones; bars of ``━`` only."""
+        """All lines and frames, without control sequences, padding and empty lines; bars consist of ``━``."""
         plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", self.text.replace("\x1b[1A", "\n"))
         plain = re.sub("[╸╺]", "━", plain)
         return [line.rstrip() for line in re.split(r"[\r\n]+", plain) if line.strip()]
@@ -67,16 +67,16 @@ def on_terminal(
             os._exit(status)
     resize(leader, columns, rows)
     os.write(ready, b"1")
-    shown = b""
+    output = b""
     timer = threading.Timer(60, os.kill, (pid, 9))
     timer.start()
     try:
         while part := os.read(leader, 65536):
-            shown += part
+            output += part
     except OSError:  # Linux: the other end is closed
         pass
     timer.cancel()
     _, status = os.waitpid(pid, 0)
     for descriptor in (leader, size_is_set, ready):
         os.close(descriptor)
-    return Shown(shown.decode(), os.waitstatus_to_exitcode(status))
+    return Shown(output.decode(), os.waitstatus_to_exitcode(status))

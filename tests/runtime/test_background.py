@@ -1,4 +1,4 @@
-"""Jobs in the background: in order, reported when they fail, met by no fork, and in the way of no exit."""
+"""Background jobs: order, errors, forks, and immediate exits."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ from opabinia.runtime import background
 from opabinia.runtime.background import Background
 
 
-def at_work() -> bool:
+def is_thread_running() -> bool:
     return any(thread.name == "test" for thread in threading.enumerate())
 
 
@@ -24,36 +24,36 @@ def fail(error: BaseException) -> None:
 
 
 def test_jobs_run_in_order_while_the_caller_continues() -> None:
-    go, seen, jobs = threading.Event(), list[object](), Background("test")
+    go, results, jobs = threading.Event(), list[object](), Background("test")
     jobs.submit(go.wait)
     for number in range(100):
-        jobs.submit(partial(seen.append, number))
-    assert seen == []
+        jobs.submit(partial(results.append, number))
+    assert results == []
     go.set()
     jobs.wait()
-    assert seen == list(range(100))
+    assert results == list(range(100))
 
 
 def test_the_thread_exists_only_while_there_are_jobs() -> None:
     jobs = Background("test")
     jobs.wait()
-    assert not at_work()
+    assert not is_thread_running()
     for _ in range(3):
         go = threading.Event()
         jobs.submit(go.wait)
-        assert at_work()
+        assert is_thread_running()
         go.set()
         jobs.wait()
         assert not background._active
 
 
 def test_the_first_error_is_raised_once_and_later_jobs_run() -> None:
-    jobs, seen = Background("test"), list[int]()
-    for job in (partial(fail, OSError(1)), partial(fail, OSError(2)), partial(seen.append, 3)):
+    jobs, results = Background("test"), list[int]()
+    for job in (partial(fail, OSError(1)), partial(fail, OSError(2)), partial(results.append, 3)):
         jobs.submit(job)
     with pytest.raises(OSError, match="1"):
         jobs.wait()
-    assert seen == [3]
+    assert results == [3]
     jobs.wait()
     jobs.check()
 
@@ -70,7 +70,7 @@ def test_check_raises_without_waiting_for_later_jobs() -> None:
 
 
 def exits_with_0(program: Callable[[], object]) -> bool:
-    """Whether a forked process gets through this."""
+    """Run a function in a forked process; return whether it raises no error."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -86,19 +86,19 @@ os.register_at_fork(before=lambda: at_fork.pop()() if at_fork else None)  # regi
 
 
 def test_a_fork_waits_for_the_jobs() -> None:
-    go, lock, done, jobs = threading.Event(), threading.Lock(), list[int](), Background("test")
+    go, lock, results, jobs = threading.Event(), threading.Lock(), list[int](), Background("test")
 
     def job() -> None:
         with lock:
             go.wait()
             time.sleep(0.2)  # a fork that does not wait finds the lock held
-            done.append(1)
+            results.append(1)
 
     jobs.submit(job)
     at_fork.append(go.set)
 
     def child() -> None:
-        assert done == [1]
+        assert results == [1]
         assert lock.acquire(blocking=False)
 
     assert exits_with_0(child)
@@ -106,31 +106,31 @@ def test_a_fork_waits_for_the_jobs() -> None:
 
 
 def test_a_forked_process_has_its_own_background() -> None:
-    jobs, seen = Background("test"), list[int]()
-    jobs.submit(partial(seen.append, 1))
+    jobs, results = Background("test"), list[int]()
+    jobs.submit(partial(results.append, 1))
 
     def child() -> None:
-        jobs.submit(partial(seen.append, 2))
+        jobs.submit(partial(results.append, 2))
         jobs.wait()
-        assert seen == [1, 2]
+        assert results == [1, 2]
 
     assert exits_with_0(child)
     jobs.wait()
-    assert seen == [1]
+    assert results == [1]
 
 
 def test_a_job_may_fork_itself() -> None:
-    jobs, seen = Background("test"), list[bool]()
-    jobs.submit(lambda: seen.append(exits_with_0(lambda: None)))
+    jobs, results = Background("test"), list[bool]()
+    jobs.submit(lambda: results.append(exits_with_0(lambda: None)))
     jobs.wait()
-    assert seen == [True]
+    assert results == [True]
 
 
-def test_signals_stay_with_the_main_thread() -> None:
-    jobs, seen = Background("test"), list[set[int]]()
-    jobs.submit(lambda: seen.append(signal.pthread_sigmask(signal.SIG_BLOCK, ())))
+def test_the_background_thread_blocks_stop_signals() -> None:
+    jobs, masks = Background("test"), list[set[int]]()
+    jobs.submit(lambda: masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, ())))
     jobs.wait()
-    assert {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1} <= seen[0]
+    assert {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1} <= masks[0]
 
 
 PROGRAM = """
@@ -142,9 +142,9 @@ jobs.submit(threading.Event().wait)
 """
 
 
-def test_a_program_that_stops_at_once_waits_for_no_job() -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM.format("raise SystemExit(143)")], timeout=60)
-    assert done.returncode == 143
+def test_an_exiting_program_does_not_wait_for_jobs() -> None:
+    result = subprocess.run([sys.executable, "-c", PROGRAM.format("raise SystemExit(143)")], timeout=60)
+    assert result.returncode == 143
 
 
 def test_a_signal_ends_the_wait() -> None:

@@ -1,4 +1,4 @@
-"""A loss over the batch of all processes has the gradient that it has on one."""
+"""Losses over the global batch of several processes have the same gradients as in a single process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.faults.programs import Server
 
 LABELS = torch.tensor([0, 1, 0, 2, 2, 1, 0, 3, 3, 0, 1, 2])
 COUNTS = [12, 11, 7, 3, 2, 1]
-"""Samples of a batch: as many on each process, more on some, and fewer than there are processes."""
+"""Samples of a batch: equal shares, unequal shares, and fewer samples than processes."""
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 LOSSES: dict[str, Loss] = {
@@ -42,23 +42,23 @@ LOSSES: dict[str, Loss] = {
 
 
 def gradient(loss: Loss, count: int, rank: int = 0, world: int = 1) -> list[float]:
-    """Of a tiny model, after a loss of the global batch's features and one of each sample by itself."""
+    """Return the gradient of a tiny model: a loss of the global batch's features, plus a mean over samples."""
     torch.manual_seed(0)
     model: nn.Module = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 4)).double()
     images, row = torch.randn(12, 5).double(), GlobalBatch(step=0, epoch=0, first=0, count=count)
     parameters = list(model.parameters())
     if world > 1:
         model = DistributedDataParallel(model)
-    mine = list(row.share(rank, world))
-    features = model(images[mine])
-    whole, labels = gather_batch(features, LABELS[mine], [f"sample {number}" for number in mine])
+    indices = list(row.share(rank, world))
+    features = model(images[indices])
+    global_features, labels = gather_batch(features, LABELS[indices], [f"sample {number}" for number in indices])
     assert labels.tolist() == LABELS[:count].tolist()
-    weight = len(mine) * world / row.num_processed(world)  # as in engine/step.py
-    (weight * (loss(whole, labels) + features.square().mean())).backward()
-    return [number for one in parameters if one.grad is not None for number in one.grad.flatten().tolist()]
+    weight = len(indices) * world / row.num_processed(world)  # as in engine/step.py
+    (weight * (loss(global_features, labels) + features.square().mean())).backward()
+    return [number for param in parameters if param.grad is not None for number in param.grad.flatten().tolist()]
 
 
-# --- what every process does ------------------------------------------------------------------------------------------
+# --- computed by every process ---------------------------------------------------------------------------------------
 
 
 def gradients(rank: int, world: int) -> dict[str, list[float]]:
@@ -67,70 +67,70 @@ def gradients(rank: int, world: int) -> dict[str, list[float]]:
     }
 
 
-def rows_of_all(rank: int, world: int) -> dict[str, list[Any]]:
-    """Rank 0 has no rows, rank 1 has one and so on; the loss of each process counts by a weight of its own."""
-    found: dict[str, list[Any]] = {}
+def gathered_rows(rank: int, world: int) -> dict[str, list[Any]]:
+    """Gather rows: rank r has r of them, and its loss has the weight 1 + r."""
+    results: dict[str, list[Any]] = {}
     for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
-        own = torch.full((rank, 2, 1), float(rank), dtype=dtype, requires_grad=True)
-        whole = gather_rows(own.transpose(1, 2), [f"{rank} {number}" for number in range(rank)])
-        whole.backward(torch.full_like(whole, 1.0 + rank))
-        assert own.grad is not None and own.grad.dtype == whole.dtype == dtype
-        assert list(whole.shape) == [sum(range(world)), 1, 2]
-        found[f"{dtype}"] = whole[:, 0, 0].tolist()
-        found[f"gradient in {dtype}"] = sorted(set(own.grad.flatten().tolist()))
-    numbers = gather_rows(torch.arange(rank), [f"{rank} {number}" for number in range(rank)])
-    found["integers"] = numbers.tolist()
-    assert numbers.dtype == torch.int64
-    return found
+        rows = torch.full((rank, 2, 1), float(rank), dtype=dtype, requires_grad=True)
+        gathered = gather_rows(rows.transpose(1, 2), [f"{rank} {number}" for number in range(rank)])
+        gathered.backward(torch.full_like(gathered, 1.0 + rank))
+        assert rows.grad is not None and rows.grad.dtype == gathered.dtype == dtype
+        assert list(gathered.shape) == [sum(range(world)), 1, 2]
+        results[f"{dtype}"] = gathered[:, 0, 0].tolist()
+        results[f"gradient in {dtype}"] = sorted(set(rows.grad.flatten().tolist()))
+    integers = gather_rows(torch.arange(rank), [f"{rank} {number}" for number in range(rank)])
+    results["integers"] = integers.tolist()
+    assert integers.dtype == torch.int64
+    return results
 
 
-def the_gradient_given_stays(rank: int, world: int) -> dict[str, list[Any]]:
-    own = torch.ones(1, requires_grad=True)
-    given = torch.ones(world)
-    gather_rows(own, [str(rank)]).backward(given)
-    return {"given": given.tolist(), "own": [] if own.grad is None else own.grad.tolist()}
+def incoming_gradient(rank: int, world: int) -> dict[str, list[Any]]:
+    row = torch.ones(1, requires_grad=True)
+    grad = torch.ones(world)
+    gather_rows(row, [str(rank)]).backward(grad)
+    return {"incoming": grad.tolist(), "row": [] if row.grad is None else row.grad.tolist()}
 
 
-def copies(rank: int, world: int) -> dict[str, list[Any]]:
-    """Each process has the same sample, or one of its own of the same label."""
-    own = torch.tensor([[float(rank)]])
-    known, _ = gather_batch(own, torch.tensor([3]), ["a"])
-    other, _ = gather_batch(own, torch.tensor([3]), [f"sample {rank}"])
-    return {"one sample": known.flatten().tolist(), "many samples": other.flatten().tolist()}
+def repeated_samples(rank: int, world: int) -> dict[str, list[Any]]:
+    """Gather one sample of each process: the same id on all, or different ids, with the same label."""
+    feature = torch.tensor([[float(rank)]])
+    same_sample, _ = gather_batch(feature, torch.tensor([3]), ["a"])
+    own_samples, _ = gather_batch(feature, torch.tensor([3]), [f"sample {rank}"])
+    return {"one sample": same_sample.flatten().tolist(), "many samples": own_samples.flatten().tolist()}
 
 
 def queues(rank: int, world: int) -> dict[str, list[Any]]:
-    """Queues of all processes are the same to the last bit, and so is their mean, which is what is saved."""
+    """Queues of all processes are bitwise identical, and so is their mean, which checkpoints save."""
     queue = FeatureQueue(4, 5)
     torch.manual_seed(rank)
     for count in (12, 1):
-        mine = list(GlobalBatch(step=0, epoch=0, first=0, count=count).share(rank, world))
-        queue.enqueue(*gather_batch(torch.randn(len(mine), 4), LABELS[mine], [str(number) for number in mine]))
-    assert all(torch.equal(queue.features, other) for other in gather(queue.features))
+        indices = list(GlobalBatch(step=0, epoch=0, first=0, count=count).share(rank, world))
+        queue.enqueue(*gather_batch(torch.randn(len(indices), 4), LABELS[indices], [str(number) for number in indices]))
+    assert all(torch.equal(queue.features, queue_features) for queue_features in gather(queue.features))
     assert torch.equal(all_reduce_mean([queue.features])[0], queue.features)
     return {"labels": queue.labels.tolist()}
 
 
 def compiled(rank: int, world: int) -> dict[str, list[Any]]:
-    def doubled(features: Tensor) -> Tensor:
+    def double(features: Tensor) -> Tensor:
         rows: Tensor = gather_rows(features + 1, [str(rank)])
         return 2 * rows
 
-    return {"rows": torch.compile(doubled, backend="eager")(torch.full((1,), float(rank))).tolist()}
+    return {"rows": torch.compile(double, backend="eager")(torch.full((1,), float(rank))).tolist()}
 
 
-def numbers(rank: int, world: int) -> dict[str, list[Any]]:
-    """Each process has one sample more than the one before, and in each sample as much as it has samples."""
+def sample_means(rank: int, world: int) -> dict[str, list[Any]]:
+    """Rank r has r + 1 samples, each with the value r + 1."""
     count = rank + 1
-    learned = mean_over_samples(torch.tensor(count * count), count)
+    training_mean = mean_over_samples(torch.tensor(count * count), count)
     with torch.no_grad():
-        evaluated = mean_over_samples(torch.tensor(count * count), count)
-        alone = [float(mean_over_samples(torch.tensor(3), 2))] if rank else []
-    return {"learned": [float(learned)], "evaluated": [float(evaluated)], "alone": alone}
+        eval_mean = mean_over_samples(torch.tensor(count * count), count)
+        rank_mean = [float(mean_over_samples(torch.tensor(3), 2))] if rank else []
+    return {"training": [float(training_mean)], "evaluation": [float(eval_mean)], "single rank": rank_mean}
 
 
 class Normalized(Task):
-    """Its gradient is the number of positives per sample, divided by their mean over the global micro-batch."""
+    """A gradient equal to positives per sample, divided by their mean over the global micro-batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -142,11 +142,11 @@ class Normalized(Task):
 
 
 def accumulated(rank: int, world: int) -> dict[str, list[Any]]:
-    """The gradient of one sample more than there are processes, in micro-batches of one: all but the last process
-    repeat their sample, which counts 0."""
+    """Return the gradient of ``world + 1`` samples in micro-batches of one: some processes repeat a sample, which
+    counts 0."""
     task, row = Normalized(), GlobalBatch(step=0, epoch=0, first=0, count=world + 1)
-    mine = list(row.share(rank, world))
-    batch = {"positives": torch.tensor([5.0, 1.0, 2.0, 7.0])[mine], "id": [str(number) for number in mine]}
+    indices = list(row.share(rank, world))
+    batch = {"positives": torch.tensor([5.0, 1.0, 2.0, 7.0])[indices], "id": [str(number) for number in indices]}
     optimizer = torch.optim.SGD(task.parameters(), lr=1.0)
     parallel = ddp([task], torch.device("cpu"))
     step = StandardStep(parallel, optimizer, {"lr": lambda clock: 1.0}, StepOptions(0, micro_batch=1))
@@ -154,26 +154,36 @@ def accumulated(rank: int, world: int) -> dict[str, list[Any]]:
     return {"gradient": [1.0 - float(task.weight)]}
 
 
-def dealt(rank: int, world: int) -> dict[str, list[Any]]:
-    """Rank 0 has two rows, rank 1 three and so on, of numbers that tell whose they are."""
-    own = torch.arange(10.0 * rank, 10.0 * rank + rank + 2)[:, None].requires_grad_()
-    rows, back = shuffle_between_ranks(own, seed=1)
-    again, _ = shuffle_between_ranks(own, seed=1)
-    other, _ = shuffle_between_ranks(own, seed=2)
-    assert not rows.requires_grad and torch.equal(rows, again)
+def shuffled_rows(rank: int, world: int) -> dict[str, list[Any]]:
+    """Shuffle rows: rank r has r + 2 of them, whose values identify it."""
+    rows = torch.arange(10.0 * rank, 10.0 * rank + rank + 2)[:, None].requires_grad_()
+    shuffled, restore = shuffle_between_ranks(rows, seed=1)
+    same_seed, _ = shuffle_between_ranks(rows, seed=1)
+    other_seed, _ = shuffle_between_ranks(rows, seed=2)
+    assert not shuffled.requires_grad and torch.equal(shuffled, same_seed)
     return {
-        "own": own.flatten().tolist(),
-        "dealt": rows.flatten().tolist(),
-        "with another seed": other.flatten().tolist(),
-        "back": back(rows + 0.5).flatten().tolist(),
+        "own": rows.flatten().tolist(),
+        "shuffled": shuffled.flatten().tolist(),
+        "other seed": other_seed.flatten().tolist(),
+        "restored": restore(shuffled + 0.5).flatten().tolist(),
     }
 
 
-TOLD = (gradients, rows_of_all, the_gradient_given_stays, copies, queues, compiled, numbers, accumulated, dealt)
+CHECKS = (
+    gradients,
+    gathered_rows,
+    incoming_gradient,
+    repeated_samples,
+    queues,
+    compiled,
+    sample_means,
+    accumulated,
+    shuffled_rows,
+)
 
 
-def together(world: int, folder: str) -> None:
-    """Become as many processes, and have each write what it found."""
+def run_processes(world: int, folder: str) -> None:
+    """Fork ``world`` processes; each writes its results."""
     rank = 0
     children: list[int] = []
     while rank == 0 and len(children) < world - 1:
@@ -181,10 +191,10 @@ def together(world: int, folder: str) -> None:
         rank = 0 if children[-1] else len(children)
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=world, timeout=timedelta(seconds=60)
+        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world, timeout=timedelta(seconds=60)
     )
-    found = {part.__name__: part(rank, world) for part in TOLD}
-    Path(folder, f"{rank}.json").write_text(json.dumps(found))
+    results = {check.__name__: check(rank, world) for check in CHECKS}
+    Path(folder, f"{rank}.json").write_text(json.dumps(results))
     dist.destroy_process_group()
     if rank:
         os._exit(0)
@@ -194,131 +204,131 @@ def together(world: int, folder: str) -> None:
 WORLDS = (2, 3)
 
 
-def each_together(folders: dict[int, str]) -> None:
-    """The same for each number of processes, all of them forked from one that has computed nothing."""
+def run_all(folders: dict[int, str]) -> None:
+    """Run each number of processes, forked from one that has not used torch yet."""
     for world, folder in folders.items():
         leader = os.fork()
         if not leader:
-            together(world, folder)
+            run_processes(world, folder)
             os._exit(0)
         assert not os.waitpid(leader, 0)[1]
 
 
-# --- what is to come of it --------------------------------------------------------------------------------------------
+# --- expected results -------------------------------------------------------------------------------------------------
 
-Found = Callable[[int], list[dict[str, Any]]]
+Reports = Callable[[int], list[dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
-def found(warm_server: Server, tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """What each process of some number of them found."""
+def reports(warm_server: Server, tmp_path_factory: pytest.TempPathFactory) -> Reports:
+    """Return the results of each process for a given number of processes."""
     folders = {world: tmp_path_factory.mktemp("processes") for world in WORLDS}
     names = {world: str(folder) for world, folder in folders.items()}
-    warm_server.run(code=f"from {__name__} import each_together; each_together({names})", seconds=200)
-    reports = {
+    warm_server.run(code=f"from {__name__} import run_all; run_all({names})", seconds=200)
+    results = {
         world: [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world)]
         for world, folder in folders.items()
     }
-    return reports.__getitem__
+    return results.__getitem__
 
 
-many = pytest.mark.parametrize("world", WORLDS)
+all_worlds = pytest.mark.parametrize("world", WORLDS)
 
 
-@many
+@all_worlds
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("name", LOSSES)
-def test_the_gradient_is_that_of_one_process(found: Found, world: int, name: str, count: int) -> None:
+def test_gradients_equal_those_of_a_single_process(reports: Reports, world: int, name: str, count: int) -> None:
     expected = gradient(LOSSES[name], count)
-    for one in found(world):
-        assert one["gradients"][f"{name} of {count}"] == pytest.approx(expected, rel=1e-9, abs=1e-12)
+    for result in reports(world):
+        assert result["gradients"][f"{name} of {count}"] == pytest.approx(expected, rel=1e-9, abs=1e-12)
 
 
 def test_the_losses_have_gradients() -> None:
-    """Otherwise the test above says nothing."""
-    nothing = gradient(lambda features, labels: features.sum() * 0, 12)
+    """Otherwise the test above could not fail."""
+    zero = gradient(lambda features, labels: features.sum() * 0, 12)
     for name, loss in LOSSES.items():
-        assert gradient(loss, 12) != pytest.approx(nothing, rel=1e-2), name
+        assert gradient(loss, 12) != pytest.approx(zero, rel=1e-2), name
     assert count_pairs(LABELS).anchors == 1
 
 
-@many
-def test_rows_are_those_of_all_processes(found: Found, world: int) -> None:
+@all_worlds
+def test_rows_of_all_processes_are_gathered(reports: Reports, world: int) -> None:
     rows = [rank for rank in range(world) for _ in range(rank)]
-    for rank, one in enumerate(found(world)):
-        of_rows = one["rows_of_all"]
-        assert of_rows["integers"] == [number for other in range(world) for number in range(other)]
+    for rank, result in enumerate(reports(world)):
+        gathered = result["gathered_rows"]
+        assert gathered["integers"] == [number for other in range(world) for number in range(other)]
         for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
-            assert of_rows[f"{dtype}"] == rows
-            assert of_rows[f"gradient in {dtype}"] == ([sum(range(1, world + 1))] if rank else [])
+            assert gathered[f"{dtype}"] == rows
+            assert gathered[f"gradient in {dtype}"] == ([sum(range(1, world + 1))] if rank else [])
 
 
-@many
-def test_backward_does_not_change_the_incoming_gradient(found: Found, world: int) -> None:
-    for one in found(world):
-        assert one["the_gradient_given_stays"] == {"given": [1] * world, "own": [world]}
+@all_worlds
+def test_backward_does_not_change_the_incoming_gradient(reports: Reports, world: int) -> None:
+    for result in reports(world):
+        assert result["incoming_gradient"] == {"incoming": [1] * world, "row": [world]}
 
 
-@many
-def test_copies_of_a_batch_count_once(found: Found, world: int) -> None:
-    for one in found(world):
-        assert one["copies"] == {"one sample": [0], "many samples": list(range(world))}
+@all_worlds
+def test_a_sample_on_all_processes_counts_once(reports: Reports, world: int) -> None:
+    for result in reports(world):
+        assert result["repeated_samples"] == {"one sample": [0], "many samples": list(range(world))}
 
 
-@many
-def test_queues_are_identical_on_all_ranks(found: Found, world: int) -> None:
-    for one in found(world):
-        assert one["queues"]["labels"] == queue_alone()
+@all_worlds
+def test_queues_are_identical_on_all_ranks(reports: Reports, world: int) -> None:
+    for result in reports(world):
+        assert result["queues"]["labels"] == single_process_queue()
 
 
-def queue_alone() -> list[int]:
+def single_process_queue() -> list[int]:
     queue = FeatureQueue(4, 5)
     for count in (12, 1):
         queue.enqueue(torch.ones(count, 4), LABELS[:count])
     return queue.labels.tolist()
 
 
-@many
-def test_rows_are_shuffled_between_ranks_and_returned(found: Found, world: int) -> None:
-    reports = [one["dealt"] for one in found(world)]
-    everything = [number for one in reports for number in one["own"]]
-    for name in ("dealt", "with another seed"):
-        assert sorted(number for one in reports for number in one[name]) == sorted(everything)
-        assert any(one[name] != one["own"] for one in reports)
-    assert any(one["dealt"] != one["with another seed"] for one in reports)
-    for one in reports:
-        assert len(one["dealt"]) == len(one["own"])
-        assert one["back"] == [number + 0.5 for number in one["own"]]
+@all_worlds
+def test_rows_are_shuffled_between_ranks_and_returned(reports: Reports, world: int) -> None:
+    results = [result["shuffled_rows"] for result in reports(world)]
+    all_rows = [row for result in results for row in result["own"]]
+    for name in ("shuffled", "other seed"):
+        assert sorted(row for result in results for row in result[name]) == sorted(all_rows)
+        assert any(result[name] != result["own"] for result in results)
+    assert any(result["shuffled"] != result["other seed"] for result in results)
+    for result in results:
+        assert len(result["shuffled"]) == len(result["own"])
+        assert result["restored"] == [row + 0.5 for row in result["own"]]
 
 
 def test_a_single_process_shuffles_rows() -> None:
     rows = torch.arange(12.0).view(6, 2)
-    dealt, back = shuffle_between_ranks(rows, seed=1)
-    assert dealt.tolist() != rows.tolist() and sorted(dealt.tolist()) == rows.tolist()
-    assert torch.equal(back(dealt), rows)
+    shuffled, restore = shuffle_between_ranks(rows, seed=1)
+    assert shuffled.tolist() != rows.tolist() and sorted(shuffled.tolist()) == rows.tolist()
+    assert torch.equal(restore(shuffled), rows)
 
 
-@many
-def test_it_can_be_compiled(found: Found, world: int) -> None:
-    for one in found(world):
-        assert one["compiled"]["rows"] == [2 * (rank + 1) for rank in range(world)]
+@all_worlds
+def test_gathering_can_be_compiled(reports: Reports, world: int) -> None:
+    for result in reports(world):
+        assert result["compiled"]["rows"] == [2 * (rank + 1) for rank in range(world)]
 
 
-@many
-def test_the_mean_over_samples_is_global_in_training(found: Found, world: int) -> None:
+@all_worlds
+def test_the_mean_over_samples_is_global_in_training(reports: Reports, world: int) -> None:
     counts = [rank + 1 for rank in range(world)]
-    for rank, one in enumerate(found(world)):
-        reports = one["numbers"]
-        assert reports["learned"] == [pytest.approx(sum(count * count for count in counts) / sum(counts))]
-        assert reports["evaluated"] == [rank + 1]
-        assert reports["alone"] == ([1.5] if rank else [])
+    for rank, result in enumerate(reports(world)):
+        means = result["sample_means"]
+        assert means["training"] == [pytest.approx(sum(count * count for count in counts) / sum(counts))]
+        assert means["evaluation"] == [rank + 1]
+        assert means["single rank"] == ([1.5] if rank else [])
 
 
-@many
-def test_a_repeated_sample_stays_out_of_normalizers(found: Found, world: int) -> None:
+@all_worlds
+def test_a_repeated_sample_does_not_enter_normalizers(reports: Reports, world: int) -> None:
     """Each micro-batch adds its samples, each over the mean of those that count, to the mean over all samples."""
-    for one in found(world):
-        assert one["accumulated"]["gradient"] == [pytest.approx(1.0)]
+    for result in reports(world):
+        assert result["accumulated"]["gradient"] == [pytest.approx(1.0)]
 
 
 def test_a_single_process_gathers_nothing() -> None:

@@ -9,8 +9,8 @@ from opabinia.runtime.device import choose_device, configure_backends
 
 
 @pytest.fixture(autouse=True)
-def arithmetic() -> Iterator[None]:
-    """What the tests change is changed back."""
+def restore_backends() -> Iterator[None]:
+    """Restore the settings that tests change."""
     threads, benchmark = torch.get_num_threads(), torch.backends.cudnn.benchmark
     workspace = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
     yield
@@ -24,7 +24,7 @@ def arithmetic() -> Iterator[None]:
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, *, gpus: int, build: str | None = "13.0", rank: int = 0) -> list[object]:
-    """A machine with so many GPUs; the list of devices that were made the current one."""
+    """Simulate a machine with ``gpus`` GPUs; return the devices that are set as current."""
     chosen: list[object] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
@@ -62,7 +62,7 @@ def test_missing_devices_are_reported(
 
 
 @pytest.mark.parametrize(("deterministic", "benchmark"), [(False, False), (False, True), (True, False), (True, True)])
-def test_arithmetic(deterministic: bool, benchmark: bool) -> None:
+def test_deterministic_and_benchmark_settings(deterministic: bool, benchmark: bool) -> None:
     configure_backends(deterministic=deterministic, cudnn_benchmark=benchmark, threads=None)
     assert torch.are_deterministic_algorithms_enabled() is deterministic
     assert torch.backends.cudnn.deterministic is deterministic
@@ -71,7 +71,7 @@ def test_arithmetic(deterministic: bool, benchmark: bool) -> None:
 
 
 def test_threads() -> None:
-    before = torch.get_num_threads()
-    assert configure_backends(deterministic=False, cudnn_benchmark=False, threads=None) == before
-    assert configure_backends(deterministic=False, cudnn_benchmark=False, threads=before + 1) == before + 1
-    assert torch.get_num_threads() == before + 1
+    threads = torch.get_num_threads()
+    assert configure_backends(deterministic=False, cudnn_benchmark=False, threads=None) == threads
+    assert configure_backends(deterministic=False, cudnn_benchmark=False, threads=threads + 1) == threads + 1
+    assert torch.get_num_threads() == threads + 1

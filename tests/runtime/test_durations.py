@@ -60,10 +60,10 @@ def test_fractions_of_iterations_are_rejected() -> None:
     ("text", "steps_per_epoch", "steps"),
     [
         ("3ep", 10, 30),
-        ("0.5ep", 15, 8),  # 7.5: Python rounds to the even one
+        ("0.5ep", 15, 8),  # 7.5: Python rounds to even
         ("0.5ep", 13, 6),  # 6.5
         ("0.3ep", 10, 3),
-        ("0.001ep", 10, 1),  # never nothing
+        ("0.001ep", 10, 1),  # at least one
         ("0ep", 10, 0),
         ("7it", 10, 7),
         ("0it", 10, 0),
@@ -73,7 +73,7 @@ def test_steps(text: str, steps_per_epoch: int, steps: int) -> None:
     assert Duration.parse(text).steps(steps_per_epoch) == steps
 
 
-def test_hours_are_no_steps() -> None:
+def test_hours_cannot_be_converted_to_steps() -> None:
     with pytest.raises(ValueError, match=r"1.5h is not a number of steps"):
         Duration(1.5, "h").steps(10)
 

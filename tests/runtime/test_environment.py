@@ -13,11 +13,11 @@ CPU = torch.device("cpu")
 
 
 def test_library_versions() -> None:
-    found = library_versions()
-    assert list(found) == ["python", *LIBRARIES]
-    assert found["python"] == platform.python_version()
-    assert found["torch"] == torch.__version__.split("+")[0] or found["torch"] == torch.__version__
-    assert "not installed" not in found.values()
+    versions = library_versions()
+    assert list(versions) == ["python", *LIBRARIES]
+    assert versions["python"] == platform.python_version()
+    assert versions["torch"] == torch.__version__.split("+")[0] or versions["torch"] == torch.__version__
+    assert "not installed" not in versions.values()
 
 
 def test_a_missing_library_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

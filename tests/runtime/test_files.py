@@ -87,16 +87,16 @@ def test_write_atomic(tmp_path: Path, content: str | bytes, expected: bytes) -> 
     assert names(tmp_path) == ["file"]
 
 
-def test_a_reader_never_sees_half_a_file(tmp_path: Path) -> None:
+def test_readers_never_see_an_incomplete_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
     versions = [bytes([n]) * 200_000 for n in range(40)]
     write_atomic(path, versions[0])
     done = threading.Event()
-    seen: list[bytes] = []
+    contents: list[bytes] = []
 
     def read() -> None:
         while not done.is_set():
-            seen.append(path.read_bytes())
+            contents.append(path.read_bytes())
 
     reader = threading.Thread(target=read)
     reader.start()
@@ -104,8 +104,8 @@ def test_a_reader_never_sees_half_a_file(tmp_path: Path) -> None:
         write_atomic(path, version)
     done.set()
     reader.join()
-    assert len(seen) > 1
-    assert set(seen) <= set(versions)
+    assert len(contents) > 1
+    assert set(contents) <= set(versions)
 
 
 @pytest.mark.parametrize("place", ["fsync", "rename"])
@@ -129,7 +129,7 @@ def test_a_failed_write_keeps_the_old_file(
 
 
 def test_content_is_on_the_disk_before_its_name_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise a power cut could leave the new name with nothing in it."""
+    """Otherwise a power cut could leave an empty file under the new name."""
     calls: list[str] = []
     real_fsync, real_replace = os.fsync, os.replace
 
@@ -172,7 +172,7 @@ def test_temporary_folder(tmp_path: Path) -> None:
         assert names(path.parent) == ["folder"]
 
 
-def test_a_folder_that_is_not_finished_does_not_appear(tmp_path: Path) -> None:
+def test_an_incomplete_folder_does_not_appear(tmp_path: Path) -> None:
     path = tmp_path / "folder"
     with temporary_folder(path) as aside:
         fill(aside, "old")
@@ -223,26 +223,26 @@ with exclusive_lock(Path(sys.argv[1])):
 
 
 def test_a_second_writer_is_rejected_until_the_first_has_ended(tmp_path: Path) -> None:
-    """Also while what the first has forked (loader workers) still lives: they write nothing."""
+    """Forked children of the first writer (loader workers) do not hold the lock."""
     root = Path(files.__file__).parents[2]
     command = [sys.executable, "-c", HOLD, str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root) as first:
-        assert first.stdout
-        child = int(first.stdout.readline())
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root) as writer:
+        assert writer.stdout
+        child = int(writer.stdout.readline())
         try:
             with (
                 pytest.raises(FolderInUse, match=f"{tmp_path}: another process is writing this run"),
                 exclusive_lock(tmp_path),
             ):
                 pass
-            first.send_signal(signal.SIGKILL)
-            first.wait(10)
+            writer.send_signal(signal.SIGKILL)
+            writer.wait(10)
             os.kill(child, 0)
             with exclusive_lock(tmp_path):
                 pass
         finally:
             os.kill(child, signal.SIGKILL)
-            first.kill()
+            writer.kill()
 
 
 def test_the_lock_is_released(tmp_path: Path) -> None:
@@ -260,7 +260,7 @@ def test_a_folder_that_cannot_be_locked_is_reported(tmp_path: Path) -> None:
         pass
 
 
-def test_without_locks_it_still_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_locks_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 

@@ -52,7 +52,7 @@ def test_another_file_is_refused_by_name_and_field(tmp_path: Path, content: byte
     assert text.startswith(str(tmp_path)) and message in text and text.isprintable() and len(text) < 300
 
 
-def test_a_hostile_key_cannot_steer_the_terminal(tmp_path: Path) -> None:
+def test_control_characters_of_a_key_are_escaped(tmp_path: Path) -> None:
     with pytest.raises(InvalidFile, match=r"a\.json: \\x1b\[2J\\n: "):
         parse_json('{"\\u001b[2J\\n": "x"}', dict[str, int], "a.json")
 
@@ -64,12 +64,12 @@ def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
         read_json(tmp_path, Drawing)
 
 
-def test_lines_are_named_and_an_unfinished_one_is_ignored(tmp_path: Path) -> None:
+def test_errors_name_the_line_and_an_incomplete_last_line_is_ignored(tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
     file.write_text('{"step": 1, "loss": 2}\n{"step": 2}\n{"ste')
     assert list(read_json_lines(file, MetricsLine)) == [{"step": 2}, {"step": 1, "loss": 2}]
     file.write_text("damaged\n" * 100_000 + '{"step": 2}\n')
-    assert next(read_json_lines(file, MetricsLine)) == {"step": 2}, "a line that is not asked for is not parsed"
+    assert next(read_json_lines(file, MetricsLine)) == {"step": 2}, "lines are parsed only when they are read"
     file.write_text('{"step": 1}\n{"step": null}\n')
     with pytest.raises(InvalidFile, match=r"metrics\.jsonl:2: step: input should be a valid integer"):
         list(read_json_lines(file, MetricsLine))

@@ -19,7 +19,7 @@ def fill(memory: Any, **objects: bytes) -> None:
         memory.pipe_file(f"/{name}", content)
 
 
-def test_a_folder_is_listed_once_and_its_files_are_fetched_when_they_are_read(remote: Any) -> None:
+def test_a_folder_is_listed_once_and_files_are_fetched_when_read(remote: Any) -> None:
     fill(remote, **{"data/a/1.jpg": b"one", "data/a/b/2.jpg": b"two", "data/list.txt": b"a", "data/empty.png": b""})
     folder = Path(local_copy("memory://data"))
     assert sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()) == [
@@ -99,11 +99,11 @@ def test_changed_and_deleted_objects(remote: Any) -> None:
         local_copy("memory://data/1.jpg/a")
     assert refresh("memory://data") == 4
     assert sorted(os.listdir(folder)) == ["1.jpg", "3.tar", "4.jpg", "5.jpg"]
-    assert not local_copies.is_placeholder(folder / "4.jpg")  # it stays
+    assert not local_copies.is_placeholder(folder / "4.jpg")  # the copy is kept
     assert read_file(folder / "1.jpg") == b"ONE!" and RangeFile(folder / "3.tar").pread(3, 0) == b"TAR"
 
 
-def test_an_object_takes_the_place_of_a_folder(remote: Any) -> None:
+def test_an_object_may_replace_a_folder(remote: Any) -> None:
     fill(remote, **{"data/a/1.jpg": b"one", "data/b": b"b"})
     folder = Path(local_copy("memory://data"))
     remote.rm("/data/a", recursive=True)
@@ -127,7 +127,7 @@ def test_ranges(remote: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert RangeFile(path).pread(10, 12) == content[12:22]
 
 
-def test_an_object_is_compared_with_the_listed_one_once_a_minute(remote: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_objects_are_compared_with_the_listing_once_a_minute(remote: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_copies, "CHUNK", 10)
     fill(remote, **{"data/a.tar": bytes(35)})
     path = Path(local_copy("memory://data/a.tar"))
@@ -150,23 +150,23 @@ def test_requests_are_repeated(remote: Any, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(storage, "PATIENCE", 20.0)
     fill(remote, **{"data/1.jpg": b"one"})
     path = Path(local_copy("memory://data")) / "1.jpg"
-    answers: list[Any] = [OSError("SlowDown"), b"on", TimeoutError("late"), b"one"]
+    responses: list[Any] = [OSError("SlowDown"), b"on", TimeoutError("late"), b"one"]
 
-    def answer(source: str, target: str) -> None:
-        content = answers.pop(0)
+    def respond(source: str, target: str) -> None:
+        content = responses.pop(0)
         if isinstance(content, Exception):
             raise content
         Path(target).write_bytes(content)
 
-    monkeypatch.setattr(type(remote), "get_file", lambda self, source, target: answer(source, target))
+    monkeypatch.setattr(type(remote), "get_file", lambda self, source, target: respond(source, target))
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
-    assert read_file(path) == b"one" and not answers
+    assert read_file(path) == b"one" and not responses
     for error, text in (
         (PermissionError("Forbidden"), "access is refused"),
         (OSError(28, "No space left on device"), "cannot be kept in"),
         (FileNotFoundError("gone"), "there is no memory:///data/2.jpg; opabinia data refresh memory:///data lists"),
     ):
-        answers = [error]
+        responses = [error]
         fill(remote, **{"data/2.jpg": b"two"})
         refresh("memory://data")
         with pytest.raises(StorageError, match=text):
@@ -174,7 +174,7 @@ def test_requests_are_repeated(remote: Any, monkeypatch: pytest.MonkeyPatch) -> 
         assert local_copies.is_placeholder(path.with_name("2.jpg")) and not os.listdir(storage.cache_root() / ".tmp")
 
 
-def test_ordinary_files_are_read_as_ever(tmp_path: Path) -> None:
+def test_local_files_are_read_directly(tmp_path: Path) -> None:
     file = tmp_path / "a.jpg"
     file.write_bytes(b"a")
     for mode in (0o644, 0o044, 0o000):  # root may read all of them
@@ -253,7 +253,7 @@ def test_a_file_system_without_permissions_is_refused(remote: Any, monkeypatch: 
         local_copy("memory://data")
 
 
-def test_all_images_and_videos_are_fetched_when_they_are_read() -> None:
+def test_all_images_and_videos_are_fetched_when_read() -> None:
     from opabinia.data.decoding import images, video
 
     assert {*images.EXTENSIONS, *video.EXTENSIONS} <= set(local_copies._FETCHED_WHEN_READ)

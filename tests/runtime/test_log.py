@@ -9,14 +9,14 @@ from opabinia.runtime.files import DiskError
 from opabinia.runtime.log import log, log_to_file, logging_to
 
 
-def test_the_file_has_everything_and_the_terminal_short_texts(
+def test_the_file_has_all_messages_and_the_terminal_short_ones(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with logging_to(tmp_path):
         log.info("hello %d", 5)
         log.warning("careful")
         log_to_file("model", "line 1\nline 2")
-        log.debug("nobody asked")
+        log.debug("not logged")
     out, err = capsys.readouterr()
     assert (out, err) == ("", "hello 5\ncareful\n")
     lines = (tmp_path / "train.log").read_text().splitlines()
@@ -64,13 +64,13 @@ def test_other_processes_write_a_file_of_their_own_and_no_terminal(
     monkeypatch.setattr(module, "is_rank_zero", lambda: False)
     monkeypatch.setattr(module, "rank", lambda: 3)
     with logging_to(tmp_path):
-        log.info("from afar")
+        log.info("another rank")
     assert capsys.readouterr().err == ""
     assert [path.name for path in tmp_path.iterdir()] == ["train.rank3.log"]
 
 
-def test_a_full_disk_is_no_error_of_the_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Whoever cannot write what counts tells it; a traceback for each line of the log would bury that."""
+def test_the_log_ignores_a_full_disk(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The error of a more important file is reported; a traceback for each line of the log would hide it."""
     (tmp_path / "train.log").symlink_to("/dev/full")
     with logging_to(tmp_path):
         log.info("hello")

@@ -15,14 +15,14 @@ from tests.runtime.test_slurm import STEP
 
 @pytest.fixture(autouse=True)
 def environment() -> Iterator[None]:
-    """Nothing of the machine these tests run on is looked at, and nothing of what they say stays."""
-    before = dict(os.environ)
-    for name in before:
+    """Hide the variables of the machine that runs these tests, and restore them afterwards."""
+    variables = dict(os.environ)
+    for name in variables:
         if name.startswith(("SLURM_", "TORCHELASTIC_", "MASTER_", "GLOO_")) or name.endswith(("RANK", "WORLD_SIZE")):
             del os.environ[name]
     yield
     os.environ.clear()
-    os.environ.update(before)
+    os.environ.update(variables)
 
 
 def test_a_single_process() -> None:
@@ -33,27 +33,27 @@ def test_a_single_process() -> None:
 
 
 def test_torchrun_variables() -> None:
-    found = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
-    assert rank_info({**STEP, **found}) == RankInfo(5, 8, 4)
+    variables = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
+    assert rank_info({**STEP, **variables}) == RankInfo(5, 8, 4)
 
 
 def test_without_a_local_rank_it_follows_from_the_rank() -> None:
-    found = {"RANK": "5", "WORLD_SIZE": "8"}
-    assert rank_info(found) == RankInfo(5, 8, None)
-    assert found["LOCAL_RANK"] == "5"
-    found = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}
-    assert rank_info(found) == RankInfo(5, 8, 4)
-    assert found["LOCAL_RANK"] == "1"
+    variables = {"RANK": "5", "WORLD_SIZE": "8"}
+    assert rank_info(variables) == RankInfo(5, 8, None)
+    assert variables["LOCAL_RANK"] == "5"
+    variables = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}
+    assert rank_info(variables) == RankInfo(5, 8, 4)
+    assert variables["LOCAL_RANK"] == "1"
 
 
 def test_slurm_variables_are_added_to_the_environment() -> None:
-    found = dict(STEP)
-    assert rank_info(found) == RankInfo(5, 8, 4)
-    assert (found["LOCAL_RANK"], found["MASTER_ADDR"]) == ("1", "gpu003")
+    variables = dict(STEP)
+    assert rank_info(variables) == RankInfo(5, 8, 4)
+    assert (variables["LOCAL_RANK"], variables["MASTER_ADDR"]) == ("1", "gpu003")
 
 
 @pytest.mark.parametrize(
-    ("found", "message"),
+    ("variables", "message"),
     [
         ({"WORLD_SIZE": "2"}, "RANK is missing"),
         ({"RANK": "1"}, "WORLD_SIZE is missing"),
@@ -64,8 +64,8 @@ def test_slurm_variables_are_added_to_the_environment() -> None:
         ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "x", "MASTER_PORT": "y"}, "MASTER_PORT='y' is not a port"),
     ],
 )
-def test_invalid_environments(monkeypatch: pytest.MonkeyPatch, found: dict[str, str], message: str) -> None:
-    for name, value in found.items():
+def test_invalid_environments(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], message: str) -> None:
+    for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ProcessGroupError, match=message) as caught, process_group():
         pass
@@ -89,12 +89,12 @@ def test_invalid_settings(monkeypatch: pytest.MonkeyPatch, settings: dict[str, A
 
 
 def test_unreachable_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    alone = process_group(f"tcp://127.0.0.1:{port}", timeout=1 / 60)
-    with pytest.raises(ProcessGroupError, match=f"cannot be reached at tcp://127.0.0.1:{port}: ") as caught, alone:
+    group = process_group(f"tcp://127.0.0.1:{port}", timeout=1 / 60)
+    with pytest.raises(ProcessGroupError, match=f"cannot be reached at tcp://127.0.0.1:{port}: ") as caught, group:
         pass
     assert "\n" not in str(caught.value) and not caught.value.on_all_ranks
     assert not dist.is_initialized()

@@ -20,7 +20,7 @@ METRICS = ["loss 1.2345", "lr 0.001", *(f"a_rather_long_name_{number} 0.5" for n
 
 
 def train() -> None:
-    """A run of four steps with an evaluation and messages; every change is drawn."""
+    """Run three updates with an evaluation and messages; every change is drawn."""
     progress._INTERVAL = 0.0
     with logging_to(None), progress_bar("train", 1000, completed=500, unit="it") as bar:
         log.info("a message of the log")
@@ -34,24 +34,24 @@ def train() -> None:
 
 @pytest.mark.parametrize(("columns", "rows"), SIZES)
 def test_every_line_fits_the_terminal(columns: int, rows: int) -> None:
-    shown = on_terminal(train, columns, rows)
-    assert shown.status == 0 and all(len(line) <= columns for line in shown.lines)
-    assert re.fullmatch(r"train ━+ 500/1000  50%  ETA \?", shown.bars[0]), "drawn before the first step"
-    (frame, *_) = [line for line in shown.bars if "600/1000" in line]
+    output = on_terminal(train, columns, rows)
+    assert output.status == 0 and all(len(line) <= columns for line in output.lines)
+    assert re.fullmatch(r"train ━+ 500/1000  50%  ETA \?", output.bars[0]), "drawn before the first step"
+    (frame, *_) = [line for line in output.bars if "600/1000" in line]
     bar = "━" * (16 if columns == 120 else 8)
     numbers = "600/1000  60%  ETA 1:02:05  1,234 samples/s"
     metrics = "loss 1.2345  lr 0.001  a_rather_long_name_0 0.5" if columns == 120 else "loss 1.2345  acc 1"
     assert frame == f"train {bar} {numbers}  {metrics}"
-    assert not re.search(r"\.\.\.|…", shown.text), "no name is cut"
-    assert any(re.fullmatch(r"eval val ━+ 3/3  100%  in 0:00  [\d.]+ samples/s", line) for line in shown.bars)
+    assert not re.search(r"\.\.\.|…", output.text), "no name is cut"
+    assert any(re.fullmatch(r"eval val ━+ 3/3  100%  in 0:00  [\d.]+ samples/s", line) for line in output.bars)
 
 
 def test_messages_are_above_the_bar() -> None:
-    shown = on_terminal(train)
+    output = on_terminal(train)
     for message in ("a message of the log", "step 501", "step 600"):
-        assert message in shown.lines, "a line of its own"
-    assert shown.lines[-1].startswith("train ") and "eval val" not in shown.lines[-1]
-    assert "\x1b[?25l" not in shown.text, "the cursor is always visible"
+        assert message in output.lines, "on its own line"
+    assert output.lines[-1].startswith("train ") and "eval val" not in output.lines[-1]
+    assert "\x1b[?25l" not in output.text, "the cursor is always visible"
 
 
 def test_a_terminal_that_is_resized() -> None:
@@ -63,8 +63,8 @@ def test_a_terminal_that_is_resized() -> None:
                 bar.update(1230 * number, seconds_left=90, metrics=["loss 1.25"])
                 time.sleep(0.01)
 
-    wide, narrow, wide_again, *_ = on_terminal(program).bars[1:]
-    assert 40 < len(wide) <= 120 and len(wide_again) <= 100 and "loss 1.25" in wide_again
+    wide, narrow, resized, *_ = on_terminal(program).bars[1:]
+    assert 40 < len(wide) <= 120 and len(resized) <= 100 and "loss 1.25" in resized
     assert len(narrow) <= 40 and re.fullmatch("train +2460/10000  24%  ETA 1:30", narrow)
 
 
@@ -77,7 +77,7 @@ def test_few_frames_per_second() -> None:
     assert len(on_terminal(program).bars) <= 3
 
 
-def test_an_unknown_number() -> None:
+def test_an_unknown_total() -> None:
     def program() -> None:
         progress._INTERVAL = 0.0
         with progress_bar("read", None, unit="images") as bar:
@@ -92,8 +92,8 @@ def test_ctrl_c_leaves_a_clean_terminal() -> None:
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(9)
 
-    shown = on_terminal(program)
-    assert shown.status == 130 and shown.text.endswith("\r\n") and "\x1b[?25l" not in shown.text
+    output = on_terminal(program)
+    assert output.status == 130 and output.text.endswith("\r\n") and "\x1b[?25l" not in output.text
 
 
 def test_output_to_a_file_is_not_shown(tmp_path: Path) -> None:
@@ -106,24 +106,24 @@ def test_output_to_a_file_is_not_shown(tmp_path: Path) -> None:
     assert (tmp_path / "out").read_text() == "a result\n"
 
 
-@pytest.mark.parametrize("where", ["quiet", "dumb", "another rank", "pipe"])
-def test_nothing_is_shown(where: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("target", ["quiet", "dumb", "another rank", "pipe"])
+def test_nothing_is_shown(target: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def program() -> None:
-        with quiet_terminal(where == "quiet"), progress_bar("train", 10) as bar:
+        with quiet_terminal(target == "quiet"), progress_bar("train", 10) as bar:
             bar.update(5, metrics=METRICS)
 
-    if where == "pipe":
+    if target == "pipe":
         program()
         assert capsys.readouterr() == ("", "")
         return
-    if where == "another rank":
+    if target == "another rank":
         monkeypatch.setattr(progress, "is_rank_zero", lambda: False)
-    assert on_terminal(program, environment={"TERM": "dumb"} if where == "dumb" else {}).text == ""
+    assert on_terminal(program, environment={"TERM": "dumb"} if target == "dumb" else {}).text == ""
 
 
 def test_no_color() -> None:
-    shown = on_terminal(train, environment={"NO_COLOR": "1"})
-    assert not re.search(r"\x1b\[[\d;]*3\d", shown.text) and "600/1000" in shown.text
+    output = on_terminal(train, environment={"NO_COLOR": "1"})
+    assert not re.search(r"\x1b\[[\d;]*3\d", output.text) and "600/1000" in output.text
 
 
 def test_an_error_ends_all_bars() -> None:

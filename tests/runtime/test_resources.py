@@ -1,4 +1,4 @@
-"""Cores and memory that a process may take: files as Linux writes them, and this process itself."""
+"""Cores and memory available to a process: from files in Linux's format, and for this process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from opabinia.runtime.resources import available_memory, cores, cpu_quota, peak_memory, reset_peak_memory
 
 MEMINFO = "MemTotal: 9000000 kB\nMemFree: 10 kB\nMemAvailable: 8000000 kB\n"
-LEFT = 8_000_000 * 1024
+AVAILABLE = 8_000_000 * 1024
 
 
 def system(root: Path, group: str, **files: str) -> Path:
@@ -27,10 +27,10 @@ def system(root: Path, group: str, **files: str) -> Path:
 def test_without_limits(tmp_path: Path) -> None:
     root = system(tmp_path, "0::/\n")
     assert cpu_quota(root) == float("inf")
-    assert available_memory(root) == LEFT
+    assert available_memory(root) == AVAILABLE
 
 
-def test_the_tightest_group_around_the_process_counts(tmp_path: Path) -> None:
+def test_the_smallest_limit_of_all_parent_groups_counts(tmp_path: Path) -> None:
     root = system(tmp_path, "0::/outer/inner\n")
     base = tmp_path / "sys/fs/cgroup"
     (base / "outer/inner").mkdir(parents=True)
@@ -41,10 +41,10 @@ def test_the_tightest_group_around_the_process_counts(tmp_path: Path) -> None:
     (base / "outer/memory.stat").write_text(f"anon 5\ninactive_file {2**30}\n")
     (base / "outer/inner/memory.max").write_text("max")
     assert cpu_quota(root) == 2.5
-    assert available_memory(root) == 2 * 2**30, "what files take is given back"
+    assert available_memory(root) == 2 * 2**30, "the file cache counts as available"
 
 
-def test_the_older_kind_of_groups_in_a_container_that_does_not_see_its_path(tmp_path: Path) -> None:
+def test_cgroups_v1_in_a_container_without_its_path(tmp_path: Path) -> None:
     root = system(tmp_path, "4:memory:/host/path\n1:cpu,cpuacct:/host/path\n")
     for controller in ("cpu", "memory"):
         (tmp_path / "sys/fs/cgroup" / controller).mkdir(parents=True)
@@ -69,10 +69,10 @@ def test_cores_are_divided_by_the_ranks_of_the_machine(monkeypatch: pytest.Monke
     assert cores() == 1
 
 
-def test_the_peak_is_of_this_process_and_can_be_forgotten() -> None:
+def test_the_peak_memory_of_this_process_can_be_reset() -> None:
     reset_peak_memory()
-    before = peak_memory()
-    held = np.ones(30_000_000)
-    del held
-    assert peak_memory() >= before + 200_000_000
+    initial = peak_memory()
+    array = np.ones(30_000_000)
+    del array
+    assert peak_memory() >= initial + 200_000_000
     assert available_memory() > 0

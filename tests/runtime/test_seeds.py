@@ -28,7 +28,7 @@ def draws() -> tuple[float, float, float]:
 
 
 def test_hash_never_changes() -> None:
-    """Another hash would be another order of every run there is."""
+    """Another hash would change the order of samples in every run."""
     assert [hash32(), hash32(0), hash32(1, 2, 3), hash32(-1, 2**63 - 1)] == [
         634351890,
         3594686616,
@@ -62,11 +62,11 @@ def test_purposes_differ() -> None:
 
 def test_a_sample_seed_fixes_all_three_generators() -> None:
     seed_sample(2**32 - 1)
-    first = draws()
+    expected = draws()
     seed_sample(2**32 - 1)
-    assert draws() == first
+    assert draws() == expected
     seed_sample(2**32 - 2)
-    assert all(a != b for a, b in zip(draws(), first, strict=True))
+    assert all(a != b for a, b in zip(draws(), expected, strict=True))
 
 
 def test_generators_are_restored_after_an_error() -> None:
@@ -83,11 +83,11 @@ def test_generators_are_restored_after_an_error() -> None:
 @pytest.mark.parametrize("change", [(1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1)])
 def test_model_seed_depends_on_every_counter(change: tuple[int, int, int, int]) -> None:
     seed_model(0, 0, 0, 0, CPU)
-    first = torch.rand(8)
+    expected = torch.rand(8)
     seed_model(*change, CPU)
-    assert not torch.equal(torch.rand(8), first)
+    assert not torch.equal(torch.rand(8), expected)
     seed_model(0, 0, 0, 0, CPU)
-    assert torch.equal(torch.rand(8), first)
+    assert torch.equal(torch.rand(8), expected)
 
 
 @pytest.mark.gpu
@@ -97,12 +97,12 @@ def test_model_seed_reaches_the_gpu_without_a_wait(name: str) -> None:
     torch.cuda.set_sync_debug_mode("error")
     try:
         seed_model(0, 1, 0, 0, device)
-        first = torch.rand(8, device=device)
+        expected = torch.rand(8, device=device)
         seed_model(0, 1, 0, 0, device)
-        again = torch.rand(8, device=device)
+        repeated = torch.rand(8, device=device)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert torch.equal(first, again)
+    assert torch.equal(expected, repeated)
 
 
 def test_drawn_seeds_are_31_bits_and_differ() -> None:

@@ -11,9 +11,9 @@ from opabinia.runtime.signals import SAME_REQUEST_SECONDS, STOP_SIGNALS, Stopped
 
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
-    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    initial = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     yield
-    assert {number: signal.getsignal(number) for number in before} == before
+    assert {number: signal.getsignal(number) for number in initial} == initial
 
 
 @pytest.mark.parametrize(
@@ -29,26 +29,26 @@ def test_the_first_signal_is_remembered(number: int, name: str, status: int) -> 
 
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The time, to be changed."""
+    """The simulated time, set by the test."""
     time = [100.0]
     monkeypatch.setattr(signals.time, "monotonic", lambda: time[0])
     return time
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "status"),
+    ("first_signal", "second_signal", "status"),
     [("SIGTERM", "SIGTERM", 143), ("SIGTERM", "SIGINT", 130), ("SIGINT", "SIGUSR1", 143)],
 )
-def test_a_later_one_stops_at_once(now: list[float], first: str, second: str, status: int) -> None:
+def test_a_second_signal_stops_at_once(now: list[float], first_signal: str, second_signal: str, status: int) -> None:
     with pytest.raises(SystemExit) as caught, stop_signals(StopSignal()):
-        os.kill(os.getpid(), signal.Signals[first])
+        os.kill(os.getpid(), signal.Signals[first_signal])
         now[0] += SAME_REQUEST_SECONDS + 0.1
-        os.kill(os.getpid(), signal.Signals[second])
+        os.kill(os.getpid(), signal.Signals[second_signal])
     assert caught.value.code == status
 
 
 def test_signals_at_about_the_same_time_are_one_request(now: list[float]) -> None:
-    """A scheduler sends a signal to all processes, and the agent passes its own on."""
+    """A scheduler sends a signal to all processes, and the agent forwards its own."""
     with stop_signals(StopSignal()) as stop:
         for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT):
             os.kill(os.getpid(), number)
@@ -64,16 +64,16 @@ def test_handlers_are_restored() -> None:
 
 
 def test_other_threads_change_no_handlers() -> None:
-    seen: list[object] = []
+    results: list[object] = []
 
     def work() -> None:
         with stop_signals(StopSignal()) as stop:
-            seen.extend([stop.reason, signal.getsignal(signal.SIGINT)])
+            results.extend([stop.reason, signal.getsignal(signal.SIGINT)])
 
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-    assert seen == [None, signal.getsignal(signal.SIGINT)]
+    assert results == [None, signal.getsignal(signal.SIGINT)]
 
 
 def test_stopped_has_reason_and_status() -> None:

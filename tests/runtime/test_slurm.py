@@ -40,19 +40,19 @@ def test_a_task_of_a_step() -> None:
         "MASTER_ADDR": "gpu003",
         "MASTER_PORT": str(49152 + 4713),
     }
-    given = {"MASTER_ADDR": "here", "MASTER_PORT": "1234"}
-    assert given.items() <= torchrun_variables({**STEP, **given}).items()
+    address = {"MASTER_ADDR": "here", "MASTER_PORT": "1234"}
+    assert address.items() <= torchrun_variables({**STEP, **address}).items()
 
 
 def test_a_batch_script_is_no_step() -> None:
-    """sbatch and salloc say what the whole job has; only srun starts tasks."""
+    """sbatch and salloc set variables of the whole job; only srun starts tasks."""
     shell = {"SLURM_JOB_ID": "4711", "SLURM_NTASKS": "8", "SLURM_PROCID": "0", "SLURM_JOB_NODELIST": "gpu[003-004]"}
     assert not is_step(shell)
     assert not is_step({**STEP, "SLURM_STEP_NUM_TASKS": "1"})
     assert (launched_rank(shell), launched_rank({}), launched_rank(STEP)) == (0, 0, 5)
 
 
-def test_the_rank_that_an_agent_says_comes_first() -> None:
+def test_the_rank_of_an_agent_takes_precedence() -> None:
     assert launched_rank({**STEP, "WORLD_SIZE": "2", "RANK": "1"}) == 1
     assert launched_rank({"WORLD_SIZE": "1", "RANK": "1"}) == 0
 
@@ -62,7 +62,7 @@ def test_nodes_have_the_same_number_of_tasks() -> None:
         torchrun_variables({**STEP, "SLURM_STEP_NUM_TASKS": "7"})
 
 
-def test_ports_follow_from_a_number() -> None:
+def test_ports_are_derived_from_job_and_step() -> None:
     ports = [port_for(number) for number in (0, 1, 2**14 - 1, 2**14, 2**31)]
     assert ports == [49152, 49153, 65535, 49152, 49152]
     assert rendezvous_address({**STEP, "SLURM_STEP_ID": "3"})[1] == rendezvous_address(STEP)[1] + 1

@@ -10,7 +10,7 @@ from opabinia.runtime.storage import StorageError
 pytestmark = pytest.mark.usefixtures("remote")
 
 
-def test_errors() -> None:
+def test_errors_of_invalid_urls() -> None:
     for url, text in (
         ("xyz://bucket/a", "there is no protocol xyz; use s3://, gs://, az://"),
         ("memory://nothing", "there is no memory:///nothing"),
@@ -21,13 +21,17 @@ def test_errors() -> None:
 
 
 def test_empty_objects_of_folders_are_no_files(remote: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    infos = {"/run/": {"size": 0}, "/run/a/": {"size": 0}, "/run/a/1": {"size": 0}}  # as consoles of S3 make folders
+    infos = {
+        "/run/": {"size": 0},
+        "/run/a/": {"size": 0},
+        "/run/a/1": {"size": 0},
+    }  # S3 consoles create such objects for folders
     with monkeypatch.context() as patch:
         patch.setattr(type(remote), "find", lambda self, path, detail: infos)
         assert list(storage.objects("memory://run")) == ["a/1"]
 
 
-def test_uploaded_folders_are_complete_when_their_last_file_is_there(
+def test_uploaded_folders_are_complete_once_their_last_file_exists(
     remote: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "out" / "sub").mkdir(parents=True)
