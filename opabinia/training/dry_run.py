@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -46,6 +48,9 @@ def dry_run(parts: Mapping[str, Any]) -> None:
     check_streams(model, batches, training.micro_batch_size)
     with errors_at("hooks"):
         check_hooks(run.hooks or {})
+    with TemporaryDirectory() as folder:
+        for logger in run.loggers:
+            logger(Path(folder), Clock()).close()
     optimizer = make_optimizer(run.optimizer, model, run.param_groups, training, data.batch_size)
     models = Models(model, model if run.ema else None)
     whole = replace(training, micro_batch_size=None, check_losses=False, on_nonfinite="stop")

@@ -1,6 +1,7 @@
 """Building and running a training session: incompatible parts are reported before the first step."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,12 @@ def test_the_packaged_recipe_passes_a_dry_run() -> None:
 
 def test_a_dry_run_uses_the_cpu_for_any_device() -> None:
     check_recipe("train.device=cuda")
+
+
+def test_a_dry_run_builds_loggers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ConfigError, match=r"loggers.1: wandb needs a package that is not installed"):
+        check_recipe("loggers=[tensorboard,wandb]")
 
 
 def test_frozen_random_weights_are_an_error() -> None:
