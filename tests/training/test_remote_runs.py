@@ -498,9 +498,12 @@ def test_machines_that_are_killed_while_they_upload_are_replaced_by_empty_ones(
         lines = (line.partition("?")[0] for line in requests[since:] if line.startswith("PUT"))
         return any(line.endswith("/state.json.part") for line in lines)
 
-    def newest_complete() -> int:
-        names = [name for name in storage.objects(prefix) if name.endswith("/state.json")]
-        return max((int(name[len("step-") :].partition("/")[0]) for name in names), default=0)
+    def last_step() -> int:
+        """Return the step that the next machine resumes from; a checkpoint is complete before ``last`` names it."""
+        fs, root = storage.filesystem(prefix)
+        with suppress(FileNotFoundError):
+            return step_of(Path(fs.cat_file(f"{root}/last").decode().split()[0]))
+        return 0
 
     requests = s3_server.requests
     start("undisturbed").expect(0, 300)
@@ -509,12 +512,12 @@ def test_machines_that_are_killed_while_they_upload_are_replaced_by_empty_ones(
         num_requests = len(requests)
         program = start(f"machine-{number}", f"checkpoint.upload={url}", **{PAUSE: f"before_step {newest + 2}"})
         # Machines are killed alternately during the upload of their first checkpoint, or after it.
-        moments = (lambda: has_begun(num_requests)), (lambda: newest_complete() > newest)  # noqa: B023
+        moments = (lambda: has_begun(num_requests)), (lambda: last_step() > newest)  # noqa: B023
         program.until(moments[number % 2], 300)
         program.kill()
         kill_uploading(f"machine-{number}/faults")  # with the machine
         resumed.append(program.trace[0])
-        newest = newest_complete()
+        newest = last_step()
     start("last", f"checkpoint.upload={url}").expect(0, 300)
     assert_same(Outcome.of(tmp_path / "last/faults/default"), Outcome.of(tmp_path / "undisturbed/faults/default"))
     assert len(set(resumed)) >= KILLS // 2
