@@ -46,8 +46,8 @@ STABLE_STEPS = {
     "segmentation/cityscapes/deeplabv3plus_r50": 5,
     "segmentation/voc/deeplabv3plus_r50": 6,
 }
-"""Steps that an Intel Xeon and an AMD EPYC agree on. Later ones differ by up to 5 %: rounding moves an anchor over the
-threshold of its assignment, and losses that have fallen to a tenth are relatively far apart."""
+"""Steps in which an Intel Xeon agrees with the recorded losses, which are of other processors. Later ones differ by up
+to 5 %: rounding moves an anchor over the threshold of its assignment, or small losses differ by a larger share."""
 
 NEEDS = {
     **{f"detection/coco/{name}_r50": "transformers" for name in ("rt_detr", "detr", "deformable_detr")},
