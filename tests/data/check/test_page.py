@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import shutil
 from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
@@ -99,8 +100,8 @@ def test_boxes_outside_the_image_are_drawn(tmp_path: Path) -> None:
 
 
 def test_videos_show_their_middle_frame_and_samples_are_strips(tmp_path: Path) -> None:
-    for name in ("train", "val"):
-        write(tmp_path / name / "a" / "1.mp4", 9, size=(64, 96))
+    write(tmp_path / "train" / "a" / "1.mp4", 9, size=(64, 96))
+    shutil.copytree(tmp_path / "train", tmp_path / "val")  # one in a thousand encodings of the same frames differs
     report = run_checks({name: Videos(root=tmp_path / name) for name in ("train", "val")})
     page = render_page(report, "videos")
     data = re.findall(r'src="(data:[^"]*)"', page)
