@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,15 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [["overhead.py"], ["steps.py"], ["evaluation.py", "scores"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["overhead.py"],
+        ["steps.py"],
+        ["evaluation.py", "scores"],
+        pytest.param(["compiled.py"], marks=pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")),
+    ],
+)
 def test_quick_mode(words: list[str]) -> None:
     subprocess.run([sys.executable, ROOT / "benchmarks" / words[0], *words[1:], "--quick"], check=True)
 

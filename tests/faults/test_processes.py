@@ -162,16 +162,8 @@ def launch(recipe: Path, tmp_path: Path) -> Iterator[Callable[..., Launch]]:
 
     def start(*arguments: str, nproc: str = "2", environment: dict[str, str] | None = None) -> Launch:
         options = ["--nproc", nproc, "--rdzv-endpoint", "auto"]
-        command = [
-            "opabinia",
-            "train",
-            str(recipe),
-            "train.num_threads=1",
-            "--out",
-            str(tmp_path),
-            *options,
-            *arguments,
-        ]
+        train = ["opabinia", "train", str(recipe), "train.num_threads=1", "--out", str(tmp_path)]
+        command = [*train, *options, *arguments]
         launches.append(Launch(tmp_path, *command, environment=environment))
         return launches[-1]
 
