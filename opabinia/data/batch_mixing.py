@@ -14,6 +14,7 @@ from torch.nn.functional import one_hot
 
 from opabinia.config import register
 from opabinia.contracts import Batch, DatasetInfo, Fraction, Mix, MixPart, NonNegative
+from opabinia.runtime.device import move_tensor
 
 Per = Literal["batch", "pair", "sample"]
 
@@ -79,11 +80,11 @@ def cutmix(batch: Batch, dataset_info: DatasetInfo, /, *, alpha: NonNegative = 1
     boxes = _draw_boxes(_draw_weights(count, alpha, per), height, width, per)
     partners = _draw_partners(count, per)
     rows, columns = torch.arange(height, device=images.device), torch.arange(width, device=images.device)
-    top, left, bottom, right = _to_device_of(images, torch.from_numpy(boxes))[:, :, None]
+    top, left, bottom, right = move_tensor(torch.from_numpy(boxes), images.device)[:, :, None]
     inside = ((rows >= top) & (rows < bottom))[:, :, None] & ((columns >= left) & (columns < right))[:, None, :]
     inside = inside.view(count, *[1] * (images.ndim - 3), height, width)
     weights = 1 - (boxes[2] - boxes[0]) * (boxes[3] - boxes[1]) / (height * width)
-    mixed = torch.where(inside, images[_to_device_of(images, partners)], images)
+    mixed = torch.where(inside, images[move_tensor(partners, images.device)], images)
     return {**batch, "image": mixed, "label": blend(labels, partners, weights)}
 
 
@@ -234,16 +235,11 @@ def _random_crop(image: Tensor, height: int, width: int) -> Tensor:
 def blend(values: Tensor, partners: Tensor, weights: Sequence[float] | NDArray[np.float64]) -> Tensor:
     """Return weights (B) times the rows of ``values`` (B x ..., float) plus the rest times the rows ``partners``
     (B)."""
-    others = values[_to_device_of(values, partners)]
+    others = values[move_tensor(partners, values.device)]
     if len(set(weights)) == 1:
         return values.lerp(others, 1 - float(weights[0]))
     rest = 1 - torch.as_tensor(np.asarray(weights), dtype=values.dtype).view(-1, *[1] * (values.ndim - 1))
-    return values.lerp(others, _to_device_of(values, rest))
-
-
-def _to_device_of(values: Tensor, drawn: Tensor) -> Tensor:
-    """Copy random numbers from the host to the device of ``values``, without waiting for it."""
-    return drawn.to(values.device, non_blocking=True)
+    return values.lerp(others, move_tensor(rest, values.device))
 
 
 def float_images(images: Tensor) -> Tensor:

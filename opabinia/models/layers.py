@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from opabinia.contracts import Preprocessing, Sizes
+from opabinia.runtime.device import move_tensor
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -58,7 +59,7 @@ class Normalize(nn.Module):
 
 def image_area(images: Tensor, sizes: Sizes | Tensor) -> Tensor:
     """Return which pixels of a padded batch (B x C x H x W) belong to images (bool, B x 1 x H x W)."""
-    ends = sizes if isinstance(sizes, Tensor) else torch.tensor(sizes).to(images.device, non_blocking=True)
+    ends = sizes if isinstance(sizes, Tensor) else move_tensor(torch.tensor(sizes), images.device)
     height, width = (torch.arange(side, device=images.device) for side in images.shape[-2:])
     return ((height < ends[:, :1])[:, :, None] & (width < ends[:, 1:])[:, None, :]).unsqueeze(1)
 

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from opabinia.runtime.device import move_tensor
 from opabinia.runtime.processes import all_reduce_mean, collective_device, rank, world_size
 
 _is_local = False
@@ -86,7 +87,7 @@ def shuffle_between_ranks(rows: Tensor, seed: int) -> tuple[Tensor, Callable[[Te
     """
     counts = [len(rows)] if world_size() == 1 else _counts(rows, ())[0]
     order = torch.randperm(sum(counts), generator=torch.Generator().manual_seed(seed))
-    order = order.to(rows.device, non_blocking=True)  # or indexing would wait for the device
+    order = move_tensor(order, rows.device)  # or indexing would wait for the device
     first = sum(counts[: rank()])
     own = slice(first, first + len(rows))
 

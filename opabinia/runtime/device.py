@@ -6,6 +6,7 @@ import os
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
+from torch import Tensor
 
 from opabinia.runtime.processes import local_rank
 
@@ -31,6 +32,16 @@ def choose_device(name: str) -> torch.device:
     device = torch.device("cuda", index)
     torch.cuda.set_device(device)
     return device
+
+
+def move_tensor(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return the tensor on ``device``. The host does not wait for a copy to a GPU.
+
+    CUDA copies pageable memory to a buffer of its own before the call returns, and torch keeps pinned memory until the
+    copy has ended. MPS may still read the memory of a tensor that Python has freed (pytorch issue 189690), so copies to
+    every other device block.
+    """
+    return tensor.to(device, non_blocking=device.type == "cuda")
 
 
 def configure_backends(*, deterministic: bool, cudnn_benchmark: bool, threads: int | None) -> int:

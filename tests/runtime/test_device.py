@@ -1,11 +1,16 @@
 import os
+import re
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
+import opabinia
 from opabinia.runtime import device as module
-from opabinia.runtime.device import choose_device, configure_backends
+from opabinia.runtime.device import choose_device, configure_backends, move_tensor
 
 
 @pytest.fixture(autouse=True)
@@ -75,3 +80,22 @@ def test_threads() -> None:
     assert configure_backends(deterministic=False, cudnn_benchmark=False, threads=None) == threads
     assert configure_backends(deterministic=False, cudnn_benchmark=False, threads=threads + 1) == threads + 1
     assert torch.get_num_threads() == threads + 1
+
+
+class RecordingTensor(Tensor):
+    """Records the arguments of ``to``."""
+
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        return args, kwargs
+
+
+@pytest.mark.parametrize(("device", "non_blocking"), [("cuda:1", True), ("mps", False), ("cpu", False)])
+def test_only_copies_to_cuda_do_not_block(device: str, non_blocking: bool) -> None:
+    tensor = torch.ones(2).as_subclass(RecordingTensor)
+    assert move_tensor(tensor, torch.device(device)) == ((torch.device(device),), {"non_blocking": non_blocking})
+
+
+def test_all_copies_to_devices_follow_the_rule() -> None:
+    package = Path(opabinia.__file__).parent
+    texts = {path.relative_to(package).as_posix(): path.read_text() for path in package.rglob("*.py")}
+    assert [name for name, text in texts.items() if re.search(r"\.to\(.*non_blocking", text)] == ["runtime/device.py"]

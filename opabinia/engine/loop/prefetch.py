@@ -12,6 +12,7 @@ from torch import Tensor
 
 from opabinia.contracts import Batch, GlobalBatch, Loader
 from opabinia.engine.loop.layer_outputs import nested_tensors
+from opabinia.runtime.device import move_tensor
 from opabinia.runtime.progress import PhaseBar
 
 T = TypeVar("T")
@@ -21,13 +22,13 @@ DeviceTransform = Callable[[Batch, GlobalBatch], Batch]
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
-    """Return the batch with its tensors on ``device``; copies from pinned memory do not block."""
+    """Return the batch with its tensors on ``device``; see :func:`opabinia.runtime.device.move_tensor`."""
     return batch if device.type == "cpu" else _move(batch, device)
 
 
 def _move(value: Any, device: torch.device) -> Any:
     if isinstance(value, Tensor):
-        return value.to(device, non_blocking=True)
+        return move_tensor(value, device)
     if isinstance(value, dict):
         return {key: _move(item, device) for key, item in value.items()}
     if type(value) in (list, tuple):

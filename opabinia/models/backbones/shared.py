@@ -15,6 +15,7 @@ from opabinia.config import register
 from opabinia.contracts import Backbone, Level, SharedFeatures, Sizes, Tokens
 from opabinia.models.layers import Normalize
 from opabinia.models.norms import CurrentStream
+from opabinia.runtime.device import move_tensor
 
 
 class SharedNetwork:
@@ -122,7 +123,7 @@ class SharedNetwork:
 
 def select_rows(values: Tensor, rows: list[int]) -> Tensor:
     """Return these rows of a tensor, without waiting for the device, as indexing with a list would."""
-    return values[torch.tensor(rows).to(values.device, non_blocking=True)]
+    return values[move_tensor(torch.tensor(rows), values.device)]
 
 
 class _Selection(NamedTuple):

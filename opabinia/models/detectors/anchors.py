@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torchvision.models.detection._utils import BoxCoder
 
+from opabinia.runtime.device import move_tensor
+
 BoxWeights = tuple[float, float, float, float]
 """Factors of the four numbers of an encoded box: shifts to the right and down, width and height."""
 
@@ -142,7 +144,7 @@ def _cached_anchors(
 ) -> Tensor:
     # Tensors created in inference mode could not take part in training later.
     with torch.inference_mode(False):
-        cells = cell_anchors(sizes, aspect_ratios, rounded=rounded).to(device, non_blocking=True)
+        cells = move_tensor(cell_anchors(sizes, aspect_ratios, rounded=rounded), device)
         return grid_anchors(cells, shape, stride, offset)
 
 

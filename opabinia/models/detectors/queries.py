@@ -23,6 +23,7 @@ from opabinia.models.detectors.set_prediction import (
     move_pairs,
 )
 from opabinia.runtime.collectives import mean_over_samples
+from opabinia.runtime.device import move_tensor
 from opabinia.runtime.processes import world_size
 
 
@@ -126,7 +127,7 @@ class QueryDetector(Detector):
 
 def sizes_as_tensor(sizes: Sizes, device: torch.device) -> Tensor:
     """Return height and width of each image (int64, B x 2)."""
-    return torch.tensor(sizes).to(device, non_blocking=True)
+    return move_tensor(torch.tensor(sizes), device)
 
 
 def collect_objects(targets: Sequence[Target], shape: tuple[int, int]) -> Objects:

@@ -18,6 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torchvision.ops import box_convert, generalized_box_iou, generalized_box_iou_loss, sigmoid_focal_loss
 
+from opabinia.runtime.device import move_tensor
+
 
 class Prediction(NamedTuple):
     """Predictions of the Q queries of B images by one layer.
@@ -147,7 +149,7 @@ def unite_pairs(matches: Sequence[Pairs]) -> Pairs:
 
 def move_pairs(matches: Sequence[Pairs], device: torch.device) -> list[Pairs]:
     """Return the pairs on a device, by one copy that the host does not wait for."""
-    rows = torch.cat([torch.stack(pairs) for pairs in matches], 1).to(device, non_blocking=True)
+    rows = move_tensor(torch.cat([torch.stack(pairs) for pairs in matches], 1), device)
     return [Pairs(*part) for part in torch.split(rows, [len(pairs.objects) for pairs in matches], 1)]
 
 

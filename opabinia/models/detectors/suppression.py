@@ -16,6 +16,7 @@ from opabinia.contracts import Detections, Sizes
 from opabinia.contracts.rotated_boxes import aligned_iou, box_corners
 from opabinia.models.detectors.regions import exceeds_size
 from opabinia.models.detectors.rotated_boxes import box_nms
+from opabinia.runtime.device import move_tensor
 
 
 class Candidates(NamedTuple):
@@ -41,7 +42,7 @@ def suppress(
         max_detections: at most so many per image.
     """
     scores, labels, boxes = (torch.cat(parts, dim=1) for parts in zip(*levels, strict=True))
-    boxes = clip_boxes(boxes, torch.tensor(sizes).to(boxes.device, non_blocking=True))
+    boxes = clip_boxes(boxes, move_tensor(torch.tensor(sizes), boxes.device))
     results = []
     for above, *image in zip(~(scores <= score_threshold), boxes, scores, labels, strict=True):
         image_boxes, image_scores, image_labels = (values[above] for values in image)

@@ -17,6 +17,7 @@ from torch import Tensor
 from opabinia.config import register
 from opabinia.contracts import IGNORE_LABEL, Count, Fraction, NonNegative
 from opabinia.runtime.collectives import mean_over_samples
+from opabinia.runtime.device import move_tensor
 
 _SMALL = 1e-7
 
@@ -39,7 +40,7 @@ def _pixel_weights(targets: Tensor, class_weights: Sequence[float] | None, class
         return labeled.float()
     if len(class_weights) != classes:
         raise ValueError(f"class_weights: {len(class_weights)} weights for {classes} classes; give one for each class")
-    by_class = torch.tensor(class_weights, dtype=torch.float32).to(targets.device, non_blocking=True)
+    by_class = move_tensor(torch.tensor(class_weights, dtype=torch.float32), targets.device)
     return by_class[targets.clamp(max=classes - 1)] * labeled
 
 
