@@ -114,9 +114,12 @@ def mean_over_samples(total: Tensor, samples: int) -> Tensor:
 
     Example: 6 in 3 samples on one rank and 2 in 1 sample on the other are 2 on both.
     """
-    both = torch.stack([total.detach().double(), total.new_full((), samples, dtype=torch.float64)])
-    if torch.is_grad_enabled():
-        (both,) = all_reduce_mean([both * _counted])
+    count = total.new_full((), samples, dtype=torch.float32)
+    if world_size() == 1 or not torch.is_grad_enabled():
+        return total.detach().float() / count
+    # In double precision, which GPUs of Apple lack; only a single process runs on them.
+    both = torch.stack([total.detach().double(), count.double()])
+    (both,) = all_reduce_mean([both * _counted])
     return (both[0] / both[1]).float()
 
 

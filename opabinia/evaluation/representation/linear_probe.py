@@ -206,7 +206,7 @@ class LinearProbe(FeatureBankEvaluator):
 
     def _metrics(self, logits: Tensor, labels: Tensor) -> dict[str, float]:
         if self._exclusive:
-            hits = count_topk_hits(logits, labels, (1, 5))
+            hits = count_topk_hits(logits, labels, (1, 5)).cpu()
             return dict(zip(self.better, (hits.double() / len(labels)).tolist(), strict=False))
         scores = logits.nan_to_num(-1e30, -1e30, -1e30).cpu().numpy().T
         columns = zip(scores, (labels > 0.5).cpu().numpy().T, strict=True)

@@ -98,9 +98,9 @@ def swapped_prediction(scores: Sequence[Tensor], assignments: Sequence[Tensor], 
 def normalized_entropy(shares: Tensor) -> Tensor:
     """Entropy of shares (K, 0 or more, of any sum) over its maximum, log K (0-d): 1 for a uniform distribution, 0 if
     one prototype has everything."""
-    shares = shares.double() / shares.double().sum()
+    shares = shares.float() / shares.float().sum()
     entropy: Tensor = torch.special.entr(shares).sum() / math.log(max(len(shares), 2))
-    return entropy.float()
+    return entropy
 
 
 @torch.no_grad()
