@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from opabinia.runtime.device import move_tensor
-from opabinia.runtime.processes import all_reduce_mean, collective_device, rank, world_size
+from opabinia.runtime.processes import all_reduce_mean, autograd_group, collective_device, rank, world_size
 
 _is_local = False
 _counted = 1.0
@@ -159,12 +159,13 @@ class _Gather(torch.autograd.Function):
         padded = tensor.new_zeros(max(counts), *tensor.shape[1:])
         padded[: len(tensor)] = tensor
         gathered = [torch.empty_like(padded) for _ in counts]
-        dist.all_gather(gathered, padded)
+        ctx.group = autograd_group()
+        dist.all_gather(gathered, padded, group=ctx.group)
         return torch.cat([rows[:count] for rows, count in zip(gathered, counts, strict=True)])
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         # Summed in full precision; as a copy, because others may hold this gradient, too.
         whole = gradient.to(torch.promote_types(gradient.dtype, torch.float32), copy=True).contiguous()
-        dist.all_reduce(whole)
+        dist.all_reduce(whole, group=ctx.group)
         return whole[ctx.own].to(gradient.dtype), None

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from opabinia.runtime import slurm
+from opabinia.runtime import processes, slurm
 from opabinia.runtime.device import choose_device
 from opabinia.runtime.log import log
 from opabinia.runtime.processes import is_rank_zero
@@ -147,6 +147,7 @@ def _join(info: RankInfo, init: str, backend: Backend, timeout: float, device: s
             store.set_timeout(limit)
             store = PrefixStore(_attempt(), store)
             dist.init_process_group(chosen, store=store, rank=rank, world_size=world, timeout=limit, device_id=gpu)
+            processes.collective_timeout = limit
         except (dist.DistError, RuntimeError, ValueError, OSError) as error:
             address = method
             if method == "env://":

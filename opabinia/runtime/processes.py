@@ -6,6 +6,7 @@ import os
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
@@ -16,6 +17,12 @@ T = TypeVar("T")
 
 
 _ignore_others = False
+
+collective_timeout: timedelta | None = None
+"""Time that a collective of a new group waits for other ranks; None: torch's default."""
+
+_autograd_groups: tuple[Any, Any] = None, None
+"""The default group, and the group that :func:`autograd_group` has made for it."""
 
 
 def _has_group() -> bool:
@@ -140,9 +147,22 @@ def neighbor_group(count: int) -> dist.ProcessGroup | None:
     if count < 2 or world_size() < 2:
         return None
     blocks = [range(first, min(first + count, world_size())) for first in range(0, world_size(), count)]
-    groups: list[Any] = [dist.new_group(list(block)) for block in blocks]
+    groups: list[Any] = [dist.new_group(list(block), timeout=collective_timeout) for block in blocks]
     own = rank() // count
     return groups[own] if len(blocks[own]) > 1 else None
+
+
+def autograd_group() -> Any:
+    """Return the group of all ranks for collectives that have a gradient; all ranks must call this at the same time.
+
+    The backward pass runs their own collectives while DDP all-reduces its buckets in the default group. In one group
+    ranks that finish gradients in different orders (unused parameters, tasks that a rank has no samples of) would pair
+    one with the other. The group is made at the first call: runs without such collectives need none.
+    """
+    global _autograd_groups
+    if _autograd_groups[0] is not dist.group.WORLD:
+        _autograd_groups = dist.group.WORLD, dist.new_group(timeout=collective_timeout)
+    return _autograd_groups[1]
 
 
 def collective_device() -> torch.device:

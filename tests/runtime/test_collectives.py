@@ -91,6 +91,19 @@ def incoming_gradient(rank: int, world: int) -> dict[str, list[Any]]:
     return {"incoming": grad.tolist(), "row": [] if row.grad is None else row.grad.tolist()}
 
 
+def backward_beside_other_collectives(rank: int, world: int) -> dict[str, list[Any]]:
+    """Rank 0 begins to all-reduce gradients before the backward pass of the gathered rows, others do so afterwards."""
+    row, gradients = torch.ones(1, requires_grad=True), torch.full((world,), 100.0)
+    gathered = gather_rows(row, [str(rank)])
+    early = dist.all_reduce(gradients, async_op=True) if rank == 0 else None
+    gathered.backward(torch.ones(world))
+    if early is None:
+        dist.all_reduce(gradients)
+    else:
+        early.wait()
+    return {"gradients": gradients.tolist(), "row": [] if row.grad is None else row.grad.tolist()}
+
+
 def repeated_samples(rank: int, world: int) -> dict[str, list[Any]]:
     """Gather one sample of each process: the same id on all, or different ids, with the same label."""
     feature = torch.tensor([[float(rank)]])
@@ -173,6 +186,7 @@ CHECKS = (
     gradients,
     gathered_rows,
     incoming_gradient,
+    backward_beside_other_collectives,
     repeated_samples,
     queues,
     compiled,
@@ -267,6 +281,13 @@ def test_rows_of_all_processes_are_gathered(reports: Reports, world: int) -> Non
 def test_backward_does_not_change_the_incoming_gradient(reports: Reports, world: int) -> None:
     for result in reports(world):
         assert result["incoming_gradient"] == {"incoming": [1] * world, "row": [world]}
+
+
+@all_worlds
+def test_the_backward_pass_does_not_mix_with_other_collectives(reports: Reports, world: int) -> None:
+    for result in reports(world):
+        expected = {"gradients": [100 * world] * world, "row": [world]}
+        assert result["backward_beside_other_collectives"] == expected
 
 
 @all_worlds
