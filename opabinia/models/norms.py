@@ -12,38 +12,37 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
-from opabinia.runtime.processes import world_size
+from opabinia.runtime.processes import autograd_group, world_size
 
 Norm = TypeVar("Norm", bound=_NormBase)
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 
 class SyncBatchNorm(_BatchNorm):
-    """Synchronized batch norm for CPUs: statistics over the batches of all processes, each value with the same weight
-    however large a process's batch is. (torch's works on GPUs only.)"""
+    """Synchronized batch norm: statistics over the batches of all processes, each value with the same weight however
+    large a process's batch is. On GPUs and CPUs alike; torch's works on GPUs only, and its host waits for the GPU in
+    every norm."""
 
     def _check_input_dim(self, input: Tensor) -> None: ...
 
     def forward(self, input: Tensor) -> Tensor:
         """B x C x ... of any size."""
-        if not self.training or world_size() == 1:
-            output: Tensor = super().forward(input)
-            return output
-        return _normalize_synchronized(self, input, None)
+        is_alone = not self.training or world_size() == 1
+        output: Tensor = super().forward(input) if is_alone else _synchronize(self, input, autograd_group())
+        return output
 
 
-def _normalize_synchronized(norm: _BatchNorm, input: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-    """Run ``norm`` in training mode with the statistics of all processes of a group (None: of all processes)."""
-    values = input.float()  # as in torch: statistics need single precision
-    mean, variance, count = _global_statistics(values, group)
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _synchronize(norm: _BatchNorm, input: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Run ``norm`` in training mode with the statistics of all processes of a group."""
+    mean, variance, count = _global_statistics(input.detach(), group)
     if norm.track_running_stats and norm.running_mean is not None and norm.running_var is not None:
         momentum = _count_batch(norm)
-        norm.running_mean.lerp_(mean, momentum)
-        norm.running_var.lerp_(variance * (count / (count - 1).clamp(min=1)), momentum)
-    normalized: Tensor = _Normalize.apply(values, mean, torch.rsqrt(variance + norm.eps), count, group)
-    if norm.weight is not None:
-        normalized = normalized * _per_channel(norm.weight, input) + _per_channel(norm.bias, input)
-    return normalized.to(input.dtype)
+        norm.running_mean.lerp_(mean.to(norm.running_mean.dtype), momentum)
+        unbiased = variance * (count / (count - 1).clamp(min=1))
+        norm.running_var.lerp_(unbiased.to(norm.running_var.dtype), momentum)
+    output: Tensor = _Normalize.apply(input, norm.weight, norm.bias, mean, variance, count, norm.eps, group)
+    return output
 
 
 def _count_batch(norm: _BatchNorm) -> float:
@@ -53,52 +52,67 @@ def _count_batch(norm: _BatchNorm) -> float:
     return 1 / float(norm.num_batches_tracked) if norm.momentum is None else norm.momentum
 
 
-def _per_channel(values: Tensor, like: Tensor) -> Tensor:
-    return values.view(1, -1, *[1] * (like.ndim - 2))
-
-
-def _global_statistics(input: Tensor, group: dist.ProcessGroup | None) -> tuple[Tensor, Tensor, Tensor]:
+def _global_statistics(input: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, Tensor, Tensor]:
     """Return mean and variance (biased) of each channel over the processes of a group, and the number of values."""
-    values = input.detach().transpose(0, 1).flatten(1)
-    values = values if values.is_cuda else values.double()  # double precision is slow on GPUs
-    count, channels = values.shape[1], values.shape[0]
-    own = torch.zeros(2 * channels + 1, dtype=torch.float64, device=values.device)
-    own[-1].fill_(count)
-    if count:
-        variance, mean = torch.var_mean(values, dim=1, correction=0)
-        own[:channels], own[channels:-1] = mean, variance
+    channels = input.shape[1]
+    # The kernels of GPUs return statistics of half precision in single precision; those of CPUs do not.
+    values = input if input.is_cuda or input.dtype == torch.float64 else input.float()
+    own = torch.zeros(2 * channels + 1, dtype=torch.float64, device=input.device)
+    if input.numel():
+        own[:channels], own[channels:-1] = torch.batch_norm_update_stats(values, None, None, 0.0)
+        own[-1].fill_(input.numel() // channels)
     gathered = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
     dist.all_gather(gathered, own, group=group)
     means, variances, counts = torch.split(torch.stack(gathered), [channels, channels, 1], dim=1)
     share = counts / counts.sum()
     mean = (means * share).sum(0)
     variance = ((variances + (means - mean) ** 2) * share).sum(0)
-    return mean.to(input.dtype), variance.to(input.dtype), counts.sum().to(input.dtype)
+    dtype = torch.promote_types(input.dtype, torch.float32)  # statistics need single precision
+    return mean.to(dtype), variance.to(dtype), counts.sum().to(dtype)
 
 
 class _Normalize(torch.autograd.Function):
-    """(x - mean) / deviation, where mean and deviation depend on the x of all processes of a group (Ioffe and Szegedy
-    2015, section 3)."""
+    """(x - mean) / deviation * weight + bias, where mean and deviation depend on the x of all processes of a group
+    (Ioffe and Szegedy 2015, section 3). The kernels are those of batch norm in evaluation."""
 
     @staticmethod
     def forward(
-        ctx: Any, input: Tensor, mean: Tensor, inverse: Tensor, count: Tensor, group: dist.ProcessGroup | None
+        ctx: Any,
+        input: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        mean: Tensor,
+        variance: Tensor,
+        count: Tensor,
+        eps: float,
+        group: dist.ProcessGroup,
     ) -> Tensor:
-        normalized = (input - _per_channel(mean, input)) * _per_channel(inverse, input)
-        ctx.save_for_backward(normalized, inverse, count)
-        ctx.group = group
-        return normalized
+        scale = torch.ones_like(mean) if weight is None else weight.to(mean.dtype)
+        shift = torch.zeros_like(mean) if bias is None else bias.to(mean.dtype)
+        ctx.save_for_backward(input, scale, mean, variance, count)
+        ctx.eps, ctx.group = eps, group
+        return F.batch_norm(input, mean, variance, scale, shift, eps=eps)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
-        normalized, inverse, count = ctx.saved_tensors
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        input, scale, mean, variance, count = ctx.saved_tensors
         gradient = gradients[0]
-        dims = [dim for dim in range(gradient.ndim) if dim != 1]
-        sums = torch.stack([gradient.sum(dims), (gradient * normalized).sum(dims)])
+        of_weight = of_bias = torch.zeros_like(mean)
+        if input.numel():
+            # The sums over the batch of gradient * normalized, and of the gradient.
+            _, of_weight, of_bias = torch.ops.aten.native_batch_norm_backward(
+                gradient, input, scale, mean, variance, None, None, False, ctx.eps, [False, True, True]
+            )
+        sums = torch.stack([of_weight, of_bias])
         dist.all_reduce(sums, group=ctx.group)
-        of_mean, of_deviation = (_per_channel(part / count, gradient) for part in sums)
-        result = _per_channel(inverse, gradient) * (gradient - of_mean - normalized * of_deviation)
-        return result, None, None, None, None
+        of_deviation, of_mean = sums / count
+        factor = scale * torch.rsqrt(variance + ctx.eps)
+        # factor * (gradient - of_mean - normalized * of_deviation)
+        correction = F.batch_norm(input, mean, variance, -factor * of_deviation, -factor * of_mean, eps=ctx.eps)
+        result = torch.addcmul(correction, gradient, factor.view(1, -1, *[1] * (input.ndim - 2)))
+        _, needs_weight, needs_bias, *others = ctx.needs_input_grad
+        parameters = of_weight if needs_weight else None, of_bias if needs_bias else None
+        return result.to(input.dtype), *parameters, *(None for _ in others)
 
 
 class GhostBatchNorm(_BatchNorm):
@@ -137,7 +151,8 @@ class GhostBatchNorm(_BatchNorm):
     def forward(self, input: Tensor) -> Tensor:
         """B x C x ... of any size."""
         if self.training and self.group is not None:
-            return _normalize_synchronized(self, input, self.group)
+            joint: Tensor = _synchronize(self, input, self.group)
+            return joint
         min_size = 1 if math.prod(input.shape[2:]) > 1 else 2
         splits = min(self.splits, len(input) // min_size)
         if not self.training or splits < 2 or self.running_mean is None or self.running_var is None:
@@ -276,13 +291,7 @@ def convert_sync_batch_norm(model: nn.Module) -> None:
     """
     if any(isinstance(module, StreamBatchNorm) for module in model.modules()):
         raise ValueError("batch norms with statistics for each stream (task.norms: stream) cannot be synchronized")
-    plain: type[_BatchNorm] = SyncBatchNorm
-    with_act: type[_BatchNorm] = SyncBatchNormAct
-    if next(model.parameters()).is_cuda:
-        from timm.layers.norm_act import SyncBatchNormAct as OnGpu
-
-        plain, with_act = nn.SyncBatchNorm, OnGpu
-    _replace(model, lambda norm: _convert(norm, plain, with_act))
+    _replace(model, lambda norm: _convert(norm, SyncBatchNorm, SyncBatchNormAct))
 
 
 def convert_ghost_batch_norm(model: nn.Module, splits: int) -> None:

@@ -127,9 +127,11 @@ def test_every_variant_trains_the_same_on_three_processes(
         overrides = [*overrides, "train.precision=bf16"]
     one_process = trained("one", 1, *overrides)
     assert_same_learning(three_processes, one_process, 0.02 if "half" in variant else 1e-4)
+    # A bias before a batch norm has no gradient but noise, which Adam scales up: it moves the running statistics.
+    tolerance = 0.04 if "norm" in variant else 0.02
     for actual, expected in zip(scores(three_processes), scores(one_process), strict=True):
         for name, value in expected.items():
-            assert actual[name] == pytest.approx(value, abs=0.02), name
+            assert actual[name] == pytest.approx(value, abs=tolerance), name
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Replacements of batch norms; tests/faults/test_together.py tests synchronized batch norm on several processes."""
+"""Replacements of batch norms; test_norms_together.py tests them on several processes."""
 
 from typing import Any
 
@@ -6,7 +6,9 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
+from timm.layers.norm_act import BatchNormAct2d
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from opabinia.models import norms
@@ -187,6 +189,13 @@ def test_group_norm() -> None:
     torch.testing.assert_close(model(input), F.group_norm(model[0](input), 2))
     with pytest.raises(ValueError, match="divisible"):
         norms.convert_group_norm(nn.Sequential(nn.BatchNorm2d(24)))
+
+
+def test_norms_on_gpus_are_those_that_are_tested_on_cpus() -> None:
+    with FakeTensorMode():
+        net = nn.Sequential(nn.BatchNorm2d(4, device="cuda"), BatchNormAct2d(4, device="cuda"))
+        norms.convert_sync_batch_norm(net)
+    assert [type(norm) for norm in net] == [norms.SyncBatchNorm, norms.SyncBatchNormAct]
 
 
 def test_converted_norms_are_not_synchronized() -> None:

@@ -1,12 +1,11 @@
-"""Norms synchronized over neighbouring processes: each group equals one process with all its samples."""
+"""Norms synchronized over processes: each group of processes equals one process with all its samples."""
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
+from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,76 +13,153 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from opabinia.models import norms
-from opabinia.models.norms import GhostBatchNorm, split_batch_norms
+from opabinia.models.norms import SyncBatchNorm, convert_sync_batch_norm, split_batch_norms
 from opabinia.runtime.processes import neighbor_group
+from tests.faults.programs import Server
 
-ROOT = Path(norms.__file__).parents[2]
 SIZES = [3, 2, 2]
-"""Samples of each of three processes; the first two form a group, the third is alone."""
+"""Samples of each of three processes."""
 STEPS = 2
+WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "index.", "is_nonzero")
+"""Operations whose result the host must know."""
+
+Net = Callable[[], nn.Module]
 
 
-def make_clips(rank: int, step: int) -> Tensor:
+class RecordOperations(TorchDispatchMode):
+    """Records the names of all operations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.add(f"{func}")
+        return func(*args, **(kwargs or {}))
+
+
+def make_clips(shape: tuple[int, ...], rank: int, step: int) -> Tensor:
     generator = torch.Generator().manual_seed(10 * rank + step)
-    return 3 + 2 * torch.randn(SIZES[rank], 4, 2, 3, 3, generator=generator)
+    return 3 + 2 * torch.randn(SIZES[rank], *shape, generator=generator)
 
 
-def make_norm() -> nn.Module:
-    net = nn.Sequential(nn.BatchNorm3d(4))
-    split_batch_norms(net, 1)
+def make_norm(channels: int = 4, affine: bool = True) -> nn.Module:
+    torch.manual_seed(0)
+    norm = nn.BatchNorm3d(channels, affine=affine)
+    if affine:
+        nn.init.uniform_(norm.weight)
+        nn.init.uniform_(norm.bias)
+    return nn.Sequential(norm)
+
+
+def sub_batch_norm() -> nn.Module:
+    net = make_norm()
+    split_batch_norms(net, 1, neighbor_group(2))
     return net
 
 
-def train(net: nn.Module, batches: list[Tensor]) -> dict[str, list[Any]]:
-    """Return outputs and gradients of the last batch, the weight's accumulated gradient, and the running statistics."""
-    results: dict[str, list[Any]] = {}
+def synchronized(affine: bool = True) -> nn.Module:
+    net = make_norm(affine=affine)
+    convert_sync_batch_norm(net)
+    assert type(net[0]) is SyncBatchNorm  # type: ignore[index]
+    return net
+
+
+CLIPS = (4, 2, 3, 3)
+CASES: dict[str, tuple[Net, tuple[int, ...], torch.dtype, bool]] = {
+    "group of neighbors": (sub_batch_norm, CLIPS, torch.float32, False),
+    "all": (synchronized, CLIPS, torch.float32, False),
+    "double precision": (synchronized, CLIPS, torch.float64, False),
+    "half precision": (synchronized, CLIPS, torch.bfloat16, False),
+    "channels last": (synchronized, CLIPS, torch.float32, True),
+    "without parameters": (partial(synchronized, False), CLIPS, torch.float32, False),
+    "vectors": (synchronized, (4,), torch.float32, False),
+}
+
+
+def train(net: nn.Module, batches: list[Tensor]) -> dict[str, Tensor]:
+    """Return outputs and gradients of the last batch, accumulated gradients of parameters, and running statistics."""
+    outputs: dict[str, Tensor] = {}
     for batch in batches:
         inputs = batch.clone().requires_grad_()
         output = net(inputs)
-        output.pow(3).sum().backward()
+        output.float().pow(3).sum().backward()
         assert inputs.grad is not None
-        results = {"output": output.tolist(), "gradient": inputs.grad.tolist()}
-    (norm,) = net
-    assert isinstance(norm, GhostBatchNorm)
-    statistics = {"weight": norm.weight.grad, "mean": norm.running_mean, "variance": norm.running_var}
-    return results | {name: value.tolist() for name, value in statistics.items() if value is not None}
+        outputs = {"output": output.detach(), "gradient": inputs.grad}
+    gradients = {name: param.grad for name, param in net.named_parameters() if param.grad is not None}
+    return {**outputs, **gradients, **dict(net.named_buffers())}
+
+
+def batches_of(case: str, rank: int) -> list[Tensor]:
+    _, shape, dtype, channels_last = CASES[case]
+    clips = [make_clips(shape, rank, step).to(dtype) for step in range(STEPS)]
+    return [clip.to(memory_format=torch.channels_last_3d) for clip in clips] if channels_last else clips
 
 
 def run_processes(folder: str) -> None:
     """Fork processes that each write their results to the folder."""
     rank = next((number for number in range(1, len(SIZES)) if not os.fork()), 0)
+    torch.set_num_threads(1)
     address = f"file://{folder}/here"
     dist.init_process_group("gloo", address, timedelta(seconds=60), world_size=len(SIZES), rank=rank)
-    net = make_norm()
-    split_batch_norms(net, 1, neighbor_group(2))
-    results = train(net, [make_clips(rank, step) for step in range(STEPS)])
-    Path(folder, f"{rank}.json").write_text(json.dumps(results))
+    results: dict[str, Any] = {}
+    for case, (make, _, dtype, _) in CASES.items():
+        net = make().to(torch.float64) if dtype == torch.float64 else make()
+        with RecordOperations() as recorded:
+            results[case] = train(net, batches_of(case, rank))
+        results[case]["waits"] = [name for name in recorded.names if any(part in name for part in WAITS)]
+    results["no values on one rank"] = train(synchronized(), [torch.zeros(2 * (rank > 0), 4, 1, 2, 2)])
+    torch.save(results, f"{folder}/{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
-    if not rank:
-        for _ in SIZES[1:]:
-            os.wait()
+    if rank:
+        os._exit(0)
+    assert not any(os.wait()[1] for _ in SIZES[1:])
 
 
-@pytest.mark.slow
-def test_a_group_of_neighbours_equals_one_process(tmp_path: Path) -> None:
-    program = f"from tests.models.test_norms_together import run_processes; run_processes({str(tmp_path)!r})"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"}
-    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT, env=environment, timeout=300)
-    results = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(len(SIZES))]
-    for group in ([0, 1], [2]):
-        batches = [torch.cat([make_clips(rank, step) for rank in group]) for step in range(STEPS)]
-        expected = train(make_norm(), batches)
-        for name in ("output", "gradient"):
-            rows = [sample for rank in group for sample in results[rank][name]]
-            torch.testing.assert_close(torch.tensor(rows), torch.tensor(expected[name]))
-        weight = sum(torch.tensor(results[rank]["weight"]) for rank in group)
-        torch.testing.assert_close(weight, torch.tensor(expected["weight"]))
-        for name in ("mean", "variance"):
-            for rank in group:
-                torch.testing.assert_close(torch.tensor(results[rank][name]), torch.tensor(expected[name]))
+@pytest.fixture(scope="module")
+def results(warm_server: Server, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """The results of each process."""
+    folder = tmp_path_factory.mktemp("processes")
+    warm_server.run(code=f"from {__name__} import run_processes; run_processes({str(folder)!r})", seconds=200)
+    return [torch.load(Path(folder, f"{rank}.pt"), weights_only=True) for rank in range(len(SIZES))]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_group_equals_one_process(results: list[dict[str, Any]], case: str) -> None:
+    """Gradients of parameters are those of each process: DDP adds them."""
+    make, _, dtype, channels_last = CASES[case]
+    tolerance: dict[str, float] = {"rtol": 0.02, "atol": 0.05} if dtype == torch.bfloat16 else {}
+    for group in ([0, 1], [2]) if make is sub_batch_norm else ([0, 1, 2],):
+        net = make().to(torch.float64) if dtype == torch.float64 else make()
+        parts = zip(*(batches_of(case, rank) for rank in group), strict=True)
+        expected = train(net, [torch.cat(part) for part in parts])
+        ranks = [results[rank][case] for rank in group]
+        for name, value in expected.items():
+            if name in ("output", "gradient"):
+                actual = torch.cat([rank[name] for rank in ranks])
+                assert actual.dtype == dtype
+            elif "running" in name:
+                actual = ranks[0][name]
+                assert all(torch.equal(actual, rank[name]) for rank in ranks)
+            else:
+                actual = ranks[0][name] if "tracked" in name else sum(rank[name] for rank in ranks)
+            torch.testing.assert_close(actual, value, **tolerance, msg=lambda text, name=name: f"{name}: {text}")
+        if channels_last:
+            assert ranks[0]["output"].is_contiguous(memory_format=torch.channels_last_3d)
+
+
+def test_the_host_does_not_wait(results: list[dict[str, Any]]) -> None:
+    assert all(rank[case]["waits"] == [] for rank in results for case in CASES)
+
+
+def test_a_process_without_values_counts_nothing(results: list[dict[str, Any]]) -> None:
+    for rank in results:
+        case = rank["no values on one rank"]
+        assert case["output"].isfinite().all() and case["gradient"].isfinite().all()
+        assert case["0.running_mean"].tolist() == [0] * 4
 
 
 def test_a_single_process_has_no_neighbour_group() -> None:
