@@ -121,15 +121,33 @@ def process_group(
     _join(info, init, backend, timeout, device)
     try:
         yield
-    except Stopped:
+    except Stopped:  # on all ranks, after the same step
+        _leave()
         raise
-    except Exception as error:
-        _mark_common_error(error)
+    except BaseException as error:
+        if isinstance(error, Exception):
+            _mark_common_error(error)
+        _abort()
         raise
-    finally:
-        # After an error other ranks may never reach this point.
-        with suppress(RuntimeError):
-            dist.destroy_process_group()
+    _leave()
+
+
+def _leave() -> None:
+    # Other ranks may have ended already.
+    with suppress(RuntimeError):
+        dist.destroy_process_group()
+
+
+_aborted: list[dist.ProcessGroup] = []
+"""Groups that are never destroyed: gloo's would wait for their pending collectives, until the timeout."""
+
+
+def _abort() -> None:
+    """Leave the process group without waiting for collectives that other ranks may never join. They notice when this
+    process ends: gloo's connections are closed then, and agents (torchrun) stop the other workers."""
+    _aborted.extend(dist.distributed_c10d._world.pg_names)
+    with suppress(RuntimeError):
+        dist.distributed_c10d._abort_process_group()
 
 
 def _join(info: RankInfo, init: str, backend: Backend, timeout: float, device: str) -> None:

@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from opabinia.runtime.process_group import ProcessGroupError, RankInfo, local_address, process_group, rank_info
 from opabinia.runtime.processes import world_size
+from tests.faults.programs import Server
 from tests.runtime.test_slurm import STEP
 
 
@@ -109,6 +110,37 @@ def test_an_existing_group_is_used(tmp_path: Path, caplog: pytest.LogCaptureFixt
         assert dist.is_initialized()
     finally:
         dist.destroy_process_group()
+
+
+FAILING_RANK = """
+import os, sys
+import torch
+import torch.distributed as dist
+from opabinia.runtime.process_group import process_group
+
+number = int(os.fork() > 0)
+os.environ.update(RANK=str(number), WORLD_SIZE="2")
+try:
+    with process_group(f"file://{sys.argv[1]}", timeout=5):
+        other = dist.new_group()
+        dist.barrier()
+        if number == 0:
+            dist.all_reduce(torch.ones(2), async_op=True)  # as a bucket of DDP whose other ranks are behind
+            raise ValueError("broken")
+        dist.barrier(other)
+except (ValueError, RuntimeError) as error:
+    print(number, type(error).__name__, flush=True)
+assert not dist.is_initialized()
+if number == 0:
+    os._exit(0)
+assert os.wait()[1] == 0
+"""
+
+
+def test_an_error_on_one_rank_ends_the_others_at_once(warm_server: Server, tmp_path: Path) -> None:
+    """Not after the timeout of five minutes for which its pending collective waits."""
+    program = warm_server.run(str(tmp_path / "store"), code=FAILING_RANK, seconds=30)
+    assert sorted(program.out.split("\n")[:2]) == ["0 ValueError", "1 RuntimeError"]
 
 
 def test_local_address() -> None:
