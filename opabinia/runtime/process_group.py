@@ -233,6 +233,14 @@ def _ended_by_signals() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    if not hasattr(signal, "sigtimedwait"):  # macOS: the default action ends the process, also if others connect
+        handlers = {number: signal.signal(number, signal.SIG_DFL) for number in STOP_SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+        return
     connected = threading.Event()
     late: list[int] = []
 

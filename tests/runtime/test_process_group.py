@@ -1,5 +1,6 @@
 import logging
 import os
+import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -141,6 +142,29 @@ def test_an_error_on_one_rank_ends_the_others_at_once(warm_server: Server, tmp_p
     """Not after the timeout of five minutes for which its pending collective waits."""
     program = warm_server.run(str(tmp_path / "store"), code=FAILING_RANK, seconds=30)
     assert sorted(program.out.split("\n")[:2]) == ["0 ValueError", "1 RuntimeError"]
+
+
+WITHOUT_SIGTIMEDWAIT = """
+import signal, sys
+from opabinia.runtime.process_group import process_group
+
+del signal.sigtimedwait
+with process_group(f"tcp://127.0.0.1:{sys.argv[1]}", timeout=5):
+    raise AssertionError("nobody else is there")
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_wait_for_other_ranks_on_macos(warm_server: Server, number: int) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as rank_zero:
+        rank_zero.settimeout(30)
+        address = str(rank_zero.getsockname()[1])
+        environment = {"RANK": "1", "WORLD_SIZE": "2"}
+        program = warm_server.start(address, code=WITHOUT_SIGTIMEDWAIT, environment=environment)
+        connection, _ = rank_zero.accept()
+        with connection:
+            program.signal(number)
+            program.expect(-number, 30)
 
 
 def test_local_address() -> None:
