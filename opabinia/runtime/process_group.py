@@ -238,8 +238,8 @@ def _ended_by_signals() -> Iterator[None]:
         try:
             yield
         finally:
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
+            for signum, handler in handlers.items():
+                signal.signal(signum, handler)
         return
     connected = threading.Event()
     late: list[int] = []
