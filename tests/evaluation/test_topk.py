@@ -37,6 +37,12 @@ def test_a_non_finite_row_does_not_affect_the_others() -> None:
     assert count_topk_hits(logits, torch.tensor([0, 0, 0]), [1, 2]).tolist() == [1, 2]
 
 
+def test_hits_on_other_devices_are_counted_without_waiting() -> None:
+    """Tensors on the device meta have no values that the host could read."""
+    hits = count_topk_hits(torch.empty(3, 4, device="meta"), torch.empty(3, dtype=torch.int64, device="meta"), (1, 2))
+    assert hits.shape == (2,)
+
+
 def test_k_may_exceed_the_number_of_classes() -> None:
     assert count_topk_hits(torch.tensor([[0.0, 1], [1, 0]]), torch.tensor([0, 0]), [1, 5]).tolist() == [1, 2]
 

@@ -25,7 +25,8 @@ def count_topk_hits(logits: Tensor, labels: Tensor, ks: Sequence[int]) -> Tensor
     signs = (logits - logits.gather(1, labels[:, None])).sign()
     different = signs.abs().sum(1, dtype=torch.float32)
     rank = (signs.sum(1, dtype=torch.float32) + different) / 2
-    if (different < logits.shape[1] - 1).any():
+    # Ties are rare, but only on the CPU can the host look for them without waiting for the device.
+    if logits.device.type != "cpu" or (different < logits.shape[1] - 1).any():
         classes = torch.arange(logits.shape[1], device=logits.device)
         rank += ((signs == 0) & (classes < labels[:, None])).sum(1)
     rank = rank.masked_fill(~all_finite(logits), logits.shape[1] + max(ks))
