@@ -5,6 +5,7 @@ from __future__ import annotations
 import timm.optim
 import torch.optim as optim
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from opabinia.config import adapt, register
 
@@ -59,5 +60,6 @@ def _can_be_fused(parameter: Tensor) -> bool:
     return (
         parameter.is_floating_point()
         and parameter.device.type in ("cpu", "cuda")
-        and type(parameter) is nn.Parameter  # not a DTensor
+        and isinstance(parameter, nn.Parameter)
+        and not isinstance(parameter, DTensor)
     )
