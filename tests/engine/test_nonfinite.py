@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from opabinia.contracts import Batch, Clock, GlobalBatch, StepOptions, Task
-from opabinia.engine.loop.nonfinite import NonFiniteError, find_non_finite_layer, suspect_samples
+from opabinia.engine.loop.nonfinite import NonFiniteError, UpdateGuard, find_non_finite_layer, suspect_samples
 from opabinia.engine.loop.step import StandardStep
 
 ROW = GlobalBatch(step=0, epoch=0, first=0, count=4)
@@ -36,6 +37,14 @@ class Steep(Normed):
         return {"loss": (value - value.detach()).abs().sqrt()}
 
 
+class Logged(Normed):
+    """A loss with a term that has no gradient."""
+
+    def forward(self, batch: Batch, clock: Clock) -> dict[str, Tensor]:
+        losses = super().forward({**batch, "image": batch["image"].nan_to_num()}, clock)
+        return {**losses, "constant_loss": batch["image"].sum()}
+
+
 OPTIMIZERS: dict[str, Any] = {
     "fused": lambda parameters: torch.optim.AdamW(parameters, lr=0.1, fused=True),
     "not fused": lambda parameters: torch.optim.AdamW(parameters, lr=0.1),
@@ -58,23 +67,50 @@ def state(task: Task, optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return [value.detach().clone() for value in [*task.state_dict().values(), *optimizer_state]]
 
 
+@pytest.mark.parametrize("kind", [Normed, Logged])
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 @pytest.mark.parametrize("checks", [True, False])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_skipped_step_changes_nothing(name: str, checks: bool, precision: Any) -> None:
-    task = Normed()
+def test_a_skipped_step_changes_nothing(name: str, checks: bool, precision: Any, kind: type[Normed]) -> None:
+    task = kind()
     optimizer = OPTIMIZERS[name](task.parameters())
     step = StandardStep(task, optimizer, {}, StepOptions(0, precision, skip_non_finite=True))
     step._checks_losses = checks  # as on a GPU
     step(batch(), ROW, CLOCK, lambda: None)
-    initial = state(task, optimizer)
+    initial, scaler_state = state(task, optimizer), step.state_dict()
     scalars = step(batch(wrong=True), ROW, CLOCK, lambda: None)
     assert float(scalars["skipped"]) == 1
     assert all(map(torch.equal, state(task, optimizer), initial))
+    assert step.state_dict() == scaler_state
     scalars = step(batch(), ROW, CLOCK, lambda: None)
     assert float(scalars.get("skipped", 0.0)) == 0
     assert not all(map(torch.equal, state(task, optimizer), initial))
     assert all(bool(value.isfinite().all()) for value in state(task, optimizer))
+
+
+class Operations(TorchDispatchMode):
+    """Counts operations: on a GPU each is one kernel or a few."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_guarding_buffers_takes_as_few_operations_for_many_as_for_one() -> None:
+    counts = []
+    for norms in (1, 50):
+        task = nn.Sequential(*(nn.BatchNorm1d(3) for _ in range(norms)))
+        guard, scaler = UpdateGuard(task), torch.amp.GradScaler("cpu", enabled=False)
+        optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], fused=True)
+        with Operations() as operations:
+            guard.save_buffers()
+            guard.update_unless(torch.zeros(()), optimizer, scaler)
+        counts.append(operations.count)
+    assert counts[0] == counts[1]
 
 
 def test_a_skipped_first_update_leaves_no_momentum() -> None:

@@ -314,3 +314,22 @@ def test_between_two_lines_the_host_waits_for_nothing(tmp_path: Any, optimizer: 
         number: ["tolist"] for number in (4, 5, 8, 10, 12, 15, 16)
     }
     assert [name for at, name in calls if at == 20].count("tolist") >= 2
+
+
+@pytest.mark.parametrize("skip", [False, True])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_steps_of_fused_optimizers_wait_for_nothing(precision: Any, skip: bool) -> None:
+    task = Line()
+    optimizer = torch.optim.AdamW(task.parameters(), fused=True)
+    step = StandardStep(task, optimizer, {}, StepOptions(0, precision, skip_non_finite=skip), clip_norm=1.0)
+    step._checks_losses = False  # as on a GPU
+    for _ in range(2):  # the scaler is set up in the first step
+        with SynchronizingOps() as operations, ReadCalls() as reads:
+            scalars = step(sample_batch(ROW), ROW, Clock(total_steps=10), lambda: None)
+    assert {*operations.calls} <= {"_to_copy", "copy_"} and not reads.calls
+    assert all(isinstance(value, Tensor) for value in scalars.values())
+
+
+def test_the_norm_of_no_gradients_is_on_the_device() -> None:
+    step = StandardStep(Line().to("meta"), torch.optim.SGD(Line().to("meta").parameters(), lr=0.1), {}, StepOptions(0))
+    assert step._clip_gradients().device.type == "meta"

@@ -8,7 +8,7 @@ then finds the number when it writes its next line.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, partial
 from typing import Any
@@ -154,48 +154,91 @@ def init_momentum_buffers(optimizer: torch.optim.Optimizer) -> None:
 
 
 class UpdateGuard:
-    """Skips an update as if the step had not happened.
+    """Skips an update: weights, optimizer state, loss scale and buffers stay as they were before the step.
 
-    A non-finite forward pass also reaches running statistics, so buffers are saved before the step and restored.
+    A non-finite forward pass also reaches running statistics, so buffers are saved before the step and restored. Hooks
+    run as after any step: averages and momentum teachers move towards the unchanged weights, and memories drop what is
+    not finite (:class:`opabinia.contracts.Memory`).
 
     Args:
         model: its buffers are guarded, except memories: hooks write those, not forward passes.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._buffers = [buffer for _, buffer in non_memory_buffers(model)]
-        self._saved = [buffer.clone() for buffer in self._buffers]
+        by_dtype: dict[torch.dtype, list[Tensor]] = {}
+        for _, buffer in non_memory_buffers(model):
+            by_dtype.setdefault(buffer.dtype, []).append(buffer)
+        self._saved = [_SavedTensors(buffers) for buffers in by_dtype.values()]
 
     def save_buffers(self) -> None:
         """Remember the present values of the buffers."""
-        _copy(self._saved, self._buffers)
+        for saved in self._saved:
+            saved.save()
 
     def restore_buffers(self) -> None:
         """Restore the values of :meth:`save_buffers`."""
-        _copy(self._buffers, self._saved)
+        for saved in self._saved:
+            saved.restore()
 
-    def update_unless(self, skip: Tensor, optimizer: torch.optim.Optimizer, update: Callable[[], object]) -> None:
-        """Call ``update``, which does the optimizer's step, unless ``skip`` is 1.
+    def update_unless(self, skip: Tensor, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler) -> None:
+        """Do the optimizer's step, and update the loss scale, unless ``skip`` (0-d, on the device) is 1.
 
         Fused optimizers read the flag on the device; with others the host waits for it.
         """
-        if not getattr(optimizer, "_step_supports_amp_scaling", False):
-            if skip.item():
-                self.restore_buffers()
-            else:
-                update()
-            return
-        optimizer.found_inf = skip  # type: ignore[attr-defined]
-        try:
-            update()
-        finally:
-            if hasattr(optimizer, "found_inf"):  # a GradScaler sets its own and removes it
-                del optimizer.found_inf
-        for buffer, saved in zip(self._buffers, self._saved, strict=True):
-            buffer.copy_(torch.where(skip.bool(), saved, buffer))
+        if scaler.is_enabled():
+            _scaled_update_unless(skip, optimizer, scaler)
+        elif getattr(optimizer, "_step_supports_amp_scaling", False):
+            optimizer.found_inf = skip  # type: ignore[attr-defined]
+            try:
+                optimizer.step()
+            finally:
+                del optimizer.found_inf  # type: ignore[attr-defined]
+        elif not skip.item():
+            optimizer.step()
+        for saved in self._saved:
+            saved.restore_if(skip)
 
 
-@torch.no_grad()
-def _copy(targets: Iterable[Tensor], sources: Iterable[Tensor]) -> None:
-    for target, source in zip(targets, sources, strict=True):
-        target.copy_(source)
+def _scaled_update_unless(skip: Tensor, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler) -> None:
+    """Do the step of an optimizer whose gradients are unscaled, and update the loss scale, unless ``skip`` is 1.
+
+    torch's scaler has no public way to do this on the device: it gives the optimizer a flag of its own, that of
+    overflows, so ``skip`` is merged into it. A skipped step says nothing about the loss scale, which therefore stays.
+    """
+    internals: Any = scaler
+    state = [internals._scale, internals._growth_tracker]
+    before = [value.clone() for value in state]
+    for found_inf in internals._found_inf_per_device(optimizer).values():
+        torch.maximum(found_inf, skip, out=found_inf)  # fused kernels skip the update at exactly 1
+    scaler.step(optimizer)
+    scaler.update()
+    for value, previous in zip(state, before, strict=True):
+        value.copy_(torch.where(skip.bool(), previous, value))
+
+
+class _SavedTensors:
+    """Values of tensors of one type, in flat copies: a model may have hundreds, and each call is a few kernels."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._tensors = list(tensors)
+        self._saved, self._newest = (torch.cat([tensor.flatten() for tensor in tensors]) for _ in range(2))
+        self._saved_parts, self._newest_parts = map(self._split, (self._saved, self._newest))
+
+    def _split(self, flat: Tensor) -> list[Tensor]:
+        parts = torch.split(flat, [tensor.numel() for tensor in self._tensors])
+        return [part.view(tensor.shape) for part, tensor in zip(parts, self._tensors, strict=True)]
+
+    @torch.no_grad()
+    def save(self) -> None:
+        torch._foreach_copy_(self._saved_parts, self._tensors)
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        torch._foreach_copy_(self._tensors, self._saved_parts)
+
+    @torch.no_grad()
+    def restore_if(self, flag: Tensor) -> None:
+        """Restore if ``flag`` is 1, without reading it on the host."""
+        torch._foreach_copy_(self._newest_parts, self._tensors)
+        torch.where(flag.bool(), self._saved, self._newest, out=self._newest)
+        torch._foreach_copy_(self._tensors, self._newest_parts)

@@ -101,8 +101,9 @@ class StandardStep:
 
     The scalar ``grad_norm`` is the norm of all gradients before clipping. At most one kind of clipping can be chosen.
 
-    On a GPU nothing here waits for the device, unless the host checks the losses (``StepOptions.check_losses``) or fp16
-    reads its loss scale: the host queues kernels of the next step while the GPU computes this one.
+    On a GPU nothing here waits for the device: the host queues kernels of the next step while it computes this one. Two
+    exceptions: the host checks the losses (``StepOptions.check_losses``), or an optimizer that is not fused makes an
+    update that may be skipped (fp16, ``StepOptions.skip_non_finite``).
 
     Args:
         clip_norm: maximum norm of all gradients taken as one vector; longer ones are scaled down to it.
@@ -168,25 +169,24 @@ class StandardStep:
             self._guard.save_buffers()
         scalars = self._forward_and_backward(batch, row, clock)
         if self._scaler.is_enabled():
-            scalars["loss_scale"] = self._scaler.get_scale()
+            scale: Any = self._scaler._get_scale_async()  # get_scale() would wait for the device
+            scalars["loss_scale"] = scale.item() if self._checks_losses else scale.clone()
             self._scaler.unscale_(self.optimizer)  # before hooks and clipping read the gradients
         after_backward()
         scalars[GRAD_NORM] = self._clip_gradients()
         # 3. The update, unless a number is not finite.
-        update = partial(self._scaler.step, self.optimizer)
         if self._guard is not None and not self._checks_losses:
             scalars["skipped"] = skip = any_non_finite(self._checked_scalars(scalars))
-            self._guard.update_unless(skip, self.optimizer, update)
-        else:
-            skips = self._checks_losses and self._must_skip(scalars, batch, row, clock)
-            if self._guard is not None:
-                scalars["skipped"] = float(skips)
-            if not skips:
-                update()
+            self._guard.update_unless(skip, self.optimizer, self._scaler)
+            return scalars
+        skips = self._checks_losses and self._must_skip(scalars, batch, row, clock)
+        if self._guard is not None:
+            scalars["skipped"] = float(skips)
+        if not skips:
+            self._scaler.step(self.optimizer)
         if self._scaler.is_enabled():
             # A skipped step says nothing about the loss scale: keep it.
-            skipped = float(scalars.get("skipped", 0.0))
-            self._scaler.update(self._scaler.get_scale() if skipped else None)
+            self._scaler.update(self._scaler.get_scale() if skips else None)
         return scalars
 
     def _forward_and_backward(self, batch: Batch, row: GlobalBatch, clock: Clock) -> dict[str, Tensor | float]:
@@ -260,7 +260,7 @@ class StandardStep:
         """Clip the gradients; return the norm of all of them before clipping, 0 if there are none."""
         gradients = [param.grad for param in self._parameters if param.grad is not None]
         if not gradients:
-            return torch.zeros(())
+            return torch.zeros((), device=self._device)
         norm = global_norm(gradients, self.clip_norm_type)
         if self.clip_norm is not None:
             clip_grads_with_norm_(self._parameters, self.clip_norm, norm)
