@@ -1,4 +1,6 @@
-"""Which modules FSDP shards; that training is the same is tested with real processes in tests/faults."""
+"""Which modules FSDP shards, and what is computed from shards; tests/faults compares training with real processes."""
+
+from pathlib import Path
 
 from tests.faults.programs import Server
 
@@ -98,3 +100,67 @@ dist.destroy_process_group()
 def test_sharded_modules(warm_server: Server) -> None:
     """In a separate process, which can have a process group."""
     warm_server.run(code=GROUP.format(BRANCHES + DETECTORS), seconds=200)
+
+
+SHARDS = """
+import os, sys
+from datetime import timedelta
+from math import inf
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from opabinia.engine.loop.gradient_clipping import clip_each, clip_values, global_norm
+from opabinia.optim.lars import Lars
+
+rank = int(not os.fork())
+torch.set_num_threads(1)
+limit = timedelta(seconds=60)
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=rank, world_size=2, timeout=limit)
+torch.manual_seed(0)
+images = torch.randn(6, 3)
+
+
+def network(is_sharded):
+    torch.manual_seed(1)
+    net = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 4), nn.Linear(4, 1))  # rank 1 has no values of the last layer
+    if is_sharded:
+        fully_shard(net)
+    net(images[3 * rank : 3 * rank + 3] if is_sharded else images).square().mean().backward()
+    return list(net.parameters())
+
+
+def update(params, **options):
+    optimizer = Lars(params, lr=0.5, weight_decay=0.1, trust_coefficient=1.0, **options)
+    for _ in range(2):
+        optimizer.step()
+    return params
+
+
+def clipped(clip, params, *arguments):
+    gradients = [param.grad for param in params]
+    clip(gradients, *arguments)
+    return gradients
+
+
+checks = {
+    **{f"norm {p}": lambda params, p=p: [global_norm([param.grad for param in params], p)] for p in (1.0, 2.0, inf)},
+    **{f"each {p}": lambda params, p=p: clipped(clip_each, params, 0.1, p) for p in (1.0, 2.0, inf)},
+    "values": lambda params: clipped(clip_values, params, -0.1, 0.1),
+    "gradient": update,
+    "direction": lambda params: update(params, adapt="direction", exclude_1d=False),
+}
+for name, check in checks.items():
+    single, sharded = check(network(False)), check(network(True))
+    whole = [value.full_tensor() if isinstance(value, DTensor) else value for value in sharded]
+    torch.testing.assert_close(whole, single, msg=lambda text: f"{name}: {text}")
+dist.destroy_process_group()
+if rank:
+    os._exit(0)
+assert os.wait()[1] == 0
+"""
+
+
+def test_clipping_and_trust_ratios_of_shards(warm_server: Server, tmp_path: Path) -> None:
+    warm_server.run(str(tmp_path / "store"), code=SHARDS, seconds=100)
