@@ -10,6 +10,7 @@ from typing import Any
 
 import timm as timm_library
 import torch
+from timm.layers import adaptive_avgmax_pool as poolings
 from timm.models._manipulate import checkpoint_seq, group_with_matcher
 from timm.models.resnet import ResNet
 from timm.models.vision_transformer import VisionTransformer
@@ -351,11 +352,27 @@ def remove_classifier(model: Any) -> TimmClassifier | None:
     """
     modules, names = dict(model.named_modules()), set(model.state_dict())
     model.reset_classifier(0)
+    _pool_deterministically(model)
     # The innermost module of all removed parameters: head.fc of head.fc.weight and head.fc.bias.
     components = zip(*(name.split(".")[:-1] for name in names - model.state_dict().keys()), strict=False)
     path = ".".join(column[0] for column in takewhile(lambda column: len(set(column)) == 1, components))
     layer = modules[path]
     return TimmClassifier(path, layer) if path and not isinstance(layer, nn.ModuleList) else None
+
+
+_DETERMINISTIC_POOLS = {
+    nn.AdaptiveMaxPool2d: poolings.FastAdaptiveMaxPool,
+    poolings.AdaptiveAvgMaxPool2d: poolings.FastAdaptiveAvgMaxPool,
+    poolings.AdaptiveCatAvgMaxPool2d: poolings.FastAdaptiveCatAvgMaxPool,
+}
+"""timm's poolings by ``amax``: adaptive max pooling has no deterministic backward pass on GPUs."""
+
+
+def _pool_deterministically(model: nn.Module) -> None:
+    """Replace the global max pooling of a timm model; its outputs stay the same."""
+    for module in model.modules():
+        if isinstance(module, poolings.SelectAdaptivePool2d) and type(module.pool) in _DETERMINISTIC_POOLS:
+            module.pool = _DETERMINISTIC_POOLS[type(module.pool)]()
 
 
 @register.backbone

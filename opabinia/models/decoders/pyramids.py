@@ -11,7 +11,7 @@ from torchvision.ops import FeaturePyramidNetwork
 
 from opabinia.config import register
 from opabinia.contracts import Count, Fraction, Level, NeckPart, SegmentationDecoder
-from opabinia.models.decoders.layers import DecoderNorm, check_strides, conv_block, resize_like
+from opabinia.models.decoders.layers import DecoderNorm, GridAverage, check_strides, conv_block, resize_like
 from opabinia.models.necks import fpn, norm_factory
 
 
@@ -100,7 +100,7 @@ class UPerNet(SegmentationDecoder):
         check_strides(levels, (4, 8, 16, 32), "upernet")
         *finer, coarsest = levels[-4:]
         self.pools = nn.ModuleList(
-            nn.Sequential(nn.AdaptiveAvgPool2d(size), conv_block(coarsest.channels, channels, 1, norm))
+            nn.Sequential(GridAverage(size), conv_block(coarsest.channels, channels, 1, norm))
             for size in pool_sizes
         )
         self.bottleneck = conv_block(coarsest.channels + channels * len(pool_sizes), channels, 3, norm)
