@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from opabinia.config import register
 from opabinia.contracts import Fraction, Head, NonNegative, Positive
+from opabinia.runtime.seeds import random_words
 
 Margin = Callable[[Tensor, Tensor], Tensor]
 """Map cosines (B x K) and labels (B) to the logits of the training loss."""
@@ -171,15 +172,18 @@ def sample_classes(labels: Tensor, classes: int, share: float, seed: int) -> Ten
     Args:
         labels: of the whole batch (int64, B).
         classes: K.
-        share: of the classes that is chosen, unless the batch has more.
-        seed: of the choice.
+        share: of the classes that is chosen, unless the batch has more. The host waits for the device only if there are
+            fewer of these classes than samples.
+        seed: of the choice, which is the same on every device.
 
     Returns: the chosen classes, sorted (int64, S).
     """
-    present = torch.unique(labels)
-    scores = torch.rand(classes, generator=torch.Generator().manual_seed(seed)).to(labels.device)
-    scores[present] = 2
-    return scores.topk(max(len(present), round(share * classes))).indices.sort().values
+    count = round(share * classes)
+    if len(labels) > count:
+        count = max(count, len(torch.unique(labels)))
+    words = random_words(classes, seed, labels.device)
+    words[labels] = 2**32  # above all others
+    return words.topk(count).indices.sort().values
 
 
 # --- parts ----------------------------------------------------------------------------------------------------------

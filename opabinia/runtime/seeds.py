@@ -15,6 +15,7 @@ from hashlib import blake2b
 
 import numpy as np
 import torch
+from torch import Tensor
 
 ORDER, SAMPLE, MIX, MODEL, INIT, REPLACEMENT, FRESH, DRAW, SUBSET, ANOTHER, DEALT, CLUSTER, STREAM = range(1, 14)
 
@@ -26,6 +27,21 @@ def hash32(*counters: int) -> int:
     """
     packed = struct.pack(f"<{len(counters)}q", *counters)
     return int.from_bytes(blake2b(packed, digest_size=4).digest(), "little")
+
+
+def random_words(count: int, seed: int, device: torch.device) -> Tensor:
+    """Return ``count`` different random integers below 2**32 (int64) on ``device``, the same on every device.
+
+    Generators draw other numbers on GPUs than on CPUs, and on GPUs with another number of multiprocessors. This is
+    Wellons' hash of 32 bits with two rounds ("hash prospector").
+    """
+    words = torch.arange(count, device=device)
+    for key in (0, hash32(DRAW, seed)):
+        words = words ^ key
+        for shift, factor in ((16, 0x21F0AAAD), (15, 0x735A2D97)):
+            words = (words ^ (words >> shift)) * factor & 0xFFFFFFFF  # below 2**63
+        words = words ^ (words >> 15)
+    return words
 
 
 def draw_seed() -> int:

@@ -16,6 +16,7 @@ from opabinia.runtime.seeds import (
     draw_seed,
     hash32,
     preserve_generators,
+    random_words,
     seed_model,
     seed_sample,
 )
@@ -109,3 +110,14 @@ def test_drawn_seeds_are_31_bits_and_differ() -> None:
     seeds = Counter(draw_seed() for _ in range(100))
     assert all(0 <= seed < 2**31 for seed in seeds)
     assert len(seeds) > 95
+
+
+def test_random_words_are_a_permutation_that_depends_on_the_seed() -> None:
+    words, others = (random_words(5000, seed, CPU) for seed in (1, 2))
+    assert len(words.unique()) == 5000 and int(words.min()) >= 0 and int(words.max()) < 2**32
+    assert words[:3].tolist() == random_words(3, 1, CPU).tolist()
+    for bit in range(32):  # five standard deviations around a half
+        assert 0.46 < ((words >> bit) & 1).double().mean() < 0.54
+    assert abs(float(torch.corrcoef(torch.stack([words, others]).double())[0, 1])) < 0.07
+    shifted = torch.stack([words[1:], others[:-1]]).double()
+    assert abs(float(torch.corrcoef(shifted)[0, 1])) < 0.07

@@ -12,6 +12,7 @@ from torchvision.ops import sigmoid_focal_loss
 from opabinia.config import register
 from opabinia.contracts import Fraction, NonNegative
 from opabinia.models.losses.cross_entropy import soft_targets
+from opabinia.runtime.device import move_tensor
 
 
 @register.loss(renamed={"threshold": "target_threshold"})
@@ -74,7 +75,7 @@ def frequency_weighted_binary_cross_entropy(logits: Tensor, targets: Tensor, sha
 
     Example: logits [0, 0], targets [1, 0], shares [0.2, 0.2]: (e^0.8 + e^0.2) / 2 * 0.6931 = 1.1946.
     """
-    share = torch.tensor(shares, dtype=logits.dtype, device=logits.device)
+    share = move_tensor(torch.tensor(shares, dtype=logits.dtype), logits.device)
     weights = torch.where(targets > 0.5, 1 - share, share).exp()
     return F.binary_cross_entropy_with_logits(logits, targets.to(logits.dtype), weights)
 

@@ -15,6 +15,7 @@ from opabinia.contracts import Count
 from opabinia.models.backbones.video.base import ClipBackbone, FramePool, Kernel, convolution, global_pool, init_weights
 from opabinia.models.backbones.video.non_local import NonLocalBlocks, NonLocalType
 from opabinia.models.backbones.video.resnet3d import STAGE_DEPTHS, Bottleneck3d, StageSpec, build_stage
+from opabinia.runtime.device import move_tensor
 
 
 class Pathway(nn.Module):
@@ -177,9 +178,11 @@ class SlowFast(ClipBackbone):
 
     def vectors(self, clips: Tensor) -> Tensor:
         """B x C x T x H x W to B x D."""
-        slow_clips = (
-            clips[:, :, :: self.alpha] if self._strided else clips[:, :, slow_frames(clips.shape[2], self.alpha)]
-        )
+        if self._strided:
+            slow_clips = clips[:, :, :: self.alpha]
+        else:
+            frames = torch.tensor(slow_frames(clips.shape[2], self.alpha))
+            slow_clips = clips.index_select(2, move_tensor(frames, clips.device))
         slow, fast = self.slow.stem(slow_clips), self.fast.stem(clips)
         for number, fusion in enumerate(self.fusions, start=1):
             slow = torch.cat([slow, fusion(fast)], dim=1)
