@@ -71,8 +71,9 @@ FAST = ("detection/digits", "segmentation/digits", "selfsup/digits_swav")
 OTHERS = (
     *("classification/digits", "detection/digits_mask", "detection/digits_oriented", "multitask/digits", "reid/digits"),
     *("segmentation/ade20k/upernet_convnext_tiny", "segmentation/voc/deeplabv3plus_r50"),
-    *("segmentation/digits_panoptic", "selfsup/digits_dino", "selfsup/digits_moco", "selfsup/digits_mae", "selfsup/digits_npid"),
-    *("selfsup/digits_vicreg", "selfsup/digits_deepcluster", "video/digits", "video/kinetics/slowfast_8x8_r50"),
+    *("segmentation/digits_panoptic", "selfsup/digits_dino", "selfsup/digits_moco", "selfsup/digits_mae"),
+    *("selfsup/digits_npid", "selfsup/digits_vicreg", "selfsup/digits_deepcluster"),
+    *("video/digits", "video/kinetics/slowfast_8x8_r50"),
 )
 
 

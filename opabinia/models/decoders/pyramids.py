@@ -100,8 +100,7 @@ class UPerNet(SegmentationDecoder):
         check_strides(levels, (4, 8, 16, 32), "upernet")
         *finer, coarsest = levels[-4:]
         self.pools = nn.ModuleList(
-            nn.Sequential(GridAverage(size), conv_block(coarsest.channels, channels, 1, norm))
-            for size in pool_sizes
+            nn.Sequential(GridAverage(size), conv_block(coarsest.channels, channels, 1, norm)) for size in pool_sizes
         )
         self.bottleneck = conv_block(coarsest.channels + channels * len(pool_sizes), channels, 3, norm)
         inputs = [*(level.channels for level in finer), channels]
