@@ -372,7 +372,7 @@ def _pool_deterministically(model: nn.Module) -> None:
     """Replace the global max pooling of a timm model; its outputs stay the same."""
     for module in model.modules():
         if isinstance(module, poolings.SelectAdaptivePool2d) and type(module.pool) in _DETERMINISTIC_POOLS:
-            module.pool = _DETERMINISTIC_POOLS[type(module.pool)]()
+            module.add_module("pool", _DETERMINISTIC_POOLS[type(module.pool)]())
 
 
 @register.backbone
