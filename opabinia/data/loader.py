@@ -157,6 +157,21 @@ class LoadedBatch(NamedTuple):
     skipped: tuple[str, ...] = ()
     seconds: float = 0.0
 
+    def pin_memory(self) -> LoadedBatch:
+        """Return it with its tensors in pinned memory. The DataLoader's thread calls this, too, so that batches are the
+        same with and without workers."""
+        return self._replace(batch=_pinned(self.batch))
+
+
+def _pinned(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.pin_memory()
+    if isinstance(value, dict):
+        return {key: _pinned(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(_pinned, value))
+    return value
+
 
 class _Failure(NamedTuple):
     """Sent by a worker instead of a batch: exceptions do not survive the way to the main process unchanged."""
@@ -455,7 +470,7 @@ class Loader:
         self.num_skipped, self.seconds = 0, 0.0
         self._logged: set[str] = set()
         self._reader, self._requests = reader, _RequestSampler(requests)
-        self._iteration = 0
+        self._pin_memory, self._iteration = pin_memory, 0
         self._workers: DataLoader[LoadedBatch | _Failure] | None = None
         if num_workers:
             self._workers = DataLoader(
@@ -496,7 +511,7 @@ class Loader:
 
     def _results(self) -> Iterator[LoadedBatch | _Failure]:
         if self._workers is None:
-            return map(self._reader.__getitem__, self._requests)
+            return map(self._read_here, self._requests)
         # No stop signal may arrive at a worker that does not ignore it yet.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         if self._workers._iterator is None and get_start_method() == "fork":
@@ -509,6 +524,10 @@ class Loader:
             return _receive(iter(self._workers))
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def _read_here(self, request: Request) -> LoadedBatch | _Failure:
+        result = self._reader[request]
+        return result.pin_memory() if self._pin_memory and isinstance(result, LoadedBatch) else result
 
     def _count_skipped(self, messages: Sequence[str]) -> None:
         """Count skipped samples and log the first ones, each once: it recurs in every epoch and view of a video."""

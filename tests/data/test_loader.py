@@ -284,12 +284,46 @@ def test_a_garbage_collected_loader_ends_its_workers() -> None:
 
 
 @pytest.mark.gpu
-def test_pinned_memory() -> None:
+@pytest.mark.parametrize("workers", [0, 1])
+def test_pinned_memory(workers: int) -> None:
     reader = BatchReader(Numbers(4), seed=1)
-    loader = Loader(reader, evaluation_requests(4, 2, 0, 1), num_workers=1, pin_memory=True)
+    loader = Loader(reader, evaluation_requests(4, 2, 0, 1), num_workers=workers, pin_memory=True)
     for row, batch in read(loader):
         assert isinstance(row, GlobalBatch)
         assert batch["image"].is_pinned()
+
+
+def nested(sample: Sample) -> Sample:
+    """Add a value of each kind that batches consist of."""
+    image = sample["image"]
+    return {**sample, "views": (image, image.flip(1)), "text": f"index {sample['label']}", "boxes": image.new_ones(2, 4)}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_pinned_batches_are_the_same(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read here or pinned by the DataLoader's thread. Every pinned tensor passes through a replaced ``pin_memory``;
+    older torch returned lists for tuples (pytorch issue 48419), by which views are recognized."""
+    pinned = set()
+
+    def pin(tensor: torch.Tensor) -> torch.Tensor:
+        copy = tensor.clone()
+        pinned.add(copy.data_ptr())
+        return copy
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
+    for name in ("current_accelerator", "current_device_index", "set_device_index"):
+        monkeypatch.setattr(torch.accelerator, name, lambda *index: None)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    reader, requests = BatchReader(Numbers(4), (noisy, nested), seed=1), evaluation_requests(4, 2, 0, 1)
+    expected = read(Loader(reader, requests))
+    assert not pinned
+    batches = read(Loader(reader, requests, num_workers=workers, pin_memory=True))
+    assert_same(batches, expected)
+    for (_, batch), (_, other) in zip(batches, expected, strict=True):
+        assert type(batch["views"]) is tuple and batch["text"] == other["text"]
+        tensors = [batch["image"], batch["label"], batch["boxes"], *batch["views"]]
+        assert {tensor.data_ptr() for tensor in tensors} <= pinned
+        assert all(map(torch.equal, batch["views"], other["views"]))
 
 
 def test_readers_can_be_pickled() -> None:
