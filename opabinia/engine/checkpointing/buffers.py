@@ -17,7 +17,11 @@ def memory_key(tensor: Tensor) -> Hashable:
 
 
 class HostBuffers:
-    """Copies tensors to the host, into the same memory every time: touching new memory is slower than copying."""
+    """Copies tensors to the host, into the same memory every time: touching new memory is slower than copying.
+
+    The memory is not pinned. Weights, averages and the optimizer's state would stay locked for the whole run, in sizes
+    that torch rounds up to powers of two, to save a fraction of a second at each checkpoint.
+    """
 
     def __init__(self) -> None:
         self._buffers: dict[Hashable, Tensor] = {}
@@ -26,27 +30,20 @@ class HostBuffers:
         """Return contiguous copies by file and name; the next call overwrites them. Tied tensors stay tied."""
         previous, self._buffers = self._buffers, {}
         copies: dict[str, dict[str, Tensor]] = {}
-        devices: set[torch.device] = set()
         for file, tensors in files.items():
             copies[file] = {}
             tied: dict[Hashable, Tensor] = {}
             for name, tensor in tensors.items():
                 memory = memory_key(tensor)
                 if memory not in tied:
-                    key = (file, name, tensor.shape, tensor.dtype, tensor.is_cuda)
+                    key = (file, name, tensor.shape, tensor.dtype)
                     buffer = previous[key] if key in previous else _allocate(tensor)
-                    tied[memory] = self._buffers[key] = buffer.copy_(tensor.detach(), non_blocking=tensor.is_cuda)
-                    if tensor.is_cuda:
-                        devices.add(tensor.device)
+                    tied[memory] = self._buffers[key] = buffer.copy_(tensor.detach())
                 copies[file][name] = tied[memory]
-        for device in devices:
-            torch.cuda.synchronize(device)
         return copies
 
 
 def _allocate(tensor: Tensor) -> Tensor:
-    if tensor.is_cuda:  # copies to pinned memory are asynchronous: all of them are waited for at once
-        return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     if not tensor.numel():
         return torch.empty(tensor.shape, dtype=tensor.dtype)
     # Shared with forked workers: otherwise the first save after a fork would copy every page once more.
