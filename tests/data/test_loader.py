@@ -296,7 +296,12 @@ def test_pinned_memory(workers: int) -> None:
 def nested(sample: Sample) -> Sample:
     """Add a value of each kind that batches consist of."""
     image = sample["image"]
-    return {**sample, "views": (image, image.flip(1)), "text": f"index {sample['label']}", "boxes": image.new_ones(2, 4)}
+    return {
+        **sample,
+        "views": (image, image.flip(1)),
+        "text": f"index {sample['label']}",
+        "boxes": image.new_ones(2, 4),
+    }
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from opabinia.contracts import DataMismatch, DatasetInfo, DetailsEvaluator
 from opabinia.evaluation.retrieval import distances as distances_module
@@ -187,6 +188,26 @@ def test_ranks_are_the_same_on_the_host_and_on_a_device(seed: int) -> None:
         assert ranks.tolist() == match_ranks(row, same, np.isnan(row))
         if len(matches):
             assert ranks_on_cpu(row, matches).tolist() == ranks.tolist()
+
+
+class CountOperations(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_many_matches_take_as_many_operations_as_few() -> None:
+    counts = set()
+    for number in (1, 3, 500):
+        with CountOperations() as operations:
+            ranks = ranks_on_gpu(torch.rand(3, 1000), [np.arange(number)] * 3)
+        assert [len(row) for row in ranks] == [number] * 3
+        counts.add(operations.count)
+    assert len(counts) == 1
 
 
 # --- FastReID's scores ------------------------------------------------------------------------------------------------

@@ -18,6 +18,9 @@ from torch import Tensor
 from opabinia.contracts import DataMismatch, Indices
 from opabinia.evaluation.retrieval.distances import Array, Distances, query_blocks
 
+_ROWS_TO_SORT = 64
+"""Rows of a block that are sorted at once; sorting takes several times their memory."""
+
 
 class Matches:
     """Matches by identity.
@@ -184,16 +187,14 @@ def ranks_on_cpu(row: NDArray[Any], columns: Indices) -> Indices:
 
 
 def ranks_on_gpu(distances: Tensor, columns: Sequence[Indices]) -> list[Indices]:
-    """Return the ranks for all rows: one pass for the first match of each row, one for the second ..."""
-    lengths = np.array([len(indices) for indices in columns])
-    padded = np.zeros((len(columns), lengths.max(initial=0)), np.int64)
-    padded[np.arange(padded.shape[1]) < lengths[:, None]] = np.concatenate([padded[:0, 0], *columns])
-    indices = torch.arange(distances.shape[1], device=distances.device)
-    nearer = torch.from_numpy(padded).to(distances.device)
-    for match in torch.split(nearer, 1, dim=1):
-        value = distances.gather(1, match)
-        match.copy_(((distances < value) | ((distances == value) & (indices < match))).sum(1, keepdim=True))
-    return [np.sort(row[:length]) + 1 for row, length in zip(nearer.cpu().numpy(), lengths, strict=True)]
+    """Return the ranks for all rows, as :func:`ranks_on_cpu`, by sorting them: any number of matches takes as long."""
+    matches = torch.zeros(distances.shape, dtype=torch.bool, device=distances.device)
+    matches[cell_indices(columns, distances.device)] = True
+    parts = zip(torch.split(distances, _ROWS_TO_SORT), torch.split(matches, _ROWS_TO_SORT), strict=True)
+    # A stable sort keeps images at the same distance in the order of the gallery.
+    ordered = [part.gather(1, rows.argsort(dim=1, stable=True)).nonzero()[:, 1] for rows, part in parts]
+    ranks = torch.cat(ordered).cpu().numpy() + 1
+    return np.split(ranks, np.cumsum([len(indices) for indices in columns])[:-1])
 
 
 @dataclass(frozen=True)
