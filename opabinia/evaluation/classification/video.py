@@ -55,7 +55,7 @@ class PerVideo:
 
     def _add(self, video: str, row: NDArray[np.int64], views: int, label: NDArray[Any]) -> None:
         if video not in self._videos:
-            self._videos[video] = row.copy(), views, label  # a view would keep its whole batch
+            self._videos[video] = row.copy(), views, label.copy()  # views would keep their whole batch
             return
         merged, views_before, known_label = self._videos[video]
         if not np.array_equal(known_label, label):

@@ -55,14 +55,17 @@ Batches = list[Rows]
 
 
 def rows_of(predictions: Predictions, batch: Batch, layer: str = EMBEDDING) -> Rows:
-    """Return the output of ``layer`` (B x ...), the ids, and ``label``, ``camera`` and ``query`` if known."""
+    """Return the output of ``layer`` (B x ...), the ids, and ``label``, ``camera`` and ``query`` if known.
+
+    They are copies: those of the whole dataset are kept, and would keep pinned memory and the slots of loader workers.
+    """
     features = predictions[layer if layer == EMBEDDING else f"layers/{layer}"]
     ids = list(batch["id"])
     return Rows(
-        features.detach().flatten(1).float().cpu().numpy(),
-        batch["label"].cpu().numpy() if isinstance(batch.get("label"), Tensor) else None,
+        features.detach().flatten(1).to("cpu", torch.float32, copy=True).numpy(),
+        batch["label"].to("cpu", copy=True).numpy() if isinstance(batch.get("label"), Tensor) else None,
         ids,
-        batch["camera"].cpu().numpy() if "camera" in batch else None,
+        batch["camera"].to("cpu", copy=True).numpy() if "camera" in batch else None,
         torch.as_tensor(batch.get("query", [False] * len(ids))).cpu().numpy().astype(bool),
     )
 
