@@ -150,7 +150,7 @@ def evaluation() -> None:
     top, confusion = TopK(), Confusion([str(number) for number in range(classes)])
     top.update(predictions, batch)
     confusion.update(predictions, batch)
-    line("every process receives: for top1 and top5", len(pickle.dumps(top.state())) * WORLD / 2**20, "MiB")
+    line("rank 0 receives: for top1 and top5", len(pickle.dumps(top.state())) * WORLD / 2**20, "MiB")
     cell = len(pickle.dumps(confusion.state())) / len(confusion.state())
     for cells in (20 * classes, classes**2):
         more = f"{classes:,} classes, {cells:,} pairs seen by each; by sum"

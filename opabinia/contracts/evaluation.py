@@ -32,8 +32,7 @@ EMBEDDING = "embedding"
 class Evaluator(Protocol):
     """Accumulates over the batches of one evaluation. The result is the same for any number of processes.
 
-    Example: ``update`` counts correct samples, ``gather`` collects the counts of all processes in the order of
-    positions, ``compute`` divides.
+    Example: ``update`` counts the correct samples of a process, ``compute`` adds the counts of all and divides.
 
     An evaluator may also be a :class:`DetailsEvaluator`, :class:`FilesEvaluator`, :class:`LearningEvaluator`,
     :class:`LayersEvaluator` or :class:`DeviceEvaluator`.
@@ -49,10 +48,13 @@ class Evaluator(Protocol):
         """Add a batch. Predictions and batch are on the host, so that the GPU can go on with the next batch."""
 
     def state(self) -> Any:
-        """Return what this process has accumulated, picklable and small enough for an all-gather."""
+        """Return what this process has accumulated, for rank 0: arrays, tensors and picklable plain values."""
 
     def compute(self, states: Sequence[Any]) -> dict[str, float]:
-        """Return the scores, as fractions of 1, from the states of all processes. An empty dataset has no scores."""
+        """Return the scores, as fractions of 1, from the states of all processes. An empty dataset has no scores.
+
+        Called on rank 0 only; the other ranks receive the scores, or the error.
+        """
 
 
 @runtime_checkable
@@ -60,7 +62,7 @@ class DetailsEvaluator(Evaluator, Protocol, metaclass=OptionalMeta):
     """An evaluator with tables that are too long for the metrics log."""
 
     def details(self, states: Sequence[Any]) -> dict[str, Any]:
-        """Return tables by name, for ``eval/<set>/details.json``. Called after ``compute`` with the same states."""
+        """Return tables by name, for ``eval/<set>/details.json``. Called after ``compute``, with the same states."""
 
 
 @runtime_checkable
@@ -69,7 +71,7 @@ class FilesEvaluator(Evaluator, Protocol, metaclass=OptionalMeta):
 
     def files(self, states: Sequence[Any]) -> dict[str, Any]:
         """Return JSON-serializable values by file name, texts for names that end with ``.txt``. Called after
-        ``compute``, on rank 0 only."""
+        ``compute``, with the same states."""
 
 
 @runtime_checkable

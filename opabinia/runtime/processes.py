@@ -24,6 +24,9 @@ collective_timeout: timedelta | None = None
 _autograd_groups: tuple[Any, Any] = None, None
 """The default group, and the group that :func:`autograd_group` has made for it."""
 
+_patient_groups: tuple[Any, Any] = None, None
+"""The default group, and the group that :func:`_patient_group` has made for it."""
+
 
 def _has_group() -> bool:
     return not _ignore_others and dist.is_available() and dist.is_initialized()
@@ -73,10 +76,15 @@ def gather(value: Any) -> list[Any]:
     return values
 
 
-def from_rank_zero(decide: Callable[[], T]) -> T:
+def from_rank_zero(decide: Callable[[], T], *, patient: bool = False) -> T:
     """Call ``decide`` on rank 0 and return its result, or raise its exception, on every rank.
 
-    For decisions that must be the same everywhere: which files exist, random draws.
+    For decisions that must be the same everywhere: which files exist, random draws, scores.
+
+    Args:
+        decide: computes the result.
+        patient: it may take longer than other ranks usually wait (``train.distributed.timeout``). An error or the end
+            of rank 0 still ends their wait.
     """
     if not _has_group():
         return decide()
@@ -85,8 +93,8 @@ def from_rank_zero(decide: Callable[[], T]) -> T:
         try:
             result[0] = decide()
         except Exception as error:
-            result[1] = _picklable(error)
-    dist.broadcast_object_list(result)
+            result[1] = picklable(error)
+    dist.broadcast_object_list(result, group=_patient_group() if patient else None)
     value: T
     value, raised = result
     if raised is not None:
@@ -94,7 +102,7 @@ def from_rank_zero(decide: Callable[[], T]) -> T:
     return value
 
 
-def _picklable(error: Exception) -> Exception:
+def picklable(error: Exception) -> Exception:
     """Return ``error``, or a RuntimeError with its text if it cannot be pickled."""
     try:
         pickle.loads(pickle.dumps(error))
@@ -103,6 +111,15 @@ def _picklable(error: Exception) -> Exception:
         text.__cause__ = error
         return text
     return error
+
+
+def _patient_group() -> Any:
+    """Return the group of all ranks whose collectives wait for a week; it is made at the first call."""
+    global _patient_groups
+    if _patient_groups[0] is not dist.group.WORLD:
+        backend = "gloo" if collective_device().type == "cpu" else None
+        _patient_groups = dist.group.WORLD, dist.new_group(backend=backend, timeout=timedelta(weeks=1))
+    return _patient_groups[1]
 
 
 def any_rank(*flags: bool) -> tuple[bool, ...]:

@@ -66,7 +66,7 @@ class Measured(Line):
 
 
 def on_processes(world: int, samples: int, batch_size: int) -> list[dict[str, float]]:
-    """Return the scores of each of ``world`` simulated processes, with gather replaced."""
+    """Return the scores of each of ``world`` simulated processes, with the collection of states replaced."""
     torch.manual_seed(3)
     task = Measured()
     source = Vectors(samples)
@@ -78,14 +78,13 @@ def on_processes(world: int, samples: int, batch_size: int) -> list[dict[str, fl
     with pytest.MonkeyPatch.context() as patch:
         for rank in range(world):
             sent.append([])
-            patch.setattr(engine, "gather", lambda state: (sent[-1].append(state), [state])[1])
+            patch.setattr(engine, "gather_to_rank_zero", lambda state: (sent[-1].append(state()), sent[-1][-1:])[1])
             evaluate(task, ValidationSet("val", loader(rank), FACTS), CPU)
         scores = []
         for rank in range(world):
             turn = iter(range(9))
-            patch.setattr(
-                engine, "gather", lambda state, turn=turn: [states[at] for at in [next(turn)] for states in sent]
-            )
+            gathered = lambda state, turn=turn: [states[at] for at in [next(turn)] for states in sent]  # noqa: E731
+            patch.setattr(engine, "gather_to_rank_zero", gathered)
             scores.append(evaluate(task, ValidationSet("val", loader(rank), FACTS), CPU).scores)
     return scores
 
@@ -306,10 +305,6 @@ def test_an_evaluation_only_run_keeps_results_of_another_step(tmp_path: Path, co
 
 
 def test_only_rank_zero_writes_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(self: Listing, states: Sequence[Any]) -> dict[str, Any]:
-        raise AssertionError("called on another rank")
-
     monkeypatch.setattr(engine, "is_rank_zero", lambda: False)
-    monkeypatch.setattr(Listing, "files", fail)
     evaluate_listed(tmp_path)
     assert not (tmp_path / "eval").exists()

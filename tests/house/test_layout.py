@@ -42,7 +42,16 @@ READS_CONFIG = {"config", "training", "inference", "migration", "visualization",
 HEAVY = {"torch", "torchvision", "timm", "sklearn"}
 IMPORTS_TORCH = {
     f"opabinia.runtime.{name}"
-    for name in ("seeds", "device", "processes", "environment", "collectives", "process_group", "shards")
+    for name in (
+        "seeds",
+        "device",
+        "processes",
+        "environment",
+        "collectives",
+        "large_values",
+        "process_group",
+        "shards",
+    )
 }
 MAX_ROOT_ENTRIES = 18
 MAX_LEVELS = 11

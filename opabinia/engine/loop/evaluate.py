@@ -37,8 +37,9 @@ from opabinia.runtime.device import autocast
 from opabinia.runtime.durations import Duration
 from opabinia.runtime.files import write_atomic
 from opabinia.runtime.json_files import InvalidFile, read_json
+from opabinia.runtime.large_values import gather_to_rank_zero
 from opabinia.runtime.log import log
-from opabinia.runtime.processes import any_rank, gather, is_rank_zero
+from opabinia.runtime.processes import any_rank, from_rank_zero, gather, is_rank_zero
 from opabinia.runtime.progress import PhaseBar, progress_bar
 
 
@@ -87,7 +88,7 @@ class EvaluationResult:
 
     Attributes:
         scores: by full name (``val/top1``).
-        details: tables that are too long for the metrics log.
+        details: tables that are too long for the metrics log; on rank 0 only.
         files: JSON-serializable values by file name; on rank 0 only.
     """
 
@@ -119,9 +120,9 @@ def evaluate(
 ) -> EvaluationResult:
     """Evaluate ``task`` on one dataset; every module ends in the mode (training or evaluation) it was in before.
 
-    Processes take whole batches in turn, so every forward pass sees the same batch with any number of processes, and
-    evaluators combine the states of all processes. If the model is ``sharded``, processes that have run out of batches
-    still take part in the forward passes of the others.
+    Processes take whole batches in turn, so every forward pass sees the same batch with any number of processes. Rank 0
+    computes the scores from the states of all; if that fails, all raise the error. If the model is ``sharded``,
+    processes that have run out of batches still take part in the forward passes of the others.
 
     Raises:
         EvaluationStopped: ``should_stop()`` was true between two batches, on any process.
@@ -149,19 +150,33 @@ def evaluate(
     result = EvaluationResult({}, {}, {})
     prefix = validation.prefix or validation.name
     for evaluator in evaluators:
-        states = gather(evaluator.state())
-        try:
-            scores = evaluator.compute(states)
-        except DataMismatch as error:
-            raise DataMismatch(f"{validation.name}: {error}") from error
+        scores = _compute(evaluator, result, validation.name)
         result.scores.update({f"{prefix}/{name}": value for name, value in scores.items()})
-        if isinstance(evaluator, DetailsEvaluator):
-            result.details.update(evaluator.details(states))
-        if is_rank_zero() and isinstance(evaluator, FilesEvaluator):
-            result.files.update(evaluator.files(states))
     if skipped := sum(gather(validation.loader.num_skipped - skipped_before)):
         result.scores[f"{prefix}/skipped"] = float(skipped)
     return result
+
+
+def _compute(evaluator: Evaluator, result: EvaluationResult, name: str) -> dict[str, float]:
+    """Return the scores, computed on rank 0 from the states of all ranks; it adds tables and files to ``result``.
+
+    If another rank computed the same it would need the same memory, and would be done at the same time at best.
+    """
+    states = gather_to_rank_zero(evaluator.state)
+
+    def compute() -> dict[str, float]:
+        assert states is not None
+        try:
+            scores = evaluator.compute(states)
+        except DataMismatch as error:
+            raise DataMismatch(f"{name}: {error}") from error
+        if isinstance(evaluator, DetailsEvaluator):
+            result.details.update(evaluator.details(states))
+        if isinstance(evaluator, FilesEvaluator):
+            result.files.update(evaluator.files(states))
+        return scores
+
+    return from_rank_zero(compute, patient=True)
 
 
 def needs_training_data(task: Task, validation: ValidationSet) -> bool:

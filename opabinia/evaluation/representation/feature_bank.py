@@ -156,8 +156,9 @@ class FeatureBankEvaluator:
 
     Subclasses implement ``_scores``, for the first layer, or ``compute``.
 
-    Each process holds the features of all in memory: 4 bytes per number, so ImageNet's 1.28 million training images
-    with 2,048 numbers each take 10.5 GB per layer.
+    Each rank keeps the features of its samples in host memory: 4 bytes per number, so ImageNet's 1.28 million training
+    images with 2,048 numbers each take 10.5 GB per layer over all ranks. In the end rank 0 has them twice, as the ranks
+    sent them and in the order of the data, and computes on its device alone.
 
     Args:
         name: of the evaluator, for messages.
