@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_map_only
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
@@ -32,6 +34,7 @@ from opabinia.engine.loop.prefetch import DeviceLoader
 from opabinia.runtime.durations import Duration
 from opabinia.runtime.seeds import seed_sample
 from opabinia.training.loaders import TrainingBatches
+from tests.fake_gpu import GPU, WithoutBlockingCopies
 
 N = 11
 JITTER = v2.RandomApply([v2.ColorJitter(0.4, 0.4, 0.4, 0.1)], p=0.8)
@@ -81,6 +84,9 @@ TRANSFORMS: dict[str, Sequence[Transform]] = {
     "rand": [v2.RandAugment(3)],
     "trivial": [v2.TrivialAugmentWide()],
     "auto": [v2.AutoAugment()],
+    "bilinear": [v2.TrivialAugmentWide(interpolation=v2.InterpolationMode.BILINEAR)],
+    "gray borders": [v2.RandAugment(3, fill=128)],
+    "colored borders": [v2.RandAugment(3, interpolation=v2.InterpolationMode.BILINEAR, fill=[124, 116, 104])],
     "choice": [
         v2.RandomChoice(
             [RandomGaussianBlur(sigma=(0.1, 1.0)), RandomGaussianBlur(sigma=(1.0, 2.0)), v2.ColorJitter(0.4)]
@@ -126,7 +132,9 @@ def test_batched_transforms_equal_those_per_sample(name: str) -> None:
     assert not torch.equal(before, result)
 
 
-@pytest.mark.parametrize("name", ["jitter", "grey", "erase", "blur", "rand", "all", "channels", "lighting"])
+@pytest.mark.parametrize(
+    "name", ["jitter", "grey", "erase", "blur", "rand", "colored borders", "all", "channels", "lighting"]
+)
 def test_batched_transforms_of_clips(name: str) -> None:
     expected, result = per_sample_and_batched(samples((3, 3, 12, 14), tv_tensors.Video), TRANSFORMS[name])
     assert torch.equal(expected, result)
@@ -136,6 +144,17 @@ def test_batched_transforms_of_clips(name: str) -> None:
 def test_batched_transforms_of_gray_images(name: str) -> None:
     expected, result = per_sample_and_batched(samples((1, 12, 14)), TRANSFORMS[name])
     assert torch.equal(expected, result)
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_the_host_does_not_wait_for_the_device(name: str) -> None:
+    recorded = [transformed(sample, 0, with_recording(TRANSFORMS[name]))[0] for sample in samples((3, 17, 20))]
+    ops = group_ops([sample[RECORDED_OPS] for sample in recorded])
+    with FakeTensorMode():
+        on_gpu = tree_map_only(Tensor, lambda item: torch.empty(item.shape, dtype=item.dtype, device=GPU), ops)
+        images = torch.empty(N, 3, 17, 20, dtype=torch.uint8, device=GPU)
+        with WithoutBlockingCopies():
+            assert apply_ops(images, on_gpu).shape == images.shape
 
 
 def test_many_images_need_few_entries() -> None:

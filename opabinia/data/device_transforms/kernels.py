@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import conv2d, pad
+from torch.nn.functional import conv2d, grid_sample, pad
 from torchvision import tv_tensors
 from torchvision.transforms.v2 import functional as F
 
@@ -95,6 +96,40 @@ def _blur(images: Tensor, arguments: Tensor) -> Tensor:
     return _to_uint8(blurred.round_()).reshape(images.shape)
 
 
+def _sharpness(images: Tensor, arguments: Tensor) -> Tensor:
+    height, width = images.shape[-2:]
+    if min(height, width) < 3:
+        return images
+    output = images.float()
+    kernel = torch.full((1, 1, 3, 3), 1 / 13, device=images.device)
+    kernel[..., 1, 1].fill_(5 / 13)
+    smooth = (
+        conv2d(output.reshape(-1, 1, height, width), kernel).round_().view(*images.shape[:-2], height - 2, width - 2)
+    )
+    inner = output[..., 1:-1, 1:-1]
+    inner.addcmul_(smooth.sub_(inner), _column(arguments, 0, images))
+    return _to_uint8(output)
+
+
+def _warp(images: Tensor, arguments: Tensor, mode: str) -> Tensor:
+    """Rows of ``arguments``: a matrix (3 x 2) from x, y and 1 of an output position, in pixels from the center, to its
+    input position in -1 to 1, and the color outside the image, black without one."""
+    channels, height, width = images.shape[-3:]
+    x, y = (torch.linspace((1 - side) * 0.5, (side - 1) * 0.5, side, device=images.device) for side in (width, height))
+    positions = torch.stack([*torch.meshgrid(x, y, indexing="xy"), torch.ones(height, width, device=images.device)], 2)
+    matrices, colors = arguments[:, :6].view(-1, 3, 2), arguments[:, 6:]
+    grids = positions.view(1, -1, 3).expand(len(images), -1, -1).bmm(matrices).view(-1, height, width, 2)
+    pixels = images.reshape(-1, channels, height, width).float()
+    frames = len(pixels) // len(images)
+    grids, colors = grids.repeat_interleave(frames, 0), colors.repeat_interleave(frames, 0)[:, :, None, None]
+    sample = partial(grid_sample, grid=grids, mode=mode, padding_mode="zeros", align_corners=False)
+    warped = sample(pixels)
+    if colors.shape[1]:
+        inside = sample(torch.ones_like(pixels[:, :1]))
+        warped = torch.where(inside < 0.5, colors, warped) if mode == "nearest" else (warped - colors) * inside + colors
+    return _to_uint8(warped.round_()).view(images.shape)
+
+
 def _blend_arguments(factor: float) -> tuple[float, float]:
     return factor, 1 - factor  # in double precision, as for one image
 
@@ -126,10 +161,13 @@ KERNELS = {
     "adjust_contrast": Kernel(_contrast, _blend_arguments),
     "adjust_hue": Kernel(_hue, lambda factor: (factor,)),
     "adjust_saturation": Kernel(_saturation, _blend_arguments),
+    "adjust_sharpness": Kernel(_sharpness, lambda factor: (1 - factor,)),
     "blur": Kernel(_blur, _blur_arguments),
     "erase": Kernel(_erase, _erase_arguments),
     "lighting": Kernel(_lighting, lambda *color: color),
     "permute_channels": Kernel(_permute_channels, lambda permutation: permutation.tolist()),
+    "warp_bilinear": Kernel(partial(_warp, mode="bilinear"), lambda *numbers: numbers),
+    "warp_nearest": Kernel(partial(_warp, mode="nearest"), lambda *numbers: numbers),
 }
 """Kernels by the name of the operation."""
 

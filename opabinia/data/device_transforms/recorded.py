@@ -6,14 +6,19 @@ deferred.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
+
+# Both functions begin with this matrix; they wait for the device and take one matrix for all images.
+from torchvision.transforms.v2.functional._geometry import _get_inverse_affine_matrix
 
 RECORDED_OPS = "recorded_ops"
 """Key of a sample: the operations still to be applied to its image."""
@@ -64,7 +69,6 @@ _FUNCTIONALS = [
     "adjust_hue",
     "adjust_saturation",
     "adjust_sharpness",
-    "affine",
     "autocontrast",
     "equalize",
     "erase",
@@ -73,7 +77,6 @@ _FUNCTIONALS = [
     "permute_channels",
     "posterize",
     "rgb_to_grayscale",
-    "rotate",
     "solarize",
     "vertical_flip",
 ]
@@ -86,5 +89,45 @@ def _record(name: str, image: RecordedImage, *values: Any, **keywords: Any) -> R
     return image.then(ImageOp(name, (*values, *keywords.values()), tuple(keywords)))
 
 
+def _record_affine(
+    image: RecordedImage,
+    angle: float,
+    translate: Sequence[float],
+    scale: float,
+    shear: Sequence[float],
+    interpolation: str | v2.InterpolationMode = v2.InterpolationMode.NEAREST,
+    fill: Any = None,
+    center: Sequence[float] | None = None,
+) -> RecordedImage:
+    middle = [position - side / 2 for position, side in zip(center or (), reversed(image.shape[-2:]), strict=False)]
+    matrix = _get_inverse_affine_matrix(middle or [0.0, 0.0], angle, list(map(float, translate)), scale, list(shear))
+    return _record_warp(image, matrix, interpolation, fill)
+
+
+def _record_rotation(
+    image: RecordedImage,
+    angle: float,
+    interpolation: str | v2.InterpolationMode = v2.InterpolationMode.NEAREST,
+    expand: bool = False,
+    center: Sequence[float] | None = None,
+    fill: Any = None,
+) -> RecordedImage:
+    if angle % 90 == 0 or expand or center is not None:  # right angles are exact
+        return _record("rotate", image, angle, interpolation, expand, center, fill)
+    matrix = _get_inverse_affine_matrix([0.0, 0.0], -(angle % 360), [0.0, 0.0], 1.0, [0.0, 0.0])
+    return _record_warp(image, matrix, interpolation, fill)
+
+
+def _record_warp(image: RecordedImage, matrix: list[float], interpolation: Any, fill: Any) -> RecordedImage:
+    """Record an operation whose matrix (2 x 3) maps output to input positions, both in pixels from the center."""
+    height, width = image.shape[-2:]
+    halves = np.array([[width], [height]], dtype=np.float32) / 2
+    scaled = (np.array(matrix, dtype=np.float32).reshape(2, 3) / halves).T.ravel().tolist()
+    color = [] if fill is None else np.ravel(fill).astype(float).tolist()
+    return image.then(ImageOp(f"warp_{v2.InterpolationMode(interpolation).value}", (*scaled, *color)))
+
+
+v2.functional.register_kernel(F.affine, RecordedImage)(_record_affine)
+v2.functional.register_kernel(F.rotate, RecordedImage)(_record_rotation)
 for _name in _FUNCTIONALS:
     v2.functional.register_kernel(getattr(F, _name), RecordedImage)(partial(_record, _name))
