@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import opabinia
-from opabinia.contracts import DatasetInfo
+from opabinia.contracts import Clock, DatasetInfo, GlobalBatch
 from opabinia.models.backbones.shared import shared
 from opabinia.models.backbones.timm import timm
 from opabinia.models.detectors import Fcos
@@ -111,6 +111,19 @@ def test_a_step_without_a_trained_task_changes_nothing(recipe: Path, tmp_path: P
     changes = ["train.length=2it", "checkpoint.every=1it", "task.tasks.digits.weight=0", "task.tasks.parity.weight=0"]
     run, _ = launch.train(recipe, changes, out=tmp_path)
     assert unchanged(weights(run, 2), weights(run, 1))
+
+
+def test_the_loss_of_a_step_without_a_trained_task_is_on_the_device() -> None:
+    """Tensors on the device meta stand for those of a GPU."""
+    labels = DatasetInfo(samples=8, channels=1, classes=("a", "b"))
+    task = Subtask(task=partial(Classification, backbone=shared), weight=0.0)
+    info = DatasetInfo(samples=8, channels=1, streams={"labels": labels})
+    model = Multitask(info, backbone=partial(timm, model="test_resnet"), tasks={"labels": task}).to("meta")
+    images = {"image": torch.empty(2, 1, 32, 32, device="meta"), "id": ["a", "b"]}
+    row = GlobalBatch(step=0, epoch=0, first=0, count=2)
+    batch = {"streams": {"labels": images}, "rows": {"labels": row}, "row": row, "id": ["a", "b"]}
+    total = model(batch, Clock(total_steps=1))["total_loss"]
+    assert total.device.type == "meta" and total.shape == ()
 
 
 def test_a_head_added_later_does_not_change_other_heads(recipe: Path, tmp_path: Path) -> None:

@@ -205,7 +205,7 @@ class Multitask(Task):
         balanced = self.balance(losses, batch_share(batch), self._last_shared, clock)
         values |= {f"{name}/weight": weight for name, weight in self.balance.weights().items()}
         terms = [loss * weights[name] for name, loss in balanced.items()]
-        total = torch.stack(terms).sum() if terms else torch.zeros(())
+        total = torch.stack(terms).sum() if terms else torch.zeros((), device=self.normalize.mean.device)
         return {**values, "total_loss": self.idle(total, tuple(losses))}
 
     def _loss_of_labeled(self, task: Task, batch: Batch, clock: Clock) -> tuple[Tensor, Mapping[str, Any], float]:
