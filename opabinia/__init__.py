@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +47,10 @@ _MODULES = {
 """The modules of the public names, imported when a name is first used: `import opabinia` does not import torch."""
 
 __all__ = ["__version__", *_MODULES]
+
+
+# For train.deterministic: cuBLAS reads it once, before the first matrix product of the process on a GPU.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
 def __getattr__(name: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import AbstractContextManager, nullcontext
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -44,16 +45,44 @@ def move_tensor(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.to(device, non_blocking=device.type == "cuda")
 
 
-def configure_backends(*, deterministic: bool, cudnn_benchmark: bool, threads: int | None) -> int:
-    """Set determinism, cuDNN's benchmark mode and the number of CPU threads; return that number.
+MatmulPrecision = Literal["highest", "high", "medium"]
+_DETERMINISTIC_WORKSPACES = (":4096:8", ":16:8")
 
-    With ``deterministic`` torch raises for operations that have no deterministic implementation.
+
+def configure_backends(
+    device: torch.device,
+    *,
+    deterministic: bool,
+    cudnn_benchmark: bool,
+    matmul_precision: MatmulPrecision | None,
+    threads: int | None,
+) -> int:
+    """Set determinism, cuDNN's benchmark mode, the precision of float32 products and the number of CPU threads; return
+    that number.
+
+    Args:
+        device: device of the run.
+        deterministic: torch raises for operations that have no deterministic implementation.
+        cudnn_benchmark: let cuDNN choose the fastest convolution; without effect if deterministic.
+        matmul_precision: of matrix products (``torch.set_float32_matmul_precision``), and TF32 in cuDNN's convolutions
+            unless it is ``highest``. None restores torch's defaults: ``highest`` products, and TF32 in convolutions.
+        threads: None keeps torch's number.
+
+    Raises:
+        ValueError: deterministic matrix products on a GPU are excluded by the environment.
     """
-    if deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    # cuBLAS reads the variable once, before its first product: importing opabinia sets it.
+    workspace = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
+    if deterministic and device.type == "cuda" and workspace not in _DETERMINISTIC_WORKSPACES:
+        raise ValueError(
+            "deterministic matrix products on a GPU need CUBLAS_WORKSPACE_CONFIG="
+            f"{' or '.join(_DETERMINISTIC_WORKSPACES)} in the environment of the process, which has {workspace!r}"
+        )
     torch.use_deterministic_algorithms(deterministic)
     torch.backends.cudnn.deterministic = deterministic
     torch.backends.cudnn.benchmark = cudnn_benchmark and not deterministic
+    torch.set_float32_matmul_precision(matmul_precision or "highest")
+    torch.backends.cudnn.allow_tf32 = matmul_precision != "highest"
     if threads is not None:
         torch.set_num_threads(threads)
     return torch.get_num_threads()

@@ -48,15 +48,20 @@ def set_up(train: Training) -> tuple[torch.device, int]:
     """Set numerics and threads for this process; return its device and the number of CPU threads.
 
     Raises:
-        ConfigError: this machine has no such device, or two settings exclude each other.
+        ConfigError: this machine has no such device, or settings exclude each other or the environment.
     """
     if train.deterministic and train.cudnn_benchmark:
         raise ConfigError(Problem("", "train.cudnn_benchmark", "cannot be true when train.deterministic is"))
     with errors_at("train.device"):
         device = choose_device(train.device)
-    threads = configure_backends(
-        deterministic=train.deterministic, cudnn_benchmark=train.cudnn_benchmark, threads=train.num_threads
-    )
+    with errors_at("train.deterministic"):
+        threads = configure_backends(
+            device,
+            deterministic=train.deterministic,
+            cudnn_benchmark=train.cudnn_benchmark,
+            matmul_precision=train.matmul_precision,
+            threads=train.num_threads,
+        )
     return device, threads
 
 

@@ -11,6 +11,7 @@ from opabinia.config import register
 from opabinia.contracts import Count, EvaluatorPart, ParallelPart, Positive, StepPart
 from opabinia.engine.loop.parallel import ddp
 from opabinia.engine.loop.step import StandardStep
+from opabinia.runtime.device import MatmulPrecision
 from opabinia.runtime.durations import Duration, Units
 
 Seed = Annotated[int, Interval(ge=0, lt=2**63)]
@@ -71,7 +72,11 @@ class Training:
         on_nonfinite: reaction to a loss or gradient that is infinite or NaN: ``stop`` raises an error that names it;
             ``skip`` omits that update; ``rollback`` restarts from the last checkpoint and skips that batch.
         deterministic: use deterministic algorithms only; slower on GPUs.
-        cudnn_benchmark: let cuDNN choose the fastest convolution; the last bits of results may differ.
+        cudnn_benchmark: let cuDNN choose the fastest convolution; the last bits of results may differ. It measures
+            again for every shape, so it suits images of one size.
+        matmul_precision: of products of float32 numbers, as in ``torch.set_float32_matmul_precision``: ``high`` uses
+            TF32 on GPUs that have it (10 bits of each factor's fraction), ``medium`` may use bfloat16, and ``highest``
+            neither, also in convolutions. null: torch's defaults, TF32 in convolutions only.
         num_threads: CPU threads per rank; null leaves it to torch. Other numbers change the last bits of results.
         log_every: steps in one line of the metrics log.
         log_by: statistic over the steps of a line.
@@ -96,6 +101,7 @@ class Training:
     on_nonfinite: Literal["stop", "skip", "rollback"] = "stop"
     deterministic: bool = False
     cudnn_benchmark: bool = False
+    matmul_precision: MatmulPrecision | None = None
     num_threads: Annotated[int, Interval(ge=1, le=1024)] | None = None
     log_every: Count = 20
     log_by: Literal["mean", "median"] = "mean"
@@ -107,6 +113,8 @@ class Training:
             "train.precision: bf16": self.precision == "fp32",
             "train.channels_last: true": not self.channels_last,
             "train.compile: true": not self.compile,
+            "train.matmul_precision: high": self.precision == "fp32" and self.matmul_precision in (None, "highest"),
+            "train.cudnn_benchmark: true": not (self.cudnn_benchmark or self.deterministic),
         }
         return [setting for setting, is_off in off.items() if is_off]
 

@@ -89,7 +89,8 @@ def test_mixed_precision_predicts_the_classes_of_single_precision() -> None:
 
 
 def test_deterministic_training_is_bitwise_identical() -> None:
-    configure_backends(deterministic=True, cudnn_benchmark=False, threads=None)
+    options = {"cudnn_benchmark": False, "matmul_precision": None, "threads": None}
+    configure_backends(torch.device(DEVICE), deterministic=True, **options)
     states: list[dict[str, Tensor]] = []
     losses: list[list[float]] = []
     for _ in range(2):

@@ -1,5 +1,7 @@
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,20 +14,25 @@ import opabinia
 from opabinia.runtime import device as module
 from opabinia.runtime.device import choose_device, configure_backends, move_tensor
 
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
 
 @pytest.fixture(autouse=True)
 def restore_backends() -> Iterator[None]:
     """Restore the settings that tests change."""
     threads, benchmark = torch.get_num_threads(), torch.backends.cudnn.benchmark
-    workspace = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
     yield
     torch.use_deterministic_algorithms(False)
     torch.backends.cudnn.deterministic = False
     torch.backends.cudnn.benchmark = benchmark
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = True
     torch.set_num_threads(threads)
-    os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
-    if workspace is not None:
-        os.environ["CUBLAS_WORKSPACE_CONFIG"] = workspace
+
+
+def configure(device: torch.device = CPU, **options: Any) -> int:
+    defaults = {"deterministic": False, "cudnn_benchmark": False, "matmul_precision": None, "threads": None}
+    return configure_backends(device, **{**defaults, **options})
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, *, gpus: int, build: str | None = "13.0", rank: int = 0) -> list[object]:
@@ -68,17 +75,44 @@ def test_missing_devices_are_reported(
 
 @pytest.mark.parametrize(("deterministic", "benchmark"), [(False, False), (False, True), (True, False), (True, True)])
 def test_deterministic_and_benchmark_settings(deterministic: bool, benchmark: bool) -> None:
-    configure_backends(deterministic=deterministic, cudnn_benchmark=benchmark, threads=None)
+    configure(GPU, deterministic=deterministic, cudnn_benchmark=benchmark)
     assert torch.are_deterministic_algorithms_enabled() is deterministic
     assert torch.backends.cudnn.deterministic is deterministic
     assert torch.backends.cudnn.benchmark is (benchmark and not deterministic)
-    assert ("CUBLAS_WORKSPACE_CONFIG" in os.environ) >= deterministic
+
+
+def test_importing_the_package_sets_the_workspace_that_deterministic_products_need() -> None:
+    program = "import os, sys, opabinia; print(os.environ['CUBLAS_WORKSPACE_CONFIG'], 'torch' in sys.modules)"
+    environment = {key: value for key, value in os.environ.items() if key != "CUBLAS_WORKSPACE_CONFIG"}
+    for expected, own in ((":4096:8", {}), (":16:8", {"CUBLAS_WORKSPACE_CONFIG": ":16:8"})):
+        output = subprocess.check_output([sys.executable, "-c", program], env={**environment, **own}, text=True)
+        assert output == f"{expected} False\n"
+
+
+def test_another_workspace_excludes_deterministic_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":0:0")
+    configure(CPU, deterministic=True)
+    configure(GPU, deterministic=False)
+    with pytest.raises(ValueError, match=r"CUBLAS_WORKSPACE_CONFIG=:4096:8 or :16:8 .* which has ':0:0'$"):
+        configure(GPU, deterministic=True)
+
+
+def test_the_precision_of_products_is_that_of_the_newest_run() -> None:
+    def current() -> tuple[str, bool]:
+        return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+
+    defaults = current()
+    for precision, tf32 in (("high", True), ("medium", True), ("highest", False)):
+        configure(matmul_precision=precision)
+        assert current() == (precision, tf32)
+    configure()
+    assert current() == defaults == ("highest", True)
 
 
 def test_threads() -> None:
     threads = torch.get_num_threads()
-    assert configure_backends(deterministic=False, cudnn_benchmark=False, threads=None) == threads
-    assert configure_backends(deterministic=False, cudnn_benchmark=False, threads=threads + 1) == threads + 1
+    assert configure() == threads
+    assert configure(threads=threads + 1) == threads + 1
     assert torch.get_num_threads() == threads + 1
 
 

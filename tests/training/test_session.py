@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,11 @@ from opabinia.data import Data, Stream
 from opabinia.data.sources import segmentation_folder
 from opabinia.data.sources.digits import Digits
 from opabinia.runtime.durations import Duration
-from opabinia.training import dry_run, launch
+from opabinia.training import dry_run, launch, model
 from opabinia.training.evaluate import evaluate as evaluate_trained
 from opabinia.training.planning import plan_training
 from opabinia.training.samples import read_dataset_info
+from opabinia.training.settings import Training
 from tests.data.sources.test_segmentation import VALUES, write_pair
 
 SMALL = ("train.device=cpu", "data.num_workers=0")
@@ -159,6 +161,23 @@ def test_an_unavailable_device_is_an_error(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ConfigError, match="'cuda' is not available"):
         launch.train("classification/digits", ["train.device=cuda"], out=tmp_path)
+
+
+def test_a_workspace_of_cublas_that_excludes_determinism_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":0:0")
+    monkeypatch.setattr(model, "choose_device", lambda name: torch.device("cuda"))
+    with pytest.raises(ConfigError, match=r"train.deterministic: deterministic matrix products on a GPU need"):
+        model.set_up(Training(length=Duration(1, "ep"), deterministic=True))
+
+
+def test_settings_that_make_steps_faster_are_those_that_apply() -> None:
+    training = Training(length=Duration(1, "ep"))
+    products, search = "train.matmul_precision: high", "train.cudnn_benchmark: true"
+    assert {products, search} <= {*training.faster_options()}
+    assert products not in replace(training, matmul_precision="medium").faster_options()
+    assert products not in replace(training, precision="bf16").faster_options(), "products are in bf16 already"
+    assert search not in replace(training, deterministic=True).faster_options()
+    assert search not in replace(training, cudnn_benchmark=True).faster_options()
 
 
 def test_an_evaluation_has_the_memory_layout_of_training(tmp_path: Path) -> None:

@@ -204,7 +204,7 @@ REASONS = {
     "DATASETS.PROPOSAL_FILES_TEST": "proposals come from an RPN",
     "DATASETS.PRECOMPUTED_PROPOSAL_TOPK_TRAIN": "proposals come from an RPN",
     "DATASETS.PRECOMPUTED_PROPOSAL_TOPK_TEST": "proposals come from an RPN",
-    "FLOAT32_PRECISION": "torch's default; see torch.set_float32_matmul_precision",
+    "FLOAT32_PRECISION": "torch's default; see train.matmul_precision",
     "INPUT.MASK_FORMAT": "polygons and RLE masks are both read",
     "TEST.AUG.MAX_SIZE": "sizes of task.test_time_augmentation follow those of the transforms",
     "OUTPUT_DIR": "--out",
