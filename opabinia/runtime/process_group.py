@@ -28,7 +28,7 @@ from opabinia.runtime.log import log
 from opabinia.runtime.processes import is_rank_zero
 from opabinia.runtime.signals import SAME_REQUEST_SECONDS, STOP_SIGNALS, Stopped, exit_status_of
 
-Backend = Literal["auto", "gloo", "nccl"]
+Backend = Literal["auto", "gloo"]
 
 
 class ProcessGroupError(Exception):
@@ -100,12 +100,12 @@ def process_group(
 
     Args:
         init: ``env``, ``tcp://host:port`` or ``file:///path``. An agent (torchrun) has its own address.
-        backend: ``auto``: NCCL for tensors on a GPU and gloo for others.
+        backend: ``auto``: NCCL for tensors on a GPU and gloo for others; ``gloo`` for all.
         timeout: minutes to wait for other ranks, here and in every collective.
         device: as ``train.device``; decides whether the GPU of the local rank is used.
 
     Raises:
-        ProcessGroupError: ``init``, ``backend`` or the environment are invalid, or other ranks cannot be reached.
+        ProcessGroupError: ``init`` or the environment are invalid, or other ranks cannot be reached.
     """
     if dist.is_initialized():
         log.warning("a process group already exists: train.distributed is ignored")
@@ -154,7 +154,7 @@ def _join(info: RankInfo, init: str, backend: Backend, timeout: float, device: s
     try:
         method = _method("env" if "TORCHELASTIC_RUN_ID" in os.environ else init)
         gpu = _own_gpu(info) if device in ("auto", "cuda") and torch.cuda.is_available() else None
-        chosen = _backend(backend, gpu)
+        chosen = "gloo" if backend == "gloo" or gpu is None else "cpu:gloo,cuda:nccl"
     except ValueError as error:
         raise ProcessGroupError(f"train.distributed: {error}", on_all_ranks=True) from error
     _choose_interface(info, method)
@@ -193,14 +193,6 @@ def _own_gpu(info: RankInfo) -> torch.device:
         return choose_device("cuda")
     except ValueError as error:
         raise ProcessGroupError(f"train.device: {error}") from error  # other ranks may have a GPU
-
-
-def _backend(backend: Backend, gpu: torch.device | None) -> str:
-    if backend == "nccl" and gpu is None:
-        raise ValueError("backend 'nccl' needs a GPU, also in train.device; 'auto' uses what is available")
-    if backend == "auto":
-        return "gloo" if gpu is None else "cpu:gloo,cuda:nccl"
-    return backend
 
 
 def _method(init: str) -> str:

@@ -20,17 +20,17 @@ Seed = Annotated[int, Interval(ge=0, lt=2**63)]
 @register.section
 @dataclass(frozen=True, kw_only=True)
 class Distributed:
-    """How the ranks of a run find each other where neither ``--nproc`` nor torchrun sees to it.
+    """Rendezvous of the ranks of a run that was started neither by ``--nproc`` nor by torchrun.
 
     Args:
         init: ``env`` (``MASTER_ADDR`` and ``MASTER_PORT``, or SLURM's variables), ``tcp://host:port`` of rank 0, or
             ``file:///path`` of a new file that all ranks can write. ``RANK`` and ``WORLD_SIZE`` number the ranks.
-        backend: ``auto`` takes NCCL for tensors on a GPU and gloo for all others.
+        backend: ``auto`` takes NCCL for tensors on a GPU and gloo for all others; ``gloo`` for all is slower on GPUs.
         timeout: minutes that a rank waits for the others before it gives up.
     """
 
     init: str = "env"
-    backend: Literal["auto", "gloo", "nccl"] = "auto"
+    backend: Literal["auto", "gloo"] = "auto"
     timeout: Positive = 30
 
 

@@ -93,6 +93,7 @@ def test_mixed_batches_pass_a_dry_run() -> None:
             "SimCLR needs at least 2 samples per rank, and of the batch of 1 at step",
         ),
         (["optimizer.lr=-1"], "optimizer", "Invalid learning rate"),
+        (["train.distributed.backend=nccl"], "train.distributed.backend", "'auto', 'gloo'"),
         (["train.length=99999999999ep"], "train.length", "more than 1,000,000,000 steps cannot be meant"),
         (["data.drop_last=true", "data.batch_size=2000"], "data", "1437 samples cannot fill one batch of 2000"),
         (["data.val.transforms.0={name: RGB}"], "data.val", "3 channels, those of training 1"),
