@@ -134,24 +134,37 @@ class WeightAverage:
         self.model = (copy.deepcopy(model) if twin is None else twin).eval().requires_grad_(False)
         copies, originals = dict(non_memory_buffers(self.model)), dict(model.named_buffers())
         averaged = [name for name, value in copies.items() if value.is_floating_point() and buffers == "average"]
-        self._pairs: list[tuple[Tensor, Tensor]] = [*zip(self.model.parameters(), model.parameters(), strict=True)]
-        self._pairs += [(copies[name], originals[name]) for name in averaged]
-        self._whole = None if any(isinstance(value, DTensor) for value, _ in self._pairs) else self._values()
-        self._copies = [(copies[name], originals[name]) for name in copies if name not in averaged]
+        self._averages = LocalTensors([*self.model.parameters(), *(copies[name] for name in averaged)])
+        self._originals = LocalTensors([*model.parameters(), *(originals[name] for name in averaged)])
+        copied = [name for name in copies if name not in averaged]
+        self._copies, self._copied = [copies[name] for name in copied], [originals[name] for name in copied]
 
     @torch.no_grad()
     def update(self, decay: float) -> None:
         """Move towards the model's weights; with decay 0 copy them."""
-        averages, weights = self._whole or self._values()
+        averages, originals = self._averages(), self._originals()
         if decay == 0:
-            torch._foreach_copy_(averages, weights)
+            torch._foreach_copy_(averages, originals)
         else:
-            torch._foreach_lerp_(averages, weights, 1 - decay)
-        for copied, original in self._copies:
-            copied.copy_(original)
+            torch._foreach_lerp_(averages, originals, 1 - decay)
+        if self._copies:
+            torch._foreach_copy_(self._copies, self._copied)
 
-    def _values(self) -> tuple[list[Tensor], list[Tensor]]:
-        return local_tensors(average for average, _ in self._pairs), local_tensors(weight for _, weight in self._pairs)
+
+class LocalTensors:
+    """Tensors detached, for kernels over all of them; of sharded ones this rank's shards.
+
+    Shards may be other tensors in the next step, so only those are looked up in every call.
+    """
+
+    def __init__(self, values: Iterable[Tensor]) -> None:
+        self._values = list(values)
+        is_sharded = any(isinstance(value, DTensor) for value in self._values)
+        self._whole = None if is_sharded else local_tensors(self._values)
+
+    def __call__(self) -> list[Tensor]:
+        """Return the tensors."""
+        return local_tensors(self._values) if self._whole is None else self._whole
 
 
 def local_tensors(values: Iterable[Tensor]) -> list[Tensor]:

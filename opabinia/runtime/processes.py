@@ -138,14 +138,15 @@ def first_value(value: T | None) -> T | None:
 
 
 def all_reduce_mean(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return the mean over ranks of each tensor, with one all-reduce."""
+    """Return the mean over ranks of each tensor (floating point), with one all-reduce and a few kernels."""
     if not _has_group() or not tensors:
         return list(tensors)
-    flat = torch.cat([tensor.detach().double().flatten() for tensor in tensors])
+    flat = torch.cat([tensor.detach().flatten() for tensor in tensors]).double()
     dist.all_reduce(flat)
     flat /= world_size()
-    parts = torch.split(flat, [tensor.numel() for tensor in tensors])
-    return [part.view(like.shape).to(like.dtype) for part, like in zip(parts, tensors, strict=True)]
+    sizes = [tensor.numel() for tensor in tensors]
+    parts = {dtype: torch.split(flat.to(dtype), sizes) for dtype in {tensor.dtype for tensor in tensors}}
+    return [parts[tensor.dtype][number].view(tensor.shape) for number, tensor in enumerate(tensors)]
 
 
 def broadcast_from_rank_zero(tensors: Sequence[Tensor]) -> None:

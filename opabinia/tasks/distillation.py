@@ -159,9 +159,8 @@ class UpdateEmaTeacher(Hook):
 
     def _update(self, decay: float) -> None:
         self._average.update(decay)
-        if world_size() > 1:  # every process trains with running statistics of its own
-            for buffer, mean in zip(self._statistics, all_reduce_mean(self._statistics), strict=True):
-                buffer.copy_(mean)
+        if world_size() > 1 and self._statistics:  # every process trains with running statistics of its own
+            torch._foreach_copy_(self._statistics, all_reduce_mean(self._statistics))
 
 
 # --- the task -------------------------------------------------------------------------------------------------------

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from opabinia.contracts import Batch, Clock, GlobalBatch, StepOptions, Task
 from opabinia.engine.loop.nonfinite import NonFiniteError, UpdateGuard, find_non_finite_layer, suspect_samples
 from opabinia.engine.loop.step import StandardStep
+from tests.kernels import Kernels
 
 ROW = GlobalBatch(step=0, epoch=0, first=0, count=4)
 CLOCK = Clock(total_steps=10)
@@ -88,28 +88,16 @@ def test_a_skipped_step_changes_nothing(name: str, checks: bool, precision: Any,
     assert all(bool(value.isfinite().all()) for value in state(task, optimizer))
 
 
-class Operations(TorchDispatchMode):
-    """Counts operations: on a GPU each is one kernel or a few."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += 1
-        return func(*args, **(kwargs or {}))
-
-
-def test_guarding_buffers_takes_as_few_operations_for_many_as_for_one() -> None:
+def test_guarding_buffers_takes_as_few_kernels_for_many_as_for_one() -> None:
     counts = []
     for norms in (1, 50):
         task = nn.Sequential(*(nn.BatchNorm1d(3) for _ in range(norms)))
         guard, scaler = UpdateGuard(task), torch.amp.GradScaler("cpu", enabled=False)
         optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], fused=True)
-        with Operations() as operations:
+        with Kernels() as kernels:
             guard.save_buffers()
             guard.update_unless(torch.zeros(()), optimizer, scaler)
-        counts.append(operations.count)
+        counts.append(kernels.count)
     assert counts[0] == counts[1]
 
 

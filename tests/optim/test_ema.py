@@ -14,6 +14,7 @@ from opabinia.contracts import Clock
 from opabinia.data.sampling.batches import ConstantPlan
 from opabinia.optim.ema import Ema, WeightAverage, decay_at, pycls_decay, slow_average_warning
 from opabinia.runtime.durations import Duration
+from tests.kernels import Kernels
 
 
 def clock(step: int, total: int = 100, per_epoch: int = 10) -> Clock:
@@ -128,6 +129,17 @@ def test_weights_and_buffers(buffers: Any) -> None:
         assert torch.allclose(value, expected), name
     average.update(0.0)
     assert all(torch.equal(value, model.state_dict()[name]) for name, value in average.model.state_dict().items())
+
+
+@pytest.mark.parametrize("buffers", ["average", "copy"])
+def test_an_update_of_many_layers_takes_as_few_kernels_as_of_one(buffers: Any) -> None:
+    counts = []
+    for layers in (1, 30):
+        average = WeightAverage(nn.Sequential(*(Model() for _ in range(layers))), buffers)
+        with Kernels() as kernels:
+            average.update(0.75)
+        counts.append(kernels.count + kernels.views)
+    assert counts == [2, 2]
 
 
 def test_the_average_is_in_eval_mode_and_requires_no_gradients() -> None:

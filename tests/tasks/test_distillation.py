@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import timm as timm_library
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -14,6 +15,7 @@ from opabinia.engine.loop.step import total_loss
 from opabinia.models.backbones.timm import timm
 from opabinia.models.losses.distillation import logits_loss
 from opabinia.models.projectors import without_projectors
+from opabinia.runtime import processes
 from opabinia.tasks import distillation
 from opabinia.tasks.classification import Classification
 from opabinia.tasks.distillation import (
@@ -24,6 +26,7 @@ from opabinia.tasks.distillation import (
     ema_teacher,
 )
 from opabinia.tasks.teachers import CheckTeachers, build_teacher
+from tests.kernels import Kernels
 
 CLASSES = ("cat", "dog", "emu", "fox")
 DATASET_INFO = DatasetInfo(samples=8, channels=3, classes=CLASSES)
@@ -396,6 +399,21 @@ def step(task: Task) -> None:
             if param.grad is not None:
                 param -= 0.5 * param.grad
                 param.grad = None
+
+
+def test_the_ema_of_many_norms_takes_as_few_kernels_as_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where ranks average their statistics."""
+    monkeypatch.setattr(processes, "_has_group", lambda: True)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(dist, "all_reduce", lambda tensor: tensor.mul_(2))
+    counts = []
+    for norms in (1, 30):
+        task: Any = nn.Sequential(*(nn.BatchNorm1d(2) for _ in range(norms)))
+        hook = distillation.UpdateEmaTeacher(task, copy.deepcopy(task), 0.9)
+        with Kernels() as kernels:
+            hook.after_step(NO_RUN)
+        counts.append(kernels.count)
+    assert counts[0] == counts[1]
 
 
 def test_the_ema_averages_weights_and_running_statistics() -> None:

@@ -11,7 +11,7 @@ from timm.layers.patch_dropout import PatchDropout
 from torch import Tensor, nn
 
 from opabinia.contracts import Fraction, Hook, Run, Schedule
-from opabinia.optim.ema import local_tensors
+from opabinia.optim.ema import LocalTensors
 
 
 class MomentumTeacher(nn.Module):
@@ -60,8 +60,8 @@ class UpdateTeacher(Hook):
     def __init__(
         self, teacher: MomentumTeacher, parts: Sequence[nn.Module], momentum: Fraction, schedule: Schedule | None = None
     ) -> None:
-        self._teacher = list(teacher.parameters())
-        self._student = [param for part in parts for param in part.parameters()]
+        self._teacher = LocalTensors(teacher.parameters())
+        self._student = LocalTensors(param for part in parts for param in part.parameters())
         self._momentum, self._schedule = momentum, schedule
 
     @torch.no_grad()
@@ -70,4 +70,4 @@ class UpdateTeacher(Hook):
         weight = 1 - self._momentum
         if self._schedule is not None:
             weight *= self._schedule(run.clock)
-        torch._foreach_lerp_(local_tensors(self._teacher), local_tensors(self._student), weight)
+        torch._foreach_lerp_(self._teacher(), self._student(), weight)
