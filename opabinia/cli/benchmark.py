@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -19,15 +20,29 @@ def benchmark(
     steps: Annotated[int, typer.Option(min=2, help="Steps to measure, after some warm-up steps.")] = 30,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of the table.")] = False,
     out: Annotated[Path | None, typer.Option(metavar="FILE.json", help="Also write the numbers to this file.")] = None,
+    memory: Annotated[
+        bool, typer.Option("--memory", help="Predict the memory of a training step on a GPU; none is needed.")
+    ] = False,
+    device_memory: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="With --memory: a GPU's memory, such as 24GiB.")
+    ] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="With --memory: fp32, bf16 or fp16, in place of train.precision.")
+    ] = None,
     nproc: Nproc = None,
 ) -> None:
     """Measure training throughput, its bottleneck and memory on this machine. Nothing of the run is kept.
+
+    With --memory nothing is measured: the memory of a training step on a GPU is predicted, and the largest batch that
+    fits.
 
     opabinia benchmark classification/digits
 
     opabinia benchmark classification/digits data.num_workers=4 train.precision=bf16 --steps 100 --json
 
     opabinia benchmark classification/digits --nproc 2 --out digits.json
+
+    opabinia benchmark classification/digits --memory --device-memory 24GiB --precision bf16
     """
     with report_errors():
         ranks = layout(nproc, None, None, None, max_restarts=0)
@@ -35,8 +50,21 @@ def benchmark(
 
         if out is not None and (out.is_dir() or not out.absolute().parent.is_dir()):
             raise ConfigError(Problem("command line", "--out", f"{out} is not a file in an existing folder"))
+        sizes = device_sizes(device_memory)
+        if not memory and (device_memory is not None or precision is not None):
+            option = "--precision" if device_memory is None else "--device-memory"
+            raise ConfigError(
+                Problem("command line", option, "belongs to --memory, which predicts the memory of a step")
+            )
+        if precision is not None:
+            overrides = [*(overrides or []), f"train.precision={precision}"]
         tree = compose(recipe, overrides or [])
         check(tree, catalog(tree.plugins))
+        if memory:
+            from opabinia.training.memory_prediction import predict_memory
+
+            show(predict_memory(recipe, overrides or [], device_memory=sizes), as_json, out)
+            return
         words = [*(["--json"] if as_json else []), *(["--out", str(out)] if out else [])]
         run_in_many(ranks, ["benchmark", recipe, *(overrides or []), "--steps", str(steps), *words])
         from opabinia.runtime.slurm import launched_rank
@@ -45,15 +73,40 @@ def benchmark(
         result = run_benchmark(recipe, overrides or [], steps=steps)
         if launched_rank(os.environ):
             return
-        import json
+        show(result, as_json, out)
 
-        from opabinia.cli.tables import print_benchmark
-        from opabinia.runtime.files import write_atomic
 
-        text = json.dumps(result, indent=1)
-        if out is not None:
-            write_atomic(out, text + "\n")
-        if as_json:
-            print(text)
-        else:
-            print_benchmark(result)
+def device_sizes(size: str | None) -> list[int]:
+    """Return the bytes of common GPUs and of this one.
+
+    Raises:
+        ConfigError: it is not a size.
+    """
+    from pydantic import ByteSize, TypeAdapter, ValidationError
+
+    from opabinia.config import ConfigError, Problem
+
+    sizes = {gib * 2**30 for gib in (8, 16, 24, 48, 80)}
+    try:
+        return sorted(sizes | ({int(TypeAdapter(ByteSize).validate_python(size))} if size else set()))
+    except ValidationError as error:
+        message = f"{size!r} is not a size; expected a number and a unit, such as 24GiB"
+        raise ConfigError(Problem("command line", "--device-memory", message)) from error
+
+
+def show(result: Mapping[str, Any], as_json: bool, out: Path | None) -> None:
+    """Print a result as a table or as JSON, and write it to the file ``out``."""
+    import json
+
+    from opabinia.cli.tables import print_benchmark, print_memory
+    from opabinia.runtime.files import write_atomic
+
+    text = json.dumps(result, indent=1)
+    if out is not None:
+        write_atomic(out, text + "\n")
+    if as_json:
+        print(text)
+    elif "largest_batch" in result:
+        print_memory(result)
+    else:
+        print_benchmark(result)

@@ -128,6 +128,51 @@ _STEP_PARTS = {
 }
 
 
+def print_memory(result: Mapping[str, Any]) -> None:
+    """Print the result of ``opabinia benchmark --memory``."""
+    micro = f" in micro-batches of {result['micro_batch_size']}" if result["micro_batch_size"] else ""
+    table = Table(result["recipe"], f"{result['precision']}, batch {result['batch_size']}{micro} of {result['input']}")
+    for name, size in result["peak"].items():
+        table.add_row(_CATEGORIES.get(name, name), _gib(size), end_section=name == "margin")
+    print_table(table)
+    if result["largest_batch"]:
+        fits = Table("memory of the GPU", "largest batch", "with train.activation_checkpointing")
+        for row in result["largest_batch"]:
+            recomputing = row["activation_checkpointing"]
+            fits.add_row(_gib(row["device_memory"]), _samples(row["plain"]), _samples(recomputing))
+        print_table(fits)
+    bounds = Table("GPU", f"a step of {result['bounded_batch']} takes at least", "limited by memory bandwidth")
+    for bound in result["time_bounds"]:
+        bounds.add_row(bound["gpu"], _milliseconds(bound["seconds"]), f"{bound['memory_bound']:.0%}")
+    how = "from shapes" if result["method"] == "shapes" else "from two small steps with values, extended as a line"
+    print_table(
+        bounds,
+        f"Predicted in {result['seconds']:.0f} s {how}; not calibrated on a GPU yet: the margin is assumed. Times are "
+        "lower bounds at published peaks, not predictions.",
+    )
+
+
+_CATEGORIES = {
+    "parameters": "parameters and buffers",
+    "inputs": "inputs (this batch and the next)",
+    "ema": "EMA of the weights",
+    "optimizer": "optimizer state",
+    "temporaries": "temporaries of backward pass and update",
+    "others": "other tensors",
+    "margin": "margin (CUDA context, workspaces, fragmentation)",
+}
+
+
+def _samples(count: int | None) -> str:
+    if count is None:
+        return "not supported by the backbone"
+    return "none fits" if count == 0 else "over 65000" if count > 65000 else f"{count}"
+
+
+def _gib(size: float) -> str:
+    return f"{size / 2**30:.2f} GiB" if size >= 2**29 else f"{size / 2**20:.3g} MiB"
+
+
 def _milliseconds(seconds: float) -> str:
     return f"{seconds * 1000:.4g} ms"
 
