@@ -1,0 +1,143 @@
+"""Predicted memory of a step: compared with allocations of the CPU, largest batches, values and shapes, the command."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.profiler import ProfilerActivity, profile
+
+from opabinia.training.batch_size_search import repeat_samples
+from opabinia.training.memory_prediction import (
+    CONTEXT,
+    FRAGMENTATION,
+    ObservedStep,
+    StepParts,
+    device_bytes,
+    largest_batch,
+    predict_memory,
+)
+from opabinia.training.roofline import Gpu, time_bounds
+from opabinia.runtime.operator_costs import Operator
+from opabinia.training.run_folder import build_parts, resolve
+from opabinia.training.session import TrainingRun
+
+MIB = 2**20
+
+
+def parts_of(recipe: str, *overrides: str) -> StepParts:
+    resolved = resolve(recipe, ["train.device=cpu", "data.num_workers=0", *overrides])
+    return StepParts.of(TrainingRun(**build_parts(resolved).keywords))
+
+
+def allocated(parts: StepParts, samples: int) -> int:
+    """Return the largest sum of bytes of torch's CPU allocator in a real step."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        ObservedStep(parts, None).run(repeat_samples(parts.batch, samples), samples)
+    assert profiler.profiler is not None and profiler.profiler.kineto_results is not None
+    events, largest = list(profiler.profiler.kineto_results.experimental_event_tree()), 0
+    while events:
+        event = events.pop()
+        events += event.children
+        largest = max(largest, getattr(event.extra_fields, "total_allocated", 0))
+    return largest
+
+
+@pytest.mark.parametrize(
+    ("recipe", "options"),
+    [
+        ("classification/digits", ("ema={decay: 0.9}",)),
+        ("selfsup/digits_mae", ()),
+        ("detection/digits_mask", ()),  # values decide
+    ],
+)
+def test_prediction_equals_the_allocations_of_the_cpu(recipe: str, options: tuple[str, ...]) -> None:
+    parts = parts_of(recipe, "data.batch_size=16", "train.precision=fp32", *options)
+    mode = None if recipe.startswith("detection") else FakeTensorMode(allow_non_fake_inputs=True)
+    peak = ObservedStep(parts, mode, block=1).footprint(16)
+    predicted = peak.total() - peak["inputs"] // 2  # nothing is prefetched
+    assert predicted == pytest.approx(allocated(parts, 16), rel=0.05)
+
+
+def test_report() -> None:
+    report = predict_memory("classification/digits", ["train.precision=bf16", "ema={decay: 0.9}"])
+    peak, weights = report["peak"], sum(p.numel() for p in parts_of("classification/digits").model.parameters())
+    assert report["method"] == "shapes" and report["input"] == "1 x 32 x 32" and report["batch_size"] == 64
+    assert peak["optimizer"] >= 2 * 4 * weights and peak["ema"] >= 4 * weights
+    assert peak["total"] == sum(size for name, size in peak.items() if name != "total")
+    plain = [row["plain"] for row in report["largest_batch"]]
+    assert plain == sorted(plain) and plain[0] > 1000
+    assert all(bound["seconds"] > 0 for bound in report["time_bounds"])
+    json.dumps(report)
+
+
+def test_precision_changes_activations_and_not_weights() -> None:
+    half, single = (
+        predict_memory("selfsup/digits_mae", [f"train.precision={precision}", "data.batch_size=256"], device_memory=())
+        for precision in ("bf16", "fp32")
+    )
+    assert half["peak"]["parameters"] == single["peak"]["parameters"]
+    assert 0.4 < half["peak"]["activations"] / single["peak"]["activations"] < 0.95
+
+
+def test_values_decide_in_two_stage_detectors() -> None:
+    report = predict_memory("detection/digits_mask", ["data.batch_size=16"], device_memory=(2**33,))
+    assert report["method"] == "values" and report["bounded_batch"] == 2
+    assert report["largest_batch"][0]["plain"] > 16
+
+
+def test_fake_tensors_stay_in_the_prediction() -> None:
+    predict_memory("detection/digits", ["data.batch_size=2"], device_memory=())
+    parts = parts_of("detection/digits", "data.batch_size=2")
+    ObservedStep(parts, None).run(repeat_samples(parts.batch, 2), 2)  # anchors are cached by shape
+
+
+# --- the largest batch ------------------------------------------------------------------------------------------------
+
+
+def footprint_of(fixed: int, per_sample: int, steep: int = 0) -> Callable[[int], Counter[str]]:
+    """Return a convex function; from 50 samples on a moment decides that grows by ``steep`` per sample."""
+
+    def footprint(samples: int) -> Counter[str]:
+        return Counter(activations=max(fixed + per_sample * samples, fixed + steep * samples - 50 * (steep - per_sample)))
+
+    return footprint
+
+
+@pytest.mark.parametrize("steep", [0, 90 * MIB])
+def test_largest_batch(steep: int) -> None:
+    footprint = footprint_of(300 * MIB, 30 * MIB, steep)
+    memory = CONTEXT + int((1 + FRAGMENTATION) * 8 * 2**30)
+    best = largest_batch(footprint, memory)
+    assert device_bytes(footprint(best)) <= memory < device_bytes(footprint(best + 1 + best // 32))
+
+
+def test_nothing_fits() -> None:
+    footprint = footprint_of(300 * MIB, 30 * MIB)
+    assert largest_batch(footprint, CONTEXT) == 0
+
+
+# --- time -------------------------------------------------------------------------------------------------------------
+
+
+def test_time_bounds() -> None:
+    gpu = Gpu("test", half=100.0, single=10.0, bandwidth=10.0, cache=20.0)
+    operators = [
+        Operator("aten.mm", "bfloat16", flops=1000, traffic=50),  # 10 s of computing, 3 s of moving
+        Operator("aten.mm", "float32", flops=10, traffic=50),  # 1 s and 3 s
+        Operator("aten.relu", "float32", flops=0, traffic=10),  # in the cache
+    ]
+    (bound,) = time_bounds(operators, [gpu])
+    assert bound["seconds"] == 13.0 and bound["memory_bound"] == pytest.approx(3 / 13)
+
+
+def test_command(opabinia: Callable[..., object], tmp_path: Path) -> None:
+    result = opabinia("benchmark", "classification/digits", "--memory", "--device-memory", "4GiB", "--precision", "bf16")
+    assert result.status == 0, result.err
+    for words in ("bf16, batch 64 of 1 x 32 x 32", "4.00 GiB", "H100 SXM", "not calibrated on a GPU"):
+        assert words in result.out
