@@ -24,9 +24,20 @@ def test_table_and_json_file(opabinia: Command, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["throughput.json"]
 
 
+def test_memory_is_predicted(opabinia: Command) -> None:
+    options = ["--memory", "--device-memory", "4GiB", "--precision", "bf16"]
+    result = opabinia("benchmark", "classification/digits", *options)
+    assert result.status == 0, result.err
+    for words in ("bf16, batch 64 of 1 x 32 x 32", "4.00 GiB", "H100 SXM", "not calibrated on a GPU"):
+        assert words in result.out
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["classification/digits", "--memory", "--device-memory", "4Gx"], "--device-memory: '4Gx' is not a size"),
+        (["classification/digits", "--precision", "bf16"], "--precision: belongs to --memory"),
+        (["classification/digits", "--memory", "--precision", "b16"], "expected one of 'fp32', 'bf16', 'fp16'"),
         (["classification/nothing"], "classification/nothing: there is no such recipe"),
         (["classification/digits", "data.batch_size=some"], "data.batch_size: expected an integer >= 1 or 'auto'"),
         (
