@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
@@ -81,37 +83,49 @@ class OperatorCosts(TorchDispatchMode):
                 self.live[category] += known.size
                 known.category = category
 
+    def update_size(self, storage: torch.UntypedStorage) -> None:
+        """Count a storage that was resized with its present size; FSDP frees and reallocates parameters so."""
+        if known := self._storages.get(storage._cdata):
+            self.live[known.category] -= known.size
+            known.size = self._rounded(storage.nbytes())
+            self._grow(known.category, known.size)
+
     def restart(self) -> None:
         """Forget the peak so far and the recorded operators."""
         self.peak = Counter(self.live)
         self.operators.clear()
 
     def _count(self, storage: torch.UntypedStorage, category: str) -> None:
-        size = -(-storage.nbytes() // self._block) * self._block
-        key = storage._cdata
+        size, key = self._rounded(storage.nbytes()), storage._cdata
 
         def release(_: object) -> None:
             released = self._storages.pop(key)
             self.live[released.category] -= released.size
 
         self._storages[key] = _Storage(category, size, weakref.ref(storage, release))
+        self._grow(category, size)
+
+    def _rounded(self, size: int) -> int:
+        return -(-size // self._block) * self._block
+
+    def _grow(self, category: str, size: int) -> None:
         self.live[category] += size
         if self.live.total() > self.peak.total():
             self.peak = Counter(self.live)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        operands = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
+        operands = _tensors((args, kwargs))
         for tensor in operands:
             if tensor.untyped_storage()._cdata not in self._storages:  # older than this count
                 self._count(tensor.untyped_storage(), "others")
-        if func is torch.ops.aten._local_scalar_dense.default and _is_fake(args[0]):
+        if func is torch.ops.aten._local_scalar_dense.default and isinstance(args[0], FakeTensor):
             if args[0].is_floating_point():
-                return 0.0  # a loss that is read for the log
+                return 1.0  # a loss for the log, or the step of an optimizer
             if args[0].dtype == torch.bool:
                 return True  # a condition on values: its branch may need memory
         results = func(*args, **kwargs)
-        created = [value for value in tree_leaves(results) if isinstance(value, Tensor)]
+        created = _tensors(results)
         for tensor in created:
             if tensor.untyped_storage()._cdata not in self._storages:
                 self._count(tensor.untyped_storage(), self.category)
@@ -127,10 +141,10 @@ class _Storage:
     reference: weakref.ref[torch.UntypedStorage]
 
 
-def _is_fake(tensor: Tensor) -> bool:
-    from torch._subclasses.fake_tensor import FakeTensor
-
-    return isinstance(tensor, FakeTensor)
+def _tensors(values: Any) -> list[Tensor]:
+    """Return the tensors in nested values; of sharded ones this rank's shard."""
+    tensors = [value for value in tree_leaves(values) if isinstance(value, Tensor)]
+    return [tensor._local_tensor if isinstance(tensor, DTensor) else tensor for tensor in tensors]
 
 
 def _describe(

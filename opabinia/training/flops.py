@@ -48,7 +48,7 @@ def count_forward_flops(model: Task, sample: Batch) -> FlopCount | None:
     with preserve_generators(), warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         try:
-            meta_model = to_meta(model).eval()
+            meta_model = copy_without_values(model, META).eval()
             with FlopCounterMode(display=False) as counter:
                 try:
                     meta_model.predict(to_device(sample, META))
@@ -64,9 +64,9 @@ def count_forward_flops(model: Task, sample: Batch) -> FlopCount | None:
     return FlopCount(count, complete) if count else None
 
 
-def to_meta(model: Task) -> Task:
-    """Copy a model to the meta device, without copying any value."""
-    memo: dict[int, Any] = {id(buffer): torch.empty_like(buffer, device=META) for buffer in model.buffers()}
+def copy_without_values(model: Task, device: torch.device) -> Task:
+    """Copy a model, but no values: to the meta device, or to a device of fake tensors within ``FakeTensorMode``."""
+    memo: dict[int, Any] = {id(buffer): torch.empty_like(buffer, device=device) for buffer in model.buffers()}
     for param in model.parameters():
-        memo[id(param)] = nn.Parameter(torch.empty_like(param, device=META), param.requires_grad)
+        memo[id(param)] = nn.Parameter(torch.empty_like(param, device=device), param.requires_grad)
     return copy.deepcopy(model, memo)

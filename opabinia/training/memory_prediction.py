@@ -23,7 +23,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -37,6 +37,7 @@ from opabinia.runtime.operator_costs import Operator, OperatorCosts
 from opabinia.runtime.seeds import preserve_generators
 from opabinia.training.autotune import silence
 from opabinia.training.batch_size_search import repeat_samples
+from opabinia.training.flops import copy_without_values
 from opabinia.training.model import Models, check_model, make_optimizer, make_step, place
 from opabinia.training.planning import plan_training
 from opabinia.training.roofline import time_bounds
@@ -267,7 +268,7 @@ class ObservedStep:
         self.samples = 0
         with mode or nullcontext():
             self._task = self._copy_model()
-            ema = self._copy_model() if parts.run.ema else None
+            self._ema = ema = self._copy_model() if parts.run.ema else None
             self._step = parts.make(Models(self._task, ema))
             _init_state(self._step.optimizer)
         costs.add((*self._task.parameters(), *self._task.buffers()), "parameters")
@@ -322,10 +323,7 @@ class ObservedStep:
         return bool(backbones)
 
     def _copy_model(self) -> Task:
-        memo = {id(tensor): self._to_fake(tensor) for tensor in (*self._parts.model.buffers(),)}
-        for param in self._parts.model.parameters():
-            memo[id(param)] = nn.Parameter(self._to_fake(param.detach()), param.requires_grad)
-        return copy.deepcopy(self._parts.model, memo if self._mode else None)
+        return copy.deepcopy(self._parts.model) if self._mode is None else copy_without_values(self._parts.model, CPU)
 
     def _to_fake(self, value: Any) -> Any:
         return value if self._mode is None else tree_map_only(Tensor, self._mode.from_tensor, value)

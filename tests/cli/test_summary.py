@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from opabinia.contracts import Task
 from opabinia.runtime.durations import Duration
 from opabinia.training import summary
-from opabinia.training.flops import FlopCount, count_forward_flops, to_meta
+from opabinia.training.flops import FlopCount, copy_without_values, count_forward_flops
 from opabinia.training.settings import Training
 from opabinia.training.summary import describe_device, describe_flops, describe_parameters, format_si, run_title
 
@@ -63,7 +63,7 @@ def test_counting_changes_neither_model_nor_random_numbers() -> None:
 
 def test_a_meta_copy_takes_no_memory() -> None:
     net = Net()
-    meta_copy = to_meta(net)
+    meta_copy = copy_without_values(net, torch.device("meta"))
     assert {tensor.device.type for tensor in [*meta_copy.parameters(), *meta_copy.buffers()]} == {"meta"}
     assert [param.shape for param in meta_copy.parameters()] == [param.shape for param in net.parameters()]
     assert {param.device.type for param in net.parameters()} == {"cpu"}

@@ -51,6 +51,8 @@ IMPORTS_TORCH = {
         "large_values",
         "process_group",
         "shards",
+        "cuda_autocast",
+        "operator_costs",
     )
 }
 MAX_ROOT_ENTRIES = 18

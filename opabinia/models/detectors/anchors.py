@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torchvision.models.detection._utils import BoxCoder
 
 from opabinia.runtime.device import move_tensor
@@ -121,8 +122,9 @@ class AnchorGrid:
             shape: height and width of the batch, from which torchvision's strides are computed.
         """
         anchors = []
-        # A traced graph has tensors without values, which no cache may keep.
-        build = _cached_anchors.__wrapped__ if torch.compiler.is_compiling() else _cached_anchors
+        # Tensors of a traced graph and fake ones have no values: no cache may keep them.
+        traced = torch.compiler.is_compiling() or isinstance(maps[0], FakeTensor)
+        build = _cached_anchors.__wrapped__ if traced else _cached_anchors
         for sizes, level_stride, level in zip(self._sizes, self._strides, maps, strict=True):
             grid = (level.shape[-2], level.shape[-1])
             stride, rounded = (level_stride, level_stride), self._convention == "torchvision"
