@@ -132,10 +132,11 @@ def _present_classes(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, T
     (float32, N). Other classes take no memory; the host waits for the device to know which they are."""
     present = torch.zeros(len(targets), IGNORE_LABEL + 1, dtype=torch.bool, device=targets.device)
     present[torch.arange(len(targets), device=targets.device)[:, None], targets.flatten(1)] = True
-    images, classes = present[:, :IGNORE_LABEL].nonzero(as_tuple=True)
+    present = present[:, :IGNORE_LABEL]
+    images, classes = present.nonzero(as_tuple=True)
     probabilities = logits.float().softmax(1)[images, classes] * (targets != IGNORE_LABEL)[images]
     hot = (targets[images] == classes[:, None, None]).float()
-    return probabilities, hot, 1 / (len(targets) * torch.bincount(images)[images])
+    return probabilities, hot, 1 / (len(targets) * present.sum(1)[images])
 
 
 @register.segmentation_loss
