@@ -21,17 +21,18 @@ import atexit
 import os
 import re
 import signal
+import sys
 import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property, partial
 from itertools import chain, count, groupby, islice
-from multiprocessing import get_start_method
 from multiprocessing.connection import wait
 from operator import attrgetter
+from pickle import PicklingError
 from typing import Any, Literal, NamedTuple
 from weakref import WeakSet
 
@@ -70,6 +71,8 @@ from opabinia.runtime.storage import StorageError
 
 # Runs state at their start that they have more workers than cores; torch repeats it for each loader, without the key.
 warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
+# The loader says what to do about it.
+warnings.filterwarnings("ignore", "Got pickle error when attempting to start a worker", UserWarning)
 
 
 class DataError(ValueError):
@@ -216,6 +219,10 @@ class BatchReader(Dataset[LoadedBatch | _Failure]):
     reduced: bool = False
     task: str | None = None
     ground_truth: bool = True
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the fields only: what is derived from them cannot be pickled, or has the ids of this process."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def __getitem__(self, request: Request) -> LoadedBatch | _Failure:
         start = time.perf_counter()
@@ -429,14 +436,19 @@ def _one_thread() -> Iterator[None]:
 # --- loading --------------------------------------------------------------------------------------------------------
 
 
+_START_METHOD = "spawn" if sys.platform == "darwin" else "fork"
+"""Forked workers share the source, which need not be picklable. Python 3.14 does not fork by default any more, and
+forked processes that use the libraries of macOS may crash."""
+
+
 class Loader:
     """Batches of this process in order (:class:`opabinia.contracts.Loader`).
 
-    Workers are forked when the first batch is asked for, serve all later iterations, and end with :meth:`close`, at the
-    latest when this process exits. If this process is killed, they notice within a few seconds and exit. They ignore
-    SIGTERM, SIGINT and SIGUSR1: the main process decides when to stop. Each worker reads whole batches, in turn, and
-    holds up to ``prefetch`` finished ones. If a worker dies, iterating raises a RuntimeError with its process id and
-    signal; nothing is retried.
+    Workers are forked (on macOS spawned) when the first batch is asked for, serve all later iterations, and end with
+    :meth:`close`, at the latest when this process exits. If this process is killed, they notice within a few seconds
+    and exit. They ignore SIGTERM, SIGINT and SIGUSR1: the main process decides when to stop. Each worker reads whole
+    batches, in turn, and holds up to ``prefetch`` finished ones. If a worker dies, iterating raises a RuntimeError with
+    its process id and signal; nothing is retried.
 
     Args:
         reader: reads a batch.
@@ -479,6 +491,7 @@ class Loader:
                 sampler=self._requests,
                 collate_fn=_identity,
                 num_workers=num_workers,
+                multiprocessing_context=_START_METHOD,
                 prefetch_factor=prefetch,
                 persistent_workers=True,
                 worker_init_fn=partial(_init_worker, os.getpid()),
@@ -491,7 +504,7 @@ class Loader:
         """Yield rows and batches from step ``start`` on. A second iteration ends the first.
 
         Raises:
-            DataError: a sample could not be made.
+            DataError: a sample could not be made, or the reader cannot be sent to workers (macOS).
             RuntimeError: a worker died, or this iteration continues after a later one began.
         """
         self._iteration += 1
@@ -514,7 +527,7 @@ class Loader:
             return map(self._read_here, self._requests)
         # No stop signal may arrive at a worker that does not ignore it yet.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-        if self._workers._iterator is None and get_start_method() == "fork":
+        if self._workers._iterator is None and _START_METHOD == "fork":
             with suppress(AttributeError, OSError):  # only Linux has memory files, and a process may open few files
                 # A worker has `prefetch_factor` batches ahead; the main process may hold two more of it.
                 memory = BatchMemory((self._workers.prefetch_factor or 2) + 2, self._workers.num_workers)
@@ -522,6 +535,11 @@ class Loader:
         try:
             # Starts the workers; later it only restarts the requests, and drops what was read ahead.
             return _receive(iter(self._workers))
+        except (AttributeError, PicklingError, TypeError) as error:
+            if _START_METHOD == "fork":
+                raise
+            message = f"the source or a transform cannot be sent to a loader worker: {error}; set data.num_workers=0"
+            raise DataError(message) from error
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

@@ -11,6 +11,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,17 @@ from torchvision.transforms import v2
 
 from opabinia.contracts import Batch, DatasetInfo, GlobalBatch, Sample
 from opabinia.contracts import Loader as LoaderContract
+from opabinia.data import loader as loader_module
 from opabinia.data.batch_mixing import mixup
-from opabinia.data.loader import BatchReader, DataError, Loader, _receive, evaluation_requests, training_requests
+from opabinia.data.loader import (
+    BatchReader,
+    DataError,
+    LoadedBatch,
+    Loader,
+    _receive,
+    evaluation_requests,
+    training_requests,
+)
 from opabinia.data.sampling.batches import ConstantPlan
 from opabinia.data.sampling.permutation import epoch_order
 from opabinia.data.sources import Digits
@@ -336,12 +346,49 @@ def test_readers_can_be_pickled() -> None:
         Digits(split="val"), (v2.RandomCrop(6), summed), (partial(mixup, alpha=1.0),), DATASET_INFO, seed=1
     )
     requests = list(evaluation_requests(8, 4, 0, 1)(0))
+    assert isinstance(reader[requests[0]], LoadedBatch)  # then it holds functions and the ids of its transforms
     unpickled = pickle.loads(pickle.dumps(reader))
+    assert unpickled.__dict__.keys() == {field.name for field in fields(BatchReader)}
     assert isinstance(unpickled, BatchReader)
     for request in requests:
         actual = unpickled.batch(request)
         expected = reader.batch(request)
         assert torch.equal(actual["image"], expected["image"])
+
+
+@pytest.fixture
+def start_method_of_python_3_14() -> Iterator[None]:
+    before = multiprocessing.get_start_method()
+    multiprocessing.set_start_method("forkserver", force=True)
+    yield
+    multiprocessing.set_start_method(before, force=True)
+
+
+@pytest.mark.usefixtures("start_method_of_python_3_14")
+def test_workers_are_forked_whatever_the_default() -> None:
+    transforms = (lambda sample: {**sample, "image": sample["image"] + 1},)  # cannot be pickled
+    loader = make_loader(workers=1, transforms=transforms)
+    next(loader.iterate())
+    assert loader._workers is not None and loader._workers.collate_fn.__name__ == "pack", "in reused memory"
+    assert_same(read(loader), read(make_loader(transforms=transforms)))
+
+
+@pytest.mark.slow
+def test_spawned_workers_read_the_same_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on macOS."""
+    monkeypatch.setattr(loader_module, "_START_METHOD", "spawn")
+    reader, requests = BatchReader(Digits(split="val"), (v2.RandomCrop(6),), seed=1), evaluation_requests(8, 4, 0, 1)
+    assert_same(read(Loader(reader, requests, num_workers=1)), read(Loader(reader, requests)))
+
+
+@pytest.mark.filterwarnings("ignore:Got pickle error")
+def test_readers_that_cannot_be_spawned_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader_module, "_START_METHOD", "spawn")
+    loader = make_loader(workers=1, transforms=(lambda sample: sample,))
+    for _ in range(2):
+        with pytest.raises(DataError, match=r"cannot be sent to a loader worker: .*lambda.*; set data.num_workers=0"):
+            next(loader.iterate())
+    loader.close()
 
 
 # --- errors ---------------------------------------------------------------------------------------------------------
