@@ -185,9 +185,17 @@ def _only(make: Callable[[DatasetInfo], Evaluator], task: Task, dataset_info: Da
 
 
 def _evaluation_loader(data: Data, batch_size: int, device: torch.device, reader: BatchReader) -> Loader:
-    """A loader of whole batches, in the order of the source."""
-    requests = evaluation_requests(len(reader.source), batch_size, rank(), world_size())
-    return Loader(reader, requests, num_workers=data.num_workers, pin_memory=device.type == "cuda")
+    """A loader of whole batches, in the order of the source.
+
+    Its workers live until the end of the run: to start them again for each evaluation would cost more than their
+    memory, because a fork waits until the checkpoint before the evaluation is written. There are not more of them than
+    batches of this rank.
+    """
+    samples = len(reader.source)
+    batches = len(range(rank(), -(-samples // batch_size), world_size()))
+    requests = evaluation_requests(samples, batch_size, rank(), world_size())
+    workers = min(data.num_workers, batches)
+    return Loader(reader, requests, num_workers=workers, pin_memory=device.type == "cuda")
 
 
 def available_scores(task: Task, validation: Sequence[ValidationSet], training_info: DatasetInfo) -> dict[str, str]:
