@@ -72,6 +72,19 @@ def test_scores_are_the_same_on_any_number_of_processes(processes: int, monkeypa
     assert scores.keys() == {"knn_top1"} and 0.5 < scores["knn_top1"] < 1
 
 
+def test_the_host_waits_once_for_all_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(knn, "_MAX_SIMILARITIES", 1)
+    features, labels = class_clusters(torch.eye(3), 7, 0.1)
+    evaluator = Knn(DATASET_INFO, k=3)
+    for batch in batches(features, labels):
+        evaluator.learn(*batch)
+        evaluator.update(*batch)
+    states, waits, original = [evaluator.state()], [], Tensor.cpu
+    monkeypatch.setattr(Tensor, "cpu", lambda tensor: (waits.append(1), original(tensor))[1])
+    assert evaluator.compute(states)["knn_top1"] > 0.9
+    assert len(waits) == 1
+
+
 def test_top5_is_reported_with_more_than_five_classes() -> None:
     dataset_info = DatasetInfo(samples=7, classes=tuple("abcdefg"))
     data = batches(*class_clusters(torch.eye(7), 2, 0.0))

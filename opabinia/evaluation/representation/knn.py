@@ -75,9 +75,10 @@ class Knn(FeatureBankEvaluator):
     def _scores(self, train: Rows, test: Rows) -> dict[str, float]:
         """Return top-1 and top-5 accuracy."""
         (bank, bank_labels), (queries, labels) = train.tensors(self.device), test.tensors(self.device)
-        hits = torch.zeros(2, dtype=torch.int64)
+        hits: list[Tensor] = []  # on the device: blocks have few queries if the bank is large
         start = 0
         for votes in knn_votes(queries, bank, bank_labels, self._classes, **self._options):
-            hits += count_topk_hits(votes, labels[start : start + len(votes)], (1, 5)).cpu()
+            hits.append(count_topk_hits(votes, labels[start : start + len(votes)], (1, 5)))
             start += len(votes)
-        return dict(zip(self.better, (hits.double() / len(labels)).tolist(), strict=False))
+        total = torch.stack(hits).sum(0).cpu()
+        return dict(zip(self.better, (total.double() / len(labels)).tolist(), strict=False))
