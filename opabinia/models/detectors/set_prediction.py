@@ -3,6 +3,8 @@ nothing (Carion et al. 2020, DETR).
 
 Boxes are center, width and height as fractions of the image (N x 4). Every loss is a sum divided by ``count``, the
 number of objects; :func:`opabinia.runtime.collectives.mean_over_samples` gives that of the batch of all processes.
+Losses are computed in float32 from logits and boxes of any type: CUDA's autocast computes other operations in float32
+than the CPU's, so their types could not be relied on.
 """
 
 from __future__ import annotations
@@ -168,13 +170,12 @@ def varifocal_loss(
 ) -> Tensor:
     """Binary cross entropy towards the IoU of the matched box, weighted by that IoU for the object's class and by
     alpha p^gamma for all others (Zhang et al. 2021, VarifocalNet, equation 2)."""
-    logits = prediction.logits
+    logits = prediction.logits.float()
     labels = objects.labels[pairs.objects]
     iou = matched_iou(prediction.boxes[pairs.images, pairs.queries], objects.boxes[pairs.objects])
-    targets = torch.zeros_like(logits)
-    targets[pairs.images, pairs.queries, labels] = iou.to(logits.dtype)
-    weights = alpha * logits.detach().sigmoid() ** gamma
-    weights[pairs.images, pairs.queries, labels] = iou.to(logits.dtype)
+    targets, weights = torch.zeros_like(logits), alpha * logits.detach().sigmoid() ** gamma
+    targets[pairs.images, pairs.queries, labels] = iou
+    weights[pairs.images, pairs.queries, labels] = iou
     return F.binary_cross_entropy_with_logits(logits, targets, weights, reduction="sum") / count
 
 
@@ -182,9 +183,10 @@ def query_focal_loss(
     prediction: Prediction, pairs: Pairs, objects: Objects, count: Tensor, alpha: float = 0.25, gamma: float = 2.0
 ) -> Tensor:
     """Focal loss of all queries and classes (Deformable DETR)."""
-    targets = torch.zeros_like(prediction.logits)
+    logits = prediction.logits.float()
+    targets = torch.zeros_like(logits)
     targets[pairs.images, pairs.queries, objects.labels[pairs.objects]] = 1
-    total: Tensor = sigmoid_focal_loss(prediction.logits, targets, alpha, gamma, reduction="sum")
+    total: Tensor = sigmoid_focal_loss(logits, targets, alpha, gamma, reduction="sum")
     return total / count
 
 
@@ -226,6 +228,6 @@ def no_object_cross_entropy(
 def box_losses(prediction: Prediction, pairs: Pairs, objects: Objects, count: Tensor) -> tuple[Tensor, Tensor]:
     """Return the L1 loss and the generalized IoU loss of the matched boxes (DETR, equation 2), each divided by
     ``count``."""
-    boxes, expected = prediction.boxes[pairs.images, pairs.queries], objects.boxes[pairs.objects]
+    boxes, expected = prediction.boxes[pairs.images, pairs.queries].float(), objects.boxes[pairs.objects]
     corners = (box_convert(values, "cxcywh", "xyxy") for values in (boxes, expected))
     return F.l1_loss(boxes, expected, reduction="sum") / count, generalized_box_iou_loss(*corners).sum() / count
