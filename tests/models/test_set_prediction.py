@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
+from torchvision.ops import box_convert, generalized_box_iou_loss
 
 from opabinia.models.detectors.set_prediction import (
     Objects,
@@ -16,6 +17,7 @@ from opabinia.models.detectors.set_prediction import (
     query_focal_loss,
     varifocal_loss,
 )
+from tests.host_waits import HostWaits
 
 OBJECTS = Objects(
     torch.tensor([1, 0, 2]),
@@ -49,3 +51,20 @@ def test_losses_of_half_precision_are_computed_in_full(name: str, dtype: torch.d
     loss = LOSSES[name](half)
     assert loss.dtype == torch.float32
     assert torch.equal(loss, LOSSES[name](Prediction(*(values.float() for values in half))))
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_and_their_gradients_wait_for_nothing(name: str) -> None:
+    prediction = Prediction(*(values.requires_grad_() for values in make_prediction()))
+    with HostWaits() as waits:
+        LOSSES[name](prediction).backward()  # type: ignore[no-untyped-call]
+    assert not waits.calls
+
+
+def test_box_losses_are_those_of_torchvision() -> None:
+    prediction = make_prediction()
+    boxes = prediction.boxes[PAIRS.images, PAIRS.queries]
+    corners = (box_convert(values, "cxcywh", "xyxy") for values in (boxes, OBJECTS.boxes[PAIRS.objects]))
+    l1, giou = box_losses(prediction, PAIRS, OBJECTS, COUNT)
+    torch.testing.assert_close(giou, generalized_box_iou_loss(*corners).sum() / COUNT)
+    torch.testing.assert_close(l1, (boxes - OBJECTS.boxes[PAIRS.objects]).abs().sum() / COUNT)

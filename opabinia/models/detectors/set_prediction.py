@@ -18,8 +18,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torchvision.ops import box_convert, generalized_box_iou, generalized_box_iou_loss, sigmoid_focal_loss
+from torchvision.ops import box_convert, generalized_box_iou, sigmoid_focal_loss
 
+from opabinia.models.detectors.anchors import iou_loss
 from opabinia.runtime.device import move_tensor
 
 
@@ -229,5 +230,5 @@ def box_losses(prediction: Prediction, pairs: Pairs, objects: Objects, count: Te
     """Return the L1 loss and the generalized IoU loss of the matched boxes (DETR, equation 2), each divided by
     ``count``."""
     boxes, expected = prediction.boxes[pairs.images, pairs.queries].float(), objects.boxes[pairs.objects]
-    corners = (box_convert(values, "cxcywh", "xyxy") for values in (boxes, expected))
-    return F.l1_loss(boxes, expected, reduction="sum") / count, generalized_box_iou_loss(*corners).sum() / count
+    giou = iou_loss(box_convert(boxes, "cxcywh", "xyxy"), box_convert(expected, "cxcywh", "xyxy"), "giou")
+    return F.l1_loss(boxes, expected, reduction="sum") / count, giou.sum() / count

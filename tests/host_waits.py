@@ -1,0 +1,52 @@
+"""Records what the host would wait for on a GPU, without one.
+
+Reads of values and shapes that depend on values are recorded of CPU tensors. Copies to the device are recorded of
+CUDA tensors without values: ``with FakeTensorMode(), HostWaits() as waits``.
+"""
+
+from collections import Counter
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+aten = torch.ops.aten
+WAITING = ("nonzero", "masked_select", "_local_scalar_dense", "is_nonzero", "equal", "_unique2", "bincount", "nms")
+INDEXING = (aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default)
+
+
+class HostWaits(TorchDispatchMode):
+    """Counts the operations by name: ``nonzero``, ``mask index``, ``blocking copy`` ..."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if (wait := _wait_of(func, args, kwargs)) is not None:
+            self.calls[wait] += 1
+        return func(*args, **kwargs)
+
+
+def _wait_of(func: Any, args: Any, kwargs: Any) -> str | None:
+    name = func.name().split("::")[1].split(".")[0]
+    if name in WAITING:
+        return str(name)
+    if func in INDEXING and any(index is not None and index.dtype == torch.bool for index in args[1]):
+        # One value for all places of a mask is masked_fill.
+        return None if len(args) > 2 and args[2].numel() == 1 else "mask index"
+    if name == "_to_copy" and _device(kwargs) == "cuda" and args[0].device.type == "cpu":
+        return None if kwargs.get("non_blocking") else "blocking copy"
+    return None
+
+
+def _device(kwargs: Any) -> str | None:
+    device = kwargs.get("device")
+    return None if device is None else torch.device(device).type
+
+
+def fake_cuda(*values: Tensor) -> list[Tensor]:
+    """Return CUDA tensors without values, of the same shapes and types; within ``FakeTensorMode``."""
+    return [torch.empty(value.shape, dtype=value.dtype, device="cuda") for value in values]
