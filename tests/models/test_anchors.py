@@ -9,7 +9,8 @@ from typing import Any, Literal
 import pytest
 import torch
 from torch import Tensor
-from torchvision.models.detection._utils import Matcher
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torchvision.models.detection._utils import BoxCoder, Matcher
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.image_list import ImageList
 from torchvision.ops import complete_box_iou_loss, distance_box_iou_loss, generalized_box_iou_loss
@@ -26,6 +27,7 @@ from opabinia.models.detectors.anchors import (
     match_anchors,
 )
 from opabinia.models.detectors.dense import focal_loss
+from tests.host_waits import HostWaits, fake_cuda
 
 GOLDEN: dict[str, Any] = json.loads(
     (Path(__file__).parents[1] / "golden" / "detection" / "anchors.json").read_text(encoding="utf-8")
@@ -123,6 +125,23 @@ def test_decoding_inverts_coding(weights: tuple[float, float, float, float]) -> 
     boxes = torch.cat([corners.amin(1), corners.amax(1) + 1], 1)
     anchors = boxes.roll(1, 0)
     assert_close(decode_boxes(encode_boxes(boxes, anchors, weights), anchors, weights), boxes, 1e-3)
+
+
+@pytest.mark.parametrize("count", [0, 20])
+@pytest.mark.parametrize("per_anchor", [1, 3])
+def test_decoded_boxes_are_those_of_torchvision(count: int, per_anchor: int) -> None:
+    draw, weights = torch.Generator().manual_seed(0), (10.0, 9.0, 5.0, 4.0)
+    deltas, corners = 20 * torch.randn(count, 4 * per_anchor, generator=draw), torch.rand(count, 2, 2, generator=draw)
+    anchors = 100 * torch.cat([corners.amin(1), corners.amax(1)], 1)
+    expected = BoxCoder(weights).decode_single(deltas, anchors)
+    assert torch.equal(decode_boxes(deltas, anchors, weights), expected)
+
+
+def test_coding_copies_no_constants_to_the_device() -> None:
+    with FakeTensorMode(), HostWaits() as waits:
+        (boxes,) = fake_cuda(torch.zeros(5, 4))
+        assert decode_boxes(encode_boxes(boxes, boxes), boxes).device.type == "cuda"
+    assert not waits.calls
 
 
 def test_decoded_sizes_are_clamped_and_computed_in_float32() -> None:

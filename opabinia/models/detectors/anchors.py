@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
-from torchvision.models.detection._utils import BoxCoder
 
 from opabinia.runtime.device import move_tensor
 
@@ -159,18 +158,26 @@ def encode_boxes(boxes: Tensor, anchors: Tensor, weights: BoxWeights = (1.0, 1.0
 
     Example: from [0, 0, 10, 10] to [2, 2, 12, 14] with the weights 10, 10, 5, 5 is [2, 3, 0, 0.9116].
     """
-    # torchvision's BoxCoder does the same, but copies the weights to the device each time, and waits for that.
+    # torchvision's BoxCoder does the same, but copies constants to the device each time, and waits for that.
     size, base = boxes[:, 2:] - boxes[:, :2], anchors[:, 2:] - anchors[:, :2]
     shift = (boxes[:, :2] + 0.5 * size - (anchors[:, :2] + 0.5 * base)) / base
     columns = torch.cat([shift, (size / base).log()], dim=1).unbind(1)
     return torch.stack([weight * column for weight, column in zip(weights, columns, strict=True)], dim=1)
 
 
+_MAX_LOG_RATIO = math.log(1000 / 16)
+
+
 def decode_boxes(deltas: Tensor, anchors: Tensor, weights: BoxWeights = (1.0, 1.0, 1.0, 1.0)) -> Tensor:
-    """Invert :func:`encode_boxes` (N x 4, float32). Width and height are at most 1000 / 16 times the anchor's: the
-    logarithms are clamped to log(1000 / 16) = 4.135 (detectron2)."""
-    boxes: Tensor = BoxCoder(weights).decode_single(deltas.float(), anchors)
-    return boxes
+    """Invert :func:`encode_boxes` (N x 4, or N x 4K with K boxes of each anchor; float32). Width and height are at most
+    1000 / 16 times the anchor's: the logarithms are clamped to log(1000 / 16) = 4.135 (detectron2)."""
+    size = anchors[:, 2:] - anchors[:, :2]
+    center = anchors[:, :2] + 0.5 * size
+    shift_x, shift_y, width, height = (deltas[:, i::4].float() / weight for i, weight in enumerate(weights))
+    x, y = shift_x * size[:, :1] + center[:, :1], shift_y * size[:, 1:] + center[:, 1:]
+    half_width = 0.5 * width.clamp(max=_MAX_LOG_RATIO).exp() * size[:, :1]
+    half_height = 0.5 * height.clamp(max=_MAX_LOG_RATIO).exp() * size[:, 1:]
+    return torch.stack([x - half_width, y - half_height, x + half_width, y + half_height], dim=2).flatten(1)
 
 
 # --- matching with ground truth ---------------------------------------------------------------------------------------
