@@ -17,6 +17,7 @@ from torchvision.ops import complete_box_iou_loss, distance_box_iou_loss, genera
 
 from opabinia.models.detectors.anchors import (
     AnchorGrid,
+    _cached_anchors,
     assign_levels,
     box_regression_loss,
     cell_anchors,
@@ -70,14 +71,24 @@ def test_anchors_of_torchvisions_convention_match_torchvision(shape: tuple[int, 
     assert grid.num_anchors == 9
 
 
-def test_a_grid_has_anchors_for_every_level_and_caches_them() -> None:
+def test_a_grid_has_anchors_for_every_level() -> None:
     grid = AnchorGrid([[8], [16]], [1.0], [4, 8], offset=0.5)
     maps = [torch.zeros(2, 3, 4, 6), torch.zeros(2, 3, 2, 3)]
     fine, coarse = grid(maps)
     assert fine.shape == (24, 4) and coarse.shape == (6, 4)
     assert_close(coarse[-1], [12, 4, 28, 20])
-    assert grid(maps)[0] is fine
     assert grid([level.to("meta") for level in maps])[0].device.type == "meta"
+
+
+def test_feature_maps_of_many_sizes_share_few_cached_grids() -> None:
+    grid = AnchorGrid([[8, 16]], [0.5, 2.0], [4], offset=0.5)
+    cells = cell_anchors([8, 16], [0.5, 2.0])
+    _cached_anchors.cache_clear()
+    for height in range(9, 17):
+        for width in range(17, 33):
+            (anchors,) = grid([torch.zeros(1, 1, height, width)])
+            assert torch.equal(anchors, grid_anchors(cells, (height, width), 4, 0.5))
+    assert _cached_anchors.cache_info().misses == 1
 
 
 def test_anchors_of_a_traced_graph_are_not_cached() -> None:

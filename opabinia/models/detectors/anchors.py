@@ -114,7 +114,8 @@ class AnchorGrid:
         self._strides, self._offset, self._convention = tuple(strides), offset, convention
 
     def __call__(self, maps: Sequence[Tensor], shape: tuple[int, int] | None = None) -> list[Tensor]:
-        """Return the anchors (h * w * A x 4) of each feature map. They are cached: do not change them in place.
+        """Return the anchors (h * w * A x 4) of each feature map, which are parts of cached grids: do not change them
+        in place.
 
         Args:
             maps: B x C x h x w.
@@ -125,12 +126,19 @@ class AnchorGrid:
         traced = torch.compiler.is_compiling() or isinstance(maps[0], FakeTensor)
         build = _cached_anchors.__wrapped__ if traced else _cached_anchors
         for sizes, level_stride, level in zip(self._sizes, self._strides, maps, strict=True):
-            grid = (level.shape[-2], level.shape[-1])
+            height, width = level.shape[-2], level.shape[-1]
             stride, rounded = (level_stride, level_stride), self._convention == "torchvision"
             if rounded and shape is not None:
-                stride = (shape[0] // grid[0], shape[1] // grid[1])
-            anchors.append(build(sizes, self._aspect_ratios, rounded, stride, self._offset, grid, level.device))
+                stride = (shape[0] // height, shape[1] // width)
+            # Batches of many sizes, as multi-scale training has them, share few grids.
+            grid = (height, width) if traced else (_next_power_of_two(height), _next_power_of_two(width))
+            cached = build(sizes, self._aspect_ratios, rounded, stride, self._offset, grid, level.device)
+            anchors.append(cached[:height, :width].reshape(-1, 4))
         return anchors
+
+
+def _next_power_of_two(side: int) -> int:
+    return 1 << (side - 1).bit_length()
 
 
 @lru_cache(maxsize=64)
@@ -143,10 +151,11 @@ def _cached_anchors(
     shape: tuple[int, int],
     device: torch.device,
 ) -> Tensor:
+    """Return the anchors of a feature map as h x w x 4A."""
     # Tensors created in inference mode could not take part in training later.
     with torch.inference_mode(False):
         cells = move_tensor(cell_anchors(sizes, aspect_ratios, rounded=rounded), device)
-        return grid_anchors(cells, shape, stride, offset)
+        return grid_anchors(cells, shape, stride, offset).view(*shape, -1)
 
 
 # --- box coding -------------------------------------------------------------------------------------------------------
