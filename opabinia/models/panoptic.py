@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._higher_order_ops.scan import scan
 from torchvision.ops import roi_align
 
 from opabinia.contracts import IGNORE_LABEL, Detections
@@ -110,6 +109,8 @@ def combine_instances(
 def _scan(step: Any, carry: Any, rows: tuple[Tensor, ...]) -> tuple[Any, Tensor]:
     """Call ``step`` with the carry and each row in turn; return the last carry and the outputs."""
     if torch.compiler.is_exporting():
+        from torch._higher_order_ops.scan import scan  # a private module, which only exports need
+
         last, stacked = scan(step, carry, rows)
         return last, stacked
     outputs = []

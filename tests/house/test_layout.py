@@ -206,6 +206,12 @@ def test_the_root_of_the_package_is_short() -> None:
     assert len(entries) <= MAX_ROOT_ENTRIES, entries
 
 
+def test_private_operations_of_torch_are_imported_only_by_the_exports_that_need_them() -> None:
+    statements = [(module, node) for module, text in package_sources().items() for node in ast.parse(text).body]
+    imported = [(module, node.module or "") for module, node in statements if isinstance(node, ast.ImportFrom)]
+    assert [module for module, target in imported if target.startswith("torch._higher_order_ops")] == []
+
+
 def test_there_are_few_import_levels() -> None:
     sources = package_sources()
     below: dict[str, set[str]] = {}

@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from annotated_types import Ge
 from torch import Tensor, nn
-from torch._higher_order_ops.scan import scan
 from torchvision.models.detection.keypoint_rcnn import KeypointRCNNHeads, KeypointRCNNPredictor
 from torchvision.models.detection.roi_heads import keypointrcnn_loss, keypoints_to_heatmap
 
@@ -177,6 +176,8 @@ def heatmaps_to_keypoints_batch(logits: Tensor, boxes: Tensor, shape: tuple[int,
         inside = (y[:, None] < rows[:, None, None]) & (x < columns[:, None, None])
         value, index = resized.where(inside[:, None], -inf).flatten(2).max(dim=2)
         return carry.clone(), torch.stack([(index % width).float(), (index // width).float(), value], dim=-1)
+
+    from torch._higher_order_ops.scan import scan  # a private module, which only exports need
 
     _, stacked = scan(highest, logits.new_zeros(1), (logits.transpose(0, 1), pixels.transpose(0, 1)))
     peaks = stacked.transpose(0, 1)

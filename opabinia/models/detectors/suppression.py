@@ -9,7 +9,6 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._higher_order_ops.scan import scan
 from torchvision.ops import nms
 
 from opabinia.contracts import Detections, Sizes
@@ -110,6 +109,8 @@ def suppress_static(
         corners = [box_corners(boxes).flatten(2)]
     remaining = scores.masked_fill(dropped, -1.0)
     candidates = torch.cat([remaining.unsqueeze(2), labels.unsqueeze(2).to(boxes), boxes, *corners], dim=2)
+
+    from torch._higher_order_ops.scan import scan  # a private module, which only exports need
 
     # OpenVINO's Scan takes neither tensors from outside its body nor values to scan that the body does not read.
     def take_best(state: Tensor, none: Tensor) -> tuple[Tensor, Tensor]:
