@@ -1,7 +1,7 @@
 """Records what the host would wait for on a GPU, without one.
 
-Reads of values and shapes that depend on values are recorded of CPU tensors. Copies to the device are recorded of
-CUDA tensors without values: ``with FakeTensorMode(), HostWaits() as waits``.
+Reads of values and shapes that depend on values are recorded of CPU tensors. Copies to the device are recorded of CUDA
+tensors without values: ``with FakeTensorMode(), HostWaits() as waits``.
 """
 
 from collections import Counter
@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 aten = torch.ops.aten
@@ -17,17 +18,40 @@ INDEXING = (aten.index.Tensor, aten.index_put.default, aten.index_put_.default, 
 
 
 class HostWaits(TorchDispatchMode):
-    """Counts the operations by name: ``nonzero``, ``mask index``, ``blocking copy`` ..."""
+    """Counts the operations by name: ``nonzero``, ``mask index``, ``blocking copy``, ``tolist`` ..."""
 
     def __init__(self) -> None:
         super().__init__()
         self.calls: Counter[str] = Counter()
+        self._reads = _Reads(self.calls)
+
+    def __enter__(self) -> "HostWaits":
+        self._reads.__enter__()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._reads.__exit__(*error)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if (wait := _wait_of(func, args, kwargs)) is not None:
             self.calls[wait] += 1
         return func(*args, **kwargs)
+
+
+class _Reads(TorchFunctionMode):
+    """Counts methods that dispatch no operation for CPU tensors."""
+
+    def __init__(self, calls: Counter[str]) -> None:
+        super().__init__()
+        self._calls = calls
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if (name := getattr(func, "__name__", "")) in ("tolist", "cpu", "numpy"):
+            self._calls[name] += 1
+        return func(*args, **(kwargs or {}))
 
 
 def _wait_of(func: Any, args: Any, kwargs: Any) -> str | None:

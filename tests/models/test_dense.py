@@ -28,6 +28,7 @@ from opabinia.models.detectors.retinanet import RetinaNet
 from opabinia.models.detectors.suppression import Candidates, suppress
 from opabinia.models.necks import fpn, fpn_p3_p7_from_p5
 from tests.faults.programs import Server
+from tests.host_waits import HostWaits
 
 LEVELS = [Level(8, 8), Level(16, 16), Level(24, 32)]
 INFO = DatasetInfo(samples=8, classes=("a", "b", "c"), boxes=True)
@@ -233,6 +234,17 @@ def test_no_step_waits_for_the_device(make: Callable[..., Detector]) -> None:
     losses = detector.losses(detector.pyramid(maps), SHAPE, [SHAPE] * 2, targets)
     sum(only_losses(losses).values()).backward()  # type: ignore[union-attr]
     assert all(param.grad is not None for param in detector.parameters())
+
+
+@every_detector
+@torch.no_grad()
+def test_detection_waits_once_and_for_the_suppression_of_each_image(name: str) -> None:
+    detector = DETECTORS[name]()
+    init_head(detector)
+    with HostWaits() as waits:
+        detections = detector.detect(detector.pyramid(Backbone().maps(make_images(2))), SHAPE, [SHAPE] * 2)
+    assert all(len(image.boxes) for image in detections)
+    assert waits.calls == {"tolist": 1, "nms": 2}
 
 
 @every_detector

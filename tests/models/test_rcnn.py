@@ -42,6 +42,7 @@ from opabinia.models.detectors.regions import (
     sample_regions,
 )
 from opabinia.models.detectors.rpn import ProposalOptions, RegionProposals, RpnOutput
+from tests.host_waits import HostWaits
 
 SHAPE = (96, 128)
 SIZES = [(96, 128), (90, 100)]
@@ -137,6 +138,18 @@ def test_every_parameter_has_a_gradient_in_every_step(name: str, targets: list[T
     assert all(param.grad is not None and param.grad.isfinite().all() for param in detector.parameters())
 
 
+@pytest.mark.parametrize(
+    ("name", "reads"), [("faster_rcnn", 3), ("mask_rcnn", 5), ("keypoint_rcnn", 5), ("cascade", 7), ("cascade_mask", 9)]
+)
+def test_a_step_waits_for_each_number_of_regions_once(name: str, reads: int) -> None:
+    """Once for the suppression of each image; and for all images once for the sizes of proposals, for samples, the
+    levels of each pooling, foreground, and the refined boxes of each stage."""
+    detector = make_detector(name)
+    with HostWaits() as waits:
+        total_loss(detector.losses(pyramid(), SHAPE, SIZES, [full_target()] * 2)).backward()  # type: ignore[no-untyped-call]
+    assert waits.calls == {"nms": 2, "tolist": reads}
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_heads_can_have_convolutions_and_norms(variant: str) -> None:
     detector = make_detector("mask_rcnn", **VARIANTS[variant])
@@ -225,7 +238,7 @@ def test_no_proposals_give_no_detections_and_no_loss(name: str) -> None:
     detector, no_proposals = make_detector(name), [torch.zeros(0, 4)] * 2
     box: Any = detector.box
     assert [len(image.boxes) for image in box.detect(pyramid(), SIZES, no_proposals)] == [0, 0]
-    regions = [sample_regions(proposals, empty_target(), 0.5, 8, 0.25, 3) for proposals in no_proposals]
+    regions = sample_regions(no_proposals, [empty_target()] * 2, 0.5, 8, 0.25, 3)
     losses, _ = box.losses(pyramid(), SIZES, regions, [empty_target()] * 2)
     assert total_loss(losses) == 0
     total_loss(losses).backward()  # type: ignore[no-untyped-call]
@@ -515,9 +528,9 @@ def test_regions_are_foreground_from_an_iou_of_one_half() -> None:
 
 
 def test_ground_truth_boxes_are_among_the_regions() -> None:
-    regions = sample_regions(torch.zeros(0, 4), full_target(), 0.5, 8, 0.25, 3)
+    targets = [full_target(), empty_target()]
+    regions, no_regions = sample_regions([torch.zeros(0, 4)] * 2, targets, 0.5, 8, 0.25, 3)
     assert sorted(regions.labels.tolist()) == [0, 2]
-    no_regions = sample_regions(torch.zeros(0, 4), empty_target(), 0.5, 8, 0.25, 3)
     assert len(no_regions.boxes) == 0
 
 

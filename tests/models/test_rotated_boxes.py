@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
-from torchvision.ops import box_iou
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torchvision.ops import batched_nms, box_iou
 from torchvision.transforms.v2.functional import convert_bounding_box_format
 
 from opabinia.contracts.rotated_boxes import (
@@ -21,7 +23,8 @@ from opabinia.contracts.rotated_boxes import (
     upright_boxes,
 )
 from opabinia.models.detectors.anchors import iou_loss
-from opabinia.models.detectors.rotated_boxes import rotated_iou_loss, rotated_nms
+from opabinia.models.detectors.rotated_boxes import box_nms, rotated_iou_loss, rotated_nms
+from tests.host_waits import HostWaits, fake_cuda
 
 Point = tuple[float, float]
 
@@ -111,6 +114,21 @@ def test_suppression_is_greedy() -> None:
                 kept.append(index)
         assert rotated_nms(boxes.float(), scores, labels, threshold).tolist() == kept
     assert len(rotated_nms(boxes[:0], scores[:0], labels[:0], 0.1)) == 0
+
+
+@pytest.mark.parametrize("count", [0, 40, 1001])
+def test_upright_boxes_are_suppressed_as_by_torchvision(count: int) -> None:
+    boxes, draw = upright_boxes(random_boxes(count)).float(), torch.Generator().manual_seed(0)
+    scores, labels = torch.rand(count, generator=draw), torch.randint(0, 3, (count,), generator=draw)
+    assert torch.equal(box_nms(boxes, scores, labels, 0.3), batched_nms(boxes, scores, labels, 0.3))
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # torchvision's declaration of nms for graphs
+def test_suppression_copies_no_constants_to_the_device() -> None:
+    with FakeTensorMode(shape_env=ShapeEnv()), HostWaits() as waits:
+        boxes, scores, labels = fake_cuda(torch.zeros(9, 4), torch.zeros(9), torch.zeros(9, dtype=torch.int64))
+        box_nms(boxes, scores, labels, 0.3)
+    assert waits.calls == {"nms": 1}
 
 
 def test_resized_and_mirrored_boxes() -> None:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from annotated_types import Ge
 from torch import Tensor, nn
 from torchvision.models.detection.faster_rcnn import FastRCNNConvFCHead, TwoMLPHead
-from torchvision.ops import batched_nms, clip_boxes_to_image
+from torchvision.ops import clip_boxes_to_image
 
 from opabinia.config import register
 from opabinia.contracts import (
@@ -27,6 +27,7 @@ from opabinia.contracts import (
 )
 from opabinia.models.detectors.anchors import BoxLoss, BoxWeights, box_regression_loss, decode_boxes
 from opabinia.models.detectors.regions import PoolingOptions, RegionPool, Regions, concat_regions, exceeds_size
+from opabinia.models.detectors.rotated_boxes import box_nms
 from opabinia.models.detectors.suppression import Candidates, suppress_static
 from opabinia.models.necks import Norm, norm_factory
 
@@ -327,7 +328,7 @@ def postprocess(boxes: Tensor, scores: Tensor, size: tuple[int, int], options: B
     boxes = clip_boxes_to_image(boxes, size).expand(-1, scores.shape[1], -1)
     rows, labels = torch.where(~(scores <= options.score_threshold) & exceeds_size(boxes, options.min_size))
     boxes, scores = boxes[rows, labels], scores[rows, labels]
-    kept = batched_nms(boxes, scores, labels, options.nms_threshold)[: options.max_detections]
+    kept = box_nms(boxes, scores, labels, options.nms_threshold)[: options.max_detections]
     return Detections(boxes[kept], scores[kept], labels[kept])
 
 

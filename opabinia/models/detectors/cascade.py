@@ -22,6 +22,7 @@ from opabinia.models.detectors.regions import (
     count_regions,
     exceeds_size,
     label_regions,
+    true_indices,
 )
 from opabinia.models.detectors.suppression import clip_boxes
 
@@ -97,9 +98,10 @@ class CascadeHead(nn.Module):
             losses |= add_stage(number, values, self.stage_loss_weights[number])
             if number < len(self.ious):
                 refined = self._refine(stage, predictions, boxes, sizes)
+                large = true_indices([exceeds_size(image, 0) for image in refined])
                 regions = [
-                    label_regions(image[exceeds_size(image, 0)], target, self.ious[number], self.classes)
-                    for image, target in zip(refined, targets, strict=True)
+                    label_regions(image[rows], target, self.ious[number], self.classes)
+                    for image, rows, target in zip(refined, large, targets, strict=True)
                 ]
                 losses |= add_stage(number + 1, count_regions(regions, self.classes))
         return losses, by_stage

@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from annotated_types import Ge
 from torch import Tensor, nn
 from torchvision.models.detection.keypoint_rcnn import KeypointRCNNHeads, KeypointRCNNPredictor
-from torchvision.models.detection.roi_heads import keypointrcnn_loss, keypoints_to_heatmap
+from torchvision.models.detection.roi_heads import keypoints_to_heatmap
 
 from opabinia.config import register
 from opabinia.contracts import Count, Detections, Level, NonNegative, Positive, Target
-from opabinia.models.detectors.regions import PoolingOptions, RegionPool, Regions, foreground_regions
+from opabinia.models.detectors.regions import PoolingOptions, RegionPool, Regions, true_indices
 
 
 @register.section(name="region_keypoints", renamed={"convolutions": "num_convs"})
@@ -69,7 +69,7 @@ class KeypointHead(nn.Module):
         self.predictor = KeypointRCNNPredictor(options.channels, points)
 
     def _logits(self, maps: Sequence[Tensor], boxes: Sequence[Tensor] | Tensor) -> Tensor:
-        """Compute heatmaps (R x P x S x S), contiguous, as torchvision's loss flattens them."""
+        """Compute heatmaps (R x P x S x S, contiguous)."""
         logits: Tensor = self.predictor(self.layers(self.pool(maps, boxes))).float().contiguous()
         return logits
 
@@ -82,24 +82,27 @@ class KeypointHead(nn.Module):
         keypoints = [target.keypoints for target in targets if target.keypoints is not None]
         if len(keypoints) < len(targets):
             raise ValueError("an image without keypoints came to a detector that learns them")
-        samples = [
-            image.at(_contains_visible(image.boxes, known[image.matched]))
-            for image, known in zip(foreground_regions(regions[0], self.classes), keypoints, strict=True)
-        ]
+        rows = true_indices(
+            [
+                (image.labels < self.classes) & _contains_visible(image.boxes, known, image.matched)
+                for image, known in zip(regions[0], keypoints, strict=True)
+            ]
+        )
+        samples = [image.at(visible) for image, visible in zip(regions[0], rows, strict=True)]
         boxes = [image.boxes for image in samples]
         logits = self._logits(maps, boxes)
-        loss = keypointrcnn_loss(logits, boxes, keypoints, [image.matched for image in samples])
-        if divisor := self.options.keypoints_per_image:
-            side = logits.shape[-1]
-            valid = [
-                keypoints_to_heatmap(known[image.matched], image.boxes, side)[1].sum()
-                for image, known in zip(samples, keypoints, strict=True)
-            ]
-            loss = loss * torch.stack(valid).sum() / (divisor * len(targets))
+        cells = [
+            keypoints_to_heatmap(known[image.matched], image.boxes, logits.shape[-1])
+            for image, known in zip(samples, keypoints, strict=True)
+        ]
+        positions, valid = (torch.cat(parts).flatten() for parts in zip(*cells, strict=True))
+        losses = F.cross_entropy(logits.flatten(2).flatten(0, 1), positions, reduction="none")
+        divisor = self.options.keypoints_per_image
+        loss = (losses * valid).sum() / (divisor * len(targets) if divisor else valid.sum().clamp(min=1))
         count = sum(map(len, boxes)) / len(boxes)
         return {
             "loss_keypoint": self.options.loss_weight * loss,
-            "keypoint_head/num_fg_samples": loss.new_tensor(count),
+            "keypoint_head/num_fg_samples": loss.new_full((), count),
         }
 
     def describe(self, maps: Sequence[Tensor], detections: Sequence[Detections]) -> list[Detections]:
@@ -118,8 +121,15 @@ class KeypointHead(nn.Module):
         return detections._replace(keypoints=points * (labels >= 0)[..., None, None])
 
 
-def _contains_visible(boxes: Tensor, keypoints: Tensor) -> Tensor:
-    """Return which boxes (N x 4) contain one of their visible keypoints (N x P x 3)."""
+def _contains_visible(boxes: Tensor, keypoints: Tensor, matched: Tensor) -> Tensor:
+    """Return which boxes (N x 4) contain a visible keypoint of their object.
+
+    Args:
+        boxes: see above.
+        keypoints: of all objects of the image (M x P x 3).
+        matched: indices of the boxes' objects (int64, N); 0 if there are none.
+    """
+    keypoints = F.pad(keypoints, (0, 0, 0, 0, 0, 1))[matched]
     positions = keypoints[..., :2]
     inside = ((positions >= boxes[:, None, :2]) & (positions <= boxes[:, None, 2:])).all(dim=-1)
     return (inside & (keypoints[..., 2] > 0)).any(dim=1)

@@ -54,7 +54,8 @@ from opabinia.models.necks import fpn
 class Rcnn(Detector):
     """Neck, region proposals, box head, and mask or keypoint heads.
 
-    It waits for the device where regions are suppressed, sampled and assigned to levels.
+    It waits for the device once for the suppression of each image, and for all images once wherever the number of
+    regions must be known: proposals, samples, the levels of each pooling, foreground.
 
     Args:
         neck: makes the feature pyramid.
@@ -100,7 +101,7 @@ class Rcnn(Detector):
         options, box = self.rpn.options, self.box.options
         proposals = self.rpn.propose(output, sizes, options.pre_nms_topk_train, options.post_nms_topk_train)
         sampling = box.foreground_iou, box.batch_size_per_image, box.positive_fraction, self.classes
-        regions = [sample_regions(*image, *sampling) for image in zip(proposals, targets, strict=True)]
+        regions = sample_regions(proposals, targets, *sampling)
         box_losses, by_stage = self.box.losses(maps, sizes, regions, targets)
         losses |= count_regions(regions, self.classes) | box_losses
         for head in self._others:

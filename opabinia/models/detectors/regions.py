@@ -85,8 +85,8 @@ class RegionPool(nn.Module):
         # Boxes that are not finite belong to no level.
         levels = levels.where(rois.isfinite().all(dim=1), -1)
         pooled = maps[0].new_full((rois.shape[0], maps[0].shape[1], self.side, self.side), math.nan)
-        for level, (level_map, stride) in enumerate(zip(maps, self.strides, strict=False), lowest):
-            rows = torch.where(levels == level)[0]
+        rows_by_level = true_indices([levels == level for level in range(lowest, highest + 1)])
+        for level_map, stride, rows in zip(maps, self.strides, rows_by_level, strict=False):
             sampling = options.sampling_ratio, options.aligned
             squares = roi_align(level_map.float(), rois[rows], self.side, 1 / stride, *sampling)
             pooled[rows] = squares.to(pooled.dtype)
@@ -139,6 +139,16 @@ def _draw_from(priority: Tensor, candidates: Tensor, count: int) -> tuple[Tensor
     return best.indices, best.values >= 0
 
 
+def true_indices(masks: Sequence[Tensor]) -> list[Tensor]:
+    """Return the indices of the true values of each mask (bool, N; int64, ascending). The host waits for the device
+    once, for the numbers of all."""
+    if torch.compiler.is_compiling():  # a graph has no numbers on the host
+        return [mask.nonzero().flatten() for mask in masks]
+    counts = torch.stack([mask.sum() for mask in masks]).tolist()
+    orders = [(~mask).byte().argsort(stable=True) for mask in masks]
+    return [order[:count] for order, count in zip(orders, counts, strict=True)]
+
+
 class Regions(NamedTuple):
     """The training samples of a head in one image.
 
@@ -155,7 +165,7 @@ class Regions(NamedTuple):
     targets: Tensor
 
     def at(self, rows: Tensor | slice) -> Regions:
-        """Select regions by index or mask."""
+        """Select regions by index."""
         return Regions(*(values[rows] for values in self))
 
 
@@ -172,13 +182,22 @@ def label_regions(boxes: Tensor, target: Target, foreground_iou: float, classes:
 
 @torch.no_grad()
 def sample_regions(
-    proposals: Tensor, target: Target, foreground_iou: float, count: int, positive_fraction: float, classes: int
-) -> Regions:
-    """Draw the training samples of one image from the proposals (N x 4) and the ground-truth boxes, which provide
-    positive samples before proposals are any good (detectron2)."""
-    regions = label_regions(torch.cat([proposals, target.boxes]), target, foreground_iou, classes)
-    rows, valid = draw_samples((regions.labels < classes).long(), count, positive_fraction)
-    return regions.at(rows[valid])
+    proposals: Sequence[Tensor],
+    targets: Sequence[Target],
+    foreground_iou: float,
+    count: int,
+    positive_fraction: float,
+    classes: int,
+) -> list[Regions]:
+    """Draw the training samples of each image from its proposals (N x 4) and the ground-truth boxes, which provide
+    positive samples before proposals are any good (detectron2). The host waits for the device once."""
+    regions = [
+        label_regions(torch.cat([boxes, target.boxes]), target, foreground_iou, classes)
+        for boxes, target in zip(proposals, targets, strict=True)
+    ]
+    drawn = [draw_samples((image.labels < classes).long(), count, positive_fraction) for image in regions]
+    slots = true_indices([valid for _, valid in drawn])
+    return [image.at(rows[own]) for image, (rows, _), own in zip(regions, drawn, slots, strict=True)]
 
 
 def count_regions(regions: Sequence[Regions], classes: int) -> dict[str, Tensor]:
@@ -190,7 +209,8 @@ def count_regions(regions: Sequence[Regions], classes: int) -> dict[str, Tensor]
 
 def foreground_regions(regions: Sequence[Regions], classes: int) -> list[Regions]:
     """Return the regions of each image that are not background."""
-    return [image.at(image.labels < classes) for image in regions]
+    foreground = true_indices([image.labels < classes for image in regions])
+    return [image.at(rows) for image, rows in zip(regions, foreground, strict=True)]
 
 
 def concat_regions(regions: Sequence[Regions]) -> Regions:

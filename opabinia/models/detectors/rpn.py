@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.models.detection.rpn import RPNHead
-from torchvision.ops import batched_nms, box_iou, clip_boxes_to_image
+from torchvision.ops import box_iou, clip_boxes_to_image
 
 from opabinia.config import register
 from opabinia.contracts import (
@@ -38,7 +38,8 @@ from opabinia.models.detectors.anchors import (
     decode_boxes,
     match_anchors,
 )
-from opabinia.models.detectors.regions import draw_samples, exceeds_size
+from opabinia.models.detectors.regions import draw_samples, exceeds_size, true_indices
+from opabinia.models.detectors.rotated_boxes import box_nms
 from opabinia.models.detectors.suppression import clip_boxes, nms_batch
 from opabinia.models.necks import fpn
 
@@ -216,8 +217,8 @@ class RegionProposals(nn.Module):
     def scored_proposals(
         self, output: RpnOutput, sizes: Sizes, pre_nms_topk: int, post_nms_topk: int
     ) -> list[tuple[Tensor, Tensor]]:
-        """Return the proposals of each image (N x 4) and their probabilities (N), best first. Suppression waits
-        for the device.
+        """Return the proposals of each image (N x 4) and their probabilities (N), best first. This waits for the
+        device, once for the sizes of all and once for the suppression of each image.
 
         Args:
             output: of :meth:`forward`.
@@ -228,13 +229,13 @@ class RegionProposals(nn.Module):
         best = self._best(output, pre_nms_topk)
         scores, boxes = (torch.cat(values, dim=1) for values in zip(*best, strict=True))
         levels = torch.cat([torch.full_like(logits[0], level) for level, (logits, _) in enumerate(best)])
+        clipped = [clip_boxes_to_image(*image) for image in zip(boxes, sizes, strict=True)]
+        large = true_indices([exceeds_size(image, self.options.min_size) for image in clipped])
         proposals = []
-        for image_boxes, image_scores, size in zip(boxes, scores, sizes, strict=True):
-            clipped = clip_boxes_to_image(image_boxes, size)
-            large = exceeds_size(clipped, self.options.min_size)
-            clipped, image_scores = clipped[large], image_scores[large]
-            kept = batched_nms(clipped, image_scores, levels[large], self.options.nms_threshold)[:post_nms_topk]
-            proposals.append((clipped[kept], self._probabilities(image_scores[kept])))
+        for image_boxes, image_scores, rows in zip(clipped, scores, large, strict=True):
+            image = image_boxes[rows], image_scores[rows], levels[rows]
+            kept = rows[box_nms(*image, self.options.nms_threshold)[:post_nms_topk]]
+            proposals.append((image_boxes[kept], self._probabilities(image_scores[kept])))
         return proposals
 
     def propose_batch(self, output: RpnOutput, sizes: Tensor, pre_nms_topk: int, post_nms_topk: int) -> Detections:

@@ -13,7 +13,7 @@ from torchvision.ops import nms
 
 from opabinia.contracts import Detections, Sizes
 from opabinia.contracts.rotated_boxes import aligned_iou, box_corners
-from opabinia.models.detectors.regions import exceeds_size
+from opabinia.models.detectors.regions import exceeds_size, true_indices
 from opabinia.models.detectors.rotated_boxes import box_nms
 from opabinia.runtime.device import move_tensor
 
@@ -43,8 +43,9 @@ def suppress(
     scores, labels, boxes = (torch.cat(parts, dim=1) for parts in zip(*levels, strict=True))
     boxes = clip_boxes(boxes, move_tensor(torch.tensor(sizes), boxes.device))
     results = []
-    for above, *image in zip(~(scores <= score_threshold), boxes, scores, labels, strict=True):
-        image_boxes, image_scores, image_labels = (values[above] for values in image)
+    above = true_indices(list(~(scores <= score_threshold)))
+    for rows, *image in zip(above, boxes, scores, labels, strict=True):
+        image_boxes, image_scores, image_labels = (values[rows] for values in image)
         kept = box_nms(image_boxes, image_scores, image_labels, nms_threshold)[:max_detections]
         results.append(Detections(image_boxes[kept], image_scores[kept], image_labels[kept]))
     return results
