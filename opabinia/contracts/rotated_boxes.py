@@ -28,10 +28,10 @@ def box_corners(boxes: Tensor) -> Tensor:
 
     Example: [0, 0, 4, 2, 90] has the corners [-1, 2], [-1, -2], [1, -2] and [1, 2].
     """
-    signs = boxes.new_tensor([[-0.5, -0.5], [0.5, -0.5], [0.5, 0.5], [-0.5, 0.5]])
-    offsets = boxes[..., None, 2:4] * signs
-    along_width, along_height = box_axes(boxes[..., None, 4])
-    return boxes[..., None, :2] + offsets[..., :1] * along_width + offsets[..., 1:] * along_height
+    along_width, along_height = box_axes(boxes[..., 4])
+    center, width, height = boxes[..., :2], 0.5 * boxes[..., 2:3] * along_width, 0.5 * boxes[..., 3:4] * along_height
+    start, end = center - width, center + width
+    return torch.stack([start - height, end - height, end + height, start + height], -2)
 
 
 def to_box_frame(points: Tensor, boxes: Tensor) -> Tensor:

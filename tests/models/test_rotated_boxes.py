@@ -112,7 +112,11 @@ def test_suppression_is_greedy() -> None:
         for index in scores.argsort(descending=True).tolist():
             if not any(labels[index] == labels[other] and overlaps[index, other] > threshold for other in kept):
                 kept.append(index)
-        assert rotated_nms(boxes.float(), scores, labels, threshold).tolist() == kept
+        with HostWaits() as waits:
+            indices = rotated_nms(boxes.float(), scores, labels, threshold)
+        assert indices.tolist() == kept
+        assert set(waits.calls) == {"nonzero", "equal", "mask index"}
+        assert waits.calls["nonzero"] == waits.calls["mask index"] == 1
     assert len(rotated_nms(boxes[:0], scores[:0], labels[:0], 0.1)) == 0
 
 

@@ -13,7 +13,7 @@ def rotated_nms(boxes: Tensor, scores: Tensor, labels: Tensor, iou_threshold: fl
     """Return which rotated boxes remain after greedy non-maximum suppression per class, best first (int64).
 
     Only pairs of a class whose upright boxes overlap are compared. They are resolved in rounds until nothing changes,
-    which gives the greedy result (Zheng et al. 2021, Cluster-NMS).
+    which gives the greedy result (Zheng et al. 2021, Cluster-NMS). The host waits for the device once in each round.
 
     Args:
         boxes: N x 5.
@@ -26,14 +26,13 @@ def rotated_nms(boxes: Tensor, scores: Tensor, labels: Tensor, iou_threshold: fl
     polygons = box_corners(boxes)
     upright = enclosing_boxes(polygons)
     near = (overlapping(upright, upright) & (labels[:, None] == labels)).triu(1)
-    suppressing = [
-        pairs[aligned_iou(polygons[pairs[:, 1]], boxes[pairs[:, 0]]) > iou_threshold]
-        for pairs in torch.split(near.nonzero(), MAX_PAIRS)
-    ]
-    better, worse = torch.cat(suppressing).unbind(1)
+    better, worse = near.nonzero().unbind(1)
+    chunks = zip(torch.split(better, MAX_PAIRS), torch.split(worse, MAX_PAIRS), strict=True)
+    overlaps = torch.cat([aligned_iou(polygons[others], boxes[rows]) > iou_threshold for rows, others in chunks])
     kept, previous = torch.ones_like(labels, dtype=torch.bool), None
     while previous is None or not torch.equal(kept, previous):
-        kept, previous = torch.ones_like(kept).index_fill(0, worse[kept[better]], False), kept
+        suppressing = torch.zeros_like(labels).index_add(0, worse, (overlaps & kept[better]).to(labels))
+        kept, previous = suppressing == 0, kept
     return order[kept]
 
 
