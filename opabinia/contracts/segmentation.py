@@ -7,11 +7,19 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 IGNORE_LABEL = 255
 """The value of pixels without a label in a segmentation map; classes are 0 to 254."""
+
+
+def class_presence(maps: Tensor) -> Tensor:
+    """Return which classes, 255 included, each map has (bool, B x 256), given the class of each pixel (B x H x W)."""
+    present = torch.zeros(len(maps), IGNORE_LABEL + 1, dtype=torch.bool, device=maps.device)
+    present[torch.arange(len(maps), device=maps.device)[:, None], maps.flatten(1).long()] = True
+    return present
 
 
 @dataclass(frozen=True, eq=False)

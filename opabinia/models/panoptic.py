@@ -11,6 +11,7 @@ from torch import Tensor
 from torchvision.ops import roi_align
 
 from opabinia.contracts import IGNORE_LABEL, Detections
+from opabinia.runtime.device import move_tensor
 
 MAX_INSTANCES = 100
 _MASK_SIZE = 112
@@ -165,8 +166,8 @@ def merge_masks(
         min_visible: minimum share of a mask's pixels that no other query takes.
     """
     scores, labels = class_logits.softmax(-1).max(-1)
-    kept = (labels != class_logits.shape[-1] - 1) & (scores > min_score)
-    if not kept.any():  # the others are dropped here, since they take memory
+    kept = ((labels != class_logits.shape[-1] - 1) & (scores > min_score)).nonzero().flatten()
+    if not len(kept):  # the others are dropped here, since they take memory
         return Segments(torch.zeros_like(mask_logits[0], dtype=torch.int32), labels[:0], scores[:0])
     classes, masks = class_logits[None, kept], mask_logits[None, kept]
     return first_image(merge_queries(classes, masks, thing_labels, min_score=min_score, min_visible=min_visible))
@@ -202,13 +203,18 @@ def merge_queries(
     drawn = (owned & visible).sum((2, 3))
     owned = owned if area is None else owned & area[:, None]
     valid = kept & (drawn > 0) & (owned.sum((2, 3)) / inside.sum((2, 3)).clamp(min=1) >= min_visible)
-    is_thing = (labels[..., None] == labels.new_tensor(list(thing_labels))).any(-1)
+    is_thing = _is_any_of(labels, thing_labels)
     same = (labels[:, :, None] == labels[:, None]) & ~is_thing[..., None] | (queries == queries[:, None])
     first = (same & valid[:, None]).int().argmax(2)
     numbers = (valid & (first == queries)).cumsum(1) * valid
     segments = numbers.gather(1, first) * valid
     pixels = segments.gather(1, owners.flatten(1)).view_as(owners) * visible
     return _compact(pixels[:, 0].int(), numbers * (first == queries), labels, scores)
+
+
+def _is_any_of(labels: Tensor, classes: Sequence[int]) -> Tensor:
+    """Return which labels are of some classes (bool, like ``labels``)."""
+    return (labels[..., None] == move_tensor(torch.tensor(list(classes)), labels.device)).any(-1)
 
 
 def top_instances(
@@ -233,7 +239,7 @@ def top_instances(
     masks = (mask_logits > 0).to(mask_logits.dtype)
     areas = masks.sum((2, 3))
     sure = (mask_logits.sigmoid() * masks).sum((2, 3)) / (areas + 1e-6)
-    valid = (labels[..., None] == labels.new_tensor(list(thing_labels))).any(-1) & (areas.gather(1, queries) > 0)
+    valid = _is_any_of(labels, thing_labels) & (areas.gather(1, queries) > 0)
     scores = scores * sure.gather(1, queries)
     order = torch.where(valid, scores, -1).argsort(1, descending=True)
     scores, labels, queries, valid = (values.gather(1, order) for values in (scores, labels, queries, valid))
@@ -261,7 +267,7 @@ def stack_segments(images: Sequence[Segments]) -> dict[str, Tensor]:
         height, width = segments.shape
         maps[row, :height, :width] = segments
         labels[row, : len(segment_labels)], scores[row, : len(segment_scores)] = segment_labels, segment_scores
-        class_of = torch.cat([segment_labels.new_tensor([IGNORE_LABEL]), segment_labels]).to(torch.uint8)
+        class_of = F.pad(segment_labels, (1, 0), value=IGNORE_LABEL).to(torch.uint8)
         classes[row, :height, :width] = class_of[segments]
     names = ("segmentation", "segments", "segment_labels", "segment_scores")
     return dict(zip(names, (classes, maps, labels, scores), strict=True)) | {"image_size": sizes}

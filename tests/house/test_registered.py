@@ -594,7 +594,7 @@ def decoder_works(make: Callable[[Sequence[Level], int], SegmentationDecoder], f
     feature_maps = [torch.rand(2, channels, 64 // stride, 96 // stride) for channels, stride in levels]
     targets = with_objects(batch_of())["mask"][:2].long().repeat(1, 2, 3) % 5
     if decoder.own_losses:
-        losses = decoder.losses(decoder.query_masks(feature_maps), semantic_segments(targets, IGNORE_LABEL))
+        losses = decoder.losses(decoder.query_masks(feature_maps), semantic_segments(targets))
     else:
         losses = {"loss": decoder(feature_maps).square().mean()}
     assert all(value.shape == () and value.isfinite() for value in losses.values())

@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from opabinia.contracts import MaskTargets
 from opabinia.models.decoders.mask_classification import MaskCriterion, QueryMasks, sample_points, semantic_segments
+from tests.host_waits import HostWaits
 
 
 def make_predictions(layers: int = 2) -> list[QueryMasks]:
@@ -71,6 +73,20 @@ def test_an_image_without_segments_has_finite_losses_and_gradients() -> None:
         assert all(values.grad is not None and values.grad.isfinite().all() for layer in layers for values in layer)
 
 
+def test_no_operation_lacks_a_deterministic_form_on_gpus() -> None:
+    """nll_loss2d, the cross entropy of maps, raises there if a deterministic form is required."""
+    names: list[str] = []
+
+    class Names(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            names.append(func.name())
+            return func(*args, **(kwargs or {}))
+
+    with Names():
+        MaskCriterion(num_points=20).losses(make_predictions(), make_targets())
+    assert "aten::nll_loss_forward" in names and "aten::nll_loss2d_forward" not in names
+
+
 def test_points_are_interpolated_between_pixels() -> None:
     maps = torch.tensor([[[[0.0, 1.0], [2.0, 3.0]]]])
     points = torch.tensor([[[0.5, 0.5], [0.25, 0.25], [0.75, 0.25]]])
@@ -78,6 +94,9 @@ def test_points_are_interpolated_between_pixels() -> None:
 
 
 def test_each_class_of_a_segmentation_map_is_a_segment() -> None:
-    (segments,) = semantic_segments(torch.tensor([[[3, 255], [0, 3]]]), 255)
+    with HostWaits() as waits:
+        segments, empty = semantic_segments(torch.tensor([[[3, 255], [0, 3]], [[255, 255], [255, 255]]]))
+    assert waits.calls == {"tolist": 1}
+    assert len(empty.labels) == len(empty.masks) == 0
     assert segments.labels.tolist() == [0, 3]
     assert segments.masks.tolist() == [[[0, 0], [1, 0]], [[1, 0], [0, 1]]]

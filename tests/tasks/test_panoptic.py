@@ -33,6 +33,7 @@ from opabinia.contracts import (
 from opabinia.inference.export import predict_script
 from opabinia.inference.export.exported_task import _original, _readable
 from opabinia.tasks.segmentation import Panoptic
+from tests.host_waits import HostWaits
 from tests.tasks.test_segmentation import Pixels
 
 DATASET_INFO = DatasetInfo(
@@ -180,7 +181,9 @@ def test_panoptic_fpn_merges_countable_classes_for_the_decoder() -> None:
 
 def test_targets_of_mask_classifiers_are_objects_and_stuff() -> None:
     model, batch = make_task(decoder=Queries, detector=None), batch_of()
-    model(batch, Clock())
+    with HostWaits() as waits:
+        model(batch, Clock())
+    assert waits.calls == {"tolist": 1}
     decoder: Any = model.decoder
     for row, segments in enumerate(decoder.segments):
         assert segments.labels.tolist() == [2, 1]

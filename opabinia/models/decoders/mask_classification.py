@@ -11,8 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opabinia.contracts import MaskTargets
+from opabinia.contracts import IGNORE_LABEL, MaskTargets
+from opabinia.contracts.segmentation import class_presence
 from opabinia.models.detectors.queries import global_count
+from opabinia.models.detectors.regions import true_indices
 from opabinia.models.detectors.set_prediction import Pairs, move_pairs
 
 
@@ -110,9 +112,9 @@ class MaskCriterion:
         classes[pairs.images, pairs.queries] = labels[pairs.objects]
         weights = torch.ones(logits.shape[2], device=logits.device)
         weights[-1] = self.no_object_weight
-        entropies = F.cross_entropy(logits.transpose(1, 2), classes, weights, reduction="sum")
+        entropies = F.cross_entropy(logits.flatten(0, 1), classes.flatten(), weights, reduction="sum")
         cross_entropy = entropies / global_count(weights[classes].sum(), len(logits))
-        count = global_count(logits.new_tensor(float(len(labels))), len(logits))
+        count = global_count(logits.new_full((), len(labels)), len(logits))
         mask, dice = self._mask_losses(layer.masks[pairs.images, pairs.queries].float(), pairs, segments)
         return {
             "loss_ce": self.class_weight * cross_entropy,
@@ -151,16 +153,12 @@ def sample_points(maps: Tensor, points: Tensor) -> Tensor:
     return sampled.squeeze(3)
 
 
-def semantic_segments(targets: Tensor, ignored: int) -> list[MaskTargets]:
-    """Return one segment for each class in each map.
+def semantic_segments(targets: Tensor) -> list[MaskTargets]:
+    """Return one segment for each class in each map. The host waits for the device once.
 
     Args:
-        targets: class of each pixel (int64, B x H x W).
-        ignored: the value of pixels without a class.
+        targets: class of each pixel (int64, B x H x W); 255 is ignored.
     """
-    rows = []
-    for target in targets:
-        labels = target.unique()
-        labels = labels[labels != ignored]
-        rows.append(MaskTargets(labels, (target == labels[:, None, None]).to(torch.uint8)))
-    return rows
+    labels = true_indices(list(class_presence(targets)[:, :IGNORE_LABEL]))
+    rows = zip(labels, targets, strict=True)
+    return [MaskTargets(present, (target == present[:, None, None]).to(torch.uint8)) for present, target in rows]

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from opabinia.config import register
 from opabinia.contracts import IGNORE_LABEL, Count, Fraction, NonNegative
+from opabinia.contracts.segmentation import class_presence
 from opabinia.runtime.collectives import mean_over_samples
 from opabinia.runtime.device import move_tensor
 
@@ -130,9 +131,7 @@ def _present_classes(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, T
     """Return probabilities and one-hot targets (float32, N x H x W; 0 in ignored pixels) of N pairs: each image with
     each class that is present in it; and the weight of each pair in the mean over images of the mean over these classes
     (float32, N). Other classes take no memory; the host waits for the device to know which they are."""
-    present = torch.zeros(len(targets), IGNORE_LABEL + 1, dtype=torch.bool, device=targets.device)
-    present[torch.arange(len(targets), device=targets.device)[:, None], targets.flatten(1)] = True
-    present = present[:, :IGNORE_LABEL]
+    present = class_presence(targets)[:, :IGNORE_LABEL]
     images, classes = present.nonzero(as_tuple=True)
     probabilities = logits.float().softmax(1)[images, classes] * (targets != IGNORE_LABEL)[images]
     hot = (targets[images] == classes[:, None, None]).float()

@@ -37,12 +37,14 @@ from opabinia.contracts import (
     Sample,
 )
 from opabinia.contracts.masks import compressed_mask
+from opabinia.contracts.segmentation import class_presence
 from opabinia.evaluation.detection.coco import Coco
 from opabinia.evaluation.mean_losses import MeanLosses
 from opabinia.evaluation.segmentation.combined import Combined
 from opabinia.evaluation.segmentation.panoptic import Panoptic as PanopticQuality
 from opabinia.evaluation.segmentation.semantic import Semantic
 from opabinia.models.decoders.layers import resize_like
+from opabinia.models.detectors.regions import true_indices
 from opabinia.models.losses.segmentation import pixel_cross_entropy
 from opabinia.models.panoptic import (
     MAX_INSTANCES,
@@ -190,11 +192,12 @@ class Panoptic(DensePrediction):
         return losses
 
     def _segments_of(self, batch: Batch) -> list[MaskTargets]:
-        """Return the segments of each image: its objects, and the pixels of every other class."""
+        """Return the segments of each image: its objects, and the pixels of every other class. The host waits for the
+        device once."""
+        stuff = class_presence(batch["mask"])[:, :IGNORE_LABEL].index_fill(1, self.things, False)
         rows = []
-        for classes, labels, masks in zip(batch["mask"], batch["labels"], batch["masks"], strict=True):
-            others = classes.unique().long()
-            others = others[(others != IGNORE_LABEL) & ~torch.isin(others, self.things)]
+        images = zip(batch["mask"], batch["labels"], batch["masks"], true_indices(list(stuff)), strict=True)
+        for classes, labels, masks, others in images:
             pixels = torch.cat([masks.to(torch.uint8), (classes == others[:, None, None]).to(torch.uint8)])
             rows.append(MaskTargets(torch.cat([labels, others]), pixels))
         return rows
@@ -228,8 +231,9 @@ class Panoptic(DensePrediction):
         logits = resize_like(decoded.float(), images)
         classes = self.to_class[original_maps(logits, sizes, originals).long()]
         segments = []
-        for row, labels, original in zip(detections, classes, originals, strict=True):
-            kept = Detections(*(values[None, row.scores >= self.min_score] for values in row if values is not None))
+        above = true_indices([row.scores >= self.min_score for row in detections])
+        for row, indices, labels, original in zip(detections, above, classes, originals, strict=True):
+            kept = Detections(*(values[None, indices] for values in row if values is not None))
             segments.append(first_image(combine_instances(kept, crop_map(labels, original)[None], **self.merging)))
         return stack_detections(detections, self.detector.max_detections) | stack_segments(segments)
 

@@ -129,7 +129,7 @@ class Segmentation(DensePrediction):
         targets = batch["mask"].long()
         maps = self.feature_maps(batch["image"], batch["image_sizes"])
         if self.decoder.own_losses:
-            return self.decoder.losses(self.decoder.query_masks(maps), semantic_segments(targets, IGNORE_LABEL))
+            return self.decoder.losses(self.decoder.query_masks(maps), semantic_segments(targets))
         # BF16 would round neighboring pixels alike; losses of channels-last logits take a half longer on CPUs.
         logits = resize_like(self.decoder(maps).float().contiguous(), targets)
         values = self._losses(logits, targets)
