@@ -6,9 +6,11 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torchvision.ops import clip_boxes_to_image
 
 from opabinia.contracts import Batch, Detections, Target
 from opabinia.contracts.rotated_boxes import scale_boxes
+from opabinia.runtime.device import move_tensor
 
 
 def targets_from(batch: Batch) -> list[Target]:
@@ -27,12 +29,12 @@ def scale_to_original(detections: Detections, size: tuple[int, int], original: t
 
     Upright boxes are clipped to the image.
     """
-    (height, width), (original_height, original_width) = size, original
-    factors = detections.boxes.new_tensor([original_width / width, original_height / height])
-    ends = detections.boxes.new_tensor([original_width, original_height] * 2)
-    boxes = scale_boxes(detections.boxes, factors)
+    boxes, (height, width), (original_height, original_width) = detections.boxes, size, original
+    sides = torch.tensor([original_width / width, original_height / height], dtype=boxes.dtype)
+    factors = move_tensor(sides, boxes.device)
+    boxes = scale_boxes(boxes, factors)
     if boxes.shape[1] == 4:
-        boxes = boxes.clamp(min=0).minimum(ends)
+        boxes = clip_boxes_to_image(boxes, original)
     points = detections.keypoints
     if points is not None:
         points = torch.cat([points[..., :2] * factors, points[..., 2:]], -1)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torchvision.ops import box_convert
 
 from opabinia.contracts import (
@@ -34,10 +35,12 @@ from opabinia.evaluation.detection.coco import Coco
 from opabinia.evaluation.detection.rotated import DotaMap
 from opabinia.inference.predictor import Prediction
 from opabinia.tasks.dense_base import TestTimeAugmentation, image_area, mirror
-from opabinia.tasks.detection import Detection
+from opabinia.tasks.detection import Detection, test_time_augmentation
 from opabinia.tasks.detection.task import ReadableDetections
+from opabinia.tasks.detection.test_time_augmentation import View
 from opabinia.tasks.detection.tiles import Tiles, merge_tiles, move_to_image, tile_starts
 from opabinia.tasks.detections_base import scale_to_original, stack_detections, targets_from
+from tests.host_waits import HostWaits, fake_cuda
 
 DATASET_INFO = DatasetInfo(samples=4, channels=1, classes=("dot", "bar"), boxes=True)
 SIDE = 8
@@ -157,6 +160,18 @@ def test_boxes_are_in_pixels_of_the_original_image() -> None:
 def test_boxes_are_clipped_to_the_image() -> None:
     detections = Detections(torch.tensor([[-1.0, 2, 9, 20]]), torch.ones(1), torch.zeros(1, dtype=torch.int64))
     assert scale_to_original(detections, (8, 8), (16, 8)).boxes.tolist() == [[0, 4, 8, 16]]
+
+
+def test_no_factors_are_copied_to_the_device_so_that_the_host_waits() -> None:
+    with FakeTensorMode(), HostWaits() as waits:
+        columns = fake_cuda(torch.zeros(4, 4), torch.zeros(4), torch.zeros(4, dtype=torch.int64))
+        rows = Detections(*columns, None, torch.zeros(4, 2, 3, device="cuda"))
+        scaled = scale_to_original(rows, (8, 8), (16, 8))
+        moved, _ = move_to_image(rows, (4, 0), (8, 8), (32, 32))
+        view = View([], (16, 16), [(16, 16)], (2.0, 2.0), False)
+        factors = test_time_augmentation._factors(rows, view)
+    assert all(values.device.type == "cuda" for values in (scaled.boxes, moved.boxes, factors))
+    assert not waits.calls
 
 
 def test_keypoints_are_scaled_to_the_original_image() -> None:

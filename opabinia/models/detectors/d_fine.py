@@ -205,7 +205,7 @@ class DFine(HybridDetector):
         matches = match_queries(layers, objects)
         *pairs, united = move_pairs([*matches, unite_pairs(matches)], objects.boxes.device)
         count, regressed = (
-            global_count(objects.boxes.new_tensor(float(number)), len(targets))
+            global_count(objects.boxes.new_full((), number), len(targets))
             for number in (len(objects.labels), len(united.objects))
         )
         losses, *others = self._all_losses(layers, plain, pairs, united, objects, count, regressed)

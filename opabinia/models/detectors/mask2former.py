@@ -78,8 +78,8 @@ class MaskClassifier(Detector):
         for image in zip(logits, masks, sizes_as_tensor(sizes, logits.device), strict=True):
             classes, pixels, size = (values[None] for values in image)
             found = self._instances(classes, pixels, size, shape)
-            valid = found.labels[0] >= 0
-            rows.append(Detections(*(values[0][valid] for values in found if values is not None)))
+            count = int((found.labels[0] >= 0).sum())
+            rows.append(Detections(*(values[0, :count] for values in found if values is not None)))
         return rows
 
     def detect_batch(self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Tensor) -> Detections:

@@ -67,7 +67,7 @@ class QueryDetector(Detector):
         the batch of all processes, or by 1."""
         objects = collect_objects(targets, shape)
         outputs = self._predict(maps, shape, sizes_as_tensor(sizes, objects.boxes.device), objects)
-        number = objects.boxes.new_tensor(float(len(objects.labels)))
+        number = objects.boxes.new_full((), len(objects.labels))
         count = global_count(number, len(targets)) * outputs.groups
         layers = [outputs.last, *outputs.earlier]
         matches = match_queries(layers, objects, self.costs, self.class_cost, outputs.groups)
@@ -119,8 +119,7 @@ class QueryDetector(Detector):
         classes, count = by_class.shape[-1], by_class.shape[1] * by_class.shape[2]
         scores, pairs = by_class.flatten(1).topk(min(self.max_detections, count))
         best = fractions.gather(1, (pairs // classes).unsqueeze(-1).expand(-1, -1, 4))
-        height, width = shape
-        boxes = box_convert(best, "cxcywh", "xyxy") * best.new_tensor([width, height, width, height])
+        boxes = box_convert(best, "cxcywh", "xyxy") * sides_of(shape, best.device)
         ends = sizes.flip(1).repeat(1, 2).unsqueeze(1).to(boxes.dtype)
         return Detections(boxes.clamp(min=0).minimum(ends), scores, pairs % classes)
 
@@ -130,11 +129,16 @@ def sizes_as_tensor(sizes: Sizes, device: torch.device) -> Tensor:
     return move_tensor(torch.tensor(sizes), device)
 
 
+def sides_of(shape: tuple[int, int], device: torch.device) -> Tensor:
+    """Return width, height, width and height (float32, 4), given height and width."""
+    height, width = shape
+    return move_tensor(torch.tensor([width, height, width, height], dtype=torch.float32), device)
+
+
 def collect_objects(targets: Sequence[Target], shape: tuple[int, int]) -> Objects:
     """Return the objects of a batch, their boxes as fractions of the padded images (height and width: ``shape``)."""
-    height, width = shape
     boxes = torch.cat([target.boxes for target in targets])
-    fractions = box_convert(boxes / boxes.new_tensor([width, height, width, height]), "xyxy", "cxcywh")
+    fractions = box_convert(boxes / sides_of(shape, boxes.device), "xyxy", "cxcywh")
     return Objects(torch.cat([target.labels for target in targets]), fractions, [len(one.labels) for one in targets])
 
 

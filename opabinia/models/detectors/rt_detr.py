@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
@@ -25,6 +26,7 @@ from opabinia.models.detectors.set_prediction import (
     box_losses,
     varifocal_loss,
 )
+from opabinia.runtime.device import move_tensor
 
 
 class Denoising(NamedTuple):
@@ -192,12 +194,15 @@ class HybridDetector(QueryDetector):
             box_noise_scale=config.box_noise_scale,
         )
         groups = meta["dn_num_group"]
-        device = objects.labels.device
-        images = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts) * groups)
-        numbers = [
-            number for part in torch.split(torch.arange(sum(counts)), counts) for number in part.tolist() * groups
+        starts = accumulate(counts, initial=0)
+        rows = [
+            (image, start + number)
+            for image, (start, count) in enumerate(zip(starts, counts, strict=False))
+            for _ in range(groups)
+            for number in range(count)
         ]
-        pairs = Pairs(images.to(device), torch.cat(meta["dn_positive_idx"]), torch.tensor(numbers, device=device))
+        images, numbers = move_tensor(torch.tensor(rows), objects.labels.device).unbind(1)
+        pairs = Pairs(images, torch.cat(meta["dn_positive_idx"]), numbers)
         return Denoising(content, boxes, mask, pairs, groups)
 
 
@@ -415,6 +420,6 @@ def _anchors(shapes: Sequence[tuple[int, int]], shape: tuple[int, int], sizes: T
         centers = torch.cartesian_prod(y, x).flip(1)
         levels.append(torch.cat([centers, torch.full_like(centers, 0.05 * 2**number)], 1))
     anchors = torch.cat(levels)
-    ends = sizes.flip(1) / torch.tensor(shape, device=device).flip(0)
+    ends = torch.stack([sizes[:, 1] / shape[1], sizes[:, 0] / shape[0]], 1)
     inside = (anchors[:, :2] < ends[:, None]).all(-1)
     return anchors, inside

@@ -13,6 +13,7 @@ from torchvision.transforms.v2.functional import resize
 from opabinia.contracts import Detections, Detector, Sizes
 from opabinia.contracts.rotated_boxes import mirror_boxes, scale_boxes
 from opabinia.models.detectors.rotated_boxes import box_nms
+from opabinia.runtime.device import move_tensor
 from opabinia.tasks.dense_base import TestTimeAugmentation, mirror
 from opabinia.tasks.detection.tiles import concat_detections, select_detections
 
@@ -89,7 +90,8 @@ def _detect(detector: Detector, view: View) -> list[Detections]:
 
 def _factors(detections: Detections, view: View) -> Tensor:
     """Return the width and height of a view relative to the batch (2)."""
-    return detections.boxes.new_tensor(view.factors)
+    boxes = detections.boxes
+    return move_tensor(torch.tensor(view.factors, dtype=boxes.dtype), boxes.device)
 
 
 def _flip_boxes(boxes: Tensor, view: View, size: tuple[int, int]) -> Tensor:
@@ -116,7 +118,7 @@ def _describe(detector: Detector, view: View, merged: Sequence[Detections]) -> l
             masks = masks.flip(-1)
         if points is not None:
             # Mirroring swaps left and right keypoints, so mirrored views do not contribute.
-            scaled = [points[..., :2] / points.new_tensor(view.factors), points[..., 2:]]
+            scaled = [points[..., :2] / _factors(detections, view), points[..., 2:]]
             points = None if view.flipped else torch.cat(scaled, -1)
         rows.append(detections._replace(masks=masks, keypoints=points))
     return rows

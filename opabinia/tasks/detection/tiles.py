@@ -17,6 +17,7 @@ from opabinia.config import register
 from opabinia.contracts import Count, Detections, Fraction, Sizes
 from opabinia.contracts.rotated_boxes import move_boxes, upright_boxes
 from opabinia.models.detectors.rotated_boxes import box_nms
+from opabinia.runtime.device import move_tensor
 
 CUT_WEIGHT = 0.5
 """Factor of the score of a box cut by a tile's border when it is ranked; the tile next to it may have all of it."""
@@ -91,7 +92,8 @@ def move_to_image(
         tile_size, image_size: height and width.
     """
     boxes, points, margin = upright_boxes(rows.boxes), rows.keypoints, max(tile_size) / 64
-    origin, end, image_end = (boxes.new_tensor(pair) for pair in (corner, tile_size[::-1], image_size[::-1]))
+    pairs = torch.tensor([corner, tile_size[::-1], image_size[::-1]], dtype=boxes.dtype)
+    origin, end, image_end = move_tensor(pairs, boxes.device)
     cut = (boxes[:, :2] <= margin) & (origin > 0)
     cut |= (boxes[:, 2:] >= end - margin) & (origin + end < image_end)
     if points is not None:
