@@ -16,6 +16,7 @@ from torch.nn.functional import pad
 from opabinia.config import register
 from opabinia.contracts import Count, Detections, Fraction, Sizes
 from opabinia.contracts.rotated_boxes import move_boxes, upright_boxes
+from opabinia.models.detectors.regions import true_indices
 from opabinia.models.detectors.rotated_boxes import box_nms
 from opabinia.runtime.device import move_tensor
 
@@ -119,7 +120,8 @@ def merge_tiles(by_tile: Sequence[Detections], cut_by_tile: Sequence[Tensor], ti
     tile = torch.cat([torch.full_like(rows.labels, number) for number, rows in enumerate(by_tile)])
     ranks = scores.float() * torch.where(cut, CUT_WEIGHT, 1.0)
     kept = box_nms(merged.boxes, ranks, labels, tiles.iou)[: 2 * tiles.max_detections]  # bounds the memory of the pairs
-    part, complete = kept[cut[kept]].unsqueeze(1), kept[~cut[kept]]
+    part, complete = (kept[rows] for rows in true_indices([cut[kept], ~cut[kept]]))
+    part = part.unsqueeze(1)
     ends = torch.minimum(boxes[part, 2:], boxes[complete, 2:])
     intersections = (ends - torch.maximum(boxes[part, :2], boxes[complete, :2])).clamp(min=0).prod(2)
     covered = intersections > tiles.iou * (boxes[part, 2:] - boxes[part, :2]).prod(2)
