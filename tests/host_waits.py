@@ -1,14 +1,9 @@
-"""Records what the host would wait for on a GPU, without one.
-
-Reads of values and shapes that depend on values are recorded of CPU tensors. Copies to the device are recorded of CUDA
-tensors without values: ``with FakeTensorMode(), HostWaits() as waits``.
-"""
+"""Counts what the host would wait for if tensors of the CPU were on a GPU; :mod:`tests.fake_gpu` finds copies."""
 
 from collections import Counter
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -18,7 +13,7 @@ INDEXING = (aten.index.Tensor, aten.index_put.default, aten.index_put_.default, 
 
 
 class HostWaits(TorchDispatchMode):
-    """Counts the operations by name: ``nonzero``, ``mask index``, ``blocking copy``, ``tolist`` ..."""
+    """Counts reads of values and operations whose shapes depend on them: ``nonzero``, ``mask index``, ``tolist`` ..."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,10 +30,9 @@ class HostWaits(TorchDispatchMode):
         self._reads.__exit__(*error)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if (wait := _wait_of(func, args, kwargs)) is not None:
+        if (wait := _wait_of(func, args)) is not None:
             self.calls[wait] += 1
-        return func(*args, **kwargs)
+        return func(*args, **(kwargs or {}))
 
 
 class _Reads(TorchFunctionMode):
@@ -54,23 +48,11 @@ class _Reads(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _wait_of(func: Any, args: Any, kwargs: Any) -> str | None:
+def _wait_of(func: Any, args: Any) -> str | None:
     name = func.name().split("::")[1].split(".")[0]
     if name in WAITING:
         return str(name)
     if func in INDEXING and any(index is not None and index.dtype == torch.bool for index in args[1]):
         # One value for all places of a mask is masked_fill.
         return None if len(args) > 2 and args[2].numel() == 1 else "mask index"
-    if name == "_to_copy" and _device(kwargs) == "cuda" and args[0].device.type == "cpu":
-        return None if kwargs.get("non_blocking") else "blocking copy"
     return None
-
-
-def _device(kwargs: Any) -> str | None:
-    device = kwargs.get("device")
-    return None if device is None else torch.device(device).type
-
-
-def fake_cuda(*values: Tensor) -> list[Tensor]:
-    """Return CUDA tensors without values, of the same shapes and types; within ``FakeTensorMode``."""
-    return [torch.empty(value.shape, dtype=value.dtype, device="cuda") for value in values]
