@@ -48,7 +48,11 @@ def allocated(parts: StepParts, samples: int) -> int:
 
 @pytest.mark.parametrize(
     ("recipe", "fake"),
-    [("classification/digits", True), ("selfsup/digits_vicreg", True), ("detection/digits_mask", False)],
+    [
+        ("classification/digits", True),
+        ("selfsup/digits_vicreg", True),
+        pytest.param("detection/digits_mask", False, marks=pytest.mark.slow),
+    ],
 )
 def test_prediction_equals_the_allocations_of_the_cpu(recipe: str, fake: bool) -> None:
     samples = 64 if fake else 4
