@@ -19,6 +19,7 @@ import logging
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -69,12 +70,13 @@ def compare(recipe: str, samples: int, overrides: list[str]) -> tuple[str, int, 
     resolved = resolve(recipe, [*overrides, "train.device=cpu", "data.num_workers=0", "train.num_threads=2"])
     parts = StepParts.of(TrainingRun(**build_parts(resolved).keywords))
     started = time.perf_counter()
-    try:
-        method, step = "shapes", ObservedStep(parts, FakeTensorMode(allow_non_fake_inputs=True), block=1)
-        peak = step.footprint(samples)
-    except Exception:
-        method, step = "values", ObservedStep(parts, None, block=1)
-        peak = step.footprint(samples)
+    method, step = "values", ObservedStep(parts, None, block=1)
+    if parts.can_be_fake:
+        with suppress(Exception):  # values decide
+            fake = ObservedStep(parts, FakeTensorMode(allow_non_fake_inputs=True), block=1)
+            fake.footprint(samples)
+            method, step = "shapes", fake
+    peak = step.footprint(samples)
     predicted, seconds = peak.total() - peak["inputs"] // 2, time.perf_counter() - started  # nothing is prefetched
     del step
     return method, predicted, allocated(parts, samples), seconds

@@ -170,7 +170,7 @@ def largest_batch(footprint: Footprint, device_memory: int, smallest: int = 1) -
 def _observe(parts: StepParts) -> tuple[str, ObservedStep, Footprint]:
     """Observe a step of the configured batch, with fake tensors if that is possible; return the method, the step, and
     the footprints of others."""
-    if parts.run.distill is None:  # teachers are not copied with the model
+    if parts.can_be_fake:
         observed = ObservedStep(parts, FakeTensorMode(allow_non_fake_inputs=True))
         try:
             observed.footprint(parts.row.count)
@@ -228,6 +228,13 @@ class StepParts:
             for mix in run.data.mix:
                 batch = mix(batch, batches.dataset_info)
         return cls(run, model, batch, row, make)
+
+    @property
+    def can_be_fake(self) -> bool:
+        """Whether to try fake tensors. Teachers are not copied with the model, and networks of the transformers library
+        read values and would keep fake tensors in caches of their functions."""
+        libraries = {type(module).__module__.partition(".")[0] for module in self.model.modules()}
+        return self.run.distill is None and "transformers" not in libraries
 
     @property
     def input_shape(self) -> str:
