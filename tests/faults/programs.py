@@ -59,11 +59,13 @@ class Server:
         function: str | None = None,
         code: str | None = None,
         stderr: str | None = None,
+        lasts: bool = False,
     ) -> "Program":
         """Start ``opabinia`` with these arguments, a function named ``module:name`` instead, or some code in the root
         of the repository.
 
-        ``first`` are functions called before; ``stderr`` is a terminal to write to.
+        ``first`` are functions called before; ``stderr`` is a terminal to write to. A program that ``lasts`` is not
+        killed when the test that started it ends.
         """
         path = self.folder / f"program-{self._started}"
         request = {
@@ -78,7 +80,8 @@ class Server:
         }
         program = Program(self, self.ask(request), path, arguments)
         self._started += 1
-        self._to_end.append(program)
+        if not lasts:
+            self._to_end.append(program)
         return program
 
     def run(self, *arguments: str, status: int = 0, seconds: float = 60, **options: Any) -> "Program":

@@ -279,6 +279,7 @@ def _duplicate_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
         several = counts[group] > 1
         remaining, group = remaining[several], group[several]
         start, width = start + width, min(2 * width, 256)
-    first = torch.zeros(len(rows), dtype=torch.int64, device=rows.device)
-    first = first.scatter_reduce_(0, group, remaining, "amin", include_self=False)[group]
+    # A stable sort rather than a minimum by group (scatter_reduce), which torch refuses on CUDA in deterministic mode.
+    sorted_group, order = group.sort(stable=True)
+    first = remaining[order[torch.searchsorted(sorted_group, group)]]
     return remaining[first != remaining], first[first != remaining]
