@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -191,6 +191,7 @@ class Run:
         available_scores: the scores that evaluations of this run compute, and the better direction of each; empty if
             unknown.
         start_time: the start time of this process, in seconds of ``time.monotonic``; a rollback does not reset it.
+        autocast: gives the context of forward passes, with the mixed precision of the run.
     """
 
     task: Task
@@ -207,6 +208,7 @@ class Run:
     batches: Callable[[str, int], Iterable[Batch]] = lambda name, count: ()
     available_scores: Mapping[str, str] = field(default_factory=dict)
     start_time: float = field(default_factory=time.monotonic)
+    autocast: Callable[[], AbstractContextManager[object]] = nullcontext
 
 
 class Phase(NamedTuple):

@@ -51,6 +51,7 @@ from opabinia.models.weights.init import Init, initialize
 from opabinia.optim.ema import Ema, slow_average_warning
 from opabinia.optim.groups import ParamGroups
 from opabinia.optim.schedules import constant
+from opabinia.runtime.device import autocast
 from opabinia.runtime.durations import Duration
 from opabinia.runtime.elastic_agent import is_elastic
 from opabinia.runtime.environment import describe_environment
@@ -233,6 +234,7 @@ class TrainingRun:
             batches=partial(batches.extra_batches, device, self.evaluate.batch_size, model.size_multiple_of),
             available_scores=evaluation.scores,
             start_time=session.start_time,
+            autocast=partial(autocast, device, self.train.precision),
         )
         return _run(trainer, session, metrics_log, summary)
 

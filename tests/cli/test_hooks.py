@@ -33,7 +33,7 @@ def test_precise_bn_changes_only_the_statistics(tmp_path: Path) -> None:
     before, after = tensors(plain), tensors(exact)
     for name in before:
         assert torch.equal(before[name], after[name]) is not ("running" in name), name
-    assert launch.evaluate(exact, checkpoint="last") == scores
+    assert launch.evaluate(exact, checkpoint="last", weights="both") == scores
     average = tensors(exact, "ema")
     name = next(name for name in after if "running_mean" in name)
     assert not torch.equal(average[name], after[name]), "the average has its own statistics"

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import logging
 import math
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from opabinia.contracts import Batch, Clock, Phase, Predictions, Run, Task
 from opabinia.engine.hooks.early_stop import EarlyStopping
@@ -18,9 +21,10 @@ from opabinia.engine.hooks.empty_cache import EmptyCache
 from opabinia.engine.hooks.expected_scores import ExpectedScores, UnexpectedScore, differences
 from opabinia.engine.hooks.freeze import Freeze
 from opabinia.engine.hooks.loss_spike import LossSpike
-from opabinia.engine.hooks.precise_bn import PreciseBN, set_statistics
+from opabinia.engine.hooks.precise_bn import PreciseBN, _Moments, set_statistics
 from opabinia.engine.hooks.profiler import Profiler
 from opabinia.engine.hooks.timer import Timer
+from opabinia.runtime.device import autocast
 from opabinia.runtime.durations import Duration
 from tests.engine.toys import Line, Setup, lines, same_tensors, weights
 
@@ -202,6 +206,35 @@ def test_images_are_measured_by_channel() -> None:
     set_statistics(task, {"norm": task.norm}, [{"image": images[:2]}, {"image": images[2:]}])
     torch.testing.assert_close(task.norm.running_mean, images.mean((0, 2, 3)))
     torch.testing.assert_close(task.norm.running_var, images.var((0, 2, 3), correction=0))
+
+
+def test_statistics_are_those_of_the_precision_of_the_run() -> None:
+    class Rounded(Task):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.norm = nn.Linear(1, 1), nn.BatchNorm1d(1)
+
+        def predict(self, batch: Batch) -> Predictions:
+            return {"logits": self.norm(self.layer(batch["image"]))}
+
+    means = []
+    for context in (nullcontext, partial(autocast, torch.device("cpu"), "bf16")):
+        task = Rounded()
+        nn.init.ones_(task.layer.weight)
+        nn.init.zeros_(task.layer.bias)
+        run = make_run(task, models=[task], autocast=context, batches=lambda *_: batches_of([1.001, 1.001]))
+        PreciseBN().act(run)
+        assert task.norm.running_mean is not None
+        means.append(task.norm.running_mean.item())
+    assert means == [pytest.approx(1.001), 1.0], "bf16 has 8 bits"
+
+
+@pytest.mark.parametrize(("device", "dtype"), [("mps", torch.float32), ("cuda", torch.float64)])
+def test_moments_are_in_float64_where_the_device_has_it(device: str, dtype: torch.dtype) -> None:
+    moments = _Moments()
+    with FakeTensorMode():
+        moments.add_input(nn.BatchNorm1d(3), (torch.empty(4, 3, device=device),))
+        assert moments.mean.dtype == moments.squares.dtype == dtype
 
 
 # --- early stopping ---------------------------------------------------------------------------------------------------

@@ -53,7 +53,8 @@ class PreciseBN(Periodic):
             return
         for task in run.models:
             norms = {name: task.get_submodule(name) for name in names}
-            set_statistics(task, norms, run.batches(self.data, self.batches))
+            with run.autocast():
+                set_statistics(task, norms, run.batches(self.data, self.batches))
 
 
 def set_statistics(task: Task, norms: Mapping[str, Any], batches: Iterable[Batch]) -> None:
@@ -111,7 +112,8 @@ class _Moments:
     def add_input(self, norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         values = inputs[0].detach().transpose(0, 1).flatten(1)
         variance, mean = torch.var_mean(values.float(), dim=1, correction=0)
-        self.merge(values.shape[1], mean.double(), variance.double() * values.shape[1])
+        dtype = torch.float32 if values.device.type == "mps" else torch.float64  # GPUs of Apple have no float64
+        self.merge(values.shape[1], mean.to(dtype), variance.to(dtype) * values.shape[1])
 
     def merge(self, count: int, mean: Any, squares: Any) -> None:
         if not count:

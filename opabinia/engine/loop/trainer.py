@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,7 @@ class Trainer:
         batches: gives hooks batches of their own (see :class:`opabinia.contracts.Run`).
         available_scores: the scores that evaluations give (see :class:`opabinia.contracts.Run`).
         start_time: start time of this process (see :class:`opabinia.contracts.Run`); None: now.
+        autocast: gives the context of forward passes (see :class:`opabinia.contracts.Run`).
 
     Example::
 
@@ -103,6 +105,7 @@ class Trainer:
         batches: Callable[[str, int], Iterable[Batch]] = lambda name, count: (),
         available_scores: Mapping[str, str] | None = None,
         start_time: float | None = None,
+        autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         self.task, self.step, self.plan, self.loader = task, step, plan, loader
         self.validation, self.device = validation, device
@@ -126,6 +129,7 @@ class Trainer:
             batches=batches,
             available_scores=dict(available_scores or {}),
             start_time=time.monotonic() if start_time is None else start_time,
+            autocast=autocast,
         )
         # Position inside an event, and clock, at which the checkpoint was saved that this run resumes from.
         self._resumed_at: tuple[tuple[str, str] | None, Clock] = None, self._run.clock
