@@ -20,12 +20,16 @@ class Normalize(nn.Module):
         mean, std: per channel, for images in 0..1; a single number applies to all channels.
         channels: channels of the images.
 
+    Attributes:
+        channels_last: return images in the channels-last memory format (``train.channels_last``).
+
     Raises:
         ValueError: the number of values is neither 1 nor ``channels``, or a std is not positive.
     """
 
     mean: Tensor
     std: Tensor
+    channels_last: bool = False
 
     def __init__(self, mean: Sequence[float], std: Sequence[float], channels: int) -> None:
         super().__init__()
@@ -51,8 +55,12 @@ class Normalize(nn.Module):
         size = tuple(images.shape[-2:])
         padded = isinstance(sizes, Tensor) or any(own != size for own in sizes or ())
         area = image_area(images, sizes) if padded and sizes is not None else None
+        # The copy that changes the type changes the layout, too.
+        layout = torch.channels_last if self.channels_last else torch.preserve_format
         if images.dtype == torch.uint8:
-            images = images.to(self.mean.dtype) / 255
+            images = images.to(self.mean.dtype, memory_format=layout) / 255
+        elif self.channels_last:
+            images = images.to(memory_format=layout)
         normalized = (images - self.mean) / self.std
         return normalized if area is None else normalized * area
 

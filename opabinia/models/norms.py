@@ -185,11 +185,16 @@ class GhostBatchNorm(_BatchNorm):
         """Normalize parts of equal size in one call: channel c of part i becomes channel i * C + c of a smaller
         batch."""
         splits = len(means)
-        stacked = input.reshape(-1, means.numel(), *input.shape[2:])
         weight, bias = (self.weight.repeat(splits), self.bias.repeat(splits)) if self.affine else (None, None)
         statistics = means.view(-1), variances.view(-1), weight, bias
-        output = F.batch_norm(stacked, *statistics, True, momentum, self.eps).view(input.shape)
-        return output if input.is_contiguous() else torch.empty_like(input).copy_(output)  # keep channels last
+        if input.is_contiguous():
+            stacked = input.view(-1, means.numel(), *input.shape[2:])
+            return F.batch_norm(stacked, *statistics, True, momentum, self.eps).view(input.shape)
+        # Channels last: the same with the channels behind the pixels, so that this stays the memory format.
+        parts = torch.unflatten(input.movedim(1, -1), 0, (-1, splits))
+        stacked = parts.movedim(1, -2).flatten(-2).movedim(-1, 1)
+        output = F.batch_norm(stacked, *statistics, True, momentum, self.eps).movedim(1, -1)
+        return torch.unflatten(output, -1, (splits, -1)).movedim(-2, 1).flatten(0, 1).movedim(-1, 1)
 
 
 class CurrentStream:

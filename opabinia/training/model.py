@@ -13,6 +13,7 @@ from opabinia.config import ConfigError, Problem
 from opabinia.config.build import errors_at
 from opabinia.contracts import Backbone, DatasetInfo, ParallelTask, Plan, Schedules, Step, StepOptions, Task
 from opabinia.data import Data
+from opabinia.models.layers import Normalize
 from opabinia.models.norms import convert_sync_batch_norm, split_batch_norms
 from opabinia.optim.groups import ParamGroups, apply_factors, parameter_groups
 from opabinia.optim.optimizers import fuse
@@ -167,6 +168,9 @@ def place(task: Task, train: Training, device: torch.device) -> Task:
     """Move the model to its device in the memory format of training, so that evaluation computes the same digits."""
     task.to(device)
     if train.channels_last:
+        for module in task.modules():
+            if isinstance(module, Normalize):
+                module.channels_last = True
         for tensor in (*task.parameters(), *task.buffers()):
             if tensor.ndim in CHANNELS_LAST:
                 tensor.data = tensor.data.to(memory_format=CHANNELS_LAST[tensor.ndim])

@@ -21,6 +21,17 @@ def test_float_images_are_in_0_to_1() -> None:
     torch.testing.assert_close(layer(PIXELS.float() / 255), layer(PIXELS))
 
 
+@pytest.mark.parametrize("sizes", [None, [(4, 2), (3, 3)]])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_images_get_the_memory_format_of_training(dtype: torch.dtype, sizes: list[tuple[int, int]] | None) -> None:
+    layer, images = Normalize(MEAN, STD, 3), PIXELS.to(dtype).contiguous()
+    expected = layer(images, sizes)
+    assert expected.is_contiguous()
+    layer.channels_last = True
+    actual = layer(images, sizes)
+    assert actual.is_contiguous(memory_format=torch.channels_last) and torch.equal(actual, expected)
+
+
 @pytest.mark.parametrize("channels", [1, 3, 4])
 def test_a_single_value_applies_to_all_channels(channels: int) -> None:
     images = torch.rand(2, channels, 4, 4)

@@ -87,6 +87,14 @@ def test_the_memory_format_is_kept(layout: torch.memory_format, count: int) -> N
     torch.testing.assert_close(output, reference_ghost_norm(norm, input, 4)[0])
 
 
+def test_parts_in_channels_last_are_normalized_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs, batch_norm = [], F.batch_norm
+    monkeypatch.setattr(norms.F, "batch_norm", lambda input, *rest: inputs.append(input) or batch_norm(input, *rest))
+    ghost_norm(4)(random_input((8, 5, 4, 3)).contiguous(memory_format=torch.channels_last))
+    assert [input.shape for input in inputs] == [(2, 20, 4, 3)]
+    assert inputs[0].is_contiguous(memory_format=torch.channels_last)
+
+
 def test_in_evaluation_it_equals_a_batch_norm() -> None:
     norm, plain = ghost_norm(4), nn.BatchNorm2d(5)
     norm(random_input((8, 5, 4, 3)))

@@ -9,14 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 from torchvision.transforms.v2 import RandomHorizontalFlip
 
 from opabinia.config import ConfigError
-from opabinia.contracts import Hook
+from opabinia.contracts import Backbone, DatasetInfo, Hook
 from opabinia.data import Data, Stream
 from opabinia.data.sources import segmentation_folder
 from opabinia.data.sources.digits import Digits
 from opabinia.runtime.durations import Duration
+from opabinia.tasks.video import Video
 from opabinia.training import dry_run, launch, model
 from opabinia.training.evaluate import evaluate as evaluate_trained
 from opabinia.training.planning import plan_training
@@ -179,6 +181,22 @@ def test_settings_that_make_steps_faster_are_those_that_apply() -> None:
     assert products not in replace(training, precision="bf16").faster_options(), "products are in bf16 already"
     assert search not in replace(training, deterministic=True).faster_options()
     assert search not in replace(training, cudnn_benchmark=True).faster_options()
+
+
+def test_channels_last_images_reach_the_backbone_of_a_video_in_channels_last() -> None:
+    clips: list[Tensor] = []
+
+    class Recorder(Backbone):
+        clips, out_channels = True, 1
+
+        def forward(self, images: Tensor, offset: Tensor | None = None) -> Tensor:
+            clips.append(images)
+            return images.mean((2, 3, 4))[:, :1]
+
+    task = Video(DatasetInfo(samples=8, channels=3, classes=("a", "b")), backbone=lambda channels: Recorder())
+    model.place(task, Training(length=Duration(1, "ep"), channels_last=True), torch.device("cpu"))
+    task.features({"image": torch.zeros(2, 4, 3, 8, 8, dtype=torch.uint8)})
+    assert clips[0].shape == (2, 3, 4, 8, 8) and clips[0].is_contiguous(memory_format=torch.channels_last_3d)
 
 
 def test_an_evaluation_has_the_memory_layout_of_training(tmp_path: Path) -> None:
