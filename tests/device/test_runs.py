@@ -14,11 +14,11 @@ from tests.device.program import DeviceProgram
 from tests.device.runs import Events
 from tests.device.waits import EVALUATION_BATCH, NONDETERMINISTIC, REASONS, STEP, problems
 
+pytestmark = pytest.mark.slow  # minutes, and the table is not final
 CASES = all_cases()
 PARTS = [f"{family}/{name}" for family in FAMILIES for name in sorted(live_catalog().entries[family])]
 
 
-@pytest.mark.slow  # minutes; the table is not complete yet
 @pytest.mark.parametrize("name", dict.fromkeys([*PARTS, *CASES]))
 def test_a_run_follows_the_rules_of_devices_and_waits_as_expected(name: str, device: DeviceProgram) -> None:
     """Two steps in mixed precision, then a resume: a deterministic step and an evaluation."""
@@ -33,7 +33,6 @@ def test_a_run_follows_the_rules_of_devices_and_waits_as_expected(name: str, dev
 # --- tables -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_tables_name_runs_and_every_wait_has_a_reason() -> None:
     assert {*STEP, *EVALUATION_BATCH, *NONDETERMINISTIC} <= CASES.keys()
     waits = {wait for table in (STEP, EVALUATION_BATCH) for waits in table.values() for wait in waits}
