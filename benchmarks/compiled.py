@@ -23,7 +23,8 @@ from torch.nn.functional import cross_entropy
 
 from opabinia.contracts import Batch, Clock, GlobalBatch, StepOptions, Task
 from opabinia.engine.loop.step import StandardStep
-from opabinia.training.model import compile_modules
+from opabinia.training.compiling import compile_modules
+from opabinia.training.model import Models
 
 QUICK = "--quick" in sys.argv
 ROUNDS, CLASSES = (1 if QUICK else 9), 10
@@ -53,7 +54,7 @@ def eager(task: Task, optimizer: torch.optim.Optimizer) -> None:
 
 
 def modules(task: Task, optimizer: torch.optim.Optimizer) -> None:
-    compile_modules(task, torch.device("cpu"))
+    compile_modules(Models(task), torch.device("cpu"))
 
 
 def whole_task(task: Task, optimizer: torch.optim.Optimizer) -> None:

@@ -263,10 +263,15 @@ def add_teachers(task: Task, teachers: Sequence[nn.Module], settings: Distill) -
     return task
 
 
+def teachers(task: Task) -> list[nn.Module]:
+    """Return the models that teach a task; they are not among its modules."""
+    return [teacher.model for teacher in task._distillation.teachers] if isinstance(task, DistilledTask) else []
+
+
 def ema_teacher(task: Task) -> Task | None:
     """Return the EMA of its own weights that teaches a task, if it has one."""
-    teachers = task._distillation.teachers if isinstance(task, DistilledTask) else []
-    return next((teacher.model for teacher in teachers if teacher.name == _EMA), None)
+    active = task._distillation.teachers if isinstance(task, DistilledTask) else []
+    return next((teacher.model for teacher in active if teacher.name == _EMA), None)
 
 
 def _projector_name(number: int) -> str:

@@ -177,19 +177,6 @@ def place(task: Task, train: Training, device: torch.device) -> Task:
     return task
 
 
-def compile_modules(task: Task, device: torch.device) -> None:
-    """Compile the task's child modules in place; without a working compiler log a warning and change nothing."""
-    try:
-        torch.compile(torch.neg)(torch.ones(1, device=device))
-    except Exception as error:  # many kinds: no compiler, no headers, a broken cache
-        reason = (str(error) or type(error).__name__).strip().splitlines()[0]
-        log.warning("train.compile: this machine cannot compile (%s); continuing without", reason)
-        return
-    log.info("train.compile: the first step of each input shape compiles, which can take minutes")
-    for module in task.children():
-        module.compile()
-
-
 def make_optimizer(
     optimizer: Callable[[Iterable[Any]], torch.optim.Optimizer],
     task: Task,

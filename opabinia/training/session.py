@@ -62,6 +62,7 @@ from opabinia.runtime.signals import Stopped
 from opabinia.runtime.text import plural
 from opabinia.tasks.distillation import Distill, add_teachers, ema_teacher
 from opabinia.tasks.teachers import build_teacher
+from opabinia.training.compiling import ReportCompiled, compile_modules
 from opabinia.training.initial_normalization import warn_of_other_normalization
 from opabinia.training.loaders import TrainingBatches, log_device_transforms, splits_norms
 from opabinia.training.mixed_loaders import check_streams
@@ -69,7 +70,6 @@ from opabinia.training.model import (
     Models,
     check_initial_weights,
     check_model,
-    compile_modules,
     make_optimizer,
     make_step,
     make_task,
@@ -210,9 +210,8 @@ class TrainingRun:
             models, self.data, self.evaluate, seed, device, self.train.precision, batches.dataset_info
         )
         check_validation_samples(model, self.data, device, self.train.precision)
-        if self.train.compile:
-            compile_modules(model, device)
-        hooks = self._hooks(models, batches, evaluation, ema_hook, device)
+        compiled = compile_modules(models, device) if self.train.compile else None
+        hooks = self._hooks(models, batches, evaluation, ema_hook, compiled, device)
         loggers = [logger(session.folder, start) for logger in self.loggers] if is_rank_zero() else []
         metrics_file = session.folder / "metrics.jsonl" if is_rank_zero() else None
         metrics_log = MetricsLogger(metrics_file, loggers, reduction=self.train.log_by)
@@ -244,6 +243,7 @@ class TrainingRun:
         batches: TrainingBatches,
         evaluation: EvaluationPlan,
         ema_hook: EmaHook | None,
+        compiled: ReportCompiled | None,
         device: torch.device,
     ) -> dict[str, Hook]:
         """Build all hooks of the run, in the order in which they act."""
@@ -272,6 +272,7 @@ class TrainingRun:
                 else None,
                 eta=eta,
                 training_bar=TrainingBar(eta) if to_terminal else None,
+                compiled=compiled,
             )
 
     def _summary(

@@ -64,8 +64,8 @@ class Training:
             on another number they are scaled (detectron2's ``REFERENCE_WORLD_SIZE``). null: no scaling.
         distributed: how ranks find each other; null: from the variables of torchrun, SLURM or ``--nproc``.
         channels_last: keep images and weights in the channels-last memory format; often faster on GPUs.
-        compile: compile the task's modules with torch.compile, for GPUs: on the CPU steps become slower. Without a
-            compiler the run warns and continues.
+        compile: compile the task's modules with torch.compile, for GPUs: on the CPU steps become slower. The log names
+            what the first step ran as compiled code and what not. Without a compiler the run warns and continues.
         activation_checkpointing: recompute the backbone's activations in the backward pass instead of keeping them.
         check_losses: check every loss before it changes the weights. On a GPU the host then waits for every step;
             otherwise a non-finite loss is found when its log line is due. On the CPU losses are always checked.

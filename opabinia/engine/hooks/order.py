@@ -9,7 +9,7 @@ from opabinia.engine.loop.hook_dispatch import LEGACY_KEYS
 
 BUILT_IN = (
     *("timer", "batch_schedule", "ema", "metrics_log", "training_bar"),
-    *("bottleneck", "save", "evaluate", "save_best", "eta"),
+    *("compiled", "bottleneck", "save", "evaluate", "save_best", "eta"),
 )
 RESERVED = (*BUILT_IN, *LEGACY_KEYS)
 FILES = ("model", "optimizer", "state", "statistics")
@@ -45,6 +45,7 @@ def order_hooks(
     bottleneck: Hook | None = None,
     eta: Hook | None = None,
     training_bar: Hook | None = None,
+    compiled: Hook | None = None,
 ) -> dict[str, Hook]:
     """Return all hooks of a run by key, in the order in which they act at every event.
 
@@ -65,6 +66,8 @@ def order_hooks(
         **user,
         # Checks and writes pending values before saving: no checkpoint is saved of weights that are not finite.
         "metrics_log": metrics_log,
+        # After the first step.
+        "compiled": compiled,
         # These two read the line that was just written.
         "training_bar": training_bar,
         "bottleneck": bottleneck,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -109,6 +110,10 @@ class ModuleBackbone(Backbone):
         """Return the feature maps of all levels, and the mean over the coarsest ones as vectors."""
         maps = self.outputs(images)
         return SharedFeatures(maps[-1].flatten(2).mean(2), maps[-1], maps)
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile the network, which all methods call."""
+        self.module.compile(*args, **kwargs)
 
 
 def build_backbone(part: Callable[[int], nn.Module], channels: int) -> Backbone:

@@ -73,18 +73,21 @@ class MultiScaleFeatures(nn.Module):
         self._indices.pop()
         self.out_levels.pop()
 
-    def forward(self, net: Any, images: Tensor) -> list[Tensor]:
-        """The model and images (B x C x H x W) to feature maps (B x M x h x w), from fine to coarse."""
-        maps: list[Tensor] = net.forward_intermediates(
+    def forward(self, net: Any, images: Tensor, *, with_output: bool = False) -> tuple[Tensor | None, list[Tensor]]:
+        """Return the output of a model before its pooling, and the feature maps (B x M x h x w), from fine to coarse.
+
+        Args:
+            net: the model.
+            images: B x C x H x W.
+            with_output: of a model that was not pruned; otherwise the output is None, and later layers do not run.
+        """
+        if with_output:
+            output, maps = net.forward_intermediates(images, indices=self._indices, norm=self._norm, output_fmt="NCHW")
+            return output, maps
+        maps = net.forward_intermediates(
             images, indices=self._indices, norm=self._norm, output_fmt="NCHW", stop_early=True, intermediates_only=True
         )
-        return maps
-
-    def with_output(self, net: Any, images: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """The output of a model that was not pruned, before its pooling, and the feature maps; from one forward
-        pass."""
-        output, maps = net.forward_intermediates(images, indices=self._indices, norm=self._norm, output_fmt="NCHW")
-        return output, maps
+        return None, maps
 
 
 def allow_any_size(net: nn.Module) -> None:

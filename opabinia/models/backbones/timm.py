@@ -214,7 +214,7 @@ class TimmBackbone(Backbone):
         return normalized
 
     def enable_multi_scale(self) -> list[Level]:
-        """Prepare for :meth:`pyramid_features`, which is then also what :meth:`compile` compiles.
+        """Prepare for :meth:`pyramid_features`.
 
         There is one feature map for each stride from 4 to 32, the last of its size in the model. A plain vision
         transformer gives one, after its last norm if that comes before its pooling; all its blocks have global
@@ -249,7 +249,7 @@ class TimmBackbone(Backbone):
         if not self._gives_vectors:
             pyramid = self.pyramid_features(images)
             return SharedFeatures(pyramid[-1].mean((2, 3)), pyramid[-1], pyramid)
-        output, pyramid = self.multi_scale.with_output(self.model, images)
+        output, pyramid = self.multi_scale(self.model, images, with_output=True)
         vectors = self.model.forward_head(output)  # type: ignore[operator]
         return SharedFeatures(vectors, self._to_maps(output, images.shape[-2:]), pyramid)
 
@@ -261,7 +261,7 @@ class TimmBackbone(Backbone):
         """
         assert self.multi_scale is not None, "enable_multi_scale() comes first"
         try:
-            maps: list[Tensor] = self.multi_scale(self.model, images)
+            maps: list[Tensor] = self.multi_scale(self.model, images)[1]
         except AssertionError as error:  # how timm's layers refuse a size
             raise DataMismatch(_wrong_size(error, images.shape[2:])) from error
         return maps
@@ -296,11 +296,16 @@ class TimmBackbone(Backbone):
         freeze_stages(self.model, count)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Compile :meth:`pyramid_features` after :meth:`enable_multi_scale`, otherwise :meth:`forward`."""
-        if self.multi_scale is None:
-            super().compile(*args, **kwargs)
-        else:
+        """Compile what computes :meth:`pyramid_features` and :meth:`shared_features` if one of them was enabled,
+        otherwise :meth:`forward`, and for the other methods each sequence of layers (the blocks of a transformer, the
+        stages of a ResNet)."""
+        if self.multi_scale is not None:
             self.multi_scale.compile(*args, **kwargs)
+            return
+        super().compile(*args, **kwargs)
+        for layers in self.model.children():
+            if isinstance(layers, nn.Sequential):
+                layers.compile(*args, **kwargs)
 
     def make_head(self, classes: int) -> nn.Module:
         """Return timm's classifier for this model, so that both together compute the same as timm's whole model.

@@ -1,0 +1,170 @@
+"""train.compile: what is compiled, what the log says of it, and averages of the weights."""
+
+import copy
+import logging
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from opabinia.contracts import Backbone, Batch, Clock, DatasetInfo, Task
+from opabinia.models.backbones.module import build_backbone
+from opabinia.models.backbones.timm import timm
+from opabinia.models.detectors import Fcos
+from opabinia.models.necks import fpn
+from opabinia.tasks.classification import Classification
+from opabinia.tasks.detection import Detection
+from opabinia.tasks.distillation import Distill, EmaTeacher, add_teachers
+from opabinia.training.compiling import compile_modules
+from opabinia.training.model import Models
+
+# torch 2.15 reads it of the inputs of a compiled module; without warnings as errors nobody sees it.
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+
+CPU = torch.device("cpu")
+NO_RUN: Any = None
+INFO = DatasetInfo(samples=8, channels=1, classes=("a", "b"))
+
+
+@pytest.fixture(autouse=True)
+def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Compile without a C++ compiler; return the number of operations of each call of a graph."""
+    sizes: list[int] = []
+
+    def count(graph: Any, inputs: Any) -> Any:
+        def run(*args: Any) -> Any:
+            sizes.append(len([node for node in graph.graph.nodes if node.op.startswith("call")]))
+            return graph.forward(*args)
+
+        return run
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=count))
+    config: Any = torch._dynamo.config
+    torch.compiler.reset()
+    with config.patch(recompile_limit=config.recompile_limit):
+        yield sizes
+    torch.compiler.reset()
+
+
+@pytest.fixture
+def logged(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    log = logging.getLogger("opabinia")
+    propagates, log.propagate = log.propagate, True
+    with caplog.at_level(logging.INFO, "opabinia"):
+        yield caplog
+    log.propagate = propagates
+
+
+def messages(logged: pytest.LogCaptureFixture) -> list[str]:
+    """Return the lines of the report."""
+    return [record.message for record in logged.records if record.name == "opabinia"][1:]
+
+
+def layers(count: int) -> nn.Sequential:
+    return nn.Sequential(*(nn.Linear(2, 2) for _ in range(count)))
+
+
+class Parts(Task):
+    """A task with ``count`` children, of which it calls all but the last."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        for number in range(count):
+            self.add_module(f"part{number}", layers(number + 1))
+
+    def forward(self, batch: Batch, clock: Clock) -> dict[str, Tensor]:
+        *called, last = self.children()
+        values = batch["image"]
+        for part in called:
+            values = part(values)
+        return {"loss": last.forward(values).sum()}
+
+
+def compiled_step(task: Task, batch: Batch, average: Task | None = None) -> dict[str, Tensor]:
+    """Compile the task, run one step, and log the report."""
+    report = compile_modules(Models(task, average), CPU)
+    assert report is not None
+    losses: dict[str, Tensor] = task(batch, Clock(total_steps=2))
+    report.after_step(NO_RUN)
+    report.after_step(NO_RUN)
+    return losses
+
+
+BATCH = {"image": torch.ones(3, 2), "id": list("abc")}
+
+
+def test_the_log_names_what_is_compiled_and_what_is_not(logged: pytest.LogCaptureFixture) -> None:
+    compiled_step(Parts(3), BATCH)
+    assert messages(logged) == [
+        "train.compile: compiled: part0, part1",
+        "train.compile: not compiled, 50% of the parameters: part2",
+    ]
+
+
+def test_a_step_without_compiled_weights_is_a_warning(logged: pytest.LogCaptureFixture) -> None:
+    compiled_step(Parts(1), BATCH)
+    assert messages(logged) == [
+        "train.compile: compiled: nothing",
+        "train.compile: not compiled, 100% of the parameters: part0",
+    ]
+    assert [record.levelname for record in logged.records if "nothing" in record.message] == ["WARNING"]
+
+
+def test_modules_beyond_the_limit_of_torch_are_compiled(graphs: list[int]) -> None:
+    """torch counts the graphs of all modules together and runs more than eight uncompiled."""
+    task = Parts(15)
+    average = copy.deepcopy(task).eval()
+    compiled_step(task, BATCH, average)
+    average(BATCH, Clock())
+    assert graphs == [1, *range(1, 15), *range(1, 15)]
+
+
+def test_averages_and_teachers_are_compiled_like_the_model(graphs: list[int]) -> None:
+    task = Classification(INFO, backbone=partial(timm, model="test_resnet"))
+    distilled = add_teachers(task, [], Distill(ema_teacher=EmaTeacher()))
+    batch = {"image": torch.rand(2, 1, 32, 32), "label": torch.tensor([0, 1]), "id": list("ab")}
+    compiled_step(distilled, batch)
+    assert len(graphs) == 1 + 6, "after the test of the compiler, normalize, backbone and head of both"
+
+
+def test_a_detector_has_a_compiled_backbone_and_neck(logged: pytest.LogCaptureFixture) -> None:
+    info = DatasetInfo(samples=8, channels=1, classes=("a", "b"), boxes=True)
+    detector = partial(Fcos, neck=partial(fpn, channels=32))
+    task = Detection(info, detector=detector, backbone=partial(timm, model="test_resnet"))
+    batch = {"image": torch.rand(1, 1, 64, 64), "image_sizes": [(64, 64)], "id": ["a"]}
+    batch |= {"boxes": [torch.tensor([[4.0, 4.0, 40.0, 40.0]])], "labels": [torch.tensor([0])]}
+    compiled_step(task, batch)
+    first, second = messages(logged)
+    assert first == "train.compile: compiled: normalize, backbone.multi_scale, detector.neck"
+    assert second.startswith("train.compile: not compiled, ") and second.endswith("% of the parameters: detector.head")
+
+
+def convolutions(channels: int) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(channels, 4, 3, stride=2), nn.ReLU())
+
+
+@pytest.mark.parametrize(
+    ("part", "size", "method", "count"),
+    [
+        (partial(timm, model="test_vit", options={"img_size": 32}), 32, "tokens", 1),
+        (partial(timm, model="test_vit", options={"img_size": 32}), 32, "feature_maps", 1),
+        (partial(timm, model="test_vit", options={"img_size": 32}), 32, "forward", 1),
+        (partial(timm, model="resnet10t"), 32, "feature_maps", 5),
+        (partial(timm, model="test_resnet"), 64, "shared_features", 1),
+        (convolutions, 64, "pyramid_features", 1),
+    ],
+)
+@torch.no_grad()
+def test_methods_of_backbones_run_compiled(part: Any, size: int, method: str, count: int, graphs: list[int]) -> None:
+    net: Backbone = build_backbone(part, 1).eval()
+    if method == "shared_features":
+        net.enable_shared_features()
+    images = torch.rand(1, 1, size, size)
+    run = net if method == "forward" else getattr(net, method)
+    expected = run(images)
+    net.compile()
+    torch.testing.assert_close(run(images), expected)
+    assert len(graphs) == count
