@@ -39,6 +39,7 @@ class Case(NamedTuple):
 BF16 = "train.precision=bf16"
 TEST_RESNET = "{name: timm, model: test_resnet}"
 NET = f"task.backbone={TEST_RESNET}"
+MGN_NET = "task.backbone={name: timm, model: resnet10t, options: {output_stride: 8, channels: [16, 16, 32, 32]}}"
 TRANSFORMER = "task.backbone={name: timm, model: test_vit, options: {img_size: 32}}"
 
 CLASSIFICATION = Case(
@@ -48,6 +49,12 @@ CLASSIFICATION = Case(
         "data.val.source={name: synthetic, samples: 4}",
     ),
 )
+TWO_LAYERS = CLASSIFICATION.having(
+    *("plugins=[tests.faults.parts]", "task.backbone=tiny"),
+    *("data.train.source.size=8", "data.train.transforms=[]", "data.val.source.size=8", "data.val.transforms=[]"),
+)
+"""A network with few parameters of each kind: of a convolution, a norm and a linear layer."""
+
 REID = Case("reid/market1501/bot", (BF16, NET, "vars.size=[32, 32]"))
 
 NECK = "neck: {name: fpn, channels: 32}"
@@ -106,7 +113,7 @@ TASKS = {
         "rotation_r50", "vars.size=48", f"task={{name: jigsaw, permutations: 4, hidden: 16, backbone: {TEST_RESNET}}}"
     ),
     "mae": self_supervised("mae_vit_b", TRANSFORMER, "task.decoder_heads=4"),
-    "mgn": Case("reid/market1501/mgn", (BF16, "task.backbone={name: resnet, model: resnet18}", "vars.size=[96, 32]")),
+    "mgn": Case("reid/market1501/mgn", (BF16, MGN_NET, "vars.size=[48, 32]")),
     "moco": self_supervised("moco_r50"),
     "moco_v3": self_supervised("moco_v3_vit_s", TRANSFORMER),
     "multitask": Case(
@@ -204,7 +211,7 @@ DECODERS = {
 }
 
 LOSSES = {
-    name: CLASSIFICATION.having(f"task.loss={name}")
+    name: TWO_LAYERS.having(f"task.loss={name}")
     for name in (
         *("adaptive_cross_entropy", "asymmetric", "binary_cross_entropy", "binary_focal", "cross_entropy", "focal"),
         "proxy_anchor",
@@ -224,7 +231,7 @@ METRIC_LOSSES = {
 HEADS = {name: REID.having(f"task.head={name}") for name in ("arcface", "circle", "cosface", "linear")}
 
 OPTIMIZERS = {
-    name: CLASSIFICATION.having(f"optimizer={name}")
+    name: TWO_LAYERS.having(f"optimizer={name}")
     for name in (
         *("adadelta", "adafactor", "adafactorbigvision", "adagrad", "adam", "adamax", "adamw", "adan", "adopt", "asgd"),
         *("lamb", "laprop", "lars", "lion", "madgrad", "mars", "muon", "nadam", "nadamw", "radam", "rmsprop"),

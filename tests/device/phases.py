@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from opabinia.contracts import Hook, Phase, Run, Stop
+from opabinia.engine.loggers.metrics_log import MetricsLogger
 from opabinia.engine.loop import evaluate
 from opabinia.training.session import Session, TrainingRun
 from tests.device.records import RECORD
@@ -15,6 +16,7 @@ from tests.device.records import RECORD
 END = "end"
 EVALUATION = "evaluation"
 SCORES = "scores"
+LOG = "log"
 
 
 def step_phase(number: int) -> str:
@@ -37,8 +39,8 @@ def stopping_after(step: int | None) -> Iterator[None]:
 
 
 class RecordPhases(Hook):
-    """Sets the phase of the record: ``step 1``, ``step 2`` ..., ``evaluation`` for its batches, ``scores`` for what
-    follows them, and ``end`` for what follows the last step, such as the line of the log and the checkpoint.
+    """Sets the phase of the record: ``step 1``, ``step 2`` ..., ``log`` for lines of the metrics log, ``evaluation``
+    for its batches, ``scores`` for what follows them, and ``end`` for what follows the last step, such as a checkpoint.
 
     A step begins at the end of the one before, so loading of its batch is part of it. So are the hooks that act before
     the user's: those of the task and the moving average of the weights.
@@ -61,7 +63,7 @@ class RecordPhases(Hook):
 
 def record_phases() -> None:
     """Let every training run of this process record its phases."""
-    train, predict = TrainingRun.__call__, evaluate._predict
+    train, predict, flush = TrainingRun.__call__, evaluate._predict, MetricsLogger.flush
 
     def train_with_phases(run: TrainingRun, session: Session) -> dict[str, float]:
         hooks: Any = {**(run.hooks or {}), "phases": RecordPhases()}
@@ -72,5 +74,10 @@ def record_phases() -> None:
         yield from predict(*args)
         RECORD.phase = SCORES
 
+    def flush_in_own_phase(log: MetricsLogger, *args: Any) -> None:
+        with RECORD.during(LOG):
+            flush(log, *args)
+
+    MetricsLogger.flush = flush_in_own_phase  # type: ignore[method-assign]
     TrainingRun.__call__ = train_with_phases  # type: ignore[method-assign]
     evaluate._predict = predict_with_phases

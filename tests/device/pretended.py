@@ -75,6 +75,16 @@ class PretendedTensor(Tensor):
     def __reduce_ex__(self, protocol: Any) -> Any:
         return PretendedTensor, (self.detach().cpu(),)
 
+    @property
+    def data(self) -> Tensor:
+        """The tensor outside of the graph."""
+        return Tensor.data.__get__(self)  # type: ignore[attr-defined, no-any-return]
+
+    @data.setter
+    def data(self, value: Tensor) -> None:
+        Tensor.data.__set__(self, value)  # type: ignore[attr-defined]
+        self.host = unwrap(value)
+
     def data_ptr(self) -> int:
         return self.host.data_ptr()
 

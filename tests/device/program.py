@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import inspect
 import logging
@@ -80,6 +81,9 @@ def serve() -> None:
     logging.disable()
     install()
     record_phases()
+    gc.collect()
+    gc.freeze()
+    gc.disable()  # networks lie in circles: they are collected after each function, and nothing else is looked through
     with Client(os.environ[ADDRESS], "AF_UNIX") as connection:
         while True:
             try:
@@ -93,6 +97,7 @@ def serve() -> None:
                 connection.send((True, getattr(function, "__wrapped__", function)(*args, **kwargs)))
             except Exception:
                 connection.send((False, traceback.format_exc()))
+            gc.collect()
 
 
 def on_device(test: Callable[..., None]) -> Callable[..., None]:

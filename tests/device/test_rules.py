@@ -36,6 +36,16 @@ def test_results_are_on_the_device() -> None:
     assert layer.weight.grad is not None and torch.equal(layer.weight.grad.cpu(), torch.full((2, 3), 4.0))
 
 
+@on_device
+def test_assigned_data_have_the_layout_that_fused_kernels_assume() -> None:
+    weight = nn.Parameter(torch.arange(16.0, device=DEVICE).reshape(2, 2, 2, 2))
+    weight.data = weight.data.to(memory_format=torch.channels_last)
+    (weight * torch.arange(4.0, device=DEVICE).reshape(2, 2, 1, 1)).sum().backward()
+    torch.optim.SGD([weight], lr=1.0, fused=True).step()
+    expected = torch.arange(16.0).reshape(2, 2, 2, 2) - torch.arange(4.0).reshape(2, 2, 1, 1)
+    assert torch.equal(weight.detach().cpu(), expected) and weight.is_contiguous(memory_format=torch.channels_last)
+
+
 MIXED: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "sum": lambda device, host: device + host,
     "in place": lambda device, host: host.add_(device),

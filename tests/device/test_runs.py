@@ -14,14 +14,13 @@ from tests.device.program import DeviceProgram
 from tests.device.runs import Events
 from tests.device.waits import EVALUATION_BATCH, NONDETERMINISTIC, REASONS, STEP, problems
 
-pytestmark = pytest.mark.slow  # minutes, and the table is not final
 CASES = all_cases()
 PARTS = [f"{family}/{name}" for family in FAMILIES for name in sorted(live_catalog().entries[family])]
 
 
 @pytest.mark.parametrize("name", dict.fromkeys([*PARTS, *CASES]))
 def test_a_run_follows_the_rules_of_devices_and_waits_as_expected(name: str, device: DeviceProgram) -> None:
-    """Two steps in mixed precision, then a resume: a deterministic step and an evaluation."""
+    """Two steps in mixed precision, then a resume: a deterministic step, and an evaluation."""
     assert name in CASES, f"{name} is not run: add it to tests/device/cases.py"
     case = CASES[name]
     if case.needs and not find_spec(case.needs):

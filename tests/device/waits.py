@@ -2,364 +2,154 @@
 
 A wait costs the time that the GPU idles until the host has queued the next kernels. Runs that are not listed do not
 wait in a step, and in an evaluation batch only for its predictions. Detectors and decoders have batches of two images.
-An evaluation batch of a detector includes the validation loss, and with it the waits of a step.
+An evaluation batch of a detector includes the validation loss, and with it the waits of a step; with an EMA of the
+weights (D-FINE, RF-DETR, RT-DETR) it is evaluated twice.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from tests.device.phases import EVALUATION, step_phase
 from tests.device.records import Event
 from tests.device.runs import Events
 
 Waits = Mapping[str, int]
-"""Number of host waits by function of the package and kind, such as ``RegionPool.forward: nonzero``."""
+"""Number of host waits by function of the package and kind, such as ``true_indices: item``."""
 
 PREDICTIONS = "to_host.<locals>.wait: event"
 """The wait for the predictions of an evaluation batch, which evaluators read on the host; it is not listed."""
 
 REASONS = {
-    # two-stage detectors
-    "RegionPool.forward: nonzero": "the regions of each level of the pyramid",
-    "RegionProposals.scored_proposals: boolean index": "proposals with a positive size",
-    "RegionProposals.scored_proposals: copy to the device": "torchvision's batched_nms",
-    "RegionProposals.scored_proposals: nms": "the kept proposals of each image",
-    "Regions.at.<locals>.<genexpr>: boolean index": "the regions of each image with an object",
-    "CascadeHead.losses.<locals>.<listcomp>: boolean index": "the regions of each image that are not empty",
-    "sample_regions: boolean index": "the candidates of each image to draw from",
-    "postprocess: nonzero": "boxes above the score threshold",
-    "postprocess: copy to the device": "torchvision's batched_nms",
-    "postprocess: nms": "the kept boxes of each image",
-    "decode_boxes: copy to the device": "torchvision's constants, for each level",
-    "KeypointHead.losses: nonzero": "the keypoints inside their regions",
-    "KeypointHead.losses: copy to the device": "a constant",
-    "heatmaps_to_keypoints: item": "the size of the largest region",
-    # dense detectors
-    "suppress.<locals>.<genexpr>: boolean index": "boxes above the score threshold",
-    "box_nms: copy to the device": "torchvision's batched_nms",
-    "box_nms: nms": "the kept boxes of each image",
-    "box_corners: copy to the device": "a constant",
-    "rotated_nms: boolean index": "the boxes that remain after each round",
-    "rotated_nms: equal": "the end of the rounds",
-    "rotated_nms: nonzero": "pairs of boxes that overlap",
-    "rotated_nms.<locals>.<listcomp>: boolean index": "the boxes of each class",
-    "scale_to_original: copy to the device": "the original size of each image",
-    # detectors by queries
+    "HybridDetector._encode: item": "transformers checks the sizes of its position embeddings",
+    "HybridDetector._make_denoising: nonzero": "the queries of noised objects",
     "LibraryDetector._run: copy to the device": "transformers creates constants",
     "LibraryDetector._run: item": "transformers checks masks and sizes",
-    "QueryDetector.detect_batch: copy to the device": "the sizes of the images",
-    "QueryDetector.losses: copy to the device": "the number of objects",
-    "StandardStep._accumulate: boolean index": "the backward pass of box_losses",
-    "box_losses: boolean index": "torchvision's generalized_box_iou_loss",
-    "collect_objects: copy to the device": "the sizes of the images",
-    "match_queries: copy to the host": "queries are matched with objects on the host, by SciPy",
     "Mask2Former.query_masks: copy to the device": "transformers creates constants",
     "Mask2Former.query_masks: item": "transformers checks sizes",
-    "MaskCriterion._layer: copy to the device": "weights of classes, for each layer",
+    "MaskClassifier.detect: item": "the number of detections, for each image",
     "MaskCriterion.match: copy to the host": "queries are matched with segments on the host, by SciPy",
-    "MaskClassifier.detect.<locals>.<genexpr>: boolean index": "the detections of each image",
-    "top_instances: copy to the device": "a constant, for each image",
-    # segmentation
-    "Panoptic._combined.<locals>.<genexpr>: boolean index": "the detections of each image",
-    "first_image: item": "the number of detections of the first image",
-    "stack_segments: copy to the device": "a constant",
-    "semantic_segments: boolean index": "the classes of each map",
-    "semantic_segments: unique": "the classes of each map",
-    "_present_classes: nonzero": "the classes of a batch, whose losses are computed one by one",
-    # optimizers and mixed precision
-    "StandardStep.__call__: item": "torch's ASGD and Adafactor read numbers of each parameter; GradScaler reads "
-    "whether an optimizer without fused kernels must be skipped",
-    "StandardStep.__call__: copy to the device": "torch's ASGD creates numbers of each parameter",
+    "StandardStep.__call__: copy to the device": "torch's ASGD creates numbers, for each parameter",
+    "StandardStep.__call__: item": "torch's ASGD and Adafactor read numbers of each parameter; in fp16 GradScaler "
+    "reads whether an optimizer without fused kernels must be skipped",
     "UpdateGuard.update_unless: item": "an optimizer without fused kernels cannot be skipped on the device",
+    "_present_classes: nonzero": "the classes of a batch, whose losses are computed one by one",
+    "box_nms: nms": "the number of boxes that are kept, for each image",
+    "first_image: item": "the number of detections, for each image",
+    "heatmaps_to_keypoints: item": "the size of the largest region",
+    "match_queries: copy to the host": "queries are matched with objects on the host, by SciPy",
+    "postprocess: nonzero": "the number of boxes above the score threshold, for each image",
+    "rotated_nms: boolean index": "the boxes of each class",
+    "rotated_nms: equal": "the end of the rounds, in each",
+    "rotated_nms: nonzero": "the number of pairs of boxes that overlap",
+    "true_indices: item": "the numbers of selected boxes or regions of all images",
 }
 """The number or constant for which the host waits, by wait."""
 
 STEP: dict[str, Waits] = {
-    "task/panoptic": {
-        "decode_boxes: copy to the device": 10,
-        "RegionProposals.scored_proposals: boolean index": 6,
-        "RegionProposals.scored_proposals: copy to the device": 2,
-        "RegionProposals.scored_proposals: nms": 2,
-        "sample_regions: boolean index": 2,
-        "RegionPool.forward: nonzero": 8,
-        "Regions.at.<locals>.<genexpr>: boolean index": 8,
-    },
-    "detector/cascade_rcnn": {
-        "decode_boxes: copy to the device": 14,
-        "RegionProposals.scored_proposals: boolean index": 6,
-        "RegionProposals.scored_proposals: copy to the device": 2,
-        "RegionProposals.scored_proposals: nms": 2,
-        "sample_regions: boolean index": 2,
-        "RegionPool.forward: nonzero": 16,
-        "CascadeHead.losses.<locals>.<listcomp>: boolean index": 4,
-        "Regions.at.<locals>.<genexpr>: boolean index": 8,
+    "task/panoptic": {"true_indices: item": 5, "box_nms: nms": 2},
+    "detector/cascade_rcnn": {"true_indices: item": 9, "box_nms: nms": 2},
+    "detector/d_fine": {
+        "HybridDetector._encode: item": 1,
+        "HybridDetector._make_denoising: nonzero": 1,
+        "match_queries: copy to the host": 1,
     },
     "detector/deformable_detr": {
-        "collect_objects: copy to the device": 1,
         "LibraryDetector._run: copy to the device": 1,
         "LibraryDetector._run: item": 1,
-        "QueryDetector.losses: copy to the device": 1,
         "match_queries: copy to the host": 1,
-        "box_losses: boolean index": 8,
-        "StandardStep._accumulate: boolean index": 2,
     },
-    "detector/detr": {
-        "collect_objects: copy to the device": 1,
-        "LibraryDetector._run: item": 3,
-        "QueryDetector.losses: copy to the device": 1,
-        "match_queries: copy to the host": 1,
-        "box_losses: boolean index": 10,
-        "StandardStep._accumulate: boolean index": 10,
-    },
-    "detector/faster_rcnn": {
-        "decode_boxes: copy to the device": 10,
-        "RegionProposals.scored_proposals: boolean index": 6,
-        "RegionProposals.scored_proposals: copy to the device": 2,
-        "RegionProposals.scored_proposals: nms": 2,
-        "sample_regions: boolean index": 2,
-        "RegionPool.forward: nonzero": 4,
-    },
-    "detector/keypoint_rcnn": {
-        "decode_boxes: copy to the device": 10,
-        "RegionProposals.scored_proposals: boolean index": 6,
-        "RegionProposals.scored_proposals: copy to the device": 2,
-        "RegionProposals.scored_proposals: nms": 2,
-        "sample_regions: boolean index": 2,
-        "RegionPool.forward: nonzero": 8,
-        "Regions.at.<locals>.<genexpr>: boolean index": 16,
-        "KeypointHead.losses: nonzero": 1,
-        "KeypointHead.losses: copy to the device": 1,
-    },
+    "detector/detr": {"LibraryDetector._run: item": 3, "match_queries: copy to the host": 1},
+    "detector/faster_rcnn": {"true_indices: item": 3, "box_nms: nms": 2},
+    "detector/keypoint_rcnn": {"true_indices: item": 5, "box_nms: nms": 2},
     "detector/mask2former": {
         "Mask2Former.query_masks: copy to the device": 2,
         "Mask2Former.query_masks: item": 1,
         "MaskCriterion.match: copy to the host": 1,
-        "MaskCriterion._layer: copy to the device": 3,
     },
-    "detector/mask_rcnn": {
-        "decode_boxes: copy to the device": 10,
-        "RegionProposals.scored_proposals: boolean index": 6,
-        "RegionProposals.scored_proposals: copy to the device": 2,
-        "RegionProposals.scored_proposals: nms": 2,
-        "sample_regions: boolean index": 2,
-        "RegionPool.forward: nonzero": 8,
-        "Regions.at.<locals>.<genexpr>: boolean index": 8,
-    },
-    "detector/rf_detr": {
-        "collect_objects: copy to the device": 1,
-        "LibraryDetector._run: copy to the device": 1,
-        "QueryDetector.losses: copy to the device": 1,
+    "detector/mask_rcnn": {"true_indices: item": 5, "box_nms: nms": 2},
+    "detector/rf_detr": {"LibraryDetector._run: copy to the device": 1, "match_queries: copy to the host": 1},
+    "detector/rt_detr": {
+        "HybridDetector._encode: item": 1,
+        "HybridDetector._make_denoising: nonzero": 1,
         "match_queries: copy to the host": 1,
-        "box_losses: boolean index": 15,
-        "StandardStep._accumulate: boolean index": 15,
     },
-    "detector/rotated_fcos": {"box_corners: copy to the device": 1},
     "decoder/mask2former": {
         "Mask2Former.query_masks: copy to the device": 2,
         "Mask2Former.query_masks: item": 1,
-        "semantic_segments: unique": 2,
-        "semantic_segments: boolean index": 2,
+        "true_indices: item": 1,
         "MaskCriterion.match: copy to the host": 1,
-        "MaskCriterion._layer: copy to the device": 3,
     },
     "segmentation_loss/boundary": {"_present_classes: nonzero": 1},
     "segmentation_loss/lovasz": {"_present_classes: nonzero": 1},
-    "optimizer/adafactor": {"StandardStep.__call__: item": 94},
-    "optimizer/asgd": {"StandardStep.__call__: item": 141, "StandardStep.__call__: copy to the device": 94},
+    "optimizer/adafactor": {"StandardStep.__call__: item": 16},
+    "optimizer/asgd": {"StandardStep.__call__: item": 24, "StandardStep.__call__: copy to the device": 16},
     "setting/fp16_unfused": {"StandardStep.__call__: item": 1},
-    "setting/fp16_detection": {
-        "decode_boxes: copy to the device": 20,
-        "RegionProposals.scored_proposals: boolean index": 6,
-        "RegionProposals.scored_proposals: copy to the device": 2,
-        "RegionProposals.scored_proposals: nms": 2,
-        "sample_regions: boolean index": 2,
-        "RegionPool.forward: nonzero": 16,
-        "Regions.at.<locals>.<genexpr>: boolean index": 8,
-    },
+    "setting/fp16_detection": {"true_indices: item": 10, "box_nms: nms": 2},
     "setting/skip_unfused": {"UpdateGuard.update_unless: item": 1},
 }
 """Waits of a training step after the first; of other runs none."""
 
 EVALUATION_BATCH: dict[str, Waits] = {
-    "task/detection": {
-        "suppress.<locals>.<genexpr>: boolean index": 6,
-        "box_nms: copy to the device": 2,
-        "box_nms: nms": 2,
-        "scale_to_original: copy to the device": 4,
-    },
-    "task/multitask": {
-        "suppress.<locals>.<genexpr>: boolean index": 6,
-        "box_nms: copy to the device": 2,
-        "box_nms: nms": 2,
-        "scale_to_original: copy to the device": 4,
-    },
-    "task/panoptic": {
-        "decode_boxes: copy to the device": 22,
-        "RegionProposals.scored_proposals: boolean index": 12,
-        "RegionProposals.scored_proposals: copy to the device": 4,
-        "RegionProposals.scored_proposals: nms": 4,
-        "RegionPool.forward: nonzero": 16,
-        "postprocess: nonzero": 2,
-        "postprocess: copy to the device": 2,
-        "postprocess: nms": 2,
-        "scale_to_original: copy to the device": 4,
-        "Panoptic._combined.<locals>.<genexpr>: boolean index": 8,
-        "first_image: item": 2,
-        "stack_segments: copy to the device": 2,
-        "sample_regions: boolean index": 2,
-        "Regions.at.<locals>.<genexpr>: boolean index": 8,
-    },
-    "detector/cascade_rcnn": {
-        "decode_boxes: copy to the device": 30,
-        "RegionProposals.scored_proposals: boolean index": 12,
-        "RegionProposals.scored_proposals: copy to the device": 4,
-        "RegionProposals.scored_proposals: nms": 4,
-        "RegionPool.forward: nonzero": 32,
-        "postprocess: nonzero": 2,
-        "postprocess: copy to the device": 2,
-        "postprocess: nms": 2,
-        "scale_to_original: copy to the device": 4,
-        "sample_regions: boolean index": 2,
-        "CascadeHead.losses.<locals>.<listcomp>: boolean index": 4,
-        "Regions.at.<locals>.<genexpr>: boolean index": 8,
-    },
-    "detector/deformable_detr": {
-        "LibraryDetector._run: copy to the device": 2,
-        "QueryDetector.detect_batch: copy to the device": 1,
-        "scale_to_original: copy to the device": 4,
-        "collect_objects: copy to the device": 1,
-        "QueryDetector.losses: copy to the device": 1,
-        "match_queries: copy to the host": 1,
-        "box_losses: boolean index": 8,
-    },
-    "detector/detr": {
-        "LibraryDetector._run: item": 4,
-        "QueryDetector.detect_batch: copy to the device": 1,
-        "scale_to_original: copy to the device": 4,
-        "collect_objects: copy to the device": 1,
-        "QueryDetector.losses: copy to the device": 1,
-        "match_queries: copy to the host": 1,
-        "box_losses: boolean index": 8,
-    },
-    "detector/faster_rcnn": {
-        "decode_boxes: copy to the device": 22,
-        "RegionProposals.scored_proposals: boolean index": 12,
-        "RegionProposals.scored_proposals: copy to the device": 4,
-        "RegionProposals.scored_proposals: nms": 4,
-        "RegionPool.forward: nonzero": 8,
-        "postprocess: nonzero": 2,
-        "postprocess: copy to the device": 2,
-        "postprocess: nms": 2,
-        "scale_to_original: copy to the device": 4,
-        "sample_regions: boolean index": 2,
-    },
-    "detector/fcos": {
-        "suppress.<locals>.<genexpr>: boolean index": 6,
-        "box_nms: copy to the device": 2,
-        "box_nms: nms": 2,
-        "scale_to_original: copy to the device": 4,
-    },
+    "task/detection": {"true_indices: item": 1, "box_nms: nms": 2},
+    "task/multitask": {"true_indices: item": 1, "box_nms: nms": 2},
+    "task/panoptic": {"true_indices: item": 9, "box_nms: nms": 6, "postprocess: nonzero": 2, "first_image: item": 2},
+    "detector/cascade_rcnn": {"true_indices: item": 14, "box_nms: nms": 6, "postprocess: nonzero": 2},
+    "detector/d_fine": {"HybridDetector._make_denoising: nonzero": 2, "match_queries: copy to the host": 2},
+    "detector/deformable_detr": {"LibraryDetector._run: copy to the device": 2, "match_queries: copy to the host": 1},
+    "detector/detr": {"LibraryDetector._run: item": 4, "match_queries: copy to the host": 1},
+    "detector/faster_rcnn": {"true_indices: item": 5, "box_nms: nms": 6, "postprocess: nonzero": 2},
+    "detector/fcos": {"true_indices: item": 1, "box_nms: nms": 2},
     "detector/keypoint_rcnn": {
-        "decode_boxes: copy to the device": 22,
-        "RegionProposals.scored_proposals: boolean index": 12,
-        "RegionProposals.scored_proposals: copy to the device": 4,
-        "RegionProposals.scored_proposals: nms": 4,
-        "RegionPool.forward: nonzero": 16,
+        "true_indices: item": 8,
+        "box_nms: nms": 6,
         "postprocess: nonzero": 2,
-        "postprocess: copy to the device": 2,
-        "postprocess: nms": 2,
         "heatmaps_to_keypoints: item": 1,
-        "scale_to_original: copy to the device": 4,
-        "sample_regions: boolean index": 2,
-        "Regions.at.<locals>.<genexpr>: boolean index": 16,
-        "KeypointHead.losses: nonzero": 1,
-        "KeypointHead.losses: copy to the device": 1,
     },
     "detector/mask2former": {
         "Mask2Former.query_masks: copy to the device": 4,
-        "top_instances: copy to the device": 2,
-        "MaskClassifier.detect.<locals>.<genexpr>: boolean index": 8,
-        "scale_to_original: copy to the device": 4,
+        "MaskClassifier.detect: item": 2,
         "MaskCriterion.match: copy to the host": 1,
-        "MaskCriterion._layer: copy to the device": 3,
     },
-    "detector/mask_rcnn": {
-        "decode_boxes: copy to the device": 22,
-        "RegionProposals.scored_proposals: boolean index": 12,
-        "RegionProposals.scored_proposals: copy to the device": 4,
-        "RegionProposals.scored_proposals: nms": 4,
-        "RegionPool.forward: nonzero": 16,
-        "postprocess: nonzero": 2,
-        "postprocess: copy to the device": 2,
-        "postprocess: nms": 2,
-        "scale_to_original: copy to the device": 4,
-        "sample_regions: boolean index": 2,
-        "Regions.at.<locals>.<genexpr>: boolean index": 8,
-    },
-    "detector/retinanet": {
-        "decode_boxes: copy to the device": 10,
-        "suppress.<locals>.<genexpr>: boolean index": 6,
-        "scale_to_original: copy to the device": 4,
-    },
-    "detector/rf_detr": {
-        "LibraryDetector._run: copy to the device": 4,
-        "QueryDetector.detect_batch: copy to the device": 2,
-        "scale_to_original: copy to the device": 8,
-        "collect_objects: copy to the device": 2,
-        "QueryDetector.losses: copy to the device": 2,
-        "match_queries: copy to the host": 2,
-        "box_losses: boolean index": 30,
-    },
+    "detector/mask_rcnn": {"true_indices: item": 8, "box_nms: nms": 6, "postprocess: nonzero": 2},
+    "detector/retinanet": {"true_indices: item": 1},
+    "detector/rf_detr": {"LibraryDetector._run: copy to the device": 4, "match_queries: copy to the host": 2},
     "detector/rotated_fcos": {
-        "suppress.<locals>.<genexpr>: boolean index": 12,
-        "box_corners: copy to the device": 5,
+        "true_indices: item": 1,
         "rotated_nms: nonzero": 4,
-        "rotated_nms.<locals>.<listcomp>: boolean index": 4,
-        "rotated_nms: boolean index": 16,
         "rotated_nms: equal": 12,
-        "scale_to_original: copy to the device": 8,
+        "rotated_nms: boolean index": 4,
     },
-    "detector/rpn": {
-        "decode_boxes: copy to the device": 10,
-        "RegionProposals.scored_proposals: boolean index": 6,
-        "RegionProposals.scored_proposals: copy to the device": 2,
-        "RegionProposals.scored_proposals: nms": 2,
-        "scale_to_original: copy to the device": 4,
-    },
+    "detector/rpn": {"true_indices: item": 1, "box_nms: nms": 2},
+    "detector/rt_detr": {"HybridDetector._make_denoising: nonzero": 2, "match_queries: copy to the host": 2},
     "decoder/mask2former": {"Mask2Former.query_masks: copy to the device": 2},
     "segmentation_loss/boundary": {"_present_classes: nonzero": 1},
     "segmentation_loss/lovasz": {"_present_classes: nonzero": 1},
-    "setting/fp16_detection": {
-        "decode_boxes: copy to the device": 22,
-        "RegionProposals.scored_proposals: boolean index": 12,
-        "RegionProposals.scored_proposals: copy to the device": 4,
-        "RegionProposals.scored_proposals: nms": 4,
-        "RegionPool.forward: nonzero": 16,
-        "postprocess: nonzero": 2,
-        "postprocess: copy to the device": 2,
-        "postprocess: nms": 2,
-        "scale_to_original: copy to the device": 4,
-        "sample_regions: boolean index": 2,
-        "Regions.at.<locals>.<genexpr>: boolean index": 8,
-    },
+    "setting/fp16_detection": {"true_indices: item": 8, "box_nms: nms": 6, "postprocess: nonzero": 2},
 }
 """Waits of an evaluation batch beside PREDICTIONS."""
 
-NONDETERMINISTIC = {
-    "detector/deformable_detr": frozenset(["aten::grid_sampler_2d_backward"]),
-    "detector/mask2former": frozenset(["aten::grid_sampler_2d_backward", "aten::nll_loss2d_forward"]),
-    "detector/rf_detr": frozenset(["aten::grid_sampler_2d_backward"]),
-    "decoder/mask2former": frozenset(["aten::grid_sampler_2d_backward", "aten::nll_loss2d_forward"]),
-}
+NONDETERMINISTIC = dict.fromkeys(
+    (
+        *(
+            "detector/d_fine",
+            "detector/deformable_detr",
+            "detector/mask2former",
+            "detector/rf_detr",
+            "detector/rt_detr",
+        ),
+        "decoder/mask2former",
+    ),
+    frozenset({"aten::grid_sampler_2d_backward"}),
+)
 """Operations that ``train.deterministic`` refuses, as docs/checkpoints.md says."""
 
 FLOAT64 = {
-    "StandardStep.__call__: aten::_to_copy": "GradScaler inverts the loss scale in float64, except on MPS",
-    "StandardStep.__call__: aten::reciprocal": "the same",
+    "HybridDetector._encode": "position embeddings of transformers, in float32 on MPS",
+    "StandardStep.__call__": "GradScaler inverts the loss scale, on MPS in float32",
 }
-"""Operations that may result in float64, by function of the package and name."""
+"""Functions that may compute in float64, and what does so."""
 
 
 # --- comparison -------------------------------------------------------------------------------------------------------
@@ -367,23 +157,44 @@ FLOAT64 = {
 
 def problems(name: str, events: Events) -> list[str]:
     """Compare a run with what is expected of it; return what differs, with the places in the package."""
-    nondeterministic = NONDETERMINISTIC.get(name, frozenset())
+    expected = NONDETERMINISTIC.get(name, frozenset())
     return [
-        *_unexpected_waits("a step", events.waits.get(step_phase(2), {}), STEP.get(name, {})),
-        *_unexpected_waits("an evaluation batch", events.waits.get(EVALUATION, {}), EVALUATION_BATCH.get(name, {})),
+        *_other_waits("a step", events.waits.get(step_phase(2), {}), STEP.get(name, {})),
+        *_other_waits("an evaluation batch", events.waits.get(EVALUATION, {}), EVALUATION_BATCH.get(name, {})),
+        *_broken_rules(events, expected),
+        *(
+            f"{operation} is no longer used: remove it from NONDETERMINISTIC"
+            for operation in expected - {event.kind for event in _all(events.nondeterministic)}
+        ),
+    ]
+
+
+def problems_of_recipe(parts: Collection[str], events: Events) -> list[str]:
+    """Return what a step of a recipe does that the runs of its parts do not, with the places in the package."""
+    names = STEP.keys() & parts
+    known = {wait for name in names for wait in STEP[name]}
+    nondeterministic = frozenset[str]().union(*(NONDETERMINISTIC.get(name, ()) for name in parts))
+    return [
+        *(
+            f"in a step the host waits in {event.function} at {event.where} for: {event.kind}"
+            for event in events.waits.get(step_phase(2), {})
+            if f"{event.function}: {event.kind}" not in known
+        ),
+        *_broken_rules(events, nondeterministic),
+    ]
+
+
+def _broken_rules(events: Events, nondeterministic: Collection[str]) -> list[str]:
+    return [
         *(
             f"{event.kind} results in float64, which MPS does not have, in {event.function} at {event.where}"
             for event in _all(events.float64)
-            if f"{event.function}: {event.kind}" not in FLOAT64
+            if event.function not in FLOAT64
         ),
         *(
             f"{event.kind} has no deterministic implementation, in {event.function} at {event.where}"
             for event in _all(events.nondeterministic)
             if event.kind not in nondeterministic
-        ),
-        *(
-            f"{name}: {kind} is no longer used: remove it from NONDETERMINISTIC"
-            for kind in nondeterministic - {event.kind for event in _all(events.nondeterministic)}
         ),
         *(
             f"a batch is copied from memory that is not pinned, at {event.where}"
@@ -394,7 +205,7 @@ def problems(name: str, events: Events) -> list[str]:
     ]
 
 
-def _unexpected_waits(unit: str, measured: Mapping[Event, int], expected: Waits) -> list[str]:
+def _other_waits(unit: str, measured: Mapping[Event, int], expected: Waits) -> list[str]:
     counts = Counter[str]()
     for event, count in measured.items():
         counts[f"{event.function}: {event.kind}"] += count

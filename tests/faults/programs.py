@@ -41,7 +41,7 @@ class Server:
             stdout=subprocess.PIPE,
             text=True,
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
             start_new_session=True,  # Ctrl-C in the tests must not reach it
         )
         assert self._process.stdout and self._process.stdout.readline() == "ready\n"
