@@ -10,7 +10,7 @@ order, and some round a pixel to the next value; there the tests compare with a 
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,8 @@ TOLERANCE = 0.05
 AVX2 instead of AVX-512, 0.03 without vector instructions."""
 ADDED = ("mask", "polygons")
 """Keys of predictions that a later version added."""
+ROUNDED = ("train/entropy",)
+"""Metrics whose last digits changed: in single precision, since MPS has no other."""
 MOVED = {"optimizer": 0.3}
 """Difference of tensors on another machine, as a share of their change since the interruption, by file; 0.02 for all
 other files. Measured for optimizers: 5e-7 with AVX2, 0.2 without vector instructions; for the others 4e-7 and 3e-3.
@@ -79,18 +81,18 @@ def with_new_names(value: Any) -> Any:
     return [with_new_names(item) for item in value] if isinstance(value, list) else value
 
 
-def without_added(value: Any) -> Any:
+def without(value: Any, names: Collection[str]) -> Any:
     if isinstance(value, Mapping):
-        return {name: without_added(item) for name, item in value.items() if name not in ADDED}
-    return [without_added(item) for item in value] if isinstance(value, list) else value
+        return {name: without(item, names) for name, item in value.items() if name not in names}
+    return [without(item, names) for item in value] if isinstance(value, list) else value
 
 
 def assert_same(actual: Any, expected: Any) -> None:
     """Compare numbers in lists and mappings."""
+    expected = with_new_names(expected)
+    assert_close(actual, expected)
     if SAME_MACHINE:
-        assert actual == with_new_names(expected)
-    else:
-        assert_close(actual, with_new_names(expected))
+        assert without(actual, ROUNDED) == without(expected, ROUNDED)
 
 
 def assert_close(actual: Any, expected: Any, path: str = "") -> None:
@@ -154,11 +156,7 @@ def assert_ended_as_if_never_interrupted(run: Path, task: str) -> None:
 # --- tests ------------------------------------------------------------------------------------------------------------
 
 
-SLOW = pytest.param("selfsup", marks=pytest.mark.slow)
-"""Fails: entropies are computed in float32 since, and the last digits of the log differ."""
-
-
-@pytest.mark.parametrize("task", [SLOW if task == "selfsup" else task for task in TASKS])
+@pytest.mark.parametrize("task", TASKS)
 def test_resume_of_a_run_folder(opabinia: Opabinia, task: str, run: Path) -> None:
     """The config is the complete one in the run folder."""
     opabinia("train", run, "--resume")
@@ -185,4 +183,4 @@ def test_predictions_of_a_checkpoint(opabinia: Opabinia, task: str, run: Path, t
     files = sorted((FIXTURES / "inputs" / read_expected(task)["inputs"]).iterdir())
     opabinia("predict", run, *files, "--checkpoint", "last", "--out", tmp_path / "predicted")
     expected = read_predictions(FIXTURES / task / "predictions.jsonl")
-    assert_same(without_added(read_predictions(tmp_path / "predicted" / "predictions.jsonl")), expected)
+    assert_same(without(read_predictions(tmp_path / "predicted" / "predictions.jsonl"), ADDED), expected)
