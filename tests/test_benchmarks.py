@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
         ["overhead.py"],
         ["steps.py"],
         ["evaluation.py", "scores"],
+        ["memory.py"],
         pytest.param(["compiled.py"], marks=pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")),
     ],
 )
