@@ -43,6 +43,7 @@ from opabinia.contracts.evaluation import LearningEvaluator as LearningEvaluator
 from opabinia.contracts.evaluation import Predictions as Predictions
 from opabinia.contracts.export import ExportModule as ExportModule
 from opabinia.contracts.export import relative_difference as relative_difference
+from opabinia.contracts.masks import InstanceMasks as InstanceMasks
 from opabinia.contracts.models import Backbone as Backbone
 from opabinia.contracts.models import Head as Head
 from opabinia.contracts.models import Level as Level

@@ -49,8 +49,9 @@ Batch = dict[str, Any]
 multi-label data and after mixing), ``id`` (list of B), ``index`` (int64, B: the index of each sample, of an ``indexed``
 source). With multi-view transforms ``views`` (tuple of V, B x C x h x w each) replaces ``image``, and ``patch_masks``
 (tuple, bool, B x N each) marks the masked patches of the first views, if drawn. Detection data has lists of B:
-``boxes``, ``labels`` and so on as in a sample, as plain tensors, ``image_sizes`` ((height, width) of each image within
-the padded batch, at its upper left corner) and ``original_size``. Maps are stacked (B x H x W); where images differ in
+``boxes``, ``labels`` and so on as in a sample, as plain tensors, but ``masks`` as runs of pixels of the padded image
+(int32, N x R x 2: ``runs`` of :class:`InstanceMasks`), ``image_sizes`` ((height, width) of each image within the padded
+batch, at its upper left corner) and ``original_size``. Maps are stacked (B x H x W); where images differ in
 size (``Task.size_multiple``) they are padded like the images, with their ignore value. Batches to train on have no
 ground truth for evaluators. ``missing`` (list of B, of partly labeled data in multi-task training) has the keys of the
 labels that each sample lacks, such as ``"boxes mask"``; its labels of these keys are empty.

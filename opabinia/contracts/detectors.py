@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
+from opabinia.contracts.masks import InstanceMasks
 from opabinia.contracts.models import Level
 
 
@@ -32,14 +33,14 @@ class Target(NamedTuple):
         boxes: left, top, right, bottom (float32, N x 4), of positive width and height; N may be 0. Oriented ones N x 5,
             see :data:`Sample`.
         labels: class labels from 0 (int64, N).
-        masks: uint8 of 0 and 1, N x H x W of the padded batch; 0 x H x W if those of this image are unknown; None if
-            those of the dataset are.
+        masks: of the size of the padded batch; none if those of this image are unknown; None if those of the dataset
+            are.
         keypoints: x, y, visibility (float32, N x P x 3); those with visibility above 0 are trained. None if unknown.
     """
 
     boxes: Tensor
     labels: Tensor
-    masks: Tensor | None = None
+    masks: InstanceMasks | None = None
     keypoints: Tensor | None = None
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torchvision.transforms.v2.functional import InterpolationMode, resize
 
-from opabinia.contracts import Batch, Sample
+from opabinia.contracts import Batch, InstanceMasks, Sample
 from opabinia.data.decoding.images import planar
 from opabinia.data.decoding.resized import ResizedCrop
 from opabinia.data.sample_keys import batch_map_keys, ignore_value, map_keys, object_keys, object_tensors
@@ -26,8 +26,9 @@ def collate(samples: Sequence[Sample], size_multiple: int | None = None) -> Batc
 
     With ``size_multiple`` images may differ in size. Images and maps (such as a segmentation map, H x W) are padded at
     the right and bottom, images with 0, maps with their ignore value; ``image_sizes`` has the size of each image
-    without padding. Annotations with one row per object (``boxes``, ``masks`` ...) stay in lists of B, masks padded
-    like the images; objects with an empty box are dropped (:mod:`opabinia.data.sample_keys` decides what is what).
+    without padding. Annotations with one row per object (``boxes``, ``masks`` ...) stay in lists of B; objects with an
+    empty box are dropped (:mod:`opabinia.data.sample_keys` decides what is what). ``masks`` become runs of pixels of
+    the padded images, see :class:`opabinia.contracts.InstanceMasks`.
 
     Raises:
         ValueError: tensors of one key differ in shape (images: in channels or type), or samples in their keys. The text
@@ -54,7 +55,7 @@ def collate(samples: Sequence[Sample], size_multiple: int | None = None) -> Batc
     for key in maps:
         batch[key] = torch.stack([_pad(sample[key].as_subclass(Tensor), size, ignore_value(key)) for sample in samples])
     if "masks" in batch:
-        batch["masks"] = [_pad(masks, size) for masks in batch["masks"]]
+        batch["masks"] = [InstanceMasks.encode(masks, size).runs for masks in batch["masks"]]
     return batch
 
 
@@ -90,9 +91,9 @@ def pad_images(images: Sequence[Tensor], multiple: int) -> Tensor:
     return batch
 
 
-def _pad(masks: Tensor, size: Sequence[int], value: int = 0) -> Tensor:
-    """Pad masks (... x h x w) at the right and bottom to ``size`` (height, width)."""
-    return pad(masks, [0, size[1] - masks.shape[-1], 0, size[0] - masks.shape[-2]], value=value)
+def _pad(values: Tensor, size: Sequence[int], value: int) -> Tensor:
+    """Pad a map (h x w) at the right and bottom to ``size`` (height, width)."""
+    return pad(values, [0, size[1] - values.shape[1], 0, size[0] - values.shape[0]], value=value)
 
 
 def _column(key: str, values: list[Any], names: list[str]) -> Any:

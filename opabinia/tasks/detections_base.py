@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torchvision.ops import clip_boxes_to_image
 
-from opabinia.contracts import Batch, Detections, Target
+from opabinia.contracts import Batch, Detections, InstanceMasks, Target
 from opabinia.contracts.rotated_boxes import scale_boxes
 from opabinia.runtime.device import move_tensor
 
@@ -16,12 +16,14 @@ from opabinia.runtime.device import move_tensor
 def targets_from(batch: Batch) -> list[Target]:
     """Return the training targets of each image of a batch."""
     absent = [None] * len(batch["boxes"])
+    masks: Sequence[InstanceMasks | None] = absent
+    if "masks" in batch:
+        masks = [InstanceMasks(runs, batch["image"].shape[-2:]) for runs in batch["masks"]]
     keypoints: Sequence[Tensor | None] = absent
     if "keypoints" in batch:
         pairs = zip(batch["keypoints"], batch["visibility"], strict=True)
         keypoints = [torch.cat([points, visibility.to(points.dtype).unsqueeze(-1)], -1) for points, visibility in pairs]
-    columns = batch["boxes"], batch["labels"], batch.get("masks", absent), keypoints
-    return [Target(*row) for row in zip(*columns, strict=True)]
+    return [Target(*row) for row in zip(batch["boxes"], batch["labels"], masks, keypoints, strict=True)]
 
 
 def scale_to_original(detections: Detections, size: tuple[int, int], original: tuple[int, int]) -> Detections:

@@ -39,7 +39,7 @@ from functools import partial
 
 import torch
 
-from opabinia.contracts import Clock, DatasetInfo
+from opabinia.contracts import Clock, DatasetInfo, InstanceMasks
 from opabinia.engine.loop.parallel import fsdp
 from opabinia.models.backbones.timm import timm
 from opabinia.models.detectors.boxes import BoxOptions
@@ -69,7 +69,7 @@ batch = {
     "original_size": [(64, 64)] * 2,
     "boxes": [torch.tensor([[1.0, 2.3, 30.0, 40.7]])] * 2,
     "labels": [torch.tensor([1])] * 2,
-    "masks": [torch.ones(1, 64, 64, dtype=torch.uint8)] * 2,
+    "masks": [InstanceMasks.encode(torch.ones(1, 64, 64)).runs] * 2,
 }
 for detector in detectors:
     task = Detection(dataset_info, backbone=partial(timm, model="test_convnext"), detector=detector)

@@ -42,12 +42,13 @@ FEW_STEPS = 4
 """Two updates of every average, queue and memory bank; `make test-all` compares all steps."""
 
 STABLE_STEPS = {
+    "detection/coco/mask_rcnn_r50_lsj": 2,
     "detection/digits_oriented": 3,
     "segmentation/cityscapes/deeplabv3plus_r50": 5,
     "segmentation/voc/deeplabv3plus_r50": 6,
 }
 """Steps in which an Intel Xeon agrees with the recorded losses, which are of other processors. Later ones differ by up
-to 5 %: rounding moves an anchor over the threshold of its assignment, or small losses differ by a larger share."""
+to 9 %: rounding moves an anchor over the threshold of its assignment, or small losses differ by a larger share."""
 
 NEEDS = {
     **{f"detection/coco/{name}_r50": "transformers" for name in ("rt_detr", "detr", "deformable_detr")},

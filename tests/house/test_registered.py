@@ -43,6 +43,7 @@ from opabinia.contracts import (
     GroundTruthMap,
     Head,
     Hook,
+    InstanceMasks,
     Level,
     LossBalance,
     Neck,
@@ -566,8 +567,8 @@ def detector_works(make: Callable[[Sequence[Level], DatasetInfo], Detector], fol
     feature_maps = [torch.rand(2, channels, 32 // stride, 64 // stride) for channels, stride in levels]
     points = torch.tensor([[[15.0, 6, 2], [15, 24, 1]]])
     box = [17.5, 15, 25, 20, 30] if detector.oriented else [5.0, 5, 30, 25]
-    full = Target(torch.tensor([box]), torch.tensor([3]), torch.ones(1, *shape).byte(), points)
-    empty = Target(*(field[:0] for field in full))
+    full = Target(torch.tensor([box]), torch.tensor([3]), InstanceMasks.encode(torch.ones(1, *shape)), points)
+    empty = Target(full.boxes[:0], full.labels[:0], InstanceMasks.encode(torch.ones(0, *shape)), points[:0])
     for targets in ([full, empty], [empty, empty]):
         detector.zero_grad()
         losses = detector.losses(detector.pyramid(feature_maps), shape, sizes, targets)

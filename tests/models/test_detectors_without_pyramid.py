@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torchvision.ops import deform_conv2d
 
-from opabinia.contracts import DatasetInfo, Detector, Level, Target
+from opabinia.contracts import DatasetInfo, Detector, InstanceMasks, Level, Target
 from opabinia.migration.weights.detection import translate_detectron2
 from opabinia.models.backbones.deformable import DeformableConv, DeformableOptions
 from opabinia.models.backbones.resnet import resnet
@@ -42,7 +42,7 @@ def make_batch(objects: int = 1) -> dict[str, Any]:
         "original_size": SIZES,
         "boxes": [torch.tensor([[8.0, 4, 60, 50]])[:objects]] * 2,
         "labels": [torch.full(count, 1)] * 2,
-        "masks": [torch.ones(objects, 64, 96, dtype=torch.uint8)] * 2,
+        "masks": [InstanceMasks.encode(torch.ones(objects, 64, 96)).runs] * 2,
     }
 
 
@@ -167,7 +167,7 @@ def make_maps(levels: tuple[Level, ...]) -> list[Tensor]:
 def make_targets() -> list[Target]:
     keypoints = torch.tensor([[[20.0, 20, 2], [70, 30, 0]]])
     box = torch.tensor([[8.0, 4, 60, 50]])
-    return [Target(box, torch.tensor([1]), torch.ones(1, 64, 96, dtype=torch.uint8), keypoints)] * 2
+    return [Target(box, torch.tensor([1]), InstanceMasks.encode(torch.ones(1, 64, 96)), keypoints)] * 2
 
 
 LEVELS = (Level(8, 16),)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from opabinia.contracts import Clock, DatasetInfo, Level, MaskTargets, SegmentationDecoder, Target
+from opabinia.contracts import Clock, DatasetInfo, InstanceMasks, Level, MaskTargets, SegmentationDecoder, Target
 from opabinia.data.sources import DigitScenes
 from opabinia.models.backbones.timm import timm
 from opabinia.models.decoders.mask2former import Mask2Former
@@ -58,7 +58,7 @@ def make_batch() -> dict[str, Any]:
         "original_size": [(24, 32), (20, 24)],
         "boxes": [torch.tensor([[6.0, 4, 17, 12]])] * 2,
         "labels": [torch.tensor([1])] * 2,
-        "masks": [torch.nn.functional.pad(mask, (0, 0, 4, 12)) for mask in masks],
+        "masks": [InstanceMasks.encode(torch.nn.functional.pad(mask, (6, 12, 4, 12))).runs for mask in masks],
     }
 
 
@@ -128,6 +128,7 @@ def test_overfits_a_few_scenes() -> None:
     )
     data = {name: [sample[name].as_subclass(Tensor) for sample in samples] for name in ("boxes", "labels", "masks")}
     inputs = {**data, "image": torch.stack([sample["image"].as_subclass(Tensor) for sample in samples])}
+    inputs["masks"] = [InstanceMasks.encode(masks).runs for masks in data["masks"]]
     inputs |= {"image_sizes": [(128, 128)] * 2, "original_size": [(128, 128)] * 2}
     optimizer = torch.optim.AdamW(task.parameters(), lr=0.002)
     for _ in range(120):

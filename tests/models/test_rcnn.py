@@ -11,6 +11,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
 from torchvision.models.detection.image_list import ImageList
@@ -18,9 +20,9 @@ from torchvision.models.detection.keypoint_rcnn import KeypointRCNNHeads, Keypoi
 from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
 from torchvision.models.detection.roi_heads import RoIHeads
 from torchvision.models.detection.rpn import RegionProposalNetwork, RPNHead
-from torchvision.ops import MultiScaleRoIAlign, box_iou
+from torchvision.ops import MultiScaleRoIAlign, box_iou, roi_align
 
-from opabinia.contracts import DataMismatch, DatasetInfo, Detections, Detector, Level, Neck, Target
+from opabinia.contracts import DataMismatch, DatasetInfo, Detections, Detector, InstanceMasks, Level, Neck, Target
 from opabinia.models.detectors.boxes import (
     BoxLayers,
     BoxOptions,
@@ -79,12 +81,13 @@ def full_target() -> Target:
     masks[0, 5:50, 5:30] = 1
     masks[1, 35:80, 60:95] = 1
     points = [[[10.0, 10, 2], [20, 20, 1], [0, 0, 0]], [[70, 70, 2], [0, 0, 0], [62.5, 44, 1]]]
-    return Target(boxes, torch.tensor([0, 2]), masks, torch.tensor(points))
+    return Target(boxes, torch.tensor([0, 2]), InstanceMasks.encode(masks), torch.tensor(points))
 
 
 def empty_target() -> Target:
     no_labels = torch.zeros(0, dtype=torch.int64)
-    return Target(torch.zeros(0, 4), no_labels, torch.zeros(0, *SHAPE, dtype=torch.uint8), torch.zeros(0, 3, 3))
+    masks = InstanceMasks.encode(torch.zeros(0, *SHAPE, dtype=torch.uint8))
+    return Target(torch.zeros(0, 4), no_labels, masks, torch.zeros(0, 3, 3))
 
 
 def make_detector(name: str, **changes: Any) -> Detector:
@@ -144,9 +147,9 @@ def test_every_parameter_has_a_gradient_in_every_step(name: str, targets: list[T
 def test_a_step_waits_for_each_number_of_regions_once(name: str, reads: int) -> None:
     """Once for the suppression of each image; and for all images once for the sizes of proposals, for samples, the
     levels of each pooling, foreground, and the refined boxes of each stage."""
-    detector = make_detector(name)
+    detector, targets = make_detector(name), [full_target()] * 2
     with HostWaits() as waits:
-        total_loss(detector.losses(pyramid(), SHAPE, SIZES, [full_target()] * 2)).backward()  # type: ignore[no-untyped-call]
+        total_loss(detector.losses(pyramid(), SHAPE, SIZES, targets)).backward()  # type: ignore[no-untyped-call]
     assert waits.calls == {"nms": 2, "tolist": reads}
 
 
@@ -402,10 +405,15 @@ class Torchvision(nn.Module):
 
     def forward(self, maps: Sequence[Tensor], targets: Sequence[Target] | None = None) -> tuple[Any, Any]:
         named_maps = dict(zip(("0", "1", "2", "3", "pool"), maps, strict=True))
-        target_dicts = [{**target._asdict(), "labels": target.labels + 1} for target in targets] if targets else None
+        target_dicts = [self.target(target) for target in targets] if targets else None
         proposals, rpn_losses = self.rpn(ImageList(torch.zeros(len(SIZES), 3, *SHAPE), SIZES), named_maps, target_dicts)
         detections, roi_losses = self.roi_heads(named_maps, proposals, SIZES, target_dicts)
         return detections, rpn_losses | roi_losses
+
+    @staticmethod
+    def target(target: Target) -> dict[str, Tensor]:
+        assert target.masks is not None
+        return {**target._asdict(), "labels": target.labels + 1, "masks": target.masks.dense()}
 
 
 def convert_weights(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -624,9 +632,41 @@ def test_ground_truth_masks_are_cropped_to_regions() -> None:
     head = MaskHead(LEVELS, 3, MaskOptions(channels=4, num_convs=1), PoolingOptions())
     mask = torch.zeros(1, *SHAPE, dtype=torch.uint8)
     mask[0, 0:20, 0:10] = 1
-    target = Target(torch.tensor([[0.0, 0, 20, 20]]), torch.tensor([1]), mask)
+    target = Target(torch.tensor([[0.0, 0, 20, 20]]), torch.tensor([1]), InstanceMasks.encode(mask))
     regions = Regions(target.boxes, target.labels, torch.tensor([0]), target.boxes)
     assert torch.equal(head._target_masks(regions, target, 4)[0], torch.tensor([[1.0, 1, 0, 0]] * 4))
+
+
+def test_many_masks_are_cropped_a_few_at_a_time() -> None:
+    """At 1024 x 1024 pixels four masks are float32 at a time, not all of an image; crops are those of each alone."""
+    head = MaskHead(LEVELS, 3, MaskOptions(channels=4, num_convs=1), PoolingOptions())
+    generator = torch.Generator().manual_seed(0)
+    corners = torch.rand(10, 2, generator=generator) * 900
+    boxes = torch.cat([corners, corners + 20 + torch.rand(10, 2, generator=generator) * 100], 1)
+    pixels = torch.arange(1024)
+    rows, columns = ((pixels >= boxes[:, k, None]) & (pixels < boxes[:, k + 2, None] - 8) for k in (1, 0))
+    masks = InstanceMasks.encode((rows[:, :, None] & columns[:, None]).to(torch.uint8))
+    target = Target(boxes, torch.zeros(10, dtype=torch.int64), masks)
+    matched = torch.tensor([9, 0, 3, 3, 4, 8, 7, 1])
+    regions = Regions(boxes[matched] + 3, target.labels[matched], matched, boxes[matched])
+    with LargestTensor() as largest:
+        crops = head._target_masks(regions, target, 28)
+    assert largest.numel <= 4 * 1024 * 1024 + 1
+    for crop, object_, box in zip(crops, matched.tolist(), regions.boxes, strict=True):
+        rois = torch.cat([torch.zeros(1), box])[None]
+        alone = roi_align(masks.dense(slice(object_, object_ + 1))[None].float(), rois, 28, 1.0, 0, aligned=True)
+        assert torch.equal(crop, (alone[0, 0] >= 0.5).float()) and 0 < crop.mean() < 1
+
+
+class LargestTensor(TorchDispatchMode):
+    """Records the number of elements of the largest result of an operator."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.numel = max([self.numel, *(value.numel() for value in tree_leaves(result) if isinstance(value, Tensor))])
+        return result
 
 
 def test_keypoints_are_at_the_peaks_of_the_heatmaps() -> None:
@@ -827,7 +867,7 @@ def make_squares() -> tuple[Tensor, list[Target]]:
         for colour, (x1, y1, x2, y2) in enumerate(boxes.tolist()):
             image[colour, y1:y2, x1:x2] += 2
             masks[colour, y1:y2, x1:x2] = 1
-        targets.append(Target(boxes.float(), torch.tensor([0, 1]), masks))
+        targets.append(Target(boxes.float(), torch.tensor([0, 1]), InstanceMasks.encode(masks)))
     return images, targets
 
 

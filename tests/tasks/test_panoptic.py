@@ -24,6 +24,7 @@ from opabinia.contracts import (
     Detector,
     GroundTruth,
     GroundTruthMap,
+    InstanceMasks,
     Level,
     MaskTargets,
     SegmentationDecoder,
@@ -128,7 +129,7 @@ def batch_of() -> Batch:
         "mask": classes,
         "labels": [torch.tensor([2])] * 2,
         "boxes": [torch.tensor([[0.0, 0, 2, 2]])] * 2,
-        "masks": [(classes[row : row + 1] == 2).to(torch.uint8) for row in range(2)],
+        "masks": [InstanceMasks.encode(classes[row : row + 1] == 2).runs for row in range(2)],
         "ground_truth_map": maps,
         "ground_truth": [GroundTruth(row, size, **columns) for row, size in enumerate(originals)],
     }

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from opabinia.contracts import IGNORE_LABEL, MaskTargets
+from opabinia.contracts.masks import masks_at_once
 from opabinia.contracts.segmentation import class_presence
 from opabinia.models.detectors.queries import global_count
 from opabinia.models.detectors.regions import true_indices
@@ -61,7 +62,8 @@ class MaskCriterion:
             segments: of each image.
         """
         matches = self.match(layers, segments)
-        return [self._layer(layer, pairs, segments) for layer, pairs in zip(layers, matches, strict=True)]
+        of_batch = MaskTargets(*map(torch.cat, zip(*segments, strict=True)))
+        return [self._layer(layer, pairs, of_batch) for layer, pairs in zip(layers, matches, strict=True)]
 
     @torch.no_grad()
     def match(self, layers: Sequence[QueryMasks], segments: Sequence[MaskTargets]) -> list[Pairs]:
@@ -95,7 +97,8 @@ class MaskCriterion:
         masks = layer.masks[image].float()
         points = torch.rand(1, self.num_points, 2, device=masks.device)
         predicted = sample_points(masks[None], points)[0]
-        true = sample_points(segments.masks[None].float(), points)[0]
+        few = torch.split(segments.masks, masks_at_once(*segments.masks.shape[1:]))
+        true = torch.cat([sample_points(part[None].float(), points)[0] for part in few])
         positive, negative = F.softplus(-predicted), F.softplus(predicted)
         mask_cost = (positive @ true.T + negative @ (1 - true).T) / self.num_points
         probabilities = predicted.sigmoid()
@@ -105,8 +108,8 @@ class MaskCriterion:
         cost = self.mask_weight * mask_cost + self.class_weight * class_cost + self.dice_weight * dice_cost
         return cost.nan_to_num(*[torch.finfo(cost.dtype).max] * 3)
 
-    def _layer(self, layer: QueryMasks, pairs: Pairs, segments: Sequence[MaskTargets]) -> dict[str, Tensor]:
-        labels = torch.cat([row.labels for row in segments])
+    def _layer(self, layer: QueryMasks, pairs: Pairs, segments: MaskTargets) -> dict[str, Tensor]:
+        labels = segments.labels
         logits = layer.logits.float()
         classes = torch.full(logits.shape[:2], logits.shape[2] - 1, dtype=torch.int64, device=logits.device)
         classes[pairs.images, pairs.queries] = labels[pairs.objects]
@@ -122,14 +125,16 @@ class MaskCriterion:
             "loss_dice": self.dice_weight * dice / count,
         }
 
-    def _mask_losses(self, masks: Tensor, pairs: Pairs, segments: Sequence[MaskTargets]) -> tuple[Tensor, Tensor]:
+    def _mask_losses(self, masks: Tensor, pairs: Pairs, segments: MaskTargets) -> tuple[Tensor, Tensor]:
         """Return the sums of the cross entropy and the dice loss of matched masks (M x h x w) at drawn points."""
         if not len(masks):
             return masks.sum(), masks.sum()
-        true = torch.cat([row.masks for row in segments])[pairs.objects]
         with torch.no_grad():
             points = self._points(masks)
-            true_values = sample_points(true[:, None].float(), points)[:, 0]
+            few = masks_at_once(*segments.masks.shape[1:])
+            parts = zip(torch.split(pairs.objects, few), torch.split(points, few), strict=True)
+            true = [sample_points(segments.masks[objects][:, None].float(), drawn)[:, 0] for objects, drawn in parts]
+            true_values = torch.cat(true)
         values = sample_points(masks[:, None], points)[:, 0]
         entropy = F.binary_cross_entropy_with_logits(values, true_values, reduction="none").mean(1).sum()
         probabilities = values.sigmoid()

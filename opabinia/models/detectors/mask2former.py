@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -68,7 +67,7 @@ class MaskClassifier(Detector):
         """Return the losses of the decoder."""
         if any(target.masks is None for target in targets):
             raise ValueError("an image without masks came to a detector that learns them: masks: true in the source")
-        segments = [MaskTargets(target.labels, cast("Tensor", target.masks)) for target in targets]
+        segments = [MaskTargets(target.labels, target.masks.dense()) for target in targets if target.masks is not None]
         return self.decoder.losses(self.decoder.query_masks(maps), segments)
 
     def detect(self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Sizes) -> list[Detections]:

@@ -16,6 +16,7 @@ from torchvision.ops import roi_align
 
 from opabinia.config import register
 from opabinia.contracts import Count, Detections, Level, Target
+from opabinia.contracts.masks import masks_at_once
 from opabinia.models.detectors.regions import PoolingOptions, RegionPool, Regions, concat_regions, foreground_regions
 from opabinia.models.necks import Norm, norm_factory
 
@@ -138,14 +139,21 @@ class MaskHead(Masks):
         }
 
     def _target_masks(self, regions: Regions, target: Target, side: int) -> Tensor:
-        """Crop the ground-truth masks to the regions of one image (N x S x S), 0 to 1."""
+        """Crop the ground-truth masks to the regions of one image (R x S x S), 0 to 1."""
         if target.masks is None:
             raise ValueError("an image without masks came to a detector that learns them: masks: true in the source")
+        covered = regions.boxes.new_zeros(len(regions.boxes), side, side)
         if not len(regions.boxes):
-            return regions.boxes.new_zeros(0, side, side)
-        rois = torch.cat([regions.matched[:, None].to(regions.boxes), regions.boxes], dim=1)
-        masks = target.masks[:, None].to(rois)
-        covered: Tensor = roi_align(masks, rois, side, 1.0, 0, aligned=self.pool.options.aligned)[:, 0]
+            return covered
+        count = masks_at_once(*target.masks.size)
+        for first in range(0, len(target.masks), count):
+            masks = target.masks.dense(slice(first, first + count))[:, None].to(regions.boxes)
+            index = regions.matched - first
+            present = (index >= 0) & (index < len(masks))
+            # Of the other regions, whose objects come earlier or later, next to nothing is computed: they are empty.
+            rois = torch.cat([index[:, None].to(regions.boxes), regions.boxes], dim=1).where(present[:, None], 0)
+            values = roi_align(masks, rois, side, 1.0, 0, aligned=self.pool.options.aligned)[:, 0]
+            covered = values.where(present[:, None, None], covered)
         return covered if self.options.soft_targets else (covered >= 0.5).to(covered)
 
     def probabilities(self, maps: Sequence[Tensor], boxes: Sequence[Tensor] | Tensor, labels: Tensor) -> Tensor:

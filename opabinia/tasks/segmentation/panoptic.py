@@ -31,6 +31,7 @@ from opabinia.contracts import (
     EvaluatorPart,
     ExportModule,
     Fraction,
+    InstanceMasks,
     MaskTargets,
     NonNegative,
     Predictions,
@@ -197,8 +198,9 @@ class Panoptic(DensePrediction):
         stuff = class_presence(batch["mask"])[:, :IGNORE_LABEL].index_fill(1, self.things, False)
         rows = []
         images = zip(batch["mask"], batch["labels"], batch["masks"], true_indices(list(stuff)), strict=True)
-        for classes, labels, masks, others in images:
-            pixels = torch.cat([masks.to(torch.uint8), (classes == others[:, None, None]).to(torch.uint8)])
+        for classes, labels, runs, others in images:
+            masks = InstanceMasks(runs, classes.shape).dense()
+            pixels = torch.cat([masks, (classes == others[:, None, None]).to(torch.uint8)])
             rows.append(MaskTargets(torch.cat([labels, others]), pixels))
         return rows
 
