@@ -1,5 +1,6 @@
 """The commands predict (with a gallery), extract, search and map."""
 
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -26,9 +27,16 @@ def gallery(tmp_path: Path) -> Path:
 def test_predict(opabinia: Command, six_steps: Path, gallery: Path, tmp_path: Path) -> None:
     """Files that cannot be decoded are reported and skipped; predictions of all others are written and drawn."""
     (tmp_path / "text.jpg").write_text("not an image")
-    result = opabinia("predict", six_steps, gallery, tmp_path / "text.jpg", "--out", tmp_path / "out")
+    content = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(content, "TIFF")
+    # Strip offsets that are text: PIL's plugin raises a TypeError.
+    (tmp_path / "bad.tif").write_bytes(content.getvalue().replace(b"\x11\x01\x04\0", b"\x11\x01\x02\0"))
+    broken = (tmp_path / "bad.tif", tmp_path / "text.jpg")
+    result = opabinia("predict", six_steps, broken[0], gallery, broken[1], "--out", tmp_path / "out")
     assert result.status == 2
-    assert "1 of 7 files were skipped" in result.err and "text.jpg cannot be decoded" in result.err
+    assert "2 of 8 files were skipped" in result.err and all(
+        f"{path} cannot be decoded" in result.err for path in broken
+    )
     assert "Traceback" not in result.err
     lines = [json.loads(line) for line in (tmp_path / "out" / "predictions.jsonl").read_text().splitlines()]
     assert [line["path"] for line in lines] == [str(path) for path in sorted(gallery.glob("*.png"))]

@@ -11,6 +11,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+import warnings
 import zlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -153,6 +154,8 @@ def test_invalid_images_are_refused(server: Server) -> None:
         (digit(0, "JPEG", 200)[:900], 422, "broken"),
         (digit(0, "PNG", 200)[:-60], 422, "broken"),
         (b"\x89PNG\r\n\x1a\nnothing else", 422, "broken"),
+        # Strip offsets that are text: PIL's plugin raises a TypeError while it decodes.
+        (digit(0, "TIFF").replace(b"\x11\x01\x04\0", b"\x11\x01\x02\0"), 422, "broken"),
     ]:
         status, reply = server.form([("image.jpg", content)])
         assert (status, list(reply)) == (expected, ["error"])
@@ -373,6 +376,18 @@ def test_kinds_are_reported_by_content(tmp_path: Path) -> None:
         check_video(Upload("x.mp4", b"\0\0\0\x20ftypisom"), Limits())
     with pytest.raises(RequestError, match="8 x 8 = 0 megapixels, more than 6e-05"):
         check_image(Upload("x.png", digit(0)), Limits(pixels=60))
+
+
+def test_pil_limit_is_that_of_the_server_only_while_it_runs(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    uvicorn = pytest.importorskip("uvicorn", reason="uvicorn is absent: pip install 'opabinia[serve]'")
+    from opabinia.inference.serving.server import serve
+
+    during = []
+    monkeypatch.setattr(uvicorn.Server, "run", lambda *_, **__: during.append(Image.MAX_IMAGE_PIXELS))
+    before, filters = Image.MAX_IMAGE_PIXELS, list(warnings.filters)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        serve(run, listener, limits=Limits(pixels=1000))
+    assert (during, Image.MAX_IMAGE_PIXELS, list(warnings.filters)) == ([1000], before, filters)
 
 
 def test_errors_are_reported_before_a_model_is_loaded(tmp_path: Path) -> None:

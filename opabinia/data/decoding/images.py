@@ -7,26 +7,31 @@ import re
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cached_property, partial
 from hashlib import blake2b
 from io import BytesIO
-from typing import Any, Literal, NamedTuple
+from typing import Any, BinaryIO, Literal, NamedTuple
 
 import numpy as np
 import simplejpeg
 import torch
-from PIL import ExifTags, Image, ImageOps
+from PIL import ExifTags, Image, ImageFile, ImageOps, TiffImagePlugin, UnidentifiedImageError
 from torch import Tensor
 from torchvision import tv_tensors
 from torchvision.io import decode_image
 
 from opabinia.contracts import Sample
-from opabinia.runtime.local_copies import read_file
+from opabinia.runtime.local_copies import is_placeholder, read_file
 
 Channels = Literal[1, 3]
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm")
 """File extensions of images, for searching folders."""
+
+FORMATS = ("JPEG", "PNG", "GIF", "BMP", "TIFF", "PPM", "WEBP")
+"""Formats of images, by PIL's names. Files of any other format are refused, whatever their names say: PIL would run
+Ghostscript on EPS."""
 
 # JPEGs are decoded by torchvision, in half the time of PIL and to the same pixels, and so are WebPs, in 0.3 to 0.7 of
 # its time, unless they have an extended header: they may be animations or rotated. PNGs are not: it would save a fifth,
@@ -55,12 +60,58 @@ def decode_bytes(content: bytes, name: str, channels: Channels = 3) -> Tensor:
         ValueError: it is not an image, or a broken one; the text begins with ``name``.
     """
     fast = content.startswith(_JPEG_START) or (channels == 3 and _SIMPLE_WEBP.match(content))
-    try:
+    with image_errors(name):
         return (_decode_by_torchvision if fast else _decode_any)(content, channels)
-    except (RuntimeError, OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
-        first_line = (str(error) or type(error).__name__).splitlines()[0]
+
+
+@contextmanager
+def image_errors(name: str) -> Iterator[None]:
+    """Turn every error of an image library into one kind. On damaged files PIL's plugins raise any exception.
+
+    Raises:
+        ValueError: something failed inside; the text begins with ``name`` and has one line.
+    """
+    try:
+        yield
+    except Exception as error:
+        first_line = next(iter(str(error).splitlines()), "") or type(error).__name__
         reason = re.sub(r"^.*\.cpp:\d+, | <_io\.\w+ object at \w+>", "", first_line)
+        if isinstance(error, UnidentifiedImageError):
+            reason = f"it is no image ({', '.join(FORMATS)})"
         raise ValueError(f"{name} cannot be decoded: {reason}") from error
+
+
+def open_image(content: bytes | BinaryIO) -> ImageFile.ImageFile:
+    """Open an image file with PIL: its header is read, its pixels are not. Call it inside of :func:`image_errors`."""
+    return Image.open(BytesIO(content) if isinstance(content, bytes) else content, formats=FORMATS)
+
+
+def read_size(path: str | bytes | os.PathLike[str]) -> tuple[int, int]:
+    """Return height and width of an image as :func:`read_image` returns it, rotated upright, without decoding it.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is not an image.
+    """
+    content = BytesIO(read_file(path)) if is_placeholder(path) else open(path, "rb")  # noqa: SIM115 (closed below)
+    with content as file, image_errors(os.fsdecode(path)), open_image(file) as image:
+        width, height = image.size
+        if isinstance(image, TiffImagePlugin.TiffImageFile):  # of which the size is upright already, in some versions
+            width, height = (image.tag_v2[tag] for tag in (TiffImagePlugin.IMAGEWIDTH, TiffImagePlugin.IMAGELENGTH))
+        return (width, height) if _orientation(image) in _TRANSPOSED else (height, width)
+
+
+_TRANSPOSED = range(5, 9)
+"""EXIF orientations that swap height and width."""
+
+
+def _orientation(image: ImageFile.ImageFile) -> int:
+    """Return the EXIF orientation, without decoding the pixels."""
+    if image.format in ("JPEG", "MPO"):
+        image.info.pop("xmp", None)  # PIL would look for an orientation there, torchvision does not
+    # Not getexif of PngImageFile, which decodes all pixels to find EXIF data behind them.
+    orientation: int = Image.Image.getexif(image).get(ExifTags.Base.Orientation, 1)
+    return orientation
 
 
 def _decode_by_torchvision(content: bytes, channels: Channels) -> Tensor:
@@ -73,8 +124,20 @@ def _decode_by_torchvision(content: bytes, channels: Channels) -> Tensor:
 
 
 def _decode_any(content: bytes, channels: Channels) -> Tensor:
-    with Image.open(BytesIO(content)) as image:
+    with open_image(content) as image:
         return from_pil(image, channels)
+
+
+def upright(image: Image.Image) -> Image.Image:
+    """Decode the pixels of a PIL image and rotate it upright (EXIF).
+
+    Raises:
+        Exception: of any kind: its data are broken.
+    """
+    image.load()  # NumPy would hide the error of a broken file
+    # Every copy of a large image costs as much as a twentieth of decoding it.
+    is_upright = image.getexif().get(ExifTags.Base.Orientation, 1) == 1
+    return image if is_upright else ImageOps.exif_transpose(image)
 
 
 def from_pil(image: Image.Image, channels: Channels = 3) -> Tensor:
@@ -84,10 +147,7 @@ def from_pil(image: Image.Image, channels: Channels = 3) -> Tensor:
         OSError: its pixels are floating point numbers, or its data are broken.
     """
     mode = _MODES[channels][1]
-    image.load()  # NumPy would hide the error of a broken file
-    # Every copy of a large image costs as much as a twentieth of decoding it.
-    if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:
-        image = ImageOps.exif_transpose(image)
+    image = upright(image)
     if image.mode.startswith("F"):
         raise OSError("its pixels are floating point numbers, whose range is unknown; convert it to 8 or 16 bits")
     if image.mode.startswith("I"):  # PIL would clip the values at 255
@@ -356,8 +416,6 @@ def _segments(content: bytes) -> Iterator[tuple[int, int]]:
 
 
 def _is_upright(content: bytes) -> bool:
-    try:
-        with Image.open(BytesIO(content)) as image:
-            return bool(image.getexif().get(ExifTags.Base.Orientation, 1) == 1)
-    except (OSError, SyntaxError, ValueError):
-        return False
+    with suppress(ValueError), image_errors(""), open_image(content) as image:
+        return _orientation(image) == 1
+    return False

@@ -3,39 +3,16 @@
 from __future__ import annotations
 
 import os
-import re
 from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import ExifTags, Image
 
+from opabinia.data.decoding.images import read_size
 from opabinia.data.sources.annotation_errors import UNREADABLE, ErrorCollector
-from opabinia.runtime.local_copies import is_placeholder, read_file
-
-_TRANSPOSED = range(5, 9)
-"""EXIF orientations that swap height and width."""
-
-
-def read_size(path: str | bytes) -> tuple[int, int]:
-    """Return height and width of an image after EXIF rotation, without decoding it.
-
-    Raises:
-        ValueError: the file cannot be read or is not an image.
-    """
-    try:
-        with Image.open(BytesIO(read_file(path)) if is_placeholder(path) else path) as image:
-            width, height = image.size
-            # Not that of PngImageFile, which decodes all pixels to find EXIF data behind them.
-            transposed = Image.Image.getexif(image).get(ExifTags.Base.Orientation) in _TRANSPOSED
-    except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
-        reason = re.sub(r" <_io\.\w+ object at \w+>| b?'.*'$", "", str(error))
-        raise ValueError(f"{os.fsdecode(path)} cannot be opened: {reason or type(error).__name__}") from error
-    return (width, height) if transposed else (height, width)
 
 
 def read_sizes(root: Path, names: Sequence[bytes], errors: ErrorCollector) -> NDArray[np.int64]:
@@ -51,7 +28,7 @@ def read_sizes(root: Path, names: Sequence[bytes], errors: ErrorCollector) -> ND
         for index, size in enumerate([pool.submit(read, name) for name in names]):
             try:
                 sizes[index] = size.result()
-            except ValueError as error:
+            except (OSError, ValueError) as error:
                 errors.add(UNREADABLE, os.fsdecode(names[index]), "", error)
     return sizes
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from io import BytesIO
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 from torchvision import tv_tensors
 
 from opabinia.contracts import IGNORE_LABEL, GroundTruthMap, Sample
+from opabinia.data.decoding.images import image_errors, open_image, upright
 from opabinia.data.sources.labels import class_indices
 from opabinia.runtime.local_copies import read_file
 
@@ -58,13 +57,17 @@ def read_map(path: bytes) -> NDArray[Any]:
     Raises:
         MapError: the file cannot be read, is no image, or has floating point numbers or more than 16 bits.
     """
+    name = os.fsdecode(path)
     try:
-        with Image.open(BytesIO(read_file(path))) as image:
+        content = read_file(path)
+        with image_errors(name), open_image(content) as file:
+            image = upright(file)
             colored = image.mode not in _VALUE_MODES
             values = np.asarray(image.convert("RGB") if colored else image)
-    except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
-        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
-        raise MapError(f"{os.fsdecode(path)} cannot be decoded: {reason}") from error
+    except OSError as error:
+        raise MapError(f"{name} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise MapError(str(error)) from error
     if values.dtype.kind == "f" or (values.size and not 0 <= int(values.min()) <= int(values.max()) < 2**16):
         raise MapError(f"{os.fsdecode(path)} has values outside 0 to 65535; save it with 8 or 16 bits")
     return values.astype(np.uint8 if values.dtype.itemsize == 1 else np.uint16, copy=False)

@@ -21,7 +21,9 @@ def main(path: str, *files: str) -> None:
 
     def read(file: str) -> tuple[Any, tuple[int, int], float]:
         """Return the pixels, the size without padding, and the factor by which a detector's image was resized."""
-        image = ImageOps.exif_transpose(Image.open(file)).convert("RGB" if about["channels"] == "3" else "L")
+        formats = ("JPEG", "PNG", "GIF", "BMP", "TIFF", "PPM", "WEBP")  # PIL would run Ghostscript on EPS
+        image = ImageOps.exif_transpose(Image.open(file, formats=formats))
+        image = image.convert("RGB" if about["channels"] == "3" else "L")
         factor = min(width / image.width, height / image.height, 1.0 if about["resize"] == "shrink" else float("inf"))
         if about["resize"] in ("fit", "shrink"):
             image = image.resize((round(image.width * factor), round(image.height * factor)), filter_)

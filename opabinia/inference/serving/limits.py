@@ -9,6 +9,8 @@ from typing import NamedTuple
 import av
 from PIL import Image
 
+from opabinia.data.decoding.images import open_image
+
 IMAGE_SIGNATURES = {
     b"\xff\xd8\xff": "JPEG",
     b"\x89PNG\r\n\x1a\n": "PNG",
@@ -93,11 +95,11 @@ def check_image(upload: Upload, limits: Limits) -> None:
         types = ", ".join(sorted({*IMAGE_SIGNATURES.values(), "WebP"}))
         raise RequestError(415, f"{upload.name} is not an image ({types}), whatever its name says")
     try:
-        with Image.open(BytesIO(content), formats=["JPEG", "PNG", "GIF", "BMP", "TIFF", "PPM", "WEBP"]) as image:
+        with open_image(content) as image:
             width, height = image.size
-    except Image.DecompressionBombError as error:  # more than twice Image.MAX_IMAGE_PIXELS, see serve()
+    except Image.DecompressionBombError as error:  # more than twice Image.MAX_IMAGE_PIXELS
         raise RequestError(413, f"{upload.name} has more than {limits.pixels / 1e6:g} megapixels") from error
-    except (OSError, SyntaxError, ValueError, EOFError) as error:
+    except Exception as error:  # PIL raises any on damaged files
         raise RequestError(422, f"{upload.name} is broken: its header cannot be read") from error
     _check_size(upload.name, width, height, limits)
 

@@ -89,6 +89,6 @@ def _read_webp(folder: Path, name: str) -> tuple[bytes, tuple[int, int]]:
             content = path.read_bytes()
             with Image.open(BytesIO(content), formats=["WEBP"]) as image:
                 return content, image.size
-    except (OSError, ValueError, Image.DecompressionBombError):
+    except Exception:  # PIL raises any on damaged files
         pass
     return b"", (0, 0)

@@ -1,3 +1,4 @@
+import ast
 import io
 import struct
 import zlib
@@ -7,9 +8,20 @@ from typing import Literal
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, PngImagePlugin, TiffImagePlugin
 
-from opabinia.data.decoding.images import _decode_any, _decode_by_torchvision, decode_bytes, from_pil, read_image
+import opabinia
+from opabinia.data.decoding.images import (
+    FORMATS,
+    EncodedImage,
+    _decode_any,
+    _decode_by_torchvision,
+    decode_bytes,
+    from_pil,
+    read_image,
+    read_size,
+)
+from opabinia.data.sources.segmentation_base import MapError, read_map
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (6, 9, 3), dtype=np.uint8)
 COLOR_IMAGE = Image.fromarray(PIXELS)
@@ -149,13 +161,43 @@ def test_every_lossless_mode_has_the_right_pixels(
     assert torch.equal(read_image(path, channels), expected(path, channels))
 
 
-@pytest.mark.parametrize("kind", ["PNG", "JPEG", "TIFF"])
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "TIFF", "WEBP"])
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_every_orientation(tmp_path: Path, kind: str, orientation: int) -> None:
     exif = Image.Exif()
     exif[0x0112] = orientation
     path = write(tmp_path / "a", COLOR_IMAGE, kind, exif=exif)
-    assert torch.equal(read_image(path), expected(path, 3))
+    image = read_image(path)
+    assert torch.equal(image, expected(path, 3))
+    assert read_size(path) == ((9, 6) if orientation > 4 else (6, 9)) == tuple(image.shape[1:])
+
+
+def test_the_size_is_read_without_decoding(tmp_path: Path) -> None:
+    path = write(tmp_path / "a", COLOR_IMAGE, "PNG")
+    path.write_bytes(path.read_bytes()[:-30])
+    assert read_size(path) == (6, 9)
+    with pytest.raises(ValueError, match="a cannot be decoded"):
+        read_image(path)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "TIFF"])
+def test_orientation_in_xmp(tmp_path: Path, kind: str) -> None:
+    """Other formats may have it there; viewers and torchvision ignore that of a JPEG."""
+    xmp = b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:Description tiff:Orientation="6"/></x:xmpmeta>'
+    info = PngImagePlugin.PngInfo()
+    info.add_itxt("XML:com.adobe.xmp", xmp.decode())
+    options = {"JPEG": {"xmp": xmp}, "TIFF": {"tiffinfo": {700: xmp}}, "PNG": {"pnginfo": info}}
+    path = write(tmp_path / "a", COLOR_IMAGE, kind, **options[kind])
+    size = (6, 9) if kind == "JPEG" else (9, 6)
+    assert read_size(path) == size == tuple(read_image(path).shape[1:])
+
+
+def test_maps_are_rotated_as_images_are(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    for kind in ("PNG", "TIFF"):
+        path = write(tmp_path / "a", Image.fromarray(PIXELS[:, :, 0]), kind, exif=exif)
+        assert np.array_equal(read_map(bytes(path)), read_image(path, 1)[0].numpy())
 
 
 @pytest.mark.parametrize("marker", [b"Adobe", b""], ids=["marked by Adobe", "unmarked"])
@@ -241,6 +283,56 @@ def test_files_that_are_no_images_raise(tmp_path: Path, content: bytes) -> None:
     path.write_bytes(content)
     with pytest.raises(ValueError, match=r"a\.jpg cannot be decoded"):
         read_image(path)
+
+
+def damaged_tiff(tmp_path: Path) -> Path:
+    """Write a TIFF whose strip offsets are text, at which PIL's plugin raises a TypeError while it decodes."""
+    path = write(tmp_path / "a.tif", COLOR_IMAGE, "TIFF")
+    content = path.read_bytes()
+    assert content.count(b"\x11\x01\x04\0") == 1
+    path.write_bytes(content.replace(b"\x11\x01\x04\0", b"\x11\x01\x02\0"))
+    return path
+
+
+def test_any_exception_of_a_plugin_is_an_image_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = damaged_tiff(tmp_path)
+    with pytest.raises(ValueError, match=r"a\.tif cannot be decoded: 'str' object cannot be"):
+        read_image(path)
+    with pytest.raises(MapError, match=r"a\.tif cannot be decoded: 'str' object cannot be"):
+        read_map(bytes(path))
+    for error in (TypeError("an\nerror"), KeyError(), AssertionError(), MemoryError(), OverflowError("big")):
+
+        def fail(*_: object, error: Exception = error) -> None:
+            raise error
+
+        with monkeypatch.context() as patch:
+            patch.setattr(TiffImagePlugin.TiffImageFile, "_open", fail)
+            for read in (read_size, read_image):
+                with pytest.raises(ValueError, match=r"a\.tif cannot be decoded: [^\n]+$"):
+                    read(path)
+
+
+def test_other_formats_are_refused_by_content(tmp_path: Path) -> None:
+    """PIL would run Ghostscript on EPS."""
+    for kind in ("EPS", "ICO", "PCX", "TGA"):
+        path = write(tmp_path / "x.png", COLOR_IMAGE, kind)
+        encoded = EncodedImage.file(bytes(path))
+        for read in (lambda: read_image(path), lambda: read_size(path), lambda: read_map(bytes(path)), encoded.decode):  # noqa: B023
+            with pytest.raises(ValueError, match=r"x\.png cannot be decoded: it is no image \(JPEG, PNG, "):
+                read()
+
+
+def test_no_other_code_opens_images_of_any_format() -> None:
+    package = Path(opabinia.__file__).parent
+    calls = [
+        (path.name, call)
+        for path in sorted(package.rglob("*.py"))
+        for call in ast.walk(ast.parse(path.read_text()))
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "Image.open"
+    ]
+    assert {name for name, _ in calls} == {"images.py", "predict_script.py"}
+    assert all([keyword.arg for keyword in call.keywords] == ["formats"] for _, call in calls)
+    assert f"formats = {FORMATS}".replace("'", '"') in (package / "inference/export/predict_script.py").read_text()
 
 
 def test_a_missing_file_raises(tmp_path: Path) -> None:
