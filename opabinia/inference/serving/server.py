@@ -66,9 +66,6 @@ def serve(
             if isinstance(predictor.task, Multitask):
                 classes = {name: own.dataset_info.classes for name, own in predictor.task.tasks.items()}
         served_gallery = ServedGallery(predictor, gallery) if gallery is not None else None
-    # PIL refuses images of twice this size itself; where it would only warn, limits.py refuses them.
-    Image.MAX_IMAGE_PIXELS = limits.pixels
-    warnings.simplefilter("ignore", Image.DecompressionBombWarning)
     logging.getLogger("python_multipart").setLevel(logging.ERROR)  # the client gets the error message
     name = "/".join(run.resolve().parts[-2:])
     parameters = sum(param.numel() for param in predictor.task.parameters())  # 0: those of a graph are not known
@@ -93,4 +90,12 @@ def serve(
     print(f"{name} answers at http://{url_host}:{listening.getsockname()[1]} (Ctrl-C ends it)", flush=True)
     if host not in LOCAL:
         print("everyone who can reach this machine can use it; there is no password", flush=True)
-    uvicorn.Server(config).run(sockets=[listening])
+    pil_limit = Image.MAX_IMAGE_PIXELS
+    with warnings.catch_warnings():
+        # PIL refuses images of twice this size itself; where it would only warn, limits.py refuses them.
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+        try:
+            Image.MAX_IMAGE_PIXELS = limits.pixels
+            uvicorn.Server(config).run(sockets=[listening])
+        finally:
+            Image.MAX_IMAGE_PIXELS = pil_limit
