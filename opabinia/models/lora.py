@@ -81,12 +81,23 @@ def merge_adapters(model: nn.Module) -> None:
 
 
 def merge_tensors(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weights of a file as those of a model without adapters, which computes the same."""
+    """Return the weights of a file as those of a model without adapters, which computes the same.
+
+    Raises:
+        ValueError: an adapter is incomplete, or has another shape than the weights beside it.
+    """
     merged = {plain: weights[name] for plain, name in plain_names(weights).items()}
     for layer in _adapted(weights):
-        down, up = weights[layer + _DOWN].float(), weights[layer + _UP].float()
-        base = merged[f"{layer}.weight"]
-        merged[f"{layer}.weight"] = (base.float() + weights[layer + _SCALE] * (up @ down)).to(base.dtype)
+        down, up, base = weights.get(layer + _DOWN), weights.get(layer + _UP), merged.get(f"{layer}.weight")
+        if down is None or up is None or base is None:
+            raise ValueError(f"{layer}: its adapter has no {_DOWN}, no {_UP} or no weight beside it")
+        scale = weights[layer + _SCALE]
+        if not up.ndim == down.ndim == 2 or (len(up), *down.shape[1:]) != base.shape or up.shape[1] != len(down):
+            shapes = " and ".join(str(list(tensor.shape)) for tensor in (up, down))
+            raise ValueError(f"{layer}: its adapter of {shapes} does not fit its weight of {list(base.shape)}")
+        if scale.numel() != 1:
+            raise ValueError(f"{layer}: the scale of its adapter is no number but {list(scale.shape)}")
+        merged[f"{layer}.weight"] = (base.float() + scale * (up.float() @ down.float())).to(base.dtype)
     return merged
 
 

@@ -15,9 +15,7 @@ from torch import nn
 from opabinia.config import register
 from opabinia.contracts import BackbonePart, Batch, DataMismatch, DatasetInfo, Hook, Predictions
 from opabinia.models.layers import build_normalization
-from opabinia.models.weights.files import read_weights
-from opabinia.models.weights.init import load_matching
-from opabinia.models.weights.translation import translate_weights
+from opabinia.models.weights.init import load_matching, read_translated
 
 
 @register.section(name="frozen_teacher")
@@ -93,7 +91,11 @@ def _build_image_teacher(teacher: FrozenTeacher, build: Any, dataset_info: Datas
     normalize = build_normalization(preprocessing, dataset_info.channels, teacher.mean, teacher.std)
     model = ImageTeacher(OrderedDict(normalize=normalize, backbone=backbone, head=head))
     if teacher.weights is not None:
-        report = load_matching(model, translate_weights(read_weights(teacher.weights)).weights)
+        weights = read_translated(teacher.weights).weights
+        try:
+            report = load_matching(model, weights)
+        except ValueError as error:
+            raise ValueError(f"weights: {teacher.weights}: {error}") from error
         if report.missing or report.other_shape:
             raise ValueError(f"weights: they do not fill the teacher; {teacher.weights}: {report}")
     return model

@@ -1,6 +1,8 @@
 import argparse
 import shlex
+import time
 import warnings
+import zipfile
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
@@ -18,6 +20,7 @@ from torch import Tensor, nn
 
 from opabinia.engine.checkpointing.checkpoint import Snapshot, save_tensors, write_checkpoint
 from opabinia.models.backbones.timm import TimmBackbone, timm
+from opabinia.models.weights import translation
 from opabinia.models.weights.init import Init, initialize, load_matching, read_weights
 from tests.engine.toys import run_state
 from tests.faults.programs import Server
@@ -223,6 +226,126 @@ def test_unreadable_files_raise(tmp_path: Path, name: str, content: bytes | None
         (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=message):
         read_weights(tmp_path / name)
+
+
+def self_reference() -> dict[str, Any]:
+    content: dict[str, Any] = {"model": {"w": torch.ones(2)}}
+    content["model"]["model"] = content
+    return content
+
+
+def nested(depth: int) -> dict[str, Any]:
+    content: dict[str, Any] = {"w": torch.ones(2)}
+    for _ in range(depth):
+        content = {"state_dict": content}
+    return content
+
+
+def shared(levels: int) -> dict[str, Any]:
+    """Return dictionaries with 2^levels paths from the outermost to the tensor."""
+    content: dict[str, Any] = {"w": torch.ones(2)}
+    for _ in range(levels):
+        content = {"left": content, "right": content}
+    return content
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            self_reference(),
+            r"a\.pth: model\.model\..*: dictionaries are nested .*, or contain themselves",
+        ),
+        (nested(300), r"a\.pth: state_dict\.state_dict\..*: dictionaries are nested more than 32 deep"),
+        (shared(40), r"a\.pth: right\.right\..*: dictionaries are nested more than 32 deep"),
+        (shared(25), r"a\.pth: .*: more than 1000000 entries: dictionaries contain each other many times"),
+        ({"model": {(1, 2): torch.ones(2)}}, r"a\.pth: model\.: the name of a tensor .* is of type tuple"),
+        ({"model": {10**100: torch.ones(2)}}, r"a\.pth: model\.: the name of a tensor .* is of type int"),
+        ({"x.w": torch.ones(2, device="meta")}, r"a\.pth: x\.w: the tensor has a shape but no values \(device meta\)"),
+        ({"a\nb": torch.eye(3).to_sparse()}, r"a\.pth: a\\nb: the tensor is sparse, quantized or nested"),
+        ({"w": torch.ones(1).expand(2**40)}, r"a\.pth: w: the tensor claims 1099511627776 values, .* has 4 bytes"),
+    ],
+    ids=["circle", "deep", "paths", "shared", "tuple", "number", "meta", "sparse", "expanded"],
+)
+@pytest.mark.filterwarnings("ignore:Validating sparse tensor invariants")
+@pytest.mark.parametrize("zipped", [True, False])
+def test_hostile_structures_are_one_error_at_once(tmp_path: Path, content: Any, message: str, zipped: bool) -> None:
+    torch.save(content, tmp_path / "a.pth", _use_new_zipfile_serialization=zipped)
+    start = time.monotonic()
+    with pytest.raises(ValueError, match=message) as caught:
+        initialize(Net(), Init(weights=tmp_path / "a.pth"))
+    assert "\n" not in str(caught.value) and time.monotonic() - start < 10
+
+
+def test_repeated_values_and_dictionaries_are_read(tmp_path: Path) -> None:
+    """A state dict under two keys, and tensors that ``expand`` returned."""
+    state = {"w": torch.ones(1).expand(1000), "b": torch.arange(6).expand(1, -1)}
+    torch.save({"model": state, "state_dict_ema": state, "options": {(1, 2): 3}}, tmp_path / "a.pth")
+    for ema in (False, True):
+        assert_same(read_weights(tmp_path / "a.pth", ema=ema), state)
+
+
+def test_damaged_and_compressed_archives(tmp_path: Path) -> None:
+    torch.save({"w": torch.zeros(1_000_000)}, tmp_path / "a.pth")
+    with zipfile.ZipFile(tmp_path / "a.pth") as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(tmp_path / "b.pth", "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    with pytest.raises(ValueError, match=r"b\.pth: refused: it claims 400\d+ bytes of content, and has \d+$"):
+        read_weights(tmp_path / "b.pth")
+    content = (tmp_path / "a.pth").read_bytes()
+    for length in (4, 100, len(content) // 2, len(content) - 1):
+        (tmp_path / "a.pth").write_bytes(content[:length])
+        with pytest.raises(ValueError, match=r"a\.pth: cannot be read: truncated or damaged \("):
+            read_weights(tmp_path / "a.pth")
+
+
+def test_any_exception_of_a_reader_names_the_file(tmp_path: Path) -> None:
+    """Opcodes for which torch's unpickler raises struct.error, OverflowError, MemoryError and AssertionError."""
+    for opcodes in (
+        b"\x80\x02J\0",
+        b"\x80\x02Y",
+        b"\x80\x02cbuiltins\nbytearray\n\x8a\x08" + b"\xff" * 7 + b"\x7f\x85R.",
+    ):
+        (tmp_path / "a.pth").write_bytes(opcodes)
+        with pytest.raises(ValueError, match=r"a\.pth: (cannot be read|is no file of torch\.save|refused)"):
+            read_weights(tmp_path / "a.pth")
+
+
+def test_numbers_of_another_kind_do_not_fill_weights(tmp_path: Path) -> None:
+    state = randomized(Net, 0).state_dict()
+    for kind in (torch.uint8, torch.int64, torch.complex64):
+        torch.save({**state, "head.1.weight": state["head.1.weight"].to(kind)}, tmp_path / "a.pth")
+        report = initialize(net := Net(), Init(weights=tmp_path / "a.pth"))
+        assert dict(report.other_shape) == {"head.1.weight": f"3x5 -> 3x5 (of {str(kind)[6:]})"}
+        assert torch.equal(net.state_dict()["backbone.0.weight"], state["backbone.0.weight"])
+
+
+def test_adapters_that_do_not_fit_their_weights(tmp_path: Path) -> None:
+    up, down, base = torch.ones(4, 2), torch.ones(2, 3), torch.ones(4, 3)
+    names = ("q.lora_B.default.weight", "q.lora_A.default.weight", "q.base_layer.weight", "q.lora_scale")
+    for tensors in ((torch.ones(1000, 2), down, base), (up, torch.ones(3, 3), base), (torch.ones(4), down, base)):
+        save_file(dict(zip(names, (*tensors, torch.tensor(2.0)), strict=True)), tmp_path / "a.safetensors")
+        with pytest.raises(ValueError, match=r"a\.safetensors: q: its adapter of .* does not fit its weight"):
+            read_weights(tmp_path / "a.safetensors")
+    for missing in range(3):
+        content = dict(zip(names, (up, down, base, torch.tensor(2.0)), strict=True))
+        del content[names[missing]]
+        save_file(content, tmp_path / "a.safetensors")
+        with pytest.raises(ValueError, match=r"a\.safetensors: q: its adapter has no"):
+            read_weights(tmp_path / "a.safetensors")
+
+
+def test_tensors_that_do_not_fit_their_names_name_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def translate(weights: Any) -> State:
+        return {"w": weights["known.w"].reshape(7, 7)}
+
+    monkeypatch.setattr(translation, "_formats", [translation.WeightFormat("known.", "its names", "rgb", translate)])
+    for name in ("known.w", "known.v"):
+        save_file({name: torch.ones(2)}, tmp_path / "a.safetensors")
+        with pytest.raises(ValueError, match=r"a\.safetensors: its names are .*, its tensors are not"):
+            initialize(Net(), Init(weights=tmp_path / "a.safetensors"))
 
 
 def test_files_without_tensors_and_folders_without_checkpoints(tmp_path: Path) -> None:

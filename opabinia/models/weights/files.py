@@ -23,6 +23,7 @@ from opabinia.models.weights.safe_pickle import load_tensors, read_pickle
 from opabinia.runtime.local_copies import fetch, local_copy
 from opabinia.runtime.shards import ShardedTensors, load_safetensors
 from opabinia.runtime.storage import is_url
+from opabinia.runtime.text import printable
 
 _WRAPPERS = (
     *("state_dict", "model_state_dict", "model_state", "model", "module", "network", "net", "weights", "params"),
@@ -32,6 +33,13 @@ _WRAPPERS = (
 
 _AVERAGED = ("state_dict_ema", "model_ema", "ema_state_dict", "model_ema_state_dict", "ema_model", "ema", "params_ema")
 """Keys under which they keep averaged weights."""
+
+_MAX_DEPTH, _MAX_ENTRIES, _MAX_NAME = 32, 1_000_000, 200
+"""Limits of nested dictionaries: levels, entries of all of them, and letters of a name in a message."""
+
+_MAX_COMPRESSION, _MAX_EXPANSION = 4, 2**26
+"""Limits of content beyond the size of a file: of compressed archives, as a factor, and of tensors that repeat their
+values (``expand``), in bytes."""
 
 
 def read_weights(path: Path, *, ema: bool = False) -> dict[str, Tensor]:
@@ -68,13 +76,18 @@ def read_weights(path: Path, *, ema: bool = False) -> dict[str, Tensor]:
         # torch.save writes zip archives, under any name.
         is_pickle = path.suffix == ".pkl" and not zipfile.is_zipfile(path)
         content = _to_tensors(read_pickle(path)) if is_pickle else _torch_load(path)
+        _check_nesting(content, path)
         weights = dict(_flatten(_unwrap(content, path, ema)))
     weights = {name.replace("_orig_mod.", ""): tensor for name, tensor in weights.items()}
     while weights and all(name.startswith("module.") for name in weights):
         weights = {name.removeprefix("module."): tensor for name, tensor in weights.items()}
     if not weights:
         raise ValueError(f"{path}: there are no tensors in it")
-    return merge_tensors(weights)
+    _check_tensors(weights, path)
+    try:
+        return merge_tensors(weights)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
 def find_checkpoint(folder: Path) -> Path:
@@ -122,11 +135,9 @@ def _to_tensors(content: Any) -> Any:
 
 
 def _torch_load(path: Path) -> Any:
+    _check_archive(path)
     try:
         return load_tensors(path)
-    # Files that torch.save did not write fail in many ways.
-    except (RuntimeError, EOFError, OSError, ValueError, LookupError, AttributeError, TypeError) as error:
-        raise ValueError(f"{path}: cannot be read: {type(error).__name__}: {error}") from error
     except pickle.UnpicklingError as error:
         offender = re.search(r"GLOBAL ([\w.]+)", str(error))
         if offender is None:
@@ -141,6 +152,64 @@ def _torch_load(path: Path) -> Any:
             f"{path}: refused: it holds {offender[1]}, and what is not plain data can run code when it is loaded. "
             f"If you trust the file, convert it once, in a place where it can do no harm: {command}"
         ) from error
+    # Files that torch.save did not write, or damaged ones, can fail in any way.
+    except Exception as error:
+        first_line = next(iter(str(error).splitlines()), "")
+        raise ValueError(f"{path}: cannot be read: {type(error).__name__}: {first_line}") from error
+
+
+def _check_archive(path: Path) -> None:
+    """Check that a zip archive, as torch.save writes it, is whole and not compressed to a fraction of its content."""
+    with path.open("rb") as file:
+        if file.read(4) != b"PK\x03\x04":
+            return
+    try:
+        with zipfile.ZipFile(path) as archive:
+            size = sum(member.file_size for member in archive.infolist())
+    except Exception as error:
+        raise ValueError(f"{path}: cannot be read: truncated or damaged ({error})") from error
+    if size > _MAX_COMPRESSION * path.stat().st_size:
+        raise ValueError(f"{path}: refused: it claims {size} bytes of content, and has {path.stat().st_size}")
+
+
+def _check_nesting(content: Any, path: Path) -> None:
+    """Check that the dictionaries of a file can be walked through, and that names can be made of their keys.
+
+    Raises:
+        ValueError: a dictionary contains itself, they are nested too deeply or shared too often, or a key is no name.
+    """
+    entries, pending = 0, [("", 0, content)]
+    while pending:
+        prefix, depth, mapping = pending.pop()
+        if not isinstance(mapping, Mapping):
+            continue
+        if depth > _MAX_DEPTH:
+            text = f"dictionaries are nested more than {_MAX_DEPTH} deep, or contain themselves"
+            raise ValueError(f"{path}: {printable(prefix)[:100]}...: {text}")
+        entries += len(mapping)
+        if entries > _MAX_ENTRIES:
+            text = f"more than {_MAX_ENTRIES} entries: dictionaries contain each other many times"
+            raise ValueError(f"{path}: {printable(prefix)[:100]}...: {text}")
+        for key, value in _walked(mapping):
+            if not isinstance(key, str) and not (isinstance(key, int) and abs(key) < 2**63):
+                text = f"the name of a tensor or dictionary is of type {type(key).__name__}, not text"
+                raise ValueError(f"{path}: {printable(prefix)[:100]}: {text}")
+            pending.append((f"{prefix}{key}."[:_MAX_NAME], depth + 1, value))
+
+
+def _check_tensors(weights: Mapping[str, Tensor], path: Path) -> None:
+    """Check that tensors have the content that they claim."""
+    for name, tensor in weights.items():
+        problem = ""
+        if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
+            problem = "is sparse, quantized or nested; save it as a plain tensor"
+        elif tensor.device.type != "cpu":
+            problem = f"has a shape but no values (device {tensor.device})"
+        elif tensor.nbytes > tensor.untyped_storage().nbytes() + _MAX_EXPANSION:
+            shape = "x".join(map(str, tensor.shape))
+            problem = f"claims {shape} values, and the file has {tensor.untyped_storage().nbytes()} bytes of them"
+        if problem:
+            raise ValueError(f"{path}: {printable(name)[:_MAX_NAME]}: the tensor {problem}")
 
 
 def _unwrap(content: Any, path: Path, ema: bool) -> Any:
@@ -169,6 +238,13 @@ def _flatten(content: Any, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
     if isinstance(content, Tensor):
         yield prefix.removesuffix("."), content
     elif isinstance(content, Mapping):
-        for key, value in content.items():
-            if not (isinstance(value, Mapping) and str(key).startswith("optim")):
-                yield from _flatten(value, f"{prefix}{key}.")
+        for key, value in _walked(content):
+            yield from _flatten(value, f"{prefix}{key}.")
+
+
+def _walked(content: Mapping[Any, Any]) -> Iterator[tuple[Any, Any]]:
+    """Yield the entries of a dictionary that are tensors, or dictionaries other than those of optimizers."""
+    for key, value in content.items():
+        is_optimizer = isinstance(value, Mapping) and isinstance(key, str) and key.startswith("optim")
+        if isinstance(value, Mapping | Tensor) and not is_optimizer:
+            yield key, value

@@ -23,7 +23,8 @@ from opabinia.models.backbones.video.inflate import inflate_kernel
 from opabinia.models.lora import plain_names
 from opabinia.models.weights import multitask
 from opabinia.models.weights.files import read_weights
-from opabinia.models.weights.translation import ChannelOrder, adapt_shape, translate_weights
+from opabinia.models.weights.translation import ChannelOrder, Translation, adapt_shape, translate_weights
+from opabinia.runtime.text import printable
 
 
 @register.section(
@@ -77,7 +78,7 @@ def initialize(task: nn.Module, init: Init) -> LoadReport:
         parts = ", ".join(name for name, _ in task.named_children())
         raise ValueError(f"target_prefix: the task has no {init.target_prefix!r}; it has: {parts}") from error
     target, source = init.target_prefix, init.source_prefix
-    weights, translated = translate_weights(read_weights(init.weights, ema=init.ema), init.channel_order)
+    weights, translated = read_translated(init.weights, ema=init.ema, channel_order=init.channel_order)
     if all(prefix.startswith(multitask.PREFIX) for prefix in (source, target) if prefix):
         try:
             weights = multitask.rename_tasks(
@@ -102,6 +103,26 @@ def initialize(task: nn.Module, init: Init) -> LoadReport:
     if isinstance(task, Task):
         task.weights_loaded([f"{prefix}{name}" for name in report.loaded])
     return report
+
+
+def read_translated(path: Path, *, ema: bool = False, channel_order: ChannelOrder | None = None) -> Translation:
+    """Read the weights of a file under our names.
+
+    Args:
+        path: see :func:`opabinia.models.weights.files.read_weights`.
+        ema: likewise.
+        channel_order: see :func:`opabinia.models.weights.translation.translate_weights`.
+
+    Raises:
+        ValueError: the file cannot be read, or its tensors are not those that its names announce.
+        StorageError: remote storage does not give it.
+    """
+    weights = read_weights(path, ema=ema)
+    try:
+        return translate_weights(weights, channel_order)
+    # Translations index, split and join the tensors that a format has.
+    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise ValueError(f"{path}: its names are those of a known system, its tensors are not: {error}") from error
 
 
 # --- loading --------------------------------------------------------------------------------------------------------
@@ -241,6 +262,8 @@ def _adapt_shapes(
         target = targets[name]
         adapted = source if source.shape == target.shape else _resize(model, name, source, target)
         shapes = " -> ".join("x".join(map(str, tensor.shape)) or "number" for tensor in (source, target))
+        if target.is_floating_point() and not source.is_floating_point():  # such as quantized or complex ones
+            adapted, shapes = None, f"{shapes} (of {str(source.dtype).removeprefix('torch.')})"
         if adapted is None:
             other_shape[name] = shapes
             continue
@@ -274,7 +297,8 @@ def _is_counter(name: str) -> bool:
 
 def _list_first(names: Iterable[str], count: int = 5) -> str:
     names = list(names)
-    return ", ".join(names[:count]) + (f" ... ({len(names) - count} more)" if len(names) > count else "")
+    more = f" ... ({len(names) - count} more)" if len(names) > count else ""
+    return ", ".join(printable(name)[:200] for name in names[:count]) + more
 
 
 # --- matching names -------------------------------------------------------------------------------------------------
