@@ -12,15 +12,16 @@ from typing_extensions import TypedDict
 
 from opabinia.config import ConfigError, Problem
 from opabinia.contracts import Comparison, DrawOptions, EncodedSource, NamedSource, Sample, Source
-from opabinia.inference.input_files import raise_skipped
+from opabinia.inference.input_files import drawing_name, raise_skipped
 from opabinia.inference.load import load
 from opabinia.inference.predictor import Predictor
+from opabinia.inference.sheets import Sheets
 from opabinia.inference.splits import open_split, task_of
 from opabinia.runtime.files import disk_errors
 from opabinia.runtime.json_files import read_json
 from opabinia.runtime.log import logging_to
 from opabinia.runtime.progress import progress_bar
-from opabinia.runtime.text import plural
+from opabinia.runtime.text import plural, printable
 from opabinia.training.run_folder import resolve
 from opabinia.training.trained_model import Weights
 from opabinia.visualization.drawing import FRAME_COLORS, side_by_side
@@ -41,6 +42,9 @@ def compare(
     device: str | None = None,
 ) -> None:
     """Draw ground truth and predictions of a run's data, the samples with most errors in the last evaluation first.
+
+    ``images`` has ground truth and prediction of each sample side by side; ``sheet-1.png`` and so on show the
+    predictions of 60 samples each.
 
     Videos are drawn as strips of the frames that the model saw; up to half of them are misclassified ones.
 
@@ -64,7 +68,7 @@ def compare(
         source, task = open_split(resolved, split), task_of(resolved, split)
         predictor = load(run, overrides, checkpoint=checkpoint, weights=weights, device=device, task=task)
     folder, options = out / "images", DrawOptions(min_score=min_score)
-    errors = list[str]()
+    errors, sheets = list[str](), Sheets(out)
     indices = select_samples(predictor, run, evaluation_name(run, split, predictor), source, max_images)
     with disk_errors(folder), progress_bar(f"predict {split}", len(indices)) as bar:
         folder.mkdir(parents=True, exist_ok=True)
@@ -84,10 +88,12 @@ def compare(
             image = side_by_side([panel.image for panel in comparison.panels], [f"{name}: {titles[0]}", *titles[1:]])
             if verdict is not None:
                 image = ImageOps.expand(image, 5, FRAME_COLORS[verdict])
-            image.save(folder / f"{number:05d}-{Path(name).stem}.png")
+            sheets.add(comparison.panels[-1].image, [name, *comparison.caption.split("; ")], verdict)
+            image.save(folder / f"{drawing_name(number, name)}.png")
             caption = f"{verdict}: {comparison.caption}" if verdict else comparison.caption
-            print(f"{name}  {caption}")
-    print(f"{plural(len(indices) - len(errors), 'image')} in {folder}")
+            print(printable(f"{name}  {caption}"))
+    sheets.write()
+    print(f"{plural(len(indices) - len(errors), 'image')} in {folder}; sheets are in {out}")
     raise_skipped(errors, len(indices))
 
 

@@ -256,7 +256,7 @@ def add_neighbors(scatter: Image.Image, embeddings: EmbeddingSet, source: Source
     shown = list(chain.from_iterable(rows))
     sheet = contact_sheet(
         [neighbor.image for neighbor in shown],
-        ["\n".join(neighbor.texts) for neighbor in shown],
+        [neighbor.texts for neighbor in shown],
         columns=len(rows[0]),
         size=SIZE,
         frames=[neighbor.verdict for neighbor in shown],

@@ -21,7 +21,7 @@ from opabinia.runtime.files import disk_errors
 from opabinia.runtime.progress import progress_bar
 from opabinia.runtime.signals import Stopped, StopSignal, stop_signals
 from opabinia.runtime.storage import shown_path
-from opabinia.runtime.text import plural
+from opabinia.runtime.text import one_line, plural, printable
 from opabinia.visualization.drawing import to_pil
 from opabinia.visualization.video_strips import draw_label, write_video
 
@@ -71,7 +71,7 @@ def predict_frames(
                     for frame, readable, caption, image in bar.track(chain([first], predicted)):
                         if frame.seconds >= next_print:
                             next_print = frame.seconds + 1
-                            print(f"{shown}  {frame.seconds:.2f} s  {caption}")
+                            print(printable(f"{shown}  {frame.seconds:.2f} s  {caption}"))
                         last_time = max(round(frame.seconds / _TIME_BASE), last_time + 1)
                         write(image, last_time)
                         about = {"path": shown, "frame": frame.number, "time": round(frame.seconds, 3)}
@@ -95,7 +95,7 @@ def _predicted(
         predictions = predictor.batch([predictor.transform(sample) for sample in samples])
         for frame, sample, prediction in zip(frames, samples, predictions, strict=True):
             caption = ", ".join(task.caption(prediction.readable, min_score=min_score)) or "nothing"
-            drawn = task.draw(sample, prediction, options) or draw_label(to_pil(sample["image"]), caption)
+            drawn = task.draw(sample, prediction, options) or draw_label(to_pil(sample["image"]), one_line(caption))
             yield frame, prediction.readable, caption, drawn
 
 

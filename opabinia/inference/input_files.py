@@ -16,9 +16,14 @@ from opabinia.runtime.addresses import is_live, public_name
 from opabinia.runtime.files import disk_errors, write_atomic
 from opabinia.runtime.local_copies import fetch_all
 from opabinia.runtime.storage import shown_path
+from opabinia.runtime.text import one_line
 
 MAX_BATCH_BYTES = 512_000_000
 """A batch ends early when its decoded images have this size: they are kept for drawing."""
+
+
+MAX_STEM_BYTES = 200
+"""A name of a file has at most 255 bytes."""
 
 
 def find_files(paths: Sequence[Path | str], *, videos: bool = False) -> Iterator[Path]:
@@ -86,6 +91,12 @@ def read_batches(predictor: Predictor, paths: Sequence[Path], errors: list[str])
             batch, size = InputBatch(), 0
     if batch:
         yield batch
+
+
+def drawing_name(number: int, name: str) -> str:
+    """Return the name, without suffix, of the file for a drawing: its number and the name of the image file."""
+    stem = one_line(Path(name).stem).encode("utf-8", "backslashreplace")[:MAX_STEM_BYTES].decode("utf-8", "ignore")
+    return f"{number:05d}-{stem}"
 
 
 def write_lines(out: Path, lines: Sequence[Mapping[str, Any]]) -> None:

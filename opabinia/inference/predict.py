@@ -7,28 +7,30 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
 from torch import Tensor
 
 from opabinia.config import ConfigError, Problem
 from opabinia.contracts import DrawOptions
 from opabinia.data.decoding.streams import is_video
 from opabinia.inference.frames import predict_frames
-from opabinia.inference.input_files import InputBatch, find_files, raise_skipped, read_batches, write_lines
+from opabinia.inference.input_files import (
+    InputBatch,
+    drawing_name,
+    find_files,
+    raise_skipped,
+    read_batches,
+    write_lines,
+)
 from opabinia.inference.load import load
-from opabinia.inference.predictor import Predictor
-from opabinia.runtime.files import disk_errors
+from opabinia.inference.predictor import Predictor, group_by_size
+from opabinia.inference.sheets import Sheets, save_image
 from opabinia.runtime.log import logging_to
 from opabinia.runtime.progress import progress_bar
 from opabinia.runtime.storage import shown_path
-from opabinia.runtime.text import plural
+from opabinia.runtime.text import plural, printable
 from opabinia.training.trained_model import Weights
 from opabinia.visualization.drawing import contact_sheet, overlay_heatmap, to_pil
 from opabinia.visualization.video_strips import representative_image
-
-IMAGES_PER_SHEET = 60
-THUMBNAIL = 720
-"""Maximum side in pixels of an image that waits for its sheet."""
 
 EXPLAINED = 256
 """Side in pixels to which a small image with its heatmap is enlarged by a whole factor."""
@@ -87,23 +89,23 @@ def predict(
     options, errors = DrawOptions(min_score=min_score), list[str]()
     kind, drawings = ("videos", ", strips and clips") if predictor.takes_video else ("images", " and sheets")
     lines: list[dict[str, Any]] = []
-    sheets = _Sheets(out)
+    sheets = Sheets(out)
     with progress_bar("predict", len(files), unit=kind) as bar:
         for batch in read_batches(predictor, files, errors):
             if explain:
-                _write_heatmaps(out, len(lines), batch, predictor)
+                _write_heatmaps(out, len(lines), batch, predictor, errors)
             predictions = predictor.batch(batch.samples)
             for (path, original, _), prediction in bar.track(zip(batch, predictions, strict=True)):
                 caption = predictor.task.caption(prediction.readable, min_score=min_score) or ["nothing"]
-                print(f"{shown_path(path)}  {', '.join(caption)}")
+                print(printable(f"{shown_path(path)}  {', '.join(caption)}"))
                 try:
-                    name = f"{len(lines):05d}-{path.stem}"
+                    name = drawing_name(len(lines), path.name)
                     drawn = predictor.task.save_drawing(out, name, original, prediction, options)
                 except (OSError, ValueError) as error:  # a video is read again for its drawing
                     errors.append(str(error))
                     drawn = None
                 if "image" in original:
-                    sheets.add(drawn or to_pil(original["image"]), "\n".join([path.name, *caption]))
+                    sheets.add(drawn or to_pil(original["image"]), [path.name, *caption])
                 lines.append({"path": shown_path(path), **prediction.readable})
     sheets.write()
     write_lines(out, lines)
@@ -167,16 +169,19 @@ def retrieve(
                 if not all(by_query):
                     raise ConfigError(Problem("command line", "--gallery", "it has no image but the query itself"))
                 toward = features[torch.tensor([matches[0].number for matches in by_query])]
-                _write_heatmaps(out, len(lines), batch, predictor, toward)
+                _write_heatmaps(out, len(lines), batch, predictor, errors, toward)
             for (path, original, _), matches in bar.track(zip(batch, by_query, strict=True)):
                 samples = [original, *(predictor.read(match.path) for match in matches)]
                 images = [to_pil(representative_image(sample)) for sample in samples]
-                captions = [f"{path.name}\nquery", *(f"{match.path.name}\n{match.distance:.3f}" for match in matches)]
+                captions = [
+                    (path.name, "query"),
+                    *((match.path.name, f"{match.distance:.3f}") for match in matches),
+                ]
                 frames = [None, *(match.verdict for match in matches)]
                 sheet = contact_sheet(images, captions, columns=len(images), size=120, frames=frames)
-                _save(out / "sheets" / f"{len(lines):05d}-{path.stem}.png", sheet)
+                save_image(out / "sheets" / f"{drawing_name(len(lines), path.name)}.png", sheet)
                 first = f"{shown_path(matches[0].path)}, distance {matches[0].distance:.3f}" if matches else "none"
-                print(f"{shown_path(path)}  nearest: {first}")
+                print(printable(f"{shown_path(path)}  nearest: {first}"))
                 lines.append({"path": shown_path(path), "nearest": [match.to_json() for match in matches]})
     write_lines(out, lines)
     print(f"{plural(len(lines), 'image')}; predictions.jsonl and sheets are in {out}")
@@ -184,42 +189,26 @@ def retrieve(
 
 
 def _write_heatmaps(
-    out: Path, done: int, batch: InputBatch, predictor: Predictor, toward: Tensor | None = None
+    out: Path, done: int, batch: InputBatch, predictor: Predictor, errors: list[str], toward: Tensor | None = None
 ) -> None:
-    try:
-        heatmaps = predictor.explain(batch.samples, toward)
-    except ValueError as error:
-        raise ConfigError(Problem("command line", "--explain", str(error))) from error
-    for number, ((path, _, sample), heatmap) in enumerate(zip(batch, heatmaps, strict=True), done):
-        image = overlay_heatmap(sample["image"], heatmap)
-        scale = max(1, EXPLAINED // max(image.size))
-        image = image.resize((image.width * scale, image.height * scale))
-        _save(out / "explained" / f"{number:05d}-{path.stem}.png", image)
+    """Write the heatmaps of a batch; messages about images without one, such as those of a pixel, go to ``errors``.
 
-
-def _save(path: Path, image: Image.Image) -> None:
-    with disk_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        image.save(path)
-
-
-class _Sheets:
-    """Contact sheets ``sheet-N.png``, each written as soon as it is full."""
-
-    def __init__(self, out: Path) -> None:
-        self._out, self._number = out, 1
-        self._images: list[Image.Image] = []
-        self._captions: list[str] = []
-
-    def add(self, image: Image.Image, caption: str) -> None:
-        image.thumbnail((THUMBNAIL, THUMBNAIL))
-        self._images.append(image)
-        self._captions.append(caption)
-        if len(self._images) == IMAGES_PER_SHEET:
-            self.write()
-
-    def write(self) -> None:
-        """Write the images that wait."""
-        if self._images:
-            _save(self._out / f"sheet-{self._number}.png", contact_sheet(self._images, self._captions))
-            self._number, self._images, self._captions = self._number + 1, [], []
+    Raises:
+        ConfigError: no image of the first batch can be explained.
+    """
+    failed = 0
+    for indices in group_by_size(batch.samples):
+        samples = [batch.samples[index] for index in indices]
+        try:
+            heatmaps = predictor.explain(samples, None if toward is None else toward[indices])
+        except ValueError as error:
+            failed += len(indices)
+            if not done and failed == len(batch):
+                raise ConfigError(Problem("command line", "--explain", str(error))) from error
+            errors += [f"{shown_path(batch.paths[index])} has no heatmap: {error}" for index in indices]
+            continue
+        for index, sample, heatmap in zip(indices, samples, heatmaps, strict=True):
+            image = overlay_heatmap(sample["image"], heatmap)
+            scale = max(1, EXPLAINED // max(image.size))
+            image = image.resize((image.width * scale, image.height * scale))
+            save_image(out / "explained" / f"{drawing_name(done + index, batch.paths[index].name)}.png", image)

@@ -114,7 +114,7 @@ class Predictor:
         self._views = self._views or [None]
         self.precision, self.batch_size = precision, max(1, batch_size // len(self._views))
         self._embedding_method: Callable[[Batch], Predictions] = self.task.predict
-        self._explained_layer = ""
+        self._explained_layers = dict[tuple[int, int], str]()
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -214,7 +214,7 @@ class Predictor:
     def tensors(self, samples: Sequence[Sample]) -> list[dict[str, Tensor]]:
         """Return the tensors of :meth:`batch`."""
         predictions: dict[int, dict[str, Tensor]] = {}
-        for indices in _group_by_size(samples):
+        for indices in group_by_size(samples):
             with torch.no_grad(), autocast(self.device, self.precision):
                 outputs = self.task.predict(self._collate([samples[index] for index in indices]))
             on_cpu = {
@@ -234,7 +234,7 @@ class Predictor:
         Raises:
             DataError: an embedding is not finite.
         """
-        groups = _group_by_size(samples)
+        groups = group_by_size(samples)
         with torch.no_grad(), autocast(self.device, self.precision):
             parts = [self._embed(self._collate([samples[index] for index in indices])) for indices in groups]
         order = torch.tensor([index for indices in groups for index in indices]).argsort()
@@ -278,13 +278,14 @@ class Predictor:
             raise ValueError(f"only images that the model sees as a whole can be explained, not {inputs}")
         target = None if toward is None else toward.to(self.device)
         size = (image.shape[2], image.shape[3])
-        if not self._explained_layer:
+        if size not in self._explained_layers:  # the deepest feature map of a small image may have one pixel
             # One image is enough; as floats it can have a gradient even if all parameters are frozen.
             pixels = image[:1] if image.is_floating_point() else image[:1] / 255
             first = {**{key: value[:1] for key, value in batch.items()}, "image": pixels.requires_grad_()}
             score = partial(self._score, first, target if target is None else target[:1])
-            self._explained_layer = last_feature_map_layer(self.task, score, size)
-        return grad_cam_heatmap(self.task, self._explained_layer, partial(self._score, batch, target), size).cpu()
+            self._explained_layers[size] = last_feature_map_layer(self.task, score, size)
+        layer = self._explained_layers[size]
+        return grad_cam_heatmap(self.task, layer, partial(self._score, batch, target), size).cpu()
 
     def _score(self, batch: Batch, toward: Tensor | None) -> Tensor:
         """Return the number that is explained for each image (B)."""
@@ -300,7 +301,7 @@ class Predictor:
         return lengths
 
 
-def _group_by_size(samples: Sequence[Sample]) -> list[list[int]]:
+def group_by_size(samples: Sequence[Sample]) -> list[list[int]]:
     """Return lists of indices of samples whose images have the same size."""
     groups: dict[tuple[int, ...], list[int]] = {}
     for index, sample in enumerate(samples):

@@ -11,3 +11,9 @@ def plural(count: int, word: str, ending: str = "s") -> str:
 def printable(text: str) -> str:
     """Escape line breaks, terminal codes and other characters that cannot be printed on one line."""
     return text if text.isprintable() else "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
+def one_line(text: str, length: int = 200) -> str:
+    """Return a name on one line of at most ``length`` characters: see :func:`printable`, and the end is cut off."""
+    shown = printable(text[: length + 1])
+    return shown if len(shown) <= length else f"{shown[: length - 1]}…"

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from PIL import Image, ImageChops, ImageDraw, ImageFilter, ImageFont
 from torch import Tensor
 
+from opabinia.runtime.text import one_line
+
 _MARGIN, _LINE = 6, 14
 _BACKGROUND, _INK, _FAINT = (250, 250, 248), (30, 30, 30), (222, 222, 218)
 _FRAME = 3
@@ -46,22 +48,22 @@ def text_color(background: tuple[int, int, int]) -> tuple[int, int, int]:
 
 def contact_sheet(
     images: Sequence[Image.Image],
-    captions: Sequence[str],
+    captions: Sequence[Sequence[str]],
     *,
     columns: int = 5,
     size: int = 180,
     frames: Sequence[str | None] | None = None,
 ) -> Image.Image:
-    """Draw images fitted into squares of ``size`` pixels, each above its caption (lines).
+    """Draw images fitted into squares of ``size`` pixels, each above the lines of its caption.
 
     Args:
         images: to show, row by row.
-        captions: one for each image.
+        captions: lines for each image.
         columns: images per row.
         size: side of the squares.
         frames: a key of :data:`FRAME_COLORS` for each image; None for one without a frame.
     """
-    lines = max((caption.count("\n") + 1 for caption in captions), default=1)
+    lines = max(map(len, captions), default=1)
     columns = max(1, min(columns, len(images)))
     rows = -(-len(images) // columns)
     width, height = size + 2 * _MARGIN, size + 2 * _MARGIN + lines * _LINE
@@ -78,7 +80,7 @@ def contact_sheet(
             corners = (x - _FRAME, y - _FRAME, x + small.width + _FRAME - 1, y + small.height + _FRAME - 1)
             draw.rectangle(corners, fill=FRAME_COLORS[frame])
         canvas.paste(small, (x, y))
-        for row, line in enumerate(caption.split("\n")):
+        for row, line in enumerate(caption):
             draw.text((left, top + size + row * _LINE), _truncated(draw, line, size, font), fill=_INK, font=font)
     return canvas
 
@@ -112,6 +114,9 @@ class DrawnObject:
 def draw_objects(image: Tensor, objects: Sequence[DrawnObject], *, side: int = 512, text: int = 11) -> Image.Image:
     """Draw boxes, masks, keypoints and texts on an image, the first objects on top.
 
+    A text that would cover one of an earlier object is omitted, and so are all further ones once texts cover a quarter
+    of the image: its box shows the class by its color.
+
     Args:
         image: uint8, or float in 0 to 1; C x H x W with 1 or 3 channels.
         objects: in the image.
@@ -136,13 +141,24 @@ def draw_objects(image: Tensor, objects: Sequence[DrawnObject], *, side: int = 5
             draw.rectangle((left, top, max(left, right), max(top, bottom)), outline=item.color, width=width)
         for x, y in item.points:
             draw.circle((x * factor, y * factor), 1.5 * width, fill=item.color, outline=_BACKGROUND)
-    for item in ordered:  # above the box if there is room, else inside, and never cut off
-        _, _, right, bottom = draw.textbbox((0, 0), item.text, font=font)
+    placed, free = list[tuple[float, float, float, float]](), drawn.width * drawn.height / 4
+    for item in objects:  # above the box if there is room, else inside, and never cut off
+        shown = _truncated(draw, item.text, drawn.width - 4, font)
+        _, _, right, bottom = draw.textbbox((0, 0), shown, font=font)
         x, top = max(0, min(item.box[0] * factor, drawn.width - right - 4)), item.box[1] * factor
         y = top - bottom - 3 if top >= bottom + 3 else top
-        draw.rectangle((x, y, x + right + 4, y + bottom + 3), fill=item.color)
-        draw.text((x + 2, y + 1), item.text, fill=text_color(item.color), font=font)
+        label = (x, y, x + right + 4, y + bottom + 3)
+        free -= (right + 4) * (bottom + 3)
+        if placed and (free < 0 or any(_overlap(label, other) for other in placed)):
+            continue
+        placed.append(label)
+        draw.rectangle(label, fill=item.color)
+        draw.text((x + 2, y + 1), shown, fill=text_color(item.color), font=font)
     return drawn
+
+
+def _overlap(a: tuple[float, float, float, float], b: tuple[float, float, float, float]) -> bool:
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
 
 
 def _draw_mask(image: Image.Image, mask: NDArray[np.bool_], color: tuple[int, int, int]) -> Image.Image:
@@ -185,6 +201,7 @@ def add_legend(image: Image.Image, entries: Sequence[tuple[str, tuple[int, int, 
 def side_by_side(images: Sequence[Image.Image], titles: Sequence[str]) -> Image.Image:
     """Place images of equal height in a row, each below its title, which is wrapped to the width of the image."""
     font = ImageFont.load_default(14)
+    titles = [one_line(title, 400) for title in titles]
     wrapped = [
         textwrap.wrap(title, max(8, int(len(title) * image.width / max(1, font.getlength(title))) - 2))
         if font.getlength(title) > image.width
@@ -209,10 +226,12 @@ def stack_vertically(images: Sequence[Image.Image], titles: Sequence[str]) -> Im
     font = ImageFont.load_default(16)
     heights = [18 + 2 * _MARGIN if title else 0 for title in titles]
     height = sum(image.height for image in images) + sum(heights)
-    canvas, draw = _canvas(max(image.width for image in images), height)
+    width = max(image.width for image in images)
+    canvas, draw = _canvas(width, height)
     top = 0
     for image, title, title_height in zip(images, titles, heights, strict=True):
-        draw.text((2 * _MARGIN, top + _MARGIN), title, fill=_INK, font=font)
+        shown = _truncated(draw, title, width - 4 * _MARGIN, font)
+        draw.text((2 * _MARGIN, top + _MARGIN), shown, fill=_INK, font=font)
         canvas.paste(image, (0, top + title_height))
         top += title_height + image.height
     return canvas
@@ -235,7 +254,8 @@ def overlay_heatmap(image: Tensor, heat: Tensor, *, strength: float = 0.6) -> Im
 
 
 def _truncated(draw: ImageDraw.ImageDraw, text: str, width: int, font: Any) -> str:
-    """Return the text, cut off with dots if it is wider than ``width``."""
+    """Return the text on one line, cut off with dots if it is wider than ``width``."""
+    text = one_line(text)
     while text and draw.textlength(text, font=font) > width:
         text = text[:-2] + "…" if len(text) > 1 else ""
     return text
@@ -281,10 +301,10 @@ def scatter_plot(
         raise ValueError(f"{len(names)} classes, but there are {MAX_MARKED_CLASSES} marks")
     canvas, draw = _canvas(*size)
     font = ImageFont.load_default(13)
-    draw.text((2 * _MARGIN, _MARGIN + 2), title, fill=_INK, font=ImageFont.load_default(16))
+    draw.text((2 * _MARGIN, _MARGIN + 2), one_line(title), fill=_INK, font=ImageFont.load_default(16))
     legend = sorted(set(classes) - {-1})
     legend += [-1] if legend and -1 in classes else []
-    labels = [names[number] if number >= 0 else "others" for number in legend]
+    labels = [one_line(names[number]) if number >= 0 else "others" for number in legend]
     top, bottom = 32, size[1] - _MARGIN
     rows = max(1, (bottom - top) // 19)
     columns = -(-len(legend) // rows)

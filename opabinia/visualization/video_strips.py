@@ -15,6 +15,7 @@ from torch import Tensor
 
 from opabinia.contracts import Sample, Video
 from opabinia.runtime.files import temporary_file
+from opabinia.runtime.text import one_line
 from opabinia.visualization.drawing import COLORS, FRAME_COLORS, side_by_side, stack_vertically, text_color, to_pil
 
 MAX_FRAMES, FRAME_HEIGHT, MIN_WIDTH = 8, 128, 560
@@ -157,7 +158,7 @@ def write_clip(path: Path, video: Video, clips: Sequence[SampledClip]) -> None:
     with write_video(path, rate, 1 / rate) as write:
         frames = ((clip, frame) for clip in clips for frame in video.read(clip.frames, CLIP_SIDE))
         for number, (clip, frame) in enumerate(frames):
-            text = "\n".join(filter(None, (clip.name, clip.text)))
+            text = "\n".join(map(one_line, filter(None, (clip.name, clip.text))))
             write(draw_label(to_pil(frame), text, COLORS[clip.label % len(COLORS)]), number)
 
 

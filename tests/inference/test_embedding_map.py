@@ -192,7 +192,7 @@ def test_a_query_is_shown_with_its_nearest_samples_by_cosine(monkeypatch: pytest
     image = add_neighbors(plot, embeddings, source, ["cat", "dog"])
     assert source.indices == [5, 7, 9, 15, 9, 7, 5, 15], "the first cat, the first dog, and their neighbours"
     ((_, captions), keys) = sheets[0]
-    assert captions[:2] == ["cat", f"cat\n{np.cos(0.1):.2f}"] and captions[4] == "dog"
+    assert captions[:2] == [["cat"], ["cat", f"{np.cos(0.1):.2f}"]] and captions[4] == ["dog"]
     assert keys["frames"] == [None, "right", "wrong", "wrong", None, "wrong", "wrong", "right"]
     assert image.height > plot.height + 2 * 94
 

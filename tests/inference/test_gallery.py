@@ -301,7 +301,7 @@ def test_captions_shorten_long_lists() -> None:
 
 def test_frames_have_the_color_of_the_verdict() -> None:
     images = [Image.new("RGB", (20, 10), (1, 2, 3))] * 4
-    sheet = contact_sheet(images, ["one\ntwo"] * 4, columns=4, size=20, frames=["right", "wrong", "junk", None])
+    sheet = contact_sheet(images, [("one", "two")] * 4, columns=4, size=20, frames=["right", "wrong", "junk", None])
     colors = [sheet.getpixel((number * 32 + 6, 6 + 4)) for number in range(4)]  # right above each image
     assert colors[:3] == list(FRAME_COLORS.values()) and colors[3] not in FRAME_COLORS.values()
     assert {sheet.getpixel((number * 32 + 16, 16)) for number in range(4)} == {(1, 2, 3)}

@@ -94,6 +94,39 @@ def test_predictions_have_the_five_best_classes(predictor: Predictor, folder: Pa
     json.dumps(prediction.readable)
 
 
+def test_names_with_line_breaks_and_of_maximum_length(run: Path, tmp_path: Path, capsys: Any) -> None:
+    names = ["a\nb.png", "\x1b[31m.png", "y" * 251 + ".png"]
+    for name in names:
+        (tmp_path / "images").mkdir(exist_ok=True)
+        Image.new("L", (8, 8)).save(tmp_path / "images" / name)
+    predict(run, [tmp_path / "images"], tmp_path / "out", explain=True)
+    printed = capsys.readouterr().out.splitlines()
+    assert sum(f"{tmp_path}/images/" in line for line in printed) == 3 and any(
+        "a\\nb.png  " in line for line in printed
+    )
+    assert all(line.isprintable() for line in printed)
+    paths = [json.loads(line)["path"] for line in (tmp_path / "out" / "predictions.jsonl").read_text().splitlines()]
+    assert paths == [str(path) for path in sorted((tmp_path / "images").iterdir())]
+    assert len(list((tmp_path / "out" / "explained").iterdir())) == 3
+    assert all(path.name.isprintable() for path in (tmp_path / "out").rglob("*"))
+
+
+def test_heatmaps_of_images_of_different_sizes(run: Path, tmp_path: Path) -> None:
+    """The deepest feature map of an image of 8 x 8 has one pixel: the layer depends on the size."""
+    original = ["data.val.transforms=[]"]
+    small = {"image": torch.arange(64, dtype=torch.uint8).reshape(1, 8, 8) * 4}
+    large = {"image": torch.arange(4096).reshape(1, 64, 64).remainder(256).to(torch.uint8)}
+    expected, predictor = opabinia.load(run, original).explain([small]), opabinia.load(run, original)
+    predictor.explain([large])
+    assert torch.equal(predictor.explain([small]), expected) and expected.unique().numel() > 10
+    for name, side in (("a", 1), ("b", 8), ("c", 64)):
+        Image.fromarray(np.arange(side * side, dtype=np.uint8).reshape(side, side)).save(tmp_path / f"{name}.png")
+    with pytest.raises(DataError, match=r"1 of 3 files .*\n.*a\.png has no heatmap: the model has no feature maps"):
+        predict(run, [tmp_path / f"{name}.png" for name in "abc"], tmp_path / "out", explain=True, overrides=original)
+    assert len((tmp_path / "out" / "predictions.jsonl").read_text().splitlines()) == 3
+    assert sorted(path.name for path in (tmp_path / "out" / "explained").iterdir()) == ["00001-b.png", "00002-c.png"]
+
+
 def test_predictions_of_remote_images_name_their_urls(
     run: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

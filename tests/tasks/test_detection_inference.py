@@ -163,6 +163,8 @@ def test_ground_truth_and_predictions_are_drawn_the_worst_images_first(run: Path
     assert "val/000000.png  ground truth: " in command("predict", run, "--split", "val", "--out", tmp_path).output
     with Image.open(tmp_path / "images" / f"00000-{drawn_names[0]}.png") as drawing:
         assert drawing.width > 2 * 512
+    with Image.open(tmp_path / "sheet-1.png") as sheet:
+        assert sheet.width == 5 * 192
 
 
 def test_training_data_can_be_drawn(run: Path, tmp_path: Path) -> None:

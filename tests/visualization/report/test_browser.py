@@ -48,7 +48,8 @@ def open_page(browser: Any) -> Iterator[Open]:
 @pytest.fixture
 def two_runs(make: Make) -> Path:
     nasty = "<img src=x onerror=alert(1)>\"'"
-    rows = [{"step": n, "epoch": n / 100, "samples": 4 * n, "train/loss": 1 / n, f"val/{nasty}": 0.5, "lr": n / 1e5}
+    scores = {f"val/{nasty}": 0.5, f"val/{'y' * 5000}": 0.5}
+    rows = [{"step": n, "epoch": n / 100, "samples": 4 * n, "train/loss": 1 / n, **scores, "lr": n / 1e5}
             for n in range(1, 10_001)]  # fmt: skip
     return write_report([make("long", rows=rows), make(nasty.replace("/", "_"))], make("else") / "report.html")
 

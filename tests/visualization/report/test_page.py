@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from opabinia.cli import app
 from opabinia.training.run_folder import resolve
+from opabinia.visualization import report as report_package
 from opabinia.visualization.report import NoRun, default_path, write_report
 from opabinia.visualization.report.charts import chart_of
 from opabinia.visualization.report.page import page_of
@@ -143,6 +144,14 @@ def test_names_from_the_run_folder_are_escaped(make: Make) -> None:
     assert page.count("</script>") == page.count("<script")
     assert parsed.text.count(NASTY) > 4
     assert any(NASTY in chart["title"] for chart in data_of(page)["charts"])
+
+
+@pytest.mark.parametrize("selector", [".chart > figcaption", ".legend button", "dt", "dd", "h1", "h5"])
+def test_long_names_do_not_widen_the_page(selector: str) -> None:
+    """tests/visualization/report/test_browser.py measures it, where there is a browser."""
+    style = (Path(str(report_package.__file__)).parent / "templates" / "style.css").read_text()
+    (rule,) = re.findall(rf"^{re.escape(selector)} {{(.*)}}", style, re.MULTILINE)[:1]
+    assert "overflow-wrap: anywhere" in rule and "max-content" not in style
 
 
 def test_an_unfinished_run(make: Make) -> None:

@@ -1,0 +1,62 @@
+"""Contact sheets of drawn predictions (``sheet-1.png`` and so on)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from PIL import Image
+
+from opabinia.runtime.files import disk_errors
+from opabinia.visualization.drawing import contact_sheet
+
+IMAGES_PER_SHEET = 60
+THUMBNAIL = 720
+"""Maximum side in pixels of an image that waits for its sheet."""
+
+
+def save_image(path: Path, image: Image.Image) -> None:
+    """Write an image and the folders that it needs.
+
+    Raises:
+        DiskError: it cannot be written.
+    """
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        image.save(path)
+
+
+class Sheets:
+    """Contact sheets ``sheet-N.png``, each written as soon as it is full.
+
+    Args:
+        out: the folder to write.
+    """
+
+    def __init__(self, out: Path) -> None:
+        self._out, self._number = out, 1
+        self._images: list[Image.Image] = []
+        self._captions: list[Sequence[str]] = []
+        self._frames: list[str | None] = []
+
+    def add(self, image: Image.Image, caption: Sequence[str], frame: str | None = None) -> None:
+        """Add an image, the lines of its caption, and a key of
+        :data:`opabinia.visualization.drawing.FRAME_COLORS`."""
+        image = image.copy()
+        image.thumbnail((THUMBNAIL, THUMBNAIL))
+        self._images.append(image)
+        self._captions.append(caption)
+        self._frames.append(frame)
+        if len(self._images) == IMAGES_PER_SHEET:
+            self.write()
+
+    def write(self) -> None:
+        """Write the images that wait.
+
+        Raises:
+            DiskError: the sheet cannot be written.
+        """
+        if self._images:
+            sheet = contact_sheet(self._images, self._captions, frames=self._frames)
+            save_image(self._out / f"sheet-{self._number}.png", sheet)
+            self._number, self._images, self._captions, self._frames = self._number + 1, [], [], []
