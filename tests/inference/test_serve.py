@@ -390,6 +390,23 @@ def test_pil_limit_is_that_of_the_server_only_while_it_runs(run: Path, monkeypat
     assert (during, Image.MAX_IMAGE_PIXELS, list(warnings.filters)) == ([1000], before, filters)
 
 
+@pytest.mark.parametrize("start", [b"GIF8", b"GIF89a", b"\0\0\x01\xba", b"\x1aE\xdf\xa3", b"0000ftyp"])
+def test_a_session_description_opens_no_network_connection(start: bytes) -> None:
+    with socket.socket(type=socket.SOCK_DGRAM) as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    lines = ["", "v=0", "o=- 0 0 IN IP4 127.0.0.1", "s=x", "c=IN IP4 127.0.0.1", "t=0 0", f"m=video {port} RTP/AVP 96"]
+    upload = Upload("video.mp4", start + "\r\n".join([*lines, "a=rtpmap:96 H264/90000", ""]).encode())
+    with ThreadPoolExecutor(1) as pool:
+        checked = pool.submit(check_video, upload, Limits())
+        while not checked.done():
+            assert f":{port:04X} " not in Path("/proc/self/net/udp").read_text()
+    if start != b"GIF89a":  # a GIF of 2573 x 15734 pixels
+        with pytest.raises(RequestError, match=r"is not a video|its header cannot be read") as refused:
+            checked.result()
+        assert refused.value.status == (415 if start == b"GIF8" else 422)
+
+
 def test_errors_are_reported_before_a_model_is_loaded(tmp_path: Path) -> None:
     def refusal(*options: str, blocked: str = "") -> str:
         hide = (

@@ -48,8 +48,8 @@ next epoch) does not read its packets again. A few kilobytes each."""
 
 
 class VideoFile:
-    """A video file (:class:`opabinia.contracts.Video`): mp4, mov, avi, webm, mkv, mpeg, gif and whatever else FFmpeg
-    reads.
+    """A video file (:class:`opabinia.contracts.Video`): mp4, mov, avi, webm, mkv, mpeg, gif and the other
+    containers of video that FFmpeg reads, but no playlists.
 
     It is opened on first use and closed after each ``read``. Frames are rotated according to the file's rotation flag.
     A truncated file has the frames that are in it.

@@ -76,6 +76,15 @@ def damage(path: str) -> str | None:
 
 # --- opening ----------------------------------------------------------------------------------------------------------
 
+_CONTAINERS = (
+    *("mov", "matroska", "avi", "gif", "apng", "mpeg", "mpegts", "mpegvideo", "asf", "flv", "live_flv", "ogg", "mxf"),
+    *("nut", "ivf", "rm", "swf", "dv", "wtv", "mjpeg", "yuv4mpegpipe"),
+    *("m4v", "h263", "h264", "hevc", "vvc", "vc1", "av1", "obu"),  # streams without a container
+)
+_ONLY_THIS_FILE = {"protocol_whitelist": "file", "format_whitelist": ",".join(_CONTAINERS)}
+"""FFmpeg's options for a file of any of its formats that hold a video. Others are playlists and session descriptions,
+whatever the name: they would open network connections, or return the frames of other files of this machine."""
+
 
 def open_video(path: str) -> tuple[InputContainer, VideoStream]:
     """Open a file and its video stream.
@@ -90,8 +99,8 @@ def open_video(path: str) -> tuple[InputContainer, VideoStream]:
     if not os.stat(path).st_size:
         raise ValueError(f"{path} is empty: it has 0 bytes")
     try:
-        # "file:": a name with a colon is not a URL. The whitelist: a playlist must not open network connections.
-        container = av.open(f"file:{path}", options={"protocol_whitelist": "file"}, metadata_errors="ignore")
+        # "file:": a name with a colon is not a URL.
+        container = av.open(f"file:{path}", options=_ONLY_THIS_FILE, metadata_errors="ignore")
     except av.error.FFmpegError as error:
         if is_placeholder(path):  # the cache of remote files removed it after it was fetched
             return open_video(path)

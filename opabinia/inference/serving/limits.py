@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from io import BytesIO
 from typing import NamedTuple
@@ -14,7 +15,8 @@ from opabinia.data.decoding.images import open_image
 IMAGE_SIGNATURES = {
     b"\xff\xd8\xff": "JPEG",
     b"\x89PNG\r\n\x1a\n": "PNG",
-    b"GIF8": "GIF",
+    b"GIF87a": "GIF",
+    b"GIF89a": "GIF",
     b"BM": "BMP",
     b"II*\0": "TIFF",
     b"MM\0*": "TIFF",
@@ -24,12 +26,17 @@ IMAGE_SIGNATURES = {
 """First bytes of image files; WebP begins as AVI does."""
 
 VIDEO_SIGNATURES = {
-    b"\x1aE\xdf\xa3": "Matroska, WebM",
-    b"\0\0\x01\xba": "MPEG",
-    b"\0\0\x01\xb3": "MPEG",
-    b"GIF8": "GIF",
+    "mov": re.compile(rb".{4}(ftyp|moov|mdat)", re.DOTALL),
+    "matroska": re.compile(rb"\x1aE\xdf\xa3"),
+    "avi": re.compile(rb"RIFF.{4}AVI ", re.DOTALL),
+    "mpeg": re.compile(rb"\0\0\x01\xba"),
+    "mpegvideo": re.compile(rb"\0\0\x01\xb3"),
+    "gif": re.compile(rb"GIF8[79]a"),
 }
-"""First bytes of video files; AVI and MP4 are recognized by the bytes after them."""
+"""First bytes of video files, by FFmpeg's name of the format, which opens them: a format that FFmpeg guesses may be a
+session description or a playlist, for which it would open network connections or other files."""
+
+VIDEO_TYPES = "AVI, GIF, MP4, MPEG, Matroska, WebM"
 
 MAX_FILES = 32
 """Files in one request."""
@@ -110,14 +117,11 @@ def check_video(upload: Upload, limits: Limits) -> None:
     Raises:
         RequestError: it is not a video (415), broken (422) or has frames that are too large (413).
     """
-    content = upload.content
-    is_avi = content[:4] == b"RIFF" and content[8:12] == b"AVI "
-    is_mp4 = content[4:8] in (b"ftyp", b"moov", b"mdat")
-    if not is_avi and not is_mp4 and not content.startswith(tuple(VIDEO_SIGNATURES)):
-        types = ", ".join(sorted({*VIDEO_SIGNATURES.values(), "AVI", "MP4"}))
-        raise RequestError(415, f"{upload.name} is not a video ({types}), whatever its name says")
+    form = next((name for name, start in VIDEO_SIGNATURES.items() if start.match(upload.content)), None)
+    if form is None:
+        raise RequestError(415, f"{upload.name} is not a video ({VIDEO_TYPES}), whatever its name says")
     try:
-        with av.open(BytesIO(content)) as container:
+        with av.open(BytesIO(upload.content), format=form, options={"protocol_whitelist": "file"}) as container:
             sizes = [(stream.width, stream.height) for stream in container.streams.video]
     except (av.FFmpegError, OSError, ValueError) as error:
         raise RequestError(422, f"{upload.name} is broken: its header cannot be read") from error

@@ -197,6 +197,19 @@ def test_invalid_files_raise_with_their_name(tmp_path: Path) -> None:
         _ = VideoFile(tmp_path / "gone.mp4").frames
 
 
+def test_playlists_open_no_other_file(tmp_path: Path) -> None:
+    write(tmp_path / "secret.mp4", 5)
+    write(tmp_path / "secret.ts", 5)
+    playlists = {
+        "concat.mp4": "ffconcat version 1.0\nfile 'secret.mp4'\n",
+        "hls.m3u8": f"#EXTM3U\n#EXT-X-TARGETDURATION:10\n#EXTINF:1,\n{tmp_path}/secret.ts\n#EXT-X-ENDLIST\n",
+    }
+    for name, content in playlists.items():
+        (tmp_path / name).write_text(content)
+        with pytest.raises(ValueError, match=f"{name} is not a video, but text"):
+            _ = VideoFile(tmp_path / name).frames
+
+
 @pytest.mark.parametrize("count", [1, 2])
 def test_videos_of_one_or_two_frames(count: int, tmp_path: Path) -> None:
     path = write(tmp_path / "video.mp4", count)
