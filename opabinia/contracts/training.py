@@ -108,6 +108,9 @@ class MetricsLog(Protocol):
             ids: ids of the samples of the step.
         """
 
+    def host_values(self) -> dict[str, float]:
+        """Return the pending values of the newest step that are in memory of the host; nothing waits for a device."""
+
     def flush(self, clock: Clock, extra: Mapping[str, Any] | None = None) -> None:
         """Write the pending values as one line.
 

@@ -1,4 +1,4 @@
-"""Progress bars on the terminal: a line for each phase that runs, with the same look in all commands."""
+"""Progress bars on the terminal, one for each phase that runs, the same in all commands; in other logs plain lines."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ T = TypeVar("T")
 
 _INTERVAL = 0.25
 """Seconds between two frames. No thread draws: forked loader workers would inherit its locks."""
+_LINE_INTERVAL = 20.0
+"""Seconds without a line after which a log that is no terminal gets one."""
 
 
 def shows_progress_bars() -> bool:
@@ -42,7 +44,7 @@ class PhaseBar:
     def update(
         self, completed: float, *, speed: str = "", seconds_left: float | None = None, metrics: Sequence[str] = ()
     ) -> None:
-        """Set the position. A few times per second at most, the terminal is written to.
+        """Set the position. A few times per second at most, the terminal is written to; any other log every 20 s.
 
         Args:
             completed: number of units done.
@@ -55,8 +57,12 @@ class PhaseBar:
 
     @property
     def is_due(self) -> bool:
-        """Whether the next update draws: a few times per second, without a terminal never."""
+        """Whether the next update writes to the terminal or log."""
         return self._display.is_due
+
+    def next_line_in(self, seconds: float = _LINE_INTERVAL) -> None:
+        """Set when a log that is no terminal gets the next line: later, where another one has just said the same."""
+        self._display.line_due = time.monotonic() + seconds
 
     def advance(self, count: float = 1) -> None:
         """Add to the position."""
@@ -75,7 +81,8 @@ def progress_bar(phase: str, total: int | None, *, completed: int = 0, unit: str
     """Show a bar from here to the end of the block. A bar inside another one is removed at its end, others stay.
 
     Printed lines appear above the bars; a rich console of its own would write into them. Where
-    :func:`shows_progress_bars` is false, nothing is shown.
+    :func:`shows_progress_bars` is false, rank 0 prints a plain line of the innermost phase after 20 seconds without
+    one; in quiet mode nothing.
 
     Args:
         phase: its name, such as ``train``.
@@ -134,16 +141,26 @@ class _Display(Progress):
             redirect_stdout=sys.stdout.isatty(),
             disable=not shows_progress_bars(),
         )
+        self._prints_lines = self.disable and not is_quiet() and is_rank_zero()
         self._drawn = time.monotonic()
+        self.line_due = self._drawn + _LINE_INTERVAL
 
     @property
     def is_due(self) -> bool:
-        """Whether the previous frame is old enough."""
-        return not self.disable and time.monotonic() - self._drawn >= _INTERVAL
+        """Whether the previous frame or line is old enough."""
+        if self.disable:
+            return self._prints_lines and time.monotonic() >= self.line_due
+        return time.monotonic() - self._drawn >= _INTERVAL
 
     def draw_if_due(self) -> None:
-        """Draw a frame unless the previous one is recent."""
-        if self.is_due:
+        """Draw a frame, or print a line, unless the previous one is recent."""
+        if not self.is_due:
+            return
+        if self._prints_lines:
+            task = self.tasks[-1]
+            print("  ".join([task.description, *_texts(task)]), file=sys.stderr, flush=True)
+            self.line_due = time.monotonic() + _LINE_INTERVAL
+        else:
             self.refresh()
             self._drawn = time.monotonic()
 
@@ -172,23 +189,28 @@ class _Values(ProgressColumn):
 
     def render(self, task: Task) -> _Fitting:
         """Return the texts of a phase."""
-        values, elapsed = task.fields, task.finished_time or task.elapsed or 0.0
-        done = task.completed - values["first"]
-        texts = [f"{task.completed:.0f}"]
-        if task.total is not None:
-            texts = [f"{task.completed:.0f}/{task.total:.0f}", f"{int(task.percentage)}%"]
-        left = values["seconds_left"]
-        if left is None and task.total is not None and done > 0:
-            left = elapsed / done * (task.total - task.completed)
-        if task.finished:
-            texts.append(f"in {format_seconds(elapsed)}")
-        else:
-            texts.append("ETA ?" if left is None else f"ETA {format_seconds(left)}")
-        if values["speed"]:
-            texts.append(values["speed"])
-        elif done > 0 and elapsed > 0:
-            texts.append(format_speed(done / elapsed, values["unit"]))
-        return _Fitting([*texts, *values["metrics"]])
+        return _Fitting(_texts(task))
+
+
+def _texts(task: Task) -> list[str]:
+    """Return the texts of a phase, the most important first."""
+    values, elapsed = task.fields, task.finished_time or task.elapsed or 0.0
+    done = task.completed - values["first"]
+    texts = [f"{task.completed:.0f}"]
+    if task.total is not None:
+        texts = [f"{task.completed:.0f}/{task.total:.0f}", f"{int(task.percentage)}%"]
+    left = values["seconds_left"]
+    if left is None and task.total is not None and done > 0:
+        left = elapsed / done * (task.total - task.completed)
+    if task.finished:
+        texts.append(f"in {format_seconds(elapsed)}")
+    else:
+        texts.append("ETA ?" if left is None else f"ETA {format_seconds(left)}")
+    if values["speed"]:
+        texts.append(values["speed"])
+    elif done > 0 and elapsed > 0:
+        texts.append(format_speed(done / elapsed, values["unit"]))
+    return [*texts, *values["metrics"]]
 
 
 def format_speed(speed: float, unit: str) -> str:

@@ -10,6 +10,7 @@ import torch
 from opabinia.contracts import Clock, Phase
 from opabinia.engine.hooks.eta import Eta
 from opabinia.engine.hooks.training_bar import TrainingBar
+from opabinia.engine.loggers.metrics_log import MetricsLogger
 from opabinia.engine.loggers.terminal import bar_metrics
 from opabinia.runtime import progress
 from opabinia.runtime.durations import Duration
@@ -42,6 +43,34 @@ def train(start_step: int = 0) -> None:
             now[0] += 100.0
             eta.after_phase(run, Phase("evaluate", "val"))
     bar.finish(run, "done")
+
+
+def test_a_log_that_is_no_terminal_begins_with_the_first_step(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Steps take 6 s. The line of step 10 is printed by the logger of the terminal, values on a device stay there."""
+    now = [100.0]
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    metrics_log, clock = MetricsLogger(None), Clock(total_steps=16, steps_per_epoch=10)
+    eta = Eta(torch.device("cpu"), {}, lambda: now[0])
+    bar = TrainingBar(eta)
+    run: Any = SimpleNamespace(clock=clock, metrics_log=metrics_log)
+    bar.start(run)
+    for step in range(1, 17):
+        now[0] += 6.0
+        run.clock = Clock(step=step, total_steps=16, steps_per_epoch=10)
+        loss = {"train/loss": torch.tensor(2.0 / step), "train/other_loss": torch.zeros((), device="meta")}
+        metrics_log.add(step, {**loss, "lr": 0.1, "samples": 8.0, "time/step": 6.0, "time/data": 0.0})
+        if step == 10:
+            metrics_log._pending.clear()
+            metrics_log.newest = {**LINE, "step": 10}
+        bar.after_step(run)
+        eta.after_step(run)
+    bar.finish(run, "done")
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split("  ")[1] for line in lines] == ["1/16", "5/16", "9/16", "14/16"]
+    assert "loss 2  lr 0.1  epoch 0.00" in lines[0] and "ETA" in lines[0]
+    assert "ETA 1:06" in lines[1] and "loss 0.4  " in lines[1], "the newest step, not the mean since the last line"
 
 
 def frame(frames: list[str], step: int) -> str:

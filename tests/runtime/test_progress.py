@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -119,6 +120,21 @@ def test_nothing_is_shown(target: str, monkeypatch: pytest.MonkeyPatch, capsys: 
     if target == "another rank":
         monkeypatch.setattr(progress, "is_rank_zero", lambda: False)
     assert on_terminal(program, environment={"TERM": "dumb"} if target == "dumb" else {}).text == ""
+
+
+def test_a_log_that_is_no_terminal_gets_a_line_every_20_seconds(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    for is_quiet in (False, True):
+        with quiet_terminal(is_quiet), progress_bar("train", 10), progress_bar("eval val", 30) as bar:
+            for _ in bar.track(range(30)):
+                now[0] += 3.0
+    out, err = capsys.readouterr()
+    expected = [["eval val", f"{number}/30"] for number in (7, 14, 21, 28)]
+    assert [line.split("  ")[:2] for line in err.splitlines()] == expected
+    assert out == "" and "\x1b" not in err
 
 
 def test_no_color() -> None:

@@ -94,6 +94,12 @@ class MetricsLogger:
         else:
             self._pending.append(_Entry(step, values, ids))
 
+    def host_values(self) -> dict[str, float]:
+        """Return the pending values of the newest step that are in memory of the host, of this process."""
+        values = self._pending[-1].values if self._pending else {}
+        on_host = (item for item in values.items() if not isinstance(item[1], Tensor) or item[1].device.type == "cpu")
+        return {name: float(value) for name, value in on_host}
+
     def collect(self) -> None:
         """Copy pending values to the host, once per device, and combine those of all processes. All must call it.
 
