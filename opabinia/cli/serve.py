@@ -26,6 +26,14 @@ def serve(
     gallery: Gallery = None,
     max_mb: Annotated[float, typer.Option(min=0.001, help="Largest request in megabytes.")] = 20,
     max_megapixels: Annotated[float, typer.Option(min=0.001, help="Largest image or video frame in megapixels.")] = 50,
+    max_input_megapixels: Annotated[
+        float | None,
+        typer.Option(
+            min=0.001,
+            show_default="4; 100 for videos",
+            help="Largest input of the model after the transforms, in megapixels; smaller ones share a forward pass.",
+        ),
+    ] = None,
     max_waiting: Annotated[int, typer.Option(min=0, help="Requests in the queue; more are rejected (503).")] = 16,
     task: Tasks = "",
     checkpoint: Checkpoint = "best",
@@ -56,7 +64,8 @@ def serve(
             from opabinia.inference.serving.limits import Limits
             from opabinia.inference.serving.server import serve as run_server
 
-            limits = Limits(round(max_mb * 1e6), round(max_megapixels * 1e6), max_waiting)
+            input_pixels = round(max_input_megapixels * 1e6) if max_input_megapixels else None
+            limits = Limits(round(max_mb * 1e6), round(max_megapixels * 1e6), max_waiting, input_pixels)
             run_server(
                 *(folder, listener),
                 host=host, limits=limits, gallery=gallery, checkpoint=checkpoint, weights=chosen, device=device,

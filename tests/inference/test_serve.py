@@ -15,19 +15,21 @@ import warnings
 import zlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from io import BytesIO
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import opabinia
 from opabinia.data.sources import Digits
+from opabinia.inference.serving.inference import Inference
 from opabinia.inference.serving.limits import Limits, RequestError, Upload, check_image, check_video
 from opabinia.training import launch
 
@@ -329,6 +331,60 @@ def test_slow_uploads_do_not_block_other_requests(monkeypatch: pytest.MonkeyPatc
     assert service.pending == 0 and not service.arriving
 
 
+@contextmanager
+def running(service: Any, **options: Any) -> Iterator[tuple[str, int]]:
+    """Run a server of a service in a thread; yield its address."""
+    from opabinia.inference.serving import app, server
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        http_server = server.make_server(app.make_app(service, None), **options)
+        thread = Thread(target=http_server.run, args=([listener],))
+        thread.start()
+        try:
+            yield listener.getsockname()
+        finally:
+            http_server.should_exit = True
+            thread.join()
+
+
+def ask(address: tuple[str, int], method: str, path: str, body: bytes | None = None, **headers: str) -> Any:
+    """Return status, headers and body of an answer."""
+    connection = http.client.HTTPConnection(*address, timeout=30)
+    with closing(connection):
+        connection.request(method, path, body, headers)
+        response = connection.getresponse()
+        return response.status, response.headers, response.read()
+
+
+class Waiting:
+    """A model that waits while it predicts."""
+
+    def __init__(self, **limits: int) -> None:
+        self.limits, self.gallery = Limits(**limits), None
+        self.begun, self.end = Event(), Event()
+
+    def __call__(self, uploads: Sequence[Upload]) -> list[int]:
+        self.begun.set()
+        assert self.end.wait(30)
+        return [len(upload.content) for upload in uploads]
+
+
+def test_the_health_is_answered_during_a_prediction() -> None:
+    pytest.importorskip("fastapi", reason="fastapi is absent: pip install 'opabinia[serve]'")
+    from opabinia.inference.serving import app
+
+    model = Waiting()
+    with running(app.Service(cast(Any, model), {})) as address, ThreadPoolExecutor(1) as pool:
+        prediction = pool.submit(ask, address, "POST", "/predict", b"image")
+        try:
+            assert model.begun.wait(30)
+            status, _, body = ask(address, "GET", "/health")
+        finally:
+            model.end.set()
+        assert (status, json.loads(body)) == (200, {"status": "ok", "requests": 1})
+        assert prediction.result()[2] == b'{"predictions":[5]}'
+
+
 @pytest.mark.slow
 def test_memory_does_not_grow_with_requests(server: Server) -> None:
     def resident() -> int:
@@ -405,6 +461,60 @@ def test_a_session_description_opens_no_network_connection(start: bytes) -> None
         with pytest.raises(RequestError, match=r"is not a video|its header cannot be read") as refused:
             checked.result()
         assert refused.value.status == (415 if start == b"GIF8" else 422)
+
+
+class PixelCounter:
+    """A model without transforms that notes the pixels of each batch."""
+
+    takes_video, channels = False, 1
+
+    def __init__(self) -> None:
+        self.batches: list[int] = []
+
+    def sample(self, image: torch.Tensor) -> Any:
+        return {"image": image}
+
+    def batch(self, samples: Sequence[Any]) -> Any:
+        self.batches.append(sum(sample["image"].numel() for sample in samples))
+        return [SimpleNamespace(readable={"pixels": sample["image"].numel()}) for sample in samples]
+
+
+def test_images_of_a_form_are_predicted_in_small_groups() -> None:
+    model = PixelCounter()
+    sides = [100, 100, 150, 40, 40, 40, 200]
+    uploads = [Upload(str(side), digit(0, side=side)) for side in sides]
+    results = Inference(cast(Any, model), Limits(input_pixels=40_000))(uploads)
+    assert results == [{"path": str(side), "pixels": side**2} for side in sides]
+    assert model.batches == [20_000, 27_300, 40_000]
+    model = PixelCounter()  # masks and maps have the size of the file
+    Inference(cast(Any, model), Limits(pixels=22_500))(uploads[:4])
+    assert model.batches == [20_000, 22_500, 1_600]
+
+
+def test_inputs_and_requests_with_too_many_pixels_are_refused() -> None:
+    inference = Inference(cast(Any, PixelCounter()), Limits(pixels=50_000))
+    with pytest.raises(RequestError, match=r"have 0 megapixels, more than 0.4, 8 times what one may have") as refused:
+        inference([Upload("x.png", digit(0, side=200))] * 11)
+    assert refused.value.status == 413
+    inference = Inference(cast(Any, PixelCounter()), Limits())
+    with pytest.raises(RequestError, match=r"^x.png has 4.01 megapixels after the transforms .*\(--max-input-megapix"):
+        inference([Upload("x.png", empty_png(2008, 1999))])
+
+
+def test_clips_that_are_too_large_are_refused_before_they_are_decoded(tmp_path: Path) -> None:
+    frames = [Image.new("L", (64, 32), 8 * number) for number in range(20)]
+    frames[0].save(tmp_path / "video.gif", save_all=True, append_images=frames[1:])
+    upload = Upload("video.gif", (tmp_path / "video.gif").read_bytes())
+
+    def sample(video: Any) -> Any:
+        return {"image": video.read(range(16), 16)}
+
+    model = SimpleNamespace(takes_video=True, channels=1, sample=sample, batch=lambda samples: samples)
+    with pytest.raises(RequestError, match=r"has 0.00819 megapixels .* more than 0.008") as refused:
+        Inference(cast(Any, model), Limits(input_pixels=8000))([upload])
+    assert refused.value.status == 413
+    with pytest.raises(AttributeError, match="readable"):  # decoded
+        Inference(cast(Any, model), Limits(input_pixels=9000))([upload])
 
 
 def test_errors_are_reported_before_a_model_is_loaded(tmp_path: Path) -> None:

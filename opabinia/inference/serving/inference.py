@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
 from opabinia.contracts import Sample
 from opabinia.data.decoding.images import decode_bytes
+from opabinia.data.decoding.video import VideoFile
 from opabinia.data.sources.file_names import decode_name
 from opabinia.evaluation.retrieval.distances import nearest
 from opabinia.inference.input_files import find_files
 from opabinia.inference.predictor import Predictor
 from opabinia.inference.retrieval.gallery import embed_gallery
-from opabinia.inference.serving.limits import Limits, RequestError, Upload, check_image, check_video
+from opabinia.inference.serving.limits import (
+    INPUT_PIXELS,
+    Limits,
+    RequestError,
+    Upload,
+    check_image,
+    check_total,
+    check_video,
+)
 from opabinia.runtime.log import log
 
 
@@ -57,16 +67,20 @@ class ServedGallery:
 
 
 class Inference:
-    """Maps uploads to JSON values, as :func:`opabinia.inference.predict.predict` writes them.
+    """Maps uploads to JSON values, as :func:`opabinia.inference.predict.predict` writes them, a few at a time.
 
     Args:
         predictor: the model.
         limits: of uploads.
         gallery: whose nearest images are returned; None: the task's predictions are returned.
+
+    Attributes:
+        input_pixels: pixels that the model gets at a time.
     """
 
     def __init__(self, predictor: Predictor, limits: Limits, gallery: ServedGallery | None = None) -> None:
         self.predictor, self.limits, self.gallery = predictor, limits, gallery
+        self.input_pixels = limits.input_pixels or INPUT_PIXELS["videos" if predictor.takes_video else "images"]
 
     def __call__(self, uploads: Sequence[Upload]) -> list[dict[str, Any]]:
         """Return for each upload its ``path`` (the name it was sent with) and the readable prediction, or ``nearest``.
@@ -74,24 +88,70 @@ class Inference:
         Raises:
             RequestError: one of them is refused or broken; then there is no result for the others either.
         """
-        for upload in uploads:
-            (check_video if self.predictor.takes_video else check_image)(upload, self.limits)
-        samples = [self._sample(upload) for upload in uploads]
-        if self.gallery is not None:
-            matches = self.gallery.nearest(self.predictor.embeddings(samples))
-            results: list[dict[str, Any]] = [{"nearest": rows} for rows in matches]
-        else:
-            results = [prediction.readable for prediction in self.predictor.batch(samples)]
+        check = check_video if self.predictor.takes_video else check_image
+        sizes = [check(upload, self.limits) for upload in uploads]
+        check_total(sizes, self.limits)
+        results = [result for group in self._groups(uploads, sizes) for result in self._predict(group)]
         return [{"path": upload.name, **result} for upload, result in zip(uploads, results, strict=True)]
 
-    def _sample(self, upload: Upload) -> Sample:
+    def _groups(self, uploads: Sequence[Upload], sizes: Sequence[tuple[int, int]]) -> Iterator[list[Sample]]:
+        """Yield the samples in groups within both limits: the pixels that the model gets, and those of the files, as
+        maps and masks have. The next group is decoded when the caller is done with the one before it."""
+        group: list[Sample] = []
+        inputs = originals = 0
+        for upload, (width, height) in zip(uploads, sizes, strict=True):
+            sample = self._sample(upload, (width, height))
+            shape = sample["image"].shape
+            pixels = shape.numel() // shape[-3]
+            self._check_input(upload.name, pixels)
+            inputs, originals = inputs + pixels, originals + width * height
+            if group and (inputs > self.input_pixels or originals > self.limits.pixels):
+                yield group
+                group, inputs, originals = [], pixels, width * height
+            group.append(sample)
+        yield group
+
+    def _predict(self, samples: Sequence[Sample]) -> list[dict[str, Any]]:
+        if self.gallery is not None:
+            return [{"nearest": rows} for rows in self.gallery.nearest(self.predictor.embeddings(samples))]
+        return [prediction.readable for prediction in self.predictor.batch(samples)]
+
+    def _check_input(self, name: str, pixels: int) -> None:
+        if pixels > self.input_pixels:
+            limit = f"more than {self.input_pixels / 1e6:g} (--max-input-megapixels)"
+            text = f"{name} has {pixels / 1e6:.3g} megapixels after the transforms of the model, {limit}"
+            raise RequestError(413, text)
+
+    def _sample(self, upload: Upload, size: tuple[int, int]) -> Sample:
         try:
             if self.predictor.takes_video:
                 with tempfile.NamedTemporaryFile(prefix="opabinia-") as file:
                     file.write(upload.content)
                     file.flush()
-                    return self.predictor.sample(file.name)
+                    check = partial(self._check_input, upload.name)
+                    return self.predictor.sample(_CheckedVideo(file.name, self.predictor.channels, size, check))
             return self.predictor.sample(decode_bytes(upload.content, upload.name, self.predictor.channels))
         except (OSError, ValueError) as error:
             first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise RequestError(422, f"{upload.name} is broken: {first_line}") from error
+
+
+class _CheckedVideo(VideoFile):
+    """A video whose clips are checked before they are decoded.
+
+    Args:
+        path: of the file.
+        channels: 3 for color, 1 for gray.
+        size: of its frames, by the header.
+        check: is called with the number of pixels of a clip.
+    """
+
+    def __init__(self, path: str, channels: Literal[1, 3], size: tuple[int, int], check: Callable[[int], None]) -> None:
+        super().__init__(path, channels)
+        self._header_size, self._check = size, check
+
+    def read(self, indices: Sequence[int], short_side: int | None = None) -> Tensor:
+        width, height = self._header_size
+        scale = min(1.0, short_side / min(width, height)) if short_side else 1.0
+        self._check(round(len(indices) * width * height * scale**2))
+        return super().read(indices, short_side)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from io import BytesIO
 from typing import NamedTuple
@@ -41,6 +42,13 @@ VIDEO_TYPES = "AVI, GIF, MP4, MPEG, Matroska, WebM"
 MAX_FILES = 32
 """Files in one request."""
 
+MAX_TOTAL = 8
+"""The images of one request may together have this many times the pixels that one image may have."""
+
+INPUT_PIXELS = {"images": 4_000_000, "videos": 100_000_000}
+"""Default of ``Limits.input_pixels``: detectors take up to 1 megapixel, segmentation models 2; 30 views of 32 frames
+have 63."""
+
 MAX_ASPECT_RATIO = 20
 """With a larger one, resizing the shorter side to 256 pixels would make the longer side fill the memory."""
 
@@ -66,11 +74,13 @@ class Limits:
         bytes: of a request's body.
         pixels: of an image, or of a video's frame.
         waiting: requests that wait while another is answered.
+        input_pixels: pixels of what the model gets at a time, after the transforms; None: see ``INPUT_PIXELS``.
     """
 
     bytes: int = 20_000_000
     pixels: int = 50_000_000
     waiting: int = 16
+    input_pixels: int | None = None
 
 
 class Upload(NamedTuple):
@@ -90,8 +100,8 @@ def check_body_size(size: int, limits: Limits) -> None:
         raise RequestError(413, f"the request is larger than {limits.bytes / 1e6:g} MB")
 
 
-def check_image(upload: Upload, limits: Limits) -> None:
-    """Check an image by its first bytes and its header.
+def check_image(upload: Upload, limits: Limits) -> tuple[int, int]:
+    """Check an image by its first bytes and its header; return its width and height.
 
     Raises:
         RequestError: it is not an image (415), broken (422) or too large (413).
@@ -108,11 +118,11 @@ def check_image(upload: Upload, limits: Limits) -> None:
         raise RequestError(413, f"{upload.name} has more than {limits.pixels / 1e6:g} megapixels") from error
     except Exception as error:  # PIL raises any on damaged files
         raise RequestError(422, f"{upload.name} is broken: its header cannot be read") from error
-    _check_size(upload.name, width, height, limits)
+    return _check_size(upload.name, width, height, limits)
 
 
-def check_video(upload: Upload, limits: Limits) -> None:
-    """Check a video by its first bytes and its header.
+def check_video(upload: Upload, limits: Limits) -> tuple[int, int]:
+    """Check a video by its first bytes and its header; return width and height of its frames.
 
     Raises:
         RequestError: it is not a video (415), broken (422) or has frames that are too large (413).
@@ -127,13 +137,26 @@ def check_video(upload: Upload, limits: Limits) -> None:
         raise RequestError(422, f"{upload.name} is broken: its header cannot be read") from error
     if not sizes or not all(sizes[0]):
         raise RequestError(422, f"{upload.name} has no frames")
-    _check_size(upload.name, *sizes[0], limits)
+    return _check_size(upload.name, *sizes[0], limits)
 
 
-def _check_size(name: str, width: int, height: int, limits: Limits) -> None:
+def check_total(sizes: Iterable[tuple[int, int]], limits: Limits) -> None:
+    """Check the sizes of the images of a request together, by their headers.
+
+    Raises:
+        RequestError: they have too many pixels (413).
+    """
+    total, most = sum(width * height for width, height in sizes), MAX_TOTAL * limits.pixels
+    if total > most:
+        text = f"more than {most / 1e6:g}, {MAX_TOTAL} times what one may have (--max-megapixels)"
+        raise RequestError(413, f"the files of the request have {total / 1e6:.0f} megapixels, {text}")
+
+
+def _check_size(name: str, width: int, height: int, limits: Limits) -> tuple[int, int]:
     if width * height > limits.pixels:
         size = f"{width} x {height} = {width * height / 1e6:.0f} megapixels"
         raise RequestError(413, f"{name} has {size}, more than {limits.pixels / 1e6:g}")
     if max(width, height) > MAX_ASPECT_RATIO * min(width, height):
         limit = f"one side may be at most {MAX_ASPECT_RATIO} times the other"
         raise RequestError(422, f"{name} is {width} x {height}: {limit}")
+    return width, height

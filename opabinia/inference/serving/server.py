@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import uvicorn
+from fastapi import FastAPI
 from PIL import Image
 
 from opabinia.inference.export.exported_task import ExportedTask, load_exported
@@ -66,6 +67,7 @@ def serve(
             if isinstance(predictor.task, Multitask):
                 classes = {name: own.dataset_info.classes for name, own in predictor.task.tasks.items()}
         served_gallery = ServedGallery(predictor, gallery) if gallery is not None else None
+    inference = Inference(predictor, limits, served_gallery)
     logging.getLogger("python_multipart").setLevel(logging.ERROR)  # the client gets the error message
     name = "/".join(run.resolve().parts[-2:])
     parameters = sum(param.numel() for param in predictor.task.parameters())  # 0: those of a graph are not known
@@ -79,13 +81,15 @@ def serve(
         **({"parameters": parameters} if parameters else {}),
         "device": str(predictor.device),
         "gallery": len(served_gallery.files) if served_gallery else 0,
-        "limits": {"bytes": limits.bytes, "pixels": limits.pixels, "files": MAX_FILES},
+        "limits": {
+            "bytes": limits.bytes,
+            "pixels": limits.pixels,
+            "input_pixels": inference.input_pixels,
+            "files": MAX_FILES,
+        },
         "version": __version__,
     }
-    app = make_app(Service(Inference(predictor, limits, served_gallery), about), LOCAL if host in LOCAL else None)
-    config = uvicorn.Config(
-        app, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=10
-    )
+    app = make_app(Service(inference, about), LOCAL if host in LOCAL else None)
     url_host = f"[{host}]" if ":" in host else host
     print(f"{name} answers at http://{url_host}:{listening.getsockname()[1]} (Ctrl-C ends it)", flush=True)
     if host not in LOCAL:
@@ -96,6 +100,14 @@ def serve(
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
         try:
             Image.MAX_IMAGE_PIXELS = limits.pixels
-            uvicorn.Server(config).run(sockets=[listening])
+            make_server(app).run(sockets=[listening])
         finally:
             Image.MAX_IMAGE_PIXELS = pil_limit
+
+
+def make_server(app: FastAPI) -> uvicorn.Server:
+    """Return the HTTP server of an application."""
+    config = uvicorn.Config(
+        app, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=10
+    )
+    return uvicorn.Server(config)
