@@ -10,12 +10,13 @@ import subprocess
 import sys
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 import warnings
 import zlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from io import BytesIO
 from pathlib import Path
 from threading import Event, Thread
@@ -383,6 +384,73 @@ def test_the_health_is_answered_during_a_prediction() -> None:
             model.end.set()
         assert (status, json.loads(body)) == (200, {"status": "ok", "requests": 1})
         assert prediction.result()[2] == b'{"predictions":[5]}'
+
+
+def test_half_sent_headers_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("fastapi", reason="fastapi is absent: pip install 'opabinia[serve]'")
+    from opabinia.inference.serving import app, connections
+
+    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 4)
+    half = b"POST /predict HTTP/1.1\r\nHost: loc"
+    model = Waiting()
+    with running(app.Service(cast(Any, model), {})) as address, ExitStack() as stack:
+        prediction = stack.enter_context(ThreadPoolExecutor(1)).submit(ask, address, "POST", "/predict", b"image")
+        try:
+            assert model.begun.wait(30)
+            slow = [stack.enter_context(socket.create_connection(address, timeout=30)) for _ in range(20)]
+            for connection in slow:
+                with suppress(OSError):
+                    connection.sendall(half)
+            assert ask(address, "GET", "/health")[0] == 200
+            with suppress(ConnectionResetError):
+                assert slow[0].recv(1) == b""  # the oldest one is closed
+        finally:
+            model.end.set()
+        assert prediction.result()[0] == 200  # a request in progress is not
+
+
+@pytest.mark.parametrize("first", [b"", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"], ids=["first", "second"])
+def test_headers_must_arrive_in_time(first: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("fastapi", reason="fastapi is absent: pip install 'opabinia[serve]'")
+    from opabinia.inference.serving import app, connections
+
+    with running(app.Service(cast(Any, Waiting()), {})) as address, ExitStack() as stack:
+        if not first:
+            monkeypatch.setattr(connections, "HEADER_TIMEOUT", 0.05)
+        connection = stack.enter_context(socket.create_connection(address, timeout=30))
+        connection.sendall(first)
+        answer = b""
+        while first and not answer.endswith(b"}"):
+            answer += connection.recv(10_000)
+        monkeypatch.setattr(connections, "HEADER_TIMEOUT", 0.05)
+        with suppress(ConnectionError):
+            connection.sendall(b"GET /health HTTP/1.1\r\nHost: loc")
+            assert connection.recv(1) == b""
+
+
+def test_head_is_answered_where_get_is(tmp_path: Path) -> None:
+    pytest.importorskip("fastapi", reason="fastapi is absent: pip install 'opabinia[serve]'")
+    from opabinia.inference.serving import app
+
+    with running(app.Service(cast(Any, Waiting()), {"name": "x"})) as address:
+        for path in ("/", "/page.js", "/model", "/health"):
+            status, headers, body = ask(address, "HEAD", path)
+            assert (status, body) == (200, b"")
+            assert headers["content-length"] == ask(address, "GET", path)[1]["content-length"]
+        assert ask(address, "HEAD", "/predict")[0] == 405
+
+
+@pytest.mark.parametrize("name", ["new\nline.png", "end\n", "a b/\u00e9.png"])
+def test_gallery_images_of_any_name_are_served(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("fastapi", reason="fastapi is absent: pip install 'opabinia[serve]'")
+    from opabinia.inference.serving import app
+
+    file = tmp_path / "image.png"
+    file.write_bytes(digit(0))
+    model = SimpleNamespace(limits=Limits(), gallery=SimpleNamespace(files={name: file}))
+    with running(app.Service(cast(Any, model), {})) as address:
+        assert ask(address, "GET", "/gallery/" + urllib.parse.quote(name))[::2] == (200, digit(0))
+        assert ask(address, "GET", "/gallery/other%0A")[0] == 404
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import FileResponse, JSONResponse, Response
+from starlette.convertors import Convertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect
@@ -40,6 +41,21 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
+
+
+class _Anything(Convertor[str]):  # type: ignore[misc]  # starlette is optional: no types
+    """A part of a path that may have line breaks, as file names may; starlette's own ``path`` ends at one."""
+
+    regex = "(?s:.*)"
+
+    def convert(self, value: str) -> str:
+        return value
+
+    def to_string(self, value: str) -> str:
+        return value
+
+
+register_url_convertor("anything", _Anything())
 
 
 class Service:
@@ -186,11 +202,11 @@ def make_app(service: Service, hosts: frozenset[str] | None) -> FastAPI:
 
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
     app.add_api_route("/predict", service.predict, methods=["POST"], response_model=None)
-    app.add_api_route("/health", service.health, methods=["GET"], response_model=None)
-    app.add_api_route("/model", service.model, methods=["GET"], response_model=None)
-    app.add_api_route("/gallery/{name:path}", service.gallery_image, methods=["GET"], response_model=None)
+    app.add_api_route("/health", service.health, methods=["GET", "HEAD"], response_model=None)
+    app.add_api_route("/model", service.model, methods=["GET", "HEAD"], response_model=None)
+    app.add_api_route("/gallery/{name:anything}", service.gallery_image, methods=["GET", "HEAD"], response_model=None)
     for path in FILES:
-        app.add_api_route(path, service.page, methods=["GET"], response_model=None)
+        app.add_api_route(path, service.page, methods=["GET", "HEAD"], response_model=None)
     app.add_exception_handler(RequestError, _answer_refused)
     app.add_exception_handler(HTTPException, _answer_unknown)
 

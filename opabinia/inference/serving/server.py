@@ -16,6 +16,7 @@ from opabinia.inference.export.exported_task import ExportedTask, load_exported
 from opabinia.inference.load import load
 from opabinia.inference.serving.address import is_exported
 from opabinia.inference.serving.app import Service, make_app
+from opabinia.inference.serving.connections import Connection
 from opabinia.inference.serving.inference import Inference, ServedGallery
 from opabinia.inference.serving.limits import MAX_FILES, Limits
 from opabinia.runtime.log import logging_to
@@ -108,6 +109,11 @@ def serve(
 def make_server(app: FastAPI) -> uvicorn.Server:
     """Return the HTTP server of an application."""
     config = uvicorn.Config(
-        app, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=10
+        app,
+        http=Connection,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=10,
     )
     return uvicorn.Server(config)
