@@ -199,7 +199,9 @@ def record(checkout: Path, out: Path, task: str) -> None:
             _copy(workdir / run / name, fixture / "run" / name)
 
         on_last = [str(run), "--checkpoint", "last"]
-        scores = json.loads(_python(checkout, workdir, "-m", "opabinia", "eval", *on_last, "--quiet", "--json"))
+        scores = json.loads(
+            _python(checkout, workdir, "-m", "opabinia", "eval", *on_last, "--weights", "both", "--quiet", "--json")
+        )
         files = sorted(str(path.relative_to(workdir)) for path in (workdir / recorded.inputs).iterdir())
         _python(checkout, workdir, "-m", "opabinia", "predict", *on_last, *files, "--out", "predicted")
         expected = {

@@ -25,7 +25,6 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PROJECT = PYPROJECT["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 FOR_DEVELOPERS = {"bench", "browser", "dev", "docs", "storage"}
-ALIASES = {"onnx": "export"}
 EXTERNAL = [line for lines in EXTRAS.values() for line in lines if Requirement(line).name != "opabinia"]
 """What the extras install, without the references of one extra to another."""
 
@@ -69,17 +68,13 @@ def test_builds_for_other_devices_satisfy_the_pins(name: str, build: str) -> Non
 def test_the_extra_all_has_every_extra_for_users() -> None:
     (everything,) = (Requirement(line) for line in EXTRAS["all"])
     assert everything.name == "opabinia"
-    assert everything.extras == EXTRAS.keys() - FOR_DEVELOPERS - ALIASES.keys() - {"all"}
-
-
-def test_former_names_of_extras_are_aliases() -> None:
-    assert {old: EXTRAS[old] for old in ALIASES} == {old: [f"opabinia[{new}]"] for old, new in ALIASES.items()}
+    assert everything.extras == EXTRAS.keys() - FOR_DEVELOPERS - {"all"}
 
 
 def test_the_install_page_describes_every_extra_for_users() -> None:
     page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
     rows = set(re.findall(r"^\| `([a-z0-9_]+)` \|", page, flags=re.MULTILINE))
-    assert rows == EXTRAS.keys() - FOR_DEVELOPERS - ALIASES.keys()
+    assert rows == EXTRAS.keys() - FOR_DEVELOPERS
 
 
 def test_messages_name_an_existing_extra() -> None:

@@ -57,12 +57,6 @@ class Catalog:
         unsupported = {family: dict(names) for family, names in register.unsupported.items()}
         return cls(entries, failed or {}, unsupported, tuple(plugins))
 
-    @functools.cached_property
-    def old_names(self) -> frozenset[str]:
-        """All old names of parts and parameters."""
-        entries = [entry for entries in self.entries.values() for entry in entries.values()]
-        return frozenset(name for entry in entries for name in (*entry.aliases, *entry.renamed))
-
     def names(self, family: str) -> list[str]:
         """Return the names in a family, sorted."""
         return sorted(self.entries.get(family, ()))

@@ -11,7 +11,6 @@ from opabinia.config.catalog import Catalog
 from opabinia.config.compose import Tree
 from opabinia.config.errors import ConfigError, Problem, listing, nearest, show
 from opabinia.config.foreign_keys import translate
-from opabinia.config.merge import deprecated
 from opabinia.config.references import dotted, leaves
 from opabinia.config.registry import Entry
 from opabinia.config.tree import BROKEN, BadScalar, Node, scalar
@@ -50,7 +49,7 @@ def check(tree: Tree, catalog: Catalog, command: str = "train") -> Resolved:
     if entry is None:
         known = listing(catalog.names("command"))
         raise ConfigError(Problem("", "", f"there is no command {command!r}", allowed=f"commands: {known}"))
-    return _Check(tree.with_current_names(catalog, command), catalog, entry).command()
+    return _Check(tree, catalog, entry).command()
 
 
 class _Check:
@@ -59,7 +58,7 @@ class _Check:
         self.catalog = catalog
         self.entry = entry
         self.problems = list(tree.problems)
-        self.warnings = list(tree.warnings)
+        self.warnings: list[str] = []
         self.places = dict(_places(tree.root, ()))
 
     def command(self) -> Resolved:
@@ -134,11 +133,11 @@ class _Check:
             self._complain((*path, "name"), f"there is no {family} of this name", name, guess, known)
         if entry is not None and entry.name != name:
             where = self._where((*path, "name"))
-            self.warnings.append(deprecated(where, f"{dotted((*path, 'name'))}: {name}", entry.name))
+            self.warnings.append(f"{where}: {dotted((*path, 'name'))}: {name} is deprecated: use {entry.name}")
         return entry
 
     def _rename(self, entry: Entry, keys: dict[str, Any], path: Path) -> dict[str, Any]:
-        """Replace the old keys that are left: of parts whose name is a reference, and beside the current key."""
+        """Replace old keys by the current ones."""
         renamed: dict[str, Any] = {}
         for key, value in keys.items():
             new = entry.renamed.get(key, key)
@@ -147,7 +146,8 @@ class _Check:
                 continue
             if new != key:
                 old_path, new_path = (*path, key), (*path, new)
-                self.warnings.append(deprecated(self._where(old_path), dotted(old_path), dotted(new_path)))
+                where, current = self._where(old_path), dotted(new_path)
+                self.warnings.append(f"{where}: {dotted(old_path)} is deprecated: use {current}")
                 below = {place: node for place, node in self.places.items() if place[: len(old_path)] == old_path}
                 self.places |= {(*new_path, *place[len(old_path) :]): node for place, node in below.items()}
             renamed[new] = value

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from opabinia.config.catalog import Catalog
 from opabinia.config.errors import Problem, listing, nearest, show
-from opabinia.config.merge import Merger, without_delete
+from opabinia.config.merge import merge, put, without_delete
 from opabinia.config.multitask import move_datasets
 from opabinia.config.references import nearest_path, resolve, targets
 from opabinia.config.text import dump
@@ -38,7 +37,6 @@ class Tree:
         problems: mistakes so far; ``check`` reports them with its own.
         plugins: modules to import before parts are looked up.
         complete: whether every file could be read, so that a missing key is really missing.
-        warnings: about old names, if they have been replaced.
     """
 
     name: str
@@ -46,14 +44,6 @@ class Tree:
     problems: tuple[Problem, ...] = ()
     plugins: tuple[str, ...] = ()
     complete: bool = True
-    warnings: tuple[str, ...] = ()
-    _layers: _Layers | None = field(default=None, repr=False)
-
-    def with_current_names(self, catalog: Catalog, command: str) -> Tree:
-        """Return the config with the current names of keys, merged as if they had been written everywhere."""
-        if self._layers is None or not self._layers.words() & catalog.old_names:
-            return self
-        return self._layers.compose(self.name, Merger(catalog, command))
 
 
 def compose(
@@ -80,16 +70,17 @@ def compose(
         path, name = _find_recipe(str(recipe), recipes, problems)
         file = files.load(path, ()) if path else None
     given = [override for text in overrides if (override := _parse_override(text, problems))]
-    layers = _Layers(
-        file=file,
-        # Broad ones first: a section and its name, then what is in it.
-        overrides=sorted(given, key=lambda override: len(override[0]) - (override[0][-1] == "name")),
-        written=[*files.read, *(value for _, value in given)],
-        where=shown_path(path) if path else name or BUILT,
-        problems=tuple(problems),
-        complete=file is not None and not files.missing,
-    )
-    return layers.compose(name, Merger())
+    root = file.merged() if file else Node({}, shown_path(path) if path else name or BUILT)
+    # Broad ones first: a section and its name, then what is in it.
+    for keys, value in sorted(given, key=lambda override: len(override[0]) - (override[0][-1] == "name")):
+        root = put(root, keys, value, (), problems)
+    written = [*files.read, *(value for _, value in given)]
+    root = _resolve_references(without_delete(root), written, problems)
+    task = root.value.get("task") if isinstance(root.value, dict) else None
+    if task is not None and isinstance(task.value, dict) and "tasks" in task.value:
+        root = move_datasets(root, problems)
+    plugins = _plugins(root, problems)
+    return Tree(name, root, tuple(problems), plugins, complete=file is not None and not files.missing)
 
 
 def packaged_names(recipes: Path = PACKAGED) -> list[str]:
@@ -102,7 +93,7 @@ def variables(recipe: str | Path, recipes: Path = PACKAGED) -> list[str]:
     files = _Files(recipes, [])
     path, _ = _find_recipe(str(recipe), recipes, [])
     file = files.load(path, ()) if path else None
-    root = file.merged(Merger()) if file else None
+    root = file.merged() if file else None
     defined = root.value.get("vars") if root else None
     names = [str(name) for name, _ in defined.children()] if defined is not None else []
     references = [target for node in files.read for target in targets(node)]
@@ -148,74 +139,11 @@ class _File:
     own: Node
     bases: tuple[_File, ...]
 
-    def merged(self, merger: Merger) -> Node:
+    def merged(self) -> Node:
         root = Node({}, self.own.where)
         for base in self.bases:
-            root = merger.merge(root, base.merged(merger), merger.top)
-        return merger.merge(root, self.own, merger.top)
-
-
-@dataclass(frozen=True)
-class _Layers:
-    """The parts that a config is composed of.
-
-    Attributes:
-        file: the recipe with its bases; None if it cannot be read.
-        overrides: in the order in which they apply.
-        written: every tree as written, before merging.
-        where: the place of the config as a whole, for messages.
-        problems: mistakes found while reading.
-        complete: see :class:`Tree`.
-    """
-
-    file: _File | None
-    overrides: Sequence[Override]
-    written: Sequence[Node]
-    where: str
-    problems: tuple[Problem, ...]
-    complete: bool
-
-    def compose(self, name: str, merger: Merger) -> Tree:
-        problems = list(self.problems)
-        root = self.file.merged(merger) if self.file else Node({}, self.where)
-        for keys, value in self.overrides:
-            root = merger.put(root, keys, value, merger.top, (), problems)
-        root = without_delete(merger.modernize(root, merger.top))
-        root = self._resolve_references(root, merger, problems)
-        task = root.value.get("task") if isinstance(root.value, dict) else None
-        if task is not None and isinstance(task.value, dict) and "tasks" in task.value:
-            root = move_datasets(root, problems)
-        plugins = _plugins(root, problems)
-        return Tree(name, root, tuple(problems), plugins, self.complete, merger.warnings, self)
-
-    def _resolve_references(self, root: Node, merger: Merger, problems: list[Problem]) -> Node:
-        """Resolve references and remove ``vars``."""
-        try:
-            resolved = resolve(root, problems, merger.current_path)
-            if resolved.extent[1] > MAX_DEPTH:
-                raise RecursionError
-        except RecursionError:
-            problems.append(Problem(root.where, "", f"nested more than {MAX_DEPTH} levels deep"))
-            resolved = Node({}, root.where)
-        if variables := root.value.get("vars"):
-            _check_vars(variables, self.written, problems)
-        return Node({key: node for key, node in resolved.value.items() if key != "vars"}, resolved.where)
-
-    def words(self) -> set[str]:
-        """Return every word that may be a name: keys, and words in texts."""
-        words = {key for keys, _ in self.overrides for key in keys}
-        waiting = list(self.written)
-        while waiting:
-            value = waiting.pop().value
-            if isinstance(value, dict):
-                words.update(value)
-                waiting.extend(value.values())
-            elif isinstance(value, list):
-                waiting.extend(value)
-            elif isinstance(value, str):
-                words.add(value)
-                words.update(key for target in targets(Node(value, "")) for key in target.split("."))
-        return words
+            root = merge(root, base.merged())
+        return merge(root, self.own)
 
 
 @dataclass
@@ -309,6 +237,20 @@ def _shorten(text: str) -> str:
 
 
 # --- vars and plugins -----------------------------------------------------------------------------------------------
+
+
+def _resolve_references(root: Node, written: Sequence[Node], problems: list[Problem]) -> Node:
+    """Resolve references and remove ``vars``. ``written`` are the trees of all files and overrides before merging."""
+    try:
+        resolved = resolve(root, problems)
+        if resolved.extent[1] > MAX_DEPTH:
+            raise RecursionError
+    except RecursionError:
+        problems.append(Problem(root.where, "", f"nested more than {MAX_DEPTH} levels deep"))
+        resolved = Node({}, root.where)
+    if variables := root.value.get("vars"):
+        _check_vars(variables, written, problems)
+    return Node({key: node for key, node in resolved.value.items() if key != "vars"}, resolved.where)
 
 
 def _check_vars(variables: Node, written: Iterable[Node], problems: list[Problem]) -> None:

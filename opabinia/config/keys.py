@@ -20,8 +20,6 @@ Place = tuple[Spec, Any]
 def completed(word: str, config: Mapping[str, Any], catalog: Catalog, command: str = "train") -> list[str]:
     """Return all completions of the beginning of an override. Keys end with ``.`` or ``=``.
 
-    Old names are understood, but not offered.
-
     Args:
         word: the text so far, such as ``opt``, ``optimizer.l`` or ``task.backbone=``.
         config: the recipe as plain data.
@@ -36,15 +34,11 @@ def completed(word: str, config: Mapping[str, Any], catalog: Catalog, command: s
     key, equals, value = word.partition("=")
     *outer, last = key.split(".")
     places = dict(_parameters(entry, config))
-    renamed = entry.renamed
     for name in outer:
-        current = renamed.get(name, name)
-        if current not in places:
+        if name not in places:
             return []
-        spec, section = places[current]
-        places, renamed = dict(_inside(spec, section, catalog, current)), _renamed(spec, section, catalog, current)
+        places = dict(_inside(*places[name], catalog, name))
     if equals:
-        last = renamed.get(last, last)
         values = list(_values(*places[last], catalog)) if last in places else []
         return [f"{key}={item}" for item in dict.fromkeys(values) if item.startswith(value)]
     prefix = "".join(f"{name}." for name in outer)
@@ -57,10 +51,8 @@ def completed(word: str, config: Mapping[str, Any], catalog: Catalog, command: s
 
 
 def _parameters(entry: Entry, values: Mapping[str, Any]) -> Iterator[tuple[str, Place]]:
-    old_names = {new: old for old, new in entry.renamed.items()}
     for parameter in entry.parameters:
-        value = values.get(parameter.name, values.get(old_names.get(parameter.name, ""), parameter.default))
-        yield parameter.name, (parameter.spec, value)
+        yield parameter.name, (parameter.spec, values.get(parameter.name, parameter.default))
 
 
 def _entry(part: Spec, value: Any, catalog: Catalog, key: str) -> Entry | None:
@@ -82,13 +74,6 @@ def _inside(spec: Spec, value: Any, catalog: Catalog, key: str = "") -> Iterator
         yield from ((str(name), (spec["of"], item)) for name, item in given.items())
     elif kind == "list" and isinstance(value, list):
         yield from ((str(number), (spec["of"], item)) for number, item in enumerate(value))
-
-
-def _renamed(spec: Spec, value: Any, catalog: Catalog, key: str) -> Mapping[str, str]:
-    """Old keys below a place, and the current ones."""
-    arms = spec["of"] if spec["kind"] == "union" else [spec]
-    entries = [_entry(arm, value, catalog, key) for arm in arms if arm["kind"] == "part"]
-    return {old: new for entry in entries if entry for old, new in entry.renamed.items()}
 
 
 def _ends(place: Place, catalog: Catalog, key: str) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from opabinia.config.errors import Problem, nearest, show
@@ -15,7 +15,6 @@ MAX_CHAIN = 10
 _REFERENCE = re.compile(r"\$\$\{|\$\{([^{}]*)\}|\$\{")
 
 Path = tuple[Any, ...]
-CurrentPath = Callable[[Node, str, str], str]
 
 
 def dotted(path: Iterable[Any]) -> str:
@@ -32,18 +31,14 @@ def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
         yield from leaves(item, (*path, key))
 
 
-def resolve(
-    root: Node, problems: list[Problem], current_path: CurrentPath = lambda root, target, where: target
-) -> Node:
+def resolve(root: Node, problems: list[Problem]) -> Node:
     """Return the tree with all references replaced by their values; those that cannot be resolved become ``BROKEN``.
 
     Args:
         root: the whole tree.
         problems: new ones are appended.
-        current_path: returns the current name of a target that is not in the tree, given the tree, the target and the
-            place of the reference.
     """
-    return _Resolver(root, problems, current_path).resolve((), root)
+    return _Resolver(root, problems).resolve((), root)
 
 
 def targets(node: Node) -> Iterator[str]:
@@ -55,10 +50,9 @@ def targets(node: Node) -> Iterator[str]:
 
 
 class _Resolver:
-    def __init__(self, root: Node, problems: list[Problem], current_path: CurrentPath) -> None:
+    def __init__(self, root: Node, problems: list[Problem]) -> None:
         self.root = root
         self.problems = problems
-        self.current_path = current_path
         self.resolved: dict[Path, Node] = {}
         self.active: list[Path] = []  # texts that are being resolved
         self.count = 0
@@ -125,7 +119,7 @@ class _Resolver:
 
     def _key(self, path: Path, node: Node, target: str) -> Node:
         try:
-            target_path, value, is_resolved = self._find(target, node.where)
+            target_path, value, is_resolved = self._walk(target)
         except LookupError:
             guess = nearest_path(target, _paths(self.root))
             return self._broken(path, node, f"${{{target}}} refers to no key", guess)
@@ -142,12 +136,6 @@ class _Resolver:
         if self.count > MAX_NODES or depth > MAX_DEPTH:
             return self._broken(path, node, f"${{{target}}} makes the config too large")
         return Node(value.value, node.where, f"${{{target}}}: {value.where}")
-
-    def _find(self, target: str, where: str) -> tuple[Path, Node, bool]:
-        try:
-            return self._walk(target)
-        except LookupError:
-            return self._walk(self.current_path(self.root, target, where))
 
     def _walk(self, target: str) -> tuple[Path, Node, bool]:
         """The path and the node of a target, and whether its references are already resolved."""

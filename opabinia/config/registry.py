@@ -9,7 +9,6 @@ import re
 import sys
 import types
 import typing
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -23,7 +22,6 @@ from opabinia.config.validate import Signature, convert, place_parts, plain
 
 T = TypeVar("T", bound=Callable[..., Any])
 _RESERVED_KEYS = ("base", "vars")
-_OLD_FAMILIES = {"writer": "logger"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,12 +170,6 @@ class Register:
             setattr(self, name, Family(self, name))
         self.unsupported: dict[str, dict[str, str]] = {name: {} for name in FAMILIES}
 
-    @property
-    def writer(self) -> Family:
-        """The old name of the family ``logger``."""
-        warnings.warn("register.writer is deprecated: use register.logger", DeprecationWarning, stacklevel=2)
-        return self.logger
-
     def add(
         self,
         family: str,
@@ -259,7 +251,6 @@ class Register:
                 f'time, or annotate it with a part: Annotated[..., Part("family")]'
             ) from None
         for part in parts_in(spec):
-            part["family"] = _OLD_FAMILIES.get(part["family"], part["family"])
             if part["family"] not in FAMILIES:
                 hint = nearest(part["family"], FAMILIES)
                 raise complain(

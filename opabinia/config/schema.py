@@ -63,9 +63,7 @@ def _definitions(catalog: Catalog, top: Entry) -> dict[str, Schema]:
             if not name and family not in definitions:
                 names = catalog.names(family)
                 references = [{"$ref": f"#/$defs/{family}.{part}"} for part in names]
-                aliases = sorted(alias for entry in catalog.entries.get(family, {}).values() for alias in entry.aliases)
-                deprecated = [{"enum": aliases, "deprecated": True}] if aliases else []
-                definitions[family] = {"anyOf": [{"enum": names}, *deprecated, *references]}
+                definitions[family] = {"anyOf": [{"enum": names}, *references]}
             for part in [name] if name else catalog.names(family):
                 entry = catalog.get(family, part)
                 if entry is not None and f"{family}.{part}" not in definitions:
@@ -78,12 +76,9 @@ def _object(entry: Entry) -> Schema:
     """The schema of one part's section."""
     model = entry.signature.model.model_json_schema(by_alias=True)
     properties = {name: _property(schema) for name, schema in model.get("properties", {}).items()}
-    for old, new in entry.renamed.items():
-        properties[old] = {**properties[new], "description": f"deprecated: use {new}", "deprecated": True}
     if entry.family not in ("section", "command"):
-        names = {"enum": [entry.name, *entry.aliases]} if entry.aliases else {"const": entry.name}
         replaces = {"type": "boolean", "description": "replace the section of the base instead of merging with it"}
-        properties = {"name": {**names, "description": entry.doc}, DELETE: replaces, **properties}
+        properties = {"name": {"const": entry.name, "description": entry.doc}, DELETE: replaces, **properties}
     return {"type": "object", "description": entry.doc, "properties": properties, "additionalProperties": False}
 
 

@@ -67,7 +67,7 @@ class ValidationStream(Stream):
                 )
 
 
-@register.section(renamed={"workers": "num_workers"})
+@register.section
 @dataclass(frozen=True, kw_only=True)
 class Data:
     """Datasets, batches and how they are read.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, overload
@@ -125,12 +124,6 @@ class Predictor:
     def takes_video(self) -> bool:
         """Whether inputs are videos."""
         return self.task.takes_video
-
-    @property
-    def films(self) -> bool:
-        """Deprecated name of :attr:`takes_video`."""
-        warnings.warn("Predictor.films is now Predictor.takes_video", DeprecationWarning, stacklevel=2)
-        return self.takes_video
 
     @overload
     def __call__(self, images: ImageInput, *, order: Order = "RGB") -> Prediction: ...

@@ -215,7 +215,7 @@ def cosface(features: int, classes: int, /, *, scale: Positive = 64.0, margin: N
     return CosineHead(features, classes, scale, partial(cosface_logits, scale=scale, margin=margin))
 
 
-@register.head(renamed={"beyond": "beyond_pi"})
+@register.head
 def arcface(
     features: int,
     classes: int,

@@ -22,7 +22,7 @@ MAX_INITIAL_SHARE = 0.1
 """Share of the initial weights in the average at the end of a run above which the average is too slow for it."""
 
 
-@register.section(renamed={"momentum": "decay"})
+@register.section
 @dataclass(frozen=True, kw_only=True)
 class Ema:
     """Exponential moving average of the weights: ``average = decay * average + (1 - decay) * weights``.

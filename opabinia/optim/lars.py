@@ -14,7 +14,7 @@ from opabinia.contracts import Fraction, NonNegative, Positive
 Tensors = tuple[Tensor, ...] | list[Tensor]
 
 
-@register.optimizer(renamed={"trust": "trust_coefficient"})
+@register.optimizer
 class Lars(torch.optim.Optimizer):
     """SGD with layer-wise adaptive rates (You et al. 2017).
 
@@ -55,13 +55,6 @@ class Lars(torch.optim.Optimizer):
                 **{"exclude_1d": exclude_1d, "always_adapt": always_adapt},
             },
         )
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore a state, also of a checkpoint with the old name of ``trust_coefficient``."""
-        super().__setstate__(state)
-        for group in self.param_groups:
-            if "trust" in group:
-                group["trust_coefficient"] = group.pop("trust")
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]

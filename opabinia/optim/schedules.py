@@ -67,19 +67,10 @@ _SHARED = """
             ``fastreid``: warm-up by step, then the curve by epoch, counted as FastReID's scheduler does: the first
             epoch after the warm-up already has the second value, the first one after the delay still the first.
 """
-_RENAMED = {"by": "interval", "rule": "warmup_rule"}
 
 
-def register_curve(**renamed: str) -> Callable[[Callable[..., float]], Callable[..., float]]:
-    """Register a curve as a schedule; its own parameters come first, then those that all schedules share.
-
-    Args:
-        renamed: old names of its parameters, and the current ones.
-    """
-    return lambda curve: _register(curve, renamed)
-
-
-def _register(curve: Callable[..., float], renamed: dict[str, str]) -> Callable[..., float]:
+def register_curve(curve: Callable[..., float]) -> Callable[..., float]:
+    """Register a curve as a schedule; its own parameters come first, then those that all schedules share."""
     own, shared = (list(inspect.signature(function).parameters.values()) for function in (curve, _value))
     own, shared = own[1:], shared[2:]
     defaults = {parameter.name: parameter.default for parameter in shared}
@@ -99,7 +90,7 @@ def _register(curve: Callable[..., float], renamed: dict[str, str]) -> Callable[
     del schedule.__wrapped__  # otherwise its signature would be used
     text = curve.__doc__ or ""
     schedule.__doc__ = text.rstrip() + ("" if "Args:" in text else "\n\n    Args:") + _SHARED
-    return register.schedule(renamed=_RENAMED | renamed)(schedule)
+    return register.schedule(schedule)
 
 
 def _value(
@@ -166,7 +157,7 @@ def _fastreid_span(clock: Clock, warm_steps: int, delay_steps: int) -> Span:
 # --- curves -----------------------------------------------------------------------------------------------------------
 
 
-@register_curve()
+@register_curve
 def constant(span: Span, *, value: NonNegative = 1.0) -> float:
     """A constant value, after an optional warm-up.
 
@@ -176,7 +167,7 @@ def constant(span: Span, *, value: NonNegative = 1.0) -> float:
     return value
 
 
-@register_curve()
+@register_curve
 def cosine(span: Span, *, start: NonNegative = 1.0, end: NonNegative = 0.0) -> float:
     """Cosine annealing (Loshchilov and Hutter 2017, without restarts), after an optional warm-up.
 
@@ -187,7 +178,7 @@ def cosine(span: Span, *, start: NonNegative = 1.0, end: NonNegative = 0.0) -> f
     return end + (start - end) * (1 + math.cos(math.pi * span.progress)) / 2
 
 
-@register_curve(longer="cycle_mult", lower="cycle_decay", wave="wave_type")
+@register_curve
 def cosine_restarts(
     span: Span,
     *,
@@ -196,7 +187,7 @@ def cosine_restarts(
     cycle_decay: Fraction = 1.0,
     end: NonNegative = 0.0,
     wave_type: Literal["half", "full"] = "half",
-    peaks: Literal["decay", "cosine", "lower"] = "decay",
+    peaks: Literal["decay", "cosine"] = "decay",
 ) -> float:
     """Cosine annealing with warm restarts (SGDR, Loshchilov and Hutter 2017), after an optional warm-up.
 
@@ -206,7 +197,7 @@ def cosine_restarts(
         cycle_decay: the first value of each cycle is multiplied by this.
         end: the value at the end of each cycle.
         wave_type: every cycle falls (``half``), or cycles alternately fall and rise (``full``); VISSL's.
-        peaks: the first values follow ``cycle_decay`` (``decay``; old name ``lower``), or a half cosine over the whole
+        peaks: the first values follow ``cycle_decay`` (``decay``), or a half cosine over the whole
             curve (``cosine``); VISSL's.
     """
     done, whole, first = _in_one_unit(span, cycle)
@@ -221,7 +212,7 @@ def cosine_restarts(
     return _between(peak, end, 1 - fraction if rising else fraction, "cosine")
 
 
-@register_curve()
+@register_curve
 def composite(
     span: Span,
     *,
@@ -259,7 +250,7 @@ def _shifted_clock(span: Span, wait: int, length: int) -> Clock:
     return replace(clock, starts=lambda count: Duration(begin + count, "ep").steps_from(starts) - offset)
 
 
-@register_curve()
+@register_curve
 def linear(span: Span, *, start: NonNegative = 1.0, end: NonNegative = 0.0) -> float:
     """A line, after an optional warm-up.
 
@@ -270,7 +261,7 @@ def linear(span: Span, *, start: NonNegative = 1.0, end: NonNegative = 0.0) -> f
     return start + (end - start) * span.progress
 
 
-@register_curve()
+@register_curve
 def polynomial(span: Span, *, power: Positive = 0.9, end: NonNegative = 0.0) -> float:
     """``(1 - progress) ** power`` (as in DeepLab), after an optional warm-up.
 
@@ -281,7 +272,7 @@ def polynomial(span: Span, *, power: Positive = 0.9, end: NonNegative = 0.0) -> 
     return float(end + (1 - end) * (1 - span.progress) ** power)
 
 
-@register_curve()
+@register_curve
 def exponential(
     span: Span, *, gamma: Positive | None = None, every: Duration = Duration(1, "ep"), end: Positive = 0.01
 ) -> float:
@@ -298,7 +289,7 @@ def exponential(
     return float(gamma ** (done / period))
 
 
-@register_curve()
+@register_curve
 def step(span: Span, *, every: Duration, gamma: Positive = 0.1) -> float:
     """Step decay: multiply by ``gamma`` after every period, after an optional warm-up.
 
@@ -310,7 +301,7 @@ def step(span: Span, *, every: Duration, gamma: Positive = 0.1) -> float:
     return float(gamma ** ((done + 1e-9) // period))  # 0.9 epochs are three times 0.3
 
 
-@register_curve()
+@register_curve
 def multi_step(span: Span, *, milestones: list[Duration], gamma: Positive = 0.1) -> float:
     """Multiply by ``gamma`` at each milestone, after an optional warm-up.
 
@@ -323,7 +314,7 @@ def multi_step(span: Span, *, milestones: list[Duration], gamma: Positive = 0.1)
     return float(gamma**passed)
 
 
-@register_curve(rise="pct_start", first="start", shape="anneal_strategy")
+@register_curve
 def one_cycle(
     span: Span,
     *,
@@ -345,7 +336,7 @@ def one_cycle(
     return _between(1.0, end, (span.progress - pct_start) / max(1e-12, 1 - pct_start), anneal_strategy)
 
 
-@register_curve(shape="interpolation")
+@register_curve
 def piecewise(
     span: Span,
     *,
@@ -372,7 +363,7 @@ def piecewise(
     return _between(values[index], values[index + 1], fraction, interpolation)
 
 
-@register_curve(flat="timescale")
+@register_curve
 def inverse_sqrt(span: Span, *, timescale: Duration = NONE) -> float:
     """``1 / sqrt(time / timescale)`` (Vaswani et al. 2017), to be used with a warm-up.
 

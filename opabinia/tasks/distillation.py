@@ -51,7 +51,7 @@ class Teacher(FrozenTeacher):
     teacher_features: str = "backbone"
 
 
-@register.section(name="ema_teacher", renamed={"momentum": "decay"})
+@register.section(name="ema_teacher")
 @dataclass(frozen=True, kw_only=True)
 class EmaTeacher:
     """An exponential moving average of the student's weights as a teacher, updated after every optimizer step.
@@ -65,7 +65,7 @@ class EmaTeacher:
     decay: Fraction = 0.999
 
 
-@register.section(name="distill", renamed={"average": "ema_teacher"})
+@register.section(name="distill")
 @dataclass(frozen=True, kw_only=True)
 class Distill(Teacher):
     """Knowledge distillation: teachers and losses. Losses of several teachers are averaged.

@@ -10,7 +10,6 @@ from opabinia.config import ConfigError, Problem
 from opabinia.engine.checkpointing.checkpoint import BadCheckpoint, Snapshot, read_checkpoint, read_state
 from opabinia.engine.checkpointing.manager import list_checkpoints, step_of
 from opabinia.engine.hooks.record_step import RecordStep, StepRecorded
-from opabinia.engine.loop.hook_dispatch import current_key
 from opabinia.runtime.files import disk_errors
 from opabinia.runtime.log import log, logging_to
 from opabinia.runtime.process_group import process_group
@@ -92,7 +91,7 @@ def _make_empty(folder: Path) -> None:
 def _for_replay(snapshot: Snapshot, step: int) -> Snapshot:
     """Remove from a checkpoint what refers to files of the run, hooks that are still due, and the skip of this step."""
     state = dict(snapshot.state)
-    hooks = {key: value for key, value in state["hooks"].items() if current_key(key) != "save_best"}
+    hooks = {key: value for key, value in state["hooks"].items() if key != "save_best"}
     skipped = [batch for batch in state.get("left_out", ()) if batch != step - 1]
     state |= {"hooks": hooks, "left_out": skipped, "due": None, "journal": {"offset": 0, "pending": []}}
     return replace(snapshot, state=state)

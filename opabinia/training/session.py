@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -121,7 +120,7 @@ class Session:
         return self.left_out.union(self.resume.state.get("left_out", ()) if self.resume else ())
 
 
-@register.command(name="train", renamed={"groups": "param_groups", "writers": "loggers"})
+@register.command(name="train")
 @dataclass(frozen=True, kw_only=True)
 class TrainingRun:
     """A training run: its fields are the top level of a config.
@@ -302,13 +301,6 @@ class TrainingRun:
                 "length": length,
             }
         )
-
-
-def train(session: Session, /, **parts: Any) -> dict[str, float]:
-    """Deprecated: use :func:`opabinia.train` with a :class:`TrainingRun`, whose folder can be loaded and resumed."""
-    message = "opabinia.training.session.train is deprecated: use opabinia.train(TrainingRun(...))"
-    warnings.warn(message, DeprecationWarning, stacklevel=2)
-    return TrainingRun(**parts)(session)
 
 
 def _run(trainer: Trainer, session: Session, metrics_log: MetricsLogger, summary: Sequence[str]) -> dict[str, float]:

@@ -34,15 +34,7 @@ class Distributed:
     timeout: Positive = 30
 
 
-@register.section(
-    name="train",
-    renamed={
-        "micro_batch": "micro_batch_size",
-        "tuned_for": "reference_world_size",
-        "checkpoint_activations": "activation_checkpointing",
-        "threads": "num_threads",
-    },
-)
+@register.section(name="train")
 @dataclass(frozen=True, kw_only=True)
 class Training:
     """How long and how to train.
@@ -119,7 +111,7 @@ class Training:
         return [setting for setting, is_off in off.items() if is_off]
 
 
-@register.section(name="evaluator_run", aliases=("measure",))
+@register.section(name="evaluator_run")
 @dataclass(frozen=True, kw_only=True)
 class EvaluatorRun:
     """An evaluator in addition to those of the task, over its predictions or features.
@@ -135,7 +127,7 @@ class EvaluatorRun:
     on: str | None = None
 
 
-@register.section(name="evaluate", renamed={"measures": "evaluators"})
+@register.section(name="evaluate")
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
     """When and how to evaluate during training.

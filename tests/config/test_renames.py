@@ -1,16 +1,15 @@
-"""Old names of parts and keys mean the same as the current ones, in files and on the command line."""
+"""Old names of parts and keys are replaced by the current ones."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
 
-from opabinia.config import Catalog, ConfigError, Part, Resolved, check, compose, dump, json_schema
-from opabinia.config.keys import completed
+from opabinia.config import Catalog, ConfigError, Part, Resolved, check, compose, dump
 from opabinia.config.registry import Register
 
 register = Register()
@@ -92,79 +91,33 @@ def test_an_old_key_gives_one_warning_with_its_location(resolve: Resolve) -> Non
     assert resolve("data: {num_workers: 2}").warnings == ()
 
 
-@pytest.mark.parametrize("names", [("workers", "num_workers"), ("num_workers", "workers"), ("workers", "workers")])
-def test_the_later_of_old_and_new_wins(resolve: Resolve, names: tuple[str, str]) -> None:
-    earlier, later = names
-    resolved = resolve(f"data: {{{later}: 2}}", base=f"data: {{{earlier}: 1, batch_size: 3}}")
-    assert resolved.config["data"] == {"num_workers": 2, "batch_size": 3, "root": ""}
-    assert len(resolved.warnings) == names.count("workers")
-    resolved = resolve("", f"data.{earlier}=1", f"data.{later}=2")
-    assert resolved.config["data"]["num_workers"] == 2
-    assert len(resolved.warnings) == names.count("workers")
-
-
-def test_both_names_in_one_file_are_an_error(resolve: Resolve) -> None:
+def test_both_names_are_an_error(resolve: Resolve) -> None:
     with pytest.raises(ConfigError, match="is the old name of 'num_workers', which is given too"):
         resolve("data: {workers: 1, num_workers: 2}")
+    with pytest.raises(ConfigError, match="is the old name of 'num_workers', which is given too"):
+        resolve("data: {num_workers: 2}", base="data: {workers: 1}")
 
 
-def test_an_old_section_merges_with_the_new_section(resolve: Resolve) -> None:
-    resolved = resolve("loggers: [{name: terminal, width: 9}]", base="writers: []")
-    assert resolved.config["loggers"] == [{"name": "terminal", "width": 9}]
-    assert resolved.warnings == ("base.yaml:1: writers is deprecated: use loggers",)
-    resolved = resolve("", "writers.0.width=7", base="writers: [terminal]")
-    assert resolved.config["loggers"] == [{"name": "terminal", "width": 7}]
-
-
-@pytest.mark.parametrize("names", [("precise_norm", "precise_bn"), ("precise_bn", "precise_norm")])
-def test_an_old_part_is_the_same_part(resolve: Resolve, names: tuple[str, str]) -> None:
-    base_name, child_name = names
-    resolved = resolve(f"hook: {{name: {child_name}, every: 2}}", base=f"hook: {{name: {base_name}, samples: 3}}")
-    assert resolved.config["hook"] == {"name": "precise_bn", "num_samples": 3, "every": 2}
-    assert len(resolved.warnings) == 2
-    part = "hook.name: precise_norm is deprecated: use precise_bn"
-    assert sum(warning.endswith(part) for warning in resolved.warnings) == 1
-    assert sum(warning.endswith("hook.samples is deprecated: use hook.num_samples") for warning in resolved.warnings)
-    assert resolve("hook: ema", base=f"hook: {{name: {base_name}, every: 3}}").config["hook"] == {
-        "name": "ema",
-        "decay": 0.5,
-    }
+def test_an_old_part_is_the_same_part(resolve: Resolve) -> None:
+    resolved = resolve("hook: {name: precise_norm, samples: 3}")
+    assert resolved.config["hook"] == {"name": "precise_bn", "num_samples": 3, "every": 1}
+    assert resolved.warnings == (
+        "child.yaml:2: hook.name: precise_norm is deprecated: use precise_bn",
+        "child.yaml:2: hook.samples is deprecated: use hook.num_samples",
+    )
 
 
 def test_an_old_part_as_key(resolve: Resolve) -> None:
-    base = "hooks: {precise_bn: {num_samples: 3}}"
-    resolved = resolve("", "hooks.precise_norm.every=2", base=base)
-    assert resolved.config["hooks"] == {"precise_bn": {"name": "precise_bn", "num_samples": 3, "every": 2}}
-    assert resolved.warnings == (
-        "command line: hooks.precise_norm.every=2: hooks.precise_norm is deprecated: use hooks.precise_bn",
-    )
-    assert resolve("hooks: {precise_norm: null}", base=base).config["hooks"] == {}
-    # The key of the base is kept: checkpoints have the hook's state under it.
-    base = "hooks: {precise_norm: {name: precise_norm, samples: 3}}"
-    resolved = resolve("hooks: {precise_bn: {every: 2}}", base=base)
-    assert resolved.config["hooks"] == {"precise_norm": {"name": "precise_bn", "num_samples": 3, "every": 2}}
+    """The key stays: checkpoints have the hook's state under it."""
+    resolved = resolve("hooks: {precise_norm: {num_samples: 3}}")
+    assert resolved.config["hooks"] == {"precise_norm": {"name": "precise_bn", "num_samples": 3, "every": 1}}
+    assert len(resolved.warnings) == 1
 
 
-def test_a_key_that_is_an_old_name_of_another_part_is_just_a_key(resolve: Resolve) -> None:
-    resolved = resolve("hooks: {precise_norm: {name: ema}, precise_bn: {}}")
-    assert list(resolved.config["hooks"]) == ["precise_norm", "precise_bn"]
-
-
-def test_references_may_use_either_name(resolve: Resolve) -> None:
-    for written in ("workers", "num_workers"):
-        for read in ("workers", "num_workers"):
-            resolved = resolve(f"data: {{{written}: 2, batch_size: '${{data.{read}}}'}}")
-            assert resolved.config["data"] == {"num_workers": 2, "batch_size": 2, "root": ""}
-            assert len(resolved.warnings) == (written == "workers") + (read == "workers"), resolved.warnings
-    assert resolve("data: {root: '${hook.name}'}\nhook: {name: precise_norm}").config["hook"]["name"] == "precise_bn"
-    with pytest.raises(ConfigError, match=r"\$\{data\.worker\} refers to no key; did you mean 'data\.num_workers'"):
-        resolve("data: {workers: 2, batch_size: '${data.worker}'}")
-
-
-def test_a_part_named_by_a_reference_may_have_old_keys(resolve: Resolve) -> None:
-    resolved = resolve("vars: {hook: precise_norm}\nhook: {name: '${vars.hook}', samples: 3}")
-    assert resolved.config["hook"] == {"name": "precise_bn", "num_samples": 3, "every": 1}
-    assert len(resolved.warnings) == 2
+def test_an_old_section_has_its_places(resolve: Resolve) -> None:
+    resolved = resolve("", "writers.0.width=7", base="writers: [terminal]")
+    assert resolved.config["loggers"] == [{"name": "terminal", "width": 7}]
+    assert resolved.origins["loggers.0.width"] == "command line: writers.0.width=7"
 
 
 def test_saved_configs_with_old_names_resolve_to_current_names(resolve: Resolve, tmp_path: Path) -> None:
@@ -175,48 +128,12 @@ def test_saved_configs_with_old_names_resolve_to_current_names(resolve: Resolve,
         "writers: [{name: terminal, width: 80}]\n"
         "hook: {name: precise_norm, samples: 8, every: 1}\n"
     )
-    resolved = check(compose(tmp_path / "run", ["data.num_workers=1", "hooks.precise_bn.every=5"]), CATALOG)
-    assert resolved.config["data"]["num_workers"] == 1
+    resolved = check(compose(tmp_path / "run", ["hooks.precise_norm.every=5"]), CATALOG)
+    assert resolved.config["data"]["num_workers"] == 2
     assert resolved.config["hooks"] == {"precise_norm": {"name": "precise_bn", "num_samples": 3, "every": 5}}
     (tmp_path / "saved.yaml").write_text(dump(resolved.config))
     reloaded = check(compose(tmp_path / "saved.yaml"), CATALOG)
     assert reloaded.config == resolved.config and reloaded.warnings == ()
-
-
-def test_completion_understands_old_names() -> None:
-    config: Mapping[str, Any] = {"writers": [{"name": "terminal"}], "hooks": {"precise_norm": {"every": 1}}}
-    assert completed("writers.0.w", config, CATALOG) == ["writers.0.width="]
-    assert completed("hooks.precise_norm.e", config, CATALOG) == ["hooks.precise_norm.every="]
-    assert completed("data.num_workers=", {"data": {"workers": 2}}, CATALOG) == ["data.num_workers=2"]
-    assert completed("data.n", {}, CATALOG) == ["data.num_workers="]
-    assert completed("data.w", {}, CATALOG) == []
-
-
-def test_the_schema_marks_old_names() -> None:
-    schema = json_schema(CATALOG)
-    workers = schema["$defs"]["section.data"]["properties"]["workers"]
-    assert workers["deprecated"] and workers["description"] == "deprecated: use num_workers"
-    assert schema["properties"]["writers"]["deprecated"]
-    assert {"enum": ["precise_norm"], "deprecated": True} in schema["$defs"]["hook"]["anyOf"]
-    assert schema["$defs"]["hook.precise_bn"]["properties"]["name"]["enum"] == ["precise_bn", "precise_norm"]
-
-
-def test_old_names_of_a_plugin() -> None:
-    plugin_register = Register()
-    with pytest.warns(DeprecationWarning, match=r"register\.writer is deprecated: use register\.logger"):
-        family = plugin_register.writer
-
-    @family
-    @dataclass
-    class FileLogger:
-        """A logger."""
-
-    @plugin_register.command
-    def train(*, writers: list[Annotated[Any, Part("writer")]] = [FileLogger]) -> None:  # noqa: B006
-        """Trains."""
-
-    assert plugin_register.entries["logger"]["file_logger"].target is FileLogger
-    assert plugin_register.entries["command"]["train"].by_name["writers"].default == [{"name": "file_logger"}]
 
 
 def test_an_alias_must_be_free() -> None:

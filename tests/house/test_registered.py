@@ -28,7 +28,7 @@ from torchvision import tv_tensors
 from torchvision.ops import box_convert
 
 from opabinia.config import Catalog, ConfigError, build, check, compose, dump, json_schema, live_catalog
-from opabinia.config.registry import Entry, Family, Register
+from opabinia.config.registry import Entry
 from opabinia.config.types import Parameter
 from opabinia.contracts import (
     IGNORE_LABEL,
@@ -918,44 +918,3 @@ def test_every_step_applies_the_lr_factor_of_a_batch(tmp_path: Path, data_folder
         half = GlobalBatch(step=0, epoch=0, first=0, count=4, lr_factor=0.5)
         step(batch_of(), half, CLOCK, lambda: None)
         assert [group["lr"] for group in step.optimizer.param_groups] == [pytest.approx(0.05)]
-
-
-# --- old names --------------------------------------------------------------------------------------------------------
-
-
-def failing_old_names(catalog: Catalog, folder: Path) -> list[str]:
-    """Return old names of parts and parameters whose section is not the same as with the current name."""
-    failed = []
-    for entry in (entry for entries in catalog.entries.values() for entry in entries.values()):
-        if entry.family == "command":  # tests/config/test_renames.py
-            continue
-        for old, new in entry.renamed.items():
-            keys = {new: entry.by_name[new].default, **MINIMAL.get((entry.family, entry.name), {})}
-            old_keys = {old if key == new else key: value for key, value in keys.items()}
-            if resolve_section(entry, old_keys, folder, catalog) != resolve_section(entry, keys, folder, catalog):
-                failed.append(f"{label(entry)}: {old}")
-        for alias in entry.aliases if entry.family != "section" else ():
-            keys = MINIMAL.get((entry.family, entry.name), {})
-            section = resolve_section(replace(entry, name=alias), keys, folder, catalog)
-            if section != resolve_section(entry, keys, folder, catalog):
-                failed.append(f"{label(entry)}: {alias}")
-    return failed
-
-
-def test_old_names_resolve(tmp_path: Path) -> None:
-    assert not failing_old_names(CATALOG, tmp_path)
-
-
-def test_a_renamed_parameter_of_a_toy_resolves(tmp_path: Path) -> None:
-    """Ensure that the test above can fail."""
-    register = Register()
-
-    @Family(register, "loss")(renamed={"eps": "smoothing"})
-    def toy(logits: float, /, *, smoothing: float = 0.25) -> float:
-        """Return the logits, scaled."""
-        return logits * smoothing
-
-    toys = Catalog.of(register)
-    assert not failing_old_names(toys, tmp_path)
-    entry = toys.entries["loss"]["toy"]
-    assert resolve_section(entry, {"eps": 0.5}, tmp_path, toys) == {"name": "toy", "smoothing": 0.5}

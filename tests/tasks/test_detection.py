@@ -36,7 +36,6 @@ from opabinia.evaluation.detection.rotated import DotaMap
 from opabinia.inference.predictor import Prediction
 from opabinia.tasks.dense_base import TestTimeAugmentation, image_area, mirror
 from opabinia.tasks.detection import Detection, test_time_augmentation
-from opabinia.tasks.detection.task import ReadableDetections
 from opabinia.tasks.detection.test_time_augmentation import View
 from opabinia.tasks.detection.tiles import Tiles, merge_tiles, move_to_image, tile_starts
 from opabinia.tasks.detections_base import scale_to_original, stack_detections, targets_from
@@ -268,17 +267,6 @@ def test_without_boxes_in_the_batch_there_are_no_losses() -> None:
     batch = {key: value for key, value in batch_of(*SAMPLES).items() if key not in ("boxes", "labels")}
     assert not [name for name in make_detection().predict(batch) if name.startswith("losses")]
     assert not [name for name in make_detection(validation_loss=False).predict(batch_of(*SAMPLES)) if "losses" in name]
-
-
-def test_the_old_key_of_a_readable_prediction_still_works() -> None:
-    readable = ReadableDetections(detections=[1])
-    with pytest.warns(DeprecationWarning, match="'things' of a prediction is now 'detections'"):
-        assert readable["things"] == [1]
-    with pytest.warns(DeprecationWarning):
-        assert readable.get("things") == [1]
-    assert readable.get("top") is None and list(readable) == ["detections"]
-    with pytest.raises(KeyError):
-        readable["top"]
 
 
 # --- test-time augmentation -------------------------------------------------------------------------------------------

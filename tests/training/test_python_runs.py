@@ -19,7 +19,6 @@ from opabinia.config import ConfigError, register
 from opabinia.data.sources import Digits
 from opabinia.tasks.classification import Classification
 from opabinia.training.run_folder import resolve
-from opabinia.training.session import Session, train
 
 MODULE = '''
 from torch import Tensor, nn
@@ -121,8 +120,3 @@ def test_local_parts_train_with_one_warning(tmp_path: Path, capsys: pytest.Captu
     del register.entries["backbone"][name]  # as in another process
     with pytest.raises(ConfigError, match=r"task.backbone.name: there is no backbone of this name .* in plugins"):
         opabinia.load(folder)
-
-
-def test_the_old_function_is_deprecated(tmp_path: Path) -> None:
-    with pytest.warns(DeprecationWarning, match="use opabinia.train"), pytest.raises(TypeError, match="task"):
-        train(Session(tmp_path))

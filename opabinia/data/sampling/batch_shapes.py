@@ -79,7 +79,7 @@ def multi_scale(spec: RunSpec, /, *, sizes: Annotated[list[Count], MinLen(1)]) -
     return BatchSchedule((Stage(max(1, _constant_plan(spec).epochs), cycle),), spec.length)
 
 
-@register.shapes(renamed={"leave_out_empty": "drop_empty"})
+@register.shapes
 def multigrid(
     spec: RunSpec,
     /,

@@ -17,7 +17,7 @@ from opabinia.runtime.seeds import DRAW, ORDER, hash32
 # --- aspect ratios ----------------------------------------------------------------------------------------------------
 
 
-@register.sampler(aliases=("wide_or_tall",))
+@register.sampler
 class AspectRatioBatches:
     """Batches of only landscape or only portrait images, so that a padded batch has little padding (detectron2's
     aspect-ratio grouping, which holds images back until they fill a batch).

@@ -23,13 +23,13 @@ from opabinia.data.sampling.permutation import Order
 from opabinia.data.sampling.samplers import labels_of, uniform
 from opabinia.runtime.seeds import DRAW, ORDER, hash32
 
-SmallIdentities = Literal["repeat", "drop", "leave_out"]
+SmallIdentities = Literal["repeat", "drop"]
 Domain = Literal["source", "camera"]
 
 # --- the samplers -----------------------------------------------------------------------------------------------------
 
 
-@register.sampler(renamed={"few": "small_identities"})
+@register.sampler
 def identities(
     source: Source,
     seed: int,
@@ -51,7 +51,7 @@ def identities(
         batch_size: samples of a batch over all processes.
         instances: K, images of an identity in a batch (default: FastReID's).
         small_identities: for identities with fewer than K images: ``repeat`` repeats some of them, ``drop`` never
-            trains on these identities (``leave_out`` is its former name).
+            trains on these identities.
         length: samples per epoch, rounded down to whole batches, at least one; null takes the number of samples of the
             source.
 
@@ -66,7 +66,7 @@ def identities(
     return _BatchSampler([_TurnsPass(images, taken, instances)], instances, seed, length or len(source))
 
 
-@register.sampler(renamed={"few": "small_identities"})
+@register.sampler
 def balanced_identities(
     source: Source,
     seed: int,
@@ -88,7 +88,7 @@ def balanced_identities(
         batch_size: samples of a batch over all processes.
         instances: K, images of an identity in a batch (default: FastReID's).
         small_identities: for identities with fewer than K images: ``repeat`` repeats some of them, ``drop`` never
-            trains on these identities (``leave_out`` is its former name).
+            trains on these identities.
         length: samples per epoch, rounded down to whole batches, at least one; null takes the number of samples of the
             source.
 
@@ -105,7 +105,7 @@ def balanced_identities(
     return _BatchSampler([one_pass], instances, seed, length or len(source))
 
 
-@register.sampler(renamed={"few": "small_identities", "by": "domain"})
+@register.sampler
 def mixed_identities(
     source: Source,
     seed: int,
@@ -133,7 +133,7 @@ def mixed_identities(
         domain: whether the weights are those of each ``source`` or each ``camera``.
         instances: K, images of an identity in a batch (default: FastReID's).
         small_identities: for identities with fewer than K images there: ``repeat`` repeats some of them, ``drop`` never
-            trains on these identities (``leave_out`` is its former name).
+            trains on these identities.
         length: samples per epoch, rounded down to whole batches, at least one; null takes the number of samples of the
             source.
 

@@ -24,7 +24,7 @@ Share = Annotated[float, Interval(gt=0, le=1)]
 # --- drawn with replacement -------------------------------------------------------------------------------------------
 
 
-@register.sampler(renamed={"by": "weighting", "classes": "class_weights"})
+@register.sampler
 class Weighted:
     """Samples drawn by the weight of their class, with replacement: in an epoch some come several times, some never.
 
@@ -182,7 +182,7 @@ def balanced(source: Source, seed: int, batch_size: int, /, *, length: Count | N
     return _GroupSampler(classes, apportion(length or len(source), [1.0] * len(classes)), seed)
 
 
-@register.sampler(aliases=("mixed",))
+@register.sampler
 def mixed_sources(
     source: Source,
     seed: int,
@@ -230,7 +230,7 @@ def apportion(total: int, weights: Sequence[float]) -> list[int]:
 # --- repeats and subsets ----------------------------------------------------------------------------------------------
 
 
-@register.sampler(renamed={"times": "num_repeats", "longer": "extend_epoch"})
+@register.sampler
 class Repeated:
     """Each sample several times in a row, so that a batch holds it with different augmentations: repeated augmentation
     (Hoffer et al. 2020, Berman et al. 2019).
@@ -259,7 +259,7 @@ class Repeated:
         return lambda positions: shuffled(np.asarray(positions, dtype=np.int64) // self._repeats)
 
 
-@register.sampler(renamed={"share": "fraction", "count": "num_samples", "keep_classes": "stratified"})
+@register.sampler
 class Subset:
     """A part of the samples, the same in every epoch; the others are never used. For experiments with less data.
 

@@ -10,7 +10,7 @@ from opabinia.data.sampling.permutation import Order, Permutation
 from opabinia.runtime.seeds import DRAW, ORDER, hash32
 
 
-@register.sampler(aliases=("by_shard",), renamed={"mixed": "pool_size"})
+@register.sampler
 class ShardShuffle:
     """Every sample once per epoch, from a few shards at a time.
 

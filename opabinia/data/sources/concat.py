@@ -99,7 +99,7 @@ class ConcatBase:
         return f"{len(self)} samples, {short_digest('; '.join(texts).encode())}"
 
 
-@register.source(aliases=("joined",))
+@register.source
 class Concat(ConcatBase):
     """Sources one after the other: images, videos or annotated objects, with the same classes, united ones, or none.
 
@@ -192,7 +192,7 @@ class Concat(ConcatBase):
         return {**tensors, "id": [ids[i] for i in back.tolist()]}
 
 
-@register.source(aliases=("joined_identities",))
+@register.source
 class ConcatIdentities(ConcatBase):
     """Identity datasets one after the other, to train on all of them: by default no identity is in two of them.
 

@@ -214,8 +214,8 @@ class AnnotatedImages:
             "\0".join([*self.classes, *self.keypoints]).encode() + self.sizes.tobytes(),
             *(array.tobytes() for array in arrays if array is not None),
         )
-        objects = f"{len(self.annotations.ids)} things of {len(self.classes)} classes"
-        return f"{len(self)} pictures with {objects}, {digest}"
+        objects = f"{len(self.annotations.ids)} objects of {len(self.classes)} classes"
+        return f"{len(self)} images with {objects}, {digest}"
 
     def relabeled(self, classes: tuple[str, ...], new_labels: Indices) -> AnnotatedImages:
         """Return the same images with other classes (:class:`opabinia.contracts.RelabelingSource`); their

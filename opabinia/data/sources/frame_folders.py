@@ -15,7 +15,7 @@ from opabinia.data.sources.list_files import raise_for_invalid, read_lines
 from opabinia.data.sources.videos import VideoSource
 
 
-@register.source(renamed={"first": "start_index", "directed": "flip_sensitive_classes"})
+@register.source
 class FrameFolders(VideoSource):
     """Videos as folders of image files, as a list with a line each: folder, number of frames, label (PaddleVideo and
     mmaction2: ``v/1 120 4``); without the number the images in the folder are counted.

@@ -17,7 +17,7 @@ from opabinia.data.sources.reid_base import IdentityFiles, ReidImage, ReidSplit,
 SUBSETS = ("train", "query", "gallery", "test")
 
 
-@register.source(name="identities", renamed={"part": "split_column"})
+@register.source(name="identities")
 def identity_table(
     *,
     file: InputPath,

@@ -8,7 +8,7 @@ from opabinia.config import register
 from opabinia.contracts import EncodedSource, Sample, SourcePart
 
 
-@register.source(aliases=("numbered",))
+@register.source
 class Indexed:
     """A source whose samples have their ``index`` (int, from 0), for methods that keep a memory entry per image.
 

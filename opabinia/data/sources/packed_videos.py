@@ -37,7 +37,7 @@ def shard_name(number: int) -> str:
     return f"{number:05d}.tar"
 
 
-@register.source(aliases=("packed_films",), renamed={"directed": "flip_sensitive_classes"})
+@register.source
 class PackedVideos(VideoSource):
     """Videos converted by ``opabinia data pack`` to JPEG frames in tar files. A clip reads its own frames only, so that
     one from the end of a long video costs as little as one from its start.

@@ -30,7 +30,7 @@ _MAX_CLASSES = 10_000_000
 _MAX_OPEN_FILES = 64
 
 
-@register.source(renamed={"index": "index_dir"})
+@register.source
 class Shards:
     """Images and labels in tar files (shards), in WebDataset's format: members whose names agree up to the first dot
     are one sample, ``0001.jpg`` and ``0001.cls``.

@@ -66,7 +66,7 @@ class Images(ImageFiles):
         return f"{len(self)} pictures, {short_digest(self._names.tobytes())}"
 
 
-@register.source(aliases=("without_labels",))
+@register.source
 class Unlabeled:
     """The images of any source without their annotations: no classes, identities or boxes.
 

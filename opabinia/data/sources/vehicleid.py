@@ -14,7 +14,7 @@ from opabinia.data.sources.reid_base import IdentityFiles, ReidImage, Split, Sub
 from opabinia.runtime.seeds import hash32
 
 
-@register.source(renamed={"size": "test_size"})
+@register.source
 def vehicleid(
     *,
     root: InputPath,

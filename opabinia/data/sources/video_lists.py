@@ -35,7 +35,7 @@ class _Entry(NamedTuple):
         return f"{path}#t={','.join(times)}" if times else path
 
 
-@register.source(renamed={"directed": "flip_sensitive_classes"})
+@register.source
 class VideoList(VideoFiles):
     """Videos and labels as a list, in one of these formats:
 
@@ -83,14 +83,12 @@ class VideoList(VideoFiles):
         multi_label: bool = False,
         label_separator: str = ",",
         split: str | None = None,
-        missing: Literal["error", "skip", "leave_out"] = "error",
+        missing: Literal["error", "skip"] = "error",
         channels: Channels = 3,
         flip_sensitive_classes: list[str] | None = None,
     ) -> None:
         file = file.expanduser()
         self.root = (root or file.parent).expanduser()
-        if missing == "leave_out":
-            log.warning("missing: leave_out is deprecated, write missing: skip")
         entries = list(_read_entries(file, separator, label_separator if multi_label else None, split))
         if suffix:
             entries = [entry._replace(paths=[path + suffix for path in entry.paths]) for entry in entries]

@@ -19,7 +19,7 @@ from opabinia.contracts import (
 )
 
 
-@register.source(name="video_views", aliases=("views_of_films",))
+@register.source(name="video_views")
 class VideoViews:
     """Each video of a source as n clips with m crops each, as consecutive samples with the video's id: for multi-view
     evaluation (Wang et al. 2018, Non-local Neural Networks: 10 x 3).

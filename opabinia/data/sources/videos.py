@@ -89,7 +89,7 @@ class VideoFiles(VideoSource):
         return (os.path.join(os.fsencode(self.root), self._names[index]),)
 
 
-@register.source(renamed={"directed": "flip_sensitive_classes"})
+@register.source
 class Videos(VideoFiles):
     """Videos in one folder per class (``root/juggling/001.mp4``), including subfolders, without hidden files.
 

@@ -15,7 +15,7 @@ from opabinia.data.device_transforms.recorded import ImageOp
 from opabinia.data.transforms.sizes import check_range
 
 
-@register.transform(name="random_erase", aliases=("erase",), renamed={"area": "scale"})
+@register.transform(name="random_erase")
 @dataclass(frozen=True, kw_only=True)
 class RandomErase:
     """Fill a random rectangle with the mean of the images, which is 0 after the task's normalization.
@@ -59,7 +59,7 @@ class RandomErase:
         return erased
 
 
-@register.transform(name="random_gaussian_blur", aliases=("blur",))
+@register.transform(name="random_gaussian_blur")
 @dataclass(frozen=True, kw_only=True)
 class RandomGaussianBlur:
     """Blur an image with a Gaussian, as self-supervised methods do (Chen et al. 2020, SimCLR, appendix A).
@@ -91,7 +91,7 @@ class RandomGaussianBlur:
         return {**sample, "image": apply_to_image(sample["image"], op)}
 
 
-@register.transform(name="pca_lighting", aliases=("lighting",), renamed={"strength": "std"})
+@register.transform(name="pca_lighting")
 def lighting(sample: Sample, /, *, std: NonNegative = 0.1) -> Sample:
     """Add one random color to all pixels, drawn along the principal components of ImageNet's colors (Krizhevsky et al.
     2012, section 4.1; detectron2's RandomLighting, whose ``scale`` is 255 times as large for the same change).

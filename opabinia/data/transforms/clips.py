@@ -22,7 +22,7 @@ from opabinia.data.transforms.sizes import Interpolation, check_range, image_siz
 # --- over time --------------------------------------------------------------------------------------------------------
 
 
-@register.transform(name="clip", renamed={"place": "position", "out_of_bound": "out_of_bounds"})
+@register.transform(name="clip")
 @dataclass(frozen=True, kw_only=True)
 class Clip:
     """Decode frames of a video: ``image`` (uint8, T x C x H x W, a ``tv_tensors.Video``) replaces ``video``.
@@ -115,7 +115,7 @@ class Clip:
 # --- in space ---------------------------------------------------------------------------------------------------------
 
 
-@register.transform(name="scale_jitter", renamed={"inverse": "inverse_uniform"})
+@register.transform(name="scale_jitter")
 @dataclass(frozen=True, kw_only=True)
 class ShortSideJitter:
     """Resize the shorter side to a random length and crop a square at a random position, for all frames of a clip alike
@@ -223,7 +223,7 @@ def _draw(pairs: Sequence[tuple[int, int]]) -> tuple[int, int]:
     return pairs[random_below(len(pairs))]
 
 
-@register.transform(name="three_crop", renamed={"short": "short_side"})
+@register.transform(name="three_crop")
 def three_crop(
     sample: Sample, /, *, size: Count, short_side: Count | None = None, interpolation: Interpolation = "bilinear"
 ) -> Sample:

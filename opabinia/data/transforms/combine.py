@@ -68,7 +68,7 @@ class _CombiningTransform:
         raise NotImplementedError
 
 
-@register.transform(name="mosaic", renamed={"least_side": "min_side", "least_area": "min_area"})
+@register.transform(name="mosaic")
 @dataclass(frozen=True, kw_only=True)
 class Mosaic(_CombiningTransform):
     """Combine four images around a point, each in a corner, and crop the result: smaller objects in new contexts.
@@ -149,7 +149,7 @@ class MixupBoxes(_CombiningTransform):
         return _join(sample, second.lerp(first, weight).round().to(sample["image"].dtype), parts)
 
 
-@register.transform(name="copy_paste", renamed={"share": "paste_probability", "least_seen": "min_visible"})
+@register.transform(name="copy_paste")
 @dataclass(frozen=True, kw_only=True)
 class CopyPaste(_CombiningTransform):
     """Paste objects of another image into this one by their masks, at the same position.

@@ -14,7 +14,7 @@ from opabinia.config import register
 from opabinia.contracts import Count, Fraction, Sample
 
 
-@register.transform(aliases=("random_patches",), renamed={"ratio": "mask_ratio"})
+@register.transform
 def random_patch_mask(sample: Sample, /, *, patch_size: Count, mask_ratio: Fraction = 0.75) -> Sample:
     """Mask random patches, the same number in every image of one size (He et al. 2022, MAE, section 3).
 
@@ -33,15 +33,7 @@ def random_patch_mask(sample: Sample, /, *, patch_size: Count, mask_ratio: Fract
     return {**sample, "patch_mask": mask}
 
 
-@register.transform(
-    aliases=("block_patches",),
-    renamed={
-        "ratio": "mask_ratio",
-        "none": "no_mask_probability",
-        "smallest": "min_num_patches",
-        "aspect": "min_aspect",
-    },
-)
+@register.transform
 def block_patch_mask(
     sample: Sample,
     /,

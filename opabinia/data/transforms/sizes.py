@@ -32,11 +32,7 @@ def shortest_edge_size(height: int, width: int, short: int, max_size: int | None
     return max(1, int(sides[0] * down + 0.5)), max(1, int(sides[1] * down + 0.5))
 
 
-@register.transform(
-    name="resize_shortest_edge",
-    aliases=("resize_shortest",),
-    renamed={"short": "short_edge_length", "longest": "max_size"},
-)
+@register.transform(name="resize_shortest_edge")
 @dataclass(frozen=True, kw_only=True)
 class ResizeShortestEdge:
     """Resize the shorter side to a given or random length; boxes, masks and keypoints follow (detectron2's

@@ -19,7 +19,7 @@ class _State(TypedDict):
     waited: int
 
 
-@register.hook(name="early_stop", renamed={"by": "min_delta"})
+@register.hook(name="early_stop")
 class EarlyStopping(Hook):
     """Ends the run, as if it were complete, when a score has not improved for some evaluations.
 

@@ -27,7 +27,7 @@ class UnexpectedScore(Exception):
         self.scores = dict(scores)
 
 
-@register.hook(name="expected_scores", aliases=("expected",))
+@register.hook(name="expected_scores")
 class ExpectedScores(Hook):
     """Ends a complete run with exit status 1 if a score is missing or not within its tolerance.
 

@@ -12,7 +12,7 @@ from opabinia.contracts import Batch, Hook, Run
 from opabinia.runtime.durations import Duration
 
 
-@register.hook(name="freeze", renamed={"duration": "until", "statistics": "eval_mode"})
+@register.hook(name="freeze")
 class Freeze(Hook):
     """Freezes parameters: no gradient, no momentum, no weight decay (FastReID's FREEZE_LAYERS).
 

@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from opabinia.contracts import Hook
-from opabinia.engine.loop.hook_dispatch import LEGACY_KEYS
 
 BUILT_IN = (
     *("timer", "batch_schedule", "ema", "metrics_log", "training_bar"),
     *("compiled", "bottleneck", "save", "evaluate", "save_best", "eta"),
 )
-RESERVED = (*BUILT_IN, *LEGACY_KEYS)
 FILES = ("model", "optimizer", "state", "statistics")
 """The other files of a checkpoint: a hook with tensors has a file named after its key."""
 
 
-def check_hooks(user: Mapping[str, Hook], taken: Collection[str] = RESERVED) -> None:
+def check_hooks(user: Mapping[str, Hook], taken: Collection[str] = BUILT_IN) -> None:
     """Check the user's hooks; keys that are ``taken`` belong to other hooks.
 
     Raises:
@@ -52,7 +50,7 @@ def order_hooks(
     Raises:
         ValueError: see :func:`check_hooks`.
     """
-    check_hooks(user, {*RESERVED, *task})
+    check_hooks(user, {*BUILT_IN, *task})
     hooks: dict[str, Hook | None] = {
         # First, so that it measures all that takes time.
         "timer": timer,

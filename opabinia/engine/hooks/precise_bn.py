@@ -18,7 +18,7 @@ from opabinia.runtime.processes import gather
 BatchNorm = nn.modules.batchnorm._BatchNorm
 
 
-@register.hook(name="precise_bn", aliases=("precise_norm",))
+@register.hook(name="precise_bn")
 class PreciseBN(Periodic):
     """Replaces the running statistics of batch norms, before checkpoints and evaluations, by mean and variance of all
     samples in some batches (Wu and Johnson 2021, Rethinking Batch in BatchNorm, section 3; fvcore's population

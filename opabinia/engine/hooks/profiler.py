@@ -14,7 +14,7 @@ from opabinia.runtime.processes import is_rank_zero, rank
 from opabinia.runtime.text import plural
 
 
-@register.hook(name="profiler", aliases=("profile",), renamed={"first": "skip_first"})
+@register.hook(name="profiler")
 class Profiler(Hook):
     """Writes a trace of some steps to ``profile/step-N.json`` in the run folder, for Perfetto or chrome://tracing.
 

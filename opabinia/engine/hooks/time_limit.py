@@ -10,7 +10,7 @@ from opabinia.contracts import Hook, Run, Stop
 from opabinia.runtime.durations import Duration, Units
 
 
-@register.hook(name="time_limit", renamed={"after": "max_time"})
+@register.hook(name="time_limit")
 class TimeLimit(Hook):
     """Stops the run after some time, counted from the start of the process, with a checkpoint to resume from.
 

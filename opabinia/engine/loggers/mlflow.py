@@ -16,7 +16,7 @@ _MAX_PARAM_LENGTH, _MAX_PARAMS_PER_CALL = 6000, 100
 """MLflow's limits."""
 
 
-@register.logger(name="mlflow", renamed={"uri": "tracking_uri"})
+@register.logger(name="mlflow")
 class MLflow(ExperimentLogger):
     """MLflow (extra ``mlflow``): in a database in the working folder, which ``mlflow ui`` of the whole package shows.
 

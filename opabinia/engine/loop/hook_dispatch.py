@@ -14,15 +14,6 @@ from torch import Tensor
 from opabinia.contracts import Hook, Run, Stop
 from opabinia.runtime.processes import world_size
 
-LEGACY_KEYS = {"journal": "metrics_log", "stages": "batch_schedule", "best": "save_best", "estimate": "eta"}
-"""Keys of built-in hooks in checkpoints of earlier versions, with the present ones. Both are reserved."""
-
-
-def current_key(key: str) -> str:
-    """Return the present key of a hook, given its key in a checkpoint."""
-    return LEGACY_KEYS.get(key, key)
-
-
 _EVENTS = ("start", "before_phase", "before_step", "after_backward", "after_step", "after_phase")
 
 
@@ -107,7 +98,7 @@ class HookDispatcher:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state of the hooks; that of hooks which no longer exist is ignored."""
         for key, saved in state.items():
-            if (key := current_key(key)) in self.hooks:
+            if key in self.hooks:
                 self.hooks[key].load_state_dict(saved)
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:

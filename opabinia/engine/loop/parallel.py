@@ -20,7 +20,7 @@ DType = Literal["fp32", "bf16", "fp16"]
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-@register.parallel(name="ddp", renamed={"bucket_mb": "bucket_cap_mb"})
+@register.parallel(name="ddp")
 def ddp(
     models: Sequence[Task],
     device: torch.device,
@@ -111,7 +111,7 @@ class _DataParallel:
         return self._ddp
 
 
-@register.parallel(name="fsdp", renamed={"unit": "min_num_params", "reshard": "reshard_after_forward"})
+@register.parallel(name="fsdp")
 def fsdp(
     models: Sequence[Task],
     device: torch.device,

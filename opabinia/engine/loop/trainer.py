@@ -47,7 +47,7 @@ from opabinia.engine.checkpointing.optimizer_state import load_optimizer_state, 
 from opabinia.engine.checkpointing.sharded import load_full_state_dict
 from opabinia.engine.loggers.metrics_log import MetricsLogger, from_json_numbers, to_json_numbers
 from opabinia.engine.loop.evaluate import EvaluationStopped, ValidationSet, evaluate_all
-from opabinia.engine.loop.hook_dispatch import HookDispatcher, current_key
+from opabinia.engine.loop.hook_dispatch import HookDispatcher
 from opabinia.engine.loop.nonfinite import NonFiniteError, init_momentum_buffers, log_name
 from opabinia.runtime.log import log
 from opabinia.runtime.processes import first_value, is_rank_zero, world_size
@@ -329,5 +329,5 @@ class Trainer:
             name: score for name, score in restored.items() if not datasets or name.rpartition("/")[0] in datasets
         }
         self._checkpoints.last_saved_step = snapshot.step
-        position = (state["due"][0], current_key(state["due"][1])) if state["due"] else None
+        position = tuple(state["due"]) if state["due"] else None
         self._resumed_at = position, replace(run.clock, total_steps=state["total_steps"])

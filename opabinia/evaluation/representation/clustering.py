@@ -46,7 +46,7 @@ def matched_accuracy(table: NDArray[np.int64]) -> float:
     return float(table[rows, columns].sum() / table.sum())
 
 
-@register.evaluator(name="clustering", aliases=("clusters",), renamed={"starts": "n_init"})
+@register.evaluator(name="clustering")
 class Clustering(EmbeddingEvaluator):
     """Agreement of k-means clusters of the evaluated embeddings with the classes, without training on labels: ``nmi``
     (normalized mutual information), ``ari`` (adjusted Rand index, 0 by chance), ``purity`` and ``matched`` (clustering

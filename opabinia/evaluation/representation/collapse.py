@@ -49,7 +49,7 @@ def uniformity(vectors: Tensor, t: float = 2.0) -> Tensor:
     return torch.pdist(vectors).square().mul(-t).exp().mean().log()
 
 
-@register.evaluator(name="collapse", renamed={"alarm": "warn_below"})
+@register.evaluator(name="collapse")
 class Collapse(EmbeddingEvaluator):
     """Detects embeddings that are all alike: ``spread``, ``rank`` (:func:`effective_rank`), ``uniformity``; see the
     functions of these names.

@@ -97,7 +97,7 @@ def _append_one(features: Tensor) -> Tensor:
     return F.pad(features, (0, 1), value=1.0)
 
 
-@register.evaluator(name="linear_probe", renamed={"rates": "learning_rates", "held_out": "validation_fraction"})
+@register.evaluator(name="linear_probe")
 class LinearProbe(FeatureBankEvaluator):
     """Scores of a linear classifier trained on the features of the training samples: ``linear_top1`` and
     ``linear_top5``, or ``linear_mAP`` of multi-label data.

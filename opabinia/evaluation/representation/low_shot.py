@@ -13,7 +13,7 @@ from opabinia.contracts import EMBEDDING, Count, DataMismatch, DatasetInfo, Posi
 from opabinia.evaluation.representation.feature_bank import BankState, FeatureBankEvaluator, Rows, normalize_rows
 
 
-@register.evaluator(name="low_shot", renamed={"draws": "repeats"})
+@register.evaluator(name="low_shot")
 class LowShot(FeatureBankEvaluator):
     """Accuracy of logistic regression trained on a few images of each class: ``low_shot_1``, ``low_shot_2`` ..., means
     over several random choices of these images.

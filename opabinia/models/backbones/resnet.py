@@ -88,7 +88,7 @@ class DotProductNonLocal(NonLocal):
         return output
 
 
-@register.backbone(renamed={"stem_reduction": "stem_stride"})
+@register.backbone
 def resnet(
     channels: int,
     /,

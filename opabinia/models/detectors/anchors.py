@@ -27,15 +27,6 @@ Convention = Literal["detectron2", "torchvision"]
 """The library whose anchors are used. torchvision's, for its weights, have corners on whole pixels, and their strides
 are the batch's size divided by the feature map's, rounded down."""
 
-ANCHORS_RENAMED = {
-    "ratios": "aspect_ratios",
-    "background": "background_iou",
-    "foreground": "foreground_iou",
-    "loss": "box_loss",
-    "beta": "smooth_l1_beta",
-}
-"""Former names of parameters."""
-
 # --- anchors ----------------------------------------------------------------------------------------------------------
 
 

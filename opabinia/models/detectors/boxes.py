@@ -32,24 +32,7 @@ from opabinia.models.detectors.suppression import Candidates, suppress_static
 from opabinia.models.necks import Norm, norm_factory
 
 
-@register.section(
-    name="region_boxes",
-    renamed={
-        "convolutions": "num_convs",
-        "layers": "num_fc",
-        "width": "fc_dim",
-        "foreground": "foreground_iou",
-        "samples": "batch_size_per_image",
-        "positive": "positive_fraction",
-        "weights": "bbox_reg_weights",
-        "loss": "box_loss",
-        "beta": "smooth_l1_beta",
-        "threshold": "score_threshold",
-        "nms": "nms_threshold",
-        "most": "max_detections",
-        "smallest": "min_size",
-    },
-)
+@register.section(name="region_boxes")
 @dataclass(frozen=True, kw_only=True)
 class BoxOptions:
     """Options of the box head. Defaults are those of detectron2's R-CNNs with a feature pyramid.

@@ -19,15 +19,6 @@ HeadNorm = Literal["none", "group"]
 
 Probability = Annotated[float, Interval(gt=0, lt=1)]
 
-DENSE_RENAMED = {
-    "prior": "prior_probability",
-    "threshold": "score_threshold",
-    "nms": "nms_threshold",
-    "candidates": "pre_nms_topk",
-    "most": "max_detections",
-}
-"""Former names of parameters."""
-
 Decode = Callable[[Tensor, Tensor], Tensor]
 """Map encoded boxes and their anchors (N x 4 each) to boxes (N x 4); those of rotated boxes have 5 columns."""
 

@@ -24,7 +24,6 @@ from opabinia.contracts import Count, DatasetInfo, Fraction, Level, NeckPart, No
 from opabinia.contracts.rotated_boxes import box_areas, to_box_frame
 from opabinia.models.detectors.anchors import AnchorGrid, Convention, IouLoss, iou_loss
 from opabinia.models.detectors.dense import (
-    DENSE_RENAMED,
     DenseDetector,
     HeadNorm,
     Predictions,
@@ -42,7 +41,7 @@ PIXEL_CODER = BoxLinearCoder(normalize_by_size=False)
 """Distances in pixels."""
 
 
-@register.detector(renamed={**DENSE_RENAMED, "convs": "num_convs", "radius": "center_sampling_radius"})
+@register.detector
 class Fcos(DenseDetector):
     """FCOS (Tian et al. 2019), by default with its authors' later improvements (section 3 of their paper of 2022):
     center sampling, generalized IoU loss, distances in strides, and centerness predicted by the box branch.

@@ -19,7 +19,7 @@ from opabinia.contracts import Count, Detections, Level, NonNegative, Positive, 
 from opabinia.models.detectors.regions import PoolingOptions, RegionPool, Regions, true_indices
 
 
-@register.section(name="region_keypoints", renamed={"convolutions": "num_convs"})
+@register.section(name="region_keypoints")
 @dataclass(frozen=True, kw_only=True)
 class KeypointOptions:
     """Options of the keypoint head. Defaults are those of detectron2's R-CNNs with a feature pyramid, and the paper's.

@@ -21,7 +21,7 @@ from opabinia.models.detectors.regions import PoolingOptions, RegionPool, Region
 from opabinia.models.necks import Norm, norm_factory
 
 
-@register.section(name="region_masks", renamed={"convolutions": "num_convs", "soft": "soft_targets"})
+@register.section(name="region_masks")
 @dataclass(frozen=True, kw_only=True)
 class MaskOptions:
     """Options of the mask head. Defaults are those of detectron2's R-CNNs with a feature pyramid, and the paper's.

@@ -233,7 +233,7 @@ def keypoint_rcnn(
     return _build_rcnn(pyramid, region_levels, dataset_info, proposals, pooling, box, keypoint=head)
 
 
-@register.detector(renamed={"later_overlaps": "later_ious", "later_weights": "later_bbox_reg_weights"})
+@register.detector
 def cascade_rcnn(
     levels: Sequence[Level],
     dataset_info: DatasetInfo,

@@ -18,7 +18,7 @@ from opabinia.contracts import Count, Level, Positive, Target
 from opabinia.models.detectors.anchors import NEGATIVE, POSITIVE, assign_levels, match_anchors
 
 
-@register.section(name="region_pooling", renamed={"maps": "num_levels", "samples": "sampling_ratio"})
+@register.section(name="region_pooling")
 @dataclass(frozen=True, kw_only=True)
 class PoolingOptions:
     """Options of RoIAlign (He et al. 2017, section 3), which pools the features of a region into a square of fixed

@@ -19,7 +19,6 @@ from torchvision.ops import box_iou
 from opabinia.config import register
 from opabinia.contracts import Count, DatasetInfo, Fraction, Level, NeckPart, NonNegative, Positive, Sizes, Target
 from opabinia.models.detectors.anchors import (
-    ANCHORS_RENAMED,
     IGNORED,
     NEGATIVE,
     POSITIVE,
@@ -31,7 +30,6 @@ from opabinia.models.detectors.anchors import (
     match_anchors,
 )
 from opabinia.models.detectors.dense import (
-    DENSE_RENAMED,
     DenseDetector,
     HeadNorm,
     Predictions,
@@ -43,7 +41,7 @@ from opabinia.models.necks import fpn_p3_p7, norm_factory
 from opabinia.runtime.collectives import mean_over_samples
 
 
-@register.detector(name="retinanet", renamed={**DENSE_RENAMED, **ANCHORS_RENAMED, "scales": "scales_per_octave"})
+@register.detector(name="retinanet")
 class RetinaNet(DenseDetector):
     """RetinaNet (Lin et al. 2017, Focal loss for dense object detection).
 

@@ -28,7 +28,6 @@ from opabinia.contracts import (
     Target,
 )
 from opabinia.models.detectors.anchors import (
-    ANCHORS_RENAMED,
     POSITIVE,
     AnchorGrid,
     BoxLoss,
@@ -44,21 +43,7 @@ from opabinia.models.detectors.suppression import clip_boxes, nms_batch
 from opabinia.models.necks import fpn
 
 
-@register.section(
-    name="region_proposals",
-    renamed={
-        **ANCHORS_RENAMED,
-        "convolutions": "num_convs",
-        "samples": "batch_size_per_image",
-        "positive": "positive_fraction",
-        "before_training": "pre_nms_topk_train",
-        "before": "pre_nms_topk_test",
-        "after_training": "post_nms_topk_train",
-        "after": "post_nms_topk_test",
-        "nms": "nms_threshold",
-        "smallest": "min_size",
-    },
-)
+@register.section(name="region_proposals")
 @dataclass(frozen=True, kw_only=True)
 class ProposalOptions:
     """Options of region proposals. Defaults are those of detectron2's R-CNNs with a feature pyramid.

@@ -206,20 +206,7 @@ class HybridDetector(QueryDetector):
         return Denoising(content, boxes, mask, pairs, groups)
 
 
-@register.detector(
-    name="rt_detr",
-    renamed={
-        "queries": "num_queries",
-        "heads": "attention_heads",
-        "points": "decoder_n_points",
-        "feedforward": "ffn_dim",
-        "expansion": "hidden_expansion",
-        "denoising": "num_denoising",
-        "label_noise": "label_noise_ratio",
-        "box_noise": "box_noise_scale",
-        "most": "max_detections",
-    },
-)
+@register.detector(name="rt_detr")
 class RTDetr(HybridDetector):
     """RT-DETR v2 of the transformers library (the extra ``opabinia[detr]``), on our backbones.
 

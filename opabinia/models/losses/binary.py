@@ -15,7 +15,7 @@ from opabinia.models.losses.cross_entropy import soft_targets
 from opabinia.runtime.device import move_tensor
 
 
-@register.loss(renamed={"threshold": "target_threshold"})
+@register.loss
 def binary_cross_entropy(
     logits: Tensor,
     targets: Tensor,

@@ -37,7 +37,7 @@ def soft_targets(
     return hard * (1 - smoothing) + (1 - hard) * (smoothing / (classes - 1))
 
 
-@register.loss(renamed={"smooth_over": "smoothing_classes", "mean_over": "averaged_samples"})
+@register.loss
 def cross_entropy(
     logits: Tensor,
     targets: Tensor,
@@ -97,7 +97,7 @@ def multi_output_cross_entropy(
     return torch.stack(losses).sum()
 
 
-@register.loss(renamed={"mean_over": "averaged_samples"})
+@register.loss
 def adaptive_cross_entropy(
     logits: Tensor, targets: Tensor, /, *, alpha: Fraction = 0.2, averaged_samples: AveragedSamples = "all"
 ) -> Tensor:

@@ -27,10 +27,7 @@ from opabinia.models.weights.translation import ChannelOrder, Translation, adapt
 from opabinia.runtime.text import printable
 
 
-@register.section(
-    name="init",
-    renamed={"into": "target_prefix", "take": "source_prefix", "only": "include", "colours": "channel_order"},
-)
+@register.section(name="init")
 @dataclass(frozen=True, kw_only=True)
 class Init:
     """Initial weights.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -47,20 +46,7 @@ from opabinia.tasks.detection.tiles import Tiles, detect_tiled, select_detection
 from opabinia.tasks.detections_base import scale_to_original, stack_detections, targets_from
 
 
-class ReadableDetections(dict[str, Any]):
-    """A readable prediction; its old key ``things`` still gives ``detections``, with a DeprecationWarning."""
-
-    def __missing__(self, key: str) -> Any:
-        if key != "things":
-            raise KeyError(key)
-        warnings.warn("the key 'things' of a prediction is now 'detections'", DeprecationWarning, stacklevel=2)
-        return self["detections"]
-
-    def get(self, key: str, default: Any = None) -> Any:
-        return self[key] if key in self or key == "things" else default
-
-
-@register.task(name="detection", renamed={"views": "test_time_augmentation"})
+@register.task(name="detection")
 class Detection(DensePrediction):
     """Object detection: a backbone and a detector, which brings its neck and its losses.
 
@@ -224,7 +210,7 @@ class Detection(DensePrediction):
                 mask = masks[index]
                 detection |= {"mask": mask, "polygons": mask_outlines(decode_rle(mask, mask["size"]))}
             detections.append(detection)
-        return ReadableDetections(detections=detections)
+        return {"detections": detections}
 
     def evaluators(self, dataset_info: DatasetInfo) -> list[Evaluator]:
         """Return the configured evaluator, or COCO's, or DOTA's for oriented boxes; and the mean losses.

@@ -38,7 +38,7 @@ from opabinia.tasks.reid.cross_batch_memory import CrossBatchMemory, QueueMemory
 from opabinia.tasks.step_hooks import AfterStep
 
 
-@register.task(name="reid", renamed={"side_information": "camera_embedding_scale", "memory": "cross_batch_memory"})
+@register.task(name="reid")
 class Baseline(Reidentification):
     """Re-identification: backbone, pooling, batch norm neck, identity classifier; metric losses before the neck.
 

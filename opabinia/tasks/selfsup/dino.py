@@ -23,14 +23,7 @@ from opabinia.tasks.selfsup.momentum_teacher import MomentumTeacher, UpdateTeach
 from opabinia.tasks.step_hooks import FreezeFirstSteps
 
 
-@register.task(
-    name="dino",
-    renamed={
-        "first_teacher_temperature": "warmup_teacher_temperature",
-        "centre_momentum": "center_momentum",
-        "hand_on": "export_backbone",
-    },
-)
+@register.task(name="dino")
 class DINO(SelfSupervised):
     """Self-distillation: a student sees any view of an image and predicts a momentum teacher's output for the global
     ones.
@@ -93,7 +86,7 @@ class DINO(SelfSupervised):
             norm=head_norm,
         )
         self.teacher = MomentumTeacher(backbone=self.backbone, head=self.head)
-        self.centre = MeanCentering(outputs, center_momentum)  # this name is part of checkpoints
+        self.center = MeanCentering(outputs, center_momentum)
         self.temperature, self.momentum, self.momentum_schedule = temperature, momentum, momentum_schedule
         self.teacher_warmup = warmup_teacher_temperature, teacher_temperature, teacher_warmup
         self.freeze_last_layer, self.export_backbone = freeze_last_layer, export_backbone
@@ -105,7 +98,7 @@ class DINO(SelfSupervised):
             teacher_logits = forward_by_size(self.teacher, views[:GLOBAL_VIEWS])
             student_logits = forward_by_size(lambda images: self.head(self.backbone(images)), views)
         with torch.no_grad():
-            targets = self.centre(teacher_logits, temperature_now(clock, *self.teacher_warmup), batch["id"])
+            targets = self.center(teacher_logits, temperature_now(clock, *self.teacher_warmup), batch["id"])
         loss = dino_loss(student_logits, targets, self.temperature)
         return {"loss": loss, **collapse_metrics(teacher_logits, targets)}
 
@@ -114,7 +107,7 @@ class DINO(SelfSupervised):
         return [
             FreezeFirstSteps(self.head.last, self.freeze_last_layer),
             UpdateTeacher(self.teacher, [self.backbone, self.head], self.momentum, self.momentum_schedule),
-            UpdateCenter(self.centre),
+            UpdateCenter(self.center),
         ]
 
 

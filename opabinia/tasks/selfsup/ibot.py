@@ -36,18 +36,7 @@ from opabinia.tasks.selfsup.momentum_teacher import MomentumTeacher, UpdateTeach
 from opabinia.tasks.step_hooks import FreezeFirstSteps
 
 
-@register.task(
-    name="ibot",
-    renamed={
-        "patches_from": "masking_start",
-        "centring": "centering",
-        "first_teacher_temperature": "warmup_teacher_temperature",
-        "first_patch_temperature": "warmup_patch_temperature",
-        "centre_momentum": "center_momentum",
-        "patch_centre_momentum": "patch_center_momentum",
-        "hand_on": "export_backbone",
-    },
-)
+@register.task(name="ibot")
 class IBot(SelfSupervised):
     """DINO with masked image modeling: the student also predicts the teacher's outputs for patches that are masked.
 
@@ -72,8 +61,8 @@ class IBot(SelfSupervised):
         patch_weight: of the loss of masked patches.
         masking_start: before this time no patch is masked.
         koleo_weight: of the loss that spreads the student's vectors of the global views; 0 omits it.
-        centering: prevents equal outputs for all images: a running mean, ``center`` (iBOT; ``centre`` is its old
-            spelling), or equal shares of all outputs by ``sinkhorn`` (DINOv2).
+        centering: prevents equal outputs for all images: a running mean, ``center`` (iBOT), or equal
+            shares of all outputs by ``sinkhorn`` (DINOv2).
         temperature: divides the student's logits.
         teacher_temperature: divides the teacher's logits after the warmup.
         warmup_teacher_temperature: at the beginning of the warmup.
@@ -111,7 +100,7 @@ class IBot(SelfSupervised):
         patch_weight: NonNegative = 1.0,
         masking_start: Duration = Duration(0, "ep"),
         koleo_weight: NonNegative = 0.0,
-        centering: Literal["center", "sinkhorn", "centre"] = "center",
+        centering: Literal["center", "sinkhorn"] = "center",
         temperature: Positive = 0.1,
         teacher_temperature: Positive = 0.07,
         warmup_teacher_temperature: Positive = 0.04,
@@ -136,12 +125,11 @@ class IBot(SelfSupervised):
             self.heads["patches"] = head(patch_outputs)
         self.hidden_token = nn.Parameter(torch.zeros(channels))
         self.teacher = MomentumTeacher(backbone=self.backbone, heads=self.heads)
-        # The names of modules are part of checkpoints.
-        self.centre: MeanCentering | SinkhornCentering = SinkhornCentering()
-        self.patch_centre: MeanCentering | SinkhornCentering = SinkhornCentering()
+        self.center: MeanCentering | SinkhornCentering = SinkhornCentering()
+        self.patch_center: MeanCentering | SinkhornCentering = SinkhornCentering()
         if centering != "sinkhorn":
-            self.centre = MeanCentering(outputs, center_momentum)
-            self.patch_centre = MeanCentering(patch_outputs if separate_heads else outputs, patch_center_momentum)
+            self.center = MeanCentering(outputs, center_momentum)
+            self.patch_center = MeanCentering(patch_outputs if separate_heads else outputs, patch_center_momentum)
         # Both compare the images of a batch.
         self.requires_full_batch = centering == "sinkhorn" or koleo_weight > 0
         self.weights = {"image": image_weight, "patch": patch_weight, "koleo": koleo_weight}
@@ -177,7 +165,7 @@ class IBot(SelfSupervised):
 
     def hooks(self, dataset_info: DatasetInfo) -> list[Hook]:
         """Return hooks that freeze the last layers at first and update teacher and centers."""
-        centers = (self.centre, self.patch_centre)
+        centers = (self.center, self.patch_center)
         return [
             *(FreezeFirstSteps(cast(DinoHead, head).last, self.freeze_last_layer) for head in self.heads.values()),
             UpdateTeacher(self.teacher, [self.backbone, self.heads], self.momentum, self.momentum_schedule),
@@ -194,8 +182,8 @@ class IBot(SelfSupervised):
         logits = list(cast(nn.ModuleDict, heads)["images"](tokens.first).chunk(GLOBAL_VIEWS))
         patch_logits = patch_head(cast(nn.ModuleDict, heads))(tokens.patches).chunk(GLOBAL_VIEWS)
         return (
-            self.centre(logits, temperature_now(clock, *self.image_warmup), ids),
-            self.patch_centre(patch_logits, temperature_now(clock, *self.patch_warmup), ids),
+            self.center(logits, temperature_now(clock, *self.image_warmup), ids),
+            self.patch_center(patch_logits, temperature_now(clock, *self.patch_warmup), ids),
             logits,
         )
 

@@ -101,7 +101,7 @@ def _rows(
 
 def _is_class_share(name: str, values: Sequence[Any]) -> bool:
     numbers = [value for value in values if value is not None]
-    counts = name in ("samples", "objects", "things")  # "things" of older runs
+    counts = name in ("samples", "objects")
     return bool(numbers) and not counts and all(isinstance(n, int | float) and 0 <= n <= 1 for n in numbers)
 
 

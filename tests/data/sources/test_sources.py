@@ -1,12 +1,10 @@
 import hashlib
 import os
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import yaml
 from PIL import Image
 from torchvision import tv_tensors
 
@@ -14,7 +12,6 @@ from opabinia.config import register
 from opabinia.contracts import Source
 from opabinia.data.sources import Digits, ImageFolder
 from opabinia.data.sources.digits import load_digits, split_digits
-from opabinia.training.run_folder import resolve
 
 # --- digits -----------------------------------------------------------------------------------------------------------
 
@@ -161,27 +158,3 @@ def test_real_photographs(shared_data: Path) -> None:
 
 def test_registered_names() -> None:
     assert {"digits", "image_folder"} <= register.entries["source"].keys()
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ({"name": "joined", "sources": ["digits", "digits"]}, {"name": "concat", "sources": ["digits", "digits"]}),
-        ({"name": "numbered", "source": "digits"}, {"name": "indexed", "source": "digits"}),
-        ({"name": "without_labels", "source": "digits"}, {"name": "unlabeled", "source": "digits"}),
-        ({"name": "views_of_films", "source": "moving_digits"}, {"name": "video_views", "source": "moving_digits"}),
-        ({"name": "videos", "root": "x", "directed": ["a"]}, {"name": "videos", "flip_sensitive_classes": ["a"]}),
-        ({"name": "vehicleid", "root": "x", "size": 1600}, {"name": "vehicleid", "test_size": 1600}),
-        ({"name": "shards", "files": "x", "index": "y"}, {"name": "shards", "index_dir": "y"}),
-        ({"name": "identities", "file": "x", "part": "y"}, {"name": "identities", "split_column": "y"}),
-        ({"name": "frame_folders", "file": "x", "first": 0}, {"name": "frame_folders", "start_index": 0}),
-    ],
-    ids=lambda keys: keys["name"],
-)
-def test_old_names_still_work(tmp_path: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
-    recipe = tmp_path / "a.yaml"
-    recipe.write_text(yaml.safe_dump({"base": "classification/digits", "data": {"train": {"source": old}}}))
-    source = resolve(recipe).config["data"]["train"]["source"]
-    assert {key: source[key] for key in new if key not in ("source", "sources")} == {
-        key: value for key, value in new.items() if key not in ("source", "sources")
-    }

@@ -10,8 +10,8 @@ from torch import Tensor
 from opabinia.models.backbones.timm import TimmBackbone, timm
 from opabinia.models.backbones.video.base import ClipBackbone
 
-Inflation = Literal["mean", "center", "centre"]
-"""See :func:`inflate_kernel`; ``centre`` is the former spelling of ``center``."""
+Inflation = Literal["mean", "center"]
+"""See :func:`inflate_kernel`."""
 
 
 class InflatedWeights(NamedTuple):

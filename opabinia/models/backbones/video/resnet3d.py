@@ -229,14 +229,7 @@ class ResNet3d(ClipBackbone):
 # --- parts ----------------------------------------------------------------------------------------------------------
 
 
-@register.backbone(
-    renamed={
-        "form": "conv_type",
-        "frames": "temporal_kernels",
-        "zero_init": "zero_init_last",
-        "images": "pretrained_2d",
-    }
-)
+@register.backbone
 def resnet3d(
     channels: int,
     /,
@@ -324,7 +317,7 @@ STAGE_DEPTHS: dict[int, tuple[int, int, int, int]] = {50: (3, 4, 6, 3), 101: (3,
 """Bottlenecks in the stages of a ResNet, by its depth (He et al. 2016, table 1)."""
 
 
-@register.backbone(renamed={"zero_init": "zero_init_last", "images": "pretrained_2d"})
+@register.backbone
 def slow(
     channels: int,
     /,

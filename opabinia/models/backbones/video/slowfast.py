@@ -94,7 +94,7 @@ class Fusion(nn.Module):
         return fused if self.bn is None else F.relu(self.bn(fused), inplace=True)
 
 
-@register.backbone(name="slowfast", renamed={"zero_init": "zero_init_last"})
+@register.backbone(name="slowfast")
 class SlowFast(ClipBackbone):
     """SlowFast (Feichtenhofer et al. 2019), for clips of any length and size; its input are the frames of the fast
     pathway, 32 in the paper.

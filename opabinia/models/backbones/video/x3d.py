@@ -75,7 +75,7 @@ class X3dBlock(nn.Module):
         return F.relu(self.bn3(self.conv3(maps)) + shortcut, inplace=True)
 
 
-@register.backbone(renamed={"zero_init": "zero_init_last"})
+@register.backbone
 class X3d(ClipBackbone):
     """X3D (Feichtenhofer 2020), for clips of any length and size. On CPUs its depth-wise convolutions take about
     ten times as long as other convolutions with as many multiply-adds.
