@@ -46,6 +46,8 @@ STABLE_STEPS = {
     "detection/digits_oriented": 3,
     "segmentation/cityscapes/deeplabv3plus_r50": 5,
     "segmentation/voc/deeplabv3plus_r50": 6,
+    "video/something_something/slowfast_16x8_r50_multigrid": 9,
+    "video/something_something/tsm_r50": 7,
 }
 """Steps in which an Intel Xeon agrees with the recorded losses, which are of other processors. Later ones differ by up
 to 9 %: rounding moves an anchor over the threshold of its assignment, or small losses differ by a larger share."""
