@@ -22,7 +22,7 @@ def draw(
     ] = "pca",
     column: Annotated[str, typer.Option(help="The array to draw: features, or the name of a layer.")] = "features",
     max_samples: Annotated[
-        int, typer.Option("--max-samples", "--most", min=3, help="Number of samples, at even distances.")
+        int, typer.Option("--max-samples", min=3, help="Number of samples, at even distances.")
     ] = 5000,
     out: Annotated[
         Path | None,

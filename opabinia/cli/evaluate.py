@@ -43,9 +43,7 @@ def evaluate(
     weights: WeightsOrFile = None,
     evaluator: Annotated[
         list[str] | None,
-        typer.Option(
-            "--evaluator", "--measure", metavar="NAME", help="An additional evaluator, such as knn; may be repeated."
-        ),
+        typer.Option("--evaluator", metavar="NAME", help="An additional evaluator, such as knn; may be repeated."),
     ] = None,
     nproc: Nproc = None,
     nnodes: Nnodes = None,

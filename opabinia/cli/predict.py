@@ -40,7 +40,7 @@ Split = Annotated[
         metavar="SET", help="Predict this validation set (auto: the first) and draw it with its ground truth."
     ),
 ]
-MaxImages = Annotated[int, typer.Option("--max-images", "--most", min=1, help="Number of images of --split.")]
+MaxImages = Annotated[int, typer.Option("--max-images", min=1, help="Number of images of --split.")]
 Score = Annotated[float, typer.Option(min=0, max=1, help="Lowest score of the detections that are drawn.")]
 Explain = Annotated[bool, typer.Option("--explain", help="Overlay a Grad-CAM heat map on each image.")]
 Every = Annotated[

@@ -101,7 +101,7 @@ def test_map(opabinia: Command, six_steps: Path, tmp_path: Path) -> None:
     result = opabinia("map", six_steps)
     assert result.status == 0 and f"a map of 360 samples is in {folder / 'map-pca.png'}" in result.out, result.err
     modified = (folder / "features.npy").stat().st_mtime_ns
-    again = opabinia("map", six_steps, "--most", 40, "--out", tmp_path / "map.png")
+    again = opabinia("map", six_steps, "--max-samples", 40, "--out", tmp_path / "map.png")
     assert again.status == 0 and "a map of 40 samples" in again.out, again.err
     assert (folder / "features.npy").stat().st_mtime_ns == modified
     assert "a map shows one set" in opabinia("map", six_steps, "--split", "all").err

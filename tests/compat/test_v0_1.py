@@ -145,7 +145,7 @@ def test_resume_of_a_run_folder(opabinia: Opabinia, task: str, run: Path) -> Non
 
 @pytest.mark.parametrize("task", ["classification"])
 def test_resume_with_the_recipe(opabinia: Opabinia, task: str, run: Path) -> None:
-    """The config is the user's, scaled by ``tuned_for``, with the overrides of the first start."""
+    """The config is the user's, scaled by ``reference_world_size``, with the overrides of the first start."""
     opabinia("train", FIXTURES / task / f"{task}.yaml", "--resume", "--out", run.parents[1])
     assert_ended_as_if_never_interrupted(run, task)
 

@@ -26,7 +26,7 @@ for words in (
     ["predict", run, images],
     ["report", run],
     ["export", run, "--format", "torch"],
-    *([["predict", run, "--split", "val", "--most", "3"]] if "segmentation" in config else []),
+    *([["predict", run, "--split", "val", "--max-images", "3"]] if "segmentation" in config else []),
 ):
     sys.argv = ["opabinia", *words]
     try:

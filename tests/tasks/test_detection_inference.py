@@ -154,7 +154,7 @@ def test_detections_below_the_score_are_not_drawn(run: Path, folder: Path, tmp_p
 
 def test_ground_truth_and_predictions_are_drawn_the_worst_images_first(run: Path, tmp_path: Path) -> None:
     details = json.loads((run / "eval" / "val" / "details.json").read_text())
-    result = command("predict", run, "--split", "val", "--out", tmp_path, "--most", "4", "--score", "0.011")
+    result = command("predict", run, "--split", "val", "--out", tmp_path, "--max-images", "4", "--score", "0.011")
     assert result.exit_code == 0, result.output
     drawn_names = [path.name.split("-")[1].removesuffix(".png") for path in sorted((tmp_path / "images").iterdir())]
     worst = [Path(row["id"]).stem for row in details["worst"]]
@@ -168,7 +168,7 @@ def test_ground_truth_and_predictions_are_drawn_the_worst_images_first(run: Path
 
 
 def test_training_data_can_be_drawn(run: Path, tmp_path: Path) -> None:
-    result = command("predict", run, "--split", "train", "--out", tmp_path, "--most", "2")
+    result = command("predict", run, "--split", "train", "--out", tmp_path, "--max-images", "2")
     assert result.exit_code == 0, result.output
     assert [path.name for path in sorted((tmp_path / "images").iterdir())] == ["00000-000000.png", "00001-000001.png"]
 
@@ -192,7 +192,7 @@ def test_invalid_arguments_are_reported(run: Path, folder: Path, arguments: tupl
 def test_ground_truth_of_classifiers_is_drawn_but_not_of_unlabeled_data(tmp_path: Path) -> None:
     overrides = ["train.length=1it", "data.num_workers=0", "loggers=[]", "data.val.source={name: digits, split: val}"]
     classifier = launch.train("classification/digits", overrides, out=tmp_path)[0]
-    result = command("predict", classifier, "--split", "val", "--out", tmp_path / "drawn", "--most", "3")
+    result = command("predict", classifier, "--split", "val", "--out", tmp_path / "drawn", "--max-images", "3")
     assert result.exit_code == 0 and result.output.count("ground truth: ") == 3, result.output
     assert len(list((tmp_path / "drawn" / "images").iterdir())) == 3
     unlabeled = launch.train("selfsup/digits_simclr", overrides, out=tmp_path)[0]

@@ -212,7 +212,7 @@ class Evaluated(Task):
 
 
 def test_an_additional_evaluator_replaces_one_with_the_same_scores() -> None:
-    """``--measure knn`` with other options, for a task that has it already; the order of scores is kept."""
+    """``--evaluator knn`` with other options, for a task that has it already; the order of scores is kept."""
     dataset_info = DatasetInfo(samples=4, classes=("a", "b"))
     knn = partial(Knn, k=3)
     assert [type(item) for item in _task_and_additional([knn], Evaluated(), dataset_info)] == [Knn, Collapse]
