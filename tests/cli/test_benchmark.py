@@ -57,12 +57,6 @@ def test_errors_are_reported_without_a_traceback(opabinia: Command, arguments: l
     assert message in result.err and "Traceback" not in result.err
 
 
-def test_the_old_name_works_with_a_warning(opabinia: Command) -> None:
-    result = opabinia("bench", "classification/nothing")
-    assert result.status == 2 and "there is no such recipe" in result.err
-    assert "DeprecationWarning: The command 'bench' is deprecated" in result.err
-
-
 def test_auto_is_rejected_where_it_cannot_be_tuned(opabinia: Command, tmp_path: Path) -> None:
     auto = ["train", "classification/digits", *ON_CPU, "data.batch_size=auto", "--out", tmp_path]
     result = opabinia(*auto, "shapes={name: progressive, start: 16, end: 32}")

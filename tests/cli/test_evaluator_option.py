@@ -12,7 +12,9 @@ Command = Callable[..., CommandResult]
 
 def test_further_evaluators_by_name(opabinia: Command, six_steps: Path, tmp_path: Path) -> None:
     run = shutil.copytree(six_steps, tmp_path / "run")
-    result = opabinia("eval", run, "--evaluator", "collapse", "--evaluator", "knn", "evaluate.evaluators.knn.evaluator.k=3")
+    result = opabinia(
+        "eval", run, "--evaluator", "collapse", "--evaluator", "knn", "evaluate.evaluators.knn.evaluator.k=3"
+    )
     assert result.status == 0, result.err
     scores = json.loads((run / "eval" / "val" / "scores.json").read_text())
     assert {"val/top1", "val/spread", "val/rank", "val/uniformity", "val/knn_top1", "val/knn_top5"} <= scores.keys()

@@ -66,7 +66,7 @@ def test_parameter_groups_and_the_batch_size_scale_the_learning_rate(tmp_path: P
 
 
 def test_unexpected_scores_exit_with_status_1(opabinia: Callable[..., CommandResult], tmp_path: Path) -> None:
-    hooks = "hooks={expected: {scores: {val/top1: [0.99, 0.001], val/AP: [1, 1]}}}"
+    hooks = "hooks={expected_scores: {scores: {val/top1: [0.99, 0.001], val/AP: [1, 1]}}}"
     result = opabinia("train", "classification/digits", *SMALL, hooks, "--out", str(tmp_path))
     assert result.status == 1
     assert "val/top1 is 0." in result.err and "val/AP is missing" in result.err and "Traceback" not in result.err

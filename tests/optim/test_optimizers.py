@@ -228,13 +228,3 @@ def test_a_parameter_whose_first_gradient_comes_later_is_updated_with_the_others
         optimizer.step()
     torch.testing.assert_close(early, nn.Parameter(torch.full((3,), 1 - 0.1 - 0.19)))
     torch.testing.assert_close(late, nn.Parameter(torch.full((3,), 1 - 0.2)))
-
-
-def test_lars_loads_states_with_the_old_name_of_its_coefficient() -> None:
-    weight = torch.nn.Parameter(torch.tensor([[3.0, 4.0]]))
-    optimizer = Lars([weight], trust_coefficient=0.5)
-    state = optimizer.state_dict()
-    state["param_groups"][0]["trust"] = state["param_groups"][0].pop("trust_coefficient")
-    loaded = Lars([weight])
-    loaded.load_state_dict(state)
-    assert loaded.param_groups[0]["trust_coefficient"] == 0.5 and "trust" not in loaded.param_groups[0]

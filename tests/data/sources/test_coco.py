@@ -161,13 +161,13 @@ def test_a_source_can_be_pickled_and_its_samples_collated(root: Path) -> None:
     source = pickle.loads(pickle.dumps(read(root, masks=True, keypoints=True)))
     batch = collate([source[number] for number in range(4)], size_multiple=32)
     assert batch["image"].shape == (4, 3, 64, 64) and [len(boxes) for boxes in batch["boxes"]] == [0, 1, 2, 2]
-    assert [masks.shape for masks in batch["masks"]] == [(count, 64, 64) for count in (0, 1, 2, 2)]
+    assert [(len(runs), runs.shape[2]) for runs in batch["masks"]] == [(count, 2) for count in (0, 1, 2, 2)]
     assert [ground_truth.image_id for ground_truth in batch["ground_truth"]] == [10, 11, 12, 13]
 
 
 def test_the_fingerprint_changes_with_the_annotations(root: Path) -> None:
     first = read(root).fingerprint()
-    assert first == read(root).fingerprint() and first.startswith("4 pictures with 6 things of 2 classes")
+    assert first == read(root).fingerprint() and first.startswith("4 images with 6 objects of 2 classes")
     assert first != read(root, lambda content: content["annotations"][2].update(bbox=[1, 1, 5, 5])).fingerprint()
 
 

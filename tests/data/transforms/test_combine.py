@@ -10,7 +10,7 @@ from torch import Tensor
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
-from opabinia.contracts import Batch, CombiningTransform, GlobalBatch, Sample
+from opabinia.contracts import Batch, CombiningTransform, GlobalBatch, InstanceMasks, Sample
 from opabinia.data.collate import collate
 from opabinia.data.loader import BatchReader, DataError, Loader, Request, training_requests
 from opabinia.data.sample_keys import OBJECT_KEYS
@@ -285,7 +285,7 @@ def content(batch: Batch, number: int) -> list[Any]:
     """Return the contents of one sample of a batch."""
     height, width = batch["image_sizes"][number]
     rows = [batch[key][number].tolist() for key in ("boxes", "labels", "keypoints", "visibility")]
-    masks = batch["masks"][number][:, :height, :width]
+    masks = InstanceMasks(batch["masks"][number], batch["image"].shape[-2:]).dense()[:, :height, :width]
     return [batch["id"][number], batch["image"][number, :, :height, :width].tolist(), masks.tolist(), *rows]
 
 
