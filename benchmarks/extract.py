@@ -43,7 +43,7 @@ data:
   batch_size: 32
   num_workers: 1
 optimizer: {name: sgd, lr: 0.1}
-train: {length: 1it, threads: 1}
+train: {length: 1it, num_threads: 1}
 loggers: []
 seed: 0
 """

@@ -24,9 +24,14 @@ task:
   detector:
     name: mask_rcnn
     neck: {name: fpn, channels: 32}
-    proposals: {anchor_sizes: [8, 16, 32, 64, 128], samples: 32, before_training: 60, after_training: 30, after: 20}
-    box: {width: 32, samples: 32, threshold: 0.01, most: 10}
-    mask: {convolutions: 1, channels: 16}
+    proposals:
+      anchor_sizes: [8, 16, 32, 64, 128]
+      batch_size_per_image: 32
+      pre_nms_topk_train: 60
+      post_nms_topk_train: 30
+      post_nms_topk_test: 20
+    box: {fc_dim: 32, batch_size_per_image: 32, score_threshold: 0.01, max_detections: 10}
+    mask: {num_convs: 1, channels: 16}
   mean: [0.2]
   std: [0.2]
 data:

@@ -65,7 +65,7 @@ def test_a_step_out_of_range_is_refused(server: Server, one_process_run: Path, s
 
 @pytest.mark.slow
 def test_sharded_weights_are_merged_into_one_file(server: Server, trained: Trained, tmp_path: Path) -> None:
-    folder = trained("sharded", 2, "train.parallel=fsdp", "ema={momentum: 0.9}")
+    folder = trained("sharded", 2, "train.parallel=fsdp", "ema={decay: 0.9}")
     for weights in ("model", "ema"):
         out = tmp_path / f"{weights}.safetensors"
         server.run("merge", str(folder), "--checkpoint", "last", "--weights", weights, "--out", str(out))

@@ -68,7 +68,7 @@ def test_two_processes_train_the_same(trained: Trained) -> None:
 
 @pytest.mark.slow
 def test_ema_and_synchronized_batch_norm(trained: Trained) -> None:
-    overrides = [*MULTIGRID, "task.backbone.norm=batch", "train.sync_batch_norm=true", "ema={momentum: 0.9}"]
+    overrides = [*MULTIGRID, "task.backbone.norm=batch", "train.sync_batch_norm=true", "ema={decay: 0.9}"]
     assert_same_learning(trained("two", 2, *overrides), trained("one", 1, *overrides), 1e-4)
 
 

@@ -56,7 +56,7 @@ def test_training_does_not_depend_on_the_number_of_workers(
 VARIANTS = {
     "gradient accumulation": ["train.micro_batch_size=5"],
     "clipped": ["train.step={name: standard, clip_norm: 0.5}"],
-    "EMA": ["ema={momentum: 0.9}"],
+    "EMA": ["ema={decay: 0.9}"],
     "frozen at first": ["hooks.freeze={name: freeze, pattern: ^head, until: 7it}"],
     "synchronized batch norm": ["task.backbone.norm=batch", "train.sync_batch_norm=true"],
     "precise batch norm": [
@@ -73,7 +73,7 @@ VARIANTS = {
     "balanced samples": ["data.sampler={name: balanced}"],
     "progressive sizes": ["shapes={name: progressive, start: 4, end: 8, multiple: 4}"],
     "a teacher": ["distill={run: ALONE}"],
-    "its EMA as a teacher": ["distill={teachers: [{run: ALONE}], average: {momentum: 0.8}}"],
+    "its EMA as a teacher": ["distill={teachers: [{run: ALONE}], ema_teacher: {decay: 0.8}}"],
     "half precision": ["train.precision=bf16"],
     "a static graph": ["train.parallel={name: ddp, static_graph: true}"],
     "a static graph with gradient accumulation": [
@@ -87,7 +87,7 @@ VARIANTS = {
             "train.parallel={name: fsdp}",
             "task.backbone.norm=batch",
             "train.sync_batch_norm=true",
-            "ema={momentum: 0.9}",
+            "ema={decay: 0.9}",
         ),
         "hooks.precise={name: precise_bn, every: 10it, batches: 2}",
     ],
@@ -97,10 +97,10 @@ VARIANTS = {
     "sharded with its EMA as a teacher": [
         *(
             "train.parallel={name: fsdp, min_num_params: 100}",
-            "distill={features_weight: 0.5, average: {momentum: 0.8}}",
+            "distill={features_weight: 0.5, ema_teacher: {decay: 0.8}}",
         ),
     ],
-    "sharded with EMA": ["train.parallel={name: fsdp}", "ema={momentum: 0.9}"],
+    "sharded with EMA": ["train.parallel={name: fsdp}", "ema={decay: 0.9}"],
     "sharded and frozen": ["train.parallel={name: fsdp}", "hooks.freeze={name: freeze, pattern: ^head}"],
     "sharded in half precision": ["train.parallel={name: fsdp, param_dtype: bf16, reduce_dtype: fp32}"],
     "sharded with a shared step counter": ["train.parallel={name: fsdp}", "optimizer={name: lamb, lr: 0.01}"],
@@ -217,7 +217,7 @@ def cut_back(folder: Path, step: int) -> None:
 def test_a_run_of_two_processes_resumes_on_another_number(
     server: Server, trained: Trained, parallel: str, processes: int
 ) -> None:
-    folder = trained("run", 2, f"train.parallel={parallel}", "ema={momentum: 0.9}")
+    folder = trained("run", 2, f"train.parallel={parallel}", "ema={decay: 0.9}")
     before = [{**line} for line in metrics(folder)]
     cut_back(folder, 10)
     for program in start(server, processes, str(folder), "--resume"):
@@ -232,10 +232,10 @@ def test_a_run_of_two_processes_resumes_on_another_number(
 @pytest.mark.parametrize(
     ("parallel", "average"),
     [
-        pytest.param("ddp", "ema={momentum: 0.9}", marks=pytest.mark.slow),
-        pytest.param("ddp", "distill={average: {momentum: 0.9}}", marks=pytest.mark.slow),
-        ("fsdp", "ema={momentum: 0.9}"),
-        pytest.param("fsdp", "distill={average: {momentum: 0.9}}", marks=pytest.mark.slow),
+        pytest.param("ddp", "ema={decay: 0.9}", marks=pytest.mark.slow),
+        pytest.param("ddp", "distill={ema_teacher: {decay: 0.9}}", marks=pytest.mark.slow),
+        ("fsdp", "ema={decay: 0.9}"),
+        pytest.param("fsdp", "distill={ema_teacher: {decay: 0.9}}", marks=pytest.mark.slow),
     ],
 )
 def test_a_signal_to_one_process_stops_both_and_resuming_is_exact(

@@ -200,11 +200,6 @@ def test_loading_a_missing_run_or_checkpoint(tmp_path: Path, run: Path) -> None:
         opabinia.load(run, checkpoint="step-00000007")
 
 
-def test_the_old_name_of_takes_video_still_works(predictor: Predictor) -> None:
-    with pytest.warns(DeprecationWarning, match=r"Predictor.films is now Predictor.takes_video"):
-        assert predictor.films is predictor.takes_video is False
-
-
 def test_an_image_file_is_decoded_once(
     run: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -44,16 +44,17 @@ seed: 0
 """
 
 _REGIONS = (
-    "neck: {name: fpn, channels: 32}, box: {width: 32, samples: 16}, "
-    "proposals: {anchor_sizes: [8, 16, 32, 64, 128], samples: 16, before_training: 30, after_training: 20, after: 10}"
+    "neck: {name: fpn, channels: 32}, box: {fc_dim: 32, batch_size_per_image: 16}, "
+    "proposals: {anchor_sizes: [8, 16, 32, 64, 128], batch_size_per_image: 16, "
+    "pre_nms_topk_train: 30, post_nms_topk_train: 20, post_nms_topk_test: 10}"
 )
 DETECTORS = {
     "fcos": "{name: fcos, neck: {name: fpn_p3_p7, channels: 64}, num_convs: 1}",
     "retinanet": "{name: retinanet, neck: {name: fpn_p3_p7, channels: 64}, norm: group}",
     "faster_rcnn": f"{{name: faster_rcnn, {_REGIONS}}}",
-    "mask_rcnn": f"{{name: mask_rcnn, {_REGIONS}, mask: {{convolutions: 1, channels: 16}}}}",
-    "keypoint_rcnn": f"{{name: keypoint_rcnn, {_REGIONS}, keypoint: {{convolutions: 1, channels: 16}}}}",
-    "cascade_rcnn": f"{{name: cascade_rcnn, {_REGIONS}, mask: {{convolutions: 1, channels: 16}}}}",
+    "mask_rcnn": f"{{name: mask_rcnn, {_REGIONS}, mask: {{num_convs: 1, channels: 16}}}}",
+    "keypoint_rcnn": f"{{name: keypoint_rcnn, {_REGIONS}, keypoint: {{num_convs: 1, channels: 16}}}}",
+    "cascade_rcnn": f"{{name: cascade_rcnn, {_REGIONS}, mask: {{num_convs: 1, channels: 16}}}}",
 }
 NAMES = {
     "fcos": {"loss_cls", "loss_box_reg", "loss_centerness"},
@@ -139,7 +140,7 @@ def test_micro_batches_give_about_the_same_loss(data: Path, tmp_path: Path) -> N
 
 
 def test_averaged_weights_are_evaluated(data: Path, tmp_path: Path) -> None:
-    run = train(data, tmp_path, "ema={momentum: 0.5}", "evaluate.weights=both")
+    run = train(data, tmp_path, "ema={decay: 0.5}", "evaluate.weights=both")
     names = {name for line in lines(run) for name in line}
     assert {"val/AP", "val_ema/AP", "val_ema/loss"} <= names
     newest = run / "checkpoints" / (run / "checkpoints" / "last").read_text().strip()

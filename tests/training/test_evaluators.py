@@ -48,7 +48,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def finished_run(recipe: Path) -> Path:
     """An uninterrupted run."""
-    return launch.train(str(recipe), ["ema={momentum: 0.5}"], out=recipe.parent, name="whole")[0]
+    return launch.train(str(recipe), ["ema={decay: 0.5}"], out=recipe.parent, name="whole")[0]
 
 
 def scores(folder: Path) -> dict[int, dict[str, float]]:
@@ -82,7 +82,7 @@ def test_evaluators_have_their_own_periods_and_evaluate_ema_weights_too(finished
 
 
 def test_a_resumed_run_has_the_scores_of_an_uninterrupted_one(recipe: Path, finished_run: Path) -> None:
-    changes = ["ema={momentum: 0.5}", "train.length=4it"]
+    changes = ["ema={decay: 0.5}", "train.length=4it"]
     folder, _ = launch.train(str(recipe), changes, out=recipe.parent, name="resumed")
     assert set(scores(folder)) == {2, 4}
     launch.train(str(recipe), ["train.length=8it"], out=recipe.parent, name="resumed", resume="last")

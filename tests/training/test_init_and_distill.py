@@ -79,7 +79,7 @@ def test_a_distilled_run_is_resumed(teacher: Path, tmp_path: Path) -> None:
 
 def test_a_run_and_the_students_ema_are_teachers(teacher: Path, tmp_path: Path) -> None:
     """A resumed run is identical: the average is restored from the checkpoint."""
-    distill = f"distill={{teachers: [{{run: {teacher}}}, {{run: {teacher}}}], average: {{momentum: 0.5}}}}"
+    distill = f"distill={{teachers: [{{run: {teacher}}}, {{run: {teacher}}}], ema_teacher: {{decay: 0.5}}}}"
     changes = [*SMALL, distill, "checkpoint.every=2it", "checkpoint.keep=9"]
     folder, scores = launch.train("classification/digits", changes, out=tmp_path)
     expected, average = (
