@@ -24,6 +24,13 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 accepts other machines.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free port.")] = 8000,
     gallery: Gallery = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Refuse requests without the token in this file (401); default: OPABINIA_TOKEN, or no token.",
+        ),
+    ] = None,
     max_mb: Annotated[float, typer.Option(min=0.001, help="Largest request in megabytes.")] = 20,
     max_megapixels: Annotated[float, typer.Option(min=0.001, help="Largest image or video frame in megapixels.")] = 50,
     max_input_megapixels: Annotated[
@@ -53,9 +60,10 @@ def serve(
     opabinia serve runs/classification/digits/default/export/model.onnx
     """
     with report_errors():
-        from opabinia.inference.serving.address import check_libraries, is_exported, open_socket
+        from opabinia.inference.serving.address import check_libraries, is_exported, open_socket, read_token
 
         check_libraries()
+        token = read_token(token_file)
         exported = is_exported(Path(run))
         if exported and (checkpoint != "best" or weights or classes or changes or device or task):
             raise option_error("", f"{run} is an exported model, with its own weights, classes and transforms")
@@ -68,6 +76,6 @@ def serve(
             limits = Limits(round(max_mb * 1e6), round(max_megapixels * 1e6), max_waiting, input_pixels)
             run_server(
                 *(folder, listener),
-                host=host, limits=limits, gallery=gallery, checkpoint=checkpoint, weights=chosen, device=device,
-                task=split_names(task),
+                host=host, token=token, limits=limits, gallery=gallery, checkpoint=checkpoint, weights=chosen,
+                device=device, task=split_names(task),
             )  # fmt: skip

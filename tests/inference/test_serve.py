@@ -4,6 +4,7 @@ import asyncio
 import http.client
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -29,7 +30,9 @@ import torch
 from PIL import Image
 
 import opabinia
+from opabinia.config import ConfigError
 from opabinia.data.sources import Digits
+from opabinia.inference.serving.address import read_token
 from opabinia.inference.serving.inference import Inference
 from opabinia.inference.serving.limits import Limits, RequestError, Upload, check_image, check_video
 from opabinia.training import launch
@@ -338,7 +341,7 @@ def running(service: Any, **options: Any) -> Iterator[tuple[str, int]]:
     from opabinia.inference.serving import app, server
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        http_server = server.make_server(app.make_app(service, None), **options)
+        http_server = server.make_server(app.make_app(service, None, **options))
         thread = Thread(target=http_server.run, args=([listener],))
         thread.start()
         try:
@@ -451,6 +454,86 @@ def test_gallery_images_of_any_name_are_served(name: str, tmp_path: Path) -> Non
     with running(app.Service(cast(Any, model), {})) as address:
         assert ask(address, "GET", "/gallery/" + urllib.parse.quote(name))[::2] == (200, digit(0))
         assert ask(address, "GET", "/gallery/other%0A")[0] == 404
+
+
+TOKEN = "0123456789abcdef+/="
+
+
+def test_requests_need_the_token() -> None:
+    pytest.importorskip("fastapi", reason="fastapi is absent: pip install 'opabinia[serve]'")
+    from opabinia.inference.serving import app
+
+    service = app.Service(cast(Any, Waiting()), {"name": "x"})
+    with running(service, token=TOKEN) as address:
+        for path in ("/", "/page.js", "/model", "/metrics", "/gallery/x", "/health/", "//health", "/other"):
+            status, headers, body = ask(address, "GET", path)
+            assert (status, headers["WWW-Authenticate"], list(json.loads(body))) == (401, "Bearer", ["error"])
+        wrong = [
+            "",
+            "Bearer",
+            "Bearer ",
+            TOKEN,
+            f"Basic {TOKEN}",
+            f"Bearer {TOKEN}x",
+            f"Bearer {TOKEN[:-1]}",
+            "Bearer \xe9",
+        ]
+        for text in wrong:
+            assert ask(address, "POST", "/predict", b"image", Authorization=text)[0] == 401
+        for host in ("x/health?", "x/health#", "localhost/health?"):  # the path is not that of a URL made of the Host
+            assert ask(address, "GET", "/model", Host=host)[0] == 401
+            assert ask(address, "GET", "/", Host=host, Authorization=f"Bearer {TOKEN}")[0] == 200
+        for text in (f"Bearer {TOKEN}", f"bearer  {TOKEN}"):
+            assert ask(address, "GET", "/model", Authorization=text)[0] == 200
+        assert ask(address, "GET", "/health")[0] == ask(address, "HEAD", "/health")[0] == 200
+
+
+def test_tokens_are_read_and_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "token"
+    monkeypatch.delenv("OPABINIA_TOKEN", raising=False)
+    assert read_token(None) is None
+    file.write_text(TOKEN + "\n")
+    monkeypatch.setenv("OPABINIA_TOKEN", "other" * 4)
+    assert (read_token(None), read_token(file)) == ("other" * 4, TOKEN)
+    for text in ("", "short", "two words of 20 signs", "\u00e9" * 20, TOKEN + "\n" + TOKEN):
+        file.write_text(text)
+        with pytest.raises(ConfigError, match="a token has at least 16"):
+            read_token(file)
+        monkeypatch.setenv("OPABINIA_TOKEN", text)
+        with pytest.raises(ConfigError, match="OPABINIA_TOKEN"):
+            read_token(None)
+    file.write_bytes(b"\xff" * 20)
+    with pytest.raises(ConfigError, match="cannot be read: it is not text"):
+        read_token(file)
+    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+        read_token(tmp_path / "gone")
+
+
+def test_metrics_count_requests() -> None:
+    pytest.importorskip("fastapi", reason="fastapi is absent: pip install 'opabinia[serve]'")
+    from opabinia.inference.serving import app
+
+    model = Waiting()
+    model.end.set()
+    with running(app.Service(cast(Any, model), {})) as address:
+        for body in (b"image", b"image", b""):
+            ask(address, "POST", "/predict", body)
+        for path in ("/health", "/gallery/x", "/gallery/y", '/"new\nline"'.replace("\n", "%0A")):
+            ask(address, "GET", path)
+        status, headers, body = ask(address, "GET", "/metrics")
+    lines = [line for line in body.decode().splitlines() if not line.startswith("#")]
+    assert (status, headers["content-type"]) == (200, "text/plain; version=0.0.4; charset=utf-8")
+    assert all(re.fullmatch(r'[a-z_]+(\{[a-z]+="[^"\\]*"(,[a-z]+="[^"\\]*")*\})? [0-9.]+', line) for line in lines)
+    assert lines[:6] == [
+        'opabinia_requests_total{path="/gallery",status="404"} 2',
+        'opabinia_requests_total{path="/health",status="200"} 1',
+        'opabinia_requests_total{path="/predict",status="200"} 2',
+        'opabinia_requests_total{path="/predict",status="422"} 1',
+        'opabinia_requests_total{path="other",status="404"} 1',
+        "opabinia_files_total 2",
+    ]
+    assert "opabinia_requests_pending 0" in lines
+    assert 'opabinia_predict_seconds_bucket{le="+Inf"} 3' in lines and "opabinia_predict_seconds_count 3" in lines
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -18,9 +19,11 @@ from starlette.requests import ClientDisconnect
 
 from opabinia.inference.serving.inference import Inference
 from opabinia.inference.serving.limits import MAX_FILES, RequestError, Upload, check_body_size
+from opabinia.inference.serving.metrics import CONTENT_TYPE, Metrics
 from opabinia.runtime.log import log
 
 PAGE = Path(__file__).parent / "page"
+ROUTES = ("/predict", "/health", "/metrics", "/model")
 FILES = {"/": "index.html", "/page.css": "page.css", "/page.js": "page.js"}
 
 BODY_TIMEOUT = 60
@@ -70,6 +73,7 @@ class Service:
         self.inference, self.about = inference, about
         self.limits = inference.limits
         self.pending = 0
+        self.metrics = Metrics()
         self.arriving: dict[asyncio.Timeout, float] = {}  # the bodies that are read, with their start, oldest first
         self.worker = ThreadPoolExecutor(1, "model")
 
@@ -88,6 +92,7 @@ class Service:
             results = await asyncio.get_running_loop().run_in_executor(self.worker, self.inference, uploads)
         finally:
             self.pending -= 1
+        self.metrics.files += len(uploads)
         return JSONResponse({"predictions": results})
 
     def _stop_slow_body(self) -> bool:
@@ -127,9 +132,13 @@ class Service:
         """``GET /model``: a description of the model."""
         return JSONResponse(self.about)
 
+    async def show_metrics(self, request: Request) -> Response:
+        """``GET /metrics``: counts since the start, for Prometheus."""
+        return Response(self.metrics.text(self.pending), media_type=CONTENT_TYPE)
+
     async def page(self, request: Request) -> Response:
         """``GET /`` and the files of the page."""
-        return FileResponse(PAGE / FILES[request.url.path])
+        return FileResponse(PAGE / FILES[request.scope["path"]])
 
     async def gallery_image(self, request: Request) -> Response:
         """``GET /gallery/NAME``: an image of the gallery.
@@ -186,13 +195,14 @@ async def drain(request: Request) -> None:
         return
 
 
-def make_app(service: Service, hosts: frozenset[str] | None) -> FastAPI:
+def make_app(service: Service, hosts: frozenset[str] | None, token: str | None = None) -> FastAPI:
     """Return the application.
 
     Args:
         service: answers requests.
         hosts: allowed values of the Host header; None: any. They prevent DNS rebinding: a foreign page whose name
             points to this machine could otherwise read answers.
+        token: needed (``Authorization: Bearer TOKEN``) for anything but ``/health``; None: no token is needed.
     """
 
     @asynccontextmanager
@@ -203,6 +213,7 @@ def make_app(service: Service, hosts: frozenset[str] | None) -> FastAPI:
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
     app.add_api_route("/predict", service.predict, methods=["POST"], response_model=None)
     app.add_api_route("/health", service.health, methods=["GET", "HEAD"], response_model=None)
+    app.add_api_route("/metrics", service.show_metrics, methods=["GET", "HEAD"], response_model=None)
     app.add_api_route("/model", service.model, methods=["GET", "HEAD"], response_model=None)
     app.add_api_route("/gallery/{name:anything}", service.gallery_image, methods=["GET", "HEAD"], response_model=None)
     for path in FILES:
@@ -211,26 +222,47 @@ def make_app(service: Service, hosts: frozenset[str] | None) -> FastAPI:
     app.add_exception_handler(HTTPException, _answer_unknown)
 
     async def guard(request: Request, proceed: Callable[[Request], Awaitable[Response]]) -> Response:
-        name = (request.url.hostname or "").lower()
+        clock = asyncio.get_running_loop().time
+        name, start = (request.url.hostname or "").lower(), clock()
         if hosts is not None and name not in hosts:
             response = _error(421, "unknown host name; use " + ", ".join(sorted(hosts)))
+        elif token is not None and request.scope["path"] != "/health" and not _has_token(request, token):
+            response = _error(401, "a token is needed: Authorization: Bearer TOKEN")
         else:
             try:
                 response = await proceed(request)
             except ClientDisconnect:
                 response = _error(400, "the client closed the connection")
             except Exception as error:
-                log.error("%s %s", request.method, request.url.path, exc_info=error)
+                log.error("%s %s", request.method, _one_line(request.scope["path"]), exc_info=error)
                 response = _error(500, f"the model failed ({type(error).__name__}); see the server's output")
         response.headers.update(HEADERS)
+        service.metrics.answered(_route(request.scope["path"]), response.status_code, clock() - start)
         return response
 
     app.middleware("http")(guard)
     return app
 
 
+def _has_token(request: Request, token: str) -> bool:
+    """Return whether a request has the token; the time that this takes does not depend on the one it has."""
+    scheme, _, given = request.headers.get("authorization", "").partition(" ")
+    return hmac.compare_digest(given.strip().encode("latin-1"), token.encode()) and scheme.lower() == "bearer"
+
+
+def _route(path: str) -> str:
+    """Return the path of the route that answers, of which there are few: clients choose paths."""
+    if path.startswith("/gallery/"):
+        return "/gallery"
+    return path if path in ROUTES or path in FILES else "other"
+
+
 def _error(status: int, text: str) -> Response:
-    headers = {503: {"Retry-After": "1"}, 408: {"Connection": "close"}}.get(status)
+    headers = {
+        401: {"WWW-Authenticate": "Bearer"},
+        408: {"Connection": "close"},
+        503: {"Retry-After": "1"},
+    }.get(status)
     return JSONResponse({"error": " ".join(text.split())}, status, headers)
 
 
@@ -244,5 +276,6 @@ async def _answer_refused(request: Request, error: Exception) -> Response:
 async def _answer_unknown(request: Request, error: Exception) -> Response:
     status = getattr(error, "status_code", 500)
     await drain(request)
-    known = "GET /, GET /health, GET /model, POST /predict"
-    return _error(status, f"there is no {request.method} {_one_line(request.url.path)}; there are: {known}")
+    path = _one_line(request.scope["path"])
+    known = "GET /, GET /health, GET /metrics, GET /model, POST /predict"
+    return _error(status, f"there is no {request.method} {_one_line(request.scope['path'])}; there are: {known}")

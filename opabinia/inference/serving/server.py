@@ -33,6 +33,7 @@ def serve(
     listening: socket.socket,
     *,
     host: str = "127.0.0.1",
+    token: str | None = None,
     limits: Limits,
     gallery: Path | None = None,
     checkpoint: str = "best",
@@ -46,6 +47,7 @@ def serve(
         run: the run folder, or an exported model (:func:`opabinia.inference.serving.address.is_exported`).
         listening: a listening socket (:func:`opabinia.inference.serving.address.open_socket`).
         host: the address that it listens at.
+        token: that requests must have; None: none.
         limits: of uploads.
         gallery: return the images in this folder that are nearest to an upload, instead of predictions.
         checkpoint: see :func:`opabinia.load`.
@@ -90,11 +92,12 @@ def serve(
         },
         "version": __version__,
     }
-    app = make_app(Service(inference, about), LOCAL if host in LOCAL else None)
+    app = make_app(Service(inference, about), LOCAL if host in LOCAL else None, token)
     url_host = f"[{host}]" if ":" in host else host
     print(f"{name} answers at http://{url_host}:{listening.getsockname()[1]} (Ctrl-C ends it)", flush=True)
     if host not in LOCAL:
-        print("everyone who can reach this machine can use it; there is no password", flush=True)
+        who = "everyone who can reach this machine can use it; there is no token (--token-file)"
+        print("the token is sent unencrypted: use a proxy with TLS (docs/serving.md)" if token else who, flush=True)
     pil_limit = Image.MAX_IMAGE_PIXELS
     with warnings.catch_warnings():
         # PIL refuses images of twice this size itself; where it would only warn, limits.py refuses them.
