@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from reprlib import repr as shortened
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 def report_errors() -> Iterator[None]:
     """Print errors that the user can fix and exit: 2 for config, arguments and data, 1 for disk and non-finite values.
 
+    With Python's development mode (``PYTHONDEVMODE=1``) the traceback of a config error and of its cause comes first.
     Ctrl-C before a run has begun exits with 130 and prints nothing. Rank 0 prints the message of an error that all
     ranks share.
     """
@@ -35,6 +37,8 @@ def report_errors() -> Iterator[None]:
         on_all_ranks = getattr(error, "on_all_ranks", isinstance(error, ConfigError))
         silent = on_all_ranks and launched_rank(os.environ) > 0
         if isinstance(error, ConfigError):
+            if sys.flags.dev_mode and not silent:
+                traceback.print_exception(error)
             leave(2, "" if silent else "\n".join(str(problem) for problem in error.problems))
         if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
             leave(2, "" if silent else f"{shortened(str(error.filename))}: the path is too long")

@@ -2,9 +2,10 @@
 
 A part whose parameters are all in the config is built at once. One with runtime parameters becomes a :class:`Factory`,
 which is called later with them. If building a part (a class, or a function that returns one) raises a ValueError, a
-TypeError or a missing file, that becomes a ConfigError with the place in the config. Functions of the families in
-``FUNCTION_FAMILIES`` compute when they are called, thousands of times, so an error there is an error of the program:
-they become plain partials and keep their tracebacks. So do commands.
+TypeError or a missing file, that becomes a ConfigError with the place in the config. Sources read files that others
+have written, so any error of a source does, with the line of the code; the original error is its cause. Functions of
+the families in ``FUNCTION_FAMILIES`` compute when they are called, thousands of times, so an error there is an error of
+the program: they become plain partials and keep their tracebacks. So do commands.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ def build(
     builder = _Builder(catalog, origins or {})
     built = builder.build(entry, values, ())
     if builder.problems:
-        raise ConfigError(builder.problems)
+        raise ConfigError(builder.problems) from builder.cause
     return built if isinstance(built, partial) else partial(built)
 
 
@@ -109,6 +110,7 @@ class _Builder:
         self.catalog = catalog
         self.origins = origins
         self.problems: list[Problem] = []
+        self.cause: ConfigError | None = None
 
     def build(self, entry: Entry, keys: Mapping[str, Any], path: tuple[Any, ...]) -> Any:
         """Return the part, its factory, or a partial of a function; None if something inside has a problem."""
@@ -124,10 +126,11 @@ class _Builder:
         if entry.runtime:
             return Factory(target, arguments, entry.name, *place)
         try:
-            with errors_at(*place, arguments):
+            with errors_at(*place, arguments, source=entry.name if entry.family == "source" else ""):
                 return target(**arguments)
         except ConfigError as error:
             self.problems += error.problems
+            self.cause = self.cause or error
             return None
 
     def _arguments(self, entry: Entry, keys: Mapping[str, Any], path: tuple[Any, ...]) -> dict[str, Any]:
@@ -200,7 +203,11 @@ def _local(name: str, value: Any) -> Any:
 
 @contextmanager
 def errors_at(
-    path: str, where: str = "", origins: Mapping[str, str] | None = None, arguments: Mapping[str, Any] | None = None
+    path: str,
+    where: str = "",
+    origins: Mapping[str, str] | None = None,
+    arguments: Mapping[str, Any] | None = None,
+    source: str = "",
 ) -> Iterator[None]:
     """Turn a constructor's ValueError or TypeError, a missing file, and an error of remote storage into a ConfigError.
 
@@ -210,14 +217,23 @@ def errors_at(
         origins: those of its arguments and of values in them: the error of one begins with its name, dotted for a
             value inside, and a colon.
         arguments: of the part. An error that begins with the name of one, or quotes its text or path, has its origin.
+        source: the name of a source, all of whose errors become a ConfigError, except those with an exit status.
     """
     try:
         yield
-    except (ValueError, TypeError, FileNotFoundError, NotADirectoryError, StorageError) as error:
+    except ConfigError:
+        raise
+    except Exception as error:
+        expected = isinstance(error, ValueError | TypeError | FileNotFoundError | NotADirectoryError | StorageError)
+        if not expected and (not source or hasattr(error, "exit_status")):
+            raise
         message = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) and error.filename else str(error)
-        if isinstance(error, TypeError) or not message:  # not written for users: add the source line
+        if (
+            not isinstance(error, ValueError | OSError | StorageError) or not message
+        ):  # not written for users: add the source line
             frame = traceback.extract_tb(error.__traceback__)[-1]
             message = f"{type(error).__name__}: {error} ({Path(frame.filename).name}:{frame.lineno})"
+            message = f"source {source}: {message}; PYTHONDEVMODE=1 prints the traceback" if source else message
         argument, colon, rest = message.partition(": ")
         if colon and origins and argument.partition(".")[0] in origins:
             inside = (at for key, at in origins.items() if f"{key}.".startswith(f"{argument}."))

@@ -1,6 +1,8 @@
 """Image folders with broken files, and with classes without images."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -73,3 +75,11 @@ def test_a_class_folder_without_images_is_reported_before_the_first_step(root: P
     (root / "train" / "c").mkdir()
     result = train()
     assert result.status == 2 and "c has no image" in result.err and "Traceback" not in result.err
+
+
+def test_development_mode_prints_the_traceback_of_a_config_error(tmp_path: Path) -> None:
+    command = ["-m", "opabinia", "config", "check", tmp_path / "no.yaml"]
+    for options, expected in ([], False), (["-X", "dev"], True):
+        result = subprocess.run([sys.executable, *options, *command], capture_output=True, text=True)
+        assert result.returncode == 2 and "no.yaml" in result.stderr.splitlines()[-1]
+        assert ("Traceback" in result.stderr) == expected

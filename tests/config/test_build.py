@@ -8,6 +8,7 @@ from opabinia.config import Catalog, ConfigError, build, check, compose
 from opabinia.config.build import Factory
 from opabinia.config.registry import Register
 from opabinia.runtime.durations import Duration
+from opabinia.runtime.files import DiskError
 from tests.config import toys
 from tests.config.toys import CATALOG, RECIPE, Crop, Data, Ema, Mode, Several, Stop
 
@@ -123,6 +124,68 @@ def test_a_missing_file_is_reported() -> None:
 
     with pytest.raises(ConfigError, match="source: No such file or directory: no/where"):
         build({"source": {"name": "folder", "root": "no/where"}}, Catalog.of(register))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        PermissionError(13, "Permission denied", "a.yaml"),
+        OverflowError("int too large"),
+        RecursionError("too deep"),
+        MemoryError("90 TiB"),
+        RuntimeError("no home"),
+        AttributeError("no 'rows'"),
+        KeyError("rows"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_every_error_of_a_source_is_one_line_with_its_cause(error: Exception) -> None:
+    register = Register()
+
+    @register.source
+    def odd() -> str:
+        """Fails."""
+        raise error
+
+    @register.optimizer
+    def bad() -> str:
+        """Fails."""
+        raise error
+
+    @register.command
+    def train(*, source: toys.Annotated[Any, toys.Part("source")]) -> None:
+        """Trains."""
+
+    @register.command
+    def tune(*, best: toys.Annotated[Any, toys.Part("optimizer")]) -> None:
+        """Tunes."""
+
+    with pytest.raises(type(error)):  # a defect of another part is not the data's
+        build({"best": "bad"}, Catalog.of(register), "tune")
+    with pytest.raises(ConfigError) as caught:
+        build({"source": "odd"}, Catalog.of(register))
+    (problem,) = caught.value.problems
+    text = "Permission denied: a.yaml" if isinstance(error, OSError) else f"source odd: {type(error).__name__}: {error}"
+    assert str(problem).startswith(f"source: {text}") and "\n" not in str(problem)
+    assert isinstance(error, OSError) or "(test_build.py:" in problem.message
+    cause = caught.value.__cause__
+    assert cause is not None and cause.__cause__ is error
+
+
+def test_errors_of_sources_with_an_exit_status_are_left_alone() -> None:
+    register = Register()
+
+    @register.source
+    def full() -> str:
+        """Fails."""
+        raise DiskError("the disk is full")
+
+    @register.command
+    def train(*, source: toys.Annotated[Any, toys.Part("source")]) -> None:
+        """Trains."""
+
+    with pytest.raises(DiskError):
+        build({"source": "full"}, Catalog.of(register))
 
 
 @pytest.mark.parametrize(
