@@ -137,7 +137,10 @@ def test_packed_videos(opabinia: Command, videos: Path) -> None:
     ("values", "message"),
     [
         ({"bbox": [9, 5, -4, 6]}, "1 box without area: 1.png, annotation 100: "),
-        ({"bbox": [9, float("nan"), 4, 6]}, "1 box that is not four finite numbers: 1.png, annotation 100: "),
+        (
+            {"bbox": [9, float("nan"), 4, 6]},
+            "1 box that is not four finite numbers of at most 2^24: 1.png, annotation 100: ",
+        ),
         ({"category_id": 9}, "1 unknown class: 1.png, annotation 100: category_id 9"),
         ({"image_id": 9}, "1 unknown image: image 9, annotation 100: image_id 9"),
     ],

@@ -18,15 +18,19 @@ Box = tuple[float, float, float, float]
 MAX_REPORTED = 10
 """Cases of a kind that are kept for messages; more are only counted."""
 
-BAD_BOX = "boxes that are not four finite numbers"
+BAD_BOX = "boxes that are not four finite numbers of at most 2^24"
 FLAT_BOX = "boxes without area"
 CUT_BOX = "boxes that extend beyond the image"
 OUTSIDE_BOX = "boxes outside the image"
 OUTSIDE_CENTER = "oriented boxes whose center is outside the image"
 BAD_SEGMENTATION = "segmentations that are neither polygons of three or more points nor RLE of the image's size"
 CUT_SEGMENTATION = "segmentations that extend beyond the image"
+OTHER_SEGMENTATION = "segmentations outside the box"
 NO_SEGMENTATION = "objects without a segmentation"
-BAD_KEYPOINTS = "keypoint lists of the wrong length"
+BAD_KEYPOINTS = "keypoint lists that are not x, y and visibility 0, 1 or 2 of each name"
+OUTSIDE_KEYPOINT = "visible keypoints outside the image"
+BAD_FLAG = "flags that are not 0, 1, true or false"
+BAD_AREA = "areas that are not finite or below 0"
 BAD_LINE = "lines that are neither a box nor a polygon"
 BAD_CORNERS = "lines that are not x1 y1 ... x4 y4 class difficult"
 BAD_LABELS = "label files that cannot be read"
@@ -35,6 +39,7 @@ UNKNOWN_IMAGE = "unknown images"
 DUPLICATE_IMAGE = "images that are listed more than once"
 DUPLICATE_ID = "ids that are used more than once"
 MISSING = "missing images"
+OUTSIDE_ROOT = "images outside root"
 MISSING_MAP = "images without a label map"
 UNUSED_MAP = "label maps without an image"
 BAD_SEGMENT = "segments whose id is used twice in an image, or not 1 to 16777215"
@@ -45,7 +50,8 @@ DAMAGED_VIDEO = "damaged videos"
 
 _FIXED_BY_CLIP = {
     *(BAD_BOX, FLAT_BOX, CUT_BOX, OUTSIDE_BOX, OUTSIDE_CENTER),
-    *(BAD_SEGMENTATION, CUT_SEGMENTATION, NO_SEGMENTATION, BAD_KEYPOINTS),
+    *(BAD_SEGMENTATION, CUT_SEGMENTATION, OTHER_SEGMENTATION, NO_SEGMENTATION),
+    *(BAD_KEYPOINTS, OUTSIDE_KEYPOINT, BAD_FLAG, BAD_AREA),
 }
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
-import math
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -22,6 +20,16 @@ from opabinia.contracts.masks import compress_rle
 from opabinia.data.sources import annotation_errors as kinds
 from opabinia.data.sources.annotation_arrays import AnnotationArrays, AnnotationRow, SegmentationArrays
 from opabinia.data.sources.annotation_errors import Broken, ErrorCollector
+from opabinia.data.sources.annotation_values import (
+    MAX_PIXELS,
+    flag,
+    image_size,
+    numbers,
+    parse_json,
+    shortened,
+    text,
+    whole_number,
+)
 from opabinia.data.sources.detection_base import (
     AnnotatedImages,
     DetectionListing,
@@ -145,9 +153,10 @@ def roboflow(
 def _find_placeholder(categories: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
     """Return the category that is the supercategory of all others."""
     for category in categories:
-        others = {other.get("supercategory") for other in categories if other is not category}
+        others = [other.get("supercategory") for other in categories if other is not category]
         name = category["name"]
-        if others == {name} and category.get("supercategory") in (None, "", "none", name):
+        same = bool(others) and all(other == name for other in others)
+        if same and category.get("supercategory") in (None, "", "none", name):
             return category
     return None
 
@@ -171,13 +180,9 @@ def read_lists(file: Path, lists: Mapping[str, Sequence[str]] = _LISTS) -> dict[
     if not file.is_file():
         raise ValueError(f"there is no file {file}; {describe_missing(file)}")
     try:
-        content = json.loads(file.read_bytes())
-    except json.JSONDecodeError as error:
-        reason = f"{error.msg}, line {error.lineno}, column {error.colno}"
-        raise ValueError(f"{file} is not complete JSON: {reason}; is it truncated?") from error
-    # Python rejects numbers with thousands of digits and extreme nesting.
-    except (ValueError, OSError, RecursionError) as error:
-        raise ValueError(f"{file} cannot be read: {error}") from error
+        content = parse_json(file.read_bytes(), file)
+    except OSError as error:
+        raise ValueError(f"{file} cannot be read: {error.strerror}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{file} holds a {type(content).__name__}; expected an object with {', '.join(lists)}")
     content = {"annotations": [], **content} if "categories" in content else content
@@ -189,16 +194,12 @@ def read_lists(file: Path, lists: Mapping[str, Sequence[str]] = _LISTS) -> dict[
         if not isinstance(rows, list):
             raise ValueError(f"{file}: {name!r} is a {type(rows).__name__}; expected a list")
         invalid = [
-            f"number {number}: {str(row)[:60]}"
+            f"number {number}: {shortened(row)}"
             for number, row in enumerate(rows)
             if not isinstance(row, dict) or any(key not in row for key in keys)
         ]
         raise_for_invalid(f"{file}, {name}", invalid, len(rows), f"objects with {', '.join(keys)}")
     return content
-
-
-_MAX_SIDE = 2**24
-"""Pixels; larger sides are no sizes of images."""
 
 
 def _make_listing(
@@ -209,7 +210,7 @@ def _make_listing(
     ids = Counter(category["id"] for category in categories)
     if duplicates := [number for number, count in ids.items() if count > 1]:
         raise ValueError(f"{file} has two categories with the id {duplicates[0]}")
-    names = [printable_name(category["name"]) for category in categories]
+    names = [category_name(file, category) for category in categories]
     selected = pick_classes(file, names, classes)
     chosen = [categories[index] for index in selected]
     keypoint_names = _keypoint_names(file, chosen) if keypoints else []
@@ -239,9 +240,21 @@ def _make_listing(
     )
 
 
-def printable_name(name: Any) -> str:
+def category_name(file: Path, category: Mapping[str, Any]) -> str:
+    """Return the name of a category.
+
+    Raises:
+        ValueError: it is no text.
+    """
+    try:
+        return _printable(text(category["name"]))
+    except ValueError as error:
+        raise ValueError(f"{file}: category {category['id']}: name {error}") from error
+
+
+def _printable(name: str) -> str:
     """Return a name as text that can be written anywhere: JSON may hold halves of characters."""
-    return decode_name(str(name).encode("utf-8", "surrogatepass"))
+    return decode_name(name.encode("utf-8", "surrogatepass"))
 
 
 def check_id(file: Path, noun: str, value: Any) -> int:
@@ -250,27 +263,34 @@ def check_id(file: Path, noun: str, value: Any) -> int:
     Raises:
         ValueError: it is not an integer of 64 bits.
     """
-    if type(value) is not int or not -(2**63) <= value < 2**63:
-        raise ValueError(f"{file}: {noun} id {value!r:.60} is not an integer of 64 bits")
-    return value
+    try:
+        return whole_number(value)
+    except ValueError as error:
+        raise ValueError(f"{file}: {noun} id {error}") from error
 
 
-def file_name(file: Path, image: Mapping[str, Any]) -> str:
+def file_name(file: Path, image: Mapping[str, Any], noun: str = "image") -> str:
     """Return the path of an image below the root.
+
+    Args:
+        file: the JSON file, for errors.
+        image: the object in it.
+        noun: what errors call it, followed by its id.
 
     Raises:
         ValueError: the file does not say.
     """
-    url = str(image.get("coco_url", "")).split("/")
+    place = f"{noun} {shortened(image['id'])}" if "id" in image else noun
+    url = str(image.get("coco_url") or "").split("/")
     name = image.get("file_name") or "/".join(url[-2:])
     if "neg_category_ids" in image and str(name).startswith("COCO_") and url[-1]:  # the URL is that of 2017
         name = url[-1]
     if not name or not isinstance(name, str):
-        raise ValueError(f"{file}: image {image['id']} has neither file_name nor coco_url")
+        raise ValueError(f"{file}: {place} has neither file_name nor coco_url")
     try:
         os.fsencode(name)
     except UnicodeEncodeError as error:
-        raise ValueError(f"{file}: image {image['id']}: {name!a:.60} is not a file name") from error
+        raise ValueError(f"{file}: {place}: {shortened(name)} is not a file name") from error
     return name
 
 
@@ -278,17 +298,18 @@ def select_images(
     file: Path, images: Sequence[dict[str, Any]], errors: ErrorCollector
 ) -> tuple[list[dict[str, Any]], dict[Any, int]]:
     """Return images with a unique id and name, and the index of each id; -1 for dropped images."""
-    invalid = [
-        f"image {image['id']}: {image['width']!r} x {image['height']!r}"
-        for image in images
-        if any(type(image[side]) is not int or not 1 <= image[side] < _MAX_SIDE for side in ("width", "height"))
-    ]
+    invalid = []
+    for image in images:
+        try:
+            image_size(image["height"], image["width"])
+        except ValueError as error:
+            invalid.append(f"image {shortened(image['id'])}: {error}")
     raise_for_invalid(file, invalid, len(images), "sizes in pixels")
     selected: list[dict[str, Any]] = []
     index_of: dict[Any, int] = {}
     id_of: dict[str, int] = {}
     for image in images:
-        number, name = check_id(file, "image", image["id"]), file_name(file, image)
+        number, name = check_id(file, "image", image["id"]), os.path.normpath(file_name(file, image))
         if name in id_of:
             errors.add(kinds.DUPLICATE_IMAGE, name, "", f"as image {id_of[name]} and {number}")
             index_of.setdefault(number, -1)
@@ -308,7 +329,7 @@ def _image_classes(
     if not any(key in image for image in images):
         return None
     invalid = [
-        f"image {image['id']}: {image[key]!r:.60}"
+        f"image {image['id']}: {shortened(image[key])}"
         for image in images
         if key in image and not (isinstance(image[key], list) and all(type(number) is int for number in image[key]))
     ]
@@ -318,9 +339,13 @@ def _image_classes(
 
 def _keypoint_names(file: Path, categories: Sequence[Mapping[str, Any]]) -> list[str]:
     with_keypoints = [category for category in categories if category.get("keypoints")]
-    invalid = [f"{row['id']}: {row['keypoints']!r:.60}" for row in with_keypoints if type(row["keypoints"]) is not list]
+    invalid = [
+        f"{row['id']}: {shortened(row['keypoints'])}"
+        for row in with_keypoints
+        if type(row["keypoints"]) is not list or not all(isinstance(name, str) for name in row["keypoints"])
+    ]
     raise_for_invalid(f"{file}, keypoints of categories", invalid, len(categories), "lists of names")
-    names = {tuple(map(printable_name, category["keypoints"])) for category in with_keypoints}
+    names = {tuple(map(_printable, category["keypoints"])) for category in with_keypoints}
     if len(names) != 1:
         reason = "categories with different keypoints" if names else "no category with keypoints"
         raise ValueError(f"{file} has {reason}; expected the same names in all, such as [nose, left_eye, right_eye]")
@@ -351,32 +376,37 @@ class _AnnotationReader:
             self._add_error(kinds.DUPLICATE_ID, annotation, "used before")
             return None
         self._seen.add(number)
-        box = _floats(annotation["bbox"], 4)
+        box = numbers(annotation["bbox"], 4)
         if box is None:
-            self._add_error(kinds.BAD_BOX, annotation, f"bbox {annotation['bbox']!r:.60}")
+            self._add_error(kinds.BAD_BOX, annotation, f"bbox {shortened(annotation['bbox'])}")
             return None
         segmentation = self._add_segmentation(annotation, image)
         if segmentation is None or (keypoints := self._keypoints(annotation)) is None:
             return None
-        areas = _floats([annotation.get("area")])
-        crowd = bool(annotation.get("iscrowd"))
-        return AnnotationRow(
-            image, number, box, label, areas[0] if areas else None, crowd, not crowd, segmentation, keypoints
-        )
+        area = annotation.get("area")
+        if area is not None and (not numbers([area], limit=MAX_PIXELS) or area < 0):
+            self._add_error(kinds.BAD_AREA, annotation, f"area {shortened(area)}")
+            return None
+        try:
+            crowd = flag(annotation.get("iscrowd"))
+        except ValueError as error:
+            self._add_error(kinds.BAD_FLAG, annotation, f"iscrowd {error}")
+            return None
+        return AnnotationRow(image, number, box, label, area, crowd, not crowd, segmentation, keypoints)
 
     def _look_up(self, index_of: Mapping[Any, int], annotation: Mapping[str, Any], key: str, kind: str) -> int:
         """Return the index of a referenced image or class; -1 and an error if it does not exist."""
         value = annotation[key]
-        if isinstance(value, int | float | str) and value in index_of:
+        if type(value) in (int, float) and value in index_of:
             return index_of[value]
-        self._add_error(kind, annotation, f"{key} {value!r:.60}")
+        self._add_error(kind, annotation, f"{key} {shortened(value)}")
         return -1
 
     def _add_error(self, kind: str, annotation: Mapping[str, Any], value: str) -> None:
         number = annotation["image_id"]
-        index = self.index_of.get(number, -1) if isinstance(number, int | float | str) else -1
-        name = f"image {number}" if index < 0 else file_name(self.file, self.images[index])
-        self.errors.add(kind, name, f"annotation {annotation['id']}", value)
+        index = self.index_of.get(number, -1) if type(number) in (int, float) else -1
+        name = f"image {shortened(number)}" if index < 0 else file_name(self.file, self.images[index])
+        self.errors.add(kind, name, f"annotation {shortened(annotation['id'])}", value)
 
     def _add_segmentation(self, annotation: Mapping[str, Any], image: int) -> int | None:
         """Add the segmentation and return its row; None and an error if it is invalid. Invalid polygons among valid
@@ -385,20 +415,20 @@ class _AnnotationReader:
             return 0
         segment = annotation.get("segmentation")
         if not segment:
-            self._add_error(kinds.NO_SEGMENTATION, annotation, f"segmentation {segment!r}")
+            self._add_error(kinds.NO_SEGMENTATION, annotation, f"segmentation {shortened(segment)}")
             return None
         if isinstance(segment, dict):
             size, counts = (self.images[image]["height"], self.images[image]["width"]), segment.get("counts")
             if segment.get("size") == list(size) and isinstance(counts, list | str):
                 with suppress(ValueError):
                     return self.segmentations.add(rle=compress_rle(segment, size).encode("ascii"))
-            value = f"size {segment.get('size')}, counts {counts!r:.40}"
+            value = f"size {shortened(segment.get('size'))}, counts {shortened(counts):.40}"
             self._add_error(kinds.BAD_SEGMENTATION, annotation, value)
             return None
-        polygons = [_floats(polygon) for polygon in segment] if isinstance(segment, list) else []
+        polygons = [numbers(polygon) for polygon in segment] if isinstance(segment, list) else []
         valid = [points for points in polygons if points is not None and len(points) >= 6 and len(points) % 2 == 0]
         if len(valid) < len(polygons) or not valid:
-            self._add_error(kinds.BAD_SEGMENTATION, annotation, f"segmentation {segment!r:.60}")
+            self._add_error(kinds.BAD_SEGMENTATION, annotation, f"segmentation {shortened(segment)}")
         return self.segmentations.add(valid) if valid else None
 
     def _keypoints(self, annotation: Mapping[str, Any]) -> list[float] | None:
@@ -407,18 +437,9 @@ class _AnnotationReader:
         values = annotation.get("keypoints")
         if values is None or not count:
             return [0.0] * count
-        keypoints = _floats(values, count)
-        if keypoints is None:
-            actual = f"{len(values)} values" if isinstance(values, list) else repr(values)
-            self._add_error(kinds.BAD_KEYPOINTS, annotation, f"{actual}, expected {count}")
+        keypoints = numbers(values, count)
+        if keypoints is None or not {0, 1, 2}.issuperset(keypoints[2::3]):
+            length = f"{len(values)} values, " if isinstance(values, list) and len(values) != count else ""
+            self._add_error(kinds.BAD_KEYPOINTS, annotation, f"{length}{shortened(values)}, expected {count} numbers")
+            return None
         return keypoints
-
-
-def _floats(values: Any, count: int | None = None) -> list[float] | None:
-    """Return a list of ``count`` finite numbers as it is, anything else as None."""
-    if not isinstance(values, list) or (count is not None and len(values) != count):
-        return None
-    try:
-        return values if math.isfinite(sum(values)) else None
-    except (TypeError, OverflowError):
-        return None

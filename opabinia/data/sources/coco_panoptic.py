@@ -17,7 +17,8 @@ from opabinia.data.decoding.images import read_image
 from opabinia.data.sources import annotation_errors as kinds
 from opabinia.data.sources.annotation_arrays import RaggedArray
 from opabinia.data.sources.annotation_errors import ErrorCollector, ErrorGroup, check_errors
-from opabinia.data.sources.coco import check_id, file_name, printable_name, read_lists, select_images
+from opabinia.data.sources.annotation_values import check_below_root, flag, shortened
+from opabinia.data.sources.coco import category_name, check_id, file_name, read_lists, select_images
 from opabinia.data.sources.detection_base import make_sample
 from opabinia.data.sources.file_names import FileNames, decode_name, short_digest
 from opabinia.data.sources.folder import existing_folder
@@ -57,20 +58,24 @@ def coco_panoptic(
     maps = existing_folder(maps, "maps is the folder that holds the PNG files")
     content = read_lists(file, _LISTS)
     rows = content["annotations"]
-    invalid = [f"image {row['image_id']!r:.60}" for row in rows if not _is_list_of_objects(row["segments_info"])]
+    for number, row in enumerate(rows):
+        file_name(file, row, f"annotation {number}")
+    invalid = [f"image {shortened(row['image_id'])}" for row in rows if not _is_list_of_objects(row["segments_info"])]
     raise_for_invalid(f"{file}, segments_info", invalid, len(rows), "lists of objects")
     for category in content["categories"]:
-        check_id(file, "category", category["id"])
+        _check_category(file, category)
     categories = sorted(content["categories"], key=lambda category: (not category["isthing"], category["id"]))
     label_of = {category["id"]: label for label, category in enumerate(categories)}
     if len(label_of) < len(categories):
         raise ValueError(f"{file} has two categories with the same id")
-    check_map_classes(file, [printable_name(category["name"]) for category in categories])
+    check_map_classes(file, [category_name(file, category) for category in categories])
     errors = ErrorCollector()
     images, index_of = select_images(file, content["images"], errors)
     annotations = _select_annotations(rows, images, index_of, errors)
     names = [os.fsencode(file_name(file, image)) for image in images]
-    map_names = [os.fsencode(str(row["file_name"])) if row else b"" for row in annotations]
+    map_names = [os.fsencode(row["file_name"]) if row else b"" for row in annotations]
+    check_below_root(file, root, names)
+    check_below_root(file, maps, map_names)
     exist = files_exist(root, names), files_exist(maps, map_names)
     for index, (name, has_image, has_map) in enumerate(zip(map(os.fsdecode, names), *exist, strict=True)):
         if not has_image:
@@ -78,7 +83,7 @@ def coco_panoptic(
         elif not has_map:
             errors.add(kinds.MISSING_MAP, name, "", f"there is no {os.fsdecode(map_names[index]) or 'annotation'}")
     kept = np.flatnonzero(exist[0] & exist[1]).tolist()
-    segments = [_read_segments(images[index], annotations[index], label_of, errors) for index in kept]
+    segments = [_read_segments(file, images[index], annotations[index], label_of, errors) for index in kept]
     check_errors(file, errors.groups(), broken)
     if not kept:
         raise ValueError(f"{file}: no image is left to train on")
@@ -104,6 +109,22 @@ Segments = NDArray[np.int64]
 """Segments of an image: id, label (255 is ignored) and whether it is a crowd (S x 3), ordered by id."""
 
 
+def _check_category(file: Path, category: Mapping[str, Any]) -> None:
+    """Check a category, which may be shown with its color.
+
+    Raises:
+        ValueError: its id, ``isthing`` or color is invalid.
+    """
+    place = f"{file}: category {check_id(file, 'category', category['id'])}"
+    try:
+        flag(category["isthing"])
+    except ValueError as error:
+        raise ValueError(f"{place}: isthing {error}") from error
+    color = category.get("color")
+    if color and not (isinstance(color, list) and len(color) == 3 and all(part in range(256) for part in color)):
+        raise ValueError(f"{place}: color is {shortened(color)}, expected three numbers from 0 to 255")
+
+
 def _is_list_of_objects(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(item, dict) for item in value)
 
@@ -119,26 +140,38 @@ def _select_annotations(
     for row in rows:
         index = index_of.get(row["image_id"]) if type(row["image_id"]) is int else None
         if index is None:
-            errors.add(kinds.UNKNOWN_IMAGE, str(row["file_name"]), "", f"image {row['image_id']!r:.60}")
+            errors.add(kinds.UNKNOWN_IMAGE, row["file_name"], "", f"image {shortened(row['image_id'])}")
         elif index >= 0:
             selected[index] = row
     return selected
 
 
 def _read_segments(
-    image: Mapping[str, Any], annotation: Mapping[str, Any] | None, label_of: Mapping[Any, int], errors: ErrorCollector
+    file: Path,
+    image: Mapping[str, Any],
+    annotation: Mapping[str, Any] | None,
+    label_of: Mapping[Any, int],
+    errors: ErrorCollector,
 ) -> Segments:
     rows: dict[int, tuple[int, int, bool]] = {}
     for segment in annotation["segments_info"] if annotation else ():
         number, category = segment.get("id"), segment.get("category_id")
-        place = str(image.get("file_name", image["id"])), f"segment {number!r:.60}"
+        place = file_name(file, image), f"segment {shortened(number)}"
         if type(number) is not int or not 0 < number < 2**24 or number in rows:
-            errors.add(kinds.BAD_SEGMENT, *place, "used twice" if number in rows else "not in this range")
+            errors.add(
+                kinds.BAD_SEGMENT,
+                *place,
+                "used twice" if type(number) is int and number in rows else "not in this range",
+            )
             continue
         label = label_of.get(category, IGNORE_LABEL) if type(category) is int else IGNORE_LABEL
         if label == IGNORE_LABEL:
-            errors.add(kinds.UNKNOWN_CLASS, *place, f"category {category!r:.60}")
-        rows[number] = (number, label, bool(segment.get("iscrowd")))
+            errors.add(kinds.UNKNOWN_CLASS, *place, f"category {shortened(category)}")
+        try:
+            rows[number] = (number, label, flag(segment.get("iscrowd")))
+        except ValueError as error:
+            errors.add(kinds.BAD_FLAG, *place, f"iscrowd {error}")
+            rows[number] = (number, IGNORE_LABEL, False)
     return np.array(sorted(rows.values()), dtype=np.int64).reshape(-1, 3)
 
 
@@ -172,7 +205,7 @@ class PanopticImages:
     ) -> None:
         self.file, self.root, self.maps_root, self.errors = file, images[0], maps[0], tuple(errors)
         self.channels: Channels = channels
-        self.classes = tuple(printable_name(category["name"]) for category in categories)
+        self.classes = tuple(category_name(file, category) for category in categories)
         self.category_ids = tuple(category["id"] for category in categories)
         self.thing_labels = tuple(label for label, category in enumerate(categories) if category["isthing"])
         colors: list[Color] = [tuple(category.get("color") or ()) for category in categories]

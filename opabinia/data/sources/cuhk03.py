@@ -49,7 +49,7 @@ def cuhk03(
     try:
         (content,) = json.loads(file.read_text(encoding="utf-8"))
         subsets = {name: [os.path.basename(entry[0]) for entry in content[name]] for name in get_args(Subset)}
-    except (OSError, ValueError, TypeError, KeyError, IndexError) as error:
+    except (OSError, ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
         expected = 'expected [{"train": [[path, identity, camera], ...], "query": ..., "gallery": ...}]'
         raise ValueError(f"{file} cannot be read ({type(error).__name__}: {error}); {expected}") from error
 

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 from xml.etree.ElementTree import Element
 
 import numpy as np
+from numpy.typing import NDArray
 
 from opabinia.config import register
 from opabinia.contracts import Channels, InputPath
 from opabinia.contracts.masks import compress_rle, encode_rle
 from opabinia.data.sources import annotation_errors as kinds
 from opabinia.data.sources.annotation_errors import Broken, ErrorCollector
+from opabinia.data.sources.annotation_values import image_size, parse_number, parse_whole, text
 from opabinia.data.sources.detection_base import AnnotatedImages, DetectionListing, Empty, build_source, pick_classes
 from opabinia.data.sources.folder import existing_folder
 from opabinia.data.sources.shapes import Polygon, Shapes, ellipse, rectangle, rotate
@@ -60,7 +62,7 @@ def cvat(
         all_images = [_Image.parse(element) for element in top.findall("image")]
     except (OSError, ValueError) as error:
         raise ValueError(f"{file} is not an XML file of CVAT for images 1.1: {error}") from error
-    names = [element.text or "" for element in top.findall("meta/*/labels/label/name")]
+    names = [_label_name(file, element) for element in top.findall("meta/*/labels/label/name")]
     chosen = [names[index] for index in pick_classes(file, names, classes)]
     labels = dict.fromkeys(names, -1) | {name: label for label, name in enumerate(chosen)}
     errors, shapes = ErrorCollector(), Shapes()
@@ -100,14 +102,26 @@ class _Image(NamedTuple):
         Raises:
             ValueError: it has no name or size, or a ``z_order`` is no integer.
         """
+        name = element.get("name", "")
         try:
-            name, height, width = element.attrib["name"], int(element.attrib["height"]), int(element.attrib["width"])
-        except (KeyError, ValueError):
-            height = width = 0
-        if min(height, width) <= 0:
-            raise ValueError(f"an image has no name, width and height: {element.attrib}")
+            size = image_size(*(parse_whole(element.get(side, "")) for side in ("height", "width")))
+        except ValueError as error:
+            raise ValueError(f"image {name!r:.60} has no width and height: {error}") from error
+        if not name:
+            raise ValueError(f"an image of {size[1]} x {size[0]} pixels has no name")
         shapes = [shape for shape in element if shape.tag != "tag"]
-        return cls(name, (height, width), sorted(shapes, key=lambda shape: int(shape.get("z_order") or 0)))
+        try:
+            shapes.sort(key=lambda shape: parse_whole(shape.get("z_order") or "0"))
+        except ValueError as error:
+            raise ValueError(f"image {name!r:.60}: z_order {error}") from error
+        return cls(name, size, shapes)
+
+
+def _label_name(file: Path, element: Element) -> str:
+    try:
+        return text(element.text or "")
+    except ValueError as error:
+        raise ValueError(f"{file}: the name of a label: {error}") from error
 
 
 def _add_shape(
@@ -136,12 +150,12 @@ def _numbers(element: Element, names: str) -> list[float]:
     """Return attributes that are numbers.
 
     Raises:
-        ValueError: one is missing or not finite.
+        ValueError: one is missing, not finite or too large.
     """
-    values = [float(element.get(name, "nan")) for name in names.split()]
-    if not all(map(math.isfinite, values)):
-        raise ValueError(f"a {element.tag} without the numbers {names}")
-    return values
+    try:
+        return [parse_number(element.get(name, "")) for name in names.split()]
+    except ValueError as error:
+        raise ValueError(f"a {element.tag} without the numbers {names}: {error}") from error
 
 
 def _polygon(element: Element) -> Polygon:
@@ -153,10 +167,12 @@ def _polygon(element: Element) -> Polygon:
     if element.tag in ("box", "ellipse"):
         is_box = element.tag == "box"
         numbers = _numbers(element, "xtl ytl xbr ybr" if is_box else "cx cy rx ry")
+        if (numbers[2] < numbers[0] or numbers[3] < numbers[1]) if is_box else min(numbers[2:]) < 0:
+            raise ValueError(f"a {element.tag} of a negative size: {', '.join(f'{value:g}' for value in numbers)}")
         polygon = rectangle(*numbers) if is_box else ellipse(*numbers)
-        return rotate(polygon, float(element.get("rotation") or 0))
-    points = [float(value) for value in element.get("points", "").replace(";", ",").split(",")]
-    if element.tag != "polygon" or len(points) < 6 or len(points) % 2 or not math.isfinite(sum(points)):
+        return rotate(polygon, parse_number(element.get("rotation") or "0"))
+    points = [parse_number(value) for value in element.get("points", "").replace(";", ",").split(",")]
+    if element.tag != "polygon" or len(points) < 6 or len(points) % 2:
         raise ValueError(f"a {element.tag} of {len(points) // 2} points")
     return points
 
@@ -169,11 +185,12 @@ def _read_mask(element: Element, size: tuple[int, int]) -> tuple[list[float], by
         ValueError: the runs do not fill the box, or the box is not in the image.
     """
     left, top, width, height = (int(value) for value in _numbers(element, "left top width height"))
-    runs = [int(value) for value in element.get("rle", "").split(",")]
-    if min(runs) < 0 or sum(runs) != width * height:
+    runs = [parse_whole(value, 0, 2**31) for value in element.get("rle", "").split(",")]
+    if min(width, height) < 1 or sum(runs) != width * height:
         raise ValueError(f"a mask of {sum(runs)} pixels for {width} x {height}")
     if min(left, top) < 0 or left + width > size[1] or top + height > size[0]:
         raise ValueError(f"a mask that extends beyond the image: left {left}, top {top}, {width} x {height}")
-    mask = np.zeros(size, dtype=bool)
-    mask[top : top + height, left : left + width] = np.repeat(np.arange(len(runs)) % 2, runs).reshape(height, width)
+    mask: NDArray[np.bool_] = np.zeros(size, dtype=bool)
+    inside = np.arange(len(runs)) % 2 == 1
+    mask[top : top + height, left : left + width] = np.repeat(inside, runs).reshape(height, width)
     return [left, top, width, height], compress_rle(encode_rle(mask), size).encode("ascii")

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from opabinia.data.decoding.images import read_image
 from opabinia.data.sources import annotation_errors as kinds
 from opabinia.data.sources.annotation_arrays import AnnotationArrays, RaggedArray, SegmentationArrays
 from opabinia.data.sources.annotation_errors import Broken, ErrorCase, ErrorCollector, check_errors
+from opabinia.data.sources.annotation_values import ROOT_HINT, leaves_root
 from opabinia.data.sources.file_names import FileNames, decode_name, short_digest
 from opabinia.data.sources.image_headers import files_exist
 from opabinia.data.sources.labels import select_classes
@@ -61,6 +62,7 @@ class DetectionListing:
         segmentations: of the objects; None if they are not read.
         absent, not_exhaustive: classes of each image, as in :class:`opabinia.contracts.GroundTruth`; None if unknown.
         noun: what messages call an object of this file.
+        below_root: images outside ``root`` are errors.
     """
 
     file: Path
@@ -78,6 +80,7 @@ class DetectionListing:
     absent: Sequence[Sequence[int]] | None = None
     not_exhaustive: Sequence[Sequence[int]] | None = None
     noun: str = "annotation"
+    below_root: bool = True
 
     def with_oriented_boxes(self) -> DetectionListing:
         """Return the listing with the rectangles of minimum area around its segmentations in place of these."""
@@ -310,22 +313,29 @@ def build_source(
     """
     if not listing.names:
         raise ValueError(f"{listing.file} lists no images")
-    exist = files_exist(listing.root, listing.names)
-    if not exist.any():
+    outside_root = np.array([listing.below_root and leaves_root(listing.root, name) for name in listing.names])
+    for index in np.flatnonzero(outside_root).tolist():
+        name = os.fsdecode(listing.names[index])
+        listing.errors.add(kinds.OUTSIDE_ROOT, name, "", f"not below {listing.root}; {ROOT_HINT}")
+    exist = files_exist(listing.root, listing.names) & ~outside_root
+    if not exist.any() and not outside_root.any():
         first = os.fsdecode(listing.names[0])
         raise ValueError(
             f"{listing.file}: none of its {plural(len(exist), 'image')} is in {listing.root}, such as {first}"
         )
-    for index in np.flatnonzero(~exist).tolist():
+    for index in np.flatnonzero(~exist & ~outside_root).tolist():
         listing.errors.add(kinds.MISSING, os.fsdecode(listing.names[index]), "", f"not in {listing.root}")
     listing = listing.select_images(exist & (listing.sizes > 0).all(1))
     cut, outside = _find_broken(listing)
     check_errors(listing.file, listing.errors.groups(), broken)
     annotations = listing.annotations
-    if broken == "clip" and listing.segmentations is not None and annotations.segmentations is not None:
-        for row in np.flatnonzero(cut & ~outside).tolist():
-            height, width = listing.sizes[annotations.image_indices[row]].tolist()
-            listing.segmentations.clip(int(annotations.segmentations[row]), (height, width))
+    if broken == "clip":
+        if listing.segmentations is not None and annotations.segmentations is not None:
+            for row in np.flatnonzero(cut & ~outside).tolist():
+                height, width = listing.sizes[annotations.image_indices[row]].tolist()
+                listing.segmentations.clip(int(annotations.segmentations[row]), (height, width))
+        if annotations.keypoints is not None:
+            annotations.keypoints[_outside_keypoints(listing)] = 0
     valid = ~outside if broken == "clip" else ~(outside | cut)
     listing = replace(listing, annotations=annotations.take(valid))
     listing = listing.select_images(_find_usable(listing, empty, min_keypoints))
@@ -418,10 +428,36 @@ def _find_broken(listing: DetectionListing) -> tuple[NDArray[np.bool_], NDArray[
     if listing.segmentations is not None and annotations.segmentations is not None:
         bounds = listing.segmentations.bounds()[annotations.segmentations]
         cut_segmentation = inside & _extends_beyond(bounds, sizes)
+        # Clipped to the image, or the box, these are empty. Bounds of RLE, which has the image's size, are 0.
+        nothing = cut_segmentation & ~_intersect(bounds, np.pad(sizes[:, ::-1], ((0, 0), (2, 0))))
+        other = inside & ~cut_segmentation & bounds.any(1) & ~_intersect(bounds, corners, ROUNDING)
         segmentation_case = partial(make_case, "left, top, right, bottom", bounds, bounds)
         listing.errors.add_rows(kinds.CUT_SEGMENTATION, np.flatnonzero(cut_segmentation).tolist(), segmentation_case)
-        cut = cut | cut_segmentation
+        listing.errors.add_rows(kinds.OTHER_SEGMENTATION, np.flatnonzero(other).tolist(), segmentation_case)
+        cut, inside = cut | cut_segmentation, inside & ~nothing & ~other
+    if annotations.keypoints is not None:
+        outside_points = _outside_keypoints(listing)
+        rows = inside & outside_points.any(1)
+        points = annotations.keypoints[np.arange(len(rows)), outside_points.argmax(1)]
+        point_case = partial(make_case, "x, y, visibility", points, corners)
+        listing.errors.add_rows(kinds.OUTSIDE_KEYPOINT, np.flatnonzero(rows).tolist(), point_case)
+        cut = cut | rows
     return cut, ~inside
+
+
+def _outside_keypoints(listing: DetectionListing) -> NDArray[np.bool_]:
+    """Return which keypoints are labeled and more than :data:`ROUNDING` outside their image (bool, M x P)."""
+    annotations = listing.annotations
+    assert annotations.keypoints is not None
+    positions, limits = annotations.keypoints[..., :2], listing.sizes[annotations.image_indices, None, ::-1]
+    outside = ((positions < -ROUNDING) | (positions > limits + ROUNDING)).any(-1)
+    return np.asarray(outside & (annotations.keypoints[..., 2] > 0))
+
+
+def _intersect(first: NDArray[Any], second: NDArray[Any], margin: float = 0.0) -> NDArray[np.bool_]:
+    """Return which boxes (left, top, right, bottom; N x 4) have an area, or at least a ``margin``, in common."""
+    low, high = np.maximum(first[:, :2], second[:, :2]), np.minimum(first[:, 2:], second[:, 2:])
+    return np.asarray((high - low > -margin if margin else high > low).all(1))
 
 
 def _extends_beyond(corners: NDArray[np.float64], sizes: Indices) -> NDArray[np.bool_]:

@@ -14,6 +14,7 @@ from opabinia.contracts import Channels, InputPath
 from opabinia.data.sources import annotation_errors as kinds
 from opabinia.data.sources.annotation_arrays import AnnotationArrays, AnnotationRow
 from opabinia.data.sources.annotation_errors import Broken, ErrorCollector, check_errors
+from opabinia.data.sources.annotation_values import parse_number, shortened, text
 from opabinia.data.sources.detection_base import AnnotatedImages, DetectionListing, Empty, build_source, pick_classes
 from opabinia.data.sources.file_names import sort_names
 from opabinia.data.sources.folder import existing_folder, is_image_file
@@ -118,7 +119,7 @@ def _read_file(folder: Path, name: str, classes: Sequence[str] | None, errors: E
             errors.add(kinds.BAD_CORNERS, name, f"line {number}", error)
             continue
         if classes is not None and line.name not in classes:
-            errors.add(kinds.UNKNOWN_CLASS, name, f"line {number}", f"class {line.name!r}")
+            errors.add(kinds.UNKNOWN_CLASS, name, f"line {number}", f"class {shortened(line.name)}")
         else:
             lines.append(line)
     return lines
@@ -132,9 +133,7 @@ def _parse(number: int, columns: Sequence[str]) -> _Line:
     """
     if len(columns) != 10:
         raise ValueError(f"{len(columns)} columns, expected 10")
-    corners = [float(column) for column in columns[:8]]
-    if not np.isfinite(corners).all():
-        raise ValueError(f"{' '.join(columns[:8])} are not finite")
+    corners = [parse_number(column) for column in columns[:8]]
     if columns[9] not in ("0", "1", "2"):
-        raise ValueError(f"difficult is {columns[9]!r}, expected 0, 1 or 2")
-    return _Line(number, columns[8], corners, columns[9] != "0")
+        raise ValueError(f"difficult is {shortened(columns[9])}, expected 0, 1 or 2")
+    return _Line(number, text(columns[8]), corners, columns[9] != "0")

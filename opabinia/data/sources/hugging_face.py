@@ -11,6 +11,7 @@ from torchvision import tv_tensors
 from opabinia.config import register
 from opabinia.contracts import Channels, Sample
 from opabinia.data.decoding.images import from_pil
+from opabinia.data.sources.labels import numbered_classes
 
 
 @register.source
@@ -57,7 +58,8 @@ class HuggingFace:
             raise ValueError(f"{dataset}, {split}: column {label!r} holds {others[0]!r}, {hint}")
         self.labels = np.asarray(values).astype(np.int64)
         largest = int(self.labels.max(initial=-1))
-        names = getattr(rows.features[label], "names", None) or [str(number) for number in range(largest + 1)]
+        names = getattr(rows.features[label], "names", None)
+        names = names or numbered_classes(f"{dataset}, {split}", str(max(largest, 0)), len(values))
         if len(self.labels) and not 0 <= self.labels.min() <= self.labels.max() < len(names):
             raise ValueError(
                 f"{dataset}, {split}: labels {self.labels.min()} to {self.labels.max()} for {len(names)} classes; "
@@ -72,7 +74,10 @@ class HuggingFace:
     def __getitem__(self, index: int) -> Sample:
         if not 0 <= index < len(self):
             raise IndexError(f"index {index} of {len(self)} samples")
-        image = self._rows[int(index)][self._image]
+        try:
+            image = self._rows[int(index)][self._image]
+        except Exception as error:  # damaged files and images can fail in any way
+            raise ValueError(f"row {index} cannot be read: {' '.join(str(error).split())}") from error
         if image is None:
             raise ValueError(f"row {index} has no image")
         pixels = from_pil(image, self.channels)
@@ -104,5 +109,5 @@ def _load(dataset: str, subset: str | None, split: str) -> Any:
         if loaded.split is not None and str(loaded.split) != split:
             raise ValueError(f"there is no split {split!r}; the folder has {loaded.split} only")
         return loaded
-    except (OSError, ValueError) as error:  # unknown dataset or split, no network
-        raise ValueError(f"dataset: {dataset!r} cannot be loaded: {error}") from error
+    except Exception as error:  # unknown dataset or split, no network; damaged files can fail in any way
+        raise ValueError(f"dataset: {dataset!r} cannot be loaded: {type(error).__name__}: {error}") from error

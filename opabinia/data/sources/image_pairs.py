@@ -10,13 +10,12 @@ import numpy as np
 
 from opabinia.config import register
 from opabinia.contracts import Channels, InputPath
+from opabinia.data.sources.annotation_values import parse_flag
 from opabinia.data.sources.list_files import cell_text, check_files_exist, read_lines, read_rows
 from opabinia.data.sources.table import LabeledFiles
 
 Pair = tuple[str, tuple[str, str], bool]
 """Location in the list, both paths, and whether they show the same identity."""
-
-_SAME = {"1": True, "true": True, "0": False, "false": False}
 
 
 @register.source(name="image_pairs")
@@ -44,7 +43,7 @@ class ImagePairs(LabeledFiles):
         pairs = _lfw_pairs(file) if file.suffix == ".txt" else _listed_pairs(file)
         if not pairs:
             raise ValueError(f"{file} lists no pairs")
-        locations = {path: location for location, paths, _ in pairs for path in paths}
+        locations = {os.path.normpath(path): location for location, paths, _ in pairs for path in paths}
         check_files_exist(file, root, [(location, path) for path, location in locations.items()])
         names = [os.fsencode(path) for _, paths, _ in pairs for path in paths]
         labels = [2 * pair + side for pair, (*_, same) in enumerate(pairs) for side in (0, int(not same))]
@@ -61,9 +60,10 @@ def _listed_pairs(file: Path) -> list[Pair]:
     pairs = []
     for location, row in read_rows(file, ("first", "second", "same")):
         first, second, same = (cell_text(row[key], f"{file}, {location}: {key}") for key in ("first", "second", "same"))
-        if same.lower() not in _SAME:
-            raise ValueError(f"{file}, {location}: same is {same!r}, expected 1 or 0")
-        pairs.append((location, (first, second), _SAME[same.lower()]))
+        try:
+            pairs.append((location, (first, second), parse_flag(same)))
+        except ValueError as error:
+            raise ValueError(f"{file}, {location}: same is {same!r:.60}, expected 1 or 0") from error
     return pairs
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Sequence
@@ -15,7 +14,8 @@ from opabinia.config import register
 from opabinia.contracts import Channels, InputPath
 from opabinia.data.decoding.images import EXTENSIONS
 from opabinia.data.sources import annotation_errors as kinds
-from opabinia.data.sources.annotation_errors import Broken, ErrorCollector
+from opabinia.data.sources.annotation_errors import Broken, ErrorCollector, check_errors
+from opabinia.data.sources.annotation_values import image_size, numbers, parse_json, shortened, text
 from opabinia.data.sources.detection_base import AnnotatedImages, DetectionListing, Empty, build_source, pick_classes
 from opabinia.data.sources.file_names import sort_names
 from opabinia.data.sources.folder import existing_folder, find_files
@@ -64,6 +64,8 @@ def labelme(
     contents = list(by_image.values())
     if classes is None:
         classes = sort_names({shape.label for content in contents for shape in content.shapes})
+    if not classes:
+        check_errors(root, errors.groups(), broken)
     pick_classes(root, classes, None)
     label_of = {name: label for label, name in enumerate(classes)}
     shapes = Shapes()
@@ -110,21 +112,27 @@ class _File(NamedTuple):
 def _read(root: Path, name: str, errors: ErrorCollector) -> _File | None:
     """Read a JSON file; None if it cannot be read, which is added to the errors as shapes without area are."""
     shapes: list[_Shape] = []
+    where = ""
     try:
-        content = json.loads((root / name).read_bytes())
-        image = _find_image(root, name, str(content["imagePath"]))
-        size = int(content.get("imageHeight") or 0), int(content.get("imageWidth") or 0)
+        content = parse_json((root / name).read_bytes(), "it")
+        image = _find_image(root, name, text(content["imagePath"]))
+        sides = content.get("imageHeight") or 0, content.get("imageWidth") or 0
+        size = image_size(*sides) if all(sides) else (0, 0)
         for number, shape in enumerate(content["shapes"], 1):
-            points = np.array(shape["points"], dtype=np.float64).reshape(-1, 2)
-            polygon = _polygon(str(shape.get("shape_type") or "polygon"), points)
-            if polygon is None or not np.isfinite(points).all():
-                value = f"a {shape.get('shape_type')} of {len(points)} points"
+            where = f"shape {number}: "
+            kind, points = shape.get("shape_type") or "polygon", shape["points"]
+            if not isinstance(points, list) or any(numbers(point, 2) is None for point in points):
+                raise ValueError(f"points {shortened(points)} are not lists of two numbers")
+            polygon = _polygon(kind, np.array(points, dtype=np.float64).reshape(-1, 2))
+            if polygon is None:
+                value = f"a {kind!s:.60} of {len(points)} points"
                 errors.add(kinds.BAD_SEGMENTATION, name, f"shape {number}", value)
             else:
                 group = shape.get("group_id")
-                shapes.append(_Shape(str(shape["label"]), "" if group is None else f"{group}", polygon))
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        errors.add(kinds.BAD_LABELS, name, "", f"not a file of LabelMe: {type(error).__name__}: {error}")
+                shapes.append(_Shape(text(shape["label"]), "" if group is None else text(group), polygon))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        value = f"not a file of LabelMe: {where}{type(error).__name__}: {error}"
+        errors.add(kinds.BAD_LABELS, name, "", value)
         return None
     return _File(image, size, shapes)
 
@@ -138,7 +146,7 @@ def _find_image(root: Path, name: str, image_path: str) -> bytes:
     return next((path for path in names if os.path.exists(os.path.join(os.fsencode(root), path))), names[0])
 
 
-def _polygon(kind: str, points: np.ndarray[Any, np.dtype[np.float64]]) -> Polygon | None:
+def _polygon(kind: Any, points: np.ndarray[Any, np.dtype[np.float64]]) -> Polygon | None:
     """Return a shape as a polygon; None if it has no area."""
     if kind == "polygon" and len(points) >= 3:
         return points.ravel().tolist()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from opabinia.data.sources.annotation_values import MAX_CLASSES, MAX_TEXT, parse_json, shortened
 from opabinia.data.sources.file_names import sort_names
 from opabinia.data.sources.list_files import read_lines
 
@@ -48,11 +48,28 @@ def check_class(where: object, name: str, classes: Sequence[str]) -> None:
 
 
 def multi_hot(rows: Sequence[Iterable[int]], num_classes: int) -> NDArray[np.float32]:
-    """Return several labels per sample as float32 of 0 and 1 (N x K)."""
+    """Return several labels per sample as float32 of 0 and 1 (N x K).
+
+    Raises:
+        ValueError: they would need more than 16 GiB of memory.
+    """
+    if len(rows) * num_classes > 2**32:
+        raise ValueError(f"several labels of {len(rows)} samples and {num_classes} classes: too many for the memory")
     labels = np.zeros((len(rows), num_classes), dtype=np.float32)
     for row, indices in zip(labels, rows, strict=True):
         row[np.array(list(indices), dtype=np.int64)] = 1
     return labels
+
+
+def numbered_classes(where: str, largest: str, samples: int) -> list[str]:
+    """Return the class names 0, 1, 2 ... up to the largest label in a list of samples.
+
+    Raises:
+        ValueError: they are more than :data:`MAX_CLASSES` and more than the samples; the text begins with ``where``.
+    """
+    if len(largest) > 18 or int(largest) >= max(MAX_CLASSES, samples):
+        raise ValueError(f"{where}: label {shortened(largest)}: too many classes; labels are class numbers from 0")
+    return list(map(str, range(int(largest) + 1)))
 
 
 def encode_labels(
@@ -79,8 +96,17 @@ def encode_labels(
     distinct = {label for entry in labels for label in entry}
     integers = bool(distinct) and all(re.fullmatch(r"\d+", label) for label in distinct)
     by_index = integers and not (classes and distinct <= set(classes))
-    if classes is None:
-        classes = [str(i) for i in range(max(map(int, distinct)) + 1)] if integers else sort_names(distinct)
+    for entry, location in zip(labels, locations, strict=True):
+        if too_long := [label for label in entry if len(label) > MAX_TEXT]:
+            raise ValueError(f"{file}, {location}: label {shortened(too_long[0])} has {len(too_long[0])} characters")
+    if classes is None and integers:
+        place, largest = max(
+            ((location, label) for location, entry in zip(locations, labels, strict=True) for label in entry),
+            key=lambda item: int(item[1]),
+        )
+        classes = numbered_classes(f"{file}, {place}", largest, len(labels))
+    elif classes is None:
+        classes = sort_names(distinct)
     if not classes:
         raise ValueError(f"{file}: no entry has a label, and classes is empty")
     by_name = class_indices(classes)
@@ -130,12 +156,13 @@ def _classes_by_index(file: Path) -> list[str]:
         ValueError: the file cannot be read, or the indices are not 0, 1, 2 ...
     """
     try:
-        indices = json.loads(file.read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{file} cannot be read: {error}") from error
-    if not isinstance(indices, dict) or {str(index) for index in indices.values()} != set(
-        map(str, range(len(indices)))
-    ):
+        content = file.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    indices = parse_json(content, file)
+    values = list(indices.values()) if isinstance(indices, dict) else [None]
+    is_index = all(type(value) in (int, str) for value in values)
+    if not is_index or {*map(str, values)} != {*map(str, range(len(values)))}:
         raise ValueError(
             f"{file}: expected an object with the index of each class, from 0 to the number of classes - 1"
         )

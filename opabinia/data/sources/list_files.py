@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
 import os
 import re
@@ -14,6 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from opabinia.data.sources.annotation_values import MAX_TEXT, parse_json, shortened
 from opabinia.runtime.files import describe_missing
 from opabinia.runtime.text import plural
 
@@ -66,10 +66,7 @@ def _json_rows(file: Path, columns: Sequence[str]) -> Iterator[Row]:
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise ValueError(f"{file}, line {number}: not JSON: {error}") from error
+            row = parse_json(line, f"{file}, line {number}")
             if not isinstance(row, dict):
                 raise ValueError(f"{file}, line {number}: expected an object, not {type(row).__name__}")
             _check_columns(f"{file}, line {number}", row, columns)
@@ -116,6 +113,8 @@ def cell_text(value: Any, where: str) -> str:
     text = "" if missing else str(value).strip()
     if not text:
         raise ValueError(f"{where} is empty")
+    if len(text) > MAX_TEXT:
+        raise ValueError(f"{where} is {shortened(text)}, which has {len(text)} characters, more than {MAX_TEXT}")
     try:
         os.fsencode(text)
     except UnicodeEncodeError as error:
@@ -136,7 +135,7 @@ def read_lines(file: Path) -> list[tuple[str, str]]:
     try:
         text = file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{file} cannot be read: {error}") from error
+        raise ValueError(f"{file} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     lines = [(f"line {number}", line.strip()) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
     if not lines:
         raise ValueError(f"{file} is empty")
@@ -156,6 +155,8 @@ def read_fields(file: Path, columns: str) -> list[tuple[str, list[str]]]:
     rows = [(location, line.split()) for location, line in read_lines(file)]
     expected = len(columns.split())
     invalid = [f"{location} has {len(fields)} fields" for location, fields in rows if len(fields) != expected]
+    rows_too_long = [location for location, fields in rows for field in fields if len(field) > MAX_TEXT]
+    raise_for_invalid(file, rows_too_long, len(rows), f"of fields of at most {MAX_TEXT} characters")
     raise_for_invalid(file, invalid, len(rows), f"{expected} fields ({columns})")
     return rows
 
@@ -173,7 +174,7 @@ def check_files_exist(file: Path, root: Path, entries: Sequence[tuple[str, str]]
     """
     locations: dict[str, list[str]] = defaultdict(list)
     for location, path in entries:
-        locations[path].append(location)
+        locations[os.path.normpath(path)].append(location)
     duplicates = {path: where for path, where in locations.items() if len(where) > 1}
     if duplicates:
         listed = ", ".join(f"{path} ({', '.join(where[:3])})" for path, where in list(duplicates.items())[:3])

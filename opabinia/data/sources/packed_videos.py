@@ -147,6 +147,6 @@ def _read_index(root: Path) -> tuple[dict[str, Any], dict[str, list[Any]]]:
             raise ValueError("it lists no videos, or its columns differ in length")
         if index["channels"] not in (1, 3) or not {*videos["shard"]} <= {*range(len(index["sizes"]))}:
             raise ValueError("its channels or shards are invalid")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{file} is damaged ({error}); pack the videos again") from error
     return index, videos

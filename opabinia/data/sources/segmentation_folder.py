@@ -18,6 +18,7 @@ from opabinia.contracts import IGNORE_LABEL, Channels, GroundTruthMap, Indices, 
 from opabinia.data.decoding.images import EXTENSIONS, read_image
 from opabinia.data.sources import annotation_errors as kinds
 from opabinia.data.sources.annotation_errors import ErrorCollector, ErrorGroup, check_errors
+from opabinia.data.sources.annotation_values import check_below_root
 from opabinia.data.sources.file_names import FileNames, decode_name, short_digest
 from opabinia.data.sources.folder import existing_folder, find_files
 from opabinia.data.sources.image_headers import files_exist, read_sizes
@@ -289,6 +290,7 @@ def _list_images(root: Path, folder: str, suffix: str | None, list_file: str | N
         return files
     by_stem = {_stem(name, suffix): name for name in files}
     stems = [os.path.join(os.fsencode(folder), os.fsencode(text)) for _, text in read_lines(root / list_file)]
+    check_below_root(root / list_file, root, stems)
     return [by_stem.get(stem, stem + os.fsencode(suffix or ".jpg")) for stem in stems]
 
 

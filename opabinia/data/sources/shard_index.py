@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 
 from opabinia.contracts import Indices
 from opabinia.data.decoding.images import EXTENSIONS
+from opabinia.data.sources.annotation_values import parse_json, shortened
+from opabinia.data.sources.list_files import cell_text
 from opabinia.runtime.files import DiskError, disk_errors, temporary_folder, wait_for_lock
 from opabinia.runtime.local_copies import open_file
 from opabinia.runtime.log import log
@@ -94,7 +96,11 @@ def load_index(paths: Sequence[str], names: Sequence[str], json_label: str | Non
     Raises:
         ValueError: a file is missing, broken or not understood; the text names file and member.
     """
-    files = [[path, stat.st_size, stat.st_mtime_ns] for path, stat in zip(paths, map(os.stat, paths), strict=True)]
+    try:
+        stats = [(path, os.stat(path)) for path in paths]
+    except OSError as error:  # such as a link to itself
+        raise ValueError(f"{error.filename} cannot be read: {error.strerror}") from error
+    files = [[path, stat.st_size, stat.st_mtime_ns] for path, stat in stats]
     key = blake2b(json.dumps([_FORMAT, json_label, files]).encode(), digest_size=8).hexdigest()
     folder = cache / key
     if not folder.is_dir():
@@ -194,8 +200,9 @@ def _make_row(
     file.seek(label.offset_data)
     content = file.read(label.size)
     text = (_read_json_label(where, content, json_label) if json_label else content.decode("utf-8", "replace")).strip()
-    if not text:
-        raise ValueError(f"{where}: its label is empty")
+    text = cell_text(text, f"{where}: its label")
+    if text.isdecimal() and len(text) > 18:
+        raise ValueError(f"{where}: its label is {shortened(text)}: too many classes")
     if re.fullmatch(r"-\d+", text):
         raise ValueError(f"{where}: its label is {text}; class numbers count from 0")
     number = labels.setdefault(str(int(text)) if text.isdecimal() else text, len(labels))
@@ -204,14 +211,11 @@ def _make_row(
 
 
 def _read_json_label(where: str, content: bytes, field: str) -> str:
-    try:
-        values = json.loads(content)
-    except ValueError as error:
-        raise ValueError(f"{where}: its .json cannot be read: {error}") from error
+    values = parse_json(content, f"{where}: its .json")
     if not isinstance(values, dict) or field not in values:
-        present = ", ".join(values) if isinstance(values, dict) else type(values).__name__
+        present = f"{', '.join(values):.60}" if isinstance(values, dict) else type(values).__name__
         raise ValueError(f"{where}: its .json has no field {field!r}; there is {present or 'none'}")
     value = values[field]
     if isinstance(value, bool) or not isinstance(value, int | str):
-        raise ValueError(f"{where}: {field} is {value!r}, expected a class number or name")
+        raise ValueError(f"{where}: {field} is {shortened(value)}, expected a class number or name")
     return str(value)

@@ -21,12 +21,11 @@ from opabinia.config import register
 from opabinia.contracts import Channels, Indices, Sample
 from opabinia.data.decoding.images import EncodedImage, decode_sample
 from opabinia.data.sources.file_names import short_digest
-from opabinia.data.sources.labels import class_indices
+from opabinia.data.sources.labels import class_indices, numbered_classes
 from opabinia.data.sources.shard_index import BLOCK, load_index, parse_member
 from opabinia.runtime.files import cache_folder
 from opabinia.runtime.local_copies import RangeFile, open_file
 
-_MAX_CLASSES = 10_000_000
 _MAX_OPEN_FILES = 64
 
 
@@ -76,12 +75,12 @@ class Shards:
         self._index = load_index(paths, self._names, json_label, folder)
         self.shards: Indices = self._index.counts
         self._ends = np.cumsum(self.shards)
-        self.classes = tuple(_infer_classes(self._index.labels) if classes is None else classes)
+        self.classes = tuple(self._infer_classes() if classes is None else classes)
         by_name = class_indices(self.classes)
         labels = [int(text) if text.isdecimal() else by_name.get(text, -1) for text in self._index.labels]
         for number, (text, label) in enumerate(zip(self._index.labels, labels, strict=True)):
             if not 0 <= label < len(self.classes):
-                first, _ = self._read(int(np.argmax(self._index.rows["label"] == number)))
+                first = self._first_with(number)
                 listed = ", ".join(self.classes[:5]) + ("" if len(self.classes) <= 5 else " ...")
                 raise ValueError(f"{first}: its label {text} is none of the {len(self.classes)} classes ({listed})")
         self._label_of = np.array(labels, dtype=np.int32)  # the class label of each label text of the index
@@ -112,6 +111,21 @@ class Shards:
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "labels"}
 
+    def _infer_classes(self) -> list[str]:
+        labels = self._index.labels
+        numbers = [label for label in labels if label.isdecimal()]
+        names = [label for label in labels if not label.isdecimal()]
+        if numbers and names:
+            raise ValueError(f"some labels are numbers ({numbers[0]}), others are names ({names[0]}): list the classes")
+        if names:
+            return names
+        largest = max(numbers, key=int)
+        return numbered_classes(self._first_with(labels.index(largest)), largest, len(self))
+
+    def _first_with(self, number: int) -> str:
+        """Return the id of the first sample with the label text of this number."""
+        return self._read(int(np.argmax(self._index.rows["label"] == number)))[0]
+
     def _read(self, index: int) -> tuple[str, bytes]:
         """Return the id of a sample and the bytes of its image."""
         if not 0 <= index < len(self):
@@ -133,16 +147,6 @@ class Shards:
 def _printable(name: str) -> str:
     """Return a name, whose bytes may not be UTF-8, as text that can be written anywhere."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-
-
-def _infer_classes(labels: Sequence[str]) -> list[str]:
-    numbers = [int(label) for label in labels if label.isdecimal()]
-    names = [label for label in labels if not label.isdecimal()]
-    if numbers and names:
-        raise ValueError(f"some labels are numbers ({numbers[0]}), others are names ({names[0]}): list the classes")
-    if numbers and max(numbers) >= _MAX_CLASSES:
-        raise ValueError(f"a label is {max(numbers)}: too many classes; class numbers count from 0")
-    return names or [str(number) for number in range(max(numbers) + 1)]
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

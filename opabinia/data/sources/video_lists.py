@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import csv
-import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from math import isfinite
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from opabinia.config import register
 from opabinia.contracts import Channels, InputPath, Video
 from opabinia.data.decoding.video import VideoFile
+from opabinia.data.sources.annotation_values import parse_json, parse_number
 from opabinia.data.sources.labels import encode_labels, read_classes
 from opabinia.data.sources.list_files import cell_text, raise_for_invalid, read_lines, read_rows
 from opabinia.data.sources.videos import VideoFiles
@@ -157,7 +156,7 @@ def _read_kinetics(file: Path, split: str | None) -> Iterator[_Entry]:
         if split and row["split"] != split:
             continue
         try:
-            start, end = (int(float(row[name])) for name in ("time_start", "time_end"))
+            start, end = (int(parse_number(row[name])) for name in ("time_start", "time_end"))
         except ValueError as error:
             raise ValueError(f"{file}, {location}: time_start and time_end must be seconds: {error}") from error
         label = cell_text(row["label"], f"{file}, {location}: label")
@@ -176,11 +175,11 @@ def _read_span(row: Mapping[str, Any], where: str) -> tuple[float, float | None]
     if not any(texts):
         return None
     try:
-        start, end = (float(text) if text else None for text in texts)
+        start, end = (parse_number(text) if text else None for text in texts)
     except ValueError as error:
         raise ValueError(f"{where}: start and end must be seconds: {error}") from error
     start = start or 0.0
-    if not isfinite(start) or start < 0 or (end is not None and not start < end < float("inf")):
+    if start < 0 or (end is not None and not start < end):
         raise ValueError(
             f"{where}: a part from {start:g} to {texts[1] or 'the end'} is empty; expected 0 <= start < end"
         )
@@ -190,9 +189,10 @@ def _read_span(row: Mapping[str, Any], where: str) -> tuple[float, float | None]
 def _read_something(file: Path) -> Iterator[_Entry]:
     """Read a list of Something-Something (Goyal et al. 2017): its classes are templates without their brackets."""
     try:
-        rows = json.loads(file.read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{file} cannot be read: {error}") from error
+        content = file.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    rows = parse_json(content, file)
     for number, row in enumerate(rows if isinstance(rows, list) else [rows]):
         where = f"{file}, entry {number}"
         if not isinstance(row, dict) or "id" not in row or not {"template", "label"} & set(row):
@@ -213,15 +213,17 @@ def _find_videos(
 ) -> dict[str, tuple[int, str]]:
     """Return the names of the videos that exist, each with the index of its entry and its path."""
     found: dict[str, tuple[int, str]] = {}
+    seen: dict[str, int] = {}  # by normalized name
     missing = []
     for index, entry in enumerate(entries):
         path = next((path for path in entry.paths if os.path.isfile(os.path.join(root, path))), None)
         if path is None:
             missing.append(f"{entry.paths[0]} ({entry.location})")
-        elif (name := entry.name(path)) in found:
-            raise ValueError(f"{file} lists {name} twice: {entries[found[name][0]].location} and {entry.location}")
+        elif (first := seen.setdefault(entry.name(os.path.normpath(path)), index)) != index:
+            name = entry.name(path)
+            raise ValueError(f"{file} lists {name} twice: {entries[first].location} and {entry.location}")
         else:
-            found[name] = index, path
+            found[entry.name(path)] = index, path
     if missing and skip_missing and found:
         log.warning("%s: %d of %d videos are missing in %s and skipped", file, len(missing), len(entries), root)
     else:

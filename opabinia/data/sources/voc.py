@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from opabinia.contracts import Channels, InputPath
 from opabinia.data.sources import annotation_errors as kinds
 from opabinia.data.sources.annotation_arrays import AnnotationArrays, AnnotationRow
 from opabinia.data.sources.annotation_errors import Broken, ErrorCollector
+from opabinia.data.sources.annotation_values import image_size, parse_flag, parse_number, parse_whole, shortened, text
 from opabinia.data.sources.detection_base import AnnotatedImages, DetectionListing, Empty, build_source, pick_classes
 from opabinia.data.sources.file_names import sort_names
 from opabinia.data.sources.folder import existing_folder, is_image_file
@@ -70,6 +70,8 @@ def voc(
     if not stems:
         raise ValueError(f"{folder} has no XML files")
     file = folder if split is None else root / "ImageSets" / "Main" / f"{split}.txt"
+    if split is not None and not file.parent.is_dir():
+        raise ValueError(f"split: {root} has no folder ImageSets/Main with lists; split: null reads all XML files")
     chosen = stems if split is None else [fields[0] for _, fields in read_fields(file, "name")]
     errors = ErrorCollector()
     files = _read_files(folder, chosen, errors)
@@ -130,8 +132,10 @@ def _read_files(folder: Path, stems: Sequence[str], errors: ErrorCollector) -> d
         try:
             top = parse_xml((folder / f"{stem}.xml").read_bytes())
             sides = [(top.findtext(f"size/{side}") or "").strip() for side in ("height", "width")]
-            height, width = (int(side) if side.isdigit() else 0 for side in sides)
-            files[stem] = _File((height, width), [_parse_object(element) for element in top.findall("object")])
+            # Some tools write 0; the size is then read from the image.
+            height, width = (parse_whole(side) if side.isdecimal() else 0 for side in sides)
+            size = image_size(height, width) if height and width else (0, 0)
+            files[stem] = _File(size, [_parse_object(element) for element in top.findall("object")])
         except (OSError, ValueError) as error:
             errors.add(kinds.BAD_LABELS, f"{stem}.xml", "", getattr(error, "strerror", None) or error)
     return files
@@ -154,13 +158,16 @@ def _parse_object(element: Element) -> _Object:
     name = (element.findtext("name") or "").strip()
     sides = ("xmin", "ymin", "xmax", "ymax")
     try:
-        left, top, right, bottom = (float(element.findtext(f"bndbox/{side}") or "") for side in sides)
-    except ValueError:
-        raise ValueError(f"object {name!r} has no box of four numbers ({', '.join(sides)})") from None
-    if not name or not math.isfinite(left + top + right + bottom):
-        raise ValueError(f"an object has the name {name!r} and the box {left}, {top}, {right}, {bottom}")
+        left, top, right, bottom = (parse_number(element.findtext(f"bndbox/{side}") or "") for side in sides)
+    except ValueError as error:
+        place = f"object {shortened(name)}"
+        raise ValueError(f"{place} has no box of four numbers ({', '.join(sides)}): {error}") from error
     box = (left - 1, top - 1, right - left + 1, bottom - top + 1)
-    return _Object(name, box, element.findtext("difficult") == "1")
+    try:
+        return _Object(text(name), box, parse_flag(element.findtext("difficult") or "0"))
+    except ValueError as error:
+        place = ", ".join(f"{value:g}" for value in (left, top, right, bottom))
+        raise ValueError(f"the object with the box {place}: name or difficult: {error}") from error
 
 
 def parse_xml(content: bytes) -> Element:

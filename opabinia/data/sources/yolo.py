@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from opabinia.contracts import Channels, InputPath
 from opabinia.data.sources import annotation_errors as kinds
 from opabinia.data.sources.annotation_arrays import AnnotationArrays, AnnotationRow, SegmentationArrays
 from opabinia.data.sources.annotation_errors import Broken, ErrorCollector
+from opabinia.data.sources.annotation_values import MAX_CLASSES, numbers, shortened, text
 from opabinia.data.sources.detection_base import (
     AnnotatedImages,
     DetectionListing,
@@ -69,11 +69,14 @@ def yolo(
     check_not_both(masks, oriented)
     data = data.expanduser()
     content, names = _read_yaml(data)
-    root = root.expanduser() if root else data.parent / Path(str(content.get("path") or ".")).expanduser()
+    root = (
+        root.expanduser() if root else data.parent / os.path.expanduser(_text(data, "path", content.get("path") or "."))
+    )
     if not root.is_dir():
-        raise ValueError(f"{data}: path {content.get('path')!r} leads to {root}, which is not a folder; set root")
+        path = shortened(content.get("path"))
+        raise ValueError(f"{data}: path {path} leads to {root}, which is not a folder; set root")
     if "nc" in content and content["nc"] != len(names):
-        raise ValueError(f"{data}: nc is {content['nc']!r}, but {len(names)} classes have names")
+        raise ValueError(f"{data}: nc is {shortened(content['nc'])}, but {len(names)} classes have names")
     numbers = list(names)
     chosen = [numbers[index] for index in pick_classes(data, list(names.values()), classes)]
     labels = dict.fromkeys(names, -1) | {number: label for label, number in enumerate(chosen)}
@@ -92,6 +95,7 @@ def yolo(
         errors=errors,
         segmentations=segmentations,
         noun="line",
+        below_root=False,  # folders and lists of a data.yaml may be anywhere
     )
     listing = listing.with_oriented_boxes() if oriented else listing
     return build_source(listing, broken=broken, empty=empty, channels=channels)
@@ -105,8 +109,10 @@ def _read_yaml(data: Path) -> tuple[dict[str, Any], dict[int, str]]:
     if not data.is_file():
         raise ValueError(f"there is no file {data}; {describe_missing(data)}")
     try:
-        content = yaml.safe_load(data.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        content = _load_yaml(data.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"{data} cannot be read: {error.strerror}") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date that does not exist
         raise ValueError(f"{data} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict) or "names" not in content:
         raise ValueError(f"{data} has no 'names'; expected train, val and names")
@@ -114,9 +120,35 @@ def _read_yaml(data: Path) -> tuple[dict[str, Any], dict[int, str]]:
         raise ValueError(f"{data} has keypoints (kpt_shape), which are read from COCO's format only")
     names = content["names"]
     by_number = dict(enumerate(names)) if isinstance(names, list) else names
-    if not isinstance(by_number, dict) or not all(type(number) is int and number >= 0 for number in by_number):
-        raise ValueError(f"{data}: names is {names!r:.60}; expected a list of names, or names by number from 0")
-    return content, {number: str(by_number[number]) for number in sorted(by_number)}
+    if not isinstance(by_number, dict) or not all(type(key) is int and 0 <= key < MAX_CLASSES for key in by_number):
+        raise ValueError(f"{data}: names is {shortened(names)}; expected a list of names, or names by number from 0")
+    return content, {number: _text(data, f"names.{number}", by_number[number]) for number in sorted(by_number)}
+
+
+def _load_yaml(content: str) -> Any:
+    """Parse YAML without aliases of lists and mappings, with which few lines can stand for billions of values.
+
+    Raises:
+        ValueError, yaml.YAMLError, RecursionError: it is not such YAML.
+    """
+    events = list(yaml.parse(content, Loader=yaml.SafeLoader))
+    anchors = {event.anchor for event in events if isinstance(event, yaml.CollectionStartEvent)}
+    for event in events:
+        if isinstance(event, yaml.AliasEvent) and event.anchor in anchors:
+            raise ValueError(f"*{event.anchor} stands for a list or mapping; write it out")
+    return yaml.safe_load(content)
+
+
+def _text(data: Path, key: str, value: Any) -> str:
+    """Return a value of data.yaml that is text or a number.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    try:
+        return text(value)
+    except ValueError as error:
+        raise ValueError(f"{data}: {key}: {error}; write it in quotes") from error
 
 
 def _list_images(data: Path, content: Mapping[str, Any], split: str, root: Path, errors: ErrorCollector) -> list[bytes]:
@@ -127,7 +159,7 @@ def _list_images(data: Path, content: Mapping[str, Any], split: str, root: Path,
     entries = content[split] if isinstance(content[split], list) else [content[split]]
     names: dict[bytes, None] = {}
     for entry in entries:
-        for name in _find_images(data, root, str(entry)):
+        for name in _find_images(data, root, _text(data, split, entry)):
             if name in names:
                 errors.add(kinds.DUPLICATE_IMAGE, os.fsdecode(name), "", f"in {split}")
             names[name] = None
@@ -143,8 +175,13 @@ def _find_images(data: Path, root: Path, entry: str) -> list[bytes]:
         walk = os.walk(os.fsencode(path), followlinks=True)
         files = sorted(os.path.join(folder, name) for folder, _, names in walk for name in names if is_image_file(name))
     elif path.is_file():
-        text = path.read_text(encoding="utf-8", errors="surrogateescape")  # names need not be valid UTF-8
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        try:
+            content = path.read_text(encoding="utf-8", errors="surrogateescape")  # names need not be valid UTF-8
+        except OSError as error:
+            raise ValueError(f"{data}: {path} cannot be read: {error.strerror}") from error
+        lines = [line.strip() for line in content.splitlines() if line.strip()]
+        if "\0" in content:
+            raise ValueError(f"{data}: {path} is not a text file")
         files = [os.fsencode((path.parent if line.startswith("./") else root) / line) for line in lines]
     else:
         raise ValueError(f"{data}: there is no {path}; {describe_missing(path)}")
@@ -181,11 +218,11 @@ def _read_annotations(
     for image in np.flatnonzero(exist).tolist():
         name, size = os.fsdecode(files[image]), sizes[image, ::-1]
         try:
-            text = (root / name).read_text(encoding="utf-8")
+            content = (root / name).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            errors.add(kinds.BAD_LABELS, name, "", error)
+            errors.add(kinds.BAD_LABELS, name, "", getattr(error, "strerror", None) or error)
             continue
-        for number, words in enumerate(text.splitlines(), 1):
+        for number, words in enumerate(content.splitlines(), 1):
             if not words.strip():
                 continue
             line, where = _parse_line(words), f"line {number}"
@@ -216,7 +253,7 @@ def _parse_line(words: str) -> _Line | None:
         number, *values = map(float, words.split())
     except ValueError:
         return None
-    if not math.isfinite(number + sum(values)):
+    if numbers([number, *values]) is None:
         return None
     if len(values) == 4:
         x, y, width, height = values

@@ -63,7 +63,8 @@ def cases_by_kind(report: DataReport) -> Mapping[str, list[list[str]]]:
 
 
 def test_objects_are_counted(root: Path) -> None:
-    edit(root, 0, bbox=[63, 5, 1.5, 10])  # half a pixel of it is outside
+    outline = [[63, 5, 64, 5, 64, 15, 63, 15]]
+    edit(root, 0, bbox=[63, 5, 1.5, 10], segmentation=outline)  # half a pixel of it is outside
     report = check(read(root, classes=["bar", "block"], masks=True))
     dataset = report.datasets["train"]
     assert (dataset.samples, dataset.read, dataset.per_class, errors(report)) == (4, 4, {"bar": 2, "block": 3}, [])

@@ -83,7 +83,7 @@ def test_control_characters_in_names_are_escaped_on_the_terminal(report_of_unusu
 def test_boxes_outside_the_image_are_drawn(tmp_path: Path) -> None:
     small_data.coco(tmp_path)
     content = json.loads((tmp_path / "annotations.json").read_text())
-    content["annotations"][0]["bbox"] = [40, 10, 1e9, 5]
+    content["annotations"][0]["bbox"] = [40, 10, 1e6, 5]
     content["annotations"][1]["bbox"] = [3, 3, 0, -7]
     content["annotations"][2]["bbox"] = [20, 20, 1, 9]
     (tmp_path / "annotations.json").write_text(json.dumps(content))

@@ -205,7 +205,7 @@ def test_labels(
         ([0, 1, 3], ["a", "b", "c"], r"s\.tar/2\.png: its label 3 is none of the 3 classes \(a, b, c\)"),
         (["a", "x", "b"], ["a", "b"], r"s\.tar/1\.png: its label x is none of the 2 classes"),
         (["a"], ["a", "b", "a"], "classes: 'a' is listed twice"),
-        ([0, 1_700_000_000], None, "a label is 1700000000: too many classes"),
+        ([0, 1_700_000_000], None, "s.tar/1.png: label '1700000000': too many classes"),
         ([-1], None, r"s\.tar, sample '0' \(cls, png\): its label is -1; class numbers count from 0"),
         ([""], None, r"s\.tar, sample '0' .*: its label is empty"),
     ],
@@ -236,7 +236,7 @@ def test_invalid_members_raise(tmp_path: Path, case: str) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"{", r"its \.json cannot be read"),
+        (b"{", r"its \.json is not complete JSON"),
         (b"[]", r"its \.json has no field 'species'; there is list"),
         (b'{"kind": 1}', r"its \.json has no field 'species'; there is kind"),
         (b'{"species": true}', "species is True, expected a class number or name"),

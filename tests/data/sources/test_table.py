@@ -99,7 +99,7 @@ def test_what_is_wrong_is_reported_with_its_line(folder: Path, text: str, messag
 
 def test_broken_files_are_reported(folder: Path) -> None:
     for name, content, message in [
-        ("a.jsonl", b'{"path": 1', r"a\.jsonl, line 1: not JSON"),
+        ("a.jsonl", b'{"path": 1', r"a\.jsonl, line 1 is not complete JSON"),
         ("b.jsonl", b"[]", r"line 1: expected an object, not list"),
         ("c.csv", b"\xff\xfe\xfa", "is not UTF-8"),
         ("e.jsonl", b'{"path": "a/1.png", "label": ["cat"]}', r"line 1: label is a list, .*multi_label: true"),
@@ -125,7 +125,7 @@ def test_names_that_are_not_utf8_are_read_and_written(folder: Path) -> None:
         with pytest.raises(ValueError, match=rf"line 1: {column} is '{name}', which is no text"):
             Table(file=write_table(folder, "jsonl", [row]))
     file.write_text("[" * 100_000)
-    with pytest.raises(ValueError, match="line 1: not JSON: maximum recursion depth"):
+    with pytest.raises(ValueError, match="line 1 cannot be read: maximum recursion depth"):
         Table(file=file)
 
 

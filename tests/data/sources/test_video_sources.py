@@ -175,7 +175,7 @@ def test_segments_follow_the_timestamps_of_frames(tmp_path: Path) -> None:
         ("a.mp4,2,1,run", "line 2: a part from 2 to 1 is empty"),
         ("a.mp4,x,1,run", "line 2: start and end must be seconds"),
         ("a.mp4,-1,1,run", "0 <= start < end"),
-        ("a.mp4,nan,1,run", "0 <= start < end"),
+        ("a.mp4,nan,1,run", "start and end must be seconds"),
         ("a.mp4,0,1,run\na.mp4,0.0,1.0,jump", r"lists a\.mp4#t=0,1 twice: line 2 and line 3"),
     ],
 )
@@ -201,7 +201,10 @@ def test_the_json_of_something_something(tmp_path: Path) -> None:
     source = video_list(tmp_path, text, "train.json", class_file=tmp_path / "labels.json")
     assert source.classes == ("Moving something up", "Holding something")
     assert (source.labels.tolist(), source.id(0), source.id(1)) == ([0, 1], "7.webm", "9.mp4")
-    for broken, message in (("{", "cannot be read"), ('[{"id": 3}]', "entry 0: expected an object with id and templ")):
+    for broken, message in (
+        ("{", "is not complete JSON"),
+        ('[{"id": 3}]', "entry 0: expected an object with id and templ"),
+    ):
         with pytest.raises(ValueError, match=message):
             video_list(tmp_path, broken, "train.json")
     (tmp_path / "labels.json").write_text('{"a": 1}')
