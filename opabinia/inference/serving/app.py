@@ -278,4 +278,4 @@ async def _answer_unknown(request: Request, error: Exception) -> Response:
     await drain(request)
     path = _one_line(request.scope["path"])
     known = "GET /, GET /health, GET /metrics, GET /model, POST /predict"
-    return _error(status, f"there is no {request.method} {_one_line(request.scope['path'])}; there are: {known}")
+    return _error(status, f"there is no {request.method} {path}; there are: {known}")
