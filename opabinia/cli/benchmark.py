@@ -13,11 +13,18 @@ from opabinia.cli.errors import report_errors
 from opabinia.cli.options import Nproc, Overrides, Recipe
 from opabinia.cli.processes import layout, run_in_many
 
+STEPS = 30
+"""Measured steps, unless --steps gives another number."""
+SMALLEST, LARGEST = 2**30, 2**40
+"""Bytes of the smallest and the largest memory of a GPU that --device-memory takes."""
+
 
 def benchmark(
     recipe: Recipe,
     overrides: Overrides = None,
-    steps: Annotated[int, typer.Option(min=2, help="Steps to measure, after some warm-up steps.")] = 30,
+    steps: Annotated[
+        int | None, typer.Option(min=2, show_default="30", help="Steps to measure, after some warm-up steps.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of the table.")] = False,
     out: Annotated[Path | None, typer.Option(metavar="FILE.json", help="Also write the numbers to this file.")] = None,
     memory: Annotated[
@@ -56,6 +63,9 @@ def benchmark(
             raise ConfigError(
                 Problem("command line", option, "belongs to --memory, which predicts the memory of a step")
             )
+        for option, value in {"--steps": steps, "--nproc": nproc}.items() if memory else ():
+            if value is not None:
+                raise ConfigError(Problem("command line", option, "measures; with --memory nothing is: remove it"))
         if precision is not None:
             overrides = [*(overrides or []), f"train.precision={precision}"]
         tree = compose(recipe, overrides or [])
@@ -66,11 +76,11 @@ def benchmark(
             show(predict_memory(recipe, overrides or [], device_memory=sizes), as_json, out)
             return
         words = [*(["--json"] if as_json else []), *(["--out", str(out)] if out else [])]
-        run_in_many(ranks, ["benchmark", recipe, *(overrides or []), "--steps", str(steps), *words])
+        run_in_many(ranks, ["benchmark", recipe, *(overrides or []), "--steps", str(steps or STEPS), *words])
         from opabinia.runtime.slurm import launched_rank
         from opabinia.training.benchmark import benchmark as run_benchmark
 
-        result = run_benchmark(recipe, overrides or [], steps=steps)
+        result = run_benchmark(recipe, overrides or [], steps=steps or STEPS)
         if launched_rank(os.environ):
             return
         show(result, as_json, out)
@@ -80,18 +90,23 @@ def device_sizes(size: str | None) -> list[int]:
     """Return the bytes of common GPUs and of this one.
 
     Raises:
-        ConfigError: it is not a size.
+        ConfigError: it is not a size, or not one of a GPU.
     """
     from pydantic import ByteSize, TypeAdapter, ValidationError
 
     from opabinia.config import ConfigError, Problem
 
     sizes = {gib * 2**30 for gib in (8, 16, 24, 48, 80)}
+    if size is None:
+        return sorted(sizes)
     try:
-        return sorted(sizes | ({int(TypeAdapter(ByteSize).validate_python(size))} if size else set()))
-    except ValidationError as error:
-        message = f"{size!r} is not a size; expected a number and a unit, such as 24GiB"
-        raise ConfigError(Problem("command line", "--device-memory", message)) from error
+        given = int(TypeAdapter(ByteSize).validate_python(size))
+    except ValidationError:
+        given = 0
+    if not SMALLEST <= given <= LARGEST:
+        message = f"{size!r} is no memory of a GPU; expected a number and a unit, such as 24GiB, from 1GiB to 1TiB"
+        raise ConfigError(Problem("command line", "--device-memory", message))
+    return sorted(sizes | {given})
 
 
 def show(result: Mapping[str, Any], as_json: bool, out: Path | None) -> None:

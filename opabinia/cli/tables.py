@@ -147,6 +147,7 @@ def print_memory(result: Mapping[str, Any]) -> None:
     how = "from shapes" if result["method"] == "shapes" else "from two small steps with values, extended as a line"
     print_table(
         bounds,
+        *result["notes"],
         f"Predicted in {result['seconds']:.0f} s {how}; not calibrated on a GPU yet: the margin is assumed. Times are "
         "lower bounds at published peaks, not predictions.",
     )

@@ -16,7 +16,7 @@ import copy
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -41,7 +41,7 @@ from opabinia.training.flops import copy_without_values
 from opabinia.training.model import Models, check_model, make_optimizer, make_step, place
 from opabinia.training.planning import plan_training
 from opabinia.training.roofline import time_bounds
-from opabinia.training.run_folder import build_parts, resolve
+from opabinia.training.run_folder import AUTO, build_parts, resolve
 from opabinia.training.samples import first_training_samples
 from opabinia.training.session import TrainingRun, all_schedules, build_model
 
@@ -86,6 +86,7 @@ def predict_memory(
         - ``method``: ``shapes``, or ``values`` where those decide;
         - ``time_bounds``: of a step of ``bounded_batch`` samples, see
           :func:`opabinia.training.roofline.time_bounds`;
+        - ``notes``: sentences about parts of the config that the prediction does not follow;
         - ``calibrated``: whether the margin was measured on a GPU; ``seconds``: what the prediction took.
 
     Raises:
@@ -121,9 +122,26 @@ def predict_memory(
         ],
         "bounded_batch": bounded_batch,
         "time_bounds": bounds,
+        "notes": _notes(resolved.config, parts),
         "calibrated": False,
         "seconds": time.perf_counter() - started,
     }
+
+
+def _notes(config: Mapping[str, Any], parts: StepParts) -> list[str]:
+    """Return a sentence about each part of the config that the prediction does not follow."""
+    train, notes = parts.run.train, []
+    if config["data"].get("batch_size") == AUTO:
+        notes.append(
+            f"data.batch_size is auto: a batch of {parts.row.count} is shown; the largest ones are its limits."
+        )
+    if "streams" in parts.batch:
+        notes.append("A batch of several tasks is a mixture as configured: no largest one is searched.")
+    if config["train"]["parallel"]["name"] == "fsdp":
+        notes.append("train.parallel is fsdp: the prediction is for one GPU, which holds everything; several share it.")
+    if train.compile:
+        notes.append("train.compile is not predicted: it needs less for activations.")
+    return notes
 
 
 def margin(tensor_bytes: int) -> int:

@@ -28,14 +28,36 @@ def test_memory_is_predicted(opabinia: Command) -> None:
     options = ["--memory", "--device-memory", "4GiB", "--precision", "bf16"]
     result = opabinia("benchmark", "classification/digits", *options)
     assert result.status == 0, result.err
+    assert "is auto" not in result.out and "fsdp" not in result.out
     for words in ("bf16, batch 64 of 1 x 32 x 32", "4.00 GiB", "H100 SXM", "not calibrated on a GPU"):
         assert words in result.out
+
+
+def test_memory_names_parts_of_the_config_that_it_does_not_follow(opabinia: Command) -> None:
+    overrides = ["data.batch_size=auto", "train.parallel=fsdp", "train.compile=true"]
+    result = opabinia("benchmark", "classification/digits", *overrides, "--memory", "--json")
+    assert result.status == 0, result.err
+    report = json.loads(result.out)
+    assert report["batch_size"] == 16
+    assert [note.partition(" is ")[0] for note in report["notes"]] == [
+        "data.batch_size",
+        "train.parallel",
+        "train.compile",
+    ]
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["classification/digits", "--memory", "--device-memory", "4Gx"], "--device-memory: '4Gx' is not a size"),
+        *(
+            (
+                ["classification/digits", "--memory", f"--device-memory={size}"],
+                f"--device-memory: '{size}' is no memory",
+            )
+            for size in ("4Gx", "24", "-1GiB", "0", "", "999999EiB")
+        ),
+        (["classification/digits", "--memory", "--nproc", "2"], "--nproc: measures; with --memory nothing is"),
+        (["classification/digits", "--memory", "--steps", "30"], "--steps: measures; with --memory nothing is"),
         (["classification/digits", "--precision", "bf16"], "--precision: belongs to --memory"),
         (["classification/digits", "--memory", "--precision", "b16"], "expected one of 'fp32', 'bf16', 'fp16'"),
         (["classification/nothing"], "classification/nothing: there is no such recipe"),
