@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from opabinia.contracts import Batch, DataMismatch, Task
+from opabinia.contracts import Backbone, Batch, DataMismatch, Task
 from opabinia.engine.loop.prefetch import to_device
 from opabinia.runtime.seeds import preserve_generators
 
@@ -25,10 +25,12 @@ class FlopCount:
     Attributes:
         count: number of operations.
         complete: whether that is all; a detector's work on selected boxes cannot be counted without values.
+        backbone: number of those in the backbone; 0: it has none, or none is counted.
     """
 
     count: int
     complete: bool
+    backbone: int = 0
 
 
 def count_forward_flops(model: Task, sample: Batch) -> FlopCount | None:
@@ -50,6 +52,7 @@ def count_forward_flops(model: Task, sample: Batch) -> FlopCount | None:
         try:
             meta_model = copy_without_values(model, META).eval()
             with FlopCounterMode(display=False) as counter:
+                inside = _CallsInside(counter, meta_model)
                 try:
                     meta_model.predict(to_device(sample, META))
                 except DataMismatch:
@@ -61,7 +64,34 @@ def count_forward_flops(model: Task, sample: Batch) -> FlopCount | None:
         except Exception:  # not every module can be copied
             return None
     count = int(counter.get_total_flops())
-    return FlopCount(count, complete) if count else None
+    return FlopCount(count, complete, inside.flops) if count else None
+
+
+class _CallsInside:
+    """Counts the operations of modules inside backbones.
+
+    Attributes:
+        flops: of the calls that have ended.
+    """
+
+    def __init__(self, counter: FlopCounterMode, model: Task) -> None:
+        self.flops = self._depth = self._before = 0
+        self._counter = counter
+        # Tasks call other methods than forward: the modules inside are those that are called.
+        inside = {inner for module in model.modules() if isinstance(module, Backbone) for inner in module.modules()}
+        for module in inside:
+            module.register_forward_pre_hook(self._enter)
+            module.register_forward_hook(self._leave)
+
+    def _enter(self, *_: Any) -> None:
+        if self._depth == 0:
+            self._before = self._counter.get_total_flops()
+        self._depth += 1
+
+    def _leave(self, *_: Any) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            self.flops += self._counter.get_total_flops() - self._before
 
 
 def copy_without_values(model: Task, device: torch.device) -> Task:

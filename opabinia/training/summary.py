@@ -69,8 +69,18 @@ def describe_parameters(model: nn.Module) -> str:
 
 
 def describe_flops(flops: FlopCount) -> str:
-    """Format FLOPs, such as ``8.2 GFLOP per sample (forward)``."""
-    return f"{'' if flops.complete else 'at least '}{format_si(flops.count)}FLOP per sample (forward)"
+    """Format FLOPs, such as ``8.2 GFLOP per sample (forward)``; a head that costs ten times the backbone is named."""
+    text = f"{'' if flops.complete else 'at least '}{format_si(flops.count)}FLOP per sample (forward)"
+    if flops.backbone and flops.count - flops.backbone >= _HEAVY_HEAD * flops.backbone:
+        text += (
+            f", only {format_si(flops.backbone)}FLOP of them in the backbone: neck and head cost less with fewer"
+            " channels (vars.channels=64 in starting recipes)"
+        )
+    return text
+
+
+_HEAVY_HEAD = 10
+"""A neck and head that cost this many times the backbone are named."""
 
 
 def format_si(number: float) -> str:

@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from opabinia.contracts import Task
+from opabinia.contracts import Backbone, Task
 from opabinia.runtime.durations import Duration
 from opabinia.training import summary
 from opabinia.training.flops import FlopCount, copy_without_values, count_forward_flops
+from opabinia.training.run_folder import resolve
 from opabinia.training.settings import Training
 from opabinia.training.summary import describe_device, describe_flops, describe_parameters, format_si, run_title
 
@@ -45,6 +46,43 @@ def test_flops_after_a_data_dependent_branch_are_omitted() -> None:
     flops = count_forward_flops(Net(branches=True), SAMPLE)
     assert flops == FlopCount(CONV, complete=False)
     assert describe_flops(flops) == "at least 13.8 kFLOP per sample (forward)"
+
+
+class Columns(Backbone):
+    """A backbone whose convolution is called by another method than ``forward``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, padding=1)
+
+    def maps(self, images: Tensor) -> Tensor:
+        return self.conv(images)
+
+
+@pytest.mark.parametrize(("channels", "is_heavy"), [(26, False), (27, True)])
+def test_a_head_that_costs_ten_times_the_backbone_is_named(channels: int, is_heavy: bool) -> None:
+    class Dense(Task):
+        def __init__(self) -> None:
+            super().__init__()
+            self.backbone = nn.ModuleDict({"inner": Columns()})
+            self.head = nn.Conv2d(4, 10 * channels, 1)
+
+        def predict(self, batch: Mapping[str, Any]) -> Any:
+            return self.head(self.backbone["inner"].maps(batch["image"]))
+
+    flops = count_forward_flops(Dense(), SAMPLE)
+    assert flops == FlopCount(CONV + 2 * 64 * 40 * channels, complete=True, backbone=CONV)
+    assert ("only 13.8 kFLOP of them in the backbone" in describe_flops(flops)) == is_heavy
+
+
+@pytest.mark.parametrize(
+    ("recipe", "neck"),
+    [("detection/coco_format", "task.detector.neck"), ("segmentation/image_folder", "task.decoder.neck")],
+)
+def test_starting_recipes_have_a_light_head(recipe: str, neck: str) -> None:
+    _, part, _ = neck.split(".")
+    assert resolve(recipe).config["task"][part]["neck"]["channels"] == 256
+    assert resolve(recipe, ["vars.channels=64"]).config["task"][part]["neck"]["channels"] == 64
 
 
 def test_flops_are_omitted_if_the_sample_has_no_image() -> None:
