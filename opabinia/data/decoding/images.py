@@ -83,7 +83,22 @@ def image_errors(name: str) -> Iterator[None]:
 
 def open_image(content: bytes | BinaryIO) -> ImageFile.ImageFile:
     """Open an image file with PIL: its header is read, its pixels are not. Call it inside of :func:`image_errors`."""
-    return Image.open(BytesIO(content) if isinstance(content, bytes) else content, formats=FORMATS)
+    file = BytesIO(content) if isinstance(content, bytes) else content
+    image = Image.open(file, formats=FORMATS)
+    if image.format == "PNG":
+        position, size = file.tell(), file.seek(0, os.SEEK_END)
+        file.seek(position)
+        # PIL would fill the rows that are not there with black, in gigabytes.
+        if image.height * image.width * _PNG_BITS.get(image.mode, 1) > 8 * _MAX_DEFLATE_RATIO * size:
+            raise OSError(f"its {size} bytes cannot hold {image.width} x {image.height} pixels")
+    return image
+
+
+_PNG_BITS = {"RGB": 24, "RGBA": 32, "LA": 16, "I;16": 16}
+"""Bits of a pixel in a PNG, by PIL's mode; others have at least one."""
+
+_MAX_DEFLATE_RATIO = 1032
+"""Bytes to which Deflate can expand a byte."""
 
 
 def read_size(path: str | bytes | os.PathLike[str]) -> tuple[int, int]:
@@ -106,9 +121,9 @@ _TRANSPOSED = range(5, 9)
 
 
 def _orientation(image: ImageFile.ImageFile) -> int:
-    """Return the EXIF orientation, without decoding the pixels."""
+    """Return the EXIF orientation (1: upright), without decoding the pixels."""
     if image.format in ("JPEG", "MPO"):
-        image.info.pop("xmp", None)  # PIL would look for an orientation there, torchvision does not
+        image.info.pop("xmp", None)  # PIL would look for an orientation there, viewers do not
     # Not getexif of PngImageFile, which decodes all pixels to find EXIF data behind them.
     orientation: int = Image.Image.getexif(image).get(ExifTags.Base.Orientation, 1)
     return orientation
@@ -119,8 +134,16 @@ def _decode_by_torchvision(content: bytes, channels: Channels) -> Tensor:
     with warnings.catch_warnings():
         # torchvision 0.29 points to torchcodec, which needs FFmpeg. Once this is gone, _decode_any does for all.
         warnings.filterwarnings("ignore", "The image decoding", DeprecationWarning)
-        image: Tensor = decode_image(data, mode=_MODES[channels][0], apply_exif_orientation=True)
-    return image
+        image: Tensor = decode_image(data, mode=_MODES[channels][0])
+    return _rotate_upright(image, _jpeg_orientation(content)) if content.startswith(_JPEG_START) else image
+
+
+def _rotate_upright(image: Tensor, orientation: int) -> Tensor:
+    """Rotate and mirror an image (C x H x W) that is stored in an EXIF orientation."""
+    if orientation in _TRANSPOSED:
+        image = image.transpose(1, 2)
+    axes = {2: (2,), 3: (1, 2), 4: (1,), 6: (2,), 7: (1, 2), 8: (1,)}.get(orientation)
+    return image.flip(axes) if axes else image
 
 
 def _decode_any(content: bytes, channels: Channels) -> Tensor:
@@ -392,12 +415,10 @@ _BASELINE, _SCAN, _EXIF = 0xC0, 0xDA, 0xE1
 
 def _read_header(content: bytes) -> _JpegHeader | None:
     """Return None if it is not a JPEG, is rotated (EXIF), or has an unexpected order of segments."""
-    if not content.startswith(_JPEG_START):
+    if not content.startswith(_JPEG_START) or _jpeg_orientation(content) != 1:
         return None
     height_offset, components, block_rows = 0, 0, 0
     for marker, offset in _segments(content):
-        if marker == _EXIF and content.startswith(b"Exif\0\0", offset + 2) and not _is_upright(content):
-            return None
         if marker == _BASELINE:
             height_offset, components = offset + 3, content[offset + 7]
             sampling = content[offset + 9 : offset + 9 + 3 * components : 3]
@@ -415,7 +436,14 @@ def _segments(content: bytes) -> Iterator[tuple[int, int]]:
         offset += 2 + int.from_bytes(content[offset + 2 : offset + 4], "big")
 
 
-def _is_upright(content: bytes) -> bool:
+def _jpeg_orientation(content: bytes) -> int:
+    """Return the EXIF orientation of a JPEG, as :func:`read_size` does; 1 if its header cannot be read. That of
+    torchvision may come from segments and values of other kinds."""
+    for marker, offset in _segments(content):
+        if marker == _SCAN:  # no EXIF data
+            return 1
+        if marker == _EXIF and content.startswith(b"Exif\0\0", offset + 2):
+            break
     with suppress(ValueError), image_errors(""), open_image(content) as image:
-        return _orientation(image) == 1
-    return False
+        return _orientation(image)
+    return 1

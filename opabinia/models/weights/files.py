@@ -87,7 +87,7 @@ def read_weights(path: Path, *, ema: bool = False) -> dict[str, Tensor]:
     try:
         return merge_tensors(weights)
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
+        raise ValueError(printable(f"{path}: {error}")) from error
 
 
 def find_checkpoint(folder: Path) -> Path:

@@ -82,7 +82,7 @@ def initialize(task: nn.Module, init: Init) -> LoadReport:
                 weights, task.state_dict(), source=source or "", target=target, path=init.weights
             )
         except ValueError as error:
-            raise ValueError(f"{init.weights}: {error}") from error
+            raise ValueError(printable(f"{init.weights}: {error}")) from error
         part, target, source = task, "", ""
     prefix = f"{target}." if target else ""
     if source is None:
@@ -93,7 +93,7 @@ def initialize(task: nn.Module, init: Init) -> LoadReport:
             part, weights, source_prefix=source, include=init.include, required=None if init.partial else backbone
         )
     except ValueError as error:
-        raise ValueError(f"{init.weights}: {error}") from error
+        raise ValueError(printable(f"{init.weights}: {error}")) from error
     report = replace(report, translated=translated)
     if init.strict and not report.complete:
         raise ValueError(f"strict: not everything fits; {init.weights}: {report.one_line}")
@@ -162,7 +162,7 @@ class LoadReport:
 
     def _parts(self) -> list[str]:
         total = len(self.loaded) + len(self.missing) + len(self.other_shape)
-        moved = ", ".join(f"{old}* as {new}*" for old, new in self.prefixes if old != new)
+        moved = printable(", ".join(f"{old}* as {new}*" for old, new in self.prefixes if old != new))
         details = "; ".join(filter(None, (self.translated, moved)))
         parts = [f"{len(self.loaded)} of {total} tensors loaded" + (f" ({details})" if details else "")]
         groups = (

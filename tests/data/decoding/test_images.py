@@ -192,6 +192,32 @@ def test_orientation_in_xmp(tmp_path: Path, kind: str) -> None:
     assert read_size(path) == size == tuple(read_image(path).shape[1:])
 
 
+def test_orientation_of_damaged_exif_data(tmp_path: Path) -> None:
+    """torchvision would rotate by a value of any type, in a segment of any name: the header says upright."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    content = write(tmp_path / "a", COLOR_IMAGE.resize((90, 60)), "JPEG", exif=exif).read_bytes()
+    assert decode_bytes(content, "a").shape == (3, 90, 60)
+    for old, new in ((b"\x01\x12\x00\x03", b"\x01\x12\x00\x63"), (b"Exif", b"Exxf")):
+        assert content.count(old) == 1
+        (tmp_path / "a").write_bytes(content.replace(old, new))
+        encoded = EncodedImage.file(bytes(tmp_path / "a"))
+        assert read_image(tmp_path / "a").shape[1:] == read_size(tmp_path / "a") == encoded.size == (60, 90)
+
+
+def test_a_png_too_small_for_its_pixels(tmp_path: Path) -> None:
+    """PIL returns black rows where there are no data: here 78 megapixels."""
+    (tmp_path / "a.png").write_bytes(png(struct.pack(">IIBBBBB", 26, 3_000_000, 8, 2, 0, 0, 0), PACKED))
+    for read in (read_size, read_image):
+        with pytest.raises(
+            ValueError, match=r"a\.png cannot be decoded: its \d+ bytes cannot hold 26 x 3000000 pixels"
+        ):
+            read(tmp_path / "a.png")
+    rows = zlib.compress(bytes(1001 * 3000), 9)  # the most that zlib compresses
+    (tmp_path / "a.png").write_bytes(png(struct.pack(">IIBBBBB", 1000, 3000, 8, 0, 0, 0, 0), rows))
+    assert read_image(tmp_path / "a.png").shape == (3, 3000, 1000)
+
+
 def test_maps_are_rotated_as_images_are(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
