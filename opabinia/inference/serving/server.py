@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import socket
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import uvicorn
@@ -98,15 +99,22 @@ def serve(
     if host not in LOCAL:
         who = "everyone who can reach this machine can use it; there is no token (--token-file)"
         print("the token is sent unencrypted: use a proxy with TLS (docs/serving.md)" if token else who, flush=True)
-    pil_limit = Image.MAX_IMAGE_PIXELS
+    with _pixel_limit(limits.pixels):
+        make_server(app).run(sockets=[listening])
+
+
+@contextmanager
+def _pixel_limit(pixels: int) -> Iterator[None]:
+    """Set PIL's limit inside: it refuses images of twice this size itself; where it would only warn, limits.py refuses
+    them."""
+    before = Image.MAX_IMAGE_PIXELS
     with warnings.catch_warnings():
-        # PIL refuses images of twice this size itself; where it would only warn, limits.py refuses them.
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
         try:
-            Image.MAX_IMAGE_PIXELS = limits.pixels
-            make_server(app).run(sockets=[listening])
+            Image.MAX_IMAGE_PIXELS = pixels
+            yield
         finally:
-            Image.MAX_IMAGE_PIXELS = pil_limit
+            Image.MAX_IMAGE_PIXELS = before
 
 
 def make_server(app: FastAPI) -> uvicorn.Server:
