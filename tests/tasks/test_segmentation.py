@@ -173,6 +173,23 @@ def test_scaled_and_mirrored_views_are_averaged() -> None:
     torch.testing.assert_close(probabilities[0, :, :8, :12], expected[0, :, :8, :12])
 
 
+def test_original_maps_of_large_images_are_computed_class_by_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = torch.randn(2, 7, 6, 8, generator=torch.Generator().manual_seed(0))
+    arguments = (logits, [(6, 8), (5, 4)], [(40, 60), (33, 20)])
+    expected = original_maps(*arguments)
+    sizes = []
+    interpolate = torch.nn.functional.interpolate
+
+    def record(values: Tensor, **options: Any) -> Tensor:
+        sizes.append(values.shape[1])
+        return interpolate(values, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "interpolate", record)
+    monkeypatch.setattr("opabinia.tasks.segmentation.inference.MAX_VALUES", 40 * 60 * 3)
+    assert torch.equal(original_maps(*arguments), expected) and expected.unique().tolist() == [*range(7), 255]
+    assert sizes == [3, 3, 1, 7]
+
+
 def test_original_maps_resize_logits_before_argmax() -> None:
     logits = torch.tensor([[[[1.0, 0.0]], [[0.0, 1.2]]]])
     assert original_maps(logits, [(1, 2)], [(1, 4)]).tolist() == [[[0, 0, 1, 1]]]

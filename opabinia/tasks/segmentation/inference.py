@@ -114,6 +114,10 @@ def average_views(
     return (total / views).clamp(min=torch.finfo(total.dtype).tiny).log()
 
 
+MAX_VALUES = 2**27
+"""Logits of an original image that are in memory at once: 0.5 GB."""
+
+
 def original_maps(logits: Tensor, sizes: Sizes, originals: Sizes) -> Tensor:
     """Return the class of each pixel of the original images, padded with 255 at the right and bottom to the largest of
     them (uint8, B x H x W).
@@ -127,9 +131,17 @@ def original_maps(logits: Tensor, sizes: Sizes, originals: Sizes) -> Tensor:
     maps = logits.new_full((len(logits), *shape), IGNORE_LABEL, dtype=torch.uint8)
     for values, (height, width), (rows, columns), row in zip(logits, sizes, originals, maps, strict=True):
         values = values[None, :, :height, :width].float()
-        if (height, width) != (rows, columns):
-            values = F.interpolate(values, size=(rows, columns), mode="bilinear", align_corners=False)
-        row[:rows, :columns] = values[0].argmax(0)
+        if (height, width) == (rows, columns):
+            row[:rows, :columns] = values[0].argmax(0)
+            continue
+        highest, labels = values.new_full((rows, columns), -torch.inf), row[:rows, :columns].zero_()
+        step = max(1, MAX_VALUES // (rows * columns))  # all classes at once, except for large images
+        for first in range(0, values.shape[1], step):
+            classes = values[:, first : first + step]
+            resized = F.interpolate(classes, size=(rows, columns), mode="bilinear", align_corners=False)
+            value, index = resized[0].max(0)
+            labels.copy_(torch.where(value > highest, (first + index).to(torch.uint8), labels))
+            highest = torch.maximum(highest, value)
     return maps
 
 
