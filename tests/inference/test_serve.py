@@ -35,6 +35,7 @@ from opabinia.data.sources import Digits
 from opabinia.inference.serving.address import read_token
 from opabinia.inference.serving.inference import Inference
 from opabinia.inference.serving.limits import Limits, RequestError, Upload, check_image, check_video
+from opabinia.tasks.segmentation import Panoptic
 from opabinia.training import launch
 
 SMALL = ["train.length=4it", "data.num_workers=0", "loggers=[]", "data.batch_size=16"]
@@ -619,6 +620,8 @@ class PixelCounter:
 
     takes_video, channels = False, 1
 
+    task: torch.nn.Module = torch.nn.Identity()
+
     def __init__(self) -> None:
         self.batches: list[int] = []
 
@@ -652,6 +655,18 @@ def test_inputs_and_requests_with_too_many_pixels_are_refused() -> None:
         inference([Upload("x.png", empty_png(2008, 1999))])
 
 
+def test_images_of_mask_classifiers_are_limited_before_they_are_decoded() -> None:
+    upload = Upload("large.png", digit(0, side=200))
+    counter = PixelCounter()
+    assert len(Inference(cast(Any, counter), Limits(input_pixels=40_000))([upload])) == 1
+    counter.task = Panoptic.__new__(Panoptic)
+    torch.nn.Module.__init__(counter.task)
+    assert len(Inference(cast(Any, counter), Limits(input_pixels=40_000))([upload])) == 1
+    with pytest.raises(RequestError, match=r"of which the model predicts masks, more than 0\.039 \(--max-input"):
+        Inference(cast(Any, counter), Limits(input_pixels=39_000))([upload])
+    assert len(counter.batches) == 2
+
+
 def test_clips_that_are_too_large_are_refused_before_they_are_decoded(tmp_path: Path) -> None:
     frames = [Image.new("L", (64, 32), 8 * number) for number in range(20)]
     frames[0].save(tmp_path / "video.gif", save_all=True, append_images=frames[1:])
@@ -660,7 +675,9 @@ def test_clips_that_are_too_large_are_refused_before_they_are_decoded(tmp_path: 
     def sample(video: Any) -> Any:
         return {"image": video.read(range(16), 16)}
 
-    model = SimpleNamespace(takes_video=True, channels=1, sample=sample, batch=lambda samples: samples)
+    model = SimpleNamespace(
+        task=torch.nn.Identity(), takes_video=True, channels=1, sample=sample, batch=lambda samples: samples
+    )
     with pytest.raises(RequestError, match=r"has 0.00819 megapixels .* more than 0.008") as refused:
         Inference(cast(Any, model), Limits(input_pixels=8000))([upload])
     assert refused.value.status == 413

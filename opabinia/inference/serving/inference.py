@@ -29,6 +29,7 @@ from opabinia.inference.serving.limits import (
     check_video,
 )
 from opabinia.runtime.log import log
+from opabinia.tasks.segmentation import Panoptic
 
 
 class ServedGallery:
@@ -80,6 +81,8 @@ class Inference:
 
     def __init__(self, predictor: Predictor, limits: Limits, gallery: ServedGallery | None = None) -> None:
         self.predictor, self.limits, self.gallery = predictor, limits, gallery
+        # Mask classifiers compute masks of all their queries at the size of the file: 400 bytes for each pixel.
+        self._masks_of_files = any(isinstance(module, Panoptic) for module in predictor.task.modules())
         self.input_pixels = limits.input_pixels or INPUT_PIXELS["videos" if predictor.takes_video else "images"]
 
     def __call__(self, uploads: Sequence[Upload]) -> list[dict[str, Any]]:
@@ -91,6 +94,9 @@ class Inference:
         check = check_video if self.predictor.takes_video else check_image
         sizes = [check(upload, self.limits) for upload in uploads]
         check_total(sizes, self.limits)
+        if self._masks_of_files:
+            for upload, (width, height) in zip(uploads, sizes, strict=True):
+                self._check_input(upload.name, width * height, ", of which the model predicts masks")
         results = [result for group in self._groups(uploads, sizes) for result in self._predict(group)]
         return [{"path": upload.name, **result} for upload, result in zip(uploads, results, strict=True)]
 
@@ -116,10 +122,10 @@ class Inference:
             return [{"nearest": rows} for rows in self.gallery.nearest(self.predictor.embeddings(samples))]
         return [prediction.readable for prediction in self.predictor.batch(samples)]
 
-    def _check_input(self, name: str, pixels: int) -> None:
+    def _check_input(self, name: str, pixels: int, where: str = " after the transforms of the model") -> None:
         if pixels > self.input_pixels:
             limit = f"more than {self.input_pixels / 1e6:g} (--max-input-megapixels)"
-            text = f"{name} has {pixels / 1e6:.3g} megapixels after the transforms of the model, {limit}"
+            text = f"{name} has {pixels / 1e6:.3g} megapixels{where}, {limit}"
             raise RequestError(413, text)
 
     def _sample(self, upload: Upload, size: tuple[int, int]) -> Sample:
