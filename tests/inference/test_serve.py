@@ -24,6 +24,7 @@ from threading import Event, Thread
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
+import av
 import numpy as np
 import pytest
 import torch
@@ -613,6 +614,24 @@ def test_a_session_description_opens_no_network_connection(start: bytes) -> None
         with pytest.raises(RequestError, match=r"is not a video|its header cannot be read") as refused:
             checked.result()
         assert refused.value.status == (415 if start == b"GIF8" else 422)
+
+
+def test_the_largest_stream_of_a_video_is_checked(tmp_path: Path) -> None:
+    path = tmp_path / "video.mkv"
+    with av.open(str(path), "w") as container:
+        streams: list[Any] = [container.add_stream("mpeg4", rate=25) for _ in range(2)]
+        for stream, side in zip(streams, (32, 320), strict=True):
+            stream.width, stream.height, stream.pix_fmt = side, side, "yuv420p"
+        for stream in streams:
+            for frame in (av.VideoFrame.from_image(Image.new("RGB", (stream.width, stream.height))), None):
+                container.mux(stream.encode(frame))
+    content = path.read_bytes()
+    assert check_video(Upload("x.mkv", content), Limits()) == (320, 320)
+    with pytest.raises(RequestError, match="320 x 320"):
+        check_video(Upload("x.mkv", content), Limits(pixels=2000))
+    unknown = content.replace(b"V_MPEG4/ISO/ASP", b"V_MPEG4/ISO/XXX")  # of both streams
+    with pytest.raises(RequestError, match=r"x.mkv has no frames"):
+        check_video(Upload("x.mkv", unknown), Limits())
 
 
 class PixelCounter:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from io import BytesIO
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import av
 from PIL import Image
@@ -132,12 +133,15 @@ def check_video(upload: Upload, limits: Limits) -> tuple[int, int]:
         raise RequestError(415, f"{upload.name} is not a video ({VIDEO_TYPES}), whatever its name says")
     try:
         with av.open(BytesIO(upload.content), format=form, options={"protocol_whitelist": "file"}) as container:
-            sizes = [(stream.width, stream.height) for stream in container.streams.video]
-    except (av.FFmpegError, OSError, ValueError) as error:
+            contexts: list[Any] = [stream.codec_context for stream in container.streams.video]
+            sizes = [(context.width, context.height) for context in contexts if context]  # None: an unknown codec
+    except Exception as error:  # PyAV raises others than its own, as for a codec that FFmpeg does not know
         raise RequestError(422, f"{upload.name} is broken: its header cannot be read") from error
-    if not sizes or not all(sizes[0]):
+    if not any(width * height for width, height in sizes):
         raise RequestError(422, f"{upload.name} has no frames")
-    return _check_size(upload.name, *sizes[0], limits)
+    return _check_size(
+        upload.name, *max(sizes, key=math.prod), limits
+    )  # any of the streams may be the one that is read
 
 
 def check_total(sizes: Iterable[tuple[int, int]], limits: Limits) -> None:
