@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, cast
 import av
 import numpy as np
 from PIL import Image
+from torch import nn
 
 ROOT = Path(__file__).parents[2]
 
@@ -53,7 +54,7 @@ def serve() -> None:
     Image.MAX_IMAGE_PIXELS = limits.pixels
     ports = []
     for takes_video in (False, True):
-        model = SimpleNamespace(takes_video=takes_video, channels=3, sample=_sample, batch=_batch)
+        model = SimpleNamespace(takes_video=takes_video, channels=3, task=nn.Identity(), sample=_sample, batch=_batch)
         service = app.Service(Inference(cast(Any, model), limits), {"name": "fuzz"})
         listener = socket.create_server(("127.0.0.1", 0), backlog=128)
         http_server = server.make_server(app.make_app(service, server.LOCAL, TOKEN if takes_video else None))
