@@ -148,11 +148,12 @@ def train(
         planned = from_rank_zero(partial(_plan, folder, resume, snapshot, resolved.config))
         if snapshot is None:
             _clear(folder)
-        else:
+        elif planned.scores is None:
             log.info("resuming %s from step %d", folder, snapshot.step)
-        _log_differences(planned.before, planned.config)
+        differs = _log_differences(planned.before, planned.config)
         if planned.scores is not None:
-            log.info("%s is finished: nothing to do", folder)
+            hint = "; to train with other settings, set a longer train.length or begin another run (--name NAME)"
+            log.info("%s is finished: nothing to do%s", folder, hint if differs else "")
             for hook in (planned.config["hooks"] or {}).values():
                 if hook["name"] == "expected_scores":
                     check_scores(planned.scores, hook["scores"])
@@ -408,13 +409,15 @@ def _saved_overrides(folder: Path) -> list[str]:
     return read_json(file, list[str]) if file.exists() else []
 
 
-def _log_differences(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> None:
+def _log_differences(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> bool:
+    """Log the values that are not those that the run began with; return whether there are any."""
     if before is None:
-        return
+        return False
     old, new = flatten(dict(before)), flatten(dict(now))
-    for key in sorted(old.keys() | new.keys()):
-        if old.get(key) != new.get(key):
-            log.warning("changed since the run began: %s: %s -> %s", key, old.get(key), new.get(key))
+    changed = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
+    for key in changed:
+        log.warning("changed since the run began: %s: %s -> %s", key, old.get(key), new.get(key))
+    return bool(changed)
 
 
 def _as_written(recipe: str | Path | TrainingRun, overrides: Sequence[str]) -> str:

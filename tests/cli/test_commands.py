@@ -74,6 +74,15 @@ def test_a_finished_run_has_nothing_to_resume(opabinia: Opabinia, own_run: Path)
         assert f"{scores(own_run)['val/top1']:.4f}" in result.out
 
 
+def test_a_finished_run_that_is_resumed_with_other_settings_says_so(opabinia: Opabinia, own_run: Path) -> None:
+    result = opabinia("train", own_run, "--resume", "optimizer.lr=0.5")
+    assert result.status == 0 and "resuming" not in result.err
+    assert re.search(r"changed since the run began: optimizer\.lr: [\d.]+ -> 0\.5\n", result.err)
+    hint = "to train with other settings, set a longer train.length or begin another run (--name NAME)"
+    assert f"{own_run} is finished: nothing to do; {hint}\n" in result.err
+    assert hint not in opabinia("train", own_run, "--resume").err
+
+
 def test_a_run_resumes_from_its_last_step(opabinia: Opabinia, own_run: Path) -> None:
     result = opabinia("train", own_run, "--resume", "train.length=8it")
     assert result.status == 0
