@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from opabinia.cli.errors import leave, report_errors
+from opabinia.cli.folder_recipes import check_no_data
 from opabinia.cli.options import (
     AsJson,
     ElasticNodes,
@@ -75,6 +76,7 @@ def train(
     opabinia train classification/digits --nproc auto --nnodes 2 --node-rank 0 --rdzv-endpoint node0:29500
     """
     with report_errors(), quiet_terminal(quiet):
+        check_no_data(recipe)
         many = layout(nproc, nnodes, node_rank, rdzv_endpoint, max_restarts)
         if seeds is not None:
             from opabinia.cli.sweep import train_seeds
