@@ -344,6 +344,7 @@ class EncodedImage(LazyImage):
             factor, pixels = 1, self.decode().permute(1, 2, 0).numpy()  # which also raises the error of a broken image
         top, bottom = (round(edge / factor) for edge in (box.top, box.top + box.height))
         left, right = (round(edge / factor) for edge in (box.left, box.left + box.width))
+        bottom, right = max(bottom, top + 1), max(right, left + 1)  # 7.5 and 8.5 are both rounded to 8
         return torch.from_numpy(np.ascontiguousarray(pixels[top:bottom, left:right])).permute(2, 0, 1)
 
     def _decode_above(self, row: int, factor: int) -> Any:

@@ -51,6 +51,12 @@ def test_a_crop_in_full_size_has_the_same_pixels(channels: int) -> None:
     assert torch.equal(part, image.decode()[:, 20:120, 31:91])
 
 
+@pytest.mark.parametrize("box", [Box(15, 0, 2, 14), Box(0, 15, 14, 2)])
+def test_a_small_crop_is_never_empty(box: Box) -> None:
+    """At half the resolution, both edges of two rows from row 15 on are rounded to 8."""
+    assert 0 not in encode(make_photo()).crop(box, (1, 1)).shape
+
+
 @pytest.mark.parametrize("subsampling", [0, 1, 2])
 @pytest.mark.parametrize(
     "options", [{}, {"restart_marker_blocks": 5}, {"progressive": True}, {"optimize": True}], ids=str
