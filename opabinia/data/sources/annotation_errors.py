@@ -111,7 +111,7 @@ class ErrorCollector:
 
     def add(self, kind: str, image: str, annotation: str, value: object) -> None:
         """Add one case."""
-        self.add_rows(kind, [0], lambda _: ErrorCase(image, annotation, f"{value}"))
+        self.add_rows(kind, [0], lambda _: ErrorCase(f"{image:.300}", annotation, f"{value!s:.300}"))
 
     def add_rows(self, kind: str, rows: Sequence[int], case: Callable[[int], ErrorCase]) -> None:
         """Add a case per row; ``case`` makes it and is called for the first rows only."""

@@ -85,7 +85,12 @@ class DetectionListing:
     def with_oriented_boxes(self) -> DetectionListing:
         """Return the listing with the rectangles of minimum area around its segmentations in place of these."""
         assert self.segmentations is not None
-        annotations = from_segmentations(self.annotations, self.segmentations, self.sizes)
+
+        def report(row: int, error: ValueError) -> None:
+            name = os.fsdecode(self.names[self.annotations.image_indices[row]])
+            self.errors.add(kinds.BAD_SEGMENTATION, name, f"{self.noun} {self.annotations.ids[row]}", error)
+
+        annotations = from_segmentations(self.annotations, self.segmentations, self.sizes, report)
         return replace(self, annotations=annotations, segmentations=None)
 
     def select_images(self, kept: NDArray[np.bool_]) -> DetectionListing:

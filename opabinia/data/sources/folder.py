@@ -174,11 +174,12 @@ def _walk(root: bytes, folder: bytes, parents: list[os.stat_result], suffixes: t
     status = os.stat(os.path.join(root, folder))
     if any(os.path.samestat(status, parent) for parent in parents):
         return
-    for entry in os.scandir(os.path.join(root, folder)):
-        name = os.path.join(folder, entry.name)
-        if entry.name.startswith(b"."):
-            continue
-        if entry.is_dir():
-            yield from _walk(root, name, [*parents, status], suffixes)
-        elif entry.name.lower().endswith(suffixes):
-            yield name
+    with os.scandir(os.path.join(root, folder)) as entries:
+        for entry in entries:
+            name = os.path.join(folder, entry.name)
+            if entry.name.startswith(b"."):
+                continue
+            if entry.is_dir():
+                yield from _walk(root, name, [*parents, status], suffixes)
+            elif entry.name.lower().endswith(suffixes):
+                yield name

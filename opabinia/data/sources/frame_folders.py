@@ -9,6 +9,7 @@ from contextlib import suppress
 from opabinia.config import register
 from opabinia.contracts import Channels, InputPath, Positive, Video
 from opabinia.data.decoding.frames import FrameFolder
+from opabinia.data.sources.annotation_values import shortened
 from opabinia.data.sources.folder import is_image_file
 from opabinia.data.sources.labels import encode_labels, read_classes
 from opabinia.data.sources.list_files import raise_for_invalid, read_lines
@@ -58,10 +59,10 @@ class FrameFolders(VideoSource):
         self._pattern, self._start, self._fps = pattern, start_index, fps
         entries: list[tuple[str, re.Match[str]]] = []
         for location, line in read_lines(file):
-            match = re.fullmatch(r"(.+?)(?:\s+(\d+))?\s+(\S+)", line)
+            match = re.fullmatch(r"(.+?)(?:\s+(\d{1,9}))?\s+(\S+)", line)
             if match is None or match[2] == "0":
                 expected = "a folder, number of frames (1 or more) and label"
-                raise ValueError(f"{file}, {location}: {line!r} is not {expected}")
+                raise ValueError(f"{file}, {location}: {shortened(line)} is not {expected}")
             entries.append((location, match))
         locations, labels = [location for location, _ in entries], [[match[3]] for _, match in entries]
         encoded, names = encode_labels(file, locations, labels, read_classes(classes, class_file), False)
@@ -98,4 +99,4 @@ def _check_pattern(pattern: str | None) -> None:
 
 def _natural_key(name: str) -> list[tuple[int, str]]:
     """Return a sort key that compares digits by value."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import zlib
+from math import prod
 from pathlib import Path
 from typing import Literal
 
@@ -84,7 +85,7 @@ def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
             f"{path} is not an idx file of bytes in {dimensions} dimensions (it begins with {content[:4].hex()})"
         )
     shape = tuple(int(size) for size in np.frombuffer(content, ">u4", dimensions, 4))
-    expected = header + int(np.prod(shape, dtype=np.int64))
+    expected = header + prod(shape)
     if len(content) != expected:
         raise ValueError(f"{path} has {len(content)} bytes, its header says {expected}")
     # A copy, because torch warns about read-only arrays.

@@ -71,7 +71,7 @@ def _lfw_pairs(file: Path) -> list[Pair]:
     """Read LFW's ``pairs.txt``."""
     pairs = []
     for location, line in read_lines(file)[1:]:
-        match = re.fullmatch(r"(\S+)\s+(\d+)\s+(?:(\S+)\s+)?(\d+)", line)
+        match = re.fullmatch(r"(\S+)\s+(\d{1,9})\s+(?:(\S+)\s+)?(\d{1,9})", line)
         if match is None:
             raise ValueError(f"{file}, {location}: expected <name> <number> <number> or twice <name> <number>")
         name, first, other, second = match.groups()

@@ -17,15 +17,15 @@ from opabinia.data.sources.file_names import sort_names
 from opabinia.data.sources.list_files import read_lines
 
 
-def class_indices(classes: Sequence[str]) -> dict[str, int]:
+def class_indices(classes: Sequence[str], where: object = "classes") -> dict[str, int]:
     """Return the label of each class.
 
     Raises:
-        ValueError: a class is listed twice.
+        ValueError: a class is listed twice; the text begins with ``where``.
     """
     duplicate = next((name for name, count in Counter(classes).items() if count > 1), None)
     if duplicate is not None:
-        raise ValueError(f"classes: {duplicate!r} is listed twice")
+        raise ValueError(f"{where}: {shortened(duplicate)} is listed twice")
     return {name: label for label, name in enumerate(classes)}
 
 
@@ -144,9 +144,8 @@ def read_classes(classes: list[str] | None, class_file: Path | None) -> list[str
         return _classes_by_index(class_file.expanduser())
     lines = [line for _, line in read_lines(class_file.expanduser())]
     parts = [line.split(maxsplit=1) for line in lines]
-    if all(len(part) == 2 and part[0] == str(i) for i, part in enumerate(parts)):
-        return [part[1] for part in parts]
-    return lines
+    numbered = all(len(part) == 2 and part[0] == str(i) for i, part in enumerate(parts))
+    return list(class_indices([part[1] for part in parts] if numbered else lines, class_file))
 
 
 def _classes_by_index(file: Path) -> list[str]:

@@ -93,7 +93,7 @@ def _check_columns(where: object, header: Iterable[str], columns: Sequence[str])
     for column in columns:
         if column not in header:
             nearest = get_close_matches(column, header, 1)
-            hint = f"did you mean {nearest[0]!r}?" if nearest else f"columns: {', '.join(header) or 'none'}"
+            hint = f"did you mean {nearest[0]!r}?" if nearest else f"columns: {', '.join(header) or 'none':.200}"
             raise ValueError(f"{where}: no column {column!r}; {hint}")
         if header.count(column) > 1:
             raise ValueError(f"{where}: {header.count(column)} columns are called {column!r}")
@@ -202,5 +202,5 @@ def match_names(
 def raise_for_invalid(where: object, invalid: Sequence[str], count: int, expected: str) -> None:
     """Raise ValueError if there are invalid names or lines: with their share of ``count`` and the first three."""
     if invalid:
-        listed = ", ".join(invalid[:3]) + (" ..." if len(invalid) > 3 else "")
+        listed = ", ".join(f"{text:.300}" for text in invalid[:3]) + (" ..." if len(invalid) > 3 else "")
         raise ValueError(f"{where}: {len(invalid)} of {count} are not {expected}: {listed}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -59,7 +60,10 @@ def with_corners(annotations: AnnotationArrays, corners: Floats) -> AnnotationAr
 
 
 def from_segmentations(
-    annotations: AnnotationArrays, segmentations: SegmentationArrays, sizes: Indices
+    annotations: AnnotationArrays,
+    segmentations: SegmentationArrays,
+    sizes: Indices,
+    report: Callable[[int, ValueError], object],
 ) -> AnnotationArrays:
     """Return annotations whose corners are those of the rectangles of minimum area around their segmentations, without
     area where all points of a segmentation lie on a line.
@@ -68,11 +72,18 @@ def from_segmentations(
         annotations: with rows of ``segmentations``.
         segmentations: polygons or RLE.
         sizes: height and width of each image (N x 2).
+        report: called with the index of an annotation whose RLE cannot be decoded and the error; it is dropped.
     """
     assert annotations.segmentations is not None
     rows = zip(annotations.segmentations.tolist(), sizes[annotations.image_indices].tolist(), strict=True)
-    corners = [_surround(segmentations.segment(row, tuple(size)), tuple(size)) for row, size in rows]
-    return with_corners(annotations._replace(segmentations=None), np.array(corners).reshape(-1, 4, 2))
+    corners: dict[int, Floats] = {}
+    for index, (row, size) in enumerate(rows):
+        try:
+            corners[index] = _surround(segmentations.segment(row, tuple(size)), tuple(size))
+        except ValueError as error:
+            report(index, error)
+    kept = annotations._replace(segmentations=None).take(list(corners))
+    return with_corners(kept, np.array(list(corners.values())).reshape(-1, 4, 2))
 
 
 def _surround(segment: Any, size: tuple[int, int]) -> Floats:

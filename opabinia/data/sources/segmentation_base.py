@@ -29,7 +29,7 @@ def check_map_classes(where: object, classes: Sequence[str]) -> None:
     Raises:
         ValueError: there are none, more than a map can hold, or a duplicate; the text begins with ``where``.
     """
-    if not 0 < len(class_indices(classes)) <= IGNORE_LABEL:
+    if not 0 < len(class_indices(classes, where)) <= IGNORE_LABEL:
         raise ValueError(f"{where}: {len(classes)} classes; segmentation needs 1 to {IGNORE_LABEL}")
 
 

@@ -23,7 +23,7 @@ from opabinia.data.sources.file_names import FileNames, decode_name, short_diges
 from opabinia.data.sources.folder import existing_folder, find_files
 from opabinia.data.sources.image_headers import files_exist, read_sizes
 from opabinia.data.sources.labels import check_class
-from opabinia.data.sources.list_files import read_lines
+from opabinia.data.sources.list_files import raise_for_invalid, read_lines
 from opabinia.data.sources.segmentation_base import Color, MapError, check_map_classes, make_map_sample, read_map
 from opabinia.runtime.log import log
 from opabinia.runtime.text import plural
@@ -200,7 +200,7 @@ def segmentation_folder(
     root = existing_folder(root, "root is the folder that holds images and label maps")
     names, file_colors = _read_classes(classes, class_file, values)
     colors = file_colors if colors is None else colors
-    check_map_classes("classes", names)
+    check_map_classes("classes" if class_file is None else class_file, names)
     if len(colors) not in (0, len(names)):
         raise ValueError(f"colors: {plural(len(colors), 'color')} for {plural(len(names), 'class', 'es')}")
     table = _make_table(names, values, reduce_zero_label, ignore, unlisted)
@@ -237,9 +237,11 @@ def _read_classes(
         raise ValueError("classes and class_file exclude each other; give one of them")
     if class_file is not None:
         lines = [text for _, text in read_lines(class_file.expanduser()) if not text.startswith("#")]
-        matches = [re.fullmatch(r"(.+?)[\s,:]+(\d+)[\s,]+(\d+)[\s,]+(\d+):*", text) for text in lines]
+        matches = [re.fullmatch(r"(.+?)[\s,:]+(\d{1,9})[\s,]+(\d{1,9})[\s,]+(\d{1,9}):*", text) for text in lines]
         if all(matches):
             rows = [match.groups() for match in matches if match]
+            wrong = [" ".join(row) for row in rows if max(map(int, row[1:])) > 255]
+            raise_for_invalid(class_file, wrong, len(rows), "names with colors from 0 to 255")
             return [row[0] for row in rows], [(int(row[1]), int(row[2]), int(row[3])) for row in rows]
         return lines, []
     if classes is None and values is None:
@@ -315,7 +317,7 @@ def _check_files(
     if not map_exists.any():
         image, expected = os.fsdecode(images[0]), os.fsdecode(maps[0])
         raise ValueError(
-            f"{root}: none of {plural(len(images), 'image')} has a label map; expected {expected} for {image}"
+            f"{root}: none of {plural(len(images), 'image')} has a label map; expected {expected:.300} for {image:.300}"
         )
     sizes, map_sizes = read_sizes(root, images, errors), read_sizes(root, maps, errors)
     for index in np.flatnonzero(repeated | ~image_exists | ~map_exists | (sizes != map_sizes).any(1)).tolist():

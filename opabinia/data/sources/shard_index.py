@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from opabinia.contracts import Indices
 from opabinia.data.decoding.images import EXTENSIONS
 from opabinia.data.sources.annotation_values import parse_json, shortened
+from opabinia.data.sources.file_names import decode_name
 from opabinia.data.sources.list_files import cell_text
 from opabinia.runtime.files import DiskError, disk_errors, temporary_folder, wait_for_lock
 from opabinia.runtime.local_copies import open_file
@@ -200,7 +201,7 @@ def _make_row(
     file.seek(label.offset_data)
     content = file.read(label.size)
     text = (_read_json_label(where, content, json_label) if json_label else content.decode("utf-8", "replace")).strip()
-    text = cell_text(text, f"{where}: its label")
+    text = decode_name(os.fsencode(cell_text(text, f"{where}: its label")))
     if text.isdecimal() and len(text) > 18:
         raise ValueError(f"{where}: its label is {shortened(text)}: too many classes")
     if re.fullmatch(r"-\d+", text):

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from opabinia.config import register
 from opabinia.contracts import Channels, Indices, Sample
 from opabinia.data.decoding.images import EncodedImage, decode_sample
+from opabinia.data.sources.annotation_values import shortened
 from opabinia.data.sources.file_names import short_digest
 from opabinia.data.sources.labels import class_indices, numbered_classes
 from opabinia.data.sources.shard_index import BLOCK, load_index, parse_member
@@ -116,7 +117,11 @@ class Shards:
         numbers = [label for label in labels if label.isdecimal()]
         names = [label for label in labels if not label.isdecimal()]
         if numbers and names:
-            raise ValueError(f"some labels are numbers ({numbers[0]}), others are names ({names[0]}): list the classes")
+            places = [self._first_with(labels.index(label)) for label in (numbers[0], names[0])]
+            raise ValueError(
+                f"some labels are numbers ({numbers[0]} of {places[0]}), others are names ({shortened(names[0])} of "
+                f"{places[1]}): list the classes"
+            )
         if names:
             return names
         largest = max(numbers, key=int)

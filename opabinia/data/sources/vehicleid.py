@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import defaultdict
 from pathlib import Path
 from typing import Literal
@@ -60,7 +61,7 @@ def vehicleid(
 def _read_list(root: Path, name: str) -> list[ReidImage]:
     file = root / "train_test_split" / name
     rows = read_fields(file, "image vehicle")
-    invalid = [f"{vehicle} ({location})" for location, (_, vehicle) in rows if not vehicle.isdecimal()]
+    invalid = [f"{vehicle} ({location})" for location, (_, vehicle) in rows if not re.fullmatch(r"\d{1,18}", vehicle)]
     raise_for_invalid(file, invalid, len(rows), "vehicle numbers")
     check_files_exist(file, root, [(location, f"image/{image}.jpg") for location, (image, _) in rows])
     return sorted(ReidImage(os.fsencode(f"image/{image}.jpg"), vehicle) for _, (image, vehicle) in rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Literal
 
@@ -56,7 +57,7 @@ def _read_cameras(file: Path) -> dict[str, int]:
     lines = read_lines(file)[1:]  # the first line names the columns
     for location, line in lines:
         image, *fields = line.split(";")
-        if fields and fields[0].isdecimal() and 1 <= int(fields[0]) <= CAMERAS:
+        if fields and re.fullmatch(r"\d{1,3}", fields[0]) and 1 <= int(fields[0]) <= CAMERAS:
             cameras[image] = int(fields[0]) - 1
         else:
             invalid.append(f"{line[:80]} ({location})")

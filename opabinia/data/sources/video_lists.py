@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 from opabinia.config import register
 from opabinia.contracts import Channels, InputPath, Video
 from opabinia.data.decoding.video import VideoFile
-from opabinia.data.sources.annotation_values import parse_json, parse_number
+from opabinia.data.sources.annotation_values import parse_json, parse_number, shortened
 from opabinia.data.sources.labels import encode_labels, read_classes
 from opabinia.data.sources.list_files import cell_text, raise_for_invalid, read_lines, read_rows
 from opabinia.data.sources.videos import VideoFiles
@@ -120,7 +120,11 @@ def _read_entries(
     header: list[str] = []
     if separator is None and file.suffix.lower() in (".csv", ".tsv"):
         delimiter = "\t" if file.suffix.lower() == ".tsv" else ","
-        header = next(csv.reader([read_lines(file)[0][1]], delimiter=delimiter))
+        location, line = read_lines(file)[0]
+        try:
+            header = next(csv.reader([line], delimiter=delimiter))
+        except csv.Error as error:
+            raise ValueError(f"{file}, {location}: {error}") from error
     if "youtube_id" in header:
         yield from _read_kinetics(file, split)
         return
@@ -145,7 +149,7 @@ def _read_entries(
         path, *rest = line.rsplit(separator, 1)
         if label_separator is None and not rest:
             expected = f"a path, {separator or 'whitespace'}, a label"
-            raise ValueError(f"{file}, {location}: {line!r} has no label; expected {expected}")
+            raise ValueError(f"{file}, {location}: {shortened(line)} has no label; expected {expected}")
         labels = _split_labels(rest[0] if rest else "", f"{file}, {location}", label_separator)
         yield _Entry(location, [path.strip()], labels)
 

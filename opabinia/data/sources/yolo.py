@@ -125,15 +125,22 @@ def _read_yaml(data: Path) -> tuple[dict[str, Any], dict[int, str]]:
     return content, {number: _text(data, f"names.{number}", by_number[number]) for number in sorted(by_number)}
 
 
+_MAX_DEPTH = 50
+
+
 def _load_yaml(content: str) -> Any:
-    """Parse YAML without aliases of lists and mappings, with which few lines can stand for billions of values.
+    """Parse YAML that is not deep and has no aliases of lists and mappings, by which few lines stand for many values.
 
     Raises:
         ValueError, yaml.YAMLError, RecursionError: it is not such YAML.
     """
-    events = list(yaml.parse(content, Loader=yaml.SafeLoader))
-    anchors = {event.anchor for event in events if isinstance(event, yaml.CollectionStartEvent)}
-    for event in events:
+    anchors, depth = set(), 0
+    for event in yaml.parse(content, Loader=yaml.SafeLoader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            anchors.add(event.anchor)
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _MAX_DEPTH:
+            raise ValueError(f"lists and mappings are nested more than {_MAX_DEPTH} times")
         if isinstance(event, yaml.AliasEvent) and event.anchor in anchors:
             raise ValueError(f"*{event.anchor} stands for a list or mapping; write it out")
     return yaml.safe_load(content)

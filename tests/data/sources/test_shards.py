@@ -201,7 +201,11 @@ def test_labels(
 @pytest.mark.parametrize(
     ("labels", "classes", "message"),
     [
-        ([0, "dog"], None, r"some labels are numbers \(0\), others are names \(dog\)"),
+        (
+            [0, "dog"],
+            None,
+            r"some labels are numbers \(0 of s\.tar/0\.png\), others are names \('dog' of s\.tar/1\.png\)",
+        ),
         ([0, 1, 3], ["a", "b", "c"], r"s\.tar/2\.png: its label 3 is none of the 3 classes \(a, b, c\)"),
         (["a", "x", "b"], ["a", "b"], r"s\.tar/1\.png: its label x is none of the 2 classes"),
         (["a"], ["a", "b", "a"], "classes: 'a' is listed twice"),
