@@ -24,7 +24,14 @@ MAX_CLASSES = 1_000_000
 MAX_TEXT = 4096
 """Characters of a name, as of a path."""
 
-_SHORT = Repr()
+
+class _ShortRepr(Repr):
+    # Python writes no integers of more than 4300 digits, which are 14,284 bits.
+    def repr_int(self, x: int, level: int) -> str:
+        return super().repr_int(x, level) if x.bit_length() <= 14_000 else "a number of thousands of digits"
+
+
+_SHORT = _ShortRepr()
 _SHORT.maxlevel, _SHORT.maxlist, _SHORT.maxdict, _SHORT.maxstring, _SHORT.maxlong, _SHORT.maxother = 2, 4, 4, 60, 60, 60
 
 
@@ -105,6 +112,8 @@ def text(value: Any) -> str:
     """
     if type(value) not in (str, int, float):
         raise ValueError(f"{shortened(value)} is neither text nor a number")
+    if type(value) is int and value.bit_length() > 14_000:
+        raise ValueError(f"{shortened(value)} is no name")
     name = str(value).strip()
     if not name or name.lower() == "nan":
         raise ValueError(f"{shortened(value)} is not a name")

@@ -317,6 +317,7 @@ def build_source(
         ValueError: there are errors that ``broken`` does not allow; or no image is left.
     """
     if not listing.names:
+        check_errors(listing.file, listing.errors.groups(), broken)
         raise ValueError(f"{listing.file} lists no images")
     outside_root = np.array([listing.below_root and leaves_root(listing.root, name) for name in listing.names])
     for index in np.flatnonzero(outside_root).tolist():

@@ -72,6 +72,15 @@ def test_texts_numbers_and_flags() -> None:
     assert len(shortened(deep(10))) <= 60
 
 
+def test_hexadecimal_numbers_of_thousands_of_digits(tmp_path: Path) -> None:
+    huge = "0x" + "f" * 5000  # YAML reads it; Python does not write it
+    (tmp_path / "images").mkdir()
+    for content in (f"names: {huge}", f"names: [{huge}]", f"names: [a]\nnc: {huge}", f"names: [a]\npath: {huge}"):
+        (tmp_path / "data.yaml").write_text(f"{content}\ntrain: images\n")
+        with pytest.raises(ValueError, match=r"data\.yaml: (names|nc|path)\S* .*number of thousands of digits"):
+            yolo(data=tmp_path / "data.yaml")
+
+
 @pytest.mark.parametrize(
     ("root", "name", "leaves"),
     [
@@ -377,6 +386,14 @@ def test_voc(tmp_path: Path, old: str, new: str, message: str) -> None:
     file.write_text(content.replace(old, new, 1))
     with pytest.raises(ValueError, match=message):
         voc(root=tmp_path)
+
+
+def test_broken_voc_files_are_reported_where_no_class_is_left(tmp_path: Path) -> None:
+    small_data.voc(tmp_path)
+    for file in (tmp_path / "Annotations").iterdir():
+        file.write_text("<annotation>")
+    with pytest.raises(ValueError, match=r"4 label files that cannot be read: 0\.xml: "):
+        voc(root=tmp_path, split=None)
 
 
 def test_voc_without_lists_says_how_to_read_it(tmp_path: Path) -> None:
