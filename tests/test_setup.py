@@ -28,7 +28,8 @@ FOR_DEVELOPERS = {"bench", "browser", "dev", "docs", "storage"}
 EXTERNAL = [line for lines in EXTRAS.values() for line in lines if Requirement(line).name != "opabinia"]
 """What the extras install, without the references of one extra to another."""
 
-INSTALLED_BY_MAKE = [*PROJECT["dependencies"], *EXTRAS["dev"], *EXTRAS["docs"]]
+FOR_TESTS = [line for name in ("dev", "docs", "serve") for line in EXTRAS[name] if line in EXTERNAL]
+INSTALLED_BY_MAKE = [*PROJECT["dependencies"], *FOR_TESTS]
 PINS = [Requirement(line) for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()]
 
 # An address of a package index, and a folder that only one machine has.

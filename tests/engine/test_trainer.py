@@ -164,7 +164,7 @@ def test_every_hook_finishes_also_after_an_error_in_another_hook(tmp_path: Path)
     assert trainer._run.metrics_log._file is None, "closed by a later hook"
 
 
-@pytest.mark.parametrize("key", ["metrics_log", "save", "evaluate", "save_best", "journal", "best", "task.0"])
+@pytest.mark.parametrize("key", ["metrics_log", "save", "evaluate", "save_best", "task.0"])
 def test_a_hook_of_the_user_with_the_key_of_another_is_refused(key: str) -> None:
     epoch = Duration(1, "ep")
     hooks = {

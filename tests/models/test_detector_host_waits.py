@@ -72,7 +72,7 @@ def test_pairs_of_denoising_queries() -> None:
 
 def test_losses_of_masks() -> None:
     layer = QueryMasks(ones(2, 5, 4), ones(2, 5, 8, 8))
-    segments = [MaskTargets(integers(1), ones(1, 8, 8))] * 2
+    segments = MaskTargets(integers(2), ones(2, 8, 8))
     pairs = Pairs(*(integers(2) for _ in range(3)))
     assert MaskCriterion(num_points=8)._layer(layer, pairs, segments)["loss_ce"].device == GPU
 

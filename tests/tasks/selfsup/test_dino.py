@@ -40,13 +40,13 @@ def outputs_of(network: nn.Module, images: Tensor) -> Tensor:
 def test_the_loss_equals_dino_loss_of_its_inputs(crops: int) -> None:
     task, batch = small_dino(teacher_warmup=Duration(3, "it")), with_crops(batch_of(), crops)
     with torch.no_grad():
-        task.centre.value += torch.randn(20)
+        task.center.value += torch.randn(20)
         for param in task.teacher.parameters():
             param += 0.1 * torch.randn_like(param)
     views = [task.normalize(view) for view in batch["views"]]
     for step, temperature in ((0, 0.04), (1, 0.055), (2, 0.07), (9, 0.07)):
         targets = [
-            centered_softmax(outputs_of(task.teacher, view), task.centre.value, temperature) for view in views[:2]
+            centered_softmax(outputs_of(task.teacher, view), task.center.value, temperature) for view in views[:2]
         ]
         expected = dino_loss([outputs_of(task, view) for view in views], targets, 0.1)
         torch.testing.assert_close(task(batch, Clock(step=step))["loss"], expected)
@@ -75,7 +75,7 @@ def test_gradients_reach_the_student_only() -> None:
     assert not teacher_ids & {id(param) for group in parameter_groups(task) for param in group["params"]}
 
 
-def test_the_centre_is_updated_after_the_step_with_the_outputs_of_the_step() -> None:
+def test_the_center_is_updated_after_the_step_with_the_outputs_of_the_step() -> None:
     task = small_dino(center_momentum=0.75)
     hook = task.hooks(DATASET_INFO)[-1]
     task(batch_of(seed=7), Clock())  # outside of a step
@@ -85,44 +85,44 @@ def test_the_centre_is_updated_after_the_step_with_the_outputs_of_the_step() -> 
         batch = with_crops(batch_of(8 * seed, seed=seed))
         task(batch, Clock())
         outputs += [outputs_of(task.teacher, task.normalize(view)) for view in batch["views"][:2]]
-    assert not task.centre.value.any(), "never in forward"
+    assert not task.center.value.any(), "never in forward"
     hook.after_step(run_at_step(1, 4))
-    torch.testing.assert_close(task.centre.value, 0.25 * torch.cat(outputs).mean(0))
-    assert "centre.value" in task.state_dict()
+    torch.testing.assert_close(task.center.value, 0.25 * torch.cat(outputs).mean(0))
+    assert "center.value" in task.state_dict()
 
 
-def test_the_centre_does_not_change_without_a_forward_pass() -> None:
+def test_the_center_does_not_change_without_a_forward_pass() -> None:
     task = small_dino()
     hook = task.hooks(DATASET_INFO)[-1]
     hook.before_step(run_at_step(0, 4), {})
     hook.after_step(run_at_step(1, 4))
-    assert not task.centre.value.any()
+    assert not task.center.value.any()
 
 
-def centre_after_step(task: DINO, batch: Batch) -> Tensor:
-    """Return the centre after a step with this batch."""
+def center_after_step(task: DINO, batch: Batch) -> Tensor:
+    """Return the center after a step with this batch."""
     hook = task.hooks(DATASET_INFO)[-1]
     hook.before_step(run_at_step(0, 4), batch)
     task(batch, Clock())
     hook.after_step(run_at_step(1, 4))
-    return task.centre.value.clone()
+    return task.center.value.clone()
 
 
-def test_a_skipped_step_does_not_move_the_centre() -> None:
+def test_a_skipped_step_does_not_move_the_center() -> None:
     """A rollback skips batches: there is no forward pass, but the step counts."""
     task = small_dino()
-    centre = centre_after_step(task, batch_of())
+    center = center_after_step(task, batch_of())
     task.hooks(DATASET_INFO)[-1].after_step(run_at_step(2, 4))
-    assert centre.any() and torch.equal(task.centre.value, centre)
+    assert center.any() and torch.equal(task.center.value, center)
 
 
-def test_non_finite_outputs_do_not_move_the_centre() -> None:
+def test_non_finite_outputs_do_not_move_the_center() -> None:
     task = small_dino()
-    centre = centre_after_step(task, batch_of())
+    center = center_after_step(task, batch_of())
     broken = batch_of(seed=2)
     broken["views"][0][0] = torch.nan
-    assert torch.equal(centre_after_step(task, broken), centre)
-    assert not torch.equal(centre_after_step(task, batch_of(seed=3)), centre)
+    assert torch.equal(center_after_step(task, broken), center)
+    assert not torch.equal(center_after_step(task, batch_of(seed=3)), center)
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def test_batch_norm_in_the_head_separates_similar_vectors() -> None:
 
 
 def test_it_learns() -> None:
-    """The loss first rises while the centre removes the common part of the outputs, then falls."""
+    """The loss first rises while the center removes the common part of the outputs, then falls."""
     task = small_dino(outputs=64, teacher_temperature=0.04, freeze_last_layer=Duration(10, "it"), momentum=0.99)
     hooks, steps, losses = task.hooks(DATASET_INFO), 70, []
     optimizer = torch.optim.AdamW([param for param in task.parameters() if param.requires_grad], lr=1e-3)

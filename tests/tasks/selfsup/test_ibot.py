@@ -57,9 +57,9 @@ def reference_losses(task: IBot, batch: Batch, temperature: float, patch_tempera
     image_outputs = [teacher_heads.get_submodule("images")(tokens.first) for tokens in teacher_tokens]
     patch_outputs = [teacher_heads.get_submodule(kind)(tokens.patches) for tokens in teacher_tokens]
     if kind == "images":
-        targets = [centered_softmax(output, task.centre.value, temperature) for output in image_outputs]
+        targets = [centered_softmax(output, task.center.value, temperature) for output in image_outputs]
         patch_targets = [
-            centered_softmax(output, task.patch_centre.value, patch_temperature) for output in patch_outputs
+            centered_softmax(output, task.patch_center.value, patch_temperature) for output in patch_outputs
         ]
     else:
         targets = list(sinkhorn(torch.cat(image_outputs), temperature).chunk(2))
@@ -94,7 +94,7 @@ def test_losses_equal_those_of_the_papers(keys: dict[str, Any], small: int) -> N
             if name.startswith("teacher."):
                 param += 0.1 * torch.randn_like(param)
         for name, buffer in task.named_buffers():
-            if name.endswith("centre.value"):
+            if name.endswith("center.value"):
                 buffer += 0.3 * torch.randn_like(buffer)
     losses = task(batch, Clock(step=1))
     expected = reference_losses(task, batch, 0.055, 0.07)
@@ -139,7 +139,7 @@ def test_no_patch_is_masked_before_masking_starts() -> None:
         assert task.hidden_token.grad is not None, "distributed training needs a gradient of every parameter"
 
 
-def test_both_centres_are_updated() -> None:
+def test_both_centers_are_updated() -> None:
     task, batch = make_task(center_momentum=0.9, patch_center_momentum=0.5), batch_of()
     hooks = task.hooks(DATASET_INFO)
     for hook in hooks:
@@ -150,8 +150,8 @@ def test_both_centres_are_updated() -> None:
     head = heads.get_submodule("images")
     for hook in hooks[-2:]:
         hook.after_step(run_at_step(1, 4))
-    torch.testing.assert_close(task.centre.value, 0.1 * head(tokens.first).mean(0))
-    torch.testing.assert_close(task.patch_centre.value, 0.5 * head(tokens.patches).mean((0, 1)))
+    torch.testing.assert_close(task.center.value, 0.1 * head(tokens.first).mean(0))
+    torch.testing.assert_close(task.patch_center.value, 0.5 * head(tokens.patches).mean((0, 1)))
 
 
 def test_losses_that_compare_images_require_the_full_batch() -> None:
@@ -160,7 +160,7 @@ def test_losses_that_compare_images_require_the_full_batch() -> None:
 
 
 def test_sinkhorn_has_no_state() -> None:
-    assert not any("centre" in name for name in make_task(**DINOV2).state_dict())
+    assert not any("center" in name for name in make_task(**DINOV2).state_dict())
     assert len(make_task(**DINOV2).hooks(DATASET_INFO)) == 3, "two last layers, and the teacher"
 
 
