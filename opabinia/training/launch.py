@@ -61,6 +61,8 @@ from opabinia.training.world_size_scaling import auto_scale
 MAX_ROLLBACKS = 10
 """Batches that may be skipped from one checkpoint on, or in a row, before a run with ``rollback`` gives up."""
 
+_OTHER_SETTINGS = "; to train with other settings, set a longer train.length or begin another run (--name NAME)"
+
 
 class _Planned(NamedTuple):
     """The decisions of rank 0 before a run begins.
@@ -152,8 +154,7 @@ def train(
             log.info("resuming %s from step %d", folder, snapshot.step)
         differs = _log_differences(planned.before, planned.config)
         if planned.scores is not None:
-            hint = "; to train with other settings, set a longer train.length or begin another run (--name NAME)"
-            log.info("%s is finished: nothing to do%s", folder, hint if differs else "")
+            log.info("%s is finished: nothing to do%s", folder, _OTHER_SETTINGS if differs else "")
             for hook in (planned.config["hooks"] or {}).values():
                 if hook["name"] == "expected_scores":
                     check_scores(planned.scores, hook["scores"])
