@@ -111,12 +111,13 @@ def _boxes(source: str, train: str, val: str) -> list[str]:
 
 
 def _classes(folder: Path) -> list[str]:
-    """Return a name for each value of the first label maps."""
-    from PIL import Image
+    """Return a name for each value of the first label maps; broken ones are skipped."""
+    from opabinia.data.decoding.images import image_errors, open_image
 
     largest = 1
     for name in islice((name for name in _names(folder) if name.endswith(".png")), 20):
-        with Image.open(folder / name) as image:
+        with suppress(OSError, ValueError), (folder / name).open("rb") as file, image_errors(name):
+            image = open_image(file)
             if image.mode in ("L", "P"):
                 values = image.histogram()[:255]  # 255 is ignored
                 largest = max([largest, *(value for value, pixels in enumerate(values) if pixels)])
