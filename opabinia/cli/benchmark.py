@@ -54,6 +54,7 @@ def benchmark(
     with report_errors():
         ranks = layout(nproc, None, None, None, max_restarts=0)
         from opabinia.config import ConfigError, Problem, catalog, check, compose
+        from opabinia.config.paths import check_paths
 
         if out is not None and (out.is_dir() or not out.absolute().parent.is_dir()):
             raise ConfigError(Problem("command line", "--out", f"{out} is not a file in an existing folder"))
@@ -69,7 +70,8 @@ def benchmark(
         if precision is not None:
             overrides = [*(overrides or []), f"train.precision={precision}"]
         tree = compose(recipe, overrides or [])
-        check(tree, catalog(tree.plugins))
+        parts = catalog(tree.plugins)
+        check_paths(check(tree, parts), parts)
         if memory:
             from opabinia.training.memory_prediction import predict_memory
 

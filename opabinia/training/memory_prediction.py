@@ -139,6 +139,8 @@ def _notes(config: Mapping[str, Any], parts: StepParts) -> list[str]:
         notes.append("A batch of several tasks is a mixture as configured: no largest one is searched.")
     if config["train"]["parallel"]["name"] == "fsdp":
         notes.append("train.parallel is fsdp: the prediction is for one GPU, which holds everything; several share it.")
+    if parts.run.init is not None:
+        notes.append("init is not read: other weights of the same model take the same memory.")
     if train.compile:
         notes.append("train.compile is not predicted: it needs less for activations.")
     return notes

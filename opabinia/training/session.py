@@ -386,7 +386,10 @@ def build_model(
     model = make_task(task, dataset_info, seed)
 
     def load(run: Path) -> Task:
-        return load_trained(run, device="cpu").task
+        try:
+            return load_trained(run, device="cpu").task
+        except ConfigError as error:  # its place is not the command line here
+            raise ValueError("; ".join(problem.message for problem in error.problems)) from error
 
     with errors_at("task.teacher"):
         model.attach_teachers(load)

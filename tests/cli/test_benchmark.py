@@ -34,16 +34,13 @@ def test_memory_is_predicted(opabinia: Command) -> None:
 
 
 def test_memory_names_parts_of_the_config_that_it_does_not_follow(opabinia: Command) -> None:
-    overrides = ["data.batch_size=auto", "train.parallel=fsdp", "train.compile=true"]
+    overrides = ["data.batch_size=auto", "train.parallel=fsdp", "init.weights=absent.pth", "train.compile=true"]
     result = opabinia("benchmark", "classification/digits", *overrides, "--memory", "--json")
     assert result.status == 0, result.err
     report = json.loads(result.out)
     assert report["batch_size"] == 16
-    assert [note.partition(" is ")[0] for note in report["notes"]] == [
-        "data.batch_size",
-        "train.parallel",
-        "train.compile",
-    ]
+    names = ["data.batch_size", "train.parallel", "init", "train.compile"]
+    assert [note.partition(" is ")[0] for note in report["notes"]] == names
 
 
 @pytest.mark.parametrize(
@@ -55,6 +52,14 @@ def test_memory_names_parts_of_the_config_that_it_does_not_follow(opabinia: Comm
                 f"--device-memory: '{size}' is no memory",
             )
             for size in ("4Gx", "24", "-1GiB", "0", "", "999999EiB")
+        ),
+        (
+            ["detection/coco_format", "vars.root=absent", "--memory"],
+            "instances_train.json; the nearest existing folder",
+        ),
+        (
+            ["selfsup/digits_distillation", "--memory"],
+            "task.teacher: there is no folder runs/selfsup/digits_vicreg/default",
         ),
         (["classification/digits", "--memory", "--nproc", "2"], "--nproc: measures; with --memory nothing is"),
         (["classification/digits", "--memory", "--steps", "30"], "--steps: measures; with --memory nothing is"),
