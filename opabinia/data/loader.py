@@ -84,6 +84,10 @@ class DataError(ValueError):
     exit_status = 2
 
 
+_HINT = "; `opabinia data check` lists all samples that cannot be read, data.on_error=skip trains without them"
+"""End of the error of a sample that cannot be read."""
+
+
 # --- requests -------------------------------------------------------------------------------------------------------
 
 
@@ -355,7 +359,9 @@ class BatchReader(Dataset[LoadedBatch | _Failure]):
                     sample = _check_sample(part(sample))
         except Exception as error:
             name = "" if sample is None else f" ({sample.get('id', 'without id')})"
-            raise _data_error(f"sample {index}{name}", part, error) from error
+            unread = sample is None or isinstance(sample.get("image"), DeferredImage)
+            hint = _HINT if unread and self.on_error == "raise" and not isinstance(error, StorageError) else ""
+            raise _data_error(f"sample {index}{name}", part, error, hint) from error
         if shape is not None:
             sample.pop("shape", None)
         return sample
@@ -410,8 +416,8 @@ def _errors_in(location: str, part: object) -> Iterator[None]:
         raise _data_error(location, part, error) from error
 
 
-def _data_error(location: str, part: object, error: Exception) -> DataError:
-    return DataError(f"{location}, {part_name(part)}: {type(error).__name__}: {error}")
+def _data_error(location: str, part: object, error: Exception, hint: str = "") -> DataError:
+    return DataError(f"{location}, {part_name(part)}: {type(error).__name__}: {error}{hint}")
 
 
 def part_name(part: object) -> str:

@@ -23,9 +23,12 @@ from opabinia.training.samples import batch_errors, first_samples, first_trainin
 from opabinia.training.session import TrainingRun, all_schedules, build_model
 from opabinia.training.validation import make_best, plan_evaluation, validation_key
 
+_BATCHED = 16
+"""First samples of each dataset that are put into one batch: images of different sizes show there."""
+
 
 def dry_run(parts: Mapping[str, Any]) -> None:
-    """Build everything and run one tiny batch on the CPU.
+    """Build everything, put the first samples into a batch, and run two of them on the CPU.
 
     The model is built on the meta device first: a size that does not fit is reported before memory is allocated.
 
@@ -58,6 +61,7 @@ def dry_run(parts: Mapping[str, Any]) -> None:
 
     first = plan.row(0)
     batch = first_training_samples(data, 2, model, shape=first.shape)
+    first_training_samples(data, min(_BATCHED, data.batch_size), model, shape=first.shape)
     log_device_transforms(data, model.size_multiple)
     with errors_at("data.mix"):
         for mix in data.mix:
@@ -74,6 +78,10 @@ def dry_run(parts: Mapping[str, Any]) -> None:
         evaluator for val_set in evaluation.validation for evaluator in val_set.evaluators(model, val_set.dataset_info)
     ]
     for stream in data.validation:
-        batch = first_samples(stream, 2, skip=skip, size_multiple=model.size_multiple_of(stream.task or ""))
+        multiple = model.size_multiple_of(stream.task or "")
+        batch = first_samples(stream, 2, skip=skip, size_multiple=multiple)
+        first_samples(
+            stream, min(_BATCHED, run.evaluate.batch_size or data.batch_size), skip=skip, size_multiple=multiple
+        )
         with batch_errors(batch, validation_key(data, stream.prefix)):
             predict_with_layers(model.eval(), batch, requested_layers(model, evaluators))

@@ -57,6 +57,9 @@ def test_raise_names_file_and_reason(train: Train, workers: int) -> None:
     assert result.status == 2
     assert "Traceback" not in result.err
     assert any(f"{name}.jpg cannot be decoded: " in result.err for name in ("cut", "empty", "text"))
+    assert result.err.rstrip().endswith(
+        "; `opabinia data check` lists all samples that cannot be read, data.on_error=skip trains without them"
+    )
 
 
 def test_skip_replaces_broken_images_in_training_and_omits_them_in_evaluation(train: Train, tmp_path: Path) -> None:

@@ -56,6 +56,8 @@ def test_a_log_that_is_no_terminal_begins_with_the_first_step(
     bar = TrainingBar(eta)
     run: Any = SimpleNamespace(clock=clock, metrics_log=metrics_log)
     bar.start(run)
+    bar.finish(run, "failed before the first step")
+    bar.start(run)
     for step in range(1, 17):
         now[0] += 6.0
         run.clock = Clock(step=step, total_steps=16, steps_per_epoch=10)

@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 from torchvision.transforms.v2 import RandomHorizontalFlip
 
 from opabinia.config import ConfigError
 from opabinia.contracts import Backbone, DatasetInfo, Hook
 from opabinia.data import Data, Stream
+from opabinia.data.loader import DataError
 from opabinia.data.sources import segmentation_folder
 from opabinia.data.sources.digits import Digits
 from opabinia.runtime.durations import Duration
@@ -241,3 +243,20 @@ def test_a_hook_sees_an_evaluation_run(tmp_path: Path) -> None:
     snapshot = launch.read_checkpoint(folder / "checkpoints" / "step-00000001")
     evaluate_trained(folder, parts, snapshot, lambda: parts["data"])
     assert events == ["start", "before_phase", "after_phase", "finish"]
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_a_dry_run_finds_images_that_do_not_fit_into_a_batch(split: str, tmp_path: Path) -> None:
+    """The first two are alike."""
+    for folder in ("train", "val"):
+        (tmp_path / folder / "a").mkdir(parents=True)
+        for number in range(4):
+            size = (40, 32) if number == 3 and folder == split else (32, 32)
+            Image.new("RGB", size).save(tmp_path / folder / "a" / f"{number}.png")
+        (tmp_path / folder / "b").mkdir()
+        Image.new("RGB", (32, 32)).save(tmp_path / folder / "b" / "0.png")
+    sources = [f"data.{name}.source={{name: image_folder, root: {tmp_path / name}}}" for name in ("train", "val")]
+    small = [*sources, "data.train.transforms=[]", "task.mean=[0.5]", "task.std=[0.5]"]
+    with pytest.raises(DataError, match=r"'image' differs in size: a.0.png has 3 x 32 x 32, a.3.png has 3 x 32 x 40"):
+        check_recipe(*small)
+    check_recipe(*small, "data.batch_size=2", "evaluate.batch_size=3")

@@ -44,7 +44,8 @@ class TrainingBar(Hook):
 
     def finish(self, run: Run, how: str | BaseException) -> None:
         """Leave the bar at the last step, and restore the terminal."""
-        self._move(run)
+        if self._has_bar:
+            self._move(run)
         self._shown.close()
 
     def _move(self, run: Run) -> None:
