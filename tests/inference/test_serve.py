@@ -5,6 +5,7 @@ import http.client
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -32,6 +33,7 @@ from PIL import Image
 
 import opabinia
 from opabinia.config import ConfigError
+from opabinia.data.decoding.images import decode_bytes
 from opabinia.data.sources import Digits
 from opabinia.inference.serving.address import read_token
 from opabinia.inference.serving.inference import Inference
@@ -79,7 +81,9 @@ class Server(NamedTuple):
 def started(run: Path, *options: str) -> Iterator[Server]:
     """Start a server on a free port; check that it stops on SIGTERM."""
     program = [sys.executable, "-m", "opabinia", "serve", str(run), "--port", "0", *options]
-    with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    with subprocess.Popen(
+        program, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
         assert process.stdout is not None
         first_line = process.stdout.readline()
         assert " answers at http://127.0.0.1:" in first_line, first_line + process.stdout.read()
@@ -536,6 +540,64 @@ def test_metrics_count_requests() -> None:
     ]
     assert "opabinia_requests_pending 0" in lines
     assert 'opabinia_predict_seconds_bucket{le="+Inf"} 3' in lines and "opabinia_predict_seconds_count 3" in lines
+
+
+def test_a_model_is_loaded_again_beside_the_one_that_answers() -> None:
+    pytest.importorskip("fastapi", reason="fastapi is absent: pip install 'opabinia[serve]'")
+    from opabinia.inference.serving import app
+
+    def predicts(name: str) -> Any:
+        def inference(uploads: Sequence[Upload]) -> list[Any]:
+            assert go_on.wait(30)
+            return [name]
+
+        inference.limits = Limits()  # type: ignore[attr-defined]
+        return inference
+
+    def load() -> Any:
+        go_on.set()  # the one before it answers while this one is loaded
+        return loaded.pop()
+
+    async def requests() -> list[Any]:
+        async def receive() -> Any:
+            return {"type": "http.request", "body": b"file", "more_body": False}
+
+        async def predict() -> Any:
+            request = Request({"type": "http", "headers": [], "method": "POST", "path": "/predict"}, receive)
+            return json.loads((await service.predict(request)).body)["predictions"]
+
+        first = asyncio.create_task(predict())
+        while not service.worker._threads:
+            await asyncio.sleep(0)
+        await service.reload()
+        second = await predict()
+        await service.reload()  # fails
+        return [await first, second, await predict(), service.about]
+
+    from starlette.requests import Request
+
+    go_on, loaded = Event(), [(predicts("second"), {"version": 2})]
+    service = app.Service(predicts("first"), {"version": 1}, load)
+    assert asyncio.run(requests()) == [["first"], ["second"], ["second"], {"version": 2}]
+
+
+def test_sighup_loads_the_newest_checkpoint(run: Path, tmp_path: Path) -> None:
+    pytest.importorskip("fastapi", reason="fastapi is absent: pip install 'opabinia[serve]'")
+    copy = tmp_path / "classification" / "copy"
+    shutil.copytree(run, copy)
+    with started(copy) as server:
+        before = server.post(digit(0)).content["predictions"]
+        other = launch.train("classification/digits", [*SMALL, "seed=5"], out=tmp_path / "other")[0]
+        copy.rename(tmp_path / "old")
+        shutil.copytree(other, copy)
+        seconds = server.get("/model").content["load_seconds"]
+        server.process.send_signal(signal.SIGHUP)
+        while server.get("/model").content["load_seconds"] == seconds:
+            assert server.post(digit(0)).status == 200
+        after = server.post(digit(0)).content["predictions"]
+        assert [{"path": "the file", **opabinia.load(other)(decode_bytes(digit(0), "", 1)).readable}] == after != before
+        with urllib.request.urlopen(server.address + "/metrics") as response:
+            assert b"\nopabinia_model_load_seconds 0." in response.read()
 
 
 @pytest.mark.slow

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import os
+import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -61,16 +63,22 @@ class _Anything(Convertor[str]):  # type: ignore[misc]  # starlette is optional:
 register_url_convertor("anything", _Anything())
 
 
+# Returns what predicts uploads, and the answer of GET /model.
+Load = Callable[[], tuple[Inference, dict[str, Any]]]
+
+
 class Service:
     """Answers requests one after the other in one thread; a limited number waits, others are refused.
 
     Args:
         inference: of the model.
         about: the answer of ``GET /model``.
+        load: returns both of a model that is loaded again.
     """
 
-    def __init__(self, inference: Inference, about: dict[str, Any]) -> None:
+    def __init__(self, inference: Inference, about: dict[str, Any], load: Load | None = None) -> None:
         self.inference, self.about = inference, about
+        self.load, self._loading = load, asyncio.Lock()
         self.limits = inference.limits
         self.pending = 0
         self.metrics = Metrics()
@@ -94,6 +102,16 @@ class Service:
             self.pending -= 1
         self.metrics.files += len(uploads)
         return JSONResponse({"predictions": results})
+
+    async def reload(self) -> None:
+        """Load the model again, beside the present one, which answers until then and, if loading fails, from then on.
+        Requests that wait get the answer of the model that was there when they arrived."""
+        assert self.load is not None
+        async with self._loading:
+            try:
+                self.inference, self.about = await asyncio.to_thread(self.load)
+            except Exception as error:
+                log.error("the model could not be loaded again; the one before it continues: %s", error)
 
     def _stop_slow_body(self) -> bool:
         """Stop waiting for the oldest body if it is slow; return whether there was one."""
@@ -134,7 +152,7 @@ class Service:
 
     async def show_metrics(self, request: Request) -> Response:
         """``GET /metrics``: counts since the start, for Prometheus."""
-        return Response(self.metrics.text(self.pending), media_type=CONTENT_TYPE)
+        return Response(self.metrics.text(self.pending, self.about.get("load_seconds", 0.0)), media_type=CONTENT_TYPE)
 
     async def page(self, request: Request) -> Response:
         """``GET /`` and the files of the page."""
@@ -207,6 +225,10 @@ def make_app(service: Service, hosts: frozenset[str] | None, token: str | None =
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        reloads = set[asyncio.Task[None]]()
+        if service.load is not None and not os.isatty(0):  # where it ends the server with its terminal
+            loop = asyncio.get_running_loop()
+            loop.add_signal_handler(signal.SIGHUP, lambda: reloads.add(loop.create_task(service.reload())))
         yield
         service.worker.shutdown(wait=False, cancel_futures=True)  # pending requests are cancelled
 

@@ -33,8 +33,13 @@ class Metrics:
             self._seconds += seconds
             self._buckets[bisect_left(BUCKETS, seconds)] += 1
 
-    def text(self, pending: int) -> str:
-        """Return all counts; ``pending`` is the number of requests that wait or are predicted."""
+    def text(self, pending: int, load_seconds: float) -> str:
+        """Return all counts.
+
+        Args:
+            pending: number of requests that wait or are predicted.
+            load_seconds: time that loading the model took.
+        """
         lines = [
             *("# HELP opabinia_requests_total Answers by path and status.", "# TYPE opabinia_requests_total counter"),
             *(
@@ -48,6 +53,8 @@ class Metrics:
             f"opabinia_files_total {self.files}",
             "# HELP opabinia_requests_pending Requests of POST /predict that wait or are predicted.",
             *("# TYPE opabinia_requests_pending gauge", f"opabinia_requests_pending {pending}"),
+            "# HELP opabinia_model_load_seconds Time to load the present model, and to embed its gallery.",
+            *("# TYPE opabinia_model_load_seconds gauge", f"opabinia_model_load_seconds {load_seconds:.3f}"),
             "# HELP opabinia_predict_seconds Time to the answer of POST /predict, with the upload and the queue.",
             "# TYPE opabinia_predict_seconds histogram",
         ]

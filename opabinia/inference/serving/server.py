@@ -7,7 +7,10 @@ import socket
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from time import perf_counter
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
@@ -59,6 +62,32 @@ def serve(
     Raises:
         ConfigError: there is no such run, checkpoint or gallery, or the file was not exported.
     """
+    load = partial(_load, run, limits, gallery, checkpoint=checkpoint, weights=weights, device=device, task=task)
+    inference, about = load()
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # the client gets the error message
+    name = about["name"]
+    app = make_app(Service(inference, about, load), LOCAL if host in LOCAL else None, token)
+    url_host = f"[{host}]" if ":" in host else host
+    print(f"{name} answers at http://{url_host}:{listening.getsockname()[1]} (Ctrl-C ends it)", flush=True)
+    if host not in LOCAL:
+        who = "everyone who can reach this machine can use it; there is no token (--token-file)"
+        print("the token is sent unencrypted: use a proxy with TLS (docs/serving.md)" if token else who, flush=True)
+    with _pixel_limit(limits.pixels):
+        make_server(app).run(sockets=[listening])
+
+
+def _load(
+    run: Path,
+    limits: Limits,
+    gallery: Path | None,
+    *,
+    checkpoint: str,
+    weights: Weights | None,
+    device: str | None,
+    task: Sequence[str],
+) -> tuple[Inference, dict[str, Any]]:
+    """Load the model and embed the gallery; return what predicts uploads, and the answer of ``GET /model``."""
+    start = perf_counter()
     with logging_to(None):
         if is_exported(run):
             predictor = load_exported(run)
@@ -72,7 +101,6 @@ def serve(
                 classes = {name: own.dataset_info.classes for name, own in predictor.task.tasks.items()}
         served_gallery = ServedGallery(predictor, gallery) if gallery is not None else None
     inference = Inference(predictor, limits, served_gallery)
-    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # the client gets the error message
     name = "/".join(run.resolve().parts[-2:])
     parameters = sum(param.numel() for param in predictor.task.parameters())  # 0: those of a graph are not known
     about = {
@@ -91,16 +119,10 @@ def serve(
             "input_pixels": inference.input_pixels,
             "files": MAX_FILES,
         },
+        "load_seconds": round(perf_counter() - start, 3),
         "version": __version__,
     }
-    app = make_app(Service(inference, about), LOCAL if host in LOCAL else None, token)
-    url_host = f"[{host}]" if ":" in host else host
-    print(f"{name} answers at http://{url_host}:{listening.getsockname()[1]} (Ctrl-C ends it)", flush=True)
-    if host not in LOCAL:
-        who = "everyone who can reach this machine can use it; there is no token (--token-file)"
-        print("the token is sent unencrypted: use a proxy with TLS (docs/serving.md)" if token else who, flush=True)
-    with _pixel_limit(limits.pixels):
-        make_server(app).run(sockets=[listening])
+    return inference, about
 
 
 @contextmanager
