@@ -35,7 +35,7 @@ class MaskedDecoder(nn.Module):
         self.hidden = nn.Parameter(torch.empty(width))
         self.blocks = nn.Sequential(*(Block(width, heads, qkv_bias=True) for _ in range(depth)))
         self.norm = nn.LayerNorm(width, eps=1e-6)
-        self.tell = nn.Linear(width, outputs)
+        self.output = nn.Linear(width, outputs)
         nn.init.normal_(self.hidden, std=0.02)
         for module in self.modules():
             if isinstance(module, nn.Linear):
@@ -56,5 +56,5 @@ class MaskedDecoder(nn.Module):
         patches = self.hidden.to(visible.dtype).expand(len(visible), grid[0] * grid[1], width)
         patches = patches.scatter(1, kept[:, :, None].expand(-1, -1, width), visible)
         patches = patches + build_sincos2d_pos_embed(list(grid), width, device=visible.device, dtype=visible.dtype)
-        predicted: Tensor = self.tell(self.norm(self.blocks(torch.cat([first[:, None], patches], 1)))[:, 1:])
+        predicted: Tensor = self.output(self.norm(self.blocks(torch.cat([first[:, None], patches], 1)))[:, 1:])
         return predicted

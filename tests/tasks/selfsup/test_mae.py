@@ -80,7 +80,7 @@ def test_the_decoder_encodes_patch_positions() -> None:
 def test_the_decoder_of_the_paper() -> None:
     with torch.device("meta"):
         task = MAE(DATASET_INFO, backbone=partial(timm, model="vit_base_patch16_224"))
-    assert len(task.decoder.blocks) == 8 and task.decoder.tell.weight.shape == (16 * 16 * 3, 512)
+    assert len(task.decoder.blocks) == 8 and task.decoder.output.weight.shape == (16 * 16 * 3, 512)
     assert task.decoder.blocks[0].attn.num_heads == 16
 
 
