@@ -29,6 +29,8 @@ log = logging.getLogger("opabinia")  # runtime/log.py imports torch
 
 PATIENCE = 180.0
 """Seconds after which a request that fails again and again is given up."""
+FIRST_PATIENCE = 30.0
+"""The same for a server that has not answered this process yet: its address may be wrong."""
 THREADS = 32
 """Requests at the same time, while a folder is listed or the files of a batch are fetched."""
 RUNS = "runs"
@@ -38,6 +40,10 @@ _URL = re.compile(r"([a-z][a-z0-9+.-]+):/+([^/].*)", re.DOTALL)  # pathlib makes
 _ROOTED = ("file", "local", "memory")  # protocols whose paths begin with a slash
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure"}
 _MAX_HASHED = 1 << 24  # larger objects are uploaded in parts: their ETag is not their MD5
+_NO_CONNECTION = ("ServiceRequestError", "EndpointConnectionError", "ClientConnectorError", "ConnectTimeoutError")
+"""Errors of the libraries of Azure, Amazon and Google when no server is reached."""
+_reached: set[str] = set()
+"""Buckets with a request of this process that has succeeded."""
 _Result = TypeVar("_Result")
 
 
@@ -109,7 +115,11 @@ def _connect(protocol: str, bucket: str, _process: int) -> Any:
 
     url = f"{protocol}://{bucket}"
     try:
-        return fsspec.url_to_fs(url, use_listings_cache=False)[0]
+        fs = fsspec.url_to_fs(url, use_listings_cache=False)[0]
+        if _EXTRAS.get(protocol) == "azure":
+            with suppress(AttributeError):  # no option of adlfs; the Azure SDK would repeat each request for 84 seconds
+                fs.service_client._config.retry_policy.total_retries = 0
+        return fs
     except ImportError as error:
         extra = _EXTRAS.get(protocol)
         raise StorageError(f"{url}: {error}" + (f"; pip install 'opabinia[{extra}]'" if extra else "")) from error
@@ -128,7 +138,8 @@ def _refused(url: str, reason: str) -> StorageError:
 
 
 def retry(url: str, request: Callable[[], _Result]) -> _Result:
-    """Return what a request returns; repeat it with growing pauses while it fails, for up to :data:`PATIENCE` seconds.
+    """Return what a request returns; repeat it with growing pauses while it fails, for up to :data:`PATIENCE` seconds,
+    or :data:`FIRST_PATIENCE`.
 
     Missing objects, refused access, missing credentials, invalid names and a full disk are not repeated.
 
@@ -136,9 +147,12 @@ def retry(url: str, request: Callable[[], _Result]) -> _Result:
         StorageError: with the URL and the last reason.
     """
     start, pause, is_reported = time.monotonic(), 0.1, False
+    bucket = "/".join(url.split("/")[:3])
     while True:
         try:
-            return request()
+            result = request()
+            _reached.add(bucket)
+            return result
         except StorageError:
             raise
         except FileNotFoundError as error:
@@ -159,11 +173,13 @@ def retry(url: str, request: Callable[[], _Result]) -> _Result:
                 raise StorageError(message) from error
             if number == errno.EINVAL or name == "ParamValidationError" or status in (400, 404):
                 raise StorageError(f"{url}: {reason}") from error
+            is_first = name in _NO_CONNECTION and bucket not in _reached
+            patience = min(FIRST_PATIENCE, PATIENCE) if is_first else PATIENCE
             seconds = time.monotonic() - start
-            if seconds + pause > PATIENCE:
-                raise StorageError(f"{url}: no success for {PATIENCE:g} seconds: {reason}") from error
+            if seconds + pause > patience:
+                raise StorageError(f"{url}: no success for {patience:g} seconds: {reason}") from error
             report = log.warning if seconds > 3 and not is_reported else log.debug
-            report("%s: %s; it is tried again for up to %g seconds", url, reason, PATIENCE)
+            report("%s: %s; it is tried again for up to %g seconds", url, reason, patience)
             is_reported |= seconds > 3
             time.sleep(pause * random.uniform(0.5, 1.5))
             pause = min(2 * pause, 10.0)

@@ -147,3 +147,16 @@ def test_wrong_names_and_credentials(container: Any, azurite: str, connect: Call
         with pytest.raises(StorageError, match=r"access is refused \(.*\); credentials are those of adlfs") as error:
             local_copy(f"{url}/data")
         assert KEY[4:] not in str(error.value)
+
+
+def test_a_server_that_is_down_is_reported_at_once(connect: Callable[[str], None]) -> None:
+    """The Azure SDK would repeat the request for 84 seconds."""
+    pytest.importorskip("adlfs", reason="adlfs is absent: pip install 'opabinia[azure]'")
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # not listening
+        endpoint = f"BlobEndpoint=http://127.0.0.1:{closed.getsockname()[1]}/{ACCOUNT};"
+        connect(f"DefaultEndpointsProtocol=http;AccountName={ACCOUNT};AccountKey={KEY};{endpoint}")
+        started = time.monotonic()
+        with pytest.raises(StorageError, match=r"az://box/data: no success for 0 seconds: ServiceRequestError"):
+            list(storage.list_objects("az://box/data"))
+        assert time.monotonic() - started < 20

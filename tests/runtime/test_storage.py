@@ -1,4 +1,5 @@
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -43,3 +44,28 @@ def test_uploaded_folders_are_complete_once_their_last_file_exists(
     with pytest.raises(KeyboardInterrupt):
         storage.upload_folder(tmp_path / "out", "memory:/features", last="about.json")
     assert not remote.exists("/features/about.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "reached", "patience"),
+    [("ServiceRequestError", False, 30), ("ServiceRequestError", True, 180), ("ServiceResponseError", False, 180)],
+)
+def test_a_server_that_has_never_answered_is_given_up_early(
+    name: str, reached: bool, patience: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    def request() -> None:
+        raise type(name, (Exception,), {"__module__": "azure.core"})("Cannot connect to host")
+
+    monkeypatch.setattr(storage, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    monkeypatch.setattr(storage, "PATIENCE", 180.0)
+    monkeypatch.setattr(storage, "_reached", set())
+    if reached:
+        storage.retry("az://box/a", lambda: None)
+    with pytest.raises(StorageError, match=rf"az://box/b: no success for {patience} seconds: {name}: Cannot connect"):
+        storage.retry("az://box/b", request)
+    assert patience - 20 < now[0] <= patience
