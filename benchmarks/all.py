@@ -17,7 +17,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "RESULTS.md"
-SHARED = ("in_memory.py", "every_other.py", "gpu_sections.py")
+SHARED = ("in_memory.py", "every_other.py", "gpu_sections.py", "serve_other.py")
 """Modules that benchmarks import or start."""
 LIBRARIES = ("torch", "torchvision", "timm", "numpy", "pydantic")
 # Absolute times depend on the machine and its other work; ratios are taken between both sides in one run.
