@@ -1,14 +1,12 @@
-"""Claim: ``opabinia serve`` answers about as many requests as LitServe with the same model, in half the memory.
+"""Claim: ``opabinia serve`` answers about as many requests as LitServe with the same model, in 0.6 times the memory.
 
-LitServe (``pip install litserve``; without it only ours is measured) runs the same predictor: decoding, transforms,
+LitServe (``pip install -e .[bench]``; without it only ours is measured) runs the same predictor: decoding, transforms,
 model and readable result. It gets images in base64 within JSON, as its examples do, ours as the body. Both servers run
 at once, on one thread each, and eight clients with connections of their own send rounds of requests to one after the
 other. A third side sends ours forms of eight files, which the model gets together. Each answer is compared with the
-prediction for its file. Memory (proportional set size) and CPU time are those of
-all processes of a server.
-``digits`` is a small model, whose requests show the server's own cost; ``resnet18`` takes photograph-sized JPEGs,
-resizes them and computes on 224 x 224. ``--quick`` sends few, to see that it works. Run:
-``python benchmarks/serve_load.py``.
+prediction for its file. Memory (proportional set size) and CPU time are those of all processes of a server. ``digits``
+is a small model, whose requests show the server's own cost; ``resnet18`` resizes JPEGs of 500 x 375 and computes on
+224 x 224. ``--quick`` sends few, to see that it works. Run: ``python benchmarks/serve_load.py``.
 """
 
 from __future__ import annotations
@@ -187,10 +185,9 @@ class Side:
         """Return a line of the table."""
         low, high = (1000 * np.quantile(self.latencies, q) for q in (0.5, 0.99))
         cpu = 1000 * self.cpu / len(self.latencies) / self.files
-        return (
-            f"  {self.name:<26} {statistics.median(self.rates):6.1f} images/s   p50 {low:5.1f} ms   p99 {high:6.1f} ms   "
-            f"{cpu:4.1f} ms CPU for an image   {memory(self.process):4.0f} MB   {self.wrong} wrong"
-        )
+        rate = f"{statistics.median(self.rates):6.1f} images/s   p50 {low:5.1f} ms   p99 {high:6.1f} ms"
+        costs = f"{cpu:4.1f} ms CPU for an image   {memory(self.process):4.0f} MB   {self.wrong} wrong"
+        return f"  {self.name:<26} {rate}   {costs}"
 
 
 def same(answers: list[Any], expected: list[Any]) -> bool:
