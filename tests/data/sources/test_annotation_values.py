@@ -447,6 +447,15 @@ def test_class_files_of_segmentation(tmp_path: Path, lines: str, message: str) -
         segmentation_folder(root=tmp_path, class_file=tmp_path / "classes.txt")
 
 
+def test_labels_with_half_a_character_can_be_written(tmp_path: Path) -> None:
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    shape = {"label": "a\ud800", "points": [[0, 0], [4, 1], [2, 5]]}
+    content: Content = {"imagePath": "a.png", "imageHeight": 8, "imageWidth": 8, "shapes": [shape]}
+    (tmp_path / "a.json").write_text(json.dumps(content))
+    source = labelme(root=tmp_path)
+    assert source.classes[0].encode() and source.fingerprint()
+
+
 def test_lists_of_segmentation_folders_stay_in_root(tmp_path: Path) -> None:
     for folder in ("images", "labels"):
         (tmp_path / folder).mkdir()
