@@ -157,12 +157,24 @@ def _segmentation(root: Path) -> None:
 
 
 def _hugging_face(root: Path) -> None:
-    import datasets
+    """Write the files of ``DatasetDict.save_to_disk``."""
+    import pyarrow
 
-    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["no", "yes"])})
-    images = [Image.new("RGB", (12, 10), color) for color in ("red", "blue")]
-    rows = datasets.Dataset.from_dict({"image": images, "label": [0, 1]}, features=features)
-    datasets.DatasetDict({"train": rows}).save_to_disk(str(root / "set"))
+    _images(root, "image.png")
+    folder, name = root / "set" / "train", "data-00000-of-00001.arrow"
+    folder.mkdir(parents=True)
+    image = {"bytes": (root / "image.png").read_bytes(), "path": None}
+    kind = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
+    schema = pyarrow.schema([("image", kind), ("label", pyarrow.int64())])
+    table = pyarrow.table({"image": [image, image], "label": [0, 1]}, schema=schema)
+    with pyarrow.ipc.new_stream(str(folder / name), schema) as stream:
+        stream.write_table(table)
+    features = {"image": {"_type": "Image"}, "label": {"names": ["no", "yes"], "_type": "ClassLabel"}}
+    state = {"_data_files": [{"filename": name}], "_fingerprint": "1234", "_split": "train", "_format_type": None}
+    state |= {"_format_columns": None, "_format_kwargs": {}, "_output_all_columns": False}
+    _write(root, "set/train/state.json", json.dumps(state))
+    _write(root, "set/train/dataset_info.json", json.dumps({"features": features, "citation": "", "description": ""}))
+    _write(root, "set/dataset_dict.json", json.dumps({"splits": ["train"]}))
 
 
 def _parquet(root: Path) -> None:
@@ -297,7 +309,10 @@ def formats() -> list[Format]:
     if find_spec("datasets"):
         result.append(
             Format(
-                "hugging_face", _hugging_face, lambda r: sources.HuggingFace(dataset=str(r / "set")), ["set/*/*.json"]
+                "hugging_face",
+                _hugging_face,
+                lambda r: sources.HuggingFace(dataset=str(r / "set")),
+                ["set/*.json", "set/*/*.json"],
             )
         )
     return result
