@@ -100,7 +100,8 @@ def check(
             problems = [dict(zip(PROBLEM_KEYS, astuple(problem), strict=True)) for problem in error.problems]
             print(json.dumps(problems, indent=1))
             raise SystemExit(2) from None
-        print("[]" if as_json else f"{recipe}: no problems")
+        unread = "" if build else " in the config; no data were read (--build reads annotations, data check everything)"
+        print("[]" if as_json else f"{recipe}: no problems{unread}")
 
 
 SCHEMA = "opabinia.schema.json"

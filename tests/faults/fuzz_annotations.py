@@ -156,7 +156,7 @@ def _segmentation(root: Path) -> None:
     _write(root, "classes.txt", "road 128 64 128\nsky 70 130 180\n")
 
 
-def _hugging_face(root: Path) -> None:
+def write_hugging_face(root: Path) -> None:
     """Write the files of ``DatasetDict.save_to_disk``."""
     import pyarrow
 
@@ -310,7 +310,7 @@ def formats() -> list[Format]:
         result.append(
             Format(
                 "hugging_face",
-                _hugging_face,
+                write_hugging_face,
                 lambda r: sources.HuggingFace(dataset=str(r / "set")),
                 ["set/*.json", "set/*/*.json"],
             )

@@ -12,6 +12,7 @@ from PIL import Image
 
 from opabinia.contracts import Source
 from opabinia.data.sources import HuggingFace
+from tests.faults.fuzz_annotations import write_hugging_face
 
 
 @pytest.fixture
@@ -99,3 +100,14 @@ def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ValueError, match=r"pip install 'opabinia\[hugging_face\]'"):
         HuggingFace(dataset="some/thing")
+
+
+@pytest.mark.parametrize("name", ["state.json", "dataset_info.json"])
+@pytest.mark.parametrize("content", ["[]", "null", '{"features": 5, "_data_files": 3}', "[" * 100_000])
+def test_damaged_files_are_reported(tmp_path: Path, name: str, content: str) -> None:
+    pytest.importorskip("datasets")
+    write_hugging_face(tmp_path)
+    assert len(HuggingFace(dataset=str(tmp_path / "set"))) == 2
+    (tmp_path / "set" / "train" / name).write_text(content)
+    with pytest.raises(ValueError, match=r"set' cannot be loaded: \w+: "):
+        HuggingFace(dataset=str(tmp_path / "set"))
