@@ -228,9 +228,8 @@ def errors_at(
         if not expected and (not source or hasattr(error, "exit_status")):
             raise
         message = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) and error.filename else str(error)
-        if (
-            not isinstance(error, ValueError | OSError | StorageError) or not message
-        ):  # not written for users: add the source line
+        is_written_for_users = isinstance(error, ValueError | OSError | StorageError) and bool(message)
+        if not is_written_for_users:  # add the source line
             frame = traceback.extract_tb(error.__traceback__)[-1]
             message = f"{type(error).__name__}: {error} ({Path(frame.filename).name}:{frame.lineno})"
             message = f"source {source}: {message}; PYTHONDEVMODE=1 prints the traceback" if source else message

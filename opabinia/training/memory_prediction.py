@@ -59,6 +59,9 @@ FRAGMENTATION = 0.05
 """Share of the tensors' bytes that lies between them or is a kernel's workspace. Assumed."""
 Footprint = Callable[[int], Counter[str]]
 """Peak bytes of a step by category, from its number of samples."""
+MAX_IMAGES = 64
+"""Images of the largest step of a detector that is observed, if the configured batch is smaller: Python takes its time
+for each. Beyond it the peak is that of one moment, which grows linearly; losses that compare images grow faster."""
 SAMPLES = 16
 """Training samples that are read; images of different sizes are padded to the largest of them, as in a batch."""
 
@@ -160,7 +163,7 @@ def largest_batch(footprint: Footprint, device_memory: int, smallest: int = 1) -
     """Return the samples of the largest step that fits into ``device_memory`` bytes, at most 1/64 too few; 0: not even
     the smallest step fits.
 
-    A peak is the largest of several moments that each grow linearly, so it is a convex function of the samples: a line
+    A peak is the largest of several moments that each grow at least linearly, so it is a convex function: a line
     through two steps never leads short of the answer, and never lies below the peaks between them.
 
     Args:
@@ -194,12 +197,16 @@ def _observe(parts: StepParts) -> tuple[str, ObservedStep, Footprint]:
         observed = ObservedStep(parts, FakeTensorMode(allow_non_fake_inputs=True))
         try:
             observed.footprint(parts.row.count)
-            return "shapes", observed, observed.footprint
+            if "boxes" not in parts.batch:
+                return "shapes", observed, observed.footprint
+            second = max(MAX_IMAGES, parts.row.count)
+            return "shapes", observed, extend(observed, second // 2, second)
         except Exception as error:  # a model may read a value in any way
             log.debug("values decide the shapes of this step: %s", error)
     observed = ObservedStep(parts, None)
     # The first batch of a multi-task run is a mixture that cannot have another size.
-    footprint = observed.footprint if "streams" in parts.batch else _line_through_two(observed)
+    is_mixture = "streams" in parts.batch
+    footprint = observed.footprint if is_mixture else extend(observed, observed.smallest, observed.smallest + 1)
     footprint(parts.row.count)
     return "values", observed, footprint
 
@@ -356,13 +363,16 @@ class ObservedStep:
         return value if self._mode is None else tree_map_only(Tensor, self._mode.from_tensor, value)
 
 
-def _line_through_two(step: ObservedStep) -> Footprint:
-    """Return the footprints of steps of any size, extended from the two smallest ones."""
+def extend(step: ObservedStep, first: int, second: int) -> Footprint:
+    """Return the footprints of steps of any size: observed up to ``second`` samples, beyond them on the line through
+    the steps of ``first`` and ``second`` samples."""
 
     def footprint(samples: int) -> Counter[str]:
-        first = step.smallest
-        low, high = step.footprint(first), step.footprint(first + 1)
-        return Counter({name: low[name] + (samples - first) * (high[name] - low[name]) for name in {**low, **high}})
+        if samples <= second:
+            return step.footprint(samples)
+        low, high = step.footprint(first), step.footprint(second)
+        steps = (samples - first) / (second - first)
+        return Counter({name: round(low[name] + steps * (high[name] - low[name])) for name in {**low, **high}})
 
     return footprint
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
+from unittest.mock import Mock
 
 import pytest
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.profiler import ProfilerActivity, profile
 
+from opabinia.contracts import Batch
 from opabinia.runtime.operator_costs import Operator
+from opabinia.training import memory_prediction
 from opabinia.training.batch_size_search import repeat_samples
 from opabinia.training.memory_prediction import (
     CONTEXT,
@@ -18,6 +21,7 @@ from opabinia.training.memory_prediction import (
     ObservedStep,
     StepParts,
     device_bytes,
+    extend,
     largest_batch,
     predict_memory,
 )
@@ -90,6 +94,40 @@ def test_values_decide_in_two_stage_detectors() -> None:
     report = predict_memory("detection/digits_mask", ["data.batch_size=16"], device_memory=(2**33,))
     assert report["method"] == "values" and report["bounded_batch"] == 2
     assert report["largest_batch"][0]["plain"] > 16
+
+
+def test_steps_are_observed_up_to_a_number_of_samples_and_extended_beyond() -> None:
+    step = Mock()
+    step.footprint.side_effect = lambda samples: Counter(activations=3 * samples, gradients=5)
+    assert extend(step, 4, 8)(6) == {"activations": 18, "gradients": 5}
+    assert extend(step, 4, 8)(100) == {"activations": 300, "gradients": 5}
+    assert sorted(call.args[0] for call in step.footprint.call_args_list) == [4, 6, 8]
+
+
+@pytest.mark.slow
+def test_large_steps_of_detectors_are_extended_from_smaller_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python takes its time for each image: the search for the largest batch took minutes."""
+    largest = 8
+    monkeypatch.setattr(memory_prediction, "MAX_IMAGES", largest)
+    observed: list[int] = []
+    run = ObservedStep.run
+
+    def watched(step: ObservedStep, batch: Batch, samples: int) -> None:
+        observed.append(samples)
+        run(step, batch, samples)
+
+    monkeypatch.setattr(ObservedStep, "run", watched)
+    report = predict_memory("detection/digits", ["task.detector.num_convs=1"], device_memory=(2**33,))
+    assert report["method"] == "shapes" and report["largest_batch"][0]["plain"] > 100 * largest
+    assert max(observed) == largest
+
+
+@pytest.mark.slow
+def test_the_line_of_a_detector_leads_to_larger_steps() -> None:
+    parts = parts_of("detection/digits")
+    step = ObservedStep(parts, FakeTensorMode(allow_non_fake_inputs=True))
+    exact, extended = step.footprint(200), extend(step, 32, 64)(200)
+    assert extended.total() == pytest.approx(exact.total(), rel=1e-3)
 
 
 def test_fake_tensors_stay_in_the_prediction() -> None:
