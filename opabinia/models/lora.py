@@ -84,13 +84,13 @@ def merge_tensors(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the weights of a file as those of a model without adapters, which computes the same.
 
     Raises:
-        ValueError: an adapter is incomplete, or has another shape than the weights beside it.
+        ValueError: an adapter is incomplete, or has another shape than the weights that it adapts.
     """
     merged = {plain: weights[name] for plain, name in plain_names(weights).items()}
     for layer in _adapted(weights):
         down, up, base = weights.get(layer + _DOWN), weights.get(layer + _UP), merged.get(f"{layer}.weight")
         if down is None or up is None or base is None:
-            raise ValueError(f"{layer}: its adapter has no {_DOWN}, no {_UP} or no weight beside it")
+            raise ValueError(f"{layer}: its adapter has no {_DOWN}, no {_UP} or no weight to adapt")
         scale = weights[layer + _SCALE]
         if not up.ndim == down.ndim == 2 or (len(up), *down.shape[1:]) != base.shape or up.shape[1] != len(down):
             shapes = " and ".join(str(list(tensor.shape)) for tensor in (up, down))

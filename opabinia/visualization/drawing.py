@@ -66,7 +66,7 @@ def contact_sheet(
     lines = max(map(len, captions), default=1)
     columns = max(1, min(columns, len(images)))
     rows = -(-len(images) // columns)
-    width, height = size + 2 * _MARGIN, size + 2 * _MARGIN + lines * _LINE
+    width, height = size + 2 * _MARGIN, size + _FRAME + 2 * _MARGIN + lines * _LINE
     canvas, draw = _canvas(columns * width, max(1, rows) * height)
     font = ImageFont.load_default(12)
     for number, (image, caption) in enumerate(zip(images, captions, strict=True)):
@@ -81,7 +81,9 @@ def contact_sheet(
             draw.rectangle(corners, fill=FRAME_COLORS[frame])
         canvas.paste(small, (x, y))
         for row, line in enumerate(caption):
-            draw.text((left, top + size + row * _LINE), _truncated(draw, line, size, font), fill=_INK, font=font)
+            draw.text(
+                (left, top + size + _FRAME + row * _LINE), _truncated(draw, line, size, font), fill=_INK, font=font
+            )
     return canvas
 
 

@@ -104,7 +104,7 @@ class Service:
         return JSONResponse({"predictions": results})
 
     async def reload(self) -> None:
-        """Load the model again, beside the present one, which answers until then and, if loading fails, from then on.
+        """Load the model again. The present one answers until then and, if loading fails, from then on.
         Requests that wait get the answer of the model that was there when they arrived."""
         assert self.load is not None
         async with self._loading:
