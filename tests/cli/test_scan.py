@@ -41,7 +41,7 @@ def test_predict(opabinia: Command, six_steps: Path, gallery: Path, tmp_path: Pa
     lines = [json.loads(line) for line in (tmp_path / "out" / "predictions.jsonl").read_text().splitlines()]
     assert [line["path"] for line in lines] == [str(path) for path in sorted(gallery.glob("*.png"))]
     with Image.open(tmp_path / "out" / "sheet-1.png") as sheet:
-        assert sheet.size == (5 * 192, 2 * (192 + 4 * 14))
+        assert sheet.size == (5 * 192, 2 * (192 + 3 + 4 * 14))
 
 
 def test_predict_reports_all_missing_files_before_it_starts(opabinia: Command, six_steps: Path, tmp_path: Path) -> None:

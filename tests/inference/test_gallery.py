@@ -235,7 +235,7 @@ def test_nearest_images_are_written_and_drawn(run: Path, predictor: Predictor, i
     expected = ["right" if Path(match["path"]).parent.name == digit else "wrong" for match in gallery_line["nearest"]]
     assert [match["verdict"] for match in gallery_line["nearest"]] == expected and "right" in expected
     with Image.open(tmp_path / "sheets" / f"00001-{gallery[5].stem}.png") as sheet:
-        assert sheet.size == (5 * 132, 132 + 2 * 14)
+        assert sheet.size == (5 * 132, 132 + 3 + 2 * 14)
         colors = {color for _, color in sheet.getcolors(1 << 20) or []}
     assert {FRAME_COLORS[verdict] in colors for verdict in expected} == {True}
 
