@@ -303,7 +303,13 @@ def _interface_of(address: str) -> str | None:
 
 
 def _mark_common_error(error: Exception) -> None:
-    """Mark an error that rank 0 has, too (``on_all_ranks``): rank 0 reports it."""
+    """Mark an error that rank 0 has, too (``on_all_ranks``): rank 0 reports it.
+
+    An error of :func:`~opabinia.runtime.processes.from_rank_zero` is marked already. To ask for it would fail noisily
+    where rank 0, which holds the store, has ended.
+    """
+    if hasattr(error, "on_all_ranks"):
+        return
     key = "error-" + blake2b(f"{type(error).__name__}: {error}".encode(), digest_size=8).hexdigest()
     with suppress(AttributeError):
         error.on_all_ranks = _rank_zero_has(key)  # type: ignore[attr-defined]

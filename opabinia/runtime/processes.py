@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -79,7 +79,8 @@ def gather(value: Any) -> list[Any]:
 def from_rank_zero(decide: Callable[[], T], *, patient: bool = False) -> T:
     """Call ``decide`` on rank 0 and return its result, or raise its exception, on every rank.
 
-    For decisions that must be the same everywhere: which files exist, random draws, scores.
+    For decisions that must be the same everywhere: which files exist, random draws, scores. The exception is marked
+    ``on_all_ranks``, so that only rank 0 reports it.
 
     Args:
         decide: computes the result.
@@ -98,6 +99,8 @@ def from_rank_zero(decide: Callable[[], T], *, patient: bool = False) -> T:
     value: T
     value, raised = result
     if raised is not None:
+        with suppress(AttributeError):
+            raised.on_all_ranks = True
         raise raised
     return value
 

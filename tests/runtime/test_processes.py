@@ -47,8 +47,8 @@ for error in (KeyError("lost"), ErrorWithTwoArguments(1, 2)):
     try:
         from_rank_zero(lambda: refuse(error))
     except Exception as caught:
-        text = str(caught)
-    assert str(error) in text, text
+        text, marked = str(caught), caught.on_all_ranks
+    assert str(error) in text and marked, text
 dist.destroy_process_group()
 if number:
     os._exit(0)
