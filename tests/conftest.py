@@ -116,6 +116,27 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip(reason)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--max-skips", type=int, help="fail if more tests than this are skipped")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail a run that skips too much: a missing package would silence its tests on every landing."""
+    limit, reporter = (
+        session.config.getoption("--max-skips"),
+        session.config.pluginmanager.get_plugin("terminalreporter"),
+    )
+    if limit is None or reporter is None:
+        return
+    skipped = len(reporter.stats.get("skipped", ()))
+    if skipped > limit:
+        reporter.write_line(
+            f"\n{skipped} tests were skipped, and --max-skips is {limit}: `pytest -rs` says why", red=True
+        )
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """The small real data sets beside the repository; a test that asks for them is skipped where they are absent."""

@@ -14,6 +14,7 @@ import tarfile
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import is_dataclass, replace
+from itertools import chain
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,7 @@ from opabinia.tasks.teachers import FrozenTeacher
 from scripts import small_data
 from tests.data.videos import write as write_video
 
+ROOT = Path(__file__).parents[2]
 CATALOG = live_catalog()
 ENTRIES = sorted(
     (entry for entries in CATALOG.entries.values() for entry in entries.values()), key=attrgetter("family", "name")
@@ -829,24 +831,38 @@ LARGE = ("barlow_twins", "vicreg", "cascade_rcnn", "keypoint_rcnn")
 """Parts that are large by default (projectors of 8,192 values, several heads) and take two to five seconds each."""
 
 
-ATTRIBUTES, PAIRS = "tests/data/sources/test_pedestrian_attributes.py", "tests/data/sources/test_image_pairs.py"
-MAPS, TOOLS = "tests/data/sources/test_segmentation.py", "tests/data/sources/test_annotation_tools.py"
-MAP_SOURCES = ("segmentation_folder", "cityscapes", "ade20k", "voc_segmentation", "coco_stuff", "coco_panoptic")
+DATA = "tests/data/sources"
 TESTED_ELSEWHERE = {
-    "attributes": "needs data with several labels: tests/tasks/test_attributes.py",
-    "shared": "needs a multi-task run: tests/models/test_shared_backbone.py",
-    "multitask": "needs streams: tests/training/test_multitask_optimization.py",
-    **dict.fromkeys(("pa100k", "market1501_attributes", "dukemtmc_attributes"), f"needs a MATLAB file: {ATTRIBUTES}"),
-    **dict.fromkeys(("image_pairs", "verification"), f"needs pairs: {PAIRS}"),
-    **dict.fromkeys(MAP_SOURCES, f"needs label maps: {MAPS}"),
-    **dict.fromkeys(("labelme", "cvat"), f"needs files of annotation tools: {TOOLS}"),
-    "revisited": "needs lists of matches: tests/data/sources/test_revisited.py",
-    "cuhk03_archive": "needs an extra: tests/data/sources/test_cuhk03_archive.py",
+    "tests/tasks/test_attributes.py": ("attributes",),
+    "tests/models/test_library_detectors.py": ("rf_detr",),
+    "tests/models/test_shared_backbone.py": ("shared",),
+    "tests/training/test_multitask_optimization.py": ("multitask",),
+    "tests/engine/test_experiment_loggers.py": ("wandb", "mlflow"),
+    f"{DATA}/test_pedestrian_attributes.py": ("pa100k", "market1501_attributes", "dukemtmc_attributes"),
+    f"{DATA}/test_image_pairs.py": ("image_pairs", "verification"),
+    f"{DATA}/test_segmentation.py": (
+        "segmentation_folder",
+        "cityscapes",
+        "ade20k",
+        "voc_segmentation",
+        "coco_panoptic",
+    ),
+    f"{DATA}/test_stuff_maps.py": ("coco_stuff",),
+    f"{DATA}/test_annotation_tools.py": ("labelme", "cvat"),
+    f"{DATA}/test_revisited.py": ("revisited",),
+    f"{DATA}/test_cuhk03_archive.py": ("cuhk03_archive",),
+    f"{DATA}/test_hugging_face.py": ("hugging_face",),
 }
-"""Parts that fit none of the checks, with the reason and the file of their tests."""
+"""Parts that fit none of the checks, since they need data of their own, large images or an extra, by the file of their
+tests."""
 
 
-NEED_TRANSFORMERS = ("rt_detr", "d_fine", "detr", "deformable_detr", "rf_detr", "windowed_dinov2", "mask2former")
+@pytest.mark.parametrize("path", TESTED_ELSEWHERE)
+def test_parts_that_are_not_checked_here_are_tested_elsewhere(path: str) -> None:
+    assert (ROOT / path).is_file()
+
+
+NEED_TRANSFORMERS = ("rt_detr", "d_fine", "detr", "deformable_detr", "windowed_dinov2", "mask2former")
 
 
 @pytest.mark.parametrize(
@@ -854,21 +870,15 @@ NEED_TRANSFORMERS = ("rt_detr", "d_fine", "detr", "deformable_detr", "rf_detr", 
     [
         pytest.param(entry, marks=[pytest.mark.slow] * (entry.name in LARGE))
         for entry in ENTRIES
-        if entry.family != "command"
+        if entry.family != "command" and entry.name not in chain(*TESTED_ELSEWHERE.values())
     ],
     ids=label,
 )
 def test_defaults_build_and_work(entry: Entry, tmp_path: Path, data_folder: Path) -> None:
     """Commands are tested with the packaged recipes (tests/golden)."""
     assert entry.family in FAMILY_CHECKS, f"FAMILY_CHECKS needs a check of the family {entry.family!r}"
-    if (entry.family, entry.name) == ("source", "hugging_face"):
-        pytest.skip("needs a dataset in the library's own format: tests/data/test_hugging_face.py creates one")
-    if entry.name in TESTED_ELSEWHERE:
-        pytest.skip(TESTED_ELSEWHERE[entry.name])
     if entry.name in NEED_TRANSFORMERS:
         pytest.importorskip("transformers", reason="the extra detr is not installed")
-    if entry.family == "logger" and entry.name in ("wandb", "mlflow"):
-        pytest.skip("needs an extra and a run folder: tests/engine/test_trackers.py has them")
     FAMILY_CHECKS[entry.family](build_default(entry, tmp_path, data_folder), tmp_path)
 
 
