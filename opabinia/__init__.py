@@ -6,6 +6,7 @@ import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from opabinia.models.weights import FORMAT_MODULES
 from opabinia.runtime.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ _MODULES = {
 
 __all__ = ["__version__", *_MODULES]
 
+
+FORMAT_MODULES.append("opabinia.migration.weights")  # training and the layers below do not import migration
 
 # For train.deterministic: cuBLAS reads it once, before the first matrix product of the process on a GPU.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

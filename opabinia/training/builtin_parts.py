@@ -26,7 +26,6 @@ from opabinia.evaluation.detection import coco, lvis, score_calibration, voc
 from opabinia.evaluation.representation import clustering, collapse, knn, linear_probe, linear_svm, low_shot
 from opabinia.evaluation.retrieval import retrieval_evaluators
 from opabinia.evaluation.segmentation import panoptic, semantic
-from opabinia.migration import weights
 from opabinia.models import decoders, detectors, heads, necks, pooling
 from opabinia.models.backbones import (
     iresnet,

@@ -15,7 +15,6 @@ from opabinia.config import ConfigError, Problem, Resolved, build, dump
 from opabinia.config.build import errors_at
 from opabinia.contracts import DatasetInfo
 from opabinia.engine.checkpointing.checkpoint import RunState, Snapshot, read_checkpoint, write_checkpoint
-from opabinia.migration import weights as weights_of_others  # noqa: F401 (registers their names)
 from opabinia.models.lora import is_adapter
 from opabinia.models.weights.download import HUB, hub_file, replacing_weights
 from opabinia.models.weights.files import find_checkpoint

@@ -45,7 +45,6 @@ from opabinia.engine.loggers.metrics_log import MetricsLogger
 from opabinia.engine.loggers.tensorboard import TensorBoard
 from opabinia.engine.loggers.terminal import Terminal
 from opabinia.engine.loop.trainer import Trainer
-from opabinia.migration import weights as weights_of_others  # noqa: F401 (registers their names)
 from opabinia.models.weights.init import Init, initialize
 from opabinia.optim.ema import Ema, slow_average_warning
 from opabinia.optim.groups import ParamGroups

@@ -12,7 +12,6 @@ from timm import create_model
 from torch import Tensor
 
 from opabinia.contracts import DatasetInfo, Detector
-from opabinia.migration import weights as weights_of_others  # noqa: F401 (registers their names)
 from opabinia.models.backbones.timm import timm
 from opabinia.models.detectors.boxes import BoxOptions
 from opabinia.models.detectors.fcos import Fcos

@@ -341,6 +341,7 @@ def test_tensors_that_do_not_fit_their_names_name_the_file(tmp_path: Path, monke
     def translate(weights: Any) -> State:
         return {"w": weights["known.w"].reshape(7, 7)}
 
+    monkeypatch.setattr(translation, "FORMAT_MODULES", [])
     monkeypatch.setattr(translation, "_formats", [translation.WeightFormat("known.", "its names", "rgb", translate)])
     for name in ("known.w", "known.v"):
         save_file({name: torch.ones(2)}, tmp_path / "a.safetensors")

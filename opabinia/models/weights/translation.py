@@ -1,11 +1,14 @@
-"""Registry of other systems' weight formats, which :mod:`opabinia.migration.weights` fills."""
+"""Registry of other systems' weight formats, filled by the modules in ``opabinia.models.weights.FORMAT_MODULES``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import Literal, NamedTuple
 
 from torch import Tensor
+
+from opabinia.models.weights import FORMAT_MODULES
 
 ChannelOrder = Literal["rgb", "bgr"]
 Weights = Mapping[str, Tensor]
@@ -62,6 +65,8 @@ def translate_weights(weights: Weights, channel_order: ChannelOrder | None = Non
         weights: by the names in their file.
         channel_order: of the first convolution; None: that of the format, RGB without one.
     """
+    for module in FORMAT_MODULES:
+        import_module(module)
     format = next((known for known in _formats if any(name.startswith(known.prefix) for name in weights)), None)
     translated = dict(weights) if format is None else format.translate(weights)
     changes = [] if format is None else [format.names]
