@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Literal
 
@@ -94,3 +95,13 @@ _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
     """Return torch's autocast for ``bf16`` or ``fp16`` (mixed precision); ``fp32`` changes nothing."""
     return torch.autocast(device.type, _AUTOCAST[precision]) if precision in _AUTOCAST else nullcontext()
+
+
+def true_indices(masks: Sequence[Tensor]) -> list[Tensor]:
+    """Return the indices of the true values of each mask (bool, N; int64, ascending). The host waits for the device
+    once, for the numbers of all."""
+    if torch.compiler.is_compiling():  # a graph has no numbers on the host
+        return [mask.nonzero().flatten() for mask in masks]
+    counts = torch.stack([mask.sum() for mask in masks]).tolist()
+    orders = [(~mask).byte().argsort(stable=True) for mask in masks]
+    return [order[:count] for order, count in zip(orders, counts, strict=True)]

@@ -62,7 +62,7 @@ from opabinia.data.decoding.pack import pack
 from opabinia.data.sampling.batches import ConstantPlan, StagedPlan
 from opabinia.data.sources import Concat, Digits, Videos
 from opabinia.engine.loop.step import total_loss
-from opabinia.models.decoders.mask_classification import semantic_segments
+from opabinia.models.losses.masks import semantic_segments
 from opabinia.optim.schedules import constant
 from opabinia.runtime.durations import Duration
 from opabinia.tasks.selfsup.distillation import Distillation

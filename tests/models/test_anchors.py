@@ -15,19 +15,11 @@ from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.image_list import ImageList
 from torchvision.ops import complete_box_iou_loss, distance_box_iou_loss, generalized_box_iou_loss
 
-from opabinia.models.detectors.anchors import (
-    AnchorGrid,
-    _cached_anchors,
-    assign_levels,
-    box_regression_loss,
-    cell_anchors,
-    decode_boxes,
-    encode_boxes,
-    grid_anchors,
-    iou_loss,
-    match_anchors,
-)
-from opabinia.models.detectors.dense import focal_loss
+from opabinia.models.detectors.anchors import AnchorGrid, _cached_anchors, cell_anchors, grid_anchors
+from opabinia.models.detectors.regions import assign_levels
+from opabinia.models.losses.boxes import box_regression_loss, decode_boxes, encode_boxes, iou_loss
+from opabinia.models.losses.focal import focal_loss
+from opabinia.models.losses.matching import match_anchors
 from tests.fake_gpu import GPU, WithoutBlockingCopies
 
 GOLDEN: dict[str, Any] = json.loads(

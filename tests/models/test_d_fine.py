@@ -9,16 +9,9 @@ from torch import Tensor, nn
 
 from opabinia.contracts import DatasetInfo, Level, Target
 from opabinia.models.detectors.d_fine import DFine
-from opabinia.models.detectors.set_prediction import (
-    Costs,
-    Objects,
-    Pairs,
-    Prediction,
-    box_losses,
-    match_queries,
-    unite_pairs,
-    varifocal_loss,
-)
+from opabinia.models.losses.boxes import box_losses
+from opabinia.models.losses.focal import varifocal_loss
+from opabinia.models.losses.matching import Costs, Objects, Pairs, Prediction, match_queries, unite_pairs
 
 pytest.importorskip("transformers", reason="the extra detr is not installed")
 

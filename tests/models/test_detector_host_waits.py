@@ -15,10 +15,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from opabinia.contracts import MaskTargets, Target
 from opabinia.contracts.rotated_boxes import box_corners
 from opabinia.models import panoptic
-from opabinia.models.decoders.mask_classification import MaskCriterion, QueryMasks
 from opabinia.models.detectors import queries
 from opabinia.models.detectors.rt_detr import HybridDetector, _anchors
-from opabinia.models.detectors.set_prediction import Objects, Pairs, Prediction, box_losses
+from opabinia.models.losses.boxes import box_losses
+from opabinia.models.losses.masks import MaskCriterion, QueryMasks
+from opabinia.models.losses.matching import Objects, Pairs, Prediction
 from tests.fake_gpu import GPU, WithoutBlockingCopies
 
 ones = partial(torch.ones, device=GPU)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from opabinia.contracts import DataMismatch, DatasetInfo, Level, Target
 from opabinia.models.detectors import library_detectors
 from opabinia.models.detectors.library_detectors import LibraryDetector, deformable_detr, detr, rf_detr
-from opabinia.models.detectors.set_prediction import Objects
+from opabinia.models.losses.matching import Objects
 
 pytest.importorskip("transformers", reason="the extra detr is not installed")
 

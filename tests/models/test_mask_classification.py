@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from opabinia.contracts import MaskTargets
-from opabinia.models.decoders.mask_classification import MaskCriterion, QueryMasks, sample_points, semantic_segments
+from opabinia.models.losses.masks import MaskCriterion, QueryMasks, sample_points, semantic_segments
 from tests.host_waits import HostWaits
 
 

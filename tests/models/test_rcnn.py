@@ -23,13 +23,7 @@ from torchvision.models.detection.rpn import RegionProposalNetwork, RPNHead
 from torchvision.ops import MultiScaleRoIAlign, box_iou, roi_align
 
 from opabinia.contracts import DataMismatch, DatasetInfo, Detections, Detector, InstanceMasks, Level, Neck, Target
-from opabinia.models.detectors.boxes import (
-    BoxLayers,
-    BoxOptions,
-    BoxPredictions,
-    draw_federated_classes,
-    postprocess,
-)
+from opabinia.models.detectors.boxes import BoxLayers, BoxOptions, BoxPredictions, postprocess
 from opabinia.models.detectors.cascade import CascadeHead, scale_gradient
 from opabinia.models.detectors.keypoints import KeypointOptions, heatmaps_to_keypoints, heatmaps_to_keypoints_batch
 from opabinia.models.detectors.masks import MaskHead, MaskOptions
@@ -39,11 +33,12 @@ from opabinia.models.detectors.regions import (
     RegionPool,
     Regions,
     draw_samples,
-    exceeds_size,
     label_regions,
     sample_regions,
 )
 from opabinia.models.detectors.rpn import ProposalOptions, RegionProposals, RpnOutput
+from opabinia.models.detectors.suppression import exceeds_size
+from opabinia.models.losses.binary import draw_federated_classes
 from tests.host_waits import HostWaits
 
 SHAPE = (96, 128)

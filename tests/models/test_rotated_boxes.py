@@ -22,8 +22,8 @@ from opabinia.contracts.rotated_boxes import (
     to_box_frame,
     upright_boxes,
 )
-from opabinia.models.detectors.anchors import iou_loss
-from opabinia.models.detectors.rotated_boxes import box_nms, rotated_iou_loss, rotated_nms
+from opabinia.models.detectors.suppression import box_nms, rotated_nms
+from opabinia.models.losses.boxes import iou_loss, rotated_iou_loss
 from tests.fake_gpu import GPU, WithoutBlockingCopies
 from tests.host_waits import HostWaits
 

@@ -7,16 +7,9 @@ import torch
 from torch import Tensor
 from torchvision.ops import box_convert, generalized_box_iou_loss
 
-from opabinia.models.detectors.set_prediction import (
-    Objects,
-    Pairs,
-    Prediction,
-    box_losses,
-    iou_aware_loss,
-    no_object_cross_entropy,
-    query_focal_loss,
-    varifocal_loss,
-)
+from opabinia.models.losses.boxes import box_losses
+from opabinia.models.losses.focal import iou_aware_loss, no_object_cross_entropy, query_focal_loss, varifocal_loss
+from opabinia.models.losses.matching import Objects, Pairs, Prediction
 from tests.host_waits import HostWaits
 
 OBJECTS = Objects(

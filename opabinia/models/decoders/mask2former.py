@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from opabinia.config import register
 from opabinia.contracts import Count, Fraction, Level, MaskTargets, NonNegative, SegmentationDecoder
 from opabinia.models.decoders.layers import check_strides
-from opabinia.models.decoders.mask_classification import MaskCriterion, QueryMasks
 from opabinia.models.detectors.queries import add_losses, import_transformers
+from opabinia.models.losses.masks import MaskCriterion, QueryMasks
 from opabinia.models.panoptic import classify_pixels
 
 
@@ -22,7 +22,7 @@ class Mask2Former(SegmentationDecoder):
     """Mask2Former of the transformers library (the extra ``opabinia[detr]``; Cheng et al. 2022) on our backbones, with
     our losses: queries that each predict a class and a mask.
 
-    Losses: see :class:`opabinia.models.decoders.mask_classification.MaskCriterion`; ``loss_auxiliary`` is their sum
+    Losses: see :class:`opabinia.models.losses.masks.MaskCriterion`; ``loss_auxiliary`` is their sum
     over the earlier layers.
 
     Args:

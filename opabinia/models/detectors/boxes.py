@@ -16,7 +16,6 @@ from torchvision.ops import clip_boxes_to_image
 from opabinia.config import register
 from opabinia.contracts import (
     Count,
-    DataMismatch,
     DatasetInfo,
     Detections,
     Fraction,
@@ -25,10 +24,10 @@ from opabinia.contracts import (
     Sizes,
     Target,
 )
-from opabinia.models.detectors.anchors import BoxLoss, BoxWeights, box_regression_loss, decode_boxes
-from opabinia.models.detectors.regions import PoolingOptions, RegionPool, Regions, concat_regions, exceeds_size
-from opabinia.models.detectors.rotated_boxes import box_nms
-from opabinia.models.detectors.suppression import Candidates, suppress_static
+from opabinia.models.detectors.regions import PoolingOptions, RegionPool, Regions, concat_regions
+from opabinia.models.detectors.suppression import Candidates, box_nms, exceeds_size, suppress_static
+from opabinia.models.losses.binary import draw_federated_classes
+from opabinia.models.losses.boxes import BoxLoss, BoxWeights, box_regression_loss, decode_boxes
 from opabinia.models.necks import Norm, norm_factory
 
 
@@ -56,7 +55,7 @@ class BoxOptions:
         federated_classes: of ``federated``: number of classes in a batch, the background included; more if the batch
             has more.
         federated_power: a class is drawn with a probability proportional to its number of images to this power.
-        box_loss: loss of the boxes, see :func:`opabinia.models.detectors.anchors.box_regression_loss`.
+        box_loss: loss of the boxes, see :func:`opabinia.models.losses.boxes.box_regression_loss`.
         smooth_l1_beta: of ``smooth_l1``; 0 is L1 (torchvision: 1/9).
         box_loss_weight: factor of the box loss.
         score_threshold: detections with this score or less are dropped.
@@ -213,32 +212,6 @@ class BoxLayers(nn.Module):
             "fast_rcnn/fg_cls_accuracy": (correct * foreground).sum() / num_foreground,
             "fast_rcnn/false_negative": ((predicted == self.classes) * foreground).sum() / num_foreground,
         }
-
-
-def draw_federated_classes(labels: Tensor, weights: Tensor, count: int) -> Tensor:
-    """Return the classes that the federated loss is summed over: those of the regions, and others drawn without
-    replacement until there are ``count``, the background included (bool, K; detectron2). This waits for the device.
-
-    Args:
-        labels: of regions (int64, R); K is background.
-        weights: of the classes and of the background, which is 0 (K + 1).
-        count: number of classes.
-
-    Raises:
-        DataMismatch: the numbers of images, which the weights are made of, are not known.
-    """
-    if len(weights) == 1:
-        raise DataMismatch(
-            "class_loss: federated draws classes by their numbers of images, which this training data does not have: "
-            "take a source of annotation files, such as coco, or class_loss: sigmoid"
-        )
-    chosen = torch.zeros_like(weights, dtype=torch.bool)
-    chosen[labels] = True
-    others = weights.masked_fill(chosen, 0)
-    missing = min(count - int(chosen.sum()), int(others.count_nonzero()))
-    if missing > 0:
-        chosen[torch.multinomial(others, missing)] = True
-    return chosen[:-1]
 
 
 class BoxHead(nn.Module):

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torchvision.ops import clip_boxes_to_image
 
 from opabinia.contracts import DatasetInfo, Detections, Level, Sizes, Target
-from opabinia.models.detectors.anchors import BoxWeights
 from opabinia.models.detectors.boxes import BoxLayers, BoxOptions, BoxPredictions, postprocess, postprocess_batch
 from opabinia.models.detectors.masks import MaskHead, Masks
 from opabinia.models.detectors.regions import (
@@ -20,11 +19,11 @@ from opabinia.models.detectors.regions import (
     Regions,
     concat_regions,
     count_regions,
-    exceeds_size,
     label_regions,
-    true_indices,
 )
-from opabinia.models.detectors.suppression import clip_boxes
+from opabinia.models.detectors.suppression import clip_boxes, exceeds_size
+from opabinia.models.losses.boxes import BoxWeights
+from opabinia.runtime.device import true_indices
 
 ScoreAverage = Literal["probabilities", "logits"]
 

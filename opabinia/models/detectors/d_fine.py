@@ -10,35 +10,29 @@ from torch import Tensor, nn
 
 from opabinia.config import register
 from opabinia.contracts import Count, DatasetInfo, Fraction, Level, NeckPart, NonNegative, Positive, Sizes, Target
-from opabinia.models.detectors.box_distributions import (
-    fine_grained_localization_loss,
-    localization_distillation_losses,
-    side_distances,
-)
-from opabinia.models.detectors.queries import (
-    Outputs,
-    add_losses,
-    collect_objects,
-    global_count,
-    import_transformers,
-    sizes_as_tensor,
-)
+from opabinia.models.detectors.queries import Outputs, add_losses, collect_objects, import_transformers, sizes_as_tensor
 from opabinia.models.detectors.rt_detr import (
     HybridDetector,
     check_width,
     split_queries,
     unbind_layers,
 )
-from opabinia.models.detectors.set_prediction import (
+from opabinia.models.losses.boxes import (
+    box_losses,
+    fine_grained_localization_loss,
+    localization_distillation_losses,
+    side_distances,
+)
+from opabinia.models.losses.focal import varifocal_loss
+from opabinia.models.losses.matching import (
     Objects,
     Pairs,
     Prediction,
-    box_losses,
+    global_count,
     match_queries,
     matched_iou,
     move_pairs,
     unite_pairs,
-    varifocal_loss,
 )
 
 
@@ -51,7 +45,7 @@ class DFine(HybridDetector):
     padding and initialization are as in ``rt_detr``.
 
     Losses are the authors': boxes of all layers are regressed towards the objects with which most layers match a query
-    (:func:`opabinia.models.detectors.set_prediction.unite_pairs`), and earlier layers learn the distributions of the
+    (:func:`opabinia.models.losses.matching.unite_pairs`), and earlier layers learn the distributions of the
     last one. The library differs there: it compares each layer's distributions with the boxes of the layer before, and
     has no such loss for the last layer. ``loss_vfl``, ``loss_bbox``, ``loss_giou`` and ``loss_fgl`` of the last layer;
     ``loss_auxiliary``, their sum, with the distillation of distributions, over all others; ``loss_denoising``, likewise

@@ -7,10 +7,8 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from typing import Annotated, Literal, NamedTuple
 
-import torch
 from annotated_types import Interval
 from torch import Tensor
-from torchvision.ops import sigmoid_focal_loss
 
 from opabinia.contracts import Detections, Detector, Level, NeckPart, Sizes
 from opabinia.models.detectors.suppression import Candidates, suppress, suppress_static
@@ -21,24 +19,6 @@ Probability = Annotated[float, Interval(gt=0, lt=1)]
 
 Decode = Callable[[Tensor, Tensor], Tensor]
 """Map encoded boxes and their anchors (N x 4 each) to boxes (N x 4); those of rotated boxes have 5 columns."""
-
-
-def focal_loss(logits: Tensor, classes: Tensor, alpha: float, gamma: float) -> Tensor:
-    """Compute the focal loss of each anchor, summed over classes (B x N, float32; Lin et al. 2017, Focal loss, equation
-    5).
-
-    Args:
-        logits: B x N x K.
-        classes: targets (int64, B x N); -1 is background.
-        alpha: weight of the true class; the others have 1 - alpha.
-        gamma: focusing exponent, which reduces the weight of easy examples; 0 is cross entropy.
-
-    Example: with 0.25 and 2 the logits 0, 2 and -2 for a true, a true and a false class: 0.0433, 0.0005, 0.0014.
-    """
-    numbers = torch.arange(logits.shape[-1], device=logits.device)
-    targets = (classes.unsqueeze(-1) == numbers).float()
-    losses: Tensor = sigmoid_focal_loss(logits.float(), targets, alpha, gamma)
-    return losses.sum(dim=-1)
 
 
 def is_top1(logits: Tensor, classes: Tensor) -> Tensor:

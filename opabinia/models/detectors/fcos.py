@@ -22,15 +22,10 @@ from torchvision.models.detection.fcos import FCOSClassificationHead, FCOSRegres
 from opabinia.config import register
 from opabinia.contracts import Count, DatasetInfo, Fraction, Level, NeckPart, NonNegative, Positive, Sizes, Target
 from opabinia.contracts.rotated_boxes import box_areas, to_box_frame
-from opabinia.models.detectors.anchors import AnchorGrid, Convention, IouLoss, iou_loss
-from opabinia.models.detectors.dense import (
-    DenseDetector,
-    HeadNorm,
-    Predictions,
-    Probability,
-    focal_loss,
-    is_top1,
-)
+from opabinia.models.detectors.anchors import AnchorGrid, Convention
+from opabinia.models.detectors.dense import DenseDetector, HeadNorm, Predictions, Probability, is_top1
+from opabinia.models.losses.boxes import IouLoss, iou_loss
+from opabinia.models.losses.focal import focal_loss
 from opabinia.models.necks import fpn_p3_p7_from_p5, norm_factory
 from opabinia.runtime.collectives import mean_over_samples
 
@@ -60,7 +55,7 @@ class Fcos(DenseDetector):
         level_factors: the predicted distances of each level are multiplied by a learned factor (both papers,
             MMDetection).
         centerness_branch: the branch that predicts centerness, ``box`` or ``class`` (2019).
-        box_loss: see :func:`opabinia.models.detectors.anchors.iou_loss`; ``iou`` is that of 2019.
+        box_loss: see :func:`opabinia.models.losses.boxes.iou_loss`; ``iou`` is that of 2019.
         weight_boxes: box losses are weighted by the centerness of their points (the authors' code, MMDetection);
             false: equally (torchvision, detectron2).
         offset: of the first point, in strides: the paper's 0.5 is the center of its cell; 0 is torchvision's and

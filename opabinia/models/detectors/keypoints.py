@@ -16,7 +16,8 @@ from torchvision.models.detection.roi_heads import keypoints_to_heatmap
 
 from opabinia.config import register
 from opabinia.contracts import Count, Detections, Level, NonNegative, Positive, Target
-from opabinia.models.detectors.regions import PoolingOptions, RegionPool, Regions, true_indices
+from opabinia.models.detectors.regions import PoolingOptions, RegionPool, Regions
+from opabinia.runtime.device import true_indices
 
 
 @register.section(name="region_keypoints")

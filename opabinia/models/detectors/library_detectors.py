@@ -12,19 +12,18 @@ from torch import Tensor, nn
 
 from opabinia.config import register
 from opabinia.contracts import Count, DataMismatch, DatasetInfo, Fraction, Level, NonNegative
-from opabinia.models.detectors.queries import Outputs, QueryDetector, global_count, import_transformers
+from opabinia.models.detectors.queries import Outputs, QueryDetector, import_transformers
 from opabinia.models.detectors.rt_detr import check_width
-from opabinia.models.detectors.set_prediction import (
+from opabinia.models.losses.boxes import box_losses
+from opabinia.models.losses.focal import iou_aware_loss, no_object_cross_entropy, query_focal_loss
+from opabinia.models.losses.matching import (
     ClassCost,
     Costs,
     Objects,
     Pairs,
     Prediction,
-    box_losses,
     focal_class_cost,
-    iou_aware_loss,
-    no_object_cross_entropy,
-    query_focal_loss,
+    global_count,
     softmax_class_cost,
 )
 
@@ -318,7 +317,7 @@ def rf_detr(
     Chen et al. 2024, LW-DETR) on the feature maps of a vision transformer.
 
     Losses, divided by the number of objects in the batch of all processes: ``loss_ce`` (see
-    :func:`opabinia.models.detectors.set_prediction.iou_aware_loss`), ``loss_bbox``, ``loss_giou``; ``loss_auxiliary``,
+    :func:`opabinia.models.losses.focal.iou_aware_loss`), ``loss_bbox``, ``loss_giou``; ``loss_auxiliary``,
     their sum over the encoder and the earlier layers. In training each object is matched with a query of every group;
     evaluation uses the first group.
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import torch
-import torch.nn.functional as F
 from annotated_types import Ge
 from torch import Tensor, nn
 from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
@@ -18,6 +17,7 @@ from opabinia.config import register
 from opabinia.contracts import Count, Detections, Level, Target
 from opabinia.contracts.masks import masks_at_once
 from opabinia.models.detectors.regions import PoolingOptions, RegionPool, Regions, concat_regions, foreground_regions
+from opabinia.models.losses.masks import region_mask_losses
 from opabinia.models.necks import Norm, norm_factory
 
 
@@ -109,8 +109,7 @@ class MaskHead(Masks):
     def losses(
         self, maps: Sequence[Tensor], regions: Sequence[Sequence[Regions]], targets: Sequence[Target]
     ) -> dict[str, Tensor]:
-        """``loss_mask``, the mean over the pixels of all masks, the pixel accuracy, and the shares of false positive
-        and false negative pixels (0 where there are no such pixels). Images whose masks are unknown have no part.
+        """See :func:`~opabinia.models.losses.masks.region_mask_losses`. Images whose masks are unknown have no part.
 
         Args:
             maps: of the neck.
@@ -126,17 +125,7 @@ class MaskHead(Masks):
         masks = torch.cat(
             [self._target_masks(*image, logits.shape[-1]) for image in zip(foreground, targets, strict=True)]
         )
-        loss = F.binary_cross_entropy_with_logits(logits, masks, reduction="sum")
-        inside = masks > 0.5
-        wrong = (logits > 0) != inside
-        missed, added = (wrong & inside).sum(), (wrong & ~inside).sum()
-        count = max(masks.numel(), 1)
-        return {
-            "loss_mask": loss / count,
-            "mask_rcnn/accuracy": 1 - (missed + added) / count,
-            "mask_rcnn/false_positive": added / (~inside).sum().clamp(min=1),
-            "mask_rcnn/false_negative": missed / inside.sum().clamp(min=1),
-        }
+        return region_mask_losses(logits, masks)
 
     def _target_masks(self, regions: Regions, target: Target, side: int) -> Tensor:
         """Crop the ground-truth masks to the regions of one image (R x S x S), 0 to 1."""

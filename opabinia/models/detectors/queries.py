@@ -11,7 +11,7 @@ from torch import Tensor
 from torchvision.ops import box_convert
 
 from opabinia.contracts import Detections, Detector, Sizes, Target
-from opabinia.models.detectors.set_prediction import (
+from opabinia.models.losses.matching import (
     COSTS,
     ClassCost,
     Costs,
@@ -19,12 +19,11 @@ from opabinia.models.detectors.set_prediction import (
     Pairs,
     Prediction,
     focal_class_cost,
+    global_count,
     match_queries,
     move_pairs,
 )
-from opabinia.runtime.collectives import mean_over_samples
 from opabinia.runtime.device import move_tensor
-from opabinia.runtime.processes import world_size
 
 
 class Outputs(NamedTuple):
@@ -140,19 +139,6 @@ def collect_objects(targets: Sequence[Target], shape: tuple[int, int]) -> Object
     boxes = torch.cat([target.boxes for target in targets])
     fractions = box_convert(boxes / sides_of(shape, boxes.device), "xyxy", "cxcywh")
     return Objects(torch.cat([target.labels for target in targets]), fractions, [len(one.labels) for one in targets])
-
-
-def global_count(count: Tensor, images: int) -> Tensor:
-    """Return the number of objects, or pairs, by which the losses of this process are divided, so that their mean over
-    processes is the sum over the global batch divided by the number in it, or by 1.
-
-    Args:
-        count: of this process (0-d).
-        images: of this process.
-    """
-    least = 1 / world_size() if torch.is_grad_enabled() else 1
-    number: Tensor = mean_over_samples(count, images) * images
-    return number.clamp(min=least)
 
 
 def add_losses(layers: Sequence[Mapping[str, Tensor]], like: Tensor) -> Tensor:

@@ -41,13 +41,13 @@ from opabinia.contracts import (
     Sizes,
     Target,
 )
-from opabinia.models.detectors.anchors import BoxWeights
 from opabinia.models.detectors.boxes import BoxHead, BoxOptions
 from opabinia.models.detectors.cascade import CascadeHead, CascadeMasks, ScoreAverage
 from opabinia.models.detectors.keypoints import KeypointHead, KeypointOptions
 from opabinia.models.detectors.masks import MaskHead, MaskOptions
 from opabinia.models.detectors.regions import PoolingOptions, RegionPool, count_regions, sample_regions
 from opabinia.models.detectors.rpn import ProposalOptions, RegionProposals
+from opabinia.models.losses.boxes import BoxWeights
 from opabinia.models.necks import fpn
 
 

@@ -15,7 +15,8 @@ from torchvision.ops._utils import convert_boxes_to_roi_format
 
 from opabinia.config import register
 from opabinia.contracts import Count, Level, Positive, Target
-from opabinia.models.detectors.anchors import NEGATIVE, POSITIVE, assign_levels, match_anchors
+from opabinia.models.losses.matching import NEGATIVE, POSITIVE, match_anchors
+from opabinia.runtime.device import true_indices
 
 
 @register.section(name="region_pooling")
@@ -105,12 +106,6 @@ def _boxes_to_rois(boxes: Sequence[Tensor] | Tensor) -> Tensor:
     return torch.cat([images.to(boxes.dtype), boxes], dim=2).flatten(0, 1)
 
 
-def exceeds_size(boxes: Tensor, min_size: float) -> Tensor:
-    """Return which boxes (... x 4) are wider and higher than ``min_size`` pixels. NaN counts as larger, so that it is
-    noticed later."""
-    return ~((boxes[..., 2:] - boxes[..., :2]) <= min_size).any(dim=-1)
-
-
 def draw_samples(labels: Tensor, count: int, positive_fraction: float) -> tuple[Tensor, Tensor]:
     """Draw from N candidates, without waiting for the device: positive ones up to a share, the rest background.
 
@@ -139,14 +134,23 @@ def _draw_from(priority: Tensor, candidates: Tensor, count: int) -> tuple[Tensor
     return best.indices, best.values >= 0
 
 
-def true_indices(masks: Sequence[Tensor]) -> list[Tensor]:
-    """Return the indices of the true values of each mask (bool, N; int64, ascending). The host waits for the device
-    once, for the numbers of all."""
-    if torch.compiler.is_compiling():  # a graph has no numbers on the host
-        return [mask.nonzero().flatten() for mask in masks]
-    counts = torch.stack([mask.sum() for mask in masks]).tolist()
-    orders = [(~mask).byte().argsort(stable=True) for mask in masks]
-    return [order[:count] for order, count in zip(orders, counts, strict=True)]
+def assign_levels(
+    boxes: Tensor, lowest: int = 2, highest: int = 5, canonical_size: float = 224.0, canonical_level: int = 4
+) -> Tensor:
+    """Return the pyramid level that each of N boxes is pooled from (int64, N; Lin et al. 2017, equation 1).
+
+    Args:
+        boxes: N x 4.
+        lowest: the finest level; level k has the stride 2^k.
+        highest: the coarsest level.
+        canonical_size: side of the square box that is ...
+        canonical_level: ... pooled from this level; a box of half the side is pooled from the level below.
+
+    Example: squares of 111, 112, 223, 224, 447 and 448 pixels: 2, 3, 3, 4, 4, 5.
+    """
+    sides = (boxes[:, 2:] - boxes[:, :2]).prod(dim=1).sqrt()
+    levels = canonical_level + (sides / canonical_size + 1e-8).log2().floor()
+    return levels.clamp(lowest, highest).long()
 
 
 class Regions(NamedTuple):

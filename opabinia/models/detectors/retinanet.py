@@ -18,25 +18,11 @@ from torchvision.ops import box_iou
 
 from opabinia.config import register
 from opabinia.contracts import Count, DatasetInfo, Fraction, Level, NeckPart, NonNegative, Positive, Sizes, Target
-from opabinia.models.detectors.anchors import (
-    IGNORED,
-    NEGATIVE,
-    POSITIVE,
-    AnchorGrid,
-    BoxLoss,
-    Convention,
-    box_regression_loss,
-    decode_boxes,
-    match_anchors,
-)
-from opabinia.models.detectors.dense import (
-    DenseDetector,
-    HeadNorm,
-    Predictions,
-    Probability,
-    focal_loss,
-    is_top1,
-)
+from opabinia.models.detectors.anchors import AnchorGrid, Convention
+from opabinia.models.detectors.dense import DenseDetector, HeadNorm, Predictions, Probability, is_top1
+from opabinia.models.losses.boxes import BoxLoss, box_regression_loss, decode_boxes
+from opabinia.models.losses.focal import focal_loss
+from opabinia.models.losses.matching import IGNORED, NEGATIVE, POSITIVE, match_anchors
 from opabinia.models.necks import fpn_p3_p7, norm_factory
 from opabinia.runtime.collectives import mean_over_samples
 
@@ -65,7 +51,7 @@ class RetinaNet(DenseDetector):
             overlaps it most. Those in between are ignored.
         alpha: of the focal loss.
         gamma: of the focal loss.
-        box_loss: loss of the boxes, see :func:`opabinia.models.detectors.anchors.box_regression_loss`.
+        box_loss: loss of the boxes, see :func:`opabinia.models.losses.boxes.box_regression_loss`.
         smooth_l1_beta: of ``smooth_l1``; 0 is L1.
         loss_normalizer: the losses of an image are divided by the number of its positive anchors (``image``), or by
             the ``running_mean`` of that number over images and forward passes, see :class:`RunningMean`.
@@ -195,7 +181,7 @@ class AnchorTargets(NamedTuple):
     Attributes:
         classes: of the object that each overlaps most (int64, B x N).
         boxes: of that object (B x N x 4); in images without objects the anchors.
-        labels: positive, background or ignored, see :class:`~opabinia.models.detectors.anchors.Matches` (int64, B x N).
+        labels: positive, background or ignored, see :class:`~opabinia.models.losses.matching.Matches` (int64, B x N).
     """
 
     classes: Tensor
@@ -205,7 +191,7 @@ class AnchorTargets(NamedTuple):
 
 @torch.no_grad()
 def assign_anchors(anchors: Tensor, targets: Sequence[Target], low: float, high: float) -> AnchorTargets:
-    """Assign anchors to objects by their IoU (see :func:`~opabinia.models.detectors.anchors.match_anchors`).
+    """Assign anchors to objects by their IoU (see :func:`~opabinia.models.losses.matching.match_anchors`).
 
     Args:
         anchors: N x 4.

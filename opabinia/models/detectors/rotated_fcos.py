@@ -13,7 +13,7 @@ from opabinia.contracts import Count, DatasetInfo, Fraction, Level, NeckPart, No
 from opabinia.contracts.rotated_boxes import box_axes, long_edge_boxes
 from opabinia.models.detectors.dense import HeadNorm, Probability
 from opabinia.models.detectors.fcos import Fcos, flatten_positions
-from opabinia.models.detectors.rotated_boxes import rotated_iou_loss
+from opabinia.models.losses.boxes import rotated_iou_loss
 from opabinia.models.necks import fpn_p3_p7_from_p5
 
 

@@ -27,20 +27,13 @@ from opabinia.contracts import (
     Sizes,
     Target,
 )
-from opabinia.models.detectors.anchors import (
-    POSITIVE,
-    AnchorGrid,
-    BoxLoss,
-    BoxWeights,
-    Convention,
-    box_regression_loss,
-    decode_boxes,
-    match_anchors,
-)
-from opabinia.models.detectors.regions import draw_samples, exceeds_size, true_indices
-from opabinia.models.detectors.rotated_boxes import box_nms
-from opabinia.models.detectors.suppression import clip_boxes, nms_batch
+from opabinia.models.detectors.anchors import AnchorGrid, Convention
+from opabinia.models.detectors.regions import draw_samples
+from opabinia.models.detectors.suppression import box_nms, clip_boxes, exceeds_size, nms_batch
+from opabinia.models.losses.boxes import BoxLoss, BoxWeights, box_regression_loss, decode_boxes
+from opabinia.models.losses.matching import POSITIVE, match_anchors
 from opabinia.models.necks import fpn
+from opabinia.runtime.device import true_indices
 
 
 @register.section(name="region_proposals")
@@ -62,7 +55,7 @@ class ProposalOptions:
             overlap it most. Those in between are ignored.
         batch_size_per_image: anchors sampled per image for the loss.
         positive_fraction: largest share of positive anchors among them.
-        box_loss: loss of the boxes, see :func:`opabinia.models.detectors.anchors.box_regression_loss`.
+        box_loss: loss of the boxes, see :func:`opabinia.models.losses.boxes.box_regression_loss`.
         smooth_l1_beta: of ``smooth_l1``; 0 is L1 (torchvision: 1/9).
         bbox_reg_weights: factors of encoded boxes: shifts to the right and down, width, height.
         loss_weight: factor of both losses.

@@ -19,13 +19,9 @@ from opabinia.models.detectors.queries import (
     QueryDetector,
     import_transformers,
 )
-from opabinia.models.detectors.set_prediction import (
-    Objects,
-    Pairs,
-    Prediction,
-    box_losses,
-    varifocal_loss,
-)
+from opabinia.models.losses.boxes import box_losses
+from opabinia.models.losses.focal import varifocal_loss
+from opabinia.models.losses.matching import Objects, Pairs, Prediction
 from opabinia.runtime.device import move_tensor
 
 

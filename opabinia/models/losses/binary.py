@@ -10,7 +10,7 @@ from torch import Tensor
 from torchvision.ops import sigmoid_focal_loss
 
 from opabinia.config import register
-from opabinia.contracts import Fraction, NonNegative
+from opabinia.contracts import DataMismatch, Fraction, NonNegative
 from opabinia.models.losses.cross_entropy import soft_targets
 from opabinia.runtime.device import move_tensor
 
@@ -121,3 +121,29 @@ def asymmetric(
     loss = soft * F.logsigmoid(logits) * (1 - positive) ** gamma_positive
     loss = loss + (1 - soft) * negative.clamp(min=1e-8).log() * (1 - negative) ** gamma_negative
     return -loss.sum(1).mean()
+
+
+def draw_federated_classes(labels: Tensor, weights: Tensor, count: int) -> Tensor:
+    """Return the classes that the federated loss is summed over: those of the regions, and others drawn without
+    replacement until there are ``count``, the background included (bool, K; detectron2). This waits for the device.
+
+    Args:
+        labels: of regions (int64, R); K is background.
+        weights: of the classes and of the background, which is 0 (K + 1).
+        count: number of classes.
+
+    Raises:
+        DataMismatch: the numbers of images, which the weights are made of, are not known.
+    """
+    if len(weights) == 1:
+        raise DataMismatch(
+            "class_loss: federated draws classes by their numbers of images, which this training data does not have: "
+            "take a source of annotation files, such as coco, or class_loss: sigmoid"
+        )
+    chosen = torch.zeros_like(weights, dtype=torch.bool)
+    chosen[labels] = True
+    others = weights.masked_fill(chosen, 0)
+    missing = min(count - int(chosen.sum()), int(others.count_nonzero()))
+    if missing > 0:
+        chosen[torch.multinomial(others, missing)] = True
+    return chosen[:-1]

@@ -37,7 +37,7 @@ from opabinia.evaluation.detection.coco import Coco
 from opabinia.evaluation.detection.rle import paste_masks
 from opabinia.evaluation.detection.rotated import DotaMap
 from opabinia.evaluation.mean_losses import MeanLosses
-from opabinia.models.detectors.rotated_boxes import box_nms
+from opabinia.models.detectors.suppression import box_nms
 from opabinia.tasks.dataset_checks import check_channels, check_classes
 from opabinia.tasks.dense_base import DensePrediction, TestTimeAugmentation
 from opabinia.tasks.detection.score_calibration import ScoreMaps

@@ -12,7 +12,7 @@ from torchvision.transforms.v2.functional import resize
 
 from opabinia.contracts import Detections, Detector, Sizes
 from opabinia.contracts.rotated_boxes import mirror_boxes, scale_boxes
-from opabinia.models.detectors.rotated_boxes import box_nms
+from opabinia.models.detectors.suppression import box_nms
 from opabinia.runtime.device import move_tensor
 from opabinia.tasks.dense_base import TestTimeAugmentation, mirror
 from opabinia.tasks.detection.tiles import concat_detections, select_detections

@@ -16,9 +16,8 @@ from torch.nn.functional import pad
 from opabinia.config import register
 from opabinia.contracts import Count, Detections, Fraction, Sizes
 from opabinia.contracts.rotated_boxes import move_boxes, upright_boxes
-from opabinia.models.detectors.regions import true_indices
-from opabinia.models.detectors.rotated_boxes import box_nms
-from opabinia.runtime.device import move_tensor
+from opabinia.models.detectors.suppression import box_nms
+from opabinia.runtime.device import move_tensor, true_indices
 
 CUT_WEIGHT = 0.5
 """Factor of the score of a box cut by a tile's border when it is ranked; the tile next to it may have all of it."""

@@ -45,7 +45,6 @@ from opabinia.evaluation.segmentation.combined import Combined
 from opabinia.evaluation.segmentation.panoptic import Panoptic as PanopticQuality
 from opabinia.evaluation.segmentation.semantic import Semantic
 from opabinia.models.decoders.layers import resize_like
-from opabinia.models.detectors.regions import true_indices
 from opabinia.models.losses.segmentation import pixel_cross_entropy
 from opabinia.models.panoptic import (
     MAX_INSTANCES,
@@ -55,6 +54,7 @@ from opabinia.models.panoptic import (
     stack_segments,
     top_instances,
 )
+from opabinia.runtime.device import true_indices
 from opabinia.tasks.dataset_checks import check_channels, check_classes
 from opabinia.tasks.dense_base import DensePrediction
 from opabinia.tasks.detections_base import scale_to_original, stack_detections, targets_from

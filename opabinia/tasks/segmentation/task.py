@@ -33,7 +33,7 @@ from opabinia.contracts.masks import compressed_mask
 from opabinia.evaluation.mean_losses import MeanLosses
 from opabinia.evaluation.segmentation.semantic import Semantic
 from opabinia.models.decoders.layers import resize_like
-from opabinia.models.decoders.mask_classification import semantic_segments
+from opabinia.models.losses.masks import semantic_segments
 from opabinia.models.losses.segmentation import pixel_cross_entropy
 from opabinia.tasks.dataset_checks import check_channels, check_classes
 from opabinia.tasks.dense_base import DensePrediction, PaddedExport, TestTimeAugmentation

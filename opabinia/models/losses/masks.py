@@ -1,5 +1,8 @@
-"""Losses of mask classification: each segment is matched with one query, which learns its class and its mask (Cheng et
-al. 2021, MaskFormer; the points and weights are those of Cheng et al. 2022, Mask2Former, sections 3.3 and 4.1)."""
+"""Losses of instance and segment masks.
+
+In mask classification each segment is matched with one query, which learns its class and its mask (Cheng et al. 2021,
+MaskFormer; the points and weights are those of Cheng et al. 2022, Mask2Former, sections 3.3 and 4.1).
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,8 @@ from torch import Tensor
 from opabinia.contracts import IGNORE_LABEL, MaskTargets
 from opabinia.contracts.masks import masks_at_once
 from opabinia.contracts.segmentation import class_presence
-from opabinia.models.detectors.queries import global_count
-from opabinia.models.detectors.regions import true_indices
-from opabinia.models.detectors.set_prediction import Pairs, move_pairs
+from opabinia.models.losses.matching import Pairs, assign_queries, global_count, move_pairs
+from opabinia.runtime.device import true_indices
 
 
 class QueryMasks(NamedTuple):
@@ -69,27 +71,13 @@ class MaskCriterion:
     def match(self, layers: Sequence[QueryMasks], segments: Sequence[MaskTargets]) -> list[Pairs]:
         """Match queries and segments of each layer so that the sum of the costs is minimal. The costs of all layers are
         moved to the CPU at once. The objects of a pair are counted over the batch, image by image."""
-        from scipy.optimize import linear_sum_assignment
-
         # Sums over thousands of points overflow in FP16, and BF16 rounds them.
         with torch.autocast(layers[0].masks.device.type, enabled=False):
             costs = [self._cost(layer, image, row) for layer in layers for image, row in enumerate(segments)]
         flat = torch.cat([cost.flatten() for cost in costs]).cpu()
-        matrices = iter(torch.split(flat, [cost.numel() for cost in costs]))
-        shapes = iter([cost.shape for cost in costs])
-        matches = []
-        for _ in layers:
-            rows, first = [], 0
-            for image, row in enumerate(segments):
-                queries, objects = linear_sum_assignment(next(matrices).view(next(shapes)).numpy())
-                columns = [
-                    torch.full((len(queries),), image),
-                    torch.from_numpy(queries),
-                    torch.from_numpy(objects + first),
-                ]
-                rows.append(torch.stack([column.long() for column in columns]))
-                first += len(row.labels)
-            matches.append(Pairs(*torch.cat(rows, 1)))
+        parts = torch.split(flat, [cost.numel() for cost in costs])
+        matrices = [part.view(cost.shape).numpy() for part, cost in zip(parts, costs, strict=True)]
+        matches = [assign_queries(matrices[i : i + len(segments)]) for i in range(0, len(matrices), len(segments))]
         return move_pairs(matches, layers[0].logits.device)
 
     def _cost(self, layer: QueryMasks, image: int, segments: MaskTargets) -> Tensor:
@@ -167,3 +155,24 @@ def semantic_segments(targets: Tensor) -> list[MaskTargets]:
     labels = true_indices(list(class_presence(targets)[:, :IGNORE_LABEL]))
     rows = zip(labels, targets, strict=True)
     return [MaskTargets(present, (target == present[:, None, None]).to(torch.uint8)) for present, target in rows]
+
+
+def region_mask_losses(logits: Tensor, masks: Tensor) -> dict[str, Tensor]:
+    """Return ``loss_mask``, the mean over the pixels of all masks, the pixel accuracy, and the shares of false positive
+    and false negative pixels (0 where there are no such pixels; He et al. 2017, Mask R-CNN, section 3).
+
+    Args:
+        logits: predicted masks of R regions (R x S x S).
+        masks: ground truth, from 0 to 1 (R x S x S).
+    """
+    loss = F.binary_cross_entropy_with_logits(logits, masks, reduction="sum")
+    inside = masks > 0.5
+    wrong = (logits > 0) != inside
+    missed, added = (wrong & inside).sum(), (wrong & ~inside).sum()
+    count = max(masks.numel(), 1)
+    return {
+        "loss_mask": loss / count,
+        "mask_rcnn/accuracy": 1 - (missed + added) / count,
+        "mask_rcnn/false_positive": added / (~inside).sum().clamp(min=1),
+        "mask_rcnn/false_negative": missed / inside.sum().clamp(min=1),
+    }

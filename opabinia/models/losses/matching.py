@@ -1,10 +1,8 @@
-"""Set prediction, its matching and losses: each object is matched with one query, and the other queries learn to find
-nothing (Carion et al. 2020, DETR).
+"""Matching of predictions with ground truth: anchors by their IoU, queries by costs (Carion et al. 2020, DETR).
 
-Boxes are center, width and height as fractions of the image (N x 4). Every loss is a sum divided by ``count``, the
-number of objects; :func:`opabinia.runtime.collectives.mean_over_samples` gives that of the batch of all processes.
-Losses are computed in float32 from logits and boxes of any type: CUDA's autocast computes other operations in float32
-than the CPU's, so their types could not be relied on.
+Each object is matched with one query, and the other queries learn to find nothing. Boxes of queries are center, width
+and height as fractions of the image (N x 4). Costs and losses of queries are computed in float32 from logits and boxes
+of any type: CUDA's autocast computes other operations in float32 than the CPU's.
 """
 
 from __future__ import annotations
@@ -16,12 +14,52 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
-from torchvision.ops import box_convert, generalized_box_iou, sigmoid_focal_loss
+from torchvision.ops import box_convert, generalized_box_iou
 
-from opabinia.models.detectors.anchors import iou_loss
+from opabinia.runtime.collectives import mean_over_samples
 from opabinia.runtime.device import move_tensor
+from opabinia.runtime.processes import world_size
+
+# --- anchors ----------------------------------------------------------------------------------------------------------
+
+POSITIVE, NEGATIVE, IGNORED = 1, 0, -1
+
+
+class Matches(NamedTuple):
+    """The index of the ground-truth box that each of A anchors overlaps most (int64, A), and the ``labels`` of the
+    anchors (int64, A): 1 for those assigned to that box, 0 for background, -1 for those that are ignored."""
+
+    indices: Tensor
+    labels: Tensor
+
+
+def match_anchors(iou: Tensor, low: float, high: float, *, low_quality: bool = False) -> Matches:
+    """Assign each anchor to one of N ground-truth boxes, or none (Ren et al. 2015, section 3.1.2).
+
+    Args:
+        iou: of ground-truth boxes and anchors (N x A), from 0 to 1; N may be 0.
+        low: an anchor whose highest IoU is below is background.
+        high: an anchor whose highest IoU is this or more is positive; those in between are ignored.
+        low_quality: the anchors with the highest IoU of a box (several if equal), if above 0, are positive, too. They
+            are still assigned to the box that they overlap most themselves.
+
+    Example: [[0.1, 0.5, 0.6], [0.8, 0.2, 0.29]] with 0.3, 0.7 and ``low_quality`` gives the labels [1, -1, 1] and the
+    indices [1, 0, 0].
+    """
+    if not len(iou):
+        zeros = iou.new_zeros(iou.shape[1], dtype=torch.int64)
+        return Matches(zeros, zeros)
+    best, indices = iou.max(dim=0)
+    labels = (best >= high).long() - ((best >= low) & (best < high)).long()
+    if low_quality:
+        highest = iou.amax(dim=1, keepdim=True)
+        labels = labels.masked_fill(((iou == highest) & (iou > 0)).any(dim=0), POSITIVE)
+    return Matches(indices, labels)
+
+
+# --- queries ----------------------------------------------------------------------------------------------------------
 
 
 class Prediction(NamedTuple):
@@ -118,8 +156,6 @@ def match_queries(
         groups: queries are divided into this number of groups of the same size, and each object is matched with one
             query of every group (Chen et al. 2023, Group DETR).
     """
-    from scipy.optimize import linear_sum_assignment
-
     corners, matrices = box_convert(objects.boxes.float(), "cxcywh", "xyxy"), []
     for logits, boxes in layers:
         flat = boxes.flatten(0, 1).float()
@@ -127,16 +163,31 @@ def match_queries(
         matrix = matrix + costs.box * torch.cdist(flat, objects.boxes.float(), p=1)
         matrix = matrix - costs.giou * generalized_box_iou(box_convert(flat, "cxcywh", "xyxy"), corners)
         matrices.append(matrix.nan_to_num(*[torch.finfo(matrix.dtype).max] * 3).view(*boxes.shape[:2], -1))
-    ends = np.cumsum([0, *objects.counts])
-    matches = []
-    for layer in torch.stack(matrices).cpu().numpy():
-        size, found = layer.shape[1] // groups, []
-        for image, (start, end) in enumerate(pairwise(ends)):
-            for first in range(0, size * groups, size):
-                queries, numbers = linear_sum_assignment(layer[image, first : first + size, start:end])
-                found.append(np.stack([np.full_like(queries, image), queries + first, numbers + start]))
-        matches.append(Pairs(*torch.from_numpy(np.concatenate(found, 1))))
-    return matches
+    spans = list(pairwise(np.cumsum([0, *objects.counts])))
+    layer_costs = torch.stack(matrices).cpu().numpy()
+    return [
+        assign_queries([image[:, start:end] for image, (start, end) in zip(layer, spans, strict=True)], groups)
+        for layer in layer_costs
+    ]
+
+
+def assign_queries(costs: Sequence[NDArray[np.float32]], groups: int = 1) -> Pairs:
+    """Return the pairs with the minimal sum of costs (Hungarian algorithm), on the CPU.
+
+    Args:
+        costs: costs of assigning each object of an image to each query (Q x N), of each image.
+        groups: see :func:`match_queries`.
+    """
+    from scipy.optimize import linear_sum_assignment
+
+    matched, first_object = [], 0
+    for image, cost in enumerate(costs):
+        size = len(cost) // groups
+        for first_query in range(0, size * groups, size):
+            queries, numbers = linear_sum_assignment(cost[first_query : first_query + size])
+            matched.append(np.stack([np.full_like(queries, image), queries + first_query, numbers + first_object]))
+        first_object += cost.shape[1]
+    return Pairs(*torch.from_numpy(np.concatenate(matched, 1)))
 
 
 def unite_pairs(matches: Sequence[Pairs]) -> Pairs:
@@ -166,69 +217,14 @@ def matched_iou(boxes: Tensor, expected: Tensor) -> Tensor:
     return iou
 
 
-def varifocal_loss(
-    prediction: Prediction, pairs: Pairs, objects: Objects, count: Tensor, alpha: float = 0.75, gamma: float = 2.0
-) -> Tensor:
-    """Binary cross entropy towards the IoU of the matched box, weighted by that IoU for the object's class and by
-    alpha p^gamma for all others (Zhang et al. 2021, VarifocalNet, equation 2)."""
-    logits = prediction.logits.float()
-    labels = objects.labels[pairs.objects]
-    iou = matched_iou(prediction.boxes[pairs.images, pairs.queries], objects.boxes[pairs.objects])
-    targets, weights = torch.zeros_like(logits), alpha * logits.detach().sigmoid() ** gamma
-    targets[pairs.images, pairs.queries, labels] = iou
-    weights[pairs.images, pairs.queries, labels] = iou
-    return F.binary_cross_entropy_with_logits(logits, targets, weights, reduction="sum") / count
+def global_count(count: Tensor, images: int) -> Tensor:
+    """Return the number of objects, or pairs, by which the losses of this process are divided, so that their mean over
+    processes is the sum over the global batch divided by the number in it, or by 1.
 
-
-def query_focal_loss(
-    prediction: Prediction, pairs: Pairs, objects: Objects, count: Tensor, alpha: float = 0.25, gamma: float = 2.0
-) -> Tensor:
-    """Focal loss of all queries and classes (Deformable DETR)."""
-    logits = prediction.logits.float()
-    targets = torch.zeros_like(logits)
-    targets[pairs.images, pairs.queries, objects.labels[pairs.objects]] = 1
-    total: Tensor = sigmoid_focal_loss(logits, targets, alpha, gamma, reduction="sum")
-    return total / count
-
-
-def iou_aware_loss(
-    prediction: Prediction, pairs: Pairs, objects: Objects, count: Tensor, alpha: float = 0.25, gamma: float = 2.0
-) -> Tensor:
-    """Binary cross entropy whose target for the object's class is p^alpha IoU^(1 - alpha), of at least 0.01, and whose
-    other terms have the weight p^gamma (Cai et al. 2024, Align-DETR; as in LW-DETR and RF-DETR)."""
-    logits = prediction.logits.float()
-    labels = objects.labels[pairs.objects]
-    iou = matched_iou(prediction.boxes[pairs.images, pairs.queries], objects.boxes[pairs.objects])
-    probabilities = logits.sigmoid()
-    matched = probabilities[pairs.images, pairs.queries, labels]
-    quality = (matched**alpha * iou ** (1 - alpha)).clamp(min=0.01).detach()
-    positive_weights, negative_weights = torch.zeros_like(logits), probabilities**gamma
-    positive_weights[pairs.images, pairs.queries, labels] = quality
-    negative_weights = negative_weights.index_put((pairs.images, pairs.queries, labels), 1 - quality)
-    losses = -positive_weights * F.logsigmoid(logits) - negative_weights * F.logsigmoid(-logits)
-    return losses.sum() / count
-
-
-def no_object_cross_entropy(
-    prediction: Prediction, pairs: Pairs, objects: Objects, no_object_weight: float = 0.1
-) -> tuple[Tensor, Tensor]:
-    """Cross entropy of K classes and "no object", the last one, for the queries without an object (DETR, section 3.1).
-
-    Returns:
-        the sum over the queries, and the sum of their weights, by which it is to be divided.
+    Args:
+        count: of this process (0-d).
+        images: of this process.
     """
-    logits = prediction.logits
-    nothing = logits.shape[-1] - 1
-    targets = torch.full(logits.shape[:2], nothing, dtype=torch.int64, device=logits.device)
-    targets[pairs.images, pairs.queries] = objects.labels[pairs.objects]
-    weights = torch.where(targets == nothing, no_object_weight, 1.0)
-    losses = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="none")
-    return (losses * weights.flatten()).sum(), weights.sum()
-
-
-def box_losses(prediction: Prediction, pairs: Pairs, objects: Objects, count: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the L1 loss and the generalized IoU loss of the matched boxes (DETR, equation 2), each divided by
-    ``count``."""
-    boxes, expected = prediction.boxes[pairs.images, pairs.queries].float(), objects.boxes[pairs.objects]
-    giou = iou_loss(box_convert(boxes, "cxcywh", "xyxy"), box_convert(expected, "cxcywh", "xyxy"), "giou")
-    return F.l1_loss(boxes, expected, reduction="sum") / count, giou.sum() / count
+    least = 1 / world_size() if torch.is_grad_enabled() else 1
+    number: Tensor = mean_over_samples(count, images) * images
+    return number.clamp(min=least)
