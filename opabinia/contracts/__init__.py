@@ -45,6 +45,8 @@ from opabinia.contracts.export import ExportModule as ExportModule
 from opabinia.contracts.export import relative_difference as relative_difference
 from opabinia.contracts.masks import InstanceMasks as InstanceMasks
 from opabinia.contracts.models import Backbone as Backbone
+from opabinia.contracts.models import FeatureKind as FeatureKind
+from opabinia.contracts.models import Features as Features
 from opabinia.contracts.models import Head as Head
 from opabinia.contracts.models import Level as Level
 from opabinia.contracts.models import Memory as Memory

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from torch import Tensor, nn
 
@@ -63,6 +63,38 @@ class Tokens(NamedTuple):
     patches: Tensor
 
 
+FeatureKind = Literal["vectors", "maps", "pyramid"]
+"""The features that a task may read of a backbone: see :class:`Features`."""
+
+
+@dataclass(frozen=True, eq=False)
+class Features:
+    """Features of B images from one forward pass of a backbone. Those that no task asked for are None.
+
+    Attributes:
+        vectors: pooled (B x D).
+        maps: before the pooling (B x M x h x w).
+        pyramid: feature maps of several strides, from fine to coarse (B x M x h x w each).
+    """
+
+    vectors: Tensor = None  # type: ignore[assignment]
+    maps: Tensor = None  # type: ignore[assignment]
+    pyramid: Sequence[Tensor] = None  # type: ignore[assignment]
+
+    def select(self, rows: Tensor) -> Features:
+        """Return the features of some of the images.
+
+        Args:
+            rows: their positions (int64, on the device of the features).
+        """
+        selected: dict[str, Any] = {
+            name: value[rows] if isinstance(value, Tensor) else [level[rows] for level in value]
+            for name, value in vars(self).items()
+            if value is not None
+        }
+        return Features(**selected)
+
+
 class SharedFeatures(NamedTuple):
     """All features of images from one forward pass.
 
@@ -89,6 +121,7 @@ class Backbone(nn.Module):
         trained_classes: number of classes of the classifier that came with its weights; 0 without one.
         clips: whether it takes clips (B x C x T x H x W, T frames) instead of images.
         needs_weights: see :class:`opabinia.contracts.Task`.
+        is_shared: whether several tasks read it, so that none of them may remove layers from it.
     """
 
     clips: bool = False
@@ -99,6 +132,7 @@ class Backbone(nn.Module):
     preprocessing: Preprocessing | None = None
     trained_classes: int = 0
     needs_weights: str = ""
+    is_shared: bool = False
 
     def forward(self, images: Tensor, offset: Tensor | None = None) -> Tensor:
         """Return feature vectors (B x D).
@@ -126,8 +160,27 @@ class Backbone(nn.Module):
         maps = self.feature_maps(images)
         return maps.mean((2, 3)), maps
 
+    def extract(self, images: Tensor, kinds: Collection[FeatureKind]) -> Features:
+        """Return features of several kinds from one forward pass.
+
+        Backbones that give vectors or maps beside a pyramid override this; they keep the layers of the vectors if
+        ``is_shared``.
+
+        Args:
+            images: B x C x H x W.
+            kinds: the features to compute.
+        """
+        if "pyramid" in kinds:
+            return Features(pyramid=self.pyramid_features(images))
+        if "maps" not in kinds:
+            return Features(self(images))
+        return (
+            Features(*self.vectors_and_maps(images)) if "vectors" in kinds else Features(maps=self.feature_maps(images))
+        )
+
     def enable_multi_scale(self) -> list[Level]:
-        """Prepare for :meth:`pyramid_features`: remove the layers that only the pooled vector needs.
+        """Prepare for :meth:`pyramid_features`: remove the layers that only the pooled vector needs, unless
+        ``is_shared``.
 
         Returns:
             the levels that it will return, from fine to coarse, with strides of at least 4.
@@ -158,8 +211,8 @@ class Backbone(nn.Module):
         raise NotImplementedError
 
     def drop_vector_layers(self) -> None:
-        """Remove the layers that only the pooled vector needs, after :meth:`enable_shared_features`: no task reads it.
-        By default there are none."""
+        """Remove the layers that only the pooled vector needs, after :meth:`enable_multi_scale`: no task reads it. By
+        default there are none."""
 
     def keep_dilated_stages(self) -> list[Level]:
         """Also return the feature maps of the stages before the last that have its stride, as dilated networks have

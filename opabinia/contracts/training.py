@@ -22,6 +22,7 @@ from opabinia.contracts.data import Batch, DatasetInfo, Sample, label_names
 from opabinia.contracts.drawing import Comparison, DrawOptions, Panel
 from opabinia.contracts.evaluation import EMBEDDING, Evaluator, Predictions
 from opabinia.contracts.export import ExportModule
+from opabinia.contracts.models import Backbone, FeatureKind, Features
 from opabinia.contracts.plans import GlobalBatch, Loader
 from opabinia.runtime.files import disk_errors
 
@@ -291,10 +292,21 @@ class NextCommand(NamedTuple):
 class Task(nn.Module):
     """Define what a batch means: losses, predictions, evaluators. DDP, FSDP and compile wrap this one object.
 
-    A task is an ``nn.Module`` with the methods below, in this order in every built-in task. Required are ``forward``
-    and ``predict``; from ``trunk`` on the methods serve inference commands and have defaults that fit most tasks.
+    A task is an ``nn.Module`` with the methods below, in this order in every built-in task. Its network has two parts:
+    a backbone that computes features of the images, and heads that read them::
+
+        forward(batch, clock) = losses(extract(batch), batch, clock)
+        predict(batch)        = predictions(extract(batch), batch)
+
+    ``losses`` and ``predictions`` compute from the features alone and never call the backbone, so a multi-task run
+    passes the features of one backbone to all of its tasks. Required are these two; of a task whose features are no
+    function of a batch's images, as in most self-supervised methods, ``forward`` and ``predict`` instead. From
+    ``trunk`` on the methods serve inference commands and have defaults that fit most tasks.
 
     Attributes:
+        reads: features of the images that ``extract`` computes: ``vectors``, ``maps``, ``pyramid``. In a multi-task run
+            they are computed once for all tasks that learn from a batch. Empty: it has an ``extract``, or a
+            ``forward``, of its own, and shares the weights of the backbone but none of its computation.
         requires_full_batch: losses compare the samples of a batch with each other, so a batch cannot be split into
             micro-batches.
         compares_samples_of_class: losses compare samples of a class with those of others, so a batch must hold both.
@@ -310,6 +322,7 @@ class Task(nn.Module):
             multi-task training it skips samples that lack one of them; None: samples that lack any label.
     """
 
+    reads: Collection[FeatureKind] = ()
     requires_full_batch: bool = False
     compares_samples_of_class: bool = False
     min_samples_per_rank: int = 1
@@ -339,10 +352,36 @@ class Task(nn.Module):
         ``total_loss`` alone is trained if given, otherwise the sum of all values whose key contains ``loss``; other
         values are only logged. A bare tensor is the loss; the tensors of a list are summed.
         """
-        raise NotImplementedError
+        return self.losses(self.extract(batch), batch, clock)
 
     def predict(self, batch: Batch) -> Predictions:
         """Return batched predictions, for evaluators and the predict command."""
+        return self.predictions(self.extract(batch), batch)
+
+    def extract(self, batch: Batch) -> Features:
+        """Return the features of a batch's images that ``losses`` and ``predictions`` take: by default those that
+        ``reads`` names, of its ``backbone``, after its ``normalize``."""
+        backbone, normalize = self.get_submodule("backbone"), self.get_submodule("normalize")
+        assert isinstance(backbone, Backbone)
+        return backbone.extract(normalize(batch["image"], batch.get("image_sizes")), self.reads)
+
+    def losses(self, features: Features, batch: Batch, clock: Clock) -> dict[str, Tensor] | Tensor | Sequence[Tensor]:
+        """Return the losses of a batch; see :meth:`forward`.
+
+        Args:
+            features: of all images of the batch, see :meth:`extract`.
+            batch: the labels; its images are read by :meth:`extract`.
+            clock: of the run.
+        """
+        raise NotImplementedError
+
+    def predictions(self, features: Features, batch: Batch) -> Predictions:
+        """Return batched predictions; see :meth:`predict`.
+
+        Args:
+            features: of all images of the batch, see :meth:`extract`.
+            batch: facts about the images, such as their original sizes.
+        """
         raise NotImplementedError
 
     def readable(self, prediction: Mapping[str, Tensor]) -> dict[str, Any]:

@@ -111,7 +111,7 @@ class Segmentation(DensePrediction):
             raise ValueError(
                 f"losses, auxiliary: {type(self.decoder).__name__} has losses of its own; set both to null"
             )
-        self.losses = list(losses or [pixel_cross_entropy])
+        self.pixel_losses = list(losses or [pixel_cross_entropy])
         self.auxiliary_weight = auxiliary_weight
         self.size_multiple = self._multiple = size_multiple or self.levels[-1].stride
         self.min_samples_per_rank = max(
@@ -122,7 +122,7 @@ class Segmentation(DensePrediction):
 
     def extra_repr(self) -> str:
         """Return the losses, so that the log shows them with the model."""
-        return "" if self.decoder.own_losses else f"(losses): {self.losses}"
+        return "" if self.decoder.own_losses else f"(losses): {self.pixel_losses}"
 
     def forward(self, batch: Batch, clock: Clock) -> dict[str, Tensor]:
         """Return ``loss_<name>`` of each loss, ``loss_auxiliary`` and ``pixel_accuracy``; or the decoder's own."""
@@ -143,8 +143,8 @@ class Segmentation(DensePrediction):
         return values | {"pixel_accuracy": correct.sum() / labeled.sum().clamp(min=1)}
 
     def _losses(self, logits: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        names = [getattr(loss, "func", loss).__name__.removeprefix("pixel_") for loss in self.losses]
-        return {f"loss_{name}": loss(logits, targets) for name, loss in zip(names, self.losses, strict=True)}
+        names = [getattr(loss, "func", loss).__name__.removeprefix("pixel_") for loss in self.pixel_losses]
+        return {f"loss_{name}": loss(logits, targets) for name, loss in zip(names, self.pixel_losses, strict=True)}
 
     def _plain_logits(self, images: Tensor, sizes: Sizes) -> Tensor:
         """Return the logits of the pixels of a padded batch from one forward pass (float32, B x K x H x W)."""
