@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("adlfs", reason="adlfs is absent: pip install 'opabinia[azure]'")
+
 from opabinia.engine.checkpointing.upload import Upload
 from opabinia.runtime import storage
 from opabinia.runtime.local_copies import RangeFile, is_placeholder, local_copy, read_file, refresh
@@ -25,7 +27,6 @@ VARIABLE = "AZURE_STORAGE_CONNECTION_STRING"
 @pytest.fixture(scope="module")
 def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Start Azurite; yield the connection string."""
-    pytest.importorskip("adlfs", reason="adlfs is absent: pip install 'opabinia[azure]'")
     program = os.environ.get("AZURITE") or shutil.which("azurite-blob")
     if program is None:
         pytest.skip("there is no azurite-blob on the path or in $AZURITE: npm install -g azurite")
@@ -151,7 +152,6 @@ def test_wrong_names_and_credentials(container: Any, azurite: str, connect: Call
 
 def test_a_server_that_is_down_is_reported_at_once(connect: Callable[[str], None]) -> None:
     """The Azure SDK would repeat the request for 84 seconds."""
-    pytest.importorskip("adlfs", reason="adlfs is absent: pip install 'opabinia[azure]'")
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))  # not listening
         endpoint = f"BlobEndpoint=http://127.0.0.1:{closed.getsockname()[1]}/{ACCOUNT};"
