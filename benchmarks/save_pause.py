@@ -22,8 +22,8 @@ import torch
 from torch import nn
 
 from opabinia.engine.checkpointing.checkpoint import Snapshot, write_checkpoint
+from opabinia.engine.checkpointing.content import optimizer_state
 from opabinia.engine.checkpointing.manager import CheckpointManager
-from opabinia.engine.checkpointing.optimizer_state import optimizer_state
 
 ROUNDS, WIDTH, LAYERS, BATCH, ALONE = 7, 5000, 4, 64, 4
 

@@ -34,13 +34,12 @@ from opabinia.engine.checkpointing.checkpoint import Snapshot
 from opabinia.engine.hooks.batch_schedule import ApplyBatchSchedule
 from opabinia.engine.hooks.bottleneck import Bottleneck
 from opabinia.engine.hooks.ema import EmaHook
-from opabinia.engine.hooks.eta import Eta
 from opabinia.engine.hooks.evaluate import Evaluate
 from opabinia.engine.hooks.log_metrics import LogMetrics, LogSamples
 from opabinia.engine.hooks.order import order_hooks
+from opabinia.engine.hooks.progress import Eta, TrainingBar
 from opabinia.engine.hooks.save_checkpoint import SaveCheckpoint
 from opabinia.engine.hooks.timer import Timer
-from opabinia.engine.hooks.training_bar import TrainingBar
 from opabinia.engine.loggers.metrics_log import MetricsLogger
 from opabinia.engine.loggers.tensorboard import TensorBoard
 from opabinia.engine.loggers.terminal import Terminal

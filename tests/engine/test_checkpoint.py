@@ -28,13 +28,13 @@ from opabinia.engine.checkpointing.checkpoint import (
     save_tensors,
     write_checkpoint,
 )
+from opabinia.engine.checkpointing.content import load_optimizer_state, optimizer_state
 from opabinia.engine.checkpointing.manager import (
     CheckpointManager,
     list_checkpoints,
     load_latest_checkpoint,
     read_pointer,
 )
-from opabinia.engine.checkpointing.optimizer_state import load_optimizer_state, optimizer_state
 from opabinia.runtime.files import DiskError, remove_leftovers
 from opabinia.runtime.shards import load_safetensors
 from tests.engine.toys import run_state, same_tensors

@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
-from opabinia.engine.checkpointing.norm_statistics import running_statistics
 from opabinia.engine.loop.nonfinite import UpdateGuard
+from opabinia.engine.loop.norm_statistics import running_statistics
 from opabinia.models.feature_queue import FeatureQueue, MemoryBank
 from opabinia.optim.ema import WeightAverage
 

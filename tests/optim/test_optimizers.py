@@ -12,7 +12,7 @@ from opabinia.config import Catalog, ConfigError, Resolved, build, check, compos
 from opabinia.config.registry import Entry
 from opabinia.config.types import Parameter
 from opabinia.engine.checkpointing.checkpoint import save_tensors
-from opabinia.engine.checkpointing.optimizer_state import load_optimizer_state, optimizer_state
+from opabinia.engine.checkpointing.content import load_optimizer_state, optimizer_state
 from opabinia.engine.loop.nonfinite import init_momentum_buffers
 from opabinia.optim.lars import Lars
 from opabinia.optim.optimizers import NAMES, TIMM_NAMES, fuse

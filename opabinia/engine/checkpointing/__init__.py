@@ -1,4 +1,4 @@
 """Writing and reading checkpoints, whole or sharded, in a background thread.
 
-``checkpoint.py`` is one checkpoint on disk, ``manager.py`` the checkpoints of a run.
+``content.py`` has what a checkpoint contains; ``checkpoint.py`` is one on disk, ``manager.py`` those of a run.
 """

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from opabinia.contracts import Hook, Run, Task
-from opabinia.engine.checkpointing.norm_statistics import mean_state_dict
 from opabinia.engine.checkpointing.sharded import load_full_state_dict
+from opabinia.engine.loop.norm_statistics import mean_state_dict
 from opabinia.optim.ema import Ema, WeightAverage, decay_at
 
 

@@ -1,4 +1,4 @@
-"""The logger for the terminal: plain lines, beside the progress bar of :mod:`opabinia.engine.hooks.training_bar`."""
+"""The logger for the terminal: plain lines, beside the progress bar of :mod:`opabinia.engine.hooks.progress`."""
 
 from __future__ import annotations
 

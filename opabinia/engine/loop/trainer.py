@@ -18,9 +18,9 @@ all-reduce of gradients), in the metrics log, in evaluations and checkpoints, an
 one process that stopped by itself would leave the others waiting. Hooks therefore only request a stop.
 
 **Resuming.** A resumed run equals an uninterrupted one bit by bit, because everything that changes is either a pure
-function of the step (the plan, augmentation and dropout seeds, schedules) or part of :meth:`Trainer.snapshot`. A
-checkpoint is saved from inside a hook; it records that position (``due``), and the resumed run first completes the
-event: the hooks behind the one that saved.
+function of the step (the plan, augmentation and dropout seeds, schedules) or in the checkpoint
+(``checkpointing/content.py``). A checkpoint is saved from inside a hook; it records that position (``due``), and the
+resumed run first completes the event: the hooks behind the one that saved.
 """
 
 from __future__ import annotations
@@ -35,20 +35,14 @@ from typing import Any
 import torch
 
 from opabinia.contracts import Batch, Clock, GlobalBatch, Hook, Loader, Phase, Plan, Run, Scalars, Step, Stop, Task
-from opabinia.engine.checkpointing.checkpoint import Snapshot, WeightsMismatch
+from opabinia.engine.checkpointing.checkpoint import Snapshot
+from opabinia.engine.checkpointing.content import restore_snapshot, take_snapshot
 from opabinia.engine.checkpointing.manager import CheckpointManager
-from opabinia.engine.checkpointing.norm_statistics import (
-    gather_statistics,
-    load_statistics,
-    mean_state_dict,
-    use_mean_statistics,
-)
-from opabinia.engine.checkpointing.optimizer_state import load_optimizer_state, optimizer_kind, optimizer_state
-from opabinia.engine.checkpointing.sharded import load_full_state_dict
-from opabinia.engine.loggers.metrics_log import MetricsLogger, from_json_numbers, to_json_numbers
+from opabinia.engine.loggers.metrics_log import MetricsLogger
 from opabinia.engine.loop.evaluate import EvaluationStopped, ValidationSet, evaluate_all
 from opabinia.engine.loop.hook_dispatch import HookDispatcher
-from opabinia.engine.loop.nonfinite import NonFiniteError, init_momentum_buffers, log_name
+from opabinia.engine.loop.nonfinite import NonFiniteError, log_name
+from opabinia.engine.loop.norm_statistics import use_mean_statistics
 from opabinia.runtime.log import log
 from opabinia.runtime.processes import first_value, is_rank_zero, world_size
 
@@ -278,27 +272,9 @@ class Trainer:
 
     def snapshot(self) -> Snapshot:
         """Return everything that a resumed run needs, as of now. All processes must call it."""
-        run = self._run
-        tensors, plain = optimizer_state(self.task, self.step.optimizer)
-        epoch_start = self.plan.samples_before(self.plan.epoch_start(run.clock.epoch))
-        state = {
-            **self.metadata,
-            "step": run.clock.step,
-            "samples": run.clock.samples,
-            "epoch": run.clock.epoch,
-            "position": run.clock.samples - epoch_start,
-            "due": list(self._hooks.active) if self._hooks.active else None,
-            "scores": to_json_numbers(run.scores),
-            "journal": run.metrics_log.state_dict(),
-            "total_steps": run.clock.total_steps,
-            "optimizer": plain,
-            "optimizer_kind": optimizer_kind(self.step.optimizer),
-            "train_step": self.step.state_dict(),
-            "hooks": self._hooks.state_dict(),
-            "left_out": sorted(self._skip_batches),
-        }
-        files = {"model": mean_state_dict(self.task), "optimizer": tensors, **self._hooks.tensors()}
-        return Snapshot(run.clock.step, files | gather_statistics(run.models), state)
+        return take_snapshot(
+            self._run, self.plan, self.step, self._hooks, metadata=self.metadata, skip_batches=self._skip_batches
+        )
 
     def restore(self, snapshot: Snapshot) -> None:
         """Restore the state of :meth:`snapshot`.
@@ -307,27 +283,7 @@ class Trainer:
             WeightsMismatch: the model's tensors have other names or shapes.
         """
         run, state = self._run, snapshot.state
-        try:
-            load_full_state_dict(self.task, snapshot.tensors["model"])
-        except RuntimeError as error:
-            raise WeightsMismatch(str(error)) from error
-        saved, present = state["optimizer_kind"], optimizer_kind(self.step.optimizer)
-        if saved == present:
-            load_optimizer_state(self.task, self.step.optimizer, snapshot.tensors["optimizer"], state["optimizer"])
-            init_momentum_buffers(self.step.optimizer)
-        else:
-            log.warning("the optimizer was %s and is %s now: it starts without state", saved, present)
-        self.step.load_state_dict(state["train_step"])
-        self._hooks.load_state_dict(state["hooks"])
-        self._hooks.load_tensors(snapshot.tensors)
-        load_statistics(run.models, snapshot.tensors)
-        run.metrics_log.load_state_dict(state["journal"])
-        run.clock = Clock.at(self.plan, snapshot.step)
-        datasets = {name.rpartition("/")[0] for name in run.available_scores}
-        restored = from_json_numbers(state["scores"])  # perhaps of datasets or EMA weights that are no longer evaluated
-        run.scores |= {
-            name: score for name, score in restored.items() if not datasets or name.rpartition("/")[0] in datasets
-        }
+        restore_snapshot(snapshot, run, self.plan, self.step, self._hooks)
         self._checkpoints.last_saved_step = snapshot.step
         position = tuple(state["due"]) if state["due"] else None
         self._resumed_at = position, replace(run.clock, total_steps=state["total_steps"])

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from opabinia.contracts import Clock, Phase
-from opabinia.engine.hooks.eta import Eta
-from opabinia.engine.hooks.training_bar import TrainingBar
+from opabinia.engine.hooks.progress import Eta, TrainingBar
 from opabinia.engine.loggers.metrics_log import MetricsLogger
 from opabinia.engine.loggers.terminal import bar_metrics
 from opabinia.runtime import progress

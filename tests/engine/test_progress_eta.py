@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from opabinia.contracts import Clock, Phase, Run
-from opabinia.engine.hooks.eta import Eta, seconds_left
+from opabinia.engine.hooks.progress import Eta, seconds_left
 from opabinia.runtime.durations import Duration, format_seconds
 
 EPOCH = Duration(1, "ep")
