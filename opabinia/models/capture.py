@@ -19,9 +19,6 @@ from opabinia.contracts import ParallelTask
 Edit = Callable[[str, Any], Any]
 """Map the name and the output of a layer to the output that replaces it."""
 
-EditGradient = Callable[[str, Tensor], Tensor]
-"""Map the name of a layer and the gradient of its output to the gradient that replaces it."""
-
 # --- outputs and gradients ------------------------------------------------------------------------------------------
 
 
@@ -108,7 +105,6 @@ def capture(
     layers: Sequence[str],
     *,
     edit: Edit | None = None,
-    edit_gradient: EditGradient | None = None,
     copy: bool = False,
 ) -> Iterator[Mapping[str, Layer]]:
     """Capture outputs and gradients of named layers inside a ``with`` block.
@@ -125,8 +121,6 @@ def capture(
         model: the task, or its wrapper: DDP, ``torch.compile``, a ``parallel`` part.
         layers: names of modules, relative to the task: ``backbone.model.layer3``.
         edit: ``edit(name, output)`` returns the output that the model continues with, which is also captured.
-        edit_gradient: ``edit_gradient(name, gradient)`` returns the gradient to continue with, which is also
-            captured; called for each tensor of an output.
         copy: copy outputs, for layers whose output the next layer changes in place.
 
     Yields:
@@ -143,43 +137,45 @@ def capture(
         captured["backbone"].gradient      # B x D
         len(captured["head"].calls)        # 1
     """
-    modules = _find_layers(_unwrap(model), layers)
-    captured = {name: Layer(name) for name in modules}
+    captured = {name: Layer(name) for name in layers}
     handles: list[RemovableHandle] = []
 
-    def on_forward(name: str, module: nn.Module, arguments: Any, output: Any) -> Any:
+    def on_output(name: str, output: Any) -> Any:
         if edit is not None:
-            output = _check_edit(edit(name, output), name, "edit")
+            output = edit(name, output)
+            if output is None:
+                raise TypeError(f"edit returned None for {name!r}")
         # A recomputation in the backward pass must get the same edit, but was captured before.
         if torch._C._current_graph_task_id() == -1:
-            captured[name].calls.append(Call(_map_structure(output, Tensor, partial(track, name))))
+            captured[name].calls.append(Call(_map_structure(output, Tensor, track)))
         return output
 
-    def track(name: str, tensor: Tensor) -> _Value:
+    def track(tensor: Tensor) -> _Value:
         value = _Value(tensor, copy)
         if tensor.requires_grad:
-            handles.append(tensor.register_hook(partial(on_backward, name, value)))  # type: ignore[no-untyped-call]
+            handles.append(tensor.register_hook(value.add))  # type: ignore[no-untyped-call]
         return value
 
-    def on_backward(name: str, value: _Value, gradient: Tensor) -> Tensor:
-        if edit_gradient is not None:
-            gradient = _check_edit(edit_gradient(name, gradient), name, "edit_gradient")
-        value.add(gradient)
-        return gradient
-
     try:
-        for name, module in modules.items():
-            handles.append(module.register_forward_hook(partial(on_forward, name)))
+        handles += replace_outputs(_unwrap(model), layers, on_output)
         yield captured
     finally:
         for handle in handles:
             handle.remove()
 
 
-def _check_edit(value: Any, name: str, edit: str) -> Any:
-    if value is None:
-        raise TypeError(f"{edit} returned None for {name!r}")
-    return value
+def replace_outputs(model: nn.Module, layers: Sequence[str], edit: Edit) -> list[RemovableHandle]:
+    """Let ``edit(name, output)`` replace the outputs of named layers, until the returned handles are removed.
+
+    Raises:
+        ValueError: the model has no such layer; the message lists similar names.
+    """
+
+    def on_forward(name: str, module: nn.Module, arguments: Any, output: Any) -> Any:
+        return edit(name, output)
+
+    modules = _find_layers(model, layers)
+    return [module.register_forward_hook(partial(on_forward, name)) for name, module in modules.items()]
 
 
 def _unwrap(model: nn.Module | ParallelTask) -> nn.Module:
