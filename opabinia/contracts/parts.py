@@ -25,7 +25,7 @@ TaskPart = Annotated[Callable[[DatasetInfo], Task], Part("task")]
 
 StepPart = Annotated[Callable[[Task | ParallelTask, torch.optim.Optimizer, Schedules, StepOptions], Step], Part("step")]
 
-ParallelPart = Annotated[Callable[[Sequence[Task], torch.device], ParallelTask], Part("parallel")]
+ParallelPart = Annotated[Callable[[Task, Sequence[Task], torch.device], ParallelTask], Part("parallel")]
 """Distributes models over ranks, in place, and returns the parallel version of the first one."""
 
 BackbonePart = Annotated[Callable[[int], Backbone], Part("backbone")]

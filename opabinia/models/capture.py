@@ -170,12 +170,12 @@ def replace_outputs(model: nn.Module, layers: Sequence[str], edit: Edit) -> list
     Raises:
         ValueError: the model has no such layer; the message lists similar names.
     """
-
-    def on_forward(name: str, module: nn.Module, arguments: Any, output: Any) -> Any:
-        return edit(name, output)
-
     modules = _find_layers(model, layers)
-    return [module.register_forward_hook(partial(on_forward, name)) for name, module in modules.items()]
+    return [module.register_forward_hook(partial(_on_forward, edit, name)) for name, module in modules.items()]
+
+
+def _on_forward(edit: Edit, name: str, module: nn.Module, arguments: Any, output: Any) -> Any:
+    return edit(name, output)
 
 
 def _unwrap(model: nn.Module | ParallelTask) -> nn.Module:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +24,7 @@ from opabinia.contracts import (
     SchedulePart,
     Task,
 )
+from opabinia.models.capture import replace_outputs
 from opabinia.models.losses.distillation import FeaturesLoss, LogitsLoss, features_loss, logits_loss
 from opabinia.models.projectors import PROJECTOR
 from opabinia.optim.ema import WeightAverage
@@ -118,9 +119,6 @@ class Distill(Teacher):
         return teachers
 
 
-# --- teachers -------------------------------------------------------------------------------------------------------
-
-
 class UpdateEmaTeacher(Hook):
     """Update the EMA of a task once per optimizer step; it is the same on every process.
 
@@ -163,115 +161,117 @@ class UpdateEmaTeacher(Hook):
             torch._foreach_copy_(self._statistics, all_reduce_mean(self._statistics))
 
 
-# --- the task -------------------------------------------------------------------------------------------------------
-
-
 class DistilledTask(Task):
-    """The methods that a task gets while it is distilled; see :func:`add_teachers`."""
+    """A task that learns from teachers, too: a step calls it in place of the task.
 
-    _distillation: _Distillation
+    It exists in training only. What is evaluated, saved and exported is ``task``, so names of parameters and
+    checkpoints are those of a run without teachers. Teachers are frozen and in evaluation mode; the hook of the EMA
+    teacher saves it.
+
+    If student and teacher have features of different widths, a linear layer projects the student's. It is trained and
+    saved as a module of ``task``: ``distill_projector``, for a second teacher ``distill_projector_2``.
+
+    Args:
+        task: the student.
+        teachers: modules with ``predict(batch)``, one for each of ``settings.fixed_teachers``.
+        settings: losses and layers.
+
+    Attributes:
+        task: the student.
+        teachers: the fixed teachers.
+        average: the teacher that is an EMA of the student; None without ``ema_teacher``.
+
+    Raises:
+        ValueError: both weights are 0, a layer does not exist, or the task predicts objects in images.
+    """
+
+    def __init__(self, task: Task, teachers: Sequence[nn.Module], settings: Distill) -> None:
+        super().__init__()
+        if task.size_multiple is not None:
+            message = "distillation compares whole images; a task that detects objects in them cannot be distilled"
+            raise ValueError(message)
+        if not (settings.logits_weight or settings.features_weight):
+            raise ValueError("logits_weight and features_weight are both 0: nothing is learned from the teachers")
+        self.average: Task | None = None
+        if settings.ema_teacher is not None:
+            self.average = copy.deepcopy(task).eval().requires_grad_(False)
+        self.task, self.settings = task, settings
+        self.teachers = nn.ModuleList(teachers).eval().requires_grad_(False)
+
+        def outputs(owner: str, network: Any, logits: str, features: str) -> LayerOutputs:
+            weights = {"logits": settings.logits_weight, "features": settings.features_weight}
+            layers = {"logits": logits, "features": features}
+            return LayerOutputs(owner, network, {kind: layer for kind, layer in layers.items() if weights[kind]})
+
+        layers = settings.student_logits, settings.student_features
+        self._student = outputs("student", task, *layers)
+        self._teachers = [
+            outputs("teacher", model, teacher.teacher_logits, teacher.teacher_features)
+            for teacher, model in zip(settings.fixed_teachers, teachers, strict=True)
+        ]
+        self._average = [outputs("student", self.average, *layers)] if self.average is not None else []
+        if settings.features_weight:
+            width = self._student.width("features")
+            for number, teacher in enumerate([*self._teachers, *self._average]):
+                if (teacher_width := teacher.width("features")) != width:
+                    task.add_module(_projector_name(number), nn.Linear(width, teacher_width))
+
+    def train(self, mode: bool = True) -> DistilledTask:
+        """Set the mode of the student; teachers stay in evaluation mode."""
+        self.training = mode
+        self.task.train(mode)
+        return self
 
     def forward(self, batch: Batch, clock: Clock) -> dict[str, Tensor]:
         """Return the task's losses, weighted, and ``distill_logits_loss``, ``distill_features_loss``.
 
         If the task gives a ``total_loss``, these are added to it.
         """
-        distillation = self._distillation
-        with _recording(distillation.recorders.values()):
-            losses = super().forward(batch, clock)
-        student = {kind: recorder.take() for kind, recorder in distillation.recorders.items()}
-        targets = distillation.targets(batch, clock)
-        settings, added = distillation.settings, {}
+        with self._student.recording() as student:
+            losses = self.task(batch, clock)
+        targets = self._targets(batch, clock)
+        settings, added = self.settings, {}
         if "logits" in student:
             temperature = settings.temperature * settings.temperature_schedule(clock)
-            output = student["logits"]
-            parts = [logits_loss(output, target, settings.logits_loss, temperature) for target in targets["logits"]]
+            parts = [
+                logits_loss(student["logits"], target["logits"], settings.logits_loss, temperature)
+                for target in targets
+            ]
             added["distill_logits_loss"] = settings.logits_weight * torch.stack(parts).mean()
         if "features" in student:
             parts = [
-                features_loss(self._project(student["features"], number), target, settings.features_loss)
-                for number, target in enumerate(targets["features"])
+                features_loss(self._project(student["features"], number), target["features"], settings.features_loss)
+                for number, target in enumerate(targets)
             ]
             added["distill_features_loss"] = settings.features_weight * torch.stack(parts).mean()
         return _combine_losses(losses, settings.task_weight, added)
 
-    def hooks(self, dataset_info: DatasetInfo) -> list[Hook]:
-        """Return the hooks of the task, the update of its EMA teacher, and the check of the others."""
-        hooks, teacher = super().hooks(dataset_info), ema_teacher(self)
-        if teacher is not None and self._distillation.settings.ema_teacher is not None:
-            hooks = [*hooks, UpdateEmaTeacher(self, teacher, self._distillation.settings.ema_teacher.decay)]
-        frozen = [teacher.model for teacher in self._distillation.teachers if teacher.name != _EMA]
-        return [*hooks, CheckTeachers(frozen)] if frozen else hooks
-
-    def extra_repr(self) -> str:
-        """Return the teachers, so that the log shows them with the model."""
-        own = super().extra_repr()
-        teachers = [f"({teacher.name}): {type(teacher.model).__name__}" for teacher in self._distillation.teachers]
-        return "\n".join([own] * bool(own) + teachers)
+    @torch.no_grad()
+    def _targets(self, batch: Batch, clock: Clock) -> list[dict[str, Tensor]]:
+        """Return the outputs of each teacher by kind."""
+        targets = []
+        for teacher, outputs in zip(self.teachers, self._teachers, strict=True):
+            # The labels of the batch may not be its classes: predict needs none.
+            with outputs.recording(len(batch["image"])) as target:
+                teacher.predict(batch)  # type: ignore[operator]
+            targets.append(target)
+        for outputs in self._average:
+            assert self.average is not None
+            with outputs.recording() as target:
+                self.average(batch, clock)  # its layers are called in the same order as the student's
+            targets.append(target)
+        return targets
 
     def _project(self, features: Tensor, number: int) -> Tensor:
-        projector = self._modules.get(_projector_name(number))
+        projector = self.task._modules.get(_projector_name(number))
         return features if projector is None else projector(features)
 
-    def _apply(self, fn: Any, recurse: bool = True) -> DistilledTask:
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        for teacher in self._distillation.teachers:
-            teacher.model._apply(fn, recurse)
-        return self
-
-
-def add_teachers(task: Task, teachers: Sequence[nn.Module], settings: Distill) -> DistilledTask:
-    """Let a task learn from teachers, too.
-
-    The task stays the same object with the same parameters, modules and attributes, so parameter groups, freezes,
-    checkpoints and hooks mean what they mean without teachers; only its class becomes a subclass of its own class and
-    :class:`DistilledTask`, as FSDP does it. Teachers are not submodules: they are neither trained nor saved (the EMA
-    teacher is saved by its hook), stay in evaluation mode, and move to other devices with the task. Logits and features
-    are recorded from named modules while student and teachers run, so no forward pass is done twice.
-
-    If student and teacher have features of different widths, a linear layer projects the student's; it is trained and
-    saved with the student as ``distill_projector``, for a second teacher as ``distill_projector_2``.
-
-    Args:
-        task: the student.
-        teachers: modules with ``predict(batch)``, one for each of ``settings.fixed_teachers``.
-        settings: losses and modules.
-
-    Raises:
-        ValueError: both weights are 0, a module does not exist, or the task predicts objects in images.
-    """
-    if task.size_multiple is not None:
-        raise ValueError("distillation compares whole images; a task that detects objects in them cannot be distilled")
-    if not (settings.logits_weight or settings.features_weight):
-        raise ValueError("logits_weight and features_weight are both 0: nothing is learned from the teachers")
-    active = [
-        _ActiveTeacher("teacher", model, settings, teacher.teacher_logits, teacher.teacher_features)
-        for teacher, model in zip(settings.fixed_teachers, teachers, strict=True)
-    ]
-    if settings.ema_teacher is not None:
-        modules = settings.student_logits, settings.student_features
-        active.append(_ActiveTeacher(_EMA, copy.deepcopy(task), settings, *modules))
-    recorders = _recorders("student", task, settings, settings.student_logits, settings.student_features)
-    if "features" in recorders:
-        width = recorders["features"].width()
-        for number, teacher_width in enumerate(teacher.recorders["features"].width() for teacher in active):
-            if teacher_width != width:
-                task.add_module(_projector_name(number), nn.Linear(width, teacher_width))
-    task.__class__ = type(f"Distilled{type(task).__name__}", (DistilledTask, type(task)), {})
-    assert isinstance(task, DistilledTask)
-    task._distillation = _Distillation(settings, recorders, active)
-    return task
-
-
-def teachers(task: Task) -> list[nn.Module]:
-    """Return the models that teach a task; they are not among its modules."""
-    return [teacher.model for teacher in task._distillation.teachers] if isinstance(task, DistilledTask) else []
-
-
-def ema_teacher(task: Task) -> Task | None:
-    """Return the EMA of its own weights that teaches a task, if it has one."""
-    active = task._distillation.teachers if isinstance(task, DistilledTask) else []
-    return next((teacher.model for teacher in active if teacher.name == _EMA), None)
+    def hooks(self, dataset_info: DatasetInfo) -> list[Hook]:
+        """Return the hooks of the task, the update of its EMA teacher, and the check of the others."""
+        hooks = self.task.hooks(dataset_info)
+        if self.average is not None and self.settings.ema_teacher is not None:
+            hooks = [*hooks, UpdateEmaTeacher(self.task, self.average, self.settings.ema_teacher.decay)]
+        return [*hooks, CheckTeachers([*self.teachers])] if len(self.teachers) else hooks
 
 
 def _projector_name(number: int) -> str:
@@ -289,120 +289,70 @@ def _combine_losses(losses: Any, weight: float, added: dict[str, Tensor]) -> dic
     return {**{name: weight * value if "loss" in name else value for name, value in losses.items()}, **added}
 
 
-# --- recording outputs ----------------------------------------------------------------------------------------------
+class LayerOutputs:
+    """The outputs of the layers of a network that the losses compare, recorded while it runs.
 
-_EMA = "average"
-
-
-class _ActiveTeacher:
-    """A teacher in evaluation mode, without gradients, and the recorders of its outputs (see :func:`_recorders`).
+    The hooks stay in place, because compiled modules keep those that they had when they were compiled.
 
     Args:
-        name: ``teacher`` or ``average``.
-        model: the teacher.
-        settings: the losses.
-        logits, features: names of its modules.
+        owner: ``student`` or ``teacher``, for messages.
+        network: the student or a teacher.
+        layers: names of its layers by kind: ``logits``, ``features``.
+
+    Raises:
+        ValueError: there is no such layer.
     """
 
-    def __init__(self, name: str, model: Any, settings: Distill, logits: str, features: str) -> None:
-        self.name, self.model = name, model.eval().requires_grad_(False)
-        self.recorders = _recorders(name, model, settings, logits, features)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _ActiveTeacher:
-        return self  # an average of the student's weights needs no second teacher
-
-    def run(self, batch: Batch, clock: Clock) -> None:
-        """Let the model process a batch: an average in ``forward`` like the student, so that its modules are called in
-        the same order; others in ``predict``, because the labels of the batch may not be their classes."""
-        if self.name == _EMA:
-            self.model(batch, clock)
-            return
-        self.model.predict(batch)
-        for recorder in self.recorders.values():
-            # Calls after one with the whole batch are mirrored images of a flip test, which the student does not see.
-            if recorder.outputs and len(recorder.outputs[0]) == len(batch["image"]):
-                del recorder.outputs[1:]
-
-
-@dataclass
-class _Distillation:
-    """The student's recorders and its teachers."""
-
-    settings: Distill
-    recorders: dict[str, _Recorder]
-    teachers: list[_ActiveTeacher]
-
-    @torch.no_grad()
-    def targets(self, batch: Batch, clock: Clock) -> dict[str, list[Tensor]]:
-        """Return the outputs of each teacher for a batch, by kind."""
-        for teacher in self.teachers:
-            with _recording(teacher.recorders.values()):
-                teacher.run(batch, clock)
-        return {kind: [teacher.recorders[kind].take() for teacher in self.teachers] for kind in self.recorders}
-
-
-class _Recorder:
-    """Record the outputs of a module while recording is on.
-
-    Args:
-        owner: whose module it is, for messages.
-        root: where ``name`` is looked up.
-    """
-
-    def __init__(self, owner: str, root: nn.Module, name: str) -> None:
-        self.label = f"the {owner}'s {name!r}"
+    def __init__(self, owner: str, network: nn.Module, layers: Mapping[str, str]) -> None:
+        self._layers = {kind: (name, f"{owner}_{kind}: {name!r}") for kind, name in layers.items()}
+        self._recorded: dict[str, list[Any]] | None = None
         try:
-            self.module = root.get_submodule(name)
-        except AttributeError as error:
-            children = ", ".join(child for child, _ in root.named_children())
-            raise ValueError(f"the {owner} has no module {name!r}; it has: {children}") from error
-        self.outputs: list[Tensor] = []
-        self.is_recording = False
-        self.module.register_forward_hook(self)
+            replace_outputs(network, [*layers.values()], self._record)
+        except ValueError as error:
+            raise ValueError(f"the {owner}: {error}") from error
+        self._modules = {kind: network.get_submodule(name) for kind, name in layers.items()}
 
-    def __call__(self, module: nn.Module, arguments: Any, output: Any) -> None:
-        if self.is_recording:
-            self.outputs.append(output)
+    def _record(self, name: str, output: Any) -> Any:
+        if self._recorded is not None:
+            self._recorded[name].append(output)
+        return output
 
-    def take(self) -> Tensor:
-        """Return and forget the outputs: vectors, or tokens (feature maps become B x HW x C); of several calls (crops)
-        concatenated.
+    @contextmanager
+    def recording(self, batch_size: int | None = None) -> Iterator[dict[str, Tensor]]:
+        """Yield a dictionary that has the outputs by kind after the block: vectors, or tokens (feature maps become
+        B x HW x C); of several calls (crops) concatenated.
+
+        Args:
+            batch_size: if the first call has this many samples it alone counts: later ones are mirrored images of a
+                flip test, which the student does not see.
 
         Raises:
-            ValueError: the module was not called, or an output is not a tensor.
+            ValueError: a layer was not called, or an output is not a tensor.
         """
-        outputs, self.outputs = self.outputs, []
-        if not outputs or not all(isinstance(output, Tensor) for output in outputs):
-            raise ValueError(f"{self.label} {'gave no tensor' if outputs else 'was not called'} in the forward pass")
-        output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-        return output.flatten(2).transpose(1, 2) if output.ndim == 4 else output
+        outputs: dict[str, Tensor] = {}
+        recorded = self._recorded = {name: [] for name, _ in self._layers.values()}
+        try:
+            yield outputs
+        finally:
+            self._recorded = None
+        for kind, (name, label) in self._layers.items():
+            calls = recorded[name]
+            if not calls or not all(isinstance(output, Tensor) for output in calls):
+                raise ValueError(f"{label} {'gave no tensor' if calls else 'was not called'} in the forward pass")
+            is_whole = len(calls) == 1 or (batch_size is not None and len(calls[0]) == batch_size)
+            output = calls[0] if is_whole else torch.cat(calls)
+            outputs[kind] = output.flatten(2).transpose(1, 2) if output.ndim == 4 else output
 
-    def width(self) -> int:
-        """Return the width of its vectors, as the module or the last of its submodules with such an attribute has it.
+    def width(self, kind: str) -> int:
+        """Return the width of the vectors of a layer, as it or the last submodule with such an attribute has it.
 
         Raises:
             ValueError: none has.
         """
-        for module in (self.module, *reversed(list(self.module.modules()))):
+        layer = self._modules[kind]
+        for module in (layer, *reversed(list(layer.modules()))):
             for name in ("out_channels", "out_features", "num_features", "normalized_shape"):
                 value = getattr(module, name, None)
                 if value is not None:
                     return int(value[-1] if isinstance(value, Sequence) else value)
-        raise ValueError(f"{self.label}: the width of its features is unknown")
-
-
-def _recorders(owner: str, root: nn.Module, settings: Distill, logits: str, features: str) -> dict[str, _Recorder]:
-    """Return recorders of the outputs that the losses compare, by kind (``logits``, ``features``)."""
-    names = {"logits": (settings.logits_weight, logits), "features": (settings.features_weight, features)}
-    return {kind: _Recorder(owner, root, name) for kind, (weight, name) in names.items() if weight}
-
-
-@contextmanager
-def _recording(recorders: Collection[_Recorder]) -> Iterator[None]:
-    for recorder in recorders:
-        recorder.outputs, recorder.is_recording = [], True
-    try:
-        yield
-    finally:
-        for recorder in recorders:
-            recorder.is_recording = False
+        raise ValueError(f"{self._layers[kind][1]}: the width of its features is unknown")

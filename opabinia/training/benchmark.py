@@ -157,9 +157,9 @@ class _Measurement(Hook):
         low, median, high = np.quantile([count / seconds for count, seconds in timed.step_times()], (0.25, 0.5, 0.75))
         self._repeated, self._launched = timed.repeat(REPEATS)
         streams: dict[str, Any] = {}
-        if isinstance(timed.task, Multitask) and world_size() == 1:
+        if isinstance(run.task, Multitask) and world_size() == 1:
             batch = {**timed.last[0], "streams": timed.streams}
-            streams = time_tasks(timed.task, batch, run.clock, self._parts["train"], REPEATS)
+            streams = time_tasks(run.task, batch, run.clock, self._parts["train"], REPEATS)
             streams = {name: {"read": mean(timed.reading[name]), **own} for name, own in streams.items()}
         self.results = {
             "batch_size": samples,

@@ -10,7 +10,6 @@ from torch import nn
 
 from opabinia.contracts import Detector, Hook, Run, Task
 from opabinia.runtime.log import log
-from opabinia.tasks.distillation import teachers
 from opabinia.training.model import Models
 
 _MAX_GRAPHS = 8
@@ -39,7 +38,10 @@ def compile_modules(models: Models, device: torch.device) -> ReportCompiled | No
         log.warning("train.compile: this machine cannot compile (%s); continuing without", reason)
         return None
     log.info("train.compile: the first step of each input shape compiles, which can take minutes")
-    compiled = [models.task, *([models.ema] if models.ema else []), *teachers(models.task)]
+    compiled = [models.task, *([models.ema] if models.ema else [])]
+    if models.distilled is not None:
+        average = models.distilled.average
+        compiled += [*models.distilled.teachers, *([average] if average else [])]
     for module in (module for model in compiled for module in _called_modules(model)):
         module.compile()
     modules = (module for model in compiled for module in model.modules())

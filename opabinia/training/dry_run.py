@@ -20,7 +20,7 @@ from opabinia.training.mixed_loaders import check_streams
 from opabinia.training.model import Models, check_initial_weights, check_model, make_optimizer, make_step
 from opabinia.training.planning import plan_training
 from opabinia.training.samples import batch_errors, first_samples, first_training_samples
-from opabinia.training.session import TrainingRun, all_schedules, build_model
+from opabinia.training.session import TrainingRun, add_teachers, all_schedules, build_model
 from opabinia.training.validation import make_best, plan_evaluation, validation_key
 
 _BATCHED = 16
@@ -45,7 +45,8 @@ def dry_run(parts: Mapping[str, Any]) -> None:
     dataset_info, plan = batches.dataset_info, batches.plan
     with errors_at("task"), torch.device("meta"):
         run.task(dataset_info)
-    model = build_model(run.task, dataset_info, 0, run.init, run.distill)
+    model = build_model(run.task, dataset_info, 0, run.init)
+    distilled = add_teachers(model, run.distill, dataset_info)
     check_initial_weights(model, run.init)
     check_model(model, training, plan, data)
     check_streams(model, batches, training.micro_batch_size)
@@ -55,7 +56,7 @@ def dry_run(parts: Mapping[str, Any]) -> None:
         for logger in run.loggers:
             logger(Path(folder), Clock()).close()
     optimizer = make_optimizer(run.optimizer, model, run.param_groups, training, data.batch_size)
-    models = Models(model, model if run.ema else None)
+    models = Models(model, model if run.ema else None, distilled=distilled)
     whole = replace(training, micro_batch_size=None, check_losses=False, on_nonfinite="stop")
     step = make_step(models, optimizer, all_schedules(run.schedule, run.schedules, plan), whole, 0)
 

@@ -35,6 +35,7 @@ from opabinia.runtime.cuda_autocast import cuda_autocast_on_cpu
 from opabinia.runtime.log import log
 from opabinia.runtime.operator_costs import Operator, OperatorCosts
 from opabinia.runtime.seeds import preserve_generators
+from opabinia.tasks.distillation import DistilledTask
 from opabinia.training.autotune import silence
 from opabinia.training.batch_size_search import repeat_samples
 from opabinia.training.flops import copy_without_values
@@ -43,7 +44,7 @@ from opabinia.training.planning import plan_training
 from opabinia.training.roofline import time_bounds
 from opabinia.training.run_folder import AUTO, build_parts, resolve
 from opabinia.training.samples import first_training_samples
-from opabinia.training.session import TrainingRun, all_schedules, build_model
+from opabinia.training.session import TrainingRun, add_teachers, all_schedules, build_model
 
 CPU = torch.device("cpu")
 GIB = 2**30
@@ -221,6 +222,7 @@ class StepParts:
         batch: samples after the transforms; of a multi-task run the first batch.
         row: of the configured batch.
         make: builds the step of a copy of the model.
+        distilled: the model with its teachers, if it has any.
     """
 
     run: TrainingRun
@@ -228,6 +230,7 @@ class StepParts:
     batch: Batch
     row: GlobalBatch
     make: Callable[[Models], Step]
+    distilled: DistilledTask | None
 
     @classmethod
     def of(cls, run: TrainingRun) -> StepParts:
@@ -238,7 +241,8 @@ class StepParts:
         """
         train = replace(run.train, check_losses=False, on_nonfinite="stop")
         batches = plan_training(run.data, train.length, run.shapes, 0)
-        model = place(build_model(run.task, batches.dataset_info, 0, None, run.distill), train, CPU)
+        model = place(build_model(run.task, batches.dataset_info, 0, None), train, CPU)
+        distilled = add_teachers(model, run.distill, batches.dataset_info)
         check_model(model, train, batches.plan, run.data)
         schedules = all_schedules(run.schedule, run.schedules, batches.plan)
 
@@ -248,20 +252,20 @@ class StepParts:
 
         if isinstance(run.data.train.source, Mixture):
             row, batch = next(iter(batches.loader(CPU, model.size_multiple_of).iterate(0)))
-            return cls(run, model, batch, row, make)
+            return cls(run, model, batch, row, make, distilled)
         row = _largest_row(batches.plan)
         batch = first_training_samples(run.data, SAMPLES, model, shape=row.shape)
         with errors_at("data.mix"):
             for mix in run.data.mix:
                 batch = mix(batch, batches.dataset_info)
-        return cls(run, model, batch, row, make)
+        return cls(run, model, batch, row, make, distilled)
 
     @property
     def can_be_fake(self) -> bool:
-        """Whether to try fake tensors. Teachers are not copied with the model, and networks of the transformers library
-        read values and would keep fake tensors in caches of their functions."""
-        libraries = {type(module).__module__.partition(".")[0] for module in self.model.modules()}
-        return self.run.distill is None and "transformers" not in libraries
+        """Whether to try fake tensors. Networks of the transformers library read values and would keep fake tensors in
+        caches of their functions."""
+        model = self.distilled or self.model
+        return "transformers" not in {type(module).__module__.partition(".")[0] for module in model.modules()}
 
     @property
     def input_shape(self) -> str:
@@ -301,9 +305,10 @@ class ObservedStep:
         self.operators: list[Operator] = []
         self.samples = 0
         with mode or nullcontext():
-            self._task = self._copy_model()
-            self._ema = ema = self._copy_model() if parts.run.ema else None
-            self._step = parts.make(Models(self._task, ema))
+            self._task = called = self._copy(parts.distilled or parts.model)
+            self._ema = ema = self._copy(parts.model) if parts.run.ema else None
+            distilled = called if isinstance(called, DistilledTask) else None
+            self._step = parts.make(Models(distilled.task if distilled else called, ema, distilled=distilled))
             _init_state(self._step.optimizer)
         costs.add((*self._task.parameters(), *self._task.buffers()), "parameters")
         costs.add((*ema.parameters(), *ema.buffers()) if ema else (), "ema")
@@ -356,8 +361,8 @@ class ObservedStep:
         self._peaks.clear()
         return bool(backbones)
 
-    def _copy_model(self) -> Task:
-        return copy.deepcopy(self._parts.model) if self._mode is None else copy_without_values(self._parts.model, CPU)
+    def _copy(self, model: Task) -> Task:
+        return copy.deepcopy(model) if self._mode is None else copy_without_values(model, CPU)
 
     def _to_fake(self, value: Any) -> Any:
         return value if self._mode is None else tree_map_only(Tensor, self._mode.from_tensor, value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -24,6 +24,9 @@ from opabinia.runtime.processes import world_size
 from opabinia.runtime.seeds import INIT, hash32, seed_sample
 from opabinia.training.settings import Training
 
+if TYPE_CHECKING:  # predictions do without it
+    from opabinia.tasks.distillation import DistilledTask
+
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 """Memory formats by number of dimensions: weights of image and of video networks."""
 
@@ -35,14 +38,16 @@ class Models:
     Attributes:
         task: the model being trained.
         ema: a copy that holds the exponential moving average of its weights; None without EMA.
-        parallel: runs ``task`` on several ranks; None on one.
+        parallel: runs ``distilled`` or ``task`` on several ranks; None on one.
         splits_norms: whether batch norms follow the batch schedule.
+        distilled: the task with its teachers, which a step calls instead; None without teachers.
     """
 
     task: Task
     ema: Task | None = None
     parallel: ParallelTask | None = None
     splits_norms: bool = False
+    distilled: DistilledTask | None = None
 
 
 def set_up(train: Training) -> tuple[torch.device, int]:
@@ -126,9 +131,15 @@ def check_model(task: Task, train: Training, plan: Plan, data: Data) -> None:
 
 
 def place_models(
-    task: Task, train: Training, device: torch.device, *, ema: bool, splits_norms: bool, teacher: Task | None = None
+    task: Task,
+    train: Training,
+    device: torch.device,
+    *,
+    ema: bool,
+    splits_norms: bool,
+    distilled: DistilledTask | None = None,
 ) -> Models:
-    """Place the model and its EMA copy on the device and spread them over the ranks.
+    """Place the model, its EMA copy and its teachers on the device and spread them over the ranks.
 
     Args:
         task: the model.
@@ -136,7 +147,7 @@ def place_models(
         device: of this rank.
         ema: copy the model for an exponential moving average of its weights.
         splits_norms: batch norms follow the batch schedule.
-        teacher: the EMA that a distilled task learns from; it is spread in the same way.
+        distilled: the task with its teachers, if it has any.
 
     Raises:
         ConfigError: the task has no backbone for activation checkpointing, or cannot be parallelized as configured.
@@ -152,16 +163,19 @@ def place_models(
                 backbone.checkpoint_activations()
     place(task, train, device)
     ema_task = copy.deepcopy(task) if ema else None
-    models = [task, *(model for model in (ema_task, teacher) if model is not None)]
+    models = [task, *([ema_task] if ema_task else [])]
+    if distilled is not None:
+        distilled.to(device)
+        models += [distilled.average] if distilled.average else []
     parallel = None
     if world_size() > 1:
         with errors_at("train.sync_batch_norm"):
             for model in models if train.sync_batch_norm else ():
                 convert_sync_batch_norm(model)
         with errors_at("train.parallel"):
-            parallel = train.parallel(models, device)
-    log_to_file("model", str(task))
-    return Models(task, ema_task, parallel, splits_norms)
+            parallel = train.parallel(distilled or task, models, device)
+    log_to_file("model", str(distilled or task))
+    return Models(task, ema_task, parallel, splits_norms, distilled)
 
 
 def place(task: Task, train: Training, device: torch.device) -> Task:
@@ -211,4 +225,4 @@ def make_step(
         options = StepOptions(
             seed, train.precision, train.micro_batch_size, train.check_losses, train.on_nonfinite == "skip"
         )
-        return train.step(models.parallel or models.task, optimizer, schedules, options)
+        return train.step(models.parallel or models.distilled or models.task, optimizer, schedules, options)

@@ -57,7 +57,7 @@ from opabinia.runtime.processes import is_rank_zero, rank, world_size
 from opabinia.runtime.seeds import draw_seed, preserve_generators
 from opabinia.runtime.signals import Stopped
 from opabinia.runtime.text import plural
-from opabinia.tasks.distillation import Distill, add_teachers, ema_teacher
+from opabinia.tasks.distillation import Distill, DistilledTask
 from opabinia.tasks.teachers import build_teacher
 from opabinia.training.compiling import ReportCompiled, compile_modules
 from opabinia.training.initial_normalization import warn_of_other_normalization
@@ -186,7 +186,8 @@ class TrainingRun:
         start = Clock.at(batches.plan, session.resume.step if session.resume else 0)
 
         init = None if session.resume else self.init  # a resumed run has its own weights
-        model = build_model(self.task, batches.dataset_info, seed, init, self.distill)
+        model = build_model(self.task, batches.dataset_info, seed, init)
+        distilled = add_teachers(model, self.distill, batches.dataset_info)
         if session.resume is None:
             check_initial_weights(model, init)
         check_model(model, self.train, batches.plan, self.data)
@@ -197,7 +198,7 @@ class TrainingRun:
         summary = self._summary(session.title, model, batches, device, threads, start) if is_rank_zero() else []
         follows_stages = splits_norms(batches.plan, self.train.sync_batch_norm)
         models = place_models(
-            model, self.train, device, ema=self.ema is not None, splits_norms=follows_stages, teacher=ema_teacher(model)
+            model, self.train, device, ema=self.ema is not None, splits_norms=follows_stages, distilled=distilled
         )
         optimizer = make_optimizer(self.optimizer, model, self.param_groups, self.train, self.data.batch_size)
         step = make_step(models, optimizer, schedules, train, seed)
@@ -244,7 +245,7 @@ class TrainingRun:
         device: torch.device,
     ) -> dict[str, Hook]:
         """Build all hooks of the run, in the order in which they act."""
-        task, plan = models.task, batches.plan
+        task, plan = models.distilled or models.task, batches.plan
         own_periods = {val_set.name: val_set.every for val_set in evaluation.validation if val_set.every is not None}
         periods = {val_set.name: val_set.every or self.evaluate.every for val_set in evaluation.validation}
         eta = Eta(device, periods)
@@ -374,32 +375,41 @@ def build_model(
     dataset_info: DatasetInfo,
     seed: int,
     init: Init | None = None,
-    distill: Distill | None = None,
 ) -> Task:
-    """Build the model, load its initial weights, and add the teachers of a distillation.
+    """Build the model and load its initial weights.
 
     Raises:
-        ConfigError: the task refuses the data, or the weights or teachers do not fit.
+        ConfigError: the task refuses the data, or the weights or its teacher do not fit.
     """
     model = make_task(task, dataset_info, seed)
-
-    def load(run: Path) -> Task:
-        try:
-            return load_trained(run, device="cpu").task
-        except ConfigError as error:  # its place is not the command line here
-            raise ValueError("; ".join(problem.message for problem in error.problems)) from error
-
     with errors_at("task.teacher"):
-        model.attach_teachers(load)
+        model.attach_teachers(_load_teacher)
     if init is not None:
         with errors_at("init"):
             log.info("init: %s", initialize(model, init))
         warn_of_other_normalization(model, init.weights)
+    return model
+
+
+def add_teachers(model: Task, distill: Distill | None, dataset_info: DatasetInfo) -> DistilledTask | None:
+    """Build the teachers of a model; None without the config section.
+
+    Raises:
+        ConfigError: a teacher does not fit.
+    """
     if distill is None:
-        return model
+        return None
     with errors_at("distill"):
         needs_logits = distill.logits_weight > 0
         teachers = [
-            build_teacher(teacher, dataset_info, load, logits=needs_logits) for teacher in distill.fixed_teachers
+            build_teacher(teacher, dataset_info, _load_teacher, logits=needs_logits)
+            for teacher in distill.fixed_teachers
         ]
-        return add_teachers(model, teachers, distill)
+        return DistilledTask(model, teachers, distill)
+
+
+def _load_teacher(run: Path) -> Task:
+    try:
+        return load_trained(run, device="cpu").task
+    except ConfigError as error:  # its place is not the command line here
+        raise ValueError("; ".join(problem.message for problem in error.problems)) from error

@@ -81,7 +81,7 @@ def sharded_step(meta: Task, samples: int, side: int = 224) -> dict[str, int]:
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with mode:
         task = copy_without_values(meta, CPU)
-    parallel = fsdp([task], CPU) if dist.is_initialized() else task  # torch builds a device mesh from real values
+    parallel = fsdp(task, [task], CPU) if dist.is_initialized() else task  # torch builds a device mesh from real values
     costs = ShardedCosts()
     with mode:
         params = list(task.parameters())

@@ -25,7 +25,7 @@ class Branches(Task):
 
 
 task = Branches()
-parallel = fsdp([task], torch.device("cpu"), param_dtype="bf16")
+parallel = fsdp(task, [task], torch.device("cpu"), param_dtype="bf16")
 loss = parallel({"image": torch.ones(2, 4)}, None)["loss"]
 loss.backward()
 assert loss.dtype == torch.bfloat16 and all(param.grad is not None for param in task.parameters())
@@ -77,7 +77,7 @@ for detector in detectors:
     task.detector.losses = lambda maps, shape, sizes, targets: inputs.extend([*maps, targets[0].boxes]) or compute(
         maps, shape, sizes, targets
     )
-    losses = fsdp([task], torch.device("cpu"), param_dtype="bf16")(batch, Clock())
+    losses = fsdp(task, [task], torch.device("cpu"), param_dtype="bf16")(batch, Clock())
     *maps, boxes = inputs
     assert {feature_map.dtype for feature_map in maps} == {torch.bfloat16} and torch.equal(boxes, batch["boxes"][0])
     sum(value for name, value in losses.items() if "loss" in name).backward()

@@ -71,7 +71,7 @@ def as_rank(rank: int, world: int) -> dict[str, Any]:
     with fake_world(rank, world):
         task = classifier("vit_tiny_patch16_224").to_empty(device=CPU)
         shapes = {name: list(param.shape) for name, param in task.named_parameters()}
-        fsdp([task], CPU)
+        fsdp(task, [task], CPU)
         shards, offsets = local_shards({"model": task.state_dict()}, rank == 0)
         return {
             "rank": rank,

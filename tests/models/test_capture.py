@@ -138,8 +138,10 @@ def test_an_edited_output_is_passed_on_and_captured(net: Net) -> None:
 
 
 def test_an_edit_that_returns_none_raises(net: Net) -> None:
-    edit: Any = lambda name, output: None
-    with pytest.raises(TypeError, match="edit returned None for 'neck'"), capture(net, ["neck"], edit=edit):
+    with (
+        pytest.raises(TypeError, match="edit returned None for 'neck'"),
+        capture(net, ["neck"], edit=lambda name, output: None),
+    ):
         net(IMAGES)
     assert count_hooks(net) == 0
 

@@ -161,7 +161,7 @@ def accumulated(rank: int, world: int) -> dict[str, list[Any]]:
     indices = list(row.share(rank, world))
     batch = {"positives": torch.tensor([5.0, 1.0, 2.0, 7.0])[indices], "id": [str(number) for number in indices]}
     optimizer = torch.optim.SGD(task.parameters(), lr=1.0)
-    parallel = ddp([task], torch.device("cpu"))
+    parallel = ddp(task, [task], torch.device("cpu"))
     step = StandardStep(parallel, optimizer, {"lr": lambda clock: 1.0}, StepOptions(0, micro_batch=1))
     step(batch, row, Clock(total_steps=1), lambda: None)
     return {"gradient": [1.0 - float(task.weight)]}

@@ -1,5 +1,6 @@
 import copy
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
-from opabinia.contracts import Backbone, Batch, Clock, DataMismatch, DatasetInfo, Evaluator, Hook, Predictions, Task
+from opabinia.contracts import Backbone, Batch, Clock, DataMismatch, DatasetInfo, Hook, Predictions, Task
 from opabinia.engine.loop.step import total_loss
 from opabinia.models.backbones.timm import timm
 from opabinia.models.losses.distillation import logits_loss
@@ -23,7 +24,6 @@ from opabinia.tasks.distillation import (
     DistilledTask,
     EmaTeacher,
     Teacher,
-    ema_teacher,
 )
 from opabinia.tasks.teachers import CheckTeachers, build_teacher
 from tests.kernels import Kernels
@@ -64,7 +64,7 @@ RUN = Path("runs/teacher")
 
 
 def make_distilled(student: Task | None = None, teacher: nn.Module | None = None, **keys: Any) -> DistilledTask:
-    return distillation.add_teachers(student or task_of(), [teacher or task_of(9, seed=1)], Distill(run=RUN, **keys))
+    return DistilledTask(student or task_of(), [teacher or task_of(9, seed=1)], Distill(run=RUN, **keys))
 
 
 # --- losses -----------------------------------------------------------------------------------------------------------
@@ -89,7 +89,7 @@ def test_hard_targets_are_the_teachers_best_classes() -> None:
     teacher, batch = task_of(9, seed=1), batch_of()
     task = make_distilled(teacher=teacher, logits_loss="hard", logits_weight=1.0)
     best = teacher.predict(batch)["logits"].argmax(1)
-    expected = functional.cross_entropy(task.predict(batch)["logits"], best)
+    expected = functional.cross_entropy(task.task.predict(batch)["logits"], best)
     torch.testing.assert_close(task(batch, Clock())["distill_logits_loss"], expected)
 
 
@@ -113,8 +113,8 @@ def test_symmetric_divergence_equals_fastreids() -> None:
 def test_features_of_another_width_go_through_a_projector(kind: str, expected: Any, width: int) -> None:
     teacher, batch = task_of(width, seed=1), batch_of()
     task = make_distilled(teacher=teacher, logits_weight=0.0, features_weight=2.0, features_loss=kind)
-    student = task.features(batch)["embedding"]
-    projectors = [module for name, module in task.named_children() if name == "distill_projector"]
+    student = task.task.features(batch)["embedding"]
+    projectors = [module for name, module in task.task.named_children() if name == "distill_projector"]
     assert len(projectors) == (width != 6)
     for projector in projectors:
         student = projector(student)
@@ -178,76 +178,33 @@ def test_shapes_that_differ_are_reported() -> None:
 # --- the student's own behavior ---------------------------------------------------------------------------------------
 
 
-def test_state_dict_keys_are_those_of_the_student() -> None:
-    student = task_of()
-    task = make_distilled(features_weight=1.0)
+def test_the_student_is_saved_with_its_projector() -> None:
+    names = set(task_of().state_dict())
+    task = make_distilled(features_weight=1.0).task
     extra = {"distill_projector.weight", "distill_projector.bias"}
-    assert set(task.state_dict()) == set(student.state_dict()) | extra
-    assert {name for name, _ in task.named_parameters()} == {name for name, _ in student.named_parameters()} | extra
-    assert set(without_projectors(task.state_dict())) == set(student.state_dict())
-    assert set(make_distilled().state_dict()) == set(student.state_dict()), "logits need no projector"
-    student.load_state_dict(without_projectors(task.state_dict()))
-    batch = batch_of()
-    torch.testing.assert_close(student.eval().predict(batch), task.eval().predict(batch))
+    assert set(task.state_dict()) == names | extra
+    assert set(without_projectors(task.state_dict())) == names
+    assert set(make_distilled().task.state_dict()) == names, "logits need no projector"
 
 
-class StatefulTask(Classification):
-    """A task with its own method, attribute, buffer, parameter and hooks."""
-
-    def __init__(self, dataset_info: DatasetInfo) -> None:
-        super().__init__(dataset_info, backbone=Pool)
-        self.ticks = 0
-        self.scale = nn.Parameter(torch.ones(()))
-        self.register_buffer("seen", torch.zeros(()))
-
-    def tick(self) -> int:
-        self.ticks += 1
-        return self.ticks
-
-    def forward(self, batch: Batch, clock: Clock) -> dict[str, Tensor]:
-        self.seen = self.seen + len(batch["id"])
-        return {"loss": self.scale * (1 + self.ticks) * super().forward(batch, clock)["loss"]}
-
-    def predict(self, batch: Batch) -> Predictions:
-        return {**super().predict(batch), "seen": self.seen.expand(len(batch["id"]))}
-
-    def features(self, batch: Batch) -> dict[str, Tensor]:
-        return {"own": torch.ones(len(batch["id"]), 1)}
-
-    def evaluators(self, dataset_info: DatasetInfo) -> list[Evaluator]:
-        return []
+class HookedTask(Classification):
+    """A task with hooks."""
 
     def hooks(self, dataset_info: DatasetInfo) -> list[Hook]:
         return [Hook(), Hook()]
 
 
-def test_attributes_of_the_student_are_accessible() -> None:
-    student = StatefulTask(DATASET_INFO)
-    task, batch = make_distilled(student), batch_of()
-    assert task.tick() == 1
-    task.ticks = 3  # as a hook does
-    losses = task(batch, Clock())
-    torch.testing.assert_close(losses["loss"], 0.5 * 4 * Classification.forward(student, batch, Clock())["loss"])
-    assert task.predict(batch)["seen"].tolist() == [8.0] * 8
-    assert task.features(batch).keys() == {"own"}
-    assert task.evaluators(DATASET_INFO) == []
-    assert [type(hook) for hook in task.hooks(DATASET_INFO)] == [Hook, Hook, CheckTeachers]
-    assert {"scale", "seen"} <= task.state_dict().keys()
-    assert dict(task.named_parameters())["scale"] is student.scale
-    task.double()
-    assert student.scale.dtype == student.seen.dtype == task.seen.dtype == torch.float64
-    with pytest.raises(AttributeError, match="tock"):
-        task.tock()
+def test_hooks_are_those_of_the_student_and_its_teachers() -> None:
+    task = make_distilled(HookedTask(DATASET_INFO, backbone=Pool), ema_teacher=EmaTeacher())
+    hooks = task.hooks(DATASET_INFO)
+    assert [type(hook) for hook in hooks] == [Hook, Hook, distillation.UpdateEmaTeacher, CheckTeachers]
 
 
-def test_the_student_and_forward_hooks_run_once() -> None:
+def test_the_student_runs_once() -> None:
     student = task_of()
-    task, calls = make_distilled(student, features_weight=1.0), []
-    task.register_forward_hook(lambda *_: calls.append(1))
-    task(batch_of(), Clock())
+    make_distilled(student, features_weight=1.0)(batch_of(), Clock())
     assert isinstance(student.backbone, Pool)
     assert student.backbone.calls == 1
-    assert calls == [1]
 
 
 def test_training_mode_is_the_students() -> None:
@@ -275,7 +232,7 @@ def test_gradients_equal_those_computed_by_hand() -> None:
     expected_loss.backward()
     for (name, param), expected in zip(student.named_parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(param.grad, expected.grad, msg=name)
-    torch.testing.assert_close(task.state_dict(), reference.state_dict())
+    torch.testing.assert_close(student.state_dict(), reference.state_dict())
     torch.testing.assert_close(teacher.state_dict(), teacher_state)
     assert not any(param.requires_grad for param in teacher.parameters())
 
@@ -283,52 +240,32 @@ def test_gradients_equal_those_computed_by_hand() -> None:
 # --- the teacher ------------------------------------------------------------------------------------------------------
 
 
-def test_the_teacher_moves_with_the_task_but_is_no_submodule() -> None:
+def test_teachers_are_no_part_of_the_student() -> None:
     teacher = task_of(9, seed=1)
-    task = make_distilled(teacher=teacher)
+    task = make_distilled(teacher=teacher, ema_teacher=EmaTeacher())
     task.train()
-    assert not any(module.training for module in teacher.modules())
-    student_ids = {id(tensor) for tensor in (*task.parameters(), *task.buffers())}
-    assert not student_ids & {id(tensor) for tensor in (*teacher.parameters(), *teacher.buffers())}
-    assert all(module is not teacher for module in task.modules())
-    task.to("meta")
-    assert {tensor.device.type for tensor in (*teacher.parameters(), *teacher.buffers())} == {"meta"}
-    assert {tensor.device.type for tensor in task.parameters()} == {"meta"}
+    assert task.average is not None
+    assert not any(module.training for model in (teacher, task.average) for module in model.modules())
+    assert not {teacher, task.average} & {*task.task.modules()}
+    assert all(param.requires_grad for param in task.task.parameters())
 
 
-def test_a_deep_copy_shares_only_the_teachers() -> None:
-    task = make_distilled(features_weight=1.0, ema_teacher=EmaTeacher())
-    clone = copy.deepcopy(task)
-    batch = batch_of()
-    torch.testing.assert_close(clone.eval()(batch, Clock()), task.eval()(batch, Clock()))
+def test_copies_of_student_and_distillation_record_their_own_outputs() -> None:
+    task, batch = make_distilled(features_weight=1.0, ema_teacher=EmaTeacher()).eval(), batch_of()
+    expected = task(batch, Clock())
+    student, clone = copy.deepcopy(task.task), copy.deepcopy(task)
     with torch.no_grad():
-        for param in clone.parameters():
+        for param in clone.task.parameters():
             param.zero_()
-    assert any(param.any() for param in task.parameters())
-    assert clone(batch, Clock())["distill_logits_loss"] != task(batch, Clock())["distill_logits_loss"]
-    assert [teacher.model for teacher in clone._distillation.teachers] == [
-        teacher.model for teacher in task._distillation.teachers
-    ]
-    clone.note = 1
-    assert not hasattr(task, "note")
-
-
-def test_activations_are_released_after_the_forward_pass() -> None:
-    task = make_distilled(features_weight=1.0, ema_teacher=EmaTeacher())
-    task(batch_of(), Clock())
-    task.predict(batch_of())
-    recorders = [
-        *task._distillation.recorders.values(),
-        *(recorder for teacher in task._distillation.teachers for recorder in teacher.recorders.values()),
-    ]
-    assert len(recorders) == 6
-    assert not [recorder.outputs for recorder in recorders if recorder.outputs]
+    student(batch, Clock())
+    assert clone(batch, Clock())["distill_logits_loss"] != expected["distill_logits_loss"]
+    torch.testing.assert_close(task(batch, Clock()), expected)
 
 
 def test_the_log_shows_the_teacher() -> None:
     text = str(make_distilled(ema_teacher=EmaTeacher()))
-    assert "(teacher): Classification" in text
-    assert "(average): Classification" in text
+    assert "(task): Classification" in text and "(average): Classification" in text
+    assert re.search(r"\(teachers\): ModuleList\(\s+\(0\): Classification", text)
     assert "(loss): <function cross_entropy" in text
 
 
@@ -344,7 +281,7 @@ def test_losses_of_several_teachers_are_averaged(kind: Any) -> None:
     keys: dict[str, Any] = {"logits_loss": kind, "features_weight": 1.0, "temperature": 16.0}
     teachers, batch = [task_of(seed=1), task_of(seed=2)], batch_of()
     single = [make_distilled(teacher=copy.deepcopy(teacher), **keys)(batch, Clock()) for teacher in teachers]
-    losses = distillation.add_teachers(task_of(), teachers, two_teacher_settings(**keys))(batch, Clock())
+    losses = DistilledTask(task_of(), teachers, two_teacher_settings(**keys))(batch, Clock())
     for name in ("distill_logits_loss", "distill_features_loss"):
         torch.testing.assert_close(losses[name], (single[0][name] + single[1][name]) / 2)
     assert losses["loss"] == single[0]["loss"]
@@ -352,10 +289,9 @@ def test_losses_of_several_teachers_are_averaged(kind: Any) -> None:
 
 def test_each_teacher_of_another_width_has_a_projector() -> None:
     keys: dict[str, Any] = {"features_weight": 1.0, "ema_teacher": EmaTeacher()}
-    task = distillation.add_teachers(task_of(), [task_of(seed=1), task_of(9, seed=2)], two_teacher_settings(**keys))
+    task = DistilledTask(task_of(), [task_of(seed=1), task_of(9, seed=2)], two_teacher_settings(**keys))
     projector_keys = {"distill_projector_2.weight", "distill_projector_2.bias"}
-    assert set(task.state_dict()) == set(task_of().state_dict()) | projector_keys
-    assert set(without_projectors(task.state_dict())) == set(task_of().state_dict())
+    assert set(task.task.state_dict()) == set(task_of().state_dict()) | projector_keys
     assert task(batch_of(), Clock())["distill_features_loss"].isfinite()
 
 
@@ -380,12 +316,11 @@ def test_a_teachers_predictions_for_mirror_images_are_ignored() -> None:
 
 def task_with_ema_teacher(momentum: float, **keys: Any) -> tuple[DistilledTask, Task, Hook]:
     """Return a task with an EMA teacher, the EMA model, and the hook that updates it."""
-    task = distillation.add_teachers(task_of(), [], Distill(ema_teacher=EmaTeacher(decay=momentum), **keys))
-    ema_model = ema_teacher(task)
-    assert ema_model is not None
+    task = DistilledTask(task_of(), [], Distill(ema_teacher=EmaTeacher(decay=momentum), **keys))
+    assert task.average is not None
     (hook,) = task.hooks(DATASET_INFO)
     hook.start(NO_RUN)
-    return task, ema_model, hook
+    return task, task.average, hook
 
 
 NO_RUN: Any = None
@@ -418,16 +353,16 @@ def test_the_ema_of_many_norms_takes_as_few_kernels_as_of_one(monkeypatch: pytes
 
 def test_the_ema_averages_weights_and_running_statistics() -> None:
     task, ema_model, hook = task_with_ema_teacher(0.9)
-    expected = {name: value.clone() for name, value in task.state_dict().items()}
+    expected = {name: value.clone() for name, value in task.task.state_dict().items()}
     for _ in range(3):
         step(task)
         hook.after_step(NO_RUN)
-        for name, value in task.state_dict().items():
+        for name, value in task.task.state_dict().items():
             ema_value = 0.9 * expected[name] + 0.1 * value
             expected[name] = ema_value if value.is_floating_point() else value.clone()
     torch.testing.assert_close(dict(ema_model.state_dict()), expected)
     mean = "backbone.layers.3.running_mean"
-    assert not torch.equal(ema_model.state_dict()[mean], task.state_dict()[mean])
+    assert not torch.equal(ema_model.state_dict()[mean], task.task.state_dict()[mean])
     assert not any(module.training for module in ema_model.modules())
     assert not any(param.requires_grad for param in ema_model.parameters())
 
@@ -437,7 +372,7 @@ def test_the_ema_teacher_uses_its_own_predictions() -> None:
     step(task)
     hook.after_step(NO_RUN)
     batch = batch_of()
-    logits, student_logits = ema_model.predict(batch)["logits"], task.eval().predict(batch)["logits"]
+    logits, student_logits = ema_model.predict(batch)["logits"], task.eval().task.predict(batch)["logits"]
     expected = logits_loss(student_logits, logits, "symmetric", 16.0)
     assert expected > 0
     torch.testing.assert_close(task(batch, Clock())["distill_logits_loss"], expected)
@@ -445,7 +380,6 @@ def test_the_ema_teacher_uses_its_own_predictions() -> None:
 
 def test_the_ema_is_saved_separately_from_the_student() -> None:
     task, ema_model, hook = task_with_ema_teacher(0.9)
-    assert set(task.state_dict()) == set(task_of().state_dict())
     step(task)
     hook.after_step(NO_RUN)
     saved = {name: value.clone() for name, value in hook.tensors().items()}
@@ -453,7 +387,7 @@ def test_the_ema_is_saved_separately_from_the_student() -> None:
     restored_hook.load_tensors(saved)
     restored_hook.start(NO_RUN)
     torch.testing.assert_close(dict(restored.state_dict()), dict(ema_model.state_dict()), rtol=0, atol=0)
-    assert not torch.equal(next(student.parameters()), next(restored.parameters()))
+    assert not torch.equal(next(student.task.parameters()), next(restored.parameters()))
 
 
 def test_losses_are_averaged_over_fixed_and_ema_teachers() -> None:
@@ -503,11 +437,11 @@ def test_outputs_of_several_calls_are_concatenated() -> None:
     ("keys", "message"),
     [
         ({"logits_weight": 0.0}, "logits_weight and features_weight are both 0"),
-        ({"student_logits": "had"}, "the student has no module 'had'; it has: normalize, backbone, head"),
-        ({"teacher_logits": "had"}, "the teacher has no module 'had'; it has: normalize, backbone, head"),
+        ({"student_logits": "had"}, "the student: there is no layer 'had'; near: head"),
+        ({"teacher_logits": "had"}, "the teacher: there is no layer 'had'; near: head"),
         (
             {"features_weight": 1.0, "student_features": "backbone.layers.1"},
-            "the student's 'backbone.layers.1': the width of its features is unknown",
+            "student_features: 'backbone.layers.1': the width of its features is unknown",
         ),
     ],
 )
@@ -519,7 +453,7 @@ def test_invalid_settings_are_reported_at_construction(keys: dict[str, Any], mes
 def test_modules_that_are_not_called_are_reported() -> None:
     student = task_of()
     student.add_module("idle", nn.Linear(1, 4))
-    with pytest.raises(ValueError, match="the student's 'idle' was not called in the forward pass"):
+    with pytest.raises(ValueError, match="student_logits: 'idle' was not called in the forward pass"):
         make_distilled(student, student_logits="idle")(batch_of(), Clock())
 
 

@@ -17,7 +17,7 @@ from opabinia.models.detectors import Fcos
 from opabinia.models.necks import fpn
 from opabinia.tasks.classification import Classification
 from opabinia.tasks.detection import Detection
-from opabinia.tasks.distillation import Distill, EmaTeacher, add_teachers
+from opabinia.tasks.distillation import Distill, DistilledTask, EmaTeacher
 from opabinia.training.compiling import compile_modules
 from opabinia.training.model import Models
 
@@ -124,10 +124,12 @@ def test_modules_beyond_the_limit_of_torch_are_compiled(graphs: list[int]) -> No
 
 def test_averages_and_teachers_are_compiled_like_the_model(graphs: list[int]) -> None:
     task = Classification(INFO, backbone=partial(timm, model="test_resnet"))
-    distilled = add_teachers(task, [], Distill(ema_teacher=EmaTeacher()))
+    distilled = DistilledTask(task, [], Distill(ema_teacher=EmaTeacher()))
     batch = {"image": torch.rand(2, 1, 32, 32), "label": torch.tensor([0, 1]), "id": list("ab")}
-    compiled_step(distilled, batch)
-    assert len(graphs) == 1 + 6, "after the test of the compiler, normalize, backbone and head of both"
+    compile_modules(Models(task, distilled=distilled), CPU)
+    for _ in range(2):
+        distilled(batch, Clock(total_steps=2))
+    assert len(graphs) == 1 + 2 * 6, "after the test of the compiler, normalize, backbone and head of both, twice"
 
 
 def test_a_detector_has_a_compiled_backbone_and_neck(logged: pytest.LogCaptureFixture) -> None:

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from opabinia.config import register
 from opabinia.contracts import Backbone, Batch, Clock, Count, Detector, ParallelTask, Positive, Task
+from opabinia.models.projectors import PROJECTOR
 from opabinia.runtime.processes import broadcast_from_rank_zero, world_size
 
 DType = Literal["fp32", "bf16", "fp16"]
@@ -22,6 +23,7 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 @register.parallel(name="ddp")
 def ddp(
+    task: Task,
     models: Sequence[Task],
     device: torch.device,
     /,
@@ -53,7 +55,7 @@ def ddp(
         "init_sync": False,
         "gradient_as_bucket_view": True,
     }
-    return _DataParallel(models[0], options, compression)
+    return _DataParallel(task, options, compression)
 
 
 class UnusedParametersError(Exception):
@@ -113,6 +115,7 @@ class _DataParallel:
 
 @register.parallel(name="fsdp")
 def fsdp(
+    task: Task,
     models: Sequence[Task],
     device: torch.device,
     /,
@@ -149,6 +152,8 @@ def fsdp(
         broadcast_from_rank_zero([*model.parameters(), *model.buffers()])
         # FSDP casts inputs to param_dtype at the boundary of a sharded module: shard all that the task calls.
         children = [child for child in _called_modules(model) if param_dtype and any(True for _ in child.parameters())]
+        if not param_dtype:  # a distillation calls them after the task
+            children = [child for name, child in model.named_children() if name.startswith(PROJECTOR)]
         for module in [*_large_layers(model, min_num_params), *children, model]:
             policy = replace(precision, cast_forward_inputs=not _receives_boxes(module))
             fully_shard(module, mesh=mesh, reshard_after_forward=reshard_after_forward, mp_policy=policy)
@@ -156,7 +161,7 @@ def fsdp(
             for method in _FORWARD_METHODS:
                 if hasattr(module, method.__name__):
                     register_fsdp_forward_method(module, method.__name__)
-    return _ShardedTask(models[0])
+    return _ShardedTask(task, models[0])
 
 
 def _receives_boxes(module: nn.Module) -> bool:
@@ -178,8 +183,8 @@ class _ShardedTask:
 
     sharded = True
 
-    def __init__(self, task: Task) -> None:
-        self.module = task
+    def __init__(self, task: Task, model: Any) -> None:
+        self.module, self._model = task, model
 
     def __call__(self, batch: Batch, clock: Clock) -> Any:
         return self.module(batch, clock)
@@ -187,12 +192,11 @@ class _ShardedTask:
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """See :class:`opabinia.contracts.ParallelTask`."""
-        module: Any = self.module
-        module.set_requires_gradient_sync(False)
+        self._model.set_requires_gradient_sync(False)
         try:
             yield
         finally:
-            module.set_requires_gradient_sync(True)
+            self._model.set_requires_gradient_sync(True)
 
 
 def _called_modules(task: nn.Module) -> Iterator[nn.Module]:
