@@ -5,6 +5,7 @@ import http.client
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 import socket
@@ -35,7 +36,6 @@ import opabinia
 from opabinia.config import ConfigError
 from opabinia.data.decoding.images import decode_bytes
 from opabinia.data.sources import Digits
-from opabinia.inference.serving.address import read_token
 from opabinia.inference.serving.inference import Inference
 from opabinia.inference.serving.limits import Limits, RequestError, Upload, check_image, check_video
 from opabinia.tasks.segmentation import Panoptic
@@ -495,6 +495,8 @@ def test_requests_need_the_token() -> None:
 
 
 def test_tokens_are_read_and_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from opabinia.inference.serving.address import read_token
+
     file = tmp_path / "token"
     monkeypatch.delenv("OPABINIA_TOKEN", raising=False)
     assert read_token(None) is None
@@ -813,6 +815,33 @@ def test_nearest_images_of_a_gallery(run: Path, tmp_path: Path) -> None:
         with urllib.request.urlopen(f"{server.address}/gallery/in%20side/2.png") as response:
             assert response.read() == digit(2)
         assert server.get("/gallery/in%20side/../../secret").status == 404
+
+
+def test_hostile_clients(tmp_path: Path) -> None:
+    """Half-sent headers, more pixels than memory should hold, a gallery image whose name has a line break, HEAD."""
+    pytest.importorskip("fastapi", reason="fastapi is absent: pip install 'opabinia[serve]'")
+    name = "new\nline.png"
+    (tmp_path / "gallery").mkdir()
+    (tmp_path / "gallery" / name).write_bytes(digit(0))
+    run = launch.train("classification/digits", [*SMALL, "data.val.transforms=[]"], out=tmp_path / "runs")[0]
+    with (
+        started(run, "--gallery", str(tmp_path / "gallery"), "--max-megapixels", "5") as server,
+        ExitStack() as connections,
+    ):
+        assert server.post(empty_png(2104, 2000)).status == 413
+        assert server.form([("x.png", empty_png(2000, 1400))] * 16).status == 413
+        assert server.post(digit(0)).content["predictions"][0]["nearest"][0]["path"] == name
+        with urllib.request.urlopen(f"{server.address}/gallery/{urllib.parse.quote(name)}") as response:
+            assert response.read() == digit(0)
+        resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (700, 700))
+        address = server.address.removeprefix("http://").split(":")
+        for _ in range(760):
+            connection = connections.enter_context(socket.create_connection(address, timeout=30))
+            with suppress(ConnectionError):
+                connection.sendall(b"POST /predict HTTP/1.1\r\nHost: loc")
+        request = urllib.request.Request(server.address + "/health", method="HEAD")
+        with urllib.request.urlopen(request, timeout=30) as response:
+            assert response.status == 200
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------

@@ -14,6 +14,9 @@ MAX_CONNECTIONS = 256
 """With more, the one that has waited longest for headers is closed: a process has 1024 files in many systems, and one
 that has none left accepts no connection at all."""
 
+BACKLOG = 128
+"""Connections that are accepted at once, before any is closed: uvicorn's 2048 would open all files of the process."""
+
 
 class Connection(H11Protocol):  # type: ignore[misc]  # uvicorn is optional: no types
     """A connection in uvicorn, with a time limit for headers. Their size is limited as well, to 64 kB, by h11."""
@@ -50,6 +53,7 @@ class Connection(H11Protocol):  # type: ignore[misc]  # uvicorn is optional: no 
     def close(self) -> None:
         """Close the connection without an answer."""
         self._stop()
+        self.connections.discard(self)  # so that it is not chosen again before the loop has closed it
         transport: Any = self.transport
         transport.close()
 

@@ -20,7 +20,7 @@ from opabinia.inference.export.exported_task import ExportedTask, load_exported
 from opabinia.inference.load import load
 from opabinia.inference.serving.address import is_exported
 from opabinia.inference.serving.app import Service, make_app
-from opabinia.inference.serving.connections import Connection
+from opabinia.inference.serving.connections import BACKLOG, Connection
 from opabinia.inference.serving.inference import Inference, ServedGallery
 from opabinia.inference.serving.limits import MAX_FILES, Limits
 from opabinia.runtime.log import logging_to
@@ -147,6 +147,7 @@ def make_server(app: FastAPI) -> uvicorn.Server:
         log_level="warning",
         access_log=False,
         server_header=False,
+        backlog=BACKLOG,
         timeout_graceful_shutdown=10,
     )
     return uvicorn.Server(config)
