@@ -2,84 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from opabinia.migration.python_literals import Name
+from opabinia.migration.tables import read_tables
+
+DEFAULTS, REASONS = read_tables("basecls", "DEFAULTS", "REASONS")
 
 NORM = Name("NORM_TYPES")
 
-DEFAULTS: dict[str, Any] = {
-    "batch_size": 32,
-    "weights": None,
-    "preprocess.img_size": 224,
-    "preprocess.img_color_space": "BGR",
-    "preprocess.img_mean": [103.53, 116.28, 123.675],
-    "preprocess.img_std": [57.375, 57.12, 58.395],
-    "test.img_size": 224,
-    "test.crop_pct": 0.875,
-    "bn.precise_every_n_epoch": math.inf,
-    "bn.num_samples_precise": 8192,
-    "loss.name": "CrossEntropy",
-    "loss.label_smooth": 0.0,
-    "augments.name": "ColorAugment",
-    "augments.resize.scale_range": [0.08, 1.0],
-    "augments.resize.ratio_range": [3 / 4, 4 / 3],
-    "augments.resize.interpolation": "bilinear",
-    "augments.color_aug.brightness": 0.4,
-    "augments.color_aug.contrast": 0.4,
-    "augments.color_aug.saturation": 0.4,
-    "augments.color_aug.lighting": 0.1,
-    "augments.rand_aug.magnitude": 9,
-    "augments.rand_aug.magnitude_std": 0.5,
-    "augments.rand_aug.prob": 0.5,
-    "augments.rand_aug.n_ops": 2,
-    "augments.rand_erase.prob": 0.0,
-    "augments.rand_erase.scale_range": [0.02, 1 / 3],
-    "augments.rand_erase.ratio": 0.3,
-    "augments.rand_erase.mode": "const",
-    "augments.rand_erase.count": 1,
-    "augments.mixup.mixup_alpha": 0.0,
-    "augments.mixup.cutmix_alpha": 0.0,
-    "augments.mixup.cutmix_minmax": None,
-    "augments.mixup.prob": 1.0,
-    "augments.mixup.switch_prob": 0.5,
-    "augments.mixup.mode": "batch",
-    "data.name": "FolderLoader",
-    "data.train_path": None,
-    "data.val_path": None,
-    "data.num_workers": 6,
-    "solver.optimizer": "sgd",
-    "solver.basic_lr": 0.0125,
-    "solver.lr_min_factor": 0.0,
-    "solver.momentum": 0.9,
-    "solver.weight_decay": 1e-4,
-    "solver.nesterov": False,
-    "solver.betas": [0.9, 0.999],
-    "solver.always_adapt": False,
-    "solver.max_epoch": 100,
-    "solver.warmup_epochs": 5,
-    "solver.warmup_factor": 0.1,
-    "solver.lr_schedule": "step",
-    "solver.lr_decay_factor": 0.1,
-    "solver.lr_decay_steps": [30, 60, 90],
-    "solver.grad_clip.name": None,
-    "solver.grad_clip.max_norm": math.inf,
-    "solver.grad_clip.lower": -math.inf,
-    "solver.grad_clip.upper": math.inf,
-    "solver.accumulation_steps": 1,
-    "model_ema.enabled": False,
-    "model_ema.momentum": 0.9999,
-    "model_ema.update_period": 1,
-    "model_ema.start_epoch": None,
-    "model_ema.alpha": None,
-    "amp.enabled": False,
-    "log_every_n_iter": 20,
-    "save_every_n_epoch": 10,
-    "eval_every_n_epoch": 1,
-    "seed": 42,
-}
-"""Defaults of ``BaseConfig`` for the keys that are converted."""
 
 _PRECISE_BN = {"bn.precise_every_n_epoch": 1}
 
@@ -209,21 +140,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 """Changes to the defaults by the classes of ``basecls.configs``."""
 
-REASONS = {
-    "trainer_name": "there is one trainer",
-    "hooks_name": "see opabinia config list hook",
-    "output_dir": "--out",
-    "num_classes": "follows from the data",
-    "solver.name": "follows from solver.optimizer",
-    "amp.dynamic_scale": "the loss scale is always dynamic",
-    "fastrun": "train.cudnn_benchmark",
-    "dtr": "train.activation_checkpointing",
-    "trace": "train.compile",
-    "tb_every_n_iter": "written with every log line",
-    "augments.mixup.permute": "samples are mixed with any other of the batch",
-    "augments.mixup.calibrate_cutmix_lambda": "cutmix always does so",
-    "augments.mixup.calibrate_mixup_lambda": "no effect on mixup",
-}
 
 MODELS: tuple[tuple[str, str], ...] = (
     (r"(resnet\d+d?|wide_resnet\d+_2|resnext50_32x4d|resnext101_(32x4d|32x8d|64x4d))", r"\1"),

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from opabinia.migration.tables import read_tables
+
+DEFAULTS, REASONS = read_tables("mmdetection", "DEFAULTS", "REASONS")
+
 DETECTORS: dict[str, str] = {
     "FasterRCNN": "faster_rcnn",
     "MaskRCNN": "mask_rcnn",
@@ -48,42 +52,6 @@ BOX_LOSSES: dict[str, tuple[str, float]] = {
 }
 """Losses of boxes with their names here and the default of ``beta``."""
 
-DEFAULTS: dict[str, Any] = {
-    "model.type": "",
-    "model.backbone.depth": 50,
-    "model.backbone.groups": 1,
-    "model.backbone.base_width": 4,
-    "model.backbone.frozen_stages": -1,
-    "model.backbone.norm_eval": True,
-    "model.backbone.style": "pytorch",
-    "model.backbone.norm_cfg.type": "BN",
-    "model.backbone.norm_cfg.requires_grad": True,
-    "model.backbone.num_stages": 4,
-    "model.backbone.strides": [1, 2, 2, 2],
-    "model.backbone.dilations": [1, 1, 1, 1],
-    "model.backbone.out_indices": [0, 1, 2, 3],
-    "model.neck.out_channels": 256,
-    "model.neck.start_level": 0,
-    "model.neck.relu_before_extra_convs": False,
-    "model.rpn_head.num_convs": 1,
-    "model.rpn_head.anchor_generator.center_offset": 0.0,
-    "model.bbox_head.anchor_generator.center_offset": 0.0,
-    "model.rpn_head.loss_cls.loss_weight": 1.0,
-    "model.bbox_head.loss_cls.loss_weight": 1.0,
-    "model.bbox_head.stacked_convs": 4,
-    "model.bbox_head.norm_on_bbox": False,
-    "model.bbox_head.center_sampling": False,
-    "model.bbox_head.centerness_on_reg": False,
-    "model.bbox_head.center_sample_radius": 1.5,
-    "model.bbox_head.loss_bbox.type": "IoULoss",
-    "model.roi_head.mask_head.num_convs": 4,
-    "model.roi_head.mask_head.conv_out_channels": 256,
-    "model.roi_head.mask_head.class_agnostic": False,
-    "model.roi_head.stage_loss_weights": [1],
-    "data_preprocessor.mean": [0.0, 0.0, 0.0],
-    "data_preprocessor.std": [1.0, 1.0, 1.0],
-}
-"""Defaults of MMDetection's classes (3.3)."""
 
 ALLOWED: dict[str, tuple[Any, ...]] = {
     "type": (
@@ -150,8 +118,3 @@ PIPELINE_NO_EFFECT = {
     *("FilterAnnotations", "ImageToTensor", "LoadProposals"),
 }
 """Steps of a pipeline that sources, batches and tasks do."""
-
-REASONS: dict[str, str] = {
-    "data_preprocessor": "batches are padded as the detector needs",
-    "train_dataloader.batch_sampler": "see data.sampler",
-}

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from opabinia.migration.tables import read_tables
+
+DEFAULTS, REASONS = read_tables("mmpretrain", "DEFAULTS", "REASONS")
+
 VIT_SIZES = {"s": "small", "b": "base", "l": "large", "h": "huge"}
 
 NETWORKS: dict[str, str] = {
@@ -81,11 +85,6 @@ HEADS: dict[str, str] = {
     "StackedLinearClsHead": "linear",
 }
 
-DEFAULTS: dict[str, Any] = {
-    "model.head.loss.loss_weight": 1.0,
-    "data_preprocessor.mean": [0.0, 0.0, 0.0],
-    "data_preprocessor.std": [1.0, 1.0, 1.0],
-}
 
 ALLOWED: dict[str, tuple[Any, ...]] = {
     "type": ("ImageClassifier", "GlobalAveragePooling", "Pretrained", "BN", "SyncBN", "ClsDataPreprocessor"),
@@ -124,5 +123,3 @@ ALLOWED: dict[str, tuple[Any, ...]] = {
 PIPELINE_NO_EFFECT = {
     *("LoadImageFromFile", "PackInputs", "Normalize", "ImageToTensor", "ToTensor", "Collect", "PackClsInputs"),
 }
-
-REASONS: dict[str, str] = {"data_preprocessor": "follows from the data"}

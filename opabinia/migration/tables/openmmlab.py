@@ -4,42 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from opabinia.migration.tables import read_tables
+
+REASONS, SECTIONS = read_tables("openmmlab", "REASONS", "SECTIONS")
+
 RUNTIME = "not part of a recipe"
 
-REASONS: dict[str, str] = {
-    **dict.fromkeys(
-        ("default_scope", "vis_backends", "visualizer", "log_processor", "log_level", "resume", "work_dir"), RUNTIME
-    ),
-    **dict.fromkeys(("default_hooks", "env_cfg", "val_cfg", "test_cfg", "launcher", "find_unused_parameters"), RUNTIME),
-    "test_dataloader": "the test set; see opabinia eval with data.val",
-    "test_evaluator": "of the test set",
-    "train_dataloader.persistent_workers": RUNTIME,
-    "train_dataloader.pin_memory": RUNTIME,
-    "train_dataloader.sampler": "the order of the data is always shuffled",
-    "train_dataloader.collate_fn": RUNTIME,
-    "train_dataloader.drop_last": "the incomplete last batch of an epoch is dropped in training",
-    "val_dataloader": "an evaluation gives the same scores for any batch size and sampler",
-    "val_evaluator": "metrics follow from the task",
-    "auto_scale_lr": "the batch size decides",
-    "train_cfg": RUNTIME,
-    "randomness": RUNTIME,
-    "optim_wrapper.type": RUNTIME,
-    "optim_wrapper.loss_scale": "the scale of fp16 is adapted",
-    "optim_wrapper.constructor": "follows from param_groups",
-    "optim_wrapper.clip_grad": RUNTIME,
-}
-
-SECTIONS: dict[str, str] = dict.fromkeys(
-    (
-        *("model", "data_preprocessor", "train_dataloader", "val_dataloader", "test_dataloader", "val_evaluator"),
-        *("test_evaluator", "train_cfg", "val_cfg", "test_cfg", "param_scheduler", "optim_wrapper", "auto_scale_lr"),
-        *("default_hooks", "custom_hooks", "env_cfg", "load_from", "resume", "randomness", "default_scope"),
-        *("vis_backends", "visualizer", "log_processor", "log_level", "tta_model", "tta_pipeline", "work_dir"),
-        *("find_unused_parameters", "custom_imports"),
-    ),
-    "",
-)
-"""The names that a training reads; all others are variables of the config."""
 
 MOVED: dict[str, str] = {
     "data.samples_per_gpu": "train_dataloader.batch_size",
