@@ -9,8 +9,8 @@ A task defines what a batch means; ``image_regression.yaml`` names this module u
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Literal
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -46,7 +46,7 @@ class RotatedDigits:
         image = F.interpolate(sample["image"][None].float(), 32, mode="bilinear").byte()[0]
         angle = self._max_angle * ((index * 0.618034) % 1 * 2 - 1)  # evenly spread, the same in every epoch
         rotated = rotate(image, angle, InterpolationMode.BILINEAR)
-        return {"image": tv_tensors.Image(rotated), "target": angle, "id": sample["id"]}
+        return {"image": tv_tensors.Image(rotated), "value": angle, "id": sample["id"]}
 
 
 @register.task
@@ -66,23 +66,17 @@ class ImageRegression(Task):
         self._scale = scale
 
     def forward(self, batch: Batch, clock: Clock) -> dict[str, Tensor]:
-        error = self.predict(batch)["value"] - batch["target"]
+        error = self.predict(batch)["value"] - batch["value"]
         return {"loss": (error / self._scale).square().mean(), "mae": error.abs().mean()}
 
     def predict(self, batch: Batch) -> Predictions:
         return {"value": self.head(self.features(batch)["embedding"]).squeeze(1) * self._scale}
-
-    def readable(self, prediction: Mapping[str, Tensor]) -> dict[str, Any]:
-        return {"value": round(float(prediction["value"]), 3)}
 
     def features(self, batch: Batch) -> dict[str, Tensor]:
         return {"embedding": self.backbone(self.normalize(batch["image"]))}
 
     def evaluators(self, dataset_info: DatasetInfo) -> list[Evaluator]:
         return [MeanAbsoluteError()]
-
-    def ground_truth_caption(self, sample: Sample, classes: Sequence[str]) -> list[str]:
-        return [f"value: {sample['target']:.3f}"]
 
 
 class MeanAbsoluteError:
@@ -93,7 +87,7 @@ class MeanAbsoluteError:
         self._errors: list[float] = []
 
     def update(self, predictions: Predictions, batch: Batch) -> None:
-        self._errors += (predictions["value"] - batch["target"]).abs().tolist()
+        self._errors += (predictions["value"] - batch["value"]).abs().tolist()
 
     def state(self) -> list[float]:
         return self._errors

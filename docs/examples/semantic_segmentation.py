@@ -9,30 +9,18 @@ Maps are ``tv_tensors.Mask`` of H x W, so transforms change them together with t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from PIL import Image
 from torch import Tensor, nn
 from torchvision import tv_tensors
 
 from opabinia import register
-from opabinia.contracts import (
-    BackbonePart,
-    Batch,
-    Clock,
-    DatasetInfo,
-    DrawOptions,
-    Evaluator,
-    Predictions,
-    Sample,
-    Task,
-)
+from opabinia.contracts import BackbonePart, Batch, Clock, DatasetInfo, Evaluator, Predictions, Sample, Task
 from opabinia.data.sources import DigitScenes
 from opabinia.models.layers import build_normalization
-from opabinia.visualization.drawing import to_pil
 
 IGNORE = 255
 """Class number of pixels without a label; padding has it, too."""
@@ -94,40 +82,8 @@ class SemanticSegmentation(Task):
         fused = torch.stack([F.interpolate(level, size=maps[0].shape[-2:]) for level in maps]).sum(0)
         return {"pixel_logits": F.interpolate(self.head(fused), size=batch["image"].shape[-2:], mode="bilinear")}
 
-    def readable(self, prediction: Mapping[str, Tensor]) -> dict[str, Any]:
-        """Return the share of the pixels of each predicted class."""
-        shares = F.one_hot(prediction["pixel_logits"].argmax(0), len(self.classes)).float().mean((0, 1))
-        return {name: round(share, 4) for name, share in zip(self.classes, shares.tolist(), strict=True) if share}
-
     def evaluators(self, dataset_info: DatasetInfo) -> list[Evaluator]:
         return [MeanIoU(len(self.classes))]
-
-    def draw(
-        self, sample: Sample, prediction: Mapping[str, Tensor], options: DrawOptions = DrawOptions()
-    ) -> Image.Image:
-        return overlay(sample["image"], prediction["pixel_logits"].argmax(0), options.side)
-
-    def draw_ground_truth(
-        self, sample: Sample, classes: Sequence[str], options: DrawOptions = DrawOptions()
-    ) -> Image.Image:
-        return overlay(sample["image"], sample["mask"], options.side)
-
-    def ground_truth_caption(self, sample: Sample, classes: Sequence[str]) -> list[str]:
-        return [classes[number] for number in sample["mask"].unique().tolist() if number not in (0, IGNORE)]
-
-
-COLORS = torch.tensor(
-    [[0, 0, 0], *([round(255 * abs((k * s) % 1)) for s in (0.62, 0.38, 0.17)] for k in range(1, 256))]
-)
-
-
-def overlay(image: Tensor, mask: Tensor, side: int) -> Image.Image:
-    """Return the image, enlarged to about ``side`` pixels, blended with a color for each class of a map (h x w)."""
-    picture = to_pil(image)
-    scale = max(1, side // max(picture.size))
-    picture = picture.resize((picture.width * scale, picture.height * scale))
-    colors = to_pil(COLORS[mask.long()].permute(2, 0, 1).byte()).resize(picture.size, Image.Resampling.NEAREST)
-    return Image.blend(picture, colors, 0.5)
 
 
 class MeanIoU:

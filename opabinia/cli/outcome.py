@@ -9,16 +9,14 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal, NamedTuple
 
 from opabinia.runtime.json_files import InvalidFile, MetricsLine, read_json_lines
 from opabinia.runtime.slurm import launched_rank
 from opabinia.runtime.weighted_scores import weighted_score
-
-if TYPE_CHECKING:
-    from opabinia.contracts import NextCommand
 
 
 def words_of(quiet: bool, as_json: bool) -> list[str]:
@@ -131,11 +129,43 @@ def print_ending(folder: Path) -> None:
     print("\n".join(lines))
 
 
+class NextCommand(NamedTuple):
+    """A command worth trying with a finished run.
+
+    Attributes:
+        words: the command line; ``RUN`` stands for the run folder.
+        purpose: what it is for, in a few words.
+        needs: the data that the run must have: ``validation`` or ``labels``; empty: none.
+    """
+
+    words: Sequence[str]
+    purpose: str
+    needs: Literal["", "validation", "labels"] = ""
+
+
+NEXT_COMMANDS = {
+    "eval": NextCommand(["eval", "RUN"], "evaluate the best checkpoint", "validation"),
+    "linear probe": NextCommand(["eval", "RUN", "--evaluator", "linear_probe"], "train a linear probe", "labels"),
+    "predict": NextCommand(["predict", "RUN", "IMAGES/"], "predict images and draw the results"),
+    "predict videos": NextCommand(["predict", "RUN", "VIDEOS/"], "predict videos and draw the results"),
+    "compare": NextCommand(["predict", "RUN", "--split", "auto"], "draw predictions and ground truth", "validation"),
+    "search": NextCommand(
+        ["predict", "RUN", "QUERIES/", "--gallery", "GALLERY/"], "find the images of a gallery nearest to each query"
+    ),
+    "map": NextCommand(["map", "RUN"], "draw the embeddings in two dimensions", "validation"),
+    "report": NextCommand(["report", "RUN"], "write a page with curves and images"),
+    "export": NextCommand(["export", "RUN"], "write the model as ONNX"),
+    "export for timm": NextCommand(["export", "RUN", "--format", "huggingface"], "write the backbone for timm"),
+    "extract": NextCommand(["extract", "RUN"], "write embeddings as NumPy files", "validation"),
+}
+"""Commands by the names in :attr:`opabinia.contracts.Task.next_commands`."""
+
+
 def next_commands(folder: Path) -> list[NextCommand]:
     """Return the commands worth trying with a finished run: those of its task that its data allows, tensorboard and a
     longer training."""
     from opabinia.config import catalog
-    from opabinia.contracts import NextCommand, Task
+    from opabinia.contracts import Task
     from opabinia.training.run_folder import resolve
 
     config = resolve(folder).config
@@ -145,8 +175,16 @@ def next_commands(folder: Path) -> list[NextCommand]:
     task = part if isinstance(part, type) and issubclass(part, Task) else Task
     validation = config["data"]["val"] or []
     has = {"": True, "validation": bool(validation), "labels": bool(validation) and _has_labels(folder)}
+    commands = []
+    for name in task.next_commands:
+        words, purpose, needs = NEXT_COMMANDS[name]
+        if has[needs] and (name != "extract" or task.features is not Task.features):
+            if name == "export" and not find_spec("onnx"):
+                purpose += " (needs pip install 'opabinia[export]')"
+            words = ["opabinia", *(str(folder) if word == "RUN" else word for word in words)]
+            commands.append(NextCommand(words, purpose))
     return [
-        *(command for command in task.next_commands(folder) if has[command.needs]),
+        *commands,
         NextCommand(["tensorboard", "--logdir", str(folder)], "watch the curves"),
         NextCommand(["opabinia", "train", str(folder), "--resume", "train.length=LONGER"], "train longer"),
     ]

@@ -1,8 +1,8 @@
 """Contracts between the packages: data types, protocols and base classes. Read this first.
 
 ``engine``, ``data`` and ``tasks`` never import each other; they meet here and are combined in ``training``. Best read
-in this order: ``data``, ``sources``, ``plans``, ``clock``, ``evaluation``, ``training``, ``models``, ``detectors``,
-``segmentation``.
+in this order: ``data``, ``sources``, ``plans``, ``clock``, ``evaluation``, ``training``, ``presenting``, ``models``,
+``detectors``, ``segmentation``.
 ``ranges`` and ``parts`` are types for signatures.
 
 Shapes in this package: B samples of a batch, C channels, H height, W width, K classes, D features.
@@ -30,9 +30,6 @@ from opabinia.contracts.detectors import Detector as Detector
 from opabinia.contracts.detectors import Neck as Neck
 from opabinia.contracts.detectors import Sizes as Sizes
 from opabinia.contracts.detectors import Target as Target
-from opabinia.contracts.drawing import Comparison as Comparison
-from opabinia.contracts.drawing import DrawOptions as DrawOptions
-from opabinia.contracts.drawing import Panel as Panel
 from opabinia.contracts.evaluation import EMBEDDING as EMBEDDING
 from opabinia.contracts.evaluation import DetailsEvaluator as DetailsEvaluator
 from opabinia.contracts.evaluation import DeviceEvaluator as DeviceEvaluator
@@ -43,6 +40,10 @@ from opabinia.contracts.evaluation import LearningEvaluator as LearningEvaluator
 from opabinia.contracts.evaluation import Predictions as Predictions
 from opabinia.contracts.export import ExportModule as ExportModule
 from opabinia.contracts.export import relative_difference as relative_difference
+from opabinia.contracts.logging import CheckpointManager as CheckpointManager
+from opabinia.contracts.logging import Logger as Logger
+from opabinia.contracts.logging import MetricsLog as MetricsLog
+from opabinia.contracts.logging import Scalars as Scalars
 from opabinia.contracts.masks import InstanceMasks as InstanceMasks
 from opabinia.contracts.models import Backbone as Backbone
 from opabinia.contracts.models import FeatureKind as FeatureKind
@@ -84,6 +85,10 @@ from opabinia.contracts.plans import Loader as Loader
 from opabinia.contracts.plans import Plan as Plan
 from opabinia.contracts.plans import RunSpec as RunSpec
 from opabinia.contracts.plans import Stage as Stage
+from opabinia.contracts.presenting import Comparison as Comparison
+from opabinia.contracts.presenting import DrawOptions as DrawOptions
+from opabinia.contracts.presenting import Panel as Panel
+from opabinia.contracts.presenting import Presenter as Presenter
 from opabinia.contracts.ranges import Channels as Channels
 from opabinia.contracts.ranges import Count as Count
 from opabinia.contracts.ranges import Fraction as Fraction
@@ -116,15 +121,10 @@ from opabinia.contracts.sources import ShardedSource as ShardedSource
 from opabinia.contracts.sources import SizedSource as SizedSource
 from opabinia.contracts.sources import Source as Source
 from opabinia.contracts.sources import ViewpointSource as ViewpointSource
-from opabinia.contracts.training import CheckpointManager as CheckpointManager
 from opabinia.contracts.training import Hook as Hook
-from opabinia.contracts.training import Logger as Logger
-from opabinia.contracts.training import MetricsLog as MetricsLog
-from opabinia.contracts.training import NextCommand as NextCommand
 from opabinia.contracts.training import ParallelTask as ParallelTask
 from opabinia.contracts.training import Phase as Phase
 from opabinia.contracts.training import Run as Run
-from opabinia.contracts.training import Scalars as Scalars
 from opabinia.contracts.training import Step as Step
 from opabinia.contracts.training import StepOptions as StepOptions
 from opabinia.contracts.training import Stop as Stop

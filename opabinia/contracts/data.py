@@ -33,6 +33,8 @@ Segmentation: ``mask`` (a ``tv_tensors.Mask``: uint8, H x W), the class of each 
 and ``ground_truth_map`` (:class:`opabinia.contracts.GroundTruthMap`), what evaluators compare with. Panoptic data has
 the objects of countable classes as detection data, too. Other dense labels are a ``tv_tensors.Mask`` of H x W, too.
 
+Regression: ``value`` (float).
+
 The type of a value decides what is transformed and collated with the image: ``tv_tensors.BoundingBoxes``, ``KeyPoints``
 and ``Mask`` of N x H x W have a row for each object, a ``Mask`` of H x W is a map. Other tensors with a row for each
 object, and other ignore values, are declared by :func:`opabinia.data.register_sample_key`.

@@ -23,6 +23,7 @@ Segmentation gives maps of the original images, padded at the right and bottom t
 ``image_size``: ``segmentation`` (uint8, B x H x W: the class of each pixel, 255 in the padding); panoptic segmentation
 also ``segments`` (int32, B x H x W: the number of the segment of each pixel from 1, 0 for none), ``segment_labels``
 (int64, B x S: the class of segment 1, 2 ...; -1 pads images with fewer segments) and ``segment_scores`` (B x S).
+``pixel_logits`` (float, B x K x H x W) are maps of transformed images. Regression gives ``value`` (B).
 Losses of the batch, if its ground truth is known, are ``losses/<name>`` (the same number B times)."""
 
 EMBEDDING = "embedding"

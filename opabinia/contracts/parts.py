@@ -15,11 +15,12 @@ from opabinia.contracts.clock import Clock, Schedule, Schedules
 from opabinia.contracts.data import DatasetInfo, Mix, Sampler, Transform
 from opabinia.contracts.detectors import Detector, Neck
 from opabinia.contracts.evaluation import Evaluator
+from opabinia.contracts.logging import Logger
 from opabinia.contracts.models import Backbone, Head, Level
 from opabinia.contracts.plans import BatchSchedule, RunSpec
 from opabinia.contracts.segmentation import SegmentationDecoder
 from opabinia.contracts.sources import Source
-from opabinia.contracts.training import Hook, Logger, ParallelTask, Step, StepOptions, Task
+from opabinia.contracts.training import Hook, ParallelTask, Step, StepOptions, Task
 
 TaskPart = Annotated[Callable[[DatasetInfo], Task], Part("task")]
 

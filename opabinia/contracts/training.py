@@ -9,25 +9,20 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
-from PIL import Image
 from torch import Tensor, nn
 
 from opabinia.contracts.clock import Clock
-from opabinia.contracts.data import Batch, DatasetInfo, Sample, label_names
-from opabinia.contracts.drawing import Comparison, DrawOptions, Panel
-from opabinia.contracts.evaluation import EMBEDDING, Evaluator, Predictions
+from opabinia.contracts.data import Batch, DatasetInfo
+from opabinia.contracts.evaluation import Evaluator, Predictions
 from opabinia.contracts.export import ExportModule
+from opabinia.contracts.logging import CheckpointManager, MetricsLog, Scalars
 from opabinia.contracts.models import Backbone, FeatureKind, Features
 from opabinia.contracts.plans import GlobalBatch, Loader
-from opabinia.runtime.files import disk_errors
-
-Scalars = Mapping[str, Tensor | float]
-"""Named numbers. 0-d tensors stay on the device until the metrics log writes them."""
+from opabinia.contracts.presenting import Presenter
 
 
 @dataclass(frozen=True)
@@ -86,78 +81,6 @@ class ParallelTask(Protocol):
     def no_sync(self) -> AbstractContextManager[Any]:
         """Return a context manager inside which gradients only accumulate; they are all-reduced in the first backward
         pass outside."""
-
-
-class MetricsLog(Protocol):
-    """The metrics log of a run, ``metrics.jsonl``: one JSON object per line, each value once, in the order of steps.
-
-    :class:`opabinia.engine.loggers.metrics_log.MetricsLogger` is the one that a training run has.
-
-    Attributes:
-        newest: the last line written: values by name, such as ``{"step": 100, "train/loss": 0.3}``; None before the
-            first.
-    """
-
-    newest: dict[str, Any] | None
-
-    def add(self, step: int, values: Mapping[str, Tensor | float], ids: Sequence[Any] = ()) -> None:
-        """Add the values of one step. Tensors stay on their device until a line is due.
-
-        Args:
-            step: optimizer steps done, this one included.
-            values: by name.
-            ids: ids of the samples of the step.
-        """
-
-    def host_values(self) -> dict[str, float]:
-        """Return the pending values of the newest step that are in memory of the host; nothing waits for a device."""
-
-    def flush(self, clock: Clock, extra: Mapping[str, Any] | None = None) -> None:
-        """Write the pending values as one line.
-
-        Raises:
-            NonFiniteError: one of them is infinite or not a number.
-        """
-
-    def write(self, clock: Clock, values: Mapping[str, Any]) -> None:
-        """Write a separate line, such as the scores of an evaluation."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the byte offset of the file and the pending values, as saved in a checkpoint."""
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Truncate the file to the saved offset and restore the pending values."""
-
-    def close(self) -> None:
-        """Write what is pending and close the file and the loggers."""
-
-
-class CheckpointManager(Protocol):
-    """Saves the checkpoints of a run and knows which is the best.
-
-    :class:`opabinia.engine.checkpointing.manager.CheckpointManager` is the one that a training run has.
-    """
-
-    def save(self) -> Path:
-        """Save the current state of the run and return the folder of the checkpoint."""
-
-    def has(self, step: int) -> bool:
-        """Return whether there is a checkpoint of this step."""
-
-    def mark_best(self, step: int) -> None:
-        """Keep the checkpoint of this step as the best one."""
-
-    def best_step(self) -> int | None:
-        """Return the step of the best checkpoint; None without one."""
-
-    def forget_best(self) -> None:
-        """Discard the mark of :meth:`mark_best`."""
-
-    def point_to_best(self, step: int) -> None:
-        """Write the pointer file ``best``."""
-
-    def check(self) -> None:
-        """Raise the error of a save that failed in the background."""
 
 
 class Stop(NamedTuple):
@@ -266,29 +189,6 @@ class Hook:
         """Restore the tensors that :meth:`tensors` returned."""
 
 
-class Logger(Protocol):
-    """Writes each line of the metrics log somewhere: terminal, TensorBoard. Built with the run folder and the clock at
-    the start (step 0 of a new run, a later one after a resume)."""
-
-    def write(self, line: Mapping[str, Any]) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class NextCommand(NamedTuple):
-    """A command worth trying with a finished run.
-
-    Attributes:
-        words: the command line, such as ``["opabinia", "report", "runs/a"]``.
-        purpose: what it is for, in a few words.
-        needs: the data that the run must have: ``validation`` or ``labels``; empty: none.
-    """
-
-    words: Sequence[str]
-    purpose: str
-    needs: Literal["", "validation", "labels"] = ""
-
-
 class Task(nn.Module):
     """Define what a batch means: losses, predictions, evaluators. DDP, FSDP and compile wrap this one object.
 
@@ -301,7 +201,8 @@ class Task(nn.Module):
     ``losses`` and ``predictions`` compute from the features alone and never call the backbone, so a multi-task run
     passes the features of one backbone to all of its tasks. Required are these two; of a task whose features are no
     function of a batch's images, as in most self-supervised methods, ``forward`` and ``predict`` instead. From
-    ``trunk`` on the methods serve inference commands and have defaults that fit most tasks.
+    ``trunk`` on the methods serve inference commands and have defaults that fit most tasks; a :class:`Presenter`
+    shows the predictions.
 
     Attributes:
         reads: features of the images that ``extract`` computes: ``vectors``, ``maps``, ``pyramid``. In a multi-task run
@@ -316,8 +217,11 @@ class Task(nn.Module):
         needs_weights: why a training cannot begin with the weights that the task is built with: it needs a config
             section ``init``. Empty: it can.
         takes_video: samples are videos, of which transforms make clips; the inference commands then take video files.
-        drawings_folder: name of the folder of drawn predictions, see :meth:`save_drawing`.
         predicts_embedding_only: ``predict`` returns the vectors of ``trunk``; heads take part in training only.
+        masks_of_files: ``predict`` computes masks of all its queries in the size of the image as it was read, which
+            takes much memory for large files.
+        next_commands: names of the commands that are suggested after a training, see
+            :data:`opabinia.cli.outcome.NEXT_COMMANDS`.
         label_keys: keys of a sample without which it learns nothing from it: ``label``, ``boxes``, ``mask`` ... In
             multi-task training it skips samples that lack one of them; None: samples that lack any label.
     """
@@ -329,8 +233,9 @@ class Task(nn.Module):
     size_multiple: int | None = None
     needs_weights: str = ""
     takes_video: bool = False
-    drawings_folder: str = "images"
     predicts_embedding_only: bool = False
+    masks_of_files: bool = False
+    next_commands: tuple[str, ...] = ("eval", "predict", "report", "export", "extract")
     label_keys: tuple[str, ...] | None = None
 
     def size_multiple_of(self, name: str) -> int | None:
@@ -384,15 +289,6 @@ class Task(nn.Module):
         """
         raise NotImplementedError
 
-    def readable(self, prediction: Mapping[str, Tensor]) -> dict[str, Any]:
-        """Return the prediction of one sample (a row of each tensor) as JSON values: class names, not class numbers.
-
-        The default is the ``embedding`` alone, rounded to six digits, or all tensors if there is none.
-        """
-        if EMBEDDING in prediction:
-            return {EMBEDDING: [round(value, 6) for value in prediction[EMBEDDING].tolist()]}
-        return {name: value.tolist() for name, value in prediction.items()}
-
     def features(self, batch: Batch) -> dict[str, Tensor]:
         """Return ``embedding`` (B x D), the input of the head. Outputs of other layers are captured by module name."""
         raise NotImplementedError
@@ -421,129 +317,18 @@ class Task(nn.Module):
         """The network whose vectors are evaluated, extracted and handed to other runs; by default ``backbone``."""
         return self._modules.get("trunk") or self._modules.get("backbone")
 
-    def caption(self, readable: Mapping[str, Any], *, min_score: float = 0.5) -> list[str]:
-        """Return short lines that describe a readable prediction; by default its values by name.
-
-        Args:
-            readable: see :meth:`readable`.
-            min_score: detections with a lower score are ignored.
-        """
-        lines = []
-        for name, value in readable.items():
-            is_long = isinstance(value, list) and len(value) > 5
-            lines.append(f"{name}: {f'{len(value)} values' if is_long else value}")
-        return lines
-
-    def ground_truth_caption(self, sample: Sample, classes: Sequence[str]) -> list[str]:
-        """Return short lines that describe the ground truth of a sample; by default its class, classes or value.
-
-        Args:
-            sample: as the source gives it, before transforms.
-            classes: class names of the source.
-        """
-        return label_names(sample, classes)
-
-    def draw(
-        self, sample: Sample, prediction: Mapping[str, Tensor], options: DrawOptions = DrawOptions()
-    ) -> Image.Image | None:
-        """Return the image with the prediction drawn on it; None (the default): the caption says all.
-
-        Args:
-            sample: as it was read, before transforms: ``image`` (uint8, C x H x W); of a video ``video`` and
-                ``frames``, the numbers of the frames in each view.
-            prediction: a row of each tensor, on the CPU.
-            options: see :class:`DrawOptions`.
-        """
+    def presenter(self) -> Presenter | None:
+        """Return how commands show the predictions; None: as the keys of the predictions tell, see
+        :func:`opabinia.visualization.presenters.by_keys.presenter_of`."""
         return None
-
-    def draw_ground_truth(
-        self, sample: Sample, classes: Sequence[str], options: DrawOptions = DrawOptions()
-    ) -> Image.Image | None:
-        """Return the image with the ground truth of a sample drawn on it; None (the default): there is nothing to draw.
-
-        Args:
-            sample: as the source gives it, before transforms.
-            classes: class names of the source.
-            options: see :class:`DrawOptions`.
-        """
-        return None
-
-    def compare(
-        self,
-        sample: Sample,
-        prediction: Mapping[str, Tensor],
-        classes: Sequence[str],
-        options: DrawOptions = DrawOptions(),
-    ) -> Comparison | None:
-        """Return ground truth and prediction of a sample, drawn side by side; None where there is nothing to draw.
-
-        Args:
-            sample: see :meth:`draw`, with the ground truth of the source.
-            prediction: see :meth:`draw`.
-            classes: class names of the source.
-            options: see :class:`DrawOptions`.
-        """
-        annotated, drawn = self.draw_ground_truth(sample, classes, options), self.draw(sample, prediction, options)
-        if annotated is None or drawn is None:
-            return None
-        readable = self.readable(prediction)
-        predicted = ", ".join(self.caption(readable, min_score=options.min_score)) or "nothing"
-        truth = ", ".join(self.ground_truth_caption(sample, classes)) or "nothing"
-        panels = (Panel(annotated, f"ground truth: {truth}"), Panel(drawn, f"predicted: {predicted}"))
-        return Comparison(panels, f"ground truth: {truth}; predicted: {predicted}")
-
-    def save_drawing(
-        self,
-        folder: Path,
-        name: str,
-        sample: Sample,
-        prediction: Mapping[str, Tensor],
-        options: DrawOptions = DrawOptions(),
-    ) -> Image.Image | None:
-        """Write the drawn prediction as ``NAME.png`` in ``drawings_folder``, if there is one, and return it.
-
-        Args:
-            folder: written by the predict command.
-            name: of the files, without suffix.
-            sample, prediction, options: see :meth:`draw`.
-
-        Raises:
-            DiskError: a file cannot be written.
-        """
-        drawn = self.draw(sample, prediction, options)
-        if drawn is not None:
-            path = folder / self.drawings_folder / f"{name}.png"
-            with disk_errors(path):
-                path.parent.mkdir(parents=True, exist_ok=True)
-                drawn.save(path)
-        return drawn
 
     def explain(self, batch: Batch) -> Tensor | None:
         """Return a heatmap (B x H x W, 0 to 1) of the evidence for each prediction; None (the default): Grad-CAM."""
         return None
 
     def export_module(self) -> ExportModule:
-        """Return the function of tensors that is exported; by default ``predict`` of images of one size."""
-        return ExportModule(self)
-
-    @classmethod
-    def next_commands(cls, run: Path) -> list[NextCommand]:
-        """Return the commands worth trying with a finished run; those whose data the run does not have are not printed.
-
-        Args:
-            run: the run folder.
-        """
-        needed = "" if find_spec("onnx") else " (needs pip install 'opabinia[export]')"
-        commands = [
-            NextCommand(["opabinia", "eval", str(run)], "evaluate the best checkpoint", "validation"),
-            NextCommand(["opabinia", "predict", str(run), "IMAGES/"], "predict images and draw the results"),
-            NextCommand(["opabinia", "report", str(run)], "write a page with curves and images"),
-            NextCommand(["opabinia", "export", str(run)], f"write the model as ONNX{needed}"),
-        ]
-        if cls.features is not Task.features:
-            words = ["opabinia", "extract", str(run)]
-            commands.append(NextCommand(words, "write embeddings as NumPy files", "validation"))
-        return commands
+        """Return the function of tensors that is exported; by default ``predict`` of images or clips of one size."""
+        return ExportModule(self, dims=5 if self.takes_video else 4)
 
 
 def total_loss(losses: Mapping[str, Tensor] | Tensor | Sequence[Tensor]) -> tuple[Tensor, dict[str, Tensor | float]]:

@@ -100,7 +100,7 @@ def compare(
 def compare_sample(
     predictor: Predictor, sample: Sample, classes: Sequence[str], options: DrawOptions = DrawOptions()
 ) -> Comparison | None:
-    """Predict a sample of a source and return :meth:`opabinia.contracts.Task.compare`.
+    """Predict a sample of a source and return :meth:`opabinia.contracts.Presenter.compare`.
 
     Raises:
         OSError, ValueError: a video cannot be read.
@@ -109,7 +109,7 @@ def compare_sample(
     (prediction,) = predictor.batch([transformed])
     if "frames" in transformed:
         sample = {**sample, "frames": transformed["frames"]}
-    return predictor.task.compare(sample, prediction, classes, options)
+    return predictor.presenter(prediction).compare(sample, prediction, classes, options)
 
 
 def verdict_of(comparison: Comparison) -> str | None:

@@ -89,13 +89,15 @@ def _predicted(
     predictor: Predictor, batches: Iterator[list[StreamFrame]], min_score: float
 ) -> Iterator[tuple[StreamFrame, Mapping[str, Any], str, Image.Image]]:
     """Yield each frame with its readable prediction, its caption, and the image to write."""
-    task, options = predictor.task, DrawOptions(min_score=min_score, legend=False)
+    options = DrawOptions(min_score=min_score, legend=False)
     for frames in batches:
         samples = [predictor.read(frame.image) for frame in frames]
         predictions = predictor.batch([predictor.transform(sample) for sample in samples])
         for frame, sample, prediction in zip(frames, samples, predictions, strict=True):
-            caption = ", ".join(task.caption(prediction.readable, min_score=min_score)) or "nothing"
-            drawn = task.draw(sample, prediction, options) or draw_label(to_pil(sample["image"]), one_line(caption))
+            presenter = predictor.presenter(prediction)
+            caption = ", ".join(presenter.caption(prediction.readable, min_score=min_score)) or "nothing"
+            drawn = presenter.draw(sample, prediction, options)
+            drawn = drawn or draw_label(to_pil(sample["image"]), one_line(caption))
             yield frame, prediction.readable, caption, drawn
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from opabinia.config import ConfigError, Problem
 from opabinia.contracts import DrawOptions
+from opabinia.contracts.presenting import save_image
 from opabinia.data.decoding.streams import is_video
 from opabinia.inference.frames import predict_frames
 from opabinia.inference.input_files import (
@@ -23,7 +24,7 @@ from opabinia.inference.input_files import (
 )
 from opabinia.inference.load import load
 from opabinia.inference.predictor import Predictor, group_by_size
-from opabinia.inference.sheets import Sheets, save_image
+from opabinia.inference.sheets import Sheets
 from opabinia.runtime.log import logging_to
 from opabinia.runtime.progress import progress_bar
 from opabinia.runtime.storage import shown_path
@@ -56,8 +57,8 @@ def predict(
     :func:`opabinia.inference.frames.predict_frames`.
 
     ``predictions.jsonl`` has one line per file with its ``path`` and the task's readable prediction; ``sheet-1.png``
-    and so on show the images. The drawings of the task are written next to it: ``images`` of a detector, ``strips`` and
-    ``clips`` of videos. Files that cannot be read are reported and skipped.
+    and so on show the images. Drawings are written next to it: ``images`` of a detector, ``strips`` and ``clips`` of
+    videos. Files that cannot be read are reported and skipped.
 
     Args:
         run: the run folder.
@@ -94,13 +95,13 @@ def predict(
         for batch in read_batches(predictor, files, errors):
             if explain:
                 _write_heatmaps(out, len(lines), batch, predictor, errors)
-            predictions = predictor.batch(batch.samples)
-            for (path, original, _), prediction in bar.track(zip(batch, predictions, strict=True)):
-                caption = predictor.task.caption(prediction.readable, min_score=min_score) or ["nothing"]
+            for (path, original, _), prediction in bar.track(zip(batch, predictor.batch(batch.samples), strict=True)):
+                presenter = predictor.presenter(prediction)
+                caption = presenter.caption(prediction.readable, min_score=min_score) or ["nothing"]
                 print(printable(f"{shown_path(path)}  {', '.join(caption)}"))
                 try:
                     name = drawing_name(len(lines), path.name)
-                    drawn = predictor.task.save_drawing(out, name, original, prediction, options)
+                    drawn = presenter.save(out, name, original, prediction, options)
                 except (OSError, ValueError) as error:  # a video is read again for its drawing
                     errors.append(str(error))
                     drawn = None

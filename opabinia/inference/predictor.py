@@ -15,13 +15,14 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 from torchvision import tv_tensors
 
-from opabinia.contracts import Batch, DatasetInfo, Predictions, Sample, Task, Transform, Video
+from opabinia.contracts import Batch, DatasetInfo, Predictions, Presenter, Sample, Task, Transform, Video
 from opabinia.data.collate import collate
 from opabinia.data.decoding.images import read_image
 from opabinia.data.loader import DataError
 from opabinia.engine.loop.prefetch import to_device
 from opabinia.runtime.device import autocast
 from opabinia.runtime.seeds import preserve_generators
+from opabinia.visualization.presenters.by_keys import presenter_of
 
 Order = Literal["RGB", "BGR"]
 
@@ -202,7 +203,12 @@ class Predictor:
     def batch(self, samples: Sequence[Sample]) -> list[Prediction]:
         """Return predictions for transformed samples. Only images of one size share a forward pass, so that padding
         does not affect predictions."""
-        return [Prediction(tensors, self.task.readable(tensors)) for tensors in self.tensors(samples)]
+        return [Prediction(tensors, self.presenter(tensors).readable(tensors)) for tensors in self.tensors(samples)]
+
+    def presenter(self, shown: Mapping[str, Any]) -> Presenter:
+        """Return what shows a prediction, or a sample for which nothing is predicted; see
+        :func:`opabinia.visualization.presenters.by_keys.presenter_of`."""
+        return presenter_of(self.task, self.dataset_info, shown)
 
     def tensors(self, samples: Sequence[Sample]) -> list[dict[str, Tensor]]:
         """Return the tensors of :meth:`batch`."""
@@ -261,6 +267,8 @@ class Predictor:
         """
         from opabinia.inference.gradcam import grad_cam_heatmap, last_feature_map_layer
 
+        if reason := getattr(self.task.presenter(), "no_heatmap", ""):
+            raise ValueError(reason)
         batch = self._collate(samples)
         heatmaps = self.task.explain(batch)
         if heatmaps is not None:

@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from opabinia.contracts import EMBEDDING, DrawOptions, Indices, LabeledSource, NamedSource, Sample, Source, Task
+from opabinia.contracts import EMBEDDING, DrawOptions, Indices, LabeledSource, NamedSource, Presenter, Sample, Source
 from opabinia.inference import compare
 from opabinia.inference import embedding_map as maps
 from opabinia.inference.predictor import Prediction, Predictor
@@ -66,12 +66,15 @@ class Gallery:
     of_data: bool = False
 
 
-def training_samples(source: Source, task: Task) -> list[Gallery]:
+def training_samples(source: Source, predictor: Predictor) -> list[Gallery]:
     """Return a gallery of some samples of all classes, with their ground truth."""
     labels = labels_of(source)
     indices = round_robin(labels, spread_samples(len(source), labels, PREDICTED), SHOWN)
     samples = [source[index] for index in indices]
-    images = [GalleryImage(_thumbnail(sample), _ground_truth(task, sample, source.classes)) for sample in samples]
+    images = [
+        GalleryImage(_thumbnail(sample), _ground_truth(predictor.presenter(sample), sample, source.classes))
+        for sample in samples
+    ]
     note = f"{len(indices)} of {len(source):,}, before transforms"
     return [Gallery("Some of the training data", [GalleryRow(images)], note, of_data=True)]
 
@@ -82,8 +85,8 @@ def validation_galleries(
     """Return functions that build the galleries of a validation set.
 
     Images of one class each get a gallery of mistakes if ``probabilities`` are predicted. Other samples get the
-    comparisons that the task draws (:meth:`opabinia.contracts.Task.compare`); without any, ``embedding`` gives a map
-    with nearest neighbors, and anything else a gallery of captions.
+    comparisons that are drawn of them (:meth:`opabinia.contracts.Presenter.compare`); without any, ``embedding`` gives
+    a map with nearest neighbors, and anything else a gallery of captions.
     """
     evaluation = compare.evaluation_name(run, split, predictor)
     indices = compare.select_samples(predictor, run, evaluation, source, VIDEOS if predictor.takes_video else COMPARED)
@@ -148,8 +151,8 @@ def _shrink(image: Image.Image, side: int) -> Image.Image:
     return image.resize((max(1, round(image.width * scale)), max(1, round(image.height * scale))))
 
 
-def _ground_truth(task: Task, sample: Sample, classes: Sequence[str]) -> str:
-    return ", ".join(task.ground_truth_caption(sample, classes)) or str(sample["id"])
+def _ground_truth(presenter: Presenter, sample: Sample, classes: Sequence[str]) -> str:
+    return ", ".join(presenter.ground_truth_caption(sample, classes)) or str(sample["id"])
 
 
 # --- comparisons ------------------------------------------------------------------------------------------------------
@@ -250,8 +253,9 @@ def _predict(source: Source, indices: Sequence[int], predictor: Predictor) -> It
 def _captions(source: Source, indices: Sequence[int], predictor: Predictor) -> list[Gallery]:
     images = []
     for index, prediction in zip(indices, _predict(source, indices, predictor), strict=True):
-        sample, predicted = source[index], ", ".join(predictor.task.caption(prediction.readable))
-        text = f"{predicted} (ground truth {_ground_truth(predictor.task, sample, source.classes)})"
+        sample, presenter = source[index], predictor.presenter(prediction)
+        predicted = ", ".join(presenter.caption(prediction.readable))
+        text = f"{predicted} (ground truth {_ground_truth(presenter, sample, source.classes)})"
         images.append(GalleryImage(_thumbnail(sample), text))
     return [Gallery("Predictions", [GalleryRow(images)], f"{len(indices)} of {len(source):,} samples")]
 

@@ -118,7 +118,7 @@ def _builds(
         if source is None:
             continue
         if split not in sets:
-            yield _Build(task, f"the data of {split}", partial(training_samples, source, predictor.task))
+            yield _Build(task, f"the data of {split}", partial(training_samples, source, predictor))
             continue
         with _report_missing(contents, f"images of {split}"):
             for build in validation_galleries(run, split, source, predictor):

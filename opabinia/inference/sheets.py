@@ -7,23 +7,12 @@ from pathlib import Path
 
 from PIL import Image
 
-from opabinia.runtime.files import disk_errors
+from opabinia.contracts.presenting import save_image
 from opabinia.visualization.drawing import contact_sheet
 
 IMAGES_PER_SHEET = 60
 THUMBNAIL = 720
 """Maximum side in pixels of an image that waits for its sheet."""
-
-
-def save_image(path: Path, image: Image.Image) -> None:
-    """Write an image and the folders that it needs.
-
-    Raises:
-        DiskError: it cannot be written.
-    """
-    with disk_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        image.save(path)
 
 
 class Sheets:

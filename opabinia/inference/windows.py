@@ -80,7 +80,7 @@ def predict_windows(
             for videos, samples in _batches(predictor, file, every, window, errors):
                 predictions = predictor.batch(samples)
                 for video, prediction in zip(videos, predictions, strict=True):
-                    caption = ", ".join(predictor.task.caption(prediction.readable)) or "nothing"
+                    caption = ", ".join(predictor.presenter(prediction).caption(prediction.readable)) or "nothing"
                     print(f"{shown_path(file)}  {video.start:.2f} to {video.end:.2f} s  {caption}")
                     span = {"path": shown_path(file), "start": round(video.start, 3), "end": round(video.end or 0.0, 3)}
                     lines.append({**span, **prediction.readable})

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -12,15 +9,11 @@ from opabinia.contracts import (
     BackbonePart,
     Batch,
     Clock,
-    Comparison,
     DatasetInfo,
-    DrawOptions,
     Evaluator,
     Fraction,
     LossPart,
-    Panel,
     Predictions,
-    Sample,
     Task,
 )
 from opabinia.evaluation.classification.confusion import Calibration, Confusion
@@ -32,7 +25,7 @@ from opabinia.models.layers import build_normalization
 from opabinia.models.losses.binary import binary_cross_entropy
 from opabinia.models.losses.cross_entropy import cross_entropy, is_exclusive
 from opabinia.tasks.dataset_checks import check_channels, check_classes
-from opabinia.visualization.drawing import draw_objects
+from opabinia.visualization.presenters.classes import ClassPresenter
 
 
 class ClassificationBase(Task):
@@ -102,13 +95,6 @@ class ClassificationBase(Task):
         probabilities = logits.sigmoid() if self.dataset_info.multi_label else logits.softmax(1)
         return {"logits": logits, "probabilities": probabilities}
 
-    def readable(self, prediction: Mapping[str, Tensor]) -> dict[str, Any]:
-        """Return ``top``: the five most probable classes with their probabilities."""
-        classes = self.dataset_info.classes
-        values, numbers = prediction["probabilities"].topk(min(5, len(classes)))
-        pairs = zip(numbers.tolist(), values.tolist(), strict=True)
-        return {"top": [{"class": classes[number], "probability": round(value, 6)} for number, value in pairs]}
-
     def features(self, batch: Batch) -> dict[str, Tensor]:
         """Return ``embedding``, the input of the head (B x D)."""
         return {"embedding": self.embed(batch)}
@@ -128,38 +114,9 @@ class ClassificationBase(Task):
             return [MultiLabel(dataset_info.classes)]
         return [TopK((1, 5)), Confusion(dataset_info.classes), Calibration(), WorstSamples(dataset_info.classes)]
 
-    def compare(
-        self,
-        sample: Sample,
-        prediction: Mapping[str, Tensor],
-        classes: Sequence[str],
-        options: DrawOptions = DrawOptions(),
-    ) -> Comparison | None:
-        """Return the image; correct if the most probable class is the label, of multi-label data if the classes above
-        0.5 are the labels.
-
-        Raises:
-            OSError, ValueError: a video cannot be read.
-        """
-        if "label" not in sample:
-            return None
-        label, probabilities = torch.as_tensor(sample["label"]), prediction["probabilities"]
-        if label.ndim:
-            correct = bool(((probabilities > 0.5) == (label > 0.5)).all())
-        else:
-            correct = int(probabilities.argmax()) == int(label)
-        truth, predicted = self.ground_truth_caption(sample, classes), self.caption(self.readable(prediction))
-        caption = f"ground truth: {', '.join(truth)}; predicted: {', '.join(predicted)}"
-        image, details = self.compared_image(sample, prediction)
-        return Comparison([Panel(image, f"{caption}; {details}" if details else caption)], caption, correct)
-
-    def compared_image(self, sample: Sample, prediction: Mapping[str, Tensor]) -> Panel:
-        """Return the image that :meth:`compare` shows, small ones enlarged, and what its title adds."""
-        return Panel(draw_objects(sample["image"], [], side=256), "")
-
-    def caption(self, readable: Mapping[str, Any], *, min_score: float = 0.5) -> list[str]:
-        """Return the three most probable classes with their probabilities."""
-        return [f"{row['class']} {row['probability']:.1%}" for row in readable["top"][:3]]
+    def presenter(self) -> ClassPresenter:
+        """Show the most probable classes, and the frames of videos."""
+        return ClassPresenter(self.dataset_info)
 
 
 def logits_from(probabilities: Tensor, *, multi_label: bool) -> Tensor:

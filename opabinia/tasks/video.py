@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from PIL import Image
 from torch import Tensor
 
 from opabinia.config import register
@@ -16,15 +13,10 @@ from opabinia.contracts import (
     Batch,
     DataMismatch,
     DatasetInfo,
-    DrawOptions,
     Evaluator,
-    ExportModule,
     Fraction,
     LossPart,
-    NextCommand,
-    Panel,
     Predictions,
-    Sample,
 )
 from opabinia.evaluation.classification.video import PerVideo
 from opabinia.tasks.classification_base import ClassificationBase, logits_from
@@ -52,7 +44,7 @@ class Video(ClassificationBase):
     """
 
     takes_video = True
-    drawings_folder = "strips"
+    next_commands = ("eval", "predict videos", "report", "export", "extract")
 
     def __init__(
         self,
@@ -103,16 +95,6 @@ class Video(ClassificationBase):
         logits = logits_from(merged, multi_label=self.dataset_info.multi_label)
         return {"logits": logits, "probabilities": merged, "views": views}
 
-    def readable(self, prediction: Mapping[str, Tensor]) -> dict[str, Any]:
-        """Return ``top``, the five most probable classes with their probabilities; ``views``: the best of each view."""
-        readable = super().readable(prediction)
-        if "views" in prediction:
-            values, numbers = prediction["views"].max(1)
-            names = [self.dataset_info.classes[number] for number in numbers.tolist()]
-            pairs = zip(names, values.tolist(), strict=True)
-            readable["views"] = [{"class": name, "probability": round(value, 6)} for name, value in pairs]
-        return readable
-
     def features(self, batch: Batch) -> dict[str, Tensor]:
         """Return ``embedding``, the input of the head (B x D); of several views their mean."""
         clips = batch["image"]
@@ -125,62 +107,3 @@ class Video(ClassificationBase):
         """Return evaluators of videos by all of their views. The first score is the headline."""
         to_logits = partial(logits_from, multi_label=self.dataset_info.multi_label)
         return [PerVideo(super().evaluators(dataset_info), to_logits, self.merge)]
-
-    def draw(
-        self, sample: Sample, prediction: Mapping[str, Tensor], options: DrawOptions = DrawOptions()
-    ) -> Image.Image:
-        """Return a strip of the frames that the model saw, a row for each clip, with the prediction as its title.
-
-        Raises:
-            OSError, ValueError: the video cannot be read.
-        """
-        caption = ", ".join(self.caption(self.readable(prediction)))
-        return self._strip(sample, prediction, f"{Path(str(sample['id'])).name}: {caption}")
-
-    def compared_image(self, sample: Sample, prediction: Mapping[str, Tensor]) -> Panel:
-        """Return a strip of the frames that the model saw, and the predictions of its clips.
-
-        Raises:
-            OSError, ValueError: the video cannot be read.
-        """
-        clips = [f"{clip.name}: {clip.text}" for clip in self._clips(sample, prediction) if clip.name]
-        return Panel(self._strip(sample, prediction), "; ".join(clips))
-
-    def save_drawing(
-        self,
-        folder: Path,
-        name: str,
-        sample: Sample,
-        prediction: Mapping[str, Tensor],
-        options: DrawOptions = DrawOptions(),
-    ) -> Image.Image | None:
-        """Write the strip as ``strips/NAME.png`` and the clips that the model saw, labelled, as ``clips/NAME.mp4``.
-
-        Raises:
-            OSError, ValueError: the video cannot be read.
-            DiskError: a file cannot be written.
-        """
-        from opabinia.visualization.video_strips import write_clip
-
-        write_clip(folder / "clips" / f"{name}.mp4", sample["video"], self._clips(sample, prediction))
-        return super().save_drawing(folder, name, sample, prediction, options)
-
-    def _clips(self, sample: Sample, prediction: Mapping[str, Tensor]) -> list[Any]:
-        from opabinia.visualization.video_strips import sampled_clips
-
-        return list(sampled_clips(sample["frames"], prediction, self.dataset_info.classes))
-
-    def _strip(self, sample: Sample, prediction: Mapping[str, Tensor], title: str = "") -> Image.Image:
-        from opabinia.visualization.video_strips import draw_strip
-
-        return draw_strip(sample["video"], self._clips(sample, prediction), title)
-
-    def export_module(self) -> ExportModule:
-        """Return ``predict`` of clips (B x T x C x H x W)."""
-        return ExportModule(self, dims=5)
-
-    @classmethod
-    def next_commands(cls, run: Path) -> list[NextCommand]:
-        """Return the commands worth trying, with folders of videos in place of images."""
-        predict = NextCommand(["opabinia", "predict", str(run), "VIDEOS/"], "predict videos and draw the results")
-        return [predict if command.words[1] == "predict" else command for command in super().next_commands(run)]

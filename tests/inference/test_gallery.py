@@ -1,7 +1,6 @@
 """Retrieval: predictions with a gallery, verdicts from file names, heat maps."""
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from typer.testing import CliRunner
 import opabinia
 from opabinia.cli import app
 from opabinia.config import ConfigError
-from opabinia.contracts import Batch, DatasetInfo, Predictions, Task
+from opabinia.contracts import Batch, DatasetInfo, Predictions, Presenter, Task
 from opabinia.data.loader import DataError
 from opabinia.data.sources import Digits
 from opabinia.evaluation.retrieval.distances import nearest
@@ -125,9 +124,6 @@ class Toy(Task):
     def _mean(self, batch: Batch) -> Tensor:
         maps: Tensor = self.scale(batch["image"].float())
         return maps.mean((2, 3))
-
-    def readable(self, prediction: Mapping[str, Tensor]) -> dict[str, Any]:
-        return {"embedding": next(iter(prediction.values())).tolist() * 3}
 
 
 def samples(*colors: tuple[float, float, float]) -> list[dict[str, Any]]:
@@ -293,7 +289,7 @@ def test_a_gallery_of_only_the_query_has_no_heat_maps(run: Path, images: Path, t
 
 def test_captions_shorten_long_lists() -> None:
     readable = {"embedding": [0.1] * 128, "count": 2, "box": [1, 2]}
-    assert Task().caption(readable) == ["embedding: 128 values", "count: 2", "box: [1, 2]"]
+    assert Presenter(DatasetInfo(samples=1)).caption(readable) == ["embedding: 128 values", "count: 2", "box: [1, 2]"]
 
 
 # --- drawing --------------------------------------------------------------------------------------------------------

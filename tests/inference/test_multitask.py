@@ -125,17 +125,17 @@ def test_predictions_are_drawn_together(trained: TrainedModel, tmp_path: Path) -
     (image,) = images((64, 96))
     predictor = predictor_of(trained, [], channels=1)
     prediction, sample = predictor(image), {"image": image}
-    drawn = predictor.task.draw(sample, prediction, DrawOptions(min_score=0.0))
+    drawn = predictor.presenter(prediction).draw(sample, prediction, DrawOptions(min_score=0.0))
     assert drawn is not None and drawn.size == (480, 30 + 320 + 53)  # scaled by 5, with a line above and a legend below
-    plain = predictor.task.draw(sample, prediction, DrawOptions(min_score=0.0, legend=False))
+    plain = predictor.presenter(prediction).draw(sample, prediction, DrawOptions(min_score=0.0, legend=False))
     assert plain is not None and plain.tobytes() == drawn.crop((0, 0, 480, 350)).tobytes()
     overlay = predictor_of(trained, ["maps", "kinds"], channels=1)
-    drawn_overlay = overlay.task.draw(sample, overlay(image))
+    drawn_overlay = overlay.presenter({}).draw(sample, overlay(image))
     assert drawn_overlay is not None and drawn_overlay.size == drawn.size and drawn_overlay.tobytes() != drawn.tobytes()
-    assert predictor_of(trained, ["present", "kinds"], channels=1).task.draw(sample, prediction) is None
-    lines = predictor.task.caption(prediction.readable)
+    assert predictor_of(trained, ["present", "kinds"], channels=1).presenter({}).draw(sample, prediction) is None
+    lines = predictor.presenter({}).caption(prediction.readable)
     assert [line.partition(":")[0] for line in lines] == ["boxes", "maps", "present", "kinds"]
-    predictor.task.save_drawing(tmp_path, "a", sample, prediction)
+    predictor.presenter({}).save(tmp_path, "a", sample, prediction, DrawOptions())
     written = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.png")}
     assert written == {"images/a.png", "maps/images/a.png", "maps/maps/a.png"}
 

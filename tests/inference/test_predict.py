@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import Tensor
 
 import opabinia
 from opabinia.config import ConfigError
-from opabinia.contracts import Task
+from opabinia.contracts import DatasetInfo, Task
 from opabinia.data.decoding.images import read_image
 from opabinia.data.loader import DataError
 from opabinia.data.sources import Digits
@@ -213,12 +214,34 @@ def test_an_image_file_is_decoded_once(
 
 
 def test_a_minimal_task_needs_no_drawing() -> None:
-    task = Task()
+    prediction = {"angle": torch.tensor(0.5), "value": torch.tensor(1 / 3)}
+    presenter = Predictor(Task(), [], DatasetInfo(samples=1)).presenter(prediction)
     sample = {"image": torch.zeros(3, 4, 4, dtype=torch.uint8), "id": "a", "label": 1}
-    assert task.draw(sample, {}) is None and task.compare(sample, {}, ["cat", "dog"]) is None
-    assert task.ground_truth_caption(sample, ["cat", "dog"]) == ["dog"]
-    assert task.ground_truth_caption({"id": "a"}, []) == []
-    assert task.ground_truth_caption({"label": torch.tensor([1.0, 0, 1])}, ["a", "b", "c"]) == ["a", "c"]
-    assert task.ground_truth_caption({"label": 0.5}, []) == ["label: 0.5"]
-    commands = [" ".join(command.words) for command in task.next_commands(Path("runs/a"))]
-    assert "opabinia export runs/a" in commands and not any("extract" in command for command in commands)
+    assert presenter.readable(prediction) == {"angle": 0.5, "value": 0.333333}
+    assert presenter.caption(presenter.readable(prediction)) == ["angle: 0.5", "value: 0.3333"]
+    assert presenter.draw(sample, {}) is None and presenter.compare(sample, {}, ["cat", "dog"]) is None
+    assert presenter.ground_truth_caption(sample, ["cat", "dog"]) == ["dog"]
+    assert presenter.ground_truth_caption({"id": "a"}, []) == []
+    assert presenter.ground_truth_caption({"label": torch.tensor([1.0, 0, 1])}, ["a", "b", "c"]) == ["a", "c"]
+    assert presenter.ground_truth_caption({"label": 0.5}, []) == ["label: 0.5"]
+    assert presenter.ground_truth_caption({"value": 0.25}, []) == ["value: 0.25"]
+
+
+def test_the_keys_of_predictions_say_how_they_are_shown() -> None:
+    predictor = Predictor(Task(), [], DatasetInfo(samples=1, classes=("cat", "dog")))
+    predictions: dict[str, dict[str, Tensor]] = {
+        "top": {"probabilities": torch.tensor([0.25, 0.75])},
+        "detections": {"boxes": torch.zeros(1, 4), "scores": torch.ones(1), "labels": torch.tensor([1])},
+        "classes": {"pixel_logits": torch.tensor([[[0.0, 0.0]], [[1.0, 1.0]]])},
+        "embedding": {"embedding": torch.ones(3)},
+    }
+    captions = []
+    for name, prediction in predictions.items():
+        readable = predictor.presenter(prediction).readable(prediction)
+        assert list(readable) == [name]
+        captions += predictor.presenter(readable).caption(readable)
+    assert captions == ["dog 75.0%", "cat 25.0%", "1 x dog", "dog 100.0%", "embedding: [1.0, 1.0, 1.0]"]
+    sample = {"image": torch.zeros(1, 4, 8, dtype=torch.uint8), "mask": torch.zeros(4, 8, dtype=torch.uint8)}
+    assert predictor.presenter(sample).ground_truth_caption(sample, ["cat", "dog"]) == ["cat 100.0%"]
+    comparison = predictor.presenter(predictions["classes"]).compare(sample, predictions["classes"], ["cat", "dog"])
+    assert comparison is not None and comparison.caption == "ground truth: cat 100.0%; predicted: dog 100.0%"

@@ -194,7 +194,8 @@ def test_image_area_excludes_padding() -> None:
 def test_an_image_without_detections_has_only_padding_rows() -> None:
     predictions = make_detection().predict(batch_of(make_sample((8, 8), None)))
     assert predictions["labels"].tolist() == [[-1, -1, -1]]
-    assert make_detection().readable({name: value[0] for name, value in predictions.items()}) == {"detections": []}
+    row = {name: value[0] for name, value in predictions.items()}
+    assert make_detection().presenter().readable(row) == {"detections": []}
 
 
 def test_detections_are_padded_to_the_maximum() -> None:
@@ -208,8 +209,10 @@ def test_detections_are_padded_to_the_maximum() -> None:
 
 def test_readable_predictions_have_classes_scores_and_boxes() -> None:
     predictions = make_detection().predict(batch_of(SAMPLES[0]))
-    readable = make_detection().readable(
-        {name: value[0] for name, value in predictions.items() if not name.startswith("losses/")}
+    readable = (
+        make_detection()
+        .presenter()
+        .readable({name: value[0] for name, value in predictions.items() if not name.startswith("losses/")})
     )
     assert readable == {"detections": [{"class": "bar", "score": 0.75, "box": [2.0, 3.0, 6.0, 7.0]}]}
 
@@ -222,7 +225,7 @@ def test_masks_are_readable_in_pixels_of_the_original_image() -> None:
         "masks": torch.ones(2, 4, 4),
         "image_size": torch.tensor([3, 4]),
     }
-    prediction = Prediction(tensors, make_detection().readable(tensors))
+    prediction = Prediction(tensors, make_detection().presenter().readable(tensors))
     assert prediction.instance_masks.int().tolist() == [[[0, 1, 1, 0], [0, 1, 1, 0], [0, 0, 0, 0]]]
     row = json.loads(json.dumps(prediction.readable))["detections"][0]
     assert row["polygons"] == [[1, 0, 3, 0, 3, 2, 1, 2]] and row["mask"]["size"] == [3, 4]
@@ -488,10 +491,10 @@ def test_oriented_boxes_are_readable_and_drawn() -> None:
     boxes = torch.tensor([[[10.0, 10, 12, 6, 30]]])
     predictions = {"boxes": boxes, "scores": torch.tensor([[0.9]]), "labels": torch.tensor([[1]])}
     row = {name: values[0] for name, values in predictions.items()}
-    (readable,) = task.readable(row)["detections"]
+    (readable,) = task.presenter().readable(row)["detections"]
     assert readable["box"] == [10, 10, 12, 6, 30]
     assert readable["corners"] == [[3.3, 10.4], [13.7, 4.4], [16.7, 9.6], [6.3, 15.6]]
-    drawn = np.asarray(task.draw({"image": torch.zeros(1, 20, 20)}, row, DrawOptions(side=20, text=1)))
+    drawn = np.asarray(task.presenter().draw({"image": torch.zeros(1, 20, 20)}, row, DrawOptions(side=20, text=1)))
     assert drawn[4:6, 13].any() and not drawn[15, 16].any(), (
         "a corner of the oriented box, not of its bounding rectangle"
     )

@@ -22,6 +22,7 @@ from opabinia.contracts import (
     DatasetInfo,
     Detections,
     Detector,
+    DrawOptions,
     GroundTruth,
     GroundTruthMap,
     InstanceMasks,
@@ -30,10 +31,12 @@ from opabinia.contracts import (
     SegmentationDecoder,
     Sizes,
     Target,
+    Task,
 )
 from opabinia.inference.export import predict_script
-from opabinia.inference.export.exported_task import _original, _readable
+from opabinia.inference.export.exported_task import _original
 from opabinia.tasks.segmentation import Panoptic
+from opabinia.visualization.presenters.by_keys import presenter_of
 from tests.host_waits import HostWaits
 from tests.tasks.test_segmentation import Pixels
 
@@ -156,16 +159,17 @@ def test_a_perfect_prediction(keys: dict[str, Any], tmp_path: Path) -> None:
     assert [set(row) >= {"PQ"} for row in tables["worst"]] == [True, True] and "counted" not in tables
     assert "loss" in evaluators[1].compute([evaluators[1].state()])
     prediction = {name: values[1] for name, values in predictions.items()}
-    readable = model.readable(prediction)
+    presenter = model.presenter()
+    readable = presenter.readable(prediction)
     areas = {segment["class"]: segment["area"] for segment in readable["segments"]}
     assert areas == {"bar": 16, "sky": 32}
-    assert sorted(model.caption(readable)) == ["1 x bar", "1 x sky"]
+    assert sorted(presenter.caption(readable)) == ["1 x bar", "1 x sky"]
     json.dumps(readable)
     sample = {"image": torch.zeros(1, 8, 6, dtype=torch.uint8), "ground_truth_map": batch["ground_truth_map"][1]}
-    model.save_drawing(tmp_path, "b", sample, prediction)
+    presenter.save(tmp_path, "b", sample, prediction, DrawOptions())
     written = np.asarray(Image.open(tmp_path / "maps" / "b.png"))
     assert np.array_equal(written[..., 0], prediction["segments"][:8, :6]) and not written[..., 1:].any()
-    comparison = model.compare(sample, prediction, DATASET_INFO.classes)
+    comparison = presenter.compare(sample, prediction, DATASET_INFO.classes)
     assert comparison is not None and "1 x bar" in comparison.caption
 
 
@@ -223,8 +227,7 @@ def test_invalid_settings_and_data_are_refused() -> None:
     model = make_task()
     with pytest.raises(ValueError, match="with the objects of the same classes to compare with"):
         model.evaluators(replace(DATASET_INFO, thing_labels=(0,)))
-    with pytest.raises(ValueError, match="panoptic"):
-        model.explain({})
+    assert "panoptic" in model.presenter().no_heatmap
     with pytest.raises(ValueError, match=r"task\.detector: Bars has no detect_batch"):
         model.eval().export_module().check_static()
 
@@ -244,12 +247,9 @@ def test_the_exported_function_merges_padded_images() -> None:
     maps = [ground_truth.labels for ground_truth in batch_of()["ground_truth_map"]]
     assert np.array_equal(original["segmentation"][0], maps[0])
     assert np.array_equal(original["segmentation"][1, :, :6], maps[1]) and (original["segments"][1, :, 6:] == 0).all()
-    assert {
-        row["class"] for row in _readable(DATASET_INFO, {key: rows[1] for key, rows in original.items()})["segments"]
-    } == {
-        "bar",
-        "sky",
-    }
+    row = {key: rows[1] for key, rows in original.items()}
+    readable = presenter_of(Task(), DATASET_INFO, row).readable(row)
+    assert {segment["class"] for segment in readable["segments"]} == {"bar", "sky"}
     tensors = {name: rows[1].numpy() for name, rows in actual.items()}
     described = predict_script.describe(tensors, list(DATASET_INFO.classes), 1.0, (4, 3))["segments"]
     assert {row["class"]: row["share"] for row in described} == {

@@ -96,7 +96,9 @@ def test_the_methods_of_a_task() -> None:
     predictions = task.predict(batch)
     assert predictions["embedding"].shape == (8, 5)
     assert predictions["logits"].shape == (8, 4)
-    assert task.readable({name: value[0] for name, value in predictions.items()})["embedding"] == pytest.approx(
+    presenter = task.presenter()
+    assert presenter is not None
+    assert presenter.readable({name: value[0] for name, value in predictions.items()})["embedding"] == pytest.approx(
         predictions["embedding"][0].tolist(), abs=1e-6
     )
     torch.testing.assert_close(task.features(batch)["embedding"], predictions["embedding"])

@@ -199,20 +199,21 @@ def test_a_prediction_is_readable_and_drawn(tmp_path: Path) -> None:
     task, batch = segmentation(), batch_of([(8, 12), (5, 6)], scale=2)
     predictions = task.predict(batch)
     row = {name: value[1] for name, value in predictions.items()}
-    readable = task.readable(row)
+    presenter = task.presenter()
+    readable = presenter.readable(row)
     assert [(row["class"], row["share"]) for row in readable["classes"]] == [("dark", 0.5), ("bright", 0.5)]
     bright = decode_rle(readable["classes"][1]["mask"], (10, 12))
     assert np.array_equal(bright, row["segmentation"][:10, :12].numpy() == 1)
-    assert task.caption(readable) == ["dark 50.0%", "bright 50.0%"]
+    assert presenter.caption(readable) == ["dark 50.0%", "bright 50.0%"]
     sample = {"image": torch.zeros(1, 10, 12, dtype=torch.uint8), "mask": torch.zeros(10, 12, dtype=torch.uint8)}
-    drawn = task.save_drawing(tmp_path, "a", sample, row)
-    plain = task.draw(sample, row, DrawOptions(legend=False))
+    drawn = presenter.save(tmp_path, "a", sample, row, DrawOptions())
+    plain = presenter.draw(sample, row, DrawOptions(legend=False))
     assert plain.size[0] * 10 == plain.size[1] * 12
-    assert drawn.size[1] > plain.size[1]
+    assert drawn is not None and drawn.size[1] > plain.size[1]
     saved = np.asarray(Image.open(tmp_path / "maps/a.png"))
     assert np.array_equal(saved, row["segmentation"][:10, :12].numpy())
-    assert task.ground_truth_caption(sample, DATASET_INFO.classes) == ["dark 100.0%"]
-    assert task.draw_ground_truth(sample, DATASET_INFO.classes) is not None
+    assert presenter.ground_truth_caption(sample, DATASET_INFO.classes) == ["dark 100.0%"]
+    assert presenter.draw_ground_truth(sample, DATASET_INFO.classes) is not None
 
 
 def test_the_exported_function_gives_the_same_maps() -> None:

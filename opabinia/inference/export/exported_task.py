@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -15,16 +14,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from opabinia.config import ConfigError, Problem, build
-from opabinia.contracts import IGNORE_LABEL, Batch, DatasetInfo, Detections, Predictions, Task
+from opabinia.contracts import IGNORE_LABEL, Batch, DatasetInfo, Detections, Predictions, Presenter, Task
 from opabinia.data.loader import DataError
 from opabinia.inference.export.runtimes import open_runtime
 from opabinia.inference.predictor import Predictor
-from opabinia.tasks.classification import Classification
-from opabinia.tasks.detection.task import Detection
 from opabinia.tasks.detections_base import scale_to_original, stack_detections
 from opabinia.tasks.multitask.export import part_of
-from opabinia.tasks.segmentation import Panoptic, Segmentation
+from opabinia.tasks.multitask.presenter import MultitaskPresenter
 from opabinia.tasks.segmentation.inference import nearest_maps, original_maps
+from opabinia.visualization.presenters.by_keys import presenter_of
 
 
 class ExportedTask(Task):
@@ -108,14 +106,13 @@ class ExportedTask(Task):
         """Return the predictions, of which ``embedding`` is one if the graph has it."""
         return dict(self.predict(batch))
 
-    def readable(self, prediction: Mapping[str, Tensor]) -> dict[str, Any]:
-        """Return the prediction as the task that was exported returns it."""
+    def presenter(self) -> Presenter | None:
+        """Show the predictions of several tasks; those of one by their keys."""
         if not self.classes:
-            return _readable(self.dataset_info, prediction)
-        return {
-            name: _readable(replace(self.dataset_info, classes=classes), part_of(prediction, name))
-            for name, classes in self.classes.items()
-        }
+            return None
+        infos = {name: replace(self.dataset_info, classes=classes) for name, classes in self.classes.items()}
+        own = {name: partial(presenter_of, Task(), info) for name, info in infos.items()}
+        return MultitaskPresenter(self.dataset_info, own)
 
 
 def _original(outputs: Predictions, batch: Batch) -> Predictions:
@@ -137,13 +134,6 @@ def _original(outputs: Predictions, batch: Batch) -> Predictions:
     scaled = list(map(scale_to_original, images, batch["image_sizes"], batch["original_size"]))
     rows = {**rows, **stack_detections(scaled, outputs["labels"].shape[1])}
     return {**rows, "image_size": torch.tensor(batch["original_size"])} if "masks" in rows else rows
-
-
-def _readable(dataset_info: DatasetInfo, prediction: Mapping[str, Tensor]) -> dict[str, Any]:
-    kinds = {"segments": Panoptic, "boxes": Detection, "segmentation": Segmentation, "probabilities": Classification}
-    original: Any = next((kind for output, kind in kinds.items() if output in prediction), Task)
-    readable: dict[str, Any] = original.readable(SimpleNamespace(dataset_info=dataset_info), prediction)
-    return readable
 
 
 def load_exported(path: Path) -> Predictor:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from opabinia.contracts import Sample
+from opabinia.contracts import Sample, Task
 from opabinia.data.decoding.images import decode_bytes
 from opabinia.data.decoding.video import VideoFile
 from opabinia.data.sources.file_names import decode_name
@@ -29,7 +29,6 @@ from opabinia.inference.serving.limits import (
     check_video,
 )
 from opabinia.runtime.log import log
-from opabinia.tasks.segmentation import Panoptic
 
 
 class ServedGallery:
@@ -82,7 +81,7 @@ class Inference:
     def __init__(self, predictor: Predictor, limits: Limits, gallery: ServedGallery | None = None) -> None:
         self.predictor, self.limits, self.gallery = predictor, limits, gallery
         # Mask classifiers compute masks of all their queries at the size of the file: 400 bytes for each pixel.
-        self._masks_of_files = any(isinstance(module, Panoptic) for module in predictor.task.modules())
+        self._masks_of_files = any(isinstance(part, Task) and part.masks_of_files for part in predictor.task.modules())
         self.input_pixels = limits.input_pixels or INPUT_PIXELS["videos" if predictor.takes_video else "images"]
 
     def __call__(self, uploads: Sequence[Upload]) -> list[dict[str, Any]]:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
-from PIL import Image
 from torch import Tensor
 
 from opabinia.config import register
@@ -21,20 +18,14 @@ from opabinia.contracts import (
     DatasetInfo,
     Detections,
     DetectorPart,
-    DrawOptions,
     Evaluator,
     EvaluatorPart,
     ExportModule,
     Fraction,
-    NextCommand,
     Predictions,
-    Sample,
     Sizes,
 )
-from opabinia.contracts.masks import decode_rle, mask_outlines
-from opabinia.contracts.rotated_boxes import box_corners
 from opabinia.evaluation.detection.coco import Coco
-from opabinia.evaluation.detection.rle import paste_masks
 from opabinia.evaluation.detection.rotated import DotaMap
 from opabinia.evaluation.mean_losses import MeanLosses
 from opabinia.models.detectors.suppression import box_nms
@@ -44,6 +35,7 @@ from opabinia.tasks.detection.score_calibration import ScoreMaps
 from opabinia.tasks.detection.test_time_augmentation import detect_augmented
 from opabinia.tasks.detection.tiles import Tiles, detect_tiled, select_detections, warn_of_single_tiles
 from opabinia.tasks.detections_base import scale_to_original, stack_detections, targets_from
+from opabinia.visualization.presenters.detections import DetectionPresenter
 
 
 @register.task(name="detection")
@@ -79,6 +71,8 @@ class Detection(DensePrediction):
         ValueError: the training data has no boxes, or no classes; its boxes are oriented and those of the detector are
             not, or the reverse; tiles are smaller than the detector needs.
     """
+
+    next_commands = ("eval", "predict", "compare", "report", "export", "extract")
 
     def __init__(
         self,
@@ -179,39 +173,6 @@ class Detection(DensePrediction):
         losses["loss"] = torch.stack(list(losses.values())).sum()
         return {f"losses/{name}": value.expand(len(sizes)) for name, value in losses.items()}
 
-    def readable(self, prediction: Mapping[str, Tensor]) -> dict[str, Any]:
-        """Return ``detections``, each with ``class``, ``score``, ``box`` (left, top, right, bottom; oriented: center x,
-        center y, width, height, counterclockwise angle in degrees, and ``corners``, four of x and y) and, if there are
-        any, ``keypoints`` (x, y and score by name), ``mask`` (COCO's compressed run-length encoding of the original
-        image) and ``polygons`` (its outlines, see :func:`opabinia.contracts.masks.mask_outlines`)."""
-        detections = []
-        count = int((prediction["labels"] >= 0).sum())
-        masks: list[dict[str, Any]] = []
-        if "masks" in prediction:
-            height, width = prediction["image_size"].tolist()
-            arrays = prediction["masks"][:count].numpy(), prediction["boxes"][:count].numpy()
-            masks = [{"size": [height, width], "counts": text} for text in paste_masks(*arrays, (height, width))]
-        for index in range(count):
-            detection: dict[str, Any] = {
-                "class": self.dataset_info.classes[int(prediction["labels"][index])],
-                "score": round(float(prediction["scores"][index]), 4),
-                "box": [round(value, 2) for value in prediction["boxes"][index].tolist()],
-            }
-            if len(detection["box"]) == 5:
-                corners = box_corners(prediction["boxes"][index]).tolist()
-                detection["corners"] = [[round(value, 2) for value in corner] for corner in corners]
-            if "keypoints" in prediction:
-                points = prediction["keypoints"][index].tolist()
-                detection["keypoints"] = {
-                    name: [round(value, 2) for value in point]
-                    for name, point in zip(self.dataset_info.keypoints, points, strict=True)
-                }
-            if masks:
-                mask = masks[index]
-                detection |= {"mask": mask, "polygons": mask_outlines(decode_rle(mask, mask["size"]))}
-            detections.append(detection)
-        return {"detections": detections}
-
     def evaluators(self, dataset_info: DatasetInfo) -> list[Evaluator]:
         """Return the configured evaluator, or COCO's, or DOTA's for oriented boxes; and the mean losses.
 
@@ -239,62 +200,15 @@ class Detection(DensePrediction):
         evaluators: list[Evaluator] = [evaluator(evaluated_info)]
         return [*evaluators, MeanLosses()] if self._validation_loss else evaluators
 
-    def caption(self, readable: Mapping[str, Any], *, min_score: float = 0.5) -> list[str]:
-        """Return the number of detections of the three most frequent classes."""
-        return _count_classes([row["class"] for row in readable["detections"] if row["score"] >= min_score])
-
-    def ground_truth_caption(self, sample: Sample, classes: Sequence[str]) -> list[str]:
-        """Return the number of annotated objects of the three most frequent classes."""
-        return _count_classes([classes[label] for label in sample["ground_truth"].labels.tolist()])
-
-    def draw(
-        self, sample: Sample, prediction: Mapping[str, Tensor], options: DrawOptions = DrawOptions()
-    ) -> Image.Image:
-        """Return the image with boxes, masks and keypoints of the detections."""
-        from opabinia.visualization.detections import predicted_objects
-        from opabinia.visualization.drawing import draw_objects
-
-        image = sample["image"]
-        objects = predicted_objects(prediction, self.dataset_info.classes, _shape(image), options.min_score)
-        return draw_objects(image, objects, side=options.side, text=options.text)
-
-    def draw_ground_truth(
-        self, sample: Sample, classes: Sequence[str], options: DrawOptions = DrawOptions()
-    ) -> Image.Image | None:
-        """Return the image with boxes, masks and keypoints of the annotations, crowds included."""
-        from opabinia.visualization.detections import annotated_objects
-        from opabinia.visualization.drawing import draw_objects
-
-        if "ground_truth" not in sample:
-            return None
-        objects = annotated_objects(sample["ground_truth"], classes)
-        return draw_objects(sample["image"], objects, side=options.side, text=options.text)
-
-    def explain(self, batch: Batch) -> Tensor:
-        """Refuse: a detection says itself where it is.
-
-        Raises:
-            ValueError: always.
-        """
-        raise ValueError("a detector's boxes show where its predictions come from; there is nothing else to explain")
+    def presenter(self) -> DetectionPresenter:
+        """Show boxes, masks and keypoints."""
+        return DetectionPresenter(self.dataset_info)
 
     def export_module(self) -> ExportModule:
         """Return detection with static shapes; see :class:`opabinia.tasks.detection.export.DetectionExport`."""
         from opabinia.tasks.detection.export import DetectionExport
 
         return DetectionExport(self, self.detector)
-
-    @classmethod
-    def next_commands(cls, run: Path) -> list[NextCommand]:
-        """Return the commands worth trying; a detector can also draw its predictions beside the ground truth."""
-        commands = super().next_commands(run)
-        words = ["opabinia", "predict", str(run), "--split", "auto"]
-        compare = NextCommand(words, "draw predictions and ground truth", "validation")
-        return [*commands[:2], compare, *commands[2:]]
-
-
-def _count_classes(names: Sequence[str]) -> list[str]:
-    return [f"{count} x {name}" for name, count in Counter(names).most_common(3)]
 
 
 def _shortened(names: Sequence[str]) -> str:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from math import lcm
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
 from annotated_types import MinLen
-from PIL import Image
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -23,12 +23,10 @@ from opabinia.contracts import (
     Clock,
     DataMismatch,
     DatasetInfo,
-    DrawOptions,
     Evaluator,
     ExportModule,
     Hook,
     Predictions,
-    Sample,
     Task,
     total_loss,
 )
@@ -39,11 +37,12 @@ from opabinia.models.losses.balance import FixedWeights
 from opabinia.models.norms import convert_stream_batch_norm
 from opabinia.runtime.collectives import counted_samples
 from opabinia.runtime.processes import world_size
-from opabinia.tasks.multitask.drawing import draw_together
-from opabinia.tasks.multitask.export import MultitaskExport, part_of
+from opabinia.tasks.multitask.export import MultitaskExport
 from opabinia.tasks.multitask.idle import IdleParameters
+from opabinia.tasks.multitask.presenter import MultitaskPresenter
 from opabinia.tasks.multitask.settings import Subtask
 from opabinia.tasks.multitask.single import SingleTask
+from opabinia.visualization.presenters.by_keys import presenter_of
 
 
 @register.task(name="multitask")
@@ -276,39 +275,11 @@ class Multitask(Task):
             of_stream.setdefault(self._stream_of[name], []).append(name)
         return [(next(iter(of_stream)), list(self.tasks))] if self._norms == "shared" else list(of_stream.items())
 
-    def readable(self, prediction: Mapping[str, Tensor]) -> dict[str, Any]:
-        """Return the readable prediction of each task by its name."""
-        return {name: task.readable(part_of(prediction, name)) for name, task in self.tasks.items()}
-
-    def caption(self, readable: Mapping[str, Any], *, min_score: float = 0.5) -> list[str]:
-        """Return a line for each task: its name, and its own caption."""
-        captions = {name: task.caption(readable[name], min_score=min_score) for name, task in self.tasks.items()}
-        return [f"{name}: {', '.join(lines) or 'nothing'}" for name, lines in captions.items()]
-
-    def draw(
-        self, sample: Sample, prediction: Mapping[str, Tensor], options: DrawOptions = DrawOptions()
-    ) -> Image.Image | None:
-        """Return the image with the predictions of all tasks that draw theirs."""
-        parts = {name: part_of(prediction, name) for name in self.tasks}
-        return draw_together(self.tasks, sample, parts, options)
-
-    def save_drawing(
-        self,
-        folder: Path,
-        name: str,
-        sample: Sample,
-        prediction: Mapping[str, Tensor],
-        options: DrawOptions = DrawOptions(),
-    ) -> Image.Image | None:
-        """Write the drawing, and the files of tasks that write other ones, such as maps, to folders of their names.
-
-        Raises:
-            DiskError: a file cannot be written.
-        """
-        for key, task in self.tasks.items():
-            if type(task).save_drawing is not Task.save_drawing:
-                task.save_drawing(folder / key, name, sample, part_of(prediction, key), options)
-        return super().save_drawing(folder, name, sample, prediction, options)
+    def presenter(self) -> MultitaskPresenter:
+        """Show the predictions of each task as its own presenter does."""
+        infos = self.dataset_info.streams
+        own = {name: partial(presenter_of, task, infos[self._stream_of[name]]) for name, task in self.tasks.items()}
+        return MultitaskPresenter(self.dataset_info, own)
 
     def export_module(self) -> ExportModule:
         """Return the predictions of all tasks; see :class:`opabinia.tasks.multitask.export.MultitaskExport`."""

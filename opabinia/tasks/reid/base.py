@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,8 +18,8 @@ from opabinia.contracts import (
     EvaluatorPart,
     LossPart,
     MetricLossPart,
-    NextCommand,
     Predictions,
+    Presenter,
     Task,
 )
 from opabinia.evaluation.retrieval.retrieval_evaluators import Recall, Retrieval
@@ -50,6 +49,7 @@ class Reidentification(Task):
     """
 
     loss: LossPart | None = None
+    next_commands = ("eval", "search", "report", "export", "extract")
     label_keys = ("label",)
 
     def __init__(
@@ -116,12 +116,9 @@ class Reidentification(Task):
         default = Retrieval if dataset_info.queries else Recall
         return [(self._evaluator or default)(dataset_info)]
 
-    @classmethod
-    def next_commands(cls, run: Path) -> list[NextCommand]:
-        """Return the commands worth trying; images are searched for in a gallery."""
-        search = ["opabinia", "predict", str(run), "QUERIES/", "--gallery", "GALLERY/"]
-        retrieve = NextCommand(search, "find the images of a gallery nearest to each query")
-        return [retrieve if command.words[1] == "predict" else command for command in super().next_commands(run)]
+    def presenter(self) -> Presenter:
+        """Show the embedding."""
+        return Presenter(self.dataset_info)
 
 
 def named_losses(losses: Iterable[MetricLossPart]) -> Iterable[tuple[str, MetricLossPart]]:

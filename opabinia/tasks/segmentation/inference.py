@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil
-from pathlib import Path
 from typing import Annotated
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from annotated_types import Interval
-from numpy.typing import NDArray
-from PIL import Image
 from torch import Tensor
 
 from opabinia.config import register
 from opabinia.contracts import IGNORE_LABEL, Count, Sizes
-from opabinia.runtime.files import disk_errors
 from opabinia.tasks.dense_base import TestTimeAugmentation, mirror
 
 PixelLogits = Callable[[Tensor, Sizes], Tensor]
@@ -160,21 +155,3 @@ def nearest_maps(maps: Tensor, sizes: Sizes, originals: Sizes, fill: int) -> Ten
         image = pixels[None, None, :height, :width].float()
         row[:rows, :columns] = F.interpolate(image, size=(rows, columns), mode="nearest-exact")[0, 0]
     return resized
-
-
-def crop_map(prediction: Tensor, image_size: Sequence[int]) -> Tensor:
-    """Return the map of one image (h x w) without the padding of its batch (H x W)."""
-    height, width = (int(side) for side in image_size)
-    return prediction[:height, :width]
-
-
-def save_map(folder: Path, name: str, pixels: NDArray[np.uint8]) -> None:
-    """Write a map (H x W, or H x W x 3) as ``maps/NAME.png`` below a folder.
-
-    Raises:
-        DiskError: the file cannot be written.
-    """
-    path = folder / "maps" / f"{name}.png"
-    with disk_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(pixels).save(path)

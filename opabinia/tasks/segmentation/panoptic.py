@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from annotated_types import Ge
-from PIL import Image
 from torch import Tensor
 
 from opabinia.config import register
@@ -26,7 +22,6 @@ from opabinia.contracts import (
     DecoderPart,
     Detections,
     DetectorPart,
-    DrawOptions,
     Evaluator,
     EvaluatorPart,
     ExportModule,
@@ -35,9 +30,7 @@ from opabinia.contracts import (
     MaskTargets,
     NonNegative,
     Predictions,
-    Sample,
 )
-from opabinia.contracts.masks import compressed_mask
 from opabinia.contracts.segmentation import class_presence
 from opabinia.evaluation.detection.coco import Coco
 from opabinia.evaluation.mean_losses import MeanLosses
@@ -58,8 +51,9 @@ from opabinia.runtime.device import true_indices
 from opabinia.tasks.dataset_checks import check_channels, check_classes
 from opabinia.tasks.dense_base import DensePrediction
 from opabinia.tasks.detections_base import scale_to_original, stack_detections, targets_from
-from opabinia.tasks.segmentation.inference import crop_map, original_maps, save_map
+from opabinia.tasks.segmentation.inference import original_maps
 from opabinia.tasks.segmentation.panoptic_export import PanopticExport
+from opabinia.visualization.presenters.panoptic import PanopticPresenter
 
 
 @register.task(name="panoptic")
@@ -95,6 +89,7 @@ class Panoptic(DensePrediction):
         ValueError: the training data is not panoptic, or the detector or decoder is none of those described above.
     """
 
+    masks_of_files = True
     things: Tensor
     to_decoder: Tensor
     to_class: Tensor
@@ -236,7 +231,8 @@ class Panoptic(DensePrediction):
         above = true_indices([row.scores >= self.min_score for row in detections])
         for row, indices, labels, original in zip(detections, above, classes, originals, strict=True):
             kept = Detections(*(values[None, indices] for values in row if values is not None))
-            segments.append(first_image(combine_instances(kept, crop_map(labels, original)[None], **self.merging)))
+            pixels = labels[None, : original[0], : original[1]]
+            segments.append(first_image(combine_instances(kept, pixels, **self.merging)))
         return stack_detections(detections, self.detector.max_detections) | stack_segments(segments)
 
     def _classified(self, queries: tuple[Tensor, Tensor], batch: Batch) -> dict[str, Tensor]:
@@ -251,26 +247,6 @@ class Panoptic(DensePrediction):
             found = top_instances(logits[row : row + 1], pixels[None], self.dataset_info.thing_labels)
             instances.append(Detections(*(values[0] for values in found if values is not None)))
         return stack_detections(instances, MAX_INSTANCES) | stack_segments(segments)
-
-    def readable(self, prediction: Mapping[str, Tensor]) -> dict[str, Any]:
-        """Return ``segments``: each with its number ``id`` in the map, ``class``, ``score``, ``area`` in pixels, and
-        ``mask`` (COCO's compressed run-length encoding)."""
-        numbers = crop_map(prediction["segments"], prediction["image_size"].tolist())
-        labels = prediction["segment_labels"][prediction["segment_labels"] >= 0].tolist()
-        areas = numbers.flatten().bincount(minlength=len(labels) + 1).tolist()[1:]
-        scores = prediction["segment_scores"].tolist()
-        return {
-            "segments": [
-                {
-                    "id": number,
-                    "class": self.dataset_info.classes[label],
-                    "score": round(score, 4),
-                    "area": area,
-                    "mask": compressed_mask((numbers == number).numpy()),
-                }
-                for number, (label, score, area) in enumerate(zip(labels, scores, areas, strict=False), 1)
-            ]
-        }
 
     def evaluators(self, dataset_info: DatasetInfo) -> list[Evaluator]:
         """Return the configured evaluator, or panoptic quality, mean IoU and COCO's; and the mean losses.
@@ -289,64 +265,9 @@ class Panoptic(DensePrediction):
             evaluators = [Combined(parts)]
         return [*evaluators, MeanLosses()] if self._validation_loss else evaluators
 
-    def caption(self, readable: Mapping[str, Any], *, min_score: float = 0.5) -> list[str]:
-        """Return the number of segments of the three most frequent classes."""
-        return _count_classes([row["class"] for row in readable["segments"] if row["score"] >= min_score])
-
-    def ground_truth_caption(self, sample: Sample, classes: Sequence[str]) -> list[str]:
-        """Return the number of annotated segments of the three most frequent classes."""
-        return _count_classes([classes[label] for label in sample["ground_truth_map"].segment_labels.tolist()])
-
-    def draw(
-        self, sample: Sample, prediction: Mapping[str, Tensor], options: DrawOptions = DrawOptions()
-    ) -> Image.Image:
-        """Return the image with the predicted segments in the colors of their classes."""
-        from opabinia.visualization.segmentation import draw_map
-
-        size = prediction["image_size"].tolist()
-        labels, numbers = (crop_map(prediction[name], size) for name in ("segmentation", "segments"))
-        info = self.dataset_info
-        return draw_map(sample["image"], labels, info.classes, info.colors, options, numbers)
-
-    def draw_ground_truth(
-        self, sample: Sample, classes: Sequence[str], options: DrawOptions = DrawOptions()
-    ) -> Image.Image | None:
-        """Return the image with the annotated segments in the colors of their classes."""
-        from opabinia.visualization.segmentation import draw_map
-
-        if "ground_truth_map" not in sample:
-            return None
-        ground_truth = sample["ground_truth_map"]
-        colors = self.dataset_info.colors
-        return draw_map(sample["image"], ground_truth.labels, classes, colors, options, ground_truth.segments)
-
-    def save_drawing(
-        self,
-        folder: Path,
-        name: str,
-        sample: Sample,
-        prediction: Mapping[str, Tensor],
-        options: DrawOptions = DrawOptions(),
-    ) -> Image.Image:
-        """Write the drawing, and ``maps/NAME.png``: the number of the segment of each pixel in COCO's panoptic format
-        (red + 256 green + 65536 blue; 0 belongs to none).
-
-        Raises:
-            DiskError: a file cannot be written.
-        """
-        drawn = super().save_drawing(folder, name, sample, prediction, options)
-        numbers = crop_map(prediction["segments"], prediction["image_size"].tolist()).numpy()
-        save_map(folder, name, np.stack([numbers >> shift & 255 for shift in (0, 8, 16)], -1).astype(np.uint8))
-        assert drawn is not None
-        return drawn
-
-    def explain(self, batch: Batch) -> Tensor:
-        """Refuse: a panoptic map shows where its classes come from.
-
-        Raises:
-            ValueError: always.
-        """
-        raise ValueError("a panoptic map shows where its classes come from; there is nothing else to explain")
+    def presenter(self) -> PanopticPresenter:
+        """Show the map of segments."""
+        return PanopticPresenter(self.dataset_info)
 
     def export_module(self) -> ExportModule:
         """Return segmentation of images of one size; see
@@ -362,7 +283,3 @@ def _countable(dataset_info: DatasetInfo, things: Sequence[int]) -> DatasetInfo:
         name: tuple(values[label] for label in things) for name, values in columns.items() if values
     }
     return replace(dataset_info, **kept)
-
-
-def _count_classes(names: Sequence[str]) -> list[str]:
-    return [f"{count} x {name}" for name, count in Counter(names).most_common(3)]

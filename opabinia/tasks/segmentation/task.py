@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Literal
 
 import torch
-from PIL import Image
 from torch import Tensor
 
 from opabinia.config import register
@@ -19,17 +17,14 @@ from opabinia.contracts import (
     Count,
     DatasetInfo,
     DecoderPart,
-    DrawOptions,
     Evaluator,
     EvaluatorPart,
     ExportModule,
     NonNegative,
     Predictions,
-    Sample,
     SegmentationLossPart,
     Sizes,
 )
-from opabinia.contracts.masks import compressed_mask
 from opabinia.evaluation.mean_losses import MeanLosses
 from opabinia.evaluation.segmentation.semantic import Semantic
 from opabinia.models.decoders.layers import resize_like
@@ -37,7 +32,8 @@ from opabinia.models.losses.masks import semantic_segments
 from opabinia.models.losses.segmentation import pixel_cross_entropy
 from opabinia.tasks.dataset_checks import check_channels, check_classes
 from opabinia.tasks.dense_base import DensePrediction, PaddedExport, TestTimeAugmentation
-from opabinia.tasks.segmentation.inference import SlidingWindow, average_views, crop_map, original_maps, save_map, slide
+from opabinia.tasks.segmentation.inference import SlidingWindow, average_views, original_maps, slide
+from opabinia.visualization.presenters.segmentation import SegmentationPresenter
 
 
 @register.task(name="segmentation")
@@ -182,23 +178,6 @@ class Segmentation(DensePrediction):
         losses = {"loss": torch.stack(list(losses.values())).sum(), **losses}
         return rows | {f"losses/{name}": value.expand(len(sizes)) for name, value in losses.items()}
 
-    def readable(self, prediction: Mapping[str, Tensor]) -> dict[str, Any]:
-        """Return ``classes``: those in the image, largest first, each with its ``share`` of the pixels and its ``mask``
-        (COCO's compressed run-length encoding)."""
-        labels = crop_map(prediction["segmentation"], prediction["image_size"].tolist())
-        counts = labels.flatten().bincount(minlength=len(self.dataset_info.classes))
-        order = counts.argsort(descending=True, stable=True)[: int((counts > 0).sum())]
-        return {
-            "classes": [
-                {
-                    "class": self.dataset_info.classes[label],
-                    "share": round(int(counts[label]) / labels.numel(), 4),
-                    "mask": compressed_mask((labels == label).numpy()),
-                }
-                for label in order.tolist()
-            ]
-        }
-
     def evaluators(self, dataset_info: DatasetInfo) -> list[Evaluator]:
         """Return the configured evaluator, or ``semantic``; and the mean losses.
 
@@ -213,63 +192,9 @@ class Segmentation(DensePrediction):
         with_losses = self._validation_loss and not self.decoder.own_losses
         return [*evaluators, MeanLosses()] if with_losses else evaluators
 
-    def caption(self, readable: Mapping[str, Any], *, min_score: float = 0.5) -> list[str]:
-        """Return the three largest classes with their shares of the pixels."""
-        return [f"{row['class']} {row['share']:.1%}" for row in readable["classes"][:3]]
-
-    def ground_truth_caption(self, sample: Sample, classes: Sequence[str]) -> list[str]:
-        """Return the three largest annotated classes with their shares of the pixels."""
-        labels = sample["mask"].flatten()
-        counts = labels[labels != IGNORE_LABEL].bincount(minlength=len(classes))
-        values, numbers = counts.topk(min(3, len(classes)))
-        pairs = zip(numbers.tolist(), values.tolist(), strict=True)
-        return [f"{classes[number]} {count / labels.numel():.1%}" for number, count in pairs if count]
-
-    def draw(
-        self, sample: Sample, prediction: Mapping[str, Tensor], options: DrawOptions = DrawOptions()
-    ) -> Image.Image:
-        """Return the image with the color of the predicted class of each pixel."""
-        from opabinia.visualization.segmentation import draw_map
-
-        labels = crop_map(prediction["segmentation"], prediction["image_size"].tolist())
-        return draw_map(sample["image"], labels, self.dataset_info.classes, self.dataset_info.colors, options)
-
-    def draw_ground_truth(
-        self, sample: Sample, classes: Sequence[str], options: DrawOptions = DrawOptions()
-    ) -> Image.Image | None:
-        """Return the image with the color of the annotated class of each pixel."""
-        from opabinia.visualization.segmentation import draw_map
-
-        if "mask" not in sample:
-            return None
-        return draw_map(sample["image"], sample["mask"], classes, self.dataset_info.colors, options)
-
-    def save_drawing(
-        self,
-        folder: Path,
-        name: str,
-        sample: Sample,
-        prediction: Mapping[str, Tensor],
-        options: DrawOptions = DrawOptions(),
-    ) -> Image.Image:
-        """Write the drawing, and ``maps/NAME.png``: the predicted class of each pixel as gray value.
-
-        Raises:
-            DiskError: a file cannot be written.
-        """
-        drawn = super().save_drawing(folder, name, sample, prediction, options)
-        labels = crop_map(prediction["segmentation"], prediction["image_size"].tolist())
-        save_map(folder, name, labels.numpy())
-        assert drawn is not None
-        return drawn
-
-    def explain(self, batch: Batch) -> Tensor:
-        """Refuse: a map shows the class of every pixel.
-
-        Raises:
-            ValueError: always.
-        """
-        raise ValueError("a segmentation map shows where its classes come from; there is nothing else to explain")
+    def presenter(self) -> SegmentationPresenter:
+        """Show the map of classes."""
+        return SegmentationPresenter(self.dataset_info)
 
     def export_module(self) -> ExportModule:
         """Return segmentation of images of one size; see :class:`SegmentationExport`."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Literal, TypedDict, Unpack, cast, get_type_hints
 
 import torch
@@ -19,8 +18,8 @@ from opabinia.contracts import (
     DatasetInfo,
     Evaluator,
     EvaluatorPart,
-    NextCommand,
     Predictions,
+    Presenter,
     Task,
 )
 from opabinia.evaluation.representation.collapse import Collapse
@@ -66,6 +65,7 @@ class SelfSupervised(Task):
     has_validation_loss = True
     min_samples_per_rank = 2
     predicts_embedding_only = True
+    next_commands = ("eval", "linear probe", "map", "extract", "report", "export for timm")
     label_keys = ()
 
     def __init__(self, dataset_info: DatasetInfo, backbone: Backbone, **options: Unpack[SharedOptions]) -> None:
@@ -189,18 +189,9 @@ class SelfSupervised(Task):
         if isinstance(teacher, MomentumTeacher) and not any(name.startswith("teacher.") for name in names):
             teacher.copy_from(self)
 
-    @classmethod
-    def next_commands(cls, run: Path) -> list[NextCommand]:
-        """Return the commands worth trying: embeddings are evaluated, mapped and extracted."""
-        evaluate = ["opabinia", "eval", str(run)]
-        return [
-            NextCommand(evaluate, "evaluate the best checkpoint", "validation"),
-            NextCommand([*evaluate, "--evaluator", "linear_probe"], "train a linear probe", "labels"),
-            NextCommand(["opabinia", "map", str(run)], "draw the embeddings in two dimensions", "validation"),
-            NextCommand(["opabinia", "extract", str(run)], "write embeddings as NumPy files", "validation"),
-            NextCommand(["opabinia", "report", str(run)], "write a page with curves and images"),
-            NextCommand(["opabinia", "export", str(run), "--format", "huggingface"], "write the backbone for timm"),
-        ]
+    def presenter(self) -> Presenter:
+        """Show the embedding."""
+        return Presenter(self.dataset_info)
 
 
 def forward_by_size(network: Callable[[Tensor], Tensor], views: Sequence[Tensor]) -> list[Tensor]:

@@ -1,0 +1,1 @@
+"""How commands show predictions: a presenter for each kind of them, see :class:`opabinia.contracts.Presenter`."""

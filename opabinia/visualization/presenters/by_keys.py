@@ -1,0 +1,36 @@
+"""The presenter of a task, by default chosen by the keys of its predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from opabinia.contracts import DatasetInfo, Presenter, Task
+
+
+def presenter_of(task: Task, dataset_info: DatasetInfo, shown: Mapping[str, Any]) -> Presenter:
+    """Return the presenter of a task, or if it has none of its own the one for the keys of what is shown;
+    :class:`opabinia.contracts.Presenter` itself for unknown ones.
+
+    Args:
+        task: to show predictions of.
+        dataset_info: of its training data.
+        shown: a prediction, readable or not, or a sample, if nothing is predicted for it.
+    """
+    return task.presenter() or _kind_of(shown)(dataset_info)
+
+
+def _kind_of(shown: Mapping[str, Any]) -> type[Presenter]:
+    # Imported here because a task with a presenter needs no other.
+    from opabinia.visualization.presenters.classes import ClassPresenter
+    from opabinia.visualization.presenters.detections import DetectionPresenter
+    from opabinia.visualization.presenters.panoptic import PanopticPresenter
+    from opabinia.visualization.presenters.segmentation import SegmentationPresenter
+
+    kinds: dict[type[Presenter], set[str]] = {
+        PanopticPresenter: {"segments"},
+        DetectionPresenter: {"boxes", "detections"},
+        SegmentationPresenter: {"segmentation", "pixel_logits", "classes", "mask"},
+        ClassPresenter: {"probabilities", "top"},
+    }
+    return next((kind for kind, keys in kinds.items() if keys & shown.keys()), Presenter)
