@@ -297,8 +297,8 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"
 
 
-def _short(text: str, limit: int = 80) -> str:
-    return text if len(text) <= limit else text[: limit - 4] + " ..."
+def _short(text: str) -> str:
+    return text if len(text) <= 80 else text[:76] + " ..."
 
 
 def _print_progress(text: str) -> None:

@@ -126,7 +126,7 @@ def check_paths(resolved: Resolved, catalog: Catalog, keys: Sequence[str] = ("",
         raise ConfigError(missing)
 
 
-def missing_paths(resolved: Resolved, catalog: Catalog, command: str = "train") -> list[Problem]:
+def missing_paths(resolved: Resolved, catalog: Catalog) -> list[Problem]:
     """Return a problem for each path of a complete config that must exist and does not. No part is imported."""
     problems: list[Problem] = []
 
@@ -142,7 +142,7 @@ def missing_paths(resolved: Resolved, catalog: Catalog, command: str = "train") 
         family, name = ("section", spec["name"]) if spec.get("name") else (spec["family"], str(values.get("name", key)))
         walk(catalog.get(family, name), values, path)
 
-    walk(catalog.get("command", command), resolved.config, ())
+    walk(catalog.get("command", "train"), resolved.config, ())
     return problems
 
 

@@ -221,7 +221,7 @@ def _training(recipe: Recipe, gpus: int) -> None:
     if step := _clipping(recipe):
         recipe.put("train.step", step, "solver.grad_clip.name")
     if foreign("model_ema.enabled"):
-        _ema(recipe)
+        _ema(recipe, gpus)
     _precise_bn(recipe, gpus)
 
 
@@ -313,18 +313,31 @@ def _clipping(recipe: Recipe) -> dict[str, Any]:
     if name == "norm":
         return {"name": "standard", "clip_norm": foreign(f"{section}.max_norm")}
     if name == "value":
-        return {"name": "standard", "clip_min": foreign(f"{section}.lower"), "clip_max": foreign(f"{section}.upper")}
+        lower, upper = foreign(f"{section}.lower"), foreign(f"{section}.upper")
+        if lower != -upper:
+            raise foreign.problem(f"{section}.lower", f"{lower} to {upper} is not supported", "supported: -x to x")
+        return {"name": "standard", "clip_value": upper}
     raise foreign.problem(f"{section}.name", f"{show(name)} is not supported", "supported: norm, value")
 
 
-def _ema(recipe: Recipe) -> None:
+def pycls_decay(alpha: float, batch_size: int, epochs: float, every: int) -> float:
+    """Return the decay of pycls' EMA of weights, whose average is about the same for any batch size and period.
+
+    Example: ``pycls_decay(1e-5, 1024, 100, 32)`` is 0.9967232.
+    """
+    return max(0.0, 1 - alpha * batch_size / epochs * every)
+
+
+def _ema(recipe: Recipe, gpus: int) -> None:
     foreign, section = recipe.foreign, "model_ema"
     recipe.convert(f"{section}.momentum", "ema.decay")
     recipe.convert(f"{section}.update_period", "ema.every")
     begin = foreign(f"{section}.start_epoch") or foreign("solver.warmup_epochs")
     recipe.put("ema.start", duration(begin, "ep"), f"{section}.start_epoch", "solver.warmup_epochs")
     if (alpha := foreign(f"{section}.alpha")) is not None:
-        recipe.put("ema.alpha", alpha, f"{section}.alpha")
+        batch_size = foreign("batch_size") * gpus * foreign("solver.accumulation_steps")
+        decay = pycls_decay(alpha, batch_size, foreign("solver.max_epoch"), foreign(f"{section}.update_period"))
+        recipe.put("ema.decay", decay, f"{section}.alpha")
     recipe.put("ema.warmup", False)
 
 

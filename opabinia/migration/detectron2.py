@@ -639,7 +639,7 @@ def clipping(recipe: Recipe) -> dict[str, Any]:
         return {}
     kind, limit, norm_type = (foreign(f"{section}.{name}") for name in ("CLIP_TYPE", "CLIP_VALUE", "NORM_TYPE"))
     if kind == "value":
-        return {"name": "standard", "clip_min": -limit, "clip_max": limit}
+        return {"name": "standard", "clip_value": limit}
     clip_keys = {"norm": "clip_each", "full_model": "clip_norm"}
     if kind not in clip_keys:
         raise foreign.problem(

@@ -393,7 +393,7 @@ def _step(recipe: Recipe) -> None:
         clipping = {"name": "standard", "clip_norm": limit, "clip_norm_type": float(foreign(f"{section}.norm_type", 2))}
         recipe.put("train.step", clipping, f"{section}.max_norm")
     elif (limit := foreign(f"{section}.clip_value")) is not None:
-        recipe.put("train.step", {"name": "standard", "clip_min": -limit, "clip_max": limit}, f"{section}.clip_value")
+        recipe.put("train.step", {"name": "standard", "clip_value": limit}, f"{section}.clip_value")
 
 
 def _hooks(recipe: Recipe, passes: int) -> None:

@@ -101,8 +101,10 @@ def _replace_targets(logits: Tensor, labels: Tensor, column: Tensor, target: Ten
 # --- layers ---------------------------------------------------------------------------------------------------------
 
 
+@register.head(name="linear")
 class LinearHead(Head):
-    """Scaled dot products of the features with one vector per class.
+    """Linear classifier without bias: scaled dot products of the features with one vector per class (Luo et al. 2019,
+    section 3.5).
 
     Args:
         features: D.
@@ -110,7 +112,7 @@ class LinearHead(Head):
         scale: multiplies the products.
     """
 
-    def __init__(self, features: int, classes: int, scale: float) -> None:
+    def __init__(self, features: int, classes: int, /, *, scale: Positive = 1.0) -> None:
         super().__init__()
         self.weight = _init_weight(features, classes)
         self.scale = scale
@@ -187,18 +189,6 @@ def sample_classes(labels: Tensor, classes: int, share: float, seed: int) -> Ten
 
 
 # --- parts ----------------------------------------------------------------------------------------------------------
-
-
-@register.head
-def linear(features: int, classes: int, /, *, scale: Positive = 1.0) -> Head:
-    """Linear classifier without bias (Luo et al. 2019, section 3.5).
-
-    Args:
-        features: D.
-        classes: K.
-        scale: multiplies the logits.
-    """
-    return LinearHead(features, classes, scale)
 
 
 @register.head

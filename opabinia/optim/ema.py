@@ -7,10 +7,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import mean
-from typing import Annotated, Literal
 
 import torch
-from annotated_types import Ge
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -30,39 +28,26 @@ class Ema:
     Args:
         decay: fraction of the average that an update keeps.
         every: optimizer steps between updates.
-        alpha: replaces ``decay`` by pycls' rule, which gives about the same average for any batch size and period:
-            ``max(0, 1 - alpha * batch size / epochs of the run * every)``.
         start: until then the average is a copy of the weights; 0ep averages from the first step on.
         warmup: limit the decay to ``(1 + n) / (10 + n)`` after n updates, so that an average of few updates does not
-            consist of the initial weights; null: unless ``alpha``, ``start`` or ``schedule`` is given.
+            consist of the initial weights; null: unless ``start`` or ``schedule`` is given.
         schedule: multiplies ``1 - decay``: a cosine raises the decay to 1 (Grill et al. 2020, BYOL).
-        buffers: average or copy running statistics and other floating point buffers.
     """
 
     decay: Fraction = 0.9999
     every: Count = 1
-    alpha: Annotated[float, Ge(0)] | None = None
     start: Duration = Duration(0, "ep")
     warmup: bool | None = None
     schedule: SchedulePart | None = None
-    buffers: Literal["average", "copy"] = "average"
 
     @property
     def warms_up(self) -> bool:
         """Whether the decay is limited at first."""
-        by_default = self.alpha is None and self.schedule is None and not self.start.value
+        by_default = self.schedule is None and not self.start.value
         return by_default if self.warmup is None else self.warmup
 
 
-def pycls_decay(alpha: float, batch_size: int, epochs: float, every: int) -> float:
-    """Return the decay by pycls' rule (see :class:`Ema`).
-
-    Example: ``pycls_decay(1e-5, 1024, 100, 32)`` is 0.9967232.
-    """
-    return max(0.0, 1 - alpha * batch_size / epochs * every)
-
-
-def decay_at(ema: Ema, clock: Clock, batch_size: int) -> float | None:
+def decay_at(ema: Ema, clock: Clock) -> float | None:
     """Return the decay of the update after the last step; None if no update is due, 0 if the average becomes a copy.
 
     There is no state to save: it all follows from the clock.
@@ -70,7 +55,6 @@ def decay_at(ema: Ema, clock: Clock, batch_size: int) -> float | None:
     Args:
         ema: the settings.
         clock: after the optimizer step.
-        batch_size: samples of one optimizer step over all ranks.
     """
     if clock.step % ema.every:
         return None
@@ -78,9 +62,6 @@ def decay_at(ema: Ema, clock: Clock, batch_size: int) -> float | None:
     if clock.step <= start:
         return 0.0
     decay = ema.decay
-    if ema.alpha is not None:
-        epochs = clock.epochs_at(clock.total_steps)
-        decay = pycls_decay(ema.alpha, batch_size, epochs, ema.every)
     if ema.schedule is not None:
         decay = 1 - (1 - decay) * ema.schedule(clock)
     if ema.warms_up:
@@ -89,30 +70,26 @@ def decay_at(ema: Ema, clock: Clock, batch_size: int) -> float | None:
     return decay
 
 
-def slow_average_warning(ema: Ema, plan: Plan, batch_size: int) -> str:
+def slow_average_warning(ema: Ema, plan: Plan) -> str:
     """Return a warning that names fitting values if the average cannot catch up with the weights in a run, else "".
 
     Args:
         ema: the settings.
-        plan: of the run.
-        batch_size: samples of one optimizer step over all ranks.
+        plan: all batches of the run.
     """
     start = Clock.at(plan, 0).steps(ema.start)
     updates = range((start // ema.every + 1) * ema.every, plan.total_steps + 1, ema.every)
     clocks = [Clock.at(plan, step) for step in updates[:: max(1, len(updates) // 200)]]
     if not clocks or ema.warms_up:
         return ""
-    share = math.prod(decay_at(ema, clock, batch_size) or 0.0 for clock in clocks) ** (len(updates) / len(clocks))
+    share = math.prod(decay_at(ema, clock) or 0.0 for clock in clocks) ** (len(updates) / len(clocks))
     if share <= MAX_INITIAL_SHARE:
         return ""
     slowed = 1.0 if ema.schedule is None else mean(ema.schedule(clock) for clock in clocks)
     step = min(1.0, -math.log(MAX_INITIAL_SHARE) / len(updates) / slowed) if slowed > 0 else 1.0
-    fitting = f"ema.decay={math.floor(1e4 * (1 - step)) / 1e4}"
-    if ema.alpha is not None:
-        fitting = f"ema.alpha={step * clocks[0].epochs_at(plan.total_steps) / batch_size / ema.every:.3g}"
     return (
         f"the EMA of the weights is too slow for the {len(updates)} updates of this run: {share:.0%} of it will still "
-        f"be the initial weights; set ema.warmup=true, or {fitting}"
+        f"be the initial weights; set ema.warmup=true, or ema.decay={math.floor(1e4 * (1 - step)) / 1e4}"
     )
 
 
@@ -121,19 +98,16 @@ class WeightAverage:
 
     Args:
         model: the trained model.
-        buffers: see :class:`Ema`.
         twin: a copy of the model, sharded like it; None creates one.
 
     Attributes:
         model: the copy; it needs no gradients and stays in evaluation mode.
     """
 
-    def __init__(
-        self, model: nn.Module, buffers: Literal["average", "copy"] = "average", twin: nn.Module | None = None
-    ) -> None:
+    def __init__(self, model: nn.Module, twin: nn.Module | None = None) -> None:
         self.model = (copy.deepcopy(model) if twin is None else twin).eval().requires_grad_(False)
         copies, originals = dict(non_memory_buffers(self.model)), dict(model.named_buffers())
-        averaged = [name for name, value in copies.items() if value.is_floating_point() and buffers == "average"]
+        averaged = [name for name, value in copies.items() if value.is_floating_point()]
         self._averages = LocalTensors([*self.model.parameters(), *(copies[name] for name in averaged)])
         self._originals = LocalTensors([*model.parameters(), *(originals[name] for name in averaged)])
         copied = [name for name in copies if name not in averaged]

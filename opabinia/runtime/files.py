@@ -187,11 +187,11 @@ def split_folder(path: Path) -> Path:
     return next((folder for folder in siblings if folder.is_dir()), path)
 
 
-def describe_missing(path: Path, limit: int = 8) -> str:
+def describe_missing(path: Path) -> str:
     """Return the nearest existing parent of a missing path, and the first names in it, as text for an error; names with
     the suffix of the path come first."""
     parent = next(parent for parent in path.expanduser().absolute().parents if parent.is_dir())
     visible = (entry.name for entry in parent.iterdir() if not entry.name.startswith("."))
     names = sorted(visible, key=lambda name: (not name.endswith(path.suffix), name))
-    more = ", ..." if len(names) > limit else ""
-    return f"the nearest existing folder is {parent}, which holds {', '.join(names[:limit]) or 'nothing'}{more}"
+    more = ", ..." if len(names) > 8 else ""
+    return f"the nearest existing folder is {parent}, which holds {', '.join(names[:8]) or 'nothing'}{more}"

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from opabinia.config import register
 from opabinia.contracts import BackbonePart, Batch, DatasetInfo, Evaluator, Fraction
 from opabinia.evaluation.classification.multilabel import AttributeRecognition
-from opabinia.models.heads import linear
+from opabinia.models.heads import LinearHead
 from opabinia.models.layers import BNNeck
 from opabinia.models.losses.binary import binary_cross_entropy, frequency_weighted_binary_cross_entropy
 from opabinia.tasks.classification_base import ClassificationBase
@@ -57,7 +57,7 @@ class Attributes(ClassificationBase):
         loss = partial(frequency_weighted_binary_cross_entropy, shares=shares) if weighted else binary_cross_entropy
         super().__init__(dataset_info, backbone=backbone, loss=loss, dropout=dropout, mean=mean, std=std)
         width, count = self.backbone.out_channels, len(dataset_info.classes)
-        self.head = nn.Sequential(BNNeck(width), nn.Dropout(dropout), linear(width, count), nn.BatchNorm1d(count))
+        self.head = nn.Sequential(BNNeck(width), nn.Dropout(dropout), LinearHead(width, count), nn.BatchNorm1d(count))
         self._threshold = threshold
 
     def embed(self, batch: Batch) -> Tensor:

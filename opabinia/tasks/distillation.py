@@ -129,7 +129,7 @@ class UpdateEmaTeacher(Hook):
     """
 
     def __init__(self, task: Task, average: Task, decay: float) -> None:
-        self._average, self._decay = WeightAverage(task, twin=average), decay
+        self._average, self._decay = WeightAverage(task, average), decay
         buffers = average.named_buffers()
         self._statistics = [buffer for name, buffer in buffers if name.rpartition(".")[2].startswith("running_")]
         self._loaded = False

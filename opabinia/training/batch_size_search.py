@@ -102,7 +102,7 @@ def _select(value: Any, indices: list[int]) -> Any:
 
 
 def largest_fitting(
-    attempt: Callable[[int], Attempt], budget: float, first: Attempt, samples: int, max_seconds: float = MAX_SECONDS
+    attempt: Callable[[int], Attempt], budget: float, first: Attempt, samples: int
 ) -> tuple[Attempt, str]:
     """Return the largest attempt that stays within ``budget`` bytes, and why it is not larger.
 
@@ -114,7 +114,6 @@ def largest_fitting(
         budget: in bytes.
         first: an attempt that fits.
         samples: of the dataset; no batch is larger.
-        max_seconds: no step that would take longer is tried.
 
     Example: with 2 + 3 n bytes for n samples and a budget of 100 the result is 32, found with 1, 2, 4, 8, 16 and 32.
     """
@@ -124,7 +123,7 @@ def largest_fitting(
         size = _next_size(fitting, samples, failed, budget)
         if size <= last.samples:
             return last, "all samples of the dataset" if last.samples >= samples else "the largest that fits"
-        if last.seconds * size / last.samples > max_seconds:
+        if last.seconds * size / last.samples > MAX_SECONDS:
             return last, f"a step takes {last.seconds:.1f} s, and no longer one is tried"
         tried = attempt(size)
         if tried.memory <= budget:

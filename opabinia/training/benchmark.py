@@ -342,7 +342,7 @@ class _TimedStep:
 # --- the device -------------------------------------------------------------------------------------------------------
 
 
-def matmul_flops(device: torch.device, precision: str, seconds: float = 0.5) -> float:
+def matmul_flops(device: torch.device, precision: str) -> float:
     """Measure the FLOP/s of a large matrix product on this device in this precision: the best of some rounds, with
     torch's present settings for threads and TensorFloat-32."""
     size = 1024 if device.type == "cpu" else 8192
@@ -350,7 +350,7 @@ def matmul_flops(device: torch.device, precision: str, seconds: float = 0.5) -> 
     a, b = (torch.randn(size, size, generator=generator).to(device) for _ in range(2))
     with torch.no_grad(), autocast(device, precision):
         a @ b
-        end, best = time.perf_counter() + seconds, float("inf")
+        end, best = time.perf_counter() + 0.5, float("inf")
         while best == float("inf") or time.perf_counter() < end:
             synchronize(device)
             started = time.perf_counter()

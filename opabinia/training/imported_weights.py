@@ -37,7 +37,6 @@ def import_weights(
     weights: Path,
     *,
     classes: Sequence[str] = (),
-    out: Path = Path("runs"),
 ) -> Path:
     """Write a run folder whose only checkpoint, of step 0, has the given weights, so that every command can use them.
 
@@ -46,10 +45,10 @@ def import_weights(
         overrides: ``key=value``; ``init.source_prefix``, ``init.partial`` and so on say how to read the file.
         weights: a file, a folder or ``hf:OWNER/NAME``, see :class:`opabinia.models.weights.init.Init`.
         classes: see :func:`read_snapshot`.
-        out: the run folder is ``<out>/<recipe>/<file>-<digest of the file's path, size and time, and of the config>``.
 
     Returns:
-        The run folder; one that exists is not written again.
+        The run folder, ``runs/<recipe>/<file>-<digest of the file's path, size and time, and of the config>``; one that
+        exists is not written again.
 
     Raises:
         ConfigError: the config is wrong, or the weights do not fit; see :func:`read_snapshot`.
@@ -61,7 +60,7 @@ def import_weights(
     digest = blake2b(json.dumps(identity).encode(), digest_size=3).hexdigest()
     name = f"{path.parent.name}-{path.name}" if path.is_dir() else path.stem
     name = str(weights).removeprefix(HUB) if str(weights).startswith(HUB) else name
-    folder = folder_for(recipe, out, re.sub(r"[^\w.-]", "_", f"{name}-{digest}"))
+    folder = folder_for(recipe, Path("runs"), re.sub(r"[^\w.-]", "_", f"{name}-{digest}"))
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     with exclusive_lock(folder), logging_to(None):

@@ -105,9 +105,9 @@ def downloaded_run(name: str) -> Path:
     return folder
 
 
-def copy_downloaded_run(name: str, out: Path = Path("runs")) -> Path:
+def copy_downloaded_run(name: str) -> Path:
     """Return a folder of a downloaded run where commands may write results: that of a run in remote storage, or
-    ``<out>/OWNER/NAME-<revision>``, a copy of ``hf:OWNER/NAME``.
+    ``runs/OWNER/NAME-<revision>``, a copy of ``hf:OWNER/NAME``.
 
     Raises:
         ConfigError: see :func:`downloaded_run`.
@@ -115,7 +115,7 @@ def copy_downloaded_run(name: str, out: Path = Path("runs")) -> Path:
     downloaded = downloaded_run(name)
     if is_url(name):
         return downloaded
-    folder = out / f"{name.removeprefix(HUB).partition('@')[0]}-{downloaded.name[:7]}"
+    folder = Path("runs") / f"{name.removeprefix(HUB).partition('@')[0]}-{downloaded.name[:7]}"
     if not holds_run(folder):
         with disk_errors(folder), temporary_folder(folder) as temporary:
             shutil.copytree(downloaded, temporary, dirs_exist_ok=True)

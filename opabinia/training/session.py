@@ -203,7 +203,7 @@ class TrainingRun:
         optimizer = make_optimizer(self.optimizer, model, self.param_groups, self.train, self.data.batch_size)
         step = make_step(models, optimizer, schedules, train, seed)
         log_device_transforms(self.data, model.size_multiple)
-        ema_hook = EmaHook(model, self.ema, self.data.batch_size, models.ema) if self.ema else None
+        ema_hook = EmaHook(model, self.ema, models.ema) if self.ema else None
         evaluation = plan_evaluation(
             models, self.data, self.evaluate, seed, device, self.train.precision, batches.dataset_info
         )
@@ -212,7 +212,7 @@ class TrainingRun:
         hooks = self._hooks(models, batches, evaluation, ema_hook, compiled, device)
         loggers = [logger(session.folder, start) for logger in self.loggers] if is_rank_zero() else []
         metrics_file = session.folder / "metrics.jsonl" if is_rank_zero() else None
-        metrics_log = MetricsLogger(metrics_file, loggers, reduction=self.train.log_by)
+        metrics_log = MetricsLogger(metrics_file, loggers)
         trainer = Trainer(
             task=model,
             step=step,
@@ -366,7 +366,7 @@ def warn_of_unusual_lengths(batches: TrainingBatches, schedule: Schedule, ema: E
     warmup = getattr(schedule, "keywords", {}).get("warmup")
     if isinstance(warmup, Duration) and Clock.at(plan, 0).steps(warmup) >= plan.total_steps > 0:
         log.warning("schedule.warmup (%s) is as long as the run: lr never reaches its peak", warmup)
-    if ema and (warning := slow_average_warning(ema, plan, batch_size)):
+    if ema and (warning := slow_average_warning(ema, plan)):
         log.warning("%s", warning)
 
 

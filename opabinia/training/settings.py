@@ -71,7 +71,6 @@ class Training:
             neither, also in convolutions. null: torch's defaults, TF32 in convolutions only.
         num_threads: CPU threads per rank; null leaves it to torch. Other numbers change the last bits of results.
         log_every: steps in one line of the metrics log.
-        log_by: statistic over the steps of a line.
         log_samples: write a line for every step, with the ids of its samples.
     """
 
@@ -96,7 +95,6 @@ class Training:
     matmul_precision: MatmulPrecision | None = None
     num_threads: Annotated[int, Interval(ge=1, le=1024)] | None = None
     log_every: Count = 20
-    log_by: Literal["mean", "median"] = "mean"
     log_samples: bool = False
 
     def faster_options(self) -> list[str]:

@@ -239,20 +239,19 @@ def stack_vertically(images: Sequence[Image.Image], titles: Sequence[str]) -> Im
     return canvas
 
 
-def overlay_heatmap(image: Tensor, heat: Tensor, *, strength: float = 0.6) -> Image.Image:
+def overlay_heatmap(image: Tensor, heat: Tensor) -> Image.Image:
     """Draw an image in gray under a heat map: 0 is transparent, higher values are blue, green, yellow and red.
 
     Args:
         image: uint8, or float in 0 to 1; C x H x W with 1 or 3 channels.
         heat: H x W in 0 to 1.
-        strength: share of color at the maximum.
     """
     shades = torch.tensor(((0.0, 0.0, 0.5), (0.0, 0.3, 1.0), (0.0, 0.8, 0.5), (1.0, 0.9, 0.0), (0.9, 0.1, 0.0)))
     position = heat.clamp(0, 1) * (len(shades) - 1)
     lower = position.long().clamp(max=len(shades) - 2)
     color = torch.lerp(shades[lower], shades[lower + 1], (position - lower).unsqueeze(2)).permute(2, 0, 1)
     gray = (image.float() if image.is_floating_point() else image / 255).mean(0, keepdim=True)
-    return to_pil(torch.lerp(gray.expand(3, -1, -1), color, strength * heat.clamp(0, 1).sqrt()))
+    return to_pil(torch.lerp(gray.expand(3, -1, -1), color, 0.6 * heat.clamp(0, 1).sqrt()))
 
 
 def _truncated(draw: ImageDraw.ImageDraw, text: str, width: int, font: Any) -> str:
@@ -375,7 +374,7 @@ _MAX_LABELS, _LABEL_DISTANCE = 5, 12
 
 
 def line_chart(
-    panels: Sequence[ChartPanel], *, title: str, across: str, end: float, marks: Sequence[float] = (), width: int = 900
+    panels: Sequence[ChartPanel], *, title: str, across: str, end: float, marks: Sequence[float] = ()
 ) -> Image.Image:
     """Draw panels above each other over one x-axis, from 0 to ``end``.
 
@@ -385,8 +384,8 @@ def line_chart(
         across: name of the x-axis.
         end: of the x-axis.
         marks: x values with a gray line through all panels, and a number where there is room.
-        width: in pixels.
     """
+    width = 900
     left, right, height, gap, top = 70, width - 2 * _MARGIN, 110, 26, 50
     canvas, draw = _canvas(width, top + len(panels) * (height + gap) + 2 * _LINE)
     font = ImageFont.load_default(12)

@@ -111,7 +111,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
-from opabinia.engine.loop.gradient_clipping import clip_each, clip_values, global_norm
+from opabinia.engine.loop.gradient_clipping import clip_each, global_norm
 from opabinia.optim.lars import Lars
 
 rank = int(not os.fork())
@@ -147,7 +147,6 @@ def clipped(clip, params, *arguments):
 checks = {
     **{f"norm {p}": lambda params, p=p: [global_norm([param.grad for param in params], p)] for p in (1.0, 2.0, inf)},
     **{f"each {p}": lambda params, p=p: clipped(clip_each, params, 0.1, p) for p in (1.0, 2.0, inf)},
-    "values": lambda params: clipped(clip_values, params, -0.1, 0.1),
     "gradient": update,
     "direction": lambda params: update(params, adapt="direction", exclude_1d=False),
 }

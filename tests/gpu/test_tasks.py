@@ -122,7 +122,7 @@ def test_the_average_of_the_weights_is_that_of_the_cpu() -> None:
     averages = {}
     for device in ("cpu", DEVICE):
         task = make("convolutions").to(device)
-        average = WeightAverage(task, "average")
+        average = WeightAverage(task)
         with torch.no_grad():
             for param in task.parameters():
                 param += 1

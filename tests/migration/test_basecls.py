@@ -9,7 +9,7 @@ import pytest
 import timm
 
 from opabinia.config import ConfigError
-from opabinia.migration.basecls import convert
+from opabinia.migration.basecls import convert, pycls_decay
 from opabinia.migration.tables.basecls import FAMILIES, MODELS
 from tests.migration.recipes import resolve, unconverted, write_files
 
@@ -232,3 +232,9 @@ def test_overrides(tmp_path: Path) -> None:
 def test_unsupported_values_are_rejected(text: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
         convert_text(tmp_path, text)
+
+
+@pytest.mark.parametrize(("alpha", "decay"), [(1e-5, 0.9967231750488281), (1e-4, 0.967232), (1.0, 0.0)])
+def test_the_decay_of_the_ema_follows_pycls_rule(alpha: float, decay: float) -> None:
+    """Values of pycls: batch size 1024, 100 epochs, an update every 32 steps."""
+    assert pycls_decay(alpha, 1024, 100, 32) == pytest.approx(decay, abs=1e-7)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from opabinia.contracts import Head
-from opabinia.models.heads import arcface, arcface_logits, circle, circle_logits, cosface, cosface_logits, linear
+from opabinia.models.heads import LinearHead, arcface, arcface_logits, circle, circle_logits, cosface, cosface_logits
 
 GOLDEN: dict[str, Any] = json.loads(
     (Path(__file__).parent.parent / "golden" / "fastreid" / "cls_layers.json").read_text()
@@ -23,7 +23,7 @@ RULES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "CircleSoftmax s=64 m=0.35": lambda cosines, labels: circle_logits(cosines, labels, scale=64, margin=0.35),
 }
 HEADS: dict[str, Callable[[int, int], Head]] = {
-    "linear": linear,
+    "linear": LinearHead,
     "cosface": cosface,
     "arcface": arcface,
     "circle": circle,
@@ -86,13 +86,13 @@ def test_gradients_match_the_formulas(name: str) -> None:
 
 
 def test_linear_is_a_matrix_product() -> None:
-    head = linear(4, 3, scale=2.0)
+    head = LinearHead(4, 3, scale=2.0)
     features, labels = torch.randn(5, 4), torch.tensor([0, 1, 2, 0, -1])
     (weight,) = head.parameters()
     logits = head(features)
     torch.testing.assert_close(logits, 2 * features @ weight.T)
     assert head.with_margin(logits, labels) is logits
-    assert linear(2048, 751).weight.std().item() == pytest.approx(0.01, rel=0.01)  # type: ignore[operator, union-attr]
+    assert LinearHead(2048, 751).weight.std().item() == pytest.approx(0.01, rel=0.01)  # type: ignore[operator, union-attr]
 
 
 @pytest.mark.parametrize("make", [cosface, arcface, circle])

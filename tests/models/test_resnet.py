@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from opabinia.contracts import Backbone
 from opabinia.models import norms
 from opabinia.models.backbones.resnet import IBN, NonLocal, resnet
-from opabinia.models.heads import linear
+from opabinia.models.heads import LinearHead
 from opabinia.models.layers import BNNeck
 from opabinia.models.weights.init import load_matching
 
@@ -48,7 +48,7 @@ def test_golden(name: str) -> None:
         count += sum(2 * width * width + 9 * width // 2 - (7 * width + 3) for width in (512, 512, 1024, 1024, 1024))
     assert count_parameters(net) == count
     classes, width = GOLDEN["inputs"]["NUM_CLASSES"], net.out_channels
-    assert count_parameters(BNNeck(width)) + count_parameters(linear(width, classes)) == expected["head_params"]
+    assert count_parameters(BNNeck(width)) + count_parameters(LinearHead(width, classes)) == expected["head_params"]
 
 
 @pytest.mark.parametrize("model", ["resnet18", "resnet10t", "resnet50d", "resnetblur50", "resnetaa50"])

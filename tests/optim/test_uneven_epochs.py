@@ -9,7 +9,6 @@ import pytest
 from opabinia.contracts import BatchShape, Clock, Stage
 from opabinia.data.sampling.batches import StagedPlan
 from opabinia.engine.hooks.periods import period_ended
-from opabinia.optim.ema import Ema, decay_at
 from opabinia.optim.schedules import (
     composite,
     constant,
@@ -111,13 +110,6 @@ def test_parts_of_a_composite_count_epochs_from_their_beginning() -> None:
 def test_the_fastreid_rule_needs_epochs_of_equal_length() -> None:
     with pytest.raises(ValueError, match="warmup_rule: fastreid needs epochs of equal length"):
         values(lambda clock: cosine(clock, warmup=ep(1), warmup_rule="fastreid"))
-
-
-def test_the_decay_rule_uses_the_number_of_epochs() -> None:
-    """pycls' rule: 1 - alpha * batch / epochs * every."""
-    ema = Ema(alpha=0.01, every=1)
-    decays = [decay_at(ema, Clock.at(PLAN, step), 12) for step in range(1, 41)]
-    assert decays == pytest.approx([1 - 0.01 * 12 / 6] * 40)
 
 
 @pytest.mark.parametrize(

@@ -18,18 +18,17 @@ class EmaHook(Hook):
     Args:
         task: the model that is trained.
         ema: the settings.
-        batch_size: samples of one optimizer step over all processes.
         twin: a copy of the task, sharded like it, that holds the average; None makes one.
 
     Attributes:
         task: the task with averaged weights.
     """
 
-    def __init__(self, task: Task, ema: Ema, batch_size: int, twin: Task | None = None) -> None:
-        self._average = WeightAverage(task, ema.buffers, twin)
+    def __init__(self, task: Task, ema: Ema, twin: Task | None = None) -> None:
+        self._average = WeightAverage(task, twin)
         assert isinstance(self._average.model, Task)
         self.task = self._average.model
-        self._ema, self._batch_size = ema, batch_size
+        self._ema = ema
         self._loaded = False
 
     def start(self, run: Run) -> None:
@@ -39,9 +38,9 @@ class EmaHook(Hook):
 
     def after_step(self, run: Run) -> None:
         """Update when it is due."""
-        momentum = decay_at(self._ema, run.clock, self._batch_size)
-        if momentum is not None:
-            self._average.update(momentum)
+        decay = decay_at(self._ema, run.clock)
+        if decay is not None:
+            self._average.update(decay)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the averaged weights as a state dict of the task."""

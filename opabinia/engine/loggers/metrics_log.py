@@ -12,11 +12,10 @@ import math
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
@@ -48,11 +47,9 @@ class _Entry:
     ids: Sequence[Any] = ()
 
 
-_ALWAYS_MEANS = ("samples", "time/data", "time/step", "time/read")
-"""Always averaged, even if a line holds medians: throughput is a sum of samples divided by a sum of seconds."""
 _SKIPPED = "train/skipped"
 """1 for an update that was skipped because its losses or gradients were not finite."""
-_OF_SKIPPED_STEPS = ("lr", _SKIPPED, *_ALWAYS_MEANS)
+_OF_SKIPPED_STEPS = ("lr", _SKIPPED, "samples", "time/data", "time/step", "time/read")
 """The scalars that count for skipped steps, too."""
 
 
@@ -62,14 +59,12 @@ class MetricsLogger:
     Args:
         path: the file; None writes none (rank 0 does).
         loggers: receive every line as it is written.
-        reduction: "mean" or "median": how a line summarizes the values of its steps.
 
     Attributes:
         newest: the last line written.
     """
 
-    def __init__(self, path: Path | None, loggers: Sequence[Logger] = (), reduction: str = "mean") -> None:
-        self._reduce: Callable[[Sequence[float]], float] = median if reduction == "median" else _mean
+    def __init__(self, path: Path | None, loggers: Sequence[Logger] = ()) -> None:
         self.path, self.loggers = path, list(loggers)
         self._pending: list[_Entry] = []
         self._collected = 0  # entries of _pending that hold floats, the same on all processes
@@ -138,7 +133,7 @@ class MetricsLogger:
                 entry.values["time/step"] += waited
 
     def flush(self, clock: Clock, extra: Mapping[str, Any] | None = None) -> None:
-        """Write the pending steps as one line: means (or medians), but the newest value of ``lr``."""
+        """Write the pending steps as one line: means, but the newest value of ``lr``."""
         if not self._pending:
             return
         self.collect()
@@ -148,7 +143,7 @@ class MetricsLogger:
             for name, value in entry.values.items():
                 if not skipped or name in _OF_SKIPPED_STEPS:
                     columns[name].append(float(value))
-        line = {name: (_mean if name in _ALWAYS_MEANS else self._reduce)(column) for name, column in columns.items()}
+        line = {name: _mean(column) for name, column in columns.items()}
         if "lr" in columns:
             line["lr"] = columns["lr"][-1]
         samples = line.pop("samples", 0.0)

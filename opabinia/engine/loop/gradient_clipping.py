@@ -31,11 +31,3 @@ def _norms(gradients: list[Tensor], p: float) -> Tensor:
     shards = [gradient.to_local() for gradient in gradients if isinstance(gradient, DTensor)]
     norms = torch._foreach_norm([shard if shard.numel() else shard.new_zeros(1) for shard in shards], p)
     return DTensor.from_local(torch.stack(norms), first.device_mesh, [Partial("max")])
-
-
-def clip_values(gradients: list[Tensor], lower: float | None, upper: float | None) -> None:
-    """Clamp every element of the gradients to [``lower``, ``upper``]; None leaves that side open."""
-    if lower is not None:
-        torch._foreach_clamp_min_(gradients, lower)
-    if upper is not None:
-        torch._foreach_clamp_max_(gradients, upper)

@@ -26,7 +26,7 @@ from opabinia.contracts import (
     Task,
     total_loss,
 )
-from opabinia.engine.loop.gradient_clipping import clip_each, clip_values, global_norm
+from opabinia.engine.loop.gradient_clipping import clip_each, global_norm
 from opabinia.engine.loop.nonfinite import (
     GRAD_NORM,
     NonFiniteError,
@@ -109,8 +109,7 @@ class StandardStep:
         clip_norm: maximum norm of all gradients taken as one vector; longer ones are scaled down to it.
         clip_each: maximum norm of each parameter's gradient.
         clip_norm_type: p of these norms; ``.inf`` takes the largest absolute value.
-        clip_min: smallest value of a gradient.
-        clip_max: largest value of a gradient.
+        clip_value: largest absolute value in a gradient; larger ones are clamped.
 
     Raises:
         ValueError: two kinds of clipping, or a schedule of an option that the optimizer does not have.
@@ -127,17 +126,13 @@ class StandardStep:
         clip_norm: Positive | None = None,
         clip_each: Positive | None = None,
         clip_norm_type: NormOrder = 2.0,
-        clip_min: float | None = None,
-        clip_max: float | None = None,
+        clip_value: Positive | None = None,
     ) -> None:
-        clips_values = clip_min is not None or clip_max is not None
-        if (clip_norm is not None) + (clip_each is not None) + clips_values > 1:
-            raise ValueError("clip_norm, clip_each and clip_min with clip_max exclude each other: choose one")
-        if clip_min is not None and clip_max is not None and clip_min > clip_max:
-            raise ValueError(f"clip_min ({clip_min}) must not be above clip_max ({clip_max})")
+        if sum(limit is not None for limit in (clip_norm, clip_each, clip_value)) > 1:
+            raise ValueError("clip_norm, clip_each and clip_value exclude each other: choose one")
         self.task, self.optimizer, self.options = task, optimizer, options
         self.clip_norm, self.clip_each, self.clip_norm_type = clip_norm, clip_each, clip_norm_type
-        self.clip_min, self.clip_max = clip_min, clip_max
+        self.clip_value = clip_value
         self._schedulers = [_GroupScheduler(group, schedules) for group in optimizer.param_groups]
         self._parameters = [param for group in optimizer.param_groups for param in group["params"]]
         self._device = self._parameters[0].device
@@ -266,8 +261,9 @@ class StandardStep:
             clip_grads_with_norm_(self._parameters, self.clip_norm, norm)
         elif self.clip_each is not None:
             clip_each(gradients, self.clip_each, self.clip_norm_type)
-        elif self.clip_min is not None or self.clip_max is not None:
-            clip_values(gradients, self.clip_min, self.clip_max)
+        elif self.clip_value is not None:
+            torch._foreach_clamp_min_(gradients, -self.clip_value)
+            torch._foreach_clamp_max_(gradients, self.clip_value)
         return norm
 
     def state_dict(self) -> dict[str, Any]:

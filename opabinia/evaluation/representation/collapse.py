@@ -42,11 +42,11 @@ def effective_rank(vectors: Tensor) -> Tensor:
     return rank
 
 
-def uniformity(vectors: Tensor, t: float = 2.0) -> Tensor:
+def uniformity(vectors: Tensor) -> Tensor:
     """Return the uniformity of normalized vectors (N x D; 0-d) on the sphere, lower is better: the logarithm of the
-    mean over pairs of ``exp(-t * distance^2)`` (Wang and Isola 2020, section 4.1)."""
+    mean over pairs of ``exp(-2 * distance^2)`` (Wang and Isola 2020, section 4.1)."""
     vectors = F.normalize(vectors, dim=1)
-    return torch.pdist(vectors).square().mul(-t).exp().mean().log()
+    return torch.pdist(vectors).square().mul(-2.0).exp().mean().log()
 
 
 @register.evaluator(name="collapse")

@@ -16,9 +16,7 @@ FPRS = (1e-4, 1e-3, 1e-2)
 """False positive rates that FastReID reports at."""
 
 
-def roc(
-    source: Distances, matches: Matches, fprs: Sequence[float] = FPRS, block: int | None = None
-) -> dict[float, float]:
+def roc(source: Distances, matches: Matches, fprs: Sequence[float] = FPRS) -> dict[float, float]:
     """Return the true positive rate at each false positive rate.
 
     A pair is a query and a gallery image; it is accepted if its distance is below a threshold. Positives are pairs of
@@ -33,7 +31,6 @@ def roc(
         source: distances of queries and gallery.
         matches: their identities.
         fprs: false positive rates, 0 to 1. ``max(fprs)`` of the distances are held: 40 MB of MSMT17's at 0.01.
-        block: see :func:`opabinia.evaluation.retrieval.distances.query_blocks`.
 
     Raises:
         ValueError: sizes do not fit, no query has a match, or all pairs are of the same identity.
@@ -51,7 +48,7 @@ def roc(
     count, limit = max(allowed) + 1, torch.inf
     nearest: list[Tensor] = []
     positives: list[Tensor] = []
-    for part in distance_blocks(source, matches, block):
+    for part in distance_blocks(source, matches):
         cells = cell_indices(part.matches, part.distances.device)
         positives.append(part.distances[cells].cpu())
         part.distances[cells] = torch.nan

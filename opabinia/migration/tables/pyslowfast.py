@@ -94,7 +94,7 @@ REFUSED: tuple[tuple[str, Any, str], ...] = (
     ("RESNET.STRIDE_1X1", False, "the stride of a block is in its 3 x 3 convolution"),
     ("RESNET.NUM_GROUPS", 1, "grouped convolutions are not supported"),
     ("RESNET.WIDTH_PER_GROUP", 64, "the stem of the slow pathway has 64 channels"),
-    ("SOLVER.CLIP_GRAD_VAL", None, "set train.step.clip_min and clip_max yourself"),
+    ("SOLVER.CLIP_GRAD_VAL", None, "set train.step.clip_value yourself"),
     ("SOLVER.DAMPENING", 0.0, "SGD has no dampening"),
     ("SOLVER.LARS_ON", False, "LARS is not supported for videos"),
 )

@@ -43,27 +43,6 @@ def binary_cross_entropy(
     return loss * logits.shape[1] if sum_classes else loss
 
 
-def multi_output_binary_cross_entropy(outputs: Sequence[Tensor], targets: Tensor, *, normalize: bool = False) -> Tensor:
-    """Binary cross entropy with unknown labels: the mean over the images with a known label, summed over classes and
-    over several classifiers of the same images (VISSL's for multi-label data).
-
-    Args:
-        outputs: logits of each classifier, B x K.
-        targets: 1 for positive, 0 for negative, -1 for unknown labels (B x K).
-        normalize: normalize the logits of each image to length 1 first.
-
-    Example: logits [[0], [2]], targets [[1], [-1]]: 0.6931, as the label of the second image is unknown.
-    """
-    known = targets >= 0
-    counts = known.sum(0).clamp(min=1)
-    losses = []
-    for logits in outputs:
-        logits = F.normalize(logits, dim=1) if normalize else logits
-        soft = targets.clamp(min=0).to(logits.dtype)
-        losses.append(F.binary_cross_entropy_with_logits(logits, soft, reduction="none").where(known, 0) / counts)
-    return torch.stack(losses).sum()
-
-
 def frequency_weighted_binary_cross_entropy(logits: Tensor, targets: Tensor, shares: Sequence[float]) -> Tensor:
     """Binary cross entropy whose terms have the weight exp(1 - share) for positive and exp(share) for negative labels,
     averaged over samples and classes (Li et al. 2015, DeepMAR, equation 3, as in FastReID's FastAttr).

@@ -182,18 +182,16 @@ def fine_grained_localization_loss(logits: Tensor, distances: Tensor, weights: T
     return ((both[..., 0] * (1 - share) + both[..., 1] * share) * weights.unsqueeze(1)).sum()
 
 
-def localization_distillation_losses(
-    logits: Tensor, teacher: Tensor, weights: Tensor, temperature: float = 5.0
-) -> Tensor:
-    """Kullback-Leibler divergence of the last layer's distributions from an earlier layer's, times the squared
-    temperature (D-FINE, equation 8, "DDF"); the sum over the four sides of each box (...).
+def localization_distillation_losses(logits: Tensor, teacher: Tensor, weights: Tensor) -> Tensor:
+    """Kullback-Leibler divergence of the last layer's distributions from an earlier layer's, at temperature 5 and times
+    its square (D-FINE, equation 8, "DDF"); the sum over the four sides of each box (...).
 
     Args:
         logits: of the earlier layer (... x 4 x N).
         teacher: of the last layer, likewise; without a gradient.
         weights: of each box (...): the IoU of matched ones, and the score of all others.
-        temperature: divides both.
     """
+    temperature = 5.0
     expected = (teacher.detach().float() / temperature).softmax(-1)
     divergence = F.kl_div((logits.float() / temperature).log_softmax(-1), expected, reduction="none").sum((-1, -2))
     return divergence * weights * temperature**2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -63,38 +62,6 @@ def cross_entropy(
         targets, label_smoothing = soft_targets(targets, logits.shape[1], label_smoothing, "others"), 0.0
     losses = F.cross_entropy(logits, targets, label_smoothing=label_smoothing, reduction="none")
     return _average(losses, averaged_samples)
-
-
-def multi_output_cross_entropy(
-    outputs: Sequence[Tensor],
-    targets: Tensor,
-    *,
-    temperature: float = 1.0,
-    normalize: bool = False,
-    label_smoothing: float = 0.0,
-    ignore_index: int = -1,
-) -> Tensor:
-    """Sum of the mean cross entropies of several classifiers of the same images (VISSL's loss of multiple outputs).
-
-    Args:
-        outputs: logits of each classifier, B x K.
-        targets: class labels (int64, B).
-        temperature: divides logits.
-        normalize: normalize the logits of each image to length 1 first.
-        label_smoothing: share e of the target that is spread, e/K for all K classes.
-        ignore_index: images with this label are ignored; the loss is 0 if all are.
-
-    Example: logits [2, 1, 0.1], class 0, twice: 0.8340.
-    """
-    count = (targets != ignore_index).sum().clamp(min=1)
-    losses = []
-    for logits in outputs:
-        logits = (F.normalize(logits, dim=1) if normalize else logits) / temperature
-        summed = F.cross_entropy(
-            logits, targets, ignore_index=ignore_index, label_smoothing=label_smoothing, reduction="sum"
-        )
-        losses.append(summed / count)
-    return torch.stack(losses).sum()
 
 
 @register.loss

@@ -32,15 +32,13 @@ def focal_loss(logits: Tensor, classes: Tensor, alpha: float, gamma: float) -> T
     return losses.sum(dim=-1)
 
 
-def varifocal_loss(
-    prediction: Prediction, pairs: Pairs, objects: Objects, count: Tensor, alpha: float = 0.75, gamma: float = 2.0
-) -> Tensor:
+def varifocal_loss(prediction: Prediction, pairs: Pairs, objects: Objects, count: Tensor) -> Tensor:
     """Binary cross entropy towards the IoU of the matched box, weighted by that IoU for the object's class and by
-    alpha p^gamma for all others (Zhang et al. 2021, VarifocalNet, equation 2)."""
+    0.75 p^2 for all others (Zhang et al. 2021, VarifocalNet, equation 2)."""
     logits = prediction.logits.float()
     labels = objects.labels[pairs.objects]
     iou = matched_iou(prediction.boxes[pairs.images, pairs.queries], objects.boxes[pairs.objects])
-    targets, weights = torch.zeros_like(logits), alpha * logits.detach().sigmoid() ** gamma
+    targets, weights = torch.zeros_like(logits), 0.75 * logits.detach().sigmoid() ** 2.0
     targets[pairs.images, pairs.queries, labels] = iou
     weights[pairs.images, pairs.queries, labels] = iou
     return F.binary_cross_entropy_with_logits(logits, targets, weights, reduction="sum") / count

@@ -18,12 +18,12 @@ def patchify(images: Tensor, size: tuple[int, int]) -> Tensor:
     return blocks.permute(0, 2, 4, 3, 5, 1).reshape(count, rows * columns, -1)
 
 
-def normalize_patches(patches: Tensor, eps: float = 1e-6) -> Tensor:
+def normalize_patches(patches: Tensor) -> Tensor:
     """Normalize each patch (B x N x P) to mean 0 and variance 1 (He et al. 2022, MAE, section 4.1: normalized
     pixels)."""
     patches = patches.float()
     centered = patches - patches.mean(-1, keepdim=True)
-    return centered / (patches.var(-1, keepdim=True) + eps).sqrt()
+    return centered / (patches.var(-1, keepdim=True) + 1e-6).sqrt()
 
 
 def masked_mse(predicted: Tensor, patches: Tensor, mask: Tensor) -> Tensor:

@@ -21,7 +21,6 @@ def barlow_twins(
     views: Sequence[Tensor],
     off_diagonal: float = 0.0051,
     scale: float = 0.024,
-    eps: float = 1e-5,
     normalize: Normalize = "per_view",
 ) -> Tensor:
     """Barlow Twins loss: the cross-correlation matrix of two views should be the identity (Zbontar et al. 2021,
@@ -31,15 +30,14 @@ def barlow_twins(
         views: embeddings of each view (B x D); B of at least 2, two views or more.
         off_diagonal: weight of the off-diagonal elements; 0.0051 in the authors' code.
         scale: of the whole loss; 0.024 in the authors' code.
-        eps: added to variances, which are biased.
         normalize: by mean and variance of each view, as in the paper, or of all views jointly, as in VISSL.
 
     Example: golden case ``vissl_barlow``: four images in three dimensions give 0.050655, joint 0.052780.
     """
     if normalize == "joint":
-        vectors = _normalize(torch.cat(list(views)), eps).chunk(len(views))
+        vectors = _normalize(torch.cat(list(views))).chunk(len(views))
     else:
-        vectors = tuple(_normalize(view, eps) for view in views)
+        vectors = tuple(_normalize(view) for view in views)
     losses = []
     for first, second in combinations(vectors, 2):
         correlations = _product(first, second) / len(first)
@@ -87,9 +85,9 @@ def covariance(views: Sequence[Tensor]) -> Tensor:
     return 2 * torch.stack(losses).mean()
 
 
-def _normalize(vectors: Tensor, eps: float) -> Tensor:
-    """Normalize each dimension to mean 0 and variance 1."""
-    return F.batch_norm(vectors.float(), None, None, training=True, eps=eps)
+def _normalize(vectors: Tensor) -> Tensor:
+    """Normalize each dimension to mean 0 and (biased) variance 1."""
+    return F.batch_norm(vectors.float(), None, None, training=True)
 
 
 def _product(first: Tensor, second: Tensor) -> Tensor:

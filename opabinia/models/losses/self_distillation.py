@@ -82,13 +82,12 @@ def masked_patch_loss(student: Tensor, targets: Tensor, mask: Tensor, temperatur
     return (losses.view_as(mask) * weights).sum(1).mean()
 
 
-def koleo(vectors: Tensor, eps: float = 1e-8) -> Tensor:
+def koleo(vectors: Tensor) -> Tensor:
     """KoLeo regularizer, which spreads vectors (B x D) over the sphere: minus the mean logarithm of the distance to the
     nearest neighbor (Sablayrolles et al. 2019, equation 2; Oquab et al. 2023, DINOv2).
 
     Args:
         vectors: of at least two images; they are normalized here.
-        eps: keeps the loss of equal vectors finite.
 
     Example: of [[1, 0], [0, 1]] minus half the logarithm of 2, -0.3466.
     """
@@ -96,4 +95,5 @@ def koleo(vectors: Tensor, eps: float = 1e-8) -> Tensor:
     # In half precision many neighbors would be at the same distance.
     with torch.no_grad(), torch.autocast(vectors.device.type, enabled=False):
         nearest = (vectors @ vectors.T).fill_diagonal_(-2).argmax(1)
+    eps = 1e-8  # keeps the loss of equal vectors finite
     return -(F.pairwise_distance(vectors, vectors[nearest], eps=eps) + eps).log().mean()

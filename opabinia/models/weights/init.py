@@ -292,8 +292,8 @@ def _is_counter(name: str) -> bool:
     return name.endswith("num_batches_tracked")
 
 
-def _list_first(names: Iterable[str], count: int = 5) -> str:
-    names = list(names)
+def _list_first(names: Iterable[str]) -> str:
+    names, count = list(names), 5
     more = f" ... ({len(names) - count} more)" if len(names) > count else ""
     return ", ".join(printable(name)[:200] for name in names[:count]) + more
 

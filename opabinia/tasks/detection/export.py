@@ -14,6 +14,8 @@ from opabinia.contracts import Detections, Detector, Predictions
 from opabinia.tasks.dense_base import DensePrediction, PaddedExport
 from opabinia.tasks.detection.score_calibration import ScoreMaps
 
+MARGIN = 1e-3
+"""Largest difference of matched detections."""
 UNMATCHED_SHARE = 0.05
 """Share of detections that may have no counterpart: where two overlap and their scores are equal but for rounding,
 either may suppress the other, and with it what the other one would have suppressed."""
@@ -111,20 +113,17 @@ def pad_detections(detections: Detections, count: int) -> Detections:
     return Detections(*columns) if missing else detections
 
 
-def detection_difference(
-    expected: Mapping[str, Tensor], actual: Mapping[str, Tensor], threshold: float, margin: float = 1e-3
-) -> float:
+def detection_difference(expected: Mapping[str, Tensor], actual: Mapping[str, Tensor], threshold: float) -> float:
     """Return the largest difference of matched detections: of scores and masks, or of boxes and keypoints relative to
     the largest coordinate.
 
-    Each detection is matched with the nearest one of its class on the other side that differs by less than ``margin``,
-    wherever that stands in the list. Few unmatched detections (:data:`UNMATCHED_SHARE`) are ignored, with more the
-    difference is infinite; those with scores within ``margin`` of the threshold do not count.
+    Each detection is matched with the nearest one of its class on the other side, wherever that stands in the list, if
+    the difference is below :data:`MARGIN`. Few unmatched ones (:data:`UNMATCHED_SHARE`) are ignored, with more the
+    difference is infinite; those with scores within the margin of the threshold do not count.
 
     Args:
         expected, actual: see :class:`DetectionExport`.
         threshold: of scores.
-        margin: see above.
     """
     if any(expected[name].shape != actual[name].shape for name in expected):
         return inf
@@ -133,8 +132,8 @@ def detection_difference(
     pairs += [(second, first) for first, second in pairs]
     distances = torch.cat([_nearest_distances(first, second, scale) for first, second in pairs])
     scores = torch.cat([first.scores for first, _ in pairs])
-    matched = distances <= margin
-    unmatched = ~matched & (scores > threshold + margin)
+    matched = distances <= MARGIN
+    unmatched = ~matched & (scores > threshold + MARGIN)
     if unmatched.sum() > UNMATCHED_SHARE * len(distances):
         return inf
     return float(distances[matched].max()) if matched.any() else 0.0

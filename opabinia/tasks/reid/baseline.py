@@ -28,7 +28,7 @@ from opabinia.contracts import (
     Positive,
 )
 from opabinia.models.backbones.module import build_backbone
-from opabinia.models.heads import linear, sample_classes
+from opabinia.models.heads import LinearHead, sample_classes
 from opabinia.models.layers import BNNeck
 from opabinia.models.losses.cross_entropy import cross_entropy
 from opabinia.models.losses.metric import compares_samples
@@ -81,7 +81,7 @@ class Baseline(Reidentification):
         dropout: Fraction = 0.0,
         metric_feature: Literal["before", "after"] = "before",
         camera_embedding_scale: Positive | None = None,
-        head: HeadPart = linear,
+        head: HeadPart = LinearHead,
         loss: LossPart | None = cross_entropy,
         loss_scale: NonNegative = 1.0,
         sampled_classes: Fraction | None = None,

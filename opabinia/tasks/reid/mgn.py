@@ -24,7 +24,7 @@ from opabinia.contracts import (
 )
 from opabinia.models.backbones.mgn import MultiGranularity
 from opabinia.models.backbones.module import build_backbone
-from opabinia.models.heads import linear
+from opabinia.models.heads import LinearHead
 from opabinia.models.layers import BNNeck
 from opabinia.models.losses.cross_entropy import cross_entropy
 from opabinia.models.pooling import Max
@@ -68,7 +68,7 @@ class MGN(Reidentification):
         pooling: PoolingPart = Max,
         embedding: Count = 256,
         metric_feature: Literal["before", "after"] = "before",
-        head: HeadPart = linear,
+        head: HeadPart = LinearHead,
         loss: LossPart = cross_entropy,
         loss_scale: NonNegative = 1.0,
         metric_losses: list[MetricLossPart] = [],  # noqa: B006 (never changed)

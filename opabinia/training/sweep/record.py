@@ -100,7 +100,7 @@ def metric_direction(metric: str) -> Better:
     return "min" if re.search(r"(loss|error|err|ece|nll|mae|mse|rmse|fid|perplexity)$", metric.lower()) else "max"
 
 
-def choose_metric(metric: str | None, scores: Mapping[str, float], option: str = "--metric") -> str | None:
+def choose_metric(metric: str | None, scores: Mapping[str, float]) -> str | None:
     """Return the metric to rank by: the given one, or the first score, or None without scores.
 
     Raises:
@@ -110,7 +110,7 @@ def choose_metric(metric: str | None, scores: Mapping[str, float], option: str =
         return metric or next(iter(scores), None)
     message = f"the runs have no score {metric!r}"
     known = f"scores: {listing(list(scores)) or 'none'}"
-    raise ConfigError(Problem("command line", option, message, "", nearest(metric, scores), known))
+    raise ConfigError(Problem("command line", "--metric", message, "", nearest(metric, scores), known))
 
 
 def rank_trials(runs: Iterable[Trial], metric: str | None, better: Better) -> list[Trial]:

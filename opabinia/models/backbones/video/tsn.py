@@ -18,20 +18,19 @@ SHIFT_DIVISOR = 8
 """One in so many channels is shifted in each direction (Lin et al. 2019, section 5.1)."""
 
 
-def shift_channels(maps: Tensor, frames: int, divisor: int = SHIFT_DIVISOR) -> Tensor:
+def shift_channels(maps: Tensor, frames: int) -> Tensor:
     """Shift a part of the channels to the previous frame and another part to the next one (Lin et al. 2019, section
     3.2, bidirectional). Zeros fill the ends of a clip.
 
     Args:
         maps: (frames * B) x M x h x w, all first frames before all second ones.
         frames: of a clip.
-        divisor: the first 1 / divisor of the channels come from the next frame, the second from the previous one.
 
     Returns:
         feature maps of the same shape.
     """
     clips = maps.unflatten(0, (frames, -1))  # type: ignore[no-untyped-call]
-    count = clips.shape[2] // divisor
+    count = clips.shape[2] // SHIFT_DIVISOR
     later, earlier, rest = clips.split([count, count, clips.shape[2] - 2 * count], dim=2)
     padding = torch.zeros_like(later[:1])
     parts = [torch.cat([later[1:], padding]), torch.cat([padding, earlier[:-1]]), rest]
