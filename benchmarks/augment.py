@@ -24,7 +24,7 @@ from torch import Tensor
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
-from opabinia.contracts import Batch, DatasetInfo, GlobalBatch, Sample, Transform
+from opabinia.contracts import Batch, DatasetInfo, GlobalBatch, Sample, Source, SourceInfo, Transform
 from opabinia.data.batch_mixing import mixup
 from opabinia.data.device_transforms.apply import DeviceTransforms, recording_reader
 from opabinia.data.loader import BatchReader, Loader, Request, training_requests
@@ -45,11 +45,10 @@ SAMPLES, SIDE, CROP = 256, 320, 224
 WORKERS = 2
 
 
-class Noise:
+class Noise(Source):
     """Images of noise, in memory."""
 
-    channels = 3
-    classes = tuple("0123456789")
+    info = SourceInfo(channels=3, classes=tuple("0123456789"))
 
     def __init__(self) -> None:
         draw = torch.Generator().manual_seed(0)

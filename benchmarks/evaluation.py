@@ -35,7 +35,17 @@ import torch.nn.functional as F
 from retrieval import by_sorting
 from torch import Tensor
 
-from opabinia.contracts import Batch, DatasetInfo, DetailsEvaluator, GroundTruth, GroundTruthMap, Indices, Sample
+from opabinia.contracts import (
+    Batch,
+    DatasetInfo,
+    DetailsEvaluator,
+    GroundTruth,
+    GroundTruthMap,
+    Indices,
+    Sample,
+    Source,
+    SourceInfo,
+)
 from opabinia.data.loader import BatchReader, Loader, evaluation_requests
 from opabinia.engine.loop.evaluate import ValidationSet, evaluate
 from opabinia.evaluation.classification.topk import TopK
@@ -53,11 +63,10 @@ CPU = torch.device("cpu")
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 
 
-class Noise:
+class Noise(Source):
     """Images of noise, in memory."""
 
-    channels = 3
-    classes = tuple(map(str, range(1000)))
+    info = SourceInfo(channels=3, classes=tuple(map(str, range(1000))))
 
     def __init__(self, count: int, side: int) -> None:
         generator = torch.Generator().manual_seed(0)

@@ -39,15 +39,15 @@ def ours(
 ) -> Times:
     """Train with a cosine schedule, and return the times of a step; nothing is saved before the last one."""
     # Not at the top: the processes of other trainers must not pay for these imports.
-    from opabinia.contracts import Batch, Clock, DatasetInfo, Hook, Indices, Run, Sample, Task
+    from opabinia.contracts import Batch, Clock, DatasetInfo, Hook, Indices, Run, Sample, Source, SourceInfo, Task
     from opabinia.data import Data, Stream
     from opabinia.optim.schedules import cosine
     from opabinia.runtime.durations import Duration
     from opabinia.training.session import Session, train
     from opabinia.training.settings import Checkpointing, Evaluation, Training
 
-    class InMemory:
-        channels, classes = images.shape[1] if images.ndim > 2 else 1, tuple("0123456789")
+    class InMemory(Source):
+        info = SourceInfo(channels=images.shape[1] if images.ndim > 2 else 1, classes=tuple("0123456789"))
 
         def __len__(self) -> int:
             return len(images)

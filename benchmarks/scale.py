@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from opabinia.contracts import Clock, Sample, Sampler
+from opabinia.contracts import Clock, Sample, Sampler, Source, SourceInfo
 from opabinia.data.decoding.images import EncodedImage, decode_sample
 from opabinia.data.loader import BatchReader, Loader, training_requests
 from opabinia.data.sampling.batches import ConstantPlan, evaluation_rows
@@ -57,10 +57,10 @@ IMAGE = bytes(4_000)  # not decoded
 IMAGE_BYTES = 115_000  # ImageNet's mean
 
 
-class Sharded:
-    """The attributes of a source that by_shard reads."""
+class Sharded(Source):
+    """What a source says that by_shard reads."""
 
-    shards = np.full(SHARDS, SAMPLES // SHARDS)
+    info = SourceInfo(shards=np.full(SHARDS, SAMPLES // SHARDS))
 
 
 def timed(work: Callable[[], object]) -> float:
@@ -253,12 +253,12 @@ def startup() -> None:
         shard = min(timed(open_shards) for _ in range(5)) / MEASURED_SHARDS
     line("opening the source, a shard", shard * 1e6, "us", f"{shard * SHARDS:.1f} s for {SHARDS:,}")
     source = Sharded()
-    source.labels = np.zeros(MEASURED_LABELS, [("label", "<i4"), ("more", "V14")])["label"]  # type: ignore[attr-defined]
-    source.classes = ("a", "b")  # type: ignore[attr-defined]
-    label = min(timed(lambda: _check_labels(source)) for _ in range(3)) / MEASURED_LABELS  # type: ignore[arg-type]
+    labels = np.zeros(MEASURED_LABELS, [("label", "<i4"), ("more", "V14")])["label"]
+    source.info = SourceInfo(classes=("a", "b"), labels=labels)
+    label = min(timed(lambda: _check_labels(source)) for _ in range(3)) / MEASURED_LABELS
     line("checking the labels, a sample", label * 1e9, "ns", f"{label * SAMPLES:.0f} s for {SAMPLES:,}, extrapolated")
     tracemalloc.start()
-    _check_labels(source)  # type: ignore[arg-type]
+    _check_labels(source)
     peak = tracemalloc.get_traced_memory()[1] / MEASURED_LABELS
     line("memory for it, a sample", peak, "B", f"{peak * SAMPLES / 1e9:.0f} GB for {SAMPLES:,}")
 

@@ -18,13 +18,25 @@ from torchvision import tv_tensors
 from torchvision.transforms.v2.functional import InterpolationMode, rotate
 
 from opabinia import register
-from opabinia.contracts import BackbonePart, Batch, Clock, DatasetInfo, Evaluator, Positive, Predictions, Sample, Task
+from opabinia.contracts import (
+    BackbonePart,
+    Batch,
+    Clock,
+    DatasetInfo,
+    Evaluator,
+    Positive,
+    Predictions,
+    Sample,
+    Source,
+    SourceInfo,
+    Task,
+)
 from opabinia.data.sources import Digits
 from opabinia.models.layers import build_normalization
 
 
 @register.source
-class RotatedDigits:
+class RotatedDigits(Source):
     """Handwritten digits, 32 x 32, each rotated by a fixed angle.
 
     Args:
@@ -32,8 +44,7 @@ class RotatedDigits:
         max_angle: angles are between minus and plus this many degrees.
     """
 
-    channels = 1
-    classes: tuple[str, ...] = ()
+    info = SourceInfo(channels=1)
 
     def __init__(self, *, split: Literal["train", "val"] = "train", max_angle: Positive = 60.0) -> None:
         self._digits, self._max_angle = Digits(split=split), max_angle

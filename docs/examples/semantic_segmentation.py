@@ -18,7 +18,18 @@ from torch import Tensor, nn
 from torchvision import tv_tensors
 
 from opabinia import register
-from opabinia.contracts import BackbonePart, Batch, Clock, DatasetInfo, Evaluator, Predictions, Sample, Task
+from opabinia.contracts import (
+    BackbonePart,
+    Batch,
+    Clock,
+    DatasetInfo,
+    Evaluator,
+    Predictions,
+    Sample,
+    Source,
+    SourceInfo,
+    Task,
+)
 from opabinia.data.sources import DigitScenes
 from opabinia.models.layers import build_normalization
 
@@ -27,15 +38,14 @@ IGNORE = 255
 
 
 @register.source
-class DigitSegmentation:
+class DigitSegmentation(Source):
     """Scenes of handwritten digits, 128 x 128, with a segmentation map of background and ten digits.
 
     Args:
         split: train or val.
     """
 
-    channels = 1
-    classes = ("background", *"0123456789")
+    info = SourceInfo(channels=1, classes=("background", *"0123456789"))
 
     def __init__(self, *, split: Literal["train", "val"] = "train") -> None:
         self._scenes = DigitScenes(split=split, masks=True)

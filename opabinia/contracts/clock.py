@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from opabinia.contracts.plans import GlobalBatch, Plan, UniformPlan
+from opabinia.contracts.plans import GlobalBatch, Plan
 from opabinia.runtime.durations import Duration
 
 
@@ -42,7 +42,7 @@ class Clock:
         start = plan.epoch_start(epoch)
         current = min(epoch, max(0, plan.epochs - 1))
         length = plan.epoch_start(current + 1) - plan.epoch_start(current) if plan.epochs else 1
-        starts = None if isinstance(plan, UniformPlan) else plan.epoch_start
+        starts = plan.epoch_start if plan.steps_per_epoch is None else None
         return cls(step, epoch, step - start, plan.samples_before(step), plan.total_steps, length, starts)
 
     def following(self, plan: Plan, row: GlobalBatch) -> Clock:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from opabinia.contracts.data import Batch
-from opabinia.contracts.optional import OptionalMeta
 from opabinia.runtime.durations import Duration
 
 
@@ -58,6 +57,10 @@ class Plan(Protocol):
     @property
     def epochs(self) -> int: ...
 
+    @property
+    def steps_per_epoch(self) -> int | None:
+        """Number of steps in an epoch, if it is the same in all."""
+
     def row(self, step: int) -> GlobalBatch: ...
 
     def epoch_start(self, epoch: int) -> int:
@@ -66,14 +69,6 @@ class Plan(Protocol):
 
     def samples_before(self, step: int) -> int:
         """Return the number of samples in the batches before ``step``."""
-
-
-@runtime_checkable
-class UniformPlan(Plan, Protocol, metaclass=OptionalMeta):
-    """A plan whose epochs all have the same number of steps."""
-
-    @property
-    def steps_per_epoch(self) -> int: ...
 
 
 @dataclass(frozen=True)

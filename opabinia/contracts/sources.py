@@ -1,223 +1,265 @@
-"""Sources: where samples come from, and the optional abilities of a source."""
+"""Sources: where samples come from, and what is known about the samples without reading them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any
 
+import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from opabinia.contracts.data import Batch, Indices, Sample
-from opabinia.contracts.optional import OptionalMeta
+from opabinia.contracts.ranges import Channels
 
 
-@runtime_checkable
-class Source(Protocol):
+class RaggedArray(Sequence[Indices]):
+    """N lists of integers of any lengths in two arrays, whose memory the loader's workers share."""
+
+    def __init__(self, lists: Iterable[Iterable[int]]) -> None:
+        arrays = [np.fromiter(values, dtype=np.int64) for values in lists]
+        self._values = np.concatenate([np.zeros(0, dtype=np.int64), *arrays])
+        self._ends = np.cumsum([len(values) for values in arrays], dtype=np.int64)
+
+    @classmethod
+    def group_unique(cls, groups: Indices, values: Indices, count: int) -> RaggedArray:
+        """Return the sorted distinct ``values`` of each of ``count`` groups; ``groups`` has the group of each value."""
+        result = cls([])
+        pairs = np.unique(np.stack([groups, values], 1), axis=0)
+        result._values = pairs[:, 1].copy()
+        result._ends = np.searchsorted(pairs[:, 0], np.arange(count), "right")
+        return result
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def __getitem__(self, index: int) -> Indices:  # type: ignore[override]  # nobody needs slices
+        if not 0 <= index < len(self):
+            raise IndexError(f"index {index} of {len(self)}")
+        return self._values[self._ends[index - 1] if index else 0 : self._ends[index]]
+
+    def tobytes(self) -> bytes:
+        """Return the content, for fingerprints."""
+        return self._values.tobytes() + self._ends.tobytes()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SourceInfo:
+    """Facts about N samples of K classes, known without reading a sample. None and empty ones are unknown.
+
+    Attributes:
+        channels: channels of an image: 1 (gray) or 3 (color).
+        classes: class names; the index is the label. Empty if there are no labels.
+        encoded: :meth:`Source.encoded` returns images that are not decoded yet.
+        labels: int64, N; of multi-label data float32 of 0 and 1, N x K.
+        multi_label: a sample may have several labels, or none.
+        partly_labeled: keys that some samples lack, for multi-task training: ``label``, ``boxes`` (and then ``labels``
+            and all else of objects, too), ``masks``, ``keypoints`` (and then ``visibility``, too) or ``mask``.
+        sizes: height and width of each image (int64, N x 2).
+        shards: number of samples in each shard file (int64), if samples lie in files one after the other.
+        starts: index of the first sample of each source of a concatenation.
+        errors: the errors of the annotations that were fixed (:class:`opabinia.data.sources.annotation_errors`).
+
+        identities: labels are identities, for re-identification and retrieval.
+        reuses_names: the test set uses the names of training identities for other ones.
+        camera_count, view_count: number of cameras and viewpoints (front, side ...) in the whole dataset.
+        cameras, views: of each image, from 0 (int64, N).
+        queries: True for a query, False for an image of the gallery (bool, N).
+
+        boxes, masks, oriented: samples have objects with bounding boxes, with instance masks, with rotated boxes.
+        keypoints: names of the keypoints of an object.
+        category_ids: the id of each class in the annotation file; results are written with it.
+        frequencies: ``r``, ``c`` or ``f`` (rare, common, frequent) for each class (LVIS).
+        present: for each image the classes in it, each once (N arrays of int64).
+
+        maps: samples have a segmentation map.
+        thing_labels: of panoptic data, the labels of the classes with countable objects.
+        colors: red, green, blue (0 to 255) of each class, for drawing.
+    """
+
+    channels: Channels = 3
+    classes: tuple[str, ...] = ()
+    encoded: bool = False
+    labels: NDArray[Any] | None = None
+    multi_label: bool = False
+    partly_labeled: tuple[str, ...] = ()
+    sizes: Indices | None = None
+    shards: Indices | None = None
+    starts: tuple[int, ...] | None = None
+    errors: tuple[Any, ...] = ()
+
+    identities: bool = False
+    reuses_names: bool = False
+    camera_count: int = 0
+    view_count: int = 0
+    cameras: Indices | None = None
+    views: Indices | None = None
+    queries: NDArray[Any] | None = None
+
+    boxes: bool = False
+    masks: bool = False
+    oriented: bool = False
+    keypoints: tuple[str, ...] = ()
+    category_ids: tuple[int, ...] = ()
+    frequencies: tuple[str, ...] = ()
+    present: Sequence[Indices] | None = None
+
+    maps: bool = False
+    thing_labels: tuple[int, ...] = ()
+    colors: tuple[tuple[int, int, int], ...] = ()
+
+    @property
+    def single_labels(self) -> Indices | None:
+        """The labels if each sample has one (int64, N)."""
+        return None if self.labels is None or np.ndim(self.labels) != 1 else np.asarray(self.labels)
+
+    @property
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """The known ones of ``label``, ``camera``, ``view`` and ``query``, with a row for each sample."""
+        columns = {"label": self.labels, "camera": self.cameras, "view": self.views, "query": self.queries}
+        return {key: column for key, column in columns.items() if column is not None}
+
+    def labels_of(self, index: int) -> Sample:
+        """Return the row of a sample in all :attr:`columns`."""
+        rows = {key: column[index] for key, column in self.columns.items()}
+        return {key: torch.from_numpy(row.copy()) if np.ndim(row) else row.item() for key, row in rows.items()}
+
+    def select(self, indices: Indices) -> SourceInfo:
+        """Return the facts about some of the samples (int64, M), in this order."""
+        names = ("labels", "sizes", "cameras", "views", "queries")
+        columns = {name: column[indices] for name in names if (column := getattr(self, name)) is not None}
+        present = None if self.present is None else RaggedArray(self.present[index] for index in indices.tolist())
+        return replace(self, shards=None, starts=None, present=present, **columns)
+
+    def relabel(self, classes: Sequence[str], new_labels: Indices) -> SourceInfo:
+        """Return the facts about the same samples with other classes.
+
+        Args:
+            classes: their names.
+            new_labels: the new label of each old one (int64, K).
+        """
+        things = np.unique(new_labels[list(self.thing_labels)]).tolist()
+        return replace(
+            self,
+            classes=tuple(classes),
+            labels=None if self.labels is None else convert_labels(self.labels, new_labels, len(classes)),
+            category_ids=tuple(range(1, len(classes) + 1)) if self.category_ids else (),
+            present=None if self.present is None else RaggedArray(np.unique(new_labels[own]) for own in self.present),
+            thing_labels=tuple(things),
+            frequencies=(),
+            colors=(),
+        )
+
+    def without_labels(self) -> SourceInfo:
+        """Return what says nothing about the content of images."""
+        return SourceInfo(
+            channels=self.channels, encoded=self.encoded, sizes=self.sizes, shards=self.shards, starts=self.starts
+        )
+
+    @staticmethod
+    def concat(infos: Sequence[SourceInfo]) -> SourceInfo:
+        """Return the facts about sources with the same channels and classes, one after the other; without those about
+        identities, which may differ in meaning. What one of them does not know is unknown."""
+        if not infos:
+            raise ValueError("sources: at least one is needed")
+        first = infos[0]
+
+        def join(name: str) -> Any:
+            columns = [getattr(info, name) for info in infos]
+            return None if any(column is None for column in columns) else np.concatenate(columns)
+
+        objects = first if all(info.boxes for info in infos) else SourceInfo()
+        present = [info.present for info in infos if info.present is not None]
+        return SourceInfo(
+            channels=first.channels,
+            classes=first.classes,
+            encoded=all(info.encoded for info in infos),
+            labels=join("labels"),
+            multi_label=first.multi_label,
+            partly_labeled=tuple(dict.fromkeys(chain.from_iterable(info.partly_labeled for info in infos))),
+            sizes=join("sizes"),
+            present=RaggedArray(chain.from_iterable(present)) if len(present) == len(infos) else None,
+            boxes=objects.boxes,
+            masks=objects.masks,
+            oriented=objects.oriented,
+            keypoints=objects.keypoints,
+            category_ids=objects.category_ids,
+            frequencies=objects.frequencies,
+            maps=all(info.maps for info in infos),
+            thing_labels=tuple(sorted({label for info in infos for label in info.thing_labels})),
+        )
+
+
+def convert_labels(labels: NDArray[Any], new_labels: Indices, classes: int) -> NDArray[Any]:
+    """Return other labels for labels (integers, any shape) or for columns of 0 and 1 for each class (float, ... x K).
+
+    Args:
+        labels: of samples.
+        new_labels: the new label of each old one (int64, K).
+        classes: number of new classes.
+    """
+    if labels.dtype.kind in "iu":
+        converted: NDArray[Any] = new_labels[labels]
+        return converted
+    columns = np.zeros((*labels.shape[:-1], classes), dtype=labels.dtype)
+    for old, new in enumerate(new_labels.tolist()):
+        columns[..., new] = np.maximum(columns[..., new], labels[..., old])
+    return columns
+
+
+class Source:
     """Samples by index. Reading one must not depend on any other having been read.
 
-    A source may have any of the optional abilities below; the code that can use one asks with ``isinstance``.
+    A source sets ``info`` and defines ``__len__`` and ``__getitem__``; the other methods have defaults.
+
+    Attributes:
+        info: what is known without reading a sample; it holds the classes.
     """
 
+    info: SourceInfo
+
     @property
-    def channels(self) -> int:
+    def channels(self) -> Channels:
         """Channels of an image: 1 (gray) or 3 (color)."""
+        return self.info.channels
 
     @property
-    def classes(self) -> Sequence[str]:
-        """Class names; the index is the label. Empty if there are no labels."""
+    def classes(self) -> tuple[str, ...]:
+        """Class names; the index is the label."""
+        return self.info.classes
 
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        raise NotImplementedError
 
-    def __getitem__(self, index: int) -> Sample: ...
-
-
-@runtime_checkable
-class LabeledSource(Source, Protocol, metaclass=OptionalMeta):
-    """A source that knows its labels without reading samples, for samplers that balance classes."""
-
-    @property
-    def labels(self) -> NDArray[Any]:
-        """int64, N; float32 of 0 and 1, N x K, of a multi-label source."""
-
-
-@runtime_checkable
-class MultiLabelSource(Source, Protocol, metaclass=OptionalMeta):
-    """A source that says whether a sample may have several labels; without it, a sample has one."""
-
-    @property
-    def multi_label(self) -> bool: ...
-
-
-@runtime_checkable
-class PartlyLabeledSource(Source, Protocol, metaclass=OptionalMeta):
-    """A source of which some samples lack labels that others have, for multi-task training."""
-
-    @property
-    def partly_labeled(self) -> Sequence[str]:
-        """Keys that some samples lack: ``label``, ``boxes`` (and then ``labels`` and all else of objects, too),
-        ``masks``, ``keypoints`` (and then ``visibility``, too) or ``mask``."""
-
-
-@runtime_checkable
-class BatchSource(Source, Protocol, metaclass=OptionalMeta):
-    """A source that returns whole batches, such as arrays in memory."""
-
-    def batch(self, indices: Indices) -> Batch:
-        """Return the collated samples of ``indices`` (int64, B)."""
-
-
-@runtime_checkable
-class EncodedSource(Source, Protocol, metaclass=OptionalMeta):
-    """A source of image files whose samples can be had before they are decoded."""
+    def __getitem__(self, index: int) -> Sample:
+        raise NotImplementedError
 
     def encoded(self, index: int) -> Sample:
-        """Return a sample without boxes or masks whose image is an encoded one (see ``opabinia.data.decoding``)."""
+        """Return a sample without boxes or masks whose image is not decoded yet (``opabinia.data.decoding.images``).
+        Sources that do this have ``encoded`` in their info; others return the sample."""
+        return self[index]
 
+    def batch(self, indices: Indices) -> Batch | None:
+        """Return the collated samples of ``indices`` (int64, B), such as those of arrays in memory; None: they must be
+        read one by one."""
+        return None
 
-@runtime_checkable
-class FingerprintedSource(Source, Protocol, metaclass=OptionalMeta):
-    """A source that can be compared with the source of an earlier run."""
-
-    def fingerprint(self) -> str:
-        """Return a text that changes with the samples and their order."""
-
-
-@runtime_checkable
-class FileSource(Source, Protocol, metaclass=OptionalMeta):
-    """A source that knows the files of a sample. Those of a batch are fetched from remote storage together."""
+    def id(self, index: int) -> str:
+        """Return the ``id`` of a sample. By default this reads the sample."""
+        return str(self.encoded(index)["id"])
 
     def paths(self, index: int) -> Sequence[bytes]:
-        """Return the files that are read with a sample (images, maps, videos)."""
+        """Return the files that are read with a sample (images, maps, videos). Those of a batch are fetched from remote
+        storage together."""
+        return ()
 
+    def fingerprint(self) -> str:
+        """Return a text that changes with the samples and their order, to compare it with that of an earlier run."""
+        return f"{len(self)} samples, {len(self.classes)} classes"
 
-@runtime_checkable
-class NamedSource(Source, Protocol, metaclass=OptionalMeta):
-    """A source that knows the ``id`` of a sample without reading it."""
-
-    def id(self, index: int) -> str: ...
-
-
-@runtime_checkable
-class ShardedSource(Source, Protocol, metaclass=OptionalMeta):
-    """A source whose samples lie in shard files, one file after the other."""
-
-    @property
-    def shards(self) -> Indices:
-        """Number of samples in each file (int64)."""
-
-
-@runtime_checkable
-class ConcatenatedSource(Source, Protocol, metaclass=OptionalMeta):
-    """Several sources, one after the other."""
-
-    @property
-    def starts(self) -> Sequence[int]:
-        """Index of the first sample of each source."""
-
-
-@runtime_checkable
-class SizedSource(Source, Protocol, metaclass=OptionalMeta):
-    """A source that knows the sizes of its images without decoding them."""
-
-    @property
-    def sizes(self) -> Indices:
-        """Height and width of each image (int64, N x 2)."""
-
-
-@runtime_checkable
-class IdentitySource(Source, Protocol, metaclass=OptionalMeta):
-    """A source whose labels are identities, for re-identification and retrieval."""
-
-    @property
-    def camera_count(self) -> int:
-        """Number of cameras; 0 if unknown."""
-
-    @property
-    def view_count(self) -> int:
-        """Number of viewpoints (front, side ...); 0 if unknown."""
-
-
-@runtime_checkable
-class CameraSource(Source, Protocol, metaclass=OptionalMeta):
-    """A source that knows the camera of each image. The attribute may be None: then it does not."""
-
-    @property
-    def cameras(self) -> Indices:
-        """int64, N, from 0."""
-
-
-@runtime_checkable
-class ViewpointSource(Source, Protocol, metaclass=OptionalMeta):
-    """A source that knows the viewpoint of each image. The attribute may be None: then it does not."""
-
-    @property
-    def views(self) -> Indices:
-        """int64, N, from 0."""
-
-
-@runtime_checkable
-class QuerySource(Source, Protocol, metaclass=OptionalMeta):
-    """A retrieval source split into queries and gallery. The attribute may be None: then it is not split."""
-
-    @property
-    def queries(self) -> NDArray[Any]:
-        """True for a query, False for an image of the gallery (bool, N)."""
-
-
-@runtime_checkable
-class DetectionSource(Source, Protocol, metaclass=OptionalMeta):
-    """A source of images with annotated objects. A class that inherits from it gets the values below as defaults.
-
-    Attributes:
-        has_boxes: whether samples have bounding boxes.
-        has_masks: whether they have instance masks.
-        keypoints: names of the keypoints of an object; empty if there are none.
-        category_ids: the id of each class in the annotation file; results are written with it.
-        frequencies: ``r``, ``c`` or ``f`` (rare, common, frequent) for each class (LVIS); empty if unknown.
-    """
-
-    has_boxes: bool = True
-    has_masks: bool = False
-    keypoints: Sequence[str] = ()
-    category_ids: Sequence[int] = ()
-    frequencies: Sequence[str] = ()
-
-
-@runtime_checkable
-class SegmentationSource(Source, Protocol, metaclass=OptionalMeta):
-    """A source of images with a segmentation map. A class that inherits from it gets the values below as defaults.
-
-    Attributes:
-        has_maps: whether samples have a segmentation map.
-        thing_labels: of panoptic data, the labels of the classes with countable objects; empty if unknown.
-        colors: the color of each class, red, green, blue (0 to 255), for drawing; empty takes a palette of its own.
-    """
-
-    has_maps: bool = True
-    thing_labels: Sequence[int] = ()
-    colors: Sequence[tuple[int, int, int]] = ()
-
-
-@runtime_checkable
-class OrientedSource(Source, Protocol, metaclass=OptionalMeta):
-    """A :class:`DetectionSource` that says whether its boxes are oriented (rotated); without it, they are upright."""
-
-    @property
-    def oriented(self) -> bool: ...
-
-
-@runtime_checkable
-class ImageClassesSource(Source, Protocol, metaclass=OptionalMeta):
-    """A source of annotated objects that knows the classes in each image, for samplers that repeat rare classes."""
-
-    @property
-    def present(self) -> Sequence[Indices]:
-        """For each of N images the classes in it, each once (int64)."""
-
-
-@runtime_checkable
-class RelabelingSource(Source, Protocol, metaclass=OptionalMeta):
-    """A source of annotated objects whose classes can be changed, to unite it with other sources."""
-
-    def relabeled(self, classes: tuple[str, ...], new_labels: Indices) -> Source:
-        """Return the same images with other classes; ``new_labels`` has the new label of each of its classes."""
+    def relabeled(self, classes: tuple[str, ...], new_labels: Indices) -> Source | None:
+        """Return the same samples with other classes; ``new_labels`` (int64, K) has the new label of each of its own.
+        None: the labels and maps of its samples are converted one by one."""
+        return None

@@ -43,11 +43,8 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from opabinia.contracts import (
     Batch,
-    BatchSource,
     CombiningTransform,
     DatasetInfo,
-    EncodedSource,
-    FileSource,
     GlobalBatch,
     Indices,
     Mix,
@@ -194,7 +191,7 @@ _MAX_REPLACEMENTS = 20
 class BatchReader(Dataset[LoadedBatch | _Failure]):
     """Read the batch of a request: read, transform, collate, resize, mix. A pure function of seed and request.
 
-    If there are no transforms, a source that returns whole batches (:class:`BatchSource`) is asked for these.
+    If there are no transforms, the source is asked for the whole batch.
 
     Attributes:
         source: of the samples.
@@ -230,10 +227,10 @@ class BatchReader(Dataset[LoadedBatch | _Failure]):
 
     def __getitem__(self, request: Request) -> LoadedBatch | _Failure:
         start = time.perf_counter()
-        if self._batch_source and not self.mixes and request.row.shape is None and not self.task:
-            # Nothing is drawn and nothing computed, so the generators need no care. An error is reproduced below.
-            with suppress(Exception):
-                batch = self._batch_source.batch(request.indices)
+        if not self.mixes and request.row.shape is None and not self.task:
+            # Nothing is drawn and nothing computed, so the generators need no care.
+            batch = self._whole_batch(request)
+            if batch is not None:
                 return LoadedBatch(request.row, batch, (), time.perf_counter() - start)
         try:
             with preserve_generators(), _one_thread():
@@ -241,9 +238,13 @@ class BatchReader(Dataset[LoadedBatch | _Failure]):
         except DataError as error:
             return _Failure(str(error), traceback.format_exc())
 
-    @cached_property
-    def _batch_source(self) -> BatchSource | None:
-        return self.source if not self.transforms and isinstance(self.source, BatchSource) else None
+    def _whole_batch(self, request: Request) -> Batch | None:
+        """Return the batch of a source that returns whole batches; None: read one by one, the samples show which of
+        them is at fault, if any."""
+        if not self.transforms:
+            with suppress(Exception):
+                return self.source.batch(request.indices)
+        return None
 
     def batch(self, request: Request) -> Batch:
         """Return the batch of a request with at least one readable sample. Seeds and uses the global generators.
@@ -280,12 +281,11 @@ class BatchReader(Dataset[LoadedBatch | _Failure]):
     def _collate(self, request: Request, deferred: bool = True) -> tuple[Batch | None, list[str]]:
         """Return the batch and the messages of skipped samples; ``deferred`` as in :meth:`_transformed_sample`."""
         row, deferred = request.row, deferred and self._defers
-        if self._batch_source:
-            with suppress(Exception):  # read one by one, the samples show which of them is at fault
-                return self._batch_source.batch(request.indices), []
-        if isinstance(self.source, FileSource):
-            with _errors_in(f"step {row.step}", self.source):
-                fetch_all(chain.from_iterable(map(self.source.paths, request.indices.tolist())))
+        batch = self._whole_batch(request)
+        if batch is not None:
+            return batch, []
+        with _errors_in(f"step {row.step}", self.source):
+            fetch_all(chain.from_iterable(map(self.source.paths, request.indices.tolist())))
         skipped: list[str] = []
         samples = []
         for position, index in zip(request.positions.tolist(), request.indices.tolist(), strict=True):
@@ -324,8 +324,8 @@ class BatchReader(Dataset[LoadedBatch | _Failure]):
 
     def _replacement(self, tried: list[int], draw: int) -> int:
         """Return another index than those tried: of the first one's label, since samplers rely on it; else any."""
-        labels = np.asarray(getattr(self.source, "labels", ()))
-        if labels.ndim == 1 and labels.size:
+        labels = self.source.info.single_labels
+        if labels is not None:
             same_label = np.setdiff1d(np.flatnonzero(labels == labels[tried[0]]), tried)
             if same_label.size:
                 return int(same_label[draw % same_label.size])
@@ -380,7 +380,7 @@ class BatchReader(Dataset[LoadedBatch | _Failure]):
     def _read_source(self) -> Callable[[int], Sample]:
         """Returns a sample by index; with its image still encoded if the first transform decodes it."""
         decodes = bool(self.transforms) and _takes_encoded(self.transforms[0])
-        if self.reduced and decodes and isinstance(self.source, EncodedSource):
+        if self.reduced and decodes and self.source.info.encoded:
             encoded = self.source.encoded
             return lambda index: read_encoded(encoded(index))
         return self.source.__getitem__

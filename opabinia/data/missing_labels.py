@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torchvision import tv_tensors
 
-from opabinia.contracts import IGNORE_LABEL, DetectionSource, MultiLabelSource, PartlyLabeledSource, Sample
+from opabinia.contracts import IGNORE_LABEL, Sample, SourceInfo
 
 KEYS = ("label", "boxes", "masks", "keypoints", "mask")
 """Keys of samples that some of them may lack."""
@@ -16,20 +16,18 @@ class MarkMissingLabels:
     collated. Tasks skip samples without their labels, so empty labels are never learned.
 
     Args:
-        source: of the samples.
+        info: of the source.
 
     Raises:
         ValueError: a key of ``partly_labeled`` is none of :data:`KEYS`.
     """
 
-    def __init__(self, source: PartlyLabeledSource) -> None:
-        self._keys = tuple(source.partly_labeled)
+    def __init__(self, info: SourceInfo) -> None:
+        self._keys = info.partly_labeled
         if unknown := set(self._keys) - set(KEYS):
             raise ValueError(f"partly_labeled: {min(unknown)!r} is none of {', '.join(KEYS)}")
-        self._with_masks = isinstance(source, DetectionSource) and source.has_masks
-        self._points = len(source.keypoints) if isinstance(source, DetectionSource) else 0
-        multi_label = isinstance(source, MultiLabelSource) and source.multi_label
-        self._label = torch.zeros(len(source.classes)) if multi_label else 0
+        self._with_masks, self._points = info.masks, len(info.keypoints)
+        self._label = torch.zeros(len(info.classes)) if info.multi_label else 0
 
     def __call__(self, sample: Sample) -> Sample:
         """Return the sample with ``missing`` and all labels."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 from annotated_types import Interval, MinLen
 
 from opabinia.config import register
-from opabinia.contracts import CombiningTransform, Count, EncodedSource, MixPart, SamplerPart, SourcePart, TransformPart
+from opabinia.contracts import CombiningTransform, Count, MixPart, SamplerPart, SourcePart, TransformPart
 from opabinia.runtime.durations import Duration
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ class Data:
 
     def faster_options(self, gpu: bool) -> list[str]:
         """Return settings that are not used and could speed up reading, for a run on a GPU or on the CPU."""
-        encoded = isinstance(self.train.source, EncodedSource)
+        encoded = self.train.source.info.encoded
         options = {
             "data.cache: disk": encoded and self.cache is None,
             "data.decode: reduced": encoded and self.cache is None and self.decode == "full",

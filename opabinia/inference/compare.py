@@ -11,7 +11,7 @@ from PIL import ImageOps
 from typing_extensions import TypedDict
 
 from opabinia.config import ConfigError, Problem
-from opabinia.contracts import Comparison, DrawOptions, EncodedSource, NamedSource, Sample, Source
+from opabinia.contracts import Comparison, DrawOptions, Sample, Source
 from opabinia.inference.input_files import drawing_name, raise_skipped
 from opabinia.inference.load import load
 from opabinia.inference.predictor import Predictor
@@ -129,7 +129,7 @@ def evaluation_name(run: Path, split: str, predictor: Predictor) -> str:
 def select_samples(predictor: Predictor, run: Path, evaluation: str, source: Source, count: int) -> list[int]:
     """Return indices of samples to show: the worst of the last evaluation first; of videos at most half of them are
     those (more if there are too few others), and each video is shown once."""
-    if not predictor.takes_video or not isinstance(source, NamedSource):
+    if not predictor.takes_video:
         return list(islice(dict.fromkeys(chain(worst_samples(run, evaluation, source), range(len(source)))), count))
     first_views = list({source.id(index): index for index in reversed(range(len(source)))}.values())[::-1]
     rank = {row["id"]: position for position, row in enumerate(evaluation_details(run, evaluation).get("worst", []))}
@@ -186,10 +186,7 @@ def worst_samples(run: Path, evaluation: str, source: Source) -> list[int]:
     for index in range(len(source)):
         if not missing:
             break
-        if isinstance(source, NamedSource):
-            name = source.id(index)
-        else:  # without decoding the image if the source allows it
-            name = str((source.encoded(index) if isinstance(source, EncodedSource) else source[index])["id"])
+        name = source.id(index)
         if name in missing:
             indices[name] = index
             missing.discard(name)

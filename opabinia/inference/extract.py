@@ -22,7 +22,7 @@ from typing_extensions import TypedDict
 from opabinia.config import ConfigError, Problem, Resolved, flatten
 from opabinia.config.build import errors_at
 from opabinia.config.errors import listing
-from opabinia.contracts import EMBEDDING, Batch, EncodedSource, Sample
+from opabinia.contracts import EMBEDDING, Batch, Sample
 from opabinia.data.decoding.cache import with_cache
 from opabinia.data.loader import BatchReader, DataError, Loader, Request
 from opabinia.data.sample_keys import object_keys
@@ -49,7 +49,6 @@ from opabinia.runtime.processes import from_rank_zero, gather, is_rank_zero, ran
 from opabinia.runtime.progress import progress_bar
 from opabinia.runtime.text import plural
 from opabinia.training.run_folder import build_parts, chosen_checkpoint, process_group_options, resolve
-from opabinia.training.samples import fingerprint
 from opabinia.training.trained_model import Weights
 
 Format = Literal["npy", "parquet"]
@@ -210,7 +209,7 @@ def build_job(
         (stream,) = data.validation
     source, seed = stream.source, config["seed"] or 0
     # A memory cache is useless here: each sample is read once.
-    if data.cache == "disk" and isinstance(source, EncodedSource):
+    if data.cache == "disk" and source.info.encoded:
         with errors_at("data.cache"):
             source = with_cache(source, data.cache, None, stream.prefix)
     reader = BatchReader(
@@ -225,7 +224,7 @@ def build_job(
         "layers": features.modules,
         "split": stream.prefix,
         "data": {key: config["data"]["val"][key] for key in ("source", "transforms")},
-        "fingerprint": fingerprint(stream.source),
+        "fingerprint": stream.source.fingerprint(),
         "on_error": data.on_error,
         "batch_size": batch_size,
         "task": config["task"],

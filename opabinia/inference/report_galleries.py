@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from opabinia.contracts import EMBEDDING, DrawOptions, Indices, LabeledSource, NamedSource, Presenter, Sample, Source
+from opabinia.contracts import EMBEDDING, DrawOptions, Indices, Presenter, Sample, Source
 from opabinia.inference import compare
 from opabinia.inference import embedding_map as maps
 from opabinia.inference.predictor import Prediction, Predictor
@@ -68,7 +68,7 @@ class Gallery:
 
 def training_samples(source: Source, predictor: Predictor) -> list[Gallery]:
     """Return a gallery of some samples of all classes, with their ground truth."""
-    labels = labels_of(source)
+    labels = source.info.single_labels
     indices = round_robin(labels, spread_samples(len(source), labels, PREDICTED), SHOWN)
     samples = [source[index] for index in indices]
     images = [
@@ -92,7 +92,7 @@ def validation_galleries(
     indices = compare.select_samples(predictor, run, evaluation, source, VIDEOS if predictor.takes_video else COMPARED)
     if not indices:
         return []
-    is_compared = predictor.takes_video or labels_of(source) is None
+    is_compared = predictor.takes_video or source.info.single_labels is None
     if is_compared and compare.compare_sample(predictor, source[indices[0]], source.classes, OPTIONS) is not None:
         counted = compare.evaluation_details(run, evaluation).get("counted")
         return [partial(_comparisons, source, predictor, indices, counted["min_score"] if counted else None)]
@@ -100,12 +100,6 @@ def validation_galleries(
 
 
 # --- choice of samples ------------------------------------------------------------------------------------------------
-
-
-def labels_of(source: Source) -> Indices | None:
-    """Return the class numbers of the samples (N), if each has one."""
-    labels = source.labels if isinstance(source, LabeledSource) else None
-    return np.asarray(labels) if labels is not None and np.ndim(labels) == 1 else None
 
 
 def spread_samples(count: int, labels: Indices | None, most: int) -> list[int]:
@@ -182,14 +176,14 @@ def _comparisons(
 
 def _queries(run: Path, evaluation: str, source: Source) -> list[Gallery]:
     """Return the queries that the last evaluation lists, with their nearest images."""
-    if not isinstance(source, NamedSource):
-        return []
     details = compare.evaluation_details(run, evaluation).get("retrieval", {})
     selected: dict[str, Sequence[Mapping[str, Any]]] = {
         "Queries, from the worst to the best": details.get("others", [])[:QUERIES],
         "The worst queries": details.get("worst", [])[:QUERIES],
     }
     queries = list(chain.from_iterable(selected.values()))
+    if not queries:
+        return []
     needed = {name for query in queries for name in (query["query"], *query["nearest"])}
     indices = {name: index for index in range(len(source)) if (name := source.id(index)) in needed}
     note = "the query is the first in its row, followed by the images nearest to it"
@@ -212,7 +206,7 @@ def _query_row(source: Source, query: Mapping[str, Any], indices: Mapping[str, i
 
 def _predictions(run: Path, evaluation: str, source: Source, predictor: Predictor) -> list[Gallery]:
     """Return the mistakes of a classifier; of other models a map of embeddings, or captions."""
-    labels = labels_of(source)
+    labels = source.info.single_labels
     indices = spread_samples(len(source), labels, PREDICTED)
     first = next(_predict(source, indices[:1], predictor))
     if "probabilities" in first:

@@ -13,7 +13,6 @@ from opabinia.runtime.environment import library_versions
 from opabinia.runtime.log import log
 from opabinia.runtime.processes import world_size
 from opabinia.training.loaders import TrainingBatches
-from opabinia.training.samples import fingerprint
 
 _FIXED = {
     "seed": "seed",
@@ -35,7 +34,7 @@ def describe_run(batches: TrainingBatches, threads: int) -> dict[str, Any]:
     return {
         "seed": batches.seed,
         "global_batch_size": data.batch_size,
-        "data": fingerprint(data.train.source),
+        "data": data.train.source.fingerprint(),
         "shuffle": data.shuffle,
         "order": batches.order_fingerprint(),
         "facts": asdict(batches.dataset_info),

@@ -14,17 +14,9 @@ from opabinia.contracts import (
     Batch,
     DataMismatch,
     DatasetInfo,
-    DetectionSource,
-    FingerprintedSource,
     GlobalBatch,
-    IdentitySource,
-    ImageClassesSource,
-    LabeledSource,
-    MultiLabelSource,
-    OrientedSource,
-    QuerySource,
-    SegmentationSource,
     Source,
+    SourceInfo,
     Task,
 )
 from opabinia.data import Data, Stream, ValidationStream
@@ -123,7 +115,7 @@ def read_dataset_info(stream: Stream, *, skip: bool = False) -> DatasetInfo:
     Raises:
         ConfigError: a label of the source is not one of its classes.
     """
-    source = stream.source
+    source, facts = stream.source, stream.source.info
     if isinstance(source, Mixture):
         streams = {
             name: read_dataset_info(Stream(source=own.source, transforms=own.transforms), skip=skip)
@@ -138,38 +130,34 @@ def read_dataset_info(stream: Stream, *, skip: bool = False) -> DatasetInfo:
                 raise ConfigError(Problem("", f"data.train.source.streams.{name}", message))
         return DatasetInfo(samples=len(source), channels=channels, streams=streams)
     _check_labels(source)
-    channels = source.channels
+    channels = facts.channels
     if len(source):
         batch = first_samples(stream, 1, skip=skip)
-        if isinstance(source, SegmentationSource):
+        if facts.maps:
             _warn_of_unlabeled_pixels(stream, batch, skip)
         image = batch["views"][0] if "views" in batch else batch.get("image")
         channels = image.shape[-3 if image.ndim > 3 else 1] if image is not None else channels
-    queries = source.queries if isinstance(source, QuerySource) else ()
-    identity = source if isinstance(source, IdentitySource) else None
-    detection = source if isinstance(source, DetectionSource) else None
-    segmentation = source if isinstance(source, SegmentationSource) else None
-    multi_label = isinstance(source, MultiLabelSource) and source.multi_label
-    labels = source.labels if multi_label and len(source) and isinstance(source, LabeledSource) else None
+    queries = () if facts.queries is None else facts.queries
+    labels = facts.labels if facts.multi_label and len(source) else None
     return DatasetInfo(
         samples=len(source),
         channels=channels,
-        classes=tuple(source.classes),
-        multi_label=multi_label,
-        label_shares=() if labels is None else tuple(np.asarray(labels).mean(0, dtype=np.float64).tolist()),
-        cameras=identity.camera_count if identity else 0,
-        views=identity.view_count if identity else 0,
+        classes=facts.classes,
+        multi_label=facts.multi_label,
+        label_shares=() if labels is None else tuple(labels.mean(0, dtype=np.float64).tolist()),
+        cameras=facts.camera_count,
+        views=facts.view_count,
         queries=len(np.unique(queries)) == 2,  # all are queries, or none: there is no gallery
-        boxes=detection.has_boxes if detection else False,
-        masks=detection.has_masks if detection else False,
-        oriented=isinstance(source, OrientedSource) and source.oriented,
-        maps=segmentation.has_maps if segmentation else False,
-        thing_labels=tuple(segmentation.thing_labels) if segmentation else (),
-        colors=tuple(segmentation.colors) if segmentation else (),
-        keypoints=tuple(detection.keypoints) if detection else (),
-        category_ids=tuple(detection.category_ids) if detection else (),
-        frequencies=tuple(detection.frequencies) if detection else (),
-        image_counts=_image_counts(source) if isinstance(source, ImageClassesSource) else (),
+        boxes=facts.boxes,
+        masks=facts.masks,
+        oriented=facts.oriented,
+        maps=facts.maps,
+        thing_labels=facts.thing_labels,
+        colors=facts.colors,
+        keypoints=facts.keypoints,
+        category_ids=facts.category_ids,
+        frequencies=facts.frequencies,
+        image_counts=_image_counts(facts),
         task=(stream.task or "") if isinstance(stream, ValidationStream) else "",
     )
 
@@ -190,9 +178,11 @@ def _warn_of_unlabeled_pixels(stream: Stream, first: Batch, skip: bool) -> None:
             log.warning(message, plural(count, "sample"), batch["id"][0])
 
 
-def _image_counts(source: ImageClassesSource) -> tuple[int, ...]:
-    present = np.concatenate([np.zeros(0, dtype=np.int64), *source.present])
-    return tuple(np.bincount(present, minlength=len(source.classes)).tolist())
+def _image_counts(info: SourceInfo) -> tuple[int, ...]:
+    if info.present is None:
+        return ()
+    present = np.concatenate([np.zeros(0, dtype=np.int64), *info.present])
+    return tuple(np.bincount(present, minlength=len(info.classes)).tolist())
 
 
 def _check_labels(source: Source) -> None:
@@ -201,8 +191,7 @@ def _check_labels(source: Source) -> None:
     Raises:
         ConfigError: some are not one of the classes; the first of them is named.
     """
-    labels = np.asarray(source.labels if isinstance(source, LabeledSource) else ())
-    classes = len(source.classes)
+    labels, classes = np.asarray(() if source.info.labels is None else source.info.labels), len(source.classes)
     if not labels.size or not classes:
         return
     if labels.ndim == 1 and labels.min() >= 0 and labels.max() < classes:
@@ -217,10 +206,3 @@ def _check_labels(source: Source) -> None:
         wrong = int((~valid).sum())
         message = f"sample {index[0]} has the label {labels[index]}, expected {expected} ({wrong} are wrong)"
         raise ConfigError(Problem("", "data", f"{type(source).__name__}: {message}"))
-
-
-def fingerprint(source: Source) -> str:
-    """Return a text that differs for sources with other samples or another order, as far as the source can tell."""
-    if isinstance(source, FingerprintedSource):
-        return str(source.fingerprint())
-    return f"{len(source)} samples, {len(source.classes)} classes"

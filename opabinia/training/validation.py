@@ -12,7 +12,7 @@ import torch
 from opabinia.config import ConfigError, Problem
 from opabinia.config.build import errors_at
 from opabinia.config.errors import listing, nearest
-from opabinia.contracts import DatasetInfo, EncodedSource, Evaluator, Task
+from opabinia.contracts import DatasetInfo, Evaluator, Task
 from opabinia.data import Data
 from opabinia.data.decoding.cache import with_cache
 from opabinia.data.loader import BatchReader, Loader, evaluation_requests
@@ -103,7 +103,7 @@ def _validation_sets(
     for stream in streams:
         dataset_info = read_dataset_info(stream, skip=data.on_error == "skip")
         source = stream.source
-        if data.cache and isinstance(source, EncodedSource):
+        if data.cache and source.info.encoded:
             with errors_at("data.cache"):
                 source = with_cache(source, data.cache, None, stream.prefix)
         reader = BatchReader(

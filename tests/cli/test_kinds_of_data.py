@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -88,8 +89,9 @@ def test_a_resumed_run_cannot_change_its_sampler(tmp_path: Path) -> None:
 class WrongLabel(Digits):
     def __init__(self, label: int) -> None:
         super().__init__()
-        self.labels = self.labels.copy()
-        self.labels[7] = label
+        labels = np.array(self.info.labels)
+        labels[7] = label
+        self.info = replace(self.info, labels=labels)
 
 
 @pytest.mark.parametrize("label", [-1, 10])

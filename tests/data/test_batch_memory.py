@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from opabinia.contracts import Sample
+from opabinia.contracts import Sample, Source, SourceInfo
 from opabinia.data.batch_memory import BatchMemory, _memories
 from opabinia.data.loader import BatchReader, Loader, evaluation_requests
 
@@ -63,8 +63,8 @@ def test_a_slot_is_used_until_its_tensors_are_dropped(memory: BatchMemory) -> No
     assert memory.pack(value) is not value and batches[0]["image"][0] == 2
 
 
-class Numbers:
-    channels, classes = 1, ("a",)
+class Numbers(Source):
+    info = SourceInfo(channels=1, classes=("a",))
 
     def __len__(self) -> int:
         return 64

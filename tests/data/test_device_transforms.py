@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map_only
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
-from opabinia.contracts import Batch, DatasetInfo, DetectionSource, GlobalBatch, Sample, Transform
+from opabinia.contracts import Batch, DatasetInfo, GlobalBatch, Sample, Source, SourceInfo, Transform
 from opabinia.data import Data, Stream
 from opabinia.data.batch_mixing import cutmix, mixup, one_of, random_patch
 from opabinia.data.device_transforms.apply import DeviceTransforms, describe_split, recording_reader
@@ -42,11 +42,10 @@ CROP = DropEmptyObjects(RandomResizedCrop(24, antialias=True))
 TAIL: Sequence[Transform] = (DropEmptyObjects(RandomHorizontalFlip()), DropEmptyObjects(JITTER), RandomErase())
 
 
-class Noise:
+class Noise(Source):
     """Noise images."""
 
-    channels = 3
-    classes = ("a", "b", "c")
+    info = SourceInfo(channels=3, classes=("a", "b", "c"))
 
     def __len__(self) -> int:
         return N
@@ -56,8 +55,8 @@ class Noise:
         return {"image": tv_tensors.Image(pixels), "label": index % 3, "id": str(index)}
 
 
-class Boxed(Noise, DetectionSource):
-    has_boxes = True
+class Boxed(Noise):
+    info = SourceInfo(boxes=True)
 
 
 TRANSFORMS: dict[str, Sequence[Transform]] = {
@@ -231,7 +230,7 @@ def batches(
     shapes: bool = False,
 ) -> list[tuple[GlobalBatch, Batch]]:
     plan = ConstantPlan(N, 4, Duration(2, "ep"))
-    reader = BatchReader(Noise(), transforms, mix, DatasetInfo(N, classes=Noise.classes), seed=3)
+    reader = BatchReader(Noise(), transforms, mix, DatasetInfo(N, classes=Noise.info.classes), seed=3)
 
     def requests(start_step: int) -> Any:
         for request in training_requests(plan, partial(epoch_order, 3, n=N, shuffle=True), 0, 1)(start_step):
@@ -293,7 +292,9 @@ def test_batches_are_the_same_with_any_number_of_workers(transforms: Sequence[Tr
 
 
 def test_workers_send_uint8_images() -> None:
-    reader = BatchReader(Noise(), (CROP, *TAIL), (partial(mixup, alpha=0.2),), DatasetInfo(N, classes=Noise.classes))
+    reader = BatchReader(
+        Noise(), (CROP, *TAIL), (partial(mixup, alpha=0.2),), DatasetInfo(N, classes=Noise.info.classes)
+    )
     request = next(
         iter(training_requests(ConstantPlan(N, 4, Duration(1, "ep")), EpochSampler(N, 0, True).order, 0, 1)(0))
     )
@@ -325,7 +326,7 @@ def test_data_augment_on(caplog: pytest.LogCaptureFixture) -> None:
     for augment_on in ("workers", "device"):
         data = Data(train=stream, batch_size=4, mix=[MIX], augment_on=augment_on)  # type: ignore[arg-type]
         with caplog.at_level(logging.INFO):
-            dataset_info = DatasetInfo(N, classes=Noise.classes)
+            dataset_info = DatasetInfo(N, classes=Noise.info.classes)
             batches = TrainingBatches(data, dataset_info, EpochSampler(N, 0, True), plan, 0)
             loader = batches.loader(torch.device("cpu"))
         result[augment_on] = list(loader.iterate())

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
-from opabinia.contracts import Batch, DatasetInfo, GlobalBatch, Sample
+from opabinia.contracts import Batch, DatasetInfo, GlobalBatch, Sample, Source, SourceInfo
 from opabinia.contracts import Loader as LoaderContract
 from opabinia.data import loader as loader_module
 from opabinia.data.batch_mixing import mixup
@@ -49,11 +49,10 @@ ROOT = Path(__file__).resolve().parents[2]
 Batches = list[tuple[GlobalBatch, Batch]]
 
 
-class Numbers:
+class Numbers(Source):
     """Images filled with their index."""
 
-    channels = 3
-    classes = ("a", "b", "c")
+    info = SourceInfo(channels=3, classes=("a", "b", "c"))
 
     def __init__(self, n: int, broken: int | None = None) -> None:
         self.n = n
@@ -75,7 +74,7 @@ def noisy(sample: Sample) -> Sample:
     return {**sample, "image": sample["image"] + noise}
 
 
-DATASET_INFO = DatasetInfo(samples=360, classes=Digits.classes)
+DATASET_INFO = DatasetInfo(samples=360, classes=tuple("0123456789"))
 TRANSFORMS = (noisy, v2.RandomHorizontalFlip())
 
 
@@ -97,7 +96,7 @@ def make_loader(
     mixes: Any = (),
 ) -> Loader:
     source = source or Numbers(n)
-    dataset_info = DatasetInfo(n, classes=Numbers.classes)
+    dataset_info = DatasetInfo(n, classes=Numbers.info.classes)
     requests = training_requests(
         plan_of(n, batch_size, length), partial(epoch_order, seed, n=n, shuffle=True), rank, world
     )
@@ -186,6 +185,13 @@ def test_random_numbers_depend_on_seed_epoch_and_position() -> None:
         batches = read(make_loader(6, 3, seed=seed, source=_Alike(source)))
         images |= {(seed, row.epoch, row.first + i): batch["image"][i] for row, batch in batches for i in range(3)}
     assert len({image.numpy().tobytes() for image in images.values()}) == 2 * 2 * 6
+
+
+class _Ones(Numbers):
+    """Numbers in place of samples."""
+
+    def __getitem__(self, index: int) -> Any:
+        return 1
 
 
 class _Alike(Numbers):
@@ -427,7 +433,7 @@ def unlucky(batch: Batch, dataset_info: DatasetInfo, /) -> Batch:
             partial(make_loader, transforms=[forgetful, noisy]),
             "forgetful: TypeError: returned a NoneType, not a sample",
         ),
-        (partial(make_loader, source=[1] * 23), "list: TypeError: returned a int, not a sample (dict)"),
+        (partial(make_loader, source=_Ones(23)), "_Ones: TypeError: returned a int, not a sample (dict)"),
         (
             partial(make_loader, transforms=[of_its_own_size]),
             "step 0, collate: ValueError: 'image' differs in size: n/",
@@ -463,10 +469,11 @@ def test_workers_leave_stop_signals_to_the_main_process(number: signal.Signals) 
 PROGRAM = """
     import os, signal, sys, time
     import torch
+    from opabinia.contracts import Source, SourceInfo
     from opabinia.data.loader import BatchReader, Loader, evaluation_requests
 
-    class Slow:
-        channels, classes = 1, ()
+    class Slow(Source):
+        info = SourceInfo(channels=1)
         def __len__(self): return 100_000
         def __getitem__(self, index):
             time.sleep({seconds} if index > {after} else 0)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
-from opabinia.contracts import DatasetInfo, Sample, Transform
+from opabinia.contracts import DatasetInfo, Sample, Source, SourceInfo, Transform
 from opabinia.data import register_sample_key, sample_keys
 from opabinia.data.batch_mixing import cutmix, mixup
 from opabinia.data.collate import collate, resize_batch
@@ -141,8 +141,8 @@ def test_invalid_declarations_raise() -> None:
             register_sample_key("depth", **arguments)
 
 
-class Maps:
-    channels, classes = 3, ("a", "b", "c", "d")
+class Maps(Source):
+    info = SourceInfo(channels=3, classes=("a", "b", "c", "d"))
 
     def __len__(self) -> int:
         return 4

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from opabinia.contracts import Batch, DatasetInfo, GlobalBatch, RunSpec, Sample
+from opabinia.contracts import Batch, DatasetInfo, GlobalBatch, RunSpec, Sample, Source, SourceInfo
 from opabinia.data.loader import BatchReader, DataError, Loader, Request, evaluation_requests, training_requests
 from opabinia.data.sampling.batch_shapes import progressive, progressive_size
 from opabinia.data.sampling.batches import ConstantPlan, StagedPlan
@@ -18,10 +18,10 @@ N = 40
 BROKEN = {3, 7, 8, 30}
 
 
-class PartlyUnreadable:
+class PartlyUnreadable(Source):
     """A source with unreadable samples."""
 
-    channels, classes = 1, ("a", "b")
+    info = SourceInfo(channels=1, classes=("a", "b"))
 
     def __init__(self, broken: set[int] = BROKEN) -> None:
         self.broken = broken
@@ -75,7 +75,7 @@ def test_replacements_depend_only_on_the_position() -> None:
 
 def test_replacements_have_the_same_label() -> None:
     class Labelled(PartlyUnreadable):
-        labels = np.arange(N) % 2
+        info = SourceInfo(channels=1, classes=("a", "b"), labels=np.arange(N) % 2)
 
     only_9_of_the_odd_ones = Labelled({8, 30, *range(1, N, 2)} - {9})
     expected = ids(training_loader("raise", source=PartlyUnreadable(set())))
@@ -86,7 +86,7 @@ def test_replacements_have_the_same_label() -> None:
 
 def test_without_another_sample_of_the_label_any_sample_is_used() -> None:
     class DistinctLabels(PartlyUnreadable):
-        labels = np.arange(N)
+        info = SourceInfo(channels=1, labels=np.arange(N))
 
     result = ids(training_loader("replace", source=DistinctLabels()))
     assert result == ids(training_loader("replace"))

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from opabinia.contracts import Batch, Clock, DatasetInfo, Evaluator, Hook, Phase, Predictions, Run
+from opabinia.contracts import Batch, Clock, DatasetInfo, Evaluator, Hook, Phase, Predictions, Run, Source, SourceInfo
 from opabinia.data.loader import BatchReader, Loader, evaluation_requests
 from opabinia.data.sampling.batches import evaluation_rows
 from opabinia.engine.loggers.metrics_log import MetricsLogger
@@ -23,10 +23,10 @@ from opabinia.evaluation.classification.topk import TopK
 from tests.engine.toys import CPU, FACTS, Line, Rows, validation
 
 
-class Vectors:
+class Vectors(Source):
     """Samples of which a linear model classifies about half correctly."""
 
-    channels, classes = 1, FACTS.classes
+    info = SourceInfo(channels=1, classes=FACTS.classes)
 
     def __init__(self, samples: int) -> None:
         generator = torch.Generator().manual_seed(samples)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.distributed import distributed_c10d
 
-from opabinia.contracts import Batch, DataMismatch, DatasetInfo, Evaluator, Predictions
+from opabinia.contracts import Batch, DataMismatch, DatasetInfo, Evaluator, Predictions, Source, SourceInfo
 from opabinia.data.loader import BatchReader, Loader, evaluation_requests
 from opabinia.engine.loop.evaluate import ValidationSet, evaluate
 from opabinia.evaluation.classification.topk import TopK
@@ -27,10 +27,10 @@ from tests.runtime.ranks import run_on_ranks
 SAMPLES, TRAINING, BATCH_SIZE = 31, 64, 4  # the last round has fewer batches than ranks
 
 
-class Vectors:
+class Vectors(Source):
     """Vectors around the center of their class."""
 
-    channels, classes = 1, FACTS.classes
+    info = SourceInfo(channels=1, classes=FACTS.classes)
 
     def __init__(self, samples: int) -> None:
         generator = torch.Generator().manual_seed(samples)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from opabinia.contracts import Backbone, DatasetInfo, Source, StepOptions
+from opabinia.contracts import Backbone, DatasetInfo, Source, SourceInfo, StepOptions
 from opabinia.data.loader import BatchReader, Loader, evaluation_requests, training_requests
 from opabinia.data.sampling.batches import ConstantPlan
 from opabinia.data.sampling.permutation import epoch_order
@@ -28,10 +28,10 @@ from opabinia.tasks.classification import Classification
 CLASSES = ("left", "right")
 
 
-class Bars:
+class Bars(Source):
     """Images with a bright half; the class is its side."""
 
-    channels, classes = 1, CLASSES
+    info = SourceInfo(channels=1, classes=CLASSES)
 
     def __len__(self) -> int:
         return 64

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -169,7 +170,9 @@ class SomeDigits(Digits):
 class HalfLabeled(SomeDigits):
     """Digits, of which every second has no label."""
 
-    partly_labeled = ("label",)
+    def __init__(self, *, n: Count, split: Literal["train", "val"] = "train") -> None:
+        super().__init__(n=n, split=split)
+        self.info = replace(self.info, partly_labeled=("label",))
 
     def __getitem__(self, index: int) -> Sample:
         sample = super().__getitem__(index)
@@ -191,7 +194,7 @@ class SomeScenes(DigitScenes):
     ) -> None:
         self._n, self._empty = n, empty
         super().__init__(split=split, masks=masks, keypoints=keypoints)
-        self.sizes = self.sizes[:n]
+        self.info = self.info.select(np.arange(n))
 
     def __len__(self) -> int:
         return self._n

@@ -257,7 +257,7 @@ def training_batches(device: torch.device, **keys: Any) -> list[Batch]:
     ]
     train = Stream(source=Digits(split="val"), transforms=transforms)
     data = Data(train=train, batch_size=72, mix=[partial(cutmix, alpha=1.0), partial(mixup, alpha=0.2)], **keys)
-    dataset_info = DatasetInfo(len(train.source), 1, classes=Digits.classes)
+    dataset_info = DatasetInfo(len(train.source), 1, classes=train.source.classes)
     plan = ConstantPlan(dataset_info.samples, 72, Duration(10, "it"))
     loader = TrainingBatches(data, dataset_info, EpochSampler(dataset_info.samples, 0, True), plan, 0).loader(device)
     batches = []

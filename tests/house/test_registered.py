@@ -49,6 +49,7 @@ from opabinia.contracts import (
     LossBalance,
     Neck,
     Predictions,
+    RaggedArray,
     RunSpec,
     Sample,
     SegmentationDecoder,
@@ -685,10 +686,13 @@ def source_works(source: Any, folder: Path) -> None:
 
 def sampler_works(make: Callable[..., Any], folder: Path) -> None:
     source: Any = Concat(sources=[Digits(), Digits()])
-    source.shards = np.array([len(Digits())] * 2)
-    source.cameras = np.arange(len(source)) % 3
-    source.sizes = np.stack([np.arange(len(source)) % 5, np.arange(len(source)) % 3], 1)
-    source.present = [np.arange(number % 3) for number in range(len(source))]
+    source.info = replace(
+        source.info,
+        shards=np.array([len(Digits())] * 2),
+        cameras=np.arange(len(source)) % 3,
+        sizes=np.stack([np.arange(len(source)) % 5, np.arange(len(source)) % 3], 1),
+        present=RaggedArray(np.arange(number % 3) for number in range(len(source))),
+    )
     sampler = make(source, 3, 8)
     positions = np.arange(min(50, len(sampler)))
     indices = sampler.order(1)(positions)

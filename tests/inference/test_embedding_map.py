@@ -214,7 +214,7 @@ def digits(tmp_path: Path) -> Path:
     (run / "config.yaml").write_text(dump(resolve("classification/digits").config))
     source = Digits(split="val")
     pixels = np.stack([np.asarray(source[number]["image"]).reshape(-1) for number in range(len(source))])
-    return features_of(tmp_path / "features", pixels, source.labels, run=str(run))
+    return features_of(tmp_path / "features", pixels, source.info.labels, run=str(run))
 
 
 def test_a_map_with_names_and_images(digits: Path, tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def test_each_sample_is_extracted_once_and_in_order(
     features = np.load(out / "features.npy", mmap_mode="r")
     assert features.dtype == np.float32 and isinstance(features, np.memmap)
     np.testing.assert_allclose(features, features_of(predictor, source), rtol=1e-4, atol=1e-4)
-    assert np.array_equal(np.load(out / "labels.npy"), source.labels)
+    assert np.array_equal(np.load(out / "labels.npy"), source.info.labels)
     assert json.loads((out / "ids.json").read_text()) == [source[number]["id"] for number in range(len(source))]
     about = json.loads((out / "about.json").read_text())
     assert (about["samples"], about["skipped"], about["split"]) == (len(source), 0, split)

@@ -1,5 +1,6 @@
 """Several tasks on partly labeled images: missing labels are masked, and never learned as empty labels."""
 
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -37,10 +38,9 @@ def scenes() -> Any:
 class PartlyLabeled(ImageLabels):
     """Scenes without some of their labels."""
 
-    partly_labeled = ("boxes", "mask", "label")
-
     def __init__(self, missing: list[str]) -> None:
         super().__init__(source=scenes())
+        self.info = replace(self.info, partly_labeled=("boxes", "mask", "label"))
         self._missing = missing
 
     def __len__(self) -> int:
@@ -195,7 +195,7 @@ def test_samples_with_boxes_and_without_masks_or_keypoints() -> None:
     """They get invisible keypoints and empty masks."""
     for key in ("masks", "keypoints"):
         source: Any = DigitScenes(split="val", **{key: True})
-        source.partly_labeled = ("boxes", key)
+        source.info = replace(source.info, partly_labeled=("boxes", key))
         removed_keys = {
             "boxes": ("boxes", "labels", key, "visibility"),
             key: (key, "visibility"),
@@ -209,7 +209,7 @@ def test_samples_with_boxes_and_without_masks_or_keypoints() -> None:
             }
             for index, missing in enumerate(("", key, "boxes"))
         ]
-        batch = collate([MarkMissingLabels(source)(sample) for sample in samples], 32)
+        batch = collate([MarkMissingLabels(source.info)(sample) for sample in samples], 32)
         assert batch["missing"] == ["", key, f"boxes {key}"]
         counts = [len(boxes) for boxes in batch["boxes"]]
         assert min(counts[:2]) > 0 and counts[2] == 0 and list(map(len, batch["labels"])) == counts
@@ -221,6 +221,6 @@ def test_samples_with_boxes_and_without_masks_or_keypoints() -> None:
 
 def test_views_of_partly_labeled_data() -> None:
     """Views as of a self-supervised task on the images of a classifier."""
-    mark = MarkMissingLabels(PartlyLabeled([""]))
+    mark = MarkMissingLabels(PartlyLabeled([""]).info)
     sample = mark({"views": (torch.zeros(1, 8, 8),), "id": "a", "boxes": (), "mask": ()})
     assert sample["missing"] == "label" and len(sample["label"]) == len(scenes().classes)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from opabinia.contracts import IdentitySource, QuerySource, Source
+from opabinia.contracts import Source
 from opabinia.contracts.masks import decode_rle
 from opabinia.data.check import findings as kinds
 from opabinia.data.check import statistics
@@ -18,7 +18,6 @@ from opabinia.data.check.datasets import (
     count_per_class,
     label_name,
     leaf_sources,
-    single_labels,
 )
 from opabinia.data.check.duplicates import ScannedSample, find_duplicates, is_training
 from opabinia.data.check.findings import Finding, Findings, SampleRef
@@ -134,8 +133,7 @@ def run_checks(
     annotated = [(part, own) for part in parts if (own := annotated_images(part.source)) is not None]
     findings = Findings()
     for part in parts:
-        errors = getattr(annotated_images(part.source) or part.source, "errors", ())
-        findings.add_errors(part.dataset, part.number, errors)
+        findings.add_errors(part.dataset, part.number, part.source.info.errors)
     for part, source in annotated:
         indices = [index for number, index in positions if number == part.number]
         findings.add_errors(part.dataset, part.number, _find_broken_rle(source, indices))
@@ -148,7 +146,7 @@ def run_checks(
     datasets = {name: _summarize(name, source, samples) for name, source in sources.items()}
     for name, dataset in datasets.items():
         is_partial = dataset.maps is not None and dataset.read < dataset.samples
-        if not isinstance(sources[name], IdentitySource) and not is_partial:
+        if not sources[name].info.identities and not is_partial:
             for class_name, count in dataset.per_class.items():
                 if not count:
                     findings.add(kinds.NO_SAMPLES, [SampleRef(name, class_name)])
@@ -211,20 +209,22 @@ def _check_scan(part: _Part, index: int, scan: SampleScan, findings: Findings) -
         height, width = scan.size
         if min(scan.size) < SMALL and not scan.is_video:
             add(kinds.SMALL_IMAGE, f"{width} x {height} pixels")
-        if isinstance(source, AnnotatedImages) and tuple(source.sizes[index].tolist()) != scan.size:
-            file_height, file_width = source.sizes[index].tolist()
+        file_size = source.ground_truth(index).size if isinstance(source, AnnotatedImages) else scan.size
+        if isinstance(source, AnnotatedImages) and file_size != scan.size:
+            file_height, file_width = file_size
             value = f"{width} x {height} pixels, {source.file} says {file_width} x {file_height}"
             add(annotation_errors.WRONG_SIZE, value)
     if scan.pixels is not None and not scan.pixels[: len(source.classes)].any():
         add(kinds.EMPTY_MAP, f"{scan.pixels.sum()} pixels are ignored")
-    is_query = bool(source.queries[index]) if isinstance(source, QuerySource) else None
+    queries = source.info.queries
+    is_query = None if queries is None else bool(queries[index])
     return ScannedSample(scan, sample, is_query, () if label is None else tuple(source.classes))
 
 
 def _find_broken_rle(source: AnnotatedImages, indices: Sequence[int]) -> list[annotation_errors.ErrorGroup]:
     """Return the segmentations in RLE that cannot be decoded."""
     errors = annotation_errors.ErrorCollector()
-    for index in indices if source.has_masks else ():
+    for index in indices if source.info.masks else ():
         ground_truth = source.ground_truth(index)
         for number, segment in zip(ground_truth.ids.tolist(), ground_truth.segments or (), strict=True):
             try:
@@ -265,7 +265,7 @@ def _check_objects(part: _Part, source: AnnotatedImages, findings: Findings) -> 
         value = f"{source.classes[int(annotations.labels[row])]}, {sides[row, 0]:.4g} x {sides[row, 1]:.4g} pixels"
         box = (left, top, left + width, top + height)
         findings.add(kinds.TINY_BOX, [part.sample(int(annotations.image_indices[row]), name, value, box)])
-    for index, present in enumerate(source.present):
+    for index, present in enumerate(source.info.present or ()):
         if not len(present):
             findings.add(kinds.EMPTY, [part.sample(index)])
 
@@ -277,12 +277,12 @@ def _check_identities(
     trained = {
         identity: positions[name][index]
         for name, source in sources.items()
-        if is_training(name) and isinstance(source, IdentitySource)
+        if is_training(name) and source.info.identities
         for identity, index in _first_images(source).items()
     }
     for name, source in sources.items():
         # Some datasets number the identities of their test set from 0 again.
-        if is_training(name) or not isinstance(source, IdentitySource) or getattr(source, "reuses_names", False):
+        if is_training(name) or not source.info.identities or source.info.reuses_names:
             continue
         for identity, index in _first_images(source).items():
             if identity in trained:
@@ -293,7 +293,7 @@ def _check_identities(
 
 def _first_images(source: Source) -> dict[str, int]:
     """Return the index of the first image of each identity with images, by name."""
-    labels = single_labels(source)
+    labels = source.info.single_labels
     if labels is None:
         return {}
     values, indices = np.unique(labels, return_index=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from opabinia.contracts import IdentitySource, ImageClassesSource, Indices, LabeledSource, Source
+from opabinia.contracts import Indices, Source
 from opabinia.data.sources.concat import ConcatBase
 from opabinia.data.sources.detection_base import AnnotatedImages
 from opabinia.data.sources.object_maps import ObjectMaps
@@ -32,31 +32,27 @@ def annotated_images(source: Source) -> AnnotatedImages | None:
 
 def label_name(source: Source, index: int) -> str | None:
     """Return the class name or identity of a sample; None if it has none, or several."""
-    labels = single_labels(source)
+    labels = source.info.single_labels
     if labels is None or not 0 <= (label := int(labels[index])) < len(source.classes):
         return None
     return str(source.classes[label])
 
 
-def single_labels(source: Source) -> Indices | None:
-    """Return the labels of a source with one label per sample (int64, N); None for others."""
-    return np.asarray(source.labels) if isinstance(source, LabeledSource) and np.ndim(source.labels) == 1 else None
-
-
 def count_per_class(source: Source) -> dict[str, int]:
     """Return the number of images or videos of each class by name; empty if the source does not know."""
     counts = np.zeros(len(source.classes), dtype=np.int64)
-    labels = single_labels(source)
+    labels = source.info.single_labels
     # In a concatenation the identities of each part have their own labels.
-    if labels is not None and isinstance(source, IdentitySource):
+    if labels is not None and source.info.identities:
         counts += np.bincount(labels, minlength=len(counts))
     else:
         for part in leaf_sources(source):
-            if isinstance(part, ImageClassesSource):
-                counts += np.bincount(concatenate(part.present), minlength=len(counts))
-            elif isinstance(part, LabeledSource):
-                one_hot = np.ndim(part.labels) == 2
-                own = part.labels.sum(0) if one_hot else np.bincount(part.labels, minlength=len(counts))
+            info = part.info
+            if info.present is not None:
+                counts += np.bincount(concatenate(info.present), minlength=len(counts))
+            elif info.labels is not None:
+                one_hot = np.ndim(info.labels) == 2
+                own = info.labels.sum(0) if one_hot else np.bincount(info.labels, minlength=len(counts))
                 counts += np.asarray(own).astype(np.int64)
             else:
                 return {}

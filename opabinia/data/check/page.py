@@ -6,22 +6,19 @@ import base64
 import os
 from io import BytesIO
 from pathlib import Path
-from typing import Any
 
 from PIL import Image, ImageDraw
 from torch import Tensor
 from torchvision.transforms.v2 import functional as F
 
-from opabinia.contracts import DrawOptions, SegmentationSource, Video, label_names
+from opabinia.contracts import DrawOptions, Video, label_names
 from opabinia.data.check.checks import DataReport
 from opabinia.data.check.datasets import annotated_images
 from opabinia.data.check.findings import Finding, SampleRef
 from opabinia.data.check.scan import image_file, lazy_image
 from opabinia.data.check.terminal import class_rows, summary_rows
 from opabinia.data.sources.annotation_errors import Box
-from opabinia.data.sources.coco_panoptic import PanopticImages
-from opabinia.data.sources.detection_base import AnnotatedImages
-from opabinia.data.sources.segmentation_folder import SegmentationFiles
+from opabinia.data.sources.named import NamedFiles
 from opabinia.runtime.files import write_atomic
 from opabinia.visualization.drawing import to_pil
 from opabinia.visualization.report.blocks import Block, Gallery, ImageRow, ReportImage, Section, Table
@@ -127,7 +124,7 @@ def _render_example(sample: SampleRef, report: DataReport, budget: ByteBudget) -
     source = report.sources[sample.source]
     try:
         content = source[sample.index]
-        colors = source.colors if isinstance(source, SegmentationSource) else ()
+        colors = source.info.colors
         image = draw_sample(content, source.classes, DrawOptions(side=WIDE, text=16), colors)
     except (ValueError, OSError):
         return None
@@ -199,9 +196,8 @@ def _read_image(sample: SampleRef, report: DataReport) -> Tensor | None:
         return None
     source = report.sources[sample.source]
     if sample.index is None:
-        owner: Any = annotated_images(source) or source
-        has_files = isinstance(owner, AnnotatedImages | PanopticImages | SegmentationFiles)
-        return image_file(owner, os.fsencode(sample.id)).decode() if has_files else None
+        owner = annotated_images(source) or source
+        return image_file(owner, os.fsencode(sample.id)).decode() if isinstance(owner, NamedFiles) else None
     lazy = lazy_image(source, sample.index)
     if lazy is not None:
         return lazy.decode()

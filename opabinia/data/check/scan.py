@@ -19,14 +19,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from opabinia.contracts import EncodedSource, Indices, NamedSource, Source, Video
+from opabinia.contracts import Indices, Source, Video
 from opabinia.data.check.image_hash import ImageHash, compute_hash
 from opabinia.data.decoding.images import EncodedImage, LazyImage
 from opabinia.data.decoding.video_index import damage
-from opabinia.data.sources.coco_panoptic import PanopticImages
 from opabinia.data.sources.detection_base import AnnotatedImages
+from opabinia.data.sources.named import NamedFiles
 from opabinia.data.sources.segmentation_base import MapError
-from opabinia.data.sources.segmentation_folder import SegmentationFiles
 
 Position = tuple[int, int]
 """A sample: the index of its source, and its index in that source."""
@@ -105,9 +104,10 @@ def scan_samples(sources: Sequence[Source], positions: Sequence[Position], worke
             done += 1
     except BrokenProcessPool as error:
         source, index = positions[done]
+        files = [os.fsdecode(path) for path in sources[source].paths(index)]  # its id may be known by reading it only
         raise WorkerDied(
             "a reading process was killed, by too little memory or by a file that crashes its decoder: "
-            f"{sample_id(sources[source], index)} or one of the {CHUNK * workers} samples after it "
+            f"{files[0] if files else f'sample {index}'} or one of the {CHUNK * workers} samples after it "
             "(--workers 0 reads one by one)"
         ) from error
     finally:
@@ -140,30 +140,28 @@ def _scan_position(position: Position) -> SampleScan:
 def lazy_image(source: Source, index: int) -> LazyImage | None:
     """Return the image of a sample, not yet decoded; None if the source only returns whole samples."""
     if isinstance(source, AnnotatedImages):
-        return image_file(source, source.name(index))
-    image = source.encoded(index)["image"] if isinstance(source, EncodedSource) else None
+        return image_file(source, source.names[index])
+    image = source.encoded(index)["image"] if source.info.encoded else None
     return image if isinstance(image, LazyImage) else None
 
 
-def image_file(source: AnnotatedImages | PanopticImages | SegmentationFiles, name: bytes) -> EncodedImage:
+def image_file(source: NamedFiles, name: bytes) -> EncodedImage:
     """Return an image below the root of a source, even if the source has dropped it."""
     return EncodedImage.file(os.path.join(os.fsencode(source.root), name), source.channels)
 
 
 def sample_id(source: Source, index: int) -> str:
-    """Return the id of a sample, or its index if the source cannot give the id without reading it."""
-    if isinstance(source, NamedSource):
+    """Return the id of a sample; its index if it must be read for that, which fails."""
+    try:
         return source.id(index)
-    if isinstance(source, EncodedSource):
-        return str(source.encoded(index)["id"])
-    return f"sample {index}"
+    except (ValueError, OSError):
+        return f"sample {index}"
 
 
 def scan_sample(source: Source, index: int) -> SampleScan:
     """Read one sample."""
-    name = f"sample {index}"
+    name = sample_id(source, index)
     try:
-        name = sample_id(source, index)
         lazy = lazy_image(source, index)
         if lazy is not None:
             return _scan_image(name, lazy.decode(), lazy.content if isinstance(lazy, EncodedImage) else None)

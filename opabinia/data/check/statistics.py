@@ -11,8 +11,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from opabinia.contracts import CameraSource, IdentitySource, Indices, QuerySource, Source, ViewpointSource
-from opabinia.data.check.datasets import annotated_images, concatenate, single_labels
+from opabinia.contracts import Indices, Source
+from opabinia.data.check.datasets import annotated_images, concatenate
 from opabinia.data.check.scan import VideoLength
 from opabinia.data.sources.detection_base import AnnotatedImages, clip_boxes
 from opabinia.data.sources.oriented_boxes import min_area_boxes
@@ -180,7 +180,7 @@ def box_statistics(classes: Sequence[str], sources: Sequence[Source]) -> BoxStat
         objects=len(labels),
         per_class=dict(zip(map(str, classes), counts, strict=True)),
         crowds=sum(int(source.annotations.crowd.sum()) for source in detection),
-        empty_images=sum(len(present) == 0 for source in detection for present in source.present),
+        empty_images=sum(len(present) == 0 for own in detection for present in own.info.present or ()),
         tiny=int((sides.min(1, initial=math.inf) < TINY).sum()),
         sides=side_histogram(np.sqrt(sides.prod(1)).tolist()),
     )
@@ -211,25 +211,25 @@ def box_sides(source: AnnotatedImages) -> NDArray[np.float64]:
     annotations = source.annotations.take(source.annotations.trainable)
     if annotations.corners is not None:
         return min_area_boxes(annotations.corners)[:, 2:4]
-    corners = clip_boxes(annotations.boxes, source.sizes[annotations.image_indices])
+    corners = clip_boxes(annotations.boxes, np.asarray(source.info.sizes)[annotations.image_indices])
     return np.asarray(corners[:, 2:] - corners[:, :2], dtype=np.float64)
 
 
 def identity_statistics(source: Source) -> IdentityStatistics | None:
     """Return the statistics of a source of identities; None for others."""
-    labels = single_labels(source)
-    if labels is None or not isinstance(source, IdentitySource):
+    info, labels = source.info, source.info.single_labels
+    if labels is None or not info.identities:
         return None
-    cameras = np.asarray(source.cameras) if isinstance(source, CameraSource) else None
+    cameras = info.cameras
     _, counts = np.unique(labels, return_counts=True)
     seen = set() if cameras is None else set(zip(labels.tolist(), cameras.tolist(), strict=True))
     return IdentityStatistics(
         identities=len(counts),
         images=_range(counts.tolist()) if len(counts) else (0, 0, 0),
         per_camera={} if cameras is None else _count(cameras),
-        per_view=_count(source.views) if isinstance(source, ViewpointSource) else {},
+        per_view={} if info.views is None else _count(info.views),
         single_camera=sum(count == 1 for count in Counter(label for label, _ in seen).values()),
-        queries=int(np.asarray(source.queries).sum()) if isinstance(source, QuerySource) else None,
+        queries=None if info.queries is None else int(info.queries.sum()),
     )
 
 

@@ -28,8 +28,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torchvision.transforms.v2.functional import resize
 
-from opabinia.contracts import EncodedSource, FingerprintedSource, Sample, Source
+from opabinia.contracts import Sample, Source
 from opabinia.data.decoding.images import Box, LazyImage, decode_sample
+from opabinia.data.sources.wrapper import Wrapper
 from opabinia.runtime.files import cache_folder
 from opabinia.runtime.log import log
 from opabinia.runtime.processes import gather, local_rank, world_size
@@ -248,7 +249,7 @@ def _memory_has_space(size: int) -> bool:
 # --- the source -------------------------------------------------------------------------------------------------------
 
 
-class CachedSource:
+class CachedSource(Wrapper):
     """A source whose images are decoded once and cached.
 
     Its samples are those of the source; crops from ``encoded`` are cut out of the whole decoded image, whether it was
@@ -261,11 +262,8 @@ class CachedSource:
     """
 
     def __init__(self, source: Source, file: PixelFile | None, size: int | None = None) -> None:
-        self._source, self._file, self._size = source, file, size
-        self.channels, self.classes = source.channels, source.classes
-
-    def __len__(self) -> int:
-        return len(self._source)
+        super().__init__(source, source.info)
+        self._file, self._size = file, size
 
     def __getitem__(self, index: int) -> Sample:
         return decode_sample(self.encoded(index))
@@ -277,7 +275,7 @@ class CachedSource:
             OSError: the image file cannot be read.
             ValueError: it is not an image, or a broken one.
         """
-        sample = self._source.encoded(index)  # type: ignore[attr-defined]
+        sample = self.source.encoded(index)
         image: LazyImage = sample["image"]
         text = f"{_VERSION} {image.stamp()} {image.channels} {self._size}"
         stamp = blake2b(text.encode("utf-8", "backslashreplace"), digest_size=16).digest()
@@ -290,12 +288,6 @@ class CachedSource:
             self._file.add(index, stamp, array)
         decoded = CachedImage(image, array.shape[:2], lambda top, bottom: array[top:bottom], array.nbytes)
         return {**sample, "image": decoded}
-
-    def __getattr__(self, name: str) -> Any:
-        # Everything else the source has (labels, fingerprint ...), except whole batches, which would bypass the cache.
-        if name.startswith("_") or name == "batch":
-            raise AttributeError(name)
-        return getattr(self._source, name)
 
 
 _VERSION = 1
@@ -374,7 +366,7 @@ def with_cache(source: Source, kind: Kind, size: int | None, name: str) -> Cache
     Raises:
         ValueError: the source has no ``encoded``, or this system cannot share memory.
     """
-    if not isinstance(source, EncodedSource):
+    if not source.info.encoded:
         raise ValueError(
             f"{kind}: {type(source).__name__} has no image files whose pixels could be cached; image_folder, images, "
             "table, shards, identities and concatenations of them have, for others take null"
@@ -387,7 +379,7 @@ def with_cache(source: Source, kind: Kind, size: int | None, name: str) -> Cache
     return CachedSource(source, files[kind, size], size)
 
 
-def _open_file(source: EncodedSource, kind: Kind, size: int | None, name: str) -> PixelFile | None:
+def _open_file(source: Source, kind: Kind, size: int | None, name: str) -> PixelFile | None:
     if not len(source):
         return None
     if kind == "ram":
@@ -402,12 +394,11 @@ def _open_file(source: EncodedSource, kind: Kind, size: int | None, name: str) -
     return file
 
 
-def _digest(source: EncodedSource, size: int | None) -> str:
+def _digest(source: Source, size: int | None) -> str:
     """Return a file name for the source. Only the stamps of the images decide whether the content fits."""
     try:
         first = source.encoded(0)["image"].name
     except (OSError, ValueError):
         first = ""
-    fingerprint = source.fingerprint() if isinstance(source, FingerprintedSource) else ""
-    content = [fingerprint, os.path.abspath(first), len(source), source.channels, size]
+    content = [source.fingerprint(), os.path.abspath(first), len(source), source.channels, size]
     return blake2b(repr(content).encode(), digest_size=8).hexdigest()

@@ -16,7 +16,7 @@ import numpy as np
 from torch import Tensor
 from torchvision.transforms.v2.functional import to_pil_image
 
-from opabinia.contracts import DataMismatch, FingerprintedSource, Source, Video
+from opabinia.contracts import DataMismatch, Source, Video
 from opabinia.data.sources.packed_videos import FORMAT, FRAME_RECORD, INDEX_COLUMNS, INDEX_FILE, shard_name
 from opabinia.data.sources.video_views import VideoViews
 from opabinia.runtime.files import DiskError, disk_errors, exclusive_lock, temporary_file, write_atomic
@@ -82,8 +82,7 @@ class _Packer:
 
     def _digest(self) -> str:
         source = self.source
-        fingerprint = source.fingerprint() if isinstance(source, FingerprintedSource) else len(source)
-        content = [FORMAT, VIDEOS_PER_SHARD, str(fingerprint), source.channels, self.size, self.quality]
+        content = [FORMAT, VIDEOS_PER_SHARD, source.fingerprint(), source.channels, self.size, self.quality]
         return blake2b(json.dumps(content).encode(), digest_size=8).hexdigest()
 
     def _add_video(self, index: int, tar: tarfile.TarFile, path: Path) -> dict[str, Any] | None:
@@ -161,7 +160,7 @@ def pack(
         index = {
             "format": FORMAT,
             "classes": list(source.classes),
-            "multi_label": bool(getattr(source, "multi_label", False)),
+            "multi_label": source.info.multi_label,
             "channels": source.channels,
             "sizes": sizes,
             "films": {name: [row[name] for row in rows] for name in INDEX_COLUMNS},

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, fields
 
-from opabinia.contracts import Batch, DetectionSource, GlobalBatch, Mix, Transform
+from opabinia.contracts import Batch, GlobalBatch, Mix, Transform
 from opabinia.data.device_transforms.batch_ops import BATCH_OPS, apply_ops, group_ops
 from opabinia.data.device_transforms.recorded import RECORDED_OPS
 from opabinia.data.device_transforms.split import split_transforms, with_recording
@@ -38,8 +38,7 @@ def recording_reader(reader: BatchReader) -> RecordingReader:
 
 def runs_on_workers_only(reader: BatchReader) -> bool:
     """Return whether the workers apply all transforms: images differ in size, or have boxes."""
-    source = reader.source
-    return reader.size_multiple is not None or (isinstance(source, DetectionSource) and source.has_boxes)
+    return reader.size_multiple is not None or reader.source.info.boxes
 
 
 def describe_split(reader: BatchReader) -> str:

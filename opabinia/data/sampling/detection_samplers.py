@@ -10,7 +10,7 @@ from annotated_types import Interval
 from numpy.typing import NDArray
 
 from opabinia.config import register
-from opabinia.contracts import ImageClassesSource, Indices, Sampler, SamplerPart, SizedSource, Source
+from opabinia.contracts import Indices, Sampler, SamplerPart, Source
 from opabinia.data.sampling.permutation import EpochSampler, Order, Permutation
 from opabinia.runtime.seeds import DRAW, ORDER, hash32
 
@@ -39,12 +39,12 @@ class AspectRatioBatches:
     """
 
     def __init__(self, source: Source, seed: int, batch_size: int, /, *, sampler: SamplerPart | None = None) -> None:
-        if not isinstance(source, SizedSource):
+        if source.info.sizes is None:
             raise ValueError(
                 f"{type(source).__name__} does not know the sizes of its images, which aspect_ratio_batches needs; "
                 "detection sources do"
             )
-        sizes = np.asarray(source.sizes).reshape(-1, 2)
+        sizes = np.asarray(source.info.sizes).reshape(-1, 2)
         self._landscape = sizes[:, 1] > sizes[:, 0]
         self._inner: Sampler = EpochSampler(len(source), seed) if sampler is None else sampler(source, seed, batch_size)
         self._seed, self._batch_size = seed, batch_size
@@ -93,12 +93,12 @@ def repeat_factor(
     Raises:
         ValueError: the source does not know the classes.
     """
-    if not isinstance(source, ImageClassesSource):
+    if source.info.present is None:
         raise ValueError(
             f"{type(source).__name__} does not know the classes in its images, which repeat_factor needs; detection "
             "sources do"
         )
-    return StochasticRounding(repeat_factors(source.present, len(source.classes), threshold, sqrt), seed)
+    return StochasticRounding(repeat_factors(source.info.present, len(source.classes), threshold, sqrt), seed)
 
 
 class StochasticRounding:

@@ -18,7 +18,7 @@ from annotated_types import Ge, MinLen
 from numpy.typing import NDArray
 
 from opabinia.config import register
-from opabinia.contracts import CameraSource, ConcatenatedSource, Count, Indices, Sampler, Source
+from opabinia.contracts import Count, Indices, Sampler, Source
 from opabinia.data.sampling.permutation import Order
 from opabinia.data.sampling.samplers import labels_of, uniform
 from opabinia.runtime.seeds import DRAW, ORDER, hash32
@@ -211,9 +211,9 @@ def _condition(instances: int, small_identities: SmallIdentities) -> str:
 
 
 def _cameras_of(source: Source) -> Indices:
-    if not isinstance(source, CameraSource):
+    if source.info.cameras is None:
         raise ValueError(f"{type(source).__name__} does not know the cameras of its images, which this sampler needs")
-    return np.asarray(source.cameras, dtype=np.int64)
+    return np.asarray(source.info.cameras, dtype=np.int64)
 
 
 def _domains_of(source: Source, domain: Domain) -> tuple[Indices, int]:
@@ -221,9 +221,9 @@ def _domains_of(source: Source, domain: Domain) -> tuple[Indices, int]:
     if domain == "camera":
         cameras = _cameras_of(source)
         return cameras, int(cameras.max(initial=-1)) + 1
-    if not isinstance(source, ConcatenatedSource):
+    starts = source.info.starts
+    if starts is None:
         raise ValueError(f"domain: source is for concatenated sources; this is a {type(source).__name__}")
-    starts = source.starts
     return np.searchsorted(starts, np.arange(len(source)), "right").astype(np.int64) - 1, len(starts)
 
 

@@ -14,7 +14,7 @@ from annotated_types import Interval, MinLen
 from numpy.typing import NDArray
 
 from opabinia.config import register
-from opabinia.contracts import ConcatenatedSource, Count, Indices, LabeledSource, NonNegative, Sampler, Source
+from opabinia.contracts import Count, Indices, NonNegative, Sampler, Source
 from opabinia.data.sampling.permutation import Order, Permutation
 from opabinia.runtime.seeds import DRAW, ORDER, SUBSET, hash32
 
@@ -204,9 +204,9 @@ def mixed_sources(
     Raises:
         ValueError: the source is not a concatenation, or the weights do not fit.
     """
-    if not isinstance(source, ConcatenatedSource):
+    starts = source.info.starts
+    if starts is None:
         raise ValueError(f"mixed_sources weights concatenated sources; this is a {type(source).__name__}")
-    starts = source.starts
     if len(weights) != len(starts) or not sum(weights):
         raise ValueError(f"weights: {len(starts)} sources need as many, not all 0, instead of {weights}")
     groups = np.split(np.arange(len(source)), starts[1:])
@@ -296,7 +296,7 @@ class Subset:
             raise ValueError(f"num_samples: {num_samples} of {len(source)} samples")
         if equal_classes and num_samples is None:
             raise ValueError("equal_classes: it belongs to num_samples")
-        if (stratified or equal_classes) and not isinstance(source, LabeledSource):
+        if (stratified or equal_classes) and source.info.labels is None:
             key = "equal_classes" if equal_classes else "stratified"
             raise ValueError(f"{key}: {type(source).__name__} does not know the labels of its samples; set it to false")
         groups = _by_class(source) if stratified or equal_classes else [np.arange(len(source))]
@@ -337,9 +337,9 @@ def labels_of(source: Source) -> Indices:
     Raises:
         ValueError: the source does not know them, or its samples have several.
     """
-    if not isinstance(source, LabeledSource):
+    if source.info.labels is None:
         raise ValueError(f"{type(source).__name__} does not know the labels of its samples, which this sampler needs")
-    labels = np.asarray(source.labels)
-    if labels.ndim != 1:
+    labels = source.info.single_labels
+    if labels is None:
         raise ValueError("this sampler needs samples with one label, and these have several")
     return labels.astype(np.int64)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from opabinia.config import register
-from opabinia.contracts import Count, Indices, ShardedSource, Source
+from opabinia.contracts import Count, Indices, Source
 from opabinia.data.sampling.permutation import Order, Permutation
 from opabinia.runtime.seeds import DRAW, ORDER, hash32
 
@@ -29,9 +29,9 @@ class ShardShuffle:
     """
 
     def __init__(self, source: Source, seed: int, batch_size: int, /, *, pool_size: Count = 16) -> None:
-        if not isinstance(source, ShardedSource):
+        if source.info.shards is None:
             raise ValueError(f"shard_shuffle needs the source 'shards'; a {type(source).__name__} has none")
-        self._counts = np.asarray(source.shards, dtype=np.int64)
+        self._counts = np.asarray(source.info.shards, dtype=np.int64)
         self._starts = np.cumsum(self._counts) - self._counts
         self._samples = int(self._counts.sum())
         self._seed, self._pool_size = seed, pool_size

@@ -88,36 +88,6 @@ class AnnotationArrays(NamedTuple):
         return b"".join(column.tobytes() for column in self if column is not None)
 
 
-class RaggedArray(Sequence[Indices]):
-    """N lists of integers of any lengths."""
-
-    def __init__(self, lists: Iterable[Iterable[int]]) -> None:
-        arrays = [np.fromiter(values, dtype=np.int64) for values in lists]
-        self._values = np.concatenate([np.zeros(0, dtype=np.int64), *arrays])
-        self._ends = np.cumsum([len(values) for values in arrays], dtype=np.int64)
-
-    @classmethod
-    def group_unique(cls, groups: Indices, values: Indices, count: int) -> RaggedArray:
-        """Return the sorted distinct ``values`` of each of ``count`` groups; ``groups`` has the group of each value."""
-        result = cls([])
-        pairs = np.unique(np.stack([groups, values], 1), axis=0)
-        result._values = pairs[:, 1].copy()
-        result._ends = np.searchsorted(pairs[:, 0], np.arange(count), "right")
-        return result
-
-    def __len__(self) -> int:
-        return len(self._ends)
-
-    def __getitem__(self, index: int) -> Indices:  # type: ignore[override]  # nobody needs slices
-        if not 0 <= index < len(self):
-            raise IndexError(f"index {index} of {len(self)}")
-        return self._values[self._ends[index - 1] if index else 0 : self._ends[index]]
-
-    def tobytes(self) -> bytes:
-        """Return the content, for fingerprints."""
-        return self._values.tobytes() + self._ends.tobytes()
-
-
 class SegmentationArrays:
     """Segmentations of objects, one per row: polygons or compressed run-length encoding (RLE)."""
 

@@ -11,19 +11,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from opabinia.config import register
-from opabinia.contracts import IGNORE_LABEL, Channels, GroundTruth, GroundTruthMap, Indices, InputPath, Sample
+from opabinia.contracts import (
+    IGNORE_LABEL,
+    Channels,
+    GroundTruth,
+    GroundTruthMap,
+    Indices,
+    InputPath,
+    RaggedArray,
+    Sample,
+    SourceInfo,
+)
 from opabinia.contracts.masks import encode_rle
 from opabinia.data.decoding.images import read_image
 from opabinia.data.sources import annotation_errors as kinds
-from opabinia.data.sources.annotation_arrays import RaggedArray
 from opabinia.data.sources.annotation_errors import ErrorCollector, ErrorGroup, check_errors
 from opabinia.data.sources.annotation_values import check_below_root, flag, shortened
 from opabinia.data.sources.coco import category_name, check_id, file_name, read_lists, select_images
 from opabinia.data.sources.detection_base import make_sample
-from opabinia.data.sources.file_names import FileNames, decode_name, short_digest
+from opabinia.data.sources.file_names import FileNames, short_digest
 from opabinia.data.sources.folder import existing_folder
 from opabinia.data.sources.image_headers import files_exist
 from opabinia.data.sources.list_files import raise_for_invalid
+from opabinia.data.sources.named import NamedFiles
 from opabinia.data.sources.segmentation_base import Color, MapError, check_map_classes, make_map_sample, read_map
 
 
@@ -175,8 +185,8 @@ def _read_segments(
     return np.array(sorted(rows.values()), dtype=np.int64).reshape(-1, 3)
 
 
-class PanopticImages:
-    """Images with segments (:class:`opabinia.contracts.SegmentationSource` and ``DetectionSource``).
+class PanopticImages(NamedFiles):
+    """Images with segments: maps, and the objects of countable classes.
 
     Args:
         file: the JSON file, for messages.
@@ -187,9 +197,6 @@ class PanopticImages:
         errors: the errors that were fixed.
         channels: 3 for color, 1 for gray; images are converted.
     """
-
-    has_maps = has_boxes = has_masks = True
-    keypoints, frequencies = (), ()
 
     def __init__(
         self,
@@ -203,26 +210,31 @@ class PanopticImages:
         errors: Sequence[ErrorGroup] = (),
         channels: Channels = 3,
     ) -> None:
-        self.file, self.root, self.maps_root, self.errors = file, images[0], maps[0], tuple(errors)
-        self.channels: Channels = channels
-        self.classes = tuple(category_name(file, category) for category in categories)
-        self.category_ids = tuple(category["id"] for category in categories)
-        self.thing_labels = tuple(label for label, category in enumerate(categories) if category["isthing"])
         colors: list[Color] = [tuple(category.get("color") or ()) for category in categories]
-        self.colors = tuple(colors) if all(len(color) == 3 for color in colors) else ()
-        self.sizes: Indices = np.array([(row["height"], row["width"]) for row in rows], dtype=np.int64)
+        info = SourceInfo(
+            channels=channels,
+            classes=tuple(category_name(file, category) for category in categories),
+            sizes=np.array([(row["height"], row["width"]) for row in rows], dtype=np.int64),
+            errors=tuple(errors),
+            boxes=True,
+            masks=True,
+            category_ids=tuple(category["id"] for category in categories),
+            present=RaggedArray(np.unique(own[own[:, 1] < IGNORE_LABEL, 1]) for own in segments),
+            maps=True,
+            thing_labels=tuple(label for label, category in enumerate(categories) if category["isthing"]),
+            colors=tuple(colors) if all(len(color) == 3 for color in colors) else (),
+        )
+        super().__init__(*images, info)
+        self.file, self.maps_root = file, maps[0]
         self._image_ids = np.array([row["id"] for row in rows], dtype=np.int64)
-        self._images, self._maps = FileNames(images[1]), FileNames(maps[1])
+        self._maps = FileNames(maps[1])
         self._segments = np.concatenate(segments)
         self._ends = np.cumsum([len(own) for own in segments])
-        self.present = RaggedArray(np.unique(own[own[:, 1] < IGNORE_LABEL, 1]) for own in segments)
-
-    def __len__(self) -> int:
-        return len(self._images)
 
     def __getitem__(self, index: int) -> Sample:
         image = read_image(self.paths(index)[0], self.channels)
-        size = (int(self.sizes[index, 0]), int(self.sizes[index, 1]))
+        height, width = np.asarray(self.info.sizes)[index].tolist()
+        size = (height, width)
         if tuple(image.shape[-2:]) != size:
             actual, annotated = (f"{width} x {height}" for height, width in (image.shape[-2:], size))
             raise ValueError(f"{self.id(index)} has {actual} pixels, {self.file} says {annotated}")
@@ -230,7 +242,7 @@ class PanopticImages:
         labels, crowd = ground_truth.segment_labels, ground_truth.crowd
         assert ground_truth.segments is not None and labels is not None and crowd is not None
         areas = np.bincount(ground_truth.segments.ravel(), minlength=len(labels) + 1)[1:]
-        rows = np.flatnonzero(np.isin(labels, self.thing_labels) & (areas > 0))
+        rows = np.flatnonzero(np.isin(labels, self.info.thing_labels) & (areas > 0))
         masks = ground_truth.segments == (rows + 1)[:, None, None].astype(np.int32)
         objects = GroundTruth(
             image_id=ground_truth.image_id,
@@ -279,16 +291,11 @@ class PanopticImages:
 
     def paths(self, index: int) -> Sequence[bytes]:
         """Return the files of the image and of the map."""
-        roots = os.fsencode(self.root), os.fsencode(self.maps_root)
-        return os.path.join(roots[0], self._images[index]), os.path.join(roots[1], self._maps[index])
-
-    def id(self, index: int) -> str:
-        """Return the path of an image below the root."""
-        return decode_name(self._images[index])
+        return self.path(index), os.path.join(os.fsencode(self.maps_root), self._maps[index])
 
     def fingerprint(self) -> str:
         """Return a text that changes with the images, the classes and all segments."""
-        names = self._images.tobytes() + self._maps.tobytes() + "\0".join(self.classes).encode()
+        names = self.names.tobytes() + self._maps.tobytes() + "\0".join(self.classes).encode()
         digest = short_digest(names, self._segments.tobytes(), self._ends.tobytes())
         return f"{len(self)} images with {len(self._segments)} segments of {len(self.classes)} classes, {digest}"
 

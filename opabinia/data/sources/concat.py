@@ -5,62 +5,36 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
 from annotated_types import MinLen
 
 from opabinia.config import register
-from opabinia.contracts import (
-    Batch,
-    BatchSource,
-    DetectionSource,
-    EncodedSource,
-    FileSource,
-    FingerprintedSource,
-    ImageClassesSource,
-    Indices,
-    LabeledSource,
-    MultiLabelSource,
-    NamedSource,
-    QuerySource,
-    Sample,
-    SegmentationSource,
-    SizedSource,
-    Source,
-    SourcePart,
-)
+from opabinia.contracts import Batch, Indices, Sample, Source, SourceInfo, SourcePart
 from opabinia.data.sample_keys import GROUND_TRUTH_KEYS
-from opabinia.data.sources.annotation_arrays import RaggedArray
 from opabinia.data.sources.file_names import short_digest
 from opabinia.data.sources.labels import check_class
 from opabinia.data.sources.relabeled import relabel
 
 
-class ConcatBase:
+class ConcatBase(Source):
     """Sources one after the other; ids begin with the index of the source, ``0/cat/1.jpg``.
-
-    Attributes:
-        sources: the sources.
-        starts: index of the first sample of each.
 
     Args:
         sources: at least one; all have the channels of the first one.
+        info: the facts about all samples.
 
-    Raises:
-        ValueError: there is no source.
+    Attributes:
+        sources: as given.
     """
 
-    def __init__(self, sources: Sequence[Source]) -> None:
-        if not sources:
-            raise ValueError("sources: at least one is needed")
+    def __init__(self, sources: Sequence[Source], info: SourceInfo) -> None:
         self.sources = sources
-        self.channels = sources[0].channels
         self._ends = np.cumsum([len(source) for source in sources])
-        self.starts = [0, *self._ends[:-1].tolist()]
-        if all(isinstance(source, NamedSource) for source in sources):
-            self.id = self._id
+        self._starts = [0, *self._ends[:-1].tolist()]
+        self.info = replace(info, starts=tuple(self._starts))
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -72,30 +46,29 @@ class ConcatBase:
             sample[key] = replace(sample[key], image_id=f"{number}/{sample[key].image_id}")
         return {**sample, "id": f"{number}/{sample['id']}"}
 
-    def _id(self, index: int) -> str:
+    def encoded(self, index: int) -> Sample:
         number, own_index = self._locate(index)
-        source: Any = self.sources[number]  # a NamedSource, checked above
-        return f"{number}/{source.id(own_index)}"
+        sample = self.sources[number].encoded(own_index)
+        return {**sample, "id": f"{number}/{sample['id']}"}
+
+    def id(self, index: int) -> str:
+        number, own_index = self._locate(index)
+        return f"{number}/{self.sources[number].id(own_index)}"
 
     def paths(self, index: int) -> Sequence[bytes]:
-        """Return the files of a sample, if its source knows them."""
         number, own_index = self._locate(index)
-        source = self.sources[number]
-        return source.paths(own_index) if isinstance(source, FileSource) else ()
+        return self.sources[number].paths(own_index)
 
     def _locate(self, index: int) -> tuple[int, int]:
         """Return the number of the source of a sample, and the index in that source."""
         if not 0 <= index < len(self):
             raise IndexError(f"index {index} of {len(self)} samples")
         number = int(np.searchsorted(self._ends, index, "right"))
-        return number, index - self.starts[number]
+        return number, index - self._starts[number]
 
     def fingerprint(self) -> str:
         """Return a text that changes with each source and their order."""
-        texts = [
-            source.fingerprint() if isinstance(source, FingerprintedSource) else str(len(source))
-            for source in self.sources
-        ]
+        texts = [source.fingerprint() for source in self.sources]
         return f"{len(self)} samples, {short_digest('; '.join(texts).encode())}"
 
 
@@ -147,45 +120,21 @@ class Concat(ConcatBase):
         for number, (source, own) in enumerate(zip(sources, names, strict=True)):
             expected = united if classes == "same" else [name for name in own if name in united]
             _check_same_kind(sources[0], source, number, own, expected)
-        super().__init__([relabel(source, united, class_map) for source in sources])
-        parts: list[Any] = list(self.sources)  # with the abilities that are asked for
-        first = parts[0]
-        self.classes = tuple(united)
-        self.multi_label = _is_multi_label(first)
-        if all(isinstance(source, DetectionSource) for source in parts):
-            self.has_boxes, self.has_masks, self.keypoints = first.has_boxes, first.has_masks, first.keypoints
-            self.category_ids, self.frequencies = first.category_ids, first.frequencies
-            self.oriented = getattr(first, "oriented", False)
-        if all(isinstance(source, SegmentationSource) for source in parts):
-            self.has_maps = True
-            self.thing_labels = tuple(sorted({label for source in parts for label in source.thing_labels}))
-            self.colors = _united_colors(sources, class_map, united)
-        if all(isinstance(source, LabeledSource) for source in parts):
-            self.labels = np.concatenate([np.asarray(source.labels) for source in parts])
-        if all(isinstance(source, SizedSource) for source in parts):
-            self.sizes = np.concatenate([source.sizes for source in parts])
-        if all(isinstance(source, ImageClassesSource) for source in parts):
-            self.present = RaggedArray(chain.from_iterable(source.present for source in parts))
-        if all(isinstance(source, BatchSource) for source in parts):
-            self.batch = self._batch
-        if all(isinstance(source, EncodedSource) for source in parts):
-            self.encoded = self._encoded
+        relabeled = [relabel(source, united, class_map) for source in sources]
+        info = SourceInfo.concat([source.info for source in relabeled])
+        super().__init__(relabeled, replace(info, colors=_united_colors(sources, class_map, united)))
 
-    def _encoded(self, index: int) -> Sample:
-        number, own_index = self._locate(index)
-        source: Any = self.sources[number]  # an EncodedSource, checked above
-        sample = source.encoded(own_index)
-        return {**sample, "id": f"{number}/{sample['id']}"}
-
-    def _batch(self, indices: Indices) -> Batch:
+    def batch(self, indices: Indices) -> Batch | None:
         indices = np.asarray(indices)
         numbers = np.searchsorted(self._ends, indices, "right")
         batches: list[Batch] = []
         ids: list[str] = []
         for number in np.unique(numbers).tolist():
-            source: Any = self.sources[number]  # a BatchSource, checked above
-            batches.append(source.batch(indices[numbers == number] - self.starts[number]))
-            ids += [f"{number}/{sample_id}" for sample_id in batches[-1]["id"]]
+            batch = self.sources[number].batch(indices[numbers == number] - self._starts[number])
+            if batch is None:
+                return None
+            batches.append(batch)
+            ids += [f"{number}/{sample_id}" for sample_id in batch["id"]]
         back = np.argsort(np.argsort(numbers, kind="stable"))  # from the order by source to that of the batch
         keys = [key for key in ("image", "label") if key in batches[0]]
         tensors: Batch = {key: torch.cat([batch[key] for batch in batches])[torch.from_numpy(back)] for key in keys}
@@ -208,74 +157,76 @@ class ConcatIdentities(ConcatBase):
         sources: at least one, with one label per sample.
         shared_identities: identities with the same name are the same, such as those of one dataset in two folders.
 
-    Attributes:
-        sources: the sources.
-        starts: index of the first sample of each.
-        labels, cameras, views: of each sample (int64, N); the latter two None if unknown.
-        camera_count, view_count: number of cameras and views; 0 if unknown.
-
     Raises:
         ValueError: a source has no labels or several per sample, other channels than the first one, or queries.
     """
 
-    queries = None
-
     def __init__(self, *, sources: Annotated[list[SourcePart], MinLen(1)], shared_identities: bool = False) -> None:
-        super().__init__(sources)
-        for number, source in enumerate(sources):
-            if source.channels != self.channels:
-                raise ValueError(f"sources.{number} has {source.channels} channels, the first one {self.channels}")
-            if not isinstance(source, LabeledSource) or np.ndim(source.labels) != 1:
+        infos = [source.info for source in sources]
+        for number, info in enumerate(infos):
+            if info.channels != infos[0].channels:
+                raise ValueError(f"sources.{number} has {info.channels} channels, the first one {infos[0].channels}")
+            if info.single_labels is None:
                 raise ValueError(f"sources.{number} has no identities: it does not have one label per sample")
-            if isinstance(source, QuerySource):
+            if info.queries is not None:
                 raise ValueError(
                     f"sources.{number} has queries: it is a test set, not a training set; list several test sets under "
                     "data.val, or train on everything with split: all"
                 )
         names = [
-            [name if shared_identities else f"{number}/{name}" for name in source.classes]
-            for number, source in enumerate(sources)
+            [name if shared_identities else f"{number}/{name}" for name in info.classes]
+            for number, info in enumerate(infos)
         ]
-        self.classes = tuple(dict.fromkeys(chain.from_iterable(names)))
-        label_of = {name: label for label, name in enumerate(self.classes)}
-        own_labels: list[Any] = [source.labels for source in sources if isinstance(source, LabeledSource)]
+        classes = tuple(dict.fromkeys(chain.from_iterable(names)))
+        label_of = {name: label for label, name in enumerate(classes)}
         new_labels = [np.array([label_of[name] for name in own]) for own in names]
-        self.labels: Indices = np.concatenate(
-            [new[np.asarray(own)] for new, own in zip(new_labels, own_labels, strict=True)]
+        united = [info.relabel(classes, own) for info, own in zip(infos, new_labels, strict=True)]
+        cameras, views = [info.camera_count for info in infos], [info.view_count for info in infos]
+        joined = replace(
+            SourceInfo.concat(united),
+            identities=True,
+            cameras=_join([info.cameras for info in infos], cameras),
+            camera_count=sum(cameras) if all(cameras) else 0,
+            views=_join([info.views for info in infos], [0] * len(infos)),
+            view_count=max(views) if all(views) else 0,
         )
-        cameras = [int(getattr(source, "camera_count", 0)) for source in sources]
-        views = [int(getattr(source, "view_count", 0)) for source in sources]
-        self.cameras = np.concatenate(self._shifted("cameras", cameras)) if all(cameras) else None
-        self.views = np.concatenate(self._shifted("views", [0] * len(sources))) if all(views) else None
-        self.camera_count = sum(cameras) if all(cameras) else 0
-        self.view_count = max(views) if all(views) else 0
+        super().__init__(sources, joined)
 
     def __getitem__(self, index: int) -> Sample:
-        sample = super().__getitem__(index)
-        columns = {"label": self.labels, "camera": self.cameras, "view": self.views}
-        others = {key: value for key, value in sample.items() if key not in columns}
-        return others | {key: int(column[index]) for key, column in columns.items() if column is not None}
+        return self._with_labels(super().__getitem__(index), index)
 
-    def _shifted(self, name: str, sizes: Sequence[int]) -> list[Indices]:
-        """Return the arrays ``name`` of the sources, each shifted by the ``sizes`` of the sources before it."""
-        pairs = zip(self.sources, np.cumsum([0, *sizes[:-1]]), strict=True)
-        return [np.asarray(getattr(source, name)) + offset for source, offset in pairs]
+    def encoded(self, index: int) -> Sample:
+        return self._with_labels(super().encoded(index), index)
+
+    def _with_labels(self, sample: Sample, index: int) -> Sample:
+        others = {key: value for key, value in sample.items() if key not in ("label", "camera", "view")}
+        return others | self.info.labels_of(index)
 
 
-def _united_colors(sources: Sequence[Any], class_map: Mapping[str, str], united: Sequence[str]) -> tuple[Any, ...]:
+def _join(columns: Sequence[Indices | None], counts: Sequence[int]) -> Indices | None:
+    """Return the columns of the sources as one, each shifted by the ``counts`` of the sources before it; None if one is
+    unknown."""
+    known = [
+        column + offset
+        for column, offset in zip(columns, np.cumsum([0, *counts[:-1]]), strict=True)
+        if column is not None
+    ]
+    return np.concatenate(known) if len(known) == len(columns) else None
+
+
+def _united_colors(
+    sources: Sequence[Source], class_map: Mapping[str, str], united: Sequence[str]
+) -> tuple[tuple[int, int, int], ...]:
     """Return the color of each united class in the first source that has it; empty if one has none."""
-    colors: dict[str, Any] = {}
+    colors: dict[str, tuple[int, int, int]] = {}
     for source in sources:
-        for name, color in zip(source.classes, source.colors, strict=False):  # a source may have none
+        for name, color in zip(source.classes, source.info.colors, strict=False):  # a source may have none
             colors.setdefault(class_map.get(name, name), color)
     return tuple(colors[name] for name in united) if colors.keys() >= set(united) else ()
 
 
-_KINDS = (
-    *(("has_boxes", False), ("has_masks", False), ("has_maps", False), ("oriented", False)),
-    ("keypoints", ()),
-)
-"""Attributes that all sources have in common, and their values without such annotations."""
+_KINDS = ("boxes", "masks", "maps", "oriented", "keypoints")
+"""Facts that all sources have in common."""
 
 
 def _renamed_classes(sources: Sequence[Source], class_map: Mapping[str, str]) -> list[list[str]]:
@@ -303,19 +254,14 @@ def _check_same_kind(first: Source, other: Source, number: int, names: list[str]
             "classes: union unites them by name, class_map renames them, unlabeled around each source takes the images "
             "alone"
         )
-    if _is_multi_label(first) != _is_multi_label(other):
+    if first.info.multi_label != other.info.multi_label:
         differences.append("has another kind of labels (one or several) than the first one")
-    for name, default in _KINDS:
-        wanted, own = getattr(first, name, default), getattr(other, name, default)
+    for name in _KINDS:
+        wanted, own = getattr(first.info, name), getattr(other.info, name)
         if own != wanted:
-            noun = name.removeprefix("has_")
-            differences.append(f"has {noun}: {own}, the first one {wanted}")
+            differences.append(f"has {name}: {own}, the first one {wanted}")
     if differences:
         raise ValueError(f"sources.{number} " + "; it ".join(differences))
-
-
-def _is_multi_label(source: Source) -> bool:
-    return isinstance(source, MultiLabelSource) and source.multi_label
 
 
 def _shorten(names: Sequence[str]) -> str:

@@ -14,14 +14,15 @@ from torchvision import tv_tensors
 
 from opabinia.config import register
 from opabinia.contracts import InputPath, Sample
+from opabinia.data.sources.named import NamedSamples
 from opabinia.data.sources.pedestrian_attributes import read_mat
-from opabinia.data.sources.reid_base import IdentityImages, ReidImage, Split, Subset, dataset_root, read_split
+from opabinia.data.sources.reid_base import ReidImage, Split, Subset, dataset_root, identity_info, read_split
 
 Boxes = Literal["labeled", "detected"]
 
 
 @register.source(name="cuhk03_archive")
-class Cuhk03Archive(IdentityImages):
+class Cuhk03Archive(NamedSamples):
     """CUHK03 (Li et al. 2014) from ``cuhk-03.mat``, without unpacking it (needs the extra ``opabinia[matlab]``).
 
     With a ``test_set`` by the first protocol: the images of its 100 persons by the first camera are queries, those by
@@ -64,14 +65,15 @@ class Cuhk03Archive(IdentityImages):
                 raise ValueError(f"{self.file}: {invalid[0]!r} is not <pair>_<person>_<camera>_<number>.png")
             return [ReidImage(name.encode(), match[1], int(match[2]) - 1) for name, match in named if match]
 
-        super().__init__(read_split(self.file, split, read), cameras=2)
+        listing = read_split(self.file, split, read)
+        super().__init__([image.name for image in listing.images], identity_info(listing, cameras=2))
 
     def __getitem__(self, index: int) -> Sample:
         pair, person, _, number = map(int, re.findall(r"\d+", self.id(index)))
         with _open(self.file) as archive:
             pixels = archive[_persons(archive, self.boxes, pair - 1)[number - 1, person - 1]][()]
         # MATLAB's arrays are stored with their axes reversed: channels, width, height.
-        return self._sample(tv_tensors.Image(torch.from_numpy(pixels).transpose(1, 2).contiguous()), index)
+        return self.sample(tv_tensors.Image(torch.from_numpy(pixels).transpose(1, 2).contiguous()), index)
 
 
 def _open(file: Path) -> Any:

@@ -19,16 +19,17 @@ import torch
 from numpy.typing import NDArray
 from torchvision import tv_tensors
 
-from opabinia.contracts import Channels, GroundTruth, Indices, Sample
+from opabinia.contracts import Channels, GroundTruth, Indices, RaggedArray, Sample, SourceInfo
 from opabinia.contracts.masks import decode_rle
 from opabinia.data.decoding.images import read_image
 from opabinia.data.sources import annotation_errors as kinds
-from opabinia.data.sources.annotation_arrays import AnnotationArrays, RaggedArray, SegmentationArrays
+from opabinia.data.sources.annotation_arrays import AnnotationArrays, SegmentationArrays
 from opabinia.data.sources.annotation_errors import Broken, ErrorCase, ErrorCollector, check_errors
 from opabinia.data.sources.annotation_values import ROOT_HINT, leaves_root
-from opabinia.data.sources.file_names import FileNames, decode_name, short_digest
+from opabinia.data.sources.file_names import short_digest
 from opabinia.data.sources.image_headers import files_exist
 from opabinia.data.sources.labels import select_classes
+from opabinia.data.sources.named import NamedFiles
 from opabinia.data.sources.oriented_boxes import from_segmentations, min_area_boxes
 from opabinia.runtime.log import log
 from opabinia.runtime.text import plural
@@ -110,9 +111,8 @@ class DetectionListing:
         )
 
 
-class AnnotatedImages:
-    """Images with bounding boxes (:class:`opabinia.contracts.DetectionSource`), made by
-    :func:`build_source`.
+class AnnotatedImages(NamedFiles):
+    """Images with bounding boxes, made by :func:`build_source`.
 
     A sample holds ``image``, ``boxes`` (upright ones clipped to the image), ``labels``, ``id`` (the path below the
     root), ``original_size``, ``ground_truth`` (the boxes as they are in the file, including crowds, which are not among
@@ -123,39 +123,35 @@ class AnnotatedImages:
         channels: 3 for color, 1 for gray; images are converted.
 
     Attributes:
-        sizes: height and width of each image (int64, N x 2).
         annotations: in the order of images.
-        present: classes in each image, each once (N arrays of int64); those of crowds do not count.
-        errors: the errors that were fixed.
-        file, root, noun: of the listing.
-        has_boxes, has_masks, keypoints, category_ids, frequencies: as in :class:`opabinia.contracts.DetectionSource`.
-        oriented: as in :class:`opabinia.contracts.OrientedSource`.
+        file, noun: of the listing.
     """
-
-    has_boxes = True
 
     def __init__(self, listing: DetectionListing, *, channels: Channels = 3) -> None:
         annotations, count = listing.annotations, len(listing.names)
-        self.file, self.root, self.noun = listing.file, listing.root, listing.noun
-        self.channels: Channels = channels
-        self.classes, self.category_ids = tuple(listing.classes), tuple(listing.category_ids)
-        self.frequencies, self.keypoints = tuple(listing.frequencies), tuple(listing.keypoints)
-        self.has_masks = listing.segmentations is not None
-        self.oriented = annotations.corners is not None
-        self.sizes = listing.sizes
-        self.annotations = annotations.take(np.argsort(annotations.image_indices, kind="stable"))
         trained = annotations.take(annotations.trainable)
-        self.present = RaggedArray.group_unique(trained.image_indices, trained.labels, count)
-        self.errors = tuple(listing.errors.groups())
-        self._names, self._image_ids = FileNames(listing.names), listing.image_ids
-        self._segmentations = listing.segmentations
+        info = SourceInfo(
+            channels=channels,
+            classes=tuple(listing.classes),
+            sizes=listing.sizes,
+            errors=tuple(listing.errors.groups()),
+            boxes=True,
+            masks=listing.segmentations is not None,
+            oriented=annotations.corners is not None,
+            keypoints=tuple(listing.keypoints),
+            category_ids=tuple(listing.category_ids),
+            frequencies=tuple(listing.frequencies),
+            present=RaggedArray.group_unique(trained.image_indices, trained.labels, count),
+        )
+        super().__init__(listing.root, listing.names, info)
+        self.file, self.noun = listing.file, listing.noun
+        self.annotations = annotations.take(np.argsort(annotations.image_indices, kind="stable"))
+        self._image_ids = listing.image_ids
+        self._sizes, self._segmentations = listing.sizes, listing.segmentations
         self._ends = np.searchsorted(self.annotations.image_indices, np.arange(count), "right")
         self._absent = None if listing.absent is None else RaggedArray(listing.absent)
         self._not_exhaustive = None if listing.not_exhaustive is None else RaggedArray(listing.not_exhaustive)
         self._flip_pairs = flip_pairs(listing.keypoints)
-
-    def __len__(self) -> int:
-        return len(self._names)
 
     def __getitem__(self, index: int) -> Sample:
         path, ground_truth = self.path(index), self.ground_truth(index)
@@ -175,26 +171,10 @@ class AnnotatedImages:
                     raise ValueError(f"{self.file}, {annotation}: {error}") from error
         return make_sample(image, self.id(index), ground_truth, trainable, masks, self._flip_pairs)
 
-    def path(self, index: int) -> bytes:
-        """Return the path of an image."""
-        return os.path.join(os.fsencode(self.root), self.name(index))
-
-    def paths(self, index: int) -> Sequence[bytes]:
-        """Return the files of a sample."""
-        return (self.path(index),)
-
-    def id(self, index: int) -> str:
-        """Return the path of an image below the root."""
-        return decode_name(self.name(index))
-
-    def name(self, index: int) -> bytes:
-        """Return the path of an image below the root, as the file system has it."""
-        return self._names[index]
-
     def ground_truth(self, index: int) -> GroundTruth:
         """Return the annotations of an image."""
         annotations = self._annotations_of(index)
-        height, width = self.sizes[index].tolist()
+        height, width = self._sizes[index].tolist()
         segments = None
         if self._segmentations is not None and annotations.segmentations is not None:
             rows = annotations.segmentations.tolist()
@@ -218,21 +198,18 @@ class AnnotatedImages:
         """Return a text that changes with the images, the classes and all annotations."""
         arrays = (self.annotations, self._segmentations, self._absent, self._not_exhaustive)
         digest = short_digest(
-            self._names.tobytes(),
-            "\0".join([*self.classes, *self.keypoints]).encode() + self.sizes.tobytes(),
+            self.names.tobytes(),
+            "\0".join([*self.classes, *self.info.keypoints]).encode() + self._sizes.tobytes(),
             *(array.tobytes() for array in arrays if array is not None),
         )
         objects = f"{len(self.annotations.ids)} objects of {len(self.classes)} classes"
         return f"{len(self)} images with {objects}, {digest}"
 
     def relabeled(self, classes: tuple[str, ...], new_labels: Indices) -> AnnotatedImages:
-        """Return the same images with other classes (:class:`opabinia.contracts.RelabelingSource`); their
-        ``category_ids`` count from 1."""
+        """Return the same images with other classes; their ``category_ids`` count from 1."""
         result = copy.copy(self)
-        result.classes, result.frequencies = classes, ()
-        result.category_ids = tuple(range(1, len(classes) + 1))
+        result.info = self.info.relabel(classes, new_labels)
         result.annotations = self.annotations._replace(labels=new_labels[self.annotations.labels])
-        result.present = RaggedArray(np.unique(new_labels[present]) for present in self.present)
         if self._not_exhaustive is not None:
             result._not_exhaustive = RaggedArray(np.unique(new_labels[labels]) for labels in self._not_exhaustive)
         if self._absent is not None:  # of merged classes all are

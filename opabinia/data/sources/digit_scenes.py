@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from opabinia.config import register
-from opabinia.contracts import GroundTruth, Sample
+from opabinia.contracts import GroundTruth, RaggedArray, Sample, Source, SourceInfo
 from opabinia.contracts.masks import encode_rle
 from opabinia.data.sampling.samplers import uniform
 from opabinia.data.sources.detection_base import check_not_both, make_sample
@@ -28,7 +28,7 @@ _VERSION = "digit_scenes-4"
 
 
 @register.source
-class DigitScenes:
+class DigitScenes(Source):
     """Detection for trials and tests: one to six of scikit-learn's handwritten digits in a noisy image.
 
     Images are gray, 128 x 128; 1,600 for training and 400 for validation, with different digits (those of ``digits``,
@@ -52,20 +52,11 @@ class DigitScenes:
         ValueError: both masks and oriented boxes are asked for.
     """
 
-    channels = 1
-    classes = tuple("0123456789")
-    category_ids = tuple(range(1, 11))
-    frequencies = ()
-    has_boxes = True
-
     def __init__(
         self, *, split: Split = "train", masks: bool = False, keypoints: bool = False, rotated: bool = False
     ) -> None:
         check_not_both(masks, rotated)
         scenes = load_scenes(split, rotated=rotated)
-        self.has_masks, self.oriented = masks, rotated
-        self.keypoints = KEYPOINTS if keypoints else ()
-        self.sizes = np.full((SCENES[split], 2), SIDE)
         self._split = split
         self._images = torch.from_numpy(scenes["images"]).unsqueeze(1)
         self._owners = scenes["owners"]
@@ -75,7 +66,17 @@ class DigitScenes:
             self._corners = scenes["corners"]
             self._boxes = np.concatenate([self._corners.min(1), self._corners.max(1)], 1)
         self._ends = np.cumsum(scenes["counts"], dtype=np.int64)
-        self.present = [np.unique(self._labels[self._rows(index)]) for index in range(len(self))]
+        self.info = SourceInfo(
+            channels=1,
+            classes=tuple("0123456789"),
+            sizes=np.full((SCENES[split], 2), SIDE),
+            boxes=True,
+            masks=masks,
+            oriented=rotated,
+            keypoints=KEYPOINTS if keypoints else (),
+            category_ids=tuple(range(1, 11)),
+            present=RaggedArray(np.unique(self._labels[self._rows(index)]) for index in range(len(self))),
+        )
 
     def __len__(self) -> int:
         return len(self._images)
@@ -94,12 +95,12 @@ class DigitScenes:
             labels=self._labels[rows].copy(),
             areas=owned.sum((1, 2)).astype(np.float64),
             crowd=np.zeros(len(owned), dtype=bool),
-            segments=[encode_rle(mask) for mask in owned] if self.has_masks else None,
-            keypoints=self._points[rows].astype(np.float64) if self.keypoints else None,
-            corners=self._corners[rows] if self.oriented else None,
+            segments=[encode_rle(mask) for mask in owned] if self.info.masks else None,
+            keypoints=self._points[rows].astype(np.float64) if self.info.keypoints else None,
+            corners=self._corners[rows] if self.info.oriented else None,
         )
         image = self._images[index].clone()  # a transform may work in place
-        masks = owned.astype(np.uint8) if self.has_masks else None
+        masks = owned.astype(np.uint8) if self.info.masks else None
         return make_sample(image, self.id(index), ground_truth, ~ground_truth.crowd, masks, FLIP_PAIRS)
 
     def id(self, index: int) -> str:
@@ -108,7 +109,7 @@ class DigitScenes:
 
     def fingerprint(self) -> str:
         """Return a text that changes with the images."""
-        return f"{_VERSION} {self._split}{' rotated' * self.oriented}"
+        return f"{_VERSION} {self._split}{' rotated' * self.info.oriented}"
 
     def _rows(self, index: int) -> slice:
         """Return the rows of a scene's digits among those of all scenes."""

@@ -15,7 +15,9 @@ from opabinia.data.sampling.permutation import Permutation
 from opabinia.data.sampling.samplers import uniform
 from opabinia.data.sources.digit_rendering import Floats, by_blocks, interpolate, rotation, to_bytes
 from opabinia.data.sources.digits import Arrays, load_cached, load_digits
-from opabinia.data.sources.reid_base import MARKET_FOLDERS, IdentityImages, ReidImage, Split, Subset, read_split
+from opabinia.data.sources.in_memory import collate_arrays
+from opabinia.data.sources.named import NamedSamples
+from opabinia.data.sources.reid_base import MARKET_FOLDERS, ReidImage, Split, Subset, identity_info, read_split
 from opabinia.runtime.seeds import hash32
 
 DIGITS, TRAIN_IDENTITIES = 1797, 1000
@@ -57,7 +59,7 @@ JITTER = Camera(turn=0.18, shear=0.22, scale=0.4, contrast=0.2, gradient_x=0.4, 
 
 
 @register.source
-class DigitViews(IdentityImages):
+class DigitViews(NamedSamples):
     """Re-identification for trials and tests: each identity is one handwritten digit of scikit-learn's 1,797.
 
     Four cameras have seen each of them twice, 32 x 32, gray. Each camera has its own rotation, shear, scale, contrast
@@ -73,11 +75,13 @@ class DigitViews(IdentityImages):
 
     def __init__(self, *, split: Split = "train") -> None:
         listing = read_split("digit_views", split, _list_images)
-        super().__init__(listing, cameras=len(CAMERAS), channels=1)
+        super().__init__(
+            [image.name for image in listing.images], identity_info(listing, cameras=len(CAMERAS), channels=1)
+        )
         self._images = torch.from_numpy(load_views()[[_row(image.name) for image in listing.images]]).unsqueeze(1)
 
     def __getitem__(self, index: int) -> Sample:
-        return self._sample(self.image(index), index)
+        return self.sample(self.image(index), index)
 
     def image(self, index: int) -> tv_tensors.Image:
         """Return an image (uint8, 1 x 32 x 32)."""
@@ -85,9 +89,7 @@ class DigitViews(IdentityImages):
 
     def batch(self, indices: Indices) -> Batch:
         """Return the collated samples of ``indices`` (int64, B)."""
-        columns = {"label": self.labels, "camera": self.cameras, "query": self.queries}
-        batch = {key: torch.from_numpy(column[indices]) for key, column in columns.items() if column is not None}
-        return {"image": self._images[indices], **batch, "id": [self.id(int(index)) for index in indices]}
+        return collate_arrays(self, self._images, indices)
 
 
 # --- images and their names -------------------------------------------------------------------------------------------

@@ -8,13 +8,12 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torchvision import tv_tensors
 
 from opabinia.config import register
-from opabinia.contracts import Indices, Sample
+from opabinia.contracts import Indices
 from opabinia.data.sampling.permutation import Permutation
+from opabinia.data.sources.in_memory import ImageArray
 from opabinia.runtime.files import cache_folder, write_atomic
 from opabinia.runtime.log import log
 from opabinia.runtime.seeds import hash32
@@ -28,7 +27,7 @@ Arrays = dict[str, NDArray[Any]]
 
 
 @register.source
-class Digits:
+class Digits(ImageArray):
     """scikit-learn's 1,797 handwritten digits, 8 x 8, gray; for trials and tests.
 
     The split is fixed and stratified: 1,437 for training and 360 for validation. From E. Alpaydin and C. Kaynak,
@@ -38,21 +37,13 @@ class Digits:
         split: train or val.
     """
 
-    channels = 1
-    classes = tuple("0123456789")
-
     def __init__(self, *, split: Split = "train") -> None:
         images, labels = load_digits()
         self.numbers = split_digits(labels)[split]
-        self.labels = labels[self.numbers].astype(np.int64)
-        self._images = torch.from_numpy(images[self.numbers]).unsqueeze(1)
+        super().__init__(images[self.numbers], labels[self.numbers].astype(np.int64), tuple("0123456789"))
 
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: int) -> Sample:
-        image = tv_tensors.Image(self._images[index].clone())  # a transform may work in place
-        return {"image": image, "label": int(self.labels[index]), "id": f"digits/{self.numbers[index]:04d}"}
+    def id(self, index: int) -> str:
+        return f"digits/{self.numbers[index]:04d}"
 
 
 def split_digits(labels: NDArray[np.uint8]) -> dict[str, Indices]:

@@ -1,4 +1,4 @@
-"""Images in one folder per class, and what sources of image files share."""
+"""Images in one folder per class, and how folders are searched."""
 
 from __future__ import annotations
 
@@ -9,49 +9,13 @@ from pathlib import Path
 import numpy as np
 
 from opabinia.config import register
-from opabinia.contracts import Channels, Indices, InputPath, Sample
-from opabinia.data.decoding.images import EXTENSIONS, EncodedImage, decode_sample
-from opabinia.data.sources.file_names import FileNames, decode_name, short_digest
+from opabinia.contracts import Channels, Indices, InputPath, SourceInfo
+from opabinia.data.decoding.images import EXTENSIONS
+from opabinia.data.sources.file_names import short_digest
 from opabinia.data.sources.labels import select_classes
+from opabinia.data.sources.named import ImageFiles
 from opabinia.runtime.files import describe_missing, split_folder
 from opabinia.runtime.log import log
-
-
-class ImageFiles:
-    """Image files below a folder (:class:`opabinia.contracts.EncodedSource`). A sample's id is its path below the root.
-
-    Args:
-        root: the folder that names are relative to.
-        names: of the files, as the file system has them.
-        channels: 3 for color, 1 for gray; images are converted.
-    """
-
-    def __init__(self, root: Path, names: Sequence[bytes], channels: Channels) -> None:
-        self.root = root
-        self.channels: Channels = channels
-        self._names = FileNames(names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-    def __getitem__(self, index: int) -> Sample:
-        return decode_sample(self.encoded(index))
-
-    def encoded(self, index: int) -> Sample:
-        """Return the sample with its image not yet decoded."""
-        return {"image": EncodedImage.file(self.path(index), self.channels), "id": self.id(index)}
-
-    def path(self, index: int) -> bytes:
-        """Return the path of an image."""
-        return os.path.join(os.fsencode(self.root), self._names[index])
-
-    def paths(self, index: int) -> Sequence[bytes]:
-        """Return the files of a sample."""
-        return (self.path(index),)
-
-    def id(self, index: int) -> str:
-        """Return the path of an image below the root."""
-        return decode_name(self._names[index])
 
 
 @register.source
@@ -71,16 +35,13 @@ class ImageFolder(ImageFiles):
     """
 
     def __init__(self, *, root: InputPath, channels: Channels = 3, classes: list[str] | None = None) -> None:
-        root, self.classes, names, self.labels = find_class_files(root, classes, "image", EXTENSIONS)
-        super().__init__(root, names, channels)
-
-    def encoded(self, index: int) -> Sample:
-        """Return the sample with its image not yet decoded."""
-        return {**super().encoded(index), "label": int(self.labels[index])}
+        root, chosen, names, labels = find_class_files(root, classes, "image", EXTENSIONS)
+        super().__init__(root, names, SourceInfo(channels=channels, classes=chosen, labels=labels))
 
     def fingerprint(self) -> str:
         """Return a text that changes with the classes, the file names and their order."""
-        digest = short_digest(self._names.tobytes(), self.labels.tobytes())
+        assert self.info.labels is not None
+        digest = short_digest(self.names.tobytes(), self.info.labels.tobytes())
         return f"{len(self)} pictures of {len(self.classes)} classes, {digest}"
 
 

@@ -73,7 +73,7 @@ class FrameFolders(VideoSource):
         super().__init__([os.fsencode(path) for _, path in folders], encoded, names, channels, flip_sensitive_classes)
 
     def video(self, index: int) -> Video:
-        folder = os.path.join(self.root, os.fsdecode(self._names[index]))
+        folder = os.path.join(self.root, os.fsdecode(self.names[index]))
         names = self._frame_names(folder, self._counts[index])
         return FrameFolder(folder, names, fps=self._fps, channels=self.channels)
 

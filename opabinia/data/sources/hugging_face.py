@@ -9,13 +9,13 @@ import numpy as np
 from torchvision import tv_tensors
 
 from opabinia.config import register
-from opabinia.contracts import Channels, Sample
+from opabinia.contracts import Channels, Sample, Source, SourceInfo
 from opabinia.data.decoding.images import from_pil
 from opabinia.data.sources.labels import numbered_classes
 
 
 @register.source
-class HuggingFace:
+class HuggingFace(Source):
     """A dataset of the ``datasets`` library (the extra ``opabinia[hugging_face]``): downloaded from its hub, or from a
     folder written by ``save_to_disk``.
 
@@ -49,27 +49,27 @@ class HuggingFace:
         if type(rows.features[image]).__name__ != "Image":
             raise ValueError(f"{dataset}, {split}: column {image!r} holds {rows.features[image]}, not images")
         self._rows = rows.select_columns([image])  # reading a row decodes all of it
-        self._image, self.channels = image, channels
+        self._image = image
         values = rows[label][:]
         if empty := sum(value is None for value in values):
             raise ValueError(f"{dataset}, {split}: column {label!r} is empty in {empty} of {len(values)} rows")
         if others := [value for value in values if not isinstance(value, int)]:
             hint = "expected an integer; class_encode_column makes them"
             raise ValueError(f"{dataset}, {split}: column {label!r} holds {others[0]!r}, {hint}")
-        self.labels = np.asarray(values).astype(np.int64)
-        largest = int(self.labels.max(initial=-1))
+        labels = np.asarray(values).astype(np.int64)
+        largest = int(labels.max(initial=-1))
         names = getattr(rows.features[label], "names", None)
         names = names or numbered_classes(f"{dataset}, {split}", str(max(largest, 0)), len(values))
-        if len(self.labels) and not 0 <= self.labels.min() <= self.labels.max() < len(names):
+        if len(labels) and not 0 <= labels.min() <= labels.max() < len(names):
             raise ValueError(
-                f"{dataset}, {split}: labels {self.labels.min()} to {self.labels.max()} for {len(names)} classes; "
+                f"{dataset}, {split}: labels {labels.min()} to {labels.max()} for {len(names)} classes; "
                 "a split without labels can neither be trained nor evaluated on"
             )
-        self.classes = tuple(names)
+        self.info = SourceInfo(channels=channels, classes=tuple(names), labels=labels)
         self._fingerprint = f"{dataset}/{subset or ''}/{split}, {len(self)} samples, {rows._fingerprint}"
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(self._rows)
 
     def __getitem__(self, index: int) -> Sample:
         if not 0 <= index < len(self):
@@ -81,7 +81,7 @@ class HuggingFace:
         if image is None:
             raise ValueError(f"row {index} has no image")
         pixels = from_pil(image, self.channels)
-        return {"image": tv_tensors.Image(pixels), "label": int(self.labels[index]), "id": self.id(index)}
+        return {"image": tv_tensors.Image(pixels), **self.info.labels_of(index), "id": self.id(index)}
 
     def id(self, index: int) -> str:
         """Return the index of the sample."""

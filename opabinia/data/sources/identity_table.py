@@ -11,8 +11,8 @@ from opabinia.config import register
 from opabinia.contracts import Channels, InputPath
 from opabinia.data.sources.file_names import sort_names
 from opabinia.data.sources.list_files import cell_text, check_files_exist, read_rows
-from opabinia.data.sources.online_products import open_split
-from opabinia.data.sources.reid_base import IdentityFiles, ReidImage, ReidSplit, Split, read_split
+from opabinia.data.sources.named import ImageFiles
+from opabinia.data.sources.reid_base import ReidImage, ReidSplit, Split, identity_files, open_split, read_split
 
 SUBSETS = ("train", "query", "gallery", "test")
 
@@ -29,7 +29,7 @@ def identity_table(
     view: str | None = None,
     split_column: str = "split",
     channels: Channels = 3,
-) -> IdentityFiles:
+) -> ImageFiles:
     """Images, their identities and their splits as a list: .csv, .tsv, .jsonl or .parquet.
 
     A row is for ``train``, ``query`` or ``gallery``; or for ``test``, where every image is a query for the others.
@@ -75,7 +75,7 @@ def identity_table(
         view_number = views[row[view]] if view else None
         subsets[row[split_column]].append(ReidImage(os.fsencode(row[path]), row[identity], camera_number, view_number))
     listing = _select(file, split, subsets)
-    return IdentityFiles(root, listing, cameras=len(cameras), views=len(views), channels=channels)
+    return identity_files(root, listing, cameras=len(cameras), views=len(views), channels=channels)
 
 
 def _number(rows: Sequence[Mapping[str, str]], column: str | None) -> dict[str, int]:

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from opabinia.config import register
-from opabinia.contracts import InputPath
+from opabinia.contracts import Batch, Indices, InputPath
 from opabinia.data.sources.file_names import short_digest
-from opabinia.data.sources.in_memory import ImageArray
+from opabinia.data.sources.in_memory import ImageArray, collate_arrays
 
 
 @register.source
@@ -41,23 +40,25 @@ class Idx(ImageArray):
         folder = root.expanduser()
         prefix = {"train": "train", "test": "t10k"}[split]
         images = read_idx(_find(folder, f"{prefix}-images-idx3-ubyte"), 3)
-        self.labels = read_idx(_find(folder, f"{prefix}-labels-idx1-ubyte"), 1).astype(np.int64)
-        if len(images) != len(self.labels):
-            raise ValueError(f"{folder} holds {len(images)} {split} images and {len(self.labels)} labels")
-        largest = int(self.labels.max(initial=-1))
+        labels = read_idx(_find(folder, f"{prefix}-labels-idx1-ubyte"), 1).astype(np.int64)
+        if len(images) != len(labels):
+            raise ValueError(f"{folder} holds {len(images)} {split} images and {len(labels)} labels")
+        largest = int(labels.max(initial=-1))
         if classes is not None and largest >= len(classes):
             raise ValueError(f"classes: {len(classes)} names, but {folder} has labels up to {largest}")
-        self.classes = tuple(classes or map(str, range(largest + 1)))
+        super().__init__(images, labels, classes or list(map(str, range(largest + 1))))
         self.split = split
-        self._images = torch.from_numpy(images).unsqueeze(1)
 
     def id(self, index: int) -> str:
         """Return the split and the number of a sample."""
         return f"{self.split}/{index:05d}"
 
+    def batch(self, indices: Indices) -> Batch:
+        return collate_arrays(self, self._images, indices)
+
     def fingerprint(self) -> str:
         """Return a text that changes with the labels and their order."""
-        return f"{len(self)} images, {short_digest(self.labels.tobytes())}"
+        return f"{len(self)} images, {short_digest(np.asarray(self.info.labels).tobytes())}"
 
 
 def _find(folder: Path, name: str) -> Path:

@@ -12,14 +12,15 @@ from opabinia.config import register
 from opabinia.contracts import Channels, InputPath
 from opabinia.data.sources.annotation_values import parse_flag
 from opabinia.data.sources.list_files import cell_text, check_files_exist, read_lines, read_rows
-from opabinia.data.sources.table import LabeledFiles
+from opabinia.data.sources.named import ImageFiles
+from opabinia.data.sources.table import label_info
 
 Pair = tuple[str, tuple[str, str], bool]
 """Location in the list, both paths, and whether they show the same identity."""
 
 
 @register.source(name="image_pairs")
-class ImagePairs(LabeledFiles):
+class ImagePairs(ImageFiles):
     """Pairs of images for the evaluator ``verification``, as a list with the columns ``first``, ``second`` and ``same``
     (1 or 0), or as LFW's ``pairs.txt``.
 
@@ -48,7 +49,7 @@ class ImagePairs(LabeledFiles):
         names = [os.fsencode(path) for _, paths, _ in pairs for path in paths]
         labels = [2 * pair + side for pair, (*_, same) in enumerate(pairs) for side in (0, int(not same))]
         classes = [f"pair {pair} {side}" for pair in range(1, len(pairs) + 1) for side in "ab"]
-        super().__init__(root, names, classes, np.array(labels, np.int64), channels)
+        super().__init__(root, names, label_info(classes, np.array(labels, np.int64), channels))
 
     def id(self, index: int) -> str:
         """Return the number of the pair and the path of an image, which may be in several pairs."""

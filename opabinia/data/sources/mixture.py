@@ -12,14 +12,13 @@ from annotated_types import MinLen
 from opabinia.config import register
 from opabinia.contracts import (
     CombiningTransform,
-    FingerprintedSource,
     Fraction,
     MixPart,
-    NamedSource,
-    PartlyLabeledSource,
     Positive,
     Sample,
     SamplerPart,
+    Source,
+    SourceInfo,
     SourcePart,
     TransformPart,
 )
@@ -57,7 +56,7 @@ def _with_missing_labels(name: str, stream: MixedStream) -> MixedStream:
     Raises:
         ValueError: its samples are mixed or combined.
     """
-    if not isinstance(stream.source, PartlyLabeledSource) or not stream.source.partly_labeled:
+    if not stream.source.info.partly_labeled:
         return stream
     if stream.mix:
         raise ValueError(f"streams.{name}.mix: samples that may lack labels cannot be mixed")
@@ -65,11 +64,11 @@ def _with_missing_labels(name: str, stream: MixedStream) -> MixedStream:
         if isinstance(transform, CombiningTransform):
             message = "samples that may lack labels cannot be combined"
             raise ValueError(f"streams.{name}.transforms.{number}: {message}")
-    return replace(stream, transforms=[*stream.transforms, MarkMissingLabels(stream.source)])
+    return replace(stream, transforms=[*stream.transforms, MarkMissingLabels(stream.source.info)])
 
 
 @register.source
-class Mixture:
+class Mixture(Source):
     """The training datasets ("streams") of a multi-task run; for ``data.train.source`` alone.
 
     Each stream keeps its own order, sampler, transforms and epoch length: its samples are those of a run on it alone
@@ -90,8 +89,6 @@ class Mixture:
         ValueError: the streams differ in channels, one has no samples, or the shares do not sum to 1.
     """
 
-    classes: tuple[str, ...] = ()
-
     def __init__(
         self,
         *,
@@ -108,7 +105,7 @@ class Mixture:
                 message = f"its images have {plural(source.channels, 'channel')}, {expected}; they share a backbone"
                 raise ValueError(f"streams.{name}: {message}")
         self.streams = {name: _with_missing_labels(name, stream) for name, stream in streams.items()}
-        self.mixing, self.channels = mixing, sources[0].channels
+        self.mixing, self.info = mixing, SourceInfo(channels=sources[0].channels)
         sizes = {name: len(stream.source) for name, stream in streams.items()}
         self.shares = stream_shares(sizes, {name: stream.share for name, stream in streams.items()}, temperature)
         self._ends = np.cumsum(list(sizes.values()))
@@ -124,8 +121,7 @@ class Mixture:
     def id(self, index: int) -> str:
         """Return the id of a sample."""
         name, own_index = self._locate(index)
-        source = self.streams[name].source
-        return f"{name}/{source.id(own_index) if isinstance(source, NamedSource) else own_index}"
+        return f"{name}/{self.streams[name].source.id(own_index)}"
 
     def _locate(self, index: int) -> tuple[str, int]:
         """Return the stream of a sample, and the index in its source."""
@@ -138,7 +134,5 @@ class Mixture:
         """Return a text that changes with the streams, their order and their shares."""
         texts = []
         for name, stream in self.streams.items():
-            source = stream.source
-            own = source.fingerprint() if isinstance(source, FingerprintedSource) else str(len(source))
-            texts.append(f"{name} {self.shares[name]:.6f} {own}")
+            texts.append(f"{name} {self.shares[name]:.6f} {stream.source.fingerprint()}")
         return f"{len(self)} samples, {short_digest('; '.join([self.mixing, *texts]).encode())}"

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from opabinia.config import register
-from opabinia.contracts import Indices, Sample
+from opabinia.contracts import Indices, Sample, Source, SourceInfo
 from opabinia.data.decoding.frames import VideoInMemory
 from opabinia.data.sampling.permutation import Permutation
 from opabinia.data.sampling.samplers import uniform
@@ -33,7 +33,7 @@ _VERSION = "moving_digits-1"
 
 
 @register.source
-class MovingDigits:
+class MovingDigits(Source):
     """Video classification for trials and tests: one of scikit-learn's handwritten digits moves over a noisy background
     with a dim digit that stands still; the class is one of eight directions of motion.
 
@@ -48,21 +48,18 @@ class MovingDigits:
         split: train or val.
     """
 
-    channels = 1
-    classes = tuple(MOVES)
-
     def __init__(self, *, split: Split = "train") -> None:
         arrays = load_videos(split)
-        self.labels = arrays["labels"].astype(np.int64)
+        self.info = SourceInfo(channels=1, classes=tuple(MOVES), labels=arrays["labels"].astype(np.int64))
         self._videos = torch.from_numpy(arrays["videos"]).unsqueeze(2)
         self._split = split
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(self._videos)
 
     def __getitem__(self, index: int) -> Sample:
         index = range(len(self))[index]
-        label, sample_id = int(self.labels[index]), self.id(index)
+        label, sample_id = self.info.labels_of(index)["label"], self.id(index)
         video = VideoInMemory(self._videos[index], path=sample_id, fps=8.0)
         _, right = MOVES[self.classes[label]]
         return {"video": video, "label": label, "flip_changes_label": right != 0, "id": sample_id}

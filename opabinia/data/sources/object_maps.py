@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -12,28 +11,17 @@ from numpy.typing import NDArray
 from torchvision import tv_tensors
 
 from opabinia.config import register
-from opabinia.contracts import (
-    IGNORE_LABEL,
-    DetectionSource,
-    FileSource,
-    FingerprintedSource,
-    GroundTruth,
-    GroundTruthMap,
-    ImageClassesSource,
-    NamedSource,
-    Sample,
-    SizedSource,
-    SourcePart,
-)
+from opabinia.contracts import IGNORE_LABEL, GroundTruth, GroundTruthMap, RaggedArray, Sample, SourceInfo, SourcePart
 from opabinia.contracts.masks import decode_rle
 from opabinia.data.sources.digit_scenes import DigitScenes
 from opabinia.data.sources.digits import Split
 from opabinia.data.sources.labels import class_indices, select_classes
+from opabinia.data.sources.wrapper import Wrapper
 from opabinia.data.transforms.instances import select_objects
 
 
 @register.source
-class ObjectMaps:
+class ObjectMaps(Wrapper):
     """Semantic or panoptic segmentation of annotated objects: a pixel has the class of the last object whose instance
     mask covers it. The source is ``labelme``, ``cvat``, ``coco``, ``yolo`` ... with ``masks: true``.
 
@@ -50,9 +38,6 @@ class ObjectMaps:
         ValueError: the source has no instance masks, or too many classes; or a class in ``stuff`` is unknown.
     """
 
-    has_maps = True
-    colors, keypoints, frequencies = (), (), ()
-
     def __init__(
         self,
         *,
@@ -61,51 +46,47 @@ class ObjectMaps:
         panoptic: bool = False,
         stuff: list[str] | None = None,
     ) -> None:
-        if not isinstance(source, DetectionSource) or not source.has_masks:
+        info = source.info
+        if not info.masks:
             raise ValueError(f"source: {type(source).__name__} has no instance masks; does it need masks: true?")
-        self.source: Any = source
-        self.channels = source.channels
         self._first = int(background is not None)
-        self.classes = (*([background] if background is not None else []), *source.classes)
-        class_indices(self.classes)  # checks that the background is not one of them
-        if len(self.classes) > IGNORE_LABEL:
-            raise ValueError(f"source: {len(self.classes)} classes; segmentation maps have at most {IGNORE_LABEL}")
-        uncountable = select_classes("stuff: the source", source.classes, stuff or [])
-        if stuff and (not panoptic or len(uncountable) == len(source.classes)):
+        classes = (*([background] if background is not None else []), *info.classes)
+        class_indices(classes)  # checks that the background is not one of them
+        if len(classes) > IGNORE_LABEL:
+            raise ValueError(f"source: {len(classes)} classes; segmentation maps have at most {IGNORE_LABEL}")
+        uncountable = select_classes("stuff: the source", info.classes, stuff or [])
+        if stuff and (not panoptic or len(uncountable) == len(info.classes)):
             raise ValueError("stuff: some classes of panoptic data, not all; does it need panoptic: true?")
-        countable = [label for label in range(len(source.classes)) if label not in uncountable] if panoptic else []
-        self.thing_labels = tuple(self._first + label for label in countable)
-        self.category_ids = tuple(range(1, len(self.classes) + 1))
-        if panoptic:
-            self.has_boxes = self.has_masks = True
-        if isinstance(source, SizedSource):
-            self.sizes = source.sizes
-        if isinstance(source, NamedSource):
-            self.id = source.id
-        if isinstance(source, FileSource):
-            self.paths = source.paths
-        if isinstance(source, ImageClassesSource):
-            self.present = [labels + self._first for labels in source.present]
+        countable = [label for label in range(len(info.classes)) if label not in uncountable] if panoptic else []
+        changed = SourceInfo(
+            channels=info.channels,
+            classes=classes,
+            sizes=info.sizes,
+            present=None if info.present is None else RaggedArray(labels + self._first for labels in info.present),
+            errors=info.errors,
+            boxes=panoptic,
+            masks=panoptic,
+            category_ids=tuple(range(1, len(classes) + 1)) if panoptic else (),
+            maps=True,
+            thing_labels=tuple(self._first + label for label in countable),
+        )
+        super().__init__(source, changed)
 
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def __getitem__(self, index: int) -> Sample:
-        sample = self.source[index]
+    def convert(self, sample: Sample, index: int) -> Sample:
         objects: GroundTruth = sample["ground_truth"]
         ground_truth = self._draw(objects, _all_masks(sample))
         mask = tv_tensors.Mask(torch.from_numpy(ground_truth.labels.copy()))  # a transform may work in place
         result: Sample = {key: sample[key] for key in ("image", "id", "original_size")}
         result |= {"mask": mask, "ground_truth_map": ground_truth}
-        if not self.thing_labels:
+        if not self.info.thing_labels:
             return result
         labels = sample["labels"] + self._first
-        sample = select_objects({**sample, "labels": labels}, torch.isin(labels, torch.tensor(self.thing_labels)))
+        sample = select_objects({**sample, "labels": labels}, torch.isin(labels, torch.tensor(self.info.thing_labels)))
         return {**sample, **result, "ground_truth": self._countable(objects)}
 
     def _countable(self, objects: GroundTruth) -> GroundTruth:
         labels = objects.labels + self._first
-        kept = np.isin(labels, self.thing_labels)
+        kept = np.isin(labels, self.info.thing_labels)
         rows = {name: getattr(objects, name)[kept] for name in ("ids", "boxes", "areas", "crowd")}
         segments = [segment for segment, is_kept in zip(objects.segments or (), kept, strict=True) if is_kept]
         return replace(objects, **rows, labels=labels[kept], segments=segments, keypoints=None)
@@ -117,9 +98,11 @@ class ObjectMaps:
         first_of: dict[int, int] = {}  # stuff of a class is one segment
         for number, mask in enumerate(masks, 1):
             label = int(labels[number])
-            owners[mask.astype(bool)] = number if label in self.thing_labels else first_of.setdefault(label, number)
+            owners[mask.astype(bool)] = (
+                number if label in self.info.thing_labels else first_of.setdefault(label, number)
+            )
         ground_truth = GroundTruthMap(objects.image_id, labels[owners].astype(np.uint8))
-        if not self.thing_labels:
+        if not self.info.thing_labels:
             return ground_truth
         pixels = np.bincount(owners.ravel(), minlength=len(labels))
         segments = np.roll(np.flatnonzero(pixels), -int(pixels[0] > 0))  # the background is the last one
@@ -131,9 +114,8 @@ class ObjectMaps:
 
     def fingerprint(self) -> str:
         """Return the source's, with the kind of maps."""
-        source = self.source
-        text = source.fingerprint() if isinstance(source, FingerprintedSource) else f"{len(self)} images"
-        return f"{text}, maps with {self.classes[: self._first]} and objects {self.thing_labels}"
+        classes = self.classes[: self._first]
+        return f"{self.source.fingerprint()}, maps with {classes} and objects {self.info.thing_labels}"
 
 
 def _all_masks(sample: Sample) -> Sequence[NDArray[np.uint8]]:

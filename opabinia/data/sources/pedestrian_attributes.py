@@ -12,17 +12,16 @@ from numpy.typing import NDArray
 from opabinia.config import register
 from opabinia.contracts import Channels, InputPath
 from opabinia.data.sources.list_files import check_files_exist
+from opabinia.data.sources.named import ImageFiles
 from opabinia.data.sources.reid_base import MARKET_FOLDERS, dataset_root, read_folders
-from opabinia.data.sources.table import LabeledFiles
+from opabinia.data.sources.table import label_info
 from opabinia.runtime.files import describe_missing
 
 AttributeSplit = Literal["train", "test"]
 
 
 @register.source
-def pa100k(
-    *, root: InputPath, split: Literal["train", "val", "test"] = "train", channels: Channels = 3
-) -> LabeledFiles:
+def pa100k(*, root: InputPath, split: Literal["train", "val", "test"] = "train", channels: Channels = 3) -> ImageFiles:
     """PA-100K (Liu et al. 2017): 100,000 pedestrians with 26 attributes, multi-label.
 
     ``annotation.mat`` lists the names of the images in the folder ``data`` and their labels: 80,000 to train, 10,000
@@ -46,11 +45,11 @@ def pa100k(
     except (KeyError, ValueError, TypeError) as error:
         raise ValueError(f"{file} has no images, labels and attributes of PA-100K: {error}") from error
     check_files_exist(file, root, [(f"{split} {index}", name) for index, name in enumerate(names)])
-    return LabeledFiles(root, [os.fsencode(name) for name in names], classes, labels, channels)
+    return ImageFiles(root, [os.fsencode(name) for name in names], label_info(classes, labels, channels))
 
 
 @register.source
-def market1501_attributes(*, root: InputPath, split: AttributeSplit = "train", channels: Channels = 3) -> LabeledFiles:
+def market1501_attributes(*, root: InputPath, split: AttributeSplit = "train", channels: Channels = 3) -> ImageFiles:
     """Attributes of the identities of Market-1501 (Lin et al. 2019), multi-label.
 
     ``market_attribute.mat`` has the attributes of each identity. Those of two values are one class; others (age) have a
@@ -68,7 +67,7 @@ def market1501_attributes(*, root: InputPath, split: AttributeSplit = "train", c
 
 
 @register.source
-def dukemtmc_attributes(*, root: InputPath, split: AttributeSplit = "train", channels: Channels = 3) -> LabeledFiles:
+def dukemtmc_attributes(*, root: InputPath, split: AttributeSplit = "train", channels: Channels = 3) -> ImageFiles:
     """Attributes of the identities of DukeMTMC-reID (Lin et al. 2019), multi-label: ``duke_attribute.mat``.
 
     Args:
@@ -82,9 +81,7 @@ def dukemtmc_attributes(*, root: InputPath, split: AttributeSplit = "train", cha
     return _identity_attributes(dataset_root(root, "DukeMTMC-reID"), "duke_attribute", 8, split, channels)
 
 
-def _identity_attributes(
-    root: Path, name: str, cameras: int, split: AttributeSplit, channels: Channels
-) -> LabeledFiles:
+def _identity_attributes(root: Path, name: str, cameras: int, split: AttributeSplit, channels: Channels) -> ImageFiles:
     """Return the images of a dataset in Market-1501's layout with the attributes of their identities."""
     file = root / f"{name}.mat"
     subset: Literal["train", "gallery"] = "train" if split == "train" else "gallery"
@@ -103,12 +100,12 @@ def _identity_attributes(
         by_identity = np.stack(list(columns.values()), 1).astype(np.float32)
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{file} has no attributes by identity ({name}.{split}): {error}") from error
-    identities = [images.classes[label] for label in images.labels]
+    identities = [images.classes[label] for label in np.asarray(images.info.labels)]
     kept = [index for index, identity in enumerate(identities) if identity != "0000"]
     if unknown := sorted({identities[index] for index in kept} - set(rows)):
         raise ValueError(f"{file} has no attributes of the identities {', '.join(unknown[:3])} in {split}")
     labels = by_identity[[rows[identities[index]] for index in kept]]
-    return LabeledFiles(root, [os.fsencode(images.id(index)) for index in kept], list(columns), labels, channels)
+    return ImageFiles(root, [images.names[index] for index in kept], label_info(list(columns), labels, channels))
 
 
 def read_mat(file: Path) -> dict[str, Any]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 
 from opabinia.config import register
-from opabinia.contracts import Indices
+from opabinia.contracts import Batch, Indices
 from opabinia.data.sampling.samplers import uniform
 from opabinia.data.sources.digit_rendering import Bytes, Floats, by_blocks, interpolate, rotation, to_bytes
 from opabinia.data.sources.digits import Arrays, Split, load_cached, load_digits, split_digits
-from opabinia.data.sources.in_memory import ImageArray
+from opabinia.data.sources.in_memory import ImageArray, collate_arrays
 from opabinia.runtime.seeds import hash32
 
 SIDE, SHOTS, FRAGMENTS = 40, 5, 2
@@ -34,17 +33,17 @@ class PlacedDigits(ImageArray):
         split: train or val.
     """
 
-    classes = tuple("0123456789")
-
     def __init__(self, *, split: Split = "train") -> None:
         arrays = load_images(split)
-        self.labels = arrays["labels"].astype(np.int64)
-        self._images = torch.from_numpy(arrays["images"]).unsqueeze(1)
+        super().__init__(arrays["images"], arrays["labels"].astype(np.int64), tuple("0123456789"))
         self._split = split
 
     def id(self, index: int) -> str:
         """Return the split, the index of the digit in it and the number of the image of this digit."""
         return f"{self._split}/{index // SHOTS:04d}_{index % SHOTS}"
+
+    def batch(self, indices: Indices) -> Batch:
+        return collate_arrays(self, self._images, indices)
 
     def fingerprint(self) -> str:
         """Return a text that changes with the images."""

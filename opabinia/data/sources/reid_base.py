@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -11,17 +12,21 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from opabinia.contracts import Channels, Sample
-from opabinia.data.decoding.images import EXTENSIONS, EncodedImage, decode_sample
-from opabinia.data.sources.file_names import FileNames, decode_name, short_digest, sort_names
+from opabinia.contracts import Channels, SourceInfo
+from opabinia.data.decoding.images import EXTENSIONS
+from opabinia.data.sources.file_names import decode_name, sort_names
 from opabinia.data.sources.folder import existing_folder, is_image_file
-from opabinia.data.sources.list_files import raise_for_invalid
+from opabinia.data.sources.list_files import check_files_exist, raise_for_invalid
+from opabinia.data.sources.named import ImageFiles
 
 Subset = Literal["train", "query", "gallery"]
 """The parts that a dataset divides its images into."""
 
 Split = Literal["train", "test", "query", "gallery", "all"]
 """The images of a source: ``test`` is query and gallery, ``all`` everything there is to train on."""
+
+OpenSplit = Literal["train", "test", "all"]
+"""The images of a source without a query set: ``all`` is everything, to train on."""
 
 MARKET_FOLDERS: dict[Subset, str] = {"train": "bounding_box_train", "query": "query", "gallery": "bounding_box_test"}
 
@@ -56,11 +61,10 @@ class ReidSplit(NamedTuple):
     queries: NDArray[np.bool_] | None = None
 
 
-class IdentityImages:
-    """Images with identities as labels (:class:`opabinia.contracts.IdentitySource`); subclasses define
-    ``__getitem__``.
-
-    A sample's id is its path below the root.
+def identity_info(
+    split: ReidSplit, *, cameras: int = 0, views: int = 0, channels: Channels = 3, reuses_names: bool = False
+) -> SourceInfo:
+    """Return the facts about images with identities as labels.
 
     Args:
         split: the images.
@@ -68,72 +72,26 @@ class IdentityImages:
         views: number of viewpoints, likewise.
         channels: 3 for color, 1 for gray.
         reuses_names: the test set uses the names of training identities for other ones.
-
-    Attributes:
-        labels, cameras, views: of each image (int64, N); the latter two None if unknown.
-        queries: as in the split.
-        camera_count, view_count: the arguments ``cameras`` and ``views``.
-        reuses_names: as given.
     """
-
-    def __init__(
-        self, split: ReidSplit, *, cameras: int = 0, views: int = 0, channels: Channels = 3, reuses_names: bool = False
-    ) -> None:
-        images = split.images
-        label_of = {name: label for label, name in enumerate(split.classes)}
-        self.channels: Channels = channels
-        self.classes = tuple(split.classes)
-        self.labels = np.array([label_of[image.identity] for image in images], dtype=np.int64)
-        self.cameras = np.array([image.camera for image in images], dtype=np.int64) if cameras else None
-        self.views = np.array([image.view for image in images], dtype=np.int64) if views else None
-        self.queries = split.queries
-        self.camera_count, self.view_count = cameras, views
-        self.reuses_names = reuses_names
-        self._names = FileNames([image.name for image in images])
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-    def _sample(self, image: Any, index: int) -> Sample:
-        columns = {"camera": self.cameras, "view": self.views, "query": self.queries}
-        known = {key: column[index].item() for key, column in columns.items() if column is not None}
-        return {"image": image, "label": int(self.labels[index]), "id": self.id(index), **known}
-
-    def id(self, index: int) -> str:
-        """Return the path of an image below the root."""
-        return decode_name(self._names[index])
-
-    def fingerprint(self) -> str:
-        """Return a text that changes with the identities, the names, cameras, views and queries, and their order."""
-        contents = [self._names.tobytes(), "\0".join(self.classes).encode()]
-        for name in ("labels", "cameras", "views", "queries"):
-            column = getattr(self, name)
-            contents += [name.encode(), b"" if column is None else column.tobytes()]
-        return f"{len(self)} pictures of {len(self.classes)} identities, {short_digest(*contents)}"
+    label_of = {name: label for label, name in enumerate(split.classes)}
+    return SourceInfo(
+        channels=channels,
+        classes=tuple(split.classes),
+        labels=np.array([label_of[image.identity] for image in split.images], dtype=np.int64),
+        identities=True,
+        reuses_names=reuses_names,
+        camera_count=cameras,
+        view_count=views,
+        cameras=np.array([image.camera for image in split.images], dtype=np.int64) if cameras else None,
+        views=np.array([image.view for image in split.images], dtype=np.int64) if views else None,
+        queries=split.queries,
+    )
 
 
-class IdentityFiles(IdentityImages):
-    """Image files with identities as labels. Arguments are those of :class:`IdentityImages`, and the folder ``root``
-    that names are relative to."""
-
-    def __init__(self, root: Path, split: ReidSplit, **options: Any) -> None:
-        super().__init__(split, **options)
-        self.root = root
-
-    def __getitem__(self, index: int) -> Sample:
-        return decode_sample(self.encoded(index))
-
-    def encoded(self, index: int) -> Sample:
-        """Return the sample with its image not yet decoded."""
-        return self._sample(EncodedImage.file(self.path(index), self.channels), index)
-
-    def path(self, index: int) -> bytes:
-        """Return the path of an image."""
-        return os.path.join(os.fsencode(self.root), self._names[index])
-
-    def paths(self, index: int) -> Sequence[bytes]:
-        """Return the files of a sample."""
-        return (self.path(index),)
+def identity_files(root: Path, split: ReidSplit, **facts: Any) -> ImageFiles:
+    """Return image files with identities as labels; names are relative to ``root``, ``facts`` as in
+    :func:`identity_info`."""
+    return ImageFiles(root, [image.name for image in split.images], identity_info(split, **facts))
 
 
 # --- splits -----------------------------------------------------------------------------------------------------------
@@ -177,6 +135,32 @@ def read_split(
 _TEST: tuple[Subset, Subset] = ("query", "gallery")
 
 
+def open_split(where: object, split: OpenSplit, images: Sequence[ReidImage]) -> ReidSplit:
+    """Return a split without a query set.
+
+    Args:
+        where: the beginning of errors, such as the root.
+        split: the split.
+        images: in the order of the source.
+
+    Raises:
+        ValueError: there is one identity only to train on, or no two images of the same one to search.
+    """
+    counts = Counter(image.identity for image in images)
+    classes = sort_names(counts)
+    if split == "test":
+        check_pairs(where, list(counts.values()))
+    else:
+        check_identities(where, classes)
+    return ReidSplit(images, classes)
+
+
+def check_pairs(where: object, counts: Sequence[int]) -> None:
+    """Raise ValueError if no identity has two images; ``counts`` are their numbers of images."""
+    if max(counts, default=0) < 2:
+        raise ValueError(f"{where}: none of {len(counts)} test identities has 2 images, so no query has a match")
+
+
 def check_identities(where: object, classes: Sequence[str]) -> None:
     """Raise ValueError if there are fewer than two identities to train on."""
     if len(classes) < 2:
@@ -215,6 +199,16 @@ def dataset_root(root: Path, *names: str) -> Path:
     return next((root / name for name in names if (root / name).is_dir()), root)
 
 
+def existing_images(file: Path, root: Path, rows: Sequence[tuple[str, str, str, int | None]]) -> list[ReidImage]:
+    """Return the images of a list, of which each row has the location in it, path, identity and camera.
+
+    Raises:
+        ValueError: images are missing, or listed several times; the text names file and location.
+    """
+    check_files_exist(file, root, [(location, path) for location, path, *_ in rows])
+    return [ReidImage(os.fsencode(path), identity, camera) for _, path, identity, camera in rows]
+
+
 def read_folders(
     root: Path,
     folders: Mapping[Subset, Sequence[str]],
@@ -222,7 +216,7 @@ def read_folders(
     cameras: int,
     channels: Channels,
     distractors: Collection[str] = (),
-) -> IdentityFiles:
+) -> ImageFiles:
     """Return a source of images whose names begin with identity and camera; images of identity -1 (junk) are dropped.
 
     Args:
@@ -241,7 +235,7 @@ def read_folders(
     def read(subset: Subset) -> list[ReidImage]:
         return [image for folder in folders[subset] for image in _read_folder(root, folder, cameras)]
 
-    return IdentityFiles(root, read_split(root, split, read, distractors), cameras=cameras, channels=channels)
+    return identity_files(root, read_split(root, split, read, distractors), cameras=cameras, channels=channels)
 
 
 def _read_folder(root: Path, folder: str, cameras: int) -> list[ReidImage]:

@@ -11,7 +11,7 @@ import torch
 from torchvision import tv_tensors
 
 from opabinia.config import register
-from opabinia.contracts import Channels, InputPath, Sample
+from opabinia.contracts import InputPath, Sample, Source, SourceInfo
 from opabinia.data.decoding.images import EncodedImage, decode_sample
 from opabinia.data.sources.file_names import short_digest
 from opabinia.data.sources.list_files import check_files_exist
@@ -23,7 +23,7 @@ RELEVANCE = ("easy", "hard", "junk")
 
 
 @register.source(name="revisited")
-class Revisited:
+class Revisited(Source):
     """Revisited Oxford or Paris (Radenović et al. 2018), for the evaluator ``revisited``: first the queries, cropped to
     their box, then the gallery.
 
@@ -38,9 +38,6 @@ class Revisited:
     Raises:
         ValueError: the annotations are missing or malformed, or an image is missing.
     """
-
-    channels: Channels = 3
-    classes: tuple[str, ...] = ()
 
     def __init__(self, *, file: InputPath, root: InputPath | None = None) -> None:
         file = file.expanduser()
@@ -62,7 +59,7 @@ class Revisited:
             raise ValueError(f"{file} has other annotations ({type(error).__name__}: {error}); {expected}") from error
         self._names = [name for part in names for name in part]
         check_files_exist(file, self.root, [(f"image {index}", name) for index, name in enumerate(self._names)])
-        self.queries = np.arange(len(self._names)) < len(self._boxes)
+        self.info = SourceInfo(queries=np.arange(len(self._names)) < len(self._boxes))
 
     def __len__(self) -> int:
         return len(self._names)

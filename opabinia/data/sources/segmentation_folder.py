@@ -14,16 +14,17 @@ from annotated_types import Interval
 from numpy.typing import NDArray
 
 from opabinia.config import register
-from opabinia.contracts import IGNORE_LABEL, Channels, GroundTruthMap, Indices, InputPath, Sample
+from opabinia.contracts import IGNORE_LABEL, Channels, GroundTruthMap, Indices, InputPath, Sample, SourceInfo
 from opabinia.data.decoding.images import EXTENSIONS, read_image
 from opabinia.data.sources import annotation_errors as kinds
-from opabinia.data.sources.annotation_errors import ErrorCollector, ErrorGroup, check_errors
+from opabinia.data.sources.annotation_errors import ErrorCollector, check_errors
 from opabinia.data.sources.annotation_values import check_below_root
-from opabinia.data.sources.file_names import FileNames, decode_name, short_digest
+from opabinia.data.sources.file_names import FileNames, short_digest
 from opabinia.data.sources.folder import existing_folder, find_files
 from opabinia.data.sources.image_headers import files_exist, read_sizes
 from opabinia.data.sources.labels import check_class
 from opabinia.data.sources.list_files import raise_for_invalid, read_lines
+from opabinia.data.sources.named import NamedFiles
 from opabinia.data.sources.segmentation_base import Color, MapError, check_map_classes, make_map_sample, read_map
 from opabinia.runtime.log import log
 from opabinia.runtime.text import plural
@@ -75,23 +76,15 @@ class PixelLabels:
         return result
 
 
-class SegmentationFiles:
-    """Images with a label map each (:class:`opabinia.contracts.SegmentationSource`). A sample's id is the path of the
-    image below the root.
+class SegmentationFiles(NamedFiles):
+    """Images with a label map each. A sample's id is the path of the image below the root.
 
     Args:
         root: the folder that names are relative to.
         images, maps: names of the files, as the file system has them.
-        sizes: height and width of each image (int64, N x 2).
-        classes: their names.
+        info: what is known about the images.
         labels: converts the values in the maps.
-        colors: of the classes, for drawing; may be empty.
-        errors: the errors that were fixed.
-        channels: 3 for color, 1 for gray; images are converted.
     """
-
-    has_maps = True
-    thing_labels = ()
 
     def __init__(
         self,
@@ -99,20 +92,11 @@ class SegmentationFiles:
         images: Sequence[bytes],
         maps: Sequence[bytes],
         *,
-        sizes: Indices,
-        classes: Sequence[str],
+        info: SourceInfo,
         labels: PixelLabels,
-        colors: Sequence[Color] = (),
-        errors: Sequence[ErrorGroup] = (),
-        channels: Channels = 3,
     ) -> None:
-        self.root, self.sizes, self.errors = root, sizes, tuple(errors)
-        self.classes, self.colors = tuple(classes), tuple(colors)
-        self.channels: Channels = channels
-        self._images, self._maps, self._labels = FileNames(images), FileNames(maps), labels
-
-    def __len__(self) -> int:
-        return len(self._images)
+        super().__init__(root, images, info)
+        self._maps, self._labels = FileNames(maps), labels
 
     def __getitem__(self, index: int) -> Sample:
         image_file, map_file = self.paths(index)
@@ -124,17 +108,12 @@ class SegmentationFiles:
 
     def paths(self, index: int) -> Sequence[bytes]:
         """Return the files of the image and of the map."""
-        folder = os.fsencode(self.root)
-        return os.path.join(folder, self._images[index]), os.path.join(folder, self._maps[index])
-
-    def id(self, index: int) -> str:
-        """Return the path of an image below the root."""
-        return decode_name(self._images[index])
+        return self.path(index), os.path.join(os.fsencode(self.root), self._maps[index])
 
     def fingerprint(self) -> str:
         """Return a text that changes with the names of the files, the classes and the labels of values."""
         digest = short_digest(
-            self._images.tobytes(),
+            self.names.tobytes(),
             self._maps.tobytes(),
             "\0".join(self.classes).encode(),
             self._labels.table.tobytes(),
@@ -217,12 +196,15 @@ def segmentation_folder(
         root,
         [image_files[index] for index in chosen],
         [map_files[index] for index in chosen],
-        sizes=sizes[kept],
-        classes=names,
+        info=SourceInfo(
+            channels=channels,
+            classes=tuple(names),
+            sizes=sizes[kept],
+            maps=True,
+            colors=tuple(colors),
+            errors=tuple(errors.groups()),
+        ),
         labels=PixelLabels(table, colors, IGNORE_LABEL if unlisted == "ignore" else -1),
-        colors=colors,
-        errors=errors.groups(),
-        channels=channels,
     )
 
 

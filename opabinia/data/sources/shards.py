@@ -7,6 +7,7 @@ import re
 import tarfile
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from glob import glob
 from io import FileIO
@@ -18,7 +19,7 @@ from annotated_types import MinLen
 from numpy.typing import NDArray
 
 from opabinia.config import register
-from opabinia.contracts import Channels, Indices, Sample
+from opabinia.contracts import Channels, Sample, Source, SourceInfo
 from opabinia.data.decoding.images import EncodedImage, decode_sample
 from opabinia.data.sources.annotation_values import shortened
 from opabinia.data.sources.file_names import short_digest
@@ -31,7 +32,7 @@ _MAX_OPEN_FILES = 64
 
 
 @register.source
-class Shards:
+class Shards(Source):
     """Images and labels in tar files (shards), in WebDataset's format: members whose names agree up to the first dot
     are one sample, ``0001.jpg`` and ``0001.cls``.
 
@@ -50,9 +51,6 @@ class Shards:
         channels: 3 for color, 1 for gray; images are converted.
         index_dir: the folder for the index; null takes ``opabinia/shards`` in ``$XDG_CACHE_HOME`` or ``~/.cache``.
 
-    Attributes:
-        shards: number of samples in each shard, in the order of the source (int64).
-
     Raises:
         ValueError: a file is missing, truncated or compressed, a sample has no image or no label, or its label is
             unknown. The text names file and member.
@@ -67,23 +65,26 @@ class Shards:
         channels: Channels = 3,
         index_dir: Path | None = None,
     ) -> None:
-        self.channels = channels
         paths = _find_shards([files] if isinstance(files, str) else files)
         common = os.path.commonpath({os.path.dirname(path) for path in paths})
         self._names = [_printable(path[len(common) :].lstrip(os.sep)) for path in paths]
         self._files = FileReader(paths)
         folder = index_dir.expanduser() if index_dir else cache_folder() / "shards"
         self._index = load_index(paths, self._names, json_label, folder)
-        self.shards: Indices = self._index.counts
-        self._ends = np.cumsum(self.shards)
-        self.classes = tuple(self._infer_classes() if classes is None else classes)
-        by_name = class_indices(self.classes)
+        self._ends = np.cumsum(self._index.counts)
+        self._facts = SourceInfo(
+            channels=channels,
+            classes=tuple(self._infer_classes() if classes is None else classes),
+            encoded=True,
+            shards=self._index.counts,
+        )
+        by_name = class_indices(self._facts.classes)
         labels = [int(text) if text.isdecimal() else by_name.get(text, -1) for text in self._index.labels]
         for number, (text, label) in enumerate(zip(self._index.labels, labels, strict=True)):
-            if not 0 <= label < len(self.classes):
+            if not 0 <= label < len(by_name):
                 first = self._first_with(number)
-                listed = ", ".join(self.classes[:5]) + ("" if len(self.classes) <= 5 else " ...")
-                raise ValueError(f"{first}: its label {text} is none of the {len(self.classes)} classes ({listed})")
+                listed = ", ".join(list(by_name)[:5]) + ("" if len(by_name) <= 5 else " ...")
+                raise ValueError(f"{first}: its label {text} is none of the {len(by_name)} classes ({listed})")
         self._label_of = np.array(labels, dtype=np.int32)  # the class label of each label text of the index
 
     def __len__(self) -> int:
@@ -95,14 +96,14 @@ class Shards:
     def encoded(self, index: int) -> Sample:
         """Return the sample with its image not yet decoded."""
         name, content = self._read(index)
-        return {"image": EncodedImage(content, name, self.channels), "label": int(self.labels[index]), "id": name}
+        return {"image": EncodedImage(content, name, self.channels), **self.info.labels_of(index), "id": name}
 
     @cached_property
-    def labels(self) -> NDArray[np.int32]:
-        """Class labels (N); a view of the index if its label texts are numbered like the classes."""
+    def info(self) -> SourceInfo:  # type: ignore[override]
+        """The labels are a view of the index if its label texts are numbered like the classes."""
         stored: NDArray[np.int32] = self._index.rows["label"]
         same = np.array_equal(self._label_of, np.arange(len(self._label_of)))
-        return stored if same else self._label_of[stored]
+        return replace(self._facts, labels=stored if same else self._label_of[stored])
 
     def fingerprint(self) -> str:
         """Return a text that changes with the shards' names, the positions and labels of the samples, the classes."""
@@ -110,7 +111,7 @@ class Shards:
         return f"{len(self)} pictures of {len(self.classes)} classes, {digest}"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "labels"}
+        return {name: value for name, value in self.__dict__.items() if name != "info"}
 
     def _infer_classes(self) -> list[str]:
         labels = self._index.labels

@@ -5,54 +5,27 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import torch
 from annotated_types import MinLen
 from numpy.typing import NDArray
 
 from opabinia.config import register
-from opabinia.contracts import Channels, InputPath, Sample
-from opabinia.data.sources.file_names import decode_name, short_digest, sort_names
-from opabinia.data.sources.folder import ImageFiles
+from opabinia.contracts import Channels, InputPath, SourceInfo
+from opabinia.data.sources.file_names import decode_name, sort_names
 from opabinia.data.sources.labels import class_indices, multi_hot
 from opabinia.data.sources.list_files import cell_text, check_files_exist, read_rows
+from opabinia.data.sources.named import ImageFiles
 
 
-class LabeledFiles(ImageFiles):
-    """Image files with one label each (int64, N), or with several (float32 of 0 and 1, N x K).
-
-    Args:
-        root: the folder that names are relative to.
-        names: of the files, as the file system has them.
-        classes: class names.
-        labels: of the images.
-        channels: 3 for color, 1 for gray; images are converted.
-    """
-
-    def __init__(
-        self, root: Path, names: Sequence[bytes], classes: Sequence[str], labels: NDArray[Any], channels: Channels
-    ) -> None:
-        super().__init__(root, names, channels)
-        self.classes, self.labels = tuple(classes), labels
-        self.multi_label = labels.ndim == 2
-
-    def encoded(self, index: int) -> Sample:
-        """Return the sample with its image not yet decoded."""
-        sample = super().encoded(index)
-        label = torch.from_numpy(self.labels[index].copy()) if self.multi_label else int(self.labels[index])
-        return {**sample, "label": label}
-
-    def fingerprint(self) -> str:
-        """Return a text that changes with the classes, the paths, the labels and their order."""
-        digest = short_digest(self._names.tobytes(), self.labels.tobytes(), "\0".join(self.classes).encode())
-        return f"{len(self)} pictures of {len(self.classes)} classes, {digest}"
+def label_info(classes: Sequence[str], labels: NDArray[Any], channels: Channels) -> SourceInfo:
+    """Return the facts about images with one label each (int64, N), or with several (float32 of 0 and 1, N x K)."""
+    return SourceInfo(channels=channels, classes=tuple(classes), labels=labels, multi_label=labels.ndim == 2)
 
 
 @register.source
-class Table(LabeledFiles):
+class Table(ImageFiles):
     """Images and labels as a list: .csv or .tsv with a header line, .jsonl with an object per line, or .parquet (needs
     the extra ``opabinia[tables]``).
 
@@ -108,7 +81,7 @@ class Table(LabeledFiles):
         numbers = [[by_name[name] for name in names] for names in labels]
         encoded: Any = multi_hot(numbers, len(by_name)) if multi_label else np.array(numbers, dtype=np.int64)[:, 0]
         root = (root or file.parent).expanduser()
-        super().__init__(root, [os.fsencode(name) for name in paths], classes, encoded, channels)
+        super().__init__(root, [os.fsencode(name) for name in paths], label_info(classes, encoded, channels))
         check_files_exist(file, root, list(zip(locations, paths, strict=True)))
 
 

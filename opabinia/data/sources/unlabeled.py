@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
-
-import numpy as np
+from typing import Literal
 
 from opabinia.config import register
-from opabinia.contracts import (
-    Batch,
-    BatchSource,
-    EncodedSource,
-    FingerprintedSource,
-    Indices,
-    InputPath,
-    Sample,
-    SourcePart,
-)
+from opabinia.contracts import Batch, Indices, InputPath, Sample, SourceInfo, SourcePart
 from opabinia.contracts.ranges import Channels, Fraction
 from opabinia.data.decoding.images import EXTENSIONS
-from opabinia.data.sources.file_names import short_digest
-from opabinia.data.sources.folder import ImageFiles, existing_folder, find_files
+from opabinia.data.sources.folder import existing_folder, find_files
+from opabinia.data.sources.named import ImageFiles
+from opabinia.data.sources.wrapper import Wrapper
 
 
 @register.source
@@ -39,8 +29,6 @@ class Images(ImageFiles):
         ValueError: the folder is missing or has no images.
     """
 
-    classes: tuple[str, ...] = ()
-
     def __init__(
         self,
         *,
@@ -56,18 +44,14 @@ class Images(ImageFiles):
             names = held_out if split == "val" else sorted(set(names) - set(held_out))
         if split == "val" and not val_fraction:
             raise ValueError("val_fraction: 0 leaves no image for val")
-        super().__init__(root, names, channels)
+        super().__init__(root, names, SourceInfo(channels=channels))
         if not len(self):
             found = f"no image for {split}" if held_out else f"no image at any depth ({', '.join(EXTENSIONS)})"
             raise ValueError(f"{root} has {found}")
 
-    def fingerprint(self) -> str:
-        """Return a text that changes with the file names."""
-        return f"{len(self)} pictures, {short_digest(self._names.tobytes())}"
-
 
 @register.source
-class Unlabeled:
+class Unlabeled(Wrapper):
     """The images of any source without their annotations: no classes, identities or boxes.
 
     This way sources with different classes, or without any, can be combined by ``concat``.
@@ -85,35 +69,15 @@ class Unlabeled:
         sampler: {name: mixed, weights: [3, 1]}
     """
 
-    classes: tuple[str, ...] = ()
-
     def __init__(self, *, source: SourcePart) -> None:
-        self.source: Any = source
-        self.channels = source.channels
-        for name in ("id", "paths", "shards", "sizes", "starts"):  # these say nothing about the content of images
-            if hasattr(source, name):
-                setattr(self, name, getattr(source, name))
-        if isinstance(source, BatchSource):
-            self.batch = self._batch
-        if isinstance(source, EncodedSource):
-            self.encoded = self._encoded
+        super().__init__(source, source.info.without_labels())
 
-    def __len__(self) -> int:
-        return len(self.source)
+    def convert(self, sample: Sample, index: int) -> Sample:
+        return _without_label(sample)
 
-    def __getitem__(self, index: int) -> Sample:
-        return _without_label(self.source[index])
-
-    def _encoded(self, index: int) -> Sample:
-        return _without_label(self.source.encoded(index))
-
-    def _batch(self, indices: Indices) -> Batch:
-        return _without_label(self.source.batch(np.asarray(indices)))
-
-    def fingerprint(self) -> str:
-        """Return the source's."""
-        source = self.source
-        return source.fingerprint() if isinstance(source, FingerprintedSource) else f"{len(self)} pictures"
+    def batch(self, indices: Indices) -> Batch | None:
+        batch = self.source.batch(indices)
+        return None if batch is None else _without_label(batch)
 
 
 def _without_label(sample: Sample) -> Sample:

@@ -103,13 +103,13 @@ class VideoList(VideoFiles):
         }
 
     def video(self, index: int) -> Video:
-        _, span = self._spans.get(os.fsdecode(self._names[index]), ("", None))
+        _, span = self._spans.get(os.fsdecode(self.names[index]), ("", None))
         if span is None:
             return super().video(index)
         return VideoFile(os.fsdecode(self.paths(index)[0]), self.channels, start=span[0], end=span[1])
 
     def paths(self, index: int) -> Sequence[bytes]:
-        name = os.fsdecode(self._names[index])
+        name = os.fsdecode(self.names[index])
         path, _ = self._spans.get(name, (name, None))
         return (os.fsencode(os.path.join(self.root, path)),)
 

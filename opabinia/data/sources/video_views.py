@@ -7,20 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from opabinia.config import register
-from opabinia.contracts import (
-    Count,
-    FileSource,
-    FingerprintedSource,
-    LabeledSource,
-    MultiLabelSource,
-    NamedSource,
-    Sample,
-    SourcePart,
-)
+from opabinia.contracts import Count, Sample, Source, SourcePart
 
 
 @register.source(name="video_views")
-class VideoViews:
+class VideoViews(Source):
     """Each video of a source as n clips with m crops each, as consecutive samples with the video's id: for multi-view
     evaluation (Wang et al. 2018, Non-local Neural Networks: 10 x 3).
 
@@ -39,11 +30,7 @@ class VideoViews:
 
     def __init__(self, *, source: SourcePart, clips: Count = 10, crops: Count = 3) -> None:
         self.source, self._clips, self._crops = source, clips, crops
-        self.channels, self.classes = source.channels, source.classes
-        if isinstance(source, LabeledSource):
-            self.labels = np.repeat(source.labels, clips * crops, axis=0)
-        if isinstance(source, MultiLabelSource):
-            self.multi_label = source.multi_label
+        self.info = source.info.select(np.repeat(np.arange(len(source)), clips * crops))
 
     def __len__(self) -> int:
         return len(self.source) * self._clips * self._crops
@@ -55,16 +42,12 @@ class VideoViews:
 
     def id(self, index: int) -> str:
         """Return the id of the video."""
-        assert isinstance(self.source, NamedSource)
         return self.source.id(index // (self._clips * self._crops))
 
     def paths(self, index: int) -> Sequence[bytes]:
-        """Return the files of the video, if the source knows them."""
-        source = self.source
-        return source.paths(index // (self._clips * self._crops)) if isinstance(source, FileSource) else ()
+        """Return the files of the video."""
+        return self.source.paths(index // (self._clips * self._crops))
 
     def fingerprint(self) -> str:
         """Return the source's and the number of views."""
-        source = self.source
-        text = source.fingerprint() if isinstance(source, FingerprintedSource) else len(source)
-        return f"{self._clips} x {self._crops} views of {text}"
+        return f"{self._clips} x {self._crops} views of {self.source.fingerprint()}"

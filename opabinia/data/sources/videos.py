@@ -8,17 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from opabinia.config import register
 from opabinia.contracts import Channels, InputPath, Sample, Video
 from opabinia.data.decoding.video import EXTENSIONS, VideoFile
-from opabinia.data.sources.file_names import FileNames, decode_name, short_digest
+from opabinia.data.sources.file_names import short_digest
 from opabinia.data.sources.folder import find_class_files
 from opabinia.data.sources.labels import check_class
+from opabinia.data.sources.named import NamedSamples
+from opabinia.data.sources.table import label_info
 
 
-class VideoSource:
+class VideoSource(NamedSamples):
     """Videos with labels; subclasses define ``video``.
 
     Args:
@@ -40,39 +41,26 @@ class VideoSource:
         channels: Channels,
         flip_sensitive_classes: Sequence[str] | None,
     ) -> None:
-        self.channels: Channels = channels
-        self.classes = tuple(classes)
-        self.labels = labels
-        self.multi_label = labels.ndim == 2
-        self._names = FileNames(names)
+        super().__init__(names, label_info(classes, labels, channels))
         for name in flip_sensitive_classes or ():
             check_class("flip_sensitive_classes: the source", name, self.classes)
         self._flip_sensitive = np.isin(np.array(self.classes, dtype=object), list(flip_sensitive_classes or ()))
 
-    def __len__(self) -> int:
-        return len(self._names)
-
     def __getitem__(self, index: int) -> Sample:
-        label = torch.from_numpy(self.labels[index].copy()) if self.multi_label else int(self.labels[index])
-        classes = self.labels[index] > 0 if self.multi_label else label
-        return {
-            "video": self.video(index),
-            "label": label,
-            "flip_changes_label": bool(self._flip_sensitive[classes].any()),
-            "id": self.id(index),
-        }
+        labels = self.info.labels_of(index)
+        classes = np.flatnonzero(labels["label"]) if self.info.multi_label else labels["label"]
+        changes = bool(self._flip_sensitive[classes].any())
+        return {"video": self.video(index), **labels, "flip_changes_label": changes, "id": self.id(index)}
 
     def video(self, index: int) -> Video:
         """Return a video, not yet read."""
         raise NotImplementedError
 
-    def id(self, index: int) -> str:
-        """Return the path of a video, as written."""
-        return decode_name(self._names[index])
-
     def fingerprint(self) -> str:
         """Return a text that changes with the classes, the names, the labels and their order."""
-        digest = short_digest(self._names.tobytes(), self.labels.tobytes(), "\0".join(self.classes).encode())
+        digest = short_digest(
+            self.names.tobytes(), np.asarray(self.info.labels).tobytes(), "\0".join(self.classes).encode()
+        )
         return f"{len(self)} films of {len(self.classes)} classes, {digest}"
 
 
@@ -86,7 +74,7 @@ class VideoFiles(VideoSource):
 
     def paths(self, index: int) -> Sequence[bytes]:
         """Return the files of a sample."""
-        return (os.path.join(os.fsencode(self.root), self._names[index]),)
+        return (os.path.join(os.fsencode(self.root), self.names[index]),)
 
 
 @register.source

@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-from opabinia.contracts import Source
+from opabinia.contracts import Source, SourceInfo
 from opabinia.data.check import DataReport, run_checks
 from opabinia.data.check import findings as kinds
 from opabinia.data.check.findings import Finding
@@ -300,10 +300,10 @@ def test_videos(tmp_path: Path) -> None:
 # --- processes --------------------------------------------------------------------------------------------------------
 
 
-class _Interrupting:
+class _Interrupting(Source):
     """Images; reading image 20 raises SIGINT, or ends its process."""
 
-    channels, classes = 1, ()
+    info = SourceInfo(channels=1)
 
     def __init__(self, *, crash: bool = False) -> None:
         self._crash = crash

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from opabinia.contracts import DataMismatch, Sample, Source
+from opabinia.contracts import DataMismatch, Sample, Source, SourceInfo
 from opabinia.data.decoding import pack as packing
 from opabinia.data.decoding.frames import VideoInMemory
 from opabinia.data.decoding.pack import pack
@@ -130,10 +130,10 @@ def test_frames_are_jpegs_of_the_requested_size(root: Path, tmp_path: Path) -> N
     assert names[: frames + 1] == [f"00000004/{number:06d}.jpg" for number in range(frames)] + ["00000004.npy"]
 
 
-class Gradients:
+class Gradients(Source):
     """Gray videos in memory; class b must not be flipped."""
 
-    channels, classes = 1, ("a", "b")
+    info = SourceInfo(channels=1, classes=("a", "b"))
 
     def __len__(self) -> int:
         return 3
@@ -148,7 +148,7 @@ class Gradients:
 def test_gray_videos_in_memory(tmp_path: Path) -> None:
     pack(Gradients(), tmp_path / "packed", quality=95)
     packed = PackedVideos(root=tmp_path / "packed")
-    assert (packed.channels, packed.classes, packed.labels.tolist()) == (1, ("a", "b"), [0, 1, 0])
+    assert (packed.channels, packed.classes, packed.info.labels.tolist()) == (1, ("a", "b"), [0, 1, 0])
     assert [sample["flip_changes_label"] for sample in map(packed.__getitem__, range(3))] == [False, True, False]
     original, video = Gradients()[2]["video"], packed[2]["video"]
     assert (video.frames, video.fps, packed.id(2)) == (7, 9.0, "video 2")
@@ -161,7 +161,7 @@ def test_several_labels(root: Path, tmp_path: Path) -> None:
     (tmp_path / "list.txt").write_text("jump/0.mp4 0,2\nrun/1.mp4 1\n")
     pack(VideoList(file=tmp_path / "list.txt", root=root, multi_label=True), tmp_path / "packed")
     packed = PackedVideos(root=tmp_path / "packed")
-    assert packed.multi_label and packed.labels.tolist() == [[1, 0, 1], [0, 1, 0]]
+    assert packed.info.multi_label and packed.info.labels.tolist() == [[1, 0, 1], [0, 1, 0]]
     assert packed[0]["label"].tolist() == [1, 0, 1]
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torchvision import tv_tensors
 
-from opabinia.contracts import BatchShape, RunSpec, Sample, Stage
+from opabinia.contracts import BatchShape, RunSpec, Sample, Source, SourceInfo, Stage
 from opabinia.data.loader import BatchReader, DataError, Loader, training_requests
 from opabinia.data.sampling.batch_shapes import multi_scale, multigrid, progressive
 from opabinia.data.sampling.batches import StagedPlan
@@ -97,10 +97,10 @@ def test_progressive_sizes_end_with_the_run(length: str) -> None:
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-class Videos:
+class Videos(Source):
     """Videos, of which a transform makes clips."""
 
-    channels, classes = 1, ()
+    info = SourceInfo(channels=1)
 
     def __len__(self) -> int:
         return 10

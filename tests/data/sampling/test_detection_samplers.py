@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opabinia.contracts import Indices, Sample
+from opabinia.contracts import Indices, RaggedArray, Sample, Source, SourceInfo
 from opabinia.data.loader import BatchReader, Loader, training_requests
 from opabinia.data.sampling import detection_samplers as s
 from opabinia.data.sampling.batches import ConstantPlan
@@ -21,22 +21,19 @@ from opabinia.runtime.durations import Duration
 SEEDS = st.integers(0, 2**31 - 1)
 
 
-class Images:
+class Images(Source):
     """Images that are wide or tall, and contain these classes."""
-
-    channels = 1
 
     def __init__(
         self, wide: list[bool] | None = None, present: list[list[int]] | None = None, classes: int = 3
     ) -> None:
-        self.classes = [f"class {number}" for number in range(classes)]
+        sizes = [(40, 60) if is_wide else (60, 40) for is_wide in wide or ()]
         self._count = len(wide or present or [])
-        if wide is not None:
-            self.sizes = np.array([(40, 60) if is_wide else (60, 40) for is_wide in wide], dtype=np.int64).reshape(
-                -1, 2
-            )
-        if present is not None:
-            self.present = [np.array(labels, dtype=np.int64) for labels in present]
+        self.info = SourceInfo(
+            classes=tuple(f"class {number}" for number in range(classes)),
+            sizes=None if wide is None else np.array(sizes, dtype=np.int64).reshape(-1, 2),
+            present=None if present is None else RaggedArray(present),
+        )
 
     def __len__(self) -> int:
         return self._count
@@ -79,7 +76,7 @@ def test_seven_wide_and_six_tall_images() -> None:
 
 def test_a_square_is_tall() -> None:
     source: Any = Images([True, False, False, False])
-    source.sizes[1] = 50
+    source.info.sizes[1] = 50
     assert {*epoch(s.AspectRatioBatches(source, 0, 3))[:3].tolist()} == {1, 2, 3}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torchvision import tv_tensors
 
-from opabinia.contracts import GlobalBatch, Sample, Sampler
+from opabinia.contracts import GlobalBatch, Sample, Sampler, Source, SourceInfo
 from opabinia.data.loader import BatchReader, Loader, training_requests
 from opabinia.data.sampling import identity_samplers as s
 from opabinia.data.sampling.batches import ConstantPlan
@@ -29,23 +30,23 @@ pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  #
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "fastreid"
 
 
-class People:
+class People(Source):
     """The attributes of a source that samplers and loader use."""
 
-    channels = 1
-
     def __init__(self, labels: Sequence[int], cameras: Sequence[int] | None = None) -> None:
-        self.labels = np.array(labels, dtype=np.int64)
-        self.classes = tuple(str(label) for label in range(max(labels, default=-1) + 1))
-        if cameras is not None:
-            self.cameras = np.array(cameras, dtype=np.int64)
+        self.info = SourceInfo(
+            channels=1,
+            classes=tuple(str(label) for label in range(max(labels, default=-1) + 1)),
+            labels=np.array(labels, dtype=np.int64),
+            cameras=None if cameras is None else np.array(cameras, dtype=np.int64),
+        )
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(np.asarray(self.info.labels))
 
     def __getitem__(self, index: int) -> Sample:
         image = tv_tensors.Image(torch.zeros(1, 2, 2, dtype=torch.uint8))
-        return {"image": image, "label": int(self.labels[index]), "id": str(index)}
+        return {"image": image, **self.info.labels_of(index), "id": str(index)}
 
 
 def people(counts: Sequence[int]) -> People:
@@ -88,16 +89,16 @@ def test_batches_have_the_same_invariants_as_fastreids() -> None:
     case = golden("sampler_naive")
     source, size, instances = fastreid_people("sampler_naive"), 8, case["inputs"]["num_instances"]
     fastreid_batches = np.array(case["outputs"]["first_48"]).reshape(-1, size)
-    assert (source.labels[fastreid_batches] + 10).tolist() == case["outputs"]["pids"]
+    assert (source.info.labels[fastreid_batches] + 10).tolist() == case["outputs"]["pids"]
     for seed in range(50):
         own_batches = batches(s.identities(source, seed, size, instances=instances), size, 3)
         assert own_batches.shape == fastreid_batches.shape
         for stream in (fastreid_batches, own_batches):
-            assert_p_by_k(source.labels[stream], instances)
+            assert_p_by_k(source.info.labels[stream], instances)
             for one_pass in np.split(stream, 3):  # of two batches each
-                repeated = [index for index in one_pass.ravel().tolist() if source.labels[index] in (0, 1, 3)]
+                repeated = [index for index in one_pass.ravel().tolist() if source.info.labels[index] in (0, 1, 3)]
                 assert len(set(repeated)) == len(repeated)
-                assert len({*source.labels[one_pass].ravel().tolist()}) == 4
+                assert len({*source.info.labels[one_pass].ravel().tolist()}) == 4
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -134,7 +135,7 @@ def test_every_batch_has_p_identities_with_k_images(
     size = instances * data.draw(st.integers(1, len(counts)))
     drawn = batches(s.identities(source, seed, size, instances=instances, length=5 * size), size, 3)
     assert len(drawn) == 15
-    assert_p_by_k(source.labels[drawn], instances)
+    assert_p_by_k(source.info.labels[drawn], instances)
 
 
 @given(COUNTS, SEEDS, st.integers(1, 5), st.data())
@@ -151,7 +152,7 @@ def test_images_are_repeated_in_a_pass_only_if_their_identity_has_too_few(
         times = np.bincount(one_pass.ravel(), minlength=len(source))
         remaining = 0
         for label, count in enumerate(counts):
-            of_label = times[source.labels == label]
+            of_label = times[source.info.labels == label]
             occurrences = of_label.sum() // instances
             assert occurrences <= min(turns[label], length)
             remaining += min(turns[label], length) - occurrences
@@ -181,7 +182,7 @@ def test_all_pairs_of_identities_are_equally_frequent() -> None:
     and 6 standard deviations are about 96."""
     source = people([16] * 20)
     sampler = s.identities(source, 1, 16, length=16 * 20 * 500)
-    labels = source.labels[batches(sampler, 16, 1)][:, ::4]
+    labels = source.info.labels[batches(sampler, 16, 1)][:, ::4]
     counts = np.zeros((20, 20), dtype=int)
     for identities in labels:
         counts[np.ix_(identities, identities)] += 1
@@ -198,7 +199,7 @@ def test_every_image_is_sampled() -> None:
 def test_identities_with_few_images_may_be_dropped() -> None:
     source = people([5, 4, 2, 6, 1])
     drawn = batches(s.identities(source, 0, 8, small_identities="drop"), 8, 20)
-    assert {*source.labels[drawn].ravel().tolist()} == {0, 1, 3}
+    assert {*source.info.labels[drawn].ravel().tolist()} == {0, 1, 3}
     assert all(len(set(batch)) == 8 for batch in drawn.tolist())
 
 
@@ -227,9 +228,9 @@ def test_every_identity_occurs_once_per_pass(
     size = instances * data.draw(st.integers(1, len(cameras)))
     rows = len(cameras) * instances // size
     drawn = batches(s.balanced_identities(source, seed, size, instances=instances, length=rows * size), size, 3)
-    assert_p_by_k(source.labels[drawn], instances)
+    assert_p_by_k(source.info.labels[drawn], instances)
     for one_pass in np.split(drawn, 3):
-        occurrences = Counter(source.labels[one_pass].ravel().tolist())
+        occurrences = Counter(source.info.labels[one_pass].ravel().tolist())
         assert set(occurrences.values()) == {instances} and len(occurrences) == rows * size // instances
 
 
@@ -240,8 +241,8 @@ def test_images_of_other_cameras_are_preferred(cameras: list[list[int]], seed: i
     drawn = batches(s.balanced_identities(source, seed, size, instances=instances, length=size), size, 2)
     for images in drawn.reshape(-1, instances).tolist():
         first, others = images[0], images[1:]
-        of_identity = np.flatnonzero(source.labels == source.labels[first])
-        other_cameras = {*of_identity[source.cameras[of_identity] != source.cameras[first]].tolist()}
+        of_identity = np.flatnonzero(source.info.labels == source.info.labels[first])
+        other_cameras = {*of_identity[source.info.cameras[of_identity] != source.info.cameras[first]].tolist()}
         assert [index in other_cameras for index in others[: len(other_cameras)]] == [True] * len(
             others[: len(other_cameras)]
         )
@@ -261,7 +262,7 @@ def test_each_image_is_equally_often_the_first() -> None:
 def test_the_identities_dropped_from_a_pass_change() -> None:
     source = people_seen_by([[0, 1]] * 5)
     drawn = batches(s.balanced_identities(source, 0, 8, length=8), 8, 30)
-    assert {*source.labels[drawn].ravel().tolist()} == set(range(5))
+    assert {*source.info.labels[drawn].ravel().tolist()} == set(range(5))
 
 
 # --- mixed ------------------------------------------------------------------------------------------------------------
@@ -271,21 +272,24 @@ def test_the_identities_dropped_from_a_pass_change() -> None:
 def concatenated() -> Any:
     """Three sources with 6, 4 and 5 identities."""
     source: Any = people([5, 2, 9, 4, 4, 1])
-    labels = [source.labels, people([3, 8, 4, 4]).labels + 6, people([6, 6, 7, 1, 2]).labels + 10]
-    source.labels = np.concatenate(labels)
-    source.starts = [0, len(labels[0]), len(labels[0]) + len(labels[1])]
+    others: list[Any] = [people([3, 8, 4, 4]), people([6, 6, 7, 1, 2])]
+    labels = [source.info.labels, others[0].info.labels + 6, others[1].info.labels + 10]
+    starts = (0, len(labels[0]), len(labels[0]) + len(labels[1]))
+    source.info = replace(source.info, labels=np.concatenate(labels), starts=starts)
     return source
 
 
 @pytest.mark.parametrize("weights", [[1, 1, 1], [3, 2, 1], [1, 0, 1]])
 def test_every_batch_has_its_share_of_each_source(concatenated: Any, weights: list[int]) -> None:
     drawn = batches(s.mixed_identities(concatenated, 1, 24, weights=weights, length=24 * 20), 24, 3)
-    assert_p_by_k(concatenated.labels[drawn], 4)
+    assert_p_by_k(concatenated.info.labels[drawn], 4)
     takes = np.array(weights) * 6 // sum(weights)
-    for batch in np.searchsorted(concatenated.starts, drawn[:, ::4], "right") - 1:
+    for batch in np.searchsorted(concatenated.info.starts, drawn[:, ::4], "right") - 1:
         assert np.bincount(batch, minlength=3).tolist() == takes.tolist()
     assert {*drawn.ravel().tolist()} == {
-        index for index in range(len(concatenated)) if weights[np.searchsorted(concatenated.starts, index, "right") - 1]
+        index
+        for index in range(len(concatenated))
+        if weights[np.searchsorted(concatenated.info.starts, index, "right") - 1]
     }
 
 
@@ -294,7 +298,7 @@ def test_every_batch_has_its_share_of_each_camera(seed: int) -> None:
     source = people_seen_by([[0, 0, 1], [1, 1, 1, 1, 0], [0, 2], [2, 2, 2, 0, 1], [0, 1, 1]])
     sampler = s.mixed_identities(source, seed, 8, weights=[2, 1, 1], domain="camera", instances=2, length=80)
     for batch in batches(sampler, 8, 3).reshape(-1, 4, 2):
-        cameras, labels = source.cameras[batch], source.labels[batch]
+        cameras, labels = source.info.cameras[batch], source.info.labels[batch]
         assert (cameras[:, 0] == cameras[:, 1]).all() and (labels[:, 0] == labels[:, 1]).all()
         assert sorted(cameras[:, 0].tolist()) == [0, 0, 1, 2]
         assert len({*zip(cameras[:, 0].tolist(), labels[:, 0].tolist(), strict=True)}) == 4
@@ -302,7 +306,7 @@ def test_every_batch_has_its_share_of_each_camera(seed: int) -> None:
 
 def test_every_process_has_images_of_every_source(concatenated: Any) -> None:
     drawn = batches(s.mixed_identities(concatenated, 1, 16, weights=[1, 1, 2]), 16, 1)
-    sources = np.searchsorted(concatenated.starts, drawn, "right") - 1
+    sources = np.searchsorted(concatenated.info.starts, drawn, "right") - 1
     assert s.interleave([1, 1, 2]).tolist() == [2, 0, 1, 2]
     assert (np.sort(sources[:, :8:4]) == [0, 2]).all() and (np.sort(sources[:, 8::4]) == [1, 2]).all()
 
@@ -374,7 +378,7 @@ def test_batches_are_the_same_with_any_number_of_workers(workers: int) -> None:
 
 
 def test_an_identity_is_on_one_process_if_identities_can_be_divided() -> None:
-    drawn = SOURCE.labels[batches(SAMPLERS["identities"](0), 12, 3)]
+    drawn = SOURCE.info.labels[batches(SAMPLERS["identities"](0), 12, 3)]
     shares = [GlobalBatch(step=0, epoch=0, first=0, count=12).share(rank, 4) for rank in range(4)]
     for batch in drawn:
         assert [len({*batch[share.start : share.stop].tolist()}) for share in shares] == [1] * 4
@@ -413,7 +417,7 @@ EMPTY = People([])
 def test_batches_that_cannot_be_filled(source: People, size: int, keys: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         s.identities(source, 0, size, **keys)
-    source.cameras = np.zeros(len(source), dtype=np.int64)
+    source.info = replace(source.info, cameras=np.zeros(len(source), dtype=np.int64))
     with pytest.raises(ValueError, match=message):
         s.balanced_identities(source, 0, size, **keys)
 
@@ -445,6 +449,6 @@ def test_sources_without_the_information() -> None:
     single_identity: Any = people_seen_by([[0, 1, 1, 0]])
     with pytest.raises(ValueError, match="identities: only 1"):
         s.mixed_identities(single_identity, 0, 8, weights=[1, 1], domain="camera")
-    del without_cameras.labels
+    without_cameras.info = replace(without_cameras.info, labels=None)
     with pytest.raises(ValueError, match="People does not know the labels"):
         s.identities(without_cameras, 0, 8)

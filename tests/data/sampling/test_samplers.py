@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,22 +12,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opabinia.contracts import Sample, Sampler
+from opabinia.contracts import Sample, Sampler, Source, SourceInfo
 from opabinia.data.sampling import samplers as s
 from opabinia.data.sources import Concat, Digits
 
 
-class Labelled:
+class Labelled(Source):
     """The attributes of a source that a sampler uses."""
 
-    channels = 1
-
     def __init__(self, counts: Sequence[int]) -> None:
-        self.labels = np.repeat(np.arange(len(counts)), counts)
-        self.classes = tuple("abcdefghij"[: len(counts)])
+        labels = np.repeat(np.arange(len(counts)), counts)
+        self.info = SourceInfo(channels=1, classes=tuple("abcdefghij"[: len(counts)]), labels=labels)
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(np.asarray(self.info.labels))
 
     def __getitem__(self, index: int) -> Sample:
         raise NotImplementedError
@@ -35,8 +34,8 @@ class Labelled:
 BATCH = 8
 COUNTS = (5, 4, 2, 6, 1)
 SOURCE = Labelled(COUNTS)
-CONCAT_SOURCE: Any = Labelled((10, 20, 30))
-CONCAT_SOURCE.starts = [0, 10, 30]
+CONCAT_SOURCE = Labelled((10, 20, 30))
+CONCAT_SOURCE.info = replace(CONCAT_SOURCE.info, starts=(0, 10, 30))
 
 SAMPLERS: dict[str, Callable[[int], Sampler]] = {
     "weighted": lambda seed: s.Weighted(SOURCE, seed, BATCH),
@@ -88,7 +87,7 @@ def test_fastreids_weights() -> None:
 )
 def test_samples_are_drawn_by_weight(keys: dict[str, Any], shares: list[float]) -> None:
     drawn = epoch(s.Weighted(SOURCE, 0, BATCH, length=20_000, **keys))
-    result = np.bincount(SOURCE.labels[drawn], minlength=5) / len(drawn)
+    result = np.bincount(SOURCE.info.labels[drawn], minlength=5) / len(drawn)
     assert result.tolist() == pytest.approx(shares, abs=0.012)
     assert 0.0 not in shares or result[0] == 0
 
@@ -119,7 +118,7 @@ def test_every_class_is_equally_frequent(seed: int, counts: list[int], length: i
     source = Labelled(counts)
     sampler = s.balanced(source, seed, BATCH, length=length)
     for number in range(3):
-        result = np.bincount(source.labels[epoch(sampler, number)], minlength=len(counts))
+        result = np.bincount(source.info.labels[epoch(sampler, number)], minlength=len(counts))
         assert result.sum() == length and result.max() - result.min() <= 1
 
 
@@ -141,7 +140,7 @@ def test_passes_over_a_class_are_complete(seed: int, counts: list[int], length: 
     sampler = s.balanced(source, seed, BATCH, length=length)
     drawn = [index for number in range(3) for index in epoch(sampler, number)]
     for label, size in enumerate(counts):
-        of_class = [index for index in drawn if source.labels[index] == label]
+        of_class = [index for index in drawn if source.info.labels[index] == label]
         for start in range(0, len(of_class), size):
             one_pass = of_class[start : start + size]
             assert len(set(one_pass)) == len(one_pass)
@@ -160,7 +159,7 @@ def test_passes_over_concatenated_sources_are_complete() -> None:
 def test_neighboring_classes_are_independent() -> None:
     """A tenth of neighbors have the same class; of 10000, 5 standard deviations are 0.015."""
     source = Labelled([100] * 10)
-    labels = source.labels[epoch(s.balanced(source, 1, BATCH, length=10_000))]
+    labels = source.info.labels[epoch(s.balanced(source, 1, BATCH, length=10_000))]
     assert (labels[1:] == labels[:-1]).mean() == pytest.approx(0.1, abs=0.015)
 
 
@@ -180,8 +179,8 @@ def test_shares_of_concatenated_sources_are_exact() -> None:
 def test_mixed_sources_needs_a_concatenated_source() -> None:
     concat = Concat(sources=[Digits(), Digits()])
     assert len(s.mixed_sources(concat, 0, BATCH, weights=[1, 2])) == len(concat)
-    with_empty_source: Any = Labelled([3, 1])
-    with_empty_source.starts = [0, 4]
+    with_empty_source = Labelled([3, 1])
+    with_empty_source.info = replace(with_empty_source.info, starts=(0, 4))
     with pytest.raises(ValueError, match=r"weights\.1 is 2, but this source holds no sample"):
         s.mixed_sources(with_empty_source, 0, BATCH, weights=[1, 2])
     assert sorted(epoch(s.mixed_sources(with_empty_source, 0, BATCH, weights=[1, 0]))) == [0, 1, 2, 3]
@@ -213,19 +212,19 @@ def test_repeats_are_adjacent() -> None:
 def test_a_subset_is_the_same_in_every_run() -> None:
     first, other = (s.Subset(SOURCE, seed, BATCH, fraction=0.5) for seed in (0, 1))
     assert set(epoch(first)) == set(epoch(other)) == set(epoch(first, 1))
-    assert np.bincount(SOURCE.labels[epoch(first)]).tolist() == [2, 2, 1, 3, 1]
+    assert np.bincount(SOURCE.info.labels[epoch(first)]).tolist() == [2, 2, 1, 3, 1]
     assert set(epoch(s.Subset(SOURCE, 0, BATCH, fraction=0.5, subset_seed=1))) != set(epoch(first))
     assert len(s.Subset(SOURCE, 0, BATCH, fraction=0.25, stratified=False)) == 4
 
 
 def test_a_subset_of_a_number_of_samples() -> None:
     source = Labelled([50, 30, 20])
-    assert np.bincount(source.labels[epoch(s.Subset(source, 0, BATCH, num_samples=10))]).tolist() == [5, 3, 2]
+    assert np.bincount(source.info.labels[epoch(s.Subset(source, 0, BATCH, num_samples=10))]).tolist() == [5, 3, 2]
     assert len(epoch(s.Subset(source, 0, BATCH, num_samples=7))) == 7
     assert len(set(epoch(s.Subset(source, 0, BATCH, num_samples=7, stratified=False)))) == 7
     assert sorted(epoch(s.Subset(source, 0, BATCH, num_samples=100))) == list(range(100))
     equal = s.Subset(source, 0, BATCH, num_samples=10, equal_classes=True)
-    assert np.bincount(source.labels[epoch(equal)]).tolist() == [4, 3, 3]
+    assert np.bincount(source.info.labels[epoch(equal)]).tolist() == [4, 3, 3]
     with pytest.raises(ValueError, match="equal_classes: classes have fewer than 21 samples: c"):
         s.Subset(source, 0, BATCH, num_samples=63, equal_classes=True)
     with pytest.raises(ValueError, match="equal_classes: it belongs to num_samples"):
@@ -238,12 +237,12 @@ def test_sources_without_labels_raise() -> None:
     class Unlabeled(Labelled):
         def __init__(self) -> None:
             super().__init__([1])
-            del self.labels
+            self.info = replace(self.info, labels=None)
 
     class MultiLabel(Labelled):
         def __init__(self) -> None:
             super().__init__([1])
-            self.labels = np.zeros((1, 3))
+            self.info = replace(self.info, labels=np.zeros((1, 3)))
 
     for make in (s.Weighted, s.balanced):
         with pytest.raises(ValueError, match="Unlabeled does not know the labels"):

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torchvision import tv_tensors
 
-from opabinia.contracts import Sample
+from opabinia.contracts import Sample, Source, SourceInfo
 from opabinia.data.loader import BatchReader, Loader, training_requests
 from opabinia.data.sampling.batches import ConstantPlan
 from opabinia.data.sampling.shard_order import ShardShuffle
@@ -23,14 +23,11 @@ from opabinia.runtime.durations import Duration
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # 4 workers on 2 cores, on purpose
 
 
-class Sharded:
+class Sharded(Source):
     """The attributes of a source that sampler and loader use."""
 
-    channels = 1
-    classes = ("a",)
-
     def __init__(self, counts: Sequence[int]) -> None:
-        self.shards = np.array(counts, dtype=np.int64)
+        self.info = SourceInfo(channels=1, classes=("a",), shards=np.array(counts, dtype=np.int64))
         self.shard_of = np.repeat(np.arange(len(counts)), counts)
 
     def __len__(self) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from opabinia.contracts import Sample
+from opabinia.contracts import Sample, Source, SourceInfo
 from opabinia.data.loader import training_requests
 from opabinia.data.sampling.batches import ConstantPlan
 from opabinia.data.sampling.permutation import epoch_order
@@ -83,15 +83,13 @@ def test_a_process_eventually_reads_every_sample() -> None:
 # --- subsets ----------------------------------------------------------------------------------------------------------
 
 
-class Labelled:
+class Labelled(Source):
     """The attributes of a source that a sampler uses."""
 
-    channels = 1
-    classes = ("a", "b", "c")
-    labels = np.array(PARTS["labels"])
+    info = SourceInfo(classes=("a", "b", "c"), labels=np.array(PARTS["labels"]))
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(PARTS["labels"])
 
     def __getitem__(self, index: int) -> Sample:
         raise NotImplementedError
@@ -104,10 +102,10 @@ def subset_indices(**keys: Any) -> list[int]:
 
 def test_classes_have_equal_shares_of_a_subset() -> None:
     for count in (3, 5):
-        result = np.bincount(Labelled.labels[subset_indices(num_samples=count)], minlength=3)
+        result = np.bincount(Labelled.info.labels[subset_indices(num_samples=count)], minlength=3)
         assert result.tolist() == apportion(count, [3, 3, 4]), "VISSL draws the remainder at random"
         vissl_counts = np.bincount(
-            Labelled.labels[PARTS["balanced_5" if count == 5 else "balanced_3_behind_3"]], minlength=3
+            Labelled.info.labels[PARTS["balanced_5" if count == 5 else "balanced_3_behind_3"]], minlength=3
         )
         assert result.sum() == vissl_counts.sum() and np.ptp(result) <= 1 and np.ptp(vissl_counts) <= 1
 

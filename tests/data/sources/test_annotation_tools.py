@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from opabinia.contracts import DetectionSource
 from opabinia.data.sources import DigitScenes, ObjectMaps, cvat, labelme
 
 
@@ -46,7 +45,7 @@ def test_labelme(tmp_path: Path) -> None:
     assert sample["boxes"][:3].tolist() == [[0, 0, 8, 3], [2, 1, 6, 5], [6, 5, 7, 6]]
     assert sample["masks"][1].sum() == 9 and sample["masks"].shape == (4, 6, 8)
     assert 11 <= int(sample["masks"][3].sum()) <= 14  # a circle of radius 2
-    assert not labelme(root=tmp_path, classes=["car"]).has_masks
+    assert not labelme(root=tmp_path, classes=["car"]).info.masks
     assert labelme(root=tmp_path, classes=["car"])[0]["labels"].tolist() == [0, 0]
 
 
@@ -59,16 +58,14 @@ def test_maps_of_objects(tmp_path: Path) -> None:
     expected[5, 6] = 2
     assert (ObjectMaps(source=objects)[0]["mask"].numpy() == expected).all()
     ignored = ObjectMaps(source=objects, background=None)
-    assert ignored.classes == ("car", "road") and not isinstance(ignored, DetectionSource)
+    assert ignored.classes == ("car", "road") and not ignored.info.boxes
     assert (ignored[0]["mask"].numpy() == np.where(expected, expected - 1, 255)).all()
     for background, labels in (("none", [2, 1, 2, 0]), (None, [1, 0, 1])):
         panoptic = ObjectMaps(source=objects, background=background, panoptic=True)
         sample = panoptic[0]
         ground_truth = sample["ground_truth_map"]
         assert ground_truth.segment_labels.tolist() == labels and ground_truth.crowd.tolist() == [False] * len(labels)
-        assert (np.array([255, *labels])[ground_truth.segments] == ground_truth.labels).all() and isinstance(
-            panoptic, DetectionSource
-        )
+        assert (np.array([255, *labels])[ground_truth.segments] == ground_truth.labels).all() and panoptic.info.boxes
         assert sample["labels"].tolist() == sample["ground_truth"].labels.tolist() == labels[:3]
     write_labelme(tmp_path, [SHAPES[0], {"label": "all", "points": rectangle(0, 0, 8, 6)}])
     hidden = ObjectMaps(source=labelme(root=tmp_path, masks=True), panoptic=True)[0]["ground_truth_map"]
@@ -78,7 +75,8 @@ def test_maps_of_objects(tmp_path: Path) -> None:
     write_labelme(tmp_path, SHAPES[:3])
     mixed = ObjectMaps(source=labelme(root=tmp_path, masks=True), panoptic=True, stuff=["road"])
     sample, ground_truth = mixed[0], mixed[0]["ground_truth_map"]
-    assert mixed.thing_labels == (1,) and sample["labels"].tolist() == sample["ground_truth"].labels.tolist() == [1]
+    assert mixed.info.thing_labels == (1,)
+    assert sample["labels"].tolist() == sample["ground_truth"].labels.tolist() == [1]
     assert sample["masks"].shape == (1, 6, 8) and len(sample["boxes"]) == len(sample["ground_truth"].segments) == 1
     assert ground_truth.segment_labels.tolist() == [2, 1, 0] and (ground_truth.labels == expected).all()
     assert (np.array([255, 2, 1, 0])[ground_truth.segments] == expected).all()

@@ -57,9 +57,9 @@ def test_boxes_and_labels(root: Path) -> None:
     source = read(root)
     assert isinstance(source, Source)
     assert len(source) == 4 and source.channels == 3
-    assert source.classes == ("block", "bar") and source.category_ids == (3, 7)
-    assert source.has_boxes and not source.has_masks and source.keypoints == () and source.frequencies == ()
-    assert source.sizes.tolist() == [[48, 64]] * 4
+    assert source.classes == ("block", "bar") and source.info.category_ids == (3, 7)
+    assert source.info.boxes and not source.info.masks and source.info.keypoints == () and source.info.frequencies == ()
+    assert source.info.sizes.tolist() == [[48, 64]] * 4
     for sample, scene in zip((source[number] for number in range(4)), small_data.scenes(), strict=True):
         objects = scene.objects[:2]  # the third is a crowd
         assert sample["id"] == f"{scene.name}.png" and sample["original_size"] == (48, 64)
@@ -69,7 +69,7 @@ def test_boxes_and_labels(root: Path) -> None:
         assert sample["boxes"].tolist() == corners
         assert sample["labels"].tolist() == [label for label, *_ in objects] and sample["labels"].dtype == torch.int64
         assert "masks" not in sample and "keypoints" not in sample
-    assert [labels.tolist() for labels in source.present] == [[], [0], [0, 1], [0, 1]]
+    assert [labels.tolist() for labels in source.info.present] == [[], [0], [0, 1], [0, 1]]
 
 
 def test_ground_truth_is_that_of_the_file(root: Path) -> None:
@@ -111,7 +111,7 @@ def test_masks_are_those_of_pycocotools(root: Path) -> None:
 
     source = read(root, draw, masks=True)
     reference = pycocotools_coco.COCO(str(root / "annotations.json"))
-    assert source.has_masks
+    assert source.info.masks
     for number in range(4):
         sample = source[number]
         assert isinstance(sample["masks"], tv_tensors.Mask) and sample["masks"].dtype == torch.uint8
@@ -140,7 +140,7 @@ def test_compressed_rle_is_decoded_like_uncompressed(root: Path) -> None:
 
 def test_keypoints(root: Path) -> None:
     source = read(root, lambda content: content["annotations"][1].pop("keypoints"), keypoints=True)
-    assert source.keypoints == ("left_corner", "right_corner")
+    assert source.info.keypoints == ("left_corner", "right_corner")
     sample = source[2]
     assert isinstance(sample["keypoints"], tv_tensors.KeyPoints) and sample["keypoints"].dtype == torch.float32
     assert sample["visibility"].tolist() == [[0, 0], [2, 1]] and sample["flip_pairs"] == [1, 0]
@@ -176,7 +176,7 @@ def test_the_fingerprint_changes_with_the_annotations(root: Path) -> None:
 
 def test_classes_are_taken_in_the_given_order(root: Path) -> None:
     source = read(root, classes=["bar", "block"])
-    assert source.category_ids == (7, 3) and source[2]["labels"].tolist() == [1, 0]
+    assert source.info.category_ids == (7, 3) and source[2]["labels"].tolist() == [1, 0]
     bars = read(root, classes=["bar"])
     assert len(bars) == 4 and [len(bars[number]["ground_truth"].labels) for number in range(4)] == [0, 0, 1, 1]
     with pytest.raises(ValueError, match=r"annotations\.json has no class 'bars'; there is bar"):
@@ -191,7 +191,7 @@ def test_images_without_objects_are_dropped_when_asked(root: Path) -> None:
 
     source = read(root, only_a_crowd, empty="drop")
     assert [source[number]["ground_truth"].image_id for number in range(len(source))] == [12, 13]
-    assert [source[number]["id"] for number in range(2)] == ["2.png", "3.png"] and len(source.present) == 2
+    assert [source[number]["id"] for number in range(2)] == ["2.png", "3.png"] and len(source.info.present) == 2
 
 
 def test_images_with_only_crowds_are_reported(root: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -228,7 +228,7 @@ def test_lvis(root: Path) -> None:
 
     file = changed(root, as_lvis)
     source = coco(root=root.parent, file=file)
-    assert source.frequencies == ("r", "f") and source[1]["id"] == f"{root.name}/1.png"
+    assert source.info.frequencies == ("r", "f") and source[1]["id"] == f"{root.name}/1.png"
     assert source[2]["ground_truth"].absent == (1,) and source[2]["ground_truth"].not_exhaustive == (0,)
     assert source[1]["ground_truth"].not_exhaustive == ()
     assert coco(root=root.parent, file=file, classes=["block"])[2]["ground_truth"].absent == ()
@@ -362,7 +362,7 @@ def test_clip_and_drop_leave_nothing_broken(root: Path, kind: str, caplog: pytes
         source = coco(**keys, broken=broken)
         (line,) = caplog.messages
         assert line.startswith(str(root / "annotations.json")) and "dropped" in line
-        assert len(source) == 4 and len(source.errors) == 1 and source.errors[0].count == 1
+        assert len(source) == 4 and len(source.info.errors) == 1 and source.info.errors[0].count == 1
         samples = [source[number] for number in range(4)]
         remaining = 6 if kind in ("image twice", "file twice", "id twice", "missing image") else 5
         assert sum(len(sample["ground_truth"].ids) for sample in samples) == (
@@ -384,12 +384,12 @@ def test_clip_clips_boxes_and_polygons_to_the_image(root: Path) -> None:
 def test_the_valid_ones_of_several_polygons_are_used(root: Path) -> None:
     change = annotation(segmentation=[[1, 1, 5, 5], [10, 10, 20, 10, 20, 20, 10, 20]])
     source = read(root, change, masks=True, broken="clip")
-    assert source[1]["masks"].sum() == 100 and source.errors[0].count == 1
+    assert source[1]["masks"].sum() == 100 and source.info.errors[0].count == 1
 
 
 def test_at_most_a_pixel_outside_is_rounding(root: Path) -> None:
     source = read(root, annotation(bbox=[-1, -0.5, 66, 49.5]))
-    assert source.errors == () and source[1]["boxes"].tolist() == [[0, 0, 64, 48]]
+    assert source.info.errors == () and source[1]["boxes"].tolist() == [[0, 0, 64, 48]]
 
 
 def test_the_first_ten_are_reported_and_all_are_counted(root: Path) -> None:
@@ -493,8 +493,8 @@ def exported(tmp_path: Path) -> Path:
 def test_the_placeholder_category_of_roboflow_is_dropped(exported: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "opabinia")
     train, valid = roboflow(root=exported), roboflow(root=exported, split="valid", masks=True)
-    assert train.classes == valid.classes == ("block", "bar") and train.category_ids == (3, 7)
-    assert train[1]["id"] == "1.png" and valid.has_masks
+    assert train.classes == valid.classes == ("block", "bar") and train.info.category_ids == (3, 7)
+    assert train[1]["id"] == "1.png" and valid.info.masks
     assert "category 0, 'objects', is a placeholder without annotations: dropped" in caplog.text
 
 
@@ -531,7 +531,11 @@ def test_a_missing_split_is_reported(exported: Path) -> None:
 @pytest.mark.parametrize(("split", "images", "objects"), [("train", 205, 2804), ("val", 87, 1137), ("test", 72, 945)])
 def test_blood_cells(split: str, images: int, objects: int) -> None:
     source = coco(root=REAL / "bccd" / split, file=REAL / "bccd" / "annotations" / f"instances_{split}.json")
-    assert source.classes == ("RBC", "WBC", "Platelets") and source.category_ids == (1, 2, 3) and source.errors == ()
+    assert (
+        source.classes == ("RBC", "WBC", "Platelets")
+        and source.info.category_ids == (1, 2, 3)
+        and source.info.errors == ()
+    )
     samples = [source[number] for number in range(len(source))]
     assert (len(samples), sum(len(sample["boxes"]) for sample in samples)) == (images, objects)
     for sample in samples:
@@ -547,7 +551,7 @@ def test_free_images_of_coco(split: str) -> None:
     file = REAL / "coco_free" / "annotations" / f"instances_{split}2017.json"
     source = coco(root=REAL / "coco_free" / f"{split}2017", file=file, masks=True)
     reference = pycocotools_coco.COCO(str(file))
-    assert len(source.classes) == 80 and source.category_ids[:2] == (1, 2) and source.category_ids[-1] == 90
+    assert len(source.classes) == 80 and source.info.category_ids[:2] == (1, 2) and source.info.category_ids[-1] == 90
     crowds = 0
     for sample in (source[number] for number in range(len(source))):
         ground_truth = sample["ground_truth"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +16,20 @@ from opabinia.config import build, check, compose, live_catalog
 from opabinia.config.catalog import Catalog
 from opabinia.config.registry import Entry
 from opabinia.config.types import Parameter
+from opabinia.contracts import Source, SourceInfo
 from opabinia.data import Stream
 from opabinia.data.check.checks import run_checks
 from opabinia.data.sources import Concat, ConcatIdentities, Digits, ImageFolder, Synthetic, coco, voc
-from opabinia.data.sources.reid_base import IdentityFiles, ReidImage, ReidSplit
+from opabinia.data.sources.named import ImageFiles
+from opabinia.data.sources.reid_base import ReidImage, ReidSplit, identity_files
 from opabinia.training.samples import read_dataset_info
 from scripts import small_data
 
 
-class MinimalSource:
+class MinimalSource(Source):
     """A source with only the required attributes."""
 
-    channels = 3
-    classes = tuple("0123456789")
+    info = SourceInfo(channels=3, classes=tuple("0123456789"))
 
     def __len__(self) -> int:
         return 3
@@ -39,10 +41,10 @@ class MinimalSource:
 def test_concatenated_sources() -> None:
     first, second = Digits(split="train"), Digits(split="val")
     concat = Concat(sources=[first, second])
-    assert len(concat) == len(first) + len(second) and concat.starts == [0, len(first)]
+    assert len(concat) == len(first) + len(second) and concat.info.starts == (0, len(first))
     assert concat[len(first) + 2]["id"] == f"1/{second[2]['id']}"
     assert concat[len(first) - 1]["label"] == first[len(first) - 1]["label"]
-    assert concat.labels.tolist() == [*first.labels, *second.labels]
+    assert concat.info.labels.tolist() == [*first.info.labels, *second.info.labels]
     assert concat.fingerprint() != Concat(sources=[second, first]).fingerprint()
     with pytest.raises(IndexError, match="index 1797 of 1797"):
         concat[len(concat)]
@@ -60,8 +62,8 @@ def test_every_difference_is_reported_in_short() -> None:
         ValueError, match=r"sources\.2 has 1 channels, .*; it has other classes .*new: 10, 11, 12, 13, 14 a"
     ):
         Concat(sources=[Synthetic(), Synthetic(), Synthetic(channels=1, classes=500)])
-    multi_label: Any = MinimalSource()
-    multi_label.multi_label = True
+    multi_label = MinimalSource()
+    multi_label.info = replace(multi_label.info, multi_label=True)
     with pytest.raises(ValueError, match=r"sources\.1 has another kind of labels"):
         Concat(sources=[MinimalSource(), multi_label])
     with pytest.raises(ValueError, match="at least one"):
@@ -82,7 +84,7 @@ def test_a_batch_consists_of_its_samples() -> None:
 
 def test_attributes_missing_in_one_source_are_missing() -> None:
     concat = Concat(sources=[Synthetic(), MinimalSource()])
-    assert not hasattr(concat, "batch") and not hasattr(concat, "labels") and not concat.multi_label
+    assert concat.batch(np.array([0, 1025])) is None and concat.info.labels is None and not concat.info.multi_label
     assert concat[1025]["id"] == "1/1" and concat.fingerprint()
 
 
@@ -91,7 +93,7 @@ def test_sources_are_nested_in_a_config(tmp_path: Path) -> None:
     catalog = Catalog({**live_catalog().entries, "command": {"load": command}})
     (tmp_path / "a.yaml").write_text("part: {name: concat, sources: [digits, {name: digits, split: val}]}")
     part = build(check(compose(tmp_path / "a.yaml"), catalog, "load").config, catalog, "load")()
-    assert (len(part), part.starts) == (1797, [0, len(Digits())])
+    assert (len(part), part.info.starts) == (1797, (0, len(Digits())))
 
 
 # --- union of classes -------------------------------------------------------------------------------------------------
@@ -99,24 +101,25 @@ def test_sources_are_nested_in_a_config(tmp_path: Path) -> None:
 
 def test_classes_are_merged_by_name_and_renamed() -> None:
     first, second = Synthetic(samples=6, classes=3), Synthetic(samples=6, classes=3)
-    second.classes = ("2", "dog", "cat")
+    second.info = replace(second.info, classes=("2", "dog", "cat"))
     union: Any = Concat(sources=[first, second], classes="union", class_map={"dog": "0"})
-    assert union.classes == ("0", "1", "2", "cat") and union.labels.tolist() == [0, 1, 2] * 2 + [2, 0, 3] * 2
-    assert [union[index]["label"] for index in range(12)] == union.labels.tolist()
-    assert union.batch(np.arange(12))["label"].tolist() == union.labels.tolist()
+    assert union.classes == ("0", "1", "2", "cat") and union.info.labels.tolist() == [0, 1, 2] * 2 + [2, 0, 3] * 2
+    assert [union[index]["label"] for index in range(12)] == union.info.labels.tolist()
+    assert union.batch(np.arange(12))["label"].tolist() == union.info.labels.tolist()
     assert union.fingerprint() != Concat(sources=[first, second], classes="union").fingerprint()
     assert torch.equal(pickle.loads(pickle.dumps(union))[7]["image"], union[7]["image"])
     reordered = Concat(sources=[second], classes=["cat", "dog", "1", "2"])
-    assert reordered.labels.tolist() == [3, 1, 0] * 2 and reordered.classes == ("cat", "dog", "1", "2")
+    assert reordered.info.labels.tolist() == [3, 1, 0] * 2 and reordered.classes == ("cat", "dog", "1", "2")
     merged = Concat(sources=[first], class_map={"1": "0", "2": "many"})
-    assert merged.classes == ("0", "many") and merged.labels.tolist() == [0, 0, 1] * 2
+    assert merged.classes == ("0", "many") and merged.info.labels.tolist() == [0, 0, 1] * 2
 
 
 def test_merged_multi_label_classes() -> None:
-    source: Any = Synthetic(samples=2, classes=3)
-    source.multi_label, source.labels = True, np.array([[1, 0, 0], [0, 1, 1]], dtype=np.float32)
+    source = Synthetic(samples=2, classes=3)
+    labels = np.array([[1, 0, 0], [0, 1, 1]], dtype=np.float32)
+    source.info = replace(source.info, multi_label=True, labels=labels)
     merged = Concat(sources=[source], classes=["b", "a"], class_map={"0": "a", "1": "a", "2": "b"})
-    assert merged.labels.tolist() == [[0, 1], [1, 1]]
+    assert merged.info.labels.tolist() == [[0, 1], [1, 1]]
 
 
 def test_unknown_classes_are_reported() -> None:
@@ -140,7 +143,7 @@ def test_objects_of_several_formats_are_concatenated(scenes: Path) -> None:
     first = coco(root=scenes / "coco", file=scenes / "coco/annotations.json")
     second = voc(root=scenes / "voc")
     union = Concat(sources=[first, second], classes="union")
-    assert union.classes == ("block", "bar") and union.has_boxes and not union.has_masks and not union.keypoints
+    assert union.classes == ("block", "bar") and union.info.boxes and not union.info.masks and not union.info.keypoints
     for index in range(4):
         first_sample, second_sample = union[index], union[4 + index]
         assert torch.equal(first_sample["boxes"], second_sample["boxes"]) and torch.equal(
@@ -150,18 +153,18 @@ def test_objects_of_several_formats_are_concatenated(scenes: Path) -> None:
         assert ground_truth.labels.tolist() == first_sample["ground_truth"].labels.tolist()
         assert ground_truth.image_id == second_sample["id"] == f"1/{second.id(index)}" == union.id(4 + index)
         assert (
-            union.present[index].tolist()
-            == union.present[4 + index].tolist()
+            union.info.present[index].tolist()
+            == union.info.present[4 + index].tolist()
             == first_sample["labels"].unique().tolist()
         )
-    assert union.sizes.tolist() == [[48, 64]] * 8
+    assert union.info.sizes.tolist() == [[48, 64]] * 8
     info = read_dataset_info(Stream(source=union))
     assert info.boxes and info.classes == ("block", "bar") and info.category_ids == (3, 7)
     concat_report, single_report = (run_checks({"train": source}).datasets["train"] for source in (union, first))
     assert concat_report.boxes is not None and single_report.boxes is not None
     assert concat_report.boxes.per_class == {name: 2 * count for name, count in single_report.boxes.per_class.items()}
     assert info.image_counts == tuple(concat_report.per_class.values())
-    assert sum(info.image_counts) == 2 * sum(map(len, first.present))
+    assert sum(info.image_counts) == 2 * sum(map(len, first.info.present))
 
 
 def test_objects_with_and_without_masks_are_not_mixed(scenes: Path) -> None:
@@ -170,44 +173,51 @@ def test_objects_with_and_without_masks_are_not_mixed(scenes: Path) -> None:
         Concat(sources=[with_masks, coco(root=scenes / "coco", file=scenes / "coco/annotations.json")])
     concat = Concat(sources=[with_masks, with_masks])
     assert (
-        concat.has_masks and concat[5]["masks"].shape == with_masks[1]["masks"].shape and concat.category_ids == (3, 7)
+        concat.info.masks
+        and concat[5]["masks"].shape == with_masks[1]["masks"].shape
+        and concat.info.category_ids == (3, 7)
     )
 
 
 # --- identities -------------------------------------------------------------------------------------------------------
 
 
-def identities(root: Path, labels: list[tuple[str, int, int]], cameras: int, views: int = 0) -> IdentityFiles:
+def identities(root: Path, labels: list[tuple[str, int, int]], cameras: int, views: int = 0) -> ImageFiles:
     """Return a source of small images with these (identity, camera, view)."""
     images = []
     for number, (name, camera, view) in enumerate(labels):
         Image.new("RGB", (2, 3), (number, 0, 0)).save(root / f"{number}.png")
         images.append(ReidImage(f"{number}.png".encode(), name, camera, view))
     classes = sorted({name for name, _, _ in labels})
-    return IdentityFiles(root, ReidSplit(images, classes), cameras=cameras, views=views)
+    return identity_files(root, ReidSplit(images, classes), cameras=cameras, views=views)
 
 
 @pytest.fixture
-def street(tmp_path: Path) -> IdentityFiles:
+def street(tmp_path: Path) -> ImageFiles:
     (tmp_path / "street").mkdir()
     return identities(tmp_path / "street", [("anna", 0, 0), ("ben", 2, 1), ("ben", 0, 1)], cameras=3, views=2)
 
 
 @pytest.fixture
-def yard(tmp_path: Path) -> IdentityFiles:
+def yard(tmp_path: Path) -> ImageFiles:
     (tmp_path / "yard").mkdir()
     return identities(tmp_path / "yard", [("anna", 1, 0), ("carl", 0, 1)], cameras=2, views=4)
 
 
-def test_identities_of_two_sources_are_different_people(street: IdentityFiles, yard: IdentityFiles) -> None:
+def test_identities_of_two_sources_are_different_people(street: ImageFiles, yard: ImageFiles) -> None:
     concat = ConcatIdentities(sources=[street, yard])
     assert concat.classes == ("0/anna", "0/ben", "1/anna", "1/carl")
-    assert concat.labels.tolist() == [0, 1, 1, 2, 3]
-    assert concat.cameras is not None and concat.cameras.tolist() == [0, 2, 0, 4, 3]
-    assert concat.views is not None and concat.views.tolist() == [0, 1, 1, 0, 1], (
+    assert concat.info.labels.tolist() == [0, 1, 1, 2, 3]
+    assert concat.info.cameras is not None and concat.info.cameras.tolist() == [0, 2, 0, 4, 3]
+    assert concat.info.views is not None and concat.info.views.tolist() == [0, 1, 1, 0, 1], (
         "views have the same meaning in all sources"
     )
-    assert (concat.camera_count, concat.view_count, concat.starts, concat.queries) == (5, 4, [0, 3], None)
+    assert (concat.info.camera_count, concat.info.view_count, concat.info.starts, concat.info.queries) == (
+        5,
+        4,
+        (0, 3),
+        None,
+    )
     sample = concat[3]
     assert sample["image"][0].unique().tolist() == [0]
     assert {key: sample[key] for key in sample if key != "image"} == {
@@ -219,36 +229,42 @@ def test_identities_of_two_sources_are_different_people(street: IdentityFiles, y
     assert concat.fingerprint() != ConcatIdentities(sources=[yard, street]).fingerprint()
 
 
-def test_identities_may_be_shared(street: IdentityFiles, yard: IdentityFiles) -> None:
+def test_identities_may_be_shared(street: ImageFiles, yard: ImageFiles) -> None:
     concat = ConcatIdentities(sources=[street, yard], shared_identities=True)
-    assert concat.classes == ("anna", "ben", "carl") and concat.labels.tolist() == [0, 1, 1, 0, 2]
-    assert concat.cameras is not None and concat.cameras.tolist() == [0, 2, 0, 4, 3]
-    assert [concat[index]["label"] for index in range(5)] == concat.labels.tolist()
+    assert concat.classes == ("anna", "ben", "carl") and concat.info.labels.tolist() == [0, 1, 1, 0, 2]
+    assert concat.info.cameras is not None and concat.info.cameras.tolist() == [0, 2, 0, 4, 3]
+    assert [concat[index]["label"] for index in range(5)] == concat.info.labels.tolist()
 
 
-def test_concatenated_identities_are_concatenated_again(street: IdentityFiles, yard: IdentityFiles) -> None:
+def test_concatenated_identities_are_concatenated_again(street: ImageFiles, yard: ImageFiles) -> None:
     concat = ConcatIdentities(sources=[yard, ConcatIdentities(sources=[street, yard])])
     assert concat.classes[2:] == ("1/0/anna", "1/0/ben", "1/1/anna", "1/1/carl")
-    assert concat.camera_count == 7 and concat[5]["camera"] == 6 and concat[5]["id"] == "1/1/0.png"
+    assert concat.info.camera_count == 7 and concat[5]["camera"] == 6 and concat[5]["id"] == "1/1/0.png"
 
 
-def test_cameras_missing_in_one_source_are_missing(street: IdentityFiles, tmp_path: Path) -> None:
+def test_cameras_missing_in_one_source_are_missing(street: ImageFiles, tmp_path: Path) -> None:
     for name in ("x", "y"):
         (tmp_path / "folders" / name).mkdir(parents=True)
         Image.new("RGB", (2, 3)).save(tmp_path / "folders" / name / "1.png")
     concat = ConcatIdentities(sources=[street, ImageFolder(root=tmp_path / "folders")])
-    assert (concat.cameras, concat.views, concat.camera_count, concat.view_count) == (None, None, 0, 0)
+    assert (concat.info.cameras, concat.info.views, concat.info.camera_count, concat.info.view_count) == (
+        None,
+        None,
+        0,
+        0,
+    )
     assert concat[0].keys() == concat[4].keys() == {"image", "label", "id"}
     assert concat[4]["label"] == 3 and concat.classes[3] == "1/y"
 
 
-def test_incompatible_identity_sources_are_reported(street: IdentityFiles) -> None:
+def test_incompatible_identity_sources_are_reported(street: ImageFiles) -> None:
     with pytest.raises(ValueError, match=r"sources\.1 has 1 channels, the first one 3"):
         ConcatIdentities(sources=[street, Digits()])
     with pytest.raises(ValueError, match=r"sources\.1 has no identities"):
         ConcatIdentities(sources=[street, MinimalSource()])
-    with_queries: Any = MinimalSource()
-    with_queries.labels, with_queries.queries = np.arange(3), np.array([True, False, False])
+    with_queries = MinimalSource()
+    queries = np.array([True, False, False])
+    with_queries.info = replace(with_queries.info, labels=np.arange(3), queries=queries)
     with pytest.raises(ValueError, match=r"sources\.0 has queries: .* data\.val"):
         ConcatIdentities(sources=[with_queries, street])
     with pytest.raises(ValueError, match="at least one"):

@@ -36,11 +36,11 @@ def write(folder: Path) -> None:
 def test_both_protocols(tmp_path: Path) -> None:
     write(tmp_path)
     train = Cuhk03Archive(root=tmp_path, test_set=0)
-    assert train.classes == ("1_001", "2_001") and len(train) == 4 and train.cameras is not None
+    assert train.classes == ("1_001", "2_001") and len(train) == 4 and train.info.cameras is not None
     test = Cuhk03Archive(root=tmp_path, split="test", test_set=0)
     names = ["1_002_1_01.png", "2_002_1_01.png", "1_002_2_06.png", "2_002_2_06.png", "2_002_2_07.png"]
     assert [test.id(index) for index in range(len(test))] == names
-    assert test.queries is not None and test.queries.tolist() == [True, True, False, False, False]
+    assert test.info.queries is not None and test.info.queries.tolist() == [True, True, False, False, False]
     sample = test[4]
     assert sample["image"].shape == (3, 9, 4) and sample["image"][0, 0, 0] == 7 and sample["image"][0, 1, 0] == 22
     assert (sample["camera"], sample["label"]) == (1, 1)

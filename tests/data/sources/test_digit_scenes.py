@@ -36,7 +36,7 @@ def write_coco(folder: Path) -> None:
             annotations.extend(_coco_annotations(ground_truth))
         categories = [
             {"id": number, "name": name, "keypoints": KEYPOINTS, "skeleton": [[1, 2], [3, 4]]}
-            for number, name in zip(source.category_ids, source.classes, strict=True)
+            for number, name in zip(source.info.category_ids, source.classes, strict=True)
         ]
         content = {"images": images, "annotations": annotations, "categories": categories}
         (folder / "annotations" / f"instances_{split}.json").write_text(json.dumps(content))
@@ -48,7 +48,7 @@ def _coco_annotations(ground_truth: GroundTruth) -> Iterator[dict[str, Any]]:
         yield {
             "id": int(ground_truth.ids[row]),
             "image_id": ground_truth.image_id,
-            "category_id": DigitScenes.category_ids[ground_truth.labels[row]],
+            "category_id": int(ground_truth.labels[row]) + 1,
             "bbox": ground_truth.boxes[row].tolist(),
             "area": float(ground_truth.areas[row]),
             "iscrowd": 0,
@@ -115,7 +115,7 @@ def test_keypoints_lie_on_the_edges_of_an_uncovered_digit(val: DigitScenes) -> N
         ]
         columns, rows = points.long().T
         assert sample["masks"][0, rows, columns].all() and sample["visibility"].eq(2).all()
-    assert sample["flip_pairs"] == list(FLIP_PAIRS) and [val.keypoints[partner] for partner in FLIP_PAIRS] == [
+    assert sample["flip_pairs"] == list(FLIP_PAIRS) and [val.info.keypoints[partner] for partner in FLIP_PAIRS] == [
         "top",
         "bottom",
         "right",
@@ -145,7 +145,7 @@ def test_the_ground_truth_agrees_with_the_sample(val: DigitScenes) -> None:
         assert np.array_equal(corners, sample["boxes"].numpy()) and ground_truth.image_id == index
         assert np.array_equal(ground_truth.areas, sample["masks"].sum((1, 2)).numpy()) and not ground_truth.crowd.any()
         assert np.array_equal(ground_truth.labels, sample["labels"].numpy())
-        assert val.present[index].tolist() == sorted(set(ground_truth.labels.tolist()))
+        assert val.info.present[index].tolist() == sorted(set(ground_truth.labels.tolist()))
         assert ground_truth.keypoints is not None and ground_truth.segments is not None
         assert np.array_equal(ground_truth.keypoints[:, :, :2] + 0.5, sample["keypoints"].numpy())
         assert np.array_equal(ground_truth.keypoints[:, :, 2], sample["visibility"].numpy())
@@ -160,7 +160,7 @@ def test_masks_and_keypoints_are_optional() -> None:
     source = DigitScenes(split="val")
     sample = source[-1]
     assert sample.keys() == {"image", "boxes", "labels", "id", "original_size", "ground_truth"}
-    assert (source.has_boxes, source.has_masks, source.keypoints) == (True, False, ())
+    assert (source.info.boxes, source.info.masks, source.info.keypoints) == (True, False, ())
     assert sample["ground_truth"].segments is None and sample["ground_truth"].keypoints is None
     assert sample["id"] == "val/000399.png"
     with pytest.raises(IndexError):

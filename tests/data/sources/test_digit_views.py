@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 
 from opabinia.data.sources.digit_views import DigitViews
-from opabinia.data.sources.market1501 import market1501
+from opabinia.data.sources.identity_datasets import market1501
 from opabinia.data.sources.reid_base import MARKET_FOLDERS
 from opabinia.evaluation.retrieval import retrieval
 
@@ -24,20 +24,20 @@ def test() -> DigitViews:
 
 def test_every_identity_is_seen_twice_by_every_camera(train: DigitViews, test: DigitViews) -> None:
     for source, identities in ((train, 1000), (test, 797)):
-        assert source.cameras is not None
-        pairs = Counter(zip(source.labels.tolist(), source.cameras.tolist(), strict=True))
+        assert source.info.cameras is not None
+        pairs = Counter(zip(source.info.labels.tolist(), source.info.cameras.tolist(), strict=True))
         assert pairs == {(label, camera): 2 for label in range(identities) for camera in range(4)}
     assert not set(train.classes) & set(test.classes), "no identity is in both splits"
-    assert train.queries is None and "query" not in train[0]
+    assert train.info.queries is None and "query" not in train[0]
 
 
 def test_of_each_identity_and_camera_one_image_is_a_query(test: DigitViews) -> None:
-    assert test.queries is not None and test.cameras is not None
+    assert test.info.queries is not None and test.info.cameras is not None
     for label in (0, 400, 796):
-        of_identity = test.labels == label
+        of_identity = test.info.labels == label
         assert (
-            sorted(test.cameras[of_identity & test.queries])
-            == sorted(test.cameras[of_identity & ~test.queries])
+            sorted(test.info.cameras[of_identity & test.info.queries])
+            == sorted(test.info.cameras[of_identity & ~test.info.queries])
             == [0, 1, 2, 3]
         )
 
@@ -77,11 +77,11 @@ def test_a_batch_consists_of_its_samples(test: DigitViews) -> None:
 
 
 def test_retrieval_by_pixels_fails(test: DigitViews) -> None:
-    pixels, queries = test.batch(np.arange(len(test)))["image"].flatten(1).float(), test.queries
-    assert queries is not None and test.cameras is not None
+    pixels, queries = test.batch(np.arange(len(test)))["image"].flatten(1).float(), test.info.queries
+    assert queries is not None and test.info.cameras is not None
     scores = retrieval.evaluate(
-        *(pixels[queries], pixels[~queries], test.labels[queries], test.labels[~queries]),
-        *(test.cameras[queries], test.cameras[~queries]),
+        *(pixels[queries], pixels[~queries], test.info.labels[queries], test.info.labels[~queries]),
+        *(test.info.cameras[queries], test.info.cameras[~queries]),
     )
     assert scores["mAP"] < 0.01 and scores["queries"] == 3188
 
@@ -97,7 +97,7 @@ def test_images_written_as_market_1501_are_read_back(tmp_path: Path, train: Digi
         read = market1501(root=tmp_path, split=split, cameras=4, channels=1)  # type: ignore[arg-type]
         assert read.classes == source.classes and len(read) == len(source)
         for name in ("labels", "cameras", "queries"):
-            assert np.array_equal(getattr(read, name), getattr(source, name))
+            assert np.array_equal(getattr(read.info, name), getattr(source.info, name))
         for index in (0, 3187, 6375):
             actual, expected = read[index], source[index]
             assert torch.equal(actual.pop("image"), expected.pop("image")) and actual == expected

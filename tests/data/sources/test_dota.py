@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from opabinia.contracts import DetectionSource, Source
+from opabinia.contracts import Source
 from opabinia.data.check import run_checks
 from opabinia.data.sources import dota
 from opabinia.visualization.samples import draw_sample
@@ -37,8 +37,8 @@ def root(tmp_path: Path) -> Path:
 def test_corners_classes_and_difficult_objects(root: Path) -> None:
     source = dota(root=root)
     assert isinstance(source, Source)
-    assert isinstance(source, DetectionSource) and source.oriented
-    assert source.classes == ("ship", "small-vehicle") and source.category_ids == (1, 2) and len(source) == 2
+    assert source.info.boxes and source.info.oriented
+    assert source.classes == ("ship", "small-vehicle") and source.info.category_ids == (1, 2) and len(source) == 2
     sample = source[0]
     ground_truth = sample["ground_truth"]
     assert sample["id"] == "images/P1.png" == ground_truth.image_id

@@ -28,7 +28,7 @@ def dataset_dir(tmp_path: Path) -> Path:
 def test_a_saved_dataset(dataset_dir: Path) -> None:
     source = HuggingFace(dataset=str(dataset_dir))
     assert isinstance(source, Source)
-    assert source.classes == ("no", "yes") and source.labels.tolist() == [0, 1, 1] and len(source) == 3
+    assert source.classes == ("no", "yes") and source.info.labels.tolist() == [0, 1, 1] and len(source) == 3
     assert source[0]["image"].shape == (3, 4, 5) and source[0]["image"][:, 0, 0].tolist() == [100, 100, 100]
     assert source.fingerprint() == HuggingFace(dataset=str(dataset_dir)).fingerprint()
 

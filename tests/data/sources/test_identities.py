@@ -52,9 +52,14 @@ def test_the_training_split_of_market(market: Path) -> None:
     source = market1501(root=market)
     assert isinstance(source, Source)
     assert source.classes == tuple(f"{number:04d}" for number in range(1, 9))
-    assert source.labels.tolist() == np.repeat(range(8), 4).tolist()
-    assert source.cameras is not None and source.cameras.tolist() == [0, 0, 1, 1] * 8
-    assert (source.camera_count, source.view_count, source.views, source.queries) == (6, 0, None, None)
+    assert source.info.labels.tolist() == np.repeat(range(8), 4).tolist()
+    assert source.info.cameras is not None and source.info.cameras.tolist() == [0, 0, 1, 1] * 8
+    assert (source.info.camera_count, source.info.view_count, source.info.views, source.info.queries) == (
+        6,
+        0,
+        None,
+        None,
+    )
     sample = source[5]
     assert sample["image"].shape == (3, 32, 16) and sample["image"].dtype == torch.uint8
     assert sample["id"] == "bounding_box_train/0002_c1s1_000002_00.png"
@@ -64,7 +69,7 @@ def test_the_training_split_of_market(market: Path) -> None:
 def test_the_test_split_of_market(market: Path) -> None:
     source = market1501(root=market, split="test")
     assert source.classes == ("0000", "0009", "0010", "0011", "0012")
-    assert source.queries is not None and source.queries.tolist() == [True] * 4 + [False] * 13
+    assert source.info.queries is not None and source.info.queries.tolist() == [True] * 4 + [False] * 13
     assert source[0]["query"] is True and source[4]["query"] is False
     assert source[4]["id"].startswith("bounding_box_test/0000_c1")  # the distractor stays, the junk does not
     assert not any("-1" in source[index]["id"] for index in range(len(source)))
@@ -73,17 +78,17 @@ def test_the_test_split_of_market(market: Path) -> None:
 def test_query_and_gallery_have_the_labels_of_the_test_split(market: Path) -> None:
     test, query, gallery = (market1501(root=market, split=split) for split in ("test", "query", "gallery"))
     assert query.classes == gallery.classes == test.classes
-    assert [*query.labels, *gallery.labels] == test.labels.tolist()
-    assert query.queries is not None and query.queries.all() and len(query) == 4
-    assert gallery.queries is not None and not gallery.queries.any()
+    assert [*query.info.labels, *gallery.info.labels] == test.info.labels.tolist()
+    assert query.info.queries is not None and query.info.queries.all() and len(query) == 4
+    assert gallery.info.queries is not None and not gallery.info.queries.any()
 
 
 def test_split_all_has_the_identities_of_both_splits(market: Path) -> None:
     """An identity of both splits counts as two, because splits may be numbered independently."""
     source = market1501(root=market, split="all")
     assert source.classes[7:] == ("0008", "test/0009", "test/0010", "test/0011", "test/0012")
-    assert len(source) == 48 and source.queries is None
-    assert np.bincount(source.labels).tolist() == [4] * 12
+    assert len(source) == 48 and source.info.queries is None
+    assert np.bincount(source.info.labels).tolist() == [4] * 12
 
 
 def test_distractors_are_not_in_the_training_split(market: Path) -> None:
@@ -130,7 +135,7 @@ def test_a_source_can_be_pickled(market: Path) -> None:
 def test_the_folder_of_the_archive_is_found(tmp_path: Path) -> None:
     small_data.market1501(tmp_path / "DukeMTMC-reID")
     source = dukemtmc(root=tmp_path)
-    assert (len(source), source.camera_count) == (32, 8)
+    assert (len(source), source.info.camera_count) == (32, 8)
     assert source[0]["id"].startswith("bounding_box_train/")
 
 
@@ -140,7 +145,7 @@ def test_photographs_of_groceries(shared_data: Path) -> None:
     train, test = (market1501(root=root, split=split, cameras=3) for split in ("train", "test"))
     assert (len(train), len(train.classes)) == (1373, 41)
     assert (len(test), len(test.classes)) == (318 + 1024, 40)
-    assert test.queries is not None and int(test.queries.sum()) == 318
+    assert test.info.queries is not None and int(test.info.queries.sum()) == 318
     assert min(train[0]["image"].shape[1:]) == 128
 
 
@@ -244,17 +249,17 @@ def test_queries_and_gallery(name: str, tmp_path: Path) -> None:
     train, test = source(root=tmp_path), source(root=tmp_path, split="test")
     assert isinstance(test, Source)
     assert len(train.classes) == 8 and (len(test), len(test.classes)) == (16, 4)
-    assert train.queries is None and "query" not in train[0]
+    assert train.info.queries is None and "query" not in train[0]
     parts = source(root=tmp_path, split="query"), source(root=tmp_path, split="gallery")
     if name != "vehicleid":  # which has one gallery image and three queries of each identity
-        assert np.bincount(parts[0].labels).tolist() == [1] * 4
-    assert sorted(test.labels) == sorted([*parts[0].labels, *parts[1].labels])
-    assert sum(test.queries) == len(parts[0])
+        assert np.bincount(parts[0].info.labels).tolist() == [1] * 4
+    assert sorted(test.info.labels) == sorted([*parts[0].info.labels, *parts[1].info.labels])
+    assert sum(test.info.queries) == len(parts[0])
     assert len(source(root=tmp_path, split="all").classes) == 12
     for split in (train, test):
-        assert split.camera_count == cameras and ("camera" in split[0]) == bool(cameras)
+        assert split.info.camera_count == cameras and ("camera" in split[0]) == bool(cameras)
         if cameras:
-            assert sorted({int(camera) for camera in split.cameras}) == [0, 1]
+            assert sorted({int(camera) for camera in split.info.cameras}) == [0, 1]
     ids = [test[index]["id"] for index in range(len(test))]
     assert len(set(ids)) == 16 and (tmp_path / folder / ids[0]).is_file()
 
@@ -284,7 +289,7 @@ def test_msmt17_has_images_for_validation(tmp_path: Path) -> None:
     train, with_val = msmt17(root=tmp_path), msmt17(root=tmp_path, with_val=True)
     assert (len(train), len(with_val), len(msmt17(root=tmp_path, split="all"))) == (24, 32, 48)
     assert train.classes == with_val.classes == tuple("01234567")
-    assert np.bincount(with_val.labels).tolist() == [4] * 8
+    assert np.bincount(with_val.info.labels).tolist() == [4] * 8
 
 
 def test_the_second_version_of_msmt17(tmp_path: Path) -> None:
@@ -353,12 +358,12 @@ def test_the_gallery_of_vehicles_depends_on_the_seed(tmp_path: Path) -> None:
 
     def gallery(seed: int) -> list[str]:
         source = vehicleid(root=tmp_path, split="gallery", gallery_seed=seed)
-        assert source.labels.tolist() == [0, 1, 2, 3]
+        assert source.info.labels.tolist() == [0, 1, 2, 3]
         return [source[index]["id"] for index in range(4)]
 
     assert gallery(0) == gallery(0)
     assert len({tuple(gallery(seed)) for seed in range(10)}) > 5
-    assert vehicleid(root=tmp_path, split="test").queries.sum() == 12
+    assert vehicleid(root=tmp_path, split="test").info.queries.sum() == 12
     with pytest.raises(ValueError, match=r"no file .*test_list_1600\.txt"):
         vehicleid(root=tmp_path, split="test", test_size=1600)
     file = tmp_path / "train_test_split/test_list_800.txt"
@@ -380,7 +385,7 @@ def test_online_products(tmp_path: Path) -> None:
     assert (len(train), len(test), len(all_images)) == (32, 16, 48)
     assert train.classes == tuple("12345678") and test.classes == ("9", "10", "11", "12")
     assert all_images.classes == (*train.classes, *test.classes)
-    assert test.queries is None and test.cameras is None and test[3].keys() == {"image", "label", "id"}
+    assert test.info.queries is None and test.info.cameras is None and test[3].keys() == {"image", "label", "id"}
     assert test[4]["id"] == "chair_final/10_0.png" and test[4]["label"] == 1
 
 
@@ -422,13 +427,13 @@ def test_class_folders_are_split_by_class(tmp_path: Path) -> None:
 def test_a_list_of_identities(tmp_path: Path) -> None:
     small_data.identities(tmp_path)
     train, test = (identity_table(file=tmp_path / "list.csv", split=split) for split in ("train", "test"))
-    assert train.classes == tuple("12345678") and (train.camera_count, train.view_count) == (2, 0)
-    assert test.queries is not None and test.queries.tolist() == [True] * 4 + [False] * 12
-    assert train.cameras is not None and train.cameras.tolist() == [0, 1, 0, 1] * 8
+    assert train.classes == tuple("12345678") and (train.info.camera_count, train.info.view_count) == (2, 0)
+    assert test.info.queries is not None and test.info.queries.tolist() == [True] * 4 + [False] * 12
+    assert train.info.cameras is not None and train.info.cameras.tolist() == [0, 1, 0, 1] * 8
     without_cameras = identity_table(file=tmp_path / "list.csv", camera=None, view="camera")
     assert without_cameras[1].keys() == {"image", "label", "id", "view"} and without_cameras[1]["view"] == 1
     all_images = identity_table(file=tmp_path / "list.csv", split="all")
-    assert all_images.classes == tuple(str(number) for number in range(1, 13)) and all_images.queries is None
+    assert all_images.classes == tuple(str(number) for number in range(1, 13)) and all_images.info.queries is None
 
 
 def write_list(folder: Path, *more_lines: str) -> Path:
@@ -443,13 +448,13 @@ def test_a_camera_has_the_same_index_in_every_split(tmp_path: Path) -> None:
     file = write_list(tmp_path, "c.png,cleo,attic,query", "d.png,cleo,door,gallery")
     assert identity_table(file=file)[0]["camera"] == 1
     test = identity_table(file=file, split="test")
-    assert [test[index]["camera"] for index in range(2)] == [0, 1] and test.camera_count == 3
+    assert [test[index]["camera"] for index in range(2)] == [0, 1] and test.info.camera_count == 3
 
 
 def test_a_list_without_queries_uses_every_test_image_as_query(tmp_path: Path) -> None:
     file = write_list(tmp_path, "c.png,cleo,attic,test", "d.png,cleo,door,test")
     test = identity_table(file=file, split="test")
-    assert test.queries is None and test.labels.tolist() == [0, 0]
+    assert test.info.queries is None and test.info.labels.tolist() == [0, 0]
     with pytest.raises(ValueError, match=r"rows\.csv lists no image for query and gallery"):
         identity_table(file=file, split="query")
 

@@ -25,7 +25,7 @@ def test_lists_of_pairs(folder: Path) -> None:
     )
     lfw, table = (ImagePairs(file=folder / name) for name in ("pairs.txt", "pairs.csv"))
     assert lfw.fingerprint() == table.fingerprint() and len(lfw) == 4
-    assert lfw.labels.tolist() == [0, 0, 2, 3]
+    assert lfw.info.labels.tolist() == [0, 0, 2, 3]
     assert [lfw[index]["id"] for index in (1, 2)] == ["1b/Ann/Ann_0002.jpg", "2a/Ann/Ann_0002.jpg"]
     for name, text, message in (
         ("a.csv", "first,second,same\na,b,maybe\n", "line 2: same is 'maybe', expected 1 or 0"),

@@ -9,7 +9,6 @@ from opabinia.data.loader import BatchReader, Loader, training_requests
 from opabinia.data.sampling.batches import ConstantPlan
 from opabinia.data.sources import Concat, Digits, Indexed, Synthetic
 from opabinia.runtime.durations import Duration
-from opabinia.training.samples import fingerprint
 
 
 @pytest.fixture(scope="module")
@@ -27,21 +26,21 @@ def test_samples_have_an_index(digits: Digits) -> None:
 
 def test_attributes_of_the_source_are_available(digits: Digits) -> None:
     indexed = Indexed(source=digits)
-    assert (indexed.labels == digits.labels).all()
-    assert fingerprint(indexed) == fingerprint(digits)
-    assert not hasattr(indexed, "cameras")
+    assert (indexed.info.labels == digits.info.labels).all()
+    assert indexed.fingerprint() == digits.fingerprint()
+    assert indexed.info.cameras is None
 
 
 def test_the_index_is_that_of_the_outermost_source(digits: Digits) -> None:
     indexed = Indexed(source=Concat(sources=[digits, digits]))
     assert indexed[len(digits) + 3]["index"] == len(digits) + 3
-    assert list(indexed.starts) == [0, len(digits)], "samplers that mix sources need them"
+    assert indexed.info.starts == (0, len(digits)), "samplers that mix sources need them"
 
 
 def test_batches_have_indices() -> None:
     """Batches of a source do not have indices."""
     source = Synthetic(samples=20)
-    assert hasattr(source, "batch")
+    assert source.batch(np.arange(2)) is not None
     order = np.random.default_rng(0).permutation(20)
     requests = training_requests(ConstantPlan(20, 8, Duration(2, "ep")), lambda epoch: order.__getitem__, 0, 1)
     batches = [batch for _, batch in Loader(BatchReader(Indexed(source=source)), requests).iterate()]

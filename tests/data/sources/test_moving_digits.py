@@ -20,11 +20,11 @@ def test_every_digit_of_the_split_occurs_twice(val: MovingDigits) -> None:
     train = MovingDigits()
     assert isinstance(val, Source)
     assert (len(train), len(val)) == (2 * 1437, 2 * 360)
-    assert np.bincount(val.labels).tolist() == [90] * 8
-    assert set(np.bincount(train.labels).tolist()) == {359, 360}
+    assert np.bincount(val.info.labels).tolist() == [90] * 8
+    assert set(np.bincount(train.info.labels).tolist()) == {359, 360}
     sample = val[7]
     assert isinstance(sample["video"], Video)
-    assert (sample["id"], sample["label"]) == ("val/0003_1", val.labels[7])
+    assert (sample["id"], sample["label"]) == ("val/0003_1", val.info.labels[7])
     assert (sample["video"].frames, sample["video"].size) == (16, (32, 32))
     assert len({val.id(index) for index in range(len(val))}) == len(val)
     assert val.fingerprint() != train.fingerprint()
@@ -41,7 +41,9 @@ def test_cached_videos_equal_newly_made_ones(val: MovingDigits) -> None:
     """A change of the generator needs a new name of the cached file."""
     digits, labels = load_digits()
     arrays = load_videos("val")
-    videos = move(digits[split_digits(labels)["val"]], np.repeat(np.arange(360), 2)[:64], val.labels[:64], 2894037488)
+    videos = move(
+        digits[split_digits(labels)["val"]], np.repeat(np.arange(360), 2)[:64], val.info.labels[:64], 2894037488
+    )
     assert np.array_equal(videos, arrays["videos"][:64])
 
 
@@ -63,7 +65,7 @@ def test_a_digit_moves_in_the_direction_of_its_class() -> None:
 
 def test_flips_change_the_label_of_horizontal_motion(val: MovingDigits) -> None:
     for index in range(30):
-        is_vertical = val.classes[val.labels[index]] in ("up", "down")
+        is_vertical = val.classes[val.info.labels[index]] in ("up", "down")
         assert val[index]["flip_changes_label"] is not is_vertical
 
 

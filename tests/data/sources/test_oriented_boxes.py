@@ -11,7 +11,6 @@ import pytest
 import torch
 from PIL import Image
 
-from opabinia.contracts import OrientedSource
 from opabinia.contracts.rotated_boxes import box_corners, to_box_frame
 from opabinia.data.sources import Concat, coco, digit_scenes, oriented_boxes, yolo
 from opabinia.data.sources.digit_scenes import DigitScenes
@@ -73,8 +72,7 @@ def test_polygons_and_masks_of_coco_become_oriented_boxes(tmp_path: Path) -> Non
     halves = [DIAMOND[:6], [10, 20, 20, 30, 20, 10]]
     mask = {"size": [40, 60], "counts": [40 * 10 + 5, 4, *[36, 4] * 9, 40 * 60 - 40 * 19 - 9]}
     source = coco(root=tmp_path, file=write_scene(tmp_path, [[DIAMOND], halves, mask]), oriented=True)
-    assert isinstance(source, OrientedSource)
-    assert source.oriented and not source.has_masks
+    assert source.info.oriented and not source.info.masks
     sample = source[0]
     boxes, ground_truth = sample["boxes"], sample["ground_truth"]
     assert boxes.format.name == "CXCYWHR" and boxes.dtype == torch.float32 and boxes.clamping_mode is None
@@ -86,7 +84,7 @@ def test_polygons_and_masks_of_coco_become_oriented_boxes(tmp_path: Path) -> Non
     assert ground_truth.boxes[0].tolist() == pytest.approx([10, 10, 20, 20])
     assert ground_truth.areas.tolist() == pytest.approx([200, 200, 40])
     upright = coco(root=tmp_path, file=tmp_path / "a.json")
-    assert not upright.oriented and upright[0]["ground_truth"].corners is None
+    assert not upright.info.oriented and upright[0]["ground_truth"].corners is None
     with pytest.raises(ValueError, match=r"sources\.1 has oriented: False, the first one True"):
         Concat(sources=[source, upright])
     with pytest.raises(ValueError, match="oriented boxes have no masks; remove masks: true"):
@@ -119,7 +117,7 @@ def test_rotated_digits_have_boxes_in_their_direction(monkeypatch: pytest.Monkey
     monkeypatch.setattr(digit_scenes, "SCENES", {"train": 3, "val": 3})
     monkeypatch.setattr(digit_scenes, "load_cached", lambda _, render: render())
     source = DigitScenes(rotated=True)
-    assert source.oriented and source.fingerprint() != DigitScenes().fingerprint()
+    assert source.info.oriented and source.fingerprint() != DigitScenes().fingerprint()
     rotations = []
     for index, count in enumerate(np.diff([0, *source._ends])):
         sample = source[index]

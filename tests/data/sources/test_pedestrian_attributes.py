@@ -26,7 +26,7 @@ def test_pa100k(tmp_path: Path) -> None:
     (tmp_path / "annotation.mat").rename(tmp_path / "PA-100K" / "annotation.mat")
 
     source = pa100k(root=tmp_path, split="val")
-    assert source.classes == ("Female", "Hat", "Bag") and source.multi_label
+    assert source.classes == ("Female", "Hat", "Bag") and source.info.multi_label
     assert read_dataset_info(Stream(source=source)).label_shares == (0.5, 0.0, 1.0)
     assert source[0]["label"].tolist() == [1, 0, 1] and source[1]["id"] == "data/2.jpg"
     (tmp_path / "PA-100K" / "data" / "2.jpg").unlink()
@@ -51,10 +51,10 @@ def test_attributes_of_identities(tmp_path: Path) -> None:
 
     source = market1501_attributes(root=tmp_path)
     assert source.classes == ("age=1", "age=2", "age=3", "age=4", "hat")
-    assert source.labels.tolist() == [[1, 0, 0, 0, 0], [0, 0, 1, 0, 1], [0, 0, 1, 0, 1]]
+    assert source.info.labels.tolist() == [[1, 0, 0, 0, 0], [0, 0, 1, 0, 1], [0, 0, 1, 0, 1]]
     test = market1501_attributes(root=tmp_path, split="test")
     assert test.classes == source.classes and test[0]["id"].endswith("0003_c2s1_1_01.jpg") and len(test) == 1
-    assert test.labels.tolist() == [[0, 0, 0, 1, 1]]
+    assert test.info.labels.tolist() == [[0, 0, 0, 1, 1]]
     write_image(tmp_path / "bounding_box_train" / "0009_c1s1_1_01.jpg")
     with pytest.raises(ValueError, match=r"market_attribute\.mat has no attributes of the identities 0009 in train"):
         market1501_attributes(root=tmp_path)

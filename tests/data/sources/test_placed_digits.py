@@ -18,8 +18,8 @@ def test_every_digit_of_the_split_occurs_several_times(val: PlacedDigits) -> Non
     numbers = split_digits(labels)
     assert isinstance(val, Source)
     assert (len(PlacedDigits()), len(val)) == (SHOTS * 1437, SHOTS * 360)
-    assert val.labels.reshape(-1, SHOTS).T.tolist() == [labels[numbers["val"]].tolist()] * SHOTS
-    assert (val[7]["id"], val[7]["label"]) == ("val/0001_2", val.labels[7])
+    assert val.info.labels.reshape(-1, SHOTS).T.tolist() == [labels[numbers["val"]].tolist()] * SHOTS
+    assert (val[7]["id"], val[7]["label"]) == ("val/0001_2", val.info.labels[7])
     assert len({val.id(index) for index in range(len(val))}) == len(val)
     assert val.fingerprint() != PlacedDigits().fingerprint()
 
@@ -53,7 +53,9 @@ def test_images_do_not_share_memory_with_the_source(val: PlacedDigits) -> None:
     val[3]["image"].zero_()
     assert torch.equal(val[3]["image"], before)
     batch = val.batch(np.array([3, 1799, 3]))
-    assert torch.equal(batch["image"][2], before) and batch["label"].tolist() == [val.labels[i] for i in (3, 1799, 3)]
+    assert torch.equal(batch["image"][2], before) and batch["label"].tolist() == [
+        val.info.labels[i] for i in (3, 1799, 3)
+    ]
     assert batch["id"] == [val[index]["id"] for index in (3, 1799, 3)]
     with pytest.raises(IndexError):
         val[len(val)]
@@ -61,7 +63,7 @@ def test_images_do_not_share_memory_with_the_source(val: PlacedDigits) -> None:
 
 def test_accuracy_of_nearest_neighbors_of_pixels(val: PlacedDigits) -> None:
     """The baseline in the documentation."""
-    evaluator = Knn(DatasetInfo(samples=0, channels=1, classes=PlacedDigits.classes))
+    evaluator = Knn(DatasetInfo(samples=0, channels=1, classes=tuple("0123456789")))
     for source, process in ((PlacedDigits(), evaluator.learn), (val, evaluator.update)):
         batch = source.batch(np.arange(len(source)))
         process({"embedding": batch["image"].flatten(1).float() / 255}, batch)

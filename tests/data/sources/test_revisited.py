@@ -60,7 +60,7 @@ def test_scores_equal_those_computed_by_hand(write: Callable[[Any], Path]) -> No
     batch = {
         "id": [source.id(index) for index in range(8)],
         "label": torch.stack([source[index]["label"] for index in range(8)]),
-        "query": torch.from_numpy(source.queries),
+        "query": torch.from_numpy(source.info.queries),
     }
     evaluator = Evaluator(DatasetInfo(samples=8, queries=True))
     evaluator.update({"embedding": torch.stack((angles.cos(), angles.sin()), 1)}, batch)

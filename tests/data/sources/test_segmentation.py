@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torchvision import tv_tensors
 
-from opabinia.contracts import DetectionSource, GroundTruthMap, Sample, SegmentationSource, SizedSource
+from opabinia.contracts import GroundTruthMap, Sample
 from opabinia.data.sources import (
     Concat,
     DigitScenes,
@@ -50,12 +50,8 @@ def test_digit_maps() -> None:
     source = digit_maps(split="val", panoptic=True)
     sample = source[0]
     ground_truth: GroundTruthMap = sample["ground_truth_map"]
-    assert (
-        isinstance(source, SegmentationSource)
-        and isinstance(source, DetectionSource)
-        and isinstance(source, SizedSource)
-    )
-    assert source.classes == ("background", *"0123456789") and source.thing_labels == tuple(range(1, 11))
+    assert source.info.maps and source.info.boxes and source.info.sizes is not None
+    assert source.classes == ("background", *"0123456789") and source.info.thing_labels == tuple(range(1, 11))
     assert isinstance(sample["mask"], tv_tensors.Mask) and sample["mask"].dtype == torch.uint8
     assert (
         ground_truth.segments is not None and ground_truth.segment_labels is not None and ground_truth.crowd is not None
@@ -68,7 +64,7 @@ def test_digit_maps() -> None:
     for number, mask in enumerate(sample["masks"].numpy(), 1):  # digits do not overlap here: a mask is its visible part
         assert ((ground_truth.segments == number) == mask.astype(bool)).all()
     semantic = digit_maps(split="val")
-    assert not isinstance(semantic, DetectionSource) and semantic.thing_labels == ()
+    assert not semantic.info.boxes and semantic.info.thing_labels == ()
     assert semantic[0].keys() == {"image", "mask", "id", "original_size", "ground_truth_map"}
     assert semantic[0]["ground_truth_map"].segments is None
     assert (semantic[0]["mask"].numpy() == ground_truth.labels).all()
@@ -89,7 +85,7 @@ def test_formats_of_label_maps(tmp_path: Path) -> None:
         write_pair(tmp_path / name, values, mode)
         source = segmentation_folder(root=tmp_path / name, classes=["a", "b", "c"], colors=colors, unlisted="ignore")
         assert labels_of(source) == VALUES.tolist(), name
-        assert source.id(0) == "images/a.jpg" and source.sizes.tolist() == [[2, 3]]
+        assert source.id(0) == "images/a.jpg" and source.info.sizes.tolist() == [[2, 3]]
     sample: Sample = source[0]
     assert sample["original_size"] == (2, 3) and sample["mask"].tolist() == VALUES.tolist()
     sample["mask"][:] = 7
@@ -110,7 +106,7 @@ def test_values_are_mapped_to_classes(tmp_path: Path) -> None:
     assert labels_of(ordered) == [[255, 255, 1], [255, 1, 255]]
     (tmp_path / "classes.txt").write_text("# name:color_rgb:parts:actions\nsky:0,0,9::\nthe road:128,64,128::\n")
     from_file = segmentation_folder(root=tmp_path, class_file=tmp_path / "classes.txt", unlisted="ignore")
-    assert from_file.classes == ("sky", "the road") and from_file.colors == ((0, 0, 9), (128, 64, 128))
+    assert from_file.classes == ("sky", "the road") and from_file.info.colors == ((0, 0, 9), (128, 64, 128))
     assert labels_of(from_file) == [[0, 1, 255], [255, 255, 1]]
 
 
@@ -155,7 +151,7 @@ def test_wrong_values_name_the_pixel(tmp_path: Path) -> None:
 def test_wrong_options(tmp_path: Path, options: dict[str, Any], message: str | None) -> None:
     write_pair(tmp_path)
     if message is None:
-        assert segmentation_folder(root=tmp_path, **options).colors == ()
+        assert segmentation_folder(root=tmp_path, **options).info.colors == ()
         return
     with pytest.raises(ValueError, match=message):
         segmentation_folder(root=tmp_path, **options)
@@ -174,7 +170,7 @@ def test_broken_files_are_reported_at_once(tmp_path: Path) -> None:
     assert "images/b.jpg: 3 x 2 pixels, labels/b.png has 3 x 1" in str(error.value)
     source = segmentation_folder(root=tmp_path, classes=["a"], broken="drop")
     assert [source.id(index) for index in range(len(source))] == ["images/d.jpg"]
-    assert sum(group.count for group in source.errors) == 3
+    assert sum(group.count for group in source.info.errors) == 3
 
 
 def test_published_layouts(tmp_path: Path) -> None:
@@ -182,7 +178,7 @@ def test_published_layouts(tmp_path: Path) -> None:
     save(tmp_path / "leftImg8bit/val/x/x_1_leftImg8bit.png", gray)
     save(tmp_path / "gtFine/val/x/x_1_gtFine_labelIds.png", np.array([[7, 33], [0, 29]], dtype=np.uint8))
     source = cityscapes(root=tmp_path, split="val")
-    assert labels_of(source) == [[0, 18], [255, 255]] and len(source.classes) == len(source.colors) == 19
+    assert labels_of(source) == [[0, 18], [255, 255]] and len(source.classes) == len(source.info.colors) == 19
     save(tmp_path / "images/validation/1.jpg", gray)
     save(tmp_path / "annotations/validation/1.png", np.array([[0, 1], [150, 2]], dtype=np.uint8))
     source = ade20k(root=tmp_path, split="val")
@@ -195,8 +191,8 @@ def test_published_layouts(tmp_path: Path) -> None:
     (tmp_path / "ImageSets/Segmentation/val.txt").write_text("2\n")
     source = voc_segmentation(root=tmp_path, split="val")
     assert labels_of(source) == [[0, 20], [255, 15]] and source.id(0) == "JPEGImages/2.jpg"
-    assert source.classes[15] == "person" and source.colors[:2] == ((0, 0, 0), (128, 0, 0))
-    assert source.colors[15] == (192, 128, 128) and source.colors[20] == (0, 64, 128)
+    assert source.classes[15] == "person" and source.info.colors[:2] == ((0, 0, 0), (128, 0, 0))
+    assert source.info.colors[15] == (192, 128, 128) and source.info.colors[20] == (0, 64, 128)
     save(tmp_path / "val2017/1.jpg", gray)
     save(tmp_path / "stuffthingmaps/val2017/1.png", np.array([[0, 89], [91, 181]], dtype=np.uint8))
     source = coco_stuff(root=tmp_path, split="val2017")
@@ -214,15 +210,15 @@ def test_classes_of_maps_are_merged_by_name(tmp_path: Path) -> None:
     first = segmentation_folder(root=tmp_path / "1", classes=["road", "sky", "car"], colors=colors)
     second = segmentation_folder(root=tmp_path / "2", classes=["sky", "auto", "tree"], colors=[*colors[:2], (4, 0, 0)])
     union = Concat(sources=[first, second], classes="union", class_map={"auto": "car"})
-    assert union.classes == ("road", "sky", "car", "tree") and union.has_maps and union.thing_labels == ()
-    assert union.colors == (*colors, (4, 0, 0))
+    assert union.classes == ("road", "sky", "car", "tree") and union.info.maps and union.info.thing_labels == ()
+    assert union.info.colors == (*colors, (4, 0, 0))
     assert union[0]["mask"].tolist() == VALUES.tolist()
     sample = union[1]
     assert sample["mask"].tolist() == sample["ground_truth_map"].labels.tolist() == [[1, 2, 3], [255, 3, 2]]
     assert sample["ground_truth_map"].image_id == "1/images/a.jpg" and isinstance(sample["mask"], tv_tensors.Mask)
-    assert union.sizes.tolist() == [[2, 3]] * 2
+    assert union.info.sizes.tolist() == [[2, 3]] * 2
     indexed: Any = Indexed(source=union)
-    assert indexed[1]["index"] == 1 and isinstance(indexed, SegmentationSource) and indexed.colors == union.colors
+    assert indexed[1]["index"] == 1 and indexed.info.maps and indexed.info.colors == union.info.colors
     with pytest.raises(ValueError, match="has maps: False, the first one True"):
         Concat(sources=[first, DigitScenes(split="val")], classes="union")
 
@@ -232,7 +228,7 @@ def test_panoptic_sources_are_relabeled() -> None:
     names = ["paper", *original.classes]
     union = Concat(sources=[original], classes=names)
     before, after = original[0], union[0]
-    assert union.thing_labels == tuple(range(2, 12)) and union.has_boxes and union.has_masks
+    assert union.info.thing_labels == tuple(range(2, 12)) and union.info.boxes and union.info.masks
     assert torch.equal(after["labels"], before["labels"] + 1)
     assert (after["ground_truth"].labels == before["ground_truth"].labels + 1).all()
     old, new = before["ground_truth_map"], after["ground_truth_map"]
@@ -268,9 +264,9 @@ def write_panoptic(root: Path, ids: Any = IDS, **changes: Any) -> dict[str, Any]
 
 def test_coco_panoptic(tmp_path: Path) -> None:
     source = coco_panoptic(**write_panoptic(tmp_path))
-    assert source.classes == ("person", "dog", "sky") and source.thing_labels == (0, 1)
-    assert source.category_ids == (1, 17, 9) and source.colors[2] == (0, 0, 9)
-    assert source.present[0].tolist() == [0, 1, 2] and source.sizes.tolist() == [[2, 4]]
+    assert source.classes == ("person", "dog", "sky") and source.info.thing_labels == (0, 1)
+    assert source.info.category_ids == (1, 17, 9) and source.info.colors[2] == (0, 0, 9)
+    assert source.info.present[0].tolist() == [0, 1, 2] and source.info.sizes.tolist() == [[2, 4]]
     sample = source[0]
     ground_truth, objects = sample["ground_truth_map"], sample["ground_truth"]
     assert sample["mask"].tolist() == ground_truth.labels.tolist() == [[255, 0, 0, 2], [0, 0, 1, 1]]
@@ -301,7 +297,7 @@ def test_broken_panoptic_data(tmp_path: Path) -> None:
         coco_panoptic(**files)
     source = coco_panoptic(**files, broken="drop")
     assert source[0]["ground_truth_map"].segment_labels.tolist() == [] and (source[0]["mask"] == 255).all()
-    assert source[0]["boxes"].shape == (0, 4) and len(source.errors) == 3
+    assert source[0]["boxes"].shape == (0, 4) and len(source.info.errors) == 3
     for value in (None, [3]):
         files = write_panoptic(tmp_path, annotations=[{**rows[0], "segments_info": value}])
         with pytest.raises(ValueError, match="segments_info: 1 of 1 are not lists of objects: image 4"):

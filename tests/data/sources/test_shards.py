@@ -64,8 +64,8 @@ def folder(tmp_path: Path) -> Path:
 def test_samples_by_index(folder: Path) -> None:
     source = Shards(files=str(folder / "t-{00..02}.tar"))
     assert isinstance(source, Source)
-    assert (len(source), source.classes, source.shards.tolist()) == (12, ("0", "1", "2"), [4, 1, 7])
-    assert source.labels.tolist() == [number % 3 for number in range(12)]
+    assert (len(source), source.classes, source.info.shards.tolist()) == (12, ("0", "1", "2"), [4, 1, 7])
+    assert source.info.labels.tolist() == [number % 3 for number in range(12)]
     for index in (11, 0, 4, 5, 3):
         sample = source[index]
         assert sample["image"].shape == (3, 3, 4) and int(sample["image"][0, 0, 0]) == index
@@ -194,7 +194,7 @@ def test_labels(
 ) -> None:
     files = labelled(tmp_path, labels, kind)
     source = Shards(files=files, classes=classes, json_label="species" if kind == "json" else None)
-    assert source.labels.tolist() == indices and source.classes == names
+    assert source.info.labels.tolist() == indices and source.classes == names
     assert [source[index]["label"] for index in range(len(labels))] == indices
 
 
@@ -301,7 +301,7 @@ def test_shards_are_scanned_once(folder: Path, monkeypatch: pytest.MonkeyPatch) 
     first = Shards(files=files, index_dir=index)
     reopened = Shards(files=files, index_dir=index, classes=["a", "b", "c"])
     assert scanned == ["t-00.tar", "t-01.tar", "t-02.tar"]
-    assert reopened.labels.tolist() == first.labels.tolist() and reopened[7]["id"] == first[7]["id"]
+    assert reopened.info.labels.tolist() == first.info.labels.tolist() and reopened[7]["id"] == first[7]["id"]
     os.utime(folder / "t-01.tar", (1, 1))
     Shards(files=files, index_dir=index)
     assert len(scanned) == 6
@@ -420,7 +420,7 @@ def test_a_damaged_index_is_reported(folder: Path, name: str, content: bytes) ->
 def test_pickling_omits_open_files(folder: Path) -> None:
     source = Shards(files=str(folder / "*.tar"))
     fresh = len(pickle.dumps(source))
-    assert source[5]["label"] == source.labels[5]
+    assert source[5]["label"] == source.info.labels[5]
     packed = pickle.dumps(source)
     assert len(packed) == fresh
     assert [pickle.loads(packed)[index]["id"] for index in (0, 11)] == [source[0]["id"], source[11]["id"]]

@@ -27,7 +27,7 @@ def test_the_split_is_disjoint_and_stratified() -> None:
     train, val = Digits(), Digits(split="val")
     assert (len(train), len(val)) == (1437, 360)
     assert sorted([*train.numbers, *val.numbers]) == list(range(1797))
-    shares = np.bincount(val.labels) / (np.bincount(val.labels) + np.bincount(train.labels))
+    shares = np.bincount(val.info.labels) / (np.bincount(val.info.labels) + np.bincount(train.info.labels))
     assert np.abs(shares - 360 / 1797).max() < 0.005
 
 
@@ -89,7 +89,7 @@ def test_samples_are_sorted(pets: Path) -> None:
     assert source.classes == ("Zebra", "cat", "dog")
     ids = ["Zebra/1.png", "cat/y.png", "cat/z/1.png", "cat/é.png", "dog/a.PNG", "dog/b.png"]
     assert [source[i]["id"] for i in range(len(source))] == ids
-    assert [source[i]["label"] for i in range(len(source))] == source.labels.tolist() == [0, 1, 1, 1, 2, 2]
+    assert [source[i]["label"] for i in range(len(source))] == source.info.labels.tolist() == [0, 1, 1, 1, 2, 2]
     assert [int(source[i]["image"][0, 0, 0]) for i in range(len(source))] == [50, 30, 20, 40, 10, 0]
     assert source[0]["image"].shape == (3, 4, 5)
     assert isinstance(source[0]["image"], tv_tensors.Image)

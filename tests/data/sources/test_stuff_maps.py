@@ -8,7 +8,7 @@ from opabinia.data.sources import StuffMaps, digit_maps
 def test_objects_are_one_class_and_stuff_keeps_its_names() -> None:
     panoptic = digit_maps(split="val", panoptic=True)
     source = StuffMaps(source=panoptic)
-    assert source.classes == ("things", "background") and not source.thing_labels
+    assert source.classes == ("things", "background") and not source.info.thing_labels
     sample, original = source[3], panoptic[3]
     assert sample.keys() == original.keys() - {"boxes", "labels", "masks", "ground_truth"}
     assert ((sample["mask"] == 0) == (original["mask"] != 0)).all()

@@ -24,7 +24,7 @@ def test_shapes_and_labels(channels: int) -> None:
     source = Synthetic(samples=5, size=6, classes=2, channels=channels)  # type: ignore[arg-type]
     assert isinstance(source, Source)
     assert source[3]["image"].shape == (channels, 6, 6) and source[3]["image"].dtype == torch.uint8
-    assert source.labels.tolist() == [0, 1, 0, 1, 0] and source.classes == ("0", "1")
+    assert source.info.labels.tolist() == [0, 1, 0, 1, 0] and source.classes == ("0", "1")
     for index in (-1, 5):
         with pytest.raises(IndexError, match=f"index {index} of 5 samples"):
             source[index]

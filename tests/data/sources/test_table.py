@@ -47,7 +47,7 @@ def test_every_format(folder: Path, kind: str) -> None:
     rows = [{"path": path, "more": 1, "label": label} for path, label in ROWS]
     source = Table(file=write_table(folder, kind, rows))
     assert isinstance(source, Source)
-    assert source.classes == ("10", "9", "cat") and source.labels.tolist() == [2, 0, 2, 1]
+    assert source.classes == ("10", "9", "cat") and source.info.labels.tolist() == [2, 0, 2, 1]
     sample = source[3]
     assert (sample["id"], sample["label"]) == ("b/4.png", 1)
     assert sample["image"].shape == (3, 3, 4) and sample["image"][0, 0, 0] == 150
@@ -59,7 +59,7 @@ def test_numbers_are_sorted_by_value(folder: Path) -> None:
     source = Table(file=write_table(folder, "csv", rows), path="file", label="class", channels=1)
     assert source.classes == ("2", "9", "10") and source[0]["image"].shape == (1, 3, 4)
     with_classes = Table(file=folder / "list.csv", path="file", label="class", classes=["9", "10", "2", "0"])
-    assert with_classes.labels.tolist() == [1, 0, 2, 0]
+    assert with_classes.info.labels.tolist() == [1, 0, 2, 0]
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl"])
@@ -67,7 +67,7 @@ def test_several_labels(folder: Path, kind: str) -> None:
     cells: list[Any] = ["cat|dog", "", "dog", "cat"] if kind == "csv" else [["cat", "dog"], [], ["dog"], "cat"]
     rows = [{"path": path, "label": cell} for (path, _), cell in zip(ROWS, cells, strict=True)]
     source = Table(file=write_table(folder, kind, rows), multi_label=True)
-    assert source.labels.tolist() == [[1, 1], [0, 0], [0, 1], [1, 0]] and source.multi_label
+    assert source.info.labels.tolist() == [[1, 1], [0, 0], [0, 1], [1, 0]] and source.info.multi_label
     label = source[0]["label"]
     assert label.dtype == torch.float32 and label.tolist() == [1, 1]
 
@@ -153,7 +153,7 @@ def test_invalid_classes_raise(folder: Path) -> None:
     (folder / "list.csv").write_text("path,label\na/1.png,\n")
     with pytest.raises(ValueError, match="no image has a label in the column 'label'"):
         Table(file=folder / "list.csv", multi_label=True)
-    assert Table(file=folder / "list.csv", multi_label=True, classes=["cat"]).labels.tolist() == [[0]]
+    assert Table(file=folder / "list.csv", multi_label=True, classes=["cat"]).info.labels.tolist() == [[0]]
     with pytest.raises(ValueError, match="'cat' is listed twice"):
         Table(file=folder / "list.csv", multi_label=True, classes=["cat", "dog", "cat"])
 

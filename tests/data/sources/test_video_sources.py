@@ -39,7 +39,7 @@ def test_class_folders(tmp_path: Path) -> None:
     assert isinstance(source, Source)
     assert source.classes == ("jump", "run")
     assert [source.id(index) for index in range(4)] == ["jump/1.webm", "jump/2.Mov", "run/b.AVI", "run/deep/a.mp4"]
-    assert source.labels.tolist() == [0, 0, 1, 1]
+    assert source.info.labels.tolist() == [0, 0, 1, 1]
     sample = source[3]
     assert (sample["label"], sample["flip_changes_label"], sample["id"]) == (1, True, "run/deep/a.mp4")
     assert isinstance(sample["video"], VideoFile) and sample["video"].path == str(tmp_path / "run/deep/a.mp4")
@@ -95,20 +95,20 @@ def test_lists(name: str, text: str, keys: dict[str, Any], tmp_path: Path) -> No
     source = video_list(tmp_path, text, name, **keys)
     assert isinstance(source, Source)
     assert [source.id(index) for index in range(2)] == ["v/a b.mp4", "v/c.mp4"]
-    assert source.labels.tolist() == [2, 0]
+    assert source.info.labels.tolist() == [2, 0]
     assert source.classes == ("0", "1", "2"), "a missing class does not change other labels"
     assert source[0]["video"].path == str(tmp_path / "v/a b.mp4")
 
 
 def test_labels_by_name_and_by_number(tmp_path: Path) -> None:
     write_videos(tmp_path, "a.mp4", "b.mp4")
-    assert video_list(tmp_path, "a.mp4 run\nb.mp4 jump").labels.tolist() == [1, 0]
-    assert video_list(tmp_path, "a.mp4 run\nb.mp4 jump", classes=["run", "jump"]).labels.tolist() == [0, 1]
+    assert video_list(tmp_path, "a.mp4 run\nb.mp4 jump").info.labels.tolist() == [1, 0]
+    assert video_list(tmp_path, "a.mp4 run\nb.mp4 jump", classes=["run", "jump"]).info.labels.tolist() == [0, 1]
     (tmp_path / "names.txt").write_text("0 run fast\n1 jump\n")
     source = video_list(
         tmp_path, "a.mp4 1\nb.mp4 0", class_file=tmp_path / "names.txt", flip_sensitive_classes=["run fast"]
     )
-    assert (source.labels.tolist(), source.classes) == ([1, 0], ("run fast", "jump"))
+    assert (source.info.labels.tolist(), source.classes) == ([1, 0], ("run fast", "jump"))
     assert [source[index]["flip_changes_label"] for index in range(2)] == [False, True]
     with pytest.raises(ValueError, match=r"line 2: label '2' is none of the 2 classes \(0 to 1\); does .* from 1"):
         video_list(tmp_path, "a.mp4 1\nb.mp4 2", classes=["run", "jump"])
@@ -121,8 +121,8 @@ def test_labels_by_name_and_by_number(tmp_path: Path) -> None:
 def test_several_labels(tmp_path: Path) -> None:
     write_videos(tmp_path, "a.mp4", "b.mp4", "c.mp4")
     source = video_list(tmp_path, "a.mp4 0,2\nb.mp4\nc.mp4 1\n", multi_label=True, flip_sensitive_classes=["2"])
-    assert source.multi_label
-    assert source.labels.tolist() == [[1, 0, 1], [0, 0, 0], [0, 1, 0]]
+    assert source.info.multi_label
+    assert source.info.labels.tolist() == [[1, 0, 1], [0, 0, 0], [0, 1, 0]]
     assert torch.equal(source[0]["label"], torch.tensor([1.0, 0, 1]))
     assert [source[index]["flip_changes_label"] for index in range(3)] == [True, False, False]
 
@@ -137,7 +137,7 @@ def test_the_csv_of_kinetics(tmp_path: Path) -> None:
         video_list(tmp_path, text, "k.csv")
     source = video_list(tmp_path, text, "k.csv", missing="skip")
     assert source.classes == ("abseiling", "riding, a bike")
-    assert source.labels.tolist() == [1, 0]
+    assert source.info.labels.tolist() == [1, 0]
     assert source.id(1) == "abseiling/xyz_1_000005_000015.mp4"
     assert len(video_list(tmp_path, text, "k.csv", missing="skip", split="val")) == 1
     with pytest.raises(ValueError, match="no videos of split 'test'"):
@@ -149,7 +149,7 @@ def test_segments_of_videos(tmp_path: Path) -> None:
     text = "path,start,end,label\na.mp4,0.4,1.2,run\na.mp4,1.0,1.6,jump\na.mp4,1.6,,run\na.mp4,,,jump\n"
     source = video_list(tmp_path, text, "parts.csv")
     assert [source.id(index) for index in range(4)] == ["a.mp4#t=0.4,1.2", "a.mp4#t=1,1.6", "a.mp4#t=1.6", "a.mp4"]
-    assert source.labels.tolist() == [1, 0, 1, 0]
+    assert source.info.labels.tolist() == [1, 0, 1, 0]
     all_frames = VideoFile(tmp_path / "a.mp4").read(range(50))
     for index, (first, stop) in enumerate([(10, 30), (25, 40), (40, 50), (0, 50)]):
         video = source[index]["video"]
@@ -188,7 +188,7 @@ def test_invalid_segments_are_reported(row: str, message: str, tmp_path: Path) -
 def test_lists_of_mmaction2_with_several_labels(tmp_path: Path) -> None:
     write_videos(tmp_path, "v 1/a.mp4", "b.mp4")
     source = video_list(tmp_path, "v 1/a.mp4 1 3 5\nb.mp4 0\n", multi_label=True)
-    assert source.labels.nonzero()[1].tolist() == [1, 3, 5, 0] and source.id(0) == "v 1/a.mp4"
+    assert source.info.labels.nonzero()[1].tolist() == [1, 3, 5, 0] and source.id(0) == "v 1/a.mp4"
 
 
 def test_the_json_of_something_something(tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_the_json_of_something_something(tmp_path: Path) -> None:
     )
     source = video_list(tmp_path, text, "train.json", class_file=tmp_path / "labels.json")
     assert source.classes == ("Moving something up", "Holding something")
-    assert (source.labels.tolist(), source.id(0), source.id(1)) == ([0, 1], "7.webm", "9.mp4")
+    assert (source.info.labels.tolist(), source.id(0), source.id(1)) == ([0, 1], "7.webm", "9.mp4")
     for broken, message in (
         ("{", "is not complete JSON"),
         ('[{"id": 3}]', "entry 0: expected an object with id and templ"),
@@ -254,7 +254,7 @@ def test_folders_of_frames(tmp_path: Path) -> None:
     (tmp_path / "list.txt").write_text("v/one 11 1\ntwo three 0\n")
     source = FrameFolders(file=tmp_path / "list.txt", fps=12)
     assert isinstance(source, Source)
-    assert source.labels.tolist() == [1, 0]
+    assert source.info.labels.tolist() == [1, 0]
     video = source[0]["video"]
     assert isinstance(video, Video)
     assert (video.frames, video.fps, source[1]["id"]) == (11, 12, "two three")
@@ -292,7 +292,7 @@ def test_every_video_has_several_views() -> None:
     source = VideoViews(source=digits, clips=4, crops=3)
     assert isinstance(source, Source)
     assert len(source) == 12 * len(digits)
-    assert source.labels.tolist() == np.repeat(digits.labels, 12).tolist()
+    assert source.info.labels.tolist() == np.repeat(digits.info.labels, 12).tolist()
     assert (source.classes, source.channels) == (digits.classes, 1)
     samples = [source[index] for index in range(12, 24)]
     assert {sample["id"] for sample in samples} == {digits.id(1), source.id(12)}
@@ -304,7 +304,7 @@ def test_every_video_has_several_views() -> None:
     ]
     assert samples[-1]["view"] == ((3, 4), (2, 3))
     assert source.fingerprint() != digits.fingerprint()
-    assert not hasattr(source, "batch") and not hasattr(source, "multi_label")
+    assert source.batch(np.arange(2)) is None and not source.info.multi_label
     with pytest.raises(IndexError):
         source[len(source)]
 

@@ -44,7 +44,7 @@ def edit(root: Path, name: str, old: str, new: str) -> None:
 def test_voc_boxes_start_at_pixel_1(devkit: Path) -> None:
     source = voc(root=devkit)
     assert isinstance(source, Source)
-    assert source.classes == ("bar", "block") and source.category_ids == (1, 2) and len(source) == 4
+    assert source.classes == ("bar", "block") and source.info.category_ids == (1, 2) and len(source) == 4
     for number, scene in enumerate(small_data.scenes()):
         sample = source[number]
         assert sample["id"] == f"JPEGImages/{scene.name}.png" == sample["ground_truth"].image_id
@@ -97,7 +97,7 @@ def test_xml_files_next_to_their_images(devkit: Path, tmp_path: Path, caplog: py
 def test_missing_sizes_are_read_from_the_images(devkit: Path) -> None:
     edit(devkit, "1", "<width>64</width><height>48</height>", "<width>0</width><height>0</height>")
     edit(devkit, "2", "<size><width>64</width><height>48</height><depth>3</depth></size>", "")
-    assert voc(root=devkit).sizes.tolist() == [[48, 64]] * 4
+    assert voc(root=devkit).info.sizes.tolist() == [[48, 64]] * 4
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_broken_voc_annotations_are_reported(devkit: Path, old: str, new: str, m
     with pytest.raises(ValueError, match=message):
         voc(root=devkit)
     source = voc(root=devkit, broken="drop")
-    assert len(source.errors) == 1 and sum(len(source[number]["boxes"]) for number in range(len(source))) == 4
+    assert len(source.info.errors) == 1 and sum(len(source[number]["boxes"]) for number in range(len(source))) == 4
 
 
 def test_entities_are_refused_in_any_encoding() -> None:
@@ -165,7 +165,7 @@ def export(tmp_path: Path) -> Path:
 def test_boxes_and_polygons_of_yolo(export: Path) -> None:
     source = yolo(data=export / "data.yaml")
     assert isinstance(source, Source)
-    assert source.classes == ("block", "bar") and source.category_ids == (0, 1) and not source.has_masks
+    assert source.classes == ("block", "bar") and source.info.category_ids == (0, 1) and not source.info.masks
     for number, scene in enumerate(small_data.scenes()):
         sample = source[number]
         assert sample["id"] == f"images/train/{scene.name}.png" and sample["original_size"] == (48, 64)
@@ -192,7 +192,7 @@ def test_polygons_are_optional_masks(export: Path) -> None:
         yolo(data=export / "data.yaml", masks=True)
     source = yolo(data=export / "data.yaml", masks=True, classes=["bar"], broken="drop")
     bar = source[2]
-    assert source.has_masks and bar["masks"].shape == (1, 48, 64)
+    assert source.info.masks and bar["masks"].shape == (1, 48, 64)
     assert bar["masks"].sum() == bar["ground_truth"].areas.round()[0]
 
 
@@ -224,7 +224,7 @@ def test_the_root_can_be_overridden(export: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"2 unknown classes: labels/train/2\.txt, line 2: class 1"):
         yolo(data=file, root=export)
     source = yolo(data=file, root=export, broken="drop")
-    assert source.category_ids == (0, 2) and source.classes == ("block", "bar")
+    assert source.info.category_ids == (0, 2) and source.classes == ("block", "bar")
 
 
 @pytest.mark.parametrize(
@@ -251,7 +251,7 @@ def test_broken_yolo_annotations_are_reported(export: Path, line: str, message: 
     with pytest.raises(ValueError, match=message):
         yolo(data=export / "data.yaml")
     source = yolo(data=export / "data.yaml", broken="drop")
-    assert source[1]["ground_truth"].ids.tolist() == [1] and [error.count for error in source.errors] == [1]
+    assert source[1]["ground_truth"].ids.tolist() == [1] and [error.count for error in source.info.errors] == [1]
 
 
 @pytest.mark.parametrize(
