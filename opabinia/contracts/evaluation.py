@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from opabinia.contracts.data import Batch
-from opabinia.contracts.optional import OptionalMeta
 
 Predictions = Mapping[str, Tensor]
 """A model's output for a batch, one row per sample in every tensor: ``logits`` (B x K), ``embedding`` (B x D) ...
@@ -59,7 +58,7 @@ class Evaluator(Protocol):
 
 
 @runtime_checkable
-class DetailsEvaluator(Evaluator, Protocol, metaclass=OptionalMeta):
+class DetailsEvaluator(Evaluator, Protocol):
     """An evaluator with tables that are too long for the metrics log."""
 
     def details(self, states: Sequence[Any]) -> dict[str, Any]:
@@ -67,7 +66,7 @@ class DetailsEvaluator(Evaluator, Protocol, metaclass=OptionalMeta):
 
 
 @runtime_checkable
-class FilesEvaluator(Evaluator, Protocol, metaclass=OptionalMeta):
+class FilesEvaluator(Evaluator, Protocol):
     """An evaluator that writes files of its own beside ``details.json``."""
 
     def files(self, states: Sequence[Any]) -> dict[str, Any]:
@@ -76,7 +75,7 @@ class FilesEvaluator(Evaluator, Protocol, metaclass=OptionalMeta):
 
 
 @runtime_checkable
-class LearningEvaluator(Evaluator, Protocol, metaclass=OptionalMeta):
+class LearningEvaluator(Evaluator, Protocol):
     """An evaluator that compares with the training data, such as a nearest-neighbor classifier."""
 
     def learn(self, predictions: Predictions, batch: Batch) -> None:
@@ -84,7 +83,7 @@ class LearningEvaluator(Evaluator, Protocol, metaclass=OptionalMeta):
 
 
 @runtime_checkable
-class LayersEvaluator(Evaluator, Protocol, metaclass=OptionalMeta):
+class LayersEvaluator(Evaluator, Protocol):
     """An evaluator that reads outputs of named modules.
 
     Attributes:
@@ -97,7 +96,7 @@ class LayersEvaluator(Evaluator, Protocol, metaclass=OptionalMeta):
 
 
 @runtime_checkable
-class DeviceEvaluator(Evaluator, Protocol, metaclass=OptionalMeta):
+class DeviceEvaluator(Evaluator, Protocol):
     """An evaluator that computes on the task's device.
 
     Attributes:

@@ -123,8 +123,10 @@ class SourceInfo:
 
     def labels_of(self, index: int) -> Sample:
         """Return the row of a sample in all :attr:`columns`."""
-        rows = {key: column[index] for key, column in self.columns.items()}
-        return {key: torch.from_numpy(row.copy()) if np.ndim(row) else row.item() for key, row in rows.items()}
+        return {
+            key: column[index].item() if column.ndim == 1 else torch.from_numpy(column[index].copy())
+            for key, column in self.columns.items()
+        }
 
     def select(self, indices: Indices) -> SourceInfo:
         """Return the facts about some of the samples (int64, M), in this order."""

@@ -209,8 +209,7 @@ def _check_scan(part: _Part, index: int, scan: SampleScan, findings: Findings) -
         height, width = scan.size
         if min(scan.size) < SMALL and not scan.is_video:
             add(kinds.SMALL_IMAGE, f"{width} x {height} pixels")
-        file_size = source.ground_truth(index).size if isinstance(source, AnnotatedImages) else scan.size
-        if isinstance(source, AnnotatedImages) and file_size != scan.size:
+        if isinstance(source, AnnotatedImages) and (file_size := source.ground_truth(index).size) != scan.size:
             file_height, file_width = file_size
             value = f"{width} x {height} pixels, {source.file} says {file_width} x {file_height}"
             add(annotation_errors.WRONG_SIZE, value)

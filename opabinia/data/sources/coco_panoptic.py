@@ -23,12 +23,11 @@ from opabinia.contracts import (
     SourceInfo,
 )
 from opabinia.contracts.masks import encode_rle
-from opabinia.data.decoding.images import read_image
 from opabinia.data.sources import annotation_errors as kinds
 from opabinia.data.sources.annotation_errors import ErrorCollector, ErrorGroup, check_errors
 from opabinia.data.sources.annotation_values import check_below_root, flag, shortened
 from opabinia.data.sources.coco import category_name, check_id, file_name, read_lists, select_images
-from opabinia.data.sources.detection_base import make_sample
+from opabinia.data.sources.detection_base import make_sample, read_annotated
 from opabinia.data.sources.file_names import FileNames, short_digest
 from opabinia.data.sources.folder import existing_folder
 from opabinia.data.sources.image_headers import files_exist
@@ -232,12 +231,9 @@ class PanopticImages(NamedFiles):
         self._ends = np.cumsum([len(own) for own in segments])
 
     def __getitem__(self, index: int) -> Sample:
-        image = read_image(self.paths(index)[0], self.channels)
         height, width = np.asarray(self.info.sizes)[index].tolist()
         size = (height, width)
-        if tuple(image.shape[-2:]) != size:
-            actual, annotated = (f"{width} x {height}" for height, width in (image.shape[-2:], size))
-            raise ValueError(f"{self.id(index)} has {actual} pixels, {self.file} says {annotated}")
+        image = read_annotated(self.path(index), self.channels, size, self.file)
         ids, ground_truth = self._read_segments(index, size)
         labels, crowd = ground_truth.segment_labels, ground_truth.crowd
         assert ground_truth.segments is not None and labels is not None and crowd is not None

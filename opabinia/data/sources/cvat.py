@@ -80,7 +80,6 @@ def cvat(
         sizes=np.array([image.size for image in images], dtype=np.int64).reshape(-1, 2),
         annotations=shapes.annotations(masks=masks),
         classes=chosen,
-        category_ids=range(1, len(chosen) + 1),
         errors=errors,
         segmentations=shapes.segmentations if masks else None,
         noun="shape",

@@ -58,7 +58,7 @@ class DetectionListing:
         sizes: height and width of each (int64, N x 2); zeros if unknown, which has been added to the errors.
         image_ids: of the images in the file (int64, N); None if they only have names.
         annotations: the objects, in any order.
-        classes, category_ids, frequencies, keypoints: as in :class:`opabinia.contracts.DatasetInfo`.
+        classes, category_ids, frequencies, keypoints: as in :class:`opabinia.contracts.DatasetInfo`; ids None: from 1.
         errors: those found while the file was read.
         segmentations: of the objects; None if they are not read.
         absent, not_exhaustive: classes of each image, as in :class:`opabinia.contracts.GroundTruth`; None if unknown.
@@ -72,8 +72,8 @@ class DetectionListing:
     sizes: Indices
     annotations: AnnotationArrays
     classes: Sequence[str]
-    category_ids: Sequence[int]
     errors: ErrorCollector
+    category_ids: Sequence[int] | None = None
     image_ids: Indices | None = None
     frequencies: Sequence[str] = ()
     keypoints: Sequence[str] = ()
@@ -139,7 +139,7 @@ class AnnotatedImages(NamedFiles):
             masks=listing.segmentations is not None,
             oriented=annotations.corners is not None,
             keypoints=tuple(listing.keypoints),
-            category_ids=tuple(listing.category_ids),
+            category_ids=tuple(listing.category_ids or range(1, len(listing.classes) + 1)),
             frequencies=tuple(listing.frequencies),
             present=RaggedArray.group_unique(trained.image_indices, trained.labels, count),
         )
@@ -154,11 +154,8 @@ class AnnotatedImages(NamedFiles):
         self._flip_pairs = flip_pairs(listing.keypoints)
 
     def __getitem__(self, index: int) -> Sample:
-        path, ground_truth = self.path(index), self.ground_truth(index)
-        image = read_image(path, self.channels)
-        if tuple(image.shape[-2:]) != ground_truth.size:
-            actual, annotated = (f"{width} x {height}" for height, width in (image.shape[-2:], ground_truth.size))
-            raise ValueError(f"{os.fsdecode(path)} has {actual} pixels, {self.file} says {annotated}")
+        ground_truth = self.ground_truth(index)
+        image = read_annotated(self.path(index), self.channels, ground_truth.size, self.file)
         trainable = self._annotations_of(index).trainable
         masks = None
         if ground_truth.segments is not None:
@@ -220,6 +217,19 @@ class AnnotatedImages(NamedFiles):
 
     def _annotations_of(self, index: int) -> AnnotationArrays:
         return self.annotations.take(slice(self._ends[index - 1] if index else 0, self._ends[index]))
+
+
+def read_annotated(path: bytes, channels: Channels, size: tuple[int, int], file: Path) -> torch.Tensor:
+    """Read an image (uint8, C x H x W) whose height and width are in an annotation file.
+
+    Raises:
+        ValueError: it cannot be read, or has another size.
+    """
+    image = read_image(path, channels)
+    if tuple(image.shape[-2:]) != size:
+        actual, annotated = (f"{width} x {height}" for height, width in (image.shape[-2:], size))
+        raise ValueError(f"{os.fsdecode(path)} has {actual} pixels, {file} says {annotated}")
+    return image
 
 
 def make_sample(

@@ -85,7 +85,6 @@ def dota(
         sizes=sizes,
         annotations=with_corners(AnnotationArrays.from_rows(rows), corners),
         classes=classes,
-        category_ids=range(1, len(classes) + 1),
         errors=errors,
         noun="line",
     )

@@ -87,7 +87,6 @@ def labelme(
         sizes=sizes,
         annotations=shapes.annotations(masks=masks),
         classes=classes,
-        category_ids=range(1, len(classes) + 1),
         errors=errors,
         segmentations=shapes.segmentations if masks else None,
         noun="object",

@@ -17,7 +17,7 @@ from opabinia.config import register
 from opabinia.contracts import IGNORE_LABEL, Channels, GroundTruthMap, Indices, InputPath, Sample, SourceInfo
 from opabinia.data.decoding.images import EXTENSIONS, read_image
 from opabinia.data.sources import annotation_errors as kinds
-from opabinia.data.sources.annotation_errors import ErrorCollector, check_errors
+from opabinia.data.sources.annotation_errors import ErrorCollector, ErrorGroup, check_errors
 from opabinia.data.sources.annotation_values import check_below_root
 from opabinia.data.sources.file_names import FileNames, short_digest
 from opabinia.data.sources.folder import existing_folder, find_files
@@ -82,8 +82,11 @@ class SegmentationFiles(NamedFiles):
     Args:
         root: the folder that names are relative to.
         images, maps: names of the files, as the file system has them.
-        info: what is known about the images.
+        sizes: height and width of each image (int64, N x 2).
+        classes: their names.
         labels: converts the values in the maps.
+        errors: the errors that were fixed.
+        channels: 3 for color, 1 for gray; images are converted.
     """
 
     def __init__(
@@ -92,9 +95,20 @@ class SegmentationFiles(NamedFiles):
         images: Sequence[bytes],
         maps: Sequence[bytes],
         *,
-        info: SourceInfo,
+        sizes: Indices,
+        classes: Sequence[str],
         labels: PixelLabels,
+        errors: Sequence[ErrorGroup],
+        channels: Channels,
     ) -> None:
+        info = SourceInfo(
+            channels=channels,
+            classes=tuple(classes),
+            sizes=sizes,
+            errors=tuple(errors),
+            maps=True,
+            colors=tuple(labels.colors),
+        )
         super().__init__(root, images, info)
         self._maps, self._labels = FileNames(maps), labels
 
@@ -196,15 +210,11 @@ def segmentation_folder(
         root,
         [image_files[index] for index in chosen],
         [map_files[index] for index in chosen],
-        info=SourceInfo(
-            channels=channels,
-            classes=tuple(names),
-            sizes=sizes[kept],
-            maps=True,
-            colors=tuple(colors),
-            errors=tuple(errors.groups()),
-        ),
+        sizes=sizes[kept],
+        classes=names,
         labels=PixelLabels(table, colors, IGNORE_LABEL if unlisted == "ignore" else -1),
+        errors=errors.groups(),
+        channels=channels,
     )
 
 

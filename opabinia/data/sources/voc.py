@@ -102,7 +102,6 @@ def voc(
         sizes=sizes,
         annotations=AnnotationArrays.from_rows(rows),
         classes=classes,
-        category_ids=range(1, len(classes) + 1),
         errors=errors,
         noun="object",
     )
