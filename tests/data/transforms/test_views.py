@@ -194,7 +194,7 @@ def test_dataset_info_is_that_of_the_first_view() -> None:
 def test_a_subset_of_ten_labels_per_class() -> None:
     source = PlacedDigits()
     sampler = Subset(source, 0, 10, num_samples=100)
-    labels = source.labels[sampler.order(0)(np.arange(100))]
+    labels = source.info.labels[sampler.order(0)(np.arange(100))]
     assert np.bincount(labels).tolist() == [10] * 10
 
 
