@@ -132,14 +132,23 @@ def read_lines(file: Path) -> list[tuple[str, str]]:
     """
     if not file.is_file():
         raise ValueError(f"there is no file {file}; {describe_missing(file)}")
-    try:
-        text = file.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{file} cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    lines = [(f"line {number}", line.strip()) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    texts = enumerate(read_text(file).splitlines(), 1)
+    lines = [(f"line {number}", line.strip()) for number, line in texts if line.strip()]
     if not lines:
         raise ValueError(f"{file} is empty")
     return lines
+
+
+def read_text(file: Path) -> str:
+    """Read a text file in UTF-8, with or without a byte order mark.
+
+    Raises:
+        ValueError: it cannot be read.
+    """
+    try:
+        return file.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file} cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
 
 def read_fields(file: Path, columns: str) -> list[tuple[str, list[str]]]:

@@ -14,7 +14,7 @@ from opabinia.contracts import Channels, InputPath, Video
 from opabinia.data.decoding.video import VideoFile
 from opabinia.data.sources.annotation_values import parse_json, parse_number, shortened
 from opabinia.data.sources.labels import encode_labels, read_classes
-from opabinia.data.sources.list_files import cell_text, raise_for_invalid, read_lines, read_rows
+from opabinia.data.sources.list_files import cell_text, raise_for_invalid, read_lines, read_rows, read_text
 from opabinia.data.sources.videos import VideoFiles
 from opabinia.runtime.log import log
 
@@ -192,11 +192,7 @@ def _read_span(row: Mapping[str, Any], where: str) -> tuple[float, float | None]
 
 def _read_something(file: Path) -> Iterator[_Entry]:
     """Read a list of Something-Something (Goyal et al. 2017): its classes are templates without their brackets."""
-    try:
-        content = file.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{file} cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    rows = parse_json(content, file)
+    rows = parse_json(read_text(file), file)
     for number, row in enumerate(rows if isinstance(rows, list) else [rows]):
         where = f"{file}, entry {number}"
         if not isinstance(row, dict) or "id" not in row or not {"template", "label"} & set(row):
