@@ -57,6 +57,6 @@ def validation_loss(dataset_info: DatasetInfo, /) -> MeanLosses:
     training image, have no such loss.
 
     Args:
-        dataset_info: of the validation data.
+        dataset_info: description of the validation data.
     """
     return MeanLosses()

@@ -264,7 +264,7 @@ def grad_cam(activations: Tensor, gradients: Tensor, size: tuple[int, int]) -> T
 
     Args:
         activations: feature maps (B x C x h x w).
-        gradients: of the score with respect to them, of the same shape.
+        gradients: gradients of the score with respect to them, of the same shape.
         size: height and width of the result.
 
     Returns:

@@ -100,7 +100,7 @@ class MemoryBank(Memory):
         """Average a batch into the entries of its images, and normalize these to length 1.
 
         Args:
-            indices: of the images (int64, B); for one that occurs twice the last vector counts.
+            indices: indices of the images (int64, B); for one that occurs twice the last vector counts.
             vectors: B x D, of any length; vectors that are not finite are ignored.
             momentum: weight of the old entries.
 

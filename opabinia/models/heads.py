@@ -172,11 +172,11 @@ def sample_classes(labels: Tensor, classes: int, share: float, seed: int) -> Ten
     section 3.2).
 
     Args:
-        labels: of the whole batch (int64, B).
+        labels: labels of the whole batch (int64, B).
         classes: K.
-        share: of the classes that is chosen, unless the batch has more. The host waits for the device only if there are
-            fewer of these classes than samples.
-        seed: of the choice, which is the same on every device.
+        share: fraction of the classes that is chosen, unless the batch has more. The host waits for the device only if
+            there are fewer of these classes than samples.
+        seed: seed of the choice, which is the same on every device.
 
     Returns: the chosen classes, sorted (int64, S).
     """

@@ -87,7 +87,7 @@ def build_normalization(
     """Build the :class:`Normalize` of a task.
 
     Args:
-        preprocessing: of the backbone's pretrained weights; None without such.
+        preprocessing: preprocessing of the backbone's pretrained weights; None without such.
         channels: channels of the images.
         mean, std: the task's options, for images in 0..1: one number per channel, or one for all. None takes the values
             that the backbone was pretrained with; without those, :func:`default_normalization`.

@@ -25,7 +25,7 @@ class Lora:
     Args:
         rank: rows of A and columns of B.
         alpha: weight of the adapters, divided by ``rank``.
-        dropout: of the inputs of the adapters.
+        dropout: dropout probability of the inputs of the adapters.
         targets: ends of the names of linear layers that get adapters, as PEFT's ``target_modules``; ``qkv`` is every
             ``attn.qkv``.
     """

@@ -19,9 +19,9 @@ class MaskedDecoder(nn.Module):
     Args:
         token_channels: T, of the tokens.
         outputs: P, values predicted per patch.
-        width: of its own tokens, a multiple of 4 and of ``heads``.
+        width: width of its own tokens, a multiple of 4 and of ``heads``.
         depth: number of blocks.
-        heads: of the attention.
+        heads: number of heads of the attention.
 
     Raises:
         ValueError: the width is not such a multiple.

@@ -33,11 +33,11 @@ class Pyramid(Neck):
 
     Args:
         levels: the backbone's levels. The last ones are used, one for each stride.
-        strides: of the levels that are used.
-        channels: of the output.
+        strides: strides of the levels that are used.
+        channels: number of channels of the output.
         norm: after each of its convolutions, which then have no bias.
         extra: makes the coarser levels.
-        extra_strides: of these.
+        extra_strides: strides of these.
 
     Raises:
         ValueError: the backbone has no such levels, or the channels are not divisible into groups.
@@ -126,7 +126,7 @@ def fpn(levels: Sequence[Level], /, *, channels: Count = 256, norm: Norm = "none
 
     Args:
         levels: the backbone's levels, ending with strides 4, 8, 16, 32.
-        channels: of each level; the default is the paper's.
+        channels: number of channels of each level; the default is the paper's.
         norm: after each convolution; ``group`` has 32 groups. The paper has none.
 
     Raises:
@@ -153,7 +153,7 @@ def fpn_p3_p7(
 
     Args:
         levels: the backbone's levels, ending with strides 8, 16, 32.
-        channels: of each level; the default is the paper's.
+        channels: number of channels of each level; the default is the paper's.
         norm: after each convolution but the last two; ``group`` has 32 groups. The paper has none.
         relu_before_p7: P7 is made from the positive part of P6, as in the paper; MMDetection's RetinaNet has none.
 
@@ -172,7 +172,7 @@ def fpn_p3_p7_from_p5(levels: Sequence[Level], /, *, channels: Count = 256, norm
 
     Args:
         levels: the backbone's levels, ending with strides 8, 16, 32.
-        channels: of each level; the default is the paper's.
+        channels: number of channels of each level; the default is the paper's.
         norm: after each convolution but the last two; ``group`` has 32 groups. The paper has none.
 
     Raises:
@@ -188,9 +188,9 @@ class SimplePyramid(Neck):
 
     Args:
         levels: the backbone's levels; the last has stride 16.
-        channels: of each level; the default is the paper's.
-        strides: of the output, each twice the one before, from 4, 8 or 16 to at least 32. The paper has 4 to 32, and 64
-            for the region proposals; detectors made for ``fpn_p3_p7`` need ``[8, 16, 32, 64, 128]``.
+        channels: number of channels of each level; the default is the paper's.
+        strides: strides of the output, each twice the one before, from 4, 8 or 16 to at least 32. The paper has 4 to
+            32, and 64 for the region proposals; detectors made for ``fpn_p3_p7`` need ``[8, 16, 32, 64, 128]``.
 
     Raises:
         ValueError: the backbone's last level has another stride, or the strides are not as above.

@@ -201,7 +201,7 @@ class CurrentStream:
     """The stream of images that a network reads at the moment.
 
     Attributes:
-        name: of the stream.
+        name: name of the stream.
     """
 
     def __init__(self, name: str) -> None:

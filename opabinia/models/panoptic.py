@@ -160,7 +160,7 @@ def merge_masks(
 
     Args:
         class_logits: Q x (K + 1), the last class is no object.
-        mask_logits: of the pixels of the image (Q x H x W).
+        mask_logits: logits of the pixels of the image (Q x H x W).
         thing_labels: labels of the classes with countable objects.
         min_score: minimum probability of the class of a query, exclusive.
         min_visible: minimum share of a mask's pixels that no other query takes.
@@ -228,7 +228,7 @@ def top_instances(
 
     Args:
         class_logits: B x Q x (K + 1), the last class is no object.
-        mask_logits: of the pixels (B x Q x H x W); negative outside of the images.
+        mask_logits: logits of the pixels (B x Q x H x W); negative outside of the images.
         thing_labels: labels of the classes with countable objects.
         count: see above.
     """

@@ -36,7 +36,7 @@ def rmac_regions(height: int, width: int, levels: int = 3) -> list[tuple[int, in
     below 1 are skipped.
 
     Args:
-        height, width: of the feature map.
+        height, width: height and width of the feature map.
         levels: from 1 on.
 
     Example: a feature map of 4 x 4, two levels: the whole, and four squares of 2 x 2.
@@ -61,7 +61,7 @@ def rmac_descriptors(maps: Tensor, levels: int = 3) -> Tensor:
 
     Args:
         maps: B x M x h x w.
-        levels: of squares.
+        levels: number of levels of squares.
 
     Returns: float32, B x R x M.
     """
@@ -165,7 +165,7 @@ class Rmac(Pooling):
     several sizes, each normalized to length 1, summed and normalized again.
 
     Args:
-        levels: of squares (3 in the paper); see :func:`rmac_regions`.
+        levels: number of levels of squares (3 in the paper); see :func:`rmac_regions`.
     """
 
     def __init__(self, channels: int, /, *, levels: Count = 3) -> None:

@@ -15,7 +15,7 @@ def mlp(widths: Sequence[int], *, last_norm: bool = False, last_bias: bool = Tru
     """Build an MLP with batch norm and ReLU between its linear layers.
 
     Args:
-        widths: of the input, of each hidden layer, and of the output.
+        widths: widths of the input, of each hidden layer, and of the output.
         last_norm: end with a batch norm without weights (MoCo v3, SimSiam).
         last_bias: whether the last linear layer has a bias.
     """
@@ -58,7 +58,7 @@ class DinoHead(nn.Module):
         outputs: K.
         hidden: width of the MLP's hidden layers.
         bottleneck: width of its output.
-        layers: of the MLP.
+        layers: number of layers of the MLP.
         norm_last_layer: keep the prototypes at length 1; otherwise their lengths are learned, which is better for large
             vision transformers if training does not diverge.
         norm: a batch norm after each hidden layer (the authors' ``use_bn_in_head``).

@@ -36,7 +36,7 @@ class Multigrid:
     """A baseline and the options of its multigrid schedule.
 
     Attributes:
-        epochs: of the baseline.
+        epochs: number of epochs of the baseline.
         batch_size: B0, over all ranks.
         size: S0, height and width in pixels.
         frames: T0; None for images, which only change in size.
@@ -77,7 +77,7 @@ class Row(NamedTuple):
 
     Attributes:
         stage: number of learning rate drops before it.
-        shape: of the long cycle.
+        shape: batch shape of the long cycle.
         end: the epoch after its last one.
     """
 
@@ -99,7 +99,7 @@ class Stretch:
 
     Attributes:
         stage: number of drops of the baseline's learning rate before the row.
-        shape: of the long cycle.
+        shape: batch shape of the long cycle.
         begin, end: the first epoch, and the epoch after the last one.
         lr_factor: multiplies the baseline's initial learning rate.
         turns: the steps of the short cycle; a single one without a short cycle.
@@ -299,7 +299,7 @@ def norm(batch_size: int, world: int, base: int = 8) -> Norm:
     a rank has fewer samples than ``base``, statistics are taken over several ranks.
 
     Args:
-        batch_size: of the long cycle, over all ranks.
+        batch_size: batch size of the long cycle, over all ranks.
         world: number of ranks.
         base: number of samples for statistics.
 

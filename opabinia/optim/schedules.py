@@ -32,7 +32,7 @@ class Span(NamedTuple):
         step: steps of the run.
         begin: the step at which the curve begins.
         length: steps from there to its end.
-        clock: of the run, for durations.
+        clock: clock of the run, for durations.
     """
 
     step: int

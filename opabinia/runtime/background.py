@@ -32,7 +32,7 @@ class Background:
     The program does not wait for the thread when it ends: call :meth:`wait` for jobs that must be done.
 
     Args:
-        name: of the thread, for debuggers.
+        name: name of the thread, for debuggers.
 
     Example::
 

@@ -35,8 +35,8 @@ def counted_samples(share: float) -> Iterator[None]:
     """Inside, the samples of this rank count with this factor in :func:`mean_over_samples`.
 
     Args:
-        share: of the samples that have a part in the loss, the others being repetitions of them. If it is 0, samples
-            of this rank count only where no rank has others.
+        share: fraction of the samples that have a part in the loss, the others being repetitions of them. If it is 0,
+            samples of this rank count only where no rank has others.
     """
     global _counted
     before, _counted = _counted, _counted * max(share, 1e-12)
@@ -60,7 +60,7 @@ def gather_batch(features: Tensor, labels: Tensor, ids: Sequence[str]) -> tuple[
     Args:
         features: n x D, of this rank.
         labels: n.
-        ids: of the samples, by which copies of a batch are recognized.
+        ids: ids of the samples, by which copies of a batch are recognized.
     """
     all_features, all_labels = _gather_unique((features, labels), ids)
     return all_features, all_labels
@@ -79,7 +79,7 @@ def shuffle_between_ranks(rows: Tensor, seed: int) -> tuple[Tensor, Callable[[Te
 
     Args:
         rows: n x ..., of this rank.
-        seed: of the order; the same on every rank.
+        seed: seed of the order; the same on every rank.
 
     Returns:
         The shuffled rows of this rank, and a function that takes their outputs (n x ...) and returns the outputs of

@@ -65,8 +65,9 @@ def configure_backends(
         device: device of the run.
         deterministic: torch raises for operations that have no deterministic implementation.
         cudnn_benchmark: let cuDNN choose the fastest convolution; without effect if deterministic.
-        matmul_precision: of matrix products (``torch.set_float32_matmul_precision``), and TF32 in cuDNN's convolutions
-            unless it is ``highest``. None restores torch's defaults: ``highest`` products, and TF32 in convolutions.
+        matmul_precision: precision of matrix products (``torch.set_float32_matmul_precision``), and TF32 in cuDNN's
+            convolutions unless it is ``highest``. None restores torch's defaults: ``highest`` products, and TF32 in
+            convolutions.
         threads: None keeps torch's number.
 
     Raises:

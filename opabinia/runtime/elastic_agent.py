@@ -49,7 +49,7 @@ class ProcessLayout:
             an address of this machine (elastic launches only).
         host, port: address of machine 0; port 0 takes a free one.
         max_restarts: number of restarts of all workers after one has crashed.
-        min_nodes: of an elastic launch, the smallest number of machines that train; None: ``nnodes``.
+        min_nodes: smallest number of machines that train in an elastic launch; None: ``nnodes``.
     """
 
     nproc: int | None

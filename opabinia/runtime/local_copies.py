@@ -83,7 +83,7 @@ def local_copy(url: str | Path) -> str:
     """Return the local file or folder that stands for one in remote storage; it is listed the first time.
 
     Args:
-        url: of an object or a folder. What follows the last ``/`` before a wildcard (``*``, ``?``, ``[``, ``{``) is
+        url: URL of an object or a folder. What follows the last ``/`` before a wildcard (``*``, ``?``, ``[``, ``{``) is
             appended unchanged: ``s3://bucket/train-{00..99}.tar``.
 
     Raises:

@@ -27,8 +27,8 @@ class Operator:
 
     Attributes:
         name: such as ``aten.convolution``.
-        dtype: of its first floating point operand: ``bfloat16``, ``float32`` ...; "" without one.
-        flops: of matrix products and convolutions, a multiply-add counts as two; 0 for others.
+        dtype: data type of its first floating point operand: ``bfloat16``, ``float32`` ...; "" without one.
+        flops: FLOPs of matrix products and convolutions, a multiply-add counts as two; 0 for others.
         traffic: bytes of its operands and results.
     """
 
@@ -48,7 +48,7 @@ class OperatorCosts(TorchDispatchMode):
         records: whether to record operators.
 
     Attributes:
-        category: of tensors that operators create from now on.
+        category: category of tensors that operators create from now on.
         live: bytes of live tensors by category.
         peak: ``live`` when its sum was largest.
         operators: those that ran, if they are recorded.

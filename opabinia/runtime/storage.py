@@ -251,7 +251,7 @@ def download(url: str, info: dict[str, Any], file: Path) -> None:
     """Fetch an object, unless the file is a copy of it that was fetched before.
 
     Args:
-        url: of the object.
+        url: URL of the object.
         info: its attributes.
         file: the local file, whose folder is created.
 

@@ -176,7 +176,7 @@ def add_legend(image: Image.Image, entries: Sequence[tuple[str, tuple[int, int, 
     """Return an image above the names of colors, in as many lines as they need.
 
     Args:
-        image: of any size.
+        image: image of any size.
         entries: names and their colors.
         text: minimum height of texts in pixels.
     """
@@ -290,8 +290,8 @@ def scatter_plot(
 
     Args:
         points: N x 2; both axes have the same scale.
-        classes: of the points (N): indices into ``names``, -1 for gray points without a class.
-        names: of at most :data:`MAX_MARKED_CLASSES` classes; the legend shows those with points.
+        classes: classes of the points (N): indices into ``names``, -1 for gray points without a class.
+        names: names of at most :data:`MAX_MARKED_CLASSES` classes; the legend shows those with points.
         title: above the plot.
         size: width and height in pixels.
 
@@ -359,7 +359,7 @@ class ChartPanel(NamedTuple):
     """One panel of :func:`line_chart`.
 
     Attributes:
-        name: of the y-axis.
+        name: name of the y-axis.
         lines: points (x, y) of each line, from left to right.
         log: logarithmic y-axis; values below a ten-thousandth of the largest are omitted.
     """
@@ -382,7 +382,7 @@ def line_chart(
         panels: from top to bottom.
         title: above them.
         across: name of the x-axis.
-        end: of the x-axis.
+        end: end of the x-axis.
         marks: x values with a gray line through all panels, and a number where there is room.
     """
     width = 900

@@ -25,8 +25,8 @@ def draw_sample(
     Args:
         sample: to draw.
         classes: their names.
-        options: of the drawing.
-        colors: of the classes in segmentation maps, as in :func:`opabinia.visualization.segmentation.draw_map`.
+        options: options of the drawing.
+        colors: colors of the classes in segmentation maps, as in :func:`opabinia.visualization.segmentation.draw_map`.
 
     Raises:
         OSError, ValueError: the video cannot be read.

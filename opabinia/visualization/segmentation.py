@@ -34,8 +34,8 @@ def draw_map(
         image: uint8, or float in 0 to 1; C x H x W with 1 or 3 channels.
         labels: class of each pixel (H x W, the size of the image).
         classes: their names, for the legend of those in the image; empty: no legend.
-        colors: of the classes: red, green, blue, 0 to 255; empty takes :data:`PALETTE`.
-        options: of the drawing.
+        colors: colors of the classes: red, green, blue, 0 to 255; empty takes :data:`PALETTE`.
+        options: options of the drawing.
         segments: number of the segment of each pixel (H x W); segments are separated by white lines.
     """
     pixels, values = np.asarray(to_pil(image)), np.asarray(labels)

@@ -147,7 +147,7 @@ def write_clip(path: Path, video: Video, clips: Sequence[SampledClip]) -> None:
     """Write the frames of clips, one after the other, at the speed of the video, with predictions as overlay (mp4).
 
     Args:
-        path: of the file.
+        path: path of the file.
         video: to read frames of.
         clips: to write.
 
@@ -184,7 +184,7 @@ def write_video(path: Path, rate: Fraction, time_base: Fraction) -> Iterator[Cal
     The first of :data:`CODECS` that PyAV's FFmpeg can encode is used. All images get the size of the first.
 
     Args:
-        path: of the file.
+        path: path of the file.
         rate: usual number of images per second.
         time_base: seconds; the times must increase.
 

@@ -60,6 +60,18 @@ def test_docstrings_do_not_begin_with_what_or_of() -> None:
     assert len(headless) <= MOST_HEADLESS, "\n".join(headless)
 
 
+@pytest.mark.parametrize("package", ["models", "optim", "engine", "evaluation", "visualization", "runtime"])
+def test_descriptions_of_arguments_begin_with_a_noun(package: str) -> None:
+    """Such as "device: device of the batches", not "device: of the batches"."""
+    entries = [
+        f"{path.relative_to(ROOT)}: {match[0].strip()}"
+        for path in sorted((ROOT / "opabinia" / package).rglob("*.py"))
+        for docstring in _docstrings(path)
+        for match in re.finditer(r"^ +[a-z_][\w, ]*: of .*", docstring, re.MULTILINE)
+    ]
+    assert not entries, "\n".join(entries)
+
+
 def _docstrings(path: Path) -> list[str]:
     """Return docstrings of the module, its classes and functions, and the strings below attributes."""
     nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))

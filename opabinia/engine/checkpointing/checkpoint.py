@@ -176,8 +176,8 @@ def write_sharded_checkpoint(
         folder: the temporary folder, the same for all processes.
         path: the checkpoint.
         snapshot: with the shards of this process.
-        offsets: of these shards in the full tensors.
-        rank: of this process.
+        offsets: offsets of these shards in the full tensors.
+        rank: rank of this process.
         world: number of processes.
         gives_up: returns whether to stop waiting for the shards of the other processes.
 

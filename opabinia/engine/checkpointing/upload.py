@@ -57,7 +57,7 @@ class Upload:
 
     Args:
         folder: the run folder.
-        url: of the copy.
+        url: URL of the copy.
         keep: number of newest checkpoints to keep, in addition to those that ``last`` and ``best`` name.
     """
 

@@ -19,7 +19,7 @@ class ApplyBatchSchedule(Hook):
     It is a function of the epoch, so it has no state. All processes must build it at the same time.
 
     Args:
-        stages: of the run.
+        stages: stages of the run.
         norms: whether batch norms follow (see :func:`opabinia.models.norms.split_batch_norms`, called before).
     """
 

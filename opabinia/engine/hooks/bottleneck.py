@@ -68,7 +68,7 @@ def describe_bottleneck(times: StepTimes, cheaper_reading: Sequence[str] = (), f
     """Describe the bottleneck, and what would help, for the log.
 
     Args:
-        times: of a step.
+        times: times of a step.
         cheaper_reading: settings that would make reading a batch cheaper.
         faster_steps: settings that would make a step faster on the device.
 

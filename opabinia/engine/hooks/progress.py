@@ -33,7 +33,7 @@ def seconds_left(clock: Clock, step: float, evaluations: Mapping[str, float], pe
         clock: now.
         step: seconds of a step.
         evaluations: seconds of an evaluation by validation set; sets that were not measured are not counted.
-        periods: of the evaluations of each set.
+        periods: periods of the evaluations of each set.
 
     Example: 100 steps of 0.5 s with an evaluation of 2 s after every 30 take 58 s: there is one at the end, too.
     """
@@ -55,8 +55,8 @@ class Eta(Hook):
     counted.
 
     Args:
-        device: of the run.
-        periods: of the evaluations, by validation set.
+        device: device of the run.
+        periods: periods of the evaluations, by validation set.
         now: a monotonic clock, in seconds.
     """
 

@@ -29,7 +29,7 @@ class RecordStep(Hook):
 
     Args:
         step: the optimizer step, from 1 on.
-        folder: of the files.
+        folder: folder of the files.
     """
 
     def __init__(self, step: int, folder: Path) -> None:

@@ -80,8 +80,8 @@ class MetricsLogger:
 
         Args:
             step: optimizer steps done.
-            values: of this process, by full name; a line has their mean over processes, of times the maximum.
-            ids: of the samples of the step, for an error that names them.
+            values: values of this process, by full name; a line has their mean over processes, of times the maximum.
+            ids: ids of the samples of the step, for an error that names them.
         """
         values = {name: value.detach() if isinstance(value, Tensor) else value for name, value in values.items()}
         if len(self._pending) > self._collected and self._pending[-1].step == step:

@@ -22,7 +22,7 @@ class MLflow(ExperimentLogger):
 
     Args:
         experiment: the experiment that lists the run.
-        tracking_uri: of the tracking server or database; null uses ``MLFLOW_TRACKING_URI``, else
+        tracking_uri: address of the tracking server or database; null uses ``MLFLOW_TRACKING_URI``, else
             ``sqlite:///mlflow.db``.
     """
 

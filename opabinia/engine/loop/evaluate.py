@@ -54,10 +54,10 @@ class ValidationSet:
     Attributes:
         name: unique among all evaluations of the run.
         loader: reads its batches for this process.
-        dataset_info: of the dataset.
+        dataset_info: description of the dataset.
         task: the model to evaluate, such as an EMA of the weights; None evaluates the trained one.
-        precision: of its forward passes.
-        prefix: of its scores; None uses the name.
+        precision: precision of its forward passes.
+        prefix: prefix of its scores; None uses the name.
         evaluators: builds the evaluators; called for each evaluation.
         training: the training data, read like this set, for evaluators that learn from it.
         training_samples: their number.
@@ -312,7 +312,7 @@ def write_json(path: Path, values: Any, *, indent: int | None = 1) -> None:
     """Write JSON values atomically (a temporary file is renamed).
 
     Args:
-        path: of the file.
+        path: path of the file.
         values: to write.
         indent: spaces per level; None writes one line, which is many times faster.
 

@@ -131,9 +131,9 @@ def fsdp(
     Args:
         min_num_params: layers in a list of layers are sharded separately if they have at least this many parameters;
             smaller ones are sharded together with the module around them.
-        param_dtype: of parameters and activations in forward and backward passes; null leaves them as they are.
-            ``train.precision`` is more careful: it keeps norms and losses in full precision.
-        reduce_dtype: of gradients in the reduce-scatter; null leaves them as they are.
+        param_dtype: data type of parameters and activations in forward and backward passes; null leaves them as they
+            are. ``train.precision`` is more careful: it keeps norms and losses in full precision.
+        reduce_dtype: data type of gradients in the reduce-scatter; null leaves them as they are.
         reshard_after_forward: free the all-gathered parameters after the forward pass; false keeps them until the
             backward pass, which is faster and needs more memory.
     """

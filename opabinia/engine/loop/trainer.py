@@ -63,7 +63,7 @@ class Trainer:
         metrics_log: receives the scalars of steps and evaluations.
         hooks: by key, in the order in which they act (see ``hooks/__init__.py``).
         folder: the run folder.
-        device: of the batches.
+        device: device of the batches.
         keep: number of newest checkpoints to keep.
         metadata: JSON values saved in every checkpoint (seed, fingerprint of the data ...).
         interrupted: called after every step; returns the reason to stop, or None to continue.

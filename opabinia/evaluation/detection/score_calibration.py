@@ -104,7 +104,7 @@ def fit_scores(scores: Floats, right: Ints) -> tuple[float, float] | None:
     """Fit slope and offset of :func:`calibrate`; None for fewer than 20 detections, or a slope that is not above 0.
 
     Args:
-        scores: of detections (N).
+        scores: scores of detections (N).
         right: 1 or 0 for each.
     """
     from sklearn.linear_model import LogisticRegression

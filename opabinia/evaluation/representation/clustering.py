@@ -59,7 +59,7 @@ class Clustering(EmbeddingEvaluator):
         k: number of clusters; null takes the number of classes.
         normalize: compare by cosine; otherwise by distance.
         n_init: number of initializations; the one with the smallest distances counts.
-        seed: of the initializations.
+        seed: seed of the initializations.
 
     Raises:
         ValueError: images have no classes, or several labels.

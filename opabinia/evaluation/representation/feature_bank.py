@@ -20,7 +20,7 @@ class Rows(NamedTuple):
     Attributes:
         features: float32, N x D.
         labels: int64, N; 0 and 1, N x K, of multi-label data; None if unknown.
-        ids: of the samples.
+        ids: ids of the samples.
         cameras: int64, N; None if unknown.
         queries: bool, N; whether a sample is a query.
     """
@@ -107,7 +107,7 @@ def check_labels(name: str, dataset_info: DatasetInfo, *, multi_label: bool = Fa
     """Check that a classifier can learn from the data.
 
     Args:
-        name: of the evaluator, for the message.
+        name: name of the evaluator, for the message.
         dataset_info: facts about the data.
         multi_label: whether images may have several labels.
 
@@ -161,7 +161,7 @@ class FeatureBankEvaluator:
     sent them and in the order of the data, and computes on its device alone.
 
     Args:
-        name: of the evaluator, for messages.
+        name: name of the evaluator, for messages.
         dataset_info: facts about the data.
         layers: ``embedding``, or names of modules.
         multi_label: whether images may have several labels.

@@ -36,7 +36,7 @@ def knn_votes(
     Args:
         queries: N x D.
         bank: features of the training samples, M x D. If there are fewer than k, all vote.
-        labels: of the training samples (int64, M).
+        labels: labels of the training samples (int64, M).
         num_classes: K.
         k: number of neighbors; VISSL's default is 200.
         temperature: lower values weight the nearest neighbors more; VISSL's default is 0.1, DINO's 0.07.

@@ -23,7 +23,7 @@ class Hyperparameters(NamedTuple):
 
     Attributes:
         learning_rate: at the beginning.
-        weight_decay: of the weights, not of the bias.
+        weight_decay: weight decay of the weights, not of the bias.
     """
 
     learning_rate: float
@@ -61,7 +61,7 @@ def train_heads(
         settings: one for each classifier.
         epochs: passes over the features.
         batch_size: samples per step.
-        seed: of the order.
+        seed: seed of the order.
         exclusive: train with softmax and cross entropy; otherwise with sigmoid and binary cross entropy per class.
 
     Returns: for each setting weights with the bias as last row, D + 1 x K; see :func:`logits_of`.
@@ -122,7 +122,7 @@ class LinearProbe(FeatureBankEvaluator):
         epochs: passes over the training samples (DINO's 100; MAE's 90).
         batch_size: samples per step (VISSL's 256).
         validation_fraction: share of the training samples that selects layer and hyperparameters.
-        seed: of the order and of the validation samples.
+        seed: seed of the order and of the validation samples.
 
     Raises:
         ValueError: images have no classes, or a list is empty.

@@ -32,7 +32,7 @@ class LinearSvm(FeatureBankEvaluator):
         layer: ``embedding``, or the name of a module of the task, whose feature maps or tokens are averaged over
             positions.
         costs: values of the cost C to try (VISSL's are 0.01 and 0.1, and powers of a base if one is given).
-        folds: of the cross-validation (VISSL's).
+        folds: number of folds of the cross-validation (VISSL's).
         positive_weight: weight of positive samples; negative ones have 1 (VISSL's).
 
     Raises:

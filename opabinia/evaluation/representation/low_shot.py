@@ -30,7 +30,7 @@ class LowShot(FeatureBankEvaluator):
         shots: images per class.
         repeats: random choices of training images; VISSL's 5.
         regularization: half of it times the squared weights is added to the sum of the losses (VISSL's).
-        seed: of the choices.
+        seed: seed of the choices.
 
     Raises:
         ValueError: images have no classes, or several labels; or ``shots`` is empty.

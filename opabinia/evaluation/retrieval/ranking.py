@@ -203,7 +203,7 @@ class Ranking:
 
     Attributes:
         queries: indices of the V queries that have a match.
-        ranks: of all their matches, from 1, ascending within a query.
+        ranks: ranks of all their matches, from 1, ascending within a query.
         lengths: number of matches of each of them, V.
         without_match: number of queries without a match; they are in no mean.
     """

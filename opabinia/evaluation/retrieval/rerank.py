@@ -61,7 +61,7 @@ def k_reciprocal(
             fewer; "fastreid" takes at most k1.
         lambda_value: share of the original distance, 0 to 1; the rest is the Jaccard distance.
         variant: which code is followed.
-        metric: of the features. "cosine": normalized, so that d² is 2 - 2 cosine.
+        metric: distance metric of the features. "cosine": normalized, so that d² is 2 - 2 cosine.
         block: rows and columns of a tile; memory is about 12 block² bytes beside features and lists.
 
     Raises:

@@ -173,7 +173,7 @@ def single_shot(
     Args:
         query_features, gallery_features, query_ids, gallery_ids, query_cameras, gallery_cameras, metric, ranks, block:
             see :func:`evaluate`.
-        seed: of the shuffles; repeat r draws from (seed, r).
+        seed: seed of the shuffles; repeat r draws from (seed, r).
         repeats: number of galleries.
 
     Returns: as :func:`evaluate`. With one match per query AP and INP are equal, 1 over the rank.
@@ -245,7 +245,7 @@ def random_galleries(
         features: N x D.
         ids: identities, N.
         metric, ranks, block: see :func:`evaluate`.
-        seed: of the choice; repeat r draws from (seed, r).
+        seed: seed of the choice; repeat r draws from (seed, r).
         repeats: number of galleries.
 
     Raises:
@@ -287,7 +287,7 @@ def recall(
     Args:
         features: N x D.
         ids: identities, N. Images that are the only one of their identity are in no mean; they are in the gallery.
-        ks: of Recall@k, the share of images with a match among the k nearest.
+        ks: numbers k of Recall@k, the share of images with a match among the k nearest.
         metric: see :func:`evaluate`.
         block: see :func:`evaluate`.
 

@@ -85,10 +85,10 @@ class Retrieval(EmbeddingEvaluator):
 
     Args:
         dataset_info: facts about the data.
-        metric: of the features; euclidean and squared_euclidean rank alike.
+        metric: distance metric of the features; euclidean and squared_euclidean rank alike.
         ranks: k of the shares of queries with a match among the k nearest.
         rerank: k-reciprocal re-ranking; null: none.
-        query_expansion: of queries and gallery; null: none.
+        query_expansion: query expansion of queries and gallery; null: none.
         roc: compute the true positive rates of pairs at false positive rates of 1e-4, 1e-3 and 1e-2.
         precision_at: k of ``precision@k``, see :meth:`opabinia.evaluation.retrieval.ranking.Ranking.precision_at`.
 
@@ -214,10 +214,10 @@ class RepeatedGallery(EmbeddingEvaluator):
     Args:
         dataset_info: facts about the data.
         protocol: which of the two.
-        metric: of the features; euclidean and squared_euclidean rank alike.
+        metric: distance metric of the features; euclidean and squared_euclidean rank alike.
         ranks: k of the shares of queries with a match among the k nearest.
         repeats: number of galleries.
-        seed: of their choice.
+        seed: seed of their choice.
 
     Raises:
         ValueError: ``single_shot``, and the data is not split into queries and gallery.
@@ -274,8 +274,8 @@ class Recall(EmbeddingEvaluator):
 
     Args:
         dataset_info: facts about the data.
-        metric: of the features; euclidean and squared_euclidean rank alike.
-        ks: of the shares of images with a match among the k nearest (those of Stanford Online Products).
+        metric: distance metric of the features; euclidean and squared_euclidean rank alike.
+        ks: numbers k of the shares of images with a match among the k nearest (those of Stanford Online Products).
     """
 
     def __init__(
@@ -343,7 +343,7 @@ class Revisited(EmbeddingEvaluator):
 
     Args:
         dataset_info: facts about the data, which must be that of the source ``revisited``.
-        metric: of the features; euclidean and squared_euclidean rank alike.
+        metric: distance metric of the features; euclidean and squared_euclidean rank alike.
 
     Raises:
         ValueError: the data is not split into queries and gallery.

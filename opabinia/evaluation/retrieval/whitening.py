@@ -18,7 +18,7 @@ class Whitening(NamedTuple):
     """A fitted whitening transform.
 
     Attributes:
-        mean: of the vectors, D.
+        mean: mean of the vectors, D.
         directions: n x D, most variance first, each divided by its standard deviation.
     """
 

@@ -20,7 +20,7 @@ def ground_truth_maps(
     """Yield for each image its row, its id, its ground truth, and the area of the padded predictions that it fills.
 
     Args:
-        predictions: of a segmentation task (:data:`opabinia.contracts.Predictions`).
+        predictions: predictions of a segmentation task (:data:`opabinia.contracts.Predictions`).
         batch: with ``ground_truth_map`` and ``id``.
         classes: their number.
 

@@ -137,7 +137,7 @@ def match_segments(
         crowd: whether a true segment stands for several objects.
         predicted: the prediction; segments without pixels are ignored.
         classes: number of classes K.
-        boundary_width: of the boundaries in pixels; None compares whole segments.
+        boundary_width: width of the boundaries in pixels; None compares whole segments.
 
     Returns:
         Of each class the sum of the IoUs of matched segments in units of 2^-40, and the numbers of matched, false and

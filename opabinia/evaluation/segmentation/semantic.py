@@ -22,7 +22,7 @@ class SemanticState(NamedTuple):
 
     Attributes:
         cells: pixels by true and predicted class, (true, predicted, pixels) of the cells that are not empty.
-        boundaries: of each class the boundary pixels that are right, true, and predicted (3 x K).
+        boundaries: boundary pixels of each class that are right, true, and predicted (3 x K).
         worst: the images with the lowest mIoU.
     """
 

@@ -26,7 +26,7 @@ class ImprovedBlock(nn.Module):
     """Residual block: batch norm, convolution, batch norm, PReLU, convolution with stride, batch norm (section 3.1).
 
     Args:
-        channels: of input and output.
+        channels: number of channels of input and output.
         stride: 1 or 2.
         se: squeeze and excitation before the sum.
     """
@@ -55,11 +55,11 @@ class IResNet(nn.Module):
     """Images (B x C x H x W) to flattened feature maps of stride 16.
 
     Args:
-        channels: of an image.
-        blocks: of the four stages.
+        channels: number of channels of an image.
+        blocks: number of blocks of the four stages.
         image_size: height and width of the images.
         se: squeeze and excitation in every block.
-        dropout: of the feature maps.
+        dropout: dropout probability of the feature maps.
 
     Attributes:
         num_features: length of the vectors.
@@ -122,6 +122,6 @@ def iresnet(
         image_size: height and width of the images, usually 112; others are refused.
         model: number of layers.
         se: squeeze and excitation in every block.
-        dropout: of the feature maps.
+        dropout: dropout probability of the feature maps.
     """
     return ModuleBackbone(IResNet(channels, BLOCKS[model], image_size, se, dropout), channels)

@@ -26,7 +26,7 @@ class ModuleBackbone(Backbone):
 
     Args:
         module: the network.
-        channels: of an image.
+        channels: number of channels of an image.
 
     Raises:
         ValueError: the module takes no images of ``SIZES``, or returns something else.

@@ -79,7 +79,8 @@ class MultiScaleFeatures(nn.Module):
         Args:
             net: the model.
             images: B x C x H x W.
-            with_output: of a model that was not pruned; otherwise the output is None, and later layers do not run.
+            with_output: return the output, too (of a model that was not pruned); otherwise the output is None, and
+                later layers do not run.
         """
         if with_output:
             output, maps = net.forward_intermediates(images, indices=self._indices, norm=self._norm, output_fmt="NCHW")

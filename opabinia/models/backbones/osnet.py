@@ -25,9 +25,9 @@ class ConvNorm(nn.Module):
     """Convolution, norm and ReLU.
 
     Args:
-        channels: of input and output.
+        channels: number of channels of input and output.
         kernel: side of the kernel.
-        stride: of the convolution.
+        stride: stride of the convolution.
         relu: end with a ReLU.
         instance: instance instead of batch norm.
     """
@@ -78,7 +78,7 @@ class OmniScaleBlock(nn.Module):
     """Residual block with streams of one to four Lite 3 x 3, summed by a gate (section 3.2, figure 4).
 
     Args:
-        channels: of input and output.
+        channels: number of channels of input and output.
         instance: instance norm after the sum (OSNet-IBN).
     """
 
@@ -108,7 +108,7 @@ class OSNet(nn.Module):
     """Images (B x C x H x W) to feature maps of stride 16.
 
     Args:
-        channels: of an image.
+        channels: number of channels of an image.
         widths: channels of the stem and of the three stages.
         instance: instance norms in the stem and the first stage (OSNet-IBN).
     """

@@ -37,7 +37,7 @@ def regnet(
         group_width: channels of a group, g.
         bottleneck_ratio: inner width of a block relative to its outer width, 1 / b.
         se_ratio: width of squeeze and excitation relative to a block's input (RegNetY); 0 without (RegNetX).
-        stem_width: of the first convolution.
+        stem_width: width of the first convolution.
         drop_path: stochastic depth: probability to skip a residual branch.
 
     Raises:

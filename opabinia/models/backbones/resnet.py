@@ -53,7 +53,7 @@ class NonLocal(nn.Module):
 
     Args:
         channels: C.
-        inner: of queries, keys and values; None: half as many.
+        inner: number of channels of queries, keys and values; None: half as many.
     """
 
     def __init__(self, channels: int, inner: int | None = None) -> None:

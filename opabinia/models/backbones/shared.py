@@ -26,7 +26,7 @@ class SharedNetwork:
 
     Args:
         backbone: the network.
-        normalize: of its images.
+        normalize: normalization of its images.
     """
 
     def __init__(self, backbone: Backbone, normalize: Normalize) -> None:
@@ -45,8 +45,8 @@ class SharedNetwork:
         """Keep what is computed of a batch for all tasks that read it.
 
         Args:
-            stream: of the batch.
-            images: of the batch (B x C x H x W); None: it has only views.
+            stream: name of the stream of the batch.
+            images: images of the batch (B x C x H x W); None: it has only views.
             sizes: height and width of each image within a padded batch; None: not padded.
         """
         self.stream.name = stream

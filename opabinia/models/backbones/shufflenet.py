@@ -30,7 +30,7 @@ class ShuffleBlock(nn.Module):
     ``stride`` 2 both branches see all channels.
 
     Args:
-        channels: of input and output.
+        channels: number of channels of input and output.
         stride: 1 or 2.
     """
 
@@ -58,7 +58,7 @@ class ShuffleNet(nn.Module):
     """Images (B x C x H x W) to feature maps of stride 32.
 
     Args:
-        channels: of an image.
+        channels: number of channels of an image.
         widths: channels of the three stages and of the last convolution.
     """
 

@@ -85,7 +85,7 @@ class TimmBackbone(Backbone):
     Args:
         model: made by timm; its classifier is removed.
         channels: D.
-        preprocessing: of its pretrained weights; None for random weights.
+        preprocessing: preprocessing of its pretrained weights; None for random weights.
 
     Attributes:
         trained_classes: number of classes of the pretrained classifier; 0 without one.

@@ -91,8 +91,8 @@ def vit(
             patches of 16 overlap as in TransReID: 256 x 128 pixels have 21 x 10 patches instead of 16 x 8.
         drop_path: stochastic depth (Huang et al. 2016): probability to skip a branch of the last block, rising from 0
             at the first one; FastReID's default.
-        dropout: of the tokens, after the position embedding and after each layer.
-        attention_dropout: of the attention weights.
+        dropout: dropout probability of the tokens, after the position embedding and after each layer.
+        attention_dropout: dropout probability of the attention weights.
         lora: freezes the model and trains low-rank adapters instead; null trains the model.
 
     Raises:

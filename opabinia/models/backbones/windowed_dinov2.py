@@ -21,16 +21,16 @@ class WindowedDinov2(Backbone):
     Weights are RF-DETR's, by ``init.weights``; those of DINOv2 have the same names without the windows.
 
     Args:
-        channels: of the images.
-        width: of the tokens.
+        channels: number of channels of the images.
+        width: width of the tokens.
         depth: number of layers.
-        heads: of every attention layer.
+        heads: number of heads of every attention layer.
         patch_size: height and width of a patch.
         image_size: height and width of the images of the position embedding, which is interpolated for others.
         num_windows: along each side; sides of images are multiples of ``patch_size * num_windows``.
         num_registers: register tokens.
         layers: numbers of the layers, from 1, whose output is used, normalized.
-        drop_path: of the last layer; others get less, in proportion to their depth.
+        drop_path: drop path probability of the last layer; others get less, in proportion to their depth.
         lora: freezes the model and trains low-rank adapters instead, for example with
             ``targets: [q_proj, v_proj]``.
 

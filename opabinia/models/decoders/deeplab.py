@@ -19,11 +19,11 @@ class DeepLabV3Plus(SegmentationDecoder):
     al. 2018, DeepLabV3+, section 3).
 
     Args:
-        levels: of the backbone. The paper's backbone ends with stride 16: ``options: {output_stride: 16}`` of a timm
-            ResNet.
+        levels: feature levels of the backbone. The paper's backbone ends with stride 16: ``options: {output_stride:
+            16}`` of a timm ResNet.
         classes: K.
-        channels: of the decoder.
-        dilations: of the pyramid pooling; the paper's are for stride 16, at stride 8 they are doubled.
+        channels: number of channels of the decoder.
+        dilations: dilations of the pyramid pooling; the paper's are for stride 16, at stride 8 they are doubled.
         fine_channels: to which the finest feature map is reduced.
         norm: after the convolutions of the decoder; the pyramid pooling has batch norms.
 

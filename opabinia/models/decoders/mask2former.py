@@ -26,20 +26,20 @@ class Mask2Former(SegmentationDecoder):
     over the earlier layers.
 
     Args:
-        levels: of the backbone, ending with strides 4, 8, 16, 32.
+        levels: feature levels of the backbone, ending with strides 4, 8, 16, 32.
         classes: K.
         num_queries: number of queries.
-        channels: of the pixel decoder and the transformer; a multiple of ``attention_heads``.
+        channels: number of channels of the pixel decoder and the transformer; a multiple of ``attention_heads``.
         encoder_layers: transformer layers of the pixel decoder.
         decoder_layers: transformer layers of the queries.
-        attention_heads: of every attention layer.
+        attention_heads: number of heads of every attention layer.
         encoder_ffn_dim: width of the feed-forward networks of the pixel decoder.
         decoder_ffn_dim: width of those of the queries.
-        dropout: of both.
-        class_weight: of the cross entropy of classes, and of its cost in matching.
-        mask_weight: of the binary cross entropy of masks, likewise.
-        dice_weight: of the dice loss, likewise.
-        no_object_weight: of queries without a segment in the cross entropy of classes.
+        dropout: dropout probability of both.
+        class_weight: weight of the cross entropy of classes, and of its cost in matching.
+        mask_weight: weight of the binary cross entropy of masks, likewise.
+        dice_weight: weight of the dice loss, likewise.
+        no_object_weight: weight of queries without a segment in the cross entropy of classes.
         num_points: at which masks are compared.
         input_norms: a layer norm of each feature map, as the authors' Swin transformers have them.
 

@@ -19,10 +19,10 @@ class Linear(SegmentationDecoder):
     of Oquab et al. 2023, DINOv2, section 7.4).
 
     Args:
-        levels: of the backbone.
+        levels: feature levels of the backbone.
         classes: K.
         norm: whether a batch norm comes first.
-        dropout: of whole channels.
+        dropout: dropout probability of whole channels.
     """
 
     def __init__(self, levels: Sequence[Level], classes: int, /, *, norm: bool = True, dropout: Fraction = 0.0) -> None:
@@ -43,12 +43,12 @@ class Fcn(SegmentationDecoder):
     auxiliary head of PSPNet and UPerNet.
 
     Args:
-        levels: of the backbone.
+        levels: feature levels of the backbone.
         classes: K.
-        level: of the feature map, counted from the end: 1 is the last.
-        channels: of the convolutions.
+        level: number of the feature map, counted from the end: 1 is the last.
+        channels: number of channels of the convolutions.
         convolutions: their number.
-        dropout: of whole channels, before the classifier.
+        dropout: dropout probability of whole channels, before the classifier.
         norm: after each convolution.
 
     Raises:
@@ -88,10 +88,10 @@ class SegFormer(SegmentationDecoder):
     section 3.2).
 
     Args:
-        levels: of the backbone.
+        levels: feature levels of the backbone.
         classes: K.
-        channels: of each level; the paper has 256 for B0 and B1, 768 for the larger ones.
-        dropout: of whole channels, before the classifier.
+        channels: number of channels of each level; the paper has 256 for B0 and B1, 768 for the larger ones.
+        dropout: dropout probability of whole channels, before the classifier.
         norm: after the fusion.
     """
 

@@ -21,10 +21,11 @@ class SemanticFpn(SegmentationDecoder):
     sum is classified (Kirillov et al. 2019, Panoptic Feature Pyramid Networks, section 3; detectron2's SemSegFPNHead).
 
     Args:
-        levels: of the backbone, ending with strides 4, 8, 16, 32; or of the pyramid, with ``neck: null``.
+        levels: feature levels of the backbone, ending with strides 4, 8, 16, 32; or of the pyramid, with ``neck:
+            null``.
         classes: K.
         neck: makes the pyramid; null: ``levels`` are one. Its levels above stride 32 are not used.
-        channels: of the convolutions.
+        channels: number of channels of the convolutions.
         norm: after each convolution.
 
     Raises:
@@ -72,11 +73,11 @@ class UPerNet(SegmentationDecoder):
     Unified Perceptual Parsing, section 3.2; the widths are mmsegmentation's).
 
     Args:
-        levels: of the backbone, ending with strides 4, 8, 16, 32.
+        levels: feature levels of the backbone, ending with strides 4, 8, 16, 32.
         classes: K.
-        channels: of each level.
+        channels: number of channels of each level.
         pool_sizes: rows and columns of the pooled maps.
-        dropout: of whole channels, before the classifier.
+        dropout: dropout probability of whole channels, before the classifier.
         norm: after each convolution.
 
     Raises:

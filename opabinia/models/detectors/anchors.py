@@ -47,7 +47,7 @@ def grid_anchors(cells: Tensor, shape: tuple[int, int], stride: int | tuple[int,
         cells: A x 4, centered at (0, 0).
         shape: h and w of the feature map.
         stride: pixels between positions; a pair is vertical, horizontal.
-        offset: of the first position, in strides: 0 (detectron2, torchvision) or 0.5, the center of its cell.
+        offset: shift of the first position, in strides: 0 (detectron2, torchvision) or 0.5, the center of its cell.
 
     Example: the first one of size 32 and ratio 0.5 at stride 4 and offset 0.5 is [-20.6274, -9.3137, 24.6274, 13.3137].
     """
@@ -64,9 +64,9 @@ class AnchorGrid:
     """Anchors for all levels of a feature pyramid.
 
     Args:
-        sizes: of each level, from fine to coarse.
+        sizes: sizes of each level, from fine to coarse.
         aspect_ratios: height / width, the same on all levels.
-        strides: of the levels.
+        strides: strides of the levels.
         offset: see :func:`grid_anchors`.
         convention: see :data:`Convention`.
 

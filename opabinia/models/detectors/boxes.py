@@ -52,14 +52,14 @@ class BoxOptions:
             summed over the classes; ``federated`` (Zhou et al. 2021, section 3.3; detectron2's USE_FED_LOSS): the same
             for the classes of a batch's regions and for others drawn by frequency, because no image of LVIS is
             annotated for all classes.
-        federated_classes: of ``federated``: number of classes in a batch, the background included; more if the batch
+        federated_classes: number of classes in a batch for ``federated``, the background included; more if the batch
             has more.
         federated_power: a class is drawn with a probability proportional to its number of images to this power.
         box_loss: loss of the boxes, see :func:`opabinia.models.losses.boxes.box_regression_loss`.
-        smooth_l1_beta: of ``smooth_l1``; 0 is L1 (torchvision: 1/9).
+        smooth_l1_beta: threshold of ``smooth_l1``; 0 is L1 (torchvision: 1/9).
         box_loss_weight: factor of the box loss.
         score_threshold: detections with this score or less are dropped.
-        nms_threshold: of two detections of one class with a higher IoU the one with the lower score is dropped.
+        nms_threshold: IoU of two detections of one class above which the one with the lower score is dropped.
         max_detections: per image.
         min_size: detections whose width or height, in pixels, is not larger are dropped (torchvision: 0.01).
         train_on_predictions: mask and keypoint heads are trained on the boxes that are predicted for regions, not on
@@ -149,10 +149,10 @@ class BoxLayers(nn.Module):
     """Hidden layers and predictor, with their losses.
 
     Args:
-        channels: of the feature maps.
-        dataset_info: of the training data, with K classes.
+        channels: number of channels of the feature maps.
+        dataset_info: description of the training data, with K classes.
         options: see :class:`BoxOptions`.
-        weights: of the box coding.
+        weights: weights of the box coding.
     """
 
     class_weights: Tensor
@@ -218,8 +218,8 @@ class BoxHead(nn.Module):
     """The box head of Faster R-CNN.
 
     Args:
-        levels: of the neck.
-        dataset_info: of the training data.
+        levels: feature levels of the neck.
+        dataset_info: description of the training data.
         options: see :class:`BoxOptions`.
         pooling: see :class:`PoolingOptions`.
 

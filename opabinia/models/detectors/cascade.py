@@ -35,11 +35,11 @@ class CascadeHead(nn.Module):
     gradient of each is divided by their number.
 
     Args:
-        levels: of the neck.
-        dataset_info: of the training data.
+        levels: feature levels of the neck.
+        dataset_info: description of the training data.
         options: see :class:`BoxOptions`; boxes are class-agnostic.
         ious: foreground IoU of each later stage.
-        weights: of the box coding of each later stage.
+        weights: weights of the box coding of each later stage.
         pooling: see :class:`PoolingOptions`.
         stage_loss_weights: factors of the losses of each stage, without the division of gradients; None: detectron2's
             rule, factors of 1 with it.

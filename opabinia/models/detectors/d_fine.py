@@ -53,30 +53,31 @@ class DFine(HybridDetector):
 
     Args:
         levels: the backbone's levels; those of ``strides`` are used.
-        dataset_info: of the training data, for its classes.
+        dataset_info: description of the training data, for its classes.
         neck: see ``rt_detr``.
-        strides: of the feature maps; the authors' N model has [16, 32].
-        channels: of the queries and the decoder; a multiple of 4 and of ``attention_heads``.
-        encoder_channels: of the hybrid encoder; null takes ``channels``. The authors' X model has 384.
+        strides: strides of the feature maps; the authors' N model has [16, 32].
+        channels: number of channels of the queries and the decoder; a multiple of 4 and of ``attention_heads``.
+        encoder_channels: number of channels of the hybrid encoder; null takes ``channels``. The authors' X model has
+            384.
         num_queries: number of object queries. Images with fewer positions have one query per position.
         encoder_layers: transformer layers on the coarsest feature map.
         decoder_layers: refinement steps of the boxes.
-        attention_heads: of every attention layer.
+        attention_heads: number of heads of every attention layer.
         decoder_n_points: sampling points per head and query in each feature map.
         ffn_dim: width of the feed-forward networks.
         hidden_expansion: width of the encoder's convolutional blocks over its channels; 0.5 in the S model.
-        depth_multiplier: of the number of these blocks; 0.34 in S, 0.67 in M.
+        depth_multiplier: factor of the number of these blocks; 0.34 in S, 0.67 in M.
         dropout: in encoder and decoder.
         bins: number of intervals of a distribution.
         box_scale: a side of the initial box is this many units of the distributions long; 8 in X.
         num_denoising: see ``rt_detr``.
         label_noise_ratio: likewise.
         box_noise_scale: likewise.
-        vfl_weight: of the varifocal loss.
-        box_weight: of the L1 loss of boxes, which are fractions of the padded image.
-        giou_weight: of the generalized IoU loss.
-        fgl_weight: of the fine-grained localization loss.
-        ddf_weight: of the distillation of the last layer's distributions.
+        vfl_weight: weight of the varifocal loss.
+        box_weight: weight of the L1 loss of boxes, which are fractions of the padded image.
+        giou_weight: weight of the generalized IoU loss.
+        fgl_weight: weight of the fine-grained localization loss.
+        ddf_weight: weight of the distillation of the last layer's distributions.
         max_detections: per image; the authors give 300, of which COCO counts 100.
 
     Raises:
@@ -228,9 +229,9 @@ class DFine(HybridDetector):
         Args:
             layers: predictions, those of ``refined`` first.
             refined: the decoder's layers.
-            pairs: of each of ``layers``, for classes.
+            pairs: pairs of each of ``layers``, for classes.
             united: for boxes.
-            objects: of the batch.
+            objects: objects of the batch.
             count: number of objects.
             regressed: number of the pairs in ``united``, in the global batch.
         """

@@ -93,7 +93,7 @@ class DenseDetector(Detector):
 
     Attributes:
         score_threshold, nms_threshold, max_detections: see :func:`suppress`.
-        pre_nms_topk: so many candidates of each level go into suppression.
+        pre_nms_topk: number of candidates of each level that go into suppression.
     """
 
     _decode: Decode

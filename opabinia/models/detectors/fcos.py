@@ -58,15 +58,15 @@ class Fcos(DenseDetector):
         box_loss: see :func:`opabinia.models.losses.boxes.iou_loss`; ``iou`` is that of 2019.
         weight_boxes: box losses are weighted by the centerness of their points (the authors' code, MMDetection);
             false: equally (torchvision, detectron2).
-        offset: of the first point, in strides: the paper's 0.5 is the center of its cell; 0 is torchvision's and
-            detectron2's.
-        convention: of the points. ``torchvision``, for its weights, computes strides from the sizes of the batch and
-            the feature maps, rounded down.
-        alpha: of the focal loss.
-        gamma: of the focal loss.
+        offset: position of the first point, in strides: the paper's 0.5 is the center of its cell; 0 is torchvision's
+            and detectron2's.
+        convention: convention of the points. ``torchvision``, for its weights, computes strides from the sizes of the
+            batch and the feature maps, rounded down.
+        alpha: weight alpha of the focal loss.
+        gamma: focusing exponent of the focal loss.
         score_threshold: detections with this score or less are dropped. 0.05 in the paper of 2019; 0.2 in torchvision
             and detectron2.
-        nms_threshold: of two detections of one class with a higher IoU the one with the lower score is dropped.
+        nms_threshold: IoU of two detections of one class above which the one with the lower score is dropped.
         pre_nms_topk: candidates of each level that go into suppression, the best ones.
         max_detections: per image.
     """
@@ -194,8 +194,8 @@ def assign_points(
     all larger distances: up to 64 pixels, 64 to 128 ..., from 512 on.
 
     Args:
-        points: of each level, from fine to coarse, as boxes of the stride's size (N x 4).
-        targets: of each image.
+        points: points of each level, from fine to coarse, as boxes of the stride's size (N x 4).
+        targets: targets of each image.
         center_sampling_radius: largest horizontal and vertical distance from the center of the object, in strides;
             None: any.
 

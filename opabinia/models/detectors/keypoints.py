@@ -29,7 +29,7 @@ class KeypointOptions:
         resolution: side of the square that a region is pooled to; heatmaps have four times that side.
         sampling_ratio: see :class:`PoolingOptions`; null: as for the boxes.
         num_convs: convolutions before the one that doubles the resolution.
-        channels: of each.
+        channels: number of channels of each.
         loss_weight: factor of the loss.
         keypoints_per_image: the loss is divided by the number of images times this number; null: by the number of
             visible keypoints.
@@ -50,7 +50,7 @@ class KeypointHead(nn.Module):
     ``conv_fcn1`` ... and ``score_lowres`` have the same shapes and order.
 
     Args:
-        levels: of the neck.
+        levels: feature levels of the neck.
         classes: K.
         points: P, keypoints of an object.
         options: see :class:`KeypointOptions`.
@@ -127,7 +127,7 @@ def _contains_visible(boxes: Tensor, keypoints: Tensor, matched: Tensor) -> Tens
 
     Args:
         boxes: see above.
-        keypoints: of all objects of the image (M x P x 3).
+        keypoints: keypoints of all objects of the image (M x P x 3).
         matched: indices of the boxes' objects (int64, N); 0 if there are none.
     """
     keypoints = F.pad(keypoints, (0, 0, 0, 0, 0, 1))[matched]

@@ -33,10 +33,10 @@ class Criterion:
     """How the predictions of a model are compared with objects.
 
     Attributes:
-        class_loss: of a layer; its last argument is the number of objects.
-        class_cost: of matching.
-        costs: of matching.
-        weights: of the class loss, the L1 loss and the generalized IoU loss of boxes.
+        class_loss: class loss of a layer; its last argument is the number of objects.
+        class_cost: class cost of matching.
+        costs: weights of the costs of matching.
+        weights: weights of the class loss, the L1 loss and the generalized IoU loss of boxes.
     """
 
     class_loss: Callable[[Prediction, Pairs, Objects, Tensor], Tensor]
@@ -111,8 +111,8 @@ def _keep_predictions(
 
     Args:
         logits, labels, device, boxes, config, others: not needed.
-        all_logits, all_boxes: of the decoder's layers (L x B x Q x ...).
-        first_logits, first_boxes: of the encoder (B x Q x ...).
+        all_logits, all_boxes: logits and boxes of the decoder's layers (L x B x Q x ...).
+        first_logits, first_boxes: logits and boxes of the encoder (B x Q x ...).
     """
     layers = [Prediction(*layer) for layer in zip(all_logits.flip(0), all_boxes.flip(0), strict=True)]
     if first_logits is not None and first_boxes is not None:
@@ -182,18 +182,18 @@ def detr(
     of objects in the batch of all processes; ``loss_auxiliary``, their sum over the earlier layers.
 
     Args:
-        levels: of the backbone.
-        dataset_info: of the training data, for its classes.
-        channels: of encoder and decoder; a multiple of ``attention_heads`` and 4.
+        levels: feature levels of the backbone.
+        dataset_info: description of the training data, for its classes.
+        channels: number of channels of encoder and decoder; a multiple of ``attention_heads`` and 4.
         num_queries: number of object queries, and the largest number of detections.
         encoder_layers: transformer layers.
         decoder_layers: transformer layers.
-        attention_heads: of every attention layer.
+        attention_heads: number of heads of every attention layer.
         ffn_dim: width of the feed-forward networks.
         dropout: in encoder and decoder.
-        no_object_weight: of "no object" in the cross entropy.
-        box_weight: of the L1 loss of boxes, which are fractions of the padded image.
-        giou_weight: of the generalized IoU loss.
+        no_object_weight: weight of "no object" in the cross entropy.
+        box_weight: weight of the L1 loss of boxes, which are fractions of the padded image.
+        giou_weight: weight of the generalized IoU loss.
 
     Raises:
         ValueError: the transformers library is not installed, or ``channels`` cannot be divided.
@@ -248,21 +248,21 @@ def deformable_detr(
     ``loss_giou``; ``loss_auxiliary``, their sum over the earlier layers.
 
     Args:
-        levels: of the backbone; the last three are used.
-        dataset_info: of the training data, for its classes.
-        channels: of encoder and decoder; a multiple of ``attention_heads`` and 32.
+        levels: feature levels of the backbone; the last three are used.
+        dataset_info: description of the training data, for its classes.
+        channels: number of channels of encoder and decoder; a multiple of ``attention_heads`` and 32.
         num_queries: number of object queries.
         num_levels: feature maps; those that the backbone does not have are made from its coarsest one.
         encoder_layers: transformer layers.
         decoder_layers: transformer layers.
-        attention_heads: of every attention layer.
+        attention_heads: number of heads of every attention layer.
         sampling_points: per head, query and feature map.
         ffn_dim: width of the feed-forward networks.
         dropout: in encoder and decoder.
         refine_boxes: every layer of the decoder refines the boxes of the one before.
-        class_weight: of the focal loss, and of its cost in matching.
-        box_weight: of the L1 loss of boxes, which are fractions of the padded image.
-        giou_weight: of the generalized IoU loss.
+        class_weight: weight of the focal loss, and of its cost in matching.
+        box_weight: weight of the L1 loss of boxes, which are fractions of the padded image.
+        giou_weight: weight of the generalized IoU loss.
         max_detections: per image.
 
     Raises:
@@ -322,22 +322,22 @@ def rf_detr(
     evaluation uses the first group.
 
     Args:
-        levels: of the backbone; those with the stride of the last one are used, such as several layers of a vision
-            transformer (``task.backbone.name: windowed_dinov2``).
-        dataset_info: of the training data, for its classes.
-        channels: of the decoder; a multiple of 4 and of both numbers of heads.
+        levels: feature levels of the backbone; those with the stride of the last one are used, such as several layers
+            of a vision transformer (``task.backbone.name: windowed_dinov2``).
+        dataset_info: description of the training data, for its classes.
+        channels: number of channels of the decoder; a multiple of 4 and of both numbers of heads.
         num_queries: number of object queries of a group.
         num_groups: groups of queries (Chen et al. 2023, Group DETR).
         decoder_layers: transformer layers.
-        self_attention_heads: of the self-attention layers.
-        cross_attention_heads: of the deformable attention layers.
+        self_attention_heads: number of heads of the self-attention layers.
+        cross_attention_heads: number of heads of the deformable attention layers.
         sampling_points: per head and query.
         ffn_dim: width of the feed-forward networks.
         projector_blocks: blocks of the convolutional projector before the decoder.
         dropout: in the decoder.
-        class_weight: of the classification loss.
-        box_weight: of the L1 loss of boxes, which are fractions of the padded image.
-        giou_weight: of the generalized IoU loss.
+        class_weight: weight of the classification loss.
+        box_weight: weight of the L1 loss of boxes, which are fractions of the padded image.
+        giou_weight: weight of the generalized IoU loss.
         max_detections: per image.
 
     Raises:

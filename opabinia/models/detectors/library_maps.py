@@ -17,7 +17,7 @@ class GivenMapsConfig(PreTrainedConfig):  # type: ignore[misc]
     """Config of :class:`GivenMaps`.
 
     Attributes:
-        channels: of each feature map.
+        channels: number of channels of each feature map.
     """
 
     model_type = "opabinia_given_maps"

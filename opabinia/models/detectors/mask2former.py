@@ -34,8 +34,8 @@ class MaskClassifier(Detector):
     the pixels of the mask, its box is that of the mask (:func:`opabinia.models.panoptic.top_instances`).
 
     Args:
-        levels: of the backbone.
-        dataset_info: of the training data, for its classes.
+        levels: feature levels of the backbone.
+        dataset_info: description of the training data, for its classes.
         decoder: the mask classifier, with its losses.
         max_detections: per image.
 

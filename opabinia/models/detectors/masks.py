@@ -30,7 +30,7 @@ class MaskOptions:
         resolution: side of the square that a region is pooled to; masks have twice as many pixels.
         sampling_ratio: see :class:`PoolingOptions`; null: as for the boxes.
         num_convs: convolutions before the one that doubles the resolution.
-        channels: of each.
+        channels: number of channels of each.
         norm: after each.
         class_agnostic: one mask per region instead of one per class.
         soft_targets: the target of a pixel that the object covers in part is that part (torchvision), not 0 or 1.
@@ -53,9 +53,9 @@ class Masks(nn.Module):
         """Return the probability of each pixel to belong to the object (R x S x S).
 
         Args:
-            maps: of the neck.
+            maps: feature maps of the neck.
             boxes: see :meth:`RegionPool.forward`.
-            labels: of all R boxes.
+            labels: labels of all R boxes.
         """
 
     def describe(self, maps: Sequence[Tensor], detections: Sequence[Detections]) -> list[Detections]:
@@ -80,7 +80,7 @@ class MaskHead(Masks):
     ``mask_fcn1`` ..., ``deconv`` and ``predictor`` have the same shapes and order.
 
     Args:
-        levels: of the neck.
+        levels: feature levels of the neck.
         classes: K.
         options: see :class:`MaskOptions`.
         pooling: see :class:`PoolingOptions`.
@@ -112,8 +112,8 @@ class MaskHead(Masks):
         """See :func:`~opabinia.models.losses.masks.region_mask_losses`. Images whose masks are unknown have no part.
 
         Args:
-            maps: of the neck.
-            regions: of each image, by stages of the box head; the first is used (detectron2).
+            maps: feature maps of the neck.
+            regions: regions of each image, by stages of the box head; the first is used (detectron2).
             targets: one per image.
         """
         foreground = [

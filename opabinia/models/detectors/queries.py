@@ -30,12 +30,12 @@ class Outputs(NamedTuple):
     """Predictions of a detector for a batch.
 
     Attributes:
-        last: of the last layer.
-        earlier: of the layers before it and of the encoder; empty without objects to compare them with.
-        denoising: of all layers for the denoising queries; empty without any.
+        last: predictions of the last layer.
+        earlier: predictions of the layers before it and of the encoder; empty without objects to compare them with.
+        denoising: predictions of all layers for the denoising queries; empty without any.
         denoising_pairs: denoising queries and the objects that they are made from.
         denoising_groups: number of queries per object.
-        groups: of the other queries; each object is matched with a query of each group.
+        groups: number of groups of the other queries; each object is matched with a query of each group.
     """
 
     last: Prediction
@@ -52,7 +52,7 @@ class QueryDetector(Detector):
     Hungarian matching runs on the CPU, once for all layers: a training step waits for the device.
 
     Attributes:
-        costs, class_cost: of matching.
+        costs, class_cost: costs of matching.
     """
 
     costs: Costs = COSTS

@@ -150,7 +150,7 @@ def faster_rcnn(
 
     Args:
         levels: the backbone's levels.
-        dataset_info: of the training data.
+        dataset_info: description of the training data.
         neck: makes the feature pyramid.
         proposals: options of the region proposals.
         pooling: options of RoIAlign.
@@ -179,7 +179,7 @@ def mask_rcnn(
 
     Args:
         levels: the backbone's levels.
-        dataset_info: of the training data.
+        dataset_info: description of the training data.
         neck: makes the feature pyramid.
         proposals: options of the region proposals.
         pooling: options of RoIAlign.
@@ -212,7 +212,7 @@ def keypoint_rcnn(
 
     Args:
         levels: the backbone's levels.
-        dataset_info: of the training data.
+        dataset_info: description of the training data.
         neck: makes the feature pyramid.
         proposals: options of the region proposals.
         pooling: options of RoIAlign.
@@ -257,7 +257,7 @@ def cascade_rcnn(
 
     Args:
         levels: the backbone's levels.
-        dataset_info: of the training data.
+        dataset_info: description of the training data.
         neck: makes the feature pyramid.
         proposals: options of the region proposals.
         pooling: options of RoIAlign.

@@ -55,12 +55,12 @@ class RegionPool(nn.Module):
     run on regions.
 
     Args:
-        levels: of the neck; with ``last_stage`` also that of the backbone's last stage, at the end.
+        levels: feature levels of the neck; with ``last_stage`` also that of the backbone's last stage, at the end.
         side: S, of the pooled squares; the last stage halves it.
         options: see :class:`PoolingOptions`.
 
     Attributes:
-        out_channels: of the output.
+        out_channels: number of channels of the output.
         stage: the last stage, in a tuple, so that it is not a child; empty without one.
 
     Raises:

@@ -41,22 +41,22 @@ class RetinaNet(DenseDetector):
             512.
         scales_per_octave: number of sizes from there up to, but not including, twice that size.
         aspect_ratios: height / width of anchors.
-        offset: of the first anchor, in strides: 0 (detectron2, torchvision) or 0.5, the center of its cell.
-        convention: of the anchors. ``torchvision``, for its weights, has corners on whole pixels, sizes rounded down,
-            and strides computed from the sizes of the batch and the feature maps, rounded down.
+        offset: position of the first anchor, in strides: 0 (detectron2, torchvision) or 0.5, the center of its cell.
+        convention: convention of the anchors. ``torchvision``, for its weights, has corners on whole pixels, sizes
+            rounded down, and strides computed from the sizes of the batch and the feature maps, rounded down.
         norm: after each convolution of the head.
         prior_probability: initial probability of every class.
         background_iou: anchors that overlap every object less are background.
         foreground_iou: anchors that overlap an object this much or more are assigned to it, and so is the one that
             overlaps it most. Those in between are ignored.
-        alpha: of the focal loss.
-        gamma: of the focal loss.
+        alpha: weight alpha of the focal loss.
+        gamma: focusing exponent of the focal loss.
         box_loss: loss of the boxes, see :func:`opabinia.models.losses.boxes.box_regression_loss`.
-        smooth_l1_beta: of ``smooth_l1``; 0 is L1.
+        smooth_l1_beta: threshold of ``smooth_l1``; 0 is L1.
         loss_normalizer: the losses of an image are divided by the number of its positive anchors (``image``), or by
             the ``running_mean`` of that number over images and forward passes, see :class:`RunningMean`.
         score_threshold: detections with this score or less are dropped.
-        nms_threshold: of two detections of one class with a higher IoU the one with the lower score is dropped.
+        nms_threshold: IoU of two detections of one class above which the one with the lower score is dropped.
         pre_nms_topk: candidates of each level that go into suppression, the best ones.
         max_detections: per image; detectron2's. torchvision has 300.
 
@@ -179,8 +179,8 @@ class AnchorTargets(NamedTuple):
     """Targets of the N anchors of B images.
 
     Attributes:
-        classes: of the object that each overlaps most (int64, B x N).
-        boxes: of that object (B x N x 4); in images without objects the anchors.
+        classes: classes of the object that each overlaps most (int64, B x N).
+        boxes: boxes of that object (B x N x 4); in images without objects the anchors.
         labels: positive, background or ignored, see :class:`~opabinia.models.losses.matching.Matches` (int64, B x N).
     """
 
@@ -195,7 +195,7 @@ def assign_anchors(anchors: Tensor, targets: Sequence[Target], low: float, high:
 
     Args:
         anchors: N x 4.
-        targets: of each image.
+        targets: targets of each image.
         low: anchors whose IoU is below for all objects are background.
         high: anchors whose IoU is this or more are assigned to the object, and so is the one with the highest IoU.
     """

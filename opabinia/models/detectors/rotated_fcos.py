@@ -53,11 +53,11 @@ class RotatedFcos(Fcos):
         level_factors: the predicted distances of each level are multiplied by a learned factor, the angles by one for
             all levels.
         weight_boxes: box losses are weighted by the centerness of their points.
-        offset: of the first point, in strides.
-        alpha: of the focal loss.
-        gamma: of the focal loss.
+        offset: position of the first point, in strides.
+        alpha: weight alpha of the focal loss.
+        gamma: focusing exponent of the focal loss.
         score_threshold: detections with this score or less are dropped.
-        nms_threshold: of two detections of one class with a higher IoU the one with the lower score is dropped.
+        nms_threshold: IoU of two detections of one class above which the one with the lower score is dropped.
         pre_nms_topk: candidates of each level that go into suppression, the best ones.
         max_detections: per image.
     """

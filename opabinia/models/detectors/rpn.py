@@ -45,18 +45,18 @@ class ProposalOptions:
         anchor_sizes: square roots of the areas of anchors, in pixels: one for each level of the neck, from fine to
             coarse, or a list of equal length for each; null takes 8 strides, detectron2's 32 to 512.
         aspect_ratios: height / width of anchors.
-        offset: of the first anchor, in strides: 0 (detectron2, torchvision) or 0.5, the center of its cell.
+        offset: position of the first anchor, in strides: 0 (detectron2, torchvision) or 0.5, the center of its cell.
         num_convs: convolutions before the predictions.
-        convention: of the anchors. ``torchvision``, for its weights, has corners on whole pixels, computes strides from
-            the sizes of the batch and the feature maps, rounded down, and ranks proposals by probabilities, which
-            saturate at 1 for large logits.
+        convention: convention of the anchors. ``torchvision``, for its weights, has corners on whole pixels, computes
+            strides from the sizes of the batch and the feature maps, rounded down, and ranks proposals by
+            probabilities, which saturate at 1 for large logits.
         background_iou: anchors that overlap every object less are background.
         foreground_iou: anchors that overlap an object this much or more are assigned to it, and so are those that
             overlap it most. Those in between are ignored.
         batch_size_per_image: anchors sampled per image for the loss.
         positive_fraction: largest share of positive anchors among them.
         box_loss: loss of the boxes, see :func:`opabinia.models.losses.boxes.box_regression_loss`.
-        smooth_l1_beta: of ``smooth_l1``; 0 is L1 (torchvision: 1/9).
+        smooth_l1_beta: threshold of ``smooth_l1``; 0 is L1 (torchvision: 1/9).
         bbox_reg_weights: factors of encoded boxes: shifts to the right and down, width, height.
         loss_weight: factor of both losses.
         box_loss_weight: further factor of the box loss.
@@ -64,7 +64,7 @@ class ProposalOptions:
         pre_nms_topk_test: the same in evaluation.
         post_nms_topk_train: proposals of an image after suppression, in training.
         post_nms_topk_test: the same in evaluation.
-        nms_threshold: of two proposals of one level with a higher IoU the one with the lower score is dropped.
+        nms_threshold: IoU of two proposals of one level above which the one with the lower score is dropped.
         min_size: proposals whose width or height, in pixels, is not larger are dropped (torchvision: 0.001).
     """
 
@@ -111,7 +111,7 @@ class RegionProposals(nn.Module):
     ``conv``, ``objectness_logits`` and ``anchor_deltas`` have the same shapes and order.
 
     Args:
-        levels: of the neck.
+        levels: feature levels of the neck.
         options: see :class:`ProposalOptions`.
 
     Raises:
@@ -199,8 +199,8 @@ class RegionProposals(nn.Module):
         device, once for the sizes of all and once for the suppression of each image.
 
         Args:
-            output: of :meth:`forward`.
-            sizes: of the images within the batch.
+            output: output of :meth:`forward`.
+            sizes: sizes of the images within the batch.
             pre_nms_topk: proposals of each level that go into suppression.
             post_nms_topk: proposals of an image after suppression, at most.
         """
@@ -255,7 +255,7 @@ class ProposalNetwork(Detector):
 
     Args:
         levels: the backbone's levels.
-        dataset_info: of the training data.
+        dataset_info: description of the training data.
         neck: makes the feature pyramid.
         proposals: options of the region proposals; there are ``post_nms_topk_test`` detections per image.
         last_stage: false: the backbone's last stage does not run, and is frozen (ResNet-C4, with the neck ``no_neck``).

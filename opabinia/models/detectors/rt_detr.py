@@ -43,10 +43,10 @@ class HybridDetector(QueryDetector):
     nor attended to.
 
     Args:
-        levels: of the backbone.
+        levels: feature levels of the backbone.
         neck: see the subclasses.
         library: the module of the library's model.
-        config: of the library's model.
+        config: config of the library's model.
     """
 
     _library_prefix: str
@@ -220,19 +220,20 @@ class RTDetr(HybridDetector):
 
     Args:
         levels: the backbone's levels; strides 8, 16 and 32 are used.
-        dataset_info: of the training data, for its classes.
+        dataset_info: description of the training data, for its classes.
         neck: makes feature maps of these strides if the backbone has none: ``{name: simple_pyramid, strides: [8, 16,
             32]}`` for a plain vision transformer. It comes before the hybrid encoder, which is always there.
-        channels: of the queries and the decoder; a multiple of 4 and of ``attention_heads``.
-        encoder_channels: of the hybrid encoder; null takes ``channels``. The authors' R101 model has 384.
+        channels: number of channels of the queries and the decoder; a multiple of 4 and of ``attention_heads``.
+        encoder_channels: number of channels of the hybrid encoder; null takes ``channels``. The authors' R101 model has
+            384.
         num_queries: number of object queries. Images with fewer positions have one query per position.
         encoder_layers: transformer layers on the feature map of stride 32.
         decoder_layers: refinement steps of the boxes.
-        attention_heads: of every attention layer.
+        attention_heads: number of heads of every attention layer.
         decoder_n_points: sampling points per head, query and feature map in deformable attention.
-        sampling: of the feature maps at these points. ``grid_sample`` interpolates; ``discrete`` takes the nearest
-            position, for runtimes without that operator (RT-DETRv2). It has no gradient for the offsets of the points,
-            which are frozen: the authors fine-tune a model that was trained with ``grid_sample``.
+        sampling: sampling of the feature maps at these points. ``grid_sample`` interpolates; ``discrete`` takes the
+            nearest position, for runtimes without that operator (RT-DETRv2). It has no gradient for the offsets of the
+            points, which are frozen: the authors fine-tune a model that was trained with ``grid_sample``.
         ffn_dim: width of the feed-forward networks.
         hidden_expansion: width of the encoder's convolutional blocks over ``channels``; the authors' R18 model has 0.5.
         dropout: in encoder and decoder.
@@ -240,9 +241,9 @@ class RTDetr(HybridDetector):
             them negative (Zhang et al. 2023, DINO, section 3.3); 0 for none.
         label_noise_ratio: half of this share of them has a random class.
         box_noise_scale: shift of their corners, over half of width and height.
-        vfl_weight: of the varifocal loss (Zhang et al. 2021, VarifocalNet, equation 2).
-        box_weight: of the L1 loss of boxes, which are fractions of the padded image.
-        giou_weight: of the generalized IoU loss.
+        vfl_weight: weight of the varifocal loss (Zhang et al. 2021, VarifocalNet, equation 2).
+        box_weight: weight of the L1 loss of boxes, which are fractions of the padded image.
+        giou_weight: weight of the generalized IoU loss.
         max_detections: per image; the authors give 300, of which COCO counts 100.
 
     Raises:

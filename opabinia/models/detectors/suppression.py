@@ -33,10 +33,10 @@ def suppress(
 
     Args:
         levels: candidates of each level.
-        sizes: of the images.
+        sizes: sizes of the images.
         score_threshold: candidates with this score or less are dropped.
-        nms_threshold: of two boxes of one class with a higher IoU the one with the lower score is dropped.
-        max_detections: at most so many per image.
+        nms_threshold: IoU of two boxes of one class above which the one with the lower score is dropped.
+        max_detections: maximum number per image.
     """
     scores, labels, boxes = (torch.cat(parts, dim=1) for parts in zip(*levels, strict=True))
     boxes = clip_boxes(boxes, move_tensor(torch.tensor(sizes), boxes.device))
@@ -67,7 +67,7 @@ def nms_batch(boxes: Tensor, scores: Tensor, nms_threshold: float) -> Tensor:
     Args:
         boxes: clipped to the images (B x N x 4).
         scores: B x N.
-        nms_threshold: of two boxes with a higher IoU the one with the lower score is dropped.
+        nms_threshold: IoU of two boxes above which the one with the lower score is dropped.
     """
     shifts = torch.arange(boxes.shape[0], device=boxes.device).view(-1, 1, 1) * (boxes.max() + 1)
     # torchvision's declaration of nms for graphs promises at least two boxes: two empty ones are added.
@@ -173,7 +173,7 @@ def rotated_nms(boxes: Tensor, scores: Tensor, labels: Tensor, iou_threshold: fl
         boxes: N x 5.
         scores: N.
         labels: classes (int64, N).
-        iou_threshold: of two boxes of a class with a higher IoU the one with the lower score is dropped.
+        iou_threshold: IoU of two boxes of a class above which the one with the lower score is dropped.
     """
     order = scores.argsort(descending=True, stable=True)
     boxes, labels = boxes[order].float(), labels[order]

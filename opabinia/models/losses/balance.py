@@ -117,7 +117,7 @@ class DynamicWeightAverage(_MeasuredBalance):
     of tasks. Until a task has two epochs its ratio is 1. Losses must be positive.
 
     Args:
-        temperature: of the softmax; a higher one makes the weights more alike.
+        temperature: temperature of the softmax; a higher one makes the weights more alike.
     """
 
     sums: Tensor

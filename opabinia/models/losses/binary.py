@@ -107,8 +107,8 @@ def draw_federated_classes(labels: Tensor, weights: Tensor, count: int) -> Tenso
     replacement until there are ``count``, the background included (bool, K; detectron2). This waits for the device.
 
     Args:
-        labels: of regions (int64, R); K is background.
-        weights: of the classes and of the background, which is 0 (K + 1).
+        labels: labels of regions (int64, R); K is background.
+        weights: weights of the classes and of the background, which is 0 (K + 1).
         count: number of classes.
 
     Raises:

@@ -72,8 +72,9 @@ def box_regression_loss(
         anchors: their anchors (N x 4).
         boxes: ground truth (N x 4), of positive width and height.
         kind: ``smooth_l1`` compares the encoded boxes; the others are functions of the IoU, see :func:`iou_loss`.
-        beta: of ``smooth_l1``: errors below count as error^2 / (2 beta), those above as error - beta / 2. 0: L1.
-        weights: of the coding.
+        beta: threshold of ``smooth_l1``: errors below count as error^2 / (2 beta), those above as error - beta / 2. 0:
+            L1.
+        weights: weights of the coding.
 
     Example: an error of 0.05 with ``beta`` 0.1 is 0.0125, one of 1 is 0.95.
     """
@@ -169,9 +170,9 @@ def fine_grained_localization_loss(logits: Tensor, distances: Tensor, weights: T
     6, "FGL"); the sum over the sides of all boxes.
 
     Args:
-        logits: of the distances of each side (M x 4 x N).
+        logits: logits of the distances of each side (M x 4 x N).
         distances: expected, M x 4; those outside of the bins count as the first or last bin.
-        weights: of each box, M: its IoU.
+        weights: weights of each box, M: its IoU.
         bins: ascending distances, N.
     """
     distances = distances.clamp(bins[0], bins[-1])
@@ -187,9 +188,9 @@ def localization_distillation_losses(logits: Tensor, teacher: Tensor, weights: T
     its square (D-FINE, equation 8, "DDF"); the sum over the four sides of each box (...).
 
     Args:
-        logits: of the earlier layer (... x 4 x N).
-        teacher: of the last layer, likewise; without a gradient.
-        weights: of each box (...): the IoU of matched ones, and the score of all others.
+        logits: logits of the earlier layer (... x 4 x N).
+        teacher: logits of the last layer, likewise; without a gradient.
+        weights: weights of each box (...): the IoU of matched ones, and the score of all others.
     """
     temperature = 5.0
     expected = (teacher.detach().float() / temperature).softmax(-1)

@@ -20,10 +20,10 @@ def prototype_potentials(
     Given these offsets, each process can assign its own samples.
 
     Args:
-        scores: of each sample for each prototype (N x K), of the batch of all processes.
+        scores: scores of each sample for each prototype (N x K), of the batch of all processes.
         epsilon: divides the scores; smaller values give sharper, less balanced assignments (Caron et al. 2020, SwAV,
             section 3.1).
-        iterations: of the alternating normalization over samples and prototypes; 0: none.
+        iterations: number of iterations of the alternating normalization over samples and prototypes; 0: none.
         power: null: the prototypes have equal shares; otherwise the i-th, from 1 on, has a share proportional to
             ``i ** -power`` (VISSL's power law).
     """
@@ -79,8 +79,8 @@ def swapped_prediction(scores: Sequence[Tensor], assignments: Sequence[Tensor], 
     1 and 2); the mean over samples and pairs of views.
 
     Args:
-        scores: of each view (B x K); two views or more.
-        assignments: of the first views (B x K), at least of one.
+        scores: scores of each view (B x K); two views or more.
+        assignments: assignments of the first views (B x K), at least of one.
         temperature: divides the scores.
 
     Example: of two views whose predictions are uniform over three prototypes the loss is log 3.

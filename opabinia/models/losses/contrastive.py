@@ -47,7 +47,7 @@ def info_nce(queries: Tensor, keys: Tensor, negatives: Tensor, temperature: floa
 
     Args:
         queries: B x D, of any length, as all vectors here.
-        keys: of the same images (B x D).
+        keys: embeddings of the same images (B x D).
         negatives: K x D for all queries (MoCo's queue), or B x K x D for each query.
         temperature: divides cosines; MoCo v2's 0.2 (0.07 in the first version, and in NPID).
 
@@ -65,7 +65,7 @@ def moco_v3_loss(queries: Tensor, keys: Tensor, temperature: float = 0.2) -> Ten
 
     Args:
         queries: B x D, of any length.
-        keys: of the same images in the same order (B x D), of any length.
+        keys: embeddings of the same images in the same order (B x D), of any length.
         temperature: divides cosines; the paper's 0.2.
     """
     logits = _products(F.normalize(queries.float(), dim=1), F.normalize(keys.float(), dim=1).T) / temperature

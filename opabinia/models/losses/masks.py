@@ -25,7 +25,7 @@ class QueryMasks(NamedTuple):
     """Predictions of the Q queries of B images by one layer.
 
     Attributes:
-        logits: of K classes and "no segment" (B x Q x (K + 1)).
+        logits: logits of K classes and "no segment" (B x Q x (K + 1)).
         masks: logits of the pixels (B x Q x h x w).
     """
 
@@ -38,8 +38,8 @@ class MaskCriterion:
     """Weights and points of the losses.
 
     Attributes:
-        class_weight, mask_weight, dice_weight: of the losses, and of their costs in matching.
-        no_object_weight: of "no segment" in the cross entropy.
+        class_weight, mask_weight, dice_weight: weights of the losses, and of their costs in matching.
+        no_object_weight: weight of "no segment" in the cross entropy.
         num_points: at which masks are compared.
         oversampling: times as many points are drawn to choose the uncertain ones from.
         importance: share of the points that are uncertain ones.
@@ -61,7 +61,7 @@ class MaskCriterion:
 
         Args:
             layers: with the same queries.
-            segments: of each image.
+            segments: segments of each image.
         """
         matches = self.match(layers, segments)
         of_batch = MaskTargets(*map(torch.cat, zip(*segments, strict=True)))

@@ -39,7 +39,7 @@ def match_anchors(iou: Tensor, low: float, high: float, *, low_quality: bool = F
     """Assign each anchor to one of N ground-truth boxes, or none (Ren et al. 2015, section 3.1.2).
 
     Args:
-        iou: of ground-truth boxes and anchors (N x A), from 0 to 1; N may be 0.
+        iou: IoU of ground-truth boxes and anchors (N x A), from 0 to 1; N may be 0.
         low: an anchor whose highest IoU is below is background.
         high: an anchor whose highest IoU is this or more is positive; those in between are ignored.
         low_quality: the anchors with the highest IoU of a box (several if equal), if above 0, are positive, too. They
@@ -112,7 +112,7 @@ def focal_class_cost(logits: Tensor, labels: Tensor, alpha: float = 0.25, gamma:
     Args:
         logits: M x K.
         labels: int64, N.
-        alpha, gamma: of the focal loss.
+        alpha, gamma: weight and focusing exponent of the focal loss.
     """
     probabilities = logits.sigmoid()[:, labels]
     positive = alpha * (1 - probabilities) ** gamma * -(probabilities + 1e-8).log()
@@ -150,9 +150,9 @@ def match_queries(
 
     Args:
         layers: with the same number of queries.
-        objects: of the batch.
-        costs: of a pair.
-        class_cost: of a pair.
+        objects: objects of the batch.
+        costs: weights of the costs of a pair.
+        class_cost: class cost of a pair.
         groups: queries are divided into this number of groups of the same size, and each object is matched with one
             query of every group (Chen et al. 2023, Group DETR).
     """
@@ -222,8 +222,8 @@ def global_count(count: Tensor, images: int) -> Tensor:
     processes is the sum over the global batch divided by the number in it, or by 1.
 
     Args:
-        count: of this process (0-d).
-        images: of this process.
+        count: number of objects of this process (0-d).
+        images: number of images of this process.
     """
     least = 1 / world_size() if torch.is_grad_enabled() else 1
     number: Tensor = mean_over_samples(count, images) * images

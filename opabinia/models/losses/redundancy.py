@@ -29,7 +29,7 @@ def barlow_twins(
     Args:
         views: embeddings of each view (B x D); B of at least 2, two views or more.
         off_diagonal: weight of the off-diagonal elements; 0.0051 in the authors' code.
-        scale: of the whole loss; 0.024 in the authors' code.
+        scale: factor of the whole loss; 0.024 in the authors' code.
         normalize: by mean and variance of each view, as in the paper, or of all views jointly, as in VISSL.
 
     Example: golden case ``vissl_barlow``: four images in three dimensions give 0.050655, joint 0.052780.

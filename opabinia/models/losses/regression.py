@@ -18,8 +18,8 @@ def cosine_regression(predictions: Sequence[Tensor], targets: Sequence[Tensor]) 
     distance of normalized vectors (Grill et al. 2020, BYOL, equation 2) is 2 + 2 times that.
 
     Args:
-        predictions: of each view (B x D), of any length; two views or more.
-        targets: of the same views, likewise.
+        predictions: predictions of each view (B x D), of any length; two views or more.
+        targets: targets of the same views, likewise.
 
     Example: predictions [1, 0] and [0, 1] with targets [3, 4] and [2, 0] have the cosines 1 (with the second target)
         and 0.8 (with the first): -0.9.

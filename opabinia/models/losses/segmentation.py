@@ -68,7 +68,7 @@ def pixel_cross_entropy(
     Args:
         logits: B x K x H x W.
         targets: classes (int64, B x H x W); 255 is ignored.
-        weight: of this loss.
+        weight: weight of this loss.
         class_weights: one weight for each class; the mean is then a weighted one, as in torch.
         label_smoothing: share of the target that is spread over all classes.
         hardest: train on this share of each image's labeled pixels, those with the largest loss (online hard example
@@ -99,7 +99,7 @@ def pixel_focal(logits: Tensor, targets: Tensor, /, *, weight: NonNegative = 1.0
     Args:
         logits: B x K x H x W.
         targets: classes (int64, B x H x W); 255 is ignored.
-        weight: of this loss.
+        weight: weight of this loss.
         gamma: 0 is cross entropy.
     """
     losses = _log_probability(logits, targets)
@@ -114,7 +114,7 @@ def dice(logits: Tensor, targets: Tensor, /, *, weight: NonNegative = 1.0, smoot
     Args:
         logits: B x K x H x W.
         targets: classes (int64, B x H x W); 255 is ignored.
-        weight: of this loss.
+        weight: weight of this loss.
         smooth: s, in pixels.
     """
     labeled = (targets != IGNORE_LABEL).unsqueeze(1)
@@ -146,7 +146,7 @@ def lovasz(logits: Tensor, targets: Tensor, /, *, weight: NonNegative = 1.0) -> 
     Args:
         logits: B x K x H x W.
         targets: classes (int64, B x H x W); 255 is ignored.
-        weight: of this loss.
+        weight: weight of this loss.
     """
     probabilities, hot, weights = _present_classes(logits, targets)
     # Ignored pixels have error 0, so they come last and change nothing.
@@ -175,9 +175,9 @@ def boundary(
     Args:
         logits: B x K x H x W.
         targets: classes (int64, B x H x W); 255 is ignored.
-        weight: of this loss.
-        width: of the window that finds boundaries, in pixels (theta 0 of the paper).
-        tolerance: of the window in which boundaries match, in pixels (theta).
+        weight: weight of this loss.
+        width: width of the window that finds boundaries, in pixels (theta 0 of the paper).
+        tolerance: width of the window in which boundaries match, in pixels (theta).
     """
     probabilities, hot, weights = _present_classes(logits, targets)
 

@@ -14,7 +14,7 @@ def warmup_temperature(step: int, length: int, first: float, last: float) -> flo
 
     Args:
         step: completed steps.
-        length: of the warm-up, in steps; its first step has ``first`` and its last one ``last``.
+        length: length of the warm-up, in steps; its first step has ``first`` and its last one ``last``.
         first: initial temperature.
         last: temperature from the end of the warm-up on.
 
@@ -31,7 +31,7 @@ def centered_softmax(logits: Tensor, center: Tensor, temperature: float) -> Tens
     Centering keeps one output from dominating, sharpening keeps outputs from being uniform (DINO, section 3.1).
 
     Args:
-        logits: of the teacher (... x K).
+        logits: logits of the teacher (... x K).
         center: K, see :func:`update_center`.
         temperature: divides them; DINO's 0.04 to 0.07.
     """
@@ -87,7 +87,7 @@ def koleo(vectors: Tensor) -> Tensor:
     nearest neighbor (Sablayrolles et al. 2019, equation 2; Oquab et al. 2023, DINOv2).
 
     Args:
-        vectors: of at least two images; they are normalized here.
+        vectors: embeddings of at least two images; they are normalized here.
 
     Example: of [[1, 0], [0, 1]] minus half the logarithm of 2, -0.3466.
     """

@@ -64,7 +64,7 @@ def pretrained_weights(
 
     Args:
         name: the model, for messages.
-        url: of the weights, if they are not on the Hugging Face Hub.
+        url: URL of the weights, if they are not on the Hugging Face Hub.
         hub_id: their repository on the Hugging Face Hub.
         hub_file: their file there; None: any of ``HUB_FILES``.
 

@@ -24,11 +24,11 @@ def rename_tasks(
     """Return weights with the names of the model, if one of the two is a multi-task model or a task of it is chosen.
 
     Args:
-        weights: of the file.
+        weights: tensors of the file.
         model: the state dict of the model.
         source: ``tasks.NAME`` of the file; empty: the task with most tensors of the model's names and shapes.
         target: likewise, of the model.
-        path: of the weights; the config of their run has the streams of the tasks.
+        path: path of the weights; the config of their run has the streams of the tasks.
 
     Raises:
         ValueError: the file has no such task, or several tasks fit equally well.

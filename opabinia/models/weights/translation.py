@@ -21,9 +21,9 @@ class WeightFormat(NamedTuple):
     """The naming scheme of another system.
 
     Attributes:
-        prefix: of a name that only this system has.
+        prefix: prefix of a name that only this system has.
         names: description for messages, such as "MoCo's names".
-        channel_order: of the first convolution.
+        channel_order: channel order of the first convolution.
         translate: maps weights to our names.
     """
 
@@ -63,7 +63,7 @@ def translate_weights(weights: Weights, channel_order: ChannelOrder | None = Non
 
     Args:
         weights: by the names in their file.
-        channel_order: of the first convolution; None: that of the format, RGB without one.
+        channel_order: channel order of the first convolution; None: that of the format, RGB without one.
     """
     for module in FORMAT_MODULES:
         import_module(module)

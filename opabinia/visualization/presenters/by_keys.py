@@ -14,7 +14,7 @@ def presenter_of(task: Task, dataset_info: DatasetInfo, shown: Mapping[str, Any]
 
     Args:
         task: to show predictions of.
-        dataset_info: of its training data.
+        dataset_info: description of its training data.
         shown: a prediction, readable or not, or a sample, if nothing is predicted for it.
     """
     return task.presenter() or _kind_of(shown)(dataset_info)

@@ -12,7 +12,7 @@ class Line:
     """A line in a chart.
 
     Attributes:
-        name: of the values.
+        name: name of the values.
         y: values; None leaves a gap.
         x: positions; or positions by the name of an axis (``step``, ``epoch`` ...).
         run: index of its run.
@@ -32,7 +32,7 @@ class Chart:
 
     Attributes:
         title: name of the y-axis.
-        lines: of the chart.
+        lines: lines of the chart.
         across: name of the x-axis; empty if the reader selects it.
         bounds: lowest and highest value shown; None: those of the lines.
     """
@@ -73,7 +73,7 @@ class Matrix:
     Attributes:
         title: above it.
         down, across: names of rows (true classes) and columns (predicted classes).
-        counts: of each row and column.
+        counts: counts of each row and column.
         note: for the reader.
     """
 
@@ -121,7 +121,7 @@ class Gallery:
     Attributes:
         title: above them.
         note: for the reader.
-        rows: of images.
+        rows: rows of images.
         of_data: whether the images show the data, not predictions.
     """
 

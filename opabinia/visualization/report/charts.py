@@ -26,8 +26,8 @@ class ChartKey(NamedTuple):
     """Where a metric is drawn.
 
     Attributes:
-        group: of charts.
-        title: of the chart.
+        group: group of charts.
+        title: title of the chart.
         dataset: may be empty.
     """
 
@@ -40,8 +40,8 @@ def chart_of(name: str, tasks: Collection[str] = ()) -> ChartKey:
     """Return where a metric in metrics.jsonl is drawn.
 
     Args:
-        name: of the metric.
-        tasks: of a multi-task run; each has a group of its own for ``boxes/val/AP`` and ``train/boxes/loss``.
+        name: name of the metric.
+        tasks: tasks of a multi-task run; each has a group of its own for ``boxes/val/AP`` and ``train/boxes/loss``.
     """
     first, _, rest = name.partition("/")
     inner, _, value = rest.partition("/")

@@ -16,8 +16,8 @@ def compared_runs(folders: Sequence[Path], compare: Mapping[str, Path] = NONE) -
     """Return the folder of the single-task run of each task that is compared with one.
 
     Args:
-        folders: of multi-task runs, whose configs may name such runs (``task.tasks.NAME.compare``); those that do not
-            exist are skipped.
+        folders: folders of multi-task runs, whose configs may name such runs (``task.tasks.NAME.compare``); those that
+            do not exist are skipped.
         compare: folders by task, which replace those of the configs.
 
     Raises:

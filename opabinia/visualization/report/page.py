@@ -60,7 +60,7 @@ def write_report(
     """Write the report of one run, or of several in the same charts.
 
     Args:
-        folders: of the runs.
+        folders: folders of the runs.
         out: the file; None: ``report.html`` in the folder of a single run, or in the common folder of several.
         compare: single-task runs beside which tasks of a multi-task run are shown, by task; None: those that its
             config names.

@@ -37,18 +37,18 @@ class RunData:
         task: the name of its task; empty if unknown.
         config: values by dotted path; empty if there is no config.
         origins: origin of each value, likewise.
-        metrics: of metrics.jsonl.
+        metrics: lines of metrics.jsonl.
         scores: the final ones, or the newest if the run is not finished.
-        evaluated_scores: of ``opabinia eval``, by checkpoint (and overrides).
+        evaluated_scores: scores of ``opabinia eval``, by checkpoint (and overrides).
         evaluations: validation sets and evaluations, with their ``scores``, ``data``, ``samples`` and so on.
         finished: whether the run ended.
         total_steps: planned; None if no checkpoint says.
-        dataset_info: of the training data.
+        dataset_info: description of the training data.
         environment: versions and machine, by name.
         details: tables of evaluations, by dataset.
         warnings: in its log.
         notes: missing or unreadable content.
-        compared_with: of a single-task run: the task of a multi-task run beside which it is shown; else empty.
+        compared_with: for a single-task run the task of a multi-task run beside which it is shown; else empty.
     """
 
     folder: Path

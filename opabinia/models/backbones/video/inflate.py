@@ -59,7 +59,7 @@ def inflate_weights(
 
     Args:
         state: tensors by name; names that the target does not have are ignored.
-        target_shapes: of the clip network.
+        target_shapes: tensor shapes of the clip network.
         inflation: see :func:`inflate_kernel`.
 
     Example: ``conv1.weight`` of 64 x 3 x 7 x 7 becomes one of 64 x 3 x 5 x 7 x 7, a fifth for each frame.

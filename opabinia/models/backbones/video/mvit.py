@@ -34,7 +34,7 @@ class Mvit(ClipBackbone):
         version: 1: absolute positions; 2: relative positions, and queries are pooled in every block and added to the
             output of the attention.
         width: channels of the first stage; each stage has twice as many channels and heads as that before.
-        heads: of the first stage.
+        heads: number of heads of the first stage.
         expansion: layer that doubles the channels between stages: the ``attention`` of the first block of a stage
             (MViTv2), or the ``mlp`` of the last block before it (MViT).
         kv_stride: spatial stride of keys and values in the first stage, half of it in each following one.

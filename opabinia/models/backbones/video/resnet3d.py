@@ -34,8 +34,8 @@ class BasicBlock3d(nn.Module):
         inputs: channels of the input.
         width: channels of the output.
         frames: temporal size of the kernels.
-        stride: of the first convolution.
-        conv_type: of both; see :func:`opabinia.models.backbones.video.base.convolution`.
+        stride: stride of the first convolution.
+        conv_type: type of both; see :func:`opabinia.models.backbones.video.base.convolution`.
     """
 
     expansion = 1
@@ -63,7 +63,7 @@ class Bottleneck3d(nn.Module):
         inputs: channels of the input.
         width: a quarter of the channels of the output.
         frames: temporal size of the first kernel.
-        stride: of the block.
+        stride: stride of the block.
         non_local: kind of the non-local block that follows, if any.
         depthwise: the temporal kernel and stride are in the second convolution, which is depth-wise (Tran et al. 2019,
             ir-CSN).
@@ -116,12 +116,12 @@ class StageSpec:
     """A sequence of blocks, the first of which has the stride.
 
     Attributes:
-        width: of its blocks; bottlenecks give four times as many channels.
+        width: width of its blocks; bottlenecks give four times as many channels.
         blocks: number of blocks.
         frames: temporal sizes of the kernels, which the blocks take in turn.
         stride: frames, rows, columns.
         non_local: indices of the bottlenecks that a non-local block follows.
-        non_local_type: of these blocks.
+        non_local_type: type of these blocks.
         depthwise: bottlenecks have their temporal kernels in depth-wise convolutions.
     """
 
@@ -139,9 +139,9 @@ def build_stage(inputs: int, spec: StageSpec, *, bottlenecks: bool, conv_type: C
 
     Args:
         inputs: channels of the input.
-        spec: of the stage.
+        spec: description of the stage.
         bottlenecks: bottlenecks instead of basic blocks.
-        conv_type: of basic blocks.
+        conv_type: type of basic blocks.
 
     Raises:
         ValueError: a non-local block is to follow a block that does not exist.
@@ -181,7 +181,7 @@ class ResNet3d(ClipBackbone):
         bottlenecks: bottlenecks instead of basic blocks.
         pool: max pooling after the stem, which halves height and width.
         temporal_pool: max pooling after the first stage, which halves the number of frames.
-        conv_type: of all spatiotemporal convolutions.
+        conv_type: type of all spatiotemporal convolutions.
         zero_init_last: see :func:`opabinia.models.backbones.video.base.init_weights`.
     """
 
@@ -256,7 +256,7 @@ def resnet3d(
 
     Args:
         channels: channels of the frames.
-        widths: of the stages; bottlenecks give four times as many channels. The stem has the first stage's.
+        widths: widths of the stages; bottlenecks give four times as many channels. The stem has the first stage's.
         blocks: number of blocks of each stage.
         block: ``basic``: two spatiotemporal convolutions; ``bottleneck``: a temporal and a spatial convolution with
             fewer channels between them; ``depthwise``: one with a depth-wise convolution (Tran et al. 2019, ir-CSN).
@@ -270,8 +270,8 @@ def resnet3d(
         pretrained_2d: timm's name of a 2-d ResNet with the same blocks and widths, such as ``resnet18.tv_in1k``, whose
             weights are downloaded and inflated (Carreira and Zisserman 2017, I3D). null: random weights. (``init``
             takes those of a file or a run.)
-        inflation: of those weights: ``mean``: the same for each frame, divided by their number; ``center``: in the
-            middle frame and 0 elsewhere, so that the network begins as one of single frames.
+        inflation: rule for those weights: ``mean``: the same for each frame, divided by their number; ``center``:
+            in the middle frame and 0 elsewhere, so that the network begins as one of single frames.
 
     Raises:
         ValueError: the options do not fit together, or the weights of ``pretrained_2d`` do not fill the network.
@@ -345,8 +345,8 @@ def slow(
         pretrained_2d: timm's name of a 2-d ResNet with the same blocks and widths, such as ``resnet50.tv_in1k``, whose
             weights are downloaded and inflated (Carreira and Zisserman 2017, I3D). null: random weights. (``init``
             takes those of a file or a run.)
-        inflation: of those weights: ``mean``: the same for each frame, divided by their number; ``center``: in the
-            middle frame and 0 elsewhere, so that the network begins as one of single frames.
+        inflation: rule for those weights: ``mean``: the same for each frame, divided by their number; ``center``:
+            in the middle frame and 0 elsewhere, so that the network begins as one of single frames.
 
     Raises:
         ValueError: those weights do not fill the network, or a block of ``non_local`` does not exist.
@@ -386,7 +386,7 @@ def i3d(
         non_local_type: weights of its positions, see ``slow``.
         zero_init_last: the last norm of every block has weight 0 at first (Goyal et al. 2017, section 5.1).
         pretrained_2d: timm's name of a 2-d ResNet with the same blocks and widths, see ``slow``.
-        inflation: of those weights, see ``slow``.
+        inflation: rule for those weights, see ``slow``.
 
     Raises:
         ValueError: those weights do not fill the network, or a block of ``non_local`` does not exist.

@@ -23,14 +23,14 @@ class Pathway(nn.Module):
 
     Args:
         channels: channels of the frames.
-        width: of the stem; each stage's bottlenecks are twice as wide as those before.
+        width: width of the stem; each stage's bottlenecks are twice as wide as those before.
         stem_frames: temporal size of the first kernel.
         frames: temporal sizes of the kernels of the four stages.
         blocks: numbers of blocks of the stages.
         temporal_blocks: numbers of blocks of the stages that have these kernels; others see single frames.
         lateral: channels that are concatenated from the other pathway before each stage.
         non_local: for each stage the indices of the blocks that a non-local block follows.
-        non_local_type: of these blocks.
+        non_local_type: type of these blocks.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class SlowFast(ClipBackbone):
         fusion_norm: batch norm and ReLU after these convolutions; false for weights of mmaction2.
         slow_frames: frames of the slow pathway: ``even``: from the first to the last at equal distances (PySlowFast);
             ``strided``: each alpha-th from the first on (mmaction2).
-        temporal_blocks: in each of the four stages the first so many blocks have temporal kernels (PySlowFast's 16x8
+        temporal_blocks: number of first blocks in each of the four stages that have temporal kernels (PySlowFast's 16x8
             of 101 layers: [3, 4, 6, 3]); null: all.
         fast_temporal_blocks: the same for the fast pathway; null: as in the slow one.
         non_local: for each of the four stages of the slow pathway the indices, from 0, of the blocks that a non-local

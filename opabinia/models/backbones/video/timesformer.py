@@ -23,8 +23,8 @@ class DividedAttention(nn.Module):
     space-time attention). Its weights have the names of the authors' code.
 
     Args:
-        block: of timm; the attention over time begins as a copy of its attention.
-        channels: of a token.
+        block: transformer block of timm; the attention over time begins as a copy of its attention.
+        channels: number of channels of a token.
         identity: the projection of the attention over time begins with 0, so that the block is as before.
     """
 

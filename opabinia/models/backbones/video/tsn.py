@@ -15,7 +15,7 @@ from opabinia.models.backbones.module import build_backbone
 from opabinia.models.backbones.video.base import ClipBackbone
 
 SHIFT_DIVISOR = 8
-"""One in so many channels is shifted in each direction (Lin et al. 2019, section 5.1)."""
+"""One channel in eight is shifted in each direction (Lin et al. 2019, section 5.1)."""
 
 
 def shift_channels(maps: Tensor, frames: int) -> Tensor:
@@ -24,7 +24,7 @@ def shift_channels(maps: Tensor, frames: int) -> Tensor:
 
     Args:
         maps: (frames * B) x M x h x w, all first frames before all second ones.
-        frames: of a clip.
+        frames: number of frames of a clip.
 
     Returns:
         feature maps of the same shape.
@@ -42,7 +42,7 @@ class ShiftedConv2d(nn.Conv2d):
     """A convolution of temporally shifted feature maps; its weights keep their names.
 
     Attributes:
-        frames: of the current clips.
+        frames: number of frames of the current clips.
     """
 
     frames: int = 1

@@ -29,7 +29,7 @@ class SqueezeExcite3d(nn.Module):
     """Squeeze and excitation (Hu et al. 2018), with a sixteenth of the channels in between.
 
     Args:
-        channels: of the feature maps.
+        channels: number of channels of the feature maps.
     """
 
     def __init__(self, channels: int) -> None:
@@ -50,7 +50,7 @@ class X3dBlock(nn.Module):
 
     Args:
         inputs, outputs: channels.
-        stride: of rows and columns.
+        stride: stride of rows and columns.
         excite: squeeze and excitation after the depth-wise convolution.
     """
 
@@ -86,7 +86,7 @@ class X3d(ClipBackbone):
 
     Args:
         channels: channels of the frames.
-        size: of the network.
+        size: size of the network.
         zero_init_last: the last norm of every block has weight 0 at first (Goyal et al. 2017, section 5.1).
     """
 
