@@ -49,12 +49,12 @@ class Comparison(NamedTuple):
     Attributes:
         panels: images shown side by side.
         caption: both in words, one line.
-        correct: whether the prediction is right, where that can be said.
+        verdict: ``right`` or ``wrong``, where that can be said.
     """
 
     panels: Sequence[Panel]
     caption: str
-    correct: bool | None = None
+    verdict: str | None = None
 
 
 class Presenter:

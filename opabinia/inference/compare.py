@@ -83,7 +83,7 @@ def compare(
                 task = type(predictor.task).__name__
                 message = f"{task} draws no ground truth of the samples of {split}"
                 raise ConfigError(Problem("command line", "--split", message))
-            name, verdict = str(sample["id"]), verdict_of(comparison)
+            name, verdict = str(sample["id"]), comparison.verdict
             titles = [panel.title for panel in comparison.panels]
             image = side_by_side([panel.image for panel in comparison.panels], [f"{name}: {titles[0]}", *titles[1:]])
             if verdict is not None:
@@ -110,11 +110,6 @@ def compare_sample(
     if "frames" in transformed:
         sample = {**sample, "frames": transformed["frames"]}
     return predictor.presenter(prediction).compare(sample, prediction, classes, options)
-
-
-def verdict_of(comparison: Comparison) -> str | None:
-    """Return ``right`` or ``wrong``, keys of :data:`opabinia.visualization.drawing.FRAME_COLORS`; None if neither."""
-    return None if comparison.correct is None else "right" if comparison.correct else "wrong"
 
 
 # --- choice of samples ------------------------------------------------------------------------------------------------

@@ -163,7 +163,7 @@ def _comparisons(
             sample = source[index]
             comparison = compare.compare_sample(predictor, sample, source.classes, options)
             if comparison is not None:
-                side, verdict = WIDE if len(comparison.panels) == 1 else LARGE, compare.verdict_of(comparison)
+                side, verdict = WIDE if len(comparison.panels) == 1 else LARGE, comparison.verdict
                 images = [GalleryImage(_shrink(panel.image, side), panel.title, verdict) for panel in comparison.panels]
                 rows.append(GalleryRow(images, str(sample["id"])))
     note = "samples with most errors in the last evaluation first"

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from PIL import Image
 
 from opabinia.contracts import DrawOptions, Sample
-from opabinia.visualization.detections import annotated_objects
 from opabinia.visualization.drawing import draw_objects, to_pil
+from opabinia.visualization.presenters.detections import annotated_objects
 from opabinia.visualization.segmentation import draw_map
 from opabinia.visualization.video_strips import SampledClip, draw_strip
 

@@ -29,8 +29,8 @@ def _kind_of(shown: Mapping[str, Any]) -> type[Presenter]:
 
     kinds: dict[type[Presenter], set[str]] = {
         PanopticPresenter: {"segments"},
-        DetectionPresenter: {"boxes", "detections"},
         SegmentationPresenter: {"segmentation", "pixel_logits", "classes", "mask"},
+        DetectionPresenter: {"boxes", "detections", "ground_truth"},
         ClassPresenter: {"probabilities", "top"},
     }
     return next((kind for kind, keys in kinds.items() if keys & shown.keys()), Presenter)

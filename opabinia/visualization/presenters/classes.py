@@ -63,13 +63,14 @@ class ClassPresenter(Presenter):
             correct = bool(((probabilities > 0.5) == (label > 0.5)).all())
         else:
             correct = int(probabilities.argmax()) == int(label)
+        verdict = "right" if correct else "wrong"
         truth, predicted = self.ground_truth_caption(sample, classes), self.caption(self.readable(prediction))
         caption = f"ground truth: {', '.join(truth)}; predicted: {', '.join(predicted)}"
         if "video" in sample:
             clips = self._clips(sample, prediction)
             title = "; ".join([caption, *(f"{clip.name}: {clip.text}" for clip in clips if clip.name)])
-            return Comparison([Panel(draw_strip(sample["video"], clips), title)], caption, correct)
-        return Comparison([Panel(draw_objects(sample["image"], [], side=256), caption)], caption, correct)
+            return Comparison([Panel(draw_strip(sample["video"], clips), title)], caption, verdict)
+        return Comparison([Panel(draw_objects(sample["image"], [], side=256), caption)], caption, verdict)
 
     def save(self, out: Path, name: str, sample: Sample, prediction: Predicted, options: DrawOptions) -> Image | None:
         """Write the strip of a video as ``strips/NAME.png`` and the clips that the model saw, labelled, as

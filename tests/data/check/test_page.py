@@ -21,8 +21,8 @@ from opabinia.data.check.checks import EXAMPLES
 from opabinia.data.check.page import render_page, write_page
 from opabinia.data.check.terminal import class_rows, print_report
 from opabinia.data.sources import ImageFolder, Videos, coco
-from opabinia.visualization.detections import annotated_objects
 from opabinia.visualization.drawing import draw_objects
+from opabinia.visualization.presenters.detections import annotated_objects
 from opabinia.visualization.samples import draw_sample
 from scripts import small_data
 from tests.data.check.images import save
