@@ -44,29 +44,25 @@ def varifocal_loss(prediction: Prediction, pairs: Pairs, objects: Objects, count
     return F.binary_cross_entropy_with_logits(logits, targets, weights, reduction="sum") / count
 
 
-def query_focal_loss(
-    prediction: Prediction, pairs: Pairs, objects: Objects, count: Tensor, alpha: float = 0.25, gamma: float = 2.0
-) -> Tensor:
-    """Focal loss of all queries and classes (Deformable DETR)."""
+def query_focal_loss(prediction: Prediction, pairs: Pairs, objects: Objects, count: Tensor) -> Tensor:
+    """Focal loss of all queries and classes, with alpha 0.25 and gamma 2 (Deformable DETR)."""
     logits = prediction.logits.float()
     targets = torch.zeros_like(logits)
     targets[pairs.images, pairs.queries, objects.labels[pairs.objects]] = 1
-    total: Tensor = sigmoid_focal_loss(logits, targets, alpha, gamma, reduction="sum")
+    total: Tensor = sigmoid_focal_loss(logits, targets, alpha=0.25, gamma=2.0, reduction="sum")
     return total / count
 
 
-def iou_aware_loss(
-    prediction: Prediction, pairs: Pairs, objects: Objects, count: Tensor, alpha: float = 0.25, gamma: float = 2.0
-) -> Tensor:
-    """Binary cross entropy whose target for the object's class is p^alpha IoU^(1 - alpha), of at least 0.01, and whose
-    other terms have the weight p^gamma (Cai et al. 2024, Align-DETR; as in LW-DETR and RF-DETR)."""
+def iou_aware_loss(prediction: Prediction, pairs: Pairs, objects: Objects, count: Tensor) -> Tensor:
+    """Binary cross entropy whose target for the object's class is p^0.25 IoU^0.75, of at least 0.01, and whose other
+    terms have the weight p^2 (Cai et al. 2024, Align-DETR; as in LW-DETR and RF-DETR)."""
     logits = prediction.logits.float()
     labels = objects.labels[pairs.objects]
     iou = matched_iou(prediction.boxes[pairs.images, pairs.queries], objects.boxes[pairs.objects])
     probabilities = logits.sigmoid()
     matched = probabilities[pairs.images, pairs.queries, labels]
-    quality = (matched**alpha * iou ** (1 - alpha)).clamp(min=0.01).detach()
-    positive_weights, negative_weights = torch.zeros_like(logits), probabilities**gamma
+    quality = (matched**0.25 * iou**0.75).clamp(min=0.01).detach()
+    positive_weights, negative_weights = torch.zeros_like(logits), probabilities**2.0
     positive_weights[pairs.images, pairs.queries, labels] = quality
     negative_weights = negative_weights.index_put((pairs.images, pairs.queries, labels), 1 - quality)
     losses = -positive_weights * F.logsigmoid(logits) - negative_weights * F.logsigmoid(-logits)

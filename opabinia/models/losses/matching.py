@@ -105,16 +105,16 @@ ClassCost = Callable[[Tensor, Tensor], Tensor]
 """Maps logits (M x K) and labels (N) to the cost of assigning each object to each query (M x N)."""
 
 
-def focal_class_cost(logits: Tensor, labels: Tensor, alpha: float = 0.25, gamma: float = 2.0) -> Tensor:
+def focal_class_cost(logits: Tensor, labels: Tensor) -> Tensor:
     """Difference of the focal losses (without the constant) of a query that is the object's class, and that is nothing
     (Zhu et al. 2021, Deformable DETR).
 
     Args:
         logits: M x K.
         labels: int64, N.
-        alpha, gamma: weight and focusing exponent of the focal loss.
     """
     probabilities = logits.sigmoid()[:, labels]
+    alpha, gamma = 0.25, 2.0
     positive = alpha * (1 - probabilities) ** gamma * -(probabilities + 1e-8).log()
     negative = (1 - alpha) * probabilities**gamma * -(1 - probabilities + 1e-8).log()
     return positive - negative
