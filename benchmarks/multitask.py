@@ -25,6 +25,7 @@ from typing import Any
 
 import yaml
 
+from opabinia.config.datasets import validation_sets
 from opabinia.training.run_folder import resolve
 
 SEEDS = (0, 1, 2)
@@ -43,13 +44,9 @@ QUIET = {"loggers": [], "checkpoint": {"every": "0ep", "keep": 1, "best": None}}
 def multi_config(overrides: Sequence[str], names: Sequence[str] = ()) -> dict[str, Any]:
     """Return the complete multi-task config, with some of its tasks only; no names: all."""
     config = copy.deepcopy(resolve("multitask/digits", overrides).config)
-    tasks, data = config["task"]["tasks"], config["data"]
+    tasks = config["task"]["tasks"]
     for name in [name for name in tasks if names and name not in names]:
         del tasks[name]
-    streams = data["train"]["source"]["streams"]
-    used = {task["stream"] or name for name, task in tasks.items()}
-    data["train"]["source"]["streams"] = {name: stream for name, stream in streams.items() if name in used}
-    data["val"] = [val for val in data["val"] if val["task"] in tasks]
     return {**config, **QUIET}
 
 
@@ -57,14 +54,14 @@ def single_config(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Return the config of one task alone: its stream, and as many images in each step."""
     multi, data = config["task"], config["data"]
     task = {**multi["tasks"][name]["task"], **{key: multi[key] for key in ("backbone", "mean", "std")}}
-    stream = data["train"]["source"]["streams"][multi["tasks"][name]["stream"] or name]
-    val = next({**val, "prefix": "val", "task": None} for val in data["val"] if val["task"] == name)
+    stream = multi["tasks"][multi["tasks"][name]["stream"] or name]
+    val = next({**val, "prefix": "val", "task": None} for val in validation_sets(config) if val["task"] == name)
     own = {
         **data,
-        "train": {"source": stream["source"], "transforms": stream["transforms"]},
+        "train": stream["data"]["train"],
         "val": val,
-        "sampler": stream["sampler"],
-        "batch_size": round(stream["share"] * data["batch_size"]),
+        "sampler": stream["data"]["sampler"],
+        "batch_size": round(stream["batch_share"] * data["batch_size"]),
     }
     if name in SLOW:
         config = {**config, "param_groups": None}
@@ -82,12 +79,11 @@ def partly_configs(overrides: Sequence[str], scenes: int | None) -> Iterator[tup
         scenes: use only so many of the 1,600.
     """
     config = multi_config(overrides, ["boxes", "maps"])
-    streams = config["data"]["train"]["source"]["streams"]
+    tasks = config["task"]["tasks"]
+    data = tasks["boxes"]["data"]
     for first, name in enumerate(("boxes", "maps")):
         half = {"name": "every_other", "first": first, "samples": scenes}
-        streams[name] = {**streams["boxes"], "share": 0.5, "sampler": half}
-        config["task"]["tasks"][name]["stream"] = None
-        config["task"]["tasks"][name]["weight"] = 1.0
+        tasks[name] |= {"data": {**data, "sampler": half}, "batch_share": 0.5, "stream": None, "weight": 1.0}
     config["task"]["norms"] = "shared"  # the streams have images of one kind
     config["plugins"] = ["every_other"]
     config["data"]["batch_size"] = 16

@@ -200,7 +200,7 @@ def compare(name: str) -> None:
     """Train both sides in turn, and print the times of their steps."""
     by_hand, config = TASKS[name]
     parts = build(config()).keywords
-    plan = plan_training(replace(parts["data"], num_workers=0), Duration(BATCHES, "it"), None, 0)
+    plan = plan_training(parts["task"], replace(parts["data"], num_workers=0), Duration(BATCHES, "it"), None, 0)
     task = make_task(parts["task"], plan.dataset_info, 0).train()
     net = fcos_by_hand(task).train() if name == "detection" else copy.deepcopy(task)
     rows = [(row, batch) for row, batch in plan.loader(CPU, task.size_multiple_of).iterate(0)]

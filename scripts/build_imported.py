@@ -178,7 +178,7 @@ def try_config(config: dict[str, Any], origins: Any, root: Path, limit: int) -> 
     """
     changed_config = small(config, root)
     run = TrainingRun(**build(changed_config | {"init": None}, origins=origins).keywords)
-    batches = plan_training(run.data, run.train.length, run.shapes, 0)
+    batches = plan_training(run.task, run.data, run.train.length, run.shapes, 0)
     with torch.device("meta"):
         model = run.task(batches.dataset_info)
     if sum(param.numel() for param in model.parameters()) <= limit:
@@ -196,7 +196,9 @@ def try_config(config: dict[str, Any], origins: Any, root: Path, limit: int) -> 
         first_samples(stream, 2, size_multiple=model.size_multiple)
     models = Models(model, model if run.ema else None)
     device, info = torch.device("cpu"), batches.dataset_info
-    evaluation = plan_evaluation(models, run.data, run.evaluate, 0, device, run.train.precision, info)
+    evaluation = plan_evaluation(
+        models, run.data, batches.datasets(), run.evaluate, 0, device, run.train.precision, info
+    )
     make_best(run.checkpoint.best, evaluation.scores)
     return "built"
 

@@ -88,12 +88,10 @@ def check(
             check_paths(resolved, catalog(resolved.config.get("plugins") or ()))
             check_run(resolved)
             if build:
-                from opabinia.config import build as build_parts
                 from opabinia.training.dry_run import dry_run
-                from opabinia.training.run_folder import with_values
+                from opabinia.training.run_folder import build_parts
 
-                config = with_values(resolved.config, batch_size=32, num_workers=0, augment_on="workers")
-                dry_run(build_parts(config, origins=resolved.origins).keywords)
+                dry_run(build_parts(resolved, batch_size=32, num_workers=0, augment_on="workers").keywords)
         except ConfigError as error:
             if not as_json:
                 raise

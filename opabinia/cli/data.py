@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +17,6 @@ from opabinia.runtime.text import plural
 
 if TYPE_CHECKING:
     from opabinia.contracts import Source
-    from opabinia.data import Data
     from opabinia.data.check import DataReport
 
 app = typer.Typer(no_args_is_help=True)
@@ -55,7 +55,7 @@ def check(
         from opabinia.data.check.terminal import print_report
         from opabinia.runtime.resources import cores
 
-        sources = _sources(_data(recipe, overrides or [], lenient=True))
+        sources = _sources(_parts(recipe, overrides or [], lenient=True))
         workers = cores() if workers is None else workers
         workers = 0 if workers == 1 else workers  # a single worker is no faster than none
         report = run_checks(sources, near=near, limit=limit, seed=seed, workers=workers)
@@ -89,8 +89,8 @@ def pack(
         from opabinia.data.decoding.pack import pack as write
         from opabinia.runtime.log import logging_to
 
-        data = _data(recipe, overrides or [])
-        sources = _sources(data)
+        parts = _parts(recipe, overrides or [])
+        sources, data = _sources(parts), parts["data"]
         if section not in sources:
             raise option_error("--section", f"there is no {section!r}; there is {', '.join(sources)}")
         threads, skip = workers or os.cpu_count() or 1, data.on_error == "skip"
@@ -119,35 +119,33 @@ def refresh(
         print(f"{plural(list_again(url), 'object')} in {local_path(url)}")
 
 
-def _data(recipe: str, overrides: list[str], *, lenient: bool = False) -> Data:
-    """The data of a recipe, which may be without the sections that only a training needs; ``lenient``: without broken
+def _parts(recipe: str, overrides: list[str], *, lenient: bool = False) -> Mapping[str, Any]:
+    """The parts of a recipe, which may be without the sections that only a training needs; ``lenient``: without broken
     annotations."""
-    from opabinia.config import build, compose, flatten
+    from opabinia.config import compose, flatten
     from opabinia.runtime.log import log
-    from opabinia.training.run_folder import resolve, with_values
+    from opabinia.training.run_folder import build_parts, resolve, with_values
 
     unused = {"optimizer": "sgd", "train.length": "1ep", "data.batch_size": "1"}
     given = flatten(compose(recipe, overrides).root.plain())
     absent = [key for key in unused if not any(f"{name}.".startswith(f"{key}.") for name in given)]
     resolved = resolve(recipe, [*(f"{key}={unused[key]}" for key in absent), *overrides])
     config = with_values(resolved.config, batch_size=1, num_workers=0, augment_on="workers")  # unused here
-    config["data"] = _lenient(config["data"]) if lenient else config["data"]
+    config = {**config, "data": _lenient(config["data"]), "task": _lenient(config["task"])} if lenient else config
     log.disabled = lenient  # the sources warn of what they drop; here it is reported once, and completely
     try:
-        data: Data = build(config, origins=resolved.origins).keywords["data"]
+        return build_parts(replace(resolved, config=config)).keywords
     finally:
         log.disabled = False
-    return data
 
 
-def _sources(data: Data) -> dict[str, Source]:
+def _sources(parts: Mapping[str, Any]) -> dict[str, Source]:
     """The datasets by name; those of a multi-task run are ``NAME/train`` and ``NAME/val``."""
-    from opabinia.data.sources import Mixture
+    from opabinia.training.streams import training_streams
 
-    source = data.train.source
-    streams = source.streams if isinstance(source, Mixture) else {}
-    training = {f"{name}/train": stream.source for name, stream in streams.items()} or {"train": source}
-    return {**training, **{stream.prefix: stream.source for stream in data.validation}}
+    streams = training_streams(parts["task"], parts["data"])
+    training = {f"{name}/train" if name else "train": stream.source for name, stream in streams.items()}
+    return {**training, **{stream.prefix: stream.source for stream in parts["data"].validation}}
 
 
 def _lenient(section: Any) -> Any:

@@ -165,6 +165,7 @@ def next_commands(folder: Path) -> list[NextCommand]:
     """Return the commands worth trying with a finished run: those of its task that its data allows, tensorboard and a
     longer training."""
     from opabinia.config import catalog
+    from opabinia.config.datasets import validation_sets
     from opabinia.contracts import Task
     from opabinia.training.run_folder import resolve
 
@@ -173,7 +174,7 @@ def next_commands(folder: Path) -> list[NextCommand]:
     entry = parts.find("task", str(config["task"]["name"]))
     part = None if entry is None else parts.load(entry)
     task = part if isinstance(part, type) and issubclass(part, Task) else Task
-    validation = config["data"]["val"] or []
+    validation = validation_sets(config)
     has = {"": True, "validation": bool(validation), "labels": bool(validation) and _has_labels(folder)}
     commands = []
     for name in task.next_commands:

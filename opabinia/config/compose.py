@@ -11,7 +11,7 @@ from typing import Any
 
 from opabinia.config.errors import Problem, listing, nearest, show
 from opabinia.config.merge import merge, put, without_delete
-from opabinia.config.multitask import move_datasets
+from opabinia.config.multitask import share_backbone
 from opabinia.config.references import nearest_path, resolve, targets
 from opabinia.config.text import dump
 from opabinia.config.tree import BROKEN, MAX_DEPTH, Node, read_file, read_text, shown_path
@@ -76,9 +76,8 @@ def compose(
         root = put(root, keys, value, (), problems)
     written = [*files.read, *(value for _, value in given)]
     root = _resolve_references(without_delete(root), written, problems)
-    task = root.value.get("task") if isinstance(root.value, dict) else None
-    if task is not None and isinstance(task.value, dict) and "tasks" in task.value:
-        root = move_datasets(root, problems)
+    if (task := root.value.get("task")) and isinstance(task.value, dict) and "tasks" in task.value:
+        root = share_backbone(root, problems)
     plugins = _plugins(root, problems)
     return Tree(name, root, tuple(problems), plugins, complete=file is not None and not files.missing)
 

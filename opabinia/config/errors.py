@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,7 +31,7 @@ class Problem:
     allowed: str = ""
 
     def __str__(self) -> str:
-        text = ": ".join(part for part in (*as_written(self.where, self.path), self.message) if part)
+        text = ": ".join(part for part in (self.where, self.path, self.message) if part)
         if self.found:
             text += f" (found {self.found})"
         if self.suggestion:
@@ -40,27 +39,6 @@ class Problem:
         if self.allowed:
             text += f" {self.allowed}" if self.suggestion else f"; {self.allowed}"
         return printable(text)
-
-
-def as_written(where: str, path: str) -> tuple[str, str]:
-    """Return the place of a value without its key, and the key under which it is written; that of a dataset of a
-    multi-task run is another one than in the composed config (:mod:`opabinia.config.multitask`).
-
-    Example: ``a.yaml:2 (task.tasks.b.batch_share)`` and ``data.train.source.streams.b.share`` give ``a.yaml:2`` and
-    ``task.tasks.b.batch_share``.
-    """
-    written = re.search(r"\btask\.tasks\.[\w-]+(\.data\.val(\.\d+)?)?", where)
-    moved = re.fullmatch(r"data\.(?:train\.source\.streams\.[\w-]+|(val)\.\d+)(?:\.(.*))?", path)
-    if written is None or moved is None:
-        return where, path
-    in_validation, rest = moved.groups(default="")
-    key = written[0]
-    if not in_validation:
-        inside = f"data.train.{rest}" if rest.startswith(("source", "transforms")) else f"data.{rest}"
-        key = f"{key.partition('.data.val')[0]}.{'batch_share' if rest == 'share' else inside}"
-    elif rest:
-        key = f"{key}.{rest}"
-    return re.sub(r" \(task\.tasks\..*\)$", "", where), key.rstrip(".")
 
 
 class ConfigError(Exception):

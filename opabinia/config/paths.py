@@ -12,6 +12,7 @@ from opabinia.config.catalog import Catalog
 from opabinia.config.catalog import catalog as catalog_of
 from opabinia.config.check import Resolved, check
 from opabinia.config.compose import compose
+from opabinia.config.datasets import validation_sets
 from opabinia.config.errors import ConfigError, Problem, listing, nearest
 from opabinia.config.references import dotted
 from opabinia.config.registry import Entry
@@ -119,10 +120,16 @@ def check_run_data(folder: Path, overrides: Sequence[str], keys: Sequence[str]) 
 def check_paths(resolved: Resolved, catalog: Catalog, keys: Sequence[str] = ("",)) -> None:
     """Check that the paths in some sections of a complete config exist, by default in all.
 
+    Args:
+        resolved: the config.
+        catalog: of all parts.
+        keys: of the sections, such as ``data.val``, also of the tasks of a multi-task run.
+
     Raises:
         ConfigError: some do not; all of them are named.
     """
-    if missing := [problem for problem in missing_paths(resolved, catalog) if problem.path.startswith(tuple(keys))]:
+    within = re.compile(rf"(task\.tasks\.[^.]+\.)?({'|'.join(keys)})")
+    if missing := [problem for problem in missing_paths(resolved, catalog) if keys and within.match(problem.path)]:
         raise ConfigError(missing)
 
 
@@ -154,34 +161,22 @@ def _missing(path: Path, key: str, origin: str) -> Iterator[Problem]:
 
 
 def check_run(resolved: Resolved) -> None:
-    """Check that the shares of streams fit, and that scores of ``checkpoint.best`` are those of validation sets.
+    """Check that the scores of ``checkpoint.best`` are those of validation sets.
 
     Raises:
         ConfigError: with every mistake.
     """
-    found = [*_shares(resolved.config["data"]["train"]["source"]), *_best(resolved.config)]
+    found = _best(resolved.config)
     if problems := [Problem(resolved.origins.get(path, ""), path, *texts) for path, *texts in found]:
         raise ConfigError(problems)
-
-
-def _shares(source: dict[str, Any]) -> Iterator[tuple[str, ...]]:
-    """The path and the texts of a problem."""
-    from opabinia.runtime.shares import remaining_share  # predictions need neither this nor scores
-
-    try:
-        if source["name"] == "mixture":
-            remaining_share({name: stream["share"] for name, stream in source["streams"].items()})
-    except ValueError as error:
-        key, _, message = str(error).partition(": ")
-        yield f"data.train.source.{key}", message
 
 
 def _best(config: dict[str, Any]) -> Iterator[tuple[str, ...]]:
     """The path and the texts of each problem."""
     from opabinia.runtime.weighted_scores import score_weights
 
-    path, metric, val = "checkpoint.best", config["checkpoint"]["best"], config["data"]["val"]
-    prefixes = [val_set["prefix"] for val_set in (val if isinstance(val, list) else [val] if val else ())]
+    path, metric = "checkpoint.best", config["checkpoint"]["best"]
+    prefixes = [val_set["prefix"] for val_set in validation_sets({key: config[key] for key in ("task", "data")})]
     prefixes += [f"{prefix}_ema" for prefix in prefixes if config["ema"]]
     try:
         names = score_weights(metric) if metric is not None else {}

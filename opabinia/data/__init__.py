@@ -9,4 +9,5 @@ from opabinia.data.loader import Loader as Loader
 from opabinia.data.sample_keys import register_sample_key as register_sample_key
 from opabinia.data.settings import Data as Data
 from opabinia.data.settings import Stream as Stream
+from opabinia.data.settings import TrainingStream as TrainingStream
 from opabinia.data.settings import ValidationStream as ValidationStream

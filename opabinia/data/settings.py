@@ -37,6 +37,23 @@ class Stream:
     transforms: Sequence[TransformPart] = ()
 
 
+@dataclass(frozen=True, kw_only=True)
+class TrainingStream(Stream):
+    """A dataset to train on. A config has its values in ``data``, or next to the task that learns from it.
+
+    Attributes:
+        source: of the samples.
+        transforms: applied to each sample, in order.
+        shuffle: a new order for each epoch.
+        sampler: the samples of an epoch; None takes each sample once.
+        mix: applied to the samples of the stream in a batch, in order.
+    """
+
+    shuffle: bool = True
+    sampler: SamplerPart | None = None
+    mix: Sequence[MixPart] = ()
+
+
 @register.section(name="validation")
 @dataclass(frozen=True, kw_only=True)
 class ValidationStream(Stream):
@@ -73,7 +90,7 @@ class Data:
     """Datasets, batches and how they are read.
 
     Args:
-        train: training samples.
+        train: training samples; null in a multi-task run, whose tasks have theirs.
         val: samples to evaluate on, or a list of several datasets with a ``prefix`` each; null for none. The metrics of
             the first choose the best checkpoint.
         batch_size: samples of one optimizer step, over all processes; ``auto``: as many as fit into memory, measured
@@ -82,7 +99,7 @@ class Data:
             itself; ``auto``: the smallest number that keeps up, measured each time. Batches do not depend on it.
         shuffle: a new order for each epoch; false keeps the order of the source.
         sampler: the samples of an epoch; null takes each sample once.
-        drop_last: drop the incomplete batch at the end of each epoch.
+        drop_last: drop the incomplete batch at the end of each epoch; the streams of a multi-task run always do.
         mix: applied to the training batches of each process, in order.
         decode: ``reduced``: if the first transform of a training image is RandomResizedCrop or Resize, decode only the
             crop, and JPEGs at the lowest of the resolutions 1, 1/2, 1/4 and 1/8 that is not below the resized one;
@@ -102,7 +119,7 @@ class Data:
         ValueError: ``cache_size`` without a ``cache``, or two validation sets have the same prefix.
     """
 
-    train: Stream
+    train: Stream | None = None
     val: ValidationStream | list[ValidationStream] | None = None
     batch_size: CountOrAuto
     num_workers: WorkersOrAuto = 0
@@ -129,7 +146,7 @@ class Data:
 
     def faster_options(self, gpu: bool) -> list[str]:
         """Return settings that are not used and could speed up reading, for a run on a GPU or on the CPU."""
-        encoded = self.train.source.info.encoded
+        encoded = self.train is not None and self.train.source.info.encoded
         options = {
             "data.cache: disk": encoded and self.cache is None,
             "data.decode: reduced": encoded and self.cache is None and self.decode == "full",

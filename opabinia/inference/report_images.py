@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from opabinia.config import ConfigError, Resolved
+from opabinia.config.datasets import validation_sets
 from opabinia.contracts import DataMismatch, Source
 from opabinia.data.check import count_per_class
 from opabinia.data.loader import DataError
@@ -22,7 +23,7 @@ from opabinia.inference.splits import open_split, split_sources, task_of
 from opabinia.runtime.files import disk_errors, temporary_folder
 from opabinia.runtime.log import log, logging_to
 from opabinia.runtime.progress import progress_bar
-from opabinia.training.run_folder import build_parts, chosen_checkpoint, resolve, validation_sets
+from opabinia.training.run_folder import build_parts, chosen_checkpoint, resolve
 from opabinia.training.schedule_preview import chart_panels, schedule_preview
 from opabinia.training.trained_model import Weights
 from opabinia.visualization.report.images import FOLDER, INDEX

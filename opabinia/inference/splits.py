@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from opabinia.config import ConfigError, Problem, Resolved
+from opabinia.config.datasets import training_sets, validation_sets, with_sets
 from opabinia.config.errors import listing, nearest
 from opabinia.contracts import Source
-from opabinia.training.run_folder import build_parts, validation_sets
+from opabinia.training.run_folder import build_parts
 
 ALL = "all"
 TRAIN = "train"
@@ -20,10 +21,8 @@ def split_sources(resolved: Resolved) -> dict[str, Any]:
     """Return the source sections of a config by split: ``train``, or ``NAME/train`` of each stream of a multi-task run,
     and the prefixes of validation sets."""
     sets = {section["prefix"]: section["source"] for section in validation_sets(resolved.config)}
-    source = resolved.config["data"]["train"]["source"]
-    streams = source["streams"] if source["name"] == "mixture" else {}
-    training = {f"{name}/{TRAIN}": stream["source"] for name, stream in streams.items()} or {TRAIN: source}
-    return {**training, **sets}
+    training = {f"{name}/{TRAIN}" if name else TRAIN: train for name, train in training_sets(resolved.config).items()}
+    return {**{split: train["source"] for split, train in training.items()}, **sets}
 
 
 def task_of(resolved: Resolved, split: str) -> str:
@@ -84,8 +83,7 @@ def select_split(resolved: Resolved, split: str) -> Resolved:
     ]
     stream = {"source": sources[split], "transforms": (own or sets or [{"transforms": []}])[0]["transforms"]}
     validation = {**stream, "prefix": split, "task": task or None, "every": None}
-    changes = {"train": stream, "val": validation, "sampler": None}
-    return replace(resolved, config={**resolved.config, "data": {**resolved.config["data"], **changes}})
+    return replace(resolved, config=with_sets(resolved.config, stream, [validation]))
 
 
 def open_split(resolved: Resolved, split: str) -> Source:

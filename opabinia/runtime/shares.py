@@ -17,9 +17,9 @@ def remaining_share(given: Mapping[str, float | None]) -> float:
     known = {name: share for name, share in given.items() if share is not None}
     if zero := [name for name, share in known.items() if share <= 0]:
         raise ValueError(
-            f"streams.{zero[0]}.share: expected a number above 0; omit a stream without samples in a batch"
+            f"tasks.{zero[0]}.batch_share: expected a number above 0; omit a stream without samples in a batch"
         )
-    place = f"streams.{next(iter(known), '')}.share"
+    place = f"tasks.{next(iter(known), '')}.batch_share"
     rest, others = 1 - sum(known.values()), [name for name in given if name not in known]
     if others and rest < 1e-6:
         raise ValueError(f"{place}: the given shares sum to {1 - rest:g} and leave nothing for {', '.join(others)}")

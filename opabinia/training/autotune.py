@@ -21,9 +21,9 @@ import torch
 
 from opabinia.config import ConfigError, Problem
 from opabinia.contracts import Batch, Clock, GlobalBatch, Hook, Run, Scalars, Step, Task
-from opabinia.data import Data
+from opabinia.data import TrainingStream
 from opabinia.data.sampling.batches import ConstantPlan
-from opabinia.data.sources import Mixture
+from opabinia.data.streams import SINGLE
 from opabinia.engine.hooks.bottleneck import workers_needed
 from opabinia.engine.loop.prefetch import DeviceLoader
 from opabinia.runtime.durations import Duration
@@ -35,6 +35,7 @@ from opabinia.training.batch_size_search import Attempts, largest_fitting
 from opabinia.training.loaders import make_sampler
 from opabinia.training.run_folder import AUTO
 from opabinia.training.session import Session, TrainingRun, training_only
+from opabinia.training.streams import training_streams
 
 CPU_SHARE = 0.7
 """Share of the free host memory that a trial may fill; the rest is for workers, evaluation and checkpoints."""
@@ -89,16 +90,13 @@ def autotune(data: Mapping[str, Any], build: Callable[..., partial[Any]]) -> dic
     if "batch_size" in wanted and parts["shapes"] is not None:
         message = "auto is one number, but with shapes batches of several sizes must fit: give a number"
         raise ConfigError(Problem("", "data.batch_size", message))
-    if "batch_size" in wanted and isinstance(parts["data"].train.source, Mixture):
-        message = "auto cannot divide a batch among the streams of a multi-task run: give a number"
-        raise ConfigError(Problem("", "data.batch_size", message))
     reset_peak_memory()
     budget = min(gather(peak_memory() + CPU_SHARE * available_memory() / processes_per_machine()))
     share = None if "batch_size" in wanted else -(-data["batch_size"] // world_size())
     trials: Sequence[Trial] = gather(_try(parts, share, budget))
     values: dict[str, int | str] = {}
     if "batch_size" in wanted:
-        values["batch_size"] = size = _agree_on_batch_size(parts["data"], trials)
+        values["batch_size"] = size = _agree_on_batch_size(parts, trials)
         share = -(-size // world_size())
     assert share is not None
     if "augment_on" in wanted:
@@ -113,13 +111,15 @@ def autotune(data: Mapping[str, Any], build: Callable[..., partial[Any]]) -> dic
 # --- agreement between ranks ------------------------------------------------------------------------------------------
 
 
-def _agree_on_batch_size(data: Data, trials: Sequence[Trial]) -> int:
+def _agree_on_batch_size(parts: Mapping[str, Any], trials: Sequence[Trial]) -> int:
     """The largest batch over all ranks that fits on each of them and suits the sampler."""
     smallest, world = min(trials, key=lambda trial: trial.samples), len(trials)
     if not smallest.samples:
         message = f"auto: not even the smallest batch fits into {smallest.budget / _GB:.1f} GB"
         raise ConfigError(Problem("", "data.batch_size", f"{message}; try train.micro_batch_size or smaller images"))
-    size = suitable_batch_size(data, smallest.samples * world, world)
+    data = parts["data"]
+    dataset = training_streams(parts["task"], data)[SINGLE]
+    size = suitable_batch_size(dataset, smallest.samples * world, world, drop_last=data.drop_last)
     log.info(
         "data.batch_size: %d (auto: %s; %d samples take %.2f of the %.2f GB available to a rank)",
         *(size, smallest.limit, smallest.samples, smallest.memory / _GB, smallest.budget / _GB),
@@ -127,7 +127,7 @@ def _agree_on_batch_size(data: Data, trials: Sequence[Trial]) -> int:
     return size
 
 
-def suitable_batch_size(data: Data, max_size: int, world: int) -> int:
+def suitable_batch_size(dataset: TrainingStream, max_size: int, world: int, *, drop_last: bool = False) -> int:
     """Return the largest batch size of at most ``max_size`` that the sampler accepts.
 
     It is the number of samples if that is not larger; otherwise it divides by the number of ranks ``world``, and on
@@ -137,13 +137,13 @@ def suitable_batch_size(data: Data, max_size: int, world: int) -> int:
         ConfigError: the sampler accepts none of those that were tried.
     """
     unit = world * 8 if max_size >= 16 * world else min(world, max_size)
-    samples = len(data.train.source)
+    samples = len(dataset.source)
     sizes = list(range(min(max_size, samples) // unit * unit, 0, -unit))
     problem: Exception | None = None
     for size in ([samples, *sizes] if samples <= max_size else sizes)[:_MAX_SIZES]:
         try:
-            sampler = make_sampler(replace(data, batch_size=size), 0)
-            ConstantPlan(len(sampler), size, Duration(1, "ep"), data.drop_last)
+            sampler = make_sampler(dataset, size, 0)
+            ConstantPlan(len(sampler), size, Duration(1, "ep"), drop_last)
             return size
         except (ValueError, ConfigError) as error:
             problem = error
@@ -197,8 +197,14 @@ def _seconds_per_sample(trial: Trial, workers: int) -> float:
 def _try(parts: Mapping[str, Any], share: int | None, host_budget: float) -> Trial:
     """Measure a run as if this were the only rank; ``share``: samples of a step, None to search for the most."""
     training, data = parts["train"], parts["data"]
-    size = share if share and isinstance(data.train.source, Mixture) else _trial_batch_size(data)
-    measurement = _Measurement(share, len(make_sampler(replace(data, batch_size=size), 0)), host_budget)
+    streams = training_streams(parts["task"], data)
+    if SINGLE in streams:
+        size = _trial_batch_size(streams[SINGLE], drop_last=data.drop_last)
+        samples = len(make_sampler(streams[SINGLE], size, 0))
+    else:
+        assert share is not None  # auto is not for several streams
+        size, samples = share, sum(len(stream.source) for stream in streams.values())
+    measurement = _Measurement(share, samples, host_budget)
     changed = {
         **training_only(parts, trial=measurement),
         "init": None,
@@ -224,12 +230,12 @@ def _try(parts: Mapping[str, Any], share: int | None, host_budget: float) -> Tri
     return trial._replace(step=trial.step / (COMPILE_SPEEDUP if training.compile else 1.0))
 
 
-def _trial_batch_size(data: Data) -> int:
+def _trial_batch_size(dataset: TrainingStream, *, drop_last: bool) -> int:
     for size in _TRIAL_SIZES:
         with suppress(ValueError, ConfigError):
-            make_sampler(replace(data, batch_size=size), 0)
+            make_sampler(dataset, size, 0)
             return size
-    return suitable_batch_size(data, len(data.train.source), 1)
+    return suitable_batch_size(dataset, len(dataset.source), 1, drop_last=drop_last)
 
 
 @contextmanager

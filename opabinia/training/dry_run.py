@@ -16,10 +16,9 @@ from opabinia.engine.hooks.order import check_hooks
 from opabinia.engine.loop.evaluate import requested_layers
 from opabinia.engine.loop.layer_outputs import predict_with_layers
 from opabinia.training.loaders import log_device_transforms
-from opabinia.training.mixed_loaders import check_streams
 from opabinia.training.model import Models, check_initial_weights, check_model, make_optimizer, make_step
-from opabinia.training.planning import plan_training
-from opabinia.training.samples import batch_errors, first_samples, first_training_samples
+from opabinia.training.planning import check_streams, plan_training
+from opabinia.training.samples import batch_errors, first_samples
 from opabinia.training.session import TrainingRun, add_teachers, all_schedules, build_model
 from opabinia.training.validation import make_best, plan_evaluation, validation_key
 
@@ -41,7 +40,7 @@ def dry_run(parts: Mapping[str, Any]) -> None:
     run = TrainingRun(**parts)
     data, training = run.data, run.train
     skip = data.on_error == "skip"
-    batches = plan_training(data, training.length, run.shapes, 0)
+    batches = plan_training(run.task, data, training.length, run.shapes, 0)
     dataset_info, plan = batches.dataset_info, batches.plan
     with errors_at("task"), torch.device("meta"):
         run.task(dataset_info)
@@ -61,9 +60,9 @@ def dry_run(parts: Mapping[str, Any]) -> None:
     step = make_step(models, optimizer, all_schedules(run.schedule, run.schedules, plan), whole, 0)
 
     first = plan.row(0)
-    batch = first_training_samples(data, 2, model, shape=first.shape)
-    first_training_samples(data, min(_BATCHED, data.batch_size), model, shape=first.shape)
-    log_device_transforms(data, model.size_multiple)
+    batch = batches.first_samples(2, model, shape=first.shape)
+    batches.first_samples(min(_BATCHED, data.batch_size), model, shape=first.shape)
+    log_device_transforms(batches, model.size_multiple)
     with errors_at("data.mix"):
         for mix in data.mix:
             batch = mix(batch, dataset_info)
@@ -73,7 +72,9 @@ def dry_run(parts: Mapping[str, Any]) -> None:
 
     evaluate = replace(run.evaluate, batch_size=None)
     device = torch.device("cpu")
-    evaluation = plan_evaluation(models, data, evaluate, 0, device, training.precision, dataset_info)
+    evaluation = plan_evaluation(
+        models, data, batches.datasets(), evaluate, 0, device, training.precision, dataset_info
+    )
     make_best(run.checkpoint.best, evaluation.scores)
     evaluators = [
         evaluator for val_set in evaluation.validation for evaluator in val_set.evaluators(model, val_set.dataset_info)

@@ -9,18 +9,20 @@ from typing import Any
 
 from opabinia.config import ConfigError, Problem
 from opabinia.contracts import Clock, DatasetInfo, Run
-from opabinia.data import Data
+from opabinia.data import TrainingStream
+from opabinia.data.streams import SINGLE
 from opabinia.engine.checkpointing.checkpoint import Snapshot
 from opabinia.engine.loggers.metrics_log import MetricsLogger
 from opabinia.engine.loop.evaluate import ValidationSet, evaluation_run, needs_training_data
 from opabinia.engine.loop.hook_dispatch import HookDispatcher
 from opabinia.training.model import Models, place, set_up
+from opabinia.training.streams import training_streams
 from opabinia.training.trained_model import trained_task
 from opabinia.training.validation import plan_evaluation
 
 
 def evaluate(
-    folder: Path, parts: Mapping[str, Any], snapshot: Snapshot, training_data: Callable[[], Data]
+    folder: Path, parts: Mapping[str, Any], snapshot: Snapshot, training_parts: Callable[[], Mapping[str, Any]]
 ) -> dict[str, float]:
     """Return the scores of a trained model.
 
@@ -28,7 +30,7 @@ def evaluate(
         folder: the run folder.
         parts: the built fields of :class:`opabinia.training.session.TrainingRun`.
         snapshot: the checkpoint; it also holds the description of the training data.
-        training_data: opens the training data; called only where an evaluator learns from it.
+        training_parts: builds those of the run with its training data; called only where an evaluator learns from it.
 
     Raises:
         ConfigError: there is nothing to evaluate on, or the weights do not fit the model.
@@ -43,13 +45,17 @@ def evaluate(
     ema = place(trained_task(parts["task"], snapshot, "ema"), training, device) if "ema" in snapshot.tensors else None
     models = Models(task, ema)
 
-    def plan(data: Data, dataset_info: DatasetInfo) -> list[ValidationSet]:
-        return plan_evaluation(models, data, settings, seed, device, training.precision, dataset_info).validation
+    def plan(streams: Mapping[str, TrainingStream], dataset_info: DatasetInfo) -> list[ValidationSet]:
+        return plan_evaluation(
+            models, data, streams, settings, seed, device, training.precision, dataset_info
+        ).validation
 
     dataset_info = snapshot.state["facts"]
-    validation = plan(data, dataset_info)
+    validation = plan({}, dataset_info)
     if any(needs_training_data(task, val_set) for val_set in validation):
-        data = replace(data, train=training_data().train)
-        validation = plan(data, replace(dataset_info, classes=tuple(data.train.source.classes)))
+        opened = training_parts()
+        streams = training_streams(opened["task"], opened["data"])
+        classes = tuple(streams[SINGLE].source.classes) if SINGLE in streams else ()
+        validation = plan(streams, replace(dataset_info, classes=classes))
     run = Run(task, MetricsLogger(None), folder, clock=Clock(step=snapshot.step))
     return evaluation_run(run, HookDispatcher(parts["hooks"] or {}), validation, device)

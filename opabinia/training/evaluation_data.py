@@ -11,11 +11,11 @@ from typing import Any, NotRequired
 from typing_extensions import TypedDict
 
 from opabinia.config import ConfigError, Problem, Resolved
+from opabinia.config.datasets import validation_sets, with_validation_sets
 from opabinia.config.errors import listing, nearest
 from opabinia.engine.loop.evaluate import write_json
 from opabinia.runtime.json_files import InvalidFile, read_json
 from opabinia.runtime.log import log
-from opabinia.training.run_folder import validation_sets
 
 PATH_KEYS = ("root", "file", "data")
 """Keys of sources whose values are the folder or the annotation file of the data."""
@@ -89,9 +89,9 @@ def _default_name(data: Path, own: Mapping[str, Any]) -> str:
     return f"{path.parent.name}_{name}" if name in _taken(own) else name
 
 
-def _with_sets(resolved: Resolved, names: Mapping[str, str], streams: Sequence[Mapping[str, Any]]) -> Resolved:
+def _with_sets(resolved: Resolved, names: Mapping[str, str], streams: Sequence[dict[str, Any]]) -> Resolved:
     """The config with these validation sets only, some of them renamed; without the scores that it expects of all."""
-    config = resolved.config
+    config = with_validation_sets(resolved.config, streams)
     kept = {stream["prefix"] for stream in streams}
     evaluators = {
         key: {**section, "on": section["on"] and names[section["on"]]}
@@ -99,11 +99,7 @@ def _with_sets(resolved: Resolved, names: Mapping[str, str], streams: Sequence[M
         if section["on"] is None or names.get(section["on"]) in kept
     }
     hooks = {key: hook for key, hook in (config["hooks"] or {}).items() if hook["name"] != "expected_scores"}
-    sections = {
-        "data": {**config["data"], "val": streams[0] if len(streams) == 1 else list(streams)},
-        "evaluate": {**config["evaluate"], "evaluators": evaluators},
-        "hooks": hooks,
-    }
+    sections = {"evaluate": {**config["evaluate"], "evaluators": evaluators}, "hooks": hooks}
     origins = {key: place for key, place in resolved.origins.items() if not key.startswith("data.val.")}
     return replace(resolved, config={**config, **sections}, origins=origins)
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from opabinia.config import ConfigError, Problem, Resolved, build, dump
 from opabinia.config.build import errors_at
+from opabinia.config.datasets import training_sets, validation_sets, with_sets, without_task_data
 from opabinia.contracts import DatasetInfo
 from opabinia.engine.checkpointing.checkpoint import RunState, Snapshot, read_checkpoint, write_checkpoint
 from opabinia.models.lora import is_adapter
@@ -25,7 +26,7 @@ from opabinia.runtime.log import log, logging_to
 from opabinia.runtime.text import plural
 from opabinia.training.initial_normalization import warn_of_other_normalization
 from opabinia.training.model import make_task
-from opabinia.training.run_folder import LAST, build_parts, folder_for, holds_run, resolve, validation_sets
+from opabinia.training.run_folder import LAST, build_parts, folder_for, holds_run, resolve
 from opabinia.training.samples import read_dataset_info
 
 Channels = Literal[1, 3]
@@ -116,7 +117,7 @@ def read_snapshot(resolved: Resolved, classes: Sequence[str] = ()) -> Snapshot:
     Raises:
         ConfigError: the weights do not fill the model (without ``init.partial``), or there is no such data.
     """
-    config = resolved.config
+    config = without_task_data(resolved.config)
     sections = {key: config.get(key) for key in ("task", "train", "evaluate", "plugins")}
     task = build(sections, None, "predictor", resolved.origins).keywords["task"]
     with errors_at("init"):
@@ -153,11 +154,11 @@ def _trained_on(resolved: Resolved, weights: Path, classes: Sequence[str]) -> tu
     if (checkpoint / "state.json").is_file():
         state = read_checkpoint(checkpoint).state
         return state["facts"], state.get("source_channels", 3)
-    data, problems = resolved.config["data"], list[Problem]()
-    for stream in (data["train"], *validation_sets(resolved.config)):
-        section: Mapping[str, Any] = {**data, "train": {key: stream[key] for key in data["train"]}, "val": None}
+    config, problems = resolved.config, list[Problem]()
+    for stream in (*training_sets(config).values(), *validation_sets(config)):
+        train = {key: stream[key] for key in ("source", "transforms")}
         try:
-            parts = build_parts(replace(resolved, config={**resolved.config, "data": {**section, "sampler": None}}))
+            parts = build_parts(replace(resolved, config=with_sets(config, train, [])))
         except ConfigError as error:
             problems += error.problems
             continue

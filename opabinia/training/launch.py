@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from opabinia.config import ConfigError, Problem, Resolved, config_of, dump, flatten
 from opabinia.config.compose import PACKAGED
+from opabinia.config.datasets import validation_sets, with_sets
 from opabinia.config.paths import check_not_overwritten, check_resumable, check_run_name
 from opabinia.config.text import describe_source
 from opabinia.engine.checkpointing.checkpoint import BadCheckpoint, Snapshot, WeightsMismatch, read_checkpoint
@@ -50,7 +51,6 @@ from opabinia.training.run_folder import (
     process_group_options,
     read_chosen,
     resolve,
-    validation_sets,
     with_values,
 )
 from opabinia.training.session import Session, TrainingRun
@@ -467,13 +467,9 @@ def evaluate(
         for stream in validation_sets(resolved.config) if data is not None else ():
             log.info("data of %s: %s", stream["prefix"], describe_source(stream["source"]))
         # The training data may be gone: the checkpoint describes it, and few evaluators need it.
-        data_section = resolved.config["data"]
         streams = validation_sets(resolved.config)
-        if streams:
-            train = {key: streams[0][key] for key in data_section["train"]}
-            data_section = {**data_section, "train": train, "sampler": None}
-        parts = build_parts(replace(resolved, config={**resolved.config, "data": data_section})).keywords
-        scores = evaluate_trained(folder, parts, snapshot, lambda: build_parts(resolved).keywords["data"])
+        parts = build_parts(replace(resolved, config=with_sets(resolved.config, None, streams))).keywords
+        scores = evaluate_trained(folder, parts, snapshot, lambda: build_parts(resolved).keywords)
         if is_rank_zero():
             sizes = {stream.prefix: len(stream.source) for stream in parts["data"].validation}
             _write_scores(folder, path, streams, sizes, overrides, scores)

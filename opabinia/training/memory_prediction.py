@@ -30,7 +30,6 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from opabinia.config.build import errors_at
 from opabinia.contracts import Backbone, Batch, Clock, GlobalBatch, Plan, Step, Task
 from opabinia.data.sampling.batches import StagedPlan
-from opabinia.data.sources import Mixture
 from opabinia.runtime.cuda_autocast import cuda_autocast_on_cpu
 from opabinia.runtime.log import log
 from opabinia.runtime.operator_costs import Operator, OperatorCosts
@@ -43,7 +42,6 @@ from opabinia.training.model import Models, check_model, make_optimizer, make_st
 from opabinia.training.planning import plan_training
 from opabinia.training.roofline import time_bounds
 from opabinia.training.run_folder import AUTO, build_parts, resolve
-from opabinia.training.samples import first_training_samples
 from opabinia.training.session import TrainingRun, add_teachers, all_schedules, build_model
 
 CPU = torch.device("cpu")
@@ -86,7 +84,7 @@ def predict_memory(
         - ``batch_size``, ``input``: samples of that step, and the shape of one after the transforms;
         - ``largest_batch``: for each ``device_memory`` the samples of the largest step that fits, as configured
           (``plain``) and with ``activation_checkpointing`` (None: the backbone has none); 0: one sample does not fit.
-          Empty for a multi-task run, whose batch is a mixture;
+          Empty for a multi-task run, whose batch has several streams;
         - ``method``: ``shapes``, or ``values`` where those decide;
         - ``time_bounds``: of a step of ``bounded_batch`` samples, see
           :func:`opabinia.training.roofline.time_bounds`;
@@ -140,7 +138,7 @@ def _notes(config: Mapping[str, Any], parts: StepParts) -> list[str]:
             f"data.batch_size is auto: a batch of {parts.row.count} is shown; the largest ones are its limits."
         )
     if "streams" in parts.batch:
-        notes.append("A batch of several tasks is a mixture as configured: no largest one is searched.")
+        notes.append("A batch of several tasks has the configured size: no largest one is searched.")
     if config["train"]["parallel"]["name"] == "fsdp":
         notes.append("train.parallel is fsdp: the prediction is for one GPU, which holds everything; several share it.")
     if parts.run.init is not None:
@@ -205,9 +203,9 @@ def _observe(parts: StepParts) -> tuple[str, ObservedStep, Footprint]:
         except Exception as error:  # a model may read a value in any way
             log.debug("values decide the shapes of this step: %s", error)
     observed = ObservedStep(parts, None)
-    # The first batch of a multi-task run is a mixture that cannot have another size.
-    is_mixture = "streams" in parts.batch
-    footprint = observed.footprint if is_mixture else extend(observed, observed.smallest, observed.smallest + 1)
+    # The first batch of a multi-task run has several streams and cannot have another size.
+    is_joint = "streams" in parts.batch
+    footprint = observed.footprint if is_joint else extend(observed, observed.smallest, observed.smallest + 1)
     footprint(parts.row.count)
     return "values", observed, footprint
 
@@ -240,7 +238,7 @@ class StepParts:
             ConfigError: they do not fit together, or the data cannot be read.
         """
         train = replace(run.train, check_losses=False, on_nonfinite="stop")
-        batches = plan_training(run.data, train.length, run.shapes, 0)
+        batches = plan_training(run.task, run.data, train.length, run.shapes, 0)
         model = place(build_model(run.task, batches.dataset_info, 0, None), train, CPU)
         distilled = add_teachers(model, run.distill, batches.dataset_info)
         check_model(model, train, batches.plan, run.data)
@@ -250,11 +248,11 @@ class StepParts:
             optimizer = make_optimizer(run.optimizer, models.task, run.param_groups, train, run.data.batch_size)
             return make_step(models, optimizer, schedules, train, 0)
 
-        if isinstance(run.data.train.source, Mixture):
+        if batches.is_joint:
             row, batch = next(iter(batches.loader(CPU, model.size_multiple_of).iterate(0)))
             return cls(run, model, batch, row, make, distilled)
         row = _largest_row(batches.plan)
-        batch = first_training_samples(run.data, SAMPLES, model, shape=row.shape)
+        batch = batches.first_samples(SAMPLES, model, shape=row.shape)
         with errors_at("data.mix"):
             for mix in run.data.mix:
                 batch = mix(batch, batches.dataset_info)

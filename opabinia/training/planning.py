@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
 
 from opabinia.config import ConfigError, Problem
 from opabinia.config.build import errors_at
 from opabinia.config.errors import listing
-from opabinia.contracts import BatchSchedule, RunSpec
-from opabinia.data import Data
-from opabinia.data.sampling.batches import ConstantPlan, StagedPlan
-from opabinia.data.sources import Mixture
+from opabinia.contracts import BatchSchedule, DatasetInfo, RunSpec
+from opabinia.data import Data, TrainingStream
+from opabinia.data.sampling.batches import StagedPlan
+from opabinia.data.streams import SINGLE
 from opabinia.runtime.durations import Duration
 from opabinia.runtime.log import log
 from opabinia.runtime.processes import world_size
-from opabinia.training.loaders import TrainingBatches, make_sampler
-from opabinia.training.mixed_loaders import plan_mixed_training
+from opabinia.runtime.text import plural
+from opabinia.training.loaders import TrainingBatches, plan_streams
 from opabinia.training.samples import read_dataset_info
+from opabinia.training.streams import TaskFactory, place_of, stream_sharing, training_streams
 
 
 def plan_training(
-    data: Data, length: Duration, shapes: Callable[[RunSpec], BatchSchedule] | None, seed: int
+    task: TaskFactory,
+    data: Data,
+    length: Duration,
+    shapes: Callable[[RunSpec], BatchSchedule] | None,
+    seed: int,
 ) -> TrainingBatches:
     """Read the description of the training data and plan all batches of the run.
 
     Args:
+        task: of the config.
         data: the config section.
         length: of the run.
         shapes: lays out batch sizes and image sizes over time; None: all batches are alike.
@@ -33,22 +41,74 @@ def plan_training(
     Raises:
         ConfigError: the data does not fit the sampler, the batch size or the schedule.
     """
-    dataset_info = read_dataset_info(data.train, skip=data.on_error == "skip")
-    if isinstance(data.train.source, Mixture):
-        if shapes is not None:
-            raise ConfigError(Problem("", "shapes", "a multi-task run has no batch shapes over time"))
-        return plan_mixed_training(data, dataset_info, length, seed)
-    with errors_at("data"):
-        sampler = make_sampler(data, seed)
-        plan: ConstantPlan | StagedPlan = ConstantPlan(len(sampler), data.batch_size, length, data.drop_last)
-    if shapes is not None:
-        with errors_at("shapes"):
-            schedule = shapes(RunSpec(len(sampler), data.batch_size, length, world_size(), data.drop_last))
-            sizes = sorted({shape.samples for stage in schedule.stages for shape in stage.cycle} - {data.batch_size})
-            if sizes and data.sampler is not None:
-                log.warning(
-                    "data.sampler may group samples by data.batch_size (%d), but shapes has batches of %s",
-                    *(data.batch_size, listing([str(size) for size in sizes])),
+    streams = training_streams(task, data)
+    if shapes is not None and SINGLE not in streams:
+        raise ConfigError(Problem("", "shapes", "a multi-task run has no batch shapes over time"))
+    shares = stream_sharing(task, streams)
+    batches = plan_streams(data, streams, shares, _dataset_info(streams, data.on_error == "skip"), length, seed)
+    if shapes is None:
+        return batches
+    samples = batches.plan.samples
+    with errors_at("shapes"):
+        schedule = shapes(RunSpec(samples, data.batch_size, length, world_size(), data.drop_last))
+        sizes = sorted({shape.samples for stage in schedule.stages for shape in stage.cycle} - {data.batch_size})
+        if sizes and data.sampler is not None:
+            log.warning(
+                "data.sampler may group samples by data.batch_size (%d), but shapes has batches of %s",
+                *(data.batch_size, listing([str(size) for size in sizes])),
+            )
+        plan = StagedPlan(samples, schedule.stages, schedule.length, data.drop_last, schedule.evaluations)
+    return replace(batches, plan=plan, streams={SINGLE: replace(batches.streams[SINGLE], plan=plan)})
+
+
+def _dataset_info(streams: Mapping[str, TrainingStream], skip: bool) -> DatasetInfo:
+    """Describe the training data.
+
+    Raises:
+        ConfigError: a label is not one of the classes, a stream has no samples, or streams differ in channels.
+    """
+    if SINGLE in streams:
+        return read_dataset_info(streams[SINGLE], skip=skip)
+    for name, stream in streams.items():
+        if not len(stream.source):
+            raise ConfigError(Problem("", place_of(name), "it has no samples"))
+    infos = {name: read_dataset_info(stream, skip=skip) for name, stream in streams.items()}
+    read = {name: stream.source.channels for name, stream in streams.items()}
+    for channels in (read, {name: info.channels for name, info in infos.items()}):
+        (first, expected), *others = channels.items()
+        for name, count in others:
+            if count != expected:
+                message = (
+                    f"its images have {plural(count, 'channel')}, those of {first} {expected}; they share a backbone"
                 )
-            plan = StagedPlan(len(sampler), schedule.stages, schedule.length, data.drop_last, schedule.evaluations)
-    return TrainingBatches(data, dataset_info, sampler, plan, seed)
+                raise ConfigError(Problem("", place_of(name), message))
+    samples = sum(info.samples for info in infos.values())
+    return DatasetInfo(samples=samples, channels=expected, streams=infos)
+
+
+def check_streams(task: Any, batches: TrainingBatches, micro_batch_size: int | None) -> None:
+    """Check that every task of a multi-task run gets as many samples of its stream as it needs, in each micro-batch of
+    each rank.
+
+    Args:
+        task: the model.
+        batches: of the run.
+        micro_batch_size: config value.
+
+    Raises:
+        ConfigError: it gets fewer.
+    """
+    if not batches.is_joint:
+        return
+    world = world_size()
+    largest = -(-batches.plan.row(0).num_processed(world) // world)
+    parts = 1 if micro_batch_size is None else -(-largest // micro_batch_size)
+    for name, subtask in task.tasks.items():
+        row = batches.streams[task.stream_of(name)].plan.row(0)
+        count = max(1, min(len(row.share(rank, world)) for rank in range(world)) // parts)
+        if count < subtask.min_samples_per_rank:
+            message = (
+                f"it learns from {subtask.min_samples_per_rank} or more samples of a micro-batch per process, and has "
+                f"{count}: raise data.batch_size, train.micro_batch_size, or the share of its images"
+            )
+            raise ConfigError(Problem("", f"task.tasks.{name}", message))

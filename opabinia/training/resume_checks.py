@@ -34,11 +34,11 @@ def describe_run(batches: TrainingBatches, threads: int) -> dict[str, Any]:
     return {
         "seed": batches.seed,
         "global_batch_size": data.batch_size,
-        "data": data.train.source.fingerprint(),
+        "data": batches.data_fingerprint(),
         "shuffle": data.shuffle,
         "order": batches.order_fingerprint(),
         "facts": asdict(batches.dataset_info),
-        "source_channels": data.train.source.channels,
+        "source_channels": next(iter(batches.streams.values())).dataset.source.channels,
         "world_size": world_size(),
         "threads": threads,
         "versions": library_versions(),

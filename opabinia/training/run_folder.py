@@ -64,7 +64,8 @@ def replace_auto(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def build_parts(resolved: Resolved, **values: int | str) -> partial[Any]:
-    """Build the parts of a config: ``keywords`` are the fields of :class:`opabinia.training.session.TrainingRun`.
+    """Build the parts of a config: ``keywords`` are the fields of :class:`opabinia.training.session.TrainingRun`, with
+    the validation sets of all tasks in ``data``.
 
     Args:
         resolved: the config.
@@ -73,8 +74,11 @@ def build_parts(resolved: Resolved, **values: int | str) -> partial[Any]:
     Raises:
         ConfigError: a part refuses its values.
     """
+    from opabinia.training.streams import with_task_data  # imports torch
+
     config = replace_auto(with_values(resolved.config, **values))
-    return build(config, origins=resolved.origins)
+    parts = build(config, origins=resolved.origins)
+    return partial(parts, data=with_task_data(parts.keywords["task"], parts.keywords["data"]))
 
 
 def process_group_options(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -201,9 +205,3 @@ def merge(folder: Path, out: Path, *, checkpoint: str = "best", weights: str = "
 def views_of(source: Mapping[str, Any]) -> tuple[int, int] | None:
     """Return in how many clips and crops a ``source`` section evaluates videos; None: in one view."""
     return (source["clips"], source["crops"]) if source["name"] == "video_views" else None
-
-
-def validation_sets(config: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the sections of a complete config that describe its validation sets."""
-    val = config["data"]["val"]
-    return val if isinstance(val, list) else [val] if val else []

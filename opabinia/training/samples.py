@@ -17,12 +17,9 @@ from opabinia.contracts import (
     GlobalBatch,
     Source,
     SourceInfo,
-    Task,
 )
-from opabinia.data import Data, Stream, ValidationStream
+from opabinia.data import Stream, ValidationStream
 from opabinia.data.loader import BatchReader, DataError, Request
-from opabinia.data.mixed_batches import combine
-from opabinia.data.sources import Mixture
 from opabinia.runtime.log import log
 from opabinia.runtime.text import plural
 
@@ -60,35 +57,6 @@ def first_samples(
     raise DataError(f"none of the {samples} samples can be read")
 
 
-def first_training_samples(data: Data, count: int, task: Task, *, shape: tuple[int, ...] | None = None) -> Batch:
-    """Return the first training samples as a batch, after the transforms; of multi-task data those of each stream.
-
-    Args:
-        data: the config section.
-        count: number of samples, of each stream.
-        task: that trains on them.
-        shape: as in :class:`opabinia.contracts.GlobalBatch`.
-
-    Raises:
-        DataError: one of them cannot be read; with ``data.on_error: skip``, none of the dataset can.
-    """
-    skip, source = data.on_error == "skip", data.train.source
-    if not isinstance(source, Mixture):
-        return first_samples(data.train, count, skip=skip, size_multiple=task.size_multiple, shape=shape)
-    batches = {
-        name: first_samples(
-            Stream(source=stream.source, transforms=stream.transforms),
-            count,
-            skip=skip,
-            size_multiple=task.size_multiple_of(name),
-        )
-        for name, stream in source.streams.items()
-    }
-    rows = {name: GlobalBatch(0, 0, 0, len(batch["id"])) for name, batch in batches.items()}
-    total = sum(row.count for row in rows.values())
-    return combine(GlobalBatch(0, 0, 0, total), batches, rows)
-
-
 @contextmanager
 def batch_errors(batch: Batch, key: str) -> Iterator[None]:
     """Report a batch that a task does not take, with its shape, as an error of the config at ``key``.
@@ -116,19 +84,6 @@ def read_dataset_info(stream: Stream, *, skip: bool = False) -> DatasetInfo:
         ConfigError: a label of the source is not one of its classes.
     """
     source, facts = stream.source, stream.source.info
-    if isinstance(source, Mixture):
-        streams = {
-            name: read_dataset_info(Stream(source=own.source, transforms=own.transforms), skip=skip)
-            for name, own in source.streams.items()
-        }
-        (first, channels), *others = ((name, info.channels) for name, info in streams.items())
-        for name, count in others:
-            if count != channels:
-                message = (
-                    f"its images have {plural(count, 'channel')}, those of {first} {channels}; they share a backbone"
-                )
-                raise ConfigError(Problem("", f"data.train.source.streams.{name}", message))
-        return DatasetInfo(samples=len(source), channels=channels, streams=streams)
     _check_labels(source)
     channels = facts.channels
     if len(source):

@@ -14,7 +14,9 @@ from opabinia.config.build import errors_at
 from opabinia.contracts import BatchSchedule, BatchShape, Clock, Plan, RunSpec, Schedule, Stage
 from opabinia.data.collate import is_clip_shape
 from opabinia.data.sampling.batches import ConstantPlan, StagedPlan
+from opabinia.data.streams import SINGLE
 from opabinia.training.loaders import make_sampler
+from opabinia.training.streams import training_streams
 from opabinia.visualization.drawing import ChartPanel, line_chart
 
 _CURVE_POINTS = 400
@@ -119,9 +121,15 @@ def schedule_preview(parts: Mapping[str, Any], processes: int = 1) -> SchedulePr
         ConfigError: the batches cannot be planned, or there are none.
     """
     data, length, shapes = parts["data"], parts["train"].length, parts["shapes"]
-    samples = len(make_sampler(data, 0))
+    streams = training_streams(parts["task"], data)
+    joint = SINGLE not in streams
+    samplers = [
+        make_sampler(replace(stream, sampler=None if joint else stream.sampler), data.batch_size, 0)
+        for stream in streams.values()
+    ]
+    samples = sum(map(len, samplers))
     with errors_at("data"):
-        constant = ConstantPlan(samples, data.batch_size, length, data.drop_last)
+        constant = ConstantPlan(samples, data.batch_size, length, data.drop_last or joint)
     if shapes is None:
         with errors_at("train.length"):
             return preview_of_plan(constant, constant)

@@ -62,7 +62,6 @@ from opabinia.tasks.teachers import build_teacher
 from opabinia.training.compiling import ReportCompiled, compile_modules
 from opabinia.training.initial_normalization import warn_of_other_normalization
 from opabinia.training.loaders import TrainingBatches, log_device_transforms, splits_norms
-from opabinia.training.mixed_loaders import check_streams
 from opabinia.training.model import (
     Models,
     check_initial_weights,
@@ -73,9 +72,8 @@ from opabinia.training.model import (
     place_models,
     set_up,
 )
-from opabinia.training.planning import plan_training
+from opabinia.training.planning import check_streams, plan_training
 from opabinia.training.resume_checks import check_same_run, describe_run
-from opabinia.training.samples import first_training_samples
 from opabinia.training.settings import Checkpointing, Evaluation, Seed, Training
 from opabinia.training.summary import (
     align_lines,
@@ -177,7 +175,7 @@ class TrainingRun:
         log_to_file("environment", describe_environment(device, threads))
 
         # Data first: the model and the evaluators need its description.
-        batches = plan_training(self.data, self.train.length, self.shapes, seed)
+        batches = plan_training(self.task, self.data, self.train.length, self.shapes, seed)
         warn_of_unusual_lengths(batches, self.schedule, self.ema)
         schedules = all_schedules(self.schedule, self.schedules, batches.plan)
         description = describe_run(batches, threads)
@@ -186,8 +184,9 @@ class TrainingRun:
         start = Clock.at(batches.plan, session.resume.step if session.resume else 0)
 
         init = None if session.resume else self.init  # a resumed run has its own weights
-        model = build_model(self.task, batches.dataset_info, seed, init)
-        distilled = add_teachers(model, self.distill, batches.dataset_info)
+        info = batches.dataset_info
+        model = build_model(self.task, info, seed, init)
+        distilled = add_teachers(model, self.distill, info)
         if session.resume is None:
             check_initial_weights(model, init)
         check_model(model, self.train, batches.plan, self.data)
@@ -202,17 +201,16 @@ class TrainingRun:
         )
         optimizer = make_optimizer(self.optimizer, model, self.param_groups, self.train, self.data.batch_size)
         step = make_step(models, optimizer, schedules, train, seed)
-        log_device_transforms(self.data, model.size_multiple)
+        log_device_transforms(batches, model.size_multiple)
         ema_hook = EmaHook(model, self.ema, models.ema) if self.ema else None
         evaluation = plan_evaluation(
-            models, self.data, self.evaluate, seed, device, self.train.precision, batches.dataset_info
+            models, self.data, batches.datasets(), self.evaluate, seed, device, self.train.precision, info
         )
         check_validation_samples(model, self.data, device, self.train.precision)
         compiled = compile_modules(models, device) if self.train.compile else None
         hooks = self._hooks(models, batches, evaluation, ema_hook, compiled, device)
         loggers = [logger(session.folder, start) for logger in self.loggers] if is_rank_zero() else []
-        metrics_file = session.folder / "metrics.jsonl" if is_rank_zero() else None
-        metrics_log = MetricsLogger(metrics_file, loggers)
+        metrics_log = MetricsLogger(session.folder / "metrics.jsonl" if is_rank_zero() else None, loggers)
         trainer = Trainer(
             task=model,
             step=step,
@@ -289,7 +287,7 @@ class TrainingRun:
             return [length]
         with preserve_generators():
             shape = plan.row(start.step % plan.total_steps).shape
-            sample = first_training_samples(self.data, 1, task, shape=shape)
+            sample = batches.first_samples(1, task, shape=shape)
         return align_lines(
             {
                 "run": title,
@@ -358,7 +356,7 @@ def all_schedules(schedule: Schedule, schedules: Mapping[str, Schedule] | None, 
 
 def warn_of_unusual_lengths(batches: TrainingBatches, schedule: Schedule, ema: Ema | None) -> None:
     """Warn of lengths that are seldom meant, except in a short trial of a long recipe."""
-    batch_size, samples, plan = batches.data.batch_size, len(batches.sampler), batches.plan
+    batch_size, samples, plan = batches.data.batch_size, batches.plan.samples, batches.plan
     if batch_size > samples:
         log.warning(
             "data.batch_size is %d, the data has %s: a batch is all of it", batch_size, plural(samples, "sample")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,7 +16,6 @@ from opabinia.runtime.resources import cores
 from opabinia.runtime.text import plural
 from opabinia.training.flops import FlopCount, count_forward_flops
 from opabinia.training.loaders import TrainingBatches
-from opabinia.training.mixed_loaders import MixedTrainingBatches
 from opabinia.training.settings import Training
 
 
@@ -101,11 +99,16 @@ def use_first_view(batch: Batch) -> Batch:
 
 def describe_data(data: Data, dataset_info: DatasetInfo) -> str:
     """Describe samples, classes and validation sets, such as ``1437 samples of 10 classes; val: 360``."""
+    validation = [f"{stream.prefix}: {len(stream.source)}" for stream in data.validation]
+    return "; ".join([describe_samples(dataset_info), *validation])
+
+
+def describe_samples(dataset_info: DatasetInfo) -> str:
+    """Describe samples and classes, such as ``1437 samples of 10 classes``."""
     word = "identities" if dataset_info.cameras or dataset_info.queries else "classes"
     classes = f" of {len(dataset_info.classes)} {word}" if dataset_info.classes else ""
     streams = f" in {plural(len(dataset_info.streams), 'stream')}" if dataset_info.streams else ""
-    validation = [f"{stream.prefix}: {len(stream.source)}" for stream in data.validation]
-    return "; ".join([f"{plural(dataset_info.samples, 'sample')}{classes}{streams}", *validation])
+    return f"{plural(dataset_info.samples, 'sample')}{classes}{streams}"
 
 
 def describe_streams(batches: TrainingBatches, model: Task, sample: Batch) -> dict[str, str]:
@@ -118,13 +121,11 @@ def describe_streams(batches: TrainingBatches, model: Task, sample: Batch) -> di
         sample: a batch of one sample of each stream.
     """
     texts: dict[str, str] = {}
-    if not isinstance(batches, MixedTrainingBatches):
-        return texts
-    for name, stream in batches.streams.items():
-        samples = describe_data(replace(stream.data, val=None), stream.dataset_info)
+    for name, stream in batches.streams.items() if batches.is_joint else ():
+        samples = describe_samples(stream.dataset_info)
         cycle, total = batches.cycle, batches.plan.total_steps
         turns = cycle.steps_before(name, len(cycle.steps)) / len(cycle.steps)
-        share = f"{stream.data.batch_size} of {batches.data.batch_size} in a batch"
+        share = f"{stream.plan.row(0).count} of {batches.data.batch_size} in a batch"
         share = share if turns == 1 else f"{turns:.0%} of the steps"
         epochs = f"{cycle.steps_before(name, total) / (stream.plan.steps_per_epoch or 1):.3g} epochs"
         flops = count_forward_flops(model, {**sample, "streams": {name: sample["streams"][name]}})

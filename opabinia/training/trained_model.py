@@ -12,6 +12,7 @@ from typing import Any, Literal, cast
 import torch
 
 from opabinia.config import ConfigError, Problem, build, register
+from opabinia.config.datasets import subtasks, validation_sets, without_task_data
 from opabinia.contracts import DatasetInfo, Task, TaskPart, Transform, TransformPart
 from opabinia.engine.checkpointing.checkpoint import BestState, Snapshot
 from opabinia.models.projectors import without_projectors
@@ -20,7 +21,7 @@ from opabinia.runtime.json_files import MetricsLine, check_fields, read_json_lin
 from opabinia.runtime.log import log
 from opabinia.runtime.weighted_scores import weighted_score
 from opabinia.training.model import make_task, place, set_up
-from opabinia.training.run_folder import chosen_checkpoint, read_chosen, resolve, validation_sets, views_of
+from opabinia.training.run_folder import chosen_checkpoint, read_chosen, resolve, views_of
 from opabinia.training.settings import Evaluation, Training
 
 Weights = Literal["raw", "ema"]
@@ -227,7 +228,7 @@ def load_trained(
     config = resolved.config
     sets = validation_sets(config)
     parts = {
-        "task": config["task"],
+        "task": without_task_data(config)["task"],
         "transforms": sets[0]["transforms"] if sets else [],
         "views": views_of(sets[0]["source"]) if sets else None,
         "task_transforms": _task_transforms(config),
@@ -245,7 +246,7 @@ def _task_transforms(config: Mapping[str, Any]) -> list[dict[str, Any]]:
     sets = validation_sets(config)
     own = {section["task"]: section for section in reversed(sets)}
     groups: list[dict[str, Any]] = []
-    for name in config["task"]["tasks"] if config["task"]["name"] == "multitask" else ():
+    for name in subtasks(config):
         section = own.get(name, sets[0] if sets else {"transforms": [], "source": {"name": ""}})
         reading = {"transforms": section["transforms"], "views": views_of(section["source"])}
         group = next((group for group in groups if reading.items() <= group.items()), None)

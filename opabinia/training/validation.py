@@ -13,10 +13,10 @@ from opabinia.config import ConfigError, Problem
 from opabinia.config.build import errors_at
 from opabinia.config.errors import listing, nearest
 from opabinia.contracts import DatasetInfo, Evaluator, Task
-from opabinia.data import Data
+from opabinia.data import Data, TrainingStream
 from opabinia.data.decoding.cache import with_cache
 from opabinia.data.loader import BatchReader, Loader, evaluation_requests
-from opabinia.data.sources import Mixture
+from opabinia.data.streams import SINGLE
 from opabinia.engine.hooks.save_best import SaveBest
 from opabinia.engine.loop.evaluate import ValidationSet, evaluation_mode, requested_layers
 from opabinia.engine.loop.prefetch import to_device
@@ -49,6 +49,7 @@ class EvaluationPlan(NamedTuple):
 def plan_evaluation(
     models: Models,
     data: Data,
+    streams: Mapping[str, TrainingStream],
     evaluate: Evaluation,
     seed: int,
     device: torch.device,
@@ -60,6 +61,7 @@ def plan_evaluation(
     Args:
         models: the task, and the copy with its EMA weights.
         data, evaluate: config sections.
+        streams: training data, from which some evaluators learn; empty: there is none.
         seed: of the run.
         device: of the models.
         precision: of forward passes.
@@ -68,7 +70,7 @@ def plan_evaluation(
     Raises:
         ConfigError: the task cannot be evaluated on a set, or evaluators do not fit together.
     """
-    validation = _validation_sets(data, evaluate, seed, device, precision, models.task)
+    validation = _validation_sets(data, streams, evaluate, seed, device, precision, models.task)
     if models.ema:
         averaged = [
             replace(raw, name=f"{raw.name}_ema", prefix=f"{raw.prefix or raw.name}_ema", task=models.ema)
@@ -80,7 +82,13 @@ def plan_evaluation(
 
 
 def _validation_sets(
-    data: Data, evaluate: Evaluation, seed: int, device: torch.device, precision: str, task: Task
+    data: Data,
+    training: Mapping[str, TrainingStream],
+    evaluate: Evaluation,
+    seed: int,
+    device: torch.device,
+    precision: str,
+    task: Task,
 ) -> list[ValidationSet]:
     """Return the validation sets, read in whole batches in the order of their sources.
 
@@ -107,15 +115,18 @@ def _validation_sets(
             with errors_at("data.cache"):
                 source = with_cache(source, data.cache, None, stream.prefix)
         reader = BatchReader(
-            *(source, stream.transforms, (), dataset_info, seed, rank()),
+            source,
+            stream.transforms,
+            dataset_info=dataset_info,
+            seed=seed,
+            rank=rank(),
             on_error=data.on_error,
             size_multiple=task.size_multiple_of(stream.task or ""),
             task=stream.task,
         )
-        training_source = data.train.source
-        if isinstance(training_source, Mixture) and stream.task:
-            with errors_at(f"data.val ({stream.prefix})"):
-                training_source = training_source.streams[task.stream_of(stream.task)].source
+        with errors_at(f"data.val ({stream.prefix})"):
+            learned = training.get(task.stream_of(stream.task) if stream.task else SINGLE)
+        training_source = learned.source if learned else stream.source
         of_stream = {name: run for name, run in evaluators.items() if run.on in (None, stream.prefix)}
         same_period = [run.evaluator for run in of_stream.values() if run.every is None]
         evaluations: list[tuple[str, MakeEvaluators, Duration | None]] = [
@@ -159,7 +170,7 @@ def check_validation_samples(task: Task, data: Data, device: torch.device, preci
     Raises:
         ConfigError: the task does not take them.
     """
-    if not task.predicts_embedding_only and not isinstance(data.train.source, Mixture):
+    if not task.predicts_embedding_only and not any(stream.task for stream in data.validation):
         return
     for stream in (stream for stream in data.validation if len(stream.source)):
         with preserve_generators(), evaluation_mode(task), torch.no_grad(), autocast(device, precision):

@@ -45,9 +45,9 @@ CASES: dict[str, tuple[Any, str]] = {
         ": task.tasks.b.data.val.source.root: ",
     ),
     "tasks.a.compare": ("runs/none", "task.tasks.a.compare: there is no runs/none"),
-    "tasks.a.data.val": ([{"source": "digits"}] * 2, "data.val.1: two datasets have the prefix 'a/val'"),
+    "tasks.a.data.val": ([{"source": "digits"}] * 2, "two datasets have the prefix 'a/val'"),
     "balance": ("gradnrom", "task.balance.name: there is no balance of this name (found 'gradnrom'); did you mean"),
-    "data.train.source": ("digits", "data.train.source: the tasks have training data of their own; omit this"),
+    "data.train.source": ("digits", "data.train: each task of the run has its own: task.tasks.NAME.data.train"),
 }
 WITH_DATA: dict[str, tuple[Any, str]] = {
     "tasks.c.task": ({"name": "detection", "detector": "fcos"}, ": task.tasks.c.task: detection learns from bound"),
@@ -56,7 +56,10 @@ WITH_DATA: dict[str, tuple[Any, str]] = {
         "task.tasks.b: the backbone does not take images of 8 x 8: the model takes images of multiples of 16 x 16",
     ),
     "tasks.b.data.val.transforms": ([], "data.val (b/val): a batch of shape (2, 1, 8, 8) does not go through"),
-    "tasks.b.data.train.transforms.1": ("RGB", "streams.b: its images have 3 channels, those of a 1; they share"),
+    "tasks.b.data.train.transforms.1": (
+        "RGB",
+        "task.tasks.b.data.train: its images have 3 channels, those of a 1; they share",
+    ),
     "checkpoint.best": ("b/val/top2", "checkpoint.best: no evaluation computes the score 'b/val/top2'; did you mean"),
 }
 

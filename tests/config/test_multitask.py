@@ -1,4 +1,4 @@
-"""The datasets of the tasks of a multi-task config move to ``data``, with their origins."""
+"""The datasets of the tasks of a multi-task config are read where they are written."""
 
 from pathlib import Path
 from typing import Any
@@ -7,10 +7,12 @@ import pytest
 import yaml
 
 from opabinia.config import ConfigError
+from opabinia.config.datasets import training_sets, validation_sets, with_sets, with_validation_sets
 from opabinia.config.paths import check_run
 from opabinia.training.dry_run import dry_run
 from opabinia.training.run_folder import build_parts
 from opabinia.training.run_folder import resolve as resolve_config
+from opabinia.training.streams import training_streams
 
 TRAIN = {"source": "digits"}
 VAL = {"source": {"name": "digits", "split": "val"}}
@@ -37,21 +39,37 @@ def resolve(
     return resolve_config(path, overrides)
 
 
-def test_datasets_are_moved_with_their_origins(tmp_path: Path) -> None:
-    resolved = resolve(tmp_path, TASKS, "task.tasks.a.data.train.source.split=val", "data.train.source.mixing=steps")
-    source, tasks = resolved.config["data"]["train"]["source"], resolved.config["task"]["tasks"]
-    assert (source["name"], source["mixing"]) == ("mixture", "steps")
-    assert source["streams"]["a"]["source"] == {"name": "digits", "split": "val"}
-    assert source["streams"]["a"]["share"] == 0.5 and source["streams"]["a"]["mix"][0]["name"] == "mixup"
-    assert [(val["prefix"], val["task"]) for val in resolved.config["data"]["val"]] == [
-        *(("a/val", "a"), ("b/val", "b"), ("b/again", "b")),
-        ("c/val", "c"),
-    ]
-    assert all(task["data"] is None and task["batch_share"] is None for task in tasks.values())
+def test_datasets_stay_where_they_are_written(tmp_path: Path) -> None:
+    resolved = resolve(tmp_path, TASKS, "task.tasks.a.data.train.source.split=val", "task.alternate=true")
+    config = resolved.config
+    assert config["data"]["train"] is None and config["data"]["val"] is None
+    train = training_sets(config)
+    assert list(train) == ["a", "b"] and train["a"]["source"] == {"name": "digits", "split": "val"}
+    prefixes = [("a/val", "a"), ("b/val", "b"), ("b/again", "b"), ("c/val", "c")]
+    assert [(val["prefix"], val["task"]) for val in validation_sets(config)] == prefixes
+    parts = build_parts(resolved).keywords
+    assert [(val.prefix, val.task) for val in parts["data"].validation] == prefixes
+    assert list(training_streams(parts["task"], parts["data"])) == ["a", "b"]
+    tasks = config["task"]["tasks"]
     assert all(task["task"]["backbone"] == {"name": "shared"} for task in tasks.values())
-    origin = resolved.origins["data.train.source.streams.a.source.split"]
+    origin = resolved.origins["task.tasks.a.data.train.source.split"]
     assert origin == "command line: task.tasks.a.data.train.source.split=val"
-    assert resolved.origins["data.val.1.source.split"].startswith(str(tmp_path / "tasks.yaml"))
+
+
+def test_a_resumed_run_reads_its_config_as_it_is(tmp_path: Path) -> None:
+    config = resolve(tmp_path, TASKS).config
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+    assert resolve_config(tmp_path).config == config
+
+
+def test_datasets_of_a_command_replace_those_of_the_tasks(tmp_path: Path) -> None:
+    config = resolve(tmp_path, TASKS).config
+    chosen = validation_sets(config)[1]
+    for changed_config, trained in (
+        (with_validation_sets(config, [chosen]), ["a", "b"]),
+        (with_sets(config, {"source": {}}, [chosen]), [""]),
+    ):
+        assert validation_sets(changed_config) == [chosen] and list(training_sets(changed_config)) == trained
 
 
 def changed(name: str, **keys: Any) -> dict[str, Any]:
@@ -59,40 +77,28 @@ def changed(name: str, **keys: Any) -> dict[str, Any]:
 
 
 NESTED = {"name": "multitask", "tasks": {"d": {"task": "classification"}}}
-MOVED = (
-    "data.train.source.streams.b.source.splt",
-    ": task.tasks.b.data.train.source.splt: unknown key (found 1); did you mean 'split'?",
-)
+MISTYPED = ("task.tasks.b.data.train.source.splt", ": unknown key (found 1); did you mean 'split'?")
 MISTAKES: list[tuple[str, dict[str, Any], str, str]] = [
     ("a", {"task": {"name": "classification", "backbone": TIMM}}, "task.tasks.a.task.backbone", "the tasks share"),
     ("b", {"task": {"name": "classification", "mean": [0.1]}}, "task.tasks.b.task.mean", "the tasks share the mean"),
     ("c", {"stream": "d"}, "task.tasks.c.stream", "there is no task of this name (found 'd'); tasks: a, b, c"),
-    ("c", {"stream": "c"}, "task.tasks.c", "it has no training data: give it data, or name the task"),
+    ("c", {"stream": "c"}, "task.tasks.c", "it has no training data: give it data.train, or name the task"),
     ("c", {"stream": None}, "task.tasks.c", "it has no training data"),
     ("b", {"data": None}, "task.tasks.b", "it has no training data"),
     ("b", {"stream": "a"}, "task.tasks.b.stream", "it has training data of its own, too"),
     ("b", {"data": {"val": VAL}, "stream": "c"}, "task.tasks.b.stream", "c has no training data of its own; name"),
     ("b", {"task": NESTED}, "task.tasks.b.task", "a multi-task run cannot be within another"),
     ("b", {"task": "multitask"}, "task.tasks.b.task", "a multi-task run cannot be within another"),
-    (
-        *("b", {"data": {"train": TRAIN, "batch_size": 4}}, "data.train.source.streams.b.batch_size"),
-        ": task.tasks.b.data.batch_size: unknown key",
-    ),
-    ("b", {"data": {"train": {"source": {}}}}, "data.train.source.streams.b.source.name", ": task.tasks.b.data.train"),
-    (
-        *("b", {"data": {"train": TRAIN, "val": [VAL, {"source": {"name": "digits", "splt": 1}}]}}),
-        *("data.val.2.source.splt", ": task.tasks.b.data.val.1.source.splt: unknown key"),
-    ),
-    (  # reported once, although c is evaluated on it, too
-        *("a", {"data": {"train": TRAIN, "val": {"source": {"name": "digits", "splt": 1}}}}),
-        *("data.val.3.source.splt", ": task.tasks.a.data.val.source.splt: unknown key"),
-    ),
-    ("b", {"data": {"train": TRAIN, "val": "x"}}, "", "(task.tasks.b.data.val): expected a section with a source"),
-    ("b", {"data": {"val": VAL}}, "task.tasks.b.data.train", "missing; keys of data: val"),
-    ("b", {"data": {"train": "x"}}, "task.tasks.b.data.train", "expected a section (found 'x')"),
-    ("b", {"data": {"train": {"source": {"name": "digits", "splt": 1}}}}, *MOVED),
+    ("b", {"data": {"train": TRAIN, "batch_size": 4}}, "task.tasks.b.data.batch_size", "unknown key"),
+    ("b", {"data": {"train": {"source": {}}}}, "task.tasks.b.data.train.source.name", "missing"),
+    ("b", {"data": {"train": TRAIN, "val": "x"}}, "task.tasks.b.data.val", "expected"),
+    ("b", {"data": {"val": VAL}}, "task.tasks.b", "it has no training data"),
+    ("b", {"data": {"train": "x"}}, "task.tasks.b.data.train", "expected"),
+    ("c", {"data": {"sampler": "weighted"}}, "task.tasks.c.stream", "it has training data of its own, too"),
+    ("c", {"batch_share": 0.5}, "task.tasks.c.batch_share", "the share of its images is task.tasks.a.batch_share"),
+    ("b", {"data": {"train": {"source": {"name": "digits", "splt": 1}}}}, *MISTYPED),
     ("b", {"batch_shar": 0.1}, "task.tasks.b.batch_shar", "did you mean 'batch_share'"),
-    ("b", {"batch_share": 2.0}, "data.train.source.streams.b.share", ": task.tasks.b.batch_share: expected a number"),
+    ("b", {"batch_share": 2.0}, "task.tasks.b.batch_share", "expected a number"),
     ("b", {"weight": -1}, "task.tasks.b.weight", "expected a number >= 0"),
 ]
 
@@ -155,36 +161,36 @@ def test_a_task_without_a_backbone(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert problem.path == "task.tasks.b.task" and "counts_only has no backbone to share" in str(problem)
 
 
-def test_the_config_of_a_run_has_its_datasets_under_data(tmp_path: Path) -> None:
-    config = resolve(tmp_path, TASKS).config
-    resumed = resolve_config(write(tmp_path, config), ["data.train.source.streams.a.source.split=val"])
-    assert resumed.config["data"]["train"]["source"]["streams"]["a"]["source"]["split"] == "val"
-    assert len(resumed.config["data"]["val"]) == 4
-    override = "task.tasks.a.data.train.source.split=val"
-    with pytest.raises(ConfigError) as caught:
-        resolve_config(write(tmp_path, config), [override])
-    (problem,) = caught.value.problems
-    assert problem.where == f"command line: {override}" and "data.train.source.streams.a" in str(problem)
-
-
-def write(folder: Path, config: Any) -> Path:
-    path = folder / "config.yaml"
-    path.write_text(yaml.safe_dump(config, sort_keys=False))
-    return path
+def test_options_that_belong_to_tasks(tmp_path: Path) -> None:
+    for override, text in (
+        ("data.train={source: digits}", "data.train: each task of the run has its own: task.tasks.NAME.data.train"),
+        ("data.sampler=weighted", "data.sampler: each task"),
+        ("data.mix=[mixup]", "data.mix: each task"),
+        ("data.shuffle=false", "data.shuffle: each task"),
+        ("data.augment_on=device", "data.augment_on: images of a multi-task run are augmented by the workers"),
+        ("data.batch_size=auto", "data.batch_size: auto cannot divide a batch among the streams"),
+    ):
+        with pytest.raises(ConfigError, match=text):
+            resolve(tmp_path, TASKS, override)
+    with pytest.raises(ConfigError, match=r"data\.train: missing; a section is required"):
+        resolve_config("classification/digits", ["data.train=null"])
 
 
 def test_a_task_on_the_stream_of_another_task_may_have_its_own_validation_data(tmp_path: Path) -> None:
-    for val, prefixes in ((VAL, ["c/val"]), (None, []), ([VAL, {**VAL, "prefix": "again"}], ["c/val", "c/again"])):
+    for val, prefixes in (
+        (VAL, ["c/val"]),
+        (None, ["c/val"]),
+        ([], []),
+        ([VAL, {**VAL, "prefix": "again"}], ["c/val", "c/again"]),
+    ):
         config = resolve(tmp_path, changed("c", data={"val": val})).config
-        assert [val_set["prefix"] for val_set in config["data"]["val"] if val_set["task"] == "c"] == prefixes
-        assert list(config["data"]["train"]["source"]["streams"]) == ["a", "b"]
+        assert [val_set["prefix"] for val_set in validation_sets(config) if val_set["task"] == "c"] == prefixes
+        assert list(training_sets(config)) == ["a", "b"]
 
 
 def test_tasks_and_streams_that_do_not_fit(tmp_path: Path) -> None:
     """These errors are reported when the run is built."""
-    share = "data.train.source.streams.a.share"
     cases: tuple[tuple[dict[str, Any], str], ...] = (
-        (changed("c", batch_share=0.5), f"task.tasks.c.batch_share: the share of its images is {share}"),
         ({"a.b": TASKS["b"]}, "'a.b' cannot name a task"),
         ({"values": TASKS["b"]}, "'values' cannot name a task"),
         (

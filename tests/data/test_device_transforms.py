@@ -33,7 +33,7 @@ from opabinia.data.transforms.views import View, Views
 from opabinia.engine.loop.prefetch import DeviceLoader
 from opabinia.runtime.durations import Duration
 from opabinia.runtime.seeds import seed_sample
-from opabinia.training.loaders import TrainingBatches
+from opabinia.training.planning import plan_training
 from tests.fake_gpu import GPU, WithoutBlockingCopies
 
 N = 11
@@ -322,12 +322,11 @@ def test_global_generators_are_unchanged() -> None:
 
 def test_data_augment_on(caplog: pytest.LogCaptureFixture) -> None:
     stream = Stream(source=Noise(), transforms=[CROP, *TAIL])
-    plan, result = ConstantPlan(N, 4, Duration(1, "ep")), {}
+    result = {}
     for augment_on in ("workers", "device"):
         data = Data(train=stream, batch_size=4, mix=[MIX], augment_on=augment_on)  # type: ignore[arg-type]
         with caplog.at_level(logging.INFO):
-            dataset_info = DatasetInfo(N, classes=Noise.info.classes)
-            batches = TrainingBatches(data, dataset_info, EpochSampler(N, 0, True), plan, 0)
+            batches = plan_training(lambda info: None, data, Duration(1, "ep"), None, 0)  # type: ignore[arg-type,return-value]
             loader = batches.loader(torch.device("cpu"))
         result[augment_on] = list(loader.iterate())
     assert_same(result["workers"], result["device"])

@@ -1,4 +1,4 @@
-"""Multi-task runs: the same mixture, losses and weights on any number of processes, and after SIGKILL."""
+"""Multi-task runs: the same batches, losses and weights on any number of processes, and after SIGKILL."""
 
 import random
 from pathlib import Path
@@ -50,11 +50,11 @@ seed: 3
 
 def trained(server: Server, folder: Path, name: str, processes: int, *overrides: str) -> Path:
     """Train on a number of processes; return the run folder."""
-    recipe = folder / "mixture.yaml"
+    recipe = folder / "streams.yaml"
     recipe.write_text(RECIPE)
     for program in start(server, processes, str(recipe), "--out", str(folder), "--name", name, *overrides):
         program.expect(0)
-    return folder / "mixture" / name
+    return folder / "streams" / name
 
 
 def steps(run: Path) -> list[dict[str, object]]:
@@ -71,7 +71,7 @@ def assert_same_learning(run: Path, expected_run: Path, tolerance: float = 2e-5)
         assert actual_values == pytest.approx(expected_values, abs=tolerance), line["step"]
 
 
-ALTERNATING = ("data.train.source.mixing=steps", "task.tasks.few.data.train.source.n=20")
+ALTERNATING = ("task.alternate=true", "task.tasks.few.data.train.source.n=20")
 SYNCHRONIZED = ("task.backbone.norm=batch", "task.norms=shared", "train.sync_batch_norm=true")
 SHARDED = "train.parallel={name: fsdp, min_num_params: 60}"
 VARIANTS = {
@@ -119,6 +119,8 @@ task:
   name: multitask
   backbone: {name: timm, model: test_resnet}
   balance: BALANCE
+  alternate: ALTERNATE
+  temperature: TEMPERATURE
   mean: [0.3]
   std: [0.38]
   tasks:
@@ -142,7 +144,7 @@ task:
     more_views:
       task: {name: dino, outputs: 32, hidden: 16, bottleneck: 8}
       stream: views
-data: {batch_size: 14, train: {source: {mixing: MIXING, temperature: TEMPERATURE}}}
+data: {batch_size: 14}
 optimizer: {name: adamw, lr: 0.01}
 schedule: {name: cosine, warmup: 5it}
 train: {length: 21it, log_every: 3, deterministic: true, num_threads: 1}
@@ -157,16 +159,18 @@ seed: 3
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("mixing", "temperature", "balance"),
-    [("batch", 1, "fixed"), ("steps", 1, "uncertainty"), ("batch", 2, "gradnorm"), ("steps", 3, "dwa")],
+    ("alternate", "temperature", "balance"),
+    [("false", 1, "fixed"), ("true", 1, "uncertainty"), ("false", 2, "gradnorm"), ("true", 3, "dwa")],
 )
-def test_kills_at_random_moments(server: Server, tmp_path: Path, mixing: str, temperature: int, balance: str) -> None:
+def test_kills_at_random_moments(
+    server: Server, tmp_path: Path, alternate: str, temperature: int, balance: str
+) -> None:
     """Three kills, each resumed with another number of workers, most of them in mid-epoch (9 steps)."""
     seed = random.SystemRandom().randrange(10**6)
     print(f"seed {seed}")
     random.seed(seed)
     recipe = tmp_path / "faults.yaml"
-    text = KILLED.replace("MIXING", mixing).replace("TEMPERATURE", str(temperature)).replace("BALANCE", balance)
+    text = KILLED.replace("ALTERNATE", alternate).replace("TEMPERATURE", str(temperature)).replace("BALANCE", balance)
     recipe.write_text(text)
     server.run("train", str(recipe), "--out", str(tmp_path / "whole"), seconds=200)
     moments = spread([in_a_step, in_a_save, at_any_time], 18)
@@ -178,7 +182,7 @@ def test_kills_at_random_moments(server: Server, tmp_path: Path, mixing: str, te
 
 @pytest.mark.slow
 def test_gradnorm_refuses_sharded_layers(server: Server, tmp_path: Path) -> None:
-    recipe = tmp_path / "mixture.yaml"
+    recipe = tmp_path / "streams.yaml"
     recipe.write_text(RECIPE)
     programs = start(server, 2, str(recipe), "--out", str(tmp_path), SHARDED, "task.balance=gradnorm")
     for program in programs:

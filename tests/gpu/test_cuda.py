@@ -23,8 +23,6 @@ from torchvision.transforms import v2
 from opabinia.contracts import Batch, Clock, DatasetInfo, GlobalBatch, Hook, Run, StepOptions, Task
 from opabinia.data import Data, Stream, ValidationStream
 from opabinia.data.batch_mixing import cutmix, mixup
-from opabinia.data.sampling.batches import ConstantPlan
-from opabinia.data.sampling.permutation import EpochSampler
 from opabinia.data.sources import Digits
 from opabinia.engine.checkpointing.manager import load_latest_checkpoint
 from opabinia.engine.loop.prefetch import prefetch, to_host
@@ -35,7 +33,7 @@ from opabinia.optim.schedules import cosine
 from opabinia.runtime.device import choose_device
 from opabinia.runtime.durations import Duration
 from opabinia.tasks.classification import Classification
-from opabinia.training.loaders import TrainingBatches
+from opabinia.training.planning import plan_training
 from opabinia.training.session import Session, TrainingRun
 from opabinia.training.settings import Checkpointing, Evaluation, Training
 
@@ -257,9 +255,7 @@ def training_batches(device: torch.device, **keys: Any) -> list[Batch]:
     ]
     train = Stream(source=Digits(split="val"), transforms=transforms)
     data = Data(train=train, batch_size=72, mix=[partial(cutmix, alpha=1.0), partial(mixup, alpha=0.2)], **keys)
-    dataset_info = DatasetInfo(len(train.source), 1, classes=train.source.classes)
-    plan = ConstantPlan(dataset_info.samples, 72, Duration(10, "it"))
-    loader = TrainingBatches(data, dataset_info, EpochSampler(dataset_info.samples, 0, True), plan, 0).loader(device)
+    loader = plan_training(lambda info: None, data, Duration(10, "it"), None, 0).loader(device)
     batches = []
     try:
         for _, loaded, batch, _ in prefetch(loader._loader, device, loader._transform):

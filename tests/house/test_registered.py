@@ -101,11 +101,10 @@ MINIMAL: dict[tuple[str, str], dict[str, Any]] = {
     ("schedule", "piecewise"): {"times": ["1it", "1ep"], "values": [0.5, 1]},
     ("schedule", "step"): {"every": "1ep"},
     ("section", "deformable"): {"stages": [4]},
-    ("section", "data"): {"train": {"source": "digits"}, "batch_size": 2},
+    ("section", "data"): {"batch_size": 2},
     ("section", "init"): {"weights": "x.pth"},
     ("section", "evaluator_run"): {"evaluator": "knn"},
     ("section", "stream"): {"source": "digits"},
-    ("section", "mixed_stream"): {"source": "digits"},
     ("section", "subtask_training"): {"source": "digits"},
     ("section", "subtask_validation"): {"source": "digits"},
     ("section", "subtask"): {"task": {"name": "classification", "backbone": "shared"}},
@@ -135,7 +134,6 @@ MINIMAL: dict[tuple[str, str], dict[str, Any]] = {
     ("source", "in_shop"): {"root": "IN_SHOP"},  # likewise
     ("source", "image_labels"): {"source": "digit_scenes"},
     ("source", "indexed"): {"source": "digits"},
-    ("source", "mixture"): {"streams": {"digits": {"source": "digits"}}},
     ("source", "object_maps"): {"source": {"name": "digit_scenes", "masks": True}},
     ("source", "online_products"): {"root": "ONLINE_PRODUCTS"},  # likewise
     ("source", "packed_videos"): {"root": "PACKED_VIDEOS"},  # likewise

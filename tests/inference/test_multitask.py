@@ -258,7 +258,7 @@ def test_one_onnx_file_has_the_outputs_of_all_tasks(task: Multitask, tmp_path: P
 def test_an_exported_file_has_the_tasks_whose_images_fit(task: Multitask, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {"boxes/val": (60, 64), "maps/val": (90, 64), "kinds/val": (32, 32)}
     sets = [{"prefix": name, "task": name.removesuffix("/val")} for name in sizes]
-    resolved: Any = type("Resolved", (), {"config": {"data": {"val": sets}}})()
+    resolved: Any = type("Resolved", (), {"config": {"task": {"name": ""}, "data": {"val": sets}}})()
     monkeypatch.setattr(
         samples, "split_samples", lambda _, split, count: [{"image": image} for image in images(sizes[split])]
     )

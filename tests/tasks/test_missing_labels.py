@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from opabinia.contracts import Batch, Clock, DataMismatch, DatasetInfo, GlobalBatch, Sample
+from opabinia.data import TrainingStream
 from opabinia.data.collate import collate
 from opabinia.data.missing_labels import MarkMissingLabels
-from opabinia.data.sources import DigitScenes, Mixture, digit_maps
+from opabinia.data.sources import DigitScenes, digit_maps
 from opabinia.data.sources.image_labels import ImageLabels
-from opabinia.data.sources.mixture import MixedStream
 from opabinia.data.transforms.combine import Mosaic
 from opabinia.models.backbones.shared import shared
 from opabinia.models.backbones.timm import timm
@@ -25,6 +25,7 @@ from opabinia.tasks.detection import Detection
 from opabinia.tasks.multitask import Multitask
 from opabinia.tasks.multitask.settings import Subtask
 from opabinia.tasks.segmentation import Segmentation
+from opabinia.training.streams import mark_missing_labels
 
 MISSING = ["boxes", "mask", "boxes label", "", "boxes mask label", "label"]
 KEYS = {"boxes": "boxes", "maps": "mask", "present": "label"}
@@ -53,8 +54,7 @@ class PartlyLabeled(ImageLabels):
 
 
 def read_batch(missing: list[str]) -> Batch:
-    mixture = Mixture(streams={"boxes": MixedStream(source=PartlyLabeled(missing))})
-    stream = mixture.streams["boxes"]
+    stream = mark_missing_labels(TrainingStream(source=PartlyLabeled(missing)))
     samples = [stream.source[index] for index in range(len(missing))]
     for transform in stream.transforms:
         samples = [transform(sample) for sample in samples]
@@ -184,11 +184,11 @@ def compute_gradients(task: Any, batch: Batch, rows: slice, world: int) -> dict[
 def test_samples_of_partly_labeled_data_are_neither_mixed_nor_combined() -> None:
     source = PartlyLabeled(["", "label"])
     for keys, message in (
-        ({"mix": [lambda batch, info: batch]}, r"streams\.a\.mix: samples that may lack labels cannot be mixed"),
-        ({"transforms": [Mosaic(size=8)]}, r"streams\.a\.transforms\.0: samples that may lack labels cannot be comb"),
+        ({"mix": [lambda batch, info: batch]}, r"mix: samples that may lack labels cannot be mixed"),
+        ({"transforms": [Mosaic(size=8)]}, r"train\.transforms\.0: samples that may lack labels cannot be comb"),
     ):
         with pytest.raises(ValueError, match=message):
-            Mixture(streams={"a": MixedStream(source=source, **keys)})
+            mark_missing_labels(TrainingStream(source=source, **keys))
 
 
 def test_samples_with_boxes_and_without_masks_or_keypoints() -> None:

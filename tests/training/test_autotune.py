@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from opabinia.config import ConfigError
-from opabinia.data import Data, Stream
+from opabinia.data import TrainingStream
 from opabinia.data.sampling.identity_samplers import identities
 from opabinia.data.sources import Digits
 from opabinia.training.autotune import Trial, agree_on_augmentation, suitable_batch_size
@@ -99,8 +99,8 @@ def test_samples_of_a_batch_are_repeated() -> None:
     assert repeat_samples(batch, 1)["id"] == ["a"]
 
 
-def data(**keys: object) -> Data:
-    return Data(train=Stream(source=Digits(split="train")), batch_size=8, **keys)  # type: ignore[arg-type]
+def data(**keys: object) -> TrainingStream:
+    return TrainingStream(source=Digits(split="train"), **keys)  # type: ignore[arg-type]
 
 
 def test_a_batch_divides_over_processes_and_by_eight() -> None:

@@ -11,7 +11,6 @@ from opabinia.training.benchmark import benchmark
 from opabinia.training.model import make_task
 from opabinia.training.planning import plan_training
 from opabinia.training.run_folder import build_parts, resolve
-from opabinia.training.samples import first_training_samples
 from opabinia.training.summary import describe_data, describe_model, describe_streams, run_title
 from opabinia.training.validation import make_best
 
@@ -49,13 +48,13 @@ def test_the_summary_names_tasks_and_streams(recipe: str) -> None:
     resolved = resolve(recipe)
     tasks = "digits: classification, parity: classification, others: classification"
     assert run_title("tiny", resolved.config["task"]) == f"tiny: multitask ({tasks}), backbone tiny"
-    for mixing, parts in (("batch", ["4 of 8 in a batch, 2 epochs", "4 of 8 in a batch, 4 epochs"]),
-                          ("steps", ["50% of the steps, 2 epochs", "50% of the steps, 6 epochs"])):  # fmt: skip
-        run = build_parts(resolve(recipe, [f"data.train.source.mixing={mixing}"])).keywords
+    for alternate, parts in (("false", ["4 of 8 in a batch, 2 epochs", "4 of 8 in a batch, 4 epochs"]),
+                          ("true", ["50% of the steps, 2 epochs", "50% of the steps, 6 epochs"])):  # fmt: skip
+        run = build_parts(resolve(recipe, [f"task.alternate={alternate}"])).keywords
         data = run["data"]
-        batches = plan_training(data, run["train"].length, None, 0)
+        batches = plan_training(run["task"], data, run["train"].length, None, 0)
         model = make_task(run["task"], batches.dataset_info, 0)
-        sample = first_training_samples(data, 1, model)
+        sample = batches.first_samples(1, model)
         assert describe_data(data, batches.dataset_info) == "36 samples in 2 streams; digits/val: 8; parity/val: 8"
         assert "FLOP" not in describe_model(model, sample)
         texts = describe_streams(batches, model, sample)
@@ -67,7 +66,7 @@ def test_the_summary_names_tasks_and_streams(recipe: str) -> None:
 
 
 def test_the_benchmark_measures_each_task(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
-    result = benchmark(recipe, ["data.train.source.mixing=steps"], steps=3)
+    result = benchmark(recipe, ["task.alternate=true"], steps=3)
     streams = result["streams"]
     assert {name: stream["samples"] for name, stream in streams.items()} == {"digits": 8, "others": 8}
     assert [list(stream["tasks"]) for stream in streams.values()] == [["digits", "parity"], ["others"]]

@@ -74,7 +74,7 @@ def unchanged(actual: dict[str, Tensor], expected: dict[str, Tensor], start: str
 @pytest.mark.parametrize("balance", ["dwa", "gradnorm"])
 def test_a_balanced_run_resumes_exactly(recipe: Path, tmp_path: Path, balance: str) -> None:
     """Resumed in the middle of an epoch of 4 steps, with a task per step."""
-    changes = [f"task.balance={balance}", "data.train.source.mixing=steps", "train.micro_batch_size=5"]
+    changes = [f"task.balance={balance}", "task.alternate=true", "train.micro_batch_size=5"]
     run, _ = launch.train(recipe, changes, out=tmp_path)
     expected, logged = weights(run), lines(run)
     shares = [(line["train/digits/weight"], line["train/parity/weight"]) for line in logged]

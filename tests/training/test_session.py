@@ -140,7 +140,7 @@ def test_training_batches_have_no_ground_truth_for_evaluators(tmp_path: Path) ->
     for augment_on in ("workers", "device"):
         stream = Stream(source=source, transforms=[RandomHorizontalFlip()])
         data = Data(train=stream, batch_size=1, augment_on=augment_on)  # type: ignore[arg-type]
-        planned = plan_training(data, Duration(1, "it"), None, 0)
+        planned = plan_training(lambda info: None, data, Duration(1, "it"), None, 0)
         batches.append(next(iter(planned.loader(torch.device("cpu"), lambda name: 32).iterate()))[1])
     worker_batch, device_batch = batches
     assert worker_batch.keys() == device_batch.keys() == {"id", "image", "mask", "image_sizes", "original_size"}

@@ -33,7 +33,6 @@ from opabinia.data.sources.image_labels import ImageLabels as ImageLabels
 from opabinia.data.sources.image_pairs import ImagePairs as ImagePairs
 from opabinia.data.sources.indexed import Indexed as Indexed
 from opabinia.data.sources.labelme import labelme as labelme
-from opabinia.data.sources.mixture import Mixture as Mixture
 from opabinia.data.sources.moving_digits import MovingDigits as MovingDigits
 from opabinia.data.sources.object_maps import ObjectMaps as ObjectMaps
 from opabinia.data.sources.object_maps import digit_maps as digit_maps

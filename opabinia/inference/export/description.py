@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from opabinia.config import Resolved
+from opabinia.config.datasets import validation_sets
 from opabinia.engine.checkpointing.checkpoint import read_state
 from opabinia.engine.loggers.metrics_log import from_json_numbers
 from opabinia.inference.predictor import Predictor
@@ -22,7 +23,6 @@ from opabinia.models.layers import Normalize
 from opabinia.runtime.json_files import read_json
 from opabinia.runtime.version import __version__
 from opabinia.tasks.multitask import Multitask
-from opabinia.training.run_folder import validation_sets
 
 _RANGES = {torch.uint8: "0 to 255", torch.float32: "0 to 1"}
 

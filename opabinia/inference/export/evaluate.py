@@ -14,19 +14,22 @@ from rich.table import Table
 from torch import Tensor
 
 from opabinia.config import ConfigError, Problem, Resolved
+from opabinia.config.datasets import subtasks
 from opabinia.contracts import DatasetInfo, Evaluator, LayersEvaluator, Task
-from opabinia.data import Data
+from opabinia.data import TrainingStream
+from opabinia.data.streams import SINGLE
 from opabinia.engine.checkpointing.checkpoint import read_state
 from opabinia.engine.loop.evaluate import ValidationSet, evaluate, needs_training_data
 from opabinia.inference.export.exported_task import ExportedTask
 from opabinia.inference.export.files import total_size
 from opabinia.inference.export.job import ExportJob
 from opabinia.inference.predictor import Predictor
-from opabinia.inference.splits import select_split, sets_for
+from opabinia.inference.splits import select_split, sets_for, task_of
 from opabinia.runtime.weighted_scores import weighted_score
 from opabinia.tasks.multitask import Multitask
 from opabinia.training.model import Models
 from opabinia.training.run_folder import build_parts
+from opabinia.training.streams import training_streams
 from opabinia.training.validation import make_best, plan_evaluation
 
 SECONDS = 2.0
@@ -119,16 +122,22 @@ def open_evaluation(
     }
     settings = replace(parts["evaluate"], evaluators=evaluators)
 
-    def plan(data: Data, classes: Sequence[str]) -> tuple[ValidationSet, dict[str, str]]:
+    def plan(streams: Mapping[str, TrainingStream], classes: Sequence[str]) -> tuple[ValidationSet, dict[str, str]]:
         info = replace(predictor.dataset_info, classes=tuple(classes))
         seed = read_state(checkpoint)["seed"]
-        planned = plan_evaluation(Models(task), data, settings, seed, torch.device("cpu"), "fp32", info)
+        planned = plan_evaluation(
+            Models(task), parts["data"], streams, settings, seed, torch.device("cpu"), "fp32", info
+        )
         return planned.validation[0], planned.scores
 
-    validation, scores = plan(parts["data"], predictor.classes)
+    validation, scores = plan({}, predictor.classes)
     if needs_training_data(task, validation):
-        data = replace(parts["data"], train=build_parts(resolved).keywords["data"].train)
-        validation, scores = plan(data, data.train.source.classes)
+        opened = build_parts(resolved).keywords
+        streams = training_streams(opened["task"], opened["data"])
+        if not isinstance(task, Multitask) and SINGLE not in streams:
+            name = task_of(resolved, prefix)
+            streams = {SINGLE: streams[subtasks(resolved.config)[name]["stream"] or name]}
+        validation, scores = plan(streams, streams[SINGLE].source.classes if SINGLE in streams else ())
 
     def evaluators_of_predictions(_: Task, dataset_info: DatasetInfo) -> list[Evaluator]:
         found = validation.evaluators(task, dataset_info)

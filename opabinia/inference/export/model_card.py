@@ -10,8 +10,8 @@ from typing import Any
 
 import yaml
 
+from opabinia.config.datasets import training_sets, validation_sets
 from opabinia.inference.export.description import Description
-from opabinia.training.run_folder import validation_sets
 
 _PIPELINES = {
     "classification": "image-classification",
@@ -70,8 +70,6 @@ def _source(section: Mapping[str, Any]) -> str:
     """Return the name of a source, and its split, folder and file without the folders that they are in."""
     if isinstance(section.get("source"), Mapping):
         return f"{section['name']} of {_source(section['source'])}"
-    if "streams" in section:
-        return "; ".join(f"{_plain(name)}: {_source(own['source'])}" for name, own in section["streams"].items())
     values = [section["name"], *(Path(str(section[key])).name for key in _SOURCE_KEYS if section.get(key))]
     return _plain(", ".join(map(str, dict.fromkeys(values))))
 
@@ -87,8 +85,10 @@ def _scores(description: Description, sources: Mapping[str, str]) -> str:
 
 def _data(description: Description, config: Mapping[str, Any]) -> str:
     height, width = description.size
+    sources = {name: _source(train["source"]) for name, train in training_sets(config).items()}
+    trained_on = "; ".join(f"{_plain(name)}: {source}" if name else source for name, source in sources.items())
     lines = [
-        f"- trained on: `{_source(config['data']['train']['source'])}`",
+        f"- trained on: `{trained_on}`",
         f"- images: {height} x {width}, {description.channels} channel{'s' if description.channels > 1 else ''}, "
         f"{description.dtype}, values {description.value_range}; mean {list(description.mean)}, standard deviation "
         f"{list(description.std)} of values in 0 to 1",

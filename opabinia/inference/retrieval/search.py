@@ -17,6 +17,7 @@ from torch import Tensor
 from typing_extensions import TypedDict
 
 from opabinia.config import ConfigError, Problem, dump
+from opabinia.config.datasets import validation_sets
 from opabinia.data.loader import DataError
 from opabinia.engine.checkpointing.checkpoint import read_state
 from opabinia.inference.input_files import find_files, raise_skipped
@@ -28,7 +29,7 @@ from opabinia.runtime.json_files import InvalidFile, read_json
 from opabinia.runtime.log import log, logging_to
 from opabinia.runtime.progress import progress_bar
 from opabinia.runtime.text import plural
-from opabinia.training.run_folder import chosen_checkpoint, resolve, validation_sets
+from opabinia.training.run_folder import chosen_checkpoint, resolve
 from opabinia.training.trained_model import Weights
 
 FORMAT = 1

@@ -57,12 +57,12 @@ class SubtaskValidation(SubtaskTraining):
 @register.section(name="subtask_data")
 @dataclass(frozen=True, kw_only=True)
 class SubtaskData:
-    """Datasets of one task. The config moves them to ``data``: a stream of the source ``mixture``, and validation sets.
+    """Datasets of one task.
 
     Args:
         train: training samples; null for a task that learns from those of ``stream``.
-        val: samples to evaluate on, or a list of several datasets with a ``prefix`` each; null for none. Without this
-            key a task is evaluated on those of ``stream``.
+        val: samples to evaluate on, or a list of several datasets with a ``prefix`` each; null: those of ``stream``; an
+            empty list: none.
         shuffle: a new order for each epoch.
         sampler: the samples of an epoch; null takes each sample once.
         mix: applied to the samples of the task in a batch, in order.
@@ -82,7 +82,7 @@ class Subtask:
 
     Args:
         task: any task, without ``backbone``, ``mean`` and ``std``: those of the run are shared.
-        data: its datasets; null: those of ``stream``, or they are under ``data`` already.
+        data: its datasets; null: those of ``stream``.
         stream: the task on whose training images this one learns, too, in the same forward pass; their source has the
             labels of both. Null: it has data of its own.
         weight: multiplies its loss.

@@ -26,6 +26,7 @@ from opabinia.contracts import (
     Evaluator,
     ExportModule,
     Hook,
+    Positive,
     Predictions,
     Task,
     total_loss,
@@ -57,6 +58,10 @@ class Multitask(Task):
         backbone: shared by all tasks.
         tasks: by name; metrics of a task begin with it: ``boxes/loss``, ``boxes/val/AP``.
         balance: weighs the losses of the tasks against each other.
+        alternate: false: each batch has images of every stream; true: of one stream, and streams take turns in the
+            proportion of their shares.
+        temperature: of shares by size: in proportion to ``samples ** (1 / temperature)``, see
+            :func:`opabinia.data.streams.order.stream_shares`.
         norms: ``stream``: batch norms of the backbone have running statistics for each stream, since datasets differ in
             theirs; all tasks' predictions for an image then take a forward pass for each stream. ``shared``: one set,
             and one forward pass; for backbones without batch norms, and streams of similar images.
@@ -77,6 +82,8 @@ class Multitask(Task):
         backbone: BackbonePart,
         tasks: Annotated[dict[str, Subtask], MinLen(1)],
         balance: BalancePart = FixedWeights,
+        alternate: bool = False,
+        temperature: Positive = 1.0,
         norms: Literal["stream", "shared"] = "stream",
         mean: list[float] | None = None,
         std: list[float] | None = None,
@@ -92,11 +99,6 @@ class Multitask(Task):
             raise ValueError(f"no task learns from the training data of {min(unread)}; omit it")
         self.tasks: Any = nn.ModuleDict()
         for name, settings in tasks.items():
-            if settings.data is not None:
-                raise ValueError(f"tasks.{name}.data: a run built in Python has its data in data.train.source: mixture")
-            if settings.batch_share is not None:
-                place = f"data.train.source.streams.{self._stream_of[name]}.share"
-                raise ValueError(f"tasks.{name}.batch_share: the share of its images is {place}")
             if not name.replace("-", "_").isidentifier() or hasattr(self.tasks, name):
                 message = "cannot name a task: take letters, digits, _ or -, and no attribute of torch.nn.Module"
                 raise ValueError(f"tasks: {name!r} {message}")

@@ -1,4 +1,4 @@
-"""Mixing of streams: shares of a batch, and the streams of a step."""
+"""Shares of streams in a batch, and the streams of a step."""
 
 from itertools import pairwise
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opabinia.data.sampling.mixing import StreamCycle, alternating_cycle, divide, joint_cycle, stream_shares
+from opabinia.data.streams.order import StreamCycle, StreamShares, alternating_cycle, divide, stream_shares
 
 weights = st.lists(st.integers(1, 50), min_size=1, max_size=6)
 
@@ -39,10 +39,10 @@ def test_shares_by_size_temperature_and_given() -> None:
     shares = stream_shares({**sizes, "c": 7}, {"a": None, "b": None, "c": 0.5}, 2.0)
     assert shares == pytest.approx({"a": 0.375, "b": 0.125, "c": 0.5}) and list(shares) == ["a", "b", "c"]
     for given_shares, message in (
-        ({"a": 0.3, "b": 0.3}, r"streams.a.share: the shares of the streams sum to 0.6 \(a 0.3, b 0.3\), not to 1"),
+        ({"a": 0.3, "b": 0.3}, r"tasks.a.batch_share: the shares of the streams sum to 0.6 \(a 0.3, b 0.3\), not to 1"),
         ({"a": 0.7, "b": 0.7}, "sum to 1.4"),
         ({"a": 1.0, "b": None}, "the given shares sum to 1 and leave nothing for b"),
-        ({"a": 0.0, "b": None}, "streams.a.share: expected a number above 0"),
+        ({"a": 0.0, "b": None}, "tasks.a.batch_share: expected a number above 0"),
     ):
         with pytest.raises(ValueError, match=message):
             stream_shares(sizes, given_shares)
@@ -51,7 +51,7 @@ def test_shares_by_size_temperature_and_given() -> None:
 @given(weights, st.integers(0, 2**31 - 1))
 def test_steps_before_equals_counting_step_by_step(values: list[int], seed: int) -> None:
     shares = normalized(values)
-    for cycle in (joint_cycle(list(shares)), alternating_cycle(shares, seed)):
+    for cycle in (StreamShares(shares, alternate).cycle(seed) for alternate in (False, True)):
         counts = dict.fromkeys(shares, 0)
         for step in range(2 * len(cycle.steps) + 3):
             assert {name: cycle.steps_before(name, step) for name in shares} == counts

@@ -1,4 +1,4 @@
-"""Batches of several training datasets: a request and a batch of each dataset that takes part in a step."""
+"""Batches of several streams: a request and a batch of each stream that takes part in a step."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from torch.utils.data import Dataset
 
 from opabinia.contracts import Batch, GlobalBatch, Plan
 from opabinia.data.loader import BatchReader, LoadedBatch, Request, Requests
-from opabinia.data.sampling.mixing import StreamCycle
+from opabinia.data.streams import SINGLE
+from opabinia.data.streams.order import StreamCycle
 
 
-class MixedRequest(NamedTuple):
+class JointRequest(NamedTuple):
     """The samples of one batch that this process reads.
 
     Attributes:
@@ -26,9 +27,9 @@ class MixedRequest(NamedTuple):
     streams: Mapping[str, Request]
 
 
-def mixed_requests(
+def joint_requests(
     plan: Plan, cycle: StreamCycle, streams: Mapping[str, Requests]
-) -> Callable[[int], Iterable[MixedRequest]]:
+) -> Callable[[int], Iterable[JointRequest]]:
     """Return a function that gives all requests from a step on: a pure function of the step, as those of the streams.
 
     Args:
@@ -37,15 +38,15 @@ def mixed_requests(
         streams: the requests of each stream, from one of its own steps on.
     """
 
-    def requests(start: int) -> Iterator[MixedRequest]:
+    def requests(start: int) -> Iterator[JointRequest]:
         iterators = {name: iter(make(cycle.steps_before(name, start))) for name, make in streams.items()}
         for step in range(start, plan.total_steps):
-            yield MixedRequest(plan.row(step), {name: next(iterators[name]) for name in cycle.active(step)})
+            yield JointRequest(plan.row(step), {name: next(iterators[name]) for name in cycle.active(step)})
 
     return requests
 
 
-def combine(row: GlobalBatch, batches: Mapping[str, Batch], rows: Mapping[str, GlobalBatch]) -> Batch:
+def join_batches(row: GlobalBatch, batches: Mapping[str, Batch], rows: Mapping[str, GlobalBatch]) -> Batch:
     """Return the batch of a multi-task step, see :data:`opabinia.contracts.Batch`.
 
     Args:
@@ -61,7 +62,7 @@ def combine(row: GlobalBatch, batches: Mapping[str, Batch], rows: Mapping[str, G
 
 
 @dataclass(frozen=True)
-class MixedReader(Dataset[Any]):
+class JointReader(Dataset[Any]):
     """Read the batch of a request from the readers of its streams; see :class:`opabinia.data.loader.BatchReader`.
 
     Attributes:
@@ -70,16 +71,16 @@ class MixedReader(Dataset[Any]):
 
     readers: Mapping[str, BatchReader]
 
-    def __getitem__(self, request: MixedRequest) -> Any:
+    def __getitem__(self, request: JointRequest) -> Any:
         start = time.perf_counter()
         results: dict[str, Any] = {}
-        for name, own in request.streams.items():
-            results[name] = self.readers[name][own]
-            if not isinstance(results[name], LoadedBatch):
-                return results[name]  # an error
+        for name, stream_request in request.streams.items():
+            results[name] = self.readers[name][stream_request]
+            if name == SINGLE or not isinstance(results[name], LoadedBatch):  # or an error
+                return results[name]
         batches = {name: result.batch for name, result in results.items()}
-        rows = {name: own.row for name, own in request.streams.items()}
+        rows = {name: stream_request.row for name, stream_request in request.streams.items()}
         skipped = tuple(message for result in results.values() for message in result.skipped)
-        batch = combine(request.row, batches, rows)
+        batch = join_batches(request.row, batches, rows)
         batch["seconds"] = {name: result.seconds for name, result in results.items()}
         return LoadedBatch(request.row, batch, skipped, time.perf_counter() - start)

@@ -1,8 +1,8 @@
-"""Mixtures of several training datasets: shares of the batch, and the datasets of each step. Pure arithmetic."""
+"""Shares of streams in a batch, and the streams of each step. Pure arithmetic."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import gcd
@@ -83,9 +83,29 @@ class StreamCycle:
         return counts
 
 
-def joint_cycle(names: Sequence[str]) -> StreamCycle:
-    """Return the cycle in which every stream takes part in every step."""
-    return StreamCycle((tuple(names),))
+@dataclass(frozen=True)
+class StreamShares:
+    """The rule by which streams share batches.
+
+    Attributes:
+        shares: of each stream in the samples of a batch or, if they alternate, in the steps; they sum to 1.
+        alternate: whether each batch has samples of one stream.
+    """
+
+    shares: Mapping[str, float]
+    alternate: bool = False
+
+    def batch_sizes(self, batch_size: int) -> dict[str, int]:
+        """Return the samples of each stream in a batch with samples of it.
+
+        Raises:
+            ValueError: there are more streams than samples.
+        """
+        return dict.fromkeys(self.shares, batch_size) if self.alternate else divide(batch_size, self.shares)
+
+    def cycle(self, seed: int) -> StreamCycle:
+        """Return the streams of each step; ``seed``: of the run."""
+        return alternating_cycle(self.shares, seed) if self.alternate else StreamCycle((tuple(self.shares),))
 
 
 def alternating_cycle(shares: Mapping[str, float], seed: int) -> StreamCycle:

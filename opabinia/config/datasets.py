@@ -1,0 +1,130 @@
+"""The datasets of a complete config: those of ``data``, and in a multi-task run those of each task,
+``task.tasks.NAME.data``. Every command that looks for the datasets of a config asks here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from opabinia.config.errors import listing, nearest
+
+MULTITASK = "multitask"
+Section = dict[str, Any]
+
+
+def subtasks(config: Mapping[str, Any]) -> dict[str, Section]:
+    """Return the sections of the tasks of a multi-task run by name."""
+    task = config["task"]
+    return dict(task["tasks"]) if task["name"] == MULTITASK else {}
+
+
+def training_sets(config: Mapping[str, Any]) -> dict[str, Section]:
+    """Return the sections ``train`` of the streams by name; that of a run of one task has an empty name."""
+    streams = {name: own["data"]["train"] for name, own in subtasks(config).items() if own["data"]}
+    return {name: train for name, train in streams.items() if train} or {"": config["data"]["train"]}
+
+
+def validation_sets(config: Mapping[str, Any]) -> list[Section]:
+    """Return the sections of the validation sets, those of tasks with the names of their tasks in ``prefix``; a task
+    without its own has those of its stream."""
+    tasks = subtasks(config)
+    of_tasks = [
+        {**section, "prefix": f"{name}/{section['prefix']}", "task": name}
+        for name in tasks
+        for section in _listed(_validation(tasks, name))
+    ]
+    return [*_listed(config["data"]["val"]), *of_tasks]
+
+
+def _validation(tasks: Mapping[str, Section], name: str) -> Any:
+    val, stream = _data(tasks[name]).get("val"), tasks[name]["stream"]
+    return _validation(tasks, stream) if val is None and stream in tasks and stream != name else val
+
+
+def _listed(val: Any) -> list[Section]:
+    return val if isinstance(val, list) else [val] if val else []
+
+
+def with_sets(config: Mapping[str, Any], train: Section | None, val: Sequence[Section]) -> dict[str, Any]:
+    """Return the config with these datasets instead of its own, for a command that does not train.
+
+    Args:
+        config: a complete config.
+        train: section of the training data, in the order of the source; None: there is none.
+        val: those of the validation sets.
+    """
+    data = {**config["data"], "train": train, "sampler": None}
+    return with_validation_sets({**without_task_data(config), "data": data}, val)
+
+
+def with_validation_sets(config: Mapping[str, Any], val: Sequence[Section]) -> dict[str, Any]:
+    """Return the config with these sections of validation sets instead of its own."""
+    tasks = {
+        name: {**own, "data": own["data"] and {**own["data"], "val": []}} for name, own in subtasks(config).items()
+    }
+    task = {**config["task"], "tasks": tasks} if tasks else config["task"]
+    return {**config, "task": task, "data": {**config["data"], "val": val[0] if len(val) == 1 else list(val)}}
+
+
+def without_task_data(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a complete config without the datasets of the tasks of a multi-task run."""
+    tasks = {name: {**own, "data": None} for name, own in subtasks(config).items()}
+    return {**config, "task": {**config["task"], "tasks": tasks}} if tasks else dict(config)
+
+
+def dataset_problems(config: Mapping[str, Any]) -> Iterator[tuple[str, str, Any, str, str]]:
+    """Yield the mistakes in the datasets of a complete config: path, message, the value found (``...``: none), the
+    nearest valid choice, and the valid choices."""
+    data, tasks = config["data"], subtasks(config)
+    if not tasks:
+        if data["train"] is None:
+            yield "data.train", "missing", ..., "", "a section is required"
+        return
+    for key in ("train", "sampler", "mix"):
+        if data[key]:
+            yield f"data.{key}", f"each task of the run has its own: task.tasks.NAME.data.{key}", ..., "", ""
+    if not data["shuffle"]:
+        yield "data.shuffle", "each task of the run has its own: task.tasks.NAME.data.shuffle", ..., "", ""
+    if data["augment_on"] != "workers":
+        yield "data.augment_on", "images of a multi-task run are augmented by the workers", data["augment_on"], "", ""
+    if data["batch_size"] == "auto":
+        message = "auto cannot divide a batch among the streams of a multi-task run: give a number"
+        yield "data.batch_size", message, ..., "", ""
+    trained = [name for name in tasks if _data(tasks[name]).get("train")]
+    from opabinia.runtime.shares import remaining_share  # predictions of other runs do not need it
+
+    problems = [problem for name in tasks for problem in _stream_problems(name, tasks, trained)]
+    yield from problems
+    try:
+        if not problems:
+            remaining_share({name: tasks[name]["batch_share"] for name in trained})
+    except ValueError as error:
+        key, _, message = str(error).partition(": ")
+        yield f"task.{key}", message, ..., "", ""
+
+
+def _stream_problems(
+    name: str, tasks: Mapping[str, Section], trained: Sequence[str]
+) -> Iterator[tuple[str, str, Any, str, str]]:
+    """Yield the mistake in the training data of a task; ``trained``: tasks with training data of their own."""
+    path, section, stream = f"task.tasks.{name}", _data(tasks[name]), tasks[name]["stream"]
+    if stream in (None, name):
+        if name not in trained:
+            message = "it has no training data: give it data.train, or name the task from whose images it learns in"
+            yield path, f"{message} stream", ..., "", ""
+    elif section.get("train") or section.get("sampler") or section.get("mix") or not section.get("shuffle", True):
+        message = f"it has training data of its own, too: omit stream, or {path}.data.train"
+        yield f"{path}.stream", message, stream, "", ""
+    elif stream not in tasks:
+        known = f"tasks: {listing(list(tasks))}"
+        yield f"{path}.stream", "there is no task of this name", stream, nearest(stream, tasks), known
+    elif stream not in trained:
+        known = f"name the task that has it: {tasks[stream]['stream']}" if tasks[stream]["stream"] else ""
+        yield f"{path}.stream", f"{stream} has no training data of its own", ..., "", known
+    elif tasks[name]["batch_share"] is not None:
+        message = f"the share of its images is task.tasks.{stream}.batch_share"
+        yield f"{path}.batch_share", message, tasks[name]["batch_share"], "", ""
+
+
+def _data(task: Section) -> Section:
+    return task["data"] or {}
