@@ -88,7 +88,7 @@ def predicted_objects(
     """Return the detections in an image, best first.
 
     Args:
-        prediction: of a detector.
+        prediction: prediction of a detector.
         classes: their names.
         size: height and width of the image.
         min_score: minimum score of the detections shown.
