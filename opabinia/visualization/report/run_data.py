@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from opabinia.config import Problem, flatten
+from opabinia.config.datasets import validation_sets
 from opabinia.config.text import describe_source
 from opabinia.config.tree import read_file
 from opabinia.runtime.text import plural
@@ -169,7 +171,10 @@ def _read_config(run: RunData) -> None:
     config = dict_of(tree.plain()) if tree is not None and not problems else {}
     run.config = flatten(config)
     val = dict_of(config.get("data")).get("val")
-    for section in dicts_of(val if isinstance(val, list) else [val]):
+    sets = val if isinstance(val, list) else [val]
+    with suppress(AttributeError, KeyError, TypeError):  # an edited config may lack keys
+        sets = validation_sets(config)
+    for section in dicts_of(sets):
         source = dict_of(section.get("source"))
         data = describe_source(source) if "name" in source else ""
         run.evaluations.append({"scores": str(section.get("prefix", "val")), "data": data, "checkpoint": "in training"})
