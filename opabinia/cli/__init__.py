@@ -25,14 +25,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _run(given: Sequence[str]) -> None:
     from opabinia.cli.commands import app
-    from opabinia.runtime.elastic_agent import terminate_with_agent
+    from opabinia.runtime.elastic_agent import begin_worker
     from opabinia.runtime.signals import exit_on_signals
 
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and stream.errors != "backslashreplace":
             stream.reconfigure(errors="backslashreplace")  # names of files need not be valid UTF-8
     exit_on_signals()
-    terminate_with_agent()
+    begin_worker()
     # Before torch is imported: its C++ warnings when another rank ends help nobody.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if "torch" not in sys.modules:

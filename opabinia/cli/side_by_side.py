@@ -18,8 +18,8 @@ from rich.live import Live
 from rich.text import Text
 
 from opabinia.runtime.durations import Duration, format_seconds
-from opabinia.runtime.elastic_agent import STOPPED_STATUSES, SignalForwarder
-from opabinia.runtime.signals import stop_signals
+from opabinia.runtime.elastic_agent import STOPPED_STATUSES
+from opabinia.runtime.signals import StopSignal, stop_signals
 
 POLL_SECONDS = 0.25
 LINE_SECONDS = 10
@@ -136,8 +136,8 @@ def train_side_by_side(runs: Sequence[TrainingProcess], limit: int) -> int:
     Returns:
         0, or the exit status after a signal.
     """
-    with stop_signals(SignalForwarder()) as stop, _progress(runs) as show:
-        stop.idle, forwarded = False, False
+    with stop_signals(StopSignal("saving")) as stop, _progress(runs) as show:
+        forwarded = False
         try:
             while any(run.is_running or (run.is_waiting and stop.signum is None) for run in runs):
                 if stop.signum is None:
@@ -146,11 +146,8 @@ def train_side_by_side(runs: Sequence[TrainingProcess], limit: int) -> int:
                         run.start()
                 elif not forwarded:
                     forwarded = True
-                    print(f"{stop.reason}: saving; a second signal stops at once", file=sys.stderr, flush=True)
                     for run in runs:
                         run.send(stop.signum)
-                if stop.kill_workers:
-                    break
                 time.sleep(POLL_SECONDS)
                 for run in runs:
                     run.poll()

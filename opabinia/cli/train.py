@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from opabinia.cli.errors import leave, report_errors
+from opabinia.cli.errors import leave, option_error, report_errors
 from opabinia.cli.folder_recipes import check_no_data
 from opabinia.cli.options import (
     AsJson,
@@ -86,6 +86,8 @@ def train(
             )
             _check_unused("--nproc", many, "remove it: --seeds trains in one process")
             return train_seeds(recipe, overrides or [], seeds, out=out, name=name, as_json=as_json)
+        if many is not None and many.is_elastic and resume != "auto":
+            raise option_error("--resume", "give auto: with --nnodes MIN:MAX any machine may begin or resume the run")
         resolved = _check_at_once(recipe, overrides or [], out, name, resume, many.node_rank if many else 0)
         if many is not None:
             resume_words = [] if resume is None else ["--resume", resume]

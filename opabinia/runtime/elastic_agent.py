@@ -10,6 +10,7 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +20,6 @@ from opabinia.runtime.signals import StopSignal, exit_status_of
 
 STATUS_FOLDER = "OPABINIA_STATUS_FOLDER"
 """Environment variable: the folder where each worker of our agent writes its exit status."""
-
-LAUNCH = "OPABINIA_LAUNCH"
-"""Environment variable: an id on which the agents of a launch have agreed."""
-
-IS_RESTART = "OPABINIA_IS_RESTART"
-"""Environment variable: "1" if the launch has had workers before."""
 
 IS_ELASTIC = "OPABINIA_IS_ELASTIC"
 """Environment variable: "1" if the number of machines may change."""
@@ -60,6 +55,11 @@ class ProcessLayout:
     max_restarts: int = 3
     min_nodes: int | None = None
 
+    @property
+    def is_elastic(self) -> bool:
+        """Whether machines may leave and join."""
+        return self.min_nodes is not None
+
 
 # --- in a worker ----------------------------------------------------------------------------------------------------
 
@@ -74,16 +74,21 @@ def report_exit_status(status: int) -> int:
     folder = os.environ.get(STATUS_FOLDER)
     if folder is not None:
         with suppress(OSError):
-            Path(folder, os.environ["RANK"]).write_text(str(status), encoding="utf-8")
+            Path(folder, os.environ["LOCAL_RANK"]).write_text(str(status), encoding="utf-8")
     return 0 if status in STOPPED_STATUSES else status
 
 
 _PR_SET_PDEATHSIG = 1
 
 
-def terminate_with_agent() -> None:
-    """Request a SIGTERM for this process when its parent, the agent, dies; nothing else would stop it (Linux only)."""
-    if "TORCHELASTIC_RUN_ID" not in os.environ or sys.platform != "linux":
+def begin_worker() -> None:
+    """Remove the exit status of this worker's predecessor, and request a SIGTERM for this process when its parent, the
+    agent, dies; nothing else would stop it (Linux only)."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return
+    if STATUS_FOLDER in os.environ:
+        Path(os.environ[STATUS_FOLDER], os.environ["LOCAL_RANK"]).unlink(missing_ok=True)
+    if sys.platform != "linux":
         return
     agent = os.getppid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
@@ -94,20 +99,21 @@ def terminate_with_agent() -> None:
 def launch_id() -> str | None:
     """Return an id of this launch, the same after a restart; None without an agent.
 
-    The agent's process is part of torchrun's, whose default id is "none" for every launch.
+    The agent's process is part of it: torchrun's default id is "none" for every launch.
     """
     run = os.environ.get("TORCHELASTIC_RUN_ID")
-    if run is None or LAUNCH in os.environ:
-        return os.environ.get(LAUNCH)
+    if run is None:
+        return None
     start_time = ""
     with suppress(OSError):  # only Linux has this
         start_time = Path(f"/proc/{os.getppid()}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()[19]
     return f"{run} {os.uname().nodename} {os.getppid()} {start_time}".strip()
 
 
-def is_restart() -> bool:
-    """Return whether this launch has had workers before: one has crashed, or machines have left or joined."""
-    return os.environ.get(IS_RESTART, os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) != "0"
+def is_of_this_launch(folder: Path) -> bool:
+    """Return whether this launch has begun or resumed the run in ``folder``: then a worker has crashed since."""
+    launch = folder / ".launch"
+    return launch.is_file() and launch.read_text(encoding="utf-8") == launch_id()
 
 
 def is_elastic() -> bool:
@@ -118,32 +124,34 @@ def is_elastic() -> bool:
 def run_lock(folder: Path) -> AbstractContextManager[None]:
     """Lock a run folder against other writers; see :func:`opabinia.runtime.files.exclusive_lock`.
 
-    When machines have left, this waits: a machine that was lost may hold the lock until its lease ends.
+    In an elastic launch this waits: a machine that was lost may hold the lock until its lease ends.
     """
-    return wait_for_lock(folder / ".lock") if is_elastic() and is_restart() else exclusive_lock(folder)
+    return wait_for_lock(folder / ".lock") if is_elastic() else exclusive_lock(folder)
 
 
 # --- the agent ------------------------------------------------------------------------------------------------------
 
 
 class SignalForwarder(StopSignal):
-    """Signals to an agent: the first is forwarded to the workers, a later one kills them.
+    """Signals to an agent: the first is forwarded to the workers, which save; a later one kills them.
 
     Attributes:
-        idle: there are no workers; the first signal ends the agent.
-        kill_workers: whether a second signal has arrived.
+        processes: returns the ids of the workers. Without workers the first signal ends the agent.
     """
 
-    idle = True
-    kill_workers = False
+    processes: Callable[[], list[int]] = list
 
     def on_first(self) -> None:
-        self.exit_if_idle()
+        workers = self.processes()
+        if not workers:
+            raise SystemExit(self.exit_status)
+        # SIGUSR1 would kill a worker that is just starting, with another status.
+        self._send(workers, signal.SIGINT if self.signum == signal.SIGINT else signal.SIGTERM)
 
     def on_later(self, signum: int) -> None:
-        self.kill_workers = True
+        self._send(self.processes(), signal.SIGKILL)
 
-    def exit_if_idle(self) -> None:
-        """End the agent if it was asked to stop and there is no worker that must save."""
-        if self.idle and self.signum is not None:
-            raise SystemExit(self.exit_status)
+    def _send(self, workers: list[int], number: signal.Signals) -> None:
+        for worker in workers:
+            with suppress(ProcessLookupError):
+                os.kill(worker, number)

@@ -22,7 +22,7 @@ from opabinia.engine.checkpointing.sharded import ranks_elsewhere
 from opabinia.engine.checkpointing.upload import MANIFEST
 from opabinia.engine.hooks.expected_scores import UnexpectedScore, check_scores
 from opabinia.engine.loop.nonfinite import NonFiniteError
-from opabinia.runtime.elastic_agent import is_restart, launch_id, run_lock
+from opabinia.runtime.elastic_agent import is_of_this_launch, launch_id, run_lock
 from opabinia.runtime.files import disk_errors, remove_leftovers, write_atomic
 from opabinia.runtime.json_files import read_json
 from opabinia.runtime.log import log, log_to_file, logging_to
@@ -128,7 +128,7 @@ def train(
     folder = run_folder_of(recipe, Path(out), name, resume)
     resolved = resolved or _resolve(recipe, overrides, folder, resume)
     url = None if resolved.config["checkpoint"]["upload"] is None else run_url(resolved, folder, Path(out))
-    if url is not None and (resume is not None or is_restart()):
+    if url is not None and (resume is not None or is_of_this_launch(folder)):
         fetch_newer(url, folder, resolved, Path(resume or "").name)
         resolved = _resolve(recipe, overrides, folder, resume)  # with what this or another rank has fetched
     if resume is not None:
@@ -246,10 +246,7 @@ def _take_folder(folder: Path, resume: str | None, held: ExitStack, url: str | N
         ConfigError: the folder holds a run, and nothing is to be resumed; there is no folder to resume; or the run
             cannot be uploaded.
     """
-    launch = folder / ".launch"  # the launch that began or resumed this run last
-    if is_restart() and launch.is_file() and launch.read_text(encoding="utf-8") == launch_id():
-        resume = LAST
-    if resume == AUTO:
+    if resume == AUTO or is_of_this_launch(folder):
         resume = LAST
     elif resume is not None:
         check_resumable(folder, url)

@@ -23,7 +23,7 @@ from opabinia.config.paths import holds_run
 from opabinia.engine.checkpointing.manager import list_checkpoints, read_pointer, step_of
 from opabinia.engine.checkpointing.upload import BRANCH, MANIFEST, POINTERS, branch_of
 from opabinia.runtime import storage
-from opabinia.runtime.elastic_agent import is_restart, run_lock
+from opabinia.runtime.elastic_agent import is_elastic, is_of_this_launch, run_lock
 from opabinia.runtime.files import disk_errors, temporary_folder, wait_for_lock, write_atomic
 from opabinia.runtime.log import log
 
@@ -49,7 +49,7 @@ def _errors(resolved: Resolved, folder: Path) -> Iterator[None]:
     try:
         yield
     except storage.StorageError as error:
-        if not is_restart() or not holds_run(folder):
+        if not (is_elastic() or is_of_this_launch(folder)) or not holds_run(folder):
             origin = resolved.origins.get("checkpoint.upload", "")
             cause = f" ({error.__cause__})" if isinstance(error.__cause__, FileNotFoundError) else ""  # of the bucket
             raise ConfigError(Problem(origin, "checkpoint.upload", f"{error}{cause}")) from error

@@ -59,6 +59,7 @@ def programs(hosts: None) -> Iterator[list[Launch]]:
 def launch_on_host(recipe: Path, folder: Path, number: int, *options: str, attempt: int = 1) -> Launch:
     """Launch the same command on every host; the last one hosts the rendezvous."""
     command = ["opabinia", "train", str(recipe), "--out", str(folder), "--nproc", "1", "--nnodes", "1:3"]
+    command += ["--resume", "auto"]
     return Launch(
         folder,
         *(*command, "--rdzv-endpoint", f"{ADDRESS.format(3)}:29500", *options),
@@ -116,25 +117,22 @@ def test_a_lost_host_rejoins(programs: list[Launch], multi_process_recipe: Path,
     run = tmp_path / "together" / "default"
     assert_as_uninterrupted(run)
     assert [(line["world_size"], line["micro_batch_size"]) for line in starts(run)] == [(3, 11), (2, 11), (3, 11)]
-    assert "continuing with 2 machines instead of 3" in second.err
-    assert "continuing with 3 machines instead of 2" in second.err
     assert "start 0" not in rejoined.trace and len(rejoined.trace) > 2, "it has trained, but not from the beginning"
 
 
 @pytest.mark.slow
 def test_hosts_leave_after_a_notice(programs: list[Launch], multi_process_recipe: Path, tmp_path: Path) -> None:
     """One of them hosts the rendezvous: the others wait until it is back."""
-    launch_all(programs, multi_process_recipe, tmp_path, "--resume", "auto")
+    launch_all(programs, multi_process_recipe, tmp_path)
     first, second, third = programs
     first.until(lambda: "after_step 2" in first.trace, SECONDS)
     first.process.send_signal(signal.SIGTERM)
     first.expect(143, SECONDS)
-    second.until(lambda: "continuing with 2 machines instead of 3" in second.err, SECONDS)
     second.until(lambda: "after_step 7" in second.trace, SECONDS)
     third.process.send_signal(signal.SIGTERM)
     third.expect(143, SECONDS)
     second.until(lambda: "waiting for machine 0 to come back" in second.err, SECONDS)
-    programs.append(launch_on_host(multi_process_recipe, tmp_path, 3, "--resume", "auto", attempt=2))
+    programs.append(launch_on_host(multi_process_recipe, tmp_path, 3, attempt=2))
     programs.append(launch_uninterrupted(multi_process_recipe, tmp_path))
     for program in (second, *programs[3:]):
         program.expect(0, SECONDS)

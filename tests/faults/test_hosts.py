@@ -97,7 +97,6 @@ def test_both_hosts_stop_if_an_agent_dies(
         second.process.wait(120)
         assert all_gone(workers, 20)
         assert second.process.returncode == 143, second.err
-        assert "the agent of machine 0 is gone: stopping" in second.err
     finally:
         for program in programs:
             program.end()

@@ -1,103 +1,147 @@
-"""The agent of an elastic launch distinguishes crashes from machines that leave; no process is started."""
+"""What follows the end of workers: restarts, exit statuses and signals. No process is started."""
 
-import os
+import signal
+import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from torch.distributed import HashStore
-from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec, WorkerState
-from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _Action
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, RendezvousConnectionError, RendezvousInfo
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
 
-from opabinia.runtime.elastic_agent import IS_RESTART, LAUNCH, SignalForwarder
+from opabinia.runtime.elastic_agent import ProcessLayout, SignalForwarder
 from opabinia.training import elastic
 
+FIXED, ELASTIC = ProcessLayout(2, max_restarts=1), ProcessLayout(2, 3, max_restarts=0, min_nodes=1)
 
-class Rendezvous:
-    """The shared state of machines, with torch's interface."""
 
-    def __init__(self) -> None:
-        self.state = SimpleNamespace(participants={"a": 0, "b": 1}, wait_list=set(), round=0, closed=False)
-        self._state_holder, self._store = self, HashStore()
+def crash(machines: int, *codes: int) -> Callable[..., RunResult]:
+    def run(group: Any, folder: Path) -> RunResult:
+        group.group_world_size = machines
+        failures = {
+            rank: ProcessFailure(local_rank=rank, pid=70 + rank, exitcode=code, error_file="")
+            for rank, code in enumerate(codes)
+        }
+        return RunResult(WorkerState.FAILED, failures=failures)
 
-    def num_nodes_waiting(self) -> int:
-        return len(self.state.wait_list)
+    return run
+
+
+def end(*statuses: int, machines: int = 1, failed: bool = False) -> Callable[..., RunResult]:
+    """Workers report their statuses."""
+
+    def run(group: Any, folder: Path) -> RunResult:
+        group.group_world_size = machines
+        for rank in range(2):
+            (folder / str(rank)).unlink(missing_ok=True)
+        for rank, status in enumerate(statuses):
+            (folder / str(rank)).write_text(str(status))
+        return RunResult(WorkerState.FAILED if failed else WorkerState.SUCCEEDED)
+
+    return run
+
+
+Attempts = Callable[..., int]
 
 
 @pytest.fixture
-def rendezvous() -> Rendezvous:
-    return Rendezvous()
+def attempts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Attempts]:
+    """Return the exit status of a launch whose attempts end in the given ways; all of them are needed."""
+    remaining: list[Callable[..., RunResult]] = []
+
+    class Agent:
+        def __init__(self, *args: Any, **options: Any) -> None:
+            self.group = SimpleNamespace(state=WorkerState.INIT, workers=[], group_world_size=None)
+
+        def get_worker_group(self) -> Any:
+            return self.group
+
+        def run(self) -> RunResult:
+            return remaining.pop(0)(self.group, tmp_path)
+
+    monkeypatch.setattr(elastic, "LocalElasticAgent", Agent)
+
+    def launch(layout: ProcessLayout, *ends: Callable[..., RunResult], stop: SignalForwarder | None = None) -> int:
+        remaining.extend(ends)
+        return elastic._attempts(None, layout, stop or SignalForwarder(), tmp_path)  # type: ignore[arg-type]
+
+    yield launch
+    assert not remaining
 
 
-@pytest.fixture
-def agent(rendezvous: Rendezvous, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> elastic._Agent:
-    monkeypatch.setattr(LocalElasticAgent, "_rendezvous", lambda self, group: None)
-    for name in (LAUNCH, IS_RESTART):
-        monkeypatch.setenv(name, "")  # restored afterwards
-    spec = WorkerSpec("worker", 1, rendezvous, entrypoint=sys.executable, max_restarts=1)  # type: ignore[arg-type]
-    return elastic._Agent(spec, SignalForwarder(), tmp_path, elastic=True)
+def test_a_crash_is_restarted(attempts: Attempts, capsys: pytest.CaptureFixture[str]) -> None:
+    assert attempts(FIXED, crash(1, 1, -9), end()) == 0
+    assert capsys.readouterr().err == "process 71 was killed by SIGKILL: restarting all workers\n"
+    assert attempts(FIXED, crash(1, 3, -15), crash(1, 1)) == 1
+    assert capsys.readouterr().err == "process 70 has crashed with status 3: restarting all workers\n"
 
 
-def join_rendezvous(agent: elastic._Agent, *, crashed: bool) -> None:
-    agent._crashed = crashed
-    agent._rendezvous(agent._worker_group)
+def test_an_error_that_a_restart_would_repeat_ends_the_launch(attempts: Attempts) -> None:
+    assert attempts(FIXED, end(2, failed=True)) == 2
+    assert attempts(FIXED, end(143, 143)) == 143
+    assert attempts(FIXED, end(0, 130)) == 130
 
 
-def test_only_crashes_count(agent: elastic._Agent, rendezvous: Rendezvous) -> None:
-    join_rendezvous(agent, crashed=False)
-    launch = os.environ[LAUNCH]
-    assert launch and os.environ[IS_RESTART] == "0"
-    for members in ("a", "abc", "ab"):
-        rendezvous.state.participants = dict.fromkeys(members)
-        rendezvous.state.round += 1
-        join_rendezvous(agent, crashed=True)
-        assert agent._remaining_restarts == 1
-    assert (os.environ[LAUNCH], os.environ[IS_RESTART]) == (launch, "1")
-    join_rendezvous(agent, crashed=True)
-    assert agent._remaining_restarts == 0
-    with pytest.raises(elastic._TooManyCrashes):
-        join_rendezvous(agent, crashed=True)
+def test_machines_that_leave_are_no_crashes(attempts: Attempts) -> None:
+    assert attempts(ELASTIC, *(crash(machines, 1) for machines in (3, 2, 3)), end()) == 0
+    assert attempts(ELASTIC, crash(3, 1), crash(3, 1)) == 1
+    assert attempts(ELASTIC, *[end(143, 143)] * 3, end()) == 0, "stopped by machines that leave"
 
 
-def test_workers_are_restarted_when_other_machines_leave(
-    agent: elastic._Agent, rendezvous: Rendezvous, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_signal_to_the_agent_is_the_exit_status(attempts: Attempts) -> None:
+    stop = SignalForwarder()
+    stop.signum = signal.SIGINT
+    assert attempts(ELASTIC, end(130, 130), stop=stop) == 130
+    assert attempts(FIXED, crash(1, -2, 1), stop=stop) == 130
+    assert attempts(FIXED, crash(1, 1, 1), stop=stop) == 1
+    assert attempts(FIXED, end(), stop=stop) == 0, "the run has ended before"
+
+
+def test_without_machine_0_workers_are_not_restarted(
+    attempts: Attempts, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    join_rendezvous(agent, crashed=False)
-    agent._worker_group.state = WorkerState.HEALTHY
-    restarts: list[WorkerState] = []
-    monkeypatch.setattr(LocalElasticAgent, "_restart_workers", lambda self, group: restarts.append(state))
-    monkeypatch.setattr(LocalElasticAgent, "_monitor_workers", lambda self, group: RunResult(state))
+    def lose(state: WorkerState) -> Callable[..., RunResult]:
+        def run(group: Any, folder: Path) -> RunResult:
+            group.state = state
+            raise RendezvousConnectionError
 
-    def monitored() -> WorkerState:
-        return agent._monitor_workers(agent._worker_group).state
+        return run
 
-    state = WorkerState.HEALTHY
-    assert monitored() == WorkerState.HEALTHY and not restarts
-    del rendezvous.state.participants["b"]
-    assert monitored() == WorkerState.HEALTHY and len(restarts) == 1
-    rendezvous.state.participants["b"] = 1
-    state = WorkerState.SUCCEEDED
-    (tmp_path / "0").write_text("143")  # stopped, and not by this agent
-    assert monitored() == WorkerState.HEALTHY and len(restarts) == 2
-    (tmp_path / "0").write_text("0")
-    assert monitored() == WorkerState.SUCCEEDED
-    agent._restart_workers(agent._worker_group)  # another machine joins when the run has ended
-    assert len(restarts) == 2
-    agent._stop.signum = 15
-    (tmp_path / "0").write_text("143")
-    assert monitored() == WorkerState.SUCCEEDED and len(restarts) == 2, "an eviction notice to this machine"
+    assert attempts(FIXED, lose(WorkerState.HEALTHY)) == 143
+    assert "the agent of machine 0 is gone" in capsys.readouterr().err
+    for layout, state in ((FIXED, WorkerState.INIT), (ELASTIC, WorkerState.HEALTHY)):
+        with pytest.raises(RendezvousConnectionError):
+            attempts(layout, lose(state))
+    with pytest.raises(RendezvousClosedError):
+        attempts(ELASTIC, lambda group, folder: None)
 
 
-def test_a_machine_leaves_without_ending_the_launch() -> None:
-    done: list[object] = []
+def test_signals_are_forwarded_to_workers() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as worker:
+        stop = SignalForwarder()
+        stop.processes = lambda: [worker.pid]
+        stop.handle(signal.SIGUSR1, None)
+        assert worker.wait(60) == -signal.SIGTERM
+    stop._since -= 10
+    stop.handle(signal.SIGTERM, None)  # the worker is gone
+    with pytest.raises(SystemExit) as caught:
+        SignalForwarder().handle(signal.SIGINT, None)
+    assert caught.value.code == 130
 
-    def run(operation: object, deadline: float) -> None:
-        state = SimpleNamespace(participants={"a": 0}, wait_list={"b"})
-        for node in ("a", "b", "c"):
-            done.append(operation(SimpleNamespace(node=node, state=state), deadline))  # type: ignore[operator]
 
-    executor = SimpleNamespace(run=run)
-    elastic._leave(SimpleNamespace(_stop_heartbeats=lambda: None, _op_executor=executor))
-    assert done == [_Action.REMOVE_FROM_PARTICIPANTS, _Action.REMOVE_FROM_WAIT_LIST, _Action.FINISH]
+def test_a_lost_machine_counts_as_one_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    participants = {"a": 0, "b": 1}
+    info = RendezvousInfo(None, 0, 2, None)  # type: ignore[arg-type]
+    monkeypatch.setattr(DynamicRendezvousHandler, "next_rendezvous", lambda self: info)
+    monkeypatch.setattr(DynamicRendezvousHandler, "num_nodes_waiting", lambda self: 0)
+    handler = elastic._ElasticRendezvous.__new__(elastic._ElasticRendezvous)
+    handler._state_holder = SimpleNamespace(state=SimpleNamespace(participants=participants))  # type: ignore[assignment]
+    assert handler.next_rendezvous() is info
+    assert handler.num_nodes_waiting() == 0
+    del participants["b"]
+    assert handler.num_nodes_waiting() == 1

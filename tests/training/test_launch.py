@@ -12,7 +12,7 @@ import torch
 from opabinia.config import ConfigError
 from opabinia.contracts import Clock, DatasetInfo, Hook, Phase, Run
 from opabinia.engine.checkpointing.checkpoint import read_checkpoint
-from opabinia.runtime.elastic_agent import IS_ELASTIC, IS_RESTART, LAUNCH, is_restart, launch_id
+from opabinia.runtime.elastic_agent import IS_ELASTIC
 from opabinia.tasks.classification import Classification
 from opabinia.training import launch
 from opabinia.training.world_size_scaling import limit_micro_batch
@@ -193,18 +193,15 @@ def test_errors_of_all_constructors_are_reported(tmp_path: Path) -> None:
 def test_an_elastic_launch_continues_its_run_and_logs_the_world_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in {IS_ELASTIC: "1", LAUNCH: "a launch", "TORCHELASTIC_RUN_ID": "x", IS_RESTART: "0"}.items():
+    for name, value in {IS_ELASTIC: "1", "TORCHELASTIC_RUN_ID": "x"}.items():
         monkeypatch.setenv(name, value)
-    assert launch_id() == "a launch" and not is_restart()
     folder, _ = train(tmp_path, "train.length=1it")
-    monkeypatch.setenv(IS_RESTART, "1")
-    assert is_restart()
     train(tmp_path, "train.length=2it")
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     starts = [(line["step"], line["world_size"], line["micro_batch_size"]) for line in lines if "world_size" in line]
     assert starts == [(0, 1, 16), (1, 1, 16)]
     assert read_checkpoint(folder / "checkpoints/step-00000002").state["micro_batch_size"] == 16
-    monkeypatch.setenv(LAUNCH, "another")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "another")
     assert "which is never overwritten" in problem(lambda: train(tmp_path, "train.length=3it"))
 
 
