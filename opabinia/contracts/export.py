@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from opabinia.contracts.data import Sample
 from opabinia.contracts.evaluation import Predictions
+from opabinia.contracts.models import Features
 
 Tensors = Mapping[str, Tensor]
 
@@ -35,6 +36,16 @@ class ExportModule(nn.Module):
     def forward(self, image: Tensor) -> Predictions:
         """Return predictions by name."""
         return dict(self.task.predict({"image": image}))
+
+    def outputs(self, features: Features, image: Tensor, image_sizes: Tensor | None = None) -> Predictions:
+        """Return predictions by name, from features that a multi-task model has computed.
+
+        Args:
+            features: of the images.
+            image: B x C x H x W.
+            image_sizes: height and width of the image within each of them (int64, B x 2), if they are padded.
+        """
+        return dict(self.task.predictions(features, {"image": image}))
 
     def check_static(self) -> None:
         """Check that the function can become a graph of static shapes.

@@ -198,11 +198,11 @@ class Task(nn.Module):
         forward(batch, clock) = losses(extract(batch), batch, clock)
         predict(batch)        = predictions(extract(batch), batch)
 
-    ``losses`` and ``predictions`` compute from the features alone and never call the backbone, so a multi-task run
-    passes the features of one backbone to all of its tasks. Required are these two; of a task whose features are no
-    function of a batch's images, as in most self-supervised methods, ``forward`` and ``predict`` instead. From
-    ``trunk`` on the methods serve inference commands and have defaults that fit most tasks; a :class:`Presenter`
-    shows the predictions.
+    ``losses`` computes from the features and the labels alone and never calls the backbone, so a multi-task run passes
+    the features of one backbone to all of its tasks; ``predictions`` likewise, but for views of test-time augmentation.
+    Required are these two; of a task whose features are no function of a batch's images, as in most self-supervised
+    methods, ``forward`` and ``predict`` instead. From ``trunk`` on the methods serve inference commands and have
+    defaults that fit most tasks; a :class:`Presenter` shows the predictions.
 
     Attributes:
         reads: features of the images that ``extract`` computes: ``vectors``, ``maps``, ``pyramid``. In a multi-task run
@@ -226,7 +226,7 @@ class Task(nn.Module):
             multi-task training it skips samples that lack one of them; None: samples that lack any label.
     """
 
-    reads: Collection[FeatureKind] = ()
+    reads: tuple[FeatureKind, ...] = ()
     requires_full_batch: bool = False
     compares_samples_of_class: bool = False
     min_samples_per_rank: int = 1

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
-from torch import Tensor, nn
+from torch import nn
 
 from opabinia.config import register
-from opabinia.contracts import BackbonePart, Batch, DatasetInfo, Evaluator, Fraction
+from opabinia.contracts import BackbonePart, DatasetInfo, Evaluator, Fraction
 from opabinia.evaluation.classification.multilabel import AttributeRecognition
 from opabinia.models.heads import LinearHead
 from opabinia.models.layers import BNNeck
@@ -59,11 +59,6 @@ class Attributes(ClassificationBase):
         width, count = self.backbone.out_channels, len(dataset_info.classes)
         self.head = nn.Sequential(BNNeck(width), nn.Dropout(dropout), LinearHead(width, count), nn.BatchNorm1d(count))
         self._threshold = threshold
-
-    def embed(self, batch: Batch) -> Tensor:
-        """Return the backbone's vectors (B x D) of ``image``."""
-        features: Tensor = self.backbone(self.normalize(batch["image"]))
-        return features
 
     def evaluators(self, dataset_info: DatasetInfo) -> list[Evaluator]:
         """Return the evaluator; the headline is mA.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from opabinia.config import register
 from opabinia.contracts import Batch, Predictions
 from opabinia.tasks.classification_base import ClassificationBase, logits_from
@@ -24,11 +22,6 @@ class Classification(ClassificationBase):
         mean: channel means of images in 0..1; null: see :func:`opabinia.models.layers.build_normalization`.
         std: channel standard deviations, likewise.
     """
-
-    def embed(self, batch: Batch) -> Tensor:
-        """Return the backbone's vectors (B x D) of ``image``."""
-        features: Tensor = self.backbone(self.normalize(batch["image"]))
-        return features
 
     def predict(self, batch: Batch) -> Predictions:
         """Return ``logits`` and ``probabilities`` (B x K); of several views (B x V x C x H x W) the mean over views."""

@@ -11,6 +11,8 @@ from opabinia.contracts import (
     Clock,
     DatasetInfo,
     Evaluator,
+    FeatureKind,
+    Features,
     Fraction,
     LossPart,
     Predictions,
@@ -29,7 +31,7 @@ from opabinia.visualization.presenters.classes import ClassPresenter
 
 
 class ClassificationBase(Task):
-    """Classify samples, with one label or several per sample. Subclasses implement :meth:`embed`.
+    """Classify samples, with one label or several per sample.
 
     Args:
         dataset_info: of the training data.
@@ -43,6 +45,7 @@ class ClassificationBase(Task):
         ValueError: there are fewer than two classes, or the loss does not support multi-label data.
     """
 
+    reads: tuple[FeatureKind, ...] = ("vectors",)
     label_keys = ("label",)
 
     def __init__(
@@ -72,32 +75,28 @@ class ClassificationBase(Task):
             )
         self.loss = loss or (binary_cross_entropy if dataset_info.multi_label else cross_entropy)
 
-    def embed(self, batch: Batch) -> Tensor:
-        """Return the backbone's vectors (B x D)."""
-        raise NotImplementedError
-
     def extra_repr(self) -> str:
         """Return the loss, so that the log shows it with the model."""
         return f"(loss): {self.loss}"
 
-    def forward(self, batch: Batch, clock: Clock) -> dict[str, Tensor]:
+    def losses(self, features: Features, batch: Batch, clock: Clock) -> dict[str, Tensor]:
         """Return ``loss``; ``top1`` and ``top5`` of the batch, for mixed labels by the class with the largest share."""
-        logits, labels = self.head(self.embed(batch)), batch["label"]
+        logits, labels = self.head(features.vectors), batch["label"]
         values = {"loss": self.loss(logits, labels)}
         if not self.dataset_info.multi_label and len(labels):
             classes = labels.argmax(1) if labels.is_floating_point() else labels
             values["top1"], values["top5"] = count_topk_hits(logits.detach(), classes, (1, 5)) / len(labels)
         return values
 
-    def predict(self, batch: Batch) -> Predictions:
+    def predictions(self, features: Features, batch: Batch) -> Predictions:
         """Return ``logits`` (B x K) and ``probabilities``, their softmax; their sigmoid for multi-label data."""
-        logits = self.head(self.embed(batch))
+        logits = self.head(features.vectors)
         probabilities = logits.sigmoid() if self.dataset_info.multi_label else logits.softmax(1)
         return {"logits": logits, "probabilities": probabilities}
 
     def features(self, batch: Batch) -> dict[str, Tensor]:
         """Return ``embedding``, the input of the head (B x D)."""
-        return {"embedding": self.embed(batch)}
+        return {"embedding": self.extract(batch).vectors}
 
     def evaluators(self, dataset_info: DatasetInfo) -> list[Evaluator]:
         """Return evaluators for single-label or multi-label data. The first score is the headline.

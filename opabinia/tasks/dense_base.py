@@ -13,7 +13,20 @@ from annotated_types import MinLen
 from torch import Tensor
 
 from opabinia.config import register
-from opabinia.contracts import BackbonePart, Batch, DatasetInfo, ExportModule, Fraction, Positive, Sample, Sizes, Task
+from opabinia.contracts import (
+    BackbonePart,
+    Batch,
+    DatasetInfo,
+    ExportModule,
+    FeatureKind,
+    Features,
+    Fraction,
+    Positive,
+    Predictions,
+    Sample,
+    Sizes,
+    Task,
+)
 from opabinia.models import norms
 from opabinia.models.backbones.module import build_backbone
 from opabinia.models.layers import build_normalization
@@ -55,6 +68,8 @@ class DensePrediction(Task):
         levels: of the backbone's feature maps, from fine to coarse.
     """
 
+    reads: tuple[FeatureKind, ...] = ("pyramid",)
+
     def __init__(
         self,
         dataset_info: DatasetInfo,
@@ -81,19 +96,27 @@ class DensePrediction(Task):
             )
         self.backbone = net
 
-    def feature_maps(self, images: Tensor, sizes: Sizes) -> list[Tensor]:
+    def feature_maps(self, images: Tensor, sizes: Sizes | Tensor) -> list[Tensor]:
         """Return the backbone's feature maps of a padded batch; padding is 0 after normalization, as in detectron2.
 
         Args:
-            images: B x C x H x W.
+            images: B x C x H x W, such as views of those of a batch.
             sizes: height and width of each image in it.
         """
         return self.backbone.pyramid_features(self.normalize(images, sizes))
 
+    def predict(self, batch: Batch) -> Predictions:
+        """See :meth:`opabinia.contracts.Task.predict`; features of the whole images are computed if they are read."""
+        return self.predictions(self.extract(batch) if self.reads_whole_images(batch) else Features(), batch)
+
+    def reads_whole_images(self, batch: Batch) -> bool:
+        """Return whether ``predictions`` reads features of the batch, not only of views that it makes of its images."""
+        return True
+
     def features(self, batch: Batch) -> dict[str, Tensor]:
         """Return ``embedding``: the mean over the backbone's coarsest feature maps (B x M), without padding."""
         sizes, shape = batch["image_sizes"], batch["image"].shape[-2:]
-        coarsest = self.feature_maps(batch["image"], sizes)[-1]
+        coarsest = self.extract(batch).pyramid[-1]
         rows, columns = coarsest.shape[-2:]
         areas = [(ceil(height * rows / shape[0]), ceil(width * columns / shape[1])) for height, width in sizes]
         means = [maps[:, :height, :width].mean((1, 2)) for maps, (height, width) in zip(coarsest, areas, strict=True)]
@@ -116,13 +139,9 @@ class PaddedExport(ExportModule):
         task: in evaluation mode, on the CPU.
     """
 
-    def __init__(self, task: DensePrediction) -> None:
-        super().__init__(task)
-        self.normalize, self.backbone = task.normalize, task.backbone
-
-    def feature_maps(self, image: Tensor, image_sizes: Tensor) -> list[Tensor]:
-        """Return the backbone's feature maps; padding is 0 after normalization."""
-        return self.backbone.pyramid_features(self.normalize(image, image_sizes))
+    def forward(self, image: Tensor, image_sizes: Tensor) -> Predictions:  # type: ignore[override]
+        """Return predictions by name."""
+        return self.outputs(Features(pyramid=self.task.feature_maps(image, image_sizes)), image, image_sizes)
 
     def inputs(self, samples: Sequence[Sample]) -> dict[str, Tensor]:
         """Return images padded to the largest height and width among them, rounded up as the task needs it."""

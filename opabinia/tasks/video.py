@@ -14,6 +14,7 @@ from opabinia.contracts import (
     DataMismatch,
     DatasetInfo,
     Evaluator,
+    Features,
     Fraction,
     LossPart,
     Predictions,
@@ -43,6 +44,7 @@ class Video(ClassificationBase):
         ValueError: the backbone takes images.
     """
 
+    reads = ()
     takes_video = True
     next_commands = ("eval", "predict videos", "report", "export", "extract")
 
@@ -66,7 +68,7 @@ class Video(ClassificationBase):
             )
         self.merge = merge
 
-    def embed(self, batch: Batch) -> Tensor:
+    def extract(self, batch: Batch) -> Features:
         """Return the backbone's vectors (B x D) of ``image`` (B x T x C x H x W).
 
         Raises:
@@ -79,8 +81,7 @@ class Video(ClassificationBase):
                 "transforms of videos"
             )
         frames = self.normalize(clips.flatten(0, 1))
-        features: Tensor = self.backbone(frames.unflatten(0, clips.shape[:2]).transpose(1, 2))
-        return features
+        return Features(self.backbone(frames.unflatten(0, clips.shape[:2]).transpose(1, 2)))
 
     def predict(self, batch: Batch) -> Predictions:
         """Return ``logits`` and ``probabilities`` (B x K).

@@ -59,5 +59,5 @@ def features(task: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Tensor:
         torch.save({"model": weights}, Path(folder) / "model.pth")
         report = initialize(model, Init(weights=Path(folder) / "model.pth", strict=True))
     assert report.translated == "FastReID's names"
-    features: Tensor = model.embed_and_classify({"image": images()})["embedding"]
+    features: Tensor = model.embed_and_classify(model.extract({"image": images()}))["embedding"]
     return features

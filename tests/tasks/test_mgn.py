@@ -31,7 +31,7 @@ def test_eight_features_and_five_triplet_losses(batch: Batch) -> None:
     losses = task(batch, Clock())
     assert losses.keys() == {"cross_entropy_loss", "top1", "triplet_loss", "anchors"}
 
-    branches = task._parts(batch)
+    branches = task._parts(task.extract(batch))
     cross_entropies = [cross_entropy(part.logits, batch["label"]) for part in branches]
     torch.testing.assert_close(losses["cross_entropy_loss"], 0.125 * sum(cross_entropies))
     b1, b2, b3, b21, b22, b31, b32, b33 = (part.before for part in branches)
@@ -45,7 +45,7 @@ def test_the_embedding_concatenates_the_eight_features(batch: Batch) -> None:
     predictions = task.predict(batch)
     assert predictions["embedding"].shape == (8, 48)
     assert predictions["logits"].shape == (8, 4)
-    torch.testing.assert_close(predictions["embedding"], torch.cat([part.after for part in task._parts(batch)], 1))
+    torch.testing.assert_close(predictions["embedding"], torch.cat([part.after for part in task._parts(task.extract(batch))], 1))
     torch.testing.assert_close(task.features(batch)["embedding"], predictions["embedding"])
 
 

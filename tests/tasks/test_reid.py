@@ -253,5 +253,5 @@ def test_sampled_classes_by_hand() -> None:
 def test_proxies_are_compared_with_the_whole_batch() -> None:
     task = make_task(loss=proxy_anchor, head=partial(cosface, scale=32.0, margin=0.0))
     assert task.requires_full_batch and not task.compares_samples_of_class
-    losses, logits = task(batch_of(), Clock()), task.embed_and_classify(batch_of())["logits"]
+    losses, logits = task(batch_of(), Clock()), task.embed_and_classify(task.extract(batch_of()))["logits"]
     torch.testing.assert_close(losses["proxy_anchor_loss"], proxy_anchor(logits, batch_of()["label"]))

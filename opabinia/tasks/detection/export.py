@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opabinia.contracts import Detections, Detector, Predictions
+from opabinia.contracts import Detections, Detector, Features, Predictions
 from opabinia.tasks.dense_base import DensePrediction, PaddedExport
 from opabinia.tasks.detection.score_calibration import ScoreMaps
 
@@ -70,11 +70,11 @@ class DetectionExport(PaddedExport):
                 "detectors of Opabinia can be exported, and every one in the Hugging Face layout (--format huggingface)"
             )
 
-    def forward(self, image: Tensor, image_sizes: Tensor) -> Predictions:  # type: ignore[override]
+    def outputs(self, features: Features, image: Tensor, image_sizes: Tensor | None = None) -> Predictions:
         """Return detections by the names above."""
         detector = self.detector
-        assert isinstance(detector, BatchDetector), "check_static() comes first"
-        maps = detector.pyramid(self.feature_maps(image, image_sizes))
+        assert isinstance(detector, BatchDetector) and image_sizes is not None, "check_static() comes first"
+        maps = detector.pyramid(features.pyramid)
         detections = detector.detect_batch(maps, (image.shape[-2], image.shape[-1]), image_sizes)
         padded = pad_detections(detections, detector.max_detections)
         if isinstance(score_maps := self.task.score_maps, ScoreMaps):

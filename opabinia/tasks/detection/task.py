@@ -21,6 +21,7 @@ from opabinia.contracts import (
     Evaluator,
     EvaluatorPart,
     ExportModule,
+    Features,
     Fraction,
     Predictions,
     Sizes,
@@ -121,17 +122,23 @@ class Detection(DensePrediction):
         """Return the feature maps that the detector reads."""
         return self.detector.pyramid(self.feature_maps(images, sizes))
 
-    def forward(self, batch: Batch, clock: Clock) -> dict[str, Tensor]:
+    def losses(self, features: Features, batch: Batch, clock: Clock) -> dict[str, Tensor]:
         """Return the detector's losses under their own names, and what it logs beside them."""
-        images, sizes = batch["image"], batch["image_sizes"]
-        return self.detector.losses(self._pyramid(images, sizes), _shape(images), sizes, targets_from(batch))
+        maps, sizes = self.detector.pyramid(features.pyramid), batch["image_sizes"]
+        return self.detector.losses(maps, _shape(batch["image"]), sizes, targets_from(batch))
 
-    def predict(self, batch: Batch) -> Predictions:
+    def reads_whole_images(self, batch: Batch) -> bool:
+        """See :meth:`opabinia.tasks.dense_base.DensePrediction.reads_whole_images`."""
+        return self._has_losses(batch) or (self.tiles is None and self.test_time_augmentation is None)
+
+    def _has_losses(self, batch: Batch) -> bool:
+        return self._validation_loss and "boxes" in batch
+
+    def predictions(self, features: Features, batch: Batch) -> Predictions:
         """Return detections in pixels of the images as they were read (see :data:`opabinia.contracts.Predictions`), and
         ``losses/...`` if the batch has boxes."""
         images, sizes = batch["image"], batch["image_sizes"]
-        with_losses = self._validation_loss and "boxes" in batch
-        maps = self._pyramid(images, sizes) if with_losses else None
+        maps = self.detector.pyramid(features.pyramid) if self.reads_whole_images(batch) else []
         if self.tiles is None:
             detections, count = self._detect(images, sizes, maps), self.detector.max_detections
         else:
@@ -151,14 +158,14 @@ class Detection(DensePrediction):
         rows = stack_detections(detections, count)
         if "masks" in rows:
             rows["image_size"] = torch.tensor(batch["original_size"])
-        return rows | (self._losses(maps, batch) if maps is not None else {})
+        return rows | (self._losses(maps, batch) if self._has_losses(batch) else {})
 
-    def _detect(self, images: Tensor, sizes: Sizes, maps: list[Tensor] | None = None) -> list[Detections]:
+    def _detect(self, images: Tensor, sizes: Sizes, maps: Sequence[Tensor] = ()) -> list[Detections]:
         """Return the detections in a padded batch, from its feature maps where these are known."""
         augmentation = self.test_time_augmentation
         if augmentation is not None:
             return detect_augmented(self.detector, self._pyramid, images, sizes, augmentation, self._multiple)
-        maps = self._pyramid(images, sizes) if maps is None else maps
+        maps = maps or self._pyramid(images, sizes)
         detections = self.detector.detect(maps, _shape(images), sizes)
         return self.detector.describe(maps, _shape(images), sizes, detections)
 

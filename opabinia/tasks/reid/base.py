@@ -16,6 +16,7 @@ from opabinia.contracts import (
     DatasetInfo,
     Evaluator,
     EvaluatorPart,
+    Features,
     LossPart,
     MetricLossPart,
     Predictions,
@@ -31,7 +32,7 @@ from opabinia.tasks.dataset_checks import check_channels
 class Reidentification(Task):
     """Embed images and learn from pairs of them, over the batches of all processes.
 
-    Subclasses implement ``embed_and_classify`` and ``forward``.
+    Subclasses implement ``embed_and_classify`` and ``losses``.
 
     Args:
         dataset_info: of the training data.
@@ -77,7 +78,7 @@ class Reidentification(Task):
         """Return the losses, so that the log shows them with the model."""
         return "\n".join(f"({name}): {loss}" for name, loss in [("loss", self.loss), *self.metric_losses.items()])
 
-    def embed_and_classify(self, batch: Batch) -> dict[str, Tensor]:
+    def embed_and_classify(self, features: Features) -> dict[str, Tensor]:
         """Return ``embedding`` (B x D), by which images are compared in inference, and ``logits`` (B x K) of the
         training identities, if there is a classifier."""
         raise NotImplementedError
@@ -94,11 +95,11 @@ class Reidentification(Task):
         }
         return {**losses, "anchors": count_pairs(labels).anchors} if losses else {}
 
-    def predict(self, batch: Batch) -> Predictions:
+    def predictions(self, features: Features, batch: Batch) -> Predictions:
         """Return ``embedding`` (B x D) and ``logits`` (B x K); with ``flip_test`` the mean over both mirror images."""
-        values = self.embed_and_classify(batch)
+        values = self.embed_and_classify(features)
         if self._flip_test:
-            mirrored = self.embed_and_classify({**batch, "image": batch["image"].flip(-1)})
+            mirrored = self.embed_and_classify(self.extract({**batch, "image": batch["image"].flip(-1)}))
             values = {name: (value + mirrored[name]) / 2 for name, value in values.items()}
         return {name: value.float() for name, value in values.items()}
 

@@ -18,6 +18,7 @@ from opabinia.contracts import (
     DatasetInfo,
     Evaluator,
     EvaluatorPart,
+    Features,
     Fraction,
     HeadPart,
     Hook,
@@ -107,6 +108,8 @@ class Baseline(Reidentification):
         self.pooling = None if pooling is None else pooling(net.map_channels)
         self.embedding = reduction_layer(pooled, embedding)
         self.side = camera_embedding(net, dataset_info, camera_embedding_scale)
+        if self.side is None:
+            self.reads = ("vectors",) if pooling is None else ("maps",)
         self.neck = make_neck(neck, width)
         self.dropout = nn.Dropout(dropout)
         self.head = None if loss is None else head(width, len(dataset_info.classes))
@@ -116,10 +119,19 @@ class Baseline(Reidentification):
         self.loss, self.loss_scale, self.metric_feature = loss, loss_scale, metric_feature
         self.memory = None if cross_batch_memory is None else QueueMemory(cross_batch_memory, width)
 
-    def forward(self, batch: Batch, clock: Clock) -> dict[str, Tensor]:
+    def extract(self, batch: Batch) -> Features:
+        """Return the backbone's vectors, or the feature maps that are pooled."""
+        if self.side is None:
+            return super().extract(batch)
+        images, offset = self.normalize(batch["image"]), self.side(batch)
+        if self.pooling is None:
+            return Features(self.backbone(images, offset))
+        return Features(maps=self.backbone.feature_maps(images, offset))
+
+    def losses(self, features: Features, batch: Batch, clock: Clock) -> dict[str, Tensor]:
         """Return losses by name and ``top1``, the accuracy among the training identities without margins."""
         labels = identity_labels(batch)
-        before = self._features_before_neck(batch)
+        before = self._before_neck(features)
         after = self.neck(before)
         values = {}
         if self.head is not None and self.loss is not None:
@@ -130,16 +142,16 @@ class Baseline(Reidentification):
             values = {f"{part_name(self.loss)}_loss": self.loss_scale * loss, "top1": accuracy(logits, targets)}
         if not self.requires_full_batch:
             return values
-        features = before if self.metric_feature == "before" else after
-        all_features, labels = gather_batch(features, labels, batch["id"])
+        compared = before if self.metric_feature == "before" else after
+        all_features, labels = gather_batch(compared, labels, batch["id"])
         values |= self.compute_metric_losses([all_features], labels)
         if self.memory is not None:
             values["memory_loss"] = self.memory(all_features, labels)
         return values
 
-    def embed_and_classify(self, batch: Batch) -> dict[str, Tensor]:
+    def embed_and_classify(self, features: Features) -> dict[str, Tensor]:
         """Return ``embedding``, the feature after the neck (B x D), and ``logits`` (B x K) of a classifier."""
-        feature = self.neck(self._features_before_neck(batch))
+        feature = self.neck(self._before_neck(features))
         return {"embedding": feature} if self.head is None else {"embedding": feature, "logits": self.head(feature)}
 
     def evaluators(self, dataset_info: DatasetInfo) -> list[Evaluator]:
@@ -172,15 +184,9 @@ class Baseline(Reidentification):
         logits: Tensor = functional_call(self.head, {"weight": weight[chosen]}, (features,))
         return logits, torch.searchsorted(chosen, labels)
 
-    def _features_before_neck(self, batch: Batch) -> Tensor:
-        inputs = [self.normalize(batch["image"])]
-        if self.side is not None:
-            inputs.append(self.side(batch))
-        if self.pooling is None:
-            features = self.backbone(*inputs)
-        else:
-            features = self.pooling(self.backbone.feature_maps(*inputs)).flatten(1)
-        embedded: Tensor = self.embedding(features)
+    def _before_neck(self, features: Features) -> Tensor:
+        vectors = features.vectors if self.pooling is None else self.pooling(features.maps).flatten(1)
+        embedded: Tensor = self.embedding(vectors)
         return embedded
 
 

@@ -15,6 +15,7 @@ from opabinia.contracts import (
     Count,
     DatasetInfo,
     EvaluatorPart,
+    Features,
     Head,
     HeadPart,
     LossPart,
@@ -86,10 +87,14 @@ class MGN(Reidentification):
         )
         self.loss, self.loss_scale, self.metric_feature = loss, loss_scale, metric_feature
 
-    def forward(self, batch: Batch, clock: Clock) -> dict[str, Tensor]:
+    def extract(self, batch: Batch) -> Features:
+        """Return the feature maps of the whole image, its halves and its thirds."""
+        return Features(pyramid=self.backbone(self.normalize(batch["image"])))
+
+    def losses(self, features: Features, batch: Batch, clock: Clock) -> dict[str, Tensor]:
         """Return losses by name and ``top1``, the accuracy among the training identities by the mean logits, without
         margins."""
-        labels, parts = identity_labels(batch), self._parts(batch)
+        labels, parts = identity_labels(batch), self._parts(features)
         losses = torch.stack([self.loss(part.head.with_margin(part.logits, labels), labels) for part in parts])
         values = {
             f"{part_name(self.loss)}_loss": self.loss_scale * losses.mean(),
@@ -97,23 +102,22 @@ class MGN(Reidentification):
         }
         if not self.metric_losses:
             return values
-        features = [getattr(part, self.metric_feature) for part in parts]
-        gathered, labels = gather_batch(torch.cat(features, 1), labels, batch["id"])
-        chunks = gathered.chunk(len(features), 1)
+        compared = [getattr(part, self.metric_feature) for part in parts]
+        gathered, labels = gather_batch(torch.cat(compared, 1), labels, batch["id"])
+        chunks = gathered.chunk(len(compared), 1)
         groups = [torch.cat([chunks[index] for index in group], 1) for group in _COMPARED]
         return values | self.compute_metric_losses(groups, labels)
 
-    def embed_and_classify(self, batch: Batch) -> dict[str, Tensor]:
+    def embed_and_classify(self, features: Features) -> dict[str, Tensor]:
         """Return ``embedding``, the eight features after their necks (B x 8 D), and ``logits``, their mean (B x K)."""
-        parts = self._parts(batch)
+        parts = self._parts(features)
         return {
             "embedding": torch.cat([part.after for part in parts], 1),
             "logits": torch.stack([part.logits for part in parts]).mean(0),
         }
 
-    def _parts(self, batch: Batch) -> list[Part]:
-        maps = self.backbone(self.normalize(batch["image"]))
-        return [branch(part) for branch, part in zip(self.branches, maps, strict=True)]
+    def _parts(self, features: Features) -> list[Part]:
+        return [branch(part) for branch, part in zip(self.branches, features.pyramid, strict=True)]
 
 
 class Part(NamedTuple):

@@ -25,6 +25,7 @@ from opabinia.contracts import (
     Evaluator,
     EvaluatorPart,
     ExportModule,
+    Features,
     Fraction,
     InstanceMasks,
     MaskTargets,
@@ -160,14 +161,13 @@ class Panoptic(DensePrediction):
         )
         self._validation_loss, self._evaluator = validation_loss, evaluator
 
-    def _maps(self, batch: Batch) -> list[Tensor]:
+    def _maps(self, features: Features) -> Sequence[Tensor]:
         """Return the feature maps that the decoder and the detector read."""
-        maps = self.feature_maps(batch["image"], batch["image_sizes"])
-        return self.detector.pyramid(maps) if self.detector else maps
+        return self.detector.pyramid(features.pyramid) if self.detector else features.pyramid
 
-    def forward(self, batch: Batch, clock: Clock) -> dict[str, Tensor]:
+    def losses(self, features: Features, batch: Batch, clock: Clock) -> dict[str, Tensor]:
         """Return the detector's losses under their own names and ``loss_semantic``, or the mask classifier's own."""
-        maps = self._maps(batch)
+        maps = self._maps(features)
         return self._losses(maps, self._decode(maps), batch)
 
     def _decode(self, maps: Sequence[Tensor]) -> Any:
@@ -199,11 +199,11 @@ class Panoptic(DensePrediction):
             rows.append(MaskTargets(torch.cat([labels, others]), pixels))
         return rows
 
-    def predict(self, batch: Batch) -> Predictions:
+    def predictions(self, features: Features, batch: Batch) -> Predictions:
         """Return ``segmentation``, ``segments``, ``segment_labels``, ``segment_scores`` and ``image_size``, ``boxes``,
         ``scores``, ``labels`` and ``masks`` (see :data:`opabinia.contracts.Predictions`), and ``losses/...`` if the
         batch has maps."""
-        maps = self._maps(batch)
+        maps = self._maps(features)
         decoded = self._decode(maps)
         rows = self._combined(maps, decoded, batch) if self.detector else self._classified(decoded[0], batch)
         if not self._validation_loss or "mask" not in batch:

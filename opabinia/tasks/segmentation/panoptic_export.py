@@ -8,7 +8,7 @@ from math import inf
 import torch
 from torch import Tensor
 
-from opabinia.contracts import IGNORE_LABEL, Predictions
+from opabinia.contracts import IGNORE_LABEL, Features, Predictions
 from opabinia.contracts.export import relative_difference
 from opabinia.models.decoders.layers import resize_like
 from opabinia.models.panoptic import combine_instances, merge_queries, top_instances
@@ -31,10 +31,11 @@ class PanopticExport(PaddedExport):
                 "detectors of Opabinia can be exported, and every one in the Hugging Face layout (--format huggingface)"
             )
 
-    def forward(self, image: Tensor, image_sizes: Tensor) -> Predictions:  # type: ignore[override]
+    def outputs(self, features: Features, image: Tensor, image_sizes: Tensor | None = None) -> Predictions:
         """Return predictions by the names above."""
+        assert image_sizes is not None
         task, shape = self.task, (image.shape[-2], image.shape[-1])
-        maps = self.feature_maps(image, image_sizes)
+        maps = features.pyramid
         rows, columns = (torch.arange(side) for side in shape)
         area = (rows < image_sizes[:, :1])[:, :, None] & (columns < image_sizes[:, 1:])[:, None]
         if task.detector:

@@ -20,6 +20,7 @@ from opabinia.contracts import (
     Evaluator,
     EvaluatorPart,
     ExportModule,
+    Features,
     NonNegative,
     Predictions,
     SegmentationLossPart,
@@ -120,10 +121,10 @@ class Segmentation(DensePrediction):
         """Return the losses, so that the log shows them with the model."""
         return "" if self.decoder.own_losses else f"(losses): {self.pixel_losses}"
 
-    def forward(self, batch: Batch, clock: Clock) -> dict[str, Tensor]:
+    def losses(self, features: Features, batch: Batch, clock: Clock) -> dict[str, Tensor]:
         """Return ``loss_<name>`` of each loss, ``loss_auxiliary`` and ``pixel_accuracy``; or the decoder's own."""
         targets = batch["mask"].long()
-        maps = self.feature_maps(batch["image"], batch["image_sizes"])
+        maps = features.pyramid
         if self.decoder.own_losses:
             return self.decoder.losses(self.decoder.query_masks(maps), semantic_segments(targets))
         # BF16 would round neighboring pixels alike; losses of channels-last logits take a half longer on CPUs.
@@ -163,11 +164,18 @@ class Segmentation(DensePrediction):
             return self._window_logits(images, sizes)
         return average_views(self._window_logits, images, sizes, self.test_time_augmentation, self._multiple)
 
-    def predict(self, batch: Batch) -> Predictions:
+    def reads_whole_images(self, batch: Batch) -> bool:
+        """See :meth:`opabinia.tasks.dense_base.DensePrediction.reads_whole_images`."""
+        return self.test_time_augmentation is None and self.sliding_window is None
+
+    def predictions(self, features: Features, batch: Batch) -> Predictions:
         """Return ``segmentation`` and ``image_size`` (see :data:`opabinia.contracts.Predictions`), and ``losses/...``
         if the batch has maps."""
         images, sizes = batch["image"], batch["image_sizes"]
-        logits = self.logits(images, sizes)
+        if self.reads_whole_images(batch):
+            logits = resize_like(self.decoder(features.pyramid).float(), images)
+        else:
+            logits = self.logits(images, sizes)
         rows = {
             "segmentation": original_maps(logits, sizes, batch["original_size"]),
             "image_size": torch.tensor(batch["original_size"]),
@@ -210,9 +218,9 @@ class SegmentationExport(PaddedExport):
             if getattr(self.task, key) is not None:
                 raise ValueError(f"task.{key}: an exported graph sees an image once; export with task.{key}=null")
 
-    def forward(self, image: Tensor, image_sizes: Tensor) -> Predictions:  # type: ignore[override]
+    def outputs(self, features: Features, image: Tensor, image_sizes: Tensor | None = None) -> Predictions:
         """Return predictions by the names above."""
-        logits = resize_like(self.task.decoder(self.feature_maps(image, image_sizes)), image)
+        logits = resize_like(self.task.decoder(features.pyramid), image)
         return {"segmentation": logits.argmax(1).to(torch.uint8), "logits": logits}
 
     @torch.no_grad()
