@@ -52,14 +52,18 @@ class Factory:
     where: str = ""
     origins: Mapping[str, str] = field(default_factory=dict)
 
-    def __call__(self, *runtime: Any) -> Any:
+    def __call__(self, *runtime: Any, **replaced: Any) -> Any:
         """Build the part.
+
+        Args:
+            runtime: its runtime arguments.
+            replaced: arguments in place of those from the config, as of a ``partial``.
 
         Raises:
             ConfigError: its constructor rejects the arguments.
         """
         with errors_at(self.path, self.where, self.origins, self.keywords):
-            return self.target(*runtime, **self.keywords)
+            return self.target(*runtime, **{**self.keywords, **replaced})
 
     def __repr__(self) -> str:
         return f"{self.name}({', '.join(f'{name}={value!r}' for name, value in self.keywords.items())})"

@@ -52,7 +52,6 @@ from opabinia.contracts.models import Head as Head
 from opabinia.contracts.models import Level as Level
 from opabinia.contracts.models import Memory as Memory
 from opabinia.contracts.models import Preprocessing as Preprocessing
-from opabinia.contracts.models import SharedFeatures as SharedFeatures
 from opabinia.contracts.models import Tokens as Tokens
 from opabinia.contracts.models import non_memory_buffers as non_memory_buffers
 from opabinia.contracts.parts import BackbonePart as BackbonePart

@@ -95,20 +95,6 @@ class Features:
         return Features(**selected)
 
 
-class SharedFeatures(NamedTuple):
-    """All features of images from one forward pass.
-
-    Attributes:
-        vectors: pooled (B x D).
-        maps: before the pooling (B x M x h x w).
-        pyramid: feature maps of several strides, from fine to coarse (B x M x h x w each).
-    """
-
-    vectors: Tensor
-    maps: Tensor
-    pyramid: list[Tensor]
-
-
 class Backbone(nn.Module):
     """Maps images (B x C x H x W) to one feature vector each (B x D).
 
@@ -161,17 +147,14 @@ class Backbone(nn.Module):
         return maps.mean((2, 3)), maps
 
     def extract(self, images: Tensor, kinds: Collection[FeatureKind]) -> Features:
-        """Return features of several kinds from one forward pass.
-
-        Backbones that give vectors or maps beside a pyramid override this; they keep the layers of the vectors if
-        ``is_shared``.
+        """Return features of these kinds, perhaps with others, from one forward pass.
 
         Args:
             images: B x C x H x W.
             kinds: the features to compute.
         """
         if "pyramid" in kinds:
-            return Features(pyramid=self.pyramid_features(images))
+            return self.all_features(images) if len(kinds) > 1 else Features(pyramid=self.pyramid_features(images))
         if "maps" not in kinds:
             return Features(self(images))
         return (
@@ -194,21 +177,14 @@ class Backbone(nn.Module):
         """Return the feature maps (B x M x h x w each, channels first) of the levels of :meth:`enable_multi_scale`."""
         raise NotImplementedError
 
-    def enable_shared_features(self) -> list[Level]:
-        """Prepare for :meth:`shared_features`, for tasks of a multi-task run that read vectors and maps.
-
-        Returns:
-            the levels of the pyramid, as in :meth:`enable_multi_scale`.
+    def all_features(self, images: Tensor) -> Features:
+        """Return features of every kind from one forward pass. Called after :meth:`enable_multi_scale` of a backbone
+        that ``is_shared``.
 
         Raises:
             ValueError: this backbone gives either vectors or the maps of several strides.
         """
         raise ValueError(f"{type(self).__name__} cannot be shared by tasks that read feature maps; use timm")
-
-    def shared_features(self, images: Tensor) -> SharedFeatures:
-        """Return vectors and maps of several strides from one forward pass. Called after
-        :meth:`enable_shared_features`."""
-        raise NotImplementedError
 
     def drop_vector_layers(self) -> None:
         """Remove the layers that only the pooled vector needs, after :meth:`enable_multi_scale`: no task reads it. By

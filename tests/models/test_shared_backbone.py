@@ -1,6 +1,7 @@
 """A backbone shared by several tasks: one forward pass per batch, whose tensors are released."""
 
 import copy
+import weakref
 from functools import partial
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from opabinia.contracts import Batch, Clock, DatasetInfo, GlobalBatch
+from opabinia.contracts import Batch, Clock, DatasetInfo, Features, GlobalBatch
 from opabinia.models.backbones.shared import shared
 from opabinia.models.backbones.timm import timm
 from opabinia.models.decoders.pyramids import SemanticFpn
@@ -35,18 +36,20 @@ def test_shared_features_equal_those_of_separate_passes() -> None:
     for model, options in FAMILIES.items():
         net, pyramid = (timm(3, model=model, options=options).eval() for _ in range(2))
         pyramid.load_state_dict(net.state_dict())
-        levels = net.enable_shared_features()
+        net.is_shared = True
+        levels = net.enable_multi_scale()
         assert pyramid.enable_multi_scale() == levels
         with torch.no_grad():
-            features = net.shared_features(images)
+            features = net.all_features(images)
             assert torch.allclose(features.vectors, net(images), atol=1e-5), model
             assert torch.allclose(features.maps, net.feature_maps(images), atol=1e-5), model
             for level, expected_level in zip(features.pyramid, pyramid.pyramid_features(images), strict=True):
                 assert torch.allclose(level, expected_level, atol=1e-5), model
     mixer = timm(3, model="mixer_s32_224", options={"img_size": 64})
-    mixer.enable_shared_features()
+    mixer.is_shared = True
+    mixer.enable_multi_scale()
     with pytest.raises(ValueError, match="timm's MlpMixer gives no feature maps"):
-        mixer.shared_features(images)
+        mixer.all_features(images)
 
 
 INFO = DatasetInfo(4, classes=("a", "b", "c"), maps=True)
@@ -95,11 +98,40 @@ def test_tasks_of_a_stream_share_a_forward_pass_and_release_it() -> None:
             torch.equal(value, predictions[f"z/{name}"]) for name, value in predictions_of_z.items()
         )
         task.train()
-    attributes = [name for name, value in vars(task._network).items() if name.startswith("_") and value is not None]
-    assert not attributes, "tensors of the batch are released"
+    released = [weakref.ref(tensor) for tensor in passes]
+    passes.clear()
+    del predictions, predictions_of_z, losses
+    assert all(reference() is None for reference in released), "tensors of the batch are released"
     copied = copy.deepcopy(task)
-    assert copied.tasks["x"].backbone.network is copied.backbone is not task.backbone
-    assert copied._network.backbone is copied.backbone and copied.state_dict().keys() == task.state_dict().keys()
+    assert copied.state_dict().keys() == task.state_dict().keys()
     assert {param.data_ptr() for param in copied.parameters()}.isdisjoint(p.data_ptr() for p in task.parameters())
-    teacher = copy.deepcopy(task.tasks["y"].backbone)
-    assert teacher is not task.backbone and teacher.state_dict().keys() == task.backbone.state_dict().keys()
+
+
+def test_a_task_owns_the_backbone_only_while_it_is_lent() -> None:
+    info = DatasetInfo(4, classes=INFO.classes, streams={"x": INFO})
+    part = Subtask(task=partial(Classification, backbone=shared))
+    model: Any = Multitask(info, backbone=partial(timm, model="test_convnext"), tasks={"x": part})
+    names = list(model.state_dict())
+    with pytest.raises(ZeroDivisionError), model.lent("x") as task:
+        assert task.backbone is model.backbone and task.normalize is model.normalize
+        raise ZeroDivisionError
+    assert [name for name, _ in model.tasks["x"].named_children()] == ["head"]
+    single = model.single_task("x")
+    assert single.backbone is model.backbone and single.head is model.tasks["x"].head
+    assert list(model.state_dict()) == names and not any(name.startswith("tasks.x.backbone") for name in names)
+
+
+def test_a_shared_backbone_keeps_what_other_tasks_read() -> None:
+    net = timm(3, model="resnet10t")
+    net.is_shared = True
+    net.enable_multi_scale()
+    assert net.keep_dilated_stages() == []
+    with pytest.raises(ValueError, match="the tasks of a multi-task run share the last stage of the backbone"):
+        net.split_last_stage()
+
+
+def test_rows_of_features_are_selected() -> None:
+    features = Features(torch.arange(3.0), pyramid=[torch.arange(3.0) + 10])
+    selected = features.select(torch.tensor([2, 0, 2]))
+    assert selected.vectors.tolist() == [2, 0, 2] and selected.maps is None
+    assert [level.tolist() for level in selected.pyramid] == [[12, 10, 12]]

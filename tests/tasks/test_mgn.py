@@ -45,7 +45,9 @@ def test_the_embedding_concatenates_the_eight_features(batch: Batch) -> None:
     predictions = task.predict(batch)
     assert predictions["embedding"].shape == (8, 48)
     assert predictions["logits"].shape == (8, 4)
-    torch.testing.assert_close(predictions["embedding"], torch.cat([part.after for part in task._parts(task.extract(batch))], 1))
+    torch.testing.assert_close(
+        predictions["embedding"], torch.cat([part.after for part in task._parts(task.extract(batch))], 1)
+    )
     torch.testing.assert_close(task.features(batch)["embedding"], predictions["embedding"])
 
 

@@ -155,15 +155,16 @@ def convolutions(channels: int) -> nn.Module:
         (partial(timm, model="test_vit", options={"img_size": 32}), 32, "feature_maps", 1),
         (partial(timm, model="test_vit", options={"img_size": 32}), 32, "forward", 1),
         (partial(timm, model="resnet10t"), 32, "feature_maps", 5),
-        (partial(timm, model="test_resnet"), 64, "shared_features", 1),
+        (partial(timm, model="test_resnet"), 64, "all_features", 1),
         (convolutions, 64, "pyramid_features", 1),
     ],
 )
 @torch.no_grad()
 def test_methods_of_backbones_run_compiled(part: Any, size: int, method: str, count: int, graphs: list[int]) -> None:
     net: Backbone = build_backbone(part, 1).eval()
-    if method == "shared_features":
-        net.enable_shared_features()
+    if method == "all_features":
+        net.is_shared = True
+        net.enable_multi_scale()
     images = torch.rand(1, 1, size, size)
     run = net if method == "forward" else getattr(net, method)
     expected = run(images)

@@ -171,7 +171,7 @@ def _receives_boxes(module: nn.Module) -> bool:
 
 
 _NETWORK_METHODS = (
-    *(Backbone.feature_maps, Backbone.pyramid_features, Backbone.shared_features),
+    *(Backbone.feature_maps, Backbone.pyramid_features, Backbone.all_features),
     *(Detector.pyramid, Detector.losses),
 )
 _FORWARD_METHODS = (*_NETWORK_METHODS, Detector.detect, Detector.describe, Task.predict, Task.features)

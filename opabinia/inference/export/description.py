@@ -18,7 +18,6 @@ from opabinia.engine.checkpointing.checkpoint import read_state
 from opabinia.engine.loggers.metrics_log import from_json_numbers
 from opabinia.inference.predictor import Predictor
 from opabinia.inference.splits import sets_for
-from opabinia.models.backbones.shared import SharedNormalize
 from opabinia.models.layers import Normalize
 from opabinia.runtime.json_files import read_json
 from opabinia.runtime.version import __version__
@@ -100,8 +99,7 @@ def describe(
         resize = "fit" if transforms else "shrink"
     state, results = read_state(checkpoint), run / "results.json"
     final = read_json(results, dict[str, float]) if results.is_file() else {}
-    kinds = (Normalize, SharedNormalize)
-    normalize = next((module for module in task.modules() if isinstance(module, kinds)), None)
+    normalize = next((module for module in task.modules() if isinstance(module, Normalize)), None)
     return Description(
         name="/".join(run.resolve().parts[-2:]),
         task=sections[tasks[0]]["name"] if len(tasks) == 1 else section["name"],

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from opabinia.contracts import Backbone, Level, SharedFeatures
+from opabinia.contracts import Backbone, Features, Level
 
 SIZES = (64, 224, 32, 28)
 """Image sizes of the dry run, in the order in which they are tried."""
@@ -104,12 +104,10 @@ class ModuleBackbone(Backbone):
         """Return the feature maps of all levels."""
         return self.outputs(images)
 
-    enable_shared_features = enable_multi_scale
-
-    def shared_features(self, images: Tensor) -> SharedFeatures:
+    def all_features(self, images: Tensor) -> Features:
         """Return the feature maps of all levels, and the mean over the coarsest ones as vectors."""
         maps = self.outputs(images)
-        return SharedFeatures(maps[-1].flatten(2).mean(2), maps[-1], maps)
+        return Features(maps[-1].flatten(2).mean(2), maps[-1], maps)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile the network, which all methods call."""

@@ -17,7 +17,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from opabinia.config import register
-from opabinia.contracts import Backbone, DataMismatch, Fraction, Level, Preprocessing, SharedFeatures, Tokens
+from opabinia.contracts import Backbone, DataMismatch, Features, Fraction, Level, Preprocessing, Tokens
 from opabinia.models.backbones.multi_scale import MultiScaleFeatures, allow_any_size, freeze_stages
 from opabinia.models.lora import Lora, insert_adapters
 from opabinia.models.weights.download import UnavailableWeights, are_replaced, pretrained_weights
@@ -124,8 +124,10 @@ class TimmBackbone(Backbone):
         Raises:
             ValueError: an offset is given and the model has no tokens.
         """
-        if offset is None:
-            vectors: Tensor = self.model(images)
+        if not self._gives_vectors:
+            vectors = self.pyramid_features(images)[-1].mean((2, 3))
+        elif offset is None:
+            vectors = self.model(images)
         else:
             vectors = self.model.forward_head(self._features(images, offset))  # type: ignore[operator]
         return vectors
@@ -223,35 +225,25 @@ class TimmBackbone(Backbone):
         Raises:
             ValueError: timm offers no such feature maps of this model.
         """
-        levels = self.enable_shared_features()
-        self.drop_vector_layers()
-        return levels
-
-    def enable_shared_features(self) -> list[Level]:
-        """Prepare for :meth:`shared_features`; the levels are those of :meth:`enable_multi_scale`.
-
-        Raises:
-            ValueError: see :meth:`enable_multi_scale`.
-        """
-        self.multi_scale = MultiScaleFeatures(self.model)
-        allow_any_size(self.model)
+        if self.multi_scale is None:
+            self.multi_scale = MultiScaleFeatures(self.model)
+            allow_any_size(self.model)
+        if not self.is_shared:
+            self.drop_vector_layers()
         return self.multi_scale.out_levels
 
     def drop_vector_layers(self) -> None:
         """See :meth:`opabinia.contracts.Backbone.drop_vector_layers`; vectors are then means of the coarsest maps."""
-        assert self.multi_scale is not None, "enable_shared_features() comes first"
+        assert self.multi_scale is not None, "enable_multi_scale() comes first"
         self.multi_scale.prune(self.model)
         self._gives_vectors = False
 
-    def shared_features(self, images: Tensor) -> SharedFeatures:
-        """B x C x H x W to all features; see :meth:`opabinia.contracts.Backbone.shared_features`."""
-        assert self.multi_scale is not None, "enable_shared_features() comes first"
-        if not self._gives_vectors:
-            pyramid = self.pyramid_features(images)
-            return SharedFeatures(pyramid[-1].mean((2, 3)), pyramid[-1], pyramid)
+    def all_features(self, images: Tensor) -> Features:
+        """B x C x H x W to all features; see :meth:`opabinia.contracts.Backbone.all_features`."""
+        assert self.multi_scale is not None, "enable_multi_scale() comes first"
         output, pyramid = self.multi_scale(self.model, images, with_output=True)
         vectors = self.model.forward_head(output)  # type: ignore[operator]
-        return SharedFeatures(vectors, self._to_maps(output, images.shape[-2:]), pyramid)
+        return Features(vectors, self._to_maps(output, images.shape[-2:]), pyramid)
 
     def pyramid_features(self, images: Tensor) -> list[Tensor]:
         """B x C x H x W to feature maps (B x M x h x w) of the levels that :meth:`enable_multi_scale` returned.
@@ -269,14 +261,17 @@ class TimmBackbone(Backbone):
     def keep_dilated_stages(self) -> list[Level]:
         """See :meth:`opabinia.contracts.Backbone.keep_dilated_stages`."""
         assert self.multi_scale is not None, "enable_multi_scale() comes first"
-        return self.multi_scale.keep_dilated_stages(self.model)
+        return [] if self.is_shared else self.multi_scale.keep_dilated_stages(self.model)
 
     def split_last_stage(self) -> nn.Module:
         """Return the fourth stage of a ResNet; see :meth:`opabinia.contracts.Backbone.split_last_stage`.
 
         Raises:
-            ValueError: this is no ResNet whose last two stages have strides 16 and 32.
+            ValueError: this is no ResNet whose last two stages have strides 16 and 32, or several tasks read it.
         """
+        if self.is_shared:
+            message = "the tasks of a multi-task run share the last stage of the backbone; take a detector with fpn"
+            raise ValueError(message)
         assert self.multi_scale is not None, "enable_multi_scale() comes first"
         strides = [level.stride for level in self.multi_scale.out_levels]
         if not isinstance(self.model, ResNet) or strides[-2:] != [16, 32]:
@@ -296,7 +291,7 @@ class TimmBackbone(Backbone):
         freeze_stages(self.model, count)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Compile what computes :meth:`pyramid_features` and :meth:`shared_features` if one of them was enabled,
+        """Compile what computes :meth:`pyramid_features` and :meth:`all_features` if these were enabled,
         otherwise :meth:`forward`, and for the other methods each sequence of layers (the blocks of a transformer, the
         stages of a ResNet)."""
         if self.multi_scale is not None:

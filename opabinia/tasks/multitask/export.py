@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,8 +25,7 @@ class MultitaskExport(ExportModule):
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
-        tasks: Any = task.tasks
-        self.parts = nn.ModuleDict({name: own.export_module() for name, own in tasks.items()})
+        self.parts = nn.ModuleDict({name: self.task.single_task(name).export_module() for name in self.task.tasks})
 
     def _parts(self) -> dict[str, ExportModule]:
         return {name: part for name, part in self.parts.items() if isinstance(part, ExportModule)}
@@ -59,12 +57,17 @@ class MultitaskExport(ExportModule):
         batch: Batch = dict(inputs)
         outputs: dict[str, Tensor] = {}
         for stream, names in self.task.joint_tasks():
-            with self.task.reading(batch, stream):
-                for name in names:
-                    part = self._parts()[name]
-                    own = batch if isinstance(part, PaddedExport) else {"image": batch["image"]}
-                    values = part.expected(own) if expected else part(**own)
-                    outputs |= {f"{name}/{key}": value for key, value in values.items()}
+            self.task.use_stream(stream)
+            features = None if expected else self.task.extract_for(names, batch, stream)
+            for name in names:
+                part = self._parts()[name]
+                if features is None:
+                    values = part.expected(batch)
+                elif part.task.reads:
+                    values = part.outputs(features, **batch)
+                else:
+                    values = part(batch["image"])
+                outputs |= {f"{name}/{key}": value for key, value in values.items()}
         return outputs
 
     def difference(self, expected: Mapping[str, Tensor], actual: Mapping[str, Tensor]) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from math import lcm
 from pathlib import Path
@@ -17,6 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from opabinia.config import register
 from opabinia.contracts import (
+    Backbone,
     BackbonePart,
     BalancePart,
     Batch,
@@ -25,6 +26,7 @@ from opabinia.contracts import (
     DatasetInfo,
     Evaluator,
     ExportModule,
+    Features,
     Hook,
     Positive,
     Predictions,
@@ -32,17 +34,17 @@ from opabinia.contracts import (
     total_loss,
 )
 from opabinia.models.backbones.module import build_backbone
-from opabinia.models.backbones.shared import SharedBackbone, SharedNetwork, SharedNormalize, select_rows, sharing
+from opabinia.models.backbones.shared import shared
 from opabinia.models.layers import build_normalization
 from opabinia.models.losses.balance import FixedWeights
-from opabinia.models.norms import convert_stream_batch_norm
+from opabinia.models.norms import CurrentStream, convert_stream_batch_norm
 from opabinia.runtime.collectives import counted_samples
+from opabinia.runtime.device import move_tensor
 from opabinia.runtime.processes import world_size
 from opabinia.tasks.multitask.export import MultitaskExport
 from opabinia.tasks.multitask.idle import IdleParameters
 from opabinia.tasks.multitask.presenter import MultitaskPresenter
 from opabinia.tasks.multitask.settings import Subtask
-from opabinia.tasks.multitask.single import SingleTask
 from opabinia.visualization.presenters.by_keys import presenter_of
 
 
@@ -50,9 +52,9 @@ from opabinia.visualization.presenters.by_keys import presenter_of
 class Multitask(Task):
     """Several tasks on one backbone: classification, detection, segmentation, re-identification, self-supervision.
 
-    Each task is an ordinary one that reads the shared backbone. Images with labels for some tasks only are streams of
-    their own: an image is read by the tasks of its stream, and the losses of each are means over its samples of the
-    global batch.
+    Each task is an ordinary one without its backbone: features of the shared one are passed to it. Images with labels
+    for some tasks only are streams of their own: an image is read by the tasks of its stream, and the losses of each
+    are means over its samples of the global batch.
 
     Args:
         backbone: shared by all tasks.
@@ -92,8 +94,9 @@ class Multitask(Task):
         self.dataset_info, self._settings = dataset_info, tasks
         net = build_backbone(backbone, dataset_info.channels)
         self.normalize = build_normalization(net.preprocessing, dataset_info.channels, mean, std)
-        self.backbone = net  # before the tasks: a copy of this module copies it first
-        self._network = SharedNetwork(net, self.normalize)
+        net.is_shared = True
+        self.backbone, self._stream = net, CurrentStream("")
+        self._backbone_paths: dict[str, str] = {}
         self._stream_of = {name: settings.stream or name for name, settings in tasks.items()}
         if unread := dataset_info.streams.keys() - self._stream_of.values():
             raise ValueError(f"no task learns from the training data of {min(unread)}; omit it")
@@ -104,13 +107,16 @@ class Multitask(Task):
                 raise ValueError(f"tasks: {name!r} {message}")
             self.tasks[name] = self._build(name, settings)
         self._shared_layers = self._layers_of_all_tasks()
-        if all(user.multi_scale for user in self._network.users):
+        kinds = {kind for task in self._tasks() for kind in task.reads or ("vectors",)}
+        if kinds == {"pyramid"}:
             net.drop_vector_layers()
+        elif "pyramid" in kinds and type(net).all_features is Backbone.all_features:
+            raise ValueError(f"{type(net).__name__} cannot be shared by tasks that read feature maps; use timm")
         streams = list(dict.fromkeys(self._stream_of.values()))
         has_batch_norms = any(isinstance(module, _BatchNorm) for module in net.modules())
         self._norms = norms if has_batch_norms and len(streams) > 1 else "shared"
         if self._norms == "stream":
-            convert_stream_batch_norm(net, streams, self._network.stream)
+            convert_stream_batch_norm(net, streams, self._stream)
         self.balance = balance(list(tasks))
         self.idle = IdleParameters(self)
         self.requires_full_batch = any(task.requires_full_batch for task in self._tasks())
@@ -124,20 +130,30 @@ class Multitask(Task):
         if stream not in streams:
             known = ", ".join(streams) or "none"
             raise ValueError(f"tasks.{name}: there is no training data for it: no stream {stream!r} (streams: {known})")
-        with sharing(self._network):
-            task = settings.task(streams[stream])
-        views = [
-            (module, child)
-            for module in task.modules()
-            for child, view in module.named_children()
-            if isinstance(view, SharedBackbone)
-        ]
-        if not views:
+        task: Task = _on_backbone(settings.task, self.backbone)(streams[stream])
+        path = next((path for path, module in task.named_modules() if module is self.backbone), None)
+        if path is None:
             raise ValueError(f"tasks.{name}: it has a backbone of its own; its backbone must be `shared`")
-        for module, child in views:  # attributes, not children: the weights belong to this module
-            object.__setattr__(module, child, module._modules.pop(child))
-        task.normalize = SharedNormalize(self._network)
+        self._backbone_paths[name] = path
+        _detach(task, path)
         return task
+
+    @contextmanager
+    def lent(self, name: str) -> Iterator[Task]:
+        """Give a task the backbone and the normalization for a call, so that it is as in a run of it alone. The
+        backbone normalizes with the statistics of its stream."""
+        task, path = self.tasks[name], self._backbone_paths[name]
+        self._attach(task, name)
+        try:
+            yield task
+        finally:
+            _detach(task, path)
+
+    def _attach(self, task: Task, name: str) -> None:
+        owner, _, child = self._backbone_paths[name].rpartition(".")
+        setattr(task.get_submodule(owner), child, self.backbone)
+        task.normalize = self.normalize
+        self.use_stream(self._stream_of[name])
 
     def _tasks(self) -> list[Task]:
         return [task for task in self.tasks.values() if isinstance(task, Task)]
@@ -177,15 +193,31 @@ class Multitask(Task):
         return selected
 
     def single_task(self, name: str) -> Task:
-        """Return a task as a run of it alone has it, with the backbone among its modules, which from now on has the
-        batch norm statistics of its stream. It reads batches like the task of this model."""
-        task = SingleTask.of(self.tasks[name], self._network, self._stream_of[name])
+        """Return a task as a run of it alone has it: a copy that also owns the backbone, which from now on has the
+        batch norm statistics of its stream. Its weights are those of this model."""
+        task: Task = copy.copy(self.tasks[name])
+        task._modules = dict(task._modules)
+        self._attach(task, name)
         task.size_multiple = self.size_multiple_of(name)
         return task
 
-    def reading(self, batch: Batch, stream: str) -> AbstractContextManager[None]:
-        """Return the context in which all tasks read features of this batch from one forward pass."""
-        return self._network.reading(stream, batch.get("image"), batch.get("image_sizes"))
+    def use_stream(self, stream: str) -> None:
+        """Let the backbone normalize with the batch norm statistics of a stream from now on."""
+        self._stream.name = stream
+
+    def extract_for(self, names: Iterable[str], batch: Batch, stream: str) -> Features:
+        """Return the features of a batch's images that some of the tasks read, from one forward pass.
+
+        Args:
+            names: of the tasks.
+            batch: of images; tasks that read none need no ``image``.
+            stream: whose batch norm statistics are used.
+        """
+        kinds = {kind for name in names for kind in self.tasks[name].reads}
+        if not kinds:
+            return Features()
+        self.use_stream(stream)
+        return self.backbone.extract(self.normalize(batch["image"], batch.get("image_sizes")), kinds)
 
     def forward(self, batch: Batch, clock: Clock) -> dict[str, Tensor]:
         """Return ``total_loss``, and the values of each task as ``<task>/<name>``. Tasks of weight 0 are skipped."""
@@ -194,11 +226,13 @@ class Multitask(Task):
         factors = stream_factors(batch)
         weights = {name: own.weight * own.weight_schedule(clock) for name, own in self._settings.items()}
         for stream, own in batch["streams"].items():
+            names = [name for name in self._tasks_of(stream) if weights[name]]
             # A stream with too few samples repeats one, which counts 0.
-            with self.reading(own, stream), counted_samples(batch.get("counts", {}).get(stream) != 0):
-                for name in (name for name in self._tasks_of(stream) if weights[name]):
+            with counted_samples(batch.get("counts", {}).get(stream) != 0):
+                features = self.extract_for(names, own, stream)
+                for name in names:
                     with _errors_of(name):
-                        loss, logged, share = self._loss_of_labeled(self.tasks[name], own, clock)
+                        loss, logged, share = self._loss_of_labeled(name, features, own, clock)
                     factor = factors[stream] * share
                     losses[name] = loss * factor
                     for key, value in logged.items():
@@ -209,29 +243,39 @@ class Multitask(Task):
         total = torch.stack(terms).sum() if terms else torch.zeros((), device=self.normalize.mean.device)
         return {**values, "total_loss": self.idle(total, tuple(losses))}
 
-    def _loss_of_labeled(self, task: Task, batch: Batch, clock: Clock) -> tuple[Tensor, Mapping[str, Any], float]:
+    def _losses(self, name: str, features: Features, batch: Batch, clock: Clock) -> Any:
+        if (task := self.tasks[name]).reads:
+            return task.losses(features, batch, clock)
+        with self.lent(name):
+            return task(batch, clock)
+
+    def _loss_of_labeled(
+        self, name: str, features: Features, batch: Batch, clock: Clock
+    ) -> tuple[Tensor, Mapping[str, Any], float]:
         """Return the loss and the logged values of the samples that have the labels of a task, and their share.
 
         Raises:
             DataMismatch: the task cannot learn from partly labeled samples.
         """
+        task = self.tasks[name]
         count, least = len(batch["id"]), task.min_samples_per_rank
         rows = _labeled_rows(batch, task.label_keys)
         if rows is None:
-            return *total_loss(task(batch, clock)), 1.0
+            return *total_loss(self._losses(name, features, batch, clock)), 1.0
         if task.requires_full_batch:
             raise DataMismatch("its losses compare samples with each other; all of them need its labels")
         # Without a labeled sample another one counts 0: losses may communicate between processes. Too few are repeated.
         chosen = rows or [0]
         chosen = chosen * -(-least // len(chosen)) if len(chosen) < least else chosen
-        labeled = _take(batch, chosen)
-        with self._network.selecting(labeled.get("image"), chosen), counted_samples(len(rows) / len(chosen)):
-            return *total_loss(task(labeled, clock)), len(rows) / count
+        index = move_tensor(torch.tensor(chosen), self.normalize.mean.device)
+        selected = features.select(index)
+        with counted_samples(len(rows) / len(chosen)):
+            return *total_loss(self._losses(name, selected, _take(batch, chosen), clock)), len(rows) / count
 
     def _layers_of_all_tasks(self) -> list[str]:
         """Return the layers of the backbone with weights, without those that only some tasks need."""
         net = self.backbone
-        if any(user.multi_scale for user in self._network.users):
+        if any("pyramid" in task.reads for task in self._tasks()):
             net = copy.deepcopy(net, {id(param): param for param in net.parameters()})
             net.drop_vector_layers()
         return list(dict.fromkeys(name.rpartition(".")[0] for name, _ in net.named_parameters()))
@@ -247,9 +291,8 @@ class Multitask(Task):
     def predict(self, batch: Batch) -> Predictions:
         """Return the predictions of one task, if the batch says which (``task``), or of all as ``<task>/<name>``."""
         if "task" in batch:
-            with self.reading(batch, self._stream_of[batch["task"]]), _errors_of(batch["task"]):
-                own: Predictions = self.tasks[batch["task"]].predict(batch)
-                return own
+            with self.lent(batch["task"]) as task, _errors_of(batch["task"]):
+                return task.predict(batch)
         if "streams" in batch:  # training batches, to measure batch norm statistics or FLOPs
             streams = {stream: _with_images(own) for stream, own in batch["streams"].items()}
             return self._predict([(self._tasks_of(stream), stream, own) for stream, own in streams.items()])
@@ -259,11 +302,11 @@ class Multitask(Task):
         """Return the predictions of tasks, each group from one forward pass over the batch of a stream."""
         predictions: dict[str, Tensor] = {}
         for names, stream, batch in parts:
-            with self.reading(batch, stream):
-                for name in names:
-                    with _errors_of(name):
-                        own = self.tasks[name].predict(batch)
-                    predictions |= {f"{name}/{key}": value for key, value in own.items()}
+            features = self.extract_for(names, batch, stream)
+            for name in names:
+                with _errors_of(name), self.lent(name) as task:
+                    own = task.predictions(features, batch) if task.reads else task.predict(batch)
+                predictions |= {f"{name}/{key}": value for key, value in own.items()}
         return predictions
 
     def _tasks_of(self, stream: str) -> list[str]:
@@ -289,9 +332,8 @@ class Multitask(Task):
 
     def features(self, batch: Batch) -> dict[str, Tensor]:
         """Return ``embedding`` (B x D), the vectors of the backbone."""
-        with self.reading(batch, next(iter(self._stream_of.values()))):
-            images = self._network.normalized(batch["image"], batch.get("image_sizes"))
-            return {"embedding": self._network.vectors(images)}
+        self.use_stream(next(iter(self._stream_of.values())))
+        return {"embedding": self.backbone(self.normalize(batch["image"], batch.get("image_sizes")))}
 
     def evaluators(self, dataset_info: DatasetInfo) -> list[Evaluator]:
         """Return the evaluators of the task that the dataset is for.
@@ -307,27 +349,46 @@ class Multitask(Task):
 
     def hooks(self, dataset_info: DatasetInfo) -> list[Hook]:
         """Return the hooks of all tasks and of the balance."""
-        infos = dataset_info.streams
-        hooks = [hook for name, task in self.tasks.items() for hook in task.hooks(infos[self._stream_of[name]])]
+        hooks: list[Hook] = []
+        for name in self.tasks:
+            with self.lent(name) as task:
+                hooks += task.hooks(dataset_info.streams[self._stream_of[name]])
         return [*hooks, *self.balance.hooks(), self.idle]
 
     def attach_teachers(self, load: Callable[[Path], Task]) -> None:
         """See :meth:`opabinia.contracts.Task.attach_teachers`."""
-        for task in self._tasks():
-            task.attach_teachers(load)
+        for name in self.tasks:
+            with self.lent(name) as task:
+                task.attach_teachers(load)
 
     def weights_loaded(self, names: Collection[str]) -> None:
         """See :meth:`opabinia.contracts.Task.weights_loaded`; the backbone's are those of every task."""
         shared = [name for name in names if name.startswith("backbone.")]
-        for name, task in self.tasks.items():
+        for name in self.tasks:
             prefix = f"tasks.{name}."
             own = [loaded.removeprefix(prefix) for loaded in names if loaded.startswith(prefix)]
             if own or shared:
-                task.weights_loaded([*shared, *own])
+                with self.lent(name) as task:
+                    task.weights_loaded([*shared, *own])
 
     def extra_repr(self) -> str:
         """Return the weights of the tasks, so that the log shows them with the model."""
         return "\n".join(f"({name}): weight {settings.weight:g}" for name, settings in self._settings.items())
+
+
+def _on_backbone(part: Callable[..., Any], net: Backbone) -> Callable[..., Any]:
+    """Return a part with ``net`` in place of the backbone ``shared``, its own or that of its backbone."""
+    if getattr(part, "func", getattr(part, "target", part)) is shared:
+        return lambda channels: net
+    inner = getattr(part, "keywords", {}).get("backbone")
+    return part if inner is None else partial(part, backbone=_on_backbone(inner, net))
+
+
+def _detach(task: Task, path: str) -> None:
+    """Remove the backbone at ``path`` and the normalization from a task."""
+    owner, _, child = path.rpartition(".")
+    delattr(task.get_submodule(owner), child)
+    del task.normalize
 
 
 def _labeled_rows(batch: Batch, keys: tuple[str, ...] | None) -> list[int] | None:
@@ -343,7 +404,9 @@ def _take(batch: Batch, rows: list[int]) -> Batch:
     def column(value: Any) -> Any:
         if isinstance(value, tuple):
             return tuple(column(view) for view in value)
-        return select_rows(value, rows) if isinstance(value, Tensor) else [value[row] for row in rows]
+        if isinstance(value, Tensor):
+            return value[move_tensor(torch.tensor(rows), value.device)]
+        return [value[row] for row in rows]
 
     return {key: column(value) if isinstance(value, Tensor | list | tuple) else value for key, value in batch.items()}
 

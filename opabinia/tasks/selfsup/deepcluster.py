@@ -24,7 +24,6 @@ from opabinia.contracts import (
 )
 from opabinia.evaluation.representation.collapse import spread
 from opabinia.models.backbones.module import build_backbone
-from opabinia.models.backbones.shared import SharedBackbone
 from opabinia.models.feature_queue import MemoryBank
 from opabinia.models.losses.clustering import normalized_entropy, spherical_kmeans
 from opabinia.models.projectors import mlp
@@ -138,7 +137,7 @@ class DeepCluster(SelfSupervised):
         super().__init__(dataset_info, build_backbone(backbone, dataset_info.channels), **options)
         if not prototypes:
             raise ValueError("prototypes: at least one clustering is needed, such as [3000]")
-        if isinstance(self.backbone, SharedBackbone):
+        if self.backbone.is_shared:
             raise ValueError("deepcluster clusters all images before each epoch, not a stream of several; take swav")
         width = self.backbone.out_channels
         self.projector = mlp([width, hidden or width, projection])

@@ -33,7 +33,8 @@ class MomentumTeacher(nn.Module):
     def copy_from(self, student: nn.Module) -> None:
         """Copy the student's weights and statistics."""
         for name, part in self.named_children():
-            part.load_state_dict(student.get_submodule(name).state_dict())
+            weights = student.get_submodule(name).state_dict()  # may have batch norm statistics of further streams
+            part.load_state_dict({name: weights[name] for name in part.state_dict()})
 
     @torch.no_grad()
     def forward(self, images: Tensor) -> Tensor:
