@@ -78,11 +78,14 @@ class Detector(nn.Module):
         oriented: whether its boxes are oriented (rotated).
         label_keys: see :class:`opabinia.contracts.Task`.
         last_stage_on_regions: whether the backbone's last stage is to run on regions: see :meth:`use_last_stage`.
+        compiled_modules: regular expression for the names of the modules that ``train.compile`` compiles, each by
+            itself: those that it calls with tensors alone.
         pyramid_levels: of the feature maps that :meth:`pyramid` returns; empty if other parts must not use them.
     """
 
     last_stage_on_regions: bool = False
     pyramid_levels: Sequence[Level] = ()
+    compiled_modules: str = "neck"
     size_multiple: int = 32
     max_detections: int = 100
     masks: bool = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,7 +23,8 @@ def compile_modules(models: Models, device: torch.device) -> ReportCompiled | No
     warning and change nothing.
 
     Compiled are the modules that the task calls, each by itself. A backbone decides what its methods run as compiled
-    code (:meth:`torch.nn.Module.compile`); of a detector it is the neck, whose input has a few shapes.
+    code (:meth:`torch.nn.Module.compile`), a detector names its neck and its heads
+    (:attr:`opabinia.contracts.Detector.compiled_modules`).
 
     Args:
         models: the models of the run.
@@ -57,7 +59,7 @@ def _called_modules(model: nn.Module) -> Iterator[nn.Module]:
         if isinstance(child, Task | nn.ModuleList | nn.ModuleDict):
             yield from _called_modules(child)
         elif isinstance(child, Detector):
-            yield from (part for name, part in child.named_children() if name == "neck")
+            yield from (part for name, part in child.named_modules() if re.fullmatch(child.compiled_modules, name))
         elif child.state_dict() or list(child.buffers()):  # others are one kernel, or pass on what they remember
             yield child
 

@@ -3,6 +3,7 @@
 import copy
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,14 +11,22 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from opabinia.contracts import Backbone, Batch, Clock, DatasetInfo, Task
+from opabinia.contracts import Backbone, Batch, Clock, DatasetInfo, GlobalBatch, InstanceMasks, Task
 from opabinia.models.backbones.module import build_backbone
+from opabinia.models.backbones.shared import shared
 from opabinia.models.backbones.timm import timm
-from opabinia.models.detectors import Fcos
+from opabinia.models.detectors import Fcos, RetinaNet, mask_rcnn
+from opabinia.models.detectors.boxes import BoxOptions
+from opabinia.models.detectors.masks import MaskOptions
+from opabinia.models.detectors.regions import PoolingOptions
+from opabinia.models.detectors.rpn import ProposalOptions
 from opabinia.models.necks import fpn
 from opabinia.tasks.classification import Classification
 from opabinia.tasks.detection import Detection
 from opabinia.tasks.distillation import Distill, DistilledTask, EmaTeacher
+from opabinia.tasks.multitask import Multitask
+from opabinia.tasks.multitask.settings import Subtask
+from opabinia.tasks.selfsup.ibot import IBot
 from opabinia.training.compiling import compile_modules
 from opabinia.training.model import Models
 
@@ -132,16 +141,77 @@ def test_averages_and_teachers_are_compiled_like_the_model(graphs: list[int]) ->
     assert len(graphs) == 1 + 2 * 6, "after the test of the compiler, normalize, backbone and head of both, twice"
 
 
-def test_a_detector_has_a_compiled_backbone_and_neck(logged: pytest.LogCaptureFixture) -> None:
-    info = DatasetInfo(samples=8, channels=1, classes=("a", "b"), boxes=True)
-    detector = partial(Fcos, neck=partial(fpn, channels=32))
-    task = Detection(info, detector=detector, backbone=partial(timm, model="test_resnet"))
+SCENES = DatasetInfo(samples=8, channels=1, classes=("a", "b"), boxes=True, masks=True)
+HEADS = "detector.head.classification_head", "detector.head.regression_head"
+OPTIONS: Any = {"proposals": ProposalOptions(), "pooling": PoolingOptions(), "box": BoxOptions(), "mask": MaskOptions()}
+MASK_PARTS = "layers", "predictor"
+PYRAMID = partial(fpn, channels=32)
+
+
+def scene() -> Batch:
+    """Return an image with an object."""
     batch = {"image": torch.rand(1, 1, 64, 64), "image_sizes": [(64, 64)], "id": ["a"]}
-    batch |= {"boxes": [torch.tensor([[4.0, 4.0, 40.0, 40.0]])], "labels": [torch.tensor([0])]}
+    masks = [InstanceMasks.encode(torch.ones(1, 64, 64, dtype=torch.uint8)).runs]
+    return batch | {"boxes": [torch.tensor([[4.0, 4.0, 40.0, 40.0]])], "labels": [torch.tensor([0])], "masks": masks}
+
+
+@pytest.mark.parametrize(
+    ("detector", "heads"),
+    [
+        (
+            Fcos,
+            {f"{HEADS[0]}.conv", f"{HEADS[0]}.cls_logits"}
+            | {f"{HEADS[1]}.{part}" for part in ("conv", "bbox_reg", "bbox_ctrness")},
+        ),
+        (RetinaNet, {*HEADS}),
+        (
+            partial(
+                mask_rcnn, proposals=ProposalOptions(), pooling=PoolingOptions(), box=BoxOptions(), mask=MaskOptions()
+            ),
+            {"detector.rpn.head", "detector.box.layers", *(f"detector.others.mask.{part}" for part in MASK_PARTS)},
+        ),
+    ],
+)
+def test_backbone_neck_and_heads_of_a_detector_are_compiled(
+    detector: Any, heads: set[str], logged: pytest.LogCaptureFixture
+) -> None:
+    task = Detection(SCENES, detector=partial(detector, neck=PYRAMID), backbone=partial(timm, model="test_resnet"))
+    compiled_step(task, scene())
+    compiled, *others = messages(logged)
+    names = compiled.removeprefix("train.compile: compiled: ").split(", ")
+    assert {*names} == {"normalize", "backbone.multi_scale", "detector.neck", *heads}
+    assert all(line.endswith("% of the parameters: detector.head.scales") for line in others)
+
+
+def test_backbone_and_heads_of_a_multitask_model_are_compiled(logged: pytest.LogCaptureFixture) -> None:
+    parts: dict[str, Any] = {
+        "boxes": Subtask(task=partial(Detection, detector=partial(RetinaNet, neck=PYRAMID), backbone=shared)),
+        "labels": Subtask(task=partial(Classification, backbone=shared), stream="boxes"),
+        "kinds": Subtask(task=partial(Classification, backbone=shared)),
+    }
+    info = DatasetInfo(samples=8, channels=1, streams={"boxes": SCENES, "kinds": INFO})
+    task = Multitask(info, backbone=partial(timm, model="test_resnet"), tasks=parts)
+    row = GlobalBatch(step=0, epoch=0, first=0, count=1)
+    streams = {"boxes": {**scene(), "label": torch.tensor([0])}}
+    streams["kinds"] = {"image": torch.rand(1, 1, 64, 64), "label": torch.tensor([1]), "id": ["b"]}
+    rows = dict.fromkeys(streams, row)
+    batch: Any = {"streams": streams, "id": ["a", "b"], "row": replace(row, count=2), "rows": rows}
     compiled_step(task, batch)
-    first, second = messages(logged)
-    assert first == "train.compile: compiled: normalize, backbone.multi_scale, detector.neck"
-    assert second.startswith("train.compile: not compiled, ") and second.endswith("% of the parameters: detector.head")
+    (line,) = messages(logged)
+    names = ["normalize", "backbone", "backbone.multi_scale", "tasks.boxes.detector.neck"]
+    names += [f"tasks.boxes.{head}" for head in HEADS] + ["tasks.labels.head", "tasks.kinds.head"]
+    assert sorted(line.removeprefix("train.compile: compiled: ").split(", ")) == sorted(names)
+
+
+def test_students_and_teachers_of_vision_transformers_are_compiled(logged: pytest.LogCaptureFixture) -> None:
+    net = partial(timm, model="test_vit", options={"img_size": 32})
+    task = IBot(INFO, backbone=net, outputs=8, patch_outputs=8, hidden=8, bottleneck=4)
+    views = (torch.rand(2, 1, 32, 32), torch.rand(2, 1, 32, 32))
+    masks = (torch.arange(4) < 2).expand(2, 2, 4)
+    compiled_step(task, {"views": views, "patch_masks": tuple(masks), "id": list("ab")})
+    names = messages(logged)[0].removeprefix("train.compile: compiled: ").split(", ")
+    blocks, heads = "backbone.model.blocks", "heads.images"
+    assert {"normalize", blocks, heads, f"teacher.{blocks}", f"teacher.{heads}"} <= set(names)
 
 
 def convolutions(channels: int) -> nn.Module:
@@ -169,5 +239,6 @@ def test_methods_of_backbones_run_compiled(part: Any, size: int, method: str, co
     run = net if method == "forward" else getattr(net, method)
     expected = run(images)
     net.compile()
-    torch.testing.assert_close(run(images), expected)
+    results = [vars(value) if method == "all_features" else value for value in (run(images), expected)]
+    torch.testing.assert_close(*results)
     assert len(graphs) == count

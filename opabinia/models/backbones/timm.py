@@ -296,6 +296,7 @@ class TimmBackbone(Backbone):
         stages of a ResNet)."""
         if self.multi_scale is not None:
             self.multi_scale.compile(*args, **kwargs)
+        if not self._gives_vectors:
             return
         super().compile(*args, **kwargs)
         for layers in self.model.children():

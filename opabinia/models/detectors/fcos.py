@@ -73,6 +73,8 @@ class Fcos(DenseDetector):
 
     _decode = staticmethod(CODER.decode)
 
+    compiled_modules = r"neck|head\.\w+_head\.\w+|head\.angle"
+
     def __init__(
         self,
         levels: Sequence[Level],

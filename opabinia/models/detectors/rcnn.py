@@ -65,6 +65,8 @@ class Rcnn(Detector):
         classes: K.
     """
 
+    compiled_modules = r"neck|rpn\.head|box\.(layers|stages\.\d+)|others\.\w+\.(stages\.\d+\.)?(layers|predictor)"
+
     def __init__(
         self, neck: Neck, rpn: RegionProposals, box: BoxHead | CascadeHead, others: dict[str, nn.Module], classes: int
     ) -> None:

@@ -66,6 +66,8 @@ class RetinaNet(DenseDetector):
 
     _decode = staticmethod(decode_boxes)
 
+    compiled_modules = r"neck|head\.\w+"
+
     def __init__(
         self,
         levels: Sequence[Level],

@@ -264,6 +264,8 @@ class ProposalNetwork(Detector):
         ValueError: see :class:`RegionProposals`.
     """
 
+    compiled_modules = r"neck|rpn\.head"
+
     def __init__(
         self,
         levels: Sequence[Level],

@@ -213,11 +213,13 @@ class Multitask(Task):
             batch: of images; tasks that read none need no ``image``.
             stream: whose batch norm statistics are used.
         """
-        kinds = {kind for name in names for kind in self.tasks[name].reads}
+        kinds = {name: self.tasks[name].reads for name in names if self.tasks[name].reads}
         if not kinds:
             return Features()
         self.use_stream(stream)
-        return self.backbone.extract(self.normalize(batch["image"], batch.get("image_sizes")), kinds)
+        with _errors_of(next(iter(kinds))):
+            images = self.normalize(batch["image"], batch.get("image_sizes"))
+            return self.backbone.extract(images, set().union(*kinds.values()))
 
     def forward(self, batch: Batch, clock: Clock) -> dict[str, Tensor]:
         """Return ``total_loss``, and the values of each task as ``<task>/<name>``. Tasks of weight 0 are skipped."""

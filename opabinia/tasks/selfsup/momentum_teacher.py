@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from timm.layers.drop import DropPath
@@ -35,6 +36,12 @@ class MomentumTeacher(nn.Module):
         for name, part in self.named_children():
             weights = student.get_submodule(name).state_dict()  # may have batch norm statistics of further streams
             part.load_state_dict({name: weights[name] for name in part.state_dict()})
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile the parts, which some tasks call one by one."""
+        for part in self.children():
+            for module in part.children() if isinstance(part, nn.ModuleDict) else [part]:
+                module.compile(*args, **kwargs)
 
     @torch.no_grad()
     def forward(self, images: Tensor) -> Tensor:
