@@ -13,7 +13,6 @@ import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from io import BytesIO
@@ -34,7 +33,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from opabinia.config import build
-from opabinia.contracts import Batch, Clock, GlobalBatch, Hook, Indices, Run, Sample, StepOptions
+from opabinia.contracts import Batch, Clock, GlobalBatch, Hook, Indices, Run, Sample, Source, SourceInfo, StepOptions
 from opabinia.data import Data, Stream
 from opabinia.data.decoding.images import decode_bytes
 from opabinia.engine.loop.step import StandardStep
@@ -154,18 +153,11 @@ class Turns(Hook):
             raise Done
 
 
-@dataclass(frozen=True)
-class Held:
+class Held(Source):
     """A source that repeats the same batch."""
 
-    held: Batch
-    classes: tuple[str, ...]
-    has_boxes: bool = False
-    has_masks: bool = False
-    keypoints: tuple[str, ...] = ()
-    category_ids: tuple[int, ...] = ()
-    frequencies: tuple[str, ...] = ()
-    channels: int = 3
+    def __init__(self, held: Batch, classes: tuple[str, ...], *, boxes: bool = False) -> None:
+        self.held, self.info = held, SourceInfo(classes=classes, boxes=boxes)
 
     def __len__(self) -> int:
         return len(self.held["id"]) * (TOTAL + 1)
@@ -432,7 +424,7 @@ def faster_rcnn() -> None:
         "freeze_random": True,
     }
     sgd = partial(torch.optim.SGD, lr=1e-4, momentum=0.9, weight_decay=1e-4)
-    compare(task, Held(batch, names(CLASSES), has_boxes=True), sgd, detection_loop(images, boxes, labels))
+    compare(task, Held(batch, names(CLASSES), boxes=True), sgd, detection_loop(images, boxes, labels))
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------

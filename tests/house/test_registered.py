@@ -500,7 +500,7 @@ def parallel_works(make: Callable[..., Any], folder: Path) -> None:
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=0, world_size=1)
     try:
         task = Line()
-        parallel = make([task], torch.device("cpu"))
+        parallel = make(task, [task], torch.device("cpu"))
         assert parallel.module is task and isinstance(parallel.sharded, bool)
         with parallel.no_sync():
             first, _ = total_loss(parallel(batch_of(), CLOCK))

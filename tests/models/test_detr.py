@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torchvision.ops import box_iou
 
 from opabinia.contracts import DatasetInfo, Detections, Detector, Level, Target
-from opabinia.models.detectors import queries
 from opabinia.models.detectors.rt_detr import RTDetr
+from opabinia.models.losses import matching
 from opabinia.models.necks import SimplePyramid
 
 pytest.importorskip("transformers", reason="the extra detr is not installed")
@@ -116,7 +116,7 @@ def test_losses_average_over_processes_to_those_of_the_global_batch(monkeypatch:
     seven_boxes = make_target(*([float(x), 4.0, x + 20.0, 30.0] for x in range(7)))
     targets = [seven_boxes, TARGETS[1]]
     expected = detector.losses(maps, SHAPE, SIZES, targets)
-    monkeypatch.setattr(queries, "mean_over_samples", lambda total, samples: torch.tensor(8 / 2))
+    monkeypatch.setattr(matching, "mean_over_samples", lambda total, samples: torch.tensor(8 / 2))
     parts = [detector.losses([level[[n]] for level in maps], SHAPE, [SIZES[n]], [targets[n]]) for n in range(2)]
     for name, value in expected.items():
         assert (parts[0][name] + parts[1][name]).item() / 2 == pytest.approx(value.item(), rel=1e-5), name

@@ -5,12 +5,13 @@ from __future__ import annotations
 import tracemalloc
 from collections.abc import Callable
 from itertools import accumulate
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from opabinia.contracts import Clock, Sampler
+from opabinia.contracts import Clock, Sampler, SourceInfo
 from opabinia.data.loader import Request, training_requests
 from opabinia.data.sampling.batches import ConstantPlan, evaluation_rows
 from opabinia.data.sampling.permutation import EpochSampler, Permutation
@@ -21,11 +22,6 @@ from opabinia.runtime.seeds import DRAW, ORDER, hash32
 SEED, BATCH = 5, 64
 
 
-class Sharded:
-    def __init__(self, shards: Any) -> None:
-        self.shards = shards
-
-
 def shuffled(samples: int) -> Sampler:
     return EpochSampler(samples, SEED)
 
@@ -33,7 +29,7 @@ def shuffled(samples: int) -> Sampler:
 def by_shard(samples: int) -> Sampler:
     """Return a shard shuffle of 100,000 shards, or of shards of uneven sizes if there are fewer samples."""
     counts = np.full(100_000, samples // 100_000) if samples >= 100_000 else uneven(samples)
-    source: Any = Sharded(counts)
+    source: Any = SimpleNamespace(info=SourceInfo(shards=np.asarray(counts)))
     return ShardShuffle(source, SEED, BATCH, pool_size=3)
 
 
