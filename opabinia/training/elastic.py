@@ -132,6 +132,8 @@ def _attempts(spec: WorkerSpec, layout: ProcessLayout, stop: SignalForwarder, fo
     """
     crashes, machines = 0, 0
     while True:
+        if stop.signum is not None:  # during an import, whose C code may have discarded the SystemExit
+            raise SystemExit(stop.exit_status)
         agent = LocalElasticAgent(
             spec,
             DefaultLogsSpecs(log_dir=os.devnull),

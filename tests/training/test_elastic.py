@@ -93,13 +93,38 @@ def test_machines_that_leave_are_no_crashes(attempts: Attempts) -> None:
     assert attempts(ELASTIC, *[end(143, 143)] * 3, end()) == 0, "stopped by machines that leave"
 
 
-def test_a_signal_to_the_agent_is_the_exit_status(attempts: Attempts) -> None:
+def signaled(run: Callable[..., RunResult], stop: SignalForwarder) -> Callable[..., RunResult]:
+    """A SIGINT arrives during the attempt."""
+
+    def interrupted(group: Any, folder: Path) -> RunResult:
+        stop.signum = signal.SIGINT
+        return run(group, folder)
+
+    return interrupted
+
+
+@pytest.mark.parametrize(
+    ("layout", "run", "status"),
+    [
+        (ELASTIC, end(130, 130), 130),
+        (FIXED, crash(1, -2, 1), 130),
+        (FIXED, crash(1, 1, 1), 1),
+        (FIXED, end(), 0),  # the run has ended before
+    ],
+)
+def test_a_signal_to_the_agent_is_the_exit_status(
+    attempts: Attempts, layout: ProcessLayout, run: Callable[..., RunResult], status: int
+) -> None:
     stop = SignalForwarder()
-    stop.signum = signal.SIGINT
-    assert attempts(ELASTIC, end(130, 130), stop=stop) == 130
-    assert attempts(FIXED, crash(1, -2, 1), stop=stop) == 130
-    assert attempts(FIXED, crash(1, 1, 1), stop=stop) == 1
-    assert attempts(FIXED, end(), stop=stop) == 0, "the run has ended before"
+    assert attempts(layout, signaled(run, stop), stop=stop) == status
+
+
+def test_a_signal_before_the_first_attempt_starts_no_workers(attempts: Attempts) -> None:
+    stop = SignalForwarder()
+    stop.signum = signal.SIGTERM
+    with pytest.raises(SystemExit) as caught:
+        attempts(FIXED, stop=stop)
+    assert caught.value.code == 143
 
 
 def test_without_machine_0_workers_are_not_restarted(
