@@ -77,7 +77,7 @@ def dataset_problems(config: Mapping[str, Any]) -> Iterator[tuple[str, str, Any,
     nearest valid choice, and the valid choices."""
     data, tasks = config["data"], subtasks(config)
     if not tasks:
-        if data["train"] is None:
+        if data.get("train", ...) is None:
             yield "data.train", "missing", ..., "", "a section is required"
         return
     for key in ("train", "sampler", "mix"):

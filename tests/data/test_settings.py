@@ -19,7 +19,7 @@ def test_keys_of_the_section() -> None:
         *("train", "val", "batch_size", "num_workers", "shuffle", "sampler", "drop_last", "mix", "decode"),
         *("cache", "cache_size", "augment_on", "on_error"),
     ]
-    assert [parameter.name for parameter in section.parameters if parameter.required] == ["train", "batch_size"]
+    assert [parameter.name for parameter in section.parameters if parameter.required] == ["batch_size"]
     assert all(parameter.doc for parameter in section.parameters)
 
 

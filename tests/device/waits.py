@@ -93,7 +93,6 @@ STEP: dict[str, Waits] = {
 
 EVALUATION_BATCH: dict[str, Waits] = {
     "task/detection": {"true_indices: item": 1, "box_nms: nms": 2},
-    "task/multitask": {"true_indices: item": 1, "box_nms: nms": 2},
     "task/panoptic": {"true_indices: item": 9, "box_nms: nms": 6, "postprocess: nonzero": 2, "first_image: item": 2},
     "detector/cascade_rcnn": {"true_indices: item": 14, "box_nms: nms": 6, "postprocess: nonzero": 2},
     "detector/d_fine": {"HybridDetector._make_denoising: nonzero": 2, "match_queries: copy to the host": 2},

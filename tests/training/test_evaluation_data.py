@@ -85,7 +85,9 @@ def test_data_of_another_layout_is_refused(
 def config(*streams: dict[str, Any], evaluators: Any = None) -> Resolved:
     val = [{"transforms": [], "prefix": "val", "every": None, **stream} for stream in streams]
     hooks = {"expected": {"name": "expected_scores"}, "watch": {"name": "gpu_monitor"}}
-    return Resolved({"data": {"val": val}, "evaluate": {"evaluators": evaluators}, "hooks": hooks}, {}, [])
+    data, evaluate = {"val": val}, {"evaluators": evaluators}
+    task = {"name": "classification"}
+    return Resolved({"task": task, "data": data, "evaluate": evaluate, "hooks": hooks}, {}, [])
 
 
 VAL, TEST = (
