@@ -190,7 +190,7 @@ TINY = {
     recipe: (_TINY_3D, "hooks=null")
     for recipe in SMALLER
     if recipe.startswith(("video/kinetics/", "video/something_", "video/charades/")) and "/ts" not in recipe
-} | {"video/kinetics/swin3d_t": (_TINY_3D, "groups=null")}
+} | {"video/kinetics/swin3d_t": (_TINY_3D, "param_groups=null")}
 """Further overrides for the losses: with such networks ten steps take too long, but not a batch of ``--build``. Precise
 batch norm changes no loss."""
 
