@@ -318,7 +318,7 @@ class Task(nn.Module):
         return self._modules.get("trunk") or self._modules.get("backbone")
 
     def presenter(self) -> Presenter | None:
-        """Return how commands show the predictions; None: as the keys of the predictions tell, see
+        """Return how commands show the predictions; None: by the keys of the predictions, see
         :func:`opabinia.visualization.presenters.by_keys.presenter_of`."""
         return None
 

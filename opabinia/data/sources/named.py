@@ -38,15 +38,15 @@ class NamedSamples(Source):
         """Return a text that changes with the names, the classes, all labels and their order."""
         info, names, classes = self.info, self.names.tobytes(), "\0".join(self.classes).encode()
         if info.labels is None:
-            return f"{len(self)} pictures, {short_digest(names)}"
+            return f"{len(self)} samples, {short_digest(names)}"
         if not info.identities:
             digest = short_digest(names, info.labels.tobytes(), classes)
-            return f"{len(self)} pictures of {len(info.classes)} classes, {digest}"
+            return f"{len(self)} samples of {len(info.classes)} classes, {digest}"
         contents = [names, classes]
         for key in ("labels", "cameras", "views", "queries"):
             column = getattr(info, key)
             contents += [key.encode(), b"" if column is None else column.tobytes()]
-        return f"{len(self)} pictures of {len(info.classes)} identities, {short_digest(*contents)}"
+        return f"{len(self)} samples of {len(info.classes)} identities, {short_digest(*contents)}"
 
 
 class NamedFiles(NamedSamples):

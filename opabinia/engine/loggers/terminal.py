@@ -1,4 +1,4 @@
-"""The logger for the terminal: plain lines, beside the progress bar of :mod:`opabinia.engine.hooks.progress`."""
+"""The logger for the terminal: plain lines; the progress bar is in :mod:`opabinia.engine.hooks.progress`."""
 
 from __future__ import annotations
 

@@ -272,7 +272,7 @@ class Multitask(Task):
         index = move_tensor(torch.tensor(chosen), self.normalize.mean.device)
         selected = features.select(index)
         with counted_samples(len(rows) / len(chosen)):
-            return *total_loss(self._losses(name, selected, _take(batch, chosen), clock)), len(rows) / count
+            return *total_loss(self._losses(name, selected, _take(batch, chosen, index), clock)), len(rows) / count
 
     def _layers_of_all_tasks(self) -> list[str]:
         """Return the layers of the backbone with weights, without those that only some tasks need."""
@@ -400,14 +400,20 @@ def _labeled_rows(batch: Batch, keys: tuple[str, ...] | None) -> list[int] | Non
     return None if len(rows) == len(lacking) else rows
 
 
-def _take(batch: Batch, rows: list[int]) -> Batch:
-    """Return some samples of a batch."""
+def _take(batch: Batch, rows: list[int], index: Tensor) -> Batch:
+    """Return some samples of a batch.
+
+    Args:
+        batch: tensors, lists, and tuples of views.
+        rows: positions of the samples.
+        index: the same as a tensor on the device of the batch.
+    """
 
     def column(value: Any) -> Any:
         if isinstance(value, tuple):
             return tuple(column(view) for view in value)
         if isinstance(value, Tensor):
-            return value[move_tensor(torch.tensor(rows), value.device)]
+            return value[index]
         return [value[row] for row in rows]
 
     return {key: column(value) if isinstance(value, Tensor | list | tuple) else value for key, value in batch.items()}

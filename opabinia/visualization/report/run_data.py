@@ -50,7 +50,7 @@ class RunData:
         details: tables of evaluations, by dataset.
         warnings: in its log.
         notes: missing or unreadable content.
-        compared_with: for a single-task run the task of a multi-task run beside which it is shown; else empty.
+        compared_with: for a single-task run the task of a multi-task run that it is compared with; else empty.
     """
 
     folder: Path
