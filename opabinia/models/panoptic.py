@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +11,7 @@ from torch import Tensor
 from torchvision.ops import roi_align
 
 from opabinia.contracts import IGNORE_LABEL, Detections
+from opabinia.models.scan import scan
 from opabinia.runtime.device import move_tensor
 
 MAX_INSTANCES = 100
@@ -95,7 +96,7 @@ def combine_instances(
 
     rows = tuple(values.detach().transpose(0, 1) for values in (masks, boxes, valid))
     carry = (empty, torch.zeros_like(labels[:, 0, 0], dtype=torch.int32))
-    (segments, count), numbers = _scan(place, carry, rows)
+    (segments, count), numbers = scan(place, carry, rows)
     free = (segments == 0) & inside & (labels != IGNORE_LABEL)
     cells = torch.where(free, labels, classes).long().flatten(1)
     areas = cells.new_zeros(cells.shape[0], classes + 1).scatter_add(1, cells, torch.ones_like(cells))[:, :-1]
@@ -105,20 +106,6 @@ def combine_instances(
     numbers = torch.cat([numbers.transpose(0, 1), others], 1)
     labels = torch.cat([things, torch.arange(classes, device=things.device).expand_as(others)], 1)
     return _compact(segments + stuff.int(), numbers, labels, torch.cat([scores, scores.new_ones(others.shape)], 1))
-
-
-def _scan(step: Any, carry: Any, rows: tuple[Tensor, ...]) -> tuple[Any, Tensor]:
-    """Call ``step`` with the carry and each row in turn; return the last carry and the outputs."""
-    if torch.compiler.is_exporting():
-        from torch._higher_order_ops.scan import scan  # a private module, which only exports need
-
-        last, stacked = scan(step, carry, rows)
-        return last, stacked
-    outputs = []
-    for row in zip(*rows, strict=True):
-        carry, output = step(carry, row)
-        outputs.append(output)
-    return carry, torch.stack(outputs) if outputs else rows[-1].int()
 
 
 def _compact(segments: Tensor, numbers: Tensor, labels: Tensor, scores: Tensor) -> Segments:

@@ -17,6 +17,7 @@ from torchvision.models.detection.roi_heads import keypoints_to_heatmap
 from opabinia.config import register
 from opabinia.contracts import Count, Detections, Level, NonNegative, Positive, Target
 from opabinia.models.detectors.regions import PoolingOptions, RegionPool, Regions
+from opabinia.models.scan import scan
 from opabinia.runtime.device import true_indices
 
 
@@ -177,7 +178,7 @@ def heatmaps_to_keypoints_batch(logits: Tensor, boxes: Tensor, shape: tuple[int,
     logits = logits.detach()  # a scan of tensors that require gradients cannot be traced
     length, (height, width) = logits.shape[-1], shape
 
-    def highest(carry: Tensor, row: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    def highest(carry: Tensor, row: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         heatmaps, (columns, rows) = row[0], row[1].unbind(1)
         down, across = (
             bicubic_matrices(count, length, most)[:, None] for count, most in ((rows, height), (columns, width))
@@ -187,8 +188,6 @@ def heatmaps_to_keypoints_batch(logits: Tensor, boxes: Tensor, shape: tuple[int,
         inside = (y[:, None] < rows[:, None, None]) & (x < columns[:, None, None])
         value, index = resized.where(inside[:, None], -inf).flatten(2).max(dim=2)
         return carry.clone(), torch.stack([(index % width).float(), (index // width).float(), value], dim=-1)
-
-    from torch._higher_order_ops.scan import scan  # a private module, which only exports need
 
     _, stacked = scan(highest, logits.new_zeros(1), (logits.transpose(0, 1), pixels.transpose(0, 1)))
     peaks = stacked.transpose(0, 1)

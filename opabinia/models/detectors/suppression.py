@@ -13,6 +13,7 @@ from torchvision.ops import batched_nms, nms
 
 from opabinia.contracts import Detections, Sizes
 from opabinia.contracts.rotated_boxes import MAX_PAIRS, aligned_iou, box_corners, enclosing_boxes, overlapping
+from opabinia.models.scan import scan
 from opabinia.runtime.device import move_tensor, true_indices
 
 
@@ -109,18 +110,16 @@ def suppress_static(
     remaining = scores.masked_fill(dropped, -1.0)
     candidates = torch.cat([remaining.unsqueeze(2), labels.unsqueeze(2).to(boxes), boxes, *corners], dim=2)
 
-    from torch._higher_order_ops.scan import scan  # a private module, which only exports need
-
     # OpenVINO's Scan takes neither tensors from outside its body nor values to scan that the body does not read.
-    def take_best(state: Tensor, none: Tensor) -> tuple[Tensor, Tensor]:
+    def take_best(state: Tensor, none: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         index = state[..., 0].argmax(1, keepdim=True)
         best = state.gather(1, index.unsqueeze(2).expand(-1, -1, state.shape[2]))
         suppressed = (_iou(best[..., 2:], state[..., 2:]) > nms_threshold) & (state[..., 1] == best[..., 1])
-        taken = torch.where(best[..., 0] < 0, none, index)
+        taken = torch.where(best[..., 0] < 0, none[0], index)
         remaining = state[..., 0].masked_fill(suppressed, -1.0).scatter(1, index, -1.0)
         return torch.cat([remaining.unsqueeze(2), state[..., 1:]], dim=2), taken
 
-    _, taken = scan(take_best, candidates, labels.new_full((max_detections, 1), -1))
+    _, taken = scan(take_best, candidates, (labels.new_full((max_detections, 1), -1),))
     indices = taken.squeeze(2).t()
     valid, indices = indices >= 0, indices.clamp(min=0)
     return Detections(
