@@ -56,7 +56,7 @@ PARTS: dict[DemoTask, Part] = {
     ),
     DemoTask.segmentation: Part(
         "segmentation/digits",
-        ("train.length=5ep", "evaluate.every=5ep"),
+        ("train.length=4ep", "evaluate.every=4ep"),
         "which pixels belong to which digit?",
         "val/mIoU",
         "nothing: 0",
