@@ -90,7 +90,7 @@ class ImageRegression(Task):
         return [MeanAbsoluteError()]
 
 
-class MeanAbsoluteError:
+class MeanAbsoluteError(Evaluator):
     """The mean absolute error, over all processes."""
 
     def __init__(self) -> None:

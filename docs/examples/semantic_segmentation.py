@@ -96,7 +96,7 @@ class SemanticSegmentation(Task):
         return [MeanIoU(len(self.classes))]
 
 
-class MeanIoU:
+class MeanIoU(Evaluator):
     """Intersection over union, averaged over classes, and pixel accuracy; from a confusion matrix, so it is exact."""
 
     def __init__(self, classes: int) -> None:

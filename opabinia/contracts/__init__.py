@@ -31,12 +31,7 @@ from opabinia.contracts.detectors import Neck as Neck
 from opabinia.contracts.detectors import Sizes as Sizes
 from opabinia.contracts.detectors import Target as Target
 from opabinia.contracts.evaluation import EMBEDDING as EMBEDDING
-from opabinia.contracts.evaluation import DetailsEvaluator as DetailsEvaluator
-from opabinia.contracts.evaluation import DeviceEvaluator as DeviceEvaluator
 from opabinia.contracts.evaluation import Evaluator as Evaluator
-from opabinia.contracts.evaluation import FilesEvaluator as FilesEvaluator
-from opabinia.contracts.evaluation import LayersEvaluator as LayersEvaluator
-from opabinia.contracts.evaluation import LearningEvaluator as LearningEvaluator
 from opabinia.contracts.evaluation import Predictions as Predictions
 from opabinia.contracts.export import ExportModule as ExportModule
 from opabinia.contracts.export import relative_difference as relative_difference

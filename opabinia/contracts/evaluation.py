@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,78 +29,56 @@ EMBEDDING = "embedding"
 """The name of a task's features; every other layer name is the name of a module."""
 
 
-class Evaluator(Protocol):
+class Evaluator:
     """Accumulates over the batches of one evaluation. The result is the same for any number of processes.
 
-    Example: ``update`` counts the correct samples of a process, ``compute`` adds the counts of all and divides.
+    Implement ``update``, ``state`` and ``compute``; the rest is optional.
 
-    An evaluator may also be a :class:`DetailsEvaluator`, :class:`FilesEvaluator`, :class:`LearningEvaluator`,
-    :class:`LayersEvaluator` or :class:`DeviceEvaluator`.
+    Example: ``update`` counts the correct samples of a process, ``compute`` adds the counts of all and divides.
 
     Attributes:
         better: the scores that it computes and the better direction of each ("max" or "min"); the first one is its
             headline score.
+        layers: names of modules of the task. Their outputs (B x D; feature maps and tokens averaged over positions) are
+            ``predictions["layers/<name>"]``. The name ``embedding`` stands for the task's ``features``, in
+            ``predictions["embedding"]``.
+        device: the task's device, where it may compute; set before the first batch.
     """
 
     better: dict[str, str]
+    layers: Sequence[str] = ()
+    device = torch.device("cpu")
 
     def update(self, predictions: Predictions, batch: Batch) -> None:
         """Add a batch. Predictions and batch are on the host, so that the GPU can go on with the next batch."""
+        raise NotImplementedError
 
     def state(self) -> Any:
         """Return what this process has accumulated, for rank 0: arrays, tensors and picklable plain values."""
+        raise NotImplementedError
 
     def compute(self, states: Sequence[Any]) -> dict[str, float]:
         """Return the scores, as fractions of 1, from the states of all processes. An empty dataset has no scores.
 
         Called on rank 0 only; the other ranks receive the scores, or the error.
         """
-
-
-@runtime_checkable
-class DetailsEvaluator(Evaluator, Protocol):
-    """An evaluator with tables that are too long for the metrics log."""
-
-    def details(self, states: Sequence[Any]) -> dict[str, Any]:
-        """Return tables by name, for ``eval/<set>/details.json``. Called after ``compute``, with the same states."""
-
-
-@runtime_checkable
-class FilesEvaluator(Evaluator, Protocol):
-    """An evaluator that writes files of its own beside ``details.json``."""
-
-    def files(self, states: Sequence[Any]) -> dict[str, Any]:
-        """Return JSON-serializable values by file name, texts for names that end with ``.txt``. Called after
-        ``compute``, with the same states."""
-
-
-@runtime_checkable
-class LearningEvaluator(Evaluator, Protocol):
-    """An evaluator that compares with the training data, such as a nearest-neighbor classifier."""
+        raise NotImplementedError
 
     def learn(self, predictions: Predictions, batch: Batch) -> None:
-        """Add a batch of training data, read like the evaluated data. All come before the first ``update``."""
+        """Add a batch of training data, read like the evaluated data, to compare with, as a nearest-neighbor classifier
+        does. All come before the first ``update``. Training data is read only for evaluators that implement this."""
 
+    @property
+    def learns(self) -> bool:
+        """Whether it implements :meth:`learn`."""
+        return type(self).learn is not Evaluator.learn
 
-@runtime_checkable
-class LayersEvaluator(Evaluator, Protocol):
-    """An evaluator that reads outputs of named modules.
+    def details(self, states: Sequence[Any]) -> dict[str, Any]:
+        """Return tables by name that are too long for the metrics log, for ``eval/<set>/details.json``. Called after
+        ``compute``, with the same states."""
+        return {}
 
-    Attributes:
-        layers: names of modules of the task. Their outputs (B x D; feature maps and tokens averaged over positions) are
-            ``predictions["layers/<name>"]``. The name ``embedding`` stands for the task's ``features``, in
-            ``predictions["embedding"]``.
-    """
-
-    layers: Sequence[str]
-
-
-@runtime_checkable
-class DeviceEvaluator(Evaluator, Protocol):
-    """An evaluator that computes on the task's device.
-
-    Attributes:
-        device: set to the task's device before the first batch.
-    """
-
-    device: torch.device
+    def files(self, states: Sequence[Any]) -> dict[str, Any]:
+        """Return further files beside ``details.json``: JSON-serializable values by file name, texts for names that end
+        with ``.txt``. Called after ``compute``, with the same states."""
+        return {}

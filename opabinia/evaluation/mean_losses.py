@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from opabinia.config import register
-from opabinia.contracts import Batch, DatasetInfo, Predictions
+from opabinia.contracts import Batch, DatasetInfo, Evaluator, Predictions
 
 _PREFIX = "losses/"
 
 
-class MeanLosses:
+class MeanLosses(Evaluator):
     """Means over the samples of the losses in the predictions (``losses/<name>``, the same for all samples of a
     batch): ``loss`` and its parts, under their own names.
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from opabinia.contracts import Hook, Phase, Run
+from opabinia.contracts import Evaluator, Hook, Phase, Run
 from opabinia.engine.checkpointing.manager import list_checkpoints, load_latest_checkpoint, read_pointer
 from opabinia.engine.hooks.save_best import SaveBest
 from opabinia.engine.hooks.save_checkpoint import SaveCheckpoint
@@ -234,7 +234,7 @@ class Infinite(Line):
         return {**super().forward(batch, clock), "aux": torch.tensor(math.inf), "other": torch.tensor(math.nan)}
 
 
-class NaNScore:
+class NaNScore(Evaluator):
     """An evaluator whose score is NaN."""
 
     better = {"top1": "max"}  # noqa: RUF012

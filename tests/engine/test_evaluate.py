@@ -40,7 +40,7 @@ class Vectors(Source):
         return {"image": self.images[index], "label": self.labels[index], "id": str(index)}
 
 
-class Confidence:
+class Confidence(Evaluator):
     """Mean of the largest logit, added in the order of positions: another order could change the last digit."""
 
     better = {"confidence": "max"}  # noqa: RUF012

@@ -53,7 +53,7 @@ class Embedding(Line):
         return {**super().predict(batch), **self.features(batch)}
 
 
-class Largest:
+class Largest(Evaluator):
     """The largest logit of each sample, as a tensor in the state; tables and files have the rank that computes them."""
 
     better = {"largest": "max"}  # noqa: RUF012

@@ -22,7 +22,7 @@ class Embedding(Line):
         return {"embedding": 2 * batch["image"]}
 
 
-class LayerEvaluator:
+class LayerEvaluator(Evaluator):
     """Keeps the outputs of some layers."""
 
     better = {"kept": "max"}  # noqa: RUF012

@@ -35,7 +35,7 @@ def states(make: Any, train: Sequence[Any], queries: Sequence[Any], processes: i
     result = []
     for rank in range(processes):
         evaluator = make()
-        for batch in train[rank::processes] if hasattr(evaluator, "learn") else ():
+        for batch in train[rank::processes]:
             evaluator.learn(*batch)
         for batch in queries[rank::processes]:
             evaluator.update(*batch)
@@ -50,4 +50,4 @@ def evaluate_batches(
     rank_states = states(make, train, queries, processes)
     evaluator = make()
     scores = evaluator.compute(rank_states)
-    return scores, getattr(evaluator, "details", lambda states: {})(rank_states)
+    return scores, evaluator.details(rank_states)

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from opabinia.contracts import DataMismatch
+from opabinia.contracts import DataMismatch, Evaluator
 from opabinia.evaluation.classification.multilabel import MultiLabel
 from opabinia.evaluation.classification.topk import TopK
 from opabinia.evaluation.classification.video import PerVideo
@@ -46,7 +46,7 @@ def test_probabilities_are_averaged_not_logits() -> None:
     torch.testing.assert_close(recorder.logits.softmax(1), recorder.probabilities)
 
 
-class Recorder:
+class Recorder(Evaluator):
     """An evaluator that keeps what it was updated with."""
 
     better = {"videos": "max"}  # noqa: RUF012

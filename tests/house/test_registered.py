@@ -752,7 +752,7 @@ def oriented_objects(
 def evaluator_works(make: Callable[[DatasetInfo], Any], folder: Path) -> None:
     """Four images of two identities, the first of each a query, all with objects. Evaluators of features get forty
     images of two classes."""
-    if hasattr(getattr(make, "target", make), "layers"):
+    if getattr(getattr(make, "target", make), "layers", ()):
         evaluator = make(replace(INFO, classes=("a", "b")))
         embedding = torch.randn(40, 8, generator=torch.Generator().manual_seed(1))
         evaluated: tuple[Any, Any] = {"embedding": embedding}, {**batch_of(40), "label": torch.arange(40) % 2}

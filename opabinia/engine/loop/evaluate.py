@@ -18,12 +18,7 @@ from opabinia.contracts import (
     Batch,
     DataMismatch,
     DatasetInfo,
-    DetailsEvaluator,
-    DeviceEvaluator,
     Evaluator,
-    FilesEvaluator,
-    LayersEvaluator,
-    LearningEvaluator,
     Loader,
     Phase,
     Predictions,
@@ -130,9 +125,8 @@ def evaluate(
     """
     evaluators = validation.evaluators(task, validation.dataset_info)
     for evaluator in evaluators:
-        if isinstance(evaluator, DeviceEvaluator):
-            evaluator.device = device
-    learners = [evaluator for evaluator in evaluators if isinstance(evaluator, LearningEvaluator)]
+        evaluator.device = device
+    learners = [evaluator for evaluator in evaluators if evaluator.learns]
     predict = partial(_predict, task, requested_layers(task, evaluators), device, should_stop, sharded)
     skipped_before = validation.loader.num_skipped
     # Not inference_mode: tensors that a module caches in its first forward pass must be usable for backward later.
@@ -170,10 +164,8 @@ def _compute(evaluator: Evaluator, result: EvaluationResult, name: str) -> dict[
             scores = evaluator.compute(states)
         except DataMismatch as error:
             raise DataMismatch(f"{name}: {error}") from error
-        if isinstance(evaluator, DetailsEvaluator):
-            result.details.update(evaluator.details(states))
-        if isinstance(evaluator, FilesEvaluator):
-            result.files.update(evaluator.files(states))
+        result.details.update(evaluator.details(states))
+        result.files.update(evaluator.files(states))
         return scores
 
     return from_rank_zero(compute, patient=True)
@@ -182,7 +174,7 @@ def _compute(evaluator: Evaluator, result: EvaluationResult, name: str) -> dict[
 def needs_training_data(task: Task, validation: ValidationSet) -> bool:
     """Return whether an evaluator of this set learns from the training data."""
     evaluators = validation.evaluators(validation.task or task, validation.dataset_info)
-    return any(isinstance(evaluator, LearningEvaluator) for evaluator in evaluators)
+    return any(evaluator.learns for evaluator in evaluators)
 
 
 def requested_layers(task: Task, evaluators: Sequence[Evaluator]) -> list[str]:
@@ -191,8 +183,7 @@ def requested_layers(task: Task, evaluators: Sequence[Evaluator]) -> list[str]:
     Raises:
         DataMismatch: the task has no such layer.
     """
-    readers = [evaluator for evaluator in evaluators if isinstance(evaluator, LayersEvaluator)]
-    names = dict.fromkeys(name for reader in readers for name in reader.layers)
+    names = dict.fromkeys(name for evaluator in evaluators for name in evaluator.layers)
     check_layer_names(task, names)
     return list(names)
 

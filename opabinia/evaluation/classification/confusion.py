@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from opabinia.contracts import Batch, Predictions
+from opabinia.contracts import Batch, Evaluator, Predictions
 from opabinia.evaluation.classification.topk import all_finite
 
 _UNIT = 2**32
 """Fractions of 1 are summed as integers of this unit: sums of floats would depend on the order of the samples."""
 
 
-class Confusion:
+class Confusion(Evaluator):
     """Confusion matrix. Scores: ``mean_recall`` (mean of the classes' recall, also called balanced accuracy) and
     ``macro_f1``; both without classes that have no samples.
 
@@ -86,7 +86,7 @@ def _per_class(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return recall, precision, 2 * right / (samples + predicted).clamp(min=1), samples
 
 
-class Calibration:
+class Calibration(Evaluator):
     """Calibration of probabilities. Scores: ``ece``, the expected calibration error (Guo et al. 2017, section 2: mean
     gap between confidence and accuracy over equal bins of confidence), and ``nll``, the mean negative log-likelihood.
 

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from opabinia.contracts import Batch, Predictions
+from opabinia.contracts import Batch, Evaluator, Predictions
 
 
 def average_precision(scores: NDArray[Any], labels: NDArray[Any]) -> float:
@@ -58,7 +58,7 @@ def attribute_scores(probabilities: Tensor, labels: Tensor, *, threshold: float 
     return {"mA": float(torch.stack(recalls).mean(0).nanmean()), **means, "f1": f1}
 
 
-class MultiLabel:
+class MultiLabel(Evaluator):
     """Scores ``mAP`` (mean average precision over the classes that occur), and at probability 0.5 ``micro_f1``
     (over all labels) and ``macro_f1`` (mean over those classes).
 

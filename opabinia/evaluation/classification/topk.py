@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from opabinia.contracts import Batch, Predictions
+from opabinia.contracts import Batch, Evaluator, Predictions
 
 
 def count_topk_hits(logits: Tensor, labels: Tensor, ks: Sequence[int]) -> Tensor:
@@ -38,7 +38,7 @@ def all_finite(rows: Tensor) -> Tensor:
     return rows.amax(1).isfinite() & rows.amin(1).isfinite()
 
 
-class TopK:
+class TopK(Evaluator):
     """Share of samples whose class is among the k largest logits: scores ``top1``, ``top5`` ...
 
     Counts are integers, so the result is the same on any number of processes.

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from opabinia.contracts import Batch, DataMismatch, DetailsEvaluator, Evaluator, Predictions
+from opabinia.contracts import Batch, DataMismatch, Evaluator, Predictions
 
 _UNIT = 2**40
 """Probabilities are kept as integers of this unit, so that sums do not depend on the order of views."""
@@ -19,7 +19,7 @@ Videos = dict[str, tuple[NDArray[np.int64], int, NDArray[Any]]]
 """By id: probabilities in units, summed over views or the largest (int64, K); number of views; label."""
 
 
-class PerVideo:
+class PerVideo(Evaluator):
     """Passes the mean, or the largest, of the probabilities of a video's views to other evaluators.
 
     Views of a video are samples with the same ``id``. With one view per video nothing changes. For each video K
@@ -87,9 +87,8 @@ class PerVideo:
         }
 
     def details(self, states: Sequence[Videos]) -> dict[str, Any]:
-        """Return the tables of all evaluators that have some. Called after :meth:`compute`."""
+        """Return the tables of all evaluators. Called after :meth:`compute`."""
         tables: dict[str, Any] = {}
         for evaluator in self._evaluators:
-            if isinstance(evaluator, DetailsEvaluator):
-                tables |= evaluator.details([evaluator.state()])
+            tables |= evaluator.details([evaluator.state()])
         return tables

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from opabinia.contracts import Batch, Predictions
+from opabinia.contracts import Batch, Evaluator, Predictions
 
 MAX_SAMPLES = 100
 
@@ -20,7 +20,7 @@ class Misclassified(NamedTuple):
     of_predicted: float
 
 
-class WorstSamples:
+class WorstSamples(Evaluator):
     """Lists the samples whose predicted class is not their label, the most confident errors first.
 
     It computes no scores. The table (``details``): ``worst``, at most a hundred samples with the ``label``, the class

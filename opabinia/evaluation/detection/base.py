@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from opabinia.contracts import Batch, DataMismatch, DatasetInfo, GroundTruth, Predictions
+from opabinia.contracts import Batch, DataMismatch, DatasetInfo, Evaluator, GroundTruth, Predictions
 from opabinia.contracts.masks import compress_rle
 from opabinia.contracts.rotated_boxes import upright_boxes
 from opabinia.evaluation.detection.rle import Floats, paste_masks
@@ -58,7 +58,7 @@ class ImageResult(NamedTuple):
         )
 
 
-class DetectionEvaluator:
+class DetectionEvaluator(Evaluator):
     """Base of detection evaluators: keeps ground truth and detections of the images of this process.
 
     Subclasses implement :meth:`_evaluate` and read its result, which is computed once for the same states, from

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from opabinia.contracts import EMBEDDING, Batch, DataMismatch, DatasetInfo, Predictions
+from opabinia.contracts import EMBEDDING, Batch, DataMismatch, DatasetInfo, Evaluator, Predictions
 
 
 class Rows(NamedTuple):
@@ -119,15 +119,10 @@ def check_labels(name: str, dataset_info: DatasetInfo, *, multi_label: bool = Fa
         raise ValueError(f"{name}: every image of the data needs {needed}, of two classes or more")
 
 
-class EmbeddingEvaluator:
-    """Base of evaluators that keep the embeddings of the evaluated samples. Subclasses implement ``_scores``.
-
-    Attributes:
-        device: where it computes; set to the task's device by an evaluation.
-    """
+class EmbeddingEvaluator(Evaluator):
+    """Base of evaluators that keep the embeddings of the evaluated samples. Subclasses implement ``_scores``."""
 
     def __init__(self) -> None:
-        self.device = torch.device("cpu")
         self._batches: Batches = []
 
     def update(self, predictions: Predictions, batch: Batch) -> None:
@@ -151,7 +146,7 @@ class EmbeddingEvaluator:
         raise NotImplementedError
 
 
-class FeatureBankEvaluator:
+class FeatureBankEvaluator(Evaluator):
     """Base of evaluators that learn from features of the training samples and evaluate on features of others.
 
     Subclasses implement ``_scores``, for the first layer, or ``compute``.
@@ -166,21 +161,17 @@ class FeatureBankEvaluator:
         layers: ``embedding``, or names of modules.
         multi_label: whether images may have several labels.
 
-    Attributes:
-        device: where it computes; set to the task's device by an evaluation.
-
     Raises:
         ValueError: see :func:`check_labels`.
     """
 
-    layers: tuple[str, ...] = (EMBEDDING,)
+    layers: Sequence[str] = (EMBEDDING,)
 
     def __init__(
         self, name: str, dataset_info: DatasetInfo, layers: Sequence[str] = (EMBEDDING,), *, multi_label: bool = False
     ) -> None:
         check_labels(name, dataset_info, multi_label=multi_label)
         self.layers = tuple(layers)
-        self.device = torch.device("cpu")
         self._training: dict[str, Batches] = {layer: [] for layer in self.layers}
         self._evaluated: dict[str, Batches] = {layer: [] for layer in self.layers}
 

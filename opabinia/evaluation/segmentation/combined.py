@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from opabinia.contracts import Batch, DetailsEvaluator, Evaluator, FilesEvaluator, Predictions
+from opabinia.contracts import Batch, Evaluator, Predictions
 
 
-class Combined:
+class Combined(Evaluator):
     """The scores of several evaluators whose classes are the same.
 
     The tables (``details``) are those of all, with one row for each class; of others with the same name the first
@@ -50,12 +50,11 @@ class Combined:
         """Return the tables."""
         tables: dict[str, Any] = {}
         for evaluator, parts in self._of_each(states):
-            if isinstance(evaluator, DetailsEvaluator):
-                own = evaluator.details(parts)
-                if "per_class" in tables and "per_class" in own:
-                    pairs = zip(tables["per_class"], own["per_class"], strict=True)
-                    tables["per_class"] = [first | second for first, second in pairs]
-                tables = own | tables
+            added = evaluator.details(parts)
+            if "per_class" in tables and "per_class" in added:
+                pairs = zip(tables["per_class"], added["per_class"], strict=True)
+                tables["per_class"] = [first | second for first, second in pairs]
+            tables = added | tables
         tables.pop("counted", None)  # it describes the detector's confusions, which are not among these tables
         return tables
 
@@ -63,6 +62,5 @@ class Combined:
         """Return the files of all."""
         files: dict[str, Any] = {}
         for evaluator, parts in self._of_each(states):
-            if isinstance(evaluator, FilesEvaluator):
-                files |= evaluator.files(parts)
+            files |= evaluator.files(parts)
         return files

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from opabinia.config import register
-from opabinia.contracts import Batch, DataMismatch, DatasetInfo, Fraction, Predictions
+from opabinia.contracts import Batch, DataMismatch, DatasetInfo, Evaluator, Fraction, Predictions
 from opabinia.evaluation.segmentation.maps import boundary_pixels, ground_truth_maps, worst_rows
 
 Ints = NDArray[np.int64]
@@ -35,7 +35,7 @@ class PanopticState(NamedTuple):
 
 
 @register.evaluator
-class Panoptic:
+class Panoptic(Evaluator):
     """Panoptic quality (Kirillov et al. 2019, section 4), equal to panopticapi's numbers: ``PQ``, the product of ``SQ``
     (mean IoU of matched segments) and ``RQ`` (F1 of the matching) of each class, mean over classes; ``SQ`` and ``RQ``,
     their own means. Classes with countable objects have ``PQ_th``, ``SQ_th`` and ``RQ_th``, the others ``PQ_st``,

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from opabinia.config import register
-from opabinia.contracts import IGNORE_LABEL, Batch, DatasetInfo, Fraction, Predictions
+from opabinia.contracts import IGNORE_LABEL, Batch, DatasetInfo, Evaluator, Fraction, Predictions
 from opabinia.evaluation.segmentation.maps import boundary_pixels, ground_truth_maps, worst_rows
 
 Labels = NDArray[np.uint8]
@@ -32,7 +32,7 @@ class SemanticState(NamedTuple):
 
 
 @register.evaluator
-class Semantic:
+class Semantic(Evaluator):
     """Semantic segmentation: ``mIoU``, the mean over the classes of the intersection over union of all pixels of the
     dataset; ``fwIoU``, the mean weighted by the classes' pixels; ``mACC``, the mean over the classes of the share of
     their pixels that is right, and ``pACC``, that of all pixels. Equal to detectron2's numbers, divided by 100.

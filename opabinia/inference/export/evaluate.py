@@ -15,7 +15,7 @@ from torch import Tensor
 
 from opabinia.config import ConfigError, Problem, Resolved
 from opabinia.config.datasets import subtasks
-from opabinia.contracts import DatasetInfo, Evaluator, LayersEvaluator, Task
+from opabinia.contracts import DatasetInfo, Evaluator, Task
 from opabinia.data import TrainingStream
 from opabinia.data.streams import SINGLE
 from opabinia.engine.checkpointing.checkpoint import read_state
@@ -141,9 +141,8 @@ def open_evaluation(
 
     def evaluators_of_predictions(_: Task, dataset_info: DatasetInfo) -> list[Evaluator]:
         found = validation.evaluators(task, dataset_info)
-        layers = [evaluator.layers if isinstance(evaluator, LayersEvaluator) else () for evaluator in found]
         own = {name.removeprefix(f"{dataset_info.task}/") for name in outputs}
-        return [evaluator for evaluator, names in zip(found, layers, strict=True) if set(names) <= own]
+        return [evaluator for evaluator in found if set(evaluator.layers) <= own]
 
     metric = (parts["checkpoint"].best or "").replace("_ema/", "/")
     best = make_best(metric if weighted_score(metric, dict.fromkeys(scores, 0.0)) is not None else None, scores)
