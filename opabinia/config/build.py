@@ -26,7 +26,7 @@ from opabinia.config.errors import ConfigError, Problem, show
 from opabinia.config.references import dotted
 from opabinia.config.registry import Entry
 from opabinia.config.types import Spec, describe, must_exist
-from opabinia.config.validate import blame, place_parts
+from opabinia.config.validate import Place, fit
 from opabinia.runtime.local_copies import local_copy
 from opabinia.runtime.storage import StorageError, is_url
 
@@ -139,22 +139,29 @@ class _Builder:
 
     def _arguments(self, entry: Entry, keys: Mapping[str, Any], path: tuple[Any, ...]) -> dict[str, Any]:
         """The arguments as the callable takes them, parts built."""
-        from pydantic import ValidationError
+        problems: list[Problem] = []
 
-        given = {
-            name: place_parts(entry.by_name[name].spec, value, (*path, name), self._part)
-            if name in entry.by_name
-            else value
-            for name, value in keys.items()
-        }
-        with errors_at(dotted(path), self._where(path), self._below(path, keys)):
-            for name, value in given.items():
-                if entry.family == "source" or (name in entry.by_name and must_exist(entry.by_name[name].spec)):
-                    given[name] = _local(name, value)
-        try:
-            return entry.signature.validate(given)
-        except ValidationError as error:
-            raise ConfigError(self._mismatches(entry, error, keys, path)) from None
+        def complain(place: Place, message: str, found: str = "") -> None:
+            problems.append(Problem(self._where(path), dotted(place), message, found))
+
+        def report(place: Place, spec: Spec, value: Any) -> None:
+            complain(place, f"expected {describe(spec)}", show(value))
+
+        arguments: dict[str, Any] = {}
+        for name, value in keys.items():
+            if (parameter := entry.by_name.get(name)) is None:
+                complain((*path, name), "unknown key", show(value))
+                continue
+            if entry.family == "source" or must_exist(parameter.spec):
+                with errors_at(dotted(path), self._where(path), self._below(path, keys)):
+                    value = _local(name, value)
+            arguments[name] = fit(parameter.spec, value, (*path, name), report, self._part)
+        for parameter in entry.parameters:
+            if parameter.required and parameter.name not in keys:
+                complain((*path, parameter.name), f"expected {describe(parameter.spec)}")
+        if problems:
+            raise ConfigError(problems)
+        return arguments
 
     def _part(self, spec: Spec, value: Any, path: tuple[Any, ...], key: str | None) -> Any:
         keys = {"name": value} if isinstance(value, str) else dict(value)
@@ -163,18 +170,6 @@ class _Builder:
         if entry is None:
             raise ConfigError(Problem(self._where(path), dotted(path), f"there is no {spec['family']} {name!r}"))
         return self.build(entry, keys, path)
-
-    def _mismatches(
-        self, entry: Entry, error: Any, keys: Mapping[str, Any], path: tuple[Any, ...]
-    ) -> Iterator[Problem]:
-        for item in error.errors(include_url=False, include_context=False, include_input=False):
-            name, *inside = item["loc"]
-            parameter = entry.by_name.get(name)
-            message = "unknown key"
-            if parameter is not None:
-                message = f"expected {describe(blame(parameter.spec, inside)[1])}"
-            found = show(keys[name]) if name in keys else ""
-            yield Problem(self._where(path), dotted((*path, name)), message, found)
 
     def _below(self, path: tuple[Any, ...], keys: Mapping[str, Any]) -> dict[str, str]:
         """The places of the arguments of the part at ``path``, and of the values in them."""

@@ -25,7 +25,7 @@ from opabinia.runtime.files import cache_folder, write_atomic
 ROOT = "opabinia.training.builtin_parts"  # importing it registers every built-in part
 GROUP = "opabinia.parts"
 PACKAGE = Path(__file__).resolve().parent.parent
-LIBRARIES = ("opabinia", "torch", "torchvision", "timm", "pydantic")
+LIBRARIES = ("opabinia", "torch", "torchvision", "timm")
 SLOW_IMPORT = 10.0
 """Seconds after which the import of a plug-in is reported: it may be blocked."""
 

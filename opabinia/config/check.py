@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from opabinia.config.catalog import Catalog
 from opabinia.config.compose import Tree
@@ -16,10 +16,7 @@ from opabinia.config.references import dotted, leaves
 from opabinia.config.registry import Entry
 from opabinia.config.tree import BROKEN, BadScalar, Node, scalar
 from opabinia.config.types import Parameter, Spec, describe, parts_in
-from opabinia.config.validate import accepts, blame, place_parts, plain
-
-if TYPE_CHECKING:
-    from pydantic import ValidationError
+from opabinia.config.validate import accepts, fit, plain
 
 DEFAULT = "signature's default"
 Path = tuple[Any, ...]
@@ -85,23 +82,21 @@ class _Check:
 
     def _arguments(self, entry: Entry, keys: dict[str, Any], path: Path) -> dict[str, Any]:
         """The arguments of a part: the values in ``keys``, and defaults for the rest."""
-        from pydantic import ValidationError
-
         keys = self._rename(entry, keys, path)
-        given = dict(keys)
+        for key, value in keys.items():
+            if key not in entry.by_name:
+                self._unknown_key(entry, key, value, path)
+        arguments: dict[str, Any] = {}
         for parameter in entry.parameters:
-            if parameter.name not in keys and (not parameter.required or self.catalog.fills_itself(parameter.spec)):
-                given[parameter.name] = {} if parameter.required else parameter.default
-        for parameter in entry.parameters:
-            name = parameter.name
-            if name in given:
-                value = _with_default_name(parameter, given[name])
-                given[name] = place_parts(parameter.spec, value, (*path, name), self._part)
-        try:
-            return {name: plain(value) for name, value in entry.signature.validate(given).items()}
-        except ValidationError as error:
-            self._report(entry, error, keys, path)
-            return {}
+            name, default = parameter.name, parameter.default
+            if name not in keys and parameter.required:
+                if not self.catalog.fills_itself(parameter.spec):
+                    self._missing(parameter, path)
+                    continue
+                default = {}
+            value = _with_default_name(parameter, keys.get(name, default))
+            arguments[name] = plain(fit(parameter.spec, value, (*path, name), self._mismatch, self._part))
+        return arguments
 
     def _part(self, spec: Spec, value: Any, path: Path, key: str | None) -> dict[str, Any]:
         """The complete section of one part."""
@@ -159,28 +154,6 @@ class _Check:
 
     # --- problems ---
 
-    def _report(self, entry: Entry, error: ValidationError, keys: dict[str, Any], path: Path) -> None:
-        """Turn pydantic's errors into problems, one per place."""
-        reported: set[Path] = set()
-        for item in error.errors(include_url=False, include_context=False, include_input=False):
-            name, *inside = item["loc"]
-            parameter = entry.by_name.get(str(name))
-            if parameter is None:
-                self._unknown_key(entry, str(name), keys[str(name)], path)
-            elif item["type"] == "missing" and not inside:
-                self._missing(parameter, path)
-            else:
-                if item["type"] == "missing":  # an item of a list that is too short: blame the list
-                    inside.pop()
-                below, spec = blame(parameter.spec, inside)
-                place = (*path, parameter.name, *below)
-                if place not in reported:
-                    reported.add(place)
-                    value: Any = keys.get(parameter.name)
-                    for step in below:
-                        value = value[step]
-                    self._mismatch(spec, value, place)
-
     def _unknown_key(self, entry: Entry, key: str, value: Any, path: Path) -> None:
         place = (*path, key)
         if entry.family == "task" and (key, value) == ("backbone", "shared"):  # see config/multitask.py
@@ -224,7 +197,7 @@ class _Check:
             allowed += f"; another name drops the keys of the one before: give {dotted(path)} as a whole"
         self._complain((*path, parameter.name), "missing", allowed=allowed)
 
-    def _mismatch(self, spec: Spec, value: Any, path: Path) -> None:
+    def _mismatch(self, path: Path, spec: Spec, value: Any) -> None:
         if _holds_broken(value):
             return
         arms = spec["of"] if spec["kind"] == "union" else [spec]

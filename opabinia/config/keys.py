@@ -1,6 +1,6 @@
 """Shell completion of ``key=value``: the keys below a place in a config, and the values of a key.
 
-It reads only the catalog and the composed tree: no part, torch or pydantic is imported.
+It reads only the catalog and the composed tree: no part and no torch is imported.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from opabinia.config.errors import ConfigError, Problem, listing, nearest
 from opabinia.config.references import dotted
 from opabinia.config.registry import Entry
 from opabinia.config.types import Spec, must_exist
-from opabinia.config.validate import place_parts
+from opabinia.config.validate import fit
 from opabinia.runtime.files import describe_missing, split_folder
 from opabinia.runtime.storage import is_url
 
@@ -142,7 +142,7 @@ def missing_paths(resolved: Resolved, catalog: Catalog) -> list[Problem]:
             value, place = values.get(parameter.name), (*path, parameter.name)
             if must_exist(parameter.spec) and isinstance(value, str) and not is_url(value):
                 problems.extend(_missing(Path(value), dotted(place), resolved.origins.get(dotted(place), "")))
-            place_parts(parameter.spec, value, place, visit)
+            fit(parameter.spec, value, place, lambda *mismatch: None, visit)
 
     def visit(spec: Spec, value: Any, path: tuple[Any, ...], key: str | None) -> None:
         values = {"name": value} if isinstance(value, str) else value

@@ -18,7 +18,7 @@ from opabinia.config.arguments import remember_arguments
 from opabinia.config.docstrings import documentation
 from opabinia.config.errors import nearest, show
 from opabinia.config.types import Parameter, Spec, Unsupported, describe, holds_part, parts_in, spec_of
-from opabinia.config.validate import Signature, convert, place_parts, plain
+from opabinia.config.validate import fit, plain
 
 T = TypeVar("T", bound=Callable[..., Any])
 _RESERVED_KEYS = ("base", "vars")
@@ -53,11 +53,6 @@ class Entry:
     def by_name(self) -> dict[str, Parameter]:
         """The parameters by name."""
         return {parameter.name: parameter for parameter in self.parameters}
-
-    @cached_property
-    def signature(self) -> Signature:
-        """The parameters, for validation."""
-        return Signature(f"{self.family}.{self.name}", self.parameters)
 
     def load(self) -> Callable[..., Any] | None:
         """Return the callable, importing the module that registers it; None if that does not register it."""
@@ -276,14 +271,10 @@ class Register:
         def refuse(*_: Any) -> Any:
             raise complain(f"the default of parameter {name!r} must be a registered callable: the part itself")
 
-        from pydantic import ValidationError
+        def report(*_: Any) -> None:
+            raise complain(f"the default of parameter {name!r}, {show(plain(value))}, is not {describe(spec)}")
 
-        try:
-            default = plain(convert(spec, place_parts(spec, plain(value), (), refuse)))
-        except ValidationError:
-            raise complain(
-                f"the default of parameter {name!r}, {show(plain(value))}, is not {describe(spec)}"
-            ) from None
+        default = plain(fit(spec, plain(value), (), report, refuse))
         if not _is_yaml(default):
             raise complain(f"the default of parameter {name!r} holds a value that cannot be written in YAML")
         return default

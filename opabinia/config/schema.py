@@ -1,4 +1,4 @@
-"""The JSON Schema of recipes, from the pydantic models that validate them, for completion and hints in editors."""
+"""The JSON Schema of recipes, from type specs, for completion and hints in editors."""
 
 from __future__ import annotations
 
@@ -8,10 +8,18 @@ from opabinia.config.catalog import Catalog
 from opabinia.config.errors import ConfigError, Problem, listing
 from opabinia.config.merge import DELETE
 from opabinia.config.registry import Entry
-from opabinia.config.types import parts_in
-from opabinia.config.validate import PART
+from opabinia.config.types import Spec, parts_in
 
 Schema = dict[str, Any]
+
+_TYPES = {"int": "integer", "float": "number", "bool": "boolean", "str": "string", "null": "null"}
+_BOUNDS = {
+    "ge": "minimum",
+    "gt": "exclusiveMinimum",
+    "le": "maximum",
+    "lt": "exclusiveMaximum",
+    "multiple_of": "multipleOf",
+}
 
 REFERENCE: Schema = {"type": "string", "pattern": r"\$\{.*\}", "description": "a reference"}
 TEXTS: Schema = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
@@ -73,37 +81,52 @@ def _definitions(catalog: Catalog, top: Entry) -> dict[str, Schema]:
 
 
 def _object(entry: Entry) -> Schema:
-    """The schema of one part's section."""
-    model = entry.signature.model.model_json_schema(by_alias=True)
-    properties = {name: _property(schema) for name, schema in model.get("properties", {}).items()}
+    """The schema of one part's section. Description and default are at the top, where editors look for them."""
+    properties: dict[str, Schema] = {}
+    for parameter in entry.parameters:
+        about: Schema = {"description": parameter.doc} if parameter.doc else {}
+        about |= {} if parameter.required else {"default": parameter.default}
+        properties[parameter.name] = {**_or_reference(parameter.spec), **about}
     if entry.family not in ("section", "command"):
         replaces = {"type": "boolean", "description": "replace the section of the base instead of merging with it"}
         properties = {"name": {"const": entry.name, "description": entry.doc}, DELETE: replaces, **properties}
     return {"type": "object", "description": entry.doc, "properties": properties, "additionalProperties": False}
 
 
-def _property(schema: Schema) -> Schema:
-    """A parameter's schema or a reference; description and default stay at the top, where editors look for them."""
-    about: Schema = {key: schema[key] for key in ("description", "default") if key in schema}
-    value = {key: item for key, item in schema.items() if key not in ("title", "description", "default")}
-    return {"anyOf": [_relaxed(value), {"$ref": "#/$defs/reference"}], **about}
+def _or_reference(spec: Spec) -> Schema:
+    return {"anyOf": [_value(spec), {"$ref": "#/$defs/reference"}]}
 
 
-def _relaxed(schema: Schema) -> Schema:
-    """Allow references as items of lists, and null to remove an entry of a dictionary of parts."""
-    if PART in schema:
-        part = schema[PART]
-        return {"$ref": f"#/$defs/{part['family']}.{part['name']}" if part.get("name") else f"#/$defs/{part['family']}"}
-    schema = dict(schema)
-    if "anyOf" in schema:
-        schema["anyOf"] = [_relaxed(arm) for arm in schema["anyOf"]]
-    if isinstance(schema.get("items"), dict):
-        schema["items"] = {"anyOf": [_relaxed(schema["items"]), {"$ref": "#/$defs/reference"}]}
-    if "prefixItems" in schema:
-        schema["prefixItems"] = [
-            {"anyOf": [_relaxed(item), {"$ref": "#/$defs/reference"}]} for item in schema["prefixItems"]
-        ]
-    values = schema.get("additionalProperties")
-    if isinstance(values, dict):
-        schema["additionalProperties"] = {"anyOf": [_relaxed(values), {"type": "null"}]} if PART in values else values
-    return schema
+def _value(spec: Spec) -> Schema:
+    """The schema of the values of a spec."""
+    match spec["kind"]:
+        case "part":
+            return {"$ref": f"#/$defs/{spec['family']}" + (f".{spec['name']}" if spec.get("name") else "")}
+        case "union":
+            return {"anyOf": [_value(arm) for arm in spec["of"]]}
+        case "list":
+            return {"type": "array", "items": _or_reference(spec["of"]), **_limits(spec, "Items")}
+        case "tuple":
+            items, count = [_or_reference(item) for item in spec["of"]], len(spec["of"])
+            return {"type": "array", "prefixItems": items, "minItems": count, "maxItems": count}
+        case "dict":  # null removes an entry of a dictionary of parts
+            values = _value(spec["of"])
+            values = {"anyOf": [values, {"type": "null"}]} if spec["of"]["kind"] == "part" else values
+            return {"type": "object", "additionalProperties": values or True, **_limits(spec, "Properties")}
+        case "literal" | "enum":
+            return {"enum": spec["values"]}
+        case "duration":
+            return {"type": "string", "pattern": rf"^\d+(\.\d+)?\s*({'|'.join(spec['units'])})$"}
+        case "path":
+            return {"type": "string", "pattern": r"^[^\x00]+$"}
+        case "any":
+            return {}
+    return {
+        "type": _TYPES[spec["kind"]],
+        **{_BOUNDS[key]: spec[key] for key in _BOUNDS if key in spec},
+        **_limits(spec, "Length"),
+    }
+
+
+def _limits(spec: Spec, of: str) -> Schema:
+    return {f"{end}{of}": spec[end] for end in ("min", "max") if end in spec}

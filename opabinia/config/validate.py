@@ -1,102 +1,85 @@
-"""Validation of values against type specs, with pydantic, which is imported when the first value is validated."""
+"""Validation of plain data against type specs, with conversion to the values that parts take."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable
 from enum import Enum
-from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
+from typing import Any
 
-from opabinia.config.types import Parameter, Spec, holds_part, member_of
+from opabinia.config.types import Spec, holds_part, member_of
 from opabinia.runtime.durations import Duration
 
-if TYPE_CHECKING:
-    from pydantic import BaseModel, TypeAdapter
+Place = tuple[Any, ...]
+"""Keys and positions that lead to a value."""
 
-PART = "part"
-"""Key in the JSON Schema of a model: the spec of the part at this place."""
+Report = Callable[[Place, Spec, Any], None]
+"""Called with the place of a value that does not fit, the spec of what was expected there, and the value."""
 
-Visit = Callable[[Spec, Any, tuple[Any, ...], str | None], Any]
+Visit = Callable[[Spec, Any, Place, str | None], Any]
+"""Processes the section of one part: its spec, the section or name, the place, and the key in a dictionary of parts,
+which is the part's name if it has none."""
+
+_KINDS_WITH_PARTS: dict[type, tuple[str, ...]] = {
+    str: ("part",),
+    dict: ("part", "dict"),
+    list: ("list", "tuple"),
+    tuple: ("list", "tuple"),
+}
 
 
-@dataclass(frozen=True)
-class Placed:
-    """A part whose own section has been visited; the model accepts it in place of a part."""
-
-    value: Any
-
-
-def place_parts(spec: Spec, value: Any, path: tuple[Any, ...], visit: Visit, key: str | None = None) -> Any:
-    """Return ``value`` with every part in it replaced by ``Placed(visit(spec, value, path, key))``.
+def fit(
+    spec: Spec, value: Any, place: Place, report: Report, visit: Visit | None = None, key: str | None = None
+) -> Any:
+    """Convert plain data to the value that a callable takes. Values are never cast: ``"3"`` is no integer.
 
     Args:
-        spec: type spec at ``path``.
-        value: plain data; values that do not fit are kept, for validation to reject.
-        path: keys and positions that lead here.
-        visit: processes one part's section.
-        key: the key in a dictionary of parts: the part's name if it has none.
+        spec: type spec at ``place``.
+        value: plain data.
+        place: where it is.
+        report: called for each value that does not fit, which becomes None.
+        visit: returns what stands for a part; without it no part fits.
+        key: the key of the value in a dictionary.
     """
     kind = spec["kind"]
     if kind == "union":
-        arm = _arm(spec, value)
-        return place_parts(arm, value, path, visit, key) if arm else value
-    if kind == "part":
-        fits = isinstance(value, dict) or (isinstance(value, str) and not spec.get("name"))
-        return Placed(visit(spec, value, path, key)) if fits else value
-    if not holds_part(spec):
-        return value
-    if kind == "dict" and isinstance(value, dict):
-        # null removes an inherited entry
-        kept = {name: item for name, item in value.items() if item is not None or accepts(spec["of"], None)}
-        return {name: place_parts(spec["of"], item, (*path, name), visit, name) for name, item in kept.items()}
-    if kind in ("list", "tuple") and isinstance(value, list | tuple):
-        specs = spec["of"] if kind == "tuple" else [spec["of"]] * len(value)
-        pairs = enumerate(zip(specs, value, strict=False))
-        placed = [place_parts(item_spec, item, (*path, i), visit) for i, (item_spec, item) in pairs]
-        return placed + list(value[len(specs) :])
-    return value
+        if (arm := _arm(spec, value)) is not None:
 
+            def report_union(inside: Place, expected: Spec, found: Any) -> None:
+                report(inside, spec if inside == place else expected, found)
 
-def _arm(spec: Spec, value: Any) -> Spec | None:
-    """The arm of a union that fits a value with parts in it."""
-    plain_arms = [arm for arm in spec["of"] if not holds_part(arm)]
-    if any(accepts(arm, value) for arm in plain_arms):
-        return None
-    lists = ("list", "tuple")
-    wanted: dict[type, tuple[str, ...]] = {str: ("part",), dict: ("part", "dict"), list: lists, tuple: lists}
-    kinds = wanted.get(type(value), ())
-    arms = [arm for kind in kinds for arm in spec["of"] if arm["kind"] == kind and holds_part(arm)]
-    return arms[0] if arms else None
+            return fit(arm, value, place, report_union, visit, key)
+    elif kind == "part":
+        if visit is not None and (isinstance(value, dict) or (isinstance(value, str) and not spec.get("name"))):
+            return visit(spec, value, place, key)
+    elif kind == "dict":
+        if isinstance(value, dict) and all(isinstance(name, str) for name in value) and _has_length(spec, value):
+            of = spec["of"]
+            removes = holds_part(of) and not accepts(of, None)  # null removes an inherited part
+            kept = {name: item for name, item in value.items() if item is not None or not removes}
+            return {name: fit(of, item, (*place, name), report, visit, name) for name, item in kept.items()}
+    elif kind in ("list", "tuple"):
+        is_tuple = kind == "tuple" or bool(spec.get("tuple"))
+        if isinstance(value, (list, tuple) if is_tuple else list) and _has_length(spec, value):
+            specs = spec["of"] if kind == "tuple" else [spec["of"]] * len(value)
+            pairs = enumerate(zip(specs, value, strict=True))
+            items = [fit(of, item, (*place, index), report, visit) for index, (of, item) in pairs]
+            return tuple(items) if is_tuple else items
+    else:
+        try:
+            return _scalar(spec, value)
+        except ValueError:
+            pass
+    report(place, spec, value)
+    return None
 
 
 def accepts(spec: Spec, value: Any) -> bool:
-    """Return whether plain data fits a spec (a part must be :class:`Placed`)."""
-    from pydantic import ValidationError
-
-    try:
-        convert(spec, value)
-    except ValidationError:
-        return False
-    return True
-
-
-def convert(spec: Spec, value: Any) -> Any:
-    """Convert plain data to the value that the callable takes.
-
-    Raises:
-        pydantic.ValidationError: the value does not fit.
-    """
-    return _adapter(json.dumps(spec)).validate_python(value)
-
-
-@cache
-def _adapter(spec: str) -> TypeAdapter[Any]:
-    from pydantic import ConfigDict, TypeAdapter
-
-    return TypeAdapter(pydantic_type(json.loads(spec)), config=ConfigDict(strict=True))
+    """Return whether plain data without parts fits a spec."""
+    mismatches: list[Any] = []
+    fit(spec, value, (), lambda *mismatch: mismatches.append(mismatch))
+    return not mismatches
 
 
 def plain(value: Any) -> Any:
@@ -110,121 +93,66 @@ def plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path | Duration) else value
 
 
-class Signature:
-    """The parameters of a callable as a pydantic model: strict values, no other keys.
+def _arm(spec: Spec, value: Any) -> Spec | None:
+    """The arm of a union that a value is for: the one that it fits, with parts in it the one of its type, or the only
+    one but null."""
+    arms = sorted(spec["of"], key=lambda arm: bool(arm["kind"] == "float"))  # an integer stays one if it may
+    fitting = [arm for arm in arms if not holds_part(arm) and accepts(arm, value)]
+    kinds = _KINDS_WITH_PARTS.get(type(value), ())
+    fitting += [arm for kind in kinds for arm in arms if arm["kind"] == kind and holds_part(arm)]
+    others = [arm for arm in arms if arm["kind"] != "null"]
+    return fitting[0] if fitting else others[0] if len(others) == 1 else None
 
-    Attributes:
-        model: its fields are p0, p1 ..., since a parameter's own name, the alias, could clash with BaseModel's.
+
+def _scalar(spec: Spec, value: Any) -> Any:
+    """Return the value of a scalar.
+
+    Raises:
+        ValueError: it does not fit.
     """
-
-    def __init__(self, name: str, parameters: Sequence[Parameter]) -> None:
-        from pydantic import ConfigDict, Field, create_model
-
-        self._fields = {parameter.name: f"p{position}" for position, parameter in enumerate(parameters)}
-        fields: dict[str, Any] = {}
-        for parameter in parameters:
-            default = {} if parameter.required else {"default": parameter.default}
-            field = Field(alias=parameter.name, description=parameter.doc or None, **default)
-            fields[self._fields[parameter.name]] = (pydantic_type(parameter.spec), field)
-        self.model: type[BaseModel] = create_model(name, __config__=ConfigDict(strict=True, extra="forbid"), **fields)
-
-    def validate(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments as the callable takes them, in the signature's order.
-
-        Raises:
-            pydantic.ValidationError: a value does not fit, or a key is unknown or missing.
-        """
-        model = self.model.model_validate(given)
-        return {name: getattr(model, field) for name, field in self._fields.items() if name in given}
+    kind = spec["kind"]
+    if kind == "duration":
+        return Duration.parse(value if isinstance(value, str) else "", allowed=tuple(spec["units"]))
+    if not _FITS[kind](spec, value):
+        raise ValueError(value)
+    if kind == "enum":
+        return member_of(spec["class"], value)
+    return {"float": float, "path": Path}.get(kind, lambda value: value)(value)
 
 
-def pydantic_type(spec: Spec) -> Any:
-    """Return the annotation with which pydantic validates a spec and converts plain data."""
-    from pydantic import PlainValidator, WithJsonSchema
-
-    match spec["kind"]:
-        case "list":
-            item: Any = pydantic_type(spec["of"])
-            if spec.get("tuple"):
-                return Annotated[tuple[item, ...], _field(strict=False), _lengths(spec)]
-            return Annotated[list[item], _lengths(spec)]
-        case "tuple":
-            items: Any = tuple(map(pydantic_type, spec["of"]))
-            return Annotated[tuple[items], _field(strict=False)]
-        case "dict":
-            value: Any = pydantic_type(spec["of"])
-            return Annotated[dict[str, value], _lengths(spec)]
-        case "union":
-            return Union[tuple(map(pydantic_type, spec["of"]))]  # noqa: UP007 (arms are known at run time only)
-        case "part":
-            return Annotated[Any, PlainValidator(_placed), WithJsonSchema({PART: spec})]
-    return _scalar_type(spec)
+def _is_choice(spec: Spec, value: Any) -> bool:
+    return any(type(value) is type(choice) and value == choice for choice in spec["values"])  # 1 is not true
 
 
-def _scalar_type(spec: Spec) -> Any:
-    from pydantic import AfterValidator, WithJsonSchema
-
-    bounds = {key: spec[key] for key in ("ge", "gt", "le", "lt", "multiple_of") if key in spec}
-    match spec["kind"]:
-        case "null":
-            return None
-        case "any":
-            return Any
-        case "bool":
-            return bool
-        case "int":
-            return Annotated[int, _field(**bounds)]
-        case "float":
-            return Annotated[float, _field(**bounds, allow_inf_nan=not spec.get("finite", True))]
-        case "str":
-            return Annotated[str, _lengths(spec)]
-        case "path":
-            return Annotated[str, _field(pattern=r"^[^\x00]+$"), AfterValidator(_path)]
-        case "literal":
-            return Literal[tuple(spec["values"])]
-        case "enum":
-            return Annotated[Literal[tuple(spec["values"])], AfterValidator(partial(member_of, spec["class"]))]
-        case "duration":
-            pattern = rf"^\d+(\.\d+)?\s*({'|'.join(spec['units'])})$"
-            parse = partial(Duration.parse, allowed=tuple(spec["units"]))
-            return Annotated[str, AfterValidator(parse), WithJsonSchema({"type": "string", "pattern": pattern})]
-    raise AssertionError(spec)
+def _is_within(spec: Spec, value: Any) -> bool:
+    """Return whether a value is a number, finite if it must be, and within the bounds."""
+    return (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and (not spec.get("finite", True) or math.isfinite(value))
+        and ("ge" not in spec or value >= spec["ge"])
+        and ("gt" not in spec or value > spec["gt"])
+        and ("le" not in spec or value <= spec["le"])
+        and ("lt" not in spec or value < spec["lt"])
+        and ("multiple_of" not in spec or value % spec["multiple_of"] == 0)
+    )
 
 
-def _path(text: str) -> Path:  # pydantic cannot read the signature of Path itself
-    return Path(text)
+def _has_length(spec: Spec, value: Any) -> bool:
+    if spec["kind"] == "tuple":
+        return len(value) == len(spec["of"])
+    return bool(spec.get("min", 0) <= len(value) <= spec.get("max", len(value)))
 
 
-def _placed(value: Any) -> Any:
-    if not isinstance(value, Placed):
-        raise ValueError("not a part")
-    return value.value
-
-
-def _field(**constraints: Any) -> Any:
-    from pydantic import Field
-
-    return Field(**constraints)
-
-
-def _lengths(spec: Spec) -> Any:
-    return _field(min_length=spec.get("min"), max_length=spec.get("max"))
-
-
-def blame(spec: Spec, location: Sequence[Any]) -> tuple[tuple[Any, ...], Spec]:
-    """Return the place of a validation error in a value and the spec there; only as deep as it is unambiguous."""
-    if not location:
-        return (), spec
-    kind, step = spec["kind"], location[0]
-    if kind == "union":
-        arms = [arm for arm in spec["of"] if arm["kind"] != "null"]
-        return blame(arms[0], location) if len(arms) == 1 else ((), spec)
-    inner: Spec | None = None
-    if (kind == "list" and isinstance(step, int)) or kind == "dict":
-        inner = spec["of"]
-    elif kind == "tuple" and isinstance(step, int) and step < len(spec["of"]):
-        inner = spec["of"][step]
-    if inner is None:
-        return (), spec
-    path, spec = blame(inner, location[1:])
-    return (step, *path), spec
+_FITS: dict[str, Callable[[Spec, Any], bool]] = {
+    "any": lambda spec, value: True,
+    "null": lambda spec, value: value is None,
+    "bool": lambda spec, value: isinstance(value, bool),
+    "int": lambda spec, value: isinstance(value, int) and _is_within(spec, value),
+    "float": _is_within,
+    "str": lambda spec, value: isinstance(value, str) and _has_length(spec, value),
+    "path": lambda spec, value: isinstance(value, str) and value != "" and "\0" not in value,
+    "literal": _is_choice,
+    "enum": _is_choice,
+}
+"""Whether a value fits the spec of a scalar, by kind."""

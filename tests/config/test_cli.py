@@ -141,7 +141,7 @@ def test_mistakes_as_json() -> None:
     assert lines("check", "r.yaml", "--json") == ["[]"]
     result = run("check", "r.yaml", "optimizer.lr=x", "foo=1", "--json")
     assert result.exit_code == 2 and result.stderr == ""
-    value_problem, key_problem = json.loads(result.stdout)
+    key_problem, value_problem = json.loads(result.stdout)
     assert (value_problem["place"], value_problem["key"], value_problem["value"]) == (
         "command line: optimizer.lr=x",
         "optimizer.lr",

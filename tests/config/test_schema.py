@@ -52,7 +52,7 @@ def test_forms_of_values(schema: dict[str, Any]) -> None:
     definitions = schema["$defs"]
     train = definitions["section.training"]["properties"]
     assert train["length"]["anyOf"][0] == {"type": "string", "pattern": r"^\d+(\.\d+)?\s*(ep|it)$"}
-    assert train["device"]["anyOf"][0] == {"enum": ["auto", "cpu", "cuda"], "type": "string"}
+    assert train["device"]["anyOf"][0] == {"enum": ["auto", "cpu", "cuda"]}
     crop = definitions["transform.crop"]["properties"]
     assert crop["mode"]["anyOf"][0]["enum"] == ["nearest", "bilinear"]
     assert crop["size"]["anyOf"][0]["anyOf"][0] == {"type": "integer"}

@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal, Optional, Union
 
 import pytest
 from annotated_types import Ge, Gt, Interval, Le, Len, Lt, MaxLen, MinLen, MultipleOf, Predicate
-from pydantic import AllowInfNan, ValidationError
+from pydantic import AllowInfNan
 
 from opabinia.config.types import Part, Unsupported, describe, spec_of
-from opabinia.config.validate import accepts, convert, plain
+from opabinia.config.validate import accepts, fit, plain
 from opabinia.runtime.durations import Duration, Units
 from tests.config.toys import Mode
 
@@ -105,6 +105,10 @@ def test_other_annotations_are_rejected(annotation: Any, message: str) -> None:
         spec_of(annotation)
 
 
+def convert(spec: dict[str, Any], value: Any) -> Any:
+    return fit(spec, value, (), lambda *mismatch: pytest.fail(str(mismatch)))
+
+
 def test_values_are_converted_to_the_annotated_types() -> None:
     assert convert(spec_of(tuple[int, ...]), [1, 2]) == (1, 2)
     assert convert(spec_of(tuple[float, float]), [1, 2]) == (1.0, 2.0)
@@ -119,8 +123,7 @@ def test_values_are_converted_to_the_annotated_types() -> None:
 def test_an_enum_stays_plain_if_its_module_is_not_imported() -> None:
     spec = {"kind": "enum", "values": ["a"], "class": "an_unimported_module:Enum"}
     assert convert(spec, "a") == "a"
-    with pytest.raises(ValidationError):
-        convert(spec, "b")
+    assert not accepts(spec, "b")
 
 
 def test_plain_data() -> None:
