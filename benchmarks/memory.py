@@ -21,15 +21,18 @@ import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.profiler import ProfilerActivity, profile
 
+from opabinia.runtime import operator_costs
 from opabinia.training.batch_size_search import repeat_samples
-from opabinia.training.memory_prediction import GIB, ObservedStep, StepParts, predict_memory
+from opabinia.training.memory_prediction import GIB, ObservedStep, can_be_fake, predict_memory
 from opabinia.training.run_folder import build_parts, resolve
 from opabinia.training.session import TrainingRun
+from opabinia.training.trial import StepParts
 from scripts.update_golden import DATA
 
 QUICK = "--quick" in sys.argv
@@ -54,7 +57,7 @@ def allocated(parts: StepParts, samples: int) -> int:
     """Return the largest sum of bytes that torch's CPU allocator holds in a step, with the model and its batch."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         step = ObservedStep(parts, None)
-        step.run(repeat_samples(parts.batch, samples), samples)
+        step.run(repeat_samples(parts.largest[1], samples), samples)
         del step
     events, largest = list(profiler.profiler.kineto_results.experimental_event_tree()), 0  # type: ignore[union-attr]
     while events:
@@ -70,10 +73,10 @@ def compare(recipe: str, samples: int, overrides: list[str]) -> tuple[str, int, 
     resolved = resolve(recipe, [*overrides, "train.device=cpu", "data.num_workers=0", "train.num_threads=2"])
     parts = StepParts.of(TrainingRun(**build_parts(resolved).keywords))
     started = time.perf_counter()
-    method, step = "values", ObservedStep(parts, None, block=1)
-    if parts.can_be_fake:
+    method, step = "values", ObservedStep(parts, None)
+    if can_be_fake(parts):
         with suppress(Exception):  # values decide
-            fake = ObservedStep(parts, FakeTensorMode(allow_non_fake_inputs=True), block=1)
+            fake = ObservedStep(parts, FakeTensorMode(allow_non_fake_inputs=True))
             fake.footprint(samples)
             method, step = "shapes", fake
     peak = step.footprint(samples)
@@ -93,7 +96,8 @@ def main() -> None:
             if recipe in DATA:
                 DATA[recipe](Path(folder) / "data")
                 overrides.append(f"vars.root={json.dumps(folder + '/data')}")
-            method, predicted, measured, _ = compare(recipe, samples, [*overrides, "train.precision=fp32"])
+            with patch.object(operator_costs, "BLOCK", 1):  # exact sizes, as those of the CPU
+                method, predicted, measured, _ = compare(recipe, samples, [*overrides, "train.precision=fp32"])
             print(
                 f"{recipe:38} {samples:3}  {method:6}  {predicted / GIB:5.2f} GiB  {measured / GIB:5.2f} GiB  "
                 f"{predicted / measured:.3f}",

@@ -20,6 +20,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+BLOCK = 512
+"""Bytes to which torch's CUDA allocator rounds up an allocation."""
+
 
 @dataclass(frozen=True)
 class Operator:
@@ -39,19 +42,15 @@ class Operator:
 
 
 class OperatorCosts(TorchDispatchMode):
-    """Counts bytes of live tensors by category, and optionally records operators.
+    """Counts bytes of live tensors by category, and records operators.
 
     Tensors are counted by storage, so views are free. What kernels allocate for themselves is not seen.
-
-    Args:
-        block: bytes to which an allocation is rounded up: 512 in torch's CUDA allocator, 1 for exact sizes.
-        records: whether to record operators.
 
     Attributes:
         category: category of tensors that operators create from now on.
         live: bytes of live tensors by category.
         peak: ``live`` when its sum was largest.
-        operators: those that ran, if they are recorded.
+        operators: those that ran.
 
     Example::
 
@@ -62,9 +61,8 @@ class OperatorCosts(TorchDispatchMode):
         print(costs.peak.total())
     """
 
-    def __init__(self, *, block: int = 512, records: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._block, self._records = block, records
         self._storages: dict[int, _Storage] = {}
         self.category = "activations"
         self.live: Counter[str] = Counter()
@@ -83,20 +81,13 @@ class OperatorCosts(TorchDispatchMode):
                 self.live[category] += known.size
                 known.category = category
 
-    def update_size(self, storage: torch.UntypedStorage) -> None:
-        """Count a storage that was resized with its present size; FSDP frees and reallocates parameters so."""
-        if known := self._storages.get(storage._cdata):
-            self.live[known.category] -= known.size
-            known.size = self._rounded(storage.nbytes())
-            self._grow(known.category, known.size)
-
     def restart(self) -> None:
         """Forget the peak so far and the recorded operators."""
         self.peak = Counter(self.live)
         self.operators.clear()
 
     def _count(self, storage: torch.UntypedStorage, category: str) -> None:
-        size, key = self._rounded(storage.nbytes()), storage._cdata
+        size, key = _rounded(storage.nbytes()), storage._cdata
 
         def release(_: object) -> None:
             released = self._storages.pop(key)
@@ -104,9 +95,6 @@ class OperatorCosts(TorchDispatchMode):
 
         self._storages[key] = _Storage(category, size, weakref.ref(storage, release))
         self._grow(category, size)
-
-    def _rounded(self, size: int) -> int:
-        return -(-size // self._block) * self._block
 
     def _grow(self, category: str, size: int) -> None:
         self.live[category] += size
@@ -129,9 +117,13 @@ class OperatorCosts(TorchDispatchMode):
         for tensor in created:
             if tensor.untyped_storage()._cdata not in self._storages:
                 self._count(tensor.untyped_storage(), self.category)
-        if self._records and not func.is_view:
+        if not func.is_view:
             self.operators.append(_describe(func, args, kwargs, results, operands, created))
         return results
+
+
+def _rounded(size: int) -> int:
+    return -(-size // BLOCK) * BLOCK
 
 
 @dataclass

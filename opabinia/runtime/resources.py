@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-_ROOT = Path("/")
+ROOT = Path("/")
 
 
 def processes_per_machine() -> int:
@@ -25,10 +25,10 @@ def cores() -> int:
     return max(1, int(min(allowed, cpu_quota())) // processes_per_machine())
 
 
-def cpu_quota(root: Path = _ROOT) -> float:
+def cpu_quota() -> float:
     """Return the CPU quota, in cores, of this process's control group and those around it; infinite without a limit."""
     limits = [float("inf")]
-    for folder in _groups(root, "cpu"):
+    for folder in _groups("cpu"):
         with suppress(OSError, ValueError):  # ValueError: "max" instead of a number
             quota, period = (folder / "cpu.max").read_text().split()
             limits.append(int(quota) / int(period))
@@ -38,12 +38,12 @@ def cpu_quota(root: Path = _ROOT) -> float:
     return max(1.0, min(limits))
 
 
-def available_memory(root: Path = _ROOT) -> int:
+def available_memory() -> int:
     """Return the bytes that are available without swapping and within the limits of the control groups."""
-    return max(0, min(available for available, _ in memory_limits(root)))
+    return max(0, min(available for available, _ in memory_limits()))
 
 
-def memory_limits(root: Path = _ROOT, reclaimable: Collection[str] = ("inactive_file",)) -> Iterator[tuple[int, int]]:
+def memory_limits(reclaimable: Collection[str] = ("inactive_file",)) -> Iterator[tuple[int, int]]:
     """Yield the available and the total bytes of this machine, then of each control group that limits this process.
 
     ``reclaimable`` names the kinds of cached files (in ``memory.stat``) that a group frees when it needs memory.
@@ -51,9 +51,9 @@ def memory_limits(root: Path = _ROOT, reclaimable: Collection[str] = ("inactive_
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     available = total // 2  # if this is not Linux
     with suppress(OSError, KeyError):
-        available = 1024 * _read_numbers(root / "proc/meminfo")["MemAvailable:"]
+        available = 1024 * _read_numbers(ROOT / "proc/meminfo")["MemAvailable:"]
     yield available, total
-    for folder in _groups(root, "memory"):
+    for folder in _groups("memory"):
         for limit, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
             with suppress(OSError, ValueError):
                 total, in_use = int((folder / limit).read_text()), int((folder / used).read_text())
@@ -67,11 +67,11 @@ def _read_numbers(path: Path) -> dict[str, int]:
     return {words[0]: int(words[1]) for words in map(str.split, lines)}
 
 
-def _groups(root: Path, controller: str) -> Iterator[Path]:
+def _groups(controller: str) -> Iterator[Path]:
     """Folders of the control groups of this process that have ``controller``, from the innermost outwards."""
-    base = root / "sys/fs/cgroup"
+    base = ROOT / "sys/fs/cgroup"
     with suppress(OSError):
-        for line in (root / "proc/self/cgroup").read_text().splitlines():
+        for line in (ROOT / "proc/self/cgroup").read_text().splitlines():
             _, names, path = line.split(":", 2)
             if names and controller not in names.split(","):
                 continue

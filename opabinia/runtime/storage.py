@@ -117,8 +117,10 @@ def _connect(protocol: str, bucket: str, _process: int) -> Any:
     try:
         fs = fsspec.url_to_fs(url, use_listings_cache=False)[0]
         if _EXTRAS.get(protocol) == "azure":
-            with suppress(AttributeError):  # no option of adlfs; the Azure SDK would repeat each request for 84 seconds
-                fs.service_client._config.retry_policy.total_retries = 0
+            from azure.storage.blob.aio import BlobServiceClient
+
+            client = fs.service_client  # without an option of adlfs the SDK repeats each request for 84 seconds
+            fs.service_client = BlobServiceClient(client.url, client.credential, retry_total=0)
         return fs
     except ImportError as error:
         extra = _EXTRAS.get(protocol)

@@ -9,18 +9,16 @@ the run: its weights and random numbers come from its seed, its samples from the
 from __future__ import annotations
 
 import gc
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from opabinia.config import ConfigError, Problem
-from opabinia.contracts import Batch, Clock, GlobalBatch, Hook, Run, Scalars, Step, Task
+from opabinia.contracts import Batch, Clock, GlobalBatch, ParallelTask, Run, Scalars, Step, Task
 from opabinia.data import TrainingStream
 from opabinia.data.sampling.batches import ConstantPlan
 from opabinia.data.streams import SINGLE
@@ -34,8 +32,8 @@ from opabinia.runtime.seeds import preserve_generators
 from opabinia.training.batch_size_search import Attempts, largest_fitting
 from opabinia.training.loaders import make_sampler
 from opabinia.training.run_folder import AUTO
-from opabinia.training.session import Session, TrainingRun, training_only
 from opabinia.training.streams import training_streams
+from opabinia.training.trial import Measurement, TrialDone, run_trial
 
 CPU_SHARE = 0.7
 """Share of the free host memory that a trial may fill; the rest is for workers, evaluation and checkpoints."""
@@ -206,21 +204,14 @@ def _try(parts: Mapping[str, Any], share: int | None, host_budget: float) -> Tri
         size, samples = share, sum(len(stream.source) for stream in streams.values())
     measurement = _Measurement(share, samples, host_budget)
     changed = {
-        **training_only(parts, trial=measurement),
+        **parts,
+        "data": replace(data, batch_size=size, num_workers=0),
         "init": None,
         "schedule": lambda clock: 0.0,  # constant weights cannot diverge
-        "train": replace(
-            training,
-            length=Duration(2, "it") if parts["shapes"] is None else training.length,
-            step=partial(measurement.make_step, training.step),
-            compile=False,
-            log_samples=False,
-        ),
     }
-    changed["data"] = replace(changed["data"], batch_size=size, num_workers=0)
-    with single_process(), silence(), preserve_generators(), tempfile.TemporaryDirectory() as folder:
-        with suppress(_TrialDone):
-            TrainingRun(**changed)(Session(Path(folder)))
+    length = Duration(2, "it") if parts["shapes"] is None else training.length
+    with single_process(), preserve_generators():
+        run_trial(changed, measurement, length=length, compile=False)
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
@@ -238,23 +229,9 @@ def _trial_batch_size(dataset: TrainingStream, *, drop_last: bool) -> int:
     return suitable_batch_size(dataset, len(dataset.source), 1, drop_last=drop_last)
 
 
-@contextmanager
-def silence() -> Iterator[None]:
-    """Disable the log: what a trial would log, the run logs as well."""
-    log.disabled, before = True, log.disabled
-    try:
-        yield
-    finally:
-        log.disabled = before
-
-
-class _TrialDone(Exception):
-    """Everything is measured."""
-
-
 @dataclass
-class _Measurement(Hook):
-    """Measures a run from within: a hook that also takes the place of the run's step.
+class _Measurement(Measurement):
+    """Measures a run from within, in the place of its step.
 
     The first batch passes, because it pays for one-time costs; the second one is measured.
 
@@ -273,8 +250,8 @@ class _Measurement(Hook):
     device_seconds: Callable[[], float] = field(default=lambda: 0.0, init=False)
     is_first: bool = field(default=True, init=False)
 
-    def make_step(self, make: Callable[..., Step], task: Task, *others: Any) -> Step:
-        """Build the step of the run, and return this object in its place."""
+    def make_step(self, make: Callable[..., Step], task: Task | ParallelTask, *others: Any) -> Step:
+        assert isinstance(task, Task)  # a trial has one rank
         self.task, self.step = task, make(task, *others)
         self.optimizer = self.step.optimizer
         return self
@@ -290,7 +267,7 @@ class _Measurement(Hook):
         """Search for the share, if it is not given, and time a step with it.
 
         Raises:
-            _TrialDone: everything is measured.
+            TrialDone: everything is measured.
         """
         if self.is_first:
             self.is_first = False
@@ -312,4 +289,4 @@ class _Measurement(Hook):
         per_sample = seconds / max(1, fit.samples)
         self.trial = Trial(fit.samples, fit.memory, budget, self.read, per_sample, limit, self.device_seconds())
         del self.task, self.step, self.optimizer  # frees the model
-        raise _TrialDone
+        raise TrialDone

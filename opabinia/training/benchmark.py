@@ -6,15 +6,12 @@ batch (the throughput without data loading), then reads without training (the th
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from statistics import mean
 from typing import Any
 
@@ -23,7 +20,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from opabinia.config import ConfigError, Problem
-from opabinia.contracts import Batch, Clock, GlobalBatch, Hook, ParallelTask, Run, Scalars, Step, Task
+from opabinia.contracts import Batch, Clock, GlobalBatch, ParallelTask, Run, Scalars, Step, Task
 from opabinia.engine.hooks.bottleneck import StepTimes, describe_bottleneck
 from opabinia.runtime.device import autocast
 from opabinia.runtime.durations import Duration
@@ -32,11 +29,11 @@ from opabinia.runtime.process_group import process_group
 from opabinia.runtime.processes import from_rank_zero, gather, world_size
 from opabinia.runtime.resources import cores, peak_memory
 from opabinia.tasks.multitask import Multitask
-from opabinia.training.autotune import autotune, silence
+from opabinia.training.autotune import autotune
 from opabinia.training.device_times import Mark, mark, synchronize
 from opabinia.training.run_folder import build_parts, process_group_options, resolve
-from opabinia.training.session import Session, TrainingRun, training_only
 from opabinia.training.task_times import time_tasks
+from opabinia.training.trial import Measurement, TrialDone, run_trial
 from opabinia.training.world_size_scaling import auto_scale
 
 WARM_UP = 5
@@ -75,28 +72,19 @@ def benchmark(recipe: str, overrides: Sequence[str] = (), *, steps: int = 30) ->
         ConfigError: the recipe is invalid, or has fewer steps.
     """
     resolved = resolve(recipe, overrides)
-    with (
-        process_group(**process_group_options(resolved.config)),
-        logging_to(None),
-        tempfile.TemporaryDirectory() as folder,
-    ):
+    with process_group(**process_group_options(resolved.config)), logging_to(None):
         config, _ = auto_scale(resolved.config, world_size())
         build = partial(build_parts, replace(resolved, config=config))
         parts = build(**autotune(config["data"], build)).keywords
         measurement = _Measurement(steps, parts)
-        with silence(), suppress(_Done):
-            TrainingRun(**measurement.run_parts())(Session(Path(folder)))
+        run_trial(parts, measurement, [lambda folder, clock: measurement.lines], **measurement.changes())
         if measurement.results:
             return from_rank_zero(lambda: measurement.report(recipe))
         message = f"the run has fewer than the {WARM_UP + steps + 1} steps that are needed; --steps takes fewer"
         raise ConfigError(Problem("", "train.length", message))
 
 
-class _Done(Exception):
-    """Everything is measured; ends the run."""
-
-
-class _Measurement(Hook):
+class _Measurement(Measurement):
     """Measures a run from within.
 
     Args:
@@ -104,6 +92,7 @@ class _Measurement(Hook):
         parts: of the run.
 
     Attributes:
+        lines: of the metrics log.
         results: empty until everything is measured.
     """
 
@@ -112,25 +101,18 @@ class _Measurement(Hook):
         self._workers = int(parts["data"].num_workers)
         # Batches that are read without training. The first one of each worker does not count.
         self._num_reads = 4 * max(1, self._workers) + 8
-        self._lines = _LineCollector()
+        self.lines = _LineCollector()
         self._timed_step: _TimedStep | None = None
         self.results: dict[str, Any] = {}
 
-    def run_parts(self) -> dict[str, Any]:
-        """Return the parts of the run, changed so that it is measured."""
-        training = self._parts["train"]
-        length = Duration(WARM_UP + self._steps + self._num_reads, "it")
-        training = replace(
-            training,
-            length=length if self._parts["shapes"] is None else training.length,
-            step=partial(self._make_step, training.step),
-            log_every=10**9,  # lines are flushed in after_step
-            log_samples=False,
-        )
-        parts = training_only(self._parts, bench=self)
-        return {**parts, "train": training, "loggers": [lambda folder, clock: self._lines]}
+    def changes(self) -> dict[str, Any]:
+        """Return the values of the section ``train`` that differ from those of the recipe."""
+        steps = {"log_every": 10**9}  # lines are flushed in after_step
+        if self._parts["shapes"] is not None:
+            return steps
+        return {**steps, "length": Duration(WARM_UP + self._steps + self._num_reads, "it")}
 
-    def _make_step(self, make: Callable[..., Step], task: Task | ParallelTask, *others: Any) -> Step:
+    def make_step(self, make: Callable[..., Step], task: Task | ParallelTask, *others: Any) -> Step:
         self._timed_step = _TimedStep(make(task, *others), task if isinstance(task, Task) else task.module)
         return self._timed_step
 
@@ -138,7 +120,7 @@ class _Measurement(Hook):
         """Begin to measure after the warm-up; end after the measured steps.
 
         Raises:
-            _Done: everything is measured.
+            TrialDone: everything is measured.
         """
         assert self._timed_step is not None
         if run.clock.step == WARM_UP:
@@ -147,7 +129,7 @@ class _Measurement(Hook):
         elif run.clock.step == WARM_UP + self._steps:
             run.metrics_log.flush(run.clock)
             self._measure(run, self._timed_step)
-            raise _Done
+            raise TrialDone
 
     def _measure(self, run: Run, timed: _TimedStep) -> None:
         cuda, device = timed.device.type == "cuda", timed.device
@@ -192,7 +174,7 @@ class _Measurement(Hook):
     def report(self, recipe: str) -> dict[str, Any]:
         """Return the result of :func:`benchmark`."""
         data, training, results = self._parts["data"], self._parts["train"], dict(self.results)
-        step = {**self._lines.means(WARM_UP), **results.pop("step")}
+        step = {**self.lines.means(WARM_UP), **results.pop("step")}
         read = step.pop("read")
         step["other"] = max(0.0, step["seconds"] - step["data"] - step["forward"] - step["backward"] - step["update"])
         queued_share = None if results["device"] == "cpu" else 1 - min(1.0, self._launched / self._repeated)

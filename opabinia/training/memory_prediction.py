@@ -13,12 +13,11 @@ margin that is assumed, not measured.
 from __future__ import annotations
 
 import copy
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -27,24 +26,20 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from opabinia.config.build import errors_at
-from opabinia.contracts import Backbone, Batch, Clock, GlobalBatch, Plan, Step, Task
-from opabinia.data.sampling.batches import StagedPlan
+from opabinia.contracts import Backbone, Batch, Clock, Task
 from opabinia.runtime.cuda_autocast import cuda_autocast_on_cpu
 from opabinia.runtime.log import log
 from opabinia.runtime.operator_costs import Operator, OperatorCosts
 from opabinia.runtime.seeds import preserve_generators
 from opabinia.tasks.distillation import DistilledTask
-from opabinia.training.autotune import silence
 from opabinia.training.batch_size_search import repeat_samples
 from opabinia.training.flops import copy_without_values
-from opabinia.training.model import Models, check_model, make_optimizer, make_step, place
-from opabinia.training.planning import plan_training
+from opabinia.training.model import Models
 from opabinia.training.roofline import time_bounds
 from opabinia.training.run_folder import AUTO, build_parts, resolve
-from opabinia.training.session import TrainingRun, add_teachers, all_schedules, build_model
+from opabinia.training.session import TrainingRun
+from opabinia.training.trial import CPU, SAMPLES, StepParts, silence
 
-CPU = torch.device("cpu")
 GIB = 2**30
 CATEGORIES = ("parameters", "ema", "optimizer", "gradients", "inputs", "activations", "temporaries", "others")
 """Kinds of tensors."""
@@ -61,8 +56,6 @@ Footprint = Callable[[int], Counter[str]]
 MAX_IMAGES = 64
 """Images of the largest step of a detector that is observed, if the configured batch is smaller: Python takes its time
 for each. Beyond it the peak is that of one moment, which grows linearly; losses that compare images grow faster."""
-SAMPLES = 16
-"""Training samples that are read; images of different sizes are padded to the largest of them, as in a batch."""
 
 
 def predict_memory(
@@ -98,10 +91,11 @@ def predict_memory(
     resolved = resolve(recipe, [*overrides, "train.device=cpu", "data.num_workers=0"])
     with silence(), preserve_generators(), cuda_autocast_on_cpu():
         parts = StepParts.of(TrainingRun(**build_parts(resolved, batch_size=SAMPLES, augment_on="workers").keywords))
+        row, batch = parts.largest
         method, observed, footprint = _observe(parts)
-        peak = footprint(parts.row.count)
+        peak = footprint(row.count)
         bounded_batch, bounds = observed.samples, time_bounds(observed.operators)
-        sizes = () if "streams" in parts.batch else device_memory
+        sizes = () if "streams" in batch else device_memory
         plain = [largest_batch(footprint, size, observed.smallest) for size in sizes]
         less = observed.checkpoint_activations() and [
             largest_batch(footprint, size, observed.smallest) for size in sizes
@@ -109,9 +103,9 @@ def predict_memory(
     return {
         "recipe": recipe,
         "precision": parts.run.train.precision,
-        "batch_size": parts.row.count,
+        "batch_size": row.count,
         "micro_batch_size": parts.run.train.micro_batch_size,
-        "input": parts.input_shape,
+        "input": input_shape(batch),
         "method": method,
         "peak": {
             **{name: peak[name] for name in CATEGORIES},
@@ -135,9 +129,9 @@ def _notes(config: Mapping[str, Any], parts: StepParts) -> list[str]:
     train, notes = parts.run.train, []
     if config["data"].get("batch_size") == AUTO:
         notes.append(
-            f"data.batch_size is auto: a batch of {parts.row.count} is shown; the largest ones are its limits."
+            f"data.batch_size is auto: a batch of {parts.largest[0].count} is shown; the largest ones are its limits."
         )
-    if "streams" in parts.batch:
+    if parts.batches.is_joint:
         notes.append("A batch of several tasks has the configured size: no largest one is searched.")
     if config["train"]["parallel"]["name"] == "fsdp":
         notes.append("train.parallel is fsdp: the prediction is for one GPU, which holds everything; several share it.")
@@ -149,7 +143,7 @@ def _notes(config: Mapping[str, Any], parts: StepParts) -> list[str]:
 
 
 def margin(tensor_bytes: int) -> int:
-    """Return the bytes of a GPU that are not tensors, beside so many of tensors."""
+    """Return the bytes of a GPU that are not tensors, beside ``tensor_bytes`` of tensors."""
     return CONTEXT + int(FRAGMENTATION * tensor_bytes)
 
 
@@ -192,95 +186,37 @@ def largest_batch(footprint: Footprint, device_memory: int, smallest: int = 1) -
 def _observe(parts: StepParts) -> tuple[str, ObservedStep, Footprint]:
     """Observe a step of the configured batch, with fake tensors if that is possible; return the method, the step, and
     the footprints of others."""
-    if parts.can_be_fake:
+    row, batch = parts.largest
+    if can_be_fake(parts):
         observed = ObservedStep(parts, FakeTensorMode(allow_non_fake_inputs=True))
         try:
-            observed.footprint(parts.row.count)
-            if "boxes" not in parts.batch:
+            observed.footprint(row.count)
+            if "boxes" not in batch:
                 return "shapes", observed, observed.footprint
-            second = max(MAX_IMAGES, parts.row.count)
+            second = max(MAX_IMAGES, row.count)
             return "shapes", observed, extend(observed, second // 2, second)
         except Exception as error:  # a model may read a value in any way
             log.debug("values decide the shapes of this step: %s", error)
     observed = ObservedStep(parts, None)
     # The first batch of a multi-task run has several streams and cannot have another size.
-    is_joint = "streams" in parts.batch
+    is_joint = parts.batches.is_joint
     footprint = observed.footprint if is_joint else extend(observed, observed.smallest, observed.smallest + 1)
-    footprint(parts.row.count)
+    footprint(row.count)
     return "values", observed, footprint
 
 
-@dataclass(frozen=True)
-class StepParts:
-    """The parts of a training step, on the CPU.
-
-    Attributes:
-        run: the run.
-        model: its model.
-        batch: samples after the transforms; of a multi-task run the first batch.
-        row: of the configured batch.
-        make: builds the step of a copy of the model.
-        distilled: the model with its teachers, if it has any.
-    """
-
-    run: TrainingRun
-    model: Task
-    batch: Batch
-    row: GlobalBatch
-    make: Callable[[Models], Step]
-    distilled: DistilledTask | None
-
-    @classmethod
-    def of(cls, run: TrainingRun) -> StepParts:
-        """Build the parts of a run.
-
-        Raises:
-            ConfigError: they do not fit together, or the data cannot be read.
-        """
-        train = replace(run.train, check_losses=False, on_nonfinite="stop")
-        batches = plan_training(run.task, run.data, train.length, run.shapes, 0)
-        model = place(build_model(run.task, batches.dataset_info, 0, None), train, CPU)
-        distilled = add_teachers(model, run.distill, batches.dataset_info)
-        check_model(model, train, batches.plan, run.data)
-        schedules = all_schedules(run.schedule, run.schedules, batches.plan)
-
-        def make(models: Models) -> Step:
-            optimizer = make_optimizer(run.optimizer, models.task, run.param_groups, train, run.data.batch_size)
-            return make_step(models, optimizer, schedules, train, 0)
-
-        if batches.is_joint:
-            row, batch = next(iter(batches.loader(CPU, model.size_multiple_of).iterate(0)))
-            return cls(run, model, batch, row, make, distilled)
-        row = _largest_row(batches.plan)
-        batch = batches.first_samples(SAMPLES, model, shape=row.shape)
-        with errors_at("data.mix"):
-            for mix in run.data.mix:
-                batch = mix(batch, batches.dataset_info)
-        return cls(run, model, batch, row, make, distilled)
-
-    @property
-    def can_be_fake(self) -> bool:
-        """Whether to try fake tensors. Networks of the transformers library read values and would keep fake tensors in
-        caches of their functions."""
-        model = self.distilled or self.model
-        return "transformers" not in {type(module).__module__.partition(".")[0] for module in model.modules()}
-
-    @property
-    def input_shape(self) -> str:
-        """The shape of a sample, such as ``3 x 224 x 224``; views and streams are separated by commas."""
-        batches = self.batch.get("streams", {"": self.batch}).values()
-        images = [image for batch in batches for image in ([batch["image"]] if "image" in batch else batch["views"])]
-        return ", ".join(dict.fromkeys(" x ".join(map(str, image.shape[1:])) for image in images))
+def can_be_fake(parts: StepParts) -> bool:
+    """Return whether to try fake tensors. Networks of the transformers library read values and would keep fake tensors
+    in caches of their functions."""
+    model = parts.distilled or parts.model
+    return "transformers" not in {type(module).__module__.partition(".")[0] for module in model.modules()}
 
 
-def _largest_row(plan: Plan) -> GlobalBatch:
-    """Return the row of the batch with most pixels; of a plan whose batches are alike the first one."""
-    row = plan.row(0)
-    if not isinstance(plan, StagedPlan):
-        return row
-    shapes = [shape for stage in plan.stages for shape in stage.cycle]
-    largest = max(shapes, key=lambda shape: shape.samples * math.prod(shape.shape or (1,)))
-    return replace(row, count=largest.samples, shape=largest.shape)
+def input_shape(batch: Batch) -> str:
+    """Return the shape of a sample, such as ``3 x 224 x 224``; views and streams are separated by commas."""
+    batches = batch.get("streams", {"": batch}).values()
+    images = [image for batch in batches for image in ([batch["image"]] if "image" in batch else batch["views"])]
+    return ", ".join(dict.fromkeys(" x ".join(map(str, image.shape[1:])) for image in images))
 
 
 class ObservedStep:
@@ -289,16 +225,16 @@ class ObservedStep:
     Args:
         parts: of the step.
         mode: makes tensors fake; None: they have values.
-        block: see :class:`opabinia.runtime.operator_costs.OperatorCosts`.
 
     Attributes:
         operators: those of the newest step that was observed.
         samples: its samples.
     """
 
-    def __init__(self, parts: StepParts, mode: FakeTensorMode | None, *, block: int = 512) -> None:
-        self._parts, self._mode = parts, mode
-        self._costs = costs = OperatorCosts(block=block, records=True)
+    def __init__(self, parts: StepParts, mode: FakeTensorMode | None) -> None:
+        self._mode = mode
+        self._global_batch, self._batch = parts.largest  # read before tensors are fake
+        self._costs = costs = OperatorCosts()
         self._peaks: dict[int, Counter[str]] = {}
         self.operators: list[Operator] = []
         self.samples = 0
@@ -325,13 +261,13 @@ class ObservedStep:
         return self._peaks[samples]
 
     def run(self, batch: Batch, samples: int) -> None:
-        """Train on a batch with so many samples."""
-        self._step(batch, replace(self._parts.row, count=samples), Clock(), lambda: None)
+        """Train on a batch with ``samples`` samples."""
+        self._step(batch, replace(self._global_batch, count=samples), Clock(), lambda: None)
 
     def _observe(self, samples: int) -> Counter[str]:
-        parts, costs = self._parts, self._costs
+        costs = self._costs
         with self._mode or nullcontext():
-            batch = repeat_samples(self._to_fake(parts.batch), samples)
+            batch = repeat_samples(self._to_fake(self._batch), samples)
             costs.add(_tensors(batch), "inputs")
             costs.restart()
             with costs:

@@ -31,7 +31,7 @@ CPU = torch.device("cpu")
 
 @contextmanager
 def fake_world(rank: int, world: int) -> Iterator[None]:
-    """Be this rank of so many until the block ends."""
+    """Be this rank of ``world`` ranks until the block ends."""
     dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
     try:
         yield
@@ -59,7 +59,10 @@ class ShardedCosts(OperatorCosts):
 
         def resize(storage: torch.UntypedStorage, size: int) -> Any:
             self._resize(storage, size)
-            self.update_size(storage)
+            if known := self._storages.get(storage._cdata):
+                self.live[known.category] -= known.size
+                known.size = size
+                self._grow(known.category, size)
             return storage
 
         torch.UntypedStorage.resize_ = resize  # type: ignore[assignment,method-assign]

@@ -15,57 +15,39 @@ from opabinia.runtime import background
 from opabinia.runtime.background import Background
 
 
-def is_thread_running() -> bool:
-    return any(thread.name == "test" for thread in threading.enumerate())
-
-
 def fail(error: BaseException) -> None:
     raise error
 
 
-def test_jobs_run_in_order_while_the_caller_continues() -> None:
-    go, results, jobs = threading.Event(), list[object](), Background("test")
-    jobs.submit(go.wait)
-    for number in range(100):
-        jobs.submit(partial(results.append, number))
-    assert results == []
-    go.set()
+def test_jobs_run_in_order_in_a_thread_that_exists_only_while_there_are_jobs() -> None:
+    results, jobs = list[object](), Background("test")
     jobs.wait()
-    assert results == list(range(100))
-
-
-def test_the_thread_exists_only_while_there_are_jobs() -> None:
-    jobs = Background("test")
-    jobs.wait()
-    assert not is_thread_running()
-    for _ in range(3):
+    for _ in range(2):
         go = threading.Event()
         jobs.submit(go.wait)
-        assert is_thread_running()
+        assert any(thread.name == "test" for thread in threading.enumerate())
+        for number in range(100):
+            jobs.submit(partial(results.append, number))
+        assert len(results) in (0, 100)
         go.set()
         jobs.wait()
         assert not background._active
+    assert results == [*range(100), *range(100)]
 
 
 def test_the_first_error_is_raised_once_and_later_jobs_run() -> None:
-    jobs, results = Background("test"), list[int]()
-    for job in (partial(fail, OSError(1)), partial(fail, OSError(2)), partial(results.append, 3)):
-        jobs.submit(job)
-    with pytest.raises(OSError, match="1"):
-        jobs.wait()
-    assert results == [3]
-    jobs.wait()
-    jobs.check()
-
-
-def test_check_raises_without_waiting_for_later_jobs() -> None:
-    failed, go, jobs = threading.Event(), threading.Event(), Background("test")
-    jobs.submit(partial(fail, OSError("full")))
+    failed, go, jobs, results = threading.Event(), threading.Event(), Background("test"), list[int]()
+    jobs.submit(partial(fail, OSError(1)))
     jobs.submit(lambda: (failed.set(), go.wait()))
     failed.wait()
-    with pytest.raises(OSError, match="full"):
-        jobs.check()
+    with pytest.raises(OSError, match="1"):
+        jobs.check()  # without waiting for later jobs
+    for job in (partial(fail, OSError(2)), partial(fail, OSError(3)), partial(results.append, 4)):
+        jobs.submit(job)
     go.set()
+    with pytest.raises(OSError, match="2"):
+        jobs.wait()
+    assert results == [4]
     jobs.wait()
 
 
@@ -106,7 +88,7 @@ def test_a_fork_waits_for_the_jobs() -> None:
 
 
 def test_a_forked_process_has_its_own_background() -> None:
-    jobs, results = Background("test"), list[int]()
+    jobs, results, masks = Background("test"), list[int](), list[set[int]]()
     jobs.submit(partial(results.append, 1))
 
     def child() -> None:
@@ -117,41 +99,24 @@ def test_a_forked_process_has_its_own_background() -> None:
     assert exits_with_0(child)
     jobs.wait()
     assert results == [1]
-
-
-def test_a_job_may_fork_itself() -> None:
-    jobs, results = Background("test"), list[bool]()
-    jobs.submit(lambda: results.append(exits_with_0(lambda: None)))
-    jobs.wait()
-    assert results == [True]
-
-
-def test_the_background_thread_blocks_stop_signals() -> None:
-    jobs, masks = Background("test"), list[set[int]]()
+    jobs.submit(lambda: results.append(exits_with_0(lambda: None)))  # a job may fork itself
     jobs.submit(lambda: masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, ())))
     jobs.wait()
-    assert {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1} <= masks[0]
+    assert results == [1, True] and {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1} <= masks[0]
 
 
 PROGRAM = """
-import threading
+import os, signal, threading
 from opabinia.runtime.background import Background
 jobs = Background("test")
 jobs.submit(threading.Event().wait)
-{}
+threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+try:
+    jobs.wait()
+except KeyboardInterrupt:
+    raise SystemExit(130) from None
 """
 
 
-def test_an_exiting_program_does_not_wait_for_jobs() -> None:
-    result = subprocess.run([sys.executable, "-c", PROGRAM.format("raise SystemExit(143)")], timeout=60)
-    assert result.returncode == 143
-
-
-def test_a_signal_ends_the_wait() -> None:
-    program = PROGRAM.format(
-        "import os, signal\n"
-        "threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
-        "try:\n    jobs.wait()\n"
-        "except KeyboardInterrupt:\n    raise SystemExit(130) from None"
-    )
-    assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 130
+def test_a_signal_ends_the_wait_and_an_exiting_program_does_not_wait_for_jobs() -> None:
+    assert subprocess.run([sys.executable, "-c", PROGRAM], timeout=60).returncode == 130

@@ -74,11 +74,20 @@ def test_missing_devices_are_reported(
 
 
 @pytest.mark.parametrize(("deterministic", "benchmark"), [(False, False), (False, True), (True, False), (True, True)])
-def test_deterministic_and_benchmark_settings(deterministic: bool, benchmark: bool) -> None:
-    configure(GPU, deterministic=deterministic, cudnn_benchmark=benchmark)
+def test_deterministic_and_benchmark_settings(
+    deterministic: bool, benchmark: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = configure(GPU, deterministic=deterministic, cudnn_benchmark=benchmark)
     assert torch.are_deterministic_algorithms_enabled() is deterministic
     assert torch.backends.cudnn.deterministic is deterministic
     assert torch.backends.cudnn.benchmark is (benchmark and not deterministic)
+    assert threads == torch.get_num_threads()
+    assert configure(threads=threads + 1) == torch.get_num_threads() == threads + 1
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":0:0")
+    configure(CPU, deterministic=True)
+    configure(GPU, deterministic=False)
+    with pytest.raises(ValueError, match=r"CUBLAS_WORKSPACE_CONFIG=:4096:8 or :16:8 .* which has ':0:0'$"):
+        configure(GPU, deterministic=True)
 
 
 def test_importing_the_package_sets_the_workspace_that_deterministic_products_need() -> None:
@@ -87,14 +96,6 @@ def test_importing_the_package_sets_the_workspace_that_deterministic_products_ne
     for expected, own in ((":4096:8", {}), (":16:8", {"CUBLAS_WORKSPACE_CONFIG": ":16:8"})):
         output = subprocess.check_output([sys.executable, "-c", program], env={**environment, **own}, text=True)
         assert output == f"{expected} False\n"
-
-
-def test_another_workspace_excludes_deterministic_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":0:0")
-    configure(CPU, deterministic=True)
-    configure(GPU, deterministic=False)
-    with pytest.raises(ValueError, match=r"CUBLAS_WORKSPACE_CONFIG=:4096:8 or :16:8 .* which has ':0:0'$"):
-        configure(GPU, deterministic=True)
 
 
 def test_the_precision_of_products_is_that_of_the_newest_run() -> None:
@@ -107,13 +108,6 @@ def test_the_precision_of_products_is_that_of_the_newest_run() -> None:
         assert current() == (precision, tf32)
     configure()
     assert current() == defaults == ("highest", True)
-
-
-def test_threads() -> None:
-    threads = torch.get_num_threads()
-    assert configure() == threads
-    assert configure(threads=threads + 1) == threads + 1
-    assert torch.get_num_threads() == threads + 1
 
 
 class RecordingTensor(Tensor):

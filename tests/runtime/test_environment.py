@@ -12,15 +12,13 @@ from opabinia.runtime.environment import LIBRARIES, describe_environment, librar
 CPU = torch.device("cpu")
 
 
-def test_library_versions() -> None:
+def test_library_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     versions = library_versions()
     assert list(versions) == ["python", *LIBRARIES]
     assert versions["python"] == platform.python_version()
     assert versions["torch"] == torch.__version__.split("+")[0] or versions["torch"] == torch.__version__
     assert "not installed" not in versions.values()
 
-
-def test_a_missing_library_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def absent(name: str) -> str:
         raise PackageNotFoundError(name)
 
@@ -53,8 +51,5 @@ def test_the_commit_and_uncommitted_changes(tmp_path: Path, monkeypatch: pytest.
     assert len(line.split()) == 2 and len(line.split()[1]) == 40
     (tmp_path / "file").write_text("2")
     assert "with uncommitted changes" in describe_environment(CPU, 1)
-
-
-def test_without_git(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     assert "  git " not in describe_environment(CPU, 1)

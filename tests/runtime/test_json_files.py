@@ -52,16 +52,12 @@ def test_another_file_is_refused_by_name_and_field(tmp_path: Path, content: byte
     assert text.startswith(str(tmp_path)) and message in text and text.isprintable() and len(text) < 300
 
 
-def test_control_characters_of_a_key_are_escaped(tmp_path: Path) -> None:
+def test_files_without_content_and_control_characters_of_a_key(tmp_path: Path) -> None:
+    for path, message in ((tmp_path / "missing.json", r"missing\.json: No such file"), (tmp_path, "Is a directory")):
+        with pytest.raises(InvalidFile, match=message):
+            read_json(path, Drawing)
     with pytest.raises(InvalidFile, match=r"a\.json: \\x1b\[2J\\n: "):
         parse_json('{"\\u001b[2J\\n": "x"}', dict[str, int], "a.json")
-
-
-def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidFile, match=r"missing\.json: No such file"):
-        read_json(tmp_path / "missing.json", Drawing)
-    with pytest.raises(InvalidFile, match="Is a directory"):
-        read_json(tmp_path, Drawing)
 
 
 def test_errors_name_the_line_and_an_incomplete_last_line_is_ignored(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ MIB = 2**20
 
 
 def test_bytes_are_counted_until_tensors_are_freed() -> None:
-    costs = OperatorCosts(block=1)
+    costs = OperatorCosts()
     weights = torch.ones(MIB, dtype=torch.uint8)
     costs.add([weights, weights[:10]], "parameters")
     with costs:
@@ -25,25 +25,17 @@ def test_bytes_are_counted_until_tensors_are_freed() -> None:
     assert costs.peak.total() == 3 * MIB
     costs.add([third], "gradients")
     assert costs.live["temporaries"] == 0 and costs.live["gradients"] == MIB
-
-
-def test_tensors_from_before_are_counted_when_they_are_used() -> None:
-    costs, old = OperatorCosts(block=1), torch.ones(MIB, dtype=torch.uint8)
+    old = torch.ones(MIB, dtype=torch.uint8)  # counted when it is used
     with costs:
         old.add_(1)
-    assert costs.live == {"others": MIB}
-
-
-def test_allocations_are_rounded_up() -> None:
-    costs = OperatorCosts(block=512)
-    with costs:
-        kept = torch.ones(1)
-    assert costs.live.total() == 512 and kept.numel() == 1
+        small = torch.ones(1)
+    assert costs.live["others"] == MIB and small.numel() == 1
+    assert costs.live["temporaries"] == 512, "rounded up"
 
 
 @pytest.mark.parametrize("fake", [False, True])
 def test_peak_of_a_backward_pass(fake: bool) -> None:
-    costs = OperatorCosts(block=1)
+    costs = OperatorCosts()
     mode = FakeTensorMode()
     with mode if fake else torch.enable_grad():
         weight = torch.zeros(256, 256, requires_grad=True)
@@ -63,7 +55,7 @@ def test_fake_values_that_decide_are_errors() -> None:
 
 
 def test_operators() -> None:
-    costs = OperatorCosts(records=True)
+    costs = OperatorCosts()
     with costs:
         (torch.ones(8, 16, dtype=torch.bfloat16) @ torch.ones(16, 4, dtype=torch.bfloat16)).view(-1)
     *_, product = costs.operators

@@ -4,7 +4,6 @@ import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -34,24 +33,23 @@ def test_a_single_process() -> None:
         assert not dist.is_initialized()
 
 
-def test_torchrun_variables() -> None:
-    variables = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
-    assert rank_info({**STEP, **variables}) == RankInfo(5, 8, 4)
-
-
-def test_without_a_local_rank_it_follows_from_the_rank() -> None:
-    variables = {"RANK": "5", "WORLD_SIZE": "8"}
-    assert rank_info(variables) == RankInfo(5, 8, None)
-    assert variables["LOCAL_RANK"] == "5"
-    variables = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}
-    assert rank_info(variables) == RankInfo(5, 8, 4)
-    assert variables["LOCAL_RANK"] == "1"
-
-
-def test_slurm_variables_are_added_to_the_environment() -> None:
-    variables = dict(STEP)
-    assert rank_info(variables) == RankInfo(5, 8, 4)
-    assert (variables["LOCAL_RANK"], variables["MASTER_ADDR"]) == ("1", "gpu003")
+@pytest.mark.parametrize(
+    ("variables", "info", "local_rank"),
+    [
+        pytest.param(
+            {**STEP, "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"},
+            *(RankInfo(5, 8, 4), "1"),
+            id="torchrun within a step of SLURM",
+        ),
+        pytest.param({"RANK": "5", "WORLD_SIZE": "8"}, RankInfo(5, 8, None), "5", id="on one machine"),
+        pytest.param({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}, RankInfo(5, 8, 4), "1", id="on two"),
+        pytest.param(STEP, RankInfo(5, 8, 4), "1", id="SLURM"),
+    ],
+)
+def test_ranks_of_launchers(variables: dict[str, str], info: RankInfo, local_rank: str) -> None:
+    environment = dict(variables)
+    assert rank_info(environment) == info and environment["LOCAL_RANK"] == local_rank
+    assert environment.get("MASTER_ADDR") == ("gpu003" if variables is STEP else None)
 
 
 @pytest.mark.parametrize(
@@ -74,19 +72,14 @@ def test_invalid_environments(monkeypatch: pytest.MonkeyPatch, variables: dict[s
     assert caught.value.on_all_ranks and caught.value.exit_status == 2
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"init": "tcp://nowhere"}, "'tcp://nowhere' is neither 'env' nor"),
-        ({"init": "here"}, "'here' is neither 'env' nor"),
-        ({"init": "file://relative"}, "is neither 'env' nor"),
-    ],
-)
-def test_invalid_settings(monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], message: str) -> None:
+@pytest.mark.parametrize("init", ["tcp://nowhere", "here", "file://relative"])
+def test_invalid_addresses(monkeypatch: pytest.MonkeyPatch, init: str) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ProcessGroupError, match=f"train.distributed: .*{message}"), process_group(**settings):
+    message = f"train.distributed: .*'{init}' is neither 'env' nor"
+    with pytest.raises(ProcessGroupError, match=message), process_group(init):
         pass
+    assert local_address("127.0.0.1") == "127.0.0.1" and local_address("no.such.host.invalid") is None
 
 
 def test_unreachable_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,8 +157,3 @@ def test_a_signal_ends_the_wait_for_other_ranks_on_macos(warm_server: Server, nu
         with connection:
             program.signal(number)
             program.expect(-number, 30)
-
-
-def test_local_address() -> None:
-    assert local_address("127.0.0.1") == "127.0.0.1"
-    assert local_address("no.such.host.invalid") is None

@@ -1,11 +1,8 @@
 import random
-from collections import Counter
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from opabinia.runtime.seeds import (
     INIT,
@@ -38,27 +35,14 @@ def test_hash_never_changes() -> None:
     ]
 
 
-@given(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=6))
-def test_hash_is_32_bits_for_python_and_numpy_integers(counters: list[int]) -> None:
-    value = hash32(*counters)
-    assert 0 <= value < 2**32
-    assert value == hash32(*np.array(counters, dtype=np.int64))
-
-
 def test_hash_depends_on_values_order_and_length() -> None:
+    assert len({ORDER, SAMPLE, MIX, MODEL, INIT}) == 5
     grid = [hash32(purpose, 0, epoch, at) for purpose in (SAMPLE, MIX) for epoch in range(30) for at in range(300)]
     assert len(set(grid)) >= len(grid) - 2  # 18,000 draws of 2**32: 0.04 collisions expected
+    assert all(0 <= value < 2**32 for value in grid) and hash32(*np.array([-1, 5])) == hash32(-1, 5)
     assert len({hash32(1, 2), hash32(2, 1), hash32(1, 2, 0), hash32(0, 1, 2)}) == 4
-
-
-def test_every_bit_of_the_hash_is_fair() -> None:
-    values = np.array([hash32(SAMPLE, 1, 0, position) for position in range(20_000)], dtype=np.uint32)
-    ones = np.unpackbits(values.view(np.uint8).reshape(-1, 4), axis=1).mean(axis=0)
-    assert np.abs(ones - 0.5).max() < 0.02  # 5 standard deviations
-
-
-def test_purposes_differ() -> None:
-    assert len({ORDER, SAMPLE, MIX, MODEL, INIT}) == 5
+    seeds = {draw_seed() for _ in range(100)}
+    assert len(seeds) > 95 and all(0 <= seed < 2**31 for seed in seeds)
 
 
 def test_a_sample_seed_fixes_all_three_generators() -> None:
@@ -104,12 +88,6 @@ def test_model_seed_reaches_the_gpu_without_a_wait(name: str) -> None:
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert torch.equal(expected, repeated)
-
-
-def test_drawn_seeds_are_31_bits_and_differ() -> None:
-    seeds = Counter(draw_seed() for _ in range(100))
-    assert all(0 <= seed < 2**31 for seed in seeds)
-    assert len(seeds) > 95
 
 
 def test_random_words_are_a_permutation_that_depends_on_the_seed() -> None:

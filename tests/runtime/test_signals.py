@@ -25,6 +25,8 @@ def test_the_first_signal_is_remembered(number: int, name: str, status: int) -> 
         assert (stop.reason, stop.exit_status) == (None, 0)
         os.kill(os.getpid(), number)
         assert (stop.reason, stop.exit_status) == (name, status)
+    assert (str(Stopped(name, status)), Stopped(name, status).exit_status) == (name, status)
+    assert Stopped("the time limit").exit_status == 0
 
 
 @pytest.fixture
@@ -56,13 +58,6 @@ def test_signals_at_about_the_same_time_are_one_request(now: list[float]) -> Non
         assert (stop.reason, stop.exit_status) == ("SIGUSR1", 143)
 
 
-def test_handlers_are_restored() -> None:
-    with stop_signals(StopSignal()):
-        pass
-    with pytest.raises(KeyboardInterrupt):
-        os.kill(os.getpid(), signal.SIGINT)
-
-
 def test_other_threads_change_no_handlers() -> None:
     results: list[object] = []
 
@@ -74,8 +69,3 @@ def test_other_threads_change_no_handlers() -> None:
     thread.start()
     thread.join()
     assert results == [None, signal.getsignal(signal.SIGINT)]
-
-
-def test_stopped_has_reason_and_status() -> None:
-    assert (str(Stopped("SIGTERM", 143)), Stopped("SIGTERM", 143).exit_status) == ("SIGTERM", 143)
-    assert Stopped("the time limit").exit_status == 0

@@ -13,21 +13,14 @@ STEP = {
 }
 
 
-@pytest.mark.parametrize(
-    ("nodes", "host"),
-    [
-        ("one", "one"),
-        ("one,two", "one"),
-        ("node[001-003,007],other", "node001"),
-        ("node[7]", "node7"),
-        ("other,node[1-2]", "other"),
-        ("a-b[09-10]-ib", "a-b09-ib"),
-        ("rack[1-2]node[3-4],x", "rack1node3"),
-        ("", ""),
-    ],
-)
-def test_first_host(nodes: str, host: str) -> None:
-    assert first_host(nodes) == host
+NODES = {
+    **{"one": "one", "one,two": "one", "node[001-003,007],other": "node001", "node[7]": "node7", "": ""},
+    **{"other,node[1-2]": "other", "a-b[09-10]-ib": "a-b09-ib", "rack[1-2]node[3-4],x": "rack1node3"},
+}
+
+
+def test_first_host() -> None:
+    assert {nodes: first_host(nodes) for nodes in NODES} == NODES
 
 
 def test_a_task_of_a_step() -> None:
@@ -42,6 +35,8 @@ def test_a_task_of_a_step() -> None:
     }
     address = {"MASTER_ADDR": "here", "MASTER_PORT": "1234"}
     assert address.items() <= torchrun_variables({**STEP, **address}).items()
+    with pytest.raises(ValueError, match="7 tasks cannot be distributed evenly over 2 nodes"):
+        torchrun_variables({**STEP, "SLURM_STEP_NUM_TASKS": "7"})
 
 
 def test_a_batch_script_is_no_step() -> None:
@@ -50,16 +45,9 @@ def test_a_batch_script_is_no_step() -> None:
     assert not is_step(shell)
     assert not is_step({**STEP, "SLURM_STEP_NUM_TASKS": "1"})
     assert (launched_rank(shell), launched_rank({}), launched_rank(STEP)) == (0, 0, 5)
-
-
-def test_the_rank_of_an_agent_takes_precedence() -> None:
+    # The rank of an agent takes precedence.
     assert launched_rank({**STEP, "WORLD_SIZE": "2", "RANK": "1"}) == 1
     assert launched_rank({"WORLD_SIZE": "1", "RANK": "1"}) == 0
-
-
-def test_nodes_have_the_same_number_of_tasks() -> None:
-    with pytest.raises(ValueError, match="7 tasks cannot be distributed evenly over 2 nodes"):
-        torchrun_variables({**STEP, "SLURM_STEP_NUM_TASKS": "7"})
 
 
 def test_ports_are_derived_from_job_and_step() -> None:

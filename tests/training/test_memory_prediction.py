@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.profiler import ProfilerActivity, profile
 
 from opabinia.contracts import Batch
+from opabinia.runtime import operator_costs
 from opabinia.runtime.operator_costs import Operator
 from opabinia.training import memory_prediction
 from opabinia.training.batch_size_search import repeat_samples
@@ -19,7 +20,6 @@ from opabinia.training.memory_prediction import (
     CONTEXT,
     FRAGMENTATION,
     ObservedStep,
-    StepParts,
     device_bytes,
     extend,
     largest_batch,
@@ -28,6 +28,7 @@ from opabinia.training.memory_prediction import (
 from opabinia.training.roofline import Gpu, time_bounds
 from opabinia.training.run_folder import build_parts, resolve
 from opabinia.training.session import TrainingRun
+from opabinia.training.trial import StepParts
 
 MIB = 2**20
 
@@ -40,7 +41,7 @@ def parts_of(recipe: str, *overrides: str) -> StepParts:
 def allocated(parts: StepParts, samples: int) -> int:
     """Return the largest sum of bytes of torch's CPU allocator in a real step."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        ObservedStep(parts, None).run(repeat_samples(parts.batch, samples), samples)
+        ObservedStep(parts, None).run(repeat_samples(parts.largest[1], samples), samples)
     assert profiler.profiler is not None and profiler.profiler.kineto_results is not None
     events, largest = list(profiler.profiler.kineto_results.experimental_event_tree()), 0
     while events:
@@ -58,11 +59,12 @@ def allocated(parts: StepParts, samples: int) -> int:
         pytest.param("detection/digits_mask", False, marks=pytest.mark.slow),
     ],
 )
-def test_prediction_equals_the_allocations_of_the_cpu(recipe: str, fake: bool) -> None:
+def test_prediction_equals_the_allocations_of_the_cpu(recipe: str, fake: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operator_costs, "BLOCK", 1)
     samples = 64 if fake else 4
     parts = parts_of(recipe, f"data.batch_size={samples}", "train.precision=fp32", "ema={decay: 0.9}")
     mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
-    peak = ObservedStep(parts, mode, block=1).footprint(samples)
+    peak = ObservedStep(parts, mode).footprint(samples)
     predicted = peak.total() - peak["inputs"] // 2  # nothing is prefetched
     assert predicted == pytest.approx(allocated(parts, samples), rel=0.05)
 
@@ -133,7 +135,7 @@ def test_the_line_of_a_detector_leads_to_larger_steps() -> None:
 def test_fake_tensors_stay_in_the_prediction() -> None:
     predict_memory("detection/digits", ["data.batch_size=2"], device_memory=())
     parts = parts_of("detection/digits", "data.batch_size=2")
-    ObservedStep(parts, None).run(repeat_samples(parts.batch, 2), 2)  # anchors are cached by shape
+    ObservedStep(parts, None).run(repeat_samples(parts.largest[1], 2), 2)  # anchors are cached by shape
 
 
 # --- the largest batch ------------------------------------------------------------------------------------------------

@@ -1,0 +1,139 @@
+"""Trial runs, which measure a recipe and keep nothing: training in a temporary folder, and a single step."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from opabinia.config.build import errors_at
+from opabinia.contracts import Batch, GlobalBatch, Hook, LoggerPart, ParallelTask, Step, Task
+from opabinia.data.sampling.batches import StagedPlan
+from opabinia.models.weights.init import Init
+from opabinia.runtime.log import log
+from opabinia.tasks.distillation import DistilledTask
+from opabinia.training.loaders import TrainingBatches
+from opabinia.training.model import Models, check_model, make_optimizer, make_step, place
+from opabinia.training.planning import plan_training
+from opabinia.training.session import Session, TrainingRun, add_teachers, all_schedules, build_model, training_only
+
+CPU = torch.device("cpu")
+SAMPLES = 16
+"""Training samples of a batch; images of different sizes are padded to the largest of them."""
+
+
+class TrialDone(Exception):
+    """Everything is measured: the trial ends."""
+
+
+class Measurement(Hook):
+    """A hook that measures a run from within, and wraps its step."""
+
+    def make_step(self, make: Callable[..., Step], task: Task | ParallelTask, *others: Any) -> Step:
+        """Build the step of the run with ``make``; return the step to call instead."""
+        raise NotImplementedError
+
+
+def run_trial(
+    parts: Mapping[str, Any], measurement: Measurement, loggers: Sequence[LoggerPart] = (), **training: Any
+) -> None:
+    """Train in a temporary folder until the measurement raises :class:`TrialDone`; nothing is logged, since the run
+    itself logs the same.
+
+    Args:
+        parts: the fields of :class:`opabinia.training.session.TrainingRun`.
+        measurement: takes part in the run.
+        loggers: receive the lines of its metrics log.
+        training: values of the section ``train`` that differ.
+    """
+    step = partial(measurement.make_step, parts["train"].step)
+    train = replace(parts["train"], step=step, log_samples=False, **training)
+    parts = {**training_only(parts, trial=measurement), "train": train, "loggers": loggers}
+    with silence(), tempfile.TemporaryDirectory() as folder, suppress(TrialDone):
+        TrainingRun(**parts)(Session(Path(folder)))
+
+
+@contextmanager
+def silence() -> Iterator[None]:
+    """Disable the log inside the block."""
+    log.disabled, before = True, log.disabled
+    try:
+        yield
+    finally:
+        log.disabled = before
+
+
+@dataclass(frozen=True)
+class StepParts:
+    """The parts of a training step, on the CPU.
+
+    Attributes:
+        run: the run.
+        batches: its training data.
+        model: its model.
+        distilled: the model with its teachers, if it has any.
+    """
+
+    run: TrainingRun
+    batches: TrainingBatches
+    model: Task
+    distilled: DistilledTask | None
+
+    @classmethod
+    def of(cls, run: TrainingRun, init: Init | None = None) -> StepParts:
+        """Build the parts of a run.
+
+        The model is built on the meta device first: a size that does not fit is reported before memory is allocated.
+
+        Args:
+            run: the run.
+            init: pretrained weights to load.
+
+        Raises:
+            ConfigError: they do not fit together, or the data cannot be read.
+        """
+        batches = plan_training(run.task, run.data, run.train.length, run.shapes, 0)
+        with errors_at("task"), torch.device("meta"):
+            run.task(batches.dataset_info)
+        model = place(build_model(run.task, batches.dataset_info, 0, init), run.train, CPU)
+        distilled = add_teachers(model, run.distill, batches.dataset_info)
+        check_model(model, run.train, batches.plan, run.data)
+        return cls(run, batches, model, distilled)
+
+    def make(self, models: Models, **training: Any) -> Step:
+        """Build the step of these models; ``training``: values of the section ``train`` that differ."""
+        run, train = self.run, replace(self.run.train, check_losses=False, on_nonfinite="stop", **training)
+        optimizer = make_optimizer(run.optimizer, models.task, run.param_groups, train, run.data.batch_size)
+        return make_step(models, optimizer, all_schedules(run.schedule, run.schedules, self.batches.plan), train, 0)
+
+    def first_batch(self, samples: int, row: GlobalBatch) -> Batch:
+        """Return the first samples as a batch, in the shape of ``row``, after the transforms and the mixing.
+
+        Raises:
+            ConfigError: a sample cannot be read, or not be mixed.
+        """
+        batch = self.batches.first_samples(samples, self.model, shape=row.shape)
+        with errors_at("data.mix"):
+            for mix in self.run.data.mix:
+                batch = mix(batch, self.batches.dataset_info)
+        return batch
+
+    @cached_property
+    def largest(self) -> tuple[GlobalBatch, Batch]:
+        """The global batch with most pixels, and samples in its shape; of a multi-task run the first batch."""
+        plan = self.batches.plan
+        row = plan.row(0)
+        if self.batches.is_joint:
+            return next(iter(self.batches.loader(CPU, self.model.size_multiple_of).iterate(0)))
+        if isinstance(plan, StagedPlan):
+            shapes = [shape for stage in plan.stages for shape in stage.cycle]
+            largest = max(shapes, key=lambda shape: shape.samples * math.prod(shape.shape or (1,)))
+            row = replace(row, count=largest.samples, shape=largest.shape)
+        return row, self.first_batch(SAMPLES, row)
