@@ -7,11 +7,11 @@ by division, and only the latest pass is kept.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import gcd
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 from annotated_types import Ge, MinLen
@@ -62,8 +62,8 @@ def identities(
         18 images of identities with 5, 4, 2, 6 and 1 images, in batches of 8: a pass has two batches of two identities,
         and one identity waits for the next pass.
     """
-    images, taken = _images_and_identities(labels_of(source), batch_size, instances, small_identities)
-    return _BatchSampler([_TurnsPass(images, taken, instances)], instances, seed, length or len(source))
+    images, per_batch = _images_and_identities(labels_of(source), batch_size, instances, small_identities)
+    return _BatchSampler([_pass_by_size(images, per_batch, instances)], instances, seed, length or len(source))
 
 
 @register.sampler
@@ -100,8 +100,8 @@ def balanced_identities(
         b or a, d, c, b.
     """
     cameras = _cameras_of(source)
-    images, taken = _images_and_identities(labels_of(source), batch_size, instances, small_identities)
-    one_pass = _CamerasPass(images, taken, instances, cameras[images.members])
+    images, per_batch = _images_and_identities(labels_of(source), batch_size, instances, small_identities)
+    one_pass = _pass_by_camera(images, per_batch, instances, cameras[images.members])
     return _BatchSampler([one_pass], instances, seed, length or len(source))
 
 
@@ -156,7 +156,7 @@ def mixed_identities(
             message = f"weights.{number}: each batch takes {taken} identities of this {domain}, which has {available}"
             remedy = "give it a smaller weight or take a smaller batch_size"
             raise ValueError(f"{message}{_condition(instances, small_identities)}; {remedy}")
-        passes.append(_TurnsPass(images, taken, instances))
+        passes.append(_pass_by_size(images, taken, instances))
     return _BatchSampler(passes, instances, seed, length or len(labels))
 
 
@@ -188,16 +188,16 @@ def _images_and_identities(
     labels: Indices, batch_size: int, instances: int, small_identities: SmallIdentities
 ) -> tuple[_Images, int]:
     """Return all images to draw from, and P."""
-    taken = _identities_per_batch(batch_size, instances)
+    per_batch = _identities_per_batch(batch_size, instances)
     images = _Images.of(labels, np.arange(len(labels)), instances, small_identities)
     available, condition = len(images.sizes), _condition(instances, small_identities)
     _check_several(available, condition)
-    if available < taken:
+    if available < per_batch:
         raise ValueError(
-            f"a batch of {batch_size} with {instances} images each has {taken} identities, and there are {available}"
-            f"{condition}; batch_size {available * instances} would do"
+            f"a batch of {batch_size} with {instances} images each has {per_batch} identities, and there are "
+            f"{available}{condition}; batch_size {available * instances} would do"
         )
-    return images, taken
+    return images, per_batch
 
 
 def _check_several(identities: int, condition: str = "") -> None:
@@ -262,78 +262,60 @@ class _Images:
 # --- passes -----------------------------------------------------------------------------------------------------------
 
 
-class _TurnsPass:
-    """Passes in which an identity has as many turns as its images allow.
-
-    Args:
-        images: of the identities.
-        taken: P, identities of a batch.
-        instances: K.
+class _Pass(NamedTuple):
+    """Rule for a pass over identities.
 
     Attributes:
+        identities: number of identities that it contributes to a batch.
         batches: number of batches in a pass.
-        width: samples that it contributes to each batch, those of an identity next to each other.
+        draw: returns the samples of the pass with this key (indices of the source, batches x identities x K).
     """
 
-    def __init__(self, images: _Images, taken: int, instances: int) -> None:
-        self._images, self._taken, self._instances = images, taken, instances
-        turns = np.maximum(1, images.sizes // instances)
-        self.batches = max_batches(turns, taken)
-        self.width = taken * instances
-        self._turns = np.minimum(turns, self.batches)
+    identities: int
+    batches: int
+    draw: Callable[[int], Indices]
 
-    def __call__(self, key: int) -> Indices:
-        """Draw a pass: indices of the source (batches x width). The identities that are left over are random."""
-        images, instances = self._images, self._instances
+
+def _pass_by_size(images: _Images, identities: int, instances: int) -> _Pass:
+    """Return passes in which an identity comes as often as its images allow. The identities that are left over are
+    random."""
+    times = np.maximum(1, images.sizes // instances)
+    batches = max_batches(times, identities)
+    times = np.minimum(times, batches)
+
+    def draw(key: int) -> Indices:
         drawn = shuffled_range(len(images.sizes), hash32(DRAW, key, 0))
-        turns = self._turns[drawn]
-        firsts = np.repeat(np.cumsum(turns) - turns, turns)
-        line = np.repeat(drawn, turns)[: self.batches * self._taken]
-        slots = deal_turns(line, self.batches, hash32(DRAW, key, 1))
-        identity, turn = line[slots][..., None], (slots - firsts[slots])[..., None]
-        offsets = (turn * instances + np.arange(instances)) % images.sizes[identity] + images.starts[identity]
+        firsts = np.repeat(np.cumsum(times[drawn]) - times[drawn], times[drawn])
+        line = np.repeat(drawn, times[drawn])[: batches * identities]
+        slots = deal(line, batches, hash32(DRAW, key, 1))
+        identity, number = line[slots][..., None], (slots - firsts[slots])[..., None]
+        offsets = (number * instances + np.arange(instances)) % images.sizes[identity] + images.starts[identity]
         shuffled = images.sorted_by(uniform(hash32(DRAW, key, 2), np.arange(len(images.members))))
-        table: Indices = images.members[shuffled[offsets]].reshape(self.batches, self.width)
-        return table
+        samples: Indices = images.members[shuffled[offsets]]
+        return samples
+
+    return _Pass(identities, batches, draw)
 
 
-class _CamerasPass:
-    """Passes in which every identity comes once, with one image and then those of other cameras.
+def _pass_by_camera(images: _Images, identities: int, instances: int, cameras: Indices) -> _Pass:
+    """Return passes in which every identity comes once, with one image and then those of other cameras; ``cameras``:
+    of the images (n). With fewer than K images, those after the first are repeated."""
+    batches = len(images.sizes) // identities
 
-    Args:
-        images: of the identities.
-        taken: P, identities of a batch.
-        instances: K.
-        cameras: of the images (n).
-
-    Attributes:
-        batches: number of batches in a pass.
-        width: samples that it contributes to each batch, those of an identity next to each other.
-    """
-
-    def __init__(self, images: _Images, taken: int, instances: int, cameras: Indices) -> None:
-        self._images, self._taken, self._instances, self._cameras = images, taken, instances, cameras
-        self.batches = len(images.sizes) // taken
-        self.width = taken * instances
-
-    def __call__(self, key: int) -> Indices:
-        """Draw a pass: indices of the source (batches x width). With fewer than K images, those after the first are
-        repeated."""
-        images, owners = self._images, self._images.owners
+    def draw(key: int) -> Indices:
         random = uniform(hash32(DRAW, key, 0), np.arange(len(images.members)))
         firsts = images.sorted_by(random)[images.starts]
-        same_camera = self._cameras == self._cameras[firsts][owners]
-        is_first = np.zeros(len(owners), dtype=bool)
+        is_first = np.zeros(len(images.members), dtype=bool)
         is_first[firsts] = True
-        preferred = images.sorted_by(random, same_camera, ~is_first)
-        identity = shuffled_range(len(images.sizes), hash32(DRAW, key, 1))[: self.batches * self._taken, None]
-        ranks, others = np.arange(self._instances), images.sizes[identity] - 1
+        preferred = images.sorted_by(random, cameras == cameras[firsts][images.owners], ~is_first)
+        identity = shuffled_range(len(images.sizes), hash32(DRAW, key, 1))[: batches * identities]
+        identity = identity.reshape(batches, identities, 1)
+        ranks, others = np.arange(instances), images.sizes[identity] - 1
         ranks = np.where((ranks > 0) & (others > 0), 1 + (ranks - 1) % np.maximum(1, others), 0)
-        table: Indices = images.members[preferred[images.starts[identity] + ranks]].reshape(self.batches, self.width)
-        return table
+        samples: Indices = images.members[preferred[images.starts[identity] + ranks]]
+        return samples
 
-
-_Pass = _TurnsPass | _CamerasPass
+    return _Pass(identities, batches, draw)
 
 
 def shuffled_range(count: int, key: int) -> Indices:
@@ -341,22 +323,21 @@ def shuffled_range(count: int, key: int) -> Indices:
     return np.argsort(uniform(key, np.arange(count)), kind="stable").astype(np.int64)
 
 
-def max_batches(turns: Indices, taken: int) -> int:
-    """Return the maximum number of batches of ``taken`` different identities, each with a number of turns.
+def max_batches(times: Indices, identities: int) -> int:
+    """Return the maximum number of batches of different identities, each of which comes at most ``times`` (I).
 
-    An identity cannot use more turns than there are batches, so fewer batches are filled than the sum suggests.
+    An identity cannot come more often than there are batches, so fewer batches are filled than the sum suggests.
 
-    Example: turns [9, 2, 1] in batches of 2 are 3 batches: each with the first identity and one of the others.
+    Example: times [9, 2, 1] in batches of 2 are 3 batches: each with the first identity and one of the others.
     """
-    batches = int(turns.sum()) // taken
-    while (filled := int(np.minimum(turns, batches).sum()) // taken) < batches:
+    batches = int(times.sum()) // identities
+    while (filled := int(np.minimum(times, batches).sum()) // identities) < batches:
         batches = filled
     return batches
 
 
-def deal_turns(line: Indices, batches: int, key: int) -> Indices:
-    """Return positions in ``line`` for each batch (batches x P), so that the turns of an identity are in different
-    batches.
+def deal(line: Indices, batches: int, key: int) -> Indices:
+    """Return positions in ``line`` for each batch (batches x P), so that equal identities are in different batches.
 
     The line is cut into P segments, and each segment is dealt to all batches in a shuffled order. Only an identity that
     is cut in two can come twice to a batch; so its second part begins with the batches that have not had the first
@@ -382,69 +363,46 @@ def deal_turns(line: Indices, batches: int, key: int) -> Indices:
 
 
 class _BatchSampler:
-    """A sampler of whole batches, to which one or several passes contribute identities, evenly interleaved.
+    """A sampler of whole batches, to which one or several passes contribute identities, evenly interleaved: so every
+    process has some of each.
 
     Args:
-        passes: contribute samples to each batch.
+        passes: contribute identities to each batch.
         instances: K.
         seed: of the run.
         samples: per epoch, rounded down to whole batches.
     """
 
     def __init__(self, passes: Sequence[_Pass], instances: int, seed: int, samples: int) -> None:
-        self._streams = [_PassStream(draw, hash32(DRAW, seed, number)) for number, draw in enumerate(passes)]
-        # For each sample of a batch: the pass that it comes from, and its column there.
-        self._passes = np.repeat(interleave([draw.width // instances for draw in passes]), instances)
-        self._columns = np.empty_like(self._passes)
-        for number, draw in enumerate(passes):
-            self._columns[self._passes == number] = np.arange(draw.width)
-        self._batches = max(1, samples // len(self._passes))
+        self._passes = [
+            (rule.batches, lru_cache(maxsize=1)(partial(_draw_pass, rule, hash32(DRAW, seed, number))))
+            for number, rule in enumerate(passes)
+        ]
+        keys = [(np.arange(rule.identities) + 0.5) / rule.identities for rule in passes]
+        self._interleaved = np.argsort(np.concatenate(keys), kind="stable")
+        self._batch_size = len(self._interleaved) * instances
+        self._batches = max(1, samples // self._batch_size)
 
     def __len__(self) -> int:
-        return self._batches * len(self._passes)
+        return self._batches * self._batch_size
 
     def order(self, epoch: int) -> Order:
         """The batches of an epoch follow those of the one before."""
 
         def indices(positions: Indices) -> Indices:
-            batches, within = np.divmod(np.asarray(positions, dtype=np.int64), len(self._passes))
-            batches = batches + epoch * self._batches
-            indices = np.empty(batches.shape, dtype=np.int64)
-            for number, stream in enumerate(self._streams):
-                here = self._passes[within] == number
-                indices[here] = stream(batches[here], self._columns[within[here]])
-            return indices
+            batches, columns = np.divmod(np.asarray(positions, dtype=np.int64), self._batch_size)
+            numbers, rows = np.unique(batches, return_inverse=True)
+            table = [self._batch(epoch * self._batches + number) for number in numbers.tolist()]
+            found: Indices = np.array(table, dtype=np.int64)[rows.reshape(batches.shape), columns]
+            return found
 
         return indices
 
-
-def interleave(counts: Sequence[int]) -> Indices:
-    """Return numbers of groups, each as often as its count, evenly interleaved: so every process has some of each.
-
-    Example: [4, 2] is [0, 1, 0, 0, 1, 0].
-    """
-    keys = np.concatenate([(np.arange(count) + 0.5) / count for count in counts])
-    groups: Indices = np.repeat(np.arange(len(counts)), counts)[np.argsort(keys, kind="stable")]
-    return groups
+    def _batch(self, number: int) -> Indices:
+        """Return the samples of a batch, whose number counts from the beginning of the run."""
+        identities = [pass_of(number // batches)[number % batches] for batches, pass_of in self._passes]
+        return np.concatenate(identities)[self._interleaved].ravel()
 
 
-class _PassStream:
-    """Passes one after the other, the latest of them kept.
-
-    Args:
-        draw: draws a pass.
-        seed: of all passes.
-    """
-
-    def __init__(self, draw: _Pass, seed: int) -> None:
-        self._batches = draw.batches
-        self._pass = lru_cache(maxsize=1)(lambda number: draw(hash32(ORDER, seed, number)))
-
-    def __call__(self, batches: Indices, columns: Indices) -> Indices:
-        """Return the indices at columns of batches, counted from the beginning of the run (both of n)."""
-        passes, rows = np.divmod(batches, self._batches)
-        indices = np.empty(batches.shape, dtype=np.int64)
-        for number in np.unique(passes).tolist():
-            here = passes == number
-            indices[here] = self._pass(number)[rows[here], columns[here]]
-        return indices
+def _draw_pass(rule: _Pass, seed: int, number: int) -> Indices:
+    return rule.draw(hash32(ORDER, seed, number))

@@ -1,4 +1,3 @@
-from functools import partial
 from itertools import pairwise, permutations
 
 import numpy as np
@@ -8,8 +7,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.stats import chi2
 
-from opabinia.data.sampling.permutation import Permutation
-from opabinia.data.sampling.permutation import epoch_order as order
+from opabinia.data.sampling.permutation import Permutation, epoch_order
 
 
 def permuted(n: int, key: int) -> NDArray[np.int64]:
@@ -28,11 +26,11 @@ def test_the_order_never_changes() -> None:
     assert Permutation(2**62, 7)(np.array([0, 2**62 - 1])).tolist() == [4511956061382625721, 3118723154073446251]
 
 
-@pytest.mark.parametrize("n", [*range(130), 255, 256, 257, 1000, 2**16 - 1, 2**16, 2**16 + 1, 99_991])
-def test_permutations_are_bijective(n: int) -> None:
-    indices = permuted(n, key=n + 1)
-    assert indices.dtype == np.int64
-    assert np.array_equal(np.sort(indices), np.arange(n))
+def test_permutations_are_bijective() -> None:
+    for n in (*range(130), 255, 256, 257, 1000, 2**16 - 1, 2**16, 2**16 + 1, 99_991):
+        indices = permuted(n, key=n + 1)
+        assert indices.dtype == np.int64
+        assert np.array_equal(np.sort(indices), np.arange(n))
 
 
 @given(n=st.integers(1, 2**62), key=st.integers(0, 2**32 - 1), data=st.data())
@@ -45,23 +43,14 @@ def test_single_positions_of_any_size(n: int, key: int, data: st.DataObject) -> 
     assert permutation(np.array(positions[-1:])).tolist() == indices[-1:].tolist()
 
 
-def test_positions_of_any_shape() -> None:
-    permutation = Permutation(24, 3)
-    grid = np.arange(24).reshape(2, 3, 4)
-    assert np.array_equal(permutation(grid), permutation(grid.ravel()).reshape(2, 3, 4))
-    assert permutation(np.zeros((0,), dtype=np.int64)).shape == (0,)
-
-
-@pytest.mark.parametrize("position", [-1, 5, 2**40])
-def test_a_position_out_of_range_raises(position: int) -> None:
-    with pytest.raises(IndexError, match="of an order of 5"):
-        Permutation(5, 0)(np.array([0, position]))
-
-
-@pytest.mark.parametrize("n", [-1, 2**62 + 1])
-def test_a_size_out_of_range_raises(n: int) -> None:
-    with pytest.raises(ValueError, match="between 0 and"):
-        Permutation(n, 0)
+def test_positions_and_sizes_out_of_range_raise() -> None:
+    for position in (-1, 5, 2**40):
+        with pytest.raises(IndexError, match="of an order of 5"):
+            Permutation(5, 0)(np.array([0, position]))
+    for n in (-1, 2**62 + 1):
+        with pytest.raises(ValueError, match="between 0 and"):
+            Permutation(n, 0)
+    assert Permutation(24, 3)(np.zeros((0, 2), dtype=np.int64)).shape == (0, 2)
 
 
 @pytest.mark.parametrize("n", [3, 4, pytest.param(5, marks=pytest.mark.slow)])
@@ -73,12 +62,11 @@ def test_all_orders_of_few_samples_are_equally_likely(n: int) -> None:
 
 @pytest.mark.parametrize("n", [1000, 100_003])
 def test_every_index_is_equally_likely_at_a_position(n: int) -> None:
-    for position in (0, n // 2):
-        drawn = np.array([Permutation(n, key)(np.array([position]))[0] for key in range(2000)])
-        assert not unlikely(np.bincount(drawn * 50 // n, minlength=50), 40)
+    drawn = np.array([Permutation(n, key)(np.array([n // 2]))[0] for key in range(1000)])
+    assert not unlikely(np.bincount(drawn * 25 // n, minlength=25), 40)
 
 
-@pytest.mark.parametrize("n", [997, 1000, 1024, 100_003])
+@pytest.mark.parametrize("n", [997, 1024, 100_003])
 def test_neighbors_are_independent(n: int) -> None:
     keys = range(100) if n < 2000 else range(2)
     steps = np.concatenate([np.diff(permuted(n, key)) % n for key in keys])
@@ -99,8 +87,6 @@ def test_orders_of_successive_keys_are_independent() -> None:
 
 def test_epoch_order() -> None:
     positions = np.arange(50)
-    shuffled = partial(order, n=50, shuffle=True)
-    assert np.array_equal(shuffled(1, 2)(positions), shuffled(1, 2)(positions))
-    assert not np.array_equal(shuffled(1, 2)(positions), shuffled(1, 3)(positions))
-    assert not np.array_equal(shuffled(1, 2)(positions), shuffled(2, 2)(positions))
-    assert np.array_equal(order(1, 2, 50, shuffle=False)(positions), positions)
+    orders = [epoch_order(seed, epoch, 50, shuffle=True)(positions).tolist() for seed in (1, 2) for epoch in (2, 3)]
+    assert len({*map(tuple, orders)}) == 4
+    assert np.array_equal(epoch_order(1, 2, 50, shuffle=False)(positions), positions)
