@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,7 +18,7 @@ from torchvision.transforms.v2 import functional as F
 # The two halves of a change of hue; the public function takes one change for all images.
 from torchvision.transforms.v2.functional._color import _hsv_to_rgb, _rgb_to_hsv
 
-from opabinia.data.device_transforms.recorded import ImageOp, RecordedImage
+from opabinia.data.device_transforms.recorded import RecordedImage
 
 
 def _column(arguments: Tensor, index: int, images: Tensor) -> Tensor:
@@ -130,60 +129,40 @@ def _warp(images: Tensor, arguments: Tensor, mode: str) -> Tensor:
     return _to_uint8(warped.round_()).view(images.shape)
 
 
-def _blend_arguments(factor: float) -> tuple[float, float]:
-    return factor, 1 - factor  # in double precision, as for one image
-
-
-def _erase_arguments(top: int, left: int, height: int, width: int, value: Tensor, inplace: bool) -> list[float]:
-    return [top, left, height, width, *value.flatten().tolist()]
-
-
-def _blur_arguments(sigma: float, height: int, width: int, max_radius: int) -> list[float]:
-    """Return normalized Gaussians of ``sigma`` pixels, cut off at three sigma, or where mirroring an image of this side
-    ends."""
-    arguments: list[float] = []
-    for side in (height, width):
-        radius = min(math.ceil(3 * sigma), side - 1)
-        kernel = (-0.5 * (torch.arange(-radius, radius + 1) / sigma).square()).exp()
-        arguments += pad(kernel / kernel.sum(), [max_radius - radius] * 2).tolist()
-    return arguments
-
-
-class Kernel(NamedTuple):
-    """A kernel, and a function that returns its arguments from the values of a recorded operation."""
-
-    apply: Callable[[Tensor, Tensor], Tensor]
-    arguments: Callable[..., Sequence[float]]
-
-
-KERNELS = {
-    "adjust_brightness": Kernel(_brightness, lambda factor: (factor,)),
-    "adjust_contrast": Kernel(_contrast, _blend_arguments),
-    "adjust_hue": Kernel(_hue, lambda factor: (factor,)),
-    "adjust_saturation": Kernel(_saturation, _blend_arguments),
-    "adjust_sharpness": Kernel(_sharpness, lambda factor: (1 - factor,)),
-    "blur": Kernel(_blur, _blur_arguments),
-    "erase": Kernel(_erase, _erase_arguments),
-    "lighting": Kernel(_lighting, lambda *color: color),
-    "permute_channels": Kernel(_permute_channels, lambda permutation: permutation.tolist()),
-    "warp_bilinear": Kernel(partial(_warp, mode="bilinear"), lambda *numbers: numbers),
-    "warp_nearest": Kernel(partial(_warp, mode="nearest"), lambda *numbers: numbers),
+KERNELS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "adjust_brightness": _brightness,
+    "adjust_contrast": _contrast,
+    "adjust_hue": _hue,
+    "adjust_saturation": _saturation,
+    "adjust_sharpness": _sharpness,
+    "blur": _blur,
+    "erase": _erase,
+    "lighting": _lighting,
+    "permute_channels": _permute_channels,
+    "warp_bilinear": partial(_warp, mode="bilinear"),
+    "warp_nearest": partial(_warp, mode="nearest"),
 }
 """Kernels by the name of the operation."""
 
 
-def apply_to_image(image: Tensor, op: ImageOp) -> Tensor:
-    """Apply an operation of :data:`KERNELS` to one image; a :class:`RecordedImage` records it."""
+def blur(image: Tensor, sigma: float, max_radius: int) -> Tensor:
+    """Blur one image with a Gaussian of ``sigma`` pixels, cut off at three sigma, or where mirroring the image ends.
+    ``max_radius``: of all images of a batch. A :class:`RecordedImage` records it."""
+    kernels: list[float] = []
+    for side in image.shape[-2:]:
+        radius = min(math.ceil(3 * sigma), side - 1)
+        kernel = (-0.5 * (torch.arange(-radius, radius + 1) / sigma).square()).exp()
+        kernels += pad(kernel / kernel.sum(), [max_radius - radius] * 2).tolist()
+    return _apply_to_image(image, "blur", kernels)
+
+
+def add_color(image: Tensor, color: Sequence[float]) -> Tensor:
+    """Add a color to all pixels of one image. A :class:`RecordedImage` records it."""
+    return _apply_to_image(image, "lighting", color)
+
+
+def _apply_to_image(image: Tensor, name: str, numbers: Sequence[float]) -> Tensor:
     if isinstance(image, RecordedImage):
-        return image.then(op)
-    kernel = KERNELS[op.name]
-    changed = kernel.apply(image.as_subclass(Tensor)[None], torch.tensor([kernel.arguments(*op.values)]))[0]
+        return image.then(name, numbers)
+    changed = KERNELS[name](image.as_subclass(Tensor)[None], torch.tensor([numbers]))[0]
     return tv_tensors.wrap(changed, like=image)  # type: ignore[no-any-return]
-
-
-def call_functional(name: str, images: Tensor, values: Sequence[Any], keywords: Sequence[str]) -> Tensor:
-    """Apply torchvision's functional with the same arguments to all images."""
-    positional = len(values) - len(keywords)
-    arguments = dict(zip(keywords, values[positional:], strict=True))
-    result: Tensor = getattr(F, name)(images, *values[:positional], **arguments)
-    return result

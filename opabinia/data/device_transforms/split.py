@@ -74,14 +74,14 @@ def with_recording(transforms: Sequence[Transform]) -> list[Transform]:
     workers, batchable = split_transforms(transforms)
     if batchable:
         return [*workers, RecordTransforms(batchable)]
-    if workers and isinstance(workers[-1], Views):
+    if workers and isinstance(workers[-1], Views):  # all views have operations, or none has
         return [*workers[:-1], workers[-1].with_transforms(_view_with_recording)]
     return workers
 
 
 def _view_with_recording(transforms: Sequence[Transform]) -> list[Transform]:
     workers, batchable = split_transforms(transforms)
-    return [*workers, RecordTransforms(batchable)]  # also without any: all views have operations, or none has
+    return [*workers, RecordTransforms(batchable)]
 
 
 @dataclass(frozen=True)

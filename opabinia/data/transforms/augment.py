@@ -10,8 +10,7 @@ from torchvision.transforms import v2
 
 from opabinia.config import register
 from opabinia.contracts import Fraction, NonNegative, Positive, Sample
-from opabinia.data.device_transforms.kernels import apply_to_image
-from opabinia.data.device_transforms.recorded import ImageOp
+from opabinia.data.device_transforms.kernels import add_color, blur
 from opabinia.data.transforms.sizes import check_range
 
 
@@ -87,8 +86,7 @@ class RandomGaussianBlur:
             return sample
         low, high = self.sigma
         sigma = low + (high - low) * float(torch.rand(()))
-        op = ImageOp("blur", (sigma, *sample["image"].shape[-2:], math.ceil(3 * high)))
-        return {**sample, "image": apply_to_image(sample["image"], op)}
+        return {**sample, "image": blur(sample["image"], sigma, math.ceil(3 * high))}
 
 
 @register.transform(name="pca_lighting")
@@ -106,7 +104,7 @@ def lighting(sample: Sample, /, *, std: NonNegative = 0.1) -> Sample:
     if image.shape[-3] != 3:
         raise ValueError(f"pca_lighting needs images with 3 channels, not {image.shape[-3]}")
     color = 255 * (_PRINCIPAL_COMPONENTS @ (torch.randn(3) * std * _DEVIATIONS))
-    return {**sample, "image": apply_to_image(image, ImageOp("lighting", tuple(color.tolist())))}
+    return {**sample, "image": add_color(image, color.tolist())}
 
 
 _DEVIATIONS = torch.tensor([0.2175, 0.0188, 0.0045])

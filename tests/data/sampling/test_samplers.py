@@ -23,10 +23,11 @@ class Labelled(Source):
 
     def __init__(self, counts: Sequence[int]) -> None:
         labels = np.repeat(np.arange(len(counts)), counts)
+        self._count = len(labels)
         self.info = SourceInfo(channels=1, classes=tuple("abcdefghij"[: len(counts)]), labels=labels)
 
     def __len__(self) -> int:
-        return len(np.asarray(self.info.labels))
+        return self._count
 
     def __getitem__(self, index: int) -> Sample:
         raise NotImplementedError
