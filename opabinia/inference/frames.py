@@ -13,7 +13,7 @@ from typing import Any
 from PIL import Image
 
 from opabinia.contracts import DrawOptions
-from opabinia.data.decoding.streams import StreamFrame, read_frames
+from opabinia.data.decoding.sequential import TimedFrame, read_frames
 from opabinia.inference.input_files import MAX_BATCH_BYTES, raise_skipped
 from opabinia.inference.predictor import Predictor
 from opabinia.runtime.addresses import is_live, public_name
@@ -45,7 +45,7 @@ def predict_frames(
 
     Args:
         predictor: a model of images.
-        names: files, URLs and cameras, see :func:`opabinia.data.decoding.streams.read_frames`.
+        names: files, URLs and cameras, see :func:`opabinia.data.decoding.sequential.read_frames`.
         out: the folder to write.
         every: seconds from a frame to the next one that is predicted; 0: all frames.
         max_frames: of each video; None: all.
@@ -86,8 +86,8 @@ def predict_frames(
 
 
 def _predicted(
-    predictor: Predictor, batches: Iterator[list[StreamFrame]], min_score: float
-) -> Iterator[tuple[StreamFrame, Mapping[str, Any], str, Image.Image]]:
+    predictor: Predictor, batches: Iterator[list[TimedFrame]], min_score: float
+) -> Iterator[tuple[TimedFrame, Mapping[str, Any], str, Image.Image]]:
     """Yield each frame with its readable prediction, its caption, and the image to write."""
     options = DrawOptions(min_score=min_score, legend=False)
     for frames in batches:
@@ -103,9 +103,9 @@ def _predicted(
 
 def _batches(
     predictor: Predictor, name: str, every: float, max_frames: int | None, errors: list[str]
-) -> Iterator[list[StreamFrame]]:
+) -> Iterator[list[TimedFrame]]:
     """Yield frames in batches; of what arrives live each by itself. A message about an error goes to ``errors``."""
-    frames: list[StreamFrame] = []
+    frames: list[TimedFrame] = []
     try:
         for frame in islice(read_frames(name, predictor.channels, every=every), max_frames):
             frames.append(frame)

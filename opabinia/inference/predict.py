@@ -12,7 +12,7 @@ from torch import Tensor
 from opabinia.config import ConfigError, Problem
 from opabinia.contracts import DrawOptions
 from opabinia.contracts.presenting import save_image
-from opabinia.data.decoding.streams import is_video
+from opabinia.data.decoding.sequential import is_video
 from opabinia.inference.frames import predict_frames
 from opabinia.inference.input_files import (
     InputBatch,

@@ -10,7 +10,7 @@ import numpy as np
 
 from opabinia.config import ConfigError, Problem
 from opabinia.contracts import Sample, Transform
-from opabinia.data.decoding.streams import is_video
+from opabinia.data.decoding.sequential import is_video
 from opabinia.data.decoding.video import VideoFile
 from opabinia.data.transforms.clips import Clip
 from opabinia.inference.frames import predict_frames

@@ -20,7 +20,7 @@ import torch
 
 import opabinia
 from opabinia.config import ConfigError
-from opabinia.data.decoding.streams import is_video, read_frames
+from opabinia.data.decoding.sequential import is_video, read_frames
 from opabinia.data.decoding.video import VideoFile
 from opabinia.data.loader import DataError
 from opabinia.inference import frames as frames_module
@@ -178,7 +178,7 @@ def test_a_camera_is_predicted(tmp_path: Path) -> None:
 
 
 def test_a_silent_connection_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("opabinia.data.decoding.streams.TIMEOUT", 0.2)
+    monkeypatch.setattr("opabinia.data.decoding.sequential.TIMEOUT", 0.2)
     silent = pytest.raises(ValueError, match=r"/x cannot be opened: no data for 0\.2 seconds")
     with create_server(("127.0.0.1", 0)) as listening, silent:
         next(read_frames(f"tcp://127.0.0.1:{listening.getsockname()[1]}/x"))

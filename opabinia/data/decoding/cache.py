@@ -210,17 +210,17 @@ def memory_file(images: int, name: str) -> PixelFile:
     descriptor = os.memfd_create("opabinia images")
     try:
         _initialize(descriptor, images)
-        own = PixelFile(Path(f"/proc/{os.getpid()}/fd/{descriptor}"), images, name, _memory_has_space)
+        local = PixelFile(Path(f"/proc/{os.getpid()}/fd/{descriptor}"), images, name, _memory_has_space)
     except BaseException:
         os.close(descriptor)
         raise
-    finalize(own, os.close, descriptor)  # not earlier: other processes open the file by its path at any time
+    finalize(local, os.close, descriptor)  # not earlier: other processes open the file by its path at any time
     if world_size() == 1:
-        return own
-    offers = gather((_machine_id(), local_rank(), own.path))
+        return local
+    offers = gather((_machine_id(), local_rank(), local.path))
     path = min(offer for offer in offers if offer[0] == _machine_id())[2]
-    shared = own
-    if path != own.path:
+    shared = local
+    if path != local.path:
         try:
             shared = PixelFile(path, images, name, _memory_has_space)
         except (OSError, ValueError) as error:

@@ -316,17 +316,11 @@ class EncodedImage(LazyImage):
         """Return the whole image, as :func:`read_image` does."""
         return decode_bytes(self.content, self.name, self.channels)
 
-    @cached_property
+    @property
     def size(self) -> tuple[int, int] | None:
         """Height and width, read from the header alone; None for anything but a JPEG in YCbCr or gray that is stored
         upright, which has to be decoded as a whole."""
-        if self._header is None:
-            return None
-        try:
-            height, width, color_space, _ = simplejpeg.decode_jpeg_header(self.content)
-        except ValueError:
-            return None
-        return (height, width) if color_space in ("YCbCr", "Gray") else None
+        return self._header.size if self._header else None
 
     @cached_property
     def _header(self) -> _JpegHeader | None:
@@ -349,11 +343,11 @@ class EncodedImage(LazyImage):
 
     def _decode_above(self, row: int, factor: int) -> Any:
         """Decode at least all rows above ``row``, reduced by ``factor`` (H x W x C); return None if they are broken."""
-        height, width = self.size or (0, 0)
+        assert self._header is not None
+        (height, width), block_rows, offset = self._header
         content: bytes | bytearray = self.content
         rows, strict = height, True
-        if self._header and self._header.block_rows and content.endswith(_JPEG_END):
-            offset, block_rows = self._header.height_offset, self._header.block_rows
+        if block_rows and content.endswith(_JPEG_END):
             # A lower height in the header makes libjpeg stop early. The rows below `row` influence its colors if color
             # is stored at half the resolution.
             rows = min(height, -(-(row + 3 * factor) // block_rows) * block_rows)
@@ -400,13 +394,15 @@ def read_encoded(sample: Sample) -> Sample:
 
 
 class _JpegHeader(NamedTuple):
-    """The header of a JPEG that is stored upright.
+    """The header of a JPEG in YCbCr or gray that is stored upright.
 
     Attributes:
+        size: height and width.
         block_rows: rows that are stored together, if the file has one scan from top to bottom; else 0.
         height_offset: where the image's height is stored, in bytes.
     """
 
+    size: tuple[int, int]
     block_rows: int
     height_offset: int
 
@@ -415,8 +411,12 @@ _BASELINE, _SCAN, _EXIF = 0xC0, 0xDA, 0xE1
 
 
 def _read_header(content: bytes) -> _JpegHeader | None:
-    """Return None if it is not a JPEG, is rotated (EXIF), or has an unexpected order of segments."""
-    if not content.startswith(_JPEG_START) or _jpeg_orientation(content) != 1:
+    """Return None if it is not such a JPEG, or has an unexpected order of segments."""
+    try:
+        height, width, color_space, _ = simplejpeg.decode_jpeg_header(content)
+    except ValueError:
+        return None
+    if color_space not in ("YCbCr", "Gray") or _jpeg_orientation(content) != 1:
         return None
     height_offset, components, block_rows = 0, 0, 0
     for marker, offset in _segments(content):
@@ -425,7 +425,7 @@ def _read_header(content: bytes) -> _JpegHeader | None:
             sampling = content[offset + 9 : offset + 9 + 3 * components : 3]
             block_rows = 8 * max((factors & 15 for factors in sampling), default=0)
         if marker == _SCAN:
-            return _JpegHeader(block_rows if content[offset + 2] == components else 0, height_offset)
+            return _JpegHeader((height, width), block_rows if content[offset + 2] == components else 0, height_offset)
     return None
 
 

@@ -48,7 +48,7 @@ class DecoderPass:
     Attributes:
         path: of the file, for messages.
         container: positioned at a key frame at or before the first wanted frame, or at the start.
-        stream: its video stream.
+        track: its video track.
         index: of the video.
         pending: numbers of the wanted frames, ascending and at least one. Delivered frames are removed.
         deliver: called with each wanted frame, in order.
@@ -59,7 +59,7 @@ class DecoderPass:
 
     path: str
     container: InputContainer
-    stream: VideoStream
+    track: VideoStream
     index: VideoIndex
     pending: list[int]
     deliver: Deliver
@@ -67,7 +67,7 @@ class DecoderPass:
     skip_unreferenced: bool
 
     def __post_init__(self) -> None:
-        self._skips = self.skip_unreferenced and self.stream.codec_context.name in _SKIPPING_CODECS
+        self._skips = self.skip_unreferenced and self.track.codec_context.name in _SKIPPING_CODECS
         self._times: list[int] = self.index.times.tolist()
         self._min_jump = _MIN_JUMP_FAST if self.container.format.name.split(",")[0] in _FAST_SEEKING else _MIN_JUMP
         self._target = self.pending[0]
@@ -85,15 +85,15 @@ class DecoderPass:
             ValueError: a pass from the start finds no frame at all.
         """
         wanted_times = {self._times[number] for number in self.pending}
-        for packet in chain(read_packets(self.container, self.stream), [None]):  # None flushes the decoder
+        for packet in chain(read_packets(self.container, self.track), [None]):  # None flushes the decoder
             if packet is not None and not self.index.counted:
                 if packet.is_corrupt and frame_number(self._times, packet.pts) is None:
                     continue  # the end of a file that is cut off
                 if self._is_too_late(packet):
                     return
             unwanted = self._skips and packet is not None and packet.pts not in wanted_times
-            self.stream.codec_context.skip_frame = "NONREF" if unwanted else "DEFAULT"
-            for frame in decode_packet(self.stream, packet):
+            self.track.codec_context.skip_frame = "NONREF" if unwanted else "DEFAULT"
+            for frame in decode_packet(self.track, packet):
                 if self._ends_at(frame):
                     return
         if not self._skips:
@@ -159,11 +159,11 @@ class DecoderPass:
             raise ValueError(f"{self.path} is broken: none of its frames can be decoded")
 
 
-def decode_packet(stream: VideoStream, packet: Packet[VideoStream] | None) -> list[VideoFrame]:
+def decode_packet(track: VideoStream, packet: Packet[VideoStream] | None) -> list[VideoFrame]:
     """Return the frames that the decoder gives for a packet (None: those it still holds); none if it fails."""
     import av
 
     try:
-        return stream.codec_context.decode(packet)
+        return track.codec_context.decode(packet)
     except av.error.FFmpegError:
         return []

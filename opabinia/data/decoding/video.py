@@ -135,9 +135,9 @@ class VideoFile:
         return index
 
     def _index_from_packets(self) -> VideoIndex:
-        container, stream = self._container(reopen=not self._at_start)
+        container, track = self._container(reopen=not self._at_start)
         self._at_start = False
-        return index_from_packets(self.path, container, stream)
+        return index_from_packets(self.path, container, track)
 
     def _container(self, reopen: bool = False) -> tuple[InputContainer, VideoStream]:
         if reopen:
@@ -151,15 +151,15 @@ class VideoFile:
         """Position the file so that the next packet is that of a key frame, or of one before it; None: the start."""
         import av
 
-        container, stream = self._container(reopen=key is None and not self._at_start)
+        container, track = self._container(reopen=key is None and not self._at_start)
         at_start, self._at_start = self._at_start, False
         if key is not None and not (at_start and not index.keys[key]):
             try:
-                container.seek(int(index.times[index.keys[key]]), stream=stream)
+                container.seek(int(index.times[index.keys[key]]), stream=track)
             except (av.error.FFmpegError, OSError):  # some files without a table can only be read from the start
-                container, stream = self._container(reopen=True)
+                container, track = self._container(reopen=True)
                 self._at_start = False
-        return container, stream
+        return container, track
 
     # --- decoding ---
 

@@ -107,15 +107,15 @@ def open_video(path: str) -> tuple[InputContainer, VideoStream]:
         with open(path, "rb") as file:
             raise ValueError(f"{path} {_describe_content(file.read(1024), error)}") from error
     cover = av.stream.Disposition.attached_pic
-    streams = [stream for stream in container.streams.video if not stream.disposition & cover]
-    for stream in streams:
-        context: object = stream.codec_context  # None if there is no decoder, which its type does not show
+    tracks = [track for track in container.streams.video if not track.disposition & cover]
+    for track in tracks:
+        context: object = track.codec_context  # None if there is no decoder, which its type does not show
         if context is not None:
-            stream.codec_context.thread_count = 1  # the workers are the parallelism
-            return container, stream
+            track.codec_context.thread_count = 1  # the workers are the parallelism
+            return container, track
     types = sorted({stream.type for stream in container.streams})
     container.close()
-    if streams:
+    if tracks:
         raise ValueError(f"{path} has a video codec that FFmpeg cannot decode")
     raise ValueError(f"{path} has no video stream, only {' and '.join(types) or 'an empty container'}")
 
@@ -146,25 +146,25 @@ def read_packets(container: InputContainer, *streams: VideoStream) -> Iterator[P
 # --- building the index -----------------------------------------------------------------------------------------------
 
 
-def index_from_table(container: InputContainer, stream: VideoStream, file_size: int) -> VideoIndex | None:
+def index_from_table(container: InputContainer, track: VideoStream, file_size: int) -> VideoIndex | None:
     """Read the table of an mp4 or mov file; return None unless its frames are evenly spaced and within the file."""
-    if "mp4" not in container.format.name or stream.start_time is None or stream.time_base is None:
+    if "mp4" not in container.format.name or track.start_time is None or track.time_base is None:
         return None
     entries = [
-        (entry.timestamp, entry.is_keyframe, entry.is_discard, entry.pos + entry.size) for entry in stream.index_entries
+        (entry.timestamp, entry.is_keyframe, entry.is_discard, entry.pos + entry.size) for entry in track.index_entries
     ]
-    if len(entries) != stream.frames or len(entries) < 2:
+    if len(entries) != track.frames or len(entries) < 2:
         return None
     times, keys, discarded, ends = (np.array(column) for column in zip(*entries, strict=True))
     step = int(times[1] - times[0])
     if step <= 0 or (np.diff(times) != step).any() or discarded.any() or ends.max() > file_size or not keys[0]:
         return None
-    display_times = stream.start_time + step * np.arange(len(times), dtype=np.int64)
-    unit = float(stream.time_base)
+    display_times = track.start_time + step * np.arange(len(times), dtype=np.int64)
+    unit = float(track.time_base)
     return VideoIndex(display_times, np.flatnonzero(keys), len(times) * step * unit, unit, table=True)
 
 
-def index_from_packets(path: str, container: InputContainer, stream: VideoStream) -> VideoIndex:
+def index_from_packets(path: str, container: InputContainer, track: VideoStream) -> VideoIndex:
     """Read all packets, without decoding them.
 
     A packet that is marked as corrupt ends a file that is cut off; where others follow, as between concatenated
@@ -173,10 +173,10 @@ def index_from_packets(path: str, container: InputContainer, stream: VideoStream
     # Without the contents, which may be large.
     packets = [
         (packet.pts, packet.is_keyframe, packet.is_discard, packet.is_corrupt)
-        for packet in read_packets(container, stream)
+        for packet in read_packets(container, track)
     ]
     ends_early = bool(packets) and packets[-1][3]
-    missing = 0 if container.format.name == "gif" else stream.frames - len(packets)
+    missing = 0 if container.format.name == "gif" else track.frames - len(packets)
     if container.format.name == "avi":  # it counts intervals, in which there may be no frame
         missing = missing if _exceeds_file(path) else 0
     packets = packets[: len(packets) - ends_early]
@@ -185,18 +185,18 @@ def index_from_packets(path: str, container: InputContainer, stream: VideoStream
     if not times:
         raise ValueError(f"{path} has a video stream without frames" + (": it is cut off" if ends_early else ""))
     if ends_early or missing > 0:
-        of = f" of {stream.frames}" if missing > 0 else ""
+        of = f" of {track.frames}" if missing > 0 else ""
         warn_damaged(path, f"is cut off; the first {len(times)} frames{of} are used")
     known = [time for time in times if time is not None]
-    if len(set(known)) < len(times) or _has_no_times(container, stream):
-        return counted_index(len(times), _duration(container, stream, len(times)))
+    if len(set(known)) < len(times) or _has_no_times(container, track):
+        return counted_index(len(times), _duration(container, track, len(times)))
     display_times = np.sort(np.array(known, dtype=np.int64))
     starts = np.searchsorted(display_times, np.array(known)[np.array(keys)])
-    unit = float(stream.time_base or 0)
+    unit = float(track.time_base or 0)
     seconds = 0.0
     if len(display_times) > 1:
         seconds = float(display_times[-1] - display_times[0] + np.median(np.diff(display_times))) * unit
-    seconds = seconds or _duration(container, stream, len(display_times))
+    seconds = seconds or _duration(container, track, len(display_times))
     claimed = (container.duration or 0) / 1e6 if "matroska" in container.format.name else 0.0  # of the longest stream
     if seconds < 0.8 * claimed and _last_time(path) < 0.8 * claimed:
         warn_damaged(path, f"is cut off; the first {seconds:.1f} of {claimed:.1f} seconds are used")
@@ -224,14 +224,14 @@ def counted_index(frames: int, seconds: float) -> VideoIndex:
     return VideoIndex(numbers, numbers[:1], seconds, seconds / frames, counted=True)
 
 
-def _has_no_times(container: InputContainer, stream: VideoStream) -> bool:
+def _has_no_times(container: InputContainer, track: VideoStream) -> bool:
     """AVI has no times, and FFmpeg's guesses are wrong if frames are stored out of display order. The key frames of a
     GIF are not independent: each image is painted over the one before."""
     name = container.format.name
-    return name == "gif" or (name == "avi" and stream.codec_context.name in ("h264", "hevc"))
+    return name == "gif" or (name == "avi" and track.codec_context.name in ("h264", "hevc"))
 
 
-def _duration(container: InputContainer, stream: VideoStream, frames: int) -> float:
-    if stream.average_rate:
-        return float(frames / stream.average_rate)
+def _duration(container: InputContainer, track: VideoStream, frames: int) -> float:
+    if track.average_rate:
+        return float(frames / track.average_rate)
     return container.duration / 1e6 if container.duration else frames / 25

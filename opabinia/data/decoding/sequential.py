@@ -26,7 +26,7 @@ TIMEOUT = 10.0
 """Seconds without data after which the connection to a URL is given up."""
 
 
-class StreamFrame(NamedTuple):
+class TimedFrame(NamedTuple):
     """A frame of a video.
 
     Attributes:
@@ -46,7 +46,7 @@ def is_video(name: str) -> bool:
     return is_live(name) or (suffix in EXTENSIONS and suffix not in IMAGE_EXTENSIONS)
 
 
-def read_frames(name: str, channels: Channels = 3, *, every: float = 0.0) -> Iterator[StreamFrame]:
+def read_frames(name: str, channels: Channels = 3, *, every: float = 0.0) -> Iterator[TimedFrame]:
     """Yield the frames of a video, upright. Frames that cannot be decoded are skipped.
 
     Args:
@@ -60,13 +60,13 @@ def read_frames(name: str, channels: Channels = 3, *, every: float = 0.0) -> Ite
     import av
     from av.video.reformatter import VideoReformatter
 
-    container, stream = (_open_live(name), None) if is_live(name) else open_video(name)
+    container, track = (_open_live(name), None) if is_live(name) else open_video(name)
     with closing(container):
-        stream = stream or next(iter(container.streams.video), None)
-        if stream is None:
+        track = track or next(iter(container.streams.video), None)
+        if track is None:
             raise ValueError(f"{public_name(name)} has no video stream")
         reformatter, number, start, due = VideoReformatter(), -1, 0.0, 0.0
-        packets = container.demux(stream)
+        packets = container.demux(track)
         while True:
             try:
                 frames: list[Any] = next(packets).decode()
@@ -78,7 +78,7 @@ def read_frames(name: str, channels: Channels = 3, *, every: float = 0.0) -> Ite
                 raise ValueError(f"{public_name(name)} ended after {number + 1} frames: {_reason(error)}") from error
             for frame in frames:
                 number += 1
-                time = number / float(stream.average_rate or 25) if frame.time is None else frame.time
+                time = number / float(track.average_rate or 25) if frame.time is None else frame.time
                 start = start if number else time
                 if time - start + 1e-6 < due:
                     continue
@@ -86,7 +86,7 @@ def read_frames(name: str, channels: Channels = 3, *, every: float = 0.0) -> Ite
                 pixels = reformatter.reformat(frame, format=FORMATS[channels]).to_ndarray()
                 upright = np.rot90(pixels.reshape(frame.height, frame.width, channels), quarter_turns(frame))
                 image = torch.from_numpy(upright.transpose(2, 0, 1).copy())
-                yield StreamFrame(number, max(0.0, time - start), image)
+                yield TimedFrame(number, max(0.0, time - start), image)
 
 
 def _open_live(name: str) -> InputContainer:
