@@ -1,8 +1,6 @@
 """Custom annotations: declared by type, transformed and collated with the image."""
 
-from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -10,18 +8,14 @@ from torch import Tensor
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
-from opabinia.contracts import DatasetInfo, Sample, Source, SourceInfo, Transform
+from opabinia.contracts import Sample, Transform
 from opabinia.data import register_sample_key, sample_keys
-from opabinia.data.batch_mixing import cutmix, mixup
 from opabinia.data.collate import collate, resize_batch
 from opabinia.data.device_transforms.recorded import RECORDED_OPS
 from opabinia.data.device_transforms.split import with_recording
-from opabinia.data.loader import BatchReader, DataError, evaluation_requests
 from opabinia.data.transforms.combine import Mosaic
 from opabinia.data.transforms.crops import RandomCrop, RandomResizedCrop, Resize, fixed_size_crop
-from opabinia.data.transforms.evaluation import resize_and_crop
 from opabinia.data.transforms.instances import RandomHorizontalFlip, RandomVerticalFlip, select_objects
-from opabinia.data.transforms.policies import timm_policy
 from opabinia.data.transforms.sizes import ResizeScale, ResizeShortestEdge
 
 
@@ -80,11 +74,6 @@ def test_padding_of_a_crop_has_the_ignore_value() -> None:
     assert (result["mask"][:48, :64] != 255).all()
 
 
-def test_maps_of_one_size_are_stacked() -> None:
-    batch = collate([segmentation(), segmentation()])
-    assert type(batch["mask"]) is Tensor and batch["mask"].shape == (2, 48, 64)
-
-
 def test_maps_of_several_sizes_are_padded_with_their_ignore_value() -> None:
     register_sample_key("depth", ignore_value=7)
     samples = [{**segmentation(height, width), "depth": segmentation(height, width)["mask"]} for height, width in SIZES]
@@ -114,12 +103,6 @@ def test_the_map_is_transformed_by_the_workers_if_the_image_is_on_the_device() -
     assert torch.equal(result["mask"].as_subclass(Tensor), sample["mask"].flip(-1).as_subclass(Tensor))
 
 
-@pytest.mark.parametrize("transform", [partial(resize_and_crop, size=20), partial(timm_policy, policy="3a")])
-def test_transforms_of_the_image_alone_refuse_maps(transform: Transform) -> None:
-    with pytest.raises(ValueError, match="masks would not follow"):
-        transform(segmentation())
-
-
 def test_combinations_refuse_maps() -> None:
     boxes = tv_tensors.BoundingBoxes(torch.zeros(0, 4), format="XYXY", canvas_size=(48, 64))
     with pytest.raises(ValueError, match="Mosaic does not combine maps such as 'mask'"):
@@ -133,38 +116,6 @@ def test_declared_keys_have_a_row_for_each_object() -> None:
     assert select_objects(sample, torch.tensor([False, True]))["track_ids"].tolist() == [6]
     batch = collate([sample, sample], size_multiple=1)
     assert [ids.tolist() for ids in batch["track_ids"]] == [[5, 6], [5, 6]]
-
-
-def test_invalid_declarations_raise() -> None:
     for arguments in ({}, {"per_object": True, "ignore_value": 0}):
         with pytest.raises(ValueError, match="either per_object=True or an ignore_value"):
             register_sample_key("depth", **arguments)
-
-
-class Maps(Source):
-    info = SourceInfo(channels=3, classes=("a", "b", "c", "d"))
-
-    def __len__(self) -> int:
-        return 4
-
-    def __getitem__(self, index: int) -> Sample:
-        return segmentation()
-
-
-def requests() -> Iterator[Any]:
-    return iter(evaluation_requests(4, 2, 0, 1)(0))
-
-
-def test_a_source_of_maps_is_read() -> None:
-    batch = BatchReader(Maps(), [RandomResizedCrop(size=40), RandomHorizontalFlip()], reduced=True).batch(
-        next(requests())
-    )
-    assert batch["image"].shape == (2, 3, 40, 40) and batch["mask"].shape == (2, 40, 40)
-    assert all(agreement(image, labels) > 0.95 for image, labels in zip(batch["image"], batch["mask"], strict=True))
-
-
-@pytest.mark.parametrize("mix", [mixup, cutmix])
-def test_mixing_data_without_labels_raises(mix: Any) -> None:
-    info = DatasetInfo(4, classes=Maps.classes)
-    with pytest.raises(DataError, match="mixes the class labels of images, and this data has no 'label'; remove it"):
-        BatchReader(Maps(), [], [mix], info).batch(next(requests()))

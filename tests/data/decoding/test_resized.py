@@ -53,6 +53,8 @@ def test_pixels_do_not_depend_on_when_they_are_decoded(root: Path) -> None:
             expected = images(source, *transforms, decode_now)
             assert torch.equal(images(source, *transforms), expected)
     assert torch.equal(images(cached, CROP, FLIP, workers=1), images(cached, CROP, FLIP, decode_now))
+    with pytest.raises(DataError, match=r"collate: ValueError: 'image' differs in size: cat/0.jpg has 3 x 25 x 20"):
+        images(uncached, Resize(size=20), FLIP)
 
 
 def test_a_batch_of_crops_and_images() -> None:
@@ -60,6 +62,8 @@ def test_a_batch_of_crops_and_images() -> None:
     batch = collate([{"image": crop}, {"image": crop.mirror()}, {"image": crop.decode()}])["image"]
     full = F.resize(crop.image.decode()[:, 5:95, 7:117], [64, 60], antialias=True)
     assert torch.equal(batch, torch.stack([full, full.flip(-1), full]))
+    gray = RandomResizedCrop(size=20).of_encoded({"image": encode(make_photo(), channels=1)})
+    assert collate([gray])["image"].shape == (1, 1, 20, 20)
 
 
 def test_large_files_are_decoded_immediately() -> None:
@@ -80,13 +84,3 @@ def test_a_broken_image_is_named_and_replaced(root: Path) -> None:
         result = images(source, CROP, FLIP, on_error=on_error)
         assert len(result) == count
         assert torch.equal(result, images(source, CROP, FLIP, decode_now, on_error=on_error))
-
-
-def test_sizes_that_differ_are_named(root: Path) -> None:
-    with pytest.raises(DataError, match=r"collate: ValueError: 'image' differs in size: cat/0.jpg has 3 x 25 x 20"):
-        images(ImageFolder(root=root), Resize(size=20), FLIP)
-
-
-def test_gray_images() -> None:
-    sample = RandomResizedCrop(size=20).of_encoded({"image": encode(make_photo(), channels=1)})
-    assert collate([sample])["image"].shape == (1, 1, 20, 20)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torchvision import tv_tensors
+from torchvision.transforms import v2
 
 from opabinia.config import register
 from opabinia.contracts import GroundTruth, Sample, Transform
@@ -24,7 +25,6 @@ from opabinia.data.transforms.instances import (
     SanitizeBoundingBoxes,
     boxes_from_masks,
 )
-from opabinia.data.transforms.policies import timm_policy
 from opabinia.data.transforms.sizes import ResizeScale, ResizeShortestEdge, fit_within, shortest_edge_size
 from opabinia.runtime.seeds import seed_sample
 from tests.data.transforms.test_transforms import REGISTERED, SETTINGS
@@ -107,12 +107,11 @@ def make_transform(name: str) -> Transform:
 @pytest.mark.filterwarnings("ignore:The image decoding and encoding")  # JPEG still uses what torchvision deprecates
 @pytest.mark.filterwarnings("ignore:RandomErasing")  # it warns that objects are not changed
 @pytest.mark.parametrize("name", sorted({*REGISTERED, *OWN} - POLICIES))
-@pytest.mark.parametrize("boxes", [BOXES, []], ids=["objects", "none"])
-def test_objects_are_consistent_after(name: str, boxes: list[list[int]]) -> None:
+def test_objects_are_consistent_after(name: str) -> None:
     transform = make_transform(name)
-    for seed in range(6):
+    for seed in range(5):
         seed_sample(seed)
-        before = sample(boxes)
+        before = sample(BOXES if seed else [])
         after = transform(before)
         assert_consistent(after)
         assert after.keys() == before.keys()
@@ -120,24 +119,12 @@ def test_objects_are_consistent_after(name: str, boxes: list[list[int]]) -> None
         assert after["labels"].tolist() == sorted(after["labels"].tolist())
 
 
-@pytest.mark.parametrize("name", sorted(POLICIES))
-def test_policies_refuse_boxes(name: str) -> None:
-    with pytest.raises(TypeError, match="BoundingBoxes"):
-        registered(name)(sample())
-
-
 def test_transforms_of_images_alone_refuse_boxes() -> None:
+    for name in sorted(POLICIES):
+        with pytest.raises(TypeError, match="BoundingBoxes"):
+            registered(name)(sample())
     with pytest.raises(ValueError, match="boxes and masks would not follow; take resize_shortest_edge"):
         resize_and_crop(sample(), size=8)
-    with pytest.raises(ValueError, match="boxes and masks would not follow"):
-        timm_policy(sample(), policy="original")
-
-
-def test_transforms_can_be_pickled() -> None:
-    flip = registered("RandomHorizontalFlip", p=1.0)
-    unpickled = pickle.loads(pickle.dumps(flip))
-    assert torch.equal(unpickled(sample())["boxes"], flip(sample())["boxes"])
-    assert flip.__name__ == "RandomHorizontalFlip"  # the name in error messages
 
 
 # --- sizes ------------------------------------------------------------------------------------------------------------
@@ -164,13 +151,12 @@ def test_detectron2s_shortest_edge(size: Any, short: int, longest: int | None, r
         assert ResizeShortestEdge(short_edge_length=short, max_size=longest)(image)["image"].shape[1:] == result
 
 
-@pytest.mark.parametrize("short", [20, 30, 67, 100])
-def test_masks_stay_in_their_boxes(short: int) -> None:
+def test_masks_stay_in_their_boxes() -> None:
     """A side of a mask lies within half a pixel of that of its box; torchvision's are up to one pixel further."""
-    before = sample([[10, 10, 30, 30], [17, 3, 42, 39]])
-    result = ResizeShortestEdge(short_edge_length=short)(before)
-    assert type(result["masks"]) is tv_tensors.Mask and result["masks"].dtype == torch.uint8
-    assert torch.allclose(boxes_from_masks(result)["boxes"], result["boxes"], rtol=0, atol=0.5 + 1e-4)
+    for short in (20, 30, 67, 100):
+        result = ResizeShortestEdge(short_edge_length=short)(sample([[10, 10, 30, 30], [17, 3, 42, 39]]))
+        assert type(result["masks"]) is tv_tensors.Mask and result["masks"].dtype == torch.uint8
+        assert torch.allclose(boxes_from_masks(result)["boxes"], result["boxes"], rtol=0, atol=0.5 + 1e-4)
 
 
 def test_objects_are_scaled_per_axis() -> None:
@@ -180,54 +166,36 @@ def test_objects_are_scaled_per_axis() -> None:
     factors = torch.tensor([11 / 60, 7 / 40])
     assert torch.allclose(result["boxes"], torch.tensor(BOXES[:3]) * factors.repeat(2), rtol=0, atol=1e-5)
     assert torch.allclose(result["keypoints"], sample(BOXES[:3])["keypoints"] * factors, rtol=0, atol=1e-5)
-
-
-def test_objects_whose_mask_becomes_empty_are_dropped() -> None:
-    """The last object is one pixel wide: at a sixth of the size nearest-neighbour sampling misses it."""
-    assert ResizeShortestEdge(short_edge_length=7)(sample())["labels"].tolist() == [0, 1, 2]
-
-
-def short_sides(**keys: Any) -> list[int]:
-    resize = ResizeShortestEdge(**keys)
-    result = []
-    for seed in range(200):
-        seed_sample(seed)
-        result.append(resize({"image": tv_tensors.Image(torch.zeros(1, 10, 12))})["image"].shape[1])
-    return result
-
-
-def test_short_sides_are_drawn() -> None:
-    assert {*short_sides(short_edge_length=[8, 12, 20])} == {8, 12, 20}
-    assert {*short_sides(short_edge_length=[8, 12], sampling="range")} == {8, 9, 10, 11, 12}
-    assert {*short_sides(short_edge_length=9)} == {9}
-    assert {*short_sides(short_edge_length=[9, 9], sampling="range")} == {9}
-
-
-@pytest.mark.parametrize("short", [8, [8], [12, 8], [8, 9, 10]], ids=str)
-def test_a_range_needs_two_lengths(short: Any) -> None:
-    with pytest.raises(ValueError, match="short_edge_length: a range is two lengths, the smaller first"):
-        ResizeShortestEdge(short_edge_length=short, sampling="range")
-
-
-def test_a_single_size_uses_no_random_numbers() -> None:
-    seed_sample(1)
-    expected = torch.rand(())
-    seed_sample(1)
-    ResizeShortestEdge(short_edge_length=8)(sample())
-    assert torch.rand(()) == expected
+    with_empty = ResizeShortestEdge(short_edge_length=7)(sample())
+    assert with_empty["labels"].tolist() == [0, 1, 2], "at this size the last mask, one pixel wide, is empty"
 
 
 @pytest.mark.parametrize(
-    ("size", "target", "result"),
+    ("keys", "sides"),
     [
-        ((480, 640), (1536.0, 1536.0), (1152, 1536)),
-        ((640, 480), (1024.0, 1024.0), (1024, 768)),
-        ((480, 640), (102.4, 102.4), (77, 102)),
-        ((3, 1000), (50.0, 50.0), (1, 50)),
+        ({"short_edge_length": [8, 12, 20]}, {8, 12, 20}),
+        ({"short_edge_length": [8, 12], "sampling": "range"}, {8, 9, 10, 11, 12}),
+        ({"short_edge_length": 9}, {9}),
+        ({"short_edge_length": [9, 9], "sampling": "range"}, {9}),
     ],
 )
-def test_detectron2s_resize_scale(size: Any, target: Any, result: Any) -> None:
-    assert fit_within(*size, target) == result
+def test_short_sides_are_drawn(keys: Any, sides: set[int]) -> None:
+    seed_sample(1)
+    state = torch.get_rng_state()
+    image = {"image": tv_tensors.Image(torch.zeros(1, 10, 12))}
+    assert {ResizeShortestEdge(**keys)(image)["image"].shape[1] for _ in range(80)} == sides
+    assert keys["short_edge_length"] != 9 or torch.equal(torch.get_rng_state(), state), "nothing is drawn"
+
+
+def test_a_range_needs_two_lengths() -> None:
+    for short in (8, [8], [12, 8], [8, 9, 10]):
+        with pytest.raises(ValueError, match="short_edge_length: a range is two lengths, the smaller first"):
+            ResizeShortestEdge(short_edge_length=short, sampling="range")
+
+
+def test_detectron2s_resize_scale() -> None:
+    sizes = [((480, 640), 1536.0), ((640, 480), 1024.0), ((480, 640), 102.4), ((3, 1000), 50.0)]
+    assert [fit_within(*size, (side, side)) for size, side in sizes] == [(1152, 1536), (1024, 768), (77, 102), (1, 50)]
 
 
 def test_the_scale_is_drawn_from_its_range() -> None:
@@ -246,18 +214,15 @@ def test_the_scale_is_drawn_from_its_range() -> None:
 # --- crops ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("kind", "size", "image", "result"),
-    [
+def test_sizes_of_detectron2s_crops() -> None:
+    for kind, size, image, result in (
         ("relative", (0.5, 0.25), (101, 203), (51, 51)),
         ("absolute", (300, 50), (101, 203), (101, 50)),
         ("absolute_range", (300, 400), (101, 203), (101, 203)),
         ("relative_range", (1, 1), (101, 203), (101, 203)),
         ("relative", (0.01, 1), (3, 20), (1, 20)),
-    ],
-)
-def test_sizes_of_detectron2s_crops(kind: Any, size: Any, image: Any, result: Any) -> None:
-    assert RandomCrop(kind=kind, size=size).size(*image) == result
+    ):
+        assert RandomCrop(kind=kind, size=size).size(*image) == result  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -374,15 +339,10 @@ def test_a_fixed_size_crop_crops_and_pads() -> None:
     small = fixed_size_crop(sample(), size=(50, 50), fill=None)
     assert small["image"].shape == (3, 40, 50)
     assert (fixed_size_crop(sample(), size=(50, 70), fill=0)["image"][:, 40:] == 0).all()
-
-
-def test_a_fixed_size_crop_is_drawn_on_both_axes() -> None:
-    corners = set()
-    for seed in range(200):
-        seed_sample(seed)
-        result = fixed_size_crop(sample([[2, 2, 58, 38]]), size=(38, 58))
-        corners.add((2 - int(result["boxes"][0, 1]), 2 - int(result["boxes"][0, 0])))
-    assert corners == {(top, left) for top in range(3) for left in range(3)}
+    seed_sample(0)
+    crops = [fixed_size_crop(sample([[2, 2, 58, 38]]), size=(38, 58))["boxes"][0] for _ in range(100)]
+    corners = {(2 - int(box[1]), 2 - int(box[0])) for box in crops}
+    assert corners == {(top, left) for top in range(3) for left in range(3)}, "drawn on both axes"
 
 
 def test_iou_crops_leave_images_without_objects_unchanged_and_need_option_1() -> None:
@@ -421,12 +381,9 @@ def test_horizontal_flip() -> None:
     assert_consistent(result)
     restored = RandomHorizontalFlip(p=1.0)(result)
     assert all(torch.equal(restored[key], before[key]) for key in (*OBJECT_KEYS, "image"))
-
-
-def test_detectron2s_flipped_box() -> None:
-    box = tv_tensors.BoundingBoxes([[10.0, 20, 30, 40]], format="XYXY", canvas_size=(50, 100))
-    sample = {"image": tv_tensors.Image(torch.zeros(1, 50, 100)), "boxes": box}
-    assert RandomHorizontalFlip(p=1.0)(sample)["boxes"].tolist() == [[70, 20, 90, 40]]
+    unpickled = pickle.loads(pickle.dumps(registered("RandomHorizontalFlip", p=1.0)))
+    assert torch.equal(unpickled(before)["boxes"], result["boxes"])
+    assert unpickled.__name__ == "RandomHorizontalFlip", "the name in error messages"
 
 
 def test_vertical_flip() -> None:
@@ -440,8 +397,6 @@ def test_vertical_flip() -> None:
 
 @pytest.mark.parametrize("flip", [RandomHorizontalFlip, RandomVerticalFlip])
 def test_flips_are_drawn_as_torchvisions(flip: Callable[..., Any]) -> None:
-    from torchvision.transforms import v2
-
     torchvision_flip = getattr(v2, flip.__name__)()
     for seed in range(20):
         seed_sample(seed)
@@ -512,12 +467,3 @@ def test_light_adds_one_color_to_all_pixels() -> None:
     assert torch.equal(lighting(before, std=0)["image"], before["image"])
     with pytest.raises(ValueError, match="3 channels, not 1"):
         lighting(sample(channels=1))
-
-
-@pytest.mark.parametrize("channels", [1, 3])
-def test_photometric_distortion_leaves_objects_alone(channels: int) -> None:
-    seed_sample(5)
-    before = sample(channels=channels)
-    result = registered("RandomPhotometricDistort", p=1.0)(before)
-    assert result["image"].dtype == torch.uint8 and not torch.equal(result["image"], before["image"])
-    assert all(result[key] is before[key] for key in OBJECT_KEYS)
