@@ -11,17 +11,21 @@ from opabinia.data.collate import collate, pad_images, resize_batch
 from opabinia.data.sample_keys import OBJECT_KEYS
 from opabinia.engine.loop.step import split_micro_batches
 
+VALUES: dict[str, tuple[list[Any], list[Any], torch.dtype]] = {
+    "label": ([0, 1], [0, 1], torch.int64),
+    "weight": ([0.0, 0.5], [0, 0.5], torch.float32),
+    "mixed": ([1, 0.5], [1, 0.5], torch.float32),
+    "crowd": ([False, True], [False, True], torch.bool),
+    "count": ([np.int32(0), np.int32(1)], [0, 1], torch.int64),
+    "depth": ([np.zeros(2), np.ones(2)], [[0, 0], [1, 1]], torch.float64),
+}
+
 
 def test_a_batch_of_all_types() -> None:
-    samples = [
+    samples: list[Sample] = [
         {
             "image": tv_tensors.Image(torch.full((1, 2, 3), i, dtype=torch.uint8)),
-            "label": i,
-            "weight": i / 2,
-            "mixed": [1, 0.5][i],
-            "crowd": bool(i),
-            "count": np.int32(i),
-            "depth": np.full((2,), i, dtype=np.float64),
+            **{key: values[i] for key, (values, _, _) in VALUES.items()},
             "id": f"a/{i}",
             "note": None,
         }
@@ -31,17 +35,12 @@ def test_a_batch_of_all_types() -> None:
     assert list(batch) == list(samples[0])
     assert type(batch["image"]) is torch.Tensor
     assert (batch["image"].shape, batch["image"].dtype) == ((2, 1, 2, 3), torch.uint8)
-    assert (batch["label"].tolist(), batch["label"].dtype) == ([0, 1], torch.int64)
-    assert (batch["weight"].tolist(), batch["weight"].dtype) == ([0, 0.5], torch.float32)
-    assert (batch["mixed"].tolist(), batch["mixed"].dtype) == ([1, 0.5], torch.float32)
-    assert (batch["crowd"].tolist(), batch["crowd"].dtype) == ([False, True], torch.bool)
-    assert (batch["count"].tolist(), batch["count"].dtype) == ([0, 1], torch.int64)
-    assert (batch["depth"].tolist(), batch["depth"].dtype) == ([[0, 0], [1, 1]], torch.float64)
-    assert batch["id"] == ["a/0", "a/1"]
-    assert batch["note"] == [None, None]
+    for key, (_, expected, dtype) in VALUES.items():
+        assert (batch[key].tolist(), batch[key].dtype) == (expected, dtype)
+    assert batch["id"] == ["a/0", "a/1"] and batch["note"] == [None, None]
 
 
-def test_images_of_different_sizes() -> None:
+def test_samples_that_form_no_batch_are_named() -> None:
     samples = [{"image": torch.zeros(3, 4, width), "id": f"cats/{width}.jpg"} for width in (5, 5, 7)]
     with pytest.raises(ValueError) as error:
         collate(samples)
@@ -49,9 +48,6 @@ def test_images_of_different_sizes() -> None:
         "'image' differs in size: cats/5.jpg has 3 x 4 x 5, cats/7.jpg has 3 x 4 x 7; "
         "add Resize with CenterCrop, or RandomResizedCrop, to the transforms"
     )
-
-
-def test_samples_with_different_keys() -> None:
     with pytest.raises(ValueError, match=r"a has the keys \['id', 'label'\], sample 1 of the batch has \['label'\]"):
         collate([{"id": "a", "label": 1}, {"label": 1}])
 
@@ -84,27 +80,23 @@ def make_samples() -> list[Sample]:
     ]
 
 
-def test_detectron2s_padding() -> None:
-    """30 x 40 and 50 x 20 to a multiple of 32 are 64 x 64."""
-    images = [torch.full((3, *size), 7, dtype=torch.uint8) for size in ((30, 40), (50, 20))]
-    batch = pad_images(images, 32)
-    assert batch.shape == (2, 3, 64, 64) and batch.dtype == torch.uint8
-    for image, (height, width) in zip(batch, ((30, 40), (50, 20)), strict=True):
-        assert (image[:, :height, :width] == 7).all()
-        assert image.sum(dtype=torch.int64) == 7 * 3 * height * width
-
-
-@pytest.mark.parametrize(("multiple", "size"), [(1, (50, 40)), (8, (56, 40)), (50, (50, 50))])
-@pytest.mark.parametrize("channels", [1, 3])
-def test_sides_are_padded_to_the_next_multiple(multiple: int, size: tuple[int, int], channels: int) -> None:
-    samples = [make_sample(30, 40, [], channels=channels), make_sample(50, 20, [], channels=channels)]
-    assert collate(samples, multiple)["image"].shape == (2, channels, *size)
+def test_images_are_padded_to_the_next_multiple() -> None:
+    for multiple, size in ((1, (50, 40)), (8, (56, 40)), (32, (64, 64)), (50, (50, 50))):  # 32: detectron2's
+        for channels in (1, 3):
+            images = [torch.full((channels, *sides), 7, dtype=torch.uint8) for sides in ((30, 40), (50, 20))]
+            batch = pad_images(images, multiple)
+            assert batch.shape == (2, channels, *size) and batch.dtype == torch.uint8
+            for image, (height, width) in zip(batch, ((30, 40), (50, 20)), strict=True):
+                assert (image[:, :height, :width] == 7).all()
+                assert image.sum(dtype=torch.int64) == 7 * channels * height * width
 
 
 def test_a_batch_of_images_with_objects() -> None:
     samples = make_samples()
     batch = collate(samples, 32)
     assert batch.keys() == {*samples[0], "image_sizes"}
+    with pytest.raises(ValueError, match="boxes do not follow; take resize_shortest_edge"):
+        resize_batch(batch, (64, 64))
     assert batch["image"].shape == (3, 3, 64, 64) and type(batch["image"]) is Tensor
     assert batch["image_sizes"] == [(30, 40), (50, 20), (33, 33)]
     assert batch["original_size"] == [(60, 80), (100, 40), (66, 66)]
@@ -145,25 +137,15 @@ def test_images_without_annotations() -> None:
     assert batch["image"].shape == (2, 3, 32, 48)
 
 
-@pytest.mark.parametrize(
-    ("other", "message"),
-    [
-        (
-            make_sample(4, 5, [], "grey", channels=1),
-            "a has 3 x 30 x 40 of torch.uint8, grey has 1 x 4 x 5 of torch.uint8; RGB",
-        ),
-        ({**make_sample(4, 5, [], "float"), "image": torch.zeros(3, 4, 5)}, "float has 3 x 4 x 5 of torch.float32"),
-    ],
-    ids=["channels", "type"],
-)
-def test_images_that_differ_in_more_than_size(other: Sample, message: str) -> None:
-    with pytest.raises(ValueError, match=f"'image' differs in more than its size: .*{message}"):
-        collate([make_samples()[0], other], 32)
-
-
-def test_resizing_a_batch_with_boxes_raises() -> None:
-    with pytest.raises(ValueError, match="boxes do not follow; take resize_shortest_edge"):
-        resize_batch(collate(make_samples(), 32), (64, 64))
+def test_images_that_differ_in_more_than_size() -> None:
+    gray, real = make_sample(4, 5, [], "gray", channels=1), make_sample(4, 5, [], "float")
+    real["image"] = torch.zeros(3, 4, 5)
+    for other, message in (
+        (gray, "a has 3 x 30 x 40 of torch.uint8, gray has 1 x 4 x 5 of torch.uint8; RGB"),
+        (real, "float has 3 x 4 x 5 of torch.float32"),
+    ):
+        with pytest.raises(ValueError, match=f"'image' differs in more than its size: .*{message}"):
+            collate([make_samples()[0], other], 32)
 
 
 @pytest.mark.parametrize("size", [1, 2])

@@ -48,6 +48,12 @@ def elements(page: str) -> _Elements:
     return parser
 
 
+def printed(report: DataReport) -> str:
+    console = Console(file=io.StringIO(), width=120, force_terminal=False)
+    print_report(report, console)
+    return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+
+
 @pytest.fixture
 def report_of_unusual_names(tmp_path: Path) -> DataReport:
     """Duplicate training images with unusual names, a copy in validation, and a text file."""
@@ -59,6 +65,9 @@ def report_of_unusual_names(tmp_path: Path) -> DataReport:
 
 
 def test_the_page_is_self_contained_and_escapes_names(report_of_unusual_names: DataReport, tmp_path: Path) -> None:
+    text = printed(report_of_unusual_names)
+    assert "\x1b" not in text and r"[red]ünï\x1b[2J.png" in text
+    assert "error: in training and validation: identical file" in text
     write_page(report_of_unusual_names, tmp_path / "new" / "page.html", "a <recipe>")
     page = (tmp_path / "new" / "page.html").read_text()
     parsed = elements(page)
@@ -70,14 +79,10 @@ def test_the_page_is_self_contained_and_escapes_names(report_of_unusual_names: D
     assert [text for text in texts if text == f"train: <i>a<i>/{UNUSUAL_NAME}: <i>a<i>"] and "val: b/1.png: b" in texts
     assert "1 error." not in page and "2 errors." in page
     assert "images that cannot be read" in page and "text.png cannot be decoded" in page
-
-
-def test_control_characters_in_names_are_escaped_on_the_terminal(report_of_unusual_names: DataReport) -> None:
-    console = Console(file=io.StringIO(), width=120, force_terminal=False)
-    print_report(report_of_unusual_names, console)
-    text = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "\x1b" not in text and r"[red]ünï\x1b[2J.png" in text
-    assert "error: in training and validation: identical file" in text
+    for path in tmp_path.rglob("*.png"):
+        path.unlink()
+    page = render_page(report_of_unusual_names, "gone")
+    assert "<figure" not in page and "two words.png" in page, "deleted images are listed"
 
 
 def test_boxes_outside_the_image_are_drawn(tmp_path: Path) -> None:
@@ -118,13 +123,6 @@ def test_many_findings_are_bounded(tmp_path: Path) -> None:
     assert page.count("<figure") == 48 + EXAMPLES and "the first 24 of 30" in page and "58.png: a = a/59.png: a" in page
 
 
-def test_deleted_images_are_listed_without_a_figure(report_of_unusual_names: DataReport, tmp_path: Path) -> None:
-    for path in tmp_path.rglob("*.png"):
-        path.unlink()
-    page = render_page(report_of_unusual_names, "gone")
-    assert "<figure" not in page and "two words.png" in page
-
-
 def test_names_that_are_not_utf_8(tmp_path: Path) -> None:
     for name in (b"\xff1.png", b"\xff2.png"):
         path = tmp_path / "a" / "x.png"
@@ -146,9 +144,7 @@ def test_shares_name_their_denominator(tmp_path: Path) -> None:
     assert rows == [("block", 3, 0.75, 3, 0.6), ("bar", 2, 0.5, 2, 0.4)]
     page = render_page(report, "objects")
     assert all(f">{column}</th>" in page for column in columns)
-    console = Console(file=io.StringIO(), width=120)
-    print_report(report, console)
-    text = console.file.getvalue()  # type: ignore[attr-defined]
+    text = printed(report)
     assert "share of 4 images" in text and re.search(r"bar +│ 2 +│ 0.500 +│ 2 +│ 0.400", text)
 
 
@@ -165,18 +161,17 @@ def test_samples_are_drawn_with_their_boxes_and_masks(tmp_path: Path) -> None:
     assert annotated and drawn.tobytes() == draw_objects(sample["image"], annotated).tobytes()
 
 
+def test_labels_of_samples() -> None:
+    samples: list[Any] = [{"label": 1}, {}, {"label": torch.tensor([1.0, 0, 1])}, {"label": torch.zeros(3)}]
+    names = [label_names(sample, ["cat", "dog", "cow"]) for sample in samples]
+    assert names == [["dog"], [], ["cat", "cow"], ["no class"]]
+
+
 def test_samples_are_of_all_classes(tmp_path: Path) -> None:
     for number in range(40):
         save(tmp_path / ("rare" if number in (3, 17) else "a" if number % 2 else "b") / f"{number}.png", number, (9, 9))
     examples = run_checks({"train": ImageFolder(root=tmp_path)}).examples["train"]
     assert Counter(sample.value for sample in examples) == {"a": 5, "b": 5, "rare": 2}
-
-
-def test_labels_of_samples() -> None:
-    classes = ["cat", "dog", "cow"]
-    assert label_names({"label": 1}, classes) == ["dog"] and label_names({}, classes) == []
-    assert label_names({"label": torch.tensor([1.0, 0, 1])}, classes) == ["cat", "cow"]
-    assert label_names({"label": torch.zeros(3)}, classes) == ["no class"]
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,9 +12,7 @@ from torchvision.transforms import v2
 
 from opabinia.contracts import Sample
 from opabinia.data.collate import collate
-from opabinia.data.decoding import video
 from opabinia.data.decoding.frames import VideoInMemory
-from opabinia.data.decoding.video import VideoFile
 from opabinia.data.transforms.clips import (
     Clip,
     MultiScaleCrop,
@@ -24,7 +21,6 @@ from opabinia.data.transforms.clips import (
     frame_differences,
     three_crop,
 )
-from tests.data.videos import write
 
 
 def make_video(count: int, height: int = 8, width: int = 12, fps: float = 30.0) -> Sample:
@@ -52,27 +48,16 @@ def test_dense_clips_lie_anywhere_in_the_video() -> None:
     assert all(np.diff(frames).tolist() == [3, 3, 3] for frames in clips)
     assert frame_numbers(Clip(frames=4, stride=3, position="middle"), make_video(20)) == [5, 8, 11, 14]
     assert frame_numbers(Clip(frames=4, stride=3, position="start"), make_video(20)) == [0, 3, 6, 9]
-
-
-def test_strides_are_drawn() -> None:
     clips = sampled_clips(Clip(frames=4, stride=(2, 4)), lambda: make_video(40))
-    assert {frames[1] - frames[0] for frames in clips} == {2, 3, 4}
+    assert {frames[1] - frames[0] for frames in clips} == {2, 3, 4}, "strides are drawn"
     assert frame_numbers(Clip(frames=4, stride=(2, 4), position="start"), make_video(40)) == [0, 2, 4, 6]
 
 
 def test_short_videos_are_repeated() -> None:
     for position in ("random", "middle", "start"):
         assert frame_numbers(Clip(frames=6, stride=2, position=position), make_video(5)) == [0, 2, 4, 1, 3, 0]
-        assert frame_numbers(
-            Clip(frames=6, stride=2, position=position, out_of_bounds="repeat_last"), make_video(5)
-        ) == [
-            0,
-            2,
-            4,
-            4,
-            4,
-            4,
-        ]
+        repeating = Clip(frames=6, stride=2, position=position, out_of_bounds="repeat_last")
+        assert frame_numbers(repeating, make_video(5)) == [0, 2, 4, 4, 4, 4]
     assert frame_numbers(Clip(frames=3, sampling="uniform"), make_video(1)) == [0, 0, 0]
 
 
@@ -93,14 +78,10 @@ def test_a_frame_rate_gives_clips_of_the_same_duration() -> None:
 
 def test_a_shape_sets_the_number_of_frames_and_the_strides() -> None:
     """SlowFast's long cycle: a quarter of the frames, at 1 to 4 times the stride."""
-    clip = Clip(frames=8, stride=2)
-    short_clips = sampled_clips(clip, lambda: make_video(64) | {"shape": (2, 5, 5)})
-    assert {len(frames) for frames in short_clips} == {2}
-    assert {frames[1] - frames[0] for frames in short_clips} == set(range(2, 9))
-    full_clips = sampled_clips(clip, lambda: make_video(64) | {"shape": (8, 5, 5)})
-    assert {frames[1] - frames[0] for frames in full_clips} == {2}
-    clips_without_shape = sampled_clips(clip, lambda: make_video(64) | {"shape": None})
-    assert {len(frames) for frames in clips_without_shape} == {8}
+    for shape, count, strides in (((2, 5, 5), 2, range(2, 9)), ((8, 5, 5), 8, [2]), (None, 8, [2])):
+        clips = sampled_clips(Clip(frames=8, stride=2), lambda: make_video(64) | {"shape": shape})  # noqa: B023
+        assert {len(frames) for frames in clips} == {count}
+        assert {frames[1] - frames[0] for frames in clips} == set(strides)
 
 
 def test_views_lie_evenly_over_the_video_and_use_no_random_numbers() -> None:
@@ -118,22 +99,23 @@ def test_views_lie_evenly_over_the_video_and_use_no_random_numbers() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_a_video_is_opened_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write(tmp_path / "video.mp4", 12)
-    opened = []
-    real = video.open_video
-    monkeypatch.setattr(video, "open_video", lambda path: opened.append(path) or real(path))  # type: ignore[func-returns-value]
-    assert Clip(frames=2, stride=3)({"video": VideoFile(path), "id": "a"})["image"].shape == (2, 3, 48, 64)
-    assert len(opened) == 1
-
-
-def test_impossible_batches_raise() -> None:
-    with pytest.raises(ValueError, match=r"stride: the minimum of \[4, 2\] is above the maximum"):
-        Clip(frames=4, stride=(4, 2))
-    with pytest.raises(ValueError, match="stride and fps are for dense"):
-        Clip(frames=4, stride=2, sampling="uniform")
-    with pytest.raises(ValueError, match="clip needs videos, and the sample holds an image"):
-        Clip(frames=4)({"image": torch.zeros(3, 4, 4), "id": "a"})
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: Clip(frames=4, stride=(4, 2)), r"stride: the minimum of \[4, 2\] is above the maximum"),
+        (lambda: Clip(frames=4, stride=2, sampling="uniform"), "stride and fps are for dense"),
+        (lambda: Clip(frames=4, fps=9.0, sampling="uniform"), "stride and fps are for dense"),
+        (lambda: Clip(frames=4)({"image": 1}), "clip needs videos, and the sample holds an image"),
+        (lambda: Clip(frames=4)({"id": "a"}), "and the sample holds no video"),
+        (lambda: ShortSideJitter(size=16, scale=(30, 20)), "is above the maximum"),
+        (lambda: ShortSideJitter(size=16, scale=(12, 20)), "a crop of 16 does not fit"),
+        (lambda: three_crop(clip_of(8, 8), size=8, short_side=6), "a crop of 8 does not fit into a shorter side of 6"),
+        (lambda: frame_differences({"image": torch.zeros(3, 4, 4)}), "takes clips"),
+    ],
+)
+def test_options_and_samples_that_do_not_fit_raise(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()
 
 
 # --- crops and flips --------------------------------------------------------------------------------------------------
@@ -149,21 +131,24 @@ def frames_are_equal(image: Any) -> bool:
     return bool((image == image[:1]).all())
 
 
-def test_crops_of_a_drawn_size_are_the_same_for_all_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_crops_of_a_drawn_size_are_the_same_for_all_frames() -> None:
     torch.manual_seed(0)
     transform = ShortSideJitter(size=16, scale=(20, 30))
     result = [transform(clip_of(24, 40))["image"] for _ in range(20)]
     assert all(image.shape == (4, 3, 16, 16) and frames_are_equal(image) for image in result)
     assert len({tuple(image[0].flatten().tolist()) for image in result}) > 15
-
-
-def sides(transform: ShortSideJitter, crop: int) -> list[int]:
-    torch.manual_seed(0)
-    return [transform._random_side(crop) for _ in range(4000)]
+    for shape in ((2, 8, 8), (4, 12, 10), (4, 8, 30)):
+        assert transform(clip_of(24, 30) | {"shape": shape})["image"].shape == (4, 3, *shape[1:])
+    assert transform(clip_of(24, 30) | {"shape": None})["image"].shape == (4, 3, 16, 16)
 
 
 def test_the_smallest_short_side_shrinks_with_the_crop() -> None:
     """SlowFast: 256 to 320 for 224 are 181 to 320 for 158 and 128 to 320 for 112."""
+
+    def sides(transform: ShortSideJitter, crop: int) -> list[int]:
+        torch.manual_seed(0)
+        return [transform._random_side(crop) for _ in range(4000)]
+
     transform = ShortSideJitter(size=224)
     for crop, low in ((224, 256), (158, 181), (112, 128)):
         result = sides(transform, crop)
@@ -172,14 +157,6 @@ def test_the_smallest_short_side_shrinks_with_the_crop() -> None:
     inverse = sides(ShortSideJitter(size=224, scale=(256, 340), inverse_uniform=True), 224)
     assert (min(inverse), max(inverse)) == (256, 340)
     assert np.mean(1 / np.array(inverse)) == pytest.approx((1 / 256 + 1 / 340) / 2, rel=0.002)
-
-
-def test_a_shape_sets_the_size_of_the_crop() -> None:
-    transform = ShortSideJitter(size=16)
-    for shape in ((2, 8, 8), (4, 12, 10), (4, 8, 30)):
-        sample = transform(clip_of(24, 30) | {"shape": shape})
-        assert sample["image"].shape == (4, 3, *shape[1:])
-    assert transform(clip_of(24, 30) | {"shape": None})["image"].shape == (4, 3, 16, 16)
 
 
 def test_crops_of_several_scales_lie_at_fixed_positions() -> None:
@@ -191,7 +168,7 @@ def test_crops_of_several_scales_lie_at_fixed_positions() -> None:
         crop = MultiScaleCrop(size=8, scales=(1, 0.5, 0.25), positions=positions, interpolation="nearest")
         torch.manual_seed(0)
         boxes = set()
-        for _ in range(1200):
+        for _ in range(700):
             image = crop({"image": tv_tensors.Video(pixels)})["image"]
             assert image.shape == (2, 3, 8, 8) and torch.equal(image[0], image[1])
             row, column = image[0, 0, :, 0].tolist(), image[0, 1, 0].tolist()
@@ -220,8 +197,6 @@ def test_crops_of_views_lie_along_the_longer_side() -> None:
     single = {"view": ((0, 1), (0, 1))}
     assert torch.equal(three_crop(wide | single, size=10)["image"], wide["image"][..., 8:18])
     assert three_crop(wide, size=8, short_side=12)["image"].shape == (4, 3, 8, 8)
-    with pytest.raises(ValueError, match="a crop of 8 does not fit into a shorter side of 6"):
-        three_crop(wide, size=8, short_side=6)
 
 
 def test_labels_that_depend_on_the_side_are_not_flipped() -> None:
@@ -234,37 +209,20 @@ def test_labels_that_depend_on_the_side_are_not_flipped() -> None:
     assert 60 < sum(not torch.equal(clip_flip(sample)["image"], sample["image"]) for _ in range(200)) < 140
 
 
-def test_scales_are_checked() -> None:
-    with pytest.raises(ValueError, match="is above the maximum"):
-        ShortSideJitter(size=16, scale=(30, 20))
-    with pytest.raises(ValueError, match="a crop of 16 does not fit"):
-        ShortSideJitter(size=16, scale=(12, 20))
-
-
-@pytest.mark.parametrize(
-    "transform",
-    [
-        v2.RandAugment(num_ops=3, magnitude=12),
-        v2.TrivialAugmentWide(),
-        v2.AutoAugment(),
-        v2.RandomResizedCrop(12),
-        v2.RandomHorizontalFlip(),
-        v2.RandomErasing(p=1.0),
-        v2.ColorJitter(0.5, 0.5, 0.5, 0.2),
-        v2.RandomAffine(20),
-    ],
-    ids=lambda transform: type(transform).__name__,
-)
-def test_torchvision_transforms_treat_all_frames_alike(transform: v2.Transform) -> None:
+def test_torchvision_transforms_treat_all_frames_alike() -> None:
     torch.manual_seed(3)
-    changed = 0
-    for _ in range(8):
-        sample = clip_of(16, 20)
-        result = transform(sample)["image"]
-        assert isinstance(result, tv_tensors.Video) and result.shape[:2] == (4, 3)
-        assert frames_are_equal(result)
-        changed += result.shape != sample["image"].shape or not torch.equal(result, sample["image"])
-    assert changed >= 3
+    for transform in (
+        *(v2.RandAugment(num_ops=3, magnitude=12), v2.TrivialAugmentWide(), v2.AutoAugment(), v2.RandomErasing(p=1.0)),
+        *(v2.RandomResizedCrop(12), v2.RandomHorizontalFlip(), v2.ColorJitter(0.5, 0.5, 0.5), v2.RandomAffine(20)),
+    ):
+        changed = 0
+        for _ in range(8):
+            sample = clip_of(16, 20)
+            result = transform(sample)["image"]
+            assert isinstance(result, tv_tensors.Video) and result.shape[:2] == (4, 3)
+            assert frames_are_equal(result)
+            changed += result.shape != sample["image"].shape or not torch.equal(result, sample["image"])
+        assert changed >= 2, transform
 
 
 def test_clips_are_collated() -> None:
@@ -281,5 +239,3 @@ def test_frame_differences() -> None:
     result = frame_differences({"image": tv_tensors.Video(clip), "label": 1})
     assert isinstance(result["image"], tv_tensors.Video) and result["label"] == 1
     assert result["image"].flatten(1).tolist() == [[128, 128], [255, 0], [128, 129]]
-    with pytest.raises(ValueError, match="takes clips"):
-        frame_differences({"image": torch.zeros(3, 4, 4)})
