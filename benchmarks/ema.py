@@ -5,6 +5,7 @@ One thread; the sides take turns. Run: ``python benchmarks/ema.py``.
 
 from __future__ import annotations
 
+import copy
 import statistics
 import time
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from torchvision.models import resnet50
 
 from opabinia.optim.ema import WeightAverage
 
-UPDATES, ROUNDS, MOMENTUM = 10, 21, 0.999
+UPDATES, ROUNDS, DECAY = 10, 21, 0.999
 
 
 def cpu_time(update: Callable[[], None]) -> float:
@@ -29,10 +30,11 @@ def cpu_time(update: Callable[[], None]) -> float:
 def main() -> None:
     torch.set_num_threads(1)
     net = resnet50()
-    ours, theirs = WeightAverage(net), ModelEmaV3(net, decay=MOMENTUM, foreach=True)
+    ours = WeightAverage(copy.deepcopy(net), net, lambda clock: 1 - DECAY)
+    theirs = ModelEmaV3(net, decay=DECAY, foreach=True)
     sides: dict[str, Callable[[], None]] = {
         "timm ModelEmaV3": lambda: theirs.update(net),
-        "opabinia": lambda: ours.update(MOMENTUM),
+        "opabinia": lambda: ours.update(1 - DECAY),
     }
     times: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(ROUNDS + 1):

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from statistics import mean
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from opabinia.config import register
-from opabinia.contracts import Clock, Count, Fraction, Plan, SchedulePart, non_memory_buffers
+from opabinia.contracts import Clock, Count, Fraction, Hook, Plan, Run, SchedulePart, non_memory_buffers
 from opabinia.runtime.durations import Duration
+from opabinia.runtime.processes import all_reduce_mean, world_size
 
-MAX_INITIAL_SHARE = 0.1
-"""Share of the initial weights in the average at the end of a run above which the average is too slow for it."""
+MAX_INITIAL_FRACTION = 0.1
+"""Fraction of the initial weights in the average at the end of a run above which the average is too slow for it."""
 
 
 @register.section
@@ -46,28 +47,25 @@ class Ema:
         by_default = self.schedule is None and not self.start.value
         return by_default if self.warmup is None else self.warmup
 
+    def weight_at(self, clock: Clock) -> float | None:
+        """Return the weight of the model, ``1 - decay``, in the update after the last step; None if no update is due, 1
+        if the average becomes a copy. There is no state to save: it all follows from the clock.
 
-def decay_at(ema: Ema, clock: Clock) -> float | None:
-    """Return the decay of the update after the last step; None if no update is due, 0 if the average becomes a copy.
-
-    There is no state to save: it all follows from the clock.
-
-    Args:
-        ema: the settings.
-        clock: after the optimizer step.
-    """
-    if clock.step % ema.every:
-        return None
-    start = clock.steps(ema.start)
-    if clock.step <= start:
-        return 0.0
-    decay = ema.decay
-    if ema.schedule is not None:
-        decay = 1 - (1 - decay) * ema.schedule(clock)
-    if ema.warms_up:
-        updates = (clock.step - start) // ema.every
-        decay = min(decay, (1 + updates) / (10 + updates))
-    return decay
+        Args:
+            clock: after the optimizer step.
+        """
+        if clock.step % self.every:
+            return None
+        start = clock.steps(self.start)
+        if clock.step <= start:
+            return 1.0
+        decay = self.decay
+        if self.schedule is not None:
+            decay = 1 - (1 - decay) * self.schedule(clock)
+        if self.warms_up:
+            updates = (clock.step - start) // self.every
+            decay = min(decay, (1 + updates) / (10 + updates))
+        return 1 - decay
 
 
 def slow_average_warning(ema: Ema, plan: Plan) -> str:
@@ -82,47 +80,102 @@ def slow_average_warning(ema: Ema, plan: Plan) -> str:
     clocks = [Clock.at(plan, step) for step in updates[:: max(1, len(updates) // 200)]]
     if not clocks or ema.warms_up:
         return ""
-    share = math.prod(decay_at(ema, clock) or 0.0 for clock in clocks) ** (len(updates) / len(clocks))
-    if share <= MAX_INITIAL_SHARE:
+    fraction = math.prod(1 - (ema.weight_at(clock) or 0.0) for clock in clocks) ** (len(updates) / len(clocks))
+    if fraction <= MAX_INITIAL_FRACTION:
         return ""
     slowed = 1.0 if ema.schedule is None else mean(ema.schedule(clock) for clock in clocks)
-    step = min(1.0, -math.log(MAX_INITIAL_SHARE) / len(updates) / slowed) if slowed > 0 else 1.0
+    step = min(1.0, -math.log(MAX_INITIAL_FRACTION) / len(updates) / slowed) if slowed > 0 else 1.0
     return (
-        f"the EMA of the weights is too slow for the {len(updates)} updates of this run: {share:.0%} of it will still "
-        f"be the initial weights; set ema.warmup=true, or ema.decay={math.floor(1e4 * (1 - step)) / 1e4}"
+        f"the EMA of the weights is too slow for the {len(updates)} updates of this run: {fraction:.0%} of it will "
+        f"still be the initial weights; set ema.warmup=true, or ema.decay={math.floor(1e4 * (1 - step)) / 1e4}"
     )
 
 
-class WeightAverage:
-    """A copy of a model with averaged weights. Its memories keep their initial values.
+class WeightAverage(Hook):
+    """Moves an average of a model's weights towards them after optimizer steps: ``average += weight * (model -
+    average)``. Queues and other memories keep their initial values.
 
     Args:
+        average: modules of the model under the same names, sharded like them.
         model: the trained model.
-        twin: a copy of the model, sharded like it; None creates one.
-
-    Attributes:
-        model: the copy; it needs no gradients and stays in evaluation mode.
+        weight: weight of the model in the update after a step, by the clock; None: no update is due.
+        buffers: those of the average: ``kept`` as they are; ``averaged`` like weights if they are floating point,
+            otherwise copied; ``synchronized``: averaged, and then their mean over ranks, since each rank trains with
+            running statistics of its own.
     """
 
-    def __init__(self, model: nn.Module, twin: nn.Module | None = None) -> None:
-        self.model = (copy.deepcopy(model) if twin is None else twin).eval().requires_grad_(False)
-        copies, originals = dict(non_memory_buffers(self.model)), dict(model.named_buffers())
-        averaged = [name for name, value in copies.items() if value.is_floating_point()]
-        self._averages = LocalTensors([*self.model.parameters(), *(copies[name] for name in averaged)])
-        self._originals = LocalTensors([*model.parameters(), *(originals[name] for name in averaged)])
-        copied = [name for name in copies if name not in averaged]
-        self._copies, self._copied = [copies[name] for name in copied], [originals[name] for name in copied]
+    def __init__(
+        self,
+        average: nn.Module,
+        model: nn.Module,
+        weight: Callable[[Clock], float | None],
+        buffers: Literal["kept", "averaged", "synchronized"] = "averaged",
+    ) -> None:
+        params = dict(average.named_parameters())
+        changing = {} if buffers == "kept" else dict(non_memory_buffers(average))
+        self._statistics = {name: buffer for name, buffer in changing.items() if buffer.is_floating_point()}
+        self._averages = LocalTensors([*params.values(), *self._statistics.values()])
+        self._originals = LocalTensors([*map(model.get_parameter, params), *map(model.get_buffer, self._statistics)])
+        copied = [name for name in changing if name not in self._statistics]
+        self._copies, self._copied = [changing[name] for name in copied], [model.get_buffer(name) for name in copied]
+        self._synchronizes, self._weight = buffers == "synchronized", weight
+
+    def after_step(self, run: Run) -> None:
+        """Update the average if it is due."""
+        weight = self._weight(run.clock)
+        if weight is not None:
+            self.update(weight)
 
     @torch.no_grad()
-    def update(self, decay: float) -> None:
-        """Move towards the model's weights; with decay 0 copy them."""
+    def update(self, weight: float) -> None:
+        """Move the average towards the model; with weight 1 copy it."""
         averages, originals = self._averages(), self._originals()
-        if decay == 0:
+        if weight == 1:
             torch._foreach_copy_(averages, originals)
         else:
-            torch._foreach_lerp_(averages, originals, 1 - decay)
+            torch._foreach_lerp_(averages, originals, weight)
         if self._copies:
             torch._foreach_copy_(self._copies, self._copied)
+        if self._synchronizes and self._statistics and world_size() > 1:
+            statistics = [*self._statistics.values()]
+            torch._foreach_copy_(statistics, all_reduce_mean(statistics))
+
+
+class SavedAverage(WeightAverage):
+    """An average beside the trained model: it starts as a copy of it, is in evaluation mode, and is saved by this hook.
+
+    Args:
+        average, model, weight, buffers: see :class:`WeightAverage`.
+    """
+
+    def __init__(
+        self,
+        average: nn.Module,
+        model: nn.Module,
+        weight: Callable[[Clock], float | None],
+        buffers: Literal["averaged", "synchronized"] = "averaged",
+    ) -> None:
+        super().__init__(average.eval().requires_grad_(False), model, weight, buffers)
+        self._average = average
+        self._loaded = False
+
+    def start(self, run: Run) -> None:
+        """Start with the present weights, unless a checkpoint had an average."""
+        if not self._loaded:
+            self.update(1.0)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the state dict of the average, with running statistics averaged over ranks."""
+        state: dict[str, Tensor] = self._average.state_dict()
+        means = zip(self._statistics, all_reduce_mean([*self._statistics.values()]), strict=True)
+        return state | {name: mean for name, mean in means if name in state}
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restore :meth:`tensors`, whole ones also where each rank holds a shard."""
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+
+        set_model_state_dict(self._average, dict(tensors), options=StateDictOptions(full_state_dict=True))
+        self._loaded = True
 
 
 class LocalTensors:

@@ -20,16 +20,14 @@ from opabinia.contracts import (
     Hook,
     NonNegative,
     Positive,
-    Run,
     SchedulePart,
     Task,
 )
 from opabinia.models.capture import replace_outputs
 from opabinia.models.losses.distillation import FeaturesLoss, LogitsLoss, features_loss, logits_loss
 from opabinia.models.projectors import PROJECTOR
-from opabinia.optim.ema import WeightAverage
+from opabinia.optim.ema import SavedAverage
 from opabinia.optim.schedules import constant
-from opabinia.runtime.processes import all_reduce_mean, world_size
 from opabinia.tasks.teachers import CheckTeachers, FrozenTeacher
 
 
@@ -117,48 +115,6 @@ class Distill(Teacher):
         if not teachers and self.ema_teacher is None:
             raise ValueError("there is no teacher; give a run, a backbone, teachers or ema_teacher")
         return teachers
-
-
-class UpdateEmaTeacher(Hook):
-    """Update the EMA of a task once per optimizer step; it is the same on every process.
-
-    Args:
-        task: the task that is trained.
-        average: a copy of it, sharded over processes like it.
-        decay: share of the average that an update keeps.
-    """
-
-    def __init__(self, task: Task, average: Task, decay: float) -> None:
-        self._average, self._decay = WeightAverage(task, average), decay
-        buffers = average.named_buffers()
-        self._statistics = [buffer for name, buffer in buffers if name.rpartition(".")[2].startswith("running_")]
-        self._loaded = False
-
-    def start(self, run: Run) -> None:
-        """Start from the current weights, unless an average came with the checkpoint."""
-        if not self._loaded:
-            self._update(0.0)
-
-    def after_step(self, run: Run) -> None:
-        """Update the average."""
-        self._update(self._decay)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the averaged weights as a state dict of the task."""
-        return self._average.model.state_dict()
-
-    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Load the averaged weights, see :meth:`tensors`."""
-        from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
-
-        # Tensors are whole, also for an average of which each process holds a shard.
-        set_model_state_dict(self._average.model, dict(tensors), options=StateDictOptions(full_state_dict=True))
-        self._loaded = True
-
-    def _update(self, decay: float) -> None:
-        self._average.update(decay)
-        if world_size() > 1 and self._statistics:  # every process trains with running statistics of its own
-            torch._foreach_copy_(self._statistics, all_reduce_mean(self._statistics))
 
 
 class DistilledTask(Task):
@@ -270,7 +226,8 @@ class DistilledTask(Task):
         """Return the hooks of the task, the update of its EMA teacher, and the check of the others."""
         hooks = self.task.hooks(dataset_info)
         if self.average is not None and self.settings.ema_teacher is not None:
-            hooks = [*hooks, UpdateEmaTeacher(self.task, self.average, self.settings.ema_teacher.decay)]
+            weight = 1 - self.settings.ema_teacher.decay
+            hooks = [*hooks, SavedAverage(self.average, self.task, lambda clock: weight, buffers="synchronized")]
         return [*hooks, CheckTeachers([*self.teachers])] if len(self.teachers) else hooks
 
 

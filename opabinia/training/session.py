@@ -33,7 +33,6 @@ from opabinia.data.sampling.batches import StagedPlan
 from opabinia.engine.checkpointing.checkpoint import Snapshot
 from opabinia.engine.hooks.batch_schedule import ApplyBatchSchedule
 from opabinia.engine.hooks.bottleneck import Bottleneck
-from opabinia.engine.hooks.ema import EmaHook
 from opabinia.engine.hooks.evaluate import Evaluate
 from opabinia.engine.hooks.log_metrics import LogMetrics, LogSamples
 from opabinia.engine.hooks.order import order_hooks
@@ -45,7 +44,7 @@ from opabinia.engine.loggers.tensorboard import TensorBoard
 from opabinia.engine.loggers.terminal import Terminal
 from opabinia.engine.loop.trainer import Trainer
 from opabinia.models.weights.init import Init, initialize
-from opabinia.optim.ema import Ema, slow_average_warning
+from opabinia.optim.ema import Ema, SavedAverage, slow_average_warning
 from opabinia.optim.groups import ParamGroups
 from opabinia.optim.schedules import constant
 from opabinia.runtime.device import autocast
@@ -202,7 +201,7 @@ class TrainingRun:
         optimizer = make_optimizer(self.optimizer, model, self.param_groups, self.train, self.data.batch_size)
         step = make_step(models, optimizer, schedules, train, seed)
         log_device_transforms(batches, model.size_multiple)
-        ema_hook = EmaHook(model, self.ema, models.ema) if self.ema else None
+        ema_hook = SavedAverage(models.ema, model, self.ema.weight_at) if self.ema and models.ema else None
         evaluation = plan_evaluation(
             models, self.data, batches.datasets(), self.evaluate, seed, device, self.train.precision, info
         )
@@ -238,7 +237,7 @@ class TrainingRun:
         models: Models,
         batches: TrainingBatches,
         evaluation: EvaluationPlan,
-        ema_hook: EmaHook | None,
+        ema_hook: SavedAverage | None,
         compiled: ReportCompiled | None,
         device: torch.device,
     ) -> dict[str, Hook]:

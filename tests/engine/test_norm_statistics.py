@@ -1,5 +1,7 @@
 """Running statistics, of which each process has its own, and memories, which are the same on all."""
 
+import copy
+
 import torch
 from torch import nn
 
@@ -22,11 +24,12 @@ def test_a_model_that_is_a_norm_itself() -> None:
 def test_memories_are_neither_copied_nor_averaged_in_a_step() -> None:
     model = nn.ModuleDict({"norm": nn.BatchNorm1d(2), "bank": MemoryBank(5, 2)})
     bank = model["bank"].vectors.clone()
-    average, guard = WeightAverage(model), UpdateGuard(model)
+    average, guard = copy.deepcopy(model), UpdateGuard(model)
+    update = WeightAverage(average, model, lambda clock: 0.5)
     for buffer in model.buffers():
         buffer.fill_(3)
-    average.update(0.5)
+    update.update(0.5)
     guard.restore_buffers()
-    assert torch.equal(average.model.get_buffer("bank.vectors"), bank)
-    assert average.model.get_buffer("norm.running_mean").tolist() == [1.5, 1.5]
+    assert torch.equal(average.get_buffer("bank.vectors"), bank)
+    assert average.get_buffer("norm.running_mean").tolist() == [1.5, 1.5]
     assert (model["bank"].vectors == 3).all() and (model["norm"].running_mean == 0).all()

@@ -122,16 +122,17 @@ def test_the_average_of_the_weights_is_that_of_the_cpu() -> None:
     averages = {}
     for device in ("cpu", DEVICE):
         task = make("convolutions").to(device)
-        average = WeightAverage(task)
+        average = copy.deepcopy(task)
+        update = WeightAverage(average, task, lambda clock: 0.1)
         with torch.no_grad():
             for param in task.parameters():
                 param += 1
         torch.cuda.set_sync_debug_mode("error")
         try:
-            average.update(0.9)
+            update.update(0.1)
         finally:
             torch.cuda.set_sync_debug_mode("default")
-        averages[str(device)] = {name: value.cpu() for name, value in average.model.state_dict().items()}
+        averages[str(device)] = {name: value.cpu() for name, value in average.state_dict().items()}
     torch.testing.assert_close(averages["cuda"], averages["cpu"])
 
 

@@ -1,40 +1,48 @@
 """Exponential moving average of weights: decay rules (basecls, BYOL), parameters and buffers."""
 
+import copy
 import math
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
 
-from opabinia.contracts import Clock
+from opabinia.contracts import Clock, Run, Task
 from opabinia.data.sampling.batches import ConstantPlan
-from opabinia.optim.ema import Ema, WeightAverage, decay_at, slow_average_warning
+from opabinia.models.feature_queue import VectorQueue
+from opabinia.optim import ema
+from opabinia.optim.ema import Ema, SavedAverage, WeightAverage, slow_average_warning
+from opabinia.runtime import processes
 from opabinia.runtime.durations import Duration
 from tests.kernels import Kernels
+
+NO_RUN: Any = None
 
 
 def clock(step: int, total: int = 100, per_epoch: int = 10) -> Clock:
     return Clock(step, step // per_epoch, step % per_epoch, 0, total, per_epoch)
 
 
-@pytest.mark.parametrize(("start", "copies"), [("0ep", 0), ("2ep", 20), ("7it", 7)])
-def test_the_average_is_a_copy_until_its_start(start: str, copies: int) -> None:
-    ema = Ema(decay=0.9, start=Duration.parse(start), warmup=False)
-    assert [decay_at(ema, clock(step)) for step in range(1, 31)] == [0.0] * copies + [0.9] * (30 - copies)
-
-
-def test_the_average_is_updated_every_n_steps() -> None:
-    decays = [decay_at(Ema(decay=0.9, every=4, warmup=False), clock(step)) for step in range(1, 10)]
-    assert decays == [None, None, None, 0.9, None, None, None, 0.9, None]
-
-
-def test_the_decay_warms_up() -> None:
-    decays = [decay_at(Ema(decay=0.5), clock(step)) for step in (1, 2, 8, 9, 50)]
-    assert decays == pytest.approx([2 / 11, 3 / 12, 9 / 18, 0.5, 0.5])
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        pytest.param({"start": Duration(0, "ep"), "warmup": False}, [0.25] * 6, id="no start"),
+        pytest.param({"start": Duration(4, "it"), "warmup": False}, [1, 1, 1, 1, 0.25, 0.25], id="steps"),
+        pytest.param({"start": Duration(0.3, "ep")}, [1, 1, 1, 0.25, 0.25, 0.25], id="epochs"),
+        pytest.param({"every": 2, "warmup": False}, [None, 0.25, None, 0.25, None, 0.25], id="every"),
+        pytest.param({}, [1 - (1 + n) / (10 + n) for n in range(1, 7)], id="warm-up"),
+        pytest.param({"schedule": lambda clock: 1 - clock.step / 5}, [0.2, 0.15, 0.1, 0.05, 0.0, -0.05], id="schedule"),
+    ],
+)
+def test_the_weight_of_the_model_over_time(settings: dict[str, Any], expected: list[float | None]) -> None:
+    settings = {"decay": 0.75, **settings}
+    assert [Ema(**settings).weight_at(clock(step)) for step in range(1, 7)] == pytest.approx(expected)
+    warmed_up = Ema(decay=0.75, every=2, start=Duration(7, "it"), warmup=True)
+    assert [warmed_up.weight_at(clock(step)) for step in (7, 10, 90)] == pytest.approx([None, 1 - 2 / 11, 0.25])
 
 
 @pytest.mark.parametrize(
@@ -73,8 +81,8 @@ def test_an_average_that_cannot_catch_up_is_reported_with_a_fitting_value(settin
     if settings == {"decay": 0.995, "warmup": False}:
         assert f"{0.995**200:.0%} of it" in warning
     fitting = Ema(**(settings | {"decay": float(suggested[1])}))
-    decays = [decay_at(fitting, Clock.at(PLAN, step)) for step in range(1, 201)]
-    assert 0.03 < math.prod(1.0 if decay is None else decay for decay in decays) <= 0.11
+    weights = [fitting.weight_at(Clock.at(PLAN, step)) for step in range(1, 201)]
+    assert 0.03 < math.prod(1.0 if weight is None else 1 - weight for weight in weights) <= 0.11
     assert slow_average_warning(Ema(**(settings | {"warmup": True})), PLAN) == ""
 
 
@@ -83,21 +91,10 @@ def test_an_average_that_catches_up_is_not_reported() -> None:
     assert slow_average_warning(Ema(start=Duration(9, "ep")), PLAN) == ""
 
 
-def test_a_schedule_raises_the_decay_to_1() -> None:
-    ema = Ema(decay=0.996, schedule=lambda clock: 1 - clock.progress)
-    assert decay_at(ema, clock(50)) == pytest.approx(0.998) and decay_at(ema, clock(100)) == 1.0
-
-
-@given(st.integers(1, 1000), st.floats(0, 1), st.integers(1, 8), st.booleans())
-def test_the_decay_stays_between_0_and_1(step: int, decay: float, every: int, warmup: bool) -> None:
-    current = decay_at(Ema(decay=decay, every=every, warmup=warmup), clock(step, 1000))
-    assert current is None or 0 <= current <= 1
-
-
 class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.norm, self.layer = nn.BatchNorm1d(2), nn.Linear(2, 2)
+        self.norm, self.layer, self.queue = nn.BatchNorm1d(2), nn.Linear(2, 2), VectorQueue(2, 4)
 
 
 def add(model: nn.Module, amount: float) -> None:
@@ -106,34 +103,79 @@ def add(model: nn.Module, amount: float) -> None:
             value.add_(amount if value.is_floating_point() else 1)
 
 
-def test_weights_and_buffers() -> None:
+def expected_state(before: dict[str, Tensor], weight: float, buffers: str) -> dict[str, Tensor]:
+    """Return an average of these tensors after an update by a model with larger values, see :func:`add`."""
+
+    def expected(name: str, value: Tensor) -> Tensor:
+        if name.startswith("queue") or (buffers == "kept" and not name.endswith(("weight", "bias"))):
+            return value
+        return value + (weight if value.is_floating_point() else 1)
+
+    return {name: expected(name, value) for name, value in before.items()}
+
+
+@pytest.mark.parametrize("buffers", ["kept", "averaged", "synchronized"])
+def test_an_update_moves_weights_and_by_choice_buffers(buffers: Any) -> None:
     model = Model()
-    average = WeightAverage(model)
     before = {name: value.clone() for name, value in model.state_dict().items()}
+    average = copy.deepcopy(model)
+    hook = WeightAverage(average, model, lambda clock: {0: 0.25, 1: None, 2: 1.0}[clock.step], buffers)
     add(model, 1.0)
-    average.update(0.75)
-    for name, value in average.model.state_dict().items():
-        copied = name.endswith("tracked")
-        expected = before[name] + (1 if copied else 0.25)
-        assert torch.allclose(value, expected), name
-    average.update(0.0)
-    assert all(torch.equal(value, model.state_dict()[name]) for name, value in average.model.state_dict().items())
+    for step, weight in ((0, 0.25), (1, 0.25), (2, 1.0)):
+        hook.after_step(Run(Task(), None, Path(), clock=clock(step)))  # type: ignore[arg-type]
+        torch.testing.assert_close(dict(average.state_dict()), expected_state(before, weight, buffers))
 
 
-def test_an_update_of_many_layers_takes_as_few_kernels_as_of_one() -> None:
-    counts = []
-    for layers in (1, 30):
-        average = WeightAverage(nn.Sequential(*(Model() for _ in range(layers))))
-        with Kernels() as kernels:
-            average.update(0.75)
-        counts.append(kernels.count + kernels.views)
-    assert counts == [2, 2]
-
-
-def test_the_average_is_in_eval_mode_and_requires_no_gradients() -> None:
+def test_only_a_part_of_the_model_may_be_averaged() -> None:
     model = Model()
-    average = WeightAverage(model)
-    assert not average.model.training and model.training
-    assert not any(parameter.requires_grad for parameter in average.model.parameters())
+    average = nn.ModuleDict({"layer": copy.deepcopy(model.layer)})
+    before = average["layer"].weight.clone()
     add(model, 1.0)
-    assert not torch.equal(average.model.layer.weight, model.layer.weight)
+    WeightAverage(average, model, lambda clock: 0.25).update(0.25)
+    torch.testing.assert_close(average["layer"].weight, before + 0.25)
+
+
+@pytest.mark.parametrize(("buffers", "count"), [("kept", 1), ("averaged", 2), ("synchronized", 8)])
+def test_an_update_of_many_layers_takes_as_few_kernels_as_of_one(
+    buffers: Any, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "_has_group", lambda: True)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(dist, "all_reduce", lambda tensor: tensor.mul_(2))
+    for layers in (1, 30):
+        model = nn.Sequential(*(Model() for _ in range(layers)))
+        hook = WeightAverage(copy.deepcopy(model), model, lambda clock: 0.25, buffers)
+        with Kernels() as kernels:
+            hook.update(0.25)
+        assert kernels.count == count and (buffers == "synchronized" or not kernels.views)
+
+
+def test_synchronized_statistics_are_the_mean_over_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Model()
+    average = copy.deepcopy(model)
+    monkeypatch.setattr(ema, "world_size", lambda: 2)
+    monkeypatch.setattr(ema, "all_reduce_mean", lambda tensors: [tensor + 7 for tensor in tensors])
+    WeightAverage(average, model, lambda clock: 1.0, "synchronized").update(1.0)
+    assert average.norm.running_mean.tolist() == [7, 7] and torch.equal(average.norm.weight, model.norm.weight)
+
+
+def test_a_saved_average_starts_as_a_copy_unless_it_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, other = Model(), Model()
+    average = copy.deepcopy(other)
+    hook = SavedAverage(average, model, lambda clock: 0.5)
+    assert model.training and not average.training and not any(param.requires_grad for param in average.parameters())
+    hook.start(NO_RUN)
+    assert all(map(torch.equal, average.parameters(), model.parameters()))
+    add(model, 1.0)
+    hook.update(0.5)
+    saved = {name: value.clone() for name, value in hook.tensors().items()}
+    torch.testing.assert_close(saved, dict(average.state_dict()), rtol=0, atol=0)
+
+    restored = copy.deepcopy(other)
+    second = SavedAverage(restored, other, lambda clock: 0.5)
+    second.load_tensors(saved)
+    second.start(NO_RUN)
+    torch.testing.assert_close(dict(restored.state_dict()), saved, rtol=0, atol=0)
+    monkeypatch.setattr(ema, "all_reduce_mean", lambda tensors: [tensor + 7 for tensor in tensors])
+    assert torch.equal(second.tensors()["norm.running_mean"], saved["norm.running_mean"] + 7), "the mean over ranks"
+    assert torch.equal(second.tensors()["queue.features"], saved["queue.features"])

@@ -18,6 +18,7 @@ from opabinia.contracts import (
     DatasetInfo,
     Evaluator,
     EvaluatorPart,
+    Hook,
     Predictions,
     Presenter,
     Task,
@@ -182,6 +183,11 @@ class SelfSupervised(Task):
         labeled &= dataset_info.classes == self.dataset_info.classes
         evaluators = self._evaluators if self._evaluators is not None else [Knn] * labeled
         return [*(build(dataset_info) for build in evaluators), Collapse(dataset_info)]
+
+    def hooks(self, dataset_info: DatasetInfo) -> list[Hook]:
+        """Return the update of the momentum teacher, if there is one."""
+        teacher = self._modules.get("teacher")
+        return [teacher.update_hook(self)] if isinstance(teacher, MomentumTeacher) else []
 
     def weights_loaded(self, names: Collection[str]) -> None:
         """Copy the student into a momentum teacher that got no weights of its own."""

@@ -7,14 +7,14 @@ from typing import Unpack
 from torch import Tensor
 
 from opabinia.config import register
-from opabinia.contracts import BackbonePart, Batch, Clock, Count, DatasetInfo, Fraction, Hook, SchedulePart
+from opabinia.contracts import BackbonePart, Batch, Clock, Count, DatasetInfo, Fraction, SchedulePart
 from opabinia.evaluation.representation.collapse import spread
 from opabinia.models.backbones.module import build_backbone
 from opabinia.models.losses.regression import cosine_regression
 from opabinia.models.projectors import mlp
 from opabinia.optim.schedules import cosine
 from opabinia.tasks.selfsup.base import SelfSupervised, SharedOptions
-from opabinia.tasks.selfsup.momentum_teacher import MomentumTeacher, UpdateTeacher
+from opabinia.tasks.selfsup.momentum_teacher import MomentumTeacher
 
 
 @register.task(name="byol")
@@ -50,8 +50,7 @@ class BYOL(SelfSupervised):
         super().__init__(dataset_info, build_backbone(backbone, dataset_info.channels), **options)
         self.projector = mlp([self.backbone.out_channels, hidden, projection])
         self.predictor = mlp([projection, hidden, projection])
-        self.teacher = MomentumTeacher(backbone=self.backbone, projector=self.projector)
-        self._momentum, self._schedule = momentum, momentum_schedule
+        self.teacher = MomentumTeacher(momentum, momentum_schedule, backbone=self.backbone, projector=self.projector)
 
     def forward(self, batch: Batch, clock: Clock) -> dict[str, Tensor]:
         """Return ``loss``, from 0 to 8, and ``std``, the spread of projections: 1 even, 0 collapsed."""
@@ -63,7 +62,3 @@ class BYOL(SelfSupervised):
         # Two squared distances (equation 2, and with the views swapped), each 2 - 2 cos.
         loss = 2 * (2 + 2 * cosine_regression(predictions, targets))
         return {"loss": loss, "std": spread(projections[0])}
-
-    def hooks(self, dataset_info: DatasetInfo) -> list[Hook]:
-        """Return the update of the teacher."""
-        return [UpdateTeacher(self.teacher, [self.backbone, self.projector], self._momentum, self._schedule)]

@@ -19,7 +19,7 @@ from opabinia.optim.schedules import cosine
 from opabinia.runtime.durations import Duration
 from opabinia.tasks.selfsup.base import SelfSupervised, SharedOptions, forward_by_size, view_size_errors
 from opabinia.tasks.selfsup.centering import MeanCentering, UpdateCenter
-from opabinia.tasks.selfsup.momentum_teacher import MomentumTeacher, UpdateTeacher
+from opabinia.tasks.selfsup.momentum_teacher import MomentumTeacher
 from opabinia.tasks.step_hooks import FreezeFirstSteps
 
 
@@ -85,9 +85,9 @@ class DINO(SelfSupervised):
             norm_last_layer=norm_last_layer,
             norm=head_norm,
         )
-        self.teacher = MomentumTeacher(backbone=self.backbone, head=self.head)
+        self.teacher = MomentumTeacher(momentum, momentum_schedule, backbone=self.backbone, head=self.head)
         self.center = MeanCentering(outputs, center_momentum)
-        self.temperature, self.momentum, self.momentum_schedule = temperature, momentum, momentum_schedule
+        self.temperature = temperature
         self.teacher_warmup = warmup_teacher_temperature, teacher_temperature, teacher_warmup
         self.freeze_last_layer, self.export_backbone = freeze_last_layer, export_backbone
 
@@ -106,7 +106,7 @@ class DINO(SelfSupervised):
         """Return hooks that freeze the last layer at first and update teacher and center."""
         return [
             FreezeFirstSteps(self.head.last, self.freeze_last_layer),
-            UpdateTeacher(self.teacher, [self.backbone, self.head], self.momentum, self.momentum_schedule),
+            *super().hooks(dataset_info),
             UpdateCenter(self.center),
         ]
 

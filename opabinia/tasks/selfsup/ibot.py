@@ -32,7 +32,7 @@ from opabinia.runtime.durations import Duration
 from opabinia.tasks.selfsup.base import SelfSupervised, SharedOptions, forward_by_size, gather_views, view_size_errors
 from opabinia.tasks.selfsup.centering import MeanCentering, SinkhornCentering, UpdateCenter
 from opabinia.tasks.selfsup.dino import GLOBAL_VIEWS, collapse_metrics, temperature_now
-from opabinia.tasks.selfsup.momentum_teacher import MomentumTeacher, UpdateTeacher
+from opabinia.tasks.selfsup.momentum_teacher import MomentumTeacher
 from opabinia.tasks.step_hooks import FreezeFirstSteps
 
 
@@ -124,7 +124,7 @@ class IBot(SelfSupervised):
         if separate_heads:
             self.heads["patches"] = head(patch_outputs)
         self.hidden_token = nn.Parameter(torch.zeros(channels))
-        self.teacher = MomentumTeacher(backbone=self.backbone, heads=self.heads)
+        self.teacher = MomentumTeacher(momentum, momentum_schedule, backbone=self.backbone, heads=self.heads)
         self.center: MeanCentering | SinkhornCentering = SinkhornCentering()
         self.patch_center: MeanCentering | SinkhornCentering = SinkhornCentering()
         if centering != "sinkhorn":
@@ -136,7 +136,6 @@ class IBot(SelfSupervised):
         self.temperature = temperature
         self.image_warmup = warmup_teacher_temperature, teacher_temperature, teacher_warmup
         self.patch_warmup = warmup_patch_temperature, patch_temperature, patch_warmup
-        self.momentum, self.momentum_schedule = momentum, momentum_schedule
         self.masking_start, self.freeze_last_layer = masking_start, freeze_last_layer
         self.export_backbone = export_backbone
 
@@ -168,7 +167,7 @@ class IBot(SelfSupervised):
         centers = (self.center, self.patch_center)
         return [
             *(FreezeFirstSteps(cast(DinoHead, head).last, self.freeze_last_layer) for head in self.heads.values()),
-            UpdateTeacher(self.teacher, [self.backbone, self.heads], self.momentum, self.momentum_schedule),
+            *super().hooks(dataset_info),
             *(UpdateCenter(center) for center in centers if isinstance(center, MeanCentering)),
         ]
 

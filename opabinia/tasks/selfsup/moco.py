@@ -20,7 +20,7 @@ from opabinia.runtime.collectives import gather_rows, shuffle_between_ranks
 from opabinia.runtime.processes import world_size
 from opabinia.runtime.seeds import DEALT, hash32
 from opabinia.tasks.selfsup.base import SelfSupervised, SharedOptions
-from opabinia.tasks.selfsup.momentum_teacher import MomentumTeacher, UpdateTeacher
+from opabinia.tasks.selfsup.momentum_teacher import MomentumTeacher
 from opabinia.tasks.step_hooks import AfterStep
 
 
@@ -68,9 +68,9 @@ class MoCo(SelfSupervised):
         width = self.backbone.out_channels
         hidden = hidden or width
         self.projector = nn.Sequential(nn.Linear(width, hidden), nn.ReLU(inplace=True), nn.Linear(hidden, projection))
-        self.teacher = MomentumTeacher(backbone=self.backbone, projector=self.projector)
+        self.teacher = MomentumTeacher(momentum, backbone=self.backbone, projector=self.projector)
         self.queue = VectorQueue(projection, queue, random_init=True)
-        self.momentum, self.temperature = momentum, temperature
+        self.temperature = temperature
         self._newest: Tensor | None = None
 
     def forward(self, batch: Batch, clock: Clock) -> dict[str, Tensor]:
@@ -96,7 +96,7 @@ class MoCo(SelfSupervised):
 
     def hooks(self, dataset_info: DatasetInfo) -> list[Hook]:
         """Return the updates of teacher and queue."""
-        return [UpdateTeacher(self.teacher, [self.backbone, self.projector], self.momentum), AfterStep(self._enqueue)]
+        return [*super().hooks(dataset_info), AfterStep(self._enqueue)]
 
     @cached_property
     def _norms_differ(self) -> bool:

@@ -7,14 +7,14 @@ from typing import Unpack
 from torch import Tensor
 
 from opabinia.config import register
-from opabinia.contracts import BackbonePart, Batch, Clock, Count, DatasetInfo, Fraction, Hook, Positive, SchedulePart
+from opabinia.contracts import BackbonePart, Batch, Clock, Count, DatasetInfo, Fraction, Positive, SchedulePart
 from opabinia.evaluation.representation.collapse import spread
 from opabinia.models.backbones.module import build_backbone
 from opabinia.models.losses.contrastive import moco_v3_loss
 from opabinia.models.projectors import mlp
 from opabinia.optim.schedules import cosine
 from opabinia.tasks.selfsup.base import SelfSupervised, SharedOptions, gather_views
-from opabinia.tasks.selfsup.momentum_teacher import MomentumTeacher, UpdateTeacher
+from opabinia.tasks.selfsup.momentum_teacher import MomentumTeacher
 
 
 @register.task(name="moco_v3")
@@ -69,9 +69,8 @@ class MoCoV3(SelfSupervised):
         widths = [self.backbone.out_channels, *[hidden] * (layers - 1), projection]
         self.projector = mlp(widths, last_norm=True, last_bias=False)
         self.predictor = mlp([projection, hidden, projection], last_norm=False, last_bias=False)
-        self.teacher = MomentumTeacher(backbone=self.backbone, projector=self.projector)
+        self.teacher = MomentumTeacher(momentum, momentum_schedule, backbone=self.backbone, projector=self.projector)
         self.temperature = temperature
-        self._momentum, self._schedule = momentum, momentum_schedule
 
     def forward(self, batch: Batch, clock: Clock) -> dict[str, Tensor]:
         """Return ``loss`` and ``std``, the spread of predictions: 1 even, 0 collapsed."""
@@ -82,7 +81,3 @@ class MoCoV3(SelfSupervised):
         queries, keys = (gather_views(vectors, batch["id"]) for vectors in (predictions, targets))
         loss = moco_v3_loss(queries[0], keys[1], self.temperature) + moco_v3_loss(queries[1], keys[0], self.temperature)
         return {"loss": loss, "std": spread(queries[0])}
-
-    def hooks(self, dataset_info: DatasetInfo) -> list[Hook]:
-        """Return the update of the teacher."""
-        return [UpdateTeacher(self.teacher, [self.backbone, self.projector], self._momentum, self._schedule)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,16 +10,27 @@ from timm.layers.drop import DropPath
 from timm.layers.patch_dropout import PatchDropout
 from torch import Tensor, nn
 
-from opabinia.contracts import Fraction, Hook, Run, Schedule
-from opabinia.optim.ema import LocalTensors
+from opabinia.contracts import Hook, Schedule
+from opabinia.optim.ema import WeightAverage
+from opabinia.optim.schedules import constant
 
 
 class MomentumTeacher(nn.Module):
     """Copies of a student's parts under the same names, without gradients and dropout and with batch norm statistics
-    of their own (Grill et al. 2020, BYOL; Caron et al. 2021, DINO)."""
+    of their own (Grill et al. 2020, BYOL; Caron et al. 2021, DINO).
 
-    def __init__(self, **parts: nn.Module) -> None:
+    ``teacher = m * teacher + (1 - m) * student`` with ``m = 1 - (1 - momentum) * schedule``: a cosine schedule takes m
+    from ``momentum`` to 1.
+
+    Args:
+        momentum: fraction of the teacher that an update keeps.
+        schedule: multiplies ``1 - momentum`` over time.
+        parts: modules of the student by name, applied one after the other.
+    """
+
+    def __init__(self, momentum: float, schedule: Schedule = constant, /, **parts: nn.Module) -> None:
         super().__init__()
+        self._momentum, self._schedule = momentum, schedule
         for name, part in parts.items():
             self.add_module(name, copy.deepcopy(part).requires_grad_(False))
         for module in self.modules():
@@ -37,6 +47,10 @@ class MomentumTeacher(nn.Module):
             weights = student.get_submodule(name).state_dict()  # may have batch norm statistics of further streams
             part.load_state_dict({name: weights[name] for name in part.state_dict()})
 
+    def update_hook(self, student: nn.Module) -> Hook:
+        """Return the hook that moves the teacher towards the student once per optimizer step."""
+        return WeightAverage(self, student, lambda clock: (1 - self._momentum) * self._schedule(clock), buffers="kept")
+
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile the parts, which some tasks call one by one."""
         for part in self.children():
@@ -50,32 +64,3 @@ class MomentumTeacher(nn.Module):
         for part in self.children():
             output = part(output)
         return output
-
-
-class UpdateTeacher(Hook):
-    """Update a momentum teacher once per optimizer step.
-
-    ``teacher = m * teacher + (1 - m) * student`` with ``m = 1 - (1 - momentum) * schedule``: a cosine schedule takes m
-    from ``momentum`` to 1.
-
-    Args:
-        teacher: has the student's parts.
-        parts: of the student, in the same order.
-        momentum: share of the teacher that an update keeps.
-        schedule: multiplies ``1 - momentum`` over time; None: constant.
-    """
-
-    def __init__(
-        self, teacher: MomentumTeacher, parts: Sequence[nn.Module], momentum: Fraction, schedule: Schedule | None = None
-    ) -> None:
-        self._teacher = LocalTensors(teacher.parameters())
-        self._student = LocalTensors(param for part in parts for param in part.parameters())
-        self._momentum, self._schedule = momentum, schedule
-
-    @torch.no_grad()
-    def after_step(self, run: Run) -> None:
-        """Move the teacher towards the new weights."""
-        weight = 1 - self._momentum
-        if self._schedule is not None:
-            weight *= self._schedule(run.clock)
-        torch._foreach_lerp_(self._teacher(), self._student(), weight)

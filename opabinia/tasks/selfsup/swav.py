@@ -26,7 +26,7 @@ from opabinia.models.projectors import mlp
 from opabinia.models.prototypes import Prototypes
 from opabinia.runtime.durations import Duration
 from opabinia.tasks.selfsup.base import SelfSupervised, SharedOptions, forward_by_size, gather_views
-from opabinia.tasks.selfsup.momentum_teacher import MomentumTeacher, UpdateTeacher
+from opabinia.tasks.selfsup.momentum_teacher import MomentumTeacher
 from opabinia.tasks.step_hooks import AfterStep, FreezeFirstSteps
 
 Scores = tuple[Tensor, ...]
@@ -110,7 +110,9 @@ class SwAV(SelfSupervised):
         self.prototypes = Prototypes(projection, prototypes)
         self.queues = nn.ModuleList(VectorQueue(projection, queue.length) for _ in range(assign) if queue)
         if momentum is not None:
-            self.teacher = MomentumTeacher(backbone=self.backbone, projector=self.projector, prototypes=self.prototypes)
+            self.teacher = MomentumTeacher(
+                momentum, backbone=self.backbone, projector=self.projector, prototypes=self.prototypes
+            )
         self.assign, self.temperature, self.epsilon = assign, temperature, epsilon
         self.momentum = momentum
         self.iterations, self.power = iterations, power
@@ -186,11 +188,9 @@ class SwAV(SelfSupervised):
 
     def hooks(self, dataset_info: DatasetInfo) -> list[Hook]:
         """Return hooks that freeze prototypes at first, normalize them, and update queues and teacher."""
-        parts = [self.backbone, self.projector, self.prototypes]
-        teacher = [] if self.momentum is None else [UpdateTeacher(self.teacher, parts, self.momentum)]
         return [
             FreezeFirstSteps(self.prototypes, self._freeze),
             AfterStep(self.prototypes.normalize),
             AfterStep(self.update_queues),
-            *teacher,
+            *super().hooks(dataset_info),
         ]

@@ -15,7 +15,7 @@ from opabinia.optim.groups import parameter_groups
 from opabinia.optim.schedules import cosine
 from opabinia.runtime.durations import Duration
 from opabinia.tasks.selfsup.dino import DINO
-from opabinia.tasks.selfsup.momentum_teacher import MomentumTeacher, UpdateTeacher
+from opabinia.tasks.selfsup.momentum_teacher import MomentumTeacher
 from tests.tasks.selfsup.views import DATASET_INFO, batch_of, make_task, run_at_step
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "selfsup" / "dino.json").read_text())
@@ -129,14 +129,12 @@ def test_non_finite_outputs_do_not_move_the_center() -> None:
     ("at_step", "momentum"), list(zip(GOLDEN["momentum"]["at"], GOLDEN["momentum"]["expected"], strict=True))
 )
 def test_the_teacher_momentum_equals_that_of_vissl(at_step: int, momentum: float) -> None:
-    student, teacher = nn.Linear(1, 1), MomentumTeacher(layer=nn.Linear(1, 1))
-    layer = teacher.get_submodule("layer")
-    nn.init.ones_(student.weight)
-    nn.init.zeros_(layer.get_parameter("weight"))
-    UpdateTeacher(teacher, [student], GOLDEN["momentum"]["base"], cosine).after_step(
-        run_at_step(at_step, GOLDEN["momentum"]["steps"])
-    )
-    assert 1 - float(layer.get_parameter("weight")) == pytest.approx(momentum, abs=1e-7)
+    student = nn.ModuleDict({"layer": nn.Linear(1, 1)})
+    nn.init.zeros_(student["layer"].weight)
+    teacher = MomentumTeacher(GOLDEN["momentum"]["base"], cosine, layer=student["layer"])
+    nn.init.ones_(student["layer"].weight)
+    teacher.update_hook(student).after_step(run_at_step(at_step, GOLDEN["momentum"]["steps"]))
+    assert 1 - float(teacher.get_parameter("layer.weight")) == pytest.approx(momentum, abs=1e-7)
 
 
 def test_the_teacher_has_its_own_running_statistics() -> None:
