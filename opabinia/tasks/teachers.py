@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from opabinia.config import register
-from opabinia.contracts import BackbonePart, Batch, DataMismatch, DatasetInfo, Hook, Predictions
+from opabinia.contracts import Backbone, BackbonePart, Batch, DataMismatch, DatasetInfo, Hook, Predictions, Task
 from opabinia.models.layers import build_normalization
 from opabinia.models.weights.init import load_matching, read_translated
 
@@ -99,6 +99,53 @@ def _build_image_teacher(teacher: FrozenTeacher, build: Any, dataset_info: Datas
         if report.missing or report.other_shape:
             raise ValueError(f"weights: they do not fill the teacher; {teacher.weights}: {report}")
     return model
+
+
+ImageFeatures = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""Maps images (B x C x H x W) to vectors (B x D) and feature maps (B x M x h x w)."""
+
+
+def image_trunk(model: nn.Module) -> Backbone:
+    """Return the backbone of images of a task or an :class:`ImageTeacher`.
+
+    Raises:
+        ValueError: there is none.
+    """
+    trunk = model.trunk if isinstance(model, Task) else model.get_submodule("backbone")
+    if not isinstance(trunk, Backbone) or trunk.clips:
+        raise ValueError(f"run: the trunk of {type(model).__name__} gives no features of images")
+    return trunk
+
+
+def frozen_features(model: nn.Module, *, maps: bool) -> ImageFeatures:
+    """Return the features of images by a frozen model, as a function.
+
+    A task that has such a function as an attribute does not contain the model: it is no submodule, so it is neither
+    trained, averaged nor saved with the task, and copies of the task call the same function. The model is moved to the
+    device of the images when it is called.
+
+    Args:
+        model: a task or an :class:`ImageTeacher`.
+        maps: see :func:`vectors_and_maps`.
+    """
+    trunk, normalize = image_trunk(model), model.get_submodule("normalize")
+    model.eval().requires_grad_(False)
+
+    @torch.no_grad()
+    def features(images: Tensor) -> tuple[Tensor, Tensor]:
+        if normalize.get_buffer("mean").device != images.device:
+            model.to(images.device)
+        return vectors_and_maps(trunk, normalize(images), maps)
+
+    return features
+
+
+def vectors_and_maps(backbone: Backbone, images: Tensor, maps: bool) -> tuple[Tensor, Tensor]:
+    """Return vectors of normalized images, and feature maps if ``maps`` is true, otherwise the vectors again."""
+    if maps:
+        return backbone.vectors_and_maps(images)
+    vectors = backbone(images)
+    return vectors, vectors
 
 
 class CheckTeachers(Hook):

@@ -4,20 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from opabinia.config import register
-from opabinia.contracts import Backbone, BackbonePart, Batch, Clock, Count, DatasetInfo, Hook, NonNegative, Task
+from opabinia.contracts import BackbonePart, Batch, Clock, Count, DatasetInfo, Hook, NonNegative, Task
 from opabinia.evaluation.representation.collapse import spread
 from opabinia.models.backbones.module import build_backbone
 from opabinia.models.losses.distillation import FeaturesLoss, features_loss
 from opabinia.models.projectors import PROJECTOR
 from opabinia.tasks.selfsup.base import SelfSupervised, SharedOptions, view_size_errors
-from opabinia.tasks.teachers import CheckTeachers, FrozenTeacher, build_teacher
+from opabinia.tasks.teachers import (
+    CheckTeachers,
+    FrozenTeacher,
+    ImageFeatures,
+    build_teacher,
+    frozen_features,
+    image_trunk,
+    vectors_and_maps,
+)
 
 
 @register.task(name="distillation")
@@ -73,19 +81,18 @@ class Distillation(SelfSupervised):
         self.teacher_views, self.loss = teacher_views, loss
         self.pooled_weight, self.dense_weight = pooled_weight, dense_weight
         self._settings = teacher
-        self._teachers: list[_Teacher] = []
+        self._teacher: ImageFeatures | None = None
+        self._hooks: list[Hook] = []
 
     def forward(self, batch: Batch, clock: Clock) -> dict[str, Tensor]:
         """Return ``pooled_loss`` and ``dense_loss``, weighted, if their weights are not 0, and ``std``, the spread of
         the student's vectors: 1 even, 0 collapsed."""
         views = batch["views"] if "views" in batch else (batch["image"],)
         self.check_batch_size(len(views[0]))
-        [teacher] = self._teachers
+        assert self._teacher is not None, "attach_teachers() comes first"
         with view_size_errors(views):
-            with torch.no_grad():
-                seen = views[: self.teacher_views]
-                targets = [self._outputs(teacher.trunk, teacher.normalize(view)) for view in seen]
-            students = [self._outputs(self.backbone, self.normalize(view)) for view in views]
+            targets = [self._teacher(view) for view in views[: self.teacher_views]]
+            students = [vectors_and_maps(self.backbone, self.normalize(view), self.dense_weight > 0) for view in views]
         losses = {}
         if self.pooled_weight:
             pairs = [
@@ -104,14 +111,15 @@ class Distillation(SelfSupervised):
 
     def hooks(self, dataset_info: DatasetInfo) -> list[Hook]:
         """Return the check of the teacher of a resumed run."""
-        return [CheckTeachers([teacher.trunk for teacher in self._teachers])]
+        return self._hooks
 
     def attach_teachers(self, load: Callable[[Path], Task]) -> None:
         """Build the teacher and the projections to its widths; see :meth:`opabinia.contracts.Task.attach_teachers`."""
-        teacher = _Teacher(build_teacher(self._settings, self.dataset_info, load, logits=False))
+        model = build_teacher(self._settings, self.dataset_info, load, logits=False)
+        trunk = image_trunk(model)
         widths = {"pooled": (self.pooled_weight, "out_channels"), "dense": (self.dense_weight, "map_channels")}
         for kind, (weight, attribute) in widths.items():
-            student_width, width = getattr(self.backbone, attribute), getattr(teacher.trunk, attribute)
+            student_width, width = getattr(self.backbone, attribute), getattr(trunk, attribute)
             if weight and not (student_width and width):
                 network = "teacher" if student_width else "backbone"
                 raise ValueError(
@@ -122,14 +130,8 @@ class Distillation(SelfSupervised):
                 nn.init.trunc_normal_(layer.weight, std=0.02)
                 nn.init.zeros_(layer.bias)
                 self.add_module(f"{PROJECTOR}_{kind}", layer)
-        self._teachers, self.has_validation_loss = [teacher], True
-
-    def _outputs(self, network: Backbone, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Return vectors, and feature maps if they are compared, otherwise the vectors again."""
-        if self.dense_weight:
-            return network.vectors_and_maps(images)
-        vectors = network(images)
-        return vectors, vectors
+        self._teacher = frozen_features(model, maps=self.dense_weight > 0)
+        self._hooks, self.has_validation_loss = [CheckTeachers([trunk])], True
 
     def _project(self, maps: Tensor, target: Tensor) -> Tensor:
         """Return the student's feature maps, projected and resized to those of the teacher (B x h x w x D)."""
@@ -138,31 +140,3 @@ class Distillation(SelfSupervised):
 
     def _mean_loss(self, pairs: list[tuple[Tensor, Tensor]]) -> Tensor:
         return torch.stack([features_loss(student, target, self.loss) for student, target in pairs]).mean()
-
-    def _apply(self, fn: Any, recurse: bool = True) -> Distillation:
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        for teacher in self._teachers:
-            teacher.model._apply(fn, recurse)
-        return self
-
-
-class _Teacher:
-    """A frozen teacher, no submodule of its student: neither trained, saved nor copied with it.
-
-    Args:
-        model: a task or an :class:`opabinia.tasks.teachers.ImageTeacher`.
-
-    Raises:
-        ValueError: it has no backbone of images.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model: Any = model.eval().requires_grad_(False)
-        trunk = model.trunk if isinstance(model, Task) else self.model.backbone
-        if not isinstance(trunk, Backbone) or trunk.clips:
-            raise ValueError(f"run: the trunk of {type(model).__name__} gives no features of images")
-        self.trunk = trunk
-        self.normalize: Any = self.model.normalize
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Teacher:
-        return self

@@ -14,7 +14,7 @@ from opabinia.models.backbones.timm import timm
 from opabinia.models.projectors import without_projectors
 from opabinia.tasks.selfsup.distillation import Distillation
 from opabinia.tasks.selfsup.simclr import SimCLR
-from opabinia.tasks.teachers import FrozenTeacher
+from opabinia.tasks.teachers import FrozenTeacher, frozen_features
 from tests.tasks.selfsup.views import DATASET_INFO, SmallBackbone, batch_of, make_task, run_at_step, train_steps
 
 RUN = Path("runs/teacher")
@@ -28,9 +28,13 @@ def vit(channels: int) -> Any:
     return timm(channels, model="test_vit", options={"img_size": 32, "dynamic_img_size": True})
 
 
-def with_teacher(backbone: Any, teacher: Any, seed: int = 1, **keys: Any) -> Distillation:
+def teacher_of(backbone: Any, seed: int = 1) -> SimCLR:
     torch.manual_seed(seed)
-    model = SimCLR(DATASET_INFO, backbone=teacher, mean=[0.4], std=[0.2])
+    return SimCLR(DATASET_INFO, backbone=backbone, mean=[0.4], std=[0.2]).eval()
+
+
+def with_teacher(backbone: Any, teacher: Any, seed: int = 1, **keys: Any) -> Distillation:
+    model = teacher_of(teacher, seed).train()
     torch.manual_seed(0)
     task = Distillation(DATASET_INFO, backbone=backbone, teacher=FrozenTeacher(run=RUN), mean=[0.5], std=[0.25], **keys)
     task.attach_teachers(lambda run: model)
@@ -51,9 +55,9 @@ def test_losses_compare_views_of_student_and_teacher(loss: Any) -> None:
         "mse": lambda student, target, dim: (student - target).square().mean(),
         "smooth_l1": lambda student, target, dim: F.smooth_l1_loss(student, target),
     }[loss]
-    [teacher] = task._teachers
+    teacher = teacher_of(vit)
     pooled_layer, dense_layer = (task.get_submodule(f"distill_projector_{kind}") for kind in ("pooled", "dense"))
-    targets = [teacher.trunk.vectors_and_maps((view - 0.4) / 0.2) for view in views[:2]]
+    targets = [teacher.backbone.vectors_and_maps((view - 0.4) / 0.2) for view in views[:2]]
     students = [task.backbone.vectors_and_maps((view - 0.5) / 0.25) for view in views]
     pooled = [
         compare(pooled_layer(students[number][0]), targets[target][0], 1)
@@ -65,7 +69,8 @@ def test_losses_compare_views_of_student_and_teacher(loss: Any) -> None:
         projected = dense_layer(maps.movedim(1, -1)).movedim(-1, 1)
         dense.append(compare(F.interpolate(projected, target.shape[2:], mode="bilinear"), target, 1))
     torch.testing.assert_close(losses["dense_loss"], 2 * torch.stack(dense).mean())
-    assert not any(param.requires_grad for param in teacher.model.parameters())
+    torch.stack([*losses.values()]).sum().backward()
+    assert all(param.grad is not None for param in task.parameters())
 
 
 def test_plain_images_and_only_pooled_vectors() -> None:
@@ -96,8 +101,19 @@ def test_it_learns_and_a_resume_is_exact() -> None:
     second.load_state_dict(first.state_dict())
     batch = batch_of(seed=9)
     assert torch.equal(first(batch, Clock())["pooled_loss"], second(batch, Clock())["pooled_loss"])
-    clone = copy.deepcopy(first)
-    assert clone._teachers is not first._teachers and clone._teachers[0] is first._teachers[0]
+
+
+def test_the_teacher_is_no_part_of_the_student_and_follows_the_images() -> None:
+    model = teacher_of(SmallBackbone).train()
+    features = frozen_features(model, maps=False)
+    holder = nn.Identity()
+    holder.features = features
+    copied: Any = copy.deepcopy(holder)
+    assert copied.features is features and not [*holder.parameters()]
+    assert not any(module.training for module in model.modules())
+    vectors, same = features(images())
+    assert vectors is same and not vectors.requires_grad
+    assert features(images().to("meta"))[0].is_meta and model.normalize.mean.is_meta
 
 
 def test_the_teacher_is_not_saved_but_checked_on_resume() -> None:
