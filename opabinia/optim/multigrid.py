@@ -8,8 +8,8 @@ which a step costs about the same. After the last drop everything is trained in 
 
 The paper leaves much open; the rules are those of its authors' code (SlowFast, ``utils/multigrid.py`` and
 ``datasets/multigrid_helper.py``), tested against numbers computed with it. Where that code does not work (a long cycle
-without a short one, rows without epochs, empty batches), this one follows the paper, or :func:`validate` rejects the
-grid.
+without a short one, intervals without epochs, empty batches), this one follows the paper, or :func:`validate` rejects
+the grid.
 
 Everything here is a pure function. B0, T0, S0 are the baseline's batch size, number of frames, and height and width.
 """
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Literal, NamedTuple
 
 LONG_CYCLE: tuple[tuple[float, float], ...] = ((0.25, math.sqrt(0.5)), (0.5, math.sqrt(0.5)), (0.5, 1.0), (1.0, 1.0))
@@ -72,37 +72,22 @@ class Shape(NamedTuple):
     size: int
 
 
-class Row(NamedTuple):
-    """Consecutive epochs with one shape; a row begins where the one before ends.
-
-    Attributes:
-        stage: number of learning rate drops before it.
-        shape: batch shape of the long cycle.
-        end: the epoch after its last one.
-    """
-
-    stage: int
-    shape: Shape
-    end: int
-
-
-class Turn(NamedTuple):
+class StepShape(NamedTuple):
     """One step of a short cycle: samples over all ranks, and their size in pixels."""
 
     batch_size: int
     size: int
 
 
-@dataclass(frozen=True)
-class Stretch:
-    """Consecutive epochs with one shape of the long cycle and one learning rate: a row, or a half of the last one.
+class Interval(NamedTuple):
+    """Consecutive epochs with one shape of the long cycle and one learning rate.
 
     Attributes:
-        stage: number of drops of the baseline's learning rate before the row.
+        stage: number of drops of the baseline's learning rate before it.
         shape: batch shape of the long cycle.
         begin, end: the first epoch, and the epoch after the last one.
         lr_factor: multiplies the baseline's initial learning rate.
-        turns: the steps of the short cycle; a single one without a short cycle.
+        cycle: the steps of the short cycle; a single one without a short cycle.
     """
 
     stage: int
@@ -110,12 +95,7 @@ class Stretch:
     begin: int
     end: int
     lr_factor: float
-    turns: tuple[Turn, ...]
-
-    @property
-    def epochs(self) -> int:
-        """Number of epochs."""
-        return self.end - self.begin
+    cycle: tuple[StepShape, ...]
 
 
 # --- shapes -----------------------------------------------------------------------------------------------------------
@@ -136,26 +116,19 @@ def long_shapes(grid: Multigrid) -> tuple[Shape, ...]:
     return tuple(shapes)
 
 
-def short_sizes(grid: Multigrid, size: int) -> tuple[int, ...]:
-    """Return the sizes in the steps of a short cycle; ``size``, that of the long cycle, is the last.
-
-    Example: for S0 = 224 at 158 they are 112, 158, 158; relative to ``base`` 79, 112, 158.
-    """
-    return (*(_round_size(grid, exact) for exact in _exact_sizes(grid, size)), size)
-
-
-def short_cycle(grid: Multigrid, shape: Shape) -> tuple[Turn, ...]:
-    """Return the steps of a short cycle at a shape of the long one.
+def short_cycle(grid: Multigrid, shape: Shape) -> tuple[StepShape, ...]:
+    """Return the steps of a short cycle at a shape of the long one, whose size the last of them has.
 
     A batch size is that of the long cycle times ``(S / s)^2``, rounded, where s is the size before it is rounded to
     pixels (with a ``size_multiple``: after rounding).
 
-    Example: for B0 = 64, S0 = 224 at (8, 8, 158): 1024 of 112, 512 of 158, 512 of 158.
+    Example: for B0 = 64, S0 = 224 at (8, 8, 158): 1024 of 112, 512 of 158, 512 of 158; relative to ``base`` the sizes
+    are 79, 112, 158.
     """
     batch = grid.batch_size * shape.batch_factor
-    sizes = short_sizes(grid, shape.size)
-    batch_sizes = [batch * round((shape.size / size) ** 2) for size in _exact_sizes(grid, shape.size)]
-    return tuple(map(Turn, (*batch_sizes, batch), sizes))
+    sizes = _exact_sizes(grid, shape.size)
+    steps = [StepShape(batch * round((shape.size / size) ** 2), _round_size(grid, size)) for size in sizes]
+    return (*steps, StepShape(batch, shape.size))
 
 
 def mean_batch(grid: Multigrid, shape: Shape) -> float:
@@ -189,91 +162,74 @@ def _round_size(grid: Multigrid, size: float) -> int:
 # --- time -------------------------------------------------------------------------------------------------------------
 
 
-def rows(grid: Multigrid) -> tuple[Row, ...]:
-    """Return the shapes over time.
+def intervals(grid: Multigrid) -> tuple[Interval, ...]:
+    """Return the whole schedule.
 
-    Between two milestones the long cycle runs once. A shape gets epochs in proportion to its mean batch size, so that
-    all shapes have the same number of steps. The last row, after the last milestone, saves the same fraction of steps
-    as the rows before it. Then everything is scaled to ``epochs * epoch_factor``, and ends are rounded.
-
-    Without a long cycle only the milestones are scaled (and truncated to whole epochs); without a short cycle they do
-    not change either. A row may have no epochs: see :func:`validate`.
+    Learning rates are ``gamma ** stage`` times the batch factor of the long cycle (linear scaling; the short cycle has
+    no effect). The first half of the fine-tuning keeps the learning rate before it. An interval may have no epochs: see
+    :func:`validate`.
 
     Raises:
         ValueError: there is a long cycle and no milestone.
     """
-    starts = (0, *grid.milestones)
+    periods = _periods(grid)
+    factors = [grid.gamma**stage * shape.batch_factor for stage, shape, _ in periods]
+    if grid.long_cycle:
+        (*_, start), (stage, shape, end) = periods[-2:]
+        periods.insert(-1, (stage, shape, (start + end) // 2))
+        factors.insert(-1, factors[-2])
+    starts = [0, *(end for *_, end in periods)]
+    return tuple(
+        Interval(stage, shape, start, end, factor, short_cycle(grid, shape))
+        for (stage, shape, end), start, factor in zip(periods, starts, factors, strict=False)
+    )
+
+
+def _periods(grid: Multigrid) -> list[tuple[int, Shape, int]]:
+    """Return the shapes over time, each with the drops of the learning rate before it and the end of its epochs.
+
+    Between two milestones the long cycle runs once. A shape gets epochs in proportion to its mean batch size, so that
+    all shapes have the same number of steps. The fine-tuning after the last milestone saves the same fraction of steps
+    as the periods before it. Then everything is scaled to ``epochs * epoch_factor``, and ends are rounded.
+
+    Without a long cycle only the milestones are scaled (and truncated to whole epochs); without a short cycle they do
+    not change either.
+    """
+    shapes = long_shapes(grid)
     if not grid.long_cycle:
-        (shape,) = long_shapes(grid)
         factor = grid.epoch_factor if grid.short_cycle else 1
-        ends = (int(end * factor) for end in (*grid.milestones, grid.epochs))
-        return tuple(Row(stage, shape, end) for stage, end in enumerate(ends))
+        return [(stage, shapes[0], int(end * factor)) for stage, end in enumerate((*grid.milestones, grid.epochs))]
     if not grid.milestones:
         raise ValueError(
             "milestones: a long cycle needs at least one, after which only the last shape is trained; with gamma 1 the "
             "learning rate does not drop there"
         )
-    shapes = long_shapes(grid)
     means = [mean_batch(grid, shape) for shape in shapes]
     planned: list[tuple[int, Shape, float]] = []
     steps = 0.0
-    for stage, (start, end) in enumerate(pairwise(starts)):
+    for stage, (start, end) in enumerate(pairwise((0, *grid.milestones))):
         for shape, mean in zip(shapes, means, strict=True):
             epochs = (end - start) * mean / sum(means)
             steps += epochs / mean
             planned.append((stage, shape, epochs))
     saving = grid.milestones[-1] / steps
     planned.append((len(grid.milestones), shapes[-1], (grid.epochs - grid.milestones[-1]) / saving * means[-1]))
-
     scale = grid.epochs * grid.epoch_factor / sum(epochs for *_, epochs in planned)
-    result, total = [], 0.0
-    for stage, shape, epochs in planned:
-        total += epochs * scale
-        result.append(Row(stage, shape, round(total)))
-    return tuple(result)
+    ends = accumulate(epochs * scale for *_, epochs in planned)
+    return [(stage, shape, round(end)) for (stage, shape, _), end in zip(planned, ends, strict=True)]
 
 
 def evaluation_epochs(grid: Multigrid, evaluations: int) -> tuple[int, ...]:
-    """Return the epochs after which to evaluate: in each row at its end and every ``epochs // evaluations + 1`` epochs
-    before (PySlowFast's ``MULTIGRID.EVAL_FREQ``).
+    """Return the epochs after which to evaluate: at the end of the epochs of each shape and every ``epochs //
+    evaluations + 1`` epochs before (PySlowFast's ``MULTIGRID.EVAL_FREQ``).
 
-    Example: 3 in a first row of 73 epochs: 23, 48, 73.
+    Example: 3 in the first 73 epochs: 23, 48, 73.
     """
-    ends = [row.end for row in rows(grid)]
     return tuple(
         epoch
-        for start, end in pairwise([0, *ends])
+        for start, end in pairwise([0, *(end for *_, end in _periods(grid))])
         for epoch in range(start + 1, end + 1)
         if (end - epoch) % ((end - start) // evaluations + 1) == 0
-    )
-
-
-def learning_rates(grid: Multigrid) -> tuple[tuple[int, float], ...]:
-    """Return pairs of an epoch and the factor of the baseline's initial learning rate from that epoch on.
-
-    The factor is ``gamma ** stage`` times the batch factor of the long cycle (linear scaling; the short cycle has no
-    effect). The first half of the fine-tuning keeps the factor of the row before it.
-    """
-    grid_rows = rows(grid)
-    factors = [grid.gamma**row.stage * row.shape.batch_factor for row in grid_rows]
-    starts = [0, *(row.end for row in grid_rows)]
-    if not grid.long_cycle:
-        return tuple(zip(starts[:-1], factors, strict=True))
-    starts[-1] = (starts[-2] + starts[-1]) // 2
-    return tuple(zip(starts, [*factors[:-1], factors[-2], factors[-1]], strict=True))
-
-
-def stretches(grid: Multigrid) -> tuple[Stretch, ...]:
-    """Return the whole schedule: the rows with batch sizes and learning rates; the last one of a long cycle is split
-    into two halves."""
-    grid_rows = list(rows(grid))
-    if grid.long_cycle:
-        grid_rows.append(grid_rows[-1])
-    factors = learning_rates(grid)
-    ends = [*(start for start, _ in factors[1:]), grid_rows[-1].end]
-    return tuple(
-        Stretch(row.stage, row.shape, start, end, factor, short_cycle(grid, row.shape))
-        for row, (start, factor), end in zip(grid_rows, factors, ends, strict=True)
     )
 
 
@@ -318,12 +274,12 @@ def validate(grid: Multigrid, world: int = 1, *, empty: bool = False) -> None:
     Args:
         grid: the schedule.
         world: number of ranks.
-        empty: allow rows without epochs; they are dropped.
+        empty: allow intervals without epochs; they are dropped.
 
     Raises:
         ValueError: milestones do not ascend within the baseline; a size is not a multiple of ``size_multiple``; a
             number of frames is not whole; a batch is empty or does not divide by the number of ranks; a size of the
-            short cycle is larger than that of the long cycle; a row has no epochs. The text names the row.
+            short cycle is larger than that of the long cycle; an interval has no epochs. The text names the interval.
     """
     marks = (0, *grid.milestones, grid.epochs)
     if any(later <= earlier for earlier, later in pairwise(marks)):
@@ -344,34 +300,30 @@ def validate(grid: Multigrid, world: int = 1, *, empty: bool = False) -> None:
             raise ValueError(
                 f"long_cycle.{number}: factors are above 0 and at most 1, not {frames_factor:g}, {size_factor:g}"
             )
-    for number, stretch in enumerate(stretches(grid)):
-        _check_turns(grid, stretch, _describe(grid, number, stretch), world)
-        if not stretch.epochs and not empty:
+    for number, interval in enumerate(intervals(grid)):
+        name = _describe(grid, number, interval)
+        for step in interval.cycle:
+            if step.size > interval.shape.size:
+                raise ValueError(
+                    f"{name}: the short cycle's size {step.size} is larger than {interval.shape.size}, the long "
+                    "cycle's; use smaller factors, or short_cycle_relative_to: base"
+                )
+            if step.batch_size < 1:
+                raise ValueError(f"{name}: the batch of size {step.size} would have no samples; use other factors")
+            if step.batch_size % world:
+                raise ValueError(
+                    f"{name}: its batch of {step.batch_size} does not divide by {world} ranks; use a batch_size that "
+                    f"is a multiple of {world} (now {grid.batch_size})"
+                )
+        if interval.begin == interval.end and not empty:
             raise ValueError(
-                f"{_describe(grid, number, stretch)}: it has no epochs; train longer, use other milestones or a larger "
-                "epoch_factor, or drop such rows (drop_empty)"
+                f"{name}: it has no epochs; train longer, use other milestones or a larger epoch_factor, or drop such "
+                "intervals (drop_empty)"
             )
 
 
-def _check_turns(grid: Multigrid, stretch: Stretch, row: str, world: int) -> None:
-    for turn in stretch.turns:
-        if turn.size > stretch.shape.size:
-            raise ValueError(
-                f"{row}: the short cycle's size {turn.size} is larger than {stretch.shape.size}, the long cycle's; "
-                "use smaller factors, or short_cycle_relative_to: base"
-            )
-        if turn.batch_size < 1:
-            raise ValueError(f"{row}: the batch of size {turn.size} would have no samples; use other factors")
-        if turn.batch_size % world:
-            raise ValueError(
-                f"{row}: its batch of {turn.batch_size} does not divide by {world} ranks; use a batch_size that is a "
-                f"multiple of {world} (now {grid.batch_size})"
-            )
-
-
-def _describe(grid: Multigrid, number: int, stretch: Stretch) -> str:
-    frames = f"{stretch.shape.frames} frames of " if grid.frames else ""
-    size = f"{stretch.shape.size} x {stretch.shape.size}"
-    return (
-        f"row {number} (epochs {stretch.begin} to {stretch.end}, {frames}{size}, batch {stretch.turns[-1].batch_size})"
-    )
+def _describe(grid: Multigrid, number: int, interval: Interval) -> str:
+    frames = f"{interval.shape.frames} frames of " if grid.frames else ""
+    size = f"{interval.shape.size} x {interval.shape.size}"
+    batch_size = interval.cycle[-1].batch_size
+    return f"interval {number} (epochs {interval.begin} to {interval.end}, {frames}{size}, batch {batch_size})"

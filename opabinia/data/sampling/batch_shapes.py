@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import groupby
 from typing import Annotated, Literal
 
@@ -16,10 +15,9 @@ from opabinia.optim.multigrid import (
     SHORT_CYCLE,
     Multigrid,
     Norm,
-    Stretch,
     evaluation_epochs,
+    intervals,
     norm,
-    stretches,
     validate,
 )
 from opabinia.runtime.durations import Duration
@@ -125,9 +123,10 @@ def multigrid(
         bn_base_size: number of samples for the statistics of batch norms, at the shapes of the long cycle: a larger
             share of a process is split, smaller shares of neighboring processes are combined. null: all samples of a
             process.
-        drop_empty: drop rows that have no epochs after rounding, instead of raising.
-        evaluations: about so many in each row of the schedule, evenly spaced, the last at its end; ``evaluate.every``
-            then has no effect on validation sets without a period of their own (PySlowFast has 3). null: by that.
+        drop_empty: drop intervals that have no epochs after rounding, instead of raising.
+        evaluations: about this number for each shape of the schedule, evenly spaced, the last at its end;
+            ``evaluate.every`` then has no effect on validation sets without a period of their own (PySlowFast has 3).
+            null: by that.
 
     Raises:
         ValueError: ``train.length`` is not in whole epochs; or the baseline and the cycles do not fit
@@ -150,22 +149,23 @@ def multigrid(
         size_multiple=size_multiple,
     )
     validate(grid, spec.world, empty=drop_empty)
-    planned = [stretch for stretch in stretches(grid) if stretch.epochs]
-    length = spec.length if epochs else Duration(sum(stretch.epochs for stretch in planned), "ep")
-    stages = _stages(planned, grid, spec.world, bn_base_size)
+    length = spec.length if epochs else Duration(intervals(grid)[-1].end, "ep")
+    stages = _stages(grid, spec.world, bn_base_size)
     at = evaluation_epochs(grid, evaluations) if evaluations else None
     return BatchSchedule(stages, length, Duration(grid.epochs, "ep"), at)
 
 
-def _stages(planned: Sequence[Stretch], grid: Multigrid, world: int, bn_base_size: int | None) -> tuple[Stage, ...]:
+def _stages(grid: Multigrid, world: int, bn_base_size: int | None) -> tuple[Stage, ...]:
     stages = []
-    for stretch in planned:
-        frames = (stretch.shape.frames,) if grid.frames else ()
-        cycle = tuple(BatchShape(turn.batch_size, (*frames, turn.size, turn.size)) for turn in stretch.turns)
-        factor = stretch.shape.batch_factor
+    for interval in intervals(grid):
+        if interval.begin == interval.end:
+            continue
+        frames = (interval.shape.frames,) if grid.frames else ()
+        cycle = tuple(BatchShape(step.batch_size, (*frames, step.size, step.size)) for step in interval.cycle)
+        factor = interval.shape.batch_factor
         batch_norm = norm(grid.batch_size * factor, world, bn_base_size) if bn_base_size else Norm()
         processes = min(batch_norm.processes, world)
-        stages.append(Stage(stretch.epochs, cycle, stretch.lr_factor, batch_norm.splits, processes))
+        stages.append(Stage(interval.end - interval.begin, cycle, interval.lr_factor, batch_norm.splits, processes))
     return tuple(stages)
 
 

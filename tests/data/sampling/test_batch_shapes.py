@@ -64,9 +64,9 @@ def test_the_last_shape_continues_after_the_schedule() -> None:
     assert plan.row(plan.epoch_start(39) + 2).shape == (32, 32)
 
 
-def test_rows_without_epochs() -> None:
+def test_intervals_without_epochs() -> None:
     spec = RunSpec(1000, 16, Duration(22, "ep"), world=8)
-    with pytest.raises(ValueError, match=r"row 7 \(epochs 30 to 30"):
+    with pytest.raises(ValueError, match=r"interval 7 \(epochs 30 to 30"):
         multigrid(spec, size=224, frames=64, milestones=[14, 18])
     layout = multigrid(spec, size=224, frames=64, milestones=[14, 18], drop_empty=True)
     assert len(layout.stages) == 9
