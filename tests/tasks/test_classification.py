@@ -67,13 +67,6 @@ def test_the_methods_of_a_task() -> None:
     assert task.evaluators(DATASET_INFO)[0] is not evaluator, "each evaluation has new evaluators"
 
 
-def test_predictions_do_not_need_labels() -> None:
-    task = make_task().eval()
-    torch.testing.assert_close(
-        task.predict({"image": batch_of()["image"]})["logits"], task.predict(batch_of())["logits"]
-    )
-
-
 def test_soft_labels() -> None:
     """Soft labels, as from mixup, with a single class give the same loss as hard labels."""
     task, batch = make_task(loss=partial(cross_entropy, label_smoothing=0.1)), batch_of()
@@ -97,10 +90,9 @@ def test_images_are_normalized_once() -> None:
     [(1, [0.5], [0.5]), (3, [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]), (4, [0.5], [0.5])],
 )
 def test_default_mean_and_std(channels: int, mean: list[float], std: list[float]) -> None:
-    task = make_task(DatasetInfo(samples=8, channels=channels, classes=CLASSES))
-    torch.testing.assert_close(task.normalize.mean.flatten(), torch.tensor(mean))
-    torch.testing.assert_close(task.normalize.std.flatten(), torch.tensor(std))
-    assert task.predict(batch_of(2, channels))["logits"].shape == (2, 4)
+    normalize = make_task(DatasetInfo(samples=8, channels=channels, classes=CLASSES)).normalize
+    torch.testing.assert_close(normalize.mean.flatten(), torch.tensor(mean))
+    torch.testing.assert_close(normalize.std.flatten(), torch.tensor(std))
 
 
 def test_dropout_acts_before_the_head_in_training_only() -> None:
@@ -110,33 +102,13 @@ def test_dropout_acts_before_the_head_in_training_only() -> None:
     assert not torch.allclose(task.eval().predict(batch)["logits"], bias)
 
 
-def test_it_overfits_a_batch() -> None:
-    task, batch = make_task(), batch_of()
-    optimizer = torch.optim.Adam(task.parameters(), lr=0.05)
-    losses = []
-    for _ in range(150):
-        optimizer.zero_grad()
-        loss = task(batch, Clock())["loss"]
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[0] > 1
-    assert losses[-1] < 0.05
-    assert task.predict(batch)["logits"].argmax(1).tolist() == batch["label"].tolist()
-
-
-@pytest.mark.parametrize("classes", [(), ("single",)])
-def test_two_classes_are_needed(classes: tuple[str, ...]) -> None:
-    with pytest.raises(ValueError, match=f"two classes or more; the training data has {len(classes)}"):
-        make_task(DatasetInfo(samples=8, classes=classes))
-
-
 @pytest.mark.parametrize(
     ("dataset_info", "message"),
     [
         (DatasetInfo(8, 3, CLASSES), "its images have 3 channels, those of training 1"),
         (DatasetInfo(8, 1, ("cat", "dog", "emu", "gnu")), r"missing: fox; new: gnu"),
         (DatasetInfo(8, 1, CLASSES[::-1]), r"missing: none; new: none; the order counts"),
+        (DatasetInfo(8, 1, CLASSES, multi_label=True), "images have several labels each, those of training one label"),
     ],
 )
 def test_evaluation_data_that_do_not_fit_are_refused(dataset_info: DatasetInfo, message: str) -> None:
@@ -148,9 +120,20 @@ def test_the_log_shows_the_loss() -> None:
     assert "label_smoothing=0.1" in str(make_task(loss=partial(cross_entropy, label_smoothing=0.1)))
 
 
-def test_the_state_dict_has_only_backbone_and_head() -> None:
-    names = {name.split(".")[0] for name in make_task().state_dict()}
-    assert names == {"backbone", "head"}
+SMOOTHED = partial(cross_entropy, label_smoothing=0.1)
+
+
+@pytest.mark.parametrize(
+    ("dataset_info", "keys", "message"),
+    [
+        (DatasetInfo(8), {}, "classification needs two classes or more; the training data has 0"),
+        (DatasetInfo(8, classes=("single",)), {}, "two classes or more; the training data has 1"),
+        (DatasetInfo(8, 1, CLASSES, multi_label=True), {"loss": SMOOTHED}, "binary_focal or asymmetric"),
+    ],
+)
+def test_training_data_that_do_not_fit_are_refused(dataset_info: DatasetInfo, keys: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_task(dataset_info, **keys)
 
 
 # --- multi-label data -------------------------------------------------------------------------------------------------
@@ -171,16 +154,6 @@ def test_multi_label_losses_and_scores() -> None:
     (evaluator,) = task.evaluators(MULTI_LABEL_INFO)
     evaluator.update(predictions, batch)
     assert evaluator.compute([evaluator.state()]).keys() == {"mAP", "micro_f1", "macro_f1"}
-
-
-def test_a_single_label_loss_is_refused_for_multi_label_data() -> None:
-    with pytest.raises(ValueError, match="binary_cross_entropy, binary_focal or asymmetric"):
-        make_task(MULTI_LABEL_INFO, loss=partial(cross_entropy, label_smoothing=0.1))
-
-
-def test_evaluation_data_with_another_kind_of_labels_is_refused() -> None:
-    with pytest.raises(ValueError, match="its images have several labels each, those of training one label"):
-        make_task().evaluators(MULTI_LABEL_INFO)
 
 
 @pytest.mark.parametrize("dataset_info", [DATASET_INFO, MULTI_LABEL_INFO])

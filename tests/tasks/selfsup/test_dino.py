@@ -11,7 +11,6 @@ from opabinia.contracts import Batch, Clock, DataMismatch, DatasetInfo
 from opabinia.models.backbones.timm import timm
 from opabinia.models.losses.self_distillation import centered_softmax, dino_loss
 from opabinia.models.projectors import DinoHead
-from opabinia.optim.groups import parameter_groups
 from opabinia.optim.schedules import cosine
 from opabinia.runtime.durations import Duration
 from opabinia.tasks.selfsup.dino import DINO
@@ -50,29 +49,6 @@ def test_the_loss_equals_dino_loss_of_its_inputs(crops: int) -> None:
         ]
         expected = dino_loss([outputs_of(task, view) for view in views], targets, 0.1)
         torch.testing.assert_close(task(batch, Clock(step=step))["loss"], expected)
-
-
-def test_views_of_one_size_share_a_forward_pass() -> None:
-    task, calls = small_dino(), []
-    for name in ("backbone", "teacher.backbone"):
-        task.get_submodule(name).register_forward_hook(
-            lambda module, inputs, output, name=name: calls.append((name, tuple(inputs[0].shape)))
-        )
-    task(with_crops(batch_of(4), 3), Clock())
-    assert calls == [
-        ("teacher.backbone", (8, 1, 10, 10)),
-        ("backbone", (8, 1, 10, 10)),
-        ("backbone", (12, 1, 6, 6)),
-    ]
-
-
-def test_gradients_reach_the_student_only() -> None:
-    task = small_dino()
-    task(with_crops(batch_of()), Clock())["loss"].backward()
-    assert all(param.grad is None and not param.requires_grad for param in task.teacher.parameters())
-    assert all(param.grad is not None for name, param in task.named_parameters() if not name.startswith("teacher."))
-    teacher_ids = {id(param) for param in task.teacher.parameters()}
-    assert not teacher_ids & {id(param) for group in parameter_groups(task) for param in group["params"]}
 
 
 def test_the_center_is_updated_after_the_step_with_the_outputs_of_the_step() -> None:
@@ -154,17 +130,6 @@ def test_the_teacher_has_its_own_running_statistics() -> None:
     )
 
 
-@pytest.mark.parametrize(("exported", "name"), [("teacher", "teacher.backbone"), ("student", "backbone")])
-def test_the_exported_backbone_can_be_chosen(exported: str, name: str) -> None:
-    task = small_dino(export_backbone=exported)
-    assert task.trunk is task.get_submodule(name)
-    with torch.no_grad():
-        for param in task.teacher.parameters():
-            param.zero_()
-    images = torch.rand(3, 1, 10, 10)
-    assert bool(task.predict({"image": images})["embedding"].any()) == (exported == "student")
-
-
 def test_the_last_layer_is_frozen_at_first() -> None:
     task = small_dino(freeze_last_layer=Duration(2, "it"), norm_last_layer=False)
     hook = task.hooks(DATASET_INFO)[0]
@@ -223,39 +188,6 @@ def test_batch_norm_in_the_head_separates_similar_vectors() -> None:
     task = small_dino(head_norm=True)
     assert [type(layer) for layer in task.head.mlp[:3]] == [nn.Linear, nn.BatchNorm1d, nn.GELU]
     assert not any(param.requires_grad for param in task.teacher.parameters())
-
-
-def test_it_learns() -> None:
-    """The loss first rises while the center removes the common part of the outputs, then falls."""
-    task = small_dino(outputs=64, teacher_temperature=0.04, freeze_last_layer=Duration(10, "it"), momentum=0.99)
-    hooks, steps, losses = task.hooks(DATASET_INFO), 70, []
-    optimizer = torch.optim.AdamW([param for param in task.parameters() if param.requires_grad], lr=1e-3)
-    for step in range(steps):
-        batch = batch_of(32, seed=step)
-        for hook in hooks:
-            hook.before_step(run_at_step(step, steps), batch)
-        logged = task(batch, Clock(step=step, total_steps=steps))
-        optimizer.zero_grad()
-        logged["loss"].backward()
-        for hook in hooks:
-            hook.after_backward(run_at_step(step, steps))
-        optimizer.step()
-        for hook in hooks:
-            hook.after_step(run_at_step(step + 1, steps))
-        losses.append(logged["loss"].item())
-        assert logged["std"] > 0.2 and logged["entropy"] > 0.3
-    assert sum(losses[-5:]) / 5 < max(losses) - 0.5
-    assert logged["entropy"] > 0.7
-
-
-def test_too_few_views_or_images_are_reported() -> None:
-    batch = batch_of()
-    with pytest.raises(
-        DataMismatch, match=r"DINO learns from 2 views or more of an image; data.train.transforms gives 1"
-    ):
-        small_dino()({**batch, "views": batch["views"][:1]}, Clock())
-    with pytest.raises(DataMismatch, match="2 images or more per process, not 1"):
-        small_dino()(batch_of(1), Clock())
 
 
 def vit(**options: Any) -> DINO:

@@ -103,21 +103,3 @@ def test_image_and_transformed_view_are_compared_with_the_memory(pretext: str, l
     for hook in task.hooks(dataset_info):
         hook.after_step(run_at_step(1, 10))
     torch.testing.assert_close(task.memory.vectors[8:24], F.normalize(memory + F.normalize(queries, dim=1), dim=1))
-
-
-def test_jigsaw_and_pirl_learn() -> None:
-    jigsaw = make_task(Jigsaw, permutations=3, hidden=16)
-    pirl = make_task(PIRL, replace(DATASET_INFO, samples=64), projection=8, negatives=20, temperature=0.5)
-    for task, momentum in ((jigsaw, 0.9), (pirl, 0.0)):
-        optimizer, losses = torch.optim.SGD(task.parameters(), lr=0.03, momentum=momentum), []
-        for step in range(48):
-            torch.manual_seed(step)
-            values = task(indexed_batch(16 * (step % 4), seed=step % 4), CLOCK)
-            loss = sum(value for name, value in values.items() if "loss" in name)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            for hook in task.hooks(DATASET_INFO):
-                hook.after_step(run_at_step(step + 1, 48))
-            losses.append(loss.item())
-        assert sum(losses[-8:]) < 0.95 * sum(losses[:8]), type(task).__name__

@@ -46,25 +46,6 @@ def test_the_loss_is_equation_1() -> None:
     assert task(batch, CLOCK)["loss"].item() == pytest.approx(expected.item(), rel=1e-5)
 
 
-def test_only_the_student_has_gradients() -> None:
-    task = small_moco()
-    task(batch_of(), CLOCK)["loss"].backward()
-    assert all(
-        param.grad is not None and param.grad.any()
-        for param in (*task.backbone.parameters(), *task.projector.parameters())
-    )
-    assert all(param.grad is None and not param.requires_grad for param in task.teacher.parameters())
-    assert not task.queue.features.requires_grad
-
-
-def test_the_projector_has_no_batch_norm() -> None:
-    widths = [
-        (layer.in_features, layer.out_features) for layer in small_moco().projector if isinstance(layer, nn.Linear)
-    ]
-    assert widths == [(12, 12), (12, 8)] and len(small_moco().projector) == 3
-    assert small_moco(hidden=20).projector[0].out_features == 20
-
-
 # --- the queue --------------------------------------------------------------------------------------------------------
 
 
@@ -85,17 +66,6 @@ def test_the_queue_starts_random_and_takes_the_keys_of_each_step() -> None:
     assert task.queue.pointer.item() == 64 % 40
 
 
-def test_a_repeated_forward_pass_counts_once() -> None:
-    single, repeated = small_moco(), small_moco()
-    for task, times in ((single, 1), (repeated, 2)):
-        for _ in range(times):
-            task(batch_of(), CLOCK)
-        after_step(task)
-        after_step(task)
-    assert torch.equal(single.queue.features, repeated.queue.features)
-    assert single.queue.pointer.item() == repeated.queue.pointer.item() == 16
-
-
 def test_non_finite_keys_are_not_stored() -> None:
     task, batch = small_moco(), batch_of()
     batch["views"][1][3] = torch.nan
@@ -107,7 +77,7 @@ def test_non_finite_keys_are_not_stored() -> None:
 
 @pytest.mark.parametrize("size", [16, 17, 100])
 def test_a_queue_of_at_least_a_batch_works(size: int) -> None:
-    assert train_steps(task := small_moco(queue=size), 3, hooks=task.hooks(DATASET_INFO))[-1]["loss"] > 0
+    assert train_steps(small_moco(queue=size), 3)[-1]["loss"] > 0
 
 
 def test_a_queue_smaller_than_a_batch_is_reported() -> None:
@@ -116,17 +86,6 @@ def test_a_queue_smaller_than_a_batch_is_reported() -> None:
 
 
 # --- the teacher ------------------------------------------------------------------------------------------------------
-
-
-def test_the_teacher_is_the_ema_of_the_student() -> None:
-    task = small_moco(momentum=0.75)
-    old = [param.clone() for param in task.teacher.parameters()]
-    with torch.no_grad():
-        for param in (*task.backbone.parameters(), *task.projector.parameters()):
-            param += 1
-    after_step(task)
-    for before, after in zip(old, task.teacher.parameters(), strict=True):
-        torch.testing.assert_close(after, before + 0.25)
 
 
 class WithBatchNorm(SmallBackbone):
@@ -176,54 +135,3 @@ def test_synchronized_batch_norm_needs_no_shuffling(monkeypatch: pytest.MonkeyPa
     for network in (task.backbone, task.teacher.backbone):
         network.layers[-1] = SyncBatchNorm(12)  # type: ignore[operator, index, union-attr]
     assert task(batch_of(), CLOCK)["loss"].isfinite()
-
-
-# --- training ---------------------------------------------------------------------------------------------------------
-
-
-def test_it_learns() -> None:
-    task = small_moco(queue=32, momentum=0.99)
-    history = train_steps(task, 60, hooks=task.hooks(DATASET_INFO))
-    # The first steps are excluded: the random vectors of the new queue are easy negatives.
-    first, last = (sum(logged["loss"] for logged in history[span]) / 8 for span in (slice(4, 12), slice(-8, None)))
-    assert last < first - 0.5
-    assert history[-1]["std"] > 0.3
-
-
-def test_a_resumed_run_equals_an_uninterrupted_one() -> None:
-    uninterrupted, first = small_moco(), small_moco()
-    optimizers = [torch.optim.SGD(task.backbone.parameters(), lr=0.1) for task in (uninterrupted, first)]
-
-    def train(task: MoCo, optimizer: torch.optim.Optimizer, steps: range) -> None:
-        for step in steps:
-            optimizer.zero_grad()
-            task(batch_of(seed=step), Clock(step=step, total_steps=6))["loss"].backward()
-            optimizer.step()
-            after_step(task)
-
-    train(uninterrupted, optimizers[0], range(6))
-    train(first, optimizers[1], range(3))
-    second = small_moco(projection=8)
-    with torch.no_grad():
-        for param in second.parameters():
-            param.zero_()
-    second.load_state_dict(first.state_dict())
-    train(second, torch.optim.SGD(second.backbone.parameters(), lr=0.1), range(3, 6))
-    for name, value in uninterrupted.state_dict().items():
-        assert torch.equal(value, second.state_dict()[name]), name
-
-
-# --- bad input --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("views", [1, 3])
-def test_another_number_of_views_is_reported(views: int) -> None:
-    with pytest.raises(
-        DataMismatch, match=f"MoCo learns from 2 views of an image; data.train.transforms gives {views}"
-    ):
-        small_moco()(batch_of(views=views), CLOCK)
-
-
-def test_a_batch_of_one_is_reported() -> None:
-    with pytest.raises(DataMismatch, match="MoCo learns from 2 images or more per process, not 1; raise"):
-        small_moco()(batch_of(images=1), CLOCK)

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from opabinia.contracts import Batch, Clock, DataMismatch
+from opabinia.contracts import Batch, Clock
 from opabinia.models.losses.contrastive import estimate_log_normalizer, info_nce, memory_nce
 from opabinia.tasks.selfsup.npid import NPID
 from tests.tasks.selfsup.views import DATASET_INFO, batch_of, make_task, run_at_step
@@ -60,13 +60,6 @@ def test_each_step_has_new_random_negatives() -> None:
     assert losses_with_seed(task, batch, 1)["loss"] != losses_with_seed(task, batch, 2)["loss"]
 
 
-def test_only_the_network_has_gradients() -> None:
-    task = small_npid()
-    task(indexed_batch(), CLOCK)["loss"].backward()
-    assert all(param.grad is not None and param.grad.any() for param in task.parameters())
-    assert not task.memory.vectors.requires_grad
-
-
 # --- the memory -------------------------------------------------------------------------------------------------------
 
 
@@ -101,60 +94,3 @@ def test_the_first_batch_determines_the_normalizer() -> None:
     assert losses_with_seed(task, batch)["loss"].item() == pytest.approx(expected.item(), rel=1e-5)
     after_step(task)
     assert torch.equal(task.log_normalizer, first)
-
-
-# --- training ---------------------------------------------------------------------------------------------------------
-
-
-def train(task: NPID, steps: range) -> list[float]:
-    """Train repeatedly on the same 64 images, with a different seed in each step; return the losses."""
-    optimizer = torch.optim.SGD(task.parameters(), lr=0.03)
-    losses = []
-    for step in steps:
-        loss = losses_with_seed(task, indexed_batch(first=16 * (step % 4), seed=step % 4), seed=step)["loss"]
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        after_step(task)
-        losses.append(loss.item())
-    return losses
-
-
-@pytest.mark.parametrize("loss", ["nce", "info_nce"])
-def test_it_learns(loss: str) -> None:
-    losses = train(small_npid(loss=loss, temperature=0.5), range(80))
-    assert sum(losses[-8:]) < 0.85 * sum(losses[:8])
-
-
-def test_a_resumed_run_restores_the_memory() -> None:
-    uninterrupted, first = small_npid(), small_npid()
-    second = make_task(NPID, DATASET_INFO, projection=8, negatives=20)
-    expected = train(uninterrupted, range(12))
-    train(first, range(6))
-    with torch.no_grad():
-        for value in second.state_dict().values():
-            value.zero_()
-    second.load_state_dict(first.state_dict())
-    assert train(second, range(6, 12)) == expected[6:]
-    for name, value in uninterrupted.state_dict().items():
-        assert torch.equal(value, second.state_dict()[name]), name
-    assert {"memory.vectors", "log_normalizer"} <= uninterrupted.state_dict().keys()
-
-
-# --- bad input --------------------------------------------------------------------------------------------------------
-
-
-def test_images_without_indices_are_reported() -> None:
-    with pytest.raises(DataMismatch, match=r"NPID needs the index of each image, and batches have none; .* indexed"):
-        small_npid()(batch_of(views=1), CLOCK)
-
-
-def test_a_batch_of_one_is_reported() -> None:
-    with pytest.raises(DataMismatch, match="NPID learns from 2 images or more per process, not 1; raise"):
-        small_npid()(indexed_batch(images=1), CLOCK)
-
-
-def test_a_batch_without_views_is_reported() -> None:
-    batch = indexed_batch()
-    with pytest.raises(DataMismatch, match="add views to"):
-        small_npid()({"image": batch.pop("views")[0], **batch}, CLOCK)

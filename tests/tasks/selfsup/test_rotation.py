@@ -55,11 +55,6 @@ def test_views_may_have_several_sizes() -> None:
     torch.testing.assert_close(task({**batch, "views": views}, Clock())["loss"], torch.stack(expected).mean())
 
 
-def test_a_single_image_is_enough() -> None:
-    task, batch = make_task(Rotation), plain_batch(1)
-    torch.testing.assert_close(task(batch, Clock())["loss"], reference_loss_and_accuracy(task, batch["image"])[0])
-
-
 def test_images_that_are_not_square_are_reported() -> None:
     batch = plain_batch()
     with pytest.raises(

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from opabinia.contracts import Batch, Clock, DataMismatch
 from opabinia.models.losses.clustering import sinkhorn
 from opabinia.models.prototypes import Prototypes
 from opabinia.runtime.durations import Duration
 from opabinia.tasks.selfsup.swav import SwAV, SwavQueue
-from tests.tasks.selfsup.views import DATASET_INFO, batch_of, make_task, run_at_step, train_steps
+from tests.tasks.selfsup.views import batch_of, make_task, run_at_step, train_steps
 
 
 def swav(**keys: Any) -> SwAV:
@@ -63,13 +62,6 @@ def test_the_loss_equals_that_of_the_paper(crops: bool) -> None:
         torch.testing.assert_close(grad, expected_grad, atol=1e-5, rtol=1e-4)
 
 
-def test_views_of_one_size_share_a_forward_pass() -> None:
-    task, shapes = swav(), []
-    task.backbone.register_forward_hook(lambda module, inputs, output: shapes.append(tuple(inputs[0].shape[::2])))
-    task(crops_of(batch_of(4)), Clock())
-    assert shapes == [(8, 10), (12, 6)]
-
-
 def test_more_views_may_assign() -> None:
     batch = crops_of(batch_of(8))
     losses = [swav(assign=assign)(batch, Clock())["loss"].item() for assign in (1, 2, 5)]
@@ -108,13 +100,6 @@ def test_prototypes_are_frozen_at_first_and_keep_their_length() -> None:
         ]
         assert unchanged == [step < 2] * 2
         torch.testing.assert_close(lengths(task.prototypes), torch.ones(12))
-
-
-def test_the_prototypes_of_the_paper() -> None:
-    with torch.device("meta"):
-        task = make_task(SwAV)
-    assert [tuple(head.shape) for head in task.prototypes.heads] == [(3000, 128)]
-    assert [type(layer) for layer in task.projector] == [nn.Linear, nn.BatchNorm1d, nn.ReLU, nn.Linear]
 
 
 def test_prototypes_are_compared_in_full_precision() -> None:
@@ -169,27 +154,12 @@ def test_non_finite_vectors_are_not_stored_in_the_queue() -> None:
     assert all(queue.get_buffer("features").eq(0).all() for queue in task.queues)
 
 
-def test_a_forward_pass_without_a_step_does_not_change_the_queue() -> None:
-    task = swav(queue=SwavQueue(length=4))
-    task(batch_of(4), Clock())
-    assert all(queue.get_buffer("features").eq(0).all() for queue in task.queues)
+# --- errors and the teacher -------------------------------------------------------------------------------------------
 
 
-# --- errors and training ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("keys", "batch", "message"),
-    [
-        ({}, batch_of(views=1), "SwAV learns from 2 views or more of an image; data.train.transforms gives 1"),
-        ({"assign": 3}, batch_of(), "SwAV learns from 3 views or more of an image; data.train.transforms gives 2"),
-        ({}, batch_of(images=1), "SwAV learns from 2 images or more per process, not 1"),
-    ],
-    ids=["one view", "more assigning views than views", "one image"],
-)
-def test_batches_that_do_not_fit_are_reported(keys: dict[str, Any], batch: Batch, message: str) -> None:
-    with pytest.raises(DataMismatch, match=message):
-        swav(**keys)(batch, Clock())
+def test_fewer_views_than_assign_are_reported() -> None:
+    with pytest.raises(DataMismatch, match=r"^SwAV learns from 3 views or more of an image; .*transforms gives 2"):
+        swav(assign=3)(batch_of(), Clock())
 
 
 def test_no_prototypes_are_refused() -> None:
@@ -197,38 +167,10 @@ def test_no_prototypes_are_refused() -> None:
         swav(prototypes=[])
 
 
-def test_it_learns_and_does_not_collapse() -> None:
-    queue = SwavQueue(length=64, start=Duration(10, "it"))
-    task = swav(prototypes=[10], projection=16, freeze=Duration(5, "it"), queue=queue)
-    optimizer = torch.optim.SGD(task.parameters(), lr=0.05, momentum=0.9)
-    history = []
-    for step_number in range(40):
-        values = task(batch_of(32, seed=step_number), Clock(step=step_number, samples=32 * step_number))
-        optimizer.zero_grad()
-        values["loss"].backward()
-        for hook in task.hooks(task.dataset_info):
-            hook.after_backward(run_at_step(step_number, 40))
-        optimizer.step()
-        for hook in task.hooks(task.dataset_info):
-            hook.after_step(run_at_step(step_number + 1, 40))
-        history.append({name: value.item() for name, value in values.items()})
-    first, last = (
-        {name: sum(row[name] for row in rows) / 5 for name in rows[0]} for rows in (history[:5], history[-5:])
-    )
-    assert last["loss"] < 0.75 * first["loss"]
-    assert last["loss"] < 0.8 * math.log(10), "uniform predictions have a loss of log 10"
-    assert last["entropy"] > 0.75 and last["std"] > 0.4
-
-
 def test_a_teacher_with_momentum_0_gives_the_same_assignments() -> None:
     """With momentum 0 the teacher equals the network; otherwise its older prototypes give the assignments."""
-    plain, same, slow = (make_task(SwAV, prototypes=[6], momentum=momentum) for momentum in (None, 0.0, 0.9))
-    losses = [
-        [logged["loss"] for logged in train_steps(task, 4, hooks=task.hooks(DATASET_INFO)[1:])]
-        for task in (plain, same, slow)
-    ]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
-    assert losses[2][0] == pytest.approx(losses[0][0], rel=1e-5)
-    assert losses[2][3] != pytest.approx(losses[0][3], rel=1e-5)
-    assert not any(param.requires_grad for param in slow.teacher.parameters())
-    assert not any(name.startswith("teacher.") for name in plain.state_dict())
+    tasks = [swav(momentum=momentum, freeze=Duration(0, "it")) for momentum in (None, 0.0, 0.9)]
+    plain, same, slow = ([logged["loss"] for logged in train_steps(task, 4)] for task in tasks)
+    assert plain == pytest.approx(same, rel=1e-5)
+    assert slow[0] == pytest.approx(plain[0], rel=1e-5) and slow[3] != pytest.approx(plain[3], rel=1e-5)
+    assert not any(name.startswith("teacher.") for name in tasks[0].state_dict())

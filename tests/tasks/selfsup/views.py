@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
-from opabinia.contracts import Backbone, Batch, Clock, DatasetInfo, Hook, Run, Task
+from opabinia.contracts import Backbone, Batch, Clock, DatasetInfo, Run, Task
 from opabinia.engine.loop.step import total_loss
 
 T = TypeVar("T", bound=Task)
@@ -57,20 +57,31 @@ def run_at_step(step: int, steps: int) -> Run:
     return cast("Run", SimpleNamespace(clock=Clock(step=step, total_steps=steps)))
 
 
-def train_steps(task: Task, steps: int, lr: float = 0.05, hooks: Sequence[Hook] = ()) -> list[dict[str, float]]:
-    """Train on a new batch in each step; return the logged scalars and the total loss of each step."""
-    optimizer = torch.optim.SGD([param for param in task.parameters() if param.requires_grad], lr=lr, momentum=0.9)
-    history = []
-    for step in range(steps):
-        values = task(batch_of(seed=step), Clock(step=step, total_steps=steps))
-        loss, logged = total_loss(values)
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        for hook in hooks:
-            hook.after_step(run_at_step(step + 1, steps))
-        history.append({name: value.item() for name, value in logged.items()} | {"total": loss.item()})
-    return history
+def train_step(task: Task, batch: Batch, optimizer: torch.optim.Optimizer, step: int, steps: int) -> dict[str, float]:
+    """Train on a batch, with the hooks of the task; return the logged scalars and the total loss."""
+    hooks = task.hooks(DATASET_INFO)
+    for hook in hooks:
+        hook.before_step(run_at_step(step, steps), batch)
+    torch.manual_seed(step)
+    loss, logged = total_loss(task(batch, Clock(step=step, total_steps=steps)))
+    optimizer.zero_grad()
+    loss.backward()  # type: ignore[no-untyped-call]
+    for hook in hooks:
+        hook.after_backward(run_at_step(step, steps))
+    optimizer.step()
+    for hook in hooks:
+        hook.after_step(run_at_step(step + 1, steps))
+    return {name: value.item() for name, value in logged.items()} | {"total": loss.item()}
+
+
+def sgd(task: Task, lr: float = 0.05, momentum: float = 0.9) -> torch.optim.Optimizer:
+    return torch.optim.SGD([param for param in task.parameters() if param.requires_grad], lr=lr, momentum=momentum)
+
+
+def train_steps(task: Task, steps: int) -> list[dict[str, float]]:
+    """Train on a new batch in each step; see :func:`train_step`."""
+    optimizer = sgd(task)
+    return [train_step(task, batch_of(seed=step), optimizer, step, steps) for step in range(steps)]
 
 
 def linear_widths(network: nn.Module) -> list[int]:
