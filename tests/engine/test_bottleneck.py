@@ -11,7 +11,7 @@ import pytest
 from opabinia.contracts import Clock, Phase
 from opabinia.engine.hooks.bottleneck import Bottleneck, StepTimes, describe_bottleneck, workers_needed
 from opabinia.engine.loggers.metrics_log import MetricsLogger
-from tests.engine.test_optional_hooks import make_run
+from tests.engine.toys import make_run
 
 TRAIN = Phase("train", "train")
 

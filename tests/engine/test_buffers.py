@@ -49,12 +49,6 @@ def test_tied_tensors_are_copied_once_and_stay_tied() -> None:
     assert len(addresses) == 3
 
 
-def test_empty_tensors_are_not_tied_and_files_without_any_remain() -> None:
-    copies = HostBuffers().copy({"model": {"a": torch.empty(0), "b": torch.empty(0)}, "optimizer": {}})
-    assert copies["model"]["a"] is not copies["model"]["b"]
-    assert copies["optimizer"] == {}
-
-
 def test_another_shape_or_type_gets_another_buffer_and_the_old_one_is_freed() -> None:
     buffers = HostBuffers()
     for tensor in (torch.ones(3), torch.ones(4), torch.ones(4, dtype=torch.int64), torch.ones(2, 2)):

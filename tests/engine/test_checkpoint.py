@@ -1,10 +1,8 @@
 """Checkpoints: round trips, detection of any changed byte, and a valid one after a kill at any point."""
 
-import io
 import json
 import math
 import os
-import random
 import shutil
 import signal
 import threading
@@ -38,6 +36,7 @@ from opabinia.engine.checkpointing.manager import (
 from opabinia.runtime.files import DiskError, remove_leftovers
 from opabinia.runtime.shards import load_safetensors
 from tests.engine.toys import run_state, same_tensors
+from tests.faults.injections import die_at
 
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
 
@@ -115,10 +114,11 @@ def test_tensors_that_share_memory(tmp_path: Path) -> None:
 
 
 def test_tied_tensors_are_written_once_and_tied_again(tmp_path: Path) -> None:
-    big = torch.randn(1000)
-    save_tensors(tmp_path / "tied", {"a": big, "b": big, "c": big.view(-1)})
+    big, empty = torch.randn(1000), {name: torch.empty(2, 0) for name in ("empty", "also empty")}
+    save_tensors(tmp_path / "tied", {"a": big, "b": big, "c": big.view(-1), **empty})
     loaded = load_safetensors(tmp_path / "tied")
     assert (tmp_path / "tied").stat().st_size < 5000
+    assert loaded["empty"] is not loaded["also empty"], "they have no memory: all have the same address"
     assert loaded["a"] is loaded["b"] is loaded["c"]
     assert torch.equal(loaded["a"], big)
 
@@ -126,14 +126,6 @@ def test_tied_tensors_are_written_once_and_tied_again(tmp_path: Path) -> None:
 def test_a_view_is_saved_without_the_rest_of_its_memory(tmp_path: Path) -> None:
     save_tensors(tmp_path / "t", {"x": torch.randn(100_000)[:10]})
     assert (tmp_path / "t").stat().st_size < 1000
-
-
-def test_empty_tensors_are_not_tied(tmp_path: Path) -> None:
-    """They have no memory, so all of them have the same address."""
-    save_tensors(tmp_path / "t", {"a": torch.empty(0), "b": torch.empty(0), "c": torch.empty(2, 0)})
-    loaded = load_safetensors(tmp_path / "t")
-    assert loaded["a"] is not loaded["b"]
-    assert loaded["c"].shape == (2, 0)
 
 
 def test_the_same_tensors_give_the_same_bytes(tmp_path: Path) -> None:
@@ -187,6 +179,9 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 }
 
 
+ADAM_STATE = ("step", "exp_avg", "exp_avg_sq")
+
+
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
 def test_a_restored_optimizer_continues_exactly(
@@ -215,21 +210,12 @@ def test_a_restored_optimizer_continues_exactly(
     }
 
 
-def test_state_is_named_after_parameters() -> None:
-    model = net()
-    optimizer = torch.optim.SGD(reversed(list(model.parameters())), lr=0.1, momentum=0.9)
-    train(model, optimizer, 1)
-    tensors, plain = optimizer_state(model, optimizer)
-    assert set(tensors) == {"0.weight.momentum_buffer", "0.bias.momentum_buffer", "2.weight.momentum_buffer"}
-    assert plain == {}
-    assert tensors["2.weight.momentum_buffer"].shape == (2, 144)
-
-
 def test_state_finds_its_parameter_in_another_order_and_grouping() -> None:
     model = net()
     optimizer = torch.optim.AdamW(model.parameters())
     train(model, optimizer, 2)
     tensors, plain = optimizer_state(model, optimizer)
+    assert set(tensors) == {f"{name}.{key}" for name in dict(model.named_parameters()) for key in ADAM_STATE}
     weight, bias, linear = model.parameters()
     regrouped = torch.optim.AdamW([{"params": [linear, bias], "lr": 0.5}, {"params": [weight]}], lr=0.25)
     load_optimizer_state(model, regrouped, tensors, plain)
@@ -296,12 +282,8 @@ def test_every_cut_and_every_addition_is_refused_by_name(checkpoint_dir: Path, n
         file.write_bytes(content)
         with pytest.raises(BadCheckpoint, match=f"/step-00000007/{name}: "):
             read_checkpoint(checkpoint_dir)
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_a_missing_file_is_refused_by_name(checkpoint_dir: Path, name: str) -> None:
-    (checkpoint_dir / name).unlink()
-    with pytest.raises(BadCheckpoint, match=f"/step-00000007/{name}: "):
+    file.unlink()
+    with pytest.raises(BadCheckpoint, match=f"/step-00000007/{name}: No such file"):
         read_checkpoint(checkpoint_dir)
 
 
@@ -416,6 +398,9 @@ def test_the_newest_valid_checkpoint_is_used(tmp_path: Path, caplog: pytest.LogC
 
 
 def test_no_checkpoint_is_no_error(tmp_path: Path) -> None:
+    for name in (".step-00000005.77.tmp", "step-5", "step-abcdefgh", "step-00000005.bak", "notes"):
+        (tmp_path / name).mkdir()
+    assert list_checkpoints(tmp_path) == []
     assert load_latest_checkpoint(tmp_path) is None
     assert load_latest_checkpoint(tmp_path / "absent") is None
 
@@ -438,12 +423,6 @@ def test_a_pointer_to_nothing_is_not_followed(tmp_path: Path, text: str) -> None
     assert read_pointer(tmp_path, "last") is None
     latest = load_latest_checkpoint(tmp_path)
     assert latest and latest[1].step == 4
-
-
-def test_other_files_in_the_folder_are_ignored(tmp_path: Path) -> None:
-    for name in (".step-00000005.77.tmp", "step-5", "step-abcdefgh", "step-00000005.bak", "notes"):
-        (tmp_path / name).mkdir()
-    assert list_checkpoints(tmp_path) == []
 
 
 # --- keeping ----------------------------------------------------------------------------------------------------------
@@ -637,33 +616,6 @@ def test_a_failed_save_is_raised_by_the_next_call(tmp_path: Path, monkeypatch: p
     assert steps(tmp_path) == [1], "saving works when the disk has space again"
 
 
-def test_killed_during_a_save_the_older_checkpoint_is_valid(tmp_path: Path, stuck: Stuck) -> None:
-    stuck.go.set()
-    saves, save = checkpoints(tmp_path)
-    save(1)
-    stuck.go.clear()
-
-    def action() -> None:
-        stuck.reached.clear()
-        saves.capture = lambda: snapshot(2)
-        saves.save()
-        stuck.reached.wait()
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    pid = os.fork()
-    if pid == 0:
-        try:
-            action()
-        finally:
-            os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
-    assert [path.name for path in tmp_path.glob(".*")] == [f".step-00000002.{pid}.tmp"]
-    remove_leftovers(tmp_path)
-    latest = load_latest_checkpoint(tmp_path)
-    assert latest and latest[1].step == 1
-    assert steps(tmp_path) == [1]
-
-
 def test_loader_workers_that_start_during_a_save_wait_for_it(tmp_path: Path, stuck: Stuck) -> None:
     """A fork must not inherit locks of the background thread."""
     saves = CheckpointManager(tmp_path, 1, lambda: snapshot(1))
@@ -678,23 +630,6 @@ def test_loader_workers_that_start_during_a_save_wait_for_it(tmp_path: Path, stu
 
 
 # --- killed at every point --------------------------------------------------------------------------------------------
-
-CALLS = ("open", "mkdir", "rename", "replace", "unlink", "rmdir", "fsync", "close")
-
-
-def die_at(turn: int) -> None:
-    """Make this process kill itself before its ``turn``-th call that changes files."""
-    remaining = [turn]
-
-    def counted(real: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
-        remaining[0] -= 1
-        if not remaining[0]:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return real(*arguments, **keywords)
-
-    for name in CALLS:
-        setattr(os, name, partial(counted, getattr(os, name)))
-    io.open = partial(counted, io.open)  # pathlib opens files with it
 
 
 def killed_at(turn: int, action: Callable[[], object]) -> bool:
@@ -769,21 +704,3 @@ def test_killed_at_any_point_of_marking_the_best_there_is_a_valid_best(tmp_path:
         best = read_pointer(tmp_path / "run", "best")
         assert best is not None
         read_checkpoint(best)
-
-
-def test_random_damage_is_always_detected(checkpoint_dir: Path) -> None:
-    """Bytes are removed, repeated or replaced: each raises BadCheckpoint."""
-    originals = {name: (checkpoint_dir / name).read_bytes() for name in FILES}
-    draw = random.Random(0)
-    for _ in range(300):
-        name = draw.choice(FILES)
-        raw = originals[name]
-        a, b = sorted(draw.choices(range(len(raw)), k=2))
-        damaged = draw.choice(
-            [raw[:a] + raw[b:], raw[:a] + raw[a:b] * 2 + raw[b:], raw[:a] + draw.randbytes(b - a) + raw[b:]]
-        )
-        (checkpoint_dir / name).write_bytes(damaged)
-        if damaged != raw:
-            with pytest.raises(BadCheckpoint):
-                read_checkpoint(checkpoint_dir)
-        (checkpoint_dir / name).write_bytes(raw)

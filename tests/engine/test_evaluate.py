@@ -1,8 +1,8 @@
 """Evaluation: scores are bitwise identical for any number of processes."""
 
 import json
-import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,32 +12,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from opabinia.contracts import Batch, Clock, DatasetInfo, Evaluator, Hook, Phase, Predictions, Run, Source, SourceInfo
+from opabinia.contracts import Batch, Clock, DatasetInfo, Evaluator, Hook, Phase, Predictions, Run
 from opabinia.data.loader import BatchReader, Loader, evaluation_requests
-from opabinia.data.sampling.batches import evaluation_rows
 from opabinia.engine.loggers.metrics_log import MetricsLogger
 from opabinia.engine.loop import evaluate as engine
 from opabinia.engine.loop.evaluate import EvaluationStopped, ValidationSet, evaluate, evaluate_all, evaluation_run
 from opabinia.engine.loop.hook_dispatch import HookDispatcher
 from opabinia.evaluation.classification.topk import TopK
-from tests.engine.toys import CPU, FACTS, Line, Rows, validation
-
-
-class Vectors(Source):
-    """Samples of which a linear model classifies about half correctly."""
-
-    info = SourceInfo(channels=1, classes=FACTS.classes)
-
-    def __init__(self, samples: int) -> None:
-        generator = torch.Generator().manual_seed(samples)
-        self.labels = torch.randint(3, (samples,), generator=generator).tolist()
-        self.images = torch.randn(samples, 4, generator=generator)
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {"image": self.images[index], "label": self.labels[index], "id": str(index)}
+from tests.engine.toys import CPU, FACTS, Line, LineCollector, Vectors, make_run, validation
 
 
 class Confidence(Evaluator):
@@ -140,22 +122,16 @@ def test_the_mode_of_the_task_is_restored(training: bool) -> None:
     assert all(module.training is training for module in task.modules())
 
 
-def test_the_mode_of_a_frozen_module_is_restored() -> None:
-    task = Line().train()
-    task.dropout.eval()
-    evaluate(task, validation(), CPU)
-    assert (task.training, task.dropout.training, task.layer.training) == (True, False, True)
-
-
-def test_the_mode_is_restored_after_an_error() -> None:
+def test_the_mode_of_each_module_is_restored_also_after_an_error() -> None:
     class Broken(Line):
         def predict(self, batch: Batch) -> Predictions:
             raise RuntimeError("no")
 
-    task = Broken()
+    task = Broken().train()
+    task.dropout.eval()
     with pytest.raises(RuntimeError, match="no"):
         evaluate(task, validation(), CPU)
-    assert task.training
+    assert (task.training, task.dropout.training, task.layer.training) == (True, False, True)
 
 
 @pytest.mark.parametrize("num_batches", [0, 1, 2])
@@ -168,20 +144,7 @@ def test_an_evaluation_stops_between_two_batches(num_batches: int) -> None:
     assert task.training
 
 
-def make_run(metrics_log: MetricsLogger, **fields: Any) -> Run:
-    clock = Clock(step=4, epoch=1, total_steps=8, steps_per_epoch=4, samples=8)
-    defaults = {"optimizer": None, "loader": None, "checkpoints": None, "evaluate": dict, "folder": Path()}
-    return Run(task=Line(), metrics_log=metrics_log, clock=clock, scores={}, **{**defaults, **fields})  # type: ignore[arg-type]
-
-
-class LineCollector:
-    def __init__(self) -> None:
-        self.lines: list[Any] = []
-
-    def write(self, line: Any) -> None:
-        self.lines.append(line)
-
-    def close(self) -> None: ...
+CLOCK = Clock(step=4, epoch=1, total_steps=8, steps_per_epoch=4, samples=8)
 
 
 class Phases(Hook):
@@ -203,7 +166,7 @@ class Phases(Hook):
 
 def test_each_set_is_a_phase_and_writes_a_line() -> None:
     logger, hook = LineCollector(), Phases()
-    run = make_run(MetricsLogger(None, [logger]))
+    run = make_run(clock=CLOCK, metrics_log=MetricsLogger(None, [logger]))
     scores = evaluate_all(run, HookDispatcher({"h": hook}), [validation(), validation("other", 4)], CPU)
     names = ["other/top1", "other/top2", "val/top1", "val/top2"]
     assert sorted(scores) == sorted(run.scores) == names
@@ -225,7 +188,7 @@ def test_a_stopped_evaluation_writes_no_line() -> None:
     batches = iter(range(99))
     with pytest.raises(EvaluationStopped):
         evaluate_all(
-            make_run(MetricsLogger(None, [logger])),
+            make_run(clock=CLOCK, metrics_log=MetricsLogger(None, [logger])),
             HookDispatcher({}),
             [validation(), validation("other")],
             CPU,
@@ -234,32 +197,20 @@ def test_a_stopped_evaluation_writes_no_line() -> None:
     assert logger.lines == []
 
 
-def test_a_run_that_only_evaluates() -> None:
-    hook, val_set = Phases(), validation()
-    scores = evaluation_run(make_run(MetricsLogger(None)), HookDispatcher({"h": hook}), [val_set], CPU)
-    assert set(scores) == {"val/top1", "val/top2"}
-    assert hook.events[0] == "start" and hook.events[-1] == "done"
-    assert val_set.loader.closed == 1  # type: ignore[attr-defined]
-
-
-def test_a_run_that_only_evaluates_and_fails() -> None:
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_run_that_only_evaluates(fails: bool) -> None:
     class Failing(Phases):
         def after_phase(self, run: Run, phase: Phase) -> None:
-            raise KeyError("x")
+            if fails:
+                raise KeyError("x")
 
     hook, val_set = Failing(), validation()
-    with pytest.raises(KeyError):
-        evaluation_run(make_run(MetricsLogger(None)), HookDispatcher({"h": hook}), [val_set], CPU)
-    assert isinstance(hook.events[-1], KeyError)
+    run = make_run(clock=CLOCK, metrics_log=MetricsLogger(None))
+    with pytest.raises(KeyError) if fails else nullcontext():
+        assert set(evaluation_run(run, HookDispatcher({"h": hook}), [val_set], CPU)) == {"val/top1", "val/top2"}
+    assert hook.events[0] == "start"
+    assert isinstance(hook.events[-1], KeyError) if fails else hook.events[-1] == "done"
     assert val_set.loader.closed == 1  # type: ignore[attr-defined]
-
-
-def test_scores_are_fractions_of_all_samples_not_means_of_batches() -> None:
-    """7 samples in batches of 3, 3 and 1: a mean over batches would count the last one three times."""
-    rows = list(evaluation_rows(7, 3, 0, 1))
-    task = Line()
-    scores = evaluate(task, ValidationSet("val", Rows(lambda start: rows[start:], 1), FACTS), CPU).scores
-    assert math.isclose(scores["val/top1"] * 7, round(scores["val/top1"] * 7))
 
 
 # --- tables and files -------------------------------------------------------------------------------------------------
@@ -279,7 +230,7 @@ class Listed(Line):
 
 
 def evaluate_listed(folder: Path) -> None:
-    run = make_run(MetricsLogger(None), folder=folder)
+    run = make_run(clock=CLOCK, metrics_log=MetricsLogger(None), folder=folder)
     evaluate_all(run, HookDispatcher({}), [replace(validation("val", 4), task=Listed())], CPU)
 
 
@@ -297,7 +248,7 @@ def test_an_evaluation_only_run_keeps_results_of_another_step(tmp_path: Path, co
     details = tmp_path / "eval/val/details.json"
     details.parent.mkdir(parents=True)
     details.write_text(content)
-    run = replace(make_run(MetricsLogger(None), folder=tmp_path), optimizer=None)
+    run = replace(make_run(clock=CLOCK, metrics_log=MetricsLogger(None), folder=tmp_path), optimizer=None)
     evaluate_all(run, HookDispatcher({}), [replace(validation("val", 4), task=Listed())], CPU)
     folder = details.parent / "step-00000004" if kept else details.parent
     assert json.loads((folder / "details.json").read_text()) == {"step": 4, "samples": 4}

@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.distributed import distributed_c10d
 
-from opabinia.contracts import Batch, DataMismatch, DatasetInfo, Evaluator, Predictions, Source, SourceInfo
+from opabinia.contracts import Batch, DataMismatch, DatasetInfo, Evaluator, Predictions
 from opabinia.data.loader import BatchReader, Loader, evaluation_requests
 from opabinia.engine.loop.evaluate import ValidationSet, evaluate
 from opabinia.evaluation.classification.topk import TopK
@@ -20,29 +19,11 @@ from opabinia.evaluation.representation.knn import Knn
 from opabinia.evaluation.representation.linear_probe import LinearProbe
 from opabinia.evaluation.retrieval.retrieval_evaluators import Recall
 from opabinia.runtime.processes import rank, world_size
-from tests.engine.toys import CPU, FACTS, Line
+from tests.engine.toys import CPU, FACTS, Line, Vectors
 from tests.faults.programs import Server
 from tests.runtime.ranks import run_on_ranks
 
 SAMPLES, TRAINING, BATCH_SIZE = 31, 64, 4  # the last round has fewer batches than ranks
-
-
-class Vectors(Source):
-    """Vectors around the center of their class."""
-
-    info = SourceInfo(channels=1, classes=FACTS.classes)
-
-    def __init__(self, samples: int) -> None:
-        generator = torch.Generator().manual_seed(samples)
-        self.labels = torch.randint(3, (samples,), generator=generator).tolist()
-        self.images = torch.randn(samples, 4, generator=generator)
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        image = self.images[index] + self.labels[index]
-        return {"image": image, "label": self.labels[index], "id": str(index)}
 
 
 class Embedding(Line):
@@ -110,16 +91,16 @@ EVALUATORS: dict[str, Callable[[DatasetInfo], list[Evaluator]]] = {
         *(TopK((1, 2)), Largest(), Knn(info, k=5), Recall(info, ks=[1])),
         LinearProbe(info, epochs=3, learning_rates=[0.1, 1.0]),
     ],
-    "slow": lambda info: [Slow()],
     "mismatch": lambda info: [Mismatch()],
     "unready": lambda info: [Unready()],
+    "slow": lambda info: [Slow()],  # the last one: it changes the timeout
 }
 
 
 def validation_set(name: str) -> ValidationSet:
     def loader(samples: int) -> Loader:
         requests = evaluation_requests(samples, BATCH_SIZE, rank(), world_size())
-        return Loader(BatchReader(Vectors(samples), dataset_info=FACTS), requests)
+        return Loader(BatchReader(Vectors(samples, spread=1.0), dataset_info=FACTS), requests)
 
     validation = ValidationSet("val", loader(SAMPLES), FACTS, evaluators=lambda task, info: EVALUATORS[name](info))
     return replace(validation, training=loader(TRAINING), training_samples=TRAINING)
@@ -134,35 +115,37 @@ def run_evaluation(name: str) -> dict[str, Any]:
     return {"scores": result.scores, "details": result.details, "files": result.files}
 
 
-Run = Callable[[str, int], list[dict[str, Any]]]
+def run_all() -> dict[str, dict[str, Any]]:
+    return {name: run_evaluation(name) for name in EVALUATORS}
 
 
-@pytest.fixture
-def run(warm_server: Server, tmp_path: Path) -> Run:
-    return lambda name, world: run_on_ranks(warm_server, tmp_path, f"{__name__}:run_evaluation", world, name)
+@pytest.fixture(scope="module", params=[2, 3])
+def ranks(
+    request: pytest.FixtureRequest, warm_server: Server, tmp_path_factory: pytest.TempPathFactory
+) -> list[dict[str, dict[str, Any]]]:
+    """The results of all evaluations on each rank, by name."""
+    folder = tmp_path_factory.mktemp("ranks")
+    return run_on_ranks(warm_server, folder, f"{__name__}:run_all", request.param)
 
 
-@pytest.mark.parametrize("world", [2, 3])
-def test_all_ranks_have_the_scores_of_one_process(run: Run, world: int) -> None:
-    expected = run_evaluation("scores")
-    assert {"val/top1", "val/largest", "val/knn_top1", "val/recall1", "val/linear_top1"} <= expected["scores"].keys()
-    ranks = run("scores", world)
-    assert [result["scores"] for result in ranks] == [expected["scores"]] * world
-    assert list(ranks[-1]["scores"]) == list(expected["scores"]), "in the same order"
+def test_all_ranks_have_the_scores_of_one_process(ranks: list[dict[str, Any]]) -> None:
+    expected = run_evaluation("scores")["scores"]
+    assert {"val/top1", "val/largest", "val/knn_top1", "val/recall1", "val/linear_top1"} <= expected.keys()
+    assert [results["scores"]["scores"] for results in ranks] == [expected] * len(ranks)
+    assert list(ranks[-1]["scores"]["scores"]) == list(expected), "in the same order"
 
 
-def test_tables_and_files_are_computed_on_rank_zero(run: Run) -> None:
-    first, second = run("scores", 2)
-    assert first["details"]["rank"] == 0 and first["files"] == {"ranks.json": [4, 4]}
-    assert (second["details"], second["files"]) == ({}, {})
+def test_tables_and_files_are_computed_on_rank_zero(ranks: list[dict[str, Any]]) -> None:
+    first, *others = (results["scores"] for results in ranks)
+    assert first["details"]["rank"] == 0 and sum(first["files"]["ranks.json"]) == 8
+    assert [(results["details"], results["files"]) for results in others] == [({}, {})] * len(others)
 
 
-def test_other_ranks_wait_as_long_as_rank_zero_computes(run: Run) -> None:
-    assert [set(result) for result in run("slow", 2)] == [{"scores", "details", "files"}] * 2
+def test_other_ranks_wait_as_long_as_rank_zero_computes(ranks: list[dict[str, Any]]) -> None:
+    assert all(set(results["slow"]) == {"scores", "details", "files"} for results in ranks)
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"), [("mismatch", {"DataMismatch": "val: broken on rank 0"}), ("unready", {"KeyError": "'lost'"})]
-)
-def test_an_error_of_one_rank_is_raised_on_all(run: Run, name: str, expected: dict[str, str]) -> None:
-    assert run(name, 2) == [expected] * 2
+def test_an_error_of_one_rank_is_raised_on_all(ranks: list[dict[str, Any]]) -> None:
+    for results in ranks:
+        assert results["mismatch"] == {"DataMismatch": "val: broken on rank 0"}
+        assert results["unready"] == {"KeyError": "'lost'"}

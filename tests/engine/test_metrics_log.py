@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +10,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.overrides import TorchFunctionMode
 
 from opabinia.contracts import Clock
 from opabinia.engine.loggers.metrics_log import MetricsLogger
 from opabinia.engine.loop.nonfinite import NonFiniteError
 from opabinia.runtime.files import DiskError
+from tests.engine.toys import LineCollector
+from tests.host_waits import HostWaits
 
 
 def clock(step: int) -> Clock:
@@ -28,20 +29,6 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 def tensor(value: float) -> torch.Tensor:
     return torch.tensor(value)
-
-
-class LineCollector:
-    """A logger that keeps its lines."""
-
-    def __init__(self) -> None:
-        self.lines: list[Mapping[str, Any]] = []
-        self.closed = 0
-
-    def write(self, line: Mapping[str, Any]) -> None:
-        self.lines.append(line)
-
-    def close(self) -> None:
-        self.closed += 1
 
 
 Open = Callable[..., MetricsLogger]
@@ -87,26 +74,15 @@ def test_a_value_that_some_steps_lack_is_the_mean_over_the_others(opened: Open, 
     assert read(tmp_path / "m") == [{"step": 2, "epoch": 0.5, "samples": 4, "a": 1.5, "b": 4.0}]
 
 
-def test_nothing_pending_writes_nothing(opened: Open, tmp_path: Path) -> None:
-    metrics_log = opened(tmp_path / "m")
-    metrics_log.flush(clock(1))
-    metrics_log.add(1, {"a": 1.0})
-    metrics_log.flush(clock(1))
-    metrics_log.flush(clock(1))
-    assert len(read(tmp_path / "m")) == 1
-
-
-def test_a_line_is_in_the_file_at_once(opened: Open, tmp_path: Path) -> None:
+def test_a_line_is_in_the_file_at_once_and_empty_ones_are_not_written(opened: Open, tmp_path: Path) -> None:
     metrics_log = opened(tmp_path / "m")
     metrics_log.write(clock(4), {"val/top1": 0.5})
     assert read(tmp_path / "m") == [{"step": 4, "epoch": 1.0, "samples": 8, "val/top1": 0.5}]
-
-
-def test_extra_values_are_written_as_they_are(opened: Open, tmp_path: Path) -> None:
-    metrics_log = opened(tmp_path / "m")
-    metrics_log.add(1, {"a": 1.0})
-    metrics_log.flush(clock(1), {"sample_ids": ["x", "y"]})
-    assert read(tmp_path / "m")[0]["sample_ids"] == ["x", "y"]
+    metrics_log.flush(clock(5))
+    metrics_log.add(5, {"a": 1.0})
+    for _ in range(2):
+        metrics_log.flush(clock(5), {"sample_ids": ["x", "y"]})
+    assert [line.get("sample_ids") for line in read(tmp_path / "m")] == [None, ["x", "y"]]
 
 
 def test_without_a_file_the_loggers_get_the_lines(opened: Open) -> None:
@@ -192,30 +168,15 @@ def test_the_error_for_a_non_finite_loss_names_step_and_loss(
 # --- copies -----------------------------------------------------------------------------------------------------------
 
 
-class Reads(TorchFunctionMode):
-    """Records the calls that copy values of tensors to the host."""
-
-    NAMES = ("item", "tolist", "numpy", "cpu", "to", "__float__", "__int__", "__bool__", "__index__", "__array__")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[str] = []
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__name__", "") in self.NAMES:
-            self.calls.append(func.__name__)
-        return func(*args, **(kwargs or {}))
-
-
 def test_all_values_are_copied_to_the_host_at_once_when_a_line_is_written(opened: Open, tmp_path: Path) -> None:
     metrics_log = opened(tmp_path / "m")
     dtypes = (torch.float32, torch.float64, torch.bfloat16, torch.int64)
-    with Reads() as reads:
+    with HostWaits() as waits:
         for step in range(1, 11):
             metrics_log.add(step, {f"v{dtype}": torch.tensor(step, dtype=dtype) for dtype in dtypes})
-        assert reads.calls == []
+        assert not waits.calls
         metrics_log.flush(clock(10))
-    assert reads.calls == ["tolist"]
+    assert waits.calls == {"tolist": 1}
     assert [read(tmp_path / "m")[0][f"v{dtype}"] for dtype in dtypes] == [5.5] * 4
 
 
@@ -223,9 +184,9 @@ def test_values_that_a_save_has_copied_are_not_copied_again(opened: Open, tmp_pa
     metrics_log = opened(tmp_path / "m")
     metrics_log.add(1, {"a": tensor(1.0)})
     metrics_log.state_dict()
-    with Reads() as reads:
+    with HostWaits() as waits:
         metrics_log.flush(clock(1))
-    assert reads.calls == []
+    assert not waits.calls
 
 
 # --- the file ---------------------------------------------------------------------------------------------------------
@@ -282,17 +243,11 @@ def full(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_full_disk_is_an_error(opened: Open, full: Path) -> None:
-    metrics_log = opened(full)
-    with pytest.raises(DiskError, match=r"cannot write .*/metrics.jsonl: the disk is full"):
-        metrics_log.write(clock(1), {"a": 1})
-
-
-def test_closing_on_a_full_disk_raises_no_second_error(opened: Open, full: Path) -> None:
+def test_a_full_disk_is_an_error_and_closing_raises_no_second_one(opened: Open, full: Path) -> None:
     """It would hide the error that ends the run."""
     logger = LineCollector()
     metrics_log = opened(full, [logger])
-    with pytest.raises(DiskError):
+    with pytest.raises(DiskError, match=r"cannot write .*/metrics.jsonl: the disk is full"):
         metrics_log.write(clock(1), {"a": 1})
     metrics_log.close()
     assert logger.closed == 1

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from opabinia.contracts import Batch, Clock, Phase, Predictions, Run, Task
+from opabinia.contracts import Batch, Clock, Phase, Predictions, Task
 from opabinia.engine.hooks.early_stop import EarlyStopping
 from opabinia.engine.hooks.empty_cache import EmptyCache
 from opabinia.engine.hooks.expected_scores import ExpectedScores, UnexpectedScore, differences
@@ -26,16 +26,9 @@ from opabinia.engine.hooks.profiler import Profiler
 from opabinia.engine.hooks.timer import Timer
 from opabinia.runtime.device import autocast
 from opabinia.runtime.durations import Duration
-from tests.engine.toys import Line, Setup, lines, same_tensors, weights
+from tests.engine.toys import Line, Setup, lines, make_run, same_tensors, weights
 
 EVALUATED = Phase("evaluate", "val")
-
-
-def make_run(task: Task | None = None, **fields: Any) -> Any:
-    """A run with the fields that these hooks read."""
-    defaults: dict[str, Any] = {"optimizer": None, "metrics_log": None, "checkpoints": None, "folder": Path()}
-    defaults |= {"clock": Clock(total_steps=10, steps_per_epoch=5), "loader": object(), "evaluate": None, "scores": {}}
-    return Run(task=task or Line(), **{**defaults, **fields})
 
 
 # --- freeze -----------------------------------------------------------------------------------------------------------

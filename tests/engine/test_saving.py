@@ -11,7 +11,7 @@ import pytest
 from opabinia.contracts import Hook, Run
 from opabinia.engine.checkpointing import checkpoint
 from opabinia.engine.checkpointing.checkpoint import save_tensors
-from opabinia.engine.checkpointing.manager import list_checkpoints
+from opabinia.engine.checkpointing.manager import CheckpointManager, list_checkpoints
 from opabinia.runtime.files import DiskError
 from tests.engine.toys import Setup
 
@@ -73,17 +73,16 @@ def test_training_continues_while_a_checkpoint_is_written(tmp_path: Path, go: th
     assert steps(tmp_path) == [4, 7]
 
 
-def test_a_full_disk_is_an_error_before_the_next_save(tmp_path: Path, full: None) -> None:
-    trainer = setup(tmp_path, save="2it", length="1000000it").trainer()
-    trainer._checkpoints.save = only_once(trainer._checkpoints.save)  # type: ignore[method-assign]
+@pytest.fixture
+def only_the_first_save(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that its error must be found without another save."""
+    saves = iter([CheckpointManager.save])
+    monkeypatch.setattr(CheckpointManager, "save", lambda manager: next(saves, lambda manager: None)(manager))
+
+
+def test_a_full_disk_is_an_error_before_the_next_save(tmp_path: Path, full: None, only_the_first_save: None) -> None:
     with pytest.raises(DiskError, match="step-00000002: the disk is full"):
-        trainer.run()
-
-
-def only_once(save: Callable[[], Path]) -> Callable[[], Path | None]:
-    """Do the first save only."""
-    calls = iter([save])
-    return lambda: next(calls, lambda: None)()
+        setup(tmp_path, save="2it", length="1000000it").trainer().run()
 
 
 def test_a_full_disk_at_the_end_is_an_error(tmp_path: Path, full: None) -> None:

@@ -6,18 +6,19 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from opabinia.contracts import Batch, Clock, GlobalBatch, StepOptions, Task
 from opabinia.engine.loop.step import StandardStep, total_loss
 from opabinia.optim.groups import ParamGroups, Rule, apply_factors, parameter_groups
 from tests.engine.toys import Line, Setup, constant, sample_batch
+from tests.host_waits import HostWaits
 
 # --- the total loss (rules of detectron2 and basecls, as run there) ---------------------------------------------------
 
 
 def tensors(values: Any) -> Any:
+    if isinstance(values, int):
+        return torch.tensor(float(values))
     if isinstance(values, dict):
         return {name: torch.tensor(float(value)) for name, value in values.items()}
     return [torch.tensor(float(value)) for value in values]
@@ -29,6 +30,7 @@ def tensors(values: Any) -> Any:
         ({"loss_a": 2, "aux": 10}, 2, {"loss_a": 2, "aux": 10, "loss": 2}),
         ({"total_loss": 1, "x_loss": 5}, 1, {"total_loss": 1, "x_loss": 5, "loss": 1}),
         ([1, 2], 3, {"loss_0": 1, "loss_1": 2, "loss": 3}),
+        (3, 3, {"loss": 3}),
         ((4,), 4, {"loss_0": 4, "loss": 4}),
         ({"loss": 4}, 4, {"loss": 4}),
         ({"loss": 4, "loss_b": 1}, 5, {"loss": 4, "loss_b": 1, "total_loss": 5}),
@@ -42,11 +44,6 @@ def test_total_loss(losses: Any, trained: float, logged: dict[str, float]) -> No
     assert {name: value.item() for name, value in scalars.items()} == logged
 
 
-def test_a_tensor_is_the_loss() -> None:
-    loss = torch.tensor(3.0)
-    assert total_loss(loss) == (loss, {"loss": loss})
-
-
 @pytest.mark.parametrize(
     ("losses", "message"), [({"acc": 1}, r"no key of \['acc'\] contains 'loss'"), ({}, "no key"), ([], "no key")]
 )
@@ -55,20 +52,10 @@ def test_a_missing_loss_is_an_error(losses: Any, message: str) -> None:
         total_loss(tensors(losses))
 
 
-@pytest.mark.parametrize(
-    ("losses", "gradient"),
-    [
-        (lambda w: {"loss_a": 2 * w, "loss_b": 10 * w}, 12),  # detectron2's golden case
-        (lambda w: {"loss_a": 2 * w, "aux": 10 * w}, 2),
-        (lambda w: {"total_loss": 3 * w, "loss_x": 5 * w}, 3),
-        (lambda w: 3 * w, 3),
-        (lambda w: [w, 4 * w], 5),
-    ],
-)
-def test_only_trained_losses_have_a_gradient(losses: Any, gradient: float) -> None:
+def test_only_trained_losses_have_a_gradient() -> None:
     weight = torch.ones((), requires_grad=True)
-    total_loss(losses(weight))[0].backward()
-    assert weight.grad == gradient
+    total_loss({"loss_a": 2 * weight, "loss_b": 10 * weight, "aux": weight})[0].backward()
+    assert weight.grad == 12  # detectron2's golden case
 
 
 # --- the update -------------------------------------------------------------------------------------------------------
@@ -89,59 +76,44 @@ ROW = GlobalBatch(step=0, epoch=0, first=0, count=2)
 CLOCK = Clock(total_steps=10)
 
 
-def step_of(task: Task, *, lr: float = 1.0, clip_norm: float | None = None, schedule: Any = constant) -> StandardStep:
+def step_of(task: Task, *, lr: float = 1.0, schedule: Any = constant, **keys: Any) -> StandardStep:
     groups = [{"params": [parameter], "lr": lr / (number + 1)} for number, parameter in enumerate(task.parameters())]
-    return StandardStep(task, torch.optim.SGD(groups, lr=lr), {"lr": schedule}, StepOptions(0), clip_norm=clip_norm)
+    return StandardStep(task, torch.optim.SGD(groups, lr=lr), {"lr": schedule}, StepOptions(0), **keys)
 
 
-def gradients(step: StandardStep, task: Task) -> list[list[float]]:
-    grads: list[list[float]] = []
-    step({}, ROW, CLOCK, lambda: None)
-    grads.extend(parameter.grad.tolist() for parameter in task.parameters() if parameter.grad is not None)
-    return grads
-
-
-def test_clipping_scales_all_gradients_together() -> None:
-    """The golden numbers of a true global norm; detectron2's "norm" clips each parameter by itself."""
-    task = Fixed()
-    step = step_of(task, clip_norm=1.0)
-    (a, b) = gradients(step, task)
-    assert a == pytest.approx([0.42426, 0.56569], abs=1e-5)
-    assert b == pytest.approx([0, 0.70711], abs=1e-5)
+UNCHANGED = ([3, 4], [0, 5])
 
 
 @pytest.mark.parametrize(
-    ("keys", "a", "b"),
+    ("keys", "expected", "norm"),
     [
-        ({"clip_each": 1.0}, [0.6, 0.8], [0, 1]),
-        ({"clip_value": 1.0}, [1, 1], [0, 1]),
-        ({"clip_value": 4.0}, [3, 4], [0, 4]),
-        ({"clip_norm": 1.0, "clip_norm_type": 1.0}, [0.25, 1 / 3], [0, 5 / 12]),
-        ({"clip_norm": 1.0, "clip_norm_type": math.inf}, [0.6, 0.8], [0, 1]),
-        ({"clip_each": 1.0, "clip_norm_type": math.inf}, [0.75, 1], [0, 1]),
+        ({}, UNCHANGED, math.sqrt(50)),
+        ({"clip_norm": 100.0}, UNCHANGED, math.sqrt(50)),
+        ({"clip_norm": 1.0}, ([0.42426, 0.56569], [0, 0.70711]), math.sqrt(50)),
+        ({"clip_each": 1.0}, ([0.6, 0.8], [0, 1]), math.sqrt(50)),
+        ({"clip_value": 1.0}, ([1, 1], [0, 1]), math.sqrt(50)),
+        ({"clip_value": 4.0}, ([3, 4], [0, 4]), math.sqrt(50)),
+        ({"clip_norm": 1.0, "clip_norm_type": 1.0}, ([0.25, 1 / 3], [0, 5 / 12]), 12),
+        ({"clip_norm": 1.0, "clip_norm_type": math.inf}, ([0.6, 0.8], [0, 1]), 5),
+        ({"clip_each": 1.0, "clip_norm_type": math.inf}, ([0.75, 1], [0, 1]), 5),
     ],
     ids=str,
 )
-def test_other_kinds_of_clipping(keys: dict[str, float], a: list[float], b: list[float]) -> None:
-    """By value and by parameter: detectron2's golden numbers."""
+def test_clipped_gradients_and_their_norm_before(keys: dict[str, float], expected: Any, norm: float) -> None:
+    """The golden numbers of a true global norm, and detectron2's by value and by parameter. They do not add up over
+    steps."""
     task = Fixed()
-    step = StandardStep(task, torch.optim.SGD(task.parameters(), lr=1.0), {"lr": constant}, StepOptions(0), **keys)
-    grads = gradients(step, task)
-    assert grads[0] == pytest.approx(a, abs=1e-5) and grads[1] == pytest.approx(b, abs=1e-5)
+    step = step_of(task, **keys)
+    for _ in range(2):
+        assert step({}, ROW, CLOCK, lambda: None)["grad_norm"] == pytest.approx(norm)
+        for parameter, values in zip(task.parameters(), expected, strict=True):
+            assert parameter.grad is not None and parameter.grad.tolist() == pytest.approx(values, abs=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ({"clip_norm": 1.0, "clip_each": 1.0}, "choose one"),
-        ({"clip_norm": 1.0, "clip_value": 1.0}, "choose one"),
-    ],
-    ids=str,
-)
-def test_contradictory_clipping_is_refused(keys: dict[str, float], message: str) -> None:
-    task = Fixed()
-    with pytest.raises(ValueError, match=message):
-        StandardStep(task, torch.optim.SGD(task.parameters(), lr=1.0), {"lr": constant}, StepOptions(0), **keys)
+@pytest.mark.parametrize("other", ["clip_each", "clip_value"])
+def test_contradictory_clipping_is_refused(other: str) -> None:
+    with pytest.raises(ValueError, match="choose one"):
+        step_of(Fixed(), **{"clip_norm": 1.0, other: 1.0})
 
 
 def half(clock: Clock) -> float:
@@ -171,18 +143,6 @@ def test_a_schedule_of_an_unknown_option_is_an_error() -> None:
         StandardStep(task, torch.optim.AdamW(task.parameters()), {"weight_decy": half}, StepOptions(0))
 
 
-@pytest.mark.parametrize("clip_norm", [None, 100.0])
-def test_short_gradients_are_not_clipped(clip_norm: float | None) -> None:
-    task = Fixed()
-    assert gradients(step_of(task, clip_norm=clip_norm), task) == [[3, 4], [0, 5]]
-
-
-@pytest.mark.parametrize("clip_norm", [None, 1.0])
-def test_the_norm_before_clipping_is_logged(clip_norm: float | None) -> None:
-    scalars = step_of(Fixed(), clip_norm=clip_norm)({}, ROW, CLOCK, lambda: None)
-    assert scalars["grad_norm"] == pytest.approx(math.sqrt(50))
-
-
 def test_after_backward_gradients_are_computed_and_not_yet_used() -> None:
     task = Fixed()
     calls: list[Any] = []
@@ -190,12 +150,6 @@ def test_after_backward_gradients_are_computed_and_not_yet_used() -> None:
     step({}, ROW, CLOCK, lambda: calls.append((task.a.grad.tolist(), task.a.tolist())))  # type: ignore[union-attr]
     assert calls == [([3, 4], [0, 0])]
     assert task.a.tolist() != [0, 0]
-
-
-def test_gradients_do_not_add_up_over_steps() -> None:
-    task = Fixed()
-    step = step_of(task)
-    assert gradients(step, task) == gradients(step, task) == [[3, 4], [0, 5]]
 
 
 def test_the_learning_rate_is_that_of_the_group_times_schedule_and_row() -> None:
@@ -240,45 +194,6 @@ def test_random_numbers_of_the_model_depend_on_seed_and_step_alone() -> None:
 # --- the host never waits for the device ------------------------------------------------------------------------------
 
 
-class SynchronizingOps(TorchDispatchMode):
-    """Records operations whose result the host must wait for."""
-
-    NAMES = ("_local_scalar_dense", "is_nonzero", "equal", "nonzero", "masked_select", "unique", "_to_copy", "copy_")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.name().split("::")[1].split(".")[0]
-        if name in self.NAMES:
-            self.calls.append(name)
-        return func(*args, **(kwargs or {}))
-
-
-class ReadCalls(TorchFunctionMode):
-    """Records methods by which Python reads values, also those that dispatch no operation."""
-
-    NAMES = ("item", "tolist", "numpy", "cpu", "__float__", "__int__", "__bool__", "__index__", "__array__", "__iter__")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[str] = []
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__name__", "") in self.NAMES:
-            self.calls.append(func.__name__)
-        return func(*args, **(kwargs or {}))
-
-
-def test_both_modes_record_synchronizing_calls() -> None:
-    with SynchronizingOps() as operations, ReadCalls() as reads:
-        value = torch.ones(3).sum()
-        float(value), bool(value > 0), value.item(), torch.ones(2).tolist()
-    assert operations.calls == ["_local_scalar_dense"] * 3
-    assert reads.calls == ["__float__", "__bool__", "item", "tolist"]
-
-
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_between_two_lines_the_host_waits_for_nothing(tmp_path: Any, optimizer: str) -> None:
     """All built-in hooks, clipping and a schedule, 10 steps in two lines; saved and evaluated at the end only."""
@@ -291,16 +206,15 @@ def test_between_two_lines_the_host_waits_for_nothing(tmp_path: Any, optimizer: 
     setup = Setup(tmp_path, save="0ep", evaluate="0ep", log_every=5, length="5ep", optimizer=makers[optimizer])
     trainer = setup.trainer()
     trainer.step._checks_losses = False  # type: ignore[attr-defined]  # as on a GPU
-    with SynchronizingOps() as operations, ReadCalls() as reads:
+    with HostWaits() as waits:
         real = setup.events.append
 
         class Events(list[Any]):
             """Records the calls before each event."""
 
             def append(self, event: Any) -> None:
-                calls.extend((event[3], name) for name in operations.calls + reads.calls)
-                operations.calls.clear()
-                reads.calls.clear()
+                calls.extend((event[3], name) for name in waits.calls.elements())
+                waits.calls.clear()
                 real(event)
 
         for hook in trainer._hooks.hooks.values():
@@ -322,9 +236,9 @@ def test_steps_of_fused_optimizers_wait_for_nothing(precision: Any, skip: bool) 
     step = StandardStep(task, optimizer, {}, StepOptions(0, precision, skip_non_finite=skip), clip_norm=1.0)
     step._checks_losses = False  # as on a GPU
     for _ in range(2):  # the scaler is set up in the first step
-        with SynchronizingOps() as operations, ReadCalls() as reads:
+        with HostWaits() as waits:
             scalars = step(sample_batch(ROW), ROW, Clock(total_steps=10), lambda: None)
-    assert {*operations.calls} <= {"_to_copy", "copy_"} and not reads.calls
+    assert not waits.calls
     assert all(isinstance(value, Tensor) for value in scalars.values())
 
 

@@ -7,12 +7,9 @@ Those with a process group run in a process of their own (``main`` below).
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from concurrent.futures import ProcessPoolExecutor
 from itertools import accumulate
 from multiprocessing import get_context
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,8 +21,8 @@ from opabinia.data.loader import evaluation_requests, training_requests
 from opabinia.data.sampling.batches import ConstantPlan
 from opabinia.data.sampling.permutation import EpochSampler
 from opabinia.runtime.durations import Duration
+from tests.faults.programs import Server
 
-ROOT = Path(__file__).resolve().parents[2]
 WORLDS = (8, 64, 512)
 SHARDED = (8, 64)
 
@@ -98,11 +95,9 @@ def main() -> None:
 
 
 @pytest.fixture(scope="module")
-def sharded() -> dict[str, Any]:
+def sharded(warm_server: Server) -> dict[str, Any]:
     """The output of :func:`main`."""
-    command = [sys.executable, "-m", "tests.engine.test_world_sizes"]
-    text = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
-    result: dict[str, Any] = json.loads(text)
+    result: dict[str, Any] = json.loads(warm_server.run(function=f"{__name__}:main", seconds=200).out)
     return result
 
 
@@ -120,7 +115,3 @@ def test_sharding_checkpoints_and_memory(world: int, sharded: dict[str, Any]) ->
     for category in ("parameters", "optimizer"):
         assert peak[category] < alone[category] / world * 2 + 2**18
     assert sum(peak.values()) < sum(alone.values())
-
-
-if __name__ == "__main__":
-    main()

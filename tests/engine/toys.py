@@ -21,6 +21,8 @@ from opabinia.contracts import (
     Phase,
     Predictions,
     Run,
+    Source,
+    SourceInfo,
     StepOptions,
     Task,
 )
@@ -113,6 +115,44 @@ class Rows:
 def validation(name: str = "val", samples: int = 7, seed: int = 1) -> ValidationSet:
     rows = list(evaluation_rows(samples, 3, 0, 1))
     return ValidationSet(name, Rows(lambda start: rows[start:], seed), FACTS)
+
+
+class LineCollector:
+    """A logger that keeps its lines."""
+
+    def __init__(self) -> None:
+        self.lines: list[Mapping[str, Any]] = []
+        self.closed = 0
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        self.lines.append(line)
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class Vectors(Source):
+    """Vectors around the center of their class: with ``spread`` 0 a linear model is right about half of the time."""
+
+    info = SourceInfo(channels=1, classes=FACTS.classes)
+
+    def __init__(self, samples: int, spread: float = 0.0) -> None:
+        generator = torch.Generator().manual_seed(samples)
+        self.labels = torch.randint(3, (samples,), generator=generator).tolist()
+        self.images = torch.randn(samples, 4, generator=generator) + spread * torch.tensor(self.labels)[:, None]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"image": self.images[index], "label": self.labels[index], "id": str(index)}
+
+
+def make_run(task: Task | None = None, **fields: Any) -> Any:
+    """Return a run with the fields that most hooks and evaluations read."""
+    defaults: dict[str, Any] = {"optimizer": None, "metrics_log": None, "checkpoints": None, "folder": Path()}
+    defaults |= {"clock": Clock(total_steps=10, steps_per_epoch=5), "loader": object(), "evaluate": None, "scores": {}}
+    return Run(task=task or Line(), **{**defaults, **fields})
 
 
 class RecordedHook(Hook):

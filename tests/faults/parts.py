@@ -28,7 +28,7 @@ from opabinia.contracts import (
 )
 from opabinia.data.sources import Digits, DigitScenes
 from opabinia.engine.loop.step import StandardStep
-from tests.faults.programs import BROKEN, CRASH, PAUSE, SLOW, TRACE
+from tests.faults.programs import BROKEN, CRASH, PAUSE, ROOM, SLOW, TRACE
 
 
 def pause_at(line: str) -> None:
@@ -59,6 +59,16 @@ class Tiny(Backbone):
     def forward(self, images: Tensor) -> Tensor:
         vectors: Tensor = self.layers(images)
         return vectors
+
+
+@register.backbone
+class Narrow(Tiny):
+    """``tiny`` that runs out of memory for large batches, as on a small GPU."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        if len(images) > int(os.environ[ROOM]):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB.")
+        return super().forward(images)
 
 
 @register.backbone

@@ -24,6 +24,8 @@ BROKEN = "OPABINIA_TEST_BROKEN"
 """Index of a training sample that cannot be read."""
 SLOW = "OPABINIA_TEST_SLOW"
 """Seconds that each backward pass and each validation sample take."""
+ROOM = "OPABINIA_TEST_ROOM"
+"""Samples that fit into the memory of the program."""
 TURN = "OPABINIA_TEST_TURN"
 """Number of the call that changes files before which the program kills itself (see :mod:`tests.faults.injections`)."""
 
@@ -166,6 +168,12 @@ class Program:
     def unpause(self) -> None:
         """End the pause."""
         self.path.with_suffix(".go").touch()
+
+    def stop(self, number: int = signal.SIGTERM) -> None:
+        """Signal a paused program, which ends with the status of a run that has saved."""
+        self.signal(number)
+        self.unpause()
+        self.expect(128 + number)
 
     def signal(self, number: int) -> None:
         os.kill(self.pid, number)

@@ -1,18 +1,16 @@
 """Detection runs: kills, workers, processes, and replayed steps."""
 
 import json
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from scripts import small_data
-from tests.faults.many import start, steps
 from tests.faults.programs import Server
-from tests.faults.runs import Outcome, assert_same, checkpoint, metrics
+from tests.faults.runs import Outcome, Run, Trained, Trainings, checkpoint, expect, scores, start, steps
 
 RECIPE = """
 # Mask R-CNN samples regions at random, and every sample combines several images.
@@ -64,97 +62,68 @@ hooks: {trace: {}}
 loggers: []
 seed: 3
 """
-STEPS = 10
-
-Detect = Callable[..., Path]
-"""Trains the recipe in a folder with this name, on a number of processes, with overrides; returns the run folder."""
 
 
-@pytest.fixture(scope="session")
-def detection(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("detection")
     small_data.coco2017(folder / "data")
-    (folder / "faults.yaml").write_text(RECIPE.replace("ROOT", str(folder / "data")))
-    return folder / "faults.yaml"
+    (folder / "detection.yaml").write_text(RECIPE.replace("ROOT", str(folder / "data")))
+    return folder / "detection.yaml"
 
 
-@pytest.fixture
-def detect(server: Server, detection: Path, tmp_path: Path) -> Detect:
-    def train(name: str, processes: int, *overrides: str, **options: Any) -> Path:
-        arguments = (str(detection), "--out", str(tmp_path), "--name", name, *overrides)
-        for program in start(server, processes, *arguments, **options):
-            program.expect(0, 300)
-        return tmp_path / "faults" / name
-
-    return train
+@pytest.fixture(scope="module")
+def detect(trainings: Trainings, recipe: Path) -> Trained:
+    """Train on a number of processes, with overrides."""
+    return partial(trainings, recipe.read_text())
 
 
-@pytest.fixture(scope="session")
-def uninterrupted_run(warm_server: Server, detection: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of an uninterrupted run."""
-    out = tmp_path_factory.mktemp("uninterrupted")
-    warm_server.run("train", str(detection), "--out", str(out), seconds=300)
-    return out / "faults" / "default"
-
-
-def val_metrics(folder: Path) -> list[dict[str, float]]:
-    return [
-        {name: value for name, value in line.items() if name.startswith("val/")}
-        for line in metrics(folder)
-        if "val/loss" in line
-    ]
+@pytest.fixture(scope="module")
+def uninterrupted_run(detect: Trained) -> Path:
+    return detect(1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", ["after_backward 6", "before_phase evaluate 5"])
-def test_killed_and_resumed_with_other_workers(
-    server: Server, detection: Path, uninterrupted_run: Path, tmp_path: Path, moment: str
-) -> None:
-    arguments = ("train", str(detection), "--out", str(tmp_path))
-    program = server.start(*arguments, "data.num_workers=2")
+def test_killed_and_resumed_with_other_workers(run: Run, uninterrupted_run: Path, moment: str) -> None:
+    program = run.start("data.num_workers=2")
     program.until(lambda: moment in program.trace, 300)
     program.kill()
-    server.run(*arguments, "--resume", "data.num_workers=0", seconds=300)
-    assert_same(Outcome.of(tmp_path / "faults" / "default"), Outcome.of(uninterrupted_run))
+    run.resume_exactly(Outcome.of(uninterrupted_run), "data.num_workers=0")
 
 
 @pytest.mark.slow
-def test_every_source_of_randomness_changes_the_weights(detect: Detect, uninterrupted_run: Path) -> None:
+def test_every_source_of_randomness_changes_the_weights(detect: Trained) -> None:
     """Otherwise the tests of kills would prove little."""
-    transforms = ["resize_shortest_edge", "copy_paste", "mosaic", "mixup_boxes", "RandomHorizontalFlip"]
-    overrides = {
-        "shortest": "data.train.transforms.0.short_edge_length=48",
-        **{f"{name}": f"data.train.transforms.{index}.probability=0" for index, name in enumerate(transforms[1:4], 1)},
-        "flip": "data.train.transforms.4.p=0",
-        "sampler": "data.sampler=null",
-    }
+    overrides = [
+        "data.train.transforms.0.short_edge_length=48",
+        *(f"data.train.transforms.{index}.probability=0" for index in (1, 2, 3)),
+        "data.train.transforms.4.p=0",
+        "data.sampler=null",
+    ]
     options = ("train.length=4it", "evaluate.every=0it", "checkpoint.every=4it")
-    models = {
-        (checkpoint(detect(name, 1, *options, *override), 4) / "model.safetensors").read_bytes()
-        for name, override in {"all": (), **{name: (value,) for name, value in overrides.items()}}.items()
-    }
-    assert len(models) == len(overrides) + 1
+    runs = [detect(1, *options, *changed) for changed in ([], *([each] for each in overrides))]
+    assert len({(checkpoint(folder, 4) / "model.safetensors").read_bytes() for folder in runs}) == len(overrides) + 1
 
 
 def test_scores_do_not_depend_on_the_number_of_processes(server: Server, uninterrupted_run: Path) -> None:
     """Scores of boxes and masks are bitwise identical."""
-    expected = val_metrics(uninterrupted_run)[-1]
+    expected = scores(uninterrupted_run)[-1]
     assert {"val/AP", "val/mask_AP", "val/loss", "val/loss_mask"} <= expected.keys()
     assert expected["val/AP"] > 0 and expected["val/mask_AP"] > 0
-    for processes in (1, 2, 3):
-        for program in start(server, processes, str(uninterrupted_run), "--checkpoint", "last", command="eval"):
-            program.expect(0, 300)
-        scores = json.loads((uninterrupted_run / "eval" / "val" / "scores.json").read_text())
-        assert {name: scores[name] for name in expected} == expected, processes
+    for processes in (1, 3):
+        expect(start(server, processes, str(uninterrupted_run), "--checkpoint", "last", command="eval"))
+        actual = json.loads((uninterrupted_run / "eval" / "val" / "scores.json").read_text())
+        assert {name: actual[name] for name in expected} == expected, processes
 
 
-def test_the_first_loss_is_the_same_on_two_processes(detect: Detect) -> None:
+def test_the_first_loss_is_the_same_on_two_processes(detect: Trained) -> None:
     """If neither batch norm nor padding depends on the rest of the batch."""
     fcos = "task.detector={name: fcos, neck: {name: fpn_p3_p7, channels: 64}, num_convs: 1}"
     frozen = ("task.freeze_norms=true", "task.freeze_random=true")
     same_size = ("data.train.transforms.2.probability=1", "data.train.transforms.1.probability=0")
     options = (fcos, *frozen, *same_size, "train.length=3it", "evaluate.every=0it")
-    one_process, two_processes = (steps(detect(f"on{processes}", processes, *options)) for processes in (1, 2))
+    one_process, two_processes = (steps(detect(processes, *options)) for processes in (1, 2))
     for actual, expected in zip(two_processes, one_process, strict=True):
         assert actual["sample_ids"] == expected["sample_ids"]
     for name in ("train/loss", "train/loss_cls", "train/loss_box_reg", "train/loss_centerness", "grad_norm"):

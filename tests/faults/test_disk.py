@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from opabinia.engine.checkpointing.checkpoint import read_checkpoint
 from opabinia.engine.checkpointing.manager import load_latest_checkpoint
-from tests.faults.programs import PAUSE, Program, Server, mounted
-from tests.faults.runs import Outcome, assert_same, metrics
+from opabinia.runtime.files import remove_leftovers
+from tests.faults.programs import Program, Server, mounted
+from tests.faults.runs import Outcome, Run, metrics, start
 
 
 def can_mount() -> bool:
@@ -24,10 +26,10 @@ pytestmark = pytest.mark.skipif(not can_mount(), reason="mounting a small file s
 
 
 @pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 2 MB, of which a run needs 0.2."""
-    with mounted(tmp_path / "disk", "size=2m") as folder:
-        yield folder
+def run(server: Server, recipe: Path, tmp_path: Path) -> Iterator[Run]:
+    """A run on a file system of 2 MB, of which it needs 0.2."""
+    with mounted(tmp_path / "disk", "size=2m") as disk:
+        yield Run(server, recipe, disk)
 
 
 def fill(folder: Path, *, leave: int = 0) -> Path:
@@ -42,68 +44,52 @@ def fill(folder: Path, *, leave: int = 0) -> Path:
     return path
 
 
-def assert_no_traceback(program: Program) -> None:
+def assert_error(program: Program, message: str) -> None:
+    """Assert that a program ends with one error, which has this text."""
+    program.expect(1)
+    assert message in program.err
     assert "Traceback" not in program.err, program.err
     assert program.err.count("error: ") == 1, program.err
 
 
-def train_until(server: Server, moment: str, recipe: Path, disk: Path, *overrides: str) -> Program:
-    program = server.start("train", str(recipe), *overrides, "--out", str(disk), environment={PAUSE: moment})
-    program.until_paused()
-    return program
-
-
 @pytest.mark.parametrize("leave", [0, pytest.param(8192, marks=pytest.mark.slow), 16384])
-def test_the_disk_is_full_when_a_checkpoint_is_saved(
-    server: Server, recipe: Path, uninterrupted: Outcome, disk: Path, leave: int
-) -> None:
+def test_the_disk_is_full_when_a_checkpoint_is_saved(run: Run, uninterrupted: Outcome, leave: int) -> None:
     """No other writes; full at the first byte, in the middle and at the end."""
-    program = train_until(server, "after_backward 9", recipe, disk, "train.log_every=999", "loggers=[]")
-    last = disk / "faults" / "default" / "checkpoints" / "last"
+    program = run.start("train.log_every=999", "loggers=[]", pause="after_backward 9")
+    checkpoints = run.folder / "checkpoints"
+    last = checkpoints / "last"
     program.until(lambda: last.is_file() and last.read_text().strip() == "step-00000008")  # written in the background
-    ballast = fill(disk, leave=leave)
+    ballast = fill(run.out, leave=leave)
     program.unpause()
-    program.expect(1)
-    folder = disk / "faults" / "default"
-    partial_path = folder / "checkpoints" / "step-00000010"
-    assert f"error: cannot write {partial_path}: the disk is full; earlier checkpoints are complete" in program.err
-    assert_no_traceback(program)
-    latest = load_latest_checkpoint(folder / "checkpoints")
+    partial_path = checkpoints / "step-00000010"
+    assert_error(program, f"error: cannot write {partial_path}: the disk is full; earlier checkpoints are complete")
+    latest = load_latest_checkpoint(checkpoints)
     assert latest and latest[1].step == 8
-    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == [
-        "best", "last", "step-00000005", "step-00000008",
-    ]  # fmt: skip
+    assert sorted(path.name for path in checkpoints.iterdir()) == ["best", "last", "step-00000005", "step-00000008"]
     ballast.unlink()
-    server.run("train", str(recipe), "--out", str(disk), "--resume")
-    outcome = Outcome.of(folder)
+    run.train("--resume")
+    outcome = Outcome.of(run.folder)
     assert outcome.model == uninterrupted.model and outcome.optimizer == uninterrupted.optimizer
 
 
-def test_the_disk_is_full_when_a_line_is_logged(
-    server: Server, recipe: Path, uninterrupted: Outcome, disk: Path
-) -> None:
+def test_the_disk_is_full_when_a_line_is_logged(run: Run, uninterrupted: Outcome) -> None:
     """The line of step 12, or part of it; TensorBoard and the log cannot be written either, and do not raise."""
-    program = train_until(server, "after_backward 11", recipe, disk)
-    folder = disk / "faults" / "default"
+    program = run.start(pause="after_backward 11")
+    log = run.folder / "metrics.jsonl"
     # Fill the last block of the file first.
-    ballast = fill(disk)
-    while (folder / "metrics.jsonl").stat().st_size % 4096:
-        with (folder / "metrics.jsonl").open("ab") as file:
+    ballast = fill(run.out)
+    while log.stat().st_size % 4096:
+        with log.open("ab") as file:
             file.write(b" ")
     program.unpause()
-    program.expect(1)
-    assert f"error: cannot write {folder / 'metrics.jsonl'}: the disk is full" in program.err
-    assert_no_traceback(program)
+    assert_error(program, f"error: cannot write {log}: the disk is full")
     ballast.unlink()
-    server.run("train", str(recipe), "--out", str(disk), "--resume")
-    assert_same(Outcome.of(folder), uninterrupted)
+    run.resume_exactly(uninterrupted)
 
 
-def test_the_disk_is_full_from_the_beginning(server: Server, recipe: Path, disk: Path) -> None:
-    fill(disk)
-    program = server.run("train", str(recipe), "--out", str(disk), status=1)
-    assert "the disk is full" in program.err
-    assert_no_traceback(program)
+def test_the_disk_is_full_from_the_beginning(run: Run) -> None:
+    fill(run.out)
+    assert_error(run.start(), "the disk is full")
 
 
 @pytest.mark.slow
@@ -113,29 +99,42 @@ def test_the_disk_is_full_at_any_time(
 ) -> None:
     """A disk too small for the run is enlarged, and the run resumes."""
     with mounted(tmp_path / "disk", f"size={kilobytes}k") as disk:
-        program = server.start("train", str(recipe), "--out", str(disk))
+        run = Run(server, recipe, disk)
+        program = run.start()
         if program.wait() != 0:
-            program.expect(1)
-            assert "the disk is full" in program.err
-            assert_no_traceback(program)
+            assert_error(program, "the disk is full")
         subprocess.run(["mount", "-o", "remount,size=4m", str(disk)], check=True)
-        server.run("train", str(recipe), "--out", str(disk), "--resume")
-        assert_same(Outcome.of(disk / "faults" / "default"), uninterrupted)
+        run.resume_exactly(uninterrupted)
 
 
-def test_a_read_only_disk(server: Server, recipe: Path, disk: Path) -> None:
-    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
-    program = server.run("train", str(recipe), "--out", str(disk), status=1)
-    assert f"error: cannot write {disk / 'faults' / 'default'}: the file system is read-only" in program.err
-    assert_no_traceback(program)
+@pytest.mark.slow
+@pytest.mark.parametrize(("parallel", "kilobytes"), [("ddp", 200), ("fsdp", 330)])
+def test_the_disk_of_two_processes_is_full(
+    server: Server, many_recipe: Path, tmp_path: Path, parallel: str, kilobytes: int
+) -> None:
+    """Earlier checkpoints are complete, and no temporary files are left."""
+    with mounted(tmp_path / "small", f"size={kilobytes}k") as small:
+        overrides = (f"train.parallel={parallel}", "checkpoint.every=2it", "checkpoint.keep=99")
+        programs = start(server, 2, str(many_recipe), "--out", str(small), *overrides)
+        for program in programs:
+            program.wait()
+        assert programs[0].status == 1
+        log = "".join(program.err for program in programs)
+        assert "the disk is full" in log and "Traceback" not in log, log
+        checkpoints = small / "many" / "default" / "checkpoints"
+        remove_leftovers(checkpoints)  # as the next start does: a process may write after another has failed
+        assert not list(checkpoints.glob(".*"))
+        for path in checkpoints.glob("step-*"):
+            read_checkpoint(path)
 
 
-def test_a_disk_becomes_read_only(server: Server, recipe: Path, uninterrupted: Outcome, disk: Path) -> None:
-    server.run("train", str(recipe), "train.length=10it", "--out", str(disk))
-    folder = disk / "faults" / "default"
-    before = metrics(folder)
-    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
-    program = server.run("train", str(folder), "train.length=2ep", "--resume", status=1)
-    assert f"error: cannot write {folder}: the file system is read-only" in program.err
-    assert_no_traceback(program)
-    assert metrics(folder) == before
+def test_a_disk_is_or_becomes_read_only(run: Run) -> None:
+    subprocess.run(["mount", "-o", "remount,ro", str(run.out)], check=True)
+    message = f"error: cannot write {run.folder}: the file system is read-only"
+    assert_error(run.start(), message)
+    subprocess.run(["mount", "-o", "remount,rw", str(run.out)], check=True)
+    run.train("train.length=10it")
+    before = metrics(run.folder)
+    subprocess.run(["mount", "-o", "remount,ro", str(run.out)], check=True)
+    assert_error(run.server.start("train", str(run.folder), "train.length=2ep", "--resume"), message)
+    assert metrics(run.folder) == before

@@ -6,23 +6,15 @@ import numpy as np
 import pytest
 
 from tests.faults.programs import BROKEN, PAUSE, TURN, Server
-from tests.faults.runs import contents
+from tests.faults.runs import RECIPE, Trainings, contents, expect, start
 
 LAYERS = "trunk,embedding,head"
 
 
 @pytest.fixture(scope="module")
-def run(warm_server: Server, recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("run")
-    overrides = [
-        "train.length=2it",
-        "train.num_threads=1",
-        "data.train.source.n=470",
-        "evaluate.batch_size=8",
-        "data.num_workers=0",
-    ]
-    warm_server.run("train", str(recipe), "--out", str(out), *overrides)
-    return out / "faults" / "default"
+def run(trainings: Trainings) -> Path:
+    values = ("train.num_threads=1", "data.train.source.n=470", "evaluate.batch_size=8", "data.num_workers=0")
+    return trainings(RECIPE, 1, "train.length=2it", *values)
 
 
 @pytest.fixture(scope="module")
@@ -37,16 +29,9 @@ def expected(warm_server: Server, run: Path, tmp_path_factory: pytest.TempPathFa
 
 def extract(server: Server, run: Path, out: Path, world: int, *arguments: str, broken: str = "") -> str:
     """Extract in this many processes; return the log of rank 0."""
-    init_method = [] if world == 1 else [f"train.distributed.init=file://{out.parent}/rendezvous-{world}"]
-    programs = [
-        server.start(
-            *("extract", str(run), "--layers", LAYERS, "--out", str(out), *init_method, *arguments),
-            environment={"RANK": str(rank), "WORLD_SIZE": str(world), BROKEN: broken},
-        )
-        for rank in range(world)
-    ]
-    for program in programs:
-        program.expect(0)
+    words = (str(run), "--layers", LAYERS, "--out", str(out), *arguments)
+    programs = start(server, world, *words, command="extract", environments=[{BROKEN: broken}])
+    expect(programs)
     # Skipped samples are logged by the process that tried to read them, everything else by rank 0.
     assert all(line.startswith("skipped: ") for program in programs[1:] for line in program.err.splitlines())
     return programs[0].err

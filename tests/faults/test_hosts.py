@@ -1,118 +1,125 @@
-"""Two hosts: network namespaces connected by a link that can be taken down."""
+"""Training on several hosts, which lose their connection, leave and join during a run."""
 
-import os
-import shutil
-import subprocess
+import json
+import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.faults.launches import Launch
-from tests.faults.programs import SLOW, all_gone
-from tests.faults.runs import Outcome, assert_same
+from tests.faults.launches import Hosts, Launch, connected_hosts
+from tests.faults.programs import all_gone
+from tests.faults.runs import MANY_STEPS, Outcome, Run, assert_same, steps
 
-HOSTS = ("opabinia-a", "opabinia-b")
-ADDRESS = "10.77.31.{}"
+pytestmark = pytest.mark.slow
 
+SECONDS = 1200
+"""Timeout: a lost host is given up after a minute, and a busy machine starts programs slowly."""
 
-def ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
-
-
-@pytest.fixture
-def hosts() -> Iterator[None]:
-    if os.geteuid() or not shutil.which("ip"):
-        pytest.skip("needs root and the program ip")
-    for host in HOSTS:
-        subprocess.run(["ip", "netns", "del", host], capture_output=True)  # left by a test that was killed
-    try:
-        for host in HOSTS:
-            ip("netns", "add", host)
-        ip("link", "add", "cable-a", "netns", HOSTS[0], "type", "veth", "peer", "name", "cable-b", "netns", HOSTS[1])
-        for number, host in enumerate(HOSTS):
-            cable = f"cable-{'ab'[number]}"
-            ip("-n", host, "addr", "add", ADDRESS.format(number + 1) + "/24", "dev", cable)
-            ip("-n", host, "link", "set", cable, "up")
-            ip("-n", host, "link", "set", "lo", "up")
-    except subprocess.CalledProcessError as error:
-        pytest.skip(f"no network namespaces here: {error.stderr.strip()}")
-    yield
-    for host in HOSTS:
-        ip("netns", "del", host)
+# --- two hosts --------------------------------------------------------------------------------------------------------
 
 
-def launch_on_hosts(recipe: Path, folder: Path) -> list[Launch]:
-    """Launch the same command on both hosts, with their node ranks."""
-    common = ["opabinia", "train", str(recipe), "train.num_threads=1", "--out", str(folder), "--nproc", "1"]
-    rendezvous = ["--nnodes", "2", "--rdzv-endpoint", f"{ADDRESS.format(1)}:29500"]
-    return [
-        Launch(
-            folder,
-            *(*common, *rendezvous, "--node-rank", str(number)),
-            environment={SLOW: "0.1"},
-            within=["ip", "netns", "exec", host],
-            name=f"{host}-",
-        )
-        for number, host in enumerate(HOSTS)
-    ]
+def two_hosts(recipe: Path, folder: Path) -> Hosts:
+    return Hosts(recipe, folder, "--nnodes", "2", "--rdzv-endpoint", f"{Hosts.address(1)}:29500", slow=0.1)
 
 
-@pytest.mark.slow
-def test_a_run_survives_a_network_outage(
-    hosts: None, recipe: Path, two_process_outcome: Outcome, tmp_path: Path
-) -> None:
-    programs = launch_on_hosts(recipe, tmp_path)
-    try:
-        first, second = programs
-        first.until_step(11)
-        ip("-n", HOSTS[0], "link", "set", "cable-a", "down")
+def launch_two(hosts: Hosts) -> tuple[Launch, Launch]:
+    first, second = (hosts.launch(number, "--node-rank", str(number - 1)) for number in (1, 2))
+    first.until_step(11)
+    return first, second
+
+
+def test_a_run_survives_a_network_outage(recipe: Path, two_process_outcome: Outcome, tmp_path: Path) -> None:
+    with connected_hosts(two_hosts(recipe, tmp_path), 2) as hosts:
+        first, second = launch_two(hosts)
+        hosts.unplug(1)
         time.sleep(1)  # a step that needs no more communication may still end
         before = first.trace
         time.sleep(5)
         assert first.trace == before and second.process.poll() is None, "no step is done, no process ends"
-        ip("-n", HOSTS[0], "link", "set", "cable-a", "up")
-        first.expect(0)
-        second.expect(0)
-    finally:
-        for program in programs:
-            program.end()
+        hosts.plug(1)
+        for program in (first, second):
+            program.expect(0)
+            assert "restarting all workers" not in program.err and "Traceback" not in program.err
     assert_same(Outcome.of(first.run), two_process_outcome)
-    for program in programs:
-        assert "restarting all workers" not in program.err and "Traceback" not in program.err
 
 
-@pytest.mark.slow
-def test_both_hosts_stop_if_an_agent_dies(
-    hosts: None, recipe: Path, two_process_outcome: Outcome, tmp_path: Path
-) -> None:
+def test_both_hosts_stop_if_an_agent_dies(recipe: Path, two_process_outcome: Outcome, tmp_path: Path) -> None:
     """Its workers get a stop signal, so all processes stop, and the next start resumes."""
-    programs = launch_on_hosts(recipe, tmp_path)
-    try:
-        first, second = programs
-        first.until_step(11)
+    with connected_hosts(two_hosts(recipe, tmp_path), 2) as hosts:
+        first, second = launch_two(hosts)
         workers = [*first.workers(), *second.workers()]
         first.process.kill()
         second.process.wait(120)
         assert all_gone(workers, 20)
         assert second.process.returncode == 143, second.err
-    finally:
-        for program in programs:
-            program.end()
-    resumed = Launch(
-        tmp_path,
-        "opabinia",
-        "train",
-        str(recipe),
-        "train.num_threads=1",
-        "--out",
-        str(tmp_path),
-        "--resume",
-        "--nproc",
-        "2",
-        "--rdzv-endpoint",
-        "auto",
-    )
+    command = ["opabinia", "train", str(recipe), "train.num_threads=1", "--out", str(tmp_path), "--resume"]
+    resumed = Launch(tmp_path, *command, "--nproc", "2", "--rdzv-endpoint", "auto")
     resumed.expect(0)
     assert_same(Outcome.of(resumed.run), two_process_outcome)
+
+
+# --- three hosts, of which some leave and join ------------------------------------------------------------------------
+
+
+def three_hosts(recipe: Path, folder: Path, *options: str) -> Hosts:
+    endpoint = f"{Hosts.address(3)}:29500"
+    return Hosts(
+        *(recipe, folder, "--nnodes", "1:3", "--resume", "auto", "--rdzv-endpoint", endpoint, *options), slow=0.4
+    )
+
+
+def launch_three(hosts: Hosts) -> list[Launch]:
+    """Launch the host of the rendezvous last: a busy machine may start it long before the others."""
+    first, second = hosts.launch(1), hosts.launch(2)
+    second.until(lambda: "waiting for" in first.err and "waiting for" in second.err, SECONDS)
+    return [first, second, hosts.launch(3)]
+
+
+def starts(folder: Path) -> list[dict[str, Any]]:
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [line for line in lines if "world_size" in line]
+
+
+def assert_as_uninterrupted(folder: Path, expected: Path) -> None:
+    assert [line["step"] for line in steps(folder)] == list(range(1, MANY_STEPS + 1)), "each step counts once"
+    for line, expected_line in zip(steps(folder), steps(expected), strict=True):
+        assert line["sample_ids"] == expected_line["sample_ids"]
+        assert line["train/loss"] == pytest.approx(expected_line["train/loss"], rel=1e-4)
+
+
+def test_a_lost_host_rejoins(many_run: Run, one_process_run: Path) -> None:
+    hosts = three_hosts(many_run.recipe, many_run.out, "--max-restarts", "0")
+    with connected_hosts(hosts, 3):
+        first, second, third = launch_three(hosts)
+        first.until(lambda: "after_step 7" in first.trace, SECONDS)
+        hosts.turn_off(1)  # rank 0, after the checkpoint of step 5
+        first.process.wait(10)
+        second.until(lambda: second.trace.count("start 5") == 1, SECONDS)
+        second.until(lambda: second.trace.count("after_step 9") == 1, SECONDS)
+        rejoined = hosts.launch(1)
+        for program in (second, third, rejoined):
+            program.expect(0, SECONDS)
+    assert_as_uninterrupted(many_run.folder, one_process_run)
+    sizes = [(line["world_size"], line["micro_batch_size"]) for line in starts(many_run.folder)]
+    assert sizes == [(3, 11), (2, 11), (3, 11)]
+    assert "start 0" not in rejoined.trace and len(rejoined.trace) > 2, "it has trained, but not from the beginning"
+
+
+def test_hosts_leave_after_a_notice(many_run: Run, one_process_run: Path) -> None:
+    """One of them hosts the rendezvous: the others wait until it is back."""
+    hosts = three_hosts(many_run.recipe, many_run.out)
+    with connected_hosts(hosts, 3):
+        first, second, third = launch_three(hosts)
+        for program, witness, step in ((first, first, 2), (third, second, 7)):
+            witness.until(lambda witness=witness, step=step: f"after_step {step}" in witness.trace, SECONDS)
+            program.process.send_signal(signal.SIGTERM)
+            program.expect(143, SECONDS)
+        second.until(lambda: "waiting for machine 0 to come back" in second.err, SECONDS)
+        for program in (hosts.launch(3), second):
+            program.expect(0, SECONDS)
+    assert_as_uninterrupted(many_run.folder, one_process_run)
+    assert [line["world_size"] for line in starts(many_run.folder)][:2] == [3, 2]
+    steps_done = [line for line in second.trace if line.startswith("after_step")]
+    assert steps_done == [f"after_step {step}" for step in range(1, MANY_STEPS + 1)], "all have saved"

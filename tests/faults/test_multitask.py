@@ -5,11 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
-from tests.faults.many import start
 from tests.faults.programs import Server
-from tests.faults.runs import Outcome, assert_same, checkpoint, metrics
+from tests.faults.runs import Outcome, Run, Trainings, assert_same, assert_same_learning, expect, start, weights
 from tests.faults.test_kill import at_any_time, in_a_save, in_a_step, killed_and_resumed, spread
 
 STEPS = 12
@@ -48,29 +46,6 @@ seed: 3
 """
 
 
-def trained(server: Server, folder: Path, name: str, processes: int, *overrides: str) -> Path:
-    """Train on a number of processes; return the run folder."""
-    recipe = folder / "streams.yaml"
-    recipe.write_text(RECIPE)
-    for program in start(server, processes, str(recipe), "--out", str(folder), "--name", name, *overrides):
-        program.expect(0)
-    return folder / "streams" / name
-
-
-def steps(run: Path) -> list[dict[str, object]]:
-    return [line for line in metrics(run) if "grad_norm" in line]
-
-
-def assert_same_learning(run: Path, expected_run: Path, tolerance: float = 2e-5) -> None:
-    """Assert the same samples, and losses that differ by float noise only."""
-    assert len(steps(run)) == STEPS
-    for line, expected in zip(steps(run), steps(expected_run), strict=True):
-        assert line["sample_ids"] == expected["sample_ids"] and line.keys() == expected.keys()
-        names = [name for name in line if "loss" in name or name == "grad_norm"]
-        actual_values, expected_values = ([row[name] for name in names] for row in (line, expected))
-        assert actual_values == pytest.approx(expected_values, abs=tolerance), line["step"]
-
-
 ALTERNATING = ("task.alternate=true", "task.tasks.few.data.train.source.n=20")
 SYNCHRONIZED = ("task.backbone.norm=batch", "task.norms=shared", "train.sync_batch_norm=true")
 SHARDED = "train.parallel={name: fsdp, min_num_params: 60}"
@@ -98,16 +73,12 @@ VARIANTS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_training_does_not_depend_on_the_number_of_processes(server: Server, tmp_path: Path, variant: str) -> None:
-    overrides = VARIANTS[variant]
+def test_training_does_not_depend_on_the_number_of_processes(trainings: Trainings, variant: str) -> None:
     processes = 2 if "turns" in variant else 3
-    several_processes = trained(server, tmp_path, "many", processes, *overrides)
-    one_process = trained(server, tmp_path, "one", 1, *overrides)
+    several_processes, one_process = (trainings(RECIPE, number, *VARIANTS[variant]) for number in (processes, 1))
     assert_same_learning(several_processes, one_process, 0.05 if "half" in variant else 2e-5)
     if not {"sharded", "synchronized"}.intersection(variant.replace(",", "").split()):
-        actual, expected = (
-            load_file(checkpoint(run, STEPS) / "model.safetensors") for run in (several_processes, one_process)
-        )
+        actual, expected = weights(several_processes, STEPS), weights(one_process, STEPS)
         for name, tensor in expected.items():
             assert torch.allclose(tensor, actual[name], atol=1e-3), name
 
@@ -172,20 +143,18 @@ def test_kills_at_random_moments(
     recipe = tmp_path / "faults.yaml"
     text = KILLED.replace("ALTERNATE", alternate).replace("TEMPERATURE", str(temperature)).replace("BALANCE", balance)
     recipe.write_text(text)
-    server.run("train", str(recipe), "--out", str(tmp_path / "whole"), seconds=200)
+    whole = Run(server, recipe, tmp_path / "whole")
+    expect([whole.start()])
     moments = spread([in_a_step, in_a_save, at_any_time], 18)
     folder, killed_at = killed_and_resumed(server, recipe, tmp_path / "killed", moments, [2, 0, 1, 2])
-    print(killed_at)
     assert killed_at
-    assert_same(Outcome.of(folder), Outcome.of(tmp_path / "whole" / "faults" / "default"))
+    assert_same(Outcome.of(folder), Outcome.of(whole.folder))
 
 
 @pytest.mark.slow
 def test_gradnorm_refuses_sharded_layers(server: Server, tmp_path: Path) -> None:
     recipe = tmp_path / "streams.yaml"
     recipe.write_text(RECIPE)
-    programs = start(server, 2, str(recipe), "--out", str(tmp_path), SHARDED, "task.balance=gradnorm")
-    for program in programs:
-        program.expect(2)
-    assert "gradnorm needs the gradients of a whole layer; use train.parallel: ddp" in programs[0].err
-    assert "Traceback" not in programs[0].err + programs[1].err
+    log = expect(start(server, 2, str(recipe), "--out", str(tmp_path), SHARDED, "task.balance=gradnorm"), 2)
+    assert "gradnorm needs the gradients of a whole layer; use train.parallel: ddp" in log
+    assert "Traceback" not in log

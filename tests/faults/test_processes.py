@@ -12,19 +12,8 @@ import pytest
 
 from opabinia.runtime.signals import SAME_REQUEST_SECONDS
 from tests.faults.launches import Launch
-from tests.faults.programs import BROKEN, CRASH, PAUSE, SLOW, Program, Server, all_gone, is_alive
-from tests.faults.runs import SAVES, STEPS, Outcome, assert_same, checkpoint
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port: int = listening.getsockname()[1]
-    return port
-
-
-def last_step(folder: Path) -> int:
-    return int((folder / "checkpoints" / "last").read_text().strip().removeprefix("step-"))
-
+from tests.faults.programs import BROKEN, CRASH, PAUSE, SLOW, Program, all_gone, is_alive
+from tests.faults.runs import SAVES, STEPS, Outcome, Run, assert_same, checkpoint, expect, free_port, start
 
 # --- initialization -------------------------------------------------------------------------------------------------
 
@@ -57,53 +46,40 @@ def by_slurm(rank: int, port: int, folder: Path) -> tuple[dict[str, str], list[s
     }, []
 
 
-def start_two(
-    server: Server,
-    init_method: InitMethod,
-    tmp_path: Path,
-    recipe: Path,
-    *overrides: str,
-    environment: dict[str, str] | None = None,
-) -> list[Program]:
+def start_two(run: Run, *overrides: str, environment: dict[str, str] | None = None) -> list[Program]:
     """Start two processes of one run from the warm server."""
-    port = free_port()
-    programs = []
-    for rank in range(2):
-        variables, arguments = init_method(rank, port, tmp_path)
-        command = ("train", str(recipe), "--out", str(tmp_path), *overrides, *arguments)
-        programs.append(server.start(*command, environment={**variables, **(environment or {})}))
-    return programs
+    return start(run.server, 2, *run.words, *overrides, environments=[environment or {}])
 
 
 @pytest.mark.parametrize(
     "init_method", [*(pytest.param(init_method, marks=pytest.mark.slow) for init_method in (by_tcp, by_file)), by_slurm]
 )
 def test_all_init_methods_give_the_same_run(
-    server: Server, recipe: Path, two_process_outcome: Outcome, tmp_path: Path, init_method: InitMethod
+    run: Run, two_process_outcome: Outcome, tmp_path: Path, init_method: InitMethod
 ) -> None:
-    first, second = start_two(server, init_method, tmp_path, recipe, "train.num_threads=1")
-    first.expect(0)
-    second.expect(0)
-    folder = tmp_path / "faults" / "default"
-    assert_same(Outcome.of(folder), two_process_outcome)
+    port, programs = free_port(), []
+    for rank in range(2):
+        environment, arguments = init_method(rank, port, tmp_path)
+        programs.append(run.start("train.num_threads=1", *arguments, environment=environment))
+    expect(programs)
+    first, second = programs
+    assert_same(Outcome.of(run.folder), two_process_outcome)
     assert "rank 0 of 2 on cpu" in first.err and "val/top1" in first.out
     assert (second.out, second.err) == ("", "")
-    assert "rank 1 of 2 on cpu" in (folder / "train.rank1.log").read_text()
+    assert "rank 1 of 2 on cpu" in (run.folder / "train.rank1.log").read_text()
 
 
-def test_a_folder_in_use_is_refused_once(server: Server, recipe: Path, tmp_path: Path) -> None:
-    for program in start_two(server, by_env, tmp_path, recipe, "train.length=5it"):
-        program.expect(0)
-    first, second = start_two(server, by_env, tmp_path, recipe, "train.length=5it")
-    first.expect(2)
-    second.expect(2)
+def test_a_folder_in_use_is_refused_once(run: Run) -> None:
+    expect(start_two(run, "train.length=1it"))
+    first, second = start_two(run, "train.length=1it")
+    expect([first, second], 2)
     assert "holds a run, which is never overwritten" in first.err
     assert len(first.err.splitlines()) == 1
     assert (second.out, second.err) == ("", "")
 
 
-def test_an_error_of_one_process_is_reported_with_its_rank(server: Server, recipe: Path, tmp_path: Path) -> None:
-    first, second = start_two(server, by_env, tmp_path, recipe, environment={BROKEN: "61"})
+def test_an_error_of_one_process_is_reported_with_its_rank(run: Run) -> None:
+    first, second = start_two(run, environment={BROKEN: "61"})
     second.wait()
     first.wait()
     failed, other = (first, second) if first.status == 2 else (second, first)
@@ -115,19 +91,14 @@ def test_an_error_of_one_process_is_reported_with_its_rank(server: Server, recip
 
 
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
-def test_a_signal_to_one_process_stops_both(
-    server: Server, recipe: Path, two_process_outcome: Outcome, tmp_path: Path, rank: int
-) -> None:
-    programs = start_two(server, by_env, tmp_path, recipe, "train.num_threads=1", environment={SLOW: "0.02"})
+def test_a_signal_to_one_process_stops_both(run: Run, two_process_outcome: Outcome, rank: int) -> None:
+    programs = start_two(run, "train.num_threads=1", environment={SLOW: "0.02"})
     programs[0].until_traced("after_step 6")
     programs[rank].signal(signal.SIGTERM)
-    for program in programs:
-        program.expect(143)
-        assert "Traceback" not in program.err
-    assert last_step(tmp_path / "faults" / "default") >= 6
-    for program in start_two(server, by_env, tmp_path, recipe, "train.num_threads=1", "--resume"):
-        program.expect(0)
-    assert_same(Outcome.of(tmp_path / "faults" / "default"), two_process_outcome)
+    assert "Traceback" not in expect(programs, 143)
+    assert run.last_step >= 6
+    expect(start_two(run, "train.num_threads=1", "--resume"))
+    assert_same(Outcome.of(run.folder), two_process_outcome)
 
 
 @pytest.mark.parametrize(
@@ -135,16 +106,14 @@ def test_a_signal_to_one_process_stops_both(
     [(signal.SIGTERM, 143), pytest.param(signal.SIGUSR1, 143, marks=pytest.mark.slow), (signal.SIGINT, 130)],
     ids=str,
 )
-def test_a_signal_stops_a_process_that_waits_for_others(
-    server: Server, recipe: Path, tmp_path: Path, number: int, status: int
-) -> None:
+def test_a_signal_stops_a_process_that_waits_for_others(run: Run, number: int, status: int) -> None:
     port = free_port()
-    program = server.start("train", str(recipe), "--out", str(tmp_path), environment=by_env(0, port, tmp_path)[0])
+    program = run.start(environment=by_env(0, port, run.out)[0])
     program.until(lambda: port_is_open(port))
     program.signal(number)
     program.expect(status)
     assert program.err == ""
-    assert not (tmp_path / "faults").exists()
+    assert not run.folder.exists()
 
 
 def port_is_open(port: int) -> bool:
@@ -163,8 +132,7 @@ def launch(recipe: Path, tmp_path: Path) -> Iterator[Callable[..., Launch]]:
     def start(*arguments: str, nproc: str = "2", environment: dict[str, str] | None = None) -> Launch:
         options = ["--nproc", nproc, "--rdzv-endpoint", "auto"]
         train = ["opabinia", "train", str(recipe), "train.num_threads=1", "--out", str(tmp_path)]
-        command = [*train, *options, *arguments]
-        launches.append(Launch(tmp_path, *command, environment=environment))
+        launches.append(Launch(tmp_path, *train, *options, *arguments, environment=environment))
         return launches[-1]
 
     yield start
@@ -196,8 +164,7 @@ def test_nproc_and_torchrun_are_the_same(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("step", [2, SAVES[1] + 1])
+@pytest.mark.parametrize(("rank", "step"), [(0, SAVES[1] + 1), (1, 2)])
 def test_a_run_continues_after_a_worker_was_killed(
     launch: Start, two_process_outcome: Outcome, rank: int, step: int
 ) -> None:
@@ -218,7 +185,9 @@ def test_a_run_continues_after_a_worker_was_killed(
 @pytest.mark.parametrize(
     ("number", "status"), [(signal.SIGTERM, 143), (signal.SIGUSR1, 143), (signal.SIGINT, 130)], ids=str
 )
-def test_a_signal_to_the_agent_saves(launch: Start, two_process_outcome: Outcome, number: int, status: int) -> None:
+def test_a_signal_to_the_agent_saves(
+    launch: Start, run: Run, two_process_outcome: Outcome, number: int, status: int
+) -> None:
     program = launch(environment={SLOW: "0.05"})
     program.until_step(6)
     workers = program.workers()
@@ -226,13 +195,11 @@ def test_a_signal_to_the_agent_saves(launch: Start, two_process_outcome: Outcome
     os.killpg(program.process.pid, number)  # a terminal's Ctrl-C; the workers have sessions of their own
     program.expect(status)
     assert all_gone(workers, 0)
-    stopped = last_step(program.run)
-    assert 6 <= stopped < STEPS and (checkpoint(program.run, stopped) / "state.json").exists()
+    assert 6 <= run.last_step < STEPS and (checkpoint(run.folder, run.last_step) / "state.json").exists()
     assert "restarting all workers" not in program.err and "Traceback" not in program.err
     assert program.err.count("saving after this step") == 1
-    resumed = launch("--resume")
-    resumed.expect(0)
-    assert_same(Outcome.of(program.run), two_process_outcome)
+    launch("--resume").expect(0)
+    assert_same(Outcome.of(run.folder), two_process_outcome)
 
 
 @pytest.mark.slow
@@ -260,40 +227,44 @@ def test_a_signal_during_startup(launch: Start, delay: float) -> None:
 
 
 @pytest.mark.slow
-def test_workers_end_with_their_agent(launch: Start, two_process_outcome: Outcome) -> None:
+def test_workers_end_with_their_agent(launch: Start, run: Run, two_process_outcome: Outcome) -> None:
     program = launch(environment={SLOW: "0.05"})
     program.until_step(6)
     workers = program.workers()
     program.process.kill()
     assert all_gone(workers, 20)
-    assert last_step(program.run) > SAVES[0], "they have saved"
-    resumed = launch("--resume")
-    resumed.expect(0)
-    assert_same(Outcome.of(program.run), two_process_outcome)
+    assert run.last_step > SAVES[0], "they have saved"
+    launch("--resume").expect(0)
+    assert_same(Outcome.of(run.folder), two_process_outcome)
 
 
 @pytest.mark.slow
-def test_a_deterministic_error_is_reported_once_without_a_restart(launch: Start) -> None:
-    program = launch(environment={BROKEN: "61"})
-    program.expect(2)
-    assert program.err.count("error: sample 61, SomeDigits: OSError: the disk is on fire") == 1
-    assert "restarting all workers" not in program.err and "Traceback" not in program.err
-
-
-@pytest.mark.slow
-def test_a_repeated_crash_ends_with_status_1(launch: Start) -> None:
-    program = launch("--max-restarts", "1", environment={CRASH: "after_step 2"})
-    program.expect(1)
-    assert program.err.count("RuntimeError: crashed at after_step 2") in (2, 4), "one or both processes"
-    assert program.err.count("restarting all workers") == 1
-
-
-@pytest.mark.slow
-def test_an_invalid_config_is_reported_before_workers_start(launch: Start) -> None:
-    program = launch("data.val.source=no_such_part", "optimizer.lr=fast")
-    program.expect(2)
-    assert len(program.err.splitlines()) == 2
-    assert not program.run.exists()
+@pytest.mark.parametrize(
+    ("arguments", "environment", "status", "message", "count", "restarts"),
+    [
+        ((), {BROKEN: "61"}, 2, "error: sample 61, SomeDigits: OSError: the disk is on fire", (1,), 0),
+        (
+            *(("--max-restarts", "1"), {CRASH: "after_step 2"}, 1),
+            *("RuntimeError: crashed at after_step 2", (2, 4), 1),  # one or both processes
+        ),
+        (("data.val.source=no_such_part", "optimizer.lr=fast"), {}, 2, "\n", (2,), 0),
+    ],
+    ids=["deterministic error", "repeated crash", "config"],
+)
+def test_an_error_is_reported_once_for_each_attempt(
+    launch: Start,
+    arguments: tuple[str, ...],
+    environment: dict[str, str],
+    status: int,
+    message: str,
+    count: tuple[int, ...],
+    restarts: int,
+) -> None:
+    program = launch(*arguments, environment=environment)
+    program.expect(status)
+    assert program.err.count(message) in count
+    assert program.err.count("restarting all workers") == restarts
+    assert restarts or "Traceback" not in program.err
 
 
 @pytest.mark.slow

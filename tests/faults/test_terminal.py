@@ -7,11 +7,11 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
-from tests.faults.programs import PAUSE, SLOW, Server
+from tests.faults.programs import SLOW
+from tests.faults.runs import EVALUATIONS, Run
 from tests.runtime.pseudo_terminal import SIZES, Shown, resize
 
 HIDE = "\x1b[?25l"
@@ -47,11 +47,10 @@ def terminal(columns: int = 120, rows: int = 40) -> Iterator[tuple[str, list[str
 ON_SCREEN = {"TERM": "xterm", "COLUMNS": "", "LINES": "", "NO_COLOR": ""}
 
 
-def test_a_progress_bar_with_scores_above_it(server: Server, recipe: Path, tmp_path: Path) -> None:
+def test_a_progress_bar_with_scores_above_it(run: Run) -> None:
     columns, rows = SIZES[0]
-    words = ["train", str(recipe), "--out", str(tmp_path)]
     with terminal(columns, rows) as (path, texts):
-        server.run(*words, stderr=path, environment={**ON_SCREEN, SLOW: "0.02"})
+        run.train(stderr=path, environment={**ON_SCREEN, SLOW: "0.02"})
     shown = Shown(texts[0], 0)
     assert all(len(bar) <= columns for bar in shown.bars) and not re.search(r"\.\.\.|…", shown.text)
     assert re.fullmatch("train ━+ 0/30  0%  ETA \\?", shown.bars[0]), "before the first step"
@@ -59,41 +58,31 @@ def test_a_progress_bar_with_scores_above_it(server: Server, recipe: Path, tmp_p
     assert any(re.match(running, bar) for bar in shown.bars)
     assert re.match(r"train ━+ 30/30  100%  in 0:\d\d  [\d,.]+ samples/s  loss", shown.bars[-1])
     assert any(bar.startswith("eval val ━") for bar in shown.bars)
-    for step in (8, 15, 23, 30):
+    for step in EVALUATIONS:
         assert any(re.match(rf"epoch .*  step {step}/30  val/top1 0\.\d+  val/top5", line) for line in shown.lines)
     assert HIDE not in shown.text
 
 
 @pytest.mark.parametrize("end", ["refused", "stopped", "crashed"])
-def test_the_cursor_is_visible_after_every_kind_of_end(server: Server, recipe: Path, tmp_path: Path, end: str) -> None:
+def test_the_cursor_is_visible_after_every_kind_of_end(run: Run, end: str) -> None:
     if end == "refused":
-        server.run("train", str(recipe), "train.length=5it", "--out", str(tmp_path))
+        run.train("train.length=5it")
     with terminal() as (path, shown):
         if end == "refused":
-            arguments = ["--resume", "seed=9", "train.length=6it"]
-            program = server.start(
-                *("train", str(recipe), "--out", str(tmp_path)), *arguments, stderr=path, environment=ON_SCREEN
-            )
-            program.expect(2)
+            overrides = ["--resume", "seed=9", "train.length=6it"]
+            run.train(*overrides, stderr=path, environment=ON_SCREEN, status=2)
         else:
-            program = server.start(
-                *("train", str(recipe), "--out", str(tmp_path)),
-                stderr=path,
-                environment={**ON_SCREEN, PAUSE: "after_backward 5"},
-            )
-            program.until_paused()
-            program.signal(signal.SIGTERM)
+            program = run.start(pause="after_backward 5", stderr=path, environment=ON_SCREEN)
             if end == "crashed":
-                program.signal(signal.SIGTERM)  # stop immediately
-            program.unpause()
-            program.expect(143)
+                program.signal(signal.SIGTERM)  # the second one stops immediately
+            program.stop()
     (text,) = shown
     assert HIDE not in text, "the cursor is never hidden, so it is visible after a crash"
     assert ("━" in text) == (end != "refused") and text.endswith("\n")
 
 
-def test_plain_lines_without_a_terminal(server: Server, recipe: Path, tmp_path: Path) -> None:
-    program = server.run("train", str(recipe), "--out", str(tmp_path))
+def test_plain_lines_without_a_terminal(run: Run) -> None:
+    program = run.train()
     assert "\x1b" not in program.err and "━" not in program.err
     lines = program.err.splitlines()
     assert sum(line.startswith("epoch ") for line in lines) == 10 + 4  # each third step, and four evaluations

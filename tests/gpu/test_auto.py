@@ -15,7 +15,7 @@ from opabinia.engine.hooks.bottleneck import Bottleneck
 from opabinia.training.autotune import autotune
 from opabinia.training.benchmark import benchmark, matmul_flops
 from opabinia.training.run_folder import build_parts, resolve
-from tests.engine.test_optional_hooks import make_run
+from tests.engine.toys import make_run
 
 pytestmark = pytest.mark.gpu
 
