@@ -109,9 +109,8 @@ class Run:
         checkpoints: saves and finds checkpoints; None in an evaluation-only run.
         evaluate: evaluates the validation sets whose names the given function accepts, and returns the scores.
         scores: the newest scores by name (``val/top1``).
-        stop: set it to end the run after this step, with a checkpoint; the first reason is kept. With several processes
-            it is a request until all have agreed on it at the end of the step or the evaluation; one process alone may
-            set it.
+        stop: set it to end the run after this step, with a checkpoint; the first reason is kept. It is a request until
+            all processes have agreed on it at the end of the step or the evaluation; one process alone may set it.
         models: every model that is evaluated: ``task``, and an average of its weights if there is one.
         batches: reads batches of this process again, on its device: ``batches(name, count)`` gives ``count`` batches,
             over all processes, of ``train`` or a validation set. Empty in an evaluation-only run.

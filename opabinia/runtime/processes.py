@@ -134,12 +134,6 @@ def any_rank(*flags: bool) -> tuple[bool, ...]:
     return tuple(map(bool, combined.tolist()))
 
 
-def first_value(value: T | None) -> T | None:
-    """Return the value of the lowest rank that has one, on every rank; None if no rank has one."""
-    (has_value,) = any_rank(value is not None)
-    return next(item for item in gather(value) if item is not None) if has_value else None
-
-
 def all_reduce_mean(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return the mean over ranks of each tensor (floating point), with one all-reduce and a few kernels."""
     if not _has_group() or not tensors:

@@ -181,7 +181,7 @@ class _ElasticRendezvous(DynamicRendezvousHandler):
     """Lets the agent restart its workers also when another machine is lost.
 
     Torch's agents wait for an error of a worker, but one that waits for a machine without power gets none. The public
-    interface does not have the members of a rendezvous, so its state is read. (tests/faults/test_elastic_nodes.py)
+    interface does not have the members of a rendezvous, so its state is read. (tests/faults/test_hosts.py)
     """
 
     def _participants(self) -> frozenset[Any]:

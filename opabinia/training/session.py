@@ -248,27 +248,24 @@ class TrainingRun:
         eta = Eta(device, periods)
         to_terminal = any(getattr(logger, "target", logger) is Terminal for logger in self.loggers)
         with errors_at("hooks"):
-            return order_hooks(
-                task={f"task.{number}": hook for number, hook in enumerate(task.hooks(batches.dataset_info))},
-                user=self.hooks or {},
-                metrics_log=LogSamples() if self.train.log_samples else LogMetrics(self.train.log_every),
-                save=SaveCheckpoint(self.checkpoint.every),
-                evaluate=Evaluate(
-                    self.evaluate.every, own_periods, plan.evaluations if isinstance(plan, StagedPlan) else None
-                ),
-                save_best=make_best(self.checkpoint.best, evaluation.scores),
-                ema=ema_hook,
-                timer=Timer(),
-                bottleneck=Bottleneck(
+            staged = plan if isinstance(plan, StagedPlan) else None
+            built_in: dict[str, Hook | None] = {
+                "timer": Timer(),
+                "batch_schedule": staged and ApplyBatchSchedule(staged.stages, norms=models.splits_norms),
+                "ema": ema_hook,
+                "metrics_log": LogSamples() if self.train.log_samples else LogMetrics(self.train.log_every),
+                "compiled": compiled,
+                "training_bar": TrainingBar(eta) if to_terminal else None,
+                "bottleneck": Bottleneck(
                     self.data.num_workers, self.data.faster_options(device.type == "cuda"), self.train.faster_options()
                 ),
-                batch_schedule=ApplyBatchSchedule(plan.stages, norms=models.splits_norms)
-                if isinstance(plan, StagedPlan)
-                else None,
-                eta=eta,
-                training_bar=TrainingBar(eta) if to_terminal else None,
-                compiled=compiled,
-            )
+                "save": SaveCheckpoint(self.checkpoint.every),
+                "evaluate": Evaluate(self.evaluate.every, own_periods, staged and staged.evaluations),
+                "save_best": make_best(self.checkpoint.best, evaluation.scores),
+                "eta": eta,
+            }
+            of_task = {f"task.{number}": hook for number, hook in enumerate(task.hooks(batches.dataset_info))}
+            return order_hooks(built_in, of_task, self.hooks or {})
 
     def _summary(
         self,

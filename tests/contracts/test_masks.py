@@ -7,7 +7,8 @@ import pytest
 from pycocotools import mask as coco_mask
 from pycocotools.coco import COCO
 
-from opabinia.contracts.masks import compress_rle, decode_rle, encode_rle, mask_outlines
+from opabinia.contracts.masks import compress_rle, decode_rle, encode_rle
+from opabinia.visualization.outlines import mask_outlines
 
 SIZE = (60, 90)
 

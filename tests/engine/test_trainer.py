@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,12 +13,8 @@ from torch import nn
 from opabinia.contracts import Hook, Run
 from opabinia.engine.checkpointing.checkpoint import WeightsMismatch, read_checkpoint
 from opabinia.engine.checkpointing.manager import list_checkpoints, load_latest_checkpoint, read_pointer
-from opabinia.engine.hooks.evaluate import Evaluate
-from opabinia.engine.hooks.log_metrics import LogMetrics
-from opabinia.engine.hooks.order import check_hooks, order_hooks
-from opabinia.engine.hooks.save_checkpoint import SaveCheckpoint
+from opabinia.engine.hooks.order import order_hooks
 from opabinia.engine.loop.trainer import Trainer
-from opabinia.runtime.durations import Duration
 from tests.engine.toys import Event, Line, Setup, lines, same_tensors, validation, weights
 
 KEYS = ["user", "metrics_log", "save", "evaluate", "save_best"]
@@ -74,17 +71,11 @@ def test_hooks_act_in_the_documented_order_at_every_event(tmp_path: Path) -> Non
         assert len({(moment, kind, number) for moment, _, kind, number in together}) == 1
 
 
-def test_a_task_s_hooks_act_before_the_user_s() -> None:
-    epoch = Duration(1, "ep")
-    hooks = order_hooks(
-        task={"task.0": Hook()},
-        user={"mine": Hook()},
-        metrics_log=LogMetrics(1),
-        save=SaveCheckpoint(epoch),
-        evaluate=Evaluate(epoch),
-        save_best=None,
-    )
-    assert list(hooks) == ["task.0", "mine", "metrics_log", "save", "evaluate"]
+def test_hooks_of_the_task_and_the_user_have_their_places() -> None:
+    names = ("timer", "batch_schedule", "ema", "metrics_log", "save", "evaluate", "save_best", "eta")
+    built_in = {**{name: Hook() for name in reversed(names)}, "bottleneck": None}
+    hooks = order_hooks(built_in, {"task.0": Hook()}, {"mine": Hook()})
+    assert list(hooks) == [*names[:2], "task.0", "ema", "mine", *names[3:]]
 
 
 def test_the_clock_and_the_scores_that_hooks_see(tmp_path: Path) -> None:
@@ -164,23 +155,20 @@ def test_every_hook_finishes_also_after_an_error_in_another_hook(tmp_path: Path)
     assert trainer._run.metrics_log._file is None, "closed by a later hook"
 
 
-@pytest.mark.parametrize("key", ["metrics_log", "save", "evaluate", "save_best", "task.0"])
-def test_a_hook_of_the_user_with_the_key_of_another_is_refused(key: str) -> None:
-    epoch = Duration(1, "ep")
-    hooks = {
-        "task": {"task.0": Hook()},
-        "metrics_log": LogMetrics(1),
-        "save": SaveCheckpoint(epoch),
-        "evaluate": Evaluate(epoch),
-        "save_best": None,
-    }
-    with pytest.raises(ValueError, match=f"'{key}' is the key of a built-in hook; choose another, such as my_{key}"):
-        order_hooks(user={key: Hook()}, **hooks)  # type: ignore[arg-type]
-
-
-def test_an_object_that_is_not_a_hook_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"'mine' is a function; a hook must inherit from opabinia.contracts.Hook"):
-        check_hooks({"fine": Hook(), "mine": lambda run: None})  # type: ignore[dict-item]
+@pytest.mark.parametrize(
+    ("key", "hook", "message"),
+    [
+        *(
+            (key, Hook(), f"'{key}' is the key of a built-in hook; choose another, such as my_{key}")
+            for key in ("metrics_log", "save", "evaluate", "save_best", "task.0")
+        ),
+        ("optimizer", Hook(), "'optimizer' is the name of a file in checkpoints; choose another key"),
+        ("mine", len, "'mine' is a builtin_function_or_method; a hook must inherit from opabinia.contracts.Hook"),
+    ],
+)
+def test_unusable_hooks_of_the_user_are_refused(key: str, hook: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        order_hooks({}, {"task.0": Hook()}, {key: hook})
 
 
 def test_a_run_of_no_steps(tmp_path: Path) -> None:

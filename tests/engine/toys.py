@@ -222,14 +222,13 @@ class Setup:
         torch.manual_seed(7)
         task = self.task()
         optimizer = self.optimizer(list(task.parameters()), lr=0.05)
-        hooks = order_hooks(
-            task={},
-            user=self.user,
-            metrics_log=LogSamples() if self.log_samples else LogMetrics(self.log_every),
-            save=SaveCheckpoint(Duration.parse(self.save)),
-            evaluate=Evaluate(Duration.parse(self.evaluate)),
-            save_best=SaveBest("val/top1", "max") if self.best else None,
-        )
+        built_in = {
+            "metrics_log": LogSamples() if self.log_samples else LogMetrics(self.log_every),
+            "save": SaveCheckpoint(Duration.parse(self.save)),
+            "evaluate": Evaluate(Duration.parse(self.evaluate)),
+            "save_best": SaveBest("val/top1", "max") if self.best else None,
+        }
+        hooks = order_hooks(built_in, {}, self.user)
         trainer = Trainer(
             task=task,
             step=StandardStep(task, optimizer, {"lr": self.schedule}, StepOptions(5), clip_norm=self.clip_norm),

@@ -1,4 +1,4 @@
-"""The hook that saves checkpoints: periodically, and when the run is asked to stop."""
+"""The hook that saves checkpoints periodically; the trainer saves the last step of a run that is stopped."""
 
 from __future__ import annotations
 
@@ -36,10 +36,7 @@ class SaveCheckpoint(Periodic):
         self._saved_at = time.monotonic()
 
     def after_step(self, run: Run) -> None:
-        """Save inside an epoch, at once if the run is to stop; raise the error of a previous save that failed."""
+        """Save inside an epoch; raise the error of a previous save that failed."""
         assert run.checkpoints is not None
         run.checkpoints.check()
-        if run.stop:
-            self.act(run)
-        else:
-            super().after_step(run)
+        super().after_step(run)

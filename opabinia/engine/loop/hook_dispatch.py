@@ -11,8 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from opabinia.contracts import Hook, Run, Stop
-from opabinia.runtime.processes import world_size
+from opabinia.contracts import Hook, Run
 
 _EVENTS = ("start", "before_phase", "before_step", "after_backward", "after_step", "after_phase")
 
@@ -30,7 +29,6 @@ class HookDispatcher:
         hooks: by key.
         active: event and key of the hook that is acting; None between events. During an evaluation that a hook asked
             for, it is that hook again once the evaluation's own events are over.
-        requested_stop: the first stop that a hook of this process asked for and that the processes have not agreed on.
     """
 
     def __init__(self, hooks: Mapping[str, Hook]) -> None:
@@ -41,8 +39,6 @@ class HookDispatcher:
             for event in _EVENTS
         }
         self.active: tuple[str, str] | None = None
-        self.requested_stop: Stop | None = None
-        self._single_process = world_size() == 1
 
     def previous_position(self) -> tuple[str, str] | None:
         """Return event and key of the hook before the active one; the key is ``""`` before the first."""
@@ -72,12 +68,7 @@ class HookDispatcher:
         outer = self.active
         for position, method in methods:
             self.active = position
-            stop_before = run.stop
             method(run, *values)
-            if not self._single_process and stop_before is None and run.stop is not None:
-                # A process that saved or stopped by itself now would leave the others waiting in a collective
-                # operation: keep the request until all processes agree at the end of the step.
-                self.requested_stop, run.stop = self.requested_stop or run.stop, None
         self.active = outer
 
     def finish(self, run: Run, how: str | BaseException) -> None:

@@ -44,7 +44,7 @@ from opabinia.engine.loop.hook_dispatch import HookDispatcher
 from opabinia.engine.loop.nonfinite import NonFiniteError, log_name
 from opabinia.engine.loop.norm_statistics import use_mean_statistics
 from opabinia.runtime.log import log
-from opabinia.runtime.processes import first_value, is_rank_zero, world_size
+from opabinia.runtime.processes import any_rank, gather, is_rank_zero, world_size
 
 TRAIN = Phase("train", "train")
 _MAX_WORLD_SIZE_FOR_EVERY_STEP = 64
@@ -105,7 +105,7 @@ class Trainer:
         self.validation, self.device = validation, device
         self.metadata, self.interrupted = dict(metadata or {}), interrupted
         self._skip_batches, self._sharded = frozenset(skip_batches), sharded
-        self._single_process = world_size() == 1
+        self._stop: Stop | None = None  # all processes have agreed on it; ``run.stop`` is a request
         self._agree_every = max(1, world_size() // _MAX_WORLD_SIZE_FOR_EVERY_STEP)
         self._hooks = HookDispatcher(hooks)
         self._checkpoints = CheckpointManager(folder / "checkpoints", keep, self.snapshot, write=is_rank_zero())
@@ -131,8 +131,7 @@ class Trainer:
     @property
     def stopped(self) -> str | None:
         """The reason why the run stopped before its end, if it did."""
-        stop = self._run.stop
-        return stop.reason if stop and not stop.final else None
+        return self._stop.reason if self._stop and not self._stop.final else None
 
     # --- the loop -----------------------------------------------------------------------------------------------------
 
@@ -147,8 +146,8 @@ class Trainer:
                 # The checkpoint must say that the evaluation is due: go back before the hook that asked for it.
                 self._hooks.active = self._hooks.previous_position()
                 self._agree_on_stop()
-            # A run that was asked to stop saves its last step, unless a hook has done so.
-            if run.stop and run.clock.step > 0 and self._checkpoints.last_saved_step != run.clock.step:
+            # A run that is stopped saves its last step, unless a hook has done so.
+            if self._stop and run.clock.step > 0 and self._checkpoints.last_saved_step != run.clock.step:
                 self._checkpoints.save()
             self._checkpoints.wait()
             how = "stopped" if self.stopped else "done"
@@ -178,7 +177,7 @@ class Trainer:
         run = self._run
         self._hooks.call(run, "before_phase", TRAIN)
         epoch_ended = False
-        while not epoch_ended and not run.stop:
+        while not epoch_ended and not self._stop:
             started = time.perf_counter()
             row, batch = next(batches)
             loaded = time.perf_counter()
@@ -201,7 +200,7 @@ class Trainer:
             epoch_ended = run.clock.phase_ended
             if epoch_ended or run.clock.step % self._agree_every == 0:
                 self._agree_on_stop()
-        if not run.stop:
+        if not self._stop:
             self._hooks.call(run, "after_phase", TRAIN)
         elif epoch_ended:
             self._hooks.active = "after_phase", ""  # no hook has seen the end of the epoch: all are due on resume
@@ -218,20 +217,24 @@ class Trainer:
 
     def _requested_stop(self) -> Stop | None:
         """Return the stop that a hook of this process, or ``interrupted``, asked for."""
-        if self._hooks.requested_stop is None and (reason := self.interrupted()):
-            return Stop(reason)
-        return self._hooks.requested_stop
+        if self._run.stop is None and (reason := self.interrupted()):
+            self._run.stop = Stop(reason)
+        return self._run.stop
 
     def _agree_on_stop(self) -> bool:
-        """Return whether the run stops here, the same on all processes: the request of one is enough."""
-        if self._run.stop is None:
+        """Return whether the run stops here, the same on all processes: the request of one is enough.
+
+        A process that saved or stopped by itself would leave the others waiting in a collective operation.
+        """
+        if self._stop is None:
             request = self._requested_stop()
-            self._run.stop = request if self._single_process else first_value(request)
-        return self._run.stop is not None
+            if any_rank(request is not None)[0]:
+                self._stop = next(filter(None, gather(request)))
+        return self._stop is not None
 
     def _must_interrupt(self) -> bool:
         """Return whether to interrupt an evaluation; a run that is over (early stopping) completes it."""
-        stop = self._run.stop or self._requested_stop()
+        stop = self._stop or self._requested_stop()
         return stop is not None and not stop.final
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
@@ -262,12 +265,12 @@ class Trainer:
             run.clock = then
             if event == "after_step":
                 self._hooks.call(run, "after_step", after=key)
-                if then.phase_ended and not run.stop:
+                if then.phase_ended and not self._stop:
                     self._hooks.call(run, "after_phase", TRAIN)
             elif event == "after_phase":
                 self._hooks.call(run, "after_phase", TRAIN, after=key)
             run.clock = now
-        if then.step < then.total_steps and now.step >= now.total_steps and not run.stop:
+        if then.step < then.total_steps and now.step >= now.total_steps and not self._stop:
             self._hooks.call(run, "after_phase", TRAIN)
 
     def snapshot(self) -> Snapshot:

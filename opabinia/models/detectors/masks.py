@@ -15,9 +15,8 @@ from torchvision.ops import roi_align
 
 from opabinia.config import register
 from opabinia.contracts import Count, Detections, Level, Target
-from opabinia.contracts.masks import masks_at_once
 from opabinia.models.detectors.regions import PoolingOptions, RegionPool, Regions, concat_regions, foreground_regions
-from opabinia.models.losses.masks import region_mask_losses
+from opabinia.models.losses.masks import masks_at_once, region_mask_losses
 from opabinia.models.necks import Norm, norm_factory
 
 

@@ -15,10 +15,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from opabinia.contracts import IGNORE_LABEL, MaskTargets
-from opabinia.contracts.masks import masks_at_once
 from opabinia.contracts.segmentation import class_presence
 from opabinia.models.losses.matching import Pairs, assign_queries, global_count, move_pairs
 from opabinia.runtime.device import true_indices
+
+_PIXELS_AT_ONCE = 2**22
+
+
+def masks_at_once(height: int, width: int) -> int:
+    """Return how many masks to convert to float32 at a time: those of 16 MiB, at least one. Larger tensors take longer
+    on the CPU, too."""
+    return max(1, _PIXELS_AT_ONCE // max(1, height * width))
 
 
 class QueryMasks(NamedTuple):

@@ -10,11 +10,12 @@ import numpy as np
 from PIL.Image import Image
 
 from opabinia.contracts import Detections, DrawOptions, GroundTruth, Presenter, Sample
-from opabinia.contracts.masks import decode_rle, mask_outlines
+from opabinia.contracts.masks import decode_rle
 from opabinia.contracts.presenting import OPTIONS, Predicted
 from opabinia.contracts.rotated_boxes import box_corners, upright_boxes
 from opabinia.evaluation.detection.rle import paste_masks
 from opabinia.visualization.drawing import DrawnObject, draw_objects
+from opabinia.visualization.outlines import mask_outlines
 
 
 class DetectionPresenter(Presenter):
@@ -26,7 +27,7 @@ class DetectionPresenter(Presenter):
         """Return ``detections``, each with ``class``, ``score``, ``box`` (left, top, right, bottom; oriented: center x,
         center y, width, height, counterclockwise angle in degrees, and ``corners``, four of x and y) and, if there are
         any, ``keypoints`` (x, y and score by name), ``mask`` (COCO's compressed run-length encoding of the original
-        image) and ``polygons`` (its outlines, see :func:`opabinia.contracts.masks.mask_outlines`)."""
+        image) and ``polygons`` (its outlines, see :func:`opabinia.visualization.outlines.mask_outlines`)."""
         detections = []
         count = int((prediction["labels"] >= 0).sum())
         masks: list[dict[str, Any]] = []
