@@ -51,26 +51,20 @@ class ExpectedScores(Hook):
 def check_scores(scores: Mapping[str, float], expected: Mapping[str, Sequence[float]]) -> None:
     """Compare final scores with expected values and tolerances.
 
-    Raises:
-        UnexpectedScore: it names every score that is not as expected.
-    """
-    if wrong := differences(scores, expected):
-        raise UnexpectedScore("unexpected scores: " + "; ".join(wrong), scores)
-
-
-def differences(scores: Mapping[str, float], expected: Mapping[str, Sequence[float]]) -> list[str]:
-    """Describe each score that is missing, not finite, or differs by more than its tolerance.
-
     Numbers are compared as the decimals that people wrote: 38.7 is 38.5 +- 0.2, which it is not in binary.
+
+    Raises:
+        UnexpectedScore: it names every score that is missing, not finite, or differs by more than its tolerance.
     """
-    messages = []
+    wrong = []
     for name, (value, tolerance) in expected.items():
         score = scores.get(name)
         if score is None:
-            messages.append(f"{name} is missing (scores: {', '.join(scores) or 'none'})")
+            wrong.append(f"{name} is missing (scores: {', '.join(scores) or 'none'})")
         elif not math.isfinite(score) or abs(_decimal(score) - _decimal(value)) > _decimal(tolerance):
-            messages.append(f"{name} is {score}, expected {value} +- {tolerance}")
-    return messages
+            wrong.append(f"{name} is {score}, expected {value} +- {tolerance}")
+    if wrong:
+        raise UnexpectedScore("unexpected scores: " + "; ".join(wrong), scores)
 
 
 def _decimal(value: float) -> Decimal:

@@ -170,11 +170,11 @@ def _receives_boxes(module: nn.Module) -> bool:
     return isinstance(module, Detector) or (isinstance(module, Task) and module.size_multiple is not None)
 
 
-_NETWORK_METHODS = (
+_FORWARD_METHODS = (
     *(Backbone.feature_maps, Backbone.pyramid_features, Backbone.all_features),
-    *(Detector.pyramid, Detector.losses),
+    *(Detector.pyramid, Detector.losses, Detector.detect, Detector.describe),
+    *(Task.predict, Task.features),
 )
-_FORWARD_METHODS = (*_NETWORK_METHODS, Detector.detect, Detector.describe, Task.predict, Task.features)
 """Methods that use parameters like ``forward``: FSDP must gather the parameters for them, too."""
 
 
