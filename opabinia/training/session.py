@@ -248,10 +248,13 @@ class TrainingRun:
         eta = Eta(device, periods)
         to_terminal = any(getattr(logger, "target", logger) is Terminal for logger in self.loggers)
         with errors_at("hooks"):
-            staged = plan if isinstance(plan, StagedPlan) else None
+            batch_schedule, epochs = None, None
+            if isinstance(plan, StagedPlan):
+                batch_schedule = ApplyBatchSchedule(plan.stages, norms=models.splits_norms)
+                epochs = plan.evaluations
             built_in: dict[str, Hook | None] = {
                 "timer": Timer(),
-                "batch_schedule": staged and ApplyBatchSchedule(staged.stages, norms=models.splits_norms),
+                "batch_schedule": batch_schedule,
                 "ema": ema_hook,
                 "metrics_log": LogSamples() if self.train.log_samples else LogMetrics(self.train.log_every),
                 "compiled": compiled,
@@ -260,7 +263,7 @@ class TrainingRun:
                     self.data.num_workers, self.data.faster_options(device.type == "cuda"), self.train.faster_options()
                 ),
                 "save": SaveCheckpoint(self.checkpoint.every),
-                "evaluate": Evaluate(self.evaluate.every, own_periods, staged and staged.evaluations),
+                "evaluate": Evaluate(self.evaluate.every, own_periods, epochs),
                 "save_best": make_best(self.checkpoint.best, evaluation.scores),
                 "eta": eta,
             }
