@@ -14,20 +14,6 @@ from numpy.typing import NDArray
 from opabinia.contracts import Indices
 
 
-class AnnotationRow(NamedTuple):
-    """One object; fields as in :class:`AnnotationArrays`. An ``area`` of None is that of the box."""
-
-    image_index: int
-    id: int
-    box: Sequence[float]
-    label: int
-    area: float | None = None
-    crowd: bool = False
-    trainable: bool = True
-    segmentation: int = 0
-    keypoints: Sequence[float] = ()
-
-
 class AnnotationArrays(NamedTuple):
     """M annotated objects in N images.
 
@@ -36,7 +22,7 @@ class AnnotationArrays(NamedTuple):
         ids: annotation id or line number in the file; unique within an image (int64, M).
         boxes: left, top, width, height in pixels, as in the file (float64, M x 4).
         labels: class labels (int64, M).
-        areas: in pixels (float64, M).
+        areas: in pixels, of oriented boxes those of the rectangles of minimum area (float64, M).
         crowd: whether evaluation ignores the object (bool, M).
         trainable: whether it is trained on (bool, M).
         segmentations: rows in the :class:`SegmentationArrays` (int64, M); None if they are not read.
@@ -54,30 +40,6 @@ class AnnotationArrays(NamedTuple):
     segmentations: Indices | None = None
     keypoints: NDArray[np.float64] | None = None
     corners: NDArray[np.float64] | None = None
-
-    @classmethod
-    def from_rows(
-        cls, rows: Sequence[AnnotationRow], *, segmentations: bool = False, num_keypoints: int = 0
-    ) -> AnnotationArrays:
-        """Return rows as arrays, in their order."""
-        images, ids, boxes, labels, areas, crowd, trainable, segments, keypoints = (
-            zip(*rows, strict=True) if rows else ((),) * 9
-        )
-        box_array = np.array(boxes, dtype=np.float64).reshape(-1, 4)
-        area_array = np.array(areas, dtype=np.float64)
-        with np.errstate(over="ignore"):  # boxes of any size; those beyond the image are errors
-            box_areas = box_array[:, 2] * box_array[:, 3]
-        return cls(
-            np.array(images, dtype=np.int64),
-            np.array(ids, dtype=np.int64),
-            box_array,
-            np.array(labels, dtype=np.int64),
-            np.where(np.isnan(area_array), box_areas, area_array),
-            np.array(crowd, dtype=bool),
-            np.array(trainable, dtype=bool),
-            np.array(segments, dtype=np.int64) if segmentations else None,
-            np.array(keypoints, dtype=np.float64).reshape(-1, num_keypoints, 3) if num_keypoints else None,
-        )
 
     def take(self, rows: Any) -> AnnotationArrays:
         """Return the given rows: a slice, indices or a boolean mask."""

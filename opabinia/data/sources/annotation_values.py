@@ -7,7 +7,8 @@ import json
 import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from reprlib import Repr
 from typing import Any
@@ -38,6 +39,17 @@ _SHORT.maxlevel, _SHORT.maxlist, _SHORT.maxdict, _SHORT.maxstring, _SHORT.maxlon
 def shortened(value: Any) -> str:
     """Return a value for a message: at most 60 characters, whatever its size and depth."""
     return f"{_SHORT.repr(value):.60}"
+
+
+@contextmanager
+def errors_in(where: str, *types: type[Exception]) -> Iterator[None]:
+    """Raise errors of these types, ValueError if none is given, as ValueError whose text
+    begins with ``where``, such as ``a.csv, line 3: ``."""
+    named = types or (ValueError,)
+    try:
+        yield
+    except named as error:
+        raise ValueError(f"{where}{getattr(error, 'strerror', None) or error}") from error
 
 
 def whole_number(value: Any, low: int = -(2**63), high: int = 2**63 - 1) -> int:

@@ -18,30 +18,21 @@ from opabinia.config import register
 from opabinia.contracts import Channels, InputPath
 from opabinia.contracts.masks import compress_rle
 from opabinia.data.sources import annotation_errors as kinds
-from opabinia.data.sources.annotation_arrays import AnnotationArrays, AnnotationRow, SegmentationArrays
 from opabinia.data.sources.annotation_errors import Broken, ErrorCollector
 from opabinia.data.sources.annotation_values import (
     MAX_PIXELS,
+    errors_in,
     flag,
     image_size,
     numbers,
-    parse_json,
     shortened,
     text,
     whole_number,
 )
-from opabinia.data.sources.detection_base import (
-    AnnotatedImages,
-    DetectionListing,
-    Empty,
-    build_source,
-    check_not_both,
-    pick_classes,
-)
+from opabinia.data.sources.detection_base import AnnotatedImages, DetectionListing, Empty, build_source, pick_classes
 from opabinia.data.sources.file_names import decode_name
 from opabinia.data.sources.folder import existing_folder
-from opabinia.data.sources.list_files import raise_for_invalid
-from opabinia.runtime.files import describe_missing
+from opabinia.data.sources.list_files import raise_for_invalid, read_json
 from opabinia.runtime.log import log
 
 
@@ -88,18 +79,16 @@ def coco(
             oriented boxes are asked for.
     """
     file = file.expanduser()
-    check_not_both(masks, oriented)
     gc_enabled = gc.isenabled()
     # Millions of small objects are allocated and none is in a reference cycle: searching for cycles would take half
     # of the time.
     gc.disable()
     try:
         content = read_lists(file)
-        listing = _make_listing(content, file, root, masks=masks or oriented, keypoints=keypoints, classes=classes)
+        listing = _read_listing(content, file, root, classes, keypoints=keypoints, masks=masks, oriented=oriented)
     finally:
         if gc_enabled:
             gc.enable()
-    listing = listing.with_oriented_boxes() if oriented else listing
     return build_source(listing, broken=broken, empty=empty, min_keypoints=min_keypoints, channels=channels)
 
 
@@ -146,7 +135,7 @@ def roboflow(
         number, name = placeholder["id"], placeholder["name"]
         log.info("%s: category %s, %r, is a placeholder without annotations: dropped", file, number, name)
         content["categories"] = [category for category in content["categories"] if category["id"] != number]
-    listing = _make_listing(content, file, file.parent, masks=masks, keypoints=False, classes=classes)
+    listing = _read_listing(content, file, file.parent, classes, masks=masks)
     return build_source(listing, broken=broken, empty=empty, channels=channels)
 
 
@@ -177,12 +166,7 @@ def read_lists(file: Path, lists: Mapping[str, Sequence[str]] = _LISTS) -> dict[
     Raises:
         ValueError: it does not, or cannot be read.
     """
-    if not file.is_file():
-        raise ValueError(f"there is no file {file}; {describe_missing(file)}")
-    try:
-        content = parse_json(file.read_bytes(), file)
-    except OSError as error:
-        raise ValueError(f"{file} cannot be read: {error.strerror}") from error
+    content = read_json(file)
     if not isinstance(content, dict):
         raise ValueError(f"{file} holds a {type(content).__name__}; expected an object with {', '.join(lists)}")
     content = {"annotations": [], **content} if "categories" in content else content
@@ -202,8 +186,15 @@ def read_lists(file: Path, lists: Mapping[str, Sequence[str]] = _LISTS) -> dict[
     return content
 
 
-def _make_listing(
-    content: Mapping[str, Any], file: Path, root: Path, *, masks: bool, keypoints: bool, classes: Sequence[str] | None
+def _read_listing(
+    content: Mapping[str, Any],
+    file: Path,
+    root: Path,
+    classes: Sequence[str] | None,
+    *,
+    masks: bool,
+    keypoints: bool = False,
+    oriented: bool = False,
 ) -> DetectionListing:
     root = existing_folder(root, "root is the folder that holds the images")
     categories = sorted(content["categories"], key=lambda category: check_id(file, "category", category["id"]))
@@ -217,27 +208,27 @@ def _make_listing(
     errors = ErrorCollector()
     images, index_of = select_images(file, content["images"], errors)
     labels: dict[Any, int] = dict.fromkeys(ids, -1) | {category["id"]: label for label, category in enumerate(chosen)}
-    segmentations = SegmentationArrays() if masks else None
-    reader = _AnnotationReader(file, images, index_of, labels, segmentations, len(keypoint_names), errors)
-    # In the order of the file; of annotations with the same id the first.
-    rows = [row for annotation in content["annotations"] if (row := reader.read(annotation)) is not None]
     is_lvis = all("frequency" in category for category in chosen)
-    return DetectionListing(
+    listing = DetectionListing(
         file=file,
         root=root,
         names=[os.fsencode(file_name(file, image)) for image in images],
         sizes=np.array([(image["height"], image["width"]) for image in images], dtype=np.int64).reshape(-1, 2),
         image_ids=np.array([image["id"] for image in images], dtype=np.int64),
-        annotations=AnnotationArrays.from_rows(rows, segmentations=masks, num_keypoints=len(keypoint_names)),
         classes=[names[index] for index in selected],
         category_ids=[category["id"] for category in chosen],
         errors=errors,
+        masks=masks,
+        oriented=oriented,
         frequencies=[category["frequency"] for category in chosen] if is_lvis else (),
         keypoints=keypoint_names,
-        segmentations=segmentations,
         absent=_image_classes(file, images, "neg_category_ids", labels),
         not_exhaustive=_image_classes(file, images, "not_exhaustive_category_ids", labels),
     )
+    reader = _AnnotationReader(listing, index_of, labels)
+    for annotation in content["annotations"]:
+        reader.read(annotation)
+    return listing
 
 
 def category_name(file: Path, category: Mapping[str, Any]) -> str:
@@ -246,10 +237,8 @@ def category_name(file: Path, category: Mapping[str, Any]) -> str:
     Raises:
         ValueError: it is no text.
     """
-    try:
+    with errors_in(f"{file}: category {category['id']}: name "):
         return _printable(text(category["name"]))
-    except ValueError as error:
-        raise ValueError(f"{file}: category {category['id']}: name {error}") from error
 
 
 def _printable(name: str) -> str:
@@ -263,10 +252,8 @@ def check_id(file: Path, noun: str, value: Any) -> int:
     Raises:
         ValueError: it is not an integer of 64 bits.
     """
-    try:
+    with errors_in(f"{file}: {noun} id "):
         return whole_number(value)
-    except ValueError as error:
-        raise ValueError(f"{file}: {noun} id {error}") from error
 
 
 def file_name(file: Path, image: Mapping[str, Any], noun: str = "image") -> str:
@@ -352,94 +339,96 @@ def _keypoint_names(file: Path, categories: Sequence[Mapping[str, Any]]) -> list
     return list(names.pop())
 
 
+class _Invalid(Exception):
+    """An invalid annotation, which is dropped: the kind of its error, and the value."""
+
+
 @dataclass(frozen=True)
 class _AnnotationReader:
-    """Converts annotations to rows of arrays; invalid ones are added to the errors and dropped."""
+    """Adds annotations to a listing; invalid ones are added to the errors and dropped."""
 
-    file: Path
-    images: Sequence[Mapping[str, Any]]
+    listing: DetectionListing
     index_of: Mapping[Any, int]
     labels: Mapping[Any, int]
-    segmentations: SegmentationArrays | None
-    num_keypoints: int
-    errors: ErrorCollector
     _seen: set[int] = field(default_factory=set)
 
-    def read(self, annotation: Mapping[str, Any]) -> AnnotationRow | None:
-        """Return the row of an annotation; None and an error if it is invalid."""
-        label = self._look_up(self.labels, annotation, "category_id", kinds.UNKNOWN_CLASS)
-        image = self._look_up(self.index_of, annotation, "image_id", kinds.UNKNOWN_IMAGE)
+    def read(self, annotation: Mapping[str, Any]) -> None:
+        """Add an annotation, or an error; of annotations with the same id the first is used."""
+        try:
+            self._add(annotation)
+        except _Invalid as error:
+            self._report(annotation, *error.args)
+
+    def _report(self, annotation: Mapping[str, Any], kind: str, value: str) -> None:
+        number = annotation["image_id"]
+        index = self.index_of.get(number, -1) if type(number) in (int, float) else -1
+        name = f"image {shortened(number)}" if index < 0 else os.fsdecode(self.listing.names[index])
+        self.listing.errors.add(kind, name, f"annotation {shortened(annotation['id'])}", value)
+
+    def _add(self, annotation: Mapping[str, Any]) -> None:
+        label = _look_up(self.labels, annotation, "category_id", kinds.UNKNOWN_CLASS)
+        image = _look_up(self.index_of, annotation, "image_id", kinds.UNKNOWN_IMAGE)
         if image < 0 or label < 0:
-            return None
-        number = check_id(self.file, "annotation", annotation["id"])
+            return
+        number = check_id(self.listing.file, "annotation", annotation["id"])
         if number in self._seen:
-            self._add_error(kinds.DUPLICATE_ID, annotation, "used before")
-            return None
+            raise _Invalid(kinds.DUPLICATE_ID, "used before")
         self._seen.add(number)
         box = numbers(annotation["bbox"], 4)
         if box is None:
-            self._add_error(kinds.BAD_BOX, annotation, f"bbox {shortened(annotation['bbox'])}")
-            return None
-        segmentation = self._add_segmentation(annotation, image)
-        if segmentation is None or (keypoints := self._keypoints(annotation)) is None:
-            return None
+            raise _Invalid(kinds.BAD_BOX, f"bbox {shortened(annotation['bbox'])}")
+        polygons, rle = self._segmentation(annotation, image)
+        keypoints = self._keypoints(annotation)
         area = annotation.get("area")
         if area is not None and (not numbers([area], limit=MAX_PIXELS) or area < 0):
-            self._add_error(kinds.BAD_AREA, annotation, f"area {shortened(area)}")
-            return None
+            raise _Invalid(kinds.BAD_AREA, f"area {shortened(area)}")
         try:
             crowd = flag(annotation.get("iscrowd"))
         except ValueError as error:
-            self._add_error(kinds.BAD_FLAG, annotation, f"iscrowd {error}")
-            return None
-        return AnnotationRow(image, number, box, label, area, crowd, not crowd, segmentation, keypoints)
+            raise _Invalid(kinds.BAD_FLAG, f"iscrowd {error}") from error
+        self.listing.add(
+            image, number, label, box, polygons=polygons, rle=rle, area=area, crowd=crowd, keypoints=keypoints
+        )
 
-    def _look_up(self, index_of: Mapping[Any, int], annotation: Mapping[str, Any], key: str, kind: str) -> int:
-        """Return the index of a referenced image or class; -1 and an error if it does not exist."""
-        value = annotation[key]
-        if type(value) in (int, float) and value in index_of:
-            return index_of[value]
-        self._add_error(kind, annotation, f"{key} {shortened(value)}")
-        return -1
-
-    def _add_error(self, kind: str, annotation: Mapping[str, Any], value: str) -> None:
-        number = annotation["image_id"]
-        index = self.index_of.get(number, -1) if type(number) in (int, float) else -1
-        name = f"image {shortened(number)}" if index < 0 else file_name(self.file, self.images[index])
-        self.errors.add(kind, name, f"annotation {shortened(annotation['id'])}", value)
-
-    def _add_segmentation(self, annotation: Mapping[str, Any], image: int) -> int | None:
-        """Add the segmentation and return its row; None and an error if it is invalid. Invalid polygons among valid
-        ones are dropped."""
-        if self.segmentations is None:
-            return 0
+    def _segmentation(self, annotation: Mapping[str, Any], image: int) -> tuple[list[list[float]], bytes]:
+        """Return polygons, or compressed RLE. Invalid polygons among valid ones are dropped."""
+        if not self.listing.masks and not self.listing.oriented:
+            return [], b""
         segment = annotation.get("segmentation")
         if not segment:
-            self._add_error(kinds.NO_SEGMENTATION, annotation, f"segmentation {shortened(segment)}")
-            return None
+            raise _Invalid(kinds.NO_SEGMENTATION, f"segmentation {shortened(segment)}")
         if isinstance(segment, dict):
-            size, counts = (self.images[image]["height"], self.images[image]["width"]), segment.get("counts")
-            if segment.get("size") == list(size) and isinstance(counts, list | str):
+            size, counts = self.listing.sizes[image].tolist(), segment.get("counts")
+            if segment.get("size") == size and isinstance(counts, list | str):
                 with suppress(ValueError):
-                    return self.segmentations.add(rle=compress_rle(segment, size).encode("ascii"))
+                    return [], compress_rle(segment, tuple(size)).encode("ascii")
             value = f"size {shortened(segment.get('size'))}, counts {shortened(counts):.40}"
-            self._add_error(kinds.BAD_SEGMENTATION, annotation, value)
-            return None
+            raise _Invalid(kinds.BAD_SEGMENTATION, value)
         polygons = [numbers(polygon) for polygon in segment] if isinstance(segment, list) else []
         valid = [points for points in polygons if points is not None and len(points) >= 6 and len(points) % 2 == 0]
-        if len(valid) < len(polygons) or not valid:
-            self._add_error(kinds.BAD_SEGMENTATION, annotation, f"segmentation {shortened(segment)}")
-        return self.segmentations.add(valid) if valid else None
+        invalid = _Invalid(kinds.BAD_SEGMENTATION, f"segmentation {shortened(segment)}")
+        if not valid:
+            raise invalid
+        if len(valid) < len(polygons):
+            self._report(annotation, *invalid.args)
+        return valid, b""
 
-    def _keypoints(self, annotation: Mapping[str, Any]) -> list[float] | None:
-        """Return the keypoints; zeros if it has none, None and an error if they are too few or too many."""
-        count = 3 * self.num_keypoints
+    def _keypoints(self, annotation: Mapping[str, Any]) -> list[float]:
+        """Return the keypoints; zeros if it has none."""
+        count = 3 * len(self.listing.keypoints)
         values = annotation.get("keypoints")
         if values is None or not count:
             return [0.0] * count
         keypoints = numbers(values, count)
         if keypoints is None or not {0, 1, 2}.issuperset(keypoints[2::3]):
             length = f"{len(values)} values, " if isinstance(values, list) and len(values) != count else ""
-            self._add_error(kinds.BAD_KEYPOINTS, annotation, f"{length}{shortened(values)}, expected {count} numbers")
-            return None
+            raise _Invalid(kinds.BAD_KEYPOINTS, f"{length}{shortened(values)}, expected {count} numbers")
         return keypoints
+
+
+def _look_up(index_of: Mapping[Any, int], annotation: Mapping[str, Any], key: str, kind: str) -> int:
+    """Return the index of a referenced image or class."""
+    value = annotation[key]
+    if type(value) in (int, float) and value in index_of:
+        return index_of[value]
+    raise _Invalid(kind, f"{key} {shortened(value)}")

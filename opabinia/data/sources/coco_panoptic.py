@@ -25,7 +25,7 @@ from opabinia.contracts import (
 from opabinia.contracts.masks import encode_rle
 from opabinia.data.sources import annotation_errors as kinds
 from opabinia.data.sources.annotation_errors import ErrorCollector, ErrorGroup, check_errors
-from opabinia.data.sources.annotation_values import check_below_root, flag, shortened
+from opabinia.data.sources.annotation_values import check_below_root, errors_in, flag, shortened
 from opabinia.data.sources.coco import category_name, check_id, file_name, read_lists, select_images
 from opabinia.data.sources.detection_base import make_sample, read_annotated
 from opabinia.data.sources.file_names import FileNames, short_digest
@@ -125,10 +125,8 @@ def _check_category(file: Path, category: Mapping[str, Any]) -> None:
         ValueError: its id, ``isthing`` or color is invalid.
     """
     place = f"{file}: category {check_id(file, 'category', category['id'])}"
-    try:
+    with errors_in(f"{place}: isthing "):
         flag(category["isthing"])
-    except ValueError as error:
-        raise ValueError(f"{place}: isthing {error}") from error
     color = category.get("color")
     if color and not (isinstance(color, list) and len(color) == 3 and all(part in range(256) for part in color)):
         raise ValueError(f"{place}: color is {shortened(color)}, expected three numbers from 0 to 255")

@@ -14,6 +14,7 @@ from torchvision import tv_tensors
 
 from opabinia.config import register
 from opabinia.contracts import InputPath, Sample
+from opabinia.data.sources.annotation_values import errors_in
 from opabinia.data.sources.named import NamedSamples
 from opabinia.data.sources.pedestrian_attributes import read_mat
 from opabinia.data.sources.reid_base import ReidImage, Split, Subset, dataset_root, identity_info, read_split
@@ -52,10 +53,9 @@ class Cuhk03Archive(NamedSamples):
     ) -> None:
         self.file, self.boxes = dataset_root(root, "cuhk03_release") / "cuhk-03.mat", boxes
         with _open(self.file) as archive:
-            try:
+            where = f"{self.file} has no {boxes} images and test sets of CUHK03: "
+            with errors_in(where, KeyError, ValueError, TypeError, IndexError, AttributeError):
                 subsets = _first_protocol(archive, boxes, test_set) if test_set is not None else None
-            except (KeyError, ValueError, TypeError, IndexError, AttributeError) as error:
-                raise ValueError(f"{self.file} has no {boxes} images and test sets of CUHK03: {error}") from error
         if subsets is None:
             subsets = _new_protocol(self.file.with_name(f"cuhk03_new_protocol_config_{boxes}.mat"))
 
@@ -82,10 +82,8 @@ def _open(file: Path) -> Any:
         import h5py
     except ImportError as error:
         raise ValueError(f"{file}: reading it needs h5py: pip install 'opabinia[matlab]'") from error
-    try:
+    with errors_in(f"{file} cannot be read: ", OSError):
         return h5py.File(file)
-    except OSError as error:
-        raise ValueError(f"{file} cannot be read: {error}") from error
 
 
 def _persons(archive: Any, boxes: Boxes, pair: int) -> Any:
@@ -117,10 +115,8 @@ def _images(archive: Any, boxes: Boxes) -> Iterator[tuple[int, int, int]]:
 def _new_protocol(file: Path) -> dict[Subset, list[str]]:
     """Return the names of the images of each subset by the new protocol."""
     content = read_mat(file)
-    try:
+    with errors_in(f"{file} has no lists of the new protocol: ", KeyError, ValueError, TypeError, IndexError):
         names = [str(name) for name in np.atleast_1d(content["filelist"])]
         subsets: tuple[Subset, ...] = ("train", "query", "gallery")
         indices = {subset: np.atleast_1d(content[f"{subset}_idx"]) for subset in subsets}
         return {subset: [names[int(index) - 1] for index in column] for subset, column in indices.items()}
-    except (KeyError, ValueError, TypeError, IndexError) as error:
-        raise ValueError(f"{file} has no lists of the new protocol: {error}") from error

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple
 from xml.etree.ElementTree import Element
 
@@ -17,12 +16,12 @@ from opabinia.contracts import Channels, InputPath
 from opabinia.contracts.masks import compress_rle, encode_rle
 from opabinia.data.sources import annotation_errors as kinds
 from opabinia.data.sources.annotation_errors import Broken, ErrorCollector
-from opabinia.data.sources.annotation_values import image_size, parse_number, parse_whole, text
+from opabinia.data.sources.annotation_values import errors_in, image_size, parse_number, parse_whole, text
 from opabinia.data.sources.detection_base import AnnotatedImages, DetectionListing, Empty, build_source, pick_classes
 from opabinia.data.sources.folder import existing_folder
-from opabinia.data.sources.shapes import Polygon, Shapes, ellipse, rectangle, rotate
+from opabinia.data.sources.list_files import existing_file
+from opabinia.data.sources.shapes import Polygon, ellipse, rectangle, rotate
 from opabinia.data.sources.voc import parse_xml
-from opabinia.runtime.files import describe_missing
 
 
 @register.source
@@ -54,36 +53,31 @@ def cvat(
     Raises:
         ValueError: the file is not such an XML file, or has errors that ``broken`` does not allow.
     """
-    root, file = existing_folder(root, "root is the folder that holds the images"), file.expanduser()
-    if not file.is_file():
-        raise ValueError(f"there is no file {file}; {describe_missing(file)}")
-    try:
+    root, file = existing_folder(root, "root is the folder that holds the images"), existing_file(file)
+    with errors_in(f"{file} is not an XML file of CVAT for images 1.1: ", OSError, ValueError):
         top = parse_xml(file.read_bytes())
         all_images = [_Image.parse(element) for element in top.findall("image")]
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{file} is not an XML file of CVAT for images 1.1: {error}") from error
-    names = [_label_name(file, element) for element in top.findall("meta/*/labels/label/name")]
+    with errors_in(f"{file}: the name of a label: "):
+        names = [text(element.text or "") for element in top.findall("meta/*/labels/label/name")]
     chosen = [names[index] for index in pick_classes(file, names, classes)]
     labels = dict.fromkeys(names, -1) | {name: label for label, name in enumerate(chosen)}
-    errors, shapes = ErrorCollector(), Shapes()
     images = list({image.name: image for image in reversed(all_images)}.values())[::-1]
-    for name, count in Counter(image.name for image in all_images).items():
-        if count > 1:
-            errors.add(kinds.DUPLICATE_IMAGE, name, "", f"{count} times")
-    for index, image in enumerate(images):
-        for number, element in enumerate(image.elements, 1):
-            _add_shape(shapes, errors, index, number, image, element, labels)
     listing = DetectionListing(
         file=file,
         root=root,
         names=[os.fsencode(image.name) for image in images],
         sizes=np.array([image.size for image in images], dtype=np.int64).reshape(-1, 2),
-        annotations=shapes.annotations(masks=masks),
         classes=chosen,
-        errors=errors,
-        segmentations=shapes.segmentations if masks else None,
+        errors=ErrorCollector(),
+        masks=masks,
         noun="shape",
     )
+    for name, count in Counter(image.name for image in all_images).items():
+        if count > 1:
+            listing.errors.add(kinds.DUPLICATE_IMAGE, name, "", f"{count} times")
+    for index, image in enumerate(images):
+        for number, element in enumerate(image.elements, 1):
+            _add_shape(listing, index, number, image, element, labels)
     return build_source(listing, broken=broken, empty=empty, channels=channels)
 
 
@@ -102,47 +96,31 @@ class _Image(NamedTuple):
             ValueError: it has no name or size, or a ``z_order`` is no integer.
         """
         name = element.get("name", "")
-        try:
+        with errors_in(f"image {name!r:.60} has no width and height: "):
             size = image_size(*(parse_whole(element.get(side, "")) for side in ("height", "width")))
-        except ValueError as error:
-            raise ValueError(f"image {name!r:.60} has no width and height: {error}") from error
         if not name:
             raise ValueError(f"an image of {size[1]} x {size[0]} pixels has no name")
         shapes = [shape for shape in element if shape.tag != "tag"]
-        try:
+        with errors_in(f"image {name!r:.60}: z_order "):
             shapes.sort(key=lambda shape: parse_whole(shape.get("z_order") or "0"))
-        except ValueError as error:
-            raise ValueError(f"image {name!r:.60}: z_order {error}") from error
         return cls(name, size, shapes)
 
 
-def _label_name(file: Path, element: Element) -> str:
-    try:
-        return text(element.text or "")
-    except ValueError as error:
-        raise ValueError(f"{file}: the name of a label: {error}") from error
-
-
 def _add_shape(
-    shapes: Shapes,
-    errors: ErrorCollector,
-    index: int,
-    number: int,
-    image: _Image,
-    element: Element,
-    labels: Mapping[str, int],
+    listing: DetectionListing, index: int, number: int, image: _Image, element: Element, labels: Mapping[str, int]
 ) -> None:
     name, place = element.get("label", ""), f"shape {number}"
     if name not in labels:
-        errors.add(kinds.UNKNOWN_CLASS, image.name, place, f"label {name!r}")
+        listing.errors.add(kinds.UNKNOWN_CLASS, image.name, place, f"label {name!r}")
     elif labels[name] >= 0:
         try:
             if element.tag == "mask":
-                shapes.add_mask(index, number, labels[name], *_read_mask(element, image.size))
+                box, rle = _read_mask(element, image.size)
+                listing.add(index, number, labels[name], box, rle=rle)
             else:
-                shapes.add(index, number, labels[name], [_polygon(element)])
+                listing.add(index, number, labels[name], polygons=[_polygon(element)])
         except ValueError as error:
-            errors.add(kinds.BAD_SEGMENTATION, image.name, place, error)
+            listing.errors.add(kinds.BAD_SEGMENTATION, image.name, place, error)
 
 
 def _numbers(element: Element, names: str) -> list[float]:
@@ -151,10 +129,8 @@ def _numbers(element: Element, names: str) -> list[float]:
     Raises:
         ValueError: one is missing, not finite or too large.
     """
-    try:
+    with errors_in(f"a {element.tag} without the numbers {names}: "):
         return [parse_number(element.get(name, "")) for name in names.split()]
-    except ValueError as error:
-        raise ValueError(f"a {element.tag} without the numbers {names}: {error}") from error
 
 
 def _polygon(element: Element) -> Polygon:

@@ -1,6 +1,6 @@
 """Object detection: what sources of images with bounding boxes share.
 
-An annotation file is read into a :class:`DetectionListing`; :func:`build_source` checks and fixes it.
+A reader fills a :class:`DetectionListing`; :func:`build_source` checks and fixes it.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ import copy
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import compress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,12 +26,12 @@ from opabinia.data.decoding.images import read_image
 from opabinia.data.sources import annotation_errors as kinds
 from opabinia.data.sources.annotation_arrays import AnnotationArrays, SegmentationArrays
 from opabinia.data.sources.annotation_errors import Broken, ErrorCase, ErrorCollector, check_errors
-from opabinia.data.sources.annotation_values import ROOT_HINT, leaves_root
+from opabinia.data.sources.annotation_values import ROOT_HINT, errors_in, leaves_root
 from opabinia.data.sources.file_names import short_digest
-from opabinia.data.sources.image_headers import files_exist
+from opabinia.data.sources.image_headers import files_exist, read_sizes
 from opabinia.data.sources.labels import select_classes
 from opabinia.data.sources.named import NamedFiles
-from opabinia.data.sources.oriented_boxes import from_segmentations, min_area_boxes
+from opabinia.data.sources.oriented_boxes import min_area_boxes, surround
 from opabinia.runtime.log import log
 from opabinia.runtime.text import plural
 
@@ -47,68 +48,137 @@ PIXEL_CENTER = 0.5
 """Files have the index of a keypoint's pixel, samples its position in the image (detectron2's rule)."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class DetectionListing:
-    """Content of an annotation file, not yet checked.
+    """Images and objects of annotation files, not yet checked. A reader makes one and adds the objects.
 
     Attributes:
         file: the file, for messages.
         root: the folder that names are relative to.
         names: of N images, as the file system has them.
-        sizes: height and width of each (int64, N x 2); zeros if unknown, which has been added to the errors.
-        image_ids: of the images in the file (int64, N); None if they only have names.
-        annotations: the objects, in any order.
+        sizes: height and width of each (int64, N x 2); 0 if not annotated, which are read from the images.
         classes, category_ids, frequencies, keypoints: as in :class:`opabinia.contracts.DatasetInfo`; ids None: from 1.
         errors: those found while the file was read.
-        segmentations: of the objects; None if they are not read.
+        masks: keep the segmentations of objects.
+        oriented: replace boxes by the rectangles of minimum area around segmentations; without ``masks``.
+        image_ids: of the images in the file (int64, N); None if they only have names.
         absent, not_exhaustive: classes of each image, as in :class:`opabinia.contracts.GroundTruth`; None if unknown.
         noun: what messages call an object of this file.
         below_root: images outside ``root`` are errors.
+        segmentations: of the objects; None if they are not kept.
+        annotations: the objects, in the order in which they were added; set by :func:`build_source`.
+
+    Raises:
+        ValueError: both masks and oriented boxes are asked for.
     """
 
     file: Path
     root: Path
     names: Sequence[bytes]
     sizes: Indices
-    annotations: AnnotationArrays
     classes: Sequence[str]
     errors: ErrorCollector
+    masks: bool = False
+    oriented: bool = False
     category_ids: Sequence[int] | None = None
     image_ids: Indices | None = None
     frequencies: Sequence[str] = ()
     keypoints: Sequence[str] = ()
-    segmentations: SegmentationArrays | None = None
     absent: Sequence[Sequence[int]] | None = None
     not_exhaustive: Sequence[Sequence[int]] | None = None
     noun: str = "annotation"
     below_root: bool = True
+    segmentations: SegmentationArrays | None = field(init=False)
+    annotations: AnnotationArrays = field(init=False)
+    _rows: list[tuple[Any, ...]] = field(default_factory=list)
 
-    def with_oriented_boxes(self) -> DetectionListing:
-        """Return the listing with the rectangles of minimum area around its segmentations in place of these."""
-        assert self.segmentations is not None
+    def __post_init__(self) -> None:
+        check_not_both(self.masks, self.oriented)
+        self.segmentations = SegmentationArrays() if self.masks else None
+        unknown = np.flatnonzero((self.sizes <= 0).any(1))
+        self.sizes[unknown] = read_sizes(self.root, [self.names[index] for index in unknown.tolist()], self.errors)
 
-        def report(row: int, error: ValueError) -> None:
-            name = os.fsdecode(self.names[self.annotations.image_indices[row]])
-            self.errors.add(kinds.BAD_SEGMENTATION, name, f"{self.noun} {self.annotations.ids[row]}", error)
+    def add(
+        self,
+        image: int,
+        number: int,
+        label: int,
+        box: Sequence[float] | None = None,
+        *,
+        polygons: Sequence[Sequence[float]] = (),
+        rle: bytes = b"",
+        corners: Sequence[float] = (),
+        area: float | None = None,
+        crowd: bool = False,
+        trainable: bool | None = None,
+        keypoints: Sequence[float] = (),
+    ) -> None:
+        """Add an object.
 
-        annotations = from_segmentations(self.annotations, self.segmentations, self.sizes, report)
-        return replace(self, annotations=annotations, segmentations=None)
+        Args:
+            image: index of its image.
+            number: its annotation id, or its line in a file; unique in the image.
+            label: its class.
+            box: left, top, width, height; None: that around the polygons or corners.
+            polygons, rle: its segmentation, see :meth:`SegmentationArrays.add`.
+            corners: x, y, x, y ... of an oriented box.
+            area: in pixels; None: that of the box.
+            crowd: evaluation ignores it.
+            trainable: it is trained on; None: unless it is a crowd.
+            keypoints: x, y, visibility ... of all keypoints.
+        """
+        if self.oriented and not corners:
+            try:
+                corners = surround(polygons, rle, self.sizes[image].tolist()).ravel().tolist()
+            except ValueError as error:
+                name = os.fsdecode(self.names[image])
+                self.errors.add(kinds.BAD_SEGMENTATION, name, f"{self.noun} {number}", error)
+                return
+        if box is None:
+            points = np.concatenate([np.reshape(part, (-1, 2)) for part in (*polygons, corners)])
+            low, high = points.min(0), points.max(0)
+            box = [*low.tolist(), *(high - low).tolist()]
+        row = 0 if self.segmentations is None else self.segmentations.add(polygons, rle)
+        trainable = not crowd if trainable is None else trainable
+        self._rows.append((image, number, box, label, area, crowd, trainable, row, keypoints, corners))
 
-    def select_images(self, kept: NDArray[np.bool_]) -> DetectionListing:
-        """Return the listing with some of the images (bool, N) and their objects."""
-        if kept.all():
-            return self
-        annotations = self.annotations.take(kept[self.annotations.image_indices])
-        indices = np.flatnonzero(kept).tolist()
-        return replace(
-            self,
-            names=[self.names[i] for i in indices],
-            sizes=self.sizes[kept],
-            image_ids=None if self.image_ids is None else self.image_ids[kept],
-            annotations=annotations._replace(image_indices=(np.cumsum(kept) - 1)[annotations.image_indices]),
-            absent=None if self.absent is None else [self.absent[i] for i in indices],
-            not_exhaustive=None if self.not_exhaustive is None else [self.not_exhaustive[i] for i in indices],
+    def make_arrays(self) -> None:
+        """Set ``annotations`` to the objects that were added."""
+        columns = zip(*self._rows, strict=True) if self._rows else ((),) * 10
+        images, ids, boxes, labels, areas, crowd, trainable, segmentations, keypoints, corners = columns
+        annotations = AnnotationArrays(
+            np.array(images, dtype=np.int64),
+            np.array(ids, dtype=np.int64),
+            np.array(boxes, dtype=np.float64).reshape(-1, 4),
+            np.array(labels, dtype=np.int64),
+            np.array(areas, dtype=np.float64),
+            np.array(crowd, dtype=bool),
+            np.array(trainable, dtype=bool),
+            None if self.segmentations is None else np.array(segmentations, dtype=np.int64),
+            np.array(keypoints, dtype=np.float64).reshape(-1, len(self.keypoints), 3) if self.keypoints else None,
+            np.array(corners, dtype=np.float64).reshape(-1, 4, 2) if self.oriented else None,
         )
+        if annotations.corners is not None:
+            low, high = annotations.corners.min(1), annotations.corners.max(1)
+            upright, sides = np.concatenate([low, high - low], 1), min_area_boxes(annotations.corners)[:, 2:4]
+            self.annotations = annotations._replace(boxes=upright, areas=sides.prod(1))
+        else:
+            with np.errstate(over="ignore"):  # boxes of any size; those beyond the image are errors
+                box_areas = annotations.boxes[:, 2:].prod(1)
+            unknown = np.isnan(annotations.areas)
+            self.annotations = annotations._replace(areas=np.where(unknown, box_areas, annotations.areas))
+
+    def select_images(self, kept: NDArray[np.bool_]) -> None:
+        """Keep only some of the images (bool, N) and their objects."""
+        annotations = self.annotations.take(kept[self.annotations.image_indices])
+        self.annotations = annotations._replace(image_indices=(np.cumsum(kept) - 1)[annotations.image_indices])
+        self.names, self.sizes = list(compress(self.names, kept)), self.sizes[kept]
+        if self.image_ids is not None:
+            self.image_ids = self.image_ids[kept]
+        if self.absent is not None:
+            self.absent = list(compress(self.absent, kept))
+        if self.not_exhaustive is not None:
+            self.not_exhaustive = list(compress(self.not_exhaustive, kept))
 
 
 class AnnotatedImages(NamedFiles):
@@ -161,11 +231,9 @@ class AnnotatedImages(NamedFiles):
         if ground_truth.segments is not None:
             masks = np.zeros((int(trainable.sum()), *ground_truth.size), dtype=np.uint8)
             for mask, row in zip(masks, np.flatnonzero(trainable).tolist(), strict=True):
-                try:
+                annotation = f"image {ground_truth.image_id}, {self.noun} {ground_truth.ids[row]}"
+                with errors_in(f"{self.file}, {annotation}: "):
                     mask[:] = decode_rle(ground_truth.segments[row], ground_truth.size)
-                except ValueError as error:
-                    annotation = f"image {ground_truth.image_id}, {self.noun} {ground_truth.ids[row]}"
-                    raise ValueError(f"{self.file}, {annotation}: {error}") from error
         return make_sample(image, self.id(index), ground_truth, trainable, masks, self._flip_pairs)
 
     def ground_truth(self, index: int) -> GroundTruth:
@@ -217,6 +285,15 @@ class AnnotatedImages(NamedFiles):
 
     def _annotations_of(self, index: int) -> AnnotationArrays:
         return self.annotations.take(slice(self._ends[index - 1] if index else 0, self._ends[index]))
+
+
+def read_label_file(folder: Path, name: str, errors: ErrorCollector) -> list[str] | None:
+    """Return the lines of a text file with labels; None and an error if it cannot be read."""
+    try:
+        return (folder / name).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        errors.add(kinds.BAD_LABELS, name, "", getattr(error, "strerror", None) or error)
+        return None
 
 
 def read_annotated(path: bytes, channels: Channels, size: tuple[int, int], file: Path) -> torch.Tensor:
@@ -318,7 +395,8 @@ def build_source(
         )
     for index in np.flatnonzero(~exist & ~outside_root).tolist():
         listing.errors.add(kinds.MISSING, os.fsdecode(listing.names[index]), "", f"not in {listing.root}")
-    listing = listing.select_images(exist & (listing.sizes > 0).all(1))
+    listing.make_arrays()
+    listing.select_images(exist & (listing.sizes > 0).all(1))
     cut, outside = _find_broken(listing)
     check_errors(listing.file, listing.errors.groups(), broken)
     annotations = listing.annotations
@@ -330,8 +408,8 @@ def build_source(
         if annotations.keypoints is not None:
             annotations.keypoints[_outside_keypoints(listing)] = 0
     valid = ~outside if broken == "clip" else ~(outside | cut)
-    listing = replace(listing, annotations=annotations.take(valid))
-    listing = listing.select_images(_find_usable(listing, empty, min_keypoints))
+    listing.annotations = annotations.take(valid)
+    listing.select_images(_find_usable(listing, empty, min_keypoints))
     if not listing.names:
         raise ValueError(f"{listing.file}: no image is left to train on")
     if not listing.annotations.trainable.any():

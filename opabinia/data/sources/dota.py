@@ -12,14 +12,18 @@ import numpy as np
 from opabinia.config import register
 from opabinia.contracts import Channels, InputPath
 from opabinia.data.sources import annotation_errors as kinds
-from opabinia.data.sources.annotation_arrays import AnnotationArrays, AnnotationRow
 from opabinia.data.sources.annotation_errors import Broken, ErrorCollector, check_errors
 from opabinia.data.sources.annotation_values import parse_number, shortened, text
-from opabinia.data.sources.detection_base import AnnotatedImages, DetectionListing, Empty, build_source, pick_classes
+from opabinia.data.sources.detection_base import (
+    AnnotatedImages,
+    DetectionListing,
+    Empty,
+    build_source,
+    pick_classes,
+    read_label_file,
+)
 from opabinia.data.sources.file_names import sort_names
 from opabinia.data.sources.folder import existing_folder, is_image_file
-from opabinia.data.sources.image_headers import read_sizes
-from opabinia.data.sources.oriented_boxes import with_corners
 
 
 @register.source
@@ -59,35 +63,31 @@ def dota(
     entries = sorted(os.listdir(os.fsencode(existing_folder(root / "images"))))
     images = [os.path.join(b"images", name) for name in entries if is_image_file(name)]
     errors = ErrorCollector()
-    sizes = read_sizes(root, images, errors)
-    lines: list[tuple[int, _Line]] = []
-    for image, name in enumerate(images):
-        own = _read_file(folder, os.fsdecode(os.path.splitext(os.path.basename(name))[0]) + ".txt", classes, errors)
-        lines += [(image, line) for line in own or ()]
-        if own is None:
-            sizes[image] = 0
-    classes = sort_names({line.name for _, line in lines}) if classes is None else classes
+    files: dict[bytes, list[_Line]] = {}
+    for name in images:
+        label_file = os.fsdecode(os.path.splitext(os.path.basename(name))[0]) + ".txt"
+        lines = _read_file(folder, label_file, classes, errors)
+        if lines is not None:
+            files[name] = lines
+    if classes is None:
+        classes = sort_names({line.name for lines in files.values() for line in lines})
     if not classes:
         check_errors(folder, errors.groups(), broken)
     pick_classes(folder, classes, None)
     label_of = {name: label for label, name in enumerate(classes)}
-    rows = [
-        AnnotationRow(
-            image, line.number, (0, 0, 0, 0), label_of[line.name], crowd=line.difficult, trainable=not line.difficult
-        )
-        for image, line in lines
-    ]
-    corners = np.array([line.corners for _, line in lines], dtype=np.float64).reshape(-1, 4, 2)
     listing = DetectionListing(
         file=folder,
         root=root,
-        names=images,
-        sizes=sizes,
-        annotations=with_corners(AnnotationArrays.from_rows(rows), corners),
+        names=list(files),
+        sizes=np.zeros((len(files), 2), dtype=np.int64),
         classes=classes,
         errors=errors,
+        oriented=True,
         noun="line",
     )
+    for image, lines in enumerate(files.values()):
+        for line in lines:
+            listing.add(image, line.number, label_of[line.name], corners=line.corners, crowd=line.difficult)
     return build_source(listing, broken=broken, empty=empty, channels=channels)
 
 
@@ -102,13 +102,11 @@ class _Line(NamedTuple):
 
 def _read_file(folder: Path, name: str, classes: Sequence[str] | None, errors: ErrorCollector) -> list[_Line] | None:
     """Return the valid lines of a label file; errors are added for others. None if it cannot be read."""
-    try:
-        text = (folder / name).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        errors.add(kinds.BAD_LABELS, name, "", getattr(error, "strerror", None) or error)
+    rows = read_label_file(folder, name, errors)
+    if rows is None:
         return None
     lines = []
-    for number, words in enumerate(text.splitlines(), 1):
+    for number, words in enumerate(rows, 1):
         columns = words.split()
         if not columns or columns[0].lower().startswith(("imagesource:", "gsd:")):
             continue

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from opabinia.config import register
 from opabinia.contracts import Batch, Indices, InputPath
+from opabinia.data.sources.annotation_values import errors_in
 from opabinia.data.sources.file_names import short_digest
 from opabinia.data.sources.in_memory import ImageArray, collate_arrays
 
@@ -76,10 +77,8 @@ def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
     """
     content = path.read_bytes()
     if content[:2] == b"\x1f\x8b":
-        try:
+        with errors_in(f"{path} is not a complete gzip file: ", EOFError, OSError, zlib.error):
             content = gzip.decompress(content)
-        except (EOFError, OSError, zlib.error) as error:
-            raise ValueError(f"{path} is not a complete gzip file: {error}") from error
     header = 4 + 4 * dimensions
     if len(content) < header or content[:4] != bytes([0, 0, 8, dimensions]):
         raise ValueError(

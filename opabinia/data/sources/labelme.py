@@ -19,8 +19,7 @@ from opabinia.data.sources.annotation_values import image_size, numbers, parse_j
 from opabinia.data.sources.detection_base import AnnotatedImages, DetectionListing, Empty, build_source, pick_classes
 from opabinia.data.sources.file_names import decode_name, sort_names
 from opabinia.data.sources.folder import existing_folder, find_files
-from opabinia.data.sources.image_headers import read_sizes
-from opabinia.data.sources.shapes import Polygon, Shapes, ellipse, rectangle
+from opabinia.data.sources.shapes import Polygon, ellipse, rectangle
 
 
 @register.source
@@ -68,29 +67,23 @@ def labelme(
         check_errors(root, errors.groups(), broken)
     pick_classes(root, classes, None)
     label_of = {name: label for label, name in enumerate(classes)}
-    shapes = Shapes()
+    listing = DetectionListing(
+        file=root,
+        root=root,
+        names=list(by_image),
+        sizes=np.array([content.size for content in contents], dtype=np.int64).reshape(-1, 2),
+        classes=classes,
+        errors=errors,
+        masks=masks,
+        noun="object",
+    )
     for image, content in enumerate(contents):
         objects: dict[Any, list[Polygon]] = {}
         for number, shape in enumerate(content.shapes):
             if shape.label in label_of:
                 objects.setdefault((shape.label, shape.group or f"shape {number}"), []).append(shape.polygon)
         for number, ((name, _), polygons) in enumerate(objects.items(), 1):
-            shapes.add(image, number, label_of[name], polygons)
-    names = list(by_image)
-    sizes = np.array([content.size for content in contents], dtype=np.int64).reshape(-1, 2)
-    unknown = np.flatnonzero((sizes <= 0).any(1))
-    sizes[unknown] = read_sizes(root, [names[index] for index in unknown], errors)
-    listing = DetectionListing(
-        file=root,
-        root=root,
-        names=names,
-        sizes=sizes,
-        annotations=shapes.annotations(masks=masks),
-        classes=classes,
-        errors=errors,
-        segmentations=shapes.segmentations if masks else None,
-        noun="object",
-    )
+            listing.add(image, number, label_of[name], polygons=polygons)
     return build_source(listing, broken=broken, empty=empty, channels=channels)
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from opabinia.data.sources.annotation_values import MAX_CLASSES, MAX_TEXT, parse_json, shortened
+from opabinia.data.sources.annotation_values import MAX_CLASSES, MAX_TEXT, shortened
 from opabinia.data.sources.file_names import sort_names
-from opabinia.data.sources.list_files import read_lines, read_text
+from opabinia.data.sources.list_files import read_json, read_lines
 
 
 def class_indices(classes: Sequence[str], where: object = "classes") -> dict[str, int]:
@@ -154,7 +154,7 @@ def _classes_by_index(file: Path) -> list[str]:
     Raises:
         ValueError: the file cannot be read, or the indices are not 0, 1, 2 ...
     """
-    indices = parse_json(read_text(file), file)
+    indices = read_json(file)
     values = list(indices.values()) if isinstance(indices, dict) else [None]
     is_index = all(type(value) in (int, str) for value in values)
     if not is_index or {*map(str, values)} != {*map(str, range(len(values)))}:

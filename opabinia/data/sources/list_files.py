@@ -13,7 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from opabinia.data.sources.annotation_values import MAX_TEXT, parse_json, shortened
+from opabinia.data.sources.annotation_values import MAX_TEXT, errors_in, parse_json, shortened
 from opabinia.runtime.files import describe_missing
 from opabinia.runtime.text import plural
 
@@ -28,8 +28,7 @@ def read_rows(file: Path, columns: Sequence[str]) -> Iterator[Row]:
         ValueError: the file cannot be read, or a row is incomplete or lacks one of ``columns``; the text names file and
             line.
     """
-    if not file.is_file():
-        raise ValueError(f"there is no file {file}; {describe_missing(file)}")
+    file = existing_file(file)
     readers = {".csv": _csv_rows, ".tsv": _csv_rows, ".jsonl": _json_rows, ".ndjson": _json_rows}
     reader = {**readers, ".parquet": _parquet_rows}.get(file.suffix.lower())
     if reader is None:
@@ -130,8 +129,6 @@ def read_lines(file: Path) -> list[tuple[str, str]]:
     Raises:
         ValueError: the file cannot be read or is empty.
     """
-    if not file.is_file():
-        raise ValueError(f"there is no file {file}; {describe_missing(file)}")
     texts = enumerate(read_text(file).splitlines(), 1)
     lines = [(f"line {number}", line.strip()) for number, line in texts if line.strip()]
     if not lines:
@@ -143,12 +140,31 @@ def read_text(file: Path) -> str:
     """Read a text file in UTF-8, with or without a byte order mark.
 
     Raises:
-        ValueError: it cannot be read.
+        ValueError: it is missing or cannot be read.
     """
-    try:
-        return file.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{file} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    with errors_in(f"{file} cannot be read: ", OSError, UnicodeDecodeError):
+        return existing_file(file).read_text(encoding="utf-8-sig")
+
+
+def read_json(file: Path) -> Any:
+    """Read a JSON file.
+
+    Raises:
+        ValueError: it is missing, cannot be read or is no JSON.
+    """
+    return parse_json(read_text(file), file)
+
+
+def existing_file(file: Path) -> Path:
+    """Return a file with ``~`` expanded.
+
+    Raises:
+        ValueError: it is missing; the text names its nearest parent.
+    """
+    file = file.expanduser()
+    if not file.is_file():
+        raise ValueError(f"there is no file {file}; {describe_missing(file)}")
+    return file
 
 
 def read_fields(file: Path, columns: str) -> list[tuple[str, list[str]]]:

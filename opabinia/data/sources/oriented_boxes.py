@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.spatial import ConvexHull, QhullError
 
-from opabinia.contracts import Indices
 from opabinia.contracts.masks import decode_rle
 from opabinia.contracts.rotated_boxes import box_corners
-from opabinia.data.sources.annotation_arrays import AnnotationArrays, SegmentationArrays
 
 Floats = NDArray[np.float64]
 
@@ -51,48 +48,23 @@ def min_area_boxes(points: Floats) -> Floats:
     return np.column_stack([centers, sides.max(1), sides.min(1), (degrees + 90) % 180 - 90])
 
 
-def with_corners(annotations: AnnotationArrays, corners: Floats) -> AnnotationArrays:
-    """Return M annotations with corners (M x 4 x 2), the upright boxes around them, and the areas of the rectangles of
-    minimum area."""
-    low, high = corners.min(1), corners.max(1)
-    areas = min_area_boxes(corners)[:, 2:4].prod(1)
-    return annotations._replace(boxes=np.concatenate([low, high - low], 1), areas=areas, corners=corners)
-
-
-def from_segmentations(
-    annotations: AnnotationArrays,
-    segmentations: SegmentationArrays,
-    sizes: Indices,
-    report: Callable[[int, ValueError], object],
-) -> AnnotationArrays:
-    """Return annotations whose corners are those of the rectangles of minimum area around their segmentations, without
-    area where all points of a segmentation lie on a line.
+def surround(polygons: Sequence[Sequence[float]], rle: bytes, size: tuple[int, int]) -> Floats:
+    """Return the corners (4 x 2) of the rectangle of minimum area around an object, without area if its points lie on a
+    line.
 
     Args:
-        annotations: with rows of ``segmentations``.
-        segmentations: polygons or RLE.
-        sizes: height and width of each image (N x 2).
-        report: called with the index of an annotation whose RLE cannot be decoded and the error; it is dropped.
+        polygons: each x, y, x, y ...
+        rle: COCO's compressed counts, instead of polygons.
+        size: height and width of the image.
+
+    Raises:
+        ValueError: the counts cannot be decoded.
     """
-    assert annotations.segmentations is not None
-    rows = zip(annotations.segmentations.tolist(), sizes[annotations.image_indices].tolist(), strict=True)
-    corners: dict[int, Floats] = {}
-    for index, (row, size) in enumerate(rows):
-        try:
-            corners[index] = _surround(segmentations.segment(row, tuple(size)), tuple(size))
-        except ValueError as error:
-            report(index, error)
-    kept = annotations._replace(segmentations=None).take(list(corners))
-    return with_corners(kept, np.array(list(corners.values())).reshape(-1, 4, 2))
-
-
-def _surround(segment: Any, size: tuple[int, int]) -> Floats:
-    """Return the corners (4 x 2) of the rectangle of minimum area around polygons or RLE."""
-    if isinstance(segment, dict):
-        rows, columns = np.nonzero(decode_rle(segment, size))
+    if rle:
+        rows, columns = np.nonzero(decode_rle({"size": list(size), "counts": rle.decode("ascii")}, size))
         points = np.concatenate([np.stack([columns + x, rows + y], 1) for x in (0, 1) for y in (0, 1)])
     else:
-        points = np.concatenate([np.reshape(polygon, (-1, 2)) for polygon in segment])
+        points = np.concatenate([np.reshape(polygon, (-1, 2)) for polygon in polygons])
     try:
         hull = points[ConvexHull(points).vertices]
     except (QhullError, ValueError):  # on a line; an empty mask

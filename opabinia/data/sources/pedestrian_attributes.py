@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from opabinia.config import register
 from opabinia.contracts import Channels, InputPath
-from opabinia.data.sources.list_files import check_files_exist
+from opabinia.data.sources.annotation_values import errors_in
+from opabinia.data.sources.list_files import check_files_exist, existing_file
 from opabinia.data.sources.named import ImageFiles
 from opabinia.data.sources.reid_base import MARKET_FOLDERS, dataset_root, read_folders
 from opabinia.data.sources.table import label_info
-from opabinia.runtime.files import describe_missing
 
 AttributeSplit = Literal["train", "test"]
 
@@ -38,12 +38,10 @@ def pa100k(*, root: InputPath, split: Literal["train", "val", "test"] = "train",
     root = dataset_root(root, "PA-100K")
     file = root / "annotation.mat"
     content = read_mat(file)
-    try:
+    with errors_in(f"{file} has no images, labels and attributes of PA-100K: ", KeyError, ValueError, TypeError):
         names = [f"data/{name}" for name in np.atleast_1d(content[f"{split}_images_name"])]
         labels = np.asarray(content[f"{split}_label"], np.float32).reshape(len(names), -1)
         classes = [str(name) for name in np.atleast_1d(content["attributes"])]
-    except (KeyError, ValueError, TypeError) as error:
-        raise ValueError(f"{file} has no images, labels and attributes of PA-100K: {error}") from error
     check_files_exist(file, root, [(f"{split} {index}", name) for index, name in enumerate(names)])
     return ImageFiles(root, [os.fsencode(name) for name in names], label_info(classes, labels, channels))
 
@@ -87,7 +85,8 @@ def _identity_attributes(root: Path, name: str, cameras: int, split: AttributeSp
     subset: Literal["train", "gallery"] = "train" if split == "train" else "gallery"
     folders = {subset: [folder] for subset, folder in MARKET_FOLDERS.items()}
     images = read_folders(root, folders, subset, cameras, channels, {"0000"})
-    try:
+    where = f"{file} has no attributes by identity ({name}.{split}): "
+    with errors_in(where, KeyError, ValueError, TypeError, AttributeError):
         tables = read_mat(file)[name]
         table = tables[split]
         rows = {f"{int(identity):04d}": row for row, identity in enumerate(np.atleast_1d(table["image_index"]))}
@@ -98,8 +97,6 @@ def _identity_attributes(root: Path, name: str, cameras: int, split: AttributeSp
             wanted = {key: 2} if values == 2 else {f"{key}={value}": value for value in range(1, values + 1)}
             columns |= {label: np.atleast_1d(table[key]) == value for label, value in wanted.items()}
         by_identity = np.stack(list(columns.values()), 1).astype(np.float32)
-    except (KeyError, ValueError, TypeError, AttributeError) as error:
-        raise ValueError(f"{file} has no attributes by identity ({name}.{split}): {error}") from error
     identities = [images.classes[label] for label in np.asarray(images.info.labels)]
     kept = [index for index, identity in enumerate(identities) if identity != "0000"]
     if unknown := sorted({identities[index] for index in kept} - set(rows)):
@@ -116,10 +113,9 @@ def read_mat(file: Path) -> dict[str, Any]:
     """
     from scipy.io import loadmat  # slow to import
 
-    if not file.is_file():
-        raise ValueError(f"there is no file {file}; {describe_missing(file)}")
-    try:
+    existing_file(file)
+    with errors_in(
+        f"{file} is no MATLAB file of version 7 or before: ", Exception
+    ):  # a damaged file can fail in any way
         content: dict[str, Any] = loadmat(str(file), simplify_cells=True)
-    except Exception as error:  # a damaged file can fail in any way
-        raise ValueError(f"{file} is no MATLAB file of version 7 or before: {error}") from error
     return content

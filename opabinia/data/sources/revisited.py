@@ -14,9 +14,8 @@ from opabinia.config import register
 from opabinia.contracts import InputPath, Sample, Source, SourceInfo
 from opabinia.data.decoding.images import EncodedImage, decode_sample
 from opabinia.data.sources.file_names import short_digest
-from opabinia.data.sources.list_files import check_files_exist
+from opabinia.data.sources.list_files import check_files_exist, existing_file
 from opabinia.models.weights.safe_pickle import read_pickle
-from opabinia.runtime.files import describe_missing
 
 RELEVANCE = ("easy", "hard", "junk")
 """Values 1, 2 and 3 of a label."""
@@ -40,10 +39,8 @@ class Revisited(Source):
     """
 
     def __init__(self, *, file: InputPath, root: InputPath | None = None) -> None:
-        file = file.expanduser()
+        file = existing_file(file)
         self.root = (root or file.parent).expanduser()
-        if not file.is_file():
-            raise ValueError(f"there is no file {file}; {describe_missing(file)}")
         content = read_pickle(file, depth=4)
         try:
             self._boxes = [[round(float(side)) for side in query["bbx"]] for query in content["gnd"]]

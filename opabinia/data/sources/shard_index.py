@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from opabinia.contracts import Indices
 from opabinia.data.decoding.images import EXTENSIONS
-from opabinia.data.sources.annotation_values import parse_json, shortened
+from opabinia.data.sources.annotation_values import errors_in, parse_json, shortened
 from opabinia.data.sources.file_names import decode_name
 from opabinia.data.sources.list_files import cell_text
 from opabinia.runtime.files import DiskError, disk_errors, temporary_folder, wait_for_lock
@@ -153,15 +153,15 @@ def _write(folder: Path, names: Sequence[str], shards: Sequence[tuple[Rows, list
 
 def _scan(path: Path, json_label: str | None) -> tuple[Rows, list[str]]:
     """Return the rows of a tar file, in the order of the samples' first members, and the label texts."""
-    try:
-        with BufferedReader(open_file(path)) as file:
-            labels: dict[str, int] = {}
-            rows = [
-                _make_row(f"{path}, sample {key!r}", file, members, json_label, labels)
-                for key, members in _group_members(path, file).items()
-            ]
-    except (OSError, tarfile.TarError) as error:
-        raise ValueError(f"{path} is not a complete, uncompressed tar file: {error}") from error
+    with (
+        errors_in(f"{path} is not a complete, uncompressed tar file: ", OSError, tarfile.TarError),
+        BufferedReader(open_file(path)) as file,
+    ):
+        labels: dict[str, int] = {}
+        rows = [
+            _make_row(f"{path}, sample {key!r}", file, members, json_label, labels)
+            for key, members in _group_members(path, file).items()
+        ]
     if not rows:
         raise ValueError(f"{path} has no samples; expected an image and its label, such as 0001.jpg and 0001.cls")
     return np.array(rows, dtype=ROW), list(labels)

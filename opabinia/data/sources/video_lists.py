@@ -12,9 +12,9 @@ from typing import Any, Literal, NamedTuple
 from opabinia.config import register
 from opabinia.contracts import Channels, InputPath, Video
 from opabinia.data.decoding.video import VideoFile
-from opabinia.data.sources.annotation_values import parse_json, parse_number, shortened
+from opabinia.data.sources.annotation_values import errors_in, parse_number, shortened
 from opabinia.data.sources.labels import encode_labels, read_classes
-from opabinia.data.sources.list_files import cell_text, raise_for_invalid, read_lines, read_rows, read_text
+from opabinia.data.sources.list_files import cell_text, raise_for_invalid, read_json, read_lines, read_rows
 from opabinia.data.sources.videos import VideoFiles
 from opabinia.runtime.log import log
 
@@ -121,10 +121,8 @@ def _read_entries(
     if separator is None and file.suffix.lower() in (".csv", ".tsv"):
         delimiter = "\t" if file.suffix.lower() == ".tsv" else ","
         location, line = read_lines(file)[0]
-        try:
+        with errors_in(f"{file}, {location}: ", csv.Error):
             header = next(csv.reader([line], delimiter=delimiter))
-        except csv.Error as error:
-            raise ValueError(f"{file}, {location}: {error}") from error
     if "youtube_id" in header:
         yield from _read_kinetics(file, split)
         return
@@ -159,10 +157,8 @@ def _read_kinetics(file: Path, split: str | None) -> Iterator[_Entry]:
     for location, row in read_rows(file, columns):
         if split and row["split"] != split:
             continue
-        try:
+        with errors_in(f"{file}, {location}: time_start and time_end must be seconds: "):
             start, end = (int(parse_number(row[name])) for name in ("time_start", "time_end"))
-        except ValueError as error:
-            raise ValueError(f"{file}, {location}: time_start and time_end must be seconds: {error}") from error
         label = cell_text(row["label"], f"{file}, {location}: label")
         name = f"{row['youtube_id']}_{start:06d}_{end:06d}.mp4"
         paths = [name, os.path.join(label, name), os.path.join(label.replace(" ", "_"), name)]
@@ -178,10 +174,8 @@ def _read_span(row: Mapping[str, Any], where: str) -> tuple[float, float | None]
     texts = [str(row.get(name) or "").strip() for name in ("start", "end")]
     if not any(texts):
         return None
-    try:
+    with errors_in(f"{where}: start and end must be seconds: "):
         start, end = (parse_number(text) if text else None for text in texts)
-    except ValueError as error:
-        raise ValueError(f"{where}: start and end must be seconds: {error}") from error
     start = start or 0.0
     if start < 0 or (end is not None and not start < end):
         raise ValueError(
@@ -192,7 +186,7 @@ def _read_span(row: Mapping[str, Any], where: str) -> tuple[float, float | None]
 
 def _read_something(file: Path) -> Iterator[_Entry]:
     """Read a list of Something-Something (Goyal et al. 2017): its classes are templates without their brackets."""
-    rows = parse_json(read_text(file), file)
+    rows = read_json(file)
     for number, row in enumerate(rows if isinstance(rows, list) else [rows]):
         where = f"{file}, entry {number}"
         if not isinstance(row, dict) or "id" not in row or not {"template", "label"} & set(row):

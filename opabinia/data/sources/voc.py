@@ -14,13 +14,19 @@ import numpy as np
 from opabinia.config import register
 from opabinia.contracts import Channels, InputPath
 from opabinia.data.sources import annotation_errors as kinds
-from opabinia.data.sources.annotation_arrays import AnnotationArrays, AnnotationRow
 from opabinia.data.sources.annotation_errors import Broken, ErrorCollector
-from opabinia.data.sources.annotation_values import image_size, parse_flag, parse_number, parse_whole, shortened, text
+from opabinia.data.sources.annotation_values import (
+    errors_in,
+    image_size,
+    parse_flag,
+    parse_number,
+    parse_whole,
+    shortened,
+    text,
+)
 from opabinia.data.sources.detection_base import AnnotatedImages, DetectionListing, Empty, build_source, pick_classes
 from opabinia.data.sources.file_names import sort_names
 from opabinia.data.sources.folder import existing_folder, is_image_file
-from opabinia.data.sources.image_headers import read_sizes
 from opabinia.data.sources.list_files import read_fields
 from opabinia.runtime.log import log
 from opabinia.runtime.text import plural
@@ -81,30 +87,20 @@ def voc(
         classes = list(CLASSES) if names <= set(CLASSES) else sort_names(names)
     pick_classes(file, classes, None)
     label_of = {name: label for label, name in enumerate(classes)}
-    rows = [
-        AnnotationRow(
-            *(index, number, obj.box, label_of[obj.name]),
-            crowd=obj.difficult,
-            trainable=difficult == "learn" or not obj.difficult,
-        )
-        for index, content in enumerate(files.values())
-        for number, obj in enumerate(content.objects, 1)
-        if obj.name in label_of
-    ]
-    images = _find_images(root, list(files))
-    sizes = np.array([content.size for content in files.values()], dtype=np.int64).reshape(-1, 2)
-    unknown = np.flatnonzero((sizes == 0).any(1))
-    sizes[unknown] = read_sizes(root, [images[index] for index in unknown], errors)
     listing = DetectionListing(
         file=file,
         root=root,
-        names=images,
-        sizes=sizes,
-        annotations=AnnotationArrays.from_rows(rows),
+        names=_find_images(root, list(files)),
+        sizes=np.array([content.size for content in files.values()], dtype=np.int64).reshape(-1, 2),
         classes=classes,
         errors=errors,
         noun="object",
     )
+    for image, content in enumerate(files.values()):
+        for number, obj in enumerate(content.objects, 1):
+            if obj.name in label_of:
+                trainable = difficult == "learn" or not obj.difficult
+                listing.add(image, number, label_of[obj.name], obj.box, crowd=obj.difficult, trainable=trainable)
     return build_source(listing, broken=broken, empty=empty, channels=channels)
 
 
@@ -156,17 +152,12 @@ def _find_images(root: Path, stems: Sequence[str]) -> list[bytes]:
 def _parse_object(element: Element) -> _Object:
     name = (element.findtext("name") or "").strip()
     sides = ("xmin", "ymin", "xmax", "ymax")
-    try:
+    with errors_in(f"object {shortened(name)} has no box of four numbers ({', '.join(sides)}): "):
         left, top, right, bottom = (parse_number(element.findtext(f"bndbox/{side}") or "") for side in sides)
-    except ValueError as error:
-        place = f"object {shortened(name)}"
-        raise ValueError(f"{place} has no box of four numbers ({', '.join(sides)}): {error}") from error
     box = (left - 1, top - 1, right - left + 1, bottom - top + 1)
-    try:
+    place = ", ".join(f"{value:g}" for value in (left, top, right, bottom))
+    with errors_in(f"the object with the box {place}: name or difficult: "):
         return _Object(text(name), box, parse_flag(element.findtext("difficult") or "0"))
-    except ValueError as error:
-        place = ", ".join(f"{value:g}" for value in (left, top, right, bottom))
-        raise ValueError(f"the object with the box {place}: name or difficult: {error}") from error
 
 
 def parse_xml(content: bytes) -> Element:
@@ -183,10 +174,8 @@ def parse_xml(content: bytes) -> Element:
     parser.EndElementHandler = builder.end
     parser.CharacterDataHandler = builder.data
     parser.StartDoctypeDeclHandler = _reject_document_type
-    try:
+    with errors_in("not complete XML: ", expat.ExpatError, LookupError):  # LookupError: unknown encoding
         parser.Parse(content, True)
-    except (expat.ExpatError, LookupError) as error:  # LookupError: unknown encoding
-        raise ValueError(f"not complete XML: {error}") from error
     return builder.close()
 
 

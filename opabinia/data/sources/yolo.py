@@ -13,19 +13,19 @@ import yaml
 from opabinia.config import register
 from opabinia.contracts import Channels, InputPath
 from opabinia.data.sources import annotation_errors as kinds
-from opabinia.data.sources.annotation_arrays import AnnotationArrays, AnnotationRow, SegmentationArrays
 from opabinia.data.sources.annotation_errors import Broken, ErrorCollector
-from opabinia.data.sources.annotation_values import MAX_CLASSES, numbers, shortened, text
+from opabinia.data.sources.annotation_values import MAX_CLASSES, errors_in, numbers, shortened, text
 from opabinia.data.sources.detection_base import (
     AnnotatedImages,
     DetectionListing,
     Empty,
     build_source,
-    check_not_both,
     pick_classes,
+    read_label_file,
 )
 from opabinia.data.sources.folder import is_image_file
-from opabinia.data.sources.image_headers import files_exist, read_sizes
+from opabinia.data.sources.image_headers import files_exist
+from opabinia.data.sources.list_files import read_text
 from opabinia.runtime.files import describe_missing
 
 
@@ -66,7 +66,6 @@ def yolo(
         ValueError: ``data.yaml`` is invalid, there are no images or no labels, or there are errors that ``broken`` does
             not allow; or both masks and oriented boxes are asked for.
     """
-    check_not_both(masks, oriented)
     data = data.expanduser()
     content, names = _read_yaml(data)
     root = (
@@ -82,22 +81,20 @@ def yolo(
     labels = dict.fromkeys(names, -1) | {number: label for label, number in enumerate(chosen)}
     errors = ErrorCollector()
     images = _list_images(data, content, split, root, errors)
-    sizes = read_sizes(root, images, errors)
-    segmentations = SegmentationArrays() if masks or oriented else None
     listing = DetectionListing(
         file=data,
         root=root,
         names=images,
-        sizes=sizes,
-        annotations=_read_annotations(data, root, images, sizes, labels, segmentations, errors),
+        sizes=np.zeros((len(images), 2), dtype=np.int64),
         classes=[names[number] for number in chosen],
         category_ids=chosen,
         errors=errors,
-        segmentations=segmentations,
+        masks=masks,
+        oriented=oriented,
         noun="line",
         below_root=False,  # folders and lists of a data.yaml may be anywhere
     )
-    listing = listing.with_oriented_boxes() if oriented else listing
+    _add_objects(listing, labels)
     return build_source(listing, broken=broken, empty=empty, channels=channels)
 
 
@@ -106,12 +103,9 @@ def yolo(
 
 def _read_yaml(data: Path) -> tuple[dict[str, Any], dict[int, str]]:
     """Return the content, and the names of the classes by their number, ascending."""
-    if not data.is_file():
-        raise ValueError(f"there is no file {data}; {describe_missing(data)}")
+    text = read_text(data)
     try:
-        content = _load_yaml(data.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ValueError(f"{data} cannot be read: {error.strerror}") from error
+        content = _load_yaml(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date that does not exist
         raise ValueError(f"{data} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict) or "names" not in content:
@@ -182,10 +176,8 @@ def _find_images(data: Path, root: Path, entry: str) -> list[bytes]:
         walk = os.walk(os.fsencode(path), followlinks=True)
         files = sorted(os.path.join(folder, name) for folder, _, names in walk for name in names if is_image_file(name))
     elif path.is_file():
-        try:
+        with errors_in(f"{data}: {path} cannot be read: ", OSError):
             content = path.read_text(encoding="utf-8", errors="surrogateescape")  # names need not be valid UTF-8
-        except OSError as error:
-            raise ValueError(f"{data}: {path} cannot be read: {error.strerror}") from error
         lines = [line.strip() for line in content.splitlines() if line.strip()]
         if "\0" in content:
             raise ValueError(f"{data}: {path} is not a text file")
@@ -208,43 +200,31 @@ class _Line(NamedTuple):
     polygon: Sequence[float]
 
 
-def _read_annotations(
-    data: Path,
-    root: Path,
-    images: Sequence[bytes],
-    sizes: Any,
-    labels: Mapping[int, int],
-    segmentations: SegmentationArrays | None,
-    errors: ErrorCollector,
-) -> AnnotationArrays:
-    files = [_label_file(name) for name in images]
-    exist = files_exist(root, files)
-    if images and not exist.any():
-        raise ValueError(f"{data}: no image has labels; expected {os.fsdecode(files[0])} in {root}")
-    rows: list[AnnotationRow] = []
+def _add_objects(listing: DetectionListing, labels: Mapping[int, int]) -> None:
+    """Add the objects of all images; ``labels`` has the label of each class number, -1 of those that are not used."""
+    files = [_label_file(name) for name in listing.names]
+    exist = files_exist(listing.root, files)
+    if files and not exist.any():
+        expected = os.fsdecode(files[0])
+        raise ValueError(f"{listing.file}: no image has labels; expected {expected} in {listing.root}")
+    needs_polygon = listing.masks or listing.oriented
     for image in np.flatnonzero(exist).tolist():
-        name, size = os.fsdecode(files[image]), sizes[image, ::-1]
-        try:
-            content = (root / name).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            errors.add(kinds.BAD_LABELS, name, "", getattr(error, "strerror", None) or error)
-            continue
-        for number, words in enumerate(content.splitlines(), 1):
+        name, size = os.fsdecode(files[image]), listing.sizes[image, ::-1]
+        for number, words in enumerate(read_label_file(listing.root, name, listing.errors) or (), 1):
             if not words.strip():
                 continue
             line, where = _parse_line(words), f"line {number}"
             if line is None:
-                errors.add(kinds.BAD_LINE, name, where, words[:60])
+                listing.errors.add(kinds.BAD_LINE, name, where, words[:60])
             elif line.number not in labels:
-                errors.add(kinds.UNKNOWN_CLASS, name, where, f"class {line.number:g}")
-            elif segmentations is not None and not line.polygon:
-                errors.add(kinds.NO_SEGMENTATION, name, where, words[:60])
+                listing.errors.add(kinds.UNKNOWN_CLASS, name, where, f"class {line.number:g}")
+            elif needs_polygon and not line.polygon:
+                listing.errors.add(kinds.NO_SEGMENTATION, name, where, words[:60])
             elif labels[int(line.number)] >= 0:
-                box = (np.reshape(line.box, (-1, 2)) * size).ravel().tolist()
-                polygon = (np.reshape(line.polygon, (-1, 2)) * size).ravel().tolist()
-                row = segmentations.add([polygon]) if segmentations is not None else 0
-                rows.append(AnnotationRow(image, number, box, labels[int(line.number)], segmentation=row))
-    return AnnotationArrays.from_rows(rows, segmentations=segmentations is not None)
+                box, polygon = (
+                    (np.reshape(part, (-1, 2)) * size).ravel().tolist() for part in (line.box, line.polygon)
+                )
+                listing.add(image, number, labels[int(line.number)], box, polygons=[polygon])
 
 
 def _label_file(name: bytes) -> bytes:
