@@ -17,7 +17,7 @@ from typing import Any
 
 from PIL import Image
 
-from opabinia.data.sources.digit_scenes import DigitScenes, make_scene
+from opabinia.data.sources import digit_scenes
 from opabinia.data.sources.digits import load_digits, split_digits
 from opabinia.runtime.seeds import hash32
 
@@ -43,12 +43,13 @@ print(scores["tiled/AP"], scores["tiled/AP50"], resource.getrusage(resource.RUSA
 def write_scenes(folder: Path, count: int) -> None:
     """Write seeded scenes as PNG files and their annotations as COCO JSON (``scenes.json``)."""
     folder.mkdir(parents=True, exist_ok=True)
+    digit_scenes.SIDE, digit_scenes.MAX_OBJECTS = SIDE, MAX_OBJECTS
     digits, labels = load_digits()
     numbers = split_digits(labels)["val"]
     images: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
     for index in range(count):
-        scene = make_scene(digits[numbers], hash32(4096, index), side=SIDE, max_objects=MAX_OBJECTS)
+        scene = digit_scenes.make_scene(digits[numbers], hash32(4096, index))
         Image.fromarray(scene.image).save(folder / f"{index}.png")
         images.append({"id": index, "file_name": f"{index}.png", "height": SIDE, "width": SIDE})
         for number, instance in enumerate(scene.instances, 1):
@@ -63,7 +64,7 @@ def write_scenes(folder: Path, count: int) -> None:
                     "iscrowd": 0,
                 }
             )
-    categories = [{"id": number, "name": name} for number, name in enumerate(DigitScenes.classes, 1)]
+    categories = [{"id": number, "name": name} for number, name in enumerate("0123456789", 1)]
     content = {"images": images, "annotations": annotations, "categories": categories}
     (folder / "scenes.json").write_text(json.dumps(content))
 

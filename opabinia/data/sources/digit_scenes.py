@@ -20,7 +20,7 @@ from opabinia.runtime.seeds import hash32
 
 SIDE = 128
 SCENES: dict[Split, int] = {"train": 1600, "val": 400}
-MAX_OBJECTS = 6
+MAX_OBJECTS = 6  # at most 255
 KEYPOINTS = ("top", "bottom", "left", "right")
 FLIP_PAIRS = (0, 1, 3, 2)
 _KEY = hash32(1797, 6)  # fixed, so that a run's seed does not change the images
@@ -201,25 +201,21 @@ _MIN_VISIBLE = 0.9
 _MAX_OVERLAP = 0.2
 
 
-def make_scene(
-    digits: Bytes, key: int, *, side: int = SIDE, max_objects: int = MAX_OBJECTS, rotated: bool = False
-) -> Scene:
+def make_scene(digits: Bytes, key: int, *, rotated: bool = False) -> Scene:
     """Render a scene, the same on every machine.
 
     Args:
         digits: to choose from (uint8, N x 8 x 8).
         key: of the random numbers, 32 bits.
-        side: of the image, in pixels; digits have the same size in all.
-        max_objects: maximum number of digits, at most 255.
         rotated: rotate digits by up to 90 degrees instead of up to 11.
     """
-    count = 1 + int(uniform(hash32(key, 0), np.arange(1))[0] * max_objects)
-    drawn = uniform(hash32(key, 1), np.arange(7 * 6 * max_objects)).reshape(-1, 7)
-    image = _background(hash32(key, 2), side)
-    owners = np.zeros((side, side), dtype=np.uint8)
+    count = 1 + int(uniform(hash32(key, 0), np.arange(1))[0] * MAX_OBJECTS)
+    drawn = uniform(hash32(key, 1), np.arange(7 * 6 * MAX_OBJECTS)).reshape(-1, 7)
+    image = _background(hash32(key, 2))
+    owners = np.zeros((SIDE, SIDE), dtype=np.uint8)
     glyphs: list[_Glyph] = []
     for row in drawn.tolist():
-        glyph = _make_glyph(digits, row, side, rotated=rotated)
+        glyph = _make_glyph(digits, row, rotated=rotated)
         if any(_overlap(glyph.box, other.box) > _MAX_OVERLAP for other in glyphs):
             continue
         covered = owners.copy()
@@ -231,22 +227,22 @@ def make_scene(
             image[glyph.region] += glyph.ink * (glyph.brightness - image[glyph.region])
         if len(glyphs) == count:
             break
-    noise = 20 * (uniform(hash32(key, 3), np.arange(side * side)).reshape(side, side) - 0.5)
+    noise = 20 * (uniform(hash32(key, 3), np.arange(SIDE * SIDE)).reshape(SIDE, SIDE) - 0.5)
     instances = [_make_instance(owners, number, glyph) for number, glyph in enumerate(glyphs, 1)]
     return Scene(to_bytes(image + noise), owners, instances)
 
 
-def _background(key: int, side: int) -> Floats:
+def _background(key: int) -> Floats:
     """Return clouds with values of 20 to 100 and a size of about 25 pixels."""
-    cells = 5 * side // SIDE
+    cells = 5 * SIDE // 128
     drawn = uniform(key, np.arange((cells + 1) ** 2 + 1))
     coarse = np.floor(255 * drawn[:-1]).astype(np.uint8).reshape(1, cells + 1, cells + 1)
-    rows, columns = np.indices((1, side, side))[1:] * (cells / side)
+    rows, columns = np.indices((1, SIDE, SIDE))[1:] * (cells / SIDE)
     clouds: Floats = 20 + 40 * float(drawn[-1]) + 40 / 255 * interpolate(coarse, rows, columns)[0]
     return clouds
 
 
-def _make_glyph(digits: Bytes, drawn: list[float], scene_side: int, *, rotated: bool) -> _Glyph:
+def _make_glyph(digits: Bytes, drawn: list[float], *, rotated: bool) -> _Glyph:
     """Render a digit from seven random numbers in 0 to 1."""
     which, height, turn, shear, brightness, top, left = drawn
     digit = int(which * len(digits))
@@ -258,7 +254,7 @@ def _make_glyph(digits: Bytes, drawn: list[float], scene_side: int, *, rotated: 
     u, v = (cosine * x - sine * y) / scale, (sine * x + cosine * y) / scale
     gray = interpolate(digits[digit : digit + 1], v + 3.5, u + (0.4 * shear - 0.2) * v + 3.5)[0] / 255
     ink = np.clip((gray - 0.3) / 0.3, 0, 1)  # sharper edges
-    free = scene_side - side + 1
+    free = SIDE - side + 1
     return _Glyph(digit, ink, int(top * free), int(left * free), 160 + 95 * brightness, (cosine, sine))
 
 
