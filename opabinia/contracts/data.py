@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -65,51 +65,66 @@ stream that count. A batch that evaluates one task of a multi-task run has its n
 Indices = NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class DatasetInfo:
-    """Facts about a dataset that parts are built with, so that no config repeats them.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DataFacts:
+    """Facts about samples: of a source, and of a dataset, whose images have gone through the transforms.
 
     Attributes:
-        samples: number of training samples.
-        channels: channels of an image (1 gray, 3 color).
-        classes: class names; the index is the label. Empty if there are none.
-        multi_label: whether a sample may belong to several classes, or to none.
-        label_shares: share of the samples that have each label, of multi-label data; empty if unknown.
-        cameras: number of cameras; 0 if unknown.
-        views: number of viewpoints; 0 if unknown.
-        queries: whether the dataset is split into queries and gallery.
-        boxes: whether samples have bounding boxes.
-        masks: whether they have instance masks.
-        maps: whether they have segmentation maps.
-        thing_labels: labels of the classes with countable objects, of panoptic data; empty if unknown.
-        colors: color of each class (red, green, blue, 0 to 255) for drawing; empty if the dataset has none.
-        oriented: whether the boxes are oriented (rotated): N x 5 in samples, see :data:`Sample`.
-        streams: description of each stream of multi-task training data, by name; ``samples`` is then their sum.
-        task: name of the task of a multi-task run that the dataset evaluates; empty otherwise.
-        keypoints: names of an object's keypoints; empty if there are none.
+        channels: channels of an image: 1 (gray), 3 (color), and after transforms also others.
+        classes: class names; the index is the label. Empty if there are no labels.
+        multi_label: a sample may have several labels, or none.
+
+        boxes, masks, oriented: samples have objects with bounding boxes, with instance masks, with rotated boxes.
+        keypoints: names of the keypoints of an object.
         category_ids: the id of each class in the annotation file; results are written with it.
-        frequencies: ``r``, ``c`` or ``f`` (rare, common, frequent) for each class (LVIS); empty if unknown.
-        image_counts: number of images with objects of each class; empty if unknown.
+        frequencies: ``r``, ``c`` or ``f`` (rare, common, frequent) for each class (LVIS).
+
+        maps: samples have a segmentation map.
+        thing_labels: of panoptic data, the labels of the classes with countable objects.
+        colors: red, green, blue (0 to 255) of each class, for drawing.
     """
 
-    samples: Annotated[int, Ge(0)]
-    channels: Annotated[int, Interval(ge=1, le=1024)] = 3
+    channels: int = 3
     classes: tuple[str, ...] = ()
     multi_label: bool = False
-    cameras: int = 0
-    views: int = 0
-    queries: bool = False
+
     boxes: bool = False
     masks: bool = False
-    maps: bool = False
-    thing_labels: tuple[int, ...] = ()
-    colors: tuple[tuple[int, int, int], ...] = ()
+    oriented: bool = False
     keypoints: tuple[str, ...] = ()
     category_ids: tuple[int, ...] = ()
     frequencies: tuple[str, ...] = ()
+
+    maps: bool = False
+    thing_labels: tuple[int, ...] = ()
+    colors: tuple[tuple[int, int, int], ...] = ()
+
+    def facts(self) -> dict[str, Any]:
+        """Return the facts above, without those of subclasses, by name."""
+        return {fact.name: getattr(self, fact.name) for fact in fields(DataFacts)}
+
+
+@dataclass(frozen=True)
+class DatasetInfo(DataFacts):
+    """Facts about a dataset that parts are built with, so that no config repeats them. Empty ones are unknown.
+
+    Attributes:
+        samples: number of training samples.
+        cameras, views: number of cameras and viewpoints; 0 if unknown.
+        queries: whether the dataset is split into queries and gallery.
+        label_shares: share of the samples that have each label, of multi-label data.
+        image_counts: number of images with objects of each class.
+        streams: description of each stream of multi-task training data, by name; ``samples`` is then their sum.
+        task: name of the task of a multi-task run that the dataset evaluates; empty otherwise.
+    """
+
+    samples: Annotated[int, Ge(0)]
+    channels: Annotated[int, Interval(ge=1, le=1024)] = field(default=3, kw_only=True)
+    cameras: int = 0
+    views: int = 0
+    queries: bool = False
     label_shares: tuple[float, ...] = ()
     image_counts: tuple[int, ...] = ()
-    oriented: bool = False
     streams: dict[str, DatasetInfo] = field(default_factory=dict)
     task: str = ""
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from opabinia.contracts.data import Batch, Indices, Sample
+from opabinia.contracts.data import Batch, DataFacts, Indices, Sample
 from opabinia.contracts.ranges import Channels
 
 
@@ -46,15 +46,12 @@ class RaggedArray(Sequence[Indices]):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class SourceInfo:
+class SourceInfo(DataFacts):
     """Facts about N samples of K classes, known without reading a sample. None and empty ones are unknown.
 
     Attributes:
-        channels: channels of an image: 1 (gray) or 3 (color).
-        classes: class names; the index is the label. Empty if there are no labels.
         encoded: :meth:`Source.encoded` returns images that are not decoded yet.
         labels: int64, N; of multi-label data float32 of 0 and 1, N x K.
-        multi_label: a sample may have several labels, or none.
         partly_labeled: keys that some samples lack, for multi-task training: ``label``, ``boxes`` (and then ``labels``
             and all else of objects, too), ``masks``, ``keypoints`` (and then ``visibility``, too) or ``mask``.
         sizes: height and width of each image (int64, N x 2).
@@ -68,22 +65,12 @@ class SourceInfo:
         cameras, views: of each image, from 0 (int64, N).
         queries: True for a query, False for an image of the gallery (bool, N).
 
-        boxes, masks, oriented: samples have objects with bounding boxes, with instance masks, with rotated boxes.
-        keypoints: names of the keypoints of an object.
-        category_ids: the id of each class in the annotation file; results are written with it.
-        frequencies: ``r``, ``c`` or ``f`` (rare, common, frequent) for each class (LVIS).
-        present: for each image the classes in it, each once (N arrays of int64).
-
-        maps: samples have a segmentation map.
-        thing_labels: of panoptic data, the labels of the classes with countable objects.
-        colors: red, green, blue (0 to 255) of each class, for drawing.
+        present: for each image the classes of the objects in it, each once (N arrays of int64).
     """
 
     channels: Channels = 3
-    classes: tuple[str, ...] = ()
     encoded: bool = False
     labels: NDArray[Any] | None = None
-    multi_label: bool = False
     partly_labeled: tuple[str, ...] = ()
     sizes: Indices | None = None
     shards: Indices | None = None
@@ -98,17 +85,7 @@ class SourceInfo:
     views: Indices | None = None
     queries: NDArray[Any] | None = None
 
-    boxes: bool = False
-    masks: bool = False
-    oriented: bool = False
-    keypoints: tuple[str, ...] = ()
-    category_ids: tuple[int, ...] = ()
-    frequencies: tuple[str, ...] = ()
     present: Sequence[Indices] | None = None
-
-    maps: bool = False
-    thing_labels: tuple[int, ...] = ()
-    colors: tuple[tuple[int, int, int], ...] = ()
 
     @property
     def single_labels(self) -> Indices | None:
@@ -172,26 +149,22 @@ class SourceInfo:
             columns = [getattr(info, name) for info in infos]
             return None if any(column is None for column in columns) else np.concatenate(columns)
 
-        objects = first if all(info.boxes for info in infos) else SourceInfo()
         present = [info.present for info in infos if info.present is not None]
+        facts = first.facts() | {"maps": all(info.maps for info in infos), "colors": ()}
+        facts["thing_labels"] = tuple(sorted({label for info in infos for label in info.thing_labels}))
+        if not all(info.boxes for info in infos):
+            facts |= {name: getattr(SourceInfo(), name) for name in _OBJECT_FACTS}
         return SourceInfo(
-            channels=first.channels,
-            classes=first.classes,
+            **facts,
             encoded=all(info.encoded for info in infos),
             labels=join("labels"),
-            multi_label=first.multi_label,
             partly_labeled=tuple(dict.fromkeys(chain.from_iterable(info.partly_labeled for info in infos))),
             sizes=join("sizes"),
             present=RaggedArray(chain.from_iterable(present)) if len(present) == len(infos) else None,
-            boxes=objects.boxes,
-            masks=objects.masks,
-            oriented=objects.oriented,
-            keypoints=objects.keypoints,
-            category_ids=objects.category_ids,
-            frequencies=objects.frequencies,
-            maps=all(info.maps for info in infos),
-            thing_labels=tuple(sorted({label for info in infos for label in info.thing_labels})),
         )
+
+
+_OBJECT_FACTS = ("boxes", "masks", "oriented", "keypoints", "category_ids", "frequencies")
 
 
 def convert_labels(labels: NDArray[Any], new_labels: Indices, classes: int) -> NDArray[Any]:

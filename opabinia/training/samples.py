@@ -83,36 +83,25 @@ def read_dataset_info(stream: Stream, *, skip: bool = False) -> DatasetInfo:
     Raises:
         ConfigError: a label of the source is not one of its classes.
     """
-    source, facts = stream.source, stream.source.info
+    source, info = stream.source, stream.source.info
     _check_labels(source)
-    channels = facts.channels
+    channels = info.channels
     if len(source):
         batch = first_samples(stream, 1, skip=skip)
-        if facts.maps:
+        if info.maps:
             _warn_of_unlabeled_pixels(stream, batch, skip)
         image = batch["views"][0] if "views" in batch else batch.get("image")
         channels = image.shape[-3 if image.ndim > 3 else 1] if image is not None else channels
-    queries = () if facts.queries is None else facts.queries
-    labels = facts.labels if facts.multi_label and len(source) else None
+    queries = () if info.queries is None else info.queries
+    labels = info.labels if info.multi_label and len(source) else None
     return DatasetInfo(
         samples=len(source),
-        channels=channels,
-        classes=facts.classes,
-        multi_label=facts.multi_label,
+        **{**info.facts(), "channels": channels},
         label_shares=() if labels is None else tuple(labels.mean(0, dtype=np.float64).tolist()),
-        cameras=facts.camera_count,
-        views=facts.view_count,
+        cameras=info.camera_count,
+        views=info.view_count,
         queries=len(np.unique(queries)) == 2,  # all are queries, or none: there is no gallery
-        boxes=facts.boxes,
-        masks=facts.masks,
-        oriented=facts.oriented,
-        maps=facts.maps,
-        thing_labels=facts.thing_labels,
-        colors=facts.colors,
-        keypoints=facts.keypoints,
-        category_ids=facts.category_ids,
-        frequencies=facts.frequencies,
-        image_counts=_image_counts(facts),
+        image_counts=_image_counts(info),
         task=(stream.task or "") if isinstance(stream, ValidationStream) else "",
     )
 

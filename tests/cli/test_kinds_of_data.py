@@ -100,7 +100,7 @@ def test_labels_out_of_range_are_reported_before_the_first_step(label: int) -> N
         ConfigError, match=rf"WrongLabel: sample 7 has the label {label}, expected 0 to 9 for 10 classes"
     ):
         read_dataset_info(Stream(source=WrongLabel(label)))
-    assert read_dataset_info(Stream(source=Digits())) == DatasetInfo(1437, 1, tuple("0123456789"))
+    assert read_dataset_info(Stream(source=Digits())) == DatasetInfo(1437, channels=1, classes=tuple("0123456789"))
 
 
 @pytest.mark.parametrize(

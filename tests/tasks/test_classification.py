@@ -105,10 +105,13 @@ def test_dropout_acts_before_the_head_in_training_only() -> None:
 @pytest.mark.parametrize(
     ("dataset_info", "message"),
     [
-        (DatasetInfo(8, 3, CLASSES), "its images have 3 channels, those of training 1"),
-        (DatasetInfo(8, 1, ("cat", "dog", "emu", "gnu")), r"missing: fox; new: gnu"),
-        (DatasetInfo(8, 1, CLASSES[::-1]), r"missing: none; new: none; the order counts"),
-        (DatasetInfo(8, 1, CLASSES, multi_label=True), "images have several labels each, those of training one label"),
+        (DatasetInfo(8, channels=3, classes=CLASSES), "its images have 3 channels, those of training 1"),
+        (DatasetInfo(8, channels=1, classes=("cat", "dog", "emu", "gnu")), r"missing: fox; new: gnu"),
+        (DatasetInfo(8, channels=1, classes=CLASSES[::-1]), r"missing: none; new: none; the order counts"),
+        (
+            DatasetInfo(8, channels=1, classes=CLASSES, multi_label=True),
+            "images have several labels each, those of training one label",
+        ),
     ],
 )
 def test_evaluation_data_that_do_not_fit_are_refused(dataset_info: DatasetInfo, message: str) -> None:
@@ -128,7 +131,11 @@ SMOOTHED = partial(cross_entropy, label_smoothing=0.1)
     [
         (DatasetInfo(8), {}, "classification needs two classes or more; the training data has 0"),
         (DatasetInfo(8, classes=("single",)), {}, "two classes or more; the training data has 1"),
-        (DatasetInfo(8, 1, CLASSES, multi_label=True), {"loss": SMOOTHED}, "binary_focal or asymmetric"),
+        (
+            DatasetInfo(8, channels=1, classes=CLASSES, multi_label=True),
+            {"loss": SMOOTHED},
+            "binary_focal or asymmetric",
+        ),
     ],
 )
 def test_training_data_that_do_not_fit_are_refused(dataset_info: DatasetInfo, keys: Any, message: str) -> None:

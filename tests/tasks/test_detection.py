@@ -530,10 +530,10 @@ def test_training_data_without_boxes_or_classes_are_refused(dataset_info: Datase
 @pytest.mark.parametrize(
     ("dataset_info", "message"),
     [
-        (DatasetInfo(4, 3, ("dot", "bar"), boxes=True), "3 channels"),
-        (DatasetInfo(4, 1, ("dot", "bar")), "no boxes"),
-        (DatasetInfo(4, 1, ("bar", "dot"), boxes=True), "the order counts"),
-        (DatasetInfo(4, 1, ("dot",), boxes=True), "missing: bar"),
+        (DatasetInfo(4, channels=3, classes=("dot", "bar"), boxes=True), "3 channels"),
+        (DatasetInfo(4, channels=1, classes=("dot", "bar")), "no boxes"),
+        (DatasetInfo(4, channels=1, classes=("bar", "dot"), boxes=True), "the order counts"),
+        (DatasetInfo(4, channels=1, classes=("dot",), boxes=True), "missing: bar"),
     ],
     ids=["channels", "boxes", "order", "missing"],
 )

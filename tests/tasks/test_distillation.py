@@ -166,7 +166,7 @@ def test_losses_of_any_form_are_weighted(form: Any, expected_loss: Any) -> None:
 
 
 def test_shapes_that_differ_are_reported() -> None:
-    teacher = task_of(seed=1, dataset_info=DatasetInfo(8, 3, (*CLASSES, "gnu")))
+    teacher = task_of(seed=1, dataset_info=DatasetInfo(8, channels=3, classes=(*CLASSES, "gnu")))
     with pytest.raises(
         DataMismatch, match=r"the student's logits are of shape \(8, 4\), the teacher's of shape \(8, 5\)"
     ):
@@ -470,7 +470,7 @@ def test_invalid_teachers_are_refused(tmp_path: Path) -> None:
             image_teacher(invalid)
     with pytest.raises(ValueError, match=r"^mean: belongs to a teacher that is a backbone"):
         image_teacher(teacher_settings(run=tmp_path, mean=[0.5]))
-    grey = task_of(dataset_info=DatasetInfo(8, 1, CLASSES))
+    grey = task_of(dataset_info=DatasetInfo(8, channels=1, classes=CLASSES))
     with pytest.raises(ValueError, match=r"^run: .* takes images with 1 channels, the data's have 3"):
         build_teacher(teacher_settings(run=tmp_path), DATASET_INFO, lambda _: grey, logits=True)
     with pytest.raises(ValueError, match="there is no teacher; give a run, a backbone, teachers or ema_teacher"):
