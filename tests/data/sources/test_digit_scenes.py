@@ -8,15 +8,7 @@ import pytest
 from PIL import Image
 
 from opabinia.contracts import GroundTruth, Source
-from opabinia.data.sources.digit_scenes import (
-    FLIP_PAIRS,
-    KEYPOINTS,
-    SCENES,
-    SIDE,
-    DigitScenes,
-    load_scenes,
-    make_scene,
-)
+from opabinia.data.sources.digit_scenes import FLIP_PAIRS, KEYPOINTS, SCENES, SIDE, DigitScenes, load_scenes, make_scene
 from opabinia.data.sources.digits import load_digits, split_digits
 
 

@@ -192,10 +192,7 @@ def remove_other_cameras(root: Path) -> None:
         (lambda root: empty_folder(root / "bounding_box_train"), r"bounding_box_train has no images \(\.jpg, "),
         (lambda root: save_images(root, "bounding_box_train/0001_c7s1.png"), r"1 of 33 are not .*: 0001_c7s1\.png$"),
         (lambda root: save_images(root, "bounding_box_train/0001_c0s1.png"), r"1 of 33 are not .*: 0001_c0s1\.png$"),
-        (
-            lambda root: (root / "bounding_box_train").rename(root / "train"),
-            r"no folder .*bounding_box_train; the",
-        ),
+        (lambda root: (root / "bounding_box_train").rename(root / "train"), r"no folder .*bounding_box_train; the"),
     ],
     ids=["names", "one_identity", "empty", "camera_7", "camera_0", "missing"],
 )

@@ -56,16 +56,8 @@ def test_the_fingerprint_changes_with_the_labels(folder: Path) -> None:
     [
         ("train-images-idx3-ubyte.gz", None, "there is no .*train-images-idx3-ubyte "),
         ("train-images-idx3-ubyte.gz", gzip.compress(idx(IMAGES), mtime=0)[:-9], "is not a complete gzip file"),
-        (
-            "train-images-idx3-ubyte.gz",
-            gzip.compress(idx(IMAGES)[:-1], mtime=0),
-            "has 75 bytes, its header says 76",
-        ),
-        (
-            "train-images-idx3-ubyte.gz",
-            gzip.compress(idx(LABELS), mtime=0),
-            "is not an idx file of bytes in 3",
-        ),
+        ("train-images-idx3-ubyte.gz", gzip.compress(idx(IMAGES)[:-1], mtime=0), "has 75 bytes, its header says 76"),
+        ("train-images-idx3-ubyte.gz", gzip.compress(idx(LABELS), mtime=0), "is not an idx file of bytes in 3"),
         ("train-images-idx3-ubyte.gz", b"", "is not an idx file"),
         ("train-labels-idx1-ubyte", idx(LABELS[:4]), "holds 5 train images and 4 labels"),
     ],

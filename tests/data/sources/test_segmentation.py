@@ -53,12 +53,9 @@ def test_digit_maps() -> None:
     assert source.info.maps and source.info.boxes and source.info.sizes is not None
     assert source.classes == ("background", *"0123456789") and source.info.thing_labels == tuple(range(1, 11))
     assert isinstance(sample["mask"], tv_tensors.Mask) and sample["mask"].dtype == torch.uint8
-    assert (
-        ground_truth.segments is not None and ground_truth.segment_labels is not None and ground_truth.crowd is not None
-    )
-    assert (
-        ground_truth.segment_labels.tolist() == [*sample["labels"].tolist(), 0] == [*sample["ground_truth"].labels, 0]
-    )
+    assert ground_truth.segments is not None and ground_truth.segment_labels is not None
+    labels = ground_truth.segment_labels.tolist()
+    assert labels == [*sample["labels"].tolist(), 0] == [*sample["ground_truth"].labels, 0]
     for number, label in enumerate(ground_truth.segment_labels, 1):
         assert set(ground_truth.labels[ground_truth.segments == number]) == {label}
     for number, mask in enumerate(sample["masks"].numpy(), 1):  # digits do not overlap here: a mask is its visible part
@@ -138,21 +135,22 @@ def test_wrong_values_name_the_pixel(tmp_path: Path) -> None:
         ({"classes": ["a"], "values": {"b": [1]}}, "values: the list of classes has no class 'b'"),
         ({"values": {"a": [1], "b": [2, 1]}}, "values: 1 belongs to 'a' and 'b'"),
         ({"values": {"a": [1]}, "reduce_zero_label": True}, "exclude each other"),
-        ({"classes": ["a"], "colors": []}, None),
         ({"classes": ["a"], "colors": [(1, 2, 3)] * 2}, "2 colors for 1 class"),
         ({"classes": ["a"], "images": "photos"}, "there is no folder .*photos"),
         ({"classes": ["a"], "image_suffix": ".bmp"}, "images has no image"),
-        (
-            {"classes": ["a"], "labels": "maps"},
-            "none of 1 image has a label map; expected maps/a.png",
-        ),
+        ({"classes": ["a"], "labels": "maps"}, "none of 1 image has a label map; expected maps/a.png"),
+        ({"classes": ["a"], "list_file": "list.txt"}, r"list\.txt: 1 of 2 paths lead out of"),
+        ({"class_file": "a 1 2 3\na 4 5 6\n"}, r"classes\.txt: 'a' is listed twice"),
+        ({"class_file": "a 1 2 3\nb 4 5 256\n"}, r"1 of 2 are not names with colors from 0 to 255: b 4 5 256"),
+        ({"classes": ["a"], "class_file": "a\n"}, "classes and class_file exclude each other"),
     ],
 )
-def test_wrong_options(tmp_path: Path, options: dict[str, Any], message: str | None) -> None:
+def test_wrong_options(tmp_path: Path, options: dict[str, Any], message: str) -> None:
     write_pair(tmp_path)
-    if message is None:
-        assert segmentation_folder(root=tmp_path, **options).info.colors == ()
-        return
+    (tmp_path / "list.txt").write_text("a\n../../a\n")
+    if "class_file" in options:
+        (tmp_path / "classes.txt").write_text(options["class_file"])
+        options = {**options, "class_file": tmp_path / "classes.txt"}
     with pytest.raises(ValueError, match=message):
         segmentation_folder(root=tmp_path, **options)
 
@@ -271,43 +269,62 @@ def test_coco_panoptic(tmp_path: Path) -> None:
     ground_truth, objects = sample["ground_truth_map"], sample["ground_truth"]
     assert sample["mask"].tolist() == ground_truth.labels.tolist() == [[255, 0, 0, 2], [0, 0, 1, 1]]
     assert ground_truth.segments.tolist() == [[0, 1, 1, 4], [3, 3, 2, 2]]
-    assert ground_truth.segment_labels.tolist() == [0, 1, 0, 2] and ground_truth.crowd.tolist() == [
-        False,
-        False,
-        True,
-        False,
-    ]
+    assert ground_truth.segment_labels.tolist() == [0, 1, 0, 2]
+    assert ground_truth.crowd.tolist() == [False, False, True, False]
     assert objects.ids.tolist() == [1, 5, 300] and objects.crowd.tolist() == [False, False, True]
     assert objects.boxes.tolist() == [[1, 0, 2, 1], [2, 1, 2, 1], [0, 1, 2, 1]] and objects.areas.tolist() == [2, 2, 2]
     assert sample["labels"].tolist() == [0, 1] and sample["boxes"].tolist() == [[1, 0, 3, 1], [2, 1, 4, 2]]
     assert sample["masks"].shape == (2, 2, 4) and ground_truth.image_id == objects.image_id == 4
 
 
-def test_broken_panoptic_data(tmp_path: Path) -> None:
-    files = write_panoptic(tmp_path, np.where(IDS == 5, 6, IDS))
-    with pytest.raises(ValueError, match=r"maps/a.png: .* has no segment 6, the color at row 1, column 2 \(and 1 more"):
+ROW = {"image_id": 4, "file_name": "a.png", "segments_info": [{"id": 1, "category_id": 2}]}
+IMAGE = {"id": 4, "file_name": "a.jpg", "height": 2, "width": 4}
+
+
+def category(**values: Any) -> dict[str, Any]:
+    return {"categories": [{"id": 1, "name": "cell", "isthing": 1, **values}], "annotations": []}
+
+
+def segment(**values: Any) -> dict[str, Any]:
+    return {"annotations": [{**ROW, "segments_info": [{"id": 1, "category_id": 1, **values}]}]}
+
+
+@pytest.mark.parametrize(
+    ("ids", "changes", "message"),
+    [
+        (np.where(IDS == 5, 6, IDS), {}, r"maps/a.png: .* has no segment 6, the color at row 1, column 2 \(and 1 more"),
+        (IDS[:, :3], {}, "expected a color image of 2 rows x 4 columns, not 2 x 3 x 3"),
+        (IDS, {"annotations": [{**ROW, "segments_info": None}]}, "segments_info: 1 of 1 are not lists of .*: image 4"),
+        (IDS, {"annotations": [{**ROW, "segments_info": [3]}]}, "segments_info: 1 of 1 are not lists of objects"),
+        (IDS, {"annotations": []}, r"1 image without a label map: a[.]jpg: there is no annotation"),
+        (IDS, {"annotations": [{**ROW, "file_name": "../a.png"}]}, "1 of 1 paths lead out of"),
+        (IDS, {"annotations": [{**ROW, "file_name": [1]}]}, "annotation 0 has neither file_name"),
+        (IDS, {"images": [{**IMAGE, "file_name": "/etc/passwd"}]}, "1 of 1 paths lead out of"),
+        (IDS, segment(category_id=[]), r"1 unknown class: a\.jpg, segment 1: category \[\]"),
+        (IDS, segment(id=[5]), r"a\.jpg, segment \[5\]: not in"),
+        (IDS, segment(id={}), r"a\.jpg, segment {}: not in"),
+        (IDS, segment(iscrowd="1"), "segment 1: iscrowd '1' is none of 0, 1"),
+        (IDS, category(isthing=[1]), r"category 1: isthing \[1\] is none of 0, 1"),
+        (IDS, category(isthing="0"), "category 1: isthing '0' is none of 0, 1"),
+        (IDS, category(color=5), "category 1: color is 5, expected three numbers"),
+    ],
+)
+def test_broken_panoptic_data(tmp_path: Path, ids: Any, changes: dict[str, Any], message: str) -> None:
+    files = write_panoptic(tmp_path, ids, **changes)
+    with pytest.raises(ValueError, match=message) as error:
         coco_panoptic(**files)[0]
-    files = write_panoptic(tmp_path, IDS[:, :3])
-    with pytest.raises(ValueError, match="expected a color image of 2 rows x 4 columns, not 2 x 3 x 3"):
-        coco_panoptic(**files)[0]
+    assert str(files["file"]) in str(error.value) or not changes
+
+
+def test_broken_panoptic_data_is_dropped(tmp_path: Path) -> None:
     segments = [{"id": 1, "category_id": 2}, {"id": 1, "category_id": 1}, {"id": 0, "category_id": 1}]
-    rows = [{"image_id": 4, "file_name": "a.png", "segments_info": segments}]
-    files = write_panoptic(tmp_path, np.minimum(IDS, 1), annotations=[*rows, {**rows[0], "image_id": 5}])
+    rows = [{**ROW, "segments_info": segments}, {**ROW, "image_id": 5}]
+    files = write_panoptic(tmp_path, np.minimum(IDS, 1), annotations=rows)
     with pytest.raises(ValueError, match="1 unknown image, 1 unknown class, 2 segments whose id is used twice"):
         coco_panoptic(**files)
     source = coco_panoptic(**files, broken="drop")
     assert source[0]["ground_truth_map"].segment_labels.tolist() == [] and (source[0]["mask"] == 255).all()
     assert source[0]["boxes"].shape == (0, 4) and len(source.info.errors) == 3
-    for value in (None, [3]):
-        files = write_panoptic(tmp_path, annotations=[{**rows[0], "segments_info": value}])
-        with pytest.raises(ValueError, match="segments_info: 1 of 1 are not lists of objects: image 4"):
-            coco_panoptic(**files)
-    files = write_panoptic(tmp_path, annotations=[{**rows[0], "segments_info": [{"id": 1, "category_id": []}]}])
-    with pytest.raises(ValueError, match=r"1 unknown class: a\.jpg, segment 1: category \[\]"):
-        coco_panoptic(**files)
-    files = write_panoptic(tmp_path, annotations=[])
-    with pytest.raises(ValueError, match=r"1 image without a label map: a[.]jpg: there is no annotation"):
-        coco_panoptic(**files)
 
 
 @pytest.mark.slow
@@ -321,11 +338,8 @@ def test_coco_panoptic_objects_are_those_of_the_file(shared_data: Path) -> None:
         for sample in (source[index] for index in range(len(source))):
             objects, ground_truth = sample["ground_truth"], sample["ground_truth_map"]
             segments = {row["id"]: row for row in rows[objects.image_id]}
-            assert (
-                len(ground_truth.segment_labels)
-                == len(segments)
-                == len(np.unique(ground_truth.segments[ground_truth.segments > 0]))
-            )
+            numbers = np.unique(ground_truth.segments[ground_truth.segments > 0])
+            assert len(ground_truth.segment_labels) == len(segments) == len(numbers)
             for number, box, area in zip(objects.ids.tolist(), objects.boxes.tolist(), objects.areas, strict=True):
                 assert (box, area) == (segments[number]["bbox"], segments[number]["area"])
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from opabinia.contracts import Source
 from opabinia.data.sources import coco, voc, yolo
 from opabinia.data.sources.voc import CLASSES, parse_xml
 from scripts import small_data
+from tests.data.sources.hostile import bounded
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +56,9 @@ def test_voc_boxes_start_at_pixel_1(devkit: Path) -> None:
         assert sample["ground_truth"].crowd.tolist() == [False, False, True][:number]
         assert sample["ground_truth"].boxes.tolist() == [list(box) for _, *box in scene.objects]
         assert sample["ground_truth"].ids.tolist() == [1, 2, 3][:number]
+    learned = voc(root=devkit, difficult="learn")[3]
+    assert len(learned["boxes"]) == 3 and learned["ground_truth"].crowd.tolist() == [False, False, True]
+    assert voc(root=devkit, difficult="learn", empty="drop", classes=["block"])[1]["boxes"].shape == (1, 4)
 
 
 def test_voc_boxes_match_detectron2(devkit: Path) -> None:
@@ -66,12 +72,6 @@ def test_voc_boxes_match_detectron2(devkit: Path) -> None:
     assert sample["boxes"].tolist() == [[0, 10.5, 10, 20]] and sample["ground_truth"].areas.tolist() == [95]
 
 
-def test_difficult_objects_are_optional(devkit: Path) -> None:
-    sample = voc(root=devkit, difficult="learn")[3]
-    assert len(sample["boxes"]) == 3 and sample["ground_truth"].crowd.tolist() == [False, False, True]
-    assert voc(root=devkit, difficult="learn", empty="drop", classes=["block"])[1]["boxes"].shape == (1, 4)
-
-
 def test_the_classes_of_voc_are_those_of_all_splits(devkit: Path) -> None:
     (devkit / "ImageSets" / "Main" / "first.txt").write_text("0\n1\n")
     first = voc(root=devkit, split="first")
@@ -83,42 +83,38 @@ def test_the_classes_of_voc_are_those_of_all_splits(devkit: Path) -> None:
     assert voc(root=devkit, split="first").classes == CLASSES and len(CLASSES) == 20
 
 
-def test_xml_files_next_to_their_images(devkit: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    folder = tmp_path / "flat"
+def test_xml_files_next_to_their_images(devkit: Path, caplog: pytest.LogCaptureFixture) -> None:
+    edit(devkit, "1", "<width>64</width><height>48</height>", "<width>0</width><height>0</height>")
+    edit(devkit, "2", "<size><width>64</width><height>48</height><depth>3</depth></size>", "")
+    folder = devkit / "flat"
     folder.mkdir()
     for file in [*(devkit / "Annotations").iterdir(), *(devkit / "JPEGImages").iterdir()]:
         file.rename(folder / file.name)
     (folder / "0.xml").unlink()
     source = voc(root=folder, split=None)
     assert len(source) == 3 and source[0]["id"] == "1.png"
+    assert source.info.sizes.tolist() == [[48, 64]] * 3, "missing sizes are read from the images"
     assert "1 image without an XML file skipped" in caplog.text
 
 
-def test_missing_sizes_are_read_from_the_images(devkit: Path) -> None:
-    edit(devkit, "1", "<width>64</width><height>48</height>", "<width>0</width><height>0</height>")
-    edit(devkit, "2", "<size><width>64</width><height>48</height><depth>3</depth></size>", "")
-    assert voc(root=devkit).info.sizes.tolist() == [[48, 64]] * 4
+NO_BOX = r"1\.xml: object 'block' has no box of four numbers \(xmin, ymin, xmax, ymax\): "
 
 
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
         ("</object>", "", r"1 label file that cannot be read: 1\.xml: not complete XML: mismatched tag: line 1"),
-        ("<xmin>", "<xmin>x", r"1\.xml: object 'block' has no box of four numbers \(xmin, ymin, xmax, ymax\)"),
-        ("<xmin>3<", "<xmin>nan<", r"1\.xml: object 'block' has no box of four numbers .*: 'nan' is not a number"),
-        (
-            "<name>block</name>",
-            "",
-            r"1\.xml: the object with the box 3, 17, 12, 22: name or difficult: '' is not a name",
-        ),
+        ("<xmin>", "<xmin>x", NO_BOX),
+        ("<xmin>3<", "<xmin>nan<", rf"{NO_BOX}'nan' is not a number"),
+        ("<xmax>12", "<xmax>1e300", rf"{NO_BOX}'1e300' is not a number"),
+        ("<name>block</name>", "", r"1\.xml: the object with the box 3, 17, 12, 22: name or difficult: '' is not a n"),
+        ("</name>", "</name><difficult>no</difficult>", "1.xml: the object with the box .*'no' is none of 0, 1"),
+        ("<width>64", "<width>99999999999999999999999", "1.xml: '9999.*' is not an integer of 64 bits"),
+        ("<width>64", "<width>1099511627776", "1.xml: 1099511627776 x 48 is not a size in pixels"),
         ("<xmin>3<", "<xmin>40<", r"1 box without area: JPEGImages/1\.png, object 1: .* 39, "),
         ("<ymin>", "<ymin>-9", r"1 box that extends beyond the image: JPEGImages/1\.png, object 1"),
         ("<annotation>", "<!DOCTYPE a><annotation>", r"1\.xml: it declares a document type"),
-        (
-            "<annotation>",
-            '<?xml version="1.0" encoding="no"?><annotation>',
-            r"1\.xml: not complete XML: unknown enc",
-        ),
+        ("<annotation>", '<?xml version="1.0" encoding="no"?><annotation>', r"1\.xml: not complete XML: unknown enc"),
     ],
 )
 def test_broken_voc_annotations_are_reported(devkit: Path, old: str, new: str, message: str) -> None:
@@ -141,9 +137,8 @@ def test_missing_files_of_voc_are_reported(devkit: Path) -> None:
     with pytest.raises(ValueError, match=r"there is no file .*val\.txt; .* which holds .*\.txt"):
         voc(root=devkit, split="val")
     (devkit / "ImageSets" / "Main" / "train.txt").write_text("1\n2\n2\n7\n")
-    with pytest.raises(
-        ValueError, match=r"1 image that is listed more than once, 1 label file .*2: in the list; 7\.xml: No "
-    ):
+    message = r"1 image that is listed more than once, 1 label file .*2: in the list; 7\.xml: No "
+    with pytest.raises(ValueError, match=message):
         voc(root=devkit)
     (devkit / "JPEGImages" / "1.png").unlink()
     with pytest.raises(ValueError, match=r"1 missing image: JPEGImages/1\.jpg"):
@@ -151,6 +146,13 @@ def test_missing_files_of_voc_are_reported(devkit: Path) -> None:
     assert len(voc(root=devkit, split=None, broken="drop")) == 3
     with pytest.raises(ValueError, match="has no XML files"):
         voc(root=devkit / "JPEGImages")
+    (devkit / "ImageSets").rename(devkit / "other")
+    with pytest.raises(ValueError, match="no folder ImageSets/Main with lists; split: null reads all XML files"):
+        voc(root=devkit)
+    for file in (devkit / "Annotations").iterdir():
+        file.write_text("<annotation>")
+    with pytest.raises(ValueError, match=r"4 label files that cannot be read: 0\.xml: "):
+        voc(root=devkit, split=None)
 
 
 # --- YOLO -------------------------------------------------------------------------------------------------------------
@@ -166,25 +168,16 @@ def test_boxes_and_polygons_of_yolo(export: Path) -> None:
     source = yolo(data=export / "data.yaml")
     assert isinstance(source, Source)
     assert source.classes == ("block", "bar") and source.info.category_ids == (0, 1) and not source.info.masks
+    small_data.coco(export / "coco")
+    same = coco(root=export / "coco", file=export / "coco" / "annotations.json")
     for number, scene in enumerate(small_data.scenes()):
-        sample = source[number]
+        sample, expected = source[number], same[number]["ground_truth"]
         assert sample["id"] == f"images/train/{scene.name}.png" and sample["original_size"] == (48, 64)
         assert torch.allclose(sample["boxes"], torch.tensor(corners(scene.objects)).float().view(-1, 4), atol=1e-4)
         assert sample["labels"].tolist() == [label for label, *_ in scene.objects]
         assert sample["ground_truth"].ids.tolist() == [1, 2, 3][:number] and not sample["ground_truth"].crowd.any()
-
-
-def test_yolo_objects_equal_those_of_coco(export: Path, tmp_path: Path) -> None:
-    small_data.coco(tmp_path / "coco")
-    coco_source = coco(root=tmp_path / "coco", file=tmp_path / "coco" / "annotations.json")
-    source = yolo(data=export / "data.yaml")
-    for number in range(3):
-        np.testing.assert_allclose(
-            source[number]["ground_truth"].boxes, coco_source[number]["ground_truth"].boxes, atol=1e-9
-        )
-        np.testing.assert_allclose(
-            source[number]["ground_truth"].areas, coco_source[number]["ground_truth"].areas, atol=1e-9
-        )
+        np.testing.assert_allclose(sample["ground_truth"].boxes, expected.boxes, atol=1e-9)
+        np.testing.assert_allclose(sample["ground_truth"].areas, expected.areas, atol=1e-9)
 
 
 def test_polygons_are_optional_masks(export: Path) -> None:
@@ -200,7 +193,7 @@ def test_polygons_are_optional_masks(export: Path) -> None:
     "text",
     [
         "path: .\ntrain: images/train\nnames: {0: block, 1: bar}\n",
-        "train: ../images/train\nnc: 2\nnames: [block, bar]\n",
+        "train: ../images/train\nnc: 2\nnames: [block, bar]\nfirst: &first cell\nother: *first\n",
         "train: [images/train]\nnames: [block, bar]\n",
         "train: list.txt\nnames: [block, bar]\n",
         "train: images/list.txt\nnames: [block, bar]\n",
@@ -215,9 +208,9 @@ def test_all_ways_to_list_images(export: Path, text: str) -> None:
     assert [len(source[number]["boxes"]) for number in range(4)] == [0, 1, 2, 3]
 
 
-def test_the_root_can_be_overridden(export: Path, tmp_path: Path) -> None:
-    (tmp_path / "other").mkdir()
-    file = (export / "data.yaml").rename(tmp_path / "other" / "data.yaml")
+def test_the_root_can_be_overridden(export: Path) -> None:
+    (export / "other").mkdir()
+    file = (export / "data.yaml").rename(export / "other" / "data.yaml")
     file.write_text("path: /nowhere\ntrain: images/train\nnames: {2: bar, 0: block}\n")
     with pytest.raises(ValueError, match=r"path '/nowhere' leads to /nowhere, which is not a folder; set root"):
         yolo(data=file)
@@ -230,10 +223,7 @@ def test_the_root_can_be_overridden(export: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (
-            "0 0.5 0.5 0.1",
-            r"1 line that is neither .*: labels/train/1\.txt, line 2: 0 0\.5 0\.5 0\.1",
-        ),
+        ("0 0.5 0.5 0.1", r"1 line that is neither .*: labels/train/1\.txt, line 2: 0 0\.5 0\.5 0\.1"),
         ("0 0.5 0.5 0.1 0.1 0.9", "neither a box nor a polygon"),
         ("block 0.5 0.5 0.1 0.1", "neither a box nor a polygon"),
         ("0 nan 0.5 0.1 0.1", "neither a box nor a polygon"),
@@ -254,31 +244,63 @@ def test_broken_yolo_annotations_are_reported(export: Path, line: str, message: 
     assert source[1]["ground_truth"].ids.tolist() == [1] and [error.count for error in source.info.errors] == [1]
 
 
+def bomb(first: str, rest: Callable[[str], str]) -> str:
+    """Return YAML in which the alias ``a8`` stands for 10^9 values."""
+    levels = [f"a{level}: &a{level} {rest(', '.join([f'*a{level - 1}'] * 10))}\n" for level in range(1, 9)]
+    return f"a0: &a0 {first}\n" + "".join(levels)
+
+
+LISTS, MERGES = bomb("[x]", lambda aliases: f"[{aliases}]"), bomb("{x: 1}", lambda aliases: f"{{<<: [{aliases}]}}")
+HUGE = "0x" + "f" * 5000  # YAML reads it; Python does not write it
+DIGITS = "number of thousands of digits"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("names: [block, bar]\nval: images/train\n", "has no split 'train'; splits: val"),
-        (
-            "train: images/no\nnames: [block, bar]\n",
-            r"there is no .*images/no; .* which holds ",
-        ),
+        ("train: images/no\nnames: [block, bar]\n", r"there is no .*images/no; .* which holds "),
         ("train: labels\nnames: [block, bar]\n", "labels has no image"),
         ("train: images/train\n", "has no 'names'"),
         ("train: images/train\nnames: {a: b}\n", "names is {'a': 'b'}; expected a list of names, or names by number"),
         ("train: images/train\nnames: [a, a]\n", "has two classes called 'a'"),
         ("train: images/train\nnames: [block, bar]\nnc: 3\n", "nc is 3, but 2 classes have names"),
         ("train: images/train\nnames: [block, bar]\nkpt_shape: [17, 3]\n", r"has keypoints \(kpt_shape\)"),
-        (
-            "train: [images/train, images]\nnames: [block, bar]\n",
-            r"4 images that are listed more than once: images/train/0\.png",
-        ),
+        ("train: [images/train, images]\nnames: [a, b]\n", "4 images that are listed more than once: images/train/0"),
         ("names: [block\n", "is not YAML"),
         ("names: !!python/object/apply:os.getcwd []\n", "is not YAML"),
+        (f"{LISTS}names: [*a8]\ntrain: images", r"is not YAML: \*a0 stands for a list or mapping; write it out"),
+        (f"{LISTS}names: *a8\ntrain: images", "write it out"),
+        (f"{LISTS}names: [a]\ntrain: *a8", "write it out"),
+        (f"{MERGES}names: [a]\ntrain: images", "write it out"),
+        ("[" * 2000, "is not YAML: lists and mappings are nested more than 50 times"),
+        ("names: [[a]]\ntrain: images", r"names\.0: \['a'\] is neither text nor a number; write it in quotes"),
+        ("names: [yes]\ntrain: images", r"names\.0: True is neither text nor a number; write it in quotes"),
+        ("names: {2000000: a}\ntrain: images", "names is {2000000: 'a'}; expected"),
+        ("names: [a]\ntrain: {a: 1}", "train: {'a': 1} is neither text"),
+        ("names: [a]\ntrain: images\npath: [a]", r"path: \['a'\] is neither text"),
+        ("names: [a]\ntrain: images\npath: ~nosuchuser", "path '~nosuchuser' leads to .*not a folder"),
+        ("names: [a]\nd: 2020-13-45\ntrain: images", "is not YAML: month must be in 1..12"),
+        ("names: [a]\nnc: [[[[1]]]]\ntrain: images", "nc is .*, but 1 classes have names"),
+        (f"names: {HUGE}\ntrain: images", rf"names is .*{DIGITS}"),
+        (f"names: [{HUGE}]\ntrain: images", rf"names\.0: .*{DIGITS}"),
+        (f"names: [a]\nnc: {HUGE}\ntrain: images", rf"nc is .*{DIGITS}"),
+        (f"names: [a]\npath: {HUGE}\ntrain: images", rf"path: .*{DIGITS}"),
     ],
 )
 def test_an_invalid_data_yaml_is_reported(export: Path, text: str, message: str) -> None:
     (export / "data.yaml").write_text(text)
-    with pytest.raises(ValueError, match=message):
+    with bounded(), pytest.raises(ValueError, match=message) as error:
+        yolo(data=export / "data.yaml")
+    assert str(error.value).startswith(str(export / "data.yaml"))
+
+
+def test_data_yaml_that_cannot_be_read(export: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: Any, **options: Any) -> str:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    with pytest.raises(ValueError, match=r"data\.yaml cannot be read: Permission denied"):
         yolo(data=export / "data.yaml")
 
 
