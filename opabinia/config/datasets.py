@@ -28,20 +28,26 @@ def validation_sets(config: Mapping[str, Any]) -> list[Section]:
     """Return the sections of the validation sets, those of tasks with the names of their tasks in ``prefix``; a task
     without its own has those of its stream."""
     tasks = subtasks(config)
-    of_tasks = [
-        {**section, "prefix": f"{name}/{section['prefix']}", "task": name}
-        for name in tasks
-        for section in _listed(_validation(tasks, name))
-    ]
+    own = task_validation({name: (_data(task).get("val"), task["stream"]) for name, task in tasks.items()})
+    of_tasks = [{**section, "prefix": f"{name}/{section['prefix']}", "task": name} for name, section in own]
     return [*_listed(config["data"]["val"]), *of_tasks]
 
 
-def _validation(tasks: Mapping[str, Section], name: str) -> Any:
-    val, stream = _data(tasks[name]).get("val"), tasks[name]["stream"]
-    return _validation(tasks, stream) if val is None and stream in tasks and stream != name else val
+def task_validation(tasks: Mapping[str, tuple[Any, str | None]]) -> list[tuple[str, Any]]:
+    """Return the validation sets of the tasks of a multi-task run, each with the name of its task.
+
+    Args:
+        tasks: for each, its validation sets (one, a list, or None: those of its stream), and its stream.
+    """
+
+    def sets_of(name: str) -> list[Any]:
+        val, stream = tasks[name]
+        return sets_of(stream) if val is None and stream and stream in tasks and stream != name else _listed(val)
+
+    return [(name, val_set) for name in tasks for val_set in sets_of(name)]
 
 
-def _listed(val: Any) -> list[Section]:
+def _listed(val: Any) -> list[Any]:
     return val if isinstance(val, list) else [val] if val else []
 
 
@@ -106,8 +112,10 @@ def dataset_problems(config: Mapping[str, Any]) -> Iterator[tuple[str, str, Any,
 def _stream_problems(
     name: str, tasks: Mapping[str, Section], trained: Sequence[str]
 ) -> Iterator[tuple[str, str, Any, str, str]]:
-    """Yield the mistake in the training data of a task; ``trained``: tasks with training data of their own."""
+    """Yield the mistakes in the data of a task; ``trained``: tasks with training data of their own."""
     path, section, stream = f"task.tasks.{name}", _data(tasks[name]), tasks[name]["stream"]
+    if any(val_set.get("task") not in (None, name) for val_set in _listed(section.get("val"))):
+        yield f"{path}.data.val.task", "the data of a task evaluates that task: omit it", ..., "", ""
     if stream in (None, name):
         if name not in trained:
             message = "it has no training data: give it data.train, or name the task from whose images it learns in"

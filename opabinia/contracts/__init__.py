@@ -3,7 +3,7 @@
 ``engine``, ``data`` and ``tasks`` never import each other; they meet here and are combined in ``training``. Best read
 in this order: ``data``, ``sources``, ``plans``, ``clock``, ``evaluation``, ``training``, ``presenting``, ``models``,
 ``detectors``, ``segmentation``.
-``ranges`` and ``parts`` are types for signatures.
+``ranges`` and ``parts`` are types for signatures, ``streams`` has the sections of datasets.
 
 Shapes in this package: B samples of a batch, C channels, H height, W width, K classes, D features.
 """
@@ -97,6 +97,11 @@ from opabinia.contracts.segmentation import SegmentationDecoder as SegmentationD
 from opabinia.contracts.sources import RaggedArray as RaggedArray
 from opabinia.contracts.sources import Source as Source
 from opabinia.contracts.sources import SourceInfo as SourceInfo
+from opabinia.contracts.streams import Stream as Stream
+from opabinia.contracts.streams import SubtaskData as SubtaskData
+from opabinia.contracts.streams import SubtaskStreams as SubtaskStreams
+from opabinia.contracts.streams import TrainingStream as TrainingStream
+from opabinia.contracts.streams import ValidationStream as ValidationStream
 from opabinia.contracts.training import Hook as Hook
 from opabinia.contracts.training import ParallelTask as ParallelTask
 from opabinia.contracts.training import Phase as Phase

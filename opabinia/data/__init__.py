@@ -4,10 +4,10 @@ A sample is a pure function of (seed, epoch, position), and the plan of batches 
 number of workers, and with resuming or another number of processes each step still trains on the same samples.
 """
 
+from opabinia.contracts import Stream as Stream
+from opabinia.contracts import TrainingStream as TrainingStream
+from opabinia.contracts import ValidationStream as ValidationStream
 from opabinia.data.loader import DataError as DataError
 from opabinia.data.loader import Loader as Loader
 from opabinia.data.sample_keys import register_sample_key as register_sample_key
 from opabinia.data.settings import Data as Data
-from opabinia.data.settings import Stream as Stream
-from opabinia.data.settings import TrainingStream as TrainingStream
-from opabinia.data.settings import ValidationStream as ValidationStream

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
-from annotated_types import Interval, MinLen
+from annotated_types import Interval
 
 from opabinia.config import register
-from opabinia.contracts import CombiningTransform, Count, MixPart, SamplerPart, SourcePart, TransformPart
-from opabinia.runtime.durations import Duration
+from opabinia.contracts import Count, MixPart, SamplerPart, Stream, ValidationStream
 
 if TYPE_CHECKING:
     # Commands replace `auto` by a value before they build anything (`opabinia.training.run_folder`).
@@ -21,67 +20,6 @@ else:
     CountOrAuto = Count | Literal["auto"]
     WorkersOrAuto = Annotated[int, Interval(ge=0, le=1024)] | Literal["auto"]
     PlaceOrAuto = Literal["workers", "device", "auto"]
-
-
-@register.section
-@dataclass(frozen=True, kw_only=True)
-class Stream:
-    """A source and the transforms of its samples.
-
-    Args:
-        source: of the samples.
-        transforms: applied to each sample, in order.
-    """
-
-    source: SourcePart
-    transforms: Sequence[TransformPart] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingStream(Stream):
-    """A dataset to train on. A config has its values in ``data``, or next to the task that learns from it.
-
-    Attributes:
-        source: of the samples.
-        transforms: applied to each sample, in order.
-        shuffle: a new order for each epoch.
-        sampler: the samples of an epoch; None takes each sample once.
-        mix: applied to the samples of the stream in a batch, in order.
-    """
-
-    shuffle: bool = True
-    sampler: SamplerPart | None = None
-    mix: Sequence[MixPart] = ()
-
-
-@register.section(name="validation")
-@dataclass(frozen=True, kw_only=True)
-class ValidationStream(Stream):
-    """A dataset to evaluate on.
-
-    Args:
-        source: of the samples.
-        transforms: applied to each sample, in order.
-        prefix: of the metrics: ``val`` gives ``val/top1``.
-        task: in a multi-task run, the name of the task that is evaluated.
-        every: period of its evaluation; null takes ``evaluate.every``.
-
-    Raises:
-        ValueError: a transform combines several samples.
-    """
-
-    prefix: Annotated[str, MinLen(1)] = "val"
-    task: str | None = None
-    every: Duration | None = None
-
-    def __post_init__(self) -> None:
-        for number, transform in enumerate(self.transforms):
-            if isinstance(transform, CombiningTransform):
-                name = type(transform).__name__
-                raise ValueError(
-                    f"transforms.{number}: {name} combines several samples into one, which evaluations do not; it "
-                    "belongs into data.train.transforms"
-                )
 
 
 @register.section

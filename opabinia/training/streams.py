@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
 
 from opabinia.config.build import errors_at
-from opabinia.contracts import CombiningTransform, DatasetInfo, Task
-from opabinia.data import Data, TrainingStream, ValidationStream
+from opabinia.config.datasets import task_validation
+from opabinia.contracts import CombiningTransform, DatasetInfo, SubtaskData, SubtaskStreams, Task, TrainingStream
+from opabinia.data import Data
 from opabinia.data.missing_labels import MarkMissingLabels
 from opabinia.data.streams import SINGLE
 from opabinia.data.streams.order import StreamShares, stream_shares
@@ -16,10 +16,10 @@ from opabinia.data.streams.order import StreamShares, stream_shares
 TaskFactory = Callable[[DatasetInfo], Task]
 
 
-def subtasks(task: TaskFactory) -> Mapping[str, Any]:
-    """Return the tasks of a multi-task run by name (:class:`opabinia.tasks.multitask.settings.Subtask`)."""
-    tasks: Mapping[str, Any] = getattr(task, "keywords", {}).get("tasks") or {}
-    return tasks if all(hasattr(subtask, "batch_share") for subtask in tasks.values()) else {}
+def subtasks(task: TaskFactory) -> Mapping[str, SubtaskStreams]:
+    """Return the tasks of a multi-task run by name."""
+    tasks = getattr(task, "keywords", {}).get("tasks") or {}
+    return {name: subtask for name, subtask in tasks.items() if isinstance(subtask, SubtaskStreams)}
 
 
 def place_of(stream: str) -> str:
@@ -38,9 +38,13 @@ def training_streams(task: TaskFactory, data: Data) -> dict[str, TrainingStream]
     Raises:
         ConfigError: samples that may lack labels are mixed or combined.
     """
-    sections = {name: subtask.data for name, subtask in subtasks(task).items() if subtask.data and subtask.data.train}
+    sections: dict[str, Data | SubtaskData] = {
+        name: subtask.data for name, subtask in subtasks(task).items() if subtask.data and subtask.data.train
+    }
     streams = {}
-    for name, section in (sections or ({SINGLE: data} if data.train else {})).items():
+    for name, section in (sections or {SINGLE: data}).items():
+        if section.train is None:
+            continue
         stream = TrainingStream(
             source=section.train.source,
             transforms=section.train.transforms,
@@ -69,29 +73,14 @@ def stream_sharing(task: TaskFactory, streams: Mapping[str, TrainingStream]) -> 
 
 
 def with_task_data(task: TaskFactory, data: Data) -> Data:
-    """Return ``data`` with the validation sets of all tasks; a task without its own has those of its stream."""
+    """Return ``data`` with the validation sets of all tasks."""
     tasks = subtasks(task)
-    sets = [
-        ValidationStream(
-            source=val_set.source,
-            transforms=val_set.transforms,
-            prefix=f"{name}/{val_set.prefix}",
-            task=name,
-            every=val_set.every,
-        )
-        for name in tasks
-        for val_set in _validation(tasks, name)
-    ]
+    own = task_validation(
+        {name: (subtask.data and subtask.data.val, subtask.stream) for name, subtask in tasks.items()}
+    )
+    sets = [replace(val_set, prefix=f"{name}/{val_set.prefix}", task=name) for name, val_set in own]
     with errors_at("data"):
         return replace(data, val=[*data.validation, *sets]) if sets else data
-
-
-def _validation(tasks: Mapping[str, Any], name: str) -> list[Any]:
-    subtask = tasks[name]
-    val = subtask.data.val if subtask.data else None
-    if val is None and subtask.stream in tasks and subtask.stream != name:
-        return _validation(tasks, subtask.stream)
-    return val if isinstance(val, list) else [val] if val else []
 
 
 def mark_missing_labels(stream: TrainingStream) -> TrainingStream:

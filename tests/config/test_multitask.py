@@ -93,6 +93,7 @@ MISTAKES: list[tuple[str, dict[str, Any], str, str]] = [
     ("b", {"data": {"train": {"source": {}}}}, "task.tasks.b.data.train.source.name", "missing"),
     ("b", {"data": {"train": TRAIN, "val": "x"}}, "task.tasks.b.data.val", "expected"),
     ("b", {"data": {"val": VAL}}, "task.tasks.b", "it has no training data"),
+    ("b", {"data": {"train": TRAIN, "val": {**VAL, "task": "a"}}}, "task.tasks.b.data.val.task", "evaluates that task"),
     ("b", {"data": {"train": "x"}}, "task.tasks.b.data.train", "expected"),
     ("c", {"data": {"sampler": "weighted"}}, "task.tasks.c.stream", "it has training data of its own, too"),
     ("c", {"batch_share": 0.5}, "task.tasks.c.batch_share", "the share of its images is task.tasks.a.batch_share"),

@@ -105,8 +105,6 @@ MINIMAL: dict[tuple[str, str], dict[str, Any]] = {
     ("section", "init"): {"weights": "x.pth"},
     ("section", "evaluator_run"): {"evaluator": "knn"},
     ("section", "stream"): {"source": "digits"},
-    ("section", "subtask_training"): {"source": "digits"},
-    ("section", "subtask_validation"): {"source": "digits"},
     ("section", "subtask"): {"task": {"name": "classification", "backbone": "shared"}},
     ("section", "task_transforms"): {"tasks": ["digits"]},
     ("section", "validation"): {"source": "digits"},

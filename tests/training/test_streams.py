@@ -11,13 +11,13 @@ import torch
 from torchvision.transforms.v2 import RGB, RandomHorizontalFlip
 
 from opabinia.config import ConfigError
-from opabinia.contracts import Sample
+from opabinia.contracts import Sample, Stream, SubtaskData
 from opabinia.data import Data
 from opabinia.data.sampling.identity_samplers import identities
 from opabinia.data.sources import Digits
 from opabinia.data.streams.batches import joint_requests
 from opabinia.runtime.durations import Duration
-from opabinia.tasks.multitask.settings import Subtask, SubtaskData, SubtaskTraining
+from opabinia.tasks.multitask.settings import Subtask
 from opabinia.training.planning import check_streams, plan_training
 
 
@@ -37,7 +37,7 @@ class Numbers(Digits):
 
 
 def stream(n: int, *transforms: Any, share: float | None = None, **keys: Any) -> Subtask:
-    train = SubtaskTraining(source=Numbers(n), transforms=transforms)
+    train = Stream(source=Numbers(n), transforms=transforms)
     return Subtask(task=lambda info: None, data=SubtaskData(train=train, **keys), batch_share=share)  # type: ignore[arg-type]
 
 

@@ -1,78 +1,12 @@
-"""The sections of a multi-task config."""
+"""The section of a task of a multi-task run."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
-
-from annotated_types import MinLen
 
 from opabinia.config import register
-from opabinia.contracts import (
-    Fraction,
-    InputPath,
-    MixPart,
-    NonNegative,
-    SamplerPart,
-    SchedulePart,
-    SourcePart,
-    TaskPart,
-    TransformPart,
-)
+from opabinia.contracts import Fraction, InputPath, NonNegative, SchedulePart, SubtaskData, TaskPart
 from opabinia.optim.schedules import constant
-from opabinia.runtime.durations import Duration
-
-
-@register.section(name="subtask_training")
-@dataclass(frozen=True, kw_only=True)
-class SubtaskTraining:
-    """Training data of one task.
-
-    Args:
-        source: of the samples.
-        transforms: applied to each sample, in order.
-    """
-
-    source: SourcePart
-    transforms: Sequence[TransformPart] = ()
-
-
-@register.section(name="subtask_validation")
-@dataclass(frozen=True, kw_only=True)
-class SubtaskValidation(SubtaskTraining):
-    """Validation data of one task.
-
-    Args:
-        source: of the samples.
-        transforms: applied to each sample, in order.
-        prefix: of the metrics, after the name of the task: ``val`` gives ``boxes/val/AP``.
-        every: period of its evaluation; null takes ``evaluate.every``.
-    """
-
-    prefix: Annotated[str, MinLen(1)] = "val"
-    every: Duration | None = None
-
-
-@register.section(name="subtask_data")
-@dataclass(frozen=True, kw_only=True)
-class SubtaskData:
-    """Datasets of one task.
-
-    Args:
-        train: training samples; null for a task that learns from those of ``stream``.
-        val: samples to evaluate on, or a list of several datasets with a ``prefix`` each; null: those of ``stream``; an
-            empty list: none.
-        shuffle: a new order for each epoch.
-        sampler: the samples of an epoch; null takes each sample once.
-        mix: applied to the samples of the task in a batch, in order.
-    """
-
-    train: SubtaskTraining | None = None
-    val: SubtaskValidation | list[SubtaskValidation] | None = None
-    shuffle: bool = True
-    sampler: SamplerPart | None = None
-    mix: Sequence[MixPart] = ()
 
 
 @register.section(name="subtask")
