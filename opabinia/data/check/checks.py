@@ -84,7 +84,7 @@ def _to_json(sample: SampleRef) -> dict[str, Any]:
     return {name: value for name, value in asdict(sample).items() if name not in ("source", "index")}
 
 
-class _Part(NamedTuple):
+class _Leaf(NamedTuple):
     """A source, its index among all, and the name of its dataset."""
 
     dataset: str
@@ -123,26 +123,26 @@ def run_checks(
     Raises:
         WorkerDied: reading has killed a process.
     """
-    leaves = [(name, leaf) for name, source in sources.items() for leaf in leaf_sources(source)]
-    parts = [_Part(name, number, leaf) for number, (name, leaf) in enumerate(leaves)]
+    named = [(name, leaf) for name, source in sources.items() for leaf in leaf_sources(source)]
+    leaves = [_Leaf(name, number, leaf) for number, (name, leaf) in enumerate(named)]
     all_positions: dict[str, list[Position]] = {name: [] for name in sources}
-    for part in parts:
-        all_positions[part.dataset] += [(part.number, index) for index in range(len(part.source))]
-    positions = [position for own in all_positions.values() for position in _draw(own, limit, seed)]
-    scans, stopped = _scan([part.source for part in parts], positions, workers)
-    annotated = [(part, own) for part in parts if (own := annotated_images(part.source)) is not None]
+    for leaf in leaves:
+        all_positions[leaf.dataset] += [(leaf.number, index) for index in range(len(leaf.source))]
+    positions = [position for of_dataset in all_positions.values() for position in _draw(of_dataset, limit, seed)]
+    scans, stopped = _scan([leaf.source for leaf in leaves], positions, workers)
+    annotated = [(leaf, source) for leaf in leaves if (source := annotated_images(leaf.source)) is not None]
     findings = Findings()
-    for part in parts:
-        findings.add_errors(part.dataset, part.number, part.source.info.errors)
-    for part, source in annotated:
-        indices = [index for number, index in positions if number == part.number]
-        findings.add_errors(part.dataset, part.number, _find_broken_rle(source, indices))
+    for leaf in leaves:
+        findings.add_errors(leaf.dataset, leaf.number, leaf.source.info.errors)
+    for leaf, source in annotated:
+        indices = [index for number, index in positions if number == leaf.number]
+        findings.add_errors(leaf.dataset, leaf.number, _find_broken_rle(source, indices))
     read = zip(positions, scans, strict=False)  # fewer scans after Ctrl-C
-    samples = [_check_scan(parts[number], index, scan, findings) for (number, index), scan in read]
+    samples = [_check_scan(leaves[number], index, scan, findings) for (number, index), scan in read]
     find_duplicates(samples, near, findings)
-    _check_identities(sources, all_positions, parts, findings)
-    for part, source in annotated:
-        _check_objects(part, source, findings)
+    _check_identities(sources, all_positions, leaves, findings)
+    for leaf, source in annotated:
+        _check_objects(leaf, source, findings)
     datasets = {name: _summarize(name, source, samples) for name, source in sources.items()}
     for name, dataset in datasets.items():
         is_partial = dataset.maps is not None and dataset.read < dataset.samples
@@ -151,7 +151,7 @@ def run_checks(
                 if not count:
                     findings.add(kinds.NO_SAMPLES, [SampleRef(name, class_name)])
     examples = {name: _examples([sample for sample in samples if sample.sample.dataset == name]) for name in sources}
-    return DataReport(datasets, findings.sorted(), [part.source for part in parts], examples, stopped)
+    return DataReport(datasets, findings.sorted(), [leaf.source for leaf in leaves], examples, stopped)
 
 
 def _examples(samples: Sequence[ScannedSample]) -> list[SampleRef]:
@@ -191,10 +191,10 @@ def _scan(sources: Sequence[Source], positions: Sequence[Position], workers: int
 # --- checks of a sample -----------------------------------------------------------------------------------------------
 
 
-def _check_scan(part: _Part, index: int, scan: SampleScan, findings: Findings) -> ScannedSample:
+def _check_scan(leaf: _Leaf, index: int, scan: SampleScan, findings: Findings) -> ScannedSample:
     """Add the errors of a sample that was read, and return the sample."""
-    source, label = part.source, label_name(part.source, index)
-    sample = SampleRef(part.dataset, scan.id, value=label or "", source=part.number, index=index)
+    source, label = leaf.source, label_name(leaf.source, index)
+    sample = SampleRef(leaf.dataset, scan.id, value=label or "", source=leaf.number, index=index)
 
     def add(kind: str, value: str) -> None:
         findings.add(kind, [replace(sample, value=value)])
@@ -254,7 +254,7 @@ def _summarize(name: str, source: Source, samples: Sequence[ScannedSample]) -> D
     )
 
 
-def _check_objects(part: _Part, source: AnnotatedImages, findings: Findings) -> None:
+def _check_objects(leaf: _Leaf, source: AnnotatedImages, findings: Findings) -> None:
     """Add tiny boxes, and images without boxes."""
     annotations = source.annotations.take(source.annotations.trainable)
     sides = statistics.box_sides(source)
@@ -263,14 +263,14 @@ def _check_objects(part: _Part, source: AnnotatedImages, findings: Findings) -> 
         name = f"{source.noun} {annotations.ids[row]}"
         value = f"{source.classes[int(annotations.labels[row])]}, {sides[row, 0]:.4g} x {sides[row, 1]:.4g} pixels"
         box = (left, top, left + width, top + height)
-        findings.add(kinds.TINY_BOX, [part.sample(int(annotations.image_indices[row]), name, value, box)])
+        findings.add(kinds.TINY_BOX, [leaf.sample(int(annotations.image_indices[row]), name, value, box)])
     for index, present in enumerate(source.info.present or ()):
         if not len(present):
-            findings.add(kinds.EMPTY, [part.sample(index)])
+            findings.add(kinds.EMPTY, [leaf.sample(index)])
 
 
 def _check_identities(
-    sources: Mapping[str, Source], positions: Mapping[str, list[Position]], parts: Sequence[_Part], findings: Findings
+    sources: Mapping[str, Source], positions: Mapping[str, list[Position]], leaves: Sequence[_Leaf], findings: Findings
 ) -> None:
     """Add identities that are in training and validation, each with an image of both."""
     trained = {
@@ -286,7 +286,7 @@ def _check_identities(
         for identity, index in _first_images(source).items():
             if identity in trained:
                 pair = (trained[identity], positions[name][index])
-                samples = [parts[number].sample(own, value=f"identity {identity}") for number, own in pair]
+                samples = [leaves[number].sample(image, value=f"identity {identity}") for number, image in pair]
                 findings.add(kinds.SAME_IDENTITY, samples)
 
 

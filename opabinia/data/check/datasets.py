@@ -16,8 +16,8 @@ from opabinia.data.sources.video_views import VideoViews
 def leaf_sources(source: Source) -> Iterator[Source]:
     """Yield the sources that a concatenation consists of, in order, and the source of videos behind their views."""
     if isinstance(source, ConcatBase):
-        for part in source.sources:
-            yield from leaf_sources(part)
+        for joined in source.sources:
+            yield from leaf_sources(joined)
     elif isinstance(source, VideoViews):
         yield from leaf_sources(source.source)
     else:
@@ -26,8 +26,8 @@ def leaf_sources(source: Source) -> Iterator[Source]:
 
 def annotated_images(source: Source) -> AnnotatedImages | None:
     """Return the source if its objects are read from an annotation file, or the one that its maps are made of."""
-    own = source.source if isinstance(source, ObjectMaps) else source
-    return own if isinstance(own, AnnotatedImages) else None
+    annotated = source.source if isinstance(source, ObjectMaps) else source
+    return annotated if isinstance(annotated, AnnotatedImages) else None
 
 
 def label_name(source: Source, index: int) -> str | None:
@@ -46,14 +46,13 @@ def count_per_class(source: Source) -> dict[str, int]:
     if labels is not None and source.info.identities:
         counts += np.bincount(labels, minlength=len(counts))
     else:
-        for part in leaf_sources(source):
-            info = part.info
+        for info in (leaf.info for leaf in leaf_sources(source)):
             if info.present is not None:
                 counts += np.bincount(concatenate(info.present), minlength=len(counts))
             elif info.labels is not None:
                 one_hot = np.ndim(info.labels) == 2
-                own = info.labels.sum(0) if one_hot else np.bincount(info.labels, minlength=len(counts))
-                counts += np.asarray(own).astype(np.int64)
+                of_leaf = info.labels.sum(0) if one_hot else np.bincount(info.labels, minlength=len(counts))
+                counts += np.asarray(of_leaf).astype(np.int64)
             else:
                 return {}
     return dict(zip(map(str, source.classes), counts.tolist(), strict=True))

@@ -58,8 +58,8 @@ def find_duplicates(samples: Sequence[ScannedSample], max_bits: int, findings: F
         _add_groups([group for group in groups.values() if len(group) > 1], level, findings)
         rest = list(kept.values())
     for is_video in (False, True):
-        own = [sample for sample in rest if sample.scan.is_video == is_video]
-        hashed = [(sample, value) for sample in own if (value := sample.scan.image_hash) is not None]
+        compared = [sample for sample in rest if sample.scan.is_video == is_video]
+        hashed = [(sample, value) for sample in compared if (value := sample.scan.image_hash) is not None]
         pairs = find_near_pairs([value for _, value in hashed], max_bits)
         near = [[hashed[i][0] for i in group] for group in connected_groups(pairs, len(hashed))]
         _add_groups(near, kinds.NEAR_DUPLICATE, findings)
@@ -77,9 +77,9 @@ def _add_groups(groups: Sequence[Sequence[ScannedSample]], level: str, findings:
             _add_new(group, kinds.LEAKED, level, findings)
             continue
         for name in datasets:
-            own = [duplicate for duplicate in group if duplicate.sample.dataset == name]
-            roles = {duplicate.is_query for duplicate in own}
-            _add_new(own, kinds.IN_GALLERY if len(roles) > 1 else kinds.REPEATED, level, findings)
+            in_dataset = [duplicate for duplicate in group if duplicate.sample.dataset == name]
+            roles = {duplicate.is_query for duplicate in in_dataset}
+            _add_new(in_dataset, kinds.IN_GALLERY if len(roles) > 1 else kinds.REPEATED, level, findings)
 
 
 def _add_new(group: Sequence[ScannedSample], kind: str, level: str, findings: Findings) -> None:

@@ -170,7 +170,7 @@ def length_statistics(lengths: Sequence[VideoLength]) -> LengthStatistics | None
 
 def box_statistics(classes: Sequence[str], sources: Sequence[Source]) -> BoxStatistics | None:
     """Return the statistics of sources with annotated boxes; None if one has none."""
-    detection = [own for source in sources if (own := annotated_images(source)) is not None]
+    detection = [annotated for source in sources if (annotated := annotated_images(source)) is not None]
     if not detection or len(detection) < len(sources):
         return None
     labels = concatenate(source.annotations.labels[source.annotations.trainable] for source in detection)
@@ -180,7 +180,7 @@ def box_statistics(classes: Sequence[str], sources: Sequence[Source]) -> BoxStat
         objects=len(labels),
         per_class=dict(zip(map(str, classes), counts, strict=True)),
         crowds=sum(int(source.annotations.crowd.sum()) for source in detection),
-        empty_images=sum(len(present) == 0 for own in detection for present in own.info.present or ()),
+        empty_images=sum(len(present) == 0 for source in detection for present in source.info.present or ()),
         tiny=int((sides.min(1, initial=math.inf) < TINY).sum()),
         sides=side_histogram(np.sqrt(sides.prod(1)).tolist()),
     )

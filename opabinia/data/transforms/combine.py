@@ -107,7 +107,7 @@ class Mosaic(_CombiningTransform):
         low = np.clip(np.round(center - gain * size), 0, size).astype(int).tolist()
         high = np.clip(np.round(center + gain * size), 0, size).astype(int).tolist()
         canvas = _Canvas(sample["image"], (size, size), self.fill, (*low, *high))
-        parts = []
+        of_images = []
         for corner, tile in enumerate([sample, another(), another(), another()]):
             longer = max(tile["image"].shape[-2:])
             height, width = (max(1, round(gain * size * side / longer)) for side in tile["image"].shape[-2:])
@@ -115,8 +115,8 @@ class Mosaic(_CombiningTransform):
             objects, share = canvas.paste(tile, (height, width), (top, left))
             boxes = objects["boxes"]
             sides = boxes[:, 2:4] if is_oriented(boxes) else boxes[:, 2:] - boxes[:, :2]
-            parts.append(_select(objects, (sides > self.min_side).all(1) & (share > self.min_area)))
-        return _join(sample, canvas.image, parts)
+            of_images.append(_select(objects, (sides > self.min_side).all(1) & (share > self.min_area)))
+        return _join(sample, canvas.image, of_images)
 
 
 @register.transform(name="mixup_boxes")
@@ -144,9 +144,9 @@ class MixupBoxes(_CombiningTransform):
         sizes = [image["image"].shape[-2:] for image in both]
         height, width = (max(sides) for sides in zip(*sizes, strict=True))
         canvases = [_Canvas(image["image"], (height, width)) for image in both]
-        parts = [canvas.paste(image, size)[0] for canvas, image, size in zip(canvases, both, sizes, strict=True)]
+        of_images = [canvas.paste(image, size)[0] for canvas, image, size in zip(canvases, both, sizes, strict=True)]
         first, second = (canvas.image.float() for canvas in canvases)
-        return _join(sample, second.lerp(first, weight).round().to(sample["image"].dtype), parts)
+        return _join(sample, second.lerp(first, weight).round().to(sample["image"].dtype), of_images)
 
 
 @register.transform(name="copy_paste")
@@ -274,17 +274,17 @@ def _select(objects: Objects, which: Tensor) -> Objects:
     return {key: value[which] for key, value in objects.items()}
 
 
-def _join(first: Sample, image: Tensor, parts: Sequence[Objects]) -> Sample:
-    """Return ``first`` with another image and the visible objects of all parts."""
-    for part in parts:
-        if missing := parts[0].keys() ^ part.keys():
+def _join(first: Sample, image: Tensor, of_images: Sequence[Objects]) -> Sample:
+    """Return ``first`` with another image and the visible objects of several images."""
+    for objects in of_images:
+        if missing := of_images[0].keys() ^ objects.keys():
             raise ValueError(f"{', '.join(sorted(missing))}: annotated in some of the images, but not in all")
     size = (image.shape[-2], image.shape[-1])
-    objects = {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
-    joined = {**first, **objects, "image": tv_tensors.Image(image)}
-    joined["boxes"] = tv_tensors.wrap(objects["boxes"], like=first["boxes"], canvas_size=size)
-    if "masks" in objects:
-        joined["masks"] = tv_tensors.Mask(objects["masks"])
-    if "keypoints" in objects:
-        joined["keypoints"] = tv_tensors.KeyPoints(objects["keypoints"], canvas_size=size)
+    merged = {key: torch.cat([objects[key] for objects in of_images]) for key in of_images[0]}
+    joined = {**first, **merged, "image": tv_tensors.Image(image)}
+    joined["boxes"] = tv_tensors.wrap(merged["boxes"], like=first["boxes"], canvas_size=size)
+    if "masks" in merged:
+        joined["masks"] = tv_tensors.Mask(merged["masks"])
+    if "keypoints" in merged:
+        joined["keypoints"] = tv_tensors.KeyPoints(merged["keypoints"], canvas_size=size)
     return drop_empty_objects(joined)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torchvision import tv_tensors
 
-from opabinia.config import register
 from opabinia.contracts import Sample
 from opabinia.contracts.rotated_boxes import box_corners
 from opabinia.data.collate import collate
@@ -26,7 +25,7 @@ from opabinia.data.transforms.instances import (
 )
 from opabinia.data.transforms.sizes import ResizeScale, ResizeShortestEdge
 from opabinia.runtime.seeds import seed_sample
-from tests.data.transforms.test_instances import POLICIES
+from tests.data.transforms.test_instances import POLICIES, registered
 from tests.data.transforms.test_transforms import REGISTERED, SETTINGS
 
 HEIGHT, WIDTH = 80, 120
@@ -86,13 +85,6 @@ def test_boxes_follow_their_corners() -> None:
         assert_moved(result, POINTS + shift)
 
 
-def registered(name: str, **settings: object) -> Callable[[Sample], Sample]:
-    target = register.entries["transform"][name].target
-    assert target is not None
-    transform: Callable[[Sample], Sample] = target(**settings)
-    return transform
-
-
 def test_boxes_rotate_with_the_image() -> None:
     """RandomRotation counterclockwise around the center of the image, RandomAffine clockwise."""
     center = np.array([WIDTH, HEIGHT]) / 2
@@ -103,13 +95,6 @@ def test_boxes_rotate_with_the_image() -> None:
         assert_moved(rotation(sample()), (POINTS - center) @ matrix + center)
         affine = registered("RandomAffine", degrees=[degrees, degrees], scale=[0.5, 0.5])
         assert_moved(affine(sample()), (POINTS - center) / 2 @ matrix.T + center)
-
-
-def test_unequal_scales_give_a_box_around_the_object() -> None:
-    result = registered("Resize", size=[HEIGHT, 2 * WIDTH])(sample())["boxes"].as_subclass(Tensor).numpy()
-    for box, points, rectangle in zip(result, POINTS * [2, 1], corners(result), strict=True):
-        axes = np.stack([rectangle[1] - rectangle[0], rectangle[3] - rectangle[0]]) / box[2:4, None]
-        assert (np.abs((points - box[:2]) @ axes.T) <= box[2:4] / 2 + 0.01).all()
 
 
 @pytest.mark.filterwarnings("ignore:The image decoding and encoding", "ignore:RandomErasing")
@@ -128,6 +113,13 @@ def test_every_transform_accepts_or_refuses_oriented_boxes() -> None:
             centers = result.as_subclass(Tensor)[:, :2]
             assert ((centers >= 0) & (centers <= torch.tensor([width, height]))).all(), name
             assert not len(result) or result.canvas_size == (height, width), name
+
+
+def test_unequal_scales_give_a_box_around_the_object() -> None:
+    result = registered("Resize", size=[HEIGHT, 2 * WIDTH])(sample())["boxes"].as_subclass(Tensor).numpy()
+    for box, points, rectangle in zip(result, POINTS * [2, 1], corners(result), strict=True):
+        axes = np.stack([rectangle[1] - rectangle[0], rectangle[3] - rectangle[0]]) / box[2:4, None]
+        assert (np.abs((points - box[:2]) @ axes.T) <= box[2:4] / 2 + 0.01).all()
 
 
 def test_small_and_hidden_objects_are_dropped() -> None:
