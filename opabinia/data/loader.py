@@ -442,11 +442,6 @@ def _one_thread() -> Iterator[None]:
 # --- loading --------------------------------------------------------------------------------------------------------
 
 
-_START_METHOD = "spawn" if sys.platform == "darwin" else "fork"
-"""Forked workers share the source, which need not be picklable. Python 3.14 does not fork by default any more, and
-forked processes that use the libraries of macOS may crash."""
-
-
 class Loader:
     """Batches of this process in order (:class:`opabinia.contracts.Loader`).
 
@@ -487,24 +482,8 @@ class Loader:
     ) -> None:
         self.num_skipped, self.seconds = 0, 0.0
         self._logged: set[str] = set()
-        self._reader, self._requests = reader, _RequestSampler(requests)
-        self._pin_memory, self._iteration = pin_memory, 0
-        self._workers: DataLoader[LoadedBatch | _Failure] | None = None
-        if num_workers:
-            self._workers = DataLoader(
-                reader,
-                batch_size=None,  # the sampler yields the request of a whole batch
-                sampler=self._requests,
-                collate_fn=_identity,
-                num_workers=num_workers,
-                multiprocessing_context=_START_METHOD,
-                prefetch_factor=prefetch,
-                persistent_workers=True,
-                worker_init_fn=partial(_init_worker, os.getpid()),
-                pin_memory=pin_memory,
-                generator=torch.Generator(),  # without its own it would draw from the global one
-            )
-            _open_loaders.add(self)
+        self._reader, self._requests, self._pin_memory, self._iteration = reader, requests, pin_memory, 0
+        self._workers = _Workers(reader, num_workers, prefetch, pin_memory) if num_workers else None
 
     def iterate(self, start: int = 0) -> Iterator[tuple[GlobalBatch, Batch]]:
         """Yield rows and batches from step ``start`` on. A second iteration ends the first.
@@ -515,8 +494,8 @@ class Loader:
         """
         self._iteration += 1
         iteration = self._iteration
-        self._requests.start = start
-        for result in self._results():
+        requests = self._requests(start)
+        for result in self._workers.read(requests) if self._workers else map(self._read_here, requests):
             if isinstance(result, _Failure):
                 error = DataError(result.message)
                 error.add_note(result.traceback)
@@ -527,27 +506,6 @@ class Loader:
                 yield result.row, result.batch
             if iteration != self._iteration:
                 raise RuntimeError("a later iterate() of this loader has begun and ended this one")
-
-    def _results(self) -> Iterator[LoadedBatch | _Failure]:
-        if self._workers is None:
-            return map(self._read_here, self._requests)
-        # No stop signal may arrive at a worker that does not ignore it yet.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-        if self._workers._iterator is None and _START_METHOD == "fork":
-            with suppress(AttributeError, OSError):  # only Linux has memory files, and a process may open few files
-                # A worker has `prefetch_factor` batches ahead; the main process may hold two more of it.
-                memory = BatchMemory((self._workers.prefetch_factor or 2) + 2, self._workers.num_workers)
-                self._workers.collate_fn = memory.pack
-        try:
-            # Starts the workers; later it only restarts the requests, and drops what was read ahead.
-            return _receive(iter(self._workers))
-        except (AttributeError, PicklingError, TypeError) as error:
-            if _START_METHOD == "fork":
-                raise
-            message = f"the source or a transform cannot be sent to a loader worker: {error}; set data.num_workers=0"
-            raise DataError(message) from error
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def _read_here(self, request: Request) -> LoadedBatch | _Failure:
         result = self._reader[request]
@@ -568,10 +526,87 @@ class Loader:
     def close(self) -> None:
         """End the workers. A later iteration starts new ones."""
         self._iteration += 1
-        if self._workers is None:
-            return
-        results: Any = self._workers._iterator
-        self._workers._iterator, self._workers.collate_fn = None, _identity  # frees the memory of the batches
+        if self._workers is not None:
+            self._workers.close()
+
+
+_MAX_LOGGED = 10
+_SAMPLE_INDEX = re.compile(r"^sample \d+ (?=\((?!without id\)))")
+"""The index in the source, in messages about samples that have an id."""
+
+
+# --- worker processes -----------------------------------------------------------------------------------------------
+
+
+_START_METHOD = "spawn" if sys.platform == "darwin" else "fork"
+"""Forked workers share the source, which need not be picklable. Python 3.14 does not fork by default any more, and
+forked processes that use the libraries of macOS may crash."""
+
+
+class _Workers:
+    """Processes that read requests, each whole batches in turn: torch's DataLoader, started by the first :meth:`read`.
+
+    Private attributes of the DataLoader and its iterator are used where it has no public way: to replace its function
+    ``collate_fn`` before each start, to name the worker that has died, and to end workers that do not react.
+
+    Args:
+        reader: reads a batch.
+        num_workers: number of processes.
+        prefetch: batches that each reads ahead.
+        pin_memory: return tensors in pinned memory.
+    """
+
+    def __init__(self, reader: BatchReader, num_workers: int, prefetch: int, pin_memory: bool) -> None:
+        self.num_workers, self._prefetch = num_workers, prefetch
+        self._sampler = _CurrentRequests()
+        self._data_loader = DataLoader(
+            reader,
+            batch_size=None,  # the sampler yields the request of a whole batch
+            sampler=self._sampler,
+            collate_fn=_identity,
+            num_workers=num_workers,
+            multiprocessing_context=_START_METHOD,
+            prefetch_factor=prefetch,
+            persistent_workers=True,
+            worker_init_fn=partial(_init_worker, os.getpid()),
+            pin_memory=pin_memory,
+            generator=torch.Generator(),  # without its own it would draw from the global one
+        )
+        _started.add(self)
+
+    @property
+    def processes(self) -> list[Any]:
+        """The running processes."""
+        results: Any = self._data_loader._iterator
+        return [] if results is None else results._workers  # type: ignore[no-any-return]
+
+    def read(self, requests: Iterable[Request]) -> Iterator[LoadedBatch | _Failure]:
+        """Return what the workers read, in order. An earlier iteration ends, and what was read ahead for it is dropped.
+
+        Raises:
+            DataError: the reader cannot be sent to the workers (macOS).
+        """
+        self._sampler.requests = requests
+        # No stop signal may arrive at a worker that does not ignore it yet.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+        try:
+            if not self.processes and _START_METHOD == "fork":
+                with suppress(AttributeError, OSError):  # only Linux has memory files, and a process may open few files
+                    # A worker has `prefetch` batches ahead; the main process may hold two more of it.
+                    self._data_loader.collate_fn = BatchMemory(self._prefetch + 2, self.num_workers).pack
+            return _receive(iter(self._data_loader))
+        except (AttributeError, PicklingError, TypeError) as error:
+            if _START_METHOD == "fork":
+                raise
+            message = f"the source or a transform cannot be sent to a loader worker: {error}; set data.num_workers=0"
+            raise DataError(message) from error
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def close(self) -> None:
+        """End the processes, also those that are busy or were killed."""
+        results: Any = self._data_loader._iterator
+        self._data_loader._iterator, self._data_loader.collate_fn = None, _identity  # frees the memory of the batches
         if results is None:
             return
         try:
@@ -608,20 +643,14 @@ def _receive(results: Any) -> Iterator[LoadedBatch | _Failure]:
         raise RuntimeError(f"DataLoader worker (pid {pids}) is killed by signal: {cause}") from error
 
 
-_MAX_LOGGED = 10
-_SAMPLE_INDEX = re.compile(r"^sample \d+ (?=\((?!without id\)))")
-"""The index in the source, in messages about samples that have an id."""
+class _CurrentRequests(Sampler[Request]):
+    """The requests of the iteration that the DataLoader starts."""
 
-
-class _RequestSampler(Sampler[Request]):
-    """Requests from ``start`` on, whenever the DataLoader starts an iteration."""
-
-    def __init__(self, requests: Requests) -> None:
-        self._requests = requests
-        self.start = 0
+    def __init__(self) -> None:
+        self.requests: Iterable[Request] = ()
 
     def __iter__(self) -> Iterator[Request]:
-        return iter(self._requests(self.start))
+        return iter(self.requests)
 
 
 def _identity(result: Any) -> Any:
@@ -636,12 +665,12 @@ def _init_worker(main_pid: int, worker: int) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
 
-_open_loaders: WeakSet[Loader] = WeakSet()
+_started: WeakSet[_Workers] = WeakSet()
 
 
 @atexit.register
 def _close_all() -> None:
-    """Close all loaders at exit. This runs before the cleanup of torch and multiprocessing, which would wait
+    """Close all workers at exit. This runs before the cleanup of torch and multiprocessing, which would wait
     indefinitely for workers that ignore SIGTERM."""
-    for loader in list(_open_loaders):
-        loader.close()
+    for workers in list(_started):
+        workers.close()
