@@ -578,7 +578,7 @@ class _Workers:
     def processes(self) -> list[Any]:
         """The running processes."""
         results: Any = self._data_loader._iterator
-        return [] if results is None else results._workers  # type: ignore[no-any-return]
+        return [] if results is None else results._workers
 
     def read(self, requests: Iterable[Request]) -> Iterator[LoadedBatch | _Failure]:
         """Return what the workers read, in order. An earlier iteration ends, and what was read ahead for it is dropped.
