@@ -30,7 +30,7 @@ from PIL import Image
 from opabinia.contracts import Clock, Sample, Sampler, Source, SourceInfo
 from opabinia.data.decoding.images import EncodedImage, decode_sample
 from opabinia.data.loader import BatchReader, Loader, training_requests
-from opabinia.data.sampling.batches import ConstantPlan, evaluation_rows
+from opabinia.data.sampling.batches import ConstantPlan, evaluation_batches
 from opabinia.data.sampling.permutation import EpochSampler
 from opabinia.data.sampling.shard_order import ShardShuffle
 from opabinia.data.sources import Shards
@@ -92,7 +92,7 @@ def first_batch(make: Callable[[], Sampler]) -> None:
     start = plan.epoch_start(1) + plan.steps_per_epoch // 2
     Clock.at(plan, start)
     request = next(iter(training_requests(plan, sampler.order, 0, WORLD)(start)))
-    assert (request.row.epoch, len(request.indices)) == (1, BATCH // WORLD)
+    assert (request.global_batch.epoch, len(request.indices)) == (1, BATCH // WORLD)
 
 
 def seek(make: Callable[[], Sampler]) -> None:
@@ -124,7 +124,7 @@ def plan() -> None:
     print(f"\nThe plan of {SAMPLES:,} samples, {BATCH:,} a step, 3 epochs: nothing is stored, each row is computed")
     rows = ConstantPlan(SAMPLES, BATCH, Duration(3, "ep"))
     steps = np.random.default_rng(0).integers(0, rows.total_steps, 10_000).tolist()
-    line("a row", each(rows.row, steps) * 1e6, "us", f"of {rows.total_steps:,}")
+    line("a row", each(rows.global_batch, steps) * 1e6, "us", f"of {rows.total_steps:,}")
     line("the clock at a step", each(lambda step: Clock.at(rows, step), steps) * 1e6, "us")
     samplers: dict[str, Sampler] = {"shuffled": EpochSampler(SAMPLES, 1), "by_shard": ShardShuffle(Sharded(), 1, BATCH)}  # type: ignore[arg-type]
     for name, sampler in samplers.items():
@@ -141,8 +141,8 @@ def evaluation() -> None:
     from opabinia.evaluation.representation.feature_bank import EmbeddingEvaluator
 
     print(f"\nAn evaluation of {SAMPLES:,} samples in batches of {EVALUATION_BATCH} on {WORLD:,} processes")
-    rows = list(evaluation_rows(SAMPLES, EVALUATION_BATCH, 0, WORLD))
-    seconds = timed(lambda: list(evaluation_rows(SAMPLES, EVALUATION_BATCH, 0, WORLD)))
+    rows = list(evaluation_batches(SAMPLES, EVALUATION_BATCH, 0, WORLD))
+    seconds = timed(lambda: list(evaluation_batches(SAMPLES, EVALUATION_BATCH, 0, WORLD)))
     line("the rows of a process, all of them", seconds * 1e3, "ms", f"{len(rows):,} rows")
     classes, samples = 1_000, 20_000
     predictions = {"logits": torch.rand(samples, classes)}

@@ -54,11 +54,11 @@ def report(
         singles = compared_runs(folders, _by_task(compare or []))
         if images:
             from opabinia.config import ConfigError
-            from opabinia.inference.report_images import gather
+            from opabinia.inference.report_images import collect
 
             for run in [*folders, *singles.values()]:
                 try:
-                    gather(run, checkpoint=checkpoint, weights=weights, device=device)
+                    collect(run, checkpoint=checkpoint, weights=weights, device=device)
                 except Exception as error:  # the rest of the report needs no model
                     reason = error if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
                     typer.echo(f"no images of {run}: {reason}", err=True)

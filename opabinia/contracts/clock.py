@@ -37,7 +37,7 @@ class Clock:
         """Return the clock after ``step`` optimizer steps of ``plan``."""
         epoch = 0
         if step:
-            last = plan.row(step - 1).epoch
+            last = plan.global_batch(step - 1).epoch
             epoch = last + (plan.epoch_start(last + 1) == step)
         start = plan.epoch_start(epoch)
         current = min(epoch, max(0, plan.epochs - 1))
@@ -45,12 +45,12 @@ class Clock:
         starts = plan.epoch_start if plan.steps_per_epoch is None else None
         return cls(step, epoch, step - start, plan.samples_before(step), plan.total_steps, length, starts)
 
-    def following(self, plan: Plan, row: GlobalBatch) -> Clock:
-        """Return the clock one step later, like :meth:`at` but faster. ``row`` is the batch of that step."""
+    def following(self, plan: Plan, global_batch: GlobalBatch) -> Clock:
+        """Return the clock one step later, like :meth:`at` but faster. ``global_batch`` is the batch of that step."""
         if self.epoch_step + 1 >= self.steps_per_epoch:
             return Clock.at(plan, self.step + 1)
         clock = object.__new__(Clock)  # called every step; __init__ of a frozen dataclass is slow
-        samples = self.samples + row.count
+        samples = self.samples + global_batch.count
         clock.__dict__.update(self.__dict__, step=self.step + 1, epoch_step=self.epoch_step + 1, samples=samples)
         return clock
 

@@ -58,9 +58,9 @@ size (``Task.size_multiple``) they are padded like the images, with their ignore
 ground truth for evaluators. ``missing`` (list of B, of partly labeled data in multi-task training) has the keys of the
 labels that each sample lacks, such as ``"boxes mask"``; its labels of these keys are empty.
 
-A batch of multi-task training has ``streams``, a batch of each stream by name; ``id`` (list of all samples); ``row``
-and ``rows`` (by stream), the global batches. A micro-batch of it also has ``counts``, the number of samples of each
-stream that count. A batch that evaluates one task of a multi-task run has its name in ``task``."""
+A batch of multi-task training has ``streams``, a batch of each stream by name; ``id`` (list of all samples);
+``global_batch`` and ``global_batches`` (by stream). A micro-batch of it also has ``counts``, the number of samples of
+each stream that count. A batch that evaluates one task of a multi-task run has its name in ``task``."""
 
 Indices = NDArray[np.int64]
 

@@ -12,7 +12,7 @@ from opabinia.runtime.durations import Duration
 
 @dataclass(frozen=True, slots=True)
 class GlobalBatch:
-    """One global batch of a plan (a row of the plan): all that a rank must know to take its share.
+    """One global batch of a plan: all that a rank must know to take its samples.
 
     Attributes:
         step: optimizer steps done before it.
@@ -31,7 +31,7 @@ class GlobalBatch:
     shape: tuple[int, ...] | None = None
     lr_factor: float = 1.0
 
-    def share(self, rank: int, world: int) -> range:
+    def rank_range(self, rank: int, world: int) -> range:
         """Return the samples of one rank, numbered within the batch.
 
         Shares are contiguous, in the order of ranks, and differ in size by at most one. If the batch has fewer samples
@@ -61,7 +61,7 @@ class Plan(Protocol):
     def steps_per_epoch(self) -> int | None:
         """Number of steps in an epoch, if it is the same in all."""
 
-    def row(self, step: int) -> GlobalBatch: ...
+    def global_batch(self, step: int) -> GlobalBatch: ...
 
     def epoch_start(self, epoch: int) -> int:
         """Return the step of the first batch of ``epoch``, for 0 to ``epochs``. The end of the last epoch may be beyond

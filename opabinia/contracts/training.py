@@ -50,7 +50,7 @@ class Step(Protocol):
 
     A step is built with the task, or with the :class:`ParallelTask` around it. With several processes gradients are
     averaged over them, so each process weights the mean over its samples by ``len(samples) * world /
-    row.num_processed(world)``; returned scalars likewise, because the metrics log averages them over processes.
+    global_batch.num_processed(world)``; returned scalars likewise, because the metrics log averages them.
 
     ``after_backward`` must be called once, when all gradients of the step are there and before they are used. Returned
     scalars stay on the device. The learning rate that was used is in the optimizer's first group.
@@ -58,7 +58,9 @@ class Step(Protocol):
 
     optimizer: torch.optim.Optimizer
 
-    def __call__(self, batch: Batch, row: GlobalBatch, clock: Clock, after_backward: Callable[[], None]) -> Scalars: ...
+    def __call__(
+        self, batch: Batch, global_batch: GlobalBatch, clock: Clock, after_backward: Callable[[], None]
+    ) -> Scalars: ...
 
     def state_dict(self) -> dict[str, Any]: ...
 

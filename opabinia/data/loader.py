@@ -58,7 +58,7 @@ from opabinia.data.collate import collate, is_clip_shape, resize_batch
 from opabinia.data.decoding.images import DeferredImage, decode_sample, read_encoded
 from opabinia.data.decoding.resized import decode_large
 from opabinia.data.sample_keys import GROUND_TRUTH_KEYS
-from opabinia.data.sampling.batches import evaluation_rows
+from opabinia.data.sampling.batches import evaluation_batches
 from opabinia.data.sampling.permutation import Order
 from opabinia.runtime.local_copies import fetch_all
 from opabinia.runtime.log import log
@@ -92,12 +92,12 @@ class Request(NamedTuple):
     """The samples of one batch that this process reads.
 
     Attributes:
-        row: the global batch.
+        global_batch: the global batch.
         positions: of this process's samples in the epoch (int64, B).
         indices: of the same samples in the source (int64, B).
     """
 
-    row: GlobalBatch
+    global_batch: GlobalBatch
     positions: Indices
     indices: Indices
 
@@ -112,16 +112,17 @@ def training_requests(plan: Plan, orders: Callable[[int], Order], rank: int, wor
     """Return this process's share of every batch of ``plan``; ``orders`` returns the order of an epoch."""
 
     def requests(start: int) -> Iterator[Request]:
-        for epoch, epoch_rows in groupby(map(plan.row, range(start, plan.total_steps)), attrgetter("epoch")):
-            order, rows = orders(epoch), 1
+        planned_batches = map(plan.global_batch, range(start, plan.total_steps))
+        for epoch, batches in groupby(planned_batches, attrgetter("epoch")):
+            order, count = orders(epoch), 1
             # Looking up thousands of positions takes hardly longer than looking up one.
-            while chunk := list(islice(epoch_rows, rows)):
-                positions = [row.first + _array(row.share(rank, world)) for row in chunk]
-                rows = max(1, _POSITIONS_PER_LOOKUP // len(positions[0]))
+            while chunk := list(islice(batches, count)):
+                positions = [planned.first + _array(planned.rank_range(rank, world)) for planned in chunk]
+                count = max(1, _POSITIONS_PER_LOOKUP // len(positions[0]))
                 indices, first = order(np.concatenate(positions)), 0
-                for row, own in zip(chunk, positions, strict=True):
-                    yield Request(row, own, indices[first : first + len(own)])
-                    first += len(own)
+                for planned, local in zip(chunk, positions, strict=True):
+                    yield Request(planned, local, indices[first : first + len(local)])
+                    first += len(local)
 
     return requests
 
@@ -131,10 +132,10 @@ def evaluation_requests(samples: int, batch_size: int, rank: int, world: int) ->
     process."""
 
     def requests(start: int) -> Iterator[Request]:
-        for row in evaluation_rows(samples, batch_size, rank, world):
-            if row.step >= start:
-                positions = row.first + _array(range(row.count))
-                yield Request(row, positions, positions)
+        for global_batch in evaluation_batches(samples, batch_size, rank, world):
+            if global_batch.step >= start:
+                positions = global_batch.first + _array(range(global_batch.count))
+                yield Request(global_batch, positions, positions)
 
     return requests
 
@@ -150,13 +151,13 @@ class LoadedBatch(NamedTuple):
     """A batch as a worker sends it.
 
     Attributes:
-        row: the global batch.
+        global_batch: the global batch.
         batch: None if none of its samples could be read.
         skipped: error messages of samples that were skipped or replaced.
         seconds: duration of reading.
     """
 
-    row: GlobalBatch
+    global_batch: GlobalBatch
     batch: Batch | None
     skipped: tuple[str, ...] = ()
     seconds: float = 0.0
@@ -227,11 +228,11 @@ class BatchReader(Dataset[LoadedBatch | _Failure]):
 
     def __getitem__(self, request: Request) -> LoadedBatch | _Failure:
         start = time.perf_counter()
-        if not self.mixes and request.row.shape is None and not self.task:
+        if not self.mixes and request.global_batch.shape is None and not self.task:
             # Nothing is drawn and nothing computed, so the generators need no care.
             batch = self._whole_batch(request)
             if batch is not None:
-                return LoadedBatch(request.row, batch, (), time.perf_counter() - start)
+                return LoadedBatch(request.global_batch, batch, (), time.perf_counter() - start)
         try:
             with preserve_generators(), _one_thread():
                 return self.read(request)._replace(seconds=time.perf_counter() - start)
@@ -254,59 +255,61 @@ class BatchReader(Dataset[LoadedBatch | _Failure]):
         """
         batch = self.read(request).batch
         if batch is None:
-            raise DataError(f"step {request.row.step}: none of its samples can be read")
+            raise DataError(f"step {request.global_batch.step}: none of its samples can be read")
         return batch
 
     def read(self, request: Request) -> LoadedBatch:
         """Return the batch of a request with the messages of skipped samples."""
         batch, skipped = self._collate(request)
-        return LoadedBatch(request.row, batch and self.finish(batch, request.row), tuple(skipped))
+        return LoadedBatch(request.global_batch, batch and self.finish(batch, request.global_batch), tuple(skipped))
 
-    def finish(self, batch: Batch, row: GlobalBatch) -> Batch:
-        """Resize a collated batch to the shape of its row, and mix it. Seeds and uses the global generators.
+    def finish(self, batch: Batch, global_batch: GlobalBatch) -> Batch:
+        """Resize a collated batch to the shape of its global batch, and mix it. Seeds and uses the global generators.
 
         Raises:
             DataError: it cannot be resized or mixed.
         """
-        if row.shape is not None:
-            with _errors_in(f"step {row.step}", resize_batch):
-                batch = resize_batch(batch, row.shape)
+        if global_batch.shape is not None:
+            with _errors_in(f"step {global_batch.step}", resize_batch):
+                batch = resize_batch(batch, global_batch.shape)
         if self.mixes:
-            seed_sample(hash32(MIX, self.seed, row.step, self.rank))
+            seed_sample(hash32(MIX, self.seed, global_batch.step, self.rank))
             for mix in self.mixes:
-                with _errors_in(f"step {row.step}", mix):
+                with _errors_in(f"step {global_batch.step}", mix):
                     batch = mix(batch, self.dataset_info)
         return {**batch, "task": self.task} if self.task else batch
 
     def _collate(self, request: Request, deferred: bool = True) -> tuple[Batch | None, list[str]]:
         """Return the batch and the messages of skipped samples; ``deferred`` as in :meth:`_transformed_sample`."""
-        row, deferred = request.row, deferred and self._defers
+        global_batch, deferred = request.global_batch, deferred and self._defers
         batch = self._whole_batch(request)
         if batch is not None:
             return batch, []
-        with _errors_in(f"step {row.step}", self.source):
+        with _errors_in(f"step {global_batch.step}", self.source):
             fetch_all(chain.from_iterable(map(self.source.paths, request.indices.tolist())))
         skipped: list[str] = []
         samples = []
         for position, index in zip(request.positions.tolist(), request.indices.tolist(), strict=True):
-            sample = self._sample(row, position, index, skipped, deferred)
+            sample = self._sample(global_batch, position, index, skipped, deferred)
             if sample is not None:
                 dropped = () if self.ground_truth else GROUND_TRUTH_KEYS
                 samples.append({name: value for name, value in sample.items() if name not in dropped})
         if not samples:
             return None, skipped
         try:
-            with _errors_in(f"step {row.step}", collate):
+            with _errors_in(f"step {global_batch.step}", collate):
                 return collate(samples, self.size_multiple), skipped
         except DataError:
             if not any(isinstance(sample.get("image"), DeferredImage) for sample in samples):
                 raise
         return self._collate(request, deferred=False)  # decoded one by one, the samples show which of them is broken
 
-    def _sample(self, row: GlobalBatch, position: int, index: int, skipped: list[str], deferred: bool) -> Sample | None:
+    def _sample(
+        self, global_batch: GlobalBatch, position: int, index: int, skipped: list[str], deferred: bool
+    ) -> Sample | None:
         """Return a transformed sample, or its replacement, or None if it is skipped; append errors to ``skipped``."""
-        shape = row.shape if row.shape is not None and is_clip_shape(row.shape) else None
-        key = hash32(SAMPLE, self.seed, row.epoch, position)
+        shape = global_batch.shape if global_batch.shape is not None and is_clip_shape(global_batch.shape) else None
+        key = hash32(SAMPLE, self.seed, global_batch.epoch, position)
         tried = [index]
         for attempt in range(_MAX_REPLACEMENTS):
             try:
@@ -318,7 +321,7 @@ class BatchReader(Dataset[LoadedBatch | _Failure]):
                 skipped.append(str(error))
                 if self.on_error == "skip":
                     return None
-                index = self._replacement(tried, hash32(REPLACEMENT, self.seed, row.epoch, position, attempt))
+                index = self._replacement(tried, hash32(REPLACEMENT, self.seed, global_batch.epoch, position, attempt))
                 tried.append(index)
         raise DataError(f"{_MAX_REPLACEMENTS} samples in a row could not be read; the last: {skipped[-1]}")
 
@@ -466,7 +469,7 @@ class Loader:
 
         requests = training_requests(plan, partial(epoch_order, seed, n=len(source), shuffle=True), rank=0, world=1)
         loader = Loader(BatchReader(source, transforms, seed=seed), requests, num_workers=2)
-        for row, batch in loader.iterate(start=plan.epoch_start(3)):
+        for global_batch, batch in loader.iterate(start=plan.epoch_start(3)):
             ...
         loader.close()
     """
@@ -486,7 +489,7 @@ class Loader:
         self._workers = _Workers(reader, num_workers, prefetch, pin_memory) if num_workers else None
 
     def iterate(self, start: int = 0) -> Iterator[tuple[GlobalBatch, Batch]]:
-        """Yield rows and batches from step ``start`` on. A second iteration ends the first.
+        """Yield global batches and their batches from step ``start`` on. A second iteration ends the first.
 
         Raises:
             DataError: a sample could not be made, or the reader cannot be sent to workers (macOS).
@@ -503,7 +506,7 @@ class Loader:
             self._count_skipped(result.skipped)
             self.seconds = result.seconds
             if result.batch is not None:
-                yield result.row, result.batch
+                yield result.global_batch, result.batch
             if iteration != self._iteration:
                 raise RuntimeError("a later iterate() of this loader has begun and ended this one")
 

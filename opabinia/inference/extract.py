@@ -26,7 +26,7 @@ from opabinia.contracts import EMBEDDING, Batch, Sample
 from opabinia.data.decoding.cache import with_cache
 from opabinia.data.loader import BatchReader, DataError, Loader, Request
 from opabinia.data.sample_keys import object_keys
-from opabinia.data.sampling.batches import evaluation_rows
+from opabinia.data.sampling.batches import evaluation_batches
 from opabinia.engine.loop.prefetch import PrefetchedBatch, lookahead, prefetch, to_host, with_bar
 from opabinia.inference.feature_files import IDS, FeatureRows, NpyFiles, Parquet, read_rows
 from opabinia.inference.layer_names import LayerFeatures
@@ -45,7 +45,7 @@ from opabinia.runtime.files import (
 from opabinia.runtime.json_files import InvalidFile, read_json
 from opabinia.runtime.log import log, logging_to
 from opabinia.runtime.process_group import process_group
-from opabinia.runtime.processes import from_rank_zero, gather, is_rank_zero, rank, world_size
+from opabinia.runtime.processes import all_gather, from_rank_zero, is_rank_zero, rank, world_size
 from opabinia.runtime.progress import progress_bar
 from opabinia.runtime.text import plural
 from opabinia.training.run_folder import build_parts, chosen_checkpoint, process_group_options, resolve
@@ -252,7 +252,7 @@ def write_missing(job: ExtractJob, locks: ExitStack, form: Format) -> bool:
     if finished is None:
         return True
     missing = sorted(set(range(-(-job.batches // job.batches_per_shard))) - set(finished))
-    written = gather(write_shards(job, missing[rank() :: world_size()]))
+    written = all_gather(write_shards(job, missing[rank() :: world_size()]))
     from_rank_zero(partial(_check_shared_disk, job, chain.from_iterable(written)))
     return False
 
@@ -336,7 +336,7 @@ def write_shards(job: ExtractJob, numbers: Sequence[int]) -> list[int]:
     requested, written, device = set(numbers), [], job.predictor.device
 
     def requests(start: int) -> Iterator[Request]:
-        for row in evaluation_rows(len(job.reader.source), job.batch_size, 0, 1):
+        for row in evaluation_batches(len(job.reader.source), job.batch_size, 0, 1):
             if row.step >= start and row.step // job.batches_per_shard in requested:
                 positions = np.arange(row.first, row.first + row.count)
                 yield Request(row, positions, positions)
@@ -349,7 +349,7 @@ def write_shards(job: ExtractJob, numbers: Sequence[int]) -> list[int]:
         progress_bar(f"extract {job.about['split']}", samples, completed=before) as bar,
     ):
         loaded = with_bar(prefetch(loader, device), bar)
-        for number, batches in groupby(loaded, lambda batch: batch.row.step // job.batches_per_shard):
+        for number, batches in groupby(loaded, lambda batch: batch.global_batch.step // job.batches_per_shard):
             path = job.shard(number)
             with disk_errors(path, _RESUMES), temporary_folder(path) as temporary:
                 write_rows(compute_rows(job, batches), NpyFiles(temporary))

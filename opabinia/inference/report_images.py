@@ -52,7 +52,7 @@ class ReportContents:
     missing: list[str] = field(default_factory=list)
 
 
-def gather(run: Path, *, checkpoint: str = "best", weights: Weights | None = None, device: str | None = None) -> None:
+def collect(run: Path, *, checkpoint: str = "best", weights: Weights | None = None, device: str | None = None) -> None:
     """Write images for the report of a run into ``pictures`` in its folder, with an ``index.json``.
 
     They show the training data, the first validation set, and predictions for some of its samples; of a multi-task run

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from opabinia.runtime.processes import collective_device, gather, picklable, rank, world_size
+from opabinia.runtime.processes import all_gather, collective_device, picklable, rank, world_size
 
 T = TypeVar("T")
 
@@ -48,7 +48,7 @@ def gather_to_rank_zero(make: Callable[[], T]) -> list[T] | None:
             head, arrays = _pack(values.pop())
     except Exception as caught:
         error = picklable(caught)
-    ranks: list[tuple[Exception | None, int]] = gather((error, head.size))
+    ranks: list[tuple[Exception | None, int]] = all_gather((error, head.size))
     for raised, _ in ranks:
         if raised is not None:
             raise raised

@@ -67,7 +67,7 @@ def is_rank_zero() -> bool:
     return rank() == 0
 
 
-def gather(value: Any) -> list[Any]:
+def all_gather(value: Any) -> list[Any]:
     """All-gather: return ``value`` of every rank, in the order of ranks, on every rank."""
     if not _has_group():
         return [value]

@@ -26,7 +26,7 @@ from opabinia.engine.hooks.bottleneck import workers_needed
 from opabinia.engine.loop.prefetch import DeviceLoader
 from opabinia.runtime.durations import Duration
 from opabinia.runtime.log import log
-from opabinia.runtime.processes import gather, single_process, world_size
+from opabinia.runtime.processes import all_gather, single_process, world_size
 from opabinia.runtime.resources import available_memory, cores, peak_memory, processes_per_machine, reset_peak_memory
 from opabinia.runtime.seeds import preserve_generators
 from opabinia.training.batch_size_search import Attempts, largest_fitting
@@ -89,16 +89,16 @@ def autotune(data: Mapping[str, Any], build: Callable[..., partial[Any]]) -> dic
         message = "auto is one number, but with shapes batches of several sizes must fit: give a number"
         raise ConfigError(Problem("", "data.batch_size", message))
     reset_peak_memory()
-    budget = min(gather(peak_memory() + CPU_SHARE * available_memory() / processes_per_machine()))
+    budget = min(all_gather(peak_memory() + CPU_SHARE * available_memory() / processes_per_machine()))
     share = None if "batch_size" in wanted else -(-data["batch_size"] // world_size())
-    trials: Sequence[Trial] = gather(_try(parts, share, budget))
+    trials: Sequence[Trial] = all_gather(_try(parts, share, budget))
     values: dict[str, int | str] = {}
     if "batch_size" in wanted:
         values["batch_size"] = size = _agree_on_batch_size(parts, trials)
         share = -(-size // world_size())
     assert share is not None
     if "augment_on" in wanted:
-        on_device: list[Trial] = gather(_try(build(augment_on="device").keywords, share, budget))
+        on_device: list[Trial] = all_gather(_try(build(augment_on="device").keywords, share, budget))
         workers = cores() if "num_workers" in wanted else int(data["num_workers"])
         values["augment_on"], trials = agree_on_augmentation(workers, trials, on_device)
     if "num_workers" in wanted:
@@ -263,7 +263,9 @@ class _Measurement(Measurement):
             self.read = loader.seconds / samples
             self.device_seconds = lambda: loader.time_transform() / samples
 
-    def __call__(self, batch: Batch, row: GlobalBatch, clock: Clock, after_backward: Callable[[], None]) -> Scalars:
+    def __call__(
+        self, batch: Batch, global_batch: GlobalBatch, clock: Clock, after_backward: Callable[[], None]
+    ) -> Scalars:
         """Search for the share, if it is not given, and time a step with it.
 
         Raises:
@@ -272,7 +274,7 @@ class _Measurement(Measurement):
         if self.is_first:
             self.is_first = False
             return {}
-        attempt = Attempts(self.step, batch, row, clock, next(self.task.parameters()).device)
+        attempt = Attempts(self.step, batch, global_batch, clock, next(self.task.parameters()).device)
         budget = attempt.budget(self.host_budget)
         # A norm over a single sample may have no variance.
         smallest = min(max(2, self.task.min_samples_per_rank), self.samples)

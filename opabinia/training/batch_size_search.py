@@ -38,14 +38,20 @@ class Attempts:
     Args:
         step: of a run on a single rank.
         batch: on its device.
-        row, clock: of that batch.
+        global_batch, clock: of that batch.
         device: of the model.
 
-    Example: ``Attempts(step, batch, row, clock, device)(64).memory``.
+    Example: ``Attempts(step, batch, global_batch, clock, device)(64).memory``.
     """
 
-    def __init__(self, step: Step, batch: Batch, row: GlobalBatch, clock: Clock, device: torch.device) -> None:
-        self._step, self._batch, self._row, self._clock, self._device = step, batch, row, clock, device
+    def __init__(self, step: Step, batch: Batch, global_batch: GlobalBatch, clock: Clock, device: torch.device) -> None:
+        self._step, self._batch, self._global_batch, self._clock, self._device = (
+            step,
+            batch,
+            global_batch,
+            clock,
+            device,
+        )
 
     def budget(self, host_budget: float) -> float:
         """Return the bytes that the run may hold on its device, given those it may hold on the host."""
@@ -62,10 +68,10 @@ class Attempts:
             torch.cuda.reset_peak_memory_stats(self._device)
         else:
             reset_peak_memory()
-        row = replace(self._row, count=samples)
+        global_batch = replace(self._global_batch, count=samples)
         start = time.perf_counter()
         try:
-            self._step(repeat_samples(self._batch, samples), row, self._clock, lambda: None)
+            self._step(repeat_samples(self._batch, samples), global_batch, self._clock, lambda: None)
             if on_gpu:
                 torch.cuda.synchronize(self._device)
             # What torch has reserved counts: memory between tensors is not free.

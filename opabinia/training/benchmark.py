@@ -26,7 +26,7 @@ from opabinia.runtime.device import autocast
 from opabinia.runtime.durations import Duration
 from opabinia.runtime.log import logging_to
 from opabinia.runtime.process_group import process_group
-from opabinia.runtime.processes import from_rank_zero, gather, world_size
+from opabinia.runtime.processes import all_gather, from_rank_zero, world_size
 from opabinia.runtime.resources import cores, peak_memory
 from opabinia.tasks.multitask import Multitask
 from opabinia.training.autotune import autotune
@@ -151,7 +151,7 @@ class _Measurement(Measurement):
             "memory": memory,
             "flops": timed.flops(),
             "streams": streams,
-            "loader_samples_per_s": sum(gather(self._read_only(run))),
+            "loader_samples_per_s": sum(all_gather(self._read_only(run))),
             "device": torch.cuda.get_device_name(device) if cuda else device.type,
             "peak_flops": matmul_flops(device, self._parts["train"].precision),
         }
@@ -252,17 +252,19 @@ class _TimedStep:
         task.register_forward_pre_hook(lambda module, args: self._mark("forward"))
         task.register_forward_hook(lambda module, args, output: self._mark("forward_end"))
 
-    def __call__(self, batch: Batch, row: GlobalBatch, clock: Clock, after_backward: Callable[[], None]) -> Scalars:
+    def __call__(
+        self, batch: Batch, global_batch: GlobalBatch, clock: Clock, after_backward: Callable[[], None]
+    ) -> Scalars:
         def mark_update() -> None:
             self._mark("update")
             after_backward()
 
         self._marks = []
         self._mark("begin")
-        scalars = self._step(batch, row, clock, mark_update)
+        scalars = self._step(batch, global_batch, clock, mark_update)
         self._mark("end")
-        self._steps.append((row.count, self._marks))
-        self.last = batch, row, clock
+        self._steps.append((global_batch.count, self._marks))
+        self.last = batch, global_batch, clock
         self.streams |= batch.get("streams", {})
         for name, seconds in batch.get("seconds", {}).items():
             self.reading[name].append(seconds)

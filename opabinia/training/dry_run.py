@@ -46,12 +46,12 @@ def dry_run(parts: Mapping[str, Any]) -> None:
     models = Models(model, model if run.ema else None, distilled=trial.distilled)
     step = trial.make(models, micro_batch_size=None)
 
-    row = batches.plan.row(0)
-    batches.first_samples(min(SAMPLES, data.batch_size), model, shape=row.shape)
+    global_batch = batches.plan.global_batch(0)
+    batches.first_samples(min(SAMPLES, data.batch_size), model, shape=global_batch.shape)
     log_device_transforms(batches, model.size_multiple)
-    batch = trial.first_batch(2, row)
+    batch = trial.first_batch(2, global_batch)
     with batch_errors(batch, "task"):
-        step(batch, replace(row, count=len(batch["id"])), Clock.at(batches.plan, 0), lambda: None)
+        step(batch, replace(global_batch, count=len(batch["id"])), Clock.at(batches.plan, 0), lambda: None)
 
     evaluate = replace(run.evaluate, batch_size=None)
     evaluation = plan_evaluation(

@@ -154,7 +154,8 @@ class TrainingBatches:
         if not self.is_joint:
             return self.streams[SINGLE].order_fingerprint()
         texts = [
-            f"{name} {stream.plan.row(0).count} {stream.order_fingerprint()}" for name, stream in self.streams.items()
+            f"{name} {stream.plan.global_batch(0).count} {stream.order_fingerprint()}"
+            for name, stream in self.streams.items()
         ]
         return "; ".join([*texts, short_digest(repr(self.cycle.steps).encode())])
 
@@ -185,9 +186,9 @@ class TrainingBatches:
             )
             for name, stream in self.streams.items()
         }
-        rows = {name: GlobalBatch(0, 0, 0, len(batch["id"])) for name, batch in batches.items()}
-        total = sum(row.count for row in rows.values())
-        return join_batches(GlobalBatch(0, 0, 0, total), batches, rows) if self.is_joint else batches[SINGLE]
+        global_batches = {name: GlobalBatch(0, 0, 0, len(batch["id"])) for name, batch in batches.items()}
+        total = sum(global_batch.count for global_batch in global_batches.values())
+        return join_batches(GlobalBatch(0, 0, 0, total), batches, global_batches) if self.is_joint else batches[SINGLE]
 
     def extra_batches(
         self, device: torch.device, batch_size: int | None, size_multiple: SizeMultiple, name: str, count: int
@@ -305,7 +306,7 @@ def log_device_transforms(batches: TrainingBatches, size_multiple: int | None = 
 
 def _first_batches(loader: DeviceLoader, count: int) -> Iterator[Batch]:
     with closing(loader):
-        for row, batch in loader.iterate():
-            if row.step >= count:
+        for global_batch, batch in loader.iterate():
+            if global_batch.step >= count:
                 break
             yield batch

@@ -91,9 +91,9 @@ def predict_memory(
     resolved = resolve(recipe, [*overrides, "train.device=cpu", "data.num_workers=0"])
     with silence(), preserve_generators(), cuda_autocast_on_cpu():
         parts = StepParts.of(TrainingRun(**build_parts(resolved, batch_size=SAMPLES, augment_on="workers").keywords))
-        row, batch = parts.largest
+        global_batch, batch = parts.largest
         method, observed, footprint = _observe(parts)
-        peak = footprint(row.count)
+        peak = footprint(global_batch.count)
         bounded_batch, bounds = observed.samples, time_bounds(observed.operators)
         sizes = () if "streams" in batch else device_memory
         plain = [largest_batch(footprint, size, observed.smallest) for size in sizes]
@@ -103,7 +103,7 @@ def predict_memory(
     return {
         "recipe": recipe,
         "precision": parts.run.train.precision,
-        "batch_size": row.count,
+        "batch_size": global_batch.count,
         "micro_batch_size": parts.run.train.micro_batch_size,
         "input": input_shape(batch),
         "method": method,
@@ -186,14 +186,14 @@ def largest_batch(footprint: Footprint, device_memory: int, smallest: int = 1) -
 def _observe(parts: StepParts) -> tuple[str, ObservedStep, Footprint]:
     """Observe a step of the configured batch, with fake tensors if that is possible; return the method, the step, and
     the footprints of others."""
-    row, batch = parts.largest
+    global_batch, batch = parts.largest
     if can_be_fake(parts):
         observed = ObservedStep(parts, FakeTensorMode(allow_non_fake_inputs=True))
         try:
-            observed.footprint(row.count)
+            observed.footprint(global_batch.count)
             if "boxes" not in batch:
                 return "shapes", observed, observed.footprint
-            second = max(MAX_IMAGES, row.count)
+            second = max(MAX_IMAGES, global_batch.count)
             return "shapes", observed, extend(observed, second // 2, second)
         except Exception as error:  # a model may read a value in any way
             log.debug("values decide the shapes of this step: %s", error)
@@ -201,7 +201,7 @@ def _observe(parts: StepParts) -> tuple[str, ObservedStep, Footprint]:
     # The first batch of a multi-task run has several streams and cannot have another size.
     is_joint = parts.batches.is_joint
     footprint = observed.footprint if is_joint else extend(observed, observed.smallest, observed.smallest + 1)
-    footprint(row.count)
+    footprint(global_batch.count)
     return "values", observed, footprint
 
 

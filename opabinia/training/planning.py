@@ -101,11 +101,11 @@ def check_streams(task: Any, batches: TrainingBatches, micro_batch_size: int | N
     if not batches.is_joint:
         return
     world = world_size()
-    largest = -(-batches.plan.row(0).num_processed(world) // world)
+    largest = -(-batches.plan.global_batch(0).num_processed(world) // world)
     parts = 1 if micro_batch_size is None else -(-largest // micro_batch_size)
     for name, subtask in task.tasks.items():
-        row = batches.streams[task.stream_of(name)].plan.row(0)
-        count = max(1, min(len(row.share(rank, world)) for rank in range(world)) // parts)
+        global_batch = batches.streams[task.stream_of(name)].plan.global_batch(0)
+        count = max(1, min(len(global_batch.rank_range(rank, world)) for rank in range(world)) // parts)
         if count < subtask.min_samples_per_rank:
             message = (
                 f"it learns from {subtask.min_samples_per_rank} or more samples of a micro-batch per process, and has "

@@ -50,8 +50,8 @@ def first_samples(
     samples = len(stream.source)
     for first in range(0, samples, count):
         indices = np.arange(first, min(first + count, samples))
-        row = GlobalBatch(step=0, epoch=0, first=first, count=len(indices), shape=shape)
-        batch = reader.read(Request(row, indices, indices)).batch
+        global_batch = GlobalBatch(step=0, epoch=0, first=first, count=len(indices), shape=shape)
+        batch = reader.read(Request(global_batch, indices, indices)).batch
         if batch is not None:
             return batch
     raise DataError(f"none of the {samples} samples can be read")

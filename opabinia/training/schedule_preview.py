@@ -104,7 +104,7 @@ def _pixels(plan: Plan, epoch: int, steps: int, largest: int) -> int:
     epochs, rest = divmod(steps, plan.epoch_start(epoch + 1) - first)
 
     def pixels_of(count: int) -> int:
-        rows = map(plan.row, range(first, first + count))
+        rows = map(plan.global_batch, range(first, first + count))
         return sum(row.count * (largest if row.shape is None else math.prod(row.shape)) for row in rows)
 
     return (epochs * pixels_of((steps - rest) // epochs) if epochs else 0) + pixels_of(rest)
@@ -191,5 +191,5 @@ def _learning_rates(preview: SchedulePreview, schedule: Schedule) -> list[tuple[
     rates = []
     for step in sorted(step for step in steps if step < total):
         clock = Clock.at(preview.plan, step)
-        rates.append((clock.epochs_done, schedule(clock) * preview.plan.row(step).lr_factor))
+        rates.append((clock.epochs_done, schedule(clock) * preview.plan.global_batch(step).lr_factor))
     return rates

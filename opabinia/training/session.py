@@ -97,7 +97,7 @@ class Session:
         resume: the checkpoint to resume from; None begins a new run.
         interrupted: called after every step; returns why the run must stop, or None.
         begin: called with ``resume`` when everything is built and checked, right before the first step.
-        left_out: batches (by step, from 0) to skip, in addition to those that ``resume`` lists.
+        skip_batches: batches (by step, from 0) to skip, in addition to those that ``resume`` lists.
         start_time: start time, in seconds of ``time.monotonic``.
         title: description of the run; with it the log begins with a summary.
     """
@@ -106,13 +106,13 @@ class Session:
     resume: Snapshot | None = None
     interrupted: Callable[[], str | None] = lambda: None
     begin: Callable[[Snapshot | None], None] = lambda resume: None
-    left_out: frozenset[int] = frozenset()
+    skip_batches: frozenset[int] = frozenset()
     start_time: float = field(default_factory=time.monotonic)
     title: str = ""
 
-    def all_left_out(self) -> frozenset[int]:
+    def batches_to_skip(self) -> frozenset[int]:
         """Return the batches to skip, those of the checkpoint included."""
-        return self.left_out.union(self.resume.state.get("left_out", ()) if self.resume else ())
+        return self.skip_batches.union(self.resume.state.get("skip_batches", ()) if self.resume else ())
 
 
 @register.command(name="train")
@@ -223,7 +223,7 @@ class TrainingRun:
             keep=self.checkpoint.keep,
             metadata=description,
             interrupted=session.interrupted,
-            skip_batches=session.all_left_out(),
+            skip_batches=session.batches_to_skip(),
             sharded=models.parallel is not None and models.parallel.sharded,
             batches=partial(batches.extra_batches, device, self.evaluate.batch_size, model.size_multiple_of),
             available_scores=evaluation.scores,
@@ -285,7 +285,7 @@ class TrainingRun:
         if not title:
             return [length]
         with preserve_generators():
-            shape = plan.row(start.step % plan.total_steps).shape
+            shape = plan.global_batch(start.step % plan.total_steps).shape
             sample = batches.first_samples(1, task, shape=shape)
         return align_lines(
             {

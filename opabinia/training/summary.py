@@ -125,7 +125,7 @@ def describe_streams(batches: TrainingBatches, model: Task, sample: Batch) -> di
         samples = describe_samples(stream.dataset_info)
         cycle, total = batches.cycle, batches.plan.total_steps
         turns = cycle.steps_before(name, len(cycle.steps)) / len(cycle.steps)
-        share = f"{stream.plan.row(0).count} of {batches.data.batch_size} in a batch"
+        share = f"{stream.plan.global_batch(0).count} of {batches.data.batch_size} in a batch"
         share = share if turns == 1 else f"{turns:.0%} of the steps"
         epochs = f"{cycle.steps_before(name, total) / (stream.plan.steps_per_epoch or 1):.3g} epochs"
         flops = count_forward_flops(model, {**sample, "streams": {name: sample["streams"][name]}})

@@ -113,13 +113,13 @@ class StepParts:
         optimizer = make_optimizer(run.optimizer, models.task, run.param_groups, train, run.data.batch_size)
         return make_step(models, optimizer, all_schedules(run.schedule, run.schedules, self.batches.plan), train, 0)
 
-    def first_batch(self, samples: int, row: GlobalBatch) -> Batch:
-        """Return the first samples as a batch, in the shape of ``row``, after the transforms and the mixing.
+    def first_batch(self, samples: int, global_batch: GlobalBatch) -> Batch:
+        """Return the first samples as a batch, in the shape of ``global_batch``, after the transforms and the mixing.
 
         Raises:
             ConfigError: a sample cannot be read, or not be mixed.
         """
-        batch = self.batches.first_samples(samples, self.model, shape=row.shape)
+        batch = self.batches.first_samples(samples, self.model, shape=global_batch.shape)
         with errors_at("data.mix"):
             for mix in self.run.data.mix:
                 batch = mix(batch, self.batches.dataset_info)
@@ -129,11 +129,11 @@ class StepParts:
     def largest(self) -> tuple[GlobalBatch, Batch]:
         """The global batch with most pixels, and samples in its shape; of a multi-task run the first batch."""
         plan = self.batches.plan
-        row = plan.row(0)
+        global_batch = plan.global_batch(0)
         if self.batches.is_joint:
             return next(iter(self.batches.loader(CPU, self.model.size_multiple_of).iterate(0)))
         if isinstance(plan, StagedPlan):
             shapes = [shape for stage in plan.stages for shape in stage.cycle]
             largest = max(shapes, key=lambda shape: shape.samples * math.prod(shape.shape or (1,)))
-            row = replace(row, count=largest.samples, shape=largest.shape)
-        return row, self.first_batch(SAMPLES, row)
+            global_batch = replace(global_batch, count=largest.samples, shape=largest.shape)
+        return global_batch, self.first_batch(SAMPLES, global_batch)

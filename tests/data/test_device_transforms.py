@@ -233,7 +233,7 @@ def batches(
 
     def requests(start_step: int) -> Any:
         for request in training_requests(plan, partial(epoch_order, 3, n=N, shuffle=True), 0, 1)(start_step):
-            yield request._replace(row=replace(request.row, shape=(16, 16))) if shapes else request
+            yield request._replace(global_batch=replace(request.global_batch, shape=(16, 16))) if shapes else request
 
     on_device = augment_on == "device"
     loader = Loader(recording_reader(reader) if on_device else reader, requests, num_workers=workers)

@@ -111,7 +111,7 @@ def read(loader: LoaderContract, start: int = 0) -> Batches:
 
 
 def assert_same(left: Batches, right: Batches) -> None:
-    assert [row for row, _ in left] == [row for row, _ in right]
+    assert [global_batch for global_batch, _ in left] == [global_batch for global_batch, _ in right]
     for (_, a), (_, b) in zip(left, right, strict=True):
         assert a.keys() == b.keys()
         assert a["id"] == b["id"]
@@ -134,13 +134,13 @@ def test_each_sample_occurs_once_per_epoch(n: int, batch_size: int, world: int, 
     of_rank = [list(training_requests(plan, orders, rank, world)(0)) for rank in range(world)]
     single_process = list(training_requests(plan, orders, 0, 1)(0))
     for epoch in range(3):
-        indices = [i for request in single_process if request.row.epoch == epoch for i in request.indices]
+        indices = [i for request in single_process if request.global_batch.epoch == epoch for i in request.indices]
         assert sorted(indices) == list(range(n))
     for step, request in enumerate(single_process):
         slices = [requests[step] for requests in of_rank]
-        assert {part.row for part in slices} == {request.row}
+        assert {part.global_batch for part in slices} == {request.global_batch}
         # If a batch has fewer samples than there are processes, each process has all of them.
-        copies = 1 if request.row.count >= world else world
+        copies = 1 if request.global_batch.count >= world else world
         assert np.concatenate([part.positions for part in slices]).tolist() == request.positions.tolist() * copies
         assert np.concatenate([part.indices for part in slices]).tolist() == request.indices.tolist() * copies
 
@@ -148,11 +148,15 @@ def test_each_sample_occurs_once_per_epoch(n: int, batch_size: int, world: int, 
 @given(st.integers(0, 60), st.integers(1, 20), st.integers(1, 5))
 def test_evaluation_sees_each_sample_once(n: int, batch_size: int, world: int) -> None:
     per_rank = [list(evaluation_requests(n, batch_size, rank, world)(0)) for rank in range(world)]
-    by_step = sorted((request for requests in per_rank for request in requests), key=lambda request: request.row.step)
+    by_step = sorted(
+        (request for requests in per_rank for request in requests), key=lambda request: request.global_batch.step
+    )
     assert [i for request in by_step for i in request.indices] == list(range(n))
-    assert all(request.positions.size == request.row.count > 0 for request in by_step)
+    assert all(request.positions.size == request.global_batch.count > 0 for request in by_step)
     later = list(evaluation_requests(n, batch_size, world - 1, world)(2))
-    assert [request.row for request in later] == [request.row for request in per_rank[-1] if request.row.step >= 2]
+    assert [request.global_batch for request in later] == [
+        request.global_batch for request in per_rank[-1] if request.global_batch.step >= 2
+    ]
 
 
 def test_batches_do_not_depend_on_workers_and_start() -> None:
@@ -170,9 +174,9 @@ def test_batches_do_not_depend_on_workers_and_start() -> None:
 def test_slices_of_the_processes_make_up_the_batch() -> None:
     for n, batch_size, world in ((23, 5, 2), (7, 3, 3), (7, 2, 4)):
         slices = zip(*[read(make_loader(n, batch_size, rank=rank, world=world)) for rank in range(world)], strict=True)
-        for (row, batch), parts in zip(read(make_loader(n, batch_size)), slices, strict=True):
-            assert {part_row for part_row, _ in parts} == {row}
-            copies = 1 if row.count >= world else world
+        for (global_batch, batch), parts in zip(read(make_loader(n, batch_size)), slices, strict=True):
+            assert {part_row for part_row, _ in parts} == {global_batch}
+            copies = 1 if global_batch.count >= world else world
             assert [name for _, part in parts for name in part["id"]] == batch["id"] * copies
             assert torch.equal(torch.cat([part["image"] for _, part in parts]), torch.cat([batch["image"]] * copies))
 
@@ -182,7 +186,11 @@ def test_random_numbers_depend_on_seed_epoch_and_position() -> None:
     images: dict[tuple[int, int, int], torch.Tensor] = {}
     for seed in (3, 4):
         batches = read(make_loader(6, 3, seed=seed, source=_Alike(source)))
-        images |= {(seed, row.epoch, row.first + i): batch["image"][i] for row, batch in batches for i in range(3)}
+        images |= {
+            (seed, global_batch.epoch, global_batch.first + i): batch["image"][i]
+            for global_batch, batch in batches
+            for i in range(3)
+        }
     assert len({image.numpy().tobytes() for image in images.values()}) == 2 * 2 * 6
 
 
@@ -240,7 +248,7 @@ def test_prefetching_continues_into_the_next_epoch() -> None:
 
     def recording_requests(start: int) -> Iterator[Any]:
         for request in requests(start):
-            requested.append(request.row)
+            requested.append(request.global_batch)
             yield request
 
     loader._requests = recording_requests
@@ -286,8 +294,8 @@ def test_workers_end_when_their_loader_is_closed_or_dropped() -> None:
 def test_pinned_memory(workers: int) -> None:
     reader = BatchReader(Numbers(4), seed=1)
     loader = Loader(reader, evaluation_requests(4, 2, 0, 1), num_workers=workers, pin_memory=True)
-    for row, batch in read(loader):
-        assert isinstance(row, GlobalBatch)
+    for global_batch, batch in read(loader):
+        assert isinstance(global_batch, GlobalBatch)
         assert batch["image"].is_pinned()
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from opabinia.contracts import Batch, Clock, DataMismatch, Evaluator, Predictions, Task
-from opabinia.data.sampling.batches import evaluation_rows
+from opabinia.data.sampling.batches import evaluation_batches
 from opabinia.engine.loop.evaluate import ValidationSet, evaluate, needs_training_data, requested_layers
 from opabinia.evaluation.representation.knn import Knn
 from tests.engine.toys import CPU, FACTS, Line, Rows, validation
@@ -61,7 +61,7 @@ def evaluated_by(*evaluators: Evaluator, training: Rows | None = None) -> Valida
 
 
 def rows(samples: int, seed: int = 2) -> Rows:
-    batches = list(evaluation_rows(samples, 3, 0, 1))
+    batches = list(evaluation_batches(samples, 3, 0, 1))
     return Rows(lambda start: batches[start:], seed)
 
 

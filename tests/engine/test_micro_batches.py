@@ -43,8 +43,10 @@ def trained(micro_batch: int | None, optimizer: str, samples: int = SAMPLES, **k
         "adamw": lambda: torch.optim.AdamW(task.parameters(), lr=0.01),
     }
     step = StandardStep(task, makers[optimizer](), {"lr": constant}, StepOptions(0, micro_batch=micro_batch), **keys)
-    row = GlobalBatch(step=0, epoch=0, first=0, count=samples)
-    scalars = [step(batch_of(samples, seed), row, Clock(step=seed, total_steps=5), lambda: None) for seed in range(5)]
+    global_batch = GlobalBatch(step=0, epoch=0, first=0, count=samples)
+    scalars = [
+        step(batch_of(samples, seed), global_batch, Clock(step=seed, total_steps=5), lambda: None) for seed in range(5)
+    ]
     return task, scalars
 
 
@@ -137,9 +139,9 @@ def test_an_overflowing_update_is_skipped_and_the_scale_is_halved() -> None:
     task = SingleWeight(factor=1e5)  # times the scale of 65536 it overflows in fp16
     step = StandardStep(task, torch.optim.SGD(task.parameters(), lr=1.0), {"lr": constant}, StepOptions(0, "fp16"))
     task.weight.register_hook(lambda gradient: gradient * math.inf)
-    row = GlobalBatch(step=0, epoch=0, first=0, count=1)
-    first_scalars = step({"id": ["a"]}, row, Clock(), lambda: None)
-    second_scalars = step({"id": ["a"]}, row, Clock(step=1), lambda: None)
+    global_batch = GlobalBatch(step=0, epoch=0, first=0, count=1)
+    first_scalars = step({"id": ["a"]}, global_batch, Clock(), lambda: None)
+    second_scalars = step({"id": ["a"]}, global_batch, Clock(step=1), lambda: None)
     assert task.weight.item() == 1.0
     assert float(second_scalars["loss_scale"]) == float(first_scalars["loss_scale"]) / 2
 

@@ -31,7 +31,7 @@ class Counting:
 
 
 def test_time_of_the_device_transform() -> None:
-    def transform(batch: Batch, row: GlobalBatch) -> Batch:
+    def transform(batch: Batch, global_batch: GlobalBatch) -> Batch:
         time.sleep(0.02)
         return {**batch, "left": batch.pop("id")}
 
@@ -55,8 +55,8 @@ def test_lookahead() -> None:
 def test_an_error_in_a_prefetched_batch_is_raised_in_order() -> None:
     steps = []
     with pytest.raises(ValueError, match="broken"):
-        for row, _ in lookahead(Counting().iterate(2)):
-            steps.append(row.step)
+        for global_batch, _ in lookahead(Counting().iterate(2)):
+            steps.append(global_batch.step)
     assert steps == [2, 3, 4]
 
 
@@ -64,26 +64,28 @@ def test_on_the_cpu_batches_are_passed_through() -> None:
     loader = Counting()
     device_loader: LoaderContract = DeviceLoader(loader, CPU)
     batches = device_loader.iterate(3)
-    row, batch = next(batches)
-    assert (row.step, int(batch["image"]), device_loader.seconds, device_loader.num_skipped) == (3, 3, 3.0, 3)
-    assert [row.step for row, _ in DeviceLoader(Counting(), CPU).iterate(8)] == [8, 9]
+    global_batch, batch = next(batches)
+    assert (global_batch.step, int(batch["image"]), device_loader.seconds, device_loader.num_skipped) == (3, 3, 3.0, 3)
+    assert [global_batch.step for global_batch, _ in DeviceLoader(Counting(), CPU).iterate(8)] == [8, 9]
     device_loader.close()
     assert loader.closed
 
 
 def test_the_device_transform_gets_the_row() -> None:
-    device_loader = DeviceLoader(Counting(), CPU, lambda batch, row: {**batch, "image": batch["image"] * 10 + row.step})
+    device_loader = DeviceLoader(
+        Counting(), CPU, lambda batch, global_batch: {**batch, "image": batch["image"] * 10 + global_batch.step}
+    )
     rows = []
     with pytest.raises(ValueError, match="broken"):
-        for row, batch in device_loader.iterate(1):
-            rows.append((row.step, int(batch["image"]), device_loader.seconds))
+        for global_batch, batch in device_loader.iterate(1):
+            rows.append((global_batch.step, int(batch["image"]), device_loader.seconds))
     assert rows == [(1, 11, 1.0), (2, 22, 2.0), (3, 33, 3.0), (4, 44, 4.0)]
 
 
 def test_prefetched_batches_keep_the_loaded_batch() -> None:
     prefetched = next(iter(prefetch(Counting(), CPU, start=7)))
     assert isinstance(prefetched, PrefetchedBatch)
-    assert prefetched.row.step == 7
+    assert prefetched.global_batch.step == 7
     assert prefetched.batch is prefetched.loaded
 
 

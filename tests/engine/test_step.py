@@ -155,10 +155,10 @@ def test_after_backward_gradients_are_computed_and_not_yet_used() -> None:
 def test_the_learning_rate_is_that_of_the_group_times_schedule_and_row() -> None:
     task = Fixed()
     step = step_of(task, lr=0.8, schedule=lambda clock: 0.5 if clock.step else 0.25)
-    row = GlobalBatch(step=0, epoch=0, first=0, count=2, lr_factor=2.0)
+    global_batch = GlobalBatch(step=0, epoch=0, first=0, count=2, lr_factor=2.0)
     for number, factor in ((0, 0.25), (1, 0.5)):
         clock = Clock(step=number, total_steps=10)
-        step({}, row, clock, lambda: None)
+        step({}, global_batch, clock, lambda: None)
         rates = [group["lr"] for group in step.optimizer.param_groups]
         assert rates == pytest.approx([0.8 * factor * 2, 0.4 * factor * 2])
 

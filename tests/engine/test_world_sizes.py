@@ -30,23 +30,25 @@ SHARDED = (8, 64)
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("count", [512, 1000, 4096])
 def test_shares_are_those_of_the_arithmetic(world: int, count: int) -> None:
-    shares = [GlobalBatch(0, 0, 0, count).share(rank, world) for rank in range(world)]
+    shares = [GlobalBatch(0, 0, 0, count).rank_range(rank, world) for rank in range(world)]
     sizes = [count // world + (number < count % world) for number in range(world)]
     assert sorted((len(share) for share in shares), reverse=True) == sizes
     assert [share.start for share in shares] == [0, *accumulate(len(share) for share in shares[:-1])]
 
 
 def test_small_batches_go_to_every_rank() -> None:
-    row = GlobalBatch(0, 0, 0, 100)
-    assert all(row.share(rank, 512) == range(100) for rank in (0, 1, 511))
+    global_batch = GlobalBatch(0, 0, 0, 100)
+    assert all(global_batch.rank_range(rank, 512) == range(100) for rank in (0, 1, 511))
 
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_positions_of_all_ranks_are_those_of_one(world: int) -> None:
     plan, sampler = ConstantPlan(5000, 1024, Duration(2, "ep")), EpochSampler(5000, 0)
     together = [training_requests(plan, sampler.order, rank, world)(7) for rank in range(world)]
-    for (row, _, expected), *parts in zip(training_requests(plan, sampler.order, 0, 1)(7), *together, strict=True):
-        assert {part.row for part in parts} == {row}
+    for (global_batch, _, expected), *parts in zip(
+        training_requests(plan, sampler.order, 0, 1)(7), *together, strict=True
+    ):
+        assert {part.global_batch for part in parts} == {global_batch}
         np.testing.assert_array_equal(np.concatenate([part.indices for part in parts]), expected)
 
 

@@ -26,7 +26,7 @@ from opabinia.contracts import (
     StepOptions,
     Task,
 )
-from opabinia.data.sampling.batches import ConstantPlan, evaluation_rows
+from opabinia.data.sampling.batches import ConstantPlan, evaluation_batches
 from opabinia.engine.checkpointing.manager import load_latest_checkpoint
 from opabinia.engine.hooks.evaluate import Evaluate
 from opabinia.engine.hooks.log_metrics import LogMetrics, LogSamples
@@ -88,12 +88,16 @@ class Line(Task):
         return [TopK((1, 2))]
 
 
-def sample_batch(row: GlobalBatch, seed: int = 0) -> Batch:
+def sample_batch(global_batch: GlobalBatch, seed: int = 0) -> Batch:
     """Return the batch of a row; a pure function, as for every loader."""
-    generator = torch.Generator().manual_seed(1000 * seed + 100 * row.epoch + row.first)
-    label = torch.randint(3, (row.count,), generator=generator)
-    image = torch.randn(row.count, 4, generator=generator) + label[:, None]
-    return {"image": image, "label": label, "id": [f"{row.epoch}/{row.first + at}" for at in range(row.count)]}
+    generator = torch.Generator().manual_seed(1000 * seed + 100 * global_batch.epoch + global_batch.first)
+    label = torch.randint(3, (global_batch.count,), generator=generator)
+    image = torch.randn(global_batch.count, 4, generator=generator) + label[:, None]
+    return {
+        "image": image,
+        "label": label,
+        "id": [f"{global_batch.epoch}/{global_batch.first + at}" for at in range(global_batch.count)],
+    }
 
 
 class Rows:
@@ -105,15 +109,15 @@ class Rows:
         self.rows, self.seed, self.closed = rows, seed, 0
 
     def iterate(self, start: int = 0) -> Iterator[tuple[GlobalBatch, Batch]]:
-        for row in self.rows(start):
-            yield row, sample_batch(row, self.seed)
+        for global_batch in self.rows(start):
+            yield global_batch, sample_batch(global_batch, self.seed)
 
     def close(self) -> None:
         self.closed += 1
 
 
 def validation(name: str = "val", samples: int = 7, seed: int = 1) -> ValidationSet:
-    rows = list(evaluation_rows(samples, 3, 0, 1))
+    rows = list(evaluation_batches(samples, 3, 0, 1))
     return ValidationSet(name, Rows(lambda start: rows[start:], seed), FACTS)
 
 
@@ -233,7 +237,7 @@ class Setup:
             task=task,
             step=StandardStep(task, optimizer, {"lr": self.schedule}, StepOptions(5), clip_norm=self.clip_norm),
             plan=plan,
-            loader=Rows(lambda start: [plan.row(step) for step in range(start, plan.total_steps)]),
+            loader=Rows(lambda start: [plan.global_batch(step) for step in range(start, plan.total_steps)]),
             validation=self.sets,
             metrics_log=MetricsLogger(self.folder / "metrics.jsonl", self.loggers),
             hooks={key: RecordedHook(key, hook, self.events) for key, hook in hooks.items()},

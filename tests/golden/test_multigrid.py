@@ -199,7 +199,7 @@ def test_batches_of_an_epoch(name: str, number: int) -> None:
 
     ragged = plan(drop_last=False)
     assert ragged.total_steps == phase["drop_last_false"]["batches_actual"]
-    assert ragged.row(ragged.total_steps - 1).count == phase["drop_last_false"]["last"]
+    assert ragged.global_batch(ragged.total_steps - 1).count == phase["drop_last_false"]["last"]
     if not phase["batches_actual"]:  # an epoch without a batch, which the references do not report
         with pytest.raises(ValueError, match="stage 0: 100 samples cannot fill its first batch of 128"):
             plan(drop_last=True)
@@ -217,7 +217,7 @@ def test_slowfasts_sampler(case: dict[str, Any]) -> None:
     assert [shape.size for shape in steps] == case["crops"]
     stage = Stage(1, tuple(BatchShape(shape.batch_size, (shape.size,) * 2) for shape in steps))
     plan = StagedPlan(case["N"], (stage,), Duration(1, "ep"), case["drop_last"])
-    plan_rows = [plan.row(step) for step in range(plan.total_steps)]
+    plan_rows = [plan.global_batch(step) for step in range(plan.total_steps)]
     assert [list(range(row.first, row.first + row.count)) for row in plan_rows] == case["batches"]
     assert [row.shape for row in plan_rows] == [(case["crops"][number],) * 2 for number in case["short_idx"]]
 
@@ -229,9 +229,9 @@ def test_paddlevideos_sampler(case: dict[str, Any]) -> None:
     ranks = case["ranks"]
     stage = Stage(1, tuple(BatchShape(size * ranks) for size in case["batch_sizes"]))
     plan = StagedPlan(case["N"], (stage,), Duration(1, "ep"), drop_last=ranks == 1)
-    plan_rows = [plan.row(step) for step in range(plan.total_steps)]
+    plan_rows = [plan.global_batch(step) for step in range(plan.total_steps)]
     assert len(plan_rows) == case["batches_actual"]
-    sizes = [len(row.share(case["rank"], ranks)) for row in plan_rows]
+    sizes = [len(row.rank_range(case["rank"], ranks)) for row in plan_rows]
     assert sizes[:-1] == [len(batch) for batch in case["batches"]][:-1]
     assert sizes[-1] in (len(case["batches"][-1]), len(case["batches"][-1]) - 1)
     if ranks == 1:
@@ -269,7 +269,7 @@ def test_learning_rates_of_a_run(name: str) -> None:
     lrs = []
     for epoch in range(plan.epochs):
         step = plan.epoch_start(epoch)
-        lrs.append(lr * plan.row(step).lr_factor * constant(Clock.at(plan, step), **warm))
+        lrs.append(lr * plan.global_batch(step).lr_factor * constant(Clock.at(plan, step), **warm))
     assert lrs == pytest.approx(case["lr_at_epoch_start"], rel=1e-9)
 
 

@@ -185,12 +185,12 @@ def test_a_non_finite_update_is_skipped_on_the_device(fused: bool) -> None:
     task = model(torch.float32, DatasetInfo(samples=8, channels=1, classes=tuple("0123456789"))).to(DEVICE)
     optimizer = torch.optim.AdamW(task.parameters(), lr=0.1, fused=fused)
     step = StandardStep(task, optimizer, {}, StepOptions(0, skip_non_finite=True))
-    row = GlobalBatch(step=0, epoch=0, first=0, count=8)
+    global_batch = GlobalBatch(step=0, epoch=0, first=0, count=8)
     image, label = torch.rand(8, 1, 32, 32, device=DEVICE), torch.arange(8, device=DEVICE)
 
     def train(pixels: torch.Tensor) -> Any:
         batch = {"image": pixels, "label": label, "id": [str(number) for number in range(8)]}
-        return step(batch, row, Clock(total_steps=10), lambda: None)["skipped"]
+        return step(batch, global_batch, Clock(total_steps=10), lambda: None)["skipped"]
 
     assert float(train(image)) == 0
     before = {name: value.clone() for name, value in task.state_dict().items()}

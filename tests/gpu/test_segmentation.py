@@ -57,9 +57,9 @@ def train(precision: Literal["fp32", "bf16", "fp16"] = "fp32", steps: int = 8) -
     ).to(DEVICE)
     optimizer = torch.optim.SGD(task.parameters(), lr=0.05, momentum=0.9)
     step = StandardStep(task, optimizer, {}, StepOptions(0, precision), clip_norm=1.0)
-    row, totals, data = GlobalBatch(step=0, epoch=0, first=0, count=4), [], batch()
+    global_batch, totals, data = GlobalBatch(step=0, epoch=0, first=0, count=4), [], batch()
     for number in range(steps):
-        scalars = step(data, row, Clock(step=number, total_steps=steps), lambda: None)
+        scalars = step(data, global_batch, Clock(step=number, total_steps=steps), lambda: None)
         totals.append(
             sum(float(value) for name, value in scalars.items() if name.startswith("loss_") and name != "loss_scale")
         )

@@ -107,11 +107,14 @@ def test_a_step_never_synchronizes(name: str) -> None:
     """A detector selects boxes, whose number the host must know."""
     task, data = make(name).to(DEVICE, memory_format=torch.channels_last).train(), batch()
     optimizer = torch.optim.AdamW([param for param in task.parameters() if param.requires_grad], lr=1e-3, fused=True)
-    step, row = StandardStep(task, optimizer, {}, StepOptions(0, "bf16"), clip_norm=1.0), GlobalBatch(0, 0, 0, B)
-    first = step(data, row, Clock(total_steps=10), lambda: None)
+    step, global_batch = (
+        StandardStep(task, optimizer, {}, StepOptions(0, "bf16"), clip_norm=1.0),
+        GlobalBatch(0, 0, 0, B),
+    )
+    first = step(data, global_batch, Clock(total_steps=10), lambda: None)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        step(data, row, Clock(step=1, total_steps=10), lambda: None)
+        step(data, global_batch, Clock(step=1, total_steps=10), lambda: None)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert all(value.isfinite() for value in first.values() if isinstance(value, Tensor))

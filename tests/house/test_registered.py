@@ -484,7 +484,7 @@ def step_works(make: Callable[..., Any], folder: Path) -> None:
     before = task.layer.weight.clone()
     step = make(task, torch.optim.SGD(task.parameters(), lr=0.1), {"lr": constant}, StepOptions(0))
     calls = []
-    scalars = step(batch_of(), PLAN.row(0), CLOCK, lambda: calls.append(1))
+    scalars = step(batch_of(), PLAN.global_batch(0), CLOCK, lambda: calls.append(1))
     assert calls == [1], "after_backward is called once"
     assert all(math.isfinite(float(value)) for value in scalars.values())
     assert not any(isinstance(value, torch.Tensor) and value.requires_grad for value in scalars.values())
@@ -792,7 +792,7 @@ def shapes_work(make: Callable[[RunSpec], BatchSchedule], folder: Path) -> None:
     schedule = make(spec)
     plan = StagedPlan(spec.samples, schedule.stages, schedule.length)
     for step in range(plan.total_steps):
-        shape = plan.row(step).shape
+        shape = plan.global_batch(step).shape
         assert shape is not None and len(shape) in (2, 3)
         assert all(isinstance(size, int) and size > 0 for size in shape)
     assert make(spec) == schedule

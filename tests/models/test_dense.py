@@ -463,7 +463,7 @@ def first_step(name: str, counts: list[int], rank: int = 0, world: int = 1) -> d
     model = TrainedDetector(name)
     trained = DistributedDataParallel(model) if world > 1 else model
     row = GlobalBatch(step=0, epoch=0, first=0, count=len(counts))
-    samples = list(row.share(rank, world))
+    samples = list(row.rank_range(rank, world))
     targets = make_targets(counts)
     losses = trained(make_images(len(counts))[samples], [targets[index] for index in samples])
     weight = len(samples) * world / row.num_processed(world)

@@ -83,11 +83,19 @@ def test_tasks_of_a_stream_share_a_forward_pass_and_release_it() -> None:
     passes: list[Tensor] = []
     stem: Any = task.backbone.model.stem
     stem.register_forward_hook(lambda module, inputs, output: passes.append(output))
-    row = GlobalBatch(step=0, epoch=0, first=0, count=2)
+    global_batch = GlobalBatch(step=0, epoch=0, first=0, count=2)
     for sizes in ([(64, 64), (64, 64)], [(64, 40), (33, 64)]):  # the second batch is padded
         batch = make_batch(sizes)
         passes.clear()
-        losses = task({"streams": {"x": batch}, "id": batch["id"], "row": row, "rows": {"x": row}}, Clock())
+        losses = task(
+            {
+                "streams": {"x": batch},
+                "id": batch["id"],
+                "global_batch": global_batch,
+                "global_batches": {"x": global_batch},
+            },
+            Clock(),
+        )
         losses["total_loss"].backward()
         assert len(passes) == 1
         passes.clear()

@@ -22,7 +22,7 @@ from opabinia.engine.loop.step import StandardStep
 from opabinia.models.feature_queue import FeatureQueue
 from opabinia.models.losses.metric import circle, count_pairs, cross_batch_memory_loss, supervised_contrastive, triplet
 from opabinia.runtime.collectives import gather_batch, gather_rows, mean_over_samples, shuffle_between_ranks
-from opabinia.runtime.processes import all_reduce_mean, gather
+from opabinia.runtime.processes import all_gather, all_reduce_mean
 from tests.faults.programs import Server
 
 LABELS = torch.tensor([0, 1, 0, 2, 2, 1, 0, 3, 3, 0, 1, 2])
@@ -49,7 +49,7 @@ def gradient(loss: Loss, count: int, rank: int = 0, world: int = 1) -> list[floa
     parameters = list(model.parameters())
     if world > 1:
         model = DistributedDataParallel(model)
-    indices = list(row.share(rank, world))
+    indices = list(row.rank_range(rank, world))
     features = model(images[indices])
     global_features, labels = gather_batch(features, LABELS[indices], [f"sample {number}" for number in indices])
     assert labels.tolist() == LABELS[:count].tolist()
@@ -117,9 +117,9 @@ def queues(rank: int, world: int) -> dict[str, list[Any]]:
     queue = FeatureQueue(4, 5)
     torch.manual_seed(rank)
     for count in (12, 1):
-        indices = list(GlobalBatch(step=0, epoch=0, first=0, count=count).share(rank, world))
+        indices = list(GlobalBatch(step=0, epoch=0, first=0, count=count).rank_range(rank, world))
         queue.enqueue(*gather_batch(torch.randn(len(indices), 4), LABELS[indices], [str(number) for number in indices]))
-    assert all(torch.equal(queue.features, queue_features) for queue_features in gather(queue.features))
+    assert all(torch.equal(queue.features, queue_features) for queue_features in all_gather(queue.features))
     assert torch.equal(all_reduce_mean([queue.features])[0], queue.features)
     return {"labels": queue.labels.tolist()}
 
@@ -158,7 +158,7 @@ def accumulated(rank: int, world: int) -> dict[str, list[Any]]:
     """Return the gradient of ``world + 1`` samples in micro-batches of one: some processes repeat a sample, which
     counts 0."""
     task, row = Normalized(), GlobalBatch(step=0, epoch=0, first=0, count=world + 1)
-    indices = list(row.share(rank, world))
+    indices = list(row.rank_range(rank, world))
     batch = {"positives": torch.tensor([5.0, 1.0, 2.0, 7.0])[indices], "id": [str(number) for number in indices]}
     optimizer = torch.optim.SGD(task.parameters(), lr=1.0)
     parallel = ddp(task, [task], torch.device("cpu"))

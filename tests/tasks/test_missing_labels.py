@@ -78,9 +78,17 @@ def make_model() -> Any:
 
 def compute_losses(task: Any, batch: Batch) -> dict[str, Tensor]:
     count = len(batch["id"])
-    row = GlobalBatch(step=0, epoch=0, first=0, count=count)
+    global_batch = GlobalBatch(step=0, epoch=0, first=0, count=count)
     torch.manual_seed(0)
-    values = task({"streams": {"boxes": batch}, "id": batch["id"], "row": row, "rows": {"boxes": row}}, Clock())
+    values = task(
+        {
+            "streams": {"boxes": batch},
+            "id": batch["id"],
+            "global_batch": global_batch,
+            "global_batches": {"boxes": global_batch},
+        },
+        Clock(),
+    )
     return {name: torch.as_tensor(value).detach() for name, value in values.items() if "loss" in name}
 
 
@@ -115,8 +123,16 @@ def test_each_task_learns_from_the_samples_that_have_its_labels() -> None:
 
 def test_a_batch_without_any_label_of_a_task_does_not_change_its_head() -> None:
     task, batch = make_model(), read_batch(["boxes", "boxes mask"])
-    row = GlobalBatch(step=0, epoch=0, first=0, count=2)
-    values = task({"streams": {"boxes": batch}, "id": batch["id"], "row": row, "rows": {"boxes": row}}, Clock())
+    global_batch = GlobalBatch(step=0, epoch=0, first=0, count=2)
+    values = task(
+        {
+            "streams": {"boxes": batch},
+            "id": batch["id"],
+            "global_batch": global_batch,
+            "global_batches": {"boxes": global_batch},
+        },
+        Clock(),
+    )
     values["total_loss"].backward()
     assert all(not param.grad.any() for param in task.tasks["boxes"].parameters() if param.grad is not None)
     assert any(param.grad.any() for param in task.tasks["maps"].parameters() if param.grad is not None)
@@ -172,10 +188,16 @@ def record_sums(sums: list[Tensor], tensors: list[Tensor]) -> list[Tensor]:
 def compute_gradients(task: Any, batch: Batch, rows: slice, world: int) -> dict[str, Tensor]:
     """Return the gradients of a rank that has these samples."""
     rank_batch = {key: value[rows] if isinstance(value, Tensor | list) else value for key, value in batch.items()}
-    row = GlobalBatch(step=0, epoch=0, first=0, count=len(rank_batch["id"]) * world)
+    global_batch = GlobalBatch(step=0, epoch=0, first=0, count=len(rank_batch["id"]) * world)
     task.zero_grad()
     values = task(
-        {"streams": {"boxes": rank_batch}, "id": rank_batch["id"], "row": row, "rows": {"boxes": row}}, Clock()
+        {
+            "streams": {"boxes": rank_batch},
+            "id": rank_batch["id"],
+            "global_batch": global_batch,
+            "global_batches": {"boxes": global_batch},
+        },
+        Clock(),
     )
     values["total_loss"].backward()
     return {name: param.grad.clone() for name, param in task.named_parameters() if param.grad is not None}

@@ -191,11 +191,16 @@ def test_backbone_and_heads_of_a_multitask_model_are_compiled(logged: pytest.Log
     }
     info = DatasetInfo(samples=8, channels=1, streams={"boxes": SCENES, "kinds": INFO})
     task = Multitask(info, backbone=partial(timm, model="test_resnet"), tasks=parts)
-    row = GlobalBatch(step=0, epoch=0, first=0, count=1)
+    global_batch = GlobalBatch(step=0, epoch=0, first=0, count=1)
     streams = {"boxes": {**scene(), "label": torch.tensor([0])}}
     streams["kinds"] = {"image": torch.rand(1, 1, 64, 64), "label": torch.tensor([1]), "id": ["b"]}
-    rows = dict.fromkeys(streams, row)
-    batch: Any = {"streams": streams, "id": ["a", "b"], "row": replace(row, count=2), "rows": rows}
+    rows = dict.fromkeys(streams, global_batch)
+    batch: Any = {
+        "streams": streams,
+        "id": ["a", "b"],
+        "global_batch": replace(global_batch, count=2),
+        "global_batches": rows,
+    }
     compiled_step(task, batch)
     (line,) = messages(logged)
     names = ["normalize", "backbone", "backbone.multi_scale", "tasks.boxes.detector.neck"]

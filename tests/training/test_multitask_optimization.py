@@ -120,8 +120,13 @@ def test_the_loss_of_a_step_without_a_trained_task_is_on_the_device() -> None:
     info = DatasetInfo(samples=8, channels=1, streams={"labels": labels})
     model = Multitask(info, backbone=partial(timm, model="test_resnet"), tasks={"labels": task}).to("meta")
     images = {"image": torch.empty(2, 1, 32, 32, device="meta"), "id": ["a", "b"]}
-    row = GlobalBatch(step=0, epoch=0, first=0, count=2)
-    batch = {"streams": {"labels": images}, "rows": {"labels": row}, "row": row, "id": ["a", "b"]}
+    global_batch = GlobalBatch(step=0, epoch=0, first=0, count=2)
+    batch = {
+        "streams": {"labels": images},
+        "global_batches": {"labels": global_batch},
+        "global_batch": global_batch,
+        "id": ["a", "b"],
+    }
     total = model(batch, Clock(total_steps=1))["total_loss"]
     assert total.device.type == "meta" and total.shape == ()
 

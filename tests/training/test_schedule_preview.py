@@ -51,7 +51,7 @@ def test_costs_equal_the_sum_over_batches(drop_last: bool) -> None:
     plan = StagedPlan(1000, layout.stages, layout.length, drop_last)
     baseline = ConstantPlan(1000, 8, EPOCHS, drop_last)
     table = preview_of_plan(plan, baseline)
-    rows = [plan.row(step) for step in range(plan.total_steps)]
+    rows = [plan.global_batch(step) for step in range(plan.total_steps)]
     ends = list(itertools.accumulate(line.steps for line in table.rows))
     assert ends[-1] == plan.total_steps
     for line, end in zip(table.rows, ends, strict=True):

@@ -58,13 +58,13 @@ def requests(batches: Any, start: int = 0) -> list[tuple[int, dict[str, tuple[in
         batches.plan, batches.cycle, {name: stream.requests() for name, stream in batches.streams.items()}
     )
     return [
-        (request.row.step, {name: facts(stream_request) for name, stream_request in request.streams.items()})
+        (request.global_batch.step, {name: facts(stream_request) for name, stream_request in request.streams.items()})
         for request in iterate(start)
     ]
 
 
 def facts(request: Any) -> tuple[int, int, list[int]]:
-    return request.row.epoch, request.row.step, request.indices.tolist()
+    return request.global_batch.epoch, request.global_batch.step, request.indices.tolist()
 
 
 def test_every_task_needs_a_minimum_of_samples(monkeypatch: pytest.MonkeyPatch) -> None:

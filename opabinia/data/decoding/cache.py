@@ -33,7 +33,7 @@ from opabinia.data.decoding.images import Box, LazyImage, decode_sample
 from opabinia.data.sources.wrapper import Wrapper
 from opabinia.runtime.files import cache_folder
 from opabinia.runtime.log import log
-from opabinia.runtime.processes import gather, local_rank, world_size
+from opabinia.runtime.processes import all_gather, local_rank, world_size
 from opabinia.runtime.resources import memory_limits
 
 Kind = Literal["ram", "disk"]
@@ -217,7 +217,7 @@ def memory_file(images: int, name: str) -> PixelFile:
     finalize(local, os.close, descriptor)  # not earlier: other processes open the file by its path at any time
     if world_size() == 1:
         return local
-    offers = gather((_machine_id(), local_rank(), local.path))
+    offers = all_gather((_machine_id(), local_rank(), local.path))
     path = min(offer for offer in offers if offer[0] == _machine_id())[2]
     shared = local
     if path != local.path:
@@ -225,7 +225,7 @@ def memory_file(images: int, name: str) -> PixelFile:
             shared = PixelFile(path, images, name, _memory_has_space)
         except (OSError, ValueError) as error:
             log.warning("data.cache: %s cannot be shared between processes (%s); each has its own", name, error)
-    gather(None)  # a barrier: no process may close its file before the others have opened it
+    all_gather(None)  # a barrier: no process may close its file before the others have opened it
     return shared
 
 

@@ -19,7 +19,7 @@ class RecordingReader(BatchReader):
     """Read batches whose transforms record (:func:`with_recording`), and group the operations; it does not resize or
     mix them."""
 
-    def finish(self, batch: Batch, row: GlobalBatch) -> Batch:
+    def finish(self, batch: Batch, global_batch: GlobalBatch) -> Batch:
         """Replace the operations of each sample by those of the batch."""
         if RECORDED_OPS not in batch:
             return batch
@@ -68,7 +68,7 @@ class DeviceTransforms:
 
     reader: BatchReader
 
-    def __call__(self, batch: Batch, row: GlobalBatch) -> Batch:
+    def __call__(self, batch: Batch, global_batch: GlobalBatch) -> Batch:
         """Return the batch as a worker that does everything would have sent it.
 
         Raises:
@@ -80,4 +80,4 @@ class DeviceTransforms:
         elif ops is not None:
             batch["image"] = apply_ops(batch["image"], *ops)
         with preserve_generators() if self.reader.mixes else nullcontext():
-            return self.reader.finish(batch, row)
+            return self.reader.finish(batch, global_batch)

@@ -63,7 +63,7 @@ class ConstantPlan:
         """Number of epochs in the run; the last may be incomplete."""
         return -(-self.total_steps // self.steps_per_epoch)
 
-    def row(self, step: int) -> GlobalBatch:
+    def global_batch(self, step: int) -> GlobalBatch:
         """Return the global batch of ``step`` (0 to total_steps - 1).
 
         Raises:
@@ -188,7 +188,7 @@ class StagedPlan:
         cycles, within = divmod(batch, len(sizes) - 1)
         return min(self.samples, cycles * sizes[-1] + sizes[within])
 
-    def row(self, step: int) -> GlobalBatch:
+    def global_batch(self, step: int) -> GlobalBatch:
         """Return the global batch of ``step`` (0 to total_steps - 1).
 
         Raises:
@@ -219,7 +219,7 @@ class StagedPlan:
         return seen + in_stage * self._samples_before(number, self._steps[number]) + self._samples_before(number, batch)
 
 
-def evaluation_rows(samples: int, batch_size: int, rank: int, world: int) -> Iterator[GlobalBatch]:
+def evaluation_batches(samples: int, batch_size: int, rank: int, world: int) -> Iterator[GlobalBatch]:
     """Yield the batches of process ``rank`` in one pass over all samples: whole ones, in turn.
 
     Batch i belongs to process ``i % world``, so each forward pass sees the same samples with any number of processes.

@@ -19,11 +19,11 @@ class JointRequest(NamedTuple):
     """The samples of one batch that this process reads.
 
     Attributes:
-        row: the global batch.
+        global_batch: the global batch.
         streams: the request of each stream that takes part, by name.
     """
 
-    row: GlobalBatch
+    global_batch: GlobalBatch
     streams: Mapping[str, Request]
 
 
@@ -41,24 +41,26 @@ def joint_requests(
     def requests(start: int) -> Iterator[JointRequest]:
         iterators = {name: iter(make(cycle.steps_before(name, start))) for name, make in streams.items()}
         for step in range(start, plan.total_steps):
-            yield JointRequest(plan.row(step), {name: next(iterators[name]) for name in cycle.active(step)})
+            yield JointRequest(plan.global_batch(step), {name: next(iterators[name]) for name in cycle.active(step)})
 
     return requests
 
 
-def join_batches(row: GlobalBatch, batches: Mapping[str, Batch], rows: Mapping[str, GlobalBatch]) -> Batch:
+def join_batches(
+    global_batch: GlobalBatch, batches: Mapping[str, Batch], global_batches: Mapping[str, GlobalBatch]
+) -> Batch:
     """Return the batch of a multi-task step, see :data:`opabinia.contracts.Batch`.
 
     Args:
-        row: the global batch.
+        global_batch: the global batch.
         batches: of the streams, this rank's share.
-        rows: the global batch of each stream.
+        global_batches: the global batch of each stream.
     """
     streams = {
         name: {**batch, "id": [f"{name}/{sample_id}" for sample_id in batch["id"]]} for name, batch in batches.items()
     }
     ids = [sample_id for batch in streams.values() for sample_id in batch["id"]]
-    return {"streams": streams, "id": ids, "row": row, "rows": dict(rows)}
+    return {"streams": streams, "id": ids, "global_batch": global_batch, "global_batches": dict(global_batches)}
 
 
 @dataclass(frozen=True)
@@ -79,8 +81,8 @@ class JointReader(Dataset[Any]):
             if name == SINGLE or not isinstance(results[name], LoadedBatch):  # or an error
                 return results[name]
         batches = {name: result.batch for name, result in results.items()}
-        rows = {name: stream_request.row for name, stream_request in request.streams.items()}
+        global_batches = {name: stream_request.global_batch for name, stream_request in request.streams.items()}
         skipped = tuple(message for result in results.values() for message in result.skipped)
-        batch = join_batches(request.row, batches, rows)
+        batch = join_batches(request.global_batch, batches, global_batches)
         batch["seconds"] = {name: result.seconds for name, result in results.items()}
-        return LoadedBatch(request.row, batch, skipped, time.perf_counter() - start)
+        return LoadedBatch(request.global_batch, batch, skipped, time.perf_counter() - start)

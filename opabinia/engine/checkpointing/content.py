@@ -28,7 +28,7 @@ from opabinia.engine.loop.hook_dispatch import HookDispatcher
 from opabinia.engine.loop.nonfinite import init_momentum_buffers
 from opabinia.engine.loop.norm_statistics import mean_state_dict, running_statistics
 from opabinia.runtime.log import log
-from opabinia.runtime.processes import gather, rank, world_size
+from opabinia.runtime.processes import all_gather, rank, world_size
 
 _FILE = "statistics"
 """The file of a checkpoint with the running statistics of every process."""
@@ -75,7 +75,7 @@ def take_snapshot(
         "optimizer_kind": optimizer_kind(step.optimizer),
         "train_step": step.state_dict(),
         "hooks": hooks.state_dict(),
-        "left_out": sorted(skip_batches),
+        "skip_batches": sorted(skip_batches),
     }
     files = {"model": mean_state_dict(run.task), "optimizer": tensors, **hooks.tensors()}
     return Snapshot(run.clock.step, files | gather_statistics(run.models), state)
@@ -178,9 +178,9 @@ def gather_statistics(models: Sequence[nn.Module]) -> dict[str, dict[str, Tensor
         return {}
     own = _by_key(models)
     # Buffers that are the same everywhere may be large (a queue of features): only their digests are exchanged.
-    digests = gather({key: _digest(buffer) for key, buffer in own.items()})
+    digests = all_gather({key: _digest(buffer) for key, buffer in own.items()})
     differing = [key for key in own if any(digest[key] != digests[0][key] for digest in digests)]
-    ranks = gather({key: own[key].detach().cpu().double() for key in differing})
+    ranks = all_gather({key: own[key].detach().cpu().double() for key in differing})
     statistics = {key: torch.stack([values[key] for values in ranks]) for key in differing}
     return {_FILE: statistics} if statistics else {}
 

@@ -31,7 +31,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from opabinia.engine.checkpointing.buffers import memory_key
-from opabinia.runtime.processes import from_rank_zero, gather, is_rank_zero
+from opabinia.runtime.processes import all_gather, from_rank_zero, is_rank_zero
 from opabinia.runtime.shards import INFO
 
 Files = Mapping[str, Mapping[str, Tensor]]
@@ -50,7 +50,7 @@ def ranks_elsewhere(folder: Path) -> list[int]:
         return mark
 
     mark = from_rank_zero(leave_mark)
-    found = gather((folder / mark.name).exists())
+    found = all_gather((folder / mark.name).exists())
     if is_rank_zero():
         mark.unlink()
     return [rank for rank, is_found in enumerate(found) if not is_found]

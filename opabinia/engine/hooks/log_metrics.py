@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from opabinia.contracts import Batch, Hook, Run
-from opabinia.runtime.processes import gather
+from opabinia.runtime.processes import all_gather
 
 _MB = 2**20
 
@@ -48,13 +48,13 @@ class LogSamples(LogMetrics):
     def before_step(self, run: Run, batch: Batch) -> None:
         """Record the ids."""
         self._ids = [list(own["id"]) for own in batch.get("streams", {"": batch}).values()]
-        self._counts = [row.count for row in batch.get("rows", {}).values()]
+        self._counts = [global_batch.count for global_batch in batch.get("global_batches", {}).values()]
         self._samples_before = run.clock.samples
 
     def after_step(self, run: Run) -> None:
         """Write the line."""
         counts = self._counts or [run.clock.samples - self._samples_before]
-        streams = zip(map(chain.from_iterable, zip(*gather(self._ids), strict=True)), counts, strict=False)
+        streams = zip(map(chain.from_iterable, zip(*all_gather(self._ids), strict=True)), counts, strict=False)
         # If a batch has fewer samples than there are processes, every process has all of them.
         ids = [sample_id for rank_ids, count in streams for sample_id in islice(rank_ids, count)]
         run.metrics_log.flush(run.clock, {**_memory_in_use(run), "sample_ids": ids})

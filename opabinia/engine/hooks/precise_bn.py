@@ -13,7 +13,7 @@ from opabinia.contracts import Batch, Count, Run, Task
 from opabinia.engine.hooks.periods import Periodic
 from opabinia.runtime.durations import Duration
 from opabinia.runtime.log import log
-from opabinia.runtime.processes import gather
+from opabinia.runtime.processes import all_gather
 
 BatchNorm = nn.modules.batchnorm._BatchNorm
 
@@ -89,7 +89,7 @@ def set_statistics(task: Task, norms: Mapping[str, Any], batches: Iterable[Batch
             module.training = training
     for name, norm in norms.items():
         total = _Moments()
-        for state in gather(moments[name].state()):
+        for state in all_gather(moments[name].state()):
             total.merge(*state)
         if total.count:  # a norm that these batches do not reach keeps its statistics
             norm.running_mean.copy_(total.mean)

@@ -25,7 +25,7 @@ from opabinia.contracts import Clock, Logger
 from opabinia.engine.loop.nonfinite import GRAD_NORM, NonFiniteError
 from opabinia.runtime.files import disk_errors
 from opabinia.runtime.log import log
-from opabinia.runtime.processes import gather
+from opabinia.runtime.processes import all_gather
 
 
 def to_json_numbers(values: Mapping[str, Any]) -> dict[str, float | str]:
@@ -104,7 +104,7 @@ class MetricsLogger:
         entries = self._pending[self._collected :]
         self._copy_to_host(entries)
         own = [entry.values for entry in entries]
-        ranks = gather(own)
+        ranks = all_gather(own)
         if len(ranks) > 1:
             for entry, values_by_rank in zip(entries, zip(*ranks, strict=True), strict=True):
                 entry.values = _combine_ranks(values_by_rank)

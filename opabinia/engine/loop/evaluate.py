@@ -34,7 +34,7 @@ from opabinia.runtime.files import write_atomic
 from opabinia.runtime.json_files import InvalidFile, read_json
 from opabinia.runtime.large_values import gather_to_rank_zero
 from opabinia.runtime.log import log
-from opabinia.runtime.processes import any_rank, from_rank_zero, gather, is_rank_zero
+from opabinia.runtime.processes import all_gather, any_rank, from_rank_zero, is_rank_zero
 from opabinia.runtime.progress import PhaseBar, progress_bar
 
 
@@ -146,7 +146,7 @@ def evaluate(
     for evaluator in evaluators:
         scores = _compute(evaluator, result, validation.name)
         result.scores.update({f"{prefix}/{name}": value for name, value in scores.items()})
-    if skipped := sum(gather(validation.loader.num_skipped - skipped_before)):
+    if skipped := sum(all_gather(validation.loader.num_skipped - skipped_before)):
         result.scores[f"{prefix}/skipped"] = float(skipped)
     return result
 
@@ -233,7 +233,7 @@ def _synchronized_batches(
         if not more:
             return
         if sharded and any_without:  # in the first round only: there are fewer batches than processes
-            substitute = next(batch for batch in gather(item and item.loaded) if batch is not None)
+            substitute = next(batch for batch in all_gather(item and item.loaded) if batch is not None)
         if item is not None:
             yield item.loaded, item.batch, True
         elif sharded:

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from opabinia.contracts import Batch, Clock, Task, non_memory_buffers
 from opabinia.engine.loop.layer_outputs import nested_tensors
-from opabinia.runtime.processes import gather, world_size
+from opabinia.runtime.processes import all_gather, world_size
 
 GRAD_NORM = "grad_norm"
 """The norm of all gradients; the only scalar of a step that is logged without the prefix ``train/``."""
@@ -62,7 +62,7 @@ class NonFiniteError(FloatingPointError):
             ids: ids of this process's samples.
             layer: a description of this process's first layer with a non-finite output.
         """
-        ranks = [rank for rank in gather((dict(values), list(map(str, ids)), layer)) if rank[0]]
+        ranks = [rank for rank in all_gather((dict(values), list(map(str, ids)), layer)) if rank[0]]
         # Gradients are averaged over processes: only those with a non-finite loss have caused it.
         causes = [rank for rank in ranks if set(rank[0]) - {GRAD_NORM}] or ranks
         all_values: dict[str, float] = {}

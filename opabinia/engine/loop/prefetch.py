@@ -40,13 +40,13 @@ class PrefetchedBatch(NamedTuple):
     """A batch that is ready for a step.
 
     Attributes:
-        row: its row of the plan.
+        global_batch: the global batch of the plan that it belongs to.
         loaded: as the loader gave it, on the host.
         batch: on the device, transformed.
         seconds: time that reading it took.
     """
 
-    row: GlobalBatch
+    global_batch: GlobalBatch
     loaded: Batch
     batch: Batch
     seconds: float
@@ -62,11 +62,11 @@ def prefetch(
     """
 
     def prepare(stream: AbstractContextManager[object]) -> Iterator[PrefetchedBatch]:
-        for row, loaded in loader.iterate(start):
+        for global_batch, loaded in loader.iterate(start):
             with stream:
                 batch = to_device(loaded, device)
-                batch = batch if transform is None else transform(batch, row)
-            yield PrefetchedBatch(row, loaded, batch, loader.seconds)
+                batch = batch if transform is None else transform(batch, global_batch)
+            yield PrefetchedBatch(global_batch, loaded, batch, loader.seconds)
 
     if device.type != "cuda":
         yield from prepare(nullcontext())
@@ -86,7 +86,7 @@ def with_bar(batches: Iterable[PrefetchedBatch], bar: PhaseBar) -> Iterator[Pref
     """Yield the batches of a dataset. The bar, which counts its samples, moves when the next batch is requested."""
     for item in batches:
         yield item
-        bar.update(item.row.first + item.row.count)
+        bar.update(item.global_batch.first + item.global_batch.count)
 
 
 def lookahead(items: Iterator[T]) -> Iterator[T]:
@@ -130,23 +130,23 @@ class DeviceLoader:
         return self._loader.num_skipped
 
     def iterate(self, start: int = 0) -> Iterator[tuple[GlobalBatch, Batch]]:
-        """Yield rows and batches from step ``start`` on."""
+        """Yield global batches and their batches from step ``start`` on."""
         for item in prefetch(self._loader, self._device, self._transform, start):
             self.seconds = item.seconds
-            yield item.row, item.batch
+            yield item.global_batch, item.batch
 
     def time_transform(self) -> float:
         """Return the seconds that the transform of the first batch takes on the device. Ends a running iteration."""
         if self._transform is None:
             return 0.0
         wait: Callable[[], None] = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
-        row, loaded = next(iter(self._loader.iterate(0)))
+        global_batch, loaded = next(iter(self._loader.iterate(0)))
         seconds = []
         for _ in range(3):
             batch = dict(to_device(loaded, self._device))
             wait()
             started = time.perf_counter()
-            self._transform(batch, row)
+            self._transform(batch, global_batch)
             wait()
             seconds.append(time.perf_counter() - started)
         return min(seconds)

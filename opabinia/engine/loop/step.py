@@ -146,7 +146,9 @@ class StandardStep:
         self._guard = UpdateGuard(self._model) if options.skip_non_finite else None
         init_momentum_buffers(optimizer)
 
-    def __call__(self, batch: Batch, row: GlobalBatch, clock: Clock, after_backward: Callable[[], None]) -> Scalars:
+    def __call__(
+        self, batch: Batch, global_batch: GlobalBatch, clock: Clock, after_backward: Callable[[], None]
+    ) -> Scalars:
         """Train on ``batch``; return the losses and ``grad_norm`` as 0-d tensors on the device, or floats if checked.
 
         With several processes they are this one's share: their mean over processes is that of the global batch.
@@ -156,13 +158,13 @@ class StandardStep:
         """
         # 1. Learning rate, weight decay and momentum of this step.
         for group, scheduler in zip(self.optimizer.param_groups, self._schedulers, strict=True):
-            scheduler.apply(group, clock, row.lr_factor)
+            scheduler.apply(group, clock, global_batch.lr_factor)
         # 2. Gradients. optimizer.zero_grad also clears them, but its profiling wrappers cost 30 us.
         for param in self._parameters:
             param.grad = None
         if self._guard is not None:
             self._guard.save_buffers()
-        scalars = self._forward_and_backward(batch, row, clock)
+        scalars = self._forward_and_backward(batch, global_batch, clock)
         if self._scaler.is_enabled():
             scale: Any = self._scaler._get_scale_async()  # get_scale() would wait for the device
             scalars["loss_scale"] = scale.item() if self._checks_losses else scale.clone()
@@ -174,7 +176,7 @@ class StandardStep:
             scalars["skipped"] = skip = any_non_finite(self._checked_scalars(scalars))
             self._guard.update_unless(skip, self.optimizer, self._scaler)
             return scalars
-        skips = self._checks_losses and self._must_skip(scalars, batch, row, clock)
+        skips = self._checks_losses and self._must_skip(scalars, batch, global_batch, clock)
         if self._guard is not None:
             scalars["skipped"] = float(skips)
         if not skips:
@@ -184,17 +186,21 @@ class StandardStep:
             self._scaler.update(self._scaler.get_scale() if skips else None)
         return scalars
 
-    def _forward_and_backward(self, batch: Batch, row: GlobalBatch, clock: Clock) -> dict[str, Tensor | float]:
+    def _forward_and_backward(self, batch: Batch, global_batch: GlobalBatch, clock: Clock) -> dict[str, Tensor | float]:
         """Accumulate the gradients of the mean over the global batch; return the task's scalars, averaged likewise."""
         if self._world == 1 and self.options.micro_batch is None:
             return self._accumulate(batch, 0, 1.0, clock)
         from opabinia.runtime.collectives import counted_samples  # predictions import this module without it
 
         scalars: dict[str, Tensor | float] = {}
-        parts = self._micro_batches(batch, row)
+        parts = self._micro_batches(batch, global_batch)
         for number, (part, count) in enumerate(parts):
             # Gradients are averaged over processes, so a micro-batch is weighted by its share of an average process.
-            weight = 1.0 if part is batch and self._world == 1 else count * self._world / row.num_processed(self._world)
+            weight = (
+                1.0
+                if part is batch and self._world == 1
+                else count * self._world / global_batch.num_processed(self._world)
+            )
             # Gradients are all-reduced only in the last backward pass. A repeated sample must not enter normalizers.
             sync = nullcontext() if number == len(parts) - 1 else self._no_sync()
             with sync, counted_samples(float(count > 0)):
@@ -215,8 +221,8 @@ class StandardStep:
         values = {name: read(value) if isinstance(value, Tensor) else value for name, value in logged.items()}
         return values if weight == 1 else {name: value * weight for name, value in values.items()}
 
-    def _micro_batches(self, batch: Batch, row: GlobalBatch) -> list[tuple[Batch, int]]:
-        largest = -(-row.num_processed(self._world) // self._world) if self._world > 1 else None
+    def _micro_batches(self, batch: Batch, global_batch: GlobalBatch) -> list[tuple[Batch, int]]:
+        largest = -(-global_batch.num_processed(self._world) // self._world) if self._world > 1 else None
         return list(split_micro_batches(batch, self.options.micro_batch, largest))
 
     def _checked_scalars(self, scalars: Mapping[str, Tensor | float]) -> dict[str, Any]:
@@ -227,7 +233,9 @@ class StandardStep:
             values[GRAD_NORM] = scalars[GRAD_NORM]
         return values
 
-    def _must_skip(self, scalars: dict[str, Tensor | float], batch: Batch, row: GlobalBatch, clock: Clock) -> bool:
+    def _must_skip(
+        self, scalars: dict[str, Tensor | float], batch: Batch, global_batch: GlobalBatch, clock: Clock
+    ) -> bool:
         """Check the scalars on the host; return whether the update must be skipped, on this or another process.
 
         Raises:
@@ -241,7 +249,7 @@ class StandardStep:
         if not any_rank(bool(wrong))[0]:
             return False
         # The error needs the layer: repeat the forward passes, on all processes.
-        parts = self._micro_batches(batch, row)
+        parts = self._micro_batches(batch, global_batch)
         layers = [find_non_finite_layer(self._model, part, clock, self._autocast) for part, _ in parts]
         layer = next(filter(None, layers), "every layer's output is finite: check the loss and its gradient")
         error = NonFiniteError.from_all_ranks(clock.step + 1, wrong, suspect_samples(batch), layer)

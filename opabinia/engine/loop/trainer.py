@@ -44,7 +44,7 @@ from opabinia.engine.loop.hook_dispatch import HookDispatcher
 from opabinia.engine.loop.nonfinite import NonFiniteError, log_name
 from opabinia.engine.loop.norm_statistics import use_mean_statistics
 from opabinia.runtime.log import log
-from opabinia.runtime.processes import any_rank, gather, is_rank_zero, world_size
+from opabinia.runtime.processes import all_gather, any_rank, is_rank_zero, world_size
 
 TRAIN = Phase("train", "train")
 _MAX_WORLD_SIZE_FOR_EVERY_STEP = 64
@@ -179,17 +179,17 @@ class Trainer:
         epoch_ended = False
         while not epoch_ended and not self._stop:
             started = time.perf_counter()
-            row, batch = next(batches)
+            global_batch, batch = next(batches)
             loaded = time.perf_counter()
             scalars: Scalars = {}
-            if row.step not in self._skip_batches:
+            if global_batch.step not in self._skip_batches:
                 self._hooks.call(run, "before_step", batch)
-                scalars = self.step(batch, row, run.clock, lambda: self._hooks.call(run, "after_backward"))
-            run.clock = run.clock.following(self.plan, row)
+                scalars = self.step(batch, global_batch, run.clock, lambda: self._hooks.call(run, "after_backward"))
+            run.clock = run.clock.following(self.plan, global_batch)
             values = {
                 **{log_name(name): value for name, value in scalars.items()},
                 "lr": self.step.optimizer.param_groups[0]["lr"],
-                "samples": float(row.count),
+                "samples": float(global_batch.count),
                 # Seconds on the host: a GPU may still be busy. The metrics log adds the time that it waits for it.
                 "time/data": loaded - started,
                 "time/step": time.perf_counter() - started,
@@ -229,7 +229,7 @@ class Trainer:
         if self._stop is None:
             request = self._requested_stop()
             if any_rank(request is not None)[0]:
-                self._stop = next(filter(None, gather(request)))
+                self._stop = next(filter(None, all_gather(request)))
         return self._stop is not None
 
     def _must_interrupt(self) -> bool:

@@ -440,9 +440,10 @@ def stream_factors(batch: Batch) -> dict[str, float]:
     if not total:  # only repeated samples, which count 0
         return dict.fromkeys(counts, 1.0)
     world = world_size()
-    processed = batch["row"].num_processed(world)
+    processed = batch["global_batch"].num_processed(world)
     return {
-        name: count / batch["rows"][name].num_processed(world) * processed / total for name, count in counts.items()
+        name: count / batch["global_batches"][name].num_processed(world) * processed / total
+        for name, count in counts.items()
     }
 
 
@@ -454,7 +455,7 @@ def batch_share(batch: Batch) -> float:
         batch: see :data:`opabinia.contracts.Batch`.
     """
     counts = batch.get("counts") or {name: len(own["id"]) for name, own in batch["streams"].items()}
-    return float(sum(counts.values()) * world_size() / batch["row"].num_processed(world_size()))
+    return float(sum(counts.values()) * world_size() / batch["global_batch"].num_processed(world_size()))
 
 
 def _with_images(batch: Batch) -> Batch:

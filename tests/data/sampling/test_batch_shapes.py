@@ -59,9 +59,9 @@ def test_the_baseline_needs_whole_epochs(length: str) -> None:
 def test_the_last_shape_continues_after_the_schedule() -> None:
     layout = multigrid(RunSpec(1437, 64, Duration(40, "ep")), size=32, milestones=[9], epochs=12)
     plan = StagedPlan(1437, layout.stages, layout.length)
-    last = plan.row(plan.total_steps - 1)
+    last = plan.global_batch(plan.total_steps - 1)
     assert (last.epoch, last.lr_factor) == (39, pytest.approx(0.1))
-    assert plan.row(plan.epoch_start(39) + 2).shape == (32, 32)
+    assert plan.global_batch(plan.epoch_start(39) + 2).shape == (32, 32)
 
 
 def test_intervals_without_epochs() -> None:
@@ -74,14 +74,14 @@ def test_intervals_without_epochs() -> None:
 
 
 def test_batches_must_divide_over_the_processes() -> None:
-    with pytest.raises(ValueError, match=r"row 0 .*its batch of 1024 does not divide by 5 ranks"):
+    with pytest.raises(ValueError, match=r"interval 0 .*its batch of 1024 does not divide by 5 ranks"):
         multigrid(RunSpec(240_000, 64, Duration(239, "ep"), 5), size=224, frames=32, milestones=[94, 154, 196])
 
 
 def test_multi_scale_cycles_through_sizes() -> None:
     layout = multi_scale(RunSpec(10, 4, Duration(2, "ep")), sizes=[32, 24])
     plan = StagedPlan(10, layout.stages, layout.length)
-    assert [plan.row(step).shape for step in range(plan.total_steps)] == [(32, 32), (24, 24), (32, 32)] * 2
+    assert [plan.global_batch(step).shape for step in range(plan.total_steps)] == [(32, 32), (24, 24), (32, 32)] * 2
     assert plan.epochs == 2
 
 
@@ -91,7 +91,7 @@ def test_progressive_sizes_end_with_the_run(length: str) -> None:
     plan = StagedPlan(10, layout.stages, layout.length)
     assert plan.total_steps == Duration.parse(length).steps(3)
     if plan.total_steps:
-        assert plan.row(0).shape == (32, 32)
+        assert plan.global_batch(0).shape == (32, 32)
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from opabinia.contracts import BatchShape, Clock, GlobalBatch, Plan, Stage
-from opabinia.data.sampling.batches import ConstantPlan, StagedPlan, evaluation_rows
+from opabinia.data.sampling.batches import ConstantPlan, StagedPlan, evaluation_batches
 from opabinia.runtime.durations import Duration
 
 lengths = st.one_of(
@@ -23,12 +23,12 @@ def test_a_constant_plan_covers_the_epochs(samples: int, batch_size: int, length
         assert plan.epoch_start(epoch) == step
         position = 0
         while step < plan.total_steps and position < samples - (batch_size - 1) * drop_last:
-            row = plan.row(step)
-            assert (row.step, row.epoch, row.first) == (step, epoch, position)
-            assert row.count == min(batch_size, samples - position)
+            planned = plan.global_batch(step)
+            assert (planned.step, planned.epoch, planned.first) == (step, epoch, position)
+            assert planned.count == min(batch_size, samples - position)
             assert plan.samples_before(step) == num_samples
-            position += row.count
-            num_samples += row.count
+            position += planned.count
+            num_samples += planned.count
             step += 1
     assert step == plan.total_steps
     assert plan.samples_before(step) == num_samples
@@ -57,7 +57,7 @@ def test_lengths(length: str, steps: int, epochs: int) -> None:
 @pytest.mark.parametrize("step", [-1, 8])
 def test_a_step_out_of_range_raises(step: int) -> None:
     with pytest.raises(IndexError, match="run of 8"):
-        ConstantPlan(10, 3, Duration(2, "ep")).row(step)
+        ConstantPlan(10, 3, Duration(2, "ep")).global_batch(step)
 
 
 @pytest.mark.parametrize(
@@ -71,9 +71,9 @@ def test_invalid_constant_plans_raise(samples: int, batch_size: int, drop_last: 
 
 @given(st.integers(0, 200), st.integers(1, 20))
 def test_shares_make_up_the_batch(count: int, world: int) -> None:
-    row = GlobalBatch(step=0, epoch=0, first=0, count=count)
-    shares = [row.share(rank, world) for rank in range(world)]
-    assert sum(map(len, shares)) == row.num_processed(world)
+    planned = GlobalBatch(step=0, epoch=0, first=0, count=count)
+    shares = [planned.rank_range(rank, world) for rank in range(world)]
+    assert sum(map(len, shares)) == planned.num_processed(world)
     if count < world:  # each process has the whole batch
         assert shares == [range(count)] * world
     else:
@@ -83,12 +83,12 @@ def test_shares_make_up_the_batch(count: int, world: int) -> None:
 
 @given(st.integers(0, 200), sizes, st.integers(1, 9))
 def test_ranks_evaluate_batches_in_turn(samples: int, batch_size: int, world: int) -> None:
-    expected = list(evaluation_rows(samples, batch_size, 0, 1))
-    assert [position for row in expected for position in range(row.first, row.first + row.count)] == list(
-        range(samples)
-    )
+    expected = list(evaluation_batches(samples, batch_size, 0, 1))
+    assert [
+        position for planned in expected for position in range(planned.first, planned.first + planned.count)
+    ] == list(range(samples))
     for rank in range(world):
-        assert list(evaluation_rows(samples, batch_size, rank, world)) == expected[rank::world]
+        assert list(evaluation_batches(samples, batch_size, rank, world)) == expected[rank::world]
 
 
 # --- stages -----------------------------------------------------------------------------------------------------------
@@ -134,18 +134,19 @@ def test_staged_plans_equal_an_enumeration(
     plan = StagedPlan(samples, planned, length, drop_last)
     assert isinstance(plan, Plan)
     epochs = enumerate_rows(samples, planned, 70, drop_last)
-    rows = [row for epoch in epochs for row in epoch]
-    assert [plan.row(step) for step in range(plan.total_steps)] == rows[: plan.total_steps]
+    rows = [planned for epoch in epochs for planned in epoch]
+    assert [plan.global_batch(step) for step in range(plan.total_steps)] == rows[: plan.total_steps]
     assert plan.epochs == (rows[plan.total_steps - 1].epoch + 1 if plan.total_steps else 0)
     starts = [0]
     for epoch in epochs:
         starts.append(starts[-1] + len(epoch))
     assert [plan.epoch_start(epoch) for epoch in range(len(starts))] == starts
     for step in range(plan.total_steps + 1):
-        assert plan.samples_before(step) == sum(row.count for row in rows[:step])
+        assert plan.samples_before(step) == sum(planned.count for planned in rows[:step])
     if not drop_last:  # each position once
         assert all(
-            [p for row in epoch for p in range(row.first, row.first + row.count)] == list(range(samples))
+            [p for planned in epoch for p in range(planned.first, planned.first + planned.count)]
+            == list(range(samples))
             for epoch in epochs
         )
     full_epochs = int(length.value) if length.unit == "ep" else 0
@@ -174,7 +175,7 @@ def test_the_clock_agrees_with_a_staged_plan(
             assert clock.steps(Duration(epochs, "ep")) == plan.epoch_start(epochs)
             assert clock.length_of(epochs) == plan.epoch_start(epochs + 1) - plan.epoch_start(epochs)
         if step < plan.total_steps:
-            following = following.following(plan, plan.row(step))
+            following = following.following(plan, plan.global_batch(step))
 
 
 def test_durations_if_epochs_differ_in_length() -> None:
@@ -200,7 +201,7 @@ def test_a_stage_of_one_batch_is_a_constant_plan(
     )
     assert (staged.total_steps, staged.epochs) == (constant.total_steps, constant.epochs)
     for step in range(staged.total_steps):
-        assert staged.row(step) == constant.row(step)
+        assert staged.global_batch(step) == constant.global_batch(step)
         assert Clock.at(staged, step) == Clock.at(constant, step)
     assert Clock.at(staged, 0).starts is None
 
@@ -226,11 +227,11 @@ def test_invalid_staged_plans_raise(
 @pytest.mark.parametrize("step", [-1, 6])
 def test_a_step_out_of_range_of_stages_raises(step: int) -> None:
     with pytest.raises(IndexError, match="run of 6"):
-        StagedPlan(12, stages_of([(2, [4])]), Duration(2, "ep")).row(step)
+        StagedPlan(12, stages_of([(2, [4])]), Duration(2, "ep")).global_batch(step)
 
 
 def test_rows_of_a_large_dataset_are_computed_directly() -> None:
     """A row is computed without iteration: here of two billion samples and 358 epochs."""
     plan = StagedPlan(2 * 10**9, stages_of([(100, [4, 2, 2]), (258, [4, 2, 1])]), Duration(358, "ep"))
-    assert plan.row(plan.total_steps - 1).epoch == 357
+    assert plan.global_batch(plan.total_steps - 1).epoch == 357
     assert plan.samples_before(plan.total_steps) == 358 * 2 * 10**9

@@ -13,7 +13,7 @@ import pytest
 
 from opabinia.contracts import Clock, Sampler, SourceInfo
 from opabinia.data.loader import Request, training_requests
-from opabinia.data.sampling.batches import ConstantPlan, evaluation_rows
+from opabinia.data.sampling.batches import ConstantPlan, evaluation_batches
 from opabinia.data.sampling.permutation import EpochSampler, Permutation
 from opabinia.data.sampling.shard_order import ShardShuffle
 from opabinia.runtime.durations import Duration
@@ -85,7 +85,7 @@ def test_seeking_in_a_billion_samples_needs_little_memory(make: Callable[[int], 
     finally:
         tracemalloc.stop()
     assert peak < 50e6
-    assert (request.row.epoch, request.row.first) == (1, steps // 2 * batch)
+    assert (request.global_batch.epoch, request.global_batch.first) == (1, steps // 2 * batch)
     assert request.positions.tolist() == list(range(steps // 2 * batch + 7 * 32, steps // 2 * batch + 8 * 32))
     assert len({*request.indices.tolist()}) == 32 and 0 <= request.indices.min() <= request.indices.max() < samples
     assert request.indices.tolist() == make(samples).order(1)(request.positions).tolist()
@@ -107,7 +107,7 @@ def test_seeking_agrees_with_lists(make: Callable[[int], Sampler], listed: Calla
 def test_an_evaluation_of_a_billion_samples_has_few_rows() -> None:
     """Each of 1,024 processes has its own rows; all of them cover all batches."""
     last = -(-(10**9) // 256) - 1
-    result = [list(evaluation_rows(10**9, 256, rank, 1024)) for rank in (0, last % 1024)]
+    result = [list(evaluation_batches(10**9, 256, rank, 1024)) for rank in (0, last % 1024)]
     assert [(rows[0].step, rows[1].step, len(rows)) for rows in result] == [
         (0, 1024, last // 1024 + 1),
         (last % 1024, last % 1024 + 1024, last // 1024 + 1),

@@ -13,7 +13,7 @@ from PIL import Image
 from opabinia.cli.report import leave_report
 from opabinia.inference import report_galleries
 from opabinia.inference.report_galleries import round_robin, spread_samples
-from opabinia.inference.report_images import gather
+from opabinia.inference.report_images import collect
 from opabinia.training import launch
 from opabinia.visualization.report import write_report
 from opabinia.visualization.report.images import ByteBudget, galleries_of, read_index
@@ -60,7 +60,7 @@ def test_round_robin_alternates_classes() -> None:
 
 
 def test_images_of_a_classifier(run: Path) -> None:
-    gather(run)
+    collect(run)
     index = json.loads((run / "pictures" / "index.json").read_text())
     assert not index["missing"]
     titles = [group["title"] for group in index["groups"]]
@@ -80,7 +80,7 @@ def test_the_most_wrong_are_those_of_the_whole_evaluation(run: Path, monkeypatch
     monkeypatch.setattr(report_galleries, "PREDICTED", 10)
     monkeypatch.setattr(report_galleries, "PREDICTED_PER_CLASS", 5)
     (run / "pictures" / "index.json").unlink(missing_ok=True)
-    gather(run)
+    collect(run)
     groups = {group["title"]: group for group in json.loads((run / "pictures" / "index.json").read_text())["groups"]}
     details = json.loads((run / "eval" / "val" / "details.json").read_text())
     shown = [image["text"].split(" · ")[1] for row in groups["Most wrong"]["rows"] for image in row["pictures"]]
@@ -94,13 +94,13 @@ def test_the_most_wrong_are_those_of_the_whole_evaluation(run: Path, monkeypatch
 
 
 def test_images_are_made_once_per_checkpoint(run: Path) -> None:
-    gather(run)
+    collect(run)
     index = run / "pictures" / "index.json"
     before = index.stat().st_mtime_ns
-    gather(run)
+    collect(run)
     assert index.stat().st_mtime_ns == before
     index.write_text("{}")
-    gather(run)
+    collect(run)
     assert json.loads(index.read_text())["groups"]
 
 
@@ -114,7 +114,7 @@ def test_missing_data_is_reported(run: Path, tmp_path: Path) -> None:
     for split in ("train", "val"):
         config = config.replace(f"source: {{name: digits, split: {split}}}", f"source: {source}")
     (copy / "config.yaml").write_text(config)
-    gather(copy)
+    collect(copy)
     index = json.loads((copy / "pictures" / "index.json").read_text())
     assert not index["groups"]
     assert len(index["missing"]) == 2 and "nowhere" in index["missing"][0]
@@ -163,7 +163,7 @@ def test_files_outside_of_the_folder_are_not_shown(tmp_path: Path) -> None:
     (tmp_path / "pictures" / "page.webp").write_text("<script>alert(1)</script>")
     names = ["../secret.webp", str(secret), "link.webp", "page.webp", "none.webp", "", "."]
     rows = [{"pictures": [{"file": name} for name in names]}]
-    (tmp_path / "pictures" / "index.json").write_text(json.dumps({"groups": [{"rows": rows}]}))
+    (tmp_path / "pictures" / "index.json").write_text(json.dumps({"groups": [{"global_batches": rows}]}))
     assert galleries(tmp_path, ByteBudget())[0] == []
 
 
