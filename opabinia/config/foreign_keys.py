@@ -3,6 +3,7 @@ type them, and the overrides that say the same here."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from opabinia.config.errors import show
@@ -53,9 +54,14 @@ def translate(key: str, value: Any) -> str:
 
     Args:
         key: the key without its section, or the name of a command line option.
-        value: the given value.
+        value: the given value; of a section with one key, that key is looked up.
 
-    Example: ``translate("max-epochs", 90)`` is ``train.length=90ep``.
+    Example: ``translate("max-epochs", 90)`` is ``train.length=90ep``; ``translate("model", {"lr": 0.1})`` is
+    ``optimizer.lr=0.1``.
     """
+    while isinstance(value, Mapping):
+        if len(value) != 1:
+            return ""
+        [(key, value)] = value.items()
     text = _OVERRIDES.get(key.lower().replace("-", "_"), "")
     return text.format(value if isinstance(value, str) else show(value))

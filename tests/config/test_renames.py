@@ -149,6 +149,7 @@ def test_an_alias_must_be_free() -> None:
     ("override", "hint"),
     [
         ("max_epochs=90", "write train.length=90ep"),
+        ("model.backbone.model=resnet50", "write task.backbone.model=resnet50"),
         ("max_steps=5", "write train.length=5it"),
         ("data.bs=32", "write data.batch_size=32"),
         ("mixed_precision=true", "write train.precision=bf16"),
