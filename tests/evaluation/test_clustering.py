@@ -32,13 +32,6 @@ def test_random_embeddings_score_at_chance() -> None:
     assert 1 / 3 <= scores["matched"] <= scores["purity"] < 0.45
 
 
-def test_any_number_of_processes_gives_the_same_digits() -> None:
-    noisy = batches(*class_clusters(torch.eye(3, 6), 10, 0.8))
-    assert evaluate_batches(lambda: Clustering(DATASET_INFO), [], noisy, 3) == evaluate_batches(
-        lambda: Clustering(DATASET_INFO), [], noisy
-    )
-
-
 def test_normalization_clusters_by_direction() -> None:
     """Features of two directions differ more in length than in direction."""
     features = torch.tensor([[1.0, 0.0], [10.0, 0.0], [0.0, 1.0], [0.0, 10.0]]) * torch.ones(5, 1, 1)
@@ -59,8 +52,3 @@ def test_tables_by_hand() -> None:
 def test_fewer_samples_than_clusters_are_reported() -> None:
     with pytest.raises(DataMismatch, match="30 samples are fewer than 31 clusters; lower k"):
         evaluate_batches(lambda: Clustering(DATASET_INFO, k=31), [], SEPARATED)
-
-
-def test_data_without_classes_is_refused() -> None:
-    with pytest.raises(ValueError, match="clustering: every image of the data needs one label"):
-        Clustering(DatasetInfo(samples=1))

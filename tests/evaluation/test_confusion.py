@@ -76,11 +76,6 @@ def test_split_and_order_of_samples_change_no_digit(seed: int, cuts: list[int], 
         assert evaluate(make, logits, targets, []) == evaluate(make, logits[order], targets[order], cuts)
 
 
-@pytest.mark.parametrize("make", [lambda: Confusion(NAMES), Calibration, lambda: MultiLabel(NAMES)])
-def test_no_samples_give_no_scores(make: Callable[[], Any]) -> None:
-    assert make().compute([make().state(), make().state()]) == {}
-
-
 # --- multi-label ------------------------------------------------------------------------------------------------------
 
 

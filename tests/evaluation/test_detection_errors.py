@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from opabinia.contracts import GroundTruth
+from opabinia.evaluation.detection import detection_errors
 from opabinia.evaluation.detection.base import ImageResult
 from opabinia.evaluation.detection.detection_errors import (
     best_min_score,
@@ -91,21 +92,22 @@ def test_confusion_with_background() -> None:
     assert confusion(matches, 3) == [[DOG, CAT, 2], [COW, 3, 1], [3, DOG, 1], [CAT, CAT, 2]]
 
 
-def test_worst_images_have_most_errors() -> None:
+def test_worst_images_have_most_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     images = [
         image_result([(CAT, HERE)], [(CAT, HERE, 0.9)], name="right"),
         image_result([(CAT, HERE), (DOG, THERE)], [(CAT, HERE, 0.9)], name="one of two"),
         image_result([(DOG, THERE)], [], name="one of one"),
         image_result([(DOG, THERE)], [(CAT, THERE, 0.9)], name="another"),
     ]
-    rows = worst_images(images, [match_detections(result, 0.25) for result in images], 100)
+    rows = worst_images(images, [match_detections(result, 0.25) for result in images])
     assert [(row["id"], row["right"], row["missed"], row["false"]) for row in rows] == [
         ("another", 0, 1, 1),
         ("one of one", 0, 1, 0),
         ("one of two", 1, 1, 0),
     ]
     assert rows[0]["image_id"] == "another"
-    assert len(worst_images(images, [match_detections(result, 0.25) for result in images], 1)) == 1
+    monkeypatch.setattr(detection_errors, "_MAX_IMAGES", 1)
+    assert len(worst_images(images, [match_detections(result, 0.25) for result in images])) == 1
 
 
 def test_the_error_tables_count_detections_above_the_score_of_best_f1() -> None:

@@ -53,23 +53,10 @@ def test_the_block_size_does_not_change_votes(block: int, monkeypatch: pytest.Mo
     torch.testing.assert_close(torch.cat(blocks), expected)
 
 
-def test_one_query_is_enough() -> None:
-    assert all_votes(QUERIES[:1], k=3).argmax(1).tolist() == [0]
-
-
 def test_no_vote_overflows() -> None:
     """exp(1 / 0.001) would overflow."""
     votes = all_votes(QUERIES, temperature=0.001)
     assert votes.isfinite().all() and votes.amax(1).ge(1).all()
-
-
-@pytest.mark.parametrize("processes", [1, 2, 3, 5])
-def test_scores_are_the_same_on_any_number_of_processes(processes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(knn, "_MAX_SIMILARITIES", 100)
-    train, queries = (batches(*class_clusters(torch.eye(3, 5), each, 0.5, seed=each)) for each in (11, 8))
-    scores, _ = evaluate_batches(lambda: Knn(DATASET_INFO, k=5), train, queries, processes)
-    assert scores == evaluate_batches(lambda: Knn(DATASET_INFO, k=5), train, queries)[0]
-    assert scores.keys() == {"knn_top1"} and 0.5 < scores["knn_top1"] < 1
 
 
 def test_the_host_waits_once_for_all_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,10 +79,6 @@ def test_top5_is_reported_with_more_than_five_classes() -> None:
     assert scores == {"knn_top1": 1.0, "knn_top5": 1.0}
 
 
-def test_evaluation_data_without_samples_have_no_score() -> None:
-    assert evaluate_batches(lambda: Knn(DATASET_INFO), batches(*class_clusters(torch.eye(3), 2, 0.0)), [])[0] == {}
-
-
 def test_missing_labels_and_non_finite_embeddings_are_reported() -> None:
     train = batches(*class_clusters(torch.eye(3), 2, 0.0))
     with pytest.raises(DataMismatch, match="no training samples"):
@@ -106,17 +89,3 @@ def test_missing_labels_and_non_finite_embeddings_are_reported() -> None:
     non_finite[1, 1] = torch.nan
     with pytest.raises(DataMismatch, match="1 of 3 embeddings are not finite, the first that of 1"):
         evaluate_batches(lambda: Knn(DATASET_INFO), train, batches(non_finite, torch.arange(3)))
-
-
-@pytest.mark.parametrize(
-    "dataset_info",
-    [
-        DatasetInfo(samples=1),
-        DatasetInfo(samples=1, classes=("a",)),
-        DatasetInfo(samples=1, classes=("a", "b"), multi_label=True),
-    ],
-    ids=["no classes", "one class", "several labels"],
-)
-def test_data_without_one_label_an_image_is_refused(dataset_info: DatasetInfo) -> None:
-    with pytest.raises(ValueError, match="knn: every image of the data needs one label"):
-        Knn(dataset_info)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from opabinia.evaluation.retrieval import rerank
 from opabinia.evaluation.retrieval.rerank import k_reciprocal
 
 GOLDEN: dict[str, Any] = json.loads(
@@ -120,27 +121,19 @@ def test_features_at_the_golden_distances(variant: Variant) -> None:
 @variants
 @settings
 @pytest.mark.parametrize("seed", range(2))
-def test_cosine(variant: Variant, k1: int, k2: int, lambda_value: float, seed: int) -> None:
-    features = clustered_features(seed=seed)
-    reranked = k_reciprocal(
-        features[:13], features[13:], k1=k1, k2=k2, lambda_value=lambda_value, variant=variant, block=16
-    )
-    squared = squared_distances(normalize(features.double()))
-    expected = dense_reference(squared, 13, k1, k2, lambda_value, variant, unit=0.5)
-    torch.testing.assert_close(reranked.distances(0, 13), expected, rtol=0, atol=1e-5)
-
-
-@variants
-@settings
-@pytest.mark.parametrize("seed", range(2))
-def test_euclidean_with_ties_and_copies(variant: Variant, k1: int, k2: int, lambda_value: float, seed: int) -> None:
-    features = grid_features(seed=seed)
-    reranked = k_reciprocal(
-        features[:13], features[13:], k1=k1, k2=k2, lambda_value=lambda_value, variant=variant, metric="euclidean",
-        block=16,
-    )  # fmt: skip
-    expected = dense_reference(squared_distances(features), 13, k1, k2, lambda_value, variant)
-    torch.testing.assert_close(reranked.distances(0, 13), expected, rtol=0, atol=1e-5)
+@pytest.mark.parametrize("metric", ["cosine", "euclidean"])
+def test_distances_equal_those_of_dense_matrices(
+    variant: Variant, k1: int, k2: int, lambda_value: float, seed: int, metric: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In small tiles; with the Euclidean metric with ties and copies."""
+    monkeypatch.setattr(rerank, "_TILE", 16)
+    features = clustered_features(seed=seed) if metric == "cosine" else grid_features(seed=seed)
+    options: dict[str, Any] = {"k1": k1, "k2": k2, "lambda_value": lambda_value, "variant": variant, "metric": metric}
+    distances = k_reciprocal(features[:13], features[13:], **options).distances(0, 13)
+    squared = squared_distances(normalize(features.double()) if metric == "cosine" else features)
+    unit = 0.5 if metric == "cosine" else 1.0
+    expected = dense_reference(squared, 13, k1, k2, lambda_value, variant, unit)
+    torch.testing.assert_close(distances, expected, rtol=0, atol=1e-5)
 
 
 @variants
@@ -165,16 +158,14 @@ def test_more_copies_than_neighbors(variant: Variant) -> None:
     )
 
 
-# --- block sizes ------------------------------------------------------------------------------------------------------
-
-
 @variants
-@pytest.mark.parametrize("block", [1, 7, 30, 59, 60])
-def test_tiles_of_any_size(variant: Variant, block: int) -> None:
+@pytest.mark.parametrize("tile", [1, 7, 30, 59, 60])
+def test_tiles_of_any_size(variant: Variant, tile: int, monkeypatch: pytest.MonkeyPatch) -> None:
     features = grid_features()
-    untiled = k_reciprocal(features[:13], features[13:], k1=5, variant=variant, metric="euclidean")
-    tiled = k_reciprocal(features[:13], features[13:], k1=5, variant=variant, metric="euclidean", block=block)
-    assert torch.equal(untiled.distances(0, 13), tiled.distances(0, 13))
+    options: dict[str, Any] = {"k1": 5, "variant": variant, "metric": "euclidean"}
+    untiled = k_reciprocal(features[:13], features[13:], **options).distances(0, 13)
+    monkeypatch.setattr(rerank, "_TILE", tile)
+    assert torch.equal(untiled, k_reciprocal(features[:13], features[13:], **options).distances(0, 13))
 
 
 def test_distances_of_a_range_of_queries_are_rows_of_all_distances() -> None:
@@ -193,7 +184,7 @@ def test_nearest(variant: Variant, k: int) -> None:
     features = grid_features()
     reranked = k_reciprocal(features[:13], features[13:], k1=4, lambda_value=0, variant=variant, metric="euclidean")
     distances, columns = reranked.distances(0, 13).sort(dim=1, stable=True)
-    nearest = reranked.nearest(k, block=5)
+    nearest = reranked.nearest(k)
     assert torch.equal(nearest[0], distances[:, :k])
     assert torch.equal(nearest[1], columns[:, :k])
 
@@ -201,20 +192,14 @@ def test_nearest(variant: Variant, k: int) -> None:
 # --- inputs -----------------------------------------------------------------------------------------------------------
 
 
-def test_inputs_are_not_modified() -> None:
-    query, gallery = torch.split(clustered_features(), [13, 47])
-    before = query.clone(), gallery.clone()
-    k_reciprocal(query, gallery).distances(0, 13)
-    assert torch.equal(query, before[0])
-    assert torch.equal(gallery, before[1])
-
-
-def test_half_precision_and_gradients_do_not_change_the_result() -> None:
+@variants
+def test_types_gradients_and_arrays_do_not_change_the_result(variant: Variant) -> None:
     features = clustered_features().half().requires_grad_()
-    reranked_distances = k_reciprocal(features[:13], features[13:]).distances(0, 13)
-    expected = k_reciprocal(features[:13].detach().float(), features[13:].detach().float()).distances(0, 13)
-    assert not reranked_distances.requires_grad
-    assert torch.equal(reranked_distances, expected)
+    before = features.detach().clone()
+    distances = k_reciprocal(features[:13], features[13:], variant=variant).distances(0, 13)
+    arrays = before[:13].float().numpy(), before[13:].double().numpy()
+    assert not distances.requires_grad and torch.equal(features, before)
+    assert torch.equal(distances, k_reciprocal(*arrays, variant=variant).distances(0, 13))
 
 
 def test_a_zero_vector_has_a_cosine_of_0_with_all() -> None:
@@ -254,11 +239,11 @@ def test_invalid_features_are_reported(query: Tensor, gallery: Tensor, message: 
 INVALID_OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "k1": ({"k1": 0}, "k1 is 0; it is at least 1"),
     "k2": ({"k2": 0}, "k2 is 0"),
-    "block": ({"block": 0}, "block is 0"),
     "negative share": ({"lambda_value": -0.1}, "lambda_value is -0.1; it is from 0 to 1"),
     "large share": ({"lambda_value": 1.1}, "lambda_value is 1.1"),
     "nan share": ({"lambda_value": NAN}, "lambda_value is nan"),
     "variant": ({"variant": "zong"}, "variant is 'zong'"),
+    "metric": ({"metric": "cos"}, "metric is 'cos'"),
 }
 
 
@@ -268,30 +253,13 @@ def test_invalid_options_are_reported(options: dict[str, Any], message: str) -> 
         k_reciprocal(FEATURES, FEATURES, **options)
 
 
-def test_an_unknown_metric_is_reported() -> None:
-    with pytest.raises(ValueError, match="metric is 'cos'"):
-        k_reciprocal(FEATURES, FEATURES, metric="cos")  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("keys", [{"k": 0}, {"k": 1, "block": 0}], ids=["k", "block"])
-def test_invalid_options_of_nearest_are_reported(keys: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="it is at least 1"):
-        k_reciprocal(FEATURES, FEATURES).nearest(**keys)
-
-
-@variants
-def test_arrays_and_tensors_give_the_same_distances(variant: Variant) -> None:
-    arrays = FEATURES[:10].numpy(), FEATURES[10:].double().numpy()
-    expected = k_reciprocal(FEATURES[:10], FEATURES[10:], variant=variant).distances(0, 10)
-    assert torch.equal(k_reciprocal(*arrays, variant=variant).distances(0, 10), expected)
-
-
 @pytest.mark.gpu
 @variants
-def test_cuda(variant: Variant) -> None:
+def test_cuda(variant: Variant, monkeypatch: pytest.MonkeyPatch) -> None:
     features = clustered_features(300)
-    on_cpu = k_reciprocal(features[:50], features[50:], variant=variant, block=64)
-    on_gpu = k_reciprocal(features[:50].cuda(), features[50:].cuda(), variant=variant, block=64)
+    monkeypatch.setattr(rerank, "_TILE", 64)
+    on_cpu = k_reciprocal(features[:50], features[50:], variant=variant)
+    on_gpu = k_reciprocal(features[:50].cuda(), features[50:].cuda(), variant=variant)
     assert on_gpu.distances(0, 50).is_cuda
     torch.testing.assert_close(on_gpu.distances(0, 50).cpu(), on_cpu.distances(0, 50), rtol=0, atol=1e-5)
     assert torch.equal(on_gpu.nearest(5)[1].cpu(), on_cpu.nearest(5)[1])

@@ -11,7 +11,6 @@ import torch
 from opabinia.contracts import DatasetInfo, GroundTruth
 from opabinia.contracts.rotated_boxes import box_corners
 from opabinia.evaluation.detection.base import ImageResult
-from opabinia.evaluation.detection.coco import Coco
 from opabinia.evaluation.detection.rotated import DotaMap
 from opabinia.evaluation.detection.voc import area_under_curve, eleven_point_average
 from tests.models.test_rotated_boxes import clipped_iou, random_boxes
@@ -71,6 +70,20 @@ def test_scores_equal_those_of_the_development_kit() -> None:
     assert list(DotaMap(INFO).better) == ["AP50", "AP75", "AP"]
 
 
+def test_resized_batches_are_evaluated_and_upright_data_are_refused() -> None:
+    image = IMAGES[0]
+    boxes, scores, labels = (torch.from_numpy(np.ascontiguousarray(rows))[None] for rows in image[2:5])
+    predictions = {"boxes": boxes.float(), "scores": scores, "labels": labels}
+    sizes = {"image_sizes": [(50, 50)], "original_size": [(100, 100)]}
+    half = random_boxes(5) * torch.tensor([0.5, 0.5, 0.5, 0.5, 1])
+    evaluator = DotaMap(INFO)
+    objects = {"boxes": [half[[0, 1, 2, 4]].float()], "ground_truth": [image.ground_truth]}
+    evaluator.update(predictions, {"id": ["a"], **sizes, **objects})
+    assert evaluator.compute([evaluator.state()])["AP50"] == pytest.approx(DotaMap(INFO).compute([[image]])["AP50"])
+    with pytest.raises(ValueError, match="boxes of the data are upright: take coco or voc"):
+        DotaMap(replace(INFO, oriented=False))
+
+
 def test_any_number_of_processes_gives_the_same_scores_and_files() -> None:
     single_process, multi_process = DotaMap(INFO), DotaMap(INFO)
     states, rank_states = [IMAGES], [IMAGES[rank::3] for rank in range(3)]
@@ -89,23 +102,3 @@ def test_any_number_of_processes_gives_the_same_scores_and_files() -> None:
     row = [f"{score:.6f}" for score in IMAGES[0].scores].index(first[1])
     corners = box_corners(torch.from_numpy(IMAGES[0].boxes[row])).flatten()
     assert [float(value) for value in first[2:]] == pytest.approx(corners.tolist(), abs=0.006)
-
-
-def test_resized_batches_are_evaluated_and_upright_data_are_refused() -> None:
-    image = IMAGES[0]
-    boxes, scores, labels = (torch.from_numpy(np.ascontiguousarray(rows))[None] for rows in image[2:5])
-    predictions = {"boxes": boxes.float(), "scores": scores, "labels": labels}
-    batch = {
-        "id": ["a"],
-        "ground_truth": [image.ground_truth],
-        "image_sizes": [(50, 50)],
-        "original_size": [(100, 100)],
-    }
-    half = random_boxes(5) * torch.tensor([0.5, 0.5, 0.5, 0.5, 1])
-    evaluator = DotaMap(INFO)
-    evaluator.update(predictions, {**batch, "boxes": [half[[0, 1, 2, 4]].float()]})
-    assert evaluator.compute([evaluator.state()])["AP50"] == pytest.approx(DotaMap(INFO).compute([[image]])["AP50"])
-    with pytest.raises(ValueError, match="boxes of the data are oriented: take dota_map"):
-        Coco(INFO)
-    with pytest.raises(ValueError, match="boxes of the data are upright: take coco or voc"):
-        DotaMap(replace(INFO, oriented=False))

@@ -142,15 +142,6 @@ def test_crowds_and_unlabeled_pixels_matter_in_the_golden_maps() -> None:
     assert evaluate(lambda: Panoptic(info(8)), rows_without_crowds)[0]["PQ"] != pytest.approx(expected, abs=1e-3)
 
 
-@pytest.mark.parametrize("cuts", [[], [1], [0, 2, 5], [1, 2, 3, 4, 5]])
-def test_any_number_of_processes_gives_the_same_digits(cuts: list[int]) -> None:
-    for make, rows in (
-        (lambda: Semantic(info(7), boundary=True), semantic_rows("usual")),
-        (lambda: Panoptic(info(8, [0, 2, 3, 5]), boundary=True), panoptic_rows("usual")[:6]),
-    ):
-        assert evaluate(make, rows, cuts) == evaluate(make, rows[::-1])
-
-
 def test_worst_images_and_confusions() -> None:
     rows = [semantic_row(1, [[0, 0], [1, 255]], [[0, 1], [1, 1]]), semantic_row(2, [[0, 0]], [[1, 255]])]
     scores, tables = evaluate(lambda: Semantic(info(2)), rows)

@@ -86,14 +86,6 @@ def test_scores_do_not_depend_on_batches() -> None:
     assert single_process.compute([shard.state() for shard in shards]) == scores, "one of the processes has no samples"
 
 
-def test_no_samples_give_no_scores() -> None:
-    assert TopK().compute([TopK().state(), TopK().state()]) == {}
-
-
-def test_better_names_the_scores_and_the_first_is_the_headline() -> None:
-    assert list(TopK((1, 5)).better.items()) == [("top1", "max"), ("top5", "max")]
-
-
 def test_the_state_consists_of_python_ints() -> None:
     state = updated_topk(torch.eye(3), torch.tensor([0, 1, 0]), 3).state()
     assert state == ([2, 3], 3)

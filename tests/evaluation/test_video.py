@@ -60,28 +60,6 @@ class Recorder(Evaluator):
         return {"videos": float(len(self.ids))}
 
 
-@pytest.mark.parametrize("merge", ["mean", "max"])
-def test_any_number_of_processes_gives_the_same_digits(merge: Any) -> None:
-    torch.manual_seed(0)
-    probabilities, names = torch.randn(60, 5).softmax(1), [f"video{number // 6}" for number in range(60)]
-    labels = torch.arange(60) // 6 % 5
-    batches = [
-        {
-            "id": names[start : start + 7],
-            "probabilities": probabilities[start : start + 7],
-            "label": labels[start : start + 7],
-        }
-        for start in range(0, 60, 7)
-    ]
-    results = []
-    for processes in (1, 2, 3):
-        recorder = Recorder()
-        score(PerVideo([recorder], LOGITS, merge), *batches, processes=processes)
-        results.append(dict(zip(recorder.ids, recorder.probabilities.tolist(), strict=True)))
-    assert results[0] == results[1] == results[2]
-    assert len(results[0]) == 10
-
-
 def test_multi_label_views_are_merged() -> None:
     batch = views("aabb", [[0.9, 0.2], [0.7, 0.4], [0.1, 0.9], [0.3, 0.3]], [[1.0, 0.0]] * 2 + [[0.0, 1.0]] * 2)
     merged = PerVideo([MultiLabel(("x", "y"))], partial(logits_from, multi_label=True))
@@ -92,10 +70,6 @@ def test_multi_label_views_are_merged() -> None:
 def test_a_video_without_finite_views_is_a_miss() -> None:
     batch = views("ab", [[float("nan"), float("nan")], [0.9, 0.1]], [0, 0])
     assert score(PerVideo([TopK((1,))], LOGITS), batch) == {"top1": 0.5}
-
-
-def test_no_videos_give_no_scores() -> None:
-    assert score(PerVideo([TopK((1,))], LOGITS)) == {}
 
 
 def test_views_of_one_video_with_different_labels_are_reported() -> None:

@@ -132,11 +132,3 @@ def test_no_detections_give_zeros() -> None:
     result = image_result([(CAT, HERE)], [])
     assert voc_scores([result]) == {"AP50": 0, "AP75": 0, "AP": 0}
     json.dumps(Voc(BOXES_ONLY).details([[result]]), allow_nan=False)
-
-
-@pytest.mark.parametrize("world", [2, 3])
-def test_any_number_of_processes_gives_the_same_scores(world: int) -> None:
-    single_state = [state_after(Voc(BOXES_ONLY), scenes_of(2), kinds=())]
-    rank_states = [state_after(Voc(BOXES_ONLY), scenes_of(2)[rank::world], kinds=()) for rank in range(world)]
-    assert Voc(BOXES_ONLY).compute(rank_states) == Voc(BOXES_ONLY).compute(single_state)
-    assert Voc(BOXES_ONLY).details(rank_states) == Voc(BOXES_ONLY).details(single_state)

@@ -31,6 +31,8 @@ _MAX_DETECTIONS = (1, 10, 100)
 _MAX_DETECTIONS_WITH_KEYPOINTS = (20,)  # COCO evaluates keypoints with no other number
 _LISTS = ("images", "annotations", "categories")
 _CELLS = 1_000_000
+"""Pairs of an image and a class that are evaluated at once; the library takes some 250 bytes for each."""
+
 _AREAS: dict[Kind, str] = {"bbox": "sml", "segm": "sml", "keypoints": "ml"}
 """Sizes of objects that have scores of their own, after those of all sizes."""
 
@@ -136,7 +138,6 @@ def precision_recall(
     sigmas: Sequence[float] | None = None,
     *,
     federated: bool = False,
-    cells: int = _CELLS,
 ) -> PrecisionRecall:
     """Compute the tables of :func:`evaluate_files`. The library writes into ``ground_truth`` and ``results``.
 
@@ -144,7 +145,6 @@ def precision_recall(
         ground_truth, results, kind, sigmas: as there.
         max_detections: ascending.
         federated: follow LVIS, where an image is annotated for some classes only.
-        cells: pairs of an image and a class that are evaluated at once; the library takes some 250 bytes for each.
     """
     from faster_coco_eval import COCO, COCOeval_faster
 
@@ -159,7 +159,7 @@ def precision_recall(
         return PrecisionRecall(evaluation.eval["precision"], evaluation.eval["recall"], categories)
 
     categories = sorted(ground_truth["categories"], key=lambda category: category["id"])
-    size = max(1, cells // max(1, len(ground_truth["images"])))
+    size = max(1, _CELLS // max(1, len(ground_truth["images"])))
     if len(categories) <= size:
         return evaluate(ground_truth, results)
     of_category: list[dict[int, Annotations]] = [{}, {}]

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from opabinia.contracts import DatasetInfo
+from opabinia.contracts import DatasetInfo, GroundTruth
 from opabinia.evaluation.detection.base import ImageResult
 
 Kind = Literal["bbox", "segm", "keypoints"]
@@ -20,37 +20,32 @@ Annotations = list[dict[str, Any]]
 def coco_ground_truth(images: Sequence[ImageResult], dataset_info: DatasetInfo, kind: Kind) -> dict[str, Annotations]:
     """Return ``images``, ``annotations`` and ``categories``; images are numbered from 1, categories from 0."""
     truths = [image.ground_truth for image in images]
-    columns = (
-        np.repeat(np.arange(1, len(truths) + 1), [len(truth.labels) for truth in truths]),
-        np.concatenate([truth.labels for truth in truths]),
-        np.concatenate([truth.boxes.reshape(-1, 4) for truth in truths]),
-        np.concatenate([truth.areas for truth in truths]),
-        np.concatenate([truth.crowd for truth in truths]).astype(int),
-    )
-    keys = ("id", "image_id", "category_id", "bbox", "area", "iscrowd")
-    # Ids begin at 1: the library takes 0 for no annotation.
-    rows = enumerate(zip(*(column.tolist() for column in columns), strict=True), 1)
-    annotations = [dict(zip(keys, (number, *row), strict=True)) for number, row in rows]
-    if kind == "segm":
-        masks = ((segment, truth.size) for truth in truths for segment in truth.segments or ())
-        for annotation, (counts, size) in zip(annotations, masks, strict=True):
-            annotation |= {"segmentation": _rle(counts, size)} if counts else _crowd_in(annotation["bbox"])
-    if kind == "keypoints":
-        unknown = np.zeros((len(dataset_info.keypoints), 3))
-        keypoints = (
-            points
-            for truth in truths
-            for points in (repeat(unknown, len(truth.labels)) if truth.keypoints is None else truth.keypoints)
-        )
-        for annotation, points in zip(annotations, keypoints, strict=True):
-            annotation |= {"keypoints": points.ravel().tolist(), "num_keypoints": int((points[:, 2] > 0).sum())}
-    return {
-        "images": [
-            {"id": number, "height": truth.size[0], "width": truth.size[1]} for number, truth in enumerate(truths, 1)
-        ],
-        "annotations": annotations,
+    annotations = [
+        {"image_id": number, **annotation}
+        for number, truth in enumerate(truths, 1)
+        for annotation in _annotations(truth, kind, len(dataset_info.keypoints))
+    ]
+    sizes = [{"height": truth.size[0], "width": truth.size[1]} for truth in truths]
+    return {  # ids begin at 1: the library takes 0 for no annotation
+        "images": [{"id": number, **size} for number, size in enumerate(sizes, 1)],
+        "annotations": [{"id": number, **annotation} for number, annotation in enumerate(annotations, 1)],
         "categories": [{"id": label, "name": name} for label, name in enumerate(dataset_info.classes)],
     }
+
+
+def _annotations(truth: GroundTruth, kind: Kind, num_keypoints: int) -> Annotations:
+    """Return the objects of an image."""
+    columns = (truth.labels, truth.boxes.reshape(-1, 4), truth.areas, truth.crowd.astype(int))
+    keys = ("category_id", "bbox", "area", "iscrowd")
+    rows = [dict(zip(keys, row, strict=True)) for row in zip(*(column.tolist() for column in columns), strict=True)]
+    if kind == "segm":
+        for row, counts in zip(rows, truth.segments or (), strict=True):
+            row |= {"segmentation": _rle(counts, truth.size)} if counts else _crowd_in(row["bbox"])
+    if kind == "keypoints":
+        unknown = np.zeros((len(rows), num_keypoints, 3))
+        for row, points in zip(rows, unknown if truth.keypoints is None else truth.keypoints, strict=True):
+            row |= {"keypoints": points.ravel().tolist(), "num_keypoints": int((points[:, 2] > 0).sum())}
+    return rows
 
 
 def coco_results(

@@ -167,9 +167,7 @@ def confusion(matches: Sequence[MatchedImage], num_classes: int) -> list[list[in
     return [[true, predicted, count] for (true, predicted), count in order]
 
 
-def worst_images(
-    images: Sequence[ImageResult], matches: Sequence[MatchedImage], limit: int = _MAX_IMAGES
-) -> list[dict[str, Any]]:
+def worst_images(images: Sequence[ImageResult], matches: Sequence[MatchedImage]) -> list[dict[str, Any]]:
     """Return the images with most errors: missed objects and false detections; a confusion counts as both.
 
     Among images with equally many errors the one with fewer correct detections comes first.
@@ -180,7 +178,7 @@ def worst_images(
         if missed or false:
             rows.append((image.name, image.ground_truth.image_id, len(match.right), missed, false))
     rows.sort(key=lambda row: (-row[3] - row[4], row[2]))
-    return [dict(zip(("id", "image_id", "right", "missed", "false"), row, strict=True)) for row in rows[:limit]]
+    return [dict(zip(("id", "image_id", "right", "missed", "false"), row, strict=True)) for row in rows[:_MAX_IMAGES]]
 
 
 def _areas(boxes: Floats) -> Floats:

@@ -14,18 +14,17 @@ from opabinia.contracts.masks import compress_rle
 Floats = NDArray[np.floating[Any]]
 
 
-def paste_masks(masks: Floats, boxes: Floats, size: tuple[int, int], threshold: float = 0.5) -> list[str]:
+def paste_masks(masks: Floats, boxes: Floats, size: tuple[int, int]) -> list[str]:
     """Stretch masks to their boxes and return each as compressed RLE of the image.
 
     Values are interpolated between the centers of a mask's cells and are 0 outside the mask; a pixel belongs to the
-    object if the value at its center reaches the threshold (detectron2's ``paste_masks_in_image``). Only pixels in the
+    object if the value at its center is at least 0.5 (detectron2's ``paste_masks_in_image``). Only pixels in the
     box are computed.
 
     Args:
         masks: probabilities, N x S x S.
         boxes: left, top, right, bottom in pixels of the image (N x 4). A box that is not finite has no pixels.
         size: height and width of the image.
-        threshold: minimum value of the object's pixels.
     """
     height, width = size
     boxes = np.where(np.isfinite(boxes).all(1, keepdims=True), boxes, 0)
@@ -37,7 +36,7 @@ def paste_masks(masks: Floats, boxes: Floats, size: tuple[int, int], threshold: 
         down = _interpolation(box[1], box[3], top, bottom, mask.shape[0])
         across = _interpolation(box[0], box[2], left, right, mask.shape[1])
         inside = np.zeros((right - left, bottom - top + 2), bool)  # columns x rows, with a margin above and below
-        inside[:, 1:-1] = (across @ torch.from_numpy(mask).T @ down.T >= threshold).numpy()
+        inside[:, 1:-1] = (across @ torch.from_numpy(mask).T @ down.T >= 0.5).numpy()
         column, row = np.nonzero(inside[:, 1:] != inside[:, :-1])
         # Pixels, numbered column by column, at which runs begin and end. A run that ends with its column continues if
         # the next column begins with one: the same number then occurs twice.

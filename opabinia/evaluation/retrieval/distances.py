@@ -2,8 +2,7 @@
 
 Rankings are reproducible. Among equal distances the one that comes first in the gallery is nearer. Bitwise identical
 rows of the gallery get the same distance: it is computed for the first of them and copied. Products are computed in
-tiles whose number of queries depends on the size of the gallery only, so the number of queries held at once changes no
-bit.
+tiles whose number of queries depends on the size of the gallery only.
 Floating-point noise remains: another device, number of threads or library version may swap images whose
 distances differ in the last bits.
 """
@@ -118,7 +117,7 @@ class MatrixDistances:
         if self._matrix.ndim != 2:
             raise ValueError(f"distances must be Q x G, not of shape {tuple(self._matrix.shape)}")
         self.queries, self.gallery = self._matrix.shape
-        invalid = torch.cat([part.isnan().any(1) for part in torch.split(self._matrix, 512)])
+        invalid = torch.cat([rows.isnan().any(1) for rows in torch.split(self._matrix, 512)])
         if invalid.any():
             raise ValueError(f"distances of query {int(invalid.nonzero()[0])} are not numbers (NaN)")
 
@@ -129,48 +128,34 @@ class MatrixDistances:
         return self._matrix[start:stop].to(dtype, copy=True)
 
 
-def distances(query_features: Array, gallery_features: Array, *, metric: Metric = "cosine") -> Tensor:
-    """Return all distances at once (float32, Q x G), for small sets.
-
-    Args:
-        query_features: Q x D.
-        gallery_features: G x D.
-        metric: see :data:`Metric`.
-
-    Raises:
-        ValueError: see :class:`FeatureDistances`.
-
-    Example: (3, 4) and (0, 1): cosine 0.2, euclidean 4.2426, squared_euclidean 18.
-    """
-    source = FeatureDistances(query_features, gallery_features, metric)
-    values = source.distances(0, source.queries)
-    return values.sqrt() if metric == "euclidean" else values
-
-
-def nearest(
-    query_features: Array, gallery_features: Array, k: int, metric: Metric = "cosine", *, block: int | None = None
-) -> tuple[Tensor, Tensor]:
-    """Return the k nearest gallery images of each query, nearest first.
+def nearest(query_features: Array, gallery_features: Array, k: int, metric: Metric = "cosine") -> tuple[Tensor, Tensor]:
+    """Return the k nearest gallery images of each query, nearest first; see :func:`nearest_of`.
 
     Args:
         query_features: Q x D.
         gallery_features: G x D.
         k: number of images; all of a smaller gallery.
         metric: see :data:`Metric`.
-        block: see :func:`query_blocks`.
-
-    Returns: distances (float32, Q x k) and gallery indices (int64, Q x k). Among equal distances the one that comes
-    first in the gallery is nearer.
 
     Raises:
         ValueError: see :class:`FeatureDistances`.
     """
-    source = FeatureDistances(query_features, gallery_features, metric)
-    parts = [smallest(source.distances(*span), k) for span in query_blocks(source, block)]
-    if not parts:
-        raise ValueError("there is no query")
-    values, columns = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+    values, columns = nearest_of(FeatureDistances(query_features, gallery_features, metric), k)
     return values.sqrt() if metric == "euclidean" else values, columns
+
+
+def nearest_of(source: Distances, k: int) -> tuple[Tensor, Tensor]:
+    """Return distances (float32, Q x k) and gallery indices (int64, Q x k) of the k nearest images of each query,
+    nearest first. Among equal distances the one that comes first in the gallery is nearer.
+
+    Raises:
+        ValueError: there is no query.
+    """
+    blocks = [smallest(source.distances(*span), k) for span in query_blocks(source)]
+    if not blocks:
+        raise ValueError("there is no query")
+    values, columns = zip(*blocks, strict=True)
+    return torch.cat(values), torch.cat(columns)
 
 
 def smallest(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -205,23 +190,11 @@ def tile_size(gallery: int) -> int:
     return 1 << (min(1024, max(16, 2**27 // max(1, gallery))).bit_length() - 1)
 
 
-def query_blocks(source: Distances, block: int | None = None) -> Iterator[tuple[int, int]]:
-    """Yield the first and last (exclusive) query of each block.
-
-    Args:
-        source: distances of the queries.
-        block: number of queries whose distances are held at once, rounded up to whole tiles (:func:`tile_size`); None:
-            one tile. It changes the memory used, and no bit of a result.
-
-    Raises:
-        ValueError: ``block`` is below 1.
-    """
-    if block is not None and block < 1:
-        raise ValueError(f"block must be at least 1, not {block}")
+def query_blocks(source: Distances) -> Iterator[tuple[int, int]]:
+    """Yield the first and last (exclusive) query of each tile; the distances of one are held at once."""
     tile = tile_size(source.gallery)
-    size = -(-(block or tile) // tile) * tile
-    for start in range(0, source.queries, size):
-        yield start, min(start + size, source.queries)
+    for start in range(0, source.queries, tile):
+        yield start, min(start + tile, source.queries)
 
 
 def feature_pair(query: Array, gallery: Array) -> tuple[Tensor, Tensor]:

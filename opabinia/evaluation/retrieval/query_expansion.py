@@ -18,7 +18,6 @@ def expand_features(
     k: int = 5,
     alpha: float = 3.0,
     times: int = 1,
-    block: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return features after alpha query expansion (Radenović et al. 2019, section 3.4) of queries and gallery alike, as
     FastReID does it.
@@ -33,10 +32,8 @@ def expand_features(
         k: neighbors, itself included (FastReID's default in configs).
         alpha: larger values weight distant neighbors less; 0 is the plain mean of Chum et al. 2007.
         times: number of repetitions.
-        block: see :func:`opabinia.evaluation.retrieval.distances.query_blocks`; no matrix of size (Q + G) x (Q + G) is
-            held.
 
-    Returns: new features, Q x D and G x D (float32).
+    Returns: new features, Q x D and G x D (float32). No matrix of size (Q + G) x (Q + G) is held.
 
     Raises:
         ValueError: features do not fit or are not finite, or a number is out of its range.
@@ -46,7 +43,7 @@ def expand_features(
         raise ValueError(f"k must be at least 1, times and alpha at least 0; not k={k}, times={times}, alpha={alpha}")
     features = torch.cat([query, gallery])
     for _ in range(times):
-        distances, neighbors = nearest(features, features, k, "cosine", block=block)
+        distances, neighbors = nearest(features, features, k)
         weights = (1 - distances).clamp(min=0) ** alpha / distances.shape[1]
         # A weighted sum of rows that never holds the k x D numbers of all features.
         features = F.embedding_bag(neighbors, features, mode="sum", per_sample_weights=weights)

@@ -155,9 +155,9 @@ class Block:
     matches: list[Indices]
 
 
-def distance_blocks(source: Distances, relevance: Relevance, block: int | None = None) -> Iterator[Block]:
+def distance_blocks(source: Distances, relevance: Relevance) -> Iterator[Block]:
     """Yield the distances of all queries (see :func:`opabinia.evaluation.retrieval.distances.query_blocks`)."""
-    for start, stop in query_blocks(source, block):
+    for start, stop in query_blocks(source):
         queries = range(start, stop)
         matches, junk = zip(*(relevance.of(query) for query in queries), strict=True)
         distances = source.distances(start, stop)
@@ -297,7 +297,7 @@ class Ranking:
         }
 
 
-def rank(source: Distances, relevance: Relevance, block: int | None = None) -> Ranking:
+def rank(source: Distances, relevance: Relevance) -> Ranking:
     """Rank the matches of every query.
 
     Raises:
@@ -306,7 +306,7 @@ def rank(source: Distances, relevance: Relevance, block: int | None = None) -> R
     relevance.check(source)
     queries: list[int] = []
     ranks: list[Indices] = []
-    for part in distance_blocks(source, relevance, block):
+    for part in distance_blocks(source, relevance):
         rows = [row for row, matches in enumerate(part.matches) if len(matches)]
         queries += [part.queries[row] for row in rows]
         if part.distances.device.type == "cpu":

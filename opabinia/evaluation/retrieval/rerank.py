@@ -22,10 +22,13 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from opabinia.contracts import Indices
-from opabinia.evaluation.retrieval.distances import Array, feature_pair, smallest
+from opabinia.evaluation.retrieval.distances import Array, feature_pair, nearest_of, smallest
 
 Variant = Literal["zhong", "fastreid"]
 Metric = Literal["cosine", "euclidean"]
+
+_TILE = 2048
+"""Rows and columns of a tile of distances; memory is about 12 times its square in bytes beside features and lists."""
 
 Sparse = Any
 """A ``scipy.sparse.csr_array``, which has no types."""
@@ -41,7 +44,6 @@ def k_reciprocal(
     lambda_value: float = 0.3,
     variant: Variant = "zhong",
     metric: Metric = "cosine",
-    block: int = 2048,
 ) -> Reranked:
     """Re-rank the gallery for every query by shared neighbors.
 
@@ -62,7 +64,6 @@ def k_reciprocal(
         lambda_value: share of the original distance, 0 to 1; the rest is the Jaccard distance.
         variant: which code is followed.
         metric: distance metric of the features. "cosine": normalized, so that d² is 2 - 2 cosine.
-        block: rows and columns of a tile; memory is about 12 block² bytes beside features and lists.
 
     Raises:
         ValueError: features are empty, of unequal width or not finite, or a number is out of its range.
@@ -73,14 +74,16 @@ def k_reciprocal(
         reranked.distances(0, 100)  # 100 x 15,913
         distances, indices = reranked.nearest(10)  # 3,368 x 10 both
     """
-    _check_positive(k1=k1, k2=k2, block=block)
+    for name, value in {"k1": k1, "k2": k2}.items():
+        if value < 1:
+            raise ValueError(f"{name} is {value}; it is at least 1")
     if not 0 <= lambda_value <= 1:
         raise ValueError(f"lambda_value is {lambda_value}; it is from 0 to 1")
     if variant not in ("zhong", "fastreid"):
         raise ValueError(f'variant is {variant!r}; it is "zhong" or "fastreid"')
     if metric not in ("cosine", "euclidean"):
         raise ValueError(f'metric is {metric!r}; it is "cosine" or "euclidean"')
-    space = _FeatureSpace(*feature_pair(query_features, gallery_features), metric, block)
+    space = _FeatureSpace(*feature_pair(query_features, gallery_features), metric)
     zhong = variant == "zhong"
     num_neighbors = k1 + 1 if zhong else k1
     squared, nearest, farthest = _neighbors(space, min(max(num_neighbors, k2) if zhong else k1, space.size))
@@ -125,19 +128,10 @@ class Reranked:
         jaccard = (1 - shared / (2 - shared)).clamp_(min=0)
         return original.mul_(self._lambda).add_(jaccard, alpha=1 - self._lambda)
 
-    def nearest(self, k: int, *, block: int = 256) -> tuple[Tensor, Tensor]:
-        """Return the k nearest gallery images of each query, nearest first; of equal ones the first.
-
-        Args:
-            k: at least 1; all images if there are fewer.
-            block: queries at once.
-
-        Returns:
-            Distances (float32) and gallery indices (int64), Q x k both.
-        """
-        _check_positive(k=k, block=block)
-        parts = [smallest(self.distances(start, start + block), k) for start in range(0, self.queries, block)]
-        return torch.cat([values for values, _ in parts]), torch.cat([columns for _, columns in parts])
+    def nearest(self, k: int) -> tuple[Tensor, Tensor]:
+        """Return the k nearest gallery images of each query; see
+        :func:`opabinia.evaluation.retrieval.distances.nearest_of`."""
+        return nearest_of(self, k)
 
     def _shared(self, start: int, stop: int) -> NDArray[np.float32]:
         """Return the sum over all images of the smaller of two weights: (stop - start) x G."""
@@ -164,7 +158,7 @@ class _FeatureSpace:
         device: where distances are computed.
     """
 
-    def __init__(self, query: Tensor, gallery: Tensor, metric: Metric, block: int) -> None:
+    def __init__(self, query: Tensor, gallery: Tensor, metric: Metric) -> None:
         if not len(query) or not len(gallery):
             raise ValueError(f"there are {len(query)} query and {len(gallery)} gallery features; it takes one of each")
         self.queries, self.size = len(query), len(query) + len(gallery)
@@ -179,16 +173,15 @@ class _FeatureSpace:
         if metric == "cosine":
             normalize(self._features, out=self._features)
             self._squares.fill_(1)  # of a feature of zeros too, whose cosine with any other is 0
-        self._block = block
 
     def tiles(self) -> Iterator[tuple[slice, int, Tensor]]:
         """Yield all distances once, in tiles: the rows, the first column, and the distances. Tiles of the same rows
         come in the order of columns."""
-        for start in range(0, self.size, self._block):
-            rows = slice(start, min(start + self._block, self.size))
+        for start in range(0, self.size, _TILE):
+            rows = slice(start, min(start + _TILE, self.size))
             yield rows, start, self.tile(rows, rows).fill_diagonal_(0)
-            for later in range(rows.stop, self.size, self._block):
-                columns = slice(later, min(later + self._block, self.size))
+            for later in range(rows.stop, self.size, _TILE):
+                columns = slice(later, min(later + _TILE, self.size))
                 tile = self.tile(rows, columns)
                 yield rows, later, tile
                 yield columns, start, tile.T
@@ -205,12 +198,6 @@ class _FeatureSpace:
         """Return the distances of some rows to some columns, in a new tensor."""
         tile = torch.addmm(self._squares[columns], self._features[rows], self._features[columns].T, alpha=-2)
         return tile.add_(self._squares[rows, None]).clamp_(min=0)
-
-
-def _check_positive(**numbers: int) -> None:
-    for name, value in numbers.items():
-        if value < 1:
-            raise ValueError(f"{name} is {value}; it is at least 1")
 
 
 def _neighbors(space: _FeatureSpace, k: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -40,7 +40,6 @@ def evaluate(
     ranks: Sequence[int] = RANKS,
     rerank: Variant | Mapping[str, Any] | None = None,
     query_expansion: Mapping[str, Any] | None = None,
-    block: int | None = None,
 ) -> dict[str, float]:
     """Return the metrics of queries that are searched in a gallery (Zheng et al. 2015, Market-1501).
 
@@ -62,8 +61,6 @@ def evaluate(
             :func:`opabinia.evaluation.retrieval.rerank.k_reciprocal`.
         query_expansion: before ranking: the keywords of
             :func:`opabinia.evaluation.retrieval.query_expansion.expand_features`.
-        block: number of queries whose distances are held at once; rounded up to tiles of 1,024 queries, fewer of a
-            gallery above 131,072. It changes the memory used, and no bit of the result.
 
     Returns: ``mAP``, ``rank1`` ... and ``mINP`` as fractions of 1; ``queries``, the number in the means, and
     ``queries_without_match``, the number of others.
@@ -76,7 +73,7 @@ def evaluate(
     """
     matches = Matches(query_ids, gallery_ids, query_cameras, gallery_cameras)
     source = distances_of(query_features, gallery_features, metric, rerank, query_expansion)
-    return rank(source, matches, block).scores(ranks)
+    return rank(source, matches).scores(ranks)
 
 
 def distances_of(
@@ -163,7 +160,6 @@ def single_shot(
     ranks: Sequence[int] = RANKS,
     seed: int = 0,
     repeats: int = 10,
-    block: int | None = None,
 ) -> dict[str, float]:
     """Return mean metrics over random galleries with one image of each identity (protocol of CUHK03, Li et al. 2014).
 
@@ -171,7 +167,7 @@ def single_shot(
     the first that is not from its camera, so that a query has a match in all repeats or in none.
 
     Args:
-        query_features, gallery_features, query_ids, gallery_ids, query_cameras, gallery_cameras, metric, ranks, block:
+        query_features, gallery_features, query_ids, gallery_ids, query_cameras, gallery_cameras, metric, ranks:
             see :func:`evaluate`.
         seed: seed of the shuffles; repeat r draws from (seed, r).
         repeats: number of galleries.
@@ -188,7 +184,7 @@ def single_shot(
     orders = [np.random.default_rng((seed, number)).permutation(source.gallery) for number in range(repeats)]
     positions: list[Indices] = []
     queries: list[int] = []
-    for part in distance_blocks(source, matches, block):
+    for part in distance_blocks(source, matches):
         rows = [row for row, columns in enumerate(part.matches) if len(columns)]
         queries += [part.queries[row] for row in rows]
         columns = [part.matches[row] for row in rows]
@@ -236,7 +232,6 @@ def random_galleries(
     ranks: Sequence[int] = RANKS,
     seed: int = 0,
     repeats: int = 10,
-    block: int | None = None,
 ) -> dict[str, float]:
     """Return mean metrics when one random image of each identity is the gallery and all others are queries (protocol of
     VehicleID, Liu et al. 2016).
@@ -244,7 +239,7 @@ def random_galleries(
     Args:
         features: N x D.
         ids: identities, N.
-        metric, ranks, block: see :func:`evaluate`.
+        metric, ranks: see :func:`evaluate`.
         seed: seed of the choice; repeat r draws from (seed, r).
         repeats: number of galleries.
 
@@ -262,7 +257,7 @@ def random_galleries(
         shown[first_of_each(identities, order)] = True
         query, gallery = (rows[torch.from_numpy(part).to(rows.device)] for part in (~shown, shown))
         ids_of_sides = identities[~shown], identities[shown]
-        results.append(evaluate(query, gallery, *ids_of_sides, metric=metric, ranks=ranks, block=block))
+        results.append(evaluate(query, gallery, *ids_of_sides, metric=metric, ranks=ranks))
     return {name: sum(scores[name] for scores in results) / repeats for name in results[0]}
 
 
@@ -280,7 +275,6 @@ def recall(
     ks: Sequence[int] = (1, 10, 100, 1000),
     *,
     metric: Metric = "cosine",
-    block: int | None = None,
 ) -> dict[str, float]:
     """Return the metrics of each image as query against all others (Song et al. 2016, Stanford Online Products).
 
@@ -289,7 +283,6 @@ def recall(
         ids: identities, N. Images that are the only one of their identity are in no mean; they are in the gallery.
         ks: numbers k of Recall@k, the share of images with a match among the k nearest.
         metric: see :func:`evaluate`.
-        block: see :func:`evaluate`.
 
     Returns: ``recall1`` ...; ``r_precision``, the share of matches among the R nearest, R being the number of matches;
     ``mAP@R``, the mean over these R of the precision at each match (Musgrave et al. 2020, section 3.2); ``mAP``;
@@ -301,7 +294,7 @@ def recall(
     matches = leave_one_out(ids)
     if len(np.unique(matches.query_ids)) == len(matches.query_ids):
         raise DataMismatch(f"none of the {len(ids)} images has another one of its identity to find")
-    ranking = rank(FeatureDistances(features, features, metric), matches, block)
+    ranking = rank(FeatureDistances(features, features, metric), matches)
     return {
         **{f"recall{k}": ranking.cmc(k) for k in ks},
         "r_precision": ranking.mean_at_r(np.ones(len(ranking.ranks))),

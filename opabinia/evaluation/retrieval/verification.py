@@ -12,11 +12,10 @@ from torch import Tensor
 from opabinia.evaluation.retrieval.distances import Array, Distances, as_features
 from opabinia.evaluation.retrieval.ranking import Matches, as_column, cell_indices, distance_blocks
 
-FPRS = (1e-4, 1e-3, 1e-2)
-"""False positive rates that FastReID reports at."""
+_THRESHOLDS = np.arange(0, 4, 0.01)
 
 
-def roc(source: Distances, matches: Matches, fprs: Sequence[float] = FPRS) -> dict[float, float]:
+def roc(source: Distances, matches: Matches, fprs: Sequence[float]) -> dict[float, float]:
     """Return the true positive rate at each false positive rate.
 
     A pair is a query and a gallery image; it is accepted if its distance is below a threshold. Positives are pairs of
@@ -72,20 +71,19 @@ def pairs(
     same: Array,
     *,
     folds: int = 10,
-    thresholds: Sequence[float] | None = None,
 ) -> dict[str, Any]:
     """Return the accuracy on given pairs, with the threshold of each fold chosen on the others (protocol of LFW, Huang
     et al. 2007, as in FastReID's face project).
 
-    A pair is accepted if its *squared* Euclidean distance is below the threshold; of equally good thresholds the first
-    is taken. Folds are contiguous; if they do not divide the pairs, the first ones have one more.
+    A pair is accepted if its *squared* Euclidean distance is below the threshold; of equally good thresholds (0
+    to 3.99 in steps of 0.01) the first is taken. Folds are contiguous; if they do not divide the pairs, the first ones
+    have one more.
 
     Args:
         first_features: N x D; usually of length 1.
         second_features: N x D.
         same: N, whether both are of the same identity.
         folds: number of folds, 2 to N.
-        thresholds: to try; None: 0 to 3.99 in steps of 0.01.
 
     Returns: ``accuracy`` (mean over the folds), ``accuracies`` and ``thresholds`` (of each fold).
 
@@ -101,14 +99,13 @@ def pairs(
     distances = (first.double() - second.double()).square().sum(1)
     if not distances.isfinite().all():
         raise ValueError(f"pair {int((~distances.isfinite()).nonzero()[0])} has features that are not finite")
-    tried = np.arange(0, 4, 0.01) if thresholds is None else np.asarray(thresholds, dtype=np.float64)
-    correct = (distances.cpu().numpy() < tried[:, None]) == labels
-    parts = np.array_split(np.arange(len(labels)), folds)
+    correct = (distances.cpu().numpy() < _THRESHOLDS[:, None]) == labels
+    fold_indices = np.array_split(np.arange(len(labels)), folds)
     total = correct.sum(1)
-    best = [int((total - correct[:, part].sum(1)).argmax()) for part in parts]
-    accuracies = [float(correct[index, part].mean()) for index, part in zip(best, parts, strict=True)]
+    best = [int((total - correct[:, fold].sum(1)).argmax()) for fold in fold_indices]
+    accuracies = [float(correct[index, fold].mean()) for index, fold in zip(best, fold_indices, strict=True)]
     return {
         "accuracy": float(np.mean(accuracies)),
         "accuracies": accuracies,
-        "thresholds": [float(tried[index]) for index in best],
+        "thresholds": [float(_THRESHOLDS[index]) for index in best],
     }
