@@ -14,8 +14,8 @@ from opabinia.training import launch
 from scripts import small_data
 from tests.data.videos import write
 from tests.docs.pages import block_text, blocks
-from tests.migration import test_basecls, test_detectron2, test_fastreid, test_vissl
-from tests.migration.test_paddlevideo import MULTIGRID
+from tests.migration import test_basecls, test_vissl
+from tests.migration.recipes import example, table
 
 CPU = ["train.device=cpu", "train.num_threads=1", "data.num_workers=0", "loggers=[]"]
 
@@ -219,14 +219,16 @@ FILES: dict[str, Callable[[Path], None]] = {
     "my_parts.py": lambda path: text(path, block_text("README.md", "# my_parts.py", "python")),
     "my.yaml": lambda path: text(path, block_text("docs/configs.md", "base: classification/digits ", "yaml")),
     "kinetics.yaml": lambda path: text(path, KINETICS),
-    "mask_rcnn_R_50_FPN_1x.yaml": lambda path: text(path, test_detectron2.BASE),
-    "configs/Market1501/sbs_R50.yml": lambda path: text(path, test_fastreid.BASE),
-    "own.yml": lambda path: text(path, test_fastreid.BASE),
+    "mask_rcnn_R_50_FPN_1x.yaml": lambda path: text(path, table("detectron2")["files"]["Base.yaml"]),
+    "configs/Market1501/sbs_R50.yml": lambda path: text(path, table("fastreid")["files"]["Base.yml"]),
+    "own.yml": lambda path: text(path, table("fastreid")["files"]["Base.yml"]),
     "configs/config/pretrain/swav/swav_8node_resnet.yaml": lambda path: text(path, SIMCLR),
     "config/pretrain/simclr/models/resnext101.yaml": lambda path: text(path, RESNEXT),
     "zoo/public/regnet/regnety_004.py": lambda path: text(path, REGNET),
     "simclr.yaml": lambda path: text(path, SIMCLR),
-    "own.yaml": lambda path: text(path, test_detectron2.BASE),
+    "own.yaml": lambda path: text(path, table("detectron2")["files"]["Base.yaml"]),
     "own.py": lambda path: text(path, REGNET),
-    "slowfast_multigrid.yaml": lambda path: text(path, MULTIGRID),
+    "slowfast_multigrid.yaml": lambda path: text(
+        path, example("paddlevideo", "the batch size per gpu becomes the total")
+    ),
 }

@@ -4,6 +4,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from opabinia.config import Catalog, catalog, check, compose
 from opabinia.migration.recipe import Recipe
 
@@ -11,6 +13,28 @@ from opabinia.migration.recipe import Recipe
 @cache
 def parts() -> Catalog:
     return catalog()
+
+
+@cache
+def table(system: str) -> dict[str, Any]:
+    """Return the configs of a system and what is expected of their recipes, see ``test_converted.py``."""
+    path = Path(__file__).parent / "cases" / f"{system}.yaml"
+    content: dict[str, Any] = yaml.load(path.read_text(encoding="utf-8"), yaml.CSafeLoader)
+    return content
+
+
+def config_of(system: str, case: dict[str, Any]) -> str:
+    """Return the text of a case's config."""
+    text: str = case["config"] if "config" in case else table(system)["bases"][case["base"]]
+    for old, new in case.get("change", ()):
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    return text + case.get("add", "")
+
+
+def example(system: str, name: str) -> str:
+    """Return the text of the first case of this name."""
+    return config_of(system, next(case for case in table(system)["cases"] if case["id"] == name))
 
 
 def write_files(folder: Path, files: dict[str, str]) -> Path:

@@ -20,23 +20,26 @@ from opabinia.migration.foreign_config import as_node
 from opabinia.migration.tables import mmaction
 from opabinia.migration.tables.openmmlab import OPTIMIZERS, SECTIONS
 from tests.migration import original_defaults as originals
-from tests.migration import test_mmaction, test_mmpretrain_selfsup, test_openmmlab
 from tests.migration.original_defaults import openmmlab as facts
+from tests.migration.recipes import config_of, example, table
 
-TSM = test_mmaction.model("dict(type='ResNetTSM', depth=50)", "TSMHead", recognizer="2D")
-SWIN = test_mmaction.model("dict(type='SwinTransformer3D', arch='tiny')", "I3DHead")
-MASK_RCNN = "".join(test_openmmlab.BASES.values())
+SYSTEMS_AND_CASES: list[tuple[System, str]] = [
+    ("mmaction", "an i3d"),
+    ("mmaction", "sampling and crops of segments"),
+    ("mmaction", "a video swin transformer"),
+    ("mmpretrain", "a swin transformer"),
+]
+DETECTOR = "".join(table("mmdetection")["files"].values())
+RETINANET = example("mmdetection", "a retinanet and gpus").partition("\n")[2].replace("_delete_=True, ", "")
 CONFIGS: list[tuple[System, str]] = [
-    ("mmaction", test_mmaction.BASE + test_mmaction.I3D),
-    ("mmaction", test_mmaction.BASE + test_mmaction.SEGMENTS + TSM),
-    ("mmaction", test_mmaction.BASE + SWIN),
-    ("mmpretrain", test_openmmlab.CLASSIFIER),
+    *((system, example(system, name)) for system, name in SYSTEMS_AND_CASES),
     *(
-        ("mmpretrain", f"{test_mmpretrain_selfsup.BASE}model = dict({model}{']' if 'hooks' in model else ')'}")
-        for model, _ in test_mmpretrain_selfsup.METHODS.values()
+        ("mmpretrain", config_of("mmpretrain", case))
+        for case in table("mmpretrain")["cases"]
+        if case["id"] == "methods" and "errors" not in case
     ),
-    ("mmdetection", MASK_RCNN),
-    ("mmdetection", MASK_RCNN + test_openmmlab.RETINANET.replace("_delete_=True, ", "")),
+    ("mmdetection", DETECTOR),
+    ("mmdetection", DETECTOR + RETINANET),
 ]
 NO_DEFAULT = {"ann_file"}
 """Options that recipes have as variables."""

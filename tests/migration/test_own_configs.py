@@ -1,13 +1,14 @@
 """The configs packaged with other frameworks: how many are converted, and why the others are rejected.
 
 The folders of checkouts are named by OPABINIA_BASECLS, OPABINIA_DETECTRON2, OPABINIA_FASTREID, OPABINIA_MMACTION,
-OPABINIA_MMDETECTION, OPABINIA_MMPRETRAIN and OPABINIA_VISSL; without them the tests are skipped. Such configs written
-by hand are in ``test_basecls.py`` and so on.
+OPABINIA_MMDETECTION, OPABINIA_MMPRETRAIN, OPABINIA_PADDLEVIDEO, OPABINIA_PYSLOWFAST and OPABINIA_VISSL; without them
+the tests are skipped. Such configs written by hand are in ``cases``.
 """
 
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -113,6 +114,30 @@ EXPECTED: dict[System, dict[str, int]] = {
     },
 }
 """Number of configs that are converted (the empty key) and refused at each key; documented in docs/coming_from."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("system", "pattern", "expected"),
+    [
+        ("paddlevideo", "configs/recognition/**/*.y*ml", (47, 23)),  # PaddlePaddle/PaddleVideo at ed245e9
+        ("pyslowfast", "configs/**/*.yaml", (109, 82)),  # facebookresearch/SlowFast at 287ec00
+    ],
+)
+def test_number_of_configs_of_a_checkout(
+    system: System, pattern: str, expected: tuple[int, int], tmp_path: Path
+) -> None:
+    """The tables in docs/coming_from: the number of configs, and of those that are converted."""
+    checkout = os.environ.get(f"OPABINIA_{system.upper()}")
+    if not checkout:
+        pytest.skip(f"OPABINIA_{system.upper()} names no checkout of {system}")
+    files, converted = list(Path(checkout).glob(pattern)), 0
+    for file in files:
+        with suppress(ConfigError):
+            recipe = convert(system, file)
+            resolve(recipe, tmp_path)
+            converted += 1
+    assert (len(files), converted) == expected
 
 
 @pytest.mark.slow

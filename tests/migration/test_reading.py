@@ -9,12 +9,11 @@ import pytest
 from typer.testing import CliRunner
 
 from opabinia.cli import app
-from opabinia.config import ConfigError
+from opabinia.config import ConfigError, check, compose
 from opabinia.migration import System, convert, hydra, yacs
 from opabinia.migration.foreign_config import leaves
-from tests.migration import test_detectron2, test_fastreid, test_vissl
-from tests.migration.recipes import resolve, write_files
-from tests.migration.test_paddlevideo import MULTIGRID
+from tests.migration import test_vissl
+from tests.migration.recipes import example, parts, resolve, table, write_files
 
 SMALL = (
     "MODEL: {BACKBONE: {NAME: build_retinanet_resnet_fpn_backbone}, META_ARCHITECTURE: RetinaNet, "
@@ -125,6 +124,15 @@ def test_the_recipe_goes_to_standard_output_and_notes_to_standard_error(tmp_path
     assert "note: images are RGB in Opabinia" in err and "not converted: X = '${env:HOME}'" in err
 
 
+def test_the_printed_recipe_is_valid(tmp_path: Path) -> None:
+    status, out, err = run_import(
+        "paddlevideo", str(write_files(tmp_path, {"a.yaml": TEXTS["paddlevideo"]})), "--gpus", "2"
+    )
+    assert status == 0 and "8 samples per GPU on 2 GPUs are 16" in err
+    resolved = check(compose(write_files(tmp_path, {"b.yaml": out})), parts())
+    assert not resolved.warnings and resolved.config["data"]["batch_size"] == 16
+
+
 def test_a_file_is_written_whole_and_none_is_written_over(tmp_path: Path) -> None:
     file = write_files(tmp_path, {"a.yaml": SMALL})
     out = tmp_path / "new" / "recipe.yaml"
@@ -160,9 +168,9 @@ def test_files_that_are_not_configs(system: str, content: bytes | None, tmp_path
 
 
 TEXTS = {
-    "detectron2": test_detectron2.BASE,
-    "fastreid": test_fastreid.BASE,
-    "paddlevideo": MULTIGRID,
+    "detectron2": table("detectron2")["files"]["Base.yaml"],
+    "fastreid": table("fastreid")["files"]["Base.yml"],
+    "paddlevideo": example("paddlevideo", "the batch size per gpu becomes the total"),
     "vissl": test_vissl.config_of("{name: swav_loss}", test_vissl.MULTI, optimizer=test_vissl.WARM),
 }
 HOSTILE = ["null", "x", "-1", "[]", ".nan", "1e40", "[[]]", "[null]", "[x, {y: 1}]", "true", "0"]
@@ -214,6 +222,6 @@ def test_gpus_are_only_for_configs_with_the_batch_size_per_gpu(tmp_path: Path) -
 
 
 def test_missing_files(tmp_path: Path) -> None:
-    for system in ("basecls", "detectron2", "vissl"):
+    for system in ("basecls", "detectron2", "paddlevideo", "vissl"):
         status, _, err = run_import(system, str(tmp_path / "gone.yaml"))
         assert status == 2 and "there is no such file" in err
