@@ -151,8 +151,3 @@ def test_enums_without_text_values_are_given_by_name() -> None:
     assert all_arguments(entry) == {"level": "HIGH", "odd": None, "amount": 3, "on": False}
     assert describe(entry.by_name["on"].spec) == "true or false"
     assert make(level="LOW", odd="ONE", amount=2.5, on=True).arguments == (Level.LOW, TupleEnum.ONE, 2.5, True)
-
-
-def test_a_missing_argument_is_a_type_error() -> None:
-    with pytest.raises(TypeError):
-        adapt(torch.optim.SGD, runtime=("params",))(lr=0.1)

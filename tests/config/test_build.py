@@ -1,10 +1,10 @@
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 
-from opabinia.config import Catalog, ConfigError, build, check, compose
+from opabinia.config import Catalog, ConfigError, Part, build, check, compose
 from opabinia.config.build import Factory
 from opabinia.config.registry import Register
 from opabinia.config.validate import fit
@@ -48,18 +48,6 @@ def test_runtime_parameters_make_factories(tmp_path: Path) -> None:
     assert isinstance(model.loss, partial) and model.loss(3.0, 1.0) == 2.0
 
 
-def test_the_command_is_not_run() -> None:
-    register = Register()
-
-    @register.command
-    def train(*, seed: int) -> None:
-        """Trains."""
-        raise AssertionError("run")
-
-    built = build({"seed": 3, "plugins": ["x"]}, Catalog.of(register))
-    assert built.keywords == {"seed": 3}
-
-
 def test_a_constructor_error_has_its_location(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as error:
         parts(tmp_path, "optimizer.nesterov=true")
@@ -78,53 +66,46 @@ def test_an_error_of_a_nested_part_has_its_own_location(tmp_path: Path) -> None:
     assert "there is no model 'unknown'" in problem.message
 
 
-def test_an_error_has_the_origin_of_its_key_or_of_the_part(tmp_path: Path) -> None:
+def catalog_with(family: str, part: Any, command: str = "train") -> Catalog:
+    """Return a catalog with a command that takes one part, and this part."""
     register = Register()
+    getattr(register, family)(part)
 
-    @register.source
+    def run(*, part: Any) -> None:
+        """Runs."""
+        raise AssertionError("run")
+
+    run.__annotations__["part"] = Annotated[Any, Part(family)]
+    register.command(name=command)(run)
+    return Catalog.of(register)
+
+
+def test_an_error_has_the_origin_of_its_key_or_of_the_part(tmp_path: Path) -> None:
     def folder(*, root: Path, split: str = "train", size: int = 1) -> str:
         """Reads a folder."""
         if size < 0:
             raise ValueError("nothing is left")
         return (root / split).read_text()
 
-    @register.command
-    def train(*, source: toys.Annotated[Any, toys.Part("source")]) -> None:
-        """Trains."""
-
-    catalog = Catalog.of(register)
-    (tmp_path / "r.yaml").write_text("source:\n  name: folder\n  root: no/where\n")
+    catalog = catalog_with("source", folder)
+    (tmp_path / "r.yaml").write_text("part:\n  name: folder\n  root: no/where\n")
     for overrides, location in (
-        (["source.split=val"], "r.yaml:3"),  # the missing file is below root
-        (["source.split=val", "source.size=-1"], "r.yaml:2"),  # no key is known: the part
-        (["source.split=val", "source.root=none"], "command line: source.root=none"),
+        (["part.split=val"], "r.yaml:3"),  # the missing file is below root
+        (["part.split=val", "part.size=-1"], "r.yaml:2"),  # no key is known: the part
+        (["part.split=val", "part.root=none"], "command line: part.root=none"),
     ):
         resolved_config = check(compose(tmp_path / "r.yaml", overrides), catalog)
         with pytest.raises(ConfigError) as error:
             build(resolved_config.config, catalog, origins=resolved_config.origins)
         assert error.value.problems[0].where.endswith(location), overrides
+    with pytest.raises(ConfigError, match="part: No such file or directory: no/where/train"):
+        build({"part": {"name": "folder", "root": "no/where"}}, catalog)
 
 
 def test_an_error_at_run_time_is_not_a_config_error(tmp_path: Path) -> None:
     loss = parts(tmp_path, "task.loss=focal")["task"](3).loss
     with pytest.raises(ValueError, match="no logits"):
         loss(1.0, 2.0)
-
-
-def test_a_missing_file_is_reported() -> None:
-    register = Register()
-
-    @register.source
-    def folder(*, root: Path) -> str:
-        """Reads a folder."""
-        return root.read_text()
-
-    @register.command
-    def train(*, source: toys.Annotated[Any, toys.Part("source")]) -> None:
-        """Trains."""
-
-    with pytest.raises(ConfigError, match="source: No such file or directory: no/where"):
-        build({"source": {"name": "folder", "root": "no/where"}}, Catalog.of(register))
 
 
 @pytest.mark.parametrize(
@@ -141,52 +122,29 @@ def test_a_missing_file_is_reported() -> None:
     ids=lambda error: type(error).__name__,
 )
 def test_every_error_of_a_source_is_one_line_with_its_cause(error: Exception) -> None:
-    register = Register()
-
-    @register.source
     def odd() -> str:
         """Fails."""
         raise error
 
-    @register.optimizer
-    def bad() -> str:
-        """Fails."""
-        raise error
-
-    @register.command
-    def train(*, source: toys.Annotated[Any, toys.Part("source")]) -> None:
-        """Trains."""
-
-    @register.command
-    def tune(*, best: toys.Annotated[Any, toys.Part("optimizer")]) -> None:
-        """Tunes."""
-
     with pytest.raises(type(error)):  # a defect of another part is not the data's
-        build({"best": "bad"}, Catalog.of(register), "tune")
+        build({"part": "odd"}, catalog_with("optimizer", odd))
     with pytest.raises(ConfigError) as caught:
-        build({"source": "odd"}, Catalog.of(register))
+        build({"part": "odd"}, catalog_with("source", odd))
     (problem,) = caught.value.problems
     text = "Permission denied: a.yaml" if isinstance(error, OSError) else f"source odd: {type(error).__name__}: {error}"
-    assert str(problem).startswith(f"source: {text}") and "\n" not in str(problem)
+    assert str(problem).startswith(f"part: {text}") and "\n" not in str(problem)
     assert isinstance(error, OSError) or "(test_build.py:" in problem.message
     cause = caught.value.__cause__
     assert cause is not None and cause.__cause__ is error
 
 
 def test_errors_of_sources_with_an_exit_status_are_left_alone() -> None:
-    register = Register()
-
-    @register.source
     def full() -> str:
         """Fails."""
         raise DiskError("the disk is full")
 
-    @register.command
-    def train(*, source: toys.Annotated[Any, toys.Part("source")]) -> None:
-        """Trains."""
-
     with pytest.raises(DiskError):
-        build({"source": "full"}, Catalog.of(register))
+        build({"part": "full"}, catalog_with("source", full))
 
 
 @pytest.mark.parametrize(

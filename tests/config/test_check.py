@@ -82,8 +82,11 @@ def test_every_value_has_an_origin(checked: Check, monkeypatch: pytest.MonkeyPat
     )
 
 
-def test_values_are_normalized(checked: Check) -> None:
-    config = checked(RECIPE, "optimizer.lr=1", "train.length=' 5 ep'", "data.root=a//b/").config
+def test_values_are_normalized_and_the_default_part_need_not_be_named(checked: Check) -> None:
+    config = checked(
+        RECIPE, "optimizer.lr=1", "train.length=' 5 ep'", "data.root=a//b/", "optimizer.momentum=0.9"
+    ).config
+    assert (config["optimizer"]["name"], config["optimizer"]["momentum"]) == ("sgd", 0.9)
     assert (config["optimizer"]["lr"], type(config["optimizer"]["lr"])) == (1.0, float)
     assert (config["train"]["length"], config["data"]["root"]) == ("5ep", "a/b")
 
@@ -105,11 +108,6 @@ def test_a_number_or_a_part(checked: Check, problems: Callable[..., list[str]]) 
     assert problems(RECIPE, "optimizer=adam", "optimizer.lr=[1]") == [
         "command line: optimizer.lr=[1]: optimizer.lr: expected a number or a schedule (found [1])"
     ]
-
-
-def test_the_default_part_need_not_be_named(checked: Check) -> None:
-    config = checked(RECIPE, "optimizer.momentum=0.9").config
-    assert config["optimizer"] == {"name": "sgd", "lr": 0.1, "momentum": 0.9, "nesterov": False}
 
 
 TEN_MISTAKES = """\
@@ -287,16 +285,11 @@ def test_durations_and_parts_in_a_union_are_distinguished(checked: Check) -> Non
 
 
 def test_an_unsupported_part_has_a_reason(problems: Callable[..., list[str]]) -> None:
-    unsupported = {"loss": {"triplet": "it needs embeddings, not logits"}}
-    catalog = Catalog(CATALOG.entries, unsupported=unsupported)
+    register = Register()
+    register.loss.mark_unsupported("triplet", "it needs embeddings, not logits")
+    catalog = Catalog(CATALOG.entries, unsupported=Catalog.of(register).unsupported)
     (problem,) = problems(RECIPE, "task.loss=triplet", catalog=catalog)
     assert problem.endswith("is not supported: it needs embeddings, not logits (found 'triplet')")
-
-
-def test_unsupported_names_are_in_the_catalog() -> None:
-    register = Register()
-    register.transform.mark_unsupported("Lambda", "takes a function")
-    assert Catalog.of(register).unsupported["transform"] == {"Lambda": "takes a function"}
 
 
 @pytest.mark.parametrize(

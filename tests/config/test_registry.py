@@ -200,9 +200,14 @@ def named(name: str) -> None:
     """A parameter that clashes with the part's name."""
 
 
+def lengthy(length: Duration = Duration(1, "h")) -> None:
+    """A default in units that the parameter does not take."""
+
+
 @pytest.mark.parametrize(
     ("target", "message"),
     [
+        (lengthy, "'1h', is not a duration such as 12ep or 5000it"),
         (
             open_keywords,
             r"\*\*options leaves the signature open; name every parameter, or .* `options: dict\[str, Any\]`",
@@ -240,15 +245,6 @@ def test_invalid_signatures_are_rejected(register: Register, target: Callable[..
     assert not register.entries["head"]
 
 
-def lengthy(*, length: Duration = Duration(1, "h")) -> None:
-    """A default in units that the parameter does not take."""
-
-
-def test_a_default_in_hours_needs_units_that_allow_hours(register: Register) -> None:
-    with pytest.raises(TypeError, match="'1h', is not a duration such as 12ep or 5000it"):
-        register.hook(lengthy)
-
-
 def test_renaming(register: Register) -> None:
     def loss(*, smoothing: float = 0.0) -> None:
         """Loss."""
@@ -270,8 +266,6 @@ def test_a_name_must_be_writable(register: Register) -> None:
     with pytest.raises(TypeError, match="not a name that a config could use"):
         register.loss(lambda: 3)
 
-
-def test_top_level_keys_of_composition_are_reserved(register: Register) -> None:
     def train(*, vars: int) -> None:
         """Trains."""
 

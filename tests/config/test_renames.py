@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import pytest
 
-from opabinia.config import Catalog, ConfigError, Part, Resolved, check, compose, dump
+from opabinia.config import Catalog, ConfigError, Part, Resolved, check, compose, dump, flatten
 from opabinia.config.registry import Register
 
 register = Register()
@@ -80,44 +80,56 @@ def resolve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Resolve:
     return resolve
 
 
-def test_an_old_key_gives_one_warning_with_its_location(resolve: Resolve) -> None:
-    resolved = resolve("data:\n  workers: 2")
-    assert resolved.config["data"]["num_workers"] == 2
-    assert resolved.warnings == ("child.yaml:3: data.workers is deprecated: use data.num_workers",)
-    assert resolved.origins["data.num_workers"] == "child.yaml:3"
-    assert resolve("", "data.workers=2").warnings == (
-        "command line: data.workers=2: data.workers is deprecated: use data.num_workers",
-    )
-    assert resolve("data: {num_workers: 2}").warnings == ()
+KEY, PART = "data.workers is deprecated: use data.num_workers", "precise_norm is deprecated: use precise_bn"
 
 
-def test_both_names_are_an_error(resolve: Resolve) -> None:
-    with pytest.raises(ConfigError, match="is the old name of 'num_workers', which is given too"):
-        resolve("data: {workers: 1, num_workers: 2}")
-    with pytest.raises(ConfigError, match="is the old name of 'num_workers', which is given too"):
-        resolve("data: {num_workers: 2}", base="data: {workers: 1}")
+@pytest.mark.parametrize(
+    ("base", "child", "overrides", "expected", "warnings"),
+    [
+        ("", "data:\n  workers: 2", [], {"data.num_workers": (2, "child.yaml:3")}, [f"child.yaml:3: {KEY}"]),
+        ("", "", ["data.workers=2"], {"data.num_workers": (2, "command line: data.workers=2")},
+         [f"command line: data.workers=2: {KEY}"]),
+        ("", "data: {num_workers: 2}", [], {"data.num_workers": (2, "child.yaml:2")}, []),
+        ("", "hook: {name: precise_norm, samples: 3}", [],
+         {"hook.name": ("precise_bn", "child.yaml:2"), "hook.num_samples": (3, "child.yaml:2")},
+         [f"child.yaml:2: hook.name: {PART}", "child.yaml:2: hook.samples is deprecated: use hook.num_samples"]),
+        # The key stays: checkpoints have the hook's state under it.
+        ("", "hooks: {precise_norm: {num_samples: 3}}", [],
+         {"hooks.precise_norm.name": ("precise_bn", "child.yaml:2"), "hooks.precise_norm.num_samples": (3, "child.yaml:2")},
+         [f"child.yaml:2: hooks.precise_norm.name: {PART}"]),
+        ("writers: [terminal]", "", ["writers.0.width=7"],
+         {"loggers.0.name": ("terminal", "base.yaml:1"), "loggers.0.width": (7, "command line: writers.0.width=7")},
+         ["base.yaml:1: writers is deprecated: use loggers"]),
+    ],
+)  # fmt: skip
+def test_old_names_are_replaced_with_a_warning(
+    resolve: Resolve, base: str, child: str, overrides: list[str], expected: dict[str, Any], warnings: list[str]
+) -> None:
+    resolved = resolve(child, *overrides, base=base)
+    values = flatten(resolved.config)
+    assert {key: (values[key], resolved.origins[key]) for key in expected} == expected
+    assert list(resolved.warnings) == warnings
 
 
-def test_an_old_part_is_the_same_part(resolve: Resolve) -> None:
-    resolved = resolve("hook: {name: precise_norm, samples: 3}")
-    assert resolved.config["hook"] == {"name": "precise_bn", "num_samples": 3, "every": 1}
-    assert resolved.warnings == (
-        "child.yaml:2: hook.name: precise_norm is deprecated: use precise_bn",
-        "child.yaml:2: hook.samples is deprecated: use hook.num_samples",
-    )
-
-
-def test_an_old_part_as_key(resolve: Resolve) -> None:
-    """The key stays: checkpoints have the hook's state under it."""
-    resolved = resolve("hooks: {precise_norm: {num_samples: 3}}")
-    assert resolved.config["hooks"] == {"precise_norm": {"name": "precise_bn", "num_samples": 3, "every": 1}}
-    assert len(resolved.warnings) == 1
-
-
-def test_an_old_section_has_its_places(resolve: Resolve) -> None:
-    resolved = resolve("", "writers.0.width=7", base="writers: [terminal]")
-    assert resolved.config["loggers"] == [{"name": "terminal", "width": 7}]
-    assert resolved.origins["loggers.0.width"] == "command line: writers.0.width=7"
+@pytest.mark.parametrize(
+    ("child", "override", "message"),
+    [
+        ("data: {workers: 1, num_workers: 2}", "", "is the old name of 'num_workers', which is given too"),
+        ("data: {workers: 1}", "data.num_workers=2", "is the old name of 'num_workers', which is given too"),
+        ("", "max_epochs=90", "write train.length=90ep"),
+        ("", "model.backbone.model=resnet50", "write task.backbone.model=resnet50"),
+        ("", "max_steps=5", "write train.length=5it"),
+        ("", "data.bs=32", "write data.batch_size=32"),
+        ("", "mixed_precision=true", "write train.precision=bf16"),
+        ("epochs: 5", "", "write train.length: 5ep"),
+    ],
+)
+def test_both_names_and_names_of_other_systems_are_errors(
+    resolve: Resolve, child: str, override: str, message: str
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        resolve(child, *filter(None, [override]))
+    assert message in str(error.value)
 
 
 def test_saved_configs_with_old_names_resolve_to_current_names(resolve: Resolve, tmp_path: Path) -> None:
@@ -143,24 +155,3 @@ def test_an_alias_must_be_free() -> None:
         plugin_register.hook(name="old")(Ema)
     with pytest.raises(TypeError, match="the name 'precise_bn' is taken"):
         plugin_register.hook(aliases=("precise_bn",))(Ema)
-
-
-@pytest.mark.parametrize(
-    ("override", "hint"),
-    [
-        ("max_epochs=90", "write train.length=90ep"),
-        ("model.backbone.model=resnet50", "write task.backbone.model=resnet50"),
-        ("max_steps=5", "write train.length=5it"),
-        ("data.bs=32", "write data.batch_size=32"),
-        ("mixed_precision=true", "write train.precision=bf16"),
-    ],
-)
-def test_keys_of_other_systems_are_translated(resolve: Resolve, override: str, hint: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        resolve("", override)
-    assert hint in str(error.value)
-
-
-def test_the_hint_for_a_key_in_a_file_has_yaml_syntax(resolve: Resolve) -> None:
-    with pytest.raises(ConfigError, match=r"write train\.length: 5ep"):
-        resolve("epochs: 5")
