@@ -95,7 +95,8 @@ KEY, PART = "data.workers is deprecated: use data.num_workers", "precise_norm is
          [f"child.yaml:2: hook.name: {PART}", "child.yaml:2: hook.samples is deprecated: use hook.num_samples"]),
         # The key stays: checkpoints have the hook's state under it.
         ("", "hooks: {precise_norm: {num_samples: 3}}", [],
-         {"hooks.precise_norm.name": ("precise_bn", "child.yaml:2"), "hooks.precise_norm.num_samples": (3, "child.yaml:2")},
+         {"hooks.precise_norm.name": ("precise_bn", "child.yaml:2"),
+          "hooks.precise_norm.num_samples": (3, "child.yaml:2")},
          [f"child.yaml:2: hooks.precise_norm.name: {PART}"]),
         ("writers: [terminal]", "", ["writers.0.width=7"],
          {"loggers.0.name": ("terminal", "base.yaml:1"), "loggers.0.width": (7, "command line: writers.0.width=7")},

@@ -81,7 +81,32 @@ OWN = [entry for entry in ENTRIES if entry.target.__module__.startswith("opabini
 IDENTITY = [{"name": "Identity"}]
 TINY = {"name": "timm", "model": "test_resnet"}
 TINY_VIT = {"name": "timm", "model": "test_vit", "options": {"img_size": 32}}
+
+
+TASKS = (
+    "barlow_twins byol classification deepcluster dino distillation jigsaw moco moco_v3 npid pirl reid rotation simclr "
+    "simsiam swav vicreg"
+)
+"""Tasks that need a backbone only."""
+
+FOLDERS = "class_folders cuhk03 dota market1501 msmt17 in_shop online_products roboflow vehicleid veri veri_wild voc"
+"""Sources of folders that ``scripts/small_data.py`` makes."""
+
+
+def named(family: str, names: str, **keys: Any) -> dict[tuple[str, str], dict[str, Any]]:
+    return {(family, name): keys for name in names.split()}
+
+
 MINIMAL: dict[tuple[str, str], dict[str, Any]] = {
+    **named("task", TASKS, backbone=TINY),
+    **{
+        (family, name): {"root": name.upper()}
+        for family, name in named("source", f"{FOLDERS} packed_videos idx images")
+    },
+    **named("transform", "CenterCrop RandomCrop RandomResizedCrop", size=8),
+    **named("transform", "Resize resize_and_crop resize_and_crops multi_scale_crop scale_jitter three_crop", size=16),
+    **named("transform", "RandomApply RandomChoice RandomOrder", transforms=IDENTITY),
+    **named("section", "stream validation", source="digits"),
     ("backbone", "iresnet"): {"image_size": [64, 64]},
     ("backbone", "shufflenet"): {"model": "shufflenet_v2_x0_5"},
     ("backbone", "regnet"): {"depth": 8, "initial_width": 8, "slope": 8, "multiplier": 2, "group_width": 8},
@@ -104,10 +129,8 @@ MINIMAL: dict[tuple[str, str], dict[str, Any]] = {
     ("section", "data"): {"batch_size": 2},
     ("section", "init"): {"weights": "x.pth"},
     ("section", "evaluator_run"): {"evaluator": "knn"},
-    ("section", "stream"): {"source": "digits"},
     ("section", "subtask"): {"task": {"name": "classification", "backbone": "shared"}},
     ("section", "task_transforms"): {"tasks": ["digits"]},
-    ("section", "validation"): {"source": "digits"},
     ("section", "train"): {"length": "1ep"},
     ("section", "view"): {"transforms": IDENTITY},
     ("section", "test_time_augmentation"): {"scales": [1.0]},
@@ -117,44 +140,25 @@ MINIMAL: dict[tuple[str, str], dict[str, Any]] = {
     ("shapes", "progressive"): {"start": 32, "end": 64},
     ("sampler", "mixed_sources"): {"weights": [1, 3]},
     ("sampler", "mixed_identities"): {"weights": [1, 1]},
-    ("source", "class_folders"): {"root": "CLASS_FOLDERS"},  # likewise
-    ("source", "coco"): {"root": "COCO", "file": "COCO_FILE"},  # likewise
-    ("source", "cuhk03"): {"root": "CUHK03"},  # likewise
-    ("source", "dota"): {"root": "DOTA"},  # likewise
-    ("source", "dukemtmc"): {"root": "MARKET1501"},  # likewise
-    ("source", "hugging_face"): {"dataset": "HUGGING_FACE"},  # likewise; the library is an extra
+    ("source", "coco"): {"root": "COCO", "file": "COCO_FILE"},
+    ("source", "dukemtmc"): {"root": "MARKET1501"},
+    ("source", "hugging_face"): {"dataset": "HUGGING_FACE"},
     ("source", "concat"): {"sources": ["digits", "digits"]},
     ("source", "concat_identities"): {"sources": ["digits", "digits"]},
-    ("source", "frame_folders"): {"file": "FRAMES"},  # likewise
-    ("source", "identities"): {"file": "LIST"},  # likewise
-    ("source", "market1501"): {"root": "MARKET1501"},  # likewise
-    ("source", "msmt17"): {"root": "MSMT17"},  # likewise
-    ("source", "in_shop"): {"root": "IN_SHOP"},  # likewise
+    ("source", "frame_folders"): {"file": "FRAMES"},
+    ("source", "identities"): {"file": "LIST"},
     ("source", "image_labels"): {"source": "digit_scenes"},
     ("source", "indexed"): {"source": "digits"},
     ("source", "object_maps"): {"source": {"name": "digit_scenes", "masks": True}},
-    ("source", "online_products"): {"root": "ONLINE_PRODUCTS"},  # likewise
-    ("source", "packed_videos"): {"root": "PACKED_VIDEOS"},  # likewise
-    ("source", "roboflow"): {"root": "ROBOFLOW"},  # likewise
-    ("source", "shards"): {"files": "SHARD"},  # likewise
+    ("source", "shards"): {"files": "SHARD"},
     ("source", "stuff_maps"): {"source": {"name": "digit_maps", "panoptic": True}},
-    ("source", "table"): {"file": "TABLE"},  # likewise
-    ("source", "vehicleid"): {"root": "VEHICLEID"},  # likewise
-    ("source", "veri"): {"root": "VERI"},  # likewise
-    ("source", "veri_wild"): {"root": "VERI_WILD"},  # likewise
-    ("source", "video_list"): {"file": "VIDEO_LIST"},  # likewise
-    ("source", "videos"): {"root": "VIDEO_FOLDERS"},  # likewise
+    ("source", "table"): {"file": "TABLE"},
+    ("source", "video_list"): {"file": "VIDEO_LIST"},
+    ("source", "videos"): {"root": "VIDEO_FOLDERS"},
     ("source", "video_views"): {"source": "moving_digits"},
-    ("source", "voc"): {"root": "VOC"},  # likewise
-    ("source", "yolo"): {"data": "YOLO_FILE"},  # likewise
-    ("source", "idx"): {"root": "IDX"},  # a folder that a fixture creates
-    ("source", "image_folder"): {"root": "IMAGES"},  # likewise
-    ("source", "images"): {"root": "IMAGES"},  # likewise
+    ("source", "yolo"): {"data": "YOLO_FILE"},
+    ("source", "image_folder"): {"root": "IMAGES"},
     ("source", "unlabeled"): {"source": "digits"},
-    ("task", "barlow_twins"): {"backbone": TINY},
-    ("task", "byol"): {"backbone": TINY},
-    ("task", "classification"): {"backbone": TINY},
-    ("task", "deepcluster"): {"backbone": TINY},
     ("section", "sliding_window"): {"size": [64, 64]},
     ("task", "segmentation"): {"backbone": TINY, "decoder": "linear"},
     ("task", "panoptic"): {
@@ -162,51 +166,26 @@ MINIMAL: dict[tuple[str, str], dict[str, Any]] = {
         "detector": {"name": "mask_rcnn", "neck": {"name": "fpn", "channels": 8}, "box": {"fc_dim": 8}},
     },
     ("task", "detection"): {"backbone": TINY, "detector": "fcos"},
-    ("task", "dino"): {"backbone": TINY},
-    ("task", "distillation"): {"backbone": TINY},
     ("task", "ibot"): {"backbone": TINY_VIT},
-    ("task", "jigsaw"): {"backbone": TINY},
     ("task", "mae"): {"backbone": TINY_VIT},
     ("task", "mgn"): {"backbone": {"name": "timm", "model": "resnet10t", "options": {"output_stride": 8}}},
-    ("task", "moco"): {"backbone": TINY},
-    ("task", "moco_v3"): {"backbone": TINY},
-    ("task", "npid"): {"backbone": TINY},
-    ("task", "pirl"): {"backbone": TINY},
-    ("task", "reid"): {"backbone": TINY},
-    ("task", "rotation"): {"backbone": TINY},
-    ("task", "simclr"): {"backbone": TINY},
-    ("task", "simsiam"): {"backbone": TINY},
-    ("task", "swav"): {"backbone": TINY},
-    ("task", "vicreg"): {"backbone": TINY},
     ("task", "video"): {"backbone": "resnet3d"},
     ("mix", "one_of"): {"mixes": ["mixup", "cutmix"]},
-    ("transform", "CenterCrop"): {"size": 8},
     ("transform", "GaussianBlur"): {"kernel_size": 3},
     ("transform", "JPEG"): {"quality": 50},
     ("transform", "Pad"): {"padding": 2},
     ("transform", "RandomAdjustSharpness"): {"sharpness_factor": 2},
     ("transform", "RandomAffine"): {"degrees": 10},
-    ("transform", "RandomApply"): {"transforms": IDENTITY},
-    ("transform", "RandomChoice"): {"transforms": IDENTITY},
-    ("transform", "RandomCrop"): {"size": 8},
-    ("transform", "RandomOrder"): {"transforms": IDENTITY},
     ("transform", "RandomPosterize"): {"bits": 3},
     ("transform", "RandomResize"): {"min_size": 8, "max_size": 12},
-    ("transform", "RandomResizedCrop"): {"size": 8},
     ("transform", "RandomRotation"): {"degrees": 10},
     ("transform", "RandomShortestSize"): {"min_size": 8},
     ("transform", "RandomSolarize"): {"threshold": 128},
-    ("transform", "Resize"): {"size": 16},
     ("transform", "ScaleJitter"): {"target_size": [20, 20]},
     ("transform", "block_patch_mask"): {"patch_size": 4},
     ("transform", "clip"): {"frames": 4},
     ("transform", "random_patch_mask"): {"patch_size": 4},
-    ("transform", "resize_and_crop"): {"size": 16},
-    ("transform", "resize_and_crops"): {"size": 16},
     ("transform", "resize_shortest_edge"): {"short_edge_length": 16},
-    ("transform", "multi_scale_crop"): {"size": 16},
-    ("transform", "scale_jitter"): {"size": 16},
-    ("transform", "three_crop"): {"size": 16},
     ("transform", "views"): {"views": [{"transforms": IDENTITY}]},
     ("transform", "views_and_image"): {"views": [{"transforms": IDENTITY}], "image": IDENTITY},
     ("transform", "timm_policy"): {"policy": "rand-m9-mstd0.5"},
@@ -315,24 +294,15 @@ def test_every_schema_builds(schema: dict[str, Any]) -> None:
 # --- defaults ---------------------------------------------------------------------------------------------------------
 
 
-SMALL_DATA = (
-    small_data.class_folders,
-    small_data.coco,
-    small_data.cuhk03,
-    small_data.dota,
-    small_data.identities,
-    small_data.in_shop,
-    small_data.market1501,
-    small_data.msmt17,
-    small_data.online_products,
-    small_data.roboflow,
-    small_data.vehicleid,
-    small_data.veri,
-    small_data.veri_wild,
-    small_data.voc,
-    small_data.yolo,
-)
-"""Functions that create a small dataset in a folder. In ``MINIMAL`` the folder has the function's name in capitals."""
+SMALL_DATA = [getattr(small_data, name) for name in f"{FOLDERS} coco identities yolo".split()]
+"""Functions that create a small dataset in a folder."""
+
+PATHS = {make.__name__.upper(): f".{make.__name__}" for make in SMALL_DATA} | {
+    **{"IMAGES": "", "IDX": "cat", "TABLE": "list.csv", "SHARD": "shard.tar", "FRAMES": ".frames.txt"},
+    **{"VIDEO_LIST": ".videos/videos.txt", "VIDEO_FOLDERS": ".videos", "PACKED_VIDEOS": ".packed"},
+    **{"COCO_FILE": ".coco/annotations.json", "YOLO_FILE": ".yolo/data.yaml", "LIST": ".identities/list.csv"},
+}
+"""Paths in the folder of data by their names in ``MINIMAL``."""
 
 
 @pytest.fixture(scope="session")
@@ -382,16 +352,7 @@ def build_default(entry: Entry, folder: Path, data_folder: Path) -> Any:
     required = [p.name for p in entry.parameters if p.required and not CATALOG.fills_itself(p.spec)]
     keys = MINIMAL.get((entry.family, entry.name), {})
     assert keys.keys() == set(required), f"MINIMAL needs values for these keys of {label(entry)}: {required}"
-    paths = {"IMAGES": str(data_folder), "IDX": str(data_folder / "cat"), "TABLE": str(data_folder / "list.csv")}
-    paths["SHARD"] = str(data_folder / "shard.tar")
-    paths["VIDEO_LIST"] = str(data_folder / ".videos" / "videos.txt")
-    paths["VIDEO_FOLDERS"] = str(data_folder / ".videos")
-    paths["PACKED_VIDEOS"] = str(data_folder / ".packed")
-    paths["FRAMES"] = str(data_folder / ".frames.txt")
-    paths["COCO_FILE"] = str(data_folder / ".coco" / "annotations.json")
-    paths["YOLO_FILE"] = str(data_folder / ".yolo" / "data.yaml")
-    paths["LIST"] = str(data_folder / ".identities" / "list.csv")
-    paths |= {make.__name__.upper(): str(data_folder / f".{make.__name__}") for make in SMALL_DATA}
+    paths = {name: str(data_folder / path) for name, path in PATHS.items()}
     keys = {key: paths.get(value, value) if isinstance(value, str) else value for key, value in keys.items()}
     section = resolve_section(entry, keys, folder)
     return build({"part": section}, with_test_command(CATALOG, entry), "build_part")()
