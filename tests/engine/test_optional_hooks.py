@@ -8,6 +8,7 @@ import math
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -345,6 +346,21 @@ def test_the_cache_hook_and_the_timer_run_anywhere(tmp_path: Path, caplog: pytes
         user = {"cache": EmptyCache(every=Duration(2, "it")), "time": Timer()}
         Setup(tmp_path, length="6it", user=user).trainer().run()
     assert any(record.getMessage().startswith("6 steps in ") for record in caplog.records)
+
+
+def test_an_evaluation_that_was_stopped_is_no_training(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    times = iter([0.0, 2.0, 32.0, 32.0])
+    monkeypatch.setattr("opabinia.engine.hooks.timer.time", SimpleNamespace(monotonic=lambda: next(times)))
+    timer = Timer()
+    run: Any = SimpleNamespace(clock=Clock(step=0))
+    timer.start(run)
+    run.clock = Clock(step=4)
+    timer.before_phase(run, Phase("evaluate", "val"))
+    with caplog.at_level(logging.INFO, "opabinia"):
+        timer.finish(run, "stopped")
+    assert caplog.records[-1].getMessage() == "4 steps in 32.0 s, 30.0 s of it evaluation; 0.5000 s per step"
 
 
 def test_lines_have_the_memory(tmp_path: Path) -> None:

@@ -15,21 +15,25 @@ class Timer(Hook):
     def start(self, run: Run) -> None:
         """Start the clock."""
         self._started, self._first_step = time.monotonic(), run.clock.step
-        self._evaluating = self._phase_started = 0.0
+        self._evaluating = 0.0
+        self._evaluation_started: float | None = None
 
     def before_phase(self, run: Run, phase: Phase) -> None:
         """Record the start of an evaluation."""
-        self._phase_started = time.monotonic()
+        if phase.kind == "evaluate":
+            self._evaluation_started = time.monotonic()
 
     def after_phase(self, run: Run, phase: Phase) -> None:
         """Add the time of an evaluation."""
-        if phase.kind == "evaluate":
-            self._evaluating += time.monotonic() - self._phase_started
+        if self._evaluation_started is not None:
+            self._evaluating += time.monotonic() - self._evaluation_started
+            self._evaluation_started = None
 
     def finish(self, run: Run, how: str | BaseException) -> None:
         """Log the times."""
         steps = run.clock.step - getattr(self, "_first_step", run.clock.step)  # a run may fail before its start
         if steps:
+            self.after_phase(run, Phase("evaluate", ""))  # one that was interrupted
             total = time.monotonic() - self._started
             per_step = (total - self._evaluating) / steps
             count = plural(steps, "step")
