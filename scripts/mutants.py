@@ -171,21 +171,8 @@ def run_tests(checkout: Path, files: Sequence[str]) -> str:
             with report.open("w", encoding="utf-8") as file:
                 os.dup2(file.fileno(), 1)
                 os.dup2(file.fileno(), 2)
-                options = [
-                    "-n",
-                    "0",
-                    "-x",
-                    "-q",
-                    "-p",
-                    "no:cacheprovider",
-                    "-p",
-                    "no:anyio",
-                    "-m",
-                    "not slow",
-                    "--tb=no",
-                    "-rfE",
-                ]
-                code = int(pytest.main([*options, *files]))
+                options = "-n 0 -x -q -p no:cacheprovider --tb=no -rfE -W ignore::pytest.PytestAssertRewriteWarning"
+                code = int(pytest.main([*options.split(), "-m", "not slow", *files]))
                 sys.stdout.flush()
             os._exit(code)
         except BaseException:
