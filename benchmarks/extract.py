@@ -84,8 +84,9 @@ def by_hand(run: Path) -> None:
 
 def by_us(run: Path) -> None:
     from opabinia.inference.extract import extract
+    from opabinia.inference.load import RunModel
 
-    (out,) = extract(run, run / "features" / "large", splits=["large"])
+    (out,) = extract(RunModel(run), run / "features" / "large", splits=["large"])
     assert np.load(out / "features.npy", mmap_mode="r").shape == (4 * IMAGES, 512)
     shutil.rmtree(out)
 
@@ -99,8 +100,9 @@ def seconds(action: Callable[[Path], None], run: Path) -> float:
 def peak_memory(run: Path, split: str) -> int:
     """Return the peak memory in bytes of extraction in this process, which has done nothing else."""
     from opabinia.inference.extract import extract
+    from opabinia.inference.load import RunModel
 
-    (out,) = extract(run, splits=[split], layers=[LAYER])
+    (out,) = extract(RunModel(run), splits=[split], layers=[LAYER])
     assert np.load(out / f"{LAYER}.npy", mmap_mode="r").shape[1] == VALUES
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
     return int(line.split()[1]) * 1024

@@ -127,7 +127,9 @@ def detection(predictor: Predictor) -> Image.Image:
     drawn = []
     for index in [index for index in range(100) if len(source[index]["boxes"]) > 4][:2]:
         sample = source[index]
-        drawn.append(predictor.presenter.draw(sample, predictor(sample["image"]), DrawOptions(side=160, text=9)))
+        drawn.append(
+            predictor.presenter(sample).draw(sample, predictor(sample["image"]), DrawOptions(side=160, text=9))
+        )
     return side_by_side(drawn, ["", ""])
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from opabinia.cli.errors import report_errors
+from opabinia.cli.errors import option_error, report_errors
 from opabinia.cli.options import Nproc, Overrides, Recipe
 from opabinia.cli.processes import layout, run_in_many
 
@@ -53,20 +53,18 @@ def benchmark(
     """
     with report_errors():
         ranks = layout(nproc, None, None, None, max_restarts=0)
-        from opabinia.config import ConfigError, Problem, catalog, check, compose
+        from opabinia.config import catalog, check, compose
         from opabinia.config.paths import check_paths
 
         if out is not None and (out.is_dir() or not out.absolute().parent.is_dir()):
-            raise ConfigError(Problem("command line", "--out", f"{out} is not a file in an existing folder"))
+            raise option_error("--out", f"{out} is not a file in an existing folder")
         sizes = device_sizes(device_memory)
         if not memory and (device_memory is not None or precision is not None):
             option = "--precision" if device_memory is None else "--device-memory"
-            raise ConfigError(
-                Problem("command line", option, "belongs to --memory, which predicts the memory of a step")
-            )
+            raise option_error(option, "belongs to --memory, which predicts the memory of a step")
         for option, value in {"--steps": steps, "--nproc": nproc}.items() if memory else ():
             if value is not None:
-                raise ConfigError(Problem("command line", option, "measures; with --memory nothing is: remove it"))
+                raise option_error(option, "measures; with --memory nothing is: remove it")
         if precision is not None:
             overrides = [*(overrides or []), f"train.precision={precision}"]
         tree = compose(recipe, overrides or [])
@@ -96,8 +94,6 @@ def device_sizes(size: str | None) -> list[int]:
     """
     from pydantic import ByteSize, TypeAdapter, ValidationError
 
-    from opabinia.config import ConfigError, Problem
-
     sizes = {gib * 2**30 for gib in (8, 16, 24, 48, 80)}
     if size is None:
         return sorted(sizes)
@@ -107,7 +103,7 @@ def device_sizes(size: str | None) -> list[int]:
         given = 0
     if not SMALLEST <= given <= LARGEST:
         message = f"{size!r} is no memory of a GPU; expected a number and a unit, such as 24GiB, from 1GiB to 1TiB"
-        raise ConfigError(Problem("command line", "--device-memory", message))
+        raise option_error("--device-memory", message)
     return sorted(sizes | {given})
 
 

@@ -39,7 +39,7 @@ def _describe_parameter(param: Any) -> dict[str, Any]:
 
 
 def _choices(annotation: Any) -> list[str]:
-    """The words of a literal or enum. Newer versions of Typer have it as annotation, older ones as a Click type."""
+    """Return the words of a literal or enum. New versions of Typer have it as annotation, old ones as Click type."""
     if isinstance(annotation, type) and issubclass(annotation, Enum):
         return [str(member.value) for member in annotation]
     if get_origin(annotation) is Literal:
@@ -64,7 +64,7 @@ def from_cache(line: str) -> list[str] | None:
 
 
 def _version() -> list[list[Any]]:
-    """A value that changes with the files of the commands."""
+    """Return a value that changes with the files of the commands."""
     files = sorted(Path(__file__).parent.glob("*.py"))
     return [[str(path), path.stat().st_mtime_ns, path.stat().st_size] for path in files]
 
@@ -101,7 +101,7 @@ def candidates(program: Command, line: str) -> list[str]:
 
 
 def _split(line: str) -> list[str]:
-    """The words of a line, with an open quote closed; the last one is being typed."""
+    """Return the words of a line, with an open quote closed; the last one is being typed."""
     for closing in ("", "'", '"'):
         try:
             words = shlex.split(line + closing)
@@ -112,7 +112,7 @@ def _split(line: str) -> list[str]:
 
 
 def _arguments(words: Sequence[str], options: Mapping[str, Any]) -> list[str]:
-    """The words that are neither options nor their values."""
+    """Return the words that are neither options nor their values."""
     return [
         word
         for last, word in zip(["", *words], words, strict=False)
@@ -134,7 +134,7 @@ def _recipes(given: Sequence[str], word: str) -> list[str]:
 
 
 def _runs(given: Sequence[str], word: str) -> list[str]:
-    """Run folders, and folders that may contain them."""
+    """Return run folders, and folders that may contain them."""
     return [
         path.removesuffix("/") if Path(path, "config.yaml").is_file() else path
         for path in _paths(word)
@@ -143,7 +143,7 @@ def _runs(given: Sequence[str], word: str) -> list[str]:
 
 
 def _paths(word: str) -> Iterator[str]:
-    """Completions of a path; folders end in a slash, hidden files need their dot."""
+    """Yield completions of a path; folders end in a slash, hidden files need their dot."""
     folder, _, name = word.rpartition("/")
     base = Path(folder or ("/" if word.startswith("/") else "."))
     if not base.is_dir():
@@ -154,7 +154,7 @@ def _paths(word: str) -> Iterator[str]:
 
 
 def _overrides(given: Sequence[str], word: str) -> list[str]:
-    """Config keys of the recipe before, and their values; without a cached catalog ``vars`` only."""
+    """Return config keys of the recipe before, and their values; without a cached catalog ``vars`` only."""
     from opabinia.config import compose, warm_catalog
     from opabinia.config.compose import variables
     from opabinia.config.keys import completed
@@ -168,7 +168,7 @@ def _overrides(given: Sequence[str], word: str) -> list[str]:
 
 
 def _parts(given: Sequence[str], word: str) -> list[str]:
-    """Families, or the parts of the family before."""
+    """Return families, or the parts of the family before."""
     from opabinia.config import warm_catalog
 
     catalog = warm_catalog()

@@ -37,7 +37,7 @@ def show(
     schedule: Annotated[
         bool, typer.Option("--schedule", help="Print the batches over time and their cost instead.")
     ] = False,
-    nproc: Annotated[int | None, typer.Option(metavar="N", min=1, help="With --schedule: on so many ranks.")] = None,
+    nproc: Annotated[int | None, typer.Option(metavar="N", min=1, help="With --schedule: number of ranks.")] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE.png", help="With --schedule: also draw it to this file.")
     ] = None,
@@ -132,7 +132,7 @@ def schema(
 
 
 def _with_schema(out: Path, text: str) -> str:
-    """The text of a recipe, with the schema comment where the folder of ``out`` or a parent of it has a schema."""
+    """Return the text of a recipe, with the schema comment where the folder of ``out`` or a parent has a schema."""
     parent = out.absolute().parent
     for depth, folder in enumerate([parent, *parent.parents]):
         if (folder / SCHEMA).is_file():
@@ -251,7 +251,7 @@ def diff(
 
 
 def _resolve(recipe: str, overrides: Sequence[str]) -> Resolved:
-    """The complete config; warnings are printed to stderr."""
+    """Return the complete config; warnings are printed to stderr."""
     from opabinia.config import catalog, check, compose
 
     tree = compose(recipe, overrides)
@@ -271,7 +271,7 @@ def _catalog(plugins: Sequence[str]) -> Catalog:
 
 
 def _show_schedule(recipe: str, resolved: Resolved, processes: int, out: Path | None) -> None:
-    """Print the batches of a run on so many ranks."""
+    """Print the batches of a run on ``processes`` ranks."""
     from opabinia.cli.tables import print_schedule
     from opabinia.config import build
     from opabinia.runtime.files import disk_errors
@@ -310,7 +310,7 @@ def _check_known(name: str, names: Sequence[str], kind: str) -> None:
 
 
 def _signature(entry: Entry) -> list[str]:
-    """A part in a few lines: name, description, parameters with their defaults."""
+    """Return a part in a few lines: name, description, parameters with their defaults."""
     from opabinia.config.errors import show
     from opabinia.config.types import describe
 
@@ -323,7 +323,7 @@ def _signature(entry: Entry) -> list[str]:
 
 
 def _details(entry: Entry) -> list[str]:
-    """A part with its parameters: type, default and description."""
+    """Return a part with its parameters: type, default and description."""
     from opabinia.config.errors import show
     from opabinia.config.types import describe
 

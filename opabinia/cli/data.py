@@ -33,7 +33,7 @@ def check(
         Path | None, typer.Option("--json", metavar="FILE", help="Write all findings as JSON; - prints them.")
     ] = None,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Read so many samples of each dataset, drawn with --seed.")
+        int | None, typer.Option(min=1, help="Number of samples to read of each dataset, drawn with --seed.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of --limit.")] = 0,
     near: Annotated[
@@ -120,7 +120,7 @@ def refresh(
 
 
 def _parts(recipe: str, overrides: list[str], *, lenient: bool = False) -> Mapping[str, Any]:
-    """The parts of a recipe, which may be without the sections that only a training needs; ``lenient``: without broken
+    """Return the parts of a recipe, which may lack the sections that only a training needs; ``lenient``: without broken
     annotations."""
     from opabinia.config import compose, flatten
     from opabinia.runtime.log import log
@@ -140,7 +140,7 @@ def _parts(recipe: str, overrides: list[str], *, lenient: bool = False) -> Mappi
 
 
 def _sources(parts: Mapping[str, Any]) -> dict[str, Source]:
-    """The datasets by name; those of a multi-task run are ``NAME/train`` and ``NAME/val``."""
+    """Return the datasets by name; those of a multi-task run are ``NAME/train`` and ``NAME/val``."""
     from opabinia.training.streams import training_streams
 
     streams = training_streams(parts["task"], parts["data"])
@@ -149,7 +149,7 @@ def _sources(parts: Mapping[str, Any]) -> dict[str, Source]:
 
 
 def _lenient(section: Any) -> Any:
-    """A section in which every source drops broken annotations."""
+    """Return a section in which every source drops broken annotations."""
     if isinstance(section, Mapping):
         return {key: "drop" if key == "broken" else _lenient(value) for key, value in section.items()}
     return [_lenient(item) for item in section] if isinstance(section, list | tuple) else section

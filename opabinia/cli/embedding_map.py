@@ -39,10 +39,11 @@ def draw(
     opabinia map runs/classification/digits/default/features/val --out map.png
     """
     with report_errors():
-        from opabinia.inference.embedding_map import draw_map
+        from opabinia.inference.embedding_map import check_method, draw_map, extract_embeddings
+        from opabinia.inference.load import RunModel
+        from opabinia.training.run_folder import holds_run
 
-        draw_map(
-            *(where, out),
-            split=split, method=method, column=column, max_samples=max_samples,
-            checkpoint=checkpoint, weights=weights, device=device,
-        )  # fmt: skip
+        check_method(method)
+        model = RunModel(where, checkpoint=checkpoint, weights=weights, device=device)
+        folder = extract_embeddings(model, split) if holds_run(where) else where
+        draw_map(folder, out, method=method, column=column, max_samples=max_samples)

@@ -90,13 +90,11 @@ def extract(
         ranks = layout(nproc, nnodes, node_rank, rdzv_endpoint, max_restarts)
         run_in_many(ranks, ["extract", str(folder), *(overrides or []), *words])
         from opabinia.inference.extract import extract as write
+        from opabinia.inference.load import RunModel
 
-        names = split_names(split)
-        written = write(
-            *(folder, None if is_url(out) else out, overrides or []),
-            splits=names, layers=split_names(layers), form=form,
-            checkpoint=checkpoint, weights=chosen, device=device, task=task,
-        )  # fmt: skip
+        model = RunModel(folder, overrides or [], checkpoint, chosen, device)
+        names, target = split_names(split), None if is_url(out) else out
+        written = write(model, target, splits=names, layers=split_names(layers), form=form, task=task)
         if is_url(out) and launched_rank(os.environ) == 0:
             several = len(written) > 1 or "all" in names
             for features in written:

@@ -38,7 +38,8 @@ Classes = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Class names of --weights FILE, one a line; default: of the data.")
 ]
 Changes = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A change to the recipe of --weights FILE.")
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="A change to the config, such as data.val.transforms=[]."),
 ]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, mps or auto; default: as in training.")]
 Gallery = Annotated[

@@ -9,6 +9,7 @@ import typer
 
 from opabinia.cli.errors import option_error, report_errors
 from opabinia.cli.options import (
+    Changes,
     Checkpoint,
     Classes,
     Device,
@@ -47,7 +48,7 @@ Every = Annotated[
     str | None,
     typer.Option(
         metavar="SECONDS",
-        help="Predict a window (with a model of images a frame) of each video every so often.",
+        help="Predict a window (with a model of images a frame) of each video at this interval.",
     ),
 ]
 Window = Annotated[
@@ -59,10 +60,6 @@ MaxFrames = Annotated[
 ]
 Features = Annotated[
     bool, typer.Option("--features", help="With --every: write the windows' embeddings, features.npy.")
-]
-Changes = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="A change to the config, such as data.val.transforms=[]."),
 ]
 Tile = Annotated[
     int | None,
@@ -130,34 +127,24 @@ def predict(
         seconds = _window_seconds(every, window, features, excluded=bool(gallery or explain or split))
         inputs, gallery = _check_inputs(paths or [], split, task, gallery, rerank)
         folder, chosen = open_run(run, changes, weights, classes)
+        from opabinia.inference import compare, windows
         from opabinia.inference import predict as prediction
-        from opabinia.inference import windows
+        from opabinia.inference.load import RunModel
+        from opabinia.runtime.log import logging_to
 
-        results = out or folder / "predictions"
-        own = changes if changes and weights in (None, "raw", "ema") else []  # with a file they are in its run folder
-        overrides = [*own, *_tile_overrides(tile, overlap, task, excluded=gallery is not None)]
-        model: dict[str, Any] = {"overrides": overrides, "checkpoint": checkpoint, "weights": chosen, "device": device}
+        model = RunModel(folder, _overrides(changes, tile, overlap, task, gallery), checkpoint, chosen, device)
         if split is not None:
-            _compare(folder, split, out, max_images=max_images, min_score=score, **model)
-        elif every is not None:
-            model |= {"task": split_names(task), "features": features, "max_frames": max_frames, "min_score": score}
-            windows.predict_windows(folder, inputs, results, **seconds, **model)
+            return compare.compare(model, split, out, max_images=max_images, min_score=score)
+        with logging_to(None):
+            predictor = model.load(split_names(task))
+        out = out or folder / "predictions"
+        shown: dict[str, Any] = {"max_frames": max_frames, "min_score": score}
+        if every is not None:
+            windows.predict_windows(predictor, inputs, out, features=features, **seconds, **shown)
         elif gallery is None:
-            model |= {"task": split_names(task), "explain": explain, "max_frames": max_frames, "min_score": score}
-            prediction.predict(folder, inputs, results, **model)
+            prediction.predict(predictor, inputs, out, explain=explain, **shown)
         else:
-            model |= {"task": split_names(task), "nearest": nearest, "rerank": rerank, "explain": explain}
-            prediction.retrieve(folder, inputs, gallery, results, **model)
-
-
-def _compare(folder: Path, split: str, out: Path | None, *, overrides: list[str], **options: Any) -> None:
-    """Predict a validation set of the run and draw it with its ground truth."""
-    from opabinia.inference.compare import compare
-    from opabinia.inference.splits import resolve_split
-    from opabinia.training.run_folder import resolve
-
-    split = resolve_split(resolve(folder, overrides), split)
-    compare(folder, split, out or folder / "predictions" / split, overrides=overrides, **options)
+            prediction.retrieve(predictor, inputs, gallery, out, nearest=nearest, rerank=rerank, explain=explain)
 
 
 def _check_inputs(
@@ -178,18 +165,23 @@ def _check_inputs(
     return paths, gallery
 
 
-def _tile_overrides(tile: int | None, overlap: float | None, task: str = "", *, excluded: bool) -> list[str]:
-    """Return ``--tile`` and ``--overlap`` as changes to the config; ``task`` names the detector of a multi-task run."""
+def _overrides(
+    changes: list[str] | None, tile: int | None, overlap: float | None, task: str, gallery: Path | None
+) -> list[str]:
+    """Return ``--set``, ``--tile`` and ``--overlap`` as changes to the config; ``task`` names the detector of a
+    multi-task run."""
     section = f"task.tasks.{task}.task.tiles" if task else "task.tiles"
     given = {"--tile": tile, "--overlap": overlap}
     option = next((option for option, value in given.items() if value is not None), None)
-    if option and excluded:
+    if option and gallery:
         raise option_error(option, "tiles are for object detection, not for --gallery")
     if option and "," in task:
         raise option_error(option, f"tiles are for the detector: give it alone as --task, not {task}")
-    if tile is None:
-        return [] if overlap is None else [f"{section}.overlap={overlap}"]
-    return [f"{section}={{size: {tile}{'' if overlap is None else f', overlap: {overlap}'}}}"]
+    if tile is not None:
+        tiles = [f"{section}={{size: {tile}{'' if overlap is None else f', overlap: {overlap}'}}}"]
+    else:
+        tiles = [] if overlap is None else [f"{section}.overlap={overlap}"]
+    return [*(changes or []), *tiles]
 
 
 def _window_seconds(every: str | None, window: str | None, features: bool, *, excluded: bool) -> dict[str, Any]:

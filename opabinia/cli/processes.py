@@ -60,7 +60,7 @@ def layout(
 
 
 def _machines(nnodes: str | int) -> tuple[int, int]:
-    """The smallest and the largest number of machines."""
+    """Return the smallest and the largest number of machines."""
     numbers = re.fullmatch(r"([1-9]\d{0,4})(?::([1-9]\d{0,4}))?", str(nnodes))
     smallest, largest = (int(numbers[1]), int(numbers[2] or numbers[1])) if numbers else (1, 0)
     if smallest > largest:

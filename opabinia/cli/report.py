@@ -47,18 +47,18 @@ def report(
     opabinia report runs/multitask/digits/default --compare boxes=runs/detection/digits/default
     """
     with report_errors():
-        from opabinia.visualization.report import check_run_folders, compared_runs, default_path, write_report
+        from opabinia.visualization.report import compared_runs, default_path, write_report
 
         folders = [local_run(run) for run in runs]
-        check_run_folders(folders)
         singles = compared_runs(folders, _by_task(compare or []))
         if images:
             from opabinia.config import ConfigError
-            from opabinia.inference.report_images import collect
+            from opabinia.inference.load import RunModel
+            from opabinia.inference.report_images import write_images
 
             for run in [*folders, *singles.values()]:
                 try:
-                    collect(run, checkpoint=checkpoint, weights=weights, device=device)
+                    write_images(RunModel(run, checkpoint=checkpoint, weights=weights, device=device))
                 except Exception as error:  # the rest of the report needs no model
                     reason = error if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
                     typer.echo(f"no images of {run}: {reason}", err=True)

@@ -38,10 +38,8 @@ def search(
         run = local_run(run)
         check_run_folder(run)
         check_input_paths([gallery, *queries])
+        from opabinia.inference.load import RunModel
         from opabinia.inference.retrieval.search import search as run_search
 
-        run_search(
-            *(run, gallery, queries),
-            index=index, nearest=nearest, rerank=rerank, as_json=as_json,
-            checkpoint=checkpoint, weights=weights, device=device,
-        )  # fmt: skip
+        model = RunModel(run, checkpoint=checkpoint, weights=weights, device=device)
+        run_search(model, gallery, queries, index=index, nearest=nearest, rerank=rerank, as_json=as_json)

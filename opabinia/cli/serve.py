@@ -69,13 +69,11 @@ def serve(
             raise option_error("", f"{run} is an exported model, with its own weights, classes and transforms")
         with open_socket(host, port) as listener:
             folder, chosen = (Path(run), None) if exported else open_run(run, changes, weights, classes)
+            from opabinia.inference.load import RunModel
             from opabinia.inference.serving.limits import Limits
             from opabinia.inference.serving.server import serve as run_server
 
             input_pixels = round(max_input_megapixels * 1e6) if max_input_megapixels else None
             limits = Limits(round(max_mb * 1e6), round(max_megapixels * 1e6), max_waiting, input_pixels)
-            run_server(
-                *(folder, listener),
-                host=host, token=token, limits=limits, gallery=gallery, checkpoint=checkpoint, weights=chosen,
-                device=device, task=split_names(task),
-            )  # fmt: skip
+            model = RunModel(folder, changes or [], checkpoint, chosen, device)
+            run_server(model, listener, host=host, token=token, limits=limits, gallery=gallery, task=split_names(task))

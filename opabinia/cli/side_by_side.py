@@ -33,7 +33,7 @@ class TrainingProcess:
         title: shown in the first column of the table.
         question: shown in the last one, as far as it fits.
         folder: the run folder.
-        length: of the training, for the percentage.
+        length: length of the training, for the percentage.
         metric: the score that is shown at the end.
         words: arguments of ``opabinia train``.
 
@@ -101,17 +101,17 @@ class TrainingProcess:
 
     @property
     def state(self) -> str:
-        """A word for the table."""
+        """State of the run as a word for the table."""
         if self.status is not None:
             failed = f"failed (exit status {self.status})"
             return "finished" if self.status == 0 else "stopped" if self.status in STOPPED_STATUSES else failed
         if self._process is None or not self._newest:
             return "waiting" if self._process is None else "starting"
-        return "training" if self._share < 1 else "evaluating"
+        return "training" if self._done < 1 else "evaluating"
 
     @property
-    def _share(self) -> float:
-        """Share of the training that is done, 0 to 1."""
+    def _done(self) -> float:
+        """Fraction of the training that is done."""
         done: float = self._newest["epoch" if self._length.unit == "ep" else "step"]
         return min(1.0, done / self._length.value)
 
@@ -124,7 +124,7 @@ class TrainingProcess:
             value = f"{self._metric.removeprefix('val/')} {scores[self._metric]:.3f}"
         elif self._newest:
             value = f"loss {self._newest['train/loss']:.3f}"
-        return [self.title, self.state, f"{self._share:.0%}" if self._newest else "", value, seconds]
+        return [self.title, self.state, f"{self._done:.0%}" if self._newest else "", value, seconds]
 
 
 def train_side_by_side(runs: Sequence[TrainingProcess], limit: int) -> int:
@@ -163,7 +163,7 @@ def _progress(runs: Sequence[TrainingProcess]) -> Iterator[Callable[[], None]]:
     """Yield a function that shows the states: a live table on a terminal, lines in a pipe."""
     console = Console(stderr=True)  # not opabinia.runtime.progress, which imports torch
     if not console.is_terminal or console.is_dumb_terminal:
-        yield _Lines(runs).print
+        yield _line_printer(runs)
         return
     with Live(_table(runs), console=console, auto_refresh=False) as live:
         yield lambda: live.update(_table(runs), refresh=True)
@@ -181,18 +181,16 @@ def _table(runs: Sequence[TrainingProcess]) -> Group:
     return Group(*lines)
 
 
-class _Lines:
-    """A line of a run whenever its state has changed, and from time to time."""
+def _line_printer(runs: Sequence[TrainingProcess]) -> Callable[[], None]:
+    """Return a function that prints the line of a run whenever its state has changed, and from time to time."""
+    printed: dict[str, tuple[str, float]] = {}
 
-    def __init__(self, runs: Sequence[TrainingProcess]) -> None:
-        self._runs = runs
-        self._printed: dict[str, tuple[str, float]] = {}
-
-    def print(self) -> None:
-        """Print the lines that are due."""
+    def print_lines() -> None:
         now = time.monotonic()
-        for run in self._runs:
-            state, at = self._printed.get(run.title, ("waiting", now))
+        for run in runs:
+            state, at = printed.get(run.title, ("waiting", now))
             if run.state != state or (run.is_running and now - at >= LINE_SECONDS):
                 print("  ".join(filter(None, run.cells)), file=sys.stderr, flush=True)
-                self._printed[run.title] = run.state, now
+                printed[run.title] = run.state, now
+
+    return print_lines

@@ -6,6 +6,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -89,7 +90,7 @@ def sweep(
 
 
 def _checked(record: Record, space: SearchSpace, count: int) -> tuple[list[TrialParams], str | None]:
-    """The trials known before the first run, and ``checkpoint.best`` of the recipe.
+    """Return the trials known before the first run, and ``checkpoint.best`` of the recipe.
 
     Raises:
         ConfigError: with every error in any config.
@@ -129,7 +130,8 @@ class _Series:
                 self._check_same_config(run)
                 changes = " ".join(f"{key}={text}" for key, text in run.changes.items())
                 _print_progress(f"run {number + 1} of {count}: {run.name} {changes}")
-                self._train(run, f"{number + 1} of {count}")
+                with _stopped_in(f"run {number + 1} of {count} ({run.name})"):
+                    self._train(run)
                 self._compared_by()
 
     def _append(self, params: TrialParams) -> Trial:
@@ -144,16 +146,11 @@ class _Series:
         overrides = self.space.overrides(run.changes)
         check_same_config(self.path.parent / run.name, self.record.recipe, overrides)
 
-    def _train(self, run: Trial, number: str) -> None:
-        from opabinia.runtime.signals import Stopped
+    def _train(self, run: Trial) -> None:
         from opabinia.training.sweep.runs import run_trial
 
         self.record.write(self.path)
-        try:
-            outcome = run_trial(self.record.recipe, self.space.overrides(run.changes), out=self.out, name=run.name)
-        except Stopped as stopped:
-            typer.echo(f"stopped in run {number} ({run.name}): the same command resumes", err=True)
-            raise SystemExit(stopped.exit_status) from None
+        outcome = run_trial(self.record.recipe, self.space.overrides(run.changes), out=self.out, name=run.name)
         if isinstance(outcome, str):
             run.failed = outcome
             typer.echo(f"{run.name} failed: {outcome}", err=True)
@@ -170,7 +167,7 @@ class _Series:
         return suggest(self.space, known, self.record.seed or 0, better)
 
     def _compared_by(self) -> tuple[str | None, Better]:
-        """The metric that runs are compared by (None while there are no scores) and its direction.
+        """Return the metric that runs are compared by (None while there are no scores) and its direction.
 
         Raises:
             ConfigError: there are scores, but not of this metric.
@@ -232,7 +229,7 @@ class _Series:
         return {"record": str(self.path), "metric": metric, "better": better, "best": best, "runs": ranked_runs}
 
     def _command(self, run: Trial) -> str:
-        """The command that trains ``run`` again, in another folder."""
+        """Return the command that trains ``run`` again, in another folder."""
         from opabinia.training.sweep.runs import drawn_seed
 
         words = ["opabinia", "train", self.record.recipe, *self.space.overrides(run.changes)]
@@ -260,7 +257,6 @@ def train_seeds(
         raise option_error(given[0], "--seeds sets the seed of every run: remove this")
     check_configs(recipe, changes.values())
 
-    from opabinia.runtime.signals import Stopped
     from opabinia.training.launch import run_folder_of
     from opabinia.training.sweep.runs import release_memory, train_or_resume
 
@@ -270,13 +266,9 @@ def train_seeds(
     scores = {}
     for number, (seed, folder) in enumerate(folders.items(), 1):
         _print_progress(f"run {number} of {len(numbers)}: {folder}")
-        try:
+        with _stopped_in(f"run {number} of {len(numbers)} (seed {seed})"):
             scores[seed] = train_or_resume(recipe, changes[seed], out=out, name=folder.name)
-        except Stopped as stopped:
-            typer.echo(f"stopped in run {number} of {len(numbers)} (seed {seed}): the same command resumes", err=True)
-            raise SystemExit(stopped.exit_status) from None
-        finally:
-            release_memory()
+        release_memory()
     path = folders[numbers[0]].parent / f"{name}-seeds.json"
     summaries = write_summary(path, recipe, overrides, scores)
     if as_json:
@@ -291,6 +283,18 @@ def train_seeds(
     ]
     print_cells(["score", "mean", "std", *(f"seed {seed}" for seed in numbers)], rows)
     print(f"{path} (after the last step of each run)")
+
+
+@contextmanager
+def _stopped_in(run: str) -> Iterator[None]:
+    """Name the run that a signal has stopped, and exit."""
+    from opabinia.runtime.signals import Stopped
+
+    try:
+        yield
+    except Stopped as stopped:
+        typer.echo(f"stopped in {run}: the same command resumes", err=True)
+        raise SystemExit(stopped.exit_status) from None
 
 
 def _number(value: float | None) -> str:

@@ -70,7 +70,7 @@ def print_scores(title: str, scores: Mapping[str, float]) -> None:
         task = name.split("/")[0] if name.count("/") > 1 else ""
         by_task.setdefault(task, {})[name.removeprefix(f"{task}/")] = value
     csv = [",".join(["csv", *(f"{value:.6g}" for value in scores.values())])]
-    tables = [_score_table(task, own) for task, own in by_task.items()]
+    tables = [_score_table(task, values) for task, values in by_task.items()]
     shown = tables[0] if len(tables) == 1 else Columns(tables)
     print_table(shown, title, *([] if sys.stdout.isatty() else csv), cut=True)
 

@@ -81,10 +81,10 @@ def train(
         if seeds is not None:
             from opabinia.cli.sweep import train_seeds
 
-            _check_unused(
-                "--resume", resume, "remove it: with --seeds the same command resumes the runs that are not finished"
-            )
-            _check_unused("--nproc", many, "remove it: --seeds trains in one process")
+            if resume is not None:
+                raise option_error("--resume", "remove it: with --seeds the same command resumes unfinished runs")
+            if many is not None:
+                raise option_error("--nproc", "remove it: --seeds trains in one process")
             return train_seeds(recipe, overrides or [], seeds, out=out, name=name, as_json=as_json)
         if many is not None and many.is_elastic and resume != "auto":
             raise option_error("--resume", "give auto: with --nnodes MIN:MAX any machine may begin or resume the run")
@@ -160,10 +160,3 @@ def _print_result(folder: Path, scores: dict[str, float], quiet: bool, as_json: 
     with redirect_stdout(io.StringIO() if quiet else sys.stdout):
         leave_report(folder)
         print_ending(folder)
-
-
-def _check_unused(option: str, value: object, message: str) -> None:
-    from opabinia.config import ConfigError, Problem
-
-    if value is not None:
-        raise ConfigError(Problem("command line", option, message))

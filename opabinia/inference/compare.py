@@ -13,33 +13,23 @@ from typing_extensions import TypedDict
 from opabinia.config import ConfigError, Problem
 from opabinia.contracts import Comparison, DrawOptions, Sample, Source
 from opabinia.inference.input_files import drawing_name, raise_skipped
-from opabinia.inference.load import load
+from opabinia.inference.load import RunModel
 from opabinia.inference.predictor import Predictor
 from opabinia.inference.sheets import Sheets
-from opabinia.inference.splits import open_split, task_of
+from opabinia.inference.splits import open_split, resolve_split, task_of
 from opabinia.runtime.files import disk_errors
 from opabinia.runtime.json_files import read_json
 from opabinia.runtime.log import logging_to
 from opabinia.runtime.progress import progress_bar
 from opabinia.runtime.text import plural, printable
 from opabinia.training.run_folder import resolve
-from opabinia.training.trained_model import Weights
 from opabinia.visualization.drawing import FRAME_COLORS, side_by_side
 
 T = TypeVar("T")
 
 
 def compare(
-    run: Path,
-    split: str,
-    out: Path,
-    *,
-    max_images: int = 60,
-    min_score: float = 0.5,
-    overrides: Sequence[str] = (),
-    checkpoint: str = "best",
-    weights: Weights | None = None,
-    device: str | None = None,
+    model: RunModel, split: str, out: Path | None = None, *, max_images: int = 60, min_score: float = 0.5
 ) -> None:
     """Draw ground truth and predictions of a run's data, the samples with most errors in the last evaluation first.
 
@@ -49,27 +39,25 @@ def compare(
     Videos are drawn as strips of the frames that the model saw; up to half of them are misclassified ones.
 
     Args:
-        run: the run folder.
-        split: ``train``, or the prefix of a validation set.
-        out: the folder to write.
+        model: the model of a run.
+        split: ``train``, the prefix of a validation set, or ``auto``: the first of these, else ``train``.
+        out: the folder to write; None: ``predictions/SPLIT`` in the run folder.
         max_images: number of samples.
-        min_score: of detections that are drawn.
-        overrides: ``key=value``, changes to the run's config.
-        checkpoint: see :func:`opabinia.load`.
-        weights: likewise.
-        device: likewise.
+        min_score: lowest score of detections that are drawn.
 
     Raises:
         ConfigError: there is no such run, checkpoint or split, or the task draws no ground truth of its samples.
         DataError: some samples could not be read; the others are drawn.
     """
     with logging_to(None):
-        resolved = resolve(run, overrides)
-        source, task = open_split(resolved, split), task_of(resolved, split)
-        predictor = load(run, overrides, checkpoint=checkpoint, weights=weights, device=device, task=task)
+        resolved = resolve(model.run, model.overrides)
+        split = resolve_split(resolved, split)
+        source, predictor = open_split(resolved, split), model.load(task_of(resolved, split))
+    out = out or model.run / "predictions" / split
     folder, options = out / "images", DrawOptions(min_score=min_score)
     errors, sheets = list[str](), Sheets(out)
-    indices = select_samples(predictor, run, evaluation_name(run, split, predictor), source, max_images)
+    evaluation = evaluation_name(model.run, split, predictor)
+    indices = select_samples(predictor, model.run, evaluation, source, max_images)
     with disk_errors(folder), progress_bar(f"predict {split}", len(indices)) as bar:
         folder.mkdir(parents=True, exist_ok=True)
         for number, index in enumerate(bar.track(indices)):
@@ -80,8 +68,7 @@ def compare(
                 errors.append(str(error))
                 continue
             if comparison is None:
-                task = type(predictor.task).__name__
-                message = f"{task} draws no ground truth of the samples of {split}"
+                message = f"{type(predictor.task).__name__} draws no ground truth of the samples of {split}"
                 raise ConfigError(Problem("command line", "--split", message))
             name, verdict = str(sample["id"]), comparison.verdict
             titles = [panel.title for panel in comparison.panels]

@@ -24,6 +24,7 @@ from opabinia.data.loader import DataError
 from opabinia.evaluation.retrieval.whitening import whitening
 from opabinia.inference.extract import ABOUT, extract
 from opabinia.inference.feature_files import load_array
+from opabinia.inference.load import RunModel
 from opabinia.inference.splits import ALL, AUTO, open_split, resolve_split
 from opabinia.runtime.files import disk_errors
 from opabinia.runtime.json_files import InvalidFile, read_json
@@ -31,7 +32,6 @@ from opabinia.runtime.log import log, logging_to
 from opabinia.runtime.progress import progress_bar
 from opabinia.runtime.text import plural
 from opabinia.training.run_folder import holds_run, resolve
-from opabinia.training.trained_model import Weights
 from opabinia.visualization.drawing import MAX_MARKED_CLASSES, contact_sheet, scatter_plot, stack_vertically, to_pil
 from opabinia.visualization.video_strips import representative_image
 
@@ -45,6 +45,16 @@ SAMPLES, NEIGHBORS, SIZE = 10, 9, 94
 class _About(TypedDict, total=False):
     run: str
     split: str
+
+
+def check_method(method: Method) -> None:
+    """Check for the library that a method needs.
+
+    Raises:
+        ConfigError: it is missing.
+    """
+    if method == "umap" and find_spec("umap") is None:
+        raise ConfigError(Problem("command line", "--method", "umap needs umap-learn: pip install umap-learn"))
 
 
 class EmbeddingSet(NamedTuple):
@@ -65,49 +75,42 @@ class EmbeddingSet(NamedTuple):
     about: Mapping[str, Any]
 
 
+def extract_embeddings(model: RunModel, split: str = AUTO) -> Path:
+    """Extract embeddings of a run's data into its ``map/SPLIT``, unless they are up to date, and return that folder:
+    extracted features of the user, perhaps of other layers, are not replaced.
+
+    Args:
+        model: the model of a run.
+        split: ``train``, the prefix of a validation set, or ``auto``: the first of them, else ``train``.
+
+    Raises:
+        ConfigError: there is no such run or split.
+    """
+    split = resolve_split(resolve(model.run), split)
+    if split == ALL:
+        raise ConfigError(Problem("command line", "--split", "a map shows one set: train, or a validation set"))
+    (folder,) = extract(model, model.run / "map" / split, splits=[split])
+    return folder
+
+
 def draw_map(
-    where: Path,
-    out: Path | None = None,
-    *,
-    split: str = AUTO,
-    method: Method = "pca",
-    column: str = "features",
-    max_samples: int = 5000,
-    checkpoint: str = "best",
-    weights: Weights | None = None,
-    device: str | None = None,
+    folder: Path, out: Path | None = None, *, method: Method = "pca", column: str = "features", max_samples: int = 5000
 ) -> Path:
     """Draw embeddings in two dimensions, marked by class, and below some samples with their nearest neighbors by
     cosine: those of the same class framed green, the others red.
 
     Args:
-        where: a folder of ``opabinia extract``; or a run folder, whose embeddings are first extracted into its
-            ``map/SPLIT``, unless they are up to date.
+        folder: a folder of ``opabinia extract``.
         out: the image to write; None: ``map-METHOD.png`` beside the features.
-        split: of a run: ``train``, the prefix of a validation set, or ``auto``: the first of them, else ``train``.
         method: principal components; or t-SNE (van der Maaten and Hinton 2008) or UMAP (McInnes et al. 2018), which
             preserve neighborhoods but not larger distances.
         column: the array that is drawn, by its name in the folder.
         max_samples: maximum number of samples, at even distances; neighbors are among these.
-        checkpoint: of a run, see :func:`opabinia.load`.
-        weights: likewise.
-        device: likewise.
 
     Raises:
-        ConfigError: there are no such features, run or split, or a library is missing.
+        ConfigError: there are no such features.
         DataError: there are too few samples.
     """
-    if method == "umap" and find_spec("umap") is None:
-        raise ConfigError(Problem("command line", "--method", "umap needs umap-learn: pip install umap-learn"))
-    folder = where
-    if holds_run(where):
-        split = resolve_split(resolve(where), split)
-        if split == ALL:
-            raise ConfigError(Problem("command line", "--split", "a map shows one set: train, or a validation set"))
-        # A separate folder, so that extracted features of the user, perhaps of other layers, are not replaced.
-        (folder,) = extract(
-            where, where / "map" / split, splits=[split], checkpoint=checkpoint, weights=weights, device=device
-        )
     embeddings = read_embeddings(folder, column, max_samples)
     with logging_to(None):
         source = find_source(embeddings)
@@ -222,9 +225,9 @@ class Neighbor(NamedTuple):
     """A sample beside others.
 
     Attributes:
-        image: of the sample.
+        image: image of the sample.
         texts: name of its class, empty if it has none; of a neighbor also the cosine.
-        verdict: of a neighbor, ``right`` if it has the class of the first sample, else ``wrong``; None without classes.
+        verdict: for a neighbor ``right`` if it has the class of the first sample, else ``wrong``; None without classes.
     """
 
     image: Image.Image

@@ -6,7 +6,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
 from importlib.util import find_spec
@@ -30,7 +30,7 @@ from opabinia.data.sampling.batches import evaluation_batches
 from opabinia.engine.loop.prefetch import PrefetchedBatch, lookahead, prefetch, to_host, with_bar
 from opabinia.inference.feature_files import IDS, FeatureRows, NpyFiles, Parquet, read_rows
 from opabinia.inference.layer_names import LayerFeatures
-from opabinia.inference.load import load
+from opabinia.inference.load import RunModel
 from opabinia.inference.predictor import Predictor
 from opabinia.inference.splits import ALL, AUTO, expand_splits, select_split, task_of
 from opabinia.runtime.device import autocast
@@ -49,7 +49,6 @@ from opabinia.runtime.processes import all_gather, from_rank_zero, is_rank_zero,
 from opabinia.runtime.progress import progress_bar
 from opabinia.runtime.text import plural
 from opabinia.training.run_folder import build_parts, chosen_checkpoint, process_group_options, resolve
-from opabinia.training.trained_model import Weights
 
 Format = Literal["npy", "parquet"]
 
@@ -64,16 +63,12 @@ _RESUMES = "the same command resumes from what is written"
 
 
 def extract(
-    folder: Path,
+    model: RunModel,
     out: Path | None = None,
-    overrides: Sequence[str] = (),
     *,
     splits: Sequence[str] = (AUTO,),
     layers: Sequence[str] = (),
     form: Format = "npy",
-    checkpoint: str = "best",
-    weights: Weights | None = None,
-    device: str | None = None,
     task: str = "",
 ) -> list[Path]:
     """Write features of a run's datasets, each sample once in the order of its source, and return their folders.
@@ -90,17 +85,15 @@ def extract(
     same call resumes after an interruption, on any number of processes.
 
     Args:
-        folder: the run folder.
+        model: the model of a run.
         out: the folder to write, or the parent of several; None: ``features/SPLIT`` in the run folder. Earlier features
             there are replaced, unless they are up to date.
-        overrides: ``key=value``.
         splits: ``train``, prefixes of validation sets, ``all``, or ``auto``: the first validation set, else ``train``.
         layers: names of modules that the task uses in prediction
             (:func:`opabinia.inference.layer_names.resolve_layer_names`); their outputs are flattened to one row per
             sample. ``embedding`` is the task's own; without ``layers`` it is the only one, as ``features``.
-        form: of the files.
-        checkpoint, weights, device: see :func:`opabinia.load`.
-        task: of a multi-task run, whose features are written; empty: for each dataset the task it is for.
+        form: format of the files.
+        task: the task of a multi-task run whose features are written; empty: for each dataset the task it is for.
 
     Raises:
         ConfigError: there is no such run, checkpoint, split or layer; or ``out`` holds something else.
@@ -108,23 +101,24 @@ def extract(
         DataMismatch: a layer cannot be used here.
         FolderInUse: another process is writing there.
     """
-    path = chosen_checkpoint(folder, checkpoint)
-    resolved = resolve(folder, overrides)
+    path = chosen_checkpoint(model.run, model.checkpoint)
+    resolved = resolve(model.run, model.overrides)
     names = expand_splits(resolved, splits)
     if form == "parquet" and find_spec("pyarrow") is None:
         raise ConfigError(Problem("command line", "--format", "parquet needs pyarrow: pip install 'opabinia[tables]'"))
     options = process_group_options(resolved.config)
-    with process_group(**{**options, "device": device or options["device"]}), logging_to(None), ExitStack() as locks:
+    options["device"] = model.device or options["device"]
+    with process_group(**options), logging_to(None), ExitStack() as locks:
         path = from_rank_zero(lambda: path)
         for name in {IDS, FEATURES, *LABEL_FILES.values()}.intersection(layers):
             raise ConfigError(Problem("command line", "--layers", f"{name}.npy is the file of something else"))
         columns = {name: name for name in layers} or {FEATURES: EMBEDDING}
-        load_task = partial(load, folder, overrides, checkpoint=str(path), weights=weights, device=device)
         tasks = {name: task or task_of(resolved, name) for name in names}
-        predictors = {name: load_task(task=name) for name in dict.fromkeys(tasks.values())}
+        chosen = replace(model, checkpoint=str(path))
+        predictors = {name: chosen.load(name) for name in dict.fromkeys(tasks.values())}
         digest = blake2b((path / "state.json").read_bytes(), digest_size=8).hexdigest()
         about = {"checkpoint": path.name, "digest": digest} | ({"of_task": task} if task else {})
-        parent = out or folder / FEATURES
+        parent = out or model.run / FEATURES
         is_single = out is not None and len(names) == 1 and ALL not in splits
         targets = [parent] if is_single else [parent / name for name in names]
         jobs = [
@@ -134,7 +128,7 @@ def extract(
         unfinished = [job for job in jobs if not write_missing(job, locks, form)]
         # At the end of all: no process waits while the first one merges the shards.
         for job in unfinished if is_rank_zero() else ():
-            merge(job, folder, form)
+            merge(job, model.run, form)
         return targets
 
 
@@ -149,10 +143,10 @@ class ExtractJob:
         out: the folder of the final files.
         about: description of the features; if it changes they are recomputed.
         predictor: the model.
-        features: of its layers.
-        reader: of the samples.
-        batch_size: samples in one forward pass.
-        workers: loader processes.
+        features: computes features of its layers.
+        reader: reads the samples.
+        batch_size: number of samples in one forward pass.
+        workers: number of loader processes.
     """
 
     out: Path
@@ -243,7 +237,7 @@ def write_missing(job: ExtractJob, locks: ExitStack, form: Format) -> bool:
     Args:
         job: the dataset.
         locks: keeps other commands out until it is closed.
-        form: of the final files.
+        form: format of the final files.
 
     Raises:
         ConfigError: the processes do not share a disk; or see :func:`prepare_shards`.
@@ -390,9 +384,9 @@ def write_rows(rows: Iterable[FeatureRows], writer: NpyFiles | Parquet) -> int:
     """
     count = 0
     with closing(writer):
-        for part in rows:
-            writer.append(part)
-            count += len(part.ids)
+        for batch in rows:
+            writer.append(batch)
+            count += len(batch.ids)
     if not count:
         raise DataError("there are no samples to extract features of")
     return count

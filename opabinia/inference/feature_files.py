@@ -16,9 +16,8 @@ from opabinia.runtime.json_files import InvalidFile, read_json
 
 IDS = "ids"
 
-_ROW_GROUP = 8192
-"""Rows of a Parquet row group."""
-_MAX_PENDING_BYTES = 2**27
+MAX_BYTES = 2**27
+"""Size of rows that are read at once, and are a row group of a Parquet table."""
 
 
 class FeatureRows(NamedTuple):
@@ -26,7 +25,7 @@ class FeatureRows(NamedTuple):
 
     Attributes:
         columns: arrays with a row per sample, by name.
-        ids: of the samples.
+        ids: names of the samples.
     """
 
     columns: dict[str, NDArray[Any]]
@@ -115,17 +114,18 @@ def load_array(path: Path) -> NDArray[Any]:
     return cast(NDArray[Any], array)
 
 
-def read_rows(folder: Path, rows: int = 256) -> Iterator[FeatureRows]:
-    """Yield the rows that :class:`NpyFiles` has written, some at a time; they are never all in memory."""
+def read_rows(folder: Path) -> Iterator[FeatureRows]:
+    """Yield the rows that :class:`NpyFiles` has written, at most :data:`MAX_BYTES` at a time."""
     ids = read_json(folder / f"{IDS}.json", list[str])
     if not ids:
         return
     columns = {path.stem: load_array(path) for path in sorted(folder.glob("*.npy"))}
     if wrong := [name for name, values in columns.items() if len(values) != len(ids)]:
         raise InvalidFile(f"{folder / wrong[0]}.npy: {len(columns[wrong[0]])} rows for {len(ids)} ids")
-    for first in range(0, len(ids), rows):
-        part = slice(first, first + rows)
-        yield FeatureRows({name: values[part] for name, values in columns.items()}, ids[part])
+    count = max(1, MAX_BYTES * len(ids) // sum(values.nbytes for values in columns.values()))
+    for first in range(0, len(ids), count):
+        rows = slice(first, first + count)
+        yield FeatureRows({name: values[rows] for name, values in columns.items()}, ids[rows])
 
 
 class Parquet:
@@ -134,41 +134,22 @@ class Parquet:
     def __init__(self, folder: Path) -> None:
         self._path = folder / "features.parquet"
         self._file: Any = None
-        self._pending: list[FeatureRows] = []
+        self._first: dict[str, NDArray[Any]] = {}
 
     def append(self, rows: FeatureRows) -> None:
-        """Write further rows, or keep them until there are enough for a row group.
+        """Write further rows as a row group.
 
         Raises:
             DataMismatch: their shape or type differs from those before.
         """
-        for name, values in rows.columns.items() if self._pending else ():
-            _check_same_rows(name, self._pending[0].columns[name], values)
-        self._pending.append(rows)
-        size = sum(values.nbytes for pending in self._pending for values in pending.columns.values())
-        if sum(len(pending.ids) for pending in self._pending) >= _ROW_GROUP or size >= _MAX_PENDING_BYTES:
-            self._flush()
-
-    def close(self) -> None:
-        """Write pending rows and close the file."""
-        if self._pending:
-            self._flush()
-        if self._file is not None:
-            self._file.close()
-
-    def _flush(self) -> None:
         import pyarrow
         from pyarrow import parquet
 
         # File names need not be valid UTF-8: such bytes are escaped, as in the file of ids.
-        ids = [
-            sample_id.encode("utf-8", "backslashreplace").decode("utf-8")
-            for rows in self._pending
-            for sample_id in rows.ids
-        ]
+        ids = [sample_id.encode("utf-8", "backslashreplace").decode("utf-8") for sample_id in rows.ids]
         columns: dict[str, Any] = {IDS: ids}
-        for name in self._pending[0].columns:
-            values = np.concatenate([rows.columns[name] for rows in self._pending])
+        for name, values in rows.columns.items():
+            _check_same_rows(name, self._first.setdefault(name, values[:0]), values)
             columns[name] = pyarrow.array(values.ravel())
             if values.ndim > 1:
                 columns[name] = pyarrow.FixedSizeListArray.from_arrays(columns[name], values.shape[1])
@@ -176,4 +157,8 @@ class Parquet:
         if self._file is None:
             self._file = parquet.ParquetWriter(self._path, table.schema)
         self._file.write_table(table)
-        self._pending = []
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()

@@ -48,8 +48,8 @@ def predict_frames(
         names: files, URLs and cameras, see :func:`opabinia.data.decoding.sequential.read_frames`.
         out: the folder to write.
         every: seconds from a frame to the next one that is predicted; 0: all frames.
-        max_frames: of each video; None: all.
-        min_score: of detections that are drawn and printed.
+        max_frames: maximum number of frames of each video; None: all.
+        min_score: lowest score of detections that are drawn and printed.
 
     Raises:
         DataError: some videos could not be read, or not to their end; everything else is written.

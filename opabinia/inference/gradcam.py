@@ -56,7 +56,7 @@ def last_feature_map_layer(model: nn.Module, score: Score, size: tuple[int, int]
 
     Args:
         model: in evaluation mode.
-        score: of a batch whose images require a gradient.
+        score: score of a batch whose images require a gradient.
         size: height and width of the images.
 
     Raises:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ def load(
             timm's, or of a system whose names are known (:mod:`opabinia.migration.weights`).
         classes: names of the classes of the weights in a file; empty: those of the recipe's data.
         device: ``cpu``, ``cuda``, ``mps`` or ``auto``; None takes the device of the run's config.
-        task: of a multi-task run, the task whose model is wanted, as from a run of it alone, or several; empty: all
+        task: the task of a multi-task run whose model is wanted, as from a run of it alone, or several; empty: all
             that predict something for an image, see :mod:`opabinia.inference.multitask`.
 
     Raises:
@@ -63,3 +64,25 @@ def load(
 
         return predictor_of(trained, names, **options)
     return Predictor(trained.task, trained.transforms, trained.dataset_info, views=trained.views, **options)
+
+
+@dataclass(frozen=True)
+class RunModel:
+    """The choice of a run's model.
+
+    Attributes:
+        run: the run folder.
+        overrides: ``key=value``, changes to the run's config.
+        checkpoint, weights, device: see :func:`load`.
+    """
+
+    run: Path
+    overrides: Sequence[str] = ()
+    checkpoint: str = "best"
+    weights: Weights | None = None
+    device: str | None = None
+
+    def load(self, task: str | Sequence[str] = ()) -> Predictor:
+        """Load the model, of a multi-task run that of some tasks; see :func:`load`."""
+        options: dict[str, Any] = {"checkpoint": self.checkpoint, "weights": self.weights, "device": self.device}
+        return load(self.run, self.overrides, task=task, **options)

@@ -20,22 +20,23 @@ class MultitaskPredictor(Predictor):
 
     Args:
         task: the trained model with these tasks.
-        parts: predictors of tasks that see the same images.
+        predictors: predictors of tasks that see the same images.
         options: see :class:`opabinia.inference.predictor.Predictor`.
     """
 
-    def __init__(self, task: Multitask, parts: Sequence[Predictor], **options: Any) -> None:
-        super().__init__(task, parts[0].transforms, task.dataset_info, **options)
-        self.parts, self._choice = parts, f"name it with --task: {', '.join(task.tasks)}"
+    def __init__(self, task: Multitask, predictors: Sequence[Predictor], **options: Any) -> None:
+        super().__init__(task, predictors[0].transforms, task.dataset_info, **options)
+        self.predictors, self._choice = predictors, f"name it with --task: {', '.join(task.tasks)}"
 
     def _transformed(self, sample: Sample) -> Sample:
-        parts = [part.transform(sample) for part in self.parts]
-        return {**parts[0], "parts": parts}
+        inputs = [predictor.transform(sample) for predictor in self.predictors]
+        return {**inputs[0], "inputs": inputs}
 
     def tensors(self, samples: Sequence[Sample]) -> list[dict[str, Tensor]]:
         """See :meth:`opabinia.inference.predictor.Predictor.tensors`."""
         columns = [
-            part.tensors([sample["parts"][number] for sample in samples]) for number, part in enumerate(self.parts)
+            predictor.tensors([sample["inputs"][number] for sample in samples])
+            for number, predictor in enumerate(self.predictors)
         ]
         return [
             {name: value for tensors in row for name, value in tensors.items()} for row in zip(*columns, strict=True)
@@ -65,8 +66,8 @@ def predictor_of(trained: TrainedModel, names: Sequence[str], **options: Any) ->
 
     Args:
         trained: the model.
-        names: of the tasks; empty: all that predict something for an image.
-        options: of :class:`opabinia.inference.predictor.Predictor`.
+        names: names of the tasks; empty: all that predict something for an image.
+        options: options of :class:`opabinia.inference.predictor.Predictor`.
 
     Raises:
         ConfigError: the model has no such task.
@@ -83,14 +84,14 @@ def predictor_of(trained: TrainedModel, names: Sequence[str], **options: Any) ->
     if len(names) == 1:
         (name,) = names
         dataset_info = task.dataset_info.streams[task.stream_of(name)]
-        own = reading[name]
-        return Predictor(task.single_task(name), own.transforms, dataset_info, views=own.views, **options)
+        group = reading[name]
+        return Predictor(task.single_task(name), group.transforms, dataset_info, views=group.views, **options)
     selected = task.select(names or task.predicting_tasks())
-    groups: dict[tuple[int, int | None], list[str]] = {}
+    by_reading: dict[tuple[int, int | None], list[str]] = {}
     for name in selected.tasks:
-        groups.setdefault((id(reading[name]), task.size_multiple_of(name)), []).append(name)
-    parts = [
+        by_reading.setdefault((id(reading[name]), task.size_multiple_of(name)), []).append(name)
+    predictors = [
         Predictor(selected.select(group), reading[group[0]].transforms, task.dataset_info, **options)
-        for group in groups.values()
+        for group in by_reading.values()
     ]
-    return MultitaskPredictor(selected, parts, **options)
+    return MultitaskPredictor(selected, predictors, **options)

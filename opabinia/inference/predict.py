@@ -13,6 +13,7 @@ from opabinia.config import ConfigError, Problem
 from opabinia.contracts import DrawOptions
 from opabinia.contracts.presenting import save_image
 from opabinia.data.decoding.sequential import is_video
+from opabinia.evaluation.retrieval.distances import nearest as nearest_rows
 from opabinia.inference.frames import predict_frames
 from opabinia.inference.input_files import (
     InputBatch,
@@ -22,14 +23,12 @@ from opabinia.inference.input_files import (
     read_batches,
     write_lines,
 )
-from opabinia.inference.load import load
 from opabinia.inference.predictor import Predictor, group_by_size
+from opabinia.inference.retrieval.gallery import Gallery, embed_files, embed_gallery
 from opabinia.inference.sheets import Sheets
-from opabinia.runtime.log import logging_to
 from opabinia.runtime.progress import progress_bar
 from opabinia.runtime.storage import shown_path
 from opabinia.runtime.text import plural, printable
-from opabinia.training.trained_model import Weights
 from opabinia.visualization.drawing import contact_sheet, overlay_heatmap, to_pil
 from opabinia.visualization.video_strips import representative_image
 
@@ -38,18 +37,13 @@ EXPLAINED = 256
 
 
 def predict(
-    run: Path,
+    predictor: Predictor,
     paths: Sequence[Path | str],
     out: Path,
     *,
     explain: bool = False,
     min_score: float = 0.5,
     max_frames: int | None = None,
-    overrides: Sequence[str] = (),
-    checkpoint: str = "best",
-    weights: Weights | None = None,
-    device: str | None = None,
-    task: Sequence[str] = (),
 ) -> None:
     """Print and write predictions of images and of all images in folders; of videos if the task learns from clips.
 
@@ -61,21 +55,17 @@ def predict(
     videos. Files that cannot be read are reported and skipped.
 
     Args:
-        run: the run folder.
+        predictor: the model.
         paths: images or videos, and folders of them.
         out: the folder to write.
         explain: also write each image with a heatmap of the evidence for its prediction to ``explained``.
-        min_score: of detections that are drawn and printed; predictions.jsonl has all of them.
-        max_frames: of each video of which a model of images predicts the frames; None: all.
-        overrides: ``key=value``, changes to the run's config.
-        checkpoint, weights, device, task: see :func:`opabinia.load`.
+        min_score: lowest score of detections that are drawn and printed; predictions.jsonl has all of them.
+        max_frames: maximum number of frames of a video that a model of images predicts; None: all.
 
     Raises:
-        ConfigError: there is no such run, checkpoint, file or folder, or the predictions cannot be explained.
+        ConfigError: there is no such file or folder, or the predictions cannot be explained.
         DataError: some files could not be read; everything else is written.
     """
-    with logging_to(None):
-        predictor = load(run, overrides, checkpoint=checkpoint, weights=weights, device=device, task=task)
     streams = [str(path) for path in paths if is_video(str(path))]
     if streams and not predictor.takes_video:
         if explain or len(streams) < len(paths):
@@ -115,7 +105,7 @@ def predict(
 
 
 def retrieve(
-    run: Path,
+    predictor: Predictor,
     paths: Sequence[Path | str],
     gallery: Path,
     out: Path,
@@ -123,11 +113,6 @@ def retrieve(
     nearest: int = 10,
     rerank: bool = False,
     explain: bool = False,
-    overrides: Sequence[str] = (),
-    checkpoint: str = "best",
-    weights: Weights | None = None,
-    device: str | None = None,
-    task: Sequence[str] = (),
 ) -> None:
     """Print and write the images of a gallery that are nearest to each query, by the cosine of their embeddings.
 
@@ -137,30 +122,23 @@ def retrieve(
     framed in green, others in red, and those that evaluations ignore (same identity, same camera) in gray.
 
     Args:
-        run: the run folder.
+        predictor: the model.
         paths: query images, and folders of them.
         gallery: the folder that is searched.
         out: the folder to write.
         nearest: maximum number of matches per query.
         rerank: re-rank them, see :meth:`opabinia.inference.retrieval.gallery.Gallery.with_reranking`.
         explain: also write each query with a heatmap of the evidence for its similarity to the nearest match.
-        overrides: ``key=value``, changes to the run's config.
-        checkpoint, weights, device, task: see :func:`opabinia.load`.
 
     Raises:
-        ConfigError: there is no such run, checkpoint, file or folder, or similarities cannot be explained.
+        ConfigError: there is no such file or folder, or similarities cannot be explained.
         DataError: some files could not be read; everything else is written.
     """
-    from opabinia.evaluation.retrieval.distances import nearest as nearest_rows
-    from opabinia.inference.retrieval.gallery import Gallery, embed_files, embed_gallery
-
-    with logging_to(None):
-        predictor = load(run, overrides, checkpoint=checkpoint, weights=weights, device=device, task=task)
     queries = list(find_files(paths, videos=predictor.takes_video))
-    others = list(find_files([gallery], videos=predictor.takes_video))
+    images = list(find_files([gallery], videos=predictor.takes_video))
     errors = list[str]()
-    kept, features = embed_gallery(predictor, others, gallery, errors)
-    searched = Gallery(kept, gallery, lambda embeddings, k: nearest_rows(embeddings, features, k), features.__getitem__)
+    readable, features = embed_gallery(predictor, images, gallery, errors)
+    searched = Gallery(readable, gallery, lambda rows, k: nearest_rows(rows, features, k), features.__getitem__)
     searched = searched.with_reranking() if rerank else searched
     lines: list[dict[str, Any]] = []
     with progress_bar("predict", len(queries), unit="images") as bar:
@@ -173,20 +151,20 @@ def retrieve(
                 _write_heatmaps(out, len(lines), batch, predictor, errors, toward)
             for (path, original, _), matches in bar.track(zip(batch, by_query, strict=True)):
                 samples = [original, *(predictor.read(match.path) for match in matches)]
-                images = [to_pil(representative_image(sample)) for sample in samples]
+                drawn = [to_pil(representative_image(sample)) for sample in samples]
                 captions = [
                     (path.name, "query"),
                     *((match.path.name, f"{match.distance:.3f}") for match in matches),
                 ]
                 frames = [None, *(match.verdict for match in matches)]
-                sheet = contact_sheet(images, captions, columns=len(images), size=120, frames=frames)
+                sheet = contact_sheet(drawn, captions, columns=len(drawn), size=120, frames=frames)
                 save_image(out / "sheets" / f"{drawing_name(len(lines), path.name)}.png", sheet)
                 first = f"{shown_path(matches[0].path)}, distance {matches[0].distance:.3f}" if matches else "none"
                 print(printable(f"{shown_path(path)}  nearest: {first}"))
                 lines.append({"path": shown_path(path), "nearest": [match.to_json() for match in matches]})
     write_lines(out, lines)
     print(f"{plural(len(lines), 'image')}; predictions.jsonl and sheets are in {out}")
-    raise_skipped(errors, len(queries) + len(others))
+    raise_skipped(errors, len(queries) + len(images))
 
 
 def _write_heatmaps(

@@ -75,11 +75,11 @@ class Predictor:
 
     Args:
         task: the trained model.
-        transforms: of the validation data.
-        dataset_info: of the training data.
-        channels: of images as they are read, before the transforms: 1 gray, 3 color.
+        transforms: transforms of the validation data.
+        dataset_info: description of the training data.
+        channels: number of channels of images as they are read, before the transforms: 1 gray, 3 color.
         device: where the model computes.
-        precision: of its forward passes.
+        precision: precision of its forward passes.
         batch_size: images in one forward pass.
         views: number of clips and crops of a video; None: one view, as the transforms give it.
         weights: ``raw`` or ``ema``, whichever the model has.
@@ -136,9 +136,9 @@ class Predictor:
         """Return predictions for a list of images in its order, or for a single image.
 
         Args:
-            images: of any size each.
-            order: of the colors in arrays and tensors: OpenCV reads images as ``BGR``. Files and PIL images have their
-                own.
+            images: inputs of any size each.
+            order: order of the colors in arrays and tensors: OpenCV reads images as ``BGR``. Files and PIL images say
+                theirs.
 
         Raises:
             ValueError: an input is not an image, or of an unknown form; the text says which.
@@ -235,9 +235,9 @@ class Predictor:
         """
         groups = group_by_size(samples)
         with torch.no_grad(), autocast(self.device, self.precision):
-            parts = [self._embed(self._collate([samples[index] for index in indices])) for indices in groups]
+            embedded = [self._embed(self._collate([samples[index] for index in indices])) for indices in groups]
         order = torch.tensor([index for indices in groups for index in indices]).argsort()
-        embeddings = torch.cat(parts).float()[order]
+        embeddings = torch.cat(embedded).float()[order]
         finite = embeddings.isfinite().all(1).tolist()
         if not all(finite):
             names = ", ".join(str(sample["id"]) for sample, valid in zip(samples, finite, strict=True) if not valid)

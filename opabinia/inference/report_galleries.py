@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, compress
@@ -79,10 +79,8 @@ def training_samples(source: Source, predictor: Predictor) -> list[Gallery]:
     return [Gallery("Some of the training data", [GalleryRow(images)], note, of_data=True)]
 
 
-def validation_galleries(
-    run: Path, split: str, source: Source, predictor: Predictor
-) -> list[Callable[[], list[Gallery]]]:
-    """Return functions that build the galleries of a validation set.
+def validation_galleries(run: Path, split: str, source: Source, predictor: Predictor) -> Iterator[Gallery]:
+    """Yield the galleries of a validation set.
 
     Images of one class each get a gallery of mistakes if ``probabilities`` are predicted. Other samples get the
     comparisons that are drawn of them (:meth:`opabinia.contracts.Presenter.compare`); without any, ``embedding`` gives
@@ -91,12 +89,14 @@ def validation_galleries(
     evaluation = compare.evaluation_name(run, split, predictor)
     indices = compare.select_samples(predictor, run, evaluation, source, VIDEOS if predictor.takes_video else COMPARED)
     if not indices:
-        return []
+        return
     is_compared = predictor.takes_video or source.info.single_labels is None
     if is_compared and compare.compare_sample(predictor, source[indices[0]], source.classes, OPTIONS) is not None:
         counted = compare.evaluation_details(run, evaluation).get("counted")
-        return [partial(_comparisons, source, predictor, indices, counted["min_score"] if counted else None)]
-    return [partial(_queries, run, evaluation, source), partial(_predictions, run, evaluation, source, predictor)]
+        yield _comparisons(source, predictor, indices, counted["min_score"] if counted else None)
+    else:
+        yield from _queries(run, evaluation, source)
+        yield from _predictions(run, evaluation, source, predictor)
 
 
 # --- choice of samples ------------------------------------------------------------------------------------------------
@@ -116,8 +116,8 @@ def spread_samples(count: int, labels: Indices | None, most: int) -> list[int]:
     groups = np.split(order, np.flatnonzero(np.diff(labels[order])) + 1)
     per_class = max(8, most // len(groups))
     shuffled = np.random.default_rng(0).permutation(len(groups))
-    taken = [index for number in shuffled for index in compare.evenly_spaced(groups[number].tolist(), per_class)]
-    return sorted(taken[:most])
+    selected = [index for number in shuffled for index in compare.evenly_spaced(groups[number].tolist(), per_class)]
+    return sorted(selected[:most])
 
 
 def round_robin(labels: Indices | None, indices: Sequence[int], most: int) -> list[int]:
@@ -152,9 +152,7 @@ def _ground_truth(presenter: Presenter, sample: Sample, classes: Sequence[str]) 
 # --- comparisons ------------------------------------------------------------------------------------------------------
 
 
-def _comparisons(
-    source: Source, predictor: Predictor, indices: Sequence[int], min_score: float | None
-) -> list[Gallery]:
+def _comparisons(source: Source, predictor: Predictor, indices: Sequence[int], min_score: float | None) -> Gallery:
     """Return a gallery of ground truth beside predictions; of a detector those that its tables of errors count."""
     options = OPTIONS if min_score is None else OPTIONS._replace(min_score=min_score)
     rows: list[GalleryRow] = []
@@ -168,7 +166,7 @@ def _comparisons(
                 rows.append(GalleryRow(images, str(sample["id"])))
     note = "samples with most errors in the last evaluation first"
     note += "" if min_score is None else f"; detections with a score of at least {min_score:.3g}"
-    return [Gallery("Ground truth and predictions", rows, note)]
+    return Gallery("Ground truth and predictions", rows, note)
 
 
 # --- retrieval --------------------------------------------------------------------------------------------------------
@@ -213,11 +211,11 @@ def _predictions(run: Path, evaluation: str, source: Source, predictor: Predicto
         if len(first["probabilities"]) != len(source.classes):
             return []
         cells = compare.evaluation_details(run, evaluation).get("confusion", [])
-        confusions = sorted(((count, row, column) for row, column, count in cells if row != column), reverse=True)
+        confusions = sorted(((count, label, other) for label, other, count in cells if label != other), reverse=True)
         suspects = compare.worst_samples(run, evaluation, source)
         if labels is not None:
-            for row in {row for _, row, _ in confusions[:PAIRS]}:
-                suspects += compare.evenly_spaced(np.flatnonzero(labels == row).tolist(), PREDICTED_PER_CLASS)
+            for label in {label for _, label, _ in confusions[:PAIRS]}:
+                suspects += compare.evenly_spaced(np.flatnonzero(labels == label).tolist(), PREDICTED_PER_CLASS)
         chosen = list(dict.fromkeys([*suspects, *indices]))
         with progress_bar("predict", len(chosen)) as bar:
             outcomes = list(map(partial(_outcome, source), chosen, bar.track(_predict(source, chosen, predictor))))
@@ -296,8 +294,8 @@ def _mistakes(
     predictions.
 
     Args:
-        source: of the samples.
-        outcomes: of those that were predicted.
+        source: source of the samples.
+        outcomes: outcomes of samples that were predicted.
         evaluated: number of samples in the last evaluation; 0 without one.
         confusions: its mistakes, (number of them, class, predicted class), most frequent first.
     """
@@ -306,7 +304,7 @@ def _mistakes(
     unsure = sorted((outcome for outcome in outcomes if outcome.correct), key=lambda outcome: outcome.confidence)
     if evaluated:
         counted = f"{sum(count for count, _, _ in confusions):,} of {evaluated:,} samples are wrong"
-        pairs = [((names[row], names[column]), count) for count, row, column in confusions[:PAIRS]]
+        pairs = [((names[label], names[other]), count) for count, label, other in confusions[:PAIRS]]
     else:
         counted = f"{len(wrong):,} of {len(outcomes):,} predicted samples are wrong"
         pairs = Counter((outcome.truth, outcome.predicted) for outcome in wrong).most_common(PAIRS)
@@ -343,22 +341,18 @@ def _embedding_galleries(
     if len(indices) < 3:
         return []
     numbers = np.asarray(indices)
-    own_labels = np.full(len(indices), -1) if labels is None else labels[numbers]
-    embeddings = maps.EmbeddingSet(features, own_labels.astype(np.int64), numbers, len(source), {"split": "embeddings"})
-    names = [str(name) for name in source.classes] or [str(number) for number in range(int(own_labels.max()) + 1)]
+    shown_labels = (np.full(len(indices), -1) if labels is None else labels[numbers]).astype(np.int64)
+    embeddings = maps.EmbeddingSet(features, shown_labels, numbers, len(source), {"split": "embeddings"})
+    names = [str(name) for name in source.classes] or [str(number) for number in range(int(shown_labels.max()) + 1)]
     note = f"{len(indices)} of {len(source):,} samples; at most {MAX_MARKED_CLASSES} classes have a mark of their own"
     methods: tuple[maps.Method, ...] = ("pca", "tsne")
-    scatters = [
-        GalleryImage(
-            _shrink(maps.draw_scatter(embeddings, names, method), WIDE), f"by {maps.METHOD_NAMES[method]}", "drawn"
-        )
-        for method in methods
-    ]
+    scatters = [(_shrink(maps.draw_scatter(embeddings, names, method), WIDE), method) for method in methods]
+    drawn = [GalleryImage(image, f"by {maps.METHOD_NAMES[method]}", "drawn") for image, method in scatters]
     rows = [
         GalleryRow([GalleryImage(_shrink(image, THUMBNAIL), " ".join(texts), verdict) for image, texts, verdict in row])
         for row in maps.neighbor_rows(embeddings, source, names)
     ]
     return [
-        Gallery("Map of embeddings", [GalleryRow(scatters)], note),
+        Gallery("Map of embeddings", [GalleryRow(drawn)], note),
         Gallery("Nearest neighbors", rows, "some samples (first in each row) and their nearest neighbors, with cosine"),
     ]

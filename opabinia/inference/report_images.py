@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from opabinia.config import ConfigError, Resolved
 from opabinia.config.datasets import validation_sets
 from opabinia.contracts import DataMismatch, Source
 from opabinia.data.check import count_per_class
 from opabinia.data.loader import DataError
-from opabinia.inference.load import load
-from opabinia.inference.predictor import Predictor
+from opabinia.inference.load import RunModel
 from opabinia.inference.report_galleries import THUMBNAIL, Gallery, GalleryImage, training_samples, validation_galleries
 from opabinia.inference.splits import open_split, split_sources, task_of
 from opabinia.runtime.files import disk_errors, temporary_folder
@@ -25,7 +24,6 @@ from opabinia.runtime.log import log, logging_to
 from opabinia.runtime.progress import progress_bar
 from opabinia.training.run_folder import build_parts, chosen_checkpoint, resolve
 from opabinia.training.schedule_preview import chart_panels, schedule_preview
-from opabinia.training.trained_model import Weights
 from opabinia.visualization.report.images import FOLDER, INDEX
 
 FORMAT = 5
@@ -40,7 +38,7 @@ class ReportContents:
     """The images and tables of a report.
 
     Attributes:
-        galleries: of images.
+        galleries: rows of images under headings.
         counts: for each split its name (``set``), and the number of samples in total and of each class.
         batches: charts of batch shapes over time, if they change.
         missing: messages about what could not be read.
@@ -52,95 +50,64 @@ class ReportContents:
     missing: list[str] = field(default_factory=list)
 
 
-def collect(run: Path, *, checkpoint: str = "best", weights: Weights | None = None, device: str | None = None) -> None:
+def write_images(model: RunModel) -> None:
     """Write images for the report of a run into ``pictures`` in its folder, with an ``index.json``.
 
     They show the training data, the first validation set, and predictions for some of its samples; of a multi-task run
     those of each task. Data that no longer exists is mentioned in the index. Nothing is done if the images are of the
     same checkpoint and evaluation.
 
-    Args:
-        run: the run folder.
-        checkpoint: see :func:`opabinia.load`.
-        weights: likewise.
-        device: likewise.
-
     Raises:
         ConfigError: there is no such run or checkpoint, or it is damaged.
         DiskError: the folder cannot be written.
     """
-    path = chosen_checkpoint(run, checkpoint)
+    run, path = model.run, chosen_checkpoint(model.run, model.checkpoint)
     resolved = resolve(run)
     splits = _splits(resolved)
-    details = [run / "eval" / f"{own[-1]}{ema}" / "details.json" for own in splits.values() for ema in ("", "_ema")]
+    details = [run / "eval" / f"{names[-1]}{ema}" / "details.json" for names in splits.values() for ema in ("", "_ema")]
     content = b"".join(file.read_bytes() for file in (path / "state.json", *details) if file.is_file())
     digest = blake2b(content, digest_size=8).hexdigest()
-    about = {"format": FORMAT, "checkpoint": path.name, "weights": weights, "of": digest}
+    about = {"format": FORMAT, "checkpoint": path.name, "weights": model.weights, "of": digest}
     with suppress(OSError, ValueError):
         index = json.loads((run / FOLDER / INDEX).read_text(encoding="utf-8"))
         if isinstance(index, dict) and about.items() <= index.items():
             return
-    contents, builds = ReportContents(), list[_Build]()
-    with logging_to(None):
-        for task, own in splits.items():
-            predictor = load(run, checkpoint=str(path), weights=weights, device=device, task=task)
-            builds += _builds(run, resolved, task, own, predictor, contents)
-        _collect(resolved, builds, contents)
+    contents = ReportContents()
+    with logging_to(None), progress_bar("report images", sum(map(len, splits.values())), unit="parts") as bar:
+        for task, names in splits.items():
+            predictor = replace(model, checkpoint=str(path)).load(task)
+            for split in bar.track(names):
+                if (source := _open(resolved, split, contents)) is not None:
+                    is_data = split not in {section["prefix"] for section in validation_sets(resolved.config)}
+                    make = training_samples if is_data else partial(validation_galleries, run, split)
+                    with _report_missing(contents, f"the data of {split}" if is_data else f"images of {split}"):
+                        for gallery in make(source, predictor):
+                            title = f"{task}: {gallery.title}" if task else gallery.title
+                            contents.galleries.append(replace(gallery, title=title))
+        if resolved.config["shapes"] is not None:
+            with _report_missing(contents, "batches over time"):
+                contents.batches = _batch_charts(resolved)
     _write(run / FOLDER, contents, about)
 
 
-class _Build(NamedTuple):
-    """Builds galleries of a ``task`` of a multi-task run (else empty); ``subject`` names them in messages."""
-
-    task: str
-    subject: str
-    build: Callable[[], list[Gallery]]
-
-
 def _splits(resolved: Resolved) -> dict[str, list[str]]:
-    """Return the splits that a report shows, by task of a multi-task run (else empty): training data if there is some
-    of its own, and the first validation set."""
+    """Return the splits that a report shows, by task of a multi-task run (else empty): its training data, if there is
+    some, and the first validation set."""
     sets = {str(section["prefix"]) for section in validation_sets(resolved.config)}
     splits: dict[str, list[str]] = {}
     for name in split_sources(resolved):
-        own = splits.setdefault(task_of(resolved, name), [])
-        if name not in sets or not sets.intersection(own):
-            own.append(name)
+        shown = splits.setdefault(task_of(resolved, name), [])
+        if name not in sets or not sets.intersection(shown):
+            shown.append(name)
     return splits
 
 
-def _builds(
-    run: Path, resolved: Resolved, task: str, splits: Sequence[str], predictor: Predictor, contents: ReportContents
-) -> Iterator[_Build]:
-    """Yield functions that build the galleries of splits, the training data first."""
-    sets = [section["prefix"] for section in validation_sets(resolved.config)]
-    for split in splits:
-        source = _open(resolved, split, contents)
-        if source is None:
-            continue
-        if split not in sets:
-            yield _Build(task, f"the data of {split}", partial(training_samples, source, predictor))
-            continue
-        with _report_missing(contents, f"images of {split}"):
-            for build in validation_galleries(run, split, source, predictor):
-                yield _Build(task, f"images of {split}", build)
-
-
-def _collect(resolved: Resolved, builds: Sequence[_Build], contents: ReportContents) -> None:
-    """Build the galleries and the charts of batch shapes."""
-    with progress_bar("report images", len(builds), unit="parts") as bar:
-        for task, subject, build in bar.track(builds):
-            with _report_missing(contents, subject):
-                galleries = [
-                    replace(gallery, title=f"{task}: {gallery.title}" if task else gallery.title) for gallery in build()
-                ]
-                contents.galleries += galleries
-    if resolved.config["shapes"] is not None:
-        with _report_missing(contents, "batches over time"):
-            parts = build_parts(resolved).keywords
-            preview = schedule_preview(parts)
-            charts = [{"title": panel.name, "lines": panel.lines} for panel in chart_panels(preview, parts["schedule"])]
-            contents.batches = {"note": preview.savings, "charts": charts}
+def _batch_charts(resolved: Resolved) -> dict[str, Any]:
+    """Return charts of batch shapes over time, and a note about their savings."""
+    parts = build_parts(resolved).keywords
+    preview = schedule_preview(parts)
+    charts = [{"title": panel.name, "lines": panel.lines} for panel in chart_panels(preview, parts["schedule"])]
+    return {"note": preview.savings, "charts": charts}
 
 
 def _open(resolved: Resolved, split: str, contents: ReportContents) -> Source | None:

@@ -24,19 +24,15 @@ class Sheets:
 
     def __init__(self, out: Path) -> None:
         self._out, self._number = out, 1
-        self._images: list[Image.Image] = []
-        self._captions: list[Sequence[str]] = []
-        self._frames: list[str | None] = []
+        self._waiting: list[tuple[Image.Image, Sequence[str], str | None]] = []
 
     def add(self, image: Image.Image, caption: Sequence[str], frame: str | None = None) -> None:
         """Add an image, the lines of its caption, and a key of
         :data:`opabinia.visualization.drawing.FRAME_COLORS`."""
         image = image.copy()
         image.thumbnail((THUMBNAIL, THUMBNAIL))
-        self._images.append(image)
-        self._captions.append(caption)
-        self._frames.append(frame)
-        if len(self._images) == IMAGES_PER_SHEET:
+        self._waiting.append((image, caption, frame))
+        if len(self._waiting) == IMAGES_PER_SHEET:
             self.write()
 
     def write(self) -> None:
@@ -45,7 +41,7 @@ class Sheets:
         Raises:
             DiskError: the sheet cannot be written.
         """
-        if self._images:
-            sheet = contact_sheet(self._images, self._captions, frames=self._frames)
-            save_image(self._out / f"sheet-{self._number}.png", sheet)
-            self._number, self._images, self._captions, self._frames = self._number + 1, [], [], []
+        if self._waiting:
+            images, captions, frames = zip(*self._waiting, strict=True)
+            save_image(self._out / f"sheet-{self._number}.png", contact_sheet(images, captions, frames=frames))
+            self._number, self._waiting = self._number + 1, []

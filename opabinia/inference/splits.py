@@ -78,10 +78,10 @@ def select_split(resolved: Resolved, split: str) -> Resolved:
     _check_split(split, list(sources))
     task = task_of(resolved, split)
     sets = validation_sets(resolved.config)
-    own = [section for section in sets if section["prefix"] == split] + [
+    similar = [section for section in sets if section["prefix"] == split] + [
         section for section in sets if (section["task"] or "") == task
     ]
-    stream = {"source": sources[split], "transforms": (own or sets or [{"transforms": []}])[0]["transforms"]}
+    stream = {"source": sources[split], "transforms": (similar or sets or [{"transforms": []}])[0]["transforms"]}
     validation = {**stream, "prefix": split, "task": task or None, "every": None}
     return replace(resolved, config=with_sets(resolved.config, stream, [validation]))
 

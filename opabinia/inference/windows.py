@@ -15,19 +15,16 @@ from opabinia.data.decoding.video import VideoFile
 from opabinia.data.transforms.clips import Clip
 from opabinia.inference.frames import predict_frames
 from opabinia.inference.input_files import find_files, raise_skipped, write_lines
-from opabinia.inference.load import load
 from opabinia.inference.predictor import Predictor
 from opabinia.runtime.files import disk_errors
-from opabinia.runtime.log import logging_to
 from opabinia.runtime.progress import progress_bar
 from opabinia.runtime.storage import shown_path
-from opabinia.training.trained_model import Weights
 
 FEATURES = "features.npy"
 
 
 def predict_windows(
-    run: Path,
+    predictor: Predictor,
     paths: Sequence[Path | str],
     out: Path,
     *,
@@ -36,11 +33,6 @@ def predict_windows(
     features: bool = False,
     max_frames: int | None = None,
     min_score: float = 0.5,
-    overrides: Sequence[str] = (),
-    checkpoint: str = "best",
-    weights: Weights | None = None,
-    device: str | None = None,
-    task: Sequence[str] = (),
 ) -> None:
     """Print and write predictions of windows of videos.
 
@@ -49,24 +41,20 @@ def predict_windows(
     A model of images predicts a frame each time, see :func:`opabinia.inference.frames.predict_frames`.
 
     Args:
-        run: the run folder.
+        predictor: the model.
         paths: videos, and folders of them; of a model of images videos, URLs and cameras.
         out: the folder to write.
         every: seconds from the start of a window to that of the next one.
-        window: their length in seconds; None: ``every``, or the length of a clip if that is longer.
+        window: length of the windows in seconds; None: ``every``, or the length of a clip if that is longer.
         features: also write the embeddings of the windows to ``features.npy`` (float32, N x D, of length 1), a row for
             each line.
-        max_frames, min_score: of a model of images, see :func:`opabinia.inference.frames.predict_frames`.
-        overrides: ``key=value``, changes to the run's config.
-        checkpoint, weights, device, task: see :func:`opabinia.load`.
+        max_frames, min_score: options for models of images, see :func:`opabinia.inference.frames.predict_frames`.
 
     Raises:
-        ConfigError: there is no such run, checkpoint, file or folder, or the model takes images and a path is none of a
-            video, or windows of them are asked for.
+        ConfigError: there is no such file or folder, or the model takes images and a path is none of a video, or
+            windows of them are asked for.
         DataError: some windows could not be read; everything else is written.
     """
-    with logging_to(None):
-        predictor = load(run, overrides, checkpoint=checkpoint, weights=weights, device=device, task=task)
     if not predictor.takes_video:
         if window or features or not all(is_video(str(path)) for path in paths):
             message = "the model of this run takes images: give videos, URLs or cameras, and no --window or --features"

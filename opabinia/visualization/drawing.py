@@ -274,6 +274,9 @@ _SHAPES = ((0, 0, 1.0), (4, 0, 1.27), (3, 0, 1.35), (4, 45, 1.27), (3, 180, 1.35
 MAX_MARKED_CLASSES = len(_TINTS) * len(_SHAPES)
 """Number of different marks: combinations of a color and a shape."""
 
+SCATTER_SIZE = (1080, 720)
+"""Width and height of a scatter plot in pixels."""
+
 _SCALE = 3
 """Marks are drawn at this scale and reduced, which smooths their edges."""
 
@@ -284,7 +287,6 @@ def scatter_plot(
     names: Sequence[str],
     *,
     title: str,
-    size: tuple[int, int] = (1080, 720),
 ) -> Image.Image:
     """Draw points, each with the mark of its class, and a legend.
 
@@ -293,25 +295,24 @@ def scatter_plot(
         classes: classes of the points (N): indices into ``names``, -1 for gray points without a class.
         names: names of at most :data:`MAX_MARKED_CLASSES` classes; the legend shows those with points.
         title: above the plot.
-        size: width and height in pixels.
 
     Raises:
         ValueError: there are more names than marks.
     """
     if len(names) > MAX_MARKED_CLASSES:
         raise ValueError(f"{len(names)} classes, but there are {MAX_MARKED_CLASSES} marks")
-    canvas, draw = _canvas(*size)
+    canvas, draw = _canvas(*SCATTER_SIZE)
     font = ImageFont.load_default(13)
     draw.text((2 * _MARGIN, _MARGIN + 2), one_line(title), fill=_INK, font=ImageFont.load_default(16))
     legend = sorted(set(classes) - {-1})
     legend += [-1] if legend and -1 in classes else []
     labels = [one_line(names[number]) if number >= 0 else "others" for number in legend]
-    top, bottom = 32, size[1] - _MARGIN
+    top, bottom = 32, SCATTER_SIZE[1] - _MARGIN
     rows = max(1, (bottom - top) // 19)
     columns = -(-len(legend) // rows)
     longest = max((draw.textlength(label, font=font) for label in labels), default=0)
-    column = min(180, round(longest) + 36, size[0] // 2 // max(1, columns))
-    left, right = 2 * _MARGIN, size[0] - columns * column - _MARGIN
+    column = min(180, round(longest) + 36, SCATTER_SIZE[0] // 2 // max(1, columns))
+    left, right = 2 * _MARGIN, SCATTER_SIZE[0] - columns * column - _MARGIN
     fine = Image.new("RGB", ((right - left) * _SCALE, (bottom - top) * _SCALE), (255, 255, 255))
     _draw_points(fine, points, classes)
     canvas.paste(fine.resize((right - left, bottom - top), Image.Resampling.LANCZOS), (left, top))

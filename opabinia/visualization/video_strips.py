@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont, ImageOps
+from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from opabinia.contracts import Sample, Video
 from opabinia.runtime.files import temporary_file
 from opabinia.runtime.text import one_line
-from opabinia.visualization.drawing import COLORS, FRAME_COLORS, side_by_side, stack_vertically, text_color, to_pil
+from opabinia.visualization.drawing import COLORS, side_by_side, stack_vertically, text_color, to_pil
 
 MAX_FRAMES, FRAME_HEIGHT, MIN_WIDTH = 8, 128, 560
 """Maximum number of frames of a clip in a strip, their height, and the minimum width of strips, which leaves room for
@@ -107,23 +107,22 @@ def sampled_clips(
     """
     label = int(prediction["probabilities"].argmax())
     views = prediction["views"][:, label] if "views" in prediction else prediction["probabilities"][label : label + 1]
-    shares = iter([f"{float(probability):.1%}" for probability in views])
+    percentages = iter([f"{float(probability):.1%}" for probability in views])
     clips = [(numbers, len(list(crops))) for numbers, crops in groupby(frames)]
     names = [f"clip {number} of {len(clips)}" if len(clips) > 1 else "" for number in range(1, len(clips) + 1)]
     return [
-        SampledClip(numbers, name, label, " ".join([classes[label], *islice(shares, crops)]))
+        SampledClip(numbers, name, label, " ".join([classes[label], *islice(percentages, crops)]))
         for name, (numbers, crops) in zip(names, clips, strict=True)
     ]
 
 
-def draw_strip(video: Video, clips: Sequence[SampledClip], title: str = "", verdict: str | None = None) -> Image.Image:
+def draw_strip(video: Video, clips: Sequence[SampledClip], title: str = "") -> Image.Image:
     """Draw frames of a video side by side, each below its time; a row for each clip.
 
     Args:
         video: read at low resolution.
         clips: to show; of many frames some at equal distances.
         title: above all rows.
-        verdict: a key of :data:`opabinia.visualization.drawing.FRAME_COLORS`, the color of a frame around the strip.
 
     Raises:
         OSError, ValueError: the video cannot be read.
@@ -139,8 +138,7 @@ def draw_strip(video: Video, clips: Sequence[SampledClip], title: str = "", verd
             width = max(1, round(frame.width * FRAME_HEIGHT / frame.height))
             frames.append(frame.resize((width, FRAME_HEIGHT), method))
         rows.append(side_by_side(frames, [f"{number / video.fps:.2f} s" for number in numbers]))
-    strip = stack_vertically(rows, [title, *(f"{clip.name}: {clip.text}" if clip.name else "" for clip in clips)])
-    return ImageOps.expand(strip, 5, FRAME_COLORS[verdict]) if verdict else strip
+    return stack_vertically(rows, [title, *(f"{clip.name}: {clip.text}" if clip.name else "" for clip in clips)])
 
 
 def write_clip(path: Path, video: Video, clips: Sequence[SampledClip]) -> None:

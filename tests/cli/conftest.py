@@ -1,6 +1,7 @@
 """Fixtures that run the command in this process, where torch is already imported, and train a run of six steps."""
 
 import logging
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -45,3 +46,9 @@ def six_steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder, _ = train("classification/digits", SIX_STEPS, out=tmp_path_factory.mktemp("runs"))
     log.propagate, log.level = before
     return folder
+
+
+@pytest.fixture
+def copied_run(six_steps: Path, tmp_path: Path) -> Path:
+    """A copy of that run which a test may change."""
+    return Path(shutil.copytree(six_steps, tmp_path / "classification" / "digits" / "default"))

@@ -4,7 +4,6 @@ import io
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -185,19 +184,6 @@ def test_ctrl_c_stops_all_processes_and_the_same_command_resumes(
     fake_training({})
     assert opabinia("demo", "--out", out).status == 0
     assert [len(starts) for starts in calls(out).values()] == [2, 2, 1, 1, 1, 1]
-
-
-def test_another_config(
-    opabinia: Opabinia, tmp_path: Path, fake_training: Callable[..., None], six_steps: Path
-) -> None:
-    folder = tmp_path / "classification" / "digits" / "demo-short"
-    folder.mkdir(parents=True)
-    shutil.copy(six_steps / "config.yaml", folder)
-    result = opabinia("demo", "--out", tmp_path)
-    assert result.status == 2
-    assert f"{folder}: contains a run of another config (" in result.err and "train.length" in result.err
-    assert "choose another --name" in result.err
-    assert not calls(tmp_path)
 
 
 def test_torch_is_not_imported(tmp_path: Path, fake_training: Callable[..., None]) -> None:

@@ -96,17 +96,8 @@ def test_the_script_and_the_module_are_the_same_program() -> None:
 
 def test_a_warm_check_of_a_config_imports_no_torch(tmp_path: Path) -> None:
     """The first check may import torch: it fills the cache."""
-
-    def check(recipe: str) -> subprocess.CompletedProcess[str]:
-        program = [sys.executable, "-X", "importtime", "-m", "opabinia", "config", "check", recipe]
-        return subprocess.run(program, capture_output=True, text=True, cwd=tmp_path, check=False)
-
-    cold, warm, wrong = (check(recipe) for recipe in ("classification/digits", "classification/digits", "wrong.yaml"))
+    program = [sys.executable, "-X", "importtime", "-m", "opabinia", "config", "check", "classification/digits"]
+    cold, warm = (subprocess.run(program, capture_output=True, text=True, cwd=tmp_path, check=True) for _ in range(2))
     assert cold.stdout == warm.stdout and cold.stdout.startswith("classification/digits: no problems in the config;")
-    assert (cold.returncode, warm.returncode, wrong.returncode) == (0, 0, 2)
     assert "pydantic" in imported(warm.stderr)
     assert not imported(warm.stderr) & HEAVY
-    reported = [line for line in wrong.stderr.splitlines() if not line.startswith("import time:")]
-    assert len(reported) == 1, "one line and no traceback"
-    assert reported[0].startswith("error: wrong.yaml: there is no such file")
-    assert wrong.stdout == ""

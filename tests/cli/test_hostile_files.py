@@ -191,39 +191,3 @@ def test_yolo_images_that_exif_rotates(opabinia: Command, tmp_path: Path) -> Non
     result = opabinia("data", "check", tmp_path / "r.yaml", "data.val=null")
     assert (result.status, result.err) == (0, "")
     assert "largest image" in result.out and "48 x 64" not in result.out and "64 x 48" in result.out
-
-
-def test_predict_skips_damaged_and_foreign_images(opabinia: Command, six_steps: Path, tmp_path: Path) -> None:
-    image = Image.new("L", (8, 8))
-    image.save(tmp_path / "a.png")
-    image.save(tmp_path / "b.tif")
-    content = (tmp_path / "b.tif").read_bytes()  # strip offsets that are text: PIL raises a TypeError while it decodes
-    (tmp_path / "b.tif").write_bytes(content.replace(b"\x11\x01\x04\0", b"\x11\x01\x02\0"))
-    image.save(tmp_path / "c.png", "EPS")  # PIL would run Ghostscript
-    result = opabinia(
-        "predict", six_steps, *(tmp_path / name for name in ("a.png", "b.tif", "c.png")), "--out", tmp_path
-    )
-    assert result.status == 2 and "Traceback" not in result.err
-    assert "b.tif cannot be decoded" in result.err and "c.png cannot be decoded: it is no image" in result.err
-    assert "a.png" in (tmp_path / "predictions.jsonl").read_text()
-
-
-def test_map_of_classes_with_line_breaks(opabinia: Command, tmp_path: Path) -> None:
-    for split in ("train", "val"):
-        for name in ("a\nb", "c"):
-            for number in range(4):
-                write(
-                    tmp_path / "data" / split / name / f"{number}.png", Image.new("RGB", (32, 32), (50 * number, 0, 0))
-                )
-    words = ["classification/image_folder", f"vars.root={tmp_path / 'data'}", f"--out={tmp_path}", "vars.size=32"]
-    small = [
-        "task.backbone.model=test_resnet",
-        "data.batch_size=4",
-        "train.length=1it",
-        "loggers=[]",
-        "vars.enlarged=36",
-    ]
-    result = opabinia("train", *words, *small, "data.num_workers=0", "train.num_threads=1")
-    assert result.status == 0, result.err
-    result = opabinia("map", tmp_path / "classification" / "image_folder" / "default", "--method", "pca")
-    assert result.status == 0, result.err

@@ -24,7 +24,7 @@ runpy.run_module("opabinia", run_name="__main__")
 
 @pytest.mark.parametrize(
     "arguments",
-    [["train", "classification/digits"], ["demo", "classification"], ["config", "check", "classification/digits"]],
+    [["train", "classification/digits"], ["demo", "classification"]],
     ids=lambda arguments: arguments[0],
 )
 def test_ctrl_c_during_imports(tmp_path: Path, arguments: list[str]) -> None:

@@ -78,14 +78,6 @@ def test_weights_of_concatenated_sources_with_several_crops(tmp_path: Path) -> N
     assert len(ids) == 256 and sum(sample_id.startswith("0/") for sample_id in ids) == 64
 
 
-def test_a_resumed_run_cannot_change_its_sampler(tmp_path: Path) -> None:
-    first = [*SMALL, "checkpoint.every=2it", "data.sampler=weighted"]
-    launch.train("classification/digits", first, out=tmp_path)
-    with pytest.raises(ConfigError, match=r"data\.sampler: a resumed run cannot change this"):
-        changed = ["data.sampler=balanced", "train.length=6it"]
-        launch.train("classification/digits", changed, out=tmp_path, resume="last")
-
-
 class WrongLabel(Digits):
     def __init__(self, label: int) -> None:
         super().__init__()

@@ -1,7 +1,6 @@
 """Output at the end of commands: best score, next commands, ``--json`` and ``--quiet``."""
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,51 +14,44 @@ from tests.cli.conftest import SIX_STEPS, CommandResult
 Opabinia = Callable[..., CommandResult]
 
 
-@pytest.fixture
-def own_run(six_steps: Path, tmp_path: Path) -> Path:
-    """A copy of the run that a test may change."""
-    return Path(shutil.copytree(six_steps, tmp_path / "default"))
-
-
 def final(run: Path) -> dict[str, float]:
     scores: dict[str, float] = json.loads((run / "results.json").read_text())
     return scores
 
 
-def test_the_best_score_and_the_next_commands(opabinia: Opabinia, own_run: Path) -> None:
-    result = opabinia("train", own_run, "--resume")
-    score = final(own_run)["val/top1"]
-    checkpoint = own_run / "checkpoints" / "step-00000006"
+def test_the_best_score_and_the_next_commands(opabinia: Opabinia, copied_run: Path) -> None:
+    result = opabinia("train", copied_run, "--resume")
+    score = final(copied_run)["val/top1"]
+    checkpoint = copied_run / "checkpoints" / "step-00000006"
     assert f"best val/top1 {score:.4f} at step 6: {checkpoint}\n" in result.out
     lines = result.out[result.out.index("next:") :].splitlines()[1:]
     commands = [line.partition("  # ")[0].strip() for line in lines]
-    assert commands[0] == f"opabinia eval {own_run}" and f"opabinia predict {own_run} IMAGES/" in commands
+    assert commands[0] == f"opabinia eval {copied_run}" and f"opabinia predict {copied_run} IMAGES/" in commands
 
 
-def test_training_prints_one_json_object(opabinia: Opabinia, own_run: Path) -> None:
-    result = opabinia("train", own_run, "--resume", "train.length=7it", "--json")
+def test_training_prints_one_json_object(opabinia: Opabinia, copied_run: Path) -> None:
+    result = opabinia("train", copied_run, "--resume", "train.length=7it", "--json")
     assert result.status == 0
     output = json.loads(result.out)
-    assert output["run"] == str(own_run) and output["scores"] == final(own_run)
-    assert output["report"] == str(own_run / "report.html")
+    assert output["run"] == str(copied_run) and output["scores"] == final(copied_run)
+    assert output["report"] == str(copied_run / "report.html")
     assert output["best"]["metric"] == "val/top1" and Path(output["best"]["checkpoint"]).is_dir()
     assert "best val/top1" not in result.err, "the best score is shown once"
     assert "step 7/7" in result.err and "the report is in" in result.err
 
 
-def test_quiet_prints_warnings_and_scores_only(opabinia: Opabinia, own_run: Path) -> None:
-    result = opabinia("train", own_run, "--resume", "train.length=8it", "--quiet")
+def test_quiet_prints_warnings_and_scores_only(opabinia: Opabinia, copied_run: Path) -> None:
+    result = opabinia("train", copied_run, "--resume", "train.length=8it", "--quiet")
     assert result.status == 0
     assert "changed since the run began: train.length" in result.err, "a warning"
     assert "step 8/8" not in result.err and "run     " not in result.err and "best val/top1" not in result.err
-    assert f"{final(own_run)['val/top1']:.4f}" in result.out and "next:" not in result.out
-    assert "best val/top1" in (own_run / "train.log").read_text(), "the log file has all messages"
+    assert f"{final(copied_run)['val/top1']:.4f}" in result.out and "next:" not in result.out
+    assert "best val/top1" in (copied_run / "train.log").read_text(), "the log file has all messages"
 
 
-def test_an_evaluation_as_json(opabinia: Opabinia, six_steps: Path, tmp_path: Path) -> None:
-    run = shutil.copytree(six_steps, tmp_path / "default")
-    result = opabinia("eval", run, "--json", "--quiet")
-    assert json.loads(result.out) == {"run": str(run), "checkpoint": "best", "scores": final(run)}
+def test_an_evaluation_as_json(opabinia: Opabinia, copied_run: Path) -> None:
+    result = opabinia("eval", copied_run, "--json", "--quiet")
+    assert json.loads(result.out) == {"run": str(copied_run), "checkpoint": "best", "scores": final(copied_run)}
     assert "evaluating" not in result.err
 
 

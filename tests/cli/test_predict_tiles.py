@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from opabinia.cli.predict import _tile_overrides
+from opabinia.cli.predict import _overrides
 from tests.cli.conftest import CommandResult
 
 
@@ -28,12 +28,12 @@ def test_invalid_tiles_are_rejected(opabinia: Callable[..., CommandResult], six_
     ("tile", "overlap", "expected"),
     [
         (None, None, []),
-        (256, None, ["task.tiles={size: 256}"]),
-        (256, 0.1, ["task.tiles={size: 256, overlap: 0.1}"]),
-        (None, 0.1, ["task.tiles.overlap=0.1"]),
+        (256, None, ["{}.tiles={{size: 256}}"]),
+        (256, 0.1, ["{}.tiles={{size: 256, overlap: 0.1}}"]),
+        (None, 0.1, ["{}.tiles.overlap=0.1"]),
     ],
 )
 def test_options_are_config_overrides(tile: int | None, overlap: float | None, expected: list[str]) -> None:
-    assert _tile_overrides(tile, overlap, excluded=False) == expected
-    multitask_expected = [key.replace("task.", "task.tasks.boxes.task.", 1) for key in expected]
-    assert _tile_overrides(tile, overlap, "boxes", excluded=False) == multitask_expected
+    for name, section in (("", "task"), ("boxes", "task.tasks.boxes.task")):
+        overrides = _overrides(["a=1"], tile, overlap, name, None)
+        assert overrides == ["a=1", *(text.format(section) for text in expected)]

@@ -26,26 +26,26 @@ def layout_of(
     return layout(nproc, nnodes, node_rank, endpoint, 3)
 
 
-def test_without_options_no_process_is_started() -> None:
-    assert layout_of() is None
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ((), None),
+        (("2",), ProcessLayout(2, 1, 0, "localhost", DEFAULT_PORT, 3)),
+        (("auto",), ProcessLayout(None, 1, 0, "localhost", DEFAULT_PORT, 3)),
+        (("2", None, None, "auto"), ProcessLayout(2, 1, 0, "localhost", 0, 3)),
+        (("2", None, None, "localhost:1234"), ProcessLayout(2, 1, 0, "localhost", 1234, 3)),
+        (("4", 2, 1, "node0:29500"), ProcessLayout(4, 2, 1, "node0", 29500, 3)),
+        ((None, 2, 0, "10.0.0.1:29500"), ProcessLayout(None, 2, 0, "10.0.0.1", 29500, 3)),
+        (("4", "2:8", None, "node0:29500"), ProcessLayout(4, 8, None, "node0", 29500, 3, min_nodes=2)),
+        (("4", "2:8", 7, "node0:29500"), ProcessLayout(4, 8, 7, "node0", 29500, 3, min_nodes=2)),
+        (("4", "2:2", 1, "node0:29500"), ProcessLayout(4, 2, 1, "node0", 29500, 3)),
+    ],
+)
+def test_layouts(options: tuple[Any, ...], expected: ProcessLayout | None) -> None:
+    assert layout_of(*options) == expected
 
 
-def test_single_node() -> None:
-    assert layout_of("2") == ProcessLayout(2, 1, 0, "localhost", DEFAULT_PORT, 3)
-    assert layout_of("auto") == ProcessLayout(None, 1, 0, "localhost", DEFAULT_PORT, 3)
-    assert layout_of("2", endpoint="auto") == ProcessLayout(2, 1, 0, "localhost", 0, 3)
-    assert layout_of("2", endpoint="localhost:1234") == ProcessLayout(2, 1, 0, "localhost", 1234, 3)
-
-
-def test_multi_node() -> None:
-    assert layout_of("4", 2, 1, "node0:29500") == ProcessLayout(4, 2, 1, "node0", 29500, 3)
-    assert layout_of(None, 2, 0, "10.0.0.1:29500") == ProcessLayout(None, 2, 0, "10.0.0.1", 29500, 3)
-
-
-def test_elastic_number_of_nodes() -> None:
-    assert layout_of("4", "2:8", None, "node0:29500") == ProcessLayout(4, 8, None, "node0", 29500, 3, min_nodes=2)
-    assert layout_of("4", "2:8", 7, "node0:29500") == ProcessLayout(4, 8, 7, "node0", 29500, 3, min_nodes=2)
-    assert layout_of("4", "2:2", 1, "node0:29500") == layout_of("4", "2", 1, "node0:29500")
+def test_invalid_numbers_of_nodes() -> None:
     for invalid in ("3:2", "0:2", "0", "two", "2:", ":2", "1:2:3", "-1", "1:many"):
         with pytest.raises(ConfigError) as caught:
             layout_of("2", invalid, 0, "a:1")

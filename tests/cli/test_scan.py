@@ -31,12 +31,11 @@ def test_predict(opabinia: Command, six_steps: Path, gallery: Path, tmp_path: Pa
     Image.new("RGB", (8, 8)).save(content, "TIFF")
     # Strip offsets that are text: PIL's plugin raises a TypeError.
     (tmp_path / "bad.tif").write_bytes(content.getvalue().replace(b"\x11\x01\x04\0", b"\x11\x01\x02\0"))
-    broken = (tmp_path / "bad.tif", tmp_path / "text.jpg")
-    result = opabinia("predict", six_steps, broken[0], gallery, broken[1], "--out", tmp_path / "out")
-    assert result.status == 2
-    assert "2 of 8 files were skipped" in result.err and all(
-        f"{path} cannot be decoded" in result.err for path in broken
-    )
+    Image.new("L", (8, 8)).save(tmp_path / "eps.png", "EPS")  # PIL would run Ghostscript
+    broken = (tmp_path / "bad.tif", tmp_path / "text.jpg", tmp_path / "eps.png")
+    result = opabinia("predict", six_steps, broken[0], gallery, *broken[1:], "--out", tmp_path / "out")
+    assert result.status == 2 and "3 of 9 files were skipped" in result.err
+    assert all(f"{path} cannot be decoded" in result.err for path in broken) and "it is no image" in result.err
     assert "Traceback" not in result.err
     lines = [json.loads(line) for line in (tmp_path / "out" / "predictions.jsonl").read_text().splitlines()]
     assert [line["path"] for line in lines] == [str(path) for path in sorted(gallery.glob("*.png"))]

@@ -60,7 +60,9 @@ def test_docstrings_do_not_begin_with_what_or_of() -> None:
     assert len(headless) <= MOST_HEADLESS, "\n".join(headless)
 
 
-@pytest.mark.parametrize("package", ["models", "optim", "engine", "evaluation", "visualization", "runtime"])
+@pytest.mark.parametrize(
+    "package", ["models", "optim", "engine", "evaluation", "visualization", "runtime", "inference", "cli"]
+)
 def test_descriptions_of_arguments_begin_with_a_noun(package: str) -> None:
     """Such as "device: device of the batches", not "device: of the batches"."""
     entries = [

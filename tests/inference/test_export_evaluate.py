@@ -1,6 +1,7 @@
 """Exported files: evaluation, reduced precision, the prediction script, and serving."""
 
 import json
+import shutil
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -24,51 +25,56 @@ from opabinia.inference.export.exported_task import ExportedTask, load_exported
 from opabinia.inference.export.files import LIBRARIES, write_openvino
 from opabinia.inference.export.job import ExportMismatch
 from opabinia.inference.export.precision import excluded_nodes, layer_names, output_layers, write_fp16, write_int8
+from opabinia.inference.load import RunModel
 from opabinia.inference.serving.address import is_exported, open_socket
 from opabinia.inference.serving.inference import Inference
 from opabinia.inference.serving.limits import Limits, Upload
 from opabinia.tasks.detection.export import DetectionExport
-from opabinia.training import launch
 
-SMALL = ["data.num_workers=0", "loggers=[]", "data.batch_size=16", "evaluate.every=1000ep", "train.length=30it"]
+
+def save_graph(
+    path: Path, nodes: list[Any], inputs: dict[str, Any], outputs: dict[str, Any], weights: dict[str, Any]
+) -> Path:
+    """Write an ONNX file; inputs are the type and shape of each, outputs the shape, weights the values."""
+    onnx: Any = pytest.importorskip("onnx", reason="onnx is absent: pip install 'opabinia[export]'")
+    pytest.importorskip("onnxruntime")
+    info, FLOAT = onnx.helper.make_tensor_value_info, onnx.TensorProto.FLOAT
+    values = [[info(name, *given) for name, given in inputs.items()], [info(n, FLOAT, s) for n, s in outputs.items()]]
+    constants = [onnx.numpy_helper.from_array(np.float32(array), name) for name, array in weights.items()]
+    made = [onnx.helper.make_node(kind, *given, name=name, **options) for name, kind, *given, options in nodes]
+    graph = onnx.helper.make_graph(made, "graph", *values, constants)
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 20)])
+    model.ir_version = 10
+    metadata = {"size": [8, 8], "crop": 1.0, "channels": 3, "classes": list(map(str, range(256))), "transforms": []}
+    texts = {"task": "classification", "dtype": "uint8", "resize": "stretch"}
+    onnx.helper.set_model_props(model, {name: json.dumps(value) for name, value in metadata.items()} | texts)
+    onnx.save(model, path)
+    return path
+
+
+FLOAT, UINT8 = 1, 2
+"""ONNX's numbers of these types."""
 
 
 @pytest.fixture
 def graph(tmp_path: Path) -> Path:
     """An ONNX file: images / 255, convolution, ReLU, convolution; its output goes to a sigmoid and is multiplied by
     1,000, as boxes are."""
-    onnx: Any = pytest.importorskip("onnx", reason="onnx is absent: pip install 'opabinia[export]'")
-    pytest.importorskip("onnxruntime")
-    make_node, numpy, FLOAT = onnx.helper.make_node, onnx.numpy_helper.from_array, onnx.TensorProto.FLOAT
-    values = np.random.default_rng(0).normal(size=(4, 4, 3, 3)).astype(np.float32)
+    kernels = np.random.default_rng(0).normal(size=(4, 4, 3, 3))
     pads = {"pads": [1, 1, 1, 1]}
     nodes = [
-        make_node("Cast", ["image"], ["pixels"], name="cast", to=FLOAT),
-        make_node("Div", ["pixels", "scale"], ["scaled"], name="div"),
-        make_node("Conv", ["scaled", "task.body.weight"], ["features"], name="first", **pads),
-        make_node("Relu", ["features"], ["positive"], name="relu"),
-        make_node("Conv", ["positive", "task.head.cls.weight"], ["logits"], name="second", **pads),
-        make_node("Sigmoid", ["logits"], ["probabilities"], name="sigmoid"),
-        make_node("Mul", ["logits", "thousand"], ["boxes_"], name="mul"),
+        ("cast", "Cast", ["image"], ["pixels"], {"to": FLOAT}),
+        ("div", "Div", ["pixels", "scale"], ["scaled"], {}),
+        ("first", "Conv", ["scaled", "task.body.weight"], ["features"], pads),
+        ("relu", "Relu", ["features"], ["positive"], {}),
+        ("second", "Conv", ["positive", "task.head.cls.weight"], ["logits"], pads),
+        ("sigmoid", "Sigmoid", ["logits"], ["probabilities"], {}),
+        ("mul", "Mul", ["logits", "thousand"], ["boxes_"], {}),
     ]
-    inputs = [onnx.helper.make_tensor_value_info("image", onnx.TensorProto.UINT8, ["batch", 3, 8, 8])]
-    outputs = [
-        onnx.helper.make_tensor_value_info(name, FLOAT, ["batch", 4, 8, 8]) for name in ("probabilities", "boxes_")
-    ]
-    weights = [
-        numpy(np.float32(255), "scale"),
-        numpy(np.float32(1000), "thousand"),
-        numpy(values[:, :3], "task.body.weight"),
-        numpy(values, "task.head.cls.weight"),
-    ]
-    onnx_graph = onnx.helper.make_graph(nodes, "graph", inputs, outputs, weights)
-    model = onnx.helper.make_model(onnx_graph, opset_imports=[onnx.helper.make_opsetid("", 20)])
-    model.ir_version = 10
-    metadata = {"size": [8, 8], "crop": 1.0, "channels": 3, "classes": list(map(str, range(256))), "transforms": []}
-    plain_metadata = {"task": "classification", "dtype": "uint8", "resize": "stretch"}
-    onnx.helper.set_model_props(model, {name: json.dumps(value) for name, value in metadata.items()} | plain_metadata)
-    onnx.save(model, tmp_path / "graph.onnx")
-    return tmp_path / "graph.onnx"
+    shape = ["batch", 4, 8, 8]
+    inputs, outputs = {"image": (UINT8, ["batch", 3, 8, 8])}, {"probabilities": shape, "boxes_": shape}
+    weights = {"scale": 255, "thousand": 1000, "task.body.weight": kernels[:, :3], "task.head.cls.weight": kernels}
+    return save_graph(tmp_path / "graph.onnx", nodes, inputs, outputs, weights)
 
 
 def test_layers_are_between_pre_and_post_processing(graph: Path) -> None:
@@ -81,7 +87,8 @@ def test_layers_are_between_pre_and_post_processing(graph: Path) -> None:
 
 
 def test_layers_whose_weight_was_renamed_have_the_name_of_their_module(graph: Path) -> None:
-    onnx: Any = pytest.importorskip("onnx")
+    import onnx
+
     model = onnx.load(graph)
     (node,) = (node for node in model.graph.node if node.name == "second")
     model.graph.initializer[3].name = node.input[1] = "val_7"
@@ -91,51 +98,52 @@ def test_layers_whose_weight_was_renamed_have_the_name_of_their_module(graph: Pa
     assert layer_names(graph) == {"first": "body", "second": "head.cls"}
 
 
-def test_coordinates_between_layers_stay_in_single_precision(tmp_path: Path) -> None:
-    onnx: Any = pytest.importorskip("onnx", reason="onnx is absent: pip install 'opabinia[export]'")
-    make_node, numpy, FLOAT = onnx.helper.make_node, onnx.numpy_helper.from_array, onnx.TensorProto.FLOAT
-    nodes = [
-        make_node("MatMul", ["queries", "a.weight"], ["deltas"], name="a"),
-        make_node("Sigmoid", ["deltas"], ["boxes"], name="sigmoid"),
-        make_node("Transpose", ["boxes"], ["columns"], name="transpose", perm=[0, 2, 1]),
-        make_node("Add", ["columns", "columns"], ["positions"], name="add"),
-        make_node("MatMul", ["positions", "b.weight"], ["embedding"], name="b"),
-        make_node("Relu", ["embedding"], ["positive"], name="relu"),
-        make_node("MatMul", ["positive", "c.weight"], ["output"], name="c"),
-    ]
-    shapes = {"queries": [1, 5, 8], "output": [1, 4, 3]}
-    values = [onnx.helper.make_tensor_value_info(name, FLOAT, shape) for name, shape in shapes.items()]
-    sizes = {"a.weight": (8, 4), "b.weight": (5, 8), "c.weight": (8, 3)}
-    weights = [numpy(np.ones(size, np.float32), name) for name, size in sizes.items()]
-    model = onnx.helper.make_model(onnx.helper.make_graph(nodes, "graph", values[:1], values[1:], weights))
-    onnx.save(model, tmp_path / "graph.onnx")
-    assert excluded_nodes(tmp_path / "graph.onnx", []) == ["sigmoid", "transpose", "add"]
+COORDINATES = [
+    ("a", "MatMul", ["queries", "a.weight"], ["deltas"], {}),
+    ("sigmoid", "Sigmoid", ["deltas"], ["boxes"], {}),
+    ("transpose", "Transpose", ["boxes"], ["columns"], {"perm": [0, 2, 1]}),
+    ("add", "Add", ["columns", "columns"], ["positions"], {}),
+    ("b", "MatMul", ["positions", "b.weight"], ["embedding"], {}),
+    ("relu", "Relu", ["embedding"], ["positive"], {}),
+    ("c", "MatMul", ["positive", "c.weight"], ["output"], {}),
+]
+REGIONS = [
+    ("stem", "Conv", ["image", "stem.weight"], ["features"], {}),
+    ("pool", "GlobalAveragePool", ["features"], ["means"], {}),
+    ("rows", "Flatten", ["means"], ["rows"], {}),
+    ("score", "MatMul", ["rows", "score.weight"], ["logits"], {}),
+    ("softmax", "Softmax", ["logits"], ["scores"], {}),
+    ("mul", "Mul", ["scores", "logits"], ["weighted"], {}),
+    ("best", "ArgMax", ["weighted"], ["best"], {"axis": 1, "keepdims": 0}),
+    ("box", "MatMul", ["rows", "box.weight"], ["regions"], {}),
+    ("identity", "Identity", ["regions"], ["rois"], {}),
+    ("align", "RoiAlign", ["features", "rois", "best"], ["pooled"], {"output_height": 2, "output_width": 2}),
+    ("relu", "Relu", ["pooled"], ["positive"], {}),
+    ("mask", "Conv", ["positive", "mask.weight"], ["output"], {}),
+]
 
 
-def test_scores_that_select_regions_stay_in_single_precision(tmp_path: Path) -> None:
-    onnx: Any = pytest.importorskip("onnx", reason="onnx is absent: pip install 'opabinia[export]'")
-    make_node, numpy, FLOAT = onnx.helper.make_node, onnx.numpy_helper.from_array, onnx.TensorProto.FLOAT
-    nodes = [
-        make_node("Conv", ["image", "stem.weight"], ["features"], name="stem"),
-        make_node("GlobalAveragePool", ["features"], ["means"], name="pool"),
-        make_node("Flatten", ["means"], ["rows"], name="rows"),
-        make_node("MatMul", ["rows", "score.weight"], ["logits"], name="score"),
-        make_node("Softmax", ["logits"], ["scores"], name="softmax"),
-        make_node("Mul", ["scores", "logits"], ["weighted"], name="mul"),
-        make_node("ArgMax", ["weighted"], ["best"], name="best", axis=1, keepdims=0),
-        make_node("MatMul", ["rows", "box.weight"], ["regions"], name="box"),
-        make_node("Identity", ["regions"], ["rois"], name="identity"),
-        make_node("RoiAlign", ["features", "rois", "best"], ["pooled"], name="align", output_height=2, output_width=2),
-        make_node("Relu", ["pooled"], ["positive"], name="relu"),
-        make_node("Conv", ["positive", "mask.weight"], ["masks"], name="mask"),
-    ]
-    shapes = {"image": [1, 3, 8, 8], "masks": None}
-    values = [onnx.helper.make_tensor_value_info(name, FLOAT, shape) for name, shape in shapes.items()]
-    sizes = {"stem.weight": (6, 3, 3, 3), "score.weight": (6, 5), "box.weight": (6, 4), "mask.weight": (2, 6, 1, 1)}
-    weights = [numpy(np.ones(size, np.float32), name) for name, size in sizes.items()]
-    model = onnx.helper.make_model(onnx.helper.make_graph(nodes, "graph", values[:1], values[1:], weights))
-    onnx.save(model, tmp_path / "graph.onnx")
-    assert excluded_nodes(tmp_path / "graph.onnx", []) == ["softmax", "mul", "best", "identity"]
+@pytest.mark.parametrize(
+    ("nodes", "inputs", "sizes", "excluded"),
+    [
+        (
+            *(COORDINATES, {"queries": (FLOAT, [1, 5, 8])}, {"a": (8, 4), "b": (5, 8), "c": (8, 3)}),
+            ["sigmoid", "transpose", "add"],
+        ),
+        (
+            *(REGIONS, {"image": (FLOAT, [1, 3, 8, 8])}),
+            {"stem": (6, 3, 3, 3), "score": (6, 5), "box": (6, 4), "mask": (2, 6, 1, 1)},
+            ["softmax", "mul", "best", "identity"],
+        ),
+    ],
+    ids=["coordinates between layers", "scores that select regions"],
+)
+def test_nodes_that_stay_in_single_precision(
+    nodes: list[Any], inputs: dict[str, Any], sizes: dict[str, Any], excluded: list[str], tmp_path: Path
+) -> None:
+    weights = {f"{name}.weight": np.ones(size) for name, size in sizes.items()}
+    path = save_graph(tmp_path / "graph.onnx", nodes, inputs, {"output": None}, weights)
+    assert excluded_nodes(path, []) == excluded
 
 
 def test_reduced_precisions_keep_names_and_types_and_change_values_little(graph: Path) -> None:
@@ -184,7 +192,7 @@ def test_a_served_graph_has_no_number_of_parameters(graph: Path, monkeypatch: py
     monkeypatch.setattr(server, "make_app", lambda service, *_: services.append(service))
     monkeypatch.setattr(server.uvicorn.Server, "run", lambda *_, **__: None)
     with open_socket("127.0.0.1", 0) as listening:
-        server.serve(graph, listening, limits=Limits(bytes=10**6, pixels=10**6, waiting=1))
+        server.serve(RunModel(graph), listening, limits=Limits(bytes=10**6, pixels=10**6, waiting=1))
     assert services[0].about["task"] == "classification" and "parameters" not in services[0].about
 
 
@@ -222,15 +230,12 @@ def test_calibration_images_have_the_input_size_of_the_graph(monkeypatch: pytest
     error_of_both_splits = ConfigError(
         [Problem("", name, "cells/ has no images") for name in ("data.train", "data.val")]
     )
+    sizes = r"images of several sizes \(\(1, 8, 8\), \(1, 9, 8\)\).*takes one; end them with"
     for module, calibration_samples, reason in (
         (ExportModule(task), [], "the split has no images"),
         (ExportModule(task), error_of_both_splits, "cells/ has no images"),
         (ExportModule(task), OSError("cells/1.png: gone"), "cells/1.png: gone"),
-        (
-            ExportModule(task),
-            images(1, 9),
-            r"images of several sizes \(\(1, 8, 8\), \(1, 9, 8\)\).*takes one; end them with",
-        ),
+        (ExportModule(task), images(1, 9), sizes),
         (detector, images(1, 9), "9 x 8 pixels; the graph takes 8 x 8: end data.val.transforms with that size"),
     ):
         message = f"^data.train: INT8 is calibrated with images of the training split: .*{reason}"
@@ -248,11 +253,11 @@ def test_the_resize_rule_of_transforms() -> None:
 
 @pytest.mark.slow
 def test_exported_files_are_evaluated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("onnxruntime", reason="onnxruntime is absent: pip install 'opabinia[export]'")
     monkeypatch.setattr(evaluate, "SECONDS", 0.0)
-    run, _ = launch.train("classification/digits", SMALL, out=tmp_path)
+    run = Path(shutil.copytree(run, tmp_path / "digits" / "default"))
     with pytest.raises(ExportMismatch, match=r"exported: val/top1 is 0\.\d+, 0\.0000 worse(.|\n)*int8"):
         export(run, measured=Measured(["int8"], max_drop=-1.0, calibration_images=4))
     assert list((run / "export").iterdir()) == []
@@ -278,10 +283,12 @@ def test_exported_files_are_evaluated(
 
 
 @pytest.mark.slow
-def test_an_openvino_export_writes_a_folder_for_each_precision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_openvino_export_writes_a_folder_for_each_precision(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("openvino", reason="OpenVINO is absent: pip install 'opabinia[openvino]'")
     monkeypatch.setattr(evaluate, "SECONDS", 0.0)
-    run, _ = launch.train("classification/digits", SMALL, out=tmp_path)
+    run = Path(shutil.copytree(run, tmp_path / "digits" / "default"))
     measured = Measured(["fp16", "int8"], max_drop=0.05, calibration_images=32)
     path = export(run, form="openvino", measured=measured)
     assert path == run / "export" / "openvino"
@@ -305,10 +312,12 @@ def test_an_openvino_export_writes_a_folder_for_each_precision(tmp_path: Path, m
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("form", "absent"), [("onnx", "openvino"), ("openvino", "onnxruntime")])
-def test_the_script_needs_three_libraries(form: Literal["onnx", "openvino"], absent: str, tmp_path: Path) -> None:
+def test_the_script_needs_three_libraries(
+    form: Literal["onnx", "openvino"], absent: str, run: Path, tmp_path: Path
+) -> None:
     for library in LIBRARIES[form]:
         pytest.importorskip(library, reason="the extra openvino is absent")
-    run, _ = launch.train("classification/digits", SMALL, out=tmp_path)
+    run = Path(shutil.copytree(run, tmp_path / "digits" / "default"))
     path = export(run, form=form)
     path = path / "model.xml" if form == "openvino" else path
     source = Digits(split="val")

@@ -1,6 +1,8 @@
 """Extracted features: each sample once and in order, exact values, and no incomplete files."""
 
 import json
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,28 +11,20 @@ import pytest
 import torch
 from PIL import Image
 
-import opabinia
 from opabinia.config import ConfigError
 from opabinia.data.decoding import images as decode
 from opabinia.data.loader import DataError
 from opabinia.data.sources import Digits
 from opabinia.inference import extract as extracting
-from opabinia.inference.extract import extract
 from opabinia.inference.layer_names import LayerFeatures
+from opabinia.inference.load import RunModel
 from opabinia.inference.predictor import Predictor
-from opabinia.training import launch
-
-SMALL = ["train.length=3it", "data.num_workers=0", "loggers=[]", "evaluate.batch_size=100", "train.num_threads=1"]
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return launch.train("classification/digits", SMALL, out=tmp_path_factory.mktemp("runs"))[0]
-
-
-@pytest.fixture(scope="module")
-def predictor(run: Path) -> Predictor:
-    return opabinia.load(run)
+def extract(
+    run: Path, out: Path | None = None, overrides: Sequence[str] = (), *, checkpoint: str = "best", **options: Any
+) -> list[Path]:
+    return extracting.extract(RunModel(run, ["evaluate.batch_size=100", *overrides], checkpoint), out, **options)
 
 
 def features_of(predictor: Predictor, source: Digits) -> np.ndarray[Any, Any]:
@@ -106,15 +100,11 @@ def test_without_its_library_parquet_is_refused_at_once(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("splits", [["val", "train"], ["all"], ["train", "all", "val"]], ids="-".join)
-def test_each_split_has_a_folder(run: Path, tmp_path: Path, splits: list[str]) -> None:
-    folders = extract(run, tmp_path / "out", splits=splits)
-    assert (
-        sorted(folders)
-        == [tmp_path / "out" / "train", tmp_path / "out" / "val"]
-        == sorted((tmp_path / "out").iterdir())
-    )
-    assert [len(np.load(tmp_path / "out" / name / "labels.npy")) for name in ("train", "val")] == [1437, 360]
+def test_each_split_has_a_folder(run: Path, tmp_path: Path) -> None:
+    folders = extract(run, tmp_path / "out", splits=["val", "all", "train"])
+    assert folders == [tmp_path / "out" / "val", tmp_path / "out" / "train"]
+    assert sorted(folders, reverse=True) == sorted((tmp_path / "out").iterdir(), reverse=True)
+    assert [len(np.load(folder / "labels.npy")) for folder in folders] == [360, 1437]
 
 
 def test_cached_images_are_read(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,10 +120,6 @@ def test_cached_images_are_read(run: Path, tmp_path: Path, monkeypatch: pytest.M
     extract(run, tmp_path / "cached", [source, "data.cache=disk"])
     features = [files(tmp_path / name)["features.npy"] for name in ("decoded", "caching", "cached")]
     assert features[0] == features[1] == features[2]
-
-
-def test_by_default_features_are_written_into_the_run(run: Path) -> None:
-    assert extract(run) == [run / "features" / "val"]
 
 
 @pytest.mark.parametrize(
@@ -200,6 +186,17 @@ def test_non_finite_features_are_an_error_and_finished_shards_are_kept(
     assert files(out) == files(expected) and len(list(tmp_path.iterdir())) == 2
 
 
+@pytest.fixture(scope="module")
+def unfinished(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the first three shards of features."""
+    folder = tmp_path_factory.mktemp("unfinished")
+    with pytest.MonkeyPatch.context() as patch:
+        spoil_features(patch, 305)
+        with pytest.raises(DataError):
+            extract(run, folder / "out")
+    return folder
+
+
 @pytest.mark.parametrize(
     ("overrides", "options", "changed"),
     [
@@ -213,23 +210,14 @@ def test_non_finite_features_are_an_error_and_finished_shards_are_kept(
     ids=["layers", "split", "batch", "task", "skip", "transforms"],
 )
 def test_shards_of_other_settings_are_discarded(
-    run: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-    overrides: list[str],
-    options: dict[str, Any],
-    changed: str,
+    run: Path, unfinished: Path, tmp_path: Path, capfd: Any, overrides: list[str], options: Any, changed: str
 ) -> None:
-    (expected,) = extract(run, tmp_path / "alone", overrides, **options)
-    with monkeypatch.context() as patch:
-        spoil_features(patch, 305)
-        with pytest.raises(DataError):
-            extract(run, tmp_path / "out")
-    capfd.readouterr()
+    shutil.copytree(unfinished, tmp_path, dirs_exist_ok=True)
     (out,) = extract(run, tmp_path / "out", overrides, **options)
     assert f"outdated ({changed}): restarting" in capfd.readouterr().err
-    assert files(out) == files(expected)
+    if options:
+        (expected,) = extract(run, tmp_path / "alone", overrides, **options)
+        assert files(out) == files(expected)
 
 
 @pytest.mark.parametrize(
@@ -252,15 +240,3 @@ def test_unknown_names_are_refused_before_samples_are_read(
     with pytest.raises(ConfigError, match=message):
         extract(run, tmp_path / "out", **options)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_frozen_model_has_features(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def frozen(*arguments: Any, **options: Any) -> Predictor:
-        predictor = opabinia.load(*arguments, **options)
-        predictor.task.requires_grad_(False)
-        return predictor
-
-    (expected,) = extract(run, tmp_path / "expected", layers=["trunk", "head"])
-    monkeypatch.setattr(extracting, "load", frozen)
-    (out,) = extract(run, tmp_path / "out", layers=["trunk", "head"])
-    assert files(out) == files(expected)

@@ -55,11 +55,12 @@ def test_a_damaged_header_is_reported(tmp_path: Path) -> None:
             load_array(tmp_path / "damaged.npy")
 
 
-@pytest.mark.parametrize("rows", [1, 2, 5, 100])
-def test_rows_are_read_in_parts_of_any_length(tmp_path: Path, rows: int) -> None:
+@pytest.mark.parametrize(("most", "rows"), [(1, 1), (2 * 16, 2), (5 * 16, 5), (2**20, 5)])
+def test_rows_are_read_in_parts(tmp_path: Path, most: int, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feature_files, "MAX_BYTES", most)
     write(NpyFiles(tmp_path), feature_rows())
-    parts = list(read_rows(tmp_path, rows))
-    assert all(len(part.ids) <= rows for part in parts) and [name for part in parts for name in part.ids] == IDS
+    parts = list(read_rows(tmp_path))
+    assert len(parts[0].ids) == rows and [name for part in parts for name in part.ids] == IDS
     assert np.array_equal(np.concatenate([part.columns["features"] for part in parts])[:, 0], np.arange(5))
     assert parts[0].columns.keys() == {"features", "cameras"}
 
@@ -69,18 +70,11 @@ def test_an_empty_table_is_read(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "ids.json").read_text()) == [] == list(read_rows(tmp_path))
 
 
-@pytest.mark.parametrize(
-    ("rows", "held", "groups"), [(1, 2**20, 2), (7, 2**20, 1), (8192, 2**20, 1), (8192, 1, 2)], ids=str
-)
-def test_a_table_has_the_same_rows_in_groups(
-    tmp_path: Path, rows: int, held: int, groups: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_table_has_the_same_rows_in_groups(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
-    monkeypatch.setattr(feature_files, "_ROW_GROUP", rows)
-    monkeypatch.setattr(feature_files, "_MAX_PENDING_BYTES", held)
     write(Parquet(tmp_path), feature_rows())
     file = parquet.ParquetFile(tmp_path / "features.parquet")
-    assert file.num_row_groups == groups
+    assert file.num_row_groups == 2
     table = file.read()
     assert str(table.schema.field("features").type) == "fixed_size_list<element: float>[2]"
     assert table["features"].to_pylist() == [[number, number] for number in range(5)]

@@ -142,7 +142,7 @@ def test_videos_and_urls_are_predicted(
     url = f"http://me:secret@{server}/ten.mp4?key=1"
     with pytest.raises(DataError, match=r"2 of 4 files were skipped:\n.*sound.mp4 has no video.*\n.*absent.mp4 cannot"):
         paths: list[Path | str] = [folder / "ten.mp4", url, folder / "sound.mp4", f"http://{server}/absent.mp4"]
-        predict(CLASSIFIER, paths, tmp_path, max_frames=8)
+        predict(opabinia.load(CLASSIFIER), paths, tmp_path, max_frames=8)
     lines, public_url = lines_of(tmp_path), f"http://{server}/ten.mp4"
     assert [(line["path"], line["frame"]) for line in lines] == [
         (path, number) for path in (str(folder / "ten.mp4"), public_url) for number in range(8)
@@ -157,7 +157,8 @@ def test_videos_and_urls_are_predicted(
     printed = capsys.readouterr().out
     assert f"{public_url}  0.00 s  " in printed and "secret" not in printed
 
-    predict_windows(RUNS / "detection" / "run", [str(folder / "times.mkv")], tmp_path / "objects", every=1.0)
+    detector = opabinia.load(RUNS / "detection" / "run")
+    predict_windows(detector, [str(folder / "times.mkv")], tmp_path / "objects", every=1.0)
     assert [(line["frame"], line["time"]) for line in lines_of(tmp_path / "objects")] == [(0, 0.0), (2, 1.0)]
     assert times_of(tmp_path / "objects" / "videos" / "00000-times.mp4") == [0.0, 1.0]
 
@@ -168,7 +169,7 @@ def test_a_camera_is_predicted(tmp_path: Path) -> None:
         Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
         address = f"127.0.0.1:{server.server_address[1]}/live"
         frames = [int(frame.image.float().mean()) for frame in read_frames(f"rtsp://{address}")]
-        predict(CLASSIFIER, [f"rtsp://me:secret@{address}"], tmp_path, max_frames=4)
+        predict(opabinia.load(CLASSIFIER), [f"rtsp://me:secret@{address}"], tmp_path, max_frames=4)
         server.shutdown()
     assert frames == pytest.approx([20 * number for number in range(10)], abs=2)
     assert [(line["path"], line["frame"]) for line in lines_of(tmp_path)] == [
@@ -210,9 +211,9 @@ def test_options_that_do_not_fit_are_refused(folder: Path, tmp_path: Path) -> No
         ([image], {"max_frames": 3}, "--max-frames: it is for models of images on videos"),
     ):
         with pytest.raises(ConfigError, match=message):
-            predict(CLASSIFIER, paths, tmp_path / "out", **options)
+            predict(opabinia.load(CLASSIFIER), paths, tmp_path / "out", **options)
     with pytest.raises(ConfigError, match="--every: the model of this run takes images: give videos, URLs"):
-        predict_windows(CLASSIFIER, [video], tmp_path / "out", every=1.0, window=2.0)
+        predict_windows(opabinia.load(CLASSIFIER), [video], tmp_path / "out", every=1.0, window=2.0)
     with pytest.raises(ConfigError, match="rtsp://x/y: URLs and cameras are for `predict` with a model of images"):
         list(find_files(["rtsp://me:secret@x/y"]))
     for name, reason in (

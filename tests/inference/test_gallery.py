@@ -9,10 +9,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
-from typer.testing import CliRunner
 
-import opabinia
-from opabinia.cli import app
 from opabinia.config import ConfigError
 from opabinia.contracts import Batch, DatasetInfo, Predictions, Presenter, Task
 from opabinia.data.loader import DataError
@@ -22,21 +19,7 @@ from opabinia.evaluation.retrieval.rerank import k_reciprocal
 from opabinia.inference import predict
 from opabinia.inference.predictor import Predictor
 from opabinia.inference.retrieval.gallery import Gallery, Identity, identity_from_path
-from opabinia.training import launch
 from opabinia.visualization.drawing import FRAME_COLORS, contact_sheet, overlay_heatmap
-
-SMALL = ["train.length=60it", "schedule.warmup=20it", "data.batch_size=16", "data.num_workers=0", "loggers=[]"]
-SMALL += ["evaluate.batch_size=7"]
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return launch.train("classification/digits", SMALL, out=tmp_path_factory.mktemp("runs"))[0]
-
-
-@pytest.fixture(scope="module")
-def predictor(run: Path) -> Predictor:
-    return opabinia.load(run)
 
 
 @pytest.fixture(scope="module")
@@ -159,10 +142,6 @@ def test_the_heat_map_of_a_similarity_marks_its_pixels() -> None:
     assert red[:4].min() == 1 and red[4:].max() == 0
     assert green[:4].max() == 0 and green[4:].min() == 1
     assert predictor.explain(sample).max() == 1, "without a reference the norm of the embedding is explained"
-
-
-def test_predictions_without_heat_maps_are_an_error() -> None:
-    predictor = Predictor(Toy("embedding"), [], DatasetInfo(samples=1))
     with pytest.raises(ValueError, match="give a gallery"):
         predictor.explain(samples((1, 0, 0)))
     with pytest.raises(ValueError, match="not several views"):
@@ -184,8 +163,8 @@ def test_reranking_compares_each_query_alone_with_its_neighbors() -> None:
     query_paths = [Path(f"query{number}.png") for number in range(4)]
     reranked = plain.with_reranking().nearest(query_paths, queries, 5)
     for number, matches in enumerate(reranked):
-        order, distances = images @ queries[number], [match.distance for match in matches]
-        near = order.argsort(descending=True)
+        distances = [match.distance for match in matches]
+        near = (images @ queries[number]).argsort(descending=True)
         values, indices = k_reciprocal(queries[number : number + 1], images[near]).nearest(5)
         assert [match.number for match in matches] == near[indices[0]].tolist()
         assert distances == pytest.approx(values[0].tolist())
@@ -200,22 +179,18 @@ def test_only_candidates_are_reranked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("opabinia.inference.retrieval.gallery.CANDIDATES", 6)
     features = F.normalize(torch.randn(61, 4, generator=torch.Generator().manual_seed(1)), dim=1)
     plain = make_gallery([Path(f"{number}.png") for number in range(60)], features[1:], Path())
-    (plain_matches,), (reranked,) = (
-        gallery.nearest([Path("query.png")], features[:1], 5) for gallery in (plain, plain.with_reranking())
-    )
-    assert len(reranked) == 5 and {match.number for match in reranked} <= {
-        match.number for match in plain.nearest([Path("query.png")], features[:1], 6)[0]
-    }
-    assert len(plain_matches) == 5
+    (candidates,) = plain.nearest([Path("query.png")], features[:1], 6)
+    (reranked,) = plain.with_reranking().nearest([Path("query.png")], features[:1], 5)
+    assert len(reranked) == 5 and {match.number for match in reranked} <= {match.number for match in candidates}
 
 
 # --- the command ----------------------------------------------------------------------------------------------------
 
 
-def test_nearest_images_are_written_and_drawn(run: Path, predictor: Predictor, images: Path, tmp_path: Path) -> None:
+def test_nearest_images_are_written_and_drawn(predictor: Predictor, images: Path, tmp_path: Path) -> None:
     gallery = sorted((images / "gallery").rglob("*.png"))
     query = images / "queries" / "41.png"
-    predict.retrieve(run, [query, gallery[5]], images / "gallery", tmp_path, nearest=4)
+    predict.retrieve(predictor, [query, gallery[5]], images / "gallery", tmp_path, nearest=4)
     query_line, gallery_line = (json.loads(line) for line in (tmp_path / "predictions.jsonl").read_text().splitlines())
     query_embedding, gallery_embeddings = (
         predictor.embeddings([predictor.sample(path) for path in paths]) for paths in ([query], gallery)
@@ -236,23 +211,21 @@ def test_nearest_images_are_written_and_drawn(run: Path, predictor: Predictor, i
     assert {FRAME_COLORS[verdict] in colors for verdict in expected} == {True}
 
 
-def test_sheets_are_reranked(run: Path, images: Path, tmp_path: Path) -> None:
-    runner, arguments = CliRunner(), ["predict", str(run), str(images / "queries"), "--nearest", "5"]
-    result = runner.invoke(app, [*arguments, "--rerank"])
-    assert (result.exit_code, "--rerank: it re-ranks the images of --gallery" in result.output) == (2, True)
-    lines = {}
-    for name, options in (("plain", []), ("reranked", ["--rerank"])):
-        out = ["--gallery", str(images / "gallery"), "--out", str(tmp_path / name)]
-        assert runner.invoke(app, [*arguments, *out, *options]).exit_code == 0
-        lines[name] = (tmp_path / name / "predictions.jsonl").read_text()
-        assert len(list((tmp_path / name / "sheets").iterdir())) == 3
-    assert lines["plain"] != lines["reranked"]
+def test_sheets_are_reranked(predictor: Predictor, images: Path, tmp_path: Path) -> None:
+    lines = []
+    for rerank in (False, True):
+        predict.retrieve(predictor, [images / "queries"], images / "gallery", tmp_path, nearest=5, rerank=rerank)
+        lines.append((tmp_path / "predictions.jsonl").read_text())
+        assert len(list((tmp_path / "sheets").iterdir())) == 3
+    assert lines[0] != lines[1]
 
 
-def test_heat_maps_are_drawn(run: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_heat_maps_are_drawn(
+    predictor: Predictor, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     queries = sorted((images / "queries").glob("*.png"))
-    predict.predict(run, queries, tmp_path / "classes", explain=True)
-    predict.retrieve(run, queries[:1], images / "gallery", tmp_path / "near", explain=True)
+    predict.predict(predictor, queries, tmp_path / "classes", explain=True)
+    predict.retrieve(predictor, queries[:1], images / "gallery", tmp_path / "near", explain=True)
     drawn = sorted((tmp_path / "classes" / "explained").iterdir())
     assert [path.name for path in drawn] == ["00000-40.png", "00001-41.png", "00002-42.png"]
     with (
@@ -266,25 +239,20 @@ def test_heat_maps_are_drawn(run: Path, images: Path, tmp_path: Path, capsys: py
         assert class_heatmap.tobytes() != similarity_heatmap.tobytes()
 
 
-def test_broken_images_are_reported_and_skipped(run: Path, images: Path, tmp_path: Path) -> None:
+def test_broken_images_are_reported_and_skipped(predictor: Predictor, images: Path, tmp_path: Path) -> None:
     (tmp_path / "gallery").mkdir()
     (tmp_path / "gallery" / "broken.png").write_text("no image")
     query = images / "queries" / "41.png"
     with pytest.raises(DataError, match=r"none of 1 file in .*gallery can be read; .*broken.png cannot"):
-        predict.retrieve(run, [query], tmp_path / "gallery", tmp_path / "out")
+        predict.retrieve(predictor, [query], tmp_path / "gallery", tmp_path / "out")
     (tmp_path / "gallery" / "whole.png").write_bytes(query.read_bytes())
     with pytest.raises(DataError, match="1 of 3 files were skipped"):
-        predict.retrieve(run, [query], tmp_path / "gallery", tmp_path / "out")
+        predict.retrieve(predictor, [query], tmp_path / "gallery", tmp_path / "out")
     (line,) = (tmp_path / "out" / "predictions.jsonl").read_text().splitlines()
     (match,) = json.loads(line)["nearest"]
     assert match["distance"] == pytest.approx(0, abs=1e-5) and match["path"].endswith("whole.png")
-
-
-def test_a_gallery_of_only_the_query_has_no_heat_maps(run: Path, images: Path, tmp_path: Path) -> None:
-    query = images / "queries" / "41.png"
-    predict.retrieve(run, [query], query, tmp_path / "out")
     with pytest.raises(ConfigError, match="no image but the query itself"):
-        predict.retrieve(run, [query], query, tmp_path / "out", explain=True)
+        predict.retrieve(predictor, [query], query, tmp_path / "out", explain=True)
 
 
 def test_captions_shorten_long_lists() -> None:

@@ -23,6 +23,7 @@ from opabinia.inference.export.job import ExportJob
 from opabinia.inference.export.model_card import model_card
 from opabinia.inference.export.samples import fitting_tasks
 from opabinia.inference.extract import without_objects
+from opabinia.inference.load import RunModel
 from opabinia.inference.multitask import predictor_of
 from opabinia.inference.serving.address import open_socket
 from opabinia.inference.serving.limits import Limits, Upload
@@ -147,14 +148,14 @@ def test_a_server_returns_the_predictions_of_all_tasks(trained: TrainedModel, mo
     services = list[Any]()
     kinds = {"boxes": "detection", "maps": "segmentation", "present": "classification", "kinds": "classification"}
     section = {"name": "multitask", "tasks": {name: {"task": {"name": kind}} for name, kind in kinds.items()}}
-    monkeypatch.setattr(server, "load", lambda run, *, task, **_: predictor_of(trained, task, channels=1))
+    monkeypatch.setattr(RunModel, "load", lambda _, task: predictor_of(trained, task, channels=1))
     monkeypatch.setattr(server, "resolve", lambda run: SimpleNamespace(config={"task": section}))
     monkeypatch.setattr(server, "make_app", lambda service, *_: services.append(service))
     monkeypatch.setattr(server.uvicorn.Server, "run", lambda *_, **__: None)
     limits = Limits(bytes=10**6, pixels=10**6, waiting=1)
     for names in ([], ["boxes"]):
         with open_socket("127.0.0.1", 0) as listening:
-            server.serve(Path("run"), listening, limits=limits, task=names)
+            server.serve(RunModel(Path("run")), listening, limits=limits, task=names)
     all_tasks, boxes = (service.about for service in services)
     assert all_tasks["task"] == "multitask" and list(all_tasks["tasks"]) == list(kinds)
     assert all_tasks["tasks"]["kinds"] == ("x", "y") and all_tasks["classes"] == []

@@ -12,28 +12,14 @@ import pytest
 import torch
 from PIL import Image
 
-import opabinia
 from opabinia.config import ConfigError
 from opabinia.data.loader import DataError
 from opabinia.data.sources import Digits
+from opabinia.inference.load import RunModel
 from opabinia.inference.predictor import Predictor
 from opabinia.inference.retrieval.search import search, sort_matches
-from opabinia.training import launch
 
 pytest.importorskip("faiss", reason="the extra opabinia[search] is not installed")
-
-SMALL = ["train.length=9it", "checkpoint.every=5it", "data.num_workers=0", "loggers=[]", "evaluate.batch_size=8"]
-SMALL += ["data.batch_size=16"]
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return launch.train("classification/digits", SMALL, out=tmp_path_factory.mktemp("runs"))[0]
-
-
-@pytest.fixture(scope="module")
-def predictor(run: Path) -> Predictor:
-    return opabinia.load(run)
 
 
 def write(path: Path, number: int) -> Path:
@@ -68,7 +54,8 @@ def search_index(
     def search_index(**options: Any) -> tuple[dict[str, Any], int]:
         embedded.clear()
         capsys.readouterr()
-        search(run, gallery, [query], as_json=True, **{"index": index, "nearest": 5, **options})
+        model = RunModel(run, checkpoint=options.pop("checkpoint", "best"))
+        search(model, gallery, [query], as_json=True, **{"index": index, "nearest": 5, **options})
         (line,) = capsys.readouterr().out.splitlines()
         return json.loads(line), sum(embedded)
 
@@ -95,50 +82,32 @@ def test_a_second_search_embeds_only_the_query(search_index: SearchIndex) -> Non
     assert search_index() == (result, 1)
 
 
-def touch_image(gallery: Path) -> None:
-    os.utime(gallery / "0" / "00.png", ns=(1, 1))
+INDEX = Path("index") / "gallery.faiss"
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "touched": lambda gallery: os.utime(gallery / "0" / "00.png", ns=(1, 1)),
+    "added": lambda gallery: write(gallery / "new.png", 40),
+    "removed": lambda gallery: (gallery / "0" / "00.png").unlink(),
+    "truncated": lambda gallery: (gallery.parent / INDEX).write_bytes((gallery.parent / INDEX).read_bytes()[:-1]),
+    "no index": lambda gallery: (gallery.parent / INDEX).unlink(),
+    "damaged": lambda gallery: (gallery.parent / "index" / "gallery.faiss.json").write_text("["),
+}
 
 
-def add_image(gallery: Path) -> None:
-    write(gallery / "new.png", 40)
-
-
-def remove_image(gallery: Path) -> None:
-    (gallery / "0" / "00.png").unlink()
-
-
-def truncate_index(gallery: Path) -> None:
-    index = gallery.parent / "index" / "gallery.faiss"
-    index.write_bytes(index.read_bytes()[:-1])
-
-
-def remove_index(gallery: Path) -> None:
-    (gallery.parent / "index" / "gallery.faiss").unlink()
-
-
-def damage_json(gallery: Path) -> None:
-    (gallery.parent / "index" / "gallery.faiss.json").write_text("[")
-
-
-@pytest.mark.parametrize("change", [touch_image, add_image, remove_image, truncate_index, remove_index, damage_json])
-def test_a_change_rebuilds_the_index(search_index: SearchIndex, gallery: Path, change: Callable[[Path], None]) -> None:
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_rebuilds_the_index(search_index: SearchIndex, gallery: Path, change: str) -> None:
     search_index()
-    change(gallery)
+    CHANGES[change](gallery)
     stored = len(list(gallery.rglob("*.png")))
     result, embedded = search_index(nearest=99)
     assert embedded == stored + 1 and len(result["nearest"]) == stored
     assert search_index(nearest=99) == (result, 1)
 
 
-def test_another_checkpoint_rebuilds_the_index(search_index: SearchIndex, run: Path) -> None:
-    search_index(checkpoint="last")
-    assert search_index(checkpoint="step-00000005")[1] == 21
-    assert search_index(checkpoint="last")[1] == 21
-
-
-def test_by_default_the_index_is_in_the_run(search_index: SearchIndex, run: Path, gallery: Path) -> None:
-    search_index(index=None)
-    assert search_index(index=None)[1] == 1
+def test_by_default_the_index_is_in_the_run_and_rebuilt_for_another_checkpoint(
+    search_index: SearchIndex, run: Path
+) -> None:
+    embedded = [search_index(index=None, checkpoint=name)[1] for name in ("last", "last", "step-00000030")]
+    assert embedded == [21, 1, 21]
     assert len(list((run / "search").glob("gallery-*.faiss"))) == 1
 
 
@@ -163,12 +132,12 @@ def test_broken_images(
     assert search_index()[1] == 1, "an unchanged broken image is not read again"
     assert "1 of 21 images could not be read when" in caplog.text
     with pytest.raises(DataError, match="1 of 2 files were skipped"):
-        search(run, gallery, [gallery / "broken.png", gallery.parent / "query.png"], as_json=True)
+        search(RunModel(run), gallery, [gallery / "broken.png", gallery.parent / "query.png"], as_json=True)
     assert json.loads(capsys.readouterr().out)["path"].endswith("query.png")
     (gallery / "worse").mkdir()
     (gallery / "broken.png").rename(gallery / "worse" / "broken.png")
-    with pytest.raises(DataError, match=r"none of 1 image in .*worse can be read"):
-        search(run, gallery / "worse", [gallery.parent / "query.png"])
+    with pytest.raises(DataError, match=r"none of 1 file in .*worse can be read"):
+        search(RunModel(run), gallery / "worse", [gallery.parent / "query.png"])
 
 
 def test_paths_are_relative_to_the_gallery_and_never_truncated(
@@ -177,13 +146,13 @@ def test_paths_are_relative_to_the_gallery_and_never_truncated(
     monkeypatch.setenv("COLUMNS", "80")
     query, name = write(gallery.parent / "query.png", 30), "a_long_name_of_an_image_" * 3 + "[red].png"
     write(gallery / "folder" / name, 30)
-    search(run, gallery, [query], nearest=3)
+    search(RunModel(run), gallery, [query], nearest=3)
     printed = capsys.readouterr().out
     lines = printed.splitlines()
     assert lines[0] == str(query) and max(map(len, lines[1:])) <= 80 and "…" not in printed
     (folded,) = [row for row in printed.split("│ 1 ")[1:]]
     assert f"folder/{name}" in "".join(re.findall(r"[\w/.\[\]]+", re.sub(r"0\.\d{4}", "", folded.split("│ 2 ")[0])))
-    search(run, gallery, [query], nearest=3, rerank=True)
+    search(RunModel(run), gallery, [query], nearest=3, rerank=True)
     assert capsys.readouterr().out != printed
 
 

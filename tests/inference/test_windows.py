@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import opabinia
 from opabinia.config import ConfigError
 from opabinia.data.loader import DataError
 from opabinia.data.transforms.clips import Clip
@@ -42,7 +43,9 @@ def test_windows_are_predicted(tmp_path: Path, capsys: pytest.CaptureFixture[str
     write(tmp_path / "videos" / "long.mp4", 60, size=(32, 32))  # 2.4 seconds; a clip of this run lasts 0.6
     (tmp_path / "videos" / "text.mp4").write_text("no video " * 20)
     with pytest.raises(DataError, match=r"1 of 2 files were skipped:\n.*text\.mp4"):
-        predict_windows(RUN, [tmp_path / "videos"], tmp_path / "out", every=1.0, window=1.2, features=True)
+        predict_windows(
+            opabinia.load(RUN), [tmp_path / "videos"], tmp_path / "out", every=1.0, window=1.2, features=True
+        )
     lines: list[Any] = [json.loads(line) for line in (tmp_path / "out" / "predictions.jsonl").read_text().splitlines()]
     assert [(line["start"], line["end"]) for line in lines] == [(0.0, 1.2), (1.0, 2.2), (1.2, 2.4)]
     assert all(line["path"].endswith("long.mp4") and len(line["top"]) == 5 for line in lines)
@@ -54,4 +57,4 @@ def test_windows_are_predicted(tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_windows_of_an_image_model_are_refused(tmp_path: Path) -> None:
     image_run = RUN.parents[1] / "classification" / "run"
     with pytest.raises(ConfigError, match="takes images: give videos, URLs"):
-        predict_windows(image_run, [tmp_path], tmp_path / "out", every=1.0)
+        predict_windows(opabinia.load(image_run), [tmp_path], tmp_path / "out", every=1.0)

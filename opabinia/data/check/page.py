@@ -21,10 +21,10 @@ from opabinia.data.sources.annotation_errors import Box
 from opabinia.data.sources.named import NamedFiles
 from opabinia.runtime.files import write_atomic
 from opabinia.visualization.drawing import to_pil
+from opabinia.visualization.presenters.by_keys import draw_sample
 from opabinia.visualization.report.blocks import Block, Gallery, ImageRow, ReportImage, Section, Table
 from opabinia.visualization.report.images import ByteBudget
 from opabinia.visualization.report.templating import template
-from opabinia.visualization.samples import draw_sample
 
 MAX_CASES, MAX_SAMPLES = 24, 6
 """Cases of a finding that are shown with images, and samples of a case."""
@@ -124,8 +124,7 @@ def _render_example(sample: SampleRef, report: DataReport, budget: ByteBudget) -
     source = report.sources[sample.source]
     try:
         content = source[sample.index]
-        colors = source.info.colors
-        image = draw_sample(content, source.classes, DrawOptions(side=WIDE, text=16), colors)
+        image = draw_sample(content, source.info, DrawOptions(side=WIDE, text=16))
     except (ValueError, OSError):
         return None
     side = STRIP if "video" in content else WIDE if {"ground_truth", "ground_truth_map"} & content.keys() else SMALL

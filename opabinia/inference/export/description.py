@@ -31,23 +31,23 @@ class Description:
     """Description of an exported model.
 
     Attributes:
-        name: of the run.
-        task: its name in the config.
+        name: name of the run.
+        task: name of the task in the config.
         classes: names in the order of the outputs; empty if there are none.
-        channels: of the images; 3 are RGB.
+        channels: number of channels of the images; 3 are RGB.
         size: height and width of the images.
-        dtype: of ``image``: ``uint8`` or ``float32``.
-        value_range: of its values.
-        mean, std: of images in 0 to 1, by which the model normalizes them itself; empty if it does not.
-        transforms: of the validation data, as in the config; their result is ``image``.
+        dtype: type of ``image``: ``uint8`` or ``float32``.
+        value_range: range of its values.
+        mean, std: statistics of images in 0 to 1, by which the model normalizes them itself; empty if it does not.
+        transforms: transforms of the validation data, as in the config; their result is ``image``.
         resize: what they come to: ``crop`` (the shorter side is resized, and the center cropped), ``stretch``, ``fit``
             (a detector's: within ``size``) or ``shrink`` (likewise, smaller images keep their size).
         crop: share of the resized shorter side that is cropped.
-        scores: of the last evaluation up to the checkpoint, or of the run's last one.
-        step: of the checkpoint.
-        tasks: of a multi-task run, ``task`` and ``classes`` of each by its name, with which its outputs begin.
+        scores: scores of the last evaluation up to the checkpoint, or of the run's last one.
+        step: step of the checkpoint.
+        tasks: ``task`` and ``classes`` of each task of a multi-task run by its name, with which its outputs begin.
         batch_size: number of samples that the graph takes: ``dynamic``, or the only one.
-        version: of this library.
+        version: version of this library.
     """
 
     name: str
@@ -87,7 +87,7 @@ def describe(
         resolved: the run's config.
         predictor: the model.
         image: inputs (B x ... x C x H x W).
-        tasks: of a multi-task run, those of the model.
+        tasks: tasks of the model of a multi-task run.
     """
     task, section = predictor.task, resolved.config["task"]
     sections = {name: section["tasks"][name]["task"] for name in tasks}
@@ -116,8 +116,8 @@ def describe(
         scores=from_json_numbers(state["scores"]) or final,
         step=state["step"],
         tasks={
-            name: {"task": sections[name]["name"], "classes": own.dataset_info.classes}
-            for name, own in (task.tasks.items() if isinstance(task, Multitask) else ())
+            name: {"task": sections[name]["name"], "classes": subtask.dataset_info.classes}
+            for name, subtask in (task.tasks.items() if isinstance(task, Multitask) else ())
         },
     )
 

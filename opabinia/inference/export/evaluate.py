@@ -105,7 +105,7 @@ def open_evaluation(
         checkpoint: its folder.
         predictor: has the trained task, on the CPU.
         outputs: names of the graph's outputs.
-        prefix: of the validation set.
+        prefix: prefix of the validation set.
 
     Raises:
         ConfigError: its data does not exist, or it has no scores.
@@ -141,15 +141,15 @@ def open_evaluation(
 
     def evaluators_of_predictions(_: Task, dataset_info: DatasetInfo) -> list[Evaluator]:
         found = validation.evaluators(task, dataset_info)
-        own = {name.removeprefix(f"{dataset_info.task}/") for name in outputs}
-        return [evaluator for evaluator in found if set(evaluator.layers) <= own]
+        exported = {name.removeprefix(f"{dataset_info.task}/") for name in outputs}
+        return [evaluator for evaluator in found if set(evaluator.layers) <= exported]
 
     metric = (parts["checkpoint"].best or "").replace("_ema/", "/")
     best = make_best(metric if weighted_score(metric, dict.fromkeys(scores, 0.0)) is not None else None, scores)
     if best is None:
         raise ConfigError(Problem("", "data.val", f"{prefix} has no scores to compare exported files by"))
-    own = replace(validation, evaluators=evaluators_of_predictions)
-    return Evaluation(task, own, best.metric, 1 if best.better == "max" else -1)
+    validation = replace(validation, evaluators=evaluators_of_predictions)
+    return Evaluation(task, validation, best.metric, 1 if best.better == "max" else -1)
 
 
 def measure_speed(run: Callable[..., Mapping[str, Tensor]], inputs: Mapping[str, Tensor]) -> Speed:
@@ -194,11 +194,11 @@ def measure_file(name: str, path: Path, evaluations: Sequence[Evaluation], job: 
     return Row(name, scores, total_size(path), measure_speed(task.run, job.inputs))
 
 
-def score_table(rows: Sequence[Row], metrics: Sequence[str]) -> Table:
+def score_table(rows: Sequence[Row], evaluations: Sequence[Evaluation]) -> Table:
     """Return a table with a column for each model; differences are from the first."""
     result = Table("", *(row.name for row in rows))
-    for metric, scores in zip(metrics, zip(*(row.scores for row in rows), strict=True), strict=True):
-        result.add_row(metric, *(f"{score:.4f}" for score in scores))
+    for evaluation, *scores in zip(evaluations, *(row.scores for row in rows), strict=True):
+        result.add_row(evaluation.metric, *(f"{score:.4f}" for score in scores))
         result.add_row("difference", "", *(f"{score - scores[0]:+.4f}" for score in scores[1:]))
     result.add_row("MB", *(f"{row.size / 1e6:.2f}" for row in rows))
     result.add_row("p50 ms", *(f"{row.speed.p50 * 1e3:.2f}" for row in rows))

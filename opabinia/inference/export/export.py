@@ -72,8 +72,8 @@ def export(
         checkpoint, weights: see :func:`opabinia.load`.
         measured: evaluate the ONNX or OpenVINO model on the first validation set (of each task of a multi-task run),
             and write other precisions; files whose score drops by more than allowed are not kept.
-        license: of the model card, by its name on the hub, such as ``apache-2.0``; empty leaves it open.
-        task: of a multi-task run, the tasks to export, of which one alone is exported as a run of its own; empty: all
+        license: license in the model card, by its name on the hub, such as ``apache-2.0``; empty leaves it open.
+        task: tasks of a multi-task run to export, of which one alone is exported as a run of its own; empty: all
             that predict something for an image and whose validation images have the size of the first one's.
 
     Raises:
@@ -111,7 +111,7 @@ def export(
             results = MeasuredFiles([], {"exported": temporary}, [])
             if measured and (form == "onnx" or form == "openvino"):
                 results = measure_files(form, temporary, job, evaluations, measured, calibration)
-                Console(highlight=False).print(score_table(results.rows, [own.metric for own in evaluations]))
+                Console(highlight=False).print(score_table(results.rows, evaluations))
             move_files(results.files, paths, form)
     print_written([paths[name] for name in results.files], [*lines, *notes])
     if results.errors:

@@ -29,14 +29,14 @@ class ExportedTask(Task):
     """The predictions of an exported graph, which evaluators take like those of the original.
 
     Args:
-        path: of the ONNX file, or of OpenVINO's ``model.xml`` or its folder.
+        path: path of the ONNX file, or of OpenVINO's ``model.xml`` or its folder.
 
     Attributes:
-        runtime: has read it.
-        metadata: of the graph, as texts.
+        runtime: the library that has read it.
+        metadata: description of the graph, as texts.
         size: height and width of the images that it takes.
         dataset_info: the classes and channels of its images.
-        classes: of each task of a multi-task model, by its name.
+        classes: class names of each task of a multi-task model, by its name.
     """
 
     def __init__(self, path: Path) -> None:
@@ -61,11 +61,11 @@ class ExportedTask(Task):
         many at a time."""
         count = len(inputs["image"])
         step = self._batch_size or count
-        parts = [
+        results = [
             self.runtime({name: value[start : start + step].numpy() for name, value in inputs.items()})
             for start in range(0, count, step)
         ]
-        columns: list[Any] = list(zip(*parts, strict=True))
+        columns: list[Any] = list(zip(*results, strict=True))
         return {
             name: torch.cat([torch.from_numpy(values) for values in column])
             for name, column in zip(self.runtime.outputs, columns, strict=True)
@@ -98,8 +98,8 @@ class ExportedTask(Task):
         outputs = self.run(**self.inputs(batch))
         if "task" in batch and self.classes:
             return _original(part_of(outputs, batch["task"]), batch)
-        parts = {name: _original(part_of(outputs, name), batch) for name in self.classes}
-        joined = {f"{name}/{key}": value for name, part in parts.items() for key, value in part.items()}
+        by_task = {name: _original(part_of(outputs, name), batch) for name in self.classes}
+        joined = {f"{name}/{key}": value for name, tensors in by_task.items() for key, value in tensors.items()}
         return joined if self.classes else _original(outputs, batch)
 
     def features(self, batch: Batch) -> dict[str, Tensor]:
@@ -111,8 +111,8 @@ class ExportedTask(Task):
         if not self.classes:
             return None
         infos = {name: replace(self.dataset_info, classes=classes) for name, classes in self.classes.items()}
-        own = {name: partial(presenter_of, Task(), info) for name, info in infos.items()}
-        return MultitaskPresenter(self.dataset_info, own)
+        presenters = {name: partial(presenter_of, Task(), info) for name, info in infos.items()}
+        return MultitaskPresenter(self.dataset_info, presenters)
 
 
 def _original(outputs: Predictions, batch: Batch) -> Predictions:

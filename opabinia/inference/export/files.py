@@ -54,8 +54,8 @@ def write_file(
     from an ONNX file, which stays next to it (:func:`onnx_source`).
 
     Args:
-        form: of the file.
-        path: of the file, or of OpenVINO's folder.
+        form: format of the file.
+        path: path of the file, or of OpenVINO's folder.
         job: the model, with inputs of two samples or more: torch would take a batch size of one for a constant.
         tolerance: see :func:`opabinia.inference.export.export`.
         origin: description of the inputs.

@@ -45,7 +45,7 @@ def write_layout(
     Args:
         folder: does not exist yet.
         checkpoint: the folder that the model is from.
-        config: of the run, complete.
+        config: complete config of the run.
         job: the model, with adapters merged into its weights.
         tolerance: see :func:`opabinia.inference.export.export`.
         license: its name on the hub; empty leaves it open.
@@ -93,8 +93,8 @@ def _snapshot(checkpoint: Path, task: Task, names: Mapping[str, str], descriptio
     Args:
         checkpoint: the folder that the model is from.
         task: the model.
-        names: of its tensors in timm; empty without.
-        description: of the model.
+        names: timm's names of its tensors; empty without.
+        description: description of the model.
     """
     state, tensors = read_state(checkpoint), task.state_dict()
     files = {"model": {names.get(name, name): tensors[name] for name in names or tensors}}
@@ -139,7 +139,7 @@ def write_timm_config(
         folder: exists.
         section: the backbone's config section.
         weights: under timm's names.
-        description: of the model.
+        description: description of the model.
 
     Raises:
         RuntimeError: timm's model has other weights.

@@ -40,9 +40,9 @@ class MeasuredFiles:
     """Files that were written and measured.
 
     Attributes:
-        rows: of the table, the original first.
+        rows: rows of the table, the original first.
         files: within the tolerance, by name of the row.
-        errors: of the others.
+        errors: messages about the others.
     """
 
     rows: list[Row]
@@ -63,10 +63,10 @@ def measure_files(
     INT8 that drops by more than allowed is written again with the output layers in FP32.
 
     Args:
-        form: of the files.
+        form: format of the files.
         exported: the FP32 file; the others are written in its folder.
         job: the model.
-        evaluations: of the first validation set, or that of each task.
+        evaluations: evaluations on the first validation set, or on that of each task.
         options: see :class:`Measured`.
         calibration: inputs for INT8.
     """

@@ -29,8 +29,8 @@ def model_card(description: Description, config: Mapping[str, Any], *, in_timm: 
     """Return the text of a model card (Markdown), whose first lines are the metadata that the hub reads.
 
     Args:
-        description: of the model.
-        config: of the run, complete.
+        description: description of the model.
+        config: complete config of the run.
         in_timm: whether timm reads the folder.
         license: its name on the hub; empty leaves it open.
     """

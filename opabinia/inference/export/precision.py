@@ -50,8 +50,8 @@ def excluded_nodes(path: Path, patterns: Sequence[str]) -> list[str]:
     layers that a pattern names.
 
     Args:
-        path: of the file.
-        patterns: of modules (``backbone.model.conv1``, ``head.*``), with ``*`` and ``?``.
+        path: path of the file.
+        patterns: patterns of modules (``backbone.model.conv1``, ``head.*``), with ``*`` and ``?``.
 
     Raises:
         ConfigError: a pattern names no layer.
@@ -201,7 +201,7 @@ def write_int8(source: Path, target: Path, patterns: Sequence[str], inputs: Iter
         source: the FP32 file.
         target: the file to write.
         patterns: see :func:`excluded_nodes`.
-        inputs: of the graph, from which the ranges of activations are measured.
+        inputs: inputs of the graph, from which the ranges of activations are measured.
     """
     from onnxruntime.quantization import CalibrationDataReader, quantize_static
 

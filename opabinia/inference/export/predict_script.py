@@ -47,8 +47,9 @@ def main(path: str, *files: str) -> None:
         tensors = {name: rows[0] for name, rows in outputs.items()}
         prediction = {} if tasks else describe(tensors, classes, factor, size)
         for task, task_about in tasks.items():  # a multi-task model: the outputs of each task begin with its name
-            own = {name.removeprefix(f"{task}/"): rows for name, rows in tensors.items() if name.startswith(f"{task}/")}
-            prediction[task] = describe(own, task_about["classes"], factor, size)
+            start = f"{task}/"
+            outputs = {name.removeprefix(start): rows for name, rows in tensors.items() if name.startswith(start)}
+            prediction[task] = describe(outputs, task_about["classes"], factor, size)
         print(json.dumps({"path": file, **prediction}))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -13,28 +13,15 @@ XML = "model.xml"
 """Name of the graph in a folder of OpenVINO; its weights are in ``model.bin``."""
 
 
-class Runtime(Protocol):
-    """An exported graph that can be run.
+class OnnxRuntime:
+    """An ONNX file in onnxruntime.
 
     Attributes:
         version: name and version of the library.
         shapes: shape of each input by name; a dimension that is no int is dynamic.
-        outputs: their names.
+        outputs: names of the outputs.
         metadata: texts by name.
     """
-
-    version: str
-    shapes: Mapping[str, Sequence[int | str]]
-    outputs: Sequence[str]
-    metadata: Mapping[str, str]
-
-    def __call__(self, inputs: Mapping[str, Any]) -> Sequence[Any]:
-        """Return the outputs as arrays, in order, for input arrays by name."""
-        ...
-
-
-class OnnxRuntime:
-    """An ONNX file in onnxruntime; see :class:`Runtime`."""
 
     def __init__(self, path: Path) -> None:
         import onnxruntime
@@ -42,21 +29,20 @@ class OnnxRuntime:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads, options.log_severity_level = torch.get_num_threads(), 3
         self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        self.version: str = f"onnxruntime {onnxruntime.__version__}"
-        self.shapes: Mapping[str, Sequence[int | str]] = {
-            value.name: value.shape for value in self._session.get_inputs()
-        }
-        self.outputs: Sequence[str] = [output.name for output in self._session.get_outputs()]
+        self.version = f"onnxruntime {onnxruntime.__version__}"
+        self.shapes: dict[str, Sequence[int | str]] = {item.name: item.shape for item in self._session.get_inputs()}
+        self.outputs: list[str] = [output.name for output in self._session.get_outputs()]
         self.metadata: Mapping[str, str] = self._session.get_modelmeta().custom_metadata_map
 
     def __call__(self, inputs: Mapping[str, Any]) -> Sequence[Any]:
+        """Return the outputs as arrays, in order, for input arrays by name."""
         results: Sequence[Any] = self._session.run(self.outputs, inputs)
         return results
 
 
 class OpenVinoRuntime:
-    """A ``model.xml``, with its ``model.bin``, in OpenVINO, computed in FP32 also where the CPU has BF16; see
-    :class:`Runtime`."""
+    """A ``model.xml``, with its ``model.bin``, in OpenVINO, computed in FP32 also where the CPU has BF16; with the
+    attributes of :class:`OnnxRuntime`."""
 
     def __init__(self, path: Path) -> None:
         openvino = import_openvino()
@@ -64,20 +50,21 @@ class OpenVinoRuntime:
         model = core.read_model(path)
         settings = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "INFERENCE_PRECISION_HINT": "f32"}
         self._compiled = core.compile_model(model, "CPU", settings)
-        self.version: str = f"OpenVINO {openvino.__version__.split('-')[0]}"
-        self.shapes: Mapping[str, Sequence[int | str]] = {
+        self.version = f"OpenVINO {openvino.__version__.split('-')[0]}"
+        self.shapes: dict[str, Sequence[int | str]] = {
             value.any_name: [side.get_length() if side.is_static else "dynamic" for side in value.partial_shape]
             for value in model.inputs
         }
-        self.outputs: Sequence[str] = [value.any_name for value in model.outputs]
+        self.outputs: list[str] = [value.any_name for value in model.outputs]
         self.metadata: Mapping[str, str] = model.get_rt_info(["opabinia"]).value
 
     def __call__(self, inputs: Mapping[str, Any]) -> Sequence[Any]:
+        """Return the outputs as arrays, in order, for input arrays by name."""
         results = self._compiled(inputs)
         return [results[name] for name in self.outputs]
 
 
-def open_runtime(path: Path) -> Runtime:
+def open_runtime(path: Path) -> OnnxRuntime | OpenVinoRuntime:
     """Open an ONNX file, or OpenVINO's ``model.xml`` or its folder."""
     file = path / XML if path.is_dir() else path
     return OpenVinoRuntime(file) if file.suffix == ".xml" else OnnxRuntime(file)

@@ -37,7 +37,7 @@ def select_samples(
         resolved: the run's config.
         predictor: transforms random images.
         count: number of samples.
-        tasks: of a multi-task run; the validation data is that of the first one that has some.
+        tasks: tasks of a multi-task run; the validation data is that of the first one that has some.
     """
     try:
         prefixes = sets_for(resolved, tasks)
@@ -83,7 +83,7 @@ def fitting_tasks(resolved: Resolved, task: Multitask, size: Sequence[int]) -> t
         size: height and width of the images; tasks that pad theirs take smaller ones, too.
     """
     fitting, others = list[str](), list[str]()
-    for name, own in task.tasks.items():
+    for name, subtask in task.tasks.items():
         prefixes = sets_for(resolved, [name])
         try:
             samples = split_samples(resolved, prefixes[0], COMPARED) if prefixes else []
@@ -91,7 +91,7 @@ def fitting_tasks(resolved: Resolved, task: Multitask, size: Sequence[int]) -> t
             samples = []
         multiple = task.size_multiple_of(name) or 1
         images = [padded_inputs([sample], multiple)["image"] for sample in samples]
-        smaller = isinstance(own.export_module(), PaddedExport)
+        smaller = isinstance(subtask.export_module(), PaddedExport)
         wrong = [
             image
             for image in images
@@ -116,7 +116,7 @@ def calibration_inputs(
         module: the model.
         compared: samples of the graph's size.
         count: maximum number of images.
-        tasks: of a multi-task run; the images are those of the first one.
+        tasks: tasks of a multi-task run; the images are those of the first one.
 
     Raises:
         ConfigError: the split has no images, they cannot be read, or they have another size than the graph takes.

@@ -39,7 +39,7 @@ def identity_from_path(path: Path, root: Path | None = None) -> Identity:
     of the file as the identity.
 
     Args:
-        path: of the image.
+        path: path of the image.
         root: the folder that is searched; a file directly in it has no identity.
     """
     match = _MARKET.match(path.name)
@@ -60,7 +60,7 @@ class Match(NamedTuple):
 
     Attributes:
         number: index in the gallery.
-        path: of the image.
+        path: path of the image.
         distance: 1 - cosine similarity, 0 to 2; or the re-ranked distance.
         verdict: None if names do not give both identities.
     """
@@ -79,8 +79,8 @@ class Gallery:
     """Images that are searched, with their identities.
 
     Args:
-        paths: of the images.
-        root: the folder they were found in.
+        paths: paths of the images.
+        root: the folder that is searched.
         search: finds the nearest of them.
         embeddings: maps indices of images to their embeddings (n to n x D).
     """
@@ -96,8 +96,8 @@ class Gallery:
         """Return the k nearest images for each query, nearest first, without the query itself.
 
         Args:
-            paths: of B queries.
-            embeddings: of them (B x D).
+            paths: paths of B queries.
+            embeddings: embeddings of the queries (B x D).
             k: maximum number of matches.
         """
         distances, indices = self._search(embeddings, min(k + 1, len(self.paths)))

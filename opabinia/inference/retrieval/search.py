@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +19,16 @@ from typing_extensions import TypedDict
 
 from opabinia.config import ConfigError, Problem, dump
 from opabinia.config.datasets import validation_sets
-from opabinia.data.loader import DataError
 from opabinia.engine.checkpointing.checkpoint import read_state
 from opabinia.inference.input_files import find_files, raise_skipped
-from opabinia.inference.load import load
+from opabinia.inference.load import RunModel
 from opabinia.inference.predictor import Predictor
-from opabinia.inference.retrieval.gallery import Gallery, embed_files
+from opabinia.inference.retrieval.gallery import Gallery, embed_files, embed_gallery
 from opabinia.runtime.files import DiskError, disk_errors, flush_to_disk, write_atomic
 from opabinia.runtime.json_files import InvalidFile, read_json
 from opabinia.runtime.log import log, logging_to
-from opabinia.runtime.progress import progress_bar
 from opabinia.runtime.text import plural
 from opabinia.training.run_folder import chosen_checkpoint, resolve
-from opabinia.training.trained_model import Weights
 
 FORMAT = 1
 
@@ -39,7 +37,7 @@ Contents = dict[str, Any]
 
 
 def search(
-    run: Path,
+    model: RunModel,
     gallery: Path,
     queries: Sequence[Path],
     *,
@@ -47,9 +45,6 @@ def search(
     nearest: int = 10,
     rerank: bool = False,
     as_json: bool = False,
-    checkpoint: str = "best",
-    weights: Weights | None = None,
-    device: str | None = None,
 ) -> None:
     """Print the images of a gallery that are nearest to each query, by the cosine of their embeddings.
 
@@ -58,33 +53,30 @@ def search(
     only queries are embedded; otherwise the index is rebuilt.
 
     Args:
-        run: the run folder.
+        model: the model that embeds the images.
         gallery: the folder that is searched.
         queries: images, and folders of them.
         index: file of the index; None: one for each gallery, in the run folder's ``search``.
         nearest: maximum number of matches per query.
         rerank: re-rank them, see :meth:`opabinia.inference.retrieval.gallery.Gallery.with_reranking`.
         as_json: print a line for each query, as ``opabinia predict`` writes them, instead of tables.
-        checkpoint: see :func:`opabinia.load`.
-        weights: likewise.
-        device: likewise.
 
     Raises:
         ConfigError: faiss is missing; there is no such run, checkpoint, file or folder; or ``index`` is another file.
         DataError: some queries could not be read (the others are answered), or no image of the gallery can be.
     """
     import_faiss()
-    path = chosen_checkpoint(run, checkpoint)
+    path = chosen_checkpoint(model.run, model.checkpoint)
     root = gallery.resolve()
-    file = index or run / "search" / f"{root.name}-{_digest(str(root))[:8]}.faiss"
+    file = index or model.run / "search" / f"{root.name}-{_digest(str(root))[:8]}.faiss"
     if file.exists() and not _description_file(file).is_file():
         message = f"{file} exists already, without {_description_file(file).name} beside it: it is not our index"
         raise ConfigError(Problem("command line", "--index", message))
     with logging_to(None):
-        predictor = load(run, checkpoint=str(path), weights=weights, device=device)
+        predictor = replace(model, checkpoint=str(path)).load()
         query_files = list(find_files(queries, videos=predictor.takes_video))
         gallery_files = list(find_files([gallery], videos=predictor.takes_video))
-        contents = describe_index(run, path, predictor.weights, gallery, gallery_files)
+        contents = describe_index(model.run, path, predictor.weights, gallery, gallery_files)
         searched = open_gallery(file, contents, predictor, gallery, gallery_files)
         searched = searched.with_reranking() if rerank else searched
     folder = gallery if gallery.is_dir() else gallery.parent
@@ -160,11 +152,11 @@ def open_gallery(file: Path, contents: Contents, predictor: Predictor, root: Pat
     """Return the gallery; its index is read from the disk if it is up to date, otherwise built and written.
 
     Args:
-        file: of faiss; a description is beside it.
+        file: index of faiss; a description is beside it.
         contents: see :func:`describe_index`.
         predictor: embeds the images.
         root: the folder of the gallery.
-        paths: of its images.
+        paths: paths of its images.
 
     Raises:
         DataError: none of the images can be read.
@@ -205,18 +197,10 @@ def _build_index(
     file: Path, contents: Contents, predictor: Predictor, root: Path, paths: Sequence[Path]
 ) -> tuple[list[Path], Any]:
     log.info("building an index of %s in %s", plural(len(paths), "image"), root)
-    index: Any = None
-    images: list[Path] = []
     errors: list[str] = []
-    with progress_bar("embed gallery", len(paths), unit="images") as bar:
-        for batch, embeddings in embed_files(predictor, paths, errors):
-            # Embeddings have length 1: products are cosines.
-            index = index or import_faiss().IndexFlatIP(embeddings.shape[1])
-            index.add(embeddings.numpy())
-            images += batch.paths
-            bar.advance(len(batch))
-    if index is None:
-        raise DataError(f"none of {plural(len(paths), 'image')} in {root} can be read; the first: {errors[0]}")
+    images, embeddings = embed_gallery(predictor, paths, root, errors)
+    index = import_faiss().IndexFlatIP(embeddings.shape[1])  # embeddings have length 1: products are cosines
+    index.add(embeddings.numpy())
     for message in errors:
         log.warning("skipped: %s", message)
     _write_index(file, contents, index, images)

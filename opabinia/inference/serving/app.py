@@ -71,7 +71,7 @@ class Service:
     """Answers requests one after the other in one thread; a limited number waits, others are refused.
 
     Args:
-        inference: of the model.
+        inference: predicts uploads.
         about: the answer of ``GET /model``.
         load: returns both of a model that is loaded again.
     """
@@ -130,9 +130,9 @@ class Service:
         start = self.arriving[timeout] = clock()
         try:
             async with timeout:
-                async for part in request.stream():
-                    check_body_size(len(body) + len(part), self.limits)
-                    body += part
+                async for chunk in request.stream():
+                    check_body_size(len(body) + len(chunk), self.limits)
+                    body += chunk
         except TimeoutError as error:
             raise RequestError(408, f"the request did not arrive within {clock() - start:.0f} s") from error
         finally:
@@ -205,8 +205,8 @@ async def drain(request: Request) -> None:
     size = 0
     try:
         async with asyncio.timeout(5):
-            async for part in request.stream():
-                size += len(part)
+            async for chunk in request.stream():
+                size += len(chunk)
                 if size > MAX_DRAINED:
                     return
     except Exception:  # the client has left, or the body has been read

@@ -30,14 +30,16 @@ from opabinia.inference.serving.limits import (
 )
 from opabinia.runtime.log import log
 
+NEAREST = 10
+"""Number of images of a gallery that are returned for an upload."""
+
 
 class ServedGallery:
     """Images whose nearest ones are returned for each upload.
 
     Args:
         predictor: embeds them.
-        folder: of the images, at any depth.
-        count: number of nearest images.
+        folder: folder of the images, at any depth.
 
     Attributes:
         files: images by their path below the folder.
@@ -47,7 +49,7 @@ class ServedGallery:
         DataError: no image can be read.
     """
 
-    def __init__(self, predictor: Predictor, folder: Path, count: int = 10) -> None:
+    def __init__(self, predictor: Predictor, folder: Path) -> None:
         errors: list[str] = []
         paths = list(find_files([folder], videos=predictor.takes_video))
         readable, self._features = embed_gallery(predictor, paths, folder, errors)
@@ -55,11 +57,11 @@ class ServedGallery:
             log.warning("skipped: %s", message)
         # Names need not be valid UTF-8; answers are.
         self.files = {decode_name(os.fsencode(path.relative_to(folder).as_posix())): path for path in readable}
-        self._names, self._count = list(self.files), min(count, len(readable))
+        self._names = list(self.files)
 
     def nearest(self, embeddings: Tensor) -> list[list[dict[str, Any]]]:
         """Return ``path`` (below the folder) and ``distance`` (1 - cosine) of the nearest to each embedding (B x D)."""
-        distances, indices = nearest(embeddings, self._features, self._count)
+        distances, indices = nearest(embeddings, self._features, min(NEAREST, len(self._names)))
         return [
             [{"path": self._names[index], "distance": round(distance, 6)} for index, distance in zip(*row, strict=True)]
             for row in zip(indices.tolist(), distances.tolist(), strict=True)
@@ -71,8 +73,8 @@ class Inference:
 
     Args:
         predictor: the model.
-        limits: of uploads.
-        gallery: whose nearest images are returned; None: the task's predictions are returned.
+        limits: limits of uploads.
+        gallery: images of which the nearest are returned; None: the task's predictions are returned.
 
     Attributes:
         input_pixels: pixels that the model gets at a time.
@@ -81,7 +83,7 @@ class Inference:
     def __init__(self, predictor: Predictor, limits: Limits, gallery: ServedGallery | None = None) -> None:
         self.predictor, self.limits, self.gallery = predictor, limits, gallery
         # Mask classifiers compute masks of all their queries at the size of the file: 400 bytes for each pixel.
-        self._masks_of_files = any(isinstance(part, Task) and part.masks_of_files for part in predictor.task.modules())
+        self._masks_of_files = any(isinstance(item, Task) and item.masks_of_files for item in predictor.task.modules())
         self.input_pixels = limits.input_pixels or INPUT_PIXELS["videos" if predictor.takes_video else "images"]
 
     def __call__(self, uploads: Sequence[Upload]) -> list[dict[str, Any]]:
@@ -145,9 +147,9 @@ class _CheckedVideo(VideoFile):
     """A video whose clips are checked before they are decoded.
 
     Args:
-        path: of the file.
+        path: path of the file.
         channels: 3 for color, 1 for gray.
-        size: of its frames, by the header.
+        size: size of its frames, by the header.
         check: is called with the number of pixels of a clip.
     """
 

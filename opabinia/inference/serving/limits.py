@@ -72,9 +72,9 @@ class Limits:
     """Limits of requests.
 
     Attributes:
-        bytes: of a request's body.
-        pixels: of an image, or of a video's frame.
-        waiting: requests that wait while another is answered.
+        bytes: maximum size of a request's body.
+        pixels: maximum number of pixels of an image, or of a video's frame.
+        waiting: maximum number of requests that wait while another is answered.
         input_pixels: pixels of what the model gets at a time, after the transforms; None: see ``INPUT_PIXELS``.
     """
 

@@ -24,7 +24,7 @@ class Metrics:
         """Count an answer.
 
         Args:
-            path: of the route, one of few.
+            path: path of the route, one of few.
             status: HTTP status.
             seconds: from the headers of the request to the answer.
         """

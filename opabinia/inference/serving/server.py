@@ -17,7 +17,7 @@ from fastapi import FastAPI
 from PIL import Image
 
 from opabinia.inference.export.exported_task import ExportedTask, load_exported
-from opabinia.inference.load import load
+from opabinia.inference.load import RunModel
 from opabinia.inference.serving.address import is_exported
 from opabinia.inference.serving.app import Service, make_app
 from opabinia.inference.serving.connections import BACKLOG, Connection
@@ -27,42 +27,36 @@ from opabinia.runtime.log import logging_to
 from opabinia.runtime.version import __version__
 from opabinia.tasks.multitask import Multitask
 from opabinia.training.run_folder import resolve
-from opabinia.training.trained_model import Weights
 
 LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 def serve(
-    run: Path,
+    model: RunModel,
     listening: socket.socket,
     *,
     host: str = "127.0.0.1",
     token: str | None = None,
     limits: Limits,
     gallery: Path | None = None,
-    checkpoint: str = "best",
-    weights: Weights | None = None,
-    device: str | None = None,
     task: Sequence[str] = (),
 ) -> None:
     """Answer requests with a run's model until the process is stopped.
 
     Args:
-        run: the run folder, or an exported model (:func:`opabinia.inference.serving.address.is_exported`).
+        model: the model of a run; or an exported one (:func:`opabinia.inference.serving.address.is_exported`) as its
+            ``run``.
         listening: a listening socket (:func:`opabinia.inference.serving.address.open_socket`).
         host: the address that it listens at.
         token: that requests must have; None: none.
-        limits: of uploads.
+        limits: limits of uploads.
         gallery: return the images in this folder that are nearest to an upload, instead of predictions.
-        checkpoint: see :func:`opabinia.load`.
-        weights: likewise.
-        device: likewise.
-        task: likewise.
+        task: see :func:`opabinia.load`.
 
     Raises:
         ConfigError: there is no such run, checkpoint or gallery, or the file was not exported.
     """
-    load = partial(_load, run, limits, gallery, checkpoint=checkpoint, weights=weights, device=device, task=task)
+    load = partial(_load, model, task, limits, gallery)
     inference, about = load()
     logging.getLogger("python_multipart").setLevel(logging.ERROR)  # the client gets the error message
     name = about["name"]
@@ -77,31 +71,24 @@ def serve(
 
 
 def _load(
-    run: Path,
-    limits: Limits,
-    gallery: Path | None,
-    *,
-    checkpoint: str,
-    weights: Weights | None,
-    device: str | None,
-    task: Sequence[str],
+    model: RunModel, task: Sequence[str], limits: Limits, gallery: Path | None
 ) -> tuple[Inference, dict[str, Any]]:
     """Load the model and embed the gallery; return what predicts uploads, and the answer of ``GET /model``."""
     start = perf_counter()
     with logging_to(None):
-        if is_exported(run):
-            predictor = load_exported(run)
+        if is_exported(model.run):
+            predictor = load_exported(model.run)
             assert isinstance(predictor.task, ExportedTask)
             name_of_task, classes = predictor.task.metadata["task"], predictor.task.classes
         else:
-            predictor = load(run, checkpoint=checkpoint, weights=weights, device=device, task=task)
-            section, classes = resolve(run).config["task"], {}
+            predictor = model.load(task)
+            section, classes = resolve(model.run).config["task"], {}
             name_of_task = section["tasks"][task[0]]["task"]["name"] if len(task) == 1 else section["name"]
             if isinstance(predictor.task, Multitask):
-                classes = {name: own.dataset_info.classes for name, own in predictor.task.tasks.items()}
+                classes = {name: subtask.dataset_info.classes for name, subtask in predictor.task.tasks.items()}
         served_gallery = ServedGallery(predictor, gallery) if gallery is not None else None
     inference = Inference(predictor, limits, served_gallery)
-    name = "/".join(run.resolve().parts[-2:])
+    name = "/".join(model.run.resolve().parts[-2:])
     parameters = sum(param.numel() for param in predictor.task.parameters())  # 0: those of a graph are not known
     about = {
         "name": name,

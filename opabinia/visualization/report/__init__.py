@@ -2,7 +2,5 @@
 
 from opabinia.visualization.report.comparison import compared_runs as compared_runs
 from opabinia.visualization.report.comparison import comparison_rows as comparison_rows
-from opabinia.visualization.report.page import check_run_folders as check_run_folders
 from opabinia.visualization.report.page import default_path as default_path
 from opabinia.visualization.report.page import write_report as write_report
-from opabinia.visualization.report.run_data import NoRun as NoRun

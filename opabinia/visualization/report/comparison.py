@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
+from opabinia.config import ConfigError, Problem
 from opabinia.config.errors import listing
-from opabinia.visualization.report.run_data import NoRun, RunData, as_subtask, check_run_folder, holds_run, read_run
+from opabinia.visualization.report.run_data import RunData, as_subtask, holds_run, read_run
 
 NONE: Mapping[str, Path] = MappingProxyType({})
 
@@ -21,15 +22,16 @@ def compared_runs(folders: Sequence[Path], compare: Mapping[str, Path] = NONE) -
         compare: folders by task, which replace those of the configs.
 
     Raises:
-        NoRun: no run has such a task, or a folder of ``compare`` holds no run.
+        ConfigError: no run has such a task, or a folder of ``compare`` holds no run.
     """
     runs = [read_run(folder) for folder in folders]
     tasks = list(dict.fromkeys(name for run in runs for name in run.subtasks))
     if unknown := next((name for name in compare if name not in tasks), None):
         known = listing(tasks) or "none, for this is no multi-task run"
-        raise NoRun(f"--compare {unknown}: there is no task of this name; tasks: {known}")
+        message = f"{unknown}: there is no task of this name; tasks: {known}"
+        raise ConfigError(Problem("command line", "--compare", message))
     for folder in compare.values():
-        check_run_folder(folder)
+        read_run(folder)  # an error before any work is done
     named = [item for run in runs for item in run.comparisons.items() if holds_run(item[1])]
     singles = {**dict(named), **compare}
     return {name: singles[name] for name in tasks if name in singles}
@@ -51,7 +53,7 @@ def comparison_rows(folder: Path, compare: Mapping[str, Path]) -> list[tuple[str
     difference; then images and minutes, with those of the multi-task run in percent of all single-task runs.
 
     Raises:
-        NoRun: a folder holds no run.
+        ConfigError: a folder holds no run.
     """
     run, singles = read_run(folder), [as_subtask(read_run(single), name) for name, single in compare.items()]
     rows = [
@@ -60,6 +62,6 @@ def comparison_rows(folder: Path, compare: Mapping[str, Path]) -> list[tuple[str
         for name, difference in differences(run, single).items()
     ]
     names, costs = ("images trained on", "minutes"), zip(total_cost([run]), total_cost(singles), strict=True)
-    for name, (own, others) in zip(names, costs, strict=True):
-        rows.append((name, f"{own:,.4g}", f"{others:,.4g}", f"{own / others:.0%}" if others else ""))
+    for name, (multi, single) in zip(names, costs, strict=True):
+        rows.append((name, f"{multi:,.4g}", f"{single:,.4g}", f"{multi / single:.0%}" if single else ""))
     return rows

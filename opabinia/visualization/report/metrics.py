@@ -105,15 +105,16 @@ def _seconds(row: dict[str, Any], steps: float) -> float:
     return sum(number_of(value) or 0.0 for name, value in row.items() if name.startswith("time/"))
 
 
-def thinned(points: Sequence[Point], limit: int = MAX_POINTS) -> list[Point]:
-    """Return at most about ``limit`` points: of each stretch the lowest and the highest, so that no spike is lost."""
-    if len(points) <= limit:
+def thinned(points: Sequence[Point]) -> list[Point]:
+    """Return at most about :data:`MAX_POINTS` points: the lowest and the highest of each bucket of neighboring ones, so
+    that no spike is lost."""
+    if len(points) <= MAX_POINTS:
         return list(points)
     heights = [-math.inf if point.value is None else point.value for point in points]
-    stretches = limit // 2
+    buckets = MAX_POINTS // 2
     kept = {0, len(points) - 1}
-    for number in range(stretches):
-        stretch = range(number * len(points) // stretches, (number + 1) * len(points) // stretches)
-        order = sorted(stretch, key=heights.__getitem__)
+    for number in range(buckets):
+        bucket = range(number * len(points) // buckets, (number + 1) * len(points) // buckets)
+        order = sorted(bucket, key=heights.__getitem__)
         kept |= {order[0], order[-1]}
     return [points[index] for index in sorted(kept)]

@@ -9,13 +9,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from opabinia.config import ConfigError, Problem
 from opabinia.config.check import DEFAULT
 from opabinia.runtime.files import write_atomic
 from opabinia.visualization.report.blocks import Block, Chart, Gallery, Section, Table
 from opabinia.visualization.report.charts import AXES, batch_charts, metric_sections
 from opabinia.visualization.report.comparison import compared_runs, differences, total_cost
 from opabinia.visualization.report.images import ByteBudget, checkpoint_step, galleries_of, read_index
-from opabinia.visualization.report.run_data import NoRun, RunData, as_subtask, check_run_folder, read_run
+from opabinia.visualization.report.run_data import RunData, as_subtask, read_run
 from opabinia.visualization.report.tables import blocks_of
 from opabinia.visualization.report.templating import template
 from opabinia.visualization.report.untrusted_json import dict_of, dicts_of, number_of, texts_of
@@ -69,7 +70,7 @@ def write_report(
         The file.
 
     Raises:
-        NoRun: a folder holds no run, there are more than :data:`MAX_RUNS`, or a task to compare with does not exist.
+        ConfigError: a folder holds no run, there are too many, or a task to compare with does not exist.
         DiskError: the file cannot be written.
     """
     out = out or default_path(folders)
@@ -87,9 +88,10 @@ def default_path(folders: Sequence[Path]) -> Path:
 def page_of(folders: Sequence[Path], compare: Mapping[str, Path] | None = None) -> str:
     """Return the page as text; see :func:`write_report`."""
     singles = compared_runs(folders, compare or {})
-    check_run_folders([*folders, *singles.values()])
     single = [as_subtask(read_run(folder), name) for name, folder in singles.items()]
     runs, budget = [*map(read_run, folders), *single], ByteBudget()
+    if len(runs) > MAX_RUNS:
+        raise ConfigError(Problem("command line", "", f"{len(runs)} runs; a report is of at most {MAX_RUNS}"))
     chapters = [_chapter(letter, run, budget) for letter, run in zip(LETTERS, runs, strict=False)]
     charts: list[Chart] = []
 
@@ -115,18 +117,6 @@ def page_of(folders: Sequence[Path], compare: Mapping[str, Path] | None = None) 
         number_of_chart=number_of_chart,
         data=data,
     )
-
-
-def check_run_folders(folders: Sequence[Path]) -> None:
-    """Check that all folders hold runs, before any work is done.
-
-    Raises:
-        NoRun: a folder holds no run, or there are none, or too many.
-    """
-    if not 0 < len(folders) <= MAX_RUNS:
-        raise NoRun(f"{len(folders)} runs; a report is of one to {MAX_RUNS}")
-    for folder in folders:
-        check_run_folder(folder)
 
 
 def _chapter(letter: str, run: RunData, budget: ByteBudget) -> Chapter:
@@ -203,39 +193,35 @@ def _summary(run: RunData) -> str:
 
 
 def _score_tables(chapters: Sequence[Chapter]) -> list[Table]:
-    """Return tables for each task: a row for each score, a column for each run and each checkpoint that was evaluated
-    separately; and one of the data of each evaluation."""
+    """Return a table of scores for each task, and one of the data of each evaluation."""
     by_task: dict[str, list[Chapter]] = {}
     for chapter in chapters:
         for task in chapter.run.subtasks or [chapter.run.task]:
             by_task.setdefault(task, []).append(chapter)
-    tables = []
-    for task, group in by_task.items():
-        columns: list[tuple[str, dict[str, Any]]] = []
-        for chapter in group:
-            prefix, run = f"{chapter.letter}: " if len(chapters) > 1 else "", chapter.run
-            columns.append((prefix + ("after the last step" if run.finished else "newest"), run.scores))
-            columns += [(f"{prefix}{name}", scores) for name, scores in run.evaluated_scores.items()]
-        first, single = group[0], next((chapter for chapter in group if chapter.run.compared_with), None)
-        if single is not None:
-            columns.append((f"{first.letter} - {single.letter}", differences(first.run, single.run)))
-        names = list(dict.fromkeys(name for _, values in columns for name in values))
-        names = [name for name in names if not first.run.subtasks or name.startswith(f"{task}/")]
-        rows = [(name, *(values.get(name) for _, values in columns)) for name in names]
-        titles = ("score", *(title for title, _ in columns))
-        tables += [Table(task if len(by_task) > 1 else "", titles, rows, max_rows=16)] if rows else []
-    evaluations = [
-        (f"{chapter.letter}: {row['scores']}" if len(chapters) > 1 else row["scores"], row)
-        for chapter in chapters
-        for row in chapter.run.evaluations
-    ]
-    keys = [key for key in EVALUATION_KEYS if any(row.get(key) for _, row in evaluations)]
-    places = [(name, *(row.get(key, "") for key in keys)) for name, row in evaluations]
-    return (
-        [*tables, Table("Data of these scores", ("scores", *keys), places, max_rows=16)]
-        if tables and places
-        else tables
-    )
+    prefixes = {chapter.letter: f"{chapter.letter}: " if len(chapters) > 1 else "" for chapter in chapters}
+    tables = [_task_scores(task, group, prefixes, titled=len(by_task) > 1) for task, group in by_task.items()]
+    tables = [table for table in tables if table.rows]
+    rows = [(prefixes[chapter.letter], row) for chapter in chapters for row in chapter.run.evaluations]
+    keys = [key for key in EVALUATION_KEYS if any(row.get(key) for _, row in rows)]
+    data = [(prefix + row["scores"], *(row.get(key, "") for key in keys)) for prefix, row in rows]
+    return [*tables, *[Table("Data of these scores", ("scores", *keys), data, max_rows=16)] * bool(tables and data)]
+
+
+def _task_scores(task: str, group: Sequence[Chapter], prefixes: Mapping[str, str], *, titled: bool) -> Table:
+    """Return the scores of a task: a row for each, a column for each run and each checkpoint that was evaluated
+    separately, and one for the difference from the single-task run."""
+    columns: list[tuple[str, dict[str, Any]]] = []
+    for chapter in group:
+        prefix, run = prefixes[chapter.letter], chapter.run
+        columns.append((prefix + ("after the last step" if run.finished else "newest"), run.scores))
+        columns += [(prefix + name, scores) for name, scores in run.evaluated_scores.items()]
+    first, single = group[0], next((chapter for chapter in group if chapter.run.compared_with), None)
+    if single is not None:
+        columns.append((f"{first.letter} - {single.letter}", differences(first.run, single.run)))
+    names = dict.fromkeys(name for _, scores in columns for name in scores)
+    shown = [name for name in names if not first.run.subtasks or name.startswith(f"{task}/")]
+    rows = [(name, *(scores.get(name) for _, scores in columns)) for name in shown]
+    return Table(task if titled else "", ("score", *(title for title, _ in columns)), rows, max_rows=16)
 
 
 def _costs(chapters: Sequence[Chapter]) -> list[Table]:

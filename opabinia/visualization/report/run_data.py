@@ -11,6 +11,7 @@ from typing import Any
 
 from opabinia.config import Problem, flatten
 from opabinia.config.datasets import validation_sets
+from opabinia.config.paths import check_run_folder
 from opabinia.config.text import describe_source
 from opabinia.config.tree import read_file
 from opabinia.runtime.text import plural
@@ -21,12 +22,6 @@ FORMAT = 1
 """Latest known format of checkpoints."""
 
 MAX_WARNINGS = 30
-
-
-class NoRun(Exception):
-    """There is nothing to report on. The message is complete."""
-
-    exit_status = 2
 
 
 @dataclass
@@ -97,9 +92,10 @@ def read_run(folder: Path) -> RunData:
     """Read what a report needs of a run folder.
 
     Raises:
-        NoRun: it is no run folder.
+        ConfigError: it is no run folder.
     """
-    check_run_folder(folder)
+    if not holds_run(folder):
+        check_run_folder(folder)
     run = RunData(folder, "/".join(folder.resolve().parts[-3:]))
     _read_config(run)
     run.metrics = read_metrics(folder / "metrics.jsonl")
@@ -140,21 +136,6 @@ def as_subtask(run: RunData, name: str) -> RunData:
 def holds_run(folder: Path) -> bool:
     """Return whether a folder holds a run."""
     return (folder / "config.yaml").is_file() or (folder / "metrics.jsonl").is_file()
-
-
-def check_run_folder(folder: Path) -> None:
-    """Check that a folder holds a run.
-
-    Raises:
-        NoRun: it does not.
-    """
-    if holds_run(folder):
-        return
-    if not folder.exists():
-        raise NoRun(f"there is no folder {folder}")
-    inside = sorted(str(path.parent) for path in folder.glob("*/config.yaml"))
-    known = f"; runs in it: {', '.join(inside)}" if inside else ""
-    raise NoRun(f"{folder} holds no run (no config.yaml in it){known}")
 
 
 def _evaluation_files(run: RunData, name: str) -> list[tuple[str, Path]]:

@@ -15,15 +15,15 @@ import pytest
 import torch
 from rich.console import Console
 
-from opabinia.contracts import label_names
+from opabinia.contracts import DrawOptions, label_names
 from opabinia.data.check import DataReport, run_checks
 from opabinia.data.check.checks import EXAMPLES
 from opabinia.data.check.page import render_page, write_page
 from opabinia.data.check.terminal import class_rows, print_report
 from opabinia.data.sources import ImageFolder, Videos, coco
 from opabinia.visualization.drawing import draw_objects
+from opabinia.visualization.presenters.by_keys import draw_sample
 from opabinia.visualization.presenters.detections import annotated_objects
-from opabinia.visualization.samples import draw_sample
 from scripts import small_data
 from tests.data.check.images import save
 from tests.data.videos import write
@@ -157,7 +157,7 @@ def test_samples_are_drawn_with_their_boxes_and_masks(tmp_path: Path) -> None:
     assert [sample.id for sample in report.examples["train"]] == [source.id(index) for index in range(4)]
     sample = next(sample for sample in map(source.__getitem__, range(4)) if len(sample["ground_truth"].labels))
     annotated = annotated_objects(sample["ground_truth"], source.classes)
-    drawn = draw_sample(sample, source.classes)
+    drawn = draw_sample(sample, source.info, DrawOptions())
     assert annotated and drawn.tobytes() == draw_objects(sample["image"], annotated).tobytes()
 
 

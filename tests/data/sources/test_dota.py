@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from opabinia.contracts import Source
+from opabinia.contracts import DrawOptions, Source
 from opabinia.data.check import run_checks
 from opabinia.data.sources import dota
-from opabinia.visualization.samples import draw_sample
+from opabinia.visualization.presenters.by_keys import draw_sample
 
 HEADER = "imagesource:GoogleEarth\ngsd:0.146343590398\n"
 SHIP = "10 20 30 10.0 35 20 15 30 ship 0"
@@ -51,7 +51,7 @@ def test_corners_classes_and_difficult_objects(root: Path) -> None:
     assert source[1]["boxes"].shape == (0, 5) and source[1]["ground_truth"].corners.shape == (0, 4, 2)
     selected = dota(root=root, classes=["plane", "small-vehicle", "ship"], empty="drop")
     assert selected[0]["labels"].tolist() == [2] and len(selected) == 1
-    drawn = draw_sample(sample, source.classes)
+    drawn = draw_sample(sample, source.info, DrawOptions())
     assert drawn.width >= 60 and len(set(drawn.get_flattened_data())) > 2
 
 

@@ -92,7 +92,7 @@ def test_controls_change_the_curves(open_page: Open, two_runs: Path) -> None:
     assert lines.count() == 1
 
 
-def test_keys_move_and_zoom(open_page: Open, two_runs: Path) -> None:
+def test_keys_and_dragging_move_and_zoom(open_page: Open, two_runs: Path) -> None:
     page = open_page(two_runs)
     learning_rate = chart(page, "learning rate")
     learning_rate.locator("svg[tabindex]").focus()
@@ -107,12 +107,6 @@ def test_keys_move_and_zoom(open_page: Open, two_runs: Path) -> None:
     page.wait_for_timeout(100)
     assert learning_rate.locator("path").first.get_attribute("d") == whole
     assert page.evaluate("document.activeElement.tagName") == "svg"
-
-
-def test_dragging_zooms_and_a_double_click_resets(open_page: Open, two_runs: Path) -> None:
-    page = open_page(two_runs)
-    learning_rate = chart(page, "learning rate")
-    whole = learning_rate.locator("path").first.get_attribute("d")
     box = learning_rate.locator("svg[tabindex]").bounding_box()
     page.mouse.move(box["x"] + 120, box["y"] + 80)
     page.mouse.down()
@@ -125,17 +119,13 @@ def test_dragging_zooms_and_a_double_click_resets(open_page: Open, two_runs: Pat
     assert learning_rate.locator("path").first.get_attribute("d") == whole
 
 
-def test_the_table_of_a_chart(open_page: Open, make: Make) -> None:
+def test_the_table_of_a_chart_and_the_filter_of_config_keys(open_page: Open, make: Make) -> None:
     page = open_page(write_report([make()]))
     top1 = chart(page, "top1")
     top1.locator("summary").click()
     top1.locator("tbody tr").first.wait_for()
     rows = [row.locator("td, th").all_inner_texts() for row in top1.locator("tbody tr").all()]
     assert rows == [["train", "10", "0.5"], ["train", "20", "1"], ["val", "20", "0.75"]]
-
-
-def test_config_keys_are_filtered(open_page: Open, make: Make) -> None:
-    page = open_page(write_report([make()]))
     page.locator(".config > summary").click()
     page.fill(".filter input", "LR")
     page.locator(".config tbody tr:visible").first.wait_for()

@@ -56,7 +56,7 @@ def points(values: list[float | None]) -> list[Point]:
 def test_a_spike_survives_thinning() -> None:
     values: list[float | None] = [math.sin(step / 900) for step in range(100_000)]
     values[54_321] = 99.0
-    thinned_points = thinned(points(values), 2000)
+    thinned_points = thinned(points(values))
     assert len(thinned_points) <= 2002
     assert max(point.value or 0 for point in thinned_points) == 99.0
     assert (thinned_points[0].at[0], thinned_points[-1].at[0]) == (0, 99_999)
@@ -65,7 +65,9 @@ def test_a_spike_survives_thinning() -> None:
 @given(st.lists(st.one_of(st.none(), st.floats(-9, 9)), max_size=60), st.integers(2, 20))
 def test_thinning_keeps_order_and_a_subset_of_the_points(values: list[float | None], most: int) -> None:
     whole = points(values)
-    thinned_points = thinned(whole, most)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("opabinia.visualization.report.metrics.MAX_POINTS", most)
+        thinned_points = thinned(whole)
     assert [point.at[0] for point in thinned_points] == sorted({point.at[0] for point in thinned_points})
     assert set(thinned_points) <= set(whole)
     assert len(thinned_points) <= max(most, len(whole) if len(whole) <= most else 0) + 2

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from opabinia.cli import app
+from opabinia.config import ConfigError
 from opabinia.training.run_folder import resolve
 from opabinia.visualization import report as report_package
-from opabinia.visualization.report import NoRun, default_path, write_report
+from opabinia.visualization.report import default_path, write_report
 from opabinia.visualization.report.charts import chart_of
 from opabinia.visualization.report.page import page_of
 from opabinia.visualization.report.run_data import read_run
@@ -115,6 +116,35 @@ def test_scores_measured_once_are_in_the_table_only(make: Make) -> None:
     page = page_of([make(rows=rows, results={"val/AP": 0.5})])
     assert "val/AP" in Elements(page).text
     assert next(chart["title"] for chart in data_of(page)["charts"]) == "loss"
+
+
+@pytest.mark.parametrize("names", [["one"], ["one", "two"]])
+def test_every_section_is_listed(make: Make, names: list[str]) -> None:
+    state = {"format": 1, "total_steps": 20, "dataset_info": {"samples": 80, "classes": ["cat", "dog"]}}
+    page = page_of([make(name, state=state) for name in names])
+    (navigation,) = re.findall("<nav.*?</nav>", page, re.S)
+    links = re.findall(r'<a [^>]*href="#([^"]+)">', navigation)
+    ids = re.findall(r' id="([^"]+)"', page)
+    assert len(links) == len(set(links)) and set(links) <= set(ids), "every link has a target"
+    # The nearest id before or in a heading belongs to it.
+    for match in re.finditer(r"<h[23][^>]*>(.*?)</h[23]>", page):
+        id_ = re.findall(r' id="([^"]+)"', page[: match.end()])[-1]
+        assert id_ in links, match[1]
+    texts = re.sub("<[^>]*>", "", navigation)
+    for text in ("Scores", "Curves", "Evaluation on val", "Warnings", "Environment", "Config"):
+        assert text in texts
+
+
+def test_the_best_checkpoint_is_named(make: Make) -> None:
+    folder = make()
+    (folder / "checkpoints").mkdir(exist_ok=True)
+    (folder / "checkpoints" / "best").write_text("step-00000010\n")
+    for name, step in (("val", 10), ("test", 20)):
+        (folder / "eval" / name).mkdir(parents=True, exist_ok=True)
+        scores = {"checkpoint": f"step-{step:08d}", f"{name}/top1": 0.5}
+        (folder / "eval" / name / "scores.json").write_text(json.dumps(scores))
+    headings = re.findall(r'<th scope="col"[^>]*>(.*?)</th>', page_of([folder]))
+    assert headings[:4] == ["score", "after the last step", "step 20", "best (step 10)"]
 
 
 def test_config_keys_that_were_set_are_marked(make: Make) -> None:
@@ -265,11 +295,13 @@ def test_the_default_path_of_the_report(make: Make, tmp_path: Path) -> None:
 
 
 def test_folders_without_a_run_are_rejected(tmp_path: Path, make: Make) -> None:
-    with pytest.raises(NoRun, match="there is no folder"):
+    with pytest.raises(ConfigError, match="there is no folder"):
         write_report([tmp_path / "nowhere"])
     run = make("runs/one")
-    with pytest.raises(NoRun, match=f"holds no run.*{run}"):
+    with pytest.raises(ConfigError, match=f"holds no run.*{run}"):
         write_report([run.parent])
+    with pytest.raises(ConfigError, match="27 runs; a report is of at most 26"):
+        write_report([run] * 27)
 
 
 def test_the_page_of_a_long_run_is_small(make: Make) -> None:
@@ -282,27 +314,18 @@ def command(*arguments: object) -> Any:
     return CliRunner().invoke(app, ["report", *map(str, arguments)])
 
 
-def test_the_command_reports_where_the_page_is(make: Make, tmp_path: Path) -> None:
+def test_the_command(make: Make, tmp_path: Path) -> None:
     first, second = make("first"), make("second")
     result = command(first, second, "--no-pictures", "--out", tmp_path / "both.html")
-    assert result.exit_code == 0, result.output
-    assert "both.html" in result.output
+    assert result.exit_code == 0 and "both.html" in result.output, result.output
     assert "</html>" in (tmp_path / "both.html").read_text()
-
-
-def test_the_command_rejects_folders_without_a_run(make: Make, tmp_path: Path) -> None:
-    result = command(make("one"), tmp_path / "nowhere")
+    result = command(first)
+    assert result.exit_code == 0 and "no images of" in result.stderr, "without a checkpoint there are no predictions"
+    assert (first / "report.html").is_file()
+    result = command(second, tmp_path / "nowhere")
     assert result.exit_code == 2
     assert "there is no folder" in result.stderr and "Traceback" not in result.stderr
     assert not (tmp_path / "report.html").exists()
-
-
-def test_a_run_without_a_checkpoint_has_a_page(make: Make) -> None:
-    run = make()
-    result = command(run)
-    assert result.exit_code == 0, result.output
-    assert "no images of" in result.stderr
-    assert (run / "report.html").is_file()
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,9 @@ from PIL import Image
 
 from opabinia.cli.report import leave_report
 from opabinia.inference import report_galleries
+from opabinia.inference.load import RunModel
 from opabinia.inference.report_galleries import round_robin, spread_samples
-from opabinia.inference.report_images import collect
+from opabinia.inference.report_images import write_images
 from opabinia.training import launch
 from opabinia.visualization.report import write_report
 from opabinia.visualization.report.images import ByteBudget, galleries_of, read_index
@@ -30,25 +31,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # --- which samples ----------------------------------------------------------------------------------------------------
 
 
-def test_all_samples_are_taken_if_there_are_few() -> None:
+def test_samples_are_spread_over_classes() -> None:
     assert spread_samples(5, np.array([0, 0, 1, 1, 1]), 5) == [0, 1, 2, 3, 4]
-
-
-def test_samples_without_classes_are_evenly_spaced() -> None:
     assert spread_samples(100, None, 4) == [0, 25, 50, 75]
-
-
-def test_few_classes_have_equally_many_samples() -> None:
     labels = np.array([0] * 900 + [1] * 90 + [2] * 10)
-    counts = Counter(labels[spread_samples(1000, labels, 60)].tolist())
-    assert counts == {0: 20, 1: 20, 2: 10}
-
-
-def test_many_classes_are_subsampled_with_all_their_samples() -> None:
+    assert Counter(labels[spread_samples(1000, labels, 60)].tolist()) == {0: 20, 1: 20, 2: 10}
     labels = np.arange(1000).repeat(4)
     counts = Counter(labels[spread_samples(4000, labels, 100)].tolist())
-    assert set(counts.values()) == {4}
-    assert len(counts) == 25
+    assert set(counts.values()) == {4} and len(counts) == 25, "of many classes some, with all their samples"
 
 
 def test_round_robin_alternates_classes() -> None:
@@ -60,7 +50,7 @@ def test_round_robin_alternates_classes() -> None:
 
 
 def test_images_of_a_classifier(run: Path) -> None:
-    collect(run)
+    write_images(RunModel(run))
     index = json.loads((run / "pictures" / "index.json").read_text())
     assert not index["missing"]
     titles = [group["title"] for group in index["groups"]]
@@ -80,7 +70,7 @@ def test_the_most_wrong_are_those_of_the_whole_evaluation(run: Path, monkeypatch
     monkeypatch.setattr(report_galleries, "PREDICTED", 10)
     monkeypatch.setattr(report_galleries, "PREDICTED_PER_CLASS", 5)
     (run / "pictures" / "index.json").unlink(missing_ok=True)
-    collect(run)
+    write_images(RunModel(run))
     groups = {group["title"]: group for group in json.loads((run / "pictures" / "index.json").read_text())["groups"]}
     details = json.loads((run / "eval" / "val" / "details.json").read_text())
     shown = [image["text"].split(" · ")[1] for row in groups["Most wrong"]["rows"] for image in row["pictures"]]
@@ -94,13 +84,13 @@ def test_the_most_wrong_are_those_of_the_whole_evaluation(run: Path, monkeypatch
 
 
 def test_images_are_made_once_per_checkpoint(run: Path) -> None:
-    collect(run)
+    write_images(RunModel(run))
     index = run / "pictures" / "index.json"
     before = index.stat().st_mtime_ns
-    collect(run)
+    write_images(RunModel(run))
     assert index.stat().st_mtime_ns == before
     index.write_text("{}")
-    collect(run)
+    write_images(RunModel(run))
     assert json.loads(index.read_text())["groups"]
 
 
@@ -114,7 +104,7 @@ def test_missing_data_is_reported(run: Path, tmp_path: Path) -> None:
     for split in ("train", "val"):
         config = config.replace(f"source: {{name: digits, split: {split}}}", f"source: {source}")
     (copy / "config.yaml").write_text(config)
-    collect(copy)
+    write_images(RunModel(copy))
     index = json.loads((copy / "pictures" / "index.json").read_text())
     assert not index["groups"]
     assert len(index["missing"]) == 2 and "nowhere" in index["missing"][0]
@@ -131,7 +121,7 @@ def test_a_report_that_cannot_be_written_does_not_fail_the_run(
 # --- on the page ------------------------------------------------------------------------------------------------------
 
 
-def write_images(folder: Path, names: list[str]) -> Path:
+def add_images(folder: Path, names: list[str]) -> Path:
     (folder / "pictures").mkdir()
     for name in names:
         Image.new("RGB", (40, 20), (200, 10, 10)).save(folder / "pictures" / name, "WEBP")
@@ -149,7 +139,7 @@ def galleries(folder: Path, budget: ByteBudget) -> tuple[list[str], list[str]]:
 
 
 def test_images_beyond_the_byte_budget_are_omitted(tmp_path: Path) -> None:
-    write_images(tmp_path, ["a.webp", "b.webp", "c.webp"])
+    add_images(tmp_path, ["a.webp", "b.webp", "c.webp"])
     size = (tmp_path / "pictures" / "a.webp").stat().st_size
     assert galleries(tmp_path, ByteBudget(2 * size))[0] == ["a.webp", "b.webp"]
     assert "1 image omitted" in galleries(tmp_path, ByteBudget(2 * size))[1][0]
@@ -158,7 +148,7 @@ def test_images_beyond_the_byte_budget_are_omitted(tmp_path: Path) -> None:
 def test_files_outside_of_the_folder_are_not_shown(tmp_path: Path) -> None:
     secret = tmp_path / "secret.webp"
     Image.new("RGB", (4, 4)).save(secret, "WEBP")
-    write_images(tmp_path, ["a.webp"])
+    add_images(tmp_path, ["a.webp"])
     (tmp_path / "pictures" / "link.webp").symlink_to(secret)
     (tmp_path / "pictures" / "page.webp").write_text("<script>alert(1)</script>")
     names = ["../secret.webp", str(secret), "link.webp", "page.webp", "none.webp", "", "."]
@@ -170,7 +160,7 @@ def test_files_outside_of_the_folder_are_not_shown(tmp_path: Path) -> None:
 @pytest.mark.parametrize("lossless", [False, True])
 @pytest.mark.parametrize("transparent", [False, True])
 def test_image_sizes_are_read_from_the_file(tmp_path: Path, lossless: bool, transparent: bool) -> None:
-    folder = write_images(tmp_path, ["a.webp"])
+    folder = add_images(tmp_path, ["a.webp"])
     color = (1, 2, 3, 128) if transparent else (1, 2, 3)
     Image.new("RGBA" if transparent else "RGB", (37, 211), color).save(
         folder / "pictures" / "a.webp", "WEBP", lossless=lossless

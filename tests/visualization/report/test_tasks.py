@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from opabinia.inference.report_images import collect
+from opabinia.inference.load import RunModel
+from opabinia.inference.report_images import write_images
 from opabinia.training import launch
 from opabinia.visualization.report import write_report
 
@@ -26,7 +27,7 @@ SHORT = ["train.length=2it", "data.num_workers=0", "data.batch_size=32", "logger
 )
 def test_images_of_each_task(recipe: str, overrides: list[str], titles: set[str], tmp_path: Path) -> None:
     run, _ = launch.train(recipe, [*SHORT, *overrides], out=tmp_path)
-    collect(run)
+    write_images(RunModel(run))
     index = json.loads((run / "pictures" / "index.json").read_text())
     assert not index["missing"]
     assert {group["title"] for group in index["groups"]} == {"Some of the training data", *titles} | (
@@ -46,7 +47,7 @@ def test_several_views_and_batches_over_time(tmp_path: Path) -> None:
     overrides = [f"data.val={{source: {source}, transforms: {transforms}}}", f"shapes={shapes}", "evaluate.every=9ep"]
     overrides += ["train.length=3ep", "data.sampler={name: subset, num_samples: 256}", *SHORT[1:], "data.batch_size=16"]
     run, _ = launch.train("video/digits", overrides, out=tmp_path)
-    collect(run)
+    write_images(RunModel(run))
     index = json.loads((run / "pictures" / "index.json").read_text())
     assert not index["missing"]
     texts = [image["text"] for group in index["groups"] for row in group["rows"] for image in row["pictures"]]
