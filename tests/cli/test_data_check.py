@@ -82,11 +82,6 @@ def test_json(opabinia: Command, recipe: Path) -> None:
     assert json.loads(file.read_text()) == report and "error: in training and validation" in again.out
 
 
-def test_a_classification_dataset(opabinia: Command) -> None:
-    result = opabinia("data", "check", "classification/digits")
-    assert result.status == 0 and result.out.count("│ images ") == 2 and "objects" not in result.out
-
-
 @pytest.fixture
 def videos(tmp_path: Path) -> Path:
     """A recipe of three videos, one of which is a text file."""

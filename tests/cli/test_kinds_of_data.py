@@ -14,7 +14,7 @@ from PIL import Image
 from opabinia.config import ConfigError
 from opabinia.contracts import DatasetInfo
 from opabinia.data import Stream
-from opabinia.data.sources import Digits, DigitViews
+from opabinia.data.sources import Digits
 from opabinia.training import launch
 from opabinia.training.samples import read_dataset_info
 from tests.cli.conftest import CommandResult
@@ -109,11 +109,3 @@ def test_errors_during_training_are_reported(
     result = opabinia("train", "reid/digits", *SMALL, "data.batch_size=16", *changes, "--out", tmp_path)
     assert result.status == 2
     assert message in result.err and "Traceback" not in result.err
-
-
-def test_only_the_test_split_has_queries() -> None:
-    queries = {
-        split: read_dataset_info(Stream(source=DigitViews(split=split))).queries
-        for split in ("train", "test", "query", "gallery")
-    }
-    assert queries == {"train": False, "test": True, "query": False, "gallery": False}

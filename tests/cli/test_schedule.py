@@ -48,19 +48,6 @@ def test_multigrid(opabinia: Opabinia, tmp_path: Path) -> None:
         assert image.width == 900
 
 
-@pytest.mark.parametrize(
-    ("shapes", "first"),
-    [
-        ("{name: progressive, start: 32, end: 64, until: 0.5}", "64 x 32 x 32"),
-        ("{name: multi_scale, sizes: [64, 32]}", "64 x 64 x 64 64 x 32 x 32"),
-    ],
-)
-def test_other_shapes(opabinia: Opabinia, shapes: str, first: str) -> None:
-    result = opabinia("config", "show", RECIPE, "--schedule", f"shapes={shapes}", "train.length=4ep")
-    assert rows(result)[0][2] == first
-    assert "1.00 times fewer steps" in result.out
-
-
 def test_world_size(opabinia: Opabinia) -> None:
     result = opabinia("config", "show", RECIPE, "--schedule", *MULTIGRID, "--nproc", 8)
     assert [row[4] for row in rows(result)[:2]] == ["over 2 ranks", "over 4 ranks"]
