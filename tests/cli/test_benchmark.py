@@ -4,8 +4,6 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from tests.cli.conftest import CommandResult
 
 Command = Callable[..., CommandResult]
@@ -43,56 +41,6 @@ def test_memory_names_parts_of_the_config_that_it_does_not_follow(opabinia: Comm
     assert [note.partition(" is ")[0] for note in report["notes"]] == names
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        *(
-            (
-                ["classification/digits", "--memory", f"--device-memory={size}"],
-                f"--device-memory: '{size}' is no memory",
-            )
-            for size in ("4Gx", "24", "-1GiB", "0", "", "999999EiB")
-        ),
-        (
-            ["detection/coco_format", "vars.root=absent", "--memory"],
-            "instances_train.json; the nearest existing folder",
-        ),
-        (
-            ["selfsup/digits_distillation", "--memory"],
-            "task.teacher: there is no folder runs/selfsup/digits_vicreg/default",
-        ),
-        (["classification/digits", "--memory", "--nproc", "2"], "--nproc: measures; with --memory nothing is"),
-        (["classification/digits", "--memory", "--steps", "30"], "--steps: measures; with --memory nothing is"),
-        (["classification/digits", "--precision", "bf16"], "--precision: belongs to --memory"),
-        (["classification/digits", "--memory", "--precision", "b16"], "expected one of 'fp32', 'bf16', 'fp16'"),
-        (["classification/nothing"], "classification/nothing: there is no such recipe"),
-        (["classification/digits", "data.batch_size=some"], "data.batch_size: expected an integer >= 1 or 'auto'"),
-        (
-            ["classification/digits", "--out", "no/such/throughput.json"],
-            "--out: no/such/throughput.json is not a file in an existing folder",
-        ),
-        (["classification/digits", "--nproc", "none"], "--nproc: 'none' is neither a number of ranks nor auto"),
-        (
-            ["classification/digits", *ON_CPU, "shapes={name: progressive, start: 16, end: 32}", "train.length=3it"],
-            "train.length: the run has fewer than the 36 steps that are needed; --steps takes fewer",
-        ),
-    ],
-)
-def test_errors_are_reported_without_a_traceback(opabinia: Command, arguments: list[str], message: str) -> None:
-    result = opabinia("benchmark", *arguments)
-    assert result.status == 2
-    assert message in result.err and "Traceback" not in result.err
-
-
-def test_auto_is_rejected_where_it_cannot_be_tuned(opabinia: Command, tmp_path: Path) -> None:
-    auto = ["train", "classification/digits", *ON_CPU, "data.batch_size=auto", "--out", tmp_path]
-    result = opabinia(*auto, "shapes={name: progressive, start: 16, end: 32}")
-    assert result.status == 2 and "auto is one number, but with shapes batches of several sizes" in result.err
-    result = opabinia(*auto, "train.reference_world_size=4")
-    assert result.status == 2 and "remove train.reference_world_size" in result.err
-    result = opabinia("config", "show", "classification/digits", "data.batch_size=auto", "--schedule")
-    assert result.status == 2 and "auto is tuned by `opabinia train`" in result.err
-    assert (
-        opabinia("config", "check", "classification/digits", "data.batch_size=auto", "data.num_workers=auto").status
-        == 0
-    )
+def test_auto_can_be_checked(opabinia: Command) -> None:
+    words = ["data.batch_size=auto", "data.num_workers=auto"]
+    assert opabinia("config", "check", "classification/digits", *words).status == 0

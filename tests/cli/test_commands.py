@@ -153,54 +153,6 @@ def test_all_errors_of_a_config_are_reported(opabinia: Opabinia, tmp_path: Path)
     assert not list(tmp_path.iterdir()), "a run that did not start leaves no files"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["train", "classification/digit"], "did you mean 'classification/digits'?"),
-        (["train", "nowhere.yaml"], "nowhere.yaml: there is no such file"),
-        (["train", RECIPE, "seed"], "an override is written key=value"),
-        (["train", RECIPE, "--resume", "checkpoints/step-1"], "there is no run"),
-        (["train", RECIPE, "task.backbone.model=resnet81"], "timm"),
-        (["train", RECIPE, "optimizer=sgd", "optimizer.nesterov=true"], "Nesterov momentum requires"),
-        (["train", RECIPE, "data.val.transforms.0.size=-1"], "Resize: RuntimeError: "),
-        (["train", RECIPE, "checkpoint.best=val/top2"], "val/top2"),
-        (["train", "classification/image_folder"], "data.train.source"),
-        (["train", RECIPE, "train.num_threads=1000000"], "train.num_threads: expected an integer >= 1 and <= 1024"),
-        (["train", RECIPE, "data.num_workers=100000"], "data.num_workers: expected an integer >= 0 and <= 1024"),
-        (["train", RECIPE, "data.train.transforms=[{name: RandAugment, num_ops: 100000000}]"], "num_ops: expected an"),
-        (["train", RECIPE, "task.std=[0]"], "task.std: every value must be above 0"),
-        (["train", "x" * 300], "there is no such recipe"),
-        (["train", "x" * 300, "--resume"], "the path is too long"),
-        (["eval", "a/" * 3000], "the path is too long"),
-        (["eval", "nowhere"], "there is no folder nowhere"),
-        (["train"], "Missing argument 'RECIPE'"),
-        (["train", RECIPE, "--nmae", "a"], "--nmae"),
-        (["trian", RECIPE], "No such command 'trian'"),
-    ],
-)
-def test_user_errors(
-    opabinia: Opabinia, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert_rejected(opabinia(*arguments), message)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--checkpoint", "step-1"], "step-1"),
-        (["data.val=null"], "data.val: there is no data to evaluate on"),
-        (["task.backbone.model=test_vit"], "the weights do not fit"),
-        (
-            ["--evaluator", "linear_prob"],
-            "no evaluator of this name (found 'linear_prob'); did you mean 'linear_probe'?",
-        ),
-    ],
-)
-def test_user_errors_in_an_evaluation(opabinia: Opabinia, six_steps: Path, arguments: list[str], message: str) -> None:
-    assert_rejected(opabinia("eval", six_steps, *arguments), message)
-
-
 def test_a_missing_gpu_is_reported(opabinia: Opabinia, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     result = opabinia("train", RECIPE, "train.device=cuda", "--out", tmp_path)

@@ -1,4 +1,4 @@
-"""Keys, options and file names as users of other frameworks type them: the message names the correct override."""
+"""File names and runs that are misspelt: the message names the similar one."""
 
 import shutil
 from collections.abc import Callable
@@ -8,33 +8,6 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import SIX_STEPS
-
-
-@pytest.mark.parametrize(
-    ("words", "hint"),
-    [
-        ("train.epochs=5", "train.epochs: unknown key (found 5); write train.length=5ep"),
-        ("optimizer.learning_rate=0.1", "write optimizer.lr=0.1"),
-        ("num_workers=2", "write data.num_workers=2"),
-        ("batch_size=8", "write data.batch_size=8"),
-        ("data.lr=0.1", "write optimizer.lr=0.1"),
-        ("train.shuffle=false", "'shuffle' belongs to data"),
-        ("--lr 0.1", "error: command line: --lr: no such option; write optimizer.lr=0.1"),
-        ("--epochs=5", "write train.length=5ep"),
-        ("--optimizer.lr 0.1", "write optimizer.lr=0.1"),
-        ("--amp", "write train.precision=bf16"),
-        ("--lr", "write optimizer.lr=VALUE"),
-    ],
-)
-def test_unknown_keys_and_options_suggest_the_override(opabinia: Callable[..., Any], words: str, hint: str) -> None:
-    result = opabinia("config", "check", "classification/digits", *words.split())
-    assert result.status == 2 and hint in result.err and result.err.count("\n") == 1
-
-
-@pytest.mark.parametrize("words", [["train", "classification/digits", "--nmae"], ["predict", "runs/a", "--lr", "1"]])
-def test_other_unknown_options_have_the_message_of_the_parser(opabinia: Callable[..., Any], words: list[str]) -> None:
-    result = opabinia(*words)
-    assert result.status == 2 and "No such option" in result.err
 
 
 def test_a_similar_file_is_suggested_for_a_missing_file(

@@ -55,11 +55,6 @@ def test_an_evaluation_as_json(opabinia: Opabinia, copied_run: Path) -> None:
     assert "evaluating" not in result.err
 
 
-def test_errors_print_nothing_to_stdout(opabinia: Opabinia) -> None:
-    result = opabinia("train", "no/such", "--json", "--quiet")
-    assert result.status == 2 and result.out == "" and result.err.startswith("error: no/such")
-
-
 @pytest.mark.slow
 def test_a_sweep_and_a_series_as_json(opabinia: Opabinia, tmp_path: Path) -> None:
     short = ["train.length=1it", *SIX_STEPS[1:], "loggers=[]"]

@@ -88,12 +88,6 @@ def test_search(opabinia: Command, six_steps: Path, gallery: Path, tmp_path: Pat
     assert opabinia(*words, "nothing") == (2, "", "error: command line: there is no file or folder nothing\n")
 
 
-@pytest.mark.parametrize("command", ["predict", "search"])
-def test_zero_neighbors_are_rejected(opabinia: Command, six_steps: Path, gallery: Path, command: str) -> None:
-    result = opabinia(command, six_steps, gallery, gallery, "--nearest", 0)
-    assert result.status == 2 and "--nearest" in result.err
-
-
 def test_map(opabinia: Command, six_steps: Path, tmp_path: Path) -> None:
     """Features are extracted once; the image next to them is not read as features."""
     folder = six_steps / "map" / "val"  # not the folder of the extract command

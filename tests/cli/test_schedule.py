@@ -56,28 +56,3 @@ def test_world_size(opabinia: Opabinia) -> None:
     result = opabinia("config", "show", RECIPE, "--schedule", *MULTIGRID, "train.reference_world_size=1", "--nproc", 2)
     assert "for world size 2 instead of 1: data.batch_size: 16 -> 32" in result.err
     assert rows(result)[0][4] == "in 4 parts"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--schedule", "--nproc", "5", *MULTIGRID], "its batch of 64 does not divide by 5 ranks"),
-        (["--schedule", *MULTIGRID, "train.length=3ep", "shapes.milestones=[1, 2]"], "it has no epochs; train longer"),
-        (["--schedule", *MULTIGRID, "shapes.short_cycle=[2]"], "shapes.short_cycle.0"),
-        (["--schedule", *MULTIGRID, "shapes.milestones=[30]"], "[30] must ascend between epoch 0 and 24"),
-        (["--schedule", "train.length=0ep"], "train.length: 0ep is a run without a single step"),
-        (["--out", "a.png"], "--out: belongs to --schedule"),
-        (["--nproc", "2"], "--nproc: belongs to --schedule"),
-        (["--schedule", "--out", "/proc/a.png"], "cannot write /proc/a.png"),
-        (["--schedule", "--out", "a.jpg"], "a.jpg: the image must be a FILE.png"),
-    ],
-)
-def test_errors_are_one_line(
-    opabinia: Opabinia, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    result = opabinia("config", "show", RECIPE, *arguments)
-    assert result.status == 2 or "/proc" in message
-    assert message in result.err
-    assert len(result.err.strip().splitlines()) == 1
-    assert not list(tmp_path.iterdir())

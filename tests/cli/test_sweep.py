@@ -119,24 +119,6 @@ def test_repeats_of_a_run_folder(opabinia: Opabinia, six_steps: Path, tmp_path: 
     assert "default-seeds.json" in result.out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--seeds", "0,x"], "command line: --seeds: 'x' is not a seed"),
-        (["--seeds", ""], "command line: --seeds: '' is not a seed"),
-        (["--seeds", "0,1,0"], "command line: --seeds: 0 occurs twice"),
-        (["--seeds", "0", "seed=1"], "command line: seed=1: --seeds sets the seed of every run"),
-        (["--seeds", "0", "--resume"], "command line: --resume: remove it: with --seeds the same command resumes"),
-        (["--seeds", "0", "optimiser=sgd"], "did you mean 'optimizer'?"),
-    ],
-)
-def test_errors_of_seeds(opabinia: Opabinia, tmp_path: Path, arguments: list[str], message: str) -> None:
-    result = opabinia("train", RECIPE, *arguments, "--out", tmp_path)
-    assert (result.status, result.out) == (2, "")
-    assert message in result.err and len(result.err.splitlines()) == 1
-    assert not list(tmp_path.iterdir())
-
-
 # --- sweep ------------------------------------------------------------------------------------------------------------
 
 
@@ -226,26 +208,6 @@ def test_optuna(opabinia: Opabinia, tmp_path: Path) -> None:
     assert "run 1 of 2" not in result.err and "run 2 of 2" in result.err
     result = opabinia("sweep", RECIPE, *words, 2, "optimizer.beta=0.1", "--out", tmp_path)
     assert result.status == 2 and "unknown key" in result.err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "nothing varies"),
-        (["optimizer.lr=lin(0..1)"], "optimizer.lr: a range cannot be used in a grid: use --random N or --optuna N"),
-        (["optimizer.lr=0.1,0.2", "--random", "3"], "there are only 2 different trials, not 3"),
-        (["optimizer.lr=0.1,0.2", "--random", "2", "--optuna", "2"], "--optuna: cannot be combined with --random"),
-        (["optimizer.lr=0.1,0.2", "--seed", "2"], "--seed: is for --random and --optuna"),
-        (["optimizer.lr=0.1,0.2", "--name", "a/b"], "--name: 'a/b' is not valid for a run"),
-        (["optimizer.lr=0.1,0.2", "--random", "0"], "--random"),
-        (["optimizer.lr=0.1,0.2", "--better", "most"], "--better"),
-    ],
-)
-def test_errors_of_sweeps(opabinia: Opabinia, tmp_path: Path, arguments: list[str], message: str) -> None:
-    result = opabinia("sweep", RECIPE, *arguments, "--out", tmp_path)
-    assert (result.status, result.out) == (2, "")
-    assert message in result.err and "Traceback" not in result.err
-    assert not list(tmp_path.iterdir())
 
 
 def test_errors_of_all_trials_are_reported_before_the_first_run(opabinia: Opabinia, tmp_path: Path) -> None:

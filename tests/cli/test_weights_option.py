@@ -77,16 +77,6 @@ def test_incomplete_weights_are_rejected(tmp_path: Path) -> None:
         )
 
 
-def test_a_recipe_needs_weights_and_weights_a_file(opabinia: Opabinia, tmp_path: Path) -> None:
-    for command in ("eval", "extract", "export"):
-        result = opabinia(command, RECIPE)
-        assert result.status == 2 and f"{RECIPE} is a recipe: give the folder of one of its runs" in result.err
-        result = opabinia(command, RECIPE, "--weights", tmp_path / "nix.pth")
-        assert result.status == 2 and "there is no file or folder" in result.err
-    result = opabinia("eval", "export/model.onnx")
-    assert result.status == 2 and "export/model.onnx is an exported model, for `opabinia serve`" in result.err
-
-
 def test_class_names_are_read_from_a_file(weights: Path, tmp_path: Path) -> None:
     (tmp_path / "classes.txt").write_text("\n".join(DIGITS))
     folder, selected = open_run(RECIPE, SIX_STEPS, str(weights), tmp_path / "classes.txt")
