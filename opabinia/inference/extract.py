@@ -330,10 +330,10 @@ def write_shards(job: ExtractJob, numbers: Sequence[int]) -> list[int]:
     requested, written, device = set(numbers), [], job.predictor.device
 
     def requests(start: int) -> Iterator[Request]:
-        for row in evaluation_batches(len(job.reader.source), job.batch_size, 0, 1):
-            if row.step >= start and row.step // job.batches_per_shard in requested:
-                positions = np.arange(row.first, row.first + row.count)
-                yield Request(row, positions, positions)
+        for global_batch in evaluation_batches(len(job.reader.source), job.batch_size, 0, 1):
+            if global_batch.step >= start and global_batch.step // job.batches_per_shard in requested:
+                positions = np.arange(global_batch.first, global_batch.first + global_batch.count)
+                yield Request(global_batch, positions, positions)
 
     workers = job.workers if requested else 0
     samples, per_shard = len(job.reader.source), job.batches_per_shard * job.batch_size
