@@ -10,7 +10,7 @@ import torch
 from torchvision import tv_tensors
 
 from opabinia.contracts import BatchShape, RunSpec, Sample, Source, SourceInfo, Stage
-from opabinia.data.loader import BatchReader, DataError, Loader, training_requests
+from opabinia.data.loader import BatchReader, DataError, training_requests
 from opabinia.data.sampling.batch_shapes import multi_scale, multigrid, progressive
 from opabinia.data.sampling.batches import StagedPlan
 from opabinia.data.sampling.permutation import epoch_order
@@ -26,15 +26,11 @@ def test_kinetics() -> None:
     assert last.cycle == ((256, (32, 112, 112)), (128, (32, 158, 158)), (64, (32, 224, 224)))
     assert (last.epochs, last.splits, last.processes) == (15, 1, 1)
     assert layout.length == Duration(358, "ep")
+    small = multigrid(RunSpec(10_000, 16, Duration(57, "ep"), world=8), size=224, frames=64, milestones=[41, 49])
+    assert [(stage.splits, stage.processes) for stage in small.stages[:4]] == [(2, 1), (1, 1), (1, 2), (1, 4)]
     plan = StagedPlan(KINETICS.samples, layout.stages, layout.length)
     # 3.42 times fewer steps, but for the incomplete batches at the ends of epochs.
     assert 239 * 3750 / plan.total_steps == pytest.approx(3.42, abs=0.01)
-
-
-def test_small_batches_are_normalized_over_processes() -> None:
-    spec = RunSpec(10_000, 16, Duration(57, "ep"), world=8)
-    layout = multigrid(spec, size=224, frames=64, milestones=[41, 49])
-    assert [(stage.splits, stage.processes) for stage in layout.stages[:4]] == [(2, 1), (1, 1), (1, 2), (1, 4)]
 
 
 def test_multigrid_of_images() -> None:
@@ -68,14 +64,11 @@ def test_intervals_without_epochs() -> None:
     spec = RunSpec(1000, 16, Duration(22, "ep"), world=8)
     with pytest.raises(ValueError, match=r"interval 7 \(epochs 30 to 30"):
         multigrid(spec, size=224, frames=64, milestones=[14, 18])
+    with pytest.raises(ValueError, match=r"interval 0 .*its batch of 1024 does not divide by 5 ranks"):
+        multigrid(RunSpec(240_000, 64, Duration(239, "ep"), 5), size=224, frames=32, milestones=[94, 154, 196])
     layout = multigrid(spec, size=224, frames=64, milestones=[14, 18], drop_empty=True)
     assert len(layout.stages) == 9
     assert all(stage.epochs for stage in layout.stages)
-
-
-def test_batches_must_divide_over_the_processes() -> None:
-    with pytest.raises(ValueError, match=r"interval 0 .*its batch of 1024 does not divide by 5 ranks"):
-        multigrid(RunSpec(240_000, 64, Duration(239, "ep"), 5), size=224, frames=32, milestones=[94, 154, 196])
 
 
 def test_multi_scale_cycles_through_sizes() -> None:
@@ -117,60 +110,36 @@ def clip_and_crop(sample: Sample) -> Sample:
     return {**sample, "image": tv_tensors.Video(video[start : start + frames, :, :height, :width])}
 
 
-def ignore_shape(sample: Sample) -> Sample:
-    return {**sample, "image": tv_tensors.Video(sample.pop("video"))}
-
-
-def rows_of(make: Any, *, rank: int = 0, world: int = 1, start: int = 0, workers: int = 0) -> list[tuple[Any, ...]]:
-    stages = (
-        Stage(1, (BatchShape(4, (8, 16, 16)), BatchShape(2, (8, 24, 24)))),
-        Stage(1, (BatchShape(4, (16, 32, 32)),)),
-    )
-    plan = StagedPlan(10, stages, Duration(2, "ep"))
-    requests = training_requests(plan, partial(epoch_order, 5, n=10, shuffle=True), rank, world)
-    loader = Loader(BatchReader(Videos(), [make], seed=3), requests, num_workers=workers)
-    try:
-        return [(row, tuple(batch["image"].shape), batch["id"], sorted(batch)) for row, batch in loader.iterate(start)]
-    finally:
-        loader.close()
-
-
-def test_clips_have_the_requested_shape() -> None:
-    result = rows_of(clip_and_crop)
-    assert [shape for _, shape, *_ in result] == [
-        *((4, 8, 1, 16, 16), (2, 8, 1, 24, 24), (4, 8, 1, 16, 16)),
-        *((4, 16, 1, 32, 32), (4, 16, 1, 32, 32), (2, 16, 1, 32, 32)),
-    ]
-    assert {tuple(keys) for *_, keys in result} == {("id", "image")}
-
-
-def test_resuming_in_a_cycle_with_other_workers() -> None:
-    assert rows_of(clip_and_crop, start=2, workers=2) == rows_of(clip_and_crop)[2:]
-
-
-def test_two_processes_share_every_batch() -> None:
-    expected, first, second = (
-        rows_of(clip_and_crop),
-        rows_of(clip_and_crop, world=2),
-        rows_of(clip_and_crop, rank=1, world=2),
-    )
-    for row, a, b in zip(expected, first, second, strict=True):
-        assert row[0] == a[0] == b[0]
-        assert row[2] == a[2] + b[2]
-        assert row[1][1:] == a[1][1:] == b[1][1:]
-
-
 def clip_only(sample: Sample) -> Sample:
     """Return a clip of the requested frames at the size of the video, as ``clip`` alone does."""
     frames = sample["shape"][0]
     return {**sample, "image": tv_tensors.Video(sample.pop("video")[:frames])}
 
 
-def test_clips_of_another_size_are_resized() -> None:
-    assert [shape for _, shape, *_ in rows_of(clip_only)] == [shape for _, shape, *_ in rows_of(clip_and_crop)]
+def ignore_shape(sample: Sample) -> Sample:
+    return {**sample, "image": tv_tensors.Video(sample.pop("video"))}
 
 
-def test_transforms_that_ignore_the_shape_raise() -> None:
+def shapes(make: Any, start: int = 0) -> list[tuple[int, ...]]:
+    stages = (
+        Stage(1, (BatchShape(4, (8, 16, 16)), BatchShape(2, (8, 24, 24)))),
+        Stage(1, (BatchShape(4, (16, 32, 32)),)),
+    )
+    requests = training_requests(
+        StagedPlan(10, stages, Duration(2, "ep")), partial(epoch_order, 5, n=10, shuffle=True), 0, 1
+    )
+    batches = [BatchReader(Videos(), [make], seed=3).batch(request) for request in requests(start)]
+    assert not any("shape" in batch for batch in batches)
+    return [tuple(batch["image"].shape) for batch in batches]
+
+
+def test_clips_have_the_requested_shape() -> None:
+    expected = [
+        *((4, 8, 1, 16, 16), (2, 8, 1, 24, 24), (4, 8, 1, 16, 16)),
+        *((4, 16, 1, 32, 32), (4, 16, 1, 32, 32), (2, 16, 1, 32, 32)),
+    ]
+    assert shapes(clip_and_crop) == expected and shapes(clip_and_crop, start=2) == expected[2:]
+    assert shapes(clip_only) == expected, "clips of another size are resized"
     message = "clips of 8 frames are wanted, and the transforms made clips of 16; take transforms that read `shape`"
     with pytest.raises(DataError, match=message):
-        rows_of(ignore_shape)
+        shapes(ignore_shape)

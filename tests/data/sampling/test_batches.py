@@ -1,3 +1,5 @@
+from collections.abc import Callable
+
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -11,38 +13,7 @@ lengths = st.one_of(
     st.integers(0, 60).map(lambda value: Duration(value, "it")),
 )
 sizes = st.integers(1, 40)
-
-
-@given(sizes, sizes, lengths, st.booleans())
-def test_a_constant_plan_covers_the_epochs(samples: int, batch_size: int, length: Duration, drop_last: bool) -> None:
-    assume(not drop_last or batch_size <= samples)
-    plan = ConstantPlan(samples, batch_size, length, drop_last)
-    assert isinstance(plan, Plan)
-    step = num_samples = 0
-    for epoch in range(plan.epochs):
-        assert plan.epoch_start(epoch) == step
-        position = 0
-        while step < plan.total_steps and position < samples - (batch_size - 1) * drop_last:
-            planned = plan.global_batch(step)
-            assert (planned.step, planned.epoch, planned.first) == (step, epoch, position)
-            assert planned.count == min(batch_size, samples - position)
-            assert plan.samples_before(step) == num_samples
-            position += planned.count
-            num_samples += planned.count
-            step += 1
-    assert step == plan.total_steps
-    assert plan.samples_before(step) == num_samples
-    assert plan.total_steps <= plan.epoch_start(plan.epochs)
-
-
-@given(sizes, sizes, lengths)
-def test_the_clock_agrees_with_a_constant_plan(samples: int, batch_size: int, length: Duration) -> None:
-    plan = ConstantPlan(samples, batch_size, length)
-    assume(plan.total_steps)
-    for step in range(plan.total_steps + 1):
-        clock = Clock.at(plan, step)
-        assert clock.epoch * plan.steps_per_epoch + clock.epoch_step == step
-        assert clock.steps_per_epoch == plan.steps_per_epoch
+EPOCH = Duration(1, "ep")
 
 
 @pytest.mark.parametrize(
@@ -54,26 +25,11 @@ def test_lengths(length: str, steps: int, epochs: int) -> None:
     assert (plan.total_steps, plan.epochs) == (steps, epochs)
 
 
-@pytest.mark.parametrize("step", [-1, 8])
-def test_a_step_out_of_range_raises(step: int) -> None:
-    with pytest.raises(IndexError, match="run of 8"):
-        ConstantPlan(10, 3, Duration(2, "ep")).global_batch(step)
-
-
-@pytest.mark.parametrize(
-    ("samples", "batch_size", "drop_last", "message"),
-    [(0, 4, False, "empty"), (3, 4, True, "set drop_last to false or batch_size to 3"), (3, 0, False, "at least 1")],
-)
-def test_invalid_constant_plans_raise(samples: int, batch_size: int, drop_last: bool, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        ConstantPlan(samples, batch_size, Duration(1, "ep"), drop_last)
-
-
 @given(st.integers(0, 200), st.integers(1, 20))
 def test_shares_make_up_the_batch(count: int, world: int) -> None:
-    planned = GlobalBatch(step=0, epoch=0, first=0, count=count)
-    shares = [planned.rank_range(rank, world) for rank in range(world)]
-    assert sum(map(len, shares)) == planned.num_processed(world)
+    row = GlobalBatch(step=0, epoch=0, first=0, count=count)
+    shares = [row.rank_range(rank, world) for rank in range(world)]
+    assert sum(map(len, shares)) == row.num_processed(world)
     if count < world:  # each process has the whole batch
         assert shares == [range(count)] * world
     else:
@@ -84,9 +40,9 @@ def test_shares_make_up_the_batch(count: int, world: int) -> None:
 @given(st.integers(0, 200), sizes, st.integers(1, 9))
 def test_ranks_evaluate_batches_in_turn(samples: int, batch_size: int, world: int) -> None:
     expected = list(evaluation_batches(samples, batch_size, 0, 1))
-    assert [
-        position for planned in expected for position in range(planned.first, planned.first + planned.count)
-    ] == list(range(samples))
+    assert [position for row in expected for position in range(row.first, row.first + row.count)] == list(
+        range(samples)
+    )
     for rank in range(world):
         assert list(evaluation_batches(samples, batch_size, rank, world)) == expected[rank::world]
 
@@ -134,7 +90,7 @@ def test_staged_plans_equal_an_enumeration(
     plan = StagedPlan(samples, planned, length, drop_last)
     assert isinstance(plan, Plan)
     epochs = enumerate_rows(samples, planned, 70, drop_last)
-    rows = [planned for epoch in epochs for planned in epoch]
+    rows = [row for epoch in epochs for row in epoch]
     assert [plan.global_batch(step) for step in range(plan.total_steps)] == rows[: plan.total_steps]
     assert plan.epochs == (rows[plan.total_steps - 1].epoch + 1 if plan.total_steps else 0)
     starts = [0]
@@ -142,11 +98,10 @@ def test_staged_plans_equal_an_enumeration(
         starts.append(starts[-1] + len(epoch))
     assert [plan.epoch_start(epoch) for epoch in range(len(starts))] == starts
     for step in range(plan.total_steps + 1):
-        assert plan.samples_before(step) == sum(planned.count for planned in rows[:step])
+        assert plan.samples_before(step) == sum(row.count for row in rows[:step])
     if not drop_last:  # each position once
         assert all(
-            [p for planned in epoch for p in range(planned.first, planned.first + planned.count)]
-            == list(range(samples))
+            [p for row in epoch for p in range(row.first, row.first + row.count)] == list(range(samples))
             for epoch in epochs
         )
     full_epochs = int(length.value) if length.unit == "ep" else 0
@@ -196,38 +151,47 @@ def test_a_stage_of_one_batch_is_a_constant_plan(
 ) -> None:
     assume(not drop_last or batch_size <= samples)
     constant = ConstantPlan(samples, batch_size, length, drop_last)
-    staged = StagedPlan(
-        samples, (Stage(2, (BatchShape(batch_size),)), Stage(1, (BatchShape(batch_size),))), length, drop_last
-    )
-    assert (staged.total_steps, staged.epochs) == (constant.total_steps, constant.epochs)
+    stages = Stage(2, (BatchShape(batch_size),)), Stage(1, (BatchShape(batch_size),))
+    staged = StagedPlan(samples, stages, length, drop_last)
+    assert isinstance(constant, Plan)
+    for name in ("total_steps", "epochs", "steps_per_epoch"):
+        assert getattr(staged, name) == getattr(constant, name)
+    assert all(staged.epoch_start(epoch) == constant.epoch_start(epoch) for epoch in range(constant.epochs + 1))
     for step in range(staged.total_steps):
         assert staged.global_batch(step) == constant.global_batch(step)
         assert Clock.at(staged, step) == Clock.at(constant, step)
+    for step in range(staged.total_steps + 1):
+        assert staged.samples_before(step) == constant.samples_before(step)
     assert Clock.at(staged, 0).starts is None
 
 
 @pytest.mark.parametrize(
-    ("samples", "described", "drop_last", "message"),
+    ("make", "message"),
     [
-        (0, [(1, [4])], False, "the training data is empty"),
-        (9, [], False, "at least one stage"),
-        (9, [(1, [4]), (0, [4])], False, "stage 1 has 0 epochs"),
-        (9, [(1, [4, 0])], False, r"stage 0 has 1 epoch with batches of \[4, 0\]"),
-        (9, [(1, [])], False, r"stage 0 has 1 epoch with batches of \[\]"),
-        (9, [(1, [4]), (1, [10, 2])], True, "stage 1: 9 samples cannot fill its first batch of 10"),
+        (lambda: ConstantPlan(0, 4, EPOCH), "the training data is empty"),
+        (lambda: ConstantPlan(3, 4, EPOCH, True), "set drop_last to false or batch_size to 3"),
+        (lambda: ConstantPlan(3, 0, EPOCH), "at least 1 sample, not 0"),
+        (lambda: StagedPlan(0, stages_of([(1, [4])]), EPOCH), "the training data is empty"),
+        (lambda: StagedPlan(9, (), EPOCH), "at least one stage"),
+        (lambda: StagedPlan(9, stages_of([(1, [4]), (0, [4])]), EPOCH), "stage 1 has 0 epochs"),
+        (lambda: StagedPlan(9, stages_of([(1, [4, 0])]), EPOCH), r"stage 0 has 1 epoch with batches of \[4, 0\]"),
+        (lambda: StagedPlan(9, stages_of([(1, [])]), EPOCH), r"stage 0 has 1 epoch with batches of \[\]"),
+        (
+            lambda: StagedPlan(9, stages_of([(1, [4]), (1, [10, 2])]), EPOCH, True),
+            "stage 1: 9 samples cannot fill its first batch of 10",
+        ),
     ],
 )
-def test_invalid_staged_plans_raise(
-    samples: int, described: list[tuple[int, list[int]]], drop_last: bool, message: str
-) -> None:
+def test_invalid_plans_raise(make: Callable[[], Plan], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        StagedPlan(samples, stages_of(described), Duration(1, "ep"), drop_last)
+        make()
 
 
-@pytest.mark.parametrize("step", [-1, 6])
-def test_a_step_out_of_range_of_stages_raises(step: int) -> None:
-    with pytest.raises(IndexError, match="run of 6"):
-        StagedPlan(12, stages_of([(2, [4])]), Duration(2, "ep")).global_batch(step)
+def test_a_step_out_of_range_raises() -> None:
+    for plan in (ConstantPlan(10, 3, Duration(2, "ep")), StagedPlan(10, stages_of([(2, [3])]), Duration(2, "ep"))):
+        for step in (-1, 8):
+            with pytest.raises(IndexError, match=f"step {step} of a run of 8"):
+                plan.global_batch(step)
 
 
 def test_rows_of_a_large_dataset_are_computed_directly() -> None:

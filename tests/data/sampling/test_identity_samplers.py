@@ -120,9 +120,9 @@ def test_identities_with_few_images_may_be_dropped() -> None:
     assert all(len(set(batch)) == 8 for batch in drawn.tolist())
 
 
-@pytest.mark.parametrize(("length", "samples"), [(None, 16), (40, 40), (47, 40), (3, 8)])
-def test_an_epoch_has_whole_batches(length: int | None, samples: int) -> None:
-    assert len(s.identities(FEW, 0, 8, length=length)) == samples
+def test_an_epoch_has_whole_batches() -> None:
+    lengths = [len(s.identities(FEW, 0, 8, length=length)) for length in (None, 40, 47, 3)]
+    assert lengths == [16, 40, 40, 8]
 
 
 # --- balanced ---------------------------------------------------------------------------------------------------------

@@ -64,17 +64,14 @@ def test_probability_and_mean_of_erasing() -> None:
     assert torch.equal(erased(5, probability=1.0), erased(5, probability=1.0))
 
 
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
+def test_invalid_erasing_options_raise() -> None:
+    for keys, message in (
         ({"scale": (0.4, 0.02)}, r"scale: the minimum of \[0.4, 0.02\] is above the maximum; write \[0.02, 0.4\]"),
         ({"ratio": (3.0, 0.3)}, r"ratio: the minimum of \[3.0, 0.3\] is above the maximum"),
         ({"mean": [0.1, 0.2]}, r"mean: \[0.1, 0.2\] are 2 values for images of 3 channels"),
-    ],
-)
-def test_invalid_erasing_options_raise(keys: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        RandomErase(**keys)(sample_of())
+    ):
+        with pytest.raises(ValueError, match=message):
+            RandomErase(**keys)(sample_of())  # type: ignore[arg-type]
 
 
 # --- patches ----------------------------------------------------------------------------------------------------------
@@ -111,25 +108,21 @@ def test_about_half_of_the_images_get_a_patch() -> None:
     result = (patched(batch)["image"] != batch["image"]).flatten(1).any(1)
     assert int(result.sum()) == pytest.approx(100, abs=30)
     assert torch.equal(patched(batch, probability=0.0)["image"], batch["image"])
+    assert torch.equal(patched(batch_of(1), probability=1.0)["image"], batch_of(1)["image"]), "there is no other image"
+    with pytest.raises(ValueError, match=r"area: the minimum of \[0.5, 0.1\] is above the maximum"):
+        patched(batch_of(2), area=(0.5, 0.1))
     assert torch.equal(patched(batch)["image"], patched(batch)["image"]), "nothing depends on earlier batches"
     assert not torch.equal(patched(batch, seed=4)["image"], patched(batch)["image"])
 
 
-@pytest.mark.parametrize(("flip", "step"), [(0.0, 1), (1.0, -1)])
-def test_patches_are_flipped(flip: float, step: int) -> None:
+def test_patches_are_flipped() -> None:
     images = torch.arange(48, dtype=torch.uint8).expand(2, 1, 32, 48).contiguous()
     images[1] += 100
-    image = patched({**batch_of(2), "image": images}, probability=1.0, flip=flip, area=(0.2, 0.3))["image"][0, 0]
-    rows = (image >= 100).any(1)
-    row = image[rows][0].int()
-    steps = row[row >= 100].diff()
-    assert len(steps) and bool((steps == step).all())
-
-
-def test_a_batch_of_one_image_is_unchanged() -> None:
-    assert torch.equal(patched(batch_of(1), probability=1.0)["image"], batch_of(1)["image"])
-    with pytest.raises(ValueError, match=r"area: the minimum of \[0.5, 0.1\] is above the maximum"):
-        patched(batch_of(2), area=(0.5, 0.1))
+    for flip, step in ((0.0, 1), (1.0, -1)):
+        image = patched({**batch_of(2), "image": images}, probability=1.0, flip=flip, area=(0.2, 0.3))["image"][0, 0]
+        row = image[(image >= 100).any(1)][0].int()
+        steps = row[row >= 100].diff()
+        assert len(steps) and bool((steps == step).all())
 
 
 # --- blur -------------------------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -225,19 +224,16 @@ def test_sizes_of_detectron2s_crops() -> None:
         assert RandomCrop(kind=kind, size=size).size(*image) == result  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("kind", "size", "heights", "widths"),
-    [
+def test_random_crop_sizes() -> None:
+    for kind, size, heights, widths in (
         ("absolute_range", (8, 12), {8, 9, 10, 11, 12}, {8, 9, 10, 11, 12}),
         ("absolute_range", (38, 90), {38, 39, 40}, {*range(38, 61)}),
         ("relative_range", (0.9, 0.95), {36, 37, 38, 39, 40}, {57, 58, 59, 60}),
-    ],
-)
-def test_random_crop_sizes(kind: Any, size: Any, heights: set[int], widths: set[int]) -> None:
-    seed_sample(0)
-    crop = RandomCrop(kind=kind, size=size)
-    drawn = [crop.size(HEIGHT, WIDTH) for _ in range(400)]
-    assert ({height for height, _ in drawn}, {width for _, width in drawn}) == (heights, widths)
+    ):
+        seed_sample(0)
+        crop = RandomCrop(kind=kind, size=size)  # type: ignore[arg-type]
+        drawn = [crop.size(HEIGHT, WIDTH) for _ in range(400)]
+        assert ({height for height, _ in drawn}, {width for _, width in drawn}) == (heights, widths)
 
 
 def test_objects_of_a_crop_match_its_pixels() -> None:
@@ -295,15 +291,6 @@ def without_masks(of: Sample) -> Sample:
     return {key: value for key, value in of.items() if key != "masks"}
 
 
-def test_objects_outside_are_dropped_and_keypoints_outside_are_not_visible() -> None:
-    crop = partial(fixed_size_crop, size=(20, 20), fill=None)
-    seed_sample(3)
-    result = crop(without_masks(sample([[0, 0, 60, 40], [0, 0, 1, 1], [59, 39, 60, 40]])))
-    assert result["labels"].tolist() == [0] and result["boxes"].tolist() == [[0, 0, 20, 20]]
-    assert result["visibility"][0, :2].tolist() == [0, 0]
-    assert "masks" not in result
-
-
 def test_boxes_are_those_of_the_cropped_masks() -> None:
     """An L of 10 to 40 by 5 to 30, with a stem 5 wide and a foot 5 high: without the stem the top is 25."""
     before = sample([[10, 5, 40, 30]])
@@ -336,6 +323,12 @@ def test_a_fixed_size_crop_crops_and_pads() -> None:
     assert not result["masks"][:, :, 60:].any()
     assert_consistent(result)
     assert fixed_size_crop(sample(), size=(50, 70))["boxes"].tolist() == BOXES
+    seed_sample(3)
+    plain = fixed_size_crop(
+        without_masks(sample([[0, 0, 60, 40], [0, 0, 1, 1], [59, 39, 60, 40]])), size=(20, 20), fill=None
+    )
+    assert plain["labels"].tolist() == [0] and plain["boxes"].tolist() == [[0, 0, 20, 20]]
+    assert plain["visibility"][0, :2].tolist() == [0, 0] and "masks" not in plain
     small = fixed_size_crop(sample(), size=(50, 50), fill=None)
     assert small["image"].shape == (3, 40, 50)
     assert (fixed_size_crop(sample(), size=(50, 70), fill=0)["image"][:, 40:] == 0).all()
@@ -345,23 +338,18 @@ def test_a_fixed_size_crop_crops_and_pads() -> None:
     assert corners == {(top, left) for top in range(3) for left in range(3)}, "drawn on both axes"
 
 
-def test_iou_crops_leave_images_without_objects_unchanged_and_need_option_1() -> None:
+def test_iou_crops() -> None:
+    """They keep objects whose center is inside, and leave images without objects unchanged."""
     empty = sample([])
     assert RandomIoUCrop()(empty) is empty
     flat = {**sample(), "image": tv_tensors.Image(torch.zeros(3, 3, 60, dtype=torch.uint8))}
     assert RandomIoUCrop()(flat) is flat
     with pytest.raises(ValueError, match=r"add 1.0 to \[0.3, 0.9\]"):
         RandomIoUCrop(sampler_options=[0.3, 0.9])
-
-
-def test_iou_crops_keep_objects_whose_center_is_inside() -> None:
     crop = registered("RandomIoUCrop", sampler_options=[0.0, 1.0])
-    kept = []
-    for seed in range(60):
-        seed_sample(seed)
-        kept.append(crop(sample())["labels"].tolist())
-    assert [0, 1, 2, 3] in kept and [1] in kept
-    assert all(kept)
+    seed_sample(0)
+    kept = [crop(sample())["labels"].tolist() for _ in range(60)]
+    assert [0, 1, 2, 3] in kept and [1] in kept and all(kept)
 
 
 # --- flips ------------------------------------------------------------------------------------------------------------
@@ -386,25 +374,20 @@ def test_horizontal_flip() -> None:
     assert unpickled.__name__ == "RandomHorizontalFlip", "the name in error messages"
 
 
-def test_vertical_flip() -> None:
+def test_flips_are_drawn_as_torchvisions() -> None:
     before = sample()
     result = RandomVerticalFlip(p=1.0)(before)
-    assert torch.equal(result["image"], before["image"].flip(-2))
     assert result["boxes"][0].tolist() == [8, 28, 16, 36]
     assert result["keypoints"][0].tolist() == [[8, 36], [16, 36], [12, 32]]
     assert torch.equal(result["visibility"], before["visibility"])
-
-
-@pytest.mark.parametrize("flip", [RandomHorizontalFlip, RandomVerticalFlip])
-def test_flips_are_drawn_as_torchvisions(flip: Callable[..., Any]) -> None:
-    torchvision_flip = getattr(v2, flip.__name__)()
-    for seed in range(20):
-        seed_sample(seed)
-        result = flip()(sample())
-        seed_sample(seed)
-        assert torch.equal(torchvision_flip(sample())["image"], result["image"])
-    before = sample()
-    assert flip(p=0.0)(before) is before
+    for flip in (RandomHorizontalFlip, RandomVerticalFlip):
+        torchvision_flip = getattr(v2, flip.__name__)()
+        for seed in range(20):
+            seed_sample(seed)
+            result = flip()(sample())
+            seed_sample(seed)
+            assert torch.equal(torchvision_flip(sample())["image"], result["image"])
+        assert flip(p=0.0)(before) is before
 
 
 def test_keypoints_rotate_with_boxes_and_masks() -> None:
@@ -414,6 +397,10 @@ def test_keypoints_rotate_with_boxes_and_masks() -> None:
     assert result["boxes"][0].tolist() == [4, 44, 12, 52]
     assert torch.allclose(result["keypoints"][0], torch.tensor([[4.0, 52], [4, 44], [8, 48]]))
     assert boxes_from_masks(result)["boxes"].tolist() == result["boxes"].tolist()
+    rotated = registered("RandomRotation", degrees=[45, 45])(sample([[20, 10, 40, 30]]))
+    before, after = (result["boxes"][0] for result in (rotated, boxes_from_masks(rotated)))
+    assert after[2] - after[0] == pytest.approx(20 * 2**0.5, abs=1.5), "boxes around masks are narrower"
+    assert (after[:2] >= before[:2] - 1).all() and (after[2:] <= before[2:] + 1).all()
 
 
 # --- boxes ------------------------------------------------------------------------------------------------------------
@@ -429,14 +416,6 @@ def test_boxes_around_masks() -> None:
     assert len(boxes_from_masks(sample([]))["boxes"]) == 0
     plain = without_masks(before)
     assert boxes_from_masks(plain) is plain
-
-
-def test_after_a_rotation_boxes_around_masks_are_narrower() -> None:
-    seed_sample(0)
-    rotated = registered("RandomRotation", degrees=[45, 45])(sample([[20, 10, 40, 30]]))
-    before, after = (result["boxes"][0] for result in (rotated, boxes_from_masks(rotated)))
-    assert after[2] - after[0] == pytest.approx(20 * 2**0.5, abs=1.5)
-    assert (after[:2] >= before[:2] - 1).all() and (after[2:] <= before[2:] + 1).all()
 
 
 def test_small_objects_are_dropped_with_all_their_keys() -> None:
@@ -455,8 +434,8 @@ def test_light_adds_one_color_to_all_pixels() -> None:
     before = sample()
     before["image"] = tv_tensors.Image(torch.full((3, 4, 5), 128, dtype=torch.uint8))
     colors = []
-    for seed in range(300):
-        seed_sample(seed)
+    seed_sample(0)
+    for _ in range(300):
         result = lighting(before)["image"]
         assert type(result) is tv_tensors.Image and result.dtype == torch.uint8
         assert (result == result[:, :1, :1]).all()
