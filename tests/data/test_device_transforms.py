@@ -19,9 +19,9 @@ from opabinia.data.device_transforms.apply import DeviceTransforms, describe_spl
 from opabinia.data.device_transforms.batch_ops import BATCH_OPS, apply_ops, group_ops
 from opabinia.data.device_transforms.recorded import RECORDED_OPS
 from opabinia.data.device_transforms.split import is_batchable, split_transforms, with_recording
-from opabinia.data.loader import BatchReader, DataError, Loader, training_requests
+from opabinia.data.loader import BatchReader, DataError, Loader, evaluation_requests, training_requests
 from opabinia.data.sampling.batches import ConstantPlan
-from opabinia.data.sampling.permutation import EpochSampler, epoch_order
+from opabinia.data.sampling.permutation import epoch_order
 from opabinia.data.transforms.augment import RandomErase, RandomGaussianBlur, lighting
 from opabinia.data.transforms.crops import RandomResizedCrop
 from opabinia.data.transforms.instances import DropEmptyObjects, RandomHorizontalFlip
@@ -146,6 +146,12 @@ def test_batched_transforms_of_clips_and_gray_images(shape: tuple[int, ...], kin
         assert torch.equal(expected, result), name
 
 
+def test_many_images_need_few_operations() -> None:
+    inputs = samples((3, 8, 8)) * 12
+    results = [transformed(sample, seed, with_recording([JITTER])) for seed, sample in enumerate(inputs)]
+    assert len(group_ops([sample[RECORDED_OPS] for sample, _ in results])) < 16, "four operations in any order"
+
+
 def test_the_host_does_not_wait_for_the_device() -> None:
     for name, transforms in TRANSFORMS.items():
         recorded = [transformed(sample, 0, with_recording(transforms))[0] for sample in samples((3, 17, 20))]
@@ -155,15 +161,6 @@ def test_the_host_does_not_wait_for_the_device() -> None:
             images = torch.empty(N, 3, 17, 20, dtype=torch.uint8, device=GPU)
             with WithoutBlockingCopies():
                 assert apply_ops(images, on_gpu).shape == images.shape, name
-
-
-def test_many_images_need_few_entries() -> None:
-    results = [
-        transformed(sample, seed, with_recording([JITTER])) for seed, sample in enumerate(samples((3, 8, 8)) * 12)
-    ]
-    entries = group_ops([sample[RECORDED_OPS] for sample, _ in results])
-    assert len(results) == 132
-    assert len(entries) < 16, "four operations in any order"
 
 
 # --- the split between workers and device -----------------------------------------------------------------------------
@@ -188,11 +185,8 @@ def test_describe_split() -> None:
         (Boxed(), TAIL[2:], "images differ in size or have boxes; workers run RandomErase, the device mixup"),
     ):
         assert describe_split(BatchReader(source, transforms, mixes)) == text
-    first, second = (
-        "workers run RandomResizedCrop, the device RandomGaussianBlur",
-        "workers run RandomResizedCrop, the device nothing",
-    )
-    assert describe_split(BatchReader(Noise(), (views,))) == f"view 1: {first}; view 2: {second}"
+    of_views = [f"view {n}: workers run RandomResizedCrop, the device " for n in (1, 2)]
+    assert describe_split(BatchReader(Noise(), (views,))) == f"{of_views[0]}RandomGaussianBlur; {of_views[1]}nothing"
     assert recording_reader(BatchReader(Boxed(), TAIL)).transforms == TAIL
     assert recording_reader(BatchReader(Noise(), TAIL, size_multiple=32)).transforms == TAIL
 
@@ -279,39 +273,24 @@ VIEWS = Views(
     ids=["tail", "mixed", "resized", "patch masks", "mixes alone", "views"],
 )
 def test_batches_are_the_same_on_device_and_workers(transforms: Sequence[Transform], mix: Any, shapes: bool) -> None:
-    expected = batches("workers", transforms, mix, shapes=shapes)
+    expected, state = batches("workers", transforms, mix, shapes=shapes), torch.get_rng_state()
     assert_same(expected, batches("device", transforms, mix, shapes=shapes))
     assert_same(expected[4:], batches("device", transforms, mix, start=4, shapes=shapes))
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_batches_are_the_same_with_any_number_of_workers() -> None:
     assert_same(batches("device", (VIEWS,)), batches("device", (VIEWS,), workers=2))
 
 
-def test_workers_send_uint8_images() -> None:
+def test_what_workers_send_and_errors_in_a_mix() -> None:
     reader = BatchReader(
         Noise(), (CROP, *TAIL), (partial(mixup, alpha=0.2),), DatasetInfo(N, classes=Noise.info.classes)
     )
-    request = next(
-        iter(training_requests(ConstantPlan(N, 4, Duration(1, "ep")), EpochSampler(N, 0, True).order, 0, 1)(0))
-    )
+    request = next(iter(evaluation_requests(N, 4, 0, 1)(0)))
     sent, finished = recording_reader(reader).batch(request), reader.batch(request)
     assert (sent["image"].dtype, finished["image"].dtype) == (torch.uint8, torch.float32)
-    assert BATCH_OPS in sent
-    assert RECORDED_OPS not in sent
-
-
-def test_errors_in_a_mix_are_reported() -> None:
-    reader = BatchReader(Noise(), (CROP, *TAIL), (partial(mixup, alpha=0.2),), DatasetInfo(N))
-    with pytest.raises(
-        DataError,
-        match="step 0, mixup: ValueError: mixup mixes the class labels of images, and this data has no 'label'",
-    ):
-        DeviceTransforms(reader)({"image": torch.zeros(2, 3, 4, 4), "label": torch.zeros(2)}, GlobalBatch(0, 0, 0, 2))
-
-
-def test_global_generators_are_unchanged() -> None:
-    seed_sample(5)
-    before = torch.get_rng_state()
-    batches("device", (CROP, *TAIL), (MIX,))
-    assert torch.equal(before, torch.get_rng_state())
+    assert BATCH_OPS in sent and RECORDED_OPS not in sent
+    message = "step 0, mixup: ValueError: mixup mixes the class labels of images, and this data has no 'label'"
+    with pytest.raises(DataError, match=message):
+        DeviceTransforms(reader)({"image": torch.zeros(2, 3, 4, 4)}, GlobalBatch(0, 0, 0, 2))

@@ -72,11 +72,8 @@ def test_objects_are_counted(root: Path) -> None:
     assert dataset.sizes.smallest == dataset.sizes.largest == (48, 64)
     assert dataset.sizes.sides == {"32 to 63": 4} and dataset.sizes.aspects == {"5:4 to 3:2": 4}
     tiny, empty = report.findings
-    assert (tiny.kind, tiny.cases[0][0].annotation, tiny.cases[0][0].box) == (
-        kinds.TINY_BOX,
-        "annotation 100",
-        (63, 5, 64.5, 15),
-    )
+    member = tiny.cases[0][0]
+    assert (tiny.kind, member.annotation, member.box) == (kinds.TINY_BOX, "annotation 100", (63, 5, 64.5, 15))
     assert (empty.kind, empty.count) == (kinds.EMPTY, 1)
 
 
@@ -195,11 +192,8 @@ def test_identities(tmp_path: Path) -> None:
     sources = {"train": market1501(root=tmp_path, cameras=2), "val": market1501(root=tmp_path, split="test", cameras=2)}
     report = run_checks(sources)
     identities = report.datasets["train"].identities
-    assert identities is not None and (identities.identities, identities.images, identities.queries) == (
-        8,
-        (4, 4, 4),
-        None,
-    )
+    assert identities is not None
+    assert (identities.identities, identities.images, identities.queries) == (8, (4, 4, 4), None)
     assert identities.per_camera == {"0": 16, "1": 16} and identities.single_camera == 0 and report.error_count == 0
     assert report.datasets["val"].identities.queries == 4  # type: ignore[union-attr]
 
@@ -209,19 +203,12 @@ def test_identities(tmp_path: Path) -> None:
     (tmp_path / "bounding_box_test" / "0003_c2s1_000001_00.png").write_bytes(training_image.read_bytes())
     sources["val"] = market1501(root=tmp_path, split="test", cameras=2)
     report = run_checks(sources)
+    copies = [f"val:bounding_box_test/{name}.png" for name in ("0003_c2s1_000001_00", "0010_c2s1_000099_00")]
+    first = min(path.name for path in training_image.parent.glob("0003_*"))
     assert cases_by_kind(report) == {
-        f"{kinds.LEAKED}: {kinds.SAME_FILE}": [
-            [f"train:bounding_box_train/{training_image.name}", "val:bounding_box_test/0003_c2s1_000001_00.png"]
-        ],
-        f"{kinds.IN_GALLERY}: {kinds.SAME_FILE}": [
-            [f"val:query/{query_image.name}", "val:bounding_box_test/0010_c2s1_000099_00.png"]
-        ],
-        kinds.SAME_IDENTITY: [
-            [
-                "train:bounding_box_train/" + min(path.name for path in training_image.parent.glob("0003_*")),
-                "val:bounding_box_test/0003_c2s1_000001_00.png",
-            ]
-        ],
+        f"{kinds.LEAKED}: {kinds.SAME_FILE}": [[f"train:bounding_box_train/{training_image.name}", copies[0]]],
+        f"{kinds.IN_GALLERY}: {kinds.SAME_FILE}": [[f"val:query/{query_image.name}", copies[1]]],
+        kinds.SAME_IDENTITY: [[f"train:bounding_box_train/{first}", copies[0]]],
     }
     tasks = run_checks({"people/train": sources["train"], "people/val": sources["val"]})
     assert list(cases_by_kind(tasks)) == list(cases_by_kind(report)), "the same findings for a task of a multi-task run"
