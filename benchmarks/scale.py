@@ -32,7 +32,7 @@ from opabinia.data.decoding.images import EncodedImage, decode_sample
 from opabinia.data.loader import BatchReader, Loader, training_requests
 from opabinia.data.sampling.batches import ConstantPlan, evaluation_batches
 from opabinia.data.sampling.permutation import EpochSampler
-from opabinia.data.sampling.shard_order import ShardShuffle
+from opabinia.data.sampling.shard_order import shard_shuffle
 from opabinia.data.sources import Shards
 from opabinia.data.transforms.crops import RandomResizedCrop
 from opabinia.data.transforms.instances import RandomHorizontalFlip
@@ -114,7 +114,7 @@ def seek_shuffled() -> None:
 
 def seek_by_shard() -> None:
     print(f"\nThe same by_shard, {SHARDS:,} shards of {SAMPLES // SHARDS:,} samples")
-    seek(lambda: ShardShuffle(Sharded(), 1, BATCH))  # type: ignore[arg-type]
+    seek(lambda: shard_shuffle(Sharded(), 1, BATCH))  # type: ignore[arg-type]
 
 
 # --- bookkeeping ------------------------------------------------------------------------------------------------------
@@ -126,7 +126,8 @@ def plan() -> None:
     steps = np.random.default_rng(0).integers(0, rows.total_steps, 10_000).tolist()
     line("a row", each(rows.global_batch, steps) * 1e6, "us", f"of {rows.total_steps:,}")
     line("the clock at a step", each(lambda step: Clock.at(rows, step), steps) * 1e6, "us")
-    samplers: dict[str, Sampler] = {"shuffled": EpochSampler(SAMPLES, 1), "by_shard": ShardShuffle(Sharded(), 1, BATCH)}  # type: ignore[arg-type]
+    by_shard = shard_shuffle(Sharded(), 1, BATCH)  # type: ignore[arg-type]
+    samplers: dict[str, Sampler] = {"shuffled": EpochSampler(SAMPLES, 1), "by_shard": by_shard}
     for name, sampler in samplers.items():
         requests = iter(training_requests(rows, sampler.order, 0, WORLD)(rows.steps_per_epoch // 2))
         next(requests)
@@ -217,7 +218,7 @@ def loader() -> None:
     transforms = [RandomResizedCrop(size=224), RandomHorizontalFlip(p=0.5)]
     for workers in (1, 4):
         began = perf_counter()
-        sampler = ShardShuffle(source, 1, BATCH)  # type: ignore[arg-type]
+        sampler = shard_shuffle(source, 1, BATCH)  # type: ignore[arg-type]
         rows = ConstantPlan(SAMPLES, BATCH, Duration(3, "ep"))
         requests = training_requests(rows, sampler.order, 0, RANKS)
         loader = Loader(BatchReader(source, transforms, reduced=True), requests, num_workers=workers)
@@ -308,7 +309,7 @@ def chunks() -> None:
     """With shard_shuffle; each machine fetches and caches the shards of its samples, see runtime/local_copies.py."""
     print(f"\nTar files in a bucket: images of {IMAGE_BYTES:,} bytes, chunks of {CHUNK:,}, over ten pools of shards")
     positions = np.arange(10 * 16 * SAMPLES // SHARDS)
-    samples = ShardShuffle(Sharded(), 1, BATCH).order(1)(positions)  # type: ignore[arg-type]
+    samples = shard_shuffle(Sharded(), 1, BATCH).order(1)(positions)  # type: ignore[arg-type]
     shard, first = samples // (SAMPLES // SHARDS), samples % (SAMPLES // SHARDS) * IMAGE_BYTES
     for machines in (1, 8, 64):
         machine = positions % BATCH * machines // BATCH

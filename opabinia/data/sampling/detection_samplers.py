@@ -11,14 +11,16 @@ from numpy.typing import NDArray
 
 from opabinia.config import register
 from opabinia.contracts import Indices, Sampler, SamplerPart, Source
-from opabinia.data.sampling.permutation import EpochSampler, Order, Permutation
+from opabinia.data.sampling.permutation import EpochSampler, Order, OrderSampler, Permutation
 from opabinia.runtime.seeds import DRAW, ORDER, hash32
 
 # --- aspect ratios ----------------------------------------------------------------------------------------------------
 
 
 @register.sampler
-class AspectRatioBatches:
+def aspect_ratio_batches(
+    source: Source, seed: int, batch_size: int, /, *, sampler: SamplerPart | None = None
+) -> Sampler:
     """Batches of only landscape or only portrait images, so that a padded batch has little padding (detectron2's
     aspect-ratio grouping, which holds images back until they fill a batch).
 
@@ -37,31 +39,28 @@ class AspectRatioBatches:
         7 landscape and 6 portrait images in batches of 4: one batch of each kind, in random order; then one of 3
         landscape images and a portrait one, and the last portrait image.
     """
+    if source.info.sizes is None:
+        raise ValueError(
+            f"{type(source).__name__} does not know the sizes of its images, which aspect_ratio_batches needs; "
+            "detection sources do"
+        )
+    sizes = np.asarray(source.info.sizes).reshape(-1, 2)
+    is_landscape = sizes[:, 1] > sizes[:, 0]
+    inner: Sampler = EpochSampler(len(source), seed) if sampler is None else sampler(source, seed, batch_size)
 
-    def __init__(self, source: Source, seed: int, batch_size: int, /, *, sampler: SamplerPart | None = None) -> None:
-        if source.info.sizes is None:
-            raise ValueError(
-                f"{type(source).__name__} does not know the sizes of its images, which aspect_ratio_batches needs; "
-                "detection sources do"
-            )
-        sizes = np.asarray(source.info.sizes).reshape(-1, 2)
-        self._landscape = sizes[:, 1] > sizes[:, 0]
-        self._inner: Sampler = EpochSampler(len(source), seed) if sampler is None else sampler(source, seed, batch_size)
-        self._seed, self._batch_size = seed, batch_size
-
-    def __len__(self) -> int:
-        return len(self._inner)
-
-    def order(self, epoch: int) -> Order:
+    def order(epoch: int) -> Order:
         """Full batches of each kind, shuffled together; then the rest."""
-        drawn = self._inner.order(epoch)(np.arange(len(self)))
-        landscape = self._landscape[drawn]
-        size = self._batch_size
-        kinds = [np.split(kind, [len(kind) // size * size]) for kind in (drawn[landscape], drawn[~landscape])]
-        batches = np.concatenate([full for full, _ in kinds]).reshape(-1, size)
-        shuffled = batches[Permutation(len(batches), hash32(ORDER, self._seed, epoch, 1))(np.arange(len(batches)))]
+        drawn = inner.order(epoch)(np.arange(len(inner)))
+        landscape = is_landscape[drawn]
+        kinds = [
+            np.split(kind, [len(kind) // batch_size * batch_size]) for kind in (drawn[landscape], drawn[~landscape])
+        ]
+        batches = np.concatenate([full for full, _ in kinds]).reshape(-1, batch_size)
+        shuffled = batches[Permutation(len(batches), hash32(ORDER, seed, epoch, 1))(np.arange(len(batches)))]
         indices = np.concatenate([shuffled.ravel(), *(rest for _, rest in kinds)])
         return lambda positions: indices[np.asarray(positions)]
+
+    return OrderSampler(len(inner), order)
 
 
 # --- rare classes -----------------------------------------------------------------------------------------------------
@@ -98,40 +97,36 @@ def repeat_factor(
             f"{type(source).__name__} does not know the classes in its images, which repeat_factor needs; detection "
             "sources do"
         )
-    return StochasticRounding(repeat_factors(source.info.present, len(source.classes), threshold, sqrt), seed)
+    return stochastic_rounding(repeat_factors(source.info.present, len(source.classes), threshold, sqrt), seed)
 
 
-class StochasticRounding:
-    """A sampler that repeats each sample by its factor, randomly rounded up or down in each epoch.
+def stochastic_rounding(factors: NDArray[np.float64], seed: int) -> Sampler:
+    """Return a sampler that repeats each sample by its factor, randomly rounded up or down in each epoch.
 
     Args:
         factors: repeats per epoch, at least 0 (float64, N).
         seed: of the run.
     """
+    whole = np.floor(factors).astype(np.int64)
+    fractions = factors - whole
+    rounded_up = round(float(fractions.sum()))
+    probabilities = rescale_to_sum(fractions, rounded_up)
 
-    def __init__(self, factors: NDArray[np.float64], seed: int) -> None:
-        self._times = np.floor(factors).astype(np.int64)
-        fractions = factors - self._times
-        self._rounded_up = round(float(fractions.sum()))
-        self._probabilities = rescale_to_sum(fractions, self._rounded_up)
-        self._seed = seed
-
-    def __len__(self) -> int:
-        return int(self._times.sum()) + self._rounded_up
-
-    def order(self, epoch: int) -> Order:
+    def order(epoch: int) -> Order:
         """All repeats, shuffled."""
-        key = hash32(DRAW, self._seed, epoch)
-        samples = Permutation(len(self._times), key)(np.arange(len(self._times)))
+        key = hash32(DRAW, seed, epoch)
+        samples = Permutation(len(whole), key)(np.arange(len(whole)))
         # Systematic sampling: a sample is rounded up if the running sum of probabilities crosses a whole number there.
-        ends = np.minimum(np.cumsum(self._probabilities[samples]), self._rounded_up)
-        ends[-1:] = self._rounded_up
+        ends = np.minimum(np.cumsum(probabilities[samples]), rounded_up)
+        ends[-1:] = rounded_up
         crossed: Indices = np.floor(ends + hash32(key) / 2**32).astype(np.int64)
-        times = self._times.copy()
+        times = whole.copy()
         times[samples] += crossed - np.concatenate([[0], crossed[:-1]])
         indices = np.repeat(np.arange(len(times)), times)
-        shuffled = Permutation(len(indices), hash32(ORDER, self._seed, epoch))
+        shuffled = Permutation(len(indices), hash32(ORDER, seed, epoch))
         return lambda positions: indices[shuffled(positions)]
+
+    return OrderSampler(int(whole.sum()) + rounded_up, order)
 
 
 def repeat_factors(

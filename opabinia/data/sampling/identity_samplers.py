@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from opabinia.config import register
 from opabinia.contracts import Count, Indices, Sampler, Source
-from opabinia.data.sampling.permutation import Order
+from opabinia.data.sampling.permutation import Order, OrderSampler
 from opabinia.data.sampling.samplers import labels_of, uniform
 from opabinia.runtime.seeds import DRAW, ORDER, hash32
 
@@ -63,7 +63,7 @@ def identities(
         and one identity waits for the next pass.
     """
     images, per_batch = _images_and_identities(labels_of(source), batch_size, instances, small_identities)
-    return _BatchSampler([_pass_by_size(images, per_batch, instances)], instances, seed, length or len(source))
+    return _batch_sampler([_pass_by_size(images, per_batch, instances)], instances, seed, length or len(source))
 
 
 @register.sampler
@@ -102,7 +102,7 @@ def balanced_identities(
     cameras = _cameras_of(source)
     images, per_batch = _images_and_identities(labels_of(source), batch_size, instances, small_identities)
     one_pass = _pass_by_camera(images, per_batch, instances, cameras[images.members])
-    return _BatchSampler([one_pass], instances, seed, length or len(source))
+    return _batch_sampler([one_pass], instances, seed, length or len(source))
 
 
 @register.sampler
@@ -157,7 +157,7 @@ def mixed_identities(
             remedy = "give it a smaller weight or take a smaller batch_size"
             raise ValueError(f"{message}{_condition(instances, small_identities)}; {remedy}")
         passes.append(_pass_by_size(images, taken, instances))
-    return _BatchSampler(passes, instances, seed, length or len(labels))
+    return _batch_sampler(passes, instances, seed, length or len(labels))
 
 
 # --- checks -----------------------------------------------------------------------------------------------------------
@@ -362,9 +362,9 @@ def deal(line: Indices, batches: int, key: int) -> Indices:
 # --- batches ----------------------------------------------------------------------------------------------------------
 
 
-class _BatchSampler:
-    """A sampler of whole batches, to which one or several passes contribute identities, evenly interleaved: so every
-    process has some of each.
+def _batch_sampler(passes: Sequence[_Pass], instances: int, seed: int, samples: int) -> Sampler:
+    """Return a sampler of whole batches, to which one or several passes contribute identities, evenly interleaved: so
+    every process has some of each. The batches of an epoch follow those of the one before.
 
     Args:
         passes: contribute identities to each batch.
@@ -372,36 +372,32 @@ class _BatchSampler:
         seed: of the run.
         samples: per epoch, rounded down to whole batches.
     """
+    latest = [
+        (rule.batches, lru_cache(maxsize=1)(partial(_draw_pass, rule, hash32(DRAW, seed, number))))
+        for number, rule in enumerate(passes)
+    ]
+    interleaved = np.argsort(
+        np.concatenate([(np.arange(rule.identities) + 0.5) / rule.identities for rule in passes]), kind="stable"
+    )
+    batch_size = len(interleaved) * instances
+    batches_per_epoch = max(1, samples // batch_size)
 
-    def __init__(self, passes: Sequence[_Pass], instances: int, seed: int, samples: int) -> None:
-        self._passes = [
-            (rule.batches, lru_cache(maxsize=1)(partial(_draw_pass, rule, hash32(DRAW, seed, number))))
-            for number, rule in enumerate(passes)
-        ]
-        keys = [(np.arange(rule.identities) + 0.5) / rule.identities for rule in passes]
-        self._interleaved = np.argsort(np.concatenate(keys), kind="stable")
-        self._batch_size = len(self._interleaved) * instances
-        self._batches = max(1, samples // self._batch_size)
+    def batch(number: int) -> Indices:
+        """Return the samples of a batch, whose number counts from the beginning of the run."""
+        identities = [draw(number // batches)[number % batches] for batches, draw in latest]
+        return np.concatenate(identities)[interleaved].ravel()
 
-    def __len__(self) -> int:
-        return self._batches * self._batch_size
-
-    def order(self, epoch: int) -> Order:
-        """The batches of an epoch follow those of the one before."""
-
+    def order(epoch: int) -> Order:
         def indices(positions: Indices) -> Indices:
-            batches, columns = np.divmod(np.asarray(positions, dtype=np.int64), self._batch_size)
+            batches, columns = np.divmod(np.asarray(positions, dtype=np.int64), batch_size)
             numbers, rows = np.unique(batches, return_inverse=True)
-            table = [self._batch(epoch * self._batches + number) for number in numbers.tolist()]
+            table = [batch(epoch * batches_per_epoch + number) for number in numbers.tolist()]
             found: Indices = np.array(table, dtype=np.int64)[rows.reshape(batches.shape), columns]
             return found
 
         return indices
 
-    def _batch(self, number: int) -> Indices:
-        """Return the samples of a batch, whose number counts from the beginning of the run."""
-        identities = [pass_of(number // batches)[number % batches] for batches, pass_of in self._passes]
-        return np.concatenate(identities)[self._interleaved].ravel()
+    return OrderSampler(batches_per_epoch * batch_size, order)
 
 
 def _draw_pass(rule: _Pass, seed: int, number: int) -> Indices:

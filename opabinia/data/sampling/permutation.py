@@ -59,9 +59,7 @@ class Permutation:
         Raises:
             IndexError: a position is negative or not below n.
         """
-        positions = np.asarray(positions, dtype=np.int64)
-        if positions.size and not (positions.min() >= 0 and positions.max() < self.n):
-            raise IndexError(f"positions {positions.min()} to {positions.max()} of an order of {self.n}")
+        positions = check_positions(positions, self.n)
         indices = self._once(positions.ravel().astype(np.uint64))
         while (outside := np.flatnonzero(indices >= np.uint64(self.n))).size:
             indices[outside] = self._once(indices[outside])
@@ -75,6 +73,18 @@ class Permutation:
             left = _add(left, _draw(right, key_left, a), a)
             right = _add(right, _draw(left, key_right, b), b)
         return left * b + right
+
+
+def check_positions(positions: Indices, n: int) -> Indices:
+    """Return positions in an order of ``n`` as int64.
+
+    Raises:
+        IndexError: a position is negative or not below n.
+    """
+    positions = np.asarray(positions, dtype=np.int64)
+    if positions.size and not (positions.min() >= 0 and positions.max() < n):
+        raise IndexError(f"positions {positions.min()} to {positions.max()} of an order of {n}")
+    return positions
 
 
 def _add(x: _Words, y: _Words, modulus: np.uint64) -> _Words:
@@ -107,6 +117,22 @@ def _mix64(x: int) -> int:
 def epoch_order(seed: int, epoch: int, n: int, shuffle: bool) -> Order:
     """Return the order of an epoch over n samples: shuffled by (seed, epoch), or that of the source."""
     return Permutation(n, hash32(ORDER, seed, epoch)) if shuffle else lambda positions: positions
+
+
+@dataclass(frozen=True)
+class OrderSampler:
+    """A sampler (:class:`opabinia.contracts.Sampler`) whose orders are returned by a function.
+
+    Attributes:
+        samples: positions in an epoch.
+        order: returns the order of an epoch.
+    """
+
+    samples: int
+    order: Callable[[int], Order]
+
+    def __len__(self) -> int:
+        return self.samples
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from opabinia.config import register
 from opabinia.contracts import Count, Indices, NonNegative, Sampler, Source
-from opabinia.data.sampling.permutation import Order, Permutation
+from opabinia.data.sampling.permutation import Order, OrderSampler, Permutation
 from opabinia.runtime.seeds import DRAW, ORDER, SUBSET, hash32
 
 Share = Annotated[float, Interval(gt=0, le=1)]
@@ -25,7 +25,16 @@ Share = Annotated[float, Interval(gt=0, le=1)]
 
 
 @register.sampler
-class Weighted:
+def weighted(
+    source: Source,
+    seed: int,
+    batch_size: int,
+    /,
+    *,
+    weighting: Literal["inverse", "sqrt"] = "inverse",
+    class_weights: dict[str, NonNegative] | None = None,
+    length: Count | None = None,
+) -> Sampler:
     """Samples drawn by the weight of their class, with replacement: in an epoch some come several times, some never.
 
     Args:
@@ -40,30 +49,16 @@ class Weighted:
     Raises:
         ValueError: the source has no labels, a class with a weight no samples or an unknown name, or all weights are 0.
     """
+    ends = np.cumsum(sample_weights(source, weighting, class_weights))
+    if not ends[-1]:
+        raise ValueError("class_weights: all weights are 0")
+    ends /= ends[-1]
 
-    def __init__(
-        self,
-        source: Source,
-        seed: int,
-        batch_size: int,
-        /,
-        *,
-        weighting: Literal["inverse", "sqrt"] = "inverse",
-        class_weights: dict[str, NonNegative] | None = None,
-        length: Count | None = None,
-    ) -> None:
-        ends = np.cumsum(sample_weights(source, weighting, class_weights))
-        if not ends[-1]:
-            raise ValueError("class_weights: all weights are 0")
-        self._ends, self._seed, self._length = ends / ends[-1], seed, length or len(source)
+    def order(epoch: int) -> Order:
+        key = hash32(DRAW, seed, epoch)
+        return lambda positions: np.searchsorted(ends, uniform(key, positions), "right").astype(np.int64)
 
-    def __len__(self) -> int:
-        return self._length
-
-    def order(self, epoch: int) -> Order:
-        """Each position is drawn independently."""
-        key = hash32(DRAW, self._seed, epoch)
-        return lambda positions: np.searchsorted(self._ends, uniform(key, positions), "right").astype(np.int64)
+    return OrderSampler(length or len(source), order)
 
 
 def sample_weights(
@@ -72,7 +67,7 @@ def sample_weights(
     """Return the weight of each sample (N).
 
     Raises:
-        ValueError: see :class:`Weighted`.
+        ValueError: see :func:`weighted`.
     """
     labels = labels_of(source)
     counts = np.bincount(labels, minlength=len(source.classes))
@@ -112,9 +107,9 @@ def uniform(key: int, positions: Indices) -> NDArray[np.float64]:
 # --- fixed numbers from each group ------------------------------------------------------------------------------------
 
 
-class _GroupSampler:
-    """A sampler that takes a fixed number of samples per epoch from each group (class, source), in shuffled passes over
-    the group: no sample is repeated before all have come. Passes continue from one epoch to the next.
+def _group_sampler(groups: Sequence[Indices], takes: Sequence[int], seed: int) -> Sampler:
+    """Return a sampler that takes a fixed number of samples per epoch from each group (class, source), in shuffled
+    passes over the group: no sample is repeated before all have come. Passes continue from one epoch to the next.
 
     The sequence of groups is drawn once, as a circle, and each epoch begins at another place of it: so the number of
     samples of a group before any position is known without counting.
@@ -124,44 +119,37 @@ class _GroupSampler:
         takes: samples per epoch from each.
         seed: of the run.
     """
+    members = np.concatenate([np.asarray(group, dtype=np.int64) for group in groups])
+    sizes, counts = np.array([len(group) for group in groups]), np.asarray(takes, dtype=np.int64)
+    starts, ends = np.cumsum(sizes) - sizes, np.cumsum(counts)
+    length = int(ends[-1])
+    circle = np.searchsorted(ends, Permutation(length, hash32(ORDER, seed))(np.arange(length)), "right")
+    circle = circle.astype(np.int32)
+    # The number of slots of the same group before each slot.
+    by_group = np.argsort(circle, kind="stable")
+    before = np.empty(length, dtype=np.int64)
+    before[by_group] = np.arange(length) - (ends - counts)[circle[by_group]]
 
-    def __init__(self, groups: Sequence[Indices], takes: Sequence[int], seed: int) -> None:
-        self._members = np.concatenate([np.asarray(group, dtype=np.int64) for group in groups])
-        self._sizes = np.array([len(group) for group in groups])
-        self._starts = np.cumsum(self._sizes) - self._sizes
-        self._takes = np.asarray(takes, dtype=np.int64)
-        self._seed = seed
-        ends = np.cumsum(self._takes)
-        length = int(ends[-1])
-        slots = Permutation(length, hash32(ORDER, seed))(np.arange(length))
-        self._circle = np.searchsorted(ends, slots, "right").astype(np.int32)
-        # The number of slots of the same group before each slot.
-        by_group = np.argsort(self._circle, kind="stable")
-        self._before = np.empty(length, dtype=np.int64)
-        self._before[by_group] = np.arange(length) - (ends - self._takes)[self._circle[by_group]]
-
-    def __len__(self) -> int:
-        return len(self._circle)
-
-    def order(self, epoch: int) -> Order:
-        """The samples of all groups, shuffled together."""
-        start = hash32(ORDER, self._seed, epoch) % len(self)
-        skipped = np.bincount(self._circle[:start], minlength=len(self._takes))
+    def order(epoch: int) -> Order:
+        start = hash32(ORDER, seed, epoch) % length
+        skipped = np.bincount(circle[:start], minlength=len(counts))
 
         def indices(positions: Indices) -> Indices:
-            slots = (np.asarray(positions, dtype=np.int64) + start) % len(self)
-            groups = self._circle[slots]
-            drawn = (self._before[slots] - skipped[groups]) % self._takes[groups] + epoch * self._takes[groups]
-            indices = np.empty(slots.shape, dtype=np.int64)
-            passes, within = np.divmod(drawn, self._sizes[groups])
+            slots = (np.asarray(positions, dtype=np.int64) + start) % length
+            group_of = circle[slots]
+            drawn = (before[slots] - skipped[group_of]) % counts[group_of] + epoch * counts[group_of]
+            found = np.empty(slots.shape, dtype=np.int64)
+            passes, within = np.divmod(drawn, sizes[group_of])
             # Few pairs: the samples of a batch belong to one or two passes of each group.
-            for group, number in {*zip(groups.ravel().tolist(), passes.ravel().tolist(), strict=True)}:
-                here = (groups == group) & (passes == number)
-                order = Permutation(int(self._sizes[group]), hash32(DRAW, self._seed, group, number))
-                indices[here] = self._members[self._starts[group] + order(within[here])]
-            return indices
+            for group, number in {*zip(group_of.ravel().tolist(), passes.ravel().tolist(), strict=True)}:
+                here = (group_of == group) & (passes == number)
+                permutation = Permutation(int(sizes[group]), hash32(DRAW, seed, group, number))
+                found[here] = members[starts[group] + permutation(within[here])]
+            return found
 
         return indices
+
+    return OrderSampler(length, order)
 
 
 @register.sampler
@@ -179,7 +167,7 @@ def balanced(source: Source, seed: int, batch_size: int, /, *, length: Count | N
     """
     classes = _by_class(source)
     _check_not_empty(source, np.array([len(members) for members in classes]), "so classes cannot be balanced")
-    return _GroupSampler(classes, apportion(length or len(source), [1.0] * len(classes)), seed)
+    return _group_sampler(classes, apportion(length or len(source), [1.0] * len(classes)), seed)
 
 
 @register.sampler
@@ -213,7 +201,7 @@ def mixed_sources(
     for number, group in enumerate(groups):
         if weights[number] and not len(group):
             raise ValueError(f"weights.{number} is {weights[number]}, but this source holds no sample; give it 0")
-    return _GroupSampler(groups, apportion(length or len(source), weights), seed)
+    return _group_sampler(groups, apportion(length or len(source), weights), seed)
 
 
 def apportion(total: int, weights: Sequence[float]) -> list[int]:
@@ -231,7 +219,9 @@ def apportion(total: int, weights: Sequence[float]) -> list[int]:
 
 
 @register.sampler
-class Repeated:
+def repeated(
+    source: Source, seed: int, batch_size: int, /, *, num_repeats: Count = 3, extend_epoch: bool = False
+) -> Sampler:
     """Each sample several times in a row, so that a batch holds it with different augmentations: repeated augmentation
     (Hoffer et al. 2020, Berman et al. 2019).
 
@@ -244,23 +234,27 @@ class Repeated:
             part of the samples each time.
     """
 
-    def __init__(
-        self, source: Source, seed: int, batch_size: int, /, *, num_repeats: Count = 3, extend_epoch: bool = False
-    ) -> None:
-        self._samples, self._seed, self._repeats = len(source), seed, num_repeats
-        self._length = len(source) * (num_repeats if extend_epoch else 1)
-
-    def __len__(self) -> int:
-        return self._length
-
-    def order(self, epoch: int) -> Order:
+    def order(epoch: int) -> Order:
         """Neighbors are the same sample, except at the end of an epoch that cuts its repeats off."""
-        shuffled = Permutation(self._samples, hash32(ORDER, self._seed, epoch))
-        return lambda positions: shuffled(np.asarray(positions, dtype=np.int64) // self._repeats)
+        shuffled = Permutation(len(source), hash32(ORDER, seed, epoch))
+        return lambda positions: shuffled(np.asarray(positions, dtype=np.int64) // num_repeats)
+
+    return OrderSampler(len(source) * (num_repeats if extend_epoch else 1), order)
 
 
 @register.sampler
-class Subset:
+def subset(
+    source: Source,
+    seed: int,
+    batch_size: int,
+    /,
+    *,
+    fraction: Share = 0.1,
+    num_samples: Count | None = None,
+    stratified: bool = True,
+    equal_classes: bool = False,
+    subset_seed: int = 0,
+) -> Sampler:
     """A part of the samples, the same in every epoch; the others are never used. For experiments with less data.
 
     Args:
@@ -277,51 +271,34 @@ class Subset:
     Raises:
         ValueError: it is stratified and the source has no labels, or the source has fewer than ``num_samples`` samples.
     """
+    if num_samples is not None and num_samples > len(source):
+        raise ValueError(f"num_samples: {num_samples} of {len(source)} samples")
+    if equal_classes and num_samples is None:
+        raise ValueError("equal_classes: it belongs to num_samples")
+    if (stratified or equal_classes) and source.info.labels is None:
+        key = "equal_classes" if equal_classes else "stratified"
+        raise ValueError(f"{key}: {type(source).__name__} does not know the labels of its samples; set it to false")
+    groups = _by_class(source) if stratified or equal_classes else [np.arange(len(source))]
+    sizes = [len(group) for group in groups]
+    if num_samples is None:
+        takes = [min(size, max(1, round(size * fraction))) for size in sizes]
+    elif equal_classes:
+        takes = apportion(num_samples, [1] * len(sizes))
+        if few := [source.classes[number] for number, size in enumerate(sizes) if takes[number] > size]:
+            raise ValueError(f"equal_classes: classes have fewer than {max(takes)} samples: {', '.join(few[:5])}")
+    else:
+        takes = apportion(num_samples, sizes)
+    chosen = [
+        group[Permutation(len(group), hash32(SUBSET, subset_seed, number))(np.arange(take))]
+        for number, (group, take) in enumerate(zip(groups, takes, strict=True))
+    ]
+    indices = np.sort(np.concatenate(chosen))
 
-    def __init__(
-        self,
-        source: Source,
-        seed: int,
-        batch_size: int,
-        /,
-        *,
-        fraction: Share = 0.1,
-        num_samples: Count | None = None,
-        stratified: bool = True,
-        equal_classes: bool = False,
-        subset_seed: int = 0,
-    ) -> None:
-        self._seed = seed
-        if num_samples is not None and num_samples > len(source):
-            raise ValueError(f"num_samples: {num_samples} of {len(source)} samples")
-        if equal_classes and num_samples is None:
-            raise ValueError("equal_classes: it belongs to num_samples")
-        if (stratified or equal_classes) and source.info.labels is None:
-            key = "equal_classes" if equal_classes else "stratified"
-            raise ValueError(f"{key}: {type(source).__name__} does not know the labels of its samples; set it to false")
-        groups = _by_class(source) if stratified or equal_classes else [np.arange(len(source))]
-        sizes = [len(group) for group in groups]
-        if num_samples is None:
-            takes = [min(size, max(1, round(size * fraction))) for size in sizes]
-        elif equal_classes:
-            takes = apportion(num_samples, [1] * len(sizes))
-            if few := [source.classes[number] for number, size in enumerate(sizes) if takes[number] > size]:
-                raise ValueError(f"equal_classes: classes have fewer than {max(takes)} samples: {', '.join(few[:5])}")
-        else:
-            takes = apportion(num_samples, sizes)
-        chosen = [
-            group[Permutation(len(group), hash32(SUBSET, subset_seed, number))(np.arange(take))]
-            for number, (group, take) in enumerate(zip(groups, takes, strict=True))
-        ]
-        self._indices = np.sort(np.concatenate(chosen))
+    def order(epoch: int) -> Order:
+        shuffled = Permutation(len(indices), hash32(ORDER, seed, epoch))
+        return lambda positions: indices[shuffled(positions)]
 
-    def __len__(self) -> int:
-        return len(self._indices)
-
-    def order(self, epoch: int) -> Order:
-        """Each of them once, shuffled."""
-        shuffled = Permutation(len(self), hash32(ORDER, self._seed, epoch))
-        return lambda positions: self._indices[shuffled(positions)]
+    return OrderSampler(len(indices), order)
 
 
 def _by_class(source: Source) -> list[Indices]:

@@ -9,11 +9,11 @@ import pytest
 from opabinia.contracts import Indices, RaggedArray, Sample, Sampler, Source, SourceInfo
 from opabinia.data.loader import training_requests
 from opabinia.data.sampling.batches import ConstantPlan
-from opabinia.data.sampling.detection_samplers import AspectRatioBatches, repeat_factor
+from opabinia.data.sampling.detection_samplers import aspect_ratio_batches, repeat_factor
 from opabinia.data.sampling.identity_samplers import balanced_identities, identities, mixed_identities
 from opabinia.data.sampling.permutation import EpochSampler
-from opabinia.data.sampling.samplers import Repeated, Subset, Weighted, balanced, mixed_sources
-from opabinia.data.sampling.shard_order import ShardShuffle
+from opabinia.data.sampling.samplers import balanced, mixed_sources, repeated, subset, weighted
+from opabinia.data.sampling.shard_order import shard_shuffle
 from opabinia.runtime.durations import Duration
 
 SAMPLES, BATCH = 60, 12
@@ -45,7 +45,7 @@ SOURCE = Everything()
 SAMPLERS: dict[str, tuple[Callable[[int], Sampler], list[int]]] = {
     "epoch": (lambda seed: EpochSampler(SAMPLES, seed), [8, 12, 9, 15, 53, 17, 1, 48, 39, 31, 25, 6]),
     "weighted": (
-        lambda seed: Weighted(SOURCE, seed, BATCH, weighting="sqrt"),
+        lambda seed: weighted(SOURCE, seed, BATCH, weighting="sqrt"),
         [23, 51, 51, 41, 18, 21, 19, 37, 37, 57, 20, 26],
     ),
     "balanced": (
@@ -56,13 +56,13 @@ SAMPLERS: dict[str, tuple[Callable[[int], Sampler], list[int]]] = {
         lambda seed: mixed_sources(SOURCE, seed, BATCH, weights=[1, 1, 2], length=47),
         [58, 18, 34, 44, 23, 41, 26, 21, 56, 16, 20, 38],
     ),
-    "repeated": (lambda seed: Repeated(SOURCE, seed, BATCH), [8, 8, 8, 12, 12, 12, 9, 9, 9, 15, 15, 15]),
+    "repeated": (lambda seed: repeated(SOURCE, seed, BATCH), [8, 8, 8, 12, 12, 12, 9, 9, 9, 15, 15, 15]),
     "subset": (
-        lambda seed: Subset(SOURCE, seed, BATCH, num_samples=29),
+        lambda seed: subset(SOURCE, seed, BATCH, num_samples=29),
         [39, 42, 48, 14, 11, 27, 18, 8, 29, 43, 56, 59],
     ),
     "shards": (
-        lambda seed: ShardShuffle(SOURCE, seed, BATCH, pool_size=3),
+        lambda seed: shard_shuffle(SOURCE, seed, BATCH, pool_size=3),
         [18, 57, 53, 13, 9, 17, 14, 19, 12, 58, 56, 20],
     ),
     "identities": (
@@ -78,7 +78,7 @@ SAMPLERS: dict[str, tuple[Callable[[int], Sampler], list[int]]] = {
         [22, 57, 22, 29, 9, 21, 17, 2, 1, 5, 32, 36],
     ),
     "aspect_ratio": (
-        lambda seed: AspectRatioBatches(SOURCE, seed, 6),
+        lambda seed: aspect_ratio_batches(SOURCE, seed, 6),
         [23, 38, 27, 22, 40, 10, 34, 19, 24, 21, 18, 45],
     ),
     "repeat_factor": (
@@ -86,7 +86,7 @@ SAMPLERS: dict[str, tuple[Callable[[int], Sampler], list[int]]] = {
         [15, 31, 57, 15, 21, 27, 45, 34, 33, 7, 33, 18],
     ),
     "aspect_ratio of repeat_factor": (
-        lambda seed: AspectRatioBatches(SOURCE, seed, 6, sampler=lambda *args: repeat_factor(*args, threshold=0.9)),
+        lambda seed: aspect_ratio_batches(SOURCE, seed, 6, sampler=lambda *args: repeat_factor(*args, threshold=0.9)),
         [0, 3, 5, 49, 6, 46, 42, 51, 9, 28, 53, 26],
     ),
 }

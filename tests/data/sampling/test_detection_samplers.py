@@ -45,7 +45,7 @@ def epoch(sampler: Any, number: int = 0) -> Indices:
 
 @given(st.lists(st.booleans(), max_size=60), SEEDS, st.integers(1, 9))
 def test_each_image_occurs_once_in_the_fewest_mixed_batches(wide: list[bool], seed: int, size: int) -> None:
-    result = epoch(s.AspectRatioBatches(Images(wide), seed, size), 4)
+    result = epoch(s.aspect_ratio_batches(Images(wide), seed, size), 4)
     assert sorted(result.tolist()) == list(range(len(wide)))
     num_uniform = sum(wide) // size + (len(wide) - sum(wide)) // size
     kinds = np.array(wide)[result] if wide else np.array([], dtype=bool)
@@ -57,18 +57,18 @@ def test_each_image_occurs_once_in_the_fewest_mixed_batches(wide: list[bool], se
 
 def test_batches_are_shuffled_and_a_square_is_tall() -> None:
     wide = np.arange(400) % 2 == 0
-    kinds = wide[epoch(s.AspectRatioBatches(Images(wide.tolist()), 1, 4))][::4]
+    kinds = wide[epoch(s.aspect_ratio_batches(Images(wide.tolist()), 1, 4))][::4]
     changes = int((kinds[1:] != kinds[:-1]).sum())
     assert 30 < changes < 70, "of 99; alternating and sorted ones would have 99 and 1"
     squares = Images([True, False, False, False])
     squares.info.sizes[1] = 50  # type: ignore[index]
-    assert {*epoch(s.AspectRatioBatches(squares, 0, 3))[:3].tolist()} == {1, 2, 3}
+    assert {*epoch(s.aspect_ratio_batches(squares, 0, 3))[:3].tolist()} == {1, 2, 3}
 
 
 def test_another_sampler_chooses_the_images() -> None:
     """The rare class is in two wide images of 100: each occurs four or five times."""
     source = Images([True] * 60 + [False] * 40, [[0, 1]] * 2 + [[0]] * 98)
-    sampler = s.AspectRatioBatches(
+    sampler = s.aspect_ratio_batches(
         source,
         5,
         8,
@@ -85,7 +85,7 @@ def test_another_sampler_chooses_the_images() -> None:
 def test_without_another_sampler_images_have_the_usual_order() -> None:
     """If all images are wide, batches contain the same images as without groups."""
     usual = EpochSampler(24, 9).order(2)(np.arange(24)).reshape(-1, 6)
-    result = epoch(s.AspectRatioBatches(Images([True] * 24), 9, 6), 2).reshape(-1, 6)
+    result = epoch(s.aspect_ratio_batches(Images([True] * 24), 9, 6), 2).reshape(-1, 6)
     assert sorted(result.tolist()) == sorted(usual.tolist())
 
 
@@ -111,7 +111,7 @@ def test_repeat_factors_of_edge_cases() -> None:
 
 @given(st.lists(st.floats(1, 6), max_size=30), SEEDS)
 def test_each_image_occurs_as_often_as_its_rounded_factor(factors: list[float], seed: int) -> None:
-    sampler = s.StochasticRounding(np.array(factors), seed)
+    sampler = s.stochastic_rounding(np.array(factors), seed)
     for number in range(3):
         counts = np.bincount(epoch(sampler, number), minlength=len(factors))
         assert counts.sum() == len(sampler) and abs(len(sampler) - sum(factors)) < 0.500001
@@ -121,7 +121,7 @@ def test_each_image_occurs_as_often_as_its_rounded_factor(factors: list[float], 
 def test_the_mean_number_of_occurrences_is_the_factor() -> None:
     """Over 300 epochs; 0.15 is 5 standard deviations."""
     factors = [1, 2.5, 3, 1.2, 1.8, 4.5]
-    sampler = s.StochasticRounding(np.array(factors), 7)
+    sampler = s.stochastic_rounding(np.array(factors), 7)
     counts = sum(np.bincount(epoch(sampler, number), minlength=6) for number in range(300))
     assert (counts / 300).tolist() == pytest.approx(factors, abs=0.15)
 
@@ -140,7 +140,7 @@ def test_rescaled_probabilities_have_an_integer_sum(probabilities: list[float]) 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (s.AspectRatioBatches, "Images does not know the sizes of its images, which aspect_ratio_batches needs"),
+        (s.aspect_ratio_batches, "Images does not know the sizes of its images, which aspect_ratio_batches needs"),
         (s.repeat_factor, "Images does not know the classes in its images, which repeat_factor needs"),
     ],
 )

@@ -61,7 +61,7 @@ def test_fastreids_weights() -> None:
     ],
 )
 def test_samples_are_drawn_by_weight(keys: dict[str, Any], shares: list[float]) -> None:
-    drawn = epoch(s.Weighted(SOURCE, 0, BATCH, length=20_000, **keys))
+    drawn = epoch(s.weighted(SOURCE, 0, BATCH, length=20_000, **keys))
     result = np.bincount(SOURCE.info.labels[drawn], minlength=5) / len(drawn)
     assert result.tolist() == pytest.approx(shares, abs=0.012)
     assert 0.0 not in shares or result[0] == 0
@@ -81,8 +81,8 @@ def test_samples_are_drawn_by_weight(keys: dict[str, Any], shares: list[float]) 
 )
 def test_invalid_weights_raise(counts: list[int], keys: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        s.Weighted(Labelled(counts), 0, BATCH, **keys)
-    sampler = s.Weighted(Labelled([2, 0, 1]), 0, BATCH, class_weights={"b": 0.0}, length=99)
+        s.weighted(Labelled(counts), 0, BATCH, **keys)
+    sampler = s.weighted(Labelled([2, 0, 1]), 0, BATCH, class_weights={"b": 0.0}, length=99)
     assert set(epoch(sampler)) == {0, 1, 2}, "a class without samples may have the weight 0"
 
 
@@ -152,29 +152,29 @@ def test_apportion() -> None:
 
 
 def test_repeats_are_adjacent() -> None:
-    sampler = s.Repeated(SOURCE, 0, BATCH, num_repeats=3)
+    sampler = s.repeated(SOURCE, 0, BATCH, num_repeats=3)
     result = epoch(sampler)
     assert len(result) == len(SOURCE) == 18
     assert all(len(set(result[start : start + 3])) == 1 for start in range(0, 18, 3)) and len(set(result)) == 6
-    longer = epoch(s.Repeated(SOURCE, 0, BATCH, num_repeats=3, extend_epoch=True))
+    longer = epoch(s.repeated(SOURCE, 0, BATCH, num_repeats=3, extend_epoch=True))
     assert Counter(longer) == {index: 3 for index in range(18)}
 
 
 def test_a_subset_is_the_same_in_every_run() -> None:
-    first, other = (s.Subset(SOURCE, seed, BATCH, fraction=0.5) for seed in (0, 1))
+    first, other = (s.subset(SOURCE, seed, BATCH, fraction=0.5) for seed in (0, 1))
     assert set(epoch(first)) == set(epoch(other)) == set(epoch(first, 1))
     assert np.bincount(SOURCE.info.labels[epoch(first)]).tolist() == [2, 2, 1, 3, 1]
-    assert set(epoch(s.Subset(SOURCE, 0, BATCH, fraction=0.5, subset_seed=1))) != set(epoch(first))
-    assert len(s.Subset(SOURCE, 0, BATCH, fraction=0.25, stratified=False)) == 4
+    assert set(epoch(s.subset(SOURCE, 0, BATCH, fraction=0.5, subset_seed=1))) != set(epoch(first))
+    assert len(s.subset(SOURCE, 0, BATCH, fraction=0.25, stratified=False)) == 4
 
 
 def test_a_subset_of_a_number_of_samples() -> None:
     source = Labelled([50, 30, 20])
-    assert np.bincount(source.info.labels[epoch(s.Subset(source, 0, BATCH, num_samples=10))]).tolist() == [5, 3, 2]
-    assert len(epoch(s.Subset(source, 0, BATCH, num_samples=7))) == 7
-    assert len(set(epoch(s.Subset(source, 0, BATCH, num_samples=7, stratified=False)))) == 7
-    assert sorted(epoch(s.Subset(source, 0, BATCH, num_samples=100))) == list(range(100))
-    equal = s.Subset(source, 0, BATCH, num_samples=10, equal_classes=True)
+    assert np.bincount(source.info.labels[epoch(s.subset(source, 0, BATCH, num_samples=10))]).tolist() == [5, 3, 2]
+    assert len(epoch(s.subset(source, 0, BATCH, num_samples=7))) == 7
+    assert len(set(epoch(s.subset(source, 0, BATCH, num_samples=7, stratified=False)))) == 7
+    assert sorted(epoch(s.subset(source, 0, BATCH, num_samples=100))) == list(range(100))
+    equal = s.subset(source, 0, BATCH, num_samples=10, equal_classes=True)
     assert np.bincount(source.info.labels[epoch(equal)]).tolist() == [4, 3, 3]
 
 
@@ -188,10 +188,10 @@ def test_a_subset_of_a_number_of_samples() -> None:
 )
 def test_invalid_subsets_raise(keys: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        s.Subset(Labelled([50, 30, 20]), 0, BATCH, **keys)
+        s.subset(Labelled([50, 30, 20]), 0, BATCH, **keys)
 
 
-@pytest.mark.parametrize("make", [s.Weighted, s.balanced, identities])
+@pytest.mark.parametrize("make", [s.weighted, s.balanced, identities])
 def test_sources_without_labels_raise(make: Any) -> None:
     for labels, message in ((None, "Labelled does not know the labels"), (np.zeros((1, 3)), "these have several")):
         source = Labelled([1])
@@ -205,7 +205,7 @@ def test_sources_without_labels_raise(make: Any) -> None:
 def test_a_subset_without_labels_is_not_stratified() -> None:
     source = Labelled([9, 1])
     source.info = replace(source.info, labels=None)
-    assert len(s.Subset(source, 0, BATCH, fraction=0.5, stratified=False)) == 5
+    assert len(s.subset(source, 0, BATCH, fraction=0.5, stratified=False)) == 5
     for keys, name in (({}, "stratified"), ({"equal_classes": True, "num_samples": 2}, "equal_classes")):
         with pytest.raises(ValueError, match=f"{name}: Labelled does not know the labels of its samples; set it to"):
-            s.Subset(source, 0, BATCH, **keys)  # type: ignore[arg-type]
+            s.subset(source, 0, BATCH, **keys)  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ from opabinia.contracts import Clock, Sampler, SourceInfo
 from opabinia.data.loader import training_requests
 from opabinia.data.sampling.batches import ConstantPlan, evaluation_batches
 from opabinia.data.sampling.permutation import EpochSampler
-from opabinia.data.sampling.shard_order import ShardShuffle
+from opabinia.data.sampling.shard_order import shard_shuffle
 from opabinia.runtime.durations import Duration
 
 SEED, BATCH = 5, 64
@@ -27,7 +27,7 @@ def shuffled(samples: int) -> Sampler:
 def by_shard(samples: int) -> Sampler:
     """Return a shuffle of 100,000 shards."""
     source: Any = SimpleNamespace(info=SourceInfo(shards=np.full(100_000, samples // 100_000)))
-    return ShardShuffle(source, SEED, BATCH, pool_size=3)
+    return shard_shuffle(source, SEED, BATCH, pool_size=3)
 
 
 @pytest.mark.parametrize("make", [shuffled, by_shard])
