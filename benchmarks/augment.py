@@ -141,7 +141,7 @@ def main() -> None:
     for name in [word for word in sys.argv[1:] if word in CASES] or CASES:
         transforms, mixes = CASES[name]
         reader = BatchReader(source, transforms, mixes, DatasetInfo(SAMPLES, 3, classes=source.classes), seed=0)
-        measure(reader, requests[0], requests[0].row)
+        measure(reader, requests[0], requests[0].global_batch)
         rounds = [measure(reader, request, request.global_batch) for request in requests[:ROUNDS]]
         whole, worker, device, bytes_before, bytes_after = map(statistics.median, zip(*rounds, strict=True))
         rates = [[throughput(reader, on_device=place) for place in (False, True)] for _ in range(1 if QUICK else 3)]

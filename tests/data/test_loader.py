@@ -137,7 +137,7 @@ def test_each_sample_occurs_once_per_epoch(n: int, batch_size: int, world: int, 
         assert sorted(indices) == list(range(n))
     for step, request in enumerate(single_process):
         slices = [requests[step] for requests in of_rank]
-        assert {part.row for part in slices} == {request.global_batch}
+        assert {part.global_batch for part in slices} == {request.global_batch}
         # If a batch has fewer samples than there are processes, each process has all of them.
         copies = 1 if request.global_batch.count >= world else world
         assert np.concatenate([part.positions for part in slices]).tolist() == request.positions.tolist() * copies
@@ -147,7 +147,9 @@ def test_each_sample_occurs_once_per_epoch(n: int, batch_size: int, world: int, 
 @given(st.integers(0, 60), st.integers(1, 20), st.integers(1, 5))
 def test_evaluation_sees_each_sample_once(n: int, batch_size: int, world: int) -> None:
     per_rank = [list(evaluation_requests(n, batch_size, rank, world)(0)) for rank in range(world)]
-    by_step = sorted((request for requests in per_rank for request in requests), key=lambda request: request.global_batch.step)
+    by_step = sorted(
+        (request for requests in per_rank for request in requests), key=lambda request: request.global_batch.step
+    )
     assert [i for request in by_step for i in request.indices] == list(range(n))
     assert all(request.positions.size == request.global_batch.count > 0 for request in by_step)
     later = [request.global_batch for request in evaluation_requests(n, batch_size, world - 1, world)(2)]
