@@ -49,6 +49,7 @@ from opabinia.contracts.models import Memory as Memory
 from opabinia.contracts.models import Preprocessing as Preprocessing
 from opabinia.contracts.models import Tokens as Tokens
 from opabinia.contracts.models import non_memory_buffers as non_memory_buffers
+from opabinia.contracts.models import select_features as select_features
 from opabinia.contracts.parts import BackbonePart as BackbonePart
 from opabinia.contracts.parts import BalancePart as BalancePart
 from opabinia.contracts.parts import DecoderPart as DecoderPart

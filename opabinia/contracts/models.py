@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypedDict, cast
 
 from torch import Tensor, nn
 
@@ -67,9 +67,8 @@ FeatureKind = Literal["vectors", "maps", "pyramid"]
 """The features that a task may read of a backbone: see :class:`Features`."""
 
 
-@dataclass(frozen=True, eq=False)
-class Features:
-    """Features of B images from one forward pass of a backbone. Those that no task asked for are None.
+class Features(TypedDict, total=False):
+    """Features of B images from one forward pass of a backbone, of the kinds that it was asked for (``Task.reads``).
 
     Attributes:
         vectors: pooled (B x D).
@@ -77,22 +76,24 @@ class Features:
         pyramid: feature maps of several strides, from fine to coarse (B x M x h x w each).
     """
 
-    vectors: Tensor = None  # type: ignore[assignment]
-    maps: Tensor = None  # type: ignore[assignment]
-    pyramid: Sequence[Tensor] = None  # type: ignore[assignment]
+    vectors: Tensor
+    maps: Tensor
+    pyramid: Sequence[Tensor]
 
-    def select(self, rows: Tensor) -> Features:
-        """Return the features of some of the images.
 
-        Args:
-            rows: their positions (int64, on the device of the features).
-        """
-        selected: dict[str, Any] = {
-            name: value[rows] if isinstance(value, Tensor) else [level[rows] for level in value]
-            for name, value in vars(self).items()
-            if value is not None
-        }
-        return Features(**selected)
+def select_features(features: Features, rows: Tensor) -> Features:
+    """Return the features of some of the images.
+
+    Args:
+        features: of all images.
+        rows: the positions of those images (int64, on the device of the features).
+    """
+    columns: Any = features
+    selected = {
+        kind: value[rows] if isinstance(value, Tensor) else [level[rows] for level in value]
+        for kind, value in columns.items()
+    }
+    return cast("Features", selected)
 
 
 class Backbone(nn.Module):
@@ -154,12 +155,13 @@ class Backbone(nn.Module):
             kinds: the features to compute.
         """
         if "pyramid" in kinds:
-            return self.all_features(images) if len(kinds) > 1 else Features(pyramid=self.pyramid_features(images))
+            return self.all_features(images) if len(kinds) > 1 else {"pyramid": self.pyramid_features(images)}
         if "maps" not in kinds:
-            return Features(self(images))
-        return (
-            Features(*self.vectors_and_maps(images)) if "vectors" in kinds else Features(maps=self.feature_maps(images))
-        )
+            return {"vectors": self(images)}
+        if "vectors" not in kinds:
+            return {"maps": self.feature_maps(images)}
+        vectors, maps = self.vectors_and_maps(images)
+        return {"vectors": vectors, "maps": maps}
 
     def enable_multi_scale(self) -> list[Level]:
         """Prepare for :meth:`pyramid_features`: remove the layers that only the pooled vector needs, unless

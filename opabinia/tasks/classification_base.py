@@ -81,7 +81,7 @@ class ClassificationBase(Task):
 
     def losses(self, features: Features, batch: Batch, clock: Clock) -> dict[str, Tensor]:
         """Return ``loss``; ``top1`` and ``top5`` of the batch, for mixed labels by the class with the largest share."""
-        logits, labels = self.head(features.vectors), batch["label"]
+        logits, labels = self.head(features["vectors"]), batch["label"]
         values = {"loss": self.loss(logits, labels)}
         if not self.dataset_info.multi_label and len(labels):
             classes = labels.argmax(1) if labels.is_floating_point() else labels
@@ -90,13 +90,13 @@ class ClassificationBase(Task):
 
     def predictions(self, features: Features, batch: Batch) -> Predictions:
         """Return ``logits`` (B x K) and ``probabilities``, their softmax; their sigmoid for multi-label data."""
-        logits = self.head(features.vectors)
+        logits = self.head(features["vectors"])
         probabilities = logits.sigmoid() if self.dataset_info.multi_label else logits.softmax(1)
         return {"logits": logits, "probabilities": probabilities}
 
     def features(self, batch: Batch) -> dict[str, Tensor]:
         """Return ``embedding``, the input of the head (B x D)."""
-        return {"embedding": self.extract(batch).vectors}
+        return {"embedding": self.extract(batch)["vectors"]}
 
     def evaluators(self, dataset_info: DatasetInfo) -> list[Evaluator]:
         """Return evaluators for single-label or multi-label data. The first score is the headline.

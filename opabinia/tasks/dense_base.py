@@ -19,7 +19,6 @@ from opabinia.contracts import (
     DatasetInfo,
     ExportModule,
     FeatureKind,
-    Features,
     Fraction,
     Positive,
     Predictions,
@@ -107,7 +106,7 @@ class DensePrediction(Task):
 
     def predict(self, batch: Batch) -> Predictions:
         """See :meth:`opabinia.contracts.Task.predict`; features of the whole images are computed if they are read."""
-        return self.predictions(self.extract(batch) if self.reads_whole_images(batch) else Features(), batch)
+        return self.predictions(self.extract(batch) if self.reads_whole_images(batch) else {}, batch)
 
     def reads_whole_images(self, batch: Batch) -> bool:
         """Return whether ``predictions`` reads features of the batch, not only of views that it makes of its images."""
@@ -116,7 +115,7 @@ class DensePrediction(Task):
     def features(self, batch: Batch) -> dict[str, Tensor]:
         """Return ``embedding``: the mean over the backbone's coarsest feature maps (B x M), without padding."""
         sizes, shape = batch["image_sizes"], batch["image"].shape[-2:]
-        coarsest = self.extract(batch).pyramid[-1]
+        coarsest = self.extract(batch)["pyramid"][-1]
         rows, columns = coarsest.shape[-2:]
         areas = [(ceil(height * rows / shape[0]), ceil(width * columns / shape[1])) for height, width in sizes]
         means = [maps[:, :height, :width].mean((1, 2)) for maps, (height, width) in zip(coarsest, areas, strict=True)]
@@ -141,7 +140,7 @@ class PaddedExport(ExportModule):
 
     def forward(self, image: Tensor, image_sizes: Tensor) -> Predictions:  # type: ignore[override]
         """Return predictions by name."""
-        return self.outputs(Features(pyramid=self.task.feature_maps(image, image_sizes)), image, image_sizes)
+        return self.outputs({"pyramid": self.task.feature_maps(image, image_sizes)}, image, image_sizes)
 
     def inputs(self, samples: Sequence[Sample]) -> dict[str, Tensor]:
         """Return images padded to the largest height and width among them, rounded up as the task needs it."""

@@ -81,7 +81,7 @@ class Video(ClassificationBase):
                 "transforms of videos"
             )
         frames = self.normalize(clips.flatten(0, 1))
-        return Features(self.backbone(frames.unflatten(0, clips.shape[:2]).transpose(1, 2)))
+        return {"vectors": self.backbone(frames.unflatten(0, clips.shape[:2]).transpose(1, 2))}
 
     def predict(self, batch: Batch) -> Predictions:
         """Return ``logits`` and ``probabilities`` (B x K).

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from opabinia.contracts import Batch, Clock, DatasetInfo, Features, GlobalBatch
+from opabinia.contracts import Batch, Clock, DatasetInfo, Features, GlobalBatch, select_features
 from opabinia.models.backbones.shared import shared
 from opabinia.models.backbones.timm import timm
 from opabinia.models.decoders.pyramids import SemanticFpn
@@ -41,9 +41,9 @@ def test_shared_features_equal_those_of_separate_passes() -> None:
         assert pyramid.enable_multi_scale() == levels
         with torch.no_grad():
             features = net.all_features(images)
-            assert torch.allclose(features.vectors, net(images), atol=1e-5), model
-            assert torch.allclose(features.maps, net.feature_maps(images), atol=1e-5), model
-            for level, expected_level in zip(features.pyramid, pyramid.pyramid_features(images), strict=True):
+            assert torch.allclose(features["vectors"], net(images), atol=1e-5), model
+            assert torch.allclose(features["maps"], net.feature_maps(images), atol=1e-5), model
+            for level, expected_level in zip(features["pyramid"], pyramid.pyramid_features(images), strict=True):
                 assert torch.allclose(level, expected_level, atol=1e-5), model
     mixer = timm(3, model="mixer_s32_224", options={"img_size": 64})
     mixer.is_shared = True
@@ -139,7 +139,7 @@ def test_a_shared_backbone_keeps_what_other_tasks_read() -> None:
 
 
 def test_rows_of_features_are_selected() -> None:
-    features = Features(torch.arange(3.0), pyramid=[torch.arange(3.0) + 10])
-    selected = features.select(torch.tensor([2, 0, 2]))
-    assert selected.vectors.tolist() == [2, 0, 2] and selected.maps is None
-    assert [level.tolist() for level in selected.pyramid] == [[12, 10, 12]]
+    features: Features = {"vectors": torch.arange(3.0), "pyramid": [torch.arange(3.0) + 10]}
+    selected = select_features(features, torch.tensor([2, 0, 2]))
+    assert selected.keys() == {"vectors", "pyramid"} and selected["vectors"].tolist() == [2, 0, 2]
+    assert [level.tolist() for level in selected["pyramid"]] == [[12, 10, 12]]

@@ -27,10 +27,10 @@ def test_batch_norm_loss_weights_and_scores() -> None:
     images = torch.randint(0, 256, (4, 3, 8, 8), dtype=torch.uint8, generator=generator)
     batch = {"image": images, "label": torch.tensor([[1.0, 0], [0, 1], [1, 1], [0, 0]]), "id": list("abcd")}
     # With a batch norm of the logits, they have mean 0 and variance 1 in training.
-    logits = task.head(task.extract(batch).vectors)
+    logits = task.head(task.extract(batch)["vectors"])
     torch.testing.assert_close(logits.mean(0), torch.zeros(2), atol=1e-5, rtol=0)
     assert task(batch, Clock())["loss"] == frequency_weighted_binary_cross_entropy(
-        task.head(task.extract(batch).vectors), batch["label"], DATASET_INFO.label_shares
+        task.head(task.extract(batch)["vectors"]), batch["label"], DATASET_INFO.label_shares
     )
     (evaluator,) = task.evaluators(DATASET_INFO)
     evaluator.update(task.eval().predict(batch), batch)

@@ -376,7 +376,7 @@ class HalfBatches(Classification):
     """Processes two halves of a batch in turn."""
 
     def forward(self, batch: Batch, clock: Clock) -> dict[str, Tensor]:
-        halves = [self.head(self.extract({"image": half}).vectors) for half in batch["image"].chunk(2)]
+        halves = [self.head(self.extract({"image": half})["vectors"]) for half in batch["image"].chunk(2)]
         return {"loss": self.loss(torch.cat(halves), batch["label"])}
 
 

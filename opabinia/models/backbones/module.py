@@ -107,7 +107,7 @@ class ModuleBackbone(Backbone):
     def all_features(self, images: Tensor) -> Features:
         """Return the feature maps of all levels, and the mean over the coarsest ones as vectors."""
         maps = self.outputs(images)
-        return Features(maps[-1].flatten(2).mean(2), maps[-1], maps)
+        return {"vectors": maps[-1].flatten(2).mean(2), "maps": maps[-1], "pyramid": maps}
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile the network, which all methods call."""

@@ -243,7 +243,7 @@ class TimmBackbone(Backbone):
         assert self.multi_scale is not None, "enable_multi_scale() comes first"
         output, pyramid = self.multi_scale(self.model, images, with_output=True)
         vectors = self.model.forward_head(output)  # type: ignore[operator]
-        return Features(vectors, self._to_maps(output, images.shape[-2:]), pyramid)
+        return {"vectors": vectors, "maps": self._to_maps(output, images.shape[-2:]), "pyramid": pyramid}
 
     def pyramid_features(self, images: Tensor) -> list[Tensor]:
         """B x C x H x W to feature maps (B x M x h x w) of the levels that :meth:`enable_multi_scale` returned.

@@ -74,7 +74,7 @@ class DetectionExport(PaddedExport):
         """Return detections by the names above."""
         detector = self.detector
         assert isinstance(detector, BatchDetector) and image_sizes is not None, "check_static() comes first"
-        maps = detector.pyramid(features.pyramid)
+        maps = detector.pyramid(features["pyramid"])
         detections = detector.detect_batch(maps, (image.shape[-2], image.shape[-1]), image_sizes)
         padded = pad_detections(detections, detector.max_detections)
         if isinstance(score_maps := self.task.score_maps, ScoreMaps):

@@ -124,7 +124,7 @@ class Detection(DensePrediction):
 
     def losses(self, features: Features, batch: Batch, clock: Clock) -> dict[str, Tensor]:
         """Return the detector's losses under their own names, and what it logs beside them."""
-        maps, sizes = self.detector.pyramid(features.pyramid), batch["image_sizes"]
+        maps, sizes = self.detector.pyramid(features["pyramid"]), batch["image_sizes"]
         return self.detector.losses(maps, _shape(batch["image"]), sizes, targets_from(batch))
 
     def reads_whole_images(self, batch: Batch) -> bool:
@@ -138,7 +138,7 @@ class Detection(DensePrediction):
         """Return detections in pixels of the images as they were read (see :data:`opabinia.contracts.Predictions`), and
         ``losses/...`` if the batch has boxes."""
         images, sizes = batch["image"], batch["image_sizes"]
-        maps = self.detector.pyramid(features.pyramid) if self.reads_whole_images(batch) else []
+        maps = self.detector.pyramid(features["pyramid"]) if self.reads_whole_images(batch) else []
         if self.tiles is None:
             detections, count = self._detect(images, sizes, maps), self.detector.max_detections
         else:

@@ -31,6 +31,7 @@ from opabinia.contracts import (
     Positive,
     Predictions,
     Task,
+    select_features,
     total_loss,
 )
 from opabinia.models.backbones.module import build_backbone
@@ -215,7 +216,7 @@ class Multitask(Task):
         """
         kinds = {name: self.tasks[name].reads for name in names if self.tasks[name].reads}
         if not kinds:
-            return Features()
+            return {}
         self.use_stream(stream)
         with _errors_of(next(iter(kinds))):
             images = self.normalize(batch["image"], batch.get("image_sizes"))
@@ -270,7 +271,7 @@ class Multitask(Task):
         chosen = rows or [0]
         chosen = chosen * -(-least // len(chosen)) if len(chosen) < least else chosen
         index = move_tensor(torch.tensor(chosen), self.normalize.mean.device)
-        selected = features.select(index)
+        selected = select_features(features, index)
         with counted_samples(len(rows) / len(chosen)):
             return *total_loss(self._losses(name, selected, _take(batch, chosen, index), clock)), len(rows) / count
 

@@ -125,8 +125,8 @@ class Baseline(Reidentification):
             return super().extract(batch)
         images, offset = self.normalize(batch["image"]), self.side(batch)
         if self.pooling is None:
-            return Features(self.backbone(images, offset))
-        return Features(maps=self.backbone.feature_maps(images, offset))
+            return {"vectors": self.backbone(images, offset)}
+        return {"maps": self.backbone.feature_maps(images, offset)}
 
     def losses(self, features: Features, batch: Batch, clock: Clock) -> dict[str, Tensor]:
         """Return losses by name and ``top1``, the accuracy among the training identities without margins."""
@@ -185,7 +185,7 @@ class Baseline(Reidentification):
         return logits, torch.searchsorted(chosen, labels)
 
     def _before_neck(self, features: Features) -> Tensor:
-        vectors = features.vectors if self.pooling is None else self.pooling(features.maps).flatten(1)
+        vectors = features["vectors"] if self.pooling is None else self.pooling(features["maps"]).flatten(1)
         embedded: Tensor = self.embedding(vectors)
         return embedded
 

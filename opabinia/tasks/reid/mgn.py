@@ -89,7 +89,7 @@ class MGN(Reidentification):
 
     def extract(self, batch: Batch) -> Features:
         """Return the feature maps of the whole image, its halves and its thirds."""
-        return Features(pyramid=self.backbone(self.normalize(batch["image"])))
+        return {"pyramid": self.backbone(self.normalize(batch["image"]))}
 
     def losses(self, features: Features, batch: Batch, clock: Clock) -> dict[str, Tensor]:
         """Return losses by name and ``top1``, the accuracy among the training identities by the mean logits, without
@@ -117,7 +117,7 @@ class MGN(Reidentification):
         }
 
     def _parts(self, features: Features) -> list[Part]:
-        return [branch(part) for branch, part in zip(self.branches, features.pyramid, strict=True)]
+        return [branch(part) for branch, part in zip(self.branches, features["pyramid"], strict=True)]
 
 
 class Part(NamedTuple):

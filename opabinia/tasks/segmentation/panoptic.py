@@ -163,7 +163,7 @@ class Panoptic(DensePrediction):
 
     def _maps(self, features: Features) -> Sequence[Tensor]:
         """Return the feature maps that the decoder and the detector read."""
-        return self.detector.pyramid(features.pyramid) if self.detector else features.pyramid
+        return self.detector.pyramid(features["pyramid"]) if self.detector else features["pyramid"]
 
     def losses(self, features: Features, batch: Batch, clock: Clock) -> dict[str, Tensor]:
         """Return the detector's losses under their own names and ``loss_semantic``, or the mask classifier's own."""

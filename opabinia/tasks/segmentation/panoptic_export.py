@@ -35,7 +35,7 @@ class PanopticExport(PaddedExport):
         """Return predictions by the names above."""
         assert image_sizes is not None
         task, shape = self.task, (image.shape[-2], image.shape[-1])
-        maps = features.pyramid
+        maps = features["pyramid"]
         rows, columns = (torch.arange(side) for side in shape)
         area = (rows < image_sizes[:, :1])[:, :, None] & (columns < image_sizes[:, 1:])[:, None]
         if task.detector:

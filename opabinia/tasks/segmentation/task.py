@@ -124,7 +124,7 @@ class Segmentation(DensePrediction):
     def losses(self, features: Features, batch: Batch, clock: Clock) -> dict[str, Tensor]:
         """Return ``loss_<name>`` of each loss, ``loss_auxiliary`` and ``pixel_accuracy``; or the decoder's own."""
         targets = batch["mask"].long()
-        maps = features.pyramid
+        maps = features["pyramid"]
         if self.decoder.own_losses:
             return self.decoder.losses(self.decoder.query_masks(maps), semantic_segments(targets))
         # BF16 would round neighboring pixels alike; losses of channels-last logits take a half longer on CPUs.
@@ -173,7 +173,7 @@ class Segmentation(DensePrediction):
         if the batch has maps."""
         images, sizes = batch["image"], batch["image_sizes"]
         if self.reads_whole_images(batch):
-            logits = resize_like(self.decoder(features.pyramid).float(), images)
+            logits = resize_like(self.decoder(features["pyramid"]).float(), images)
         else:
             logits = self.logits(images, sizes)
         rows = {
@@ -220,7 +220,7 @@ class SegmentationExport(PaddedExport):
 
     def outputs(self, features: Features, image: Tensor, image_sizes: Tensor | None = None) -> Predictions:
         """Return predictions by the names above."""
-        logits = resize_like(self.task.decoder(features.pyramid), image)
+        logits = resize_like(self.task.decoder(features["pyramid"]), image)
         return {"segmentation": logits.argmax(1).to(torch.uint8), "logits": logits}
 
     @torch.no_grad()
