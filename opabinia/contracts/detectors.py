@@ -98,8 +98,11 @@ class Detector(nn.Module):
         raise NotImplementedError
 
     def pyramid(self, maps: Sequence[Tensor]) -> list[Tensor]:
-        """Return the feature maps that the methods below take, given those of the backbone (from fine to coarse)."""
-        return list(maps)
+        """Return the feature maps that the methods below take, given those of the backbone (from fine to coarse): the
+        output of ``neck``, if the detector has one."""
+        neck = getattr(self, "neck", None)
+        pyramid: list[Tensor] = list(maps) if neck is None else neck(maps)
+        return pyramid
 
     def losses(
         self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Sizes, targets: Sequence[Target]

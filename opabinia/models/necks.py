@@ -20,10 +20,9 @@ from torchvision.ops.feature_pyramid_network import (
 
 from opabinia.config import register
 from opabinia.contracts import Count, Level, Neck
-from opabinia.models.norms import GroupNorm
+from opabinia.models.norms import GROUPS, GroupNorm
 
 Norm = Literal["none", "batch", "group"]
-_GROUPS = 32
 
 
 class Pyramid(Neck):
@@ -88,9 +87,9 @@ def norm_factory(norm: Norm, channels: int) -> Callable[[int], nn.Module] | None
     Raises:
         ValueError: the channels are not divisible into 32 groups.
     """
-    if norm == "group" and channels % _GROUPS:
-        raise ValueError(f"norm: group has {_GROUPS} groups, which do not divide the {channels} channels")
-    return {"none": None, "batch": nn.BatchNorm2d, "group": partial(GroupNorm, _GROUPS)}[norm]
+    if norm == "group" and channels % GROUPS:
+        raise ValueError(f"norm: group has {GROUPS} groups, which do not divide the {channels} channels")
+    return {"none": None, "batch": nn.BatchNorm2d, "group": partial(GroupNorm, GROUPS)}[norm]
 
 
 class NoNeck(Neck):

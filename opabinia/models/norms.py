@@ -381,19 +381,20 @@ def convert_stream_batch_norm(model: nn.Module, streams: Sequence[str], current:
     _replace(model, convert)
 
 
-def convert_group_norm(model: nn.Module, groups: int = 32) -> None:
+GROUPS = 32
+"""Channel groups of a group norm (Wu and He 2018, section 4)."""
+
+
+def convert_group_norm(model: nn.Module) -> None:
     """Replace every batch norm within a model by a group norm with its parameters (Wu and He 2018).
 
-    Args:
-        groups: number of channel groups; 32 in the paper, section 4.
-
     Raises:
-        ValueError: the channels are not divisible by ``groups``.
+        ValueError: the channels are not divisible by :data:`GROUPS`.
     """
 
     def convert(norm: _BatchNorm) -> nn.Module:
         kind = GroupNormAct if hasattr(norm, "act") else GroupNorm
-        return _copy_attributes(norm, kind(groups, norm.num_features, norm.eps, norm.affine))
+        return _copy_attributes(norm, kind(GROUPS, norm.num_features, norm.eps, norm.affine))
 
     _replace(model, convert)
 

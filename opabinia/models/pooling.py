@@ -131,6 +131,8 @@ class Gem(Pooling):
             from 3 on; FastReID's is 3.
     """
 
+    p: float | nn.Parameter
+
     def __init__(self, channels: int, /, *, p: Positive = 3.0) -> None:
         super().__init__(channels)
         self.p = p
@@ -140,11 +142,11 @@ class Gem(Pooling):
 
     def extra_repr(self) -> str:
         """The number of channels, and the exponent."""
-        return f"{super().extra_repr()}, p={self.p:g}"
+        return f"{super().extra_repr()}, p={float(self.p):g}"
 
 
 @register.pooling
-class GemLearned(Pooling):
+class GemLearned(Gem):
     """Generalized mean pooling (GeM) with one learned exponent for all channels (Radenović et al. 2018, section III-B).
 
     Args:
@@ -154,9 +156,6 @@ class GemLearned(Pooling):
     def __init__(self, channels: int, /, *, p: Positive = 3.0) -> None:
         super().__init__(channels)
         self.p = nn.Parameter(torch.full((1,), float(p)))
-
-    def forward(self, maps: Tensor) -> Tensor:
-        return generalized_mean(maps, self.p)
 
 
 @register.pooling

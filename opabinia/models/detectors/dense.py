@@ -112,11 +112,6 @@ class DenseDetector(Detector):
         self.score_threshold, self.nms_threshold = score_threshold, nms_threshold
         self.pre_nms_topk, self.max_detections = pre_nms_topk, max_detections
 
-    def pyramid(self, maps: Sequence[Tensor]) -> list[Tensor]:
-        """The neck's feature maps."""
-        pyramid: list[Tensor] = self.neck(maps)
-        return pyramid
-
     def detect(self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Sizes) -> list[Detections]:
         """Detections of each image; see :func:`top_candidates` for their scores."""
         candidates = self.candidates(maps, shape)

@@ -89,11 +89,6 @@ class Rcnn(Detector):
     def _others(self) -> list[MaskHead | CascadeMasks | KeypointHead]:
         return cast("list[MaskHead | CascadeMasks | KeypointHead]", list(self.others.values()))
 
-    def pyramid(self, maps: Sequence[Tensor]) -> list[Tensor]:
-        """The neck's feature maps."""
-        pyramid: list[Tensor] = self.neck(maps)
-        return pyramid
-
     def losses(
         self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Sizes, targets: Sequence[Target]
     ) -> dict[str, Tensor]:

@@ -286,11 +286,6 @@ class ProposalNetwork(Detector):
         """Freeze the backbone's last stage, which there are no regions for."""
         stage.requires_grad_(False)
 
-    def pyramid(self, maps: Sequence[Tensor]) -> list[Tensor]:
-        """Return the neck's feature maps."""
-        pyramid: list[Tensor] = self.neck(maps)
-        return pyramid
-
     def losses(
         self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Sizes, targets: Sequence[Target]
     ) -> dict[str, Tensor]:

@@ -100,11 +100,6 @@ class HybridDetector(QueryDetector):
             nn.init.zeros_(boxes.layers[-1].weight)
             nn.init.zeros_(boxes.layers[-1].bias)
 
-    def pyramid(self, maps: Sequence[Tensor]) -> list[Tensor]:
-        """The neck's feature maps; without a neck the backbone's."""
-        pyramid: list[Tensor] = list(maps) if self.neck is None else self.neck(maps)
-        return pyramid
-
     def losses(
         self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Sizes, targets: Sequence[Target]
     ) -> dict[str, Tensor]:

@@ -44,30 +44,22 @@ def prototype_potentials(
 
 @torch.no_grad()
 def assign_prototypes(scores: Tensor, potentials: Tensor, epsilon: float = 0.05, *, hard: bool = False) -> Tensor:
-    """Assign samples to prototypes (N x K; each row sums to 1).
+    """Assign samples to prototypes (N x K; each row sums to 1; Caron et al. 2020, SwAV, equations 3 to 5). Double
+    precision is kept; no gradient flows.
 
     Args:
         scores: N x K.
         potentials: from :func:`prototype_potentials` (K).
         epsilon: the same as there.
         hard: assign each sample to a single prototype.
+
+    Example: golden case ``vissl_sinkhorn``: with the scores [0.2, 0.1, -0.1], among three other samples, the first one
+    gets [0.934, 0.063, 0.003].
     """
     logits = _scale(scores, epsilon) + potentials
     if hard:
         return F.one_hot(logits.argmax(1), logits.shape[1]).to(logits.dtype)
     return logits.softmax(1)
-
-
-def sinkhorn(
-    scores: Tensor, epsilon: float = 0.05, iterations: int = 3, *, hard: bool = False, power: float | None = None
-) -> Tensor:
-    """Balanced assignments to prototypes (N x K; Caron et al. 2020, SwAV, equations 3 to 5): :func:`assign_prototypes`
-    with :func:`prototype_potentials`; see there for the arguments. Double precision is kept; no gradient flows.
-
-    Example: golden case ``vissl_sinkhorn``: with the scores [0.2, 0.1, -0.1], among three other samples, the first one
-    gets [0.934, 0.063, 0.003].
-    """
-    return assign_prototypes(scores, prototype_potentials(scores, epsilon, iterations, power), epsilon, hard=hard)
 
 
 def _scale(scores: Tensor, temperature: float) -> Tensor:

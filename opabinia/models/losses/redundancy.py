@@ -57,18 +57,17 @@ def invariance(views: Sequence[Tensor]) -> Tensor:
     return torch.stack(losses).mean()
 
 
-def variance(views: Sequence[Tensor], target: float = 1.0, eps: float = 1e-4) -> Tensor:
-    """Mean shortfall of the standard deviation of each dimension below a target, over dimensions and views.
+def variance(views: Sequence[Tensor]) -> Tensor:
+    """Mean shortfall of the standard deviation of each dimension below 1, over dimensions and views.
 
     Bardes et al. 2022, VICReg, equation 1. The mean over views is that of the authors' code, with which the paper's
     weights go; equation 6 has the sum.
 
     Args:
         views: embeddings of each view (B x D); B of at least 2.
-        target: the standard deviation from which on there is no loss.
-        eps: added to variances, which are unbiased, so that the root has a gradient at 0.
     """
-    return torch.stack([F.relu(target - (view.float().var(0) + eps).sqrt()).mean() for view in views]).mean()
+    # 1e-4 is added to variances, which are unbiased, so that the root has a gradient at 0.
+    return torch.stack([F.relu(1 - (view.float().var(0) + 1e-4).sqrt()).mean() for view in views]).mean()
 
 
 def covariance(views: Sequence[Tensor]) -> Tensor:

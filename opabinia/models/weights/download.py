@@ -153,9 +153,12 @@ def hub_folder(name: str) -> Path:
     return folder
 
 
-def can_connect(url: str, seconds: float = 4.0) -> bool:
-    """Return whether a server, or the proxy that leads to it, accepts a connection within a time that includes the
-    name look-up."""
+_PATIENCE = 4.0
+"""Seconds within which a server accepts a connection, with the name look-up."""
+
+
+def can_connect(url: str) -> bool:
+    """Return whether a server, or the proxy that leads to it, accepts a connection in time."""
     parts = urlsplit(url)
     proxy = getproxies().get(parts.scheme, "") if not proxy_bypass(parts.hostname or "") else ""
     target = urlsplit(proxy if "://" in proxy else f"//{proxy}") if proxy else parts
@@ -163,10 +166,10 @@ def can_connect(url: str, seconds: float = 4.0) -> bool:
     connected = Event()
 
     def connect() -> None:
-        with suppress(OSError), socket.create_connection(address, timeout=seconds / 2):
+        with suppress(OSError), socket.create_connection(address, timeout=_PATIENCE / 2):
             connected.set()
 
     thread = Thread(target=connect, daemon=True)  # a name look-up cannot be interrupted
     thread.start()
-    thread.join(seconds)
+    thread.join(_PATIENCE)
     return connected.is_set()

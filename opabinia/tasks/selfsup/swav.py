@@ -19,7 +19,6 @@ from opabinia.models.losses.clustering import (
     assign_prototypes,
     normalized_entropy,
     prototype_potentials,
-    sinkhorn,
     swapped_prediction,
 )
 from opabinia.models.projectors import mlp
@@ -135,7 +134,8 @@ class SwAV(SelfSupervised):
         hard = clock.step < clock.steps(self._hard)
         heads = zip(scores, own_scores, scores_of_all, strict=True)
         losses = [self._loss(*head_scores, hard) for head_scores in heads]
-        shares = [sinkhorn(first[: len(gathered[0])], self.epsilon, 0).mean(0) for first, *_ in scores_of_all]
+        count = len(gathered[0])
+        shares = [(first[:count] / self.epsilon).softmax(1).mean(0) for first, *_ in scores_of_all]
         return {
             "loss": torch.stack(losses).mean(),
             "std": spread(gathered[0]),
