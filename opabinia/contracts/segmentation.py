@@ -61,10 +61,13 @@ class SegmentationDecoder(nn.Module):
         min_samples_per_rank: smallest number of images per process that it can train on.
         own_losses: whether :meth:`losses` replaces the losses of the task, as in mask classification; then it also has
             :meth:`query_masks`.
+        compiled_modules: regular expression for the names of the modules that ``train.compile`` compiles, each by
+            itself: those that :meth:`query_masks` calls with tensors alone; empty: the decoder as a whole.
     """
 
     min_samples_per_rank: int = 1
     own_losses: bool = False
+    compiled_modules: str = ""
 
     def forward(self, maps: Sequence[Tensor]) -> Tensor:
         """Return the logits of each pixel (B x K x h x w, at any resolution; the task resizes them).

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, TypeVar
 
 import torch
@@ -265,24 +266,10 @@ class _WithAct(nn.Module):
         return output
 
 
-class SyncBatchNormAct(_WithAct, SyncBatchNorm):
-    """See :class:`SyncBatchNorm` and :class:`_WithAct`."""
-
-
-class GhostBatchNormAct(_WithAct, GhostBatchNorm):
-    """See :class:`GhostBatchNorm` and :class:`_WithAct`."""
-
-
-class StreamBatchNormAct(_WithAct, StreamBatchNorm):
-    """See :class:`StreamBatchNorm` and :class:`_WithAct`."""
-
-
-class FrozenBatchNormAct(_WithAct, FrozenBatchNorm):
-    """See :class:`FrozenBatchNorm` and :class:`_WithAct`."""
-
-
-class GroupNormAct(_WithAct, GroupNorm):
-    """See :class:`GroupNorm` and :class:`_WithAct`."""
+@cache
+def with_act(kind: Any) -> Any:
+    """Return the class of norms of a kind that end with dropout and activation."""
+    return type(f"{kind.__name__}Act", (_WithAct, kind), {})
 
 
 # --- conversion of models -------------------------------------------------------------------------------------------
@@ -296,7 +283,7 @@ def convert_sync_batch_norm(model: nn.Module) -> None:
     """
     if any(isinstance(module, StreamBatchNorm) for module in model.modules()):
         raise ValueError("batch norms with statistics for each stream (task.norms: stream) cannot be synchronized")
-    _replace(model, lambda norm: _convert(norm, SyncBatchNorm, SyncBatchNormAct))
+    _replace(model, lambda norm: _convert(norm, SyncBatchNorm))
 
 
 def convert_ghost_batch_norm(model: nn.Module, splits: int) -> None:
@@ -307,7 +294,7 @@ def convert_ghost_batch_norm(model: nn.Module, splits: int) -> None:
     """
 
     def convert(norm: _BatchNorm) -> nn.Module:
-        ghost = _convert(norm, GhostBatchNorm, GhostBatchNormAct)
+        ghost = _convert(norm, GhostBatchNorm)
         ghost.splits = splits
         return ghost
 
@@ -353,7 +340,7 @@ def freeze_batch_norms(model: nn.Module, *, trained_weights: bool = False) -> No
         model: a network.
         trained_weights: the parameters are still trained (MMDetection's ``norm_eval``).
     """
-    _replace(model, lambda norm: _convert(norm, FrozenBatchNorm, FrozenBatchNormAct).requires_grad_(trained_weights))
+    _replace(model, lambda norm: _convert(norm, FrozenBatchNorm).requires_grad_(trained_weights))
 
 
 def convert_stream_batch_norm(model: nn.Module, streams: Sequence[str], current: CurrentStream) -> None:
@@ -369,7 +356,7 @@ def convert_stream_batch_norm(model: nn.Module, streams: Sequence[str], current:
     def convert(norm: _BatchNorm) -> nn.Module:
         if not norm.track_running_stats:
             return norm
-        converted = _convert(norm, StreamBatchNorm, StreamBatchNormAct)
+        converted = _convert(norm, StreamBatchNorm)
         converted.current = current
         converted.streams = nn.ModuleDict()
         for stream in streams[1:]:
@@ -393,7 +380,7 @@ def convert_group_norm(model: nn.Module) -> None:
     """
 
     def convert(norm: _BatchNorm) -> nn.Module:
-        kind = GroupNormAct if hasattr(norm, "act") else GroupNorm
+        kind = with_act(GroupNorm) if hasattr(norm, "act") else GroupNorm
         return _copy_attributes(norm, kind(GROUPS, norm.num_features, norm.eps, norm.affine))
 
     _replace(model, convert)
@@ -408,9 +395,9 @@ def _replace(model: nn.Module, convert: Callable[[_BatchNorm], nn.Module]) -> No
                 setattr(module, name, convert(child))
 
 
-def _convert(norm: _BatchNorm, plain: type[Norm], with_act: type[Norm]) -> Norm:
-    """Make a norm of one of these classes with the parameters, statistics and options of ``norm``."""
-    kind = with_act if hasattr(norm, "act") else plain
+def _convert(norm: _BatchNorm, kind: type[Norm]) -> Norm:
+    """Make a norm of a kind with the parameters, statistics, activation and options of ``norm``."""
+    kind = with_act(kind) if hasattr(norm, "act") else kind
     converted = kind(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
     return _copy_attributes(norm, converted, "running_mean", "running_var", "num_batches_tracked")
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from opabinia.contracts import Detector, Hook, Run, Task
+from opabinia.contracts import Detector, Hook, Run, SegmentationDecoder, Task
 from opabinia.runtime.log import log
 from opabinia.training.model import Models
 
@@ -24,7 +24,7 @@ def compile_modules(models: Models, device: torch.device) -> ReportCompiled | No
 
     Compiled are the modules that the task calls, each by itself. A backbone decides what its methods run as compiled
     code (:meth:`torch.nn.Module.compile`), a detector names its neck and its heads
-    (:attr:`opabinia.contracts.Detector.compiled_modules`).
+    (:attr:`opabinia.contracts.Detector.compiled_modules`), and so does a decoder of masks.
 
     Args:
         models: the models of the run.
@@ -58,7 +58,7 @@ def _called_modules(model: nn.Module) -> Iterator[nn.Module]:
     for child in model.children():
         if isinstance(child, Task | nn.ModuleList | nn.ModuleDict):
             yield from _called_modules(child)
-        elif isinstance(child, Detector):
+        elif isinstance(child, Detector | SegmentationDecoder) and child.compiled_modules:
             yield from (part for name, part in child.named_modules() if re.fullmatch(child.compiled_modules, name))
         elif child.state_dict() or list(child.buffers()):  # others are one kernel, or pass on what they remember
             yield child

@@ -2,7 +2,6 @@
 
 from collections import namedtuple
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from torch.utils.checkpoint import checkpoint
 
 from opabinia.models.capture import capture, grad_cam, kernel_grid
 from opabinia.visualization.drawing import to_pil
-from tests.faults.programs import Server
 
 
 class Net(nn.Module):
@@ -225,57 +223,6 @@ def test_wrappers_are_unwrapped(net: Net) -> None:
         with capture(model, ["neck"]) as captured:  # type: ignore[arg-type]
             net(IMAGES)
         assert len(captured["neck"].calls) == 1
-
-
-PROCESSES = """
-import datetime, os, sys, warnings
-import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from opabinia.models.capture import capture
-from tests.models.test_capture import IMAGES, Net
-rank = 0 if os.fork() else 1
-limit = datetime.timedelta(seconds=60)
-dist.init_process_group("gloo", store=dist.FileStore(sys.argv[1], 2), rank=rank, world_size=2, timeout=limit)
-torch.set_num_threads(1)
-
-def new_model():
-    torch.manual_seed(0)
-    return Net().eval()
-
-def assert_close(actual, expected):
-    torch.testing.assert_close(actual, expected)
-
-images = IMAGES[rank * 3 : rank * 3 + 3]
-reference = new_model()
-with capture(reference, ["body", "neck"]) as expected:
-    reference(images).square().sum().backward()
-
-for shard in (False, True):
-    net = new_model()
-    parallel = net if shard else DistributedDataParallel(net)
-    if shard:
-        fully_shard(net.neck, mesh=init_device_mesh("cpu", (2,)))
-        fully_shard(net, mesh=init_device_mesh("cpu", (2,)))
-    for model in (parallel, net):
-        with capture(model, ["body", "neck"]) as captured:
-            parallel(images).square().sum().backward()
-        for name in captured:
-            assert_close(captured[name].output, expected[name].output)
-            assert_close(captured[name].gradient, expected[name].gradient)  # of this process's loss
-dist.destroy_process_group()
-if rank:
-    os._exit(0)
-assert os.wait()[1] == 0
-"""
-
-
-@pytest.mark.slow
-def test_on_two_processes(warm_server: Server, tmp_path: Path) -> None:
-    """DDP and FSDP: names are the task's, values are those of a single process."""
-    warm_server.run(str(tmp_path / "store"), code=PROCESSES, seconds=200)
 
 
 # --- images -----------------------------------------------------------------------------------------------------------

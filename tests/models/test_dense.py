@@ -1,34 +1,26 @@
 """FCOS and RetinaNet: comparison with torchvision, assignment rules, and multi-process training."""
 
-import json
 import math
-import os
+import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
-from datetime import timedelta
+from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn.parallel import DistributedDataParallel
 from torchvision.models import detection as torchvision_detection
 from torchvision.ops.feature_pyramid_network import FeaturePyramidNetwork, LastLevelP6P7
 
-from opabinia.contracts import DatasetInfo, Detections, Detector, GlobalBatch, Level, Target
-from opabinia.models.detectors.anchors import _cached_anchors, grid_anchors
-from opabinia.models.detectors.dense import HeadOutput, is_top1, split_levels, top_candidates
+from opabinia.contracts import DatasetInfo, Detections, Detector, Level, Target
+from opabinia.models.detectors.anchors import grid_anchors
+from opabinia.models.detectors.dense import HeadOutput, is_top1, top_candidates
 from opabinia.models.detectors.fcos import Fcos, assign_points, centerness_targets
 from opabinia.models.detectors.retinanet import RetinaNet
 from opabinia.models.detectors.suppression import Candidates, suppress
-from opabinia.models.necks import fpn, fpn_p3_p7_from_p5
-from tests.faults.programs import Server
-from tests.host_waits import HostWaits
+from opabinia.models.necks import fpn_p3_p7_from_p5
 
 LEVELS = [Level(8, 8), Level(16, 16), Level(24, 32)]
 INFO = DatasetInfo(samples=8, classes=("a", "b", "c"), boxes=True)
@@ -196,126 +188,20 @@ def test_the_original_fcos_matches_mmdetection() -> None:
     assert empty["loss_box_reg"] == 0 and empty["loss_cls"].isfinite()
 
 
-# --- the contract of detectors ----------------------------------------------------------------------------------------
-
-
 @every_detector
-@pytest.mark.parametrize("counts", [[2, 3], [0, 2], [0, 0]], ids=str)
-def test_every_parameter_has_a_gradient_in_every_step(name: str, counts: list[int]) -> None:
-    detector = DETECTORS[name]()
-    losses = detector.losses(
-        detector.pyramid(Backbone().maps(make_images(2))), SHAPE, [SHAPE] * 2, make_targets(counts)
-    )
-    assert all(value.shape == () and value.isfinite() for value in losses.values())
-    sum(only_losses(losses).values()).backward()  # type: ignore[union-attr]
-    gradients = [param.grad for param in detector.parameters()]
-    assert all(grad is not None and grad.isfinite().all() for grad in gradients)
-
-
-@pytest.fixture
-def fake_tensors() -> Iterator[None]:
-    """Use tensors without values: reading one on the host, or indexing with a boolean mask, fails."""
-    _cached_anchors.cache_clear()
-    with FakeTensorMode():
-        yield
-    _cached_anchors.cache_clear()
-
-
-@pytest.mark.usefixtures("fake_tensors")
-@pytest.mark.parametrize(
-    "make",
-    [DETECTORS["fcos"], *(partial(DETECTORS["retinanet"], box_loss=loss) for loss in ("smooth_l1", "giou", "ciou"))],
-    ids=["fcos", "retinanet", "retinanet-giou", "retinanet-ciou"],
-)
-def test_no_step_waits_for_the_device(make: Callable[..., Detector]) -> None:
-    detector = make()
-    maps = [torch.rand(2, level.channels, 96 // level.stride, 160 // level.stride) for level in LEVELS]
-    targets = [Target(torch.rand(count, 4), torch.ones(count, dtype=torch.int64)) for count in (2, 0)]
-    losses = detector.losses(detector.pyramid(maps), SHAPE, [SHAPE] * 2, targets)
-    sum(only_losses(losses).values()).backward()  # type: ignore[union-attr]
-    assert all(param.grad is not None for param in detector.parameters())
-
-
-@every_detector
-@torch.no_grad()
-def test_detection_waits_once_and_for_the_suppression_of_each_image(name: str) -> None:
-    detector = DETECTORS[name]()
-    init_head(detector)
-    with HostWaits() as waits:
-        detections = detector.detect(detector.pyramid(Backbone().maps(make_images(2))), SHAPE, [SHAPE] * 2)
-    assert all(len(image.boxes) for image in detections)
-    assert waits.calls == {"tolist": 1, "nms": 2}
-
-
-@every_detector
-@torch.no_grad()
-def test_training_mode_changes_nothing(name: str) -> None:
-    torch.manual_seed(0)
-    detector, maps = DETECTORS[name](), Backbone().maps(make_images(2))
-    results = []
-    for training in (True, False):
-        detector.train(training)
-        losses = detector.losses(detector.pyramid(maps), SHAPE, [SHAPE] * 2, make_targets([2, 3]))
-        results.append((losses, detector.detect(detector.pyramid(maps), SHAPE, [SHAPE] * 2)))
-    assert results[0][0] == results[1][0]
-    assert all(torch.equal(*values) for values in zip(results[0][1][0][:3], results[1][1][0][:3], strict=True))
-
-
-@every_detector
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
-def test_half_precision_computes_losses_and_boxes_in_full(name: str, dtype: torch.dtype) -> None:
-    torch.manual_seed(0)
-    detector, maps, targets = DETECTORS[name](), Backbone().maps(make_images(2)), make_targets([2, 3])
-    init_head(detector)
-    full = detector.losses(detector.pyramid(maps), SHAPE, [SHAPE] * 2, targets)
-    with torch.autocast("cpu", dtype):
-        half = detector.losses(detector.pyramid(maps), SHAPE, [SHAPE] * 2, targets)
-        detections = detector.detect(detector.pyramid(maps), SHAPE, [SHAPE] * 2)
-    for key, value in only_losses(half).items():
-        assert value.dtype == torch.float32
-        assert float(value.detach()) == pytest.approx(float(full[key].detach()), rel=0.03)
-    assert detections[0].boxes.dtype == detections[0].scores.dtype == torch.float32
-
-
-@every_detector
-@torch.no_grad()
-def test_detections_are_clipped_sorted_and_limited(name: str) -> None:
-    torch.manual_seed(0)
-    detector = DETECTORS[name](score_threshold=0.0, max_detections=7)
-    init_head(detector)
-    sizes = [(96, 160), (50, 90)]
-    for image, (height, width) in zip(
-        detector.detect(detector.pyramid(Backbone().maps(make_images(2))), SHAPE, sizes), sizes, strict=True
-    ):
-        assert len(image.boxes) == detector.max_detections == 7
-        assert image.boxes.amin() >= 0 and image.boxes[:, 2].amax() <= width and image.boxes[:, 3].amax() <= height
-        assert image.scores.tolist() == sorted(image.scores.tolist(), reverse=True)
-
-
-@every_detector
-def test_overfits_squares_in_a_few_steps(name: str) -> None:
-    """Bright squares on a dark background; the class is the colour."""
-    torch.manual_seed(0)
-    images = torch.zeros(2, 3, *SHAPE)
-    boxes = torch.tensor([[16.0, 16, 56, 56], [80, 32, 120, 72]])
-    for image in range(2):
-        for number, (x, y, right, bottom) in enumerate(boxes.int().tolist()):
-            images[image, (number + image) % 3, y:bottom, x:right] = 1
-    targets = [Target(boxes, torch.tensor([image, image + 1])) for image in range(2)]
-    body, detector = Backbone(), DETECTORS[name](norm="group")
-    optimizer = torch.optim.AdamW([*body.parameters(), *detector.parameters()], lr=3e-3)
-    for _ in range(40):
-        optimizer.zero_grad()
-        losses = detector.losses(detector.pyramid(body.maps(images)), SHAPE, [SHAPE] * 2, targets)
-        sum(only_losses(losses).values()).backward()  # type: ignore[union-attr]
-        optimizer.step()
-    assert float(losses["fg_accuracy"]) > 0.95
-    with torch.no_grad():
-        detections = detector.detect(detector.pyramid(body.maps(images)), SHAPE, [SHAPE] * 2)
-    for number, image in enumerate(detections):
-        order = image.labels[:2].argsort()
-        assert image.labels[:2][order].tolist() == [number, number + 1]
-        assert (image.boxes[:2][order] - boxes).abs().max() < 6
+def test_losses_average_over_processes_to_those_of_the_global_batch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in DDP: each of two processes divides by the numbers of the global batch and is weighted by its images."""
+    detector, maps, targets = DETECTORS[name](), Backbone().maps(make_images(3)), make_targets([5, 0, 4])
+    every = detector.losses(detector.pyramid(maps), SHAPE, [SHAPE] * 3, targets)
+    module = sys.modules[type(detector).__module__]
+    positives = every["num_pos_anchors"].detach()
+    monkeypatch.setattr(module, "mean_over_samples", lambda total, count: positives)
+    parts = []
+    for rows in (slice(0, 1), slice(1, 3)):
+        part = detector.pyramid([level[rows] for level in maps])
+        parts.append(detector.losses(part, SHAPE, [SHAPE] * len(targets[rows]), targets[rows]))
+    for key, value in only_losses(every).items():
+        torch.testing.assert_close((parts[0][key] + 2 * parts[1][key]) / 3, value)
 
 
 # --- rules ------------------------------------------------------------------------------------------------------------
@@ -381,12 +267,6 @@ def test_top_candidates_of_a_level() -> None:
     assert torch.equal(candidates.boxes[..., 0], (expected.indices // 4).float())
 
 
-def test_concatenated_outputs_are_split_into_levels() -> None:
-    logits = torch.arange(5.0).view(1, 5, 1)
-    first, second = split_levels(logits, logits.expand(-1, -1, 4), [torch.zeros(3, 4), torch.ones(2, 4)])
-    assert first.logits.flatten().tolist() == [0, 1, 2] and second.deltas[0, :, 0].tolist() == [3, 4]
-
-
 def test_suppression_is_per_class_and_keeps_nan_scores() -> None:
     boxes = torch.tensor([[[0.0, 0, 20, 20], [0, 0, 20, 19], [0, 0, 20, 19], [5, 5, 30, 30]]])
     candidates = Candidates(torch.tensor([[0.9, 0.8, 0.7, 0.05]]), torch.tensor([[0, 0, 1, 1]]), boxes)
@@ -430,105 +310,3 @@ def test_anchors_of_retinanet_follow_the_paper() -> None:
 def test_options_that_do_not_fit_raise(name: str, keys: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         DETECTORS[name](**keys)
-
-
-def test_a_pyramid_of_other_levels() -> None:
-    levels = [Level(4, 4), *LEVELS]
-    detector = Fcos(levels, INFO, neck=partial(fpn, channels=32))
-    maps = [torch.rand(1, level.channels, 128 // level.stride, 128 // level.stride) for level in levels]
-    losses = detector.losses(detector.pyramid(maps), (128, 128), [(128, 128)], make_targets([3]))
-    assert math.isfinite(float(losses["loss_cls"].detach()))
-
-
-# --- several processes ------------------------------------------------------------------------------------------------
-
-BATCHES = {"even": [5, 0, 8, 1], "odd": [0, 0, 9], "one image": [4], "no objects": [0, 0, 0, 0]}
-
-
-class TrainedDetector(nn.Module):
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self.body, self.detector = Backbone(), DETECTORS[name]()
-        self.body.fpn.requires_grad_(False)
-
-    def forward(self, images: Tensor, targets: list[Target]) -> dict[str, Tensor]:
-        return self.detector.losses(
-            self.detector.pyramid(self.body.maps(images)), SHAPE, [SHAPE] * len(images), targets
-        )
-
-
-def first_step(name: str, counts: list[int], rank: int = 0, world: int = 1) -> dict[str, float]:
-    """Return the scalars and the gradient norm of a step on a global batch, as in engine/step.py."""
-    torch.manual_seed(0)
-    model = TrainedDetector(name)
-    trained = DistributedDataParallel(model) if world > 1 else model
-    row = GlobalBatch(step=0, epoch=0, first=0, count=len(counts))
-    samples = list(row.rank_range(rank, world))
-    targets = make_targets(counts)
-    losses = trained(make_images(len(counts))[samples], [targets[index] for index in samples])
-    weight = len(samples) * world / row.num_processed(world)
-    (weight * sum(only_losses(losses).values())).backward()
-    norm = torch.stack([param.grad.norm() for param in model.parameters() if param.grad is not None]).norm()
-    means = torch.stack([value.detach().float() * weight for value in losses.values()])
-    if world > 1:
-        dist.all_reduce(means)
-    return {**dict(zip(losses, (means / world).tolist(), strict=True)), "grad_norm": float(norm)}
-
-
-def evaluate(name: str, rank: int) -> float:
-    """Return the loss of a batch on rank 0 only."""
-    torch.manual_seed(0)
-    model = TrainedDetector(name)
-    if rank:
-        return 0.0
-    with torch.no_grad():
-        return float(sum(only_losses(model(make_images(2), make_targets([3, 1]))).values()))
-
-
-def run_processes(world: int, folder: str) -> None:
-    """Fork ``world`` processes that each write their results to the folder."""
-    rank = 0
-    children: list[int] = []
-    while rank == 0 and len(children) < world - 1:
-        children.append(os.fork())
-        rank = 0 if children[-1] else len(children)
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=world, timeout=timedelta(seconds=60)
-    )
-    results: dict[str, Any] = {
-        f"{name} {batch}": first_step(name, counts, rank, world)
-        for name in DETECTORS
-        for batch, counts in BATCHES.items()
-    }
-    results |= {name: evaluate(name, rank) for name in DETECTORS}
-    Path(folder, f"{rank}.json").write_text(json.dumps(results))
-    dist.destroy_process_group()
-    if rank:
-        os._exit(0)
-    assert not any(os.waitpid(child, 0)[1] for child in children)
-
-
-@pytest.fixture(scope="module")
-def on_two_processes(warm_server: Server, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """Return the results of each of two processes."""
-    folder = tmp_path_factory.mktemp("processes")
-    warm_server.run(code=f"from {__name__} import run_processes; run_processes(2, {str(folder)!r})", seconds=200)
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
-
-
-@every_detector
-@pytest.mark.parametrize("batch", BATCHES)
-def test_a_step_on_two_processes_equals_a_step_on_one(
-    on_two_processes: list[dict[str, Any]], name: str, batch: str
-) -> None:
-    alone = first_step(name, BATCHES[batch])
-    exact = {key: value for key, value in alone.items() if name == "fcos" or key != "fg_accuracy"}
-    for result in on_two_processes:
-        actual = result[f"{name} {batch}"]
-        assert {key: actual[key] for key in exact} == pytest.approx(exact, rel=1e-5, abs=1e-7)
-
-
-@every_detector
-def test_evaluation_does_not_communicate(on_two_processes: list[dict[str, Any]], name: str) -> None:
-    assert on_two_processes[0][name] == pytest.approx(evaluate(name, 0), rel=1e-6)

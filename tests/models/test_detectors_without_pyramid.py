@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torchvision.ops import deform_conv2d
 
 from opabinia.contracts import DatasetInfo, Detector, InstanceMasks, Level, Target
-from opabinia.migration.weights.detection import translate_detectron2
 from opabinia.models.backbones.deformable import DeformableConv, DeformableOptions
 from opabinia.models.backbones.resnet import resnet
 from opabinia.models.detectors.boxes import BoxOptions
@@ -23,7 +22,6 @@ from opabinia.models.detectors.regions import PoolingOptions, RegionPool, Region
 from opabinia.models.detectors.retinanet import RetinaNet, RunningMean
 from opabinia.models.detectors.rpn import ProposalNetwork, ProposalOptions, RegionProposals
 from opabinia.models.necks import no_neck
-from opabinia.models.weights.translation import translate_weights
 from opabinia.tasks.detection.task import Detection
 
 SIZES = [(64, 96), (60, 90)]
@@ -138,25 +136,6 @@ def test_deformable_stages() -> None:
     assert types == {"layer2": "Conv2d", "layer3": "DeformableConv"}
     with pytest.raises(ValueError, match="deformable: BasicBlock"):
         resnet(3, model="resnet10t", deformable=DeformableOptions(stages=(4,)))
-
-
-def test_names_of_detectron2s_weights() -> None:
-    theirs = {
-        "backbone.stem.conv1.weight": "backbone.model.conv1.weight",
-        "backbone.stem.conv1.norm.running_mean": "backbone.model.bn1.running_mean",
-        "backbone.res2.0.shortcut.weight": "backbone.model.layer1.0.downsample.0.weight",
-        "backbone.res4.1.conv3.norm.bias": "backbone.model.layer3.1.bn3.bias",
-        "backbone.res4.0.conv2_offset.weight": "backbone.model.layer3.0.conv2.offset.weight",
-        "roi_heads.res5.0.conv2.weight": "backbone.model.layer4.0.conv2.weight",
-        "proposal_generator.rpn_head.conv.weight": "detector.rpn.head.conv.0.0.weight",
-        "roi_heads.box_predictor.cls_score.weight": "detector.box.layers.predictor.cls_score.weight",
-        "roi_heads.mask_head.deconv.weight": "detector.others.mask.predictor.conv5_mask.weight",
-        "roi_heads.mask_head.predictor.bias": "detector.others.mask.predictor.mask_fcn_logits.bias",
-    }
-    weights = {name: torch.zeros(1) for name in theirs}
-    assert list(translate_detectron2(weights)) == list(translate_weights(weights).weights) == list(theirs.values())
-    task = without_pyramid(last_stage=True, model="resnet26", deformable=DeformableOptions(stages=(3,)))
-    assert set(theirs.values()) <= set(task.state_dict())
 
 
 def make_maps(levels: tuple[Level, ...]) -> list[Tensor]:

@@ -1,15 +1,13 @@
 import copy
 import sys
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torchvision.ops import box_iou
 
-from opabinia.contracts import DatasetInfo, Detections, Detector, Level, Target
+from opabinia.contracts import DatasetInfo, Detector, Level, Target
 from opabinia.models.detectors.rt_detr import RTDetr
 from opabinia.models.losses import matching
 from opabinia.models.necks import SimplePyramid
@@ -55,20 +53,6 @@ EMPTY = [make_target(), make_target()]
 # --- losses -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("targets", [TARGETS, [TARGETS[0], EMPTY[1]], EMPTY], ids=["boxes", "one empty", "empty"])
-@pytest.mark.parametrize("denoising", [0, 10])
-def test_every_parameter_has_a_gradient_in_every_step(targets: list[Target], denoising: int) -> None:
-    detector = make_detector(num_denoising=denoising)
-    maps = [level.requires_grad_() for level in random_maps()]
-    losses = detector.losses(maps, SHAPE, SIZES, targets)
-    names = {"loss_vfl", "loss_bbox", "loss_giou", "loss_auxiliary"} | ({"loss_denoising"} if denoising else set())
-    assert losses.keys() == names
-    assert all(value.ndim == 0 and value.isfinite() for value in losses.values())
-    torch.stack(list(losses.values())).sum().backward()
-    assert [name for name, param in detector.named_parameters() if param.grad is None] == []
-    assert [level.grad is not None for level in maps] == [False, True, True, True]
-
-
 def test_discrete_sampling_trains_all_parameters_except_offsets() -> None:
     detector = make_detector(sampling="discrete")
     losses = detector.losses(random_maps(), SHAPE, SIZES, TARGETS)
@@ -83,21 +67,6 @@ def test_without_boxes_only_the_classification_loss_is_positive() -> None:
     losses = make_detector().losses(random_maps(), SHAPE, SIZES, EMPTY)
     assert losses["loss_bbox"] == losses["loss_giou"] == losses["loss_denoising"] == 0
     assert losses["loss_vfl"] > 0
-
-
-def test_training_mode_does_not_change_losses() -> None:
-    detector, maps = make_detector(), random_maps()
-    norms = [module for module in detector.modules() if isinstance(module, nn.BatchNorm2d)]
-    losses = []
-    for mode in (True, False):
-        detector.train(mode)
-        for norm in norms:
-            norm.eval()
-        torch.manual_seed(1)
-        losses.append(detector.losses(maps, SHAPE, SIZES, TARGETS))
-    assert {name: value.item() for name, value in losses[0].items()} == pytest.approx(
-        {name: value.item() for name, value in losses[1].items()}
-    )
 
 
 def test_loss_weights_scale_the_losses() -> None:
@@ -120,64 +89,6 @@ def test_losses_average_over_processes_to_those_of_the_global_batch(monkeypatch:
     parts = [detector.losses([level[[n]] for level in maps], SHAPE, [SIZES[n]], [targets[n]]) for n in range(2)]
     for name, value in expected.items():
         assert (parts[0][name] + parts[1][name]).item() / 2 == pytest.approx(value.item(), rel=1e-5), name
-
-
-@pytest.mark.slow
-def test_learns_to_detect_rectangles() -> None:
-    """From random weights, in 250 steps of 8 images."""
-    body = Backbone()
-    detector = make_detector(channels=32, num_queries=30, ffn_dim=64, num_denoising=30, max_detections=10)
-    model = nn.ModuleList([body, detector])
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    for step in range(250):
-        for group in optimizer.param_groups:
-            group["lr"] = 1e-3 * min(1, (step + 1) / 30) * (1 - step / 250)
-        images, targets = make_squares(8)
-        losses = detector.losses(body(images), SHAPE, [SHAPE] * 8, targets)
-        optimizer.zero_grad()
-        torch.stack(list(losses.values())).sum().backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-        optimizer.step()
-    model.eval()
-    images, targets = make_squares(32)
-    with torch.no_grad():
-        detections = detector.detect(body(images), SHAPE, [SHAPE] * 32)
-    overlaps = [box_iou(image.boxes[:1], target.boxes) for image, target in zip(detections, targets, strict=True)]
-    assert torch.cat(overlaps).mean() > 0.6
-    correct = [image.labels[0] == target.labels[0] for image, target in zip(detections, targets, strict=True)]
-    assert torch.stack(correct).float().mean() > 0.9
-
-
-class Backbone(nn.Sequential):
-    """Five convolutions; the last four return feature maps."""
-
-    def __init__(self) -> None:
-        widths = [3, 6, *(level.channels for level in LEVELS)]
-        super().__init__(
-            *(
-                nn.Sequential(nn.Conv2d(a, b, 3, stride=2, padding=1), nn.BatchNorm2d(b), nn.ReLU())
-                for a, b in pairwise(widths)
-            )
-        )
-
-    def forward(self, images: Tensor) -> list[Tensor]:  # type: ignore[override]
-        maps = [self[0](images)]
-        for layer in list(self)[1:]:
-            maps.append(layer(maps[-1]))
-        return maps[1:]
-
-
-def make_squares(count: int) -> tuple[Tensor, list[Target]]:
-    """Return images of noise with one rectangle each; its colour channel is its class."""
-    images, targets = 0.2 * torch.rand(count, 3, *SHAPE), []
-    for image in images:
-        width, height = (int(side) for side in torch.randint(16, 40, (2,)))
-        left, top = (int(torch.randint(0, side, ())) for side in (SHAPE[1] - width, SHAPE[0] - height))
-        label = int(torch.randint(0, 2, ()))
-        image[label, top : top + height, left : left + width] = 1
-        box = [[float(left), float(top), float(left + width), float(top + height)]]
-        targets.append(Target(torch.tensor(box), torch.tensor([label])))
-    return images, targets
 
 
 # --- the library ------------------------------------------------------------------------------------------------------
@@ -254,20 +165,6 @@ def test_denoising_matches_the_library() -> None:
 # --- detections -------------------------------------------------------------------------------------------------------
 
 
-def test_detections_are_the_top_pairs_of_query_and_class() -> None:
-    detector = make_detector().eval()
-    detections = detector.detect(random_maps(), SHAPE, SIZES)
-    assert all(isinstance(image, Detections) and image.masks is None for image in detections)
-    for image, (height, width) in zip(detections, SIZES, strict=True):
-        assert image.boxes.shape == (5, 4) and image.scores.shape == image.labels.shape == (5,)
-        assert (image.scores.diff() <= 0).all() and set(image.labels.tolist()) <= {0, 1}
-        assert (
-            (image.boxes >= 0).all()
-            and (image.boxes[:, 2::2] <= width).all()
-            and (image.boxes[:, 3::2] <= height).all()
-        )
-
-
 def test_queries_ignore_the_padding() -> None:
     """The hybrid encoder's attention and convolutions do read it, as in every convolutional network."""
     detector = make_detector().eval()
@@ -305,16 +202,6 @@ def test_more_objects_than_queries_are_no_error() -> None:
     assert all(value.isfinite() for value in losses.values())
 
 
-def test_half_precision() -> None:
-    detector = make_detector()
-    with torch.autocast("cpu", torch.bfloat16):
-        losses = detector.losses(random_maps(), SHAPE, SIZES, TARGETS)
-        detections = detector.detect(random_maps(), SHAPE, SIZES)
-    torch.stack(list(losses.values())).sum().backward()
-    assert all(value.dtype == torch.float32 and value.isfinite() for value in losses.values())
-    assert detections[0].boxes.dtype == torch.float32
-
-
 # --- building ---------------------------------------------------------------------------------------------------------
 
 
@@ -326,23 +213,6 @@ def test_initial_weights_propagate_signals() -> None:
             assert (module.weight == 1).all(), name
     scores = detector.detect(random_maps(), SHAPE, SIZES)[0].scores
     assert 0.005 < scores.mean() < 0.05  # about 0.01
-
-
-def test_the_same_seed_gives_the_same_weights() -> None:
-    states = []
-    for _ in range(2):
-        torch.manual_seed(5)
-        states.append(make_detector().state_dict())
-    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
-
-
-def test_the_detector_can_be_copied() -> None:
-    detector = make_detector().eval()
-    maps = random_maps()
-    copied = copy.deepcopy(detector)
-    torch.testing.assert_close(copied.detect(maps, SHAPE, SIZES)[0], detector.detect(maps, SHAPE, SIZES)[0])
-    with torch.device("meta"):
-        assert all(param.is_meta for param in make_detector().parameters())
 
 
 def test_a_vision_transformer_takes_a_neck() -> None:

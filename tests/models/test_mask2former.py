@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from opabinia.contracts import Clock, DatasetInfo, InstanceMasks, Level, MaskTargets, SegmentationDecoder, Target
-from opabinia.data.sources import DigitScenes
-from opabinia.models.backbones.timm import timm
-from opabinia.models.decoders.mask2former import Mask2Former
+from opabinia.contracts import DatasetInfo, InstanceMasks, Level, MaskTargets, SegmentationDecoder, Target
 from opabinia.models.detectors.mask2former import MaskClassifier
 from opabinia.models.panoptic import paste_mask
 from opabinia.tasks.dense_base import TestTimeAugmentation
@@ -86,18 +82,6 @@ def test_boxes_scores_and_masks_are_computed_from_the_queries(keys: dict[str, An
         assert not (predictions["scores"][row, 1:] > 0.1).any()
 
 
-def test_static_shapes_give_the_same_detections() -> None:
-    task = make_task()
-    with torch.no_grad():
-        detections = task.detector.detect([make_batch()["image"] - 0.5], (24, 32), [(24, 32), (20, 24)])
-        rows = task.detector.detect_batch([make_batch()["image"] - 0.5], (24, 32), torch.tensor([[24, 32], [20, 24]]))
-    for row, image in enumerate(detections):
-        valid = rows.labels[row] >= 0
-        assert valid.sum() == len(image.labels) == 4
-        for name in ("boxes", "scores", "labels", "masks"):
-            torch.testing.assert_close(getattr(rows, name)[row][valid], getattr(image, name))
-
-
 def test_every_object_is_a_target_segment_of_the_decoder() -> None:
     task, data = make_task(), make_batch()
     assert "losses/loss_ce" in task.predict(data)
@@ -108,46 +92,3 @@ def test_every_object_is_a_target_segment_of_the_decoder() -> None:
         task.detector.losses([data["image"]], (24, 32), [(24, 32)], [Target(data["boxes"][0], data["labels"][0])])
     with pytest.raises(ValueError, match="take a mask classifier such as mask2former"):
         MaskClassifier([Level(1, 1)], INFO, decoder=lambda levels, classes: SegmentationDecoder())
-
-
-@pytest.mark.slow
-def test_overfits_a_few_scenes() -> None:
-    pytest.importorskip("transformers", reason="the extra detr is not installed")
-    torch.manual_seed(0)
-    source = DigitScenes(split="train", masks=True)
-    samples = [source[index] for index in range(2)]
-    classes = tuple(map(str, range(10)))
-    sizes = {"num_queries": 10, "channels": 32, "encoder_layers": 1, "decoder_layers": 2, "attention_heads": 4}
-    decoder = partial(Mask2Former, **sizes, encoder_ffn_dim=64, decoder_ffn_dim=64, num_points=512)
-    task = Detection(
-        DatasetInfo(samples=2, channels=1, classes=classes, boxes=True, masks=True),
-        backbone=partial(timm, model="test_resnet"),
-        detector=partial(MaskClassifier, decoder=decoder),
-        mean=[0.4],
-        std=[0.25],
-    )
-    data = {name: [sample[name].as_subclass(Tensor) for sample in samples] for name in ("boxes", "labels", "masks")}
-    inputs = {**data, "image": torch.stack([sample["image"].as_subclass(Tensor) for sample in samples])}
-    inputs["masks"] = [InstanceMasks.encode(masks).runs for masks in data["masks"]]
-    inputs |= {"image_sizes": [(128, 128)] * 2, "original_size": [(128, 128)] * 2}
-    optimizer = torch.optim.AdamW(task.parameters(), lr=0.002)
-    for _ in range(120):
-        optimizer.zero_grad()
-        losses = task(inputs, Clock())
-        torch.stack(list(losses.values())).sum().backward()
-        torch.nn.utils.clip_grad_norm_(task.parameters(), 1.0)
-        optimizer.step()
-    with torch.no_grad():
-        predictions = task.eval().predict(inputs)
-    for row, masks in enumerate(data["masks"]):
-        count = len(masks)
-        assert sorted(predictions["labels"][row, :count].tolist()) == sorted(data["labels"][row].tolist())
-        predicted = (
-            paste_mask(predictions["masks"][row, :count], predictions["boxes"][row, :count], (128, 128))
-            .flatten(1)
-            .float()
-        )
-        ground_truth = masks.flatten(1).float()
-        intersections = predicted @ ground_truth.T
-        iou = intersections / (predicted.sum(1)[:, None] + ground_truth.sum(1) - intersections)
-        assert (iou.amax(0) > 0.6).all()

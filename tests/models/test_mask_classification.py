@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from opabinia.contracts import MaskTargets
 from opabinia.models.losses.masks import MaskCriterion, QueryMasks, sample_points, semantic_segments
@@ -71,20 +70,6 @@ def test_an_image_without_segments_has_finite_losses_and_gradients() -> None:
         losses = MaskCriterion(num_points=20).losses(layers, segments)
         sum(value for layer in losses for value in layer.values()).backward()  # type: ignore[union-attr]
         assert all(values.grad is not None and values.grad.isfinite().all() for layer in layers for values in layer)
-
-
-def test_no_operation_lacks_a_deterministic_form_on_gpus() -> None:
-    """nll_loss2d, the cross entropy of maps, raises there if a deterministic form is required."""
-    names: list[str] = []
-
-    class Names(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            names.append(func.name())
-            return func(*args, **(kwargs or {}))
-
-    with Names():
-        MaskCriterion(num_points=20).losses(make_predictions(), make_targets())
-    assert "aten::nll_loss_forward" in names and "aten::nll_loss2d_forward" not in names
 
 
 def test_points_are_interpolated_between_pixels() -> None:

@@ -366,35 +366,3 @@ def test_a_copy_has_its_own_weights() -> None:
         param.zero_()
     for level, expected_level in zip(copied.pyramid_features(images(64, 64)), expected, strict=True):
         assert torch.equal(level, expected_level)
-
-
-@pytest.mark.parametrize(
-    "model",
-    [
-        "test_resnet",
-        pytest.param("test_vit", marks=pytest.mark.slow),
-        pytest.param("swin_tiny_patch4_window7_224", marks=pytest.mark.slow),
-    ],
-)
-@torch.no_grad()
-def test_compiling_covers_the_multi_scale_features(model: str) -> None:
-    runs: list[int] = []
-
-    def counting(graph: Any, inputs: Any) -> Any:
-        def run(*args: Any) -> Any:
-            runs.append(1)
-            return graph.forward(*args)
-
-        return run
-
-    torch.compiler.reset()
-    net = make_backbone(model).eval()
-    net.enable_multi_scale()
-    names = list(net.state_dict())
-    expected = net.pyramid_features(images(64, 96))
-    net.compile(backend=counting, fullgraph=True)
-    for level, expected_level in zip(net.pyramid_features(images(64, 96)), expected, strict=True):
-        torch.testing.assert_close(level, expected_level)
-    assert runs == [1]
-    assert list(net.state_dict()) == names
-    torch.compiler.reset()

@@ -203,7 +203,7 @@ def test_norms_on_gpus_are_those_that_are_tested_on_cpus() -> None:
     with FakeTensorMode():
         net = nn.Sequential(nn.BatchNorm2d(4, device="cuda"), BatchNormAct2d(4, device="cuda"))
         norms.convert_sync_batch_norm(net)
-    assert [type(norm) for norm in net] == [norms.SyncBatchNorm, norms.SyncBatchNormAct]
+    assert [type(norm) for norm in net] == [norms.SyncBatchNorm, norms.with_act(norms.SyncBatchNorm)]
 
 
 def test_converted_norms_are_not_synchronized() -> None:

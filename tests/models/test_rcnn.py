@@ -39,7 +39,6 @@ from opabinia.models.detectors.regions import (
 from opabinia.models.detectors.rpn import ProposalOptions, RegionProposals, RpnOutput
 from opabinia.models.detectors.suppression import exceeds_size
 from opabinia.models.losses.binary import draw_federated_classes
-from tests.host_waits import HostWaits
 
 SHAPE = (96, 128)
 SIZES = [(96, 128), (90, 100)]
@@ -123,31 +122,6 @@ VARIANTS = {
 # --- the contract -----------------------------------------------------------------------------------------------------
 
 
-@every_detector
-@pytest.mark.parametrize(
-    "targets", [[full_target(), empty_target()], [empty_target(), empty_target()]], ids=["objects", "empty"]
-)
-def test_every_parameter_has_a_gradient_in_every_step(name: str, targets: list[Target]) -> None:
-    detector = make_detector(name)
-    losses = detector.losses(pyramid(), SHAPE, SIZES, targets)
-    assert all(value.shape == () and value.isfinite() for value in losses.values())
-    total_loss(losses).backward()  # type: ignore[no-untyped-call]
-    assert [key for key, param in detector.named_parameters() if param.grad is None] == []
-    assert all(param.grad is not None and param.grad.isfinite().all() for param in detector.parameters())
-
-
-@pytest.mark.parametrize(
-    ("name", "reads"), [("faster_rcnn", 3), ("mask_rcnn", 5), ("keypoint_rcnn", 5), ("cascade", 7), ("cascade_mask", 9)]
-)
-def test_a_step_waits_for_each_number_of_regions_once(name: str, reads: int) -> None:
-    """Once for the suppression of each image; and for all images once for the sizes of proposals, for samples, the
-    levels of each pooling, foreground, and the refined boxes of each stage."""
-    detector, targets = make_detector(name), [full_target()] * 2
-    with HostWaits() as waits:
-        total_loss(detector.losses(pyramid(), SHAPE, SIZES, targets)).backward()  # type: ignore[no-untyped-call]
-    assert waits.calls == {"nms": 2, "tolist": reads}
-
-
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_heads_can_have_convolutions_and_norms(variant: str) -> None:
     detector = make_detector("mask_rcnn", **VARIANTS[variant])
@@ -175,25 +149,6 @@ def test_reported_scalars_have_detectron2s_names(name: str) -> None:
     others = mask if "mask" in name else keypoint if "keypoint" in name else set()
     assert scalars.keys() == rpn | samples | box | others
     assert not any(value.requires_grad for key, value in scalars.items() if "loss" not in key)
-
-
-@every_detector
-def test_detections_have_boxes_masks_and_keypoints(name: str) -> None:
-    detector, maps = make_detector(name), pyramid()
-    detections = detector.describe(maps, SHAPE, SIZES, detector.detect(maps, SHAPE, SIZES))
-    for image, (height, width) in zip(detections, SIZES, strict=True):
-        count = len(image.boxes)
-        assert 0 < count <= detector.max_detections
-        assert image.boxes.shape == (count, 4) and image.scores.shape == image.labels.shape == (count,)
-        assert (image.scores.diff() <= 0).all()
-        assert image.boxes.min() >= 0 and image.boxes[:, 2].max() <= width and image.boxes[:, 3].max() <= height
-        assert set(image.labels.tolist()) <= {0, 1, 2}
-        assert (image.masks is None) == ("mask" not in name)
-        assert image.masks is None or (
-            image.masks.shape == (count, 28, 28) and 0 <= image.masks.min() <= image.masks.max() <= 1
-        )
-        assert (image.keypoints is None) == ("keypoint" not in name)
-        assert image.keypoints is None or image.keypoints.shape == (count, 3, 3)
 
 
 def test_static_shapes_give_the_same_detections() -> None:
@@ -241,36 +196,6 @@ def test_no_proposals_give_no_detections_and_no_loss(name: str) -> None:
     assert total_loss(losses) == 0
     total_loss(losses).backward()  # type: ignore[no-untyped-call]
     assert all(param.grad is not None and param.grad.eq(0).all() for param in box.parameters())
-
-
-@every_detector
-def test_training_mode_changes_nothing(name: str) -> None:
-    detector, maps = make_detector(name), pyramid()
-    detections, losses = [], []
-    for mode in (True, False):
-        detector.train(mode)
-        torch.manual_seed(3)
-        losses.append(total_loss(detector.losses(maps, SHAPE, SIZES, [full_target(), empty_target()])))
-        detections.append(detector.detect(maps, SHAPE, SIZES))
-    assert losses[0] == losses[1]
-    assert all(torch.equal(a.boxes, b.boxes) for a, b in zip(*detections, strict=True))
-
-
-@every_detector
-@pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16], ids=str)
-def test_half_precision_and_channels_last(name: str, precision: torch.dtype) -> None:
-    detector = make_detector(name).to(memory_format=torch.channels_last)
-    maps = [level.contiguous(memory_format=torch.channels_last) for level in pyramid()]
-    exact = detector.losses(maps, SHAPE, SIZES, [full_target(), empty_target()])
-    with torch.autocast("cpu", precision):
-        maps = [level.to(precision) for level in maps]
-        losses = detector.losses(maps, SHAPE, SIZES, [full_target(), empty_target()])
-        detections = detector.describe(maps, SHAPE, SIZES, detector.detect(maps, SHAPE, SIZES))
-    assert total_loss(losses).dtype == torch.float32
-    assert total_loss(losses).item() == pytest.approx(total_loss(exact).item(), rel=0.1)
-    assert all(image.boxes.dtype == image.scores.dtype == torch.float32 for image in detections)
-    total_loss(losses).backward()  # type: ignore[no-untyped-call]
-    assert all(param.grad is not None and param.grad.isfinite().all() for param in detector.parameters())
 
 
 @every_detector
@@ -823,84 +748,3 @@ def test_the_federated_loss_matches_detectron2() -> None:
     torch.testing.assert_close(sigmoid.losses(predictions, regions)["loss_cls"], losses.sum() / 5)
     with pytest.raises(DataMismatch, match="numbers of images"):
         draw_federated_classes(labels, torch.zeros(1), 3)
-
-
-# --- overfitting ------------------------------------------------------------------------------------------------------
-
-
-class Backbone(nn.Module):
-    """A few convolutions with feature maps of strides 4, 8 and 16."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        widths = ((3, 16, 4), (16, 24, 2), (24, 32, 2))
-        self.steps = nn.ModuleList(
-            nn.Sequential(nn.Conv2d(a, b, 5, stride, 2), nn.BatchNorm2d(b), nn.ReLU(), nn.Conv2d(b, b, 3, 1, 1))
-            for a, b, stride in widths
-        )
-        self.outs = nn.ModuleList(nn.Conv2d(b, 16, 1) for _, b, _ in widths)
-
-    def forward(self, images: Tensor) -> list[Tensor]:
-        maps = []
-        for step, out in zip(self.steps, self.outs, strict=True):
-            images = step(images)
-            maps.append(out(images))
-        return maps
-
-
-def make_squares() -> tuple[Tensor, list[Target]]:
-    """Return four images, each with a red and a green square, and their boxes and masks."""
-    images = 0.1 * torch.randn(4, 3, 64, 64)
-    targets = []
-    for image in images:
-        left = torch.randint(0, 12, (2,))
-        top = torch.randint(0, 40, (2,))
-        sides = torch.randint(12, 20, (2,))
-        boxes = torch.stack([left, top, left + sides, top + sides], dim=1)
-        boxes[1, 0::2] += 32
-        masks = torch.zeros(2, 64, 64, dtype=torch.uint8)
-        for colour, (x1, y1, x2, y2) in enumerate(boxes.tolist()):
-            image[colour, y1:y2, x1:x2] += 2
-            masks[colour, y1:y2, x1:x2] = 1
-        targets.append(Target(boxes.float(), torch.tensor([0, 1]), InstanceMasks.encode(masks)))
-    return images, targets
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["mask_rcnn", "cascade"])
-def test_overfits_squares(name: str) -> None:
-    torch.manual_seed(0)
-    images, targets = make_squares()
-    levels = [Level(16, 4), Level(16, 8), Level(16, 16)]
-    keys: dict[str, Any] = {
-        "neck": IdentityNeck,
-        "proposals": ProposalOptions(
-            anchor_sizes=[12, 18, 24],
-            aspect_ratios=(1,),
-            pre_nms_topk_test=100,
-            post_nms_topk_test=30,
-            post_nms_topk_train=60,
-        ),
-        "pooling": PoolingOptions(num_levels=3, canonical_size=56),
-        "box": BoxOptions(fc_dim=64, batch_size_per_image=32),
-        "mask": MaskOptions(channels=16, num_convs=2),
-    }
-    backbone = Backbone()
-    make: Any = {"mask_rcnn": mask_rcnn, "cascade": cascade_rcnn}[name]
-    detector = make(levels, DatasetInfo(samples=4, classes=("red", "green"), boxes=True, masks=True), **keys)
-    shape, sizes = (64, 64), [(64, 64)] * 4
-    optimizer = torch.optim.AdamW([*backbone.parameters(), *detector.parameters()], lr=2e-3)
-    for _ in range(150):
-        optimizer.zero_grad()
-        maps = detector.pyramid(backbone(images))
-        total_loss(detector.losses(maps, shape, sizes, targets)).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-    with torch.no_grad():
-        maps = detector.pyramid(backbone.eval()(images))
-        detections = detector.describe(maps, shape, sizes, detector.detect(maps, shape, sizes))
-    for image, target in zip(detections, targets, strict=True):
-        confident = image.scores > 0.5
-        assert sorted(image.labels[confident].tolist()) == [0, 1]
-        overlaps = box_iou(target.boxes[image.labels[confident]], image.boxes[confident]).diagonal()
-        assert overlaps.min() > 0.7
-        assert image.masks is not None and image.masks[confident].mean() > 0.8

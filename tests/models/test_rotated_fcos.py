@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 
@@ -98,33 +97,3 @@ def test_detections() -> None:
             )
     outside = Candidates(torch.tensor([[0.9]]), torch.tensor([[1]]), torch.tensor([[[-20.0, -5, 90, 30, 70]]]))
     assert torch.equal(suppress([outside], [SHAPE], 0.1, 0.1, 5)[0].boxes, outside.boxes[0]), "they are not clipped"
-
-
-@pytest.mark.slow
-@torch.no_grad()
-def test_detections_with_static_shapes() -> None:
-    detector, maps = random_detector()
-    static = detector.detect_batch(maps, SHAPE, torch.tensor([SHAPE] * 2))
-    for number, image in enumerate(detector.detect(maps, SHAPE, [SHAPE] * 2)):
-        count = len(image.scores)
-        torch.testing.assert_close(static.boxes[number, :count], image.boxes)
-        assert torch.equal(static.scores[number, :count], image.scores)
-        assert torch.equal(static.labels[number], torch.nn.functional.pad(image.labels, (0, 9 - count), value=-1))
-
-
-@pytest.mark.slow
-def test_overfits_a_few_objects() -> None:
-    detector = make_detector(weight_boxes=False, max_detections=5)
-    boxes = torch.tensor([[30.0, 30, 40, 14, 30], [70, 40, 22, 22, 20]])
-    maps, targets = make_maps(1), [make_target(boxes)]
-    optimizer = torch.optim.Adam(detector.parameters(), lr=0.003)
-    for _ in range(300):
-        losses = detector.losses(detector.pyramid(maps), SHAPE, [SHAPE], targets)
-        optimizer.zero_grad()
-        torch.stack([value for name, value in losses.items() if "loss" in name]).sum().backward()
-        optimizer.step()
-    with torch.no_grad():
-        detections = detector.eval().detect(detector.pyramid(maps), SHAPE, [SHAPE])[0]
-    assert sorted(detections.labels[:2].tolist()) == [0, 1] and (detections.scores[:2] > 0.6).all()
-    for box, label in zip(detections.boxes[:2], detections.labels[:2], strict=True):
-        assert aligned_iou(box_corners(boxes[label]), box) > 0.85

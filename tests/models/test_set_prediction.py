@@ -10,7 +10,6 @@ from torchvision.ops import box_convert, generalized_box_iou_loss
 from opabinia.models.losses.boxes import box_losses
 from opabinia.models.losses.focal import iou_aware_loss, no_object_cross_entropy, query_focal_loss, varifocal_loss
 from opabinia.models.losses.matching import Objects, Pairs, Prediction
-from tests.host_waits import HostWaits
 
 OBJECTS = Objects(
     torch.tensor([1, 0, 2]),
@@ -44,14 +43,6 @@ def test_losses_of_half_precision_are_computed_in_full(name: str, dtype: torch.d
     loss = LOSSES[name](half)
     assert loss.dtype == torch.float32
     assert torch.equal(loss, LOSSES[name](Prediction(*(values.float() for values in half))))
-
-
-@pytest.mark.parametrize("name", LOSSES)
-def test_losses_and_their_gradients_wait_for_nothing(name: str) -> None:
-    prediction = Prediction(*(values.requires_grad_() for values in make_prediction()))
-    with HostWaits() as waits:
-        LOSSES[name](prediction).backward()  # type: ignore[no-untyped-call]
-    assert not waits.calls
 
 
 def test_box_losses_are_those_of_torchvision() -> None:

@@ -48,6 +48,10 @@ class Mask2Former(SegmentationDecoder):
     """
 
     own_losses = True
+    # The pixel decoder would not be one graph: in training the library checks values.
+    compiled_modules = (
+        r"model\.model\.(transformer_module|pixel_level_module\.decoder\.encoder\.layers\.\d+\.self_attn)"
+    )
 
     def __init__(
         self,

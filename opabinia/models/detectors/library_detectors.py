@@ -57,6 +57,12 @@ class LibraryDetector(QueryDetector):
         max_detections: per image.
     """
 
+    # Encoders and models would not be one graph: in training the library checks values, and it takes locks.
+    compiled_modules = (
+        r"model\.model\.(encoder\.layers\.\d+\.(self_attn|mlp)|decoder\.layers\.\d+|input_proj\.\d+)"
+        r"|model\.model\.(backbone\.projector|enc_output\.\d+)|model\.(bbox_predictor|bbox_embed(\.\d+)?)"
+    )
+
     def __init__(self, model: Any, backbone: str, levels: slice, criterion: Criterion, max_detections: int) -> None:
         super().__init__()
         # The library calls this function with the predictions of all layers.

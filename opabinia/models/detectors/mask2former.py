@@ -59,6 +59,7 @@ class MaskClassifier(Detector):
         self.decoder = decoder(levels, len(dataset_info.classes))
         if not self.decoder.own_losses:
             raise ValueError("decoder: it does not find objects; take a mask classifier such as mask2former")
+        self.compiled_modules = rf"decoder\.({self.decoder.compiled_modules})"
         self.max_detections, self._classes = max_detections, range(len(dataset_info.classes))
 
     def losses(

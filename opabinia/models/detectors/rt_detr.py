@@ -51,6 +51,13 @@ class HybridDetector(QueryDetector):
 
     _library_prefix: str
 
+    # Whole layers would not be one graph: the library compares shapes in NumPy, and checks values in training.
+    compiled_modules = (
+        r"neck|(encoder|decoder)_input_proj\.\d+|encoder\.\w+_(convs|blocks)\.\d+|enc_output|enc_bbox_head"
+        r"|decoder\.layers\.\d+\.(self_attn|mlp|gateway)|decoder\.(bbox_embed|lqe_layers)\.\d+"
+        r"|decoder\.(query_pos_head|pre_bbox_head)"
+    )
+
     def __init__(self, levels: Sequence[Level], neck: NeckPart | None, library: Any, config: Any) -> None:
         super().__init__()
         self.neck = None if neck is None else neck(levels)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -162,19 +162,21 @@ class DynamicWeightAverage(_MeasuredBalance):
 
     def hooks(self) -> list[Hook]:
         """Return the hook that measures the losses."""
-        return [_DwaHook(self)]
+        return [_BalanceHook(self.add_step, self.end_epoch)]
 
 
-class _DwaHook(Hook):
-    def __init__(self, balance: DynamicWeightAverage) -> None:
-        self._balance = balance
+class _BalanceHook(Hook):
+    """Calls functions after each step, and after each epoch."""
+
+    def __init__(self, step: Callable[[], None], epoch: Callable[[], None] = lambda: None) -> None:
+        self._step, self._epoch = step, epoch
 
     def after_backward(self, run: Run) -> None:
-        self._balance.add_step()
+        self._step()
 
     def after_phase(self, run: Run, phase: Phase) -> None:
         if phase.kind == "train":
-            self._balance.end_epoch()
+            self._epoch()
 
 
 @register.balance(name="gradnorm")
@@ -263,13 +265,10 @@ class GradNorm(_MeasuredBalance):
 
     def hooks(self) -> list[Hook]:
         """Return the hook that updates the weights."""
-        return [_GradNormHook(self)]
+        return [_GradNormHook(self.update)]
 
 
-class _GradNormHook(Hook):
-    def __init__(self, balance: GradNorm) -> None:
-        self._balance = balance
-
+class _GradNormHook(_BalanceHook):
     def start(self, run: Run) -> None:
         """Check that the gradients of the shared layer will be there.
 
@@ -280,6 +279,3 @@ class _GradNormHook(Hook):
             raise ValueError("task.balance: gradnorm needs the gradients of a whole layer; use train.parallel: ddp")
         if any(module._compiled_call_impl is not None for module in run.task.modules()):
             raise ValueError("task.balance: gradnorm needs several backward passes; it excludes train.compile")
-
-    def after_backward(self, run: Run) -> None:
-        self._balance.update()

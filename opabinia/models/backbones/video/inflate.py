@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, TypeVar
 
 from torch import Tensor
 
 from opabinia.models.backbones.timm import TimmBackbone, timm
 from opabinia.models.backbones.video.base import ClipBackbone
 
+Net = TypeVar("Net", bound=ClipBackbone)
 Inflation = Literal["mean", "center"]
 """See :func:`inflate_kernel`."""
-
-
-class InflatedWeights(NamedTuple):
-    """The result of :func:`inflate_weights`.
-
-    Attributes:
-        weights: the tensors that fit, by name.
-        inflated: names of the tensors that got a temporal dimension, with both shapes.
-        missing: names of the target without a source tensor.
-        other_shape: names of the tensors that were dropped because their shape does not fit, with both shapes.
-    """
-
-    weights: dict[str, Tensor]
-    inflated: dict[str, str]
-    missing: tuple[str, ...]
-    other_shape: dict[str, str]
 
 
 def inflate_kernel(kernel: Tensor, frames: int, inflation: Inflation = "mean") -> Tensor:
@@ -52,57 +36,34 @@ def inflate_kernel(kernel: Tensor, frames: int, inflation: Inflation = "mean") -
     return inflated
 
 
-def inflate_weights(
-    state: Mapping[str, Tensor], target_shapes: Mapping[str, Sequence[int]], inflation: Inflation = "mean"
-) -> InflatedWeights:
-    """Convert the weights of an image network for a clip network with the same parameter names.
-
-    Args:
-        state: tensors by name; names that the target does not have are ignored.
-        target_shapes: tensor shapes of the clip network.
-        inflation: see :func:`inflate_kernel`.
-
-    Example: ``conv1.weight`` of 64 x 3 x 7 x 7 becomes one of 64 x 3 x 5 x 7 x 7, a fifth for each frame.
-    """
-    weights: dict[str, Tensor] = {}
-    inflated, other_shape = {}, {}
-    for name, target_shape in target_shapes.items():
-        if name not in state:
-            continue
-        tensor, shape = state[name], tuple(target_shape)
-        shapes = " -> ".join("x".join(map(str, size)) or "number" for size in (tensor.shape, shape))
-        if tuple(tensor.shape) == shape:
-            weights[name] = tensor
-        elif tensor.ndim == 4 and len(shape) == 5 and tuple(tensor.shape) == shape[:2] + shape[3:]:
-            weights[name] = inflate_kernel(tensor, shape[2], inflation)
-            inflated[name] = shapes
-        else:
-            other_shape[name] = shapes
-    missing = tuple(name for name in target_shapes if name not in state)
-    return InflatedWeights(weights, inflated, missing, other_shape)
-
-
-def load_image_weights(net: ClipBackbone, channels: int, model: str, inflation: Inflation) -> None:
+def load_image_weights(net: Net, channels: int, model: str | None, inflation: Inflation) -> Net:
     """Fill a clip network with the inflated pretrained weights of a timm image network, and take over the
     preprocessing that these were trained with. The weights are downloaded.
 
     Args:
         channels: channels of the frames.
-        model: timm's name of the image network.
+        model: timm's name of the image network; None: the network stays as it is.
         inflation: see :func:`inflate_kernel`.
 
     Raises:
         ValueError: timm has no such model, or its weights do not fill the network.
     """
+    if model is None:
+        return net
     source = timm(channels, model=model, pretrained=True)
     assert isinstance(source, TimmBackbone)
-    shapes = {name: tensor.shape for name, tensor in net.state_dict().items()}
-    result = inflate_weights(source.model.state_dict(), shapes, inflation)
-    if result.missing or result.other_shape:
-        problems = [*(f"it has no {name}" for name in result.missing), *map(" ".join, result.other_shape.items())]
-        more = f" ... ({len(problems) - 3} more)" if len(problems) > 3 else ""
+    target, weights = net.state_dict(), source.model.state_dict()
+    inflated = {
+        name: inflate_kernel(tensor, target[name].shape[2], inflation) if target[name].ndim > tensor.ndim else tensor
+        for name, tensor in weights.items()
+        if name in target
+    }
+    try:
+        net.load_state_dict(inflated)
+    except RuntimeError as error:
+        problems = " ".join(str(error).split())
         raise ValueError(
-            f"pretrained_2d: the weights of timm's {model!r} do not fill this network: {'; '.join(problems[:3])}{more}"
-        )
-    net.load_state_dict(result.weights)
+            f"pretrained_2d: the weights of timm's {model!r} do not fill this network: {problems}"
+        ) from error
     net.preprocessing = source.preprocessing
+    return net

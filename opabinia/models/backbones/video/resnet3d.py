@@ -303,14 +303,7 @@ def resnet3d(
         conv_type=conv_type,
         zero_init_last=zero_init_last,
     )
-    return _inflated(net, channels, pretrained_2d, inflation)
-
-
-def _inflated(net: ResNet3d, channels: int, pretrained_2d: str | None, inflation: Inflation) -> ResNet3d:
-    """Fill a network with inflated image weights, if there are some."""
-    if pretrained_2d:
-        load_image_weights(net, channels, pretrained_2d, inflation)
-    return net
+    return load_image_weights(net, channels, pretrained_2d, inflation)
 
 
 STAGE_DEPTHS: dict[int, tuple[int, int, int, int]] = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3)}
@@ -352,10 +345,9 @@ def slow(
         ValueError: those weights do not fill the network, or a block of ``non_local`` does not exist.
     """
     kernels = ((1,), (1,), (1,), (3,), (3,))
-    net = _bottleneck_resnet3d(
-        channels, depth, kernels, non_local=non_local, non_local_type=non_local_type, zero_init_last=zero_init_last
+    return _bottleneck_resnet3d(
+        channels, depth, kernels, non_local, non_local_type, zero_init_last, pretrained_2d, inflation
     )
-    return _inflated(net, channels, pretrained_2d, inflation)
 
 
 @register.backbone
@@ -392,17 +384,18 @@ def i3d(
         ValueError: those weights do not fill the network, or a block of ``non_local`` does not exist.
     """
     kernels = ((5,), (3,), (3, 1), (3, 1), (1, 3))
-    net = _bottleneck_resnet3d(
+    return _bottleneck_resnet3d(
         channels,
         depth,
         kernels,
+        non_local,
+        non_local_type,
+        zero_init_last,
+        pretrained_2d,
+        inflation,
         frame_stride=frame_stride,
         temporal_pool=True,
-        non_local=non_local,
-        non_local_type=non_local_type,
-        zero_init_last=zero_init_last,
     )
-    return _inflated(net, channels, pretrained_2d, inflation)
 
 
 @register.backbone
@@ -433,16 +426,17 @@ def c2d(
         ValueError: those weights do not fill the network, or a block of ``non_local`` does not exist.
     """
     kernels = ((1,),) * 5
-    net = _bottleneck_resnet3d(
+    return _bottleneck_resnet3d(
         channels,
         depth,
         kernels,
+        non_local,
+        non_local_type,
+        zero_init_last,
+        pretrained_2d,
+        "mean",
         temporal_pool=temporal_pool,
-        non_local=non_local,
-        non_local_type=non_local_type,
-        zero_init_last=zero_init_last,
     )
-    return _inflated(net, channels, pretrained_2d, "mean")
 
 
 def _bottleneck_resnet3d(
@@ -451,10 +445,12 @@ def _bottleneck_resnet3d(
     frames: tuple[tuple[int, ...], ...],
     non_local: NonLocalBlocks,
     non_local_type: NonLocalType,
+    zero_init_last: bool,
+    pretrained_2d: str | None,
+    inflation: Inflation,
     *,
     frame_stride: int = 1,
     temporal_pool: bool = False,
-    zero_init_last: bool,
 ) -> ResNet3d:
     """Build a ResNet with 50 or 101 layers; ``frames`` are the temporal sizes of the kernels of stem and stages."""
     stages = [
@@ -468,7 +464,7 @@ def _bottleneck_resnet3d(
         )
         for i, count in enumerate(STAGE_DEPTHS[depth])
     ]
-    return ResNet3d(
+    net = ResNet3d(
         channels,
         stem=(64, (frames[0][0], 7, 7), (frame_stride, 2, 2)),
         stages=stages,
@@ -477,3 +473,4 @@ def _bottleneck_resnet3d(
         temporal_pool=temporal_pool,
         zero_init_last=zero_init_last,
     )
+    return load_image_weights(net, channels, pretrained_2d, inflation)
