@@ -395,10 +395,11 @@ def _replace(model: nn.Module, convert: Callable[[_BatchNorm], nn.Module]) -> No
                 setattr(module, name, convert(child))
 
 
-def _convert(norm: _BatchNorm, kind: type[Norm]) -> Norm:
+def _convert(norm: _BatchNorm, kind: Callable[..., Norm]) -> Norm:
     """Make a norm of a kind with the parameters, statistics, activation and options of ``norm``."""
-    kind = with_act(kind) if hasattr(norm, "act") else kind
-    converted = kind(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
+    make: Any = kind
+    make = with_act(make) if hasattr(norm, "act") else make
+    converted: Norm = make(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
     return _copy_attributes(norm, converted, "running_mean", "running_var", "num_batches_tracked")
 
 

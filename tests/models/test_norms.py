@@ -6,9 +6,7 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
-from timm.layers.norm_act import BatchNormAct2d
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from opabinia.models import norms
@@ -87,22 +85,6 @@ def test_the_memory_format_is_kept(layout: torch.memory_format, count: int) -> N
     torch.testing.assert_close(output, reference_ghost_norm(norm, input, 4)[0])
 
 
-def test_parts_in_channels_last_are_normalized_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    inputs, batch_norm = [], F.batch_norm
-    monkeypatch.setattr(norms.F, "batch_norm", lambda input, *rest: inputs.append(input) or batch_norm(input, *rest))
-    ghost_norm(4)(random_input((8, 5, 4, 3)).contiguous(memory_format=torch.channels_last))
-    assert [input.shape for input in inputs] == [(2, 20, 4, 3)]
-    assert inputs[0].is_contiguous(memory_format=torch.channels_last)
-
-
-def test_in_evaluation_it_equals_a_batch_norm() -> None:
-    norm, plain = ghost_norm(4), nn.BatchNorm2d(5)
-    norm(random_input((8, 5, 4, 3)))
-    plain.load_state_dict(norm.state_dict())
-    input = random_input((7, 5, 4, 3), seed=1)
-    assert torch.equal(norm.eval()(input), plain.eval()(input))
-
-
 def test_without_momentum_statistics_average_over_all_batches() -> None:
     norm = ghost_norm(2)
     norm.momentum = None
@@ -116,7 +98,7 @@ def test_without_momentum_statistics_average_over_all_batches() -> None:
 CONVERSIONS: dict[str, Any] = {
     "ghost": lambda model: norms.convert_ghost_batch_norm(model, 2),
     "freeze": norms.freeze_batch_norms,
-    "group": lambda model: norms.convert_group_norm(model, 4),
+    "group": norms.convert_group_norm,
     "synchronize": norms.convert_sync_batch_norm,
 }
 MODEL_WITH_ACTIVATIONS = "test_efficientnet"
@@ -134,7 +116,8 @@ def trained_model(name: str) -> nn.Module:
 
 @pytest.mark.parametrize("name", ["test_resnet", MODEL_WITH_ACTIVATIONS])
 @pytest.mark.parametrize("kind", CONVERSIONS)
-def test_conversion_keeps_names_and_values_of_weights(kind: str, name: str) -> None:
+def test_conversion_keeps_names_and_values_of_weights(kind: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(norms, "GROUPS", 4)
     model, before = trained_model(name), trained_model(name).state_dict()
     norm_names = [key for key, module in model.named_modules() if isinstance(module, _BatchNorm)]
     CONVERSIONS[kind](model)
@@ -156,29 +139,20 @@ def test_conversion_does_not_change_outputs_in_evaluation(kind: str, name: str) 
     torch.testing.assert_close(model(images), expected)
 
 
-def test_frozen_norms_are_not_trained() -> None:
+@pytest.mark.parametrize("trained", [False, True])
+def test_frozen_norms_keep_their_statistics(trained: bool) -> None:
+    """Their weights are trained if asked for (MMDetection's ``norm_eval``)."""
     model, images = trained_model(MODEL_WITH_ACTIVATIONS), torch.rand(4, 3, 64, 64)
-    norms.freeze_batch_norms(model)
+    evaluated = model(images)
+    norms.freeze_batch_norms(model, trained_weights=trained)
     frozen = [module for module in model.modules() if isinstance(module, FrozenBatchNorm)]
     before = [tensor.clone() for module in frozen for tensor in module.state_dict().values()]
-    evaluated = model(images)
     output = model.train()(images)
     torch.testing.assert_close(output, evaluated)
     output.sum().backward()
-    assert not any(param.requires_grad for module in frozen for param in module.parameters())
+    assert frozen and all((param.grad is not None) == trained for module in frozen for param in module.parameters())
     after = [tensor for module in frozen for tensor in module.state_dict().values()]
     assert all(torch.equal(value, expected_value) for value, expected_value in zip(before, after, strict=True))
-
-
-def test_norms_with_frozen_statistics_train_their_weights() -> None:
-    model, images = trained_model(MODEL_WITH_ACTIVATIONS), torch.rand(4, 3, 64, 64)
-    evaluated = model(images)
-    norms.freeze_batch_norms(model, trained_weights=True)
-    output = model.train()(images)
-    torch.testing.assert_close(output, evaluated)
-    output.sum().backward()
-    frozen = [module for module in model.modules() if isinstance(module, FrozenBatchNorm)]
-    assert frozen and all(param.grad is not None for module in frozen for param in module.parameters())
 
 
 def test_groups_of_a_single_value_do_not_depend_on_the_batch() -> None:
@@ -188,22 +162,6 @@ def test_groups_of_a_single_value_do_not_depend_on_the_batch() -> None:
     torch.testing.assert_close(norm(input[:1]), norm(input)[:1])
     torch.testing.assert_close(norm(input[:1]).flatten(), norm.bias)
     torch.testing.assert_close(norm(torch.ones(1, 4, 2, 3)), F.group_norm(torch.ones(1, 4, 2, 3), 4, bias=norm.bias))
-
-
-def test_group_norm() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8))
-    norms.convert_group_norm(model, 2)
-    input = random_input((3, 3, 4, 4))
-    torch.testing.assert_close(model(input), F.group_norm(model[0](input), 2))
-    with pytest.raises(ValueError, match="divisible"):
-        norms.convert_group_norm(nn.Sequential(nn.BatchNorm2d(24)))
-
-
-def test_norms_on_gpus_are_those_that_are_tested_on_cpus() -> None:
-    with FakeTensorMode():
-        net = nn.Sequential(nn.BatchNorm2d(4, device="cuda"), BatchNormAct2d(4, device="cuda"))
-        norms.convert_sync_batch_norm(net)
-    assert [type(norm) for norm in net] == [norms.SyncBatchNorm, norms.with_act(norms.SyncBatchNorm)]
 
 
 def test_converted_norms_are_not_synchronized() -> None:

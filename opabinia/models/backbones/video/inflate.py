@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from textwrap import shorten
 from typing import Literal, TypeVar
 
 from torch import Tensor
@@ -23,12 +24,7 @@ def inflate_kernel(kernel: Tensor, frames: int, inflation: Inflation = "mean") -
             gives the features of the image, except at its ends, where zero padding replaces the missing frames (for 3
             frames, a third of the sum); ``center`` puts the kernel into the middle frame and 0 elsewhere, so that each
             frame gives the features of the image, also at the ends, and only training starts to use the other frames.
-
-    Raises:
-        ValueError: the kernel does not have 4 dimensions.
     """
-    if kernel.ndim != 4:
-        raise ValueError(f"a 2-d kernel has 4 dimensions, not {kernel.ndim}")
     if inflation == "mean":
         return kernel[:, :, None].expand(-1, -1, frames, -1, -1) / frames
     inflated = kernel.new_zeros(*kernel.shape[:2], frames, *kernel.shape[2:])
@@ -61,7 +57,7 @@ def load_image_weights(net: Net, channels: int, model: str | None, inflation: In
     try:
         net.load_state_dict(inflated)
     except RuntimeError as error:
-        problems = " ".join(str(error).split())
+        problems = shorten(str(error), 300, placeholder=" ...")
         raise ValueError(
             f"pretrained_2d: the weights of timm's {model!r} do not fill this network: {problems}"
         ) from error
