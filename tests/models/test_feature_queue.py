@@ -52,33 +52,7 @@ def test_the_queue_takes_half_precision_and_detaches() -> None:
     assert queue.features[:2].norm(dim=1).tolist() == pytest.approx([1, 1])
 
 
-def test_the_queue_is_part_of_the_state_dict() -> None:
-    queue, restored = FeatureQueue(2, 3), FeatureQueue(2, 3)
-    queue.enqueue(torch.tensor([[3.0, 4.0]]), torch.tensor([7]))
-    restored.load_state_dict(queue.state_dict())
-    for copy in (queue, restored):
-        copy.enqueue(torch.tensor([[0.0, 2.0]]), torch.tensor([8]))
-    assert queue.state_dict().keys() == {"features", "labels", "pointer"}
-    assert all(torch.equal(value, restored.state_dict()[name]) for name, value in queue.state_dict().items())
-    assert restored.labels.tolist() == [7, 8, -1]
-
-
 # --- queues without labels --------------------------------------------------------------------------------------------
-
-
-def test_a_queue_can_start_with_random_vectors() -> None:
-    torch.manual_seed(0)
-    queue = VectorQueue(16, 200, random_init=True)
-    torch.testing.assert_close(queue.features.norm(dim=1), torch.ones(200))
-    assert queue.features.mean(0).norm() < 0.2, "directions are uniform"
-    assert not VectorQueue(16, 200).features.any()
-
-
-def test_push_returns_positions() -> None:
-    queue = VectorQueue(2, 5)
-    assert queue.push(torch.ones(3, 2)).tolist() == [0, 1, 2]
-    assert queue.push(torch.ones(4, 2)).tolist() == [3, 4, 0, 1]
-    assert queue.push(torch.ones(6, 2)).tolist() == [3, 4, 0, 1, 2]
 
 
 # --- memory bank ------------------------------------------------------------------------------------------------------

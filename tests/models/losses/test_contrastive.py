@@ -77,25 +77,18 @@ LOSSES: dict[str, Callable[[Tensor, float], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.1, 0.07, 0.03, 0.01])
+@pytest.mark.parametrize("temperature", [1.0, 0.07, 0.01])
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_low_temperatures_give_finite_losses(name: str, temperature: float, dtype: torch.dtype) -> None:
     """The worst case: the key is the opposite of the query, and the query itself is among the negatives."""
     vectors = random_vectors().to(dtype).requires_grad_()
     loss = LOSSES[name](vectors, temperature)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(LOSSES[name](vectors, temperature), loss)
     loss.backward()  # type: ignore[no-untyped-call]
     assert loss.dtype == torch.float32 and loss.isfinite() and loss > 0
     assert vectors.grad is not None and vectors.grad.isfinite().all() and vectors.grad.any()
-
-
-@pytest.mark.parametrize("name", LOSSES)
-def test_autocast_does_not_change_losses(name: str) -> None:
-    vectors = random_vectors()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        lowered = LOSSES[name](vectors, 0.07)
-    assert lowered.dtype == torch.float32
-    torch.testing.assert_close(lowered, LOSSES[name](vectors, 0.07), rtol=0, atol=0)
 
 
 # --- a queue ----------------------------------------------------------------------------------------------------------
@@ -110,15 +103,12 @@ def reference_info_nce(queries: Tensor, keys: Tensor, negatives_of_each: list[Te
     return sum(losses) / len(losses)
 
 
-def test_info_nce_against_one_queue() -> None:
+def test_info_nce_against_one_queue_and_negatives_per_query() -> None:
     queries, keys, queue = random_vectors(3), random_vectors(3, seed=1), random_vectors(7, seed=2)
     expected = reference_info_nce(queries, keys, [queue] * 3, 0.2)
     assert info_nce(queries, keys, queue).item() == pytest.approx(expected, rel=1e-5)
     assert info_nce(9 * queries, keys / 3, 2 * queue).item() == pytest.approx(expected, rel=1e-5)
-
-
-def test_info_nce_against_negatives_per_query() -> None:
-    queries, keys, negatives = random_vectors(3), random_vectors(3, seed=1), random_vectors(15, seed=2).view(3, 5, 4)
+    negatives = random_vectors(15, seed=2).view(3, 5, 4)
     expected = reference_info_nce(queries, keys, list(negatives), 0.07)
     assert info_nce(queries, keys, negatives, 0.07).item() == pytest.approx(expected, rel=1e-5)
 
@@ -143,11 +133,6 @@ def vissl_inputs() -> tuple[Tensor, Tensor, Tensor]:
     return torch.tensor(inputs["embedding"], requires_grad=True), drawn[:, 0], drawn[:, 1:]
 
 
-def test_the_cross_entropy_matches_vissl() -> None:
-    loss = info_nce(*vissl_inputs(), MEMORY["inputs"]["T"])
-    assert loss.item() == pytest.approx(MEMORY["outputs"]["cross_entropy"]["loss"], abs=MEMORY["tolerance"])
-
-
 def test_noise_contrastive_estimation_matches_vissl() -> None:
     case, samples = MEMORY["inputs"], len(MEMORY["inputs"]["memory"])
     z = estimate_log_normalizer(*vissl_inputs(), samples, case["T"])
@@ -169,12 +154,3 @@ def test_memory_nce_follows_the_paper() -> None:
             total -= math.log(1 - p / (p + noise))
     loss = memory_nce(queries, keys, negatives, torch.tensor(z).log(), samples, temperature)
     assert loss.item() == pytest.approx(total / 3, rel=1e-5)
-
-
-def test_shared_negatives_equal_negatives_per_query() -> None:
-    queries, keys, negatives = random_vectors(3), random_vectors(3, seed=1), random_vectors(4, seed=2)
-    z = torch.tensor(2.0)
-    per_query = negatives.expand(3, 4, 4)
-    assert memory_nce(queries, keys, negatives, z, 9).item() == pytest.approx(
-        memory_nce(queries, keys, per_query, z, 9).item(), rel=1e-6
-    )

@@ -43,13 +43,6 @@ def test_adaptive_smoothing_matches_fastreid() -> None:
     torch.testing.assert_close(adaptive_cross_entropy(LOGITS, TARGETS, alpha=0.0), cross_entropy(LOGITS, TARGETS))
 
 
-def test_soft_targets_are_smoothed() -> None:
-    mixed = torch.tensor([[0, 0.7, 0.3, 0]])
-    assert soft_targets(mixed, 4, 0.1).tolist()[0] == pytest.approx([0.025, 0.655, 0.295, 0.025])
-    others = soft_targets(mixed, 4, 0.1, "others")
-    assert others.sum().item() == pytest.approx(1.0)
-
-
 def test_focal() -> None:
     p = LOGITS.softmax(1).gather(1, TARGETS[:, None])[:, 0]
     torch.testing.assert_close(focal(LOGITS, TARGETS), (-((1 - p) ** 2) * p.log()).mean())
@@ -78,11 +71,6 @@ def test_binary_cross_entropy_of_a_mixed_image_has_both_classes() -> None:
 def test_binary_focal_matches_detectron2(logit: float, target: float, expected: float) -> None:
     loss = binary_focal(torch.tensor([[logit]]), torch.tensor([[target]]))
     assert loss.item() == pytest.approx(expected, abs=5e-5)
-
-
-def test_asymmetric_without_asymmetry_is_binary_cross_entropy() -> None:
-    plain = asymmetric(LOGITS, TARGETS, gamma_positive=0.0, gamma_negative=0.0, margin=0.0)
-    torch.testing.assert_close(plain, binary_cross_entropy(LOGITS, TARGETS, sum_classes=True))
 
 
 def test_asymmetric_follows_the_paper() -> None:
