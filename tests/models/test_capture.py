@@ -53,17 +53,6 @@ def test_outputs_and_gradients_match_autograd(net: Net) -> None:
     assert count_hooks(net) == 0
 
 
-def test_capturing_does_not_change_gradients(net: Net) -> None:
-    net(IMAGES).square().sum().backward()
-    expected = [param.grad.clone() for param in net.parameters()]  # type: ignore[union-attr]
-    net.zero_grad()
-    names = [name for name, _ in net.named_modules()]
-    with capture(net, names, edit=lambda name, output: output):
-        net(IMAGES).square().sum().backward()
-    for param, before in zip(net.parameters(), expected, strict=True):
-        assert torch.equal(param.grad, before)  # type: ignore[arg-type]
-
-
 def test_calls_are_in_order(net: Net) -> None:
     first, second = torch.ones(1, 4), torch.full((1, 4), 2.0)
     with capture(net, ["neck"]) as captured:
@@ -142,17 +131,6 @@ def test_an_edit_that_returns_none_raises(net: Net) -> None:
     ):
         net(IMAGES)
     assert count_hooks(net) == 0
-
-
-def test_captures_may_be_nested(net: Net) -> None:
-    with capture(net, ["neck"]) as outer:
-        with capture(net, ["neck", "head"], edit=lambda name, output: output * 2) as inner:
-            net(IMAGES)
-        assert count_hooks(net) == 1
-        unedited = net(IMAGES)
-    assert torch.equal(inner["neck"].output, outer["neck"].calls[0].output * 2)
-    assert len(outer["neck"].calls) == 2 and len(inner["neck"].calls) == 1
-    assert not torch.equal(unedited.detach(), inner["head"].output)
 
 
 def test_hooks_are_removed_after_an_error(net: Net) -> None:
@@ -267,15 +245,6 @@ def test_grad_cam_by_hand() -> None:
     assert cam.tolist() == [[[1, 0], [0, 0]], [[1, 0], [0, 0.5]], [[0, 0], [0, 0]]]
     large = grad_cam(activations, gradients, (6, 4))
     assert large.shape == (3, 6, 4) and large[0, 0, 0] == 1 and large.min() == 0
-
-
-def test_grad_cam_of_a_mean_is_the_class_activation_map() -> None:
-    """Selvaraju et al. 2017, section 3.1: after global average pooling it equals CAM (Zhou et al. 2016)."""
-    maps = torch.rand(2, 5, 4, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    weight = torch.randn(5, generator=torch.Generator().manual_seed(1))
-    (gradients,) = torch.autograd.grad((maps.mean((2, 3)) @ weight).sum(), maps)
-    cam = torch.einsum("bchw,c->bhw", maps.detach(), weight).relu()
-    torch.testing.assert_close(grad_cam(maps.detach(), gradients, (4, 4)), cam / cam.amax((1, 2), keepdim=True))
 
 
 def test_grad_cam_refuses_other_shapes() -> None:

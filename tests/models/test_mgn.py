@@ -61,26 +61,6 @@ def test_branches_have_separate_gradients() -> None:
     }
 
 
-def test_every_weight_has_a_gradient() -> None:
-    net = network("test_resnet", ibn=True, non_local=True)
-    torch.stack([branch.square().mean() for branch in net(torch.rand(2, 3, 96, 64))]).sum().backward()
-    assert all(param.grad is not None for param in net.parameters())
-
-
-def test_activation_checkpointing_in_every_branch() -> None:
-    def gradients(recompute: bool) -> tuple[int, list[torch.Tensor | None]]:
-        net, calls = network("test_resnet"), []
-        if recompute:
-            net.backbone.checkpoint_activations()
-        net.thirds.layer4[0].register_forward_pre_hook(lambda *_: calls.append(1))
-        torch.stack([branch.square().mean() for branch in net(torch.ones(2, 3, 96, 64))]).sum().backward()
-        return len(calls), [param.grad for param in net.parameters()]
-
-    (plain_calls, plain), (recompute_calls, recomputed) = gradients(False), gradients(True)
-    assert (plain_calls, recompute_calls) == (1, 2)
-    torch.testing.assert_close(plain, recomputed)
-
-
 def test_unsuitable_models_and_images_raise() -> None:
     with pytest.raises(ValueError, match=r"backbone: multiple granularities need a ResNet.* this one is a ByobNet"):
         MultiGranularity(timm(3, model="test_byobnet"))

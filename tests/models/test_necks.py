@@ -51,32 +51,6 @@ def test_fpn_matches_torchvision(size: tuple[int, int]) -> None:
         torch.testing.assert_close(level, expected_level, rtol=0, atol=0)
 
 
-@torch.no_grad()
-def test_fpn_by_hand() -> None:
-    """Lin et al. 2017, figure 3: the coarser map is upsampled and added to a 1 x 1 convolution."""
-    neck = randomize(fpn(LEVELS, channels=32))
-    weights = neck.state_dict()
-
-    def convolved(kind: str, number: int, inputs: Tensor) -> Tensor:
-        weight, bias = (weights[f"fpn.{kind}_blocks.{number}.0.{name}"] for name in ("weight", "bias"))
-        return nn.functional.conv2d(inputs, weight, bias, padding=weight.shape[-1] // 2)
-
-    maps = make_maps(LEVELS, 104, 56)  # 26 x 14, 13 x 7, 7 x 4, 4 x 2
-    inner = [convolved("inner", number, level) for number, level in enumerate(maps)]
-    for number in (2, 1, 0):
-        height, width = inner[number].shape[2:]
-        above = inner[number + 1]
-        rows = torch.arange(height) * above.shape[2] // height
-        columns = torch.arange(width) * above.shape[3] // width
-        inner[number] = inner[number] + above[:, :, rows][:, :, :, columns]
-    expected = [convolved("layer", number, level) for number, level in enumerate(inner)]
-    expected.append(expected[-1][:, :, ::2, ::2])
-    pyramid = neck(maps)
-    assert [tuple(level.shape[2:]) for level in pyramid] == [(26, 14), (13, 7), (7, 4), (4, 2), (2, 1)]
-    for level, expected_level in zip(pyramid, expected, strict=True):
-        torch.testing.assert_close(level, expected_level)
-
-
 def test_initial_weights_match_detectron2() -> None:
     """Uniform weights of variance 1 / fan_in (c2_xavier_fill), biases of 0."""
     for neck in (fpn(LEVELS), fpn_p3_p7(LEVELS)):

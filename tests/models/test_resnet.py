@@ -7,14 +7,11 @@ from typing import Any
 import pytest
 import timm as timm_library
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from opabinia.contracts import Backbone
-from opabinia.models import norms
 from opabinia.models.backbones.resnet import IBN, NonLocal, resnet
 from opabinia.models.heads import LinearHead
 from opabinia.models.layers import BNNeck
-from opabinia.models.weights.init import load_matching
 
 GOLDEN: dict[str, Any] = json.loads(
     (Path(__file__).parent.parent / "golden" / "fastreid" / "model_shapes.json").read_text()
@@ -114,27 +111,6 @@ def test_ibn_replaces_the_first_norm_in_blocks_of_three_stages() -> None:
         assert shapes["model.layer1.0.bn1.IN.weight"] == shapes["model.layer1.0.bn1.BN.running_var"] == (first // 2,)
 
 
-def test_weights_of_ibns_authors_can_be_loaded() -> None:
-    """Their names begin with ``module.layer1.0.bn1.IN.weight``, and they include a classifier."""
-    weights = {
-        name.removeprefix("model."): value for name, value in resnet(3, model="resnet18", ibn=True).state_dict().items()
-    }
-    weights |= {"fc.weight": torch.zeros(1000, 512), "fc.bias": torch.zeros(1000)}
-    net = resnet(3, model="resnet18", ibn=True)
-    report = load_matching(net, {f"module.{name}": value for name, value in weights.items()})
-    assert (report.missing, set(report.unexpected)) == ((), {"module.fc.weight", "module.fc.bias"})
-    assert torch.equal(net.state_dict()["model.layer1.0.bn1.IN.bias"], weights["layer1.0.bn1.IN.bias"])
-
-
-def test_only_the_batch_norms_of_ibn_are_synchronized() -> None:
-    net = resnet(3, model="test_resnet", ibn=True)
-    norms.convert_sync_batch_norm(net)
-    for module in net.modules():
-        assert type(module) is not nn.BatchNorm2d
-        if isinstance(module, IBN):
-            assert (type(module.IN), type(module.BN)) == (nn.InstanceNorm2d, norms.SyncBatchNorm)
-
-
 # --- attention --------------------------------------------------------------------------------------------------------
 
 
@@ -161,15 +137,6 @@ def test_a_non_local_block_starts_as_identity_and_attends_to_all_positions() -> 
     torch.testing.assert_close(block(input), input + block.norm(block.out(attended)))
 
 
-@torch.no_grad()
-def test_new_non_local_blocks_do_not_change_a_trained_model() -> None:
-    plain, extended = resnet(3, model="resnet18").eval(), resnet(3, model="resnet18", non_local=True).eval()
-    report = load_matching(extended, plain.state_dict())
-    assert all("non_local" in name for name in report.missing)
-    images = torch.rand(2, 3, 64, 32)
-    torch.testing.assert_close(extended(images), plain(images))
-
-
 # --- norms ------------------------------------------------------------------------------------------------------------
 
 
@@ -192,21 +159,6 @@ def test_norms_are_replaced(keys: dict[str, Any], types: set[str]) -> None:
     trained = [param for param in net.parameters() if param.requires_grad]
     assert trained
     assert all(param.grad is not None for param in trained)
-
-
-def gradients(net: Backbone) -> list[Tensor]:
-    net(torch.rand(4, 3, 64, 64, generator=torch.Generator().manual_seed(0))).square().sum().backward()
-    return [param.grad for param in net.parameters() if param.grad is not None]
-
-
-def test_activation_checkpointing_with_all_options() -> None:
-    torch.manual_seed(0)
-    net = resnet(3, model="test_resnet", ibn=True, se=True, non_local=True)
-    checkpointed = resnet(3, model="test_resnet", ibn=True, se=True, non_local=True)
-    checkpointed.load_state_dict(net.state_dict())
-    checkpointed.checkpoint_activations()
-    torch.testing.assert_close(gradients(checkpointed), gradients(net))
-    assert net.depths().keys() == dict(net.named_parameters()).keys()
 
 
 @pytest.mark.parametrize(

@@ -92,24 +92,6 @@ def test_clips_of_any_length_and_size(name: str) -> None:
         assert net(torch.zeros(2, 1, *size, device="meta")).shape == (2, net.out_channels)
 
 
-@pytest.mark.parametrize(
-    ("name", "size"),
-    [
-        *((name, size) for name in SMALL for size in ((4, 32, 32), (5, 45, 32))),
-        ("slowfast", (5, 32, 32)),
-        ("x3d", (4, 32, 32)),
-    ],
-    ids=str,
-)
-def test_every_weight_has_a_gradient(name: str, size: tuple[int, ...]) -> None:
-    net = make_backbone({**SMALL, **LARGE}[name]).train()
-    with torch.no_grad():  # residual branches start with weight 0, so their other weights would get no gradient
-        [param.fill_(0.5) for param in net.parameters() if param.ndim == 1 and not param.any()]
-    net(torch.rand(2, 3, *size)).square().sum().backward()
-    assert all(param.grad is not None and param.grad.isfinite().all() for param in net.parameters())
-    assert all(param.grad.any() for name, param in net.named_parameters() if param.grad is not None and param.ndim > 1)
-
-
 @pytest.mark.parametrize("name", ["resnet3d", "2+1d", "bottlenecks", "slowfast", "x3d"])
 def test_the_memory_format_changes_nothing(name: str) -> None:
     net, clips = make_backbone({**SMALL, **LARGE}[name]).eval(), torch.rand(2, 3, 4, 32, 32)
@@ -124,19 +106,6 @@ def test_frames_are_pooled_independently(layout: torch.memory_format) -> None:
     pooled = FramePool()(maps)
     assert torch.equal(pooled, nn.functional.max_pool3d(maps, (1, 3, 3), (1, 2, 2), (0, 1, 1)))
     assert pooled.is_contiguous(memory_format=layout)
-
-
-@pytest.mark.parametrize("name", ["bottlenecks", "x3d"])
-def test_activation_checkpointing_keeps_gradients(name: str) -> None:
-    clips, gradients = torch.rand(2, 3, 4, 32, 32), []
-    for recompute in (False, True):
-        net = make_backbone({**SMALL, **LARGE}[name]).train()
-        if recompute:
-            net.checkpoint_activations()
-        net(clips).square().sum().backward()
-        gradients.append([param.grad for param in net.parameters()])
-    for grad, expected_grad in zip(*gradients, strict=True):
-        torch.testing.assert_close(grad, expected_grad)
 
 
 # --- published counts -------------------------------------------------------------------------------------------------
@@ -188,11 +157,6 @@ def test_weights_and_multiply_adds(name: str) -> None:
     )
 
 
-def test_slowfast_of_101_layers() -> None:
-    net = make_backbone(lambda channels: SlowFast(channels, depth=101, fusion_kernel=5), device="meta")
-    assert count_weights_and_operations(net, (32, 64, 64))[0] == pytest.approx(62.83, rel=1e-3)
-
-
 def test_weights_of_pyslowfasts_models() -> None:
     """The number of parameters of PySlowFast's models at 287ec00 with these configs, counted by running its code."""
     expected: dict[Callable[[int], Backbone], int] = {
@@ -215,10 +179,6 @@ def test_weights_of_pyslowfasts_models() -> None:
     for make, count in expected.items():
         net = make_backbone(make, device="meta")
         assert sum(param.numel() for param in net.parameters()) + 400 * (net.out_channels + 1) == count
-
-
-def test_the_default_resnet3d_has_a_quarter_of_a_million_weights() -> None:
-    assert sum(param.numel() for param in resnet3d(3).parameters()) == 225_712
 
 
 def test_the_stem_of_i3d_may_skip_frames() -> None:
@@ -340,24 +300,8 @@ def test_depths_increase_block_by_block() -> None:
 
 
 @pytest.mark.parametrize("name", TRANSFORMERS)
-def test_transformers(name: str) -> None:
-    net, clips = make_backbone(TRANSFORMERS[name]).train(), torch.rand(2, 3, 4, 32, 32)
-    with torch.no_grad():  # projections start with 0, so the layers before them would get no gradient
-        for param in net.parameters():
-            param.add_(0.01 * torch.randn_like(param))
-    gradients = []
-    for recompute in (False, True):
-        net.zero_grad()
-        if recompute:
-            net.checkpoint_activations()
-        net(clips).square().sum().backward()
-        unused = [key for key, param in net.named_parameters() if param.grad is None]
-        assert not unused
-        gradients.append([param.grad for param in net.parameters() if param.grad is not None])
-    for grad, recomputed_grad in zip(*gradients, strict=True):
-        torch.testing.assert_close(grad, recomputed_grad)
-    depths = net.depths()
-    assert set(depths.values()) == set(range(max(depths.values()) + 1))
+def test_sizes_of_transformers(name: str) -> None:
+    net, clips = make_backbone(TRANSFORMERS[name]).eval(), torch.rand(2, 3, 4, 32, 32)
     if name == "mvit v1":
         with pytest.raises(DataMismatch, match="this MViT takes clips of 4 x 32 x 32 only"):
             net(clips[:, :, :2])
@@ -374,8 +318,6 @@ def test_timesformer_starts_as_its_image_network() -> None:
     assert not torch.allclose(net(frame), net(frame + 0.1))
     with pytest.raises(DataMismatch, match="frames of 32 x 24 do not divide into patches of 16 x 16"):
         net(frame[..., :24])
-    with pytest.raises(ValueError, match="resnet18 is no plain vision transformer"):
-        TimeSformer(3, model="resnet18")
 
 
 @torch.no_grad()
@@ -392,8 +334,6 @@ def test_non_local_blocks() -> None:
         attended = torch.einsum("bthwp,bcp->bcthw", weights, block.g(pooled).flatten(2))
         torch.testing.assert_close(block(maps), maps + block.norm(block.out(attended)))
     assert block(maps[..., :1, :1]).shape == (2, 6, 3, 1, 1)
-    with pytest.raises(ValueError, match=r"non_local: a stage has the blocks 0 to 2, not \[3\]"):
-        make_backbone(lambda channels: slow(channels, non_local=((3,), (), (), ())), device="meta")
 
 
 # --- invalid inputs and options ---------------------------------------------------------------------------------------
@@ -408,19 +348,22 @@ def test_images_are_refused(name: str) -> None:
         net(torch.zeros(2, 3, 4, 32, 32, device="meta"), torch.zeros(2, 8))
 
 
-def test_options_that_do_not_fit_raise() -> None:
-    with pytest.raises(ValueError, match=r"blocks: 3 numbers for 2 stages"):
-        resnet3d(3, widths=[4, 8])
-    with pytest.raises(ValueError, match=r"temporal_kernels: .* odd numbers, not \[1, 2, 3\]"):
-        resnet3d(3, temporal_kernels=[1, 2, 3])
-    with pytest.raises(ValueError, match=r"stem_kernel: .* not \[2, 7, 7\]"):
-        resnet3d(3, stem_kernel=(2, 7, 7))
-    with pytest.raises(ValueError, match="conv_type"):
-        resnet3d(3, conv_type="2+1d", block="bottleneck")
-    with pytest.raises(ValueError, match="beta: it must divide"):
-        SlowFast(3, beta=7)
-    with pytest.raises(ValueError, match=r"fusion_kernel: .* not 4"):
-        SlowFast(3, fusion_kernel=4)
+@pytest.mark.parametrize(
+    ("make", "options", "message"),
+    [
+        (resnet3d, {"widths": [4, 8]}, "blocks: 3 numbers for 2 stages"),
+        (resnet3d, {"temporal_kernels": [1, 2, 3]}, r"temporal_kernels: .* odd numbers, not \[1, 2, 3\]"),
+        (resnet3d, {"stem_kernel": (2, 7, 7)}, r"stem_kernel: .* not \[2, 7, 7\]"),
+        (resnet3d, {"conv_type": "2+1d", "block": "bottleneck"}, "conv_type"),
+        (slow, {"non_local": ((3,), (), (), ())}, r"non_local: a stage has the blocks 0 to 2, not \[3\]"),
+        (SlowFast, {"beta": 7}, "beta: it must divide"),
+        (SlowFast, {"fusion_kernel": 4}, "fusion_kernel: .* not 4"),
+        (TimeSformer, {"model": "resnet18"}, "resnet18 is no plain vision transformer"),
+    ],
+)
+def test_options_that_do_not_fit_raise(make: Any, options: dict[str, Any], message: str) -> None:
+    with torch.device("meta"), pytest.raises(ValueError, match=message):
+        make(3, **options)
 
 
 @pytest.mark.parametrize("name", ["mvit_v1_b", "mvit_v2_s"])
@@ -488,9 +431,3 @@ def test_grey_clips_have_the_sum_of_trained_kernels(monkeypatch: pytest.MonkeyPa
     with torch.no_grad():
         torch.testing.assert_close(net(grey), reference(grey.expand(-1, 3, -1, -1, -1)), rtol=1e-4, atol=1e-4)
     assert net.preprocessing is not None and len(net.preprocessing.mean) == 1
-
-
-def test_nothing_is_downloaded_by_default() -> None:
-    net = TorchvisionVideo(3, model="mc3_18")
-    assert net.preprocessing is None and net.trained_classes == 0
-    assert net.make_head(400).out_features == 400

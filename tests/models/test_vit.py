@@ -8,7 +8,6 @@ from timm.layers.pos_embed import resample_abs_pos_embed
 from opabinia.contracts import DataMismatch
 from opabinia.models.backbones import timm as backbones
 from opabinia.models.backbones.vit import vit
-from opabinia.models.weights.init import load_matching
 
 
 def timm(**keys: Any) -> Any:
@@ -62,16 +61,6 @@ def test_position_embeddings_are_resized_from_those_of_the_model() -> None:
     assert torch.equal(make_vit(stride=8).model.pos_embed, expected)
 
 
-def test_position_embeddings_of_a_file_are_resized() -> None:
-    weights = timm(model="test_vit").model.state_dict()
-    net = make_vit(stride=8)
-    report = load_matching(net, weights)
-    assert not report.missing
-    assert list(report.resized) == ["model.pos_embed"]
-    expected = resample_abs_pos_embed(weights["pos_embed"], [7, 3], [10, 10])
-    assert torch.equal(net.model.pos_embed, expected)
-
-
 def test_dropout_rates_are_passed_to_the_model() -> None:
     net = make_vit(drop_path=0.2, dropout=0.3, attention_dropout=0.4)
     blocks = net.model.blocks
@@ -79,15 +68,6 @@ def test_dropout_rates_are_passed_to_the_model() -> None:
     assert (net.model.pos_drop.p, blocks[0].attn.proj_drop.p, blocks[0].mlp.drop1.p) == (0.3, 0.3, 0.3)
     assert blocks[0].attn.attn_drop.p == 0.4
     assert make_vit().model.blocks[-1].drop_path1.drop_prob == pytest.approx(0.1), "FastReID's default"
-
-
-def test_an_offset_and_every_parameter_have_a_gradient() -> None:
-    net = make_vit(stride=8).train()
-    offset = torch.zeros(2, net.token_channels, requires_grad=True)
-    net(torch.rand(2, 3, 64, 32), offset).square().sum().backward()
-    assert offset.grad is not None
-    assert all(param.grad is not None for param in net.parameters())
-    assert net.depths().keys() == dict(net.named_parameters()).keys()
 
 
 @pytest.mark.parametrize(
