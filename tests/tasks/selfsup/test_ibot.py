@@ -8,10 +8,10 @@ from torch import Tensor
 from opabinia.contracts import Batch, Clock, DataMismatch, DatasetInfo
 from opabinia.data.transforms.patch_masks import block_patch_mask
 from opabinia.models.backbones.timm import timm
-from opabinia.models.losses.clustering import sinkhorn
 from opabinia.models.losses.self_distillation import centered_softmax, dino_loss, koleo, masked_patch_loss
 from opabinia.runtime.durations import Duration
 from opabinia.tasks.selfsup.ibot import IBot
+from tests.models.losses.test_clustering import sinkhorn
 from tests.tasks.selfsup.views import SmallBackbone, run_at_step
 
 DATASET_INFO = DatasetInfo(samples=64, channels=3)

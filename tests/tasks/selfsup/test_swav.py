@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from opabinia.contracts import Batch, Clock, DataMismatch
-from opabinia.models.losses.clustering import sinkhorn
 from opabinia.models.prototypes import Prototypes
 from opabinia.runtime.durations import Duration
 from opabinia.tasks.selfsup.swav import SwAV, SwavQueue
+from tests.models.losses.test_clustering import sinkhorn
 from tests.tasks.selfsup.views import batch_of, make_task, run_at_step, train_steps
 
 
