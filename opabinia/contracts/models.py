@@ -109,6 +109,8 @@ class Backbone(nn.Module):
         clips: whether it takes clips (B x C x T x H x W, T frames) instead of images.
         needs_weights: see :class:`opabinia.contracts.Task`.
         is_shared: whether several tasks read it, so that none of them may remove layers from it.
+        trained_head: the classifier that came with its weights, in a tuple, so that it is no child: it is saved and
+            trained only where :meth:`make_head` returns it.
     """
 
     clips: bool = False
@@ -120,6 +122,7 @@ class Backbone(nn.Module):
     trained_classes: int = 0
     needs_weights: str = ""
     is_shared: bool = False
+    trained_head: tuple[nn.Module | None] = (None,)
 
     def forward(self, images: Tensor, offset: Tensor | None = None) -> Tensor:
         """Return feature vectors (B x D).
@@ -243,7 +246,12 @@ class Backbone(nn.Module):
         raise ValueError(f"{type(self).__name__} has no known stages")
 
     def make_head(self, classes: int) -> nn.Module:
-        """Return a classifier of its vectors (B x D to B x K): a linear layer, or the backbone's own classifier."""
+        """Return a classifier of its vectors (B x D to B x K): the trained one (once) if that has as many classes,
+        otherwise one with random weights."""
+        (trained,), self.trained_head = self.trained_head, (None,)
+        return trained if trained is not None and classes == self.trained_classes else self._new_head(classes)
+
+    def _new_head(self, classes: int) -> nn.Module:
         return nn.Linear(self.out_channels, classes)
 
     def depths(self) -> dict[str, int]:

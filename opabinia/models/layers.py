@@ -54,7 +54,7 @@ class Normalize(nn.Module):
         """
         size = tuple(images.shape[-2:])
         padded = isinstance(sizes, Tensor) or any(own != size for own in sizes or ())
-        area = image_area(images, sizes) if padded and sizes is not None else None
+        area = image_area(size, sizes, images.device) if padded and sizes is not None else None
         # The copy that changes the type changes the layout, too.
         layout = torch.channels_last if self.channels_last else torch.preserve_format
         if images.dtype == torch.uint8:
@@ -65,10 +65,10 @@ class Normalize(nn.Module):
         return normalized if area is None else normalized * area
 
 
-def image_area(images: Tensor, sizes: Sizes | Tensor) -> Tensor:
-    """Return which pixels of a padded batch (B x C x H x W) belong to images (bool, B x 1 x H x W)."""
-    ends = sizes if isinstance(sizes, Tensor) else move_tensor(torch.tensor(sizes), images.device)
-    height, width = (torch.arange(side, device=images.device) for side in images.shape[-2:])
+def image_area(shape: Sequence[int], sizes: Sizes | Tensor, device: torch.device) -> Tensor:
+    """Return which pixels of a padded batch of height and width ``shape`` belong to images (bool, B x 1 x H x W)."""
+    ends = sizes if isinstance(sizes, Tensor) else move_tensor(torch.tensor(sizes), device)
+    height, width = (torch.arange(side, device=device) for side in shape)
     return ((height < ends[:, :1])[:, :, None] & (width < ends[:, 1:])[:, None, :]).unsqueeze(1)
 
 

@@ -29,7 +29,6 @@ from opabinia.contracts import (
 from opabinia.models import norms
 from opabinia.models.backbones.module import build_backbone
 from opabinia.models.layers import build_normalization
-from opabinia.models.layers import image_area as image_area
 
 
 @register.section(name="test_time_augmentation")

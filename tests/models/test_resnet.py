@@ -9,7 +9,8 @@ import timm as timm_library
 import torch
 from torch import nn
 
-from opabinia.models.backbones.resnet import IBN, NonLocal, resnet
+from opabinia.models.backbones.non_local import NonLocal
+from opabinia.models.backbones.resnet import IBN, resnet
 from opabinia.models.heads import LinearHead
 from opabinia.models.layers import BNNeck
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torchvision import models
 
 from opabinia.contracts import Backbone, DataMismatch
+from opabinia.models.backbones.non_local import NonLocal
 from opabinia.models.backbones.video import (
     Mvit,
     SlowFast,
@@ -28,7 +29,6 @@ from opabinia.models.backbones.video import (
     torchvision_video,
 )
 from opabinia.models.backbones.video.base import ClipBackbone, FramePool, convolution
-from opabinia.models.backbones.video.non_local import NonLocal3d
 from opabinia.models.backbones.video.slowfast import slow_frames
 from opabinia.models.backbones.video.torchvision_video import MVIT_SIZE, S3D_MIN_SIZE
 
@@ -322,7 +322,7 @@ def test_timesformer_starts_as_its_image_network() -> None:
 
 @torch.no_grad()
 def test_non_local_blocks() -> None:
-    block, maps = NonLocal3d(6, "softmax").eval(), torch.randn(2, 6, 3, 4, 5)
+    block, maps = NonLocal(6, "softmax", clips=True).eval(), torch.randn(2, 6, 3, 4, 5)
     torch.testing.assert_close(block(maps), maps)  # its norm starts with weight 0
     nn.init.ones_(block.norm.weight)
     queries, pooled = block.theta(maps), nn.functional.max_pool3d(maps, (1, 2, 2))

@@ -34,7 +34,8 @@ from opabinia.data.collate import collate
 from opabinia.evaluation.detection.coco import Coco
 from opabinia.evaluation.detection.rotated import DotaMap
 from opabinia.inference.predictor import Prediction
-from opabinia.tasks.dense_base import TestTimeAugmentation, image_area, mirror
+from opabinia.models.layers import image_area
+from opabinia.tasks.dense_base import TestTimeAugmentation, mirror
 from opabinia.tasks.detection import Detection, test_time_augmentation
 from opabinia.tasks.detection.test_time_augmentation import View
 from opabinia.tasks.detection.tiles import Tiles, merge_tiles, move_to_image, tile_starts
@@ -187,7 +188,7 @@ def test_predictions_do_not_depend_on_the_rest_of_the_batch() -> None:
 
 
 def test_image_area_excludes_padding() -> None:
-    mask = image_area(torch.zeros(2, 1, 2, 3), [(2, 3), (1, 2)])
+    mask = image_area((2, 3), [(2, 3), (1, 2)], torch.device("cpu"))
     assert mask[:, 0].int().tolist() == [[[1, 1, 1], [1, 1, 1]], [[1, 1, 0], [0, 0, 0]]]
 
 

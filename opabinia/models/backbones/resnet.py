@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from timm.layers.blur_pool import BlurPool2d
 from timm.layers.squeeze_excite import SEModule
 from timm.models.resnest import ResNestBottleneck
@@ -18,6 +18,7 @@ from opabinia.config import register
 from opabinia.contracts import Backbone, Count, Fraction
 from opabinia.models import norms
 from opabinia.models.backbones.deformable import DeformableOptions, add_deformable_convolutions
+from opabinia.models.backbones.non_local import NonLocal
 from opabinia.models.backbones.timm import TimmBackbone, timm
 
 
@@ -44,48 +45,6 @@ class IBN(nn.Module):
         """B x C x H x W of the same shape."""
         first, second = torch.split(input, self._sizes, dim=1)
         return torch.cat([self.IN(first), self.BN(second)], dim=1)
-
-
-class NonLocal(nn.Module):
-    """Residual self-attention over all positions (Wang et al. 2018, section 3.3, embedded Gaussian).
-
-    Its norm has weight 0 at first, so that a pretrained model initially computes the same.
-
-    Args:
-        channels: C.
-        inner: number of channels of queries, keys and values; None: half as many.
-    """
-
-    def __init__(self, channels: int, inner: int | None = None) -> None:
-        super().__init__()
-        inner = inner or channels // 2
-        self.theta, self.phi, self.g = (nn.Conv2d(channels, inner, 1) for _ in range(3))
-        self.out = nn.Conv2d(inner, channels, 1)
-        self.norm = nn.BatchNorm2d(channels)
-        nn.init.zeros_(self.norm.weight)
-
-    def forward(self, input: Tensor) -> Tensor:
-        """B x C x H x W of the same shape."""
-        query, key, value = (conv(input).flatten(2).transpose(1, 2) for conv in (self.theta, self.phi, self.g))
-        attended = F.scaled_dot_product_attention(query, key, value, scale=1.0)
-        attended = attended.transpose(1, 2).unflatten(2, input.shape[2:])  # type: ignore[no-untyped-call]
-        output: Tensor = input + self.norm(self.out(attended))
-        return output
-
-
-class DotProductNonLocal(NonLocal):
-    """Residual attention whose weights are dot products divided by the number of positions (Wang et al. 2018, section
-    3.3, dot product), on one channel, as in FastReID."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__(channels, inner=1)
-
-    def forward(self, input: Tensor) -> Tensor:
-        """B x C x H x W of the same shape."""
-        query, key, value = (conv(input).flatten(2) for conv in (self.theta, self.phi, self.g))
-        attended = (value @ key.transpose(1, 2)) @ query / query.shape[2]
-        output: Tensor = input + self.norm(self.out(attended.unflatten(2, input.shape[2:])))
-        return output
 
 
 @register.backbone
@@ -158,7 +117,10 @@ def resnet(
         _add_instance_norms(net)
     if norm == "frozen":  # before layers are added, which must be trained
         norms.freeze_batch_norms(net)
-    _add_attention(net, se, non_local, NonLocal if convention == "timm" else DotProductNonLocal)
+    if se:
+        _add_squeeze_excitation(net)
+    if non_local:
+        _add_non_local(net, NonLocal if convention == "timm" else partial(NonLocal, kind="dot_product", inner=1))
     if norm == "group":
         norms.convert_group_norm(net)
     if ghost_splits is not None:
@@ -308,13 +270,6 @@ def _add_instance_norms(net: Any) -> None:
         if type(norm) is not nn.BatchNorm2d:
             raise ValueError(f"ibn: {type(block).__name__} of this model has no batch norm that could be split")
         block.bn1 = IBN(norm)
-
-
-def _add_attention(net: Any, se: bool, non_local: bool, attention: type[nn.Module]) -> None:
-    if se:
-        _add_squeeze_excitation(net)
-    if non_local:
-        _add_non_local(net, attention)
 
 
 def _add_squeeze_excitation(net: Any) -> None:

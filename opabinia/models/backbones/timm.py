@@ -110,8 +110,7 @@ class TimmBackbone(Backbone):
             net.patch_embed.register_forward_pre_hook(_check_image_size)
         self.multi_scale: MultiScaleFeatures | None = None
         self._gives_vectors = True
-        # In a tuple it is not a child: it is saved and trained only where make_head returns it.
-        self._trained_head = (head,)
+        self.trained_head = (head,)
 
     def forward(self, images: Tensor, offset: Tensor | None = None) -> Tensor:
         """B x C x H x W to B x D.
@@ -303,16 +302,10 @@ class TimmBackbone(Backbone):
             if isinstance(layers, nn.Sequential):
                 layers.compile(*args, **kwargs)
 
-    def make_head(self, classes: int) -> nn.Module:
-        """Return timm's classifier for this model, so that both together compute the same as timm's whole model.
-
-        A pretrained model gives its trained classifier (once) if that has as many classes; otherwise weights are
-        random. For models whose classifier is more than a function of the pooled vector (the two heads of DeiT and
-        LeViT, VOLO, CrossViT) it is a linear layer.
-        """
-        (trained,), self._trained_head = self._trained_head, (None,)
-        if trained is not None and classes == self.trained_classes:
-            return trained
+    def _new_head(self, classes: int) -> nn.Module:
+        """Return timm's classifier for this model, so that both together compute the same as timm's whole model. For
+        models whose classifier is more than a function of the pooled vector (the two heads of DeiT and LeViT, VOLO,
+        CrossViT) it is a linear layer."""
         self.model.reset_classifier(classes)  # type: ignore[operator]
         return remove_classifier(self.model) or nn.Linear(self.out_channels, classes)
 

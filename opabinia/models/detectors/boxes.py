@@ -14,16 +14,7 @@ from torchvision.models.detection.faster_rcnn import FastRCNNConvFCHead, TwoMLPH
 from torchvision.ops import clip_boxes_to_image
 
 from opabinia.config import register
-from opabinia.contracts import (
-    Count,
-    DatasetInfo,
-    Detections,
-    Fraction,
-    Level,
-    NonNegative,
-    Sizes,
-    Target,
-)
+from opabinia.contracts import Count, DatasetInfo, Detections, Fraction, Level, NonNegative, Sizes, Target
 from opabinia.models.detectors.regions import PoolingOptions, RegionPool, Regions, concat_regions
 from opabinia.models.detectors.suppression import Candidates, box_nms, exceeds_size, suppress_static
 from opabinia.models.losses.binary import draw_federated_classes

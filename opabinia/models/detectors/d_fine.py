@@ -10,13 +10,15 @@ from torch import Tensor, nn
 
 from opabinia.config import register
 from opabinia.contracts import Count, DatasetInfo, Fraction, Level, NeckPart, NonNegative, Positive, Sizes, Target
-from opabinia.models.detectors.queries import Outputs, add_losses, collect_objects, import_transformers, sizes_as_tensor
-from opabinia.models.detectors.rt_detr import (
-    HybridDetector,
-    check_width,
-    split_queries,
-    unbind_layers,
+from opabinia.models.detectors.queries import (
+    Outputs,
+    add_losses,
+    collect_objects,
+    import_transformers,
+    sizes_as_tensor,
+    transformer_sizes,
 )
+from opabinia.models.detectors.rt_detr import HybridDetector, check_width, split_queries, unbind_layers
 from opabinia.models.losses.boxes import (
     box_losses,
     fine_grained_localization_loss,
@@ -135,13 +137,8 @@ class DFine(HybridDetector):
             d_model=channels,
             decoder_in_channels=[encoder_channels or channels] * len(strides),
             num_queries=num_queries,
-            encoder_layers=encoder_layers,
-            decoder_layers=decoder_layers,
-            encoder_attention_heads=attention_heads,
-            decoder_attention_heads=attention_heads,
             decoder_n_points=list(decoder_n_points),
-            encoder_ffn_dim=ffn_dim,
-            decoder_ffn_dim=ffn_dim,
+            **transformer_sizes(encoder_layers, decoder_layers, attention_heads, ffn_dim),
             hidden_expansion=float(hidden_expansion),
             depth_mult=float(depth_multiplier),
             dropout=dropout,

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from opabinia.config import register
 from opabinia.contracts import Count, DataMismatch, DatasetInfo, Fraction, Level, NonNegative
-from opabinia.models.detectors.queries import Outputs, QueryDetector, import_transformers
+from opabinia.models.detectors.queries import Outputs, QueryDetector, import_transformers, transformer_sizes
 from opabinia.models.detectors.rt_detr import check_width
+from opabinia.models.layers import image_area
 from opabinia.models.losses.boxes import box_losses
 from opabinia.models.losses.focal import iou_aware_loss, no_object_cross_entropy, query_focal_loss
 from opabinia.models.losses.matching import (
@@ -83,8 +84,7 @@ class LibraryDetector(QueryDetector):
 
     def _run(self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Tensor, **options: Any) -> Any:
         """Return the library's output for feature maps."""
-        rows, columns = (torch.arange(side, device=sizes.device) for side in shape)
-        mask = (rows < sizes[:, :1])[:, :, None] & (columns < sizes[:, 1:])[:, None, :]
+        mask = image_area(shape, sizes, sizes.device)[:, 0]
         backbone = self.model.get_submodule(self._backbone)
         backbone.maps = maps[self._levels]
         try:
@@ -211,7 +211,7 @@ def detr(
         num_labels=len(dataset_info.classes),
         num_queries=num_queries,
         d_model=channels,
-        **_transformer(encoder_layers, decoder_layers, attention_heads, ffn_dim),
+        **transformer_sizes(encoder_layers, decoder_layers, attention_heads, ffn_dim),
         dropout=dropout,
     )
 
@@ -284,7 +284,7 @@ def deformable_detr(
         num_queries=num_queries,
         num_feature_levels=num_levels,
         d_model=channels,
-        **_transformer(encoder_layers, decoder_layers, attention_heads, ffn_dim),
+        **transformer_sizes(encoder_layers, decoder_layers, attention_heads, ffn_dim),
         encoder_n_points=sampling_points,
         decoder_n_points=sampling_points,
         dropout=dropout,
@@ -380,13 +380,6 @@ def _import_maps() -> Any:
     from opabinia.models.detectors import library_maps
 
     return library_maps
-
-
-def _transformer(encoder_layers: int, decoder_layers: int, heads: int, ffn_dim: int) -> dict[str, int]:
-    """Return the numbers of encoder and decoder under the library's names."""
-    encoder = {"encoder_layers": encoder_layers, "encoder_attention_heads": heads, "encoder_ffn_dim": ffn_dim}
-    decoder = {"decoder_layers": decoder_layers, "decoder_attention_heads": heads, "decoder_ffn_dim": ffn_dim}
-    return encoder | decoder
 
 
 def _placeholder_config(library: Any, widths: Sequence[int]) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -22,6 +21,7 @@ from opabinia.contracts import (
 )
 from opabinia.models.decoders.mask2former import Mask2Former
 from opabinia.models.detectors.queries import sizes_as_tensor
+from opabinia.models.layers import image_area
 from opabinia.models.panoptic import top_instances
 
 
@@ -89,6 +89,5 @@ class MaskClassifier(Detector):
 
     def _instances(self, logits: Tensor, masks: Tensor, sizes: Tensor, shape: tuple[int, int]) -> Detections:
         pixels = F.interpolate(masks.float(), size=shape, mode="bilinear", align_corners=False)
-        rows, columns = (torch.arange(side, device=sizes.device) for side in shape)
-        inside = (rows < sizes[:, :1])[:, None, :, None] & (columns < sizes[:, 1:])[:, None, None]
+        inside = image_area(shape, sizes, sizes.device)
         return top_instances(logits.float(), pixels.where(inside, -1), self._classes, self.max_detections)

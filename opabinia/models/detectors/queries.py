@@ -161,3 +161,10 @@ def import_transformers(detector: str, model: str) -> Any:
         return import_module(f"transformers.models.{model}.modeling_{model}")
     except ImportError as error:
         raise ValueError(f"{detector} needs the transformers library: pip install 'opabinia[detr]'") from error
+
+
+def transformer_sizes(encoder_layers: int, decoder_layers: int, heads: int, ffn_dim: int) -> dict[str, int]:
+    """Return the numbers of encoder and decoder under the library's names."""
+    encoder = {"encoder_layers": encoder_layers, "encoder_attention_heads": heads, "encoder_ffn_dim": ffn_dim}
+    decoder = {"decoder_layers": decoder_layers, "decoder_attention_heads": heads, "decoder_ffn_dim": ffn_dim}
+    return encoder | decoder

@@ -14,11 +14,7 @@ from torch import Tensor, nn
 
 from opabinia.config import register
 from opabinia.contracts import Count, DatasetInfo, Fraction, Level, NeckPart, NonNegative, Positive, Sizes, Target
-from opabinia.models.detectors.queries import (
-    Outputs,
-    QueryDetector,
-    import_transformers,
-)
+from opabinia.models.detectors.queries import Outputs, QueryDetector, import_transformers, transformer_sizes
 from opabinia.models.losses.boxes import box_losses
 from opabinia.models.losses.focal import varifocal_loss
 from opabinia.models.losses.matching import Objects, Pairs, Prediction
@@ -290,14 +286,9 @@ class RTDetr(HybridDetector):
             d_model=channels,
             decoder_in_channels=[encoder_channels or channels] * 3,
             num_queries=num_queries,
-            encoder_layers=encoder_layers,
-            decoder_layers=decoder_layers,
-            encoder_attention_heads=attention_heads,
-            decoder_attention_heads=attention_heads,
             decoder_n_points=decoder_n_points,
             decoder_method="default" if sampling == "grid_sample" else sampling,
-            encoder_ffn_dim=ffn_dim,
-            decoder_ffn_dim=ffn_dim,
+            **transformer_sizes(encoder_layers, decoder_layers, attention_heads, ffn_dim),
             hidden_expansion=float(hidden_expansion),
             dropout=dropout,
             num_denoising=num_denoising,

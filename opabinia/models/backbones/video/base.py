@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch.nn.functional as F
 from timm.models._manipulate import checkpoint_seq
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from opabinia.contracts import Backbone, DataMismatch
 
@@ -68,6 +69,12 @@ class ClipBackbone(Backbone):
         """Recompute activations of blocks in the backward pass (activation checkpointing); the running statistics of
         their norms are then updated twice per step."""
         self.recompute = True
+
+    def run_block(self, block: nn.Module, *values: Any) -> Any:
+        """Apply a block to its inputs, with activation checkpointing if :attr:`recompute` is set."""
+        if self.recompute and self.training:
+            return checkpoint(block, *values, use_reentrant=False)
+        return block(*values)
 
     def run_blocks(self, blocks: nn.Module, maps: Tensor) -> Tensor:
         """Apply ``blocks`` to ``maps``, with activation checkpointing if :attr:`recompute` is set."""

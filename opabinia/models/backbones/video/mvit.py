@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 
 from annotated_types import MinLen
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 from torchvision.models.video.mvit import MSBlockConfig, MViT
 
 from opabinia.config import register
@@ -119,9 +118,6 @@ class Mvit(ClipBackbone):
         grid = tuple(maps.shape[2:])
         tokens: Tensor = net.pos_encoding(maps.flatten(2).transpose(1, 2))
         for block in net.blocks:
-            if self.recompute and self.training:
-                tokens, grid = checkpoint(block, tokens, grid, use_reentrant=False)
-            else:
-                tokens, grid = block(tokens, grid)
+            tokens, grid = self.run_block(block, tokens, grid)
         vectors: Tensor = net.norm(tokens[:, 1:].mean(1) if self._averages else tokens[:, 0])
         return vectors

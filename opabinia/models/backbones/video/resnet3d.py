@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from opabinia.config import register
 from opabinia.contracts import Backbone, Count
+from opabinia.models.backbones.non_local import NonLocal, NonLocalBlocks, NonLocalType
 from opabinia.models.backbones.video.base import (
     ClipBackbone,
     ConvType,
@@ -24,7 +25,6 @@ from opabinia.models.backbones.video.base import (
     shortcut_projection,
 )
 from opabinia.models.backbones.video.inflate import Inflation, load_image_weights
-from opabinia.models.backbones.video.non_local import NonLocal3d, NonLocalBlocks, NonLocalType
 
 
 class BasicBlock3d(nn.Module):
@@ -97,7 +97,7 @@ class Bottleneck3d(nn.Module):
         self.conv3 = convolution(width, outputs, (1, 1, 1))
         self.bn3 = nn.BatchNorm3d(outputs)
         self.downsample = shortcut_projection(inputs, outputs, stride)
-        self.non_local: nn.Module = NonLocal3d(outputs, non_local) if non_local else nn.Identity()
+        self.non_local: nn.Module = NonLocal(outputs, non_local, clips=True) if non_local else nn.Identity()
 
     def forward(self, maps: Tensor) -> Tensor:
         """B x M x t x h x w to B x M' x t' x h' x w'."""

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from opabinia.config import register
 from opabinia.contracts import Count
+from opabinia.models.backbones.non_local import NonLocalBlocks, NonLocalType
 from opabinia.models.backbones.video.base import ClipBackbone, FramePool, Kernel, convolution, global_pool, init_weights
-from opabinia.models.backbones.video.non_local import NonLocalBlocks, NonLocalType
 from opabinia.models.backbones.video.resnet3d import STAGE_DEPTHS, Bottleneck3d, StageSpec, build_stage
 from opabinia.runtime.device import move_tensor
 

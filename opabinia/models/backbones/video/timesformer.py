@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from opabinia.config import register
 from opabinia.contracts import Count, DataMismatch, Fraction
@@ -122,9 +121,6 @@ class TimeSformer(ClipBackbone):
             times = F.interpolate(times, frames, mode="nearest")
         token, patches = tokens[:, 0, :1], tokens[:, :, 1:] + times.transpose(1, 2)[:, :, None]
         for block in vit.blocks:
-            if self.recompute and self.training:
-                token, patches = checkpoint(block, token, patches, use_reentrant=False)
-            else:
-                token, patches = block(token, patches)
+            token, patches = self.run_block(block, token, patches)
         vectors: Tensor = vit.fc_norm(vit.norm(token))[:, 0]
         return vectors

@@ -50,8 +50,7 @@ class TorchvisionVideo(ClipBackbone):
         self.preprocessing = _preprocessing(weights, channels) if weights else None
         self.trained_classes = classifier.out_features if pretrained else 0
         self.layers = [tuple(f"model.{prefix}" for prefix in prefixes) for prefixes in layer_prefixes(net)]
-        # In a tuple it is not a child: it is saved and trained only where make_head returns it.
-        self._trained_head: tuple[nn.Linear | None] = (classifier if pretrained else None,)
+        self.trained_head = (classifier if pretrained else None,)
 
     def vectors(self, clips: Tensor) -> Tensor:
         """B x C x T x H x W to B x D.
@@ -75,13 +74,6 @@ class TorchvisionVideo(ClipBackbone):
             return global_pool(net.features(clips))  # its own pooling is the same for maps of 2 x 7 x 7 only
         vectors: Tensor = self.model(clips)
         return vectors
-
-    def make_head(self, classes: int) -> nn.Module:
-        """Return a linear layer: the pretrained one (once) if it has as many classes."""
-        (trained,), self._trained_head = self._trained_head, (None,)
-        if trained is not None and classes == self.trained_classes:
-            return trained
-        return super().make_head(classes)
 
     def checkpoint_activations(self) -> None:
         """Not supported by torchvision.
