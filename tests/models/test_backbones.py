@@ -24,6 +24,21 @@ def test_features_have_the_reported_width(model: str, channels: int) -> None:
         assert net(torch.rand(2, channels, size, size)).shape == (2, net.out_channels)
 
 
+@pytest.mark.parametrize(
+    ("model", "call", "message"),
+    [
+        ("poolformerv2_s12", lambda net: net.depths(), "the depths of the layers of TimmBackbone are not known"),
+        ("inception_v3", lambda net: net.checkpoint_activations(), "cannot compute the activations of InceptionV3"),
+        ("levit_128s", lambda net: net.feature_maps(torch.zeros(1, 3, 224, 224)), r"^timm's \w+ gives no feature maps"),
+        ("pit_ti_224", lambda net: net.feature_maps(torch.zeros(1, 3, 224, 224)), r"^timm's \w+ gives no feature maps"),
+        ("test_resnet", lambda net: net(torch.zeros(1, 3, 64, 64), torch.zeros(1, 32)), "ResNet has no tokens"),
+    ],
+)
+def test_what_a_model_does_not_have_raises(model: str, call: Any, message: str) -> None:
+    with torch.device("meta"), pytest.raises(ValueError, match=message):
+        call(timm(3, model=model).eval())
+
+
 def test_weights_are_random_and_not_downloaded_by_default() -> None:
     """HF_HUB_OFFLINE is set in the tests, so a download would fail."""
     torch.manual_seed(0)
@@ -33,19 +48,6 @@ def test_weights_are_random_and_not_downloaded_by_default() -> None:
     assert all(torch.equal(first[name], second[name]) for name in first)
     with pytest.raises(ValueError, match="HF_HUB_OFFLINE is set"):
         timm(3, model="test_resnet", pretrained=True)
-
-
-def test_drop_path_is_passed_to_the_model() -> None:
-    def drops(net: nn.Module) -> list[float]:
-        return [module.drop_prob for module in net.modules() if type(module).__name__ == "DropPath"]
-
-    assert max(drops(timm(3, model="test_convnext", drop_path=0.2))) == pytest.approx(0.2)
-    assert not any(drops(timm(3, model="test_convnext")))
-
-
-def test_options_are_passed_to_the_model() -> None:
-    wide = timm(3, model="test_vit", options={"global_pool": "avg", "embed_dim": 32})
-    assert wide.out_channels == 32
 
 
 @pytest.mark.parametrize(
@@ -219,21 +221,6 @@ def test_depths_match_timm_and_the_classifier_is_one_deeper(model: str, moved: s
     assert min(depths.values()) == 0
 
 
-def test_depths_of_unknown_models_raise() -> None:
-    with (
-        torch.device("meta"),
-        pytest.raises(ValueError, match="the depths of the layers of TimmBackbone are not known"),
-    ):
-        timm(3, model="poolformerv2_s12").depths()
-
-
-def test_models_without_activation_checkpointing_raise() -> None:
-    with torch.device("meta"):
-        net = timm(3, model="inception_v3")
-    with pytest.raises(ValueError, match="timm cannot compute the activations of InceptionV3 again"):
-        net.checkpoint_activations()
-
-
 # --- feature maps and offsets -----------------------------------------------------------------------------------------
 
 IMAGE_SIZES = {
@@ -266,12 +253,6 @@ def test_feature_maps_are_those_before_the_pooling(model: str) -> None:
         )
         reference = channels_last.movedim(3, 1)
     torch.testing.assert_close(maps, reference)
-
-
-def test_models_without_feature_maps_raise() -> None:
-    for model in ("levit_128s", "pit_ti_224"):
-        with torch.device("meta"), pytest.raises(ValueError, match=r"^timm's \w+ gives no feature maps"):
-            timm(3, model=model).eval().feature_maps(torch.zeros(1, 3, 224, 224))
 
 
 @pytest.mark.parametrize("options", [{}, {"dynamic_img_size": True}, {"global_pool": "avg"}], ids=str)
@@ -318,10 +299,3 @@ def test_tokens_are_normalized(pool: str) -> None:
     for tokens in (tokens_of_image.first, tokens_of_image.patches):
         torch.testing.assert_close(tokens.mean(-1), torch.zeros(tokens.shape[:-1]), atol=1e-5, rtol=0)
         torch.testing.assert_close(tokens.var(-1, correction=0), torch.ones(tokens.shape[:-1]), atol=1e-3, rtol=0)
-
-
-def test_models_without_tokens_refuse_an_offset() -> None:
-    net = timm(3, model="test_resnet")
-    assert net.token_channels == 0
-    with pytest.raises(ValueError, match="offset: timm's ResNet has no tokens that it could be added to"):
-        net(torch.zeros(1, 3, 64, 64), torch.zeros(1, 32))

@@ -228,11 +228,6 @@ def test_points_near_the_centre_are_assigned() -> None:
     assert len(assigned_points(make_points(8, 16), [[0.0, 0, 40, 40]], radius=9)[0]) == 25
 
 
-def test_points_outside_the_box_are_never_assigned() -> None:
-    assert assigned_points(make_points(8, 16), [[17.0, 17, 23, 23]]) == [[[20, 20, 8]]]
-    assert assigned_points(make_points(8, 16), [[21.0, 21, 23, 23]]) == [[]]
-
-
 def test_points_in_two_objects_are_assigned_to_the_smaller() -> None:
     large, small = assigned_points(make_points(8, 16), [[0.0, 0, 40, 40], [8, 8, 32, 24]])
     assert small == [[x, y, 8] for y in (12, 20) for x in (12, 20, 28)]

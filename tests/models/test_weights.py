@@ -206,17 +206,28 @@ def test_the_command_that_a_refusal_names_converts_the_file(warm_server: Server,
     assert_same(read_weights(folder / "old.plain.pth"), state)
 
 
+REFUSED = r"a\.pth: (cannot be read|is no file of torch\.save|refused)"
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
         ("a.pth", b"", r"a.pth: cannot be read: EOFError"),
-        ("a.pth", b"hello", r"a.pth: cannot be read|a.pth: is no file of torch.save"),
+        ("a.pth", b"hello", REFUSED),
+        # Opcodes for which torch's unpickler raises struct.error, OverflowError, MemoryError and AssertionError.
+        ("a.pth", b"\x80\x02J\0", REFUSED),
+        ("a.pth", b"\x80\x02Y", REFUSED),
+        ("a.pth", b"\x80\x02cbuiltins\nbytearray\n\x8a\x08" + b"\xff" * 7 + b"\x7f\x85R.", REFUSED),
         ("a.safetensors", b"hello", r"a.safetensors: cannot be read: .*header"),
         ("b.pth", None, r"b.pth: there is no such file or folder"),
+        ("", None, "neither a run with a checkpoint nor a checkpoint"),
+        ("runs", b"", r"; did you mean .*default\?"),
     ],
 )
 def test_unreadable_files_raise(tmp_path: Path, name: str, content: bytes | None, message: str) -> None:
-    if content is not None:
+    if name == "runs":
+        (tmp_path / "runs" / "default" / "checkpoints").mkdir(parents=True)
+    elif content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=message):
         read_weights(tmp_path / name)
@@ -253,22 +264,23 @@ def shared(levels: int) -> dict[str, Any]:
         (nested(300), r"a\.pth: state_dict\.state_dict\..*: dictionaries are nested more than 32 deep"),
         (shared(40), r"a\.pth: right\.right\..*: dictionaries are nested more than 32 deep"),
         (shared(25), r"a\.pth: .*: more than 1000000 entries: dictionaries contain each other many times"),
+        ({"epoch": 3}, "a.pth: there are no tensors in it"),
         ({"model": {(1, 2): torch.ones(2)}}, r"a\.pth: model\.: the name of a tensor .* is of type tuple"),
         ({"model": {10**100: torch.ones(2)}}, r"a\.pth: model\.: the name of a tensor .* is of type int"),
         ({"x.w": torch.ones(2, device="meta")}, r"a\.pth: x\.w: the tensor has a shape but no values \(device meta\)"),
         ({"a\nb": torch.eye(3).to_sparse()}, r"a\.pth: a\\nb: the tensor is sparse, quantized or nested"),
         ({"w": torch.ones(1).expand(2**40)}, r"a\.pth: w: the tensor claims 1099511627776 values, .* has 4 bytes"),
     ],
-    ids=["circle", "deep", "paths", "shared", "tuple", "number", "meta", "sparse", "expanded"],
+    ids=["circle", "deep", "paths", "shared", "no tensors", "tuple", "number", "meta", "sparse", "expanded"],
 )
 @pytest.mark.filterwarnings("ignore:Validating sparse tensor invariants")
 @pytest.mark.parametrize("zipped", [True, False])
 def test_hostile_structures_are_one_error_at_once(tmp_path: Path, content: Any, message: str, zipped: bool) -> None:
     torch.save(content, tmp_path / "a.pth", _use_new_zipfile_serialization=zipped)
-    start = time.monotonic()
+    start = time.process_time()
     with pytest.raises(ValueError, match=message) as caught:
         initialize(Net(), Init(weights=tmp_path / "a.pth"))
-    assert "\n" not in str(caught.value) and time.monotonic() - start < 10
+    assert "\n" not in str(caught.value) and time.process_time() - start < 10
 
 
 def test_repeated_values_and_dictionaries_are_read(tmp_path: Path) -> None:
@@ -292,18 +304,6 @@ def test_damaged_and_compressed_archives(tmp_path: Path) -> None:
     for length in (4, 100, len(content) // 2, len(content) - 1):
         (tmp_path / "a.pth").write_bytes(content[:length])
         with pytest.raises(ValueError, match=r"a\.pth: cannot be read: truncated or damaged \("):
-            read_weights(tmp_path / "a.pth")
-
-
-def test_any_exception_of_a_reader_names_the_file(tmp_path: Path) -> None:
-    """Opcodes for which torch's unpickler raises struct.error, OverflowError, MemoryError and AssertionError."""
-    for opcodes in (
-        b"\x80\x02J\0",
-        b"\x80\x02Y",
-        b"\x80\x02cbuiltins\nbytearray\n\x8a\x08" + b"\xff" * 7 + b"\x7f\x85R.",
-    ):
-        (tmp_path / "a.pth").write_bytes(opcodes)
-        with pytest.raises(ValueError, match=r"a\.pth: (cannot be read|is no file of torch\.save|refused)"):
             read_weights(tmp_path / "a.pth")
 
 
@@ -341,17 +341,6 @@ def test_tensors_that_do_not_fit_their_names_name_the_file(tmp_path: Path, monke
         save_file({name: torch.ones(2)}, tmp_path / "a.safetensors")
         with pytest.raises(ValueError, match=r"a\.safetensors: its names are .*, its tensors are not"):
             initialize(Net(), Init(weights=tmp_path / "a.safetensors"))
-
-
-def test_files_without_tensors_and_folders_without_checkpoints(tmp_path: Path) -> None:
-    torch.save({"epoch": 3}, tmp_path / "a.pth")
-    with pytest.raises(ValueError, match=r"a.pth: there are no tensors in it"):
-        read_weights(tmp_path / "a.pth")
-    with pytest.raises(ValueError, match="neither a run with a checkpoint nor a checkpoint"):
-        read_weights(tmp_path)
-    (tmp_path / "default" / "checkpoints").mkdir(parents=True)
-    with pytest.raises(ValueError, match=r"; did you mean .*default\?"):
-        read_weights(tmp_path)
 
 
 # --- names ------------------------------------------------------------------------------------------------------------
@@ -448,6 +437,7 @@ def test_include_selects_tensors_of_the_model() -> None:
         {"something": torch.ones(3)},
         {"else.weight": torch.ones(3, 5), "else.bias": torch.ones(3)},  # shaped like the head, under other names
         {"head.1.weight": torch.ones(9, 9)},
+        {"backbone.1.num_batches_tracked": torch.tensor(7), "backbone.1.weight": torch.ones(9)},  # counters are no fit
         {f"layers.{number}.0.weight": torch.ones(5, 4) for number in range(30)},
     ],
 )
@@ -457,12 +447,6 @@ def test_weights_that_do_not_fit_raise(weights: State) -> None:
     with pytest.raises(ValueError, match=r"nothing fits: the file has .*; the model has backbone.0.weight, "):
         load_matching(net, weights)
     assert_same(net.state_dict(), before)
-
-
-def test_matching_counters_alone_are_no_fit() -> None:
-    weights = {"backbone.1.num_batches_tracked": torch.tensor(7), "backbone.1.weight": torch.ones(9)}
-    with pytest.raises(ValueError, match=r"nothing fits: .*; of another shape: backbone.1.weight 9 -> 4$"):
-        load_matching(Net(), weights)
 
 
 def test_shifted_stage_widths_do_not_fit() -> None:
@@ -531,12 +515,6 @@ def test_a_classifier_of_other_classes_is_skipped() -> None:
     assert not report.complete
 
 
-def test_missing_batch_counters_are_not_reported() -> None:
-    weights = randomized(Net, 0).state_dict()
-    del weights["backbone.1.num_batches_tracked"]
-    assert load_matching(Net(), weights).complete
-
-
 def vit(**options: Any) -> Any:
     return timm_library.create_model("test_vit", num_classes=0, **options)
 
@@ -576,18 +554,13 @@ class Positions(nn.Module):
 
 @pytest.mark.parametrize(("old", "new", "ahead"), [(16, 64, 0), (17, 65, 1), (21, 9, 5), (18, 66, 2)])
 def test_position_embeddings_of_models_without_a_reported_grid(old: int, new: int, ahead: int) -> None:
+    assert load_matching(Positions(3), Positions(7).state_dict()).other_shape == {"pos_embed": "1x7x2 -> 1x3x2"}
     source, target = Positions(old), Positions(new)
     assert list(load_matching(target, source.state_dict()).resized) == ["pos_embed"]
     assert torch.equal(target.pos_embed[:, :ahead], source.pos_embed[:, :ahead])
     side = int((new - ahead) ** 0.5)
     expected = resample_abs_pos_embed(source.pos_embed, [side, side], num_prefix_tokens=ahead)
     torch.testing.assert_close(target.pos_embed, expected)
-
-
-def test_position_embeddings_without_a_grid_are_skipped() -> None:
-    target = Positions(3)
-    report = load_matching(target, Positions(7).state_dict())
-    assert report.other_shape == {"pos_embed": "1x7x2 -> 1x3x2"}
 
 
 def test_relative_position_tables_are_resized_as_in_timm() -> None:
@@ -634,6 +607,19 @@ def test_other_convolutions_are_not_adapted() -> None:
 # --- init: ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"target_prefix": "bakbone"}, "target_prefix: the task has no 'bakbone'; it has: backbone, head"),
+        ({"strict": True}, r"(?s)^strict: not everything fits; .*: 9 of 11 .*head.1.weight 3x5 -> 9x5"),
+    ],
+)
+def test_invalid_init_options_raise(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    write_run(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        initialize(Net(9), Init(weights=tmp_path, **options))
+
+
 def test_the_backbone_of_a_run_initializes_another_task(tmp_path: Path) -> None:
     best, _ = write_run(tmp_path)
     task = randomized(lambda: Net(9), 5)
@@ -646,29 +632,13 @@ def test_the_backbone_of_a_run_initializes_another_task(tmp_path: Path) -> None:
     assert torch.equal(task.head[1].weight, head)
 
 
-def test_strict_refuses_partial_weights(tmp_path: Path) -> None:
-    write_run(tmp_path)
-    assert not initialize(Net(9), Init(weights=tmp_path)).complete
-    with pytest.raises(ValueError, match=r"(?s)^strict: not everything fits; .*: 9 of 11 .*head.1.weight 3x5 -> 9x5"):
-        initialize(Net(9), Init(weights=tmp_path, strict=True))
-
-
-def test_invalid_init_options_raise(tmp_path: Path) -> None:
-    write_run(tmp_path)
-    with pytest.raises(ValueError, match="target_prefix: the task has no 'bakbone'; it has: backbone, head"):
-        initialize(Net(), Init(weights=tmp_path, target_prefix="bakbone"))
-    torch.save({"a": torch.ones(3, 3)}, tmp_path / "a.pth")
-    with pytest.raises(ValueError, match=r"a.pth: nothing fits"):
-        initialize(Net(), Init(weights=tmp_path / "a.pth"))
-
-
 def test_text_of_the_report() -> None:
     weights = add_prefix(randomized(lambda: Net(9), 0).state_dict(), "module.net.")
     weights["module.net.backbone.0.weight"] = torch.ones(4, 1, 3, 3)
-    del weights["module.net.backbone.3.bias"]
+    del weights["module.net.backbone.3.bias"], weights["module.net.backbone.1.num_batches_tracked"]  # not reported
     weights.update({f"module.net.queue.{number}": torch.ones(1) for number in range(7)})
     assert str(load_matching(Net(), weights)) == (
-        "8 of 11 tensors loaded (module.net.* as *)\n"
+        "7 of 10 tensors loaded (module.net.* as *)\n"
         "  resized (1): backbone.0.weight 4x1x3x3 -> 4x3x3x3\n"
         "  missing in the file (1): backbone.3.bias\n"
         "  unexpected in the file (7): module.net.queue.0, module.net.queue.1, module.net.queue.2, module.net.queue.3, "
