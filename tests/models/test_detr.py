@@ -215,14 +215,6 @@ def test_a_vision_transformer_takes_a_neck() -> None:
     assert all(param.grad is not None for param in detector.parameters())
 
 
-@pytest.mark.parametrize(("channels", "heads"), [(20, 8), (18, 6)])
-def test_channels_that_cannot_be_divided_are_reported(channels: int, heads: int) -> None:
-    with pytest.raises(
-        ValueError, match=rf"channels: a multiple of 4 and of attention_heads \({heads}\), not {channels}"
-    ):
-        make_detector(channels=channels, attention_heads=heads)
-
-
 def test_without_the_library_the_error_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ValueError, match=r"rt_detr needs the transformers library: pip install 'opabinia\[detr\]'"):

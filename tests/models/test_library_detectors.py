@@ -90,22 +90,13 @@ def test_losses_match_the_library(name: str, mode: bool) -> None:
     assert sum(value.item() for value in losses.values()) == pytest.approx(expected.item(), rel=1e-5)
 
 
-@pytest.mark.parametrize("name", BUILDERS)
-def test_detections_are_clipped_and_copies_give_the_same(name: str) -> None:
-    detector, maps = build_detector(name)
-    with torch.no_grad():
-        detections = detector.eval().detect(maps, SHAPE, SIZES)
-        of_copy = copy.deepcopy(detector).detect(maps, SHAPE, SIZES)
-        padded = [level.clone() for level in maps]
-        padded[-1][1, :, :, 2:] = 9  # positions beyond the 40 pixels of the second image
-        masked = detector.detect(padded, SHAPE, SIZES)
-    for image, copied, (height, width) in zip(detections, of_copy, SIZES, strict=True):
-        torch.testing.assert_close(image.boxes, copied.boxes)
-        assert len(image.boxes) and (image.scores.diff() <= 0).all() and set(image.labels.tolist()) <= {0, 1}
-        assert (image.boxes >= 0).all()
-        assert (image.boxes[:, 2::2] <= width).all() and (image.boxes[:, 3::2] <= height).all()
-    if name == "detr":
-        torch.testing.assert_close(detections[1].boxes, masked[1].boxes)
+@torch.no_grad()
+def test_detr_does_not_read_the_padding() -> None:
+    detector, maps = build_detector("detr")
+    padded = [level.clone() for level in maps]
+    padded[-1][1, :, :, 2:] = 9  # positions beyond the 40 pixels of the second image
+    images, masked = (detector.eval().detect(values, SHAPE, SIZES) for values in (maps, padded))
+    torch.testing.assert_close(images[1].boxes, masked[1].boxes)
 
 
 def test_earlier_layers_of_detr_match_a_smaller_decoder() -> None:

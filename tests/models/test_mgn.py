@@ -41,26 +41,6 @@ def test_branches_start_as_copies_of_the_backbone() -> None:
     assert torch.equal(torch.cat(stripes[2:], 2), thirds)
 
 
-def test_branches_have_separate_gradients() -> None:
-    net = network()
-    maps = net(torch.rand(2, 3, 128, 64))
-    maps[-1].sum().backward()
-    trained = {name for name, param in net.named_parameters() if param.grad is not None}
-    assert all(name.startswith("thirds.") for name in trained if not name.startswith("backbone."))
-    assert {name for name, _ in net.thirds.named_parameters(prefix="thirds")} <= trained
-    trained_in_backbone = {name.removeprefix("backbone.model.")[:8] for name in trained if name.startswith("backbone.")}
-    assert trained_in_backbone == {
-        "conv1.we",
-        "bn1.weig",
-        "bn1.bias",
-        "layer1.0",
-        "layer1.1",
-        "layer2.0",
-        "layer2.1",
-        "layer3.0",
-    }
-
-
 def test_unsuitable_models_and_images_raise() -> None:
     with pytest.raises(ValueError, match=r"backbone: multiple granularities need a ResNet.* this one is a ByobNet"):
         MultiGranularity(timm(3, model="test_byobnet"))

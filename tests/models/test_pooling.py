@@ -2,7 +2,6 @@
 
 import json
 import math
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -59,14 +58,6 @@ def test_half_precision_is_pooled_in_float32(pooling: nn.Module, dtype: torch.dt
     assert maps.grad.isfinite().all()
 
 
-def test_a_generalized_mean_is_between_mean_and_maximum() -> None:
-    maps = torch.rand(4, 8, 6, 6)
-    means = [generalized_mean(maps, p) for p in (1.0, 2.0, 8.0, 64.0)]
-    assert all((low < high).all() for low, high in pairwise(means))
-    torch.testing.assert_close(means[0], Average(2)(maps))
-    torch.testing.assert_close(means[-1], Max(2)(maps), atol=0.1, rtol=0)
-
-
 def test_the_power_has_a_finite_gradient_with_zeros() -> None:
     pooling = GemLearned(2)
     pooling(torch.tensor([[[[0.0, 0, 1, 3]]]])).sum().backward()
@@ -93,19 +84,3 @@ def test_rmac_matches_vissl() -> None:
     torch.testing.assert_close(descriptors, torch.tensor(RMAC["outputs"]["descriptors"]), atol=1e-5, rtol=1e-5)
     pooled = Rmac(2, levels=RMAC["inputs"]["levels"])(maps)
     torch.testing.assert_close(pooled, nn.functional.normalize(descriptors.sum(1), dim=1))
-
-
-@pytest.mark.parametrize("height", [1, 2, 5, 14])
-@pytest.mark.parametrize("width", [1, 3, 7, 31])
-@pytest.mark.parametrize("levels", [1, 3, 6])
-def test_rmac_regions_cover_the_feature_map(height: int, width: int, levels: int) -> None:
-    regions = rmac_regions(height, width, levels)
-    covered = torch.zeros(height, width)
-    for left, top, region_width, region_height in regions:
-        assert (
-            0 <= left <= left + region_width <= width
-            and 0 <= top <= top + region_height <= height
-            and region_width == region_height > 0
-        )
-        covered[top : top + region_height, left : left + region_width] += 1
-    assert max(height, width) > 7 * min(height, width) or covered.all(), "seven squares do not cover longer maps"

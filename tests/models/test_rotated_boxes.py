@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torchvision.ops import batched_nms, box_iou
 from torchvision.transforms.v2.functional import convert_bounding_box_format
 
@@ -24,7 +22,6 @@ from opabinia.contracts.rotated_boxes import (
 )
 from opabinia.models.detectors.suppression import box_nms, rotated_nms
 from opabinia.models.losses.boxes import iou_loss, rotated_iou_loss
-from tests.fake_gpu import GPU, WithoutBlockingCopies
 from tests.host_waits import HostWaits
 
 Point = tuple[float, float]
@@ -126,13 +123,6 @@ def test_upright_boxes_are_suppressed_as_by_torchvision(count: int) -> None:
     boxes, draw = upright_boxes(random_boxes(count)).float(), torch.Generator().manual_seed(0)
     scores, labels = torch.rand(count, generator=draw), torch.randint(0, 3, (count,), generator=draw)
     assert torch.equal(box_nms(boxes, scores, labels, 0.3), batched_nms(boxes, scores, labels, 0.3))
-
-
-@pytest.mark.filterwarnings("ignore::FutureWarning")  # torchvision's declaration of nms for graphs
-def test_suppression_copies_no_constants_to_the_device() -> None:
-    with FakeTensorMode(shape_env=ShapeEnv()), WithoutBlockingCopies():
-        scores = torch.zeros(9, device=GPU)
-        assert box_nms(torch.zeros(9, 4, device=GPU), scores, scores.long(), 0.3).device == GPU
 
 
 def test_resized_and_mirrored_boxes() -> None:

@@ -114,33 +114,19 @@ class CustomClass:
     """An object of a custom class."""
 
 
-HOSTILE = {
-    "os.system": lambda mark: PickledCall(os.system, f"touch {mark}"),
-    "eval": lambda mark: PickledCall(builtins.eval, f"open({str(mark)!r}, 'w')"),
-    "exec": lambda mark: PickledCall(builtins.exec, f"open({str(mark)!r}, 'w')"),
-    "open": lambda mark: PickledCall(builtins.open, str(mark), "w"),
-    "getattr": lambda mark: PickledCall(getattr, "x", "format"),
-    "np.save": lambda mark: PickledCall(np.save, str(mark), 1),
-    "np.load": lambda mark: PickledCall(np.load, str(mark), None, True),
-    "np.fromfile": lambda mark: PickledCall(np.fromfile, str(mark)),
-    "pickle.loads": lambda mark: PickledCall(pickle.loads, pickle.dumps(PickledCall(os.system, f"touch {mark}"))),
-    "torch.load": lambda mark: PickledCall(torch.load, str(mark)),
-    "own class": lambda mark: CustomClass(),
-    "defaultdict": lambda mark: collections.defaultdict(os.getcwd),
-}
-PATTERNS = {
-    "os.system": f"{os.name}.system",
-    "eval": "builtin.*eval",
-    "exec": "builtin.*exec",
-    "open": "_?io.open",
-    "getattr": "builtin.*getattr",
-    "np.save": "numpy.*save",
-    "np.load": "numpy.*load",
-    "np.fromfile": "numpy.*fromfile",
-    "pickle.loads": "pickle.loads",
-    "torch.load": "torch.serialization.load",
-    "own class": "test_safe_pickle.CustomClass",
-    "defaultdict": "collections.defaultdict",
+HOSTILE: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "os.system": (lambda mark: PickledCall(os.system, f"touch {mark}"), f"{os.name}.system"),
+    "eval": (lambda mark: PickledCall(builtins.eval, f"open({str(mark)!r}, 'w')"), "builtin.*eval"),
+    "exec": (lambda mark: PickledCall(builtins.exec, f"open({str(mark)!r}, 'w')"), "builtin.*exec"),
+    "open": (lambda mark: PickledCall(builtins.open, str(mark), "w"), "_?io.open"),
+    "getattr": (lambda mark: PickledCall(getattr, "x", "format"), "builtin.*getattr"),
+    "np.save": (lambda mark: PickledCall(np.save, str(mark), 1), "numpy.*save"),
+    "np.load": (lambda mark: PickledCall(np.load, str(mark), None, True), "numpy.*load"),
+    "np.fromfile": (lambda mark: PickledCall(np.fromfile, str(mark)), "numpy.*fromfile"),
+    "pickle.loads": (lambda mark: PickledCall(pickle.loads, pickle.dumps(PickledCall(os.getcwd))), "pickle.loads"),
+    "torch.load": (lambda mark: PickledCall(torch.load, str(mark)), "torch.serialization.load"),
+    "own class": (lambda mark: CustomClass(), "test_safe_pickle.CustomClass"),
+    "defaultdict": (lambda mark: collections.defaultdict(os.getcwd), "collections.defaultdict"),
 }
 
 
@@ -148,8 +134,8 @@ PATTERNS = {
 @pytest.mark.parametrize("name", sorted(HOSTILE))
 def test_other_globals_are_refused_by_name(tmp_path: Path, name: str, protocol: int) -> None:
     mark = tmp_path / "ran"
-    file = write_pickle(tmp_path / "a.pkl", {"model": {"x": HOSTILE[name](mark)}}, protocol)
-    message = PATTERNS[name]
+    file = write_pickle(tmp_path / "a.pkl", {"model": {"x": HOSTILE[name][0](mark)}}, protocol)
+    message = HOSTILE[name][1]
     if protocol == 0 and name == "own class":
         message = "copy_?reg._reconstructor"
     with pytest.raises(ValueError, match=rf"a\.pkl: refused: it asks for '.*{message}', and what is no array"):
@@ -160,7 +146,7 @@ def test_other_globals_are_refused_by_name(tmp_path: Path, name: str, protocol: 
 def test_the_hostile_files_would_have_run(tmp_path: Path) -> None:
     """Otherwise the tests above could not fail."""
     mark = tmp_path / "ran"
-    pickle.loads(pickle.dumps(HOSTILE["os.system"](mark)))
+    pickle.loads(pickle.dumps(HOSTILE["os.system"][0](mark)))
     assert mark.exists()
 
 

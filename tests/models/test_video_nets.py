@@ -282,20 +282,6 @@ def test_every_weight_has_a_depth(name: str) -> None:
     assert depths[f"{first}.weight"] == 0
 
 
-def test_depths_increase_block_by_block() -> None:
-    depths = make_backbone(slow, device="meta").depths()
-    assert [depths[f"{name}.weight"] for name in ("bn1", "layer1.0.bn1", "layer1.2.bn1", "layer2.0.bn1")] == [
-        0,
-        1,
-        3,
-        4,
-    ]
-    assert depths["layer4.2.bn3.weight"] == 16
-    both = make_backbone(SlowFast, device="meta").depths()
-    assert both["fast.layer2.1.bn1.weight"] == both["slow.layer2.1.bn1.weight"] == 5
-    assert both["fusions.0.bn.weight"] == 0 and both["fusions.1.bn.weight"] == 3
-
-
 # --- transformers and non-local blocks --------------------------------------------------------------------------------
 
 

@@ -38,6 +38,14 @@ def test_label_smoothing_matches_fastreid_and_torch(smoothing: float, over: Any,
     assert loss.item() == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.parametrize(("smoothing", "expected"), [(0.0, 0.41702995), (0.1, 0.51369661)])
+def test_cross_entropy_matches_basecls(smoothing: float, expected: float) -> None:
+    """basecls smooths as torch does: e / K over all classes, of labels as of soft targets."""
+    logits, labels = torch.tensor([[2, 1, 0.1]]), torch.tensor([0])
+    for targets in (labels, F.one_hot(labels, 3).float()):
+        assert cross_entropy(logits, targets, label_smoothing=smoothing).item() == pytest.approx(expected, abs=5e-8)
+
+
 def test_adaptive_smoothing_matches_fastreid() -> None:
     assert adaptive_cross_entropy(LOGITS, TARGETS).item() == pytest.approx(3.8714941, rel=1e-6)
     torch.testing.assert_close(adaptive_cross_entropy(LOGITS, TARGETS, alpha=0.0), cross_entropy(LOGITS, TARGETS))

@@ -1,4 +1,3 @@
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -9,11 +8,6 @@ from opabinia.models.losses.regression import cosine_regression
 def random_views(seed: int, views: int = 2, rows: int = 5, columns: int = 4) -> list[Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return [torch.randn(rows, columns, generator=generator).requires_grad_() for _ in range(views)]
-
-
-def test_cosine_regression_by_hand() -> None:
-    predictions, targets = torch.tensor([[[1.0, 0]], [[0, 1]]]), torch.tensor([[[3.0, 4]], [[2, 0]]])
-    assert cosine_regression(list(predictions), list(targets)).item() == pytest.approx(-(1 + 0.8) / 2)
 
 
 def test_two_views_match_simsiam_and_byol() -> None:
@@ -37,20 +31,6 @@ def test_targets_have_no_gradient() -> None:
     cosine_regression(predictions, targets).backward()  # type: ignore[no-untyped-call]
     assert all(target.grad is None for target in targets)
     assert all(view.grad is not None and view.grad.any() for view in predictions)
-
-
-def test_lengths_of_vectors_do_not_matter() -> None:
-    predictions, targets = random_views(0), random_views(1)
-    longer = cosine_regression([3 * view for view in predictions], [view / 7 for view in targets])
-    torch.testing.assert_close(longer, cosine_regression(predictions, targets))
-    assert cosine_regression(predictions, predictions[::-1]).item() == pytest.approx(-1)
-
-
-def test_autocast_does_not_change_the_loss() -> None:
-    predictions, targets = random_views(0), random_views(1)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        loss = cosine_regression(predictions, targets)
-    assert loss.item() == cosine_regression(predictions, targets).item()
 
 
 def test_zero_vectors_have_finite_gradients() -> None:
