@@ -53,7 +53,7 @@ class Normalize(nn.Module):
                 the right and at the bottom, becomes 0 as in detectron2. None: there is none.
         """
         size = tuple(images.shape[-2:])
-        padded = isinstance(sizes, Tensor) or any(own != size for own in sizes or ())
+        padded = isinstance(sizes, Tensor) or any(image_size != size for image_size in sizes or ())
         area = image_area(size, sizes, images.device) if padded and sizes is not None else None
         # The copy that changes the type changes the layout, too.
         layout = torch.channels_last if self.channels_last else torch.preserve_format

@@ -58,16 +58,16 @@ def _global_statistics(input: Tensor, group: dist.ProcessGroup) -> tuple[Tensor,
     channels = input.shape[1]
     # The kernels of GPUs return statistics of half precision in single precision; those of CPUs do not.
     values = input if input.is_cuda or input.dtype == torch.float64 else input.float()
-    own = torch.zeros(2 * channels + 1, dtype=torch.float64, device=input.device)
+    local = torch.zeros(2 * channels + 1, dtype=torch.float64, device=input.device)
     if input.numel():
-        own[:channels], own[channels:-1] = torch.batch_norm_update_stats(values, None, None, 0.0)
-        own[-1].fill_(input.numel() // channels)
-    gathered = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(gathered, own, group=group)
+        local[:channels], local[channels:-1] = torch.batch_norm_update_stats(values, None, None, 0.0)
+        local[-1].fill_(input.numel() // channels)
+    gathered = [torch.empty_like(local) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(gathered, local, group=group)
     means, variances, counts = torch.split(torch.stack(gathered), [channels, channels, 1], dim=1)
-    share = counts / counts.sum()
-    mean = (means * share).sum(0)
-    variance = ((variances + (means - mean) ** 2) * share).sum(0)
+    fractions = counts / counts.sum()
+    mean = (means * fractions).sum(0)
+    variance = ((variances + (means - mean) ** 2) * fractions).sum(0)
     dtype = torch.promote_types(input.dtype, torch.float32)  # statistics need single precision
     return mean.to(dtype), variance.to(dtype), counts.sum().to(dtype)
 
@@ -227,10 +227,10 @@ class StreamBatchNorm(_BatchNorm):
         if self.current.name not in self.streams:
             first: Tensor = super().forward(input)
             return first
-        own = self.streams[self.current.name]
-        assert isinstance(own, nn.BatchNorm1d)
-        momentum = _count_batch(own) if self.training else 0.0
-        statistics = own.running_mean, own.running_var, self.weight, self.bias
+        stream = self.streams[self.current.name]
+        assert isinstance(stream, nn.BatchNorm1d)
+        momentum = _count_batch(stream) if self.training else 0.0
+        statistics = stream.running_mean, stream.running_var, self.weight, self.bias
         return F.batch_norm(input, *statistics, self.training, momentum, self.eps)
 
 
@@ -360,9 +360,9 @@ def convert_stream_batch_norm(model: nn.Module, streams: Sequence[str], current:
         converted.current = current
         converted.streams = nn.ModuleDict()
         for stream in streams[1:]:
-            own = nn.BatchNorm1d(norm.num_features, norm.eps, norm.momentum, affine=False)
-            own.load_state_dict({name: getattr(norm, name) for name in own.state_dict()})
-            converted.streams[stream] = own
+            statistics = nn.BatchNorm1d(norm.num_features, norm.eps, norm.momentum, affine=False)
+            statistics.load_state_dict({name: getattr(norm, name) for name in statistics.state_dict()})
+            converted.streams[stream] = statistics
         return converted
 
     _replace(model, convert)

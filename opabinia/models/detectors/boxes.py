@@ -242,7 +242,7 @@ class BoxHead(nn.Module):
         column = every.labels.clamp(max=boxes.shape[1] - 1)
         refined = boxes[torch.arange(len(column), device=column.device), column]
         counts = [len(image.boxes) for image in regions]
-        return [image._replace(boxes=own) for image, own in zip(regions, torch.split(refined, counts), strict=True)]
+        return [image._replace(boxes=boxes) for image, boxes in zip(regions, torch.split(refined, counts), strict=True)]
 
     def detect(self, maps: Sequence[Tensor], sizes: Sizes, proposals: Sequence[Tensor]) -> list[Detections]:
         """Detect objects in each image from its proposals (N x 4)."""

@@ -233,9 +233,9 @@ class DFine(HybridDetector):
             regressed: number of the pairs in ``united``, in the global batch.
         """
         config, decoder, losses = self._config, self.decoder, []
-        for layer, own in zip(layers, pairs, strict=True):
+        for layer, matched in zip(layers, pairs, strict=True):
             box, giou = box_losses(layer, united, objects, regressed)
-            vfl = varifocal_loss(layer, own, objects, count)
+            vfl = varifocal_loss(layer, matched, objects, count)
             terms = {"loss_vfl": vfl * config.weight_loss_vfl, "loss_bbox": box * config.weight_loss_bbox}
             losses.append({**terms, "loss_giou": giou * config.weight_loss_giou})
         bins = self._weighting_function(config.max_num_bins, decoder.up, decoder.reg_scale)

@@ -201,7 +201,7 @@ def sample_regions(
     ]
     drawn = [draw_samples((image.labels < classes).long(), count, positive_fraction) for image in regions]
     slots = true_indices([valid for _, valid in drawn])
-    return [image.at(rows[own]) for image, (rows, _), own in zip(regions, drawn, slots, strict=True)]
+    return [image.at(rows[valid]) for image, (rows, _), valid in zip(regions, drawn, slots, strict=True)]
 
 
 def count_regions(regions: Sequence[Regions], classes: int) -> dict[str, Tensor]:

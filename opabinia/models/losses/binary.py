@@ -54,8 +54,8 @@ def frequency_weighted_binary_cross_entropy(logits: Tensor, targets: Tensor, sha
 
     Example: logits [0, 0], targets [1, 0], shares [0.2, 0.2]: (e^0.8 + e^0.2) / 2 * 0.6931 = 1.1946.
     """
-    share = move_tensor(torch.tensor(shares, dtype=logits.dtype), logits.device)
-    weights = torch.where(targets > 0.5, 1 - share, share).exp()
+    positive = move_tensor(torch.tensor(shares, dtype=logits.dtype), logits.device)
+    weights = torch.where(targets > 0.5, 1 - positive, positive).exp()
     return F.binary_cross_entropy_with_logits(logits, targets.to(logits.dtype), weights)
 
 

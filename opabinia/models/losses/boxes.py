@@ -177,10 +177,10 @@ def fine_grained_localization_loss(logits: Tensor, distances: Tensor, weights: T
     """
     distances = distances.clamp(bins[0], bins[-1])
     left = (torch.searchsorted(bins, distances.contiguous(), right=True) - 1).clamp(0, len(bins) - 2)
-    share = (distances - bins[left]) / (bins[left + 1] - bins[left])
+    nearness = (distances - bins[left]) / (bins[left + 1] - bins[left])
     losses = -F.log_softmax(logits.float(), -1)
     both = losses.gather(2, torch.stack([left, left + 1], 2))
-    return ((both[..., 0] * (1 - share) + both[..., 1] * share) * weights.unsqueeze(1)).sum()
+    return ((both[..., 0] * (1 - nearness) + both[..., 1] * nearness) * weights.unsqueeze(1)).sum()
 
 
 def localization_distillation_losses(logits: Tensor, teacher: Tensor, weights: Tensor) -> Tensor:

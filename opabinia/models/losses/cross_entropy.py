@@ -79,8 +79,8 @@ def adaptive_cross_entropy(
         averaged_samples: ``all``, or those with a ``nonzero`` loss (FastReID).
     """
     hard = soft_targets(targets, logits.shape[1])
-    share = alpha * (logits.detach().softmax(1) * hard).sum(1, keepdim=True)
-    smooth = hard * (1 - share) + (1 - hard) * share / (logits.shape[1] - 1)
+    smoothing = alpha * (logits.detach().softmax(1) * hard).sum(1, keepdim=True)
+    smooth = hard * (1 - smoothing) + (1 - hard) * smoothing / (logits.shape[1] - 1)
     return _average(F.cross_entropy(logits, smooth, reduction="none"), averaged_samples)
 
 

@@ -48,8 +48,6 @@ class MaskCriterion:
         class_weight, mask_weight, dice_weight: weights of the losses, and of their costs in matching.
         no_object_weight: weight of "no segment" in the cross entropy.
         num_points: at which masks are compared.
-        oversampling: times as many points are drawn to choose the uncertain ones from.
-        importance: share of the points that are uncertain ones.
     """
 
     class_weight: float = 2.0
@@ -57,8 +55,6 @@ class MaskCriterion:
     dice_weight: float = 5.0
     no_object_weight: float = 0.1
     num_points: int = 12544
-    oversampling: float = 3.0
-    importance: float = 0.75
 
     def losses(self, layers: Sequence[QueryMasks], segments: Sequence[MaskTargets]) -> list[dict[str, Tensor]]:
         """Return ``loss_ce``, ``loss_mask`` and ``loss_dice`` of each layer (0-d), with their weights.
@@ -138,10 +134,10 @@ class MaskCriterion:
         return entropy, dice.sum()
 
     def _points(self, masks: Tensor) -> Tensor:
-        """Draw the points at which M masks are compared (M x P x 2): uncertain ones, and others at random (Kirillov et
-        al. 2020, PointRend, section 3.1)."""
-        uncertain = int(self.importance * self.num_points)
-        drawn = torch.rand(len(masks), int(self.num_points * self.oversampling), 2, device=masks.device)
+        """Draw the points at which M masks are compared (M x P x 2): three quarters are the most uncertain of three times
+        as many, the others are random (Kirillov et al. 2020, PointRend, section 3.1)."""
+        uncertain = int(0.75 * self.num_points)
+        drawn = torch.rand(len(masks), 3 * self.num_points, 2, device=masks.device)
         chosen = sample_points(masks[:, None], drawn)[:, 0].abs().topk(uncertain, dim=1, largest=False).indices
         points = drawn.gather(1, chosen[..., None].expand(-1, -1, 2))
         return torch.cat([points, torch.rand(len(masks), self.num_points - uncertain, 2, device=masks.device)], 1)

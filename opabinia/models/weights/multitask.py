@@ -73,21 +73,21 @@ def _without_tasks(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _single_task(weights: Mapping[str, Tensor], task: str, path: Path) -> dict[str, Tensor]:
     """Return the weights of a task, with the batch norm statistics of its stream."""
     prefix, stream = f"{PREFIX}{task}.", _stream_of(task, path)
-    own = {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
+    task_weights = {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
     statistics = {
         without_stream(name): tensor
         for name, tensor in weights.items()
         if (found := _STREAM.search(name)) and found[1] == stream
     }
-    return {**_without_tasks(weights), **statistics, **own}
+    return {**_without_tasks(weights), **statistics, **task_weights}
 
 
 def _stream_of(task: str, path: Path) -> str:
     """Return the stream of a task: its own, or the one that the config of the run names."""
     config = next((file for folder in (path, *path.parents[:3]) if (file := folder / "config.yaml").is_file()), None)
     settings = yaml.safe_load(config.read_text(encoding="utf-8")) if config else {}
-    own = settings.get("task", {}).get("tasks", {}).get(task, {})
-    return str(own.get("stream") or task)
+    subtask = settings.get("task", {}).get("tasks", {}).get(task, {})
+    return str(subtask.get("stream") or task)
 
 
 def _within_multitask(weights: Mapping[str, Tensor], task: str) -> dict[str, Tensor]:
