@@ -9,8 +9,8 @@ from timm.layers.squeeze_excite import SEModule
 from torch import Tensor, nn
 
 from opabinia.config import register
-from opabinia.contracts import Backbone, Count, DataMismatch, Fraction
-from opabinia.models.backbones.module import ModuleBackbone
+from opabinia.contracts import Backbone, Count, Fraction
+from opabinia.models.backbones.module import ModuleBackbone, check_image_size
 
 BLOCKS = {
     "iresnet18": (2, 2, 2, 2),
@@ -93,9 +93,7 @@ class IResNet(nn.Module):
         Raises:
             DataMismatch: the images have another size.
         """
-        if (size := tuple(images.shape[2:])) != self.image_size:
-            expected = "{} x {}".format(*self.image_size)
-            raise DataMismatch(f"the backbone takes images of {expected} (its image_size), not {size[0]} x {size[1]}")
+        check_image_size(images, self.image_size)
         maps = self.prelu(self.bn1(self.conv1(images)))
         maps = self.layer4(self.layer3(self.layer2(self.layer1(maps))))
         vectors: Tensor = self.dropout(self.bn2(maps)).flatten(1)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from opabinia.contracts import Backbone, Features, Level
+from opabinia.contracts import Backbone, DataMismatch, Features, Level
 
 SIZES = (64, 224, 32, 28)
 """Image sizes of the dry run, in the order in which they are tried."""
@@ -129,6 +129,22 @@ def build_backbone(part: Callable[[int], nn.Module], channels: int) -> Backbone:
         raise ValueError(f"backbone: give what builds the network, not the network: lambda channels: {name}(...)")
     net = part(channels)
     return net if isinstance(net, Backbone) else ModuleBackbone(net, channels)
+
+
+def format_size(size: Sequence[int]) -> str:
+    """Format a size or shape: ``4 x 32 x 32``."""
+    return " x ".join(map(str, size))
+
+
+def check_image_size(images: Tensor, size: tuple[int, ...]) -> None:
+    """Check that images (B x C x H x W) have the only size that a backbone takes.
+
+    Raises:
+        DataMismatch: they have another size.
+    """
+    if tuple(images.shape[2:]) != size:
+        given = format_size(images.shape[2:])
+        raise DataMismatch(f"the backbone takes images of {format_size(size)} (its image_size), not {given}")
 
 
 @contextmanager

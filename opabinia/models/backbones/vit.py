@@ -9,7 +9,8 @@ from timm.layers.pos_embed import resample_abs_pos_embed
 from torch import Tensor, nn
 
 from opabinia.config import register
-from opabinia.contracts import Backbone, Count, DataMismatch, Fraction
+from opabinia.contracts import Backbone, Count, Fraction
+from opabinia.models.backbones.module import check_image_size, format_size
 from opabinia.models.backbones.timm import TimmBackbone, timm
 from opabinia.models.lora import Lora, insert_adapters
 
@@ -33,10 +34,10 @@ class OverlappingPatchEmbed(nn.Module):
         super().__init__()
         patch = embed.patch_size
         if image_size[0] < patch[0] or image_size[1] < patch[1]:
-            raise ValueError(f"image_size: no patch of {patch[0]} x {patch[1]} fits into {_format_size(image_size)}")
+            raise ValueError(f"image_size: no patch of {patch[0]} x {patch[1]} fits into {format_size(image_size)}")
         if stride[0] > patch[0] or stride[1] > patch[1]:
             raise ValueError(
-                f"stride: at most the size of the patches, {patch[0]} x {patch[1]}, not {_format_size(stride)}"
+                f"stride: at most the size of the patches, {patch[0]} x {patch[1]}, not {format_size(stride)}"
             )
         self.proj, self.norm = embed.proj, embed.norm
         self.proj.stride = stride
@@ -49,21 +50,13 @@ class OverlappingPatchEmbed(nn.Module):
         Raises:
             DataMismatch: the images have another size.
         """
-        if tuple(images.shape[2:]) != self.image_size:
-            raise DataMismatch(
-                f"the backbone takes images of {_format_size(self.image_size)} (its image_size), "
-                f"not {_format_size(images.shape[2:])}"
-            )
+        check_image_size(images, self.image_size)
         patches: Tensor = self.norm(self.proj(images).flatten(2).transpose(1, 2))
         return patches
 
     def dynamic_feat_size(self, size: tuple[int, int]) -> tuple[int, ...]:
         """Return the grid, as timm's layer does."""
         return self.grid_size
-
-
-def _format_size(size: tuple[int, ...]) -> str:
-    return " x ".join(map(str, size))
 
 
 @register.backbone

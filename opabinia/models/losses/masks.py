@@ -134,8 +134,8 @@ class MaskCriterion:
         return entropy, dice.sum()
 
     def _points(self, masks: Tensor) -> Tensor:
-        """Draw the points at which M masks are compared (M x P x 2): three quarters are the most uncertain of three times
-        as many, the others are random (Kirillov et al. 2020, PointRend, section 3.1)."""
+        """Draw the points at which M masks are compared (M x P x 2): three quarters are the most uncertain of three
+        times as many, others are random (Kirillov et al. 2020, PointRend, section 3.1)."""
         uncertain = int(0.75 * self.num_points)
         drawn = torch.rand(len(masks), 3 * self.num_points, 2, device=masks.device)
         chosen = sample_points(masks[:, None], drawn)[:, 0].abs().topk(uncertain, dim=1, largest=False).indices

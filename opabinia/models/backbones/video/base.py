@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch.nn.functional as F
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from opabinia.contracts import Backbone, DataMismatch
+from opabinia.models.backbones.module import format_size
 
 Kernel = tuple[int, int, int]
 """Frames, rows, columns: the size of a kernel, or a stride."""
@@ -48,7 +48,7 @@ class ClipBackbone(Backbone):
             raise ValueError(f"offset: {type(self).__name__} has no tokens that it could be added to")
         if images.ndim != 5:
             raise DataMismatch(
-                f"{type(self).__name__} takes clips, B x C x T x H x W, not a tensor of {format_shape(images.shape)}; "
+                f"{type(self).__name__} takes clips, B x C x T x H x W, not a tensor of {format_size(images.shape)}; "
                 "images are for other backbones, such as timm's"
             )
         return self.vectors(images)
@@ -80,11 +80,6 @@ class ClipBackbone(Backbone):
         """Apply ``blocks`` to ``maps``, with activation checkpointing if :attr:`recompute` is set."""
         output: Tensor = checkpoint_seq(blocks, maps) if self.recompute and self.training else blocks(maps)
         return output
-
-
-def format_shape(shape: Sequence[int]) -> str:
-    """Format a shape: ``4 x 32 x 32``."""
-    return " x ".join(map(str, shape))
 
 
 def global_pool(maps: Tensor) -> Tensor:
@@ -131,7 +126,7 @@ def convolution(
         ValueError: a side of the kernel is even.
     """
     if not all(side % 2 for side in kernel):
-        raise ValueError(f"kernels have a center, so their sides are odd numbers, not {format_shape(kernel)}")
+        raise ValueError(f"kernels have a center, so their sides are odd numbers, not {format_size(kernel)}")
     frames, rows, columns = kernel
     if conv_type == "3d" or frames == 1:
         return nn.Conv3d(inputs, outputs, kernel, stride, tuple(side // 2 for side in kernel), bias=False)  # type: ignore[arg-type]

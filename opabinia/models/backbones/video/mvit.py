@@ -11,7 +11,8 @@ from torchvision.models.video.mvit import MSBlockConfig, MViT
 
 from opabinia.config import register
 from opabinia.contracts import Count, DataMismatch, Fraction
-from opabinia.models.backbones.video.base import ClipBackbone, format_shape
+from opabinia.models.backbones.module import format_size
+from opabinia.models.backbones.video.base import ClipBackbone
 from opabinia.models.backbones.video.torchvision_video import adapt_channels, layer_prefixes, remove_classifier
 
 Size = tuple[Count, Count, Count]
@@ -111,8 +112,8 @@ class Mvit(ClipBackbone):
         net, size = self.model, tuple(clips.shape[2:])
         if not self._any_size and size != self._clip:
             raise DataMismatch(
-                f"this MViT takes clips of {format_shape(self._clip)} only, frames x height x width, not of "
-                f"{format_shape(size)}; set its key clip"
+                f"this MViT takes clips of {format_size(self._clip)} only, frames x height x width, not of "
+                f"{format_size(size)}; set its key clip"
             )
         maps: Tensor = net.conv_proj(clips)
         grid = tuple(maps.shape[2:])

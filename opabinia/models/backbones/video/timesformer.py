@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from opabinia.config import register
 from opabinia.contracts import Count, DataMismatch, Fraction
+from opabinia.models.backbones.module import format_size
 from opabinia.models.backbones.multi_scale import allow_any_size
 from opabinia.models.backbones.timm import TimmBackbone, timm
-from opabinia.models.backbones.video.base import ClipBackbone, format_shape
+from opabinia.models.backbones.video.base import ClipBackbone
 
 
 class DividedAttention(nn.Module):
@@ -112,8 +113,8 @@ class TimeSformer(ClipBackbone):
         vit, frames = self.model, clips.shape[2]
         patch = vit.patch_embed.patch_size
         if any(side % length for side, length in zip(clips.shape[3:], patch, strict=True)):
-            sides = format_shape(clips.shape[3:])
-            raise DataMismatch(f"TimeSformer: frames of {sides} do not divide into patches of {format_shape(patch)}")
+            sides = format_size(clips.shape[3:])
+            raise DataMismatch(f"TimeSformer: frames of {sides} do not divide into patches of {format_size(patch)}")
         tokens = vit.norm_pre(vit._pos_embed(vit.patch_embed(clips.transpose(1, 2).flatten(0, 1))))
         tokens = tokens.unflatten(0, (-1, frames))
         times = vit.time_embed.transpose(1, 2)

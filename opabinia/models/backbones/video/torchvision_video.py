@@ -12,8 +12,9 @@ from torchvision import models
 
 from opabinia.config import register
 from opabinia.contracts import DataMismatch, Preprocessing
+from opabinia.models.backbones.module import format_size
 from opabinia.models.backbones.timm import fit_channels
-from opabinia.models.backbones.video.base import ClipBackbone, format_shape, global_pool
+from opabinia.models.backbones.video.base import ClipBackbone, global_pool
 from opabinia.models.weights.download import are_replaced, pretrained_weights
 
 Name = Literal["r3d_18", "mc3_18", "r2plus1d_18", "s3d", "mvit_v1_b", "mvit_v2_s", "swin3d_t", "swin3d_s", "swin3d_b"]
@@ -61,14 +62,13 @@ class TorchvisionVideo(ClipBackbone):
         size = tuple(clips.shape[2:])
         if self.name in ("mvit_v1_b", "mvit_v2_s") and size != MVIT_SIZE:
             raise DataMismatch(
-                f"torchvision's {self.name} takes clips of {format_shape(MVIT_SIZE)} only, frames x height x width, "
-                f"not of {format_shape(size)}"
+                f"torchvision's {self.name} takes clips of {format_size(MVIT_SIZE)} only, frames x height x width, "
+                f"not of {format_size(size)}"
             )
         if self.name == "s3d":
             if any(side < minimum for side, minimum in zip(size, S3D_MIN_SIZE, strict=True)):
                 raise DataMismatch(
-                    f"torchvision's s3d takes clips of {format_shape(S3D_MIN_SIZE)} or more, "
-                    f"not of {format_shape(size)}"
+                    f"torchvision's s3d takes clips of {format_size(S3D_MIN_SIZE)} or more, not of {format_size(size)}"
                 )
             net: Any = self.model
             return global_pool(net.features(clips))  # its own pooling is the same for maps of 2 x 7 x 7 only
