@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -29,6 +30,7 @@ from opabinia.tasks.multitask.settings import Subtask
 from opabinia.tasks.selfsup.ibot import IBot
 from opabinia.training.compiling import compile_modules
 from opabinia.training.model import Models
+from tests.models.test_detectors import compute_losses, make_detector
 
 # torch 2.15 reads it of the inputs of a compiled module; without warnings as errors nobody sees it.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
@@ -181,6 +183,22 @@ def test_backbone_neck_and_heads_of_a_detector_are_compiled(
     names = compiled.removeprefix("train.compile: compiled: ").split(", ")
     assert {*names} == {"normalize", "backbone.multi_scale", "detector.neck", *heads}
     assert all(line.endswith("% of the parameters: detector.head.scales") for line in others)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["rt_detr", "detr", "mask2former", *(pytest.param(name, marks=pytest.mark.slow) for name in ("d_fine", "rf_detr"))],
+)
+def test_layers_of_detectors_with_queries_are_one_graph_each(name: str, graphs: list[int]) -> None:
+    pytest.importorskip("transformers", reason="the extra detr is not installed")
+    detector, maps = make_detector(name)
+    parts = [part for key, part in detector.named_modules() if re.fullmatch(detector.compiled_modules, key)]
+    for part in parts:
+        part.compile(fullgraph=True)
+    assert compute_losses(detector, maps, name)
+    assert len(graphs) >= len(parts)
+    compiled = {param for part in parts for param in part.parameters()}
+    assert sum(map(Tensor.numel, compiled)) > 0.6 * sum(map(Tensor.numel, detector.parameters()))
 
 
 def test_backbone_and_heads_of_a_multitask_model_are_compiled(logged: pytest.LogCaptureFixture) -> None:

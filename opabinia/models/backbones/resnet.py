@@ -117,10 +117,7 @@ def resnet(
         _add_instance_norms(net)
     if norm == "frozen":  # before layers are added, which must be trained
         norms.freeze_batch_norms(net)
-    if se:
-        _add_squeeze_excitation(net)
-    if non_local:
-        _add_non_local(net, NonLocal if convention == "timm" else partial(NonLocal, kind="dot_product", inner=1))
+    _add_attention(net, se, non_local, convention)
     if norm == "group":
         norms.convert_group_norm(net)
     if ghost_splits is not None:
@@ -270,6 +267,13 @@ def _add_instance_norms(net: Any) -> None:
         if type(norm) is not nn.BatchNorm2d:
             raise ValueError(f"ibn: {type(block).__name__} of this model has no batch norm that could be split")
         block.bn1 = IBN(norm)
+
+
+def _add_attention(net: Any, se: bool, non_local: bool, convention: str) -> None:
+    if se:
+        _add_squeeze_excitation(net)
+    if non_local:
+        _add_non_local(net, NonLocal if convention == "timm" else partial(NonLocal, kind="dot_product", inner=1))
 
 
 def _add_squeeze_excitation(net: Any) -> None:
