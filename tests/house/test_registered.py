@@ -795,7 +795,7 @@ LARGE = ("barlow_twins", "vicreg", "cascade_rcnn", "keypoint_rcnn")
 DATA = "tests/data/sources"
 TESTED_ELSEWHERE = {
     "tests/tasks/test_attributes.py": ("attributes",),
-    "tests/models/test_library_detectors.py": ("rf_detr",),
+    "tests/models/test_detectors.py": ("rf_detr",),
     "tests/models/test_shared_backbone.py": ("shared",),
     "tests/training/test_multitask_optimization.py": ("multitask",),
     "tests/engine/test_experiment_loggers.py": ("wandb", "mlflow"),
