@@ -92,30 +92,21 @@ def norm_factory(norm: Norm, channels: int) -> Callable[[int], nn.Module] | None
     return {"none": None, "batch": nn.BatchNorm2d, "group": partial(GroupNorm, GROUPS)}[norm]
 
 
+@register.neck
 class NoNeck(Neck):
-    """The last feature map of a backbone.
+    """Only the backbone's last feature map, unchanged: detectors without a feature pyramid (ResNet-C4, ResNet-DC5).
 
     Args:
         levels: the backbone's levels.
     """
 
-    def __init__(self, levels: Sequence[Level]) -> None:
+    def __init__(self, levels: Sequence[Level], /) -> None:
         super().__init__()
         self.out_levels = (levels[-1],)
 
     def forward(self, maps: Sequence[Tensor]) -> list[Tensor]:
         """Return the last of the feature maps."""
         return [maps[-1]]
-
-
-@register.neck
-def no_neck(levels: Sequence[Level], /) -> Neck:
-    """Only the backbone's last feature map, unchanged: detectors without a feature pyramid (ResNet-C4, ResNet-DC5).
-
-    Args:
-        levels: the backbone's levels.
-    """
-    return NoNeck(levels)
 
 
 @register.neck

@@ -21,7 +21,7 @@ from opabinia.models.detectors.regions import PoolingOptions
 from opabinia.models.detectors.retinanet import RetinaNet
 from opabinia.models.detectors.rotated_fcos import RotatedFcos, decode_rotated
 from opabinia.models.detectors.rpn import ProposalOptions
-from opabinia.models.necks import fpn, fpn_p3_p7, fpn_p3_p7_from_p5, no_neck
+from opabinia.models.necks import NoNeck, fpn, fpn_p3_p7, fpn_p3_p7_from_p5
 from opabinia.models.weights.init import Init, initialize
 from opabinia.models.weights.translation import translate_weights
 from opabinia.tasks.classification import Classification
@@ -41,7 +41,7 @@ OURS: dict[str, Callable[..., Detector]] = {
     ),
     "c4": partial(
         faster_rcnn,
-        neck=no_neck,
+        neck=NoNeck,
         proposals=ProposalOptions(anchor_sizes=[[32.0, 64.0, 128.0, 256.0, 512.0]]),
         pooling=PoolingOptions(last_stage=True, num_levels=1),
         box=BoxOptions(num_fc=0, resolution=14),

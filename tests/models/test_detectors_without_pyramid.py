@@ -21,7 +21,7 @@ from opabinia.models.detectors.rcnn import keypoint_rcnn, mask_rcnn
 from opabinia.models.detectors.regions import PoolingOptions, RegionPool, Regions
 from opabinia.models.detectors.retinanet import RetinaNet, RunningMean
 from opabinia.models.detectors.rpn import ProposalNetwork, ProposalOptions, RegionProposals
-from opabinia.models.necks import no_neck
+from opabinia.models.necks import NoNeck
 from opabinia.tasks.detection.task import Detection
 
 SIZES = [(64, 96), (60, 90)]
@@ -49,7 +49,7 @@ def without_pyramid(*, last_stage: bool, model: str = "test_resnet", **options: 
     torch.manual_seed(0)
     detector = partial(
         mask_rcnn,
-        neck=no_neck,
+        neck=NoNeck,
         proposals=PROPOSALS,
         pooling=PoolingOptions(num_levels=1, last_stage=last_stage),
         box=replace(BOX, resolution=14, num_fc=0) if last_stage else BOX,
@@ -160,7 +160,7 @@ def compute_losses(detector: Detector, seed: int = 0) -> dict[str, Tensor]:
 def make_detector(make: Any, proposals: ProposalOptions = PROPOSALS, **options: Any) -> Detector:
     torch.manual_seed(0)
     pooling = PoolingOptions(num_levels=1)
-    detector: Detector = make(LEVELS, INFO, neck=no_neck, proposals=proposals, pooling=pooling, **options)
+    detector: Detector = make(LEVELS, INFO, neck=NoNeck, proposals=proposals, pooling=pooling, **options)
     return detector
 
 
@@ -224,7 +224,7 @@ def test_several_anchor_sizes_per_level() -> None:
 def test_a_proposal_network() -> None:
     torch.manual_seed(0)
     options = replace(PROPOSALS, post_nms_topk_test=7)
-    detector = ProposalNetwork(LEVELS, INFO, neck=no_neck, proposals=options)
+    detector = ProposalNetwork(LEVELS, INFO, neck=NoNeck, proposals=options)
     assert detector.max_detections == 7
     assert {name for name in compute_losses(detector) if "loss" in name} == {"loss_rpn_cls", "loss_rpn_loc"}
     detections = detector.detect(make_maps(LEVELS), (64, 96), SIZES)
@@ -232,7 +232,7 @@ def test_a_proposal_network() -> None:
     assert ((detections[0].scores[:-1] - detections[0].scores[1:]) >= 0).all() and (detections[0].scores < 1).all()
     # With ResNet-C4 the last stage is neither run nor trained.
     info = replace(INFO, masks=False)
-    detector_part = partial(ProposalNetwork, neck=no_neck, proposals=options, last_stage=False)
+    detector_part = partial(ProposalNetwork, neck=NoNeck, proposals=options, last_stage=False)
     task = Detection(info, backbone=partial(resnet, model="test_resnet", last_stride=2), detector=detector_part)
     trained = [name for name, param in task.named_parameters() if param.requires_grad]
     assert task.detector.neck.out_levels[0].stride == 16 and not any(".layer4." in name for name in trained)
@@ -257,7 +257,7 @@ def test_losses_divided_by_the_running_mean() -> None:
     detectors = []
     for normalizer in ("image", "running_mean"):
         torch.manual_seed(0)
-        detector = RetinaNet(level, INFO, neck=no_neck, anchor_sizes=[32], loss_normalizer=normalizer)
+        detector = RetinaNet(level, INFO, neck=NoNeck, anchor_sizes=[32], loss_normalizer=normalizer)
         detectors.append(compute_losses(detector))
     plain, running = detectors
     divisor = 0.9 * 50 + 0.1 * plain["num_pos_anchors"]

@@ -232,24 +232,14 @@ def test_weights_of_a_classifier_are_loaded(model: str, tmp_path: Path) -> None:
 
 # --- frozen -----------------------------------------------------------------------------------------------------------
 
-STEMS = {
-    "resnet10t": ("conv1.", "bn1."),
-    "test_convnext": ("stem.",),
-    "test_vit": ("cls_token", "reg_token", "pos_embed", "patch_embed."),
-    "swin_tiny_patch4_window7_224": ("patch_embed.",),
-    "mobilenetv3_small_050": ("conv_stem.", "bn1."),
-    "test_efficientnet": ("conv_stem.", "bn1."),
-    "regnetx_002": ("stem.",),
+STEMS: dict[str, tuple[tuple[str, ...], str]] = {
+    "resnet10t": (("conv1.", "bn1."), "layer1."),
+    "test_convnext": (("stem.",), "stages.0."),
+    "test_vit": (("cls_token", "reg_token", "pos_embed", "patch_embed."), "blocks.0."),
+    "swin_tiny_patch4_window7_224": (("patch_embed.",), "layers.0."),
+    "test_efficientnet": (("conv_stem.", "bn1."), "blocks.0."),
 }
-FIRST = {
-    "resnet10t": "layer1.",
-    "test_convnext": "stages.0.",
-    "test_vit": "blocks.0.",
-    "swin_tiny_patch4_window7_224": "layers.0.",
-    "mobilenetv3_small_050": "blocks.0.",
-    "test_efficientnet": "blocks.0.",
-    "regnetx_002": "s1.",
-}
+"""Prefixes of the parameters of the stem, and of the first stage."""
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -259,7 +249,8 @@ def test_frozen_stages(model: str, count: int) -> None:
     names = set(net.state_dict())
     net.enable_multi_scale()
     net.freeze_stages(count)
-    prefixes = STEMS[model] if count == 1 else (*STEMS[model], FIRST[model])
+    stem, first = STEMS[model]
+    prefixes = stem if count == 1 else (*stem, first)
     frozen = {name.removeprefix("model.") for name, param in net.named_parameters() if not param.requires_grad}
     assert frozen == {
         name.removeprefix("model.")

@@ -49,7 +49,7 @@ def test_golden(name: str) -> None:
     assert count_parameters(BNNeck(width)) + count_parameters(LinearHead(width, classes)) == expected["head_params"]
 
 
-@pytest.mark.parametrize("model", ["resnet18", "resnet10t", "resnet50d", "resnetblur50", "resnetaa50"])
+@pytest.mark.parametrize("model", ["resnet18", "resnet10t", "resnetblur50"])
 def test_a_stem_for_small_images(model: str) -> None:
     for reduction in (1, 2, 4):
         net = on_meta(model=model, stem_stride=reduction, last_stride=2)
@@ -60,9 +60,7 @@ def test_a_stem_for_small_images(model: str) -> None:
         assert [64 // level.shape[2] for level in net.pyramid_features(images)] == [level.stride for level in levels]
 
 
-@pytest.mark.parametrize(
-    "model", ["resnet18", "resnet50d", "resnext50_32x4d", "seresnet50", "resnetblur50", "resnetaa50", "resnest14d"]
-)
+@pytest.mark.parametrize("model", ["resnet18", "resnet50d", "resnext50_32x4d", "resnetblur50", "resnest14d"])
 def test_the_last_stride(model: str) -> None:
     images = torch.empty(1, 3, 256, 128, device="meta")
     fine, coarse = on_meta(model=model), on_meta(model=model, last_stride=2)
@@ -117,7 +115,7 @@ def test_ibn_replaces_the_first_norm_in_blocks_of_three_stages() -> None:
 
 @pytest.mark.parametrize(
     ("model", "second", "third"),
-    [("resnet18", 1, 1), ("resnet50", 2, 3), ("resnet101", 2, 9), ("resnet152", 2, 9)],
+    [("resnet18", 1, 1), ("resnet50", 2, 3), ("resnet101", 2, 9)],
 )
 def test_positions_of_non_local_blocks(model: str, second: int, third: int) -> None:
     net = on_meta(model=model, non_local=True)

@@ -82,7 +82,7 @@ def torchvision_factory(name: Any) -> Callable[[int], Backbone]:
 # --- clip sizes, gradients, layouts -----------------------------------------------------------------------------------
 
 
-SIZES = [(4, 32, 32), (5, 33, 47), (16, 45, 32), (32, 112, 96)]
+SIZES = [(5, 33, 47), (32, 112, 96)]
 
 
 @pytest.mark.parametrize("name", [*SMALL, *LARGE, *ANY_SIZE])
@@ -189,17 +189,9 @@ def test_the_stem_of_i3d_may_skip_frames() -> None:
 
 def test_factorized_convolutions_have_as_many_weights() -> None:
     """Tran et al. 2018, section 3.5."""
-    joint = make_backbone(lambda channels: resnet3d(channels, **R2PLUS1D), device="meta")
-    factorized = make_backbone(lambda channels: resnet3d(channels, **R2PLUS1D, conv_type="2+1d"), device="meta")
-    assert count_weights_and_operations(factorized, (8, 32, 32))[0] == pytest.approx(
-        count_weights_and_operations(joint, (8, 32, 32))[0], rel=1e-3
-    )
-    layer = convolution(64, 64, (3, 3, 3), conv_type="2+1d")
-    assert isinstance(layer, nn.Sequential)
-    assert [part.weight.shape for part in layer if isinstance(part, nn.Conv3d)] == [
-        (144, 64, 1, 3, 3),
-        (64, 144, 3, 1, 1),
-    ]
+    layer: Any = convolution(64, 64, (3, 3, 3), conv_type="2+1d")
+    shapes = [part.weight.shape for part in layer if isinstance(part, nn.Conv3d)]
+    assert shapes == [(144, 64, 1, 3, 3), (64, 144, 3, 1, 1)]
 
 
 @pytest.mark.parametrize("name", [*ANY_SIZE, *FIXED_OR_MIN_SIZE, "swin3d_s", "swin3d_b"])
@@ -214,16 +206,11 @@ def test_torchvision_models_have_all_weights(name: str) -> None:
 # --- frames of the slow pathway ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("alpha", [1, 4, 8])
-def test_the_slow_pathway_samples_the_frames_of_slowfasts_code(alpha: int) -> None:
-    for frames in range(alpha, 65, alpha):
-        assert slow_frames(frames, alpha) == torch.linspace(0, frames - 1, frames // alpha).long().tolist()
-
-
-def test_any_number_of_frames_is_sampled() -> None:
-    assert slow_frames(9, 4) == [0, 4, 8]
-    assert slow_frames(5, 4) == [0, 4]
-    assert slow_frames(3, 8) == [0]
+def test_the_slow_pathway_samples_the_frames_of_slowfasts_code() -> None:
+    for alpha in (1, 4, 8):
+        for frames in range(alpha, 65, alpha):
+            assert slow_frames(frames, alpha) == torch.linspace(0, frames - 1, frames // alpha).long().tolist()
+    assert (slow_frames(9, 4), slow_frames(5, 4), slow_frames(3, 8)) == ([0, 4, 8], [0, 4], [0])
 
 
 def test_both_pathways_affect_the_features() -> None:

@@ -25,10 +25,10 @@ def make_vit(**keys: Any) -> Any:
 def test_patches_overlap(stride: Any, grid: tuple[int, int]) -> None:
     """TransReID uses a stride of 12: 21 x 10 patches."""
     with torch.device("meta"):
-        net: Any = vit(3, model="vit_small_patch16_224", image_size=(256, 128), stride=stride).eval()
+        net: Any = vit(3, model="test_vit", image_size=(256, 128), stride=stride).eval()
         images = torch.empty(2, 3, 256, 128)
-        assert tuple(net.feature_maps(images).shape) == (2, 384, *grid)
-        assert tuple(net(images).shape) == (2, 384)
+        assert tuple(net.feature_maps(images).shape) == (2, 64, *grid)
+        assert tuple(net(images).shape) == (2, 64)
     assert net.model.pos_embed.shape[1] == 1 + grid[0] * grid[1]
 
 
