@@ -90,7 +90,7 @@ def _architecture(recipe: Recipe) -> str:
     if name not in DETECTORS:
         supported = f"supported: {', '.join(DETECTORS)}"
         raise foreign.problem("model.type", f"{show(name)} is not supported", supported)
-    detector = DETECTORS[name]
+    detector: str = DETECTORS[name]
     if detector == "faster_rcnn" and "model.roi_head.mask_head" in foreign:
         detector = "mask_rcnn"
     recipe.put("task.name", "detection")

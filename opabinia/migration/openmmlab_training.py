@@ -7,7 +7,7 @@ Configs of the 2.x generation (``data``, ``optimizer``, ``lr_config``) are broug
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -127,26 +127,26 @@ def report_malformed(file: Path) -> Iterator[None]:
         raise ConfigError(Problem(str(file), "", message)) from error
 
 
-def refuse_unread(recipe: Recipe, section: str, allowed: dict[str, tuple[Any, ...]]) -> None:
+def refuse_unread(recipe: Recipe, section: str, allowed: Mapping[str, Sequence[Any]]) -> None:
     """Refuse the values below a section that nothing has read; the allowed ones count as read.
 
     Args:
         recipe: the recipe under construction.
         section: such as ``model``.
-        allowed: values by the last part of a key that need no counterpart; an empty tuple allows all, and all below it.
+        allowed: values by the last part of a key that need no counterpart; an empty list allows all, and all below it.
     """
     for key in recipe.foreign.unread():
         *sections, name = key.path.split(".")
         if not key.path.startswith(f"{section}."):
             continue
         recipe.foreign.untyped(key.path)
-        inside_allowed = any(allowed.get(part) == () for part in sections)
+        inside_allowed = any(part in allowed and not allowed[part] for part in sections)
         if not inside_allowed and not _is_allowed(key.value, allowed.get(name, (None,))):
             expected = f"supported: {show(list(allowed[name]))}" if name in allowed else ""
             recipe.refuse(key.path, f"{show(key.value)} is not supported", expected)
 
 
-def _is_allowed(value: Any, allowed: tuple[Any, ...]) -> bool:
+def _is_allowed(value: Any, allowed: Sequence[Any]) -> bool:
     return not allowed or value is None or value in allowed
 
 
@@ -267,7 +267,7 @@ def _rules(recipe: Recipe) -> None:
             recipe.skip_part(f"{section}.custom_keys", name, "see param_groups.rules: pattern")
             continue
         pattern, networks = CUSTOM_KEYS[name.strip(".")]
-        if not str(recipe.config["task"]["backbone"].get("model", "")).startswith(networks):
+        if not str(recipe.config["task"]["backbone"].get("model", "")).startswith(tuple(networks)):
             continue  # the shared schedules of transformers name parameters that other networks lack
         rule: dict[str, Any] = {"pattern": pattern}
         if "decay_mult" in options:

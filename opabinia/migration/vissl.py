@@ -200,7 +200,7 @@ def _source(recipe: Recipe, split: str, labeled: bool) -> dict[str, Any]:
         recipe.note(f"the path of {show(names)} is in VISSL's catalog: set vars.{folder}")
     if len(paths) > 1 or len(names) > 1:
         recipe.note(f"DATA.{split}: only the first of several datasets is used; see the source concat")
-    if labeled and str(names[0] if names else "").startswith(MULTI_LABEL):
+    if labeled and str(names[0] if names else "").startswith(tuple(MULTI_LABEL)):
         recipe.note(
             f"images of {show(names)} have several labels: write a list of them (opabinia config list source table)"
         )

@@ -5,14 +5,19 @@ Defaults and reasons are data, in a YAML file for each system, by the full name 
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 
-def read_tables(system: str, *names: str) -> list[dict[str, Any]]:
-    """Return these tables of ``SYSTEM.yaml``, in the order of ``names``."""
-    text = Path(__file__).with_name(f"{system}.yaml").read_text(encoding="utf-8")
-    tables = yaml.safe_load(text)
-    return [tables[name] for name in names]
+@cache
+def _tables(system: str) -> dict[str, Any]:
+    tables: dict[str, Any] = yaml.safe_load(Path(__file__).with_name(f"{system}.yaml").read_text(encoding="utf-8"))
+    return tables
+
+
+def read_tables(system: str, names: str) -> list[Any]:
+    """Return tables of ``SYSTEM.yaml``, in the order of their ``names``, which are separated by spaces."""
+    return [_tables(system)[name] for name in names.split()]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from opabinia.migration.tables import read_tables
 
-DEFAULTS, REASONS = read_tables("vissl", "DEFAULTS", "REASONS")
+DEFAULTS, REASONS, ANYNETS, REFUSED_TOOLS = read_tables("vissl", "DEFAULTS REASONS ANYNETS REFUSED_TOOLS")
+REFUSED_LOSSES, MULTI_LABEL, REFUSED_TRUNKS = read_tables("vissl", "REFUSED_LOSSES MULTI_LABEL REFUSED_TRUNKS")
+OPTIMIZERS, STAGES = read_tables("vissl", "OPTIMIZERS STAGES")
 
 LR = "OPTIMIZER.param_schedulers.lr"
 
@@ -35,40 +37,5 @@ REGNET_SIZES = {
 }
 """timm's names of the RegNetY that VISSL gives by depth, w_0, w_a, w_m and width of a group (SEER)."""
 
-ANYNETS = {"regnety_160": [[2, 4, 11, 1], [224, 448, 1232, 3024], [112, 112, 112, 112]]}
-"""Depths, widths and group widths of the stages of ``anynet`` in VISSL's configs, by timm's names."""
-
-REFUSED_TOOLS = {
-    "GEO_LOCALIZATION": "classes are not mapped to places on earth",
-    "extract_cluster": "images are not assigned to prototypes; opabinia extract writes their features",
-}
-"""Sections and engines of tools that are refused, with the reason."""
-
-REFUSED_LOSSES = {
-    "msn_loss": "VISSL's is a stub that compares the sums of the outputs",
-    "clusterfit_loss": "see opabinia extract",
-}
-"""Losses that are refused, with the reason."""
-
-MULTI_LABEL = ("voc2007", "voc2012", "coco2014", "openimages")
-"""Beginnings of the names of datasets whose images have several labels."""
 
 EFFICIENT_NETS = tuple(f"b{number}" for number in range(9))
-
-_NO_ALEXNET = "timm has no AlexNet"
-
-REFUSED_TRUNKS = {
-    "alexnet_bvlc": _NO_ALEXNET,
-    "alexnet_colorization": _NO_ALEXNET,
-    "alexnet_deepcluster": _NO_ALEXNET,
-    "alexnet_jigsaw": _NO_ALEXNET,
-    "alexnet_rotnet": _NO_ALEXNET,
-    "classy_vit": "its size is defined by ClassyVision; use vision_transformer",
-    "resnet_sk": "timm's selective-kernel ResNets have other stems and shortcuts than SimCLR v2's",
-}
-"""Trunks that are refused, with the reason."""
-
-OPTIMIZERS = {"sgd": "sgd", "adam": "adam", "adamw": "adamw", "adamw_mt": "adamw", "rmsprop": "rmsprop", "lars": "lars"}
-
-STAGES = {f"res{number}": f"backbone.model.layer{number - 1}" for number in range(2, 6)}
-"""Layers of a ResNet by VISSL's names."""
