@@ -89,15 +89,15 @@ def shuffle_between_ranks(rows: Tensor, seed: int) -> tuple[Tensor, Callable[[Te
     order = torch.randperm(sum(counts), generator=torch.Generator().manual_seed(seed))
     order = move_tensor(order, rows.device)  # or indexing would wait for the device
     first = sum(counts[: rank()])
-    own = slice(first, first + len(rows))
+    rank_rows = slice(first, first + len(rows))
 
     def gather_all(tensor: Tensor) -> Tensor:
         return tensor if len(counts) == 1 else _gather(tensor, counts)
 
     def unshuffle(outputs: Tensor) -> Tensor:
-        return gather_all(outputs.detach())[order.argsort()[own]]
+        return gather_all(outputs.detach())[order.argsort()[rank_rows]]
 
-    return gather_all(rows.detach())[order[own]], unshuffle
+    return gather_all(rows.detach())[order[rank_rows]], unshuffle
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -139,9 +139,9 @@ def _counts(tensor: Tensor, ids: Iterable[str]) -> tuple[list[int], bool]:
     """
     world = world_size()
     digest = blake2b("\0".join(ids).encode(), digest_size=7).digest()
-    own = torch.tensor([len(tensor), int.from_bytes(digest)], device=collective_device())
-    gathered = own.new_empty(world, 2)
-    dist.all_gather(list(gathered), own)
+    rank_count = torch.tensor([len(tensor), int.from_bytes(digest)], device=collective_device())
+    gathered = rank_count.new_empty(world, 2)
+    dist.all_gather(list(gathered), rank_count)
     rows: list[list[int]] = gathered.tolist()
     return [count for count, _ in rows], all(row == rows[0] for row in rows) and rows[0][0] < world
 
@@ -155,7 +155,7 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, counts: list[int]) -> Tensor:
         first = sum(counts[: rank()])
-        ctx.own = slice(first, first + len(tensor))
+        ctx.rank_rows = slice(first, first + len(tensor))
         padded = tensor.new_zeros(max(counts), *tensor.shape[1:])
         padded[: len(tensor)] = tensor
         gathered = [torch.empty_like(padded) for _ in counts]
@@ -168,4 +168,4 @@ class _Gather(torch.autograd.Function):
         # Summed in full precision; as a copy, because others may hold this gradient, too.
         whole = gradient.to(torch.promote_types(gradient.dtype, torch.float32), copy=True).contiguous()
         dist.all_reduce(whole, group=ctx.group)
-        return whole[ctx.own].to(gradient.dtype), None
+        return whole[ctx.rank_rows].to(gradient.dtype), None

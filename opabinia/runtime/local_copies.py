@@ -7,6 +7,9 @@ permission to read it. So whatever finds, counts or compares files works as it d
 objects (lists, annotations) are fetched at once. Content takes the place of a placeholder by renaming, so that a killed
 process leaves a placeholder or the whole file. Content that is not that of the object that was listed is an error.
 
+fsspec's own caches do not serve: ``filecache`` and ``simplecache`` fetch to the final name, where a killed process
+leaves a part, ``blockcache`` loses blocks that two processes fetch, none has a limit of its size, and all list again.
+
 In the folder of local copies, ``.listed`` holds a file for each folder that was listed, ``.chunks`` parts of tar files,
 ``.tmp`` what is being fetched, ``runs`` run folders, which are no part of the limited size, ``.room`` the number of
 bytes that may be fetched before the size is counted again, and ``.counted`` has the time at which it was counted.
@@ -74,7 +77,7 @@ _FETCHED_WHEN_READ = (
 )
 _PLACEHOLDER = stat.S_IWUSR
 _COUNTED_EVERY = 10 * 10**9  # bytes that are fetched, at most, before the free space of the disk is looked at again
-_SHARES = 1000  # a process reserves this fraction of the room; many processes must leave most of it to the others
+_RESERVES = 1000  # a process reserves this fraction of the room; many processes must leave most of it to the others
 
 _used = False  # whether this process, or the one that forked it, reads local copies
 
@@ -339,7 +342,7 @@ def _chunks(local: str) -> str:
 # --- the size of the cache --------------------------------------------------------------------------------------------
 
 
-class _Share:
+class _Reserve:
     """Bytes that this process may fetch before it looks at the room again."""
 
     def __init__(self) -> None:
@@ -347,25 +350,25 @@ class _Share:
 
 
 @cache
-def _share(_process: int) -> _Share:
-    return _Share()
+def _reserve_of(_process: int) -> _Reserve:
+    return _Reserve()
 
 
 def _make_room(temporary: Path, size: int) -> None:
     """Create a file, and reserve room for its content; remove what was fetched first if it would exceed the limit.
 
-    A process reserves a share of the room at once, since all processes of a machine, or of several, wait for the lock
-    of ``.room``. The share is void when the files have been counted after that: then it is not part of the room.
+    A process reserves a thousandth of the room at once, since all processes of a machine, or of several, wait for the
+    lock of ``.room``. The reserve is void when the files have been counted after that: then it is not part of the room.
     """
     text = os.environ.get("OPABINIA_REMOTE_CACHE_SIZE", "")
     with disk_errors(temporary):
         temporary.touch()  # first: who counts from now on counts it
-    share = _share(os.getpid())
-    with share.lock:
-        if share.bytes >= size and share.counted == _last_count(text):
-            share.bytes -= size
+    reserve = _reserve_of(os.getpid())
+    with reserve.lock:
+        if reserve.bytes >= size and reserve.counted == _last_count(text):
+            reserve.bytes -= size
         else:
-            share.bytes, share.counted = _reserve(size, text)
+            reserve.bytes, reserve.counted = _reserve(size, text)
 
 
 def _last_count(limit: str) -> str:
@@ -376,7 +379,7 @@ def _last_count(limit: str) -> str:
 
 
 def _reserve(size: int, text: str) -> tuple[int, str]:
-    """Reserve room for a file, and a share for the next ones. Return the share, and when the files were counted."""
+    """Reserve room for a file, and a reserve for the next ones. Return the reserve, and when the files were counted."""
     limit = _parse_size(text) if text else None
     path = cache_root() / ".room"
     with disk_errors(path), path.open("a+") as file:
@@ -388,11 +391,11 @@ def _reserve(size: int, text: str) -> tuple[int, str]:
             left = int(room) - size if room.isdecimal() and limit_then == text and _last_count(text) else -1
             if left < 0:
                 left = _evict(limit)
-            share = left // _SHARES
+            reserve = left // _RESERVES
             file.truncate(0)
-            file.write(f"{left - share} {text}")
+            file.write(f"{left - reserve} {text}")
             file.flush()
-            return share, _last_count(text)
+            return reserve, _last_count(text)
         finally:
             with suppress(OSError):
                 fcntl.flock(file, fcntl.LOCK_UN)  # processes that were forked meanwhile have the file open, too
@@ -403,7 +406,7 @@ def _evict(limit: int | None) -> int:
     fetched."""
     root, total, now = cache_root(), 0, time.time_ns()
     (root / ".counted").touch()
-    os.utime(root / ".counted", ns=(now, now))  # before the files are counted: shares are void from now on
+    os.utime(root / ".counted", ns=(now, now))  # before the files are counted: reserves are void from now on
     for temporary in (root / ".tmp").glob("*"):
         with suppress(FileNotFoundError):
             if temporary.stat().st_mtime < time.time() - 3600:  # of a process that was killed
@@ -437,16 +440,14 @@ def _parse_size(text: str) -> int:
 
 def _fetched_files(folder: Path | str) -> Iterator[tuple[int, int, str]]:
     """Yield when each file was fetched, its size and path, of those that are fetched when they are read."""
-    chunks = f"{os.sep}.chunks{os.sep}" in f"{folder}{os.sep}"
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                yield from _fetched_files(entry.path)
-            elif chunks or entry.name.lower().endswith(_FETCHED_WHEN_READ):
+    for parent, _, names in os.walk(folder):
+        are_chunks = f"{os.sep}.chunks{os.sep}" in f"{parent}{os.sep}"
+        for name in names:
+            if are_chunks or name.lower().endswith(_FETCHED_WHEN_READ):
                 with suppress(FileNotFoundError):
-                    status = entry.stat()
+                    status = os.stat(os.path.join(parent, name))
                     if not _is_placeholder(status):
-                        yield status.st_atime_ns, status.st_size, entry.path
+                        yield status.st_atime_ns, status.st_size, os.path.join(parent, name)
 
 
 def _release(path: Path) -> None:

@@ -17,7 +17,7 @@ log = logging.getLogger("opabinia")
 
 
 @contextmanager
-def logging_to(folder: Path | None, *, terminal: bool = True) -> Iterator[None]:
+def logging_to(folder: Path | None) -> Iterator[None]:
     """Write the log to ``folder/train.log`` (``train.rank1.log`` ...) and, on rank 0, to stderr."""
     handlers: list[logging.Handler] = []
     if folder is not None:
@@ -25,7 +25,7 @@ def logging_to(folder: Path | None, *, terminal: bool = True) -> Iterator[None]:
         with disk_errors(folder / name):
             handlers.append(logging.FileHandler(folder / name, encoding="utf-8", errors="backslashreplace"))
         handlers[0].setFormatter(logging.Formatter("%(asctime)s %(levelname).1s %(message)s", "%m-%d %H:%M:%S"))
-    if terminal and is_rank_zero():
+    if is_rank_zero():
         handlers.append(_Terminal())
         handlers[-1].setLevel(logging.WARNING if is_quiet() else logging.NOTSET)
     for handler in handlers:

@@ -163,8 +163,8 @@ def neighbor_group(count: int) -> dist.ProcessGroup | None:
         return None
     blocks = [range(first, min(first + count, world_size())) for first in range(0, world_size(), count)]
     groups: list[Any] = [dist.new_group(list(block), timeout=collective_timeout) for block in blocks]
-    own = rank() // count
-    return groups[own] if len(blocks[own]) > 1 else None
+    block = rank() // count
+    return groups[block] if len(blocks[block]) > 1 else None
 
 
 def autograd_group() -> Any:

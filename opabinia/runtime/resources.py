@@ -76,9 +76,9 @@ def _groups(controller: str) -> Iterator[Path]:
             if names and controller not in names.split(","):
                 continue
             top = base / controller if names else base
-            own = top / path.lstrip("/")
+            group = top / path.lstrip("/")
             # In a container the path may be that of the host: then its own group is the top.
-            yield from [folder for folder in (own, *own.parents) if folder == top or top in folder.parents]
+            yield from [folder for folder in (group, *group.parents) if folder == top or top in folder.parents]
 
 
 def reset_peak_memory() -> None:

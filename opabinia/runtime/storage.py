@@ -3,6 +3,10 @@
 :mod:`opabinia.runtime.local_copies` keeps local copies of them. The modification time of a copy is that of the object,
 with a checksum of its MD5 or ETag as nanoseconds: the same size and time mean the same object. Credentials are those of
 the protocol's own library, from the environment; none are written.
+
+Requests, and the first attempts to repeat them, are those of fsspec's file systems. :func:`retry` is around them since
+these count attempts, each in its own way, and give up in seconds; :func:`list_objects` since ``find`` would hold the
+attributes of all objects in memory and make its requests one after the other.
 """
 
 from __future__ import annotations

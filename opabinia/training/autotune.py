@@ -50,12 +50,12 @@ class Trial(NamedTuple):
     """The measurements of one rank.
 
     Attributes:
-        samples: of its share of the batch; 0: not even the smallest fits.
+        samples: number of samples of its part of the batch; 0: not even the smallest fits.
         memory: peak bytes of a step with them.
         budget: bytes that it may hold.
         read: seconds to read and transform a sample.
         step: seconds to train on a sample.
-        limit: why no larger batch was tried.
+        limit: reason why no larger batch was tried.
         finish: seconds to augment a sample on the device.
     """
 
@@ -74,7 +74,7 @@ def autotune(data: Mapping[str, Any], build: Callable[..., partial[Any]]) -> dic
     To be called by all ranks; where there is no ``auto`` nothing is tried.
 
     Args:
-        data: that section of a complete config, scaled for the present world size.
+        data: section ``data`` of a complete config, scaled for the present world size.
         build: :func:`opabinia.training.run_folder.build_parts` of that config, called with values for ``auto``.
 
     Raises:
@@ -237,7 +237,7 @@ class _Measurement(Measurement):
 
     Attributes:
         share: samples of a step; None: as many as fit.
-        samples: of the dataset.
+        samples: number of samples of the dataset.
         host_budget: bytes that a run on the CPU may hold.
         trial: the result; None until it is measured.
     """

@@ -21,7 +21,7 @@ GPU_SHARE = 0.9
 MAX_SECONDS = 10.0
 """Longest step that is tried."""
 RESOLUTION = 64
-"""The search ends when the next increase would be smaller than one part in so many."""
+"""The search ends when the next increase would be smaller than 1/64 of the batch size."""
 
 
 class Attempt(NamedTuple):
@@ -36,10 +36,10 @@ class Attempts:
     """Training steps of any size, made of the samples of one batch.
 
     Args:
-        step: of a run on a single rank.
-        batch: on its device.
-        global_batch, clock: of that batch.
-        device: of the model.
+        step: step of a run on a single rank.
+        batch: a batch on its device.
+        global_batch, clock: global batch and clock of that batch.
+        device: device of the model.
 
     Example: ``Attempts(step, batch, global_batch, clock, device)(64).memory``.
     """
@@ -61,7 +61,7 @@ class Attempts:
         return GPU_SHARE * (free + torch.cuda.memory_reserved(self._device))
 
     def __call__(self, samples: int) -> Attempt:
-        """Train one step with so many samples."""
+        """Train one step with ``samples`` samples."""
         on_gpu = self._device.type == "cuda"
         if on_gpu:
             torch.cuda.empty_cache()
@@ -92,7 +92,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def repeat_samples(batch: Batch, samples: int) -> Batch:
-    """Return a batch of so many samples, repeating those of ``batch`` in turn; that of a multi-task run as it is."""
+    """Return a batch of ``samples`` samples, which repeats those of ``batch``; that of a multi-task run as it is."""
     if "streams" in batch:
         return batch
     indices = [index % len(batch["id"]) for index in range(samples)]
@@ -117,9 +117,9 @@ def largest_fitting(
 
     Args:
         attempt: trains one step with a number of samples.
-        budget: in bytes.
+        budget: number of bytes.
         first: an attempt that fits.
-        samples: of the dataset; no batch is larger.
+        samples: number of samples of the dataset; no batch is larger.
 
     Example: with 2 + 3 n bytes for n samples and a budget of 100 the result is 32, found with 1, 2, 4, 8, 16 and 32.
     """

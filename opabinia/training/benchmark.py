@@ -89,10 +89,10 @@ class _Measurement(Measurement):
 
     Args:
         steps: number of measured steps, after the warm-up.
-        parts: of the run.
+        parts: parts of the run.
 
     Attributes:
-        lines: of the metrics log.
+        lines: lines of the metrics log.
         results: empty until everything is measured.
     """
 
@@ -142,7 +142,7 @@ class _Measurement(Measurement):
         if isinstance(run.task, Multitask) and world_size() == 1:
             batch = {**timed.last[0], "streams": timed.streams}
             streams = time_tasks(run.task, batch, run.clock, self._parts["train"], REPEATS)
-            streams = {name: {"read": mean(timed.reading[name]), **own} for name, own in streams.items()}
+            streams = {name: {"read": mean(timed.reading[name]), **times} for name, times in streams.items()}
         self.results = {
             "batch_size": samples,
             "samples_per_s": {"median": float(median), "low": float(low), "high": float(high)},

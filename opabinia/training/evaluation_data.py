@@ -43,7 +43,7 @@ def choose_sets(
         trained: without them.
         splits: prefixes of validation sets; none means all.
         data: a folder or annotation file to evaluate on instead, in the layout of the first of these sets.
-        name: of the evaluation of ``data``, or of the first set whose source the overrides change; None: the name of
+        name: name of the evaluation of ``data``, or of the first set whose source the overrides change; None: that of
             the folder or file.
 
     Raises:
@@ -58,8 +58,8 @@ def choose_sets(
             message = f"there is no validation set {split!r}"
             raise ConfigError(Problem("command line", "--split", message, "", nearest(split, prefixes), known))
     chosen = [stream for stream in streams if not splits or stream["prefix"] in splits]
-    own = {section["prefix"]: section["source"] for section in validation_sets(trained.config)}
-    changed = [stream for stream in chosen if own.get(stream["prefix"], stream["source"]) != stream["source"]]
+    sources = {section["prefix"]: section["source"] for section in validation_sets(trained.config)}
+    changed = [stream for stream in chosen if sources.get(stream["prefix"], stream["source"]) != stream["source"]]
     if data is None and name is None:
         if changed:
             message = f"other data than that of the run's {changed[0]['prefix']!r} would replace the scores of that"
@@ -72,21 +72,23 @@ def choose_sets(
     stream, source = (changed or chosen)[0], (changed or chosen)[0]["source"]
     if data is not None:
         source = redirect_source(source, data, "data.val.source")
-    name = name or _default_name(data or Path(), own)
-    if "/" in name or name in _taken(own):
-        message = f"{name!r} is not a name for the scores of other data than the run's: {listing(sorted(_taken(own)))}"
+    name = name or _default_name(data or Path(), sources)
+    if "/" in name or name in _taken(sources):
+        message = (
+            f"{name!r} is not a name for the scores of other data than the run's: {listing(sorted(_taken(sources)))}"
+        )
         raise ConfigError(Problem("command line", "--name", message))
     return _with_sets(resolved, {stream["prefix"]: name}, [{**stream, "prefix": name, "source": source}])
 
 
-def _taken(own: Mapping[str, Any]) -> set[str]:
-    return {name for prefix in own for name in (prefix, f"{prefix}_ema")}
+def _taken(sources: Mapping[str, Any]) -> set[str]:
+    return {name for prefix in sources for name in (prefix, f"{prefix}_ema")}
 
 
-def _default_name(data: Path, own: Mapping[str, Any]) -> str:
+def _default_name(data: Path, sources: Mapping[str, Any]) -> str:
     path = data.expanduser().resolve()
     name = path.name if path.is_dir() else path.stem
-    return f"{path.parent.name}_{name}" if name in _taken(own) else name
+    return f"{path.parent.name}_{name}" if name in _taken(sources) else name
 
 
 def _with_sets(resolved: Resolved, names: Mapping[str, str], streams: Sequence[dict[str, Any]]) -> Resolved:
@@ -116,7 +118,7 @@ def redirect_source(source: Mapping[str, Any], path: Path, key: str) -> dict[str
     Args:
         source: a complete section.
         path: a folder or an annotation file.
-        key: of the section, for errors.
+        key: place of the section, for errors.
 
     Raises:
         ConfigError: ``path`` does not exist, or the source does not find its files there.
@@ -182,7 +184,7 @@ def write_scores(folder: Path, about: Mapping[str, Any], scores: Mapping[str, fl
         folder: ``eval/<set>`` in the run folder.
         about: ``data`` (:func:`opabinia.config.text.describe_source`), number of ``samples``, ``checkpoint``,
             ``weights``, ``overrides``.
-        scores: by name.
+        scores: scores by name.
     """
     file, before = folder / "scores.json", _Scores()
     try:

@@ -40,7 +40,7 @@ def count_forward_flops(model: Task, sample: Batch) -> FlopCount | None:
     allocated and no random number drawn.
 
     Args:
-        model: on any device.
+        model: a model on any device.
         sample: a batch of one sample.
 
     Raises:
@@ -71,7 +71,7 @@ class _CallsInside:
     """Counts the operations of modules inside backbones.
 
     Attributes:
-        flops: of the calls that have ended.
+        flops: FLOPs of the calls that have ended.
     """
 
     def __init__(self, counter: FlopCounterMode, model: Task) -> None:

@@ -66,14 +66,14 @@ def warn_of_other_normalization(task: nn.Module, weights: Path) -> None:
     normalize = next((module for module in task.modules() if isinstance(module, Normalize)), None)
     if trained is None or normalize is None:
         return
-    own = [values.flatten().tolist() for values in (normalize.mean, normalize.std)]
+    task_values = [values.flatten().tolist() for values in (normalize.mean, normalize.std)]
     if not all(
         np.allclose(fit_channels(theirs, len(values)), values, rtol=5e-3, atol=1e-4)
-        for theirs, values in zip(trained, own, strict=True)
+        for theirs, values in zip(trained, task_values, strict=True)
     ):
-        mean, std, own_mean, own_std = ([round(value, 4) for value in values] for values in (*trained, *own))
+        mean, std, task_mean, task_std = ([round(value, 4) for value in values] for values in (*trained, *task_values))
         message = "init: %s was trained with the mean %s and the std %s of images, task.mean is %s and task.std %s"
-        log.warning(message, weights, mean, std, own_mean, own_std)
+        log.warning(message, weights, mean, std, task_mean, task_std)
 
 
 def trained_normalization(weights: Path) -> tuple[Sequence[float], Sequence[float]] | None:

@@ -111,7 +111,7 @@ def train(
             (see :func:`opabinia.config.describe.config_of`) and built from it.
         overrides: ``key=value``.
         out: the run folder is ``<out>/<recipe>/<name>``; of a run built in Python ``<out>/<name>``.
-        name: see ``out``.
+        name: name of the run, see ``out``.
         resume: "last", "best" or a checkpoint folder of this run; "auto" resumes the last checkpoint of a run that
             exists and begins it otherwise; None begins a new run.
         resolved: the config of a new run, where the caller has it already; None resolves it here.
@@ -491,6 +491,6 @@ def _write_scores(
                 "weights": weights,
                 "overrides": list(overrides),
             }
-            own = {name: value for name, value in scores.items() if name.startswith(prefix + "/")}
-            if own:
-                write_scores(folder / "eval" / prefix, about, own)
+            set_scores = {name: value for name, value in scores.items() if name.startswith(prefix + "/")}
+            if set_scores:
+                write_scores(folder / "eval" / prefix, about, set_scores)

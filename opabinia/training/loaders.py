@@ -48,7 +48,7 @@ class StreamBatches:
         dataset_info: describes the samples after their transforms.
         sampler: order of the samples in each epoch.
         plan: all global batches of the stream.
-        seed: of the stream.
+        seed: seed of the stream.
         task: the task that is evaluated, for validation data of a multi-task run.
     """
 
@@ -69,7 +69,7 @@ class StreamBatches:
 
         Args:
             size_multiple: as in :class:`opabinia.contracts.Task`.
-            cache_name: of the cached images.
+            cache_name: name of the cached images.
         """
         data, source = self.data, self.dataset.source
         if data.cache is not None:
@@ -104,10 +104,10 @@ class TrainingBatches:
         data: the config section.
         dataset_info: describes the training samples after their transforms.
         streams: the batches of each stream; that of a run of one task is named :data:`opabinia.data.streams.SINGLE`.
-        shares: how streams share batches.
-        cycle: which streams take part in a step.
+        shares: rule by which streams share batches.
+        cycle: streams that take part in each step.
         plan: all global batches.
-        seed: of the run.
+        seed: seed of the run.
     """
 
     data: Data
@@ -173,7 +173,7 @@ class TrainingBatches:
 
         Args:
             count: number of samples, of each stream.
-            task: that trains on them.
+            task: task that trains on them.
             shape: as in :class:`opabinia.contracts.GlobalBatch`.
 
         Raises:
@@ -242,11 +242,11 @@ def plan_streams(
 
     Args:
         data: the config section.
-        datasets: of each stream.
-        shares: how streams share batches.
-        dataset_info: of the streams.
-        length: of the run.
-        seed: of the run; that of a stream follows from it and the stream's name.
+        datasets: dataset of each stream.
+        shares: rule by which streams share batches.
+        dataset_info: description of the streams.
+        length: length of the run.
+        seed: seed of the run; that of a stream follows from it and the stream's name.
 
     Raises:
         ConfigError: a stream has fewer samples than its part of a batch, or a sampler refuses the data.

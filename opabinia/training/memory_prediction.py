@@ -161,7 +161,7 @@ def largest_batch(footprint: Footprint, device_memory: int, smallest: int = 1) -
 
     Args:
         footprint: peak bytes by category of a step with a number of samples.
-        device_memory: in bytes.
+        device_memory: number of bytes.
         smallest: samples of the smallest step.
 
     Example: with 1 GiB and 50 MiB per sample 6 samples fit into 2.2 GiB (CONTEXT and FRAGMENTATION included).
@@ -223,7 +223,7 @@ class ObservedStep:
     """A training step whose tensors are counted.
 
     Args:
-        parts: of the step.
+        parts: parts of the step.
         mode: makes tensors fake; None: they have values.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""The model of a run and its optimizer: built, checked, place on the device and spread over ranks."""
+"""The model of a run and its optimizer: built, checked, placed on the device and spread over ranks."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def place_models(
     Args:
         task: the model.
         train: config section.
-        device: of this rank.
+        device: device of this rank.
         ema: copy the model for an exponential moving average of its weights.
         splits_norms: batch norms follow the batch schedule.
         distilled: the task with its teachers, if it has any.

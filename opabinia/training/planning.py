@@ -32,11 +32,11 @@ def plan_training(
     """Read the description of the training data and plan all batches of the run.
 
     Args:
-        task: of the config.
+        task: section ``task`` of the config.
         data: the config section.
-        length: of the run.
+        length: length of the run.
         shapes: lays out batch sizes and image sizes over time; None: all batches are alike.
-        seed: of the order of samples.
+        seed: seed of the order of samples.
 
     Raises:
         ConfigError: the data does not fit the sampler, the batch size or the schedule.
@@ -92,7 +92,7 @@ def check_streams(task: Any, batches: TrainingBatches, micro_batch_size: int | N
 
     Args:
         task: the model.
-        batches: of the run.
+        batches: training batches of the run.
         micro_batch_size: config value.
 
     Raises:

@@ -95,7 +95,7 @@ def uploading(folder: Path, url: str, keep: int) -> Iterator[None]:
 
     Args:
         folder: the run folder.
-        url: of its copy.
+        url: URL of its copy.
         keep: number of newest checkpoints to keep there.
 
     Raises:
@@ -152,7 +152,7 @@ def fetch_newer(url: str, folder: Path, resolved: Resolved, chosen: str = "") ->
     Checkpoints of a smaller branch are deleted: somebody has resumed the run from another checkpoint since then.
 
     Args:
-        url: of the run.
+        url: URL of the run.
         folder: its local folder.
         resolved: its config.
         chosen: name of a checkpoint; it is kept, and fetched if it is not on the disk.
@@ -202,8 +202,8 @@ def await_checkpoint(url: str, path: Path, manifest: bytes) -> None:
     """Fetch the checkpoint that rank 0 resumes from when its machine has uploaded it, unless it is on this disk.
 
     Args:
-        url: of the run.
-        path: of the checkpoint here.
+        url: URL of the run.
+        path: path of the checkpoint here.
         manifest: content of its ``state.json`` on rank 0.
 
     Raises:

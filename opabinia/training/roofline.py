@@ -20,7 +20,7 @@ class Gpu:
     """Published peaks of a GPU.
 
     Attributes:
-        name: of the product.
+        name: name of the product.
         half: FLOP/s of matrix products in bfloat16 and float16, without sparsity.
         single: FLOP/s of matrix products in TensorFloat-32, which cuDNN uses for float32.
         bandwidth: bytes/s of its memory.
@@ -42,31 +42,24 @@ GPUS = (
 )
 
 
-def time_bounds(operators: Iterable[Operator], gpus: Iterable[Gpu] = GPUS) -> list[dict[str, Any]]:
-    """Return the bound of each GPU for these operators.
+def time_bounds(operators: Iterable[Operator]) -> list[dict[str, Any]]:
+    """Return the bound of each of :data:`GPUS` for these operators.
 
     Returns:
         For each GPU JSON values: ``gpu``; ``seconds``, no step with these operators is faster; ``memory_bound``, the
         share of them in operators that the memory limits; ``classes``, the seconds by class of operators (``matrix
         products``, ``others``).
     """
-    operators = list(operators)
-    return [_time_bound(operators, gpu) for gpu in gpus]
-
-
-def _time_bound(operators: list[Operator], gpu: Gpu) -> dict[str, Any]:
-    classes: defaultdict[str, float] = defaultdict(float)
-    memory_bound = 0.0
-    for operator in operators:
-        peak = gpu.half if operator.dtype in ("bfloat16", "float16") else gpu.single
-        computing = operator.flops / peak
-        moving = max(0.0, operator.traffic - gpu.cache) / gpu.bandwidth
-        classes["matrix products" if operator.flops else "others"] += max(computing, moving)
-        memory_bound += moving if moving > computing else 0.0
-    seconds = sum(classes.values())
-    return {
-        "gpu": gpu.name,
-        "seconds": seconds,
-        "memory_bound": memory_bound / seconds if seconds else 0.0,
-        "classes": dict(classes),
-    }
+    operators, bounds = list(operators), []
+    for gpu in GPUS:
+        classes, memory_bound = defaultdict[str, float](float), 0.0
+        for operator in operators:
+            peak = gpu.half if operator.dtype in ("bfloat16", "float16") else gpu.single
+            computing = operator.flops / peak
+            moving = max(0.0, operator.traffic - gpu.cache) / gpu.bandwidth
+            classes["matrix products" if operator.flops else "others"] += max(computing, moving)
+            memory_bound += moving if moving > computing else 0.0
+        seconds = sum(classes.values())
+        share = memory_bound / seconds if seconds else 0.0
+        bounds.append({"gpu": gpu.name, "seconds": seconds, "memory_bound": share, "classes": dict(classes)})
+    return bounds

@@ -69,7 +69,7 @@ def build_parts(resolved: Resolved, **values: int | str) -> partial[Any]:
 
     Args:
         resolved: the config.
-        values: of keys that are ``auto``; see :func:`with_values`.
+        values: values of keys that are ``auto``; see :func:`with_values`.
 
     Raises:
         ConfigError: a part refuses its values.
@@ -175,8 +175,8 @@ def read_chosen(path: Path) -> Snapshot:
     names, files = snapshot.state.get("names"), snapshot.tensors
     if not names:
         return snapshot
-    own = {name: files["model"][exported] for name, exported in names.items()}
-    return replace(snapshot, tensors={"model": {**files.get("rest", {}), **own}})
+    renamed = {name: files["model"][exported] for name, exported in names.items()}
+    return replace(snapshot, tensors={"model": {**files.get("rest", {}), **renamed}})
 
 
 def merge(folder: Path, out: Path, *, checkpoint: str = "best", weights: str = "raw") -> None:

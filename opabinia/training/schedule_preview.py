@@ -26,11 +26,11 @@ class PreviewRow(NamedTuple):
     """Epochs with the same batches.
 
     Attributes:
-        begin, end: in epochs; the run may end within one.
-        steps: of the optimizer.
+        begin, end: first epoch, and the one after the last; the run may end within one.
+        steps: number of optimizer steps.
         stage: the batches; without ``shapes`` they have no image size.
-        step_cost: of one step, in steps of the baseline. The cost is the pixels of all frames of all samples.
-        cost_share: of all steps, as a share of the baseline's run.
+        step_cost: cost of one step, in steps of the baseline. The cost is the pixels of all frames of all samples.
+        cost_share: cost of all steps, as a share of the baseline's run.
     """
 
     begin: int
@@ -47,7 +47,7 @@ class SchedulePreview:
 
     Attributes:
         rows: one after the other.
-        plan: of the run.
+        plan: plan of the run.
         baseline: the plan of the run without ``shapes``.
     """
 
@@ -99,7 +99,7 @@ def preview_of_plan(plan: ConstantPlan | StagedPlan, baseline: ConstantPlan) -> 
 
 
 def _pixels(plan: Plan, epoch: int, steps: int, largest: int) -> int:
-    """Pixels of so many steps from an epoch on, all of whose epochs are alike."""
+    """Return the pixels of ``steps`` steps from an epoch on, all of whose epochs are alike."""
     first = plan.epoch_start(epoch)
     epochs, rest = divmod(steps, plan.epoch_start(epoch + 1) - first)
 
@@ -148,8 +148,8 @@ def chart_panels(preview: SchedulePreview, schedule: Schedule) -> list[ChartPane
     A short cycle has a curve for each of its batches.
 
     Args:
-        preview: of the run.
-        schedule: of the learning rate, which the shapes multiply further.
+        preview: preview of the run.
+        schedule: schedule of the learning rate, which the shapes multiply further.
     """
     frames = _steps(preview, lambda batch: batch.shape[0] if batch.shape and is_clip_shape(batch.shape) else None)
     panels = [

@@ -126,17 +126,17 @@ class TrainingRun:
         distill: distillation from a teacher, in addition to the losses of the task.
         data: training and validation data.
         shapes: sizes of batches and images over time; null leaves image sizes to the transforms.
-        optimizer: of the task's parameters.
+        optimizer: optimizer of the task's parameters.
         param_groups: learning rate factors and weight decay by parameter.
         schedule: multiplies the optimizer's learning rate over time.
         schedules: multiply other options of the optimizer: ``weight_decay``, ``momentum`` (Adam's first beta).
-        train: how long and how to train.
+        train: length and settings of the training.
         ema: exponential moving average (EMA) of the weights, evaluated in addition; null: none.
         evaluate: when to evaluate.
         checkpoint: when to save and what to keep.
         hooks: further hooks by key; their state is saved under it.
-        loggers: what shows the metrics log, beside metrics.jsonl.
-        seed: of everything random; null draws one, which is logged and saved.
+        loggers: destinations of the metrics log, beside metrics.jsonl.
+        seed: seed of all random numbers; null draws one, which is logged and saved.
     """
 
     task: TaskPart
@@ -325,7 +325,7 @@ def training_only(parts: Mapping[str, Any], **hooks: Hook) -> dict[str, Any]:
 
     Args:
         parts: the fields of :class:`TrainingRun`.
-        hooks: added by their keys.
+        hooks: additional hooks by their keys.
     """
     never, data = Duration(0, "ep"), parts["data"]
     return {

@@ -20,7 +20,7 @@ Seed = Annotated[int, Interval(ge=0, lt=2**63)]
 @register.section
 @dataclass(frozen=True, kw_only=True)
 class Distributed:
-    """Rendezvous of the ranks of a run that was started neither by ``--nproc`` nor by torchrun.
+    """Rendezvous of the ranks, for runs not started by ``--nproc`` or torchrun.
 
     Args:
         init: ``env`` (``MASTER_ADDR`` and ``MASTER_PORT``, or SLURM's variables), ``tcp://host:port`` of rank 0, or
@@ -40,21 +40,21 @@ class Training:
     """How long and how to train.
 
     Args:
-        length: of the run, such as ``90ep`` (epochs) or ``5000it`` (iterations).
+        length: length of the run, such as ``90ep`` (epochs) or ``5000it`` (iterations).
         step: turns the gradients of a batch into an update; gradient clipping is configured here.
         lr_batch_size: batch size for which the optimizer's learning rate was tuned; the rate is scaled to
             ``data.batch_size``. null: no scaling.
         lr_scaling: linear (Goyal et al. 2017) or with the square root (Krizhevsky 2014).
         micro_batch_size: gradient accumulation: samples per rank in one forward pass. The gradient is that of the
             whole batch (batch norms see one micro-batch at a time). null: no limit.
-        precision: of forward passes (automatic mixed precision); weights and updates stay in full precision.
+        precision: precision of forward passes (automatic mixed precision); weights and updates stay in full precision.
         device: ``auto`` takes the GPU of the local rank if there is one, then Apple's.
         parallel: strategy for training on several ranks: ``ddp`` or ``fsdp``.
         sync_batch_norm: synchronized batch norm: statistics over the samples of all ranks; slower. Otherwise each
             rank normalizes over its own share of the batch.
         reference_world_size: number of ranks for which batch size, learning rate, lengths and periods were tuned;
             on another number they are scaled (detectron2's ``REFERENCE_WORLD_SIZE``). null: no scaling.
-        distributed: how ranks find each other; null: from the variables of torchrun, SLURM or ``--nproc``.
+        distributed: rendezvous of the ranks; null: from the variables of torchrun, SLURM or ``--nproc``.
         channels_last: keep images and weights in the channels-last memory format; often faster on GPUs.
         compile: compile the task's modules with torch.compile, for GPUs: on the CPU steps become slower. The log names
             what the first step ran as compiled code and what not. Without a compiler the run warns and continues.
@@ -66,7 +66,7 @@ class Training:
         deterministic: use deterministic algorithms only; slower on GPUs.
         cudnn_benchmark: let cuDNN choose the fastest convolution; the last bits of results may differ. It measures
             again for every shape, so it suits images of one size.
-        matmul_precision: of products of float32 numbers, as in ``torch.set_float32_matmul_precision``: ``high`` uses
+        matmul_precision: precision of float32 products, as in ``torch.set_float32_matmul_precision``: ``high`` uses
             TF32 on GPUs that have it (10 bits of each factor's fraction), ``medium`` may use bfloat16, and ``highest``
             neither, also in convolutions. null: torch's defaults, TF32 in convolutions only.
         num_threads: CPU threads per rank; null leaves it to torch. Other numbers change the last bits of results.

@@ -32,8 +32,8 @@ def training_streams(task: TaskFactory, data: Data) -> dict[str, TrainingStream]
     data there is no stream.
 
     Args:
-        task: of the config.
-        data: that section of the config.
+        task: section ``task`` of the config.
+        data: section ``data`` of the config.
 
     Raises:
         ConfigError: samples that may lack labels are mixed or combined.

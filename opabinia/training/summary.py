@@ -32,7 +32,7 @@ def run_title(recipe: str, task: Mapping[str, Any]) -> str:
     """
     networks = [(key, task[key]) for key in ("backbone", "detector") if isinstance(task.get(key), Mapping)]
     names = [f"{key} {network['name']} {network.get('model') or ''}".rstrip() for key, network in networks]
-    inner = ", ".join(f"{name}: {own['task']['name']}" for name, own in (task.get("tasks") or {}).items())
+    inner = ", ".join(f"{name}: {section['task']['name']}" for name, section in (task.get("tasks") or {}).items())
     kind = f"{task['name']} ({inner})" if inner else str(task["name"])
     return f"{recipe}: {', '.join([kind, *names])}"
 
@@ -116,7 +116,7 @@ def describe_streams(batches: TrainingBatches, model: Task, sample: Batch) -> di
     1.2 epochs; 6.2 GFLOP per sample (forward)``, of all its tasks; empty for other runs.
 
     Args:
-        batches: of the run.
+        batches: training batches of the run.
         model: not sharded yet.
         sample: a batch of one sample of each stream.
     """

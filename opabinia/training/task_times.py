@@ -24,9 +24,9 @@ def time_tasks(model: Multitask, batch: Batch, clock: Clock, training: Training,
     The device is waited for once per measurement, not per step.
 
     Args:
-        model: in training; its gradients and batch norm statistics change.
+        model: a model in training; its gradients and batch norm statistics change.
         batch: with samples of every stream.
-        clock: of the run.
+        clock: clock of the run.
         training: the config section, for the precision and the micro-batch size.
         times: number of passes of each.
 

@@ -35,7 +35,7 @@ class TaskTransforms:
 
     Args:
         tasks: their names.
-        transforms: of their validation data.
+        transforms: transforms of their validation data.
         views: clips and crops in which it sees a video.
     """
 
@@ -50,15 +50,15 @@ class TrainedModel:
 
     Attributes:
         task: the model with its trained weights, on ``device``.
-        transforms: of the validation data.
-        dataset_info: of the training data.
-        channels: of images as they are read: 1 grey, 3 colour.
+        transforms: transforms of the validation data.
+        dataset_info: description of the training data.
+        channels: channels of images as they are read: 1 grey, 3 colour.
         device: where the model computes.
-        precision: of its forward passes.
+        precision: precision of its forward passes.
         batch_size: images in one forward pass.
         views: clips and crops in which the validation data sees a video; None: one view, as the transforms give it.
         weights: which of the checkpoint's weights the model has.
-        task_transforms: of a multi-task run, the transforms of each task's validation data.
+        task_transforms: transforms of each task's validation data, of a multi-task run.
     """
 
     task: Task
@@ -91,11 +91,11 @@ def predictor(
 
     Args:
         task: the model.
-        transforms: of the validation data.
+        transforms: transforms of the validation data.
         views: clips and crops in which the validation data sees a video.
-        task_transforms: of a multi-task run.
-        train: for the device and the precision.
-        evaluate: for the batch size.
+        task_transforms: transforms of the tasks of a multi-task run.
+        train: section ``train``, for the device and the precision.
+        evaluate: section ``evaluate``, for the batch size.
 
     Raises:
         ConfigError: the weights do not fit, or there is no such device.
@@ -120,7 +120,7 @@ def preprocessing(*, transforms: Sequence[TransformPart] = ()) -> list[Transform
     """Return the transforms of an exported file's images, which its description has.
 
     Args:
-        transforms: of the validation data.
+        transforms: transforms of the validation data.
     """
     return list(transforms)
 
@@ -148,10 +148,10 @@ def choose_weights(path: Path, snapshot: Snapshot, evaluated: str, asked: Weight
     ``checkpoint.best``; without such scores the EMA.
 
     Args:
-        path: of the checkpoint, in the ``checkpoints`` of its run.
+        path: path of the checkpoint, in the ``checkpoints`` of its run.
         snapshot: its content.
         evaluated: ``evaluate.weights`` of the config.
-        asked: by the user; None decides.
+        asked: the choice of the user; None decides.
 
     Raises:
         ConfigError: the checkpoint has no EMA, which was asked for.
@@ -210,7 +210,7 @@ def load_trained(
         overrides: ``key=value``.
         checkpoint: ``best`` (without one the last), ``last``, or a checkpoint's name or path.
         weights: ``raw`` or ``ema``; None: see :func:`choose_weights`; or a file.
-        classes: of the weights in a file, see :func:`opabinia.training.imported_weights.read_snapshot`.
+        classes: classes of the weights in a file, see :func:`opabinia.training.imported_weights.read_snapshot`.
         device: ``cpu``, ``cuda``, ``mps`` or ``auto``; None takes what the run's config says.
 
     Raises:
@@ -244,10 +244,10 @@ def _task_transforms(config: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the validation transforms of the tasks of a multi-task config, tasks with the same ones together; those
     without a validation set have the transforms of the first one."""
     sets = validation_sets(config)
-    own = {section["task"]: section for section in reversed(sets)}
+    of_tasks = {section["task"]: section for section in reversed(sets)}
     groups: list[dict[str, Any]] = []
     for name in subtasks(config):
-        section = own.get(name, sets[0] if sets else {"transforms": [], "source": {"name": ""}})
+        section = of_tasks.get(name, sets[0] if sets else {"transforms": [], "source": {"name": ""}})
         reading = {"transforms": section["transforms"], "views": views_of(section["source"])}
         group = next((group for group in groups if reading.items() <= group.items()), None)
         if group is None:

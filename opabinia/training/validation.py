@@ -62,10 +62,10 @@ def plan_evaluation(
         models: the task, and the copy with its EMA weights.
         data, evaluate: config sections.
         streams: training data, from which some evaluators learn; empty: there is none.
-        seed: of the run.
-        device: of the models.
-        precision: of forward passes.
-        dataset_info: of the training data.
+        seed: seed of the run.
+        device: device of the models.
+        precision: precision of forward passes.
+        dataset_info: description of the training data.
 
     Raises:
         ConfigError: the task cannot be evaluated on a set, or evaluators do not fit together.
@@ -76,7 +76,7 @@ def plan_evaluation(
             replace(raw, name=f"{raw.name}_ema", prefix=f"{raw.prefix or raw.name}_ema", task=models.ema)
             for raw in validation
         ]
-        # The scores of EMA weights come first: they are the ones that one trains for.
+        # EMA scores come first and select the best checkpoint by default.
         validation = {"both": [*averaged, *validation], "ema": averaged, "raw": validation}[evaluate.weights]
     return EvaluationPlan(validation, available_scores(models.task, validation, dataset_info))
 

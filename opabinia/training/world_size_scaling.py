@@ -90,7 +90,7 @@ def limit_micro_batch(
         train: config section; its ``micro_batch_size`` is kept if it is set.
         task: the model.
         batch_size: samples over all ranks.
-        state: of the checkpoint to resume; None for a new run.
+        state: state of the checkpoint to resume; None for a new run.
 
     Returns:
         The section, and the largest number of samples that a rank has computed at once.

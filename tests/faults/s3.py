@@ -5,8 +5,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -55,16 +54,10 @@ class S3Server:
         self._thread.join()
         self._server.server_close()
 
-    @contextmanager
-    def outage(self, seconds: float) -> Iterator[None]:
-        """Refuse connections for some seconds, while the block runs."""
+    def outage(self, seconds: float) -> None:
+        """Refuse connections for some seconds from now on."""
         self.stop()
-        timer = threading.Timer(seconds, self._start)
-        timer.start()
-        try:
-            yield
-        finally:
-            timer.join()
+        threading.Timer(seconds, self._start).start()
 
     @property
     def environment(self) -> dict[str, str]:
@@ -81,32 +74,20 @@ class S3Server:
         """Return the name of a new bucket with the files of a folder and some objects; no faults."""
         import boto3
 
-        client = boto3.client("s3", **self._client_options())
+        variables = self.environment
+        client = boto3.client(
+            "s3",
+            endpoint_url=variables["AWS_ENDPOINT_URL"],
+            aws_access_key_id=variables["AWS_ACCESS_KEY_ID"],
+            aws_secret_access_key=variables["AWS_SECRET_ACCESS_KEY"],
+            region_name=variables["AWS_DEFAULT_REGION"],
+        )
         name = f"bucket-{next(self._buckets)}"
         client.create_bucket(Bucket=name)
         files = {str(file.relative_to(folder)): file for file in folder.rglob("*") if file.is_file()} if folder else {}
         for key, content in {**{key: file.read_bytes() for key, file in files.items()}, **objects}.items():
             client.put_object(Bucket=name, Key=key, Body=content)
         return name
-
-    def put(self, bucket: str, key: str, content: bytes) -> None:
-        import boto3
-
-        boto3.client("s3", **self._client_options()).put_object(Bucket=bucket, Key=key, Body=content)
-
-    def delete(self, bucket: str, key: str) -> None:
-        import boto3
-
-        boto3.client("s3", **self._client_options()).delete_object(Bucket=bucket, Key=key)
-
-    def _client_options(self) -> dict[str, str]:
-        variables = self.environment
-        return {
-            "endpoint_url": variables["AWS_ENDPOINT_URL"],
-            "aws_access_key_id": variables["AWS_ACCESS_KEY_ID"],
-            "aws_secret_access_key": variables["AWS_SECRET_ACCESS_KEY"],
-            "region_name": variables["AWS_DEFAULT_REGION"],
-        }
 
     def reads(self) -> list[str]:
         """Return the requests of content."""

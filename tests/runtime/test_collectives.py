@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Callable
-from datetime import timedelta
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,10 +16,11 @@ from opabinia.contracts import Batch, Clock, GlobalBatch, StepOptions, Task
 from opabinia.engine.loop.parallel import ddp
 from opabinia.engine.loop.step import StandardStep
 from opabinia.models.feature_queue import FeatureQueue
-from opabinia.models.losses.metric import circle, count_pairs, cross_batch_memory_loss, supervised_contrastive, triplet
+from opabinia.models.losses.metric import circle, cross_batch_memory_loss, supervised_contrastive, triplet
 from opabinia.runtime.collectives import gather_batch, gather_rows, mean_over_samples, shuffle_between_ranks
 from opabinia.runtime.processes import all_gather, all_reduce_mean
 from tests.faults.programs import Server
+from tests.runtime.ranks import run_on_ranks
 
 LABELS = torch.tensor([0, 1, 0, 2, 2, 1, 0, 3, 3, 0, 1, 2])
 COUNTS = [12, 11, 7, 3, 2, 1]
@@ -84,32 +81,19 @@ def gathered_rows(rank: int, world: int) -> dict[str, list[Any]]:
     return results
 
 
-def incoming_gradient(rank: int, world: int) -> dict[str, list[Any]]:
-    row = torch.ones(1, requires_grad=True)
-    grad = torch.ones(world)
-    gather_rows(row, [str(rank)]).backward(grad)
-    return {"incoming": grad.tolist(), "row": [] if row.grad is None else row.grad.tolist()}
-
-
 def backward_beside_other_collectives(rank: int, world: int) -> dict[str, list[Any]]:
-    """Rank 0 begins to all-reduce gradients before the backward pass of the gathered rows, others do so afterwards."""
-    row, gradients = torch.ones(1, requires_grad=True), torch.full((world,), 100.0)
+    """Rank 0 begins to all-reduce gradients before the backward pass of the gathered rows, others do so afterwards. The
+    backward pass does not change the incoming gradient."""
+    row, gradients, incoming = torch.ones(1, requires_grad=True), torch.full((world,), 100.0), torch.ones(world)
     gathered = gather_rows(row, [str(rank)])
     early = dist.all_reduce(gradients, async_op=True) if rank == 0 else None
-    gathered.backward(torch.ones(world))
+    gathered.backward(incoming)
     if early is None:
         dist.all_reduce(gradients)
     else:
         early.wait()
-    return {"gradients": gradients.tolist(), "row": [] if row.grad is None else row.grad.tolist()}
-
-
-def repeated_samples(rank: int, world: int) -> dict[str, list[Any]]:
-    """Gather one sample of each process: the same id on all, or different ids, with the same label."""
-    feature = torch.tensor([[float(rank)]])
-    same_sample, _ = gather_batch(feature, torch.tensor([3]), ["a"])
-    own_samples, _ = gather_batch(feature, torch.tensor([3]), [f"sample {rank}"])
-    return {"one sample": same_sample.flatten().tolist(), "many samples": own_samples.flatten().tolist()}
+    assert row.grad is not None
+    return {"gradients": gradients.tolist(), "row": row.grad.tolist(), "incoming": incoming.tolist()}
 
 
 def queues(rank: int, world: int) -> dict[str, list[Any]]:
@@ -119,8 +103,9 @@ def queues(rank: int, world: int) -> dict[str, list[Any]]:
     for count in (12, 1):
         indices = list(GlobalBatch(step=0, epoch=0, first=0, count=count).rank_range(rank, world))
         queue.enqueue(*gather_batch(torch.randn(len(indices), 4), LABELS[indices], [str(number) for number in indices]))
-    assert all(torch.equal(queue.features, queue_features) for queue_features in all_gather(queue.features))
-    assert torch.equal(all_reduce_mean([queue.features])[0], queue.features)
+    if world > 1:
+        assert all(torch.equal(queue.features, queue_features) for queue_features in all_gather(queue.features))
+        assert torch.equal(all_reduce_mean([queue.features])[0], queue.features)
     return {"labels": queue.labels.tolist()}
 
 
@@ -130,6 +115,14 @@ def compiled(rank: int, world: int) -> dict[str, list[Any]]:
         return 2 * rows
 
     return {"rows": torch.compile(double, backend="eager")(torch.full((1,), float(rank))).tolist()}
+
+
+def repeated_samples(rank: int, world: int) -> dict[str, list[Any]]:
+    """Gather one sample of each process: the same id on all, or different ids, with the same label."""
+    feature = torch.tensor([[float(rank)]])
+    same_sample, _ = gather_batch(feature, torch.tensor([3]), ["a"])
+    own_samples, _ = gather_batch(feature, torch.tensor([3]), [f"sample {rank}"])
+    return {"one sample": same_sample.flatten().tolist(), "many samples": own_samples.flatten().tolist()}
 
 
 def sample_means(rank: int, world: int) -> dict[str, list[Any]]:
@@ -185,7 +178,6 @@ def shuffled_rows(rank: int, world: int) -> dict[str, list[Any]]:
 CHECKS = (
     gradients,
     gathered_rows,
-    incoming_gradient,
     backward_beside_other_collectives,
     repeated_samples,
     queues,
@@ -196,36 +188,12 @@ CHECKS = (
 )
 
 
-def run_processes(world: int, folder: str) -> None:
-    """Fork ``world`` processes; each writes its results."""
-    rank = 0
-    children: list[int] = []
-    while rank == 0 and len(children) < world - 1:
-        children.append(os.fork())
-        rank = 0 if children[-1] else len(children)
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world, timeout=timedelta(seconds=60)
-    )
-    results = {check.__name__: check(rank, world) for check in CHECKS}
-    Path(folder, f"{rank}.json").write_text(json.dumps(results))
-    dist.destroy_process_group()
-    if rank:
-        os._exit(0)
-    assert not any(os.waitpid(child, 0)[1] for child in children)
+def run_checks() -> dict[str, Any]:
+    """Return the results of a rank."""
+    return {check.__name__: check(dist.get_rank(), dist.get_world_size()) for check in CHECKS}
 
 
 WORLDS = (2, 3)
-
-
-def run_all(folders: dict[int, str]) -> None:
-    """Run each number of processes, forked from one that has not used torch yet."""
-    for world, folder in folders.items():
-        leader = os.fork()
-        if not leader:
-            run_processes(world, folder)
-            os._exit(0)
-        assert not os.waitpid(leader, 0)[1]
 
 
 # --- expected results -------------------------------------------------------------------------------------------------
@@ -236,12 +204,9 @@ Reports = Callable[[int], list[dict[str, Any]]]
 @pytest.fixture(scope="module")
 def reports(warm_server: Server, tmp_path_factory: pytest.TempPathFactory) -> Reports:
     """Return the results of each process for a given number of processes."""
-    folders = {world: tmp_path_factory.mktemp("processes") for world in WORLDS}
-    names = {world: str(folder) for world, folder in folders.items()}
-    warm_server.run(code=f"from {__name__} import run_all; run_all({names})", seconds=200)
+    folder = tmp_path_factory.mktemp("processes")
     results = {
-        world: [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world)]
-        for world, folder in folders.items()
+        world: run_on_ranks(warm_server, folder / str(world), f"{__name__}:run_checks", world) for world in WORLDS
     }
     return results.__getitem__
 
@@ -254,16 +219,10 @@ all_worlds = pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("name", LOSSES)
 def test_gradients_equal_those_of_a_single_process(reports: Reports, world: int, name: str, count: int) -> None:
     expected = gradient(LOSSES[name], count)
+    zero = gradient(lambda features, labels: features.sum() * 0, count)
+    assert count < 12 or expected != pytest.approx(zero, rel=1e-2), "otherwise this test could not fail"
     for result in reports(world):
         assert result["gradients"][f"{name} of {count}"] == pytest.approx(expected, rel=1e-9, abs=1e-12)
-
-
-def test_the_losses_have_gradients() -> None:
-    """Otherwise the test above could not fail."""
-    zero = gradient(lambda features, labels: features.sum() * 0, 12)
-    for name, loss in LOSSES.items():
-        assert gradient(loss, 12) != pytest.approx(zero, rel=1e-2), name
-    assert count_pairs(LABELS).anchors == 1
 
 
 @all_worlds
@@ -278,35 +237,26 @@ def test_rows_of_all_processes_are_gathered(reports: Reports, world: int) -> Non
 
 
 @all_worlds
-def test_backward_does_not_change_the_incoming_gradient(reports: Reports, world: int) -> None:
+def test_the_exchange_does_not_depend_on_what_else_a_rank_does(reports: Reports, world: int) -> None:
     for result in reports(world):
-        assert result["incoming_gradient"] == {"incoming": [1] * world, "row": [world]}
-
-
-@all_worlds
-def test_the_backward_pass_does_not_mix_with_other_collectives(reports: Reports, world: int) -> None:
-    for result in reports(world):
-        expected = {"gradients": [100 * world] * world, "row": [world]}
+        expected = {"gradients": [100 * world] * world, "row": [world], "incoming": [1] * world}
         assert result["backward_beside_other_collectives"] == expected
-
-
-@all_worlds
-def test_a_sample_on_all_processes_counts_once(reports: Reports, world: int) -> None:
-    for result in reports(world):
         assert result["repeated_samples"] == {"one sample": [0], "many samples": list(range(world))}
+        assert result["queues"] == queues(0, 1), "as of a single process"
+        assert result["compiled"]["rows"] == [2 * (rank + 1) for rank in range(world)]
+        # Each micro-batch adds its samples, each over the mean of those that count, to the mean over all samples.
+        assert result["accumulated"]["gradient"] == [pytest.approx(1.0)]
 
 
-@all_worlds
-def test_queues_are_identical_on_all_ranks(reports: Reports, world: int) -> None:
-    for result in reports(world):
-        assert result["queues"]["labels"] == single_process_queue()
-
-
-def single_process_queue() -> list[int]:
-    queue = FeatureQueue(4, 5)
-    for count in (12, 1):
-        queue.enqueue(torch.ones(count, 4), LABELS[:count])
-    return queue.labels.tolist()
+def test_a_single_process_gathers_nothing_and_shuffles_rows() -> None:
+    features, labels = torch.ones(2, 3), torch.tensor([0, 1])
+    assert gather_rows(features, ["a", "b"]) is features
+    assert gather_batch(features, labels, ["a", "b"]) == (features, labels)
+    assert float(mean_over_samples(labels.sum(), 4)) == 0.25
+    rows = torch.arange(12.0).view(6, 2)
+    shuffled, restore = shuffle_between_ranks(rows, seed=1)
+    assert shuffled.tolist() != rows.tolist() and sorted(shuffled.tolist()) == rows.tolist()
+    assert torch.equal(restore(shuffled), rows)
 
 
 @all_worlds
@@ -322,19 +272,6 @@ def test_rows_are_shuffled_between_ranks_and_returned(reports: Reports, world: i
         assert result["restored"] == [row + 0.5 for row in result["own"]]
 
 
-def test_a_single_process_shuffles_rows() -> None:
-    rows = torch.arange(12.0).view(6, 2)
-    shuffled, restore = shuffle_between_ranks(rows, seed=1)
-    assert shuffled.tolist() != rows.tolist() and sorted(shuffled.tolist()) == rows.tolist()
-    assert torch.equal(restore(shuffled), rows)
-
-
-@all_worlds
-def test_gathering_can_be_compiled(reports: Reports, world: int) -> None:
-    for result in reports(world):
-        assert result["compiled"]["rows"] == [2 * (rank + 1) for rank in range(world)]
-
-
 @all_worlds
 def test_the_mean_over_samples_is_global_in_training(reports: Reports, world: int) -> None:
     counts = [rank + 1 for rank in range(world)]
@@ -343,17 +280,3 @@ def test_the_mean_over_samples_is_global_in_training(reports: Reports, world: in
         assert means["training"] == [pytest.approx(sum(count * count for count in counts) / sum(counts))]
         assert means["evaluation"] == [rank + 1]
         assert means["single rank"] == ([1.5] if rank else [])
-
-
-@all_worlds
-def test_a_repeated_sample_does_not_enter_normalizers(reports: Reports, world: int) -> None:
-    """Each micro-batch adds its samples, each over the mean of those that count, to the mean over all samples."""
-    for result in reports(world):
-        assert result["accumulated"]["gradient"] == [pytest.approx(1.0)]
-
-
-def test_a_single_process_gathers_nothing() -> None:
-    features, labels = torch.ones(2, 3), torch.tensor([0, 1])
-    assert gather_rows(features, ["a", "b"]) is features
-    assert gather_batch(features, labels, ["a", "b"]) == (features, labels)
-    assert float(mean_over_samples(labels.sum(), 4)) == 0.25

@@ -3,7 +3,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -70,27 +69,6 @@ def test_write_atomic(tmp_path: Path, content: str | bytes, expected: bytes) -> 
         assert path.read_bytes() == written and names(path.parent) == ["file"]
     with pytest.raises(DiskError, match=r"cannot write .*/file/inside"):
         write_atomic(path / "inside", "x")
-
-
-def test_readers_never_see_an_incomplete_file(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    versions = [bytes([n]) * 200_000 for n in range(40)]
-    write_atomic(path, versions[0])
-    done = threading.Event()
-    contents: list[bytes] = []
-
-    def read() -> None:
-        while not done.is_set():
-            contents.append(path.read_bytes())
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    for version in versions:
-        write_atomic(path, version)
-    done.set()
-    reader.join()
-    assert len(contents) > 1
-    assert set(contents) <= set(versions)
 
 
 @pytest.mark.parametrize("place", ["fsync", "rename"])

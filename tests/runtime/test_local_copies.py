@@ -2,11 +2,14 @@ import os
 import stat
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+from opabinia.data.decoding import images, video
 from opabinia.runtime import local_copies, storage
 from opabinia.runtime.local_copies import RangeFile, local_copy, read_file, refresh
 from opabinia.runtime.storage import StorageError
@@ -37,46 +40,49 @@ def test_a_folder_is_listed_once_and_files_are_fetched_when_read(remote: Any) ->
     assert read_file(image) == b"one"
 
 
-def test_names_of_objects(remote: Any) -> None:
+def test_all_images_and_videos_are_fetched_when_read() -> None:
+    assert {*images.EXTENSIONS, *video.EXTENSIONS} <= set(local_copies._FETCHED_WHEN_READ)
+    assert local_copies._PLACEHOLDER == stat.S_IWUSR
+
+
+def test_names_of_objects(remote: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["é ü.jpg", "new\nline.jpg", "a::b.jpg", "what?x=1#y.jpg", "[z]*{1}.jpg", "50%25.jpg", "n" * 250 + ".jpg"]
     fill(remote, **{f"data/{name}": name.encode() for name in names})
     folder = Path(local_copy("memory://data"))
     assert {name: read_file(folder / name) for name in os.listdir(folder)} == {name: name.encode() for name in names}
-
-
-def test_names_without_a_local_copy(remote: Any) -> None:
     for number, name in enumerate(("a/../../b.jpg", "./b.jpg", "n" * 256)):
-        remote.store.clear()
         fill(remote, **{f"data{number}/good.jpg": b""})
         remote.store[f"/data{number}/{name}"] = remote.store[f"/data{number}/good.jpg"]
         with pytest.raises(StorageError, match=r"is no name of a file|holds no objects|there is no"):
-            raise_unless_listed(number)
+            local_copy(f"memory://data{number}")
     for url in ("memory://a/../b", "s3://user:secret@bucket/a"):
         with pytest.raises(StorageError) as error:
             local_copy(url)
         assert "secret" not in str(error.value)
-
-
-def raise_unless_listed(number: int) -> None:
-    folder = Path(local_copy(f"memory://data{number}"))
-    outside = [path for path in folder.rglob("*") if not path.resolve().is_relative_to(folder)]
-    assert not outside
+    fill(remote, **{"other/1.jpg": b"one"})
+    monkeypatch.setattr(local_copies, "_is_placeholder", lambda status: False)
+    with pytest.raises(StorageError, match="keeps no permissions"):
+        local_copy("memory://other")
 
 
 def test_interrupted_listing_is_completed(remote: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    fill(remote, **{"data/1.txt": b"one", "data/2.txt": b"two"})
-    with monkeypatch.context() as patch:
-        patch.setattr(local_copies, "fetch", lambda path: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            local_copy("memory://data")
-    folder = Path(local_copy("memory://data"))
-    assert (folder / "1.txt").read_text() == "one" and (folder / "2.txt").read_text() == "two"
-    fill(remote, **{"data/1.txt": b"three"})
-    with monkeypatch.context() as patch:
-        patch.setattr(local_copies, "fetch", lambda path: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            refresh("memory://data")
-    assert (Path(local_copy("memory://data")) / "1.txt").read_text() == "three"
+    names = ["data/1.txt", "data/2.txt", "data/a/1.jpg", "data/b"]
+    fill(remote, **dict.fromkeys(names, b"one"))
+
+    def interrupted(listing: Callable[[str], object]) -> Path:
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(local_copies, "fetch", Mock(side_effect=KeyboardInterrupt))
+            listing("memory://data")
+        return Path(local_copy("memory://data"))
+
+    folder = interrupted(local_copy)
+    assert [(folder / name).read_text() for name in ("1.txt", "2.txt", "b")] == ["one"] * 3
+    for name in ("/data/a/1.jpg", "/data/b"):
+        remote.rm(name)
+    fill(remote, **{"data/1.txt": b"three", "data/a": b"a", "data/b/1.jpg": b"one"})  # objects replace folders
+    folder = interrupted(refresh)
+    assert (folder / "1.txt").read_text() == "three" and (folder / "a").read_bytes() == b"a"
+    assert read_file(folder / "b" / "1.jpg") == b"one"
 
 
 def test_changed_and_deleted_objects(remote: Any) -> None:
@@ -101,16 +107,6 @@ def test_changed_and_deleted_objects(remote: Any) -> None:
     assert sorted(os.listdir(folder)) == ["1.jpg", "3.tar", "4.jpg", "5.jpg"]
     assert not local_copies.is_placeholder(folder / "4.jpg")  # the copy is kept
     assert read_file(folder / "1.jpg") == b"ONE!" and RangeFile(folder / "3.tar").pread(3, 0) == b"TAR"
-
-
-def test_an_object_may_replace_a_folder(remote: Any) -> None:
-    fill(remote, **{"data/a/1.jpg": b"one", "data/b": b"b"})
-    folder = Path(local_copy("memory://data"))
-    remote.rm("/data/a", recursive=True)
-    remote.rm("/data/b")
-    fill(remote, **{"data/a": b"a", "data/b/1.jpg": b"one"})
-    assert refresh("memory://data") == 2
-    assert (folder / "a").read_bytes() == b"a" and read_file(folder / "b" / "1.jpg") == b"one"
 
 
 def test_ranges(remote: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,13 +207,21 @@ def test_the_size_of_the_cache_stays_below_its_limit(remote: Any, monkeypatch: p
     monkeypatch.setenv("OPABINIA_REMOTE_CACHE_SIZE", "much")
     with pytest.raises(StorageError, match="expected a size such as 200GB"):
         read_file(folder / "1.jpg")
+    # Run folders are no part of it.
+    result = storage.local_run("memory://data/runs/a") / "predictions" / "1.jpg"
+    result.parent.mkdir(parents=True)
+    result.write_bytes(b"result")
+    monkeypatch.setenv("OPABINIA_REMOTE_CACHE_SIZE", "1")
+    read_file(folder / "1.jpg")
+    refresh("memory://data")
+    assert result.read_bytes() == b"result"
 
 
 def test_processes_take_the_lock_for_many_files_at_once(remote: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(remote, **{f"data/{number}.jpg": bytes(100) for number in range(300)})
     folder = Path(local_copy("memory://data"))
     monkeypatch.setenv("OPABINIA_REMOTE_CACHE_SIZE", "20KB")
-    monkeypatch.setattr(local_copies, "_SHARES", 10)
+    monkeypatch.setattr(local_copies, "_RESERVES", 10)
     reserve, reserved, sizes = local_copies._reserve, list[int](), list[int]()
 
     def count(size: int, text: str) -> tuple[int, str]:
@@ -233,28 +237,3 @@ def test_processes_take_the_lock_for_many_files_at_once(remote: Any, monkeypatch
     assert 18_000 < max(sizes) <= 20_000 and len(reserved) < 150
     room = int((storage.cache_root() / ".room").read_text().split()[0])
     assert sizes[-1] + room <= 20_000
-
-
-def test_run_folders_are_no_part_of_the_cache(remote: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    fill(remote, **{"data/1.jpg": bytes(1000), "data/runs/a/config.yaml": b"seed: 1"})
-    result = storage.local_run("memory://data/runs/a") / "predictions" / "1.jpg"
-    result.parent.mkdir(parents=True)
-    result.write_bytes(b"result")
-    monkeypatch.setenv("OPABINIA_REMOTE_CACHE_SIZE", "1")
-    read_file(Path(local_copy("memory://data")) / "1.jpg")
-    refresh("memory://data")
-    assert result.read_bytes() == b"result"
-
-
-def test_a_file_system_without_permissions_is_refused(remote: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    fill(remote, **{"data/1.jpg": b"one"})
-    monkeypatch.setattr(local_copies, "_is_placeholder", lambda status: False)
-    with pytest.raises(StorageError, match="keeps no permissions"):
-        local_copy("memory://data")
-
-
-def test_all_images_and_videos_are_fetched_when_read() -> None:
-    from opabinia.data.decoding import images, video
-
-    assert {*images.EXTENSIONS, *video.EXTENSIONS} <= set(local_copies._FETCHED_WHEN_READ)
-    assert local_copies._PLACEHOLDER == stat.S_IWUSR

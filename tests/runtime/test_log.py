@@ -1,5 +1,4 @@
 import logging
-import sys
 from pathlib import Path
 
 import pytest
@@ -22,9 +21,9 @@ def test_the_file_has_all_messages_and_the_terminal_short_ones(
     lines = (tmp_path / "train.log").read_text().splitlines()
     assert [line[15:] for line in lines[:3]] == ["I hello 5", "W careful", "I model"]
     assert lines[3:] == ["line 1", "line 2"]
-    with logging_to(tmp_path, terminal=False):
+    with logging_to(tmp_path):
         log.info("resumed")
-    assert len((tmp_path / "train.log").read_text().splitlines()) == 6 and capsys.readouterr() == ("", "")
+    assert len((tmp_path / "train.log").read_text().splitlines()) == 6
     with pytest.raises(DiskError, match=r"cannot write .*/absent/train.log"), logging_to(tmp_path / "absent"):
         pass
 
@@ -38,22 +37,6 @@ def test_outside_the_block_nothing_is_logged(tmp_path: Path, capsys: pytest.Capt
     log.info("later")
     assert (tmp_path / "train.log").read_text() == ""
     assert capsys.readouterr().err == ""
-
-
-def test_the_terminal_follows_a_replaced_stderr(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Bar:
-        text = ""
-
-        def write(self, text: str) -> None:
-            self.text += text
-
-        def flush(self) -> None: ...
-
-    bar = Bar()
-    with logging_to(None):
-        monkeypatch.setattr(sys, "stderr", bar)
-        log.info("above the bar")
-    assert bar.text == "above the bar\n"
 
 
 def test_other_processes_write_a_file_of_their_own_and_no_terminal(

@@ -1,9 +1,12 @@
+import os
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from opabinia.runtime.processes import all_gather, from_rank_zero, is_rank_zero, local_rank, rank, world_size
 from tests.faults.programs import Server
+from tests.runtime.ranks import run_on_ranks
 
 
 def test_a_single_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,39 +25,31 @@ def test_the_local_rank_is_known_before_the_process_group(monkeypatch: pytest.Mo
     assert (rank(), local_rank()) == (0, 1)
 
 
-PROGRAM = """
-import os, sys
-import torch.distributed as dist
-from opabinia.runtime.processes import from_rank_zero, all_gather, is_rank_zero, local_rank, rank, world_size
-import datetime
-number = int(sys.argv[1]) if os.fork() else int(sys.argv[1]) + 1
-os.environ["LOCAL_RANK"] = str(number)
-limit = datetime.timedelta(seconds=30)
-dist.init_process_group("gloo", store=dist.FileStore(sys.argv[2], 2), rank=number, world_size=2, timeout=limit)
-values = all_gather((rank(), world_size(), local_rank(), is_rank_zero(), "x" * number))
-assert values == [(0, 2, 0, True, ""), (1, 2, 1, False, "x")], values
-assert from_rank_zero(lambda: ("seed", number)) == ("seed", 0)
-
 class ErrorWithTwoArguments(Exception):
-    def __init__(self, first, second):
+    """Cannot be pickled."""
+
+    def __init__(self, first: int, second: int) -> None:
         super().__init__(f"{first} and {second}")
 
-def refuse(error):
+
+def refuse(error: Exception) -> None:
     assert rank() == 0
     raise error
 
-for error in (KeyError("lost"), ErrorWithTwoArguments(1, 2)):
-    try:
-        from_rank_zero(lambda: refuse(error))
-    except Exception as caught:
-        text, marked = str(caught), caught.on_all_ranks
-    assert str(error) in text and marked, text
-dist.destroy_process_group()
-if number:
-    os._exit(0)
-assert os.wait()[1] == 0
-"""
+
+def exchange() -> list[list[object]]:
+    """Gather values, and let rank 0 decide and fail."""
+    os.environ["LOCAL_RANK"] = str(rank())
+    values = all_gather([rank(), world_size(), local_rank(), is_rank_zero(), "x" * rank()])
+    number = rank()
+    assert from_rank_zero(lambda: ("seed", number)) == ("seed", 0)
+    for error in (KeyError("lost"), ErrorWithTwoArguments(1, 2)):
+        with pytest.raises(Exception, match=str(error)) as caught:
+            from_rank_zero(partial(refuse, error))
+        assert caught.value.on_all_ranks  # type: ignore[attr-defined]
+    return values
 
 
 def test_two_processes_exchange_values(warm_server: Server, tmp_path: Path) -> None:
-    warm_server.run("0", str(tmp_path / "store"), code=PROGRAM, seconds=100)
+    values = [[0, 2, 0, True, ""], [1, 2, 1, False, "x"]]
+    assert run_on_ranks(warm_server, tmp_path, f"{__name__}:exchange", 2) == [values, values]

@@ -42,6 +42,9 @@ def search(
 def test_sizes_are_doubled_and_then_filled_up() -> None:
     assert search(lambda n: 2 + 3 * n, 100) == (32, "the largest that fits", [1, 2, 4, 8, 16, 32])
     assert search(lambda n: 2 + 3 * n, 70) == (22, "the largest that fits", [1, 2, 4, 8, 16, 22])
+    assert search(lambda n: n, 10**9, max_samples=50)[:2] == (50, "all samples of the dataset")
+    largest, reason, _ = search(lambda n: n, 10**9, seconds=lambda n: n / 10)
+    assert largest == 64 and reason == "a step takes 6.4 s, and no longer one is tried"
 
 
 @settings(max_examples=50)
@@ -67,12 +70,6 @@ def test_running_out_of_memory_unexpectedly(capacity: int) -> None:
     largest, _, attempts = search(lambda n: 5.0 if n <= capacity else math.inf, 10, max_samples=10**5)
     assert largest <= capacity and largest >= capacity * 31 / 32 - 1
     assert len(attempts) < 40
-
-
-def test_other_limits_of_the_search() -> None:
-    assert search(lambda n: n, 10**9, max_samples=50)[:2] == (50, "all samples of the dataset")
-    largest, reason, _ = search(lambda n: n, 10**9, seconds=lambda n: n / 10)
-    assert largest == 64 and reason == "a step takes 6.4 s, and no longer one is tried"
 
 
 def test_errors_that_mean_out_of_memory() -> None:
@@ -109,16 +106,10 @@ def test_a_batch_divides_over_processes_and_by_eight() -> None:
     assert suitable_batch_size(data(), 13, 1) == 13, "small batches are not rounded"
     assert suitable_batch_size(data(), 14, 4) == 12
     assert suitable_batch_size(data(), 10**6, 2) == 1437, "all samples"
-
-
-def test_a_batch_is_a_multiple_that_the_sampler_needs() -> None:
     by_class = data(sampler=partial(identities, instances=6))
     assert suitable_batch_size(by_class, 59, 1) == 48
     with pytest.raises(ConfigError, match=r"data\.batch_size: auto: no batch of up to 5 suits: .*6"):
         suitable_batch_size(by_class, 5, 1)
-
-
-# --- configs ----------------------------------------------------------------------------------------------------------
 
 
 # --- device of the augmentation ---------------------------------------------------------------------------------------
@@ -146,15 +137,12 @@ def make_trial(read: float, step: float, finish: float) -> Trial:
     return Trial(samples=8, memory=1.0, budget=2.0, read=read, step=step, finish=finish)
 
 
-def test_only_auto_values_are_replaced() -> None:
-    config = resolve("classification/digits", ["data.batch_size=auto"]).config
-    replaced = with_values(config, batch_size=40, num_workers=7)
-    assert (replaced["data"]["batch_size"], replaced["data"]["num_workers"]) == (40, 2)
-    assert config["data"]["batch_size"] == "auto", "the original config is unchanged"
-
-
 def test_auto_is_refused_by_commands_that_do_not_train() -> None:
+    config = resolve("classification/digits", ["data.batch_size=auto"]).config
     with pytest.raises(ConfigError, match=r"data\.batch_size: auto is tuned by `opabinia train`"):
-        replace_auto(resolve("classification/digits", ["data.batch_size=auto"]).config)
+        replace_auto(config)
+    tuned = with_values(config, batch_size=40, num_workers=7)
+    assert (tuned["data"]["batch_size"], tuned["data"]["num_workers"]) == (40, 2)
+    assert config["data"]["batch_size"] == "auto", "the original config is unchanged"
     replaced = replace_auto(resolve("classification/digits", ["data.num_workers=auto"]).config)
     assert replaced["data"]["num_workers"] >= 1

@@ -107,21 +107,19 @@ def compiled_step(task: Task, batch: Batch, average: Task | None = None) -> dict
 BATCH = {"image": torch.ones(3, 2), "id": list("abc")}
 
 
-def test_the_log_names_what_is_compiled_and_what_is_not(logged: pytest.LogCaptureFixture) -> None:
-    compiled_step(Parts(3), BATCH)
-    assert messages(logged) == [
-        "train.compile: compiled: part0, part1",
-        "train.compile: not compiled, 50% of the parameters: part2",
-    ]
-
-
-def test_a_step_without_compiled_weights_is_a_warning(logged: pytest.LogCaptureFixture) -> None:
-    compiled_step(Parts(1), BATCH)
-    assert messages(logged) == [
-        "train.compile: compiled: nothing",
-        "train.compile: not compiled, 100% of the parameters: part0",
-    ]
-    assert [record.levelname for record in logged.records if "nothing" in record.message] == ["WARNING"]
+@pytest.mark.parametrize(
+    ("count", "compiled", "others", "level"),
+    [
+        (3, "part0, part1", "50% of the parameters: part2", "INFO"),
+        (1, "nothing", "100% of the parameters: part0", "WARNING"),
+    ],
+)
+def test_the_log_names_what_is_compiled_and_what_is_not(
+    logged: pytest.LogCaptureFixture, count: int, compiled: str, others: str, level: str
+) -> None:
+    compiled_step(Parts(count), BATCH)
+    assert messages(logged) == [f"train.compile: compiled: {compiled}", f"train.compile: not compiled, {others}"]
+    assert [record.levelname for record in logged.records if record.message == messages(logged)[0]] == [level]
 
 
 def test_modules_beyond_the_limit_of_torch_are_compiled(graphs: list[int]) -> None:

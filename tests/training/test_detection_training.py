@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from opabinia.config import ConfigError
 from opabinia.training import launch
@@ -99,7 +98,7 @@ def empty(split: str) -> str:
 
 @pytest.mark.parametrize("detector", DETECTORS)
 def test_every_loss_is_reported_by_its_name(data: Path, tmp_path: Path, detector: str) -> None:
-    run = train(data, tmp_path, f"task.detector={DETECTORS[detector]}")
+    run = train(data, tmp_path, f"task.detector={DETECTORS[detector]}", "train.length=1it", "evaluate.every=1it")
     first_line, *_, last_line = lines(run)
     for line, prefix in ((first_line, "train/"), (last_line, "val/")):
         losses = losses_of(line, prefix)
@@ -111,7 +110,7 @@ def test_every_loss_is_reported_by_its_name(data: Path, tmp_path: Path, detector
     assert any("loss" not in name and name.startswith("train/") for name in first_line), "other values of the detector"
 
 
-@pytest.mark.parametrize("detector", DETECTORS)
+@pytest.mark.parametrize("detector", ["fcos", "mask_rcnn"])
 def test_images_without_objects(data: Path, tmp_path: Path, detector: str) -> None:
     """Batches of only such images are trained and evaluated; AP without ground truth is omitted."""
     run = train(data, tmp_path, f"task.detector={DETECTORS[detector]}", empty("train"), empty("val"))
@@ -139,26 +138,6 @@ def test_micro_batches_give_about_the_same_loss(data: Path, tmp_path: Path) -> N
     assert micro_batches["train/loss"] != full_batch["train/loss"], "micro-batches were used"
 
 
-def test_averaged_weights_are_evaluated(data: Path, tmp_path: Path) -> None:
-    run = train(data, tmp_path, "ema={decay: 0.5}", "evaluate.weights=both")
-    names = {name for line in lines(run) for name in line}
-    assert {"val/AP", "val_ema/AP", "val_ema/loss"} <= names
-    newest = run / "checkpoints" / (run / "checkpoints" / "last").read_text().strip()
-    model, average = (load_file(newest / f"{name}.safetensors") for name in ("model", "ema"))
-    assert any(not torch.equal(model[name], average[name]) for name in average)
-
-
-def test_bf16_losses_are_close_to_fp32(data: Path, tmp_path: Path) -> None:
-    """Images are so large that no feature map has a single pixel: oneDNN's gradient of a stride of 2 would be NaN."""
-    large = "data.train.transforms=[{name: resize_shortest_edge, short_edge_length: 96}]"
-    for detector in ("fcos", "mask_rcnn"):
-        overrides = (f"task.detector={DETECTORS[detector]}", large, "data.val=null")
-        bf16_run = train(data, tmp_path, *overrides, "train.precision=bf16", name=detector)
-        fp32_run = train(data, tmp_path, *overrides, name=f"plain-{detector}")
-        losses = [lines(run)[0]["train/loss"] for run in (bf16_run, fp32_run)]
-        assert losses[0] == pytest.approx(losses[1], rel=0.05) and losses[0] != losses[1]
-
-
 def test_images_that_cannot_be_read_are_skipped(data: Path, tmp_path: Path) -> None:
     root = tmp_path / "broken"
     small_data.coco2017(root)
@@ -171,36 +150,6 @@ def test_images_that_cannot_be_read_are_skipped(data: Path, tmp_path: Path) -> N
     assert "skipped: sample" in (run / "train.log").read_text()
 
 
-def test_shapes_are_refused(data: Path, tmp_path: Path) -> None:
-    with pytest.raises(Exception, match="shapes: boxes do not follow; take resize_shortest_edge"):
-        train(data, tmp_path, "shapes={name: progressive, start: 32, end: 64, multiple: 32}")
-
-
-@pytest.mark.parametrize(("score", "better"), [("val/AP", max), ("val/loss", min)])
-def test_the_best_checkpoint_by_any_score(data: Path, tmp_path: Path, score: str, better: Any) -> None:
-    run = train(
-        data, tmp_path, f"checkpoint.best={score}", "evaluate.every=1it", "checkpoint.every=1it", "checkpoint.keep=9"
-    )
-    scores = {line["step"]: line[score] for line in lines(run) if score in line}
-    best = better(scores.values())
-    step = int((run / "checkpoints" / "best").read_text().strip().removeprefix("step-"))
-    assert scores[step] == best
-
-
-def test_an_unknown_score_is_refused(data: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no evaluation computes the score 'val/mAP'; did you mean 'val/AP'"):
-        train(data, tmp_path, "checkpoint.best=val/mAP")
-
-
-def test_hooks_that_use_scores(data: Path, tmp_path: Path) -> None:
-    stop = "hooks.stop={name: early_stop, metric: val/loss, better: min, patience: 1, min_delta: 100}"
-    run = train(data, tmp_path, stop, "evaluate.every=1it", name="stopped")
-    assert lines(run)[-1]["step"] == 2
-    with pytest.raises(Exception, match="val/AP"):
-        train(data, tmp_path, "hooks.expected={name: expected_scores, scores: {val/AP: [0.9, 0.01]}}", name="expected")
-
-
 def test_a_teacher_of_detectors_is_refused(data: Path, tmp_path: Path) -> None:
-    run = train(data, tmp_path, name="teacher")
     with pytest.raises(ConfigError, match="a task that detects objects in them cannot be distilled"):
-        train(data, tmp_path, f"distill={{run: {run}}}", name="student")
+        train(data, tmp_path, "distill={ema_teacher: {}}", name="student")

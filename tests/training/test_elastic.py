@@ -74,23 +74,32 @@ def attempts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Attemp
     assert not remaining
 
 
-def test_a_crash_is_restarted(attempts: Attempts, capsys: pytest.CaptureFixture[str]) -> None:
-    assert attempts(FIXED, crash(1, 1, -9), end()) == 0
-    assert capsys.readouterr().err == "process 71 was killed by SIGKILL: restarting all workers\n"
-    assert attempts(FIXED, crash(1, 3, -15), crash(1, 1)) == 1
-    assert capsys.readouterr().err == "process 70 has crashed with status 3: restarting all workers\n"
+KILLED, CRASHED = "process 71 was killed by SIGKILL", "process 70 has crashed with status %d"
 
 
-def test_an_error_that_a_restart_would_repeat_ends_the_launch(attempts: Attempts) -> None:
-    assert attempts(FIXED, end(2, failed=True)) == 2
-    assert attempts(FIXED, end(143, 143)) == 143
-    assert attempts(FIXED, end(0, 130)) == 130
-
-
-def test_machines_that_leave_are_no_crashes(attempts: Attempts) -> None:
-    assert attempts(ELASTIC, *(crash(machines, 1) for machines in (3, 2, 3)), end()) == 0
-    assert attempts(ELASTIC, crash(3, 1), crash(3, 1)) == 1
-    assert attempts(ELASTIC, *[end(143, 143)] * 3, end()) == 0, "stopped by machines that leave"
+@pytest.mark.parametrize(
+    ("layout", "ends", "status", "restarts"),
+    [
+        pytest.param(FIXED, [crash(1, 1, -9), end()], 0, [KILLED], id="a crash is restarted"),
+        pytest.param(FIXED, [crash(1, 3, -15), crash(1, 1)], 1, [CRASHED % 3], id="but not as often as you like"),
+        pytest.param(FIXED, [end(2, failed=True)], 2, [], id="an error that a restart would repeat"),
+        pytest.param(FIXED, [end(143, 143)], 143, [], id="stopped"),
+        pytest.param(FIXED, [end(0, 130)], 130, [], id="one is stopped"),
+        pytest.param(ELASTIC, [*(crash(n, 1) for n in (3, 2, 3)), end()], 0, [CRASHED % 1] * 3, id="machines leave"),
+        pytest.param(ELASTIC, [crash(3, 1)] * 2, 1, [CRASHED % 1], id="no machine has left"),
+        pytest.param(ELASTIC, [*[end(143, 143)] * 3, end()], 0, [], id="stopped by machines that leave"),
+    ],
+)
+def test_the_end_of_workers(
+    attempts: Attempts,
+    layout: ProcessLayout,
+    ends: list[Callable[..., RunResult]],
+    status: int,
+    restarts: list[str],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert attempts(layout, *ends) == status
+    assert capsys.readouterr().err.splitlines() == [f"{text}: restarting all workers" for text in restarts]
 
 
 def signaled(run: Callable[..., RunResult], stop: SignalForwarder) -> Callable[..., RunResult]:
@@ -117,14 +126,9 @@ def test_a_signal_to_the_agent_is_the_exit_status(
 ) -> None:
     stop = SignalForwarder()
     assert attempts(layout, signaled(run, stop), stop=stop) == status
-
-
-def test_a_signal_before_the_first_attempt_starts_no_workers(attempts: Attempts) -> None:
-    stop = SignalForwarder()
-    stop.signum = signal.SIGTERM
-    with pytest.raises(SystemExit) as caught:
-        attempts(FIXED, stop=stop)
-    assert caught.value.code == 143
+    stop.signum = signal.SIGTERM  # before the first attempt: no workers are started
+    with pytest.raises(SystemExit, match="143"):
+        attempts(layout, stop=stop)
 
 
 def test_without_machine_0_workers_are_not_restarted(

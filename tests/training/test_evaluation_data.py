@@ -126,26 +126,18 @@ def test_scores_of_other_data_have_their_own_name(tmp_path: Path) -> None:
     assert choose_sets(folder, folder, data=tmp_path / "more").config["data"]["val"]["prefix"] == "more"
 
 
-def test_scores_of_other_checkpoints_and_weights_are_kept(tmp_path: Path) -> None:
+def test_scores_of_other_checkpoints_and_weights_are_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     older = {"data": "digits, split val", "samples": 9, "checkpoint": "step-1", "weights": "raw", "overrides": []}
     newer = {**older, "checkpoint": "step-2"}
     for metadata, score in ((older, 0.5), (older, 0.6), (newer, 0.7)):
         write_scores(tmp_path, metadata, {"val/top1": score})
     written = json.loads((tmp_path / "scores.json").read_text())
     assert written == {**newer, "val/top1": 0.7, "earlier": [{**older, "val/top1": 0.6}]}
-
-
-def test_a_damaged_score_file_is_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "scores.json").write_text('{"earlier": 3}')
-    write_scores(tmp_path, {"data": "x", "checkpoint": "last", "weights": "raw", "overrides": []}, {"val/top1": 0.5})
-    assert json.loads((tmp_path / "scores.json").read_text())["val/top1"] == 0.5
+    write_scores(tmp_path, older, {"val/top1": 0.5})
+    assert json.loads((tmp_path / "scores.json").read_text()) == {**older, "val/top1": 0.5}
     assert "scores.json: earlier: input should be a valid list" in caplog.text
-
-
-def test_sources_are_described_by_their_location() -> None:
     source = {"name": "coco", **COCO, "classes": None}
     assert describe_source(source) == "coco, root a/val, file a/annotations/instances_val.json"
-    assert (
-        describe_source({"name": "video_views", "source": {"name": "videos", "root": "b"}})
-        == "video_views of videos, root b"
-    )
+    wrapped = {"name": "video_views", "source": {"name": "videos", "root": "b"}}
+    assert describe_source(wrapped) == "video_views of videos, root b"

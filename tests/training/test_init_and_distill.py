@@ -49,13 +49,6 @@ def test_only_the_backbone_is_initialized(teacher: Path, tmp_path: Path) -> None
     assert heads and all(torch.equal(initialized[key], random_weights[key]) for key in heads)
 
 
-def test_unusable_weights_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"init: .*there is no such file or folder"):
-        launch.train("classification/digits", [*SMALL, f"init.weights={tmp_path / 'no.pth'}"], out=tmp_path)
-    with pytest.raises(ConfigError, match="init: target_prefix: the task has no 'backbon'"):
-        launch.train("classification/digits", [*SMALL, "init={weights: x, target_prefix: backbon}"], out=tmp_path)
-
-
 def test_a_run_is_distilled(teacher: Path, tmp_path: Path) -> None:
     changes = [*SMALL, f"distill.run={teacher}", "distill.features_weight=1.0", "ema.decay=0.5"]
     folder, scores = launch.train("classification/digits", changes, out=tmp_path)
@@ -64,17 +57,6 @@ def test_a_run_is_distilled(teacher: Path, tmp_path: Path) -> None:
     assert not any("teacher" in name for name in weights(folder))
     assert launch.evaluate(folder, checkpoint="last", weights="both") == scores
     assert opabinia.load(folder).classes == tuple("0123456789")
-
-
-def test_a_distilled_run_is_resumed(teacher: Path, tmp_path: Path) -> None:
-    changes = [*SMALL, f"distill.run={teacher}", "checkpoint.every=2it"]
-    folder, scores = launch.train("classification/digits", changes, out=tmp_path)
-    expected = weights(folder)
-    resumed = launch.train(
-        "classification/digits", changes, out=tmp_path, resume=str(folder / "checkpoints" / "step-00000002")
-    )
-    assert resumed[1] == scores
-    assert all(torch.equal(value, expected[name]) for name, value in weights(folder).items())
 
 
 def test_a_run_and_the_students_ema_are_teachers(teacher: Path, tmp_path: Path) -> None:
@@ -100,13 +82,15 @@ def test_a_run_and_the_students_ema_are_teachers(teacher: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("distill", "message"),
+    ("change", "message"),
     [
-        ("{run: RUN, backbone: {name: timm, model: test_resnet}}", "distill: give either a run or a backbone"),
-        ("{teachers: [{}]}", "distill: give either a run or a backbone"),
-        ("{}", "distill: there is no teacher; give a run"),
+        ("distill={run: RUN, backbone: {name: timm, model: test_resnet}}", "distill: give either a run or a backbone"),
+        ("distill={teachers: [{}]}", "distill: give either a run or a backbone"),
+        ("distill={}", "distill: there is no teacher; give a run"),
+        ("init.weights=RUN/no.pth", "init: .*there is no such file or folder"),
+        ("init={weights: x, target_prefix: backbon}", "init: target_prefix: the task has no 'backbon'"),
     ],
 )
-def test_invalid_teachers_are_refused(teacher: Path, tmp_path: Path, distill: str, message: str) -> None:
+def test_invalid_teachers_and_weights_are_refused(teacher: Path, tmp_path: Path, change: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        launch.train("classification/digits", [*SMALL, f"distill={distill.replace('RUN', str(teacher))}"], out=tmp_path)
+        launch.train("classification/digits", [*SMALL, change.replace("RUN", str(teacher))], out=tmp_path)

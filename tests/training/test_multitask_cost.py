@@ -96,5 +96,7 @@ def test_the_best_checkpoint_by_scores_of_several_tasks() -> None:
     scores = {"boxes/val/AP": "max", "maps/val/mIoU": "max", "maps/val/loss": "min"}
     best = make_best("boxes/val/AP + 0.5*maps/val/mIoU - 0.01*maps/val/loss", scores)
     assert best is not None and best.better == "max"
+    worst = make_best("maps/val/loss", scores)
+    assert worst is not None and worst.better == "min"
     with pytest.raises(ConfigError, match="some of these scores are to be high and others low; subtract the latter"):
         make_best("boxes/val/AP + maps/val/loss", scores)

@@ -107,12 +107,6 @@ def test_heads_and_backbone_are_frozen_and_weighted_over_time(recipe: Path, tmp_
     assert all("train/digits/loss" in line for line in lines(run))
 
 
-def test_a_step_without_a_trained_task_changes_nothing(recipe: Path, tmp_path: Path) -> None:
-    changes = ["train.length=2it", "checkpoint.every=1it", "task.tasks.digits.weight=0", "task.tasks.parity.weight=0"]
-    run, _ = launch.train(recipe, changes, out=tmp_path)
-    assert unchanged(weights(run, 2), weights(run, 1))
-
-
 def test_the_loss_of_a_step_without_a_trained_task_is_on_the_device() -> None:
     """Tensors on the device meta stand for those of a GPU."""
     labels = DatasetInfo(samples=8, channels=1, classes=("a", "b"))

@@ -25,11 +25,16 @@ def make_preview(part: object, samples: int = 1000, length: Duration = EPOCHS, *
     return preview_of_plan(plan, ConstantPlan(samples, 8, layout.baseline or length))
 
 
-def test_without_shapes_the_preview_has_one_row() -> None:
+def test_a_preview_of_one_row() -> None:
     plan = ConstantPlan(1000, 32, Duration.parse("2.5ep"))
     (line,) = preview_of_plan(plan, plan).rows
     assert (line.begin, line.end, line.steps, line.cost_share) == (0, 2.5, 80, 1.0)
     assert line.step_cost == pytest.approx(2512 / (80 * 32)), "the last batch of an epoch is smaller"
+    (line,) = make_preview(multi_scale, length=Duration(2, "ep"), sizes=[64, 32]).rows
+    assert line.step_cost == pytest.approx((63 + 62 * 0.25) / 125)
+    empty = ConstantPlan(10, 2, Duration(0, "ep"))
+    with pytest.raises(ValueError, match="0ep is a run without a single step"):
+        preview_of_plan(empty, empty)
 
 
 def test_multigrid_has_the_values_of_the_paper() -> None:
@@ -72,11 +77,8 @@ def test_the_baseline_may_be_another_length() -> None:
     assert table.rows[-1].end == 10
     assert table.baseline.total_steps == 24 * 125
     assert table.pixel_ratio > 10
-
-
-def test_the_last_row_extends_to_the_end_of_a_longer_run() -> None:
-    table = make_preview(multigrid, length=Duration(40, "ep"), size=32, milestones=MARKS, epochs=24)
-    assert table.rows[-1].end == 40
+    longer = make_preview(multigrid, length=Duration(40, "ep"), size=32, milestones=MARKS, epochs=24)
+    assert longer.rows[-1].end == 40
 
 
 def test_images_that_grow() -> None:
@@ -85,32 +87,12 @@ def test_images_that_grow() -> None:
     assert [line.step_cost for line in table.rows] == pytest.approx([0.25, 1])
     assert table.pixel_ratio == pytest.approx(4 / 3.25)
     assert table.step_ratio == 1
-
-
-def test_alternating_sizes() -> None:
-    (line,) = make_preview(multi_scale, length=Duration(2, "ep"), sizes=[64, 32]).rows
-    assert line.step_cost == pytest.approx((63 + 62 * 0.25) / 125)
-
-
-def test_no_steps_are_refused() -> None:
-    plan = ConstantPlan(10, 2, Duration(0, "ep"))
-    with pytest.raises(ValueError, match="0ep is a run without a single step"):
-        preview_of_plan(plan, plan)
+    clips = make_preview(multigrid, size=32, frames=16, milestones=MARKS)
+    panel = [draw_preview(preview, constant).height for preview in (table, clips)]
+    assert panel[1] > panel[0], "another panel for the frames"
 
 
 # --- as an image ------------------------------------------------------------------------------------------------------
-
-
-def test_the_height_of_an_image_depends_on_its_panels() -> None:
-    plain = ConstantPlan(100, 10, Duration(3, "ep"))
-    panels = {
-        "clips": (make_preview(multigrid, size=32, frames=16, milestones=MARKS), 4),
-        "images": (make_preview(progressive, start=32, end=64), 3),
-        "nothing": (preview_of_plan(plain, plain), 2),
-    }
-    heights = {name: draw_preview(table, constant).height for name, (table, _) in panels.items()}
-    row_height = heights["images"] - heights["nothing"]
-    assert heights["clips"] - heights["images"] == row_height > 0
 
 
 def test_a_panel_shows_its_lines() -> None:

@@ -4,7 +4,6 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +17,6 @@ from opabinia.contracts import Backbone, DatasetInfo, Hook
 from opabinia.data import Data, Stream
 from opabinia.data.loader import DataError
 from opabinia.data.sources import segmentation_folder
-from opabinia.data.sources.digits import Digits
 from opabinia.runtime.durations import Duration
 from opabinia.tasks.video import Video
 from opabinia.training import dry_run, launch, model
@@ -35,33 +33,20 @@ def check_recipe(*overrides: str) -> None:
     dry_run.dry_run(launch.build_parts(launch.resolve("classification/digits", [*SMALL, *overrides])).keywords)
 
 
-def test_the_packaged_recipe_passes_a_dry_run() -> None:
-    check_recipe()
+def test_mixed_batches_pass_a_dry_run_on_the_cpu() -> None:
+    check_recipe("train.device=cuda", "data.mix=[mixup]")
 
 
-def test_a_dry_run_uses_the_cpu_for_any_device() -> None:
-    check_recipe("train.device=cuda")
-
-
-def test_a_dry_run_builds_loggers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(ConfigError, match=r"loggers.1: wandb needs a package that is not installed"):
-        check_recipe("loggers=[tensorboard,wandb]")
-
-
-def test_frozen_random_weights_are_an_error() -> None:
-    overrides = [*SMALL, "task.freeze_stages=1", "task.freeze_norms=true"]
-    with pytest.raises(ConfigError, match="task: freeze_stages and freeze_norms would freeze random weights: load"):
-        dry_run.dry_run(launch.build_parts(launch.resolve("detection/digits", overrides)).keywords)
-
-
-def test_mixed_batches_pass_a_dry_run() -> None:
-    check_recipe("data.mix=[mixup]")
+VIEWS = (
+    "task={name: simclr, backbone: {name: timm, model: %s}}",
+    "data.train.transforms=[{name: views, views: [{count: 2, transforms: []}]}]",
+)
 
 
 @pytest.mark.parametrize(
     ("overrides", "path", "text"),
     [
+        (["loggers=[tensorboard,wandb]"], "loggers.1", "wandb needs a package that is not installed"),
         (["checkpoint.best=val/top2"], "checkpoint.best", "scores: val/top1, val/top5"),
         (["checkpoint.best=val/top1 + val/top2"], "checkpoint.best", "no evaluation computes the score 'val/top2'"),
         (["checkpoint.best=val/top1 val/top5"], "checkpoint.best", "neither a score nor a sum such as 0.5*val/rank1"),
@@ -70,31 +55,11 @@ def test_mixed_batches_pass_a_dry_run() -> None:
         (["task.backbone.options={widht: 3}"], "task.backbone.options", "refuses"),
         (["task.mean=[0.1,0.2]"], "task.mean", "2 values for images of 1 channels"),
         (["task.backbone.model=vit_tiny_patch16_224"], "task", "a batch of shape (2, 1, 32, 32) does not go through"),
+        ([VIEWS[0] % "vit_tiny_patch16_224", VIEWS[1]], "task", "a batch of shape (2, 1, 8, 8) does not go through"),
+        ([VIEWS[0] % "test_resnet", VIEWS[1], "data.mix=[mixup]"], "data.mix", "the batch has views instead of images"),
         (
-            [
-                "task={name: simclr, backbone: {name: timm, model: vit_tiny_patch16_224}}",
-                "data.train.transforms=[{name: views, views: [{count: 2, transforms: []}]}]",
-            ],
-            "task",
-            "a batch of shape (2, 1, 8, 8) does not go through",
-        ),
-        (
-            [
-                "task={name: simclr, backbone: {name: timm, model: test_resnet}}",
-                "data.train.transforms=[{name: views, views: [{count: 2, transforms: []}]}]",
-                "data.mix=[mixup]",
-            ],
-            "data.mix",
-            "the batch has views instead of images",
-        ),
-        (
-            [
-                "task={name: simclr, backbone: {name: timm, model: test_resnet}}",
-                "data.train.transforms=[{name: views, views: [{count: 2, transforms: []}]}]",
-                "data.batch_size=359",
-            ],
-            "data.batch_size",
-            "SimCLR needs at least 2 samples per rank, and of the batch of 1 at step",
+            [VIEWS[0] % "test_resnet", VIEWS[1], "data.batch_size=359"],
+            *("data.batch_size", "SimCLR needs at least 2 samples per rank, and of the batch of 1 at step"),
         ),
         (["optimizer.lr=-1"], "optimizer", "Invalid learning rate"),
         (["train.distributed.backend=nccl"], "train.distributed.backend", "'auto', 'gloo'"),
@@ -103,12 +68,28 @@ def test_mixed_batches_pass_a_dry_run() -> None:
         (["data.val.transforms.0={name: RGB}"], "data.val", "3 channels, those of training 1"),
     ],
 )
-def test_incompatible_parts_are_reported(overrides: list[str], path: str, text: str) -> None:
+def test_incompatible_parts_are_reported(
+    overrides: list[str], path: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ConfigError) as caught:
         check_recipe(*overrides)
     (problem,) = caught.value.problems
     assert problem.path == path
     assert text in str(problem)
+
+
+def test_frozen_random_weights_and_an_absent_device_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    overrides = [*SMALL, "task.freeze_stages=1", "task.freeze_norms=true"]
+    with pytest.raises(ConfigError, match="task: freeze_stages and freeze_norms would freeze random weights: load"):
+        dry_run.dry_run(launch.build_parts(launch.resolve("detection/digits", overrides)).keywords)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match=r"train.device: 'cuda' is not available"):
+        model.set_up(Training(length=Duration(1, "ep"), device="cuda"))
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":0:0")
+    monkeypatch.setattr(model, "choose_device", lambda name: torch.device("cuda"))
+    with pytest.raises(ConfigError, match=r"train.deterministic: deterministic matrix products on a GPU need"):
+        model.set_up(Training(length=Duration(1, "ep"), deterministic=True))
 
 
 def test_validation_views_are_checked_before_the_first_step(tmp_path: Path) -> None:
@@ -125,13 +106,6 @@ def test_validation_views_are_checked_before_the_first_step(tmp_path: Path) -> N
         with pytest.raises(ConfigError, match=f"data.val: a batch of shape .* does not go through: SimCLR {text}"):
             launch.train("classification/digits", overrides, out=tmp_path)
     assert not list(tmp_path.rglob("config.yaml")), "a refused run leaves its folder unchanged"
-
-
-def test_dataset_info_is_read_from_transformed_samples() -> None:
-    from torchvision.transforms import v2
-
-    assert read_dataset_info(Stream(source=Digits())).channels == 1
-    assert read_dataset_info(Stream(source=Digits(), transforms=[v2.RGB()])).channels == 3
 
 
 def test_training_batches_have_no_ground_truth_for_evaluators(tmp_path: Path) -> None:
@@ -162,19 +136,6 @@ def test_maps_without_labels_are_a_warning(tmp_path: Path, caplog: pytest.LogCap
     assert "maps of the first 3 samples have no labeled pixel (images/a.jpg ...)" in message
 
 
-def test_an_unavailable_device_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ConfigError, match="'cuda' is not available"):
-        launch.train("classification/digits", ["train.device=cuda"], out=tmp_path)
-
-
-def test_a_workspace_of_cublas_that_excludes_determinism_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":0:0")
-    monkeypatch.setattr(model, "choose_device", lambda name: torch.device("cuda"))
-    with pytest.raises(ConfigError, match=r"train.deterministic: deterministic matrix products on a GPU need"):
-        model.set_up(Training(length=Duration(1, "ep"), deterministic=True))
-
-
 def test_settings_that_make_steps_faster_are_those_that_apply() -> None:
     training = Training(length=Duration(1, "ep"))
     products, search = "train.matmul_precision: high", "train.cudnn_benchmark: true"
@@ -201,48 +162,26 @@ def test_channels_last_images_reach_the_backbone_of_a_video_in_channels_last() -
     assert clips[0].shape == (2, 3, 4, 8, 8) and clips[0].is_contiguous(memory_format=torch.channels_last_3d)
 
 
-def test_an_evaluation_has_the_memory_layout_of_training(tmp_path: Path) -> None:
-    """Other kernels would give slightly different scores."""
-    overrides = [*SMALL, "train.length=5it", "train.channels_last=true", "ema.decay=0.5", "loggers=[]"]
-    folder, scores = launch.train("classification/digits", overrides, out=tmp_path)
-    assert launch.evaluate(folder, checkpoint="last", weights="both") == scores
-
-
 def test_a_run_returns_its_final_scores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder, scores = launch.train("classification/digits", [*SMALL, "train.length=3it", "loggers=[]"], out=tmp_path)
+    """With the memory layout of training: other kernels would give slightly different scores."""
+    overrides = [*SMALL, "train.length=3it", "train.channels_last=true", "ema.decay=0.5", "loggers=[]"]
+    folder, scores = launch.train("classification/digits", overrides, out=tmp_path)
     names = ("top1", "top5", "mean_recall", "macro_f1", "ece", "nll")
-    assert list(scores) == [f"val/{name}" for name in names]
+    assert list(scores) == [f"{prefix}/{name}" for prefix in ("val_ema", "val") for name in names]
     assert launch.evaluate(folder, checkpoint="last", weights="both") == scores
     log = (folder / "train.log").read_text()
     for expected in ("rank 0 of 1", "torch ", "git ", "command ", "lr: 0.004", "TimmBackbone", "label_smoothing=0.1"):
         assert expected in log, expected
     assert "TimmBackbone" not in capsys.readouterr().err
-
-
-def test_a_hook_sees_an_evaluation_run(tmp_path: Path) -> None:
-    events: list[Any] = []
-
-    class Recorder(Hook):
-        def start(self, run: Any) -> None:
-            events.append("start")
-
-        def before_phase(self, run: Any, phase: Any) -> None:
-            events.append("before_phase")
-
-        def before_step(self, run: Any, batch: Any) -> None:
-            events.append("before_step")
-
-        def after_phase(self, run: Any, phase: Any) -> None:
-            events.append("after_phase")
-
-        def finish(self, run: Any, how: Any) -> None:
-            events.append("finish")
-
-    folder, _ = launch.train("classification/digits", [*SMALL, "train.length=1it", "loggers=[]"], out=tmp_path)
-    parts = dict(launch.build_parts(launch.resolve(folder)).keywords, hooks={"recorder": Recorder()})
-    snapshot = launch.read_checkpoint(folder / "checkpoints" / "step-00000001")
-    evaluate_trained(folder, parts, snapshot, lambda: parts["data"])
-    assert events == ["start", "before_phase", "after_phase", "finish"]
+    # A hook sees the evaluation, too.
+    events = list[str]()
+    names = ("start", "before_phase", "before_step", "after_phase", "finish")
+    methods = {name: lambda self, *args, name=name: events.append(name) for name in names}
+    hooks = {"recorder": type("Recorder", (Hook,), methods)()}
+    parts = dict(launch.build_parts(launch.resolve(folder)).keywords, hooks=hooks)
+    snapshot = launch.read_checkpoint(folder / "checkpoints" / "step-00000003")
+    assert evaluate_trained(folder, parts, snapshot, lambda: parts["data"]) == scores
+    assert events == ["start", "before_phase", "after_phase", "before_phase", "after_phase", "finish"]
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
