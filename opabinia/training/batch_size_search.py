@@ -45,13 +45,8 @@ class Attempts:
     """
 
     def __init__(self, step: Step, batch: Batch, global_batch: GlobalBatch, clock: Clock, device: torch.device) -> None:
-        self._step, self._batch, self._global_batch, self._clock, self._device = (
-            step,
-            batch,
-            global_batch,
-            clock,
-            device,
-        )
+        self._step, self._batch, self._global_batch = step, batch, global_batch
+        self._clock, self._device = clock, device
 
     def budget(self, host_budget: float) -> float:
         """Return the bytes that the run may hold on its device, given those it may hold on the host."""
