@@ -54,7 +54,10 @@ def _candidates(name: str, modules: Mapping[str, nn.Module], trunk: str) -> list
         return [f"{parent}{head}" for head in _HEADS if f"{parent}{head}" in modules][:1]
     if name in modules:
         return [name]
-    matches = {id(module): full for full, module in modules.items() if full.endswith(f".{name}")}
+    matches: dict[int, str] = {}
+    for full, module in modules.items():
+        if full.endswith(f".{name}"):
+            matches.setdefault(id(module), full)
     in_trunk = [full for full in matches.values() if full.startswith(f"{trunk}.")]
     return in_trunk or list(matches.values())
 

@@ -44,7 +44,7 @@ def compile_modules(models: Models, device: torch.device) -> ReportCompiled | No
     if models.distilled is not None:
         average = models.distilled.average
         compiled += [*models.distilled.teachers, *([average] if average else [])]
-    for module in (module for model in compiled for module in _called_modules(model)):
+    for module in dict.fromkeys(module for model in compiled for module in _called_modules(model)):
         module.compile()
     modules = (module for model in compiled for module in model.modules())
     limit = _MAX_GRAPHS * sum(module._compiled_call_impl is not None for module in modules)
@@ -112,5 +112,6 @@ def _without(module: nn.Module, compiled: set[nn.Parameter], path: str = "") -> 
         child_path, params = f"{path}.{name}" if path else name, set(child.parameters())
         if params and not params & compiled:
             yield child_path
+            compiled |= params  # named once, though several tasks may share it
         elif params - compiled:
             yield from _without(child, compiled, child_path)

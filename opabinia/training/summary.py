@@ -52,7 +52,7 @@ def describe_model(model: Task, sample: Batch) -> str:
 
     Args:
         model: not sharded yet.
-        sample: a batch of one sample, see :func:`use_first_view`; if it is empty, without FLOPs.
+        sample: a batch of one sample in the form of an evaluation batch; if it is empty, without FLOPs.
     """
     flops = count_forward_flops(model, sample) if sample and "streams" not in sample else None
     return ", ".join([describe_parameters(model), *([describe_flops(flops)] if flops else [])])
@@ -87,11 +87,6 @@ def format_si(number: float) -> str:
         if number >= 0.9995 * 10**power:
             return f"{number / 10**power:.3g} {prefix}"
     return f"{number:.3g} "
-
-
-def use_first_view(batch: Batch) -> Batch:
-    """Return a training batch in the form of an evaluation batch: the first of several views is the image."""
-    return {**batch, "image": batch["views"][0]} if "views" in batch and "image" not in batch else batch
 
 
 # --- data, device and length ------------------------------------------------------------------------------------------

@@ -115,18 +115,23 @@ def test_tasks_of_a_stream_share_a_forward_pass_and_release_it() -> None:
     assert {param.data_ptr() for param in copied.parameters()}.isdisjoint(p.data_ptr() for p in task.parameters())
 
 
-def test_a_task_owns_the_backbone_only_while_it_is_lent() -> None:
+def test_the_backbone_is_a_module_of_every_task_and_saved_once() -> None:
     info = DatasetInfo(4, classes=INFO.classes, streams={"x": INFO})
-    part = Subtask(task=partial(Classification, backbone=shared))
-    model: Any = Multitask(info, backbone=partial(timm, model="test_convnext"), tasks={"x": part})
-    names = list(model.state_dict())
-    with pytest.raises(ZeroDivisionError), model.lent("x") as task:
-        assert task.backbone is model.backbone and task.normalize is model.normalize
-        raise ZeroDivisionError
-    assert [name for name, _ in model.tasks["x"].named_children()] == ["head"]
-    single = model.single_task("x")
-    assert single.backbone is model.backbone and single.head is model.tasks["x"].head
-    assert list(model.state_dict()) == names and not any(name.startswith("tasks.x.backbone") for name in names)
+    parts = {"x": Subtask(task=partial(Classification, backbone=shared))}
+    parts["y"] = Subtask(task=partial(Classification, backbone=shared), stream="x")
+    models: list[Any] = [Multitask(info, backbone=partial(timm, model="test_convnext"), tasks=parts) for _ in range(2)]
+    for model in (*models, copy.deepcopy(models[0])):
+        for name in parts:
+            single = model.single_task(name)
+            assert single.backbone is model.tasks[name].backbone is model.backbone
+            assert single.normalize is model.normalize and single.head is model.tasks[name].head
+    names = {name.split(".")[0] for name in models[0].state_dict()}
+    assert names == {"backbone", "tasks"} and not any("backbone" in name[1:] for name in models[0].state_dict())
+    assert {name for name, _ in models[0].named_parameters()} <= models[0].state_dict().keys()
+    models[1].load_state_dict(models[0].state_dict())
+    assert all(map(torch.equal, models[0].state_dict().values(), models[1].state_dict().values()))
+    with pytest.raises(RuntimeError, match=r"Missing key.*backbone"):
+        models[1].load_state_dict({name: value for name, value in models[0].state_dict().items() if "head" in name})
 
 
 def test_a_shared_backbone_keeps_what_other_tasks_read() -> None:

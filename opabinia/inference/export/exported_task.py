@@ -19,7 +19,7 @@ from opabinia.data.loader import DataError
 from opabinia.inference.export.runtimes import open_runtime
 from opabinia.inference.predictor import Predictor
 from opabinia.tasks.detections_base import scale_to_original, stack_detections
-from opabinia.tasks.multitask.export import part_of
+from opabinia.tasks.multitask.export import prediction_of
 from opabinia.tasks.multitask.presenter import MultitaskPresenter
 from opabinia.tasks.segmentation.inference import nearest_maps, original_maps
 from opabinia.visualization.presenters.by_keys import presenter_of
@@ -97,8 +97,8 @@ class ExportedTask(Task):
         """
         outputs = self.run(**self.inputs(batch))
         if "task" in batch and self.classes:
-            return _original(part_of(outputs, batch["task"]), batch)
-        by_task = {name: _original(part_of(outputs, name), batch) for name in self.classes}
+            return _original(prediction_of(outputs, batch["task"]), batch)
+        by_task = {name: _original(prediction_of(outputs, name), batch) for name in self.classes}
         joined = {f"{name}/{key}": value for name, tensors in by_task.items() for key, value in tensors.items()}
         return joined if self.classes else _original(outputs, batch)
 

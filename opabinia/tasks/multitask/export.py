@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,21 +26,19 @@ class MultitaskExport(ExportModule):
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
-        self.parts = nn.ModuleDict({name: self.task.single_task(name).export_module() for name in self.task.tasks})
-
-    def _parts(self) -> dict[str, ExportModule]:
-        return {name: part for name, part in self.parts.items() if isinstance(part, ExportModule)}
+        exports = {name: self.task.single_task(name).export_module() for name in self.task.tasks}
+        self.exports: Any = nn.ModuleDict(exports)
 
     def check_static(self) -> None:
-        for name, part in self._parts().items():
+        for name, export in self.exports.items():
             try:
-                part.check_static()
+                export.check_static()
             except ValueError as error:
                 raise ValueError(f"{name}: {error}; the other tasks can be exported with --task") from error
 
     def inputs(self, samples: Sequence[Sample]) -> dict[str, Tensor]:
         """Return transformed samples as inputs, padded if a task takes padded images."""
-        if any(isinstance(part, PaddedExport) for part in self._parts().values()):
+        if any(isinstance(export, PaddedExport) for export in self.exports.values()):
             return padded_inputs(samples, self.task.size_multiple)
         return super().inputs(samples)
 
@@ -53,31 +52,33 @@ class MultitaskExport(ExportModule):
         return self._outputs(inputs, expected=True)
 
     def _outputs(self, inputs: Mapping[str, Tensor], *, expected: bool) -> dict[str, Tensor]:
-        """Return what the parts compute, or what their tasks predict."""
+        """Return what the exported functions compute, or what their tasks predict."""
         batch: Batch = dict(inputs)
         outputs: dict[str, Tensor] = {}
         for stream, names in self.task.joint_tasks():
             self.task.use_stream(stream)
             features = None if expected else self.task.extract_for(names, batch, stream)
             for name in names:
-                part = self._parts()[name]
+                export = self.exports[name]
                 if features is None:
-                    values = part.expected(batch)
-                elif part.task.reads:
-                    values = part.outputs(features, **batch)
+                    values = export.expected(batch)
+                elif export.task.reads:
+                    values = export.outputs(features, **batch)
                 else:
-                    values = part(batch["image"])
+                    values = export(batch["image"])
                 outputs |= {f"{name}/{key}": value for key, value in values.items()}
         return outputs
 
     def difference(self, expected: Mapping[str, Tensor], actual: Mapping[str, Tensor]) -> float:
         """Return the largest difference of a task."""
-        return max(
-            part.difference(part_of(expected, name), part_of(actual, name)) for name, part in self._parts().items()
-        )
+        differences: list[float] = [
+            export.difference(prediction_of(expected, name), prediction_of(actual, name))
+            for name, export in self.exports.items()
+        ]
+        return max(differences)
 
 
-def part_of(prediction: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
+def prediction_of(prediction: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
     """Return the prediction of one task out of that of all."""
     prefix = f"{name}/"
     return {key.removeprefix(prefix): value for key, value in prediction.items() if key.startswith(prefix)}

@@ -41,7 +41,13 @@ from opabinia.models.losses.balance import FixedWeights
 from opabinia.models.norms import CurrentStream, convert_stream_batch_norm
 from opabinia.runtime.collectives import counted_samples
 from opabinia.runtime.device import move_tensor
-from opabinia.runtime.processes import world_size
+from opabinia.tasks.multitask.batches import (
+    batch_share,
+    labeled_samples,
+    select_samples,
+    stream_factors,
+    use_first_view,
+)
 from opabinia.tasks.multitask.export import MultitaskExport
 from opabinia.tasks.multitask.idle import IdleParameters
 from opabinia.tasks.multitask.presenter import MultitaskPresenter
@@ -53,7 +59,8 @@ from opabinia.visualization.presenters.by_keys import presenter_of
 class Multitask(Task):
     """Several tasks on one backbone: classification, detection, segmentation, re-identification, self-supervision.
 
-    Each task is an ordinary one without its backbone: features of the shared one are passed to it. Images with labels
+    Each task is an ordinary one whose backbone is a module that all of them have: its weights are saved once, and its
+    features are computed once for the tasks that read them. Images with labels
     for some tasks only are streams of their own: an image is read by the tasks of its stream, and the losses of each
     are means over its samples of the global batch.
 
@@ -97,7 +104,9 @@ class Multitask(Task):
         self.normalize = build_normalization(net.preprocessing, dataset_info.channels, mean, std)
         net.is_shared = True
         self.backbone, self._stream = net, CurrentStream("")
-        self._backbone_paths: dict[str, str] = {}
+        self.backbone_paths: list[str] = []
+        self.register_state_dict_post_hook(_save_backbone_once)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_pre_hook(_load_backbone_once)  # type: ignore[no-untyped-call]
         self._stream_of = {name: settings.stream or name for name, settings in tasks.items()}
         if unread := dataset_info.streams.keys() - self._stream_of.values():
             raise ValueError(f"no task learns from the training data of {min(unread)}; omit it")
@@ -132,29 +141,13 @@ class Multitask(Task):
             known = ", ".join(streams) or "none"
             raise ValueError(f"tasks.{name}: there is no training data for it: no stream {stream!r} (streams: {known})")
         task: Task = _on_backbone(settings.task, self.backbone)(streams[stream])
-        path = next((path for path, module in task.named_modules() if module is self.backbone), None)
-        if path is None:
+        modules = task.named_modules(remove_duplicate=False)
+        paths = [f"tasks.{name}.{path}." for path, module in modules if module is self.backbone]
+        if not paths:
             raise ValueError(f"tasks.{name}: it has a backbone of its own; its backbone must be `shared`")
-        self._backbone_paths[name] = path
-        _detach(task, path)
-        return task
-
-    @contextmanager
-    def lent(self, name: str) -> Iterator[Task]:
-        """Give a task the backbone and the normalization for a call, so that it is as in a run of it alone. The
-        backbone normalizes with the statistics of its stream."""
-        task, path = self.tasks[name], self._backbone_paths[name]
-        self._attach(task, name)
-        try:
-            yield task
-        finally:
-            _detach(task, path)
-
-    def _attach(self, task: Task, name: str) -> None:
-        owner, _, child = self._backbone_paths[name].rpartition(".")
-        setattr(task.get_submodule(owner), child, self.backbone)
+        self.backbone_paths += paths
         task.normalize = self.normalize
-        self.use_stream(self._stream_of[name])
+        return task
 
     def _tasks(self) -> list[Task]:
         return [task for task in self.tasks.values() if isinstance(task, Task)]
@@ -190,15 +183,14 @@ class Multitask(Task):
         selected = copy.copy(self)
         selected._modules = {**self._modules, "tasks": nn.ModuleDict({name: self.tasks[name] for name in names})}
         streams = {self._stream_of[name] for name in names}  # padded as in training, where other tasks read them, too
-        selected.size_multiple = self._common_multiple(name for own in streams for name in self._tasks_of(own))
+        selected.size_multiple = self._common_multiple(name for stream in streams for name in self._tasks_of(stream))
         return selected
 
     def single_task(self, name: str) -> Task:
-        """Return a task as a run of it alone has it: a copy that also owns the backbone, which from now on has the
-        batch norm statistics of its stream. Its weights are those of this model."""
+        """Return a task as a run of it alone has it: with the padding of its stream, and the backbone has from now on
+        the batch norm statistics of its stream. Its weights are those of this model."""
+        self.use_stream(self._stream_of[name])
         task: Task = copy.copy(self.tasks[name])
-        task._modules = dict(task._modules)
-        self._attach(task, name)
         task.size_multiple = self.size_multiple_of(name)
         return task
 
@@ -207,17 +199,18 @@ class Multitask(Task):
         self._stream.name = stream
 
     def extract_for(self, names: Iterable[str], batch: Batch, stream: str) -> Features:
-        """Return the features of a batch's images that some of the tasks read, from one forward pass.
+        """Return the features of a batch's images that some of the tasks read, from one forward pass. The backbone has
+        from now on the batch norm statistics of the stream.
 
         Args:
             names: of the tasks.
             batch: of images; tasks that read none need no ``image``.
             stream: whose batch norm statistics are used.
         """
+        self.use_stream(stream)
         kinds = {name: self.tasks[name].reads for name in names if self.tasks[name].reads}
         if not kinds:
             return {}
-        self.use_stream(stream)
         with _errors_of(next(iter(kinds))):
             images = self.normalize(batch["image"], batch.get("image_sizes"))
             return self.backbone.extract(images, set().union(*kinds.values()))
@@ -227,16 +220,16 @@ class Multitask(Task):
         values: dict[str, Any] = {}
         losses: dict[str, Tensor] = {}
         factors = stream_factors(batch)
-        weights = {name: own.weight * own.weight_schedule(clock) for name, own in self._settings.items()}
-        for stream, own in batch["streams"].items():
+        weights = {name: task.weight * task.weight_schedule(clock) for name, task in self._settings.items()}
+        for stream, samples in batch["streams"].items():
             names = [name for name in self._tasks_of(stream) if weights[name]]
             # A stream with too few samples repeats one, which counts 0.
             with counted_samples(batch.get("counts", {}).get(stream) != 0):
-                features = self.extract_for(names, own, stream)
+                features = self.extract_for(names, samples, stream)
                 for name in names:
                     with _errors_of(name):
-                        loss, logged, share = self._loss_of_labeled(name, features, own, clock)
-                    factor = factors[stream] * share
+                        loss, logged, fraction = self._loss_of_labeled(name, features, samples, clock)
+                    factor = factors[stream] * fraction
                     losses[name] = loss * factor
                     for key, value in logged.items():
                         values[f"{name}/{key}"] = value if factor == 1 else value * factor
@@ -247,22 +240,20 @@ class Multitask(Task):
         return {**values, "total_loss": self.idle(total, tuple(losses))}
 
     def _losses(self, name: str, features: Features, batch: Batch, clock: Clock) -> Any:
-        if (task := self.tasks[name]).reads:
-            return task.losses(features, batch, clock)
-        with self.lent(name):
-            return task(batch, clock)
+        task = self.tasks[name]
+        return task.losses(features, batch, clock) if task.reads else task(batch, clock)
 
     def _loss_of_labeled(
         self, name: str, features: Features, batch: Batch, clock: Clock
     ) -> tuple[Tensor, Mapping[str, Any], float]:
-        """Return the loss and the logged values of the samples that have the labels of a task, and their share.
+        """Return the loss and the logged values of the samples that have the labels of a task, and their fraction.
 
         Raises:
             DataMismatch: the task cannot learn from partly labeled samples.
         """
         task = self.tasks[name]
         count, least = len(batch["id"]), task.min_samples_per_rank
-        rows = _labeled_rows(batch, task.label_keys)
+        rows = labeled_samples(batch, task.label_keys)
         if rows is None:
             return *total_loss(self._losses(name, features, batch, clock)), 1.0
         if task.requires_full_batch:
@@ -272,8 +263,9 @@ class Multitask(Task):
         chosen = chosen * -(-least // len(chosen)) if len(chosen) < least else chosen
         index = move_tensor(torch.tensor(chosen), self.normalize.mean.device)
         selected = select_features(features, index)
+        samples = select_samples(batch, chosen, index)
         with counted_samples(len(rows) / len(chosen)):
-            return *total_loss(self._losses(name, selected, _take(batch, chosen, index), clock)), len(rows) / count
+            return *total_loss(self._losses(name, selected, samples, clock)), len(rows) / count
 
     def _layers_of_all_tasks(self) -> list[str]:
         """Return the layers of the backbone with weights, without those that only some tasks need."""
@@ -294,11 +286,14 @@ class Multitask(Task):
     def predict(self, batch: Batch) -> Predictions:
         """Return the predictions of one task, if the batch says which (``task``), or of all as ``<task>/<name>``."""
         if "task" in batch:
-            with self.lent(batch["task"]) as task, _errors_of(batch["task"]):
-                return task.predict(batch)
+            name = batch["task"]
+            self.use_stream(self._stream_of[name])
+            with _errors_of(name):
+                prediction: Predictions = self.tasks[name].predict(batch)
+            return prediction
         if "streams" in batch:  # training batches, to measure batch norm statistics or FLOPs
-            streams = {stream: _with_images(own) for stream, own in batch["streams"].items()}
-            return self._predict([(self._tasks_of(stream), stream, own) for stream, own in streams.items()])
+            streams = {stream: use_first_view(samples) for stream, samples in batch["streams"].items()}
+            return self._predict([(self._tasks_of(stream), stream, samples) for stream, samples in streams.items()])
         return self._predict([(names, stream, batch) for stream, names in self.joint_tasks()])
 
     def _predict(self, parts: Sequence[tuple[Sequence[str], str, Batch]]) -> dict[str, Tensor]:
@@ -307,13 +302,14 @@ class Multitask(Task):
         for names, stream, batch in parts:
             features = self.extract_for(names, batch, stream)
             for name in names:
-                with _errors_of(name), self.lent(name) as task:
-                    own = task.predictions(features, batch) if task.reads else task.predict(batch)
-                predictions |= {f"{name}/{key}": value for key, value in own.items()}
+                task = self.tasks[name]
+                with _errors_of(name):
+                    values = task.predictions(features, batch) if task.reads else task.predict(batch)
+                predictions |= {f"{name}/{key}": value for key, value in values.items()}
         return predictions
 
     def _tasks_of(self, stream: str) -> list[str]:
-        return [name for name, own in self._stream_of.items() if own == stream]
+        return [name for name, read in self._stream_of.items() if read == stream]
 
     def joint_tasks(self) -> list[tuple[str, list[str]]]:
         """Return the tasks that read an image from one forward pass, all, or with norms per stream those of each; and
@@ -325,9 +321,9 @@ class Multitask(Task):
 
     def presenter(self) -> MultitaskPresenter:
         """Show the predictions of each task as its own presenter does."""
-        infos = self.dataset_info.streams
-        own = {name: partial(presenter_of, task, infos[self._stream_of[name]]) for name, task in self.tasks.items()}
-        return MultitaskPresenter(self.dataset_info, own)
+        infos = {name: self.dataset_info.streams[stream] for name, stream in self._stream_of.items()}
+        presenters = {name: partial(presenter_of, task, infos[name]) for name, task in self.tasks.items()}
+        return MultitaskPresenter(self.dataset_info, presenters)
 
     def export_module(self) -> ExportModule:
         """Return the predictions of all tasks; see :class:`opabinia.tasks.multitask.export.MultitaskExport`."""
@@ -353,26 +349,23 @@ class Multitask(Task):
     def hooks(self, dataset_info: DatasetInfo) -> list[Hook]:
         """Return the hooks of all tasks and of the balance."""
         hooks: list[Hook] = []
-        for name in self.tasks:
-            with self.lent(name) as task:
-                hooks += task.hooks(dataset_info.streams[self._stream_of[name]])
+        for name, task in self.tasks.items():
+            hooks += task.hooks(dataset_info.streams[self._stream_of[name]])
         return [*hooks, *self.balance.hooks(), self.idle]
 
     def attach_teachers(self, load: Callable[[Path], Task]) -> None:
         """See :meth:`opabinia.contracts.Task.attach_teachers`."""
-        for name in self.tasks:
-            with self.lent(name) as task:
-                task.attach_teachers(load)
+        for task in self._tasks():
+            task.attach_teachers(load)
 
     def weights_loaded(self, names: Collection[str]) -> None:
         """See :meth:`opabinia.contracts.Task.weights_loaded`; the backbone's are those of every task."""
         shared = [name for name in names if name.startswith("backbone.")]
-        for name in self.tasks:
+        for name, task in self.tasks.items():
             prefix = f"tasks.{name}."
-            own = [loaded.removeprefix(prefix) for loaded in names if loaded.startswith(prefix)]
-            if own or shared:
-                with self.lent(name) as task:
-                    task.weights_loaded([*shared, *own])
+            heads = [loaded.removeprefix(prefix) for loaded in names if loaded.startswith(prefix)]
+            if heads or shared:
+                task.weights_loaded([*shared, *heads])
 
     def extra_repr(self) -> str:
         """Return the weights of the tasks, so that the log shows them with the model."""
@@ -387,37 +380,17 @@ def _on_backbone(part: Callable[..., Any], net: Backbone) -> Callable[..., Any]:
     return part if inner is None else partial(part, backbone=_on_backbone(inner, net))
 
 
-def _detach(task: Task, path: str) -> None:
-    """Remove the backbone at ``path`` and the normalization from a task."""
-    owner, _, child = path.rpartition(".")
-    delattr(task.get_submodule(owner), child)
-    del task.normalize
+def _save_backbone_once(model: Multitask, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+    """Remove the backbone under the names that it has in each task from a state dict, which has it under its own."""
+    for name in [name for name in state if name.startswith(tuple(prefix + path for path in model.backbone_paths))]:
+        del state[name]
 
 
-def _labeled_rows(batch: Batch, keys: tuple[str, ...] | None) -> list[int] | None:
-    """Return the positions of the samples that lack none of these labels, or no label at all; None: all of them."""
-    lacking = [set(text.split()) for text in batch.get("missing", ())]
-    rows = [row for row, missing in enumerate(lacking) if not (missing if keys is None else missing & set(keys))]
-    return None if len(rows) == len(lacking) else rows
-
-
-def _take(batch: Batch, rows: list[int], index: Tensor) -> Batch:
-    """Return some samples of a batch.
-
-    Args:
-        batch: tensors, lists, and tuples of views.
-        rows: positions of the samples.
-        index: the same as a tensor on the device of the batch.
-    """
-
-    def column(value: Any) -> Any:
-        if isinstance(value, tuple):
-            return tuple(column(view) for view in value)
-        if isinstance(value, Tensor):
-            return value[index]
-        return [value[row] for row in rows]
-
-    return {key: column(value) if isinstance(value, Tensor | list | tuple) else value for key, value in batch.items()}
+def _load_backbone_once(model: Multitask, state: dict[str, Any], prefix: str, *arguments: Any) -> None:
+    """Add it to a state dict that is loaded."""
+    weights = {name: state[name] for name in state if name.startswith(f"{prefix}backbone.")}
+    for path in model.backbone_paths:
+        state.update({prefix + path + name.removeprefix(f"{prefix}backbone."): weights[name] for name in weights})
 
 
 @contextmanager
@@ -427,38 +400,3 @@ def _errors_of(name: str) -> Iterator[None]:
         yield
     except DataMismatch as error:
         raise DataMismatch(f"task.tasks.{name}: {error}") from error
-
-
-def stream_factors(batch: Batch) -> dict[str, float]:
-    """Return the factor of each stream's mean loss with which a micro-batch, weighted by its share of all samples,
-    contributes to the mean over the stream's samples in the global batch.
-
-    Args:
-        batch: see :data:`opabinia.contracts.Batch`.
-    """
-    counts = batch.get("counts") or {name: len(own["id"]) for name, own in batch["streams"].items()}
-    total = sum(counts.values())
-    if not total:  # only repeated samples, which count 0
-        return dict.fromkeys(counts, 1.0)
-    world = world_size()
-    processed = batch["global_batch"].num_processed(world)
-    return {
-        name: count / batch["global_batches"][name].num_processed(world) * processed / total
-        for name, count in counts.items()
-    }
-
-
-def batch_share(batch: Batch) -> float:
-    """Return the samples of a micro-batch relative to those of an average process in the whole step, the weight of its
-    losses in :class:`opabinia.engine.loop.step.StandardStep`.
-
-    Args:
-        batch: see :data:`opabinia.contracts.Batch`.
-    """
-    counts = batch.get("counts") or {name: len(own["id"]) for name, own in batch["streams"].items()}
-    return float(sum(counts.values()) * world_size() / batch["global_batch"].num_processed(world_size()))
-
-
-def _with_images(batch: Batch) -> Batch:
-    """Return a training batch in the form of an evaluation batch: the first of several views is the image."""
-    return {**batch, "image": batch["views"][0]} if "views" in batch and "image" not in batch else batch
