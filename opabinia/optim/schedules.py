@@ -321,19 +321,17 @@ def one_cycle(
     pct_start: Fraction = 0.3,
     start: NonNegative = 0.04,
     end: NonNegative = 4e-6,
-    anneal_strategy: Literal["cosine", "linear"] = "cosine",
 ) -> float:
-    """Rise to 1 and fall again (Smith and Topin 2018, as torch's OneCycleLR).
+    """Rise to 1 and fall again along two half cosines (Smith and Topin 2018, as torch's OneCycleLR).
 
     Args:
         pct_start: fraction of the curve in which it rises, 0 to 1.
         start: the first value; the inverse of torch's ``div_factor``.
         end: the value at the end of the run.
-        anneal_strategy: shape of both slopes.
     """
     if span.progress < pct_start:
-        return _between(start, 1.0, span.progress / pct_start, anneal_strategy)
-    return _between(1.0, end, (span.progress - pct_start) / max(1e-12, 1 - pct_start), anneal_strategy)
+        return _between(start, 1.0, span.progress / pct_start, "cosine")
+    return _between(1.0, end, (span.progress - pct_start) / max(1e-12, 1 - pct_start), "cosine")
 
 
 @register_curve

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,7 @@ from opabinia.contracts import (
     BackbonePart,
     Batch,
     DatasetInfo,
+    Detections,
     ExportModule,
     FeatureKind,
     Fraction,
@@ -49,6 +50,22 @@ class TestTimeAugmentation:
     scales: Annotated[list[Positive], MinLen(1)]
     flip: bool = True
     iou: Fraction = 0.5
+
+
+@runtime_checkable
+class BatchDetector(Protocol):
+    """A detector whose shapes are static apart from the number of images: ``detect_batch`` returns the same number of
+    detections for every image, padded with label -1, with masks and keypoints.
+
+    Attributes:
+        max_detections: maximum number of detections per image.
+    """
+
+    max_detections: int
+
+    def pyramid(self, maps: Sequence[Tensor]) -> list[Tensor]: ...
+
+    def detect_batch(self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Tensor) -> Detections: ...
 
 
 class DensePrediction(Task):
@@ -121,6 +138,22 @@ class DensePrediction(Task):
         return {"embedding": torch.stack(means)}
 
 
+def validation_losses(compute: Callable[[], Mapping[str, Tensor]], images: Tensor) -> dict[str, Tensor]:
+    """Return ``losses/...`` of an evaluation batch, each term and their sum, for every image.
+
+    Args:
+        compute: returns the losses. Detectors sample proposals, mask classifiers points: a fixed seed gives the same
+            ones whenever this batch is evaluated.
+        images: of the batch (B x C x H x W).
+    """
+    with torch.random.fork_rng([images.device] if images.is_cuda else []):
+        torch.manual_seed(0)
+        values = compute()
+    losses = {name: value for name, value in values.items() if "loss" in name}
+    losses["loss"] = torch.stack(list(losses.values())).sum()
+    return {f"losses/{name}": value.expand(len(images)) for name, value in losses.items()}
+
+
 def mirror(images: Tensor, sizes: Sizes) -> Tensor:
     """Mirror each image of a padded batch (B x C x H x W) within its own width; it stays at the left."""
     mirrored = images.clone()
@@ -129,17 +162,70 @@ def mirror(images: Tensor, sizes: Sizes) -> Tensor:
     return mirrored
 
 
+def window_starts(length: int, size: int, overlap: float) -> list[int]:
+    """Return the starts of evenly spaced windows along a side of an image; the last one ends with the image."""
+    stride = max(1, round(size * (1 - overlap)))
+    return [*range(0, length - size, stride), max(0, length - size)]
+
+
+def crop_windows(
+    image: Tensor, image_size: tuple[int, int], size: tuple[int, int], overlap: float, batch_size: int, multiple: int
+) -> Iterator[tuple[list[tuple[int, int]], Tensor, list[tuple[int, int]]]]:
+    """Yield batches of overlapping windows that cover an image: the top and left of each, the crops (N x C x h x w),
+    whose sides are padded to ``multiple``, and the height and width of each crop without padding.
+
+    Args:
+        image: an image of a padded batch (C x H x W).
+        image_size: its height and width.
+        size: height and width of the windows; those of a smaller image are smaller.
+        overlap: of neighboring windows, relative to their sides.
+        batch_size: windows in a batch.
+        multiple: see above.
+    """
+    height, width = map(min, image_size, size)
+    rows, columns = (window_starts(side, limit, overlap) for side, limit in zip(image_size, size, strict=True))
+    corners = [(top, left) for top in rows for left in columns]
+    for start in range(0, len(corners), batch_size):
+        batch = corners[start : start + batch_size]
+        crops = torch.stack([image[:, top : top + height, left : left + width] for top, left in batch])
+        yield batch, F.pad(crops, (0, -width % multiple, 0, -height % multiple)), [(height, width)] * len(batch)
+
+
 class PaddedExport(ExportModule):
     """A function of images padded to one size: ``image``, and ``image_sizes`` (int64, B x 2), height and width of the
     image within the padded input; the rest, to the right and at the bottom, is padding.
 
     Args:
         task: in evaluation mode, on the CPU.
+
+    Attributes:
+        refused: options of the task that change its predictions and are no part of a graph, with the reason.
+        output_names: names of the outputs.
     """
+
+    refused: ClassVar[Mapping[str, str]] = {}
+    output_names: ClassVar[Sequence[str]] = ()
+
+    def check_static(self) -> None:
+        for key, reason in self.refused.items():
+            if getattr(self.task, key) is not None:
+                raise ValueError(f"task.{key}: {reason}; export with task.{key}=null")
+        detector = getattr(self.task, "detector", None)
+        if detector is not None and not isinstance(detector, BatchDetector):
+            raise ValueError(
+                f"task.detector: {type(detector).__name__} has no detect_batch, so its shapes are not static; the "
+                "detectors of Opabinia can be exported, and every one in the Hugging Face layout (--format huggingface)"
+            )
 
     def forward(self, image: Tensor, image_sizes: Tensor) -> Predictions:  # type: ignore[override]
         """Return predictions by name."""
         return self.outputs({"pyramid": self.task.feature_maps(image, image_sizes)}, image, image_sizes)
+
+    @torch.no_grad()
+    def expected(self, inputs: Mapping[str, Tensor]) -> Predictions:
+        sizes = [(int(height), int(width)) for height, width in inputs["image_sizes"].tolist()]
+        predictions = self.task.predict({"image": inputs["image"], "image_sizes": sizes, "original_size": sizes})
+        return {name: predictions[name] for name in self.output_names if name in predictions}
 
     def inputs(self, samples: Sequence[Sample]) -> dict[str, Tensor]:
         """Return images padded to the largest height and width among them, rounded up as the task needs it."""

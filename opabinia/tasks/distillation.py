@@ -58,7 +58,7 @@ class EmaTeacher:
     Running statistics are averaged like weights, from their mean over processes.
 
     Args:
-        decay: share of the average that an update keeps; the default is FastReID's.
+        decay: fraction of the average that an update keeps; the default is FastReID's.
     """
 
     decay: Fraction = 0.999
@@ -154,18 +154,15 @@ class DistilledTask(Task):
         self.task, self.settings = task, settings
         self.teachers = nn.ModuleList(teachers).eval().requires_grad_(False)
 
-        def outputs(owner: str, network: Any, logits: str, features: str) -> LayerOutputs:
-            weights = {"logits": settings.logits_weight, "features": settings.features_weight}
-            layers = {"logits": logits, "features": features}
-            return LayerOutputs(owner, network, {kind: layer for kind, layer in layers.items() if weights[kind]})
-
-        layers = settings.student_logits, settings.student_features
-        self._student = outputs("student", task, *layers)
+        weights = {"logits": settings.logits_weight, "features": settings.features_weight}
+        kinds = [kind for kind, weight in weights.items() if weight]
+        layers = {kind: getattr(settings, f"student_{kind}") for kind in kinds}
+        self._student = LayerOutputs("student", task, layers)
         self._teachers = [
-            outputs("teacher", model, teacher.teacher_logits, teacher.teacher_features)
+            LayerOutputs("teacher", model, {kind: getattr(teacher, f"teacher_{kind}") for kind in kinds})
             for teacher, model in zip(settings.fixed_teachers, teachers, strict=True)
         ]
-        self._average = [outputs("student", self.average, *layers)] if self.average is not None else []
+        self._average = [LayerOutputs("student", self.average, layers)] if self.average is not None else []
         if settings.features_weight:
             width = self._student.width("features")
             for number, teacher in enumerate([*self._teachers, *self._average]):

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from math import inf
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from opabinia.contracts import Detections, Detector, Features, Predictions
-from opabinia.tasks.dense_base import DensePrediction, PaddedExport
+from opabinia.tasks.dense_base import BatchDetector, DensePrediction, PaddedExport
 from opabinia.tasks.detection.score_calibration import ScoreMaps
 
 MARGIN = 1e-3
@@ -19,29 +19,6 @@ MARGIN = 1e-3
 UNMATCHED_SHARE = 0.05
 """Share of detections that may have no counterpart: where two overlap and their scores are equal but for rounding,
 either may suppress the other, and with it what the other one would have suppressed."""
-
-REFUSED = {
-    "test_time_augmentation": "an exported graph sees an image in one size",
-    "tiles": "an exported graph sees one tile",
-    "class_agnostic_nms": "an exported graph suppresses boxes of the same class only",
-}
-"""Options of the task that change its predictions and are no part of a graph."""
-
-
-@runtime_checkable
-class BatchDetector(Protocol):
-    """A detector whose shapes are static apart from the number of images: ``detect_batch`` returns the same number of
-    detections for every image, padded with label -1, with masks and keypoints.
-
-    Attributes:
-        max_detections: maximum number of detections per image.
-    """
-
-    max_detections: int
-
-    def pyramid(self, maps: Sequence[Tensor]) -> list[Tensor]: ...
-
-    def detect_batch(self, maps: Sequence[Tensor], shape: tuple[int, int], sizes: Tensor) -> Detections: ...
 
 
 class DetectionExport(PaddedExport):
@@ -56,19 +33,16 @@ class DetectionExport(PaddedExport):
         detector: its part.
     """
 
+    refused: ClassVar = {
+        "test_time_augmentation": "an exported graph sees an image in one size",
+        "tiles": "an exported graph sees one tile",
+        "class_agnostic_nms": "an exported graph suppresses boxes of the same class only",
+    }
+    output_names = Detections._fields
+
     def __init__(self, task: DensePrediction, detector: Detector) -> None:
         super().__init__(task)
         self.detector = detector
-
-    def check_static(self) -> None:
-        for key, reason in REFUSED.items():
-            if getattr(self.task, key) is not None:
-                raise ValueError(f"task.{key}: {reason}; export with task.{key}=null")
-        if not isinstance(self.detector, BatchDetector):
-            raise ValueError(
-                f"task.detector: {type(self.detector).__name__} has no detect_batch, so its shapes are not static; the "
-                "detectors of Opabinia can be exported, and every one in the Hugging Face layout (--format huggingface)"
-            )
 
     def outputs(self, features: Features, image: Tensor, image_sizes: Tensor | None = None) -> Predictions:
         """Return detections by the names above."""
@@ -81,12 +55,6 @@ class DetectionExport(PaddedExport):
             padded = padded._replace(scores=score_maps(padded.scores, padded.labels))
             padded = sort_detections(padded)
         return {name: values for name, values in padded._asdict().items() if values is not None}
-
-    @torch.no_grad()
-    def expected(self, inputs: Mapping[str, Tensor]) -> Predictions:
-        sizes = [(int(height), int(width)) for height, width in inputs["image_sizes"].tolist()]
-        predictions = self.task.predict({"image": inputs["image"], "image_sizes": sizes, "original_size": sizes})
-        return {name: predictions[name] for name in Detections._fields if name in predictions}
 
     def difference(self, expected: Mapping[str, Tensor], actual: Mapping[str, Tensor]) -> float:
         """See :func:`detection_difference`."""

@@ -31,7 +31,7 @@ from opabinia.evaluation.detection.rotated import DotaMap
 from opabinia.evaluation.mean_losses import MeanLosses
 from opabinia.models.detectors.suppression import box_nms
 from opabinia.tasks.dataset_checks import check_channels, check_classes
-from opabinia.tasks.dense_base import DensePrediction, TestTimeAugmentation
+from opabinia.tasks.dense_base import DensePrediction, TestTimeAugmentation, validation_losses
 from opabinia.tasks.detection.score_calibration import ScoreMaps
 from opabinia.tasks.detection.test_time_augmentation import detect_augmented
 from opabinia.tasks.detection.tiles import Tiles, detect_tiled, select_detections, warn_of_single_tiles
@@ -124,8 +124,7 @@ class Detection(DensePrediction):
 
     def losses(self, features: Features, batch: Batch, clock: Clock) -> dict[str, Tensor]:
         """Return the detector's losses under their own names, and what it logs beside them."""
-        maps, sizes = self.detector.pyramid(features["pyramid"]), batch["image_sizes"]
-        return self.detector.losses(maps, _shape(batch["image"]), sizes, targets_from(batch))
+        return self._losses(self.detector.pyramid(features["pyramid"]), batch)
 
     def reads_whole_images(self, batch: Batch) -> bool:
         """See :meth:`opabinia.tasks.dense_base.DensePrediction.reads_whole_images`."""
@@ -158,7 +157,7 @@ class Detection(DensePrediction):
         rows = stack_detections(detections, count)
         if "masks" in rows:
             rows["image_size"] = torch.tensor(batch["original_size"])
-        return rows | (self._losses(maps, batch) if self._has_losses(batch) else {})
+        return rows | (validation_losses(lambda: self._losses(maps, batch), images) if self._has_losses(batch) else {})
 
     def _detect(self, images: Tensor, sizes: Sizes, maps: Sequence[Tensor] = ()) -> list[Detections]:
         """Return the detections in a padded batch, from its feature maps where these are known."""
@@ -170,15 +169,7 @@ class Detection(DensePrediction):
         return self.detector.describe(maps, _shape(images), sizes, detections)
 
     def _losses(self, maps: Sequence[Tensor], batch: Batch) -> dict[str, Tensor]:
-        images, sizes = batch["image"], batch["image_sizes"]
-        # Two-stage detectors sample proposals: a fixed seed gives the same ones whenever this batch is evaluated.
-        devices = [images.device] if images.is_cuda else []
-        with torch.random.fork_rng(devices):
-            torch.manual_seed(0)
-            values = self.detector.losses(maps, _shape(images), sizes, targets_from(batch))
-        losses = {name: value for name, value in values.items() if "loss" in name}
-        losses["loss"] = torch.stack(list(losses.values())).sum()
-        return {f"losses/{name}": value.expand(len(sizes)) for name, value in losses.items()}
+        return self.detector.losses(maps, _shape(batch["image"]), batch["image_sizes"], targets_from(batch))
 
     def evaluators(self, dataset_info: DatasetInfo) -> list[Evaluator]:
         """Return the configured evaluator, or COCO's, or DOTA's for oriented boxes; and the mean losses.

@@ -11,13 +11,13 @@ from typing import Annotated, Any
 import torch
 from annotated_types import Interval
 from torch import Tensor
-from torch.nn.functional import pad
 
 from opabinia.config import register
 from opabinia.contracts import Count, Detections, Fraction, Sizes
 from opabinia.contracts.rotated_boxes import move_boxes, upright_boxes
 from opabinia.models.detectors.suppression import box_nms
 from opabinia.runtime.device import move_tensor, true_indices
+from opabinia.tasks.dense_base import crop_windows
 
 CUT_WEIGHT = 0.5
 """Factor of the score of a box cut by a tile's border when it is ranked; the tile next to it may have all of it."""
@@ -57,27 +57,15 @@ def detect_tiled(
         multiple: see above.
     """
     detections = []
-    for padded, (height, width) in zip(images, sizes, strict=True):
-        image, tile_size = padded[:, :height, :width], (min(tiles.size, height), min(tiles.size, width))
-        padding = [0, -tile_size[1] % multiple, 0, -tile_size[0] % multiple]
-        corners = [(left, top) for top in tile_starts(height, tiles) for left in tile_starts(width, tiles)]
-        by_tile: list[Detections] = []
-        for start in range(0, len(corners), tiles.batch_size):
-            batch = corners[start : start + tiles.batch_size]
-            crops = [image[:, top : top + tile_size[0], left : left + tile_size[1]] for left, top in batch]
-            by_tile += detect(pad(torch.stack(crops), padding), [tile_size] * len(crops))
+    for image, image_size in zip(images, sizes, strict=True):
+        windows = crop_windows(image, image_size, (tiles.size, tiles.size), tiles.overlap, tiles.batch_size, multiple)
         moved = [
-            move_to_image(rows, corner, tile_size, (height, width))
-            for rows, corner in zip(by_tile, corners, strict=True)
+            move_to_image(found, (left, top), tile_size, image_size)
+            for corners, crops, tile_sizes in windows
+            for found, (top, left), tile_size in zip(detect(crops, tile_sizes), corners, tile_sizes, strict=True)
         ]
-        detections.append(merge_tiles([rows for rows, _ in moved], [cut for _, cut in moved], tiles))
+        detections.append(merge_tiles([found for found, _ in moved], [cut for _, cut in moved], tiles))
     return detections
-
-
-def tile_starts(length: int, tiles: Tiles) -> list[int]:
-    """Return the starts of the tiles along a side of an image; the last tile ends with the image."""
-    stride = max(1, round(tiles.size * (1 - tiles.overlap)))
-    return [*range(0, length - tiles.size, stride), max(0, length - tiles.size)]
 
 
 def move_to_image(

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from opabinia.config import register
 from opabinia.contracts import IGNORE_LABEL, Count, Sizes
-from opabinia.tasks.dense_base import TestTimeAugmentation, mirror
+from opabinia.tasks.dense_base import TestTimeAugmentation, crop_windows, mirror
 
 PixelLogits = Callable[[Tensor, Sizes], Tensor]
 """Maps a padded batch (B x C x H x W) and the sizes of its images to logits of its pixels (B x K x H x W)."""
@@ -38,14 +38,6 @@ class SlidingWindow:
     batch_size: Count = 4
 
 
-def window_starts(length: int, size: int, overlap: float) -> list[int]:
-    """Return the starts of windows along a side; they are evenly spaced, and the last one ends with the image."""
-    if length <= size:
-        return [0]
-    stride = max(1, round(size * (1 - overlap)))
-    return [*range(0, length - size, stride), length - size]
-
-
 def slide(logits: PixelLogits, images: Tensor, sizes: Sizes, window: SlidingWindow, multiple: int) -> Tensor:
     """Return logits (B x K x H x W) of a padded batch, computed in windows; 0 in the padding.
 
@@ -56,23 +48,15 @@ def slide(logits: PixelLogits, images: Tensor, sizes: Sizes, window: SlidingWind
         multiple: see above.
     """
     results = []
-    for padded, image_size in zip(images, sizes, strict=True):
-        height, width = (min(side, limit) for side, limit in zip(image_size, window.size, strict=True))
-        rows, columns = (
-            window_starts(side, limit, window.overlap) for side, limit in zip(image_size, window.size, strict=True)
-        )
-        corners = [(top, left) for top in rows for left in columns]
+    for image, image_size in zip(images, sizes, strict=True):
         total: Tensor | None = None
         count = images.new_zeros(images.shape[-2:], dtype=torch.float32)
-        for start in range(0, len(corners), window.batch_size):
-            batch = corners[start : start + window.batch_size]
-            crops = torch.stack([padded[:, top : top + height, left : left + width] for top, left in batch])
-            outputs = logits(
-                F.pad(crops, (0, -width % multiple, 0, -height % multiple)), [(height, width)] * len(batch)
-            )
+        windows = crop_windows(image, image_size, window.size, window.overlap, window.batch_size, multiple)
+        for corners, crops, crop_sizes in windows:
+            outputs = logits(crops, crop_sizes)
             if total is None:
                 total = count.new_zeros(outputs.shape[1], *images.shape[-2:])
-            for (top, left), values in zip(batch, outputs, strict=True):
+            for (top, left), (height, width), values in zip(corners, crop_sizes, outputs, strict=True):
                 total[:, top : top + height, left : left + width] += values[:, :height, :width]
                 count[top : top + height, left : left + width] += 1
         assert total is not None

@@ -50,7 +50,7 @@ from opabinia.models.panoptic import (
 )
 from opabinia.runtime.device import true_indices
 from opabinia.tasks.dataset_checks import check_channels, check_classes
-from opabinia.tasks.dense_base import DensePrediction
+from opabinia.tasks.dense_base import DensePrediction, validation_losses
 from opabinia.tasks.detections_base import scale_to_original, stack_detections, targets_from
 from opabinia.tasks.segmentation.inference import original_maps
 from opabinia.tasks.segmentation.panoptic_export import PanopticExport
@@ -208,13 +208,7 @@ class Panoptic(DensePrediction):
         rows = self._combined(maps, decoded, batch) if self.detector else self._classified(decoded[0], batch)
         if not self._validation_loss or "mask" not in batch:
             return rows
-        # Detectors sample proposals, mask classifiers points: a fixed seed gives the same ones in every evaluation.
-        with torch.random.fork_rng([batch["image"].device] if batch["image"].is_cuda else []):
-            torch.manual_seed(0)
-            values = self._losses(maps, decoded, batch)
-        losses = {name: value for name, value in values.items() if "loss" in name}
-        losses["loss"] = torch.stack(list(losses.values())).sum()
-        return rows | {f"losses/{name}": value.expand(len(batch["image"])) for name, value in losses.items()}
+        return rows | validation_losses(lambda: self._losses(maps, decoded, batch), batch["image"])
 
     def _combined(self, maps: Sequence[Tensor], decoded: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Return the predictions of Panoptic FPN."""

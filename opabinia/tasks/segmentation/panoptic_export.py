@@ -23,13 +23,7 @@ class PanopticExport(PaddedExport):
     of segment 1, 2 ...; -1 pads) and ``segment_scores`` (B x S); and the objects as in the export of detection:
     ``boxes``, ``scores``, ``labels``, ``masks``."""
 
-    def check_static(self) -> None:
-        detector = self.task.detector
-        if detector is not None and not hasattr(detector, "detect_batch"):
-            raise ValueError(
-                f"task.detector: {type(detector).__name__} has no detect_batch, so its shapes are not static; the "
-                "detectors of Opabinia can be exported, and every one in the Hugging Face layout (--format huggingface)"
-            )
+    output_names = OUTPUTS
 
     def outputs(self, features: Features, image: Tensor, image_sizes: Tensor | None = None) -> Predictions:
         """Return predictions by the names above."""
@@ -52,12 +46,6 @@ class PanopticExport(PaddedExport):
         labels = torch.cat([torch.full_like(segments.labels[:, :1], IGNORE_LABEL), segments.labels], 1)
         classes = labels.gather(1, segments.map.long().flatten(1)).view_as(segments.map).to(torch.uint8)
         return dict(zip(OUTPUTS, (classes, *segments, *found[:4]), strict=True))
-
-    @torch.no_grad()
-    def expected(self, inputs: Mapping[str, Tensor]) -> Predictions:
-        sizes = [(int(height), int(width)) for height, width in inputs["image_sizes"].tolist()]
-        predictions = self.task.predict({**inputs, "image_sizes": sizes, "original_size": sizes})
-        return {name: predictions[name] for name in OUTPUTS}
 
     def difference(self, expected: Mapping[str, Tensor], actual: Mapping[str, Tensor]) -> float:
         """Return the larger one of the share of pixels with another class or segment, and the difference of the scores

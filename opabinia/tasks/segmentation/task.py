@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -32,7 +32,7 @@ from opabinia.models.decoders.layers import resize_like
 from opabinia.models.losses.masks import semantic_segments
 from opabinia.models.losses.segmentation import pixel_cross_entropy
 from opabinia.tasks.dataset_checks import check_channels, check_classes
-from opabinia.tasks.dense_base import DensePrediction, PaddedExport, TestTimeAugmentation
+from opabinia.tasks.dense_base import DensePrediction, PaddedExport, TestTimeAugmentation, validation_losses
 from opabinia.tasks.segmentation.inference import SlidingWindow, average_views, original_maps, slide
 from opabinia.visualization.presenters.segmentation import SegmentationPresenter
 
@@ -182,9 +182,7 @@ class Segmentation(DensePrediction):
         }
         if not self._validation_loss or "mask" not in batch or self.decoder.own_losses:
             return rows
-        losses = self._losses(logits, batch["mask"].long())
-        losses = {"loss": torch.stack(list(losses.values())).sum(), **losses}
-        return rows | {f"losses/{name}": value.expand(len(sizes)) for name, value in losses.items()}
+        return rows | validation_losses(lambda: self._losses(logits, batch["mask"].long()), images)
 
     def evaluators(self, dataset_info: DatasetInfo) -> list[Evaluator]:
         """Return the configured evaluator, or ``semantic``; and the mean losses.
@@ -213,10 +211,9 @@ class SegmentationExport(PaddedExport):
     """Maps of images padded to one size: ``segmentation`` (uint8, B x H x W: the class of each pixel) and ``logits``
     (B x K x H x W)."""
 
-    def check_static(self) -> None:
-        for key in ("test_time_augmentation", "sliding_window"):
-            if getattr(self.task, key) is not None:
-                raise ValueError(f"task.{key}: an exported graph sees an image once; export with task.{key}=null")
+    refused: ClassVar = dict.fromkeys(
+        ("test_time_augmentation", "sliding_window"), "an exported graph sees an image once"
+    )
 
     def outputs(self, features: Features, image: Tensor, image_sizes: Tensor | None = None) -> Predictions:
         """Return predictions by the names above."""

@@ -9,7 +9,6 @@ from torch import Tensor
 from opabinia.config import register
 from opabinia.contracts import BackbonePart, Batch, Clock, Count, DatasetInfo, NonNegative, Positive
 from opabinia.evaluation.representation.collapse import spread
-from opabinia.models.backbones.module import build_backbone
 from opabinia.models.losses.redundancy import Normalize, barlow_twins
 from opabinia.models.projectors import mlp
 from opabinia.tasks.selfsup.base import SelfSupervised, SharedOptions, gather_views
@@ -51,7 +50,7 @@ class BarlowTwins(SelfSupervised):
         normalize: Normalize = "per_view",
         **options: Unpack[SharedOptions],
     ) -> None:
-        super().__init__(dataset_info, build_backbone(backbone, dataset_info.channels), **options)
+        super().__init__(dataset_info, backbone, **options)
         # The normalization would remove a bias of the last layer.
         self.projector = mlp([self.backbone.out_channels, *[hidden] * (layers - 1), projection], last_bias=False)
         self._off_diagonal, self._scale, self._normalize = off_diagonal, scale, normalize

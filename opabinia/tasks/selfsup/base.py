@@ -12,6 +12,7 @@ from torch import Tensor
 
 from opabinia.contracts import (
     Backbone,
+    BackbonePart,
     Batch,
     Clock,
     DataMismatch,
@@ -25,6 +26,7 @@ from opabinia.contracts import (
 )
 from opabinia.evaluation.representation.collapse import Collapse
 from opabinia.evaluation.representation.knn import Knn
+from opabinia.models.backbones.module import build_backbone
 from opabinia.models.layers import build_normalization
 from opabinia.runtime.collectives import gather_rows, local_batches
 from opabinia.tasks.dataset_checks import check_channels
@@ -69,12 +71,12 @@ class SelfSupervised(Task):
     next_commands = ("eval", "linear probe", "map", "extract", "report", "export for timm")
     label_keys = ()
 
-    def __init__(self, dataset_info: DatasetInfo, backbone: Backbone, **options: Unpack[SharedOptions]) -> None:
+    def __init__(self, dataset_info: DatasetInfo, backbone: BackbonePart, **options: Unpack[SharedOptions]) -> None:
         super().__init__()
         self.dataset_info = dataset_info
-        self.backbone = backbone
+        self.backbone = build_backbone(backbone, dataset_info.channels)
         mean, std = options.get("mean"), options.get("std")
-        self.normalize = build_normalization(backbone.preprocessing, dataset_info.channels, mean, std)
+        self.normalize = build_normalization(self.backbone.preprocessing, dataset_info.channels, mean, std)
         self._evaluators = options.get("evaluators")
 
     def __init_subclass__(cls) -> None:
@@ -116,6 +118,16 @@ class SelfSupervised(Task):
             )
         self.check_batch_size(len(views[0]))
         return [self.normalize(view) for view in views]
+
+    def images_or_views(self, batch: Batch) -> Sequence[Tensor]:
+        """Return the views of the batch's images, or if there are none the images, not normalized (B x C x h x w each).
+
+        Raises:
+            DataMismatch: there are too few images to compare.
+        """
+        images: Sequence[Tensor] = batch["views"] if "views" in batch else (batch["image"],)
+        self.check_batch_size(len(images[0]))
+        return images
 
     def check_batch_size(self, images: int) -> None:
         """Check that a process has enough images.

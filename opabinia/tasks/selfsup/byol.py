@@ -9,7 +9,6 @@ from torch import Tensor
 from opabinia.config import register
 from opabinia.contracts import BackbonePart, Batch, Clock, Count, DatasetInfo, Fraction, SchedulePart
 from opabinia.evaluation.representation.collapse import spread
-from opabinia.models.backbones.module import build_backbone
 from opabinia.models.losses.regression import cosine_regression
 from opabinia.models.projectors import mlp
 from opabinia.optim.schedules import cosine
@@ -28,7 +27,7 @@ class BYOL(SelfSupervised):
         backbone: maps images to vectors.
         hidden: width of the hidden layer of projector and predictor.
         projection: width of the projections.
-        momentum: share of the teacher that a step keeps, at first.
+        momentum: fraction of the teacher that a step keeps, at first.
         momentum_schedule: multiplies ``1 - momentum`` over time; the paper's cosine takes the momentum to 1.
         evaluators: of the embeddings; null takes ``knn`` if every image has one label.
         mean: channel means of images in 0..1; null: see :func:`opabinia.models.layers.build_normalization`.
@@ -47,7 +46,7 @@ class BYOL(SelfSupervised):
         momentum_schedule: SchedulePart = cosine,
         **options: Unpack[SharedOptions],
     ) -> None:
-        super().__init__(dataset_info, build_backbone(backbone, dataset_info.channels), **options)
+        super().__init__(dataset_info, backbone, **options)
         self.projector = mlp([self.backbone.out_channels, hidden, projection])
         self.predictor = mlp([projection, hidden, projection])
         self.teacher = MomentumTeacher(momentum, momentum_schedule, backbone=self.backbone, projector=self.projector)

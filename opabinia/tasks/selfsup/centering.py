@@ -19,7 +19,7 @@ class MeanCentering(nn.Module):
 
     Args:
         width: K, number of outputs.
-        momentum: share of the center that a step keeps.
+        momentum: fraction of the center that a step keeps.
 
     Attributes:
         value: the center (K); the same on all processes, and saved.

@@ -23,7 +23,6 @@ from opabinia.contracts import (
     Run,
 )
 from opabinia.evaluation.representation.collapse import spread
-from opabinia.models.backbones.module import build_backbone
 from opabinia.models.feature_queue import MemoryBank
 from opabinia.models.losses.clustering import normalized_entropy, spherical_kmeans
 from opabinia.models.projectors import mlp
@@ -134,7 +133,7 @@ class DeepCluster(SelfSupervised):
         iterations: Count = 10,
         **options: Unpack[SharedOptions],
     ) -> None:
-        super().__init__(dataset_info, build_backbone(backbone, dataset_info.channels), **options)
+        super().__init__(dataset_info, backbone, **options)
         if not prototypes:
             raise ValueError("prototypes: at least one clustering is needed, such as [3000]")
         if self.backbone.is_shared:

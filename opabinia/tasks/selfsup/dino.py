@@ -11,7 +11,6 @@ from torch import Tensor
 from opabinia.config import register
 from opabinia.contracts import BackbonePart, Batch, Clock, Count, DatasetInfo, Fraction, Hook, Positive, SchedulePart
 from opabinia.evaluation.representation.collapse import spread
-from opabinia.models.backbones.module import build_backbone
 from opabinia.models.losses.clustering import normalized_entropy
 from opabinia.models.losses.self_distillation import dino_loss, warmup_temperature
 from opabinia.models.projectors import DinoHead
@@ -45,8 +44,8 @@ class DINO(SelfSupervised):
         teacher_temperature: divides the teacher's logits after the warmup.
         warmup_teacher_temperature: at the beginning of the warmup.
         teacher_warmup: length of the linear warmup of the teacher's temperature.
-        center_momentum: share of the center of the teacher's outputs that a step keeps.
-        momentum: share of the teacher that a step keeps, at first.
+        center_momentum: fraction of the center of the teacher's outputs that a step keeps.
+        momentum: fraction of the teacher that a step keeps, at first.
         momentum_schedule: multiplies ``1 - momentum``; a cosine takes the momentum to 1.
         export_backbone: the network that is evaluated, extracted and handed to other runs.
         evaluators: of the embeddings; null takes ``knn`` if every image has one label.
@@ -76,7 +75,7 @@ class DINO(SelfSupervised):
         export_backbone: Literal["teacher", "student"] = "teacher",
         **options: Unpack[SharedOptions],
     ) -> None:
-        super().__init__(dataset_info, build_backbone(backbone, dataset_info.channels), **options)
+        super().__init__(dataset_info, backbone, **options)
         self.head = DinoHead(
             self.backbone.out_channels,
             outputs,

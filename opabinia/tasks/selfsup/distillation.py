@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from opabinia.config import register
 from opabinia.contracts import BackbonePart, Batch, Clock, Count, DatasetInfo, Hook, NonNegative, Task
 from opabinia.evaluation.representation.collapse import spread
-from opabinia.models.backbones.module import build_backbone
 from opabinia.models.losses.distillation import FeaturesLoss, features_loss
 from opabinia.models.projectors import PROJECTOR
 from opabinia.tasks.selfsup.base import SelfSupervised, SharedOptions, view_size_errors
@@ -75,7 +74,7 @@ class Distillation(SelfSupervised):
         dense_weight: NonNegative = 1.0,
         **options: Unpack[SharedOptions],
     ) -> None:
-        super().__init__(dataset_info, build_backbone(backbone, dataset_info.channels), **options)
+        super().__init__(dataset_info, backbone, **options)
         if not (pooled_weight or dense_weight):
             raise ValueError("pooled_weight and dense_weight are both 0: nothing is learned from the teacher")
         self.teacher_views, self.loss = teacher_views, loss
@@ -87,8 +86,7 @@ class Distillation(SelfSupervised):
     def forward(self, batch: Batch, clock: Clock) -> dict[str, Tensor]:
         """Return ``pooled_loss`` and ``dense_loss``, weighted, if their weights are not 0, and ``std``, the spread of
         the student's vectors: 1 even, 0 collapsed."""
-        views = batch["views"] if "views" in batch else (batch["image"],)
-        self.check_batch_size(len(views[0]))
+        views = self.images_or_views(batch)
         assert self._teacher is not None, "attach_teachers() comes first"
         with view_size_errors(views):
             targets = [self._teacher(view) for view in views[: self.teacher_views]]

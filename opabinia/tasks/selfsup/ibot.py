@@ -24,7 +24,6 @@ from opabinia.contracts import (
     Positive,
     SchedulePart,
 )
-from opabinia.models.backbones.module import build_backbone
 from opabinia.models.losses.self_distillation import dino_loss, koleo, masked_patch_loss
 from opabinia.models.projectors import DinoHead
 from opabinia.optim.schedules import cosine
@@ -70,9 +69,9 @@ class IBot(SelfSupervised):
         patch_temperature: as ``teacher_temperature``, for patches.
         warmup_patch_temperature: at the beginning of its warmup.
         patch_warmup: length of that warmup.
-        center_momentum: share of the center of the teacher's outputs that a step keeps.
+        center_momentum: fraction of the center of the teacher's outputs that a step keeps.
         patch_center_momentum: the same for patches.
-        momentum: share of the teacher that a step keeps, at first.
+        momentum: fraction of the teacher that a step keeps, at first.
         momentum_schedule: multiplies ``1 - momentum``; a cosine takes the momentum to 1.
         export_backbone: the network that is evaluated, extracted and handed to other runs.
         evaluators: of the embeddings; null takes ``knn`` if every image has one label.
@@ -115,7 +114,7 @@ class IBot(SelfSupervised):
         export_backbone: Literal["teacher", "student"] = "teacher",
         **options: Unpack[SharedOptions],
     ) -> None:
-        super().__init__(dataset_info, build_backbone(backbone, dataset_info.channels), **options)
+        super().__init__(dataset_info, backbone, **options)
         channels = self.backbone.token_channels
         if not channels:
             raise ValueError("backbone: ibot masks patches, and this one has none; take a vision transformer of timm")

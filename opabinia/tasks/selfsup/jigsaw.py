@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from opabinia.config import register
 from opabinia.contracts import BackbonePart, Batch, Clock, Count, DataMismatch, DatasetInfo, Fraction
 from opabinia.evaluation.representation.collapse import spread
-from opabinia.models.backbones.module import build_backbone
 from opabinia.models.losses.cross_entropy import cross_entropy
 from opabinia.tasks.selfsup.base import SelfSupervised, SharedOptions
 
@@ -57,7 +56,7 @@ class Jigsaw(SelfSupervised):
         hidden: Count = 1000,
         **options: Unpack[SharedOptions],
     ) -> None:
-        super().__init__(dataset_info, build_backbone(backbone, dataset_info.channels), **options)
+        super().__init__(dataset_info, backbone, **options)
         self.gap = gap
         self.register_buffer("permutations", distant_permutations(permutations, permutation_seed))
         width = self.backbone.out_channels
@@ -67,8 +66,7 @@ class Jigsaw(SelfSupervised):
     def forward(self, batch: Batch, clock: Clock) -> dict[str, Tensor]:
         """Return ``loss``; ``top1``, the accuracy (1 / K by chance); and ``std``, the spread of vectors: 1 even, 0
         collapsed."""
-        images = self.views(batch, min_count=1) if "views" in batch else [self.normalize(batch["image"])]
-        self.check_batch_size(len(images[0]))
+        images = [self.normalize(view) for view in self.images_or_views(batch)]
         patches = torch.cat([cut_patches(view, self.gap) for view in images])
         classes = torch.randint(len(self.permutations), (len(patches),), device=patches.device)
         shuffled = patches.gather(1, self.permutations[classes].view(-1, PATCHES, 1, 1, 1).expand_as(patches))

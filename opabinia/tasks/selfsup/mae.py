@@ -10,7 +10,6 @@ from torch import Tensor
 from opabinia.config import register
 from opabinia.contracts import BackbonePart, Batch, Clock, Count, DataMismatch, DatasetInfo
 from opabinia.evaluation.representation.collapse import spread
-from opabinia.models.backbones.module import build_backbone
 from opabinia.models.losses.reconstruction import masked_mse, normalize_patches, patchify
 from opabinia.models.masked_decoder import MaskedDecoder
 from opabinia.tasks.selfsup.base import SelfSupervised, SharedOptions
@@ -51,7 +50,7 @@ class MAE(SelfSupervised):
         norm_pixels: bool = True,
         **options: Unpack[SharedOptions],
     ) -> None:
-        super().__init__(dataset_info, build_backbone(backbone, dataset_info.channels), **options)
+        super().__init__(dataset_info, backbone, **options)
         if self.backbone.patch_size is None:
             raise ValueError("backbone: mae masks patches, and this one has none; take a vision transformer of timm")
         height, width = self.patch_size = self.backbone.patch_size

@@ -12,7 +12,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from opabinia.config import register
 from opabinia.contracts import BackbonePart, Batch, Clock, Count, DataMismatch, DatasetInfo, Fraction, Hook, Positive
 from opabinia.evaluation.representation.collapse import spread
-from opabinia.models.backbones.module import build_backbone
 from opabinia.models.feature_queue import VectorQueue as VectorQueue
 from opabinia.models.losses.contrastive import info_nce
 from opabinia.models.norms import GhostBatchNorm, SyncBatchNorm
@@ -42,7 +41,7 @@ class MoCo(SelfSupervised):
         projection: width of the projections.
         queue: number of keys, at least a batch; the newest replace the oldest, and the length need not be a multiple of
             the batch size. Initial keys are random, from the run's seed.
-        momentum: share of the teacher that a step keeps.
+        momentum: fraction of the teacher that a step keeps.
         temperature: divides cosines; 0.07 in the first version.
         evaluators: of the embeddings; null takes ``knn`` if every image has one label.
         mean: channel means of images in 0..1; null: see :func:`opabinia.models.layers.build_normalization`.
@@ -64,7 +63,7 @@ class MoCo(SelfSupervised):
         temperature: Positive = 0.2,
         **options: Unpack[SharedOptions],
     ) -> None:
-        super().__init__(dataset_info, build_backbone(backbone, dataset_info.channels), **options)
+        super().__init__(dataset_info, backbone, **options)
         width = self.backbone.out_channels
         hidden = hidden or width
         self.projector = nn.Sequential(nn.Linear(width, hidden), nn.ReLU(inplace=True), nn.Linear(hidden, projection))

@@ -9,7 +9,6 @@ from torch import Tensor
 from opabinia.config import register
 from opabinia.contracts import BackbonePart, Batch, Clock, Count, DatasetInfo, Fraction, Positive, SchedulePart
 from opabinia.evaluation.representation.collapse import spread
-from opabinia.models.backbones.module import build_backbone
 from opabinia.models.losses.contrastive import moco_v3_loss
 from opabinia.models.projectors import mlp
 from opabinia.optim.schedules import cosine
@@ -29,7 +28,7 @@ class MoCoV3(SelfSupervised):
         hidden: width of the hidden layers of projector and predictor.
         projection: width of the projections.
         layers: number of layers of the projector: the paper's 3; 2 for ResNets in the authors' code.
-        momentum: share of the teacher that a step keeps, at first.
+        momentum: fraction of the teacher that a step keeps, at first.
         momentum_schedule: multiplies ``1 - momentum`` over time; the paper's cosine takes the momentum to 1.
         temperature: divides cosines; the paper's 0.2, 1.0 for ResNets in the authors' code.
         freeze_patches: freeze the random patch projection, which stabilizes the training of a vision transformer
@@ -59,7 +58,7 @@ class MoCoV3(SelfSupervised):
         freeze_patches: bool | None = None,
         **options: Unpack[SharedOptions],
     ) -> None:
-        super().__init__(dataset_info, build_backbone(backbone, dataset_info.channels), **options)
+        super().__init__(dataset_info, backbone, **options)
         patches = [param for name, param in self.backbone.named_parameters() if "patch_embed." in name]
         if freeze_patches and not patches:
             raise ValueError("freeze_patches: the backbone has no patch projection; remove the key, or set it to null")

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from opabinia.config import register
 from opabinia.contracts import BackbonePart, Batch, Clock, Count, DatasetInfo, Fraction, Hook, Positive
 from opabinia.evaluation.representation.collapse import spread
-from opabinia.models.backbones.module import build_backbone
 from opabinia.models.feature_queue import MemoryBank
 from opabinia.models.losses.contrastive import estimate_log_normalizer, info_nce, memory_nce
 from opabinia.runtime.collectives import gather_batch
@@ -37,7 +36,7 @@ class NPID(SelfSupervised):
             softmax over all entries (VISSL's ``cross_entropy``).
         negatives: entries of the memory bank that a step samples (the paper's 4,096; VISSL's default is 16,000).
         temperature: divides cosines.
-        momentum: share of an image's entry that an update keeps.
+        momentum: fraction of an image's entry that an update keeps.
         evaluators: who judges the embeddings; null takes ``knn`` where every image has one label.
         mean: channel means of images in 0..1; null: see :func:`opabinia.models.layers.build_normalization`.
         std: channel standard deviations, likewise.
@@ -61,7 +60,7 @@ class NPID(SelfSupervised):
         momentum: Fraction = 0.5,
         **options: Unpack[SharedOptions],
     ) -> None:
-        super().__init__(dataset_info, build_backbone(backbone, dataset_info.channels), **options)
+        super().__init__(dataset_info, backbone, **options)
         self.projector = nn.Linear(self.backbone.out_channels, projection)
         self.memory = MemoryBank(dataset_info.samples, projection)
         # The first batch estimates it; afterwards it is constant (section 3.2).

@@ -36,7 +36,7 @@ class PIRL(NPID):
         loss: as in ``npid``.
         negatives: entries of the memory bank that a step samples.
         temperature: divides cosines.
-        momentum: share of an image's entry that an update keeps.
+        momentum: fraction of an image's entry that an update keeps.
         evaluators: of the embeddings; null takes ``knn`` if every image has one label.
         mean: channel means of images in 0..1; null: see :func:`opabinia.models.layers.build_normalization`.
         std: channel standard deviations, likewise.

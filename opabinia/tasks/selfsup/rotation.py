@@ -11,7 +11,6 @@ from torch import Tensor
 from opabinia.config import register
 from opabinia.contracts import BackbonePart, Batch, Clock, DataMismatch, DatasetInfo
 from opabinia.evaluation.representation.collapse import spread
-from opabinia.models.backbones.module import build_backbone
 from opabinia.models.losses.cross_entropy import cross_entropy
 from opabinia.tasks.selfsup.base import SelfSupervised, SharedOptions, forward_by_size
 
@@ -35,13 +34,13 @@ class Rotation(SelfSupervised):
     def __init__(
         self, dataset_info: DatasetInfo, /, *, backbone: BackbonePart, **options: Unpack[SharedOptions]
     ) -> None:
-        super().__init__(dataset_info, build_backbone(backbone, dataset_info.channels), **options)
+        super().__init__(dataset_info, backbone, **options)
         self.head = self.backbone.make_head(4)
 
     def forward(self, batch: Batch, clock: Clock) -> dict[str, Tensor]:
         """Return ``loss``; ``top1``, the accuracy (1/4 by chance); and ``std``, the spread of vectors: 1 even, 0
         collapsed."""
-        images = self.views(batch, min_count=1) if "views" in batch else [self.normalize(batch["image"])]
+        images = [self.normalize(view) for view in self.images_or_views(batch)]
         vectors = torch.cat(forward_by_size(self.backbone, quarter_turns(images)))
         logits = self.head(vectors)
         turns = torch.arange(4, device=logits.device).repeat_interleave(len(images[0])).repeat(len(images))

@@ -9,7 +9,6 @@ from torch import Tensor
 from opabinia.config import register
 from opabinia.contracts import BackbonePart, Batch, Clock, Count, DatasetInfo, Positive
 from opabinia.evaluation.representation.collapse import spread
-from opabinia.models.backbones.module import build_backbone
 from opabinia.models.losses.contrastive import nt_xent
 from opabinia.models.projectors import mlp
 from opabinia.tasks.selfsup.base import SelfSupervised, SharedOptions, forward_by_size, gather_views
@@ -46,7 +45,7 @@ class SimCLR(SelfSupervised):
         temperature: Positive = 0.1,
         **options: Unpack[SharedOptions],
     ) -> None:
-        super().__init__(dataset_info, build_backbone(backbone, dataset_info.channels), **options)
+        super().__init__(dataset_info, backbone, **options)
         width = self.backbone.out_channels
         self.projector = mlp([width, *[hidden or width] * (layers - 1), projection])
         self.temperature = temperature

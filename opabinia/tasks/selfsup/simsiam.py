@@ -9,7 +9,6 @@ from torch import Tensor
 from opabinia.config import register
 from opabinia.contracts import BackbonePart, Batch, Clock, Count, DatasetInfo
 from opabinia.evaluation.representation.collapse import spread
-from opabinia.models.backbones.module import build_backbone
 from opabinia.models.losses.regression import cosine_regression
 from opabinia.models.projectors import mlp
 from opabinia.tasks.selfsup.base import SelfSupervised, SharedOptions
@@ -45,7 +44,7 @@ class SimSiam(SelfSupervised):
         hidden: Count = 512,
         **options: Unpack[SharedOptions],
     ) -> None:
-        super().__init__(dataset_info, build_backbone(backbone, dataset_info.channels), **options)
+        super().__init__(dataset_info, backbone, **options)
         self.projector = mlp([self.backbone.out_channels, *[projection] * layers], last_norm=True, last_bias=False)
         self.predictor = mlp([projection, hidden, projection])
 

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from opabinia.config import register
 from opabinia.contracts import BackbonePart, Batch, Clock, Count, DatasetInfo, Fraction, Hook, NonNegative, Positive
 from opabinia.evaluation.representation.collapse import spread
-from opabinia.models.backbones.module import build_backbone
 from opabinia.models.feature_queue import VectorQueue as VectorQueue
 from opabinia.models.losses.clustering import (
     assign_prototypes,
@@ -71,7 +70,7 @@ class SwAV(SelfSupervised):
         freeze: initial period in which prototypes are frozen (appendix A.1; the authors' code has 313 steps, an epoch
             of ImageNet in batches of 4,096).
         queue: earlier embeddings that take part in balancing; null: none.
-        momentum: share of a momentum teacher that a step keeps; the teacher's prototypes and embeddings give the
+        momentum: fraction of a momentum teacher that a step keeps; the teacher's prototypes and embeddings give the
             assignments (VISSL's swav_momentum_loss, 0.99). null: the network itself gives them.
         evaluators: of the embeddings; null takes ``knn`` if every image has one label.
         mean: channel means of images in 0..1; null: see :func:`opabinia.models.layers.build_normalization`.
@@ -103,7 +102,7 @@ class SwAV(SelfSupervised):
         momentum: Fraction | None = None,
         **options: Unpack[SharedOptions],
     ) -> None:
-        super().__init__(dataset_info, build_backbone(backbone, dataset_info.channels), **options)
+        super().__init__(dataset_info, backbone, **options)
         width = self.backbone.out_channels
         self.projector = mlp([width, hidden or width, projection])
         self.prototypes = Prototypes(projection, prototypes)

@@ -9,7 +9,6 @@ from torch import Tensor
 from opabinia.config import register
 from opabinia.contracts import BackbonePart, Batch, Clock, Count, DatasetInfo, NonNegative
 from opabinia.evaluation.representation.collapse import spread
-from opabinia.models.backbones.module import build_backbone
 from opabinia.models.losses import redundancy
 from opabinia.models.projectors import mlp
 from opabinia.tasks.selfsup.base import SelfSupervised, SharedOptions, gather_views
@@ -51,7 +50,7 @@ class VICReg(SelfSupervised):
         covariance: NonNegative = 1.0,
         **options: Unpack[SharedOptions],
     ) -> None:
-        super().__init__(dataset_info, build_backbone(backbone, dataset_info.channels), **options)
+        super().__init__(dataset_info, backbone, **options)
         # A bias of the last layer would change none of the three losses.
         self.expander = mlp([self.backbone.out_channels, *[hidden] * (layers - 1), projection], last_bias=False)
         self._invariance, self._variance, self._covariance = invariance, variance, covariance
