@@ -49,16 +49,10 @@ def test_both_weights_are_evaluated_and_the_average_selects_the_best(finished: t
     assert state["scores"] and json.loads(json.dumps(state["hooks"])).get("best", {"best": best})["best"] <= best
 
 
-def test_the_average_differs_from_the_weights(finished: tuple[Path, dict[str, float]]) -> None:
-    folder, _ = finished
-    model, average = tensors(folder, 12, "model"), tensors(folder, 12, "ema")
-    assert model.keys() == average.keys()
-    floats = [name for name, value in model.items() if value.is_floating_point()]
-    assert not all(torch.allclose(model[name], average[name]) for name in floats)
-
-
 def test_a_resumed_run_has_the_same_average(tmp_path: Path, finished: tuple[Path, dict[str, float]]) -> None:
-    before = tensors(finished[0], 12, "ema")
+    model, before = tensors(finished[0], 12, "model"), tensors(finished[0], 12, "ema")
+    assert model.keys() == before.keys()
+    assert not all(torch.allclose(model[name], value) for name, value in before.items() if value.is_floating_point())
     folder = tmp_path / finished[0].relative_to(finished[0].parents[2])
     shutil.copytree(finished[0], folder)
     _, scores = train(tmp_path, resume=str(folder / "checkpoints" / "step-00000006"))
@@ -76,21 +70,17 @@ def test_a_resumed_run_may_start_an_average(tmp_path: Path) -> None:
     assert all(torch.equal(early[name], average[name]) for name in early if early[name].is_floating_point())
 
 
-def test_evaluate_weights_selects_one_of_the_two(tmp_path: Path) -> None:
-    for name, prefix in (("ema", "val_ema/"), ("raw", "val/")):
-        _, scores = train(tmp_path / name, f"evaluate.weights={name}")
-        assert {score[: score.index("/") + 1] for score in scores} == {prefix}
-
-
-def test_a_validation_set_with_its_own_period_keeps_it_for_the_average(tmp_path: Path) -> None:
+def test_the_average_alone_is_evaluated_with_the_period_of_each_validation_set(tmp_path: Path) -> None:
     source = "source: {name: digits, split: val}"
-    folder, _ = train(tmp_path, f"data.val=[{{{source}}}, {{prefix: late, every: 0ep, {source}}}]")
+    folder, _ = train(
+        tmp_path, "evaluate.weights=ema", f"data.val=[{{{source}}}, {{prefix: late, every: 0ep, {source}}}]"
+    )
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     evaluated_steps = {
         name: [line["step"] for line in lines if f"{name}/top1" in line]
         for name in ("val", "val_ema", "late", "late_ema")
     }
-    assert evaluated_steps == {"val": [6, 12], "val_ema": [6, 12], "late": [12], "late_ema": [12]}
+    assert evaluated_steps == {"val": [], "val_ema": [6, 12], "late": [], "late_ema": [12]}
 
 
 def test_predictions_use_the_weights_with_the_better_score(

@@ -33,12 +33,13 @@ from opabinia.contracts.rotated_boxes import upright_boxes
 from opabinia.data.collate import collate
 from opabinia.evaluation.detection.coco import Coco
 from opabinia.evaluation.detection.rotated import DotaMap
+from opabinia.evaluation.mean_losses import MeanLosses
 from opabinia.inference.predictor import Prediction
 from opabinia.models.layers import image_area
 from opabinia.tasks.dense_base import TestTimeAugmentation, mirror
 from opabinia.tasks.detection import Detection, test_time_augmentation
 from opabinia.tasks.detection.test_time_augmentation import View
-from opabinia.tasks.detection.tiles import Tiles, merge_tiles, move_to_image, tile_starts
+from opabinia.tasks.detection.tiles import Tiles, merge_tiles, move_to_image
 from opabinia.tasks.detections_base import scale_to_original, stack_detections, targets_from
 from tests.fake_gpu import GPU, WithoutBlockingCopies
 
@@ -157,9 +158,12 @@ def test_boxes_are_in_pixels_of_the_original_image() -> None:
     assert predictions["scores"].tolist() == [[0.75, 0, 0], [0.75, 0, 0]]
 
 
-def test_boxes_are_clipped_to_the_image() -> None:
-    detections = Detections(torch.tensor([[-1.0, 2, 9, 20]]), torch.ones(1), torch.zeros(1, dtype=torch.int64))
-    assert scale_to_original(detections, (8, 8), (16, 8)).boxes.tolist() == [[0, 4, 8, 16]]
+def test_boxes_are_scaled_and_clipped_and_keypoints_scaled_to_the_original_image() -> None:
+    points = torch.tensor([[[1.0, 2.0, 0.5]]])
+    detections = Detections(torch.tensor([[-1.0, 2, 9, 20]]), torch.ones(1), torch.zeros(1).long(), None, points)
+    scaled = scale_to_original(detections, (8, 8), (16, 24))
+    assert scaled.boxes.tolist() == [[0, 4, 24, 16]]
+    assert scaled.keypoints is not None and scaled.keypoints.tolist() == [[[3, 4, 0.5]]]
 
 
 def test_no_factors_are_copied_to_the_device_so_that_the_host_waits() -> None:
@@ -173,30 +177,9 @@ def test_no_factors_are_copied_to_the_device_so_that_the_host_waits() -> None:
     assert {values.device for values in (scaled.boxes, moved.boxes, factors)} == {GPU}
 
 
-def test_keypoints_are_scaled_to_the_original_image() -> None:
-    points = torch.tensor([[[1.0, 2.0, 0.5]]])
-    detections = Detections(torch.zeros(1, 4), torch.ones(1), torch.zeros(1, dtype=torch.int64), None, points)
-    assert scale_to_original(detections, (4, 4), (8, 12)).keypoints.tolist() == [[[3, 4, 0.5]]]  # type: ignore[union-attr]
-
-
-def test_predictions_do_not_depend_on_the_rest_of_the_batch() -> None:
-    task = make_detection()
-    single = [task.predict(batch_of(sample)) for sample in SAMPLES]
-    batched = task.predict(batch_of(*SAMPLES))
-    for number, predictions in enumerate(single):
-        assert torch.equal(predictions["boxes"][0], batched["boxes"][number])
-
-
 def test_image_area_excludes_padding() -> None:
     mask = image_area((2, 3), [(2, 3), (1, 2)], torch.device("cpu"))
     assert mask[:, 0].int().tolist() == [[[1, 1, 1], [1, 1, 1]], [[1, 1, 0], [0, 0, 0]]]
-
-
-def test_an_image_without_detections_has_only_padding_rows() -> None:
-    predictions = make_detection().predict(batch_of(make_sample((8, 8), None)))
-    assert predictions["labels"].tolist() == [[-1, -1, -1]]
-    row = {name: value[0] for name, value in predictions.items()}
-    assert make_detection().presenter().readable(row) == {"detections": []}
 
 
 def test_detections_are_padded_to_the_maximum() -> None:
@@ -206,16 +189,6 @@ def test_detections_are_padded_to_the_maximum() -> None:
     assert stacked["labels"].tolist() == [[1, -1], [-1, -1]]
     assert stacked["masks"].shape == (2, 2, 2, 2)
     assert "keypoints" not in stacked
-
-
-def test_readable_predictions_have_classes_scores_and_boxes() -> None:
-    predictions = make_detection().predict(batch_of(SAMPLES[0]))
-    readable = (
-        make_detection()
-        .presenter()
-        .readable({name: value[0] for name, value in predictions.items() if not name.startswith("losses/")})
-    )
-    assert readable == {"detections": [{"class": "bar", "score": 0.75, "box": [2.0, 3.0, 6.0, 7.0]}]}
 
 
 def test_masks_are_readable_in_pixels_of_the_original_image() -> None:
@@ -411,13 +384,6 @@ def test_many_boxes_of_many_tiles_take_little_memory() -> None:
     assert len(merge_tiles(rows, cut, Tiles(size=32, max_detections=10)).boxes) == 10
 
 
-def test_tiles_cover_the_image() -> None:
-    assert tile_starts(1000, Tiles(size=400, overlap=0.25)) == [0, 300, 600]
-    assert tile_starts(1001, Tiles(size=400, overlap=0.25)) == [0, 300, 600, 601]
-    assert tile_starts(800, Tiles(size=400, overlap=0)) == [0, 400]
-    assert tile_starts(30, Tiles(size=400)) == tile_starts(400, Tiles(size=400)) == [0]
-
-
 def test_invalid_tiles_are_reported() -> None:
     with pytest.raises(ValueError, match=r"tiles.size: 3 is below 4, the detector's smallest"):
         make_detection(tiles=Tiles(size=3))
@@ -434,19 +400,22 @@ class OverlappingClasses(BrightBox):
         return Detections(boxes, torch.tensor([0.5, 0.75, 0.25]), torch.tensor([0, 1, 0]))
 
 
-def test_class_agnostic_nms() -> None:
-    for class_agnostic_nms, scores in ((None, [0.5, 0.75, 0.25]), (0.6, [0.75, 0.25]), (0.75, [0.75, 0.5, 0.25])):
-        predictions = make_detection(OverlappingClasses, class_agnostic_nms=class_agnostic_nms).predict(
-            batch_of(scene_of())
-        )
-        assert predictions["scores"][0][predictions["labels"][0] >= 0].tolist() == scores
-
-
-def test_scores_are_calibrated_and_sorted() -> None:
-    maps = {DATASET_INFO.classes[1]: (1.0, -3.0)}
-    predictions = make_detection(OverlappingClasses, score_calibration=maps).predict(batch_of(scene_of()))
-    assert predictions["scores"][0, :3].tolist() == pytest.approx([0.5, 0.25, 3 / (3 + np.e**3)])
-    assert predictions["labels"][0, :3].tolist() == [0, 0, 1]
+@pytest.mark.parametrize(
+    ("keys", "scores", "labels"),
+    [
+        ({}, [0.5, 0.75, 0.25], [0, 1, 0]),
+        ({"class_agnostic_nms": 0.6}, [0.75, 0.25], [1, 0]),
+        ({"class_agnostic_nms": 0.75}, [0.75, 0.5, 0.25], [1, 0, 0]),
+        ({"score_calibration": {"bar": (1.0, -3.0)}}, [0.5, 0.25, 3 / (3 + np.e**3)], [0, 0, 1]),
+    ],
+)
+def test_suppression_of_all_classes_and_calibrated_scores(
+    keys: dict[str, Any], scores: list[float], labels: list[int]
+) -> None:
+    predictions = make_detection(OverlappingClasses, **keys).predict(batch_of(scene_of()))
+    valid = predictions["labels"][0] >= 0
+    assert predictions["scores"][0][valid].tolist() == pytest.approx(scores)
+    assert predictions["labels"][0][valid].tolist() == labels
 
 
 # --- oriented boxes ---------------------------------------------------------------------------------------------------
@@ -501,55 +470,52 @@ def test_oriented_boxes_are_readable_and_drawn() -> None:
     )
 
 
-def test_oriented_data_need_an_oriented_detector() -> None:
-    with pytest.raises(ValueError, match=r"training data are oriented, .* take rotated_fcos"):
-        make_detection(dataset_info=ORIENTED)
-    with pytest.raises(ValueError, match="training data are upright: take fcos"):
-        make_detection(RotatedBoxes)
-    assert make_detection(RotatedBoxes, replace(DATASET_INFO, samples=0)).detector.oriented, "weights without a run"
-    with pytest.raises(ValueError, match="its boxes are upright, those of the detector oriented"):
-        make_detection(RotatedBoxes, ORIENTED).evaluators(DATASET_INFO)
+# --- options and invalid data -----------------------------------------------------------------------------------------
+
+NO_BOXES = DatasetInfo(4, channels=1, classes=("dot", "bar"))
+
+
+@pytest.mark.parametrize(
+    ("detector", "keys", "message"),
+    [
+        (BrightBox, {"dataset_info": NO_BOXES}, "has no boxes: take a source with boxes, such as coco"),
+        (BrightBox, {"dataset_info": DatasetInfo(4, boxes=True)}, "has no classes"),
+        (BrightBox, {"dataset_info": ORIENTED}, r"training data are oriented, .* take rotated_fcos"),
+        (RotatedBoxes, {}, "training data are upright: take fcos"),
+        (BrightBox, {"score_calibration": {"dog": (1.0, 0.0)}}, "the training data has no class 'dog'"),
+        (BrightBox, {"score_calibration": {"dot": (0.0, 0.0)}}, "the slope of 'dot' is 0.0; it must be above 0"),
+    ],
+)
+def test_training_data_that_do_not_fit_are_refused(detector: Any, keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_detection(detector, **keys)
+
+
+@pytest.mark.parametrize(
+    ("keys", "evaluated", "message"),
+    [
+        ({}, DatasetInfo(4, channels=3, classes=("dot", "bar"), boxes=True), "3 channels"),
+        ({}, NO_BOXES, "no boxes"),
+        ({}, DatasetInfo(4, channels=1, classes=("bar", "dot"), boxes=True), "the order counts"),
+        ({}, DatasetInfo(4, channels=1, classes=("dot",), boxes=True), "missing: bar"),
+        ({"detector": RotatedBoxes}, DATASET_INFO, "its boxes are upright, those of the detector oriented"),
+        ({"detector": RotatedBoxes, "evaluator": Coco}, ORIENTED, "boxes of the data are oriented: take dota_map"),
+    ],
+)
+def test_evaluation_data_that_do_not_fit_are_refused(
+    keys: dict[str, Any], evaluated: DatasetInfo, message: str
+) -> None:
+    trained = ORIENTED if "detector" in keys else DATASET_INFO
+    with pytest.raises(ValueError, match=message):
+        make_detection(**keys, dataset_info=trained).evaluators(evaluated)
+
+
+def test_detectors_have_their_evaluator_and_size_multiple() -> None:
+    assert make_detection().size_multiple == 4 and make_detection(size_multiple=16).size_multiple == 16
+    assert [type(evaluator) for evaluator in make_detection().evaluators(DATASET_INFO)] == [Coco, MeanLosses]
     evaluator, _ = make_detection(RotatedBoxes, ORIENTED).evaluators(ORIENTED)
     assert isinstance(evaluator, DotaMap)
-    with pytest.raises(ValueError, match="boxes of the data are oriented: take dota_map"):
-        make_detection(RotatedBoxes, ORIENTED, evaluator=Coco).evaluators(ORIENTED)
-
-
-# --- invalid data -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("dataset_info", "message"),
-    [(DatasetInfo(4, classes=("a",)), "no boxes|has boxes|coco"), (DatasetInfo(4, boxes=True), "has no classes")],
-    ids=["no boxes", "no classes"],
-)
-def test_training_data_without_boxes_or_classes_are_refused(dataset_info: DatasetInfo, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make_detection(dataset_info=dataset_info)
-
-
-@pytest.mark.parametrize(
-    ("dataset_info", "message"),
-    [
-        (DatasetInfo(4, channels=3, classes=("dot", "bar"), boxes=True), "3 channels"),
-        (DatasetInfo(4, channels=1, classes=("dot", "bar")), "no boxes"),
-        (DatasetInfo(4, channels=1, classes=("bar", "dot"), boxes=True), "the order counts"),
-        (DatasetInfo(4, channels=1, classes=("dot",), boxes=True), "missing: bar"),
-    ],
-    ids=["channels", "boxes", "order", "missing"],
-)
-def test_evaluation_data_that_do_not_fit_the_training_data_are_refused(dataset_info: DatasetInfo, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make_detection().evaluators(dataset_info)
-
-
-def test_the_size_multiple_is_the_detectors_unless_set() -> None:
-    assert make_detection().size_multiple == 4
-    assert make_detection(size_multiple=16).size_multiple == 16
-
-
-def test_features_are_one_vector_per_image() -> None:
-    assert make_detection().features(batch_of(*SAMPLES))["embedding"].shape == (2, 1)
+    assert make_detection(RotatedBoxes, replace(DATASET_INFO, samples=0)).detector.oriented, "weights without a run"
 
 
 def test_stages_of_the_backbone_can_be_frozen() -> None:

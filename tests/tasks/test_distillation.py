@@ -1,6 +1,7 @@
 import copy
 import json
 import re
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -68,27 +69,19 @@ def make_distilled(student: Task | None = None, teacher: nn.Module | None = None
 # --- losses -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("temperature", [1.0, 4.0])
-def test_soft_targets_follow_hinton(temperature: float) -> None:
+@pytest.mark.parametrize("kind", ["soft", "hard", "symmetric", "mse"])
+def test_logits_are_compared_at_a_temperature_that_has_a_schedule(kind: Any) -> None:
     student, teacher, batch = task_of(), task_of(9, seed=1), batch_of()
-    task = make_distilled(student, teacher, task_weight=0.3, logits_weight=0.7, temperature=temperature)
-    losses = task(batch, Clock())
-    teacher_probabilities = teacher.predict(batch)["logits"].div(temperature).softmax(1)
-    log_probabilities = student.predict(batch)["logits"].div(temperature).log_softmax(1)
-    expected = (teacher_probabilities * (teacher_probabilities.log() - log_probabilities)).sum(
-        1
-    ).mean() * temperature**2
-    torch.testing.assert_close(losses["distill_logits_loss"], 0.7 * expected)
+    keys = {"logits_loss": kind, "temperature": 2.0, "temperature_schedule": lambda clock: 1 + clock.progress}
+    task = make_distilled(student, teacher, task_weight=0.3, logits_weight=0.7, **keys)
+    losses = task(batch, Clock(step=10, total_steps=10))
+    logits, teacher_logits = student.predict(batch)["logits"], teacher.predict(batch)["logits"]
+    torch.testing.assert_close(losses["distill_logits_loss"], 0.7 * logits_loss(logits, teacher_logits, kind, 4.0))
     torch.testing.assert_close(losses["loss"], 0.3 * Classification.forward(student, batch, Clock())["loss"])
     torch.testing.assert_close(total_loss(losses)[0], losses["loss"] + losses["distill_logits_loss"])
-
-
-def test_hard_targets_are_the_teachers_best_classes() -> None:
-    teacher, batch = task_of(9, seed=1), batch_of()
-    task = make_distilled(teacher=teacher, logits_loss="hard", logits_weight=1.0)
-    best = teacher.predict(batch)["logits"].argmax(1)
-    expected = functional.cross_entropy(task.task.predict(batch)["logits"], best)
-    torch.testing.assert_close(task(batch, Clock())["distill_logits_loss"], expected)
+    if kind == "hard":
+        expected = functional.cross_entropy(logits, teacher_logits.argmax(1))
+        torch.testing.assert_close(losses["distill_logits_loss"], 0.7 * expected)
 
 
 def test_symmetric_divergence_equals_fastreids() -> None:
@@ -123,14 +116,6 @@ def test_features_of_another_width_go_through_a_projector(kind: str, expected: A
     )
     losses["distill_features_loss"].backward()
     assert all(param.grad is not None for module in projectors for param in module.parameters())
-
-
-def test_the_temperature_follows_its_schedule() -> None:
-    task = make_distilled(temperature=2.0, temperature_schedule=lambda clock: 1 + clock.progress)
-    batch = batch_of()
-    final = task(batch, Clock(step=10, total_steps=10))["distill_logits_loss"]
-    task = make_distilled(temperature=4.0)
-    torch.testing.assert_close(task(batch, Clock())["distill_logits_loss"], final)
 
 
 class CustomLosses(Classification):
@@ -173,15 +158,14 @@ def test_shapes_that_differ_are_reported() -> None:
         make_distilled(teacher=teacher)(batch_of(), Clock())
 
 
-# --- the student's own behavior ---------------------------------------------------------------------------------------
+# --- student and teachers ---------------------------------------------------------------------------------------------
 
 
 def test_the_student_is_saved_with_its_projector() -> None:
     names = set(task_of().state_dict())
-    task = make_distilled(features_weight=1.0).task
-    extra = {"distill_projector.weight", "distill_projector.bias"}
-    assert set(task.state_dict()) == names | extra
-    assert set(without_projectors(task.state_dict())) == names
+    state = make_distilled(features_weight=1.0).task.state_dict()
+    assert set(state) == names | {"distill_projector.weight", "distill_projector.bias"}
+    assert set(without_projectors(state)) == names
     assert set(make_distilled().task.state_dict()) == names, "logits need no projector"
 
 
@@ -198,29 +182,13 @@ def test_hooks_are_those_of_the_student_and_its_teachers() -> None:
     assert [type(hook) for hook in hooks] == [Hook, Hook, SavedAverage, CheckTeachers]
 
 
-def test_the_student_runs_once() -> None:
-    student = task_of()
-    make_distilled(student, features_weight=1.0)(batch_of(), Clock())
-    assert isinstance(student.backbone, Pool)
-    assert student.backbone.calls == 1
-
-
-def test_training_mode_is_the_students() -> None:
-    student = task_of()
-    task = make_distilled(student)
-    assert not task.eval().training
-    assert not student.backbone.training
-    assert task.train().training
-    assert student.training
-    assert student.backbone.training
-
-
 def test_gradients_equal_those_computed_by_hand() -> None:
     """The student's running statistics are updated as well; the teacher's are not."""
     student, teacher, batch = task_of(), task_of(9, seed=1), batch_of()
     reference, teacher_state = copy.deepcopy(student), copy.deepcopy(teacher.state_dict())
     task = make_distilled(student, teacher).train()
     total_loss(task(batch, Clock()))[0].backward()
+    assert isinstance(student.backbone, Pool) and student.backbone.calls == 1
     with torch.no_grad():
         teacher_log_probabilities = teacher.predict(batch)["logits"].log_softmax(1)
     logits = reference.train().head(reference.backbone(reference.normalize(batch["image"])))
@@ -235,17 +203,17 @@ def test_gradients_equal_those_computed_by_hand() -> None:
     assert not any(param.requires_grad for param in teacher.parameters())
 
 
-# --- the teacher ------------------------------------------------------------------------------------------------------
-
-
 def test_teachers_are_no_part_of_the_student() -> None:
-    teacher = task_of(9, seed=1)
-    task = make_distilled(teacher=teacher, ema_teacher=EmaTeacher())
-    task.train()
-    assert task.average is not None
-    assert not any(module.training for model in (teacher, task.average) for module in model.modules())
-    assert not {teacher, task.average} & {*task.task.modules()}
-    assert all(param.requires_grad for param in task.task.parameters())
+    student, teacher = task_of(), task_of(9, seed=1)
+    task = make_distilled(student, teacher, ema_teacher=EmaTeacher())
+    assert task.average is not None and not {teacher, task.average} & {*student.modules()}
+    for mode in (True, False):
+        assert task.train(mode).training == student.training == student.backbone.training == mode
+        assert not any(module.training for model in (teacher, task.average) for module in model.modules())
+    assert all(param.requires_grad for param in student.parameters())
+    text = str(task)
+    assert "(task): Classification" in text and "(average): Classification" in text
+    assert re.search(r"\(teachers\): ModuleList\(\s+\(0\): Classification", text)
 
 
 def test_copies_of_student_and_distillation_record_their_own_outputs() -> None:
@@ -260,26 +228,18 @@ def test_copies_of_student_and_distillation_record_their_own_outputs() -> None:
     torch.testing.assert_close(task(batch, Clock()), expected)
 
 
-def test_the_log_shows_the_teacher() -> None:
-    text = str(make_distilled(ema_teacher=EmaTeacher()))
-    assert "(task): Classification" in text and "(average): Classification" in text
-    assert re.search(r"\(teachers\): ModuleList\(\s+\(0\): Classification", text)
-    assert "(loss): <function cross_entropy" in text
-
-
 # --- several teachers -------------------------------------------------------------------------------------------------
 
 
-def two_teacher_settings(**keys: Any) -> Distill:
+def two_Teacher(**keys: Any) -> Distill:
     return Distill(teachers=[Teacher(run=RUN), Teacher(run=RUN)], **keys)
 
 
-@pytest.mark.parametrize("kind", ["soft", "symmetric", "hard", "mse"])
-def test_losses_of_several_teachers_are_averaged(kind: Any) -> None:
-    keys: dict[str, Any] = {"logits_loss": kind, "features_weight": 1.0, "temperature": 16.0}
+def test_losses_of_several_teachers_are_averaged() -> None:
+    keys: dict[str, Any] = {"features_weight": 1.0, "temperature": 16.0}
     teachers, batch = [task_of(seed=1), task_of(seed=2)], batch_of()
     single = [make_distilled(teacher=copy.deepcopy(teacher), **keys)(batch, Clock()) for teacher in teachers]
-    losses = DistilledTask(task_of(), teachers, two_teacher_settings(**keys))(batch, Clock())
+    losses = DistilledTask(task_of(), teachers, two_Teacher(**keys))(batch, Clock())
     for name in ("distill_logits_loss", "distill_features_loss"):
         torch.testing.assert_close(losses[name], (single[0][name] + single[1][name]) / 2)
     assert losses["loss"] == single[0]["loss"]
@@ -287,7 +247,7 @@ def test_losses_of_several_teachers_are_averaged(kind: Any) -> None:
 
 def test_each_teacher_of_another_width_has_a_projector() -> None:
     keys: dict[str, Any] = {"features_weight": 1.0, "ema_teacher": EmaTeacher()}
-    task = DistilledTask(task_of(), [task_of(seed=1), task_of(9, seed=2)], two_teacher_settings(**keys))
+    task = DistilledTask(task_of(), [task_of(seed=1), task_of(9, seed=2)], two_Teacher(**keys))
     projector_keys = {"distill_projector_2.weight", "distill_projector_2.bias"}
     assert set(task.task.state_dict()) == set(task_of().state_dict()) | projector_keys
     assert task(batch_of(), Clock())["distill_features_loss"].isfinite()
@@ -417,10 +377,6 @@ def test_modules_that_are_not_called_are_reported() -> None:
 # --- timm's models as teachers ----------------------------------------------------------------------------------------
 
 
-def teacher_settings(**keys: Any) -> Teacher:
-    return Teacher(**keys)
-
-
 def image_teacher(teacher: Teacher, *, logits: bool = True) -> Any:
     return build_teacher(teacher, DATASET_INFO, lambda run: nn.Identity(), logits=logits).eval()
 
@@ -437,7 +393,7 @@ def save_pretrained(folder: Path, classes: int) -> tuple[Any, dict[str, Any]]:
 
 def test_a_pretrained_timm_model_can_be_the_teacher(tmp_path: Path) -> None:
     model, options = save_pretrained(tmp_path, 4)
-    settings = teacher_settings(backbone=lambda c: timm(c, model="test_vit", pretrained=True, options=options))
+    settings = Teacher(backbone=lambda c: timm(c, model="test_vit", pretrained=True, options=options))
     teacher = image_teacher(settings)
     images = torch.randint(0, 256, (2, 3, 160, 160), dtype=torch.uint8)
     torch.testing.assert_close(teacher.predict({"image": images})["logits"], model((images / 255 - 0.5) / 0.5))
@@ -448,30 +404,32 @@ def test_a_pretrained_timm_model_can_be_the_teacher(tmp_path: Path) -> None:
 def test_a_weights_file_can_be_loaded_as_teacher(tmp_path: Path) -> None:
     model, _ = save_pretrained(tmp_path, 4)
     keys: dict[str, Any] = {"backbone": lambda c: timm(c, model="test_vit"), "weights": tmp_path / "teacher.pth"}
-    teacher = image_teacher(teacher_settings(**keys, mean=[0.2], std=[0.3]))
+    teacher = image_teacher(Teacher(**keys, mean=[0.2], std=[0.3]))
     images = torch.rand(2, 3, 160, 160)
     torch.testing.assert_close(teacher.predict({"image": images})["logits"], model((images - 0.2) / 0.3))
     save_pretrained(tmp_path, 9)
     with pytest.raises(ValueError, match=r"(?s)^weights: they do not fill the teacher; .*head.weight 9x64 -> 4x64"):
-        image_teacher(teacher_settings(**keys))
-    image_teacher(teacher_settings(**keys), logits=False)
+        image_teacher(Teacher(**keys))
+    image_teacher(Teacher(**keys), logits=False)
 
 
 def test_invalid_teachers_are_refused(tmp_path: Path) -> None:
     _, options = save_pretrained(tmp_path, 9)
-    untrained = teacher_settings(backbone=lambda c: timm(c, model="test_vit"))
-    with pytest.raises(ValueError, match="this teacher has no trained weights"):
-        image_teacher(untrained)
-    other_classes = teacher_settings(backbone=lambda c: timm(c, model="test_vit", pretrained=True, options=options))
-    with pytest.raises(ValueError, match=r"the teacher's classifier has 9 classes, the data 4; .* logits_weight: 0"):
-        image_teacher(other_classes)
-    for invalid in (teacher_settings(), teacher_settings(run=tmp_path, backbone=lambda c: timm(c, model="test_vit"))):
-        with pytest.raises(ValueError, match="either a run or a backbone"):
-            image_teacher(invalid)
-    with pytest.raises(ValueError, match=r"^mean: belongs to a teacher that is a backbone"):
-        image_teacher(teacher_settings(run=tmp_path, mean=[0.5]))
+    untrained: Any = partial(timm, model="test_vit")
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"backbone": untrained}, "this teacher has no trained weights"),
+        (
+            {"backbone": partial(untrained, pretrained=True, options=options)},
+            r"the teacher's classifier has 9 classes, the data 4; .* logits_weight: 0",
+        ),
+        ({}, "either a run or a backbone"),
+        ({"run": tmp_path, "backbone": untrained}, "either a run or a backbone"),
+        ({"run": tmp_path, "mean": [0.5]}, "^mean: belongs to a teacher that is a backbone"),
+        ({"run": tmp_path}, "^run: .* takes images with 1 channels, the data's have 3"),
+    ]
     grey = task_of(dataset_info=DatasetInfo(8, channels=1, classes=CLASSES))
-    with pytest.raises(ValueError, match=r"^run: .* takes images with 1 channels, the data's have 3"):
-        build_teacher(teacher_settings(run=tmp_path), DATASET_INFO, lambda _: grey, logits=True)
+    for keys, message in cases:
+        with pytest.raises(ValueError, match=message):
+            build_teacher(Teacher(**keys), DATASET_INFO, lambda run: grey, logits=True)
     with pytest.raises(ValueError, match="there is no teacher; give a run, a backbone, teachers or ema_teacher"):
         _ = Distill().fixed_teachers

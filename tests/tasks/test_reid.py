@@ -54,11 +54,11 @@ def batch_of(count: int = 8) -> Batch:
 
 def test_losses_equal_those_of_the_modules() -> None:
     task, batch = (
-        make_task(metric_losses=[partial(triplet, margin=0.5), partial(circle, scale=0.1)], loss_scale=2.0),
+        make_task(metric_losses=[partial(triplet, margin=0.5), partial(circle, scale=0.1), circle], loss_scale=2.0),
         batch_of(),
     )
     losses = task(batch, Clock())
-    assert losses.keys() == {"cross_entropy_loss", "top1", "triplet_loss", "circle_loss", "anchors"}
+    assert losses.keys() == {"cross_entropy_loss", "top1", "triplet_loss", "circle_loss", "circle_2_loss", "anchors"}
 
     task.neck.train()
     pooled = task.backbone(task.normalize(batch["image"]))
@@ -81,11 +81,6 @@ def test_metric_losses_may_use_the_feature_after_the_neck() -> None:
     torch.testing.assert_close(after(batch, Clock())["triplet_loss"], triplet(embedding, batch["label"]))
 
 
-def test_several_losses_of_one_kind_have_different_names() -> None:
-    losses = make_task(metric_losses=[triplet, partial(triplet, distance="cosine")])(batch_of(), Clock())
-    assert {"triplet_loss", "triplet_2_loss"} < losses.keys()
-
-
 def test_the_methods_of_a_task() -> None:
     task, batch = make_task(pooling=Gem, embedding=5).eval(), batch_of()
     assert (
@@ -106,15 +101,6 @@ def test_the_methods_of_a_task() -> None:
     evaluator = task.evaluators(DATASET_INFO)[0]
     evaluator.update(predictions, batch)
     assert set(evaluator.better) <= evaluator.compute([evaluator.state()]).keys()
-
-
-def test_the_bias_of_the_neck_stays_zero() -> None:
-    task = make_task(metric_losses=[triplet])
-    optimizer = torch.optim.SGD([param for param in task.parameters() if param.requires_grad], lr=1.0, weight_decay=0.1)
-    sum(value for name, value in task(batch_of(), Clock()).items() if "loss" in name).backward()
-    weight = task.neck.weight.detach().clone()
-    optimizer.step()
-    assert not task.neck.bias.any() and not torch.equal(task.neck.weight, weight)
 
 
 def test_the_margin_applies_in_training_only() -> None:

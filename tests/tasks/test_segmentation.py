@@ -29,9 +29,9 @@ from opabinia.contracts import (
 from opabinia.contracts.masks import decode_rle
 from opabinia.models.backbones.timm import timm
 from opabinia.models.decoders import Fcn, Linear
-from opabinia.tasks.dense_base import TestTimeAugmentation
+from opabinia.tasks.dense_base import TestTimeAugmentation, window_starts
 from opabinia.tasks.segmentation import Segmentation
-from opabinia.tasks.segmentation.inference import SlidingWindow, original_maps, window_starts
+from opabinia.tasks.segmentation.inference import SlidingWindow, original_maps
 
 DATASET_INFO = DatasetInfo(samples=4, channels=1, classes=("dark", "bright"), maps=True)
 CLOCK = Clock()

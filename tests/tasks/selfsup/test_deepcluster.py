@@ -127,16 +127,6 @@ def test_micro_batches_of_a_step_are_stored_but_not_passes_without_a_step() -> N
     assert task.seen.nonzero().flatten().tolist() == list(range(16))
 
 
-def test_non_finite_embeddings_change_no_memory() -> None:
-    task = make_clustered()
-    before = vectors_of(task).clone()
-    with torch.no_grad():
-        task.projector[0].weight.fill_(torch.nan)
-    task(batch_slice(0, 16), Clock(step=1))
-    task.update_memories()
-    assert torch.equal(vectors_of(task), before)
-
-
 def test_images_with_non_finite_embeddings_are_not_stored() -> None:
     task, batch = deepcluster().eval(), batch_slice(0, 16)  # in training, batch norm would spread NaN to all images
     batch["views"][0][3] = torch.nan
@@ -146,9 +136,11 @@ def test_images_with_non_finite_embeddings_are_not_stored() -> None:
 
 
 def test_the_run_begins_with_clusters_of_all_images() -> None:
-    task, requests = deepcluster(), []
+    task, requests, restored = deepcluster(), [], deepcluster()
     task.hooks(DATASET_INFO)[0].before_phase(epoch_run(Clock(steps_per_epoch=3), requests), TRAIN)
     assert requests == [("train", 3)]
+    restored.load_state_dict(task.state_dict())
+    assert restored(batch_slice(0, 16), Clock())["loss"] == task(batch_slice(0, 16), Clock())["loss"]
     assert task.seen.all()
     for head, count in zip(cluster_heads(task), (5, 7), strict=True):
         nearest = (vectors_of(task) @ head.centroids.T).argmax(1)
@@ -196,14 +188,6 @@ def test_clusterings_take_the_views_in_turn() -> None:
         assert torch.equal(head.labels, (vectors_of(task, number % 2) @ head.centroids.T).argmax(1))
 
 
-def test_memory_and_clusters_are_saved_with_the_model() -> None:
-    task, restored = make_clustered(), deepcluster()
-    restored.load_state_dict(task.state_dict())
-    batch = batch_slice(0, 16)
-    assert restored(batch, Clock())["loss"].item() == task(batch, Clock())["loss"].item()
-    assert torch.equal(vectors_of(restored), vectors_of(task)) and restored.seen.all()
-
-
 # --- errors and training ----------------------------------------------------------------------------------------------
 
 
@@ -221,18 +205,12 @@ def test_batches_that_do_not_fit_are_reported(keys: dict[str, Any], batch: Batch
         deepcluster(**keys)(batch, Clock())
 
 
-def test_more_clusters_than_images_are_reported_before_anything_is_computed() -> None:
+def test_more_clusters_than_images_and_no_clusters_are_refused() -> None:
     requests: list[tuple[str, int]] = []
     with pytest.raises(DataMismatch, match=r"task\.prototypes: 49 clusters cannot be made of 48 images"):
         deepcluster(prototypes=[49]).hooks(DATASET_INFO)[0].before_phase(epoch_run(Clock(), requests), TRAIN)
-    assert not requests
-
-
-def test_more_clusters_than_images_in_memory_are_reported() -> None:
+    assert not requests, "before anything is computed"
     with pytest.raises(DataMismatch, match=r"task\.prototypes: 40 clusters cannot be made of 32 images"):
         deepcluster(prototypes=[40]).hooks(DATASET_INFO)[0].before_phase(epoch_run(Clock(), samples=32), TRAIN)
-
-
-def test_no_prototypes_are_refused() -> None:
     with pytest.raises(ValueError, match=r"prototypes: at least one clustering is needed, such as \[3000\]"):
         deepcluster(prototypes=[])
