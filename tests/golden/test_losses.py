@@ -32,8 +32,9 @@ def restore_torch_settings() -> Iterator[None]:
 FAST = (
     {name for name in packaged_names() if "digits" in name.split("/")[-1]}
     - {"selfsup/digits_deepcluster", "selfsup/digits_dino", "selfsup/digits_moco_v3", "segmentation/digits_panoptic"}
+    - {"detection/digits_oriented"}  # draws its images for as long as a hundred steps take
     | {"selfsup/imagenet/deepcluster_r50", "selfsup/imagenet/dino_vit_s", "selfsup/imagenet/moco_v3_vit_s"}
-    | {"selfsup/imagenet/ibot_vit_s"}
+    | {"selfsup/imagenet/ibot_vit_s", "detection/dota/rotated_fcos_r50_1x"}
 )
 """Every task and method once, in a quick recipe. Other recipes differ in their complete config, which is golden too
 (``test_configs.py``)."""
