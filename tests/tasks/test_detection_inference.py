@@ -12,6 +12,7 @@ from typer.testing import CliRunner, Result
 import opabinia
 from opabinia.cli import app
 from opabinia.data.sources import DigitScenes
+from opabinia.inference import compare
 from opabinia.inference.predictor import Prediction, Predictor
 from opabinia.training import launch
 
@@ -156,8 +157,9 @@ def test_invalid_arguments_are_reported(run: Path, folder: Path, arguments: tupl
     assert result.exit_code == 2 and message in result.output and "Traceback" not in result.output
 
 
-def test_unlabeled_data_has_no_ground_truth(tmp_path: Path) -> None:
-    overrides = ["train.length=1it", "data.num_workers=0", "loggers=[]", "data.val.source={name: digits, split: val}"]
-    unlabeled = launch.train("selfsup/digits_simclr", overrides, out=tmp_path)[0]
-    result = command("predict", unlabeled, "--split", "val")
-    assert result.exit_code == 2 and "draws no ground truth of the samples of val" in result.output
+def test_tasks_that_draw_no_ground_truth_are_reported(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compare, "compare_sample", lambda *arguments: None)
+    result = command("predict", run, "--split", "val", "--out", tmp_path)
+    assert result.exit_code == 2 and "Detection draws no ground truth of the samples of val" in result.output
