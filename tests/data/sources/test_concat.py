@@ -12,10 +12,6 @@ import pytest
 import torch
 from PIL import Image
 
-from opabinia.config import build, check, compose, live_catalog
-from opabinia.config.catalog import Catalog
-from opabinia.config.registry import Entry
-from opabinia.config.types import Parameter
 from opabinia.contracts import Source, SourceInfo
 from opabinia.data import Stream
 from opabinia.data.check.checks import run_checks
@@ -50,24 +46,31 @@ def test_concatenated_sources() -> None:
         concat[len(concat)]
 
 
-def test_incompatible_sources_are_reported() -> None:
-    with pytest.raises(ValueError, match=r"sources\.1 has other classes .*new: 10"):
-        Concat(sources=[Synthetic(channels=1), Synthetic(channels=1, classes=11)])
-    with pytest.raises(ValueError, match=r"sources\.1 has 3 channels, the first one 1"):
-        Concat(sources=[Digits(), Synthetic()])
+def multi_label() -> MinimalSource:
+    source = MinimalSource()
+    source.info = replace(source.info, multi_label=True)
+    return source
 
 
-def test_every_difference_is_reported_in_short() -> None:
-    with pytest.raises(
-        ValueError, match=r"sources\.2 has 1 channels, .*; it has other classes .*new: 10, 11, 12, 13, 14 a"
-    ):
-        Concat(sources=[Synthetic(), Synthetic(), Synthetic(channels=1, classes=500)])
-    multi_label = MinimalSource()
-    multi_label.info = replace(multi_label.info, multi_label=True)
-    with pytest.raises(ValueError, match=r"sources\.1 has another kind of labels"):
-        Concat(sources=[MinimalSource(), multi_label])
-    with pytest.raises(ValueError, match="at least one"):
-        Concat(sources=[])
+@pytest.mark.parametrize(
+    ("sources", "options", "message"),
+    [
+        ([Synthetic(channels=1), Synthetic(channels=1, classes=11)], {}, r"sources\.1 has other classes .*new: 10"),
+        ([Digits(), Synthetic()], {}, r"sources\.1 has 3 channels, the first one 1"),
+        (
+            [Synthetic(), Synthetic(), Synthetic(channels=1, classes=500)],
+            {},
+            r"sources\.2 has 1 channels, .*; it has other classes .*new: 10, 11, 12, 13, 14 a",
+        ),
+        ([MinimalSource(), multi_label()], {}, r"sources\.1 has another kind of labels"),
+        ([], {}, "at least one"),
+        ([Synthetic()], {"class_map": {"12": "0"}}, "class_map: the union of the sources has no class '12'; there is"),
+        ([Synthetic()], {"classes": ["0", "1"]}, r"sources\.0 has other classes .*missing: none; new: 2, 3, 4, 5, 6"),
+    ],
+)
+def test_incompatible_sources_are_reported(sources: list[Source], options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Concat(sources=sources, **options)
 
 
 def test_a_batch_consists_of_its_samples() -> None:
@@ -86,14 +89,6 @@ def test_attributes_missing_in_one_source_are_missing() -> None:
     concat = Concat(sources=[Synthetic(), MinimalSource()])
     assert concat.batch(np.array([0, 1025])) is None and concat.info.labels is None and not concat.info.multi_label
     assert concat[1025]["id"] == "1/1" and concat.fingerprint()
-
-
-def test_sources_are_nested_in_a_config(tmp_path: Path) -> None:
-    command = Entry("command", "load", lambda part: part, (Parameter("part", {"kind": "part", "family": "source"}),))
-    catalog = Catalog({**live_catalog().entries, "command": {"load": command}})
-    (tmp_path / "a.yaml").write_text("part: {name: concat, sources: [digits, {name: digits, split: val}]}")
-    part = build(check(compose(tmp_path / "a.yaml"), catalog, "load").config, catalog, "load")()
-    assert (len(part), part.info.starts) == (1797, (0, len(Digits())))
 
 
 # --- union of classes -------------------------------------------------------------------------------------------------
@@ -122,13 +117,6 @@ def test_merged_multi_label_classes() -> None:
     assert merged.info.labels.tolist() == [[0, 1], [1, 1]]
 
 
-def test_unknown_classes_are_reported() -> None:
-    with pytest.raises(ValueError, match=r"class_map: the union of the sources has no class '12'; there is"):
-        Concat(sources=[Synthetic()], class_map={"12": "0"})
-    with pytest.raises(ValueError, match=r"sources\.0 has other classes .*missing: none; new: 2, 3, 4, 5, 6"):
-        Concat(sources=[Synthetic()], classes=["0", "1"])
-
-
 # --- objects ----------------------------------------------------------------------------------------------------------
 
 
@@ -146,17 +134,13 @@ def test_objects_of_several_formats_are_concatenated(scenes: Path) -> None:
     assert union.classes == ("block", "bar") and union.info.boxes and not union.info.masks and not union.info.keypoints
     for index in range(4):
         first_sample, second_sample = union[index], union[4 + index]
-        assert torch.equal(first_sample["boxes"], second_sample["boxes"]) and torch.equal(
-            first_sample["labels"], second_sample["labels"]
-        )
+        for key in ("boxes", "labels"):
+            assert torch.equal(first_sample[key], second_sample[key])
         ground_truth = second_sample["ground_truth"]
         assert ground_truth.labels.tolist() == first_sample["ground_truth"].labels.tolist()
         assert ground_truth.image_id == second_sample["id"] == f"1/{second.id(index)}" == union.id(4 + index)
-        assert (
-            union.info.present[index].tolist()
-            == union.info.present[4 + index].tolist()
-            == first_sample["labels"].unique().tolist()
-        )
+        for row in (index, 4 + index):
+            assert union.info.present[row].tolist() == first_sample["labels"].unique().tolist()
     assert union.info.sizes.tolist() == [[48, 64]] * 8
     info = read_dataset_info(Stream(source=union))
     assert info.boxes and info.classes == ("block", "bar") and info.category_ids == (3, 7)
@@ -172,11 +156,8 @@ def test_objects_with_and_without_masks_are_not_mixed(scenes: Path) -> None:
     with pytest.raises(ValueError, match=r"sources\.1 has masks: False, the first one True"):
         Concat(sources=[with_masks, coco(root=scenes / "coco", file=scenes / "coco/annotations.json")])
     concat = Concat(sources=[with_masks, with_masks])
-    assert (
-        concat.info.masks
-        and concat[5]["masks"].shape == with_masks[1]["masks"].shape
-        and concat.info.category_ids == (3, 7)
-    )
+    assert concat.info.masks and concat.info.category_ids == (3, 7)
+    assert concat[5]["masks"].shape == with_masks[1]["masks"].shape
 
 
 # --- identities -------------------------------------------------------------------------------------------------------
@@ -209,23 +190,14 @@ def test_identities_of_two_sources_are_different_people(street: ImageFiles, yard
     assert concat.classes == ("0/anna", "0/ben", "1/anna", "1/carl")
     assert concat.info.labels.tolist() == [0, 1, 1, 2, 3]
     assert concat.info.cameras is not None and concat.info.cameras.tolist() == [0, 2, 0, 4, 3]
-    assert concat.info.views is not None and concat.info.views.tolist() == [0, 1, 1, 0, 1], (
-        "views have the same meaning in all sources"
-    )
-    assert (concat.info.camera_count, concat.info.view_count, concat.info.starts, concat.info.queries) == (
-        5,
-        4,
-        (0, 3),
-        None,
-    )
+    assert concat.info.views is not None
+    assert concat.info.views.tolist() == [0, 1, 1, 0, 1], "views have the same meaning in all sources"
+    assert (concat.info.camera_count, concat.info.view_count) == (5, 4)
+    assert concat.info.starts == (0, 3) and concat.info.queries is None
     sample = concat[3]
     assert sample["image"][0].unique().tolist() == [0]
-    assert {key: sample[key] for key in sample if key != "image"} == {
-        "id": "1/0.png",
-        "label": 2,
-        "camera": 4,
-        "view": 0,
-    }
+    others = {key: sample[key] for key in sample if key != "image"}
+    assert others == {"id": "1/0.png", "label": 2, "camera": 4, "view": 0}
     assert concat.fingerprint() != ConcatIdentities(sources=[yard, street]).fingerprint()
 
 
@@ -247,12 +219,8 @@ def test_cameras_missing_in_one_source_are_missing(street: ImageFiles, tmp_path:
         (tmp_path / "folders" / name).mkdir(parents=True)
         Image.new("RGB", (2, 3)).save(tmp_path / "folders" / name / "1.png")
     concat = ConcatIdentities(sources=[street, ImageFolder(root=tmp_path / "folders")])
-    assert (concat.info.cameras, concat.info.views, concat.info.camera_count, concat.info.view_count) == (
-        None,
-        None,
-        0,
-        0,
-    )
+    assert concat.info.cameras is concat.info.views is None
+    assert concat.info.camera_count == concat.info.view_count == 0
     assert concat[0].keys() == concat[4].keys() == {"image", "label", "id"}
     assert concat[4]["label"] == 3 and concat.classes[3] == "1/y"
 

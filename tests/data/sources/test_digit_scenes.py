@@ -1,56 +1,9 @@
-import json
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
-from PIL import Image
 
 from opabinia.contracts import GroundTruth, Source
-from opabinia.data.sources.digit_scenes import FLIP_PAIRS, KEYPOINTS, SCENES, SIDE, DigitScenes, load_scenes, make_scene
+from opabinia.data.sources.digit_scenes import FLIP_PAIRS, SIDE, DigitScenes, load_scenes, make_scene
 from opabinia.data.sources.digits import load_digits, split_digits
-
-
-def write_coco(folder: Path) -> None:
-    """Write the scenes (PNG) and ``annotations/instances_{train,val}.json`` in COCO's format."""
-    (folder / "annotations").mkdir(parents=True, exist_ok=True)
-    for split in SCENES:
-        (folder / split).mkdir(exist_ok=True)
-        source = DigitScenes(split=split, masks=True, keypoints=True)
-        images: list[dict[str, Any]] = []
-        annotations: list[dict[str, Any]] = []
-        for sample in (source[index] for index in range(len(source))):
-            ground_truth: GroundTruth = sample["ground_truth"]
-            Image.fromarray(sample["image"][0].numpy()).save(folder / sample["id"])
-            name = sample["id"].removeprefix(f"{split}/")
-            images.append({"id": ground_truth.image_id, "file_name": name, "height": SIDE, "width": SIDE})
-            annotations.extend(_coco_annotations(ground_truth))
-        categories = [
-            {"id": number, "name": name, "keypoints": KEYPOINTS, "skeleton": [[1, 2], [3, 4]]}
-            for number, name in zip(source.info.category_ids, source.classes, strict=True)
-        ]
-        content = {"images": images, "annotations": annotations, "categories": categories}
-        (folder / "annotations" / f"instances_{split}.json").write_text(json.dumps(content))
-
-
-def _coco_annotations(ground_truth: GroundTruth) -> Iterator[dict[str, Any]]:
-    assert ground_truth.segments is not None and ground_truth.keypoints is not None
-    for row, segment in enumerate(ground_truth.segments):
-        yield {
-            "id": int(ground_truth.ids[row]),
-            "image_id": ground_truth.image_id,
-            "category_id": int(ground_truth.labels[row]) + 1,
-            "bbox": ground_truth.boxes[row].tolist(),
-            "area": float(ground_truth.areas[row]),
-            "iscrowd": 0,
-            "segmentation": segment,
-            "keypoints": ground_truth.keypoints[row].astype(int).ravel().tolist(),
-            "num_keypoints": int((ground_truth.keypoints[row, :, 2] > 0).sum()),
-        }
-
-
-WITH_NUMPY_2 = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of pycocotools
 
 
 @pytest.fixture(scope="module")
@@ -71,15 +24,12 @@ def test_scenes_hold_one_to_six_digits_of_all_classes(val: DigitScenes) -> None:
 
 
 def test_the_scenes_are_the_same_on_every_machine() -> None:
+    """A change of the generator needs a new name of the cached file."""
     parts = [load_scenes("train"), load_scenes("val")]
     sums = [[int(part[key].sum(dtype=np.int64)) for key in ("images", "owners", "boxes", "points")] for part in parts]
     assert sums == [[1975063301, 6907556, 1425039, 2879525], [486276272, 1727312, 363065, 734155]]
-
-
-def test_cached_scenes_equal_newly_made_ones() -> None:
-    """A change of the generator needs a new name of the cached file."""
     digits, labels = load_digits()
-    scenes = load_scenes("val")
+    scenes = parts[1]
     scene = make_scene(digits[split_digits(labels)["val"]], 646300219)
     assert np.array_equal(scene.image, scenes["images"][0]) and np.array_equal(scene.owners, scenes["owners"][0])
 
@@ -99,20 +49,12 @@ def test_keypoints_lie_on_the_edges_of_an_uncovered_digit(val: DigitScenes) -> N
         sample = val[index]
         left, top, right, bottom = sample["boxes"][0].tolist()
         points = sample["keypoints"][0]
-        assert [points[0, 1], points[1, 1], points[2, 0], points[3, 0]] == [
-            top + 0.5,
-            bottom - 0.5,
-            left + 0.5,
-            right - 0.5,
-        ]
+        edges = [top + 0.5, bottom - 0.5, left + 0.5, right - 0.5]
+        assert [points[0, 1], points[1, 1], points[2, 0], points[3, 0]] == edges
         columns, rows = points.long().T
         assert sample["masks"][0, rows, columns].all() and sample["visibility"].eq(2).all()
-    assert sample["flip_pairs"] == list(FLIP_PAIRS) and [val.info.keypoints[partner] for partner in FLIP_PAIRS] == [
-        "top",
-        "bottom",
-        "right",
-        "left",
-    ]
+    partners = [val.info.keypoints[partner] for partner in FLIP_PAIRS]
+    assert sample["flip_pairs"] == list(FLIP_PAIRS) and partners == ["top", "bottom", "right", "left"]
 
 
 def test_a_covered_keypoint_is_labelled_but_not_visible(val: DigitScenes) -> None:
@@ -157,20 +99,3 @@ def test_masks_and_keypoints_are_optional() -> None:
     assert sample["id"] == "val/000399.png"
     with pytest.raises(IndexError):
         source[400]
-
-
-@WITH_NUMPY_2
-@pytest.mark.slow
-def test_scenes_written_as_coco_are_read_by_pycocotools(tmp_path: Path, val: DigitScenes) -> None:
-    coco = pytest.importorskip("pycocotools.coco")
-    write_coco(tmp_path)
-    reference = coco.COCO(tmp_path / "annotations" / "instances_val.json")
-    assert len(reference.imgs) == len(val) and len(list((tmp_path / "train").iterdir())) == 1600
-    sample = val[5]
-    assert np.array_equal(np.array(Image.open(tmp_path / sample["id"])), sample["image"][0].numpy())
-    annotations = reference.loadAnns(reference.getAnnIds(imgIds=[5]))
-    assert [annotation["category_id"] - 1 for annotation in annotations] == sample["labels"].tolist()
-    for annotation, mask in zip(annotations, sample["masks"], strict=True):
-        assert np.array_equal(reference.annToMask(annotation), mask.numpy())
-    categories = json.loads((tmp_path / "annotations" / "instances_val.json").read_text())["categories"]
-    assert [category["name"] for category in categories] == list(val.classes)

@@ -24,13 +24,10 @@ def test_every_digit_of_the_split_occurs_several_times(val: PlacedDigits) -> Non
     assert val.fingerprint() != PlacedDigits().fingerprint()
 
 
-def test_the_images_are_the_same_on_every_machine() -> None:
+def test_the_images_are_the_same_on_every_machine(val: PlacedDigits) -> None:
+    """A change of the generator needs a new name of the cached file."""
     sums = [int(load_images(split)["images"].sum(dtype=np.int64)) for split in ("train", "val")]  # type: ignore[arg-type]
     assert sums == [275910091, 68352416]
-
-
-def test_cached_images_equal_newly_made_ones(val: PlacedDigits) -> None:
-    """A change of the generator needs a new name of the cached file."""
     digits, labels = load_digits()
     images = place(digits[split_digits(labels)["val"]], np.repeat(np.arange(360), SHOTS)[:64], 1586986492)
     assert np.array_equal(images[:, None], val.batch(np.arange(64))["image"].numpy())
@@ -53,9 +50,8 @@ def test_images_do_not_share_memory_with_the_source(val: PlacedDigits) -> None:
     val[3]["image"].zero_()
     assert torch.equal(val[3]["image"], before)
     batch = val.batch(np.array([3, 1799, 3]))
-    assert torch.equal(batch["image"][2], before) and batch["label"].tolist() == [
-        val.info.labels[i] for i in (3, 1799, 3)
-    ]
+    assert torch.equal(batch["image"][2], before)
+    assert batch["label"].tolist() == [val.info.labels[index] for index in (3, 1799, 3)]
     assert batch["id"] == [val[index]["id"] for index in (3, 1799, 3)]
     with pytest.raises(IndexError):
         val[len(val)]

@@ -8,7 +8,6 @@ import torch
 from PIL import Image
 from torchvision import tv_tensors
 
-from opabinia.config import register
 from opabinia.contracts import Source
 from opabinia.data.sources import Digits, ImageFolder
 from opabinia.data.sources.digits import load_digits, split_digits
@@ -91,14 +90,12 @@ def test_samples_are_sorted(pets: Path) -> None:
     assert [source[i]["id"] for i in range(len(source))] == ids
     assert [source[i]["label"] for i in range(len(source))] == source.info.labels.tolist() == [0, 1, 1, 1, 2, 2]
     assert [int(source[i]["image"][0, 0, 0]) for i in range(len(source))] == [50, 30, 20, 40, 10, 0]
-    assert source[0]["image"].shape == (3, 4, 5)
-    assert isinstance(source[0]["image"], tv_tensors.Image)
-
-
-def test_gray_images(pets: Path) -> None:
-    source = ImageFolder(root=pets, channels=1)
-    assert source.channels == 1
-    assert source[0]["image"].shape == (1, 4, 5)
+    assert source[0]["image"].shape == (3, 4, 5) and isinstance(source[0]["image"], tv_tensors.Image)
+    gray = ImageFolder(root=pets, channels=1)
+    assert gray.channels == 1 and gray[0]["image"].shape == (1, 4, 5)
+    for index in (-1, 6):
+        with pytest.raises(IndexError, match="of 6 images"):
+            source[index]
 
 
 def test_classes_select_and_order_folders(pets: Path) -> None:
@@ -115,12 +112,6 @@ def test_the_fingerprint_depends_on_files_and_classes(pets: Path) -> None:
     assert ImageFolder(root=pets).fingerprint() != before
 
 
-@pytest.mark.parametrize("index", [-1, 6])
-def test_an_index_out_of_range_raises(pets: Path, index: int) -> None:
-    with pytest.raises(IndexError, match="of 6 images"):
-        ImageFolder(root=pets)[index]
-
-
 def test_a_file_name_that_is_not_utf_8(tmp_path: Path) -> None:
     (tmp_path / "cat").mkdir()
     save(tmp_path / "cat/a.png")
@@ -128,19 +119,21 @@ def test_a_file_name_that_is_not_utf_8(tmp_path: Path) -> None:
     assert ImageFolder(root=tmp_path)[0]["id"] == "cat/\\xff.png"
 
 
-def test_folder_errors(pets: Path) -> None:
-    def message(root: Path, classes: list[str] | None = None) -> str:
-        with pytest.raises(ValueError) as error:
-            ImageFolder(root=root, classes=classes)
-        return str(error.value)
-
-    assert f"no folder {pets / 'no/train'}; the nearest existing folder is {pets}" in message(pets / "no" / "train")
-    assert "README.md is a file" in message(pets / "README.md")
-    assert "has no folders" in message(pets / "dog")
-    assert "no class 'dgo'; there is dog" in message(pets, ["cat", "dgo"])
-    assert "'cat' is listed twice" in message(pets, ["cat", "cat"])
+@pytest.mark.parametrize(
+    ("root", "classes", "message"),
+    [
+        ("no/train", None, "no folder {pets}/no/train; the nearest existing folder is {pets}"),
+        ("README.md", None, "README.md is a file"),
+        ("dog", None, "has no folders"),
+        ("", ["cat", "dgo"], "no class 'dgo'; there is dog"),
+        ("", ["cat", "cat"], "'cat' is listed twice"),
+        ("", ["emu"], r"class folder {pets}/emu has no image \(.jpg, "),
+    ],
+)
+def test_folder_errors(pets: Path, root: str, classes: list[str] | None, message: str) -> None:
     (pets / "emu").mkdir()
-    assert f"class folder {pets / 'emu'} has no image (.jpg, " in message(pets)
+    with pytest.raises(ValueError, match=message.format(pets=pets)):
+        ImageFolder(root=pets / root, classes=classes)
 
 
 def test_a_relative_root(pets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +147,3 @@ def test_real_photographs(shared_data: Path) -> None:
     source = ImageFolder(root=shared_data / "clothing_small" / "train")
     assert (len(source), len(source.classes)) == (3068, 10)
     assert source[5]["image"].shape == (3, 213, 160)
-
-
-def test_registered_names() -> None:
-    assert {"digits", "image_folder"} <= register.entries["source"].keys()
