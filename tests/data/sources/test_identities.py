@@ -48,47 +48,31 @@ def save_images(root: Path, *names: str) -> None:
 # --- Market-1501 ------------------------------------------------------------------------------------------------------
 
 
-def test_the_training_split_of_market(market: Path) -> None:
+def test_the_splits_of_market(market: Path) -> None:
     source = market1501(root=market)
     assert isinstance(source, Source)
     assert source.classes == tuple(f"{number:04d}" for number in range(1, 9))
     assert source.info.labels.tolist() == np.repeat(range(8), 4).tolist()
     assert source.info.cameras is not None and source.info.cameras.tolist() == [0, 0, 1, 1] * 8
-    assert (source.info.camera_count, source.info.view_count, source.info.views, source.info.queries) == (
-        6,
-        0,
-        None,
-        None,
-    )
+    assert (source.info.camera_count, source.info.view_count) == (6, 0)
+    assert source.info.views is source.info.queries is None
     sample = source[5]
     assert sample["image"].shape == (3, 32, 16) and sample["image"].dtype == torch.uint8
     assert sample["id"] == "bounding_box_train/0002_c1s1_000002_00.png"
     assert {key: sample[key] for key in sample.keys() - {"image", "id"}} == {"label": 1, "camera": 0}
-
-
-def test_the_test_split_of_market(market: Path) -> None:
-    source = market1501(root=market, split="test")
-    assert source.classes == ("0000", "0009", "0010", "0011", "0012")
-    assert source.info.queries is not None and source.info.queries.tolist() == [True] * 4 + [False] * 13
-    assert source[0]["query"] is True and source[4]["query"] is False
-    assert source[4]["id"].startswith("bounding_box_test/0000_c1")  # the distractor stays, the junk does not
-    assert not any("-1" in source[index]["id"] for index in range(len(source)))
-
-
-def test_query_and_gallery_have_the_labels_of_the_test_split(market: Path) -> None:
     test, query, gallery = (market1501(root=market, split=split) for split in ("test", "query", "gallery"))
-    assert query.classes == gallery.classes == test.classes
+    assert query.classes == gallery.classes == test.classes == ("0000", "0009", "0010", "0011", "0012")
+    assert test.info.queries is not None and test.info.queries.tolist() == [True] * 4 + [False] * 13
+    assert test[0]["query"] is True and test[4]["query"] is False
+    assert test[4]["id"].startswith("bounding_box_test/0000_c1")  # the distractor stays, the junk does not
+    assert not any("-1" in test.id(index) for index in range(len(test)))
     assert [*query.info.labels, *gallery.info.labels] == test.info.labels.tolist()
     assert query.info.queries is not None and query.info.queries.all() and len(query) == 4
     assert gallery.info.queries is not None and not gallery.info.queries.any()
-
-
-def test_split_all_has_the_identities_of_both_splits(market: Path) -> None:
-    """An identity of both splits counts as two, because splits may be numbered independently."""
-    source = market1501(root=market, split="all")
-    assert source.classes[7:] == ("0008", "test/0009", "test/0010", "test/0011", "test/0012")
-    assert len(source) == 48 and source.info.queries is None
-    assert np.bincount(source.info.labels).tolist() == [4] * 12
+    everything = market1501(root=market, split="all")  # an identity of both splits counts as two
+    assert everything.classes[7:] == ("0008", "test/0009", "test/0010", "test/0011", "test/0012")
+    assert len(everything) == 48 and everything.info.queries is None
+    assert np.bincount(everything.info.labels).tolist() == [4] * 12
 
 
 def test_distractors_are_not_in_the_training_split(market: Path) -> None:
@@ -118,18 +102,13 @@ def test_images_are_sorted_by_name(market: Path, monkeypatch: pytest.MonkeyPatch
     assert market1501(root=market).fingerprint() != expected
 
 
-def test_encoded_samples_can_be_decoded_later(market: Path) -> None:
-    source = market1501(root=market, split="test")
-    for index in range(len(source)):
-        decoded = decode_sample(source.encoded(index))
-        assert torch.equal(decoded.pop("image"), source[index]["image"])
-        assert decoded == {key: value for key, value in source[index].items() if key != "image"}
-
-
-def test_a_source_can_be_pickled(market: Path) -> None:
+def test_samples_are_encoded_and_pickled(market: Path) -> None:
     source = market1501(root=market, split="test", channels=1)
     unpickled = pickle.loads(pickle.dumps(source))
-    assert torch.equal(unpickled[3]["image"], source[3]["image"]) and unpickled[3]["image"].shape == (1, 32, 16)
+    for index in range(len(source)):
+        decoded = decode_sample(unpickled.encoded(index))
+        assert torch.equal(decoded.pop("image"), source[index]["image"]) and source[index]["image"].shape == (1, 32, 16)
+        assert decoded == {key: value for key, value in source[index].items() if key != "image"}
 
 
 def test_the_folder_of_the_archive_is_found(tmp_path: Path) -> None:
@@ -152,28 +131,11 @@ def test_photographs_of_groceries(shared_data: Path) -> None:
 # --- errors -----------------------------------------------------------------------------------------------------------
 
 
-def empty_folder(folder: Path) -> None:
-    for file in folder.iterdir():
+def replace_images(root: Path, folder: str, *names: str) -> None:
+    """Save images in place of those of a folder."""
+    for file in (root / folder).iterdir():
         file.unlink()
-
-
-def keep_only_junk(root: Path) -> None:
-    empty_folder(root / "query")
-    save_images(root, "query/-1_c1s1.png")
-
-
-def add_bad_names(root: Path) -> None:
-    save_images(root, *(f"bounding_box_train/holiday{number}.jpg" for number in range(5)))
-
-
-def keep_one_identity(root: Path) -> None:
-    empty_folder(root / "bounding_box_train")
-    save_images(root, "bounding_box_train/0007_c1s1.png", "bounding_box_train/0007_c2s1.png")
-
-
-def use_unknown_identities(root: Path) -> None:
-    empty_folder(root / "query")
-    save_images(root, *(f"query/{number:04d}_c1s1.png" for number in range(1, 6)))
+    save_images(root, *(f"{folder}/{name}" for name in names))
 
 
 def remove_other_cameras(root: Path) -> None:
@@ -181,44 +143,39 @@ def remove_other_cameras(root: Path) -> None:
         path.unlink()
 
 
-@pytest.mark.parametrize(
-    ("break_data", "message"),
-    [
-        (
-            add_bad_names,
-            r"bounding_box_train: 5 of 37 are not <identity>_c<camera, 1 to 6>.*: holiday0\.jpg, .* \.\.\.$",
-        ),
-        (keep_one_identity, r"only the identity '0007' to train on; at least 2"),
-        (lambda root: empty_folder(root / "bounding_box_train"), r"bounding_box_train has no images \(\.jpg, "),
-        (lambda root: save_images(root, "bounding_box_train/0001_c7s1.png"), r"1 of 33 are not .*: 0001_c7s1\.png$"),
-        (lambda root: save_images(root, "bounding_box_train/0001_c0s1.png"), r"1 of 33 are not .*: 0001_c0s1\.png$"),
-        (lambda root: (root / "bounding_box_train").rename(root / "train"), r"no folder .*bounding_box_train; the"),
-    ],
-    ids=["names", "one_identity", "empty", "camera_7", "camera_0", "missing"],
-)
-def test_errors_of_the_training_split(market: Path, break_data: Callable[[Path], None], message: str) -> None:
-    break_data(market)
-    with pytest.raises(ValueError, match=message):
-        market1501(root=market)
+TRAIN = "bounding_box_train"
+ERRORS: dict[str, tuple[str, Callable[[Path], object], str]] = {
+    "names": (
+        "train",
+        lambda root: save_images(root, *(f"{TRAIN}/holiday{number}.jpg" for number in range(5))),
+        rf"{TRAIN}: 5 of 37 are not <identity>_c<camera, 1 to 6>.*: holiday0\.jpg, .* \.\.\.$",
+    ),
+    "one identity": (
+        "train",
+        lambda root: replace_images(root, TRAIN, "0007_c1s1.png", "0007_c2s1.png"),
+        r"only the identity '0007' to train on; at least 2",
+    ),
+    "empty": ("train", lambda root: replace_images(root, TRAIN), rf"{TRAIN} has no images \(\.jpg, "),
+    "camera 7": ("train", lambda root: save_images(root, f"{TRAIN}/0001_c7s1.png"), r"1 of 33 .*: 0001_c7s1\.png$"),
+    "camera 0": ("train", lambda root: save_images(root, f"{TRAIN}/0001_c0s1.png"), r"1 of 33 .*: 0001_c0s1\.png$"),
+    "missing": ("train", lambda root: (root / TRAIN).rename(root / "train"), rf"no folder .*{TRAIN}; the"),
+    "junk": ("test query gallery", lambda root: replace_images(root, "query", "-1_c1s1.png"), "query has only junk"),
+    "strangers": (
+        "test query gallery",
+        lambda root: replace_images(root, "query", *(f"{number:04d}_c1s1.png" for number in range(1, 6))),
+        r"none of the identities of the queries \(0001, 0002, 0003 \.\.\.\) is in the gallery \(0000, ",
+    ),
+    "own cameras": ("test query gallery", remove_other_cameras, "of the queries by the query's own camera only"),
+}
 
 
-@pytest.mark.parametrize(
-    ("break_data", "message"),
-    [
-        (keep_only_junk, r"query has only junk"),
-        (
-            use_unknown_identities,
-            r"none of the identities of the queries \(0001, 0002, 0003 \.\.\.\) is in the gallery \(0000, ",
-        ),
-        (remove_other_cameras, r"of the queries by the query's own camera only"),
-    ],
-    ids=["junk", "strangers", "own_cameras"],
-)
-def test_errors_of_the_test_split(market: Path, break_data: Callable[[Path], None], message: str) -> None:
+@pytest.mark.parametrize("name", ERRORS)
+def test_errors_of_the_splits(market: Path, name: str) -> None:
+    splits, break_data, message = ERRORS[name]
     break_data(market)
-    for split in ("test", "query", "gallery"):
+    for split in splits.split():
         with pytest.raises(ValueError, match=message):
-            market1501(root=market, split=split)
+            market1501(root=market, split=split)  # type: ignore[arg-type]
 
 
 def test_a_file_as_root_raises(market: Path) -> None:
@@ -298,34 +255,29 @@ def test_the_second_version_of_msmt17(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
+    ("content", "message"),
     [
         ("a/b.png 0", r"list_train\.txt: 1 of 25 are not images named .*: b\.png \(line 25\)"),
         ("0000/0000_000_16_0303morning_0001_0.png 0", r"1 of 25 are not .*16_0303morning"),
         ("0000/0000_009_01_0303morning_0001_0.png 0", r"1 of 25 images are not in .*0000_009_01.* \(line 25\)"),
         ("0000/0000_000_01_0303morning_0000_0.png 0", r"1 image more than once: .* \(line 1, line 25\)"),
         ("only", r"list_train\.txt: 1 of 25 are not 2 fields \(path identity\): line 25 has 1 fields"),
+        (b"\n", r"list_train\.txt is empty"),
+        (b"\xff\xfe", r"list_train\.txt cannot be read: .*utf-8"),
+        (None, r"there is no file .*list_train\.txt"),
     ],
-    ids=["name", "camera", "absent", "twice", "fields"],
 )
-def test_a_bad_line_is_reported(line: str, message: str, tmp_path: Path) -> None:
+def test_bad_lists_are_reported(content: str | bytes | None, message: str, tmp_path: Path) -> None:
+    """A text is added as the last line; bytes replace the list."""
     small_data.msmt17(tmp_path)
-    with (tmp_path / "list_train.txt").open("a") as file:
-        file.write(line + "\n")
+    file = tmp_path / "list_train.txt"
+    if isinstance(content, str):
+        file.write_text(file.read_text() + content)
+    elif content is None:
+        file.unlink()
+    else:
+        file.write_bytes(content)
     with pytest.raises(ValueError, match=message):
-        msmt17(root=tmp_path)
-
-
-def test_bad_lists_are_reported(tmp_path: Path) -> None:
-    small_data.msmt17(tmp_path)
-    (tmp_path / "list_train.txt").write_text("\n")
-    with pytest.raises(ValueError, match=r"list_train\.txt is empty"):
-        msmt17(root=tmp_path)
-    (tmp_path / "list_train.txt").write_bytes(b"\xff\xfe")
-    with pytest.raises(ValueError, match=r"list_train\.txt cannot be read: .*utf-8"):
-        msmt17(root=tmp_path)
-    (tmp_path / "list_train.txt").unlink()
-    with pytest.raises(ValueError, match=r"there is no file .*list_train\.txt"):
         msmt17(root=tmp_path)
 
 

@@ -11,7 +11,7 @@ import pickle
 import resource
 import tarfile
 from collections.abc import Iterable
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -108,35 +108,21 @@ def test_invalid_file_patterns_raise(folder: Path, files: Any, message: str) -> 
 # --- members ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("form", "mtime"),
-    [
-        pytest.param(tarfile.USTAR_FORMAT, 0, id="ustar"),
-        pytest.param(tarfile.GNU_FORMAT, 0, id="gnu"),
-        pytest.param(tarfile.PAX_FORMAT, 0, id="pax"),
-        pytest.param(tarfile.PAX_FORMAT, 1.5, id="as webdataset writes them"),
-    ],
-)
+FORMS = ((tarfile.USTAR_FORMAT, 0), (tarfile.GNU_FORMAT, 0), (tarfile.PAX_FORMAT, 0), (tarfile.PAX_FORMAT, 1.5))
+
+
+@pytest.mark.parametrize(("form", "mtime"), FORMS, ids=["ustar", "gnu", "pax", "as webdataset writes them"])
 def test_unusual_member_names(tmp_path: Path, form: int, mtime: float) -> None:
     keys = ["a/0001", "b/0001", "Käfer", f"{'long' * 20}/{'er' * 30}", "with space"]
-    members = [
-        member
-        for number, key in enumerate(keys)
-        for member in ((f"{key}.jpg", encode(number, "jpg")), (f"{key}.cls", b"0"))
-    ]
-    source = Shards(files=str(write(tmp_path / "s.tar", members, form, mtime)))
+    contents = [((f"{key}.jpg", encode(number, "jpg")), (f"{key}.cls", b"0")) for number, key in enumerate(keys)]
+    source = Shards(files=str(write(tmp_path / "s.tar", [*chain.from_iterable(contents)], form, mtime)))
     assert [source[index]["id"] for index in range(5)] == [f"s.tar/{key}.jpg" for key in keys]
 
 
 def test_names_that_are_not_utf_8(tmp_path: Path) -> None:
-    member = tarfile.TarInfo("K\udce4fer.png")
-    label = tarfile.TarInfo("K\udce4fer.cls")
-    member.size, label.size = len(encode(0)), 1
     path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xe4.tar"))
-    with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as tar:
-        tar.addfile(member, io.BytesIO(encode(0)))
-        tar.addfile(label, io.BytesIO(b"0"))
-    source = Shards(files=str(path))
+    members = [("K\udce4fer.png", encode(0)), ("K\udce4fer.cls", b"0")]
+    source = Shards(files=str(write(path, members, tarfile.GNU_FORMAT)))
     assert source[0]["id"] == r"\xe4.tar/K\xe4fer.png"
     assert source.fingerprint().encode()
 
@@ -152,20 +138,14 @@ def test_members_with_the_same_key_form_a_sample(tmp_path: Path) -> None:
         ("a.txt", b"another kind"),
         ("a.png", encode(1)),
     ]
-    path = tmp_path / "s.tar"
-    with tarfile.open(path, "w") as tar:
+    path = write(tmp_path / "s.tar", members)
+    with tarfile.open(path, "a") as tar:
         folder = tarfile.TarInfo("folder.png")
         folder.type = tarfile.DIRTYPE
         tar.addfile(folder)
-        for name, content in members:
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            tar.addfile(member, io.BytesIO(content))
     source = Shards(files=str(path))
-    assert [(sample["id"], sample["label"], int(sample["image"][0, 0, 0])) for sample in (source[0], source[1])] == [
-        ("s.tar/a.png", 1, 1),
-        ("s.tar/b.PNG", 0, 2),
-    ]
+    samples = [(sample["id"], sample["label"], int(sample["image"][0, 0, 0])) for sample in (source[0], source[1])]
+    assert samples == [("s.tar/a.png", 1, 1), ("s.tar/b.PNG", 0, 2)]
 
 
 def labelled(labels: list[Any], kind: str = "cls") -> Members:
@@ -311,15 +291,14 @@ def test_processes_that_start_at_the_same_time_make_one_index(folder: Path, monk
             file.write(f"{path.name}\n")
         return scan(path, json_label)
 
+    def open_shards(_: int) -> int:
+        start.wait()
+        return len(Shards(files=str(folder / "*.tar"), index_dir=folder / "index"))
+
     monkeypatch.setattr(shard_index, "_scan", recording_scan)
     fork = multiprocessing.get_context("fork")
     start = fork.Barrier(3)
-
-    def open_shards() -> None:
-        start.wait()
-        assert len(Shards(files=str(folder / "*.tar"), index_dir=folder / "index")) == 12
-
-    processes = [fork.Process(target=open_shards) for _ in range(3)]
+    processes = [fork.Process(target=open_shards, args=(number,)) for number in range(3)]
     for process in processes:
         process.start()
     for process in processes:

@@ -34,9 +34,8 @@ def write_videos(root: Path, *names: str) -> None:
 
 
 def test_class_folders(tmp_path: Path) -> None:
-    write_videos(
-        tmp_path, "run/b.AVI", "run/deep/a.mp4", "run/note.txt", "run/.hidden.mp4", "jump/1.webm", "jump/2.Mov"
-    )
+    names = ("run/b.AVI", "run/deep/a.mp4", "run/note.txt", "run/.hidden.mp4", "jump/1.webm", "jump/2.Mov")
+    write_videos(tmp_path, *names)
     source = Videos(root=tmp_path, flip_sensitive_classes=["run"])
     assert isinstance(source, Source)
     assert source.classes == ("jump", "run")
@@ -50,14 +49,21 @@ def test_class_folders(tmp_path: Path) -> None:
     assert len(single_class) == 2 and single_class.fingerprint() != source.fingerprint()
 
 
-def test_errors_in_folders_are_reported(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, r"jump has no video \(\.mp4"),
+        (
+            {"classes": ["run"], "flip_sensitive_classes": ["rum"]},
+            "flip_sensitive_classes: the source has no class 'rum'; there is run",
+        ),
+        ({"root": Path("/gone")}, "there is no folder"),
+    ],
+)
+def test_errors_in_folders_are_reported(tmp_path: Path, options: dict[str, Any], message: str) -> None:
     write_videos(tmp_path, "run/a.mp4", "jump/note.txt")
-    with pytest.raises(ValueError, match=r"jump has no video \(\.mp4"):
-        Videos(root=tmp_path)
-    with pytest.raises(ValueError, match="flip_sensitive_classes: the source has no class 'rum'; there is run"):
-        Videos(root=tmp_path, classes=["run"], flip_sensitive_classes=["rum"])
-    with pytest.raises(ValueError, match="there is no folder"):
-        Videos(root=tmp_path / "gone")
+    with pytest.raises(ValueError, match=message):
+        Videos(**{"root": tmp_path, **options})
 
 
 def test_videos_are_read(tmp_path: Path) -> None:
@@ -269,22 +275,27 @@ def test_folders_of_frames(tmp_path: Path) -> None:
     assert np.array_equal(with_pattern[0]["video"].read([3]).permute(0, 2, 3, 1).numpy(), first[[3]])
 
 
-def test_errors_in_folders_of_frames_are_reported(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "pattern", "message"),
+    [
+        ("one 5 1\n", None, "one has 2 images, its list says 5"),
+        ("one 5 1\n", "img.png", r"pattern: 'img\.png' has no placeholder"),
+        ("one 2 1\ngone 3 0\n", None, r"1 of 2 are not folders in .*: gone \(line 2\)"),
+        ("one 2 1\ngone\n", None, "line 2: 'gone' is not a folder, number of frames"),
+    ],
+)
+def test_errors_in_folders_of_frames_are_reported(tmp_path: Path, text: str, pattern: Any, message: str) -> None:
+    write_frames(tmp_path / "one", ["1.png", "2.png"])
+    (tmp_path / "list.txt").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        FrameFolders(file=tmp_path / "list.txt", pattern=pattern)[0]
+
+
+def test_a_missing_frame_is_named(tmp_path: Path) -> None:
     write_frames(tmp_path / "one", ["1.png", "2.png"])
     (tmp_path / "list.txt").write_text("one 5 1\n")
-    with pytest.raises(ValueError, match="one has 2 images, its list says 5"):
-        FrameFolders(file=tmp_path / "list.txt")[0]
-    with pytest.raises(ValueError, match=r"pattern: 'img\.png' has no placeholder"):
-        FrameFolders(file=tmp_path / "list.txt", pattern="img.png")
-    video = FrameFolders(file=tmp_path / "list.txt", pattern="{}.png")[0]["video"]
     with pytest.raises(FileNotFoundError, match=r"5\.png"):
-        video.read([4])
-    (tmp_path / "list.txt").write_text("one 2 1\ngone 3 0\n")
-    with pytest.raises(ValueError, match=r"1 of 2 are not folders in .*: gone \(line 2\)"):
-        FrameFolders(file=tmp_path / "list.txt")
-    (tmp_path / "list.txt").write_text("one 2 1\ngone\n")
-    with pytest.raises(ValueError, match="line 2: 'gone' is not a folder, number of frames"):
-        FrameFolders(file=tmp_path / "list.txt")
+        FrameFolders(file=tmp_path / "list.txt", pattern="{}.png")[0]["video"].read([4])
 
 
 # --- views ------------------------------------------------------------------------------------------------------------
@@ -299,13 +310,7 @@ def test_every_video_has_several_views() -> None:
     assert (source.classes, source.channels) == (digits.classes, 1)
     samples = [source[index] for index in range(12, 24)]
     assert {sample["id"] for sample in samples} == {digits.id(1), source.id(12)}
-    assert [sample["view"] for sample in samples[:4]] == [
-        ((0, 4), (0, 3)),
-        ((0, 4), (1, 3)),
-        ((0, 4), (2, 3)),
-        ((1, 4), (0, 3)),
-    ]
-    assert samples[-1]["view"] == ((3, 4), (2, 3))
+    assert [sample["view"] for sample in samples] == [((i, 4), (j, 3)) for i in range(4) for j in range(3)]
     assert source.fingerprint() != digits.fingerprint()
     assert source.batch(np.arange(2)) is None and not source.info.multi_label
     with pytest.raises(IndexError):
