@@ -30,7 +30,7 @@ from opabinia.data.sources.annotation_values import (
     whole_number,
 )
 from opabinia.data.sources.detection_base import AnnotatedImages, DetectionListing, Empty, build_source, pick_classes
-from opabinia.data.sources.file_names import decode_name
+from opabinia.data.sources.file_names import printable
 from opabinia.data.sources.folder import existing_folder
 from opabinia.data.sources.list_files import raise_for_invalid, read_json
 from opabinia.runtime.log import log
@@ -238,12 +238,7 @@ def category_name(file: Path, category: Mapping[str, Any]) -> str:
         ValueError: it is no text.
     """
     with errors_in(f"{file}: category {category['id']}: name "):
-        return _printable(text(category["name"]))
-
-
-def _printable(name: str) -> str:
-    """Return a name as text that can be written anywhere: JSON may hold halves of characters."""
-    return decode_name(name.encode("utf-8", "surrogatepass"))
+        return printable(text(category["name"]))
 
 
 def check_id(file: Path, noun: str, value: Any) -> int:
@@ -332,7 +327,7 @@ def _keypoint_names(file: Path, categories: Sequence[Mapping[str, Any]]) -> list
         if type(row["keypoints"]) is not list or not all(isinstance(name, str) for name in row["keypoints"])
     ]
     raise_for_invalid(f"{file}, keypoints of categories", invalid, len(categories), "lists of names")
-    names = {tuple(map(_printable, category["keypoints"])) for category in with_keypoints}
+    names = {tuple(map(printable, category["keypoints"])) for category in with_keypoints}
     if len(names) != 1:
         reason = "categories with different keypoints" if names else "no category with keypoints"
         raise ValueError(f"{file} has {reason}; expected the same names in all, such as [nose, left_eye, right_eye]")

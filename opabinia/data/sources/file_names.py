@@ -40,6 +40,11 @@ def decode_name(name: bytes) -> str:
     return name.decode("utf-8", "backslashreplace")
 
 
+def printable(name: str) -> str:
+    """Return a name from a file, in which halves of characters may stand for bytes, as text that can be written."""
+    return decode_name(name.encode("utf-8", "surrogatepass"))
+
+
 def sort_names(names: Iterable[str]) -> list[str]:
     """Sort names; by value if all are integers."""
     names = list(names)

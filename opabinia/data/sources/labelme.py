@@ -17,7 +17,7 @@ from opabinia.data.sources import annotation_errors as kinds
 from opabinia.data.sources.annotation_errors import Broken, ErrorCollector, check_errors
 from opabinia.data.sources.annotation_values import image_size, numbers, parse_json, shortened, text
 from opabinia.data.sources.detection_base import AnnotatedImages, DetectionListing, Empty, build_source, pick_classes
-from opabinia.data.sources.file_names import decode_name, sort_names
+from opabinia.data.sources.file_names import printable, sort_names
 from opabinia.data.sources.folder import existing_folder, find_files
 from opabinia.data.sources.shapes import Polygon, ellipse, rectangle
 
@@ -121,8 +121,7 @@ def _read(root: Path, name: str, errors: ErrorCollector) -> _File | None:
                 errors.add(kinds.BAD_SEGMENTATION, name, f"shape {number}", value)
             else:
                 group = shape.get("group_id")
-                label = decode_name(text(shape["label"]).encode("utf-8", "surrogatepass"))  # may hold half a character
-                shapes.append(_Shape(label, "" if group is None else text(group), polygon))
+                shapes.append(_Shape(printable(text(shape["label"])), "" if group is None else text(group), polygon))
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         value = f"not a file of LabelMe: {where}{type(error).__name__}: {error}"
         errors.add(kinds.BAD_LABELS, name, "", value)

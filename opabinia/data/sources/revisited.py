@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,10 +10,11 @@ import torch
 from torchvision import tv_tensors
 
 from opabinia.config import register
-from opabinia.contracts import InputPath, Sample, Source, SourceInfo
+from opabinia.contracts import InputPath, Sample, SourceInfo
 from opabinia.data.decoding.images import EncodedImage, decode_sample
 from opabinia.data.sources.file_names import short_digest
 from opabinia.data.sources.list_files import check_files_exist, existing_file
+from opabinia.data.sources.named import NamedFiles
 from opabinia.models.weights.safe_pickle import read_pickle
 
 RELEVANCE = ("easy", "hard", "junk")
@@ -22,7 +22,7 @@ RELEVANCE = ("easy", "hard", "junk")
 
 
 @register.source(name="revisited")
-class Revisited(Source):
+class Revisited(NamedFiles):
     """Revisited Oxford or Paris (Radenović et al. 2018), for the evaluator ``revisited``: first the queries, cropped to
     their box, then the gallery.
 
@@ -40,7 +40,7 @@ class Revisited(Source):
 
     def __init__(self, *, file: InputPath, root: InputPath | None = None) -> None:
         file = existing_file(file)
-        self.root = (root or file.parent).expanduser()
+        root = (root or file.parent).expanduser()
         content = read_pickle(file, depth=4)
         try:
             self._boxes = [[round(float(side)) for side in query["bbx"]] for query in content["gnd"]]
@@ -54,15 +54,13 @@ class Revisited(Source):
         except (KeyError, TypeError, ValueError, IndexError) as error:
             expected = "expected imlist, qimlist and gnd with bbx, easy, hard and junk"
             raise ValueError(f"{file} has other annotations ({type(error).__name__}: {error}); {expected}") from error
-        self._names = [name for part in names for name in part]
-        check_files_exist(file, self.root, [(f"image {index}", name) for index, name in enumerate(self._names)])
-        self.info = SourceInfo(queries=np.arange(len(self._names)) < len(self._boxes))
-
-    def __len__(self) -> int:
-        return len(self._names)
+        listed = [name for part in names for name in part]
+        check_files_exist(file, root, [(f"image {index}", name) for index, name in enumerate(listed)])
+        info = SourceInfo(queries=np.arange(len(listed)) < len(self._boxes))
+        super().__init__(root, [os.fsencode(name) for name in listed], info)
 
     def __getitem__(self, index: int) -> Sample:
-        image = EncodedImage.file(self.paths(index)[0], 3)
+        image = EncodedImage.file(self.path(index), 3)
         sample: dict[str, Any] = decode_sample({"image": image, "id": self.id(index)})
         count = len(self._boxes)
         if index < count:
@@ -71,15 +69,7 @@ class Revisited(Source):
         label = np.zeros(count, np.uint8) if index < count else self._labels[index - count]
         return {**sample, "label": torch.from_numpy(label.copy()), "query": index < count}
 
-    def paths(self, index: int) -> Sequence[bytes]:
-        """Return the files of a sample."""
-        return (os.fsencode(self.root / self._names[index]),)
-
-    def id(self, index: int) -> str:
-        """Return the path of an image below the root."""
-        return self._names[index]
-
     def fingerprint(self) -> str:
         """Return a text that changes with the images, their order and the annotations."""
-        digest = short_digest("\0".join(self._names).encode(), self._labels.tobytes(), str(self._boxes).encode())
+        digest = short_digest(b"\0".join(self.names), self._labels.tobytes(), str(self._boxes).encode())
         return f"{len(self)} images, {len(self._boxes)} queries, {digest}"

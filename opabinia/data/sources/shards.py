@@ -22,7 +22,7 @@ from opabinia.config import register
 from opabinia.contracts import Channels, Sample, Source, SourceInfo
 from opabinia.data.decoding.images import EncodedImage, decode_sample
 from opabinia.data.sources.annotation_values import shortened
-from opabinia.data.sources.file_names import short_digest
+from opabinia.data.sources.file_names import decode_name, short_digest
 from opabinia.data.sources.labels import class_indices, numbered_classes
 from opabinia.data.sources.shard_index import BLOCK, load_index, parse_member
 from opabinia.runtime.files import cache_folder
@@ -67,7 +67,7 @@ class Shards(Source):
     ) -> None:
         paths = _find_shards([files] if isinstance(files, str) else files)
         common = os.path.commonpath({os.path.dirname(path) for path in paths})
-        self._names = [_printable(path[len(common) :].lstrip(os.sep)) for path in paths]
+        self._names = [decode_name(os.fsencode(path[len(common) :].lstrip(os.sep))) for path in paths]
         self._files = FileReader(paths)
         folder = index_dir.expanduser() if index_dir else cache_folder() / "shards"
         self._index = load_index(paths, self._names, json_label, folder)
@@ -147,12 +147,7 @@ class Shards(Source):
         except tarfile.TarError as error:
             position = f"{self._names[shard]}, byte {offset}"
             raise ValueError(f"{position}: the shard has changed since it was indexed ({error})") from error
-        return f"{self._names[shard]}/{_printable(member.name)}", image
-
-
-def _printable(name: str) -> str:
-    """Return a name, whose bytes may not be UTF-8, as text that can be written anywhere."""
-    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+        return f"{self._names[shard]}/{decode_name(os.fsencode(member.name))}", image
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

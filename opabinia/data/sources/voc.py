@@ -6,8 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
-from xml.etree.ElementTree import Element, TreeBuilder
-from xml.parsers import expat
+from xml.etree.ElementTree import Element, ParseError, TreeBuilder, XMLParser
 
 import numpy as np
 
@@ -167,17 +166,13 @@ def parse_xml(content: bytes) -> Element:
     Raises:
         ValueError: it is not XML, or declares a document type.
     """
-    builder = TreeBuilder()
-    parser = expat.ParserCreate()
-    parser.buffer_text = True
-    parser.StartElementHandler = builder.start
-    parser.EndElementHandler = builder.end
-    parser.CharacterDataHandler = builder.data
-    parser.StartDoctypeDeclHandler = _reject_document_type
-    with errors_in("not complete XML: ", expat.ExpatError, LookupError):  # LookupError: unknown encoding
-        parser.Parse(content, True)
-    return builder.close()
+    parser = XMLParser(target=_WithoutDocumentType())
+    with errors_in("not complete XML: ", ParseError, LookupError):  # LookupError: unknown encoding
+        parser.feed(content)
+        top: Element = parser.close()
+    return top
 
 
-def _reject_document_type(*arguments: object) -> None:
-    raise ValueError("it declares a document type, which annotations do not need")
+class _WithoutDocumentType(TreeBuilder):
+    def doctype(self, *arguments: object) -> None:
+        raise ValueError("it declares a document type, which annotations do not need")
