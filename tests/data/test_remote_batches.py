@@ -18,12 +18,8 @@ from opabinia.data.sources.coco import coco
 from opabinia.data.sources.coco_panoptic import coco_panoptic
 from opabinia.data.sources.concat import Concat
 from opabinia.data.sources.folder import ImageFolder
-from opabinia.data.sources.image_labels import ImageLabels
-from opabinia.data.sources.indexed import Indexed
-from opabinia.data.sources.relabeled import relabel
 from opabinia.data.sources.segmentation_folder import segmentation_folder
-from opabinia.data.sources.stuff_maps import StuffMaps
-from opabinia.data.sources.unlabeled import Unlabeled
+from opabinia.data.sources.wrapper import ImageLabels, Indexed, StuffMaps, Unlabeled, relabel
 from opabinia.runtime import local_copies, storage
 
 IMAGES = 4

@@ -13,7 +13,7 @@ from opabinia.data import TrainingStream
 from opabinia.data.collate import collate
 from opabinia.data.missing_labels import MarkMissingLabels
 from opabinia.data.sources import DigitScenes, digit_maps
-from opabinia.data.sources.image_labels import ImageLabels
+from opabinia.data.sources.wrapper import ImageLabels
 from opabinia.data.transforms.combine import Mosaic
 from opabinia.models.backbones.shared import shared
 from opabinia.models.backbones.timm import timm

@@ -10,7 +10,7 @@ from opabinia.contracts import Indices, Source
 from opabinia.data.sources.concat import ConcatBase
 from opabinia.data.sources.detection_base import AnnotatedImages
 from opabinia.data.sources.object_maps import ObjectMaps
-from opabinia.data.sources.video_views import VideoViews
+from opabinia.data.sources.videos import VideoViews
 
 
 def leaf_sources(source: Source) -> Iterator[Source]:

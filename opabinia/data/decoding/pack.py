@@ -18,7 +18,7 @@ from torchvision.transforms.v2.functional import to_pil_image
 
 from opabinia.contracts import DataMismatch, Source, Video
 from opabinia.data.sources.packed_videos import FORMAT, FRAME_RECORD, INDEX_COLUMNS, INDEX_FILE, shard_name
-from opabinia.data.sources.video_views import VideoViews
+from opabinia.data.sources.videos import VideoViews
 from opabinia.runtime.files import DiskError, disk_errors, exclusive_lock, temporary_file, write_atomic
 from opabinia.runtime.log import log
 from opabinia.runtime.text import plural

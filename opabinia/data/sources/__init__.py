@@ -1,21 +1,22 @@
-"""Sources: datasets and formats, one file each. A source returns a sample by its index, whatever was read before.
+"""Sources: datasets and formats. A source returns a sample by its index, whatever was read before.
 
 Shared by several formats: ``*_base``, ``folder``, ``in_memory``, ``list_files``, ``labels``, ``annotation_*``.
 """
 
+from opabinia.data.sources.annotation_tools import cvat as cvat
+from opabinia.data.sources.annotation_tools import labelme as labelme
 from opabinia.data.sources.coco import coco as coco
 from opabinia.data.sources.coco import roboflow as roboflow
 from opabinia.data.sources.coco_panoptic import coco_panoptic as coco_panoptic
 from opabinia.data.sources.concat import Concat as Concat
 from opabinia.data.sources.concat import ConcatIdentities as ConcatIdentities
 from opabinia.data.sources.cuhk03_archive import Cuhk03Archive as Cuhk03Archive
-from opabinia.data.sources.cvat import cvat as cvat
 from opabinia.data.sources.digit_scenes import DigitScenes as DigitScenes
 from opabinia.data.sources.digit_views import DigitViews as DigitViews
 from opabinia.data.sources.digits import Digits as Digits
 from opabinia.data.sources.dota import dota as dota
 from opabinia.data.sources.folder import ImageFolder as ImageFolder
-from opabinia.data.sources.frame_folders import FrameFolders as FrameFolders
+from opabinia.data.sources.folder import Images as Images
 from opabinia.data.sources.hugging_face import HuggingFace as HuggingFace
 from opabinia.data.sources.identity_datasets import class_folders as class_folders
 from opabinia.data.sources.identity_datasets import cuhk03 as cuhk03
@@ -27,12 +28,7 @@ from opabinia.data.sources.identity_datasets import online_products as online_pr
 from opabinia.data.sources.identity_datasets import vehicleid as vehicleid
 from opabinia.data.sources.identity_datasets import veri as veri
 from opabinia.data.sources.identity_datasets import veri_wild as veri_wild
-from opabinia.data.sources.identity_table import identity_table as identity_table
 from opabinia.data.sources.idx import Idx as Idx
-from opabinia.data.sources.image_labels import ImageLabels as ImageLabels
-from opabinia.data.sources.image_pairs import ImagePairs as ImagePairs
-from opabinia.data.sources.indexed import Indexed as Indexed
-from opabinia.data.sources.labelme import labelme as labelme
 from opabinia.data.sources.moving_digits import MovingDigits as MovingDigits
 from opabinia.data.sources.object_maps import ObjectMaps as ObjectMaps
 from opabinia.data.sources.object_maps import digit_maps as digit_maps
@@ -48,13 +44,17 @@ from opabinia.data.sources.segmentation_presets import cityscapes as cityscapes
 from opabinia.data.sources.segmentation_presets import coco_stuff as coco_stuff
 from opabinia.data.sources.segmentation_presets import voc_segmentation as voc_segmentation
 from opabinia.data.sources.shards import Shards as Shards
-from opabinia.data.sources.stuff_maps import StuffMaps as StuffMaps
 from opabinia.data.sources.synthetic import Synthetic as Synthetic
+from opabinia.data.sources.table import ImagePairs as ImagePairs
 from opabinia.data.sources.table import Table as Table
-from opabinia.data.sources.unlabeled import Images as Images
-from opabinia.data.sources.unlabeled import Unlabeled as Unlabeled
+from opabinia.data.sources.table import identity_table as identity_table
 from opabinia.data.sources.video_lists import VideoList as VideoList
-from opabinia.data.sources.video_views import VideoViews as VideoViews
+from opabinia.data.sources.videos import FrameFolders as FrameFolders
 from opabinia.data.sources.videos import Videos as Videos
+from opabinia.data.sources.videos import VideoViews as VideoViews
 from opabinia.data.sources.voc import voc as voc
+from opabinia.data.sources.wrapper import ImageLabels as ImageLabels
+from opabinia.data.sources.wrapper import Indexed as Indexed
+from opabinia.data.sources.wrapper import StuffMaps as StuffMaps
+from opabinia.data.sources.wrapper import Unlabeled as Unlabeled
 from opabinia.data.sources.yolo import yolo as yolo

@@ -16,7 +16,7 @@ from opabinia.contracts import Batch, Indices, Sample, Source, SourceInfo, Sourc
 from opabinia.data.sample_keys import GROUND_TRUTH_KEYS
 from opabinia.data.sources.file_names import short_digest
 from opabinia.data.sources.labels import check_class
-from opabinia.data.sources.relabeled import relabel
+from opabinia.data.sources.wrapper import relabel
 
 
 class ConcatBase(Source):

@@ -1,15 +1,17 @@
-"""Images in one folder per class, and how folders are searched."""
+"""Images in folders, of one class each or without labels, and how folders are searched."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
 from opabinia.config import register
 from opabinia.contracts import Channels, Indices, InputPath, SourceInfo
+from opabinia.contracts.ranges import Fraction
 from opabinia.data.decoding.images import EXTENSIONS
 from opabinia.data.sources.file_names import short_digest
 from opabinia.data.sources.labels import select_classes
@@ -43,6 +45,43 @@ class ImageFolder(ImageFiles):
         assert self.info.labels is not None
         digest = short_digest(self.names.tobytes(), self.info.labels.tobytes())
         return f"{len(self)} pictures of {len(self.classes)} classes, {digest}"
+
+
+@register.source
+class Images(ImageFiles):
+    """All images below a folder, at any depth, without labels; hidden files and files of other types are skipped.
+
+    They are sorted by path, which is the id. Symbolic links are followed unless they lead to a parent folder.
+
+    Args:
+        root: the folder.
+        split: ``val``: every n-th image, ``train``: the others; null: all images.
+        val_fraction: share of the images in ``val``; with 0 ``train`` has all of them.
+        channels: 3 for color, 1 for gray; images are converted.
+
+    Raises:
+        ValueError: the folder is missing or has no images.
+    """
+
+    def __init__(
+        self,
+        *,
+        root: InputPath,
+        channels: Channels = 3,
+        split: Literal["train", "val"] | None = None,
+        val_fraction: Fraction = 0.1,
+    ) -> None:
+        root = existing_folder(root, "root is the folder that holds the images")
+        names = find_files(root)
+        held_out = names[:: max(2, round(1 / val_fraction))] if val_fraction else []
+        if split is not None:
+            names = held_out if split == "val" else sorted(set(names) - set(held_out))
+        if split == "val" and not val_fraction:
+            raise ValueError("val_fraction: 0 leaves no image for val")
+        super().__init__(root, names, SourceInfo(channels=channels))
+        if not len(self):
+            found = f"no image for {split}" if held_out else f"no image at any depth ({', '.join(EXTENSIONS)})"
+            raise ValueError(f"{root} has {found}")
 
 
 def existing_folder(folder: Path, hint: str = "a folder is expected") -> Path:

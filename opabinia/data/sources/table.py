@@ -1,10 +1,12 @@
-"""Images and labels listed in a file."""
+"""Images and labels, pairs or identities listed in a file."""
 
 from __future__ import annotations
 
 import os
-from collections import Counter
-from collections.abc import Sequence
+import re
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -13,10 +15,12 @@ from numpy.typing import NDArray
 
 from opabinia.config import register
 from opabinia.contracts import Channels, InputPath, SourceInfo
+from opabinia.data.sources.annotation_values import parse_flag
 from opabinia.data.sources.file_names import decode_name, sort_names
 from opabinia.data.sources.labels import class_indices, multi_hot
-from opabinia.data.sources.list_files import cell_text, check_files_exist, read_rows
+from opabinia.data.sources.list_files import cell_text, check_files_exist, read_lines, read_rows
 from opabinia.data.sources.named import ImageFiles
+from opabinia.data.sources.reid_base import ReidImage, ReidSplit, Split, identity_files, open_split, read_split
 
 
 def label_info(classes: Sequence[str], labels: NDArray[Any], channels: Channels) -> SourceInfo:
@@ -95,3 +99,160 @@ def _split_labels(value: Any, where: str, separator: str | None) -> list[str]:
         cells = str(value).split(separator) if value is not None and str(value).strip() else []
     # JSON may hold names of files, and so of folders, that are not valid UTF-8.
     return [decode_name(os.fsencode(cell_text(cell, where))) for cell in cells]
+
+
+# --- pairs ------------------------------------------------------------------------------------------------------------
+
+
+Pair = tuple[str, tuple[str, str], bool]
+"""Location in the list, both paths, and whether they show the same identity."""
+
+
+@register.source(name="image_pairs")
+class ImagePairs(ImageFiles):
+    """Pairs of images for the evaluator ``verification``, as a list with the columns ``first``, ``second`` and ``same``
+    (1 or 0), or as LFW's ``pairs.txt``.
+
+    Samples 2i and 2i + 1 are pair i; both have the same label if they show the same identity. The order of the list
+    counts: the folds of the evaluation are consecutive.
+
+    Args:
+        file: the list (.csv, .tsv, .jsonl or .parquet); or a .txt with lines such as ``Anna_Lee 1 4`` (images 1 and 4
+            of a person) and ``Anna_Lee 1 Bo_Kim 2`` (of two), which stand for ``Anna_Lee/Anna_Lee_0001.jpg`` (Huang et
+            al. 2007). Its first line, the number of folds and pairs, is ignored.
+        root: the folder that the paths are relative to; the list's own folder when not given.
+        channels: 3 for color, 1 for gray; images are converted.
+
+    Raises:
+        ValueError: the list is missing or malformed, or an image is missing; the text names file and line.
+    """
+
+    def __init__(self, *, file: InputPath, root: InputPath | None = None, channels: Channels = 3) -> None:
+        file = file.expanduser()
+        root = (root or file.parent).expanduser()
+        pairs = _lfw_pairs(file) if file.suffix == ".txt" else _listed_pairs(file)
+        if not pairs:
+            raise ValueError(f"{file} lists no pairs")
+        locations = {os.path.normpath(path): location for location, paths, _ in pairs for path in paths}
+        check_files_exist(file, root, [(location, path) for path, location in locations.items()])
+        names = [os.fsencode(path) for _, paths, _ in pairs for path in paths]
+        labels = [2 * pair + side for pair, (*_, same) in enumerate(pairs) for side in (0, int(not same))]
+        classes = [f"pair {pair} {side}" for pair in range(1, len(pairs) + 1) for side in "ab"]
+        super().__init__(root, names, label_info(classes, np.array(labels, np.int64), channels))
+
+    def id(self, index: int) -> str:
+        """Return the number of the pair and the path of an image, which may be in several pairs."""
+        return f"{index // 2 + 1}{'ab'[index % 2]}/{super().id(index)}"
+
+
+def _listed_pairs(file: Path) -> list[Pair]:
+    """Read a table."""
+    pairs = []
+    for location, row in read_rows(file, ("first", "second", "same")):
+        first, second, same = (cell_text(row[key], f"{file}, {location}: {key}") for key in ("first", "second", "same"))
+        try:
+            pairs.append((location, (first, second), parse_flag(same)))
+        except ValueError as error:
+            raise ValueError(f"{file}, {location}: same is {same!r:.60}, expected 1 or 0") from error
+    return pairs
+
+
+def _lfw_pairs(file: Path) -> list[Pair]:
+    """Read LFW's ``pairs.txt``."""
+    pairs = []
+    for location, line in read_lines(file)[1:]:
+        match = re.fullmatch(r"(\S+)\s+(\d{1,9})\s+(?:(\S+)\s+)?(\d{1,9})", line)
+        if match is None:
+            raise ValueError(f"{file}, {location}: expected <name> <number> <number> or twice <name> <number>")
+        name, first, other, second = match.groups()
+        other = other or name
+        paths = (f"{name}/{name}_{int(first):04d}.jpg", f"{other}/{other}_{int(second):04d}.jpg")
+        pairs.append((location, paths, other == name))
+    return pairs
+
+
+# --- identities -------------------------------------------------------------------------------------------------------
+
+
+SUBSETS = ("train", "query", "gallery", "test")
+
+
+@register.source(name="identities")
+def identity_table(
+    *,
+    file: InputPath,
+    root: InputPath | None = None,
+    split: Split = "train",
+    path: str = "path",
+    identity: str = "identity",
+    camera: str | None = "camera",
+    view: str | None = None,
+    split_column: str = "split",
+    channels: Channels = 3,
+) -> ImageFiles:
+    """Images, their identities and their splits as a list: .csv, .tsv, .jsonl or .parquet.
+
+    A row is for ``train``, ``query`` or ``gallery``; or for ``test``, where every image is a query for the others.
+    Cameras and views may have any names: they are numbered in sort order (integers by value) over the whole list.
+    Images that count neither as matches nor as errors (the junk of Market-1501) must not be in the list.
+
+    Example: ``path,identity,camera,split`` and lines such as ``a/1.jpg,anna,door,train``.
+
+    Args:
+        file: the list.
+        root: the folder that the paths are relative to; the list's own folder when not given.
+        split: ``train``; ``test`` (``query`` and ``gallery``, or one of the two); or ``all`` to train on everything.
+        path: the column with the paths.
+        identity: the column with the identities.
+        camera: the column with the cameras; null if there is none. Images of the query's identity by the query's own
+            camera are ignored in its ranking.
+        view: the column with the views; null if there is none.
+        split_column: the column with the split of each row.
+        channels: 3 for color, 1 for gray; images are converted.
+
+    Raises:
+        ValueError: a column or value is missing, a row is incomplete, an image is missing or listed twice, there is
+            one identity only to train on, or no query has a match. The text names file and line.
+    """
+    file = file.expanduser()
+    root = (root or file.parent).expanduser()
+    names = [name for name in (path, identity, camera, view, split_column) if name is not None]
+    entries: list[tuple[str, str]] = []
+    rows: list[dict[str, str]] = []
+    for location, row in read_rows(file, names):
+        texts = {name: cell_text(row[name], f"{file}, {location}: {name}") for name in names}
+        if (subset := texts[split_column]) not in SUBSETS:
+            raise ValueError(f"{file}, {location}: {split_column} is {subset!r}, none of {', '.join(SUBSETS)}")
+        entries.append((location, texts[path]))
+        rows.append(texts)
+    if not rows:
+        raise ValueError(f"{file} lists no images")
+    check_files_exist(file, root, entries)
+    cameras, views = _number(rows, camera), _number(rows, view)
+    subsets: dict[str, list[ReidImage]] = defaultdict(list)
+    for row in rows:
+        camera_number = cameras[row[camera]] if camera else None
+        view_number = views[row[view]] if view else None
+        subsets[row[split_column]].append(ReidImage(os.fsencode(row[path]), row[identity], camera_number, view_number))
+    listing = _select(file, split, subsets)
+    return identity_files(root, listing, cameras=len(cameras), views=len(views), channels=channels)
+
+
+def _number(rows: Sequence[Mapping[str, str]], column: str | None) -> dict[str, int]:
+    """Return the number of each distinct value of a column."""
+    names = sort_names({row[column] for row in rows}) if column else []
+    return {name: number for number, name in enumerate(names)}
+
+
+def _select(file: Path, split: Split, subsets: Mapping[str, list[ReidImage]]) -> ReidSplit:
+    if split in ("train", "all"):
+        names = SUBSETS if split == "all" else ("train",)
+        return open_split(file, split, [image for name in names for image in subsets.get(name, [])])
+    missing = [name for name in ("query", "gallery") if name not in subsets]
+    if split == "test" and "test" in subsets and len(missing) == 2:
+        return open_split(file, split, subsets["test"])
+    if "test" in subsets and len(missing) < 2:
+        raise ValueError(f"{file}: a test set is listed as 'test', or as 'query' and 'gallery', not both")
+    if missing:
+        raise ValueError(f"{file} lists no image for {' and '.join(missing)}")
+    return read_split(file, split, subsets.__getitem__)

@@ -25,10 +25,9 @@ from opabinia.data.loader import BatchReader, Loader, training_requests
 from opabinia.data.sampling.batches import ConstantPlan
 from opabinia.data.sampling.permutation import epoch_order
 from opabinia.data.sources.concat import Concat
-from opabinia.data.sources.folder import ImageFolder
-from opabinia.data.sources.indexed import Indexed
+from opabinia.data.sources.folder import ImageFolder, Images
 from opabinia.data.sources.synthetic import Synthetic
-from opabinia.data.sources.unlabeled import Images, Unlabeled
+from opabinia.data.sources.wrapper import Indexed, Unlabeled
 from opabinia.data.transforms.crops import RandomResizedCrop
 from opabinia.runtime.durations import Duration
 from tests.data.decoding.test_reduced import make_photo

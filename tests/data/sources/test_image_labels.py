@@ -5,7 +5,7 @@ import torch
 
 from opabinia.data.sources.digit_scenes import DigitScenes
 from opabinia.data.sources.digits import Digits
-from opabinia.data.sources.image_labels import ImageLabels
+from opabinia.data.sources.wrapper import ImageLabels
 
 
 def test_labels_are_the_classes_of_the_objects() -> None:
