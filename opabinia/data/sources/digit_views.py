@@ -81,11 +81,7 @@ class DigitViews(NamedSamples):
         self._images = torch.from_numpy(load_views()[[_row(image.name) for image in listing.images]]).unsqueeze(1)
 
     def __getitem__(self, index: int) -> Sample:
-        return self.sample(self.image(index), index)
-
-    def image(self, index: int) -> tv_tensors.Image:
-        """Return an image (uint8, 1 x 32 x 32)."""
-        return tv_tensors.Image(self._images[index].clone())  # a transform may work in place
+        return self.sample(tv_tensors.Image(self._images[index].clone()), index)  # a transform may work in place
 
     def batch(self, indices: Indices) -> Batch:
         """Return the collated samples of ``indices`` (int64, B)."""

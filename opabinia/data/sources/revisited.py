@@ -71,5 +71,6 @@ class Revisited(NamedFiles):
 
     def fingerprint(self) -> str:
         """Return a text that changes with the images, their order and the annotations."""
-        digest = short_digest(b"\0".join(self.names), self._labels.tobytes(), str(self._boxes).encode())
+        names = b"\0".join(self.names[index] for index in range(len(self)))
+        digest = short_digest(names, self._labels.tobytes(), str(self._boxes).encode())
         return f"{len(self)} images, {len(self._boxes)} queries, {digest}"

@@ -72,7 +72,7 @@ def test_images_written_as_market_1501_are_read_back(tmp_path: Path, train: Digi
         (tmp_path / name).mkdir()
     for source in (train, test):
         for index in range(len(source)):
-            Image.fromarray(source.image(index)[0].numpy()).save(tmp_path / source.id(index))
+            Image.fromarray(source[index]["image"][0].numpy()).save(tmp_path / source.id(index))
     for source, split in ((train, "train"), (test, "test")):
         read = market1501(root=tmp_path, split=split, cameras=4, channels=1)  # type: ignore[arg-type]
         assert read.classes == source.classes and len(read) == len(source)

@@ -103,11 +103,11 @@ def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", ["state.json", "dataset_info.json"])
-@pytest.mark.parametrize("content", ["[]", "null", '{"features": 5, "_data_files": 3}', "[" * 100_000])
-def test_damaged_files_are_reported(tmp_path: Path, name: str, content: str) -> None:
+def test_damaged_files_are_reported(tmp_path: Path, name: str) -> None:
     pytest.importorskip("datasets")
     write_hugging_face(tmp_path)
     assert len(HuggingFace(dataset=str(tmp_path / "set"))) == 2
-    (tmp_path / "set" / "train" / name).write_text(content)
-    with pytest.raises(ValueError, match=r"set' cannot be loaded: \w+: "):
-        HuggingFace(dataset=str(tmp_path / "set"))
+    for content in ("[]", "null", '{"features": 5, "_data_files": 3}', "[" * 100_000):
+        (tmp_path / "set" / "train" / name).write_text(content)
+        with pytest.raises(ValueError, match=r"set' cannot be loaded: \w+: "):
+            HuggingFace(dataset=str(tmp_path / "set"))

@@ -11,17 +11,15 @@ import pickle
 import resource
 import tarfile
 from collections.abc import Iterable
-from itertools import chain, pairwise
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from PIL import Image
 
 from opabinia.contracts import Source
 from opabinia.data.loader import BatchReader, Loader, evaluation_requests
-from opabinia.data.sampling.shard_order import ShardShuffle
 from opabinia.data.sources import Shards, shard_index
 
 Members = list[tuple[str, bytes]]
@@ -419,11 +417,3 @@ def test_workers_read_the_same_as_the_main_process(folder: Path) -> None:
         )
         loader.close()
     assert batches[0] == batches[1]
-
-
-def test_shard_shuffle_uses_the_shards_of_the_source(folder: Path) -> None:
-    source = Shards(files=str(folder / "*.tar"))
-    sampler = ShardShuffle(source, 0, 8, pool_size=1)
-    ids = [source[index]["id"].split("/")[0] for index in sampler.order(0)(np.arange(12)).tolist()]
-    assert sorted(ids) == ["t-00.tar"] * 4 + ["t-01.tar"] + ["t-02.tar"] * 7
-    assert sum(left != right for left, right in pairwise(ids)) == 2

@@ -17,17 +17,14 @@ from opabinia.data.sources.digits import load_digits, split_digits
 
 def test_the_split_never_changes() -> None:
     """Metrics on different splits are not comparable."""
-    val = split_digits(load_digits()[1])["val"]
-    assert val[:6].tolist() == [20, 21, 23, 28, 34, 37]
-    assert hashlib.sha256(val.astype("<i8").tobytes()).hexdigest().startswith("8b6e938c356b44648b6bf535c1024e0f")
-
-
-def test_the_split_is_disjoint_and_stratified() -> None:
+    numbers = split_digits(load_digits()[1])["val"]
+    assert numbers[:6].tolist() == [20, 21, 23, 28, 34, 37]
+    assert hashlib.sha256(numbers.astype("<i8").tobytes()).hexdigest().startswith("8b6e938c356b44648b6bf535c1024e0f")
     train, val = Digits(), Digits(split="val")
     assert (len(train), len(val)) == (1437, 360)
     assert sorted([*train.numbers, *val.numbers]) == list(range(1797))
     shares = np.bincount(val.info.labels) / (np.bincount(val.info.labels) + np.bincount(train.info.labels))
-    assert np.abs(shares - 360 / 1797).max() < 0.005
+    assert np.abs(shares - 360 / 1797).max() < 0.005, "stratified"
 
 
 def test_a_sample_of_digits() -> None:
@@ -106,7 +103,6 @@ def test_classes_select_and_order_folders(pets: Path) -> None:
 
 def test_the_fingerprint_depends_on_files_and_classes(pets: Path) -> None:
     before = ImageFolder(root=pets).fingerprint()
-    assert ImageFolder(root=pets).fingerprint() == before
     assert ImageFolder(root=pets, classes=["dog", "cat", "Zebra"]).fingerprint() != before
     (pets / "dog/b.png").rename(pets / "dog/c.png")
     assert ImageFolder(root=pets).fingerprint() != before

@@ -40,6 +40,10 @@ def test_images_at_any_depth_are_sorted(photos: Path) -> None:
     assert isinstance(source, Source) and source.classes == ()
     ids = ["2024/may/1.PNG", "2024/may/é.jpeg", "a/b/c/d/deep.bmp", "b.png"]
     assert [source[index]["id"] for index in range(len(source))] == ids == [source.id(index) for index in range(4)]
+    before = source.fingerprint()
+    (photos / "b.png").rename(photos / "c.png")
+    assert Images(root=photos).fingerprint() != before
+    (photos / "c.png").rename(photos / "b.png")
     assert source[0].keys() == {"image", "id"}
     assert [int(source[index]["image"][0, 0, 0]) for index in (0, 2, 3)] == [20, 30, 0]
     assert Images(root=photos, channels=1)[0]["image"].shape == (1, 4, 5)
@@ -64,23 +68,19 @@ def test_a_link_from_a_class_to_the_root_does_not_add_other_classes(tmp_path: Pa
     assert [source[index]["id"] for index in range(len(source))] == ["cat/1.png", "dog/1.png"]
 
 
-def test_folders_without_images_are_reported(photos: Path, tmp_path: Path) -> None:
-    (tmp_path / "empty" / "deep").mkdir(parents=True)
-    with pytest.raises(ValueError, match=r"val_fraction: 0 leaves no image for val"):
-        Images(root=photos, split="val", val_fraction=0)
-    with pytest.raises(ValueError, match=r"empty has no image at any depth \(\.jpg, "):
-        Images(root=tmp_path / "empty")
-    with pytest.raises(ValueError, match=f"the nearest existing folder is {tmp_path}"):
-        Images(root=tmp_path / "nowhere")
-    with pytest.raises(ValueError, match=r"b\.png is a file"):
-        Images(root=photos / "b.png")
-
-
-def test_the_fingerprint_changes_with_the_files(photos: Path) -> None:
-    before = Images(root=photos).fingerprint()
-    assert Images(root=photos).fingerprint() == before
-    (photos / "b.png").rename(photos / "c.png")
-    assert Images(root=photos).fingerprint() != before
+@pytest.mark.parametrize(
+    ("root", "options", "message"),
+    [
+        ("photos", {"split": "val", "val_fraction": 0}, "val_fraction: 0 leaves no image for val"),
+        ("empty", {}, r"empty has no image at any depth \(\.jpg, "),
+        ("nowhere", {}, "the nearest existing folder is"),
+        ("photos/b.png", {}, r"b\.png is a file"),
+    ],
+)
+def test_folders_without_images_are_reported(photos: Path, root: str, options: dict[str, Any], message: str) -> None:
+    (photos.parent / "empty" / "deep").mkdir(parents=True)
+    with pytest.raises(ValueError, match=message):
+        Images(root=photos.parent / root, **options)
 
 
 # --- unlabeled --------------------------------------------------------------------------------------------------------

@@ -1,6 +1,5 @@
 """Video sources: folders, lists, folders of frames, views."""
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,10 @@ from PIL import Image
 from opabinia.contracts import Source, Video
 from opabinia.data.check import run_checks
 from opabinia.data.decoding.video import VideoFile
-from opabinia.data.loader import BatchReader, DataError, Loader, training_requests
-from opabinia.data.sampling.batches import ConstantPlan
-from opabinia.data.sampling.permutation import epoch_order
+from opabinia.data.loader import BatchReader, DataError, Loader, evaluation_requests
 from opabinia.data.sources import FrameFolders, VideoList, Videos, VideoViews
 from opabinia.data.sources.moving_digits import MovingDigits
-from opabinia.data.transforms.clips import Clip, ShortSideJitter
-from opabinia.runtime.durations import Duration
+from opabinia.data.transforms.clips import Clip
 from tests.data.sources.hostile import bounded
 from tests.data.videos import make_frames, write, write_sound
 
@@ -320,55 +316,14 @@ def test_every_video_has_several_views() -> None:
 # --- loading ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def partly_broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Eight videos, of which three are broken in different ways."""
-    root = tmp_path_factory.mktemp("partly_broken")
-    for number in range(8):
-        write(root / ("jump", "run")[number % 2] / f"{number}.mp4", 6 + number)
-    (root / "run" / "1.mp4").write_bytes(b"")
-    (root / "jump" / "4.mp4").write_text("no video " * 40)
-    write_sound(root / "run" / "7.mp4")
-    return root
-
-
-def clips_of(root: Path, on_error: Any, workers: int = 0) -> tuple[list[str], Any, int]:
-    """Return ids and pixels in order, and the number of skipped samples."""
-    source = Videos(root=root)
-    reader = BatchReader(source, [Clip(frames=4, stride=2), ShortSideJitter(size=24)], seed=1, on_error=on_error)
-    plan = ConstantPlan(len(source), 4, Duration(2, "ep"))
-    orders = partial(epoch_order, 1, n=len(source), shuffle=True)
-    loader = Loader(reader, training_requests(plan, orders, 0, 1), num_workers=workers)
-    try:
-        batches = [batch for _, batch in loader.iterate()]
-    finally:
-        loader.close()
-    names = [name for batch in batches for name in batch["id"]]
-    return names, torch.cat([batch["image"] for batch in batches]), loader.num_skipped
-
-
-def test_broken_videos_are_skipped_and_the_others_keep_their_order(partly_broken: Path) -> None:
-    broken = {"run/1.mp4", "jump/4.mp4", "run/7.mp4"}
-    replaced, pixels, _ = clips_of(partly_broken, "replace")
-    assert pixels.shape == (16, 4, 3, 24, 24) and not broken & set(replaced)
-    remaining, _, num_skipped = clips_of(partly_broken, "skip")
-    source = Videos(root=partly_broken)
-    expected = [
-        source.id(int(epoch_order(1, epoch, n=8, shuffle=True)(np.array([i]))[0])) for epoch in (0, 1) for i in range(8)
-    ]
-    assert remaining == [name for name in expected if name not in broken] and num_skipped == 6
-    assert [name for name, original in zip(replaced, expected, strict=True) if original not in broken] == remaining
-
-
-def test_a_broken_video_is_named(partly_broken: Path) -> None:
-    with pytest.raises(
-        DataError,
-        match=r"Clip: ValueError: .*\.mp4 (is empty|is not a video|is not a readable video|has no video stream)",
-    ):
-        clips_of(partly_broken, "raise")
-
-
-def test_workers_give_the_same_clips(partly_broken: Path) -> None:
-    names, pixels, _ = clips_of(partly_broken, "replace")
-    worker_names, worker_pixels, _ = clips_of(partly_broken, "replace", workers=2)
-    assert names == worker_names and torch.equal(pixels, worker_pixels)
+@pytest.mark.parametrize("content", [b"", b"no video " * 40, None], ids=["empty", "text", "sound"])
+def test_a_broken_video_is_named(tmp_path: Path, content: bytes | None) -> None:
+    write(tmp_path / "jump" / "0.mp4", 6)
+    if content is None:
+        write_sound(tmp_path / "jump" / "1.mp4")
+    else:
+        (tmp_path / "jump" / "1.mp4").write_bytes(content)
+    reader = BatchReader(Videos(root=tmp_path), [Clip(frames=4, stride=2)], seed=1)
+    problem = r"Clip: ValueError: .*1\.mp4 (is empty|is not a video|is not a readable video|has no video stream)"
+    with pytest.raises(DataError, match=problem):
+        list(Loader(reader, evaluation_requests(2, 2, 0, 1)).iterate())

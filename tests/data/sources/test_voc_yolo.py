@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,12 +15,6 @@ from opabinia.data.sources import coco, voc, yolo
 from opabinia.data.sources.voc import CLASSES, parse_xml
 from scripts import small_data
 from tests.data.sources.hostile import bounded
-
-
-@pytest.fixture(autouse=True)
-def propagating_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run in another test may have disabled propagation of the log."""
-    monkeypatch.setattr(logging.getLogger("opabinia"), "propagate", True)
 
 
 def corners(objects: list[tuple[int, int, int, int, int]]) -> list[list[float]]:
@@ -105,7 +98,6 @@ NO_BOX = r"1\.xml: object 'block' has no box of four numbers \(xmin, ymin, xmax,
     [
         ("</object>", "", r"1 label file that cannot be read: 1\.xml: not complete XML: mismatched tag: line 1"),
         ("<xmin>", "<xmin>x", NO_BOX),
-        ("<xmin>3<", "<xmin>nan<", rf"{NO_BOX}'nan' is not a number"),
         ("<xmax>12", "<xmax>1e300", rf"{NO_BOX}'1e300' is not a number"),
         ("<name>block</name>", "", r"1\.xml: the object with the box 3, 17, 12, 22: name or difficult: '' is not a n"),
         ("</name>", "</name><difficult>no</difficult>", "1.xml: the object with the box .*'no' is none of 0, 1"),
@@ -225,7 +217,6 @@ def test_the_root_can_be_overridden(export: Path) -> None:
     [
         ("0 0.5 0.5 0.1", r"1 line that is neither .*: labels/train/1\.txt, line 2: 0 0\.5 0\.5 0\.1"),
         ("0 0.5 0.5 0.1 0.1 0.9", "neither a box nor a polygon"),
-        ("block 0.5 0.5 0.1 0.1", "neither a box nor a polygon"),
         ("0 nan 0.5 0.1 0.1", "neither a box nor a polygon"),
         ("2 0.5 0.5 0.1 0.1", r"1 unknown class: labels/train/1\.txt, line 2: class 2"),
         ("0.5 0.5 0.5 0.1 0.1", r"unknown class: labels/train/1\.txt, line 2: class 0\.5"),
@@ -267,11 +258,8 @@ DIGITS = "number of thousands of digits"
         ("train: images/train\nnames: [block, bar]\nnc: 3\n", "nc is 3, but 2 classes have names"),
         ("train: images/train\nnames: [block, bar]\nkpt_shape: [17, 3]\n", r"has keypoints \(kpt_shape\)"),
         ("train: [images/train, images]\nnames: [a, b]\n", "4 images that are listed more than once: images/train/0"),
-        ("names: [block\n", "is not YAML"),
         ("names: !!python/object/apply:os.getcwd []\n", "is not YAML"),
         (f"{LISTS}names: [*a8]\ntrain: images", r"is not YAML: \*a0 stands for a list or mapping; write it out"),
-        (f"{LISTS}names: *a8\ntrain: images", "write it out"),
-        (f"{LISTS}names: [a]\ntrain: *a8", "write it out"),
         (f"{MERGES}names: [a]\ntrain: images", "write it out"),
         ("[" * 2000, "is not YAML: lists and mappings are nested more than 50 times"),
         ("names: [[a]]\ntrain: images", r"names\.0: \['a'\] is neither text nor a number; write it in quotes"),
@@ -281,7 +269,6 @@ DIGITS = "number of thousands of digits"
         ("names: [a]\ntrain: images\npath: [a]", r"path: \['a'\] is neither text"),
         ("names: [a]\ntrain: images\npath: ~nosuchuser", "path '~nosuchuser' leads to .*not a folder"),
         ("names: [a]\nd: 2020-13-45\ntrain: images", "is not YAML: month must be in 1..12"),
-        ("names: [a]\nnc: [[[[1]]]]\ntrain: images", "nc is .*, but 1 classes have names"),
         (f"names: {HUGE}\ntrain: images", rf"names is .*{DIGITS}"),
         (f"names: [{HUGE}]\ntrain: images", rf"names\.0: .*{DIGITS}"),
         (f"names: [a]\nnc: {HUGE}\ntrain: images", rf"nc is .*{DIGITS}"),
