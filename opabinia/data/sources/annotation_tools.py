@@ -18,7 +18,7 @@ from opabinia.contracts import Channels, InputPath
 from opabinia.contracts.masks import compress_rle, encode_rle
 from opabinia.data.decoding.images import EXTENSIONS
 from opabinia.data.sources import annotation_errors as kinds
-from opabinia.data.sources.annotation_errors import Broken, ErrorCollector, check_errors
+from opabinia.data.sources.annotation_errors import Broken, ErrorCollector
 from opabinia.data.sources.annotation_values import (
     errors_in,
     image_size,
@@ -30,7 +30,7 @@ from opabinia.data.sources.annotation_values import (
     text,
 )
 from opabinia.data.sources.detection_base import AnnotatedImages, DetectionListing, Empty, build_source, pick_classes
-from opabinia.data.sources.file_names import printable, sort_names
+from opabinia.data.sources.file_names import printable
 from opabinia.data.sources.folder import existing_folder, find_files
 from opabinia.data.sources.list_files import existing_file
 from opabinia.data.sources.voc import parse_xml
@@ -90,59 +90,35 @@ def labelme(
         ValueError: there are no JSON files, or there are errors that ``broken`` does not allow.
     """
     root = existing_folder(root, "root is the folder that holds the JSON files")
-    errors = ErrorCollector()
     files = find_files(root, "", [".json"])
     if not files:
         raise ValueError(f"{root} has no JSON files")
-    by_image: dict[bytes, _LabelmeFile] = {}
-    for name in map(os.fsdecode, files):
-        content = _read_labelme(root, name, errors)
-        if content is not None and by_image.setdefault(content.image, content) is not content:
-            errors.add(kinds.DUPLICATE_IMAGE, os.fsdecode(content.image), "", f"also in {name}")
-    contents = list(by_image.values())
-    if classes is None:
-        classes = sort_names({shape.label for content in contents for shape in content.shapes})
-    if not classes:
-        check_errors(root, errors.groups(), broken)
-    pick_classes(root, classes, None)
-    label_of = {name: label for label, name in enumerate(classes)}
-    listing = DetectionListing(
-        file=root,
-        root=root,
-        names=list(by_image),
-        sizes=np.array([content.size for content in contents], dtype=np.int64).reshape(-1, 2),
-        classes=classes,
-        errors=errors,
-        masks=masks,
-        noun="object",
-    )
-    for image, content in enumerate(contents):
-        objects: dict[Any, list[Polygon]] = {}
-        for number, shape in enumerate(content.shapes):
-            if shape.label in label_of:
-                objects.setdefault((shape.label, shape.group or f"shape {number}"), []).append(shape.polygon)
-        for number, ((name, _), polygons) in enumerate(objects.items(), 1):
-            listing.add(image, number, label_of[name], polygons=polygons)
+    if classes is not None:
+        pick_classes(root, classes, None)
+    listing = DetectionListing(file=root, root=root, classes=classes or (), masks=masks, noun="object")
+    seen: set[bytes] = set()
+    for file in map(os.fsdecode, files):
+        content = _read_labelme(root, file, listing.errors)
+        if content is None:
+            continue
+        name, size, objects = content
+        if name in seen:
+            listing.errors.add(kinds.DUPLICATE_IMAGE, os.fsdecode(name), "", f"also in {file}")
+            continue
+        seen.add(name)
+        image = listing.add_image(name, size)
+        chosen = [key for key in objects if classes is None or key[0] in classes]
+        for number, key in enumerate(chosen, 1):
+            listing.add(image, number, key[0], polygons=objects[key])
     return build_source(listing, broken=broken, empty=empty, channels=channels)
 
 
-class _LabelmeShape(NamedTuple):
-    label: str
-    group: str
-    polygon: Polygon
-
-
-class _LabelmeFile(NamedTuple):
-    """Content of a JSON file: path of the image below the root, its height and width (0 if not given), and shapes."""
-
-    image: bytes
-    size: tuple[int, int]
-    shapes: Sequence[_LabelmeShape]
-
-
-def _read_labelme(root: Path, name: str, errors: ErrorCollector) -> _LabelmeFile | None:
-    """Read a JSON file; None if it cannot be read, which is added to the errors as shapes without area are."""
-    shapes: list[_LabelmeShape] = []
+def _read_labelme(
+    root: Path, name: str, errors: ErrorCollector
+) -> tuple[bytes, tuple[int, int], dict[tuple[str, str], list[Polygon]]] | None:
+    """Return the path of the image below the root, its height and width (0 if not given), and the polygons of each
+    object, by label and group. Shapes without area are errors, as is a file that cannot be read (None)."""
+    objects: dict[tuple[str, str], list[Polygon]] = {}
     where = ""
     try:
         content = parse_json((root / name).read_bytes(), "it")
@@ -160,14 +136,13 @@ def _read_labelme(root: Path, name: str, errors: ErrorCollector) -> _LabelmeFile
                 errors.add(kinds.BAD_SEGMENTATION, name, f"shape {number}", value)
             else:
                 group = shape.get("group_id")
-                shapes.append(
-                    _LabelmeShape(printable(text(shape["label"])), "" if group is None else text(group), polygon)
-                )
+                key = printable(text(shape["label"])), where if group is None else text(group)
+                objects.setdefault(key, []).append(polygon)
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         value = f"not a file of LabelMe: {where}{type(error).__name__}: {error}"
         errors.add(kinds.BAD_LABELS, name, "", value)
         return None
-    return _LabelmeFile(image, size, shapes)
+    return image, size, objects
 
 
 def _find_image(root: Path, name: str, image_path: str) -> bytes:
@@ -232,23 +207,17 @@ def cvat(
         names = [text(element.text or "") for element in top.findall("meta/*/labels/label/name")]
     chosen = [names[index] for index in pick_classes(file, names, classes)]
     labels = dict.fromkeys(names, -1) | {name: label for label, name in enumerate(chosen)}
-    images = list({image.name: image for image in reversed(all_images)}.values())[::-1]
-    listing = DetectionListing(
-        file=file,
-        root=root,
-        names=[os.fsencode(image.name) for image in images],
-        sizes=np.array([image.size for image in images], dtype=np.int64).reshape(-1, 2),
-        classes=chosen,
-        errors=ErrorCollector(),
-        masks=masks,
-        noun="shape",
-    )
+    listing = DetectionListing(file=file, root=root, classes=chosen, masks=masks, noun="shape")
     for name, count in Counter(image.name for image in all_images).items():
         if count > 1:
             listing.errors.add(kinds.DUPLICATE_IMAGE, name, "", f"{count} times")
-    for index, image in enumerate(images):
-        for number, element in enumerate(image.elements, 1):
-            _add_shape(listing, index, number, image, element, labels)
+    seen: set[str] = set()
+    for image in all_images:
+        if image.name not in seen:
+            seen.add(image.name)
+            index = listing.add_image(os.fsencode(image.name), image.size)
+            for number, element in enumerate(image.elements, 1):
+                _add_shape(listing, index, number, image, element, labels)
     return build_source(listing, broken=broken, empty=empty, channels=channels)
 
 

@@ -212,8 +212,6 @@ def _read_listing(
     listing = DetectionListing(
         file=file,
         root=root,
-        names=[os.fsencode(file_name(file, image)) for image in images],
-        sizes=np.array([(image["height"], image["width"]) for image in images], dtype=np.int64).reshape(-1, 2),
         image_ids=np.array([image["id"] for image in images], dtype=np.int64),
         classes=[names[index] for index in selected],
         category_ids=[category["id"] for category in chosen],
@@ -225,6 +223,8 @@ def _read_listing(
         absent=_image_classes(file, images, "neg_category_ids", labels),
         not_exhaustive=_image_classes(file, images, "not_exhaustive_category_ids", labels),
     )
+    for image in images:
+        listing.add_image(os.fsencode(file_name(file, image)), (image["height"], image["width"]))
     reader = _AnnotationReader(listing, index_of, labels)
     for annotation in content["annotations"]:
         reader.read(annotation)

@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from itertools import compress
 from pathlib import Path
 from typing import Any, Literal
@@ -27,7 +27,7 @@ from opabinia.data.sources import annotation_errors as kinds
 from opabinia.data.sources.annotation_arrays import AnnotationArrays, SegmentationArrays
 from opabinia.data.sources.annotation_errors import Broken, ErrorCase, ErrorCollector, check_errors
 from opabinia.data.sources.annotation_values import ROOT_HINT, errors_in, leaves_root
-from opabinia.data.sources.file_names import short_digest
+from opabinia.data.sources.file_names import short_digest, sort_names
 from opabinia.data.sources.image_headers import files_exist, read_sizes
 from opabinia.data.sources.labels import select_classes
 from opabinia.data.sources.named import NamedFiles
@@ -55,16 +55,16 @@ class DetectionListing:
     Attributes:
         file: the file, for messages.
         root: the folder that names are relative to.
-        names: of N images, as the file system has them.
-        sizes: height and width of each (int64, N x 2); 0 if not annotated, which are read from the images.
-        classes, category_ids, frequencies, keypoints: as in :class:`opabinia.contracts.DatasetInfo`; ids None: from 1.
-        errors: those found while the file was read.
+        classes, category_ids, frequencies, keypoints: as in :class:`opabinia.contracts.DatasetInfo`; no classes: all of
+            the objects, sorted; ids None: from 1.
         masks: keep the segmentations of objects.
         oriented: replace boxes by the rectangles of minimum area around segmentations; without ``masks``.
         image_ids: of the images in the file (int64, N); None if they only have names.
         absent, not_exhaustive: classes of each image, as in :class:`opabinia.contracts.GroundTruth`; None if unknown.
         noun: what messages call an object of this file.
         below_root: images outside ``root`` are errors.
+        names: of N images, as the file system has them.
+        errors: those found while files are read.
         segmentations: of the objects; None if they are not kept.
         annotations: the objects, in the order in which they were added; set by :func:`build_source`.
 
@@ -74,10 +74,7 @@ class DetectionListing:
 
     file: Path
     root: Path
-    names: Sequence[bytes]
-    sizes: Indices
-    classes: Sequence[str]
-    errors: ErrorCollector
+    classes: Sequence[str] = ()
     masks: bool = False
     oriented: bool = False
     category_ids: Sequence[int] | None = None
@@ -88,21 +85,36 @@ class DetectionListing:
     not_exhaustive: Sequence[Sequence[int]] | None = None
     noun: str = "annotation"
     below_root: bool = True
+    names: list[bytes] = field(default_factory=list)
+    errors: ErrorCollector = field(default_factory=ErrorCollector)
     segmentations: SegmentationArrays | None = field(init=False)
     annotations: AnnotationArrays = field(init=False)
+    _annotated_sizes: list[tuple[int, int]] = field(default_factory=list)
     _rows: list[tuple[Any, ...]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         check_not_both(self.masks, self.oriented)
         self.segmentations = SegmentationArrays() if self.masks else None
-        unknown = np.flatnonzero((self.sizes <= 0).any(1))
-        self.sizes[unknown] = read_sizes(self.root, [self.names[index] for index in unknown.tolist()], self.errors)
+
+    def add_image(self, name: bytes, size: tuple[int, int] = (0, 0)) -> int:
+        """Add an image of this height and width, 0 if they are not annotated; return its index."""
+        self.names.append(name)
+        self._annotated_sizes.append(size)
+        return len(self.names) - 1
+
+    @cached_property
+    def sizes(self) -> Indices:
+        """Height and width of each image (int64, N x 2); those that are not annotated are read from the images."""
+        sizes = np.array(self._annotated_sizes, dtype=np.int64).reshape(-1, 2)
+        unknown = np.flatnonzero((sizes <= 0).any(1))
+        sizes[unknown] = read_sizes(self.root, [self.names[index] for index in unknown.tolist()], self.errors)
+        return sizes
 
     def add(
         self,
         image: int,
         number: int,
-        label: int,
+        label: int | str,
         box: Sequence[float] | None = None,
         *,
         polygons: Sequence[Sequence[float]] = (),
@@ -118,7 +130,7 @@ class DetectionListing:
         Args:
             image: index of its image.
             number: its annotation id, or its line in a file; unique in the image.
-            label: its class.
+            label: its class, by number or name; objects of a name that is not among ``classes`` are dropped.
             box: left, top, width, height; None: that around the polygons or corners.
             polygons, rle: its segmentation, see :meth:`SegmentationArrays.add`.
             corners: x, y, x, y ... of an oriented box.
@@ -144,13 +156,16 @@ class DetectionListing:
 
     def make_arrays(self) -> None:
         """Set ``annotations`` to the objects that were added."""
-        columns = zip(*self._rows, strict=True) if self._rows else ((),) * 10
+        label_of: dict[Any, int] = {name: label for label, name in enumerate(self.classes)}
+        label_of |= {label: label for label in range(len(self.classes))}
+        rows = [row for row in self._rows if row[3] in label_of]
+        columns = zip(*rows, strict=True) if rows else ((),) * 10
         images, ids, boxes, labels, areas, crowd, trainable, segmentations, keypoints, corners = columns
         annotations = AnnotationArrays(
             np.array(images, dtype=np.int64),
             np.array(ids, dtype=np.int64),
             np.array(boxes, dtype=np.float64).reshape(-1, 4),
-            np.array(labels, dtype=np.int64),
+            np.array([label_of[label] for label in labels], dtype=np.int64),
             np.array(areas, dtype=np.float64),
             np.array(crowd, dtype=bool),
             np.array(trainable, dtype=bool),
@@ -380,9 +395,11 @@ def build_source(
     Raises:
         ValueError: there are errors that ``broken`` does not allow; or no image is left.
     """
-    if not listing.names:
+    if not listing.classes:
+        listing.classes = sort_names({row[3] for row in listing._rows})
+    if not listing.names or not listing.classes:
         check_errors(listing.file, listing.errors.groups(), broken)
-        raise ValueError(f"{listing.file} lists no images")
+        raise ValueError(f"{listing.file} {'has no classes' if listing.names else 'lists no images'}")
     outside_root = np.array([listing.below_root and leaves_root(listing.root, name) for name in listing.names])
     for index in np.flatnonzero(outside_root).tolist():
         name = os.fsdecode(listing.names[index])

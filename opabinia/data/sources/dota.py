@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
-from typing import NamedTuple
-
-import numpy as np
 
 from opabinia.config import register
 from opabinia.contracts import Channels, InputPath
 from opabinia.data.sources import annotation_errors as kinds
-from opabinia.data.sources.annotation_errors import Broken, ErrorCollector, check_errors
+from opabinia.data.sources.annotation_errors import Broken
 from opabinia.data.sources.annotation_values import parse_number, shortened, text
 from opabinia.data.sources.detection_base import (
     AnnotatedImages,
@@ -22,7 +18,6 @@ from opabinia.data.sources.detection_base import (
     pick_classes,
     read_label_file,
 )
-from opabinia.data.sources.file_names import sort_names
 from opabinia.data.sources.folder import existing_folder, is_image_file
 
 
@@ -62,68 +57,36 @@ def dota(
     folder = existing_folder(root / labels, "labels is a folder below root")
     entries = sorted(os.listdir(os.fsencode(existing_folder(root / "images"))))
     images = [os.path.join(b"images", name) for name in entries if is_image_file(name)]
-    errors = ErrorCollector()
-    files: dict[bytes, list[_Line]] = {}
+    if classes is not None:
+        pick_classes(folder, classes, None)
+    listing = DetectionListing(file=folder, root=root, classes=classes or (), oriented=True, noun="line")
     for name in images:
         label_file = os.fsdecode(os.path.splitext(os.path.basename(name))[0]) + ".txt"
-        lines = _read_file(folder, label_file, classes, errors)
+        lines = read_label_file(folder, label_file, listing.errors)
         if lines is not None:
-            files[name] = lines
-    if classes is None:
-        classes = sort_names({line.name for lines in files.values() for line in lines})
-    if not classes:
-        check_errors(folder, errors.groups(), broken)
-    pick_classes(folder, classes, None)
-    label_of = {name: label for label, name in enumerate(classes)}
-    listing = DetectionListing(
-        file=folder,
-        root=root,
-        names=list(files),
-        sizes=np.zeros((len(files), 2), dtype=np.int64),
-        classes=classes,
-        errors=errors,
-        oriented=True,
-        noun="line",
-    )
-    for image, lines in enumerate(files.values()):
-        for line in lines:
-            listing.add(image, line.number, label_of[line.name], corners=line.corners, crowd=line.difficult)
+            _add_objects(listing, listing.add_image(name), label_file, lines)
     return build_source(listing, broken=broken, empty=empty, channels=channels)
 
 
-class _Line(NamedTuple):
-    """An object: the number of its line from 1, class name, corners (x, y, x, y ...) and whether it is difficult."""
-
-    number: int
-    name: str
-    corners: Sequence[float]
-    difficult: bool
-
-
-def _read_file(folder: Path, name: str, classes: Sequence[str] | None, errors: ErrorCollector) -> list[_Line] | None:
-    """Return the valid lines of a label file; errors are added for others. None if it cannot be read."""
-    rows = read_label_file(folder, name, errors)
-    if rows is None:
-        return None
-    lines = []
-    for number, words in enumerate(rows, 1):
+def _add_objects(listing: DetectionListing, image: int, file: str, lines: Sequence[str]) -> None:
+    """Add the objects in the lines of a label file; errors are added for invalid ones."""
+    for number, words in enumerate(lines, 1):
         columns = words.split()
         if not columns or columns[0].lower().startswith(("imagesource:", "gsd:")):
             continue
         try:
-            line = _parse(number, columns)
+            name, corners, difficult = _parse(columns)
         except ValueError as error:
-            errors.add(kinds.BAD_CORNERS, name, f"line {number}", error)
+            listing.errors.add(kinds.BAD_CORNERS, file, f"line {number}", error)
             continue
-        if classes is not None and line.name not in classes:
-            errors.add(kinds.UNKNOWN_CLASS, name, f"line {number}", f"class {shortened(line.name)}")
+        if listing.classes and name not in listing.classes:
+            listing.errors.add(kinds.UNKNOWN_CLASS, file, f"line {number}", f"class {shortened(name)}")
         else:
-            lines.append(line)
-    return lines
+            listing.add(image, number, name, corners=corners, crowd=difficult)
 
 
-def _parse(number: int, columns: Sequence[str]) -> _Line:
-    """Parse the columns of a line.
+def _parse(columns: Sequence[str]) -> tuple[str, list[float], bool]:
+    """Return the class, corners (x, y, x, y ...) and whether the object is difficult.
 
     Raises:
         ValueError: they are not eight finite numbers, a class and 0, 1 or 2.
@@ -133,4 +96,4 @@ def _parse(number: int, columns: Sequence[str]) -> _Line:
     corners = [parse_number(column) for column in columns[:8]]
     if columns[9] not in ("0", "1", "2"):
         raise ValueError(f"difficult is {shortened(columns[9])}, expected 0, 1 or 2")
-    return _Line(number, text(columns[8]), corners, columns[9] != "0")
+    return text(columns[8]), corners, columns[9] != "0"

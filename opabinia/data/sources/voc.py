@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 from xml.etree.ElementTree import Element, ParseError, TreeBuilder, XMLParser
-
-import numpy as np
 
 from opabinia.config import register
 from opabinia.contracts import Channels, InputPath
@@ -78,77 +77,63 @@ def voc(
     if split is not None and not file.parent.is_dir():
         raise ValueError(f"split: {root} has no folder ImageSets/Main with lists; split: null reads all XML files")
     chosen = stems if split is None else [fields[0] for _, fields in read_fields(file, "name")]
-    errors = ErrorCollector()
-    files = _read_files(folder, chosen, errors)
+    images = _image_names(root, chosen)
+    listing = DetectionListing(file=file, root=root, noun="object")
+    names: set[str] = set()
+    for stem, count in Counter(chosen).items():
+        if count > 1:
+            listing.errors.add(kinds.DUPLICATE_IMAGE, stem, "", "in the list")
+        content = _read_file(folder, stem, listing.errors)
+        if content is not None:
+            size, objects = content
+            image = listing.add_image(images[stem], size)
+            for number, (name, box, is_difficult) in enumerate(objects, 1):
+                trainable = difficult == "learn" or not is_difficult
+                listing.add(image, number, name, box, crowd=is_difficult, trainable=trainable)
+                names.add(name)
     if classes is None:  # the same for all splits
-        others = _read_files(folder, [stem for stem in stems if stem not in files], ErrorCollector())
-        names = {obj.name for content in [*files.values(), *others.values()] for obj in content.objects}
+        others = [_read_file(folder, stem, ErrorCollector()) for stem in stems if stem not in images]
+        names |= {name for content in others if content for name, _, _ in content[1]}
         classes = list(CLASSES) if names <= set(CLASSES) else sort_names(names)
     pick_classes(file, classes, None)
-    label_of = {name: label for label, name in enumerate(classes)}
-    listing = DetectionListing(
-        file=file,
-        root=root,
-        names=_find_images(root, list(files)),
-        sizes=np.array([content.size for content in files.values()], dtype=np.int64).reshape(-1, 2),
-        classes=classes,
-        errors=errors,
-        noun="object",
-    )
-    for image, content in enumerate(files.values()):
-        for number, obj in enumerate(content.objects, 1):
-            if obj.name in label_of:
-                trainable = difficult == "learn" or not obj.difficult
-                listing.add(image, number, label_of[obj.name], obj.box, crowd=obj.difficult, trainable=trainable)
+    listing.classes = classes
     return build_source(listing, broken=broken, empty=empty, channels=channels)
 
 
-class _Object(NamedTuple):
-    name: str
-    box: tuple[float, float, float, float]
-    difficult: bool
+Box = tuple[float, float, float, float]
 
 
-class _File(NamedTuple):
-    """Content of an XML file: height and width (0 if not given), and the objects."""
-
-    size: tuple[int, int]
-    objects: Sequence[_Object]
-
-
-def _read_files(folder: Path, stems: Sequence[str], errors: ErrorCollector) -> dict[str, _File]:
-    """Read XML files; those that cannot be read are added to the errors."""
-    files: dict[str, _File] = {}
-    for stem in stems:
-        if stem in files:
-            errors.add(kinds.DUPLICATE_IMAGE, stem, "", "in the list")
-            continue
-        try:
-            top = parse_xml((folder / f"{stem}.xml").read_bytes())
-            sides = [(top.findtext(f"size/{side}") or "").strip() for side in ("height", "width")]
-            # Some tools write 0; the size is then read from the image.
-            height, width = (parse_whole(side) if side.isdecimal() else 0 for side in sides)
-            size = image_size(height, width) if height and width else (0, 0)
-            files[stem] = _File(size, [_parse_object(element) for element in top.findall("object")])
-        except (OSError, ValueError) as error:
-            errors.add(kinds.BAD_LABELS, f"{stem}.xml", "", getattr(error, "strerror", None) or error)
-    return files
+def _read_file(
+    folder: Path, stem: str, errors: ErrorCollector
+) -> tuple[tuple[int, int], list[tuple[str, Box, bool]]] | None:
+    """Return height and width (0 if not given) and the objects in an XML file: name, box and whether it is difficult.
+    None and an error if it cannot be read."""
+    try:
+        top = parse_xml((folder / f"{stem}.xml").read_bytes())
+        sides = [(top.findtext(f"size/{side}") or "").strip() for side in ("height", "width")]
+        # Some tools write 0; the size is then read from the image.
+        height, width = (parse_whole(side) if side.isdecimal() else 0 for side in sides)
+        size = image_size(height, width) if height and width else (0, 0)
+        return size, [_parse_object(element) for element in top.findall("object")]
+    except (OSError, ValueError) as error:
+        errors.add(kinds.BAD_LABELS, f"{stem}.xml", "", getattr(error, "strerror", None) or error)
+        return None
 
 
-def _find_images(root: Path, stems: Sequence[str]) -> list[bytes]:
+def _image_names(root: Path, stems: Sequence[str]) -> dict[str, bytes]:
     """Return the paths below the root of the images with these names, whatever their suffixes."""
     separate = (root / "JPEGImages").is_dir()
     folder, prefix = (root / "JPEGImages", b"JPEGImages/") if separate else (root, b"")
     names = {os.path.splitext(name)[0]: name for name in sorted(os.listdir(os.fsencode(folder))) if is_image_file(name)}
     if not separate and (unlabeled := len(names.keys() - set(map(os.fsencode, stems)))):
         log.warning("%s: %s without an XML file skipped", root, plural(unlabeled, "image"))
-    return [prefix + names.get(os.fsencode(stem), os.fsencode(f"{stem}.jpg")) for stem in stems]
+    return {stem: prefix + names.get(os.fsencode(stem), os.fsencode(f"{stem}.jpg")) for stem in stems}
 
 
 # --- XML --------------------------------------------------------------------------------------------------------------
 
 
-def _parse_object(element: Element) -> _Object:
+def _parse_object(element: Element) -> tuple[str, Box, bool]:
     name = (element.findtext("name") or "").strip()
     sides = ("xmin", "ymin", "xmax", "ymax")
     with errors_in(f"object {shortened(name)} has no box of four numbers ({', '.join(sides)}): "):
@@ -156,7 +141,7 @@ def _parse_object(element: Element) -> _Object:
     box = (left - 1, top - 1, right - left + 1, bottom - top + 1)
     place = ", ".join(f"{value:g}" for value in (left, top, right, bottom))
     with errors_in(f"the object with the box {place}: name or difficult: "):
-        return _Object(text(name), box, parse_flag(element.findtext("difficult") or "0"))
+        return text(name), box, parse_flag(element.findtext("difficult") or "0")
 
 
 def parse_xml(content: bytes) -> Element:

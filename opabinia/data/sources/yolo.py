@@ -79,21 +79,18 @@ def yolo(
     numbers = list(names)
     chosen = [numbers[index] for index in pick_classes(data, list(names.values()), classes)]
     labels = dict.fromkeys(names, -1) | {number: label for label, number in enumerate(chosen)}
-    errors = ErrorCollector()
-    images = _list_images(data, content, split, root, errors)
     listing = DetectionListing(
         file=data,
         root=root,
-        names=images,
-        sizes=np.zeros((len(images), 2), dtype=np.int64),
         classes=[names[number] for number in chosen],
         category_ids=chosen,
-        errors=errors,
         masks=masks,
         oriented=oriented,
         noun="line",
         below_root=False,  # folders and lists of a data.yaml may be anywhere
     )
+    for name in _list_images(data, content, split, root, listing.errors):
+        listing.add_image(name)
     _add_objects(listing, labels)
     return build_source(listing, broken=broken, empty=empty, channels=channels)
 
