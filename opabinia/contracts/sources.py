@@ -131,12 +131,6 @@ class SourceInfo(DataFacts):
             colors=(),
         )
 
-    def without_labels(self) -> SourceInfo:
-        """Return what says nothing about the content of images."""
-        return SourceInfo(
-            channels=self.channels, encoded=self.encoded, sizes=self.sizes, shards=self.shards, starts=self.starts
-        )
-
     @staticmethod
     def concat(infos: Sequence[SourceInfo]) -> SourceInfo:
         """Return the facts about sources with the same channels and classes, one after the other; without those about

@@ -41,15 +41,18 @@ class ConcatBase(Source):
 
     def __getitem__(self, index: int) -> Sample:
         number, own_index = self._locate(index)
-        sample = {**self.sources[number][own_index]}
-        for key in GROUND_TRUTH_KEYS & sample.keys():  # image ids are unique within a source only
-            sample[key] = replace(sample[key], image_id=f"{number}/{sample[key].image_id}")
-        return {**sample, "id": f"{number}/{sample['id']}"}
+        return self._convert(self.sources[number][own_index], number, index)
 
     def encoded(self, index: int) -> Sample:
         number, own_index = self._locate(index)
-        sample = self.sources[number].encoded(own_index)
-        return {**sample, "id": f"{number}/{sample['id']}"}
+        return self._convert(self.sources[number].encoded(own_index), number, index)
+
+    def _convert(self, sample: Sample, number: int, index: int) -> Sample:
+        """Return the sample of a source with ids that are unique in all."""
+        converted = {**sample, "id": f"{number}/{sample['id']}"}
+        for key in GROUND_TRUTH_KEYS & sample.keys():
+            converted[key] = replace(sample[key], image_id=f"{number}/{sample[key].image_id}")
+        return converted
 
     def id(self, index: int) -> str:
         number, own_index = self._locate(index)
@@ -192,15 +195,9 @@ class ConcatIdentities(ConcatBase):
         )
         super().__init__(sources, joined)
 
-    def __getitem__(self, index: int) -> Sample:
-        return self._with_labels(super().__getitem__(index), index)
-
-    def encoded(self, index: int) -> Sample:
-        return self._with_labels(super().encoded(index), index)
-
-    def _with_labels(self, sample: Sample, index: int) -> Sample:
+    def _convert(self, sample: Sample, number: int, index: int) -> Sample:
         others = {key: value for key, value in sample.items() if key not in ("label", "camera", "view")}
-        return others | self.info.labels_of(index)
+        return super()._convert(others, number, index) | self.info.labels_of(index)
 
 
 def _join(columns: Sequence[Indices | None], counts: Sequence[int]) -> Indices | None:

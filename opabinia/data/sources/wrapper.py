@@ -160,7 +160,8 @@ class Unlabeled(Wrapper):
     """
 
     def __init__(self, *, source: SourcePart) -> None:
-        super().__init__(source, source.info.without_labels())
+        info, names = source.info, ("channels", "encoded", "sizes", "shards", "starts")
+        super().__init__(source, SourceInfo(**{name: getattr(info, name) for name in names}))
 
     def convert(self, sample: Sample, index: int) -> Sample:
         return _without_label(sample)
