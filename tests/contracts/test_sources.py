@@ -1,5 +1,7 @@
 """Facts about samples, and how they change with the samples."""
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
@@ -45,6 +47,7 @@ def test_a_concatenation_knows_what_all_its_sources_know() -> None:
     partly = SourceInfo.concat([INFO, SourceInfo(channels=1, classes=INFO.classes, sizes=INFO.sizes)])
     assert partly.labels is partly.present is None and partly.category_ids == () and not partly.boxes
     assert np.asarray(partly.sizes).shape == (8, 2)
+    assert both.colors == () and not SourceInfo.concat([replace(INFO, maps=True), INFO]).maps
 
 
 class Plain(Source):
