@@ -49,6 +49,8 @@ def test_images_at_any_depth_are_sorted(photos: Path) -> None:
     assert Images(root=photos, channels=1)[0]["image"].shape == (1, 4, 5)
     with pytest.raises(IndexError, match="index 4 of 4"):
         source[4]
+    train, val = (Images(root=photos, split=split, val_fraction=0.9) for split in ("train", "val"))  # type: ignore[arg-type]
+    assert [val.id(0), val.id(1), train.id(0), train.id(1)] == [ids[0], ids[2], ids[1], ids[3]], "half at most"
 
 
 def test_symbolic_links_are_followed_once(photos: Path, tmp_path: Path) -> None:
