@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from opabinia.contracts import DatasetInfo, Source
-from opabinia.data.sampling.samplers import Subset, mixed_sources
+from opabinia.data.sampling.samplers import mixed_sources
 from opabinia.data.settings import Stream
 from opabinia.data.sources import Concat, Digits, DigitScenes, DigitViews, ImageFolder, Images, Synthetic, Unlabeled
 from opabinia.training.samples import read_dataset_info
@@ -131,12 +131,6 @@ def test_unlabeled_sources_are_concatenated_with_weights(photos: Path) -> None:
     sampler = mixed_sources(concat, 0, 8, weights=[1, 3, 0], length=400)
     drawn = sampler.order(0)(np.arange(400))
     assert np.histogram(drawn, [0, 4, 404, len(concat)])[0].tolist() == [100, 300, 0]
-
-
-def test_a_subset_of_unlabeled_data_is_not_stratified(photos: Path) -> None:
-    assert len(Subset(Images(root=photos), 0, 8, num_samples=3, stratified=False)) == 3
-    with pytest.raises(ValueError, match=r"stratified: Images does not know the labels .* set it to false"):
-        Subset(Images(root=photos), 0, 8, num_samples=3)
 
 
 def test_batches_of_concatenated_sources_without_labels() -> None:
