@@ -186,7 +186,7 @@ def run_tests(checkout: Path, files: Sequence[str]) -> str:
     if ended[0] == 0:
         os.waitpid(child, 0)
         return "no end"
-    failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", report.read_text(encoding="utf-8"), re.MULTILINE)
+    failed = re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", report.read_text(encoding="utf-8"), re.MULTILINE)
     return (failed or ["no collection"])[0] if os.waitstatus_to_exitcode(ended[1]) else ""
 
 
