@@ -164,8 +164,8 @@ class _Check:
             written = synonym.replace("=", ": ", 1) if in_file else synonym
             return self._complain(place, "unknown key", value, allowed=f"write {written}")
         guess = nearest(key, entry.by_name)
-        own = listing(list(entry.by_name))
-        known = f"{entry.name} knows: {own}" if own else f"{entry.name} has no parameters"
+        names = listing(list(entry.by_name))
+        known = f"{entry.name} knows: {names}" if names else f"{entry.name} has no parameters"
         if not guess and (owners := self._owners(entry, key) or self._owners(self.entry, key)):
             known += f"; {key!r} belongs to {listing(owners, 5)}"
         self._complain(place, "unknown key", value, guess, known)

@@ -135,14 +135,14 @@ def _find_recipe(recipe: str, recipes: Path, problems: list[Problem]) -> tuple[P
 class _File:
     """The tree of a file, without its key ``base``, and the files that it builds on."""
 
-    own: Node
+    root: Node
     bases: tuple[_File, ...]
 
     def merged(self) -> Node:
-        root = Node({}, self.own.where)
+        root = Node({}, self.root.where)
         for base in self.bases:
             root = merge(root, base.merged())
-        return merge(root, self.own)
+        return merge(root, self.root)
 
 
 @dataclass
@@ -169,8 +169,8 @@ class _Files:
             self.missing = True
             return None
         self.read.append(root)
-        own = Node({key: node for key, node in root.value.items() if key != "base"}, root.where)
-        return _File(own, tuple(self._bases(root.value.get("base"), path, (*children, path.absolute()))))
+        without_base = Node({key: node for key, node in root.value.items() if key != "base"}, root.where)
+        return _File(without_base, tuple(self._bases(root.value.get("base"), path, (*children, path.absolute()))))
 
     def _bases(self, node: Node | None, path: Path, children: tuple[Path, ...]) -> Iterable[_File]:
         if node is None or node.value is None:
@@ -262,11 +262,11 @@ def _check_vars(variables: Node, written: Iterable[Node], problems: list[Problem
     read = {target for node in written for target in targets(node)}
     read |= {problem.suggestion for problem in problems}  # a misspelled reference is reported once, at its place
     for name, node in variables.value.items():
-        own = f"vars.{name}"
-        if not any(target == own or target.startswith(f"{own}.") or target == "vars" for target in read):
-            near = nearest_path(own, read)
+        path = f"vars.{name}"
+        if not any(target == path or target.startswith(f"{path}.") or target == "vars" for target in read):
+            near = nearest_path(path, read)
             hint = near and f"(${{{near}}} is read)"
-            problems.append(Problem(node.where, own, "nothing reads it", show(node.plain()), allowed=hint))
+            problems.append(Problem(node.where, path, "nothing reads it", show(node.plain()), allowed=hint))
 
 
 def _plugins(root: Node, problems: list[Problem]) -> tuple[str, ...]:

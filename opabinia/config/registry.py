@@ -21,6 +21,7 @@ from opabinia.config.types import Parameter, Spec, Unsupported, describe, holds_
 from opabinia.config.validate import fit, plain
 
 T = TypeVar("T", bound=Callable[..., Any])
+Complain = Callable[[str], TypeError]
 _RESERVED_KEYS = ("base", "vars")
 
 
@@ -175,7 +176,7 @@ class Register:
     ) -> Entry:
         """Read a signature and enter the part; see :meth:`Family.__call__`."""
         name = name or _default_name(target)
-        complain = _Complaint(f"register.{family}: {_origin(target)}")
+        complain = _complaint(f"register.{family}: {_origin(target)}")
         if not re.fullmatch(r"[A-Za-z_][\w.-]*", name):
             raise complain(f"{name!r} is not a name that a config could use; give name=...")
         for word in (name, *aliases):
@@ -191,7 +192,7 @@ class Register:
         return entry
 
     def _read(
-        self, family: str, target: Callable[..., Any], name: str, renamed: Mapping[str, str], complain: _Complaint
+        self, family: str, target: Callable[..., Any], name: str, renamed: Mapping[str, str], complain: Complain
     ) -> Entry:
         doc, described = documentation(target)
         if not doc:
@@ -218,7 +219,7 @@ class Register:
         target: Callable[..., Any],
         parameter: inspect.Parameter,
         described: Mapping[str, str],
-        complain: _Complaint,
+        complain: Complain,
     ) -> Parameter:
         name = parameter.name
         if name == "name" and family not in ("section", "command"):
@@ -232,7 +233,7 @@ class Register:
         default = self._default(spec, name, parameter.default, complain)
         return Parameter(name, spec, False, default, doc)
 
-    def _spec(self, target: Callable[..., Any], parameter: inspect.Parameter, complain: _Complaint) -> Spec:
+    def _spec(self, target: Callable[..., Any], parameter: inspect.Parameter, complain: Complain) -> Spec:
         try:
             spec = spec_of(_resolve(target, parameter.name, parameter.annotation), self._section_of)
         except NameError as error:
@@ -261,7 +262,7 @@ class Register:
         names = (entry.name for entry in self.entries["section"].values() if entry.target is annotation)
         return next(names, None)
 
-    def _default(self, spec: Spec, name: str, value: Any, complain: _Complaint) -> Any:
+    def _default(self, spec: Spec, name: str, value: Any, complain: Complain) -> Any:
         """Return the default as plain data; a registered callable stands for the part of that name."""
         if callable(value) and holds_part(spec):
             return self._part_default(spec, name, value, complain)
@@ -279,7 +280,7 @@ class Register:
             raise complain(f"the default of parameter {name!r} holds a value that cannot be written in YAML")
         return default
 
-    def _part_default(self, spec: Spec, name: str, value: Any, complain: _Complaint) -> dict[str, str]:
+    def _part_default(self, spec: Spec, name: str, value: Any, complain: Complain) -> dict[str, str]:
         families = [part["family"] for part in parts_in(spec)]
         entry = next((e for f in families for e in self.entries[f].values() if e.target is value), None)
         if entry is None:
@@ -290,21 +291,16 @@ class Register:
         return {} if entry.family == "section" else {"name": entry.name}
 
 
-class _Complaint:
-    """Creates the TypeErrors of one registration."""
-
-    def __init__(self, what: str) -> None:
-        self.what = what
-
-    def __call__(self, message: str) -> TypeError:
-        return TypeError(f"{self.what}: {message}")
+def _complaint(what: str) -> Complain:
+    """Return a function that creates the TypeErrors of one registration."""
+    return lambda message: TypeError(f"{what}: {message}")
 
 
 FAMILIES: tuple[str, ...] = tuple(Register.__annotations__)
 register = Register()
 
 
-def _check_closed(parameter: inspect.Parameter, complain: _Complaint) -> None:
+def _check_closed(parameter: inspect.Parameter, complain: Complain) -> None:
     if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
         stars = "*" if parameter.kind is parameter.VAR_POSITIONAL else "**"
         raise complain(

@@ -324,6 +324,8 @@ def test_nearest_by_hand() -> None:
     assert columns.tolist() == [[1, 2], [0, 2]]
     assert nearest_distances.tolist() == pytest.approx([pytest.approx([0, 1]), pytest.approx([0, math.sqrt(18)])])
     assert nearest(torch.tensor(query), torch.tensor(gallery), 9)[1].shape == (2, 3)
+    features = 10 + torch.randn(200, 64, generator=torch.Generator().manual_seed(0))
+    assert (nearest(features, features, 1, "euclidean")[0] >= 0).all(), "no root of a number below 0"
 
 
 # --- other protocols --------------------------------------------------------------------------------------------------

@@ -166,15 +166,15 @@ def precision_recall(
     for groups, rows in zip(of_category, (ground_truth["annotations"], results), strict=True):
         for row in rows:
             groups.setdefault(row["category_id"], []).append(row)
-    parts = []
+    tables = []
     for start in range(0, len(categories), size):
         block = categories[start : start + size]
         annotations, detections = (
             [row for category in block for row in groups.get(category["id"], ())] for groups in of_category
         )
-        part = {"images": ground_truth["images"], "annotations": annotations, "categories": block}
-        parts.append(evaluate(part, detections))
-    precision, recall, ids = zip(*parts, strict=True)
+        of_block = {"images": ground_truth["images"], "annotations": annotations, "categories": block}
+        tables.append(evaluate(of_block, detections))
+    precision, recall, ids = zip(*tables, strict=True)
     return PrecisionRecall(np.concatenate(precision, 2), np.concatenate(recall, 1), list(chain(*ids)))
 
 

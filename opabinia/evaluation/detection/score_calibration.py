@@ -59,11 +59,11 @@ class ScoreCalibration(DetectionEvaluator):
         labels, scores, right = _columns(images[1::2])
         rows, totals = [], np.zeros(2)
         for label, name in self._classes():
-            own, outcomes = scores[labels == label], right[labels == label]
-            mapped = calibrate(own, *fitted.get(name, (1.0, 0.0)))
-            errors = [calibration_error(values, outcomes, self._bins) for values in (own, mapped)]
-            rows.append({"class": name, "detections": len(own), "d_ece": errors[0], "d_ece_calibrated": errors[1]})
-            totals += len(own) / len(scores) * np.array([error or 0.0 for error in errors])
+            class_scores, outcomes = scores[labels == label], right[labels == label]
+            mapped = calibrate(class_scores, *fitted.get(name, (1.0, 0.0)))
+            errors = [calibration_error(values, outcomes, self._bins) for values in (class_scores, mapped)]
+            rows.append({"class": name, "detections": len(outcomes), "d_ece": errors[0], "d_ece_calibrated": errors[1]})
+            totals += len(outcomes) / len(scores) * np.array([error or 0.0 for error in errors])
         means = {"d_ece": float(totals[0]), "d_ece_calibrated": float(totals[1])}
         return {"scores": means, "per_class": rows, "maps": maps}
 

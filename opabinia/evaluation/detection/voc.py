@@ -93,7 +93,7 @@ class Voc(DetectionEvaluator):
         classes = self._dataset_info.classes
         rows = []
         for name, count, values in zip(classes, count_objects(images, len(classes)), precisions, strict=True):
-            means = {name: float(own.mean()) for name, own in self._of_name(values).items()}
+            means = {name: float(column.mean()) for name, column in self._of_name(values).items()}
             rows.append({"class": name, "objects": count} | (means if count else dict.fromkeys(means)))
         return {"per_class": rows, **error_tables(images, len(classes), self._confidence)}
 

@@ -190,9 +190,9 @@ def ranks_on_gpu(distances: Tensor, columns: Sequence[Indices]) -> list[Indices]
     """Return the ranks for all rows, as :func:`ranks_on_cpu`, by sorting them: any number of matches takes as long."""
     matches = torch.zeros(distances.shape, dtype=torch.bool, device=distances.device)
     matches[cell_indices(columns, distances.device)] = True
-    parts = zip(torch.split(distances, _ROWS_TO_SORT), torch.split(matches, _ROWS_TO_SORT), strict=True)
+    blocks = zip(torch.split(distances, _ROWS_TO_SORT), torch.split(matches, _ROWS_TO_SORT), strict=True)
     # A stable sort keeps images at the same distance in the order of the gallery.
-    ordered = [part.gather(1, rows.argsort(dim=1, stable=True)).nonzero()[:, 1] for rows, part in parts]
+    ordered = [match.gather(1, rows.argsort(dim=1, stable=True)).nonzero()[:, 1] for rows, match in blocks]
     ranks = torch.cat(ordered).cpu().numpy() + 1
     return np.split(ranks, np.cumsum([len(indices) for indices in columns])[:-1])
 
@@ -306,14 +306,14 @@ def rank(source: Distances, relevance: Relevance) -> Ranking:
     relevance.check(source)
     queries: list[int] = []
     ranks: list[Indices] = []
-    for part in distance_blocks(source, relevance):
-        rows = [row for row, matches in enumerate(part.matches) if len(matches)]
-        queries += [part.queries[row] for row in rows]
-        if part.distances.device.type == "cpu":
-            distances = part.distances.numpy()
-            ranks += [ranks_on_cpu(distances[row], part.matches[row]) for row in rows]
+    for block in distance_blocks(source, relevance):
+        rows = [row for row, matches in enumerate(block.matches) if len(matches)]
+        queries += [block.queries[row] for row in rows]
+        if block.distances.device.type == "cpu":
+            distances = block.distances.numpy()
+            ranks += [ranks_on_cpu(distances[row], block.matches[row]) for row in rows]
         else:
-            of_rows = ranks_on_gpu(part.distances, part.matches)
+            of_rows = ranks_on_gpu(block.distances, block.matches)
             ranks += [of_rows[row] for row in rows]
     if not queries:
         raise relevance.no_match_error()

@@ -184,12 +184,12 @@ def single_shot(
     orders = [np.random.default_rng((seed, number)).permutation(source.gallery) for number in range(repeats)]
     positions: list[Indices] = []
     queries: list[int] = []
-    for part in distance_blocks(source, matches):
-        rows = [row for row, columns in enumerate(part.matches) if len(columns)]
-        queries += [part.queries[row] for row in rows]
-        columns = [part.matches[row] for row in rows]
-        ids = matches.query_ids[list(part.queries)][rows]
-        arguments = part.distances[rows], columns, ids, matches.gallery_ids
+    for block in distance_blocks(source, matches):
+        rows = [row for row, columns in enumerate(block.matches) if len(columns)]
+        queries += [block.queries[row] for row in rows]
+        columns = [block.matches[row] for row in rows]
+        ids = matches.query_ids[list(block.queries)][rows]
+        arguments = block.distances[rows], columns, ids, matches.gallery_ids
         positions.append(np.stack([_single_shot_ranks(*arguments, order) for order in orders], axis=1))
     if not queries:
         raise matches.no_match_error()
@@ -255,7 +255,7 @@ def random_galleries(
         order = np.random.default_rng((seed, number)).permutation(len(identities))
         shown = np.zeros(len(identities), dtype=bool)
         shown[first_of_each(identities, order)] = True
-        query, gallery = (rows[torch.from_numpy(part).to(rows.device)] for part in (~shown, shown))
+        query, gallery = (rows[torch.from_numpy(side).to(rows.device)] for side in (~shown, shown))
         ids_of_sides = identities[~shown], identities[shown]
         results.append(evaluate(query, gallery, *ids_of_sides, metric=metric, ranks=ranks))
     return {name: sum(scores[name] for scores in results) / repeats for name in results[0]}

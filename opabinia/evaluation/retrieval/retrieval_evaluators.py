@@ -190,7 +190,7 @@ def _split(rows: Rows, features: Tensor) -> tuple[Tensor, Tensor, Matches]:
             "image is searched among all others, the evaluator is `recall`"
         )
     cameras = (None, None) if rows.cameras is None else (rows.cameras[queries], rows.cameras[~queries])
-    query, gallery = (features[torch.from_numpy(part).to(features.device)] for part in (queries, ~queries))
+    query, gallery = (features[torch.from_numpy(side).to(features.device)] for side in (queries, ~queries))
     return query, gallery, Matches(labels[queries], labels[~queries], *cameras)
 
 

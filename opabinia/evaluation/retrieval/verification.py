@@ -47,11 +47,11 @@ def roc(source: Distances, matches: Matches, fprs: Sequence[float]) -> dict[floa
     count, limit = max(allowed) + 1, torch.inf
     nearest: list[Tensor] = []
     positives: list[Tensor] = []
-    for part in distance_blocks(source, matches):
-        cells = cell_indices(part.matches, part.distances.device)
-        positives.append(part.distances[cells].cpu())
-        part.distances[cells] = torch.nan
-        nearest.append(part.distances[part.distances <= limit])
+    for block in distance_blocks(source, matches):
+        cells = cell_indices(block.matches, block.distances.device)
+        positives.append(block.distances[cells].cpu())
+        block.distances[cells] = torch.nan
+        nearest.append(block.distances[block.distances <= limit])
         if sum(map(len, nearest)) > 2 * count:
             nearest = [torch.cat(nearest).topk(count, largest=False, sorted=False).values]
             limit = float(nearest[0].max())

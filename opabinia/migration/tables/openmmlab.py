@@ -6,5 +6,3 @@ from opabinia.migration.tables import read_tables
 
 REASONS, SECTIONS, MOVED, OPTIMIZERS = read_tables("openmmlab", "REASONS SECTIONS MOVED OPTIMIZERS")
 SCHEDULES, WARMUPS, CUSTOM_KEYS = read_tables("openmmlab", "SCHEDULES WARMUPS CUSTOM_KEYS")
-
-RUNTIME = "not part of a recipe"
