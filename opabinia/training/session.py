@@ -21,6 +21,7 @@ from opabinia.contracts import (
     LoggerPart,
     OptimizerPart,
     Plan,
+    Run,
     Schedule,
     SchedulePart,
     Schedules,
@@ -211,26 +212,39 @@ class TrainingRun:
         loggers = [logger(session.folder, start) for logger in self.loggers] if is_rank_zero() else []
         metrics_log = MetricsLogger(session.folder / "metrics.jsonl" if is_rank_zero() else None, loggers)
         trainer = Trainer(
-            task=model,
+            self._run_state(session, model, batches, metrics_log, evaluation.scores, device),
             step=step,
             plan=batches.plan,
-            loader=batches.loader(device, model.size_multiple_of),
             validation=evaluation.validation,
-            metrics_log=metrics_log,
             hooks=hooks,
-            folder=session.folder,
-            device=device,
             keep=self.checkpoint.keep,
             metadata=description,
             interrupted=session.interrupted,
             skip_batches=session.batches_to_skip(),
             sharded=models.parallel is not None and models.parallel.sharded,
-            batches=partial(batches.extra_batches, device, self.evaluate.batch_size, model.size_multiple_of),
-            available_scores=evaluation.scores,
+        )
+        return _run(trainer, session, metrics_log, summary)
+
+    def _run_state(
+        self,
+        session: Session,
+        task: Task,
+        batches: TrainingBatches,
+        metrics_log: MetricsLogger,
+        scores: Mapping[str, str],
+        device: torch.device,
+    ) -> Run:
+        """Return the state that hooks see, as of before the first step."""
+        return Run(
+            task,
+            metrics_log,
+            session.folder,
+            loader=batches.loader(device, task.size_multiple_of),
+            batches=partial(batches.extra_batches, device, self.evaluate.batch_size, task.size_multiple_of),
+            available_scores=scores,
             start_time=session.start_time,
             autocast=partial(autocast, device, self.train.precision),
         )
-        return _run(trainer, session, metrics_log, summary)
 
     def _hooks(
         self,

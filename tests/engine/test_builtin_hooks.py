@@ -1,5 +1,6 @@
 """The built-in hooks, each alone; ``test_trainer.py`` tests their order and events."""
 
+import json
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -72,22 +73,17 @@ def test_best_by_a_weighted_sum() -> None:
     assert marked("max", [0.1], SaveBest("val/x + val/z", "max")) == []
 
 
-def test_best_continues_from_its_state() -> None:
-    hook = SaveBest("val/x", "max")
-    marked("max", [0.1, 0.5], hook)
-    resumed = SaveBest("val/x", "max")
-    resumed.load_state_dict(hook.state_dict())
-    assert marked("max", [0.5, 0.4, 0.6], resumed) == [3]
-
-
-def test_best_with_an_infinite_score_can_be_saved(tmp_path: Path) -> None:
-    import json
-
-    hook = SaveBest("val/x", "min")
-    marked("min", [math.inf], hook)
-    resumed = SaveBest("val/x", "min")
+@pytest.mark.parametrize(
+    ("better", "before", "after", "expected"),
+    [("max", [0.1, 0.5], [0.5, 0.4, 0.6], [3]), ("min", [math.inf], [math.inf, 3.0], [2])],
+)
+def test_best_continues_from_its_state(
+    better: str, before: list[float | None], after: list[float | None], expected: list[int]
+) -> None:
+    hook, resumed = SaveBest("val/x", better), SaveBest("val/x", better)
+    marked(better, before, hook)
     resumed.load_state_dict(json.loads(json.dumps(hook.state_dict(), allow_nan=False)))
-    assert marked("min", [math.inf, 3.0], resumed) == [2]
+    assert marked(better, after, resumed) == expected
 
 
 def test_best_that_was_saved_but_not_yet_pointed_to(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from opabinia.engine.checkpointing import checkpoint
+from opabinia.engine.checkpointing import checkpoint, manager
 from opabinia.engine.checkpointing.checkpoint import (
     BadCheckpoint,
     Snapshot,
@@ -49,15 +48,15 @@ def snapshot(step: int, **state: Any) -> Snapshot:
 def checkpoints(folder: Path, keep: int = 2) -> tuple[CheckpointManager, Callable[[int], Path]]:
     """Return a checkpoint manager, and a function that saves a step and waits until it is written."""
     now = {"step": 0}
-    manager = CheckpointManager(folder, keep, lambda: snapshot(now["step"]))
+    saves = CheckpointManager(folder, keep, lambda: snapshot(now["step"]))
 
     def save(step: int) -> Path:
         now["step"] = step
-        path = manager.save()
-        manager.wait()
+        path = saves.save()
+        saves.wait()
         return path
 
-    return manager, save
+    return saves, save
 
 
 def mark_best(saves: CheckpointManager, step: int) -> None:
@@ -259,12 +258,11 @@ def test_every_changed_byte_is_refused_by_name(checkpoint_dir: Path, name: str) 
     file = checkpoint_dir / name
     original = file.read_bytes()
     for at in range(len(original)):
-        for change in (0x01, 0x80) if at % 7 else (0x01, 0x02, 0x20, 0x80, 0xFF):
-            damaged = bytearray(original)
-            damaged[at] ^= change
-            file.write_bytes(damaged)
-            with pytest.raises(BadCheckpoint, match=f"/step-00000007/{name}: "):
-                read_checkpoint(checkpoint_dir)
+        damaged = bytearray(original)
+        damaged[at] ^= (0x01, 0x02, 0x20, 0x80, 0xFF)[at % 5]
+        file.write_bytes(damaged)
+        with pytest.raises(BadCheckpoint, match=f"/step-00000007/{name}: "):
+            read_checkpoint(checkpoint_dir)
     file.write_bytes(original)
     read_checkpoint(checkpoint_dir)
 
@@ -463,8 +461,9 @@ def test_a_run_that_was_rolled_back_deletes_later_checkpoints(tmp_path: Path) ->
     assert read_pointer(tmp_path, "best") is None
 
 
-def test_other_ranks_write_nothing(tmp_path: Path) -> None:
-    saves = CheckpointManager(tmp_path, 2, lambda: snapshot(5), write=False)
+def test_other_ranks_write_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manager, "is_rank_zero", lambda: False)
+    saves = CheckpointManager(tmp_path, 2, lambda: snapshot(5))
     assert saves.save() == tmp_path / "step-00000005"
     mark_best(saves, 5)
     assert saves.last_saved_step == 5
@@ -614,19 +613,6 @@ def test_a_failed_save_is_raised_by_the_next_call(tmp_path: Path, monkeypatch: p
     saves.save()
     saves.wait()
     assert steps(tmp_path) == [1], "saving works when the disk has space again"
-
-
-def test_loader_workers_that_start_during_a_save_wait_for_it(tmp_path: Path, stuck: Stuck) -> None:
-    """A fork must not inherit locks of the background thread."""
-    saves = CheckpointManager(tmp_path, 1, lambda: snapshot(1))
-    path = saves.save()
-    stuck.reached.wait()
-    threading.Timer(0.1, stuck.go.set).start()
-    worker = get_context("fork").Process(target=lambda: os._exit(0 if path.is_dir() else 1))
-    worker.start()
-    worker.join()
-    assert worker.exitcode == 0
-    saves.wait()
 
 
 # --- killed at every point --------------------------------------------------------------------------------------------

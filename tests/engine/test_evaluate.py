@@ -9,99 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from opabinia.contracts import Batch, Clock, DatasetInfo, Evaluator, Hook, Phase, Predictions, Run
-from opabinia.data.loader import BatchReader, Loader, evaluation_requests
 from opabinia.engine.loggers.metrics_log import MetricsLogger
 from opabinia.engine.loop import evaluate as engine
-from opabinia.engine.loop.evaluate import EvaluationStopped, ValidationSet, evaluate, evaluate_all, evaluation_run
+from opabinia.engine.loop.evaluate import EvaluationStopped, evaluate, evaluate_all, evaluation_run
 from opabinia.engine.loop.hook_dispatch import HookDispatcher
 from opabinia.evaluation.classification.topk import TopK
-from tests.engine.toys import CPU, FACTS, Line, LineCollector, Vectors, make_run, validation
-
-
-class Confidence(Evaluator):
-    """Mean of the largest logit, added in the order of positions: another order could change the last digit."""
-
-    better = {"confidence": "max"}  # noqa: RUF012
-
-    def __init__(self) -> None:
-        self.values: list[tuple[int, float]] = []
-
-    def update(self, predictions: Predictions, batch: Batch) -> None:
-        largest = predictions["logits"].amax(1).double().tolist()
-        self.values += zip(map(int, batch["id"]), largest, strict=True)
-
-    def state(self) -> list[tuple[int, float]]:
-        return self.values
-
-    def compute(self, states: Sequence[list[tuple[int, float]]]) -> dict[str, float]:
-        values = sorted(item for state in states for item in state)
-        return {"confidence": sum(value for _, value in values) / len(values)} if values else {}
-
-
-class Measured(Line):
-    def evaluators(self, dataset_info: DatasetInfo) -> list[Evaluator]:
-        return [TopK((1, 2)), Confidence()]
-
-
-def on_processes(world: int, samples: int, batch_size: int) -> list[dict[str, float]]:
-    """Return the scores of each of ``world`` simulated processes, with the collection of states replaced."""
-    torch.manual_seed(3)
-    task = Measured()
-    source = Vectors(samples)
-
-    def loader(rank: int) -> Loader:
-        return Loader(BatchReader(source, dataset_info=FACTS), evaluation_requests(samples, batch_size, rank, world))
-
-    sent: list[list[Any]] = []
-    with pytest.MonkeyPatch.context() as patch:
-        for rank in range(world):
-            sent.append([])
-            patch.setattr(engine, "gather_to_rank_zero", lambda state: (sent[-1].append(state()), sent[-1][-1:])[1])
-            evaluate(task, ValidationSet("val", loader(rank), FACTS), CPU)
-        scores = []
-        for rank in range(world):
-            turn = iter(range(9))
-            gathered = lambda state, turn=turn: [states[at] for at in [next(turn)] for states in sent]  # noqa: E731
-            patch.setattr(engine, "gather_to_rank_zero", gathered)
-            scores.append(evaluate(task, ValidationSet("val", loader(rank), FACTS), CPU).scores)
-    return scores
-
-
-@given(st.integers(1, 40), st.integers(1, 12), st.integers(2, 6))
-@settings(max_examples=40)
-def test_scores_are_the_same_for_any_number_of_processes(samples: int, batch_size: int, world: int) -> None:
-    alone = on_processes(1, samples, batch_size)[0]
-    assert set(alone) == {"val/top1", "val/top2", "val/confidence"}
-    assert all(scores == alone for scores in on_processes(world, samples, batch_size))
-
-
-@pytest.mark.parametrize("world", [1, 2, 3])
-def test_fewer_samples_than_processes(world: int) -> None:
-    scores = on_processes(world, 2, 1)
-    labels, images = Vectors(2).labels, Vectors(2).images
-    torch.manual_seed(3)
-    logits = Measured().layer(images)
-    assert (
-        scores
-        == [
-            {
-                "val/top1": sum(int(row.argmax()) == label for row, label in zip(logits, labels, strict=True)) / 2,
-                "val/top2": sum(label in row.topk(2)[1] for row, label in zip(logits, labels, strict=True)) / 2,
-                "val/confidence": sum(logits.amax(1).double().tolist()) / 2,
-            }
-        ]
-        * world
-    )
-
-
-@pytest.mark.parametrize("world", [1, 3])
-def test_no_samples_give_no_scores(world: int) -> None:
-    assert on_processes(world, 0, 4) == [{}] * world
-
+from tests.engine.toys import CPU, Line, LineCollector, make_run, validation
 
 # --- the loop ---------------------------------------------------------------------------------------------------------
 

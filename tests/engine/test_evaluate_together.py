@@ -24,6 +24,8 @@ from tests.faults.programs import Server
 from tests.runtime.ranks import run_on_ranks
 
 SAMPLES, TRAINING, BATCH_SIZE = 31, 64, 4  # the last round has fewer batches than ranks
+FEW = {"few": 2, "none": 0}
+"""Samples of evaluations with fewer than there are ranks."""
 
 
 class Embedding(Line):
@@ -93,6 +95,8 @@ EVALUATORS: dict[str, Callable[[DatasetInfo], list[Evaluator]]] = {
     ],
     "mismatch": lambda info: [Mismatch()],
     "unready": lambda info: [Unready()],
+    "few": lambda info: [TopK((1,))],
+    "none": lambda info: [TopK((1,))],
     "slow": lambda info: [Slow()],  # the last one: it changes the timeout
 }
 
@@ -102,7 +106,9 @@ def validation_set(name: str) -> ValidationSet:
         requests = evaluation_requests(samples, BATCH_SIZE, rank(), world_size())
         return Loader(BatchReader(Vectors(samples, spread=1.0), dataset_info=FACTS), requests)
 
-    validation = ValidationSet("val", loader(SAMPLES), FACTS, evaluators=lambda task, info: EVALUATORS[name](info))
+    validation = ValidationSet(
+        "val", loader(FEW.get(name, SAMPLES)), FACTS, evaluators=lambda task, info: EVALUATORS[name](info)
+    )
     return replace(validation, training=loader(TRAINING), training_samples=TRAINING)
 
 
@@ -133,6 +139,13 @@ def test_all_ranks_have_the_scores_of_one_process(ranks: list[dict[str, Any]]) -
     assert {"val/top1", "val/largest", "val/knn_top1", "val/recall1", "val/linear_top1"} <= expected.keys()
     assert [results["scores"]["scores"] for results in ranks] == [expected] * len(ranks)
     assert list(ranks[-1]["scores"]["scores"]) == list(expected), "in the same order"
+
+
+def test_fewer_samples_than_ranks(ranks: list[dict[str, Any]]) -> None:
+    for name in FEW:
+        expected = run_evaluation(name)["scores"]
+        assert [results[name]["scores"] for results in ranks] == [expected] * len(ranks)
+        assert (expected == {}) == (name == "none")
 
 
 def test_tables_and_files_are_computed_on_rank_zero(ranks: list[dict[str, Any]]) -> None:

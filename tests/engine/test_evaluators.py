@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from opabinia.contracts import Batch, Clock, DataMismatch, Evaluator, Predictions, Task
 from opabinia.data.sampling.batches import evaluation_batches
 from opabinia.engine.loop.evaluate import ValidationSet, evaluate, needs_training_data, requested_layers
-from opabinia.evaluation.representation.knn import Knn
-from tests.engine.toys import CPU, FACTS, Line, Rows, validation
+from tests.engine.toys import CPU, Line, Rows, validation
 
 
 class Embedding(Line):
@@ -139,8 +138,3 @@ def test_evaluators_that_do_not_learn_do_not_read_the_training_data() -> None:
     assert not needs_training_data(Line(), val_set)
     assert needs_training_data(Line(), evaluated_by(Learning()))
     evaluate(Line(), val_set, CPU)
-
-
-def test_knn_works_for_any_task_with_an_embedding() -> None:
-    scores = evaluate(Embedding(), evaluated_by(Knn(FACTS, k=1), training=rows(7, seed=1)), CPU).scores
-    assert scores == {"val/knn_top1": 1.0}  # the same samples as those of the set

@@ -222,7 +222,7 @@ def test_nothing_is_truncated_before_the_run_continues(opened: Open, tmp_path: P
     assert path.read_bytes() == b""
 
 
-def test_a_lost_file_is_started_again(opened: Open, tmp_path: Path) -> None:
+def test_a_lost_file_is_started_again(opened: Open, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Truncating a file to a larger size would fill it with zeros."""
     path = tmp_path / "m"
     metrics_log = opened(path)
@@ -234,6 +234,7 @@ def test_a_lost_file_is_started_again(opened: Open, tmp_path: Path) -> None:
     metrics_log.load_state_dict(state)
     metrics_log.write(clock(2), {"a": 2})
     assert [line["a"] for line in read(path)] == [2]
+    assert f"{path} is shorter than when the checkpoint was saved: lines are missing" in caplog.text
 
 
 @pytest.fixture

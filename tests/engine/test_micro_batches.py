@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from opabinia.contracts import Batch, Clock, GlobalBatch, StepOptions, Task
-from opabinia.engine.loop.nonfinite import NonFiniteError
 from opabinia.engine.loop.step import StandardStep, split_micro_batches
 from tests.engine.toys import constant
 
@@ -156,36 +155,3 @@ def test_the_scale_is_saved() -> None:
     resumed.load_state_dict(saved.state_dict())
     scalars = resumed({"id": ["a"]}, GlobalBatch(step=0, epoch=0, first=0, count=1), Clock(), lambda: None)
     assert float(scalars["loss_scale"]) == 512.0
-
-
-class Deep(Task):
-    """Its second layer overflows if a value of the batch is large."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 2)
-        with torch.no_grad():
-            self.second.weight.fill_(3e38)
-
-    def forward(self, batch: Batch, clock: Clock) -> Tensor:
-        return self.second(self.first(batch["image"]).abs() + 1).sum()
-
-
-def test_the_error_for_a_non_finite_loss_names_layer_and_shape_and_changes_nothing() -> None:
-    task = Deep()
-    initial = {name: value.clone() for name, value in task.state_dict().items()}
-    step = StandardStep(task, torch.optim.SGD(task.parameters(), lr=0.1), {"lr": constant}, StepOptions(0))
-    batch = {"image": torch.ones(3, 4), "id": list("abc")}
-    message = r"train/loss is inf at step 7; first not finite after layer second \(Linear, input 3 x 4\)"
-    with pytest.raises(NonFiniteError, match=message):
-        step(batch, GlobalBatch(step=6, epoch=0, first=0, count=3), Clock(step=6, total_steps=9), lambda: None)
-    for name, value in task.state_dict().items():
-        assert torch.equal(value, initial[name])
-
-
-def test_a_non_finite_batch_is_reported() -> None:
-    task = Deep()
-    step = StandardStep(task, torch.optim.SGD(task.parameters(), lr=0.1), {"lr": constant}, StepOptions(0))
-    batch = {"image": torch.full((3, 4), math.nan), "id": list("abc")}
-    with pytest.raises(NonFiniteError, match="the batch itself is not finite: image"):
-        step(batch, GlobalBatch(step=0, epoch=0, first=0, count=3), Clock(), lambda: None)

@@ -128,20 +128,21 @@ def test_non_finite_gradients_alone_are_skipped(checks: bool) -> None:
     assert all(map(torch.equal, task.state_dict().values(), initial))
 
 
-def test_the_error_names_value_and_layer() -> None:
-    task = Steep()
+@pytest.mark.parametrize(
+    ("task", "wrong", "message"),
+    [
+        (Steep(), False, r"grad_norm is (nan|inf) at step 8; every layer's output is finite"),
+        (Normed(), True, r"train/loss is nan at step 8; the batch itself is not finite: image; samples: c;"),
+    ],
+    ids=["gradient", "batch"],
+)
+def test_the_error_names_value_and_layer_and_no_weight_has_changed(task: Task, wrong: bool, message: str) -> None:
+    initial = [parameter.detach().clone() for parameter in task.parameters()]
     step = StandardStep(task, torch.optim.SGD(task.parameters(), lr=0.1), {}, StepOptions(0))
-    with pytest.raises(
-        NonFiniteError, match=r"grad_norm is (nan|inf) at step 1; every layer's output is finite"
-    ) as caught:
-        step(batch(), ROW, CLOCK, lambda: None)
-    assert caught.value.step == 1
-    task = Normed()
-    step = StandardStep(task, torch.optim.SGD(task.parameters(), lr=0.1), {}, StepOptions(0))
-    with pytest.raises(
-        NonFiniteError, match=r"train/loss is nan at step 1; the batch itself is not finite.*samples: c;"
-    ):
-        step(batch(wrong=True), ROW, CLOCK, lambda: None)
+    with pytest.raises(NonFiniteError, match=message) as caught:
+        step(batch(wrong=wrong), ROW, Clock(step=7, total_steps=10), lambda: None)
+    assert caught.value.step == 8
+    assert all(map(torch.equal, task.parameters(), initial))
 
 
 def test_suspect_samples_have_non_finite_inputs() -> None:

@@ -86,7 +86,7 @@ def test_frozen_norms_keep_their_statistics_until_they_are_unfrozen(tmp_path: Pa
     after = weights(trainer)
     assert all(torch.equal(before[name], after[name]) for name in before if name.startswith("body"))
     assert not torch.equal(before["head.weight"], after["head.weight"])
-    task: Any = trainer.task
+    task: Any = trainer._run.task
     assert not task.body[1].training and not task.body[2].training and task.head.training
 
     longer = Setup(tmp_path, length="5it", best=False, user={"freeze": hook}, task=Normed, sets=())

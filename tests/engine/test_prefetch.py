@@ -8,7 +8,7 @@ import torch
 
 from opabinia.contracts import Batch, GlobalBatch
 from opabinia.contracts import Loader as LoaderContract
-from opabinia.engine.loop.prefetch import DeviceLoader, PrefetchedBatch, lookahead, prefetch, to_device, to_host
+from opabinia.engine.loop.prefetch import DeviceLoader, lookahead, prefetch, to_device, to_host
 
 CPU = torch.device("cpu")
 
@@ -82,14 +82,9 @@ def test_the_device_transform_gets_the_row() -> None:
     assert rows == [(1, 11, 1.0), (2, 22, 2.0), (3, 33, 3.0), (4, 44, 4.0)]
 
 
-def test_prefetched_batches_keep_the_loaded_batch() -> None:
-    prefetched = next(iter(prefetch(Counting(), CPU, start=7)))
-    assert isinstance(prefetched, PrefetchedBatch)
-    assert prefetched.global_batch.step == 7
-    assert prefetched.batch is prefetched.loaded
-
-
 def test_nothing_is_copied_on_the_host() -> None:
     batch: Batch = {"image": torch.ones(2), "id": ["a", "b"]}
     assert to_device(batch, CPU) is batch
+    prefetched = next(iter(prefetch(Counting(), CPU, start=7)))
+    assert prefetched.global_batch.step == 7 and prefetched.batch is prefetched.loaded
     assert to_host({"a": batch["image"]})()["a"].data_ptr() == batch["image"].data_ptr()

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from opabinia.contracts import Clock, Phase
+from opabinia.engine.hooks import progress as hooks
 from opabinia.engine.hooks.progress import Eta, TrainingBar
 from opabinia.engine.loggers.metrics_log import MetricsLogger
 from opabinia.engine.loggers.terminal import bar_metrics
@@ -22,10 +23,11 @@ LINE = {
 
 
 def train(start_step: int = 0) -> None:
-    """Run the events of 40 steps of 1 s each; step 20 writes a line and is evaluated."""
+    """Run the events of 40 steps of 1 s each, in a process of its own; step 20 writes a line and is evaluated."""
     progress._INTERVAL = 0.0
     now = [0.0]
-    eta = Eta(torch.device("cpu"), {"val": Duration(20, "it")}, lambda: now[0])
+    hooks.time = SimpleNamespace(monotonic=lambda: now[0])  # type: ignore[assignment]
+    eta = Eta(torch.device("cpu"), {"val": Duration(20, "it")})
     bar = TrainingBar(eta)
     log: Any = SimpleNamespace(newest=None)
     run: Any = SimpleNamespace(clock=Clock(step=start_step, total_steps=40, steps_per_epoch=10), metrics_log=log)
@@ -49,9 +51,10 @@ def test_a_log_that_is_no_terminal_begins_with_the_first_step(
 ) -> None:
     """Steps take 6 s. The line of step 10 is printed by the logger of the terminal, values on a device stay there."""
     now = [100.0]
-    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    for module in (progress, hooks):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     metrics_log, clock = MetricsLogger(None), Clock(total_steps=16, steps_per_epoch=10)
-    eta = Eta(torch.device("cpu"), {}, lambda: now[0])
+    eta = Eta(torch.device("cpu"), {})
     bar = TrainingBar(eta)
     run: Any = SimpleNamespace(clock=clock, metrics_log=metrics_log)
     bar.start(run)

@@ -2,12 +2,14 @@
 
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from opabinia.contracts import Clock, Phase, Run
+from opabinia.engine.hooks import progress
 from opabinia.engine.hooks.progress import Eta, seconds_left
 from opabinia.runtime.durations import Duration, format_seconds
 
@@ -36,7 +38,8 @@ class SimulatedRun:
 
     def __init__(self, periods: dict[str, Duration], total: int = 1000) -> None:
         self.time, self.total = 0.0, total
-        self.hook = Eta(torch.device("cpu"), periods, lambda: self.time)
+        progress.time = SimpleNamespace(monotonic=lambda: self.time)  # type: ignore[assignment]
+        self.hook = Eta(torch.device("cpu"), periods)
         unused: Any = None
         self.run = Run(
             task=unused,
@@ -64,6 +67,7 @@ class SimulatedRun:
 
 @pytest.fixture
 def logged(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
+    monkeypatch.setattr(progress, "time", None)  # a simulated run sets it
     monkeypatch.setattr(logging.getLogger("opabinia"), "propagate", True)
     caplog.set_level(logging.INFO, "opabinia")
     return caplog

@@ -64,15 +64,6 @@ def setup(folder: Path, hook: Hook | None = None, save: str = "4it", length: str
     return Setup(folder, save=save, length=length, user={"user": hook} if hook else {}, sets=(), best=False)
 
 
-def test_training_continues_while_a_checkpoint_is_written(tmp_path: Path, go: threading.Event) -> None:
-    """The save of step 4 waits for step 6: if the loop waited for the save, neither would end."""
-    checkpoints: list[list[int]] = []
-    hook = At(6, lambda: (checkpoints.append(steps(tmp_path)), go.set()))
-    setup(tmp_path, hook).trainer().run()
-    assert checkpoints == [[]]
-    assert steps(tmp_path) == [4, 7]
-
-
 @pytest.fixture
 def only_the_first_save(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that its error must be found without another save."""

@@ -370,8 +370,9 @@ def test_options_of_the_optimizer_come_from_the_config(tmp_path: Path) -> None:
 @pytest.mark.parametrize("more", [0, *(pytest.param(more, marks=pytest.mark.slow) for more in (1, 5)), 2])
 def test_the_length_is_changed(tmp_path: Path, more: int) -> None:
     """Stopped at every point and resumed with another length, which may be reached already; the end is evaluated."""
+    references: dict[int, Trainer] = {}
     steps = set()
-    for turn in range(1, 40, 2):
+    for turn in range(1, 40, 3):
         folder = tmp_path / str(turn)
         interrupted = Setup(folder, length="10it", interrupted=stop_at(turn)).trainer()
         interrupted.run()
@@ -382,13 +383,14 @@ def test_the_length_is_changed(tmp_path: Path, more: int) -> None:
         setup = Setup(folder, length=f"{done + more}it")
         trainer = setup.trainer(resume=True)
         scores = trainer.run()
-        reference = Setup(tmp_path / f"{turn}-whole", length=f"{done + more}it")
-        reference_trainer = reference.trainer()
-        assert scores == reference_trainer.run()
-        assert same_tensors(weights(trainer), weights(reference_trainer))
+        if done not in references:
+            references[done] = Setup(tmp_path / f"{done}-whole", length=f"{done + more}it").trainer()
+            references[done].run()
+        assert scores == references[done]._run.scores
+        assert same_tensors(weights(trainer), weights(references[done]))
         evaluated = [line["step"] for line in lines(setup.folder) if "val/top1" in line]
         if not more and done < 10:  # this step may have been evaluated before it became the last one
             evaluated = sorted(set(evaluated))
         assert evaluated == sorted({*range(3, done + more + 1, 3), done + more} | ({10} & {done}))
         assert read_pointer(folder / "checkpoints", "last") == folder / "checkpoints" / f"step-{done + more:08d}"
-    assert len(steps) >= 8
+    assert len(steps) >= 7

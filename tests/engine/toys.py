@@ -1,7 +1,8 @@
 """A training run small enough to be repeated hundreds of times in a test: ten steps of a linear model."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -105,7 +106,7 @@ class Rows:
 
     num_skipped, seconds = 0, 0.0
 
-    def __init__(self, rows: Callable[[int], Sequence[GlobalBatch]], seed: int = 0) -> None:
+    def __init__(self, rows: Callable[[int], Iterable[GlobalBatch]], seed: int = 0) -> None:
         self.rows, self.seed, self.closed = rows, seed, 0
 
     def iterate(self, start: int = 0) -> Iterator[tuple[GlobalBatch, Batch]]:
@@ -233,16 +234,14 @@ class Setup:
             "save_best": SaveBest("val/top1", "max") if self.best else None,
         }
         hooks = order_hooks(built_in, {}, self.user)
+        loader = Rows(lambda start: (plan.global_batch(step) for step in range(start, plan.total_steps)))
+        metrics_log = MetricsLogger(self.folder / "metrics.jsonl", self.loggers)
         trainer = Trainer(
-            task=task,
+            Run(task, metrics_log, self.folder, loader=loader, start_time=time.monotonic()),
             step=StandardStep(task, optimizer, {"lr": self.schedule}, StepOptions(5), clip_norm=self.clip_norm),
             plan=plan,
-            loader=Rows(lambda start: [plan.global_batch(step) for step in range(start, plan.total_steps)]),
             validation=self.sets,
-            metrics_log=MetricsLogger(self.folder / "metrics.jsonl", self.loggers),
             hooks={key: RecordedHook(key, hook, self.events) for key, hook in hooks.items()},
-            folder=self.folder,
-            device=CPU,
             keep=self.keep,
             metadata=RUN,
             interrupted=self.interrupted,
@@ -263,7 +262,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 
 
 def weights(trainer: Trainer) -> dict[str, Tensor]:
-    return {name: tensor.clone() for name, tensor in trainer.task.state_dict().items()}
+    return {name: tensor.clone() for name, tensor in trainer._run.task.state_dict().items()}
 
 
 def same_tensors(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> bool:

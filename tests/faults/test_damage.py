@@ -69,15 +69,6 @@ def test_a_finished_run_with_a_damaged_last_checkpoint_is_resumed(stopped: Run, 
     assert f"resuming {stopped.folder} from step 25" in program.err
 
 
-def test_a_deleted_metrics_log_is_reported(stopped: Run, uninterrupted: Outcome) -> None:
-    (stopped.folder / "metrics.jsonl").unlink()
-    program = stopped.train("--resume")
-    assert "metrics.jsonl is shorter than when the checkpoint was saved: lines are missing" in program.err
-    outcome = Outcome.of(stopped.folder)
-    assert outcome.model == uninterrupted.model
-    assert outcome.metrics == [line for line in uninterrupted.metrics if line["step"] > 17]
-
-
 def test_an_invalid_saved_config_is_replaced(stopped: Run, uninterrupted: Outcome) -> None:
     (stopped.folder / "config.yaml").write_text("task: [")
     program = stopped.resume_exactly(uninterrupted)
@@ -87,7 +78,7 @@ def test_an_invalid_saved_config_is_replaced(stopped: Run, uninterrupted: Outcom
 # --- a checkpoint by name ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("finished", [False, True])
+@pytest.mark.parametrize("finished", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_resuming_from_an_older_checkpoint(stopped: Run, uninterrupted: Outcome, finished: bool) -> None:
     if finished:
         stopped.train("checkpoint.keep=9", "--resume")

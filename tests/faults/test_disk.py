@@ -52,7 +52,7 @@ def assert_error(program: Program, message: str) -> None:
     assert program.err.count("error: ") == 1, program.err
 
 
-@pytest.mark.parametrize("leave", [0, pytest.param(8192, marks=pytest.mark.slow), 16384])
+@pytest.mark.parametrize("leave", [*(pytest.param(leave, marks=pytest.mark.slow) for leave in (0, 8192)), 16384])
 def test_the_disk_is_full_when_a_checkpoint_is_saved(run: Run, uninterrupted: Outcome, leave: int) -> None:
     """No other writes; full at the first byte, in the middle and at the end."""
     program = run.start("train.log_every=999", "loggers=[]", pause="after_backward 9")

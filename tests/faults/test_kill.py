@@ -103,7 +103,7 @@ def test_one_kill_at_each_kind_of_moment(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("repetition", range(4))
+@pytest.mark.parametrize("repetition", range(2))
 def test_twenty_kills_in_one_run(
     server: Server, recipe: Path, uninterrupted: Outcome, tmp_path: Path, seed: int, repetition: int
 ) -> None:

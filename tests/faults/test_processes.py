@@ -103,7 +103,10 @@ def test_a_signal_to_one_process_stops_both(run: Run, two_process_outcome: Outco
 
 @pytest.mark.parametrize(
     ("number", "status"),
-    [(signal.SIGTERM, 143), pytest.param(signal.SIGUSR1, 143, marks=pytest.mark.slow), (signal.SIGINT, 130)],
+    [
+        *(pytest.param(number, 143, marks=pytest.mark.slow) for number in (signal.SIGTERM, signal.SIGUSR1)),
+        (signal.SIGINT, 130),
+    ],
     ids=str,
 )
 def test_a_signal_stops_a_process_that_waits_for_others(run: Run, number: int, status: int) -> None:

@@ -153,18 +153,6 @@ def test_an_outage_only_delays_training(
     assert time.monotonic() - outages[0] > seconds
 
 
-def test_the_cache_limit_holds_during_training(
-    train: Callable[..., bytes], s3_server: S3Server, local: Path, weights: bytes
-) -> None:
-    size = sum(file.stat().st_size for file in (local / "train").rglob("*.jpg"))
-    limit = size // 2
-    bucket = s3_server.bucket(local)
-    assert train("limit", f"vars.root=s3://{bucket}", OPABINIA_REMOTE_CACHE_SIZE=f"{limit}B") == weights
-    root = Path(os.environ["OPABINIA_REMOTE_CACHE"])
-    assert size // 4 < sum(bytes for _, bytes, _ in local_copies._fetched_files(root)) <= limit
-    assert len(s3_server.reads()) > 40  # some were evicted and read again
-
-
 def test_killed_processes_leave_no_broken_files(
     server: Server, s3_server: S3Server, local: Path, tmp_path: Path
 ) -> None:

@@ -35,7 +35,8 @@ def test_sigterm_saves_and_the_run_resumes(run: Run, uninterrupted: Outcome, ste
 
 
 @pytest.mark.parametrize(
-    ("number", "status", "workers"), [(signal.SIGUSR1, 143, 1), (signal.SIGINT, 130, 2)], ids=["srun", "Ctrl-C"]
+    ("number", "status", "workers"),
+    [pytest.param(signal.SIGUSR1, 143, 1, marks=pytest.mark.slow, id="srun"), (signal.SIGINT, 130, 2)],
 )
 def test_a_signal_to_the_whole_group(run: Run, uninterrupted: Outcome, number: int, status: int, workers: int) -> None:
     program = run.start(f"data.num_workers={workers}", pause="after_backward 11")
@@ -89,6 +90,7 @@ def test_a_signal_before_the_first_step_saves_nothing(run: Run, uninterrupted: O
     assert "starting from the beginning" in run.resume_exactly(uninterrupted).err
 
 
+@pytest.mark.slow
 def test_a_signal_before_the_first_step_of_a_resumed_run(run: Run, uninterrupted: Outcome) -> None:
     first = run.start(pause="after_backward 12")
     first.until(lambda: run.last_step == 10)  # a thread writes it
@@ -118,13 +120,11 @@ def test_an_interrupted_evaluation_is_repeated(run: Run, uninterrupted: Outcome,
     assert evaluated(run.folder) == list(EVALUATIONS)
 
 
-def test_the_time_limit_ends_a_run_with_status_0(run: Run, uninterrupted: Outcome) -> None:
+def test_the_time_limit_ends_a_run_with_status_0(run: Run) -> None:
     limit = "hooks.time_limit={max_time: 0.0001h}"  # 0.36 s
     program = run.train(limit, environment={SLOW: "0.02"})
     assert "stopped: the time limit of 0.0001h is reached" in program.err
     assert 0 < run.last_step < STEPS
-    # Without this override the limit applies to the resumed run, too.
-    run.resume_exactly(uninterrupted, "hooks.time_limit.max_time=1h")
 
 
 @pytest.mark.parametrize("moment", ["signalled_while_the_config_is_read", "signalled_before_the_run_begins"])

@@ -1,6 +1,7 @@
 """Every method trains the same on any number of processes, sharded, and after a resume: losses of the global batch,
 momentum teachers, queues, centers, cluster assignments and pairs of samples of different processes."""
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
@@ -123,10 +124,15 @@ CASES = {
         0.0005,
     ),
 }
-QUICK = ("byol", "barlow_twins", "moco", "swav", "deepcluster", "dinov2", "reid")
-for_each_method = pytest.mark.parametrize(
-    "method", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in (*CASES, "reid")]
-)
+QUICK = ("barlow_twins", "moco", "swav", "deepcluster", "dinov2", "reid")
+QUICK_RESUMES = ("moco", "deepcluster", "dinov2", "reid")  # a queue, assignments, centers, a memory
+
+
+def each_method(quick: Collection[str]) -> pytest.MarkDecorator:
+    values = [pytest.param(name, marks=() if name in quick else pytest.mark.slow) for name in (*CASES, "reid")]
+    return pytest.mark.parametrize("method", values)
+
+
 OF_ALL_SAMPLES = ("moco", "moco_v3", "npid", "simclr", "swav", "deepcluster")
 """Methods that log the standard deviation of all samples; others log that of a process."""
 SHARDED = "train.parallel={name: fsdp, min_num_params: 100}"
@@ -160,7 +166,7 @@ def noise(method: str) -> float:
     return CASES[method].noise if method in CASES else 1e-4
 
 
-@for_each_method
+@each_method(QUICK)
 @pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_training_does_not_depend_on_the_number_of_processes(train: Train, method: str, processes: int) -> None:
     one_process, several_processes = train(method, 1), train(method, processes)
@@ -177,7 +183,7 @@ def test_training_does_not_depend_on_the_number_of_processes(train: Train, metho
         assert line == pytest.approx(expected_line, abs=1e-6)
 
 
-@for_each_method
+@each_method(QUICK_RESUMES)
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_resuming_within_an_epoch_is_exact(
     server: Server, train: Train, tmp_path: Path, method: str, processes: int

@@ -63,7 +63,9 @@ def test_a_progress_bar_with_scores_above_it(run: Run) -> None:
     assert HIDE not in shown.text
 
 
-@pytest.mark.parametrize("end", ["refused", "stopped", "crashed"])
+@pytest.mark.parametrize(
+    "end", [*(pytest.param(end, marks=pytest.mark.slow) for end in ("refused", "stopped")), "crashed"]
+)
 def test_the_cursor_is_visible_after_every_kind_of_end(run: Run, end: str) -> None:
     if end == "refused":
         run.train("train.length=5it")

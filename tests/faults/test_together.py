@@ -15,7 +15,6 @@ from opabinia.data.sources import Digits
 from opabinia.engine.checkpointing.checkpoint import read_checkpoint
 from tests.faults.programs import PAUSE
 from tests.faults.runs import (
-    MANY_STEPS,
     Run,
     Trained,
     assert_same_learning,
@@ -119,6 +118,7 @@ def test_every_variant_trains_the_same_on_three_processes(
     if "norm" in variant:
         # A single sample has no variance.
         overrides = [*overrides, "data.drop_last=true"]
+    overrides = [*overrides, "train.length=10it"]
     three_processes = trained(3, *overrides)
     if "param_dtype" in str(overrides):  # which one process ignores
         overrides = [*overrides, "train.precision=bf16"]
@@ -154,7 +154,7 @@ def test_unsupported_combinations_are_reported(many_run: Run, message: str) -> N
 
 
 def test_intervals_in_hours_agree_between_processes(trained: Trained) -> None:
-    folder = trained(2, "checkpoint.every=0.00001h", "evaluate.every=0ep")
+    folder = trained(2, "checkpoint.every=0.00001h", "evaluate.every=0ep", "train.length=3it")
     assert len(list((folder / "checkpoints").glob("step-*"))) > 1
 
 
@@ -201,7 +201,7 @@ def test_metrics_of_embeddings_are_bitwise_identical(many_run: Run, one_process_
 
 @pytest.mark.parametrize("parallel", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp"])
 def test_fewer_evaluation_batches_than_processes(trained: Trained, parallel: str) -> None:
-    overrides = ("train.length=5it", "data.val.source.n=21", f"train.parallel={parallel}")
+    overrides = ("train.length=1it", "data.val.source.n=21", f"train.parallel={parallel}")
     three_processes, one_process = trained(3, *overrides), trained(1, *overrides)
     for actual, expected in zip(scores(three_processes), scores(one_process), strict=True):
         assert actual["val/top1"] == expected["val/top1"]
@@ -215,7 +215,7 @@ def test_fewer_evaluation_batches_than_processes(trained: Trained, parallel: str
 def test_a_run_of_two_processes_resumes_on_another_number(
     many_run: Run, trained: Trained, parallel: str, processes: int
 ) -> None:
-    before = trained(2, f"train.parallel={parallel}", "ema={decay: 0.9}")
+    before = trained(2, f"train.parallel={parallel}", "ema={decay: 0.9}", "train.length=12it")
     after = copy_cut_back(before, many_run.folder, 10)
     expect(start(many_run.server, processes, str(after), "--resume"))
     assert [line.get("sample_ids") for line in metrics(after)] == [line.get("sample_ids") for line in metrics(before)]
@@ -237,7 +237,8 @@ def test_a_signal_to_one_process_stops_both_and_resuming_is_exact(
     many_run: Run, trained: Trained, parallel: str, average: str
 ) -> None:
     """With batch norm, whose running statistics differ between processes, and a stop at a step without a checkpoint."""
-    overrides = (f"train.parallel={parallel}", "task.backbone.norm=batch", "data.drop_last=true", average)
+    norms = ("task.backbone.norm=batch", "data.drop_last=true")
+    overrides = (f"train.parallel={parallel}", *norms, average, "train.length=16it", "evaluate.every=0ep")
     uninterrupted = trained(2, *overrides)
     programs = start(many_run.server, 2, *many_run.words, *overrides, environments=[{PAUSE: "after_backward 12"}])
     for program in programs:
@@ -249,7 +250,7 @@ def test_a_signal_to_one_process_stops_both_and_resuming_is_exact(
     assert many_run.last_step == 13
     expect(start(many_run.server, 2, str(many_run.folder), "--resume"))
     assert metrics(many_run.folder) == metrics(uninterrupted)
-    for file in sorted(checkpoint(uninterrupted, MANY_STEPS).rglob("*.safetensors")):
+    for file in sorted(checkpoint(uninterrupted, 16).rglob("*.safetensors")):
         assert file.read_bytes() == (many_run.folder / file.relative_to(uninterrupted)).read_bytes(), file.name
 
 
@@ -257,7 +258,7 @@ def test_torch_reads_a_sharded_checkpoint(trained: Trained) -> None:
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
-    path = checkpoint(trained(2, "train.parallel=fsdp", "train.length=5it"), 5)
+    path = checkpoint(trained(2, f"train.parallel={FSDP}", "ema={decay: 0.9}", "train.length=12it"), 10)
     tensors = read_checkpoint(path).tensors["model"]
     read_by_torch = {name: torch.zeros_like(tensors[name]) for name in tensors}
     with warnings.catch_warnings():
@@ -293,7 +294,8 @@ def test_rollback_stops_if_no_batch_is_finite(many_run: Run) -> None:
 
 
 def test_the_loss_scale_of_fp16_survives_skipped_updates(trained: Trained) -> None:
-    folder = trained(1, *POISON, "train.on_nonfinite=skip", "train.precision=fp16", "train.length=60it")
+    length = ("train.length=60it", "checkpoint.every=60it", "evaluate.every=0ep")
+    folder = trained(1, *POISON, "train.on_nonfinite=skip", "train.precision=fp16", *length)
     assert steps(folder)[-1]["train/loss_scale"] >= 1024
 
 
@@ -313,8 +315,14 @@ def of_each(quick: list[tuple[object, ...]], slow: list[tuple[object, ...]]) -> 
 @pytest.mark.parametrize(
     ("processes", "parallel", "step"),
     of_each(
-        [(1, "ddp", "standard"), (2, "fsdp", "standard")],
-        [(1, "ddp", "blind"), (2, "ddp", "standard"), (2, "ddp", "blind"), (2, "fsdp", "blind")],
+        [(2, "fsdp", "standard")],
+        [
+            (1, "ddp", "standard"),
+            (1, "ddp", "blind"),
+            (2, "ddp", "standard"),
+            (2, "ddp", "blind"),
+            (2, "fsdp", "blind"),
+        ],
     ),
 )
 def test_skip_skips_the_update(

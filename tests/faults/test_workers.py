@@ -24,7 +24,16 @@ def test_workers_end_within_seconds_after_a_kill_while_they_start(run: Run) -> N
     assert all_gone(programs_of_group(program.pid), 12)
 
 
-@pytest.mark.parametrize("moment", ["after_backward 9", "after_phase evaluate 8", "after_phase train 15"])
+@pytest.mark.parametrize(
+    "moment",
+    [
+        "after_backward 9",
+        *(
+            pytest.param(moment, marks=pytest.mark.slow)
+            for moment in ("after_phase evaluate 8", "after_phase train 15")
+        ),
+    ],
+)
 def test_workers_end_immediately_after_a_crash(run: Run, moment: str) -> None:
     program = run.start("data.num_workers=2", environment={CRASH: moment}, pause="after_backward 7")
     workers = program.children()
@@ -38,7 +47,7 @@ def test_workers_end_immediately_after_a_crash(run: Run, moment: str) -> None:
     assert "Traceback" in log and all("RuntimeError: crashed at" in text for text in (log, program.err))
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_a_sample_that_cannot_be_read_is_named(run: Run, workers: int) -> None:
     program = run.train(f"data.num_workers={workers}", environment={BROKEN: "61"}, status=2)
     assert "error: sample 61, SomeDigits: OSError: the disk is on fire" in program.err

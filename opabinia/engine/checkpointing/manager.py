@@ -30,7 +30,7 @@ from opabinia.engine.checkpointing.checkpoint import (
 from opabinia.runtime.background import Background
 from opabinia.runtime.files import write_atomic
 from opabinia.runtime.log import log
-from opabinia.runtime.processes import from_rank_zero, rank, world_size
+from opabinia.runtime.processes import from_rank_zero, is_rank_zero, rank, world_size
 
 _SHARD_TIMEOUT = 1800.0
 """Seconds that rank 0 waits for the shards of the other processes."""
@@ -84,14 +84,14 @@ class CheckpointManager:
         folder: the run's ``checkpoints`` folder.
         keep: number of newest checkpoints to keep, beside the best one.
         capture: returns the snapshot to save.
-        write: whether this process writes what all processes share; of sharded models every process writes its shard.
 
     Attributes:
         last_saved_step: step of the newest checkpoint of this run; None before the first.
     """
 
-    def __init__(self, folder: Path, keep: int, capture: Callable[[], Snapshot], *, write: bool = True) -> None:
-        self.folder, self.keep, self.capture, self.write = folder, keep, capture, write
+    def __init__(self, folder: Path, keep: int, capture: Callable[[], Snapshot]) -> None:
+        self.folder, self.keep, self.capture = folder, keep, capture
+        self._writes = is_rank_zero()  # what all processes share; of sharded models every process writes its shard
         self.last_saved_step: int | None = None
         self._buffers = HostBuffers()
         self._background = Background("checkpoints")
@@ -112,7 +112,7 @@ class CheckpointManager:
         path = self._path(snapshot.step)
         if sharded.is_sharded(snapshot.tensors):
             self._save_shard(path, snapshot)
-        elif self.write:
+        elif self._writes:
             copy = Snapshot(snapshot.step, self._buffers.copy(snapshot.tensors), to_json_state(snapshot.state))
             self._background.submit(partial(self._write, path, copy.step, partial(write_checkpoint, path, copy)))
         self.last_saved_step = snapshot.step
@@ -120,18 +120,18 @@ class CheckpointManager:
 
     def _save_shard(self, path: Path, snapshot: Snapshot) -> None:
         folder = path.with_name(f".{path.name}.{from_rank_zero(os.getpid)}.tmp")
-        tensors, offsets = sharded.local_shards(snapshot.tensors, self.write)
+        tensors, offsets = sharded.local_shards(snapshot.tensors, self._writes)
         copy = Snapshot(snapshot.step, self._buffers.copy(tensors), to_json_state(snapshot.state))
         self._wait_until = time.monotonic() + _SHARD_TIMEOUT
         write = partial(write_sharded_checkpoint, folder, path, copy, offsets, rank(), world_size(), self._gives_up)
-        self._background.submit(partial(self._write, path, copy.step, write) if self.write else write)
+        self._background.submit(partial(self._write, path, copy.step, write) if self._writes else write)
 
     def mark_best(self, step: int) -> None:
         """Point ``best`` to the checkpoint of the present step, which is saved first if needed."""
         if self.last_saved_step != step:
             self.save()
         self.point_to_best(step)
-        if self.write:
+        if self._writes:
             self._background.submit(partial(self._delete_old, step))
 
     def has(self, step: int) -> bool:
@@ -147,12 +147,12 @@ class CheckpointManager:
 
     def forget_best(self) -> None:
         """Delete the pointer ``best``."""
-        if self.write:
+        if self._writes:
             self._background.submit(partial((self.folder / "best").unlink, missing_ok=True))
 
     def point_to_best(self, step: int) -> None:
         """Point ``best`` to the checkpoint of ``step``, if it exists."""
-        if self.write:
+        if self._writes:
             self._background.submit(partial(self._point_to_best, step))
 
     def check(self) -> None:

@@ -154,14 +154,14 @@ def load_full_state_dict(model: nn.Module, tensors: Mapping[str, Tensor]) -> Non
     Raises:
         RuntimeError: the model's tensors have other names or shapes.
     """
-    own = model.state_dict()
-    if not is_sharded({"model": own}):
+    local = model.state_dict()
+    if not is_sharded({"model": local}):
         model.load_state_dict(dict(tensors))
         return
-    if unmatched := sorted(own.keys() ^ tensors.keys()):
+    if unmatched := sorted(local.keys() ^ tensors.keys()):
         raise RuntimeError(f"only in the model or only in the checkpoint: {', '.join(unmatched)}")
     with torch.no_grad():
-        for name, value in own.items():
+        for name, value in local.items():
             full = tensors[name]
             if full.shape != value.shape:
                 raise RuntimeError(f"size mismatch for {name}: {tuple(full.shape)} and {tuple(value.shape)}")

@@ -104,7 +104,7 @@ class Upload:
         """Send all files but those of checkpoints and hidden ones."""
         for path in sorted(self.folder.rglob("*")):
             name = path.relative_to(self.folder)
-            if name.parts[0] == "checkpoints" or any(part.startswith(".") for part in name.parts) or path.is_dir():
+            if name.parts[0] == "checkpoints" or any(word.startswith(".") for word in name.parts) or path.is_dir():
                 continue
             with _unless_deleted(path):
                 status = path.stat()
@@ -118,19 +118,19 @@ class Upload:
         with _unless_deleted(path), _held(path) as folder:
             time_ns, manifest = (folder / MANIFEST).stat().st_mtime_ns, (folder / MANIFEST).read_bytes()
             sizes = {name: info["size"] for name, info in storage.objects(url).items()}
-            part = f"{MANIFEST}.part"
+            unfinished = f"{MANIFEST}.part"
             if MANIFEST not in sizes or fs.cat_file(f"{root}/{MANIFEST}") != manifest:
-                if MANIFEST in sizes or part not in sizes or fs.cat_file(f"{root}/{part}") != manifest:
+                if MANIFEST in sizes or unfinished not in sizes or fs.cat_file(f"{root}/{unfinished}") != manifest:
                     self._delete_checkpoint(path.name)  # files of the same size may be of another run
                     sizes = {}
-                    storage.upload(folder / MANIFEST, f"{url}/{part}")
+                    storage.upload(folder / MANIFEST, f"{url}/{unfinished}")
                 files = {name: record["bytes"] for name, record in json.loads(manifest)["files"].items()}
                 for name in [name for name, size in files.items() if sizes.get(name) != size]:
                     storage.upload(folder / name, f"{url}/{name}")
                 storage.upload(folder / MANIFEST, f"{url}/{MANIFEST}")
                 seconds = time.monotonic() - started
                 log.info("uploaded %s: %.1f MB, %.1f s", url, sum(files.values()) / 1e6, seconds)
-            self._delete(f"checkpoints/{path.name}/{part}")
+            self._delete(f"checkpoints/{path.name}/{unfinished}")
             self._complete[path.name] = time_ns
 
     def _pointer(self, pointer: str) -> list[str]:

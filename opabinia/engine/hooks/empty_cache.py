@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 
 from opabinia.config import register
-from opabinia.contracts import Hook, Run
-from opabinia.engine.hooks.periods import period_ended
+from opabinia.contracts import Run
+from opabinia.engine.hooks.periods import Periodic
 from opabinia.runtime.durations import Duration
 from opabinia.runtime.log import log
 
 
 @register.hook(name="empty_cache")
-class EmptyCache(Hook):
+class EmptyCache(Periodic):
     """Returns memory that torch caches to the device, against fragmentation. It costs time.
 
     Args:
@@ -20,12 +20,10 @@ class EmptyCache(Hook):
     """
 
     def __init__(self, *, every: Duration = Duration(1, "ep")) -> None:
-        self.every = every
+        super().__init__(every)
 
-    def after_step(self, run: Run) -> None:
-        """Empty the cache when it is time."""
-        if not period_ended(run.clock, self.every):
-            return
+    def act(self, run: Run) -> None:
+        """Empty the cache."""
         if torch.cuda.is_available():
             before = torch.cuda.memory_reserved()
             torch.cuda.empty_cache()

@@ -14,26 +14,26 @@ class Evaluate(Periodic):
 
     Args:
         every: the period.
-        own: periods of the validation sets that have their own, by name.
+        set_periods: periods of the validation sets that have one, by name; ``every`` is that of the others.
         epochs: the other sets are evaluated after these epochs and at the end, instead of periodically; None: all as
             the periods say.
     """
 
     def __init__(
-        self, every: Duration, own: Mapping[str, Duration] | None = None, epochs: Collection[int] | None = None
+        self, every: Duration, set_periods: Mapping[str, Duration] | None = None, epochs: Collection[int] | None = None
     ) -> None:
         super().__init__(every)
-        self._own = dict(own or {})
+        self._set_periods = dict(set_periods or {})
         self._epochs = None if epochs is None else frozenset(epochs)
 
     def is_due(self, run: Run) -> bool:
         """Return whether any set is due."""
-        return self._ended(run.clock) or any(period_ended(run.clock, period) for period in self._own.values())
+        return self._ended(run.clock) or any(period_ended(run.clock, period) for period in self._set_periods.values())
 
     def act(self, run: Run) -> None:
         """Evaluate on the sets that are due."""
-        clock = run.clock
-        run.evaluate(lambda name: period_ended(clock, self._own[name]) if name in self._own else self._ended(clock))
+        clock, periods = run.clock, self._set_periods
+        run.evaluate(lambda name: period_ended(clock, periods[name]) if name in periods else self._ended(clock))
 
     def _ended(self, clock: Clock) -> bool:
         """Return whether the sets without a period of their own are due."""

@@ -47,7 +47,7 @@ class LogSamples(LogMetrics):
 
     def before_step(self, run: Run, batch: Batch) -> None:
         """Record the ids."""
-        self._ids = [list(own["id"]) for own in batch.get("streams", {"": batch}).values()]
+        self._ids = [list(stream_batch["id"]) for stream_batch in batch.get("streams", {"": batch}).values()]
         self._counts = [global_batch.count for global_batch in batch.get("global_batches", {}).values()]
         self._samples_before = run.clock.samples
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -57,13 +57,10 @@ class Eta(Hook):
     Args:
         device: device of the run.
         periods: periods of the evaluations, by validation set.
-        now: a monotonic clock, in seconds.
     """
 
-    def __init__(
-        self, device: torch.device, periods: Mapping[str, Duration], now: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._device, self._periods, self._now = device, periods, now
+    def __init__(self, device: torch.device, periods: Mapping[str, Duration]) -> None:
+        self._device, self._periods = device, periods
         self._logged = False
         self._first: tuple[float, int] | None = None  # time and number of the first step
         self._phase_started = 0.0
@@ -72,19 +69,19 @@ class Eta(Hook):
 
     def before_phase(self, run: Run, phase: Phase) -> None:
         """Record the time."""
-        self._phase_started = self._now()
+        self._phase_started = time.monotonic()
 
     def after_step(self, run: Run) -> None:
         """Log the estimate after a minute, if no evaluation comes first."""
         if self._first is None:
-            self._first = self._now(), run.clock.step
+            self._first = time.monotonic(), run.clock.step
         elif not self._logged and self._training_time > _MAX_WAIT and not run.clock.phase_ended:
             self._log(run.clock)
 
     def after_phase(self, run: Run, phase: Phase) -> None:
         """Record the time of an evaluation; log at the end of an epoch, after its evaluations."""
         if phase.kind == "evaluate":
-            seconds = self._now() - self._phase_started
+            seconds = time.monotonic() - self._phase_started
             self._evaluations[phase.name] = seconds
             self._evaluating += seconds if self._first is not None else 0.0
         elif self._evaluations or self._training_time > _MAX_WAIT or not self._periods:
@@ -93,7 +90,7 @@ class Eta(Hook):
     @property
     def _training_time(self) -> float:
         """Seconds since the first step, without evaluations."""
-        return 0.0 if self._first is None else self._now() - self._first[0] - self._evaluating
+        return 0.0 if self._first is None else time.monotonic() - self._first[0] - self._evaluating
 
     def _measured_steps(self, clock: Clock) -> int:
         return clock.step - self._first[1] if self._first is not None else 0

@@ -72,11 +72,11 @@ class NonFiniteError(FloatingPointError):
             all_values.pop(GRAD_NORM, None)
         samples = list(dict.fromkeys(sample for _, rank_ids, _ in causes for sample in rank_ids))
         layers = list(dict.fromkeys(rank_layer for _, _, rank_layer in causes if rank_layer))
-        parts = [", ".join(f"{name} is {value}" for name, value in all_values.items()) + f" at step {step}", *layers]
+        texts = [", ".join(f"{name} is {value}" for name, value in all_values.items()) + f" at step {step}", *layers]
         if samples:
             rest = f" and {len(samples) - _MAX_SAMPLES} more" if len(samples) > _MAX_SAMPLES else ""
-            parts.append(f"samples: {', '.join(samples[:_MAX_SAMPLES])}{rest}")
-        return cls("; ".join(parts), step)
+            texts.append(f"samples: {', '.join(samples[:_MAX_SAMPLES])}{rest}")
+        return cls("; ".join(texts), step)
 
 
 # --- locating the cause -----------------------------------------------------------------------------------------------
@@ -225,8 +225,8 @@ class _SavedTensors:
         self._saved_parts, self._newest_parts = map(self._split, (self._saved, self._newest))
 
     def _split(self, flat: Tensor) -> list[Tensor]:
-        parts = torch.split(flat, [tensor.numel() for tensor in self._tensors])
-        return [part.view(tensor.shape) for part, tensor in zip(parts, self._tensors, strict=True)]
+        values = torch.split(flat, [tensor.numel() for tensor in self._tensors])
+        return [value.view(tensor.shape) for value, tensor in zip(values, self._tensors, strict=True)]
 
     @torch.no_grad()
     def save(self) -> None:

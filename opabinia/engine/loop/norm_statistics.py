@@ -21,8 +21,8 @@ def running_statistics(model: nn.Module) -> dict[str, Tensor]:
 def mean_state_dict(model: nn.Module) -> dict[str, Tensor]:
     """Return the state dict of a model, with its running statistics averaged over processes."""
     state: dict[str, Tensor] = model.state_dict()
-    own = running_statistics(model) if world_size() > 1 else {}
-    return {**state, **dict(zip(own, all_reduce_mean(list(own.values())), strict=True))}
+    local = running_statistics(model) if world_size() > 1 else {}
+    return {**state, **dict(zip(local, all_reduce_mean(list(local.values())), strict=True))}
 
 
 @contextmanager
@@ -35,5 +35,5 @@ def use_mean_statistics(models: Iterable[nn.Module]) -> Iterator[None]:
     try:
         yield
     finally:
-        for buffer, own in zip(buffers, saved, strict=True):
-            buffer.copy_(own)
+        for buffer, local in zip(buffers, saved, strict=True):
+            buffer.copy_(local)

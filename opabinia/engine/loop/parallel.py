@@ -220,7 +220,7 @@ def _large_layers(task: nn.Module, min_num_params: int) -> Iterator[nn.Module]:
         for layer in module.children()
     }
     for module in reversed(list(task.modules())):
-        own = [param for param in module.parameters() if id(param) not in taken]
-        if id(module) in in_lists and sum(param.numel() for param in own) >= min_num_params:
-            taken.update(map(id, own))
+        remaining = [param for param in module.parameters() if id(param) not in taken]
+        if id(module) in in_lists and sum(param.numel() for param in remaining) >= min_num_params:
+            taken.update(map(id, remaining))
             yield module

@@ -57,13 +57,13 @@ def prefetch(
 ) -> Iterator[PrefetchedBatch]:
     """Yield the batches of a loader on ``device``, from step ``start`` on.
 
-    On CUDA the next batch is requested before one is yielded, and copied and transformed on a separate stream. An error
-    of the next batch is raised when it is its turn.
+    On CUDA the next batch is requested before one is yielded, and copied and transformed on a CUDA stream of its own.
+    An error of the next batch is raised when it is its turn.
     """
 
-    def prepare(stream: AbstractContextManager[object]) -> Iterator[PrefetchedBatch]:
+    def prepare(cuda_stream: AbstractContextManager[object]) -> Iterator[PrefetchedBatch]:
         for global_batch, loaded in loader.iterate(start):
-            with stream:
+            with cuda_stream:
                 batch = to_device(loaded, device)
                 batch = batch if transform is None else transform(batch, global_batch)
             yield PrefetchedBatch(global_batch, loaded, batch, loader.seconds)
@@ -71,14 +71,16 @@ def prefetch(
     if device.type != "cuda":
         yield from prepare(nullcontext())
         return
-    stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    for item, copied in lookahead((item, stream.record_event()) for item in prepare(torch.cuda.stream(stream))):
+    cuda_stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    for item, copied in lookahead(
+        (item, cuda_stream.record_event()) for item in prepare(torch.cuda.stream(cuda_stream))
+    ):
         # The GPU waits for the copy here, not the host.
-        compute = torch.cuda.current_stream(device)
-        compute.wait_event(copied)
+        compute_stream = torch.cuda.current_stream(device)
+        compute_stream.wait_event(copied)
         for tensor in nested_tensors(item.batch):
             if tensor.is_cuda:  # its memory belongs to the other stream: keep it until this one has finished with it
-                tensor.record_stream(compute)
+                tensor.record_stream(compute_stream)
         yield item
 
 

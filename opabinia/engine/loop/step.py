@@ -58,29 +58,29 @@ def split_micro_batches(batch: Batch, size: int | None, largest: int | None = No
     if size is None or largest <= size:
         yield batch, count
         return
-    parts = -(-largest // size)
+    micro_batches = -(-largest // size)
     if "streams" in batch:
-        yield from _split_streams(batch, parts)
+        yield from _split_streams(batch, micro_batches)
         return
-    for number in range(parts):
-        start, stop = number * count // parts, (number + 1) * count // parts
+    for number in range(micro_batches):
+        start, stop = number * count // micro_batches, (number + 1) * count // micro_batches
         if count == largest:
             start, stop = number * size, min(count, (number + 1) * size)
         samples = slice(start, stop) if start < stop else slice(0, 1)
         yield {key: _take(value, samples) for key, value in batch.items()}, stop - start
 
 
-def _split_streams(batch: Batch, parts: int) -> Iterator[tuple[Batch, int]]:
+def _split_streams(batch: Batch, micro_batches: int) -> Iterator[tuple[Batch, int]]:
     """Split the batch of a multi-task step; every micro-batch has samples of every stream, since their losses may
     communicate. A stream with too few samples repeats one, and that one counts 0."""
-    for number in range(parts):
+    for number in range(micro_batches):
         streams, counts = {}, {}
-        for name, own in batch["streams"].items():
-            start, stop = (position * len(own["id"]) // parts for position in (number, number + 1))
+        for name, stream_batch in batch["streams"].items():
+            start, stop = (position * len(stream_batch["id"]) // micro_batches for position in (number, number + 1))
             samples = slice(start, stop) if start < stop else slice(0, 1)
-            streams[name] = {key: _take(value, samples) for key, value in own.items()}
+            streams[name] = {key: _take(value, samples) for key, value in stream_batch.items()}
             counts[name] = stop - start
-        ids = [sample_id for own in streams.values() for sample_id in own["id"]]
+        ids = [sample_id for stream_batch in streams.values() for sample_id in stream_batch["id"]]
         yield {**batch, "streams": streams, "id": ids, "counts": counts}, sum(counts.values())
 
 
@@ -193,28 +193,25 @@ class StandardStep:
         from opabinia.runtime.collectives import counted_samples  # predictions import this module without it
 
         scalars: dict[str, Tensor | float] = {}
-        parts = self._micro_batches(batch, global_batch)
-        for number, (part, count) in enumerate(parts):
+        micro_batches = self._micro_batches(batch, global_batch)
+        for number, (micro_batch, count) in enumerate(micro_batches):
             # Gradients are averaged over processes, so a micro-batch is weighted by its share of an average process.
-            weight = (
-                1.0
-                if part is batch and self._world == 1
-                else count * self._world / global_batch.num_processed(self._world)
-            )
+            is_whole = micro_batch is batch and self._world == 1
+            weight = 1.0 if is_whole else count * self._world / global_batch.num_processed(self._world)
             # Gradients are all-reduced only in the last backward pass. A repeated sample must not enter normalizers.
-            sync = nullcontext() if number == len(parts) - 1 else self._no_sync()
+            sync = nullcontext() if number == len(micro_batches) - 1 else self._no_sync()
             with sync, counted_samples(float(count > 0)):
-                values = self._accumulate(part, number, weight, clock)
+                values = self._accumulate(micro_batch, number, weight, clock)
             for name, value in values.items():
                 scalars[name] = value + scalars[name] if name in scalars else value
         return scalars
 
-    def _accumulate(self, part: Batch, number: int, weight: float, clock: Clock) -> dict[str, Tensor | float]:
+    def _accumulate(self, micro_batch: Batch, number: int, weight: float, clock: Clock) -> dict[str, Tensor | float]:
         """Add the gradients of micro-batch ``number``, times ``weight``; return its scalars, times ``weight``."""
         # Dropout and the like depend on these numbers only, so a resumed run draws the same.
         seed_model(self.options.seed, clock.step, number, self._rank, self._device)
         with self._autocast():
-            loss, logged = total_loss(self.task(part, clock))
+            loss, logged = total_loss(self.task(micro_batch, clock))
         loss = loss if weight == 1 else loss * weight
         self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         read = Tensor.item if self._checks_losses else Tensor.detach
@@ -249,8 +246,8 @@ class StandardStep:
         if not any_rank(bool(wrong))[0]:
             return False
         # The error needs the layer: repeat the forward passes, on all processes.
-        parts = self._micro_batches(batch, global_batch)
-        layers = [find_non_finite_layer(self._model, part, clock, self._autocast) for part, _ in parts]
+        micro_batches = self._micro_batches(batch, global_batch)
+        layers = [find_non_finite_layer(self._model, each, clock, self._autocast) for each, _ in micro_batches]
         layer = next(filter(None, layers), "every layer's output is finite: check the loss and its gradient")
         error = NonFiniteError.from_all_ranks(clock.step + 1, wrong, suspect_samples(batch), layer)
         if self._guard is None:

@@ -26,25 +26,20 @@ resumed run first completes the event: the hooks behind the one that saved.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-import torch
-
-from opabinia.contracts import Batch, Clock, GlobalBatch, Hook, Loader, Phase, Plan, Run, Scalars, Step, Stop, Task
+from opabinia.contracts import Batch, Clock, GlobalBatch, Hook, Phase, Plan, Run, Scalars, Step, Stop
 from opabinia.engine.checkpointing.checkpoint import Snapshot
 from opabinia.engine.checkpointing.content import restore_snapshot, take_snapshot
 from opabinia.engine.checkpointing.manager import CheckpointManager
-from opabinia.engine.loggers.metrics_log import MetricsLogger
 from opabinia.engine.loop.evaluate import EvaluationStopped, ValidationSet, evaluate_all
 from opabinia.engine.loop.hook_dispatch import HookDispatcher
 from opabinia.engine.loop.nonfinite import NonFiniteError, log_name
 from opabinia.engine.loop.norm_statistics import use_mean_statistics
 from opabinia.runtime.log import log
-from opabinia.runtime.processes import all_gather, any_rank, is_rank_zero, world_size
+from opabinia.runtime.processes import all_gather, any_rank, world_size
 
 TRAIN = Phase("train", "train")
 _MAX_WORLD_SIZE_FOR_EVERY_STEP = 64
@@ -55,76 +50,49 @@ class Trainer:
     """Trains a task.
 
     Args:
-        task: the model, on ``device``.
+        run: the state that hooks see, with the model, the loader of its batches and the metrics log. The trainer adds
+            its own part: clock, optimizer, checkpoints, models and evaluations.
         step: turns a batch into an update.
         plan: all batches of the run.
-        loader: yields them from any step on, on ``device``.
         validation: datasets to evaluate on.
-        metrics_log: receives the scalars of steps and evaluations.
         hooks: by key, in the order in which they act (see ``hooks/__init__.py``).
-        folder: the run folder.
-        device: device of the batches.
         keep: number of newest checkpoints to keep.
         metadata: JSON values saved in every checkpoint (seed, fingerprint of the data ...).
         interrupted: called after every step; returns the reason to stop, or None to continue.
         skip_batches: batches (by ``GlobalBatch.step``) that are not trained: their losses were not finite before.
         sharded: whether every process holds only a shard of the parameters.
-        batches: gives hooks batches of their own (see :class:`opabinia.contracts.Run`).
-        available_scores: the scores that evaluations give (see :class:`opabinia.contracts.Run`).
-        start_time: start time of this process (see :class:`opabinia.contracts.Run`); None: now.
-        autocast: gives the context of forward passes (see :class:`opabinia.contracts.Run`).
 
     Example::
 
-        scores = Trainer(task=task, step=step, plan=plan, loader=loader, ...).run()
+        scores = Trainer(Run(task, metrics_log, folder, loader=loader), step=step, plan=plan, ...).run()
     """
 
     def __init__(
         self,
+        run: Run,
         *,
-        task: Task,
         step: Step,
         plan: Plan,
-        loader: Loader,
         validation: Sequence[ValidationSet],
-        metrics_log: MetricsLogger,
         hooks: Mapping[str, Hook],
-        folder: Path,
-        device: torch.device,
         keep: int = 2,
         metadata: Mapping[str, Any] | None = None,
         interrupted: Callable[[], str | None] = lambda: None,
         skip_batches: Collection[int] = (),
         sharded: bool = False,
-        batches: Callable[[str, int], Iterable[Batch]] = lambda name, count: (),
-        available_scores: Mapping[str, str] | None = None,
-        start_time: float | None = None,
-        autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
-        self.task, self.step, self.plan, self.loader = task, step, plan, loader
-        self.validation, self.device = validation, device
+        assert run.loader is not None
+        self._run, self.step, self.plan, self.loader = run, step, plan, run.loader
+        self.validation, self._device = validation, next(run.task.parameters()).device
         self.metadata, self.interrupted = dict(metadata or {}), interrupted
         self._skip_batches, self._sharded = frozenset(skip_batches), sharded
         self._stop: Stop | None = None  # all processes have agreed on it; ``run.stop`` is a request
         self._agree_every = max(1, world_size() // _MAX_WORLD_SIZE_FOR_EVERY_STEP)
         self._hooks = HookDispatcher(hooks)
-        self._checkpoints = CheckpointManager(folder / "checkpoints", keep, self.snapshot, write=is_rank_zero())
-        self._run = Run(
-            task=task,
-            optimizer=step.optimizer,
-            loader=loader,
-            metrics_log=metrics_log,
-            clock=Clock.at(plan, 0),
-            checkpoints=self._checkpoints,
-            evaluate=self.evaluate,
-            scores={},
-            folder=folder,
-            models=[task, *{id(dataset.task): dataset.task for dataset in validation if dataset.task}.values()],
-            batches=batches,
-            available_scores=dict(available_scores or {}),
-            start_time=time.monotonic() if start_time is None else start_time,
-            autocast=autocast,
-        )
+        self._checkpoints = CheckpointManager(run.folder / "checkpoints", keep, self.snapshot)
+        run.clock, run.optimizer = Clock.at(plan, 0), step.optimizer
+        run.checkpoints, run.evaluate = self._checkpoints, self.evaluate
+        run.models = [run.task, *{id(dataset.task): dataset.task for dataset in validation if dataset.task}.values()]
         # Position inside an event, and clock, at which the checkpoint was saved that this run resumes from.
         self._resumed_at: tuple[tuple[str, str] | None, Clock] = None, self._run.clock
 
@@ -209,7 +177,7 @@ class Trainer:
         """Evaluate on the validation sets whose names ``accepts`` takes; write and return the scores."""
         run, datasets = self._run, [dataset for dataset in self.validation if accepts(dataset.name)]
         with use_mean_statistics(run.models):
-            scores = evaluate_all(run, self._hooks, datasets, self.device, self._must_interrupt, sharded=self._sharded)
+            scores = evaluate_all(run, self._hooks, datasets, self._device, self._must_interrupt, sharded=self._sharded)
         self._agree_on_stop()
         return scores
 
