@@ -90,7 +90,8 @@ def test_an_error_of_one_process_is_reported_with_its_rank(run: Run) -> None:
     assert "Traceback" not in first.err + second.err
 
 
-@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
 def test_a_signal_to_one_process_stops_both(run: Run, two_process_outcome: Outcome, rank: int) -> None:
     programs = start_two(run, "train.num_threads=1", environment={SLOW: "0.02"})
     programs[0].until_traced("after_step 6")
